@@ -16,8 +16,8 @@ int64_t SteadyNanoseconds() {
       .count();
 }
 
-// After so long the steady clock is looked at again. A host that slept, or a build whose waits are
-// Abseil's own (steady_waits.h), may have waited otherwise than it was told.
+// Longest sleep before the thread reads the steady clock again. A wait can take longer or shorter
+// than requested if the host slept, or in a build with Abseil's own waits (steady_waits.h).
 constexpr absl::Duration kLongestWait = absl::Milliseconds(500);
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Time as it comes into the servers: the present, and functions to be called later.
+// The servers' source of time: the present, and functions to call later.
 #ifndef SHARDMESH_PROCESS_CLOCK_H_
 #define SHARDMESH_PROCESS_CLOCK_H_
 
@@ -18,8 +18,8 @@
 namespace shardmesh::rpc {
 
 // A source of time that never runs backwards, with a queue of functions to call at given times.
-// Leases, heartbeats, deadlines and backoff take their time from here, so that a test can turn the
-// hands of a FakeClock instead of waiting. Use an Alarm rather than CallAt.
+// Leases, heartbeats, deadlines and backoff use it, so that a test can advance a FakeClock instead
+// of waiting. Use an Alarm rather than CallAt.
 //
 // Thread-safe.
 class Clock {
@@ -31,19 +31,19 @@ class Clock {
 
   virtual absl::Time Now() const = 0;
 
-  // Calls `function` once, at `when` or as soon as possible after it (a time in the past counts as
-  // now), never from within CallAt. All functions of a clock run on one thread, one at a time, in
-  // the order of their times; they hold no lock of the clock and must not block.
+  // Calls `function` once, at `when` or as soon as possible after it. A time in the past counts as
+  // now. The call never happens inside CallAt. All functions of a clock run on one thread, one at a
+  // time, in the order of their times. They run without any lock of the clock and must not block.
   virtual TimerId CallAt(absl::Time when, std::function<void()> function) = 0;
 
-  // True if the function will now never be called; false if it was called before, or is being
-  // called at this moment, which is not waited for. Callable with any lock held.
+  // Returns true if the function will never be called. Returns false if it was called before or is
+  // running now; Cancel does not wait for its end. Callable with any lock held.
   virtual bool Cancel(TimerId timer) = 0;
 };
 
-// The time of this host: the wall clock's when constructed, and from there a steady clock's, so
-// that an adjusted wall clock expires no leases. The destructor waits for a running function and
-// drops those that are not due.
+// The time of this host: the wall clock at construction, advanced by a steady clock. A step of the
+// wall clock therefore expires no leases. The destructor waits for a running function and drops
+// those that are not due.
 class RealClock final : public Clock {
  public:
   RealClock();
@@ -55,8 +55,9 @@ class RealClock final : public Clock {
   TimerId CallAt(absl::Time when, std::function<void()> function) override;
   bool Cancel(TimerId timer) override;
 
-  // Waits for a running function; none is called from here on. What uses the clock can then be
-  // taken apart in any order. Not from a function of the clock. A second call does nothing.
+  // Waits for a running function; no function is called afterwards. The users of the clock can then
+  // be destroyed in any order. Must not be called from a function of the clock. A second call does
+  // nothing.
   void Stop();
 
  private:
@@ -70,14 +71,15 @@ class RealClock final : public Clock {
   uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 0;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   absl::CondVar changed_;
-  std::thread thread_;  // last: starts when everything above is there
+  std::thread thread_;  // last: starts when all members above exist
 };
 
-// One function that is called at the time last set, for an object with a next deadline of its own.
-// The time can be set from anywhere, the function itself included, with any lock held. Once the
-// destructor has returned the function is not running and will not be called again (unless it is
-// the function itself that destroys the alarm): make the alarm an object's last member, and do not
-// destroy it under a lock that the function takes.
+// Calls one function at the time that was set last. Use it in an object that has one next deadline.
+//
+// Any thread can set the time, with any lock held, also from within the function. After the
+// destructor returns, the function is not running and is never called again, unless the function
+// itself destroys the alarm. Make the alarm the last member of its object. Do not destroy it under
+// a lock that the function takes.
 //
 // Thread-safe.
 class Alarm {
@@ -88,19 +90,19 @@ class Alarm {
   Alarm(const Alarm&) = delete;
   Alarm& operator=(const Alarm&) = delete;
 
-  // Has the function called at `when`, unless an earlier time is set: it will then find nothing to
-  // do yet, and set the alarm again. InfiniteFuture sets nothing.
+  // Schedules the function at `when`, unless an earlier time is set. In that case the function runs
+  // early, finds nothing due and must set the alarm again. InfiniteFuture sets nothing.
   void SetNoLaterThan(absl::Time when);
 
  private:
-  // Outlives the alarm in calls that the clock has already begun.
+  // Shared with calls that the clock has already begun, which can outlive the alarm.
   struct State {
     std::function<void()> function;  // constant
 
     absl::Mutex mutex;
     bool is_set ABSL_GUARDED_BY(mutex) = false;
     Clock::TimerId timer ABSL_GUARDED_BY(mutex);  // while is_set
-    uint64_t setting ABSL_GUARDED_BY(mutex) = 0;  // counts timers; only the last one counts
+    uint64_t setting ABSL_GUARDED_BY(mutex) = 0;  // counts timers; only the latest one may run
     bool is_running ABSL_GUARDED_BY(mutex) = false;
     std::thread::id runner ABSL_GUARDED_BY(mutex);  // while is_running
     bool stopping ABSL_GUARDED_BY(mutex) = false;
@@ -111,12 +113,13 @@ class Alarm {
   const std::shared_ptr<State> state_;
 };
 
-// For people: `5s`, `1.2s`, `350ms`; cut to tenths of a second, below one second to milliseconds.
+// For people: `5s`, `1.2s`, `350ms`. Cut to tenths of a second, and to milliseconds below one
+// second.
 std::string FormatRounded(absl::Duration duration);
 
-// What the wall clock will show when `clock` shows `time`, if nobody steps it until then. For waits
-// of Abseil's, which take times of the wall clock: a RealClock goes on from the wall clock's time
-// of its own start, and may be far from it by now. An infinite time stays so.
+// Returns the time that the wall clock will show when `clock` shows `time`, unless it is stepped.
+// Abseil's waits need such times. A RealClock advances from the wall clock's value at its own
+// start, and the two can differ by any amount now. An infinite time stays infinite.
 inline absl::Time WallTime(const Clock& clock, absl::Time time) {
   return absl::Now() + (time - clock.Now());
 }

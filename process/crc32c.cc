@@ -26,7 +26,7 @@ constexpr uint32_t Multiply(uint32_t a, uint32_t b) {
   return product;
 }
 
-// Element i is x^(8 * 2^i): what 2^i bytes shift a checksum by.
+// Element i is x^(8 * 2^i), the factor that shifts a checksum by 2^i bytes.
 constexpr std::array<uint32_t, 63> kByteShifts = [] {
   std::array<uint32_t, 63> shifts{};
   shifts[0] = kOne >> 8;
@@ -41,12 +41,12 @@ constexpr std::array<uint32_t, 63> kByteShifts = [] {
 uint32_t Crc32c(absl::Span<const char> bytes) { return ExtendCrc32c(0, bytes); }
 
 uint32_t ExtendCrc32c(uint32_t crc, absl::Span<const char> bytes) {
-  // ISA-L counts in int, and leaves the flipping of all bits at start and end to the caller.
+  // ISA-L takes an int length. The caller inverts all bits at start and end.
   constexpr size_t kMostAtOnce = size_t{1} << 30;
   uint32_t state = ~crc;
   while (!bytes.empty()) {
     const absl::Span<const char> part = bytes.first(std::min(bytes.size(), kMostAtOnce));
-    // Its parameter lacks a const; it only reads.
+    // The parameter lacks a const, but ISA-L only reads.
     auto* data = reinterpret_cast<unsigned char*>(const_cast<char*>(part.data()));
     state = crc32_iscsi(data, static_cast<int>(part.size()), state);
     bytes.remove_prefix(part.size());

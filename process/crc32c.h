@@ -8,14 +8,16 @@
 
 namespace shardmesh {
 
-// The checksum of `bytes` (RFC 3720: that of "123456789" is 0xE3069283, that of nothing is 0).
+// Returns the checksum of `bytes` (RFC 3720). The checksum of "123456789" is 0xE3069283; that of no
+// bytes is 0.
 uint32_t Crc32c(absl::Span<const char> bytes);
 
-// The checksum of A followed by `bytes`, where `crc` is that of A.
+// Returns the checksum of A followed by `bytes`, where `crc` is the checksum of A.
 uint32_t ExtendCrc32c(uint32_t crc, absl::Span<const char> bytes);
 
-// The checksum of A followed by B, from their checksums and B's length alone. O(log size_b_bytes),
-// so that a tile whose pieces were checked on arrival need not be read again. size_b_bytes >= 0.
+// Returns the checksum of A followed by B, from their checksums and the length of B.
+// Takes O(log size_b_bytes). A tile whose pieces were checked on arrival need not be read again.
+// Requires size_b_bytes >= 0.
 uint32_t ConcatCrc32c(uint32_t crc_a, uint32_t crc_b, int64_t size_b_bytes);
 
 }  // namespace shardmesh

@@ -17,7 +17,7 @@ constexpr rlim_t kReserveShare = 8;
 constexpr rlim_t kMinReserve = 32;
 constexpr rlim_t kMaxReserve = 256;
 
-// RLIM_INFINITY where it is not known.
+// Returns RLIM_INFINITY if the limit is unknown.
 rlim_t Limit() {
   rlimit limit = {};
   return getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur : RLIM_INFINITY;
@@ -28,8 +28,8 @@ rlim_t Limit() {
 void KeepStandardDescriptors() {
   for (const int number : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (fcntl(number, F_GETFD) >= 0) continue;
-    // open() takes the lowest free number, which is this one. Input is opened for writing, and
-    // output for reading, so that using it fails.
+    // open() takes the lowest free number, which is this one. Standard input is opened for writing,
+    // and the outputs for reading, so that every use fails.
     const int opened = open("/dev/null", number == STDIN_FILENO ? O_WRONLY : O_RDONLY);
     if (opened >= 0 && opened != number) close(opened);
   }

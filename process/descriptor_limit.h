@@ -1,4 +1,4 @@
-// How many file descriptors this process may have, and which of them are kept for its files.
+// The limit on file descriptors of this process, and the part of it that is reserved for files.
 #ifndef SHARDMESH_PROCESS_DESCRIPTOR_LIMIT_H_
 #define SHARDMESH_PROCESS_DESCRIPTOR_LIMIT_H_
 
@@ -6,22 +6,25 @@
 
 namespace shardmesh {
 
-// The least limit with which a coordinator or a worker starts. Of these 30 are open in a worker
-// that nobody calls, and 32 are in reserve.
+// The least limit with which a coordinator or a worker starts. An idle worker has 30 descriptors
+// open, and 32 are in reserve.
 inline constexpr int kMinDescriptors = 80;
 
-// A process may be started with standard input, output or error closed. A file that it opens then
-// must not get their numbers, or what is printed goes into it. Reading and writing the closed ones
-// fails afterwards as before. Call it before anything opens a file.
+// Opens placeholders for standard input, output or error if the process was started with one of
+// them closed. Otherwise the next opened file gets that number, and printed text goes into the
+// file. Reading from and writing to the placeholders fails, as on a closed descriptor. Call it
+// before anything opens a file.
 void KeepStandardDescriptors();
 
-// FAILED_PRECONDITION, with have and need, if the limit of this process is below kMinDescriptors.
+// Returns FAILED_PRECONDITION, with have and need, if the limit of this process is below
+// kMinDescriptors.
 absl::Status CheckDescriptorLimit();
 
-// The first descriptor of the reserve, which is an eighth of the limit, 32 to 256: for files, and
-// for connections that this process makes. The system gives the lowest descriptor that is free: a
-// connection from outside or a block of shared memory that gets this one or a higher one gives it
-// back.
+// Returns the first descriptor of the reserve. The reserve is an eighth of the limit, 32 to 256. It
+// is for files and for connections that this process opens.
+//
+// The system assigns the lowest free descriptor. An inbound connection or a block of shared memory
+// that gets this descriptor or a higher one must close it again.
 int FirstReservedDescriptor();
 
 }  // namespace shardmesh

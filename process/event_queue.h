@@ -1,4 +1,4 @@
-// Calls to listeners: queued under the owner's lock, made in order and without it.
+// Calls to listeners, queued under the owner's lock and made in order without that lock.
 #ifndef SHARDMESH_PROCESS_EVENT_QUEUE_H_
 #define SHARDMESH_PROCESS_EVENT_QUEUE_H_
 
@@ -10,11 +10,12 @@
 
 namespace shardmesh::server {
 
-// An object that must tell others what happened, in the order in which it happened, without
-// holding its own lock: it adds a call while it holds the lock and makes the calls when it has let
-// go. One thread at a time makes calls; another that comes meanwhile leaves its own to that one, as
-// does a call that leads back to the owner. So a caller of MakeCalls may return before its calls
-// were made, but they are never made out of order or at once.
+// Lets an object notify others in the order of events, without holding its own lock meanwhile. The
+// object adds a call while it holds its lock, and runs the calls after it releases the lock.
+//
+// One thread at a time makes calls. A second thread, or a call that leads back to the owner, leaves
+// its calls to the first thread. MakeCalls may therefore return before the caller's own calls are
+// made. Calls are never out of order or concurrent.
 //
 // Thread-safe. The destructor expects an empty queue.
 class EventQueue {
@@ -24,7 +25,7 @@ class EventQueue {
     calls_.push_back(std::move(call));
   }
 
-  // Never with a lock held that a call may take.
+  // Must not be called with a lock held that a call may take.
   void MakeCalls() {
     absl::MutexLock lock(&mutex_);
     if (busy_) return;

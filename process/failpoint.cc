@@ -19,7 +19,7 @@
 namespace shardmesh {
 namespace {
 
-// Filled while static objects are made, by one thread; never changed afterwards.
+// One thread fills it while static objects are constructed; it never changes afterwards.
 std::vector<Failpoint*>& Registry() {
   static auto* const registry = new std::vector<Failpoint*>();
   return *registry;

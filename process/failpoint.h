@@ -12,8 +12,8 @@
 
 #include "absl/status/status.h"
 
-// Returns an error from the function around it when the failpoint is armed with `eio`, `enospc` or
-// `emfile` and its hit has come. The function returns absl::Status or absl::StatusOr.
+// Returns an error from the enclosing function if the failpoint is armed with `eio`, `enospc` or
+// `emfile` and its hit has come. The function must return absl::Status or absl::StatusOr.
 //
 // Example:
 //   absl::Status Commit() {
@@ -28,13 +28,13 @@
     }                                                                                  \
   } while (false)
 
-// True when a system call is to fail here; then errno is set.
+// Returns true if a system call must fail here; errno is set then.
 //
 // Example: const int fd = SHARDMESH_FAILS("file.open") ? -1 : open(path, O_RDONLY);
 #define SHARDMESH_FAILS(name) \
   (::shardmesh::kFailpoint<name>.armed() && ::shardmesh::kFailpoint<name>.HitAsErrno())
 
-// For a place that cannot fail: only `crash` and `delay` can be asked for.
+// For a place that cannot fail: supports only `crash` and `delay`.
 #define SHARDMESH_PASSES(name)                                     \
   do {                                                             \
     if (::shardmesh::kPassage<name>.armed()) {                     \
@@ -44,14 +44,13 @@
 
 namespace shardmesh {
 
-// One named place. Registers itself when the program starts, in the programs that contain it.
+// One named place. It registers itself when a program that contains it starts.
 //
-// The programs that users run contain failpoints too: an unarmed one costs one relaxed load, and
-// the tests then try the very programs that are shipped, without a build of their own.
-// Thread-safe.
+// Shipped programs contain failpoints too: an unarmed one costs one relaxed load. The tests
+// therefore run the shipped programs themselves and need no separate build. Thread-safe.
 class Failpoint {
  public:
-  // `fails`: whether it can make an operation fail, with `eio`, `enospc` and `emfile`.
+  // `fails`: whether the place supports `eio`, `enospc` and `emfile`.
   Failpoint(const char* name, bool fails);
   Failpoint(const Failpoint&) = delete;
   Failpoint& operator=(const Failpoint&) = delete;
@@ -60,9 +59,9 @@ class Failpoint {
   bool fails() const { return fails_; }
   bool armed() const { return armed_.load(std::memory_order_relaxed); }
 
-  // Counts a hit; the armed one acts. `crash` does not return, `delay` returns OK.
+  // Counts a hit; an armed failpoint acts. `crash` does not return, `delay` returns OK.
   absl::Status HitAsStatus();
-  // The same for system calls: whether to fail, with errno set.
+  // As HitAsStatus, for system calls: returns whether to fail, with errno set.
   bool HitAsErrno();
 
  private:
@@ -70,7 +69,7 @@ class Failpoint {
 
   enum class Action { kEio, kEnospc, kEmfile, kCrash, kDelay };
 
-  // 0, or the error of this hit.
+  // Returns 0, or the error number of this hit.
   int Hit();
 
   const char* const name_;
@@ -85,17 +84,20 @@ class Failpoint {
 inline constexpr int kFailpointExitCode = 86;
 inline constexpr int kFailpointDelayMilliseconds = 500;
 
-// Arms failpoints: `NAME=ACTION[:N]`, separated by commas. ACTION is eio, enospc or emfile (the
-// operation fails with that errno), crash (the process ends at once, as by SIGKILL) or delay. It
-// happens once, at the N-th time that the place is passed; N is 1 unless given. INVALID_ARGUMENT
-// (BAD_FIELD) for other text, unknown names, and errors at a place that cannot fail. Called before
-// threads start.
+// Arms failpoints. `text` is `NAME=ACTION[:N]`, separated by commas. ACTION is one of:
+// - eio, enospc, emfile: the operation fails with that errno;
+// - crash: the process ends at once, as by SIGKILL;
+// - delay: the process sleeps. The action happens once, at the N-th hit of the place; N is 1 by
+//   default.
+//
+// Returns INVALID_ARGUMENT (BAD_FIELD) for malformed text, an unknown name, or an error action at a
+// place that cannot fail. Call it before threads start.
 absl::Status ArmFailpoints(std::string_view text);
 
-// Whether a failpoint whose name begins so is armed and was not hit yet.
+// Returns whether a failpoint whose name begins with `prefix` is armed and was not hit yet.
 bool IsArmed(std::string_view prefix);
 
-// All failpoints of this program, sorted by name.
+// Returns all failpoints of this program, sorted by name.
 std::vector<const Failpoint*> ListFailpoints();
 
 // A name as a template argument.

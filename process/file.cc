@@ -26,9 +26,10 @@ std::string FolderOf(const std::string& path) {
   return folder.empty() ? "." : folder;
 }
 
-// The file that would be made where links lead that end nowhere yet; `path` if it is no link.
+// Follows dangling links and returns the path of the file to create; returns `path` if it is no
+// link.
 absl::StatusOr<std::string> FollowLinks(const std::string& path) {
-  constexpr int kMostLinks = 40;  // as many as the kernel follows
+  constexpr int kMostLinks = 40;  // the kernel's own limit
   std::filesystem::path target = path;
   std::error_code error;
   for (int links = 0; std::filesystem::is_symlink(target, error); ++links) {
@@ -39,7 +40,7 @@ absl::StatusOr<std::string> FollowLinks(const std::string& path) {
     if (error) {
       return FileError("follow the link", path, error.value());
     }
-    target = target.parent_path() / next;  // just `next` if that is absolute
+    target = target.parent_path() / next;  // `next` itself if it is absolute
   }
   return target.string();
 }
@@ -85,7 +86,7 @@ absl::Status MakeFolders(const std::string& path) {
 }
 
 absl::StatusOr<InputFile> OpenInputFile(const std::string& path) {
-  // Non-blocking, so that a named pipe is refused below instead of waited for.
+  // Non-blocking: a named pipe is then refused below instead of blocking open().
   FileDescriptor descriptor(
       SHARDMESH_FAILS("file.open") ? -1 : open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!descriptor.valid()) {
@@ -160,18 +161,18 @@ absl::StatusOr<AtomicFileWriter> AtomicFileWriter::Create(const std::string& pat
   static std::atomic<uint64_t> next_number = 0;
   std::string target = path;
   if (struct stat status = {}; stat(path.c_str(), &status) == 0) {
-    // Renaming would fail, but only when all is written.
+    // Renaming would fail too, but only after all bytes are written.
     if (S_ISDIR(status.st_mode)) {
       return FileError("write", path, EISDIR);
     }
-    // Renaming would remove a device such as /dev/null for every process of the host.
+    // Renaming would replace a device such as /dev/null for every process of the host.
     if (!S_ISREG(status.st_mode)) {
       return InvalidArgument(Reason::kBadFile,
                              StrCat("cannot write ", path,
                                     ": it is a device, a pipe or a socket, which a file would "
                                     "replace; name a regular file"));
     }
-    // A link stays, and the file that it leads to is replaced, or made.
+    // A link stays; the write replaces or creates the file that it leads to.
     std::error_code error;
     if (std::filesystem::is_symlink(path, error)) {
       target = std::filesystem::canonical(path, error).string();

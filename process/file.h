@@ -31,10 +31,10 @@ class FileDescriptor {
   int fd_ = -1;
 };
 
-// The status for errno's value `error`, e.g. NOT_FOUND "cannot open a/b: No such file or directory"
-// for verb "open". A full disk or quota is RESOURCE_EXHAUSTED (STORE_FULL), an I/O error DATA_LOSS.
-// A lack of descriptors or of the kernel's memory is RESOURCE_EXHAUSTED too, without that reason:
-// no file that goes would help.
+// Returns the status for the errno value `error`, such as NOT_FOUND "cannot open a/b: No such file
+// or directory" for verb "open". A full disk or quota is RESOURCE_EXHAUSTED (STORE_FULL), an I/O
+// error DATA_LOSS. A lack of descriptors or of kernel memory is RESOURCE_EXHAUSTED without that
+// reason, since deleting files would not help.
 absl::Status FileError(std::string_view verb, std::string_view path, int error);
 
 // Makes a folder and those above it that are missing. OK if it is there. Errors as FileError.
@@ -45,10 +45,10 @@ struct InputFile {
   FileDescriptor descriptor;
   int64_t size_bytes = 0;
 };
-// INVALID_ARGUMENT (BAD_FILE) for what is not a regular file; else errors of FileError.
+// Returns INVALID_ARGUMENT (BAD_FILE) if the path is not a regular file; else errors of FileError.
 absl::StatusOr<InputFile> OpenInputFile(const std::string& path);
 
-// Fills `out` from `offset_bytes` on. INVALID_ARGUMENT (BAD_FILE) if the file ends before.
+// Fills `out` from `offset_bytes` on. Returns INVALID_ARGUMENT (BAD_FILE) if the file ends earlier.
 absl::Status ReadExactly(const InputFile& file, std::string_view path, int64_t offset_bytes,
                          absl::Span<char> out);
 
@@ -68,12 +68,12 @@ class MappedFile {
   absl::Span<const char> bytes_;
 };
 
-// Writes a file under a temporary name beside `path`; Finish makes it durable under its own (syncs
-// the file, renames it, syncs the folder). Destroyed before that, it leaves nothing. Movable.
-// Not thread-safe.
+// Writes a file under a temporary name beside `path`. Finish syncs the file, renames it to `path`
+// and syncs the folder. A writer destroyed before Finish leaves nothing behind. Movable. Not
+// thread-safe.
 class AtomicFileWriter {
  public:
-  // `mode`: who may open the file, less the process's umask.
+  // `mode`: permissions of the file, before the process's umask applies.
   static absl::StatusOr<AtomicFileWriter> Create(const std::string& path, mode_t mode = 0666);
   AtomicFileWriter(AtomicFileWriter&& other) noexcept;
   AtomicFileWriter& operator=(AtomicFileWriter&& other) = delete;
@@ -90,7 +90,7 @@ class AtomicFileWriter {
   std::string temporary_path_;  // empty once renamed or moved from
 };
 
-// Temporary files end in this; a reader of a folder ignores or removes them.
+// Suffix of temporary files. A reader of a folder ignores or removes them.
 inline constexpr std::string_view kTemporarySuffix = ".partial";
 
 // Makes the entries of a folder durable.

@@ -1,4 +1,4 @@
-// Takes addresses apart.
+// Parses addresses.
 #include "process/host_port.h"
 
 #include "absl/strings/ascii.h"

@@ -13,25 +13,27 @@ struct HostPort {
   std::string host;  // an IPv6 address without its brackets
   int port = 0;      // 0 to 65535
 
-  // With brackets where the host has colons.
+  // Adds brackets if the host contains colons.
   std::string ToString() const;
 };
 
-// `unix:/path`, or `unix-abstract:name` for a socket that no file stands for.
+// Returns whether `address` is `unix:/path`, or `unix-abstract:name` for a socket without a file.
 bool IsUnixAddress(std::string_view address);
 
-// Where a process that speaks TLS on `port` answers questions about its health, and nothing else,
-// in plaintext to processes of its own host (in Kubernetes: of its own pod): probes have to go on
-// when certificate files are wrong, as the process does.
+// Returns the address of the plaintext health port that belongs to a TLS process on `port`. That
+// port answers only health questions, and only to processes of the same host (in Kubernetes: of the
+// same pod). Probes must keep working when certificate files are broken, because the process itself
+// does.
 std::string HealthAddress(int port);
 
-// INVALID_ARGUMENT (BAD_FIELD) says what is missing.
+// Returns INVALID_ARGUMENT (BAD_FIELD) that says which part is missing or wrong.
 absl::StatusOr<HostPort> ParseHostPort(std::string_view address);
 
-// The address with that port instead of its own; unchanged if `port` is 0 or it has none.
+// Returns the address with its port replaced by `port`. Returns it unchanged if `port` is 0 or the
+// address has none.
 std::string WithPort(const std::string& address, int port);
 
-// OK for `host:port` and for unix sockets; otherwise ParseHostPort's error.
+// Returns OK for `host:port` and for unix sockets, else the error of ParseHostPort.
 absl::Status CheckAddress(std::string_view address);
 
 }  // namespace shardmesh::rpc

@@ -1,4 +1,4 @@
-// What the JSON parser says of a text that it cannot read, for messages.
+// Error texts of the JSON parser, for messages.
 #include "process/json_error.h"
 
 #include "absl/strings/escaping.h"

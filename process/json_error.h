@@ -1,4 +1,4 @@
-// What the JSON parser says of a text that it cannot read, for messages.
+// Error texts of the JSON parser, for messages.
 #ifndef SHARDMESH_PROCESS_JSON_ERROR_H_
 #define SHARDMESH_PROCESS_JSON_ERROR_H_
 
@@ -7,9 +7,9 @@
 
 namespace shardmesh {
 
-// The text of its exception without what stands before it for machines, `[json.exception...] `.
-// Quotes and backslashes, of the parser or of what it quotes, stay as they are; control characters
-// are escaped, and in a text that is not UTF-8 all bytes from 0x80 on.
+// Returns the text of the parser's exception without the leading `[json.exception...] `. Quotes and
+// backslashes, of the parser or of quoted input, stay unchanged. Control characters are escaped. In
+// a text that is not UTF-8, all bytes from 0x80 on are escaped too.
 std::string JsonErrorText(std::string_view what);
 
 }  // namespace shardmesh

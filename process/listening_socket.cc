@@ -1,4 +1,4 @@
-// What TCP and unix sockets need before they take connections in.
+// Socket options, bind and listen for TCP and unix sockets.
 #include "process/listening_socket.h"
 
 #include <netinet/in.h>
@@ -14,8 +14,7 @@
 namespace shardmesh::rpc {
 namespace {
 
-// Bytes that a peer does not acknowledge for so long break its connection, as with gRPC's own
-// listener.
+// A connection breaks if its peer acknowledges no bytes for this long, as with gRPC's own listener.
 constexpr absl::Duration kUnacknowledged = absl::Seconds(20);
 
 }  // namespace
@@ -27,7 +26,7 @@ FileDescriptor ListenAt(int family, const sockaddr* address, socklen_t size) {
     return setsockopt(bound.get(), level, option, &value, sizeof(value)) == 0;
   };
   if (family != AF_UNIX) {
-    // Connections inherit these.
+    // Accepted connections inherit these options.
     const auto patience = static_cast<int>(absl::ToInt64Milliseconds(kUnacknowledged));
     if (!set(SOL_SOCKET, SO_REUSEADDR, 1) || !set(IPPROTO_TCP, TCP_NODELAY, 1) ||
         !set(IPPROTO_TCP, TCP_USER_TIMEOUT, patience) ||

@@ -11,14 +11,15 @@
 
 namespace shardmesh::rpc {
 
-// Binds and listens; the socket does not block. One of TCP takes an address that was in use a
-// moment ago, and one of IPv6 those of IPv4 too. A negative descriptor, with errno, if that failed.
+// Binds and listens; the socket does not block. A TCP socket accepts an address that was in use a
+// moment ago. An IPv6 socket also accepts IPv4 connections. Returns a negative descriptor, with
+// errno set, on failure.
 FileDescriptor ListenAt(int family, const sockaddr* address, socklen_t size);
 
-// The port of a bound socket of TCP.
+// Returns the port of a bound TCP socket.
 int PortOf(int socket);
 
-// ALREADY_EXISTS: what to do about the `errno` of ListenAt.
+// Returns ALREADY_EXISTS with advice for the `errno` of a failed ListenAt.
 absl::Status CannotListen(std::string_view address, int error);
 
 }  // namespace shardmesh::rpc

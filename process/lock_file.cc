@@ -1,4 +1,4 @@
-// flock(2) on a file that holds the text of its holder.
+// flock(2) on a file that contains the name of its holder.
 #include "process/lock_file.h"
 
 #include <fcntl.h>

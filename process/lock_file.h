@@ -1,4 +1,4 @@
-// A file whose lock one process at a time has, and which says which one.
+// A lock file that one process at a time holds, and that names its holder.
 #ifndef SHARDMESH_PROCESS_LOCK_FILE_H_
 #define SHARDMESH_PROCESS_LOCK_FILE_H_
 
@@ -15,10 +15,11 @@ namespace shardmesh {
 
 // The outcome of TakeLock.
 struct FileLock {
-  // Holds the lock while it is open; not valid if another process has it. The kernel takes the lock
-  // back when the process ends, however it ends.
+  // Holds the lock while it is open; not valid if another process holds the lock. The kernel
+  // releases the lock when the process ends in any way.
   FileDescriptor held;
-  // The other process, as `1234 on host a`; `(unknown)` if it did not say. For people only.
+  // The other process, as `1234 on host a`; `(unknown)` if the file does not name it. For people
+  // only.
   std::string holder;
 };
 

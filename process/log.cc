@@ -35,7 +35,7 @@ std::string_view LevelName(LogLevel level) {
   return "unknown";
 }
 
-// spdlog as the sink: it gets ready-made lines, and writes each of them whole.
+// The spdlog sink. It takes complete lines and writes each of them whole.
 spdlog::logger& Sink() {
   static const std::shared_ptr<spdlog::logger> logger = [] {
     auto made = std::make_shared<spdlog::logger>("shardmesh",
@@ -48,7 +48,7 @@ spdlog::logger& Sink() {
   return *logger;
 }
 
-// As a JSON string between quotes. Bytes that are not UTF-8 become U+FFFD.
+// Returns `text` as a JSON string in quotes. Bytes that are not UTF-8 become U+FFFD.
 std::string Quote(std::string_view text) {
   static constexpr char kHex[] = "0123456789abcdef";
   std::string out = "\"";

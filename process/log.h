@@ -16,29 +16,34 @@ namespace shardmesh::rpc {
 
 enum class LogLevel { kDebug, kInfo, kWarning, kError, kOff };
 
-// `debug`, `info`, `warning`, `error`, `off`. INVALID_ARGUMENT lists them.
+// Parses `debug`, `info`, `warning`, `error` or `off`. Other text gives INVALID_ARGUMENT, which
+// lists them.
 absl::StatusOr<LogLevel> ParseLogLevel(std::string_view text);
 
 enum class LogFormat {
-  kText,  // 2026-01-31T12:00:00.000000Z INFO worker attached identity=worker-0 rank=3
-  kJson,  // {"time":"...","level":"info","message":"worker
-          // attached","identity":"worker-0","rank":3}
+  // clang-format off
+  // 2026-01-31T12:00:00.000000Z INFO worker attached identity=worker-0 rank=3
+  kText,
+  // {"time":"...","level":"info","message":"worker attached","identity":"worker-0","rank":3}
+  kJson,
+  // clang-format on
 };
 
 struct LogOptions {
-  LogLevel level = LogLevel::kInfo;  // the least that is written
+  LogLevel level = LogLevel::kInfo;  // the least severe level that is written
   LogFormat format = LogFormat::kText;
 };
 
-// Sets how this process logs; before the first call the default options hold. Thread-safe.
+// Sets how this process logs. Before the first call the default options apply. Thread-safe.
 void ConfigureLog(const LogOptions& options);
 
-// Whether a line of this level is written: asks before costly fields are made. Thread-safe.
+// Returns whether a line of this level is written; check it before you build costly fields.
+// Thread-safe.
 bool LogEnabled(LogLevel level);
 
-// One key with its value. Keys are identifiers in snake_case, the same word for the same thing
-// everywhere (`identity`, `rank`, `step`, `epoch`, `array`, `error`). Never a token, a key or
-// tensor values.
+// One key with its value. Keys are identifiers in snake_case. One concept has one key everywhere
+// (`identity`, `rank`, `step`, `epoch`, `array`, `error`). A value is never a token, a key or
+// tensor data.
 class LogField {
  public:
   LogField(std::string_view key, std::string_view value)
@@ -50,10 +55,10 @@ class LogField {
   template <std::integral T>
   LogField(std::string_view key, T value) : key_(key), value_(absl::StrCat(value)) {}
   LogField(std::string_view key, double value);
-  // As `1.5s`.
+  // Formatted as `1.5s`.
   LogField(std::string_view key, absl::Duration value)
       : key_(key), value_(absl::FormatDuration(value)), is_text_(true) {}
-  // As `NOT_FOUND: no array "wq"`, without payloads.
+  // Formatted as `NOT_FOUND: no array "wq"`, without payloads.
   LogField(std::string_view key, const absl::Status& value)
       : key_(key),
         value_(value.ToString(absl::StatusToStringMode::kWithNoExtraData)),
@@ -70,9 +75,9 @@ class LogField {
   bool is_text_ = false;
 };
 
-// Writes one line: LogInfo("worker attached", {{"identity", identity}, {"rank", rank}}). Whatever
-// the message and the values hold, it stays one line of UTF-8-safe text (control characters are
-// escaped). Thread-safe; a line is written whole. Blocks if standard error does.
+// Writes one line: LogInfo("worker attached", {{"identity", identity}, {"rank", rank}}). The output
+// is always one line of valid UTF-8; control characters in the message and the values are escaped.
+// Thread-safe; a line is written whole. Blocks if standard error does.
 void LogDebug(std::string_view message, std::initializer_list<LogField> fields = {});
 void LogInfo(std::string_view message, std::initializer_list<LogField> fields = {});
 void LogWarning(std::string_view message, std::initializer_list<LogField> fields = {});

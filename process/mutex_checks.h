@@ -4,9 +4,9 @@
 
 namespace shardmesh::rpc {
 
-// Stops looking for cycles in the order in which mutexes are taken, which Abseil does at each lock
-// where its library was built with assertions, as Debian's is: 40 ns a lock instead of 12, under a
-// lock of the whole process. First thing in the main of a program; tests keep the search.
+// Turns off the search for lock-order cycles that Abseil makes at each lock if its library was
+// built with assertions. Debian's library is. The search takes 40 ns instead of 12 ns for each
+// lock, under a process-wide lock. Call it first in the main of a program; tests keep the search.
 void SkipMutexChecks();
 
 }  // namespace shardmesh::rpc

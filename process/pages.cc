@@ -1,4 +1,4 @@
-// madvise, a piece at a time.
+// madvise, in pieces.
 #include "process/pages.h"
 
 #include <sys/mman.h>
@@ -15,14 +15,14 @@ namespace shardmesh {
 namespace {
 
 constexpr size_t kPageBytes = 4096;
-// A multiple of a huge page; some ten milliseconds where memory is slow.
+// A multiple of a huge page. One piece takes some ten milliseconds where memory is slow.
 constexpr size_t kPieceBytes = size_t{16} << 20;
 
 }  // namespace
 
 bool PopulatePages(char* data, size_t size_bytes) {
   char* const end = data + size_bytes;
-  // What begins within a page, or ends there, shares the page with others.
+  // Start at a page boundary: the first page may also contain other memory.
   for (char* begin = data - reinterpret_cast<uintptr_t>(data) % kPageBytes; begin < end;) {
     const size_t length = std::min(kPieceBytes, static_cast<size_t>(end - begin));
     if (madvise(begin, length, MADV_POPULATE_WRITE) != 0) {

@@ -1,4 +1,4 @@
-// Memory as the kernel gives it: pages.
+// Pages of memory, as the kernel allocates them.
 #ifndef SHARDMESH_PROCESS_PAGES_H_
 #define SHARDMESH_PROCESS_PAGES_H_
 
@@ -6,12 +6,13 @@
 
 namespace shardmesh {
 
-// Faults in the pages of mapped memory, so that a lack of memory shows here and not in a write.
-// False, with errno ENOMEM, if the host has none for them. A kernel that cannot (before Linux 5.14)
-// faults them in as they are written.
+// Faults in the pages of mapped memory, so that a lack of memory fails here and not at a write.
+// Returns false, with errno ENOMEM, if the host has no memory for them. A kernel before Linux 5.14
+// lacks the call; pages are then faulted in when they are written.
 //
-// This takes a second or more for each GiB: not for threads that others wait for. The process can
-// map and unmap meanwhile: the kernel's lock on that is let go of every few megabytes.
+// This takes a second or more for each GiB: do not call it on a thread that others wait for. The
+// process can map and unmap memory meanwhile, because the kernel's lock is released every few
+// megabytes.
 bool PopulatePages(char* data, size_t size_bytes);
 
 }  // namespace shardmesh

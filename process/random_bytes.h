@@ -7,7 +7,7 @@
 
 namespace shardmesh::rpc {
 
-// `size` bytes from the system's cryptographic generator. Safe to call from several threads.
+// Returns `size` bytes from the system's cryptographic generator. Thread-safe.
 std::string RandomBytes(size_t size);
 
 }  // namespace shardmesh::rpc

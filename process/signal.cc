@@ -1,4 +1,4 @@
-// Waits for signals that are blocked everywhere.
+// Waits for signals that all threads block.
 #include "process/signal.h"
 
 #include <algorithm>

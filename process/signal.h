@@ -1,4 +1,4 @@
-// SIGTERM and SIGINT as something that the main thread waits for.
+// SIGTERM and SIGINT as events that the main thread waits for.
 #ifndef SHARDMESH_PROCESS_SIGNAL_H_
 #define SHARDMESH_PROCESS_SIGNAL_H_
 
@@ -10,20 +10,20 @@
 
 namespace shardmesh::rpc {
 
-// Blocks SIGTERM and SIGINT in the constructing thread and in all threads that it starts from then
-// on: make it first thing in main, before anything starts threads. No code runs in a signal
-// handler. For one thread.
+// Blocks SIGTERM and SIGINT in the constructing thread and in all threads that it starts
+// afterwards. Construct it first in main, before any thread starts. No code runs in a signal
+// handler. For use by one thread.
 class StopSignal {
  public:
   StopSignal();
-  // Gives the signals back the effect that they had.
+  // Restores the previous effect of the signals.
   ~StopSignal();
   StopSignal(const StopSignal&) = delete;
   StopSignal& operator=(const StopSignal&) = delete;
 
   // Waits for one of the signals and returns its number.
   int Wait();
-  // The same, until `timeout` is over: nullopt then.
+  // As Wait, but returns nullopt after `timeout`.
   std::optional<int> WaitFor(absl::Duration timeout);
 
  private:

@@ -1,4 +1,4 @@
-// A deadline that an adjusted wall clock does not move.
+// A deadline that an adjustment of the wall clock does not move.
 #ifndef SHARDMESH_PROCESS_STEADY_DEADLINE_H_
 #define SHARDMESH_PROCESS_STEADY_DEADLINE_H_
 
@@ -10,13 +10,13 @@
 
 namespace shardmesh::rpc {
 
-// For loops that try again until a time is over. Calls and waits take times of the wall clock,
-// which count from the moment at which they are given: wall() is that time, to be asked for each.
+// For loops that retry until a deadline. Calls and waits take wall-clock times, which are converted
+// when they are passed. Use wall() anew for each call or wait.
 class SteadyDeadline {
  public:
   using Steady = std::chrono::steady_clock;
 
-  // The present and `time`; InfiniteDuration: never.
+  // Returns the deadline `time` from now; InfiniteDuration means never.
   static SteadyDeadline After(absl::Duration time) {
     return SteadyDeadline(time == absl::InfiniteDuration()
                               ? Steady::time_point::max()
@@ -24,20 +24,21 @@ class SteadyDeadline {
                                     absl::ToChronoNanoseconds(std::clamp(time, absl::ZeroDuration(),
                                                                          absl::Hours(24 * 365))));
   }
-  // What `wall` is, as long as nobody adjusts the wall clock between its making and this.
+  // Returns the deadline that corresponds to `wall`, provided that the wall clock was not adjusted
+  // since `wall` was computed.
   static SteadyDeadline At(absl::Time wall) {
     return wall == absl::InfiniteFuture() ? After(absl::InfiniteDuration())
                                           : After(wall - absl::Now());
   }
 
-  // What is left; at least 0.
+  // Returns the remaining time; at least 0.
   absl::Duration left() const {
     return at_ == Steady::time_point::max()
                ? absl::InfiniteDuration()
                : std::max(absl::FromChrono(at_ - Steady::now()), absl::ZeroDuration());
   }
   bool is_over() const { return left() == absl::ZeroDuration(); }
-  // What the wall clock will show then, if it goes on as it does.
+  // Returns the time that the wall clock will show at the deadline, unless it is adjusted.
   absl::Time wall() const { return absl::Now() + left(); }
 
  private:

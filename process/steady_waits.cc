@@ -1,7 +1,7 @@
-// Abseil's semaphore of a thread, on which all its waits come down, by the steady clock.
+// Replaces the per-thread semaphore that all waits of Abseil use with one on the steady clock.
 //
-// Abseil leaves the two functions below weak, so that a program may bring its own. They are of the
-// version that Debian 12 has; another one has to be looked at first.
+// Abseil declares the two functions below weak, so that a program may define its own. They match
+// the version in Debian 12; check them before you use another version.
 #include "process/steady_waits.h"
 
 #include <dlfcn.h>
@@ -19,7 +19,7 @@
 #include "absl/synchronization/internal/kernel_timeout.h"
 #include "absl/synchronization/internal/per_thread_sem.h"
 
-// Its own interposers (tests/testing/tsan_grpc.cc) know Abseil's functions.
+// ThreadSanitizer's interposers (tests/testing/tsan_grpc.cc) expect Abseil's own functions.
 #if !defined(__SANITIZE_THREAD__) && ABSL_LTS_RELEASE_VERSION == 20220623
 #define SHARDMESH_HAS_STEADY_WAITS 1
 #endif
@@ -48,8 +48,9 @@ int64_t Now(clockid_t clock) {
   return Nanoseconds(time);
 }
 
-// How often the thread was posted and has not waited. Abseil keeps its own count there, which
-// begins with 0 too, and wakes whoever sleeps on it once a second, which does no harm.
+// The number of posts that the thread has not waited for yet. Abseil keeps its own count at this
+// place, which also starts at 0. Abseil also wakes a sleeper on it once a second, which is
+// harmless.
 std::atomic<int32_t>& CountOf(ThreadIdentity* identity) {
   return *reinterpret_cast<std::atomic<int32_t>*>(identity->waiter_state.data);
 }
@@ -89,7 +90,7 @@ __attribute__((visibility("default"), used)) bool ABSL_INTERNAL_C_SYMBOL(
   absl::base_internal::ThreadIdentity* const identity =
       absl::synchronization_internal::GetOrCreateCurrentThreadIdentity();
   std::atomic<int32_t>& count = shardmesh::rpc::CountOf(identity);
-  // Nobody's business but Abseil's, which looks for idle threads so.
+  // Abseil reads these fields to find idle threads.
   const int ticker = identity->ticker.load(std::memory_order_relaxed);
   identity->wait_start.store(ticker != 0 ? ticker : 1, std::memory_order_relaxed);
   identity->is_idle.store(false, std::memory_order_relaxed);
@@ -111,7 +112,7 @@ __attribute__((visibility("default"), used)) bool ABSL_INTERNAL_C_SYMBOL(
       if (left <= 0) break;
       wait = {.tv_sec = left / kSecond, .tv_nsec = left % kSecond};
     }
-    // A relative time is of the monotonic clock.
+    // A relative futex timeout uses the monotonic clock.
     syscall(SYS_futex, &count, FUTEX_WAIT | FUTEX_PRIVATE_FLAG, 0, has_end ? &wait : nullptr);
     taken = shardmesh::rpc::Take(count);
   }
@@ -127,7 +128,7 @@ __attribute__((visibility("default"), used)) bool ABSL_INTERNAL_C_SYMBOL(
 namespace shardmesh::rpc {
 
 bool WaitsAreSteady() {
-  // The one that the library finds.
+  // The definition that the dynamic linker finds.
 #define SHARDMESH_NAME_OF(x) #x
 #define SHARDMESH_NAME(x) SHARDMESH_NAME_OF(x)
   void* const found =

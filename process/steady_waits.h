@@ -1,19 +1,23 @@
-// Timed waits that an adjusted wall clock neither prolongs nor cuts short.
+// Timed waits that an adjustment of the wall clock neither prolongs nor shortens.
 #ifndef SHARDMESH_PROCESS_STEADY_WAITS_H_
 #define SHARDMESH_PROCESS_STEADY_WAITS_H_
 
 namespace shardmesh::rpc {
 
-// Abseil waits until a time of the wall clock (in Mutex::AwaitWithTimeout too, which adds the
-// timeout to the present). Set back by an hour, the clock then prolongs each wait under way by that
-// hour: heartbeats, leases and renewals stand still. A program that calls this has waits of its
-// own in place of Abseil's, for all mutexes and condition variables of the process, those of gRPC
-// among them: a wait counts its time by the steady clock from the moment at which it begins.
+// Abseil waits until a wall-clock time; Mutex::AwaitWithTimeout adds its timeout to the present as
+// well. If the clock is set back by an hour, each current wait lasts an hour longer: heartbeats,
+// leases and renewals stop.
 //
-// The call does nothing but bring the file into the program; waits are replaced from its start on.
+// A program that calls this function replaces Abseil's waits with its own. The replacement covers
+// all mutexes and condition variables of the process, including those of gRPC. A wait then measures
+// its time on the steady clock, from the moment at which it begins.
+//
+// The call itself only links this file into the program. The replacement is active from program
+// start.
 void UseSteadyWaits();
 
-// Whether they are: not in builds for ThreadSanitizer, nor where the library's names are others.
+// Returns whether the waits are replaced. They are not in builds for ThreadSanitizer, nor where the
+// library uses other symbol names.
 bool WaitsAreSteady();
 
 }  // namespace shardmesh::rpc

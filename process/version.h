@@ -1,4 +1,4 @@
-// Which build this is.
+// The version of this build.
 #ifndef SHARDMESH_PROCESS_VERSION_H_
 #define SHARDMESH_PROCESS_VERSION_H_
 
@@ -6,7 +6,7 @@
 
 namespace shardmesh::rpc {
 
-// The project's version, such as "0.1.0".
+// Returns the project's version, such as "0.1.0".
 std::string_view BuildVersion();
 
 }  // namespace shardmesh::rpc

@@ -31,17 +31,18 @@ namespace shardmesh::rpc {
 namespace {
 
 constexpr const char* kTraceparent = "traceparent";
-// How long one attempt to connect may take; whoever waits for it may give up earlier.
+// Time limit for one attempt to connect; a caller that waits for it may give up earlier.
 constexpr absl::Duration kAttemptTimeout = absl::Seconds(10);
 
-// gRPC 1.51 looks at connect()'s errno after other calls, one of which may have changed it: then it
-// takes a connection under way for a failed one (once in a few thousand new processes). Where
-// something listens it gets this long for another attempt, which it begins after 80 to 120 ms.
+// gRPC 1.51 reads connect()'s errno after other calls, one of which may have changed it. It then
+// treats a connection in progress as failed (once in a few thousand new processes). If a server
+// listens at the address, the channel gets this long for a second attempt, which starts after 80 to
+// 120 ms.
 constexpr absl::Duration kSecondAttempt = absl::Milliseconds(500);
 
-// How long whoever took too long to answer is looked for, beyond the time given for connecting.
+// Extra time, beyond the connect timeout, to find out which addresses do not answer.
 constexpr absl::Duration kLastLook = absl::Milliseconds(100);
-// How long the addresses of a host have to answer, within the time given for connecting.
+// Time for the addresses of a host to answer, within the connect timeout.
 constexpr absl::Duration kDialTime = absl::Seconds(1);
 
 // At least 0.
@@ -54,7 +55,8 @@ std::string AnswerNothing(const std::vector<std::string>& addresses) {
                 addresses.size() == 1 ? " answers nothing" : " answer nothing");
 }
 
-// Whether what accepts connections ends them without a byte: a server of gRPC speaks first.
+// Returns whether the listener accepts connections and closes them without sending a byte. A gRPC
+// server sends the first bytes.
 bool ClosesAtOnce(std::string_view address) {
   const absl::Time deadline = absl::Now() + kLastLook;
   const absl::StatusOr<FileDescriptor> dialled = Dial(address, deadline);
@@ -63,7 +65,8 @@ bool ClosesAtOnce(std::string_view address) {
          recv(dialled->get(), &first, sizeof(first), MSG_DONTWAIT) <= 0;
 }
 
-// Which addresses of a host answer nothing, as the end of a sentence; empty if all answer.
+// Returns the addresses of a host that do not answer, as the end of a sentence; empty if all
+// answer.
 std::string Silent(const DialledAddresses& dialled) {
   return dialled.silent.empty() ? "" : StrCat("; of its addresses ", AnswerNothing(dialled.silent));
 }
@@ -84,15 +87,15 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> CreateChannel(const std::string& 
   args.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   args.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-  // That is what it sets, in spite of the name.
+  // gRPC uses this option as the timeout of an attempt, despite its name.
   args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, Milliseconds(kAttemptTimeout));
   args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, options.own_connection ? 1 : 0);
-  // A name may soon stand for another address: what bore it is started again elsewhere.
+  // A host name may soon lead to another address, when its process restarts elsewhere.
   args.SetInt(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, 1000);
-  // Retries are ours: gRPC's would buffer every message of a stream.
+  // Our code retries; gRPC's retries would buffer every message of a stream.
   args.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
-  // A proxy in the environment is for the web, not for a cluster's own traffic.
+  // A proxy in the environment is for the web, not for traffic inside a cluster.
   args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   return grpc::CreateCustomChannel(address, options.credentials.channel(options.peer), args);
 }
@@ -108,7 +111,7 @@ absl::Status WaitForConnected(grpc::Channel& channel, std::string_view address,
   const auto end = SteadyDeadline::After(std::max(wait.limit, wait.timeout));
   absl::Duration time = wait.timeout;
   auto limit = SteadyDeadline::After(time);
-  // Leaves some of the time to see which addresses answer.
+  // Keeps some of the time to find out which addresses answer.
   auto deadline = SteadyDeadline::After(time - std::min(kDialTime, time / 2));
   bool has_dialled = false;
   bool failed = false;
@@ -150,7 +153,7 @@ absl::Status WaitForConnected(grpc::Channel& channel, std::string_view address,
                                               "; going on to ", StrJoin(dialled.accepting, ", "))));
           }
         }
-        // Nobody polled for the channel meanwhile.
+        // No thread polled for the channel while this one dialled.
         const absl::Duration least = dialled.silent.empty() ? absl::ZeroDuration() : kLastLook;
         deadline = SteadyDeadline::After(std::max(limit.left(), least));
         state = channel.GetState(/*try_to_connect=*/true);
@@ -182,7 +185,7 @@ absl::Status WaitForConnected(grpc::Channel& channel, std::string_view address,
 void AwaitReconnected(grpc::Channel& channel, absl::Time deadline) {
   grpc_connectivity_state state = channel.GetState(/*try_to_connect=*/true);
   if (state != GRPC_CHANNEL_TRANSIENT_FAILURE) {
-    return;  // a call waits for an attempt under way, and polls
+    return;  // a call waits for an attempt in progress, and polls
   }
   while (state != GRPC_CHANNEL_READY && state != GRPC_CHANNEL_SHUTDOWN &&
          channel.WaitForStateChange(state, absl::ToChronoTime(deadline))) {

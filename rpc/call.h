@@ -27,47 +27,52 @@ class Status;
 
 namespace shardmesh::rpc {
 
-// Message limit of control services, on both sides. Anything longer is streamed in pieces of 1 MiB.
+// Message limit of control services, on both sides. Longer data is streamed in pieces of 1 MiB.
 inline constexpr int64_t kMaxControlMessageBytes = int64_t{4} << 20;
-// Message limit of worker's services and of the channels to them.
+// Message limit of the workers' services and of the channels to them.
 inline constexpr int64_t kMaxDataMessageBytes = (int64_t{1} << 20) + (int64_t{64} << 10);
 
 struct ChannelOptions {
   Credentials credentials = Credentials::Insecure();
-  // Who is to answer there; over plaintext nobody is asked.
+  // The expected peer. Plaintext does not authenticate it.
   ExpectedPeer peer = ExpectedPeer::Coordinator();
   int64_t max_message_bytes = kMaxControlMessageBytes;
-  // A quiet connection is probed this often, and is broken when no answer comes within the timeout.
+  // An idle connection is probed at this interval, and broken if no answer comes within the
+  // timeout.
   absl::Duration keepalive_interval = absl::Seconds(10);
   absl::Duration keepalive_timeout = absl::Seconds(5);
-  // Channels of one process to one address share a connection unless this says so.
+  // By default, channels of one process to one address share a connection.
   bool own_connection = false;
 };
 
-// A channel that connects when it is first used, and again whenever the connection is lost, at most
-// 1 s apart. `address`: `host:port`, `[v6]:port` or `unix:/path`. INVALID_ARGUMENT for other text.
+// Creates a channel. It connects at its first use, and again after each loss of the connection, at
+// most 1 s apart. `address`: `host:port`, `[v6]:port` or `unix:/path`. INVALID_ARGUMENT for other
+// text.
 absl::StatusOr<std::shared_ptr<grpc::Channel>> CreateChannel(const std::string& address,
                                                              const ChannelOptions& options = {});
 
-// How long a connection may take to come about.
+// Time limit for establishing a connection.
 inline constexpr absl::Duration kConnectTimeout = absl::Seconds(3);
 
-// Blocks until the channel, made for `address` with `options`, is connected. UNAVAILABLE, naming
-// the address, if that takes longer than `timeout`, as soon as the connection is refused or what is
-// wrong is known (plaintext against TLS, a certificate that is not taken), or half a second after
-// it fails otherwise.
+// Blocks until the channel, made for `address` with `options`, is connected. Returns UNAVAILABLE,
+// with the address, in these cases:
+// - after `timeout`;
+// - at once if the connection is refused or the fault is known (plaintext against TLS, a rejected
+//   certificate);
+// - half a second after any other failure.
 absl::Status WaitForConnected(grpc::Channel& channel, std::string_view address,
                               absl::Duration timeout = kConnectTimeout,
                               const ChannelOptions& options = {});
 
-// Before a call on a channel that lost its connection before: where the last attempt to connect
-// failed, so that a call would fail at once, waits until another succeeds, but not beyond
-// `deadline`. Polls meanwhile: an attempt that nobody polls for does not proceed.
+// For use before a call on a channel that lost its connection. If the last attempt to connect
+// failed, a call would fail at once; this function waits until a new attempt succeeds, at most
+// until `deadline`. It polls meanwhile, because an attempt proceeds only while a thread polls.
 void AwaitReconnected(grpc::Channel& channel, absl::Time deadline);
 
-// What holds for one call.
+// Options of one call.
 struct CallOptions {
-  // The call fails then with DEADLINE_EXCEEDED. InfiniteFuture: never, for streams that live on.
+  // The call fails with DEADLINE_EXCEEDED at this time. InfiniteFuture: never, for long-lived
+  // streams.
   absl::Time deadline = absl::InfiniteFuture();
   // W3C trace context to pass on; empty for none.
   std::string traceparent;
@@ -77,30 +82,30 @@ struct CallOptions {
 
 // Sets up `context` for a call.
 void Apply(const CallOptions& options, grpc::ClientContext* context);
-// The options under which calls are made on behalf of a call that this process serves: its deadline
+// Returns the options for outgoing calls on behalf of a call that this process serves: its deadline
 // and trace context.
 CallOptions OptionsOf(const grpc::ServerContextBase& context);
 
-// The outcome of a call that this side did not cancel: FromGrpc's, but UNAVAILABLE if it was ended
-// without an answer. gRPC tells CANCELLED of a call that reaches a server while that one stops.
+// Returns the outcome of a call that this side did not cancel. As FromGrpc, but UNAVAILABLE if the
+// call ended without an answer: gRPC reports CANCELLED for a call that reaches a stopping server.
 absl::Status OutcomeOf(const grpc::Status& status);
 
-// How long to wait between tries.
+// The delays between attempts.
 struct RetryPolicy {
   int max_attempts = 5;
   absl::Duration initial_delay = absl::Milliseconds(50);
   absl::Duration max_delay = absl::Seconds(2);
 };
 
-// Delays that double from one to the next, each drawn anew between half and all of its measure, so
-// that many who failed together do not come back together. Not thread-safe.
+// Delays that double each time. Each delay is random between half and all of its nominal length, so
+// that many failed clients do not retry simultaneously. Not thread-safe.
 class Backoff {
  public:
   explicit Backoff(const RetryPolicy& policy) : policy_(policy), delay_(policy.initial_delay) {}
 
-  // The delay before the next try; never less than what the server asked for (RetryDelayOf).
+  // Returns the delay before the next attempt; never less than the server asked for (RetryDelayOf).
   absl::Duration NextDelay(const absl::Status& last_error);
-  // After a success: starts again at the initial delay.
+  // Restarts at the initial delay, after a success.
   void Reset() { delay_ = policy_.initial_delay; }
 
  private:
@@ -109,13 +114,13 @@ class Backoff {
   absl::BitGen random_;
 };
 
-// Whether the same call may succeed if it is tried again: UNAVAILABLE, or an error that says when
-// to come back.
+// Returns whether a retry of the same call may succeed: after UNAVAILABLE, or an error with a retry
+// delay.
 bool IsRetryable(const absl::Status& status);
 
-// Makes an idempotent call until it succeeds, fails for good, the attempts are used up or the next
-// try would begin after `deadline`; returns the last outcome. Blocks between the tries. A call is
-// idempotent if it changes nothing, or if it carries a request_id.
+// Makes an idempotent call until it succeeds, fails permanently, the attempts are used up or the
+// next attempt would begin after `deadline`. Returns the last outcome. Blocks between the attempts.
+// A call is idempotent if it changes nothing or carries a request_id.
 absl::Status Retry(const RetryPolicy& policy, absl::Time deadline,
                    const std::function<absl::Status()>& idempotent_call);
 

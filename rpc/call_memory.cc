@@ -1,4 +1,4 @@
-// Tells the reset of a stream by gRPC's memory quota from the refusals of services.
+// Distinguishes a stream reset by gRPC's memory quota from an error of a service.
 #include "rpc/call_memory.h"
 
 #include <string_view>
@@ -13,9 +13,9 @@
 namespace shardmesh::rpc {
 namespace {
 
-// Set in this process alone: it does not travel.
+// Set only in this process: it does not cross the wire.
 constexpr char kPayload[] = "shardmesh.rpc/call_memory";
-// ENHANCE_YOUR_CALM, which gRPC 1.51 sends for a stream that its quota ends, and for nothing else.
+// ENHANCE_YOUR_CALM, which gRPC 1.51 sends only for a stream that its quota ends.
 constexpr std::string_view kReset = "RST_STREAM with error code 11";
 constexpr absl::Duration kRetryDelay = absl::Milliseconds(200);
 

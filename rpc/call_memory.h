@@ -1,4 +1,4 @@
-// Calls that the other side's gRPC ends because its memory for calls (--rpc-memory) is used up.
+// Calls that the peer's gRPC ends because its memory for calls (--rpc-memory) is exhausted.
 #ifndef SHARDMESH_RPC_CALL_MEMORY_H_
 #define SHARDMESH_RPC_CALL_MEMORY_H_
 
@@ -6,11 +6,13 @@
 
 namespace shardmesh::rpc {
 
-// `outcome` of a call, as gRPC made it; of one that ended for want of memory for calls,
-// RESOURCE_EXHAUSTED (LIMIT_EXCEEDED) that names the flag and has a retry delay. gRPC ends any of
-// the calls under way, whatever they ask for, and says nothing but the number of an HTTP/2 error.
+// Translates the `outcome` of a call. If the call ended because the peer's memory for calls was
+// exhausted, returns RESOURCE_EXHAUSTED (LIMIT_EXCEEDED) with the flag's name and a retry delay;
+// else returns `outcome`. gRPC ends any of the running calls, and reports only the number of an
+// HTTP/2 error.
 absl::Status ExplainCallMemory(absl::Status outcome);
-// Whether ExplainCallMemory made it: the call was not refused, and may be made again.
+// Returns whether ExplainCallMemory made the status. The service did not refuse the call; the
+// caller may retry it.
 bool IsShortOfCallMemory(const absl::Status& status);
 
 }  // namespace shardmesh::rpc

@@ -29,12 +29,12 @@
 namespace shardmesh::rpc {
 namespace {
 
-// As on the wire, and as many workers as anyone writes down by hand.
+// The wire's limits, and upper bounds for lists that people write by hand.
 constexpr int64_t kMaxSemanticAxes = 256;
 constexpr int64_t kMaxWorkers = 65'536;
 constexpr int64_t kMaxOrderedDevices = 65'536;
 
-// The file's name and the checks that all kinds of files share. Every error says where.
+// The file's name and the checks that all kinds of files share. Every error contains the position.
 class File {
  public:
   explicit File(std::string_view name) : name_(name) {}
@@ -43,7 +43,7 @@ class File {
     return At(mark, InvalidArgument(Reason::kBadFile, message));
   }
 
-  // Puts the place in front of the message; code, reason and Python class stay.
+  // Prepends the position to the message; code, reason and Python class stay.
   absl::Status At(const YAML::Mark& mark, const absl::Status& status) const {
     const std::string place =
         mark.is_null() ? name_ : StrCat(name_, ":", mark.line + 1, ":", mark.column + 1);
@@ -53,7 +53,7 @@ class File {
     return placed;
   }
 
-  // A mapping of known keys, each at most once.
+  // Accepts a mapping of known keys, each at most once.
   absl::Status CheckMap(const YAML::Node& node, std::string_view what,
                         absl::Span<const std::string_view> keys) const {
     if (!node.IsMap()) {
@@ -113,7 +113,7 @@ class File {
                               StrCat(have, " ", what, "; at most ", limit, " are allowed")));
   }
 
-  // null, a name, or a sequence of them, which stands for a tuple.
+  // Accepts null, a name, or a sequence of these, which means a tuple.
   absl::StatusOr<AxisValue> Axes(const YAML::Node& node, std::string_view what,
                                  int depth = 0) const {
     if (node.IsNull()) {
@@ -153,20 +153,20 @@ class File {
   }
 
  private:
-  static constexpr int kMaxAxisDepth = 1;  // a tuple within a tuple means nothing
+  static constexpr int kMaxAxisDepth = 1;  // a tuple within a tuple has no meaning
 
   static bool IsQuoted(const YAML::Node& node) { return node.Tag() == "!"; }
 
   const std::string name_;
 };
 
-// A control character that a YAML text must not have; within double quotes it can be escaped.
+// Returns whether the character is forbidden in YAML. Within double quotes it can be escaped.
 bool IsForbidden(char c) {
   return static_cast<unsigned char>(c) < 0x20 && c != '\t' && c != '\n' && c != '\r';
 }
 
-// The document. The library bounds its depth itself; what an alias could blow up is counted where
-// it is read.
+// Loads the document. The library bounds its depth. Readers count values, because an alias could
+// expand to too many.
 absl::StatusOr<YAML::Node> Load(const File& file, std::string_view text) {
   if (static_cast<int64_t>(text.size()) > kMaxConfigBytes) {
     return file.At(
@@ -177,7 +177,7 @@ absl::StatusOr<YAML::Node> Load(const File& file, std::string_view text) {
   if (!DecodeUtf8(text).has_value()) {
     return file.At(YAML::Mark::null_mark(), InvalidArgument(Reason::kBadFile, "it is not UTF-8"));
   }
-  // YAML has no place for these, but the library takes them.
+  // YAML forbids these characters, but the library accepts them.
   const auto control = std::find_if(text.begin(), text.end(), IsForbidden);
   if (control != text.end()) {
     return file.At(YAML::Mark::null_mark(),
@@ -190,7 +190,7 @@ absl::StatusOr<YAML::Node> Load(const File& file, std::string_view text) {
   return YAML::Load(std::string(text));
 }
 
-// Runs a parser, whose library throws, behind a door that does not.
+// Runs a parser and converts the exceptions of its library to a status.
 template <typename Parse>
 auto WithoutExceptions(const File& file, const Parse& parse) -> decltype(parse()) {
   try {
@@ -263,8 +263,8 @@ absl::StatusOr<RuleSetDefinition> ParseRulesNode(const File& file, std::string_v
                            /*default_min_size=*/!options.min_size.has_value()};
 }
 
-// As flax takes them, [[batch, data], [heads, [tensor, sequence]], [mlp, null]]; MaxText has such a
-// list under logical_axis_rules, beside much else.
+// Accepts flax's form, [[batch, data], [heads, [tensor, sequence]], [mlp, null]]. MaxText has such
+// a list under logical_axis_rules, among other keys.
 absl::StatusOr<LogicalRules> ParseLogicalPairs(const File& file, const YAML::Node& list) {
   SHARDMESH_RETURN_IF_ERROR(file.CheckCount(list, "logical rules", kMaxLogicalRules));
   LogicalRules rules;
@@ -430,13 +430,13 @@ absl::StatusOr<MeshDefinition> ParseMeshNode(const File& file, std::string_view 
   return definition;
 }
 
-// A text that the library would not escape by itself goes into double quotes, where it does.
+// Writes a text that the library would not escape in double quotes, where it does escape.
 void WriteText(const std::string& text, YAML::EMITTER_MANIP otherwise, YAML::Emitter* out) {
   *out << (std::any_of(text.begin(), text.end(), IsForbidden) ? YAML::DoubleQuoted : otherwise)
        << text;
 }
 
-// As File::Axes reads it.
+// Writes the form that File::Axes reads.
 void WriteAxes(const AxisValue& axes, YAML::Emitter* out) {
   if (axes.is_name()) {
     WriteText(axes.name(), YAML::Auto, out);
@@ -467,7 +467,7 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
   if (!S_ISREG(info.st_mode)) {
     return absl::FailedPreconditionError(StrCat(path, " is no regular file"));
   }
-  // One byte more than allowed is enough to be refused.
+  // Read one byte more than allowed, so that a longer file is refused.
   std::string text(static_cast<size_t>(kMaxConfigBytes) + 1, '\0');
   size_t filled = 0;
   while (filled < text.size()) {
@@ -487,7 +487,7 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
   return text;
 }
 
-// What a file defines is to be sent: it has to keep the limits of the wire.
+// Checks the limits of the wire, because the definitions of a file are sent.
 template <typename Message, typename Defined, typename... DecodeArgs>
 absl::StatusOr<Defined> Sendable(const File& file, absl::StatusOr<Defined> defined,
                                  DecodeArgs... arguments) {

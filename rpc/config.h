@@ -15,13 +15,15 @@
 
 namespace shardmesh::rpc {
 
-// Most bytes of such a file.
+// Upper bound on the bytes of such a file.
 inline constexpr int64_t kMaxConfigBytes = int64_t{4} << 20;
 
-// Read the text of a file; `name` stands for the file in errors.
-// Errors are INVALID_ARGUMENT: BAD_FILE, as `bert.yaml:3:7: unknown key "patern"; did you mean
-// "pattern"?`, for text that is not YAML, an unknown or repeated key, a value of the wrong kind;
-// LIMIT_EXCEEDED for too long a text; otherwise the algebra's own reason with the place in front.
+// Parse the text of a file; `name` names the file in errors.
+// Errors are INVALID_ARGUMENT:
+// - BAD_FILE for text that is not YAML, an unknown or repeated key, or a value of the wrong kind,
+//   such as `bert.yaml:3:7: unknown key "patern"; did you mean "pattern"?`;
+// - LIMIT_EXCEEDED for a text that is too long;
+// - else the algebra's own reason, with the position prepended.
 //
 // With kExact a faulty pattern of rules is kept, as in RuleSet::Create.
 absl::StatusOr<RuleSetDefinition> ParseRules(std::string_view text, std::string_view name,
@@ -33,8 +35,8 @@ absl::StatusOr<MeshDefinition> ParseMesh(std::string_view text, std::string_view
 
 absl::StatusOr<LogicalRules> ParseLogicalRules(std::string_view text, std::string_view name);
 
-// Read the file at `path`. Further errors: NOT_FOUND, PERMISSION_DENIED, or FAILED_PRECONDITION for
-// what is no regular file, each naming the path.
+// Read the file at `path`. Further errors, with the path: NOT_FOUND, PERMISSION_DENIED, or
+// FAILED_PRECONDITION if it is not a regular file.
 absl::StatusOr<RuleSetDefinition> LoadRules(const std::string& path,
                                             Compatibility compatibility = Compatibility::kDefault);
 absl::StatusOr<PartitionAxis> LoadProfile(const std::string& path);
@@ -42,8 +44,8 @@ absl::StatusOr<LogicalRules> LoadLogicalRules(const std::string& path);
 absl::StatusOr<MeshDefinition> LoadMesh(const std::string& path,
                                         std::optional<int64_t> device_count = std::nullopt);
 
-// The text of a file that ParseRules reads as `rules`, faulty patterns included. Requires specs
-// that such a file can have: nothing unconstrained, nothing unreduced.
+// Returns the text of a file that ParseRules parses as `rules`, faulty patterns included. Requires
+// specs that such a file can express: nothing unconstrained, nothing unreduced.
 std::string FormatRules(const RuleSetDefinition& rules);
 
 }  // namespace shardmesh::rpc

@@ -1,4 +1,4 @@
-// Waits for a connection to a host of which some addresses may answer nothing.
+// Waits for a connection to a host whose addresses may partly not answer.
 #ifndef SHARDMESH_RPC_CONNECT_H_
 #define SHARDMESH_RPC_CONNECT_H_
 
@@ -13,15 +13,15 @@ namespace shardmesh::rpc {
 
 struct ConnectOptions {
   absl::Duration timeout = kConnectTimeout;
-  // A host may have several addresses, which gRPC tries one after the other. Where one of them
-  // answers nothing and another one accepts connections, the wait goes on beyond `timeout`: 10 s
-  // for each address that answers nothing and 3 s more, but no longer than `limit` in all.
+  // A host may have several addresses, which gRPC tries in turn. If one of them does not answer and
+  // another accepts connections, the wait continues beyond `timeout`: 10 s for each silent address
+  // and 3 s more, but at most `limit` in all.
   absl::Duration limit = absl::ZeroDuration();
-  // Called once before that, with the addresses that answer nothing. May be empty.
+  // Called once before that longer wait, with the silent addresses. May be empty.
   std::function<void(const absl::Status& why)> on_wait = nullptr;
 };
 
-// As WaitForConnected of rpc/call.h, which does not go on beyond its timeout.
+// As WaitForConnected of rpc/call.h, which does not wait beyond its timeout.
 absl::Status WaitForConnected(grpc::Channel& channel, std::string_view address,
                               const ConnectOptions& wait, const ChannelOptions& options);
 

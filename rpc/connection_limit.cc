@@ -1,4 +1,4 @@
-// ConnectionLimit: a table of descriptors, which is looked through when it seems to be full.
+// ConnectionLimit: a table of descriptors that is purged when it seems full.
 #include "rpc/connection_limit.h"
 
 #include <arpa/inet.h>
@@ -14,8 +14,8 @@
 namespace shardmesh::rpc {
 namespace {
 
-// Without a limit of all, closed connections are forgotten when there are so many, and twice as
-// many as lived at the last look.
+// Without a total limit, closed connections are purged when the table has this many entries, and
+// twice as many as were open at the last purge.
 constexpr int64_t kFewestLookedAt = 1024;
 
 constexpr size_t kNetworkBytes = 8;  // of an IPv6 address
@@ -70,7 +70,8 @@ std::string ConnectionLimit::Take(int descriptor, const sockaddr_storage& peer) 
 }
 
 void ConnectionLimit::LookAgain() {
-  // Callers who are refused one after the other may cost an eighth of the listener's time.
+  // When callers are refused one after the other, purges take at most an eighth of the listener's
+  // time.
   const auto began = std::chrono::steady_clock::now();
   if (began < next_look_) return;
   all_ = 0;

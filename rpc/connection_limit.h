@@ -1,4 +1,4 @@
-// How many connections a server has, in all and of each host.
+// Limits on a server's connections, in all and for each host.
 #ifndef SHARDMESH_RPC_CONNECTION_LIMIT_H_
 #define SHARDMESH_RPC_CONNECTION_LIMIT_H_
 
@@ -14,41 +14,43 @@
 
 namespace shardmesh::rpc {
 
-// 0: no limit but that of the process's file descriptors.
+// 0: only the limit of the process's file descriptors.
 struct ConnectionLimits {
   int64_t all = 0;
-  // Before TLS has named a caller, all that is known of it is its host. Processes of one host share
-  // this, and so do hosts behind one address.
+  // Before TLS identifies a caller, only its host is known. Processes of one host share this limit,
+  // and so do hosts behind one address.
   int64_t per_host = 0;
 };
 
-// Who an address counts as: an IPv4 address, also one written as IPv6; the network of an IPv6
-// address, of which a host has a whole one (`2001:db8:1:2::/64`); `this host` for a unix socket.
+// Returns the key that an address counts under. An IPv4 address, also one written as IPv6, is its
+// own key. An IPv6 address has the key of its network, because a host owns a whole one
+// (`2001:db8:1:2::/64`). A unix socket has the key `this host`.
 std::string HostOfPeer(const sockaddr_storage& peer);
 
-// Counts connections that others own and close. Thread-compatible.
+// Counts connections that other objects own and close. Thread-compatible.
 class ConnectionLimit {
  public:
   explicit ConnectionLimit(ConnectionLimits limits) : limits_(limits) {}
 
-  // Counts a connection. Not where it is one too many: then why, with have and need.
+  // Counts a connection, and returns an empty text. If a limit is reached, does not count it and
+  // returns the reason, with have and need.
   std::string Take(int descriptor, const sockaddr_storage& peer);
 
  private:
-  // A socket is known by its inode: its number may be another's once it is closed.
+  // The inode identifies a socket: its descriptor number may be reused after it is closed.
   struct Connection {
     int descriptor;
     ino_t inode;
   };
 
-  // Forgets those that are closed; where that took long, not again at once.
+  // Purges closed connections; after a slow purge, skips the next ones for a while.
   void LookAgain();
   int64_t CountOf(const std::string& host) const;
 
   const ConnectionLimits limits_;
   absl::flat_hash_map<std::string, std::vector<Connection>> hosts_;
-  int64_t all_ = 0;      // some of which may be closed
-  int64_t look_at_ = 0;  // so many are looked through, whatever the limits
+  int64_t all_ = 0;      // some may be closed already
+  int64_t look_at_ = 0;  // table size that triggers a purge, for any limits
   std::chrono::steady_clock::time_point next_look_;
 };
 

@@ -1,4 +1,4 @@
-// Connector: two attempts side by side, polled by the thread that waits for them.
+// Connector: two parallel attempts, polled by the thread that waits for them.
 #include "rpc/connector.h"
 
 #include <grpcpp/channel.h>
@@ -18,11 +18,11 @@
 namespace shardmesh::rpc {
 namespace {
 
-// How often the states are looked at, whether they have changed or not; bounds how long Cancel and
-// the end of Connect take.
+// Interval at which the states are read, changed or not. It bounds the time that Cancel and the end
+// of Connect take.
 constexpr absl::Duration kLook = absl::Milliseconds(20);
 
-// Channels on their way to a connection, and the queue whose polling moves them on.
+// Channels that are connecting, and the queue whose polling drives them.
 class Attempts {
  public:
   ~Attempts() {
@@ -33,12 +33,12 @@ class Attempts {
     }
   }
 
-  // In the place of the one that was there.
+  // Replaces the channel at `place`.
   void Begin(size_t place, std::shared_ptr<grpc::Channel> channel) {
     channels_[place] = std::move(channel);
   }
 
-  // The first that is connected, or else the first that has failed; null if there is none.
+  // Returns the first connected channel, else the first failed one; null if there is none.
   std::shared_ptr<grpc::Channel> Ended() {
     std::shared_ptr<grpc::Channel> failed;
     for (const auto& channel : channels_) {
@@ -50,7 +50,7 @@ class Attempts {
     return failed;
   }
 
-  // Polls until a state may have changed, for kLook at most.
+  // Polls until a state may have changed, for at most kLook.
   void Poll() {
     const auto deadline = absl::ToChronoTime(absl::Now() + kLook);
     for (size_t i = 0; i < channels_.size(); ++i) {
@@ -65,7 +65,7 @@ class Attempts {
   }
 
  private:
-  // The second place's channel may be replaced while its watch goes on, for kLook at most.
+  // The channel in the second place may be replaced while its watch is active, for at most kLook.
   std::array<std::shared_ptr<grpc::Channel>, 2> channels_;
   std::array<bool, 2> watched_ = {};
   grpc::CompletionQueue queue_;

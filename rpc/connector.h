@@ -1,4 +1,4 @@
-// New connections to an address at which connections were lost before.
+// New connections to an address at which earlier connections were lost.
 #ifndef SHARDMESH_RPC_CONNECTOR_H_
 #define SHARDMESH_RPC_CONNECTOR_H_
 
@@ -13,17 +13,19 @@
 
 namespace shardmesh::rpc {
 
-// Connects to one address as often as asked, each time with channels of their own.
+// Connects to one address any number of times, each time with new channels.
 //
-// A channel that outlives its connection is slow to come back: it keeps the delay of earlier
-// failures and the address that its host's name had, a SYN that the network swallowed is sent again
-// after seconds, and while its calls fail at once no thread polls its socket (PollOwnConnections),
-// so that a TLS handshake does not proceed. Here the calling thread polls, and nothing is kept.
+// A channel that outlives its connection reconnects slowly, for these reasons:
+// - It keeps the backoff of earlier failures and the old address of its host's name.
+// - The kernel resends a lost SYN only after seconds.
+// - While its calls fail at once, no thread polls its socket (PollOwnConnections), and a TLS
+//   handshake does not proceed.
+// Here the calling thread polls, and no state is kept.
 //
-// At most two attempts run at a time. The first has 10 s, which is for servers that are slow. The
-// second is replaced by a new one every kRenewal: it resolves the name and sends a SYN anew, which
-// is for addresses that answer nothing. Hence a connection comes about within kRenewal and the time
-// of a handshake of the moment at which the server can be reached.
+// At most two attempts run at a time. The first has 10 s, for slow servers. The second is replaced
+// every kRenewal: the new one resolves the name and sends a SYN again, for addresses that do not
+// answer. A connection is therefore established within kRenewal and the time of a handshake after
+// the server becomes reachable.
 //
 // Thread-safe; one call of Connect at a time.
 class Connector {
@@ -36,12 +38,12 @@ class Connector {
   Connector(const Connector&) = delete;
   Connector& operator=(const Connector&) = delete;
 
-  // Blocks until a channel is connected or has failed, and returns it: a call on a channel that has
-  // failed ends at once with UNAVAILABLE and the reason. DEADLINE_EXCEEDED after `timeout`;
+  // Blocks until a channel is connected or has failed, and returns that channel. A call on a failed
+  // channel ends at once with UNAVAILABLE and the reason. DEADLINE_EXCEEDED after `timeout`;
   // CANCELLED after Cancel.
   absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(absl::Duration timeout);
 
-  // Ends a call of Connect within some tens of milliseconds; later calls end at once.
+  // Ends a call of Connect within some tens of milliseconds; later calls return at once.
   void Cancel();
 
  private:

@@ -1,4 +1,4 @@
-// Reads command lines against the flags that a program knows.
+// Parses command lines against the flags of a program.
 #include "rpc/flags.h"
 
 #include <algorithm>
@@ -29,7 +29,7 @@ absl::Status BadValue(std::string_view value, std::string_view expected) {
   return WrongUse(StrCat("\"", value, "\" is not ", expected));
 }
 
-// Refuses an address that others cannot reach at a port.
+// Refuses an address without a port that other processes can reach.
 absl::Status CheckHostPort(std::string_view value) {
   if (IsUnixAddress(value)) {
     return WrongUse(StrCat("\"", value, "\" names no port, at which others could reach it; write ",
@@ -57,7 +57,7 @@ constexpr Unit kUnits[] = {{"", 1},
                            {"gb", 1e9},
                            {"tb", 1e12}};
 
-// The line that says what was wrong, and where to read on.
+// Returns the line that states the error and points to --help.
 std::string WrongUseText(std::string_view program, const absl::Status& status) {
   return StrCat(program, ": ", ToStd(status.message()), "\n`", program,
                 " --help` lists the flags\n");
@@ -70,7 +70,7 @@ absl::StatusOr<int64_t> ParseByteSize(std::string_view text) {
   const size_t digits = std::min(text.find_first_not_of("0123456789."), text.size());
   const std::string unit_name = absl::AsciiStrToLower(ToAbsl(text.substr(digits)));
   double number = 0;
-  // SimpleAtod alone would also read "inf" and exponents.
+  // SimpleAtod would also accept "inf" and exponents.
   if (digits == 0 || !absl::SimpleAtod(ToAbsl(text.substr(0, digits)), &number)) {
     return BadValue(text, kExpected);
   }
@@ -80,7 +80,7 @@ absl::StatusOr<int64_t> ParseByteSize(std::string_view text) {
     }
     int64_t whole = 0;
     if (unit.bytes == 1 && absl::SimpleAtoi(ToAbsl(text.substr(0, digits)), &whole)) {
-      return whole;  // a double would round what is beyond 2^53
+      return whole;  // a double would round numbers above 2^53
     }
     const double bytes = number * unit.bytes;
     if (bytes != std::floor(bytes)) {

@@ -18,15 +18,15 @@
 
 namespace shardmesh::rpc {
 
-// The least memory for tiles that a worker is started with.
+// The least memory for tiles with which a worker starts.
 inline constexpr int64_t kMinWorkerMemoryBytes = int64_t{1} << 20;
 
-// A number of bytes as users write it: `1024`, `64KiB`, `4GiB`, `1.5TB`. Units are B, KiB to TiB
-// (powers of 1024) and KB to TB (of 1000), in any case. INVALID_ARGUMENT for other text, fractions
-// of a byte, and what does not fit int64_t.
+// Parses a number of bytes as users write it: `1024`, `64KiB`, `4GiB`, `1.5TB`. Units are B, KiB to
+// TiB (powers of 1024) and KB to TB (powers of 1000), in any case. INVALID_ARGUMENT for other text,
+// fractions of a byte, and numbers beyond int64_t.
 absl::StatusOr<int64_t> ParseByteSize(std::string_view text);
 
-// The flags that a program knows, and where their values go.
+// The flags of a program, and the targets of their values.
 //
 // Example:
 //   Options options;
@@ -37,8 +37,9 @@ absl::StatusOr<int64_t> ParseByteSize(std::string_view text);
 //     return *code;
 //   }
 //
-// A target keeps its value as the default, which the help text names, until its flag is given; it
-// outlives the set. Of a flag given twice the last value counts, but for AddTexts. For one thread.
+// A target's value before parsing is the flag's default, which the help text shows. The target must
+// outlive the set. If a flag is repeated, the last value counts, except for AddTexts. For one
+// thread.
 class FlagSet {
  public:
   // Exit codes of programs.
@@ -48,19 +49,20 @@ class FlagSet {
 
   FlagSet(std::string program, std::string purpose);
 
-  // `placeholder` stands for the value in the help text, such as "HOST:PORT".
+  // `placeholder` represents the value in the help text, such as "HOST:PORT".
   void AddText(std::string name, std::string placeholder, std::string help, std::string* target);
   // May be given several times: each value is appended.
   void AddTexts(std::string name, std::string placeholder, std::string help,
                 std::vector<std::string>* target);
-  // Where to serve or whom to call, see CheckAddress.
+  // An address to serve at or to call, see CheckAddress.
   void AddAddress(std::string name, std::string help, std::string* target);
-  // The same without unix sockets, for what others reach at a port. `may_be_empty`: for nowhere.
+  // As AddAddress without unix sockets, for addresses that other processes reach at a port.
+  // `may_be_empty`: an empty value means no address.
   void AddHostPort(std::string name, std::string help, std::string* target,
                    bool may_be_empty = false);
   // May be given several times: each value is appended.
   void AddHostPorts(std::string name, std::string help, std::vector<std::string>* target);
-  // What `set` takes; its error says what the value is not.
+  // A value that `set` accepts; its error describes the legal values.
   void AddParsed(std::string name, std::string placeholder, std::string help,
                  std::function<absl::Status(std::string_view value)> set);
   // A whole number, min <= value <= max.
@@ -71,27 +73,27 @@ class FlagSet {
   void AddDuration(std::string name, std::string help, absl::Duration* target);
   // Takes no value: `--insecure`, but also `--insecure=false`.
   void AddSwitch(std::string name, std::string help, bool* target);
-  // --tls-cert, --tls-key and --tls-ca: all or none, and then not `*insecure`, the target of a
+  // --tls-cert, --tls-key and --tls-ca: all or none. They exclude `*insecure`, the target of a
   // switch of that name.
   void AddTls(TlsFiles* target, const bool* insecure);
   // --log-format and --log-level.
   void AddLog(LogOptions* target);
-  // --failpoints, which arms them (see process/failpoint.h), and --list-failpoints, which prints
-  // their names; ParseMain then ends the program.
+  // --failpoints, which arms failpoints (see process/failpoint.h), and --list-failpoints, which
+  // makes ParseMain print their names and end the program.
   void AddFailpoints();
 
-  // Adds a check of several flags together. Parse makes the checks in their order once it has read
+  // Adds a check of several flags together. Parse makes these checks in order, after it has parsed
   // all flags.
   void AddCheck(std::function<absl::Status()> check) { checks_.push_back(std::move(check)); }
 
-  // Reads the arguments, the program's own name not among them. INVALID_ARGUMENT (BAD_FIELD) for an
-  // unknown flag, naming the nearest; a value that is missing or does not read; an argument that is
-  // no flag; flags that do not go together. CANCELLED if help is asked for. Targets before the
-  // error have their values.
+  // Parses the arguments, without the program's own name. INVALID_ARGUMENT (BAD_FIELD) for an
+  // unknown flag, with the nearest name; a missing or malformed value; an argument that is no flag;
+  // flags that exclude each other. CANCELLED if help is requested. Targets before the error have
+  // their values.
   absl::Status Parse(absl::Span<const char* const> arguments);
 
-  // What main does with its arguments: nullopt to go on, otherwise the code to exit with, after the
-  // help text on standard output or the error on standard error.
+  // Parses the arguments of main. Returns nullopt if the program continues, else its exit code,
+  // after the help text on standard output or the error on standard error.
   std::optional<int> ParseMain(int argc, const char* const* argv);
 
   std::string Help() const;

@@ -1,4 +1,4 @@
-// One server interceptor a call, which looks at nothing but its end.
+// One server interceptor per call, which acts only at the end of the call.
 #include "rpc/interceptors.h"
 
 #include <google/protobuf/descriptor.h>
@@ -28,13 +28,13 @@ using grpc::experimental::ServerRpcInfo;
 
 constexpr int kCodes = static_cast<int>(grpc::StatusCode::UNAUTHENTICATED) + 1;
 
-// What is known of a method beforehand.
+// Facts about a method, computed once.
 struct Method {
-  // Of methods with one request: the error of a broken one, and of a handler that threw.
+  // For methods with one request: the errors for a malformed request and for a handler that threw.
   std::optional<grpc::Status> unparsed;
   grpc::Status threw;
-  std::vector<Counter> handled;      // by code; empty if nobody counts
-  std::optional<Histogram> seconds;  // of unary methods, if somebody counts
+  std::vector<Counter> handled;      // by code; empty without metrics
+  std::optional<Histogram> seconds;  // of unary methods, with metrics
 };
 
 class CallInterceptor final : public Interceptor {
@@ -65,7 +65,7 @@ class CallInterceptor final : public Interceptor {
     if (!is_unparsed) {
       return status.error_code();
     }
-    // gRPC tells a handler that threw as it tells a message that it could not read.
+    // gRPC reports a handler that threw like a message that it could not parse.
     const grpc::Status& mended = parsed_ ? method_->threw : *method_->unparsed;
     methods->ModifySendStatus(mended);
     return mended.error_code();
@@ -83,8 +83,8 @@ class CallInterceptor final : public Interceptor {
   }
 
   const Method* const method_;
-  bool parsed_ = false;                          // the request
-  std::chrono::steady_clock::time_point start_;  // of a call that is timed
+  bool parsed_ = false;                          // whether the request was parsed
+  std::chrono::steady_clock::time_point start_;  // start of a timed call
 };
 
 class Factory final : public grpc::experimental::ServerInterceptorFactoryInterface {
@@ -136,7 +136,7 @@ class Factory final : public grpc::experimental::ServerInterceptorFactoryInterfa
     }
   }
 
-  // By path; constant once built, hence methods stay where they are.
+  // By path. Constant after construction, so the addresses of methods are stable.
   absl::flat_hash_map<std::string, Method> methods_;
 };
 

@@ -1,4 +1,4 @@
-// What a server does at the end of each call: mends one status, counts, and times.
+// Work at the end of each call of a server: repairs one status, counts, and measures time.
 #ifndef SHARDMESH_RPC_INTERCEPTORS_H_
 #define SHARDMESH_RPC_INTERCEPTORS_H_
 
@@ -14,17 +14,18 @@ class ServerInterceptorFactoryInterface;
 
 namespace shardmesh::rpc {
 
-// For every call to the services named (full names; others are not looked at):
+// Returns interceptors for every call to the services named (full names). Other services are not
+// touched.
 //
-// * A call whose one request does not parse is answered with UnparsedMessage's error
-//   (rpc/stream/message_bytes.h). gRPC answers it as if it did not know the call: UNIMPLEMENTED
-//   without a message; hence a service must give its own UNIMPLEMENTED a message. Streams of
-//   requests parse their own.
+// * A call whose single request does not parse gets UnparsedMessage's error
+//   (rpc/stream/message_bytes.h). gRPC itself answers as for an unknown call: UNIMPLEMENTED without
+//   a message. A service must therefore give its own UNIMPLEMENTED a message. Streams of requests
+//   parse their own messages.
 // * Unless `metrics` is null, observes
 //     shardmesh_rpc_handled_total{method, code} and
 //     shardmesh_rpc_duration_seconds{method} (from the call's arrival to its status; unary calls).
-//   All series are made here; a call costs an atomic addition and the short lock of a histogram.
-//   `metrics` outlives it.
+//   All series are created here. A call costs an atomic addition and the short lock of a histogram.
+//   `metrics` must outlive the result.
 std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface> CallInterceptors(
     Metrics* metrics, absl::Span<const std::string> service_names);
 

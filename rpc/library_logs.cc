@@ -17,7 +17,7 @@ void TakeLibraryLogs() {
     });
     google::protobuf::SetLogHandler(
         [](google::protobuf::LogLevel level, const char*, int, const std::string& message) {
-          // A fatal one ends the process.
+          // A fatal message ends the process.
           level == google::protobuf::LOGLEVEL_FATAL ? LogError("protobuf", {{"message", message}})
                                                     : LogDebug("protobuf", {{"message", message}});
         });

@@ -1,12 +1,11 @@
-// What gRPC and protobuf would print by themselves.
+// The log output of gRPC and protobuf.
 #ifndef SHARDMESH_RPC_LIBRARY_LOGS_H_
 #define SHARDMESH_RPC_LIBRARY_LOGS_H_
 
 namespace shardmesh::rpc {
 
-// From now on their lines are lines of this process's log (process/log.h), at debug: what matters
-// of them comes back as a status. For programs; a server that is started does it too. Thread-safe,
-// and may be called again.
+// Redirects their lines to this process's log (process/log.h), at level debug. Relevant errors also
+// arrive as a status. For programs; starting a server does it too. Thread-safe and idempotent.
 void TakeLibraryLogs();
 
 }  // namespace shardmesh::rpc

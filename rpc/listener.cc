@@ -30,9 +30,9 @@
 namespace shardmesh::rpc {
 namespace {
 
-// How long the listener rests when the system gives no descriptor.
+// Pause of the listener when the system has no free descriptor.
 constexpr absl::Duration kRest = absl::Milliseconds(100);
-// How often the log repeats that connections are refused.
+// Interval at which the log repeats that connections are refused.
 constexpr absl::Duration kLogInterval = absl::Seconds(10);
 constexpr std::string_view kUnix = "unix:";
 constexpr std::string_view kUnixAbstract = "unix-abstract:";
@@ -68,7 +68,7 @@ absl::StatusOr<std::vector<FileDescriptor>> ListenOnHost(const std::string& addr
       bound = ListenAt(AF_INET6, reinterpret_cast<const sockaddr*>(&any), sizeof(any));
     }
     if (!bound.valid()) {
-      // Each further address has the port of the first.
+      // All further addresses use the port of the first.
       if (each->ai_family == AF_INET6) {
         reinterpret_cast<sockaddr_in6*>(each->ai_addr)->sin6_port =
             htons(static_cast<uint16_t>(*port));
@@ -195,7 +195,7 @@ bool Listener::Accept(int socket) {
   if (caller < 0) {
     const bool is_short = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
     if (is_short) Refuse(std::strerror(errno));
-    return !is_short;  // else the caller has gone
+    return !is_short;  // otherwise the caller has gone
   }
   if (caller >= FirstReservedDescriptor()) {
     close(caller);

@@ -1,4 +1,4 @@
-// The sockets at which a server takes connections in.
+// The sockets at which a server accepts connections.
 #ifndef SHARDMESH_RPC_LISTENER_H_
 #define SHARDMESH_RPC_LISTENER_H_
 
@@ -20,29 +20,33 @@
 
 namespace shardmesh::rpc {
 
-// Raises the limit of this process's file descriptors to the highest that it may have. Each
-// connection and each large tile of shared memory needs one; the usual limit is 1024. In main.
+// Raises the limit of this process's file descriptors to its allowed maximum. Each connection and
+// each large tile in shared memory needs a descriptor; the usual limit is 1024. Call it in main.
 void RaiseDescriptorLimit();
 
-// Listens, and hands over each connection. gRPC's own listener ends for good, without a word, when
-// accept() fails for want of a descriptor. This one goes on.
+// Listens, and passes each connection to a handler. gRPC's own listener stops permanently and
+// silently when accept() fails for lack of a descriptor. This one continues.
 //
-// It keeps a reserve of descriptors for the process itself, for files and for connections that it
-// makes: an eighth of its limit, 32 to 256. A connection that would take one of them is closed at
-// once; the log says so, and says when connections are taken in again.
+// The listener reserves descriptors for the process itself, for files and outgoing connections: an
+// eighth of the limit, 32 to 256. A connection that would take a reserved one is closed at once.
+// The log reports that, and reports when connections are accepted again.
 //
 // Thread-safe.
 class Listener {
  public:
-  // `descriptor` is a connected socket that does not block, and is the function's from then on.
-  // Called on the listener's thread.
+  // `descriptor` is a connected non-blocking socket, which the function owns. Called on the
+  // listener's thread.
   using Handler = std::function<void(int descriptor)>;
 
-  // Binds. `address`: `host:port`, port 0 for a free one, on all addresses of the host's name, and
-  // for 0.0.0.0 on those of IPv6 too, where there are any; `unix:/path`, which replaces a file that
-  // is there; or `unix-abstract:name`. `refused` counts connections that were closed at once: those
-  // over a limit, too.
-  // ALREADY_EXISTS for one that is in use or cannot be bound, INVALID_ARGUMENT for other text.
+  // Binds `address`:
+  // - `host:port`: all addresses of the host's name; port 0 for a free port. 0.0.0.0 includes the
+  //   IPv6 addresses if there are any.
+  // - `unix:/path`: replaces an existing file.
+  // - `unix-abstract:name`.
+  // `refused` counts connections that were closed at once, including those over a limit.
+  //
+  // ALREADY_EXISTS for an address that is in use or cannot be bound, INVALID_ARGUMENT for other
+  // text.
   static absl::StatusOr<std::unique_ptr<Listener>> Create(
       const std::string& address, std::optional<Counter> refused = std::nullopt,
       ConnectionLimits limits = {});
@@ -51,10 +55,10 @@ class Listener {
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;
 
-  // Of `host:port`; 0 for a unix socket.
+  // The port of `host:port`; 0 for a unix socket.
   int port() const { return port_; }
 
-  // Begins to take connections in; those that came before have waited. Once.
+  // Begins to accept connections; earlier ones have waited in the backlog. Call it once.
   void Start(Handler handler);
   // Closes the sockets; the handler is not called any more. A second call does nothing.
   void Stop();
@@ -64,18 +68,18 @@ class Listener {
            std::string path, std::optional<Counter> refused, ConnectionLimits limits);
 
   void Run();
-  // Of one socket that has some; false if the listener is to rest.
+  // Accepts the waiting connections of one socket; returns false if the listener must pause.
   bool Accept(int socket);
   void Refuse(const std::string& why);
 
   const std::string address_;
   const int port_;
-  const std::string path_;  // of a unix socket, to be removed; may be empty
+  const std::string path_;  // of a unix socket, removed at the end; may be empty
   const std::optional<Counter> refused_;
-  const FileDescriptor stop_;  // readable from Stop on
-  Handler handler_;            // constant from Start
+  const FileDescriptor stop_;  // readable after Stop
+  Handler handler_;            // constant after Start
 
-  // Of the thread, while it runs.
+  // Used only by the thread while it runs.
   std::vector<FileDescriptor> sockets_;
   ConnectionLimit limit_;
   int64_t refused_in_a_row_ = 0;

@@ -1,4 +1,4 @@
-// How many steps and transfers can be under way, for those who keep something of each.
+// The bound on concurrent steps and transfers, for objects that keep state for each.
 #ifndef SHARDMESH_RPC_LIVE_WORK_H_
 #define SHARDMESH_RPC_LIVE_WORK_H_
 
@@ -6,8 +6,8 @@
 
 namespace shardmesh::rpc {
 
-// The most that a coordinator lets be under way, whatever its flags say. A worker may be as far
-// ahead of a peer that is late, whose streams must not break for that.
+// Upper bound on running steps and transfers of a coordinator, for any flags. A worker may be that
+// far ahead of a slow peer, whose streams must not break for that.
 inline constexpr int64_t kMaxLiveWork = 100'000;
 
 }  // namespace shardmesh::rpc

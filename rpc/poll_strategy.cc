@@ -1,4 +1,4 @@
-// The setting of gRPC's environment that says how it polls.
+// Sets the environment variable that selects gRPC's polling engine.
 #include "rpc/poll_strategy.h"
 
 #include <cstdlib>

@@ -1,4 +1,4 @@
-// Builds a server, keeps its health, and brings it to its end.
+// Builds a server, maintains its health, and drains it.
 #include "rpc/server_lifecycle.h"
 
 #include <grpc/grpc.h>
@@ -27,7 +27,7 @@ namespace {
 constexpr const char* kLive = "live";
 constexpr const char* kReady = "ready";
 
-// Peers probe quiet connections as often as ChannelOptions says; gRPC's own limit is minutes.
+// Peers probe idle connections at the intervals of ChannelOptions; gRPC's own minimum is minutes.
 constexpr absl::Duration kMinPingInterval = absl::Seconds(1);
 
 int MillisecondsOf(absl::Duration duration) {
@@ -36,7 +36,7 @@ int MillisecondsOf(absl::Duration duration) {
 
 using Acceptor = grpc::experimental::ExternalConnectionAcceptor;
 
-// To be called before the server is built.
+// Must be called before the server is built.
 std::unique_ptr<Acceptor> AddAcceptor(grpc::ServerBuilder& builder,
                                       std::shared_ptr<grpc::ServerCredentials> credentials) {
   return builder.experimental().AddExternalConnectionAcceptor(
@@ -44,7 +44,7 @@ std::unique_ptr<Acceptor> AddAcceptor(grpc::ServerBuilder& builder,
       std::move(credentials));
 }
 
-// To be called once the server runs.
+// Must be called after the server runs.
 void Serve(Listener& listener, std::unique_ptr<Acceptor> acceptor) {
   listener.Start([acceptor = std::shared_ptr<Acceptor>(std::move(acceptor))](int descriptor) {
     Acceptor::NewConnectionParameters connection;
@@ -53,23 +53,23 @@ void Serve(Listener& listener, std::unique_ptr<Acceptor> acceptor) {
   });
 }
 
-// Sent uncompressed, a message is no longer than its limit; compressed, it may be a thousand times
-// as long, and gRPC 1.51 finds that out when it has inflated it.
+// An uncompressed message cannot exceed its limit. A compressed one may inflate a thousandfold, and
+// gRPC 1.51 checks the size only after inflating it.
 void RefuseCompression(grpc::ServerBuilder& builder) {
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
-  // The algorithm is judged beside the message, not before it.
+  // gRPC checks the algorithm in parallel with the message, not before it.
   builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
 }
 
-// gRPC 1.51 ends the threads of its callback queue with the last server of a process, and aborts in
-// them now and then. So a server that nobody calls stays until the process ends.
+// gRPC 1.51 ends the threads of its callback queue with the last server of a process, and sometimes
+// aborts in them. An unused server therefore stays until the process ends.
 grpc::Server* KeptServer() {
   grpc::ServerBuilder builder;
   return builder.BuildAndStart().release();
 }
 
-// gRPC's health service and reflection have to be asked for before the first builder is made.
+// gRPC's health service and reflection must be enabled before the first builder exists.
 void EnablePlugins() {
   static const grpc::Server* const kept = [] {
     grpc::EnableDefaultHealthCheckService(true);
@@ -224,7 +224,7 @@ void ServerLifecycle::Drain(absl::Time deadline) {
     on_drain_();
   }
   if (listener_ != nullptr) listener_->Stop();
-  // Tells peers to go, refuses new calls, and cancels at the deadline what still runs.
+  // Sends GOAWAY to peers, refuses new calls, and cancels calls that still run at the deadline.
   server_->Shutdown(absl::ToChronoTime(deadline));
   server_->Wait();
   if (local_health_ != nullptr) {

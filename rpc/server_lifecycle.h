@@ -1,4 +1,4 @@
-// A gRPC server from its start to its end: limits, health, reflection, metrics, drain.
+// A gRPC server from start to end: limits, health, reflection, metrics, drain.
 #ifndef SHARDMESH_RPC_SERVER_LIFECYCLE_H_
 #define SHARDMESH_RPC_SERVER_LIFECYCLE_H_
 
@@ -28,58 +28,60 @@ class Service;
 namespace shardmesh::rpc {
 
 struct ServerOptions {
-  // `host:port`, port 0 for a free one; or `unix:/path`.
+  // `host:port`, port 0 for a free port; or `unix:/path`.
   std::string address = "127.0.0.1:0";
   Credentials credentials = Credentials::Insecure();
   // Allows plaintext beyond loopback.
   bool insecure = false;
   int64_t max_message_bytes = kMaxControlMessageBytes;
-  // Bytes that gRPC may take for the calls under way. Beyond that it refuses connections and
+  // Bytes that gRPC may use for running calls. Above the quota, gRPC refuses connections and
   // cancels streams at random. 0: no limit, for servers that bound their peers themselves.
   int64_t memory_quota_bytes = 0;
-  // Calls of one connection at a time; those beyond wait at the client.
+  // Concurrent calls of one connection; further calls wait at the client.
   int max_streams = 1024;
-  // A quiet connection is probed this often, and broken when no answer comes within the timeout: a
-  // peer whose host is cut off would hold its streams for hours otherwise.
+  // An idle connection is probed at this interval, and broken if no answer comes within the
+  // timeout. Otherwise a peer whose host is cut off would hold its streams for hours.
   absl::Duration keepalive_interval = absl::Seconds(20);
   absl::Duration keepalive_timeout = absl::Seconds(10);
-  // A connection without a call is told to go then; its client connects again when it has one.
-  // There is no limit of a connection's age: Attach and Exchange streams live as long as their
+  // A connection without calls is closed after this time; its client reconnects for the next call.
+  // The age of a connection has no limit: Attach and Exchange streams live as long as their
   // processes.
   absl::Duration max_idle = absl::Minutes(10);
-  // Connections; one beyond is closed at once.
+  // Limits on connections; a connection above a limit is closed at once.
   ConnectionLimits max_connections = {};
-  // Whether it has the health service. That one is polled for by threads of gRPC's, which look
-  // after every connection of the server: one that polls a queue of its own is quicker without.
+  // Whether the server has the health service. gRPC's own threads poll for that service, and they
+  // serve every connection of the server. A server that polls its own queue is faster without it.
   bool health = true;
-  // Where calls are counted and timed, by method and code, and connections that were refused for
-  // want of descriptors or over a limit; null: nowhere. Outlives the server.
+  // Counts and times calls by method and code, and counts connections that were refused for lack of
+  // descriptors or over a limit. Null: no metrics. Must outlive the server.
   Metrics* metrics = nullptr;
-  // Called once when Drain begins, after the server is no longer ready and before it refuses calls:
-  // ends streams that would not end by themselves. May be empty.
+  // Called once at the start of Drain, after the server stops being ready and before it refuses
+  // calls. It ends streams that would not end by themselves. May be empty.
   std::function<void()> on_drain = nullptr;
-  // Adds to the builder what the rest does not know, such as completion queues. May be empty.
+  // Adds further settings to the builder, such as completion queues. May be empty.
   std::function<void(grpc::ServerBuilder&)> customize = nullptr;
 };
 
-// A service and its full name, as `{MyService::service_full_name(), &service}` with the generated
+// A service with its full name: `{MyService::service_full_name(), &service}` for the generated
 // class.
 struct NamedService {
   std::string name;
   grpc::Service* service = nullptr;
 };
 
-// A running server. It has, beside the given services, reflection and, unless told otherwise, the
-// standard health service, in which "live" serves from the start, and "", "ready" and each
-// service's full name follow SetReady. With TLS the health service is at HealthAddress(port()) too.
-// Connections come in by a Listener. Calls with a compressed message fail; gRPC 1.51 would inflate
-// it before it looks at its size. The code depends on what fails first: gRPC's check, or parsing.
+// A running server. Beside the given services it has reflection and, unless disabled, the standard
+// health service. There, "live" serves from the start; "", "ready" and each service's full name
+// follow SetReady. With TLS the health service is also at HealthAddress(port()).
+//
+// A Listener accepts the connections. Calls with a compressed message fail, because gRPC 1.51 would
+// inflate it before it checks its size. The error code depends on which fails first: gRPC's check,
+// or parsing.
 //
 // States: not ready -> (SetReady) <-> ready -> draining (Drain) -> stopped. Thread-safe.
 class ServerLifecycle {
  public:
-  // Binds and serves; not ready yet. `services` outlive the server.
-  // Errors: CheckBindAddress's; ALREADY_EXISTS for a port in use (or that cannot be bound).
+  // Binds and serves; not ready yet. `services` must outlive the server. Errors:
+  // CheckBindAddress's; ALREADY_EXISTS for a port that is in use or cannot be bound.
   static absl::StatusOr<std::unique_ptr<ServerLifecycle>> Start(
       const ServerOptions& options, absl::Span<const NamedService> services);
   // Stops at once if Drain was not called.
@@ -87,37 +89,37 @@ class ServerLifecycle {
   ServerLifecycle(const ServerLifecycle&) = delete;
   ServerLifecycle& operator=(const ServerLifecycle&) = delete;
 
-  // The port that was bound; 0 for a unix socket.
+  // Returns the bound port; 0 for a unix socket.
   int port() const { return port_; }
-  // The address with the port that was bound.
+  // Returns the address with the bound port.
   const std::string& address() const { return address_; }
   grpc::Server& server() { return *server_; }
 
-  // What health says from now on. No effect once draining.
+  // Sets the health status. No effect while draining.
   void SetReady(bool ready);
   bool ready() const;
 
-  // Health says no from now on, to "live" too: the process cannot go on, and is about to end. Any
-  // thread, and without waiting for one.
+  // Sets the health status to not serving, for "live" too: the process cannot continue and is about
+  // to end. Callable on any thread; does not wait for another thread.
   void Fail();
 
-  // Not ready; on_drain; refuses new calls (UNAVAILABLE); waits for running ones until `deadline`,
-  // then cancels them; returns when all have ended. Must not be called from a reaction. A second
-  // call waits for the first.
+  // Drains the server: sets it not ready, calls on_drain, refuses new calls (UNAVAILABLE), waits
+  // for running calls until `deadline`, then cancels them. Returns when all have ended. Must not be
+  // called from a reaction. A second call waits for the first.
   void Drain(absl::Time deadline);
 
  private:
   ServerLifecycle(std::function<void()> on_drain, std::vector<std::string> health_names);
 
-  // On all servers, of one name.
+  // Sets one name on all servers.
   void SetServing(const std::string& name, bool serving);
   void SetHealth(bool serving);
 
   const std::function<void()> on_drain_;
-  const std::vector<std::string> health_names_;  // that follow SetReady
+  const std::vector<std::string> health_names_;  // names that follow SetReady
   std::string address_;
   int port_ = 0;
-  // A listener hands its connections to a server, so it ends before that.
+  // A listener passes its connections to a server, so it must end first.
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<Listener> listener_;
   std::unique_ptr<grpc::Server> local_health_;  // with TLS: see HealthAddress

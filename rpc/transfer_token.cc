@@ -1,4 +1,4 @@
-// Signs and judges transfer tokens.
+// Signs and verifies transfer tokens.
 #include "rpc/transfer_token.h"
 
 #include <utility>

@@ -1,4 +1,4 @@
-// How gRPC moves bytes: settings that channels and servers share.
+// Settings of gRPC's transport that channels and servers share.
 #ifndef SHARDMESH_RPC_TRANSPORT_ARGS_H_
 #define SHARDMESH_RPC_TRANSPORT_ARGS_H_
 
@@ -13,11 +13,10 @@ struct TransportArg {
   int value;
 };
 
-// With gRPC's defaults a stream's window starts at 64 KiB, far below one of our 1 MiB messages, and
-// is widened by probes; a receiver now and then leaves the widening to its next write, and both
-// ends then wait for the keepalive ping. A window of several messages from the start never comes to
-// that, and moves large messages about twice as fast. Memory: a stream may have this much waiting
-// for its reader.
+// Initial window of a stream. gRPC's default starts at 64 KiB, far below one of our 1 MiB messages,
+// and probes widen it. A receiver sometimes postpones the widening to its next write, and both ends
+// then wait for the keepalive ping. A window of several messages avoids that, and moves large
+// messages about twice as fast. Memory: a stream may have this much waiting for its reader.
 inline constexpr int kLookaheadBytes = 8 << 20;
 
 inline constexpr std::array<TransportArg, 3> kTransportArgs = {{

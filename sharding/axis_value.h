@@ -11,16 +11,16 @@
 
 namespace shardmesh {
 
-// One value of the kinds below. Tuples and lists differ (they come from Python, whose resolution
-// rules treat them differently), and their entries may be of any kind, none included.
+// One value of the kinds below. Tuples and lists are distinct, because Python's resolution rules
+// treat them differently. Their entries may be of any kind, none included.
 //
-// Nothing is checked here: what a value may be depends on the field that holds it. Whoever decodes
-// values from outside bounds their depth and count.
-// Immutable but for assignment; safe to read from several threads.
+// The class checks nothing: the field that holds a value decides which values are legal. A decoder
+// of untrusted values bounds their depth and count. Immutable except for assignment; safe to read
+// from several threads.
 class AxisValue {
  public:
   enum class Kind {
-    kNotGiven,       // the field was left to its default
+    kNotGiven,       // the field has its default
     kNone,           // explicitly no axis: not partitioned
     kName,           // one logical, field or mesh axis name
     kTuple,          // ordered entries, major to minor
@@ -36,7 +36,7 @@ class AxisValue {
   static AxisValue Name(std::string name);
   static AxisValue Tuple(std::vector<AxisValue> entries);
   static AxisValue List(std::vector<AxisValue> entries);
-  // A tuple of names, the commonest composite.
+  // Returns a tuple of names, the most common composite.
   static AxisValue TupleOf(absl::Span<const std::string_view> names);
 
   Kind kind() const { return kind_; }
@@ -47,15 +47,16 @@ class AxisValue {
   bool is_list() const { return kind_ == Kind::kList; }
   bool is_unconstrained() const { return kind_ == Kind::kUnconstrained; }
 
-  // The name; empty unless is_name().
+  // Returns the name; empty unless is_name().
   const std::string& name() const { return name_; }
-  // The entries; empty unless is_tuple() or is_list(). Valid as long as this value is unchanged.
+  // Returns the entries; empty unless is_tuple() or is_list(). The span is valid while this value
+  // is unchanged.
   absl::Span<const AxisValue> entries() const { return entries_; }
 
   friend bool operator==(const AxisValue& a, const AxisValue& b) = default;
 
-  // As Python's repr writes it: `None`, `'tp'`, `('fsdp', 'dp')`, `('tp',)`, `['tp', None]`;
-  // `NOT_GIVEN` and `UNCONSTRAINED` for the other two.
+  // Returns the value as Python's repr writes it: `None`, `'tp'`, `('fsdp', 'dp')`, `('tp',)`,
+  // `['tp', None]`. The other two kinds give `NOT_GIVEN` and `UNCONSTRAINED`.
   std::string ToString() const;
 
  private:

@@ -16,13 +16,13 @@
 namespace shardmesh {
 namespace {
 
-// The mesh axes of a profile that names none. A mesh without one of them is usual; it is no
-// misspelt name of another one.
+// The mesh axes of a profile that names none. A mesh often lacks some of them, so a missing one is
+// not reported as a misspelt name.
 constexpr std::string_view kUsualAxes[] = {"dp", "fsdp", "tp", "sp", "ep"};
 
 constexpr int64_t kSaturated = std::numeric_limits<int64_t>::max();
 
-// Whether `entry`, which asks for something, can partition a dimension of this extent.
+// Returns whether `entry`, which names axes, can partition a dimension of this extent.
 bool Fits(const SpecEntry& entry, int64_t extent, const Mesh& mesh) {
   int64_t parts = 1;
   for (const AxisName& name : entry.axes()) {
@@ -30,14 +30,14 @@ bool Fits(const SpecEntry& entry, int64_t extent, const Mesh& mesh) {
     if (!axis.has_value()) {
       return false;
     }
-    // A repeated axis counts each time, so the product has no bound of its own.
+    // A repeated axis counts each time, so the product has no natural bound.
     const int64_t size = mesh.axes()[static_cast<size_t>(*axis)].size;
     parts = parts > kSaturated / size ? kSaturated : parts * size;
   }
   return !entry.is_unconstrained() && extent % parts == 0;
 }
 
-// Why `entry` cannot partition dimension `dim` of this extent; nullopt if it can.
+// Returns why `entry` cannot partition dimension `dim` of this extent; nullopt if it can.
 std::optional<Correction> Objection(const SpecEntry& entry, int64_t dim, int64_t extent,
                                     const Mesh& mesh) {
   if (entry.is_unconstrained()) {
@@ -55,7 +55,7 @@ std::optional<Correction> Objection(const SpecEntry& entry, int64_t dim, int64_t
       continue;
     }
     ++known;
-    // A repeated axis counts each time, so the product has no bound of its own.
+    // A repeated axis counts each time, so the product has no natural bound.
     const int64_t size = mesh.axes()[static_cast<size_t>(*axis)].size;
     parts = parts > kSaturated / size ? kSaturated : parts * size;
   }
@@ -69,13 +69,13 @@ std::optional<Correction> Objection(const SpecEntry& entry, int64_t dim, int64_t
   return std::nullopt;
 }
 
-// Whether the entry is the one axis "", for which a spec made anew has no axis: the original
-// corrects into such a spec.
+// Returns whether the entry is the single axis "". The original builds its corrected spec anew, and
+// a new spec has no axis for "".
 bool IsEmptyName(const SpecEntry& entry) {
   return entry.axes().size() == 1 && entry.axes()[0].has_value() && entry.axes()[0]->empty();
 }
 
-// `mesh`: how the mesh is called in the text.
+// `mesh`: the name of the mesh in the text.
 std::string TextOf(const Correction& correction, std::string_view mesh) {
   const int64_t have = correction.have;
   const int64_t need = correction.need;
@@ -137,7 +137,7 @@ absl::StatusOr<CorrectionResult> Correct(const PartitionSpec& spec, absl::Span<c
   }
   const auto rank = static_cast<int64_t>(shape.size());
   CorrectionResult result;
-  // Whether anything is left, and which dimensions lose what they ask for.
+  // Whether any entry remains, and which dimensions lose their request.
   bool any_kept = false;
   bool any_nameless = false;
   absl::InlinedVector<bool, kMaxRank> dropped(shape.size(), false);

@@ -1,4 +1,4 @@
-// Makes a requested spec fit a shape and a mesh, and says what was changed and why.
+// Makes a requested spec fit a shape and a mesh, and reports each change with its reason.
 #ifndef SHARDMESH_SHARDING_CORRECTION_H_
 #define SHARDMESH_SHARDING_CORRECTION_H_
 
@@ -15,28 +15,29 @@
 
 namespace shardmesh {
 
-// One dimension whose request was dropped. Never recorded for a dimension that asked for nothing.
+// One dimension whose request was dropped. A dimension without a request never has one.
 struct Correction {
-  // Dimension of the spec; -1 where the whole tensor is meant (kBelowMinSize).
+  // Dimension of the spec; -1 for the whole tensor (kBelowMinSize).
   int64_t dim = 0;
   SpecEntry requested;
   // kNotDivisible, kAxisNotInMesh, kRankTruncated, kUnconstrained or kBelowMinSize.
   Reason reason = Reason::kUnspecified;
-  // What there is against what the request needs:
+  // The actual value and the value that the request needs:
+  // clang-format off
   //   kNotDivisible   the dimension's extent; the product of its axes' sizes
   //   kAxisNotInMesh  how many of the entry's axes the mesh has; how many it names
   //   kRankTruncated  the tensor's rank; the spec's length
   //   kBelowMinSize   the tensor's elements; the least number that is sharded
   //   kUnconstrained  0; 0
+  // clang-format on
   int64_t have = 0;
   int64_t need = 0;
-  // kAxisNotInMesh: the entry's axes that the mesh does not have; a none within a tuple is none of
-  // them.
+  // kAxisNotInMesh: the axes of the entry that the mesh lacks. A none within a tuple is not listed.
   std::vector<std::string> absent_axes = {};
 
-  // `dimension 1: 'tp' dropped, 30 is not divisible by 4`.
+  // Returns `dimension 1: 'tp' dropped, 30 is not divisible by 4`.
   std::string ToString() const;
-  // The same, with the axis that was probably meant where the mesh has none of a name.
+  // As above, and suggests the nearest axis of the mesh for an unknown name.
   std::string ToString(const Mesh& mesh) const;
 
   friend bool operator==(const Correction&, const Correction&) = default;
@@ -47,24 +48,26 @@ struct CorrectionResult {
   std::vector<Correction> corrections;  // by rising dimension
 };
 
-// The effective spec of a tensor of this shape on this mesh:
-//   - P() stays P(); any other spec is cut or filled up with none to the rank;
-//   - a dimension becomes none if the mesh lacks one of its axes (a none within a tuple counts as
-//     lacking), if the product of its axes' sizes does not divide it, or if it is unconstrained;
-//   - axes of size 1 stay, and any axes divide an extent of 0;
-//   - if nothing is left, the result is P().
+// Returns the effective spec of a tensor of this shape on this mesh:
+//   - P() stays P(); any other spec is cut to the rank, or filled up with none.
+//   - A dimension becomes none if the mesh lacks one of its axes. A none within a tuple counts as
+//     lacking.
+//   - A dimension becomes none if the product of its axes' sizes does not divide it, or if it is
+//     unconstrained.
+//   - Axes of size 1 stay, and any axes divide an extent of 0.
+//   - If no entry remains, the result is P().
 // Unreduced axes pass through. Correct(Correct(x)) is Correct(x).
 //
 // Errors: FAILED_PRECONDITION (NO_MESH; AssertionError) on an empty mesh. INVALID_ARGUMENT
-// (DUPLICATE_AXIS; DuplicateSpecError) if an axis still occurs twice afterwards: repeats are never
-// repaired, since either reading would be a guess.
-// `shape` must satisfy CheckShape. O(rank * axes).
+// (DUPLICATE_AXIS; DuplicateSpecError) if an axis still occurs twice afterwards. Repeats are never
+// repaired, since either reading would be a guess. Requires a `shape` that satisfies CheckShape.
+// Takes O(rank * axes).
 absl::StatusOr<CorrectionResult> Correct(const PartitionSpec& spec, absl::Span<const int64_t> shape,
                                          const Mesh& mesh);
 
-// The layout that a request to constrain an existing array asks for: nullopt if the array stays as
-// it is (the mesh is empty, or `spec` is P()), else Correct(spec, shape, mesh). P(None) is a
-// request: it replicates the array.
+// Returns the layout that a request to constrain an existing array asks for. Returns nullopt if the
+// array stays unchanged (the mesh is empty, or `spec` is P()), else Correct(spec, shape, mesh).
+// P(None) is a request: it replicates the array.
 absl::StatusOr<std::optional<CorrectionResult>> CorrectConstraint(const PartitionSpec& spec,
                                                                   absl::Span<const int64_t> shape,
                                                                   const Mesh& mesh);

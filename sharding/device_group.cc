@@ -1,4 +1,4 @@
-// Enumeration of a group's members.
+// Enumerates the members of a group.
 #include "sharding/device_group.h"
 
 #include "sharding/axis_value.h"
@@ -28,7 +28,7 @@ absl::StatusOr<DeviceGroup> DeviceGroup::Create(const Mesh& mesh,
             StrCat("the group is along ", PythonRepr(axes[i]), " twice; name an axis once"));
       }
     }
-    // Each member so far becomes a run along the new, more minor axis.
+    // Each member found before becomes a run along the new, more minor axis.
     const int64_t size = mesh.axes()[static_cast<size_t>(*axis)].size;
     const int64_t own = mesh.CoordinateOf(device, *axis);
     std::vector<DeviceId> longer;

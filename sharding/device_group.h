@@ -1,4 +1,4 @@
-// The devices that take part in one collective: those that differ along given mesh axes alone.
+// The devices of one collective: those whose coordinates differ only along given mesh axes.
 #ifndef SHARDMESH_SHARDING_DEVICE_GROUP_H_
 #define SHARDMESH_SHARDING_DEVICE_GROUP_H_
 
@@ -13,22 +13,22 @@
 
 namespace shardmesh {
 
-// The group along `axes` through `device`: every device whose other coordinates are its own,
-// ordered by the coordinates along `axes`, the first axis major. All members see the same group in
-// the same order.
+// The group along `axes` through `device`: every device that equals `device` in all other
+// coordinates. Members are ordered by the coordinates along `axes`, the first axis major. All
+// members see the same group in the same order.
 //
 // Example: mesh dp=2,tp=4, axes (tp), device 5: devices 4, 5, 6, 7; place 1.
-// Immutable, hence safe to share between threads.
+// Immutable, and safe to share between threads.
 class DeviceGroup {
  public:
-  // No axes give the device alone. INVALID_ARGUMENT for an axis that the mesh lacks
+  // No axes give a group of the device itself. INVALID_ARGUMENT for an axis that the mesh lacks
   // (AXIS_NOT_IN_MESH) or that is named twice (DUPLICATE_AXIS). Requires 0 <= device < mesh.size().
   static absl::StatusOr<DeviceGroup> Create(const Mesh& mesh, absl::Span<const std::string> axes,
                                             DeviceId device);
 
   absl::Span<const DeviceId> devices() const { return devices_; }
   int64_t size() const { return static_cast<int64_t>(devices_.size()); }
-  // Index of the given device in devices().
+  // Returns the index of `device` in devices().
   int64_t place() const { return place_; }
   DeviceId device_at(int64_t place) const { return devices_[static_cast<size_t>(place)]; }
 

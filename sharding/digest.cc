@@ -27,7 +27,7 @@ const unsigned char* Bytes(std::string_view text) {
   return reinterpret_cast<const unsigned char*>(text.data());
 }
 
-// An algorithm as hashlib names it and as libcrypto does.
+// An algorithm with its names in hashlib and in libcrypto.
 struct Algorithm {
   std::string_view name;
   const char* libcrypto_name;
@@ -48,7 +48,7 @@ constexpr std::array kAlgorithms = {
     Algorithm{"sha3_512", "SHA3-512"},
 };
 
-// The other attributes of Python 3.11's hashlib. Called with one text each of them raises, or has
+// The other attributes of Python 3.11's hashlib. Calling one of them with a text raises, or gives
 // no digest.
 constexpr std::string_view kOtherAttributes[] = {
     "__all__",
@@ -89,7 +89,7 @@ constexpr std::string_view kOtherAttributes[] = {
     "scrypt",
 };
 
-// Longest name that is looked up in libcrypto; its own are shorter.
+// Longest name that is looked up in libcrypto; libcrypto's own names are shorter.
 constexpr size_t kMaxNameBytes = 64;
 
 struct FreeDigest {
@@ -101,9 +101,9 @@ struct FreeNumber {
   void operator()(BIGNUM* number) const { BN_free(number); }
 };
 
-// Null where this build of libcrypto does not provide it.
+// Returns null if this build of libcrypto does not provide the algorithm.
 Digest FetchDigest(const std::string& libcrypto_name) {
-  ERR_set_mark();  // An absent algorithm is no error of the thread's.
+  ERR_set_mark();  // Keep a failed lookup out of the thread's error queue.
   Digest digest(EVP_MD_fetch(nullptr, libcrypto_name.c_str(), nullptr));
   ERR_pop_to_mark();
   return digest;
@@ -121,7 +121,7 @@ absl::Status NoLength(std::string_view algorithm) {
       "Exception");
 }
 
-// libcrypto's digest under its own name, or with `_` in the place of `-`.
+// Returns libcrypto's digest of that name, or of the name with `-` for each `_`.
 Digest FetchByOwnName(std::string_view algorithm) {
   if (algorithm.empty() || algorithm.size() > kMaxNameBytes ||
       algorithm.find('\0') != std::string_view::npos) {
@@ -133,7 +133,7 @@ Digest FetchByOwnName(std::string_view algorithm) {
   return FetchDigest(name);
 }
 
-// Whether it has digests of a fixed length.
+// Returns whether the digest has a fixed length.
 bool IsUsable(const EVP_MD* digest) {
   return digest != nullptr && !HasNoLengthOfItsOwn(digest) && EVP_MD_get_size(digest) > 0;
 }
@@ -162,7 +162,7 @@ std::string DigestAsDecimal(const EVP_MD* digest, std::string_view text) {
   const std::unique_ptr<BIGNUM, FreeNumber> number(
       digested ? BN_bin2bn(bytes.data(), static_cast<int>(size), nullptr) : nullptr);
   char* const decimal = number == nullptr ? nullptr : BN_bn2dec(number.get());
-  if (decimal == nullptr) std::abort();  // Memory alone can be missing.
+  if (decimal == nullptr) std::abort();  // The call fails only for lack of memory.
   std::string result(decimal);
   OPENSSL_free(decimal);
   return result;

@@ -1,4 +1,4 @@
-// The chain of steps that led from a question to the value of each dimension.
+// The chain of steps from a question to the value of each dimension.
 #ifndef SHARDMESH_SHARDING_EXPLANATION_H_
 #define SHARDMESH_SHARDING_EXPLANATION_H_
 
@@ -7,18 +7,23 @@
 
 namespace shardmesh {
 
-// One step; those of a dimension follow one another. Texts are for a person.
+// One step. The steps of a dimension are adjacent. Texts are for people.
 struct ExplanationStep {
   enum class Kind {
-    kSemanticName,  // a semantic name was looked up: subject = the name, result = the field, or
-                    // what a user's own axis stands for
-    kModeVariant,   // the mode chose a variant: subject = the field, result = the field that was
-                    // read; of a user's own axis: subject = its name, result = its value there
-    kMeshAxes,      // the value was read: subject = the field or the name, result = mesh axes
-    kRule,          // a rule matched: subject = the tensor's name, result = the pattern
-    kCorrection,    // the value was corrected: subject = requested, result = effective
-    kNearMiss,      // an earlier rule nearly matched: subject = the tensor's name, result = the
-                    // pattern
+    // A semantic name was looked up: subject = the name, result = the field, or the value of a
+    // user-defined axis.
+    kSemanticName,
+    // The mode chose a variant: subject = the field, result = the field that was read. For a
+    // user-defined axis: subject = its name, result = its value in that mode.
+    kModeVariant,
+    // The value was read: subject = the field or the name, result = mesh axes.
+    kMeshAxes,
+    // A rule matched: subject = the tensor's name, result = the pattern.
+    kRule,
+    // The value was corrected: subject = requested, result = effective.
+    kCorrection,
+    // An earlier rule nearly matched: subject = the tensor's name, result = the pattern.
+    kNearMiss,
   };
   Kind kind = Kind::kSemanticName;
   // From 0; -1 for the whole spec.

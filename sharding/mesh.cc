@@ -51,7 +51,7 @@ absl::Status CheckNames(absl::Span<const MeshAxis> axes) {
   return absl::OkStatus();
 }
 
-// Keeps each name's first place and last size and type, as a Python dict made of the pairs would.
+// Keeps each name's first place and last size and type, as a Python dict built from the pairs does.
 void MergeRepeatedNames(std::vector<MeshAxis>& axes) {
   std::vector<MeshAxis> merged;
   for (MeshAxis& axis : axes) {
@@ -68,7 +68,7 @@ void MergeRepeatedNames(std::vector<MeshAxis>& axes) {
   axes = std::move(merged);
 }
 
-// The product of the sizes, leaving out `skipped` (an index, or -1 for none).
+// Returns the product of the sizes except `skipped` (an index, or -1 for none).
 absl::StatusOr<int64_t> ProductOfSizes(absl::Span<const MeshAxis> axes, int64_t skipped) {
   if (std::any_of(axes.begin(), axes.end(), [](const MeshAxis& axis) { return axis.size == 0; })) {
     return 0;
@@ -78,7 +78,7 @@ absl::StatusOr<int64_t> ProductOfSizes(absl::Span<const MeshAxis> axes, int64_t 
     if (static_cast<int64_t>(i) == skipped) {
       continue;
     }
-    // Both factors are at most 2^31, or the product is already over the limit and refused.
+    // Both factors are at most 2^31, else the product would already have been refused.
     if (axes[i].size > kMaxMeshDevices || product * axes[i].size > kMaxMeshDevices) {
       return InvalidArgument(
           Reason::kLimitExceeded,
@@ -198,7 +198,7 @@ absl::StatusOr<Mesh> Mesh::Create(std::vector<MeshAxis> axes, MeshOptions option
   auto rep = std::make_shared<Rep>();
   rep->size = size;
   rep->axes = std::move(axes);
-  // An empty mesh has no device to ask about, and its other sizes may be beyond any product.
+  // An empty mesh has no devices to query, and the product of its other sizes may overflow.
   rep->strides.resize(rep->axes.size(), 0);
   int64_t stride = 1;
   for (size_t i = rep->axes.size(); size > 0 && i-- > 0;) {

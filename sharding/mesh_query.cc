@@ -1,4 +1,4 @@
-// Arithmetic along some of a mesh's axes.
+// Arithmetic along some axes of a mesh.
 #include "sharding/mesh_query.h"
 
 #include <algorithm>
@@ -49,7 +49,7 @@ absl::StatusOr<int64_t> ProductOfSizes(const Mesh& mesh, absl::Span<const std::s
     SHARDMESH_ASSIGN_OR_RETURN(const int64_t axis, FindAxis(mesh, name, python_type));
     sizes.push_back(SizeOf(mesh, axis));
   }
-  // As in a shape, one size of 0 makes the product 0, however large the others are.
+  // As in a shape, one size of 0 makes the product 0, for any other sizes.
   if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) return 0;
   int64_t product = 1;
   for (const int64_t size : sizes) {
@@ -171,8 +171,8 @@ absl::StatusOr<DeviceGroups> DeviceGroups::Create(const Mesh& mesh, std::vector<
 }
 
 DeviceGroup DeviceGroups::GroupAt(int64_t group) const {
-  // The number's digits are the coordinates along the other axes; the least member has 0 along
-  // those of the group.
+  // The digits of the number are the coordinates along the other axes. The least member has
+  // coordinate 0 along the axes of the group.
   DeviceId least = 0;
   for (size_t i = other_axes_.size(); i-- > 0;) {
     const int64_t size = SizeOf(mesh_, other_axes_[i]);

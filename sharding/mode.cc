@@ -1,4 +1,4 @@
-// Names of modes, and the mode that a shape tells.
+// Names of modes, and the mode that follows from a shape.
 #include "sharding/mode.h"
 
 #include <array>

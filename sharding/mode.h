@@ -1,4 +1,4 @@
-// What a model is doing, on which the layout of its tensors may depend.
+// The activity of a model (training, decoding, ...), on which the layout of its tensors may depend.
 #ifndef SHARDMESH_SHARDING_MODE_H_
 #define SHARDMESH_SHARDING_MODE_H_
 
@@ -21,34 +21,35 @@ enum class RuntimeMode {
   kInsert,          // __insert__
 };
 
-// The name as users write it, such as "__train__".
+// Returns the name as users write it, such as "__train__".
 std::string_view RuntimeModeName(RuntimeMode mode);
 
-// Whether a profile's decode fields apply: in kAutoregressive and kInsert.
+// Returns whether a profile's decode fields apply: in kAutoregressive and kInsert.
 constexpr bool IsGeneration(RuntimeMode mode) {
   return mode == RuntimeMode::kAutoregressive || mode == RuntimeMode::kInsert;
 }
 
-// A runtime mode, or the dimension of a tensor whose extent tells it: 1 means autoregressive, any
-// other extent train. Example: with Mode::OfDimension(1) an activation of shape (8, 1, 384) is
-// being decoded, one of shape (8, 128, 384) is not.
+// A runtime mode, or a dimension of a tensor whose extent determines it: 1 means autoregressive,
+// any other extent means train.
+// Example: with Mode::OfDimension(1), an activation of shape (8, 1, 384) is being decoded; one of
+// shape (8, 128, 384) is not.
 class Mode {
  public:
   Mode(RuntimeMode mode) : value_(mode) {}  // NOLINT: a runtime mode is a mode.
   // A negative dimension counts from the last.
   static Mode OfDimension(int64_t dim) { return Mode(dim); }
 
-  // Reads a mode's name. Of any other name kExact makes train, and kDefault INVALID_ARGUMENT
-  // (UNKNOWN_MODE) with the modes that there are.
+  // Parses a mode's name. For an unknown name, kExact returns train, and kDefault returns
+  // INVALID_ARGUMENT (UNKNOWN_MODE) with the known modes.
   static absl::StatusOr<Mode> Parse(std::string_view name,
                                     Compatibility compatibility = Compatibility::kDefault);
 
-  // The runtime mode for a tensor of this shape, which only a dimension needs.
-  // Errors are INVALID_ARGUMENT: MISSING_ARGUMENT (ValueError) for a dimension without a shape,
-  // INVALID_DIMENSION (IndexError) for one that the shape does not have.
+  // Returns the runtime mode for a tensor of this shape. Only a dimension needs the shape. Errors
+  // are INVALID_ARGUMENT: MISSING_ARGUMENT (ValueError) for a dimension without a shape,
+  // INVALID_DIMENSION (IndexError) for a dimension that the shape lacks.
   absl::StatusOr<RuntimeMode> Resolve(std::optional<absl::Span<const int64_t>> shape) const;
 
-  // Nullopt for a runtime mode.
+  // Returns nullopt for a runtime mode.
   std::optional<int64_t> dimension() const;
 
   // "__train__"; "dimension 1".

@@ -1,4 +1,4 @@
-// Resolution of a profile's fields, and of semantic axes through it.
+// Resolves a profile's fields, and semantic axes through the profile.
 #include "sharding/partition_axis.h"
 
 #include <array>
@@ -85,10 +85,10 @@ bool IsEmptyAxis(const AxisValue& axis) {
   return axis.is_none() || (axis.is_name() && axis.name() == semantic::kEmpty);
 }
 
-// Whether a name can only be meant as a semantic one.
+// Returns whether a name has the form of a semantic name, and of no other.
 bool LooksSemantic(std::string_view name) { return name.starts_with("__") && name.ends_with("__"); }
 
-// Python cannot look up a list, nor a tuple that holds one.
+// Returns whether the value is or contains a list. Python cannot look up such a value.
 bool HoldsList(const AxisValue& value) {
   if (value.is_list()) return true;
   for (const AxisValue& entry : value.entries()) {
@@ -97,7 +97,7 @@ bool HoldsList(const AxisValue& value) {
   return false;
 }
 
-// Appends the entries of `value`, those of its tuples and lists in their place, or itself.
+// Appends `value`, with its tuples and lists replaced by their entries.
 void AppendFlat(const AxisValue& value, std::vector<AxisValue>& out) {
   if (!IsSequence(value)) {
     out.push_back(value);
@@ -114,7 +114,7 @@ AxisValue Flattened(const AxisValue& value) {
                           : AxisValue::List(std::move(entries));
 }
 
-// What a field that was not given gets, from fields before it; kNotGiven where no rule says.
+// Returns the value that a missing field derives from earlier fields; kNotGiven if no rule applies.
 AxisValue RuleOf(AxisField field, const std::array<AxisValue, kFieldCount>& resolved) {
   const auto value = [&](AxisField from) { return resolved[IndexOf(from)]; };
   switch (field) {
@@ -146,7 +146,7 @@ AxisValue RuleOf(AxisField field, const std::array<AxisValue, kFieldCount>& reso
   }
 }
 
-// What a field that is left out starts from.
+// Returns the initial value of a missing field.
 AxisValue DefaultOf(AxisField field) {
   switch (field) {
     case AxisField::kDataParallel:
@@ -240,7 +240,7 @@ std::optional<AxisField> GenerationVariant(AxisField field) {
 
 absl::Span<const SemanticName> BuiltInSemanticNames() { return kSemanticNames; }
 
-// Everything that resolution looks up, computed once.
+// All values that resolution looks up, computed once.
 struct PartitionAxis::Rep {
   // A value as both compatibilities answer it, as itself and as an entry of a spec.
   struct Answer {
@@ -263,14 +263,14 @@ struct PartitionAxis::Rep {
     absl::StatusOr<SpecEntry> flat_entry;
   };
 
-  // Where a semantic name's answers are, in `answers`.
+  // The indices in `answers` of a semantic name's answers.
   struct Places {
     size_t train;
     size_t generation;
     size_t in(RuntimeMode mode) const { return IsGeneration(mode) ? generation : train; }
   };
 
-  // Where the answers of a field are.
+  // Returns the indices of a field's answers.
   Places PlacesOf(AxisField field) const {
     const std::optional<AxisField> variant = GenerationVariant(field);
     const bool use_variant = variant.has_value() && !fields[IndexOf(*variant)].is_none();
@@ -282,16 +282,16 @@ struct PartitionAxis::Rep {
     return found == nullptr ? nullptr : &answers[found->in(mode)];
   }
 
-  // `UNKNOWN_AXIS`, with the name that was probably meant.
+  // Returns `UNKNOWN_AXIS`, with the nearest known name.
   absl::Status UnknownAxis(std::string_view what, std::string_view python_type) const;
 
-  // The values of a list's members, in a list.
+  // Returns the values of a list's members, as a list.
   absl::StatusOr<AxisValue> ResolveList(const AxisValue& list, RuntimeMode mode,
                                         Compatibility compatibility) const;
   absl::Status AppendMembers(const AxisValue& list, RuntimeMode mode, Compatibility compatibility,
                              std::vector<AxisValue>& out) const;
 
-  // The value of one axis. An answer that is there already comes as `answer`, any other as `made`.
+  // The value of one axis: an existing answer is in `answer`, any other value in `made`.
   struct Resolved {
     const Answer* answer = nullptr;
     AxisValue made;
@@ -304,18 +304,19 @@ struct PartitionAxis::Rep {
                    std::vector<ExplanationStep>& steps) const;
   void ExplainMembers(int64_t dim, const AxisValue& list, RuntimeMode mode,
                       std::vector<ExplanationStep>& steps) const;
-  // Appends the semantic names in a further axis' value that are new to `seen`.
+  // Appends the semantic names in the value of a user-defined axis that are not in `seen` yet.
   void AppendReferred(const AxisValue& value, absl::flat_hash_set<std::string>& seen,
                       std::vector<std::string>& out) const;
 
   std::array<AxisValue, kFieldCount> fields;
   std::vector<SemanticAxis> semantic_axes;
-  // The fields', in their order; then two for each further semantic axis, train and generation.
+  // The answers of the fields, in their order; then two for each user-defined axis: train,
+  // generation.
   std::vector<Answer> answers;
-  NameTable<Places> places;  // by semantic name, kEmpty not among them
+  NameTable<Places> places;  // by semantic name, without kEmpty
 
-  // Specs of presets, each made when it is first asked for: by preset, then train and generation,
-  // then by compatibility. Null until then, and for what does not resolve.
+  // Specs of presets, each computed at its first use: by preset, then train and generation, then by
+  // compatibility. Null before the first use, and for presets that do not resolve.
   static size_t PresetSlot(size_t preset, RuntimeMode mode, Compatibility compatibility) {
     return preset * 4 + (IsGeneration(mode) ? 2 : 0) +
            (compatibility == Compatibility::kExact ? 1 : 0);
@@ -331,7 +332,7 @@ struct PartitionAxis::Rep {
   }
 };
 
-// Resolves a profile's further semantic axes, depth first.
+// Resolves a profile's user-defined semantic axes, depth first.
 class PartitionAxis::Builder {
  public:
   Builder(Rep& rep, absl::Span<const SemanticAxis> axes) : rep_(rep), axes_(axes) {}
@@ -412,7 +413,7 @@ class PartitionAxis::Builder {
     return &value;
   }
 
-  // Appends the mesh axes that `value`, part of the value of `node`, stands for.
+  // Appends the mesh axes of `value`, which is part of the value of `node`.
   absl::Status Append(Node node, const AxisValue& value, std::vector<AxisValue>& out) {
     if (IsSequence(value)) {
       for (const AxisValue& entry : value.entries()) {
@@ -441,7 +442,7 @@ class PartitionAxis::Builder {
       AppendFlat(answer->flat, out);
       return absl::OkStatus();
     }
-    // A field stands for what it has been given, whatever the mode.
+    // A field means the value that it was given, in every mode.
     if (const std::optional<AxisField> field = FindAxisField(name); field.has_value()) {
       AppendFlat(rep_.answers[static_cast<size_t>(*field)].flat, out);
       return absl::OkStatus();
@@ -464,8 +465,8 @@ class PartitionAxis::Builder {
   Rep& rep_;
   const absl::Span<const SemanticAxis> axes_;
   NameTable<size_t> axis_of_name_;
-  std::vector<AxisValue> values_;  // by Node::index(); kNotGiven until resolved
-  std::vector<Node> path_;         // being resolved, outermost first
+  std::vector<AxisValue> values_;  // by Node::index(); kNotGiven before resolution
+  std::vector<Node> path_;         // nodes being resolved, outermost first
 };
 
 PartitionAxis::PartitionAxis() {
@@ -613,7 +614,7 @@ absl::StatusOr<PartitionSpec> PartitionAxis::ResolveSpec(absl::Span<const AxisVa
                                                          Compatibility compatibility) const {
   std::vector<SpecEntry> entries;
   entries.reserve(axes.size());
-  // A value that is no entry is reported only if every axis resolves.
+  // A value that is not a legal entry is reported only if every axis resolves.
   absl::Status unfit;
   for (const AxisValue& axis : axes) {
     if (IsEmptyAxis(axis)) {
@@ -621,7 +622,7 @@ absl::StatusOr<PartitionSpec> PartitionAxis::ResolveSpec(absl::Span<const AxisVa
       continue;
     }
     if (axis.is_name()) {
-      // Nearly every axis ends here, without a copy but the entry's.
+      // The usual case; it copies only the entry.
       const Rep::Answer* answer = rep_->FindName(axis.name(), mode);
       if (answer != nullptr && answer->entry(compatibility).ok()) {
         entries.push_back(*answer->entry(compatibility));
@@ -655,7 +656,7 @@ absl::StatusOr<PartitionSpec> PartitionAxis::ResolvePreset(size_t preset, Runtim
   auto made = std::make_unique<const PartitionSpec>(spec);
   const PartitionSpec* expected = nullptr;
   if (slot.compare_exchange_strong(expected, made.get(), std::memory_order_acq_rel)) {
-    made.release();  // The profile owns it now.
+    made.release();  // The profile owns it from here on.
   }
   return spec;
 }
@@ -663,7 +664,8 @@ absl::StatusOr<PartitionSpec> PartitionAxis::ResolvePreset(size_t preset, Runtim
 void PartitionAxis::Rep::ExplainName(int64_t dim, std::string_view name, RuntimeMode mode,
                                      std::vector<ExplanationStep>& steps) const {
   using Kind = ExplanationStep::Kind;
-  // A further axis may stand for others: those whose turn is to come, the next one last.
+  // A user-defined axis may refer to other names. `names` holds the names to explain, the next one
+  // last.
   std::vector<std::string> names = {std::string(name)};
   absl::flat_hash_set<std::string> seen = {names.front()};
   while (!names.empty()) {
@@ -739,7 +741,7 @@ absl::StatusOr<std::vector<ExplanationStep>> PartitionAxis::Explain(
       rep_->ExplainName(dim, axis.name(), mode, steps);
       continue;
     }
-    // An axis that resolved is none, `_` or a list of names.
+    // A resolved axis is none, `_` or a list of names.
     rep_->ExplainMembers(dim, axis, mode, steps);
     steps.push_back({ExplanationStep::Kind::kMeshAxes, dim,
                      axis.is_name() ? axis.name() : axis.ToString(), values[i].ToString()});

@@ -1,4 +1,4 @@
-// A profile: which mesh axes partition each logical axis of a model, per mode.
+// A profile: the mesh axes that partition each logical axis of a model, per mode.
 #ifndef SHARDMESH_SHARDING_PARTITION_AXIS_H_
 #define SHARDMESH_SHARDING_PARTITION_AXIS_H_
 
@@ -52,45 +52,45 @@ enum class AxisField {
 };
 inline constexpr int64_t kAxisFieldCount = 27;
 
-// The field's name as users write it, such as "decode_batch_axis".
+// Returns the field's name as users write it, such as "decode_batch_axis".
 std::string_view AxisFieldName(AxisField field);
 std::optional<AxisField> FindAxisField(std::string_view name);
-// All of them, in the enum's order.
+// Returns the names of all fields, in the enum's order.
 absl::Span<const std::string_view> AxisFieldNames();
 
-// The field that replaces `field` in generation modes where it is not none, such as
-// kDecodeBatch for kBatch; nullopt for a field without one.
+// Returns the field that replaces `field` in generation modes unless its value is none, such as
+// kDecodeBatch for kBatch. Returns nullopt for a field without such a variant.
 std::optional<AxisField> GenerationVariant(AxisField field);
 
-// A built-in semantic axis: its name, and the field that it reads; kEmpty reads none.
+// A built-in semantic axis: its name and the field that it reads; kEmpty reads none.
 struct SemanticName {
   std::string_view name;
   std::optional<AxisField> field;
 };
 absl::Span<const SemanticName> BuiltInSemanticNames();
 
-// A field's name and its value; kNotGiven asks for the field's rule (see PartitionAxis::Create).
+// A field's name and its value; kNotGiven selects the field's rule (see PartitionAxis::Create).
 struct FieldValue {
   std::string field;
   AxisValue value;
 };
 
-// Most mesh axes, repeated ones counted, that one semantic axis may stand for. Axes that stand for
-// several others could otherwise stand for more than any memory holds.
+// Upper bound on the mesh axes, repeats counted, of one semantic axis. Without it, axes that refer
+// to several others could expand beyond any memory.
 inline constexpr size_t kMaxSemanticAxisEntries = 256;
 
-// Most names that the explanation of one axis follows.
+// Upper bound on the names that the explanation of one axis follows.
 inline constexpr size_t kMaxExplainedNames = 64;
 
-// A user's own semantic axis.
+// A user-defined semantic axis.
 struct SemanticAxis {
   // 1 to kMaxAxisNameBytes bytes; not the name of a built-in axis or of a field.
   std::string name;
-  // None, a name, or names in a tuple or list, major to minor. A name stands for the semantic axis
-  // of that name if there is one, built in or not, and else for a mesh axis. Names between double
+  // None, a name, or names in a tuple or list, major to minor. A name means the semantic axis of
+  // that name if one exists, built in or not, and else a mesh axis. Names between double
   // underscores are always semantic.
   AxisValue value;
-  // The same for generation modes. Nullopt: `value`, whose semantic names are then resolved for
+  // The value for generation modes. Nullopt: `value`, whose semantic names are then resolved for
   // generation; none: not partitioned.
   std::optional<AxisValue> generation_value;
 
@@ -99,66 +99,69 @@ struct SemanticAxis {
 
 // A resolved profile: every field has a value.
 //
-// Example: the default profile answers [__BATCH__, __LENGTH__, __EMBED__] in training with
+// Example: in training, the default profile answers [__BATCH__, __LENGTH__, __EMBED__] with
 // P(('fsdp', 'dp'), 'sp', 'tp').
-// Immutable, hence safe to share between threads; a copy shares the representation and is cheap.
+// Immutable, and safe to share between threads. A copy shares the representation and is cheap.
 class PartitionAxis {
  public:
-  // No field given, no further axes.
+  // A profile without given fields and without user-defined axes.
   PartitionAxis();
 
-  // Resolves what is not given, in this order:
-  //   - mesh dimensions that do not occur in `fields`: dp, fsdp, tp, sp, ep;
-  //   - batch: (fsdp, dp); sequence, query and key sequence: sp; head, kv head, hidden state, mlp
-  //     intermediate and vocab: tp; expert: ep, each the value of that mesh dimension's field;
-  //   - decode batch, head, kv head and key sequence: the resolved field without decode;
-  //   - any other that does not occur in `fields`: none.
+  // Resolves missing fields, in this order:
+  //   - Mesh dimensions that do not occur in `fields`: dp, fsdp, tp, sp, ep.
+  //   - Fields with the value of mesh dimensions' fields. Batch: (fsdp, dp). Sequence, query and
+  //     key sequence: sp. Head, kv head, hidden state, mlp intermediate and vocab: tp. Expert: ep.
+  //   - Decode batch, head, kv head and key sequence: the resolved field without decode.
+  //   - Any other field that does not occur in `fields`: none.
   // Values are otherwise not checked.
   //
-  // Errors are INVALID_ARGUMENT: UNKNOWN_FIELD (TypeError) for a field that there is not or that
-  // occurs twice, UNRESOLVED_FIELD for one given as kNotGiven that no rule resolves (the first in
-  // order), INVALID_AXIS_VALUE, UNKNOWN_AXIS, CYCLIC_AXIS and LIMIT_EXCEEDED for semantic axes.
+  // Errors are INVALID_ARGUMENT: UNKNOWN_FIELD (TypeError) for an unknown or repeated field;
+  // UNRESOLVED_FIELD for the first field, in order, that is given as kNotGiven and that no rule
+  // resolves; INVALID_AXIS_VALUE, UNKNOWN_AXIS, CYCLIC_AXIS and LIMIT_EXCEEDED for semantic axes.
   static absl::StatusOr<PartitionAxis> Create(absl::Span<const FieldValue> fields,
                                               absl::Span<const SemanticAxis> semantic_axes = {});
 
-  // Never kNotGiven. Valid as long as a copy of this profile lives.
+  // Never kNotGiven. Valid while a copy of this profile exists.
   const AxisValue& field(AxisField field) const;
   absl::Span<const SemanticAxis> semantic_axes() const;
 
-  // One value per axis: none for none and `_`; a semantic axis' field, or in a generation mode its
-  // decode variant unless that is none; for a list of semantic or field names, the list of values.
+  // Returns one value per axis. None and `_` give none. A semantic axis gives the value of its
+  // field, or in a generation mode of its decode variant unless that is none. A list of semantic or
+  // field names gives the list of their values.
   //
-  // Errors are INVALID_ARGUMENT, of the first axis that fails: UNKNOWN_AXIS for a name that is not
-  // semantic (LookupError within a list, ValueError elsewhere) and for a tuple, INVALID_AXIS_VALUE
-  // (TypeError) for a value that no axis can be; in kExact that includes any list in a generation
-  // mode, and a list within a list.
+  // Errors are INVALID_ARGUMENT, of the first axis that fails. UNKNOWN_AXIS is for a name that is
+  // not semantic (LookupError within a list, ValueError elsewhere) and for a tuple.
+  // INVALID_AXIS_VALUE (TypeError) is for a value that no axis can have. In kExact that includes
+  // any list in a generation mode, and a list within a list.
   absl::StatusOr<std::vector<AxisValue>> ResolveAxis(
       absl::Span<const AxisValue> axes, RuntimeMode mode,
       Compatibility compatibility = Compatibility::kDefault) const;
 
-  // The spec of ResolveAxis' values. Further errors: SpecEntry::Create's, which in kExact include
-  // INVALID_SPEC for a tuple within a tuple. Repeated axes pass; correction judges them.
-  // O(axes); beside the result itself nothing is allocated but for lists.
+  // Returns the spec of ResolveAxis' values. Further errors: SpecEntry::Create's, which in kExact
+  // include INVALID_SPEC for a tuple within a tuple. Repeated axes are accepted; correction checks
+  // them.
+  // Takes O(axes). Apart from the result, only lists allocate memory.
   absl::StatusOr<PartitionSpec> ResolveSpec(
       absl::Span<const AxisValue> axes, RuntimeMode mode,
       Compatibility compatibility = Compatibility::kDefault) const;
 
-  // ResolveSpec of a preset's axes; `preset` is an index of Presets(). Answers are remembered: from
-  // the second on they cost a copy of the spec.
+  // As ResolveSpec, for the axes of a preset; `preset` is an index of Presets(). Answers are
+  // cached: from the second call on, an answer costs a copy of the spec.
   absl::StatusOr<PartitionSpec> ResolvePreset(
       size_t preset, RuntimeMode mode, Compatibility compatibility = Compatibility::kDefault) const;
 
-  // The steps from each axis to its mesh axes: semantic name, in generation modes the variant, mesh
-  // axes; a list has those of its members first, and an axis of the user's own those of the names
-  // that it stands for, each once and kMaxExplainedNames at most. Same errors as ResolveAxis.
+  // Returns the steps from each axis to its mesh axes: semantic name, in generation modes the
+  // variant, mesh axes. For a list, the steps of its members come first. For a user-defined axis,
+  // the steps of the names that it refers to come first, each once and at most kMaxExplainedNames.
+  // Errors as ResolveAxis.
   absl::StatusOr<std::vector<ExplanationStep>> Explain(
       absl::Span<const AxisValue> axes, RuntimeMode mode,
       Compatibility compatibility = Compatibility::kDefault) const;
 
-  // The fields as Python's repr writes them: `PartitionAxis(data_parallel_axis='dp', ...)`.
+  // Returns the fields as Python's repr writes them: `PartitionAxis(data_parallel_axis='dp', ...)`.
   std::string ToString() const;
 
-  // Same values of all fields, same further axes.
+  // Equal profiles have the same values of all fields and the same user-defined axes.
   friend bool operator==(const PartitionAxis& a, const PartitionAxis& b);
 
  private:

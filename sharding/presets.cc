@@ -14,7 +14,7 @@ namespace {
 
 AxisValue Axis(std::string_view name) { return AxisValue::Name(std::string(name)); }
 
-// A dimension that is partitioned along several axes.
+// Returns a dimension that is partitioned along several axes.
 AxisValue Composite(std::initializer_list<std::string_view> names) {
   std::vector<AxisValue> entries;
   entries.reserve(names.size());

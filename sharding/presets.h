@@ -1,4 +1,4 @@
-// Axes together with a mode, and the named ones for the usual tensors of a transformer.
+// Axes with a mode, and named presets for the usual tensors of a transformer.
 #ifndef SHARDMESH_SHARDING_PRESETS_H_
 #define SHARDMESH_SHARDING_PRESETS_H_
 
@@ -12,7 +12,7 @@
 
 namespace shardmesh {
 
-// The semantic axes of a tensor's dimensions, and how to find the mode.
+// The semantic axes of a tensor's dimensions, and the rule for the mode.
 struct DynamicAxes {
   std::vector<AxisValue> axes;
   Mode mode = RuntimeMode::kTrain;
@@ -25,11 +25,11 @@ struct Preset {
   DynamicAxes dynamic_axes;
 };
 
-// All presets; they live as long as the program.
+// Returns all presets; they live as long as the program.
 absl::Span<const Preset> Presets();
 
-// The preset of this name, such as "AttnQSharding". INVALID_ARGUMENT (UNKNOWN_PRESET;
-// AttributeError) names the nearest one, or all where none is near.
+// Returns the preset of this name, such as "AttnQSharding". INVALID_ARGUMENT (UNKNOWN_PRESET;
+// AttributeError) names the nearest one, or all if none is similar.
 absl::StatusOr<const Preset*> FindPreset(std::string_view name);
 
 }  // namespace shardmesh

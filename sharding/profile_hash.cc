@@ -1,4 +1,4 @@
-// The canonical text of a profile, and what eformer would hash of it.
+// The canonical text of a profile, and the object that eformer would hash.
 #include "sharding/profile_hash.h"
 
 #include <string_view>
@@ -19,7 +19,8 @@ void AppendName(std::string_view name, std::string& out) {
 
 void AppendValue(const AxisValue& value, std::string& out) {
   switch (value.kind()) {
-    case AxisValue::Kind::kNotGiven:  // No resolved profile holds it but within a tuple or list.
+    case AxisValue::Kind::kNotGiven:  // In a resolved profile this occurs only within a tuple or
+                                      // list.
       out += '?';
       return;
     case AxisValue::Kind::kNone:
@@ -39,8 +40,8 @@ void AppendValue(const AxisValue& value, std::string& out) {
   }
 }
 
-// The value as an attribute of the original's object. What the hash ignores may come as anything
-// else that it ignores.
+// Returns the value as an attribute of the original's object. A value that the hash ignores may
+// become any other ignored value.
 PythonValue AsPython(const AxisValue& value) {
   switch (value.kind()) {
     case AxisValue::Kind::kName:

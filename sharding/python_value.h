@@ -1,4 +1,4 @@
-// Values as Python holds and prints them, and the hash that eformer makes of that text.
+// Python values with their printed forms, and eformer's hash of the printed text.
 #ifndef SHARDMESH_SHARDING_PYTHON_VALUE_H_
 #define SHARDMESH_SHARDING_PYTHON_VALUE_H_
 
@@ -13,11 +13,11 @@
 
 namespace shardmesh {
 
-// One value of the kinds below. `1`, `1.0` and `True` are three values: Python prints them
+// One value of the kinds below. `1`, `1.0` and `True` are three values, because Python prints them
 // differently.
 //
-// Whoever decodes values from outside bounds their depth and count. Immutable but for assignment;
-// safe to read from several threads.
+// A decoder of untrusted values bounds their depth and count. Immutable except for assignment; safe
+// to read from several threads.
 class PythonValue {
  public:
   enum class Kind { kNone, kBool, kInt, kFloat, kString, kList, kTuple, kDict };
@@ -27,7 +27,7 @@ class PythonValue {
   PythonValue() = default;
   static PythonValue Bool(bool value);
   static PythonValue Int(int64_t value);
-  // An integer of any size from its decimal digits, `-` before them allowed. INVALID_ARGUMENT
+  // Makes an integer of any size from its decimal digits, with an optional `-`. INVALID_ARGUMENT
   // (BAD_FIELD) for other text.
   static absl::StatusOr<PythonValue> BigInt(std::string_view digits);
   static PythonValue Float(double value);
@@ -35,19 +35,19 @@ class PythonValue {
   static PythonValue String(std::string text);
   static PythonValue List(std::vector<PythonValue> entries);
   static PythonValue Tuple(std::vector<PythonValue> entries);
-  // In the order of insertion, which is the order of the text.
+  // In the order of insertion, which is the printed order.
   static PythonValue Dict(std::vector<DictItem> items);
 
   Kind kind() const { return kind_; }
   // kString: the text; kBool, kInt, kFloat: as Python prints it; empty for the others.
   const std::string& text() const { return text_; }
-  // kList, kTuple: the entries; kDict: key, value, key, value, ...; empty for the others. Valid as
-  // long as this value is unchanged.
+  // kList, kTuple: the entries; kDict: key, value, key, value, ...; empty for the others. Valid
+  // while this value is unchanged.
   absl::Span<const PythonValue> entries() const { return entries_; }
 
-  // As str() writes it: a string is itself, any other value its repr.
+  // Returns the text of str(): a string is itself, any other value its repr.
   std::string Str() const;
-  // As repr() writes it: `None`, `True`, `-7`, `1e+22`, `-0.0`, `nan`, `"it's"`, `[1, 'x']`,
+  // Returns the text of repr(): `None`, `True`, `-7`, `1e+22`, `-0.0`, `nan`, `"it's"`, `[1, 'x']`,
   // `('tp',)`, `{'a': [1.0]}`.
   std::string Repr() const;
 
@@ -57,21 +57,21 @@ class PythonValue {
   std::vector<PythonValue> entries_;  // kList, kTuple; kDict: key, value, key, value, ...
 };
 
-// `value` as Python's repr writes a float: the fewest digits that read back as the same number.
+// Returns `value` as Python's repr writes a float: the fewest digits that parse to the same number.
 std::string PythonFloatRepr(double value);
 
-// What eformer's hash_fn makes of an object.
+// The result of eformer's hash_fn for an object.
 struct PythonHash {
-  std::string text;    // what is hashed
+  std::string text;    // the hashed text
   std::string digest;  // its MD5 as a number, in decimal
-  int64_t value = 0;   // what hash() returns: the number, modulo 2^61-1 where it is over 64 bits
+  int64_t value = 0;   // result of hash(): the number, modulo 2^61-1 if it exceeds 64 bits
 
   friend bool operator==(const PythonHash&, const PythonHash&) = default;
 };
 
-// Hashes the texts of the attributes, one after the other without anything between them, in the
-// object's own order. Only bool, int, float, list and dict count; None, strings and tuples are left
-// out. The only error is SafeHashInt's where this host's OpenSSL is configured to have no MD5.
+// Hashes the concatenated texts of the attributes, in the object's own order. Only bool, int,
+// float, list and dict count; None, strings and tuples are skipped. The only error is
+// SafeHashInt's, on a host whose OpenSSL is configured without MD5.
 absl::StatusOr<PythonHash> HashFn(absl::Span<const PythonValue> attributes);
 
 }  // namespace shardmesh

@@ -16,8 +16,8 @@ absl::StatusOr<int64_t> ElementCount(absl::Span<const int64_t> shape) {
         Reason::kInvalidShape,
         StrCat("a shape of ", shape.size(), " dimensions is over the limit of ", kMaxRank));
   }
-  // A later extent of 0 makes any count 0, so the product is judged only at the end; 16 factors
-  // below 2^63 do not fit 128 bits, hence the saturation.
+  // A later extent of 0 makes any count 0, so the product is checked only at the end. It saturates,
+  // because 16 factors below 2^63 do not fit 128 bits.
   constexpr absl::uint128 kLimit = std::numeric_limits<int64_t>::max();
   absl::uint128 count = 1;
   bool has_zero = false;

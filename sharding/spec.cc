@@ -30,13 +30,13 @@ void ForEachAxisName(absl::Span<const SpecEntry> entries, Visit visit) {
   }
 }
 
-// Size of an axis; 1 for one that the mesh does not have.
+// Returns the size of an axis; 1 if the mesh lacks it.
 int64_t SizeOf(const Mesh& mesh, std::string_view name) {
   const std::optional<int64_t> axis = mesh.FindAxis(name);
   return axis.has_value() ? mesh.axes()[static_cast<size_t>(*axis)].size : 1;
 }
 
-// The axes of an entry that have more than one device.
+// Returns the axes of an entry that have more than one device.
 std::vector<std::string_view> SplittingAxes(const SpecEntry& entry, const Mesh& mesh) {
   std::vector<std::string_view> names;
   for (const AxisName& axis : entry.axes()) {
@@ -196,8 +196,8 @@ std::string PartitionSpec::ToString() const {
 }
 
 absl::Status CheckDistinctAxes(const PartitionSpec& spec) {
-  // Every tensor passes here, nearly always with a handful of distinct names: no allocation for
-  // those, and each compared with those before it.
+  // Every tensor passes here, nearly always with a handful of distinct names. These need no
+  // allocation: each name is compared with those before it.
   absl::InlinedVector<std::string_view, 16> names(spec.unreduced().begin(), spec.unreduced().end());
   bool distinct = true;
   int nones = 0;

@@ -1,4 +1,4 @@
-// From a device's position to the ranges it holds, and back from a range to its holders.
+// Maps a device's position to its ranges, and a range to its holders.
 #include "sharding/tile.h"
 
 #include <utility>
@@ -71,7 +71,7 @@ Shape Tile::shape() const {
 }
 
 int64_t Tile::element_count() const {
-  // First of all, since the other extents of a tensor without elements may multiply to anything.
+  // Checked first: the other extents of a tensor without elements may overflow.
   if (std::any_of(ranges.begin(), ranges.end(),
                   [](const IndexRange& range) { return range.size() == 0; })) {
     return 0;

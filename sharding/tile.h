@@ -30,7 +30,7 @@ struct IndexRange {
 struct Tile {
   absl::InlinedVector<IndexRange, 6> ranges;
 
-  // The whole of a tensor.
+  // Returns the tile of a whole tensor.
   static Tile Whole(absl::Span<const int64_t> shape);
 
   Shape shape() const;
@@ -42,14 +42,14 @@ struct Tile {
   friend bool operator==(const Tile&, const Tile&) = default;
 };
 
-// The indices in both; nullopt where there are none. Requires equal ranks.
+// Returns the common indices; nullopt if there are none. Requires equal ranks.
 std::optional<Tile> Intersect(const Tile& a, const Tile& b);
 
-// Where one dimension is cut: n parts have n + 1 rising points, from 0 to the extent.
+// The cut positions of one dimension: n parts have n + 1 rising points, from 0 to the extent.
 using CutPoints = std::vector<int64_t>;
 
-// The same cuts in their simplest form: no points where parts are equal, no lists if there are
-// none.
+// Returns the same cuts in their simplest form: no points for equal parts, no lists if all parts
+// are equal.
 std::vector<CutPoints> WithoutEqualParts(std::vector<CutPoints> cut_points);
 
 // A piece of a tensor and every device that holds it.
@@ -58,20 +58,21 @@ struct OwnedTile {
   std::vector<DeviceId> devices;  // by rising replica id
 };
 
-// How an array of one shape lies on a mesh: the tile of each device.
+// The layout of an array of one shape on a mesh: the tile of each device.
 //
 // Invariants (checked by Create in this order; INVALID_ARGUMENT names the first that fails):
 //   - no axis occurs twice in the spec (DUPLICATE_AXIS; DuplicateSpecError);
 //   - every axis of the spec is an axis of the mesh (AXIS_NOT_IN_MESH);
 //   - the spec has at most one entry per dimension of `shape` (RANK_MISMATCH);
-//   - the product of a dimension's axes divides its extent, unless cut points are given for it
-//     (NOT_DIVISIBLE, lowest dimension first). An extent of 0 is divided by anything.
-// An unconstrained dimension is not partitioned. Along unreduced axes devices hold the same tile,
-// each a partial sum of it: they count as holders and replicas here, and spec().unreduced() tells.
+//   - the product of a dimension's axes divides its extent, unless it has cut points
+//     (NOT_DIVISIBLE, lowest dimension first). Any product divides an extent of 0.
+// An unconstrained dimension is not partitioned. Along unreduced axes, devices hold the same tile,
+// each a partial sum of it. They count as holders and replicas here; spec().unreduced()
+// distinguishes them.
 //
-// Example: mesh dp=2,tp=4, spec P('dp', 'tp'), shape (8, 16): device 5 holds [4,8)x[4,8).
-// A dimension over (a, b) is split with a major and b minor.
-// Immutable, hence safe to share between threads. One device costs O(rank + axes).
+// Example: mesh dp=2,tp=4, spec P('dp', 'tp'), shape (8, 16): device 5 holds [4,8)x[4,8). A
+// dimension over (a, b) is split with a major and b minor.
+// Immutable, and safe to share between threads. A query for one device takes O(rank + axes).
 class Tiling {
  public:
   // `cut_points`: empty for equal parts everywhere; else one list per dimension, an empty list for
@@ -86,21 +87,22 @@ class Tiling {
   const Shape& shape() const { return shape_; }
   int64_t rank() const { return static_cast<int64_t>(shape_.size()); }
 
-  // The range that a device holds. This and ReplicaIdOf require 0 <= device < mesh().size().
+  // Returns the range that a device holds. TileOf and ReplicaIdOf require 0 <= device <
+  // mesh().size().
   Tile TileOf(DeviceId device) const;
-  // Number of this device among the holders of its tile, in position order. 0 marks the canonical
-  // holder: the tiles of the devices with replica id 0 cover the tensor exactly once.
+  // Returns the number of this device among the holders of its tile, in position order. 0 marks the
+  // canonical holder: the tiles of all devices with replica id 0 cover the tensor exactly once.
   int64_t ReplicaIdOf(DeviceId device) const;
-  // How many devices hold each tile.
+  // Returns how many devices hold each tile.
   int64_t replica_count() const { return replica_count_; }
-  // How many different tiles there are.
+  // Returns the number of different tiles.
   int64_t DistinctTileCount() const { return mesh_.size() / replica_count_; }
-  // The tile of that number, counted row-major over the dimensions, and the replica group that
-  // holds it. Costs O(rank + replicas). Requires 0 <= tile < DistinctTileCount().
+  // Returns the tile of that number, counted row-major over the dimensions, with its replica group.
+  // Takes O(rank + replicas). Requires 0 <= tile < DistinctTileCount().
   OwnedTile ReplicaGroup(int64_t tile) const;
-  // Number of the tile that a device holds, in the same count.
+  // Returns the number of the tile that a device holds, in the same count.
   int64_t TileNumberOf(DeviceId device) const;
-  // Whether no axis of more than one device is in the spec, whatever the extents.
+  // Returns whether no axis of more than one device is in the spec, for any extents.
   bool FullyReplicated() const { return fully_replicated_; }
 
   // Parts of dimension `dim`, 0 <= dim < rank(), and the range of one of them.
@@ -108,15 +110,18 @@ class Tiling {
   IndexRange PartRange(int64_t dim, int64_t part) const;
   // Whether every tile has the shape ShardShape().
   bool has_equal_tiles() const { return equal_tiles_; }
-  // Per dimension the largest extent of any tile: room for any device's tile.
+  // Returns, per dimension, the largest extent of any tile. A buffer of this shape fits any
+  // device's tile.
   Shape ShardShape() const;
 
-  // The pieces that tile `range` of the tensor, in row-major order, each with all its holders.
-  // Costs O(pieces * replicas). Requires a range within the tensor; an empty one gives no pieces.
+  // Returns the pieces that tile `range` of the tensor, in row-major order, each with all its
+  // holders.
+  // Takes O(pieces * replicas). Requires a range within the tensor; an empty one gives no pieces.
   std::vector<OwnedTile> OwnersOf(const Tile& range) const;
 
  private:
-  // One digit of a device's coordinates: coordinate = device / stride % size, worth `weight`.
+  // One digit of a device's coordinates: coordinate = device / stride % size. It has the value
+  // `weight`.
   struct Digit {
     int64_t stride;
     int64_t size;
@@ -131,16 +136,16 @@ class Tiling {
   Tiling(const Mesh& mesh, const PartitionSpec& spec, Shape shape);
 
   int64_t PartOf(DeviceId device, int64_t dim) const;
-  // The part that holds index `index` of dimension `dim`.
+  // Returns the part that contains index `index` of dimension `dim`.
   int64_t PartHolding(int64_t dim, int64_t index) const;
-  // Devices whose coordinates along the partitioning axes sum to `base`.
+  // Returns the devices whose coordinates along the partitioning axes sum to `base`.
   std::vector<DeviceId> Holders(DeviceId base) const;
 
   Mesh mesh_;
   PartitionSpec spec_;
   Shape shape_;
   std::vector<Dimension> dimensions_;
-  std::vector<Digit> replica_digits_;  // the axes that cut nothing, in mesh order
+  std::vector<Digit> replica_digits_;  // the axes that cut no dimension, in mesh order
   int64_t replica_count_ = 1;
   bool fully_replicated_ = true;
   bool equal_tiles_ = true;

@@ -12,9 +12,11 @@
 
 namespace shardmesh {
 
-// Values by name. Only a name's length and its first and last eight bytes are hashed, which makes a
-// lookup several times as fast as in a general hash map; names that differ in between alone share a
-// chain. So it is for tens of distinct names (a few hundred at most), not for foreign masses.
+// A hash table from names to values that hashes only the length and the first and last eight bytes
+// of a name. A lookup is several times as fast as in a general hash map.
+//
+// Names that differ only between those bytes collide. Use the table for tens of distinct names (a
+// few hundred at most), never for names that clients choose.
 //
 // Not synchronised; safe to read from several threads.
 template <typename Value>
@@ -22,7 +24,7 @@ class NameTable {
  public:
   NameTable() : slots_(kLeastSlots) {}
 
-  // Returns false, and changes nothing, if the name is there already.
+  // Returns false, and changes nothing, if the name is already present.
   bool Insert(std::string name, Value value) {
     if (Find(name) != nullptr) return false;
     if (2 * (size_ + 1) > slots_.size()) Grow();
@@ -34,7 +36,7 @@ class NameTable {
     return true;
   }
 
-  // Null if the name is not there. Valid until the next Insert.
+  // Returns null if the name is absent. The pointer is valid until the next Insert.
   const Value* Find(std::string_view name) const {
     for (size_t i = Hash(name) & mask();; i = (i + 1) & mask()) {
       const Slot& slot = slots_[i];
@@ -44,7 +46,7 @@ class NameTable {
   }
 
  private:
-  static constexpr size_t kLeastSlots = 64;  // a power of two, as all sizes are
+  static constexpr size_t kLeastSlots = 64;  // a power of two, like all sizes
 
   struct Slot {
     std::string name;
@@ -61,14 +63,14 @@ class NameTable {
     } else if (!name.empty()) {
       std::memcpy(&head, name.data(), name.size());
     }
-    // Odd constants spread the bits upwards; the upper half has seen all of them.
+    // Odd constants spread the bits upwards; the upper half depends on all of them.
     const uint64_t mixed = (head * 0x9E3779B97F4A7C15) ^ (tail * 0xC2B2AE3D27D4EB4F) ^ name.size();
     return static_cast<size_t>((mixed * 0x9E3779B97F4A7C15) >> 32);
   }
 
   size_t mask() const { return slots_.size() - 1; }
 
-  // The slot for a name that is not there. At least half of them are free.
+  // Returns the slot for a name that is absent. At least half of all slots are free.
   size_t FreePlace(std::string_view name) const {
     size_t i = Hash(name) & mask();
     while (slots_[i].used) i = (i + 1) & mask();

@@ -1,4 +1,4 @@
-// Optimal string alignment, bounded, and the choice by it.
+// Bounded edit distance (optimal string alignment), and the nearest name by that distance.
 #include "status/nearest_name.h"
 
 #include <algorithm>

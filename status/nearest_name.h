@@ -1,4 +1,4 @@
-// The known name that a mistyped one was probably meant to be, for error messages.
+// Finds the known name that a mistyped name probably means, for error messages.
 #ifndef SHARDMESH_STATUS_NEAREST_NAME_H_
 #define SHARDMESH_STATUS_NEAREST_NAME_H_
 
@@ -12,25 +12,26 @@
 
 namespace shardmesh {
 
-// Insertions, deletions, replacements and swaps of neighbours that turn `a` into `b`, in bytes.
-// Only the first 255 bytes of each are looked at, so the cost is bounded for any input.
+// Returns the number of insertions, deletions, replacements and swaps of neighbouring bytes that
+// turn `a` into `b`. Only the first 255 bytes of each count, which bounds the cost for any input.
 int64_t EditDistance(std::string_view a, std::string_view b);
 
-// The name in `known` with the least distance from `name`, the first of equals; nullopt unless it
-// is near enough to be worth naming: at most a third of the longer one's bytes differ, or one byte,
-// or nothing but case.
+// Returns the name in `known` with the least distance from `name`; the first one wins a tie.
+// Returns nullopt unless that name is close enough: at most a third of the longer name's bytes
+// differ, or one byte differs, or only case differs.
 std::optional<std::string_view> NearestName(std::string_view name,
                                             absl::Span<const std::string_view> known);
 
-// `; did you mean "tp"?` for the nearest name, else nothing: the end of a sentence.
+// Returns `; did you mean "tp"?` for the nearest name, else an empty string. The text ends a
+// sentence.
 std::string DidYouMean(std::string_view name, absl::Span<const std::string_view> known);
 
-// The keys of a sorted map next to where `name` would stand, on both sides: at most 1,000, and no
-// more than DidYouMean looks through in some milliseconds, however long they are.
+// Returns the keys of a sorted map on both sides of the place where `name` would stand: at most
+// 1,000. Their lengths are bounded too, so that DidYouMean needs only some milliseconds for them.
 template <typename Map>
 std::vector<std::string> NeighboursOf(std::string_view name, const Map& map) {
   constexpr size_t kMaxNeighbours = 1'000;
-  // An edit distance looks at each byte of one name for each byte of the other.
+  // An edit distance compares each byte of one name with each byte of the other.
   constexpr size_t kMaxByteProduct = size_t{1} << 20;
   std::vector<std::string> neighbours;
   size_t product = 0;

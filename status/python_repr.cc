@@ -13,8 +13,8 @@
 namespace shardmesh {
 namespace {
 
-// Whether Python prints a character beyond ASCII as itself: it is assigned, and neither a
-// separator nor a control, format, surrogate or private character.
+// Returns whether Python prints a character beyond ASCII unescaped. Such a character is assigned,
+// and is no separator and no control, format, surrogate or private character.
 bool IsPrintable(char32_t code_point) {
   static const RE2& kPrintable = *new RE2("[\\pL\\pM\\pN\\pP\\pS]");
   std::string character;
@@ -22,7 +22,7 @@ bool IsPrintable(char32_t code_point) {
   return RE2::FullMatch(character, kPrintable);
 }
 
-// Appends one character as Python's repr writes it between such quotes.
+// Appends one character, escaped as Python's repr does between `quote`s.
 void AppendPythonEscaped(char32_t code_point, char quote, std::string& out) {
   if (code_point == static_cast<char32_t>(quote) || code_point == '\\') {
     out += '\\';
@@ -54,7 +54,7 @@ std::string PythonRepr(std::string_view text) {
   if (is_plain) {
     return StrCat("'", text, "'");
   }
-  // Python prefers single quotes and changes to double ones only to save escapes.
+  // Python prefers single quotes and uses double quotes only to save escapes.
   const bool has_single = text.find('\'') != std::string_view::npos;
   const bool has_double = text.find('"') != std::string_view::npos;
   const char quote = has_single && !has_double ? '"' : '\'';

@@ -1,4 +1,4 @@
-// The table of reasons, and the payloads that carry them.
+// The table of reasons, and the payloads that attach them to a status.
 #include "status/reason.h"
 
 #include <array>

@@ -1,5 +1,5 @@
 // Why a call failed or a layout was changed, in a form that programs can compare: stable reasons,
-// and how they ride on an absl::Status.
+// attached to an absl::Status.
 #ifndef SHARDMESH_STATUS_REASON_H_
 #define SHARDMESH_STATUS_REASON_H_
 
@@ -11,22 +11,22 @@
 
 namespace shardmesh {
 
-// Names and meanings are part of the contract: they travel in google.rpc.ErrorInfo and in
-// corrections. Add at will; never rename or reuse. ReasonName(kNotDivisible) is "NOT_DIVISIBLE",
-// and so on.
+// Names and meanings are part of the contract: google.rpc.ErrorInfo and corrections carry them. New
+// reasons may be added; none may be renamed or reused. ReasonName(kNotDivisible) is
+// "NOT_DIVISIBLE", and so on.
 enum class Reason {
   kUnspecified = 0,
 
   // Layouts: as errors, or as the reason of a correction.
   kNotDivisible,      // the product of the axes does not divide the dimension
   kAxisNotInMesh,     // a spec names an axis that the mesh does not have
-  kRankTruncated,     // a spec is longer than the tensor's rank, and was cut
-  kBelowMinSize,      // the tensor is smaller than the rule set's min_size, hence replicated
+  kRankTruncated,     // a spec was longer than the tensor's rank and was cut
+  kBelowMinSize,      // the tensor is smaller than the rule set's min_size and is replicated
   kUnconstrained,     // a dimension was left open and is not partitioned
   kDuplicateAxis,     // one axis occurs twice in a spec or a mesh
   kRankMismatch,      // a spec is longer than the rank, where that is an error
   kMeshSizeMismatch,  // axis sizes do not multiply to the number of devices
-  kNoMesh,            // a mesh is needed and none is there
+  kNoMesh,            // the call needs a mesh and has none
 
   // Malformed values.
   kInvalidShape,
@@ -40,15 +40,15 @@ enum class Reason {
   kUnknownField,      // not a field of a profile
   kUnknownMode,       // not a mode
   kUnknownPreset,     // not a preset
-  kUnresolvedField,   // a field of the profile is still not given after resolution
-  kInvalidAxisValue,  // a value of the wrong kind for where it stands
+  kUnresolvedField,   // a field of the profile has no value after resolution
+  kInvalidAxisValue,  // a value has the wrong kind for its place
   kCyclicAxis,        // registered axes that resolve to one another
   kInvalidDimension,  // an integer mode that is not a dimension of the shape
   kMissingArgument,   // the call needs an argument that was left out
 
   // Rules.
   kUnmatchedTensor,     // no rule matches the tensor's name
-  kUnsupportedPattern,  // a pattern uses what cannot be matched in bounded time
+  kUnsupportedPattern,  // a pattern uses a feature that has no bound on matching time
   kBadPattern,          // a pattern is not well formed
 
   // Requests.
@@ -57,68 +57,68 @@ enum class Reason {
   kAlreadyExists,    // a named thing exists already
   kVersionMismatch,  // a version or revision is not the expected one
   kRequestIdReused,  // a request_id was used before with other contents
-  kNotAvailable,     // the contract has room for it, this build does not do it
+  kNotAvailable,     // the contract reserves it, this build does not implement it
   kCompacted,        // a watched revision was compacted; list anew
 
   // Data.
   kShapeMismatch,     // operands do not fit each other
   kUnknownDtype,      // an element type's name or number is not known
   kUnsupportedDtype,  // an operation does not support the element type
-  kBadFile,           // a file is not what its format demands
+  kBadFile,           // a file violates its format
   kChecksumMismatch,  // bytes differ from their checksum
-  kBadTile,           // a tile is not the one that this worker holds of the array
+  kBadTile,           // a tile is not the tile that this worker holds of the array
   kBadToken,          // a transfer token is missing, wrong, expired or for something else
-  kArrayDegraded,     // some tiles of an array are not there; the ranks are named
-  kMemoryLimit,       // memory for shards is used up; have and need are named
+  kArrayDegraded,     // some tiles of an array are missing; the ranks are named
+  kMemoryLimit,       // no memory is left for shards; have and need are named
 
   // Cluster.
-  kWorkerLost,          // a worker is lost; rank, identity and what it was doing are named
+  kWorkerLost,          // a worker is lost; its rank, identity and activity are named
   kMeshIncomplete,      // a mesh has ranks without a live worker
-  kIdentityInUse,       // an identity is held by another process
+  kIdentityInUse,       // another process holds the identity
   kClusterMismatch,     // a worker belongs to another cluster
   kProtocolMismatch,    // the two sides speak no common protocol version
-  kStaleEpoch,          // a message is of an older epoch
-  kStaleTerm,           // a message is of an older term
-  kStepAborted,         // a step was aborted because of another rank
+  kStaleEpoch,          // a message belongs to an older epoch
+  kStaleTerm,           // a message belongs to an older term
+  kStepAborted,         // a step was aborted because another rank failed
   kSessionGone,         // a session is unknown, closed or expired
   kNotServing,          // the process is starting or draining
   kEndpointUnverified,  // an advertised endpoint does not lead back to its worker
   kStoreFailed,         // durable state cannot be read or written
   kCancelled,           // the operation was cancelled by its owner
-  kDeadline,            // a deadline passed; who was waited for is named
-  kCollectiveMismatch,  // ranks do not run the same collective; both are shown
+  kDeadline,            // a deadline passed; the awaited peers are named
+  kCollectiveMismatch,  // ranks run different collectives; both are shown
   kIdentityMismatch,    // a data folder holds tiles of another worker; both are named
-  kRecovering,          // the coordinator waits for its workers' inventories; retry
+  kRecovering,          // the coordinator waits for the inventories of its workers; retry
   kStoreFull,           // the store's disk or quota is full; have and need are named
-  kNotOwner,            // the session does not own what the call would change
-  kSchemaMismatch,      // durable state of another schema; both versions are named
-  kSlowReader,          // a stream's reader is too slow; what it missed is gone
-  kLast = kSlowReader,  // not a reason: where loops over all of them end
+  kNotOwner,            // the session does not own the object of the call
+  kSchemaMismatch,      // durable state has another schema; both versions are named
+  kSlowReader,          // the reader of a stream was too slow; the missed messages are gone
+  kLast = kSlowReader,  // not a reason: the end of loops over all reasons
 };
 
 // The stable name, such as "NOT_DIVISIBLE".
 std::string_view ReasonName(Reason reason);
-// The reason of that name; nullopt for a name of none.
+// Returns the reason of that name, or nullopt if no reason has that name.
 std::optional<Reason> ReasonFromName(std::string_view name);
 
-// Returns `status` with the reason attached; an earlier one is replaced. An OK status stays as it
-// is.
+// Returns `status` with the reason attached in place of any earlier one. An OK status stays
+// unchanged.
 absl::Status WithReason(absl::Status status, Reason reason);
-// kUnspecified where none is attached, or one this build does not know.
+// Returns kUnspecified if `status` carries no reason, or one that this build does not know.
 Reason ReasonOf(const absl::Status& status);
 
 // Attaches the exact class of the exception that the Python library raises in the same case, such
 // as "DuplicateSpecError".
 absl::Status WithPythonType(absl::Status status, std::string_view python_type);
-// Empty where none is attached.
+// Returns an empty string if `status` carries no class.
 std::string PythonTypeOf(const absl::Status& status);
 
-// The same error with `context` and a colon before its message: what was being done, or to what.
-// Code, reason and all else that is attached stay. An OK status stays as it is.
+// Returns the same error with `context` and a colon before its message; `context` names the action
+// or its object. Code, reason and all other payloads stay. An OK status stays unchanged.
 absl::Status WithContext(const absl::Status& status, std::string_view context);
 
-// INVALID_ARGUMENT with a reason and a Python class, the shape of nearly every error of the
-// algebra.
+// Returns INVALID_ARGUMENT with a reason and a Python class. Nearly all errors of the algebra have
+// this form.
 absl::Status InvalidArgument(Reason reason, std::string_view message,
                              std::string_view python_type = "ValueError");
 

@@ -7,7 +7,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-// Evaluates an absl::Status expression once and returns it from the function if it is an error.
+// Evaluates an absl::Status expression once. If the status is an error, returns it from the
+// function.
 #define SHARDMESH_RETURN_IF_ERROR(expr)                                     \
   do {                                                                      \
     if (::absl::Status shardmesh_status = (expr); !shardmesh_status.ok()) { \
@@ -15,8 +16,8 @@
     }                                                                       \
   } while (false)
 
-// SHARDMESH_ASSIGN_OR_RETURN(auto mesh, Mesh::Create(...)); assigns the value, or returns the
-// error.
+// SHARDMESH_ASSIGN_OR_RETURN(auto mesh, Mesh::Create(...)); assigns the value, or returns the error
+// from the function.
 #define SHARDMESH_ASSIGN_OR_RETURN(lhs, expr) \
   SHARDMESH_ASSIGN_OR_RETURN_IMPL_(SHARDMESH_CONCAT_(shardmesh_result_, __LINE__), lhs, expr)
 

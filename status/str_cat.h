@@ -1,8 +1,8 @@
-// absl::StrCat, StrAppend and StrJoin that also take std::string_view, and a bridge for the rest of
-// Abseil.
+// StrCat, StrAppend and StrJoin that also take std::string_view, and conversions for other Abseil
+// functions.
 //
-// Debian's Abseil is built with a string_view class of its own, which std::string_view does not
-// convert to. The project's interfaces use std::string_view; its texts are put together with these.
+// Debian builds Abseil with its own string_view class, and std::string_view does not convert to
+// that class. The project's interfaces use std::string_view; the functions below build its texts.
 #ifndef SHARDMESH_STATUS_STR_CAT_H_
 #define SHARDMESH_STATUS_STR_CAT_H_
 
@@ -16,8 +16,8 @@
 
 namespace shardmesh {
 
-// The same bytes as Abseil's type and as the standard's: views, valid as long as the argument's
-// bytes.
+// Convert between Abseil's view type and the standard one. The view is valid as long as the bytes
+// of the argument.
 inline absl::string_view ToAbsl(std::string_view text) { return {text.data(), text.size()}; }
 inline std::string_view ToStd(absl::string_view text) { return {text.data(), text.size()}; }
 
@@ -34,15 +34,15 @@ decltype(auto) Argument(const T& value) {
 
 }  // namespace str_cat_internal
 
-// The three are function objects, lest argument-dependent lookup find Abseil's functions beside
-// them.
+// The three are function objects, because argument-dependent lookup would otherwise find Abseil's
+// functions as well.
 
 // See absl::StrCat.
 inline constexpr auto StrCat = [](const auto&... pieces) -> std::string {
   return absl::StrCat(str_cat_internal::Argument(pieces)...);
 };
 
-// See absl::StrAppend: no piece may view into `*out`.
+// See absl::StrAppend. No piece may be a view into `*out`.
 inline constexpr auto StrAppend = [](std::string* out, const auto&... pieces) {
   absl::StrAppend(out, str_cat_internal::Argument(pieces)...);
 };

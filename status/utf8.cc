@@ -14,7 +14,8 @@ std::optional<std::u32string> DecodeUtf8(std::string_view text) {
       out.push_back(lead);
       continue;
     }
-    // What the lead byte announces, and the least value that needs that many bytes.
+    // The number of continuation bytes that the lead byte announces, and the least value that needs
+    // so many.
     int continuations = 0;
     char32_t value = 0;
     char32_t least = 0;

@@ -1,4 +1,4 @@
-// What an array is and how it lies: enough for every device to derive its own tile.
+// The description of an array and its layout: every device can derive its own tile from it.
 #ifndef SHARDMESH_TENSOR_ARRAY_DESCRIPTOR_H_
 #define SHARDMESH_TENSOR_ARRAY_DESCRIPTOR_H_
 
@@ -15,7 +15,7 @@
 
 namespace shardmesh {
 
-// A plain value: nothing is checked until Tiling() or SizeBytes() is asked for.
+// A plain value: only Tiling() and SizeBytes() check it.
 struct ArrayDescriptor {
   // Unique in the cluster and never used again: 1 to 64 characters of [A-Za-z0-9_-].
   std::string array_id;
@@ -30,11 +30,14 @@ struct ArrayDescriptor {
   // Empty: equal parts everywhere; else as in Tiling::Create.
   std::vector<CutPoints> cut_points;
 
-  // How it lies. Errors: as Tiling::Create.
+  // Returns the layout.
+  // Errors: as Tiling::Create.
   absl::StatusOr<shardmesh::Tiling> Tiling() const;
-  // Bytes of the whole tensor, each element once. Errors: as ElementCount and PackedSizeBytes.
+  // Returns the bytes of the whole tensor, each element once.
+  // Errors: as ElementCount and PackedSizeBytes.
   absl::StatusOr<int64_t> SizeBytes() const;
-  // Bytes of one tile of it. Errors: as PackedSizeBytes.
+  // Returns the bytes of one tile.
+  // Errors: as PackedSizeBytes.
   absl::StatusOr<int64_t> TileSizeBytes(const Tile& tile) const;
 
   friend bool operator==(const ArrayDescriptor&, const ArrayDescriptor&) = default;

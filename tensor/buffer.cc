@@ -1,4 +1,5 @@
-// Aligned memory for tensor bytes: the budget's count, and blocks mapped, faulted in and kept.
+// Aligned memory for tensor bytes: the budget's counter, and blocks that are mapped, faulted in and
+// pooled.
 #include "tensor/buffer.h"
 
 #include <sys/mman.h>
@@ -25,14 +26,14 @@ constexpr size_t kHugePageBytes = size_t{2} << 20;
 
 size_t RoundUp(size_t size, size_t multiple) { return (size + multiple - 1) / multiple * multiple; }
 
-// What is allocated for a request of size_bytes > 0.
+// Returns the allocated size for a request of size_bytes > 0.
 size_t CapacityFor(size_t size_bytes) {
   return RoundUp(size_bytes, size_bytes < kPageBytes ? Buffer::kAlignment : kPageBytes);
 }
 
 bool IsMapped(size_t capacity_bytes) { return capacity_bytes >= kPageBytes; }
 
-// Maps pages that start at a multiple of `alignment`; null if the kernel refuses.
+// Maps pages that start at a multiple of `alignment`; returns null if the kernel refuses.
 char* MapAligned(size_t capacity_bytes, size_t alignment) {
   const size_t mapped_bytes = capacity_bytes + (alignment > kPageBytes ? alignment : 0);
   void* mapped = SHARDMESH_FAILS("memory.map") ? MAP_FAILED
@@ -54,7 +55,7 @@ char* MapAligned(size_t capacity_bytes, size_t alignment) {
   return data;
 }
 
-// Memory of this process alone.
+// Memory that only this process maps.
 class PrivateBlocks final : public BlockSource {
  public:
   char* Allocate(size_t capacity_bytes) override {
@@ -67,7 +68,7 @@ class PrivateBlocks final : public BlockSource {
       return nullptr;
     }
     if (huge) {
-      madvise(data, capacity_bytes, MADV_HUGEPAGE);  // best effort: a host may not have them
+      madvise(data, capacity_bytes, MADV_HUGEPAGE);  // best effort: a host may lack huge pages
     }
     if (!PopulatePages(data, capacity_bytes)) {
       munmap(data, capacity_bytes);
@@ -249,7 +250,7 @@ int64_t BufferPool::idle_bytes() const {
 
 BufferPool::Block BufferPool::TakeIdle(size_t capacity_bytes) {
   absl::MutexLock lock(&mutex_);
-  // An eighth more than needed is not worth a new mapping.
+  // A block that is at most an eighth too large is reused rather than mapped anew.
   const auto found = idle_.lower_bound(capacity_bytes);
   if (found == idle_.end() || found->first > capacity_bytes + capacity_bytes / 8) {
     return {};

@@ -18,11 +18,11 @@
 
 namespace shardmesh {
 
-// A limit on bytes and the count of those taken. It hands out numbers, not memory.
-// Thread-safe. Must outlive its reservations.
+// A limit on bytes and the count of reserved bytes. It reserves numbers, not memory. Thread-safe.
+// Must outlive its reservations.
 class MemoryBudget {
  public:
-  // Bytes taken from a budget; gives them back when destroyed. Movable.
+  // Reserved bytes of a budget; the destructor releases them. Movable.
   class Reservation {
    public:
     Reservation() = default;
@@ -46,19 +46,19 @@ class MemoryBudget {
   MemoryBudget(const MemoryBudget&) = delete;
   MemoryBudget& operator=(const MemoryBudget&) = delete;
 
-  // Takes size_bytes >= 0, all or nothing. Before it refuses it asks those who can give memory up.
-  // RESOURCE_EXHAUSTED (MEMORY_LIMIT) says what it was for, what was needed, what is left and the
-  // limit; `what` completes "... needed for <what>".
+  // Reserves size_bytes >= 0, all or nothing. Before it refuses, it calls the Reclaim functions.
+  // RESOURCE_EXHAUSTED (MEMORY_LIMIT) states the purpose, the needed and the remaining bytes, and
+  // the limit; `what` completes "... needed for <what>".
   absl::StatusOr<Reservation> Reserve(int64_t size_bytes, std::string_view what);
-  // The same, and asks nobody: for who does well without, such as a cache.
+  // As Reserve, without calling Reclaim functions: for optional memory, such as a cache.
   absl::StatusOr<Reservation> TryReserve(int64_t size_bytes, std::string_view what);
 
-  // Gives up what it can do without, so that size_bytes can be taken; whether it gave up anything.
-  // Called by Reserve on its caller's thread, which may hold locks: it takes none that is held
-  // around a call of Reserve, and reserves nothing.
+  // Releases dispensable memory so that size_bytes can be reserved; returns whether it released
+  // any. Reserve calls it on its caller's thread, which may hold locks. The function must not take
+  // a lock that is held around a call of Reserve, and must not reserve.
   using Reclaim = std::function<bool(int64_t size_bytes)>;
-  // Asks `reclaim` too, until RemoveReclaim for the same owner returns, after which no call of it
-  // runs. One for each owner.
+  // Adds a function for Reserve to call, one for each owner. After RemoveReclaim for the same owner
+  // returns, no call of it runs.
   void AddReclaim(const void* owner, Reclaim reclaim);
   void RemoveReclaim(const void* owner);
 
@@ -71,25 +71,27 @@ class MemoryBudget {
   const int64_t limit_bytes_;
   mutable absl::Mutex mutex_;
   int64_t used_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  absl::Mutex reclaims_mutex_;  // read while they run, so that removing one waits for its end
+  absl::Mutex reclaims_mutex_;  // held for reading during calls, so that a removal waits for their
+                                // end
   std::map<const void*, Reclaim> reclaims_ ABSL_GUARDED_BY(reclaims_mutex_);
 };
 
-// Where a pool's memory comes from. Thread-safe.
+// The source of a pool's memory. Thread-safe.
 class BlockSource {
  public:
   virtual ~BlockSource() = default;
-  // Memory of capacity_bytes > 0, a multiple of 64, that starts at a multiple of 64, faulted in;
-  // null, with errno set, if the host refuses.
+  // Returns memory of capacity_bytes > 0, a multiple of 64, faulted in, at an address that is a
+  // multiple of 64. Returns null, with errno set, if the host refuses.
   virtual char* Allocate(size_t capacity_bytes) = 0;
-  // Takes back what Allocate gave for that size.
+  // Frees a block that Allocate returned for that size.
   virtual void Free(char* data, size_t capacity_bytes) = 0;
 };
 
 class BufferPool;
 
 // A run of memory that starts at a multiple of 64 bytes. Its bytes are unspecified at first.
-// Movable, not copyable. Distinct buffers may be used by distinct threads; one buffer as any array.
+// Movable, not copyable. Distinct threads may use distinct buffers; one buffer has the thread
+// safety of an array.
 class Buffer {
  public:
   static constexpr size_t kAlignment = 64;
@@ -98,7 +100,7 @@ class Buffer {
   Buffer() = default;
   Buffer(Buffer&& other) noexcept;
   Buffer& operator=(Buffer&& other) noexcept;
-  // Gives the memory back to its pool.
+  // Returns the memory to its pool.
   ~Buffer();
 
   const char* data() const { return data_; }
@@ -113,16 +115,16 @@ class Buffer {
   std::shared_ptr<BufferPool> pool_;
   MemoryBudget::Reservation reservation_;
   char* data_ = nullptr;
-  size_t size_bytes_ = 0;      // as asked for
+  size_t size_bytes_ = 0;      // as requested
   size_t capacity_bytes_ = 0;  // as allocated; the reservation's size
 };
 
-// Allocates buffers and keeps those given back for the next of about the same size.
+// Allocates buffers, and keeps returned ones for the next request of about the same size.
 //
-// Unless the pool is given another source, memory of a page or more is mapped page by page from the
-// kernel and faulted in at once, in huge pages where the buffer is large and the host allows; the
-// first writer then pays no faults.
-// Idle buffers count against the budget, and are given up before an allocation is refused.
+// Unless the pool has another source, memory of a page or more is mapped from the kernel and
+// faulted in at once. Large buffers use huge pages if the host allows. The first writer then pays
+// for no page faults. Idle buffers count against the budget, and are freed before an allocation is
+// refused.
 //
 // Thread-safe. Buffers keep their pool alive; the budget must outlive both.
 class BufferPool : public std::enable_shared_from_this<BufferPool> {
@@ -134,8 +136,8 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   BufferPool& operator=(const BufferPool&) = delete;
   ~BufferPool();
 
-  // A buffer of size_bytes >= 0 (no memory for 0). RESOURCE_EXHAUSTED before anything is allocated
-  // if the budget does not allow it, and also if the kernel refuses; `what` as in
+  // Returns a buffer of size_bytes >= 0 (no memory for 0). RESOURCE_EXHAUSTED, before any
+  // allocation, if the budget does not allow it; also if the kernel refuses. `what` as in
   // MemoryBudget::Reserve.
   absl::StatusOr<Buffer> Allocate(int64_t size_bytes, std::string_view what);
 

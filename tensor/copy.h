@@ -7,15 +7,15 @@
 
 namespace shardmesh {
 
-// From so many bytes on, CopyBytes writes past the caches: more than a core's own ones hold.
+// From this size on, CopyBytes bypasses the caches: it is more than a core's own caches hold.
 inline constexpr size_t kStreamedCopyBytes = size_t{2} << 20;
 
-// CopyBytes of any number of bytes, past the caches where the processor can: the memory written to
-// is not read first, and what was in the caches stays there.
+// CopyBytes for any size that bypasses the caches if the processor can. The destination is not read
+// first, and the contents of the caches stay.
 void CopyBytesStreamed(char* to, const char* from, size_t size_bytes);
 
-// As std::memcpy, but faster for large copies (1.15 to 1.25 times on one core of an EPYC, more when
-// several copy at once). Null pointers are allowed for 0 bytes.
+// As std::memcpy, but faster for large copies: 1.15 to 1.25 times on one core of an EPYC, more for
+// several concurrent copies. Null pointers are allowed for 0 bytes.
 inline void CopyBytes(char* to, const char* from, size_t size_bytes) {
   if (size_bytes >= kStreamedCopyBytes) {
     CopyBytesStreamed(to, from, size_bytes);

@@ -11,8 +11,8 @@
 
 namespace shardmesh {
 
-// The element types that a safetensors file can hold, in its own order of size. Values are not
-// wire or file values: files carry the name, the wire has its own enum.
+// The element types that a safetensors file can contain, in its own order of size. The values occur
+// neither on the wire nor in files: files contain the name, the wire has its own enum.
 enum class Dtype : uint8_t {
   kBool,
   kF4,
@@ -36,24 +36,24 @@ enum class Dtype : uint8_t {
   kU64,
 };
 
-// Every element type, each once.
+// Returns every element type, each once.
 absl::Span<const Dtype> AllDtypes();
 
-// Size of one element. 4 and 6 for the sub-byte types, whose elements are packed without padding;
-// a multiple of 8 for all others.
+// Returns the size of one element in bits. Sub-byte types have 4 or 6; their elements are packed
+// without padding. All other sizes are multiples of 8.
 int BitsPerElement(Dtype dtype);
 
-// The name that safetensors uses: "F32", "BF16", "F8_E4M3", ...
+// Returns the name that safetensors uses: "F32", "BF16", "F8_E4M3", ...
 std::string_view DtypeName(Dtype dtype);
 
 // The inverse of DtypeName. INVALID_ARGUMENT (UNKNOWN_DTYPE) lists the known names.
 absl::StatusOr<Dtype> ParseDtype(std::string_view name);
 
-// Bytes of `elements` packed elements. INVALID_ARGUMENT if `elements` is negative, the size exceeds
-// int64, or sub-byte elements do not fill whole bytes.
+// Returns the bytes of `elements` packed elements. INVALID_ARGUMENT if `elements` is negative, the
+// size exceeds int64, or sub-byte elements do not fill whole bytes.
 absl::StatusOr<int64_t> PackedSizeBytes(Dtype dtype, int64_t elements);
 
-// The type string of a .npy header ("<f4", "|b1"), or empty where NumPy has no such type.
+// Returns the type string of a .npy header ("<f4", "|b1"), or empty if NumPy has no such type.
 std::string_view NpyTypeString(Dtype dtype);
 
 std::ostream& operator<<(std::ostream& out, Dtype dtype);

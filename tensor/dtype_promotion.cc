@@ -15,15 +15,15 @@
 namespace shardmesh {
 namespace {
 
-// The kinds in which types promote upwards.
+// The groups of types within which promotion goes upwards.
 enum class Family {
   kBool,
   kUnsigned,
   kSigned,
-  kNarrowFloat,  // of 8 bits and fewer: promotes to itself alone
+  kNarrowFloat,  // of at most 8 bits: promotes only to itself
   kFloat,
   kComplex,
-  kForeign,  // not a type of JAX
+  kForeign,  // not a JAX type
 };
 
 Family FamilyOf(Dtype dtype) {
@@ -76,12 +76,12 @@ Dtype SignedOfBits(int bits) {
     case 16:
       return Dtype::kI16;
     default:
-      // The lattice goes on to 64 bits, which is 32 here.
+      // The lattice continues with 64 bits, which become 32 here.
       return Dtype::kI32;
   }
 }
 
-// Of two bools or integers, canonical ones.
+// Requires two bools or integers, both canonical.
 Dtype CommonInteger(Dtype a, Dtype b) {
   if (FamilyOf(a) == Family::kBool) return b;
   if (FamilyOf(b) == Family::kBool) return a;
@@ -92,7 +92,7 @@ Dtype CommonInteger(Dtype a, Dtype b) {
   return SignedOfBits(std::max(2 * BitsPerElement(without_sign), BitsPerElement(with_sign)));
 }
 
-// Of two inexact types, canonical ones.
+// Requires two inexact types, both canonical.
 absl::StatusOr<Dtype> CommonInexact(Dtype a, Dtype b) {
   if (a == b) return a;
   for (const Dtype narrow : {a, b}) {
@@ -234,7 +234,7 @@ absl::StatusOr<Dtype> PromoteDtype(absl::Span<const Dtype> arrays, std::optional
 
 absl::StatusOr<Dtype> ParameterDtype(Dtype dtype) {
   if (FamilyOf(dtype) == Family::kForeign) return Foreign(dtype);
-  // The originals draw the first weights at random, which takes whole bytes.
+  // The originals draw the first weights at random, which needs whole bytes.
   if (dtype == Dtype::kF4) {
     return Unsupported("float4_e2m1fn is too narrow to draw weights in; give a wider dtype",
                        "TypeError");

@@ -11,11 +11,11 @@ enum class Activation : uint8_t {
   kNone,
   kRelu,      // max(x, 0)
   kGelu,      // x/2 (1 + erf(x / sqrt 2)), exact
-  kGeluTanh,  // its approximation by tanh
+  kGeluTanh,  // approximation of kGelu by tanh
   kSilu,      // x / (1 + exp(-x))
 };
 
-// Makes one element of one from each rank.
+// Combines the elements of all ranks into one.
 enum class Reduction : uint8_t {
   kSum,  // integers wrap
   kProduct,

@@ -8,14 +8,14 @@
 
 namespace shardmesh {
 
-// To 16 bits: rounded to nearest, ties to even; too large becomes infinity; a NaN stays a NaN of
-// its sign, made quiet, with the upper bits of its payload. To F32: exact.
+// To 16 bits: rounds to nearest, ties to even. A value that is too large becomes infinity. A NaN
+// keeps its sign and the upper bits of its payload, and becomes quiet. To F32: exact.
 uint16_t F32ToBF16(float value);
 float BF16ToF32(uint16_t bits);
 uint16_t F32ToF16(float value);
 float F16ToF32(uint16_t bits);
 
-// The same for every element; `from` and `to` have one size and do not overlap.
+// Convert every element. `from` and `to` have equal sizes and do not overlap.
 void ConvertF32ToBF16(absl::Span<const float> from, absl::Span<uint16_t> to);
 void ConvertBF16ToF32(absl::Span<const uint16_t> from, absl::Span<float> to);
 void ConvertF32ToF16(absl::Span<const float> from, absl::Span<uint16_t> to);

@@ -1,4 +1,4 @@
-// A small tensor whose elements travel inside a message.
+// A small tensor that a message contains.
 #ifndef SHARDMESH_TENSOR_LITERAL_H_
 #define SHARDMESH_TENSOR_LITERAL_H_
 
@@ -10,13 +10,13 @@
 
 namespace shardmesh {
 
-// Most bytes of a literal.
+// Upper bound on the bytes of a literal.
 inline constexpr int64_t kMaxLiteralBytes = int64_t{1} << 20;
 
 struct Literal {
   Dtype dtype = Dtype::kF32;
   Shape shape;
-  // Elements row-major, little-endian: as many bytes as dtype and shape say.
+  // Elements row-major and little-endian: exactly the bytes that dtype and shape need.
   std::string bytes;
 
   friend bool operator==(const Literal&, const Literal&) = default;

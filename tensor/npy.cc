@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::string_view kMagic = "\x93NUMPY";
 constexpr size_t kAlignment = 64;
-// Far above any header of ours; version 2 would allow 4 GiB.
+// Far above any header that occurs; version 2 would allow 4 GiB.
 constexpr size_t kMaxHeaderBytes = size_t{1} << 20;
 
 absl::Status BadFile(std::string_view source, std::string_view what) {
@@ -28,12 +28,12 @@ absl::Status BadFile(std::string_view source, std::string_view what) {
 
 std::string Escaped(std::string_view text) { return absl::CHexEscape(ToAbsl(text.substr(0, 100))); }
 
-// Reads the few forms of Python literals that a header is made of.
+// Parses the Python literals that occur in headers.
 class LiteralReader {
  public:
   explicit LiteralReader(std::string_view text) : rest_(text) {}
 
-  // Takes `token` if it comes next, after spaces.
+  // Consumes `token` if it is next, after spaces.
   bool Take(std::string_view token) {
     SkipSpaces();
     if (rest_.substr(0, token.size()) != token) {
@@ -48,7 +48,7 @@ class LiteralReader {
     return rest_.empty();
   }
 
-  // A quoted text without escapes.
+  // Parses a quoted text without escapes.
   std::optional<std::string_view> Text() {
     SkipSpaces();
     if (rest_.empty() || (rest_.front() != '\'' && rest_.front() != '"')) {
@@ -73,7 +73,7 @@ class LiteralReader {
     return std::nullopt;
   }
 
-  // A tuple of integers that are not negative; `L` may follow one, as Python 2 wrote it.
+  // Parses a tuple of non-negative integers; `L` may follow one, as Python 2 wrote it.
   bool Tuple(Shape* shape) {
     if (!Take("(")) {
       return false;
@@ -166,7 +166,7 @@ absl::StatusOr<Dictionary> ReadDictionary(std::string_view source, std::string_v
 }
 
 absl::StatusOr<Dtype> DtypeOf(std::string_view source, std::string_view type) {
-  // The first character is the byte order; '|' where there is none to speak of.
+  // The first character is the byte order, or '|' if the type has none.
   for (const Dtype dtype : AllDtypes()) {
     const std::string_view known = NpyTypeString(dtype);
     if (!known.empty() && !type.empty() && type.substr(1) == known.substr(1) &&
@@ -183,11 +183,11 @@ absl::StatusOr<Dtype> DtypeOf(std::string_view source, std::string_view type) {
       StrCat(source, ": elements of NumPy type '", Escaped(type), "' cannot be read; ", remedy));
 }
 
-// Elements of which the first index varies fastest, as those of which the last does.
+// Returns elements whose first index varies fastest, reordered so that the last index does.
 std::vector<char> ToRowMajor(absl::Span<const char> from, const Shape& shape,
                              size_t element_bytes) {
   std::vector<char> to(from.size());
-  // How far apart elements lie in `from` along each dimension.
+  // The distance of adjacent elements in `from` along each dimension.
   std::vector<size_t> strides(shape.size());
   size_t stride = element_bytes;
   for (size_t dim = 0; dim < shape.size(); ++dim) {
@@ -272,7 +272,7 @@ TensorView NpyFile::View() const {
   if (header_.fortran_order) {
     return *TensorView::Create(header_.dtype, header_.shape, turned_);
   }
-  // The header was checked against the file, so that this cannot fail.
+  // Cannot fail: the header was checked against the file.
   return *TensorView::Create(header_.dtype, header_.shape,
                              file_.bytes().subspan(static_cast<size_t>(header_.data_offset_bytes)));
 }

@@ -1,4 +1,4 @@
-// NumPy's .npy files, for tensors that go to or come from a user's own programs.
+// NumPy's .npy files, for exchanging tensors with a user's own programs.
 #ifndef SHARDMESH_TENSOR_NPY_H_
 #define SHARDMESH_TENSOR_NPY_H_
 
@@ -20,32 +20,33 @@
 
 namespace shardmesh {
 
-// What a .npy header says.
+// The contents of a .npy header.
 struct NpyHeader {
   Dtype dtype = Dtype::kF32;
   Shape shape;
-  // Where the data begins in the file.
+  // Offset of the data in the file.
   int64_t data_offset_bytes = 0;
-  // The first dimension varies fastest, and at least two have more than one element: the data is
-  // that of the transposed tensor.
+  // Whether the first dimension varies fastest and at least two have more than one element. The
+  // data is then that of the transposed tensor.
   bool fortran_order = false;
 };
 
 // Checks the start of a file of file_size_bytes; `bytes` is the file, or at least its header.
 // `source` names the file in errors. Versions 1, 2 and 3, little-endian.
 //
-// NumPy has no bfloat16: programs that use it store two raw bytes an element ("<V2"), which is read
-// as BF16. Big-endian data and Python objects, structures and texts are refused with the NumPy call
-// that converts them: INVALID_ARGUMENT (UNSUPPORTED_DTYPE or BAD_FILE).
+// NumPy has no bfloat16: programs that use it store two raw bytes for each element ("<V2"), which
+// is read as BF16. Big-endian data, Python objects, structures and texts are refused:
+// INVALID_ARGUMENT (UNSUPPORTED_DTYPE or BAD_FILE). The message contains the NumPy call that
+// converts them.
 absl::StatusOr<NpyHeader> ParseNpyHeader(std::string_view source, absl::Span<const char> bytes,
                                          int64_t file_size_bytes);
 
-// A mapped .npy file; of one in Fortran order, its elements turned round into memory. Immutable,
-// hence safe to share between threads; the view lives as long as it.
+// A mapped .npy file. For one in Fortran order, a reordered copy of its elements in memory.
+// Immutable, and safe to share between threads; the view is valid as long as the object.
 class NpyFile {
  public:
   // Errors of ParseNpyHeader, or of the file system. RESOURCE_EXHAUSTED if the host has no memory
-  // to turn the elements round.
+  // for the reordered copy.
   static absl::StatusOr<NpyFile> Open(const std::string& path);
 
   TensorView View() const;
@@ -63,10 +64,10 @@ class NpyFile {
 // (UNSUPPORTED_DTYPE): save them as safetensors.
 absl::Status WriteNpy(const std::string& path, const TensorView& tensor);
 
-// The same to a stream, such as standard output. DATA_LOSS if that takes no more.
+// As above, to a stream such as standard output. DATA_LOSS if the stream accepts no more bytes.
 absl::Status WriteNpy(std::ostream& out, const TensorView& tensor);
 
-// The header that WriteNpy writes, padding included.
+// Returns the header that WriteNpy writes, including padding.
 absl::StatusOr<std::string> EncodeNpyHeader(Dtype dtype, absl::Span<const int64_t> shape);
 
 }  // namespace shardmesh

@@ -1,4 +1,4 @@
-// Reproducible random tensor values: a counter, hashed, looked up in a table of normal quantiles.
+// Reproducible random tensor values: a hashed counter, looked up in a table of normal quantiles.
 #include "tensor/random.h"
 
 #include <algorithm>
@@ -18,7 +18,7 @@ constexpr int kTableBits = 12;
 constexpr size_t kCells = size_t{1} << kTableBits;
 constexpr double kCutoff = 4.0;
 
-// Quantiles of the standard normal distribution, cut off, at multiples of 1 / kCells.
+// Quantiles of the standard normal distribution, limited to kCutoff, at multiples of 1 / kCells.
 using QuantileTable = std::array<float, kCells + 1>;
 
 double NormalQuantile(double probability) {

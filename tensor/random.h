@@ -1,4 +1,4 @@
-// Reproducible random tensor values, for checkpoints made up for trials and benchmarks.
+// Reproducible random tensor values, for synthetic checkpoints in trials and benchmarks.
 #ifndef SHARDMESH_TENSOR_RANDOM_H_
 #define SHARDMESH_TENSOR_RANDOM_H_
 
@@ -11,11 +11,11 @@
 namespace shardmesh {
 
 // Fills `out` with normally distributed values (mean 0, the given deviation, cut off at four
-// deviations). Element i depends on the seed and first_element + i alone: pieces of a tensor can be
-// filled in any order, on any number of threads, with the same result.
+// deviations). Element i depends only on the seed and first_element + i. Threads can therefore fill
+// pieces of a tensor in any order, with the same result.
 //
-// dtype is F16, BF16, F32 or F64, out.size() a multiple of its size, first_element >= 0, `out`
-// aligned to an element; INVALID_ARGUMENT otherwise.
+// Requires: dtype is F16, BF16, F32 or F64; out.size() is a multiple of its size; first_element >=
+// 0; `out` is aligned to an element. INVALID_ARGUMENT otherwise.
 absl::Status FillNormal(Dtype dtype, uint64_t seed, double deviation, int64_t first_element,
                         absl::Span<char> out);
 

@@ -39,7 +39,7 @@ std::string EncodeLength(uint64_t length) {
   return bytes;
 }
 
-// A name from a file, fit to stand in a message.
+// Returns a name from a file in a form for messages: quoted, escaped and shortened.
 std::string Quoted(std::string_view name) {
   constexpr size_t kLongest = 200;
   const bool cut = name.size() > kLongest;
@@ -51,7 +51,7 @@ absl::Status BadFile(std::string_view source, std::string_view what) {
   return InvalidArgument(Reason::kBadFile, StrCat(source, ": ", what));
 }
 
-// Takes the header's JSON apart as it is read: no tree is built, and a repeated key is seen.
+// Parses the header's JSON as a stream: it builds no tree, and detects repeated keys.
 class HeaderReader final : public nlohmann::json_sax<Json> {
  public:
   HeaderReader(std::string_view source, std::vector<SafetensorsTensor>* tensors,
@@ -234,7 +234,7 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
   bool has_offsets_ = false;
 };
 
-// Each tensor alone: its size follows from type and shape, and it lies within the data.
+// Checks one tensor: its size follows from type and shape, and it lies within the data.
 absl::Status CheckTensor(std::string_view source, const SafetensorsTensor& tensor,
                          int64_t data_size_bytes) {
   const std::string where = StrCat("tensor ", Quoted(tensor.name), ": ");
@@ -257,7 +257,7 @@ absl::Status CheckTensor(std::string_view source, const SafetensorsTensor& tenso
   return absl::OkStatus();
 }
 
-// All together: in the order given, they cover the data without gap or overlap.
+// Checks all tensors together: in the given order, they cover the data without gap or overlap.
 absl::Status CheckCover(std::string_view source, const std::vector<SafetensorsTensor>& tensors,
                         int64_t data_size_bytes) {
   int64_t covered_bytes = 0;
@@ -283,7 +283,7 @@ absl::Status CheckCover(std::string_view source, const std::vector<SafetensorsTe
   return absl::OkStatus();
 }
 
-// The length that the first bytes give for the header; checked against format and file.
+// Returns the header's length from the first bytes, checked against format and file.
 absl::StatusOr<int64_t> ReadHeaderLength(const InputFile& file, const std::string& path) {
   if (file.size_bytes < kLengthBytes) {
     return BadFile(path, StrCat("the file has ", file.size_bytes,
@@ -306,7 +306,7 @@ absl::StatusOr<int64_t> ReadHeaderLength(const InputFile& file, const std::strin
   return length_bytes;
 }
 
-// The tensors that an index names, by file.
+// The tensors of an index, by file.
 using WeightMap = absl::btree_map<std::string, std::vector<std::string>>;
 
 absl::StatusOr<WeightMap> ReadIndex(const std::string& path) {
@@ -339,7 +339,7 @@ absl::StatusOr<WeightMap> ReadIndex(const std::string& path) {
   return files;
 }
 
-// The file that stands for a folder.
+// Returns the model file in a folder.
 absl::StatusOr<std::string> FindModel(const std::string& folder) {
   for (const char* name : {"model.safetensors", "model.safetensors.index.json"}) {
     const std::filesystem::path candidate = std::filesystem::path(folder) / name;
@@ -408,7 +408,7 @@ absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
 
 TensorView SafetensorsFile::View(const SafetensorsTensor& tensor) const {
   const int64_t begin = header_.data_offset_bytes() + tensor.begin_bytes;
-  // The header was checked against the file, so that this cannot fail.
+  // Cannot fail: the header was checked against the file.
   return *TensorView::Create(
       tensor.dtype, tensor.shape,
       file_.bytes().subspan(static_cast<size_t>(begin), static_cast<size_t>(tensor.size_bytes())));
@@ -460,7 +460,7 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& path) {
       }
       tensors.push_back(tensor);
     }
-    // Pointers into one vector, in the order of the data.
+    // The pointers lead into one vector, so sorting them gives the order of the data.
     std::sort(tensors.begin(), tensors.end());
     for (const SafetensorsTensor* tensor : tensors) {
       add(kept, *tensor);
@@ -497,7 +497,7 @@ absl::StatusOr<SafetensorsWriter> SafetensorsWriter::Create(const std::string& p
     if (__builtin_add_overflow(offset_bytes, size_bytes, &end_bytes)) {
       return BadFile(path, "the tensors together have more bytes than 63 bits count");
     }
-    // A list of pairs in the object's own storage: looking keys up would be quadratic.
+    // Appends to the object's own list of pairs: looking keys up would be quadratic.
     header.get_ref<nlohmann::ordered_json::object_t&>().emplace_back(
         tensor.name, nlohmann::ordered_json{
                          {"dtype", std::string(DtypeName(tensor.dtype))},

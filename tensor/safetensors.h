@@ -21,7 +21,7 @@
 
 namespace shardmesh {
 
-// The format allows no longer header.
+// The format's limit on the header.
 inline constexpr int64_t kMaxSafetensorsHeaderBytes = 100'000'000;
 
 // A tensor as the header describes it.
@@ -39,22 +39,22 @@ struct SafetensorsTensor {
 // A file's free text, by key.
 using SafetensorsMetadata = absl::btree_map<std::string, std::string>;
 
-// A validated header: each tensor's bytes are of the size that its type and shape demand, and the
-// tensors cover the data without gap or overlap. Immutable, hence safe to share between threads.
+// A validated header. Each tensor's bytes have the size that its type and shape require, and the
+// tensors cover the data without gap or overlap.
+// Immutable, and safe to share between threads.
 class SafetensorsHeader {
  public:
-  // Checks the JSON text of a header whose file goes on with data_size_bytes of data. `source`
-  // names the file in errors. INVALID_ARGUMENT (BAD_FILE, or UNKNOWN_DTYPE) names the tensor and
-  // the value at fault.
+  // Parses the JSON text of a header that data_size_bytes of data follow. `source` names the file
+  // in errors. INVALID_ARGUMENT (BAD_FILE, or UNKNOWN_DTYPE) names the tensor and the faulty value.
   static absl::StatusOr<SafetensorsHeader> Parse(std::string_view source, std::string_view json,
                                                  int64_t data_size_bytes);
 
   // In the order of their data.
   const std::vector<SafetensorsTensor>& tensors() const { return tensors_; }
-  // The tensor of that name; null if there is none.
+  // Returns the tensor of that name; null if there is none.
   const SafetensorsTensor* Find(std::string_view name) const;
   const SafetensorsMetadata& metadata() const { return metadata_; }
-  // Where the data begins in the file.
+  // Returns the offset of the data in the file.
   int64_t data_offset_bytes() const { return data_offset_bytes_; }
 
  private:
@@ -66,17 +66,17 @@ class SafetensorsHeader {
   int64_t data_offset_bytes_ = 0;
 };
 
-// Reads and checks the header of the file at `path`, and that the file is as long as it says; no
-// byte of data is read. NOT_FOUND, PERMISSION_DENIED, ... as the system says; INVALID_ARGUMENT
-// (BAD_FILE) for what is no safetensors file.
+// Reads and checks the header of the file at `path`, and the length of the file; reads no data.
+// NOT_FOUND, PERMISSION_DENIED, ... for errors of the system; INVALID_ARGUMENT (BAD_FILE) if it is
+// not a safetensors file.
 absl::StatusOr<SafetensorsHeader> ReadSafetensorsHeader(const std::string& path);
-// The same for an open file.
+// As above, for an open file.
 absl::StatusOr<SafetensorsHeader> ReadSafetensorsHeader(const InputFile& file,
                                                         const std::string& path);
 
-// A file whose data is mapped into memory, read only. Cutting the file short while it is mapped
-// kills whoever reads the lost part (SIGBUS), as with any mapped file.
-// Immutable, hence safe to share between threads. Views live as long as the file object.
+// A file whose data is mapped read-only. If the file is truncated while it is mapped, a process
+// that reads the lost part is killed (SIGBUS), as with any mapped file.
+// Immutable, and safe to share between threads. Views are valid as long as the file object.
 class SafetensorsFile {
  public:
   // Errors of ReadSafetensorsHeader.
@@ -85,7 +85,7 @@ class SafetensorsFile {
   const std::string& path() const { return path_; }
   const SafetensorsHeader& header() const { return header_; }
 
-  // The elements of `tensor`, which must be of header().tensors().
+  // Returns the elements of `tensor`, which must be in header().tensors().
   TensorView View(const SafetensorsTensor& tensor) const;
   // NOT_FOUND if there is no tensor of that name.
   absl::StatusOr<TensorView> View(std::string_view name) const;
@@ -99,8 +99,8 @@ class SafetensorsFile {
   MappedFile file_;
 };
 
-// A model's tensors: of one safetensors file, or of several under a *.safetensors.index.json.
-// Immutable, hence safe to share between threads. Views live as long as the checkpoint.
+// A model's tensors: from one safetensors file, or from several under a *.safetensors.index.json.
+// Immutable, and safe to share between threads. Views are valid as long as the checkpoint.
 class Checkpoint {
  public:
   struct Entry {
@@ -131,9 +131,9 @@ class Checkpoint {
   int64_t size_bytes_ = 0;
 };
 
-// Writes a file tensor by tensor, without holding their bytes. The file appears under its name,
-// complete and synced, at Finish; until then, and for good if the writer is destroyed before, there
-// is only a temporary file, which is removed.
+// Writes a file tensor by tensor, without keeping their bytes. Finish syncs the complete file and
+// gives it its name. Before that only a temporary file exists; destroying the writer removes that
+// file.
 //
 // Example:
 //   auto writer = SafetensorsWriter::Create(path, {{"w", Dtype::kF32, {4, 8}}}, {{"by", "me"}});
@@ -148,13 +148,13 @@ class SafetensorsWriter {
     Shape shape;
   };
 
-  // Data starts at a multiple of 64 bytes in the file. INVALID_ARGUMENT for a bad shape, a repeated
-  // or non-UTF-8 name, or metadata that is not UTF-8; file errors as the system says.
+  // Aligns the data to 64 bytes in the file. INVALID_ARGUMENT for a bad shape, a repeated or
+  // non-UTF-8 name, or metadata that is not UTF-8; else errors of the file system.
   static absl::StatusOr<SafetensorsWriter> Create(const std::string& path,
                                                   const std::vector<Tensor>& tensors,
                                                   const SafetensorsMetadata& metadata);
 
-  // The next bytes of the data. INVALID_ARGUMENT if they are more than the tensors have.
+  // Appends the next bytes of the data. INVALID_ARGUMENT if they exceed the size of the tensors.
   absl::Status Append(absl::Span<const char> bytes);
 
   // Syncs the file and gives it its name. FAILED_PRECONDITION if bytes are still missing.

@@ -18,7 +18,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// A name from a file, fit to stand in a message.
+// Returns a name from a file in a form for messages: quoted, escaped and shortened.
 std::string Quoted(std::string_view name) {
   constexpr size_t kLongest = 200;
   const bool cut = name.size() > kLongest;
@@ -32,13 +32,13 @@ struct Tree {
   absl::flat_hash_set<std::string> names;
 };
 
-// Takes the JSON apart as it is read: no document is built, and a repeated key is seen.
+// Parses the JSON as a stream: it builds no document, and detects repeated keys.
 class TreeReader final : public nlohmann::json_sax<Json> {
  public:
-  // `is_line`: the text is one tensor, which has its name among its keys.
+  // `is_line`: the text is one tensor, whose keys include its name.
   TreeReader(bool is_line, Tree* tree) : is_line_(is_line), tree_(tree) {}
 
-  // OK unless reading ended early; without the text's name.
+  // OK unless parsing stopped early; the message lacks the text's name.
   const absl::Status& status() const { return status_; }
 
   bool boolean(bool value) override { return Unexpected(value ? "true" : "false"); }
@@ -200,9 +200,9 @@ class TreeReader final : public nlohmann::json_sax<Json> {
  private:
   enum class Place { kObject, kShape, kEntries, kEntry };
 
-  // An object that is being read: a tensor, or parts of the tree.
+  // An object that is being parsed: a tensor, or parts of the tree.
   struct Object {
-    size_t prefix_bytes = 0;  // of the name before it
+    size_t prefix_bytes = 0;  // length of the name before this object
     absl::flat_hash_set<std::string> keys;
     bool is_tensor = false;
     bool has_parts = false;
@@ -226,7 +226,7 @@ class TreeReader final : public nlohmann::json_sax<Json> {
                              is_line_ ? "" : "; all else are objects with tensors in them"));
   }
 
-  // Puts a part at the end of the name.
+  // Appends a part to the name.
   bool Extend(std::string_view part) {
     if (name_.size() + part.size() + 1 > kMaxTreeNameBytes) {
       return Fail(Reason::kLimitExceeded,
@@ -293,7 +293,7 @@ class TreeReader final : public nlohmann::json_sax<Json> {
   absl::Status status_;
   Place place_ = Place::kObject;
   std::vector<Object> objects_;
-  std::string name_;  // of the part that is being read
+  std::string name_;  // name of the part that is being parsed
   std::string key_;
   std::vector<AxisValue> entries_;
   std::vector<AxisValue> entry_;

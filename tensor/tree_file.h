@@ -1,4 +1,4 @@
-// Trees of tensors as JSON: names, shapes, element types, and what the tensors ask for.
+// Trees of tensors as JSON: names, shapes, element types, and requested layouts.
 #ifndef SHARDMESH_TENSOR_TREE_FILE_H_
 #define SHARDMESH_TENSOR_TREE_FILE_H_
 
@@ -17,11 +17,12 @@
 
 namespace shardmesh {
 
-// Most tensors of a tree, most bytes of a tensor's name, and how deep its parts may nest.
+// Upper bounds on the tensors of a tree, on the bytes of a tensor's name, and on the nesting of
+// parts.
 inline constexpr size_t kMaxTreeTensors = 1'000'000;
 inline constexpr size_t kMaxTreeNameBytes = 1024;
 inline constexpr size_t kMaxTreeDepth = 64;
-// Most bytes of a tree's text.
+// Upper bound on the bytes of a tree's text.
 inline constexpr int64_t kMaxTreeFileBytes = int64_t{512} << 20;
 
 // A tensor of a tree. At most one of `axes` and `spec`.
@@ -35,28 +36,35 @@ struct TreeFileTensor {
   friend bool operator==(const TreeFileTensor&, const TreeFileTensor&) = default;
 };
 
-// Reads a tree from one JSON object. An object with the key `shape` (a list) is a tensor, any other
-// holds parts of the tree: the name of a tensor is made of the keys on the way to it, joined by
+// Parses a tree from one JSON object. An object with the key `shape` (a list) is a tensor; any
+// other object contains parts of the tree. The name of a tensor is the keys on its path, joined by
 // dots. The keys of a tensor:
+// clang-format off
 //   shape   sizes of the dimensions
 //   dtype   as safetensors names it, such as "BF16"; may be null or left out
 //   axes    semantic axes, one a dimension: null, a name, or a list of names
 //   spec    mesh axes in the same form, major to minor; not with `axes`
-// Example: {"embed": {"shape": [32000, 512], "dtype": "BF16"},
-//           "layers": {"0": {"wq": {"shape": [512, 512], "spec": ["fsdp", ["tp", "sp"]]}}}}
+// clang-format on
+// Example:
+// clang-format off
+//   {"embed": {"shape": [32000, 512], "dtype": "BF16"},
+//    "layers": {"0": {"wq": {"shape": [512, 512], "spec": ["fsdp", ["tp", "sp"]]}}}}
+// clang-format on
 // has the tensors `embed` and `layers.0.wq`.
 //
-// In the order of the text. `source` names the text in errors, which are INVALID_ARGUMENT: BAD_FILE
-// for what is no such JSON, UTF-8 included, an unknown or a repeated key, a tensor listed twice or
-// nested too deep; UNKNOWN_DTYPE; INVALID_SHAPE; INVALID_SPEC; LIMIT_EXCEEDED over a limit above.
-// They name the tensor, or the byte where reading ended.
+// Returns the tensors in the order of the text. `source` names the text in errors, which also name
+// the tensor, or the byte where parsing stopped.
+// Errors are INVALID_ARGUMENT: BAD_FILE for malformed JSON or UTF-8, an unknown or repeated key, a
+// tensor that is listed twice or nested too deep; UNKNOWN_DTYPE; INVALID_SHAPE; INVALID_SPEC;
+// LIMIT_EXCEEDED over a limit above.
 absl::StatusOr<std::vector<TreeFileTensor>> ParseTree(std::string_view source,
                                                       std::string_view text);
 
-// Reads a tree from lines that each hold one tensor as an object with the keys above and `name`.
-// Blank lines are passed over. Errors as above, with the line's number.
-// Example: {"name": "layers.0.wq", "shape": [512, 512], "dtype": "BF16", "axes": [null,
-// "__HEAD__"]}
+// Parses a tree from lines that each contain one tensor: an object with the keys above and `name`.
+// Skips blank lines. Errors as above, with the line's number. Example:
+// clang-format off
+//   {"name": "layers.0.wq", "shape": [512, 512], "dtype": "BF16", "axes": [null, "__HEAD__"]}
+// clang-format on
 absl::StatusOr<std::vector<TreeFileTensor>> ParseTreeLines(std::string_view source,
                                                            std::string_view text);
 

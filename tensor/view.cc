@@ -23,7 +23,7 @@ absl::Status CheckPiece(const TileRegion& region, const Tile& tile, int64_t offs
   return absl::OkStatus();
 }
 
-// `tile` as the indices of a tensor that is `frame` alone. BAD_TILE if it is not within `frame`.
+// Returns `tile` relative to `frame`. BAD_TILE if it is not within `frame`.
 absl::StatusOr<Tile> Within(const Tile& tile, const Tile& frame, std::string_view which) {
   Tile local = tile;
   bool within = tile.ranges.size() == frame.ranges.size();
@@ -92,8 +92,9 @@ absl::StatusOr<TileRegion> TileRegion::Create(Dtype dtype, absl::Span<const int6
   if (tile_elements == 0) {
     return region;
   }
-  // Built from the innermost dimension outwards, in bits, which cannot overflow once the whole
-  // tensor's bits did not. Dimensions that are taken whole belong to the run of the next outer one.
+  // Built from the innermost dimension outwards, in bits. These cannot overflow, because the bits
+  // of the whole tensor did not. A dimension that is covered whole extends the run of the next
+  // outer one.
   const int64_t element_bits = BitsPerElement(dtype);
   int64_t run_bits = element_bits;
   int64_t stride_bits = element_bits;
@@ -182,7 +183,7 @@ absl::Status CopyTile(const TensorView& from, const Tile& from_tile, const Mutab
                              TileRegion::Create(from.dtype(), from.shape(), source));
   SHARDMESH_ASSIGN_OR_RETURN(const TileRegion write,
                              TileRegion::Create(to.dtype(), to.shape(), destination));
-  // The longer runs outside, so that the inner loop seeks seldom.
+  // Iterate over the longer runs in the outer loop, so that the inner loop seeks less often.
   const char* source_bytes = from.bytes().data();
   char* destination_bytes = to.bytes().data();
   int64_t done = 0;

@@ -1,4 +1,4 @@
-// Tensors over memory of others, and the copying of tiles out of them and into them.
+// Views of tensors in memory, and copies of tiles between them.
 #ifndef SHARDMESH_TENSOR_VIEW_H_
 #define SHARDMESH_TENSOR_VIEW_H_
 
@@ -18,13 +18,13 @@
 
 namespace shardmesh {
 
-// A tensor of `dtype` and `shape` whose elements lie row-major, little-endian and without gaps in
-// `bytes`, which belong to somebody else and must outlive the view. Byte is char or const char;
-// copying a view copies no element.
+// A tensor of `dtype` and `shape` whose elements are row-major, little-endian and without gaps in
+// `bytes`. The view does not own `bytes`, which must outlive it. Byte is char or const char.
+// Copying a view copies no element.
 template <typename Byte>
 class BasicTensorView {
  public:
-  // INVALID_ARGUMENT for a bad shape, or if `bytes` is not exactly of the tensor's size
+  // INVALID_ARGUMENT for a bad shape, or if the size of `bytes` differs from the tensor's
   // (SHAPE_MISMATCH).
   static absl::StatusOr<BasicTensorView> Create(Dtype dtype, Shape shape, absl::Span<Byte> bytes);
 
@@ -45,12 +45,12 @@ class BasicTensorView {
 using TensorView = BasicTensorView<const char>;
 using MutableTensorView = BasicTensorView<char>;
 
-// Where the bytes of a tile lie within those of a row-major tensor: equally long runs at regular
-// distances, as few and as long as the tile allows.
+// The bytes of a tile within those of a row-major tensor: runs of equal length at regular
+// distances, as few and as long as possible.
 //
 // Example: rows [2,4) of an F32 tensor of shape (8, 16) are one run of 128 bytes at offset 128;
 // columns [4,8) are eight runs of 16 bytes, 64 bytes apart.
-// Immutable, hence safe to share between threads. Costs O(rank) to make.
+// Immutable, and safe to share between threads. Construction takes O(rank).
 class TileRegion {
  public:
   // INVALID_ARGUMENT for a bad shape, a tile that is not of the shape's rank or not within it
@@ -58,12 +58,13 @@ class TileRegion {
   static absl::StatusOr<TileRegion> Create(Dtype dtype, absl::Span<const int64_t> tensor_shape,
                                            const Tile& tile);
 
-  // Bytes of the tile and of the tensor.
+  // Return the bytes of the tile and of the tensor.
   int64_t size_bytes() const { return size_bytes_; }
   int64_t tensor_size_bytes() const { return tensor_size_bytes_; }
-  // Whether the tile is one run.
+  // Returns whether the tile is one run.
   bool contiguous() const { return loop_count_ == 0; }
-  // Where the first run starts in the tensor, and the length of each. Both 0 for an empty tile.
+  // Return the offset of the first run in the tensor, and the length of each run. Both are 0 for an
+  // empty tile.
   int64_t offset_bytes() const { return offset_bytes_; }
   int64_t run_bytes() const { return run_bytes_; }
 
@@ -74,7 +75,7 @@ class TileRegion {
   void ForEachRun(int64_t begin, int64_t end, Visit visit) const;
 
  private:
-  // A dimension along which runs repeat, or several merged into one.
+  // A dimension, or several merged ones, along which runs repeat.
   struct Loop {
     int64_t count = 0;
     int64_t stride_bytes = 0;
@@ -90,8 +91,8 @@ class TileRegion {
   size_t loop_count_ = 0;
 };
 
-// The bytes of `tile` where they lie in one piece, ready to be sent without a copy; nullopt where
-// they do not. Errors of TileRegion::Create.
+// Returns the bytes of `tile` if they are contiguous, ready to be sent without a copy; else
+// nullopt. Errors of TileRegion::Create.
 absl::StatusOr<std::optional<absl::Span<const char>>> ContiguousTileBytes(const TensorView& tensor,
                                                                           const Tile& tile);
 
@@ -100,15 +101,15 @@ absl::StatusOr<std::optional<absl::Span<const char>>> ContiguousTileBytes(const 
 absl::Status CopyTileBytes(const TensorView& tensor, const Tile& tile, int64_t offset_bytes,
                            absl::Span<char> out);
 
-// The other way: writes bytes [offset_bytes, offset_bytes + bytes.size()) of the row-major `tile`
+// The inverse: writes bytes [offset_bytes, offset_bytes + bytes.size()) of the row-major `tile`
 // into `tensor`. Same errors.
 absl::Status PasteTileBytes(absl::Span<const char> bytes, const Tile& tile, int64_t offset_bytes,
                             const MutableTensorView& tensor);
 
-// Copies `region` from one tile of a tensor to another: `from` and `to` hold the tiles `from_tile`
-// and `to_tile`, all three ranges index the whole tensor. The two must not overlap in memory.
-// INVALID_ARGUMENT if the element types differ, a view is not of its tile's shape, or `region` is
-// not within both tiles (SHAPE_MISMATCH, BAD_TILE).
+// Copies `region` from one tile of a tensor to another: `from` and `to` contain the tiles
+// `from_tile` and `to_tile`. The ranges of all three are relative to the whole tensor. The memory
+// of the two must not overlap. INVALID_ARGUMENT if the element types differ, a view has not its
+// tile's shape, or `region` is not within both tiles (SHAPE_MISMATCH, BAD_TILE).
 //
 // Example: from_tile [0,4)x[0,16), to_tile [0,8)x[8,16), region [0,4)x[8,16): the right half of
 // `from` becomes the upper half of `to`.
@@ -120,7 +121,7 @@ void TileRegion::ForEachRun(int64_t begin, int64_t end, Visit visit) const {
   if (begin >= end) {
     return;
   }
-  // The run that holds `begin`, as an odometer over the loops.
+  // The run that contains `begin`, as an odometer over the loops.
   std::array<int64_t, kMaxRank> index{};
   int64_t run_offset = offset_bytes_;
   int64_t run_number = begin / run_bytes_;

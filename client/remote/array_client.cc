@@ -70,12 +70,12 @@ absl::Status Append(const v1::BeginPutResponse& from, BegunPut* to) {
   return absl::OkStatus();
 }
 
-// A BeginPut that stays open; ended with this object.
+// An open call of BeginPut; the destructor ends it.
 struct HeldPut {
   ~HeldPut() {
     if (stream != nullptr && !is_finished) {
       context.TryCancel();
-      stream->Finish();  // whatever it says: the transfer has ended, or is to
+      stream->Finish();  // any status: the transfer has ended, or is ending
     }
   }
 
@@ -90,8 +90,8 @@ absl::StatusOr<BegunPut> CoordinatorClient::BeginPut(const std::string& session_
                                                      absl::Span<const PutTensor> tensors,
                                                      const PutOptions& put_options,
                                                      const Options& options) {
-  // One for all attempts: the coordinator gives a repeated request the put that the first one
-  // began.
+  // One id for all attempts: the coordinator answers a repeated request with the put of the first
+  // one.
   std::string request_id = NewRequestId();
   BegunPut put;
   const auto begin = [&](const Options& attempt) -> absl::Status {
@@ -138,8 +138,8 @@ absl::StatusOr<BegunPut> CoordinatorClient::BeginPut(const std::string& session_
   };
   absl::Status begun = connection_->Repeat(options, begin);
   if (absl::IsFailedPrecondition(begun) && ReasonOf(begun) == Reason::kRequestIdReused) {
-    // An attempt whose answer was lost began a put, which has ended since. Nobody else knows of
-    // that put, so it was not committed.
+    // An attempt whose answer was lost began a put, which has ended since. Only that attempt could
+    // have committed it, so it was not committed.
     request_id = NewRequestId();
     begun = connection_->Repeat(options, begin);
   }

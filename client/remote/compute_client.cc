@@ -30,11 +30,11 @@ void EncodeOutput(const OutputOptions& from, v1::OutputOptions* to) {
   to->set_return_literals(from.return_literals);
 }
 
-// A step that is not done in the time of its call is ended by the coordinator, whose answer says
-// who was missing. So much longer it is waited for.
+// The coordinator ends a step that exceeds the time of its call, and its answer names the missing
+// ranks. The client waits this much longer for that answer.
 constexpr absl::Duration kVerdictTime = absl::Seconds(1);
 
-// What every request for one step has; returns the options to call with.
+// Encodes the common fields of requests for one step; returns the options for the call.
 template <typename Request>
 CoordinatorClient::Options EncodeStep(const std::string& session_id, const OutputOptions& output,
                                       const CoordinatorClient::Options& options, Request* to) {
@@ -59,7 +59,7 @@ absl::StatusOr<StepOutput> DecodeOutput(const v1::StepOutput& from) {
   return output;
 }
 
-// What every answer of one step has.
+// Decodes the common fields of answers of one step.
 template <typename Response>
 absl::StatusOr<StepResult> DecodeStep(const Response& from) {
   StepResult result;
@@ -72,7 +72,7 @@ absl::StatusOr<StepResult> DecodeStep(const Response& from) {
   return result;
 }
 
-// The answer of a step with one output.
+// Decodes the answer of a step with one output.
 template <typename Response>
 absl::StatusOr<StepResult> DecodeOneOutput(const Response& from) {
   SHARDMESH_ASSIGN_OR_RETURN(StepResult result, DecodeStep(from));

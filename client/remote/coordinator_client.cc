@@ -36,7 +36,7 @@ absl::StatusOr<EntryKind> DecodeKind(v1::EntryKind from) {
   return static_cast<EntryKind>(static_cast<int>(from) - 1);
 }
 
-// A tree that the coordinator would refuse may not even fit a message: it is refused here.
+// A tree that the coordinator would refuse may not fit a message, so the size is checked here.
 absl::Status EncodeValue(const EntryValue& from, v1::EntryValue* to) {
   struct Encoder {
     v1::EntryValue* to;
@@ -153,7 +153,7 @@ absl::StatusOr<QuarantinedArray> DecodeQuarantined(const v1::QuarantinedArray& f
   return array;
 }
 
-// Without an end where it is not said.
+// Returns InfiniteDuration if the field is unset.
 absl::StatusOr<absl::Duration> HeldFor(bool is_said, const google::protobuf::Duration& from) {
   if (!is_said) return absl::InfiniteDuration();
   return DecodeAnswer(from);
@@ -279,7 +279,7 @@ absl::StatusOr<std::unique_ptr<CoordinatorClient>> CoordinatorClient::Connect(
 absl::Status CoordinatorClient::Connection::Repeat(
     const rpc::CallOptions& options,
     const std::function<absl::Status(const rpc::CallOptions& attempt)>& call) const {
-  constexpr int kMaxAttempts = 5;  // without an answer
+  constexpr int kMaxAttempts = 5;  // attempts without an answer
   rpc::Backoff backoff({.max_delay = absl::Milliseconds(500)});
   const auto deadline = rpc::SteadyDeadline::At(options.deadline);
   absl::Status last;  // why the call is repeated
@@ -341,7 +341,7 @@ absl::StatusOr<ClusterStatus> CoordinatorClient::GetStatus(const std::string& me
     for (const v1::MeshStatus& from : response.meshes()) {
       SHARDMESH_ASSIGN_OR_RETURN(MeshStatus mesh, DecodeMesh(from));
       if (!status.meshes.empty() && status.meshes.back().mesh_id == mesh.mesh_id) {
-        // Its ranks go on from the page before.
+        // Continues the mesh's ranks from the previous page.
         std::vector<std::string>& workers = status.meshes.back().workers;
         workers.insert(workers.end(), mesh.workers.begin(), mesh.workers.end());
       } else {

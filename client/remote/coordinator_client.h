@@ -32,13 +32,13 @@
 
 namespace shardmesh::client {
 
-// A session as opened.
+// An opened session.
 struct OpenedSession {
   std::string session_id;
   absl::Duration ttl = absl::ZeroDuration();
 };
 
-// A put as begun: where its tiles go.
+// A started put, with the destinations of its tiles.
 struct BegunPut {
   struct Assignment {
     ArrayDescriptor array;
@@ -49,12 +49,12 @@ struct BegunPut {
   std::vector<TransferDevice> devices;
   std::vector<Assignment> assignments;  // in the order of the tensors
   absl::Time expire_time = absl::InfiniteFuture();
-  // The call, which stays open: when it ends before the commit, as with this process, the
+  // The open call of BeginPut. If it ends before the commit, for example with this process, the
   // coordinator aborts the transfer at once.
   std::shared_ptr<void> hold;
 };
 
-// A put as committed.
+// A committed put.
 struct CommittedPut {
   std::vector<std::string> array_ids;
   int64_t revision = 0;
@@ -62,22 +62,22 @@ struct CommittedPut {
   absl::Duration transfer_time = absl::ZeroDuration();
 };
 
-// A get as begun: where its tiles are.
+// A started get, with the sources of its tiles.
 struct BegunGet {
   Array array;
   std::vector<TransferDevice> devices;
   std::string token;
-  bool pinned = false;  // by this call, and not by the session before
+  bool pinned = false;  // pinned by this call; false if the session already pinned it
 };
 
-// How calls are repeated.
+// How calls are retried.
 struct RetryOptions {
   // See MeshClientOptions.
   bool await_coordinator = false;
   std::function<void(const absl::Status& why)> on_wait = nullptr;
 };
 
-// One page of a list; the token of the next one is empty on the last.
+// One page of a list; the last page has an empty token.
 struct EntryPage {
   std::vector<Entry> entries;
   std::string next_page_token;
@@ -87,16 +87,18 @@ struct ArrayPage {
   std::string next_page_token;
 };
 
-// Errors are the server's own, whole; where the connection failed, the address stands in front.
-// Unary calls, those that stream a tree, and the begin of a put are repeated while their deadline
-// allows: all of them are idempotent, mutations by the request_id that each makes for itself. They
-// are repeated as long as the coordinator answers that they may be tried again after a delay, as it
-// does while it recovers; a coordinator that cannot be reached or does not serve is tried a few
-// times within a second, or with RetryOptions::await_coordinator until the deadline. Thread-safe.
+// Errors are the server's own, complete; if the connection failed, the address is prepended.
+//
+// Unary calls, those that stream a tree, and the start of a put are retried until their deadline.
+// All of them are idempotent; mutations carry a request_id of their own. Retries go on while the
+// coordinator answers with a retry delay, as it does while it recovers. If the coordinator is
+// unreachable or does not serve, there are a few attempts within a second; with
+// RetryOptions::await_coordinator, attempts go on until the deadline. Thread-safe.
 class CoordinatorClient {
  public:
-  // Connects. INVALID_ARGUMENT for what is no address; UNAVAILABLE, naming it, after 3 s at most,
-  // or after `timeout` where some address of the host answers nothing and another one accepts.
+  // Connects. INVALID_ARGUMENT for text that is no address. UNAVAILABLE, with the address, after at
+  // most 3 s. If one address of the host does not answer and another accepts, the limit is
+  // `timeout`.
   static absl::StatusOr<std::unique_ptr<CoordinatorClient>> Connect(
       const std::string& address, const rpc::Credentials& credentials,
       absl::Duration timeout = rpc::kConnectTimeout, const RetryOptions& retries = {});
@@ -108,13 +110,13 @@ class CoordinatorClient {
 
   // ClusterService.
   absl::StatusOr<ServerVersion> GetVersion(const Options& options);
-  // Of one mesh and its workers, or (empty) of all; the pages put together.
+  // Returns the status of one mesh and its workers, or (empty) of all; joins the pages.
   absl::StatusOr<ClusterStatus> GetStatus(const std::string& mesh_id, const Options& options);
   absl::StatusOr<std::vector<WorkerFlight>> ListFlightRecords(const FlightQuestion& question,
                                                               const Options& options);
   absl::StatusOr<Diagnosis> Diagnose(int64_t step, const Options& options);
   absl::StatusOr<ClusterLinks> ListLinks(const std::string& mesh_id, const Options& options);
-  // All pages.
+  // Joins all pages.
   absl::StatusOr<QuarantineList> ListQuarantine(const std::string& identity,
                                                 const Options& options);
   absl::StatusOr<RestoredArray> RestoreQuarantined(const std::string& array_id,
@@ -125,7 +127,7 @@ class CoordinatorClient {
   // SessionService.
   absl::StatusOr<OpenedSession> OpenSession(absl::Duration ttl, const std::string& client_name,
                                             const Options& options);
-  // Returns the time to live from now on.
+  // Returns the remaining time to live.
   absl::StatusOr<absl::Duration> RenewSession(const std::string& session_id,
                                               const Options& options);
   absl::Status CloseSession(const std::string& session_id, const Options& options);
@@ -207,7 +209,7 @@ class CoordinatorClient {
                                     int64_t expected_version, const Options& options);
   absl::StatusOr<int64_t> DeleteEntry(EntryKind kind, const std::string& name,
                                       int64_t expected_version, const Options& options);
-  // Until the deadline (DEADLINE_EXCEEDED) or until `on_changes` returns false (OK).
+  // Runs until the deadline (DEADLINE_EXCEEDED) or until `on_changes` returns false (OK).
   absl::Status Watch(absl::Span<const EntryKind> kinds, int64_t start_revision,
                      const std::function<bool(const CatalogChanges&)>& on_changes,
                      const Options& options);
@@ -250,8 +252,8 @@ class CoordinatorClient {
 
   // OperationService.
   absl::StatusOr<Operation> GetOperation(const std::string& operation_id, const Options& options);
-  // Until the operation has ended or `on_progress` returns false; returns it as last reported.
-  // CANCELLED after `cancellation`, which may be null.
+  // Runs until the operation has ended or `on_progress` returns false; returns the last reported
+  // state. CANCELLED after `cancellation`, which may be null.
   absl::StatusOr<Operation> WatchOperation(const std::string& operation_id,
                                            const std::function<bool(const Operation&)>& on_progress,
                                            Cancellation* cancellation, const Options& options);

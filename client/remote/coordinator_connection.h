@@ -1,5 +1,5 @@
-// What the parts of CoordinatorClient share: stubs, calls with retries, and values that occur in
-// the requests of several services.
+// The shared parts of CoordinatorClient: stubs, calls with retries, and values in the requests of
+// several services.
 #ifndef SHARDMESH_CLIENT_REMOTE_COORDINATOR_CONNECTION_H_
 #define SHARDMESH_CLIENT_REMOTE_COORDINATOR_CONNECTION_H_
 
@@ -52,7 +52,7 @@ struct CoordinatorClient::Connection {
         operations(v1::OperationService::NewStub(channel)),
         sessions(v1::SessionService::NewStub(channel)) {}
 
-  // How long a call waits for a connection that was lost, each time it is tried.
+  // How long each attempt of a call waits for a lost connection.
   static constexpr absl::Duration kReconnectTimeout = absl::Seconds(1);
 
   const std::string address;
@@ -66,7 +66,8 @@ struct CoordinatorClient::Connection {
   const std::unique_ptr<v1::OperationService::Stub> operations;
   const std::unique_ptr<v1::SessionService::Stub> sessions;
 
-  // The error as the server sent it, or with the address in front if it never came that far.
+  // Returns the server's error, or an error with the address prepended if the call never reached
+  // the server.
   absl::Status StatusOf(const grpc::Status& from) const {
     absl::Status status = rpc::OutcomeOf(from);
     if (absl::IsUnimplemented(status) && ReasonOf(status) == Reason::kUnspecified) {
@@ -80,13 +81,13 @@ struct CoordinatorClient::Connection {
                : status;
   }
 
-  // Sets up `context` for a call; waits for a connection where the last one was lost.
+  // Sets up `context` for a call; if the connection was lost, waits for a new one.
   void Prepare(const rpc::CallOptions& options, grpc::ClientContext* context) const {
     rpc::AwaitReconnected(*channel, std::min(options.deadline, absl::Now() + kReconnectTimeout));
     rpc::Apply(options, context);
   }
 
-  // Makes a unary call, again and again while that may help.
+  // Makes a unary call, with retries where they may help.
   // Example: Call(sessions, &v1::SessionService::Stub::CloseSession, request, options, &response)
   template <typename Stub, typename Request, typename Response>
   absl::Status Call(const std::unique_ptr<Stub>& stub,
@@ -103,19 +104,18 @@ struct CoordinatorClient::Connection {
     });
   }
 
-  // Makes an idempotent call until it succeeds or fails for a reason that trying again does not
-  // help: see CoordinatorClient. Each attempt has options of its own: what is left of the time is
-  // counted by the steady clock.
+  // Makes an idempotent call until it succeeds or fails permanently: see CoordinatorClient. Each
+  // attempt has its own options, because the steady clock counts the remaining time.
   absl::Status Repeat(
       const rpc::CallOptions& options,
       const std::function<absl::Status(const rpc::CallOptions& attempt)>& call) const;
 };
 
-// An id that no other request has.
+// Returns an id that no other request has.
 std::string NewRequestId();
 
-// Runs `write` on a thread of its own while this one reads: neither side of a stream waits for the
-// other to have said all.
+// Runs `write` on another thread while this one reads. Neither side of a stream then waits for the
+// other to finish.
 template <typename Write, typename Read>
 void WriteWhileReading(const Write& write, const Read& read) {
   std::thread writer(write);
@@ -123,7 +123,7 @@ void WriteWhileReading(const Write& write, const Read& read) {
   writer.join();
 }
 
-// Bytes up to which entries are collected for one message of a stream.
+// Upper bound on the bytes of entries in one message of a stream.
 inline constexpr size_t kBatchBytes = size_t{256} << 10;
 
 template <typename Value, typename WireSelector>
@@ -141,7 +141,7 @@ void EncodeSelector(const ArraySelector& from, v1::ArraySelector* to);
 v1::CorrectionPolicy EncodePolicy(bool strict);
 v1::Compatibility EncodeCompatibility(Compatibility compatibility);
 
-// Decodes an answer. One that does not decode is the server's fault: INTERNAL.
+// Returns the error of an answer that does not decode: INTERNAL, the server's fault.
 absl::Status BadAnswer(const absl::Status& status);
 template <typename Wire>
 auto DecodeAnswer(const Wire& from) {

@@ -21,7 +21,7 @@ namespace shardmesh::client {
 
 absl::StatusOr<bool> IsServing(const std::string& address, const std::string& service,
                                const rpc::Credentials& credentials, absl::Time deadline) {
-  // A socket of this host is plaintext, whatever is spoken beyond it.
+  // A unix socket is plaintext, even if the host's network port speaks TLS.
   const rpc::ChannelOptions options{
       .credentials = rpc::IsUnixAddress(address) ? rpc::Credentials::Insecure() : credentials,
       .peer = rpc::ExpectedPeer::AnyServer()};

@@ -1,4 +1,4 @@
-// Whether a process of a cluster lives and is ready, by the standard health service.
+// Queries the liveness and readiness of a cluster's process, by the standard health service.
 #ifndef SHARDMESH_CLIENT_REMOTE_HEALTH_H_
 #define SHARDMESH_CLIENT_REMOTE_HEALTH_H_
 
@@ -10,10 +10,10 @@
 
 namespace shardmesh::client {
 
-// Asks the coordinator or worker at `address`, which may be its HealthAddress, whether `service` is
-// served: `live`, `ready`, or a service's full name. False where it says that it is not. NOT_FOUND,
-// saying what there is, if it does not know the name; UNAVAILABLE, with the address, if nobody
-// answers before `deadline`; DEADLINE_EXCEEDED if someone does, too slowly.
+// Asks the coordinator or worker at `address`, which may be its HealthAddress, whether it serves
+// `service`: `live`, `ready`, or a service's full name. Returns false if the answer is not serving.
+// NOT_FOUND, with the known names, for an unknown name; UNAVAILABLE, with the address, if there is
+// no connection before `deadline`; DEADLINE_EXCEEDED if the answer is too slow.
 absl::StatusOr<bool> IsServing(const std::string& address, const std::string& service,
                                const rpc::Credentials& credentials, absl::Time deadline);
 

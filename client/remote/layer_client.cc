@@ -61,7 +61,7 @@ absl::StatusOr<TensorParallelConfig> CoordinatorClient::CheckTensorParallel(
                                               request, options, &response));
   TensorParallelConfig checked;
   if (response.has_mesh()) {
-    // As JAX takes it, if the question was to be answered so.
+    // With kExact, the mesh may be one that only JAX accepts.
     absl::StatusOr<Mesh> mesh = rpc::Decode(response.mesh(), std::nullopt, question.compatibility);
     if (!mesh.ok()) {
       return BadAnswer(mesh.status());

@@ -19,7 +19,7 @@ void EncodeAxes(absl::Span<const AxisValue> from,
   }
 }
 
-// Corrections, and the fixes that stand in them.
+// Decodes corrections with their nested fixes.
 absl::Status DecodeCorrections(const google::protobuf::RepeatedPtrField<v1::Correction>& from,
                                std::vector<Correction>* corrections, std::vector<Fix>* fixes) {
   SHARDMESH_RETURN_IF_ERROR(DecodeAnswers(from, corrections));
@@ -33,7 +33,7 @@ absl::Status DecodeCorrections(const google::protobuf::RepeatedPtrField<v1::Corr
   return absl::OkStatus();
 }
 
-// Fields that the answers to both questions about one spec have.
+// Decodes the common fields of the answers to both questions about one spec.
 template <typename Response>
 absl::Status DecodeFit(const Response& from, SpecAnswer* to) {
   SHARDMESH_ASSIGN_OR_RETURN(to->effective, DecodeAnswer(from.effective()));
@@ -74,7 +74,7 @@ absl::Status Append(const v1::TreeSpec& from, std::vector<TreeSpec>* to) {
   return DecodeCorrections(from.corrections(), &spec.corrections, &spec.fixes);
 }
 
-// Whether a column has an entry for each of `count` tensors, or is left out.
+// Returns whether a column has an entry for each of `count` tensors, or is left out.
 bool IsColumn(int have, int count) { return have == 0 || have == count; }
 
 absl::Status Append(const v1::TreePlacements& from, TreeAnswer* to) {

@@ -23,7 +23,7 @@ void Encode(const MeshFields& from, v1::Mesh* to) {
   to->mutable_device_ids()->Add(from.device_ids.begin(), from.device_ids.end());
 }
 
-// Of a question that was to be answered as JAX does, the mesh may be one that only JAX takes.
+// With kExact, the answer's mesh may be one that only JAX accepts.
 absl::StatusOr<Mesh> DecodeMesh(const v1::Mesh& from, Compatibility compatibility) {
   absl::StatusOr<Mesh> mesh = rpc::Decode(from, std::nullopt, compatibility);
   return mesh.ok() ? std::move(mesh) : BadAnswer(mesh.status());

@@ -65,7 +65,8 @@ absl::StatusOr<ShardingsEntry> DecodeEntry(const v1::LeafSharding& from) {
     SHARDMESH_ASSIGN_OR_RETURN(to.spec, DecodeAnswer(from.spec()));
   }
   if (from.has_mesh()) {
-    // Whatever the request allowed: an answer's mesh is not judged a second time.
+    // Accepts any mesh, regardless of the request: the server has already validated the answer's
+    // mesh.
     absl::StatusOr<Mesh> mesh = rpc::Decode(from.mesh(), std::nullopt, Compatibility::kExact);
     if (!mesh.ok()) {
       return BadAnswer(mesh.status());

@@ -10,7 +10,7 @@
 namespace shardmesh::client {
 namespace {
 
-// A field's name; empty for none.
+// Returns the field of that name; nullopt for an empty name.
 absl::StatusOr<std::optional<AxisField>> DecodeField(const std::string& name) {
   if (name.empty()) {
     return std::nullopt;

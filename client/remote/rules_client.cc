@@ -124,7 +124,7 @@ void EncodeHeader(const DiffQuestion& from, v1::DiffLayoutsHeader* to) {
   to->set_stored_tree(from.stored_tree);
 }
 
-// Appends what a message brings; `specs` is the answer's table.
+// Appends the contents of a message; `specs` is the answer's table.
 absl::Status Append(const v1::DiffLayoutsResponse& from, std::vector<PartitionSpec>* specs,
                     DiffAnswer* to) {
   SHARDMESH_RETURN_IF_ERROR(DecodeAnswers(from.specs(), specs));

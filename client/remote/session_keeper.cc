@@ -1,4 +1,4 @@
-// Keeps a session alive from a thread of its own.
+// Renews a session on its own thread.
 #include "client/remote/session_keeper.h"
 
 #include <algorithm>
@@ -11,12 +11,12 @@
 namespace shardmesh::client {
 namespace {
 
-// The longest that one renewal waits for the coordinator, and the client's end for a renewal.
+// Time limit of one renewal. The end of the client waits at most this long for a running renewal.
 constexpr absl::Duration kCallTimeout = absl::Seconds(1);
-// The longest that the client's end waits until the session is closed. A call that is not answered
+// Longest time that the end of the client waits for the session to close. A call without an answer
 // by then may be lost: nothing is staged any more, and the session expires.
 constexpr absl::Duration kCloseTimeout = absl::Seconds(2);
-// Between two tries to renew while the coordinator does not answer.
+// Delay between attempts to renew while the coordinator does not answer.
 constexpr absl::Duration kRetryDelay = absl::Milliseconds(500);
 
 }  // namespace
@@ -83,7 +83,7 @@ void SessionKeeper::Renew() {
   std::string renewed = session_id_;
   while (!stopping_) {
     if (session_id_.empty() || session_id_ != renewed) {
-      // Another session, or none, since the last look.
+      // Another session, or none, since the last check.
       renewed = session_id_;
       next =
           rpc::SteadyDeadline::After(session_id_.empty() ? absl::InfiniteDuration() : renew_after_);

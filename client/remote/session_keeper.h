@@ -1,5 +1,4 @@
-// The session of one client: opened when first needed, renewed in the background, closed at the
-// end.
+// The session of one client: opened at its first use, renewed in the background, closed at the end.
 #ifndef SHARDMESH_CLIENT_REMOTE_SESSION_KEEPER_H_
 #define SHARDMESH_CLIENT_REMOTE_SESSION_KEEPER_H_
 
@@ -15,23 +14,23 @@
 
 namespace shardmesh::client {
 
-// Renews after a third of the time to live. A session that the server no longer knows
-// (SESSION_GONE) is given up, and the next Get opens another; other failures to renew are tried
-// again. Thread-safe.
+// Renews after a third of the time to live. If the server no longer knows a session (SESSION_GONE),
+// the keeper drops it, and the next Get opens another. Other failures to renew are retried.
+// Thread-safe.
 class SessionKeeper {
  public:
-  // `coordinator` outlives the keeper.
+  // `coordinator` must outlive the keeper.
   SessionKeeper(CoordinatorClient* coordinator, absl::Duration ttl, std::string client_name)
       : coordinator_(coordinator), ttl_(ttl), client_name_(std::move(client_name)) {}
   ~SessionKeeper();  // closes
   SessionKeeper(const SessionKeeper&) = delete;
   SessionKeeper& operator=(const SessionKeeper&) = delete;
 
-  // The session's id. Errors of OpenSession.
+  // Returns the session's id. Errors of OpenSession.
   absl::StatusOr<std::string> Get(const rpc::CallOptions& options);
-  // The server no longer knows this session: the next Get opens another.
+  // Drops a session that the server no longer knows: the next Get opens another.
   void Forget(const std::string& session_id);
-  // Closes the session, waiting at most two seconds for the answer. A later Get opens another.
+  // Closes the session, and waits at most two seconds for the answer. A later Get opens another.
   void Close();
 
  private:

@@ -23,7 +23,7 @@
 namespace shardmesh::client {
 namespace {
 
-// What came so far.
+// The pieces received until now.
 class Snapshot {
  public:
   explicit Snapshot(AtomicFileWriter file) : file_(std::move(file)) {}
@@ -79,7 +79,7 @@ absl::StatusOr<SavedSnapshot> SaveSnapshot(const std::string& address,
       *channel, address,
       rpc::ConnectOptions{.timeout = std::min(rpc::kConnectTimeout, timeout), .limit = timeout},
       options));
-  // All records are in it.
+  // Only the owner may read the file: it contains all records.
   SHARDMESH_ASSIGN_OR_RETURN(AtomicFileWriter file, AtomicFileWriter::Create(path, 0600));
   Snapshot snapshot(std::move(file));
   grpc::ClientContext context;

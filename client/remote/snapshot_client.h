@@ -16,11 +16,11 @@ struct SavedSnapshot {
   int64_t size_bytes = 0;
 };
 
-// Saves a snapshot of the coordinator at `address`, for `shardmesh-coordinator --restore`, as the
-// file `path`, which appears complete or not at all and is for its owner only. A connection of its
-// own: the bytes hold up no other call. Blocks.
+// Saves a snapshot of the coordinator at `address` as the file `path`, for `shardmesh-coordinator
+// --restore`. The file appears complete or not at all, and only its owner may open it. The function
+// uses its own connection, so that the bytes delay no other call. Blocks.
 //
-// DATA_LOSS (CHECKSUM_MISMATCH): what came is not what was sent. Else errors of
+// DATA_LOSS (CHECKSUM_MISMATCH) if the received bytes differ from the sent ones. Else errors of
 // AdminService.Snapshot, of connecting (UNAVAILABLE), and of writing the file.
 absl::StatusOr<SavedSnapshot> SaveSnapshot(const std::string& address,
                                            const rpc::Credentials& credentials,

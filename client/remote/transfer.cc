@@ -1,4 +1,4 @@
-// One thread and one stream for each worker; the first failure ends them all.
+// One thread and one stream for each worker; the first failure ends all streams.
 #include "client/remote/transfer.h"
 
 #include <algorithm>
@@ -27,13 +27,13 @@ namespace {
 
 // Most tiles that one call of GetTiles may ask for.
 
-// Adds up bytes of several threads and reports them now and then. Thread-safe.
+// Adds up the bytes of several threads and reports the sum at intervals. Thread-safe.
 class ProgressMeter {
  public:
   ProgressMeter(const ProgressCallback& callback, int64_t total_bytes)
       : callback_(callback), total_bytes_(total_bytes) {}
 
-  // Negative for bytes that have to come once more; what was reported does not shrink.
+  // `bytes` is negative for bytes that must be sent again; the reported sum never shrinks.
   void Add(int64_t bytes) {
     const int64_t done = done_bytes_.fetch_add(bytes) + bytes;
     if (callback_ == nullptr) {
@@ -57,7 +57,7 @@ class ProgressMeter {
   absl::Time next_report_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
 };
 
-// The error that came first. Thread-safe.
+// Keeps the first error. Thread-safe.
 class FirstError {
  public:
   // True if this error is the first.
@@ -96,7 +96,7 @@ void RunOnThreads(size_t count, const Body& body) {
   }
 }
 
-// The tiles of one worker, in the order in which they travel.
+// The tiles of one worker, in sending order.
 struct Outbound {
   const TransferDevice* device;  // the first of its ranks
   std::vector<OutgoingTile> tiles;
@@ -140,14 +140,14 @@ absl::StatusOr<std::vector<Outbound>> PlanUpload(absl::Span<const TransferDevice
   return plan;
 }
 
-// A tile to fetch, and who holds it.
+// A tile to fetch, with its holders.
 struct PendingTile {
   Tile tile;
   int64_t size_bytes = 0;
   std::vector<const TransferDevice*> holders;
 };
 
-// The tiles that one worker is asked for.
+// The tiles to request from one worker.
 struct Inbound {
   const TransferDevice* device = nullptr;
   std::vector<const PendingTile*> tiles;
@@ -155,8 +155,8 @@ struct Inbound {
   bool is_done = false;
 };
 
-// Gives each tile to that of its holders that has least to send so far. ARRAY_DEGRADED for a tile
-// that only lost workers hold.
+// Assigns each tile to the holder with the least assigned bytes. ARRAY_DEGRADED for a tile that
+// only lost workers hold.
 absl::StatusOr<std::vector<Inbound>> PlanDownload(const std::vector<PendingTile>& pending,
                                                   const absl::flat_hash_set<std::string>& lost,
                                                   const ArrayDescriptor& array) {
@@ -190,7 +190,8 @@ absl::StatusOr<std::vector<Inbound>> PlanDownload(const std::vector<PendingTile>
   return plan;
 }
 
-// Fetches one worker's share, piece by piece into place. All of it counts as progress, or nothing.
+// Fetches one worker's share, piece by piece, directly into place. If it fails, none of it counts
+// as progress.
 absl::Status Fetch(const Inbound& inbound, std::string_view token, const ArrayDescriptor& array,
                    const MutableTensorView& into, ProgressMeter& progress,
                    Cancellation* cancellation, const TransferOptions& options) {
@@ -278,7 +279,8 @@ absl::Status Download(const ArrayDescriptor& array, std::string_view token,
   }
   ProgressMeter progress(options.progress, total_bytes);
 
-  // Every round asks the holders that are left for what is missing; each but the last loses one.
+  // Every round asks the remaining holders for the missing tiles. Each round except the last loses
+  // a holder.
   absl::flat_hash_set<std::string> lost;
   absl::Status last_loss;
   while (!pending.empty()) {
@@ -298,7 +300,7 @@ absl::Status Download(const ArrayDescriptor& array, std::string_view token,
       if (status.ok()) {
         inbound.is_done = true;
       } else if (absl::IsUnavailable(status) || absl::IsNotFound(status)) {
-        // It is gone, or came back without the tile: another may have it too.
+        // The worker is gone, or restarted without the tile: another holder may have it.
         absl::MutexLock lock(&mutex);
         lost.insert(inbound.device->identity);
         last_loss = std::move(status);

@@ -1,5 +1,5 @@
-// Tensors to tiles to streams, and back: the bytes of puts and gets, between this process and the
-// workers.
+// Splits tensors into tiles and streams, and joins them again: the bytes of puts and gets, between
+// this process and the workers.
 #ifndef SHARDMESH_CLIENT_REMOTE_TRANSFER_H_
 #define SHARDMESH_CLIENT_REMOTE_TRANSFER_H_
 
@@ -21,7 +21,7 @@
 
 namespace shardmesh::client {
 
-// A rank of the mesh, and the worker that serves it.
+// A rank of the mesh, with its worker.
 struct TransferDevice {
   int32_t rank = 0;
   std::string identity;
@@ -29,7 +29,7 @@ struct TransferDevice {
   std::vector<std::string> addresses;  // best first
 };
 
-// A tensor on its way out: the array that it becomes, what opens it on the workers, its elements.
+// A tensor to send: the array that it becomes, the token for the workers, and its elements.
 struct UploadTensor {
   const ArrayDescriptor* array;
   std::string_view token;
@@ -43,23 +43,24 @@ struct TransferOptions {
   ProgressCallback progress = nullptr;
 };
 
-// Hands every device its tile of every tensor: one stream and one thread a worker, none waiting for
-// another. Returns the bytes sent. At the first failure, or when `cancellation` is cancelled, all
-// streams end; the error is that of the stream that failed first and names rank and identity of its
-// worker. Holds a few MiB for each worker, whatever the tensors' size.
+// Sends every device its tile of every tensor, with one stream and one thread for each worker; no
+// stream waits for another. Returns the bytes sent. The first failure, or `cancellation`, ends all
+// streams. The error is that of the stream that failed first, and names rank and identity of its
+// worker. Uses a few MiB for each worker, for tensors of any size.
 //
-// The devices are those of every rank of the tensors' one mesh: INTERNAL otherwise.
+// The devices must be those of every rank of the tensors' one mesh: INTERNAL otherwise.
 absl::StatusOr<int64_t> Upload(absl::Span<const TransferDevice> devices,
                                absl::Span<const UploadTensor> tensors, Cancellation* cancellation,
                                const TransferOptions& options);
 
-// Fills `into`, of the array's dtype and shape, from the workers: each distinct tile comes from one
-// device that holds it, the load spread over all; when a worker is lost meanwhile, another holder
-// takes its place. Every checksum is checked. `token` opens the array on the workers.
+// Fills `into`, which must have the array's dtype and shape, from the workers. Each distinct tile
+// comes from one of its holders; the load is spread over all. If a worker is lost meanwhile,
+// another holder replaces it. Every checksum is checked. `token` grants access to the array on the
+// workers.
 //
-// Errors: FAILED_PRECONDITION (ARRAY_DEGRADED), naming the tile, if no device is left that holds
-// it; FAILED_PRECONDITION for an array of partial sums; otherwise as a stream's. `into` is then
-// partly filled.
+// Errors: FAILED_PRECONDITION (ARRAY_DEGRADED), with the tile, if no holder is left;
+// FAILED_PRECONDITION for an array of partial sums; otherwise as a stream's. After an error, `into`
+// is partly filled.
 absl::Status Download(const ArrayDescriptor& array, std::string_view token,
                       absl::Span<const TransferDevice> devices, const MutableTensorView& into,
                       const TransferOptions& options);

@@ -1,4 +1,4 @@
-// Trees of tensors on their way to the server: columns, and tables of what tensors share.
+// Encodes trees of tensors for the server: columns, and tables of shared values.
 #include "client/remote/tree_encoder.h"
 
 #include <algorithm>

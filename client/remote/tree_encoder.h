@@ -1,4 +1,4 @@
-// Trees of tensors on their way to the server: columns, and tables of what tensors share.
+// Encodes trees of tensors for the server: columns, and tables of shared values.
 #ifndef SHARDMESH_CLIENT_REMOTE_TREE_ENCODER_H_
 #define SHARDMESH_CLIENT_REMOTE_TREE_ENCODER_H_
 
@@ -16,11 +16,11 @@
 
 namespace shardmesh::client {
 
-// Puts the tensors of one tree into messages. For one thread.
+// Packs the tensors of one tree into messages. For one thread.
 class TreeEncoder {
  public:
-  // Bytes up to which tensors are collected for one message, and as many for what they share: well
-  // below what a message may have.
+  // Upper bound on the bytes of tensors in one message, and on the bytes of its tables. It is well
+  // below the message limit.
   static constexpr size_t kMessageBytes = size_t{256} << 10;
 
   // `message_bytes`: see kMessageBytes.
@@ -28,7 +28,7 @@ class TreeEncoder {
       : message_bytes_(message_bytes), rest_(tensors) {}
 
   bool done() const { return rest_.empty(); }
-  // Fills `to`, which is empty, with the tensors that are next.
+  // Fills `to`, which must be empty, with the next tensors.
   void EncodeNext(v1::TreeTensors* to);
 
  private:
@@ -37,18 +37,18 @@ class TreeEncoder {
 
   const size_t message_bytes_;
   absl::Span<const TreeTensor> rest_;
-  size_t table_bytes_ = 0;  // of the message at hand
-  // 1 + the place in the table, by text.
+  size_t table_bytes_ = 0;  // of the current message
+  // 1 + the index in the table, by text.
   absl::flat_hash_map<std::string, uint32_t> axes_;
   absl::flat_hash_map<std::string, uint32_t> specs_;
 };
 
-// INVALID_ARGUMENT, as CheckStoredTreeSize says, names the field of the message.
+// INVALID_ARGUMENT, as CheckStoredTreeSize, with the message's field.
 absl::Status Encode(const StoredTree& from, v1::StoredTree* to);
 // Errors of TreeDecoder.
 absl::StatusOr<StoredTree> Decode(const v1::StoredTree& from);
 
-// Writes the header that `request` has, and then all tensors; stops where the stream breaks.
+// Writes the header in `request`, and then all tensors; stops if the stream breaks.
 template <typename Stream, typename Request>
 void WriteTree(Stream* stream, Request* request, absl::Span<const TreeTensor> tensors) {
   TreeEncoder encoder(tensors);

@@ -10,7 +10,7 @@
 
 namespace shardmesh::client {
 
-// A value that this build does not know reads as kUnknown: it is the server's to have new ones.
+// A value that this build does not know becomes kUnknown, because a newer server may have new ones.
 
 inline Durability DurabilityOf(v1::Durability from) {
   switch (from) {

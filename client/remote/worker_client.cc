@@ -1,5 +1,4 @@
-// Streams of tiles over gRPC's generic stub, so that their bytes travel as slices of the memory
-// where they lie.
+// Streams of tiles over gRPC's generic stub. Their bytes are sent as slices of their own memory.
 #include "client/remote/worker_client.h"
 
 #include <grpcpp/channel.h>
@@ -34,11 +33,11 @@ namespace {
 
 constexpr const char* kPutTiles = "/shardmesh.v1.TileService/PutTiles";
 constexpr const char* kGetTiles = "/shardmesh.v1.TileService/GetTiles";
-// The coordinator has said that the worker is there: one that is busy is waited for. One that is
-// gone refuses the connection at once.
+// Time limit for a connection. The coordinator has reported the worker as present, so a busy one is
+// awaited. A worker that is gone refuses the connection at once.
 constexpr absl::Duration kConnectTimeout = absl::Seconds(10);
-// How long one of several addresses has to accept a connection before the next one is tried. Where
-// packets to an address are lost nothing comes back. It has its whole time if no other answers.
+// Time for one of several addresses to accept a connection before the next one is tried. An address
+// whose packets are lost never answers. It gets the whole time if no other address answers.
 constexpr absl::Duration kDialTime = absl::Milliseconds(500);
 
 // The memory that slices of one stream lie in: the tensors' own, and blocks for bytes that had to
@@ -115,8 +114,8 @@ absl::Status Parse(grpc::ByteBuffer* bytes, Message* message) {
   return absl::OkStatus();
 }
 
-// One call of byte buffers, driven by the thread that makes it: operations are started and awaited
-// one after the other, but for one write or read that may be under way meanwhile.
+// One call with byte buffers, driven by the thread that makes it. Operations are started and
+// awaited one after the other; only one write or read may be in progress meanwhile.
 class ByteStream {
  public:
   ByteStream(const std::shared_ptr<grpc::Channel>& channel, const char* method,
@@ -135,7 +134,8 @@ class ByteStream {
     }
   }
 
-  // Sends after what was sent before has been taken. False once the stream is broken.
+  // Sends a message, after gRPC has accepted the previous one. Returns false after the stream
+  // broke.
   bool Write(const grpc::ByteBuffer& message, bool more_follows) {
     if (!Flush()) {
       return false;
@@ -146,7 +146,7 @@ class ByteStream {
     is_writing_ = true;
     return true;
   }
-  // Waits until what was sent has been taken.
+  // Waits until gRPC has accepted the previous message.
   bool Flush() {
     if (std::exchange(is_writing_, false)) {
       is_open_ = Await() && is_open_;
@@ -169,7 +169,7 @@ class ByteStream {
   }
 
   void Cancel() { context_.TryCancel(); }
-  // Drives the connection, after Finish, until `is_done` or for the time given.
+  // Drives the connection, after Finish, until `is_done` or until `timeout`.
   template <typename Done>
   void DriveUntil(const Done& is_done, absl::Duration timeout) {
     void* tag;
@@ -178,7 +178,7 @@ class ByteStream {
       queue_.AsyncNext(&tag, &ok, absl::ToChronoTime(absl::Now() + absl::Milliseconds(5)));
     }
   }
-  // The call's outcome; waits for it. Called once, when no operation is under way.
+  // Waits for the call's outcome and returns it. Called once, when no operation is in progress.
   absl::Status Finish() {
     Flush();
     grpc::Status status;
@@ -203,7 +203,7 @@ class ByteStream {
   Cancellation::Registration registration_;  // last: uses the context
 };
 
-// Sends one tile: header, then pieces. False once the stream is broken.
+// Sends one tile: header, then pieces. Returns false after the stream broke.
 absl::StatusOr<bool> SendTile(const OutgoingTile& tile, PieceMemory& memory,
                               const std::function<void(int64_t)>& on_sent, ByteStream& stream) {
   SHARDMESH_ASSIGN_OR_RETURN(
@@ -229,7 +229,7 @@ absl::StatusOr<bool> SendTile(const OutgoingTile& tile, PieceMemory& memory,
   return true;
 }
 
-// Follows the answer of GetTiles: which tile is open, and whether its bytes come in order.
+// Tracks the answer of GetTiles: the current tile, and the order of its bytes.
 class TileReceiver {
  public:
   TileReceiver(absl::Span<const FetchedTile> tiles, const TileSink& sink)
@@ -278,7 +278,7 @@ class TileReceiver {
   absl::Status ReceivePiece(const rpc::TilePiece& piece) {
     const int64_t size = piece.size_bytes();
     if (!is_open_) {
-      // What closes an empty tile.
+      // The piece that completes an empty tile.
       return opened_ > 0 && size == 0 ? absl::OkStatus()
                                       : absl::InternalError("the worker sends bytes of no tile");
     }
@@ -305,8 +305,8 @@ class TileReceiver {
 
   const absl::Span<const FetchedTile> tiles_;
   const TileSink& sink_;
-  size_t opened_ = 0;     // tiles, the open one included
-  bool is_open_ = false;  // bytes of tile opened_ - 1 are due
+  size_t opened_ = 0;     // tiles, including the open one
+  bool is_open_ = false;  // further bytes of tile opened_ - 1 must follow
   int64_t offset_ = 0;
   uint32_t crc_ = 0;
 };
@@ -364,7 +364,7 @@ absl::StatusOr<std::unique_ptr<WorkerClient>> WorkerClient::Connect(
     failure = failures.size() == 1 ? connected : absl::UnavailableError(StrJoin(failures, "; "));
     return nullptr;
   };
-  std::vector<const std::string*> silent;  // or they refuse, which is said once more below
+  std::vector<const std::string*> silent;  // addresses without an answer, or that refuse
   for (const std::string& address : addresses) {
     if (addresses.size() > 1) {
       const absl::Status dialled =
@@ -406,7 +406,7 @@ absl::StatusOr<PutTilesAnswer> WorkerClient::PutTiles(absl::Span<const OutgoingT
   PutTilesAnswer answer;
   {
     ByteStream stream(impl_->channel(), kPutTiles, cancellation, options);
-    absl::Status local;  // what went wrong on this side
+    absl::Status local;  // an error of this side
     bool is_open = true;
     for (size_t i = 0; i < tiles.size() && is_open; ++i) {
       absl::StatusOr<bool> sent = SendTile(tiles[i], *memory, on_sent, stream);
@@ -427,11 +427,12 @@ absl::StatusOr<PutTilesAnswer> WorkerClient::PutTiles(absl::Span<const OutgoingT
                           : absl::InternalError("the worker ended the stream without an answer");
       answer = {response.tiles(), response.size_bytes(), DurabilityOf(response.durability())};
     }
-    // A broken stream may leave bytes on their way out.
+    // A broken stream may still hold bytes that are being sent.
     stream.DriveUntil([&memory] { return memory->is_returned(); }, absl::Seconds(1));
   }
   if (!memory->is_returned()) {
-    // They go with the connection, at the latest when the worker does not answer its pings.
+    // Closing the connection releases them, at the latest when the worker does not answer its
+    // pings.
     impl_->Close();
     memory->AwaitReturned();
   }
@@ -452,7 +453,7 @@ absl::Status WorkerClient::GetTiles(absl::Span<const FetchedTile> tiles, const T
     selector.set_token(std::string(tile.token));
   }
   ByteStream stream(impl_->channel(), kGetTiles, cancellation, options);
-  absl::Status local;  // what went wrong on this side
+  absl::Status local;  // an error of this side
   TileReceiver receiver(tiles, sink);
   if (stream.Write(rpc::SerializeMessage(request), /*more_follows=*/false) && stream.WritesDone()) {
     // While one message is taken apart the next one is on its way.

@@ -1,5 +1,4 @@
-// WorkerClient: the calls that a client makes to one worker, above all to hand it tiles and take
-// them back.
+// WorkerClient: the calls that a client makes to one worker, mainly to send and fetch tiles.
 #ifndef SHARDMESH_CLIENT_REMOTE_WORKER_CLIENT_H_
 #define SHARDMESH_CLIENT_REMOTE_WORKER_CLIENT_H_
 
@@ -22,13 +21,13 @@
 
 namespace shardmesh::client {
 
-// A tile to hand over. Token and id outlive the call.
+// A tile to send. Token and id must outlive the call.
 struct OutgoingTile {
   std::string_view token;
   std::string_view array_id;
   int32_t rank = 0;
   Tile tile;
-  // The whole tensor; its bytes stay as they are until the call returns.
+  // The whole tensor; its bytes must not change until the call returns.
   TensorView tensor;
 };
 
@@ -38,7 +37,7 @@ struct PutTilesAnswer {
   Durability durability = Durability::kUnknown;
 };
 
-// A tile to take back. Token and id outlive the call.
+// A tile to fetch. Token and id must outlive the call.
 struct FetchedTile {
   std::string_view token;
   std::string_view array_id;
@@ -46,8 +45,8 @@ struct FetchedTile {
   int64_t size_bytes = 0;  // of the tile
 };
 
-// Bytes of the tile with this index, from `offset_bytes` of the tile on, valid during the call. An
-// error ends the stream and becomes the call's.
+// Receives bytes of the tile with this index, from `offset_bytes` of the tile on; they are valid
+// during the call. An error ends the stream and becomes the error of the RPC.
 using TileSink =
     std::function<absl::Status(size_t index, int64_t offset_bytes, absl::Span<const char> bytes)>;
 
@@ -57,14 +56,16 @@ struct WorkerIdentity {
   std::string cluster_id;
 };
 
-// One connection of its own, closed with the client. Errors are the worker's, with its address in
-// front where the connection failed. Nothing is retried: a stream cannot be taken up again.
-// Not thread-safe, but for the cancellations that calls are given.
+// One connection of its own, closed with the client.
+// Errors are the worker's; if the connection failed, the address is prepended. Nothing is retried,
+// because a stream cannot be resumed. Not thread-safe, except for the cancellations passed to
+// calls.
 class WorkerClient {
  public:
-  // Connects to the first of `addresses` (best first) that answers before `deadline`, within 10 s
-  // each; one that accepts nothing for half a second comes after the others. Over TLS it has to be
-  // the worker of that identity. UNAVAILABLE names them all if none does.
+  // Connects to the first of `addresses` (best first) that answers before `deadline`, with at most
+  // 10 s for each. An address that accepts nothing for half a second is tried again after the
+  // others. With TLS, the server must be the worker of that identity. UNAVAILABLE names all
+  // addresses if none answers.
   static absl::StatusOr<std::unique_ptr<WorkerClient>> Connect(
       const std::string& identity, absl::Span<const std::string> addresses,
       const rpc::Credentials& credentials, absl::Time deadline);
@@ -74,19 +75,18 @@ class WorkerClient {
 
   absl::StatusOr<WorkerIdentity> Identify(const rpc::CallOptions& options);
 
-  // Streams the tiles, each in pieces of 1 MiB with checksums. Bytes of tiles that lie in one run
-  // go out from where they are; others are cut out piece by piece, a few MiB ahead of the network.
-  // `on_sent` is called with the bytes of each piece when the network has taken them. When this
-  // returns, also with an error, nothing reads the tensors any more. CANCELLED after
-  // `cancellation`.
+  // Streams the tiles, each in pieces of 1 MiB with checksums. Contiguous tiles are sent from their
+  // own memory; others are copied piece by piece, a few MiB ahead of the network. `on_sent` is
+  // called with the bytes of each piece when the network has accepted them. After this returns,
+  // also with an error, no thread reads the tensors. CANCELLED after `cancellation`.
   absl::StatusOr<PutTilesAnswer> PutTiles(absl::Span<const OutgoingTile> tiles,
                                           const std::function<void(int64_t)>& on_sent,
                                           Cancellation* cancellation,
                                           const rpc::CallOptions& options);
 
-  // Has the worker stream the tiles, at most 10,000, and hands their bytes to `sink` in order, each
-  // byte once. DATA_LOSS (CHECKSUM_MISMATCH) for a piece or tile that differs from its checksum,
-  // INTERNAL for an answer that is not what was asked for.
+  // Requests the tiles, at most 10,000, and passes their bytes to `sink` in order, each byte once.
+  // DATA_LOSS (CHECKSUM_MISMATCH) for a piece or tile that differs from its checksum, INTERNAL for
+  // an answer that does not match the request.
   absl::Status GetTiles(absl::Span<const FetchedTile> tiles, const TileSink& sink,
                         Cancellation* cancellation, const rpc::CallOptions& options);
 

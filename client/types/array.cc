@@ -10,7 +10,7 @@ namespace shardmesh::client {
 
 absl::StatusOr<GatheredTensor> GatheredTensor::Allocate(Array array) {
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes, array.descriptor.SizeBytes());
-  // The host's memory is the only limit.
+  // Only the host's memory limits the allocation.
   auto budget = std::make_shared<MemoryBudget>(std::numeric_limits<int64_t>::max());
   const auto pool = BufferPool::Create(budget.get(), /*max_idle_bytes=*/0);
   SHARDMESH_ASSIGN_OR_RETURN(
@@ -19,7 +19,7 @@ absl::StatusOr<GatheredTensor> GatheredTensor::Allocate(Array array) {
 }
 
 TensorView GatheredTensor::view() const {
-  // Allocate made the buffer of the size that dtype and shape say.
+  // Allocate gave the buffer the size that dtype and shape need.
   return *TensorView::Create(array_.descriptor.dtype, array_.descriptor.shape, buffer_.bytes());
 }
 

@@ -11,13 +11,12 @@
 
 namespace shardmesh::client {
 
-// Once cancelled it stays so: every function that is registered then is called, and every one that
-// registers later at once. Functions are quick, and call nothing of this object.
-// Thread-safe.
+// A cancellation is permanent. Cancel calls every registered function; later registrations call
+// theirs at once. Functions must be quick, and must not call this object. Thread-safe.
 class Cancellation {
  public:
-  // Has `cancel` called on Cancel for as long as the registration lives; its destructor waits for a
-  // call that is under way.
+  // Makes Cancel call `cancel` while the registration exists. Its destructor waits for a running
+  // call.
   class Registration {
    public:
     Registration(Cancellation* cancellation, std::function<void()> cancel)

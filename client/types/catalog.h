@@ -18,18 +18,19 @@ namespace shardmesh::client {
 
 enum class EntryKind { kMesh, kProfile, kRuleSet, kLogicalRules, kTree };
 
-// The tensors of a model, at most 100,000 and 1 MiB of names and shapes. Questions about trees can
-// name it.
+// The tensors of a model: at most 100,000, with 1 MiB of names and shapes. Questions about trees
+// can refer to it by name.
 struct StoredTree {
-  // Each name once. Empty in lists, watches and the answers to changes; GetEntry has them.
+  // Each name once. Only GetEntry fills it; lists, watches and the answers to changes leave it
+  // empty.
   std::vector<TreeTensor> tensors = {};
-  // What they come to, as the coordinator says; not read in changes.
+  // Totals computed by the coordinator; ignored in changes.
   int64_t tensor_count = 0;
   int64_t parameters = 0;
-  int64_t bytes = 0;  // of the tensors whose dtype is given
+  int64_t bytes = 0;  // of the tensors with a dtype
 };
 
-// In the order of EntryKind: the index of the alternative is the kind.
+// In the order of EntryKind: the index of the alternative equals the kind.
 using EntryValue = std::variant<rpc::MeshDefinition, PartitionAxis, rpc::RuleSetDefinition,
                                 LogicalRules, StoredTree>;
 
@@ -38,17 +39,17 @@ inline EntryKind KindOf(const EntryValue& value) { return static_cast<EntryKind>
 struct Entry {
   std::string name;
   EntryValue value;
-  int64_t version = 0;   // 1 when created, one more at each update
-  int64_t revision = 0;  // the store's at the last change
+  int64_t version = 0;   // 1 at creation, incremented by each update
+  int64_t revision = 0;  // revision of the store at the last change
   absl::Time update_time = absl::InfinitePast();
 };
 
 // A version of an entry, without its value.
 struct EntryVersion {
   int64_t version = 0;
-  int64_t revision = 0;  // the store's when it was made
+  int64_t revision = 0;  // revision of the store at its creation
   absl::Time update_time = absl::InfinitePast();
-  int64_t size_bytes = 0;  // of its value on the wire
+  int64_t size_bytes = 0;  // bytes of its value on the wire
 };
 
 struct EntryChange {
@@ -61,7 +62,7 @@ struct EntryChange {
 // All changes of one revision.
 struct CatalogChanges {
   int64_t revision = 0;
-  // Empty in the first report of a watch, which only says from where it watches.
+  // Empty in the first report of a watch, which only states the starting revision.
   std::vector<EntryChange> changes;
 };
 

@@ -1,4 +1,4 @@
-// The names of states, as users see them, and the search for a link.
+// The names of states in user-visible texts, and the search for a link.
 #include "client/types/cluster.h"
 
 namespace shardmesh::client {

@@ -1,4 +1,4 @@
-// What a cluster is and how it is doing, and how far its long operations are.
+// The description and health of a cluster, and the progress of its long operations.
 #ifndef SHARDMESH_CLIENT_TYPES_CLUSTER_H_
 #define SHARDMESH_CLIENT_TYPES_CLUSTER_H_
 
@@ -19,20 +19,20 @@ namespace shardmesh::client {
 
 struct BuildVersion {
   std::string version;   // semantic, such as 0.1.0
-  std::string revision;  // of the source, or empty
+  std::string revision;  // of the source; may be empty
 };
 
 struct ServerVersion {
   BuildVersion build;
-  // Protocol versions that it speaks, both included.
+  // Supported protocol versions, both included.
   int32_t min_protocol = 0;
   int32_t max_protocol = 0;
-  // Names of the optional features that it has.
+  // Names of the supported optional features.
   std::vector<std::string> features;
   std::string cluster_id;
 };
 
-// kUnknown: one that this build does not know.
+// kUnknown: a state that this build does not know.
 enum class WorkerState { kUnknown, kJoining, kReady, kDraining, kLost };
 enum class CoordinatorState { kUnknown, kRecovering, kServing, kDraining };
 enum class OperationState { kUnknown, kRunning, kDone, kFailed, kCancelled };
@@ -47,18 +47,20 @@ struct WorkerStatus {
   uint64_t incarnation = 0;
   WorkerState state = WorkerState::kUnknown;
   std::vector<std::string> addresses;  // best first
-  int exchange_port = 0;               // where peers reach it, on these hosts; 0: there
+  int exchange_port = 0;               // port for peers on the same hosts; 0: the port of the
+                                       // addresses
   int64_t pid = 0;
   int64_t capacity_bytes = 0;
-  int64_t used_bytes = 0;  // as of its last heartbeat
-  // Arrays with tiles in its quarantine, and the bytes of these, as of then.
+  int64_t used_bytes = 0;  // as reported by its last heartbeat
+  // Arrays with tiles in the worker's quarantine, and their bytes, as reported by its last
+  // heartbeat.
   int64_t quarantined_arrays = 0;
   int64_t quarantined_bytes = 0;
   absl::Duration heartbeat_age = absl::ZeroDuration();
   std::string lost_reason;
   absl::Duration lost_age = absl::ZeroDuration();  // since it was lost
   int64_t losses = 0;                              // since the coordinator started
-  // Attempts to attach that failed since it took part last, and how the last one did.
+  // Failed attempts to attach since its last membership, and the error of the last one.
   int64_t failed_attaches = 0;
   std::string attach_error;
   absl::Duration attach_error_age = absl::ZeroDuration();
@@ -69,17 +71,17 @@ struct MeshStatus {
   std::string mesh_id;
   int64_t revision = 0;
   Mesh mesh;
-  // Identities by rank, once workers are given to the ranks; empty before.
+  // Identities by rank; empty until ranks are assigned to workers.
   std::vector<std::string> workers;
   // Every rank has a ready worker.
   bool complete = false;
 };
 
-// Tiles of an array that a worker has put aside.
+// Tiles of an array that a worker has quarantined.
 struct QuarantinedArray {
   std::string identity;  // the worker
   std::string array_id;
-  // As the tiles say; empty where they say nothing that can be read.
+  // As recorded in the tiles; empty if unreadable.
   std::string mesh_id;
   std::string dtype;
   Shape shape;
@@ -88,11 +90,12 @@ struct QuarantinedArray {
   absl::Time since;
   bool committed = false;
   bool on_disk = false;
-  bool array_lives = false;  // the registry knows the array: the tiles are not dropped for room
+  bool array_lives = false;  // the registry knows the array: its tiles are never dropped to make
+                             // room
 };
 
-// An array without a name that workers brought after the coordinator's start: it is held for a
-// while, and then goes into quarantine unless it gets a name.
+// An array without a name that workers reported after a restart of the coordinator. It is held for
+// a limited time, and then quarantined unless it gets a name.
 struct UnnamedArray {
   std::string array_id;
   std::string mesh_id;
@@ -100,32 +103,32 @@ struct UnnamedArray {
   Shape shape;
   int64_t size_bytes = 0;
   bool on_disk = false;
-  std::vector<int64_t> missing_ranks;  // whose tiles no worker has brought yet
+  std::vector<int64_t> missing_ranks;  // ranks whose tiles no worker has reported yet
   absl::Duration held_for = absl::InfiniteDuration();
 };
 
-// A worker whose quarantine was not reached.
+// A worker whose quarantine could not be reached.
 struct UnreachedWorker {
   std::string identity;
-  std::string reason;  // for people: its ranks, and why
+  std::string reason;  // for people: its ranks, and the reason
   bool expected_back = false;
 };
 
 struct QuarantineList {
   std::vector<QuarantinedArray> arrays;
-  std::vector<UnnamedArray> unnamed;       // of a question about all workers
-  std::vector<UnreachedWorker> unreached;  // what these have is not listed
+  std::vector<UnnamedArray> unnamed;       // only for a question about all workers
+  std::vector<UnreachedWorker> unreached;  // their quarantine is not listed
 };
 
-// What a drop from quarantine deleted.
+// The tiles that a drop from quarantine deleted.
 struct QuarantineDrop {
   std::vector<QuarantinedArray> arrays;
-  std::vector<UnreachedWorker> unreached;  // what these have is still there
+  std::vector<UnreachedWorker> unreached;  // their quarantine is unchanged
 };
 
-// What came back from quarantine.
+// An array that was restored from quarantine.
 struct RestoredArray {
-  std::string name;  // empty: the array had one
+  std::string name;  // empty: the array already had one
   std::vector<std::string> identities;
 };
 
@@ -139,54 +142,54 @@ struct ClusterStatus {
   std::vector<WorkerStatus> workers;  // by identity
   int64_t pid = 0;
   int64_t arrays = 0;
-  int64_t degraded_arrays = 0;  // of these, that lack tiles
-  // Held without a name, and for how long from now on.
+  int64_t degraded_arrays = 0;  // arrays with missing tiles
+  // Arrays held without a name, and the remaining time that they are held.
   int64_t unnamed_arrays = 0;
   absl::Duration unnamed_held_for = absl::InfiniteDuration();
   int64_t sessions = 0;
-  // Records of the coordinator's store that it left out when it started, and the keys of some.
+  // Records of the coordinator's store that were skipped at its start, and the keys of some.
   int64_t unreadable_records = 0;
   std::vector<std::string> unreadable_keys;
 };
 
-// What one worker did in its last steps; times are the coordinator's.
+// The activity of one worker in its last steps. Times are the coordinator's.
 struct WorkerFlight {
   std::string identity;
   uint64_t incarnation = 0;
   WorkerState state = WorkerState::kUnknown;
   absl::Duration heartbeat_age = absl::ZeroDuration();
-  std::optional<rpc::StepProgress> progress;  // as of its last heartbeat
-  std::vector<rpc::FlightRecord> records;     // instructions that ended, in order
-  int64_t omitted_records = 0;                // older ones that are not here
+  std::optional<rpc::StepProgress> progress;  // as reported by its last heartbeat
+  std::vector<rpc::FlightRecord> records;     // finished instructions, in order
+  int64_t omitted_records = 0;                // older ones that are left out
 };
 
 struct FlightQuestion {
-  std::string identity = {};  // of this worker alone; empty: of all
-  int64_t step = 0;           // of this step alone; 0: of all
-  int32_t max_records = 0;    // of each worker; 0: 64. At most 1,024
+  std::string identity = {};  // only this worker; empty: all
+  int64_t step = 0;           // only this step; 0: all
+  int32_t max_records = 0;    // for each worker; 0: 64. At most 1,024
 };
 
-// How fast the links between workers are. Each pair at most once; those that are missing have not
-// been measured yet.
+// The speeds of the links between workers. Each pair occurs at most once; a missing pair is not
+// measured yet.
 struct ClusterLinks {
   struct Worker {
     std::string identity;
-    std::optional<int64_t> rank = {};  // in the mesh that was asked about
+    std::optional<int64_t> rank = {};  // in the mesh of the question
   };
   struct Link {
-    std::string identity;  // of the worker that measured, its peer is the other one
+    std::string identity;  // of the measuring worker; its peer is the other one
     rpc::MeasuredLink measured;
   };
-  std::vector<Worker> workers;  // by rank or, where no mesh was asked about, identity
+  std::vector<Worker> workers;  // by rank, or by identity without a mesh
   std::vector<Link> links;      // by identities
 
-  // The link between two workers, whichever measured it; null if none has yet.
+  // Returns the link between two workers, measured by either; null if neither has.
   const rpc::MeasuredLink* Find(std::string_view one, std::string_view other) const;
 };
 
-// One thing that is wrong with a cluster.
+// One fault of a cluster.
 struct ClusterFinding {
-  // kUnknown: one that this build does not know.
+  // kUnknown: a kind that this build does not know.
   enum class Kind {
     kUnknown,
     kStuck,
@@ -199,21 +202,21 @@ struct ClusterFinding {
     kUnreadable
   };
   struct Culprit {
-    int64_t rank = -1;  // -1: not known
+    int64_t rank = -1;  // -1: unknown
     std::string identity;
     std::string reason;  // "has sent no heartbeat for 2.1s"
   };
 
   Kind kind = Kind::kUnknown;
   std::string summary;  // one sentence
-  int64_t step = 0;     // 0: about no step
+  int64_t step = 0;     // 0: no step
   std::string op;
   std::string mesh_id;
-  std::optional<int64_t> instruction;  // in which ranks wait
-  std::string label;                   // of it
+  std::optional<int64_t> instruction;  // the instruction in which ranks wait
+  std::string label;                   // its label
   std::vector<int64_t> waiting_ranks;
   std::vector<Culprit> culprits;
-  absl::Time time = absl::InfinitePast();  // since when it is so; when a step failed
+  absl::Time time = absl::InfinitePast();  // begin of the fault; for a failed step, its time
 };
 // `stuck`, `deadlock`, `cut-off`, `failed`, `worker`, `degraded`, `quarantined`, `unreadable`.
 std::string_view ClusterFindingName(ClusterFinding::Kind kind);
@@ -228,14 +231,14 @@ struct Operation {
   std::string operation_id;
   std::string description;
   OperationState state = OperationState::kUnknown;
-  // In units of the operation (tiles, for a put), and in bytes.
+  // In units of the operation (tiles for a put), and in bytes.
   int64_t done = 0;
   int64_t total = 0;
   int64_t done_bytes = 0;
   int64_t total_bytes = 0;
   absl::Time start_time = absl::InfinitePast();
   std::optional<absl::Time> end_time;
-  // What went wrong; OK unless it failed.
+  // The error of a failed operation; otherwise OK.
   absl::Status error;
 };
 

@@ -12,7 +12,7 @@
 
 namespace shardmesh::client {
 
-// Which spec has a result, given where its operands lie?
+// Asks for the spec of a result, given the layouts of its operands.
 struct OutputSpecQuestion {
   enum class Kind {
     kMatmul,   // lhs @ rhs; see GetMatmulOutputSharding
@@ -21,25 +21,25 @@ struct OutputSpecQuestion {
   };
   Kind kind = Kind::kMatmul;
   ArrayLayout lhs = {};
-  ArrayLayout rhs = {};          // not of kOperand
+  ArrayLayout rhs = {};          // unused by kOperand
   std::string axis_name = "tp";  // kLinear
 };
 
-// Do a tensor-parallel layer's settings hold? See CheckTensorParallelConfig.
+// Asks whether a tensor-parallel layer's settings are valid. See CheckTensorParallelConfig.
 struct TensorParallelQuestion {
-  // Nullopt: the context's.
+  // Nullopt: the context's mesh.
   std::optional<MeshSelector> mesh = std::nullopt;
   std::string axis_name = "tp";
   // Nullopt: nothing is checked.
   std::optional<std::string> matmul_method = std::nullopt;
   bool reduce_output = false;
   bool reduce_scatter_output = false;
-  // The mesh around the layer; nullopt: none.
+  // The mesh of the layer's context; nullopt: none.
   std::optional<MeshSelector> context_mesh = std::nullopt;
   Compatibility compatibility = Compatibility::kDefault;
 };
 
-// What are a linear layer's parameters? See MakeParallelLinear and ParameterDtype.
+// Asks for a linear layer's parameters. See MakeParallelLinear and ParameterDtype.
 struct LinearLayerQuestion {
   ParallelLinearOptions options;
   Dtype dtype = Dtype::kF32;

@@ -25,24 +25,24 @@
 
 namespace shardmesh::client {
 
-// By name in the catalog, or by value. Nothing given means the mesh "default", the profile in which
-// no field is given, and no rules at all.
+// By name in the catalog, or by value. The default is the mesh "default", the profile without given
+// fields, and no rules.
 using MeshSelector = std::variant<std::monostate, std::string, Mesh>;
 using ProfileSelector = std::variant<std::monostate, std::string, PartitionAxis>;
 using RuleSetSelector = std::variant<std::monostate, std::string, rpc::RuleSetDefinition>;
 
-// Which spec do these logical axes resolve to?
+// Asks for the spec that logical axes resolve to.
 struct ResolveSpecQuestion {
-  // Semantic axes, one a dimension; or the name of a preset, which brings axes and mode.
+  // Semantic axes, one a dimension; or the name of a preset, which supplies axes and mode.
   std::vector<AxisValue> axes = {};
   std::string preset = {};
-  // Nullopt: the preset decides, or training.
+  // Nullopt: the preset's mode, or training.
   std::optional<Mode> mode = std::nullopt;
-  // Without a shape nothing is corrected, and no mesh is needed.
+  // Without a shape there is no correction, and no mesh is needed.
   std::optional<Shape> shape = std::nullopt;
   ProfileSelector profile = {};
   MeshSelector mesh = {};
-  // The first correction is an error.
+  // Turns the first correction into an error.
   bool strict = false;
   Compatibility compatibility = Compatibility::kDefault;
   // Return the chain of reasons.
@@ -51,16 +51,16 @@ struct ResolveSpecQuestion {
   bool suggest_fixes = false;
 };
 
-// Which mesh axes do these logical axes stand for, each for itself?
+// Asks for the mesh axes of each of these logical axes.
 struct ResolveAxesQuestion {
   std::vector<AxisValue> axes;
-  // Nullopt: training. No dimension.
+  // Nullopt: training. A dimension is not allowed.
   std::optional<Mode> mode = std::nullopt;
   ProfileSelector profile = {};
   Compatibility compatibility = Compatibility::kDefault;
 };
 
-// Does this spec fit shape and mesh?
+// Asks whether a spec fits shape and mesh.
 struct CorrectSpecQuestion {
   PartitionSpec spec;
   Shape shape;
@@ -69,27 +69,27 @@ struct CorrectSpecQuestion {
   Compatibility compatibility = Compatibility::kDefault;
   // Return fixes of the corrections.
   bool suggest_fixes = false;
-  // An empty mesh leaves P(), instead of being an error.
+  // An empty mesh gives P() instead of an error.
   bool allow_empty_mesh = false;
 };
 
 struct SpecAnswer {
   PartitionSpec requested;
-  // After correction; `requested` where no shape was given.
+  // After correction; equal to `requested` without a shape.
   PartitionSpec effective;
   // By rising dimension.
   std::vector<Correction> corrections;
-  // Empty unless asked for; see SuggestFixes.
+  // Empty unless requested; see SuggestFixes.
   std::vector<Fix> fixes;
-  // Empty unless asked for.
+  // Empty unless requested.
   std::vector<ExplanationStep> explanation;
-  // The tile's extent in each dimension; nullopt where no shape was given.
+  // The tile's extent in each dimension; nullopt without a shape.
   std::optional<Shape> shard_shape;
-  // The catalog's revision that the answer holds for.
+  // The catalog's revision that the answer is based on.
   int64_t revision = 0;
 };
 
-// What is an existing array of this shape constrained to?
+// Asks for the constraint on an existing array of this shape.
 struct ConstrainQuestion {
   // A spec; or semantic axes or the name of a preset, with a mode and a profile.
   std::variant<PartitionSpec, std::vector<AxisValue>, std::string> layout;
@@ -105,13 +105,13 @@ struct ConstrainQuestion {
 
 struct ConstraintAnswer {
   PartitionSpec requested;
-  // Nullopt: the array stays as it is.
+  // Nullopt: the array stays unchanged.
   std::optional<PartitionSpec> constraint;
   std::vector<Correction> corrections;
   int64_t revision = 0;
 };
 
-// Do two specs mean the same for tensors of this rank?
+// Asks whether two specs are equivalent for tensors of this rank.
 struct CompareQuestion {
   PartitionSpec a;
   PartitionSpec b;
@@ -121,13 +121,13 @@ struct CompareQuestion {
 };
 
 struct Comparison {
-  bool equal = false;       // P() and P(None) are not
-  bool equivalent = false;  // every tensor of that rank lies alike
+  bool equal = false;       // P() and P(None) are not equal
+  bool equivalent = false;  // every tensor of that rank has the same placement
   bool a_fully_replicated = false;
   bool b_fully_replicated = false;
 };
 
-// Why does a tensor have its spec?
+// Asks why a tensor has its spec.
 struct ExplainQuestion {
   std::string name;  // 1 to 1,024 bytes
   Shape shape;
@@ -145,24 +145,24 @@ struct TensorExplanation {
   std::optional<int64_t> rule_index;
 };
 
-// How does a tensor lie on a mesh?
+// Asks for the tiles of a tensor on a mesh.
 struct TilingQuestion {
   MeshSelector mesh;
   PartitionSpec spec;  // must fit
   Shape shape;
-  // Positions whose tiles are wanted, at most 65,536.
+  // Positions to return tiles for, at most 65,536.
   std::vector<DeviceId> devices = {};
   Compatibility compatibility = Compatibility::kDefault;
-  // A range of the tensor whose owners are wanted.
+  // A range of the tensor to return owners for.
   std::optional<Tile> range = std::nullopt;
-  // Positions whose replica groups are wanted, at most 65,536.
+  // Positions to return replica groups for, at most 65,536.
   std::vector<DeviceId> replica_groups_of = {};
 };
 
 struct DeviceTile {
   DeviceId device = 0;
   Tile tile;
-  // Which copy of the tile this is, from 0 in mesh order.
+  // The number of this copy of the tile, from 0 in mesh order.
   int64_t replica_id = 0;
 };
 
@@ -170,23 +170,23 @@ struct TilingAnswer {
   Shape shard_shape;
   int64_t distinct_tiles = 0;
   bool fully_replicated = false;
-  // Of the devices asked for, in that order.
+  // For the requested devices, in their order.
   std::vector<DeviceTile> tiles;
-  // The pieces of the range asked for, in row-major order.
+  // The pieces of the requested range, in row-major order.
   std::vector<OwnedTile> owners;
-  // For each position asked for, all devices that hold its tile.
+  // For each requested position, all devices that hold its tile.
   std::vector<std::vector<DeviceId>> replica_groups;
   int64_t revision = 0;
 };
 
-// The mode of a preset is never missing.
+// A preset always has a mode.
 struct NamedPreset {
   std::string name;
   std::vector<AxisValue> axes;
   Mode mode = RuntimeMode::kTrain;
 };
 
-// What holds for a whole tree of tensors.
+// Settings for a whole tree of tensors.
 struct TreeQuestion {
   // For tensors without axes of their own.
   RuleSetSelector rules = {};
@@ -196,25 +196,25 @@ struct TreeQuestion {
   MeshSelector mesh = {};
   bool strict = false;
   Compatibility compatibility = Compatibility::kDefault;
-  // Specs are those of the rules: no mesh is asked, nothing is corrected, no bytes are counted.
+  // Returns the specs of the rules only: without a mesh, corrections or bytes.
   bool match_only = false;
-  // A tensor that no rule matches is answered as such; otherwise it ends the call with
+  // Reports a tensor without a matching rule in the answer; otherwise it ends the call with
   // UNMATCHED_TENSOR.
   bool keep_unmatched = false;
   // Return fixes of the corrections.
   bool suggest_fixes = false;
-  // Specs that tensors bring must name axes of the mesh alone, each once, though correction would
-  // drop the others.
+  // Specs of the tensors themselves may name only axes of the mesh, each once, although correction
+  // would drop the others.
   bool own_specs_must_suit_mesh = false;
-  // The name of a tree of the catalog. No tensors are given then.
+  // The name of a tree of the catalog; excludes tensors in the request.
   std::string stored_tree = {};
 };
 
 struct TreeTensor {
   std::string name;  // unique in the tree, 1 to 1,024 bytes
   Shape shape;
-  std::optional<Dtype> dtype = std::nullopt;  // nullopt counts no bytes
-  // Instead of rules: semantic axes, or a spec of the tensor's own.
+  std::optional<Dtype> dtype = std::nullopt;  // nullopt: bytes are not counted
+  // Instead of rules: semantic axes, or the tensor's own spec.
   std::optional<std::vector<AxisValue>> axes = std::nullopt;
   std::optional<PartitionSpec> spec = std::nullopt;
 };
@@ -223,9 +223,9 @@ struct TreeSpec {
   PartitionSpec requested;
   PartitionSpec effective;
   std::vector<Correction> corrections;
-  // Empty unless asked for; see SuggestFixes.
+  // Empty unless requested; see SuggestFixes.
   std::vector<Fix> fixes;
-  // They were asked for and left out, as those of the answer take too much already.
+  // Fixes were requested but left out, because the answer's fixes reached their size limit.
   bool fixes_left_out = false;
 };
 
@@ -234,24 +234,24 @@ struct TreePlacement {
   size_t spec_index = 0;
   // The rule that matched, from 0; nullopt if none was needed, or none matched.
   std::optional<int64_t> rule_index;
-  // No rule matched, and the tensor is counted as replicated; see TreeQuestion::keep_unmatched.
+  // No rule matched, and the tensor counts as replicated; see TreeQuestion::keep_unmatched.
   bool unmatched = false;
   int64_t bytes_per_device = 0;
 };
 
-// A report, and how many tensors are of some kinds. Bytes count tensors whose dtype was given.
+// A report, with the number of tensors of some kinds. Bytes count only tensors with a dtype.
 struct TreeReport {
   LayoutReport layout;
   int64_t devices = 0;             // 0 without a mesh
-  int64_t corrected_tensors = 0;   // whose spec was corrected
-  int64_t replicated_tensors = 0;  // of which each device holds all
-  int64_t unmatched_tensors = 0;   // that no rule matches
+  int64_t corrected_tensors = 0;   // tensors whose spec was corrected
+  int64_t replicated_tensors = 0;  // tensors that each device holds whole
+  int64_t unmatched_tensors = 0;   // tensors without a matching rule
 };
 
 struct TreeAnswer {
   // The distinct specs.
   std::vector<TreeSpec> specs;
-  // One for each tensor, in the order asked, or in that of the stored tree.
+  // One for each tensor, in the order of the question or of the stored tree.
   std::vector<TreePlacement> placements;
   TreeReport report;
   int64_t revision = 0;

@@ -16,38 +16,38 @@
 
 namespace shardmesh::client {
 
-// By name in the catalog, or by value; nothing given means no rules.
+// By name in the catalog, or by value; the default is no rules.
 using LogicalRulesSelector = std::variant<std::monostate, std::string, LogicalRules>;
 
-// What do logical names stand for by the rules of flax.core.spmd?
+// Asks for the meaning of logical names by the rules of flax.core.spmd.
 struct SpmdQuestion {
   std::vector<AxisValue> names;  // one a dimension, at most 16
   LogicalRulesSelector rules = {};
-  // The rules that hold around the array; joined with its own.
+  // The rules of the array's context; merged with its own.
   LogicalRulesSelector context_rules = {};
-  // The mesh on which the array is to lie; nullopt: what becomes of it is not asked. Then names
-  // that are empty stand for an array without names.
+  // The array's mesh; nullopt: the answer has no action. With a mesh, an empty list of names means
+  // an array without names.
   std::optional<MeshSelector> mesh = std::nullopt;
-  // The values alone are wanted, also where no spec can be made of them. Not with a mesh.
+  // Returns only the values, also if they form no legal spec. Excludes a mesh.
   bool values_only = false;
   Compatibility compatibility = Compatibility::kDefault;
 };
 
 struct SpmdAnswer {
-  std::vector<AxisValue> values;  // one a dimension; none for an array that stays as it is
-  // Nullopt where the values alone were asked for, and for an array that stays as it is.
+  std::vector<AxisValue> values;  // one a dimension; empty for an array that stays unchanged
+  // Nullopt with values_only, and for an array that stays unchanged.
   std::optional<PartitionSpec> spec;
-  // With a mesh.
+  // Only with a mesh.
   std::optional<ShardValueAction> action;
   int64_t revision = 0;
 };
 
-// What do logical names stand for by the rules of flax.linen?
+// Asks for the meaning of logical names by the rules of flax.linen.
 struct LinenQuestion {
   std::vector<AxisValue> names;  // one a dimension, at most 16
   LogicalRulesSelector rules = {};
   RulesFallback fallback = RulesFallback::kAxisIsUnsharded;
-  // As with_logical_constraint: without any rules the array stays as it is.
+  // As with_logical_constraint: without any rules the array stays unchanged.
   bool constrain = false;
 };
 

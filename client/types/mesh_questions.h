@@ -14,7 +14,7 @@
 
 namespace shardmesh::client {
 
-// A mesh as it was written, which the coordinator makes or refuses. See Mesh::Create.
+// A mesh as written, which the coordinator validates. See Mesh::Create.
 struct MeshFields {
   std::vector<MeshAxis> axes;
   std::vector<int64_t> device_ids = {};
@@ -24,28 +24,28 @@ struct MeshText {
   std::string text;
 };
 
-// What is this mesh?
+// Asks for the facts of a mesh.
 struct MeshQuestion {
   std::variant<MeshSelector, MeshFields, MeshText> mesh = {};
-  // The mesh must have as many devices; a size of -1 is inferred.
+  // The required number of devices; a size of -1 is inferred.
   std::optional<int64_t> device_count = std::nullopt;
-  // An empty mesh is an error (FAILED_PRECONDITION, NO_MESH).
+  // Turns an empty mesh into an error (FAILED_PRECONDITION, NO_MESH).
   bool required = false;
-  // kExact takes what JAX takes; see MeshOptions::allow_degenerate.
+  // kExact accepts all that JAX accepts; see MeshOptions::allow_degenerate.
   Compatibility compatibility = Compatibility::kDefault;
 };
 
 struct MeshAnswer {
   Mesh mesh;
-  // Identities by rank, of a mesh of the catalog that has them.
+  // Identities by rank, if the mesh is in the catalog and has them.
   std::vector<std::string> workers;
   int64_t revision = 0;
 };
 
-// A question about some axes of a mesh.
+// Asks about some axes of a mesh.
 struct MeshAxesQuestion {
   enum class Kind {
-    kPresent,     // are they there?
+    kPresent,     // do the axes exist?
     kSize,        // AxesSize
     kMappedSize,  // MappedAxesSize
     kIndex,       // SubmeshIndices

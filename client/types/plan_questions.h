@@ -1,5 +1,5 @@
-// Questions about plans: what moves between layouts, what a layout amounts to, which mesh suits a
-// model, and how arrays lie that there are.
+// Questions about plans: data movement between layouts, totals of a layout, the best mesh for a
+// model, and the layouts of existing arrays.
 #ifndef SHARDMESH_CLIENT_TYPES_PLAN_QUESTIONS_H_
 #define SHARDMESH_CLIENT_TYPES_PLAN_QUESTIONS_H_
 
@@ -22,26 +22,27 @@
 
 namespace shardmesh::client {
 
-// What must move to turn one layout of an array into another? Devices of the two meshes are the
-// same where their ids are.
+// Asks for the data movement from one layout of an array to another. Devices of the two meshes with
+// equal ids are the same device.
 struct ReshardQuestion {
   MeshSelector from_mesh = {};
-  PartitionSpec from = {};  // must fit, as the other one
+  PartitionSpec from = {};  // must fit, like `to`
   MeshSelector to_mesh = {};
   PartitionSpec to = {};
   Shape shape = {};
   Dtype dtype = Dtype::kF32;
-  // Positions in the destination's mesh of which to tell what they need and from whom, and in the
-  // source's of which to tell what they send; at most 65,536 each. The answer must fit 4 MiB
-  // (RESOURCE_EXHAUSTED, LIMIT_EXCEEDED), and has at most 65,536 regions of either kind.
+  // `devices` are positions in the destination's mesh; the answer lists their needs and sources.
+  // `sources` are positions in the source's mesh; the answer lists what they send. At most 65,536
+  // each. The answer must fit 4 MiB (RESOURCE_EXHAUSTED, LIMIT_EXCEEDED), and has at most 65,536
+  // regions of either kind.
   std::vector<DeviceId> devices = {};
   std::vector<DeviceId> sources = {};
-  // Leave out who sends what to `devices`.
+  // Leaves out the regions that `devices` receive.
   bool omit_regions = false;
   Compatibility compatibility = Compatibility::kDefault;
 };
 
-// A region that one device sends another.
+// A region that one device sends to another.
 struct ReshardTransfer {
   DeviceId source = 0;       // of the source's mesh
   DeviceId destination = 0;  // of the destination's mesh
@@ -61,42 +62,42 @@ struct ReshardAnswer {
   ReshardPattern pattern = ReshardPattern::kGeneral;
   std::vector<ReshardStep> steps;
   int64_t elements = 0;  // of the array
-  // As sharding/reshard/plan.h has them: elements, where not said otherwise. `mean_sent`,
-  // `max_link` and `max_sent` are not there; the bytes below are.
+  // As in sharding/reshard/plan.h, in elements by default. `mean_sent`, `max_link` and `max_sent`
+  // are unset; the bytes below replace them.
   ReshardTotals totals;
   int64_t total_needed_bytes = 0;
   int64_t max_needed_bytes = 0;  // of one device
-  int64_t max_link_bytes = 0;    // the most that one device sends another
-  double mean_sent_bytes = 0;    // by a device of the source
-  // The most that one device sends; nullopt where it would take too long to tell.
+  int64_t max_link_bytes = 0;    // the most that one device sends to another
+  double mean_sent_bytes = 0;    // average over the source's devices
+  // The most that one device sends; nullopt if the computation would take too long.
   std::optional<int64_t> max_sent_bytes;
   std::vector<ReshardDevice> devices;  // in the order of the question
-  std::vector<ReshardTransfer> sent;   // by source as asked for, then by destination
+  std::vector<ReshardTransfer> sent;   // by source as requested, then by destination
   int64_t revision = 0;
 };
 
-// What does a tree come to whose tensors bring their specs, which must fit?
+// Asks for the totals of a tree whose tensors have their own fitting specs.
 struct AnalyzeQuestion {
   MeshSelector mesh = {};
-  // EXACT: parameters alone are counted, as the original does.
+  // kExact: counts only parameters, as the original does.
   Compatibility compatibility = Compatibility::kDefault;
-  // The name of a tree of the catalog. No tensors are given then.
+  // The name of a tree of the catalog; excludes tensors in the request.
   std::string stored_tree = {};
 };
 
 struct AnalyzeAnswer {
   TreeReport report;
-  // What the original returns, under EXACT.
+  // The original's result, only with kExact.
   ExactAnalysis exact;
   int64_t revision = 0;
 };
 
-// On which mesh of that many devices does a tree lie best?
+// Asks for the best mesh of this many devices for a tree.
 struct SearchQuestion {
   int64_t devices = 0;  // 1 to 2^31
   // At most 16.
   std::vector<SearchAxis> axes;
-  // What a device may hold; nullopt: anything.
+  // Memory of a device; nullopt: unlimited.
   std::optional<int64_t> device_memory_bytes = std::nullopt;
   // For tensors without axes and spec.
   RuleSetSelector rules = {};
@@ -104,9 +105,9 @@ struct SearchQuestion {
   ProfileSelector profile = {};
   std::optional<Mode> mode = std::nullopt;
   int64_t keep = 20;  // 1 to 1,000
-  // The first that differs decides; none means all, in their order.
+  // The first criterion that differs decides; empty means all, in their order.
   std::vector<MeshCriterion> ranking = {};
-  // The name of a tree of the catalog. No tensors are given then.
+  // The name of a tree of the catalog; excludes tensors in the request.
   std::string stored_tree = {};
 };
 
@@ -115,18 +116,18 @@ struct SearchAnswer {
   int64_t revision = 0;
 };
 
-// How do arrays lie that there are?
+// Asks for the layouts of existing arrays.
 struct ShardingsQuestion {
   enum class Kind {
-    kLayouts,        // mesh and spec, nothing where a leaf has none
-    kLayoutsOnMesh,  // the same, and a bare spec is one on `mesh`, which must not be empty
-    kSpecs,          // its spec, an error where it has none; numbers have P()
+    kLayouts,        // mesh and spec; nullopt for a leaf without them
+    kLayoutsOnMesh,  // the same, and a bare spec is a layout on `mesh`, which must not be empty
+    kSpecs,          // the spec; an error for a leaf without one; P() for numbers
   };
   Kind kind = Kind::kLayouts;
   // At most 100,000, in messages of 4 MiB.
   std::vector<HeldLeaf> leaves = {};
-  // The cluster's arrays whose names begin with this too; nullopt: none of them. Their list is not
-  // of one moment: names that come or go meanwhile may be in it or not.
+  // Also includes the cluster's arrays whose names have this prefix; nullopt: none. The list is not
+  // a snapshot: names that are added or deleted meanwhile may be missing or present.
   std::optional<std::string> prefix = std::nullopt;
   MeshSelector mesh = {};
   Compatibility compatibility = Compatibility::kDefault;

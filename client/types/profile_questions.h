@@ -15,25 +15,25 @@
 
 namespace shardmesh::client {
 
-// A profile as it was written, which the coordinator resolves. See PartitionAxis::Create.
+// A profile as written, which the coordinator resolves. See PartitionAxis::Create.
 struct ProfileFields {
   std::vector<FieldValue> fields;
   std::vector<SemanticAxis> semantic_axes = {};
 };
 
-// What does this profile resolve to?
+// Asks for the resolved form of a profile.
 struct ProfileQuestion {
-  // By name in the catalog, or by value; none means the profile in which no field is given.
+  // By name in the catalog, or by value; the default is the profile without given fields.
   std::variant<std::monostate, std::string, PartitionAxis, ProfileFields> profile = {};
 };
 
-// A semantic name, and the mesh axes that it stands for.
+// A semantic name with its mesh axes.
 struct ResolvedName {
   std::string name;
-  // Nullopt for an axis of the profile's own, and for the name that reads no field.
+  // Nullopt for a user-defined axis, and for the name that reads no field.
   std::optional<AxisField> field;
-  // What replaces the field in generation modes unless it is none; nullopt if there is no such
-  // field.
+  // The field that replaces `field` in generation modes unless it is none; nullopt if no such field
+  // exists.
   std::optional<AxisField> generation_field;
   AxisValue value;
   AxisValue generation_value;
@@ -42,16 +42,16 @@ struct ResolvedName {
 struct ProfileAnswer {
   PartitionAxis profile;
   std::string text;  // as Python's repr
-  // 64 hexadecimal digits over every field and every axis of the profile's own; see Fingerprint.
+  // 64 hexadecimal digits over every field and every user-defined axis; see Fingerprint.
   std::string fingerprint;
-  // The original's; see HashProfile.
+  // The original's hash; see HashProfile.
   PythonHash hash;
-  // The built-in names, then the profile's own.
+  // The built-in names, then the user-defined ones.
   std::vector<ResolvedName> semantic_names;
   int64_t revision = 0;
 };
 
-// What is the hash of this text, or of an object of these attributes?
+// Asks for the hash of a text, or of an object with these attributes.
 struct HashQuestion {
   // At most 1 MiB of text.
   std::variant<std::string, std::vector<PythonValue>> subject;

@@ -18,57 +18,57 @@
 
 namespace shardmesh::client {
 
-// What do rules in one line of text say, and which spec do they give a name? See
+// Asks for the rules in one line of text, and optionally for the spec that they give a name. See
 // sharding/rules/pattern_rules.h.
 struct PatternRulesQuestion {
   std::string text;  // at most 64 KiB
-  // Nullopt: the rules alone are wanted.
+  // Nullopt: returns only the rules.
   std::optional<std::string> name = std::nullopt;
   PartitionSpec default_spec = {};
   Compatibility compatibility = Compatibility::kDefault;
-  // kExact: the mesh that the original insists on; nullopt does not ask for it.
+  // kExact: the mesh that the original requires; nullopt skips its check.
   std::optional<MeshSelector> mesh = std::nullopt;
 };
 
 struct PatternRulesAnswer {
   std::vector<Rule> rules;
-  // With a name: its spec, and the rule that it is from; nullopt if it is the default one.
+  // With a name: its spec, and the rule that gave it; rule_index is nullopt for the default spec.
   std::optional<PartitionSpec> spec;
   std::optional<int64_t> rule_index;
 };
 
-// How a pattern is matched.
+// The result of matching a pattern.
 struct PatternCheck {
-  std::vector<bool> found;  // per name asked for, in their order
-  std::string re2_pattern;  // empty where RE2 cannot express it
+  std::vector<bool> found;  // per requested name, in their order
+  std::string re2_pattern;  // empty if RE2 cannot express it
 };
 
 // Rules without exclusions; see sharding/rules/exclusion.h.
 struct RewriteAnswer {
   rpc::RuleSetDefinition rules;
-  std::vector<int64_t> origins;  // per rule the index of the given one whose spec it has
+  std::vector<int64_t> origins;  // per rule, the index of the given rule that its spec comes from
   bool changed = false;
 };
 
-// What is questionable about rules, over a tree, under every mode and mesh?
+// Asks for questionable parts of rules, over a tree, in every mode and on every mesh.
 struct LintQuestion {
-  // Required. Patterns that cannot be used are findings; so give rules that defer their errors.
+  // Required. Unusable patterns are findings, so pass rules that defer their errors.
   RuleSetSelector rules;
   // For tensors with semantic axes.
   ProfileSelector profile = {};
-  // At most 256, none of them empty. None: every mesh of the catalog.
+  // At most 256 nonempty meshes. Empty: every mesh of the catalog.
   std::vector<MeshSelector> meshes = {};
-  // Also look at the named arrays that the cluster holds under this prefix.
+  // Also checks the cluster's named arrays with this prefix.
   std::optional<std::string> held_prefix = std::nullopt;
-  // Of a kind: 1 to 1,000. They come to at most 256 KiB of a kind in any case.
+  // For each kind: 1 to 1,000. The findings of a kind never exceed 256 KiB.
   int64_t max_findings = 100;
   Compatibility compatibility = Compatibility::kDefault;  // how axes resolve
-  // Trees of the catalog: these, at most 1,000, each once; or every one. No tensors are given then,
-  // and those of the trees that bring specs of their own are passed over.
+  // Trees of the catalog: the listed ones, at most 1,000, each once; or all. They exclude tensors
+  // in the request. Their tensors with own specs are skipped.
   std::vector<std::string> stored_trees = {};
   bool all_stored_trees = false;
-  // The trees that the tensors given are of, one after another, at most 1,000; names of 1 to 4,096
-  // bytes, each once. None: all are of one tree without a name.
+  // The trees that the given tensors belong to, in order, at most 1,000, with distinct names of 1
+  // to 4,096 bytes. Empty: all belong to one tree without a name.
   struct GivenTree {
     std::string name;
     int64_t tensors = 0;  // at least 1
@@ -76,13 +76,13 @@ struct LintQuestion {
   std::vector<GivenTree> given_trees = {};
 };
 
-// One of the trees that were looked at.
+// One of the checked trees.
 struct LintedTree {
   enum class Source { kGiven, kCatalog, kHeld };
   Source source = Source::kGiven;
-  // Of the catalog, or the one given; may be empty then.
+  // Name of the tree in the catalog or in the request; may be empty in the latter case.
   std::string name;
-  // Of the catalog: at which version, and how many tensors were passed over.
+  // For a tree of the catalog: its version, and the number of skipped tensors.
   int64_t version = 0;
   int64_t own_specs = 0;
   LintTreeReport report;
@@ -90,18 +90,18 @@ struct LintedTree {
 
 struct LintAnswer {
   std::vector<Finding> findings;  // by kind, then by rule and tensor
-  // Of each kind, by its number, how many there are, listed or not.
+  // Number of findings by kind, listed or not.
   std::array<int64_t, kFindingKindCount> counts = {};
-  // Findings name them by their places here.
+  // Findings refer to them by index.
   std::vector<LintedTree> trees;
-  int64_t tensors = 0;  // looked at
-  int64_t meshes = 0;   // looked at
+  int64_t tensors = 0;  // checked
+  int64_t meshes = 0;   // checked
   int64_t revision = 0;
 
   int64_t count(Finding::Kind kind) const { return counts[static_cast<size_t>(kind)]; }
 };
 
-// One of two layouts that are compared.
+// One of two compared layouts.
 struct LayoutChoice {
   RuleSetSelector rules = {};
   ProfileSelector profile = {};
@@ -109,13 +109,13 @@ struct LayoutChoice {
   MeshSelector mesh = {};
 };
 
-// What changes from one layout of a tree to another?
+// Asks for the changes from one layout of a tree to another.
 struct DiffQuestion {
   LayoutChoice a;
   LayoutChoice b;
   LayoutBudget budget = {};
   Compatibility compatibility = Compatibility::kDefault;
-  // The name of a tree of the catalog. No tensors are given then.
+  // The name of a tree of the catalog; excludes tensors in the request.
   std::string stored_tree = {};
 };
 
@@ -124,7 +124,7 @@ struct DiffAnswer {
   TreeReport a;
   TreeReport b;
   bool within_budget = true;
-  std::string budget_text;  // what is exceeded
+  std::string budget_text;  // a sentence on the exceeded budget
   int64_t revision = 0;
 };
 

@@ -1,4 +1,4 @@
-// Computations on arrays as a client asks for them, and what came of them.
+// Computations on arrays as a client requests them, and their results.
 #ifndef SHARDMESH_CLIENT_TYPES_STEP_H_
 #define SHARDMESH_CLIENT_TYPES_STEP_H_
 
@@ -18,26 +18,27 @@
 
 namespace shardmesh::client {
 
-// What a computation takes: an array of the cluster, or a small tensor that every device gets
+// An operand of a computation: an array of the cluster, or a small tensor that every device gets
 // whole.
 struct Operand {
   Operand(ArraySelector array) : value(std::move(array)) {}  // NOLINT: an array is an operand.
   Operand(Literal literal) : value(std::move(literal)) {}    // NOLINT: a literal is one too.
 
   std::variant<ArraySelector, Literal> value;
-  // The step may use the array's memory; the array is gone after it. An all-reduce, broadcast or
-  // barrier makes its result there if tiles keep their size; then it is gone even if the step
-  // fails, as the error says. An array that has a name, or that others hold, is left alone.
+  // Lets the step reuse the array's memory; the array no longer exists afterwards. An all-reduce,
+  // broadcast or barrier works in place if tiles keep their size. The array is then lost even if
+  // the step fails, as the error states. An array that has a name, or that others hold, is never
+  // consumed.
   bool donate = false;
 };
 
-// What is to become of results.
+// The handling of results.
 struct OutputOptions {
-  // By result, in order; an empty or missing name leaves it without one.
+  // By result, in order; an empty or missing name leaves the result without a name.
   std::vector<std::string> names = {};
-  // Of the names; missing means kAnyVersion.
+  // Expected versions of the names; missing means kAnyVersion.
   std::vector<int64_t> expected_versions = {};
-  // Return the elements too, at most 1 MiB together.
+  // Also returns the elements, at most 1 MiB in all.
   bool return_literals = false;
 };
 
@@ -48,9 +49,9 @@ struct StepOutput {
 
 struct StepTimings {
   absl::Duration total = absl::ZeroDuration();       // from admission to commit
-  absl::Duration kernel = absl::ZeroDuration();      // the longest of any rank
-  absl::Duration collective = absl::ZeroDuration();  // the longest of any rank
-  int64_t sent_bytes = 0;                            // between workers, all ranks together
+  absl::Duration kernel = absl::ZeroDuration();      // the longest of all ranks
+  absl::Duration collective = absl::ZeroDuration();  // the longest of all ranks
+  int64_t sent_bytes = 0;                            // between workers, sum over all ranks
 };
 
 struct StepResult {
@@ -59,11 +60,11 @@ struct StepResult {
   StepTimings timings;
 };
 
-// A program, or the hash of a plan that Compile returned, with as many operands as it takes.
+// Runs a program, or a plan by the hash that Compile returned, with its operands.
 struct ExecuteCall {
   std::variant<Program, std::string> work;
   std::vector<Operand> operands;
-  // Needed where no operand is an array.
+  // Required if no operand is an array.
   std::string mesh_id = {};
   OutputOptions output = {};
 };

@@ -39,7 +39,7 @@ void EncodeHead(const Literal& from, v1::Literal* to) {
   Encode(from.shape, to->mutable_shape());
 }
 
-// All but the bytes themselves, which are judged by their number.
+// Decodes all fields except the bytes, of which only the number is checked.
 absl::StatusOr<Literal> DecodeHead(const v1::Literal& from) {
   Literal literal;
   auto dtype = Decode(from.dtype());

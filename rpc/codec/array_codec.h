@@ -1,5 +1,5 @@
-// Arrays between wire and domain: element types, descriptions, literals. See spec_codec.h for what
-// holds of all codecs.
+// Arrays between wire and domain: element types, descriptions, literals. spec_codec.h states the
+// rules for all codecs.
 #ifndef SHARDMESH_RPC_CODEC_ARRAY_CODEC_H_
 #define SHARDMESH_RPC_CODEC_ARRAY_CODEC_H_
 
@@ -14,18 +14,18 @@
 namespace shardmesh::rpc {
 
 v1::Dtype Encode(Dtype dtype);
-// UNKNOWN_DTYPE for one that is not set or that this build does not know. The field's path is left
-// to the caller.
+// Returns UNKNOWN_DTYPE for a type that is unset or unknown to this build. The caller adds the
+// field's path.
 absl::StatusOr<Dtype> Decode(v1::Dtype dtype);
 
 void Encode(const ArrayDescriptor& from, v1::ArrayDescriptor* to);
-// Checks that the array lies on its mesh as it says: after this its Tiling() cannot fail.
+// Checks the array's layout on its mesh: afterwards its Tiling() cannot fail.
 absl::StatusOr<ArrayDescriptor> Decode(const v1::ArrayDescriptor& from);
 
 void Encode(const Literal& from, v1::Literal* to);
 void Encode(Literal&& from, v1::Literal* to);
-// At most kMaxLiteralBytes (LIMIT_EXCEEDED), and as many as dtype and shape say. The second one
-// takes the bytes out of `from`.
+// Requires as many bytes as dtype and shape need, at most kMaxLiteralBytes (LIMIT_EXCEEDED). The
+// second function moves the bytes out of `from`.
 absl::StatusOr<Literal> Decode(const v1::Literal& from);
 absl::StatusOr<Literal> Decode(v1::Literal&& from);
 

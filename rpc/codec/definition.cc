@@ -1,4 +1,4 @@
-// How names are written before rules see them.
+// The spelling of names for rules.
 #include "rpc/codec/definition.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// The definitions that users name and keep: what a catalog's entry or a file says, decoded.
+// The definitions that users name and store: the decoded contents of a catalog's entry or a file.
 #ifndef SHARDMESH_RPC_CODEC_DEFINITION_H_
 #define SHARDMESH_RPC_CODEC_DEFINITION_H_
 
@@ -20,16 +20,16 @@ struct MeshDefinition {
   friend bool operator==(const MeshDefinition&, const MeshDefinition&) = default;
 };
 
-// Rules, and how tensors' names are written before they are matched.
+// Rules, and the spelling of tensors' names before they are matched.
 struct RuleSetDefinition {
   RuleSet rules;
   // Dots of names become slashes, as flax trees have them.
   bool slashes = false;
-  // The least size of `rules` was left to the coordinator's configuration.
+  // The configuration of the coordinator supplies the least size of `rules`.
   bool default_min_size = false;
 };
 
-// `name` as the rules of `definition` see it.
+// Returns `name` as the rules of `definition` see it.
 std::string NameForRules(const RuleSetDefinition& definition, std::string_view name);
 
 }  // namespace shardmesh::rpc

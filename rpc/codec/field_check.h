@@ -11,17 +11,17 @@
 
 namespace shardmesh::rpc {
 
-// A catalog entry's: 1 to 255 characters of [A-Za-z0-9._-].
+// Accepts a catalog entry's name: 1 to 255 characters of [A-Za-z0-9._-].
 absl::Status CheckEntryName(std::string_view name, std::string_view field);
-// An array's, as users give it: 1 to 1,024 bytes of UTF-8 without control characters.
+// Accepts an array's name as users give it: 1 to 1,024 bytes of UTF-8 without control characters.
 absl::Status CheckArrayName(std::string_view name, std::string_view field);
-// 1 to 64 characters of [A-Za-z0-9_-].
+// Accepts 1 to 64 characters of [A-Za-z0-9_-].
 absl::Status CheckArrayId(std::string_view id, std::string_view field);
-// 1 to 64 bytes of UTF-8.
+// Accepts 1 to 64 bytes of UTF-8.
 absl::Status CheckRequestId(std::string_view id, std::string_view field);
-// A worker's: 1 to 255 bytes of UTF-8 without control characters.
+// Accepts a worker's identity: 1 to 255 bytes of UTF-8 without control characters.
 absl::Status CheckIdentity(std::string_view identity, std::string_view field);
-// The page size in force: 100 for 0, at most 1,000, never negative.
+// Returns the effective page size: 100 for 0, at most 1,000. A negative size is an error.
 absl::StatusOr<int64_t> CheckPageSize(int64_t page_size, std::string_view field);
 
 }  // namespace shardmesh::rpc

@@ -15,7 +15,7 @@
 namespace shardmesh::rpc {
 namespace {
 
-// At most so many bytes of a text, which is not cut within a character.
+// Returns at most `max_bytes` bytes of a text, cut between characters.
 std::string Shortened(std::string_view text, size_t max_bytes) {
   if (text.size() <= max_bytes) return std::string(text);
   size_t size = max_bytes;

@@ -1,4 +1,4 @@
-// What a rank does in a step: the instruction that runs, and those that have ended.
+// The activity of a rank in a step: the running instruction, and those that have ended.
 #ifndef SHARDMESH_RPC_CODEC_FLIGHT_RECORD_H_
 #define SHARDMESH_RPC_CODEC_FLIGHT_RECORD_H_
 
@@ -29,9 +29,9 @@ struct FlightRecord {
   absl::Time started = absl::InfinitePast();
   absl::Time ended = absl::InfiniteFuture();  // InfiniteFuture: still runs
   absl::Status outcome = absl::OkStatus();    // OK while it runs
-  std::vector<Peer> peers = {};            // whose data it needs; none for work of the rank alone
-  int64_t omitted_peers = 0;               // that are not in `peers`
-  std::optional<DeviceId> waits_for = {};  // now, or when it failed
+  std::vector<Peer> peers = {};               // peers whose data it needs; empty for local work
+  int64_t omitted_peers = 0;                  // peers that are not in `peers`
+  std::optional<DeviceId> waits_for = {};     // the peer awaited now, or at the failure
 
   bool is_running() const { return ended == absl::InfiniteFuture(); }
 };

@@ -1,4 +1,4 @@
-// Linear layers and their operands between wire and algebra. See spec_codec.h for what holds of all
+// Linear layers and their operands between wire and algebra. spec_codec.h states the rules for all
 // codecs.
 #ifndef SHARDMESH_RPC_CODEC_LAYER_CODEC_H_
 #define SHARDMESH_RPC_CODEC_LAYER_CODEC_H_
@@ -11,19 +11,19 @@
 
 namespace shardmesh::rpc {
 
-// Most layers that are merged into one.
+// Upper bound on the layers that are merged into one.
 inline constexpr int64_t kMaxMergedLayers = 10'000;
 
 void Encode(const ArrayLayout& from, v1::OperandLayout* to);
-// A spec goes with KIND_NAMED alone. The rank is the algebra's to judge.
+// Only KIND_NAMED has a spec. The algebra checks the rank.
 absl::StatusOr<ArrayLayout> Decode(const v1::OperandLayout& from);
 
-// What a layer is made of; element type and compatibility are not in it.
+// Sets the construction of a layer; element type and compatibility are set elsewhere.
 void Encode(const ParallelLinearOptions& from, v1::DescribeLinearLayerRequest* to);
-// Shapes and scale are the algebra's to judge.
+// The algebra checks shapes and scale.
 absl::StatusOr<ParallelLinearOptions> Decode(const v1::DescribeLinearLayerRequest& from);
 
-// All but the element type.
+// Encodes all facts except the element type.
 void Encode(const ParallelLinear& from, v1::DescribeLinearLayerResponse* to);
 absl::StatusOr<ParallelLinear> Decode(const v1::DescribeLinearLayerResponse& from);
 

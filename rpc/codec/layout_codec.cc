@@ -113,7 +113,7 @@ absl::StatusOr<LayoutReport> Decode(const v1::LayoutReport& from) {
 
 namespace {
 
-// What the wire's enums stand for.
+// The domain values of the wire's enums.
 constexpr std::array<std::pair<ReshardPattern, v1::ReshardPattern>, 9> kPatterns = {{
     {ReshardPattern::kNoop, v1::RESHARD_PATTERN_NOOP},
     {ReshardPattern::kSlice, v1::RESHARD_PATTERN_SLICE},
@@ -141,14 +141,14 @@ constexpr std::array<std::pair<HeldLeaf::Kind, v1::ArrayLeaf::Kind>, 7> kLeafKin
     {HeldLeaf::Kind::kOther, v1::ArrayLeaf::KIND_OTHER},
 }};
 
-// The wire's number of a value, which the table has.
+// Returns the wire's number of a value that is in the table.
 template <typename Table, typename Ours>
 auto ToWire(const Table& table, Ours value) {
   return std::find_if(std::begin(table), std::end(table),
                       [&](const auto& entry) { return entry.first == value; })
       ->second;
 }
-// Null for one that the table does not have.
+// Returns null for a number that is not in the table.
 template <typename Table, typename Wire>
 auto FromWire(const Table& table, Wire value) {
   const auto entry = std::find_if(std::begin(table), std::end(table),

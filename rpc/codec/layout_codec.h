@@ -13,16 +13,16 @@
 
 namespace shardmesh::rpc {
 
-// Most entries of LayoutReport::specs that travel.
+// Upper bound on the entries of LayoutReport::specs on the wire.
 inline constexpr size_t kMaxReportedSpecs = 1000;
 
-// Sets what a LayoutReport has; counts of kinds of tensors are the caller's.
+// Encodes a LayoutReport; the caller sets the counts of kinds of tensors.
 void Encode(const LayoutReport& from, v1::LayoutReport* to);
 // Errors name the field.
 absl::StatusOr<LayoutReport> Decode(const v1::LayoutReport& from);
 
 v1::ReshardPattern Encode(ReshardPattern pattern);
-// kGeneral for one that this build does not know.
+// Returns kGeneral for a pattern that this build does not know.
 ReshardPattern Decode(v1::ReshardPattern pattern);
 void Encode(const ReshardStep& from, v1::ReshardStep* to);
 ReshardStep Decode(const v1::ReshardStep& from);
@@ -31,7 +31,8 @@ v1::SearchMeshesHeader::Criterion Encode(MeshCriterion criterion);
 absl::StatusOr<MeshCriterion> Decode(v1::SearchMeshesHeader::Criterion from);
 
 void Encode(const HeldLeaf& from, v1::ArrayLeaf* to);
-// A name of at most kMaxLeafNameBytes, and mesh and spec where the kind has them alone.
+// Requires a name of at most kMaxLeafNameBytes. Only kinds that have a mesh and a spec may carry
+// them.
 absl::StatusOr<HeldLeaf> Decode(const v1::ArrayLeaf& from, Compatibility compatibility);
 inline constexpr size_t kMaxLeafNameBytes = 1024;
 

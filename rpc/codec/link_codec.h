@@ -1,4 +1,4 @@
-// Measured links between wire and domain. See spec_codec.h for what holds of all codecs.
+// Measured links between wire and domain. spec_codec.h states the rules for all codecs.
 #ifndef SHARDMESH_RPC_CODEC_LINK_CODEC_H_
 #define SHARDMESH_RPC_CODEC_LINK_CODEC_H_
 
@@ -9,8 +9,8 @@
 namespace shardmesh::rpc {
 
 void Encode(const MeasuredLink& from, v1::MeasuredLink* to);
-// INVALID_ARGUMENT (BAD_FIELD) for a transport that is none, a negative latency, a time that is
-// none, and bytes per second that are not above 0 and finite.
+// INVALID_ARGUMENT (BAD_FIELD) for an unknown transport, a negative latency, an invalid time, and
+// bytes per second that are not finite and above 0.
 absl::StatusOr<MeasuredLink> Decode(const v1::MeasuredLink& from);
 
 }  // namespace shardmesh::rpc

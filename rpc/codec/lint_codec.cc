@@ -1,4 +1,4 @@
-// What is found about rules, between wire and algebra.
+// Findings about rules, between wire and algebra.
 #include "rpc/codec/lint_codec.h"
 
 #include <optional>

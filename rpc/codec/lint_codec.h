@@ -1,4 +1,4 @@
-// What is found about rules, between wire and algebra.
+// Findings about rules, between wire and algebra.
 #ifndef SHARDMESH_RPC_CODEC_LINT_CODEC_H_
 #define SHARDMESH_RPC_CODEC_LINT_CODEC_H_
 
@@ -11,8 +11,8 @@ namespace shardmesh::rpc {
 v1::LintFinding::Kind Encode(Finding::Kind kind);
 void Encode(const Finding& from, v1::LintFinding* to);
 
-// Errors are INVALID_ARGUMENT (BAD_FIELD) and name the field: a kind that is not set or that this
-// build does not know, a mode of no known name.
+// Errors are INVALID_ARGUMENT (BAD_FIELD) and name the field: a kind that is unset or unknown to
+// this build, a mode with an unknown name.
 absl::StatusOr<Finding::Kind> Decode(v1::LintFinding::Kind from);
 absl::StatusOr<Finding> Decode(const v1::LintFinding& from);
 

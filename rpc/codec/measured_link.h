@@ -1,4 +1,4 @@
-// How fast the link between two workers is, as one of them has measured it.
+// The speed of the link between two workers, as one of them measured it.
 #ifndef SHARDMESH_RPC_CODEC_MEASURED_LINK_H_
 #define SHARDMESH_RPC_CODEC_MEASURED_LINK_H_
 
@@ -13,9 +13,9 @@ struct MeasuredLink {
   std::string peer = {};  // identity of the other worker
   uint64_t peer_incarnation = 0;
   bool shares_memory = false;  // otherwise data goes over the stream
-  // Of a round in which both send 8 bytes and wait for the other's: half of the way there and back.
+  // Half of a round trip in which both send 8 bytes and wait for the other's bytes.
   absl::Duration latency = absl::ZeroDuration();
-  // Each way, while both send a large message and copy what comes into its place. Finite, above 0.
+  // In each direction, while both send a large message and copy the received one. Finite, above 0.
   double bytes_per_second = 1;
   absl::Time measured = absl::InfinitePast();
 

@@ -1,4 +1,4 @@
-// Messages about a field: whether they name it.
+// Tests whether a message about a field names that field.
 #ifndef SHARDMESH_RPC_CODEC_MESSAGE_SUBJECT_H_
 #define SHARDMESH_RPC_CODEC_MESSAGE_SUBJECT_H_
 
@@ -8,7 +8,7 @@
 
 namespace shardmesh::rpc {
 
-// Whether a message says something of a field without naming it: `is 0; it must be from 1 to 16`.
+// Returns whether a message describes a field without naming it: `is 0; it must be from 1 to 16`.
 inline bool LacksSubject(std::string_view message) {
   constexpr std::string_view kVerbs[] = {"is",    "has",   "must",  "ends",   "begins", "needs",
                                          "lacks", "holds", "names", "occurs", "may",    "cannot"};

@@ -48,7 +48,7 @@ absl::Status TooMany(std::string_view field, int64_t have) {
                    field);
 }
 
-// At least 0 and at most the largest rank: whether it is a dimension of the value, planning asks.
+// Accepts 0 to the largest rank. Planning checks that the value has this dimension.
 absl::StatusOr<int64_t> DecodeDimension(int32_t dimension, std::string_view field) {
   if (dimension < 0 || dimension >= kMaxRank) {
     return BadField(field, StrCat(field, " ", dimension, " is not from 0 to ", kMaxRank - 1));
@@ -165,7 +165,7 @@ absl::StatusOr<ProgramOp> DecodeReshard(const v1::ReshardOp& from) {
   return ReshardOp{from.input(), *std::move(spec)};
 }
 
-// The op, or its error under the name of the case that is set.
+// Returns the op, or its error with the name of the set case as its field.
 absl::StatusOr<ProgramOp> DecodeOp(const v1::ProgramOp& from) {
   const auto at = [](std::string_view field, absl::StatusOr<ProgramOp> op) {
     return op.ok() ? std::move(op) : WithField(std::move(op).status(), field);

@@ -1,4 +1,4 @@
-// Programs and plans between wire and domain. See spec_codec.h for what holds of all codecs.
+// Programs and plans between wire and domain. spec_codec.h states the rules for all codecs.
 #ifndef SHARDMESH_RPC_CODEC_PLAN_CODEC_H_
 #define SHARDMESH_RPC_CODEC_PLAN_CODEC_H_
 
@@ -13,11 +13,11 @@
 namespace shardmesh::rpc {
 
 void Encode(const Program& from, v1::Program* to);
-// At most kMaxProgramSize operands, ops and outputs; ops refer to earlier values only.
+// Accepts at most kMaxProgramSize operands, ops and outputs. Ops may refer only to earlier values.
 absl::StatusOr<Program> Decode(const v1::Program& from);
 
-// Enums that travel in requests of their own too. Unset means the default that the contract names;
-// a collective's kind has none.
+// Enums that requests also carry directly. An unset value means the default of the contract; a
+// collective's kind has no default.
 v1::Activation Encode(Activation from);
 absl::StatusOr<Activation> Decode(v1::Activation from);
 v1::Reduction Encode(Reduction from);
@@ -44,9 +44,9 @@ void Encode(const Plan& from, v1::Plan* to);
 // The last check is CheckPlan.
 absl::StatusOr<Plan> Decode(const v1::Plan& from);
 
-// The bytes of a plan as they are sent to every worker; the plan's hash is their Sha256.
+// Returns the bytes of a plan as every worker receives them. The plan's hash is their Sha256.
 std::string PlanBytes(const Plan& plan);
-// INVALID_ARGUMENT also for bytes that are no v1::Plan.
+// INVALID_ARGUMENT also for bytes that are not a v1::Plan.
 absl::StatusOr<Plan> ParsePlanBytes(std::string_view bytes);
 
 }  // namespace shardmesh::rpc

@@ -25,7 +25,7 @@ void Encode(const PythonValue& from, v1::PythonValue* to) {
       to->set_integer(from.text());
       return;
     case PythonValue::Kind::kFloat: {
-      // What Python prints reads back as the same number.
+      // A float as Python prints it parses back to the same number.
       double number = 0;
       (void)absl::SimpleAtod(from.text(), &number);
       to->set_number(number);
@@ -52,7 +52,7 @@ void Encode(const PythonValue& from, v1::PythonValue* to) {
   }
 }
 
-// What may still come.
+// The number of values and bytes that are still allowed.
 struct Budget {
   int64_t values = kMaxPythonValues;
   int64_t bytes = kMaxHashedBytes;

@@ -1,4 +1,4 @@
-// Decodes with all the checks that foreign messages need, and encodes.
+// Decodes with all checks that untrusted messages need, and encodes.
 #include "rpc/codec/spec_codec.h"
 
 #include <algorithm>
@@ -72,7 +72,7 @@ constexpr std::array kProfileFields = {
 };
 static_assert(kProfileFields.size() == kAxisFieldCount);
 
-// `budget` counts the values that may still come.
+// `budget` counts the values that are still allowed.
 absl::StatusOr<AxisValue> DecodeValue(const v1::AxisValue& from, int depth, int64_t& budget);
 
 absl::StatusOr<std::vector<AxisValue>> DecodeEntries(const v1::AxisValueList& from, int depth,
@@ -97,7 +97,7 @@ absl::StatusOr<std::vector<AxisValue>> DecodeEntries(const v1::AxisValueList& fr
   return entries;
 }
 
-// The same limits for a value that was derived from others.
+// Applies the same limits to a value that was derived from others.
 absl::Status CheckLimits(const AxisValue& value, int depth, std::string_view field,
                          int64_t& budget) {
   if (!value.is_tuple() && !value.is_list()) {
@@ -163,8 +163,8 @@ void Encode(const AxisName& from, v1::AxisValue* to) {
   }
 }
 
-// Without a detour over AxisValue: this is what every answer carries.
-// An empty name alone reads as none, as in JAX; in a tuple of one it stays an axis.
+// Written without AxisValue for speed, since every answer contains specs. A single empty name reads
+// as none, as in JAX; in a tuple of one it stays an axis.
 void Encode(const SpecEntry& from, v1::AxisValue* to) {
   if (from.is_unconstrained()) {
     to->set_constant(v1::AXIS_CONSTANT_UNCONSTRAINED);
@@ -212,7 +212,7 @@ absl::Status CheckUnreduced(const v1::PartitionSpec& from) {
   return absl::OkStatus();
 }
 
-// The reasons' numbers on the wire differ from those in memory; their names are the same.
+// Reasons have different numbers on the wire and in memory; their names are equal.
 struct ReasonTable {
   static constexpr int kSize = static_cast<int>(Reason::kLast) + 1;
   std::array<v1::Reason, kSize> to_wire;
@@ -370,7 +370,7 @@ void Encode(const Mesh& from, v1::Mesh* to) {
       added->set_type(Encode(axis.type));
     }
   }
-  // Ids that are the positions are left out; asking each position would cost O(devices) to no end.
+  // Ids that equal the positions are left out. The comparison avoids a loop over all devices.
   MeshOptions options;
   options.allow_degenerate = true;
   const auto plain = Mesh::Create({from.axes().begin(), from.axes().end()}, options);
@@ -525,7 +525,7 @@ absl::StatusOr<PartitionAxis> Decode(const v1::PartitionAxis& from) {
   if (!profile.ok()) {
     return WithField(std::move(profile).status(), axes.empty() ? "fields" : "semantic_axes");
   }
-  // A field that is not given takes after others: the batch axis holds two of them.
+  // A missing field takes the value of others, which may exceed the limits: the batch axis has two.
   for (size_t i = 0; i < kProfileFields.size(); ++i) {
     int64_t budget = kMaxAxisValues;
     SHARDMESH_RETURN_IF_ERROR(CheckLimits(profile->field(static_cast<AxisField>(i)), /*depth=*/0,
@@ -555,7 +555,7 @@ absl::StatusOr<RuleSetDefinition> Decode(const v1::RuleSet& from, Compatibility 
   if (from.rules_size() > RuleSet::kMaxRules) {
     return LimitExceeded("rules", "rules", from.rules_size(), RuleSet::kMaxRules);
   }
-  // Below 0 is as good as 0, and the originals take it.
+  // A negative size acts as 0, and the originals accept it.
   if (from.min_size() < 0 && compatibility == Compatibility::kDefault) {
     return BadField("min_size", StrCat("min_size is ", from.min_size(), "; it must be at least 0"));
   }
@@ -604,7 +604,7 @@ absl::Status WithRewriteHint(absl::Status status, absl::Span<const Rule> rules) 
 
 void Encode(const Mode& from, v1::ModeSelector* to) {
   if (const auto dimension = from.dimension(); dimension.has_value()) {
-    // No tensor has a dimension beyond either end: what is refused there stays refused.
+    // No tensor has a dimension beyond either bound, so the clamped value is refused as well.
     to->set_dimension(static_cast<int32_t>(std::clamp<int64_t>(
         *dimension, std::numeric_limits<int32_t>::min(), std::numeric_limits<int32_t>::max())));
   } else {
@@ -819,7 +819,7 @@ void Encode(absl::Span<const CutPoints> from,
     }
     v1::CutPoints* added = to->Add();
     added->set_dimension(static_cast<int32_t>(dim));
-    // The ends, 0 and the extent, are left out.
+    // The first and last points, 0 and the extent, are left out.
     for (size_t i = 1; i + 1 < from[dim].size(); ++i) {
       added->add_starts(from[dim][i]);
     }

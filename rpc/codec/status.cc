@@ -1,4 +1,4 @@
-// Carries statuses across the wire by the payloads that google.rpc details become.
+// Converts statuses to and from the wire; their payloads are google.rpc details.
 #include "rpc/codec/status.h"
 
 #include <grpcpp/support/status.h>
@@ -21,7 +21,7 @@ namespace {
 constexpr std::string_view kDomain = "shardmesh";
 constexpr std::string_view kPythonTypeKey = "python_type";
 
-// Payloads are keyed by the type URLs of the messages that they hold.
+// The keys of payloads are the type URLs of their messages.
 constexpr absl::string_view kErrorInfoUrl = "type.googleapis.com/google.rpc.ErrorInfo";
 constexpr absl::string_view kBadRequestUrl = "type.googleapis.com/google.rpc.BadRequest";
 
@@ -30,7 +30,7 @@ constexpr size_t kMaxDetailTextBytes = kMaxStatusMessageBytes / 4;
 constexpr int kMaxFieldViolations = 4;
 constexpr int kMaxMetadata = 4;
 
-// The message in the payload `url`; the default one if there is none.
+// Returns the message in the payload `url`; the default message if there is none.
 template <typename Message>
 Message PayloadOf(const absl::Status& status, absl::string_view url) {
   Message message;
@@ -45,7 +45,7 @@ void SetPayload(absl::Status& status, absl::string_view url, const Message& mess
   status.SetPayload(url, absl::Cord(message.SerializeAsString()));
 }
 
-// Valid UTF-8 of at most `limit` bytes; what is cut off is replaced by an ellipsis.
+// Returns valid UTF-8 of at most `limit` bytes; an ellipsis replaces the cut part.
 std::string WireText(std::string_view text, size_t limit) {
   std::string clean(text);
   if (!DecodeUtf8(clean).has_value()) {
@@ -157,7 +157,7 @@ absl::Status FromGrpc(const grpc::Status& status) {
   absl::Status result(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
   google::rpc::Status wire;
   if (!wire.ParseFromString(status.error_details())) {
-    return result;  // Details of some other kind: code and message still say what happened.
+    return result;  // The details have another type; code and message are still valid.
   }
   for (const google::protobuf::Any& detail : wire.details()) {
     google::rpc::ErrorInfo info;

@@ -1,4 +1,4 @@
-// absl::Status inside, gRPC status with google.rpc details on the wire, and nothing lost between.
+// Converts absl::Status to a gRPC status with google.rpc details, and back without loss.
 #ifndef SHARDMESH_RPC_CODEC_STATUS_H_
 #define SHARDMESH_RPC_CODEC_STATUS_H_
 
@@ -16,9 +16,9 @@ class Status;
 
 namespace shardmesh::rpc {
 
-// Most bytes of a message on the wire: a call's trailers are limited to 8 KiB, and a message stands
-// in them twice. Longer ones are cut at a character, and end in "...". Other texts of details are
-// cut at a quarter of that.
+// Upper bound on the bytes of a message on the wire. A call's trailers are limited to 8 KiB and
+// contain the message twice. Longer messages are cut between characters and end in "...". Other
+// texts of details are cut at a quarter of the bound.
 inline constexpr size_t kMaxStatusMessageBytes = 1024;
 
 // The message of `status` as it goes on the wire: it begins with the field at fault, and is cut at
@@ -30,11 +30,11 @@ std::string WireMessage(const absl::Status& status);
 // each where attached.
 grpc::Status ToGrpc(const absl::Status& status);
 
-// The inverse. Details of other types are dropped; an ErrorInfo of another domain too. A reason
-// that this build does not know reads as kUnspecified and is still passed on by ToGrpc.
+// The inverse of ToGrpc. Drops details of other types, and an ErrorInfo of another domain. A reason
+// that this build does not know becomes kUnspecified, and ToGrpc still passes it on.
 absl::Status FromGrpc(const grpc::Status& status);
 
-// A wrong field of a request: its path, and what is wrong with it.
+// The path of an invalid field of a request, and the fault.
 struct FieldViolation {
   std::string field;
   std::string description;
@@ -42,16 +42,16 @@ struct FieldViolation {
   friend bool operator==(const FieldViolation&, const FieldViolation&) = default;
 };
 
-// Says that the error is about this field of a request. Around the decoding of a nested message it
-// puts the outer field in front: WithField(WithField(s, "dimensions[1]"), "spec") names
-// `spec.dimensions[1]`. An OK status stays as it is.
+// Attaches the field of a request that the error is about. For the error of a nested message,
+// prepends the outer field: WithField(WithField(s, "dimensions[1]"), "spec") names
+// `spec.dimensions[1]`. An OK status stays unchanged.
 absl::Status WithField(absl::Status status, std::string_view field);
-// The same for an entry of a repeated field: `dimensions[1]`.
+// As above, for an entry of a repeated field: `dimensions[1]`.
 absl::Status WithField(absl::Status status, std::string_view field, size_t index);
-// Empty where no field was named.
+// Returns an empty list if the status names no field.
 std::vector<FieldViolation> FieldViolationsOf(const absl::Status& status);
 
-// INVALID_ARGUMENT (BAD_FIELD) of one field.
+// Returns INVALID_ARGUMENT (BAD_FIELD) for one field.
 absl::Status BadField(std::string_view field, std::string_view message);
 
 using shardmesh::RetryDelayOf;

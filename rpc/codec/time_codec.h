@@ -9,7 +9,7 @@
 
 namespace shardmesh::rpc {
 
-// Beyond the range of the message (10,000 years) the nearest value within it.
+// A value beyond the range of the message (10,000 years) becomes the nearest value within it.
 void Encode(absl::Duration from, google::protobuf::Duration* to);
 void Encode(absl::Time from, google::protobuf::Timestamp* to);
 

@@ -1,4 +1,4 @@
-// Takes apart the columns in which trees travel, and judges which trees may be kept.
+// Decodes the columns of a tree on the wire, and checks the size of stored trees.
 #include "rpc/codec/tree_decoder.h"
 
 #include <string>
@@ -33,7 +33,7 @@ absl::Status CheckTable(size_t have, int more, std::string_view table) {
       table);
 }
 
-// The entry that a column's index means; null for 0.
+// Returns the entry for a column's index; null for 0.
 template <typename Entry>
 absl::StatusOr<const Entry*> Find(const std::deque<Entry>& table, uint32_t index,
                                   std::string_view column, int place) {
@@ -49,10 +49,10 @@ absl::StatusOr<const Entry*> Find(const std::deque<Entry>& table, uint32_t index
   return &table[index - 1];
 }
 
-// Whether a byte begins a character, in UTF-8.
+// Returns whether a byte begins a UTF-8 character.
 bool BeginsCharacter(char c) { return (c & 0xc0) != 0x80; }
 
-// The name of tensor `place`: the next bytes of `names`, which is UTF-8 as a whole.
+// Returns the name of tensor `place`: the next bytes of `names`, which is UTF-8 as a whole.
 absl::StatusOr<std::string_view> TakeName(std::string_view* names, uint32_t size, int place) {
   const auto refuse = [place](Reason reason, std::string_view message) {
     return WithField(InvalidArgument(reason, message), "name_sizes", static_cast<size_t>(place));

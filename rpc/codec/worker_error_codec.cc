@@ -20,7 +20,7 @@ void Encode(const absl::Status& from, v1::WorkerError* to) {
 }
 
 absl::Status Decode(const v1::WorkerError& from) {
-  // absl's constructor would keep a code that has no name.
+  // absl's constructor would keep a code without a name.
   constexpr int kLastCode = static_cast<int>(absl::StatusCode::kUnauthenticated);
   const bool is_known = from.code() >= 0 && from.code() <= kLastCode;
   const auto code =

@@ -7,9 +7,9 @@
 
 namespace shardmesh::rpc {
 
-// Code, message and reason; nothing else of the status travels.
+// Encodes only code, message and reason.
 void Encode(const absl::Status& from, v1::WorkerError* to);
-// Of an unknown code UNKNOWN. OK for the default message.
+// An unknown code becomes UNKNOWN. The default message is OK.
 absl::Status Decode(const v1::WorkerError& from);
 
 }  // namespace shardmesh::rpc

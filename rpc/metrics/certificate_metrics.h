@@ -7,9 +7,9 @@
 
 namespace shardmesh::rpc {
 
-// Keeps in `metrics` when the certificate in use begins and ends to be valid:
+// Exports to `metrics` the begin and end of validity of the current certificate:
 // shardmesh_certificate_not_before_timestamp_seconds and
-// shardmesh_certificate_expiry_timestamp_seconds. Nothing for plaintext.
+// shardmesh_certificate_expiry_timestamp_seconds. Exports nothing for plaintext.
 void ExportValidity(const Credentials& credentials, Metrics& metrics);
 
 }  // namespace shardmesh::rpc

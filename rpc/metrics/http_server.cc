@@ -1,4 +1,4 @@
-// HttpServer: one thread polls all connections and moves each on as far as its socket lets it.
+// HttpServer: one thread polls all connections and advances each as far as its socket allows.
 #include "rpc/metrics/http_server.h"
 
 #include <netdb.h>
@@ -32,13 +32,13 @@ namespace {
 
 using Outcome = TlsSession::Outcome;
 
-// As the deadline of a call: it does not wait.
+// As a deadline, it makes a call return without waiting.
 constexpr absl::Time kAtOnce = absl::InfinitePast();
-// Bytes that are written before the socket is looked at again.
+// Bytes that are written before the socket is polled again.
 constexpr size_t kPieceBytes = size_t{16} << 10;
-// How long the listener rests where no descriptor is left for a caller.
+// Pause of the listener when no descriptor is free for a caller.
 constexpr absl::Duration kRest = absl::Milliseconds(100);
-// How often the log repeats that.
+// Interval at which the log repeats that.
 constexpr absl::Duration kLogInterval = absl::Seconds(10);
 
 std::string Reply(std::string_view status, std::string_view content_type, std::string_view body) {
@@ -83,7 +83,7 @@ absl::StatusOr<FileDescriptor> OpenListener(const std::string& address) {
   return listener;
 }
 
-// As many as an eighth of the process's descriptors.
+// Returns an eighth of the process's descriptors, at most kMaxConnections.
 size_t MaxConnections() {
   rlimit limit = {};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return HttpServer::kMaxConnections;
@@ -92,7 +92,7 @@ size_t MaxConnections() {
 
 }  // namespace
 
-// One caller: a handshake, a request, an answer. Each call moves it on without waiting.
+// One caller: a handshake, a request, an answer. Each call advances it without waiting.
 class HttpServer::Connection {
  public:
   Connection(FileDescriptor socket, SteadyDeadline deadline)
@@ -100,23 +100,23 @@ class HttpServer::Connection {
 
   SteadyDeadline deadline() const { return deadline_; }
   pollfd watched() const {
-    // What follows the request is not read: only the socket's room counts from there on.
+    // Bytes after the request are not read, so only room to write matters from there on.
     const int events = has_reply_ ? POLLOUT : has_unsent() ? POLLIN | POLLOUT : POLLIN;
     return {.fd = socket_.get(), .events = static_cast<short>(events), .revents = 0};
   }
 
-  // False when the connection is over.
+  // Returns false when the connection is over.
   bool Advance(const HttpServer& server) {
     if (server.watch_ != nullptr && tls_ == nullptr) {
       absl::StatusOr<TlsContext> context = TlsContext::ForServer(server.watch_->state()->texts);
-      if (!context.ok()) return false;  // the texts were checked, so memory is short
+      if (!context.ok()) return false;  // the texts were checked, so memory is exhausted
       context_ = std::make_unique<TlsContext>(*std::move(context));
       tls_ = std::make_unique<TlsSession>(*context_, socket_.get());
     }
     if (tls_ != nullptr && !has_accepted_) {
       const Outcome outcome = tls_->Accept(kAtOnce);
       if (outcome == Outcome::kTimeout) return true;
-      // Of callers with a name; the authorities may have signed other certificates.
+      // Accepts only callers with a name; the authorities may have signed other certificates.
       if (outcome != Outcome::kDone || !ReadPeerCertificate(tls_->ssl()).ok()) return false;
       has_accepted_ = true;
     }
@@ -138,7 +138,8 @@ class HttpServer::Connection {
     return sent_bytes_ < reply_.size() || (tls_ != nullptr && tls_->has_unsent());
   }
 
-  // Up to the empty line that ends a request without a body. kRefused: it is too long.
+  // Reads up to the empty line that ends a request without a body. kRefused: the request is too
+  // long.
   Outcome ReadRequest() {
     char buffer[1024];
     while (request_.find("\r\n\r\n") == std::string::npos) {
@@ -162,7 +163,7 @@ class HttpServer::Connection {
     return received > 0 ? Outcome::kDone : Outcome::kEnded;
   }
 
-  // As much of the answer as the socket takes; false if it has gone.
+  // Sends as much of the answer as the socket accepts; returns false if the socket is closed.
   bool Send() {
     for (;;) {
       const std::string_view left = std::string_view(reply_).substr(sent_bytes_);
@@ -171,7 +172,7 @@ class HttpServer::Connection {
         if (!tls_->Flush(kAtOnce)) return tls_->is_open();
         if (piece.empty()) return true;
         const Outcome outcome = tls_->Write(piece, kAtOnce);
-        // Once written it is with the session, whether the socket has taken it or not.
+        // The session owns written bytes, even if the socket has not accepted them yet.
         if (outcome != Outcome::kDone && !tls_->has_unsent()) return false;
         sent_bytes_ += piece.size();
         continue;
@@ -226,8 +227,9 @@ HttpServer::~HttpServer() {
 void HttpServer::Run() {
   std::deque<std::unique_ptr<Connection>> connections;  // the oldest first
   std::vector<pollfd> watched;
-  auto rest = SteadyDeadline::After(absl::ZeroDuration());  // without a descriptor for a caller
-  auto quiet = rest;                                        // until the log says it again
+  auto rest = SteadyDeadline::After(absl::ZeroDuration());  // while no descriptor is free for a
+                                                            // caller
+  auto quiet = rest;                                        // until the log repeats the warning
   for (;;) {
     while (!connections.empty() && connections.front()->deadline().is_over()) {
       connections.pop_front();
@@ -235,7 +237,7 @@ void HttpServer::Run() {
     const bool rests = !rest.is_over();
     watched = {
         {.fd = stop_.get(), .events = POLLIN, .revents = 0},
-        // poll passes over a negative one.
+        // poll ignores a negative descriptor.
         {.fd = rests ? -1 : listener_.get(), .events = POLLIN, .revents = 0},
     };
     for (const auto& each : connections) watched.push_back(each->watched());
@@ -266,7 +268,8 @@ void HttpServer::Run() {
         LogWarning("no descriptor is left for a caller of the HTTP port",
                    {{"port", port_}, {"error", std::strerror(error)}});
       }
-      // The oldest makes room; where there is none others will close theirs.
+      // Close the oldest connection to make room. Without one, other parts of the process must free
+      // descriptors.
       if (connections.empty()) {
         rest = SteadyDeadline::After(kRest);
       } else {

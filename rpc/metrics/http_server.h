@@ -1,4 +1,4 @@
-// A small HTTP server for what is read now and then, such as metrics: one GET a connection.
+// A small HTTP server for rare reads, such as metrics: one GET for each connection.
 #ifndef SHARDMESH_RPC_METRICS_HTTP_SERVER_H_
 #define SHARDMESH_RPC_METRICS_HTTP_SERVER_H_
 
@@ -16,14 +16,14 @@
 
 namespace shardmesh::rpc {
 
-// Answers `GET PATH` in HTTP/1.1, without keeping connections open. With a CertificateWatch it
-// speaks TLS, to callers that show a certificate of the authorities in use; each connection uses
-// the certificates that are in use when its first byte comes.
+// Answers `GET PATH` in HTTP/1.1, without keep-alive. With a CertificateWatch it speaks TLS, to
+// callers that present a certificate of the current authorities. Each connection uses the
+// certificates that are current at its first byte.
 //
-// One thread serves all connections and waits for none of them: a caller that is silent, slow, or
-// stops in the middle of its request or of the answer delays nobody. Each connection has kPatience
-// from its first moment to its last. kMaxConnections are open at a time, or fewer where the process
-// may have less than 2,048 descriptors; one more ends the oldest.
+// One thread serves all connections and blocks on none: a caller that is silent, slow, or stops
+// halfway delays no other. Each connection has kPatience from start to end. At most kMaxConnections
+// are open at a time, or fewer if the process may have less than 2,048 descriptors; one more ends
+// the oldest. A client that opens many connections can therefore end those of others.
 //
 // Thread-safe.
 class HttpServer {
@@ -36,11 +36,11 @@ class HttpServer {
     std::string content_type;
     std::string body;
   };
-  // Nullopt: there is nothing of this path. Called on the server's thread, so it must not block.
+  // Returns nullopt for an unknown path. Called on the server's thread, so it must not block.
   using Handler = std::function<std::optional<Answer>(std::string_view path)>;
 
-  // `address`: `IP:port`, port 0 for a free one. `watch` is null for plaintext. The watch, and
-  // objects that the handler uses, outlive the server.
+  // `address`: `IP:port`, port 0 for a free port. `watch` is null for plaintext. The watch, and
+  // objects that the handler uses, must outlive the server.
   // Errors: INVALID_ARGUMENT for other text; ALREADY_EXISTS if the port is in use or cannot be
   // bound.
   static absl::StatusOr<std::unique_ptr<HttpServer>> Start(const std::string& address,
@@ -62,13 +62,13 @@ class HttpServer {
   void Run();
 
   const FileDescriptor listener_;
-  const FileDescriptor stop_;  // readable from the destructor on
+  const FileDescriptor stop_;  // readable once the destructor runs
   const int port_;
   const CertificateWatch* const watch_;
   const Handler handler_;
   const size_t max_connections_;
 
-  std::thread thread_;  // last: it uses all of the above
+  std::thread thread_;  // last: it uses all members above
 };
 
 }  // namespace shardmesh::rpc

@@ -1,4 +1,4 @@
-// Counters, gauges and histograms of a process, in Prometheus' sense.
+// Counters, gauges and histograms of a process, with Prometheus' semantics.
 #ifndef SHARDMESH_RPC_METRICS_METRICS_H_
 #define SHARDMESH_RPC_METRICS_METRICS_H_
 
@@ -28,7 +28,7 @@ class Counter {
  public:
   // amount >= 0.
   void Add(double amount = 1) const;
-  // For what is counted elsewhere, where it only rises: adds what is missing to `total`. For one
+  // For a value that only rises and is counted elsewhere: adds the difference to `total`. For one
   // thread at a time, such as that of OnScrape.
   void RaiseTo(double total) const;
   double value() const;
@@ -61,16 +61,16 @@ class Histogram {
   prometheus::Histogram* histogram_;
 };
 
-// Upper bounds in seconds, from 25 us to 100 s, for anything that is a latency.
+// Returns upper bounds in seconds, from 25 us to 100 s, for any latency.
 absl::Span<const double> LatencyBuckets();
 
-// All metrics of a process. Names follow Prometheus' conventions: `shardmesh_` in front, base units
-// (`_seconds`, `_bytes`), `_total` at the end of counters. Asking again for the same name and
-// labels gives the same series; one name has one help text and one kind. Thread-safe.
+// All metrics of a process. Names follow Prometheus' conventions: prefix `shardmesh_`, base units
+// (`_seconds`, `_bytes`), suffix `_total` for counters. The same name and labels always give the
+// same series. One name has one help text and one kind. Thread-safe.
 class Metrics {
  public:
-  // Has shardmesh_build_info{version, component} and the metrics of the process
-  // (rpc/metrics/process_metrics.h) from the start; `component` is `coordinator` or `worker`.
+  // Starts with shardmesh_build_info{version, component} and the metrics of the process
+  // (rpc/metrics/process_metrics.h). `component` is `coordinator` or `worker`.
   explicit Metrics(const std::string& component);
   ~Metrics();
   Metrics(const Metrics&) = delete;
@@ -85,11 +85,11 @@ class Metrics {
                                          const MetricLabels& labels = {},
                                          absl::Span<const double> buckets = LatencyBuckets());
 
-  // Calls `function` before each scrape, on the scraping thread, one at a time, to set gauges that
-  // are read off something else. What it touches must outlive the endpoints of these metrics.
+  // Calls `function` before each scrape, on the scraping thread, one at a time, to set gauges from
+  // other objects. These objects must outlive the endpoints of the metrics.
   void OnScrape(std::function<void()> function);
 
-  // All metrics in Prometheus' text format.
+  // Returns all metrics in Prometheus' text format.
   std::string Text() const;
 
  private:

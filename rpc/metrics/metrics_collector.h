@@ -1,5 +1,5 @@
-// What a scrape reads: the registry of a Metrics, after the functions that fill in its gauges.
-// For metrics.cc and metrics_endpoint.cc alone.
+// The collector of a scrape: runs the functions that set gauges, then reads the registry of a
+// Metrics. Only for metrics.cc and metrics_endpoint.cc.
 #ifndef SHARDMESH_RPC_METRICS_METRICS_COLLECTOR_H_
 #define SHARDMESH_RPC_METRICS_METRICS_COLLECTOR_H_
 
@@ -23,7 +23,7 @@ class Metrics::Collector final : public prometheus::Collectable {
   prometheus::Registry& registry() { return registry_; }
 
  private:
-  // Merging: asking again for a family gives the same one.
+  // Merging: a second request for a family returns the same family.
   prometheus::Registry registry_{prometheus::Registry::InsertBehavior::Merge};
   mutable absl::Mutex mutex_;
   std::vector<std::function<void()>> on_scrape_ ABSL_GUARDED_BY(mutex_);

@@ -13,14 +13,15 @@ namespace shardmesh::rpc {
 class Credentials;
 class HttpServer;
 
-// Serves `GET /metrics` until destroyed: over TLS, to whoever shows a certificate of the authority,
-// where the process has certificates; otherwise in plaintext to everybody. Thread-safe.
+// Serves `GET /metrics` until destroyed. If the process has certificates, it uses TLS and answers
+// only callers with a certificate of the authority. Otherwise it answers everybody in plaintext.
+// Thread-safe.
 class MetricsEndpoint {
  public:
-  // `address`: `host:port`, port 0 for a free one. `plaintext`: HTTP, though there are
-  // certificates, and though the address is beyond loopback. `metrics` outlives the endpoint.
-  // Errors: FAILED_PRECONDITION for HTTP beyond loopback that was not asked for; INVALID_ARGUMENT
-  // for what is no address; ALREADY_EXISTS if the port is in use or cannot be bound.
+  // `address`: `host:port`, port 0 for a free port. `plaintext`: HTTP despite certificates, and
+  // beyond loopback. `metrics` must outlive the endpoint.
+  // Errors: FAILED_PRECONDITION for HTTP beyond loopback without `plaintext`; INVALID_ARGUMENT for
+  // text that is no address; ALREADY_EXISTS if the port is in use or cannot be bound.
   static absl::StatusOr<std::unique_ptr<MetricsEndpoint>> Start(const Metrics& metrics,
                                                                 const std::string& address,
                                                                 const Credentials& credentials,

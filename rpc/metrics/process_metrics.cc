@@ -33,7 +33,8 @@ std::string ReadFile(const char* path) {
 }
 
 std::optional<ProcessStat> ReadStat() {
-  // Fields are counted from the state, which follows the name in parentheses; that may have spaces.
+  // Field numbers start at the state, which follows the name in parentheses; the name may contain
+  // spaces.
   constexpr size_t kUserTicks = 11;
   constexpr size_t kSystemTicks = 12;
   constexpr size_t kStartTicks = 19;
@@ -60,7 +61,7 @@ std::optional<ProcessStat> ReadStat() {
   return valid ? std::optional(stat) : std::nullopt;
 }
 
-// Seconds since the epoch; nullopt where /proc does not tell.
+// Returns seconds since the epoch; nullopt if /proc does not contain them.
 std::optional<double> BootTime() {
   for (const absl::string_view line : absl::StrSplit(ReadFile("/proc/stat"), '\n')) {
     const std::vector<absl::string_view> words = absl::StrSplit(line, ' ');
@@ -78,7 +79,7 @@ std::optional<int64_t> CountDescriptors() {
   int64_t entries = 0;
   while (readdir(folder) != nullptr) ++entries;
   closedir(folder);
-  constexpr int64_t kNotOurs = 3;  // `.`, `..`, and the folder's own
+  constexpr int64_t kNotOurs = 3;  // `.`, `..`, and the folder's own descriptor
   return entries - kNotOurs;
 }
 

@@ -1,7 +1,7 @@
-// Writes frames from the memory where their payload lies, and reads them without copying it.
+// Writes frames from the memory of their payload, and reads them without copying it.
 //
-// The outer message is taken apart by hand: its payload is never put together, and its checksum
-// covers the bytes as they travel. What is nested in it goes through the generated code.
+// The outer message is parsed by hand: its payload is never joined, and its checksum covers the
+// bytes as received. Generated code parses the nested messages.
 #include "rpc/stream/frame.h"
 
 #include <algorithm>
@@ -181,7 +181,7 @@ absl::StatusOr<FrameHeader> DecodeHeader(const Wire& from, int64_t payload_bytes
 
 // --- Reading.
 
-// The bytes of a frame over the slices that they came in.
+// The bytes of a frame across its received slices.
 class SliceInput final : public google::protobuf::io::ZeroCopyInputStream {
  public:
   explicit SliceInput(absl::Span<const grpc::Slice> slices) : slices_(slices) {}
@@ -200,7 +200,7 @@ class SliceInput final : public google::protobuf::io::ZeroCopyInputStream {
     offset_ = slices_[index_].size();
     return true;
   }
-  // Called with at most what the last Next gave.
+  // `count` is at most the size of the last Next.
   void BackUp(int count) override {
     offset_ -= static_cast<size_t>(count);
     position_ -= count;
@@ -242,8 +242,7 @@ std::vector<grpc::Slice> Cut(absl::Span<const grpc::Slice> slices, size_t begin,
   return cut;
 }
 
-// The checksum at the start of the frame, if that is what stands there, against the one of the
-// rest.
+// Compares the checksum at the start of the frame, if present, with that of the remaining bytes.
 absl::Status CheckCrc(absl::Span<const grpc::Slice> slices, size_t size) {
   std::array<char, kCrcFieldBytes> field;
   if (size < field.size()) {
@@ -271,9 +270,9 @@ absl::Status CheckCrc(absl::Span<const grpc::Slice> slices, size_t size) {
   return absl::OkStatus();
 }
 
-// Where the payload lies in a frame, and the header fields as they stand, for the generated code.
+// The position of the payload in a frame, and the raw header fields for the generated code.
 struct Layout {
-  std::string header;  // all fields but checksum and payload, in their order
+  std::string header;  // all fields except checksum and payload, in their order
   size_t payload_begin = 0;
   size_t payload_end = 0;
 };
@@ -350,7 +349,7 @@ absl::StatusOr<grpc::ByteBuffer> WriteFrame(const FrameHeader& header,
     return OverLimit("a frame", static_cast<int64_t>(head_bytes + payload_bytes), kMaxFrameBytes);
   }
   grpc::Slice head(head_bytes);
-  auto* const start = const_cast<uint8_t*>(head.begin());  // Our own until it is handed over.
+  auto* const start = const_cast<uint8_t*>(head.begin());  // not shared before it is sent
   uint8_t* at = start + kCrcFieldBytes;
   at = wire.SerializeWithCachedSizesToArray(at);
   if (payload_bytes > 0) {
@@ -363,7 +362,7 @@ absl::StatusOr<grpc::ByteBuffer> WriteFrame(const FrameHeader& header,
   }
   start[0] = kCrcTag;
   CodedOutputStream::WriteLittleEndian32ToArray(crc, start + 1);
-  // Only now, since a short slice is copied with its bytes.
+  // Copied only now: a short slice contains its bytes.
   std::vector<grpc::Slice> slices = {head};
   slices.reserve(1 + payload.size());
   for (const absl::Span<const char> piece : payload) {

@@ -1,4 +1,4 @@
-// Parses quickly; what is wrong is looked for only after that failed.
+// Parses fast, and searches for the fault only if parsing fails.
 #include "rpc/stream/message_bytes.h"
 
 #include <google/protobuf/io/coded_stream.h>
@@ -30,7 +30,7 @@ using google::protobuf::io::CodedInputStream;
 
 // Messages nested deeper are refused by protobuf.
 constexpr int kMaxDepth = 100;
-// Most bytes of a string that an error shows.
+// Upper bound on the bytes of a string that an error shows.
 constexpr size_t kShownBytes = 16;
 
 std::string Joined(const grpc::ByteBuffer& bytes) {
@@ -44,7 +44,7 @@ std::string Joined(const grpc::ByteBuffer& bytes) {
   return joined;
 }
 
-// Where a text that is not UTF-8 stops to be it.
+// Returns the offset of the first byte that is not UTF-8.
 size_t FirstBadByte(std::string_view text) {
   size_t at = 0;
   while (at < text.size()) {
@@ -58,11 +58,11 @@ size_t FirstBadByte(std::string_view text) {
   return at;
 }
 
-// The first thing that keeps bytes from being a message, if it is found.
+// Returns the first fault that makes the bytes malformed, if one is found.
 std::optional<FieldViolation> FindFault(CodedInputStream* from, const Descriptor& type,
                                         const std::string& path, int depth);
 
-// The same of the field that follows its tag. `path` is its own.
+// As FindFault, for the field after its tag. `path` is the field's own path.
 std::optional<FieldViolation> FindFaultInField(CodedInputStream* from, uint32_t tag,
                                                const FieldDescriptor* field,
                                                const std::string& path, int depth) {

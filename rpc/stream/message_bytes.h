@@ -1,8 +1,8 @@
-// Messages as raw bytes, for streams that tell a broken message from their end.
+// Messages as raw bytes, for streams that distinguish a malformed message from their end.
 //
-// gRPC reports a message that does not parse exactly as it reports the half-close: a read that
-// failed. A reactor over generated messages would take what came before for everything. Hence
-// streams of the client's take bytes (`WithRawCallbackMethod_...`), and parse them here.
+// gRPC reports a message that does not parse exactly like the half-close: as a failed read. A
+// reactor over generated messages would take the earlier messages for the complete stream. Client
+// streams therefore carry bytes (`WithRawCallbackMethod_...`) and parse them here.
 #ifndef SHARDMESH_RPC_STREAM_MESSAGE_BYTES_H_
 #define SHARDMESH_RPC_STREAM_MESSAGE_BYTES_H_
 
@@ -14,16 +14,16 @@
 
 namespace shardmesh::rpc {
 
-// Takes a message out of its bytes, and lets go of them. INVALID_ARGUMENT (BAD_FIELD) where they
-// are no such message: the path of the first field at fault, such as `header.mesh.name`, if one can
-// be told, else `message`; and what is wrong, such as a string that is not UTF-8. `to` is then
+// Parses a message from its bytes, and releases them. INVALID_ARGUMENT (BAD_FIELD) if they are
+// malformed. It names the path of the first faulty field, such as `header.mesh.name`, if one can be
+// determined, else `message`; and the fault, such as a string that is not UTF-8. `to` is then
 // unspecified. Thread-safe.
 absl::Status ParseMessage(grpc::ByteBuffer* from, google::protobuf::Message* to);
 
-// The inverse; of any message. Thread-safe.
+// The inverse, for any message. Thread-safe.
 grpc::ByteBuffer SerializeMessage(const google::protobuf::Message& message);
 
-// The error of bytes that are no message of this type, where they are not at hand any more.
+// Returns the error for malformed bytes of this type that are no longer available.
 absl::Status UnparsedMessage(const google::protobuf::Descriptor& type);
 
 }  // namespace shardmesh::rpc

@@ -1,4 +1,4 @@
-// The write side of a stream: messages wait in order, bounded in bytes, while one is being written.
+// The write side of a stream: a queue of messages, bounded in bytes, with one write in progress.
 #ifndef SHARDMESH_RPC_STREAM_OUTBOX_H_
 #define SHARDMESH_RPC_STREAM_OUTBOX_H_
 
@@ -18,25 +18,24 @@
 namespace shardmesh::rpc {
 
 // For a reactor of gRPC's callback API, on either side. The reactor passes its StartWrite in, calls
-// OnWriteDone from its own OnWriteDone, and ends its stream from the function given to Close:
+// OnWriteDone from its own OnWriteDone, and ends its stream in the function given to Close:
 //
 //   outbox_([this](const Message* m) { StartWrite(m); })
 //   void OnWriteDone(bool ok) override { outbox_.OnWriteDone(ok); }
 //   outbox_.Close(Outbox<Message>::kFlush, [this] { Finish(grpc::Status::OK); });
 //
-// States: open -> closing (Close) -> closed (nothing is being written, `closed` was called). A
-// write that fails drops what waits, and what is pushed later is refused; the outbox still has to
-// be closed. After `closed` was called no write starts any more, so Finish never races with a
-// write.
+// States: open -> closing (Close) -> closed (no write is in progress, `closed` was called). A
+// failed write drops the queue and makes later pushes fail; the outbox must still be closed. No
+// write starts after the call of `closed`, so Finish never races with a write.
 //
-// Thread-safe. `start_write` and `closed` are called without a lock held, from whatever thread made
-// them due. The outbox must outlive the last call of OnWriteDone and Close, `closed` included.
+// Thread-safe. `start_write` and `closed` are called without a lock held, on the thread that made
+// them due. The outbox must outlive the last call of OnWriteDone and Close, including `closed`.
 template <typename Message>
 class Outbox {
  public:
   enum CloseMode {
-    kFlush,  // what waits is written first
-    kDrop,   // only the message under way is waited for
+    kFlush,  // queued messages are written first
+    kDrop,   // only the write in progress is awaited
   };
 
   // Holds at most `limit_bytes`, or one message of any size.
@@ -45,8 +44,8 @@ class Outbox {
   Outbox(const Outbox&) = delete;
   Outbox& operator=(const Outbox&) = delete;
 
-  // Adds a message of about `size_bytes`. One message can be in many outboxes: it is not copied.
-  // RESOURCE_EXHAUSTED (LIMIT_EXCEEDED) with have and need if there is no room: the peer is too
+  // Adds a message of about `size_bytes`. One message can be in many outboxes without a copy.
+  // RESOURCE_EXHAUSTED (LIMIT_EXCEEDED), with have and need, if there is no room: the peer is too
   // slow. UNAVAILABLE after Close or a failed write.
   absl::Status Push(std::shared_ptr<const Message> message, int64_t size_bytes)
       ABSL_LOCKS_EXCLUDED(mutex_) {
@@ -71,7 +70,7 @@ class Outbox {
     return absl::OkStatus();
   }
 
-  // The write under way has ended; starts the next.
+  // Ends the write in progress, and starts the next.
   void OnWriteDone(bool ok) ABSL_LOCKS_EXCLUDED(mutex_) {
     const Message* next = nullptr;
     absl::AnyInvocable<void()> closed;
@@ -92,9 +91,9 @@ class Outbox {
     }
   }
 
-  // Ends the outbox; calls `closed` once, perhaps from within, when nothing is being written any
-  // more. Of several calls the first one's `closed` counts, and kDrop wins. Returns whether this
-  // was the first.
+  // Ends the outbox. Calls `closed` once, possibly within this call, when no write is in progress
+  // any more. Of several calls, the first one's `closed` counts, and kDrop wins. Returns whether
+  // this was the first call.
   bool Close(CloseMode mode, absl::AnyInvocable<void()> closed) ABSL_LOCKS_EXCLUDED(mutex_) {
     bool is_first = false;
     absl::AnyInvocable<void()> due;
@@ -116,7 +115,7 @@ class Outbox {
     return is_first;
   }
 
-  // Bytes of the messages that wait, the one under way included.
+  // Returns the bytes of the queued messages, including the one being written.
   int64_t queued_bytes() const ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
     return queued_bytes_;
@@ -129,8 +128,8 @@ class Outbox {
     int64_t size_bytes;
   };
 
-  // The message to write now, if one waits and none is under way. It stays in the queue until its
-  // write has ended.
+  // Returns the message to write now, if one is queued and no write is in progress. The message
+  // stays in the queue until its write has ended.
   const Message* NextWrite() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (writing_ || queue_.empty()) {
       return nullptr;
@@ -170,7 +169,7 @@ class Outbox {
   const std::function<void(const Message*)> start_write_;
 
   mutable absl::Mutex mutex_;
-  std::deque<Entry> queue_ ABSL_GUARDED_BY(mutex_);  // front: under way if writing_
+  std::deque<Entry> queue_ ABSL_GUARDED_BY(mutex_);  // front: being written if writing_
   int64_t queued_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool broken_ ABSL_GUARDED_BY(mutex_) = false;

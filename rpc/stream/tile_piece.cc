@@ -1,4 +1,4 @@
-// Writes and reads the outer message of a piece by hand, so that its bytes are never put together.
+// Writes and reads the outer message of a piece by hand, so that its bytes are never joined.
 #include "rpc/stream/tile_piece.h"
 
 #include <grpcpp/support/proto_buffer_reader.h>
@@ -114,7 +114,7 @@ absl::Status Check(const TilePiece& piece) {
 }  // namespace
 
 grpc::ByteBuffer WriteTilePiece(const TilePieceHeader& header, const grpc::Slice& data) {
-  // Inner fields, with the tag and length of the data; outer tag and length before them.
+  // Inner fields, with the tag and length of the data; before them the outer tag and length.
   std::array<uint8_t, 64> inner;
   uint8_t* at = inner.data();
   if (header.offset_bytes != 0) {

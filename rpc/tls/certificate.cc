@@ -32,7 +32,7 @@ namespace {
 
 constexpr int64_t kMaxFileBytes = int64_t{1} << 20;
 
-// A stack of certificates that owns none.
+// Frees a stack that does not own its certificates.
 void FreeStack(STACK_OF(X509) * stack) { sk_X509_free(stack); }
 
 using Bio = OpensslOwned<BIO, BIO_free_all>;
@@ -44,7 +44,7 @@ Bio OpenText(std::string_view text) {
   return Bio(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())));
 }
 
-// What OpenSSL last complained of on this thread, and forgets.
+// Returns OpenSSL's last error of this thread, and clears it.
 std::string LastError() {
   const unsigned long error = ERR_peek_last_error();
   ERR_clear_error();
@@ -60,7 +60,7 @@ absl::Status Failed(std::string_view what) {
   return absl::InternalError(StrCat("cannot ", what, ": ", LastError()));
 }
 
-// Keys with a passphrase are refused rather than asked for.
+// Keys with a passphrase are refused; OpenSSL would ask for the passphrase.
 int NoPassphrase(char* /*buffer*/, int /*size*/, int /*writing*/, void* asked) {
   *static_cast<bool*>(asked) = true;
   return -1;
@@ -74,7 +74,7 @@ absl::StatusOr<std::vector<Certificate>> ParseCertificates(std::string_view text
   while (X509* certificate = PEM_read_bio_X509(bio.get(), nullptr, nullptr, nullptr)) {
     certificates.emplace_back(certificate);
   }
-  // At the end of the text there is no further one; anything else is a certificate that is broken.
+  // This error means the end of the text; any other error means a malformed certificate.
   const unsigned long error = ERR_peek_last_error();
   const bool is_end =
       ERR_GET_LIB(error) == ERR_LIB_PEM && ERR_GET_REASON(error) == PEM_R_NO_START_LINE;
@@ -125,7 +125,7 @@ std::string ToText(const X509_NAME* name) {
   return std::string(data, static_cast<size_t>(size));
 }
 
-// Those of the certificate's URIs that are names as PeerName has them.
+// Returns those URIs of the certificate that PeerName can parse.
 std::vector<PeerName> PeerNamesOf(const X509* certificate) {
   std::vector<PeerName> found;
   const OpensslOwned<GENERAL_NAMES, GENERAL_NAMES_free> names(static_cast<GENERAL_NAMES*>(
@@ -158,12 +158,12 @@ absl::StatusOr<CertificateFacts> FactsOf(const X509* certificate, std::string_vi
                           .not_after = TimeOf(X509_get0_notAfter(certificate))};
 }
 
-// Of what is valid until `not_after`, which has passed.
+// For a certificate whose validity ended at `not_after`.
 std::string ExpiredText(absl::Time not_after, absl::Time now) {
   return StrCat("expired at ", Text(not_after), ", ", FormatRounded(now - not_after), " ago");
 }
 
-// Of what is valid from `not_before` on, which is to come.
+// For a certificate whose validity begins later, at `not_before`.
 std::string NotYetText(absl::Time not_before, absl::Time now) {
   return StrCat("is valid from ", Text(not_before), " on, and it is ", Text(now),
                 "; wait, or look at the clock of this host");
@@ -181,11 +181,12 @@ absl::Status CheckTime(const CertificateFacts& facts, std::string_view file, abs
   return absl::OkStatus();
 }
 
-// Why a chain of certificates is not trusted.
+// Why a certificate chain is not trusted.
 struct ChainFault {
-  int error = X509_V_ERR_UNSPECIFIED;  // OpenSSL's
-  int depth = 0;                       // 0 is the process's own, 1 that of who signed it, and so on
-  Certificate at;                      // that is there; null if unknown
+  int error = X509_V_ERR_UNSPECIFIED;  // OpenSSL's number
+  int depth = 0;                       // 0 is the process's own certificate, 1 its signer's, and so
+                                       // on
+  Certificate at;                      // the certificate at this depth; null if unknown
 
   std::string what() const { return X509_verify_cert_error_string(error); }
   bool is_of_time() const {
@@ -194,7 +195,7 @@ struct ChainFault {
   }
 };
 
-// `purpose` as OpenSSL names it, null for any.
+// `purpose`: OpenSSL's name, or null for any.
 std::optional<ChainFault> FindFault(X509_STORE* store, X509* own, STACK_OF(X509) * between,
                                     const char* purpose, absl::Time now) {
   const OpensslOwned<X509_STORE_CTX, X509_STORE_CTX_free> context(X509_STORE_CTX_new());
@@ -272,7 +273,7 @@ absl::Status CheckPurpose(X509* certificate, const PeerName& name, std::string_v
   return absl::OkStatus();
 }
 
-// Whether TLS takes the two: OpenSSL refuses, for example, keys that are too short.
+// Returns OK if TLS accepts the two. OpenSSL refuses, for example, keys that are too short.
 absl::Status CheckUsable(X509* certificate, EVP_PKEY* key, const TlsFiles& files) {
   const OpensslOwned<SSL_CTX, SSL_CTX_free> context(SSL_CTX_new(TLS_method()));
   if (context == nullptr) {
@@ -311,10 +312,10 @@ absl::StatusOr<KeyPair> ToPem(X509* certificate, EVP_PKEY* key) {
 
 struct Extension {
   int nid;
-  std::string value;  // as OpenSSL's configuration files have it
+  std::string value;  // in the format of OpenSSL's configuration files
 };
 
-// A certificate that is not signed yet.
+// Returns an unsigned certificate.
 absl::StatusOr<Certificate> Draft(std::string_view common_name, EVP_PKEY* key, const X509* issuer,
                                   absl::Time not_before, absl::Time not_after,
                                   absl::Span<const Extension> extensions) {
@@ -484,7 +485,7 @@ absl::Status CheckPeer(const SSL* connection, absl::Time now) {
   if (result == X509_V_OK) {
     return absl::OkStatus();
   }
-  // OpenSSL does not keep which certificate it was.
+  // OpenSSL does not record which certificate failed.
   const Certificate own(SSL_get1_peer_certificate(connection));
   const std::optional<ChainFault> fault =
       FindFault(SSL_CTX_get_cert_store(SSL_get_SSL_CTX(connection)), own.get(),
@@ -505,7 +506,7 @@ absl::StatusOr<KeyPair> MakeAuthority(absl::Time now, absl::Time not_after) {
   if (key == nullptr) {
     return Failed("make a key");
   }
-  // Names differ, so that of two authorities in one bundle each is found.
+  // Distinct names let OpenSSL find each of two authorities in one bundle.
   const std::string name = StrCat("test authority ", ToStd(absl::BytesToHexString(RandomBytes(4))));
   const Extension extensions[] = {{NID_basic_constraints, "critical,CA:TRUE,pathlen:0"},
                                   {NID_key_usage, "critical,keyCertSign,cRLSign"},

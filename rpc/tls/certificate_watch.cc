@@ -1,4 +1,4 @@
-// Looks at certificate files, and keeps those in use where gRPC reads them.
+// Polls certificate files, and stores the current ones where gRPC reads them.
 #include "rpc/tls/certificate_watch.h"
 
 #include <fcntl.h>
@@ -29,7 +29,7 @@ absl::Status CertificateWatch::MemoryFile::Set(std::string_view text) {
     }
     text.remove_prefix(static_cast<size_t>(count));
   }
-  // gRPC compares times in whole seconds to see whether a file changed between its two reads.
+  // gRPC compares times in whole seconds to detect a change between its two reads.
   const timespec time{.tv_sec = ++version_, .tv_nsec = 0};
   const timespec times[] = {time, time};
   if (futimens(fresh.get(), times) != 0) {
@@ -50,7 +50,8 @@ std::string CertificateWatch::MemoryFile::path() const {
 absl::StatusOr<std::unique_ptr<CertificateWatch>> CertificateWatch::Start(const TlsFiles& files,
                                                                           absl::Duration interval) {
   std::unique_ptr<CertificateWatch> watch(new CertificateWatch(files, interval));
-  watch->taken_ = watch->LookAtFiles();  // before they are read: a change meanwhile is seen
+  watch->taken_ = watch->LookAtFiles();  // before they are read: a change meanwhile is then
+                                         // detected
   SHARDMESH_ASSIGN_OR_RETURN(State state, watch->Load());
   SHARDMESH_RETURN_IF_ERROR(watch->Use(std::move(state)));
   watch->thread_ = std::thread([watch = watch.get()] { watch->Run(); });
@@ -128,7 +129,7 @@ void CertificateWatch::Look() {
   absl::StatusOr<State> loaded = Load();
   absl::Status status = loaded.status();
   if (status.ok() && loaded->texts == old->texts) {
-    taken_ = seen;  // written anew, with what was there
+    taken_ = seen;  // rewritten with the same content
     refused_.reset();
     return;
   }

@@ -1,5 +1,5 @@
-// CertificateWatch: certificate files that may be replaced while the process runs, the last good
-// ones in use.
+// CertificateWatch: certificate files that may be replaced while the process runs. The last valid
+// ones stay in use.
 #ifndef SHARDMESH_RPC_TLS_CERTIFICATE_WATCH_H_
 #define SHARDMESH_RPC_TLS_CERTIFICATE_WATCH_H_
 
@@ -20,16 +20,17 @@
 
 namespace shardmesh::rpc {
 
-// Looks at the three files once in a while, on a thread of its own. What changed and passes
-// CheckTls is in use from then on, and the log says so; what does not pass leaves the last good
-// files in use, and is logged when it was found so twice running: between two looks a certificate
-// may have been written and its key not yet. That the one in use has expired is logged too. Files
-// may be replaced, written anew, or swapped by the folder that they are in, as Kubernetes does. A
-// certificate for somebody else is not taken: who a process is does not change while it runs.
+// Polls the three files on its own thread. Changed files that pass CheckTls are used from then on,
+// and the log reports it. Invalid files keep the previous ones in use. They are logged after two
+// consecutive failures, because certificate and key may be replaced non-atomically. An expired
+// current certificate is logged too.
 //
-// Readers that take files only, as gRPC's provider does, find those in use under pair_path() and
-// authorities_path(): memory of this process, replaced as a whole, so that certificate and key
-// always belong together. The paths are valid in this process and while the watch lives.
+// Files may be replaced, rewritten, or swapped with their folder, as Kubernetes does. A certificate
+// with another name is refused: the identity of a process does not change while it runs.
+//
+// Readers that accept only files, as gRPC's provider does, use pair_path() and authorities_path().
+// These name memory of this process that is replaced as a whole, so certificate and key always
+// belong together. The paths are valid in this process while the watch lives.
 //
 // Thread-safe.
 class CertificateWatch {
@@ -49,7 +50,7 @@ class CertificateWatch {
   CertificateWatch& operator=(const CertificateWatch&) = delete;
 
   const TlsFiles& files() const { return files_; }
-  // What is in use; never null.
+  // Returns the current certificates; never null.
   std::shared_ptr<const State> state() const;
   // Certificate and key in one PEM text; the authorities in another.
   std::string pair_path() const { return pair_.path(); }
@@ -59,7 +60,7 @@ class CertificateWatch {
   // A text in memory that can be opened by a path.
   class MemoryFile {
    public:
-    // Replaces the text; whoever has opened the file before reads the old one to its end.
+    // Replaces the text. Readers with the file already open read the old text to its end.
     absl::Status Set(std::string_view text);
     std::string path() const;
 
@@ -67,7 +68,7 @@ class CertificateWatch {
     FileDescriptor descriptor_;  // its number stays the same
     int64_t version_ = 0;
   };
-  // Tells files that were changed from those that were not.
+  // Detects changed files.
   using Fingerprint = std::array<std::array<int64_t, 5>, 3>;
 
   CertificateWatch(const TlsFiles& files, absl::Duration interval)
@@ -82,19 +83,19 @@ class CertificateWatch {
   const TlsFiles files_;
   const absl::Duration interval_;
 
-  // For the thread, once it runs.
+  // Used only by the thread after it starts.
   MemoryFile pair_;
   MemoryFile authorities_;
   Fingerprint taken_ = {};              // of the files in use
-  std::optional<Fingerprint> refused_;  // of those that the last look did not take
-  bool is_logged_ = false;              // whether that was logged
+  std::optional<Fingerprint> refused_;  // of the files that the last poll refused
+  bool is_logged_ = false;              // whether the refusal was logged
   bool is_expiry_logged_ = false;
 
   mutable absl::Mutex mutex_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::shared_ptr<const State> state_ ABSL_GUARDED_BY(mutex_);
 
-  std::thread thread_;  // last: starts when everything above is there
+  std::thread thread_;  // last: starts when all members above exist
 };
 
 }  // namespace shardmesh::rpc

@@ -1,4 +1,4 @@
-// Credentials, and which addresses lead beyond this host.
+// Credentials, and the test whether an address is beyond this host.
 #include "rpc/tls/credentials.h"
 
 #include <arpa/inet.h>
@@ -29,10 +29,11 @@ namespace {
 
 namespace tls = grpc::experimental;
 
-// How often gRPC looks whether the watch has replaced what it reads, in seconds.
+// Interval in seconds at which gRPC checks whether the watch replaced its files.
 constexpr unsigned int kProviderInterval = 1;
 
-// The name of this project's among the URIs of a certificate; nullopt if there is none, or several.
+// Returns this project's name among the URIs of a certificate; nullopt if there is none, or
+// several.
 template <typename Uris>
 std::optional<PeerName> NameAmong(const Uris& uris) {
   std::optional<PeerName> found;
@@ -45,7 +46,7 @@ std::optional<PeerName> NameAmong(const Uris& uris) {
   return found;
 }
 
-// Takes peers by their name in the certificate, which gRPC has found to be of the authority.
+// Accepts peers by the name in their certificate, which gRPC has verified against the authority.
 class NameVerifier final : public tls::ExternalCertificateVerifier {
  public:
   explicit NameVerifier(ExpectedPeer expected) : expected_(std::move(expected)) {}
@@ -70,7 +71,7 @@ class NameVerifier final : public tls::ExternalCertificateVerifier {
 void WatchAll(tls::TlsCredentialsOptions& options) {
   options.watch_root_certs();
   options.watch_identity_key_cert_pairs();
-  options.set_check_call_host(false);  // names are the verifier's
+  options.set_check_call_host(false);  // the verifier checks names
 }
 
 }  // namespace
@@ -88,7 +89,8 @@ absl::StatusOr<Credentials> Credentials::FromFiles(const TlsFiles& files) {
   if (files.empty()) {
     return Insecure();
   }
-  // Never destroyed: a thread of gRPC's reads what the watch keeps, beyond the last channel.
+  // Never destroyed: a thread of gRPC's reads the watch's files even after the last channel is
+  // gone.
   static absl::Mutex& mutex = *new absl::Mutex;
   static auto& all = *new std::map<TlsFiles, Tls*>;
   absl::MutexLock lock(&mutex);

@@ -1,5 +1,5 @@
-// Who may speak to whom, and over what: credentials of channels and servers, and the rule about
-// plaintext beyond this host.
+// Authentication and encryption: credentials of channels and servers, and the rule about plaintext
+// beyond this host.
 #ifndef SHARDMESH_RPC_TLS_CREDENTIALS_H_
 #define SHARDMESH_RPC_TLS_CREDENTIALS_H_
 
@@ -22,33 +22,33 @@ namespace shardmesh::rpc {
 
 class CertificateWatch;
 
-// What a process shows to its peers and demands of them, the same for all of its channels and
-// servers. Immutable, but for certificates that are reloaded, hence safe to share between threads;
-// copies are cheap.
+// The certificates that a process presents and requires, the same for all of its channels and
+// servers. Immutable except for reloaded certificates, and safe to share between threads; copies
+// are cheap.
 //
-// With certificates every connection is TLS with both sides authenticated. A server refuses callers
-// without a certificate of the authority, and those whose certificate bears no name (PeerName): the
-// authority may sign others, for something else. A client refuses servers by their name in the
-// certificate (PeerName), not by their host's: the same certificate serves under a pod's name, an
-// address and a forwarded port.
+// With certificates, every connection is TLS with both sides authenticated. A server refuses
+// callers without a certificate of the authority. It also refuses certificates without a name
+// (PeerName), because the authority may sign others for different purposes. A client checks the
+// name in the server's certificate (PeerName), not the host name. The same certificate therefore
+// works under a pod's name, an address and a forwarded port.
 class Credentials {
  public:
-  // Plaintext; nobody is authenticated.
+  // Plaintext, without authentication.
   static Credentials Insecure();
 
-  // With certificates from files, which are reloaded when they change (CertificateWatch): new
-  // connections use what is in the files, at the latest 3 s after a change; those that are there go
-  // on. Plaintext if `files` are empty. Errors of CheckComplete, ReadTlsFiles and CheckTls.
+  // Uses certificates from files, which are reloaded when they change (CertificateWatch). New
+  // connections use the new files at most 3 s after a change; existing connections continue.
+  // Plaintext if `files` are empty. Errors of CheckComplete, ReadTlsFiles and CheckTls.
   //
-  // Files are watched by a thread of the process, one for each three, until the process ends.
+  // One thread for each set of three files watches them until the process ends.
   static absl::StatusOr<Credentials> FromFiles(const TlsFiles& files);
 
-  // For channels to `peer`.
+  // Returns credentials for channels to `peer`.
   std::shared_ptr<grpc::ChannelCredentials> channel(const ExpectedPeer& peer) const;
   const std::shared_ptr<grpc::ServerCredentials>& server() const { return server_; }
-  // Whether peers are authenticated and bytes encrypted.
+  // Returns whether peers are authenticated and bytes encrypted.
   bool is_secure() const { return watch_ != nullptr; }
-  // The certificates in use; null for plaintext. Lives as long as the process.
+  // Returns the current certificates; null for plaintext. Lives as long as the process.
   const CertificateWatch* watch() const { return watch_; }
 
  private:
@@ -62,20 +62,20 @@ class Credentials {
   const CertificateWatch* watch_ = nullptr;
 };
 
-// OK if `credentials` are those of a process that others expect as `own`: plaintext, or with a
-// certificate of that name. FAILED_PRECONDITION names both.
+// Returns OK if `credentials` fit a process that others expect as `own`: plaintext, or a
+// certificate with that name. FAILED_PRECONDITION names both.
 absl::Status CheckOwnName(const Credentials& credentials, const ExpectedPeer& own);
 
-// OK if the caller of a call that this process serves may speak as `name`: everybody over
-// plaintext; over TLS the one whose certificate bears that name. PERMISSION_DENIED names both.
+// Returns OK if the caller of a served call may act as `name`: over plaintext any caller, over TLS
+// only one whose certificate has that name. PERMISSION_DENIED names both.
 absl::Status CheckCaller(const Credentials& own, const grpc::ServerContextBase& context,
                          const PeerName& name);
 
-// Whether only processes of this host can reach the address (`host:port`, `[v6]:port`,
-// `unix:/path`): `localhost`, 127.0.0.0/8, ::1 and unix sockets. Names are not looked up.
+// Returns whether only processes of this host can reach the address (`host:port`, `[v6]:port`,
+// `unix:/path`): `localhost`, 127.0.0.0/8, ::1 and unix sockets. Names are not resolved.
 bool IsLoopbackAddress(std::string_view address);
 
-// OK if a plaintext server may be bound there. FAILED_PRECONDITION, saying what to do, for an
+// Returns OK if a plaintext server may bind the address. FAILED_PRECONDITION, with advice, for an
 // address beyond loopback unless `insecure`. INVALID_ARGUMENT for text that is not an address.
 absl::Status CheckBindAddress(std::string_view address, bool insecure);
 

@@ -1,4 +1,4 @@
-// Dials, and speaks TLS as far as a diagnosis needs it.
+// Dials, and speaks as much TLS as a diagnosis needs.
 #include "rpc/tls/dial.h"
 
 #include <netdb.h>
@@ -25,7 +25,7 @@
 namespace shardmesh::rpc {
 namespace {
 
-// How long it may take to find out what is wrong with a connection.
+// Time limit for the diagnosis of a connection.
 constexpr absl::Duration kDiagnosis = absl::Seconds(1);
 
 constexpr std::string_view kTlsFlags = "--tls-cert, --tls-key and --tls-ca";
@@ -36,7 +36,7 @@ struct SocketAddress {
 };
 using SocketAddresses = std::vector<SocketAddress>;
 
-// The addresses of a host, each once. Errors of Dial.
+// Returns the addresses of a host, each once. Errors of Dial.
 absl::StatusOr<SocketAddresses> Resolve(std::string_view address) {
   if (IsUnixAddress(address)) {
     return absl::UnimplementedError("a unix socket is not dialled");
@@ -84,7 +84,7 @@ std::string TextOf(const SocketAddress& address) {
                                              : StrCat(host, ":", port);
 }
 
-// A connection under way, or how it ended.
+// A connection in progress, or its outcome.
 struct Attempt {
   enum State { kPending, kAccepts, kRefuses };
   FileDescriptor socket;
@@ -109,8 +109,8 @@ std::vector<Attempt> Begin(const SocketAddresses& addresses) {
   return attempts;
 }
 
-// Waits until all attempts have ended, or with `first_is_enough` until one is accepted, but not
-// beyond `deadline`.
+// Waits until all attempts have ended, or with `first_is_enough` until one is accepted; at most
+// until `deadline`.
 void Await(std::vector<Attempt>& attempts, absl::Time deadline, bool first_is_enough) {
   const auto end = SteadyDeadline::At(deadline);
   while (true) {
@@ -139,7 +139,7 @@ void Await(std::vector<Attempt>& attempts, absl::Time deadline, bool first_is_en
   }
 }
 
-// Of a server that speaks TLS, to a client that does.
+// Diagnoses a TLS server for a TLS client.
 std::string DiagnoseTls(TlsSession& session, const CertificateWatch& watch,
                         const ExpectedPeer& peer, absl::Time deadline) {
   using Outcome = TlsSession::Outcome;
@@ -162,7 +162,7 @@ std::string DiagnoseTls(TlsSession& session, const CertificateWatch& watch,
     return StrCat("its certificate is that of ", facts->name.ToUri(), ", and ", peer.ToString(),
                   " is expected; is the address right, and did it get its own certificate?");
   }
-  // A refusal comes with the server's first word, after the handshake.
+  // A refusal arrives with the server's first bytes, after the handshake.
   char byte = 0;
   size_t count = 0;
   switch (session.Read(absl::MakeSpan(&byte, 1), &count, deadline)) {
@@ -186,7 +186,7 @@ std::string DiagnoseTls(TlsSession& session, const CertificateWatch& watch,
 
 bool AwaitReady(int descriptor, short events, absl::Time deadline, int stop) {
   const absl::Duration left = std::max(deadline - absl::Now(), absl::ZeroDuration());
-  // A negative descriptor is passed over.
+  // poll ignores a negative descriptor.
   pollfd ready[] = {{.fd = descriptor, .events = events, .revents = 0},
                     {.fd = stop, .events = POLLIN, .revents = 0}};
   return poll(ready, 2, static_cast<int>(absl::ToInt64Milliseconds(left))) > 0 &&
@@ -231,7 +231,7 @@ std::string DiagnoseConnection(std::string_view address, const Credentials& cred
   const absl::StatusOr<TlsContext> context =
       TlsContext::ForClient(state == nullptr ? nullptr : &state->texts);
   if (!context.ok()) {
-    return "";  // they were checked, so memory is short
+    return "";  // they were checked, so memory is exhausted
   }
   TlsSession session(*context, fd->get());
   const Outcome outcome = session.Connect(deadline);

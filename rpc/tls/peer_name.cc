@@ -1,4 +1,4 @@
-// Names in certificates, read and written.
+// Parses and formats names in certificates.
 #include "rpc/tls/peer_name.h"
 
 #include <algorithm>

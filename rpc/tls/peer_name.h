@@ -1,4 +1,4 @@
-// PeerName: who a process is, as its certificate says: a role and an identity.
+// PeerName: the role and identity of a process in its certificate.
 #ifndef SHARDMESH_RPC_TLS_PEER_NAME_H_
 #define SHARDMESH_RPC_TLS_PEER_NAME_H_
 
@@ -28,16 +28,16 @@ struct PeerName {
   friend bool operator==(const PeerName&, const PeerName&) = default;
 };
 
-// Nullopt for a URI of another form.
+// Returns nullopt for a URI of another form.
 std::optional<PeerName> ParsePeerName(std::string_view uri);
 
-// OK for what a certificate may bear as an identity: 1 to 63 characters of [A-Za-z0-9._-], the
-// first a letter or digit, so that it is at once part of a URI, a file name and a host name's
-// label. INVALID_ARGUMENT (BAD_FIELD) otherwise.
+// Returns OK for a legal identity: 1 to 63 characters of [A-Za-z0-9._-], the first a letter or
+// digit. Such an identity can be part of a URI, a file name and a label of a host name.
+// INVALID_ARGUMENT (BAD_FIELD) otherwise.
 absl::Status CheckCertificateIdentity(std::string_view identity);
 
-// Whom a client expects where it connects. Of a plaintext connection nothing is known, and nothing
-// expected.
+// The peer that a client expects at an address. A plaintext connection proves nothing, and nothing
+// is expected of it.
 class ExpectedPeer {
  public:
   static ExpectedPeer Coordinator() { return ExpectedPeer(PeerRole::kCoordinator, {}); }
@@ -46,7 +46,7 @@ class ExpectedPeer {
   }
   // A coordinator or any worker; for questions that both answer, such as health.
   static ExpectedPeer AnyServer() { return ExpectedPeer(std::nullopt, {}); }
-  // Whoever has a name here: what a server asks of callers.
+  // Any peer with a name: the requirement of a server on its callers.
   static ExpectedPeer Anybody() {
     ExpectedPeer anybody(std::nullopt, {});
     anybody.is_client_taken_ = true;
@@ -54,14 +54,14 @@ class ExpectedPeer {
   }
 
   bool Matches(const PeerName& name) const;
-  // `a coordinator (spiffe://shardmesh/coordinator/...)`, ... for messages.
+  // Returns `a coordinator (spiffe://shardmesh/coordinator/...)`, ... for messages.
   std::string ToString() const;
 
  private:
   ExpectedPeer(std::optional<PeerRole> role, std::string identity)
       : role_(role), identity_(std::move(identity)) {}
 
-  std::optional<PeerRole> role_;  // nullopt: coordinator or worker, and perhaps client
+  std::optional<PeerRole> role_;  // nullopt: coordinator or worker, and client for Anybody
   std::string identity_;          // empty: any
   bool is_client_taken_ = false;
 };

@@ -1,4 +1,4 @@
-// One TLS connection over a socket that does not block, and what it is made with.
+// One TLS connection over a non-blocking socket, and its configuration.
 #ifndef SHARDMESH_RPC_TLS_TLS_SESSION_H_
 #define SHARDMESH_RPC_TLS_TLS_SESSION_H_
 
@@ -14,14 +14,14 @@
 
 namespace shardmesh::rpc {
 
-// What connections of one kind have in common. Immutable.
+// The shared configuration of connections of one kind. Immutable.
 class TlsContext {
  public:
-  // Of a server that asks each caller for a certificate of the authorities. Errors of UseTls;
+  // For a server that requires a certificate of the authorities from each caller. Errors of UseTls;
   // RESOURCE_EXHAUSTED if there is no memory left.
   static absl::StatusOr<TlsContext> ForServer(const TlsTexts& texts);
-  // Of a client that speaks HTTP/2 and takes any server's certificate; CheckPeer judges it
-  // afterwards. It shows a certificate if `texts` is not null. Errors as above.
+  // For a client that speaks HTTP/2 and accepts any server's certificate; CheckPeer checks it
+  // afterwards. It presents a certificate if `texts` is not null. Errors as above.
   static absl::StatusOr<TlsContext> ForClient(const TlsTexts* texts);
 
   ssl_ctx_st* get() const { return context_.get(); }
@@ -36,39 +36,41 @@ class TlsContext {
   std::unique_ptr<ssl_ctx_st, Free> context_;
 };
 
-// OpenSSL reads and writes memory, and this the socket: OpenSSL's own writes to a socket may end
-// the process with SIGPIPE. Each call blocks until it is done, at most until its deadline or until
-// the stop descriptor is readable. One that ended with kTimeout goes on where it stopped when it is
-// called again; a deadline in the past thus never blocks. For one thread at a time.
+// OpenSSL reads and writes memory, and this class the socket, because OpenSSL's own writes to a
+// socket may end the process with SIGPIPE. Each call blocks until it is done, at most until its
+// deadline or until the stop descriptor is readable. A call that ended with kTimeout continues
+// where it stopped when it is repeated; a deadline in the past therefore never blocks. For one
+// thread at a time.
 //
 //   TlsSession session(*TlsContext::ForClient(&texts), socket);
 //   if (session.Connect(deadline) == TlsSession::Outcome::kDone) session.Write("hello", deadline);
 class TlsSession {
  public:
-  // kEnded: the other side has gone. kRefused: by an alert, or since nothing in common is spoken;
-  // reason() says why. kNotTls: what it speaks is not TLS. kTimeout: the deadline has passed, or
-  // the stop descriptor is readable.
+  // kEnded: the peer closed the connection. kRefused: the peer sent an alert, or no common protocol
+  // exists; reason() explains. kNotTls: the peer's bytes are not TLS. kTimeout: the deadline has
+  // passed, or the stop descriptor is readable.
   enum class Outcome { kDone, kEnded, kRefused, kNotTls, kTimeout };
 
-  // Owns neither the socket nor `stop`, which may be negative for none; both outlive it.
+  // Owns neither the socket nor `stop`, which may be negative for none; both must outlive the
+  // session.
   TlsSession(const TlsContext& context, int socket, int stop = -1);
 
   Outcome Accept(absl::Time deadline);
   Outcome Connect(absl::Time deadline);
-  // At least one byte, of which `count` tells how many.
+  // Reads at least one byte; sets `count` to the number.
   Outcome Read(absl::Span<char> buffer, size_t* count, absl::Time deadline);
-  // All of it: kDone when the socket has taken it. Otherwise the session keeps what it took
-  // (has_unsent) for Flush.
+  // Writes all of `text`: kDone when the socket has accepted it. Otherwise the session keeps the
+  // accepted text (has_unsent) for Flush.
   Outcome Write(std::string_view text, absl::Time deadline);
-  // Sends what the socket has not taken yet; false if some is left.
+  // Sends bytes that the socket has not accepted yet; returns false if some are left.
   bool Flush(absl::Time deadline);
   bool has_unsent() const { return sent_bytes_ < unsent_.size(); }
-  // False once a write found that the other side has gone.
+  // Returns false after a write found that the peer is gone.
   bool is_open() const { return is_open_; }
-  // Says that nothing follows.
+  // Sends the end of the session (close_notify).
   void End(absl::Time deadline);
 
-  // What OpenSSL says of the last call that was not done.
+  // Returns OpenSSL's reason for the last call that was not done.
   const std::string& reason() const { return reason_; }
   // For ReadPeerCertificate and CheckPeer.
   const ssl_st* ssl() const { return ssl_.get(); }
@@ -78,18 +80,18 @@ class TlsSession {
     void operator()(ssl_st* connection) const;
   };
 
-  // Repeats a step of OpenSSL's until it needs nothing more from the other side.
+  // Repeats a step of OpenSSL's until it needs nothing more from the peer.
   Outcome Drive(absl::FunctionRef<int()> step, absl::Time deadline);
-  // Hands on what the other side says; false if it has gone.
+  // Passes the peer's bytes to OpenSSL; returns false if the peer is gone.
   bool Fill();
 
   const int socket_;
   const int stop_;
   const std::unique_ptr<ssl_st, Free> ssl_;
-  std::string unsent_;  // of what OpenSSL has to say; the socket took sent_bytes_ of it
+  std::string unsent_;  // OpenSSL's output; the socket accepted sent_bytes_ of it
   size_t sent_bytes_ = 0;
   bool is_open_ = true;
-  int first_byte_ = -1;  // that the other side said; negative if none
+  int first_byte_ = -1;  // the peer's first byte; negative if none
   std::string reason_;
 };
 

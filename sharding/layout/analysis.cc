@@ -48,12 +48,12 @@ absl::StatusOr<int64_t> Product(int64_t a, int64_t b) {
   return product;
 }
 
-// Coordinates along some axes as parts of a device's position.
+// Maps a device to its combination of coordinates along some axes.
 class Combinations {
  public:
   Combinations(const Mesh& mesh, std::vector<int64_t> axes) : mesh_(mesh), axes_(std::move(axes)) {}
 
-  // At most `limit` + 1 are counted.
+  // Returns the number of combinations, counted up to `limit` + 1.
   int64_t CountUpTo(int64_t limit) const {
     int64_t count = 1;
     for (const int64_t axis : axes_) {
@@ -87,7 +87,7 @@ class Combinations {
   std::vector<int64_t> axes_;
 };
 
-// The axes of the dimensions whose parts differ, rising.
+// Returns, in rising order, the axes of the dimensions with unequal parts.
 std::vector<int64_t> UnevenAxes(const Tiling& tiling) {
   std::vector<int64_t> axes;
   for (int64_t dim = 0; !tiling.has_equal_tiles() && dim < tiling.rank(); ++dim) {
@@ -107,7 +107,7 @@ std::vector<int64_t> UnevenAxes(const Tiling& tiling) {
   return axes;
 }
 
-// Keeps the `limit` first by falling `key`, then by name.
+// Keeps the first `limit` entries by falling `key`, then by name.
 template <typename Key>
 void KeepLargest(std::vector<TensorUsage>& list, const TensorUsage& usage, size_t limit,
                  const Key& key) {
@@ -143,12 +143,12 @@ struct LayoutAnalysis::State {
   explicit State(const Mesh& on) : mesh(on) {}
 
   Mesh mesh;
-  LayoutReport report;            // its sums, and its lists but `specs`
-  int64_t even_device_bytes = 0;  // what every device holds of tensors with equal parts
+  LayoutReport report;            // sums, and all lists except `specs`
+  int64_t even_device_bytes = 0;  // held by every device of tensors with equal parts
   absl::flat_hash_map<std::string, SpecUsage> specs;
-  // Of the other tensors: by axes, the bytes of each combination of coordinates along them.
+  // For the other tensors: by axes, the bytes of each combination of coordinates along these axes.
   std::map<std::vector<int64_t>, std::vector<int64_t>> uneven;
-  int64_t uneven_sums = 0;  // kept in all
+  int64_t uneven_sums = 0;  // number of sums in `uneven`
 };
 
 LayoutAnalysis::LayoutAnalysis(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -194,7 +194,7 @@ absl::Status LayoutAnalysis::Add(std::string_view name, const Tiling& tiling,
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t parameters, ElementCount(usage.shape));
   SHARDMESH_ASSIGN_OR_RETURN(usage.bytes, bytes_of(parameters));
 
-  // What each device holds: the same everywhere, or by the coordinates along some axes.
+  // The bytes that each device holds: equal on all devices, or by coordinates along some axes.
   const Combinations combinations(state_->mesh, UnevenAxes(tiling));
   std::vector<int64_t> uneven;
   int64_t even = 0;
@@ -221,9 +221,10 @@ absl::Status LayoutAnalysis::Add(std::string_view name, const Tiling& tiling,
     SHARDMESH_ASSIGN_OR_RETURN(usage.held_bytes,
                                Product(usage.held_bytes, state_->mesh.size() / count));
   }
-  usage.wasted_bytes = usage.held_bytes - usage.bytes;  // tiles cover, and round up
+  usage.wasted_bytes = usage.held_bytes - usage.bytes;  // not negative: tiles cover the tensor and
+                                                        // round up
 
-  // The sums, before anything is changed. All other ones are smaller than one of these.
+  // Check these sums before any change. All other sums are smaller than one of them.
   LayoutReport& report = state_->report;
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t all_parameters, Sum(report.parameters, parameters));
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t all_bytes, Sum(report.bytes, usage.bytes));
@@ -264,8 +265,8 @@ absl::StatusOr<LayoutReport> LayoutAnalysis::Report() const {
   report.least_device_bytes = state_->even_device_bytes;
   report.most_device_bytes = state_->even_device_bytes;
 
-  // Sums along axes that some tensor ties together are looked through together; the least and the
-  // most of the others add up.
+  // Axes that occur in one tensor's sums form a group, whose combinations are enumerated together.
+  // The least and the most of separate groups add up.
   std::vector<int64_t> group(Index(mesh.axis_count()));
   std::iota(group.begin(), group.end(), int64_t{0});
   for (const auto& [axes, sums] : state_->uneven) {

@@ -1,4 +1,5 @@
-// What a layout of many tensors costs: bytes per device, what replication wastes, what is sharded.
+// The cost of a layout of many tensors: bytes per device, bytes that replication wastes, sharded
+// bytes.
 #ifndef SHARDMESH_SHARDING_LAYOUT_ANALYSIS_H_
 #define SHARDMESH_SHARDING_LAYOUT_ANALYSIS_H_
 
@@ -18,11 +19,12 @@
 
 namespace shardmesh {
 
-// Bytes of `elements` packed elements, the last byte filled up. INVALID_ARGUMENT (INVALID_SHAPE) if
-// there are fewer than 0 elements or than 1 bit each, or the bytes do not fit int64_t.
+// Returns the bytes of `elements` packed elements, with the last byte filled up. INVALID_ARGUMENT
+// (INVALID_SHAPE) for fewer than 0 elements, fewer than 1 bit each, or more bytes than int64_t
+// holds.
 absl::StatusOr<int64_t> TileBytes(int64_t elements, int64_t bits_per_element);
 
-// The tensors that one spec places.
+// The tensors with one spec.
 struct SpecUsage {
   PartitionSpec spec;
   int64_t tensors = 0;
@@ -48,19 +50,19 @@ struct TensorUsage {
 struct LayoutReport {
   int64_t tensors = 0;
   int64_t parameters = 0;          // elements of all tensors
-  int64_t sharded_parameters = 0;  // of the tensors that FullyReplicated() denies
+  int64_t sharded_parameters = 0;  // of the tensors that are not FullyReplicated()
   int64_t bytes = 0;               // one copy of every tensor
-  int64_t sharded_bytes = 0;       // of the tensors that sharded_parameters counts
+  int64_t sharded_bytes = 0;       // of the same tensors as sharded_parameters
   int64_t held_bytes = 0;          // on all devices together
   int64_t wasted_bytes = 0;        // sum over the tensors
 
-  // What one device holds, and a device that holds it.
+  // The least and the most that a device holds, and a device that holds so much.
   int64_t least_device_bytes = 0;
   int64_t most_device_bytes = 0;
   DeviceId least_loaded_device = 0;
   DeviceId most_loaded_device = 0;
   double mean_device_bytes = 0;  // held_bytes / devices
-  // least_device_bytes / most_device_bytes; 1 where no device holds anything.
+  // least_device_bytes / most_device_bytes; 1 if every device is empty.
   double balance_score = 1;
 
   std::vector<SpecUsage> specs;      // by falling bytes, then by the spec's text
@@ -68,17 +70,18 @@ struct LayoutReport {
   std::vector<TensorUsage> largest;  // the kListed with most bytes on a device, the largest first
 };
 
-// Adds up a layout tensor by tensor. Keeps what the report needs and no more: O(1) per distinct
-// spec, and for tensors with uneven parts one sum per combination of parts.
+// Adds up a layout tensor by tensor. Memory: O(1) for each distinct spec, and one sum for each
+// combination of parts of tensors with uneven parts.
 //
-// Example: mesh tp=4, a float32 tensor of shape (8, 8) with P('tp') and one of shape (8,) with P():
-// a device holds 64 + 32 bytes, 384 are held, 96 are wasted, the balance score is 1.
-// Not synchronised: one thread at a time.
+// Example: mesh tp=4, a float32 tensor of shape (8, 8) with P('tp') and one of shape (8,) with P().
+// A device holds 64 + 32 bytes, all devices hold 384, 96 are wasted, the balance score is 1. Not
+// synchronised: one thread at a time.
 class LayoutAnalysis {
  public:
-  // How many tensors a report lists as worst and as largest. Equal ones in the order of names.
+  // Number of tensors that a report lists as worst and as largest. Equal ones are ordered by name.
   static constexpr int64_t kListed = 10;
-  // Most sums kept for uneven parts, and most combinations that Report() looks through.
+  // Upper bound on the sums kept for uneven parts, and on the combinations that Report()
+  // enumerates.
   static constexpr int64_t kMaxUnevenSums = int64_t{1} << 22;
 
   // FAILED_PRECONDITION (NO_MESH; AssertionError) on an empty mesh.
@@ -88,16 +91,18 @@ class LayoutAnalysis {
   LayoutAnalysis& operator=(LayoutAnalysis&&) noexcept;
   ~LayoutAnalysis();
 
-  // Adds a tensor with equal parts. Errors of Tiling::Create and of TileBytes, with the tensor's
-  // name; RESOURCE_EXHAUSTED (LIMIT_EXCEEDED) once a sum does not fit int64_t. Nothing is added
-  // then.
+  // Adds a tensor with equal parts. Returns the errors of Tiling::Create and TileBytes, with the
+  // tensor's name. Returns RESOURCE_EXHAUSTED (LIMIT_EXCEEDED) if a sum exceeds int64_t. An error
+  // adds nothing.
   absl::Status Add(std::string_view name, absl::Span<const int64_t> shape, int64_t bits_per_element,
                    const PartitionSpec& spec);
-  // The same for a tensor that may have uneven parts. INVALID_ARGUMENT (INVALID_MESH) if the tiling
-  // is on another mesh; RESOURCE_EXHAUSTED (LIMIT_EXCEEDED) also beyond kMaxUnevenSums.
+  // As above, for a tensor that may have uneven parts. Returns INVALID_ARGUMENT (INVALID_MESH) if
+  // the tiling is on another mesh. RESOURCE_EXHAUSTED (LIMIT_EXCEEDED) also applies beyond
+  // kMaxUnevenSums.
   absl::Status Add(std::string_view name, const Tiling& tiling, int64_t bits_per_element);
 
-  // Of what was added so far. RESOURCE_EXHAUSTED (LIMIT_EXCEEDED) beyond kMaxUnevenSums.
+  // Returns the report on all tensors added before. RESOURCE_EXHAUSTED (LIMIT_EXCEEDED) beyond
+  // kMaxUnevenSums.
   absl::StatusOr<LayoutReport> Report() const;
 
  private:
@@ -108,15 +113,15 @@ class LayoutAnalysis {
   std::unique_ptr<State> state_;
 };
 
-// A tensor and the spec it is analyzed with.
+// A tensor with the spec to analyze.
 struct AnalyzedTensor {
   std::string name;
   Shape shape;
   PartitionSpec spec;
 };
 
-// A count as Python holds it: the product of no extents, a scalar's size, is a float there and
-// makes a float of every sum that it enters.
+// A count as Python represents it. The size of a scalar is a float there, because it is the product
+// of no extents. Every sum that includes a float is a float.
 struct PythonCount {
   int64_t value = 0;
   bool is_float = false;
@@ -124,16 +129,16 @@ struct PythonCount {
   friend bool operator==(const PythonCount&, const PythonCount&) = default;
 };
 
-// What eformer's analyze_sharding_strategy returns; its two tables are always empty.
+// The result of eformer's analyze_sharding_strategy; its two tables are always empty.
 struct ExactAnalysis {
   PythonCount total_parameters;
   PythonCount sharded_parameters;  // of the tensors whose spec is not P()
   double balance_score = 0;        // always
 };
 
-// The original's answer to the letter. Errors: FAILED_PRECONDITION (NO_MESH; AssertionError) on an
-// empty mesh; INVALID_ARGUMENT (AXIS_NOT_IN_MESH; KeyError) for the first entry, in order, that is
-// a tuple, unconstrained or no axis of the mesh, all of which the original looks up as one axis.
+// Returns the exact answer of the original. FAILED_PRECONDITION (NO_MESH; AssertionError) on an
+// empty mesh. INVALID_ARGUMENT (AXIS_NOT_IN_MESH; KeyError) for the first entry, in order, that is
+// a tuple, unconstrained or no axis of the mesh. The original looks each of these up as one axis.
 absl::StatusOr<ExactAnalysis> AnalyzeAsOriginal(absl::Span<const AnalyzedTensor> tensors,
                                                 const Mesh& mesh);
 

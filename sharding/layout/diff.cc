@@ -1,4 +1,4 @@
-// Comparison of placements by what positions of a mesh hold, without visiting the positions.
+// Compares placements by the parts at the positions of a mesh, without enumerating the positions.
 #include "sharding/layout/diff.h"
 
 #include <algorithm>
@@ -20,7 +20,7 @@
 namespace shardmesh {
 namespace {
 
-// One digit of a position: position / stride % size, worth `weight` parts of a dimension.
+// One digit of a position: position / stride % size. It counts `weight` parts of a dimension.
 struct Digit {
   int64_t stride = 1;
   int64_t size = 1;
@@ -29,9 +29,9 @@ struct Digit {
   friend bool operator==(const Digit&, const Digit&) = default;
 };
 
-// Which part of a dimension each position holds. Neighbouring digits that count on from one another
-// are joined, so that equal functions of the position have equal digits: from the least stride on,
-// each digit is as long as the function rises evenly.
+// Returns digits that map each position to its part of a dimension. Digits are in order of rising
+// stride. Adjacent digits that form one evenly rising run are merged, so that equal maps have equal
+// digits.
 std::vector<Digit> PartDigits(const SpecEntry& entry, const Mesh& mesh) {
   std::vector<Digit> digits;
   int64_t weight = 1;
@@ -94,7 +94,7 @@ absl::StatusOr<Placed> Place(const PlacedTensor& tensor, const Mesh& mesh) {
 // A whole layout.
 class PlacedTree {
  public:
-  // `label` names it in errors.
+  // `label` names the layout in errors.
   static absl::StatusOr<PlacedTree> Create(const Layout& layout, std::string_view label) {
     PlacedTree tree;
     for (const PlacedTensor& tensor : layout.tensors) {
@@ -110,7 +110,7 @@ class PlacedTree {
       if (__builtin_add_overflow(tree.bytes_, placed->bytes, &tree.bytes_)) {
         return TooManyBytes(StrCat("layout ", label));
       }
-      tree.bytes_per_device_ += placed->bytes_per_device;  // no more than all bytes
+      tree.bytes_per_device_ += placed->bytes_per_device;  // never more than all bytes
       tree.tensors_.push_back(*std::move(placed));
     }
     return tree;
@@ -138,7 +138,7 @@ bool TilesDiffer(const Placed& a, const Placed& b) {
     return true;
   }
   for (int64_t dim = 0; dim < a.tiling.rank(); ++dim) {
-    // All parts of nothing are the same.
+    // All parts of an empty dimension are equal.
     if (a.tensor->shape[static_cast<size_t>(dim)] > 0 &&
         (a.tiling.PartCount(dim) != b.tiling.PartCount(dim) ||
          PartDigits(a.tensor->spec.entry(dim), a.tiling.mesh()) !=
@@ -212,7 +212,7 @@ std::optional<std::string> OverBudget(int64_t before, int64_t after, const Layou
     return StrCat("a device holds ", after, " bytes instead of ", before, ", ", increase,
                   " more; the budget allows ", *budget.max_increase_bytes, " more");
   }
-  // Written so that a ratio that is not a number allows nothing.
+  // The negated form makes a budget of NaN allow nothing.
   if (budget.max_increase_ratio.has_value() &&
       !(static_cast<double>(increase) <=
         *budget.max_increase_ratio * static_cast<double>(before))) {

@@ -1,4 +1,4 @@
-// What differs between two layouts of one tree: specs, tiles and bytes per device.
+// Differences between two layouts of one tree: specs, tiles and bytes per device.
 #ifndef SHARDMESH_SHARDING_LAYOUT_DIFF_H_
 #define SHARDMESH_SHARDING_LAYOUT_DIFF_H_
 
@@ -15,7 +15,7 @@
 
 namespace shardmesh {
 
-// A tensor with its effective spec: one that Tiling::Create accepts.
+// A tensor with its effective spec, which Tiling::Create must accept.
 struct PlacedTensor {
   std::string name;
   Shape shape;
@@ -23,71 +23,73 @@ struct PlacedTensor {
   PartitionSpec spec;
 };
 
-// A tree on a mesh. Views only: what they point to must outlive the call.
+// A tree on a mesh. It holds only views: their targets must outlive the call.
 struct Layout {
   const Mesh* mesh = nullptr;              // not null, not empty
   absl::Span<const PlacedTensor> tensors;  // of distinct names
 };
 
-// What a device may hold, and how much more. Unset: no bound.
+// Bounds on the bytes of a device and on their increase. Unset: no bound.
 struct LayoutBudget {
   std::optional<int64_t> max_increase_bytes;
-  // Of what a device holds in A: 0.05 allows 5% more. An increase from 0 exceeds any ratio.
+  // Relative to the bytes of a device in A: 0.05 allows 5% more. An increase from 0 exceeds any
+  // ratio.
   std::optional<double> max_increase_ratio;
-  // What a device may hold in B at all, even if it is less than in A.
+  // Upper bound on the bytes of a device in B, even if A needs more.
   std::optional<int64_t> max_bytes_per_device;
 };
 
-// A tensor that is not placed alike.
+// A tensor whose placement differs.
 struct TensorDiff {
   std::string name;
-  // nullopt where the layout does not have the tensor.
+  // nullopt if the layout lacks the tensor.
   std::optional<PartitionSpec> spec_a = std::nullopt;
   std::optional<PartitionSpec> spec_b = std::nullopt;
-  // What each device holds of it; 0 where the layout does not have the tensor.
+  // Bytes of the tensor on each device; 0 if the layout lacks the tensor.
   int64_t bytes_per_device_a = 0;
   int64_t bytes_per_device_b = 0;
-  // Whether `spec_a` and `spec_b` differ as specs. P() and P(None) do.
+  // Whether `spec_a` and `spec_b` differ as specs; P() and P(None) do.
   bool spec_differs = false;
-  // Whether some device, taken by its position in the mesh, holds another tile in B than in A. A
-  // position that only one of the meshes has holds no other tile. True where one layout does not
-  // have the tensor, or it has another shape.
+  // Whether the device at some position of the mesh holds another tile in B than in A. A position
+  // that only one mesh has does not count. True if one layout lacks the tensor, or has it with
+  // another shape.
   bool tiles_differ = false;
 
   friend bool operator==(const TensorDiff&, const TensorDiff&) = default;
 };
 
 struct LayoutDiff {
-  // Tensors of which anything differs: those of A in its order, then those that only B has.
+  // Tensors with any difference: those of A in its order, then those that only B has.
   std::vector<TensorDiff> changed;
   int64_t unchanged_count = 0;
-  // What each device holds of all tensors together; all hold the same.
+  // Bytes of all tensors on each device; equal on all devices.
   int64_t bytes_per_device_a = 0;
   int64_t bytes_per_device_b = 0;
-  // All tensors, once each.
+  // Bytes of all tensors, each counted once.
   int64_t total_bytes_a = 0;
   int64_t total_bytes_b = 0;
-  // How many tensors only one of the two has.
+  // Number of tensors that only one layout has.
   int64_t only_in_a = 0;
   int64_t only_in_b = 0;
-  // Whether the increase of bytes_per_device keeps to the budget, and if not, a sentence on it.
+  // Whether the increase of bytes_per_device is within the budget. If not, the text is a sentence
+  // that says why.
   bool within_budget = true;
   std::string budget_text;
 };
 
-// Compares two layouts: two rule sets over one tree, or one over two meshes.
+// Compares two layouts: two rule sets over one tree, or one rule set over two meshes.
 //
 // Elements of less than a byte are packed within a tile, whose last byte is filled up.
 //
-// Errors are INVALID_ARGUMENT: Tiling::Create's, naming the tensor and the layout; BAD_FIELD for a
-// name that occurs twice or a negative number of bits; LIMIT_EXCEEDED where bytes are beyond 64
-// bits; FAILED_PRECONDITION (NO_MESH) on an empty mesh.
-// O(tensors * rank), whatever the number of devices.
+// Errors are INVALID_ARGUMENT: Tiling::Create's, with the tensor and the layout; BAD_FIELD for a
+// repeated name or a negative number of bits; LIMIT_EXCEEDED if bytes exceed 64 bits.
+// FAILED_PRECONDITION (NO_MESH) on an empty mesh.
+// Takes O(tensors * rank), for any number of devices.
 absl::StatusOr<LayoutDiff> DiffLayouts(const Layout& a, const Layout& b,
                                        const LayoutBudget& budget = {});
 
-// What exceeds the budget where a device holds `after` bytes instead of `before`, as a sentence;
-// nullopt if nothing does. For layouts that are compared piece by piece.
+// Returns a sentence on the exceeded budget if a device holds `after` bytes instead of `before`.
+// Returns nullopt if the budget holds. For layouts that are compared piece by piece.
 std::optional<std::string> OverBudget(int64_t before, int64_t after, const LayoutBudget& budget);
 
 }  // namespace shardmesh

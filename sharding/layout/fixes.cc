@@ -1,4 +1,4 @@
-// Search for the nearest request that fits, for each correction.
+// Searches the nearest fitting request for each correction.
 #include "sharding/layout/fixes.h"
 
 #include <algorithm>
@@ -53,10 +53,10 @@ SpecEntry EntryOf(absl::Span<const std::string> axes) {
 
 std::string AxesText(absl::Span<const std::string> axes) { return EntryOf(axes).ToString(); }
 
-// The subset of some axes whose product is the largest that divides an extent.
+// Finds the subset of some axes whose product is the largest that divides an extent.
 class LargestSubset {
  public:
-  // Requires distinct axes, of which a mesh has few.
+  // Requires distinct axes; a mesh has few, which bounds the search.
   LargestSubset(absl::Span<const KnownAxis> axes, int64_t extent) : axes_(axes), extent_(extent) {
     Extend(0, 1, {});
   }
@@ -70,8 +70,8 @@ class LargestSubset {
   }
 
  private:
-  // Decides on the axes from `next` on, given the choice before. What takes the earlier axes comes
-  // first, hence wins among equals.
+  // Decides on the axes from `next` on, given the earlier choices. It tries the choice with the
+  // axis first, so that subsets of earlier axes win ties.
   void Extend(size_t next, int64_t product, std::vector<size_t> chosen) {
     if (next == axes_.size()) {
       if (product > best_product_ || (product == best_product_ && chosen.size() > best_.size())) {
@@ -80,7 +80,7 @@ class LargestSubset {
       }
       return;
     }
-    // A product that does not divide has no multiple that does.
+    // If a product does not divide the extent, none of its multiples does.
     const int64_t with = product * axes_[next].size;
     if (extent_ % with == 0) {
       std::vector<size_t> more = chosen;
@@ -96,15 +96,15 @@ class LargestSubset {
   std::vector<size_t> best_;
 };
 
-// An entry that an order has to place, from dimension `from`.
+// An entry to be placed by an order; it now stands at dimension `from`.
 struct MovableEntry {
   SpecEntry entry;
   int64_t from = 0;
   int64_t parts = 1;
 };
 
-// A dimension for each entry such that every one divides; the one that moves least. Nullopt where
-// there is none.
+// Assigns entries to dimensions such that each entry divides its dimension, and the moves are
+// least. Gives nullopt if no assignment exists.
 class LeastOrder {
  public:
   LeastOrder(absl::Span<const MovableEntry> entries, absl::Span<const int64_t> shape)
@@ -130,10 +130,10 @@ class LeastOrder {
  private:
   static constexpr int64_t kUnknown = -1;
   static constexpr int64_t kImpossible = int64_t{1} << 60;
-  // One entry more that moves outweighs any distance.
+  // One more moved entry outweighs any distance.
   static constexpr int64_t kMove = int64_t{1} << 20;
 
-  // What placing an entry there costs; kImpossible if it does not fit.
+  // Returns the cost of placing the entry at `dim`; kImpossible if it does not fit.
   int64_t StepCost(const MovableEntry& entry, int64_t dim) const {
     if (shape_[static_cast<size_t>(dim)] % entry.parts != 0) {
       return kImpossible;
@@ -142,7 +142,7 @@ class LeastOrder {
     return distance == 0 ? 0 : kMove + distance;
   }
 
-  // The dimension of the first entry that is not placed when those of `taken` are.
+  // Returns the dimension of the first unplaced entry if the dimensions of `taken` are used.
   int64_t BestDim(uint32_t taken) {
     const MovableEntry& entry = entries_[static_cast<size_t>(std::popcount(taken))];
     const int64_t cost = CostFrom(taken);
@@ -162,7 +162,7 @@ class LeastOrder {
     return dim;
   }
 
-  // The least cost of placing the entries that are left.
+  // Returns the least cost of placing the remaining entries.
   int64_t CostFrom(uint32_t taken) {
     const auto placed = static_cast<size_t>(std::popcount(taken));
     if (placed == entries_.size()) {
@@ -188,10 +188,10 @@ class LeastOrder {
 
   const absl::Span<const MovableEntry> entries_;
   const absl::Span<const int64_t> shape_;
-  std::vector<int64_t> cost_;  // by the dimensions that are taken
+  std::vector<int64_t> cost_;  // by the set of used dimensions
 };
 
-// Whether an order of entries can do without this correction.
+// Returns whether another order of entries can make this correction unnecessary.
 bool CanMove(const Correction& correction) {
   return correction.reason == Reason::kNotDivisible || correction.reason == Reason::kRankTruncated;
 }
@@ -207,16 +207,17 @@ class Suggester {
  private:
   int64_t rank() const { return static_cast<int64_t>(shape_.size()); }
 
-  // The effective spec with another entry at `dim`.
+  // Returns the effective spec with another entry at `dim`.
   PartitionSpec With(int64_t dim, SpecEntry entry) const;
-  // The entry at a dimension that was not corrected, as something to move.
+  // Returns the uncorrected entry at a dimension as an entry that an order may move.
   std::optional<MovableEntry> Movable(const SpecEntry& entry, int64_t from) const;
 
   void SuggestSubset(const Correction& correction, Fix fix);
   void SuggestPadding(const Correction& correction, Fix fix);
-  // An order of `entries`, for a correction of the entry from `moved_from`; false if there is none.
+  // Suggests an order of `entries` for a correction of the entry from `moved_from`. Returns false
+  // if no order exists.
   bool SuggestOrder(std::vector<MovableEntry> entries, int64_t moved_from, Fix fix);
-  // Keeps the fix if its request needs no correction and is a new one.
+  // Keeps the fix if its request is new and needs no correction.
   bool Keep(Fix fix, const PartitionSpec& spec, Shape shape);
 
   const PartitionSpec& requested_;
@@ -331,7 +332,7 @@ bool Suggester::SuggestOrder(std::vector<MovableEntry> entries, int64_t moved_fr
 }
 
 std::vector<Fix> Suggester::Suggest() {
-  // Everything that the mesh can serve, and what was served.
+  // All entries that the mesh can serve, whether or not they were corrected.
   std::vector<MovableEntry> all;
   for (int64_t dim = 0; dim < requested_.size(); ++dim) {
     if (std::optional<MovableEntry> entry = Movable(requested_.entry(dim), dim);
@@ -366,7 +367,7 @@ std::vector<Fix> Suggester::Suggest() {
     }
     std::optional<MovableEntry> moved = Movable(correction.requested, correction.dim);
     if (!moved.has_value()) {
-      continue;  // cut off, and unknown to the mesh as well
+      continue;  // cut off, and absent from the mesh too
     }
     if (!all_tried) {
       all_tried = true;

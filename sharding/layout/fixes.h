@@ -1,4 +1,4 @@
-// What could be asked for instead, where a requested spec had to be corrected.
+// Suggests requests that need no correction, in place of a request that was corrected.
 #ifndef SHARDMESH_SHARDING_LAYOUT_FIXES_H_
 #define SHARDMESH_SHARDING_LAYOUT_FIXES_H_
 
@@ -22,44 +22,45 @@ struct Fix {
     kAxisOrder,   // the same entries at other dimensions
   };
   Kind kind = Kind::kAxesSubset;
-  // Index in CorrectionResult::corrections of the one that it is for. An order that does without
-  // several corrections is given once, for the first.
+  // Index of the fixed correction in CorrectionResult::corrections. An order that fixes several
+  // corrections is listed once, for the first.
   int64_t correction = 0;
-  // The dimension that changes. For kAxisOrder the one that the corrected entry moves to.
+  // The dimension that changes. For kAxisOrder, the dimension that the corrected entry moves to.
   int64_t dim = 0;
-  // kAxesSubset: what is left of the entry's axes, major to minor; empty: no axis is.
+  // kAxesSubset: the remaining axes of the entry, major to minor. Empty if none remains.
   std::vector<std::string> axes;
   // kPaddedSize: the new extent. Else 0.
   int64_t size = 0;
-  // The whole request: Correct(spec, shape, mesh) has nothing to correct. Dimensions that were
-  // corrected for other reasons stand in it as they do in CorrectionResult::effective.
+  // The whole request, for which Correct(spec, shape, mesh) has no corrections. Dimensions that
+  // were corrected for other reasons have their entry of CorrectionResult::effective.
   PartitionSpec spec;
   Shape shape;
-  // For a person: `pad dimension 1 from 30 to 32`.
+  // For people: `pad dimension 1 from 30 to 32`.
   std::string text;
 
   friend bool operator==(const Fix&, const Fix&) = default;
 };
 
-// Fixes for the corrections that `result`, which is Correct(requested, shape, mesh), has; those of
-// a correction follow one another, of its kinds in this order and at most one each:
-//   kAxesSubset  (any)  the entry's axes with the largest product that divides the extent, of
-//                equal ones the fewest dropped, then the ones that stand first. Axes that the mesh
-//                lacks, that the rest of the spec uses or that occur again are dropped. What is
-//                left may be nothing: to ask for what was given.
-//   kPaddedSize  (NOT_DIVISIBLE, and AXIS_NOT_IN_MESH for the axes that there are) the least larger
-//                extent that all axes divide; none if the tensor would be larger than CheckShape
-//                accepts.
-//   kAxisOrder   (NOT_DIVISIBLE, RANK_TRUNCATED) the entries over other dimensions, such that every
-//                one divides: with all entries that the mesh can serve if there is such an order,
-//                else with this one and those that were not corrected. The fewest entries move,
-//                then by the fewest dimensions, then those that stand first stay.
-// Each was checked, and no two have the same spec and shape. BELOW_MIN_SIZE has no fixes: it is no
-// correction of a layout. Nothing is suggested on an empty mesh.
+// Returns fixes for the corrections in `result`, which must be Correct(requested, shape, mesh). The
+// fixes of a correction are adjacent, at most one of each kind, in this order:
+// clang-format off
+//   kAxesSubset  (any)  The entry's axes with the largest product that divides the extent. Of equal
+//                products, the fewest dropped axes win, then the axes that stand first. Axes that
+//                the mesh lacks, that the rest of the spec uses or that occur again are dropped.
+//                The remaining set may be empty: the request then equals the given layout.
+//   kPaddedSize  (NOT_DIVISIBLE, and AXIS_NOT_IN_MESH for the axes that exist)  The least larger
+//                extent that all axes divide. None if CheckShape would refuse the larger tensor.
+//   kAxisOrder   (NOT_DIVISIBLE, RANK_TRUNCATED)  The entries at other dimensions, such that every
+//                entry divides its dimension: all entries that the mesh can serve if possible, else
+//                this entry and the uncorrected ones. The fewest entries move, then by the fewest
+//                dimensions, then the entries that stand first stay.
+// clang-format on
+// Each fix was checked, and no two have the same spec and shape. BELOW_MIN_SIZE has no fixes,
+// because it corrects no layout. An empty mesh gives no fixes.
 //
-// Example: P('dp', ('fsdp', 'tp')) on (8, 30), mesh dp=2,fsdp=2,tp=4: keep 'fsdp' alone; pad
-// dimension 1 to 32; P(('fsdp', 'tp'), 'dp').
-// Costs up to 2^16 steps for a correction: call it when somebody asks, not with each answer.
+// Example: P('dp', ('fsdp', 'tp')) on (8, 30), mesh dp=2,fsdp=2,tp=4: keep only 'fsdp'; pad
+// dimension 1 to 32; P(('fsdp', 'tp'), 'dp'). A correction costs up to 2^16 steps: call this only
+// on request, not for each answer.
 std::vector<Fix> SuggestFixes(const PartitionSpec& requested, absl::Span<const int64_t> shape,
                               const Mesh& mesh, const CorrectionResult& result);
 

@@ -1,4 +1,4 @@
-// Leaf by leaf.
+// The placement of each leaf, and of whole trees.
 #include "sharding/layout/held_shardings.h"
 
 #include <utility>
@@ -22,7 +22,7 @@ std::optional<NamedSharding> ShardingOf(const HeldLeaf& leaf) {
   return NamedSharding{leaf.mesh, leaf.spec};
 }
 
-// Whether the spec is one of the mesh, for some shape.
+// Returns OK if the spec is valid on the mesh for some shape.
 absl::Status CheckSpecOnMesh(const PartitionSpec& spec, const Mesh& mesh) {
   SHARDMESH_RETURN_IF_ERROR(CheckDistinctAxes(spec));
   return CheckAxesInMesh(spec, mesh);

@@ -1,5 +1,4 @@
-// What the leaves of a tree say about how they are placed, and how a whole tree is placed and
-// gathered.
+// The placement that the leaves of a tree hold, and the plan to place and gather a whole tree.
 #ifndef SHARDMESH_SHARDING_LAYOUT_HELD_SHARDINGS_H_
 #define SHARDMESH_SHARDING_LAYOUT_HELD_SHARDINGS_H_
 
@@ -24,16 +23,16 @@ struct NamedSharding {
   friend bool operator==(const NamedSharding&, const NamedSharding&) = default;
 };
 
-// A leaf of a tree of values, as far as its placement goes.
+// A leaf of a tree of values, reduced to its placement.
 struct HeldLeaf {
   enum class Kind {
-    kNone,       // nothing is there
+    kNone,       // no value
     kSharded,    // an array with a mesh and a spec
-    kSpecOnly,   // something whose placement is a bare spec, without a mesh
+    kSpecOnly,   // a value whose placement is a bare spec, without a mesh
     kSingle,     // an array on one device, without a spec
     kHostArray,  // an array outside any device
     kNumber,     // a boolean, an integer or a floating-point number
-    kOther,      // any other value, such as a text
+    kOther,      // any other value, such as text
   };
 
   std::string name;
@@ -42,41 +41,43 @@ struct HeldLeaf {
   PartitionSpec spec = {};  // kSharded, kSpecOnly
 };
 
-// eformer's extract_sharding_structure and get_shardings_with_structure: per leaf the layout of a
-// sharded array, nullopt for anything else.
+// eformer's extract_sharding_structure and get_shardings_with_structure. Returns, for each leaf,
+// the layout of a sharded array, and nullopt for any other kind.
 std::vector<std::optional<NamedSharding>> ExtractShardingStructure(
     absl::Span<const HeldLeaf> leaves);
 
-// extract_shardings: the same, and a bare spec is one on `mesh`. FAILED_PRECONDITION (NO_MESH;
-// AssertionError) if `mesh` is empty, whatever the leaves are.
+// extract_shardings: as ExtractShardingStructure, but a bare spec gives a layout on `mesh`.
+// FAILED_PRECONDITION (NO_MESH; AssertionError) if `mesh` is empty, for any leaves.
 absl::StatusOr<std::vector<std::optional<NamedSharding>>> ExtractShardings(
     absl::Span<const HeldLeaf> leaves, const Mesh& mesh);
 
-// get_partition_spec: the spec of a sharded array, P() for a number, nullopt for nothing.
-// INVALID_ARGUMENT (INVALID_SPEC), with the leaf's name, for the first leaf of another kind:
-// AttributeError for an array on one device, ValueError for the rest.
+// get_partition_spec. Returns the spec of a sharded array, P() for a number, nullopt for kNone.
+// INVALID_ARGUMENT (INVALID_SPEC), with the leaf's name, for the first leaf of another kind. The
+// class is AttributeError for an array on one device, ValueError for the rest.
 absl::StatusOr<std::vector<std::optional<PartitionSpec>>> GetPartitionSpecs(
     absl::Span<const HeldLeaf> leaves);
 
-// A leaf that is to be placed.
+// A leaf to be placed.
 struct LeafToShard {
   std::string name;
   Shape shape;
   PartitionSpec spec;
 };
 
-// What placing one leaf does. Gathering it again replicates it: P() on the same mesh.
+// The effect of placing one leaf. Gathering the leaf replicates it: P() on the same mesh.
 struct LeafPlacement {
   std::string name;
-  std::optional<CorrectionResult> shard;  // nullopt: P() was asked for, the leaf stays as it is
+  std::optional<CorrectionResult> shard;  // nullopt: P() was requested, the leaf stays unchanged
   PartitionSpec gather;
 };
 
-// make_shard_and_gather_fns, and the call of its functions, for a whole tree: per leaf what
-// CorrectConstraint says. FAILED_PRECONDITION (NO_MESH; AssertionError) on an empty mesh.
-// INVALID_ARGUMENT with the leaf's name: every spec must first of all be one of the mesh
-// (DUPLICATE_AXIS; DuplicateSpecError, then AXIS_NOT_IN_MESH; ValueError), though correction would
-// drop such axes; then INVALID_SHAPE.
+// make_shard_and_gather_fns, and the calls of its functions, for a whole tree. Returns, for each
+// leaf, the result of CorrectConstraint.
+//
+// FAILED_PRECONDITION (NO_MESH; AssertionError) on an empty mesh. INVALID_ARGUMENT with the leaf's
+// name for a spec that is not valid on the mesh, although correction would drop such axes:
+// DUPLICATE_AXIS (DuplicateSpecError), then AXIS_NOT_IN_MESH (ValueError). INVALID_SHAPE is checked
+// last.
 absl::StatusOr<std::vector<LeafPlacement>> PlanShardAndGather(absl::Span<const LeafToShard> leaves,
                                                               const Mesh& mesh);
 

@@ -1,4 +1,4 @@
-// Choice of axes and mode, correction, and the explanation of both.
+// Chooses axes and mode, corrects, and explains both.
 #include "sharding/layout/logical_sharding.h"
 
 #include <utility>
@@ -9,11 +9,11 @@
 namespace shardmesh {
 namespace {
 
-// A question whose axes are chosen and whose mode is known.
+// A question with its axes and its mode determined.
 struct SettledQuestion {
   absl::Span<const AxisValue> axes;
   RuntimeMode mode;
-  // If the axes are those of a preset, its index.
+  // Index of the preset if the axes come from a preset.
   std::optional<size_t> preset = std::nullopt;
 };
 
@@ -92,7 +92,7 @@ absl::StatusOr<Explanation> Explain(const PartitionAxis& profile, const LogicalQ
   } else {
     explanation.effective = explanation.requested;
   }
-  // Both are by rising dimension; a dimension's correction is its last step.
+  // Both lists are in rising order of dimension. A correction is the last step of its dimension.
   auto correction = explanation.corrections.begin();
   const auto add_corrections_before = [&](int64_t dim) {
     for (; correction != explanation.corrections.end() && correction->dim < dim; ++correction) {

@@ -1,5 +1,5 @@
-// From a question about one tensor to its layout: axes and mode, profile, shape and mesh in; spec,
-// corrections and explanation out.
+// Turns a question about one tensor into its layout. Input: axes and mode, profile, shape and mesh.
+// Output: spec, corrections and explanation.
 #ifndef SHARDMESH_SHARDING_LAYOUT_LOGICAL_SHARDING_H_
 #define SHARDMESH_SHARDING_LAYOUT_LOGICAL_SHARDING_H_
 
@@ -20,53 +20,55 @@
 
 namespace shardmesh {
 
-// What is asked of a profile. Views only: what they point to must outlive the call.
+// A question to a profile. It holds only views: their targets must outlive the call.
 struct LogicalQuestion {
-  // One semantic axis per dimension. Both `axes` and `mode` are needed, else `dynamic_axes` stands
-  // in for both.
+  // One semantic axis per dimension. If `axes` or `mode` is missing, `dynamic_axes` supplies both.
   std::optional<absl::Span<const AxisValue>> axes;
   std::optional<Mode> mode;
   const DynamicAxes* dynamic_axes = nullptr;
-  // Of the tensor; must satisfy CheckShape. Needed where the mode is a dimension, and to correct.
+  // Shape of the tensor; must satisfy CheckShape. Required for a mode that is a dimension, and for
+  // correction.
   std::optional<absl::Span<const int64_t>> shape;
   Compatibility compatibility = Compatibility::kDefault;
 };
 
-// The requested spec, uncorrected. Errors are INVALID_ARGUMENT: MISSING_ARGUMENT where nothing
-// supplies axes and mode, Mode::Resolve's, and PartitionAxis::ResolveSpec's.
+// Returns the requested spec, uncorrected.
+// Errors are INVALID_ARGUMENT: MISSING_ARGUMENT if axes or mode are missing, and those of
+// Mode::Resolve and PartitionAxis::ResolveSpec.
 absl::StatusOr<PartitionSpec> ResolveSpec(const PartitionAxis& profile,
                                           const LogicalQuestion& question);
 
 struct LogicalSharding {
-  // As the profile answers.
+  // The spec as the profile resolves it.
   PartitionSpec requested;
-  // What the array is constrained to; nullopt: it stays as it is.
+  // The constraint on the array; nullopt: the array stays unchanged.
   std::optional<PartitionSpec> constraint;
   std::vector<Correction> corrections;
 };
 
-// The layout that an array of `question.shape` on `mesh` gets, corrected to fit.
+// Returns the layout of an array of `question.shape` on `mesh`, corrected to fit.
 //
-// `auto_correct` settles two corners: with it an empty mesh is FAILED_PRECONDITION (NO_MESH;
-// AssertionError), and a spec that correction leaves as P() constrains nothing; without it an empty
-// mesh constrains nothing, and such a spec replicates the array.
+// `auto_correct` decides two special cases. With it, an empty mesh is FAILED_PRECONDITION (NO_MESH;
+// AssertionError), and a spec that correction reduces to P() constrains nothing. Without it, an
+// empty mesh constrains nothing, and such a spec replicates the array.
 // Errors: as ResolveSpec and Correct; MISSING_ARGUMENT without a shape.
 absl::StatusOr<LogicalSharding> ApplyLogicalSharding(const PartitionAxis& profile,
                                                      const LogicalQuestion& question,
                                                      const Mesh& mesh, bool auto_correct = true);
 
-// An answer with the whole chain that led to it.
+// An answer with the whole chain of steps that led to it.
 struct Explanation {
   RuntimeMode mode = RuntimeMode::kTrain;
   PartitionSpec requested;
-  // `requested` corrected; the same where there was nothing to correct against.
+  // `requested` after correction; equal to it without a shape or mesh.
   PartitionSpec effective;
   std::vector<Correction> corrections;
   // By dimension: semantic name, field, mode variant, mesh axes, correction.
   std::vector<ExplanationStep> steps;
 };
 
-// Explains ResolveSpec, and its correction where the question has a shape and `mesh` is not empty.
+// Explains ResolveSpec. Includes the correction if the question has a shape and `mesh` is not
+// empty.
 // Errors: as ResolveSpec and Correct.
 absl::StatusOr<Explanation> Explain(const PartitionAxis& profile, const LogicalQuestion& question,
                                     const Mesh& mesh);

@@ -1,4 +1,5 @@
-// Every ordered factorization of the number of devices, each judged group by group.
+// Enumerates every ordered factorization of the number of devices, and evaluates each group by
+// group.
 #include "sharding/layout/mesh_search.h"
 
 #include <algorithm>
@@ -18,7 +19,7 @@
 namespace shardmesh {
 namespace {
 
-// Groups between two questions whether to stop: well under a millisecond.
+// Number of groups between two cancellation checks; they take well under a millisecond.
 constexpr size_t kGroupsPerCancellationCheck = 4096;
 
 constexpr size_t Index(int64_t i) { return static_cast<size_t>(i); }
@@ -84,8 +85,8 @@ class Factorizations {
       }
     }
     std::sort(divisors_.begin(), divisors_.end());
-    // From the last axis to the first: how many ways there are to divide each divisor over the axes
-    // from this one on.
+    // Element [axis][divisor] counts the ways to divide that divisor over the axes from `axis` on.
+    // Filled from the last axis to the first.
     counts_.assign(axes_.size() + 1, std::vector<int64_t>(divisors_.size(), 0));
     counts_.back()[0] = 1;
     for (size_t axis = axes_.size(); axis-- > 0;) {
@@ -105,7 +106,8 @@ class Factorizations {
   // Saturates.
   int64_t count() const { return counts_.front().back(); }
 
-  // Calls visit(sizes) for each, the sizes falling lexicographically, until it returns an error.
+  // Calls visit(sizes) for each factorization until it returns an error. The sizes fall
+  // lexicographically.
   template <typename Visit>
   absl::Status ForEach(const Visit& visit) const {
     std::vector<int64_t> sizes(axes_.size(), 1);
@@ -146,7 +148,7 @@ class Factorizations {
 using AxisSet = uint32_t;  // bit i: axis i
 static_assert(kMaxMeshAxes <= 32);
 
-// A group with its axes by number, as every candidate sees it.
+// A group with its axes as numbers; the same for all candidates.
 struct PreparedGroup {
   struct Dimension {
     int64_t extent = 1;
@@ -273,9 +275,9 @@ class MeshScorer {
         }
         int64_t product = 1;
         bool divides = true;
-        if (dimension.extent > 0) {  // anything divides 0
+        if (dimension.extent > 0) {  // any axes divide 0
           for (const int64_t axis : dimension.axes) {
-            // An axis that occurs again and again can multiply to anything.
+            // A repeated axis can multiply to any number.
             divides = divides && !__builtin_mul_overflow(product, sizes[Index(axis)], &product);
           }
           divides = divides && dimension.extent % product == 0;
@@ -290,14 +292,14 @@ class MeshScorer {
       }
       int64_t tile_bytes = group.bytes;
       if (!is_unplaceable && parts > 1) {
-        // Fits, since the whole tensor's bytes do.
+        // Fits, since the bytes of the whole tensor fit.
         tile_bytes = static_cast<int64_t>(
             (absl::int128(group.elements / parts) * group.bits_per_element + 7) / 8);
       }
       const absl::int128 held = absl::int128(tile_bytes) * options_.device_count;
       device_bytes += absl::int128(tile_bytes) * group.count;
       wasted_bytes += (held - group.bytes) * group.count;
-      // Before the next one, which is below 2^125, so that 128 bits are enough.
+      // Check before the next group. One group adds less than 2^125, so 128 bits are enough.
       if (std::max(device_bytes, wasted_bytes) > std::numeric_limits<int64_t>::max()) {
         return OverLimit();
       }

@@ -1,4 +1,4 @@
-// Which mesh suits a model: all ways to divide a number of devices over named axes, ranked.
+// Finds the mesh for a model: ranks all ways to divide a number of devices over named axes.
 #ifndef SHARDMESH_SHARDING_LAYOUT_MESH_SEARCH_H_
 #define SHARDMESH_SHARDING_LAYOUT_MESH_SEARCH_H_
 
@@ -19,9 +19,9 @@
 
 namespace shardmesh {
 
-// Tensors that the search cannot tell apart.
+// Tensors that the search cannot distinguish.
 struct TensorGroup {
-  PartitionSpec spec;  // as asked for, before correction
+  PartitionSpec spec;  // as requested, before correction
   Shape shape;
   int64_t bits_per_element = 0;
   int64_t count = 1;  // from 1 to kMaxGroupCount
@@ -33,12 +33,12 @@ inline constexpr int64_t kMaxGroupCount = int64_t{1} << 31;
 // Sorts the tensors of a tree into groups. Not synchronised.
 class TensorGroups {
  public:
-  // INVALID_ARGUMENT (INVALID_SHAPE) for a malformed shape or fewer than 1 bit per element;
-  // (LIMIT_EXCEEDED) for a count that is not from 1 to kMaxGroupCount in all.
+  // INVALID_ARGUMENT (INVALID_SHAPE) for a malformed shape or fewer than 1 bit per element.
+  // INVALID_ARGUMENT (LIMIT_EXCEEDED) if the group's total count is not from 1 to kMaxGroupCount.
   absl::Status Add(const PartitionSpec& spec, absl::Span<const int64_t> shape,
                    int64_t bits_per_element, int64_t count = 1);
 
-  // In the order of their first tensors. Valid until the next Add.
+  // Returns the groups in the order of their first tensors. Valid until the next Add.
   absl::Span<const TensorGroup> groups() const { return groups_; }
 
  private:
@@ -53,7 +53,7 @@ struct SearchAxis {
   std::optional<int64_t> max_size = {};  // nullopt: no bound. Equal to min_size: fixed
 };
 
-// What candidates are compared by. Less is better; kFit puts those that fit first.
+// Criteria to compare candidates by. Less is better; kFit puts fitting candidates first.
 enum class MeshCriterion {
   kFit,
   kDeviceBytes,  // device_bytes
@@ -63,33 +63,34 @@ enum class MeshCriterion {
 
 // `fit`, `device_bytes`, `wasted_bytes`, `corrections`.
 std::string_view MeshCriterionName(MeshCriterion criterion);
-// nullopt for a name of none.
+// Returns nullopt if no criterion has that name.
 std::optional<MeshCriterion> MeshCriterionFromName(std::string_view name);
 
 struct MeshSearchOptions {
   int64_t device_count = 0;
   std::vector<SearchAxis> axes;
-  // What a device can hold; nullopt: anything.
+  // Memory of a device; nullopt: unlimited.
   std::optional<int64_t> device_memory_bytes;
-  // How many candidates are kept, from 1 to kMaxKeptCandidates.
+  // Number of candidates to keep, from 1 to kMaxKeptCandidates.
   int64_t keep = 20;
-  // The first criterion that differs decides; candidates that differ in none stand in the order of
-  // their axis sizes, larger first.
+  // The first criterion that differs decides. Candidates that are equal in all criteria are ordered
+  // by their axis sizes, larger first.
   std::vector<MeshCriterion> ranking = {MeshCriterion::kFit, MeshCriterion::kDeviceBytes,
                                         MeshCriterion::kWastedBytes, MeshCriterion::kCorrections};
-  // Asked before each candidate and every thousands of groups; true ends the search with CANCELLED.
+  // Called before each candidate and after every few thousand groups; true ends the search with
+  // CANCELLED.
   std::function<bool()> is_cancelled;
 };
 
-// A mesh and what the tensors cost on it, each with its spec corrected.
+// A mesh, and the cost of the tensors on it with corrected specs.
 struct MeshCandidate {
   std::vector<int64_t> sizes;     // by axis, in the order of the options
-  bool fits = true;               // everything can be placed, and device_bytes is within the cap
-  int64_t device_bytes = 0;       // what every device holds
+  bool fits = true;               // all tensors can be placed, and device_bytes is within the cap
+  int64_t device_bytes = 0;       // held by every device
   int64_t wasted_bytes = 0;       // held on all devices, less one copy
   int64_t sharded_bytes = 0;      // one copy of the tensors that are not fully replicated
-  int64_t corrected_tensors = 0;  // whose spec needed a correction
-  // Tensors that cannot be placed since an axis is still used twice after correction. They count
+  int64_t corrected_tensors = 0;  // tensors whose spec needed a correction
+  // Tensors that cannot be placed, because an axis is used twice even after correction. They count
   // as replicated above.
   int64_t unplaceable_tensors = 0;
 
@@ -98,25 +99,26 @@ struct MeshCandidate {
 
 struct MeshSearchResult {
   int64_t evaluated = 0;            // candidates in all
-  int64_t fitting = 0;              // of them, those that fit
+  int64_t fitting = 0;              // number of candidates that fit
   std::vector<MeshCandidate> best;  // best first, at most `keep`
 };
 
-// Most candidates that a search goes through, most that it keeps.
+// Upper bounds on the candidates that a search evaluates, and on those that it keeps.
 inline constexpr int64_t kMaxMeshCandidates = 10'000'000;
 inline constexpr int64_t kMaxKeptCandidates = 10'000;
 
-// How many meshes there are: ways to write device_count as an ordered product of one size per axis,
-// each within its bounds. Saturates at int64_t's maximum. Errors as SearchMeshes, on the options.
+// Returns the number of meshes: ways to write device_count as an ordered product of one size per
+// axis, each within its bounds. Saturates at int64_t's maximum. Returns the errors of SearchMeshes
+// on the options.
 absl::StatusOr<int64_t> CountMeshes(const MeshSearchOptions& options);
 
 // Evaluates the tensors on every such mesh.
 //
-// Example: 8 devices over (dp, tp) has 4 candidates: 8x1, 4x2, 2x4, 1x8.
+// Example: 8 devices over (dp, tp) have 4 candidates: 8x1, 4x2, 2x4, 1x8.
 // Errors: INVALID_ARGUMENT with INVALID_MESH (no device, no axis, bounds that exclude everything),
 // DUPLICATE_AXIS, LIMIT_EXCEEDED (too many axes, devices, candidates or kept) or INVALID_SHAPE;
 // RESOURCE_EXHAUSTED (LIMIT_EXCEEDED) if a sum of bytes does not fit int64_t; CANCELLED.
-// O(candidates * groups * rank) time; O(groups + keep) memory.
+// Takes O(candidates * groups * rank) time and O(groups + keep) memory.
 absl::StatusOr<MeshSearchResult> SearchMeshes(absl::Span<const TensorGroup> groups,
                                               const MeshSearchOptions& options);
 

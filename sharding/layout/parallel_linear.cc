@@ -25,7 +25,8 @@ absl::Status BadFeatures(std::string_view message, std::string_view python_type)
   return InvalidArgument(Reason::kInvalidShape, message, python_type);
 }
 
-// Refuses none and a negative number, with the classes that the originals' arithmetic leads to.
+// Refuses zero and negative features, with the exception classes that the originals' arithmetic
+// raises.
 absl::Status CheckFeatures(int64_t in, int64_t out) {
   if (in == 0 || out == 0) {
     return BadFeatures(StrCat("a layer of ", in, " features in and ", out,
@@ -40,7 +41,7 @@ absl::Status CheckFeatures(int64_t in, int64_t out) {
   return absl::OkStatus();
 }
 
-// The features out, and of how many parts they are.
+// The number of output features, and of the parts that they come from.
 struct OutFeatures {
   int64_t sum = 0;
   int64_t parts = 1;
@@ -79,13 +80,13 @@ absl::StatusOr<OutFeatures> SumOut(const ParallelLinearOptions& options,
       .sum = narrow, .parts = static_cast<int64_t>(parts.size()), .is_sequence = true};
 }
 
-// Whether the layer's own scale is this one.
+// Returns whether the layer's scale has this name.
 bool IsScale(const ParallelLinearOptions& options, std::string_view name) {
   const auto* const given = std::get_if<std::string>(&options.scale);
   return given != nullptr && *given == name;
 }
 
-// Drops from `entry` the axes that earlier entries have, then adds its axes to theirs.
+// Drops from `entry` the axes in `taken`, then adds the remaining axes to `taken`.
 SpecEntry TakeAxes(const SpecEntry& entry, std::set<AxisName>& taken, bool& left_open) {
   if (entry.is_unconstrained()) {
     return std::exchange(left_open, true) ? SpecEntry::None() : entry;
@@ -95,7 +96,7 @@ SpecEntry TakeAxes(const SpecEntry& entry, std::set<AxisName>& taken, bool& left
     if (!taken.contains(axis)) axes.push_back(axis);
   }
   taken.insert(entry.axes().begin(), entry.axes().end());
-  // An entry without axes is Python's None, which an axis list may hold as well.
+  // An entry without axes is Python's None. An axis list can contain None too.
   if (entry.is_none()) taken.insert(std::nullopt);
   return SpecEntry::Axes(std::move(axes));
 }
@@ -178,7 +179,7 @@ absl::StatusOr<ParallelLinear> MakeParallelLinear(const ParallelLinearOptions& o
   const int64_t in = options.in_features;
   ParallelLinear layer;
   layer.direction = options.direction;
-  // In the order in which the original comes upon what is wrong.
+  // The checks follow the order in which the original finds errors.
   if (in == 0 && IsScale(options, kFanIn)) return CheckFeatures(in, 1);
   if (exact && IsScale(options, kFanOut) &&
       std::holds_alternative<std::vector<int64_t>>(options.out_features)) {

@@ -40,23 +40,23 @@ bool IsWord(char32_t c) {
 
 }  // namespace
 
-// Writes a program from its end to its beginning.
+// Emits a program from its end to its beginning.
 class PatternAutomaton::Builder {
  public:
   absl::StatusOr<PatternAutomaton> Build(const PatternNode& root);
 
  private:
-  // Appends what matches `node` and then goes on at `next`; returns where it begins.
+  // Appends instructions that match `node` and then continue at `next`; returns their first index.
   absl::StatusOr<int32_t> Compile(const PatternNode& node, int32_t next);
   absl::StatusOr<int32_t> CompileRepeat(const PatternNode& node, int32_t next);
   absl::StatusOr<int32_t> Add(Instruction instruction);
-  // The index of the node's set, which its copies in a repeat share.
+  // Returns the index of the node's set. Copies of the node in a repeat share it.
   int32_t SetOf(const PatternNode& node);
 
   std::vector<Instruction> program_;
   std::vector<Set> sets_;
   absl::flat_hash_map<const PatternNode*, int32_t> set_of_node_;
-  // By what the ranges are printed as.
+  // By the printed ranges.
   absl::flat_hash_map<std::string, std::shared_ptr<const re2::RE2>> folded_;
 };
 
@@ -145,7 +145,7 @@ absl::StatusOr<int32_t> PatternAutomaton::Builder::CompileRepeat(const PatternNo
   const PatternNode& repeated = node.children.front();
   int32_t start = next;
   if (node.max.has_value()) {
-    // (x(x(x)?)?)?, from the inside out.
+    // (x(x(x)?)?)?, built from the inside out.
     for (int64_t i = node.min; i < *node.max; ++i) {
       SHARDMESH_ASSIGN_OR_RETURN(const int32_t once, Compile(repeated, start));
       Instruction fork;
@@ -165,7 +165,7 @@ absl::StatusOr<int32_t> PatternAutomaton::Builder::CompileRepeat(const PatternNo
     const size_t size = program_.size();
     SHARDMESH_ASSIGN_OR_RETURN(start, Compile(repeated, start));
     if (program_.size() == size) {
-      break;  // an empty text, however often
+      break;  // any number of repeats of an empty text is an empty text
     }
   }
   return start;
@@ -222,7 +222,7 @@ bool PatternAutomaton::Search(std::string_view text) const {
   if (!characters.has_value()) {
     return false;
   }
-  // States that are alive before `place`, and whether a state was already seen there.
+  // States that are alive before `place`, and the place at which each state was last seen.
   std::vector<int32_t> alive;
   std::vector<int32_t> pending;
   std::vector<size_t> seen_at(program_.size(), std::u32string::npos);

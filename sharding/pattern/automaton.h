@@ -1,4 +1,4 @@
-// Matching of a pattern's syntax tree itself, for texts in which RE2 and Python differ.
+// Matches a pattern's syntax tree directly, for texts in which RE2 and Python differ.
 #ifndef SHARDMESH_SHARDING_PATTERN_AUTOMATON_H_
 #define SHARDMESH_SHARDING_PATTERN_AUTOMATON_H_
 
@@ -19,31 +19,33 @@ class RE2;
 
 namespace shardmesh {
 
-// A non-deterministic automaton that is run on all its states at once, hence in time
-// O(text * program): exact in every text, but far slower than RE2.
-// Immutable, hence safe to share between threads.
+// A non-deterministic automaton that tracks all its states at once, in time O(text * program). It
+// is exact in every text, but far slower than RE2.
+// Immutable, and safe to share between threads.
 class PatternAutomaton {
  public:
-  // Most instructions of one program, with repeats written out.
+  // Upper bound on the instructions of one program, with repeats written out.
   static constexpr int64_t kMaxInstructions = 20'000;
 
-  // LIMIT_EXCEEDED if the program would be too large.
+  // Returns LIMIT_EXCEEDED if the program would be too large.
   static absl::StatusOr<PatternAutomaton> Create(const PatternNode& root);
 
-  // Whether the pattern matches anywhere in `text`; what is not UTF-8 is matched by no pattern.
+  // Returns whether the pattern matches anywhere in `text`. No pattern matches a text that is not
+  // UTF-8.
   bool Search(std::string_view text) const;
 
   int64_t program_size() const { return static_cast<int64_t>(program_.size()); }
-  // Expressions of RE2 that tell whether a character is one of some ranges in either case; sets of
-  // the same ranges share one.
+  // Returns the number of RE2 expressions for case-insensitive ranges. Sets with equal ranges share
+  // one.
   int64_t folded_ranges() const { return folded_ranges_; }
 
  private:
   struct Set {
     CharacterSet set;
-    std::shared_ptr<const re2::RE2> folded;  // the ranges in either case; null unless they are so
+    std::shared_ptr<const re2::RE2> folded;  // the ranges in either case; null for case-sensitive
+                                             // ranges
   };
-  // kSet consumes a character and goes on at `next`; kFork goes on at `next` and `other`.
+  // kSet consumes a character and continues at `next`; kFork continues at `next` and `other`.
   struct Instruction {
     enum class Op { kSet, kFork, kAssert, kMatch };
     Op op = Op::kMatch;

@@ -16,7 +16,7 @@ namespace {
 
 using Ranges = std::vector<CodePointRange>;
 
-// Sorts, and joins what overlaps or touches.
+// Returns the ranges sorted, with overlapping and adjacent ones merged.
 Ranges Normalized(Ranges ranges) {
   std::sort(ranges.begin(), ranges.end(),
             [](const CodePointRange& a, const CodePointRange& b) { return a.first < b.first; });
@@ -31,7 +31,7 @@ Ranges Normalized(Ranges ranges) {
   return out;
 }
 
-// Every other code point. Requires normalized ranges.
+// Returns all other code points. Requires normalized ranges.
 Ranges Complement(absl::Span<const CodePointRange> ranges) {
   Ranges out;
   char32_t next = 0;
@@ -59,7 +59,7 @@ const Ranges& AsciiSpace() {
   static const auto* const kRanges = new Ranges{{'\t', '\r'}, {' ', ' '}};
   return *kRanges;
 }
-// What str.isspace() accepts: more than Unicode's White_Space, by the four ASCII separators.
+// The characters that str.isspace() accepts: Unicode's White_Space and the four ASCII separators.
 const Ranges& UnicodeSpace() {
   static const auto* const kRanges = new Ranges{
       {'\t', '\r'},     {0x1C, ' '},      {0x85, 0x85},     {0xA0, 0xA0},     {0x1680, 0x1680},
@@ -67,12 +67,12 @@ const Ranges& UnicodeSpace() {
   return *kRanges;
 }
 
-// Letters that Python takes for one another when case is ignored, and RE2 does not.
+// Letters that Python, but not RE2, treats as equal if case is ignored.
 constexpr std::u32string_view kSameLetters[] = {U"Ii\u0130\u0131", U"\u0390\u1FD3", U"\u03B0\u1FE3",
                                                 U"\uFB05\uFB06"};
 
-// Adds what differs from the ranges by case alone, as far as RE2 would not: the other case of ASCII
-// letters, and in Unicode mode the groups above.
+// Adds the characters that differ from the ranges only by case, as far as RE2 would not. These are
+// the other case of ASCII letters and, in Unicode mode, the groups above.
 void FoldCase(bool ascii, Ranges& ranges) {
   const Ranges before = ranges;
   for (const CodePointRange& range : before) {
@@ -101,7 +101,8 @@ void FoldCase(bool ascii, Ranges& ranges) {
   }
 }
 
-// Whether case can matter to the ranges: a letter of ASCII, or anything beyond ASCII.
+// Returns whether case can matter to the ranges: they contain an ASCII letter or a character beyond
+// ASCII.
 bool MayHaveCase(const Ranges& ranges) {
   return std::any_of(ranges.begin(), ranges.end(), [](const CodePointRange& range) {
     return range.last > 0x7F || (range.first <= 'Z' && range.last >= 'A') ||
@@ -176,13 +177,14 @@ bool IsBothCasesOfKOrS(const Ranges& ranges) {
   return ranges == Ranges{{'K', 'K'}, {'k', 'k'}} || ranges == Ranges{{'S', 'S'}, {'s', 's'}};
 }
 
-// The named classes but \W, for which RE2 has no member, between no brackets.
+// Returns the members of the named classes, without brackets. RE2 has no member for \W, which is
+// left out.
 std::string PrintMembers(const CharacterSet& set) {
   return StrCat(set.digit ? "\\p{Nd}" : "", set.not_digit ? "\\P{Nd}" : "",
                 set.word ? kWordMembers : "");
 }
 
-// A set of ranges alone.
+// Returns a set that consists only of ranges.
 std::optional<std::string> PrintRangeSet(const CharacterSet& set) {
   const Ranges& ranges = set.ranges;
   if (ranges.empty()) {
@@ -193,14 +195,14 @@ std::optional<std::string> PrintRangeSet(const CharacterSet& set) {
   }
   if (const char32_t c = ranges[0].first; !set.negated && !set.ignore_case && ranges.size() == 1 &&
                                           c == ranges[0].last && c >= ' ' && c <= '~') {
-    // One printable character, with a backslash only where RE2 needs it.
+    // One printable character, with a backslash if RE2 needs it.
     const bool special =
         std::string_view("\\^$.|?*+()[]{}").find(static_cast<char>(c)) != std::string_view::npos;
     return std::string(special ? "\\" : "") + static_cast<char>(c);
   }
   if (!set.negated && !set.ignore_case && IsBothCasesOfKOrS(ranges)) {
-    // RE2 reads [Kk] as (?i:k), and may then take the Kelvin sign for a k too. A surrogate, which
-    // no text has, keeps it from doing so.
+    // RE2 reads [Kk] as (?i:k), which can also match the Kelvin sign. A surrogate in the class
+    // prevents that; no text contains surrogates.
     return StrCat("[", std::string(1, static_cast<char>(ranges[0].first)),
                   std::string(1, static_cast<char>(ranges[1].first)), "\\x{d800}]");
   }
@@ -208,20 +210,21 @@ std::optional<std::string> PrintRangeSet(const CharacterSet& set) {
   return set.ignore_case ? StrCat("(?i:", printed, ")") : printed;
 }
 
-// A negated set with named classes. RE2 has no intersection of classes, which [^\Wx] needs, and
-// folds the case of its named classes, which Python does not: these it cannot express.
+// Returns a negated set with named classes, or nullopt if RE2 cannot express it. RE2 has no
+// intersection of classes, which [^\Wx] needs. RE2 also folds the case of named classes, which
+// Python does not.
 std::optional<std::string> PrintNegated(const CharacterSet& set) {
   const Ranges& ranges = set.ranges;
   if (set.ignore_case) {
     return std::nullopt;
   }
-  // Without its closing bracket, to take the members.
+  // Without the closing bracket, so that members can be appended.
   const std::string negated_ranges = ranges.empty() ? "[^]" : PrintRanges(ranges, true);
   const std::string open = negated_ranges.substr(0, negated_ranges.size() - 1);
   if (!set.not_word) {
     return StrCat(open, PrintMembers(set), "]");
   }
-  // [^\W...] is \w without the rest: the forms in use are [^\W\d] and [^\W\d_].
+  // [^\W...] is \w without the rest. The usual forms are [^\W\d] and [^\W\d_].
   const bool no_underscore = ranges == std::vector<CodePointRange>{{'_', '_'}};
   if (set.not_digit || set.word || !(ranges.empty() || no_underscore)) {
     return std::nullopt;
@@ -229,7 +232,7 @@ std::optional<std::string> PrintNegated(const CharacterSet& set) {
   return StrCat("[\\p{L}", set.digit ? "\\p{Nl}\\p{No}" : "\\p{N}", no_underscore ? "" : "_", "]");
 }
 
-// A set with named classes: an alternation of what no single class can hold.
+// Returns a set with named classes, as an alternation of the parts that no single class can hold.
 std::string PrintUnion(const CharacterSet& set) {
   const Ranges& ranges = set.ranges;
   const std::string members = PrintMembers(set);

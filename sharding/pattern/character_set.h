@@ -1,4 +1,4 @@
-// The set of characters that one place of a pattern admits.
+// The set of characters that one place of a pattern accepts.
 #ifndef SHARDMESH_SHARDING_PATTERN_CHARACTER_SET_H_
 #define SHARDMESH_SHARDING_PATTERN_CHARACTER_SET_H_
 
@@ -10,7 +10,7 @@ namespace shardmesh {
 
 inline constexpr char32_t kMaxCodePoint = 0x10FFFF;
 
-// Both ends belong to it.
+// Both ends are included.
 struct CodePointRange {
   char32_t first = 0;
   char32_t last = 0;
@@ -18,8 +18,8 @@ struct CodePointRange {
   friend bool operator==(const CodePointRange&, const CodePointRange&) = default;
 };
 
-// What one character may be: a code point of `ranges` or of a named class, or, if negated, any
-// other. \s and every class in ASCII mode are written out as ranges.
+// The characters that one place accepts: code points of `ranges` or of a named class, or all others
+// if negated. \s and every class in ASCII mode are written out as ranges.
 struct CharacterSet {
   std::vector<CodePointRange> ranges;  // sorted, disjoint, not adjacent
   bool digit = false;                  // Unicode \d
@@ -27,24 +27,26 @@ struct CharacterSet {
   bool word = false;                   // Unicode \w
   bool not_word = false;               // \W
   bool negated = false;
-  // Ranges match in either case, by Unicode's rules (ASCII's are already in `ranges`).
+  // Ranges match in either case by Unicode's rules; `ranges` already contains both cases of ASCII.
   bool ignore_case = false;
 
   bool has_class() const { return digit || not_digit || word || not_word; }
 };
 
-// Adds the class that a backslash and `letter` name in Python, in ASCII or in Unicode mode; false,
-// and nothing is added, if there is none.
+// Adds the class that a backslash and `letter` name in Python, in ASCII or in Unicode mode. Returns
+// false, and adds nothing, if no such class exists.
 bool AddNamedClass(char32_t letter, bool ascii, CharacterSet& set);
 
-// Puts ranges that were added in any order into the form that CharacterSet describes, with what
-// differs from them by case alone if case is to be ignored.
+// Normalizes ranges that were added in any order to the form that CharacterSet describes. If case
+// is ignored, adds the characters that differ from them only by case.
 void CompleteSet(bool ignore_case, bool ascii, CharacterSet& set);
 
-// The set as an RE2 expression for one character; nullopt for the few that RE2 cannot express.
+// Returns the set as an RE2 expression for one character; nullopt for the few sets that RE2 cannot
+// express.
 std::optional<std::string> PrintSet(const CharacterSet& set);
 
-// The ranges as an RE2 class, such as `[a-z\x{e9}]` (`[^a-z]` if `negated`). Requires a range.
+// Returns the ranges as an RE2 class, such as `[a-z\x{e9}]` (`[^a-z]` if `negated`). Requires at
+// least one range.
 std::string PrintRanges(const std::vector<CodePointRange>& ranges, bool negated);
 
 }  // namespace shardmesh

@@ -1,4 +1,4 @@
-// Subset construction over both patterns at once, then elimination of states.
+// Subset construction over all patterns at once, then elimination of states.
 #include "sharding/pattern/difference.h"
 
 #include <algorithm>
@@ -23,8 +23,8 @@ namespace {
 
 constexpr size_t kMaxInstructions = 2'000;
 constexpr size_t kMaxStates = 300;
-// Bytes of all expressions on the way to the result, of which most come to nothing: they bound its
-// time and memory.
+// Bytes of all intermediate expressions. The bound limits time and memory; most of the bytes do not
+// reach the result.
 constexpr size_t kMaxWritten = 4 << 20;
 constexpr size_t kWrittenPerEdge = 16;
 
@@ -44,18 +44,18 @@ absl::Status TooLarge() {
 
 // --- Characters ---
 
-// Indices of atoms, sets of characters that the patterns cannot tell apart any further; rising.
+// Rising indices of atoms: sets of characters that none of the patterns distinguishes.
 using Atoms = std::vector<size_t>;
 
-// The 128 characters of ASCII, each an atom, and atoms beyond: either ranges, or what the named
-// classes part them into.
+// The 128 characters of ASCII, each an atom, and atoms beyond ASCII. These are either ranges or the
+// parts that the named classes divide the rest into.
 class Alphabet {
  public:
   static absl::StatusOr<Alphabet> Create(absl::Span<const CharacterSet* const> sets);
 
   size_t atom_count() const { return kAscii + beyond_.size(); }
   Atoms AtomsOf(const CharacterSet& set) const;
-  // As a pattern for one character.
+  // Returns the atoms as a pattern for one character.
   std::string Print(const Atoms& atoms) const;
 
  private:
@@ -67,7 +67,7 @@ class Alphabet {
   };
 
   bool Contains(const CharacterSet& set, size_t atom) const;
-  // A class between brackets, where one can be written with these atoms as its members.
+  // Returns a class between brackets, if one with these atoms as members can be written.
   std::optional<std::string> PrintMembers(const std::vector<bool>& atoms) const;
 
   bool named_ = false;
@@ -113,7 +113,7 @@ bool Alphabet::Contains(const CharacterSet& set, size_t atom) const {
   const Beyond beyond = ascii ? Beyond{} : beyond_[atom - kAscii];
   const bool digit = ascii ? IsAsciiDigit(atom) : beyond.digit;
   const bool word = ascii ? IsAsciiWord(atom) : beyond.word;
-  // A named atom stands for characters all of which are in the ranges, or none.
+  // All characters of a named atom are in the ranges, or none is.
   const auto c = ascii ? static_cast<char32_t>(atom) : named_ ? kMaxCodePoint : beyond.range.first;
   const bool in_ranges =
       std::any_of(set.ranges.begin(), set.ranges.end(),
@@ -133,7 +133,7 @@ Atoms Alphabet::AtomsOf(const CharacterSet& set) const {
   return atoms;
 }
 
-// One character of a class, or outside of one.
+// Returns one character, escaped for use inside or outside a class.
 std::string PrintCharacter(char32_t c) {
   if (c > 0xFFFF) {
     return absl::StrFormat("\\U%08x", static_cast<uint32_t>(c));
@@ -181,7 +181,7 @@ std::optional<std::string> Alphabet::PrintMembers(const std::vector<bool>& atoms
     return atom < kAscii ? IsAsciiWord(atom) : beyond.word;
   };
   if (named_) {
-    // The larger first, and the smaller only for what is left.
+    // The larger class first; the smaller one covers only the remainder.
     take("\\W", [](size_t atom, const Beyond& beyond) { return !kIsWord(atom, beyond); });
     take("\\w", kIsWord);
     if (left[kAscii]) {
@@ -233,7 +233,7 @@ std::string Alphabet::Print(const Atoms& atoms) const {
   if (others.has_value()) {
     return StrCat("[^", *others, "]");
   }
-  // Named classes beyond ASCII in part.
+  // Named classes that cover only part of the characters beyond ASCII.
   std::vector<std::string> choices;
   std::vector<bool> ascii = has;
   for (size_t atom = kAscii; atom < has.size(); ++atom) {
@@ -271,20 +271,20 @@ class Program {
     return program;
   }
 
-  // Where a program is after some characters.
+  // The state of a program after some characters.
   struct Places {
-    bool matched = false;         // and nothing else is of interest
+    bool matched = false;         // no further text can change the result
     std::vector<size_t> waiting;  // instructions kSet and kTextEnd, rising
 
     friend auto operator<=>(const Places&, const Places&) = default;
   };
 
   Places Start() const { return Close({start_}, /*at_start=*/true, /*after_newline=*/true, false); }
-  // Whether it matches if the text ends here.
+  // Returns whether the program matches if the text ends here.
   bool MatchesAtEnd(const Places& places) const {
     return places.matched || Close(places.waiting, false, false, /*at_end=*/true).matched;
   }
-  // After a character for which `contains(set)`.
+  // Returns the state after a character that is in the sets for which `contains(set)` is true.
   template <typename Contains>
   Places After(const Places& places, bool newline, const Contains& contains) const {
     if (places.matched) {
@@ -377,7 +377,7 @@ class Program {
 
   absl::StatusOr<size_t> Compile(const PatternNode& node, size_t next);
   absl::StatusOr<size_t> CompileRepeat(const PatternNode& node, size_t next);
-  // `$` in either mode: what comes after it must be the end of the match.
+  // `$` in either mode: the match must end after it.
   absl::StatusOr<size_t> CompileEnd(bool any_line, size_t next);
 
   std::vector<Instruction> program_;
@@ -413,7 +413,7 @@ absl::StatusOr<size_t> Program::CompileRepeat(const PatternNode& node, size_t ne
     const size_t size = program_.size();
     SHARDMESH_ASSIGN_OR_RETURN(start, Compile(repeated, start));
     if (program_.size() == size) {
-      break;  // an empty text, however often
+      break;  // any number of repeats of an empty text is an empty text
     }
   }
   return start;
@@ -458,9 +458,9 @@ absl::StatusOr<size_t> Program::Compile(const PatternNode& node, size_t next) {
 // A complete deterministic automaton over classes of atoms.
 struct Machine {
   enum class Verdict {
-    kEndOnly,  // the text is in or out by whether it ends here, and else by what follows
-    kAll,      // it is in, whatever follows
-    kNone,     // it is out, whatever follows
+    kEndOnly,  // the text is accepted by `accepts` if it ends here, else by its remainder
+    kAll,      // accepted, with any remainder
+    kNone,     // rejected, with any remainder
   };
   struct State {
     Verdict verdict = Verdict::kEndOnly;
@@ -475,7 +475,7 @@ absl::StatusOr<Machine> Combine(const Program& matched, const Program& excluded,
                                 const Alphabet& alphabet,
                                 absl::Span<const CharacterSet* const> sets) {
   Machine machine;
-  // Atoms that the same sets contain are of one class; a newline is one of its own.
+  // Atoms that belong to the same sets form one class; a newline is a class of its own.
   std::map<std::pair<bool, std::vector<bool>>, Atoms> atoms_by_sets;
   std::map<const CharacterSet*, size_t> number_of_set;
   std::vector<std::vector<bool>> contains_atom;
@@ -540,7 +540,7 @@ absl::StatusOr<Machine> Combine(const Program& matched, const Program& excluded,
   return machine;
 }
 
-// The same with as few states as can be.
+// Returns an equivalent machine with the fewest states.
 Machine Minimized(const Machine& machine) {
   const size_t count = machine.states.size();
   std::vector<size_t> block(count);
@@ -564,7 +564,7 @@ Machine Minimized(const Machine& machine) {
     }
     blocks = number_of.size();
   }
-  // Numbers are given in the order of states, hence the start keeps the first.
+  // Numbers follow the order of states, so the start keeps number 0.
   Machine out;
   out.classes = machine.classes;
   out.states.resize(blocks);
@@ -583,8 +583,8 @@ Machine Minimized(const Machine& machine) {
 struct Expression {
   enum class Form { kEmpty, kOne, kSequence, kChoice };
   Form form = Form::kEmpty;
-  Atoms atoms;       // of kOne: set if it is a class of characters
-  std::string text;  // of classes too
+  Atoms atoms;       // kOne only: nonempty if the expression is a class of characters
+  std::string text;  // set for classes too
 };
 
 class Speller {
@@ -613,8 +613,8 @@ class Speller {
   const Machine& machine_;
   const Alphabet& alphabet_;
   Edges out_;
-  std::map<size_t, std::vector<size_t>> in_;  // may name edges that are gone
-  size_t written_ = 0;                        // bytes of all labels, gone ones too
+  std::map<size_t, std::vector<size_t>> in_;  // may name edges that were removed
+  size_t written_ = 0;                        // bytes of all labels, including removed ones
 };
 
 Expression Speller::Either(const Expression& a, const Expression& b) const {
@@ -629,7 +629,7 @@ Expression Speller::Either(const Expression& a, const Expression& b) const {
   }
   if (a.form == Expression::Form::kEmpty || b.form == Expression::Form::kEmpty) {
     const Expression& some = a.form == Expression::Form::kEmpty ? b : a;
-    // A repeat may not be repeated, hence the group around all but a class.
+    // A repeat may not be repeated directly, so everything except a class gets a group.
     return {Expression::Form::kOne,
             {},
             StrCat(some.atoms.empty() ? StrCat("(?:", some.text, ")") : some.text, "?")};
@@ -725,7 +725,7 @@ absl::StatusOr<std::optional<std::string>> Speller::Spell() {
     }
   }
   while (!left.empty()) {
-    // The state whose going adds least text.
+    // The state whose elimination adds the least text.
     size_t best = 0;
     size_t least = static_cast<size_t>(-1);
     for (size_t k = 0; k < left.size(); ++k) {

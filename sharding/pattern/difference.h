@@ -1,4 +1,4 @@
-// A pattern for what one pattern matches and others do not.
+// Computes a pattern for the texts that one pattern matches and others do not.
 #ifndef SHARDMESH_SHARDING_PATTERN_DIFFERENCE_H_
 #define SHARDMESH_SHARDING_PATTERN_DIFFERENCE_H_
 
@@ -11,14 +11,15 @@
 
 namespace shardmesh {
 
-// A pattern, anchored at the start of the text, that is found in just those texts at whose start
-// `matched` matches and none of `excluded` does; nullopt if there is no such text.
+// Returns a pattern, anchored at the start of the text, for exactly these texts: `matched` matches
+// at the start, and none of `excluded` does. Returns nullopt if no such text exists.
 //
-// Patterns are made into one finite automaton, and that is spelled out as an expression again: good
-// for exactness, not for reading. Errors are INVALID_ARGUMENT: UNSUPPORTED_PATTERN for word
-// boundaries, for `$` elsewhere than at the end of what is matched, for case that is ignored beyond
-// ASCII, and for named classes together with other characters beyond ASCII; LIMIT_EXCEEDED where
-// automaton or expression get too large.
+// The patterns become one finite automaton, which is written as an expression again. The result is
+// exact, but hard to read.
+//
+// Errors are INVALID_ARGUMENT. UNSUPPORTED_PATTERN is for word boundaries, for `$` before the end
+// of the match, for ignored case beyond ASCII, and for named classes together with other characters
+// beyond ASCII. LIMIT_EXCEEDED is for an automaton or expression that is too large.
 absl::StatusOr<std::optional<std::string>> PatternDifference(
     const PatternNode& matched, absl::Span<const PatternNode> excluded);
 

@@ -1,4 +1,4 @@
-// Printing a pattern's syntax tree for RE2, and choosing who matches a text.
+// Prints a pattern's syntax tree for RE2, and selects the engine for each text.
 #include "sharding/pattern/pattern.h"
 
 #include <algorithm>
@@ -16,10 +16,10 @@
 namespace shardmesh {
 namespace {
 
-// Prints a tree for RE2, and notes which texts that print is not exact for.
+// Prints a tree for RE2, and records for which texts the printed form is not exact.
 class Printer {
  public:
-  // False if a set of the tree cannot be printed; the output is then of no use.
+  // Returns false if a set of the tree cannot be printed; the output is then unusable.
   bool Print(const PatternNode& node);
 
   std::string out;
@@ -91,7 +91,7 @@ bool Printer::Print(const PatternNode& node) {
       return true;
     case PatternNode::Kind::kNotWordBoundary:
     case PatternNode::Kind::kNotAsciiWordBoundary:
-      // To RE2 the middle of a character of several bytes is no boundary either.
+      // RE2 also finds no boundary within a character of several bytes.
       has_character_boundary = true;
       has_not_boundary = true;
       out += "\\B";
@@ -100,8 +100,8 @@ bool Printer::Print(const PatternNode& node) {
   return false;
 }
 
-// Instructions of a byte of a pattern, such as `.`, and of the classes that a letter after a
-// backslash stands for.
+// Upper bounds on instructions: of one byte of a pattern, such as `.`, and of the classes that a
+// backslash and a letter name.
 constexpr int64_t kInstructionsOfByte = 8;
 constexpr int64_t kInstructionsOfSpaces = 50;
 constexpr int64_t kInstructionsOfDigits = 300;
@@ -123,7 +123,8 @@ int64_t InstructionsOfEscape(char letter) {
   }
 }
 
-// The number whose digits begin at `position`, which is moved behind them; at most kMaxRepeat.
+// Parses the number at `position` and moves `position` behind its digits. Returns at most
+// kMaxRepeat.
 int64_t CountAt(std::string_view text, size_t* position) {
   int64_t count = 0;
   for (;
@@ -175,7 +176,7 @@ absl::StatusOr<Pattern> Pattern::Create(std::string_view text) {
 
 int64_t Pattern::CompileCostBound(std::string_view text) {
   int64_t once = kInstructionsOfByte * (static_cast<int64_t>(text.size()) + 2);
-  int64_t repeats = 1;  // of the innermost repeat, if each stood in the one before
+  int64_t repeats = 1;  // product so far, if each repeat were nested in the one before
   for (size_t i = 0; i + 1 < text.size(); ++i) {
     if (text[i] == '\\') {
       once += InstructionsOfEscape(text[++i]);

@@ -18,51 +18,56 @@ namespace shardmesh {
 
 class PatternAutomaton;
 
-// One pattern, with the meaning that Python 3.11 gives to `re.search(pattern, text)` for two str:
-// Unicode \d \w \s \b, `$` before a last newline, \Z, {,n}, octal escapes, inline flags, comments
-// and verbose mode.
+// One pattern, with the meaning of Python 3.11's `re.search(pattern, text)` for two str: Unicode \d
+// \w \s \b, `$` before a last newline, \Z, {,n}, octal escapes, inline flags, comments and verbose
+// mode.
 //
-// The pattern is parsed in that dialect and printed for RE2. RE2 cannot say three things: `$`
-// before a last newline, \b and \B between characters beyond ASCII, and that \B fails in an empty
-// text. In texts where these matter an automaton made from the same parse
-// decides. What cannot be matched in linear time is refused: look-around, back-references,
-// conditionals, atomic groups and possessive repeats; also \N{...} names, which would need
-// Unicode's name table. Character classes are those of RE2's Unicode version. One defect of
-// Python 3.11 is not followed: its search, unlike its match, ignores the flag in a leading
-// `(?a:\W)`.
+// The pattern is parsed in that dialect and printed for RE2. RE2 cannot express three things: `$`
+// before a last newline, \b and \B between characters beyond ASCII, and the failure of \B in an
+// empty text. In texts where these matter, an automaton from the same parse decides.
 //
-// Immutable, hence safe to share between threads; copies share the compiled programs.
+// Constructs that need more than linear time are refused: look-around, back-references,
+// conditionals, atomic groups and possessive repeats. \N{...} names are refused too, since they
+// need Unicode's name table. Character classes follow RE2's Unicode version. One defect of Python
+// 3.11 is not reproduced: its search, unlike its match, ignores the flag in a leading `(?a:\W)`.
+//
+// Immutable, and safe to share between threads; copies share the compiled programs.
 class Pattern {
  public:
-  // Bounds on what one pattern may cost.
+  // Bounds on the cost of one pattern.
   static constexpr int64_t kMaxLength = 4096;  // bytes of a pattern
   static constexpr int64_t kMaxRepeat = 1000;  // a bound within {m,n}; also of nested ones' product
   static constexpr int64_t kMaxDepth = 200;    // groups within groups
 
   // Errors, all INVALID_ARGUMENT, name the offending part and its position, counted in characters
   // from 0:
-  //   BAD_PATTERN          Python refuses it too (`error`, its re.error; in few cases another
-  //   class) UNSUPPORTED_PATTERN  Python accepts it, and it is one of the constructs above
+  // clang-format off
+  //   BAD_PATTERN          Python refuses it too (`error`, its re.error; rarely another class)
+  //   UNSUPPORTED_PATTERN  Python accepts it, and it is one of the constructs above
   //   LIMIT_EXCEEDED       one of the bounds above, or too large once repeats are written out
-  // A pattern that is bad and unsupported is bad.
+  // clang-format on
+  // A pattern that is both bad and unsupported is reported as bad.
   static absl::StatusOr<Pattern> Create(std::string_view text);
 
-  // The most instructions that Create may come to, from a glance at the text, which need not be a
-  // pattern: each takes below a microsecond, and so does each byte. Never less than program_size()
-  // of what is created; far more only where bounds of repeats stand beside one another. O(text).
+  // Returns an upper bound on the instructions that Create may compile, from a single scan of any
+  // text. Each instruction takes less than a microsecond, and so does each byte. The bound is never
+  // below program_size() of the created pattern. It is far above it only if repeats with bounds are
+  // adjacent.
+  // Takes O(text).
   static int64_t CompileCostBound(std::string_view text);
 
-  // Whether the pattern matches anywhere in `name`, which must be valid UTF-8 (bytes that are not
-  // are matched by no character).
+  // Returns whether the pattern matches anywhere in `name`, which must be valid UTF-8. No character
+  // of a pattern matches an invalid byte.
   bool Search(std::string_view name) const;
 
   // The pattern as given.
   const std::string& text() const { return text_; }
-  // What RE2 runs; nullopt for the rare pattern that RE2 cannot express for any text.
+  // The text that RE2 runs; nullopt for the rare pattern that RE2 cannot express for any text.
   const std::optional<std::string>& re2_text() const { return re2_text_; }
-  // Instructions of the compiled programs, of some 16 bytes each: what holding the pattern costs.
+  // Number of instructions of the compiled programs, of some 16 bytes each: the memory of the
+  // pattern.
   int64_t program_size() const { return program_size_; }
-  // Whether RE2 and Python agree on this text for every pattern that has a re2_text().
+  // Returns whether RE2 and Python agree on this text for every pattern that has a re2_text().
   static bool IsPlain(std::string_view name);
 
  private:

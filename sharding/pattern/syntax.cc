@@ -1,7 +1,7 @@
 // A recursive-descent parser of Python's `re` dialect.
 //
-// The whole pattern is parsed, unsupported constructs too, so that a pattern that Python itself
-// refuses is always reported as bad, and only a good one as unsupported.
+// The parser reads the whole pattern, unsupported constructs included. A pattern that Python
+// refuses is therefore always reported as bad, and only a valid one as unsupported.
 #include "sharding/pattern/syntax.h"
 
 #include <algorithm>
@@ -25,7 +25,7 @@ namespace shardmesh {
 namespace {
 
 constexpr int64_t kUnbounded = std::numeric_limits<int64_t>::max();
-// Python takes repeat bounds below this.
+// Python accepts repeat bounds below this.
 constexpr int64_t kPythonMaxRepeat = 4294967295;
 
 // One character of the pattern, or a backslash with the character after it.
@@ -55,7 +55,7 @@ struct Flags {
   bool ascii = false;
 };
 
-// How many characters a part can match; look-behind needs it to be one number.
+// The number of characters that a part can match; look-behind needs a single number.
 struct Width {
   int64_t least = 0;
   int64_t most = 0;
@@ -110,7 +110,8 @@ class Parser {
   absl::StatusOr<PatternNode> Parse();
 
  private:
-  // What the item before a repeat operator is; it decides whether the operator may stand there.
+  // The kind of the item before a repeat operator, which decides whether the operator is legal
+  // there.
   enum class Item { kNothing, kAssertion, kRepeat, kOther };
 
   struct RepeatBounds {
@@ -135,44 +136,46 @@ class Parser {
     next_ += found ? 1 : 0;
     return found;
   }
-  // Position of the next token, or of the end.
+  // Returns the position of the next token, or of the end.
   int64_t Position() const { return AtEnd() ? length_ : tokens_[next_].position; }
-  // The pattern's own characters in [first, last).
+  // Returns the characters [first, last) of the pattern.
   std::string Quote(int64_t first, int64_t last) const;
 
   absl::Status Bad(int64_t position, std::string_view what,
                    std::string_view python_type = "error") const;
   absl::Status Refusal(Reason reason, int64_t position, std::string_view what) const;
-  // Notes what must be refused should the rest of the pattern be good; the first note counts.
+  // Records a refusal, reported if the rest of the pattern is valid. Only the first one counts.
   void Refuse(Reason reason, int64_t position, std::string_view what);
 
-  // `flags` of the outermost alternation change where the pattern sets global ones.
+  // `flags` of the outermost alternation change if the pattern sets global flags.
   absl::StatusOr<Part> ParseAlternation(Flags& flags, int64_t depth);
   absl::StatusOr<Part> ParseSequence(Flags& flags, int64_t depth, bool may_set_flags);
-  // What follows an opening parenthesis at `start`. nullopt for a comment and for global flags.
+  // Parses the text after an opening parenthesis at `start`. Returns nullopt for a comment and for
+  // global flags.
   absl::StatusOr<std::optional<Part>> ParseGroup(int64_t start, Flags& flags, int64_t depth,
                                                  bool may_set_flags);
   absl::StatusOr<Part> ParseGroupBody(int64_t start, Flags flags, int64_t depth);
   absl::StatusOr<Part> ParseLookAround(int64_t start, bool behind, Flags flags, int64_t depth);
   absl::StatusOr<Part> ParseConditional(int64_t start, Flags flags, int64_t depth);
   absl::StatusOr<Part> ParseNamedReference(int64_t start);
-  // Flags up to `)` (global: returns true) or `:`.
+  // Parses flags up to `)` (global: returns true) or `:`.
   absl::StatusOr<bool> ParseFlags(int64_t start, Flags& flags);
   absl::StatusOr<std::string> ParseName(char32_t terminator);
-  // nullopt if the brace is a plain character; the position is then unchanged.
+  // Returns nullopt, and leaves the position unchanged, if the brace is a plain character.
   absl::StatusOr<std::optional<RepeatBounds>> ParseBraces();
-  // Makes the last part a repeat of itself. `token` began the operator, whose bounds are read.
+  // Replaces the last part by its repeat. `token` began the operator, whose bounds were parsed.
   absl::Status Repeat(const Token& token, const RepeatBounds& bounds, Item& last,
                       std::vector<Part>& parts);
   absl::StatusOr<PatternNode> ParseSet(int64_t start, const Flags& flags);
-  // One member of a set: a code point, or nullopt and a class added to `set`.
+  // Parses one member of a set. Returns a code point, or adds a class to `set` and returns nullopt.
   absl::StatusOr<std::optional<char32_t>> ParseSetMember(const Token& token, const Flags& flags,
                                                          CharacterSet& set);
   absl::StatusOr<Part> ParseEscape(const Token& token, const Flags& flags);
   absl::StatusOr<Part> ParseDigitEscape(const Token& token, const Flags& flags);
-  // The escapes that stand for one character in and outside of sets; nullopt for any other.
+  // Parses the escapes that mean one character inside and outside sets; returns nullopt for any
+  // other.
   absl::StatusOr<std::optional<char32_t>> ParseCharacterEscape(const Token& token);
-  // Up to `most` digits.
+  // Takes up to `most` digits.
   std::u32string TakeDigits(std::u32string_view digits, size_t most);
   absl::StatusOr<Width> Refer(int64_t group, int64_t position);
 
@@ -184,12 +187,13 @@ class Parser {
 
   std::vector<Group> groups_{Group{}};  // by number; 0 is the whole pattern
   absl::flat_hash_map<std::string, int64_t> group_names_;
-  // Groups from this number on were opened within the outermost look-behind around.
+  // Groups from this number on were opened within the enclosing outermost look-behind.
   std::optional<int64_t> look_behind_groups_;
-  // Groups that conditionals name by number, with the position; checked at the end.
+  // Groups that conditionals refer to by number, with the position; checked at the end.
   std::vector<std::pair<int64_t, int64_t>> conditional_groups_;
   absl::Status final_backslash_;  // an error if the pattern ends in one
-  // The first look-behind of no fixed width, which Python finds only once it has read all.
+  // The first look-behind without a fixed width. Python reports it only after it has read the whole
+  // pattern.
   absl::Status behind_width_;
   bool global_ascii_ = false;
   bool global_unicode_ = false;
@@ -251,12 +255,13 @@ absl::StatusOr<PatternNode> Parser::Parse() {
   Flags flags;
   absl::StatusOr<Part> parsed = ParseAlternation(flags, 0);
   if (!final_backslash_.ok()) {
-    // Python looks one item ahead. Of what it may have found before, one error is of another class.
+    // Python looks one item ahead. Among the errors it may have found earlier, one has another
+    // class.
     const bool seen = AtEnd() || PythonTypeOf(parsed.status()) != "OverflowError";
     return seen ? final_backslash_ : parsed.status();
   }
   SHARDMESH_ASSIGN_OR_RETURN(Part whole, std::move(parsed));
-  // In Python's order, which decides on the class of the error.
+  // The checks follow Python's order, which decides the class of the error.
   if (global_ascii_ && global_unicode_) {
     return Bad(0, "the flags a and u exclude one another", "ValueError");
   }
@@ -924,7 +929,7 @@ std::string QuotePattern(std::string_view text) {
   out.reserve(repr.size());
   for (size_t i = 0; i < repr.size(); ++i) {
     if (repr[i] == '\\' && (repr[i + 1] == '\\' || repr[i + 1] == '\'')) {
-      ++i;  // what was there stays, and what was put before it goes
+      ++i;  // keep the original backslash, drop the one that repr added
     }
     out += repr[i];
   }

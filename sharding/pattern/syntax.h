@@ -13,13 +13,13 @@
 
 namespace shardmesh {
 
-// A node of the tree. Groups and laziness are gone: they decide what a match covers, not whether
-// there is one.
+// A node of the tree. Groups and laziness are not represented: they decide the extent of a match,
+// not its existence.
 struct PatternNode {
   enum class Kind {
     kSet,          // one character of `set`
     kSequence,     // `children` in order; an empty one matches the empty text
-    kAlternation,  // one of `children`, of which there are at least two
+    kAlternation,  // one of `children`, at least two
     kRepeat,       // children[0], `min` to `max` times
     // Assertions about the place between two characters; no children.
     kTextStart,              // \A, ^
@@ -40,12 +40,12 @@ struct PatternNode {
   std::optional<int64_t> max;  // nullopt: no bound
 };
 
-// Parses a pattern; errors are those of Pattern::Create, but for the program's size, which is not
-// known yet. O(text).
+// Parses a pattern. Errors as Pattern::Create, except that the program's size is not known yet.
+// Takes O(text).
 absl::StatusOr<PatternNode> ParsePattern(std::string_view text);
 
-// A pattern between quotes, for messages: as it was written, but that control characters and what
-// else cannot be printed are escaped as in PythonRepr. '\d+\.weight' stays '\d+\.weight'.
+// Returns a pattern in quotes, for messages. The text is unchanged, except that control and other
+// unprintable characters are escaped as in PythonRepr. '\d+\.weight' stays '\d+\.weight'.
 std::string QuotePattern(std::string_view text);
 
 }  // namespace shardmesh

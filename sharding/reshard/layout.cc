@@ -1,4 +1,4 @@
-// From tilings and meshes to parts and digits.
+// Converts tilings and meshes to parts and digits.
 #include "sharding/reshard/layout.h"
 
 #include "sharding/spec.h"
@@ -8,7 +8,7 @@
 namespace shardmesh::reshard_internal {
 namespace {
 
-// Whether each device bears its position as its number.
+// Returns whether each device's number is its position.
 bool IsNumberedByPosition(const Mesh& mesh) {
   MeshOptions options;
   options.allow_degenerate = true;
@@ -120,7 +120,7 @@ bool UsesStride(const Side& side, int64_t stride) {
 void FindReplicas(Side& side) {
   for (int64_t axis = 0; axis < side.mesh.axis_count(); ++axis) {
     const Digit digit = {side.mesh.stride(axis), side.mesh.axes()[Index(axis)].size, 1};
-    // Among axes of more than one device the stride identifies the axis.
+    // Among axes of more than one device, the stride identifies the axis.
     if (digit.size > 1 && !UsesStride(side, digit.stride)) {
       side.replicas.push_back(digit);
     }

@@ -1,5 +1,5 @@
-// A layout as a reshard sees it: parts per dimension, numbered by digits of a device's position.
-// Inner parts of ReshardPlan.
+// The layout of a reshard: parts per dimension, numbered by digits of a device's position. Internal
+// to ReshardPlan.
 #ifndef SHARDMESH_SHARDING_RESHARD_LAYOUT_H_
 #define SHARDMESH_SHARDING_RESHARD_LAYOUT_H_
 
@@ -19,10 +19,10 @@ namespace shardmesh::reshard_internal {
 
 constexpr size_t Index(int64_t i) { return static_cast<size_t>(i); }
 
-// RESOURCE_EXHAUSTED (LIMIT_EXCEEDED).
+// Returns RESOURCE_EXHAUSTED (LIMIT_EXCEEDED).
 absl::Status OverLimit(std::string_view what);
 
-// One digit of a device's position: position / stride % size, worth `weight`.
+// One digit of a device's position: position / stride % size. It has the value `weight`.
 struct Digit {
   int64_t stride = 1;
   int64_t size = 1;
@@ -31,16 +31,16 @@ struct Digit {
   int64_t CoordinateOf(int64_t position) const { return position / stride % size; }
 };
 
-// Weights such that the last digit is worth 1. Returns the number of values.
+// Sets weights such that the last digit has weight 1. Returns the number of values.
 int64_t SetWeights(std::vector<Digit>& digits);
 
-// What the digits of a position are worth together.
+// Returns the value of the digits of a position.
 int64_t ValueOf(const std::vector<Digit>& digits, int64_t position);
 
-// The part of a position that these digits make up when they show `value`.
+// Returns the part of a position that these digits form for `value`.
 int64_t PositionAt(const std::vector<Digit>& digits, int64_t value);
 
-// A dimension cut into parts, none of them empty.
+// A dimension that is cut into nonempty parts.
 struct Cut {
   int64_t extent = 1;
   int64_t parts = 1;
@@ -59,7 +59,8 @@ struct Cut {
     }
     return index / (extent / parts);
   }
-  // First and last part that a range meets. Requires a range within, not empty.
+  // Returns the first and the last part that overlap a range. Requires a nonempty range within the
+  // dimension.
   std::pair<int64_t, int64_t> Meeting(const IndexRange& range) const {
     return {Holding(range.start), Holding(range.stop - 1)};
   }
@@ -69,7 +70,7 @@ struct Cut {
   friend bool operator==(const Cut&, const Cut&) = default;
 };
 
-// How many indices are in both.
+// Returns the number of indices in both.
 int64_t Overlap(const IndexRange& a, const IndexRange& b);
 
 struct Dimension {
@@ -78,11 +79,11 @@ struct Dimension {
 };
 
 // One layout. Its dimensions are those of the tensor, then one for every unreduced axis of the
-// source, whose indices number the partial sums.
+// source. The indices of such a dimension number the partial sums.
 struct Side {
   Mesh mesh;
   std::vector<Dimension> dimensions;
-  std::vector<Digit> replicas;  // the axes that cut nothing, none of size 1
+  std::vector<Digit> replicas;  // the axes that cut no dimension, none of size 1
   int64_t replica_count = 1;
 
   int64_t PartOf(size_t dim, DeviceId device) const {
@@ -90,44 +91,44 @@ struct Side {
   }
 };
 
-// The coordinate along an axis of the mesh.
+// Returns the coordinate along an axis of the mesh, as a digit.
 Digit DigitOf(const Mesh& mesh, std::string_view axis);
 
-// The tensor's own dimensions; the replicas are still to be found.
+// Returns a side with the tensor's own dimensions; the replicas are still missing.
 Side SideOf(const Tiling& tiling);
 
-// A dimension of `count` partial sums, one per device along `axis`; all of them in every device if
-// there is no axis.
+// Returns a dimension of `count` partial sums, one per device along `axis`. Without an axis, every
+// device holds all of them.
 Dimension PartialSums(const Mesh& mesh, std::optional<std::string_view> axis, int64_t count);
 
-// Whether the axis of that stride cuts a dimension. Among axes of more than one device the stride
-// tells which it is.
+// Returns whether the axis of that stride cuts a dimension. Among axes of more than one device, the
+// stride identifies the axis.
 bool UsesStride(const Side& side, int64_t stride);
 
-// Sets the replicas, once all dimensions are there.
+// Sets the replicas, after all dimensions are set.
 void FindReplicas(Side& side);
 
-// Whether equal positions are the same device, as far as both meshes reach.
+// Returns whether equal positions are the same device, for all positions that both meshes have.
 bool PositionsMatch(const Mesh& a, const Mesh& b);
 
-// The positions below `limit` as digits so fine that every axis of both meshes is a run of them:
-// digit k is position / boundaries[k] % (boundaries[k + 1] / boundaries[k]). Empty if there are no
-// such digits.
+// Returns the positions below `limit` as digits so fine that every axis of both meshes is a run of
+// digits. Digit k is position / boundaries[k] % (boundaries[k + 1] / boundaries[k]). Returns an
+// empty vector if no such digits exist.
 std::vector<int64_t> CommonBoundaries(const Mesh& a, const Mesh& b, int64_t limit);
 
-// A digit that both meshes know, and what it is worth in a part's number.
+// A digit that both meshes share, and its weight in the number of a part.
 struct SharedDigit {
   size_t id = 0;
   int64_t weight = 1;
 };
 
-// The digits of one dimension on one side, in terms of those that both meshes know.
+// The digits of one dimension on one side, expressed in shared digits.
 struct SharedDigits {
   std::vector<SharedDigit> digits;  // major to minor
   bool complete = true;  // false if some parts belong to positions beyond the shared ones
 };
 
-// `boundaries`: see CommonBoundaries; not empty.
+// Requires nonempty `boundaries`; see CommonBoundaries.
 SharedDigits ShareDigits(const Dimension& dimension, const std::vector<int64_t>& boundaries);
 
 }  // namespace shardmesh::reshard_internal

@@ -1,4 +1,4 @@
-// The pieces of one device, and which collective a reshard is.
+// Computes the pieces of one device, and classifies a reshard as a collective.
 #include "sharding/reshard/plan.h"
 
 #include <algorithm>
@@ -141,12 +141,13 @@ void ReshardPlan::State::Classify() {
   }
 }
 
-// Decides by which digits leave and enter which dimension. False if that does not decide.
+// Classifies by the digits that leave and enter each dimension. Returns false if these do not
+// decide.
 bool ReshardPlan::State::ClassifyByDigits() {
   if (dst.mesh.size() > shared) {
-    return false;  // the other devices had nothing
+    return false;  // the devices beyond the shared ones held nothing
   }
-  // Per dimension the digits that only one side has there, and where each has gone.
+  // Per dimension, the digits that only one side has there; and the new dimension of each digit.
   std::vector<std::vector<size_t>> leaving(dims());
   std::vector<std::vector<size_t>> entering(dims());
   std::vector<std::optional<size_t>> src_dim(boundaries.size());
@@ -176,7 +177,7 @@ bool ReshardPlan::State::ClassifyByDigits() {
       dst_dim[new_digits.digits[i].id] = dim;
     }
   }
-  // The dimension, if it is one of the tensor and not of partial sums.
+  // Returns the dimension if it belongs to the tensor and not to partial sums.
   const auto of_tensor = [this](const std::optional<size_t>& dim) -> std::optional<int64_t> {
     return dim.has_value() && *dim < Index(from.rank())
                ? std::optional<int64_t>(static_cast<int64_t>(*dim))
@@ -285,7 +286,7 @@ absl::StatusOr<ReshardPlan> ReshardPlan::Create(const Tiling& from, const Tiling
     state->dst.dimensions.push_back(
         PartialSums(to.mesh(), stays ? std::optional<std::string_view>(axis) : std::nullopt, size));
   }
-  // No product of any parts' sizes exceeds that of the extents.
+  // No product of part sizes exceeds the product of the extents.
   int64_t elements = 1;
   for (const Dimension& dimension : state->dst.dimensions) {
     state->empty = state->empty || dimension.cut.extent == 0;
@@ -358,8 +359,8 @@ absl::StatusOr<std::vector<ReshardLink>> ReshardPlan::LinksOutOf(DeviceId source
   if (state_->empty) {
     return links;
   }
-  // The destinations whose new tiles meet the source's: their parts per dimension, and then all
-  // replicas of those, which differ from the source's own along `places` alone.
+  // The destinations whose new tiles overlap the source's tile: their parts per dimension, and all
+  // replicas of these parts. The replicas differ from the source's own part only along `places`.
   const Side& src = state_->src;
   const Side& dst = state_->dst;
   absl::InlinedVector<int64_t, 8> cell;

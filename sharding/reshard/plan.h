@@ -1,4 +1,4 @@
-// What must move to turn one layout of a tensor into another.
+// Computes the data that must move to turn one layout of a tensor into another.
 #ifndef SHARDMESH_SHARDING_RESHARD_PLAN_H_
 #define SHARDMESH_SHARDING_RESHARD_PLAN_H_
 
@@ -18,46 +18,46 @@
 
 namespace shardmesh {
 
-// The collective that a reshard is, as a whole or along some axes.
+// The collective that a reshard equals, as a whole or along some axes.
 enum class ReshardPattern {
-  kNoop,           // every device has just the tile that it had
-  kSlice,          // every device has part of what it had: nothing moves
-  kAllGather,      // tiles grow to the union of a group's
+  kNoop,           // every device keeps exactly its tile
+  kSlice,          // every device keeps part of its tile: nothing moves
+  kAllGather,      // tiles grow to the union of a group's tiles
   kAllToAll,       // axes move from one dimension to another, and tiles with them
-  kPermute,        // tiles keep their cut and change hands
-  kBroadcast,      // the same, and each tile gets more holders
-  kReduceScatter,  // partial sums are added up, and each device keeps a part
-  kAllReduce,      // partial sums are added up, and every device of the group keeps them
+  kPermute,        // tiles keep their cut and change holders
+  kBroadcast,      // as kPermute, and each tile gets more holders
+  kReduceScatter,  // partial sums are added, and each device keeps a part
+  kAllReduce,      // partial sums are added, and every device of the group keeps the sums
   kGeneral,        // none of these
 };
 
 // `all-gather`, `reduce-scatter`, ...
 std::string_view ReshardPatternName(ReshardPattern pattern);
 
-// What some mesh axes do in a reshard that its pattern describes: `all-to-all along tp, dimension 0
-// to 1`.
+// The role of some mesh axes in a reshard that its pattern describes: `all-to-all along tp,
+// dimension 0 to 1`.
 struct ReshardStep {
   ReshardPattern pattern = ReshardPattern::kGeneral;
   std::vector<std::string> axes;    // of the source mesh, major to minor
-  std::optional<int64_t> from_dim;  // the dimension that they partition before
-  std::optional<int64_t> to_dim;    // and after
-  // How many devices take part together: fewer than the axes have where only a factor of one of
-  // them changes its place.
+  std::optional<int64_t> from_dim;  // the dimension that the axes partition before
+  std::optional<int64_t> to_dim;    // the dimension that they partition afterwards
+  // Number of devices in each group. It is less than the axes' devices if only a factor of an axis
+  // changes its place.
   int64_t group_size = 1;
 
   friend bool operator==(const ReshardStep&, const ReshardStep&) = default;
 };
 
-// One device's part. Sizes are in elements.
+// The part of one device. Sizes are in elements.
 struct DeviceReshard {
   std::optional<Tile> src;  // nullopt if the device is not in the source mesh
   Tile dst;
-  int64_t kept = 0;          // of what it holds, what it needs
-  int64_t need = 0;          // what it must receive
-  int64_t region_count = 0;  // how many regions, hence messages, `need` comes in
+  int64_t kept = 0;          // elements that it needs and already holds
+  int64_t need = 0;          // elements that it must receive
+  int64_t region_count = 0;  // number of regions (and messages) of `need`
 };
 
-// A piece that a device receives from one other.
+// A piece that a device receives from one source.
 struct FetchRegion {
   Tile tile;
   DeviceId source = 0;  // a device of the source mesh
@@ -66,7 +66,7 @@ struct FetchRegion {
   friend bool operator==(const FetchRegion&, const FetchRegion&) = default;
 };
 
-// What one device sends another, which is one region.
+// The region that one device sends to another.
 struct ReshardLink {
   DeviceId source = 0;       // of the source mesh
   DeviceId destination = 0;  // of the destination mesh
@@ -82,87 +82,92 @@ struct ReshardTotals {
   int64_t kept = 0;       // over all devices
   int64_t need = 0;       // over all devices
   int64_t max_need = 0;   // of one device
-  int64_t receivers = 0;  // devices that need anything
-  int64_t links = 0;      // pairs of devices that talk
-  int64_t max_link = 0;   // the most that one device sends another
+  int64_t receivers = 0;  // devices with need > 0
+  int64_t links = 0;      // pairs of sender and receiver
+  int64_t max_link = 0;   // the most that one device sends to another
   double mean_sent = 0;   // need / devices of the source mesh
-  // The most that one source device sends; nullopt where only walking more than kMaxLinkWalk links
-  // would tell.
+  // The most that one source device sends. Nullopt if the answer would take a walk over more than
+  // kMaxLinkWalk links.
   std::optional<int64_t> max_sent;
 };
 
-// A plan between two layouts of one tensor. The two meshes may differ: a device of one is the
-// device of the other that bears the same GlobalIdOf, and a destination may be in no source mesh.
+// A plan between two layouts of one tensor. The two meshes may differ: devices with the same
+// GlobalIdOf are the same device. A destination may be absent from the source mesh.
 //
-// What moves is the lower bound: a destination receives exactly those elements of its new tile that
-// its old one does not have, each once. Its new tile is cut along the source's tiles; what is in
-// its own it keeps, and every other piece, a region, comes from one device:
-//   - where both meshes are the same, from the holder that has the destination's own coordinates
-//     along all axes that neither layout partitions, hence a neighbour;
-//   - the other holders take turns, in the order of the destinations that want the same piece, so
-//     that none of them serves all.
+// The plan moves the lower bound: a destination receives exactly the elements of its new tile that
+// its old tile lacks, each once. The new tile is cut along the source's tiles. The device keeps the
+// piece in its own old tile. Every other piece, a region, comes from one device:
+//   - If both meshes are the same, from the holder with the destination's own coordinates along all
+//     axes that neither layout partitions; that holder is a neighbour.
+//   - Otherwise the holders take turns, in the order of the destinations that need the same piece,
+//     so that no holder serves all.
 //
-// Unreduced axes: along those of both layouts each device keeps to its own partial sums. Along
-// those of the source alone ("reduced") every device's partial sum counts as a piece of its own: a
-// destination receives all but the one that it has, which is what a reduce-scatter moves; an
-// all-reduce can move less by adding up on the way.
+// Along unreduced axes of both layouts, each device keeps its own partial sums. Axes that only the
+// source has unreduced are "reduced". Every device's partial sum along them counts as a separate
+// piece: a destination receives all except its own, as in a reduce-scatter. An all-reduce can move
+// less, because it adds partial sums on the way.
 //
 // Example: mesh tp=4, shape (8, 8), P('tp') to P(None, 'tp'): each device keeps [2,2] of 4 elements
 // and needs 12, 4 from each of the others; an all-to-all.
 //
-// Nothing here is proportional to the number of devices unless said so. Sums over devices use that
-// tile sizes are products over dimensions: dimensions that share no axis are summed apart and
-// multiplied. A dimension with equal parts on both sides costs nothing where one cut refines the
-// other; where its axes occur nowhere else it costs the sum of its parts; only the rest is walked
-// coordinate by coordinate. Where the two meshes' positions do not match (numbered by a list of
-// their own, or with axis sizes that do not nest) it is walked device by device.
-// Immutable, hence safe to share between threads; a copy is cheap.
+// No cost is proportional to the number of devices unless stated. Sums over devices use the fact
+// that tile sizes are products over dimensions: dimensions that share no axis are summed separately
+// and multiplied. The cost of a dimension with equal parts on both sides depends on its axes:
+//   - nothing if one cut refines the other;
+//   - the sum of its parts if its axes occur nowhere else;
+//   - else a walk over its coordinates.
+// If the positions of the two meshes do not match (explicit device numbers, or axis sizes that do
+// not nest), the walk goes over all devices.
+// Immutable, and safe to share between threads; a copy is cheap.
 class ReshardPlan {
  public:
-  // Most steps of one walk, be it over coordinates, devices or links.
+  // Upper bound on the steps of one walk over coordinates, devices or links.
   static constexpr int64_t kMaxWalk = int64_t{1} << 25;
-  // Most links, and devices where positions do not match, that are gone through for a detail.
+  // Upper bound on the links, and on the devices with unmatched positions, visited for one detail.
   static constexpr int64_t kMaxLinkWalk = int64_t{1} << 21;
-  // Most regions or links that one call returns by default.
+  // Default upper bound on the regions or links that one call returns.
   static constexpr int64_t kDefaultMaxRegions = int64_t{1} << 20;
 
-  // INVALID_ARGUMENT: SHAPE_MISMATCH if the two shapes differ; INVALID_SPEC if the destination has
-  // an unreduced axis that the source has not (partial sums cannot be made of sums), or one of
-  // another size. RESOURCE_EXHAUSTED (LIMIT_EXCEEDED) if the partial sums of all elements are more
-  // than int64_t can count. O(rank * axes), and a look at up to kMaxLinkWalk devices where parts
-  // are uneven or positions do not match.
+  // Errors are INVALID_ARGUMENT: SHAPE_MISMATCH if the two shapes differ; INVALID_SPEC if the
+  // destination has an unreduced axis that the source lacks (sums cannot become partial sums), or
+  // one of another size. RESOURCE_EXHAUSTED (LIMIT_EXCEEDED) if the partial sums of all elements
+  // exceed int64_t.
+  // Takes O(rank * axes), and visits up to kMaxLinkWalk devices if parts are uneven or positions do
+  // not match.
   static absl::StatusOr<ReshardPlan> Create(const Tiling& from, const Tiling& to);
 
   const Tiling& from() const;
   const Tiling& to() const;
 
-  // Of the whole: what every device takes part in. kGeneral where steps() has none or several
-  // kinds that move something.
+  // Returns the pattern of the whole reshard, in which every device takes part. Returns kGeneral if
+  // steps() is empty or has several kinds that move data.
   ReshardPattern pattern() const;
-  // By dimension; empty for kNoop and wherever the layouts are not related that way.
+  // By dimension; empty for kNoop and for layouts that no steps relate.
   absl::Span<const ReshardStep> steps() const;
 
-  // The position in the source mesh of a destination device; nullopt if it is not there. As below,
-  // requires a device of the mesh in question.
+  // Returns the position in the source mesh of a destination device; nullopt if the device is
+  // absent there. Here and below, the device must belong to the named mesh.
   std::optional<DeviceId> SourceOf(DeviceId destination) const;
 
   // O(rank + axes).
   DeviceReshard DeviceOf(DeviceId destination) const;
 
-  // The regions that a device receives, in row-major order. O(rank + axes) each. They cover what
-  // DeviceOf says that it needs exactly once, and each lies in its source's tile.
-  // RESOURCE_EXHAUSTED (LIMIT_EXCEEDED) if there are more than `max_regions`.
+  // Returns the regions that a device receives, in row-major order.
+  // Takes O(rank + axes) for each. The regions cover DeviceOf's `need` exactly once, and each lies
+  // in the tile of its source. RESOURCE_EXHAUSTED (LIMIT_EXCEEDED) if there are more than
+  // `max_regions`.
   absl::StatusOr<std::vector<FetchRegion>> RegionsOf(
       DeviceId destination, int64_t max_regions = kDefaultMaxRegions) const;
 
-  // What a device of the source mesh sends, by rising destination. O(rank + axes) for each
-  // destination whose tile meets the source's. RESOURCE_EXHAUSTED (LIMIT_EXCEEDED) if those are
-  // more than kMaxWalk, or the links more than `max_links`.
+  // Returns the links of a device of the source mesh, by rising destination.
+  // Takes O(rank + axes) for each destination whose tile overlaps the source's tile.
+  // RESOURCE_EXHAUSTED (LIMIT_EXCEEDED) for more than kMaxWalk such destinations or more than
+  // `max_links` links.
   absl::StatusOr<std::vector<ReshardLink>> LinksOutOf(DeviceId source,
                                                       int64_t max_links = kDefaultMaxRegions) const;
 
-  // The sums and extremes. RESOURCE_EXHAUSTED (LIMIT_EXCEEDED) if a sum exceeds int64 or a walk
-  // kMaxWalk; CANCELLED if `is_cancelled`, asked now and then, says so.
+  // Returns the sums and extremes. RESOURCE_EXHAUSTED (LIMIT_EXCEEDED) if a sum exceeds int64 or a
+  // walk exceeds kMaxWalk. CANCELLED if `is_cancelled`, which is polled during walks, returns true.
   absl::StatusOr<ReshardTotals> Totals(const std::function<bool()>& is_cancelled = nullptr) const;
 
  private:

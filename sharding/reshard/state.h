@@ -1,4 +1,4 @@
-// What a ReshardPlan knows. Inner parts of ReshardPlan.
+// The state of a ReshardPlan. Internal to ReshardPlan.
 #ifndef SHARDMESH_SHARDING_RESHARD_STATE_H_
 #define SHARDMESH_SHARDING_RESHARD_STATE_H_
 
@@ -32,15 +32,15 @@ struct ReshardPlan::State {
   Side dst;
   bool empty = false;  // the tensor has no elements
 
-  // The common prefix of positions: how many are shared, and their common digits. No digits: the
-  // devices have to be matched one by one.
+  // The common prefix of positions: the number of shared positions, and their common digits.
+  // Without digits, the devices must be matched one by one.
   int64_t shared = 0;
   std::vector<int64_t> boundaries;
   bool same_mesh = false;
 
-  // Which replica of a source tile serves a destination. `own` are the source's replica axes along
-  // which the destination's own coordinate is taken; the rest are `turns`, in which destinations,
-  // numbered along `places` among those of the same part, take turns.
+  // Select the replica of a source tile that serves a destination. Along the axes in `own`, the
+  // source has the destination's coordinate. Along `turns`, destinations take turns. They are
+  // numbered along `places` among the destinations of the same part.
   std::vector<Digit> own;
   std::vector<Digit> turns;
   int64_t turn_count = 1;
@@ -56,22 +56,22 @@ struct ReshardPlan::State {
     return src.mesh.DeviceOfGlobalId(dst.mesh.GlobalIdOf(destination));
   }
 
-  // The parts and what follows from them, per dimension, of one destination.
+  // The parts of one destination, and the values derived from them, per dimension.
   struct View {
     absl::InlinedVector<int64_t, 8> dst_part;
     absl::InlinedVector<int64_t, 8> src_part;                   // empty without a source
-    absl::InlinedVector<std::pair<int64_t, int64_t>, 8> cells;  // source parts that it meets
+    absl::InlinedVector<std::pair<int64_t, int64_t>, 8> cells;  // source parts that it overlaps
     int64_t size = 1;
     int64_t kept = 0;
     int64_t cell_count = 1;
   };
   View ViewOf(DeviceId destination) const;
 
-  // The device that sends the piece that destination `destination` wants of a source tile.
+  // Returns the device that sends destination `destination` its piece of a source tile.
   DeviceId HolderFor(DeviceId destination, absl::Span<const int64_t> dst_part,
                      absl::Span<const int64_t> cell) const;
 
-  // The tensor's own dimensions of a box.
+  // Returns the tensor's own dimensions of a box.
   Tile TensorTile(absl::Span<const IndexRange> ranges) const {
     Tile tile;
     for (int64_t dim = 0; dim < from.rank(); ++dim) {
@@ -80,8 +80,8 @@ struct ReshardPlan::State {
     return tile;
   }
 
-  // Calls visit(ranges, elements, source) for each region, ranges of all dimensions of a Side, in
-  // row-major order.
+  // Calls visit(ranges, elements, source) for each region in row-major order. `ranges` has all
+  // dimensions of a Side.
   template <typename Visit>
   void VisitRegions(DeviceId destination, const View& view, const Visit& visit) const;
 
@@ -89,12 +89,12 @@ struct ReshardPlan::State {
   void Classify();
   bool ClassifyByDigits();
   bool HasSameCuts() const;
-  // Name of the source mesh's axis that has a digit of this stride.
+  // Returns the name of the source mesh's axis that has a digit of this stride.
   std::string SourceAxisAt(int64_t stride) const;
 
   absl::StatusOr<ReshardTotals> TotalsByDigits(const std::function<bool()>& is_cancelled) const;
   absl::StatusOr<ReshardTotals> TotalsByDevice(const std::function<bool()>& is_cancelled) const;
-  // Sets mean_sent and, where the links have to be walked for it, max_sent.
+  // Sets mean_sent and max_sent; walks the links if max_sent needs it.
   absl::Status FinishSent(ReshardTotals& totals, const std::function<bool()>& is_cancelled) const;
 };
 
@@ -106,7 +106,7 @@ void ReshardPlan::State::VisitRegions(DeviceId destination, const View& view,
   for (const auto& [first, last] : view.cells) {
     cell.push_back(first);
   }
-  // An odometer over the source tiles that the new tile meets, the last dimension fastest.
+  // An odometer over the source tiles that the new tile overlaps, the last dimension fastest.
   while (true) {
     const bool own_cell =
         view.kept > 0 && std::equal(cell.begin(), cell.end(), view.src_part.begin());

@@ -32,17 +32,17 @@ using reshard_internal::SharedDigits;
 using reshard_internal::ShareDigits;
 using reshard_internal::Side;
 
-// How often a walk asks whether it was cancelled.
+// Number of steps between two cancellation checks of a walk.
 constexpr int64_t kStepsPerQuestion = int64_t{1} << 10;
 
-// What the parts of one dimension have in common with the parts of the other side.
+// The overlap of one part of a dimension with the parts of the other side.
 struct PartFacts {
   int64_t size = 0;
-  int64_t cells = 0;     // how many source parts it meets
-  int64_t best = 0;      // the most that it has in common with one of them
-  int64_t best_src = 0;  // which
-  int64_t second = 0;    // the most with another one; 0 if there is none
-  int64_t least = 0;     // the least with one that it meets
+  int64_t cells = 0;     // number of source parts that it overlaps
+  int64_t best = 0;      // the largest overlap with one of them
+  int64_t best_src = 0;  // index of that part
+  int64_t second = 0;    // the largest overlap with another part; 0 if there is none
+  int64_t least = 0;     // the least nonempty overlap
 };
 
 std::vector<PartFacts> FactsOf(const Cut& src, const Cut& dst) {
@@ -69,7 +69,7 @@ std::vector<PartFacts> FactsOf(const Cut& src, const Cut& dst) {
   return facts;
 }
 
-// The Pareto frontier of (gain, loss) pairs. For all a, b >= 0 it holds the pair with the
+// The Pareto frontier of (gain, loss) pairs. For all a, b >= 0 it contains the pair with the
 // greatest a * gain - b * loss.
 class ParetoFrontier {
  public:
@@ -84,7 +84,7 @@ class ParetoFrontier {
     }
   }
 
-  // The products of each pair here with each there.
+  // Multiplies each pair of this frontier with each pair of the other.
   absl::Status MultiplyBy(ParetoFrontier& other) {
     Prune();
     other.Prune();
@@ -112,7 +112,7 @@ class ParetoFrontier {
 
  private:
   void Prune() {
-    // By falling gain, then rising loss: a pair stays if its loss is the least so far.
+    // By falling gain, then rising loss: a pair stays if its loss is the least until then.
     std::sort(pairs_.begin(), pairs_.end(), [](const auto& a, const auto& b) {
       return a.first != b.first ? a.first > b.first : a.second < b.second;
     });
@@ -129,23 +129,24 @@ class ParetoFrontier {
   size_t room_ = 64;
 };
 
-// What a set of dimensions adds to the sums, over the coordinates of its own digits.
+// The contribution of a set of dimensions to the sums, over the coordinates of their own digits.
 struct Sums {
-  absl::int128 kept = 0;      // of what is kept
-  absl::int128 full = 0;      // coordinates where all is kept
-  absl::int128 touching = 0;  // coordinates where something is kept
-  ParetoFrontier need;        // (size of the new part, what is kept of it)
-  ParetoFrontier sent;        // per source part: (its size, what its holders keep of it)
-  int64_t best = 0;           // the most that a new part has in common with a source part
-  int64_t best_other = 0;     // with one that is not the device's own
+  absl::int128 kept = 0;      // kept elements
+  absl::int128 full = 0;      // coordinates with everything kept
+  absl::int128 touching = 0;  // coordinates with anything kept
+  ParetoFrontier need;        // (size of the new part, its kept elements)
+  ParetoFrontier sent;        // per source part: (its size, the elements of it that its holders
+                              // keep)
+  int64_t best = 0;           // the largest overlap of a new part with a source part
+  int64_t best_other = 0;     // the same with a part that is not the device's own
 };
 
-// Asks now and then whether to go on.
+// Polls for cancellation.
 class Patience {
  public:
   explicit Patience(const std::function<bool()>& is_cancelled) : is_cancelled_(is_cancelled) {}
 
-  // Every `kStepsPerQuestion` steps.
+  // Polls once in `kStepsPerQuestion` calls.
   bool IsOver() {
     return ++steps_ % kStepsPerQuestion == 0 && is_cancelled_ != nullptr && is_cancelled_();
   }
@@ -166,15 +167,15 @@ absl::StatusOr<int64_t> ToInt64(const absl::int128& value) {
   return static_cast<int64_t>(value);
 }
 
-// A dimension as the sums see it: without the leading digits that both sides share, within a part
-// of which everything repeats.
+// A dimension as the sums see it: without the leading digits that both sides share. Within a part
+// of these digits, everything repeats.
 struct Problem {
-  bool constant = false;  // the same for all coordinates, as `fact` says, of which `kept` is kept
+  bool constant = false;  // equal for all coordinates, as in `fact`, of which `kept` is kept
   PartFacts fact;
   int64_t kept = 0;
-  int64_t src_size = 0;  // of a source part, if constant
+  int64_t src_size = 0;  // size of a source part, if constant
 
-  int64_t prefix = 1;  // how many times it repeats
+  int64_t prefix = 1;  // number of repeats
   Cut src;
   Cut dst;
   SharedDigits src_digits;
@@ -240,8 +241,8 @@ absl::StatusOr<std::vector<Problem>> ProblemsOf(const Side& src, const Side& dst
   return problems;
 }
 
-// Walks the coordinates of the dimensions `members`, which share digits with each other and with
-// no other dimension. `sizes`: of the digits.
+// Walks the coordinates of the dimensions `members`, which share digits with each other and with no
+// other dimension. `sizes`: of the digits.
 class ComponentWalk {
  public:
   ComponentWalk(const std::vector<Problem>& problems, const std::vector<size_t>& members,
@@ -256,15 +257,15 @@ class ComponentWalk {
         VariableOf(digit.id, sizes).dst.push_back({at, digit.weight});
       }
     }
-    // Those first that say which source tile it is, here or in a constant dimension, so that all
-    // coordinates of one source tile follow each other.
+    // Variables that identify the source tile come first, also those used in a constant dimension.
+    // All coordinates of one source tile are then consecutive.
     const auto inner = std::stable_partition(
         variables_.begin(), variables_.end(),
         [&used_by_src](const Variable& variable) { return used_by_src[variable.id]; });
     source_variables_ = Index(inner - variables_.begin());
   }
 
-  // The digits that it walks.
+  // Marks the digits that this walk covers.
   void MarkWalked(std::vector<bool>& walked) const {
     for (const Variable& variable : variables_) {
       walked[variable.id] = true;
@@ -302,7 +303,7 @@ class ComponentWalk {
       while (turned > 0 && !Advance(variables_[turned - 1])) {
         --turned;
       }
-      if (turned <= source_variables_) {  // the next coordinates are of another source part
+      if (turned <= source_variables_) {  // the next coordinates belong to another source part
         sums.sent.Add(source_size, kept_of_source);
         kept_of_source = 0;
       }
@@ -341,7 +342,7 @@ class ComponentWalk {
     return variables_.back();
   }
 
-  // Adds one; false if that made it 0 again.
+  // Adds one; returns false if the variable wrapped to 0.
   bool Advance(Variable& variable) {
     const bool wraps = ++variable.value == variable.size;
     const int64_t change = wraps ? 1 - variable.size : 1;
@@ -395,9 +396,9 @@ class ComponentWalk {
   std::vector<int64_t> dst_part_;
 };
 
-// A dimension whose digits are its own and differ between the sides: every part of one side meets
-// every part of the other in some device. `holders_agree`: the devices that have one source tile
-// are all of one part of the new layout here, instead of all parts.
+// Sums a dimension whose digits are its own and differ between the sides: every part of one side
+// overlaps every part of the other in some device. `holders_agree`: all holders of one source tile
+// have the same part of the new layout in this dimension, instead of all parts.
 Sums SweepAlone(const Problem& problem, bool holders_agree) {
   Sums sums;
   sums.kept = problem.dst.extent;
@@ -407,7 +408,7 @@ Sums SweepAlone(const Problem& problem, bool holders_agree) {
     sums.need.Add(fact.size, fact.cells < problem.src.parts ? 0 : fact.least);
     sums.best = std::max(sums.best, fact.best);
   }
-  // Where there are others, some device has another source part than the best.
+  // With several source parts, some device has another source part than the best one.
   sums.best_other = problem.src.parts > 1 ? sums.best : 0;
   for (const PartFacts& cell : FactsOf(problem.dst, problem.src)) {
     const int64_t least = cell.cells < problem.dst.parts ? 0 : cell.least;
@@ -428,19 +429,19 @@ Sums OfConstant(const Problem& problem) {
   return sums;
 }
 
-// Which devices GreatestFrom looks at, of those from a first one on.
+// The devices that GreatestFrom considers, among those from a first one on.
 enum class Beyond {
   kAll,
-  kWithTilesOfTheirOwn,  // whose tile no device before the first one has
+  kWithTilesOfTheirOwn,  // whose tile no device before the first one holds
 };
 
-// The greatest product over dimensions of `value(dim, part)` among the devices from `first` on.
-// Where `uniform(dim)` holds, all parts have the value of part 0. Requires that the digits of the
-// mesh nest with `first`.
+// Returns the greatest product over dimensions of `value(dim, part)` among the devices from `first`
+// on. If `uniform(dim)` is true, all parts have the value of part 0. Requires that the digits of
+// the mesh nest with `first`.
 template <typename Value, typename Uniform>
 absl::StatusOr<int64_t> GreatestFrom(const Side& side, int64_t first, Beyond beyond,
                                      const Value& value, const Uniform& uniform) {
-  // Over the parts whose digit of `stride` is at least `least`.
+  // The greatest value over the parts whose digit of `stride` is at least `least`.
   const auto greatest_of = [&](size_t dim, const Digit& digit, int64_t least) {
     int64_t best = 0;
     for (int64_t part = 0; part < (uniform(dim) ? 1 : side.dimensions[dim].cut.parts); ++part) {
@@ -458,8 +459,8 @@ absl::StatusOr<int64_t> GreatestFrom(const Side& side, int64_t first, Beyond bey
     }
     free_best.push_back(greatest_of(dim, Digit(), 0));
   }
-  // A device is from `first` on exactly if an axis that reaches beyond has a large enough
-  // coordinate.
+  // A device is at or after `first` exactly if an axis that reaches beyond `first` has a large
+  // enough coordinate.
   int64_t greatest = 0;
   for (int64_t axis = 0; axis < side.mesh.axis_count(); ++axis) {
     const int64_t stride = side.mesh.stride(axis);
@@ -494,7 +495,7 @@ absl::StatusOr<ReshardTotals> ReshardPlan::State::TotalsByDigits(
   Patience patience(is_cancelled);
   SHARDMESH_ASSIGN_OR_RETURN(const std::vector<Problem> problems, ProblemsOf(src, dst, boundaries));
 
-  // Digits by the dimensions that they join.
+  // Group the dimensions that share digits.
   const size_t digit_count = boundaries.size() - 1;
   std::vector<int64_t> sizes(digit_count);
   std::vector<bool> used_by_src(digit_count, false);
@@ -527,7 +528,7 @@ absl::StatusOr<ReshardTotals> ReshardPlan::State::TotalsByDigits(
     }
   }
 
-  // The sums of each group, and how often its coordinates repeat in those of the rest.
+  // The sums of each group, and the number of repeats of its coordinates in the other groups.
   std::vector<Sums> parts;
   std::vector<bool> walked(digit_count, false);
   for (size_t dim = 0; dim < dims(); ++dim) {
@@ -542,14 +543,15 @@ absl::StatusOr<ReshardTotals> ReshardPlan::State::TotalsByDigits(
       }
     }
     if (members.front() != dim) {
-      continue;  // done with its first
+      continue;  // counted with the first dimension of its group
     }
     ComponentWalk walk(problems, members, sizes, used_by_src);
     walk.MarkWalked(walked);
     const SharedDigits& old_digits = problems[dim].src_digits;
     const SharedDigits& new_digits = problems[dim].dst_digits;
     bool disjoint = true;
-    size_t agreeing = 0;  // digits of the new layout that say which source tile it is elsewhere
+    size_t agreeing = 0;  // digits of the new layout that identify the source tile in another
+                          // dimension
     for (const SharedDigit& digit : new_digits.digits) {
       disjoint = disjoint && std::none_of(old_digits.digits.begin(), old_digits.digits.end(),
                                           [&digit](const SharedDigit& old_digit) {
@@ -565,9 +567,9 @@ absl::StatusOr<ReshardTotals> ReshardPlan::State::TotalsByDigits(
       parts.push_back(std::move(sums));
     }
   }
-  absl::int128 repeats = 1;         // coordinates of the digits that nobody walked
-  absl::int128 source_repeats = 1;  // those of them that are free within one source tile
-  bool own_is_certain = true;       // a new tile says which source tile its device has
+  absl::int128 repeats = 1;         // coordinates of the digits that no walk covers
+  absl::int128 source_repeats = 1;  // those of them that vary within one source tile
+  bool own_is_certain = true;       // a new tile determines the source tile of its device
   for (size_t id = 0; id < digit_count; ++id) {
     own_is_certain = own_is_certain && (!used_by_src[id] || used_by_dst[id]);
     if (!walked[id]) {
@@ -602,7 +604,7 @@ absl::StatusOr<ReshardTotals> ReshardPlan::State::TotalsByDigits(
   absl::int128 max_need = need.Greatest(1, 1);
   absl::int128 max_sent = sent.Greatest(dst.replica_count, source_repeats);
 
-  // Of all destinations, those outside the source mesh included.
+  // Over all destinations, also those outside the source mesh.
   const absl::int128 others = dst.mesh.size() - shared;
   absl::int128 held = dst.replica_count;
   absl::int128 cells = dst.replica_count;
@@ -638,7 +640,7 @@ absl::StatusOr<ReshardTotals> ReshardPlan::State::TotalsByDigits(
     max_link = std::max<absl::int128>(max_link, busiest);
   }
   if (src.mesh.size() > shared) {
-    // What no destination had is sent to all whose new tiles cover it.
+    // Elements that no destination holds are sent to all destinations whose new tiles cover them.
     SHARDMESH_ASSIGN_OR_RETURN(
         const int64_t largest,
         GreatestFrom(
@@ -657,7 +659,7 @@ absl::StatusOr<ReshardTotals> ReshardPlan::State::TotalsByDigits(
   totals.noop = totals.need == 0;
   SHARDMESH_ASSIGN_OR_RETURN(totals.max_link, ToInt64(totals.noop ? 0 : max_link));
   if (turn_count == 1) {
-    // Each holder of a tile serves as many.
+    // All holders of a tile serve equally many destinations.
     const absl::int128 holders = src.replica_count;
     SHARDMESH_ASSIGN_OR_RETURN(totals.max_sent, ToInt64(max_sent / holders));
   }

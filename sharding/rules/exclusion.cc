@@ -1,4 +1,4 @@
-// Taking exclusions out of patterns, and putting rules in their place.
+// Removes exclusions from patterns, and replaces them by rules.
 #include "sharding/rules/exclusion.h"
 
 #include <algorithm>
@@ -19,18 +19,18 @@ namespace shardmesh {
 namespace {
 
 constexpr std::string_view kOpening = "(?!";
-// Each may cost a few tenths of a second.
+// Each may take a few tenths of a second.
 constexpr int64_t kMaxSpelledOut = 100;
 
-// `^(?!BODY)(?!BODY)REST`, perhaps after flags.
+// `^(?!BODY)(?!BODY)REST`, optionally after flags.
 struct Exclusion {
-  std::string flags;   // `(?s)`, or nothing
+  std::string flags;   // `(?s)`, or empty
   std::string anchor;  // `^` or `\A`
   std::vector<std::string> bodies;
   std::string rest;
 };
 
-// Reads a pattern part by part, knowing of its syntax only where groups and sets end.
+// Reads a pattern part by part. It knows only the syntax of groups and sets, to find their ends.
 class Scanner {
  public:
   explicit Scanner(std::string_view text) : text_(text) {}
@@ -44,8 +44,9 @@ class Scanner {
   }
   std::string_view Rest() const { return text_.substr(at_); }
 
-  // What stands before the closing parenthesis of the group around, which is passed over; nullopt
-  // if there is none. `has_choice` says whether it is an alternation.
+  // Returns the text up to the closing parenthesis of the enclosing group, and skips that
+  // parenthesis. Returns nullopt if there is none. Sets `has_choice` to whether the text is an
+  // alternation.
   std::optional<std::string_view> TakeGroup(bool* has_choice = nullptr) {
     const size_t start = at_;
     int64_t depth = 0;
@@ -75,7 +76,7 @@ class Scanner {
  private:
   void SkipSet() {
     at_ += text_.substr(at_).starts_with("[^") ? 2 : 1;
-    // A bracket that comes first is a member.
+    // A bracket in first place is a member.
     for (size_t first = at_; at_ < text_.size() && (text_[at_] != ']' || at_ == first);) {
       at_ += text_[at_] == '\\' ? 2 : 1;
     }
@@ -92,11 +93,10 @@ bool HasChoice(std::string_view text) {
   return has_choice;
 }
 
-// Nullopt if the pattern does not begin with an exclusion.
+// Returns nullopt if the pattern does not begin with an exclusion.
 std::optional<Exclusion> ParseExclusion(std::string_view pattern) {
   Exclusion out;
-  // In verbose mode the text would have to be read otherwise, and in multi-line mode ^ be another
-  // anchor.
+  // Verbose mode would change the meaning of the text, and multi-line mode the meaning of ^.
   if (pattern.starts_with("(?")) {
     const size_t end = pattern.find_first_not_of("ais", 2);
     if (end == std::string_view::npos || end == 2 || pattern[end] != ')') {
@@ -115,7 +115,7 @@ std::optional<Exclusion> ParseExclusion(std::string_view pattern) {
     out.bodies.emplace_back(*body);
   }
   out.rest = std::string(scanner.Rest());
-  // A choice beside the exclusion makes it one branch of several; a repeat would repeat it.
+  // An alternation beside the exclusion makes it one branch of several; a repeat would repeat it.
   if (out.anchor.empty() || out.bodies.empty() || HasChoice(out.rest) ||
       out.rest.find_first_of("*+?{") == 0) {
     return std::nullopt;
@@ -123,7 +123,7 @@ std::optional<Exclusion> ParseExclusion(std::string_view pattern) {
   return out;
 }
 
-// Whether it matches at the start of every text, without a character.
+// Returns whether the node matches the empty text at the start of every text.
 bool MatchesEmptyStart(const PatternNode& node) {
   switch (node.kind) {
     case PatternNode::Kind::kSequence:
@@ -145,7 +145,7 @@ bool MatchesEveryName(std::string_view pattern) {
   return node.ok() && MatchesEmptyStart(*node);
 }
 
-// Two rules, where the excluded names all go to the next one; or nullopt.
+// Returns two rules if the next rule matches all excluded names; else nullopt.
 std::optional<std::vector<std::string>> Split(const Exclusion& exclusion) {
   std::vector<std::string> patterns;
   for (const std::string& body : exclusion.bodies) {
@@ -162,9 +162,9 @@ std::optional<std::vector<std::string>> Split(const Exclusion& exclusion) {
   return patterns;
 }
 
-// The names as one pattern; nullopt if there are none.
+// Returns the matched names as one pattern; nullopt if there are none.
 absl::StatusOr<std::optional<std::string>> SpellOut(const Exclusion& exclusion) {
-  // What a part of the pattern cannot have, the whole cannot either.
+  // A construct that a part of the pattern may not use is illegal in the whole pattern too.
   const auto parse = [&exclusion](std::string_view text) -> absl::StatusOr<PatternNode> {
     absl::StatusOr<PatternNode> node = ParsePattern(StrCat(exclusion.flags, text));
     if (ReasonOf(node.status()) == Reason::kBadPattern) {

@@ -1,4 +1,4 @@
-// Lookup of logical names in flax's two manners, and what follows for an array.
+// Looks up logical names by the two methods of flax, and derives the action on an array.
 #include "sharding/rules/logical_rules.h"
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::string_view kFallbackNames[] = {"axis_is_unsharded", "raise_error", "no_constraint"};
 
-// What Python takes for false, and flax therefore never looks up.
+// Returns whether Python treats the value as false. flax never looks up such a value.
 bool IsFalse(const AxisValue& value) {
   return value.is_none() || (value.is_name() && value.name().empty()) ||
          ((value.is_tuple() || value.is_list()) && value.entries().empty());
@@ -35,7 +35,7 @@ struct TakenAxis {
 };
 using TakenAxes = absl::InlinedVector<TakenAxis, 16>;
 
-// The mesh axes of `value`, at any depth. The empty name counts for one here, as in flax.
+// Visits the mesh axes of `value`, at any depth. The empty name counts as an axis, as in flax.
 template <typename Visit>
 void ForEachMeshAxis(const AxisValue& value, const Visit& visit) {
   if (value.is_name()) {
@@ -50,7 +50,7 @@ void Take(const AxisValue& value, size_t dim, TakenAxes& taken) {
   ForEachMeshAxis(value, [&](std::string_view axis) { taken.push_back({axis, dim}); });
 }
 
-// The first axis of `value` that is taken; null if all are free.
+// Returns the first axis of `value` that is taken; null if all are free.
 const TakenAxis* FindTaken(const AxisValue& value, const TakenAxes& taken) {
   const TakenAxis* found = nullptr;
   ForEachMeshAxis(value, [&](std::string_view axis) {
@@ -85,13 +85,13 @@ absl::Status CheckNames(absl::Span<const AxisValue> names) {
   return absl::OkStatus();
 }
 
-// Why dimension `dim` got nothing from `rules`.
+// Returns the error for dimension `dim`, which got no axes from `rules`.
 absl::Status NameWithoutAxes(absl::Span<const AxisValue> names, size_t dim,
                              absl::Span<const LogicalRule> rules, const TakenAxes& taken) {
   const std::string& name = names[dim].name();
   std::vector<std::string> reasons;
   for (const LogicalRule& rule : rules) {
-    // Never null for a rule of this name: else it would have applied.
+    // Never null for a rule of this name; the rule would have applied otherwise.
     const TakenAxis* axis = rule.name == name ? FindTaken(rule.mesh_axes, taken) : nullptr;
     if (axis != nullptr) {
       reasons.push_back(StrCat(rule.mesh_axes.ToString(), ", but ", PythonRepr(axis->name),
@@ -115,7 +115,7 @@ absl::Status NameWithoutAxes(absl::Span<const AxisValue> names, size_t dim,
              StrJoin(reasons, "; "), "; add a rule for it with other axes, or with none"));
 }
 
-// What JAX checks of a spec for this mesh.
+// Checks a spec for this mesh as JAX does.
 absl::Status CheckSpecOnMesh(const PartitionSpec& spec, const Mesh& mesh) {
   SHARDMESH_RETURN_IF_ERROR(CheckDistinctAxes(spec));
   bool is_open = false;
@@ -156,7 +156,7 @@ absl::StatusOr<LogicalRules> CompositeRules(absl::Span<const LogicalRule> first,
     return LogicalRules(only.begin(), only.end());
   }
   LogicalRules rules;
-  // Keys view into the arguments.
+  // The keys are views into the arguments.
   absl::flat_hash_map<std::string_view, size_t> places;
   for (const LogicalRule& rule : first) {
     const auto [it, inserted] = places.emplace(rule.name, rules.size());

@@ -1,4 +1,4 @@
-// Reading rules out of one line of text.
+// Parses rules from one line of text.
 #include "sharding/rules/pattern_rules.h"
 
 #include <optional>

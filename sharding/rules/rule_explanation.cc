@@ -1,4 +1,4 @@
-// Steps of an explanation out of a rule set's own answers.
+// Builds the steps of an explanation from a rule set's own answers.
 #include "sharding/rules/rule_explanation.h"
 
 #include <algorithm>
@@ -16,8 +16,8 @@ namespace {
 
 constexpr int64_t kNearMisses = 3;
 
-// How much of a pattern's plain words stands in a name: the bytes of its runs of at least three
-// letters, digits or underscores that do.
+// Returns how many bytes of a pattern's plain words occur in a name. Plain words are runs of at
+// least three letters, digits or underscores.
 size_t SharedWords(std::string_view pattern, std::string_view name) {
   const auto is_word = [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
@@ -89,7 +89,7 @@ absl::StatusOr<RuleExplanation> ExplainRules(const RuleSet& rule_set, std::strin
   const Rule& rule = rules[static_cast<size_t>(*match.rule)];
   explanation.steps.push_back({ExplanationStep::Kind::kRule, -1, subject, rule.pattern});
   if (!match.corrections.empty()) {
-    // Cut off or replicated: either way the whole spec is another one.
+    // A cut and a replication both change the whole spec.
     explanation.steps.push_back(
         {ExplanationStep::Kind::kCorrection, -1, rule.spec.ToString(), match.spec.ToString()});
   }

@@ -1,5 +1,5 @@
-// Why a rule set gives a tensor its spec: the rules that nearly matched, the one that did, and what
-// became of its spec.
+// Explains the spec of a tensor under a rule set: the rules that nearly matched, the rule that did,
+// and the corrections of its spec.
 #ifndef SHARDMESH_SHARDING_RULES_RULE_EXPLANATION_H_
 #define SHARDMESH_SHARDING_RULES_RULE_EXPLANATION_H_
 
@@ -15,25 +15,25 @@
 namespace shardmesh {
 
 struct RuleExplanation {
-  // As RuleSet::Match answers; `unmatched` where that is an error.
+  // The answer of RuleSet::Match; `unmatched` where Match returns that error.
   RuleMatch match;
-  // The nearest of the earlier rules, at most three, best first: see NearestRules. All rules count
-  // as earlier where none matches.
+  // The nearest earlier rules, at most three, best first: see NearestRules. If no rule matches, all
+  // rules count as earlier.
   std::vector<int64_t> near_misses;
-  // For the whole spec (dim -1): near misses, the rule, and if it was cut to the
-  // rank or the tensor is too small, a correction from the rule's spec to the effective one.
+  // For the whole spec (dim -1): near misses, then the rule. If the spec was cut to the rank or the
+  // tensor is too small, then a correction from the rule's spec to the effective one.
   std::vector<ExplanationStep> steps;
 };
 
-// Explains RuleSet::Match. A tensor that no rule matches is an answer here, and so is one that is
-// replicated without asking a rule, which has no steps.
+// Explains RuleSet::Match. A tensor without a matching rule is an answer here. A tensor that is
+// replicated unconditionally is an answer without steps.
 // Errors: INVALID_SHAPE; a deferred pattern error.
 absl::StatusOr<RuleExplanation> ExplainRules(const RuleSet& rule_set, std::string_view name,
                                              OptionalShape shape);
 
-// At most `limit` indices of the rules whose patterns come nearest to the name, best first: by the
-// bytes of the pattern's plain words (runs of at least three letters, digits or underscores) that
-// stand in the name; rules without any are left out.
+// Returns at most `limit` indices of the rules whose patterns are nearest to the name, best first.
+// The measure is the bytes of the pattern's plain words (runs of at least three letters, digits or
+// underscores) that occur in the name. Rules without such words are left out.
 std::vector<int64_t> NearestRules(absl::Span<const Rule> rules, std::string_view name,
                                   int64_t limit);
 

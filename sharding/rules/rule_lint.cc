@@ -1,4 +1,4 @@
-// One pass over the tree that counts what findings are made of, then the findings.
+// One pass over the tree that counts the facts behind findings, then the findings.
 #include "sharding/rules/rule_lint.h"
 
 #include <algorithm>
@@ -20,25 +20,25 @@
 namespace shardmesh {
 namespace {
 
-// Pairs of overlapping rules that are told apart. Real rule sets have hundreds; ten thousand rules
-// made for it could have fifty million.
+// Upper bound on the pairs of overlapping rules that are counted separately. Real rule sets have
+// hundreds. Ten thousand adversarial rules could have fifty million.
 constexpr size_t kMaxPairs = 1'000'000;
 constexpr int64_t kTakersNamed = 3;
 constexpr int64_t kNearestNamed = 3;
 constexpr size_t kTreesNamed = 3;
 
-// Modes answer alike by twos; the first of each stands for both.
+// Modes in a pair always give equal answers; the first stands for both.
 constexpr RuntimeMode kModePairs[2][2] = {{RuntimeMode::kTrain, RuntimeMode::kPrefill},
                                           {RuntimeMode::kAutoregressive, RuntimeMode::kInsert}};
 
-// Tensors that something holds for.
+// The tensors for which a fact holds.
 struct Tally {
   int64_t count = 0;
   size_t tensor = 0;  // the first, or the worst
   int64_t elements = -1;
   std::vector<Finding::InTree> trees = {};
 
-  // Tensors come tree by tree.
+  // Requires the tensors in order of their trees.
   void Add(int64_t tree) {
     ++count;
     if (trees.empty() || trees.back().tree != tree) {
@@ -62,8 +62,8 @@ struct Tally {
   friend bool operator==(const Tally&, const Tally&) = default;
 };
 
-// What a rule set gives a tensor for a rule that matches: as RuleSet::Match, without what makes no
-// difference to it.
+// Returns the spec that a rule set gives a tensor for a matching rule: as RuleSet::Match, without
+// normalising parts that have no effect.
 std::vector<SpecEntry> Applied(const RuleSet& rules, int64_t rule, const LintTensor& tensor,
                                int64_t elements) {
   if (rules.strict() && elements < rules.min_size()) {
@@ -106,7 +106,7 @@ std::string ReasonText(Reason reason) {
   }
 }
 
-// No mesh, in the keys below.
+// Means no mesh in the keys below.
 constexpr int64_t kNoMesh = -1;
 
 class Linter {
@@ -118,7 +118,7 @@ class Linter {
   absl::StatusOr<LintReport> Lint();
 
  private:
-  // What a set of tensors is blamed for: by a rule (rule >= 0) or by its axes in a pair of modes.
+  // The subject of a finding: a rule (rule >= 0), or the tensors' axes in a pair of modes.
   struct Subject {
     int64_t rule = -1;
     int mode_pair = 0;
@@ -133,7 +133,7 @@ class Linter {
   void LookAtSpec(const Subject& subject, const PartitionSpec& spec, size_t index,
                   int64_t elements);
 
-  // Whether it would go by rules, were it no scalar.
+  // Returns whether the tensor is a scalar that rules would decide if it were larger.
   bool IsUnaskedScalar(const LintTensor& tensor) const {
     return tensor.axes == nullptr && rules_.ReplicatesUnasked(tensor.shape);
   }
@@ -146,10 +146,10 @@ class Linter {
   void ReportTrees();
   void ReportRules();
   void ReportBlames(Finding::Kind kind, const std::map<Blame, Tally>& blames);
-  // Counts the finding, and lists it where there is room: `fill` writes its text then.
+  // Counts the finding. If there is room, lists it and calls `fill` for its text.
   template <typename Fill>
   void Add(Finding finding, const Fill& fill);
-  // ` (in tree 'a', tree 'b' and 2 more)`; nothing where there is only one tree.
+  // Returns ` (in tree 'a', tree 'b' and 2 more)`; an empty string if there is only one tree.
   std::string TreesText(const Finding& finding) const;
   std::string MeshName(int64_t mesh) const {
     return mesh == kNoMesh ? "" : meshes_[static_cast<size_t>(mesh)].name;
@@ -161,12 +161,12 @@ class Linter {
   const absl::Span<const LintMesh> meshes_;
   const LintOptions& options_;
 
-  int64_t asked_ = 0;           // tensors that rules are asked about
+  int64_t asked_ = 0;           // tensors that rules decide
   std::vector<Tally> matched_;  // by rule: tensors whose names contain its pattern
   std::vector<Tally> won_;      // by rule: tensors that it decides
   struct Pair {
-    int64_t count = 0;  // tensors that the first decides and the second matches
-    Tally differing;    // those to which they give different specs
+    int64_t count = 0;  // tensors that the first rule decides and the second matches
+    Tally differing;    // those of them for which the specs differ
   };
   absl::flat_hash_map<std::pair<int64_t, int64_t>, Pair> pairs_;
   std::vector<Tally> unmatched_;  // one for each name
@@ -300,7 +300,7 @@ void Linter::LookAtSpec(const Subject& subject, const PartitionSpec& spec, size_
     }
     std::vector<Reason> seen;
     for (const Correction& correction : result->corrections) {
-      // What a rule has too much is cut whatever the mesh, and was counted before.
+      // The cut of a rule's surplus entries does not depend on the mesh and was counted before.
       const bool counted = subject.rule >= 0 && correction.reason == Reason::kRankTruncated;
       if (!counted && std::find(seen.begin(), seen.end(), correction.reason) == seen.end()) {
         seen.push_back(correction.reason);
@@ -313,7 +313,7 @@ void Linter::LookAtSpec(const Subject& subject, const PartitionSpec& spec, size_
 template <typename Fill>
 void Linter::Add(Finding finding, const Fill& fill) {
   int64_t& count = report_.counts[static_cast<size_t>(finding.kind)];
-  // Texts name the nearest rules, which takes a while where there are many.
+  // The text names the nearest rules, which is slow for many rules.
   if (count++ < options_.max_findings_per_kind && !IsCancelled()) {
     finding.text = StrCat(fill(finding), TreesText(finding));
     report_.findings.push_back(std::move(finding));
@@ -381,7 +381,7 @@ void Linter::ReportRules() {
     }
   }
 
-  // Pairs by their second rule, and in order.
+  // Pairs ordered by their second rule, then by their first.
   std::vector<std::pair<std::pair<int64_t, int64_t>, const Pair*>> pairs;
   pairs.reserve(pairs_.size());
   for (const auto& [key, pair] : pairs_) {
@@ -502,7 +502,7 @@ void Linter::ReportBlames(Finding::Kind kind, const std::map<Blame, Tally>& blam
       add(blame, tally, {});
     }
   }
-  // In the order of meshes; what holds in all modes is said once.
+  // In the order of meshes; a fact that holds in all modes is reported once.
   std::map<std::pair<int64_t, Reason>, std::vector<std::pair<Blame, Tally>>> by_mesh;
   for (const auto& [blame, tally] : blames) {
     const auto& [subject, mesh, reason] = blame;

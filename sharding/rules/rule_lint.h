@@ -1,4 +1,4 @@
-// What is questionable about a rule set, over the trees of tensors and the meshes that it is meant
+// Finds questionable parts of a rule set, over the trees of tensors and the meshes that it is meant
 // for.
 #ifndef SHARDMESH_SHARDING_RULES_RULE_LINT_H_
 #define SHARDMESH_SHARDING_RULES_RULE_LINT_H_
@@ -28,10 +28,11 @@ namespace shardmesh {
 struct LintTensor {
   std::string name;            // valid UTF-8
   std::optional<Shape> shape;  // nullopt for a leaf that is no array
-  // Its semantic axes, if it has any: one per dimension, as PartitionAxis::ResolveAxis takes them.
-  // It goes by them, and not by rules. Tensors may share them; they outlive the call.
+  // The tensor's semantic axes, if any: one per dimension, in the form that
+  // PartitionAxis::ResolveAxis takes. They decide instead of rules. Tensors may share them; they
+  // must outlive the call.
   const std::vector<AxisValue>* axes = nullptr;
-  // Which tree it is of, from 0. The tensors of a tree stand together, the trees by their numbers.
+  // The number of its tree, from 0. Tensors of a tree are adjacent, in order of the trees.
   int64_t tree = 0;
 };
 
@@ -40,44 +41,43 @@ struct LintMesh {
   Mesh mesh;  // not empty
 };
 
-// One thing to look at. What a finding does not depend on is left empty.
+// One finding. Fields that do not apply are empty.
 struct Finding {
   enum class Kind {
-    // A pattern that cannot be used (of a rule set that defers such errors). rules: it; reason.
+    // A pattern that cannot be used, in a rule set that defers such errors. rules: the rule;
+    // reason.
     kBadPattern,
-    // No tensor's name contains the pattern. rules: it.
+    // No tensor's name contains the pattern. rules: the rule.
     kDead,
-    // Names contain the pattern, but earlier rules take every one. rules: it, then those that take
-    // most of them, at most three; tensor: the first; count: how many.
+    // Names contain the pattern, but earlier rules take all of them. rules: the rule, then at most
+    // three that take most names; tensor: the first; count.
     kShadowed,
-    // Two rules that overlap by their order alone: the first takes some tensors that the second
-    // matches as well, but takes others too, and so does the second; and the two give different
-    // specs to the tensor. (A rule that is a special case of a later one, or of an earlier one that
-    // shadows it, is no conflict.) rules: the first, the second; tensor: the first; count: how
-    // many.
+    // Two rules that overlap and depend on their order. The first rule takes some tensors that the
+    // second matches too; each rule also takes others; and the specs for the common tensors differ.
+    // (A rule that is a special case of a later one, or of an earlier one that shadows it, is no
+    // conflict.) rules: the first, the second; tensor: the first; count.
     kConflicting,
     // No rule matches a tensor. One finding for each name. tensor; count.
     kUnmatched,
     // The axes of a tensor do not resolve. modes; tensor: the first; reason: of the error; count.
     kBadAxes,
-    // A mesh axis twice in what correction leaves. rules, or modes for axes; mesh (empty: the
-    // spec itself has it twice, and no mesh was given); tensor: the first; count.
+    // A mesh axis occurs twice after correction. rules, or modes for axes; mesh (empty: the spec
+    // itself has it twice, and no mesh was given); tensor: the first; count.
     kDuplicateAxis,
-    // What is asked for is corrected. rules, or modes for axes; mesh (empty for RANK_TRUNCATED of a
-    // rule, whatever the mesh); reason: AXIS_NOT_IN_MESH, NOT_DIVISIBLE, RANK_TRUNCATED or
-    // UNCONSTRAINED; tensor: the worst, of the most elements, the first of equals; count: of
-    // tensors.
+    // A requested spec is corrected. rules, or modes for axes; mesh (empty for RANK_TRUNCATED of a
+    // rule, which applies to any mesh); reason: AXIS_NOT_IN_MESH, NOT_DIVISIBLE, RANK_TRUNCATED or
+    // UNCONSTRAINED; tensor: the first among those with the most elements; count of tensors.
     kCorrected,
   };
   Kind kind = Kind::kDead;
   std::vector<int64_t> rules = {};
   std::string tensor = {};
-  std::vector<RuntimeMode> modes = {};  // in their order; all those that give the same finding
+  std::vector<RuntimeMode> modes = {};  // in their order; all modes with the same finding
   std::string mesh = {};
   Reason reason = Reason::kUnspecified;
-  int64_t count = 0;  // of tensors
-  // How many of these are of which trees, trees rising. Empty where no tensor is meant, and hence
-  // every tree.
+  int64_t count = 0;  // number of tensors
+  // The count for each tree, trees rising. Empty if the finding concerns no tensor, and therefore
+  // all trees.
   struct InTree {
     int64_t tree = 0;
     int64_t tensors = 0;
@@ -85,7 +85,7 @@ struct Finding {
     friend bool operator==(const InTree&, const InTree&) = default;
   };
   std::vector<InTree> trees = {};
-  std::string text = {};  // a sentence for a person
+  std::string text = {};  // a sentence for people
 
   friend bool operator==(const Finding&, const Finding&) = default;
 };
@@ -95,24 +95,24 @@ inline constexpr int64_t kFindingKindCount = 8;
 std::string_view FindingKindName(Finding::Kind kind);
 
 struct LintOptions {
-  // What texts call the trees, by number, such as `tree 'bert'`. Empty: there is one tree, which
-  // needs no name.
+  // The names of the trees in texts, by number, such as `tree 'bert'`. Empty: there is one tree,
+  // which needs no name.
   std::vector<std::string> trees = {};
-  // Findings beyond this of one kind are counted and not listed. Not negative.
+  // Further findings of one kind are counted but not listed. Not negative.
   int64_t max_findings_per_kind = 100;
   Compatibility compatibility = Compatibility::kDefault;  // how axes resolve
-  // Asked now and then; true ends the call with CANCELLED.
+  // Polled during the call; true ends the call with CANCELLED.
   std::function<bool()> is_cancelled = {};
 };
 
-// What there is to say of one tree, whatever the others are.
+// The report on one tree, independent of the others.
 struct LintTreeReport {
   int64_t tensors = 0;
-  int64_t dead_rules = 0;      // usable ones that match none of its tensors
-  int64_t shadowed_rules = 0;  // that match some of its tensors, and decide none
+  int64_t dead_rules = 0;      // usable rules that match none of its tensors
+  int64_t shadowed_rules = 0;  // rules that match some of its tensors, and decide none
   int64_t unmatched_tensors = 0;
-  // Of the tensors, those that no rule is asked about: without axes, of a strict set, and scalars
-  // or leaves without shape.
+  // Tensors that no rule decides: without axes, in a strict set, and scalars or leaves without
+  // shape.
   int64_t scalars = 0;
 
   friend bool operator==(const LintTreeReport&, const LintTreeReport&) = default;
@@ -121,7 +121,7 @@ struct LintTreeReport {
 struct LintReport {
   // By kind, then by rule, tensor in tree order, mesh as given, mode.
   std::vector<Finding> findings;
-  // Of each kind, by its number, how many there are, listed or not.
+  // Number of findings by kind, listed or not.
   std::array<int64_t, kFindingKindCount> counts = {};
   // By number; as many as LintOptions::trees, at least one.
   std::vector<LintTreeReport> trees;
@@ -129,15 +129,17 @@ struct LintReport {
   bool clean() const { return findings.empty(); }
 };
 
-// Looks at every rule over every tensor, on every mesh, and at every tensor's axes in every mode on
-// every mesh. Several trees are looked at as if they were one: a rule is dead if it matches in none
-// of them, shadowed if it decides in none. As in matching, a strict rule set is not asked about
-// scalars and leaves without shape; small tensors below min_size are neither corrected nor blamed.
-// Without meshes, corrections by a mesh are left out; axes are looked at only with a profile.
+// Checks every rule on every tensor and mesh, and every tensor's axes in every mode on every mesh.
+// Several trees count as one: a rule is dead if it matches in none of them, and shadowed if it
+// decides in none.
 //
-// Errors: INVALID_ARGUMENT (INVALID_SHAPE) naming the tensor; CANCELLED.
-// O(tensors * (rules + meshes)), and at most a million pairs of overlapping rules are told apart;
-// the answer depends on the arguments alone.
+// As in matching, a strict rule set does not decide scalars and leaves without shape. Small tensors
+// below min_size are neither corrected nor reported. Without meshes, corrections by a mesh are left
+// out. Axes are checked only with a profile.
+//
+// Errors: INVALID_ARGUMENT (INVALID_SHAPE) with the tensor's name; CANCELLED.
+// Takes O(tensors * (rules + meshes)), and distinguishes at most a million pairs of overlapping
+// rules. The answer depends only on the arguments.
 absl::StatusOr<LintReport> LintRules(const RuleSet& rule_set, absl::Span<const LintTensor> tree,
                                      const PartitionAxis* profile,
                                      absl::Span<const LintMesh> meshes,

@@ -20,13 +20,15 @@
 namespace shardmesh {
 namespace {
 
-// Names on which kFastest tries either way: enough for RE2 to have built most states it will use.
+// Names on which kFastest tries each method: enough for RE2 to have built most states that it will
+// use.
 constexpr int64_t kTrialNames = 64;
-// Names before the first trial: a tree of fewer is not worth the building of a set.
+// Names before the first trial: for a smaller tree, building a set does not pay off.
 constexpr int64_t kNamesBeforeTrial = 128;
-// Rules between two questions whether to stop: a search takes up to some ten microseconds.
+// Rules between two cancellation checks: the search of one rule takes up to some ten microseconds.
 constexpr size_t kRulesPerCancellationCheck = 16;
-// Instructions of all patterns up to which one automaton is tried: RE2 has no memory for more.
+// Upper bound on the instructions of all patterns for a common automaton: RE2 has no memory for
+// more.
 constexpr int64_t kMaxAutomatonSize = 300'000;
 constexpr int64_t kNearestRules = 3;
 
@@ -71,12 +73,13 @@ struct RuleSet::State {
   bool strict = true;
   int64_t program_size = 0;  // of all patterns
 
-  // All patterns in one automaton, built when first asked for; null if RE2 cannot have that.
+  // Returns all patterns in one automaton, built at the first call; null if RE2 cannot build it.
   const RE2::Set* AllAtOnce() const;
-  // The first rule that matches, asking one after another.
+  // Returns the first rule that matches, searching one rule after another.
   absl::StatusOr<std::optional<int64_t>> FindRuleByRule(
       std::string_view name, const std::function<bool()>& is_cancelled) const;
-  // The same with `set`, where that is exact for the name. `matching` is room for the answer.
+  // As FindRuleByRule, but uses `set` if that is exact for the name. `matching` is a reusable
+  // buffer.
   absl::StatusOr<std::optional<int64_t>> FindAtOnce(
       std::string_view name, const RE2::Set& set, std::vector<int>* matching,
       const std::function<bool()>& is_cancelled) const;
@@ -284,8 +287,11 @@ RuleFinder::RuleFinder(RuleSet rules, MatchStrategy strategy, std::function<int6
   }
 }
 
-// By the number of names asked so far: some rule by rule without a reading, to have RE2 build its
-// states; a trial rule by rule; as many at once without a reading; a trial at once.
+// Phases by the number of names searched before:
+//   1. some rule by rule, unmeasured, so that RE2 builds its states;
+//   2. a measured trial rule by rule;
+//   3. as many at once, unmeasured;
+//   4. a measured trial at once.
 void RuleFinder::Decide() {
   constexpr int64_t kFirstEnd = kNamesBeforeTrial + kTrialNames;
   constexpr int64_t kSecondStart = kFirstEnd + kTrialNames;
