@@ -19,16 +19,16 @@ namespace shardmesh::worker {
 
 using PlanPtr = std::shared_ptr<const Plan>;
 
-// Keeps the plans used last. Thread-safe.
+// LRU cache of plans. Thread-safe.
 class PlanCache {
  public:
   // capacity >= 1.
   explicit PlanCache(size_t capacity) : capacity_(capacity) {}
 
-  // Null if it is not kept.
+  // Returns null if the plan is not in the cache.
   PlanPtr Find(std::string_view hash);
-  // Decodes a plan and keeps it. INVALID_ARGUMENT if `hash` is not the SHA-256 of the bytes, or
-  // they are no valid plan.
+  // Decodes a plan and keeps it. INVALID_ARGUMENT if `hash` is not the SHA-256 of the bytes, or the
+  // bytes are no valid plan.
   absl::StatusOr<PlanPtr> Add(std::string_view hash, std::string_view bytes);
 
  private:
@@ -36,7 +36,7 @@ class PlanCache {
 
   const size_t capacity_;
   absl::Mutex mutex_;
-  std::list<Entry> used_ ABSL_GUARDED_BY(mutex_);  // last used first
+  std::list<Entry> used_ ABSL_GUARDED_BY(mutex_);  // most recently used first
   absl::flat_hash_map<std::string, std::list<Entry>::iterator> by_hash_ ABSL_GUARDED_BY(mutex_);
 };
 
