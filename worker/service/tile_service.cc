@@ -1,4 +1,4 @@
-// The streams of tiles, as raw bytes: generated messages only for what opens a tile.
+// Streams of tiles as raw bytes; only the messages that open a tile are parsed as protos.
 #include "worker/service/tile_service.h"
 
 #include <grpcpp/grpcpp.h>
@@ -32,8 +32,8 @@ absl::Status BadStream(std::string_view message) {
   return InvalidArgument(Reason::kBadTile, message);
 }
 
-// Calls a function once a stream stood still for `limit`. A client that stops in the middle would
-// otherwise keep the memory of its tile for as long as it likes.
+// Calls a function once a stream made no progress for `limit`. Without it, a client that stops
+// halfway could hold its tile's memory indefinitely.
 class IdleLimit {
  public:
   // `clock` outlives the object. `give_up` may end the stream, and with it this object.
@@ -50,7 +50,7 @@ class IdleLimit {
     absl::MutexLock lock(&mutex_);
     progress_time_ = clock_->Now();
   }
-  // The same once more, from where the limit was reached.
+  // Starts the same limit again, from the time at which it was reached.
   void StartAnew() {
     NoteProgress();
     alarm_.SetNoLaterThan(clock_->Now() + limit_);
@@ -79,13 +79,17 @@ class IdleLimit {
 };
 
 // PutTiles, written straight:
+//
+// clang-format off
 //   while (message = read()) {
-//     header: tile = gate.Open(header); once more if the news of its mesh comes in time; the memory
-//             of a large one is made ready on the work queue
+//     header: tile = gate.Open(header); once more if the membership update of its mesh comes in
+//             time; the work queue prepares the memory of a large one
 //     piece:  tile.Append(piece); after the last one tile.Finish()
 //   }
 //   finish(how many)
-// A durable tile is finished on the work queue, and the next one read meanwhile.
+// clang-format on
+//
+// A durable tile is finished on the work queue, while the next one is read.
 class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
  public:
   PutTilesReactor(const TileServiceOptions& options, grpc::ByteBuffer* response)
@@ -98,7 +102,7 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   void OnReadDone(bool ok) override {
     idle_.NoteProgress();
     if (!ok) {
-      // The tile goes before the client hears: it may send it again at once.
+      // Drop the tile before the client gets the error: the client may send the tile again at once.
       const bool within_tile = std::exchange(tile_, nullptr) != nullptr;
       return End(within_tile ? BadStream("the stream ended within a tile; send all of it")
                              : absl::OkStatus());
@@ -113,7 +117,7 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   void OnDone() override { delete this; }
 
  private:
-  // Takes the message in read_, and has the next one read.
+  // Handles the message in read_, and starts the next read.
   absl::Status Take() {
     SHARDMESH_ASSIGN_OR_RETURN(const std::optional<rpc::TilePiece> piece,
                                rpc::ReadTilePiece(&read_));
@@ -156,7 +160,7 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
     return absl::OkStatus();
   }
 
-  // Of a size that takes the host a while to make ready. Nothing is read meanwhile.
+  // Opens a tile so large that the host takes a while for its memory. No read is pending meanwhile.
   absl::Status OpenLarge(v1::TileHeader header) {
     SHARDMESH_RETURN_IF_ERROR(BeginWork());
     options_.work->Push([this, header = std::move(header)]() mutable {
@@ -177,7 +181,7 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
     return absl::OkStatus();
   }
 
-  // Nothing is read meanwhile.
+  // Waits for the membership update, then opens the tile. No read is pending meanwhile.
   absl::Status OpenAfterNews(v1::TileHeader header, UnknownMesh unknown) {
     SHARDMESH_RETURN_IF_ERROR(BeginWork());
     const absl::Time deadline = absl::Now() + options_.membership_wait_limit;
@@ -234,7 +238,7 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
     return status;
   }
 
-  // Until EndWork the stream is not finished. CANCELLED if it may be already.
+  // Until EndWork the stream is not finished. CANCELLED if it may already be finished.
   absl::Status BeginWork() {
     absl::MutexLock lock(&mutex_);
     if (ended_) {
@@ -243,7 +247,7 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
     ++works_;
     return absl::OkStatus();
   }
-  // The object may be gone afterwards.
+  // The object may be destroyed afterwards.
   void EndWork(absl::Status status) {
     std::optional<grpc::Status> due;
     {
@@ -267,15 +271,15 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
     absl::MutexLock lock(&mutex_);
     return works_ > 0;
   }
-  // The client has sent nothing for too long, unless it waits for this worker. Its tile goes when
-  // the read under way has ended.
+  // The client was silent for too long. Ends the stream unless the client waits for this worker.
+  // The pending read ends before the tile is dropped.
   void GiveUp() {
     if (is_at_work()) return idle_.StartAnew();
     End(WithReason(absl::DeadlineExceededError(StrCat("nothing came on this stream for ",
                                                       absl::FormatDuration(idle_.limit()))),
                    Reason::kDeadline));
   }
-  // No more is read. The first call counts.
+  // Stops reading. The first call decides the status.
   void End(absl::Status status) {
     std::optional<grpc::Status> due;
     {
@@ -294,9 +298,9 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
     }
   }
 
-  // What to finish the stream with, where that is due. Who gets it calls Finish with no lock held,
-  // as the last use of this object but for reactions that gRPC makes before OnDone. Nobody else
-  // uses it after letting go of the lock: it may be gone.
+  // Returns the status to pass to Finish(), once, when it is due. The caller must call Finish()
+  // without holding mutex_ and must not touch *this afterwards: only gRPC's reactions before OnDone
+  // may.
   std::optional<grpc::Status> TakeFinish() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (!ended_ || works_ > 0 || finished_) {
       return std::nullopt;
@@ -316,10 +320,10 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   const TileServiceOptions& options_;
   grpc::ByteBuffer* const response_;
 
-  // Touched by one reaction at a time, or between two by work that has the next message read.
+  // Used by one reaction at a time, or between two reactions by work that starts the next read.
   grpc::ByteBuffer read_;
-  std::unique_ptr<IncomingTile> tile_;  // under way; null between tiles
-  int64_t received_bytes_ = 0;          // of it
+  std::unique_ptr<IncomingTile> tile_;  // the current one; null between tiles
+  int64_t received_bytes_ = 0;          // of the current tile
 
   absl::Mutex mutex_;
   int works_ ABSL_GUARDED_BY(mutex_) = 0;  // on a work queue
@@ -331,12 +335,12 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   IdleLimit idle_;  // last: it calls GiveUp
 };
 
-// The messages that carry one tile or a part of it, one after the other.
+// The messages that carry one tile or a part of it, in order.
 class TileMessages {
  public:
   static absl::StatusOr<TileMessages> Create(RequestedTile requested) {
     const TileDescription& description = requested.stored->description();
-    // Where the range lies within the tile that is held.
+    // The range relative to the tile that the worker holds.
     Tile within = requested.range;
     for (size_t i = 0; i < within.ranges.size(); ++i) {
       within.ranges[i].start -= description.tile.ranges[i].start;
@@ -378,7 +382,7 @@ class TileMessages {
   TileMessages(RequestedTile requested, const TileRegion& region)
       : requested_(std::move(requested)), region_(region) {}
 
-  // The next `size` bytes: lent where they lie in one run, else put together.
+  // Returns the next `size` bytes: borrowed where they are contiguous, otherwise copied together.
   grpc::Slice Piece(int64_t size, uint32_t* crc32c) const {
     const absl::Span<const char> held = requested_.stored->bytes();
     if (region_.contiguous()) {
@@ -388,7 +392,7 @@ class TileMessages {
       if (bytes.empty()) {
         return grpc::Slice();
       }
-      // gRPC only reads it, and lets go of it when it is sent.
+      // gRPC only reads the bytes, and releases them when they are sent.
       return grpc::Slice(
           const_cast<char*>(bytes.data()), bytes.size(),
           [](void* owner) { delete static_cast<StoredTilePtr*>(owner); },
@@ -415,8 +419,12 @@ class TileMessages {
 };
 
 // GetTiles, written straight:
+//
+// clang-format off
 //   for (tile : found(request)) write(opening), write(pieces)
-// All tiles are found before the first byte is sent, so that an error comes before any.
+// clang-format on
+//
+// All tiles are found before the first byte is sent, so that an error comes before any data.
 class GetTilesReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
   GetTilesReactor(const TileServiceOptions& options, grpc::CallbackServerContext* context,
@@ -489,7 +497,7 @@ class GetTilesReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
   IdleLimit idle_;
 };
 
-// All methods but Identify take and give raw bytes.
+// All methods except Identify take and return raw bytes.
 using TileServiceBase =
     v1::TileService::WithRawCallbackMethod_PutTiles<v1::TileService::WithRawCallbackMethod_GetTiles<
         v1::TileService::WithCallbackMethod_Identify<v1::TileService::Service>>>;
