@@ -152,8 +152,8 @@ class StepTransport {
 // clang-format off
 //   the rank's own code          a rank reported an error
 //   UNAVAILABLE (WORKER_LOST)    a participant was lost
-//   DEADLINE_EXCEEDED (DEADLINE) not all reports came in time; names the ranks at fault or, if these
-//                                are unknown, the ranks without a report
+//   DEADLINE_EXCEEDED (DEADLINE) not all reports came in time; names the ranks at fault or, if
+//                                these are unknown, the ranks without a report
 //   CANCELLED (CANCELLED)        Cancel, AbortTransfer
 //   the hook's                   the hook refused
 // clang-format on

@@ -30,8 +30,8 @@ constexpr size_t kMaxQueuedBytes = 64 << 20;
 // When a caller that was refused should try again: disks write most of the queue by then.
 constexpr absl::Duration kRetryDelay = absl::Seconds(1);
 
-// Number of time marks of revisions: history lives longer than required by at most this fraction of
-// it.
+// Number of time marks of revisions: history lives longer than required by at most 1/kMarks of that
+// time.
 constexpr int kMarks = 16;
 
 // Events that a compaction forgets at once, while readers wait.

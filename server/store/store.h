@@ -133,7 +133,7 @@ class Store {
   // order of the calls. With any other status nothing of it happened:
   //
   // clang-format off
-  //   ABORTED (VERSION_MISMATCH)  a compare failed; names the key, its revision and the expected one.
+  //   ABORTED (VERSION_MISMATCH)  a compare failed; names the key, its revision and the expected.
   //   INVALID_ARGUMENT            over a limit above, a malformed key, or one written twice.
   //   RESOURCE_EXHAUSTED          (STORE_FULL) disk or quota are full; (LIMIT_EXCEEDED) queue full.
   //   UNAVAILABLE                 (NOT_SERVING) closing. With a retry delay, as LIMIT_EXCEEDED.
