@@ -328,7 +328,7 @@ class ArrayRegistry {
   ArrayCounts CountArrays() const;
   int64_t CountNames() const;
 
-  // Adds or removes one reason to keep the array. NOT_FOUND, also for an array that was given away.
+  // Adds one pin, a reason to keep the array. NOT_FOUND, also for an array that was given away.
   absl::Status Pin(std::string_view array_id);
   // Removes one pin from each array. Ignores missing arrays. Releases together all arrays that
   // nothing holds any more.

@@ -247,7 +247,7 @@ class DefinitionStore {
   // The definition of an event that is no deletion. Takes as long as it took when the definition
   // came, if the event has none. DATA_LOSS, INVALID_ARGUMENT: this build cannot read it.
   absl::StatusOr<std::shared_ptr<const Definition>> Read(const Event& event) const;
-  // As the method above, without the value except for a tree: the form for clients, without
+  // As Read, without the value except for a tree: the form for clients, without
   // compiling rules.
   absl::StatusOr<std::shared_ptr<const Definition>> Describe(const Event& event) const;
 

@@ -45,7 +45,7 @@ class Recovery {
   // Whether the worker is expected back: it left, was lost, or the coordinator started, less than
   // the grace ago, and its inventory was not taken in since.
   bool ComesBack(std::string_view identity) const;
-  // As IsExpected, for the start only: the tiles in the worker's memory come back then too.
+  // As ComesBack, for the start only: the tiles in the worker's memory come back then too.
   bool IsAwaited(std::string_view identity) const;
 
   // Workers that are waited for; 0: it has recovered.
