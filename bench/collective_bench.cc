@@ -1,14 +1,20 @@
-// Collectives of the engine over real streams, each rank a process of its own.
+// Collectives of the engine over real streams; each rank is a separate process.
 //
+// clang-format off
 //   collective_bench RANKS [--ops OP,...] [--algorithms NAME,...] [--sizes BYTES,...] [--calls N]
 //                    [--transport auto|stream|shm]
+// clang-format on
 //
-// Starts itself once for each rank; each serves its Exchange stream on loopback and reaches the
-// others as workers do. Every collective runs by every algorithm that it has. Sizes are those of
+// Starts itself once for each rank. Each rank serves its Exchange stream on loopback and reaches
+// the others as workers do. Every collective runs with each of its algorithms. Sizes are those of
 // the vector that is reduced, or that a rank has in the end; elements are F32. Results are checked
-// before they are timed. Prints one JSON object for each, of the slowest rank's times:
+// before the timing. Prints one JSON object for each, with the slowest rank's times:
+//
+// clang-format off
 //   {"system", "op", "algorithm", "ranks", "bytes", "calls", "p50_us", "p99_us", "mean_us"}
-// busbw as nccl-tests has it follows from these (bench/collective_bench.py).
+// clang-format on
+//
+// busbw as defined by nccl-tests follows from these (bench/collective_bench.py).
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -439,7 +445,7 @@ void RunRank(DeviceId number, const Arguments& arguments, const std::string& fol
     }
   }
   Check(PairwiseBarrier(rank.Next()));
-  // Who leaves while others still wait in the barrier fails their step.
+  // A rank that leaves while others still wait in the barrier fails their step.
   const auto left = [&](DeviceId one) { return StrCat(folder, "/", one, ".left"); };
   std::ofstream(left(number)).close();
   for (DeviceId peer = 0; peer < arguments.ranks; ++peer) {

@@ -8,16 +8,16 @@
 
 namespace shardmesh::bench {
 
-// Of vectors of `bytes`. Either a thousand calls, or as many as take the fastest system that was
-// measured on two cores 0.2 s.
+// Returns the number of calls with vectors of `bytes`: a thousand, or as many as take the fastest
+// measured system 0.2 s on two cores.
 inline int64_t CallsFor(int64_t bytes) {
   if (bytes <= 1'024) return 5'000;
   return std::clamp<int64_t>((int64_t{3} << 30) / bytes, 48, 1'000);
 }
 
-// Whether some ranks are done with their part before others have theirs. In a row of such calls the
-// first would run ahead, and the others would find the next bytes there: not what a call takes.
-// Each begins after a barrier, which is not timed.
+// Returns whether some ranks finish their part before others have theirs. In a row of such calls
+// the first rank would run ahead, and the others would find the next bytes ready, which falsifies
+// the time. Each such call therefore begins after a barrier, which is not timed.
 inline bool IsOneWay(std::string_view op) { return op == "broadcast"; }
 
 }  // namespace shardmesh::bench

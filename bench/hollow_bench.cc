@@ -1,9 +1,11 @@
 // Cost of many attached workers to a coordinator: attach, memory, heartbeats, one membership
 // change, restart.
 //
-//   hollow_bench WORKERS...    the coordinator's program is looked for beside this one
+// clang-format off
+//   hollow_bench WORKERS...    uses the coordinator's program in its own folder
+// clang-format on
 //
-// A line of JSON per result, whose id ends in the number of workers.
+// Prints one line of JSON per result; its id ends in the number of workers.
 #include <fcntl.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -37,7 +39,7 @@ namespace {
 using test::HollowWorkers;
 
 constexpr absl::Duration kTimeout = absl::Minutes(10);
-// How long nothing may change until what happened counts as over.
+// A change counts as finished after this time without another change.
 constexpr absl::Duration kQuiet = absl::Seconds(3);
 
 [[noreturn]] void Fail(const std::string& what) {
@@ -195,7 +197,7 @@ void Measure(const std::string& program, int64_t count) {
     print("memory of the coordinator for each",
           static_cast<double>((coordinator.ResidentBytes() - empty_bytes) / count), "bytes");
 
-    // Cost of heartbeats alone.
+    // Cost of only the heartbeats.
     cpu = coordinator.CpuSeconds();
     started = absl::Now();
     absl::SleepFor(absl::Seconds(10));
@@ -221,7 +223,7 @@ void Measure(const std::string& program, int64_t count) {
 
     started = absl::Now();
     coordinator.Restart();
-    // First those of before are gone.
+    // Wait until the earlier workers are gone.
     const int64_t attaches = (*workers)->totals().attaches;
     const bool is_back = (*workers)->Await(
         [&](const HollowWorkers::Totals& now) {

@@ -1,7 +1,7 @@
-// K1: how near the kernel comes to a bare loop over one packed oneDNN product.
+// K1: how close the kernel comes to a plain loop over one packed oneDNN product.
 //
-// Ours and the bare loop alternate in one run, each sample being some calls; a figure is the ratio
-// of their medians. Results of both are compared in the same run. Usage: kernel_bench [THREADS]
+// The kernel and the plain loop alternate in one run, each sample being some calls. A figure is the
+// ratio of their medians. The run compares both results too. Usage: kernel_bench [THREADS]
 #include <omp.h>
 
 #include <algorithm>
@@ -112,7 +112,7 @@ double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// Blocks may be cut differently, hence rounded differently.
+// The block sizes may differ, and with them the rounding.
 bool Agree(Dtype dtype, const std::vector<char>& a, const std::vector<char>& b) {
   const double tolerance = dtype == Dtype::kF32 ? 1e-4 : 2e-2;
   for (size_t at = 0; at < a.size(); at += dtype == Dtype::kF32 ? 4 : 2) {

@@ -55,7 +55,7 @@ void BM_ReshardTotals(benchmark::State& state) {
 }
 BENCHMARK(BM_ReshardTotals)->DenseRange(0, 3)->Unit(benchmark::kMillisecond);
 
-// What each of the 131,072 devices keeps and needs.
+// The bytes that each of the 131,072 devices keeps and needs.
 void BM_ReshardEveryDevice(benchmark::State& state) {
   const Reshard& reshard = Reshards()[static_cast<size_t>(state.range(0))];
   state.SetLabel(reshard.name);

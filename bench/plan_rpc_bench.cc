@@ -1,9 +1,11 @@
-// R4: plans of large models over the wire. R4-plan: the layout of 90,000 tensors on 65,536 devices,
-// time and memory; R4-search: all meshes of 4,096 devices over five axes for that model;
-// R4-reshard: what moves between two layouts of 131,072 tiles each.
+// R4: plans of large models over the wire.
 //
-// The server is a coordinator in this process, reached over loopback TCP as any client's: memory is
-// what both sides take together, the tree included. Prints one JSON object for each argument.
+// - R4-plan: the layout of 90,000 tensors on 65,536 devices, time and memory.
+// - R4-search: all meshes of 4,096 devices over five axes for that model.
+// - R4-reshard: the data moved between two layouts of 131,072 tiles each.
+//
+// The server is a coordinator in this process, reached over loopback TCP as by any client. Memory
+// is that of both sides together, the tree included. Prints one JSON object for each argument.
 #include <cstdio>
 #include <cstring>
 #include <fstream>
@@ -61,7 +63,8 @@ PartitionSpec Spec(std::vector<SpecEntry> entries) { return PartitionSpec(std::m
 SpecEntry Axis(const char* name) { return SpecEntry::Axis(name); }
 SpecEntry Axes(std::vector<AxisName> names) { return SpecEntry::Axes(std::move(names)); }
 
-// A mixture-of-experts model: 100 layers of 294 experts, three weights each, and 18 tensors beside.
+// Returns a mixture-of-experts model: 100 layers of 294 experts with three weights each, and 18
+// other tensors.
 std::vector<client::TreeTensor> Model() {
   std::vector<client::TreeTensor> tensors;
   const auto add = [&](std::string name, Shape shape) {

@@ -2,10 +2,10 @@
 // at a time, and 64 outstanding. With the argument `metrics`, M3: against the same server without
 // metrics.
 //
-// The server is a coordinator in this process, reached over loopback TCP as any client's. The empty
-// call is the health service's Check: a message without a body, and an answer of two bytes. The
-// question is one that was asked before, as the processes of a job all ask the same; and, in the
-// rows whose names end in -new, one that was never asked. Prints one JSON object for each row.
+// The server is a coordinator in this process, reached over loopback TCP as by any client. The
+// empty call is the health service's Check: a message without a body, and an answer of two bytes.
+// The question was asked before, because the processes of a job all ask the same. In rows whose
+// names end in -new, the question is new. Prints one JSON object for each row.
 #include <google/protobuf/arena.h>
 #include <grpcpp/grpcpp.h>
 
@@ -75,9 +75,8 @@ double Percentile(std::vector<double> samples, double p) {
   return *at;
 }
 
-// Keeps kOutstanding calls of one kind going for kRateTime; returns how many a second were
-// answered. `start` begins a call and has `done` called when it is answered, with whether it was
-// right.
+// Keeps kOutstanding calls of one kind outstanding for kRateTime; returns the answers per second.
+// `start` begins a call, and calls `done` with whether the answer was right.
 double RateOf(const std::function<void(std::function<void(bool)> done)>& start) {
   absl::Mutex mutex;
   int outstanding = 0;
@@ -146,7 +145,7 @@ v1::ResolveSpecRequest Question() {
   return question;
 }
 
-// What an outstanding call needs until it is answered, in one piece of memory.
+// The data of an outstanding call, in one allocation.
 struct ResolveCall {
   grpc::ClientContext context;
   alignas(std::max_align_t) std::array<char, kAnswerBytes> memory;
@@ -224,8 +223,8 @@ int MeasureMetrics() {
     ask(with);
     ask(without);
   }
-  // Pairs of short samples, who comes first changing: what a busy machine does to both alike is in
-  // neither's favour. The median of the pairs' ratios counts.
+  // Pairs of short samples in alternating order: a busy machine affects both alike. The result is
+  // the median of the pairs' ratios.
   std::vector<double> with_us, without_us, latency_ratios;
   for (int round = 0; round < kMetricsRounds; ++round) {
     const auto sample = [&](Resolver& resolver) {

@@ -1,9 +1,11 @@
 // A collective as a step of a running cluster: from the client's call to its answer.
 //
+// clang-format off
 //   step_bench COORDINATOR LABEL    the mesh is "default", with the one axis tp
+// clang-format on
 //
-// A line of JSON per size, whose id begins with LABEL: the median of the call's time, and beside it
-// of what the slowest worker's collective took of it. The tensor is replicated, so each rank brings
+// Prints one line of JSON per size, whose id begins with LABEL: the median of the call's time, and
+// the time of the slowest worker's collective in it. The tensor is replicated, so each rank passes
 // all of its elements to the all-reduce. Each result is released at once.
 #include <algorithm>
 #include <cstdlib>

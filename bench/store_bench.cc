@@ -1,5 +1,5 @@
-// What an acknowledged write to the store costs beside a bare fdatasync, and how many there are per
-// second when 32 writers wait at once. Usage: store_bench [FOLDER]; a line of JSON per result.
+// Cost of an acknowledged write to the store compared with a plain fdatasync, and writes per second
+// with 32 waiting writers. Usage: store_bench [FOLDER]; prints one line of JSON per result.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -25,7 +25,7 @@ constexpr int kRounds = 9;
 constexpr int kWritesPerRound = 300;
 constexpr int kWriters = 32;
 constexpr int kWritesPerWriter = 500;
-constexpr size_t kValueBytes = 200;  // about what an array's record has
+constexpr size_t kValueBytes = 200;  // about the size of an array's record
 
 [[noreturn]] void Fail(std::string_view what) {
   std::fprintf(stderr, "store_bench: %.*s\n", static_cast<int>(what.size()), what.data());

@@ -1,9 +1,11 @@
-// Round trips over one bare gRPC stream between two processes: what a message between workers
-// cannot beat. A completion queue on each side, polled by the thread that waits.
+// Round trips over one plain gRPC stream between two processes: a lower bound for a message between
+// workers. Each side has a completion queue, polled by the waiting thread.
 //
+// clang-format off
 //   stream_ping_bench [--sizes BYTES,...] [--ops OP,...]        messages of at most 64 KiB
+// clang-format on
 //
-// Prints lines as bench/collective_bench.cc does, of the op "ping".
+// Prints lines as bench/collective_bench.cc does, for the op "ping".
 #include <grpcpp/channel.h>
 #include <grpcpp/completion_queue.h>
 #include <grpcpp/create_channel.h>
@@ -62,7 +64,7 @@ bool Await(grpc::CompletionQueue& queue, std::vector<Operation> operations) {
   return true;
 }
 
-// Sends back what comes over one stream, until it ends.
+// Echoes the messages of one stream until it ends.
 void Answer(int port_pipe) {
   grpc::ServerBuilder builder;
   grpc::AsyncGenericService service;

@@ -1,13 +1,18 @@
-// What loopback TCP alone would allow a pairwise all-reduce: processes that send each other as many
-// bytes, and nothing else.
+// Upper bound that loopback TCP sets for a pairwise all-reduce: processes that only send each other
+// as many bytes.
 //
+// clang-format off
 //   tcp_bench RANKS [--ops OP,...] [--sizes BYTES,...]
+// clang-format on
 //
 // Every rank sends 2 S / P bytes to each of the P - 1 others and receives as many, over one
-// connection a pair, as fast as the sockets take and give them: what an all-reduce of S bytes has
-// to move. Prints one JSON object for each size from 64 KiB on, of the slowest rank's times, if
-// all-reduce is among the ops:
+// connection per pair, at the sockets' full speed. An all-reduce of S bytes has to move as much. If
+// all-reduce is among the ops, prints one JSON object with the slowest rank's times for each size
+// from 64 KiB on:
+//
+// clang-format off
 //   {"system": "tcp", "op": "all-reduce", "algorithm", "ranks", "bytes", "calls", "p50_us", ...}
+// clang-format on
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>

@@ -1,10 +1,15 @@
-// What whole trees cost: in this process, and over the wire to a coordinator.
+// Cost of whole trees: in this process, and over the wire to a coordinator.
 //
+// clang-format off
 //   tree_bench chain                     resolve and correct, chained, on one thread: calls a
-//   second tree_bench batch ADDRESS             the same chain, 100,000 tensors with axes in one
-//   call: tensors a second tree_bench match ADDRESS NAMES RULES NAMES tensors (a file of names, one
-//   a line) by RULES (YAML): seconds tree_bench many ADDRESS COUNT RULES  COUNT made names by
-//   RULES: seconds, and bytes of the request
+//                                        second
+//   tree_bench batch ADDRESS             the same chain, 100,000 tensors with axes in one call:
+//                                        tensors a second
+//   tree_bench match ADDRESS NAMES RULES NAMES tensors (a file of names, one a line) by RULES
+//                                        (YAML): seconds
+//   tree_bench many ADDRESS COUNT RULES  COUNT made names by RULES: seconds, and bytes of the
+//                                        request
+// clang-format on
 //
 // Prints one JSON object: the best and the median of several runs. Answers are checked in the same
 // run.

@@ -132,7 +132,7 @@ absl::Status CheckUtf8(int argc, const char* const* argv) {
   return absl::OkStatus();
 }
 
-// What was not given as an option is taken from the environment.
+// Fills in options that were not given from the environment.
 void FillFromEnvironment(rpc::TlsFiles* files) {
   for (const auto& [name, path] : {std::pair("SHARDMESH_TLS_CERT", &files->certificate),
                                    std::pair("SHARDMESH_TLS_KEY", &files->private_key),
@@ -159,7 +159,7 @@ std::string FullName(const CLI::App* app) {
                                       : FullName(app->get_parent()) + " " + app->get_name();
 }
 
-// The arguments name no command below `at`, as far as they name one.
+// The arguments name no command below `at`. The message includes the part that they do name.
 class WrongCommand : public CLI::ParseError {
  public:
   WrongCommand(const CLI::App* at, std::string message)
@@ -175,8 +175,8 @@ class WrongCommand : public CLI::ParseError {
   std::string at_;
 };
 
-// Says what to do if nobody answers because the coordinator that `up` recorded has ended. Otherwise
-// returns `error` itself.
+// Returns advice if the coordinator recorded by `up` has ended and therefore does not answer.
+// Otherwise returns `error` itself.
 absl::Status ExplainUnreachable(const absl::Status& error, const std::string& cluster_name) {
   if (ExitCodeOf(error) != kExitUnreachable || !CheckClusterName(cluster_name).ok()) return error;
   const absl::StatusOr<ClusterRecord> record = ReadRecord(ClusterFolder(cluster_name));
@@ -254,7 +254,7 @@ int ExitCodeOf(const absl::Status& status) {
   if (status.GetPayload(kWrongUsePayload).has_value()) {
     return kExitWrongUse;
   }
-  // Without a reason it does not come from a coordinator that could do what was asked.
+  // Without a reason the error is not from a coordinator that supports the request.
   const bool is_unreachable = (absl::IsUnavailable(status) || absl::IsUnimplemented(status)) &&
                               ReasonOf(status) == Reason::kUnspecified;
   return is_unreachable ? kExitUnreachable : kExitFailed;
@@ -401,7 +401,7 @@ std::string CommandLine::MessageOf(const absl::Status& status) {
   if (violations.size() != 1) {
     return message;
   }
-  // What a server sends has the field in front.
+  // A server's message begins with the field.
   const std::string in_front = StrCat(violations.front().field, " ");
   const std::string said =
       message.starts_with(in_front) ? message.substr(in_front.size()) : message;

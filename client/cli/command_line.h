@@ -33,19 +33,19 @@ inline constexpr int kExitUnreachable = 3;  // no cluster at the address
 // JSON whose keys stay in the order in which they were written.
 using Json = nlohmann::ordered_json;
 
-// What holds for one run of one command, beside its own options.
+// Settings of one run of one command, apart from its own options.
 struct Invocation {
-  // The coordinator: as given, else of the cluster that `up` recorded, else 127.0.0.1:7070.
+  // The coordinator: as given, else that of the cluster recorded by `up`, else 127.0.0.1:7070.
   std::string address;
   // Whether it was given.
   bool has_address = false;
-  // Of the cluster that `up` and `down` are about.
+  // The cluster of `up` and `down`.
   std::string cluster_name;
-  // As given; commands that move tensors have a longer one of their own otherwise.
+  // As given; otherwise commands that move tensors use their own, longer deadline.
   std::optional<absl::Duration> deadline;
   bool json = false;
-  // As given by options or in the environment, else the client's of the cluster that `up` recorded;
-  // empty for plaintext.
+  // As given by options or in the environment, else the client's files of the cluster recorded by
+  // `up`; empty for plaintext.
   rpc::TlsFiles tls = {};
 
   absl::Duration DeadlineOr(absl::Duration otherwise) const { return deadline.value_or(otherwise); }
@@ -56,7 +56,7 @@ struct Invocation {
   absl::StatusOr<std::unique_ptr<MeshClient>> Connect() const;
 };
 
-// Does a command's work. Results go to standard output, all else to standard error.
+// Runs a command. Results go to standard output, all other text to standard error.
 using Handler = std::function<absl::Status(const Invocation&)>;
 
 // An error of the command line, for which the exit code is kExitWrongUse.
@@ -74,13 +74,13 @@ class CommandLine {
  public:
   CommandLine();
 
-  // Defines a command below `parent` (null: the program). The returned app takes its options;
-  // --address, --name, --deadline, --output and those of TLS are there already.
+  // Defines a command below `parent` (null: the program). Returns an app for its options, which
+  // already has --address, --name, --deadline, --output and the TLS options.
   CLI::App* AddCommand(const std::string& name, const std::string& help, Handler handler,
                        CLI::App* parent = nullptr);
   // Says that the operands of a command are specs, so that one may begin with a dash: `-,tp`.
   void TakeSpecOperands(const CLI::App* command) { spec_commands_.insert(command); }
-  // A name below which further commands stand; the one that is there if it is defined already.
+  // Defines a group of commands, or returns the existing group.
   CLI::App* AddGroup(const std::string& name, const std::string& help, CLI::App* parent = nullptr);
 
   // Runs the command that the arguments name; returns the program's exit code. Errors go to
@@ -102,7 +102,7 @@ class CommandLine {
   // The arguments in the writing that CLI11 takes: `--shape=` as `--shape ''`, and a spec's dash at
   // the beginning of an operand as the underscore that means the same.
   std::vector<std::string> Arguments(int argc, const char* const* argv, const CLI::App* command);
-  // What was wrong with the arguments, as an error of wrong use.
+  // Converts wrong arguments to a usage error.
   absl::Status ParseErrorStatus(const CLI::ParseError& error);
   // An error for a person: where it is about a field that its text does not name, with that name,
   // or the option of the same name.

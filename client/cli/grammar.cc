@@ -204,7 +204,7 @@ absl::StatusOr<Mode> ParseMode(std::string_view text, Compatibility compatibilit
   const std::string name = text.starts_with('_') ? std::string(text) : StrCat("__", text, "__");
   absl::StatusOr<Mode> mode = Mode::Parse(name, compatibility);
   if (!mode.ok()) {
-    // The error names what was typed. Mode::Parse takes names with underscores only.
+    // The error repeats the typed text. Mode::Parse takes names with underscores only.
     return WrongUse(ToStd(Mode::Parse(text, compatibility).status().message()));
   }
   return mode;

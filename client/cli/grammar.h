@@ -1,5 +1,5 @@
-// How the values of the command line's arguments are written: shapes, axes, specs, and what is
-// named or given.
+// The notation of values in command-line arguments: shapes, axes, specs, and names or inline
+// values.
 #ifndef SHARDMESH_CLIENT_CLI_GRAMMAR_H_
 #define SHARDMESH_CLIENT_CLI_GRAMMAR_H_
 
@@ -51,11 +51,13 @@ absl::StatusOr<Dtype> ParseElementType(std::string_view text);
 absl::StatusOr<Mode> ParseMode(std::string_view text,
                                Compatibility compatibility = Compatibility::kDefault);
 
-// An existing file, or a text that looks like a path (has a slash or ends in .yaml, .yml or .json),
-// is read; any other is the name of an entry of the catalog. A mesh may also be given by its axes,
-// `fsdp=2,tp=2`. Empty text selects nothing. Errors: those of rpc/config.h; axes that make no mesh
-// are wrong use. Of a mesh so given or in a file one size may be -1, if `device_count` tells it;
-// with kExact axes make the meshes that JAX takes.
+// Reads `text` as a file if that exists, or if it looks like a path (has a slash or ends in .yaml,
+// .yml or .json). Other text is the name of a catalog entry. A mesh may also be given by its axes,
+// `fsdp=2,tp=2`. Empty text selects nothing.
+//
+// Errors are those of rpc/config.h; axes that make no mesh are a usage error. In a mesh given by
+// axes or in a file one size may be -1, if `device_count` determines it. With kExact, axes make the
+// meshes that JAX accepts.
 absl::StatusOr<MeshSelector> SelectMesh(std::string_view text,
                                         std::optional<int64_t> device_count = std::nullopt,
                                         Compatibility compatibility = Compatibility::kDefault);
@@ -72,7 +74,7 @@ bool LooksLikePath(std::string_view text);
 // The names of the options of computations, such as `gelu` or `reduce-scatter`.
 absl::StatusOr<Activation> ParseActivation(std::string_view text);
 absl::StatusOr<WeightLayout> ParseWeightLayout(std::string_view text);
-// Also `send`, which is a permute of one pair.
+// Also accepts `send`, a permute of one pair.
 absl::StatusOr<CollectiveKind> ParseCollectiveKind(std::string_view text);
 absl::StatusOr<CollectiveAlgorithm> ParseCollectiveAlgorithm(std::string_view text);
 absl::StatusOr<CollectiveOrder> ParseCollectiveOrder(std::string_view text);

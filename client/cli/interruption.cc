@@ -1,4 +1,4 @@
-// A thread that waits for the signals, and one that tells the coordinator.
+// One thread waits for the signals, another cancels the put at the coordinator.
 #include "client/cli/interruption.h"
 
 #include <pthread.h>
@@ -142,7 +142,7 @@ void Interruption::Cancel(MeshClient* client, const std::string& transfer_id) {
     is_cancelling_ = false;
     const bool nothing_done = is_cancelled_ && signal_.has_value();
     if (nothing_done && !mutex_.AwaitWithTimeout(absl::Condition(&is_ending_), kPutEnds)) {
-      // Nothing more can come of it, and the process' memory goes with the process.
+      // The process is ending, which frees its memory.
       client->CloseSession();
       std::cerr << StrCat("shardmesh: interrupted: ", outcome_, "\n");
       EndBy(*signal_);

@@ -1,5 +1,4 @@
-// Ctrl-C and SIGTERM while tensors are on their way: the transfer is cancelled before the program
-// ends.
+// Ctrl-C and SIGTERM during a transfer: the transfer is cancelled before the program ends.
 #ifndef SHARDMESH_CLIENT_CLI_INTERRUPTION_H_
 #define SHARDMESH_CLIENT_CLI_INTERRUPTION_H_
 
@@ -16,15 +15,16 @@
 
 namespace shardmesh::client {
 
-// Takes SIGINT and SIGTERM as long as it lives: make it before anything starts threads. The first
-// signal cancels the put that has begun, which then returns CANCELLED, or succeeds if it was being
-// committed. A coordinator that does not answer is asked again until the put has ended. Before a
-// put has begun, at the second signal, and while this is destroyed, the program ends at once; the
-// coordinator then aborts what was begun.
+// Handles SIGINT and SIGTERM during its lifetime: create it before any thread starts.
+//
+// The first signal cancels the current put, which then returns CANCELLED, or succeeds if it was
+// being committed. It retries an unreachable coordinator until the put has ended. The program ends
+// at once before a put has begun, at the second signal, and during this object's destruction. The
+// coordinator then aborts the transfer.
 class Interruption {
  public:
-  // `outcome` is what a put that was cancelled comes to, such as "nothing was loaded". Where the
-  // coordinator may have committed it all the same, the outcome is said to be unknown.
+  // `outcome` describes the result of a cancelled put, such as "nothing was loaded". If the
+  // coordinator may have committed it, the message says that the outcome is unknown.
   explicit Interruption(std::string_view outcome);
   // Waits a few seconds at most for a coordinator that is being asked.
   ~Interruption();
@@ -64,14 +64,15 @@ class Interruption {
 // gone since (NOT_FOUND).
 bool IsNothingDone(const absl::Status& status);
 
-// The signal that interrupted what ended with this status.
+// Returns the signal that interrupted the call with this status.
 std::optional<int> InterruptionOf(const absl::Status& status);
 // Ends this process as the signal would have, or with the code that shells give to that.
 [[noreturn]] void EndBy(int signal);
 
-// Files are read through a mapping: one that is cut short meanwhile, or whose disk fails, would end
-// this process by SIGBUS without a word. From now on it then says so, and ends with kExitFailed. A
-// transfer that was under way is not committed. Call it before threads are started.
+// From now on, a lost file is reported before the program ends with kExitFailed. Files are read
+// through a mapping. A file that is truncated meanwhile, or whose disk fails, would otherwise end
+// the process by SIGBUS without a message. The current transfer is not committed. Call it before
+// any thread starts.
 void SayIfAFileIsLost();
 
 }  // namespace shardmesh::client

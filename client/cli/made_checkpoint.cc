@@ -45,7 +45,7 @@ void AddLlamaLayer(int64_t layer, int64_t hidden, Dtype dtype, std::vector<Tenso
   tensors->push_back({prefix + "mlp.down_proj.weight", dtype, {hidden, mlp}});
 }
 
-// Elements [first, ...) of one tensor, as many as fill `out`.
+// Fills `out` with the elements from `first` on of one tensor.
 absl::Status FillElements(Dtype dtype, uint64_t seed, int64_t first, absl::Span<char> out) {
   if (dtype != Dtype::kI64) {
     return FillNormal(dtype, seed, kDeviation, first, out);
@@ -99,7 +99,8 @@ absl::StatusOr<std::vector<Tensor>> LlamaTensors(int64_t size_bytes, Dtype dtype
         absl::InvalidArgumentError(StrCat("weights are F16, BF16 or F32, not ", DtypeName(dtype))),
         Reason::kUnsupportedDtype);
   }
-  // The widest model of which at least 8 layers fit beside the embeddings; else the smallest.
+  // Choose the widest model with room for at least 8 layers beside the embeddings; else the
+  // smallest.
   int64_t smallest_bytes = 0;
   for (const int64_t hidden : {8192, 4096, 2048, 1024, 512, 256}) {
     constexpr int64_t kVocabulary = 32000;
@@ -132,7 +133,7 @@ absl::Status WriteRandomCheckpoint(const std::string& path, const std::vector<Te
           path, tensors, {{"made_by", "shardmesh make-checkpoint"}, {"seed", StrCat(seed)}}));
   const int64_t total_bytes = TotalBytes(tensors);
   int64_t done_bytes = 0;
-  // Of 8-byte elements, hence aligned to every type's.
+  // The 8-byte elements align it for every type.
   std::vector<int64_t> piece(kPieceBytes / sizeof(int64_t));
   for (size_t i = 0; i < tensors.size(); ++i) {
     SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes, SizeBytes(tensors[i]));
@@ -140,7 +141,7 @@ absl::Status WriteRandomCheckpoint(const std::string& path, const std::vector<Te
     for (int64_t offset = 0; offset < size_bytes; offset += kPieceBytes) {
       const absl::Span<char> bytes(reinterpret_cast<char*>(piece.data()),
                                    static_cast<size_t>(std::min(kPieceBytes, size_bytes - offset)));
-      // Each tensor has a stream of values of its own.
+      // Each tensor has its own stream of values.
       SHARDMESH_RETURN_IF_ERROR(FillElements(tensors[i].dtype, seed + i * 0x9E3779B97F4A7C15u,
                                              offset / element_bytes, bytes));
       SHARDMESH_RETURN_IF_ERROR(writer.Append(bytes));

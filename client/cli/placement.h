@@ -1,5 +1,5 @@
-// How the tensors of a tree are to lie: asked of the coordinator by names, shapes and element types
-// alone, and shown as tables.
+// Placements of a tree's tensors: asked of the coordinator only by names, shapes and element types,
+// and shown as tables.
 #ifndef SHARDMESH_CLIENT_CLI_PLACEMENT_H_
 #define SHARDMESH_CLIENT_CLI_PLACEMENT_H_
 
@@ -43,7 +43,7 @@ absl::Status CheckAllMatched(const Placement& placement);
 
 // One row per tensor, unless these are left out, then the totals, to standard output.
 void PrintPlacement(const Placement& placement, bool with_tensors = true);
-// What it comes to: bytes per device, shares, specs, costly tensors, and corrections with fixes.
+// Prints the summary: bytes per device, shares, specs, costly tensors, and corrections with fixes.
 void PrintReport(const Placement& placement);
 // Fixes stand at each tensor that has some.
 Json PlacementJson(const Placement& placement);

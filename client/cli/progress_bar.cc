@@ -34,7 +34,7 @@ void ProgressBar::Show(int64_t done_bytes, int64_t total_bytes) {
              FormatBytes(total_bytes), ", ", FormatBytes(rate), "/s");
   if (terminal_) {
     const auto filled = static_cast<size_t>(share * kWidth);
-    // The escape sequence clears what an earlier, longer line left.
+    // The escape sequence clears the rest of an earlier, longer line.
     std::fprintf(stderr, "\r%s [%s%s] %s\033[K", what_.c_str(), std::string(filled, '#').c_str(),
                  std::string(kWidth - filled, ' ').c_str(), numbers.c_str());
     open_ = true;

@@ -12,7 +12,7 @@ namespace shardmesh::client {
 // Not thread-safe.
 class ProgressBar {
  public:
-  // `what` stands in front, such as `load`.
+  // `what` is the label, such as `load`.
   explicit ProgressBar(std::string what);
   // Ends the bar's line.
   ~ProgressBar();

@@ -1,4 +1,4 @@
-// Options that several commands have: which mesh, which mode, and how what is answered.
+// Options of several commands: the mesh, the mode, and the form of answers.
 #ifndef SHARDMESH_CLIENT_CLI_SHARED_OPTIONS_H_
 #define SHARDMESH_CLIENT_CLI_SHARED_OPTIONS_H_
 
@@ -53,7 +53,7 @@ struct ExactOption {
 };
 void AddExactOption(CLI::App* app, ExactOption* option);
 
-// --mode. Which texts are modes depends on --exact, hence it is read when all options are there.
+// --mode. The valid modes depend on --exact, so it is parsed after all options.
 struct ModeOption {
   std::optional<std::string> text = std::nullopt;
 };
@@ -62,8 +62,7 @@ void AddModeOption(CLI::App* app, ModeOption* option, std::string_view help_pref
 absl::StatusOr<std::optional<Mode>> SelectMode(const ModeOption& option,
                                                Compatibility compatibility);
 
-// The mode by which axes are read, or those of a preset, which has its own; nullopt where that
-// cannot be told.
+// Returns the mode that reads axes, or the preset's own mode; nullopt if it cannot be determined.
 std::optional<RuntimeMode> ModeOf(const std::optional<Mode>& mode, std::string_view preset,
                                   const std::optional<Shape>& shape);
 

@@ -78,7 +78,7 @@ void PrintExplanation(const SpecAnswer& answer, const std::optional<Mesh>& mesh,
     if (step.kind == ExplanationStep::Kind::kModeVariant && mode.has_value()) {
       StrAppend(&kind, " ", RuntimeModeName(*mode));
     }
-    // A correction's reason says more than what is left.
+    // A correction's reason says more than its result.
     std::string result = step.result;
     for (const Correction& correction : answer.corrections) {
       if (step.kind == ExplanationStep::Kind::kCorrection && step.dim >= 0 &&

@@ -22,7 +22,7 @@ Json SpecAnswerJson(const SpecAnswer& answer, const std::optional<Mesh>& mesh,
 // A line for each correction, with its fixes below it.
 void PrintCorrections(const std::vector<Correction>& corrections, const std::vector<Fix>& fixes,
                       const std::optional<Mesh>& mesh);
-// The chain of reasons alone.
+// Prints only the chain of reasons.
 void PrintExplanation(const SpecAnswer& answer, const std::optional<Mesh>& mesh,
                       std::optional<RuntimeMode> mode);
 Json ExplanationJson(const std::vector<ExplanationStep>& steps);

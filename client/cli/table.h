@@ -64,9 +64,8 @@ std::string FormatSpec(const PartitionSpec& spec);
 // axes there are, and which was probably meant.
 std::string FormatCorrections(absl::Span<const Correction> corrections,
                               const std::optional<Mesh>& mesh = std::nullopt);
-// What to change, and the whole spec to ask for, with which nothing is corrected:
-// `pad dimension 0 from 30 to 32: spec tp,-, shape 32,8`. In the grammar of ParseSpec and
-// ParseShape.
+// Returns the change, and the whole spec to request, which needs no correction: `pad dimension 0
+// from 30 to 32: spec tp,-, shape 32,8`. Uses the grammar of ParseSpec and ParseShape.
 std::string FormatFix(const Fix& fix);
 
 // A list with null, a name or a list of names for each dimension; unreduced axes are not in it.

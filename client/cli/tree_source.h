@@ -16,11 +16,13 @@ namespace shardmesh::client {
 // The tensors of a checkpoint, in its order.
 std::vector<TreeTensor> TensorsOf(const Checkpoint& checkpoint);
 
-// Reads a tree: of a safetensors file, an index or a model folder, by their headers alone; of a
-// JSON file (a name that ends in .json, see ParseTree) or of JSON lines (.jsonl, see
-// ParseTreeLines); of JSON lines on standard input for `-`. Errors of Checkpoint::Open, of those
-// two, NOT_FOUND or as the system says for a file that cannot be read, and BAD_FILE for a tree
-// without tensors.
+// Reads a tree. Sources:
+// - a safetensors file, an index or a model folder: only the headers;
+// - a JSON file (a name that ends in .json, see ParseTree);
+// - JSON lines (.jsonl, see ParseTreeLines), also on standard input for `-`.
+//
+// Errors: those of Checkpoint::Open and of those two; NOT_FOUND or the system's error for a file
+// that cannot be read; BAD_FILE for a tree without tensors.
 absl::StatusOr<std::vector<TreeTensor>> ReadTree(const std::string& path);
 
 // The tensors of a stored tree, for commands that show each of them. Errors of GetEntry.

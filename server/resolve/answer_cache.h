@@ -21,21 +21,21 @@
 
 namespace shardmesh::server {
 
-// An answer as it is sent, and what was corrected in making it.
+// An answer as sent, and the corrections made for it.
 struct KnownAnswer {
   grpc::Slice bytes;
   CorrectionTally corrections;
 };
 
-// Answers of calls that look at nothing but the request and the definitions: for equal bytes of a
-// request, asked of the same method at the same revision of the definitions, the answer is the
-// same. Answers of other revisions are forgotten. Thread-safe.
+// Caches answers that depend only on the request and the definitions. Equal bytes of a request to
+// the same method, at the same revision of the definitions, get the same answer. Answers of other
+// revisions are dropped. Thread-safe.
 class AnswerCache {
  public:
   // Requests and answers that together are longer are not kept.
   static constexpr size_t kMaxEntryBytes = 16 << 10;
 
-  // Keeps at most about `max_bytes` of requests and answers; those not asked for go first.
+  // Keeps at most about `max_bytes` of requests and answers; the least recently used go first.
   explicit AnswerCache(size_t max_bytes) : max_bytes_(max_bytes) {}
 
   // Nullopt if it is not known.
@@ -62,18 +62,18 @@ class AnswerCache {
   };
   using Answers = absl::flat_hash_map<std::pair<int, std::string>, KnownAnswer, Hash, Same>;
 
-  // Forgets what is of another revision. Returns whether `revision` is the newest known.
+  // Drops answers of other revisions. Returns whether `revision` is the newest known.
   bool Turn(int64_t revision) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // What is forgotten goes to `forgotten`, to be destroyed without the lock.
+  // Moves dropped answers to `forgotten`, to be destroyed without the lock.
   void Add(const Question& question, const KnownAnswer& answer, Answers* forgotten)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const size_t max_bytes_;
   absl::Mutex mutex_;
   int64_t revision_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Two generations: what was asked for since the younger one began, and before. An answer that is
-  // found in the older one moves to the younger; when that has half of the bytes, it becomes the
-  // older one.
+  // Two generations: entries used since the younger one began, and older ones. An answer found in
+  // the older generation moves to the younger. When the younger has half of the bytes, it becomes
+  // the older one.
   Answers young_ ABSL_GUARDED_BY(mutex_);
   Answers old_ ABSL_GUARDED_BY(mutex_);
   size_t young_bytes_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -16,17 +16,18 @@
 
 namespace shardmesh::server {
 
-// Runs tasks, some at a time: those of one caller in the order in which they come, and callers by
-// turns. Thread-safe.
+// Runs a few tasks at a time: tasks of one caller in their order of arrival, callers in turns.
+// Thread-safe.
 class Background {
  public:
   using Task = ThreadPool::Task;
 
-  // Most tasks that wait: each is a call that somebody waits for, and more would only wait longer.
+  // Most waiting tasks: each is a call that a client waits for, and a longer queue would only add
+  // waiting time.
   static constexpr size_t kMaxWaiting = 64;
-  // The same of one caller, who leaves places for others.
+  // Most waiting tasks of one caller, which leaves places for others.
   static constexpr size_t kMaxWaitingOfCaller = 32;
-  // What runs longer is stopped, also where its caller has set no deadline.
+  // Longest run of a task, also if its caller has set no deadline.
   static constexpr absl::Duration kTimeLimit = absl::Minutes(5);
 
   explicit Background(int threads)
@@ -52,7 +53,8 @@ class BackgroundStop {
   // The call runs from now on: waiting does not count.
   void Begin() { limit_ns_.store(SteadyNow() + absl::ToInt64Nanoseconds(Background::kTimeLimit)); }
   bool is_due() const { return cancelled_.load(std::memory_order_relaxed) || is_over_time(); }
-  // What ended a call: its own status, or DEADLINE_EXCEEDED where the time limit did.
+  // Returns the status of a call that ended: its own status, or DEADLINE_EXCEEDED if the time limit
+  // ended it.
   absl::Status Explain(const absl::Status& status) const;
 
  private:

@@ -23,7 +23,7 @@ namespace {
 
 using IsCancelled = std::function<bool()>;
 
-// The error of one tensor.
+// Returns an error about one tensor.
 absl::Status TensorError(const absl::Status& status, std::string_view name) {
   return WithContext(status, StrCat("tensor ", PythonRepr(name)));
 }
@@ -42,7 +42,7 @@ class AnalyzeAnswer {
     if (!exact_) {
       SHARDMESH_ASSIGN_OR_RETURN(analysis_, LayoutAnalysis::Create(mesh_));
     }
-    // Without a mesh it looks after names and counts alone.
+    // Without a mesh it only checks names and counts.
     TreeQuestion question;
     question.compatibility = compatibility;
     SHARDMESH_ASSIGN_OR_RETURN(resolver_, TreeResolver::Create(std::move(question)));
@@ -186,7 +186,7 @@ class SearchAnswer {
       if (is_cancelled()) {
         return absl::CancelledError("cancelled while tensors were grouped");
       }
-      // What a rule's own conditions made of its spec is what the meshes are asked for.
+      // The meshes are queried with the spec after the rule's own conditions.
       const PartitionSpec& spec = resolver_->specs()[placements[i].spec_index].effective;
       SHARDMESH_RETURN_IF_ERROR(groups_.Add(spec, tensor.shape, BitsPerElement(*tensor.dtype)));
     }

@@ -14,8 +14,8 @@
 
 namespace shardmesh::server {
 
-// Each reactor lives until its call is done. Requests and responses are the call's own; what else
-// is handed over as a pointer or reference outlives it.
+// Each reactor lives until its call is done. The call owns requests and responses; all other
+// pointers and references outlive the reactor.
 
 using AnalyzeLayoutCall = TreeCall<v1::AnalyzeLayoutRequest, v1::AnalyzeLayoutResponse>;
 using SearchMeshesCall = TreeCall<v1::SearchMeshesRequest, v1::SearchMeshesResponse>;

@@ -1,4 +1,4 @@
-// What the answers of ResolveService share: selectors, corrections and their fixes.
+// Shared parts of ResolveService's answers: selectors, corrections and their fixes.
 #include "server/resolve/resolve_answers.h"
 
 #include <algorithm>

@@ -45,8 +45,8 @@ class CorrectionTally {
   std::array<int64_t, kReasons.size()> counts_ = {};
 };
 
-// What an answer looks at, and what it made of it. Valid for the call. An answer depends on nothing
-// but the request and the state.
+// The input of an answer, and records of its work. Valid for the call. An answer depends only on
+// the request and the state.
 struct AnswerContext {
   const Definitions& state;
   CorrectionTally& corrections;
@@ -108,8 +108,8 @@ absl::Status Answer(const AnswerContext&, const v1::DescribeLinearLayerRequest&,
 absl::Status Answer(const AnswerContext&, const v1::PromoteDtypesRequest&,
                     v1::PromoteDtypesResponse*);
 
-// resolve_plans.cc
-// As long, and cancelled likewise.
+// Defined in resolve_plans.cc. May run as long as the answers above, and is cancelled in the same
+// way.
 absl::Status Answer(const AnswerContext&, const v1::PlanReshardRequest&, v1::PlanReshardResponse*,
                     const std::function<bool()>& is_cancelled);
 
@@ -121,9 +121,8 @@ absl::Status Answer(const AnswerContext&, const v1::PlanReshardRequest&, v1::Pla
   }                                                             \
   auto lhs = *std::move(lhs##_or)
 
-// What selectors select: the value given inline, or the one of that name; without either the mesh
-// "default", the profile of defaults, no logical rules. Names are references: errors as those of
-// Definitions::FindReferred.
+// Return the selected value: inline, or by name. Without either: the mesh "default", the profile of
+// defaults, no logical rules. Names are references: errors are those of Definitions::FindReferred.
 absl::StatusOr<Mesh> SelectMesh(const Definitions& state, const v1::MeshSelector& selector,
                                 Compatibility compatibility);
 // The same where no mesh is given inline, with its workers.
@@ -131,8 +130,8 @@ absl::StatusOr<std::shared_ptr<const rpc::MeshDefinition>> FindMesh(
     const Definitions& state, const v1::MeshSelector& selector);
 absl::StatusOr<PartitionAxis> SelectProfile(const Definitions& state,
                                             const v1::ProfileSelector& selector);
-// Nullopt where nothing is selected. Rules given inline are compiled, and those of a version that
-// was replaced, for which see CompilesLong; `is_cancelled`, if given, is asked meanwhile, and true
+// Returns the selected rules; nullopt if none are selected. Compiles inline rules, and those of a
+// replaced version, for which see CompilesLong. Calls `is_cancelled`, if given, meanwhile; true
 // ends it with CANCELLED.
 absl::StatusOr<std::optional<rpc::RuleSetDefinition>> SelectRules(
     const Definitions& state, const v1::RuleSetSelector& selector, Compatibility compatibility,
@@ -142,8 +141,8 @@ absl::StatusOr<std::optional<rpc::RuleSetDefinition>> SelectRules(
 // about five milliseconds' work, and more than some twenty ordinary rules come to.
 inline constexpr int64_t kMostInstructionsAtOnce = 16'384;
 
-// Whether compiling may take longer than that: a pattern, rules, those that are given inline, or
-// those of a version that is named, whatever they are.
+// Return whether compiling may exceed the limit above, for a pattern, for inline rules, and for a
+// named version's rules, whatever they are.
 bool CompilesLong(std::string_view pattern);
 bool CompilesLong(const v1::RuleSet& rules);
 bool CompilesLong(const v1::RuleSetSelector& selector);
@@ -161,11 +160,11 @@ absl::Status WithLayoutField(absl::Status status, std::string_view field);
 // Most devices that a question may list, or an answer.
 inline constexpr int64_t kMaxListedDevices = 65'536;
 
-// LIMIT_EXCEEDED of `field` for more than `limit` of `what`.
+// Returns LIMIT_EXCEEDED of `field` if it has more than `limit` of `what`.
 absl::Status CheckCount(int64_t count, int64_t limit, std::string_view what,
                         std::string_view field);
 
-// BAD_FIELD of `field[index]` for what is no position of the mesh.
+// Returns BAD_FIELD of `field[index]` if `device` is not a position of the mesh.
 absl::Status CheckDevice(int64_t device, const Mesh& mesh, std::string_view field, int index);
 
 // The first correction as the error that it is under STRICT, with its fixes in words.

@@ -70,8 +70,7 @@ absl::Status AnswerLinen(const LogicalQuestion& question, const Request& request
   return absl::OkStatus();
 }
 
-// Names what an error of flax.core.spmd is about: rules that contradict the context's, or the
-// names.
+// Adds the subject of a flax.core.spmd error: rules that contradict the context's, or the names.
 absl::Status About(absl::Status status, const LogicalQuestion& question) {
   const bool rules_agree = CompositeRules(question.context, question.rules).ok();
   return rpc::WithField(std::move(status), rules_agree ? "names" : "rules");

@@ -1,4 +1,4 @@
-// Answers about what moves between two layouts of an array.
+// Answers about the data moved between two layouts of an array.
 #include <algorithm>
 #include <optional>
 #include <utility>
@@ -52,7 +52,7 @@ absl::Status CheckDevices(const google::protobuf::RepeatedField<int64_t>& device
   return absl::OkStatus();
 }
 
-// What goes into one answer, as far as there is room.
+// Collects the content of one answer, up to its limits.
 class ReshardWriter {
  public:
   ReshardWriter(const ReshardPlan& plan, int bits_per_element, bool omit_regions,
@@ -161,7 +161,7 @@ class ReshardWriter {
                             " bytes; ask for fewer devices, or omit the regions"));
   }
 
-  // Bounds over all sources what LinksOutOf walks: the devices whose tiles meet the source's.
+  // Bounds the work of LinksOutOf over all sources: the devices whose tiles overlap the source's.
   absl::Status CheckWalk(DeviceId source) {
     const Tile tile = plan_.from().TileOf(source);
     const Tiling& to = plan_.to();

@@ -114,7 +114,7 @@ absl::Status Answer(const AnswerContext&, const v1::CheckPatternRequest& request
 
 absl::Status Answer(const AnswerContext& context, const v1::RewriteRulesRequest& request,
                     v1::RewriteRulesResponse* response, const std::function<bool()>& is_cancelled) {
-  // What is to be rewritten cannot be matched yet: patterns are judged by the rewriting alone.
+  // Rules to be rewritten may not compile yet: only the rewriting checks their patterns.
   SHARDMESH_DECODE(given, "rule_set",
                    rpc::Decode(request.rule_set(), Compatibility::kExact,
                                context.state.min_sharding_size(), is_cancelled));

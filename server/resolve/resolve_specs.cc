@@ -1,5 +1,4 @@
-// Answers about the spec of one array: resolved, corrected, constrained, compared, explained, laid
-// out.
+// Answers about the spec of one array: resolve, correct, constrain, compare, explain, lay out.
 #include <optional>
 #include <string>
 
@@ -20,7 +19,7 @@ namespace {
 
 constexpr int64_t kMaxListedPieces = 65'536;
 
-// A question about logical axes, with what it views.
+// A question about logical axes, together with the data that its views refer to.
 struct HeldQuestion {
   std::vector<AxisValue> axes;
   Shape shape;
@@ -39,8 +38,8 @@ struct HeldQuestion {
   }                                                              \
   auto lhs = *std::move(lhs##_or)
 
-// Takes in what says which axes are meant, under which mode. `axes` and `preset` as the contract
-// has them: one of the two, or under EXACT both.
+// Sets the axes and their mode. `axes` and `preset` follow the contract: one of the two, or both
+// under EXACT.
 absl::Status SetAxes(std::vector<AxisValue> axes, const std::string& preset_name,
                      std::optional<Mode> mode, Compatibility compatibility, HeldQuestion* to) {
   to->axes = std::move(axes);
@@ -62,7 +61,7 @@ absl::Status SetAxes(std::vector<AxisValue> axes, const std::string& preset_name
     to->question.axes = absl::MakeConstSpan(to->axes);
     to->question.dynamic_axes = &preset->dynamic_axes;
   } else if (mode.has_value() && !exact) {
-    // The original goes by the preset's mode, and says nothing of the one that was given.
+    // The original library uses the preset's mode, and ignores the given one without an error.
     return rpc::BadField(
         "mode", StrCat("must not be set where a preset is given, which has its own (", preset_name,
                        " goes by ", preset->dynamic_axes.mode.ToString(),
@@ -106,7 +105,7 @@ absl::Status Answer(const AnswerContext& context, const v1::ResolveSpecRequest& 
     SHARDMESH_DECODE(selected, "mesh", SelectMesh(context.state, request.mesh(), compatibility));
     mesh = std::move(selected);
   }
-  // A mesh without axes stands for none; the shape then serves the mode alone.
+  // A mesh without axes means no mesh; the shape then only serves the mode.
   const bool corrects = request.has_shape() && !mesh.empty();
 
   const std::string_view asked = request.axes().empty() && !request.preset().empty()

@@ -1,5 +1,4 @@
-// The calls of ResolveService that look through rules, and compare layouts, over a streamed tree:
-// what each does with the tensors.
+// The calls of ResolveService that check rules, and compare layouts, over a streamed tree.
 #include "server/resolve/rule_streams.h"
 
 #include <algorithm>
@@ -33,7 +32,7 @@ namespace {
 
 using IsCancelled = std::function<bool()>;
 
-// LintRules. Rules are looked through at the end, when all tensors are there.
+// LintRules. Checks the rules at the end, when all tensors have come.
 class LintAnswer {
  public:
   LintAnswer(std::shared_ptr<const Definitions> state, const ArrayRegistry* registry)
@@ -138,7 +137,7 @@ class LintAnswer {
 
  private:
   static constexpr int kMaxFindings = 1'000;
-  // Of all kinds together well below what a message may have.
+  // All kinds together stay well below the limit of a message.
   static constexpr size_t kMaxBytesOfAKind = size_t{256} << 10;
   static constexpr int kMaxMeshes = 256;
   static constexpr size_t kMaxStoredTrees = 1'000;
@@ -262,7 +261,7 @@ class LintAnswer {
     return absl::OkStatus();
   }
 
-  // Of the tree that comes next, or is being added.
+  // For the next tree, or the one being added.
   void AddTensor(const TreeTensor& tensor) {
     tensors_.push_back({.name = rpc::NameForRules(*rules_, tensor.name),
                         .shape = Shape(tensor.shape.begin(), tensor.shape.end()),
@@ -270,7 +269,7 @@ class LintAnswer {
                         .tree = static_cast<int64_t>(trees_.size())});
   }
 
-  // The tensors added since the tree before are those of this one.
+  // Ends a tree, which has the tensors added since the one before.
   void EndTree(v1::LintTree tree, std::string text) {
     trees_.push_back(std::move(tree));
     options_.trees.push_back(std::move(text));
@@ -285,8 +284,8 @@ class LintAnswer {
             name.empty() ? "the tensors given" : StrCat("tree ", PythonRepr(name)));
   }
 
-  // Versions that were replaced are decoded one at a time, and nothing of them is kept but what is
-  // looked at: of trees that come to too much, those that are too many are not even decoded.
+  // Decodes replaced versions one at a time, and keeps only the needed parts. Trees beyond the
+  // limit are not decoded.
   absl::Status AddStored(const IsCancelled& is_cancelled) {
     size_t of_trees = 0;
     for (const auto& [tree, place] : stored_) {
@@ -374,7 +373,7 @@ class LintAnswer {
       last = page.back().name.name;
     }
     tensors_.reserve(tensors_.size() + held.size());  // names stay where they are from here on
-    // Trees of several models may have a name each, with shapes of their own.
+    // Trees of several models may share tensor names, with different shapes.
     absl::flat_hash_set<std::string_view> names;
     absl::flat_hash_set<std::tuple<int64_t, std::string_view, absl::Span<const int64_t>>> tensors;
     for (const LintTensor& tensor : tensors_) {

@@ -1,4 +1,4 @@
-// What a call does with the tree that its client streams: a header, then tensors.
+// The processing of a tree that a client streams: a header, then tensors.
 #ifndef SHARDMESH_SERVER_RESOLVE_TREE_CALL_H_
 #define SHARDMESH_SERVER_RESOLVE_TREE_CALL_H_
 
@@ -27,8 +27,8 @@ inline absl::Status TensorsBesideStoredTree(std::string_view field) {
                          StrCat("tensors are given beside ", field, "; give one of both"));
 }
 
-// Takes the messages of one stream in their order. The reactors of tree_reactor.h feed it. For one
-// thread at a time.
+// Takes the messages of one stream in order, from the reactors of tree_reactor.h. For one thread at
+// a time.
 template <typename Request, typename Response>
 class TreeCall {
  public:
@@ -37,10 +37,10 @@ class TreeCall {
   // Whether taking this message, which is the next one, is too much for a reaction.
   virtual bool TakesLong(const Request& request) const = 0;
 
-  // Takes a message; `is_tensors` tells whether tensors came with it: as the message, or by a
-  // header that names a stored tree. A call that answers each piece fills `response`, which is
-  // empty, then. Errors are those of the call, CANCELLED soon after `is_cancelled` says so; after
-  // an error the call is over.
+  // Takes a message. `is_tensors` is set if tensors came with it: as the message, or by a header
+  // that names a stored tree. A call that answers each piece fills `response`, which is empty
+  // before. Errors are those of the call, and CANCELLED soon after `is_cancelled` returns true.
+  // After an error the call is over.
   virtual absl::Status Take(const Request& request, const std::function<bool()>& is_cancelled,
                             Response* response, bool* is_tensors) = 0;
 
@@ -48,18 +48,26 @@ class TreeCall {
   virtual absl::Status End(Response* response, const std::function<bool()>& is_cancelled) = 0;
 };
 
-// The call whose `Work` has
+// A call whose `Work` has:
+//
+// clang-format off
 //   absl::Status Begin(const Header&, const std::function<bool()>& is_cancelled);
 //   absl::Status Add(absl::Span<const TreeTensor>, const std::function<bool()>& is_cancelled);
 //     or, if it answers each piece, the same with a third argument, Response*;
 //   absl::Status End(Response*, const std::function<bool()>& is_cancelled);
-// The errors of the first two are about the header and the tensors. It may also have
+// clang-format on
+//
+// The errors of the first two are about the header and the tensors. `Work` may also have:
+//
+// clang-format off
 //   static bool BeginsLong(const Header&);
-// which tells of what header Begin is too much for a reaction (one that names a version of a stored
-// tree is in any case), and
 //   const StoredTree* stored_tree() const;
-// which is the tree that the header names, or null; it lives as long as the work. Such a tree is
-// added as one piece with the header, and no other may follow.
+// clang-format on
+//
+// BeginsLong returns whether Begin takes too long for a reaction; a header with a version of a
+// stored tree always does. stored_tree() returns the tree that the header names, or null; it lives
+// as long as the work. Such a tree is added as one piece with the header, and no other piece may
+// follow.
 template <typename Work, typename Request, typename Response>
 class TreeFeeder final : public TreeCall<Request, Response> {
  public:

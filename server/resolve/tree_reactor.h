@@ -37,12 +37,16 @@ class MessageParser {
   int64_t messages_ = 0;
 };
 
-// A call that answers each piece, and closes with totals:
+// A call that answers each piece, and ends with totals:
+//
+// clang-format off
 //   while (request = read()) { if (call.Take(request, &response) was of tensors) write(response) }
 //   call.End(&response); write(response); finish
-// A reaction answers one piece of at most 1 MiB; what takes too long for one is taken on a thread
-// of the background. The next piece is read, and taken out of its bytes, while one is answered; a
-// piece is answered when the answer before it is written.
+// clang-format on
+//
+// A reaction answers one piece of at most 1 MiB; a background thread takes pieces that need longer.
+// The next piece is read and parsed while one is answered. A piece is answered when the answer
+// before it is written.
 template <typename Request, typename Response>
 class TreeBidiReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
@@ -73,9 +77,8 @@ class TreeBidiReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
   void OnDone() override { delete this; }
 
  private:
-  // Answers what is there to be answered, unless somebody else does that; `is_mine`: it is this
-  // caller who does. Where it lets go of that, it touches nothing any more: on a thread of the
-  // background nothing keeps the call from ending then.
+  // Drives the state machine. `is_mine`: the caller already owns it. After releasing ownership,
+  // `this` may be destroyed: on a background thread nothing keeps the call alive then.
   void Proceed(bool is_mine) {
     while (true) {
       bool at_end = false;
@@ -128,7 +131,7 @@ class TreeBidiReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
     }
   }
 
-  // Whether there is more to do: false after what calls back, and after the end.
+  // Returns whether there is more to do: false if a callback will continue, and after the end.
   bool Take(const Request& request) {
     stop_.Begin();
     bool is_tensors = false;
@@ -157,8 +160,8 @@ class TreeBidiReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
   const std::function<bool()> is_cancelled_ = [this] { return stop_.is_due(); };
   absl::Mutex mutex_;
   bool has_request_ ABSL_GUARDED_BY(mutex_) = false;  // requests_[current_] is read and not taken
-  bool has_all_ ABSL_GUARDED_BY(mutex_) = false;      // there are no more
-  bool is_busy_ ABSL_GUARDED_BY(mutex_) = false;      // somebody answers or writes
+  bool has_all_ ABSL_GUARDED_BY(mutex_) = false;      // the client has sent everything
+  bool is_busy_ ABSL_GUARDED_BY(mutex_) = false;      // a thread answers or writes
   bool is_broken_ ABSL_GUARDED_BY(mutex_) = false;    // answers cannot be written any more
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;      // the totals are written
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
@@ -166,7 +169,7 @@ class TreeBidiReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
   // Touched by one reaction at a time: reads follow one another.
   grpc::ByteBuffer read_;
   MessageParser parser_;
-  // Touched by who has set is_busy_, but for requests_[current_] while it is read.
+  // Used only by the thread that set is_busy_, except requests_[current_] while it is read.
   Request requests_[2];
   int current_ = 0;  // that which is read
   Response response_;

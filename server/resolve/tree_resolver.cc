@@ -31,7 +31,7 @@ std::string TextOf(const TreeSpec& spec) {
   return text;
 }
 
-// A spec that is refused although correction would drop what is wrong with it.
+// Refuses a spec that correction would otherwise change.
 absl::Status CheckSuits(const PartitionSpec& spec, const Mesh& mesh) {
   SHARDMESH_RETURN_IF_ERROR(CheckDistinctAxes(spec));
   return CheckAxesInMesh(spec, mesh);
@@ -61,7 +61,7 @@ absl::Status TreeResolver::Remember(std::string_view name) {
   }
   char* const bytes = static_cast<char*>(name_bytes_.allocate(name.size(), 1));
   std::memcpy(bytes, name.data(), name.size());
-  // The same bytes elsewhere: the key's hash and equality stay what they are.
+  // The same bytes at another address: the key's hash and equality do not change.
   const_cast<absl::string_view&>(place->bytes) = absl::string_view(bytes, name.size());
   return absl::OkStatus();
 }
@@ -87,7 +87,7 @@ absl::StatusOr<TreeSpec> TreeResolver::Request(const TreeTensor& tensor, std::st
   } else if (source.rule >= 0) {
     const RuleSet& rules = question_.rules->rules;
     SHARDMESH_ASSIGN_OR_RETURN(RuleMatch match, rules.Apply(source.rule, rule_name, tensor.shape));
-    // What a rule asks for is not yet fitted to the tensor's rank and size.
+    // The requested spec is the rule's, before it is fitted to the tensor's rank and size.
     spec.requested = match.corrections.empty()
                          ? match.spec
                          : rules.rules()[static_cast<size_t>(source.rule)].spec;

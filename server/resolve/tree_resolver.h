@@ -56,7 +56,7 @@ struct TreePlacement {
 struct TreeCounts {
   int64_t tensors = 0;
   int64_t parameters = 0;          // elements of all tensors
-  int64_t sharded_parameters = 0;  // of those that are not replicated
+  int64_t sharded_parameters = 0;  // of tensors that are not replicated
   int64_t corrected = 0;           // whose spec was corrected
   int64_t replicated = 0;          // of which each device holds all
   int64_t unmatched = 0;           // that no rule matches
@@ -66,12 +66,12 @@ struct TreeQuestion {
   std::optional<rpc::RuleSetDefinition> rules;  // for tensors without axes and spec
   PartitionAxis profile;                        // for tensors with axes
   std::optional<Mode> mode;                     // nullopt: training
-  // Nullopt: specs are those asked for, nothing is corrected, no bytes are counted.
+  // Nullopt: specs are the requested ones, nothing is corrected, no bytes are counted.
   std::optional<Mesh> mesh;
   bool strict = false;  // the first correction is an error
   // A tensor that no rule matches is answered as such; otherwise it is an error.
   bool keep_unmatched = false;
-  // Specs that tensors bring must name axes of the mesh alone, each once.
+  // Specs that tensors bring may name only axes of the mesh, each once.
   bool own_specs_must_suit_mesh = false;
   Compatibility compatibility = Compatibility::kDefault;
 };
@@ -85,14 +85,14 @@ class TreeResolver {
   // FAILED_PRECONDITION (NO_MESH) for an empty mesh.
   static absl::StatusOr<std::unique_ptr<TreeResolver>> Create(TreeQuestion question);
 
-  // Answers the next tensors, in their order, and appends to specs() what they have that is new.
-  // `is_cancelled` is asked at every tensor, and within it every few rules; true ends the call with
-  // CANCELLED. The one thing that is not left halfway is the automaton of all rules, built after
-  // some hundred tensors: ten milliseconds for a thousand rules.
+  // Answers the next tensors, in order, and appends their new specs to specs(). Calls
+  // `is_cancelled` at every tensor, and within a tensor every few rules; true ends the call with
+  // CANCELLED. Only one part cannot be cancelled: the automaton of all rules, built after some
+  // hundred tensors, takes ten milliseconds for a thousand rules.
   //
-  // Errors name the tensor. INVALID_ARGUMENT: RuleSet::Match's, ResolveSpec's, Correct's, a name
-  // that came before, MISSING_ARGUMENT for neither rules nor axes nor spec, and under strict the
-  // first correction, with its reason. RESOURCE_EXHAUSTED (LIMIT_EXCEEDED): over kMaxTensors.
+  // Errors name the tensor. INVALID_ARGUMENT: the errors of RuleSet::Match, ResolveSpec and
+  // Correct; a repeated name; MISSING_ARGUMENT for neither rules nor axes nor spec; under strict
+  // the first correction, with its reason. RESOURCE_EXHAUSTED (LIMIT_EXCEEDED): over kMaxTensors.
   absl::StatusOr<std::vector<TreePlacement>> Add(absl::Span<const TreeTensor> tensors,
                                                  const std::function<bool()>& is_cancelled = {});
 
@@ -107,10 +107,10 @@ class TreeResolver {
   const LayoutAnalysis* analysis() const { return analysis_.has_value() ? &*analysis_ : nullptr; }
 
  private:
-  // Where a tensor's layout comes from, and its shape: what tensors placed alike have in common.
+  // The source of a tensor's layout, and its shape: equal for tensors placed alike.
   struct Source {
     const void* given = nullptr;  // axes or spec
-    int64_t rule = 0;             // or else the rule; -1 if none was asked, -2 if none matched
+    int64_t rule = 0;             // otherwise the rule; -1 if none was tried, -2 if none matched
     Shape shape;
   };
   struct SourceView {
@@ -162,7 +162,7 @@ class TreeResolver {
   absl::StatusOr<TreePlacement> Answer(const TreeTensor& tensor,
                                        const std::function<bool()>& is_cancelled);
   absl::Status Remember(std::string_view name);
-  // Of the tensor's own axes, its spec, or its rule.
+  // Returns the requested spec: from the tensor's own axes, its spec, or its rule.
   absl::StatusOr<TreeSpec> Request(const TreeTensor& tensor, std::string_view rule_name,
                                    const SourceView& source) const;
   // Corrects `spec.effective`, which is as the rules or axes give it.

@@ -1,4 +1,4 @@
-// The calls of ResolveService that stream trees: what each does with the tensors.
+// The calls of ResolveService that stream trees.
 #include "server/resolve/tree_streams.h"
 
 #include <algorithm>
@@ -83,16 +83,16 @@ class TreeAnswer {
   }
 
  private:
-  // Of specs with fixes in one call: what is sent at a time, and worked out, is bounded.
+  // Limit on specs with fixes in one call; bounds both the message and the computation.
   static constexpr size_t kMaxFixedBytes = size_t{1} << 20;
 
   static absl::Status Cancelled() {
     return absl::CancelledError("cancelled while the specs of the tree were written");
   }
 
-  // A spec that was corrected stands in the table once for each shape: fixes are those of a shape.
-  // Once the fixes have kMaxFixedBytes, it stands there once without any. Turns the resolver's
-  // indexes into those of this table.
+  // Adds specs to the table. A corrected spec has one entry for each shape, because fixes depend on
+  // the shape. Once the fixes have kMaxFixedBytes, one further entry has no fixes. Converts the
+  // resolver's indexes into those of this table.
   absl::Status AddSpecsByShape(absl::Span<const TreeTensor> tensors,
                                const IsCancelled& is_cancelled,
                                std::vector<TreePlacement>* placements,

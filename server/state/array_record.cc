@@ -227,7 +227,7 @@ std::vector<std::string> EncodeManifestChunks(const std::vector<ManifestEntry>& 
     record.set_name(entry.name);
     record.set_version(entry.version);
     Encode(*entry.array, record.mutable_array());
-    // A repeated message costs its tag and length beside its bytes.
+    // A repeated message costs its tag and length in addition to its bytes.
     const size_t size = record.ByteSizeLong() + 6;
     if (bytes > 0 && bytes + size > kMaxChunkBytes) flush();
     bytes += size;

@@ -69,10 +69,10 @@ struct ReleasedRecord {
 std::string EncodeReleased(const ReleasedRecord& released);
 absl::StatusOr<ReleasedRecord> DecodeReleased(std::string_view key, const std::string& bytes);
 
-// Keys of definitions begin with one of these. No other keys keep what they were before.
+// Prefixes of the keys of definitions. Only these keys keep their former values.
 inline constexpr std::string_view kDefinitionPrefixes[] = {"mesh/", "profile/", "rule_set/",
                                                            "logical_rules/", "tree/"};
-// What a definition's record says beside the definition, of any kind.
+// The outline of a definition's record: its fields other than the definition, of any kind.
 struct DefinitionOutline {
   int64_t version = 0;
   bool has_ranks = false;  // of a mesh: its workers are named

@@ -23,7 +23,7 @@ constexpr std::string_view kNamePrefix = "name/";
 constexpr std::string_view kManifestPrefix = "manifest/";
 constexpr std::string_view kReleasedPrefix = "released/";
 
-// Arrays in one record of what was released, of at most about half a MiB.
+// Most arrays in one record of released arrays, of about half a MiB.
 constexpr size_t kMaxReleased = 16'384;
 // Discarded arrays that are remembered.
 constexpr size_t kMaxDiscarded = 65'536;
@@ -32,7 +32,7 @@ constexpr size_t kTakenAtOnce = 2'048;
 // Meshes of which it is remembered when they were changed; beyond, the older half is forgotten.
 constexpr size_t kMaxMeshFloors = 16'384;
 
-// A commit within these goes in one transaction, with room for its fence and its answer.
+// A commit within these limits is one transaction, with room for its fence and its answer.
 constexpr size_t kMaxSmallOperations = 100;
 constexpr size_t kMaxSmallBytes = 1 << 20;
 
@@ -121,8 +121,8 @@ void TakeFrom(ByMesh& by_mesh, std::string_view mesh_id, std::string_view id) {
   if (mesh->second.empty()) by_mesh.erase(mesh);
 }
 
-// Calls back for the next kTakenAtOnce of a mesh behind `*last`, which goes on with them; a
-// callback may take its own one away. True: there are no more.
+// Calls back for the next kTakenAtOnce objects of a mesh after `*last`, which advances. A callback
+// may erase its own object. Returns true after the last one.
 template <typename ByMesh, typename Callback>
 bool ForSomeOf(ByMesh& by_mesh, std::string_view mesh_id, std::string* last,
                const Callback& callback) {
@@ -159,9 +159,9 @@ std::string_view ArrayStateName(ArrayState state) {
 struct ArrayRegistry::Pending {
   CommitRequest request;
   CommitCallback callback;
-  std::vector<ArrayPtr> arrays;  // what the staged ones become, as in request.arrays
+  std::vector<ArrayPtr> arrays;  // the committed forms of the staged arrays, as in request.arrays
   absl::flat_hash_map<std::string_view, ArrayPtr> by_id = {};  // the same
-  std::vector<ManifestEntry> entries = {};  // the names that get an array, and what it will be
+  std::vector<ManifestEntry> entries = {};  // names that get an array, and their new entries
   int64_t more_names = 0;                   // MoreNames of the request
   std::string manifest_id;                  // empty: one transaction is enough
   std::vector<std::string> chunks;
@@ -217,7 +217,7 @@ absl::Status ArrayRegistry::BeginTerm() {
     SHARDMESH_ASSIGN_OR_RETURN(cluster, DecodeCluster(stored->key, stored->value));
     seen = stored->mod_revision;
   } else if (absl::IsNotFound(stored.status())) {
-    // Under a new id no worker would follow, and what the state has of them would be lost.
+    // Workers would not follow a new id, and the state's content would be lost.
     if (store_->stats().unreadable_records > 0 || store_->revision() > 0) {
       return WithReason(
           absl::DataLossError("the record that says which cluster this state is of cannot be read, "
@@ -348,8 +348,8 @@ absl::Status ArrayRegistry::Load() {
     const auto array = arrays.find(found.array_id);
     if (array == arrays.end() && !has_unreadable_ && !restored_from_.empty() &&
         absl::IsNotFound(store_->Get(ArrayKey(found.array_id)).status())) {
-      // The array's record was set aside, and its tiles will be: nobody knows them. With the name
-      // in the store every start would find it so again.
+      // The array's record was set aside, and its tiles will be, because the array is unknown. With
+      // the name still in the store every start would find the same problem.
       rpc::LogWarning("a name is given up: the record of its array was set aside",
                       {{"name", name}, {"array", found.array_id}});
       given_up.push_back(name);
@@ -365,7 +365,7 @@ absl::Status ArrayRegistry::Load() {
     AddArray(found.array_id, array->second);
     AddName({name, found.array_id, found.revision}, found.manifest_id);
   }
-  // What was released: each rank has yet to confirm it, or to bring an inventory without it.
+  // Released arrays: each rank has yet to confirm, or to bring an inventory without the array.
   SHARDMESH_ASSIGN_OR_RETURN(const KeyValues stored_released, store_->List(kReleasedPrefix));
   for (const KeyValue& item : stored_released.items) {
     const absl::StatusOr<ReleasedRecord> record = DecodeReleased(item.key, item.value);
@@ -403,7 +403,8 @@ absl::Status ArrayRegistry::Load() {
   }
   for (auto manifest = manifests_.begin(); manifest != manifests_.end();) {
     const auto next = std::next(manifest);
-    // One that stays in the store still has its names: who deletes one of them must say so there.
+    // A manifest that stays in the store still has its names: a later delete of one must be
+    // recorded there.
     if (manifest->second.current_names == 0 && !is_damaged_) {
       DropManifest(manifest);
     } else {
@@ -540,7 +541,7 @@ void ArrayRegistry::Commit(CommitRequest request, CommitCallback callback) {
     }
   }
   if (needs_chunks) {
-    // Nobody else moves these names or changes these arrays until Finish.
+    // Until Finish no other commit moves these names or changes these arrays.
     MakeChunks(pending.get());
     absl::MutexLock lock(&mutex_);
     WriteChunk(pending, 0);
@@ -699,7 +700,7 @@ void ArrayRegistry::Write(Pending* pending) {
     last.compares.push_back({ManifestKey(pending->manifest_id), 0});
   }
   requests_->AddTo(&last, request.request_id, request.answer);
-  // What only deletes names makes room.
+  // A transaction that only deletes names frees space.
   last.urgent = !request.moves.empty() && entries.empty();
 }
 
@@ -755,8 +756,8 @@ void ArrayRegistry::Finish(const std::shared_ptr<Pending>& pending,
         dead_keys_.push_back(ChunkKey(pending->manifest_id, static_cast<int64_t>(i)));
       }
     }
-    // The commit's own pins go last: until each name points to where it was moved, they may be all
-    // that holds an array, such as one whose only name is moved to it again.
+    // Undo the commit's own pins last. Until each name points to its new array, a pin may be all
+    // that holds the array, for example if its only name is moved to it again.
     for (const NameMove& move : request.moves) {
       if (move.array_id.empty()) continue;
       --arrays_.find(move.array_id)->second.pins;
@@ -906,7 +907,7 @@ void ArrayRegistry::AddFormer(NameEntry former) {
 }
 
 void ArrayRegistry::DropManifest(std::map<std::string, Manifest>::iterator manifest) {
-  // The record goes first: chunks without it mean nothing.
+  // Delete the record first: chunks without it are invalid.
   dead_keys_.push_back(ManifestKey(manifest->first));
   for (int64_t chunk = 0; chunk < manifest->second.chunks; ++chunk) {
     dead_keys_.push_back(ChunkKey(manifest->first, chunk));
@@ -1006,7 +1007,7 @@ void ArrayRegistry::EndRewrite(const Rewrite& rewrite, const absl::Status& writt
         DropManifest(old);
       }
     }
-    // Where the store has no room for it now, the next name that goes tries again.
+    // If the store has no room for it now, the next deleted name tries again.
     if (fresh->second.current_names == 0) {
       DropManifest(fresh);
     } else {
@@ -1023,7 +1024,8 @@ void ArrayRegistry::ReleaseIfUnheld(std::string_view array_id) {
   if (found == arrays_.end()) return;
   ArrayEntry& entry = found->second;
   if (entry.names > 0 || entry.pins > 0 || entry.array->state == ArrayState::kStaging) return;
-  // Its record is there if a name of its own key ever pointed to it; deleting none is no error.
+  // The record exists if a name with its own key ever pointed to the array; deleting a missing
+  // record is no error.
   const bool was_named = entry.was_named || entry.has_record;
   if (was_named) dead_keys_.push_back(ArrayKey(array_id));
   for (const NameEntry& version : entry.former) former_.erase({version.name, version.version});
@@ -1058,8 +1060,8 @@ void ArrayRegistry::FlushReleased() {
       for (const auto& [mesh_id, ids] : by_mesh) listener_(mesh_id, ids);
     });
   }
-  // The store is told under the lock, so that a key that is used anew is written after this. Should
-  // it fail, the next Open finds the keys dead and tries again.
+  // Called under the lock, so that a later write of the same key comes after this delete. If the
+  // delete fails, the next Open finds the dead keys and tries again.
   for (size_t begin = 0; begin < dead_keys_.size(); begin += kMaxSmallOperations) {
     const size_t end = std::min(begin + kMaxSmallOperations, dead_keys_.size());
     Transaction deletes = Fenced();
@@ -1255,8 +1257,8 @@ void ArrayRegistry::AddTombstones(const std::vector<Released>& released) {
         Transaction put = Fenced();
         put.puts.push_back({batch->key, EncodeReleased(record)});
         put.urgent = true;  // a deletion waits for it
-        // Should it fail, the records of these arrays may be deleted all the same; a worker that
-        // was away then puts its tiles aside instead of dropping them.
+        // If this write fails, the records of these arrays may be deleted even so. A worker that
+        // was away then moves its tiles to quarantine instead of dropping them.
         CommitToStore(std::move(put), [](const absl::StatusOr<Revision>&) {});
       }
     }
@@ -1365,8 +1367,8 @@ void ArrayRegistry::EndMeshChange(const std::string& mesh_id, std::optional<Revi
          each != presence_.end() && each->first.first == mesh_id;) {
       each = presence_.erase(each);
     }
-    // Its ranks are others now: nobody will confirm for those that were. What their workers still
-    // have is put aside.
+    // The mesh has other ranks now: the former ones will not confirm. Tiles that their workers
+    // still have go into quarantine.
     while (tombstones_by_mesh_.count(mesh_id) > 0) {
       Forget(tombstones_.find(*tombstones_by_mesh_.find(mesh_id)->second.begin()));
     }
@@ -1521,7 +1523,7 @@ bool ArrayRegistry::MissOrphans(std::string_view mesh_id, int64_t rank, const Ta
   });
 }
 
-// A rank that does not list what was released, nor has it in quarantine, has confirmed it.
+// A rank that lists a released array neither in its inventory nor in quarantine has confirmed it.
 bool ArrayRegistry::ConfirmUnlisted(std::string_view mesh_id, int64_t rank, const Taking& taking,
                                     std::string* last) {
   return ForSomeOf(tombstones_by_mesh_, mesh_id, last, [&](const std::string& id) {
@@ -1540,7 +1542,7 @@ void ArrayRegistry::JudgeQuarantined(absl::Span<const std::string> array_ids,
       verdict->drop.push_back(id);
     } else if (grace_is_over_ && !is_damaged_ && !may_lack_names_) {
       verdict->unknown.push_back(id);
-    }  // otherwise it may live all the same: what was known of it stays
+    }  // otherwise the array may still live: keep what is known of it
   }
 }
 
@@ -1613,7 +1615,8 @@ bool ArrayRegistry::Classify(const InventoryTile& tile, Taking* taking) {
         true);
   }
   if (array.state == ArrayState::kStaging) {
-    // It is told how that ends: a commit of what is then discarded would stay for ever.
+    // Report the outcome to this worker: its commit of an array that is then discarded would stay
+    // for ever.
     entry.waiting.push_back({inventory.identity, *rank, tile.tile, tile.crc32c, tile.committed});
   } else if (array.tile_crc32c[static_cast<size_t>(*rank)] == tile.crc32c) {
     verdict.commit.push_back(tile.array_id);

@@ -1,4 +1,4 @@
-// The arrays of the cluster, the names that point to them, and what of both is durable.
+// The arrays of the cluster, the names that point to them, and the durable state of both.
 #ifndef SHARDMESH_SERVER_STATE_ARRAYS_H_
 #define SHARDMESH_SERVER_STATE_ARRAYS_H_
 
@@ -35,17 +35,21 @@
 namespace shardmesh::server {
 
 // Legal transitions:
+//
+// clang-format off
 //   (none)     -> kStaging                 Stage
 //   kStaging   -> kAvailable, kDegraded    Commit (degraded if a rank was lost meanwhile)
 //   kStaging   -> kReleased                Discard
 //   kAvailable -> kDegraded                TilesLost
 //   kDegraded  -> kAvailable               TilesFound brought the last missing rank
 //   kAvailable, kDegraded -> kReleased     the last name and the last pin are gone
-// A released array is in no list any more; holders of the value see how it was.
+// clang-format on
+//
+// A released array is no longer in any list; holders of the value keep its last state.
 enum class ArrayState { kStaging, kAvailable, kDegraded, kReleased };
 std::string_view ArrayStateName(ArrayState state);  // "STAGING", ...
 
-// What acknowledged means for an array's tiles.
+// The guarantee for an array's tiles once a commit is acknowledged.
 enum class Durability { kMemory, kDisk };
 
 // Where an array's bytes came from, so that lost tiles can be read again.
@@ -54,7 +58,7 @@ struct ArraySource {
   std::string tensor;  // its name in the file
 };
 
-// What an array is, and where it comes from.
+// The definition of an array, and its origin.
 struct ArrayDefinition {
   ArrayDescriptor descriptor;                        // array_id is a RandomId()
   std::optional<PartitionSpec> requested_spec = {};  // where it differs from the effective one
@@ -72,15 +76,15 @@ struct Array {
 };
 using ArrayPtr = std::shared_ptr<const Array>;
 
-// A name at one version: the store's revision at which it was moved there, hence never the same
-// again, not even after the name was deleted and made anew.
+// A name at one version. The version is the store's revision at which the name was moved there. It
+// is never repeated, even if the name is deleted and created again.
 struct NameEntry {
   std::string name;
   std::string array_id;
   int64_t version = 0;
 };
 
-// What a staged array became.
+// The commit of a staged array.
 struct ArrayCommit {
   std::string array_id;
   Durability durability = Durability::kMemory;
@@ -104,11 +108,11 @@ struct CommitRequest {
 };
 
 struct CommitResult {
-  // Of the store; the version that every moved name has now. 0 if nothing durable changed.
+  // The store's revision, and the new version of every moved name. 0 if nothing durable changed.
   Revision revision = 0;
 };
 
-// Of the arrays that are there, how many are in each state.
+// Number of live arrays in each state.
 struct ArrayCounts {
   int64_t staging = 0;
   int64_t available = 0;
@@ -124,7 +128,7 @@ struct InventoryTile {
   uint32_t crc32c = 0;
   bool committed = true;
   bool on_disk = false;
-  // What the tile says of its array: needed of those in FindUnknown alone.
+  // The array's descriptor as the tile has it; only needed for tiles of FindUnknown.
   std::optional<ArrayDescriptor> descriptor = {};
 };
 
@@ -132,18 +136,19 @@ struct InventoryTile {
 struct InventoryMesh {
   const Mesh* mesh = nullptr;
   std::optional<int64_t> rank = {};               // that the worker serves
-  absl::Span<const std::string> identities = {};  // who serves each rank
+  absl::Span<const std::string> identities = {};  // the worker of each rank
 };
 
-// What a worker holds: exactly these tiles.
+// A worker's tiles: exactly these.
 struct Inventory {
   std::string identity;
   uint64_t attachment = 0;                                   // Membership::Attach
-  std::map<std::string, InventoryMesh, std::less<>> meshes;  // by id: those that the worker serves
+  std::map<std::string, InventoryMesh, std::less<>> meshes;  // by id: the meshes that the worker
+                                                             // serves
   std::vector<InventoryTile> tiles;
   std::vector<std::string> quarantined = {};  // arrays of which it has tiles that are not in use
-  // Any other mesh, for what is said of tiles that lie there; it is asked under the registry's
-  // lock. Null: nobody serves them.
+  // Looks up any other mesh, for tiles that lie there; called under the registry's lock. Null: no
+  // such mesh is served.
   std::function<InventoryMesh(std::string_view mesh_id)> other_mesh = nullptr;
 };
 
@@ -156,7 +161,7 @@ struct UnnamedArray {
   absl::Time until;                         // InfiniteFuture: records cannot be read
 };
 
-// What a worker is to do with what it has. Tiles that are not named stay as they are.
+// A worker's orders for its tiles. Tiles that are not named stay as they are.
 struct InventoryVerdict {
   struct Aside {
     std::string array_id;
@@ -164,54 +169,61 @@ struct InventoryVerdict {
     std::string reason;        // for people
     bool array_lives = false;  // it is never to be dropped for want of room
   };
-  std::vector<std::string> commit;  // the registry's; commit those that are only staged there
+  std::vector<std::string> commit;  // in the registry; commit those that are only staged on the
+                                    // worker
   std::vector<std::string> drop;    // known to have been released
   std::vector<Aside> quarantine;    // not this worker's, as far as the registry knows
-  // Of Inventory::quarantined: those that are here, and those that nobody knows.
+  // Of Inventory::quarantined: known arrays, and unknown ones.
   std::vector<std::string> live;
   std::vector<std::string> unknown;
 };
 
-// Named arrays are durable: array and name are in the store before a commit is acknowledged, and
-// are there again after a restart, degraded until the workers report their tiles. Unnamed arrays
+// Named arrays are durable: a commit writes array and name to the store before it is acknowledged.
+// After a restart they exist again, degraded until the workers report their tiles. Unnamed arrays
 // are not in the store.
 //
-// An array lives as long as something holds it: a name that points to it, or a pin (a session's, a
-// running step's). Who pins must unpin.
+// An array lives as long as a name points to it, or a session or a running step pins it. Each pin
+// must be undone by its holder.
 //
-// Workers delete tiles on a release alone that the registry knows. It remembers each until every
-// rank of the mesh has confirmed it, or brought an inventory without the array; releases of arrays
-// that were named or on disk are in the store as long. What is neither here nor released is put
-// into quarantine, where it lies.
+// Releases. Workers delete tiles only after a release that the registry knows. The registry
+// remembers each release until every rank of the mesh has confirmed it, or brought an inventory
+// without the array. Releases of arrays that were named or on disk are kept in the store for that
+// time. Tiles of arrays that are neither known nor released go into quarantine on their worker.
 //
-// For a grace after Open, committed arrays that nobody knows are adopted instead, once every rank
-// has reported its tile: so unnamed arrays outlive a coordinator. An adopted array has no pin; if
-// nothing holds it when the grace ends, or later when what held it lets go, it goes into quarantine
-// and is not deleted: after a restore of an older store it may have had a name. Tiles of those that
-// were not complete by then go there as well. Arrays of which the store has a record and no name,
-// such as those that sessions held when their names went, are held for the grace and then released;
-// but in a state that was made of a snapshot they go into quarantine, as they may have had a name
-// later than the snapshot. The same goes for a state of which records were set aside. In such a
-// state, and in one with records that cannot be read, any array that is there at Open goes into
-// quarantine when its last known name goes: one that nobody knows may be another.
+// Adoption. For a grace period after Open, unknown committed arrays are adopted instead, once every
+// rank has reported its tile. Unnamed arrays thus outlive a coordinator. An adopted array has no
+// pin. If it has no name and no pin when the grace period ends, or loses the last one later, it
+// goes into quarantine and is not deleted. The reason: after a restore of an older store it may
+// have had a name. Tiles of arrays still incomplete at that time go into quarantine as well.
+//
+// Arrays with a record but no name in the store, for example arrays that sessions held after their
+// names were deleted, are kept for the grace period and then released. There are exceptions:
+// - In a state made from a snapshot they go into quarantine, as they may have had a name later than
+//   the snapshot. The same holds for a state of which records were set aside.
+// - In such a state, and in one with unreadable records, any array known at Open goes into
+//   quarantine when its last known name is deleted: it may have another, unknown name.
 //
 // In the store:
+//
+// clang-format off
 //   cluster              cluster id and term
-//   restored             of which snapshot this state was made, or that it has lost records
+//   restored             the snapshot that this state was made from, or that it has lost records
 //   array/ID             an array that a name under `name/` points to
 //   name/NAME            a name, or that it was deleted though a manifest has it
-//   manifest/ID          says that the manifest's chunks count: its names and arrays as of here
+//   manifest/ID          makes the manifest's chunks valid: its names and arrays as of here
 //   manifest/ID/NNNNNN   a chunk of a manifest, at most 1 MiB
 //   released/ID          arrays that were released and that workers may still have
-// A commit that does not fit one transaction is written as a manifest: first the chunks, which mean
-// nothing yet, then the one key that makes them count, if it is not there. Where a name is in
-// several places the newest version holds. A manifest of whose names fewer than half are current is
-// written anew with these, at the versions that they have. Every transaction asks that `cluster` is
-// unchanged, so that a coordinator that was replaced cannot write.
+// clang-format on
 //
-// Thread-safe. Callbacks and the release listener are called without a lock, in the order of the
-// events, on the caller's or the store's thread. Destroy it after the last call has called back;
-// store and clock live longer.
+// A commit too large for one transaction is written as a manifest. The chunks come first and are
+// not yet valid. The key that makes them valid comes last, and must not exist before. Where a name
+// is in several places the newest version holds. A manifest with fewer than half of its names
+// current is rewritten with these, at their versions. Every transaction requires that `cluster` is
+// unchanged, so that a replaced coordinator cannot write.
+//
+// Thread-safe. Callbacks and the release listener run without a lock, in the order of the events,
+// on the caller's or the store's thread. Destroy the registry after the last call has called back;
+// store and clock outlive it.
 class ArrayRegistry {
  public:
   using CommitCallback = absl::AnyInvocable<void(absl::StatusOr<CommitResult>) &&>;
@@ -219,7 +231,7 @@ class ArrayRegistry {
   // confirm it.
   using ReleaseListener =
       std::function<void(const std::string& mesh_id, const std::vector<std::string>& array_ids)>;
-  // What became of tiles that an inventory's verdict had left as they were.
+  // Called with later verdicts on tiles that an inventory's verdict had left as they were.
   using VerdictListener =
       std::function<void(const std::string& identity, const InventoryVerdict& verdict)>;
 
@@ -229,9 +241,9 @@ class ArrayRegistry {
   // Former versions of names that are found, of each array: the last ones.
   static constexpr size_t kFormerVersions = 256;
 
-  // Loads everything from the store, removes what an interrupted commit left, and begins a new
-  // term. Blocks. DATA_LOSS: the record `cluster` cannot be read, or is not there though the store
-  // is not new.
+  // Loads everything from the store, removes the remains of interrupted commits, and begins a new
+  // term. Blocks. DATA_LOSS: the record `cluster` cannot be read, or is missing though the store is
+  // not new.
   static absl::StatusOr<std::unique_ptr<ArrayRegistry>> Open(
       Store* store, rpc::Clock* clock, ReleaseListener listener,
       absl::Duration adoption_grace = kAdoptionGrace);
@@ -241,14 +253,14 @@ class ArrayRegistry {
   const std::string& cluster_id() const { return cluster_id_; }
   // One more than at the last Open of the store.
   int64_t term() const { return term_; }
-  // The keys of the records that Open left out: it could not decode them, or they point to one that
-  // cannot be read. What the store itself could not read is not among them.
+  // Returns the keys of the records that Open left out: it could not decode them, or they point to
+  // an unreadable record. Records that the store itself could not read are not included.
   const std::vector<std::string>& left_out() const { return left_out_; }
   RequestMemory& requests() { return *requests_; }
 
   // Names that there may be; before the first commit.
   void SetMaxNames(int64_t max_names) { max_names_ = max_names; }
-  // RESOURCE_EXHAUSTED (LIMIT_EXCEEDED): there is no room for so many names more.
+  // RESOURCE_EXHAUSTED (LIMIT_EXCEEDED): there is no room for this many additional names.
   absl::Status CheckRoomForNames(int64_t more) const;
 
   // Before workers attach.
@@ -265,7 +277,7 @@ class ArrayRegistry {
   // `revision`: of the definition that holds from now on, or of its deletion; nullopt: nothing
   // changed.
   void EndMeshChange(const std::string& mesh_id, std::optional<Revision> revision);
-  // Forgets staged arrays: their transfer or step was aborted. Others are left alone.
+  // Forgets staged arrays whose transfer or step was aborted. Ignores other arrays.
   void Discard(const std::vector<std::string>& array_ids);
 
   // Makes staged arrays available and moves names, together. Arrays that end without name and pin
@@ -284,15 +296,14 @@ class ArrayRegistry {
 
   // NOT_FOUND names the array. Staged arrays are found too.
   absl::StatusOr<ArrayPtr> FindArray(std::string_view array_id) const;
-  // `version` 0: the current one. An older version is found as long as its array lives, if it is
-  // among the last kFormerVersions at which a name left that array. NOT_FOUND suggests a name that
-  // is like this one. DATA_LOSS (STORE_FAILED): what the store has of the name, or of its array,
-  // cannot be read. What a manifest had of it before is not returned.
+  // Returns a name at a version; 0: the current one. An older version is found while its array
+  // lives, if it is among the last kFormerVersions at which a name left that array. NOT_FOUND
+  // suggests a similar name. DATA_LOSS (STORE_FAILED): the store's record of the name, or of its
+  // array, cannot be read; an older entry in a manifest is not returned instead.
   absl::StatusOr<NameEntry> FindName(std::string_view name, int64_t version = 0) const;
   // The name's version; 0: there is no such name.
   int64_t VersionOf(std::string_view name) const;
-  // Whether an array could be committed under this name, which is to be a new one; the errors are
-  // those of Commit.
+  // Returns whether an array could be committed under this new name; errors are those of Commit.
   absl::Status CheckNewName(const std::string& name) const;
   // Whether a name points to the array.
   bool HasName(std::string_view array_id) const;
@@ -306,31 +317,31 @@ class ArrayRegistry {
                                     int64_t limit) const;
   // All arrays behind the id `start_after`, by rising id, at most `limit`.
   std::vector<ArrayPtr> ListArrays(std::string_view start_after, int64_t limit) const;
-  // Arrays that are held without a name since Open, behind the id `start_after`, by rising id, at
-  // most `limit`; one of them; and how many there are, in O(1).
+  // Arrays kept without a name since Open. ListUnnamed returns at most `limit` of them after
+  // `start_after`, by rising id; FindUnnamed returns one; CountUnnamed counts them, in O(1).
   std::vector<UnnamedArray> ListUnnamed(std::string_view start_after, int64_t limit) const;
   std::optional<UnnamedArray> FindUnnamed(std::string_view array_id) const;
   int64_t CountUnnamed() const;
-  // When those are held no longer, but for those that have no such time.
+  // The time until which those are kept, except those without such a time.
   absl::Time unnamed_until() const { return grace_end_; }
   // O(1).
   ArrayCounts CountArrays() const;
   int64_t CountNames() const;
 
-  // One more, or one fewer, reason to keep the array. NOT_FOUND, also of one that was given away.
+  // Adds one pin, a reason to keep the array. NOT_FOUND, also for an array that was given away.
   absl::Status Pin(std::string_view array_id);
-  // Takes one pin from each. Nothing of those that are not there. What nothing holds any more is
-  // released together.
+  // Removes one pin from each array. Ignores missing arrays. Releases together all arrays that
+  // nothing holds any more.
   void Unpin(absl::Span<const std::string> array_ids);
   void Unpin(const std::string& array_id) { Unpin(absl::MakeConstSpan(&array_id, 1)); }
-  // Gives the array to a step that may make its result in the array's memory, if no name points to
-  // it and at most so many pins hold it; false, and nothing done, otherwise. From then on it can be
-  // pinned and named no more, as if it were gone, until TakeBack.
+  // Gives the array to a step that may make its result in the array's memory. Requires that no name
+  // points to it and at most `pins` pins hold it; otherwise returns false and does nothing. Until
+  // TakeBack the array can no longer be pinned or named, as if it were gone.
   bool Give(std::string_view array_id, int64_t pins);
   void TakeBack(std::string_view array_id);
 
-  // The worker of this rank is lost, and what it held with it. Nothing if a later attachment of the
-  // rank's worker has brought its inventory.
+  // The worker of this rank and its tiles are lost. No effect if a later attachment of the rank's
+  // worker has brought its inventory.
   void TilesLost(std::string_view mesh_id, int64_t rank, uint64_t attachment);
   // Which of these tiles are of arrays that are neither here nor known to have been released.
   std::vector<size_t> FindUnknown(const std::vector<InventoryTile>& tiles) const;
@@ -343,7 +354,7 @@ class ArrayRegistry {
   // The worker has these tiles too, since its inventory was taken: out of its quarantine. They are
   // judged as an inventory's.
   InventoryVerdict TakeRestored(const Inventory& restored);
-  // A worker has dropped tiles, as it was told; `rank_of`: its rank in a mesh.
+  // Confirms that a worker has dropped tiles as ordered; `rank_of` returns its rank in a mesh.
   using RankOf = std::function<std::optional<int64_t>(std::string_view mesh_id)>;
   void TilesDropped(absl::Span<const std::string> array_ids, const RankOf& rank_of);
   // Whether a tile that a worker has put aside is the rank's. FAILED_PRECONDITION: it is not this
@@ -356,8 +367,8 @@ class ArrayRegistry {
 
  private:
   struct ArrayEntry {
-    // But for the missing ranks, and whether it is degraded for them: see Current. Thousands of
-    // workers may come or go before anybody asks.
+    // Up to date except for the missing ranks and the state derived from them: see Current.
+    // Thousands of workers may come or go before the next query.
     mutable ArrayPtr array = nullptr;
     mutable bool is_outdated = false;
     std::vector<bool> missing = {};  // by rank
@@ -365,8 +376,9 @@ class ArrayRegistry {
     int64_t names = 0;
     int64_t pins = 0;
     bool is_given = false;
-    // Not empty: it was found with the workers, or is of a state that may lack names. Unless it
-    // gets a name it is not deleted but put aside. By rank, who has its tile.
+    // Not empty: the array was found on workers, or belongs to a state that may lack names. Unless
+    // it gets a name, it goes into quarantine and is not deleted. By rank: the worker that has its
+    // tile.
     std::vector<std::string> adopted_from = {};
     // It is put aside though it had a name: another name of it may be lost.
     bool may_lack_names = false;
@@ -375,7 +387,7 @@ class ArrayRegistry {
     bool was_named = false;              // since Open
     bool has_record = false;             // under `array/` in the store, without a name at Open
     std::vector<NameEntry> former = {};  // names that pointed here, the last kFormerVersions
-    // Tiles that attached workers have, to be told how the commit ended.
+    // Attached workers that have tiles and wait for the outcome of the commit.
     struct Waiting {
       std::string identity;
       int64_t rank = 0;
@@ -385,7 +397,7 @@ class ArrayRegistry {
     };
     std::vector<Waiting> waiting = {};
   };
-  // A committed array that some ranks have reported, and nobody knows.
+  // An unknown committed array that some ranks have reported.
   struct Orphan {
     ArrayDescriptor descriptor;
     Durability durability = Durability::kDisk;
@@ -421,17 +433,17 @@ class ArrayRegistry {
   };
   using Names = std::map<std::string, Name, std::less<>>;
   using Arrays = std::map<std::string, ArrayEntry, std::less<>>;
-  // Of things that lie on meshes, those of each: by mesh, then by id.
+  // Objects that lie on meshes: by mesh, then by id.
   using ArraysByMesh = std::map<std::string, std::map<std::string_view, ArrayEntry*>, std::less<>>;
   using IdsByMesh = std::map<std::string, std::set<std::string, std::less<>>, std::less<>>;
   struct Manifest {
     int64_t chunks = 0;
-    int64_t current_names = 0;       // of its names, those that it still holds for
+    int64_t current_names = 0;       // number of its names for which it still has the current entry
     std::vector<std::string> names;  // all of them
   };
   // A commit between its checks and the store's answer.
   struct Pending;
-  // A manifest that is being written anew.
+  // A manifest that is being rewritten.
   struct Rewrite;
 
   ArrayRegistry(Store* store, rpc::Clock* clock, ReleaseListener listener,
@@ -443,7 +455,7 @@ class ArrayRegistry {
   // Takes names out of the store that point to nothing. Should it fail, the next Open tries again.
   void GiveUp(const std::vector<std::string>& names) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // A name that is not there, and those beside it.
+  // A missing name, and the names next to it.
   struct MissingName {
     std::string name;
     std::vector<std::string> neighbours;
@@ -458,12 +470,13 @@ class ArrayRegistry {
   int64_t MoreNames(const CommitRequest& request) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   absl::Status CheckRoom(int64_t more_names) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   MissingName Missing(std::string_view name) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
-  // OK, or DATA_LOSS (STORE_FAILED): the name is not among those that are known, but the store has
-  // a record of it, or of its array, that cannot be read.
+  // Returns OK, or DATA_LOSS (STORE_FAILED): the name is unknown, but the store has an unreadable
+  // record of it or of its array.
   absl::Status CheckReadable(std::string_view name) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   // NOT_FOUND, with the nearest name that there is. Takes up to some milliseconds.
   static absl::Status NoName(const MissingName& missing);
-  // Fills in the transaction of a commit; if that is not enough, all but the manifest's chunks.
+  // Fills in the transaction of a commit; if one does not suffice, everything except the manifest's
+  // chunks.
   void Write(Pending* pending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Takes long where there are many names, so without the lock.
   static void MakeChunks(Pending* pending);
@@ -471,8 +484,8 @@ class ArrayRegistry {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Finish(const std::shared_ptr<Pending>& pending, absl::StatusOr<Revision> revision);
   void Apply(const Pending& pending, Revision revision) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The entry of an id, made if it is not there, with this array; what an entry holds from now on;
-  // and the end of one. They keep the counts and the index.
+  // Return or create the entry of an id with this array; change an entry's array; erase an entry.
+  // They maintain the counts and the index.
   ArrayEntry& AddArray(const std::string& array_id, ArrayPtr array)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SetArray(ArrayEntry& entry, ArrayPtr array) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -492,16 +505,16 @@ class ArrayRegistry {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Notes the manifest if fewer than half of its names are current.
   void NoteIfSparse(const std::string& manifest_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Begins to write the next of those anew, if none is being written.
+  // Begins to rewrite the next sparse manifest, unless one is being rewritten.
   void RewriteSparse() ABSL_LOCKS_EXCLUDED(mutex_);
   std::shared_ptr<Rewrite> BeginRewrite() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WriteAnew(std::shared_ptr<Rewrite> rewrite, size_t next_chunk)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EndRewrite(const Rewrite& rewrite, const absl::Status& written) ABSL_LOCKS_EXCLUDED(mutex_);
   void ReleaseIfUnheld(std::string_view array_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Tells the listener what was released, and the store what it may forget.
+  // Passes released arrays to the listener, and deletable records to the store.
   void FlushReleased() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Remembers what was released, in the store where that is to outlive this process.
+  // Remembers released arrays; in the store if that must outlive this process.
   void AddTombstones(const std::vector<Released>& released) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AddTombstone(std::string array_id, const std::string& mesh_id, int64_t ranks,
                     const std::shared_ptr<ReleasedBatch>& batch)
@@ -528,8 +541,8 @@ class ArrayRegistry {
   void CheckRanks(Taking* taking) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   // One tile of an inventory; whether it is where it belongs.
   bool Classify(const InventoryTile& tile, Taking* taking) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Things on a mesh of the worker, the next few behind `*last`, that it does not hold; true: those
-  // were the last ones.
+  // Handles the next few objects after `*last`, on a mesh of the worker, that the worker does not
+  // hold. Returns true after the last ones.
   bool MissArrays(std::string_view mesh_id, int64_t rank, const Taking& taking, std::string* last)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool MissOrphans(std::string_view mesh_id, int64_t rank, const Taking& taking, std::string* last)
@@ -538,7 +551,8 @@ class ArrayRegistry {
                        std::string* last) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EraseOrphan(std::map<std::string, Orphan, std::less<>>::iterator orphan)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // What a worker has put aside: what was released goes, and what lives is told.
+  // Judges arrays in a worker's quarantine: released ones are to be dropped, live ones are
+  // reported.
   void JudgeQuarantined(absl::Span<const std::string> array_ids, InventoryVerdict* verdict) const
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   // Whether the tile may be a part of an array to adopt, and is noted as such.
@@ -571,14 +585,14 @@ class ArrayRegistry {
   absl::Time grace_end_ = absl::InfinitePast();
   std::string restored_from_;    // RestoredRecord::digest; empty: this state has no such record
   bool has_unreadable_ = false;  // the store has records that cannot be read
-  bool is_damaged_ = false;      // of some records it is not known what they say
+  bool is_damaged_ = false;      // the content of some records is unknown
   std::vector<std::string> left_out_;
   std::unique_ptr<RequestMemory> requests_;
 
   EventQueue events_;
 
   mutable absl::Mutex mutex_;
-  // Changed by AddArray, SetArray, SetMissing and EraseArray alone.
+  // Only AddArray, SetArray, SetMissing and EraseArray change it.
   Arrays arrays_ ABSL_GUARDED_BY(mutex_);
   ArrayCounts counts_ ABSL_GUARDED_BY(mutex_);           // of arrays_
   ArraysByMesh arrays_by_mesh_ ABSL_GUARDED_BY(mutex_);  // the same arrays
@@ -591,31 +605,31 @@ class ArrayRegistry {
   // In how many manifests a name occurs.
   absl::flat_hash_map<std::string, int64_t> manifest_mentions_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_set<std::string> moving_names_ ABSL_GUARDED_BY(mutex_);
-  // Names of which it is not known what they stand for, and the key of the record that would tell;
-  // those whose own record it is are known to the store.
+  // Names with an unknown target, and the key of the record that would give it. The store knows the
+  // names whose own record is unreadable.
   absl::flat_hash_map<std::string, std::string> unreadable_names_ ABSL_GUARDED_BY(mutex_);
-  // What commits under way add to names_.
+  // Number of names that running commits add to names_.
   int64_t names_to_come_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::flat_hash_set<std::string> committing_arrays_ ABSL_GUARDED_BY(mutex_);
   std::vector<Released> released_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::string> dead_keys_ ABSL_GUARDED_BY(mutex_);
   Tombstones tombstones_ ABSL_GUARDED_BY(mutex_);
   IdsByMesh tombstones_by_mesh_ ABSL_GUARDED_BY(mutex_);
-  // Staged arrays that were discarded lately: tiles of theirs that come up are dropped. The oldest
-  // go first; what was forgotten is put aside.
+  // Recently discarded staged arrays, whose tiles are dropped when reported. The oldest are
+  // forgotten first; tiles of forgotten arrays go into quarantine.
   absl::flat_hash_set<std::string> discarded_ ABSL_GUARDED_BY(mutex_);
   std::deque<std::string> discarded_order_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, Orphan, std::less<>> orphans_ ABSL_GUARDED_BY(mutex_);
   IdsByMesh orphans_by_mesh_ ABSL_GUARDED_BY(mutex_);
-  // Of arrays_, those that had no name at Open, have none since, and may have had one.
+  // Arrays in arrays_ that had no name at Open, have got none since, and may have had one before.
   std::set<std::string, std::less<>> unnamed_ ABSL_GUARDED_BY(mutex_);
   bool grace_is_over_ ABSL_GUARDED_BY(mutex_) = false;
   std::map<std::pair<std::string, int64_t>, Presence> presence_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_set<std::string> changing_meshes_ ABSL_GUARDED_BY(mutex_);
   // Whether arrays without a name may have, or have had, one: RestoredRecord.
   bool may_lack_names_ ABSL_GUARDED_BY(mutex_) = false;
-  // The revision from which on arrays may lie on a mesh, of those that were changed. The oldest go
-  // once there are many: by then no put that was resolved before them is under way.
+  // The lowest valid revision for arrays on each changed mesh. The oldest entries are removed once
+  // there are many: by then every put resolved before them has ended.
   std::map<std::string, Revision, std::less<>> mesh_floors_ ABSL_GUARDED_BY(mutex_);
   int64_t in_flight_ ABSL_GUARDED_BY(mutex_) = 0;
 

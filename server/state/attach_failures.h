@@ -35,7 +35,7 @@ class AttachFailures {
   void Note(std::string_view identity, const absl::Status& status, absl::Time now);
   // The worker takes part.
   void Forget(std::string_view identity);
-  // Of a worker of which nothing is kept, none.
+  // Returns a worker's failures; none for an unknown worker.
   Failures Of(std::string_view identity, absl::Time now) const;
   size_t size() const { return by_identity_.size(); }
 

@@ -14,8 +14,8 @@ namespace shardmesh::server {
 
 struct Definition;
 
-// Keeps those that were asked for last, so that questions which come again share what was decoded
-// once. Knows a version by the address of its record in the store. Thread-safe.
+// LRU cache of decoded definitions, so that repeated requests share one decoding. Identifies a
+// version by the address of its record in the store. Thread-safe.
 class DecodedVersions {
  public:
   using Record = std::shared_ptr<const std::string>;
@@ -28,8 +28,8 @@ class DecodedVersions {
   // Null if it is not kept.
   DefinitionPtr Find(const Record& record);
 
-  // Keeps it, and forgets those that were asked for the longest time ago, as many as are too many.
-  // Returns the one that is kept: of two that were decoded at the same time the first.
+  // Adds a definition and evicts the least recently used ones beyond the limit. Returns the cached
+  // one: of two decoded at the same time, the first.
   DefinitionPtr Keep(const Record& record, DefinitionPtr definition);
 
  private:

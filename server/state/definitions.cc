@@ -131,7 +131,7 @@ ReplacedDefinition MakeReplaced(std::string_view name, int64_t version, const Ke
   return replaced;
 }
 
-// What `previous` knows of the version that is kept there; nullopt if nothing.
+// Returns what `previous` knows of the version kept there; nullopt if nothing.
 std::optional<ReplacedDefinition> KnownReplaced(const Definition& previous, const KeptValue& kept) {
   if (previous.revision == kept.mod_revision) {
     return ReplacedDefinition{.version = previous.version,
@@ -149,7 +149,7 @@ std::optional<ReplacedDefinition> KnownReplaced(const Definition& previous, cons
   return std::nullopt;
 }
 
-// What stands behind the '@' of a reference; nullopt if it is no version.
+// Parses the part after the '@' of a reference; nullopt if it is no version.
 std::optional<int64_t> ParseVersion(std::string_view text) {
   int64_t version = 0;
   const bool is_number = !text.empty() && text.front() != '0' &&
@@ -628,8 +628,8 @@ void DefinitionStore::Write(Verb verb, Change change, DefinitionKind kind, std::
     if (!revision.ok()) {
       give_room_back();
       requests_->Abandon(request_id);
-      // Somebody else was first, such as one who gives ranks to a mesh. A change of whatever
-      // there is, is as good for what there is now.
+      // Another change was first, for example an assignment of ranks to a mesh. A change without an
+      // expected version applies to the new version as well.
       if (verb != Verb::kCreate && change.expected_version == 0 && change.expected_revision == 0 &&
           tries < kMaxTries && ReasonOf(revision.status()) == Reason::kVersionMismatch) {
         std::string wire;
@@ -732,7 +732,7 @@ absl::StatusOr<std::unique_ptr<WatchHandle>> DefinitionStore::Watch(
                       .record = change.value,
                       .definition = nullptr,
                       .revision = change.revision};
-          // What was published last is what it mostly is.
+          // The published definition is usually still the current one.
           const Definitions::ByName& current = state->all(event.kind);
           if (const auto found = current.find(event.name);
               found != current.end() && found->second->revision == event.revision) {

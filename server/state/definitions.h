@@ -1,4 +1,4 @@
-// The definitions that requests name, as one immutable snapshot, and who publishes the next one.
+// The named definitions as one immutable snapshot, and the store that publishes new snapshots.
 #ifndef SHARDMESH_SERVER_STATE_DEFINITIONS_H_
 #define SHARDMESH_SERVER_STATE_DEFINITIONS_H_
 
@@ -58,9 +58,11 @@ struct Definition {
   Revision revision = 0;  // of the store, at its last change
   absl::Time updated;
   DefinitionValue value;
-  // The wire's EntryValue that it was made from: what clients get back, trees in GetEntry alone.
+  // The serialised EntryValue that it was made from, which clients get back; for trees only in
+  // GetEntry.
   std::string wire_value;
-  // Those before it that are kept, the newest first. Of current ones in a Definitions alone.
+  // The former versions that are kept, newest first. Only filled for current versions in a
+  // Definitions.
   std::vector<ReplacedDefinition> replaced;
 };
 
@@ -68,10 +70,10 @@ struct Definition {
 // decoded, which takes as long as it took when the definition came.
 bool NamesVersion(std::string_view reference);
 
-// What the store of a DefinitionStore keeps of the definitions that were replaced.
+// The history that the store of a DefinitionStore keeps of replaced definitions.
 HistoryOptions DefinitionHistory();
 
-// All definitions at one revision. Immutable, hence safe to share between threads.
+// All definitions at one revision. Immutable and thread-safe.
 class Definitions {
  public:
   using ByName = std::map<std::string, std::shared_ptr<const Definition>, std::less<>>;
@@ -91,27 +93,28 @@ class Definitions {
   // (STORE_FAILED): the store has a record of it that cannot be read.
   absl::StatusOr<std::shared_ptr<const Definition>> Find(DefinitionKind kind,
                                                          std::string_view name) const;
-  // What a reference names, which need not be decoded yet: see FindReferred.
+  // The target of a reference, possibly not decoded yet: see FindReferred.
   struct Referred {
     std::shared_ptr<const Definition> current;
-    const ReplacedDefinition* replaced = nullptr;  // of `current`; null: it is itself what is named
+    const ReplacedDefinition* replaced = nullptr;  // a former version of `current`; null: `current`
+                                                   // itself
 
     int64_t version() const { return replaced == nullptr ? current->version : replaced->version; }
   };
-  // INVALID_ARGUMENT (BAD_FIELD) for what is no version; NOT_FOUND as for Find, and for a version
-  // that is not kept; it says which are.
+  // Looks up a reference. INVALID_ARGUMENT (BAD_FIELD) for a malformed version. NOT_FOUND as for
+  // Find, and for a version that is not kept; the message lists the kept ones.
   absl::StatusOr<Referred> Locate(DefinitionKind kind, std::string_view reference) const;
   // The definition that was located. A version that was replaced is decoded, unless it was lately:
   // DATA_LOSS (STORE_FAILED) names one whose record cannot be read. `is_cancelled`, if given, is
   // asked meanwhile, and true ends it with CANCELLED.
   absl::StatusOr<std::shared_ptr<const Definition>> Load(
       const Referred& referred, const std::function<bool()>& is_cancelled = {}) const;
-  // What questions name: `NAME`, as it is now, or `NAME@VERSION`, as it was at that version. Locate
-  // and Load, and their errors.
+  // Returns the target of a reference: `NAME` for the current version, or `NAME@VERSION`. Equals
+  // Locate and Load, with their errors.
   absl::StatusOr<std::shared_ptr<const Definition>> FindReferred(
       DefinitionKind kind, std::string_view reference,
       const std::function<bool()>& is_cancelled = {}) const;
-  // The values of what is referred to.
+  // Return the value of the referenced definition.
   absl::StatusOr<std::shared_ptr<const rpc::MeshDefinition>> FindMesh(
       std::string_view reference) const;
   absl::StatusOr<std::shared_ptr<const PartitionAxis>> FindProfile(
@@ -122,10 +125,9 @@ class Definitions {
       std::string_view reference) const;
   absl::StatusOr<std::shared_ptr<const StoredTree>> FindTree(std::string_view reference) const;
 
-  // The current version of a definition and those before that are kept, the newest first; without
-  // their values. INVALID_ARGUMENT (BAD_FIELD) for a reference that names a version: it is a name
-  // alone that has several. NOT_FOUND as for Find; DATA_LOSS (STORE_FAILED) names the
-  // version whose record cannot be read.
+  // Returns the current and the kept former versions of a definition, newest first, without their
+  // values. INVALID_ARGUMENT (BAD_FIELD) for a reference with a version: only a name has several.
+  // NOT_FOUND as for Find. DATA_LOSS (STORE_FAILED) names the version whose record cannot be read.
   struct Version {
     int64_t version = 0;
     Revision revision = 0;
@@ -144,20 +146,20 @@ class Definitions {
 
   Revision revision_ = 0;
   int64_t min_sharding_size_ = kDefaultMinSize;
-  // One snapshot shares with the next those of the kinds that did not change.
+  // Successive snapshots share the kinds that did not change.
   std::shared_ptr<const ByName> definitions_[kDefinitionKindCount];
-  // Whether the store has a record of this key that cannot be read. Empty: it has none. Of all
-  // snapshots of a definition_store, whose store they do not outlive.
+  // Returns whether the store has an unreadable record of this key. Empty: it has none. Shared by
+  // all snapshots of a definition store, which must not outlive its store.
   std::shared_ptr<const std::function<bool(const std::string& key)>> is_unreadable_;
   // Likewise.
   std::shared_ptr<DecodedVersions> decoded_ = std::make_shared<DecodedVersions>();
 };
 
-// Keeps the definitions in the store and publishes them as snapshots. What was replaced is kept as
-// far as the store does: it is opened with DefinitionHistory().
+// Keeps the definitions in the store and publishes them as snapshots. Replaced versions are kept as
+// long as the store keeps them: open it with DefinitionHistory().
 //
-// Thread-safe. Callbacks run on the store's thread, without a lock. The destructor waits for those
-// of all changes; store, clock and request memory live longer.
+// Thread-safe. Callbacks run on the store's thread, without a lock. The destructor waits for the
+// callbacks of all changes; store, clock and request memory outlive this object.
 class DefinitionStore {
  public:
   using Callback = absl::AnyInvocable<void(absl::StatusOr<std::shared_ptr<const Definition>>) &&>;
@@ -169,7 +171,7 @@ class DefinitionStore {
       int64_t min_sharding_size = kDefaultMinSize);
   ~DefinitionStore();
 
-  // How many definitions there may be. More that are there already stay.
+  // Most definitions. Existing ones beyond a limit stay.
   struct Limits {
     int64_t max_meshes = 10'000;
     int64_t max_definitions = 100'000;  // of all kinds
@@ -177,8 +179,8 @@ class DefinitionStore {
   // Before the first change.
   void SetLimits(const Limits& limits) { limits_ = limits; }
 
-  // The keys of the definitions that this build could not decode. What the store itself could not
-  // read is not among them.
+  // Returns the keys of the definitions that this build could not decode. Records that the store
+  // itself could not read are not included.
   const std::set<std::string, std::less<>>& undecoded() const { return undecoded_; }
 
   // The newest snapshot: one atomic read when nothing changed since this thread asked last. Valid
@@ -187,8 +189,8 @@ class DefinitionStore {
   // The same, to be kept.
   std::shared_ptr<const Definitions> shared_state() const;
 
-  // All changes up to this revision are in what state() and shared_state() return afterwards. A
-  // watch can be begun behind it.
+  // All changes up to this revision are in later results of state() and shared_state(). A watch can
+  // begin after it.
   Revision settled_revision() const { return store_->settled_revision(); }
 
   // Whether the answer to a change with this id is known: Update and Delete repeat it.
@@ -196,26 +198,31 @@ class DefinitionStore {
     return requests_->Find(request_id).has_value();
   }
 
-  // A change, and its answer's fate: see RequestMemory. `expected_version` 0 means any, and so does
-  // `expected_revision`, which tells one that was deleted and made anew from the one before.
+  // A change, with the request id of its answer: see RequestMemory. `expected_version` 0 means any,
+  // and so does `expected_revision` 0. The revision tells a deleted and re-created definition from
+  // the one before.
   struct Change {
     std::string request_id;
     std::string name;
     int64_t expected_version = 0;
     Revision expected_revision = 0;
   };
-  // The callback gets what is defined now. After Delete it gets what was; if that was a repeated
-  // request, without its value. Errors:
+  // Change a definition. The callback gets the new definition; after Delete, the former one,
+  // without its value if the request was a repeated one. Errors:
+  //
+  // clang-format off
   //   INVALID_ARGUMENT  a malformed name or value, REQUEST_ID_REUSED.
-  //   ALREADY_EXISTS    Create of a name that there is.
-  //   DATA_LOSS         what the store has of that name cannot be read.
+  //   ALREADY_EXISTS    Create of a name that exists.
+  //   DATA_LOSS         the store's record of that name cannot be read.
   //   RESOURCE_EXHAUSTED  Create beyond the limits.
-  //   NOT_FOUND         Update, Delete of one that there is not.
-  //   ABORTED           VERSION_MISMATCH; or another change is under way: retry. Where neither a
-  //                     version nor a revision is expected that is done here, some times.
-  //   as Store::Commit  for the rest.
-  // `wire_value` is a serialised v1::EntryValue; it is decoded and checked here, before the call
-  // returns. `is_cancelled`, if given, is asked meanwhile, and true ends it with CANCELLED.
+  //   NOT_FOUND         Update, Delete of a missing name.
+  //   ABORTED           VERSION_MISMATCH; or another change is running: retry. If neither a version
+  //                     nor a revision is expected, the store itself retries some times first.
+  //   as Store::Commit  otherwise.
+  // clang-format on
+  //
+  // `wire_value` is a serialised v1::EntryValue; it is decoded and checked before the call returns.
+  // `is_cancelled`, if given, is called meanwhile; true ends the call with CANCELLED.
   void Create(Change change, std::string wire_value, Callback callback,
               const std::function<bool()>& is_cancelled = {});
   void Update(Change change, std::string wire_value, Callback callback,
@@ -240,7 +247,8 @@ class DefinitionStore {
   // The definition of an event that is no deletion. Takes as long as it took when the definition
   // came, if the event has none. DATA_LOSS, INVALID_ARGUMENT: this build cannot read it.
   absl::StatusOr<std::shared_ptr<const Definition>> Read(const Event& event) const;
-  // The same without its value, but for a tree: what a client is shown, without compiling rules.
+  // As Read, without the value except for a tree: the form for clients, without
+  // compiling rules.
   absl::StatusOr<std::shared_ptr<const Definition>> Describe(const Event& event) const;
 
   // The definition in a serialised v1::EntryValue. INVALID_ARGUMENT names the field.
@@ -256,14 +264,14 @@ class DefinitionStore {
                   int64_t min_sharding_size);
 
   absl::Status Load();
-  // What the store keeps of the versions before that of `definition`, as of revision `at`. What
-  // `previous`, the one before it, knows of them is not read again; it may be null.
+  // Returns the store's former versions before that of `definition`, as of revision `at`. Versions
+  // that `previous` (the version before, may be null) knows are not read again.
   std::vector<ReplacedDefinition> ReplacedBy(const Definition& definition, DefinitionKind kind,
                                              Revision at, const Definition* previous) const;
-  // Counts one more of the kind as about to be created. RESOURCE_EXHAUSTED (LIMIT_EXCEEDED): there
-  // is no room for it beside those that there are and those that are being created.
+  // Reserves room for one more definition of the kind. RESOURCE_EXHAUSTED (LIMIT_EXCEEDED): no room
+  // is left beside the existing definitions and those being created.
   absl::Status ReserveRoom(DefinitionKind kind);
-  // `tries`: how often somebody else was first.
+  // `tries`: how often another change was first.
   void Write(Verb verb, Change change, DefinitionKind kind, std::string wire_value,
              DefinitionValue value, Callback callback, int tries = 0);
   // Store::Commit, counted in in_flight_ until after its callback.
@@ -276,7 +284,7 @@ class DefinitionStore {
   const int64_t min_sharding_size_;
   Limits limits_;
   std::set<std::string, std::less<>> undecoded_;  // constant after Open
-  const uint64_t id_;                             // tells stores apart in threads' caches
+  const uint64_t id_;                             // identifies the store in threads' caches
 
   std::atomic<uint64_t> generation_ = 1;  // rises with each snapshot
   mutable absl::Mutex mutex_;

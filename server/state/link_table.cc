@@ -10,7 +10,7 @@ namespace {
 // The finest figures that are believed: shorter ones are errors of a clock.
 constexpr double kLeastLatencySeconds = 1e-7;
 constexpr double kLeastSecondsPerByte = 1e-12;
-// Meshes whose costs are known at a time: those that are removed leave theirs behind.
+// Most meshes with a cached cost: removed meshes leave theirs behind.
 constexpr size_t kMaxCosts = 256;
 
 // 0: it is not alive.
@@ -19,7 +19,7 @@ uint64_t IncarnationOf(const MembershipView& view, std::string_view identity) {
   return worker == nullptr || worker->state == WorkerState::kLost ? 0 : worker->info.incarnation;
 }
 
-// Whether what was told of an incarnation holds for the one that is now.
+// Returns whether a report on incarnation `told` holds for the current one.
 bool Holds(uint64_t told, uint64_t now) { return now != 0 && told == now; }
 
 bool IsNow(const MembershipView& view, std::string_view identity, uint64_t incarnation) {
@@ -77,7 +77,7 @@ std::vector<WorkerLink> LinkTable::LinksOf(
            IsNow(view, peer, link->second.peer_incarnation);
   };
   const auto own = reports_.find(lower);
-  std::set<std::string_view> peers;  // of the links that either of the two told of
+  std::set<std::string_view> peers;  // of the links that either of the two reports
   if (own != reports_.end()) {
     for (auto each = own->second.links.upper_bound(lower); each != own->second.links.end();
          ++each) {
@@ -127,7 +127,7 @@ LinkTable::Row LinkTable::RowOf(const KnownCost& known, size_t rank, const Repor
 
 void LinkTable::TakeEpoch(const MembershipView& view, KnownCost* known) const {
   known->epoch = view.epoch;
-  std::vector<std::pair<size_t, uint64_t>> changed;  // ranks, and what they were before
+  std::vector<std::pair<size_t, uint64_t>> changed;  // changed ranks, and their former values
   for (size_t rank = 0; rank < known->identities.size(); ++rank) {
     const uint64_t incarnation = IncarnationOf(view, known->identities[rank]);
     if (known->incarnations[rank] == incarnation) continue;
@@ -142,7 +142,7 @@ void LinkTable::TakeEpoch(const MembershipView& view, KnownCost* known) const {
       if (found == known->ranks.end() || found->second == rank) continue;
       Row& row = known->rows[found->second];
       const Report& report = reports_.find(teller)->second;
-      // One that does not count has no links, and one that is looked at anew needs none of this.
+      // A row that does not count has no links, and an invalid row is recomputed anyway.
       if (row.change != report.change ||
           !Holds(report.incarnation, known->incarnations[found->second])) {
         continue;

@@ -1,4 +1,4 @@
-// How fast the links between workers are, as their heartbeats told of it.
+// Speed of the links between workers, from their heartbeats.
 #ifndef SHARDMESH_SERVER_STATE_LINK_TABLE_H_
 #define SHARDMESH_SERVER_STATE_LINK_TABLE_H_
 
@@ -24,26 +24,28 @@ struct WorkerLink {
   rpc::MeasuredLink measured;
 };
 
-// Keeps what each attached worker told last. A link counts while both its workers are alive, in the
-// processes between which it was measured. Thread-safe.
+// Keeps the last report of each attached worker. A link counts while both its workers are alive, in
+// the processes between which it was measured. Thread-safe.
 class LinkTable {
  public:
-  // What a worker knows of links now, in place of what it told before.
+  // Replaces the worker's last report.
   void Reported(std::string_view identity, uint64_t incarnation,
                 std::vector<rpc::MeasuredLink> links);
-  // The worker is alive no more: what it told is forgotten.
+  // Drops the report of a worker that is no longer alive.
   void Lost(std::string_view identity);
 
-  // The links that count between `lower` and those of these workers whose identities are above it,
-  // by these; each pair once. Costs O(links of `lower`), however many workers there are.
+  // Returns the valid links between `lower` and those of these workers whose identities are above
+  // it, sorted by identity; each pair once. Costs O(links of `lower`), however many workers there
+  // are.
   std::vector<WorkerLink> LinksOf(const MembershipView& view, const std::string& lower,
                                   const std::set<std::string, std::less<>>& identities) const;
 
-  // What links between ranks of a mesh are like, for the choice of algorithms: of all that count,
-  // the longest latency and the least bandwidth, since a collective waits for the slowest pair, and
-  // whether all share memory; the default where none does, or the view has no such mesh. After a
-  // report, or a new epoch, O(workers of the mesh, and the links of those that reported, came or
-  // went); otherwise O(1). More only where a figure that was the worst of many workers goes.
+  // Returns the cost of links between ranks of a mesh, for the choice of algorithms. It has the
+  // longest latency and the least bandwidth of all valid links, since a collective waits for the
+  // slowest pair, and whether all share memory. Returns the default if there is no valid link or no
+  // such mesh. After a report, or a new epoch, O(workers of the mesh, and the links of those that
+  // reported, came or went); otherwise O(1). It costs more only when the removed figure was the
+  // worst of many workers.
   LinkCost CostOf(const MembershipView& view, std::string_view mesh_id) const;
 
  private:
@@ -63,7 +65,7 @@ class LinkTable {
         ++count_;
       }
     }
-    // False: what is the worst now is not known.
+    // Returns false if the worst figure is no longer known.
     bool Remove(double value) { return count_ > 0 && (value < value_ || --count_ > 0); }
     double value() const { return value_; }
 
@@ -71,19 +73,19 @@ class LinkTable {
     double value_ = 0;
     int64_t count_ = 0;  // of figures that are as bad
   };
-  // What one report says of a mesh.
+  // One report's figures for a mesh.
   struct Row {
-    int64_t change = 0;  // of the report; 0: to be looked at anew
+    int64_t change = 0;  // of the report; 0: recompute
     int64_t links = 0;   // that count
     int64_t not_shared = 0;
     Worst latency_seconds = {};
     Worst seconds_per_byte = {};
 
     void Add(const rpc::MeasuredLink& link);
-    // False: the row is to be looked at anew.
+    // Returns false if the row must be recomputed.
     bool Remove(const rpc::MeasuredLink& link);
   };
-  // A mesh's cost, and what it is made of, in one epoch.
+  // A mesh's cost in one epoch, with its parts.
   struct KnownCost {
     int64_t epoch = 0;
     int64_t changes = 0;  // when `cost` was made
@@ -95,8 +97,8 @@ class LinkTable {
   };
 
   static Row RowOf(const KnownCost& known, size_t rank, const Report& report);
-  // Takes over who is alive in `view`: the rows of who came and went are to be looked at anew, and
-  // their links are added to or taken from the rows of others.
+  // Applies the live workers of `view`: invalidates the rows of workers that came or went, and
+  // updates the rows of others with their links.
   void TakeEpoch(const MembershipView& view, KnownCost* known) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -106,7 +108,7 @@ class LinkTable {
 
   mutable absl::Mutex mutex_;
   std::map<std::string, Report, std::less<>> reports_ ABSL_GUARDED_BY(mutex_);  // by identity
-  // Who tells of a link to a worker, by that worker.
+  // The workers that report a link to a worker, by that worker.
   std::map<std::string, std::set<std::string, std::less<>>, std::less<>> told_by_
       ABSL_GUARDED_BY(mutex_);
   int64_t changes_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -217,7 +217,7 @@ absl::StatusOr<uint64_t> Membership::Attach(WorkerInfo info) {
     const std::string identity = worker.info.identity;
     attachments_.emplace(attachment, Attachment{identity, worker.vitals});
     silence_.SetNoLaterThan(now + options_.lost_after);
-    // Also where a new stream takes over: what was on its way on the old one is lost.
+    // Also if a new stream takes over: messages in transit on the old one are lost.
     ++state_.epoch;
     Replace(std::move(worker));
     Publish({.kind = MembershipEvent::Kind::kAttached, .identity = identity});

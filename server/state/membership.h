@@ -1,5 +1,5 @@
-// Which workers are attached, which rank of which mesh each serves, and the epoch that counts the
-// changes of who is alive.
+// The attached workers, the ranks of meshes that they serve, and the epoch that counts changes of
+// the live workers.
 #ifndef SHARDMESH_SERVER_STATE_MEMBERSHIP_H_
 #define SHARDMESH_SERVER_STATE_MEMBERSHIP_H_
 
@@ -28,21 +28,25 @@
 namespace shardmesh::server {
 
 // Legal transitions:
+//
+// clang-format off
 //   (unknown) -> kAttached          Attach
-//   kAttached -> kDraining          Drain(true): gets no new work, keeps what it has
+//   kAttached -> kDraining          Drain(true): gets no new work, keeps its tiles
 //   kDraining -> kAttached          Drain(false)
 //   kAttached, kDraining -> kLost   its stream broke, its heartbeats stopped, or it said good-bye
 //   kLost     -> kAttached          Attach, by the same or a new incarnation
 //   kLost     -> (unknown)          it serves no rank, and forget_after has passed
+// clang-format on
+//
 // A worker is alive when it is kAttached or kDraining. The epoch rises by one whenever a worker
-// becomes alive, is lost, or attaches anew.
+// becomes alive, is lost, or attaches again.
 enum class WorkerState { kAttached, kDraining, kLost };
 std::string_view WorkerStateName(WorkerState state);  // "ATTACHED", ...
 
-// What a worker says of itself when it attaches, once its endpoints are verified.
+// A worker's own data when it attaches, once its endpoints are verified.
 struct WorkerInfo {
   std::string identity;      // stable over restarts, 1 to 255 bytes
-  uint64_t incarnation = 0;  // drawn anew at each start; not 0
+  uint64_t incarnation = 0;  // new at each start; not 0
   std::string build_version;
   std::vector<std::string> endpoints;  // gRPC targets, best first; at least one
   // Where its peers reach it, on the hosts of its endpoints; 0: at its endpoints.
@@ -53,13 +57,13 @@ struct WorkerInfo {
   bool durable = false;        // committed tiles are kept on disk
 };
 
-// What a worker has put aside: arrays with tiles there, and the bytes of these.
+// A worker's quarantine: the number of arrays with tiles there, and the bytes of these tiles.
 struct QuarantineCount {
   int64_t arrays = 0;
   int64_t size_bytes = 0;
 };
 
-// What heartbeats bring of one worker. All views share it: a heartbeat changes no view.
+// Figures of one worker from its heartbeats. All views share them: a heartbeat changes no view.
 // Thread-safe.
 class Vitals {
  public:
@@ -101,12 +105,12 @@ struct WorkerStatus {
   std::shared_ptr<Vitals> vitals = std::make_shared<Vitals>();
 
   absl::Time last_heartbeat() const { return vitals->last_heartbeat(); }  // or attach
-  // Of capacity_bytes, by its last heartbeat.
+  // The part of capacity_bytes in use, by its last heartbeat.
   int64_t used_bytes() const { return vitals->used_bytes(); }
   QuarantineCount quarantine() const { return vitals->quarantine(); }  // likewise
 };
 
-// Who serves which rank of one mesh. Immutable.
+// The workers of the ranks of one mesh. Immutable.
 class MeshRanks {
  public:
   MeshRanks(std::string id, std::vector<std::string> by_rank, int64_t rank_count);
@@ -124,7 +128,7 @@ class MeshRanks {
   std::vector<uint32_t> by_identity_;  // ranks, in the order of their identities
 };
 
-// Everything at one epoch. Immutable, but for the vitals; copies share what did not change.
+// Everything at one epoch. Immutable, except for the vitals; copies share unchanged parts.
 struct MembershipView {
   int64_t epoch = 0;
   // By identity, lost ones included.
@@ -135,21 +139,22 @@ struct MembershipView {
   const WorkerStatus* FindWorker(std::string_view identity) const;
   const MeshRanks* FindMesh(std::string_view mesh_id) const;
   bool IsAlive(std::string_view identity) const;
-  // `rank 1 (worker-1: no heartbeat for 5s)`, for errors: the rank, who serves it, and why that one
-  // is lost if it is. Ranks of the mesh are given, and this is one of them.
+  // Returns text for errors: the rank, its worker, and why that worker is lost if it is: `rank 1
+  // (worker-1: no heartbeat for 5s)`. Requires that the mesh's ranks are assigned, and this is one
+  // of them.
   std::string DescribeRank(const MeshRanks& mesh, int64_t rank) const;
-  // FAILED_PRECONDITION (MESH_INCOMPLETE): not every rank of the mesh has a live worker; names
-  // the first of those ranks and their workers. NOT_FOUND: no such mesh.
+  // FAILED_PRECONDITION (MESH_INCOMPLETE): not every rank of the mesh has a live worker; names the
+  // first of those ranks and their workers. NOT_FOUND: no such mesh.
   absl::Status CheckComplete(std::string_view mesh_id) const;
-  // The ranks of the mesh without a live worker; of one whose ranks are not given, none.
+  // Returns the ranks of the mesh without a live worker; none if the ranks are not assigned.
   std::vector<int64_t> MissingRanks(const MeshRanks& mesh) const;
 };
 
-// What changed from one view to the next.
+// A change from one view to the next.
 struct MembershipEvent {
   enum class Kind {
-    kAttached,       // `identity` became alive, or attached anew
-    kLost,           // `identity` is alive no more
+    kAttached,       // `identity` became alive, or attached again
+    kLost,           // `identity` is no longer alive
     kDrainChanged,   // `identity` drains, or does not any more
     kMeshAdded,      // `mesh_id` is defined
     kRanksAssigned,  // the ranks of `mesh_id` have their identities: write them down
@@ -171,7 +176,7 @@ struct ServedRank {
 };
 
 struct MembershipOptions {
-  absl::Duration heartbeat_interval = absl::Seconds(1);  // what workers are told
+  absl::Duration heartbeat_interval = absl::Seconds(1);  // sent to workers
   // Without a heartbeat, while this process itself was not stopped for a while (PauseWatch).
   absl::Duration lost_after = absl::Seconds(5);
   // How long a lost worker that serves no rank is remembered.
@@ -180,9 +185,9 @@ struct MembershipOptions {
   int64_t first_epoch = 0;
 };
 
-// Thread-safe. Listeners are called in order of the changes, one at a time, without a lock, on the
-// thread that made the change or the clock's. Destroy it before its clock and what the listeners
-// touch.
+// Thread-safe. Listeners are called in the order of the changes, one at a time, without a lock, on
+// the thread that made the change or the clock's. Destroy the membership before its clock and the
+// objects that the listeners use.
 class Membership {
  public:
   using Listener = std::function<void(const MembershipEvent&)>;
@@ -208,7 +213,7 @@ class Membership {
   //   INVALID_ARGUMENT                  a field is out of its range.
   absl::StatusOr<uint64_t> Attach(WorkerInfo info);
 
-  // ABORTED: this attachment ended; the worker attaches anew. O(1).
+  // Records a heartbeat. ABORTED: this attachment ended; the worker must attach again. O(1).
   absl::Status Heartbeat(uint64_t attachment, int64_t used_bytes, QuarantineCount quarantine = {});
 
   // The stream of an attachment ended; `reason` is for people ("its stream broke: ..."). Nothing if
@@ -219,9 +224,9 @@ class Membership {
   absl::Status Drain(std::string_view identity, bool draining);
 
   // Defines a mesh of `size` ranks. `identities` names the worker of each rank, each at most once,
-  // or is empty: the ranks are then given to the first `size` workers that are attached, in the
-  // bytewise order of their identities, once there are so many. Several meshes may use the same
-  // workers. ALREADY_EXISTS, INVALID_ARGUMENT.
+  // or is empty. If empty, the ranks go to the first `size` attached workers by bytewise order of
+  // identity, once there are that many. Several meshes may use the same workers. ALREADY_EXISTS,
+  // INVALID_ARGUMENT.
   absl::Status AddMesh(std::string mesh_id, int64_t size, std::vector<std::string> identities);
   // NOT_FOUND.
   absl::Status RemoveMesh(std::string_view mesh_id);
@@ -234,7 +239,7 @@ class Membership {
   };
 
   void LoseSilent();
-  // Puts `worker` in place of what is known of it.
+  // Replaces the worker's known status by `worker`.
   void Replace(WorkerStatus worker) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Lose(WorkerStatus worker, std::string reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // When a lost worker is forgotten; never if it serves a rank.
@@ -243,7 +248,7 @@ class Membership {
   void SetMesh(std::string mesh_id, std::vector<std::string> identities, int64_t size)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AssignRanks() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Tells the listeners; what is the same for all events is filled in.
+  // Calls the listeners, after filling in the fields common to all events.
   void Publish(MembershipEvent event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   rpc::Clock* const clock_;
@@ -253,11 +258,12 @@ class Membership {
 
   mutable absl::Mutex mutex_;
   MembershipView state_ ABSL_GUARDED_BY(mutex_);
-  // A copy of state_; null when that has changed since, until somebody asks: a copy for each change
-  // would cost the square of the number of workers when all attach.
+  // A copy of state_; null if that has changed since the last query. A copy for each change would
+  // cost the square of the number of workers when all attach.
   mutable std::shared_ptr<const MembershipView> view_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<uint64_t, Attachment> attachments_ ABSL_GUARDED_BY(mutex_);
-  // Of state_: the meshes and ranks of each identity, and the meshes without ranks by their size.
+  // Indexes of state_: the meshes and ranks of each identity, and the meshes without ranks by their
+  // size.
   absl::flat_hash_map<std::string, std::map<std::string, int64_t, std::less<>>> ranks_of_
       ABSL_GUARDED_BY(mutex_);
   std::set<std::pair<int64_t, std::string>> unassigned_ ABSL_GUARDED_BY(mutex_);

@@ -11,14 +11,14 @@
 
 namespace shardmesh::server {
 
-// Looks at the clock all the time. Where it could not for a while, the process was stopped, or had
-// no processor: what others sent meanwhile waits in the sockets, and is read only after the clock
-// was. Who counts others' silence counts it from RunsSince at the earliest.
+// Reads the clock regularly. A gap means that the process was stopped, or had no processor.
+// Messages that others sent meanwhile wait in the sockets, and the process reads the clock before
+// it reads them. Code that measures another's silence must count it from RunsSince at the earliest.
 //
 // Thread-safe. The clock outlives it.
 class PauseWatch {
  public:
-  // A gap of more than `limit` is a pause. `whose`: who is silent, for the log; a literal.
+  // A gap of more than `limit` is a pause. `whose`: the silent party, for the log; a literal.
   PauseWatch(rpc::Clock* clock, absl::Duration limit, std::string_view whose);
 
   // When the last pause ended; InfinitePast: there was none. `now` is of the clock.

@@ -1,5 +1,5 @@
-// Which workers the coordinator expects back: after its start those that its state names, later
-// those that left or were lost a moment ago.
+// The workers whose return the coordinator expects: after its start those in its state, later those
+// that left or were lost a moment ago.
 #ifndef SHARDMESH_SERVER_STATE_RECOVERY_H_
 #define SHARDMESH_SERVER_STATE_RECOVERY_H_
 
@@ -19,14 +19,13 @@
 namespace shardmesh::server {
 
 // A coordinator recovers from its start until each worker that serves a rank by its durable state
-// has attached and brought its inventory once: until then arrays may be degraded only because
-// nobody has asked for their tiles. It never recovers again; who is lost later is lost. Without
-// such state it does not recover at all.
+// has attached and brought its inventory once. Until then an array may be degraded only because its
+// tiles are not yet reported. It never recovers again: a worker lost later is lost. Without such
+// state it does not recover at all.
 //
-// A worker that keeps its tiles on disk is likely to be restarted when it left or was lost. For
-// `return_grace` it is expected back, as is each awaited worker after the coordinator's start:
-// until then callers are told to try again (RECOVERING) and not that tiles or ranks are gone.
-// Thread-safe.
+// A worker that keeps its tiles on disk and left or was lost is likely to restart. It is expected
+// back for `return_grace`, and so is each awaited worker after the coordinator's start. Until then
+// callers get RECOVERING, and retry, instead of an error that tiles or ranks are gone. Thread-safe.
 class Recovery {
  public:
   static constexpr absl::Duration kDefaultReturnGrace = absl::Seconds(60);
@@ -46,7 +45,7 @@ class Recovery {
   // Whether the worker is expected back: it left, was lost, or the coordinator started, less than
   // the grace ago, and its inventory was not taken in since.
   bool ComesBack(std::string_view identity) const;
-  // The same of the start alone: then what is in the worker's memory comes back too.
+  // As ComesBack, for the start only: the tiles in the worker's memory come back then too.
   bool IsAwaited(std::string_view identity) const;
 
   // Workers that are waited for; 0: it has recovered.

@@ -18,13 +18,14 @@ namespace {
 
 constexpr std::string_view kPrefix = "request/";
 
-// Deletes of one transaction, within what a store takes at once.
+// Deletes of one transaction, within the store's limit.
 constexpr size_t kDeletesAtOnce = 100;
 
-// Of what is over a limit so much more goes at once, so that the store is not asked at each answer.
+// Beyond a limit the memory shrinks to this fraction of it, so that not every answer causes a
+// delete.
 constexpr double kKept = 0.9;
 
-// Of an entry without its strings, in all the places where it is known.
+// Memory of an entry without its strings, in all indexes.
 constexpr int64_t kEntryBytes = 256;
 
 int64_t SizeOf(const std::string& id, const std::string& fingerprint, const std::string& answer) {
@@ -59,8 +60,8 @@ absl::StatusOr<std::unique_ptr<RequestMemory>> RequestMemory::Open(Store* store,
   SHARDMESH_ASSIGN_OR_RETURN(KeyValues stored, store->List(kPrefix));
   std::sort(stored.items.begin(), stored.items.end(),
             [](const KeyValue& a, const KeyValue& b) { return a.mod_revision < b.mod_revision; });
-  // The wall clock may have been stepped since they were written, back or forth, so their own times
-  // say nothing. Each stays for the whole time; in their order, so that the oldest goes first.
+  // The wall clock may have been stepped since they were written, so their own times are not
+  // reliable. Each stays for the whole time, in order, so that the oldest goes first.
   absl::Time expires = clock->Now() + kRememberFor;
   absl::MutexLock lock(&memory->mutex_);
   for (const KeyValue& item : stored.items) {
@@ -151,7 +152,7 @@ void RequestMemory::Remember(const std::string& id, const Entry& entry) {
 }
 
 void RequestMemory::Forget(const std::pair<absl::Time, std::string>& answer, Transaction* deletes) {
-  const std::pair<absl::Time, std::string> kept = answer;  // it goes from where it may be from
+  const std::pair<absl::Time, std::string> kept = answer;  // a copy: Forget erases the original
   const std::string& id = kept.second;
   const auto entry = entries_.find(id);
   const int64_t bytes = SizeOf(id, entry->second.fingerprint, entry->second.answer);
@@ -166,8 +167,8 @@ void RequestMemory::Forget(const std::pair<absl::Time, std::string>& answer, Tra
   if (deletes->deletes.size() == kDeletesAtOnce) Commit(deletes);
 }
 
-// The store is told under the lock, so that an id that is used anew is written after it. Should it
-// fail, the next Open finds the record expired and tries again.
+// Called under the lock, so that a later write of the same id comes after it. If it fails, the next
+// Open finds the expired record and tries again.
 void RequestMemory::Commit(Transaction* deletes) {
   if (!deletes->deletes.empty()) {
     store_->Commit(std::exchange(*deletes, {}), [](auto) {});

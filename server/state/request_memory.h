@@ -21,48 +21,55 @@
 
 namespace shardmesh::server {
 
-// What the first request came to.
+// The answer to the first request.
 struct RememberedAnswer {
   std::string bytes;      // as given to AddTo: a serialised response, opaque here
   Revision revision = 0;  // of the commit that it was remembered with: versions of names, ...
 };
 
-// How much is remembered. Over a limit the oldest answers go first, those of the caller who is over
-// its own before others': a request whose answer is gone is done again if it is repeated.
+// Limits of the memory. Beyond one the oldest answers go first; answers of a caller over its own
+// limit go before those of others. A repeated request whose answer is gone runs again.
 struct RequestMemoryLimits {
   int64_t max_answers_per_caller = 20'000;
   int64_t max_bytes_per_caller = int64_t{8} << 20;
   int64_t max_bytes = int64_t{64} << 20;
 };
 
-// The key of a request: ids are told apart by caller (an identity, a host, a session) and method.
-// Empty for an empty id.
+// Returns the key of a request: ids are scoped by caller (an identity, a host, a session) and
+// method. Empty for an empty id.
 std::string RequestKey(std::string_view caller, std::string_view method,
                        std::string_view request_id);
 
-// A mutation that bears a request id goes
-//   Begin -> its transaction, with AddTo -> Finish(revision), or Abandon if it failed.
-// The answer is part of the transaction: it is remembered if and only if the mutation happened,
-// for kRememberFor, across a restart, within RequestMemoryLimits. Keys in the store: `request/KEY`.
+// Idempotency cache. The order of calls for a mutation with a request id:
 //
-// Ids are RequestKey's. An empty one asks for no memory: Begin is then always the first, and the
-// rest does nothing. Thread-safe. Destroy it before its clock; the store lives longer than both.
+// clang-format off
+//   Begin -> its transaction, with AddTo -> Finish(revision), or Abandon if it failed.
+// clang-format on
+//
+// The answer is part of the transaction: it is remembered if and only if the mutation happened, for
+// kRememberFor, across a restart, within RequestMemoryLimits. Keys in the store: `request/KEY`.
+//
+// Ids are RequestKey's. An empty id is not remembered: Begin always returns nothing, and the other
+// calls have no effect. Thread-safe. Destroy it before its clock; the store outlives both.
 class RequestMemory {
  public:
   static constexpr absl::Duration kRememberFor = absl::Minutes(10);
   static constexpr size_t kMaxRequestIdBytes = 192;
 
-  // Loads what the store remembers. Blocks.
+  // Loads the answers from the store. Blocks.
   static absl::StatusOr<std::unique_ptr<RequestMemory>> Open(Store* store, rpc::Clock* clock);
 
   // From now on.
   void SetLimits(const RequestMemoryLimits& limits);
 
-  // Nothing: the request is the first with this id, and is running from now on. An answer: it was
-  // done before. `fingerprint` tells requests apart (a digest of method and contents).
-  //   ABORTED           the first one is still running; retry after the delay in it.
+  // Begins a request. Nullopt: it is the first with this id, and is running from now on. An answer:
+  // it was done before. `fingerprint` tells requests apart (a digest of method and contents).
+  //
+  // clang-format off
+  //   ABORTED           the first one is still running; retry after the delay in the error.
   //   INVALID_ARGUMENT  (REQUEST_ID_REUSED) the id was used with another fingerprint; or it is
   //                     longer than kMaxRequestIdBytes.
+  // clang-format on
   absl::StatusOr<std::optional<RememberedAnswer>> Begin(std::string_view request_id,
                                                         std::string_view fingerprint);
   // The answer to a request that is done; nullopt: none is remembered.
@@ -90,7 +97,8 @@ class RequestMemory {
   RequestMemory(Store* store, rpc::Clock* clock);
   void ForgetOld();
   void Remember(const std::string& id, const Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Forgets an answer, and adds its delete; what is full of deletes is committed.
+  // Forgets an answer and adds its delete to the transaction; commits the transaction if it is
+  // full.
   void Forget(const std::pair<absl::Time, std::string>& answer, Transaction* deletes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Commit(Transaction* deletes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -102,8 +110,9 @@ class RequestMemory {
   mutable absl::Mutex mutex_;
   RequestMemoryLimits limits_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<std::string, Entry> entries_ ABSL_GUARDED_BY(mutex_);
-  ByExpiry by_expiry_ ABSL_GUARDED_BY(mutex_);                                    // done ones
-  std::map<std::string, OfCaller, std::less<>> callers_ ABSL_GUARDED_BY(mutex_);  // who have some
+  ByExpiry by_expiry_ ABSL_GUARDED_BY(mutex_);  // done ones
+  // callers with answers
+  std::map<std::string, OfCaller, std::less<>> callers_ ABSL_GUARDED_BY(mutex_);
   int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 
   rpc::Alarm expiry_;  // last: its destructor waits for ForgetOld

@@ -221,7 +221,7 @@ void SessionTable::ExpireOld() {
     absl::Time next = absl::InfiniteFuture();
     std::vector<std::string> expired;
     for (auto& [id, entry] : sessions_) {
-      // What came during a pause, a renewal perhaps, is read after it.
+      // A message of the pause, possibly a renewal, is read only after it.
       entry.expires = std::max(entry.expires, runs_since + entry.ttl);
       if (entry.expires <= now) {
         expired.push_back(id);

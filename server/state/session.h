@@ -1,4 +1,4 @@
-// Clients' leases, and what each of them keeps alive.
+// Clients' leases, and the objects that each lease keeps alive.
 #ifndef SHARDMESH_SERVER_STATE_SESSION_H_
 #define SHARDMESH_SERVER_STATE_SESSION_H_
 
@@ -22,23 +22,23 @@
 
 namespace shardmesh::server {
 
-// Of a session's time to live. The contract names them too (session_service.proto).
+// Limits of a session's time to live. The contract states them too (session_service.proto).
 inline constexpr absl::Duration kMinSessionTtl = absl::Seconds(1);
 inline constexpr absl::Duration kMaxSessionTtl = absl::Hours(1);
 inline constexpr absl::Duration kDefaultSessionTtl = absl::Seconds(30);
 
 struct SessionOptions {
-  // Bounds what clients that never close can take.
+  // Bounds the sessions of clients that never close them.
   int64_t max_sessions = 10'000;
   // The same for one caller (rpc::Caller::name).
   int64_t max_sessions_per_caller = 1'000;
-  // Transfers and steps that one session may have under way.
+  // Most running transfers and steps of one session.
   int64_t max_work_per_session = 1'000;
 };
 
 struct Session {
   std::string id;      // 32 hexadecimal digits, unguessable
-  std::string client;  // who opened it, as it calls itself; for people
+  std::string client;  // the client's name for itself; for people
   absl::Duration ttl;
   absl::Time expires;
   int64_t pinned_arrays = 0;
@@ -47,7 +47,7 @@ struct Session {
 
 enum class SessionEnd { kClosed, kExpired };
 
-// What an ended session let go, each id once, in bytewise order.
+// The objects of an ended session, each id once, in bytewise order.
 struct EndedSession {
   std::string id;
   SessionEnd end = SessionEnd::kClosed;
@@ -55,46 +55,46 @@ struct EndedSession {
   std::vector<std::string> transfers;
 };
 
-// A session is a lease: it ends when its TTL has passed since it was opened or last renewed, or
-// since a pause of this process ended during which it may have been renewed; or when it is closed.
-// Until then it pins arrays and owns transfers; each array is pinned at most
-// once by a session. Sessions do not outlive the coordinator: a client whose session is gone opens
-// another.
+// A session is a lease. It ends when it is closed, or when its TTL has passed without a lease
+// renewal. After a pause of this process, in which a renewal may have come, the TTL counts from the
+// end of the pause. Until its end the session pins arrays and owns transfers; it pins each array at
+// most once. Sessions do not outlive the coordinator: a client whose session is gone opens another.
 //
 // Every method that takes a session id returns NOT_FOUND (SESSION_GONE) when it is unknown, closed
-// or expired. Thread-safe; calls to the listener are made in order, without a lock, on the thread
-// of the caller or of the clock. Destroy it before its clock and what the listener touches.
+// or expired. Thread-safe. The listener is called in order, without a lock, on the thread of the
+// caller or of the clock. Destroy the table before its clock and the objects that the listener
+// uses.
 class SessionTable {
  public:
   using Listener = std::function<void(const EndedSession&)>;
 
-  // `listener` hears of each session that ended, once. `clock` outlives the table.
+  // Calls `listener` once for each session that ended. `clock` outlives the table.
   SessionTable(rpc::Clock* clock, Listener listener, SessionOptions options = {});
 
   // A session of a caller whose name is proven is bound to that name. INVALID_ARGUMENT (BAD_FIELD):
   // `ttl` is not kMinSessionTtl to kMaxSessionTtl. RESOURCE_EXHAUSTED, with a retry delay:
   // max_sessions or max_sessions_per_caller are open.
   absl::StatusOr<Session> Open(const rpc::Caller& caller, std::string client, absl::Duration ttl);
-  // Starts the TTL anew.
+  // Renews the lease for its whole TTL.
   absl::StatusOr<Session> Renew(std::string_view id);
   absl::Status Close(std::string_view id);
   absl::StatusOr<Session> Get(std::string_view id) const;
-  // OK if the session is there and the caller may act in it. PERMISSION_DENIED (NOT_OWNER): it is
-  // bound to another name than the caller's.
+  // Returns OK if the session exists and the caller may use it. PERMISSION_DENIED (NOT_OWNER): it
+  // is bound to another name than the caller's.
   absl::Status Check(std::string_view id, const rpc::Caller& caller) const;
   // By rising id.
   std::vector<Session> List() const;
   int64_t size() const;
 
-  // True if the session did not pin the array before: who counts pins adds one then.
+  // Returns true if the session did not pin the array before: the caller then counts one more pin.
   absl::StatusOr<bool> PinArray(std::string_view id, std::string array_id);
-  // True if the session had pinned the array: who counts pins takes one away then.
+  // Returns true if the session had pinned the array: the caller then counts one pin less.
   absl::StatusOr<bool> UnpinArray(std::string_view id, std::string_view array_id);
   // Whether the session pins the array.
   absl::StatusOr<bool> PinsArray(std::string_view id, std::string_view array_id) const;
 
-  // Also RESOURCE_EXHAUSTED, with a retry delay: max_work_per_session transfers and steps are under
-  // way. A session that is gone has no steps to end.
+  // Also RESOURCE_EXHAUSTED, with a retry delay, if max_work_per_session transfers and steps are
+  // running. EndStep ignores a session that is gone.
   absl::Status AddTransfer(std::string_view id, std::string transfer_id);
   absl::Status BeginStep(std::string_view id);
   void EndStep(std::string_view id);
@@ -109,7 +109,7 @@ class SessionTable {
     absl::Time expires;
     absl::flat_hash_set<std::string> arrays;
     absl::flat_hash_set<std::string> transfers;
-    int64_t steps = 0;  // under way
+    int64_t steps = 0;  // running
   };
   absl::Status CheckWork(std::string_view id, const Entry& entry) const;
   static Session Describe(const std::string& id, const Entry& entry);

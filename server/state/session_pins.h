@@ -16,9 +16,9 @@
 
 namespace shardmesh::server {
 
-// Whether the session did not pin the array before: a second pin changes nothing. NOT_FOUND: no
-// such array, or SESSION_GONE. The registry comes first: whoever takes the array out of the
-// session's book, at any moment, then finds a count to take back.
+// Pins an array for a session. Returns whether the session did not pin it before; a second pin has
+// no effect. NOT_FOUND: no such array, or SESSION_GONE. The registry comes first: if the session
+// drops the array at any moment, there is a pin to undo.
 inline absl::StatusOr<bool> PinForSession(ArrayRegistry& registry, SessionTable& sessions,
                                           std::string_view session_id,
                                           const std::string& array_id) {
@@ -30,7 +30,8 @@ inline absl::StatusOr<bool> PinForSession(ArrayRegistry& registry, SessionTable&
   return is_new;
 }
 
-// How many of the arrays the session had pinned. A session that is gone has let go of them before.
+// Unpins arrays; returns how many the session had pinned. A session that is gone has already
+// unpinned them.
 inline int64_t UnpinForSession(ArrayRegistry& registry, SessionTable& sessions,
                                std::string_view session_id,
                                absl::Span<const std::string> array_ids) {

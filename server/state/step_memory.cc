@@ -11,9 +11,9 @@
 namespace shardmesh::server {
 namespace {
 
-// Of an entry without its answer, roughly.
+// Rough memory of an entry without its answer.
 constexpr int64_t kEntryBytes = 512;
-// Between two looks at all callers for what is old.
+// Interval of the scan of all callers for old entries.
 constexpr absl::Duration kLookInterval = absl::Seconds(10);
 
 }  // namespace

@@ -19,17 +19,22 @@ namespace shardmesh::server {
 
 struct StepMemoryOptions {
   absl::Duration remember_for = absl::Minutes(10);
-  // Bytes of answers, with what is kept beside each. Over a limit answers are dropped, the oldest
-  // of the caller who is over its own, or has most of all, first; that they were given is
-  // remembered on.
+  // Most bytes of answers and their overhead. Beyond it answers are dropped, oldest first, of the
+  // caller over its own limit, or otherwise of the caller with the most bytes. The memory still
+  // knows that they were given.
   int64_t max_bytes = int64_t{64} << 20;
   int64_t max_bytes_per_caller = int64_t{16} << 20;
   // Requests, with an answer or without; over it the oldest are forgotten.
   int64_t max_requests_per_caller = 20'000;
 };
 
-// Lives as long as the process: results without a name, which most are, do so too. A request goes
+// Idempotency cache of steps. It lives as long as the process, as do results without a name, which
+// most are. The order of calls for a request:
+//
+// clang-format off
 //   Begin -> Finish, or Abandon if it failed.
+// clang-format on
+//
 // Thread-safe.
 class StepMemory {
  public:
@@ -58,7 +63,7 @@ class StepMemory {
     absl::Time finished;
   };
   struct OfCaller {
-    // Keys of what is done, the oldest first; the first `dropped` have no answer any more.
+    // Keys of finished requests, oldest first; the first `dropped` have no answer any more.
     std::deque<std::string> done;
     size_t dropped = 0;
     int64_t bytes = 0;

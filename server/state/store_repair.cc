@@ -39,7 +39,7 @@ constexpr std::string_view kManifestPrefix = "manifest/";
 constexpr std::string_view kArrayPrefix = "array/";
 constexpr std::string_view kMeshPrefix = "mesh/";
 
-// One commit has places for so many records and more.
+// One commit has room for more records than this.
 constexpr size_t kMostGivenRanks = 100;
 constexpr std::string_view kReplacedPrefix = "replaced.db-";
 
@@ -55,7 +55,7 @@ absl::Status FileError(std::string_view doing, const std::string& path, std::err
       is_full ? Reason::kStoreFull : Reason::kStoreFailed);
 }
 
-// What is said of a folder without a database.
+// Returns the message about a folder without a database.
 std::string NoDatabase(const std::string& folder) {
   std::error_code error;
   if (!fs::exists(folder, error)) return StrCat("there is no folder ", folder);
@@ -71,7 +71,7 @@ std::string NoDatabase(const std::string& folder) {
                       "; give the --data-dir of a coordinator");
 }
 
-// What keys stand for in a state.
+// Returns the current values of a state's keys.
 std::map<std::string, std::string> CurrentOf(const RevisionIndex& index) {
   std::map<std::string, std::string> current;
   const absl::StatusOr<KeyValues> all = index.List("", {});
@@ -120,7 +120,7 @@ absl::Status OpenToRead(Database& database) {
   SHARDMESH_RETURN_IF_ERROR(log.damage());
   const bool has_log = fs::exists(LogOf(database.path()));
   SHARDMESH_RETURN_IF_ERROR(database.Open());
-  // A log that SQLite makes for reading goes when it is closed.
+  // SQLite removes a log that it made for reading when it closes.
   SHARDMESH_RETURN_IF_ERROR(database.KeepLog(has_log));
   return database.Execute("PRAGMA locking_mode = EXCLUSIVE");
 }
@@ -158,7 +158,7 @@ absl::StatusOr<ClusterRecord> ClusterOf(const RevisionIndex& index) {
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   std::ostringstream content;
-  // Without a byte to read the stream of the content is what fails.
+  // For an empty file, copying the stream would set its error state.
   if (in && in.peek() != std::ifstream::traits_type::eof()) content << in.rdbuf();
   if (!in.is_open() || in.bad() || content.fail()) {
     return StoreError(absl::StatusCode::kInternal, StrCat("cannot read ", path));
@@ -171,8 +171,8 @@ absl::StatusOr<std::string> DigestOfFile(const std::string& file) {
   return absl::BytesToHexString(ToAbsl(Sha256(content)));
 }
 
-// Logs that hold a part of a database: commits that are not in its file yet, or what an interrupted
-// transaction overwrote there.
+// Logs with a part of a database: commits not yet in its file, or the original pages of an
+// interrupted transaction.
 constexpr const char* kLogSuffixes[] = {"-wal", "-journal"};
 
 bool HasLog(const std::string& file) {
@@ -210,7 +210,8 @@ absl::Status CheckMayBeSnapshot(const std::string& file) {
   return head == kMagic ? absl::OkStatus() : refused("it does not begin as an SQLite database");
 }
 
-// Of which snapshot the state of a folder was made; nullopt: of none, or there is no state.
+// Returns the snapshot that the state of a folder was made from; nullopt: none, or there is no
+// state.
 absl::StatusOr<std::optional<std::string>> RestoredFrom(const std::string& folder) {
   std::error_code error;
   if (!fs::exists(DatabasePath(folder), error)) {
@@ -258,7 +259,7 @@ absl::StatusOr<std::optional<std::string>> RestoredFrom(const std::string& folde
   return digest;
 }
 
-// How often the folder's state was replaced by a snapshot, as far as what was replaced is there.
+// Returns how often a snapshot replaced the folder's state, as far as the replaced states exist.
 absl::StatusOr<int64_t> CountReplaced(const std::string& folder) {
   std::error_code error;
   int64_t count = 0;
@@ -274,8 +275,7 @@ absl::StatusOr<int64_t> CountReplaced(const std::string& folder) {
   return count;
 }
 
-// Removes a database and all that SQLite may have left beside it: the log of another file must not
-// be taken for this one's.
+// Removes a database and SQLite's files beside it: the next database must not use its log.
 absl::Status RemoveDatabase(const std::string& path) {
   for (const char* suffix : {"", "-wal", "-shm", "-journal"}) {
     std::error_code error;
@@ -285,8 +285,8 @@ absl::Status RemoveDatabase(const std::string& path) {
   return absl::OkStatus();
 }
 
-// Copies a database to `copy` in the folder, with what is in its log. All of it is in the one file
-// then, which belongs to this process's user alone, whatever the mode of its source is.
+// Copies a database to `copy` in the folder, with the content of its log. The copy is one file,
+// which only this process's user can access, whatever the mode of the source.
 absl::Status CopyDatabase(const std::string& folder, const std::string& file,
                           const std::string& copy) {
   SHARDMESH_RETURN_IF_ERROR(RemoveDatabase(copy));
@@ -323,7 +323,7 @@ absl::Status CopyDatabase(const std::string& folder, const std::string& file,
     Database database(copy);
     SHARDMESH_RETURN_IF_ERROR(database.Open());
     SHARDMESH_RETURN_IF_ERROR(database.Execute("PRAGMA locking_mode = EXCLUSIVE"));
-    // The first read takes back what an interrupted transaction wrote.
+    // The first read rolls back an interrupted transaction.
     SHARDMESH_RETURN_IF_ERROR(SchemaVersionOf(database).status());
     SHARDMESH_RETURN_IF_ERROR(database.Checkpoint());
   }
@@ -334,9 +334,8 @@ absl::Status CopyDatabase(const std::string& folder, const std::string& file,
   return absl::OkStatus();
 }
 
-// Lets the database begin behind all that was ever told from it, and say of which snapshot it is;
-// one of an older schema is brought to ours.
-// All of it is in its one file then, on the disk.
+// Makes the database begin after everything ever acknowledged from it, and records its snapshot.
+// Upgrades an older schema to ours. The result is one synced file.
 absl::Status Skip(const std::string& path, const ClusterRecord& cluster, Revision newest,
                   const std::string& digest) {
   Database database(path);
@@ -344,7 +343,7 @@ absl::Status Skip(const std::string& path, const ClusterRecord& cluster, Revisio
   SHARDMESH_RETURN_IF_ERROR(database.Execute("PRAGMA locking_mode = EXCLUSIVE"));
   SHARDMESH_RETURN_IF_ERROR(database.Execute("PRAGMA synchronous = FULL"));
   {
-    // A snapshot has a log, which closing the database copies without a word of what went wrong.
+    // A snapshot has a log, which closing the database copies without reporting errors.
     SHARDMESH_ASSIGN_OR_RETURN(const auto mode, database.Prepare("PRAGMA journal_mode = DELETE"));
     SHARDMESH_ASSIGN_OR_RETURN(const bool row, database.Step(mode));
     if (!row || mode.Bytes(0) != "delete") {
@@ -368,19 +367,19 @@ absl::Status Skip(const std::string& path, const ClusterRecord& cluster, Revisio
       SHARDMESH_RETURN_IF_ERROR(database.Run(erase));
       SHARDMESH_RETURN_IF_ERROR(InsertRecord(database, insert, row_id, key, &record));
     }
-    // Whoever watches from before lists anew: what happened since the snapshot is not there.
+    // Watchers from earlier revisions must list again: the changes since the snapshot are missing.
     return WriteBounds(database, {.compacted = newest, .newest = newest});
   });
 }
 
-// Rows that can be read, and what cannot, also of a database whose pages are damaged.
+// The readable rows and the unreadable parts, also of a database with damaged pages.
 struct Salvaged {
   std::vector<StoredRow> rows;
   std::vector<UnreadableRecord> unreadable;
   std::vector<LostRows> lost;  // rising
 };
 
-// Notes that what is between two row ids, both included, cannot be read.
+// Records that the rows between two row ids, both included, cannot be read.
 void Lose(int64_t from, int64_t to, const absl::Status& why, Salvaged* salvaged) {
   if (!salvaged->lost.empty() && salvaged->lost.back().last + 1 == from) {
     salvaged->lost.back().last = to;
@@ -389,8 +388,8 @@ void Lose(int64_t from, int64_t to, const absl::Status& why, Salvaged* salvaged)
   }
 }
 
-// Adds the rows between two row ids, which are on one page. Errors but DATA_LOSS are those of
-// reading, and say nothing of the rows.
+// Adds the rows between two row ids, which are on one page. Errors other than DATA_LOSS are read
+// errors, and say nothing about the rows.
 absl::Status SalvagePage(const RowReader& reader, int64_t from, int64_t to, Salvaged* salvaged) {
   while (true) {
     bool is_to_end = false;
@@ -428,7 +427,7 @@ absl::Status SalvagePage(const RowReader& reader, int64_t from, int64_t to, Salv
   }
 }
 
-// Errors but DATA_LOSS are those of reading: nothing is known of the rows then.
+// Errors other than DATA_LOSS are read errors: the rows are then unknown.
 absl::StatusOr<Salvaged> Salvage(Database& database) {
   Salvaged salvaged;
   SHARDMESH_ASSIGN_OR_RETURN(const RowReader reader, RowReader::Create(database));
@@ -442,7 +441,7 @@ absl::StatusOr<Salvaged> Salvage(Database& database) {
   });
   if (read.ok()) return salvaged;
   if (!absl::IsDataLoss(read)) return read;
-  // Page by page: what is behind one that cannot be read is on the next one.
+  // Page by page: the rows after an unreadable page are on the next one.
   salvaged = {};
   SHARDMESH_ASSIGN_OR_RETURN(std::vector<int64_t> ends, database.PageEnds("event"));
   if (ends.empty() || ends.back() != kLastRow) ends.push_back(kLastRow);
@@ -457,7 +456,7 @@ absl::StatusOr<Salvaged> Salvage(Database& database) {
 // A database that is looked at.
 struct Opened {
   std::unique_ptr<Database> database;
-  bool is_image = false;  // not the database itself, but what could be made of it
+  bool is_image = false;  // not the database itself, but the repaired copy
   int64_t schema_version = 0;
   absl::Status log;              // DATA_LOSS, as StoreCheck has it
   bool is_log_whole = true;      // as WalFile has it
@@ -471,14 +470,15 @@ absl::Status ResizeFile(const std::string& path, uintmax_t bytes) {
   return error ? FileError("resize", path, error) : absl::OkStatus();
 }
 
-// Of a database's first page, https://sqlite.org/fileformat2.html#the_database_header.
+// Fields of a database's first page, https://sqlite.org/fileformat2.html#the_database_header.
 constexpr size_t kPageSizeOffset = 16;  // two bytes
-constexpr size_t kVersionsOffset = 18;  // of who may write, and read, it: 2 with a log, 1 without
+constexpr size_t kVersionsOffset = 18;  // versions for writing and reading: 2 with a log, 1 without
 constexpr size_t kPagesOffset = 28;
 constexpr size_t kFreePagesOffset = 32;  // the first of them, and how many there are
 constexpr size_t kDatabaseHeaderBytes = 100;
 
-// How much of a database may have been cut off: what its first page says beyond that is damage too.
+// The largest missing part of a truncated database. A page count in the first page beyond this is
+// damage too.
 constexpr uintmax_t kMostLostShare = 64;
 constexpr uintmax_t kMostLostBytes = uintmax_t{64} << 20;
 
@@ -511,14 +511,14 @@ absl::Status WriteStart(const std::string& path, std::string_view bytes) {
               : StoreError(absl::StatusCode::kInternal, StrCat("cannot write ", path));
 }
 
-// Writes a database with its log to `image`, as one file. As many pages are there as its first page
-// says: those that a file lacks which was cut off are zero.
+// Writes a database with its log to `image`, as one file. It has as many pages as its first page
+// says; pages missing from a truncated file are zero.
 absl::Status WriteImage(const std::string& path, const WalFile& log, const std::string& image) {
   SHARDMESH_RETURN_IF_ERROR(RemoveDatabase(image));
   std::error_code error;
   fs::copy_file(path, image, error);
   if (error) return FileError("copy the state to", image, error);
-  // What an interrupted transaction overwrote; there is none where there is a log.
+  // The original pages of an interrupted transaction; there are none where there is a log.
   if (HasContent(path + "-journal")) {
     fs::copy_file(path + "-journal", image + "-journal", error);
     if (error) return FileError("copy the state to", image, error);
@@ -539,8 +539,8 @@ absl::Status WriteImage(const std::string& path, const WalFile& log, const std::
   return is_cut_off ? ResizeFile(image, wanted) : absl::OkStatus();
 }
 
-// Gives a database the first page that each one of ours of the newest schema has: the tables of one
-// that no older build made are on the same pages.
+// Gives a database the first page common to all of ours with the newest schema: if no older build
+// made it, its tables are on the same pages.
 absl::Status MendFirstPage(const std::string& image) {
   SHARDMESH_RETURN_IF_ERROR(RemoveDatabase(image + "-first"));
   const absl::Cleanup remove = [&] { RemoveDatabase(image + "-first").IgnoreError(); };
@@ -593,7 +593,7 @@ absl::StatusOr<Opened> OpenToCheck(const std::string& path, const std::string& i
     if (status.ok() || (absl::IsDataLoss(opened.pages) && (writes || !HasContent(LogOf(path))))) {
       return opened;
     }
-    // An error of reading tells nothing of what is there.
+    // A read error says nothing about the content.
     if (!absl::IsDataLoss(status)) return status;
   }
   opened.database.reset();
@@ -606,7 +606,7 @@ absl::StatusOr<Opened> OpenToCheck(const std::string& path, const std::string& i
     SHARDMESH_RETURN_IF_ERROR(MendFirstPage(image));
     const absl::Status mended = open(image);
     opened.are_pages_whole = mended.ok();
-    if (mended.ok()) opened.pages = status;  // it is written anew all the same
+    if (mended.ok()) opened.pages = status;  // it is rewritten in any case
     status = mended;
   }
   if (!status.ok() && !absl::IsDataLoss(status)) return status;
@@ -614,7 +614,7 @@ absl::StatusOr<Opened> OpenToCheck(const std::string& path, const std::string& i
   return opened;
 }
 
-// The cluster of which these rows are; nullopt if none of them tells.
+// Returns the cluster of these rows; nullopt if no row has it.
 std::optional<ClusterRecord> ClusterOf(const std::vector<StoredRow>& rows) {
   std::optional<ClusterRecord> cluster;
   for (const StoredRow& row : rows) {
@@ -624,7 +624,7 @@ std::optional<ClusterRecord> ClusterOf(const std::vector<StoredRow>& rows) {
   return cluster;
 }
 
-// What a database of which not all can be read tells of how far it had come.
+// The progress of a database that is only partly readable.
 struct Extent {
   std::optional<ClusterRecord> cluster;
   Revision newest = 0;
@@ -650,8 +650,8 @@ Extent ExtentOf(const std::string& path) {
   return extent;
 }
 
-// Rows to write where records are set aside, for what the others tell of them. What has a revision
-// beyond the newest one has none to go by.
+// Returns rows that replace records set aside, derived from the other records. A record with a
+// revision beyond the newest one gets none.
 std::vector<StoredRow> ReplacementsOf(const Salvaged& salvaged, Revision newest) {
   std::map<std::string_view, int64_t> last;  // of each key that can be read, its newest row
   std::map<std::string, int64_t> chunks;     // of each manifest, by its key
@@ -682,30 +682,30 @@ std::vector<StoredRow> ReplacementsOf(const Salvaged& salvaged, Revision newest)
       continue;
     }
     if (has_manifests && record.key.compare(0, kNamePrefix.size(), kNamePrefix) == 0) {
-      // Where a manifest has the name too, what it was there must not pass for what it is.
+      // Where a manifest has the name too, its older entry must not look current.
       replace(record, EncodeName(""));
     } else if (const auto found = chunks.find(record.key);
                found != chunks.end() && incomplete.count(record.key) == 0 &&
                last.count(StrCat(record.key, "/", absl::Dec(found->second - 1, absl::kZeroPad6))) >
                    0) {
-      // A manifest's record is written when all of its chunks are there.
+      // A manifest's record is written when all of its chunks exist.
       replace(record, EncodeManifest(found->second));
     }
   }
   return replacements;
 }
 
-// What was given for what a state has lost.
+// The values given for lost parts of a state.
 struct Given {
   std::optional<ClusterRecord> cluster;
   std::vector<Put> meshes;
 };
 
-// What a state says that has lost records, as of its newest revision: that arrays without a name
-// may have had one among them, and what was given.
+// Returns the rows that a state with lost records gets, at its newest revision: that arrays without
+// a name may have had one among them, and the given values.
 std::vector<StoredRow> RowsOfLoss(const Salvaged& salvaged, Revision newest, const Given& given) {
   RestoredRecord restored{.digest = std::string(kUnknownSnapshot), .may_lack_names = true};
-  EventPosition next{.revision = newest};  // behind what its commit holds
+  EventPosition next{.revision = newest};  // after the last event of its commit
   const auto go_behind = [&](int64_t row_id) {
     const EventPosition position = PositionOf(row_id);
     if (position.revision == newest) next.place = std::max(next.place, position.place + 1);
@@ -735,8 +735,7 @@ std::vector<StoredRow> RowsOfLoss(const Salvaged& salvaged, Revision newest, con
   return rows;
 }
 
-// The newest unreadable record of each key that is known: what is older must not pass for what is
-// current.
+// Returns the newest unreadable record of each known key: an older record must not look current.
 std::map<std::string_view, const UnreadableRecord*> NewestUnreadable(const Salvaged& salvaged) {
   std::map<std::string_view, const UnreadableRecord*> newest;
   for (const UnreadableRecord& record : salvaged.unreadable) {
@@ -747,7 +746,7 @@ std::map<std::string_view, const UnreadableRecord*> NewestUnreadable(const Salva
   return newest;
 }
 
-// What is current as far as it can be read.
+// Returns the current rows, as far as they can be read.
 std::map<std::string_view, const StoredRow*> CurrentRows(const Salvaged& salvaged) {
   const auto unreadable = NewestUnreadable(salvaged);
   std::map<std::string_view, const StoredRow*> current;
@@ -775,7 +774,7 @@ bool IsManifest(std::string_view key) {
          key.find('/', kManifestPrefix.size()) == std::string_view::npos;
 }
 
-// Of a database with damaged pages. What came behind all that is lost is certain.
+// For a database with damaged pages. Rows newer than all lost rows are certain.
 std::vector<FormerRecord> FindFormer(const Salvaged& salvaged) {
   const int64_t lost_to = salvaged.lost.empty() ? kLastRow : salvaged.lost.back().last;
   std::vector<FormerRecord> former;
@@ -826,7 +825,7 @@ std::vector<LostRanks> FindLostRanks(const Salvaged& salvaged) {
   return lost;
 }
 
-// The definitions of meshes whose ranks are lost, with those that are given.
+// Returns the definitions of meshes with lost ranks, with the given ranks.
 absl::StatusOr<std::vector<Put>> WithGivenRanks(const Salvaged& salvaged, const GivenRanks& ranks,
                                                 std::vector<LostRanks>* lost) {
   for (const auto& [mesh_id, workers] : ranks) {
@@ -880,8 +879,8 @@ absl::StatusOr<std::vector<Put>> WithGivenRanks(const Salvaged& salvaged, const 
   return definitions;
 }
 
-// Row ids of definitions' former values behind which a version is missing. A former value's version
-// is told by its place: each is one less than that of the next.
+// Returns row ids of definitions' former values after which a version is missing. The version of a
+// former value follows from its place: each is one less than the next one's.
 std::set<int64_t> FindBrokenHistory(const Salvaged& salvaged) {
   constexpr int64_t kAny = 0;
   constexpr int64_t kNone = -1;
@@ -916,7 +915,7 @@ absl::StatusOr<ClusterRecord> ClusterOfSnapshot(const std::string& folder,
   SHARDMESH_ASSIGN_OR_RETURN(const StoredState snapshot, ReadSnapshot(copy, file));
   SHARDMESH_ASSIGN_OR_RETURN(ClusterRecord cluster, ClusterOf(snapshot.index));
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t restores, CountReplaced(folder));
-  // The state that lacks its cluster, and those before it, may each be of this snapshot.
+  // The state without its cluster, and those before it, may each come from this snapshot.
   cluster.term += (2 + restores) * kSkippedTerms;
   SHARDMESH_RETURN_IF_ERROR(CheckTerm(cluster.term));
   return cluster;
@@ -926,7 +925,7 @@ absl::Status Insert(Database& database, const Database::Statement& insert, const
   return InsertRecord(database, insert, row.row_id, row.key, row.value.get());
 }
 
-// Moves unreadable records, and what their keys were before, to the table `set_aside`.
+// Moves unreadable records, and former records of their keys, to the table `set_aside`.
 absl::Status MoveAside(Database& database, const Salvaged& salvaged) {
   SHARDMESH_ASSIGN_OR_RETURN(
       const auto move,
@@ -953,8 +952,7 @@ absl::Status MoveAside(Database& database, const Salvaged& salvaged) {
   return absl::OkStatus();
 }
 
-// `bounds` is behind the skipped revisions. The first of those are what definitions get that are
-// written anew.
+// `bounds` is after the skipped revisions. Rewritten definitions get the first of these.
 absl::Status WriteSalvaged(const std::string& path, const Salvaged& salvaged,
                            const std::vector<FormerRecord>& former, const StoredBounds& bounds,
                            const Given& given) {
@@ -1000,7 +998,7 @@ absl::Status WriteSalvaged(const std::string& path, const Salvaged& salvaged,
 
 absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::string& file) {
   SHARDMESH_RETURN_IF_ERROR(CheckMayBeSnapshot(file));
-  // The digest is that of the file with its log in it: as it is once somebody has opened it.
+  // The digest covers the file with its log merged, as it is once a process has opened it.
   const bool has_log = HasLog(file);
   std::string digest;
   if (!has_log) {
@@ -1054,7 +1052,7 @@ absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::s
   if (fs::exists(DatabasePath(folder))) {
     std::optional<ClusterRecord> replaced;
     const absl::StatusOr<StoredState> before = ReadDatabase(DatabasePath(folder));
-    // One of a newer schema is not damaged: what it holds would be lost.
+    // A state of a newer schema is not damaged: its data would be lost.
     if (ReasonOf(before.status()) == Reason::kSchemaMismatch) return before.status();
     // Nor is one that the disk does not give.
     if (absl::IsInternal(before.status()) && !is_asked_again) {
@@ -1067,7 +1065,7 @@ absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::s
     if (before.ok()) {
       if (auto found = ClusterOf(before->index); found.ok()) replaced = *std::move(found);
       newest = std::max(newest, before->index.newest());
-      // Of what was in a log that is lost nobody knows.
+      // The content of a lost log is unknown.
       is_known = replaced.has_value() && CheckHasLog(DatabasePath(folder)).ok();
       CompareStates(before->index, snapshot.index, &restored);
     } else {
@@ -1085,7 +1083,7 @@ absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::s
     if (replaced.has_value()) cluster.term = std::max(cluster.term, replaced->term);
   }
   if (!is_known) {
-    // The state before, and those before it, may each be of this snapshot, and have skipped as
+    // The state before, and those before it, may each come from this snapshot, and have skipped as
     // much.
     SHARDMESH_ASSIGN_OR_RETURN(int64_t restores, CountReplaced(folder));
     if (fs::exists(DatabasePath(folder))) ++restores;
@@ -1171,7 +1169,7 @@ absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_a
   for (const UnreadableRecord& record : salvaged.unreadable) {
     bounds.newest = NewestWith(bounds.newest, record.row_id);
   }
-  // What was compacted is not known any more: then nothing before now can be watched.
+  // The compacted revision is no longer known: no earlier revision can be watched then.
   if (!read.ok()) bounds.compacted = bounds.newest;
   check.compacted = bounds.compacted;
   check.newest = bounds.newest;
@@ -1198,7 +1196,7 @@ absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_a
   }
 
   if (!opened.is_log_whole && !given.cluster.has_value()) {
-    // The begin of the newest term may be among what is lost.
+    // The start of the newest term may be among the lost records.
     given.cluster = ClusterOf(salvaged.rows);
     if (given.cluster.has_value()) {
       given.cluster->term += kSkippedTerms;
@@ -1227,7 +1225,7 @@ absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_a
     });
     SHARDMESH_RETURN_IF_ERROR(moved);
     SHARDMESH_RETURN_IF_ERROR(database->Checkpoint());
-    // All else first: the page that says it is the first that is copied.
+    // Copy all other pages first: the page with the mark would be copied first.
     SHARDMESH_RETURN_IF_ERROR(
         database->InTransaction([&] { return SetNeedsLog(*database, false); }));
     SHARDMESH_RETURN_IF_ERROR(database->Checkpoint());

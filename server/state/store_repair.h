@@ -1,5 +1,5 @@
-// What is done to a coordinator's data folder while no coordinator runs: putting a snapshot back,
-// and looking for records that cannot be read.
+// Offline repair of a coordinator's data folder: restoring a snapshot, and finding unreadable
+// records.
 #ifndef SHARDMESH_SERVER_STATE_STORE_REPAIR_H_
 #define SHARDMESH_SERVER_STATE_STORE_REPAIR_H_
 
@@ -15,10 +15,10 @@
 
 namespace shardmesh::server {
 
-// How many terms and revisions a restored state skips: more than there can have been since the
-// snapshot, so that workers follow its coordinator and no version of a name comes twice. A term is
-// a start of the coordinator: one that is started again every five minutes takes eight weeks for
-// so many. kMaxTerm allows 511 restores.
+// Terms and revisions that a restored state skips: more than can have passed since the snapshot.
+// Workers therefore follow its coordinator, and no version of a name repeats. A term is a start of
+// the coordinator: with a restart every five minutes this many last eight weeks. kMaxTerm allows
+// 511 restores.
 inline constexpr int64_t kSkippedTerms = 16'384;
 inline constexpr int64_t kSkippedRevisions = int64_t{1} << 32;
 
@@ -38,41 +38,43 @@ struct Restored {
 };
 inline constexpr size_t kListedKeys = 20;
 
-// Puts the snapshot in `file` into the data folder, as its state. The state before is set aside in
-// the folder, not deleted. A file that was restored last is not restored again, so that a flag that
-// stays where it is does no harm: the state itself says of which file it was made. A file
-// kRestoreAgain in the folder asks for it once more, and is removed.
+// Makes the snapshot in `file` the state of the data folder. The previous state is set aside in the
+// folder, not deleted. The file that was restored last is not restored again, so a flag that stays
+// set does no harm: the state records its file. A file kRestoreAgain in the folder requests another
+// restore, and is removed.
 //
 // The file may be the database of another folder, or one that was moved away. The commits in its
 // log (`FILE-wal`) are restored with it.
 //
-// FAILED_PRECONDITION: a process holds the folder, or that of the file; or the file is no snapshot;
-// or it, or the state that it would replace, is of a newer schema (SCHEMA_MISMATCH); or its term is
-// too high to go on from; or the state that is there cannot tell of which snapshot it was made, and
-// there is no kRestoreAgain: restoring the same one again would undo all that was acknowledged
-// since.
-// DATA_LOSS: the snapshot is damaged. NOT_FOUND: no file. INTERNAL: the disk does not give the
-// state that is there, and there is no kRestoreAgain. The state was not changed then, nor brought
-// to our schema: the build that wrote it can go on with it.
+// FAILED_PRECONDITION, in one of these cases:
+// - A process holds the folder, or that of the file.
+// - The file is no snapshot, or its term is too high to continue.
+// - The file, or the state to be replaced, has a newer schema (SCHEMA_MISMATCH).
+// - The current state cannot tell which snapshot it was made from, and there is no kRestoreAgain:
+//   restoring the same snapshot again would undo all changes acknowledged since.
+//
+// DATA_LOSS: the snapshot is damaged. NOT_FOUND: no file. INTERNAL: the disk does not deliver the
+// current state, and there is no kRestoreAgain. After an error the state is unchanged and not
+// upgraded to our schema: the build that wrote it can continue with it.
 inline constexpr std::string_view kRestoreAgain = "restore-again";
 absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::string& file);
 
-// Row ids, both included, between which pages cannot be read: what was there is not known.
+// Row ids, both included, between which pages cannot be read: their rows are unknown.
 struct LostRows {
   int64_t first = 0;
   int64_t last = 0;
   std::string why;
 };
 
-// What is the newest of its key that can be read, though a newer record of it may have been on a
-// page that is lost: it may pass for current what was replaced or deleted.
+// The newest readable record of its key, where a lost page may have had a newer one: it may be
+// replaced or deleted data that looks current.
 struct FormerRecord {
   std::string key;  // a definition's; or a manifest's, whose names may have been moved since
   Revision revision = 0;
   int64_t version = 0;  // of a definition
 };
-// What a salvage adds to the versions of such definitions, so that no version comes twice. More
-// than there can be.
+// Added by a salvage to the versions of such definitions, so that no version repeats. More than
+// there can be.
 inline constexpr int64_t kSkippedVersions = 1'000'000'000;
 
 // A mesh on which arrays lie, while the record of which workers serve its ranks is lost.
@@ -84,7 +86,7 @@ struct LostRanks {
 // The workers of such meshes, by rank; none: the first workers that attach get the ranks.
 using GivenRanks = std::map<std::string, std::vector<std::string>>;
 
-// What a look at a data folder found.
+// The result of checking a data folder.
 struct StoreCheck {
   int64_t schema_version = 0;
   int64_t records = 0;  // that can be read
@@ -100,7 +102,7 @@ struct StoreCheck {
   // The record `cluster` is not there, or not readable, in a state that is not new: no coordinator
   // starts with it.
   bool lacks_cluster = false;
-  std::string taken_cluster_id;  // what that record says now, if it was taken from a snapshot
+  std::string taken_cluster_id;  // the cluster id in that record, if it was taken from a snapshot
   // After setting aside: where the damaged database was moved, if a new one had to be written.
   std::string replaced;
 
@@ -112,35 +114,41 @@ struct StoreCheck {
   }
 };
 
-// Reads all that can be read of the database in a data folder. Without `set_aside` no file of the
-// folder changes, is made or is removed; for a damaged log or first page a copy lies there
-// meanwhile.
+// Reads all readable records of the database in a data folder. Without `set_aside` no file of the
+// folder changes, is created or is removed; only a copy lies there meanwhile if the log or the
+// first page is damaged.
 //
-// With `set_aside` a replacement that was interrupted is finished first, as each start does. Then
-// it moves the unreadable records to the table `set_aside`, mends the bounds, and writes a new
-// database of the readable records if pages are damaged; the folder opens afterwards, without them.
-// The record of a manifest whose chunks are all there is written anew. The state says from then on
-// that its arrays without a name may have had one (RestoredRecord), so that nobody deletes their
-// tiles. A sound state keeps its schema: the build that wrote it can go on with it.
+// With `set_aside`:
+// - It first finishes an interrupted replacement, as each start does.
+// - It moves the unreadable records to the table `set_aside` and mends the bounds. If pages are
+//   damaged, it writes a new database of the readable records. The folder opens afterwards, without
+//   the unreadable records.
+// - It rewrites the record of a manifest whose chunks are all there.
+// - The state records from then on that its arrays without a name may have had one
+//   (RestoredRecord), so that their tiles are not deleted.
+// - A sound state keeps its schema: the build that wrote it can continue with it.
 //
-// Commits behind a damage of the log (WalFile) are taken into the new database. Where a damaged
+// Commits after a damage of the log (WalFile) are taken into the new database. Where a damaged
 // frame does not follow from its checksums, records may be lost without a trace, the newest term
-// too: revisions, terms and versions then skip as many as after damaged pages or a restore.
+// too. Revisions, terms and versions then skip as many as after damaged pages or a restore.
 //
 // Where pages are lost, the definitions of StoreCheck::former are written once more, at the newest
-// revision, with kSkippedVersions added to their versions; their history goes.
+// revision, with kSkippedVersions added to their versions. Their history is removed.
 //
-// With `set_aside` the record `cluster`, if the state lacks it, is taken from the snapshot in
-// `cluster_of`, if that is not empty; the term is then behind the skipped ones.
+// With `set_aside`, a missing record `cluster` is taken from the snapshot in `cluster_of`, if that
+// is not empty; the term is then after the skipped ones.
 //
-// Where ranks are lost, others than before would get them at the next start, and the tiles there
-// would not count any more: `ranks` must say for each such mesh which workers serve it.
+// Where ranks are lost, the next start would assign other workers to them, and the tiles there
+// would no longer count. `ranks` must therefore name the workers of each such mesh.
 //
-// FAILED_PRECONDITION: a process holds the folder; or it, or the snapshot, is another program's or
-// a newer schema's; or ranks are lost that are not given. INVALID_ARGUMENT: ranks are given that
-// fit no such mesh. Nothing is set aside then. NOT_FOUND: there is no database. DATA_LOSS: the
-// state is lost (CheckHasState), or no record of it can be read. INTERNAL: the disk did not give
-// what is there, which is no damage: nothing is set aside then.
+// Nothing is set aside after one of these errors:
+// - FAILED_PRECONDITION: a process holds the folder; or the folder or the snapshot is another
+//   program's or a newer schema's; or ranks are lost that `ranks` does not give.
+// - INVALID_ARGUMENT: `ranks` does not fit such a mesh.
+// - INTERNAL: the disk did not deliver existing data, which is no damage.
+//
+// NOT_FOUND: there is no database. DATA_LOSS: the state is lost (CheckHasState), or no record of it
+// can be read.
 absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_aside,
                                            const std::string& cluster_of = "",
                                            const GivenRanks& ranks = {});

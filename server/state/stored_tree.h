@@ -16,15 +16,15 @@ namespace shardmesh::server {
 // Immutable, hence safe to share between threads.
 class StoredTree {
  public:
-  // INVALID_ARGUMENT names the field of the message, such as `tensors.name_sizes[7]`: the errors of
-  // TreeDecoder and CheckStoredTreeSize, a tensor listed twice, and LIMIT_EXCEEDED for elements or
-  // bytes that together exceed 63 bits. What the message says beside tensors is not read.
+  // INVALID_ARGUMENT names the field of the message, such as `tensors.name_sizes[7]`. It has the
+  // errors of TreeDecoder and CheckStoredTreeSize, a tensor listed twice, and LIMIT_EXCEEDED for
+  // elements or bytes that together exceed 63 bits. Only the tensors of the message are read.
   static absl::StatusOr<std::shared_ptr<const StoredTree>> Create(v1::StoredTree from);
 
   // In the order given; valid as long as this tree.
   absl::Span<const rpc::TreeTensor> tensors() const { return tensors_; }
 
-  // All but the tensors, for lists.
+  // Encodes everything except the tensors, for lists.
   void EncodeSummary(v1::StoredTree* to) const;
 
  private:
@@ -32,7 +32,7 @@ class StoredTree {
 
   absl::Status Take(v1::StoredTree from);
 
-  v1::TreeTensors columns_;  // what the tensors view into
+  v1::TreeTensors columns_;  // the tensors are views into these
   rpc::TreeDecoder decoder_;
   absl::Span<const rpc::TreeTensor> tensors_;
   int64_t parameters_ = 0;

@@ -1,4 +1,4 @@
-// Follows waiting ranks to whoever keeps them waiting.
+// Follows waiting ranks to the ranks that they wait for.
 #include "server/steps/diagnosis.h"
 
 #include <algorithm>
@@ -25,12 +25,12 @@ enum class Position {
   kIdle,       // has not begun the step
   kStarting,   // is before the step's first instruction
   kEnding,     // is past the last one
-  kWorks,      // is in an instruction that needs nobody
+  kWorks,      // runs an instruction that needs no other rank
   kWaits,      // is in an instruction that needs others' data
 };
 
 constexpr absl::Duration kSilenceOfAll = absl::Seconds(2);
-// Of ranks in a sentence.
+// Most ranks shown in a sentence.
 constexpr size_t kShown = 8;
 
 std::string NameOf(const ObservedRank& rank) {
@@ -45,8 +45,8 @@ std::string TimeOfDay(absl::Time time) {
   return absl::FormatTime("%H:%M:%S UTC", time, absl::UTCTimeZone());
 }
 
-// Whose heartbeats have ceased. Where those of all are late by little, it is this host or the
-// network that is slow, and what they said last still stands.
+// Finds workers whose heartbeats have ceased. If the heartbeats of all are slightly late, this host
+// or the network is slow, and their last reports still hold.
 class Silence {
  public:
   Silence(absl::Span<const ObservedRank> ranks, const DiagnosisOptions& options)
@@ -56,7 +56,7 @@ class Silence {
       if (rank.lost_because.empty()) heard.push_back(rank.last_heartbeat);
     }
     std::sort(heard.begin(), heard.end(), std::greater<>());
-    // Of many, the first of those that are late by little may be here already.
+    // With several workers, the first of the slightly late heartbeats may already be here.
     if (!heard.empty()) others_ = heard[heard.size() > 2 ? 1 : 0];
     is_alone_ = heard.size() == 1;
   }
@@ -85,14 +85,14 @@ std::string LostText(const ObservedRank& rank) {
   return StrCat("is lost since ", TimeOfDay(rank.lost), " (", rank.lost_because, ")");
 }
 
-// The instruction of the step that the rank runs, as far as is known; null if none.
+// Returns the instruction of the step that the rank runs, as far as it is known; null if none.
 const rpc::FlightRecord* InstructionOf(const ObservedRank& rank, int64_t sequence) {
   const bool runs_it = rank.progress.has_value() && rank.progress->step == sequence;
   return runs_it && rank.progress->instruction.has_value() ? &*rank.progress->instruction : nullptr;
 }
 
-// Whose data an instruction waits for: of the rank that it asked last, or else of all that are
-// missing.
+// Returns the ranks whose data an instruction waits for: the rank that it asked last, or otherwise
+// all missing ranks.
 std::vector<int64_t> TargetsOf(const rpc::FlightRecord& instruction) {
   if (instruction.waits_for.has_value()) return {*instruction.waits_for};
   std::vector<int64_t> missing;
@@ -160,7 +160,7 @@ class StepDiagnosis {
     return StrCat(", for ", rpc::FormatRounded(options_.now - started));
   }
 
-  // What a rank does that others wait for, who are in instruction `op` (-1: in none).
+  // Returns what a rank does while others wait for it in instruction `op` (-1: in none).
   std::string ReasonOf(const ObservedRank& rank, int64_t op) const {
     const rpc::FlightRecord* instruction = InstructionOf(rank, step_.sequence);
     switch (PositionOf(rank)) {
@@ -201,7 +201,7 @@ class StepDiagnosis {
     return {.rank = rank.rank, .identity = rank.identity, .reason = ReasonOf(rank, op)};
   }
 
-  // Nobody is known to wait: who has not done its part is to blame.
+  // No rank is known to wait: a rank that has not done its part is at fault.
   Finding WithoutWaiting() const {
     Finding finding{.since = step_.started, .is_blocked = false};
     std::vector<std::string> texts;
@@ -222,7 +222,7 @@ class StepDiagnosis {
   }
 
   Finding WithWaiting() {
-    // From every rank that waits to those that do not.
+    // Walk from every waiting rank to ranks that do not wait.
     std::set<int64_t> seen(waiting_.begin(), waiting_.end());
     std::set<int64_t> ends;
     std::map<int64_t, int64_t> votes;
@@ -305,7 +305,8 @@ class StepDiagnosis {
     return path;
   }
 
-  // Whether `target` does as `instruction` what the waiting rank does, or is known to have done it.
+  // Returns whether `target` runs the same op in `instruction` as the waiting rank, or is known to
+  // have run it.
   bool DoesTheSame(const rpc::FlightRecord& instruction, const ObservedRank& target) const {
     const auto is_same = [&](const rpc::FlightRecord& other) {
       return other.op == instruction.op && other.what == instruction.what;
@@ -348,8 +349,8 @@ class StepDiagnosis {
                names.size() == 1 ? "to or from " : "among ", JoinFirst(names, ", "));
   }
 
-  // Whose connections are broken: who is told not to be reached by most, or else is waited for by
-  // most of the others, or else the circle.
+  // Returns the ranks with broken connections: those that most others report as unreachable,
+  // otherwise those that most others wait for, otherwise the whole circle.
   std::vector<int64_t> CutOff(const std::vector<int64_t>& circle,
                               const std::map<int64_t, int64_t>& votes) const {
     std::map<std::string_view, int64_t> rank_of;

@@ -1,4 +1,4 @@
-// Who waits for whom: a verdict on steps and workers, from what is known of them.
+// Verdicts on stuck steps: which ranks and workers other ranks wait for.
 #ifndef SHARDMESH_SERVER_STEPS_DIAGNOSIS_H_
 #define SHARDMESH_SERVER_STEPS_DIAGNOSIS_H_
 
@@ -14,13 +14,13 @@
 
 namespace shardmesh::server {
 
-// What is known of a rank, and of the worker that serves it.
+// The known state of a rank, and of the worker that serves it.
 struct ObservedRank {
   int64_t rank = 0;
   std::string identity;
   // Empty while the worker is alive.
   std::string lost_because = {};
-  absl::Time lost = absl::InfinitePast();  // InfinitePast: it never was there
+  absl::Time lost = absl::InfinitePast();  // InfinitePast: it was never attached
   absl::Time last_heartbeat = absl::InfinitePast();
   std::vector<std::string> unreached = {};  // identities of peers
   // It has reported that its part of the step is done.
@@ -52,7 +52,7 @@ struct Culprit {
 };
 
 enum class FindingKind {
-  kStuck,        // ranks of a step wait for others that do something else, or nothing
+  kStuck,        // ranks of a step wait for others that run something else, or nothing
   kDeadlock,     // ranks wait for each other in different instructions: their programs differ
   kCutOff,       // ranks wait for each other in one instruction: data does not get through
   kFailed,       // a step failed
@@ -83,16 +83,17 @@ struct Finding {
 
 struct DiagnosisOptions {
   absl::Time now;
-  // A worker that is silent is to blame: heard of last one and a half of these before others were
-  // (of three workers and more the last but one counts), or as long ago as that, and two seconds
-  // ago at least unless it is the only one.
+  // Interval of heartbeats. A worker is silent, and at fault, if its last heartbeat is one and a
+  // half intervals older than that of the others; with three or more workers, than that of the
+  // second newest. It is also silent after the same time without a heartbeat, and at least two
+  // seconds unless it is the only worker.
   absl::Duration heartbeat_interval = absl::Seconds(1);
 };
 
-// Who keeps a step from its end, as far as that is known: waiting ranks are followed, from one to
-// the one whose data it waits for, to ranks that do not wait themselves (lost, silent, not yet in
-// the step, busy, or past the instruction), or around a circle. Nullopt if nothing is known that
-// tells.
+// Returns what keeps a step from its end, as far as it is known. The diagnosis follows waiting
+// ranks from each to the rank whose data it waits for. It ends at ranks that do not wait (lost,
+// silent, not yet in the step, busy, or past the instruction), or at a circle. Nullopt if the known
+// facts do not suffice.
 std::optional<Finding> DiagnoseStep(const ObservedStep& step, const DiagnosisOptions& options);
 
 // Workers of a mesh, one an entry, that are lost, silent, or do not reach each other.

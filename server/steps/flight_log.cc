@@ -1,4 +1,4 @@
-// FlightLog: bounded memory of what heartbeats told.
+// FlightLog: a bounded memory of heartbeats.
 #include "server/steps/flight_log.h"
 
 #include <algorithm>

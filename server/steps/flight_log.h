@@ -1,5 +1,4 @@
-// What the workers did in their last steps and what they do now, as their heartbeats told of it,
-// and the steps that failed last.
+// The workers' last and running instructions, from their heartbeats, and the last failed steps.
 #ifndef SHARDMESH_SERVER_STEPS_FLIGHT_LOG_H_
 #define SHARDMESH_SERVER_STEPS_FLIGHT_LOG_H_
 
@@ -20,11 +19,11 @@
 
 namespace shardmesh::server {
 
-// What is known of one worker process.
+// The known state of one worker process.
 struct WorkerFlight {
   std::string identity;
   uint64_t incarnation = 0;
-  // A step that it runs, as of its last heartbeat: the one that was asked for, or else the lowest.
+  // A running step, as of the last heartbeat: the requested one, or otherwise the lowest.
   std::optional<rpc::StepProgress> progress = {};
   std::vector<rpc::FlightRecord> records = {};  // instructions that ended, in order
   int64_t omitted = 0;                          // older ones that are not there
@@ -38,23 +37,23 @@ struct FailedStep {
   absl::Status status;
 };
 
-// Keeps the records of the workers that are attached, and of kMaxLost lost ones until their
-// identity attaches anew. Times are those of the coordinator's clock. Thread-safe.
+// Keeps the records of attached workers, and of kMaxLost lost workers until their identity attaches
+// again. Times are those of the coordinator's clock. Thread-safe.
 class FlightLog {
  public:
-  // Of each worker, the last ones.
+  // Most records kept for each worker.
   static constexpr size_t kMaxRecords = 1024;
   static constexpr int64_t kMaxRecordBytes = int64_t{1} << 20;
   // Those that were lost last.
   static constexpr size_t kMaxLost = 256;
   static constexpr size_t kMaxFailed = 32;
 
-  // A worker attached. What another process of the identity did is forgotten.
+  // Records that a worker attached. Drops the records of another process of the same identity.
   void Attached(std::string_view identity, uint64_t incarnation);
   void Lost(std::string_view identity);
 
-  // A heartbeat, sent at `sent` by the worker's clock and received at `now`: what the worker runs,
-  // and what has ended; records that are known already are passed over.
+  // A heartbeat, sent at `sent` by the worker's clock and received at `now`: the running steps, and
+  // the instructions that ended. Known records are skipped.
   struct Heartbeat {
     absl::Time sent;
     std::vector<rpc::StepProgress> progress = {};  // the lowest first
@@ -63,7 +62,8 @@ class FlightLog {
   void Heard(std::string_view identity, uint64_t incarnation, Heartbeat heartbeat, absl::Time now);
   void PeersReported(std::string_view identity, std::vector<std::string> unreached);
 
-  // A worker's last `max_records` records, of one step or of all (0); nullopt if it is not known.
+  // Returns a worker's last `max_records` records, of one step or of all (0); nullopt if the worker
+  // is unknown.
   std::optional<WorkerFlight> Find(std::string_view identity, int64_t step = 0,
                                    size_t max_records = kMaxRecords) const;
   std::vector<std::string> Identities() const;

@@ -1,4 +1,4 @@
-// Plans programs and remembers what it planned.
+// Plans programs and caches the plans.
 #include "server/steps/planner.h"
 
 #include <algorithm>
@@ -13,7 +13,8 @@
 namespace shardmesh::server {
 namespace {
 
-// Of what most questions differ in. Links are not part of it: figures that are alike find one plan.
+// Hashes the fields in which most requests differ. Links are left out: similar figures find one
+// plan.
 size_t DigestOf(const Program& program, absl::Span<const ValueDescriptor> operands,
                 const PlanTarget& target) {
   size_t digest = absl::HashOf(target.mesh_id, target.mesh_revision, program.operand_count,
@@ -27,7 +28,8 @@ size_t DigestOf(const Program& program, absl::Span<const ValueDescriptor> operan
   return digest;
 }
 
-// Of an entry, roughly: the plan is there as bytes and as values, which are some times as large.
+// Returns the rough size of an entry: the plan exists as bytes and as values, which are some times
+// as large.
 int64_t SizeOf(const Program& program, absl::Span<const ValueDescriptor> operands,
                const PreparedPlan& prepared) {
   constexpr int64_t kPerByte = 8;
@@ -84,7 +86,7 @@ absl::StatusOr<std::shared_ptr<const PreparedPlan>> Planner::Prepare(
 
   absl::MutexLock lock(&mutex_);
   if (auto known = Known(digest, program, operands, target); known != nullptr) {
-    return known;  // somebody else planned it meanwhile
+    return known;  // another thread planned it meanwhile
   }
   const int64_t bytes = SizeOf(program, operands, *prepared);
   OfCaller& of_caller = callers_[std::string(caller)];

@@ -30,8 +30,9 @@ struct PreparedPlan {
 };
 
 struct PlannerOptions {
-  // Bytes of what is remembered. Over it plans go: that of the caller with the most bytes which was
-  // not asked for longest. A caller that plans without end drives out its own plans alone.
+  // Most bytes of cached plans. Beyond it the planner evicts plans of the caller with the most
+  // bytes, the least recently used first. A caller that plans without end therefore evicts only its
+  // own plans.
   int64_t max_bytes = int64_t{64} << 20;
 };
 
@@ -40,9 +41,11 @@ class Planner {
  public:
   explicit Planner(PlannerOptions options = {}) : options_(options) {}
 
-  // A plan is remembered with what the links were when it was made, and is found while they are
-  // about that (AreAlike): measurements that differ a little never change the algorithm of a call
-  // from one to the next. `target.preferred` is always the same. A new plan counts as `caller`'s
+  // Returns the plan of a program, from the cache if possible.
+  //
+  // A cached plan keeps the link figures that it was made with. It is found while they are close to
+  // the current ones (AreAlike), so small differences between measurements never change a call's
+  // algorithm. `target.preferred` is always the same. A new plan counts against `caller`
   // (rpc::Caller::name); all callers find it. Errors: those of PlanProgram.
   absl::StatusOr<std::shared_ptr<const PreparedPlan>> Prepare(
       std::string_view caller, const Program& program, absl::Span<const ValueDescriptor> operands,

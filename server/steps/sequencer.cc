@@ -15,7 +15,7 @@
 namespace shardmesh::server {
 namespace {
 
-// What C++23's erase does for keys of another type.
+// As C++23's erase for keys of another type.
 template <typename Container>
 void EraseKey(Container& container, std::string_view key) {
   if (const auto found = container.find(key); found != container.end()) container.erase(found);
@@ -34,8 +34,8 @@ std::string Name(const WorkRef& ref) {
                            : StrCat("step ", ref.sequence, " (", ref.op, ")");
 }
 
-// The error of one rank as everybody hears it: its code and reason, with who and where. A rank
-// that reports another one's failure is named as who reported it.
+// Returns the error of one rank as all other ranks get it: its code and reason, with rank, identity
+// and op. A rank that reports another rank's failure is named as the reporter.
 absl::Status Attribute(const absl::Status& error, const WorkRef& ref,
                        const Participant& participant) {
   absl::Status named(
@@ -62,7 +62,7 @@ struct Sequencer::Work {
   CommitHook commit;
   WorkCallback callback;
   std::vector<RankResult> ranks;  // in the order of ref.participants
-  std::vector<bool> done;         // likewise
+  std::vector<bool> done;         // by rank as well
   int64_t not_done = 0;           // how many of them
   // Likewise: where in `tiles` of the rank's result each array is.
   std::vector<absl::flat_hash_map<std::string, size_t>> tile_index;
@@ -478,8 +478,7 @@ void Sequencer::Run(Work* work) {
 
 void Sequencer::AdmitWaiting() {
   if (closing_) return;
-  // In the order of arrival. A step that has to wait also holds up those behind it that share its
-  // operands.
+  // In order of arrival. A waiting step also holds up later steps that share its operands.
   const std::set<StepTicket> candidates = std::exchange(admissible_, {});
   for (const StepTicket ticket : candidates) {
     const auto found = live_.find(ticket);
@@ -513,7 +512,7 @@ absl::Status Sequencer::Report(const WorkPtr& work, RankReport report) {
   }
   if (work->state != State::kRunning || work->done[place]) return absl::OkStatus();
   if (!report.status.ok()) {
-    // What two ranks do not agree on is neither's fault.
+    // A mismatch between two ranks is the fault of neither.
     if (ReasonOf(report.status) != Reason::kCollectiveMismatch) {
       const std::string& blamed =
           report.blamed_identity.empty() ? report.identity : report.blamed_identity;

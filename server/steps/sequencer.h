@@ -41,14 +41,14 @@ struct StagedTileReport {
   bool on_disk = false;  // synced
 };
 
-// What a rank has done so far.
+// A rank's reported results so far.
 struct RankResult {
   Participant participant;
   std::vector<StagedTileReport> tiles = {};  // each array once
   std::string detail = {};  // the last report's, opaque here: timings, inline results
 };
 
-// One report of one rank. Tiles add up over reports.
+// One report of one rank. Tiles of several reports add up.
 struct RankReport {
   std::string identity;
   int64_t rank = 0;
@@ -56,19 +56,20 @@ struct RankReport {
   std::vector<StagedTileReport> tiles = {};
   bool done = false;  // nothing more will come from this rank
   std::string detail = {};
-  // Of an error: whose fault it is; empty: this rank's own.
+  // With an error: the worker at fault; empty: this rank itself.
   std::string blamed_identity = {};
 };
 
-// What a finished or failed piece of work came to. `sequence` is 0 where it ended without one.
+// The outcome of a finished or failed step or transfer. `sequence` is 0 if it ended before it got a
+// number.
 struct WorkOutcome {
   absl::Status status;
   int64_t sequence = 0;
-  std::vector<RankResult> ranks;  // by participant, as far as reported
+  std::vector<RankResult> ranks;  // by participant; only reported ones are filled
 };
 
-// Asked to make an outcome lasting, before the workers hear of it; calls `decided` exactly once,
-// from any thread: OK commits, an error aborts.
+// Makes an outcome durable before the workers learn of it. Calls `decided` exactly once, from any
+// thread: OK commits, an error aborts.
 using CommitHook = absl::AnyInvocable<void(const WorkOutcome& outcome,
                                            absl::AnyInvocable<void(absl::Status) &&> decided) &&>;
 using WorkCallback = absl::AnyInvocable<void(const WorkOutcome&) &&>;
@@ -95,9 +96,9 @@ struct TransferRequest {
   CommitHook commit;       // optional, as above
 };
 
-// A piece of work as the transport hears of it.
+// A step or transfer in the form that the transport gets.
 struct WorkRef {
-  int64_t sequence = 0;          // of a step always; of a transfer at its commit, else 0
+  int64_t sequence = 0;          // always set for a step; for a transfer only at its commit, else 0
   std::string transfer_id = {};  // empty for a step
   std::string op = {};
   std::string mesh_id = {};
@@ -106,16 +107,17 @@ struct WorkRef {
   absl::Time started = absl::InfinitePast();  // when it was admitted
   absl::Time deadline = absl::InfiniteFuture();
   std::vector<Participant> participants = {};
-  std::vector<Participant> blamed = {};  // of what failed: whose fault it is, as far as is known
-  // Who says so, if it is not the coordinator: one participant of another.
+  std::vector<Participant> blamed = {};  // after a failure: the participants at fault, as far as
+                                         // known
+  // The participant that blames another one; nullopt if the coordinator does.
   std::optional<Participant> blamed_by = {};
 };
 
-// Why a step does not come to its end, as far as is known.
+// Why a step does not end, as far as it is known.
 struct StepExplanation {
-  // Who waits where for whom; empty: not known.
+  // Which rank waits where for which other; empty: not known.
   std::string text = {};
-  // Who waits where: `ranks 0 and 1 waited in "op 0 (...)"`; empty: nobody, or not known.
+  // Which ranks wait where: `ranks 0 and 1 waited in "op 0 (...)"`; empty: none, or not known.
   std::string waiting = {};
   std::vector<Participant> blamed = {};
 };
@@ -131,28 +133,36 @@ class StepTransport {
   virtual void Abort(const WorkRef& work, const absl::Status& reason) = 0;
 };
 
-// Admission: a step waits until no live step before it has a common operand with it (one of the two
-// writing it); then it gets the next sequence number and is started on all its workers. So all
-// workers start the steps that they take part in in one order, and steps that have nothing in
-// common run at the same time. A waiting step holds up those behind it that share operands with it.
+// Admission: a step waits while an earlier live step shares an operand with it and at least one of
+// the two writes it. Then the step gets the next sequence number and starts on all its workers. All
+// workers therefore start their steps in one order, and independent steps run at the same time. A
+// waiting step holds up later steps that share operands with it.
 //
-// A piece of work goes
+// States:
+//
+// clang-format off
 //   step:      kWaiting -> kRunning -> kCommitting -> committed
 //   transfer:  kRunning -> kCommitting -> committed
-// and from each state but committed to aborted. It commits when every rank is done (a transfer also
-// needs CommitTransfer) and the hook has agreed. It aborts, once, with an error that names rank,
-// identity, sequence number and op:
+// clang-format on
+//
+// Each state except committed can also change to aborted. Work commits when every rank is done (a
+// transfer also needs CommitTransfer) and the hook has agreed. It aborts once, with an error that
+// names rank, identity, sequence number and op:
+//
+// clang-format off
 //   the rank's own code          a rank reported an error
 //   UNAVAILABLE (WORKER_LOST)    a participant was lost
-//   DEADLINE_EXCEEDED (DEADLINE) not all reports were there in time; names who is to blame, or if
-//                                that is not known who was waited for
+//   DEADLINE_EXCEEDED (DEADLINE) not all reports came in time; names the ranks at fault or, if
+//                                these are unknown, the ranks without a report
 //   CANCELLED (CANCELLED)        Cancel, AbortTransfer
 //   the hook's                   the hook refused
+// clang-format on
+//
 // From kCommitting on only the hook decides.
 //
-// Thread-safe. Hooks, callbacks and transport calls are made without a lock, on a caller's or the
+// Thread-safe. Hooks, callbacks and transport calls run without a lock, on a caller's or the
 // clock's thread. Each Submit or BeginTransfer that returned OK has its callback called exactly
-// once, after the transport was told; the destructor aborts what is live. Destroy it before its
+// once, after the call of the transport. The destructor aborts live work. Destroy it before its
 // clock and transport.
 class Sequencer {
  public:
@@ -160,7 +170,7 @@ class Sequencer {
     int64_t term = 1;
     // The last sequence number that may have been given before: numbers start above it.
     int64_t last_sequence = 0;
-    // Bounds what may be live at once; over it work is refused.
+    // Most live steps and transfers; beyond it work is refused.
     int64_t max_live = 10'000;
     // Asked, under the sequencer's lock, about a step that is overdue or has lost a worker, and the
     // participants that have not reported; null: nothing is known of why.
@@ -180,7 +190,7 @@ class Sequencer {
   //   RESOURCE_EXHAUSTED         max_live pieces of work are live.
   //   INVALID_ARGUMENT           no participants, one twice, or no timeout.
   absl::StatusOr<StepTicket> Submit(StepRequest request, WorkCallback callback);
-  // Aborts a step that has not come to kCommitting; else nothing.
+  // Aborts a step that has not reached kCommitting; otherwise no effect.
   void Cancel(StepTicket ticket);
 
   // Begins to collect the reports of a transfer. Same errors, and ALREADY_EXISTS.
@@ -191,28 +201,28 @@ class Sequencer {
   // NOT_FOUND. FAILED_PRECONDITION: it is committing.
   absl::Status AbortTransfer(std::string_view transfer_id, absl::Status reason);
 
-  // What a rank says of a step or transfer. NOT_FOUND: it has ended or never was, which a late
-  // report need not mind. ABORTED (STALE_EPOCH, STALE_TERM): the report is of another run.
-  // PERMISSION_DENIED: not this work's participant in that rank.
+  // Takes a rank's report on a step or transfer. NOT_FOUND: it has ended or never existed, which a
+  // late reporter can ignore. ABORTED (STALE_EPOCH, STALE_TERM): the report is of another run.
+  // PERMISSION_DENIED: the reporter is not this work's participant in that rank.
   absl::Status ReportStep(int64_t sequence, int64_t epoch, int64_t term, RankReport report);
   absl::Status ReportTransfer(std::string_view transfer_id, int64_t term, RankReport report);
 
-  // From the membership, in the order of its events. A loss aborts what the worker takes part in;
-  // so does a new incarnation, which knows nothing of it.
+  // Membership events, in their order. The loss of a worker aborts the work that it takes part in.
+  // A new incarnation does so too, because it knows nothing of that work.
   void WorkerAttached(std::string_view identity, int64_t epoch);
   void WorkerLost(std::string_view identity, int64_t epoch, std::string_view reason);
 
-  // Takes in no further work for this worker, until it attaches anew, and calls `idle`, once, when
-  // nothing that is live needs it, which is at once if it is not attached; not at all if it is lost
-  // before.
+  // Drains a worker: accepts no further work for it until it attaches again. Calls `idle` once,
+  // when no live work needs the worker; at once if it is not attached. Never calls it if the worker
+  // is lost first.
   void WorkerLeaves(std::string_view identity, absl::AnyInvocable<void() &&> idle);
 
-  // Takes in nothing more: Submit and BeginTransfer answer UNAVAILABLE (NOT_SERVING) from now on.
-  // Waits until what is live, waiting steps included, has ended. What has not by `deadline` is
-  // aborted with UNAVAILABLE (NOT_SERVING), but for what is committing. Returns how many that were.
+  // Refuses new work: Submit and BeginTransfer return UNAVAILABLE (NOT_SERVING) from now on. Waits
+  // until all live work has ended, waiting steps included. At `deadline` aborts the rest with
+  // UNAVAILABLE (NOT_SERVING), except committing work. Returns how many it aborted.
   int64_t Drain(absl::Time deadline);
 
-  // One line of what is live, for status and doctor.
+  // One item of live work, for status and doctor.
   struct LiveWork {
     WorkRef work;
     std::string state;  // "WAITING", "RUNNING", "COMMITTING"
@@ -248,7 +258,7 @@ class Sequencer {
   absl::StatusOr<WorkPtr> FindTransfer(std::string_view transfer_id) const
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   StepTicket Add(WorkPtr work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Takes ended work out of operands_; what may have waited for it becomes admissible_.
+  // Removes ended work from operands_. Steps that may have waited for it become admissible_.
   void RemoveOperands(const Work& work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Whether no live step before it has a common operand with it, one of the two writing it.
   bool MayRun(const Work& work) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
@@ -261,13 +271,13 @@ class Sequencer {
   // many that were.
   int64_t AbortLive(absl::StatusCode code, Reason reason, std::string_view why)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Tells those who leave that nothing needs them any more.
+  // Calls `idle` of draining workers that no live work needs.
   void TellDrained() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The one end of a piece of work.
   void End(const WorkPtr& work, absl::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FailIfInvolved(std::string_view identity, std::string_view what)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Nothing where `left` of one occasion are used up: most steps wait for those before them.
+  // Returns nothing once `left` explanations have been given: most steps wait for earlier steps.
   StepExplanation Explain(const Work& work, int64_t* left) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   void AbortOverdue();
 
@@ -281,12 +291,12 @@ class Sequencer {
   std::map<StepTicket, WorkPtr> live_ ABSL_GUARDED_BY(mutex_);  // in order of arrival
   std::map<int64_t, WorkPtr> steps_ ABSL_GUARDED_BY(mutex_);    // admitted, by sequence number
   absl::flat_hash_map<std::string, WorkPtr> transfers_ ABSL_GUARDED_BY(mutex_);
-  // By array id: the live steps that read or write it, and those that write it.
+  // By array id: the live steps that use the array, and those that write it.
   absl::flat_hash_map<std::string, Operand> operands_ ABSL_GUARDED_BY(mutex_);
-  // Waiting steps that may be able to run: those that came, and those before which something ended.
+  // Waiting steps that may be able to run: new ones, and those for which an earlier step ended.
   std::set<StepTicket> admissible_ ABSL_GUARDED_BY(mutex_);
   std::set<std::string, std::less<>> alive_ ABSL_GUARDED_BY(mutex_);
-  // Who is alive and gets nothing new; who is told when nothing needs them, null once they were.
+  // Workers draining, with the callback to run once they are idle (null after it ran).
   std::map<std::string, absl::AnyInvocable<void() &&>, std::less<>> leaving_
       ABSL_GUARDED_BY(mutex_);
   int64_t epoch_ ABSL_GUARDED_BY(mutex_) = 0;
@@ -294,7 +304,7 @@ class Sequencer {
   StepTicket next_ticket_ ABSL_GUARDED_BY(mutex_) = 1;
   int64_t deciding_ ABSL_GUARDED_BY(mutex_) = 0;   // hooks that have not decided
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;  // nothing new is taken in
-  bool closing_ ABSL_GUARDED_BY(mutex_) = false;   // nor is what waits admitted
+  bool closing_ ABSL_GUARDED_BY(mutex_) = false;   // waiting steps are not admitted either
 
   rpc::Alarm deadline_;  // last: its destructor waits for AbortOverdue
 };

@@ -1,4 +1,4 @@
-// StepWatch: gathers what membership and heartbeats tell of each rank.
+// StepWatch: combines the membership and the heartbeats of each rank.
 #include "server/steps/step_watch.h"
 
 #include <algorithm>
@@ -13,7 +13,8 @@
 namespace shardmesh::server {
 namespace {
 
-// Of a step's records, which tell what a rank has behind it: others cannot be further behind.
+// Most records of a step that show which instructions a rank has finished: other ranks cannot be
+// further behind.
 constexpr size_t kRecordsOfStep = 16;
 // Steps that are looked at, the oldest: a worker runs them in their order, and is stuck in one.
 constexpr int64_t kMaxStepsJudged = 64;
@@ -22,8 +23,8 @@ std::string Name(const Participant& participant) {
   return StrCat("rank ", participant.rank, " (", participant.identity, ")");
 }
 
-// Of two that do not reach each other either may be to blame, unless one is gone since, or is heard
-// of no more while the other, which reported it, is.
+// If two participants do not reach each other, either may be at fault. The blamed one is at fault
+// only if it is gone since, or silent while the reporter is not.
 std::vector<Participant> BlamedFor(const FailedStep& step, const MembershipView& view,
                                    absl::Duration heartbeat_interval) {
   std::vector<Participant> blamed = step.work.blamed;
@@ -186,7 +187,7 @@ StepWatch::Verdict StepWatch::Diagnose(int64_t sequence,
     }
   }
   if (sequence == 0) {
-    std::set<std::string> told;  // one that serves in several meshes is told of once
+    std::set<std::string> told;  // a worker that serves in several meshes is named once
     for (const auto& [mesh_id, mesh] : view->meshes) {
       std::vector<ObservedRank> ranks;
       for (size_t rank = 0; rank < mesh->identities.size(); ++rank) {

@@ -1,4 +1,4 @@
-// Watches the steps that run: what is known of their ranks, put together, and the verdict on it.
+// Watches running steps: combines the facts about their ranks, and gives the verdict.
 #ifndef SHARDMESH_SERVER_STEPS_STEP_WATCH_H_
 #define SHARDMESH_SERVER_STEPS_STEP_WATCH_H_
 
@@ -18,7 +18,7 @@ namespace shardmesh::server {
 // Thread-safe: it reads membership and log, which outlive it, as does the clock.
 class StepWatch {
  public:
-  // A step in which a rank has waited for less is under way, not stuck.
+  // A step whose ranks have waited for less than this is in progress, not stuck.
   static constexpr absl::Duration kStuckAfter = absl::Seconds(1);
   // A step that failed longer ago is no finding.
   static constexpr absl::Duration kFailedWithin = absl::Minutes(5);
@@ -36,8 +36,8 @@ class StepWatch {
     // arrays, records.
     std::vector<Finding> findings;
   };
-  // On one step, or on all (0), the workers, the arrays and the records that were left out, with
-  // what is live now.
+  // Diagnoses one step, or all (0), and the workers, arrays and omitted records, with the current
+  // live work.
   Verdict Diagnose(int64_t sequence, const std::vector<Sequencer::LiveWork>& live,
                    int64_t degraded_arrays = 0, const UnreadableRecords& unreadable = {}) const;
 

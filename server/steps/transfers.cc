@@ -34,7 +34,7 @@ absl::StatusOr<int64_t> TileBytes(const ArrayDefinition& array) {
   return of_replicas;
 }
 
-// What RequestMemory keeps of a commit: its durability, and a line for each array.
+// Returns RequestMemory's record of a commit: its durability, and a line for each array.
 std::string EncodeAnswer(const TransferResult& result) {
   return StrCat(static_cast<int>(result.durability), "\n", StrJoin(result.array_ids, "\n"));
 }
@@ -320,7 +320,7 @@ void Transfers::Commit(std::string_view transfer_id, std::string request_key, ab
     return std::move(callback)(std::move(ended));
   }
   give_up_alarm_.SetNoLaterThan(give_up);
-  // Of a transfer that ended meanwhile the callback has heard.
+  // If the transfer ended meanwhile, the callback has already run.
   sequencer_->CommitTransfer(transfer_id).IgnoreError();
 }
 
@@ -374,7 +374,7 @@ void Transfers::Abandon(std::string_view transfer_id, absl::Status reason) {
     if (transfer == nullptr || transfer->progress.ended || transfer->is_commit_asked_for) return;
     transfer->abandoned = reason;
   }
-  // No commit was asked for, hence it is not being committed.
+  // The client has not asked for a commit, so the transfer is not committing.
   Abort(transfer_id, std::move(reason)).IgnoreError();
 }
 

@@ -1,4 +1,4 @@
-// The puts under way and those that ended lately.
+// Current puts, and puts that ended recently.
 #ifndef SHARDMESH_SERVER_STEPS_TRANSFERS_H_
 #define SHARDMESH_SERVER_STEPS_TRANSFERS_H_
 
@@ -47,19 +47,19 @@ struct TransferProgress {
   absl::Time finished = absl::InfiniteFuture();
 };
 
-// What a put came to.
+// The result of a put.
 struct TransferResult {
   std::vector<std::string> array_ids;  // in the order of its items
   Revision revision = 0;
   Durability durability = Durability::kMemory;
 };
 
-// A put goes: Begin -> tiles are staged -> Commit -> committed; from each state but the last it is
-// aborted by Abort, the loss of a worker, its session's end, or time. Then nothing of it remains.
+// States of a put: Begin -> tiles are staged -> Commit -> committed. Before the last state it can
+// be aborted: by Abort, the loss of a worker, the end of its session, or a timeout. An aborted put
+// leaves nothing behind.
 //
-// Thread-safe. Callbacks run without a lock. Everything given outlives this object but for the
-// sequencer, which ends what is live when it is destroyed: stop the clock before that, and destroy
-// this after it.
+// Thread-safe. Callbacks run without a lock. All arguments of the constructor outlive this object.
+// Only the sequencer is destroyed first, which ends the live puts: stop the clock before that.
 class Transfers {
  public:
   using CommitCallback = absl::AnyInvocable<void(absl::StatusOr<TransferResult>) &&>;
@@ -73,24 +73,24 @@ class Transfers {
 
   Transfers(rpc::Clock* clock, ArrayRegistry* registry, SessionTable* sessions);
 
-  // Before anything else.
+  // Call it before any other method.
   void SetSequencer(Sequencer* sequencer) { sequencer_ = sequencer; }
 
   // Stages the arrays and waits for their tiles from every rank in `identities` (by rank); returns
-  // the transfer's id. Errors: those of ArrayRegistry::Stage, SessionTable and
-  // Sequencer::BeginTransfer; ABORTED (VERSION_MISMATCH) for a name that is not at the expected
-  // version already.
-  // `items` is kept until the transfer has ended, and no longer.
+  // the transfer's id. Keeps `items` until the transfer has ended. Errors: those of
+  // ArrayRegistry::Stage, SessionTable and Sequencer::BeginTransfer. ABORTED (VERSION_MISMATCH) for
+  // a name that is not at the expected version already.
   absl::StatusOr<std::string> Begin(const std::string& session_id, const std::string& mesh_id,
                                     const std::vector<std::string>& identities,
                                     std::shared_ptr<const std::vector<PutItem>> items);
 
-  // Everything was sent: commits when the last tile is reported. `callback` hears of the end, also
-  // if it came before. `give_up` is when tiles that are still missing abort the transfer.
-  // `request_key` is RequestMemory's: a repeated request that comes while the first one waits,
-  // waits with it; one that comes later gets its answer. NOT_FOUND where there is no such transfer,
-  // or the arrays of a remembered answer are gone. FAILED_PRECONDITION (REQUEST_ID_REUSED): it is
-  // committed, and which arrays it made is no longer known.
+  // The client has sent everything: commits when the last tile is reported.
+  //
+  // Calls `callback` at the end, or now if the transfer has ended. Aborts the transfer if tiles are
+  // missing at `give_up`. `request_key` is RequestMemory's. A repeated request waits together with
+  // the first one, or gets its answer if that has ended. NOT_FOUND where there is no such transfer,
+  // or the arrays of a remembered answer are gone. FAILED_PRECONDITION (REQUEST_ID_REUSED): the
+  // transfer is committed, but its arrays are no longer known.
   void Commit(std::string_view transfer_id, std::string request_key, absl::Time give_up,
               CommitCallback callback);
 
@@ -110,7 +110,8 @@ class Transfers {
   // Has `ended` called when the transfer has ended; at once if it has, or never was.
   void OnEnd(std::string_view transfer_id, absl::AnyInvocable<void() &&> ended);
 
-  // The puts under way and the bytes that they stage on each rank at most: who else takes memory.
+  // The current puts, and the most bytes that they stage on each rank; for other users of the
+  // memory.
   struct Live {
     int64_t puts = 0;
     int64_t bytes_per_rank = 0;
@@ -145,7 +146,7 @@ class Transfers {
                         absl::AnyInvocable<void(absl::Status) &&> decided);
   void End(const TransferPtr& transfer, const absl::Status& status);
   void AbortOverdue();
-  // The remembered answer to a commit, if what it made is still there.
+  // Returns the remembered answer to a commit, if its arrays still exist.
   absl::StatusOr<TransferResult> Answer(std::string_view transfer_id,
                                         const RememberedAnswer& remembered) const;
   void Forget() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -157,7 +158,7 @@ class Transfers {
   Sequencer* sequencer_ = nullptr;
 
   mutable absl::Mutex mutex_;
-  // What the pointers lead to is guarded too.
+  // The mutex guards the pointees too.
   std::map<std::string, TransferPtr, std::less<>> transfers_ ABSL_GUARDED_BY(mutex_);
   std::deque<TransferPtr> ended_ ABSL_GUARDED_BY(mutex_);  // oldest first
   std::multimap<absl::Time, std::string> give_up_ ABSL_GUARDED_BY(mutex_);

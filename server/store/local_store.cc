@@ -18,26 +18,26 @@
 namespace shardmesh::server {
 namespace {
 
-// A group is synced at once: large enough to share the cost among all writers that wait, small
-// enough that the first of them does not wait long for the bytes of the last.
+// Most commits that share one sync: enough to share the cost among all waiting writers, few enough
+// that the first does not wait long for the last one's bytes.
 constexpr size_t kMaxGroupCommits = 256;
 constexpr size_t kMaxGroupBytes = 4 << 20;
 
-// What may wait for the disk. More means that the disk cannot follow, and that waiting longer would
-// only move the failure to the callers' deadlines.
+// Most commits that wait for the disk. Beyond this the disk cannot keep up, and queueing would only
+// move the failure to the callers' deadlines.
 constexpr size_t kMaxQueuedCommits = 65'536;
 constexpr size_t kMaxQueuedBytes = 64 << 20;
 // When a caller that was refused should try again: disks write most of the queue by then.
 constexpr absl::Duration kRetryDelay = absl::Seconds(1);
 
-// How many marks there are of when a revision was made: history lives longer than it must by one
-// part in so many.
+// Number of time marks of revisions: history lives longer than required by at most 1/kMarks of that
+// time.
 constexpr int kMarks = 16;
 
 // Events that a compaction forgets at once, while readers wait.
 constexpr size_t kForgottenAtOnce = 4096;
 
-// How long a compaction that failed is left alone: it looks at all that there is.
+// Delay after a failed compaction, because each attempt scans all data.
 constexpr absl::Duration kCompactAgainAfter = absl::Seconds(10);
 
 // How old a store's numbers may be.
@@ -238,7 +238,7 @@ void LocalStore::Fail(const absl::Status& status) {
       "a write to the store failed and it is not known whether it is on disk; the process ends, so "
       "that nobody is told either; what the store holds counts when it starts again",
       {{"error", status}});
-  // Not exit: other threads run, and what they could still say might rest on the write.
+  // _exit, not exit: other threads run, and their output might depend on the failed write.
   _exit(1);
 }
 
@@ -321,8 +321,7 @@ std::vector<LocalStore::QueuedCommit> LocalStore::TakeGroup() {
 LocalStore::Prepared LocalStore::Prepare(absl::Span<const QueuedCommit> group) const {
   Prepared prepared;
   prepared.newest = index_.newest();
-  // What the commits of this group will have written, for those behind them; at revision 0 what
-  // they will have deleted.
+  // The future writes of this group, for its later commits; revision 0 marks a future delete.
   absl::flat_hash_map<std::string, EventPosition> changed;
   const auto mod_revision = [&](const std::string& key) {
     const auto found = changed.find(key);
@@ -395,7 +394,8 @@ void LocalStore::CommitGroup(absl::Span<QueuedCommit> group) {
   Prepared prepared = Prepare(group);
   absl::Status written = Write(&prepared);
   if (!written.ok() && group.size() > 1) {
-    // Those that fit, and those that make room, need not fail with the others.
+    // Commit one by one: commits that fit, and those that free space, need not fail with the
+    // others.
     for (QueuedCommit& commit : group) CommitGroup(absl::MakeSpan(&commit, 1));
     return;
   }
@@ -445,7 +445,7 @@ void LocalStore::CompactIfDue() {
   }
   if (now < compact_after_) return;
   Revision target = 0;
-  // Down to half of what may stay, so that it is not due again with the next commit.
+  // Compact to half of the bound, so that the next commit does not need it again.
   if (droppable > bytes) target = index_.RevisionBehind(bytes / 2);
   while (!marks_.empty() && absl::FromChrono(now - marks_.front().time) >= time) {
     target = std::max(target, marks_.front().revision);

@@ -28,7 +28,7 @@
 
 namespace shardmesh::server {
 
-// What a group of commits changes in the journal.
+// Changes to the journal by a group of commits.
 struct JournalWrite {
   absl::Span<const Event> events;           // of whole commits, in the order of positions
   absl::Span<const EventPosition> dropped;  // events, of these or earlier ones, that go with it
@@ -44,46 +44,46 @@ class JournalBackup {
   virtual absl::StatusOr<bool> Step() = 0;
 };
 
-// Where a LocalStore writes what it is about to acknowledge. Called by one thread at a time.
+// Where a LocalStore writes commits before it acknowledges them. Called by one thread at a time.
 //
-// RESOURCE_EXHAUSTED says that nothing of a write happened, for certain. After any other error it
-// is not known what is on disk, and no more calls may follow.
+// RESOURCE_EXHAUSTED guarantees that nothing was written. After any other error the state on disk
+// is unknown, and no more calls may follow.
 class Journal {
  public:
   virtual ~Journal() = default;
 
-  // Whether what is written next would be found again. Asked before each write: after an error
-  // nothing is written, and reads and copies go on.
+  // Returns OK if the next start would find the next write. Called before each write: after an
+  // error the store refuses writes, but reads and copies go on.
   virtual absl::Status Check() { return absl::OkStatus(); }
 
   // Makes all of it durable, or nothing.
   virtual absl::Status Append(const JournalWrite& write) = 0;
 
-  // Drops the superseded events; `compacted` is the new oldest readable revision and `newest` the
-  // store's revision, which may have no event left. Of what is kept back it may use the quota's
-  // part, and not the disk's: that is for what cannot wait.
+  // Drops the superseded events. `compacted` is the new oldest readable revision and `newest` the
+  // store's revision, which may have no event left. It may use the reserve of the quota but not the
+  // disk's reserve, which is only for urgent writes.
   virtual absl::Status Drop(absl::Span<const EventPosition> superseded, Revision compacted,
                             Revision newest) = 0;
 
-  // Called between writes, for what need not delay them.
+  // Called between writes, for maintenance that must not delay them.
   virtual absl::Status Maintain() = 0;
   // In how long Maintain has something to do though nothing is written.
   virtual absl::Duration MaintainIn() const { return absl::InfiniteDuration(); }
 
   virtual absl::StatusOr<std::unique_ptr<JournalBackup>> BeginBackup(const std::string& path) = 0;
 
-  // Adds what it knows: bytes on disk, and the quota.
+  // Adds its figures: bytes on disk, and the quota.
   virtual void AddStats(StoreStats* stats) = 0;
 
-  // As Store::UnreadableRevision, of what was found when it was opened. Called by any thread.
+  // As Store::UnreadableRevision, for records found unreadable at opening. Any thread may call.
   virtual Revision UnreadableRevision(std::string_view) const { return 0; }
   // As Store::UnreadableKeys. Called by any thread.
   virtual std::vector<std::string> UnreadableKeys() const { return {}; }
 };
 
-// How much of what was overwritten or deleted stays readable and watchable. Older revisions are
-// compacted by the store itself, when it is opened and whenever either bound is passed; or sooner
-// if there is no room for a commit otherwise.
+// How long overwritten or deleted data stays readable and watchable. The store compacts older
+// revisions when it is opened and whenever either bound is passed. It does so sooner if there is no
+// other room for a commit.
 struct RetentionOptions {
   size_t bytes = size_t{64} << 20;
   absl::Duration time = absl::Hours(1);
@@ -96,22 +96,21 @@ struct LocalStoreOptions {
   RetentionOptions retention = {};
   // Which keys keep older values than that, or none at all.
   HistoryOptions history = {};
-  // Called on the writer thread with how a write ended whose outcome is not known: what it holds
-  // may be on disk or not, so nobody may be told either. No callback of a commit runs after it. It
-  // ends the process; if it is empty or returns, the store logs the error and does so, with code 1.
+  // Called on the writer thread with the error of a write whose outcome is unknown. The data may be
+  // on disk or not, so no caller may get either answer. No commit callback runs after it. It should
+  // end the process. If it is empty or returns, the store logs the error and exits with code 1.
   std::function<void(const absl::Status&)> on_failure = {};
   // Called on the writer thread with how long a commit took, from Commit to its callback; may be
   // empty.
   std::function<void(absl::Duration)> on_committed = {};
 };
 
-// All reads come from memory. Writes go through one thread, which takes whatever has queued up
-// meanwhile, journals it as one group, makes it visible and calls back: so that many writers share
-// the cost of one sync. State for the whole control plane is a few dozen MiB, hence in memory
-// whole.
+// A store that reads only from memory. One thread writes: it takes all queued commits, journals
+// them as one group, makes them visible and calls back. Many writers thus share the cost of one
+// sync. The state of the whole control plane is a few dozen MiB, so all of it is in memory.
 class LocalStore final : public Store {
  public:
-  // `index` is what the journal held when it was opened. Starts the writer thread.
+  // `index` is the journal's content at opening. Starts the writer thread.
   LocalStore(RevisionIndex index, std::unique_ptr<Journal> journal, LocalStoreOptions options = {});
   ~LocalStore() override;
   LocalStore(const LocalStore&) = delete;
@@ -148,7 +147,7 @@ class LocalStore final : public Store {
     bool urgent = false;
     CommitCallback callback;
     size_t size_bytes = 0;
-    absl::Status refusal;  // what it is answered with, if it was refused at the door
+    absl::Status refusal;  // the error, if the queue refused it
     std::chrono::steady_clock::time_point began;
   };
   struct QueuedCompaction {
@@ -195,7 +194,7 @@ class LocalStore final : public Store {
   const LocalStoreOptions options_;
 
   mutable absl::Mutex mutex_;
-  // Written by the writer thread alone, under the mutex; which may hence read it without.
+  // Only the writer thread writes it, under the mutex; that thread may therefore read it without.
   RevisionIndex index_;
   Revision settled_ ABSL_GUARDED_BY(mutex_) = 0;
   StoreStats journal_stats_ ABSL_GUARDED_BY(mutex_);
@@ -204,15 +203,16 @@ class LocalStore final : public Store {
   std::list<std::shared_ptr<Watcher>> watchers_ ABSL_GUARDED_BY(mutex_);
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
 
-  // Of the writer thread alone.
+  // Used only by the writer thread.
   std::deque<Mark> marks_;   // rising
   size_t kept_bytes_ = 0;    // of history that the last compaction left though it was old enough
-  bool is_cleared_ = false;  // of what keys without history were in a store of an older version
+  bool is_cleared_ = false;  // superseded values of keys without history, from a store of an older
+                             // version, are removed
   std::chrono::steady_clock::time_point compact_after_;  // not sooner: it failed
   bool stats_are_old_ = true;
   std::chrono::steady_clock::time_point stats_time_;
 
-  std::thread writer_;  // last: starts when everything above is there
+  std::thread writer_;  // last: starts when all members above exist
 };
 
 // A store that forgets everything when the process ends: for a coordinator without --data-dir.

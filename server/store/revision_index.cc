@@ -15,7 +15,7 @@ bool StartsWith(std::string_view text, std::string_view prefix) {
   return text.substr(0, prefix.size()) == prefix;
 }
 
-// What an event takes beside its key and value: nodes of two maps, a version, a shared pointer.
+// Memory of an event in addition to key and value: nodes of two maps, a version, a shared pointer.
 constexpr size_t kEventOverheadBytes = 192;
 
 bool StartsWithAny(std::string_view text, absl::Span<const std::string> prefixes) {
@@ -60,7 +60,7 @@ absl::Status RevisionIndex::CheckReadable(Revision at) const {
 }
 
 const RevisionIndex::Version* RevisionIndex::VersionAt(const Versions& versions, Revision at) {
-  // The newest comes first in what is asked for, so the search starts from the end.
+  // Most queries ask for the newest revision, so the search starts from the end.
   const auto found = std::find_if(versions.rbegin(), versions.rend(), [at](const Version& version) {
     return version.position.revision <= at;
   });
@@ -83,7 +83,7 @@ const RevisionIndex::Version* RevisionIndex::OldestKept(const Versions& versions
   size_t bytes = 0;
   while (oldest != versions.data() && newest - oldest + 1 < options.values) {
     const Version* const before = oldest - 1;
-    if (before->value == nullptr) break;  // what a deletion ended was another thing
+    if (before->value == nullptr) break;  // a deletion separates the key's histories
     bytes += before->value->size();
     if (bytes > options.bytes) break;
     oldest = before;

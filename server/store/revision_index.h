@@ -52,7 +52,7 @@ class RevisionIndex {
 
   Revision newest() const { return newest_; }
   Revision compacted() const { return compacted_; }
-  // What keys and values take in memory, roughly: those that are current, and all others.
+  // Return the rough memory of keys and values: the current ones, and all others.
   size_t live_bytes() const { return live_bytes_; }
   size_t history_bytes() const { return history_bytes_; }
 
@@ -75,17 +75,17 @@ class RevisionIndex {
   // Where the values of a key stand that are still there.
   std::vector<EventPosition> PositionsOf(std::string_view key) const;
 
-  // What Compact(revision) would forget: superseded values that are no kept history, and deletions
-  // with what they deleted. Requires revision <= newest().
+  // Returns the events that Compact(revision) would forget: superseded values outside the kept
+  // history, and deletions with the values that they deleted. Requires revision <= newest().
   std::vector<EventPosition> SupersededAt(Revision revision, const HistoryOptions& history) const;
   // The newest revision behind which the superseded events are more than `bytes`; compacted() if
   // all are fewer.
   Revision RevisionBehind(size_t bytes) const;
-  // What of history_bytes() is of events up to `revision`.
+  // Returns the part of history_bytes() from events up to `revision`.
   size_t HistoryBytesThrough(Revision revision) const;
   // Reads and watches before `revision` fail from now on.
   void RaiseCompacted(Revision revision) { compacted_ = std::max(compacted_, revision); }
-  // Forgets these positions, each of which is there.
+  // Forgets these positions. Requires that each exists.
   void Forget(absl::Span<const EventPosition> positions);
 
  private:
@@ -97,15 +97,15 @@ class RevisionIndex {
   using Keys = std::map<std::string, Versions, std::less<>>;
 
   static size_t CostOf(const std::string& key, const Version& version);
-  // 0 for an event that makes what is current.
+  // Returns 0 for an event that defines a current value.
   static size_t HistoryCostAt(EventPosition position, const Keys::value_type& entry);
-  // Whether the event is none that makes what is current.
+  // Returns whether the event defines no current value.
   static bool IsHistory(const Versions& versions, size_t i) {
     return i + 1 != versions.size() || versions[i].value == nullptr;
   }
 
   absl::Status CheckReadable(Revision at) const;
-  // What `versions` was at revision `at`; null: not there.
+  // Returns the version current at revision `at`; null if the key did not exist.
   static const Version* VersionAt(const Versions& versions, Revision at);
   // The oldest value of the history whose newest value is `newest`.
   static const Version* OldestKept(const Versions& versions, const Version* newest,

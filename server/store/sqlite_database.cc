@@ -17,7 +17,7 @@
 namespace shardmesh::server {
 namespace {
 
-// What quick_check answers where it has found nothing.
+// The answer of quick_check when it finds no problem.
 constexpr std::string_view kSound = "ok";
 
 absl::Status StoreError(absl::StatusCode code, std::string_view message) {
@@ -254,7 +254,7 @@ absl::StatusOr<std::vector<int64_t>> Database::PageEnds(const std::string& table
   constexpr size_t kMostRowIdBytes = 9;
   constexpr char kInnerPage = 5;
   const auto size = static_cast<size_t>(*page_bytes);
-  std::string page(size + kMostRowIdBytes, '\0');  // so that no row id goes beyond it
+  std::string page(size + kMostRowIdBytes, '\0');  // large enough for every row id
   const auto number = [&page](size_t at, size_t bytes) {
     uint64_t value = 0;
     for (size_t i = 0; i < bytes; ++i) value = value << 8 | static_cast<uint8_t>(page[at + i]);
@@ -329,8 +329,8 @@ absl::Status Database::Error(int code, std::string_view doing) const {
   const std::string what = StrCat(
       path_, ": ", sqlite3_errstr(code), " (", sqlite3_errmsg(handle_), "; SQLite code ", code,
       system == 0 ? "" : StrCat(", system: ", std::strerror(system)), ", in: ", doing, ")");
-  // A write that the system refused for want of room has not happened; but after a sync that failed
-  // nobody knows.
+  // A write that the system refused for lack of space has not happened. After a failed sync the
+  // outcome is unknown.
   if ((code & 0xff) == SQLITE_FULL || (code == SQLITE_IOERR_WRITE && system == EDQUOT)) {
     return WithReason(
         absl::ResourceExhaustedError(

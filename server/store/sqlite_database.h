@@ -21,15 +21,19 @@ struct sqlite3_stmt;
 
 namespace shardmesh::server {
 
-// Errors name the file, what SQLite said and the statement:
-//   RESOURCE_EXHAUSTED  (STORE_FULL) the disk or the page limit is full; what was to be written was
-//                       not, for certain.
+// Errors name the file, SQLite's message and the statement:
+//
+// clang-format off
+//   RESOURCE_EXHAUSTED  (STORE_FULL) the disk or the page limit is full; nothing was written, for
+//                       certain.
 //   DATA_LOSS           the database is damaged.
 //   PERMISSION_DENIED   the file cannot be written.
 //   FAILED_PRECONDITION another program has it open.
-//   INTERNAL            all else, such as an error of the disk: of a write it is not known whether
-//                       it happened.
-// All but the first bear STORE_FAILED. Thread-compatible.
+//   INTERNAL            all other errors, such as an error of the disk; the outcome of a write is
+//                       unknown.
+// clang-format on
+//
+// All except the first carry STORE_FAILED. Thread-compatible.
 class Database {
  public:
   // A prepared statement. Parameters and columns count from 1 and from 0, as SQLite has it.
@@ -64,7 +68,7 @@ class Database {
     sqlite3_stmt* statement_ = nullptr;
   };
 
-  // What the message of DATA_LOSS begins with.
+  // Start of the message of DATA_LOSS.
   static constexpr std::string_view kStateIsDamaged =
       "the state database is damaged; see what can be read with `shardmesh admin check FOLDER`, or "
       "restore a snapshot: ";
@@ -78,8 +82,8 @@ class Database {
   // `vfs`: SQLite's layer below it, for tests that let it fail; empty: the system's files.
   // DATA_LOSS: the file is missing or empty, but its log is not; SQLite would remove the log.
   absl::Status Open(const std::string& vfs = "");
-  // Whether closing leaves the log as it is. Else, as at the beginning, closing copies it into the
-  // database, as far as SQLite can read it, and removes it; after UseLog it empties it.
+  // Sets whether closing leaves the log unchanged. By default, closing copies the log into the
+  // database, as far as SQLite can read it, and removes it. After UseLog, closing empties it.
   absl::Status KeepLog(bool keep);
   absl::Status Execute(const std::string& sql);
   absl::StatusOr<Statement> Prepare(const std::string& sql);
@@ -117,9 +121,9 @@ class Database {
   // DATA_LOSS: the pages of the database do not fit together. INTERNAL: the disk did not give one.
   absl::Status CheckPages();
 
-  // The row ids at which the pages with a table's rows end, rising, but for the last page's: as far
-  // as the pages above those can be read. The rows behind one of them are on another page than
-  // itself. Copies the log into the database first.
+  // Returns the last row ids of the pages that hold a table's rows, rising, except for the last
+  // page. It covers the part of the table whose inner pages can be read. Rows after such an id are
+  // on another page. Copies the log into the database first.
   absl::StatusOr<std::vector<int64_t>> PageEnds(const std::string& table);
 
   // A copy of the database, made a few pages at a time, between which it may change.
@@ -130,9 +134,9 @@ class Database {
   const std::string& path() const { return path_; }
 
  private:
-  // Reads all of the database's files, past SQLite's cache: an error tells that the disk fails.
+  // Reads all of the database's files without SQLite's cache: an error shows that the disk fails.
   absl::Status ReadFiles();
-  // What went wrong, as our codes say it.
+  // Converts an SQLite error code to our status codes.
   absl::Status Error(int code, std::string_view doing) const;
   absl::Status RolledBack(absl::Status because);
 

@@ -19,8 +19,7 @@ sqlite3_file* Real(sqlite3_file* file) { return reinterpret_cast<File*>(file)->r
 const sqlite3_io_methods& Methods(sqlite3_file* file) { return *Real(file)->pMethods; }
 sqlite3_vfs* System(sqlite3_vfs* vfs) { return static_cast<sqlite3_vfs*>(vfs->pAppData); }
 
-// As the system's layer answers: a write without room is SQLITE_FULL, all else an input/output
-// error.
+// As the system's VFS: a write without space is SQLITE_FULL, any other error an input/output error.
 int Code(int io_error, bool has_room_of_its_own = true) {
   return !has_room_of_its_own && errno == ENOSPC ? SQLITE_FULL : io_error;
 }
@@ -66,7 +65,7 @@ const sqlite3_io_methods kMethods = {
     .xSectorSize = [](sqlite3_file* file) { return Methods(file).xSectorSize(Real(file)); },
     .xDeviceCharacteristics =
         [](sqlite3_file* file) { return Methods(file).xDeviceCharacteristics(Real(file)); },
-    // Of version 2 and 3: memory that processes share.
+    // Of versions 2 and 3: memory shared by processes.
     .xShmMap = nullptr,
     .xShmLock = nullptr,
     .xShmBarrier = nullptr,

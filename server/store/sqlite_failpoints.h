@@ -4,9 +4,9 @@
 
 namespace shardmesh::server {
 
-// The name of an SQLite VFS that passes all operations on to the system's files, but for those that
-// an armed failpoint `sqlite.` lets fail. Null if none is armed: then nothing stands between SQLite
-// and its files. A database that is opened with it is for one process: it shares no memory.
+// Returns the name of an SQLite VFS that passes all operations to the system's files, except those
+// that an armed failpoint `sqlite.` makes fail. Null if none is armed: SQLite then uses its files
+// directly. A database opened with it is for one process: it shares no memory.
 const char* FailingVfs();
 
 }  // namespace shardmesh::server

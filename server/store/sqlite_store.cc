@@ -32,7 +32,7 @@ namespace {
 // Pages that a step of a copy moves: about a millisecond, for which commits wait.
 constexpr int kCopiedPages = 256;
 
-// What the reserve gives up first for a commit; then twice as much, and so on.
+// First piece that the reserve releases for a commit; each further piece is twice as large.
 constexpr int64_t kPieceBytes = int64_t{64} << 10;
 
 // Free pages that are given back to the disk when a store is opened, if they are more than half.
@@ -44,7 +44,7 @@ constexpr int64_t kUnlimitedPages = std::numeric_limits<int32_t>::max() - 1;
 // Unreadable records that are logged one by one.
 constexpr size_t kLoggedRecords = 20;
 
-// What st_blocks counts.
+// Unit of st_blocks.
 constexpr int64_t kStatBlockBytes = 512;
 
 // Bytes that the disk has free for us; nullopt where its file system does not say, which is then no
@@ -55,20 +55,20 @@ std::optional<int64_t> AvailableBytes(const std::string& folder) {
   return static_cast<int64_t>(disk.f_bavail * disk.f_frsize);
 }
 
-// A file whose blocks are there for the database when the disk has no others. It gives them up
-// piece by piece, since whatever else writes to the disk may take what is free.
+// A file that keeps disk blocks for the database when the disk has no others. It releases them
+// piece by piece, since other writers on the disk may take free blocks.
 class Reserve {
  public:
   Reserve(const std::string& folder, absl::Duration fill_every)
       : folder_(folder), path_(folder + "/reserve"), fill_every_(fill_every) {}
-  // Whoever opens the folder next finds the blocks that the log gives up when it is closed.
+  // The next process that opens the folder finds the blocks that the log frees on close.
   ~Reserve() {
     if (is_open_) TakeBack();
   }
   Reserve(const Reserve&) = delete;
   Reserve& operator=(const Reserve&) = delete;
 
-  // Keeps what an earlier process left, and fills it.
+  // Keeps the blocks of an earlier process, and fills the file up.
   void Open() {
     is_open_ = true;
     struct stat file;
@@ -87,20 +87,20 @@ class Reserve {
     }
   }
 
-  // Takes what is missing, but at most half of what is free.
+  // Takes the missing blocks, but at most half of the free space.
   void Fill() {
     next_ = std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(fill_every_);
     const std::optional<int64_t> available = AvailableBytes(folder_);
     Grow(available.has_value() ? *available / 2 : kReservedBytes);
   }
-  // Takes what is missing, as far as it is there.
+  // Takes the missing blocks, as far as there is space.
   void TakeBack() { Grow(AvailableBytes(folder_).value_or(kReservedBytes)); }
 
   bool is_whole() const { return bytes_ == kReservedBytes; }
   // When to fill it again.
   std::chrono::steady_clock::time_point next() const { return next_; }
 
-  // Gives a piece to whoever takes it; false if there is none.
+  // Releases a piece to the caller; returns false if there is none.
   bool Release(int64_t piece) {
     if (bytes_ == 0) return false;
     if (!is_use_told_) {
@@ -139,8 +139,8 @@ class Reserve {
     bytes_ = 0;
   }
 
-  // Adds blocks to those that are there, which no failure loses: so none is asked for again. XFS
-  // wants as much free as it is asked for, also where a file has blocks already.
+  // Adds blocks after the existing ones, which no failure loses. It never asks for existing blocks
+  // again: XFS requires free space for the whole request, even where a file has blocks already.
   bool Extend(int64_t more) {
     const int fd = open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
     if (fd < 0) return false;
@@ -158,15 +158,15 @@ class Reserve {
   const absl::Duration fill_every_;
   bool is_open_ = false;
   int64_t bytes_ = 0;
-  // Since it was whole last: by anybody, and told in the log of this process.
+  // Since the reserve was last full: any transaction used it, and this process logged the use.
   bool was_used_ = false;
   bool is_use_told_ = false;
   std::chrono::steady_clock::time_point next_;
 };
 
-// The blocks of the database's file. A commit gets those of all its pages before it happens: so the
-// log can always be copied into the file, and begins anew on the blocks that it has. Otherwise a
-// full disk would let the log grow with each deletion.
+// The blocks of the database's file. A commit gets the blocks of all its pages before it happens.
+// The log can therefore always be copied into the file, and restarts on the blocks that it has.
+// Without this, the log would grow with each deletion on a full disk.
 //
 // Blocks beyond the end of the file do not change its size. Thread-compatible.
 class FileBlocks {
@@ -185,7 +185,7 @@ class FileBlocks {
     fd_ = open(path.c_str(), O_WRONLY | O_CLOEXEC);
   }
 
-  // RESOURCE_EXHAUSTED (STORE_FULL): the disk has too few for a file of so many bytes.
+  // RESOURCE_EXHAUSTED (STORE_FULL): the disk has too few blocks for a file of this size.
   absl::Status Take(int64_t bytes) {
     if (fd_ < 0 || bytes <= bytes_) return absl::OkStatus();
     struct stat file;
@@ -205,7 +205,7 @@ class FileBlocks {
     if (IsNoRoom(error) && wanted > bytes) error = Allocate(wanted = bytes);
     // Blocks that an earlier process took: XFS wants as much free again.
     if (IsNoRoom(error) && blocks < bytes) return NoRoom(bytes, available);
-    // Some file systems cannot take blocks beforehand; of all else the write will tell.
+    // Some file systems cannot allocate blocks beforehand; other errors show up at the write.
     bytes_ = error == 0 ? wanted : bytes;
     return absl::OkStatus();
   }
@@ -217,8 +217,8 @@ class FileBlocks {
 
   static bool IsNoRoom(int error) { return error == ENOSPC || error == EDQUOT; }
 
-  // Those between what is there and `to`, and none of what is there: XFS wants as much free as it
-  // is asked for, also where a file has blocks already. Returns 0 or what errno was.
+  // Allocates the blocks between the existing ones and `to`. It never asks for existing blocks
+  // again: XFS requires free space for the whole request. Returns 0 or an errno.
   int Allocate(int64_t to) const {
     int result = 0;
     do {
@@ -240,7 +240,7 @@ class FileBlocks {
 
   std::string folder_;
   int fd_ = -1;
-  int64_t bytes_ = 0;  // of which the blocks are there
+  int64_t bytes_ = 0;  // with allocated blocks
 };
 
 class SqliteBackup final : public JournalBackup {
@@ -258,7 +258,7 @@ class SqliteBackup final : public JournalBackup {
     SHARDMESH_ASSIGN_OR_RETURN(const bool is_copied, copy_->Step(kCopiedPages));
     if (!is_copied) return false;
     copy_.reset();
-    // What the log has is in the copy.
+    // The copy contains the log's content.
     SHARDMESH_RETURN_IF_ERROR(ForgetLog(path_));
     is_whole_ = true;
     return true;
@@ -270,9 +270,9 @@ class SqliteBackup final : public JournalBackup {
   bool is_whole_ = false;
 };
 
-// The files of a state as they were when it was opened. One that is removed or moved away under the
-// process still takes what is written, but no start finds it. (SQLite's own question, HAS_MOVED,
-// knows the database alone and not its log.)
+// The files of a state, as they were at opening. A file that is removed or renamed while the
+// process runs still accepts writes, but no start finds it. (SQLite's own check, HAS_MOVED, covers
+// only the database and not its log.)
 class OpenFiles {
  public:
   void Remember(const std::string& database) {
@@ -372,7 +372,7 @@ class SqliteJournal final : public Journal {
       }
       SHARDMESH_FAILPOINT("store.append");
       SHARDMESH_RETURN_IF_ERROR(Erase(write.dropped));
-      // The newest event that stays tells the revision, if there is one.
+      // The newest remaining event records the revision, if there is one.
       const bool tells =
           !write.events.empty() && write.events.back().position.revision == write.newest &&
           std::find(write.dropped.begin(), write.dropped.end(), write.events.back().position) ==
@@ -434,7 +434,7 @@ class SqliteJournal final : public Journal {
 
   std::vector<std::string> UnreadableKeys() const override { return named_keys_; }
 
-  // Before anybody else uses it. `index` has what can be read.
+  // Call it before other threads use the object. `index` has the readable records.
   void SetUnreadable(const std::vector<UnreadableRecord>& records, const RevisionIndex& index) {
     unreadable_ = static_cast<int64_t>(records.size());
     std::set<std::string> keys;
@@ -444,7 +444,7 @@ class SqliteJournal final : public Journal {
       if (record.lost_key_crc.has_value()) {
         Revision& newest = lost_keys_[*record.lost_key_crc];
         newest = std::max(newest, revision);
-      } else if (index.PositionsOf(record.key).empty()) {  // else something newer is known
+      } else if (index.PositionsOf(record.key).empty()) {  // otherwise a newer record is known
         Revision& newest = unreadable_keys_[record.key];
         newest = std::max(newest, revision);
       }
@@ -461,11 +461,11 @@ class SqliteJournal final : public Journal {
   }
   int64_t OrdinaryPages() const { return quota_bytes_ / page_bytes_ - ReservedPages(); }
 
-  // What a transaction may use of that which is kept back.
+  // Which reserves a transaction may use.
   enum class KeptBack { kNothing, kOfQuota, kAll };
 
-  // The first commit is copied at once, and with it that the database needs its log: before anybody
-  // is told of what the log alone has, its loss would be noticed.
+  // The first commit is copied into the database at once, together with the mark that the database
+  // needs its log. Later data is only in the log, and its loss is then noticed.
   template <typename Writes>
   absl::Status Transact(KeptBack kept_back, Writes writes) {
     absl::Status status = TryTransaction(kept_back, [&]() -> absl::Status {
@@ -487,7 +487,7 @@ class SqliteJournal final : public Journal {
     if (!is_usable_) return absl::OkStatus();
     SHARDMESH_ASSIGN_OR_RETURN(const bool needs_log, NeedsLog(*database_));
     if (needs_log) {
-      // All else first: the page that says it is the first that would be copied.
+      // Copy all other pages first: the page with the mark would be copied first.
       SHARDMESH_RETURN_IF_ERROR(CopyLog());
       SHARDMESH_RETURN_IF_ERROR(
           TryTransaction(KeptBack::kAll, [this] { return SetNeedsLog(*database_, false); }));
@@ -515,7 +515,7 @@ class SqliteJournal final : public Journal {
       }
     }
     if (!absl::IsResourceExhausted(status) || kept_back == KeptBack::kNothing) return status;
-    // Of SQLite's limit nobody could tell whether it or the disk refused a page.
+    // With a limit in SQLite, nobody could tell whether SQLite or the disk refused a page.
     SHARDMESH_RETURN_IF_ERROR(database_->LimitPages(kUnlimitedPages));
     const auto urgent_attempt = [&] {
       return database_->InTransaction([&]() -> absl::Status {
@@ -573,7 +573,7 @@ class SqliteJournal final : public Journal {
     return blocks_.Take(pages * page_bytes_);
   }
 
-  // Copies the log into the database, after which the log begins anew.
+  // Copies the log into the database; the log then starts again.
   absl::Status CopyLog() {
     SHARDMESH_PASSES("store.checkpoint");
     absl::Status copied = TakeBlocks();
@@ -601,8 +601,8 @@ class SqliteJournal final : public Journal {
     return database_->Run(update_);
   }
 
-  // In this order: the statements go before their connection, that before what is its file's, the
-  // lock last.
+  // Order of destruction: the statements before their connection, the connection before its files,
+  // the lock last.
   const FolderLock lock_;
   Reserve reserve_;
   FileBlocks blocks_;
@@ -628,13 +628,13 @@ class SqliteJournal final : public Journal {
   OpenFiles files_;
   int64_t unreadable_ = 0;
   std::vector<std::string> named_keys_;
-  // What the commit was that wrote what cannot be read: by key, and by the checksum of a key that
-  // cannot be read either. Constant once others use it.
+  // The commits that wrote unreadable records: by key, and by the checksum of a key that is
+  // unreadable too. Constant once other threads use the object.
   absl::flat_hash_map<std::string, Revision> unreadable_keys_;
   absl::flat_hash_map<uint32_t, Revision> lost_keys_;
 };
 
-// Copies of an earlier process that nobody fetched.
+// Removes copies of an earlier process that were never fetched.
 void RemoveSnapshots(const std::string& folder) {
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
@@ -645,14 +645,14 @@ void RemoveSnapshots(const std::string& folder) {
   }
 }
 
-// Gives the disk back what a store had once and has no longer.
+// Returns disk space that the store no longer uses.
 absl::Status GiveBackFreePages(Database& database, const std::string& folder) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto pages, database.Number("PRAGMA page_count"));
   SHARDMESH_ASSIGN_OR_RETURN(const auto free, database.Number("PRAGMA freelist_count"));
   if (*free < kVacuumPages || *free < *pages / 2) return absl::OkStatus();
   SHARDMESH_ASSIGN_OR_RETURN(const auto page_bytes, database.Number("PRAGMA page_size"));
-  // It is written twice: to a temporary file, and to the log. Where nobody knows of the room for
-  // that, the pages stay, and are used again.
+  // The database is written twice: to a temporary file, and to the log. If the free space is
+  // unknown, the pages stay and are used again.
   if (AvailableBytes(folder).value_or(0) <
       2 * (*pages - *free) * *page_bytes + 2 * kReservedBytes) {
     return absl::OkStatus();
@@ -687,7 +687,7 @@ absl::StatusOr<std::unique_ptr<Store>> OpenSqliteStore(SqliteStoreOptions option
   SHARDMESH_RETURN_IF_ERROR(CheckHasLog(DatabasePath(options.folder)));
 
   auto database = std::make_unique<Database>(DatabasePath(options.folder));
-  // SQLite would drop what is behind a damage of the log.
+  // SQLite would drop the log's content after a damaged frame.
   SHARDMESH_ASSIGN_OR_RETURN(const WalFile log, WalFile::Read(database->path() + "-wal"));
   SHARDMESH_RETURN_IF_ERROR(log.damage());
   SHARDMESH_RETURN_IF_ERROR(database->Open(options.vfs));
@@ -699,7 +699,7 @@ absl::StatusOr<std::unique_ptr<Store>> OpenSqliteStore(SqliteStoreOptions option
   if (version == 0) SHARDMESH_RETURN_IF_ERROR(CheckIsNew(options.folder));
   SHARDMESH_RETURN_IF_ERROR(database->CheckPages());
   SHARDMESH_RETURN_IF_ERROR(database->UseLog());
-  // What is in the log may be there though its sync failed: it counts once it is copied and synced.
+  // The log's content may exist although its sync failed: it counts once it is copied and synced.
   if (const absl::Status copied = database->Checkpoint();
       !copied.ok() && !absl::IsResourceExhausted(copied)) {
     return copied;

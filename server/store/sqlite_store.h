@@ -15,9 +15,9 @@
 namespace shardmesh::server {
 
 struct SqliteStoreOptions {
-  // Holds `state.db` (beside it SQLite's `state.db-wal`), `LOCK`, and `reserve`, whose space goes
-  // piece by piece to urgent transactions where a full disk leaves none, and to no others. Made if
-  // it is not there; its parent is not.
+  // The data folder, created if missing; its parent must exist. It holds `state.db` (and SQLite's
+  // `state.db-wal`), `LOCK`, and `reserve`. On a full disk, the space of `reserve` goes piece by
+  // piece to urgent transactions, and only to these.
   std::string folder;
   // How large the database may grow; a commit beyond it is RESOURCE_EXHAUSTED (STORE_FULL). A part
   // of it (kReservedShare, at most kReservedBytes) is kept for urgent transactions.
@@ -37,10 +37,10 @@ struct SqliteStoreOptions {
 
 // Space that only urgent transactions use: of the quota, and as much on the disk.
 inline constexpr int64_t kReservedBytes = int64_t{4} << 20;
-inline constexpr int64_t kReservedShare = 8;  // no more than one part in so many of the quota
+inline constexpr int64_t kReservedShare = 8;  // at most one part in this many of the quota
 
-// Names of copies that Backup writes into the folder begin so: those of an earlier process are
-// removed when the folder is opened.
+// Prefix of the copies that Backup writes into the folder. Opening the folder removes those of an
+// earlier process.
 inline constexpr std::string_view kSnapshotPrefix = "snapshot-";
 
 // Opens the store of a folder, or makes an empty one; one of an older schema is brought to ours. An

@@ -1,4 +1,4 @@
-// What every store shares: the check of a transaction, and waiting for one.
+// Parts shared by all stores: the check of a transaction, and waiting for one.
 #include "server/store/store.h"
 
 #include <utility>

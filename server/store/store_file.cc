@@ -35,20 +35,20 @@ namespace {
 // In the database's header: that it is ours ("shdm").
 constexpr int64_t kApplicationId = 0x7368646d;
 
-// What the name of a database ends with that is to take the place of a folder's own; what is before
-// it is where that one goes.
+// Suffix of a database that will replace a folder's own. The name before the suffix is the new path
+// of the replaced database.
 constexpr std::string_view kNextSuffix = ".next";
 
-// In user_version, beside the version: the database needs its log.
+// Flag in user_version, beside the version: the database needs its log.
 constexpr int64_t kNeedsLog = 0x10000;
 
-// Of a database's header, https://sqlite.org/fileformat2.html#the_database_header.
+// Fields of a database's header, https://sqlite.org/fileformat2.html#the_database_header.
 constexpr size_t kDatabaseHeaderBytes = 100;
 constexpr std::string_view kMagic("SQLite format 3\0", 16);
 constexpr size_t kPageSizeOffset = 16;  // two bytes; 1 stands for 65,536
 constexpr size_t kUserVersionOffset = 60;
 constexpr size_t kApplicationIdOffset = 68;
-// Of a log, https://sqlite.org/fileformat2.html#walformat: its header, and that of a frame.
+// Sizes of a log's header and of a frame's, https://sqlite.org/fileformat2.html#walformat.
 constexpr int64_t kLogHeaderBytes = 32 + 24;
 
 constexpr int kPlaceBits = 8;
@@ -91,8 +91,8 @@ absl::Status FileSystemError(std::string_view doing, const std::string& path,
   return SystemError(doing, path);
 }
 
-// What a coordinator that had written its state left in the folder beside its database; empty:
-// nothing. All of it is made after the first commit was synced.
+// Returns a file that a coordinator left in the folder beside its database; empty: none. A
+// coordinator makes such files only after its first commit was synced.
 absl::StatusOr<std::string> TraceOf(const std::string& folder) {
   std::error_code error;
   for (std::filesystem::directory_iterator entry(folder, error), end; !error && entry != end;
@@ -176,8 +176,8 @@ absl::Status AddChecksums(Database& database) {
   return WriteBounds(database, {.compacted = *compacted, .newest = *newest});
 }
 
-// From version 2 to 3. A record that cannot be read gets no checksum of its key: nobody knows which
-// of the two is damaged.
+// Upgrades version 2 to 3. An unreadable record gets no checksum of its key: either of the two may
+// be damaged.
 absl::Status AddKeyChecksums(Database& database) {
   SHARDMESH_RETURN_IF_ERROR(database.Execute("ALTER TABLE event ADD COLUMN key_crc INTEGER"));
   SHARDMESH_ASSIGN_OR_RETURN(
@@ -269,7 +269,7 @@ absl::Status FinishReplacement(const std::string& folder) {
   if (next.empty()) return absl::OkStatus();
   const std::string database = DatabasePath(folder);
   const std::string to = next.substr(0, next.size() - kNextSuffix.size());
-  // With its log, which must not be taken for the next one's. What was moved already is not there.
+  // Moves the log too, or the next database would use it. Files that were moved before are missing.
   for (const char* suffix : {"", "-wal", "-journal"}) {
     if ((SHARDMESH_FAILS("store.move_aside") ||
          rename((database + suffix).c_str(), (to + suffix).c_str()) != 0) &&

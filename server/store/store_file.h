@@ -1,5 +1,4 @@
-// The coordinator's data folder and the records of its database: who may open it, of which schema
-// it is, and which records can be read.
+// The coordinator's data folder and its database: locking, schema versions, and reading of records.
 #ifndef SHARDMESH_SERVER_STORE_STORE_FILE_H_
 #define SHARDMESH_SERVER_STORE_STORE_FILE_H_
 
@@ -24,9 +23,12 @@
 namespace shardmesh::server {
 
 // Tables, by schema version:
+//
+// clang-format off
 //   1  event(position, key, value), bounds(compacted, newest)
 //   2  a CRC-32C with each record and with the bounds; set_aside for records that were unreadable
-//   3  a CRC-32C of each record's key alone, so that a damaged key is not taken for another one
+//   3  a CRC-32C of each record's key only, so that a damaged key is not taken for another one
+// clang-format on
 inline constexpr int64_t kSchemaVersion = 3;
 // The first version with checksums.
 inline constexpr int64_t kFirstChecked = 2;
@@ -38,18 +40,20 @@ absl::Status MakeDataFolder(const std::string& folder);
 // Makes the entries of a folder durable.
 absl::Status SyncFolder(const std::string& folder);
 
-// Makes the file `prepared` in the folder, a database that is whole and synced, the folder's own.
-// The one before goes to NAME-N, with its log. One rename begins it; whatever ends the process
-// after that, FinishReplacement does the rest, so that no start finds a folder without its state.
-// Returns where the database before is now; empty: there was none. Under the folder's lock, with
-// neither database open.
+// Makes the file `prepared` in the folder, a complete and synced database, the folder's database.
+// Moves the previous database to NAME-N, with its log, and returns its new path; empty: there was
+// none.
+//
+// One rename begins the replacement. If the process ends after that, FinishReplacement completes
+// it, so no start finds a folder without its state. Requires the folder's lock, with neither
+// database open.
 absl::StatusOr<std::string> ReplaceDatabase(const std::string& folder, const std::string& prepared,
                                             std::string_view name);
 // The database that takes the folder's place where a replacement was begun that FinishReplacement
 // has to finish. Empty if there is none, or no folder.
 absl::StatusOr<std::string> NextDatabase(const std::string& folder);
-// Does what is left of a replacement that was interrupted; nothing where there is none. Called by
-// whoever has taken the lock of a folder, before its database is looked for.
+// Completes an interrupted replacement; no effect if there is none. A process that has locked a
+// folder calls it before it opens the database.
 absl::Status FinishReplacement(const std::string& folder);
 
 // DATA_LOSS: the folder has lost its database, which is missing or empty, though something in the
@@ -66,7 +70,8 @@ absl::Status CheckIsNew(const std::string& folder);
 // Sets it, as part of a transaction.
 absl::Status SetNeedsLog(Database& database, bool needs_log);
 absl::StatusOr<bool> NeedsLog(Database& database);
-// Clears it in the file of a copy that has all commits, which nobody has open, and syncs the file.
+// Clears the mark in the file of a copy that has all commits, and syncs the file. Requires that no
+// process has the copy open.
 absl::Status ForgetLog(const std::string& copy);
 // DATA_LOSS: the database needs its log, and the log is missing or has not one frame: commits that
 // were acknowledged are lost. Reads the files past SQLite, and changes nothing. OK for a database
@@ -81,8 +86,9 @@ class FolderLock {
   // and logs for which process. FAILED_PRECONDITION then, naming that process and its host.
   static absl::StatusOr<FolderLock> Take(const std::string& folder,
                                          absl::Duration timeout = absl::ZeroDuration());
-  // For a reader of a folder that may be another's and not writable: shared with other readers, and
-  // none if nobody ever opened the folder. FAILED_PRECONDITION: a process has it.
+  // Locks a folder for reading, shared with other readers. The folder may belong to another user
+  // and be read-only. Takes no lock if the folder was never opened. FAILED_PRECONDITION: a process
+  // has it.
   static absl::StatusOr<FolderLock> TakeToRead(const std::string& folder);
 
  private:
@@ -90,12 +96,12 @@ class FolderLock {
   FileDescriptor held_;  // not valid for a reader of a folder without a lock
 };
 
-// An event's row id: its revision, then its place in the commit. So the table is in the order of
-// the history, and needs no index.
+// Returns an event's row id: its revision, then its place in the commit. The table is therefore in
+// the order of the history, and needs no index.
 int64_t RowId(EventPosition position);
 EventPosition PositionOf(int64_t row_id);
 
-// What is stored with a record, and with the bounds.
+// Returns the checksum stored with a record, and with the bounds.
 uint32_t RecordChecksum(int64_t row_id, std::string_view key, const std::string* value);
 uint32_t KeyChecksum(std::string_view key);
 uint32_t BoundsChecksum(Revision compacted, Revision newest);
@@ -127,7 +133,7 @@ struct UnreadableRecord {
 // given the keys that there are.
 class KeyFinder {
  public:
-  // Of records that stay where they are.
+  // `records` must not move during the object's lifetime.
   explicit KeyFinder(std::vector<UnreadableRecord>* records);
   bool is_done() const { return lost_.empty(); }
   // Names the records that were of this key. Returns the newest one's row id, before which nothing
@@ -147,26 +153,26 @@ struct StoredState {
 // behind us too. But a row id far beyond all others is a part of the damage.
 Revision NewestWith(Revision newest, int64_t unreadable_row);
 
-// Reads all records, also those of an older schema. Of a key with an unreadable record nothing is
-// there that is older: it would pass for what is current. DATA_LOSS: the bounds or the pages cannot
-// be read.
+// Reads all records, also those of an older schema. For a key with an unreadable record it leaves
+// out older records, which would pass for the current one. DATA_LOSS: the bounds or the pages
+// cannot be read.
 absl::StatusOr<StoredState> ReadState(Database& database);
 
-// A row as it stands in the database, also in one of an older schema. Without checksums, those of
-// version 1 count as they are.
+// A row as stored in the database, also in one of an older schema. Rows of version 1 have no
+// checksums and count as correct.
 struct StoredRow {
   int64_t row_id = 0;
   std::string key;
   std::shared_ptr<const std::string> value;   // null: a deletion
-  std::string why;                            // what is wrong with it; empty: as it was written
+  std::string why;                            // the error; empty: as it was written
   std::optional<uint32_t> lost_key_crc = {};  // as in UnreadableRecord
 };
 
 inline constexpr int64_t kFirstRow = std::numeric_limits<int64_t>::min();
 inline constexpr int64_t kLastRow = std::numeric_limits<int64_t>::max();
 
-// Reads the rows of a database, in order, also of one whose pages are damaged. Errors are the
-// database's: DATA_LOSS from a page that cannot be read. The database outlives it.
+// Reads the rows of a database, in order, even with damaged pages. Errors are the database's:
+// DATA_LOSS from a page that cannot be read. The database outlives the reader.
 class RowReader {
  public:
   static absl::StatusOr<RowReader> Create(Database& database);
@@ -188,7 +194,7 @@ class RowReader {
   Database::Statement key_;
 };
 
-// Calls back for each row, in order. Returns what ended it.
+// Calls back for each row, in order. Returns the error that ended the loop, or OK.
 absl::Status ForEachRow(Database& database, absl::FunctionRef<void(StoredRow)> callback);
 
 // The bounds: nothing before `compacted` can be read, `newest` is the last commit. DATA_LOSS if
@@ -198,7 +204,7 @@ struct StoredBounds {
   Revision newest = 0;
 };
 absl::StatusOr<StoredBounds> ReadBounds(Database& database);
-// In place of those that are there, if any are: part of a transaction.
+// Replaces the bounds, if any; part of a transaction.
 absl::Status WriteBounds(Database& database, StoredBounds bounds);
 
 }  // namespace shardmesh::server

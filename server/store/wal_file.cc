@@ -23,14 +23,14 @@ namespace {
 
 constexpr int64_t kHeaderBytes = 32;
 constexpr int64_t kFrameHeaderBytes = 24;
-// Of a frame's header: page number and size, over which the checksum runs.
+// Of a frame's header: page number and size, which the checksum covers.
 constexpr size_t kSummedBytes = 8;
 constexpr uint32_t kMagic = 0x377f0682;  // with the lowest bit: sums are over big-endian words
 constexpr uint32_t kVersion = 3'007'000;
 constexpr int64_t kLeastPageBytes = 512;
 constexpr int64_t kMostPageBytes = 65'536;
 
-// What a disk writes whole, or not at all.
+// A disk writes this many bytes atomically.
 constexpr int64_t kSectorBytes = 512;
 
 // Frames that are mended, each of which is kept in memory.
@@ -176,7 +176,8 @@ bool WalFile::EndsCommit(int64_t frame) const {
 }
 
 bool WalFile::MendHeader() {
-  // All of it is known but the count of checkpoints, which the checksum tells with the page size.
+  // All fields are known except the count of checkpoints, which follows from the checksum and the
+  // page size.
   char bytes[8];
   PutWord(BigEndian("\x37\x7f\x06\x82") | (is_big_endian_ ? 1 : 0), true, bytes);
   PutWord(kVersion, true, bytes + 4);
@@ -197,17 +198,18 @@ absl::StatusOr<bool> WalFile::Mend(int fd, int64_t frame, Sums from, Sums to) {
     if (each.is_sound) most_pages = std::max(most_pages, each.pages);
   }
   const uint64_t limit = uint64_t{most_pages == 0 ? kManyPages : most_pages} + frames_.size();
-  // For each place of eight bytes, the sums behind it if all that follows is right. With those
-  // before it they tell what must stand there.
+  // For each place of eight bytes, the sums after it if all later bytes are right. With the sums
+  // before it they determine the bytes at this place.
   std::vector<Sums> behind(bytes.size() / 8 + 1);
   behind.back() = to;
   for (size_t i = behind.size() - 1; i > 0; --i) {
     behind[i - 1] =
         Backward(behind[i], std::string_view(bytes).substr(8 * (i - 1), 8), is_big_endian_);
   }
-  // Each place could be made to fit. A place that one other bit makes fit is certain if it is the
-  // only one, else one that one other byte makes fit. In the highest byte of a word that is often
-  // not so, as the sums carry nothing from it. Last, numbers that a frame's header can have.
+  // Each place could be changed to fit. A place that fits after a change of one bit is certain if
+  // it is the only such place. Otherwise a place that fits after a change of one byte is, under the
+  // same condition. In the highest byte of a word that often fails, as the sums carry nothing from
+  // it. The last resort are valid numbers in a frame's header.
   struct Fit {
     int places = 0;
     size_t place = 0;
@@ -267,7 +269,7 @@ absl::Status WalFile::LookBehind(int fd, int64_t bad, Sums from) {
   const bool is_header_damaged = is_damaged_;
   int64_t last = end_;      // frame that ends the last commit that counts
   int64_t last_in_run = 0;  // the same, of the frames that run on from one another
-  bool is_proven = false;   // that commits among those were acknowledged
+  bool is_proven = false;   // commits among those were acknowledged
   const auto end_run = [&] {
     if (is_proven) last = std::max(last, last_in_run);
     last_in_run = 0;
@@ -287,7 +289,7 @@ absl::Status WalFile::LookBehind(int fd, int64_t bad, Sums from) {
     }
     if (i > 1) {
       const Frame& before = frames_[static_cast<size_t>(i - 2)];
-      // Nothing that was mended proves anything: what was rolled back may be like what was not.
+      // A mended frame proves nothing: a rolled-back frame may look like a valid one.
       if (EndsCommit(i - 1) && i - 1 > end_ && mended_.count(i) == 0 && !IsPadding(i)) {
         is_proven = true;
         last = i - 1;
@@ -348,7 +350,7 @@ absl::StatusOr<WalFile> WalFile::Read(const std::string& path, int64_t page_byte
     SHARDMESH_RETURN_IF_ERROR(log.LookBehind(fd, next, from));
     return log;
   }
-  // What the header does not tell, the frames do: those that run on from one another.
+  // If the header is unreadable, frames that continue each other reveal it.
   WalFile best;
   int64_t most_links = -1;
   for (const int64_t bytes : {stored_page_bytes, page_bytes}) {
@@ -371,7 +373,7 @@ absl::StatusOr<WalFile> WalFile::Read(const std::string& path, int64_t page_byte
     best.salts_ = best.frames_[i].salts;
     if (best.salts_ == best.frames_[i + 1].salts) break;
   }
-  // Where the header cannot be told either, nobody knows whether the first frame is as it was.
+  // If the header stays unknown too, the first frame may not be as it was written.
   const bool is_mended = best.MendHeader();
   Sums from = best.frames_.front().start;
   if (!is_mended) ++from.first;
@@ -403,7 +405,7 @@ absl::Status WalFile::ApplyTo(const std::string& to) const {
   const int database = open(to.c_str(), O_WRONLY | O_CLOEXEC);
   if (database < 0) return SystemError("open", to);
   const absl::Cleanup close_database = [database] { close(database); };
-  // The size by the last commit; where that one is damaged, enough for all that is there.
+  // The page count of the last commit; if that is damaged, enough for all frames.
   uint32_t pages = 0;
   bool is_certain = false;
   for (int64_t i = 1; i <= end_; ++i) {

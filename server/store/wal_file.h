@@ -16,20 +16,23 @@ namespace shardmesh::server {
 
 // One log, as it was when it was read. The format is that of
 // https://sqlite.org/fileformat2.html#walformat: a header, then frames of one page each. A frame
-// that ends a commit says how many pages the database then has. The checksum of each frame runs on
-// from the frame before.
+// that ends a commit holds the database's page count after it. The checksum of each frame continues
+// that of the frame before.
 //
-// What counts as damage. A commit is acknowledged when its frames are synced, and the frames of the
-// next commit run on from its checksum. So a frame that runs on from a commit's last frame proves
-// that all frames up to that one were on the disk, also where that last frame is damaged: its
-// header tells that it ends a commit, and its checksum, in one sector. The log is damaged if SQLite
-// ends it before a commit of which there is such a proof. A commit that was being written when
-// process or machine died has no frame behind it, so it is no damage. Nor is what an earlier pass
-// over the file, or a transaction that was rolled back, left behind the end. SQLite syncs the
-// header before it writes the first frame, so a header that is not as it was written is damage
+// Definition of damage. A commit is acknowledged when its frames are synced, and the frames of the
+// next commit continue its checksum. A frame that continues a commit's last frame therefore proves
+// that all frames up to that one were on the disk. This holds even if the last frame is damaged:
+// its header, in one sector, shows that it ends a commit, and holds its checksum.
+//
+// The log is damaged if SQLite ends it before a commit with such a proof. Three things are no
+// damage. A commit being written when process or machine died has no frame after it. Frames of an
+// earlier pass over the file may follow the end. Frames of a transaction that was rolled back may
+// follow it too.
+//
+// SQLite syncs the header before it writes the first frame. A changed header is therefore damage
 // where frames follow.
 //
-// Movable; immutable, hence safe to share between threads.
+// Movable; immutable and thread-safe.
 class WalFile {
  public:
   // Reads the log at `path`. A file that is not there, or is empty, is a log without frames.
@@ -40,10 +43,11 @@ class WalFile {
   // DATA_LOSS (STORE_FAILED): SQLite would drop commits that were acknowledged. The message names
   // file, frame and byte, and how many commits lie behind.
   absl::Status damage() const;
-  // Commits behind the damage, as far as they can be told apart; 0 without damage.
+  // Returns the number of commits after the damage, as far as they can be told apart; 0 without
+  // damage.
   int64_t lost_commits() const { return lost_commits_; }
-  // Whether all that was committed is known for certain: the log is not damaged, or what is damaged
-  // follows from the checksums around it. Mostly a wrong bit of a frame does.
+  // Returns whether all committed data is known for certain: the log is not damaged, or the
+  // checksums around the damage determine it. They usually determine one wrong bit of a frame.
   bool is_whole() const { return is_whole_; }
 
   // Writes the newest page of each number into the database file `to`, without its log, and gives
@@ -63,10 +67,10 @@ class WalFile {
     uint32_t pages = 0;        // of the database, where it ends a commit; 0: it ends none
     bool ends_commit = false;  // as it stands in the file
     uint64_t salts = 0;
-    Sums start;             // what its bytes need before them to have `end`
+    Sums start;             // the sums before its bytes that lead to `end`
     Sums end;               // as it says
     uint32_t content = 0;   // CRC-32C of the page
-    bool is_sound = false;  // runs on from the frame before, or follows from those around it
+    bool is_sound = false;  // continues the frame before, or is determined by those around it
   };
 
   // Over 32-bit words of the log's byte order, two at a time.
@@ -74,21 +78,24 @@ class WalFile {
   static Sums Backward(Sums sums, std::string_view bytes, bool is_big_endian);
 
   int64_t OffsetOf(int64_t frame) const;
-  // Reads all frames. Which of them run on from the one before is not told yet.
+  // Reads all frames. Does not yet check which of them continue the one before.
   absl::Status ReadFrames(int fd);
-  // What a frame's checksum is over: the first eight bytes of its header, and its page.
+  // Returns the bytes that a frame's checksum covers: the first eight bytes of its header, and its
+  // page.
   absl::StatusOr<std::string> ReadFrame(int fd, int64_t frame) const;
   bool RunsOn(int64_t frame, Sums from) const;
   // How many frames run on from the one before.
   int64_t CountLinks() const;
   bool MendHeader();
-  // Finds what the frame was, so that it runs from `from` to `to`. False if that is not certain.
+  // Finds the frame's original bytes, whose sums lead from `from` to `to`. Returns false if they
+  // are not certain.
   absl::StatusOr<bool> Mend(int fd, int64_t frame, Sums from, Sums to);
-  // Whether the frame is a copy of the one before, which pads a commit to a whole sector. SQLite
-  // does so only where a torn write may spoil what lies beside it, of which our disks say nothing.
+  // Returns whether the frame is a copy of the one before, which pads a commit to a whole sector.
+  // SQLite pads only where a torn write may damage neighbouring data, which our disks do not
+  // report.
   bool IsPadding(int64_t frame) const;
-  // Whether page number and size of a frame were written with its checksum, for certain: where the
-  // header lies in two sectors of a disk, a torn write may leave those of an earlier frame.
+  // Returns whether page number and size of a frame were certainly written with its checksum. If
+  // the header spans two sectors, a torn write may leave those of an earlier frame.
   bool HasOwnNumbers(int64_t frame) const;
   // As it stands in the file, where that is for certain.
   bool EndsCommit(int64_t frame) const;

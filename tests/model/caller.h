@@ -1,4 +1,4 @@
-// Caller: any call of the contract, by its name, with messages known by their descriptors alone.
+// Caller: any call of the contract, by its name, with messages known only by their descriptors.
 #ifndef SHARDMESH_TESTS_MODEL_CALLER_H_
 #define SHARDMESH_TESTS_MODEL_CALLER_H_
 

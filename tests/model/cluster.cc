@@ -1,4 +1,4 @@
-// Real processes, each with flags of its own.
+// Real processes, each with its own flags.
 #include "tests/model/cluster.h"
 
 #include <signal.h>

@@ -1,4 +1,4 @@
-// Cluster: real processes that are killed, stopped and restarted, each with flags of its own.
+// Cluster: real processes that are killed, stopped and restarted, each with its own flags.
 #ifndef SHARDMESH_TESTS_MODEL_CLUSTER_H_
 #define SHARDMESH_TESTS_MODEL_CLUSTER_H_
 
@@ -25,14 +25,14 @@ class Cluster {
     int workers = 2;
     // Keep state and tiles on disk.
     bool durable = false;
-    // The coordinator its state alone.
+    // Only the coordinator keeps its state on disk.
     bool durable_coordinator = false;
     std::string binary_folder;
     std::vector<std::string> coordinator_flags;
     std::vector<std::string> worker_flags;
-    // Of each worker.
+    // Memory of each worker.
     std::string memory = "256MiB";
-    // What workers dial, given where the coordinator listens; null: just that.
+    // Returns the address that workers dial, from the coordinator's; null: the coordinator's.
     std::function<std::string(const std::string& address)> worker_coordinator;
   };
 
@@ -49,16 +49,18 @@ class Cluster {
   absl::Status Signal(int index, int signal);
   // SIGKILL, then waits until it is gone.
   absl::Status Kill(int index);
-  // Starts it again where it was, with `flags` beside its own. FAILED_PRECONDITION while it runs.
+  // Restarts a process at its address, with `flags` in addition to its own. FAILED_PRECONDITION
+  // while it runs.
   absl::Status Restart(int index, const std::vector<std::string>& flags = {});
-  // Nullopt while it runs; else how it ended.
+  // Returns how a process ended; nullopt while it runs.
   std::optional<std::string> Ended(int index);
-  // Waits until every rank has a ready worker, and how long that took. DEADLINE_EXCEEDED, with what
-  // is missing and the ends of the logs, after `timeout`; UNAVAILABLE when a process ended.
+  // Waits until every rank has a ready worker, and returns how long that took. DEADLINE_EXCEEDED
+  // after `timeout`, with the missing ranks and the ends of the logs. UNAVAILABLE when a process
+  // ended.
   absl::StatusOr<absl::Duration> WaitUntilReady(absl::Duration timeout);
   // Resident memory.
   int64_t MemoryBytes(int index) const;
-  // What it wrote since its last start.
+  // Returns the process's log since its last start.
   std::string Log(int index) const;
 
  private:

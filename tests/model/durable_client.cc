@@ -24,13 +24,13 @@ constexpr absl::Duration kRetryDelay = absl::Milliseconds(50);
 
 absl::Status Violation(std::string_view what) { return absl::InternalError(ToAbsl(what)); }
 
-// Nobody answered, or who answered could not know.
+// Returns whether no server answered, or the answer does not tell the outcome.
 bool HasNoAnswer(const absl::Status& status) {
   return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
          absl::IsCancelled(status);
 }
 
-// What a fault explains: work that broke, or whose participants or room are missing.
+// Returns whether a fault explains the error: broken work, or missing participants or room.
 bool IsExplained(const absl::Status& status) {
   switch (status.code()) {
     case absl::StatusCode::kUnavailable:
@@ -38,7 +38,7 @@ bool IsExplained(const absl::Status& status) {
     case absl::StatusCode::kCancelled:
     case absl::StatusCode::kFailedPrecondition:  // a rank or a tile is missing
     case absl::StatusCode::kNotFound:            // sessions and transfers end with a coordinator
-    case absl::StatusCode::kAborted:             // a term, an epoch, a name on its way
+    case absl::StatusCode::kAborted:             // a changed term or epoch, or a name being moved
     case absl::StatusCode::kDataLoss:            // the disk
     case absl::StatusCode::kResourceExhausted:
       return true;
@@ -200,7 +200,8 @@ absl::Status DurableClient::Put(Dice& dice, int64_t count, bool large) {
   commit.set_transfer_id(begun.transfer_id());
   SetIfThere(&commit, "session_id", first.header().session_id());
   const absl::Status outcome = Persist("ArrayService.CommitTransfer", commit, &committed);
-  // NOT_FOUND after a restart: no journal has it. Anything else that is no answer may be or not.
+  // NOT_FOUND after a restart: no journal has it. After any other error without an answer the
+  // outcome is unknown.
   const bool is_done = outcome.ok();
   const bool is_unknown = HasNoAnswer(outcome) || absl::IsInternal(outcome);
   if (!is_done && !is_unknown && !IsExplained(outcome)) {
@@ -276,7 +277,7 @@ absl::Status DurableClient::Multiply(Dice& dice) {
   literal.set_data(identity.bytes);
   const std::string name = AnyName(dice);
   request.mutable_output()->add_names(name);
-  // A step's answer is remembered in memory alone: no repetition after a restart is safe.
+  // A step's answer is remembered only in memory: a repetition after a restart is not safe.
   const absl::Status status =
       coordinator_.Call("ComputeService.Matmul", request, &response, kCallTimeout);
   if (!status.ok() && !IsExplained(status) && !absl::IsInternal(status)) {
@@ -375,7 +376,7 @@ absl::Status DurableClient::Verify(absl::Time deadline) {
       response.Clear();
       status = Persist("ArrayService.BeginGet", request, &response);
       if (status.ok()) bytes = FetchTiles(response, kCallTimeout);
-      // A coordinator that ended in the very call, at a failpoint, knows the session no more.
+      // A coordinator that ended during the call, at a failpoint, no longer knows the session.
       if (ReasonOf(status) == Reason::kSessionGone && OpenSession().ok()) {
         request.set_session_id(session_);
       }

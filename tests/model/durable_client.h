@@ -1,5 +1,5 @@
-// DurableClient: loads, moves and deletes while processes are killed, and knows afterwards what
-// must be there.
+// DurableClient: loads, moves and deletes while processes are killed, and then knows which data
+// must exist.
 #ifndef SHARDMESH_TESTS_MODEL_DURABLE_CLIENT_H_
 #define SHARDMESH_TESTS_MODEL_DURABLE_CLIENT_H_
 
@@ -17,9 +17,9 @@
 
 namespace shardmesh::model {
 
-// Its names and definitions are its own. A call that gets no answer is repeated, with its request
-// id, until it has one or `patience` is over; what may then be there or not is known to be unknown
-// until Verify has looked. Not thread-safe.
+// Its names and definitions are not shared. It repeats a call without an answer, with its request
+// id, until it has one or `patience` is over. The outcome is then unknown until Verify has looked.
+// Not thread-safe.
 class DurableClient {
  public:
   DurableClient(int number, const std::string& address) : number_(number), coordinator_(address) {}
@@ -29,8 +29,8 @@ class DurableClient {
   // The same steps in a fixed order, each at least once.
   absl::Status Script();
 
-  // Everything acknowledged is there, with its bytes; nothing else is. Waits until `deadline` for
-  // arrays whose workers are still on their way back.
+  // Checks that all acknowledged data exists, with its bytes, and no other data. Waits until
+  // `deadline` for arrays whose workers are still returning.
   absl::Status Verify(absl::Time deadline);
 
   int64_t acknowledged() const { return acknowledged_; }
@@ -45,7 +45,7 @@ class DurableClient {
     // Otherwise a worker that is killed takes its tiles along, as the answer said.
     bool on_disk = true;
   };
-  // What a name may point to; nullopt: it may not be there.
+  // Possible targets of a name; nullopt: it may be missing.
   using Possible = std::vector<std::optional<Named>>;
 
   absl::Status Put(Dice& dice, int64_t count, bool large);

@@ -23,7 +23,7 @@ namespace {
 
 constexpr absl::Duration kReadyAtLast = absl::Seconds(60);
 constexpr absl::Duration kPatience = absl::Seconds(15);
-// Of --long: so many passes of one place are tried at most; of calls of the system all are.
+// With --long: most passes of one place that are tried; for system calls all are tried.
 constexpr int kMostPasses = 12;
 // Without --long one pass is tried, mostly an early one.
 constexpr int64_t kLatestPass = 30;
@@ -42,7 +42,7 @@ struct Case {
   }
 };
 
-// A failpoint of a program, and what it can do.
+// A failpoint of a program, and its possible actions.
 struct Named {
   std::string name;
   std::vector<std::string> actions;
@@ -108,7 +108,7 @@ class FailpointRun {
     client_.set_patience(kPatience);
   }
 
-  // Whether the failpoint was passed, or what is wrong.
+  // Returns whether the failpoint was passed, or the error found.
   absl::StatusOr<bool> Try(const Case& each) {
     const int process = each.process;
     if (const absl::Status killed = cluster_->Kill(process); !killed.ok()) return killed;
@@ -168,7 +168,7 @@ class FailpointRun {
       if (const absl::Status ready = await_ready(); !ready.ok()) return ready;
       const absl::Status verified = while_reviving(verify);
       is_hit = is_hit || absl::StrContains(cluster_->Log(process), hit);
-      // What a disk does not give cannot be read. It must be there after the next start.
+      // Tiles that a disk does not deliver cannot be read. They must exist after the next start.
       const bool may_miss_tiles = is_hit && process != 0 && each.is_error();
       return verified.ok() || !may_miss_tiles ? verified : verify_after_restart();
     };

@@ -1,4 +1,4 @@
-// Processes that are killed or stopped at random, and what must hold after each.
+// Processes that are killed or stopped at random, and the conditions that must hold after each.
 #include <signal.h>
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace shardmesh::model {
 namespace {
 
 constexpr absl::Duration kReadyWithin = absl::Seconds(10);
-// On a busy machine a process alone takes longer to start; what takes this long is stuck.
+// On a busy machine a process needs longer to start; one that takes this long is stuck.
 constexpr absl::Duration kReadyAtLast = absl::Seconds(60);
 
 std::string Distribution(std::vector<absl::Duration> times) {

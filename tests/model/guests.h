@@ -30,7 +30,7 @@ class Guests {
   void Resume();
   // Not OK: an answer that no fault explains.
   absl::Status Pause();
-  // Removes what guests have left, then tries the cluster, which must be whole.
+  // Removes the remains of guests, then tests the cluster, which must be intact.
   absl::Status Check();
   std::string Summary() const;
 
@@ -45,8 +45,8 @@ class Guests {
   SharedNames shared_;
   std::vector<std::thread> threads_;
   std::atomic<bool> is_over_ = true;
-  // Of the next guest: no two have the same, since names are made of it. Its first digit stays 1,
-  // by which CleanUp knows the names.
+  // Number of the next guest. No two guests share a number, since their names contain it. Its first
+  // digit stays 1, by which CleanUp recognises the names.
   int next_number_ = 100'000'000;
   mutable absl::Mutex mutex_;
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);

@@ -18,7 +18,7 @@
 
 namespace shardmesh::model {
 
-// Clients that work until they are told to pause.
+// Clients that work until they are paused.
 class Load {
  public:
   Load(const std::string& address, int clients, uint64_t seed) {

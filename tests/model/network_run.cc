@@ -21,7 +21,7 @@ namespace {
 using test::Proxy;
 
 constexpr absl::Duration kReadyWithin = absl::Seconds(10);
-// On a busy machine; what takes this long is stuck.
+// For a busy machine; a cluster that takes this long is stuck.
 constexpr absl::Duration kReadyAtLast = absl::Seconds(60);
 // The time in which a process notices that its connection was cut. Before, it may seem ready.
 constexpr absl::Duration kCutIsNoticed = absl::Milliseconds(100);
@@ -78,7 +78,7 @@ class NetworkRun {
   }
 
  private:
-  // Lets something go wrong, and ends it. What it was.
+  // Causes a disturbance and ends it; returns its description.
   std::string Disturb() {
     // Beyond five seconds a silent worker is lost, which CI tries less often.
     const int64_t most_ms = dice_.OneIn(options_.is_long ? 3 : 12) ? 7000 : 1500;
@@ -114,7 +114,7 @@ class NetworkRun {
     for (Proxy* proxy : proxies) proxy->Set(mode, delay);
     absl::SleepFor(time);
     for (Proxy* proxy : proxies) proxy->Set(Proxy::Mode::kPass);
-    absl::SleepFor(kCutIsNoticed);  // who sent bytes that were swallowed has lost the connection
+    absl::SleepFor(kCutIsNoticed);  // senders of swallowed bytes have lost the connection
     return StrCat("for ", length, " the bytes ", whose, " were ", name,
                   mode == Proxy::Mode::kDelay ? " by " + absl::FormatDuration(delay) : "");
   }

@@ -275,7 +275,7 @@ void SetField(Dice& dice, Message* message, const FieldDescriptor* field) {
                        }});
 }
 
-// The message itself or one of those in it.
+// Returns the message itself or one of its submessages.
 Message* AnyPart(Dice& dice, Message* message) {
   for (int depth = 0; depth < 8; ++depth) {
     std::vector<const FieldDescriptor*> fields;

@@ -14,11 +14,12 @@
 
 namespace shardmesh::model {
 
-// The messages of one call, in protobuf's text format. Each of them is to be answered with OK,
-// whoever asks and whatever the catalog has. Empty for calls that are no questions.
+// Returns the messages of one call, in protobuf's text format. Each must be answered with OK, for
+// any caller and any catalog. Empty for calls that are no questions.
 std::vector<std::vector<std::string>> ValidQuestions(std::string_view method);
 
-// The same of calls that change something, so that only what they must refuse is asked at random.
+// As ValidQuestions, for calls that change something: only requests that must be refused are sent
+// at random.
 std::vector<std::string> RefusedRequests(std::string_view method);
 
 // Makes a few random changes: fields set, cleared, repeated, with values on and beyond their

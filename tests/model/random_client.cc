@@ -46,7 +46,7 @@ absl::Status Unexpected(std::string_view what, const Message& request, const abs
                           wanted));
 }
 
-// A refusal that says what is wrong with the request, not that something broke.
+// Returns whether a refusal says that the request is wrong, not that something broke.
 bool IsRefusal(const absl::Status& status) {
   switch (status.code()) {
     case StatusCode::kInvalidArgument:
@@ -297,7 +297,7 @@ absl::Status RandomClient::Finish() {
   return absl::OkStatus();
 }
 
-// --- What is there ------------------------------------------------------------------------------
+// --- Expected content ------------------------------------------------------------------------
 
 std::string RandomClient::NewRequestId(Dice& dice) {
   return StrCat("c", number_, "-", ++requests_, "-", dice.Next());
@@ -482,8 +482,8 @@ absl::Status RandomClient::Ask(const std::string& method, Dice& dice) {
   }
   // Tells how long each array has been aside.
   if (method == "ClusterService.ListQuarantine") return absl::OkStatus();
-  // The same question has the same answer, whatever happened since. What depends on the catalog
-  // says so by its revision, and is asked again at once only.
+  // The same question has the same answer, whatever happened since. An answer that depends on the
+  // catalog has a revision; such a question is repeated only at once.
   const auto* revision = descriptor->output_type()->FindFieldByName("revision");
   const auto normalize = [&](std::vector<std::string>& bytes) {
     if (revision == nullptr) return;
@@ -916,7 +916,7 @@ absl::Status RandomClient::BeginPut(Dice& dice) {
   }
   if (mismatch) return Want(absl::IsAborted(status), "BeginPut", second, status, "ABORTED");
   if (absl::IsResourceExhausted(status) && ReasonOf(status) == Reason::kMemoryLimit) {
-    return absl::OkStatus();  // the workers tell of what they gave back with their heartbeats
+    return absl::OkStatus();  // workers report released memory with their heartbeats
   }
   SHARDMESH_RETURN_IF_ERROR(
       Want(status.ok() && !answers.empty(), "BeginPut", second, status, "OK"));
@@ -1125,7 +1125,7 @@ absl::Status RandomClient::CommitWithoutTiles(const v1::CommitTransferRequest& r
     v1::CommitTransferResponse response;
     const absl::Status status =
         coordinator_.Call("ArrayService.CommitTransfer", request, &response, patience);
-    // The second one may also hear that the first one has ended it meanwhile.
+    // The second call may also learn that the first one ended it meanwhile.
     const bool is_second = patience > absl::Seconds(1);
     SHARDMESH_RETURN_IF_ERROR(
         Want(absl::IsDeadlineExceeded(status) || (is_second && IsRefusal(status)),
@@ -1204,7 +1204,7 @@ absl::Status RandomClient::BeginGet(Dice& dice) {
   SHARDMESH_ASSIGN_OR_RETURN(const std::string session, Session(slot, dice));
   request.set_session_id(session);
   if (dice.OneIn(4)) {
-    // A shared name: whatever is there must be one tensor, whole.
+    // A shared name: its content must be one complete tensor.
     request.mutable_array()->set_name(StrCat("shared/s", dice.Below(kSharedNames)));
     const absl::Status status = coordinator_.Call("ArrayService.BeginGet", request, &response);
     if (absl::IsNotFound(status)) return absl::OkStatus();
@@ -1231,7 +1231,7 @@ absl::Status RandomClient::BeginGet(Dice& dice) {
   const auto named = names_.find(request.array().name());
   std::string wanted = named == names_.end() ? "" : named->second.array_id;
   if (dice.OneIn(4)) {
-    // An older version is there as long as its array is.
+    // An older version exists as long as its array.
     wanted.clear();
     int64_t version = 1 + dice.Below(5);
     for (const auto& [id, held] : arrays_) {
@@ -1688,7 +1688,7 @@ absl::Status RandomClient::RunStep(const std::string& method, Request request,
   SHARDMESH_RETURN_IF_ERROR(Want(status.ok(), method, request, status, "OK"));
   v1::StepOutput output = OutputOf(response);
   if (!name.empty() && output.array().name_version() == 0) {
-    // The version is the revision of its commit; the name tells it.
+    // The version is the revision of its commit; DescribeArray of the name returns it.
     v1::DescribeArrayRequest describe;
     v1::DescribeArrayResponse described;
     describe.mutable_array()->set_name(name);
@@ -1959,7 +1959,7 @@ absl::Status RandomClient::Snapshot(Dice& dice) {
   if (dice.OneIn(4)) limits.max_answers = 1;
   const absl::Status status = coordinator_.CallBytes(
       FindMethod("AdminService.Snapshot"), {request.SerializeAsString()}, &answers, limits);
-  // Another client's may be under way.
+  // Another client's call may be running.
   if (absl::IsResourceExhausted(status) && rpc::RetryDelayOf(status).has_value())
     return absl::OkStatus();
   v1::SnapshotHeader header;

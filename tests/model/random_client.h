@@ -21,15 +21,15 @@
 
 namespace shardmesh::model {
 
-// One call with its arguments: what is drawn from `seed`, given the client's state.
+// One call; its arguments are drawn from `seed`, given the client's state.
 struct Op {
   int client = 0;
   std::string method;
   uint64_t seed = 0;
 };
 
-// What all clients share: names that each may put tensors to. Whoever reads one must find a tensor
-// that somebody put there, whole. Thread-safe.
+// Names shared by all clients, to which each may put tensors. A reader of a name must find a
+// complete tensor that some client put there. Thread-safe.
 class SharedNames {
  public:
   // A number that no other tensor has.
@@ -41,8 +41,8 @@ class SharedNames {
   int64_t values_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-// Names, definitions and sessions of one client are its own, so that its model knows every answer
-// about them exactly; it knows less about what is shared. Not thread-safe.
+// The names, definitions and sessions of one client are not shared, so its model knows every answer
+// about them exactly. It knows less about shared ones. Not thread-safe.
 class RandomClient {
  public:
   RandomClient(int number, const std::string& address, SharedNames* shared);
@@ -53,7 +53,7 @@ class RandomClient {
   // How often the random run takes each method, relative to others.
   static int WeightOf(const std::string& method);
 
-  // Makes the call and checks the answer. Not OK: the answer is not what it must be.
+  // Makes the call and checks the answer. Returns an error if the answer is wrong.
   absl::Status Run(const Op& op);
   // Deletes names and definitions, and closes sessions.
   absl::Status Finish();
@@ -67,7 +67,7 @@ class RandomClient {
     std::set<std::pair<std::string, int64_t>> versions;
     // The shared names make it unknown whether it is still there.
     bool is_known = true;
-    // What is in it is not known.
+    // False: its content is unknown.
     bool bytes_known = true;
   };
   struct Name {
@@ -142,7 +142,7 @@ class RandomClient {
   absl::Status Snapshot(Dice& dice);
   absl::Status Attach(Dice& dice);
   absl::Status Exchange(Dice& dice);
-  // Of ResolveService, all alike.
+  // Asks any question of ResolveService.
   absl::Status Ask(const std::string& method, Dice& dice);
   // Bytes that are no message, an empty message, a call that is cancelled at once.
   absl::Status Junk(const std::string& method, Dice& dice);
@@ -155,7 +155,7 @@ class RandomClient {
 
   std::string OwnName(Dice& dice) const;
   std::string EntryName(Dice& dice) const;
-  // Of one that is there, or perhaps was.
+  // Returns the id of an array that exists, or may have existed.
   std::string AnyArrayId(Dice& dice) const;
   std::string AnyTransferId(Dice& dice);
   Transfer* FindTransfer(const std::string& id);

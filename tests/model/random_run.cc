@@ -23,7 +23,7 @@
 namespace shardmesh::model {
 namespace {
 
-// What a process may have at the end of a run.
+// Most memory of a process at the end of a run.
 constexpr int64_t kMostMemoryBytes = int64_t{1} << 30;
 // A longer sequence is only in its file.
 constexpr size_t kMostPrinted = 200;
@@ -185,7 +185,7 @@ std::vector<Op> Read(const std::string& path) {
   return ops;
 }
 
-// Leaves out what can be left out, in ever smaller parts, until `deadline`.
+// Removes unnecessary ops, in ever smaller parts, until `deadline`.
 std::vector<Op> Minimise(const RunOptions& options, std::vector<Op> ops, bool at_once,
                          absl::Time deadline, std::string* failure) {
   size_t part = std::max<size_t>(1, ops.size() / 2);
@@ -332,7 +332,7 @@ int RunRandom(const RunOptions& options) {
   }
   is_over = true;
   for (std::thread& thread : threads) thread.join();
-  // A process that ended is the cause of what its clients saw.
+  // A process that ended is the cause of its clients' errors.
   if (auto ended = EndedProcess(**cluster); ended.has_value()) failure = ended;
   if (!failure.has_value()) failure = CheckEnd(**cluster, clients);
   int64_t all = 0;

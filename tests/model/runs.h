@@ -21,12 +21,12 @@ struct RunOptions {
   absl::Duration minimise = absl::Seconds(90);
   // Kills, half of them of the coordinator.
   int64_t kills = 10;
-  // Of failpoints: which part of all, as "0/4"; empty: all.
+  // For failpoints: the part of all that runs, as "0/4"; empty: all.
   std::string only;
   bool is_long = false;
 };
 
-// Each returns the exit code: 0, or 1 after it has printed what failed and how to see it again.
+// Each returns the exit code: 0, or 1 after it has printed the failure and how to reproduce it.
 int RunRandom(const RunOptions& options);
 int RunFaults(const RunOptions& options);
 int RunNetwork(const RunOptions& options);

@@ -33,8 +33,8 @@ constexpr int64_t kLiteralBytes = int64_t{1} << 20;
 
 absl::Status Violation(std::string_view what) { return absl::InternalError(ToAbsl(what)); }
 
-// A message that means the same and has exactly so many bytes: the rest is a field that no version
-// knows.
+// Returns a message of the same meaning with exactly this many bytes: the padding is a field that
+// no version knows.
 std::string PaddedTo(std::string bytes, int64_t size_bytes) {
   // The tag of field 1,000,000 as bytes, and a length in four bytes.
   const std::string tag = {'\x82', '\xa4', '\xe8', '\x03'};
@@ -74,7 +74,7 @@ class Sweep {
     return absl::OkStatus();
   }
 
-  // Nobody ended, nobody was lost, and the coordinator answers.
+  // Checks that no process ended, no worker was lost, and the coordinator answers.
   absl::Status CheckUnharmed() {
     for (int i = 0; i < cluster_->size(); ++i) {
       if (const auto end = cluster_->Ended(i); end.has_value()) {
@@ -193,7 +193,7 @@ class Sweep {
         if (i < 2) literal.add_shape(2);
         literal.set_data(std::string(static_cast<size_t>(size), '\0'));
       }
-      // Two more take what is left of the message.
+      // Two more passes truncate the rest of the message.
       for (int i = 0; i < 2; ++i) {
         left = kControlBytes - below - static_cast<int64_t>(request.ByteSizeLong()) - 40;
         const int64_t size = std::min<int64_t>(kLiteralBytes, left);
@@ -353,7 +353,7 @@ int RunSweep(const RunOptions& options) {
     std::printf("FAILED: %s: %s\n", name.c_str(), std::string(status.message()).c_str());
     if (!unharmed.ok()) {
       std::printf("%s\n", unharmed.ToString().c_str());
-      break;  // what comes after it would fail for this reason
+      break;  // later cases would fail for the same reason
     }
   }
   std::printf("%d of %d sizes passed\n", tried - failures, tried);

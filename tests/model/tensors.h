@@ -30,8 +30,8 @@ Content FromFloats(const Shape& shape, const std::vector<float>& values);
 // Whether they are the bytes of this tensor; of F32 by value, as zeros may have either sign.
 bool HasBytes(const Content& content, const std::string& bytes);
 
-// Whether all are numbers of at most 1,000. Products of two such matrices of some eight rows and
-// columns are exact in F32, whatever the order of the sums; those of larger results need not be.
+// Returns whether all numbers are at most 1,000. Products of two such matrices of some eight rows
+// and columns are exact in F32, in any order of the sums; products of larger ones need not be.
 bool IsSmall(const Content& content);
 
 // Sends all tiles of the tensors, which are in the order of the assignments.

@@ -20,7 +20,7 @@
 
 namespace shardmesh::test {
 
-// Signs what a test asks for, also what nobody should take.
+// Signs every certificate that a test requests, including invalid ones.
 class TestAuthority {
  public:
   TestAuthority() : pair_(*rpc::MakeAuthority(absl::Now(), absl::Now() + absl::Hours(24))) {}
@@ -80,7 +80,7 @@ struct ChainWithExpiredMiddle {
   std::string authorities;
 };
 
-// By the command line of OpenSSL, in a folder of its own.
+// Uses OpenSSL's command line, in a temporary folder.
 inline ChainWithExpiredMiddle MakeChainWithExpiredMiddle(const rpc::PeerName& name) {
   const CertificateFolder folder;
   const std::string new_key = "-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes";

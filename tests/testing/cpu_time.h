@@ -1,11 +1,11 @@
-// What a test cost this thread, whatever else runs on the machine.
+// Processor time of a test's thread, independent of other load on the machine.
 #pragma once
 
 #include <time.h>
 
 namespace shardmesh::test {
 
-// Processor time of this thread, in seconds: what other processes take does not count.
+// Returns the processor time of this thread in seconds; other processes' time does not count.
 inline double ThreadCpuSeconds() {
   timespec now = {};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);

@@ -1,4 +1,4 @@
-// Waiting for what becomes true sooner or later, where nothing tells when.
+// Polls for a condition that becomes true without a notification.
 #ifndef SHARDMESH_TESTS_TESTING_EVENTUALLY_H_
 #define SHARDMESH_TESTS_TESTING_EVENTUALLY_H_
 
@@ -15,7 +15,7 @@ namespace shardmesh::test {
 inline bool Eventually(const std::function<bool()>& is_so,
                        absl::Duration within = absl::Seconds(60)) {
   const absl::Time deadline = absl::Now() + within;
-  // Soon at first, for what takes no time; then seldom enough to leave the processor to others.
+  // Short at first, for fast conditions; then long enough to leave the processor to others.
   absl::Duration pause = absl::Milliseconds(1);
   while (!is_so()) {
     if (absl::Now() > deadline) return false;

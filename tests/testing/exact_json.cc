@@ -63,7 +63,7 @@ class ExactBuilder {
     Json value;
     std::string key;  // of the member to come
     bool is_object;
-    bool keeps_order;  // of its objects: this one, and those within
+    bool keeps_order;  // in this object, and in objects within it
   };
 
   void Open(Json empty) {

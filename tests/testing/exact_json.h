@@ -10,12 +10,12 @@
 
 namespace shardmesh::test {
 
-// Parses one document. What nlohmann::json would lose of it comes encoded:
-//   - an integer beyond 64 bits, which would become a rounded number, as {"__int__": "DIGITS"};
-//   - within members of the names in `ordered`, at any depth, an object, whose keys would be
-//     sorted, as {"__dict__": [[KEY, VALUE], ...]}.
-// Throws nlohmann::json::exception for what is no JSON, and for values nested deeper than
-// `max_depth`.
+// Parses one document. It encodes the values that nlohmann::json would lose:
+// - an integer beyond 64 bits, which would become a rounded number, as {"__int__": "DIGITS"};
+// - an object within members of the names in `ordered`, at any depth, whose keys would be sorted,
+//   as {"__dict__": [[KEY, VALUE], ...]}.
+//
+// Throws nlohmann::json::exception for invalid JSON, and for values nested deeper than `max_depth`.
 nlohmann::json ParseExactJson(std::string_view text, absl::Span<const std::string_view> ordered,
                               int max_depth);
 

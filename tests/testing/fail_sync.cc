@@ -1,5 +1,5 @@
-// A library to be preloaded: the coordinator's syncs fail as long as the file named by
-// SHARDMESH_FAIL_SYNC is there, as those of a disk that went bad. Other programs notice nothing.
+// A library to preload: the coordinator's syncs fail while the file named by SHARDMESH_FAIL_SYNC
+// exists, as those of a broken disk. It has no effect on other programs.
 #include <dlfcn.h>
 #include <unistd.h>
 

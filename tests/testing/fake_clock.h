@@ -15,8 +15,8 @@
 
 namespace shardmesh::test {
 
-// Stands still until Advance; then calls what became due, in order of time, in the thread that
-// advances, the hands standing at each function's own time as it runs. Thread-safe, one Advance at
+// A clock that stands still until Advance. Advance calls due functions in order of time, in its own
+// thread. While a function runs, the clock shows that function's time. Thread-safe, one Advance at
 // a time.
 class FakeClock final : public rpc::Clock {
  public:
@@ -40,7 +40,7 @@ class FakeClock final : public rpc::Clock {
     return timers_.erase(timer) > 0;
   }
 
-  // Turns the hands forward by `duration`; 0 runs what is due now.
+  // Advances the clock by `duration`; 0 runs the functions due now.
   void Advance(absl::Duration duration) {
     absl::MutexLock lock(&mutex_);
     const absl::Time until = now_ + duration;

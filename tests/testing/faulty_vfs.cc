@@ -1,4 +1,4 @@
-// Passes everything on to the system's files, but for what is to fail.
+// Passes all operations to the system's files, except those that are to fail.
 #include "tests/testing/faulty_vfs.h"
 #include "tests/testing/read_file.h"
 
@@ -19,7 +19,7 @@ constexpr char kName[] = "shardmesh-faulty";
 struct State {
   DiskFault fault;
   int64_t counts[3] = {};
-  // What each file held when it was synced last.
+  // Content of each file at its last sync.
   std::map<std::string, std::string> synced;
 };
 State& GetState() {
@@ -105,7 +105,7 @@ const sqlite3_io_methods kMethods = {
     .xSectorSize = [](sqlite3_file* file) { return Methods(file).xSectorSize(Real(file)); },
     .xDeviceCharacteristics =
         [](sqlite3_file* file) { return Methods(file).xDeviceCharacteristics(Real(file)); },
-    // Of version 2 and 3: memory that processes share. A store is of one.
+    // Of versions 2 and 3: memory shared by processes. A store has only one process.
     .xShmMap = nullptr,
     .xShmLock = nullptr,
     .xShmBarrier = nullptr,

@@ -14,9 +14,9 @@ struct DiskFault {
   Operation operation = Operation::kWrite;
   int64_t at = 0;  // the operation that fails, counted from 1; 0: none
   Error error = Error::kInputOutput;
-  // What was not synced when it failed is gone, as when the machine dies with it.
+  // A failure loses unsynced data, as if the machine crashed with it.
   bool loses_unsynced = false;
-  // As long as this file is there each write fails for want of room; empty: none does.
+  // While this file exists, each write fails for lack of space; empty: none fails.
   std::string full_while;
 };
 

@@ -29,14 +29,16 @@ struct Golden {
   std::string py_type;         // the expected error's exact Python class
 };
 
-// Reads one line. Throws Json::exception, whose text says what is wrong, for a line that is no
-// JSON, nests deeper than kMaxGoldenDepth, or lacks a field; one needs either `expect` or `error`.
+// Reads one line. Throws Json::exception with a description for a line that is no JSON, nests
+// deeper than kMaxGoldenDepth, or lacks a field. A line needs either `expect` or `error`.
 inline constexpr int kMaxGoldenDepth = 64;
 Golden ParseGolden(std::string_view line);
 
-// Whether `got` is what `golden` expects: an equal value, or an error with the same Python class.
+// Returns whether `got` is the result that `golden` expects: an equal value, or an error with the
+// same Python class.
 bool Agrees(const Golden& golden, const absl::StatusOr<Json>& got);
-// What is expected and what was answered, each on one line; bytes that are not UTF-8 are replaced.
+// Return the expected and the actual result, each on one line; bytes that are not UTF-8 are
+// replaced.
 std::string ExpectedText(const Golden& golden);
 std::string AnswerText(const absl::StatusOr<Json>& got);
 
@@ -48,29 +50,30 @@ Json LoadGoldenDocument(std::string_view file);
 // Answers one question: the value as the golden encodes it, or the error.
 using Answer = std::function<absl::StatusOr<Json>(const Json& input)>;
 
-// Asks `answer` every question about function `fn` in `file` and reports each line that differs,
-// with its id, what was expected and what was given. An expected error must come back as an error
-// whose PythonTypeOf is the golden's. `count` guards against lines that silently drop out.
+// Passes every question about function `fn` in `file` to `answer`. Reports each line that differs,
+// with its id, the expected and the actual result. An expected error must come back as an error
+// whose PythonTypeOf is the golden's. `count` detects lines that are silently lost.
 void ExpectGoldens(std::string_view file, std::string_view fn, int64_t count, const Answer& answer);
 
-// Decoders. A value of another form than described in tests/data/goldens/README.md throws
-// Json::exception. What the libraries themselves refuse, such as a nested tuple in a spec, comes
-// back as our error.
+// Decoders. A value that does not have the form in tests/data/goldens/README.md throws
+// Json::exception. Values that the libraries themselves refuse, such as a nested tuple in a spec,
+// return our error.
 
-// Throws what Json throws for a value of the wrong type.
+// Throws Json's exception for a value of the wrong type.
 [[noreturn]] void ThrowWrongForm(std::string_view message);
 
-// What a bare JSON array stands for: a tuple in fields and specs, a list among semantic axes.
+// Meaning of a plain JSON array: a tuple in fields and specs, a list among semantic axes.
 enum class ArrayMeans { kTuple, kList };
 AxisValue DecodeAxisValue(const Json& value, ArrayMeans array_means = ArrayMeans::kTuple);
 absl::StatusOr<PartitionSpec> DecodeSpec(const Json& value);
-// null is the empty mesh. Accepts what JAX accepts (MeshOptions::allow_degenerate).
+// Decodes a mesh; null is the empty mesh. Accepts the meshes that JAX accepts
+// (MeshOptions::allow_degenerate).
 absl::StatusOr<Mesh> DecodeMesh(const Json& value);
 // A number without a fraction, in 64 bits.
 int64_t DecodeInteger(const Json& value);
 Shape DecodeShape(const Json& value);
 
-// Encoders of what the goldens expect. Lists and tuples both become arrays.
+// Encoders to the goldens' form. Lists and tuples both become arrays.
 Json EncodeAxisValue(const AxisValue& value);
 Json EncodeSpec(const PartitionSpec& spec);
 

@@ -34,14 +34,14 @@ namespace {
 
 constexpr int64_t kMaxCount = 60'000;
 constexpr int64_t kOutboxBytes = int64_t{16} << 20;
-// How often the thread of the time looks what is due.
+// Interval at which the timer thread checks for due actions.
 constexpr absl::Duration kTick = absl::Milliseconds(20);
 
 std::string NonceOf(int64_t index) { return absl::StrFormat("hollow-nonce-%06d", index); }
 
 class Hollow;
 
-// One attach of one worker. The stream's calls lead to the Hollow, which outlives it.
+// One attach of one worker. The stream's callbacks use the Hollow, which outlives it.
 class Stream final : public grpc::ClientBidiReactor<v1::AttachRequest, v1::AttachResponse> {
  public:
   Stream(Hollow* hollow, int64_t index)
@@ -51,7 +51,7 @@ class Stream final : public grpc::ClientBidiReactor<v1::AttachRequest, v1::Attac
 
   void Start(v1::AttachService::Stub& stub, v1::AttachRequest hello) {
     stub.async()->Attach(&context_, this);
-    AddHold();  // of the outbox, whose closing lets go
+    AddHold();  // for the outbox; its close releases the hold
     StartRead(&read_);
     StartCall();
     Send(std::move(hello));
@@ -90,7 +90,7 @@ class Stream final : public grpc::ClientBidiReactor<v1::AttachRequest, v1::Attac
   v1::AttachResponse read_;
   absl::Mutex mutex_;
   bool reads_ ABSL_GUARDED_BY(mutex_) = true;
-  bool is_waiting_ ABSL_GUARDED_BY(mutex_) = false;  // no read is under way
+  bool is_waiting_ ABSL_GUARDED_BY(mutex_) = false;  // no read is pending
 };
 
 class Hollow final : public HollowWorkers, public v1::TileService::CallbackService {
@@ -128,7 +128,7 @@ class Hollow final : public HollowWorkers, public v1::TileService::CallbackServi
     return absl::OkStatus();
   }
 
-  // TileService: the address that was called tells which worker is meant.
+  // TileService: the called address identifies the worker.
   grpc::ServerUnaryReactor* Identify(grpc::CallbackServerContext* context,
                                      const v1::IdentifyRequest*,
                                      v1::IdentifyResponse* response) override {
@@ -309,7 +309,7 @@ class Hollow final : public HollowWorkers, public v1::TileService::CallbackServi
     v1::AttachRequest request;
     v1::InventoryPage* const inventory = request.mutable_inventory();
     if (options_.page_bytes > 0) {
-      // A field that nobody knows.
+      // A field that no version knows.
       inventory->GetReflection()->MutableUnknownFields(inventory)->AddLengthDelimited(
           1'000, std::string(static_cast<size_t>(options_.page_bytes), 'x'));
     }
@@ -323,7 +323,7 @@ class Hollow final : public HollowWorkers, public v1::TileService::CallbackServi
         options_.add_to_inventory(slot - slots_.data(), inventory);
       }
       inventory->set_last(options_.ends_inventory);
-      // Spread over the interval, as those of processes are that started by themselves.
+      // Spread over the interval, as heartbeats of independently started processes are.
       slot->next_beat = now + slot->interval * absl::Uniform(random_, 0.1, 1.0);
     }
     return request;

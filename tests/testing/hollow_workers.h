@@ -19,16 +19,19 @@ class InventoryPage;
 
 namespace shardmesh::test {
 
-// Each speaks the protocol of AttachService as a real worker does: hello, the call back to its
-// endpoint, an empty inventory, heartbeats, and a report for each membership that it reaches its
-// peers, which it does not try. It answers no order about its quarantine, and reports no step. A
-// stream that ends is begun anew after a delay, unless its worker was told to stay away.
+// Simulated workers without tiles. Each speaks the protocol of AttachService as a real worker does:
+// hello, the call back to its endpoint, an empty inventory, and heartbeats. For each membership it
+// reports that it reaches its peers, without trying. It answers no order about its quarantine, and
+// reports no step. It reopens an ended stream after a delay, unless its worker was told to stay
+// away.
 //
+// clang-format off
 //   auto workers = *HollowWorkers::Start({.coordinator = address, .count = 256});
 //   workers->AwaitMembers(256, absl::Seconds(30));
+// clang-format on
 //
-// One server takes the calls back of all: each worker has an endpoint address of its own in
-// 127.0.0.0/8. Plaintext. Thread-safe.
+// One server takes the calls back of all workers: each has its own endpoint address in 127.0.0.0/8.
+// Plaintext. Thread-safe.
 class HollowWorkers {
  public:
   struct Options {
@@ -37,7 +40,7 @@ class HollowWorkers {
     // Identities are this and a number of six digits, from 0.
     std::string identity_prefix = "worker-";
     absl::Duration attach_delay = absl::Milliseconds(200);
-    // Of the last page of each inventory: how many tiles, and whether it says that it is the last.
+    // The last page of each inventory: its number of tiles, and whether it is marked as the last.
     int64_t inventory_tiles = 0;
     bool ends_inventory = true;
     // Puts more into that page; may be called on several threads.
@@ -47,9 +50,9 @@ class HollowWorkers {
     int64_t inventory_pages = 1;
     int64_t page_bytes = 0;  // padding of each page
     absl::Duration page_interval = absl::ZeroDuration();
-    // Nobody sends a page before so many welcomes came, to all workers together.
+    // No worker sends a page before all workers together received this many welcomes.
     int64_t pages_after_welcomes = 0;
-    // How long each waits before it tells who answers at its endpoint.
+    // Delay of each worker before its endpoint answers Identify.
     absl::Duration identify_delay = absl::ZeroDuration();
     // Sees every message that a worker gets, without a lock; may be called on several threads.
     std::function<void(int64_t index, const v1::AttachResponse& message)> heard = nullptr;
@@ -62,7 +65,7 @@ class HollowWorkers {
 
   virtual std::string IdentityOf(int64_t index) const = 0;
 
-  // Of all workers together, since the start.
+  // Totals of all workers since the start.
   struct Totals {
     int64_t members = 0;           // that have a membership of their stream now
     int64_t lowest_epoch = 0;      // of the members'; 0 where there are none
@@ -74,7 +77,7 @@ class HollowWorkers {
     int64_t stale_snapshots = 0;   // received, in which their receiver is not alive
     int64_t welcomes = 0;          // received
     int64_t inventories = 0;       // sent to their last page
-    int64_t most_bringing = 0;     // of those that had inventory left to send, at any one time
+    int64_t most_bringing = 0;     // the most workers, at any one time, with unsent inventory
     int64_t cancelled = 0;         // streams that ended without a reason of the coordinator's
     std::string last_end = {};     // of the stream that ended last, for people
   };
@@ -86,7 +89,7 @@ class HollowWorkers {
     return Await([count](const Totals& totals) { return totals.members == count; }, timeout);
   }
 
-  // Of the process that the worker is now.
+  // Returns the incarnation of the worker's current process.
   virtual uint64_t IncarnationOf(int64_t index) const = 0;
   // Sends something more on the worker's stream; nothing where it has none.
   virtual void Send(int64_t index, const v1::AttachRequest& message) = 0;
@@ -96,9 +99,10 @@ class HollowWorkers {
   // Ends the stream of a worker, which stays away until Return, and is then another incarnation.
   virtual void Leave(int64_t index) = 0;
   virtual void Return(int64_t index) = 0;
-  // Sends no more heartbeats, and reads on.
+  // Stops the heartbeats, and goes on reading.
   virtual void FallSilent(int64_t index) = 0;
-  // Takes no message after the next one, and goes on with heartbeats; or takes them again.
+  // StopReading takes only one more message, and keeps sending heartbeats; the other call reads
+  // again.
   virtual void StopReading(int64_t index) = 0;
   virtual void ReadOn(int64_t index) = 0;
 

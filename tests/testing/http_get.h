@@ -1,4 +1,4 @@
-// HTTP as far as tests need it: GET, of a server on this host.
+// HTTP for tests: only GET, of a server on this host.
 #ifndef SHARDMESH_TESTS_TESTING_HTTP_GET_H_
 #define SHARDMESH_TESTS_TESTING_HTTP_GET_H_
 
@@ -9,9 +9,9 @@
 
 namespace shardmesh::test {
 
-// The body of the answer to `GET path`. `address`: an IPv4 address and a port, `127.0.0.1:9090`.
-// UNAVAILABLE if nobody answers within five seconds, INTERNAL with the body for a status other than
-// 200.
+// Returns the body of the answer to `GET path`. `address`: an IPv4 address and a port,
+// `127.0.0.1:9090`. UNAVAILABLE if no server answers within five seconds, INTERNAL with the body
+// for a status other than 200.
 absl::StatusOr<std::string> HttpGet(std::string_view address, std::string_view path);
 
 // A text as part of a query string.

@@ -1,5 +1,5 @@
-// Ranks as threads of one process, connected by links that hand memory over; and a link that
-// misbehaves.
+// Ranks as threads of one process, connected by links that pass memory; and a link with injected
+// faults.
 #ifndef SHARDMESH_TESTS_TESTING_IN_PROCESS_LINK_H_
 #define SHARDMESH_TESTS_TESTING_IN_PROCESS_LINK_H_
 
@@ -137,7 +137,7 @@ class InProcessRanks {
   std::vector<std::unique_ptr<RankLink>> links_;
 };
 
-// What a FaultyLink does with a message that is to be sent.
+// The fault of a FaultyLink for a message to be sent.
 enum class Fault {
   kNone,
   kDrop,   // it is lost

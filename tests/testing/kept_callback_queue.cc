@@ -1,6 +1,6 @@
 // Linked to test programs that start and stop gRPC servers. gRPC 1.51 ends the threads of its
-// callback queue with the last server of a process, and aborts in them now and then. So a server
-// that nobody calls stays until the process ends, and beyond.
+// callback queue with the last server of a process, and sometimes aborts in them. This file
+// therefore keeps an unused server alive until the process ends, and beyond.
 #include <gtest/gtest.h>
 
 #include <memory>

@@ -21,7 +21,7 @@
 namespace shardmesh::test {
 namespace {
 
-// What may wait in one direction; a sender of more is held up by TCP.
+// Most bytes that wait in one direction; beyond it TCP applies back-pressure to the sender.
 constexpr int64_t kMostWaiting = int64_t{1} << 20;
 constexpr int kPollMilliseconds = 2;
 

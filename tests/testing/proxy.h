@@ -1,4 +1,4 @@
-// Proxy: a bad network between a server and those who dial it.
+// Proxy: a simulated bad network between a server and its clients.
 #ifndef SHARDMESH_TESTS_TESTING_PROXY_H_
 #define SHARDMESH_TESTS_TESTING_PROXY_H_
 
@@ -24,7 +24,7 @@ class Proxy {
     kPass,
     kDelay,    // bytes arrive later, in their order
     kHold,     // nothing arrives, until the mode is another
-    kSwallow,  // nothing arrives, and what is sent is lost: the connections end with this mode
+    kSwallow,  // nothing arrives, and sent bytes are lost: the connections end with this mode
   };
 
   // `target`: an address like 127.0.0.1:1234. Nobody need listen there yet.
@@ -33,8 +33,8 @@ class Proxy {
 
   const std::string& address() const { return address_; }
   void Set(Mode mode, absl::Duration delay = absl::ZeroDuration());
-  // Each connection is reset when it has passed so many more bytes of either direction, in the
-  // middle of a message mostly; 0: at once.
+  // Resets each connection after this many more bytes in either direction, usually in the middle of
+  // a message; 0: at once.
   void CutAfter(int64_t bytes);
   // Cancels CutAfter. When this returns, no connection will be cut.
   void CutNoMore();
@@ -56,8 +56,8 @@ class Proxy {
     int to = -1;
     std::deque<Piece> waiting;
     int64_t waiting_bytes = 0;
-    bool has_ended = false;  // `from` sends no more
-    bool is_done = false;    // and `to` has been told
+    bool has_ended = false;  // `from` has half-closed
+    bool is_done = false;    // and the proxy has half-closed `to`
   };
   struct Connection {
     Pipe up;

@@ -1,4 +1,4 @@
-// The bad network itself: what it does to a connection is what a network can do.
+// Tests the proxy: it does to a connection only what a network can do.
 #include "tests/testing/proxy.h"
 
 #include <arpa/inet.h>
@@ -58,7 +58,7 @@ class ProxyTest : public ::testing::Test {
   static void Send(int fd, const std::string& bytes) {
     ASSERT_EQ(send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL), std::ssize(bytes));
   }
-  // What comes until the time is over; "reset" where the connection was.
+  // Returns the bytes that arrive until the time is over; "reset" if the connection was reset.
   static std::string Receive(int fd, absl::Duration time) {
     pollfd polled = {fd, POLLIN, 0};
     if (poll(&polled, 1, static_cast<int>(absl::ToInt64Milliseconds(time))) <= 0) return "";
@@ -93,8 +93,8 @@ TEST_F(ProxyTest, CutsAfterSoManyBytesUntilItCutsNoMore) {
   }));
 }
 
-// A network loses packets, but TCP never loses bytes from the middle of a stream: what came behind
-// them would be taken for something else.
+// A network loses packets, but TCP never loses bytes from the middle of a stream: the receiver
+// would misinterpret the bytes after the gap.
 TEST_F(ProxyTest, NothingArrivesBehindBytesThatWereSwallowed) {
   for (const bool of_the_server : {false, true}) {
     SCOPED_TRACE(of_the_server);
@@ -105,7 +105,7 @@ TEST_F(ProxyTest, NothingArrivesBehindBytesThatWereSwallowed) {
     const int from = of_the_server ? server_ : client_;
     const int to = of_the_server ? client_ : server_;
     proxy_->Set(Proxy::Mode::kSwallow);
-    // Until the proxy swallows, what is sent arrives.
+    // Until the proxy swallows, sent bytes arrive.
     const int64_t before = proxy_->swallowed_bytes();
     EXPECT_TRUE(Eventually([&] {
       Send(from, "lost");

@@ -20,9 +20,9 @@
 
 namespace shardmesh::test {
 
-// A tmpfs of its own. The thread that makes one, and the threads and processes that it starts
-// after that, are in a mount namespace of their own: so the disk goes with them, however they end.
-// Needs root.
+// A private tmpfs. The thread that makes it, and all threads and processes that it starts later,
+// are in a private mount namespace. The disk therefore vanishes with them, however they end. Needs
+// root.
 class SmallDisk {
  public:
   explicit SmallDisk(int64_t bytes) {
@@ -42,7 +42,7 @@ class SmallDisk {
   SmallDisk(const SmallDisk&) = delete;
   SmallDisk& operator=(const SmallDisk&) = delete;
 
-  // Empty where the disk is there, else why it is not.
+  // Returns the reason why the disk could not be made; empty if it exists.
   const std::string& error() const { return error_; }
   const std::string& folder() const { return folder_; }
 

@@ -24,7 +24,7 @@ namespace {
 
 // For a busy machine, on which sanitizers run too.
 constexpr absl::Duration kStartTimeout = absl::Seconds(60);
-// Until a process that was told to end is killed.
+// How long a process may take to stop before it is killed.
 constexpr absl::Duration kGrace = absl::Seconds(10);
 
 }  // namespace

@@ -26,7 +26,7 @@ struct CommandResult {
   absl::Duration time;
 };
 
-// Runs `shardmesh ARGUMENTS...` and waits for it, at most `timeout`. Records of clusters are those
+// Runs `shardmesh ARGUMENTS...` and waits at most `timeout` for its end. Cluster records are kept
 // below `runtime_folder`.
 CommandResult RunShardmesh(const std::vector<std::string>& arguments,
                            const std::string& runtime_folder,
@@ -60,8 +60,8 @@ class ServerProcess {
   std::unique_ptr<client::ChildProcess> process_;
 };
 
-// A cluster with a runtime folder of its own. Processes end with the thread that started it,
-// whatever becomes of the test. Not thread-safe, but for client().
+// A cluster with its own runtime folder. Processes end with the thread that started it, however the
+// test ends. Not thread-safe, except client().
 class TestCluster {
  public:
   struct Options {
@@ -72,7 +72,7 @@ class TestCluster {
     std::string tls_folder = {};
     std::vector<std::string> coordinator_flags;
     std::vector<std::string> worker_flags;
-    // Where the programs lie; empty: those of this build.
+    // Folder of the programs; empty: those of this build.
     std::string binary_folder = {};
   };
 

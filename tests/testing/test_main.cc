@@ -1,5 +1,5 @@
-// main of every test program: its tests have a folder for files of their own, testing::TempDir(),
-// that is gone when they end.
+// main of every test program: provides a folder for the tests' files, testing::TempDir(), and
+// removes it at the end.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,20 +1,21 @@
-// Tells ThreadSanitizer when Debian's Abseil and gRPC, which are compiled without it, hand data
+// Tells ThreadSanitizer when Debian's Abseil and gRPC, which are compiled without it, pass data
 // between threads.
 //
 // The sanitizer sees a program's own loads and stores, but no synchronisation inside a library that
-// is not instrumented: it would report whatever an absl::Mutex protects. This file stands in front
-// of the functions that hand over, by defining them in the executable (hence -rdynamic): each calls
-// the original and declares the happens-before edge.
-//   - absl::Mutex, CondVar, Notification, BlockingCounter: what every such lock promises;
-//   - a gRPC operation: all that came before its start happens before whoever gets its tag;
-//   - the start of a server: all that came before it happens before any of its calls;
-//   - the end of a server: it waits until its calls have ended, and been let go of;
-//   - the end of a server's callback call, whose counters are decremented in the library as well;
-//   - a slice over borrowed memory: what came before it was made happens before its release.
-// Linked into all programs of the tsan preset, and itself compiled without instrumentation. It is
-// bound to the symbols of Abseil 20220623 and gRPC 1.51; with other versions it does not link, or
-// stops at the first call that it cannot find. tests/tsan proves that a real race in a handler is
-// still found.
+// is not instrumented. It would report all data that an absl::Mutex protects. This file intercepts
+// the synchronising functions by defining them in the executable (for this it needs -rdynamic).
+// Each function calls the original and declares the happens-before edge:
+// - absl::Mutex, CondVar, Notification, BlockingCounter: the guarantee of every such lock;
+// - a gRPC operation: everything before its start happens before the thread that gets its tag;
+// - the start of a server: everything before it happens before any of its calls;
+// - the end of a server: it waits until its calls have ended and been released;
+// - the end of a server's callback call, whose counters are decremented in the library as well;
+// - a slice over borrowed memory: everything before its creation happens before its release.
+//
+// The file is linked into all programs of the tsan preset, and is itself compiled without
+// instrumentation. It is bound to the symbols of Abseil 20220623 and gRPC 1.51. With other versions
+// it does not link, or stops at the first function that it cannot find. tests/tsan proves that a
+// real race in a handler is still found.
 #include <absl/synchronization/blocking_counter.h>
 #include <absl/synchronization/mutex.h>
 #include <absl/synchronization/notification.h>
@@ -35,9 +36,9 @@
 extern "C" {
 void AnnotateIgnoreReadsBegin(const char* file, int line);
 void AnnotateIgnoreReadsEnd(const char* file, int line);
-// A process whose threads outlive main, as some of gRPC's do in most tests, ends 100 ms later, so
-// that races of those threads are still found; by default it would be a second, which was a third
-// of the time of all tests together.
+// In most tests some threads of gRPC outlive main. Such a process ends 100 ms after main, so that
+// races of those threads are still found. The default of one second took a third of the time of all
+// tests together.
 const char* __tsan_default_options() {
   return "ignore_noninstrumented_modules=1:atexit_sleep_ms=100";
 }
@@ -69,8 +70,7 @@ Result Original(Args... args) {
   return original(args...);
 }
 
-// Declares the edges of one call that lets go of `lock` while it waits and holds it again
-// afterwards.
+// Declares the edges of a call that releases `lock` while it waits, and holds it again afterwards.
 class Relock {
  public:
   explicit Relock(void* lock) : lock_(lock) { __tsan_release(lock_); }
@@ -166,8 +166,8 @@ bool Mutex::AwaitWithDeadline(const Condition& condition, Time deadline) {
       this, &condition, deadline);
 }
 
-// Whoever unlocks evaluates the conditions of those who wait: under the lock, but after Unlock
-// above has let go of it.
+// The unlocking thread evaluates the conditions of waiting threads: under the lock, but after
+// Unlock above has declared its release.
 bool Condition::Eval() const {
   AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
   const bool met = Original<"_ZNK4absl7debian39Condition4EvalEv", bool>(this);
@@ -192,7 +192,7 @@ bool CondVar::WaitWithDeadline(Mutex* mutex, Time deadline) {
       this, mutex, deadline);
 }
 
-// The flag itself is released too: HasBeenNotified is inline, and acquires no more than that.
+// Declares a release of the flag itself too: HasBeenNotified is inline, and only acquires the flag.
 void Notification::Notify() {
   __tsan_release(this);
   __tsan_release(&notified_yet_);
@@ -254,8 +254,8 @@ void AcquireAndRun(grpc_completion_queue_functor* tag, int ok) {
   original()(tag, ok);
 }
 
-// Lets a callback tag acquire what its operation released. A tag of another kind is left alone: it
-// is an object whose first word, like a functor's, is a pointer, and compares unequal.
+// Lets a callback tag acquire the release of its operation. Ignores other kinds of tags: they are
+// objects whose first word is a pointer, as in a functor, and compare unequal.
 void AcquireWhenRun(void* tag) {
   auto* functor = static_cast<grpc_completion_queue_functor*>(tag);
   if (functor == nullptr || functor->functor_run == nullptr) return;
@@ -273,7 +273,7 @@ namespace {
 char call_has_ended;
 std::atomic<void*> tag_of_server_end = nullptr;  // the last one
 
-// A slice's release function and argument, behind one that acquires what its maker released.
+// A slice's release function and argument, wrapped in one that acquires its maker's release.
 struct BorrowedSlice {
   void (*release)(void*);
   void* argument;
@@ -334,8 +334,8 @@ grpc_event grpc_completion_queue_next(grpc_completion_queue* queue, gpr_timespec
   return event;
 }
 
-// A call of the callback interface is let go of after its OnDone, and a server's end is told when
-// nobody has any of its calls any more.
+// A call of the callback interface is released after its OnDone. A server's end is signalled when
+// no call of it is referenced any more.
 void grpc_call_unref(grpc_call* call) {
   __tsan_release(&call_has_ended);
   Original<"grpc_call_unref", void>(call);
@@ -374,9 +374,10 @@ void ServerCallbackCall::CallOnCancel(ServerReactor* reactor) {
 
 }  // namespace grpc::internal
 
-// What carries a call past its interceptors is made by the thread that takes the call in, and read
-// by the one that runs it: the hand-over between them is in gRPC's server, out of sight. It is made
-// here, where the sanitizer does not see it; all that is done with it later, it does see.
+// The accepting thread makes the object that carries a call past its interceptors, and the running
+// thread reads it. gRPC's server hands it over inside the library, which the sanitizer does not
+// see. This file makes the object where the sanitizer does not see it; the sanitizer sees all later
+// uses.
 namespace {
 
 [[gnu::flatten]] void MakeBatchMethods(void* place) {

@@ -1,4 +1,4 @@
-// Chunks go to those who come next as soon as they are there.
+// Broadcasts that forward each chunk to the next ranks as soon as it arrives.
 #include "worker/collective/chain.h"
 
 #include <algorithm>
@@ -14,7 +14,8 @@ namespace {
 
 constexpr int64_t kChunkBytes = int64_t{256} << 10;
 
-// From whom a rank hears, nobody if it is the root, and whom it tells, in this order.
+// The place that a rank receives from (none for the root), and the places that it sends to, in this
+// order.
 struct Neighbours {
   std::optional<int64_t> before;
   std::vector<int64_t> after;
@@ -46,7 +47,7 @@ absl::Status PassOn(const CollectiveCall& call, const Neighbours& neighbours,
   return absl::OkStatus();
 }
 
-// How many places this one is behind the root, around the group.
+// Returns the distance of this place from the root, counted around the group.
 absl::StatusOr<int64_t> DistanceFrom(int64_t root, const DeviceGroup& group) {
   if (root < 0 || root >= group.size()) {
     return absl::InvalidArgumentError(StrCat("broadcast with place ", root, " of a group of ",
@@ -63,7 +64,7 @@ absl::Status BinomialBroadcast(const CollectiveCall& call, int64_t root, const O
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t distance, DistanceFrom(root, *call.group));
   const auto place_at = [&](int64_t behind) { return (root + behind) % ranks; };
   Neighbours neighbours;
-  // The lowest bit of the own distance; of the root, one that is above all distances.
+  // The lowest set bit of this rank's distance. For the root: a bit above all distances.
   int64_t bit = int64_t{1} << std::bit_width(static_cast<uint64_t>(ranks - 1));
   if (distance != 0) {
     bit = distance & -distance;

@@ -1,12 +1,16 @@
-// Broadcasts in which ranks pass on what they get.
+// Broadcasts in which ranks forward the data that they receive.
 //
-// Called as PairwiseBroadcast. Costs per rank, for P ranks, S bytes and C chunks of at most 256
-// KiB:
+// The functions are called as PairwiseBroadcast. Costs per rank, for P ranks, S bytes and C chunks
+// of at most 256 KiB:
+//
+// clang-format off
 //   function           rounds on the way   bytes sent          scratch memory
 //   BinomialBroadcast  ceil(log2 P)        up to S log2 P      none
 //   ChainBroadcast     P - 2 + C           S, the last one 0   none
-// A call uses a round for each chunk. The binomial tree reaches all soonest, for small messages;
-// in the chain nobody sends twice, for large ones.
+// clang-format on
+//
+// A call uses one round for each chunk. The binomial tree reaches all ranks in the fewest rounds:
+// use it for small messages. In the chain no rank sends the data twice: use it for large messages.
 #ifndef SHARDMESH_WORKER_COLLECTIVE_CHAIN_H_
 #define SHARDMESH_WORKER_COLLECTIVE_CHAIN_H_
 
@@ -18,15 +22,17 @@
 
 namespace shardmesh::worker {
 
-// The place d behind the root (around the group) hears from the one whose d lacks its lowest bit.
+// With distances counted from the root around the group, place d receives from the place at
+// distance d without its lowest set bit.
 absl::Status BinomialBroadcast(const CollectiveCall& call, int64_t root, const OwnedBytes& mine,
                                const OwnedMutableBytes& out);
 
-// Every place hears from the one before it, beginning with the root.
+// Every place receives from the place before it; the chain begins at the root.
 absl::Status ChainBroadcast(const CollectiveCall& call, int64_t root, const OwnedBytes& mine,
                             const OwnedMutableBytes& out);
 
-// The place that a rank of the binomial tree hears from, none of the root, a place of the group.
+// Returns the place that a rank of the binomial tree receives from; nothing for the root. Requires
+// that `root` is a place of the group.
 std::vector<int64_t> BinomialBroadcastSources(const DeviceGroup& group, int64_t root);
 
 }  // namespace shardmesh::worker

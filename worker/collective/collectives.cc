@@ -1,4 +1,4 @@
-// From a kind and an algorithm to the function.
+// Dispatches from a kind and an algorithm to the function.
 #include "worker/collective/collectives.h"
 
 #include <algorithm>
@@ -72,7 +72,7 @@ std::string_view NameOf(Reduction reduction) {
   return "";
 }
 
-// What a collective of its kind is told beyond its operand.
+// Returns the arguments of a collective's kind, beyond its operand, as text.
 std::string DetailsOf(const CollectiveOp& op) {
   switch (op.kind) {
     case CollectiveKind::kAllReduce:

@@ -1,10 +1,12 @@
-// One function for each kind of collective: it takes the algorithm, and calls the function for it.
+// One function for each kind of collective, which dispatches to the algorithm given.
 //
-// Called as the functions of pairwise.h, by every rank of a group with the same algorithm and
-// order; the headers of the algorithms say what each costs. INVALID_ARGUMENT, naming those that
-// fit, for an algorithm that the kind does not have, for a reduction around a ring unless the order
-// is kFastest, and for kAuto, which is to be chosen before (program/collective_choice.h). Other
-// errors are the algorithms'.
+// The functions are called as those of pairwise.h, by every rank of a group, with the same
+// algorithm and order. The header of each algorithm states its costs.
+//
+// Errors: INVALID_ARGUMENT, naming the algorithms that fit, in three cases. The kind does not have
+// the algorithm. A reduction around a ring has an order other than kFastest. The algorithm is
+// kAuto: the caller resolves it first (program/collective_choice.h). Other errors are those of the
+// algorithms.
 #ifndef SHARDMESH_WORKER_COLLECTIVE_COLLECTIVES_H_
 #define SHARDMESH_WORKER_COLLECTIVE_COLLECTIVES_H_
 
@@ -23,19 +25,20 @@
 
 namespace shardmesh::worker {
 
-// The algorithm of a collective, and the order in which it adds.
+// The algorithm of a collective, and its order of summation.
 struct CollectiveChoice {
   CollectiveAlgorithm algorithm = CollectiveAlgorithm::kPairwise;
   CollectiveOrder order = CollectiveOrder::kReproducible;
 };
 
-// The places that a rank hears from in a collective of a plan, each once, rising; if operands are
-// so small that parts of them are empty, it may hear from fewer.
+// Returns the places that a rank receives from in a collective of a plan, each once, in rising
+// order. With very small operands some parts are empty, and the rank may receive from fewer places.
 std::vector<int64_t> PlacesHeard(const CollectiveOp& op, const DeviceGroup& group);
 
-// What a rank does as an op, for Link::Begin: the same text on every rank that does the same, such
-// as `all-reduce (sum) of F32[2,3] to F32[2,3] over tp, 4 ranks, by pairwise`. `in` and `out` say
-// what the rank has, and what it gets. Of a text over 512 bytes the beginning, and a checksum.
+// Returns the description of an op for Link::Begin: the same text on every rank that runs the same
+// op. Example: `all-reduce (sum) of F32[2,3] to F32[2,3] over tp, 4 ranks, by pairwise`. `in` and
+// `out` describe the rank's operand and result. A text over 512 bytes is cut, and a checksum is
+// added.
 std::string SignatureOf(const CollectiveOp& op, int64_t ranks, std::string_view in,
                         std::string_view out);
 

@@ -1,4 +1,4 @@
-// Exchange between sibling blocks, from single ranks up to the whole group.
+// Exchanges between sibling blocks, from single ranks up to the whole group.
 #include "worker/collective/doubling.h"
 
 #include <cstring>
@@ -11,18 +11,18 @@
 namespace shardmesh::worker {
 namespace {
 
-// What a rank has of a reduction: operands until it first combined, partial results since.
+// A rank's data in a reduction: operands before its first combination, partial results after it.
 struct Held {
   OwnedBytes bytes;
   ElementForm form = ElementForm::kOperand;
 };
 
-// Which place of the sibling this place hears from.
+// Returns the place of the sibling block that this place receives from.
 int64_t SourceOf(const BlockPair& pair, int64_t place) {
   return pair.sibling.begin + (place - pair.mine.begin) % pair.sibling.size;
 }
 
-// Sends to each place of the sibling that hears from this one.
+// Sends to each place of the sibling block that receives from this one.
 absl::Status SendToSibling(const CollectiveCall& call, const BlockPair& pair, int64_t round,
                            const OwnedBytes& bytes) {
   for (int64_t offset = call.group->place() - pair.mine.begin; offset < pair.sibling.size;
@@ -32,18 +32,18 @@ absl::Status SendToSibling(const CollectiveCall& call, const BlockPair& pair, in
   return absl::OkStatus();
 }
 
-// Of a reduction to a root, the place that has T over a block.
+// Returns the place that holds T over a block in a reduction to `root`.
 int64_t LeaderOf(const Block& block, int64_t root) {
   return block.contains(root) ? root : block.begin;
 }
 
-// Whether the sibling's leader gets what this block has.
+// Returns whether the sibling's leader receives this block's data.
 bool SiblingLeads(const BlockPair& pair, int64_t root) {
   return pair.sibling.contains(root) || (!pair.is_left && !pair.mine.contains(root));
 }
 
-// Memory for the partial results of one more combination: the result's own where they are the
-// result, once the last is reached.
+// Returns memory for the partial results of one more combination. For the last combination this is
+// the result's own memory, where partial results are the result.
 absl::StatusOr<OwnedMutableBytes> NextPartials(const CollectiveCall& call, const Combiner& combiner,
                                                int64_t count, bool is_last, absl::Span<char> out) {
   if (is_last && !combiner.finish) return OwnedMutableBytes{out, nullptr};

@@ -1,17 +1,24 @@
-// Collectives in log2 P rounds: ranks that are 1, then 2, then 4 places apart exchange what they
-// have. For messages so small that the number of rounds and messages is what costs.
+// Collectives in log2 P rounds: ranks that are 1, then 2, then 4 places apart exchange their data.
 //
-// Called as those in pairwise.h, with the same bits: neighbours combine first, so that what is
-// combined at distance d are the canonical tree's nodes of d operands. P need not be a power of
-// two: where the sibling of a full block of d places has only m of them, each of those serves up to
-// ceil(d/m) of the full block's, which multiplies its messages in that round. Costs are per rank,
-// with L = ceil(log2 P); partial results are larger than operands for F16 and BF16.
+// Use them for messages so small that the number of rounds and messages dominates the cost.
 //
+// The functions are called as those in pairwise.h, and their results have the same bits: neighbours
+// combine first, so a combination at distance d has the canonical tree's nodes of d operands.
+//
+// P need not be a power of two. Where the sibling of a full block of d places has only m places,
+// each of these serves up to ceil(d/m) places of the full block. This multiplies its messages in
+// that round.
+//
+// Costs are per rank, with L = ceil(log2 P). Partial results of F16 and BF16 are larger than
+// operands.
+//
+// clang-format off
 //   function           rounds  bytes sent                       scratch memory
 //   DoublingAllReduce  L       L partial results of the operand L partial results
-//   DoublingAllGather  L       what all bring together          what all bring together
+//   DoublingAllGather  L       the data of all ranks together   the data of all ranks together
 //   DoublingBarrier    L       L                                none
 //   BinomialReduce     L       one partial result, the root 0   L partial results
+// clang-format on
 #ifndef SHARDMESH_WORKER_COLLECTIVE_DOUBLING_H_
 #define SHARDMESH_WORKER_COLLECTIVE_DOUBLING_H_
 
@@ -28,20 +35,20 @@ namespace shardmesh::worker {
 absl::Status DoublingAllReduce(const CollectiveCall& call, const Combiner& combiner,
                                const OwnedBytes& operand, absl::Span<char> out);
 
-// As PairwiseAllGather, but what a rank brings comes in one piece.
+// As PairwiseAllGather, but the data of each rank comes in one piece.
 absl::Status DoublingAllGather(const CollectiveCall& call, const OwnedBytes& mine,
                                absl::Span<const int64_t> sizes_bytes, PlaceFn place_fn);
 
-// As PairwiseBarrier. A rank hears from the one 2^r places before it in round r.
+// As PairwiseBarrier. In round r a rank receives from the rank 2^r places before it.
 absl::Status DoublingBarrier(const CollectiveCall& call);
 
-// As DirectReduce. Of the two halves of a tree's node, the one without the root, or else the right
-// one, sends to a rank of the other.
+// As DirectReduce. At each node of the tree one half sends to a rank of the other half: the half
+// without the root, or the right half if neither has the root.
 absl::Status BinomialReduce(const CollectiveCall& call, const Combiner& combiner, int64_t root,
                             const OwnedBytes& operand, absl::Span<char> out);
 
-// The places that a rank hears from: of the all-reduce and the all-gather, of the barrier, and of
-// the reduce, whose root is a place of the group.
+// Return the places that a rank receives from: in the all-reduce and the all-gather, in the
+// barrier, and in the reduce. `root` must be a place of the group.
 std::vector<int64_t> DoublingSources(const DeviceGroup& group);
 std::vector<int64_t> DoublingBarrierSources(const DeviceGroup& group);
 std::vector<int64_t> BinomialReduceSources(const DeviceGroup& group, int64_t root);

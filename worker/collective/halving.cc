@@ -1,4 +1,4 @@
-// HalvingAllReduce: who holds which part at which level, and the exchanges that follow from it.
+// HalvingAllReduce: which rank holds which part at which level, and the exchanges that follow.
 #include "worker/collective/halving.h"
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kMinChunkBytes = int64_t{256} << 10;
 constexpr int64_t kMaxChunks = 16;
 
-// All ranks in the order of their numbers read backwards.
+// Returns all ranks in the order of their bit-reversed numbers.
 std::vector<int64_t> BackwardOrder(int64_t ranks) {
   const int64_t levels = LevelsOf(ranks);
   std::vector<int64_t> order;
@@ -28,25 +28,27 @@ std::vector<int64_t> BackwardOrder(int64_t ranks) {
   return order;
 }
 
-// Who has T over block `index` of a level for the part that is to end at the rank `owner`.
+// Returns the rank that has T over block `index` of a level for the part that the rank `owner`
+// gets.
 int64_t HolderOf(int64_t ranks, int64_t level, int64_t index, int64_t owner) {
   const Block block = BlockAt(ranks, level, index);
   if (block.contains(owner)) return owner;
   const int64_t same_place = block.begin + (owner & ((int64_t{1} << level) - 1));
   if (same_place < block.begin + block.size) return same_place;
-  // The block is not full. Its left half holds what would be beyond its end.
+  // The block is not full. Its left half holds the parts of the missing places.
   return HolderOf(ranks, level - 1, index * 2, owner);
 }
 
-// Parts [first, last) in backward order that this rank exchanges with one other, in one direction.
+// Parts [first, last) in bit-reversed order that this rank exchanges with one peer, in one
+// direction.
 struct Run {
   int64_t first = 0;
   int64_t last = 0;
   int64_t peer = 0;    // its place
-  bool hands = false;  // this rank hands them over; else it takes them
+  bool hands = false;  // this rank hands the parts over; otherwise it takes them
 };
 
-// The exchanges of one level in which this rank takes part, by rising part.
+// Returns the exchanges of one level in which this rank takes part, by rising part.
 std::vector<Run> RunsOf(const std::vector<int64_t>& order, int64_t level, int64_t place) {
   const auto ranks = static_cast<int64_t>(order.size());
   std::vector<Run> runs;
@@ -68,12 +70,12 @@ std::vector<Run> RunsOf(const std::vector<int64_t>& order, int64_t level, int64_
   return runs;
 }
 
-// One chunk of the vector on its way through all levels.
+// One chunk of the vector, which passes through all levels.
 class Chunk {
  public:
-  // `runs`, by level, and the combiner outlive it. Partial results lie at their elements' places in
-  // `partials`, which may be `out`: what was handed over from there has been combined before its
-  // result comes back.
+  // `runs`, by level, and the combiner outlive the chunk. Partial results lie at their elements'
+  // places in `partials`, which may be `out`: the peer has combined the parts handed over before
+  // their results come back.
   Chunk(const CollectiveCall& call, const Combiner& combiner,
         const std::vector<std::vector<Run>>& runs, OwnedBytes operand, OwnedMutableBytes partials,
         OwnedMutableBytes out)
@@ -107,7 +109,7 @@ class Chunk {
     return absl::OkStatus();
   }
 
-  // Makes results of a part that is combined over all ranks.
+  // Converts a part, combined over all ranks, to results.
   void Finish(int64_t part) {
     const Run own = {.first = part, .last = part + 1};
     const int64_t count = cuts_[Index(part) + 1] - cuts_[Index(part)];
@@ -116,7 +118,7 @@ class Chunk {
     }
   }
 
-  // The way back: results go from who took parts over to who handed them over.
+  // The second half: a rank that took parts over sends their results back.
   absl::Status HandBack(int64_t level) {
     for (const Run& run : runs_[Index(level)]) {
       if (run.hands) continue;
@@ -136,7 +138,7 @@ class Chunk {
   }
 
  private:
-  // A level's rounds are told apart by the first part that is exchanged.
+  // The first exchanged part tells the rounds of one level apart.
   int64_t RoundOf(int64_t level, const Run& run) const { return level * ranks_ + run.first; }
   int64_t BackRoundOf(int64_t level, const Run& run) const {
     return (static_cast<int64_t>(runs_.size()) + level) * ranks_ + run.first;
@@ -150,7 +152,7 @@ class Chunk {
     return PartOf(out_, cuts_[Index(run.first)] * combiner_.result_bytes,
                   cuts_[Index(run.last)] * combiner_.result_bytes);
   }
-  // What this rank has of the parts at a level.
+  // Returns this rank's data for the parts of a run at a level.
   OwnedBytes Held(int64_t level, const Run& run) const {
     if (FormOf(PairOf(ranks_, level, place_).mine) == ElementForm::kOperand) {
       return PartOf(operand_, cuts_[Index(run.first)] * combiner_.operand_bytes,

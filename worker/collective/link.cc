@@ -1,4 +1,4 @@
-// Tags: composed with their bounds checked.
+// Tag: composed with its bounds checked.
 #include "worker/collective/link.h"
 
 #include "status/str_cat.h"

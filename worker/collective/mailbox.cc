@@ -1,4 +1,4 @@
-// Mailbox: pieces in, in order per worker and tag; receivers out, woken one by one.
+// Mailbox: takes in pieces in order per worker and tag; wakes receivers one by one.
 #include "worker/collective/mailbox.h"
 
 #include <linux/futex.h>
@@ -17,12 +17,13 @@
 namespace shardmesh::worker {
 namespace {
 
-// What a held piece costs beyond its bytes, so that a flood of tiny messages is bounded too.
+// Charge of a held piece beyond its bytes, which bounds a flood of tiny messages too.
 constexpr int64_t kPieceOverheadBytes = 256;
-// Signatures that are held for ops that were not begun here, in one step.
+// Most signatures in one step held for ops that this worker has not begun.
 constexpr int64_t kMaxEarlySignatures = 16'384;
 
-// `failure` with what was waited for when it struck; machine-readable details stay attached.
+// Returns `failure` with the message waited for at that time; machine-readable details stay
+// attached.
 absl::Status Annotate(const absl::Status& failure, std::string_view waited_for) {
   absl::Status annotated(failure.code(), StrCat(ToStd(failure.message()), "; ", waited_for));
   failure.ForEachPayload([&](absl::string_view url, const absl::Cord& payload) {
@@ -297,8 +298,7 @@ absl::StatusOr<OwnedBytes> Mailbox::Receive(DeviceId peer, const Tag& tag, int64
       awaited_.fetch_add(1, std::memory_order_release);
       const int64_t left_bytes = message_bytes - message.arrived_bytes;
       waiting = BeginWait(worker, tag, left_bytes);
-      // Whoever sees that a stream's credit is used up after this line finds the receiver among
-      // those that wait.
+      // From here on, a thread that sees a stream's credit used up finds this receiver in waiting_.
       const bool starves =
           options_.exhausted != nullptr && options_.exhausted->load(std::memory_order_seq_cst) > 0;
       if (starves || options_.poll) {
@@ -372,7 +372,7 @@ absl::StatusOr<Mailbox::Step*> Mailbox::FindToReceive(DeviceId peer, const Tag& 
                                              ") is not of the step's mesh, which has ",
                                              step.members.size(), " ranks"));
   }
-  // A failed step has let go of its messages; none is to be made anew.
+  // A failed step has released its messages; do not create new ones.
   if (!step.failure.ok()) {
     return Annotate(step.failure, WaitedFor(peer, step.members[static_cast<size_t>(peer)], tag));
   }
@@ -394,7 +394,7 @@ absl::StatusOr<OwnedBytes> Mailbox::TakeFirst(DeviceId peer, const std::string& 
   held_bytes_ -= size_bytes;
   held_pieces_.fetch_sub(1, std::memory_order_release);
   charged_bytes_[worker] -= ChargeOf(taken);
-  // Of a message that is here whole its sender needs no more credit.
+  // The sender of a message that has arrived whole needs no more credit.
   *is_credited = !taken.is_lent && message.arrived_bytes != message.message_bytes;
   return std::move(taken.content);
 }
@@ -409,7 +409,7 @@ std::vector<Mailbox::Wait> Mailbox::WaitsFor(const std::string& worker) const {
 }
 
 void Mailbox::Changed() {
-  // Either the sleeper finds another number there when it falls asleep, or it is seen here.
+  // Either a thread about to sleep sees the new number, or this thread sees the sleeper.
   changes_.fetch_add(1, std::memory_order_seq_cst);
   if (sleepers_.load(std::memory_order_seq_cst) > 0) {
     syscall(SYS_futex, &changes_, FUTEX_WAKE_PRIVATE, std::numeric_limits<int>::max(), nullptr,
@@ -438,7 +438,7 @@ void Mailbox::Fail(Step& step, absl::Status failure, std::vector<OwnedBytes>& dr
   if (!step.failure.ok()) return;
   step.failure = std::move(failure);
   Changed();
-  // The messages themselves stay: receivers wait on them.
+  // The Message objects stay: receivers wait on them.
   for (auto& [key, message] : step.messages) {
     Drop(key.first, message, dropped);
     message.changed.SignalAll();

@@ -1,4 +1,4 @@
-// MessageReader: whole elements out of pieces that are cut anywhere.
+// MessageReader: assembles whole elements from pieces that are cut anywhere.
 #include "worker/collective/message_reader.h"
 
 #include <algorithm>

@@ -14,11 +14,11 @@
 
 namespace shardmesh::worker {
 
-// One message of a known length, in elements of `element_bytes` (1 to 16), read in place: only an
-// element that two pieces share is copied. For one thread; the link outlives it.
+// One message of a known length, in elements of `element_bytes` (1 to 16), read in place. The
+// reader copies only an element that two pieces share. For one thread; the link outlives it.
 class MessageReader {
  public:
-  // A message to be received.
+  // The message to receive.
   MessageReader(Link* link, DeviceId peer, const Tag& tag, int64_t message_bytes,
                 int64_t element_bytes, absl::Time deadline)
       : link_(link),
@@ -28,12 +28,12 @@ class MessageReader {
         element_bytes_(static_cast<size_t>(element_bytes)),
         deadline_(deadline) {}
 
-  // The elements that come next: at least one, as many as lie together. They stay valid until the
-  // next call of Skip. Waits if need be; errors are those of Link::Receive. Requires that the
+  // Returns the next elements: at least one, and as many as are contiguous. They stay valid until
+  // the next call of Skip. Waits if needed; errors are those of Link::Receive. Requires that the
   // message is not at its end.
   absl::StatusOr<absl::Span<const char>> Peek();
 
-  // Goes on by `size_bytes` of what Peek gave, a whole number of elements.
+  // Advances by `size_bytes` of Peek's result, a whole number of elements.
   void Skip(size_t size_bytes);
 
  private:
@@ -44,7 +44,7 @@ class MessageReader {
   size_t element_bytes_;
   absl::Time deadline_;
 
-  OwnedBytes piece_;             // the rest of the piece at hand
+  OwnedBytes piece_;             // the unread rest of the current piece
   std::array<char, 16> shared_;  // an element that two pieces share
   size_t shared_bytes_ = 0;
 };

@@ -1,4 +1,5 @@
-// Pairwise exchange: everyone sends to everyone, the owner of a part combines in tree order.
+// Pairwise exchange: every rank sends to every other; the owner of a part combines it in tree
+// order.
 #include "worker/collective/pairwise.h"
 
 #include <algorithm>
@@ -17,8 +18,8 @@
 namespace shardmesh::worker {
 namespace {
 
-// Calls fn(place) for every place of the group but the own, beginning with the next one, so that
-// the ranks do not all send to the same one first.
+// Calls fn(place) for every other place of the group. The order begins with the next place, so that
+// the ranks do not all send to the same place first.
 template <typename Fn>
 absl::Status ForEachPeer(const DeviceGroup& group, Fn fn) {
   for (int64_t distance = 1; distance < group.size(); ++distance) {
@@ -65,7 +66,7 @@ EvenParts PartsOf(const Combiner& combiner, const OwnedBytes& operand, int64_t r
   return parts;
 }
 
-// Combines the own operand with the messages of all peers, a block at a time, as they arrive.
+// Combines this rank's operand with the messages of all peers as they arrive, one block at a time.
 absl::Status CombineAll(const CollectiveCall& call, const Combiner& combiner,
                         absl::Span<const char> own, absl::Span<char> out) {
   const DeviceGroup& group = *call.group;
@@ -103,7 +104,7 @@ absl::Status CombineAll(const CollectiveCall& call, const Combiner& combiner,
   return absl::OkStatus();
 }
 
-// Sends each peer its part, part_for(place), and receives one from each, the own included.
+// Sends part_for(place) to each peer, and takes one part from each rank, this one included.
 absl::Status ExchangeParts(const CollectiveCall& call,
                            absl::FunctionRef<const OwnedBytes&(int64_t place)> part_for,
                            absl::Span<const int64_t> sizes_bytes, PlaceFn place_fn) {
@@ -175,7 +176,7 @@ absl::Status PairwiseAllReduce(const CollectiveCall& call, const Combiner& combi
   gather.round = call.round + 1;
   return PairwiseAllGather(gather, OwnedBytes{own.bytes, own.owner}, parts.result_bytes,
                            [&](int64_t place, int64_t offset_bytes, absl::Span<const char> bytes) {
-                             if (place == group.place()) return;  // made where it belongs
+                             if (place == group.place()) return;  // already in its place
                              CopyReceived(
                                  call, bytes,
                                  out.bytes.data() + parts.result_cuts[Index(place)] + offset_bytes);
@@ -220,7 +221,7 @@ absl::Status PairwiseReduce(const CollectiveCall& call, const Combiner& combiner
   gather.round = call.round + 1;
   return PairwiseGather(gather, root, OwnedBytes{own.bytes, own.owner}, parts.result_bytes,
                         [&](int64_t place, int64_t offset_bytes, absl::Span<const char> bytes) {
-                          if (place == root) return;  // made where it belongs
+                          if (place == root) return;  // already in its place
                           CopyReceived(call, bytes,
                                        out.data() + parts.result_cuts[Index(place)] + offset_bytes);
                         });

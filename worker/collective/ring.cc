@@ -1,4 +1,4 @@
-// Parts go around the ring; each rank adds its own and passes them on.
+// Parts travel around the ring; each rank adds its operand and passes them on.
 #include "worker/collective/ring.h"
 
 #include <algorithm>
@@ -18,7 +18,8 @@ int64_t Before(const DeviceGroup& group, int64_t by = 1) {
 }
 int64_t After(const DeviceGroup& group) { return (group.place() + 1) % group.size(); }
 
-// Chunks of a part of so many units of `unit_bytes`, as [begin, end) in units; none if empty.
+// The chunks of a part of `units` units of `unit_bytes`, as [begin, end) in units; none if the part
+// is empty.
 struct Chunks {
   int64_t count = 0;
   std::vector<int64_t> cuts = {0};
@@ -31,7 +32,7 @@ Chunks ChunksOf(int64_t units, int64_t unit_bytes) {
   return chunks;
 }
 
-// The first round of each of P-1 rounds of `chunks` chunks at most.
+// Returns the round number of a chunk in one of the P-1 rounds of at most `chunks` chunks.
 int64_t RoundOf(int64_t round, int64_t chunks, int64_t chunk) { return round * chunks + chunk; }
 
 }  // namespace
@@ -59,7 +60,7 @@ absl::Status RingReduceScatter(const CollectiveCall& call, const Combiner& combi
     return absl::OkStatus();
   }
 
-  // In round r a rank passes on the part that is to end 1 + r places before it.
+  // In round r a rank passes on the part whose owner is 1 + r places before it.
   const auto chunk_of = [&](const OwnedBytes& part, const Chunks& chunks, int64_t chunk) {
     return PartOf(part, chunks.cuts[Index(chunk)] * combiner.operand_bytes,
                   chunks.cuts[Index(chunk) + 1] * combiner.operand_bytes);
@@ -123,7 +124,7 @@ absl::Status RingAllGather(const CollectiveCall& call, const OwnedBytes& mine,
         SendTo(call, After(group), RoundOf(0, most_chunks, chunk),
                PartOf(mine, own.cuts[Index(chunk)], own.cuts[Index(chunk) + 1])));
   }
-  // In round r a rank gets what the one 1 + r places before it brings.
+  // In round r a rank receives the data of the rank 1 + r places before it.
   for (int64_t round = 0; round + 1 < ranks; ++round) {
     const int64_t place = Before(group, round + 1);
     const Chunks chunks = ChunksOf(sizes_bytes[Index(place)], 1);
@@ -179,7 +180,7 @@ absl::Status RingAllReduce(const CollectiveCall& call, const Combiner& combiner,
   return RingAllGather(
       gather, OwnedBytes{own.bytes, own.owner}, sizes_bytes,
       [&](int64_t place, int64_t offset_bytes, absl::Span<const char> bytes) {
-        if (place == group.place()) return;  // made where it belongs
+        if (place == group.place()) return;  // already in its place
         CopyReceived(call, bytes,
                      out.bytes.data() + cuts[Index(place)] * combiner.result_bytes + offset_bytes);
       });

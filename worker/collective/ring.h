@@ -1,19 +1,24 @@
-// Collectives in which each rank hears from the place before it and tells the place after it.
+// Collectives in which each rank receives from the place before it and sends to the place after it.
 //
-// Called as those in pairwise.h. What is on its way is cut into chunks of at most 256 KiB, so that
-// all links are busy at once. For groups so large that a message to every other rank costs more
-// than P rounds do.
+// The functions are called as those in pairwise.h. Data is cut into chunks of at most 256 KiB, so
+// that all links are busy at once. Use them for groups so large that a message to every other rank
+// costs more than P rounds do.
 //
-// Order of combination: the part of place p is x(p+1) + x(p+2) + ... + x(p), from the left. It is
-// the same in every run and on every rank, but it is not the canonical one: it differs between the
-// parts of one vector, and hence with its size. For those who chose the fastest order.
+// Order of combination: the part of place p is x(p+1) + x(p+2) + ... + x(p), from the left. The
+// order is the same in every run and on every rank, but it is not the canonical order. It differs
+// between the parts of one vector, and therefore depends on the vector's size. Only callers that
+// chose kFastest accept it.
 //
-// Costs per rank, for P ranks and S bytes of operand (of all-gather: of what one rank brings):
+// Costs per rank, for P ranks and S bytes of operand. For all-gather, S is the data of one rank.
+//
+// clang-format off
 //   function           rounds   bytes sent                       scratch memory
 //   RingReduceScatter  P-1      S (P-1)/P, as partial results    partial results of S (P-2)/P
-//   RingAllGather      P-1      S (P-1)                          what all bring together
+//   RingAllGather      P-1      S (P-1)                          the data of all ranks together
 //   RingAllReduce      2 (P-1)  2 S (P-1)/P                      as RingReduceScatter
-// A call uses a round for each round and chunk.
+// clang-format on
+//
+// A call uses one round number for each of these rounds and each chunk.
 #ifndef SHARDMESH_WORKER_COLLECTIVE_RING_H_
 #define SHARDMESH_WORKER_COLLECTIVE_RING_H_
 
@@ -25,7 +30,7 @@
 
 namespace shardmesh::worker {
 
-// As PairwiseReduceScatter but for the order of combination.
+// As PairwiseReduceScatter, except for the order of combination.
 absl::Status RingReduceScatter(const CollectiveCall& call, const Combiner& combiner,
                                absl::Span<const OwnedBytes> parts, absl::Span<char> out);
 
@@ -33,7 +38,7 @@ absl::Status RingReduceScatter(const CollectiveCall& call, const Combiner& combi
 absl::Status RingAllGather(const CollectiveCall& call, const OwnedBytes& mine,
                            absl::Span<const int64_t> sizes_bytes, PlaceFn place_fn);
 
-// As PairwiseAllReduce but for the order of combination.
+// As PairwiseAllReduce, except for the order of combination.
 absl::Status RingAllReduce(const CollectiveCall& call, const Combiner& combiner,
                            const OwnedBytes& operand, const OwnedMutableBytes& out);
 

@@ -8,7 +8,7 @@
 namespace shardmesh::worker {
 namespace {
 
-// Right turns on the longest way down, and the slot of the root.
+// Returns the number of right turns on the longest path down the tree, plus the root's slot.
 size_t SlotsFor(int64_t operands) {
   return static_cast<size_t>(std::bit_width(static_cast<uint64_t>(operands))) + 1;
 }
@@ -47,8 +47,9 @@ const char* TreeCombiner::Evaluate(absl::Span<const char* const> operands, int64
     combiner_.widen(operand, count, target);
     return target;
   }
-  // Only the root's target may be one of the operands, and it is written last: below it, results
-  // go to slots. The left result stays in its slot while the right one uses those above.
+  // Only the root's target may be one of the operands, and it is written last. Below the root,
+  // results go to slots. The left result stays in its slot while the right one uses the slots
+  // above.
   const int64_t k = TreeSplit(n);
   const char* left = Evaluate(operands, lo, k, count, slot, Slot(slot));
   const char* right = Evaluate(operands, lo + k, n - k, count, slot + 1, Slot(slot + 1));

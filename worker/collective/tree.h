@@ -1,4 +1,4 @@
-// The canonical order in which operands of a group are combined.
+// The canonical order in which a group's operands are combined.
 #ifndef SHARDMESH_WORKER_COLLECTIVE_TREE_H_
 #define SHARDMESH_WORKER_COLLECTIVE_TREE_H_
 
@@ -12,16 +12,17 @@
 
 namespace shardmesh::worker {
 
-// Where the operands [lo, lo+n) are divided: the largest power of two below n. Requires n >= 2.
+// Returns where the operands [lo, lo+n) are divided: the largest power of two below n. Requires n
+// >= 2.
 int64_t TreeSplit(int64_t n);
 
-// Evaluates T over operands, a block of elements at a time:
-// T(lo, 1) = x(lo), T(lo, n) = T(lo, k) + T(lo+k, n-k) with k = TreeSplit(n).
-// Scratch memory: one block for each level of the tree, and one more. For one thread.
+// Evaluates T over operands, one block of elements at a time: T(lo, 1) = x(lo), T(lo, n) = T(lo, k)
+// + T(lo+k, n-k) with k = TreeSplit(n). Needs one scratch block for each level of the tree, and one
+// more. For one thread.
 class TreeCombiner {
  public:
-  // Elements are combined in blocks of this many bytes of partial results, so that a block of every
-  // level stays in a core's nearest caches.
+  // Size of a block in bytes of partial results, small enough that a block of every level stays in
+  // a core's nearest caches.
   static constexpr int64_t kBlockBytes = 16384;
 
   // For `operands` >= 1 operands of `count` >= 0 elements. The combiner outlives this object.
@@ -29,15 +30,17 @@ class TreeCombiner {
   TreeCombiner(const TreeCombiner&) = delete;
   TreeCombiner& operator=(const TreeCombiner&) = delete;
 
-  // Most elements of a block; at least 1024, or all there are.
+  // Most elements of a block: at least 1024, or all elements if there are fewer.
   int64_t block_elements() const { return block_elements_; }
 
-  // Combines operands[p][0, count) over all p into results; 0 <= count <= block_elements().
-  // `results` may be one of the operands where the sizes of their elements are equal.
+  // Combines operands[p][0, count) over all p into results. Requires 0 <= count <=
+  // block_elements(). `results` may be one of the operands where the sizes of their elements are
+  // equal.
   void Combine(absl::Span<const char* const> operands, int64_t count, char* results);
 
  private:
-  // The partial results of T(lo, n): an operand itself, or `target` or the slot, as it can.
+  // Returns the partial results of T(lo, n): the operand itself where possible, otherwise in
+  // `target` or the slot.
   const char* Evaluate(absl::Span<const char* const> operands, int64_t lo, int64_t n, int64_t count,
                        size_t slot, char* target);
   char* Slot(size_t slot) { return slots_ + slot * slot_bytes_; }
@@ -46,7 +49,7 @@ class TreeCombiner {
   const int64_t operand_count_;
   const int64_t block_elements_;
   const size_t slot_bytes_;
-  // A few elements take no memory of the heap.
+  // Avoids the heap for a few elements.
   std::array<char, 512> small_;
   const std::unique_ptr<char[]> large_;
   char* const slots_;

@@ -7,7 +7,7 @@
 namespace shardmesh::worker {
 namespace {
 
-// Without waiting: whether the queue brought something.
+// Runs one ready completion, without waiting; returns whether there was one.
 grpc::CompletionQueue::NextStatus CompleteNext(grpc::CompletionQueue& queue) {
   void* tag = nullptr;
   bool ok = false;
@@ -41,7 +41,7 @@ void CompletionPoller::Run() {
   while (true) {
     {
       absl::MutexLock lock(&mutex_);
-      // Receivers that came by lately come again, and find nobody in their way.
+      // Receivers that polled lately will poll again, and find the queue free.
       AwaitTurn(/*rests=*/polls_ != polls && !awaited_());
       is_polled_ = true;
       polls = polls_;
@@ -84,7 +84,7 @@ void CompletionPoller::Poll(absl::FunctionRef<bool()> is_done) {
       now = Clock::now();
       is_busy = now - before > absl::ToChronoNanoseconds(kLongYield);
     }
-    done = is_done();  // by what came, or because the step failed
+    done = is_done();  // because of the completion, or because the step failed
   }
   absl::MutexLock lock(&mutex_);
   is_polled_ = false;

@@ -1,4 +1,4 @@
-// Who looks after a completion queue: a thread of its own, or whoever waits for what it brings.
+// Polls a completion queue: on its own thread, or on the thread of a waiting receiver.
 #ifndef SHARDMESH_WORKER_EXCHANGE_COMPLETION_POLLER_H_
 #define SHARDMESH_WORKER_EXCHANGE_COMPLETION_POLLER_H_
 
@@ -25,56 +25,58 @@ class Completion {
   virtual void Complete(bool ok) = 0;
 };
 
-// Completes what one queue brings, on one thread at a time.
+// Runs the completions of one queue, on one thread at a time.
 //
-// Waking a thread costs more than all the rest of a short message. So receivers that wait poll the
-// queue themselves, and find what they wait for without any other thread:
+// A thread wake-up costs more than the rest of a short message. A waiting receiver therefore polls
+// the queue itself, and gets its message without another thread:
 //
-//   thread polls --it brought what was awaited, and receivers have polled lately--> thread rests
+// clang-format off
+//   thread polls --it completed an awaited message, and receivers polled lately--> thread rests
 //   thread rests --a receiver gives up or leaves others waiting; kRest without any--> thread polls
+// clang-format on
 //
-// So whenever a receiver waits, somebody polls. While none does, what comes in may wait in the
-// socket, and what is to go out in its queue, for at most twice kRest.
+// Whenever a receiver waits, some thread polls. While none waits, incoming data may stay in the
+// socket, and outgoing data in its queue, for at most twice kRest.
 //
 // Thread-safe.
 class CompletionPoller {
  public:
-  // How long the thread rests where nobody polls in its place.
+  // How long the thread rests while no receiver polls.
   static constexpr absl::Duration kRest = absl::Milliseconds(1);
-  // How often a receiver polls in vain before it goes to sleep; it yields its core between, so that
-  // this takes about as many microseconds where nothing else is to run, and at most kMostPolling
-  // where much is.
+  // Vain polls of a receiver before it sleeps. It yields its core between polls: they take about as
+  // many microseconds on an idle core, and at most kMostPolling on a busy one.
   static constexpr int kVainPolls = 200;
   static constexpr absl::Duration kMostPolling = absl::Milliseconds(2);
-  // A core that comes back later than this after it was yielded has other work, to which who wakes
-  // up comes before who yields: receivers sleep for the time kBusy, and the thread polls.
+  // If yielding the core takes longer than this, the core is busy, and its scheduler prefers a
+  // woken thread to one that yields. Receivers then sleep for the time kBusy, and the thread polls.
   static constexpr absl::Duration kLongYield = absl::Microseconds(500);
   static constexpr absl::Duration kBusy = absl::Milliseconds(50);
 
-  // `awaited`: whether anybody waits for what has not come yet; called with a lock held.
+  // `awaited` returns whether a receiver waits for a message that has not come; it is called with a
+  // lock held.
   explicit CompletionPoller(std::function<bool()> awaited) : awaited_(std::move(awaited)) {}
-  // Stop was called, or Start was not.
+  // Requires that Stop was called, or Start was not.
   ~CompletionPoller() = default;
   CompletionPoller(const CompletionPoller&) = delete;
   CompletionPoller& operator=(const CompletionPoller&) = delete;
 
-  // Once. The queue outlives the poller.
+  // Starts polling. Call it once. The queue outlives the poller.
   void Start(grpc::CompletionQueue* queue) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Shuts the queue down, and completes all that is left in it. Nobody polls.
+  // Shuts the queue down, and completes all remaining operations. Requires that no receiver polls.
   void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // For a receiver for which awaited() holds: completes what comes until `is_done`, on this thread.
-  // Gives up after a while, or at once where another thread polls: then that one, or this
-  // object's thread, brings what is awaited, and the receiver sleeps. Called with no lock held,
-  // and not by a Completion.
+  // For a receiver for which awaited() holds: runs completions on this thread until `is_done`.
+  // Gives up after a while, or at once if another thread polls. That thread, or this object's, then
+  // completes the message while the receiver sleeps. Call it with no lock held, and not from a
+  // Completion.
   void Poll(absl::FunctionRef<bool()> is_done) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Completes what has come, without waiting, unless another thread does so.
+  // Runs the completions that are ready, without waiting. Does nothing if another thread polls.
   void PollOnce() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   void Run() ABSL_LOCKS_EXCLUDED(mutex_);
-  // For the thread: waits until nobody else polls, and, if it `rests`, until it is needed.
+  // For the thread: waits until no receiver polls and, if it `rests`, until it is needed.
   void AwaitTurn(bool rests) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   using Clock = std::chrono::steady_clock;
@@ -88,7 +90,7 @@ class CompletionPoller {
   bool started_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_polled_ ABSL_GUARDED_BY(mutex_) = false;  // by the thread or a receiver
-  bool wake_ ABSL_GUARDED_BY(mutex_) = false;       // the thread is not to rest
+  bool wake_ ABSL_GUARDED_BY(mutex_) = false;       // the thread must not rest
   int64_t polls_ ABSL_GUARDED_BY(mutex_) = 0;       // of receivers
   Clock::time_point busy_until_ ABSL_GUARDED_BY(mutex_);
 };

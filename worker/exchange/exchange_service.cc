@@ -25,7 +25,7 @@ class AcceptedStream final : public ExchangeStream {
   absl::Status CheckPeer(const rpc::Credentials& own, const std::string& identity) const override {
     return rpc::CheckCaller(own, context_, {rpc::PeerRole::kWorker, identity});
   }
-  // When the request was met.
+  // Called when a stream arrived for the request.
   void Open(std::shared_ptr<Handler> handler) override {
     SetHandler(std::move(handler));
     OnOpened(/*ok=*/true);
@@ -103,7 +103,7 @@ class ExchangeServiceImpl final : public ExchangeService {
 
   absl::Mutex mutex_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  int requests_ ABSL_GUARDED_BY(mutex_) = 0;  // pending, or being met
+  int requests_ ABSL_GUARDED_BY(mutex_) = 0;  // pending, or being answered
   Request request_{this};
 };
 

@@ -15,30 +15,30 @@ class Service;
 
 namespace shardmesh::worker {
 
-// A service with a completion queue of its own, which its user polls. Thread-safe.
+// A service with its own completion queue, which its user polls. Thread-safe.
 class ExchangeService {
  public:
-  // Makes the handler of a stream that was accepted, on the thread that
-  // polls; OnOpen follows.
+  // Makes the handler of an accepted stream, on the polling thread; OnOpen follows.
   using Accept = std::function<std::shared_ptr<ExchangeStream::Handler>(
       std::shared_ptr<ExchangeStream> stream)>;
 
   static std::unique_ptr<ExchangeService> Create(Accept accept);
-  // AwaitIdle has returned, OnClosed was called for every stream, and the queue is shut down and
-  // empty.
+  // Requires that AwaitIdle has returned, OnClosed was called for every stream, and the queue is
+  // shut down and empty.
   virtual ~ExchangeService() = default;
 
-  // Before the server is built.
+  // Call it before the server is built.
   virtual void Customize(grpc::ServerBuilder& builder) = 0;
   virtual grpc::Service* service() = 0;
-  // For other streams as well; null before Customize.
+  // Other streams may use the queue as well; null before Customize.
   virtual grpc::CompletionQueue* queue() = 0;
-  // Begins to accept; the server runs.
+  // Begins to accept streams. Requires a running server.
   virtual void Start() = 0;
 
-  // Accepts no more but the stream that may be coming in; to be called while the server is there.
+  // Accepts no more streams, except one that may be arriving. Requires that the server exists.
   virtual void StopAccepting() = 0;
-  // Returns when no further stream will come; after StopAccepting, and once the server has stopped.
+  // Waits until no further stream can come. Requires StopAccepting, and that the server has
+  // stopped.
   virtual void AwaitIdle() = 0;
 };
 

@@ -19,7 +19,7 @@ class DialledStream final : public ExchangeStream {
   DialledStream(const std::shared_ptr<grpc::Channel>& channel, grpc::CompletionQueue* queue)
       : stub_(channel), call_(stub_.PrepareCall(&context_, kMethod, queue)) {}
 
-  // The channel takes nobody else than whom it was made for.
+  // The channel's credentials accept only the peer that the channel was made for.
   absl::Status CheckPeer(const rpc::Credentials& /*own*/,
                          const std::string& /*identity*/) const override {
     return absl::OkStatus();
@@ -113,7 +113,7 @@ void ExchangeStream::OnWriteDone(bool ok) {
     writing_ = false;
     FinishIfDue();
   }
-  // A write that failed is followed by a read that fails.
+  // After a failed write, a read fails too.
   if (ok) handler_->OnWritten();
   TellIfClosed();
 }

@@ -19,33 +19,33 @@ using Clock = std::chrono::steady_clock;
 constexpr int64_t kMaxBytes = int64_t{4} << 20;
 constexpr int64_t kMinBytes = int64_t{64} << 10;
 constexpr int64_t kShortBytes = 8;
-// Of what the budget has left, for both buffers.
+// Divisor of the free budget, for both buffers together.
 constexpr int64_t kPartOfBudget = 16;
 
 constexpr int kTrials = 5;
-constexpr std::chrono::milliseconds kTrialsTime{30};  // after which none begins
-// Exchanges of one trial: several, since the peer may have gone ahead of this end by one.
+constexpr std::chrono::milliseconds kTrialsTime{30};  // no trial begins after this time
+// Exchanges of one trial: several, since the peer may be ahead of this end by one.
 constexpr int64_t kShortExchanges = 20;
 constexpr int64_t kLongExchanges = 4;
 constexpr int64_t kMaxExchanges = 64;
-constexpr double kLongSeconds = 2e-3;  // of a long exchange, where the link is fast enough for it
+constexpr double kLongSeconds = 2e-3;  // duration of a long exchange, if the link is fast enough
 // From the offer on.
 constexpr absl::Duration kProbeLimit = absl::Seconds(1);
 
-// So many exchanges of so many bytes.
+// A number of exchanges of a size.
 struct Trial {
   int64_t exchanges = 0;
   int64_t size_bytes = 0;
 };
 
-// One end, message by message.
+// One end of the protocol, message by message.
 class Conversation {
  public:
   Conversation(Link& link, DeviceId peer, int64_t op) : link_(link), peer_(peer), op_(op) {}
 
   void set_deadline(absl::Time deadline) { deadline_ = deadline; }
 
-  // Numbers, as they lie in memory: hosts of one cluster have one byte order, that of its tiles.
+  // Numbers in memory order: hosts of one cluster share one byte order, that of its tiles.
   template <size_t kCount>
   absl::Status Say(const std::array<int64_t, kCount>& numbers) {
     auto owner = std::make_shared<const std::array<int64_t, kCount>>(numbers);
@@ -68,7 +68,7 @@ class Conversation {
     SHARDMESH_RETURN_IF_ERROR(link_.Send(peer_, tag, memory.ToSend(size_bytes)));
     return Receive(tag, size_bytes, memory.received());
   }
-  // Of one exchange.
+  // Returns the time of one exchange.
   absl::StatusOr<double> Run(ProbeMemory& memory, const Trial& trial) {
     SHARDMESH_RETURN_IF_ERROR(Exchange(memory, kShortBytes));
     const Clock::time_point begin = Clock::now();
@@ -123,7 +123,7 @@ absl::StatusOr<ProbeMemory> ProbeMemory::Allocate(BufferPool& pool) {
   if (size_bytes < kMinBytes) return NoMemory("this worker");
   SHARDMESH_ASSIGN_OR_RETURN(Buffer sent, pool.Allocate(size_bytes, "a probe of a link"));
   SHARDMESH_ASSIGN_OR_RETURN(Buffer received, pool.Allocate(size_bytes, "a probe of a link"));
-  // Bytes that were elsewhere before are no business of the peer's.
+  // The peer must not see data that the memory held before.
   std::memset(sent.data(), 0, sent.size());
   return ProbeMemory(std::make_shared<const Buffer>(std::move(sent)), std::move(received));
 }
@@ -143,7 +143,7 @@ absl::StatusOr<ProbeFigures> LeadProbe(Link& link, DeviceId peer, int64_t op, Pr
     SHARDMESH_RETURN_IF_ERROR(talk.Say<2>({trial.exchanges, trial.size_bytes}));
     return talk.Run(memory, trial);
   };
-  // The best of several.
+  // Returns the best of several trials.
   const auto run_several = [&](const Trial& trial) -> absl::StatusOr<double> {
     const Clock::time_point begin = Clock::now();
     SHARDMESH_ASSIGN_OR_RETURN(double best, run(trial));
@@ -163,7 +163,7 @@ absl::StatusOr<ProbeFigures> LeadProbe(Link& link, DeviceId peer, int64_t op, Pr
                                       static_cast<double>(kMinBytes), most_bytes));
   SHARDMESH_ASSIGN_OR_RETURN(const double seconds, run_several(longer));
   SHARDMESH_RETURN_IF_ERROR(talk.Say<2>({0, 0}));
-  // What an exchange takes whatever its size is not the bytes' doing.
+  // The fixed cost of an exchange does not depend on its bytes.
   return ProbeFigures{.latency = absl::Seconds(short_seconds),
                       .bytes_per_second = static_cast<double>(longer.size_bytes) /
                                           (seconds - std::min(short_seconds, seconds / 2))};

@@ -1,17 +1,20 @@
-// How fast a link is: the conversation in which two workers find out.
+// Measures how fast a link is: the protocol between two workers.
 //
-//   answering:  offer ------------------------->   how long a message it has memory for
-//   leading:          <------------------ trial    so many exchanges of so many bytes
+// clang-format off
+//   answering:  offer ------------------------->   the longest message that it has memory for
+//   leading:          <------------------ trial    a number of exchanges, and their size in bytes
 //   both:       an exchange of 8 bytes, from whose end on the leading one takes the time; then
 //               those of the trial, one after the other
-//               ... further trials; the last one is of no exchange, and is the end
+//               ... further trials; the last one has no exchange, and ends the probe
+// clang-format on
 //
-// In an exchange each sends a message and waits for the other's, which it copies into a buffer, as
-// ranks do in a round of a collective. All messages go under tags of one op, which are used up.
+// In an exchange each end sends a message, waits for the other's and copies it into a buffer, as
+// ranks do in a round of a collective. All messages use tags of one op, each once.
 //
-// First come trials of 20 exchanges of 8 bytes, until there were 5 or 30 ms are over; then as many
-// of 4 exchanges of 64 KiB, to see how long messages take about 2 ms; then as many of those, of at
-// most 4 MiB. The best of each kind counts: the others were disturbed.
+// The first trials have 20 exchanges of 8 bytes; there are 5, or fewer if 30 ms have passed. As
+// many trials of 4 exchanges of 64 KiB follow, to find the size of messages that take about 2 ms.
+// As many trials of that size follow, of at most 4 MiB. Only the best of each kind counts: other
+// load disturbed the rest.
 #ifndef SHARDMESH_WORKER_EXCHANGE_LINK_PROBE_H_
 #define SHARDMESH_WORKER_EXCHANGE_LINK_PROBE_H_
 
@@ -26,20 +29,20 @@
 
 namespace shardmesh::worker {
 
-// The step whose tags probes use; no real step has this number.
+// The step of the probes' tags; no real step has this number.
 inline constexpr int64_t kProbeStep = 0;
-// The round of the message by which the leading end has the other one answer; after all others.
+// The round of the message that asks the other end to answer; above all other rounds.
 inline constexpr int64_t kProbeCallRound = Tag::kMaxRound;
 
-// What one end of a probe sends from and receives into.
+// Send and receive buffers of one end of a probe.
 class ProbeMemory {
  public:
-  // Two buffers of at most 4 MiB, together no more than a sixteenth of what the pool's budget has
-  // left. RESOURCE_EXHAUSTED where that is less than 64 KiB each.
+  // Allocates two buffers of at most 4 MiB, together at most a sixteenth of the free budget of the
+  // pool. RESOURCE_EXHAUSTED where that is less than 64 KiB each.
   static absl::StatusOr<ProbeMemory> Allocate(BufferPool& pool);
 
   int64_t size_bytes() const { return static_cast<int64_t>(sent_->size()); }
-  // The first bytes of what is sent; the same bytes each time.
+  // Returns the first bytes of the send buffer; the same bytes each time.
   OwnedBytes ToSend(int64_t size_bytes) const {
     return {sent_->bytes().subspan(0, static_cast<size_t>(size_bytes)), sent_};
   }
@@ -53,22 +56,22 @@ class ProbeMemory {
   Buffer received_;
 };
 
-// What is said of these in rpc::MeasuredLink.
+// The figures of rpc::MeasuredLink, documented there.
 struct ProbeFigures {
   absl::Duration latency;
   double bytes_per_second = 0;
 };
 
 // Leads a probe with the rank `peer` of the link, as op `op` of step kProbeStep: 0 <= op <=
-// Tag::kMaxOp, the same at both ends. The answering end has until `answer_by` for its offer, and
-// the rest until a second later.
+// Tag::kMaxOp, the same at both ends. The answering end must send its offer by `answer_by`, and
+// complete the rest within a second after it.
 //
-// Errors are those of the link; RESOURCE_EXHAUSTED if the peer has no memory to offer,
-// INVALID_ARGUMENT if what it says makes no sense.
+// Errors are those of the link. RESOURCE_EXHAUSTED if the peer has no memory to offer,
+// INVALID_ARGUMENT if its messages make no sense.
 absl::StatusOr<ProbeFigures> LeadProbe(Link& link, DeviceId peer, int64_t op, ProbeMemory& memory,
                                        absl::Time answer_by);
 
-// Answers one, until `deadline`. `memory` is null where there is none, of which the peer is told.
+// Answers one probe, until `deadline`. Without memory `memory` is null, and the answer says this.
 absl::Status AnswerProbe(Link& link, DeviceId peer, int64_t op, ProbeMemory* memory,
                          absl::Time deadline);
 

@@ -1,4 +1,4 @@
-// LinkProber: whose turn it is, and what came of it.
+// LinkProber: schedules the probes and collects their results.
 #include "worker/exchange/link_prober.h"
 
 #include <algorithm>
@@ -14,12 +14,12 @@
 namespace shardmesh::worker {
 namespace {
 
-// From one probe of a link to the next: at least so long, at most half as long again.
+// Least pauses between the probes of a link; a pause is at most half as long again.
 constexpr std::array<absl::Duration, 3> kPauses = {absl::Milliseconds(500), absl::Seconds(2),
                                                    absl::Seconds(4)};
-// A peer answers others first, each in much less than a tenth of a second, and may be busy.
+// A peer may be busy and answers others first, each in much less than a tenth of a second.
 constexpr absl::Duration kAnswerLimit = absl::Seconds(4);
-// Of the end that answers. Who leads tries no sooner again.
+// For the answering end. The leading end retries no sooner.
 constexpr absl::Duration kCallLimit = absl::Seconds(2);
 constexpr absl::Duration kRetryDelay = absl::Seconds(2);
 constexpr int kMaxFailures = 5;
@@ -61,7 +61,7 @@ void LinkProber::Disconnected(const std::string& peer) {
 
 void LinkProber::Called(const Connection& connection, int64_t op) {
   absl::MutexLock lock(&mutex_);
-  // Of calls that wait only the last one is still listened to.
+  // Of a peer's waiting calls only the last one is still expected.
   std::erase_if(calls_, [&](const Call& call) { return call.connection.peer == connection.peer; });
   calls_.push_back({.connection = connection, .op = op});
   changed_.SignalAll();
@@ -110,7 +110,7 @@ void LinkProber::AnswerAll() {
       call = std::move(calls_.front());
       calls_.pop_front();
     }
-    // Of connections that end the log tells elsewhere.
+    // Ended connections are logged elsewhere.
     if (const absl::Status answered = Answer(call.connection, call.op);
         !answered.ok() && !absl::IsUnavailable(answered)) {
       rpc::LogInfo(

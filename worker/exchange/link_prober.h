@@ -23,31 +23,32 @@
 
 namespace shardmesh::worker {
 
-// What a worker has measured.
+// Measurements of one worker.
 struct MeasuredLinks {
   uint64_t revision = 0;                      // rises with each change
   std::vector<rpc::MeasuredLink> links = {};  // by peer
 };
 
-// Of a pair of workers the one that dials leads the probes (link_probe.h): one as soon as the
-// connection is up, and three more within the next ten seconds, not all pairs at the same time,
-// since workers that start together disturb each other; the best figures count. It leads them one
-// at a time, and answers its peers one at a time on another thread, so that no circle of workers
-// waits for itself. A probe that fails is tried again, a few times, then the log says why there are
-// no figures.
+// Measures links. In each pair of workers the one that dialled leads the probes (link_probe.h).
+//
+// It runs one probe as soon as the connection is up, and three more within the next ten seconds.
+// Pairs probe at different times, because workers that start together disturb each other. The best
+// figures count. The prober leads one probe at a time, and answers one at a time on another thread,
+// so that no cycle of workers can wait for itself. It retries a failed probe a few times; then the
+// log says why there are no figures.
 //
 // Thread-safe.
 class LinkProber {
  public:
-  // Of one connection to a peer; a new connection has a new number.
+  // One connection to a peer; a new connection has a new number.
   struct Connection {
     std::string peer;
     uint64_t peer_incarnation = 0;
     uint64_t number = 0;
   };
-  // One end of a probe, which ends the probe's messages with itself.
+  // One end of a probe. Its destruction drops the probe's messages.
   struct End {
-    std::shared_ptr<const void> owner;  // of what `link` uses
+    std::shared_ptr<const void> owner;  // keeps alive what `link` uses
     std::unique_ptr<Link> link;
     DeviceId peer = 0;
     bool shares_memory = false;
@@ -56,15 +57,16 @@ class LinkProber {
     std::string identity;
     // Memory for the messages.
     std::shared_ptr<BufferPool> pool;
-    // Opens an end for the probe `op`; waits until `deadline` for what decides how data goes. Where
-    // this worker leads, the peer is called to answer. An error if the connection is gone.
+    // Opens an end for the probe `op`; waits until `deadline` until the transport for data is
+    // decided. Where this worker leads, asks the peer to answer. An error if the connection is
+    // gone.
     std::function<absl::StatusOr<End>(const Connection& connection, int64_t op, bool leads,
                                       absl::Time deadline)>
         open;
   };
 
   explicit LinkProber(Options options);
-  // Stops. The links of probes under way have failed before, or the probes' time passes first.
+  // Stops. Waits for running probes: their links have failed before, or their deadline passes.
   ~LinkProber();
   LinkProber(const LinkProber&) = delete;
   LinkProber& operator=(const LinkProber&) = delete;
@@ -72,11 +74,11 @@ class LinkProber {
   // Begins no more probes.
   void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // A connection to a peer whose probes this worker leads is up, or is over: then the figures of it
-  // are, too.
+  // A connection to a peer whose probes this worker leads is up, or is gone, and its figures with
+  // it.
   void Connected(const Connection& connection) ABSL_LOCKS_EXCLUDED(mutex_);
   void Disconnected(const std::string& peer) ABSL_LOCKS_EXCLUDED(mutex_);
-  // A peer calls for an answer. Does not wait.
+  // A peer asks for an answer. Does not wait.
   void Called(const Connection& connection, int64_t op) ABSL_LOCKS_EXCLUDED(mutex_);
 
   MeasuredLinks measured() const ABSL_LOCKS_EXCLUDED(mutex_);
@@ -85,8 +87,8 @@ class LinkProber {
   struct Target {
     Connection connection;
     int64_t next_op = 1;
-    int probes = 0;    // that succeeded
-    int failures = 0;  // since the last one that did
+    int probes = 0;    // successful ones
+    int failures = 0;  // since the last success
     absl::Time due = absl::InfinitePast();
     std::optional<rpc::MeasuredLink> best = {};
   };
@@ -108,7 +110,7 @@ class LinkProber {
   absl::CondVar changed_;
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
   std::map<std::string, Target> targets_ ABSL_GUARDED_BY(mutex_);  // by peer
-  std::deque<Call> calls_ ABSL_GUARDED_BY(mutex_);                 // one of a peer
+  std::deque<Call> calls_ ABSL_GUARDED_BY(mutex_);                 // one for each peer
   uint64_t revision_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::BitGen random_ ABSL_GUARDED_BY(mutex_);
 

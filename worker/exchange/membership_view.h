@@ -1,4 +1,4 @@
-// What a worker knows of its cluster: who it is, and who serves the ranks of its meshes.
+// A worker's view of its cluster: its identity, and the workers that serve the ranks of its meshes.
 #ifndef SHARDMESH_WORKER_EXCHANGE_MEMBERSHIP_VIEW_H_
 #define SHARDMESH_WORKER_EXCHANGE_MEMBERSHIP_VIEW_H_
 
@@ -24,7 +24,7 @@ struct MeshDevice {
   DeviceId rank = 0;
   std::string identity;
   uint64_t incarnation = 0;
-  // Where its ExchangeService is reached, best first.
+  // Addresses of its ExchangeService, best first.
   std::vector<std::string> endpoints;
 
   friend bool operator==(const MeshDevice&, const MeshDevice&) = default;
@@ -38,7 +38,7 @@ struct MeshMembers {
   std::vector<MeshDevice> devices;
 
   bool complete() const { return static_cast<int64_t>(devices.size()) == mesh.size(); }
-  // The rank that a worker serves, the lowest if several; nullopt if none.
+  // Returns the lowest rank that a worker serves; nullopt if none.
   std::optional<DeviceId> RankOf(std::string_view identity) const {
     for (const MeshDevice& device : devices) {
       if (device.identity == identity) return device.rank;
@@ -49,14 +49,14 @@ struct MeshMembers {
   friend bool operator==(const MeshMembers&, const MeshMembers&) = default;
 };
 
-// Who is alive, as the coordinator said last. A plain value; epoch and term never fall from one
-// view to the next.
+// The live workers in the coordinator's last view. A plain value; epoch and term never fall from
+// one view to the next.
 struct MembershipView {
   int64_t epoch = 0;
   int64_t term = 0;
   std::vector<MeshMembers> meshes;  // that this worker serves
 
-  // Null if the worker does not serve it.
+  // Returns null if this worker does not serve the mesh.
   const MeshMembers* Find(std::string_view mesh_id) const {
     for (const MeshMembers& mesh : meshes) {
       if (mesh.mesh_id == mesh_id) return &mesh;

@@ -60,7 +60,7 @@ float ActivateOne(float x) {
   }
 }
 
-// Calls fn<activation>() for the activation of a run.
+// Calls fn<activation>() for the given activation.
 template <typename Fn>
 decltype(auto) Dispatch(Activation activation, Fn fn) {
   switch (activation) {
@@ -78,7 +78,7 @@ decltype(auto) Dispatch(Activation activation, Fn fn) {
   return fn.template operator()<Activation::kNone>();
 }
 
-// Size of an element of the types that an epilogue takes; 0 for the others.
+// Returns the size of an element of the types that an epilogue takes; 0 for other types.
 int64_t ElementBytes(Dtype dtype) {
   if (dtype == Dtype::kF32) return 4;
   return dtype == Dtype::kBF16 || dtype == Dtype::kF16 ? 2 : 0;

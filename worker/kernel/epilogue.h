@@ -1,4 +1,5 @@
-// What follows a matrix product where it cannot be part of it: bias and activation on reduced sums.
+// Epilogue of a matrix product that the product itself cannot apply: bias and activation on reduced
+// sums.
 #ifndef SHARDMESH_WORKER_KERNEL_EPILOGUE_H_
 #define SHARDMESH_WORKER_KERNEL_EPILOGUE_H_
 
@@ -11,21 +12,22 @@
 
 namespace shardmesh::worker {
 
-// out[i, j] = activation(in[i, j] + bias[j]), computed in F32 and rounded once. A sum of partial
-// products wants this after the sum: no activation but "none" may be applied to its parts.
+// out[i, j] = activation(in[i, j] + bias[j]), computed in F32 and rounded once. Sums of partial
+// products need this step after the reduction: an activation other than "none" may not be applied
+// to the partial sums.
 struct EpilogueSpec {
   int64_t rows = 0;
   int64_t columns = 0;
-  Dtype in_dtype = Dtype::kF32;  // F32, BF16 or F16, like the other two
+  Dtype in_dtype = Dtype::kF32;  // F32, BF16 or F16, as the other two types
   Dtype bias_dtype = Dtype::kF32;
   Dtype out_dtype = Dtype::kF32;
   bool has_bias = false;
   Activation activation = Activation::kNone;
 };
 
-// Memory is row-major without gaps, aligned to nothing; `out` may be `in` where their types are the
-// same, and overlaps neither operand otherwise. `bias` is empty without has_bias. Thread-safe.
-// INVALID_ARGUMENT: a size is negative, or memory is not of the size that the spec says
+// Applies the epilogue. Memory is row-major without gaps and needs no alignment. `out` may be `in`
+// where their types are the same; it may not overlap an operand otherwise. `bias` is empty without
+// has_bias. Thread-safe. INVALID_ARGUMENT: a size is negative, memory does not have the spec's size
 // (SHAPE_MISMATCH), or a type is not one of the three (UNSUPPORTED_DTYPE).
 absl::Status ApplyEpilogue(const EpilogueSpec& spec, absl::Span<const char> in,
                            absl::Span<const char> bias, absl::Span<char> out);

@@ -21,7 +21,7 @@
 namespace shardmesh::worker {
 namespace {
 
-// What kernels of version 1 say where there is no limit: the largest multiple of a page.
+// Kernels of version 1 report no limit as the largest multiple of a page.
 constexpr int64_t kNoLimit = int64_t{1} << 60;
 
 std::optional<std::string> FirstLine(const std::string& path) {
@@ -43,8 +43,8 @@ void Lower(std::optional<T>& limit, T value) {
   limit = limit.has_value() ? std::min(*limit, value) : value;
 }
 
-// A group's folder below that of its hierarchy, and those of the groups above it. In a container
-// the path may be the host's: what is not there is passed over.
+// Returns a group's folder below the folder of its hierarchy, and the folders of its ancestors. In
+// a container the path may be the host's: missing folders are skipped.
 std::vector<std::string> Folders(const std::string& mount, std::string_view path) {
   std::vector<std::string> folders;
   std::string folder = StrCat(mount, path);

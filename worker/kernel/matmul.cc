@@ -31,7 +31,7 @@ namespace {
 
 using dnnl::memory;
 
-// Where versions 2 and 3 of oneDNN differ. -----------------------------------------------------
+// Differences between versions 2 and 3 of oneDNN. ----------------------------------------------
 
 void AppendEltwise(dnnl::post_ops& post_ops, dnnl::algorithm algorithm, float alpha) {
 #if DNNL_VERSION_MAJOR >= 3
@@ -77,7 +77,7 @@ memory::data_type TypeOf(Dtype dtype) {
 
 int64_t ElementBytes(Dtype dtype) { return BitsPerElement(dtype) / 8; }
 
-// Runs `body`, which returns a Status or StatusOr, and makes what oneDNN throws a status.
+// Runs `body`, which returns a Status or StatusOr, and converts an exception of oneDNN to a status.
 template <typename Body>
 auto CatchErrors(const MatmulSpec& spec, Body body) -> decltype(body()) {
   const auto what = [&spec] {
@@ -139,14 +139,16 @@ absl::Status CheckOperand(std::string_view name, size_t size_bytes, Dtype dtype,
                                 " elements of ", DtypeName(dtype), " are ", need_bytes));
 }
 
-// A matrix of rows x columns within one whose rows (columns, if transposed) lie `pitch` apart.
+// Returns the descriptor of a rows x columns matrix within a larger one, whose rows (columns, if
+// transposed) lie `pitch` apart.
 memory::desc MatrixDesc(Dtype dtype, int64_t rows, int64_t columns, int64_t pitch,
                         bool transposed) {
   return memory::desc({rows, columns}, TypeOf(dtype),
                       transposed ? memory::dims{1, pitch} : memory::dims{pitch, 1});
 }
 
-// Sets the number of OpenMP threads of this thread's parallel regions for as long as it lives.
+// Sets the number of OpenMP threads of this thread's parallel regions for the lifetime of this
+// object.
 class ScopedThreads {
  public:
   explicit ScopedThreads(int threads) : before_(omp_get_max_threads()) {
@@ -171,7 +173,7 @@ AlignedBytes AllocateAligned(size_t size_bytes) {
   return AlignedBytes(static_cast<char*>(::operator new[](size_bytes, std::align_val_t{64})));
 }
 
-// Working memory of a thread's runs; what is not too large is kept for the next one.
+// Working memory of a thread's runs. The thread keeps memory up to a limit for its next run.
 class RunScratch {
  public:
   RunScratch() = default;
@@ -199,11 +201,11 @@ class RunScratch {
 };
 thread_local RunScratch::Kept RunScratch::kept_;
 
-// Columns of a panel, the unit in which weights are packed and wide products are cut: so many that
-// this number of rows fills a block. Blocks of fewer rows would read the weights more often than
-// pays.
+// Panels of columns are the unit in which weights are packed and wide products are cut. A panel has
+// so many columns that this number of rows fills a block. Blocks of fewer rows would read the
+// weights too often.
 constexpr int64_t kLeastBlockRows = 64;
-// Panels begin where every kernel's own blocks of columns do.
+// Panels begin at a multiple of every kernel's block of columns.
 constexpr int64_t kPanelGranule = 64;
 
 int64_t PanelColumns(const MatmulSpec& spec, const BlockLimits& limits) {
@@ -216,7 +218,7 @@ int64_t PanelColumns(const MatmulSpec& spec, const BlockLimits& limits) {
   return std::clamp<int64_t>(whole, std::min(kPanelGranule, spec.n), spec.n);
 }
 
-// Rows of a block that is so many columns wide.
+// Returns the rows of a block with this many columns.
 int64_t BlockRows(const MatmulSpec& spec, int64_t columns, const BlockLimits& limits) {
   const auto k = static_cast<double>(spec.k);
   const auto n = static_cast<double>(columns);
@@ -227,8 +229,8 @@ int64_t BlockRows(const MatmulSpec& spec, int64_t columns, const BlockLimits& li
       static_cast<double>(std::min(kLeastBlockRows, spec.m)), static_cast<double>(spec.m)));
 }
 
-// A number for each layout of weights that is not row-major, the same wherever in the process it
-// was chosen. Above 0; that of plain weights is 0.
+// Returns a number for each weight layout, the same everywhere in the process. It is above 0; plain
+// row-major weights have 0.
 uint64_t LayoutNumber(const MatmulSpec& spec, int64_t columns, const memory::desc& desc) {
   struct Layouts {
     absl::Mutex mutex;
@@ -273,7 +275,8 @@ absl::StatusOr<dnnl::algorithm> AlgorithmOf(Activation activation) {
   return absl::InternalError(StrCat("activation ", static_cast<int>(activation), " has no kernel"));
 }
 
-// Describes `rows` x `columns` of the spec's product; rhs as given, or of the kernel's own choice.
+// Describes `rows` x `columns` of the spec's product; rhs as given, or in the layout that the
+// kernel prefers.
 absl::StatusOr<dnnl::matmul::primitive_desc> Describe(const MatmulSpec& spec, int64_t rows,
                                                       int64_t columns, const memory::desc& rhs,
                                                       Compiled& compiled) {
@@ -281,7 +284,7 @@ absl::StatusOr<dnnl::matmul::primitive_desc> Describe(const MatmulSpec& spec, in
                             spec.transpose_lhs);
   compiled.out = MatrixDesc(spec.out_dtype, rows, columns, spec.n, false);
 
-  // Bias is not scaled, while oneDNN scales what stands before the scale: bias included.
+  // The bias is not scaled, but oneDNN scales everything before the scale, the bias included.
   dnnl::post_ops post_ops;
   std::optional<memory::desc> bias;
   if (spec.scale != 1) {
@@ -322,9 +325,9 @@ absl::StatusOr<std::shared_ptr<const Compiled>> Compile(const MatmulSpec& spec, 
   return compiled;
 }
 
-// Whether oneDNN multiplies the type on this CPU, and rightly. Before AVX-512 it has no product of
-// BF16. Without integer dot products (VNNI) it adds pairs of I8 products in 16 bits, which
-// saturate.
+// Returns whether oneDNN multiplies the type on this CPU, with correct results. Before AVX-512 it
+// has no product of BF16. Without integer dot products (VNNI) it adds pairs of I8 products in 16
+// bits, which saturate.
 bool HasProduct(Dtype dtype) {
   static const auto isa = static_cast<unsigned>(dnnl::get_effective_cpu_isa());
   const auto has = [](dnnl::cpu_isa each) {
@@ -340,7 +343,7 @@ bool HasProduct(Dtype dtype) {
   }
 }
 
-// The same product with all types F32.
+// Returns the same product with all types F32.
 MatmulSpec Widened(MatmulSpec spec) {
   spec.lhs_dtype = spec.rhs_dtype = spec.bias_dtype = spec.out_dtype = Dtype::kF32;
   return spec;
@@ -360,8 +363,8 @@ void Widen(Dtype dtype, const char* from, int64_t elements, float* to) {
   }
 }
 
-// The same for `rows` runs of `columns` elements each, which lie `pitch` elements apart; then they
-// lie one behind the other.
+// As Widen, for `rows` runs of `columns` elements each, which lie `pitch` elements apart. The
+// output has no gaps.
 void WidenRows(Dtype dtype, const char* from, int64_t rows, int64_t columns, int64_t pitch,
                float* to) {
   for (int64_t row = 0; row < rows; ++row) {
@@ -369,7 +372,8 @@ void WidenRows(Dtype dtype, const char* from, int64_t rows, int64_t columns, int
   }
 }
 
-// Columns `column` and on of the spec's right-hand operand, as a matrix of `columns` by itself.
+// Widens the columns from `column` on of the spec's right-hand operand into a matrix of `columns`
+// columns.
 void WidenPanel(const MatmulSpec& spec, absl::Span<const char> rhs, int64_t column, int64_t columns,
                 float* to) {
   const int64_t bytes = ElementBytes(spec.rhs_dtype);
@@ -380,10 +384,10 @@ void WidenPanel(const MatmulSpec& spec, absl::Span<const char> rhs, int64_t colu
   }
 }
 
-// Memory for the operands and the result of one block that are converted.
+// Memory for the converted operands and result of one block.
 class WideBlock {
  public:
-  // Parts that are not needed have 0 elements.
+  // A part that is not needed has 0 elements.
   static absl::StatusOr<WideBlock> Create(BufferPool& pool, int64_t lhs, int64_t rhs, int64_t bias,
                                           int64_t out) {
     constexpr int64_t kGranule = Buffer::kAlignment / sizeof(float);
@@ -418,7 +422,7 @@ class WideBlock {
 
 const char* BytesOf(const float* elements) { return reinterpret_cast<const char*>(elements); }
 
-// Memory that nobody counts.
+// Returns a pool without a budget.
 std::shared_ptr<BufferPool> UncountedPool() {
   static auto* const budget = new MemoryBudget(std::numeric_limits<int64_t>::max());
   return BufferPool::Create(budget, /*max_idle_bytes=*/0);
@@ -432,11 +436,11 @@ struct PackedWeights::Rep {
     uint64_t layout = 0;  // LayoutNumber
     AlignedBytes data;
   };
-  // What was packed.
+  // The shape and types that were packed.
   int64_t k = 0;
   int64_t n = 0;
   Dtype dtype = Dtype::kF32;
-  bool is_widened = false;  // to F32
+  bool is_widened = false;  // converted to F32
   int64_t panel_columns = 0;
   std::vector<Panel> panels;
   int64_t size_bytes = 0;
@@ -446,15 +450,16 @@ PackedWeights::PackedWeights(std::unique_ptr<const Rep> rep) : rep_(std::move(re
 PackedWeights::~PackedWeights() = default;
 int64_t PackedWeights::size_bytes() const { return rep_->size_bytes; }
 
-// Compiled products by shape and type, the least recently used one last.
+// Compiled products by shape and type; the least recently used one is last.
 class MatmulKernel::Cache {
  public:
   struct Key {
     MatmulSpec spec;
     int64_t rows;
     int64_t columns;
-    uint64_t layout;    // of the right-hand side: packings of one shape can differ, by their m
-    int64_t rhs_pitch;  // of one that is not packed: a converted panel is narrower than its operand
+    uint64_t layout;    // of the right-hand side: packings of one shape can differ by their m
+    int64_t rhs_pitch;  // of an unpacked right-hand side: a converted panel is narrower than its
+                        // operand
 
     friend bool operator==(const Key&, const Key&) = default;
     template <typename H>
@@ -470,7 +475,7 @@ class MatmulKernel::Cache {
 
   explicit Cache(size_t capacity) : compiled_({.entries = std::max<size_t>(capacity, 1)}) {}
 
-  // The product of these blocks over a right-hand side that lies as `rhs` says.
+  // Returns the product of these blocks over a right-hand side with the layout `rhs`.
   absl::StatusOr<std::shared_ptr<const Compiled>> Get(const Key& key, const memory::desc& rhs)
       ABSL_LOCKS_EXCLUDED(mutex_) {
     {
@@ -567,7 +572,7 @@ absl::Status MatmulKernel::RunBlocks(const MatmulSpec& spec, const MatmulOperand
         packed == nullptr ? PanelColumns(whole, limits) : packed->panel_columns;
     const int64_t widest = std::min(panel_columns, spec.n);
     const int64_t block_rows = BlockRows(whole, widest, limits);
-    // F32 is written where it belongs.
+    // F32 is written directly to its place.
     const bool has_wide_out = is_widened && spec.out_dtype != Dtype::kF32;
     const bool has_wide_bias = is_widened && spec.has_bias && spec.bias_dtype != Dtype::kF32;
     RunScratch scratch;
@@ -613,7 +618,7 @@ absl::Status MatmulKernel::RunBlocks(const MatmulSpec& spec, const MatmulOperand
         char* const out_place = out;
         MatmulSpec block = whole;
         if (is_widened) {
-          // The operands are those of the block alone.
+          // The operands are only those of the block.
           block.m = rows;
           if (spec.transpose_lhs) {
             WidenRows(spec.lhs_dtype, lhs, spec.k, rows, spec.m, wide->lhs());
@@ -643,7 +648,7 @@ absl::Status MatmulKernel::RunBlocks(const MatmulSpec& spec, const MatmulOperand
              bind(compiled->scratch, scratch.Get(compiled->scratch.get_size()))}};
         if (compiled->has_bias) arguments.emplace(DNNL_ARG_BIAS, bind(compiled->bias, bias));
         if (compiled->has_addend) {
-          // The addend stands behind the scale.
+          // oneDNN applies the addend after the scale.
           arguments.emplace(DNNL_ARG_ATTR_MULTIPLE_POST_OP(1) | DNNL_ARG_SRC_1,
                             bind(compiled->addend, bias));
         }

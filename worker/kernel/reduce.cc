@@ -1,4 +1,4 @@
-// Loops over elements, written so that the compiler turns them into vector instructions.
+// Loops over elements, written so that the compiler vectorises them.
 #include "worker/kernel/reduce.h"
 
 #include <algorithm>
@@ -12,9 +12,9 @@
 #include "status/str_cat.h"
 #include "tensor/float_convert.h"
 
-// Under ThreadSanitizer the loops tell it of whole ranges: a call for each element, which is what
-// an access of any alignment compiles to there, takes several times as long as the rest of a
-// reduction. What a function below reads and writes is therefore told by Combine and Scale alone.
+// Under ThreadSanitizer the loops report whole ranges. An access of any alignment compiles to one
+// call per element there, which takes several times as long as the rest of a reduction. Only
+// Combine and Scale therefore report the reads and writes of the functions below.
 #if defined(__SANITIZE_THREAD__)
 extern "C" void __tsan_read_range(const void* begin, size_t bytes);
 extern "C" void __tsan_write_range(void* begin, size_t bytes);
@@ -57,8 +57,9 @@ SHARDMESH_TOLD_AS_RANGES inline double Quiet(double nan) {
   return std::bit_cast<double>(std::bit_cast<uint64_t>(nan) | 0x0008000000000000u);
 }
 
-// `result` of an operation on left and another value. The hardware keeps the NaN of its first
-// operand, but the compiler may swap the operands of a sum or product: hence said outright.
+// Returns the `result` of an operation on `left` and another value, or a NaN `left`. The hardware
+// keeps the NaN of its first operand, but the compiler may swap the operands of a sum or product.
+// This function therefore selects the NaN explicitly.
 template <typename T>
 SHARDMESH_TOLD_AS_RANGES T LeftNanFirst(T left, T result) {
   return left != left ? Quiet(left) : result;
@@ -70,7 +71,7 @@ struct Sum {
     if constexpr (std::is_floating_point_v<T>) {
       return LeftNanFirst(left, left + right);
     } else {
-      // In unsigned long arithmetic every sum wraps, also where int would be promoted to.
+      // In unsigned long arithmetic every sum wraps, also of types that are promoted to int.
       return static_cast<T>(static_cast<uint64_t>(left) + static_cast<uint64_t>(right));
     }
   }
@@ -87,7 +88,8 @@ struct Product {
   }
 };
 
-// A comparison with a NaN is false: a right NaN is taken, and a left one by its own test.
+// A comparison with a NaN is false. A right NaN is therefore taken; a separate test takes a left
+// one.
 struct Min {
   template <typename T>
   SHARDMESH_TOLD_AS_RANGES static T Apply(T left, T right) {
@@ -132,7 +134,7 @@ absl::StatusOr<CombineFn> CombineOf(Reduction reduction) {
   return absl::InternalError(StrCat("reduction ", static_cast<int>(reduction), " is not known"));
 }
 
-// Conversion goes through aligned blocks, small enough for the nearest cache.
+// Conversion uses aligned blocks that fit in the nearest cache.
 constexpr int64_t kBlock = 512;
 
 template <auto kConvert, typename From, typename To>

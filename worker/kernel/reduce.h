@@ -1,4 +1,4 @@
-// Elementwise arithmetic of reductions, on memory that is aligned to nothing.
+// Elementwise arithmetic of reductions, on memory of any alignment.
 #ifndef SHARDMESH_WORKER_KERNEL_REDUCE_H_
 #define SHARDMESH_WORKER_KERNEL_REDUCE_H_
 
@@ -12,29 +12,31 @@ namespace shardmesh::worker {
 
 // Element types with arithmetic: F32, F64, F16, BF16, I8, U8, I32, I64.
 //
-// The type in which partial results over operands of this type are kept and sent: F32 for F16 and
-// BF16, so that a reduction rounds once, at its end; the type itself for the others.
-// INVALID_ARGUMENT (UNSUPPORTED_DTYPE) names the types that have arithmetic.
+// Returns the type in which partial results over operands of this type are kept and sent. It is F32
+// for F16 and BF16, so that a reduction rounds once, at its end. Other types are their own partial
+// type. INVALID_ARGUMENT (UNSUPPORTED_DTYPE) names the types that have arithmetic.
 absl::StatusOr<Dtype> PartialDtype(Dtype operand);
 
-// out[i] = left[i] with right[i] for i in [0, count). `out` may be `left` or `right`, and overlaps
-// neither otherwise. Thread-safe.
+// out[i] = left[i] combined with right[i], for i in [0, count). `out` may be `left` or `right`; it
+// may not overlap them otherwise. Thread-safe.
 using CombineFn = void (*)(const char* left, const char* right, int64_t count, char* out);
 
-// The function for partial results: those of PartialDtype. Integers wrap. Of two NaNs the left one
-// is the result (sums and products make it quiet), of one NaN that one; of equal values, zeros of
-// both signs among them, min and max take the left one. A mean is combined as a sum.
-// INVALID_ARGUMENT (UNSUPPORTED_DTYPE).
+// Returns the function for partial results, of a type that PartialDtype returns.
+//
+// Integers wrap. A NaN operand is the result; of two NaNs the left one is (sums and products make
+// it quiet). For equal values, including zeros of both signs, min and max return the left one. A
+// mean is combined as a sum. INVALID_ARGUMENT (UNSUPPORTED_DTYPE).
 absl::StatusOr<CombineFn> CombineFunction(Reduction reduction, Dtype partial);
 
 // to[i] = from[i], rounded to nearest even, for i in [0, count). Thread-safe.
 using ConvertFn = void (*)(const char* from, int64_t count, char* to);
 
-// F16 or BF16 to F32, and back. INVALID_ARGUMENT (UNSUPPORTED_DTYPE) for other pairs.
+// Returns the conversion of F16 or BF16 to F32, or back. INVALID_ARGUMENT (UNSUPPORTED_DTYPE) for
+// other pairs.
 absl::StatusOr<ConvertFn> ConvertFunction(Dtype from, Dtype to);
 
 // out[i] = in[i] * factor for F32 and F64 (`out` may be `in`). INVALID_ARGUMENT (UNSUPPORTED_DTYPE)
-// for the others.
+// for other types.
 using ScaleFn = void (*)(const char* in, double factor, int64_t count, char* out);
 absl::StatusOr<ScaleFn> ScaleFunction(Dtype dtype);
 

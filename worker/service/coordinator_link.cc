@@ -1,4 +1,4 @@
-// Attaches, stays attached, and acts on what the coordinator says.
+// Attaches to the coordinator, stays attached, and handles its messages.
 #include "worker/service/coordinator_link.h"
 
 #include <grpcpp/grpcpp.h>
@@ -45,36 +45,36 @@ namespace {
 // Reports that wait for a coordinator that does not read: an inventory of millions of tiles fits,
 // and a coordinator that is further behind is as good as lost.
 constexpr int64_t kOutboxBytes = int64_t{256} << 20;
-// Orders that wait for this worker; beyond that the coordinator's outbox holds them.
+// Most orders that wait for this worker; further ones stay in the coordinator's outbox.
 constexpr size_t kMaxInbox = 64;
 constexpr int64_t kInventoryPageTiles = 256;
-// Of the encoded tiles in a message. Each message is a sign of life for a coordinator that loses
-// silent workers after some seconds, and it has to hold one of each worker: all come at once when
-// it was started again.
+// Bytes of encoded tiles in a message. Each message is a sign of life for a coordinator that drops
+// silent workers after some seconds. The coordinator may hold one message of every worker at once,
+// when all attach after its restart.
 constexpr int64_t kInventoryMessageBytes = int64_t{128} << 10;
-// Of a short text in a message, beside its bytes.
+// Overhead of a short text field in a message.
 constexpr int64_t kFieldBytes = 2;
-// How often the log warns anew of what the worker waits for; between, each try is a line of info.
+// Interval between log warnings about the same wait; each try in between logs at level info.
 constexpr absl::Duration kLogInterval = absl::Seconds(30);
-// An instruction that has run for so long is told of at once.
+// An instruction that runs this long is reported at once.
 constexpr absl::Duration kSlowAfter = absl::Milliseconds(100);
-// Records of instructions in one heartbeat, and the most bytes of them.
+// Limits of the records of instructions in one heartbeat: their number and their bytes.
 constexpr size_t kMaxRecords = 64;
 constexpr int64_t kMaxRecordBytes = int64_t{32} << 10;
-// Dropped arrays that are confirmed at once; fewer wait for the next heartbeat.
+// This many dropped arrays are confirmed at once; fewer wait for the next heartbeat.
 constexpr size_t kMaxUnconfirmed = 1024;
 constexpr size_t kMaxDroppedIds = 4096;
-// An answer about the quarantine ends after the array that exceeds this.
+// An answer about the quarantine ends after the array that exceeds this limit.
 constexpr size_t kMaxAnswerBytes = size_t{1} << 20;
-// How long connecting may take until it begins anew, and is logged; a server that is slow to answer
-// has so long.
+// How long connecting may take before a new attempt, which is logged; also the limit for a slow
+// server's answer.
 constexpr absl::Duration kConnectTimeout = absl::Seconds(10);
-// A connection over which nothing comes any more is broken after the sum of both, as the
-// coordinator counts a silent worker as lost.
+// A silent connection counts as broken after the sum of both times, as the coordinator counts a
+// silent worker as lost.
 constexpr absl::Duration kKeepaliveInterval = absl::Seconds(2);
 constexpr absl::Duration kKeepaliveTimeout = absl::Seconds(3);
 constexpr char kTermFile[] = "term";
-// A number, and perhaps a blank, a digest, and the end of the line.
+// A number, optionally a blank and a digest, and the end of the line.
 constexpr int64_t kMaxTermFileBytes = 64;
 
 absl::Status CoordinatorGone() {
@@ -82,17 +82,17 @@ absl::Status CoordinatorGone() {
                     Reason::kStepAborted);
 }
 
-// The newest term that a worker has heard of, and of which coordinator. Each start of a coordinator
-// makes a new key for tokens and begins a new term, so two keys of one term are two coordinators.
+// The newest known term, and the coordinator that began it. Each start of a coordinator makes a new
+// token key and begins a new term. Two keys of one term therefore mean two coordinators.
 struct KnownTerm {
   int64_t number = 0;
-  std::string token_key_digest = {};  // empty: not known
+  std::string token_key_digest = {};  // empty: unknown
 
   friend bool operator==(const KnownTerm&, const KnownTerm&) = default;
 };
 
-// 0 where no term was kept yet. The file is the number, and behind it the digest of the key, which
-// files of older versions do not have.
+// The term is 0 where none was kept yet. The file has the number, followed by the digest of the
+// key; files of older versions lack the digest.
 absl::StatusOr<KnownTerm> ReadTerm(const std::string& path) {
   absl::StatusOr<InputFile> file = OpenInputFile(path);
   if (absl::IsNotFound(file.status())) {
@@ -126,8 +126,12 @@ absl::Status WriteTerm(const std::string& path, const KnownTerm& term) {
 }
 
 // Attach, the client's side:
+//
+// clang-format off
 //   write(...) through the outbox; while (message = read()) inbox.push(message)
-// The inbox is taken from by one thread; it ends with the stream.
+// clang-format on
+//
+// One thread takes messages from the inbox, and ends with the stream.
 class AttachStream final : public grpc::ClientBidiReactor<v1::AttachRequest, v1::AttachResponse>,
                            public std::enable_shared_from_this<AttachStream> {
  public:
@@ -138,13 +142,13 @@ class AttachStream final : public grpc::ClientBidiReactor<v1::AttachRequest, v1:
   void Start() {
     self_ = shared_from_this();
     stub_->async()->Attach(&context_, this);
-    AddHold();  // of the outbox, whose closing lets go
-    AddHold();  // of the inbox, whose end lets go
+    AddHold();  // for the outbox; its close releases the hold
+    AddHold();  // for the inbox; its end releases the hold
     StartRead(&read_);
     StartCall();
   }
 
-  // A message that finds no room ends the stream: the coordinator does not read.
+  // Sends a message. A message that finds no room ends the stream: the coordinator does not read.
   void Send(v1::AttachRequest request) {
     const auto size_bytes = static_cast<int64_t>(request.ByteSizeLong());
     auto message = std::make_shared<const v1::AttachRequest>(std::move(request));
@@ -152,7 +156,7 @@ class AttachStream final : public grpc::ClientBidiReactor<v1::AttachRequest, v1:
       Cancel();
     }
   }
-  // Ends the stream when all is written.
+  // Half-closes the stream when all is written.
   void CloseAfterWrites() {
     outbox_.Close(Outbox::kFlush, [this] {
       StartWritesDone();
@@ -160,10 +164,10 @@ class AttachStream final : public grpc::ClientBidiReactor<v1::AttachRequest, v1:
     });
   }
   void Cancel() { context_.TryCancel(); }
-  // The address of the coordinator; known once a message came.
+  // Returns the coordinator's address; known once a message came.
   std::string peer() const { return context_.peer(); }
 
-  // Waits for the next message; nullopt once the stream is over and all were taken.
+  // Waits for the next message; nullopt once the stream is over and all messages were taken.
   std::optional<v1::AttachResponse> Next() {
     bool resume = false;
     std::optional<v1::AttachResponse> message;
@@ -221,10 +225,10 @@ class AttachStream final : public grpc::ClientBidiReactor<v1::AttachRequest, v1:
     return over_ || !inbox_.empty();
   }
 
-  const std::unique_ptr<v1::AttachService::Stub> stub_;  // of a connection of this stream alone
+  const std::unique_ptr<v1::AttachService::Stub> stub_;  // of a connection only for this stream
   grpc::ClientContext context_;
   Outbox outbox_;
-  v1::AttachResponse read_;             // of the read under way
+  v1::AttachResponse read_;             // of the pending read
   std::shared_ptr<AttachStream> self_;  // until OnDone
 
   absl::Mutex mutex_;
@@ -317,7 +321,7 @@ v1::HeldTile Encode(const ShardStore::HeldTile& from) {
   return to;
 }
 
-// The last of the records, as many as have room.
+// Encodes the last records that fit.
 void Encode(const std::vector<FlightRecord>& from, v1::Heartbeat* to) {
   std::vector<v1::FlightRecord> encoded;
   int64_t size_bytes = 0;
@@ -335,7 +339,7 @@ void Encode(const std::vector<FlightRecord>& from, v1::Heartbeat* to) {
   }
 }
 
-// `identity`: of this worker.
+// `identity`: this worker's.
 v1::QuarantinedArray Encode(const QuarantinedArray& from, const std::string& identity) {
   v1::QuarantinedArray to;
   to.set_identity(identity);
@@ -358,7 +362,7 @@ v1::QuarantinedArray Encode(const QuarantinedArray& from, const std::string& ide
   return to;
 }
 
-// Errors that no waiting helps.
+// Returns whether waiting cannot cure the error.
 bool IsFinal(const absl::Status& status) {
   const Reason reason = ReasonOf(status);
   return reason == Reason::kClusterMismatch || reason == Reason::kIdentityMismatch ||
@@ -366,7 +370,7 @@ bool IsFinal(const absl::Status& status) {
          absl::IsPermissionDenied(status);
 }
 
-// The step, and its instruction or -1, of each step that runs.
+// For each running step: the step, and its instruction or -1.
 using RunningInstructions = std::vector<std::pair<int64_t, int64_t>>;
 
 class AttachLoop final : public CoordinatorLink {
@@ -392,7 +396,7 @@ class AttachLoop final : public CoordinatorLink {
     if (thread_.joinable()) {
       thread_.join();
     }
-    options_.store->AwaitFiles();  // what was dropped is confirmed to this object
+    options_.store->AwaitFiles();  // the files' thread confirms dropped arrays to this object
   }
 
   void Start() override {
@@ -433,7 +437,7 @@ class AttachLoop final : public CoordinatorLink {
     }
     connector_->Cancel();
     if (stream != nullptr && !is_attached) {
-      stream->Cancel();  // nobody counts on this worker yet
+      stream->Cancel();  // the coordinator does not count on this worker yet
     } else if (stream != nullptr) {
       v1::AttachRequest request;
       request.mutable_leaving()->set_reason(reason);
@@ -458,7 +462,7 @@ class AttachLoop final : public CoordinatorLink {
   }
 
  private:
-  // A coordinator that lives ends a stream that was closed at once.
+  // A live coordinator ends a half-closed stream at once.
   static constexpr absl::Duration kCloseTimeout = absl::Milliseconds(500);
 
   bool HasNoStream() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stream_ == nullptr; }
@@ -469,8 +473,7 @@ class AttachLoop final : public CoordinatorLink {
 
   // On the link's thread.
   void Run();
-  // The error with which an attempt ended, or what is wrong with the connection, where that is
-  // found.
+  // Returns the error that ended an attempt, or the cause of a failed connection where it is found.
   absl::Status Explained(absl::Status ended) const;
   absl::Status AttachOnce(rpc::Backoff& backoff);
   void Detached();
@@ -478,10 +481,10 @@ class AttachLoop final : public CoordinatorLink {
   v1::AttachRequest MakeHello() const;
   absl::Status Take(v1::AttachResponse message, rpc::Backoff& backoff);
   absl::Status TakeWelcome(const v1::Welcome& welcome);
-  // STALE_TERM where the coordinator that began this term is not to be followed.
+  // Returns STALE_TERM if the coordinator that began this term must not be followed.
   absl::Status CheckTerm(const KnownTerm& begun) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Writes the newest term down, unless it is; where the disk is full the next try is with the
-  // coordinator's next clock, some seconds later.
+  // Writes the newest term to disk if it changed. On a full disk the next try comes with the
+  // coordinator's next clock message, some seconds later.
   absl::Status KeepTerm();
   absl::Status TakeCoordinatorTime(const google::protobuf::Timestamp& time);
   void SendInventory();
@@ -495,10 +498,10 @@ class AttachLoop final : public CoordinatorLink {
   void Drop(const Ids& array_ids);
   void TakeQuarantineOrder(v1::QuarantineOrder order);
   v1::QuarantineAnswer CarryOut(const v1::QuarantineOrder& order);
-  // Tells the coordinator what came back out of the quarantine: once it has judged the inventory of
-  // this attach, which may not have had it.
+  // Reports restored arrays to the coordinator. Does so only after the verdict of this attach: its
+  // inventory may have lacked them.
   void SendRestored() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Confirms to the coordinator what was dropped, if it is time.
+  // Confirms dropped arrays to the coordinator if the time for it has come.
   void Dropped(const std::vector<std::string>& array_ids) ABSL_LOCKS_EXCLUDED(mutex_);
   void SendDropped() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -509,7 +512,7 @@ class AttachLoop final : public CoordinatorLink {
   const Options options_;
   const std::unique_ptr<rpc::Connector> connector_;
 
-  // Of the link's thread alone.
+  // Used only by the link's thread.
   MembershipBook book_;                         // of this attach
   std::shared_ptr<const MembershipView> view_;  // the last one
   Attachment attachment_;                       // the last one
@@ -533,13 +536,12 @@ class AttachLoop final : public CoordinatorLink {
   std::vector<std::string> unreached_ ABSL_GUARDED_BY(mutex_);
   absl::Duration heartbeat_interval_ ABSL_GUARDED_BY(mutex_) = absl::Seconds(1);
   absl::Time next_beat_ ABSL_GUARDED_BY(mutex_);
-  // Of the last heartbeat: the steps and the instructions that ran, and the records that it
-  // carried.
+  // From the last heartbeat: the running steps and instructions, and the records sent.
   RunningInstructions told_ ABSL_GUARDED_BY(mutex_);
   FlightRecorder::Ticket next_record_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t told_links_ ABSL_GUARDED_BY(mutex_) = 0;            // revision
-  std::vector<std::string> dropped_ ABSL_GUARDED_BY(mutex_);   // and not yet confirmed
-  std::vector<std::string> restored_ ABSL_GUARDED_BY(mutex_);  // and not yet told
+  std::vector<std::string> dropped_ ABSL_GUARDED_BY(mutex_);   // not yet confirmed
+  std::vector<std::string> restored_ ABSL_GUARDED_BY(mutex_);  // not yet reported
 
   std::thread thread_;
   rpc::Alarm heartbeat_;
@@ -556,8 +558,8 @@ void AttachLoop::Run() {
         return;
       }
     }
-    // A connection that came about needs no diagnosis, which looks up the name and may block for
-    // seconds where name servers are silent.
+    // An established connection needs no diagnosis. The diagnosis resolves the name, which may
+    // block for seconds where name servers are silent.
     if (!was_connected_) ended = Explained(std::move(ended));
     if (detached_for_good_ || IsFinal(ended)) {
       rpc::LogError("the coordinator refuses this worker",
@@ -615,7 +617,7 @@ absl::Status AttachLoop::AttachOnce(rpc::Backoff& backoff) {
     return status;
   }
   if (was_attached && absl::IsInvalidArgument(ended)) {
-    // Not about the hello: attaching anew may help.
+    // The error does not concern the hello: a new attach may help.
     return absl::UnavailableError(ended.message());
   }
   return ended.ok() ? absl::UnavailableError("the coordinator ended the stream") : ended;
@@ -632,7 +634,7 @@ void AttachLoop::Detached() {
   }
   if (was_attached) {
     options_.gate->Suspend();
-    // What was staged may have been committed by a word that is lost: the next verdict tells.
+    // The commit message of a staged output may be lost: the next verdict decides.
     options_.executor->AbortUnfinished(CoordinatorGone());
   }
   absl::MutexLock lock(&mutex_);
@@ -710,7 +712,7 @@ absl::Status AttachLoop::Take(v1::AttachResponse message, rpc::Backoff& backoff)
       SHARDMESH_RETURN_IF_ERROR(KeepTerm());
       return TakeCoordinatorTime(message.clock().time());
     case Message::MESSAGE_NOT_SET:
-      break;  // of a newer coordinator: not for us
+      break;  // of a newer coordinator: ignore it
   }
   return absl::OkStatus();
 }
@@ -773,7 +775,7 @@ absl::Status AttachLoop::KeepTerm() {
     is_term_late_ = false;
     return absl::OkStatus();
   }
-  // On a full disk the worker serves all the same: only then can what fills it be deleted.
+  // The worker also serves on a full disk: otherwise nobody could delete the data that fills it.
   if (!absl::IsResourceExhausted(written)) {
     return written;
   }
@@ -818,7 +820,8 @@ absl::Status AttachLoop::TakeCoordinatorTime(const google::protobuf::Timestamp& 
 
 void AttachLoop::SendInventory() {
   const AttachStreamPtr stream = AttachedStream();
-  // What the inventory does not list counts as dropped, hence is to be gone from the disk too.
+  // The coordinator treats tiles missing in the inventory as dropped: their files must be gone
+  // first.
   options_.store->AwaitFiles();
   v1::AttachRequest request;
   int64_t size_bytes = 0;
@@ -861,8 +864,8 @@ void AttachLoop::SendInventory() {
 absl::Status AttachLoop::TakeVerdict(const v1::InventoryVerdict& verdict) {
   SHARDMESH_FAILPOINT("link.verdict");
   for (const std::string& array_id : verdict.commit_array_ids()) {
-    // One at a time: an array that is not here (the coordinator knows by the inventory) must not
-    // keep the others from their commit.
+    // One array at a time: a missing array, which the coordinator knows from the inventory, must
+    // not prevent the commit of the others.
     if (const absl::Status committed = options_.store->Commit({array_id});
         !committed.ok() && !absl::IsNotFound(committed)) {
       return committed;
@@ -900,7 +903,8 @@ absl::Status AttachLoop::TakeVerdict(const v1::InventoryVerdict& verdict) {
       absl::MutexLock lock(&mutex_);
       judged_ = true;
       SendRestored();
-      next_beat_ = options_.clock->Now();  // what is held is known now, and to be shown at once
+      next_beat_ = options_.clock->Now();  // the inventory is complete now, and metrics should show
+                                           // it at once
     }
     Beat();
   }
@@ -919,13 +923,13 @@ absl::Status AttachLoop::TakeMembership(const v1::Membership& membership) {
   absl::MutexLock lock(&mutex_);
   member_ = true;
   epoch_ = view_->epoch;
-  SendPeers();  // of an epoch of which the links spoke before it was known here
+  SendPeers();  // the links mentioned its epoch before it was known here
   return absl::OkStatus();
 }
 
 void AttachLoop::TakeRunStep(v1::RunStep step) {
   const AttachStreamPtr stream = AttachedStream();
-  // The rank in the mesh of the step, also where its plan is not known or not readable.
+  // The rank in the step's mesh; none where the plan is unknown or unreadable.
   std::optional<DeviceId> rank;
   if (view_ != nullptr && step.outputs_size() > 0) {
     if (const MeshMembers* mesh = view_->Find(step.outputs(0).mesh_id()); mesh != nullptr) {
@@ -959,7 +963,7 @@ absl::Status AttachLoop::TakeEndStep(const v1::EndStep& end) {
   if (end.commit()) {
     ended = options_.executor->Commit(end.sequence());
     if (absl::IsNotFound(ended)) {
-      // Left when the stream broke; the verdict on the inventory has settled it.
+      // The step ended with the stream; the verdict on the inventory has settled it.
       rpc::LogWarning("commit of a step that this worker has left", {{"step", end.sequence()}});
       ended = absl::OkStatus();
     }
@@ -1003,8 +1007,8 @@ void AttachLoop::Drop(const Ids& array_ids) {
   const absl::Span<const std::string> dropped = ids;
   options_.store->Drop(dropped,
                        [this, ids = std::vector<std::string>(ids)](const absl::Status& status) {
-                         // What could not be removed is not confirmed: the next verdict drops it
-                         // again.
+                         // Files that could not be removed are not confirmed: the next verdict
+                         // drops them again.
                          if (status.ok()) Dropped(ids);
                        });
 }
@@ -1019,7 +1023,7 @@ void AttachLoop::Dropped(const std::vector<std::string>& array_ids) {
 
 void AttachLoop::SendDropped() {
   if (!attached_) {
-    dropped_.clear();  // the next inventory tells
+    dropped_.clear();  // the next inventory covers them
   }
   for (size_t first = 0; first < dropped_.size(); first += kMaxDroppedIds) {
     v1::AttachRequest request;
@@ -1085,7 +1089,7 @@ v1::QuarantineAnswer AttachLoop::CarryOut(const v1::QuarantineOrder& order) {
                    {{"array", id}, {"size_bytes", done->size_bytes()}});
       *answer.add_arrays() = Encode(*done, options_.self.identity);
       if (restores) {
-        // Apart from the answer, for which nobody may wait any longer.
+        // Sent separately from the answer, whose caller may no longer wait.
         absl::MutexLock lock(&mutex_);
         restored_.push_back(id);
         SendRestored();
@@ -1111,7 +1115,7 @@ void AttachLoop::Beat() {
   for (const rpc::StepProgress& step : progress) {
     const std::optional<FlightRecord>& instruction = step.instruction;
     running.emplace_back(step.step, instruction.has_value() ? instruction->op : -1);
-    // What was told of already is not told again for being slow.
+    // A slow instruction is reported only once.
     if (std::find(told_.begin(), told_.end(), running.back()) != told_.end()) continue;
     slow_at = std::min(
         slow_at, (instruction.has_value() ? instruction->started : step.started) + kSlowAfter);
@@ -1122,12 +1126,12 @@ void AttachLoop::Beat() {
                                                       : std::min(next_beat_, look_again));
   }
   SendDropped();
-  // Before the verdict it is not known which of it lives.
+  // Before the verdict the worker does not know which arrays live.
   if (judged_) options_.store->ExpireQuarantine(now);
   const QuarantineTotals quarantine = options_.store->quarantine_totals();
   v1::AttachRequest request;
   v1::Heartbeat* heartbeat = request.mutable_heartbeat();
-  // Quarantined tiles in memory give way to new ones, unless their arrays live.
+  // New tiles may replace quarantined tiles in memory, unless their arrays live.
   heartbeat->set_used_bytes(std::max<int64_t>(0, used_bytes - quarantine.droppable_memory_bytes));
   heartbeat->set_quarantined_arrays(quarantine.arrays);
   heartbeat->set_quarantined_bytes(quarantine.disk_bytes + quarantine.memory_bytes);
@@ -1141,14 +1145,14 @@ void AttachLoop::Beat() {
   }
   if (const MeasuredLinks measured = options_.links->measured_links();
       measured.revision != told_links_) {
-    v1::MeasuredLinks* links = heartbeat->mutable_links();  // also where none are left
+    v1::MeasuredLinks* links = heartbeat->mutable_links();  // also if none are left
     for (const rpc::MeasuredLink& link : measured.links) rpc::Encode(link, links->add_links());
     told_links_ = measured.revision;
   }
   stream_->Send(std::move(request));
   told_ = running;
   next_beat_ = now + heartbeat_interval_;
-  // While a step runs its next instruction may be slow as well.
+  // While a step runs, its next instruction may be slow as well.
   heartbeat_.SetNoLaterThan(progress.empty() ? next_beat_ : std::min(next_beat_, now + kSlowAfter));
 }
 

@@ -1,5 +1,5 @@
-// The stream to the coordinator: what this worker holds and reports goes up, what it is to know and
-// do comes down.
+// The worker's stream to the coordinator: inventory and reports go up, orders and memberships come
+// down.
 #ifndef SHARDMESH_WORKER_SERVICE_COORDINATOR_LINK_H_
 #define SHARDMESH_WORKER_SERVICE_COORDINATOR_LINK_H_
 
@@ -26,19 +26,21 @@ namespace shardmesh::worker {
 
 // Keeps the worker attached:
 //
+// clang-format off
 //   detached -> (hello, welcome) -> attached -> (inventory, verdict, membership) -> member
 //      ^                                |                                             |
-//      +--------- the stream ends: steps and puts under way end, peers stay ----------+
+//      +--------- the stream ends: running steps and puts end, peers stay -------------+
+// clang-format on
 //
-// and tries again, with growing delays and for ever, whenever the stream ends, each time over a new
-// connection; the log says what it waits for. Only errors that waiting cannot help end it: see
-// Options::failed. Messages of the coordinator are acted on in their order, on a thread of the
-// link's own.
+// Whenever the stream ends, the link retries for ever, over a new connection each time, with
+// growing delays. The log says what it waits for. Only errors that waiting cannot cure end it: see
+// Options::failed. The link handles the coordinator's messages in order, on its own thread.
 //
-// Heartbeats go up in the interval that the coordinator asks for, and one between as soon as an
-// instruction of a step has run for a tenth of a second, so that the coordinator knows who waits
-// for whom before the step's time is over. Each carries the step's progress, the records of
-// instructions that ended since the last, and what was measured of links, if that is new.
+// Heartbeats go up in the interval that the coordinator asks for. As soon as an instruction of a
+// step has run for a tenth of a second, an extra heartbeat goes up. The coordinator therefore knows
+// which rank waits for which before the step's deadline. Each heartbeat carries the step's
+// progress, the records of instructions that ended since the last one, and new measurements of
+// links.
 //
 // Thread-safe.
 class CoordinatorLink {
@@ -48,28 +50,28 @@ class CoordinatorLink {
     std::string coordinator;  // host:port
     rpc::Credentials credentials = rpc::Credentials::Insecure();
     WorkerSelf self;
-    std::string nonce;                   // that Identify answers with
-    std::vector<std::string> endpoints;  // where this worker is reached, best first
-    int exchange_port = 0;               // where its peers reach it, on these hosts; 0: there too
-    int threads = 1;                     // for kernels
-    // Where the newest term is kept; empty for in memory alone.
+    std::string nonce;                   // the answer to Identify
+    std::vector<std::string> endpoints;  // where clients reach this worker, best first
+    int exchange_port = 0;  // where peers reach it, on the same hosts; 0: at the endpoints
+    int threads = 1;        // for kernels
+    // Where the newest term is kept; empty: only in memory.
     std::string data_dir;
     rpc::Clock* clock = nullptr;
     ShardStore* store = nullptr;
     TileGate* gate = nullptr;
     PeerLinks* links = nullptr;
     StepExecutor* executor = nullptr;
-    // Whose records the heartbeats carry; null: none.
+    // The heartbeats carry its records; null: none.
     const FlightRecorder* recorder = nullptr;
-    // Whether the worker is a member and reaches all its peers. Called at each change, under a lock
-    // of the link's: must not call back.
+    // Called at each change of whether the worker is a member and reaches all its peers. Runs under
+    // a lock of the link: it must not call back.
     std::function<void(bool ready)> ready_changed;
-    // Called once, when the coordinator refuses this worker for good: CLUSTER_MISMATCH,
-    // IDENTITY_MISMATCH, PROTOCOL_MISMATCH, a certificate that is another worker's, or a hello that
-    // it calls malformed. The link does nothing more.
+    // Called once, when the coordinator permanently refuses this worker: CLUSTER_MISMATCH,
+    // IDENTITY_MISMATCH, PROTOCOL_MISMATCH, a certificate of another worker, or a malformed hello.
+    // The link then does nothing more.
     std::function<void(const absl::Status& reason)> failed;
-    // The longest delay, and the time of a connection (rpc::Connector), are less than the 2 s
-    // within which a worker is to find a coordinator that serves.
+    // The longest delay and the connection timeout (rpc::Connector) are both less than 2 s, the
+    // limit for a worker to find a serving coordinator.
     rpc::RetryPolicy retry = {.max_delay = absl::Milliseconds(500)};
   };
 
@@ -80,23 +82,24 @@ class CoordinatorLink {
   CoordinatorLink(const CoordinatorLink&) = delete;
   CoordinatorLink& operator=(const CoordinatorLink&) = delete;
 
-  // Begins to attach. To be called once.
+  // Begins to attach. Call it once.
   virtual void Start() = 0;
 
-  // Reports go up if the worker is attached, and are dropped otherwise: at the next attach the
-  // inventory tells what came of them.
+  // Sends a report if the worker is attached, and drops it otherwise: the inventory of the next
+  // attach covers it.
   virtual void ReportTile(const TileReport& report) = 0;
   virtual void ReportPeers(int64_t epoch, const std::vector<std::string>& unreached) = 0;
 
-  // Tells the coordinator that the worker leaves and why, waits until that ends the stream, since
-  // nothing needs this worker any more, but not beyond `deadline`, and ends it for good.
+  // Tells the coordinator that the worker drains, and why. Waits at most until `deadline` for the
+  // coordinator to end the stream, which it does when nothing needs this worker. Ends the stream
+  // permanently.
   virtual void Leave(const std::string& reason, absl::Time deadline) = 0;
 
   struct State {
     bool attached = false;
     bool ready = false;
     int64_t epoch = 0;  // of the last membership
-    int64_t term = 0;   // the newest heard of
+    int64_t term = 0;   // the newest known term
   };
   virtual State state() const = 0;
 

@@ -1,4 +1,4 @@
-// Applies pages in their order, and makes the view when the last one of a change is there.
+// Applies pages in order, and makes the view at the last page of a change.
 #include "worker/service/membership_book.h"
 
 #include <utility>

@@ -1,4 +1,4 @@
-// What the coordinator's pages of who is alive add up to.
+// Assembles the coordinator's membership pages into a view.
 #ifndef SHARDMESH_WORKER_SERVICE_MEMBERSHIP_BOOK_H_
 #define SHARDMESH_WORKER_SERVICE_MEMBERSHIP_BOOK_H_
 
@@ -19,15 +19,18 @@ class MeshMembership;
 
 namespace shardmesh::worker {
 
-// Of one stream: a snapshot comes first, then changes to it, both in pages.
+// The membership of one stream: a snapshot comes first, then changes to it, both in pages.
 //
+// clang-format off
 //   book.Take(page)            nullopt: more pages of this change follow
 //   book.Take(last_page)       the view as of this change
+// clang-format on
 //
-// After an error the book is of no use any more: the stream has to be begun anew. Not thread-safe.
+// After an error the book is unusable: the caller must begin a new stream. Not thread-safe.
 class MembershipBook {
  public:
-  // INTERNAL: the pages do not add up; says how. INVALID_ARGUMENT: a mesh is malformed.
+  // INTERNAL: the pages are inconsistent; the message says how. INVALID_ARGUMENT: a mesh is
+  // malformed.
   absl::StatusOr<std::optional<MembershipView>> Take(const v1::Membership& page);
 
  private:

@@ -1,4 +1,4 @@
-// Judges puts and gets against what the coordinator last said.
+// Checks puts and gets against the coordinator's latest state.
 #include "worker/service/tile_gate.h"
 
 #include <utility>
@@ -13,7 +13,7 @@
 namespace shardmesh::worker {
 namespace {
 
-// A worker that lost its coordinator is back within a second or two of the coordinator.
+// A worker that lost its coordinator returns within a second or two of the coordinator.
 constexpr absl::Duration kRetryDelay = absl::Milliseconds(500);
 
 absl::Status NotServing(std::string_view why) {
@@ -83,7 +83,7 @@ absl::Status IncomingTile::Finish(uint32_t tile_crc32c) {
     return Explain(stored.status());
   }
   const TileDescription& description = (*stored)->description();
-  Leave();  // what is reported waits for the coordinator's word, whatever happens to it
+  Leave();  // the coordinator decides about a reported tile, even after a suspension
   gate_->options_.staged({.transfer_id = description.transfer_id,
                           .array_id = description.array_id,
                           .rank = rank_,
@@ -123,7 +123,7 @@ void TileGate::Suspend() {
     transfers_.clear();
   }
   for (const std::string& array_id : dropped) {
-    // Fails only for an array that is committed, which needs nothing.
+    // Fails only for a committed array, which needs no abort.
     options_.store->Abort({array_id}).IgnoreError();
   }
 }
@@ -216,7 +216,7 @@ absl::StatusOr<std::unique_ptr<IncomingTile>> TileGate::Open(const TileOffer& of
   }
   std::unique_ptr<IncomingTile> tile(
       new IncomingTile(this, *std::move(staged), offer.rank, claims.term, now));
-  // An end or a suspension between the look above and the staging did not see the tile.
+  // An end or a suspension after the check above did not see the tile.
   bool is_late = false;
   {
     absl::MutexLock lock(&mutex_);
@@ -290,8 +290,8 @@ absl::StatusOr<std::vector<RequestedTile>> TileGate::Find(std::string_view token
     return NotServing("lost its coordinator, and the token is not of that one");
   }
   SHARDMESH_RETURN_IF_ERROR(verified);
-  // The coordinator signs such a token for committed arrays alone, but the client that brings it
-  // may be here before the coordinator's own word of the commit.
+  // The coordinator signs such a token only for committed arrays. The client may arrive here before
+  // the coordinator's own commit message.
   SHARDMESH_ASSIGN_OR_RETURN(std::vector<StoredTilePtr> stored,
                              options_.store->FindAllStaged(array_id));
   std::vector<RequestedTile> tiles;

@@ -1,4 +1,4 @@
-// The gate through which tiles come in and go out: judges tokens, and knows the puts under way.
+// The gate for incoming and outgoing tiles: verifies tokens, and tracks the current puts.
 #ifndef SHARDMESH_WORKER_SERVICE_TILE_GATE_H_
 #define SHARDMESH_WORKER_SERVICE_TILE_GATE_H_
 
@@ -28,13 +28,13 @@
 
 namespace shardmesh::worker {
 
-// What the coordinator says to a worker that attaches.
+// The coordinator's data for a worker that attaches.
 struct Attachment {
   int64_t term = 0;
-  std::string token_key;  // under which transfer tokens are signed
+  std::string token_key;  // the key that signs transfer tokens
 };
 
-// A tile of a put that is complete, verified and, with a data folder, on disk.
+// Reports a tile of a put that is complete, verified and, with a data folder, on disk.
 struct TileReport {
   std::string transfer_id;
   std::string array_id;
@@ -46,7 +46,7 @@ struct TileReport {
   int64_t term = 0;              // of the token
 };
 
-// What a client says of a tile before it sends it.
+// A client's description of a tile before it sends it.
 struct TileOffer {
   std::string_view token;
   std::string_view array_id;
@@ -55,13 +55,13 @@ struct TileOffer {
   DeviceId rank = 0;
 };
 
-// A definition of a mesh that a transfer token names, and the gate does not know.
+// A mesh definition that a transfer token names and the gate does not know.
 struct UnknownMesh {
   std::string mesh_id;
   int64_t revision = 0;
 };
 
-// A committed tile, and the part of it that was asked for.
+// A committed tile, and the requested part of it.
 struct RequestedTile {
   StoredTilePtr stored;
   Tile range;  // within stored->description().tile
@@ -69,8 +69,8 @@ struct RequestedTile {
 
 class TileGate;
 
-// A tile of a put on its way in. Destroyed before Finish, it is dropped. For one thread at a time;
-// must not outlive the gate.
+// An incoming tile of a put. Destruction before Finish drops it. For one thread at a time; must not
+// outlive the gate.
 class IncomingTile {
  public:
   IncomingTile(const IncomingTile&) = delete;
@@ -79,11 +79,11 @@ class IncomingTile {
 
   int64_t size_bytes() const { return staged_->size_bytes(); }
 
-  // See StagedTile::AppendParts. UNAVAILABLE (NOT_SERVING) once the gate was suspended.
+  // As StagedTile::AppendParts. UNAVAILABLE (NOT_SERVING) once the gate was suspended.
   absl::Status Append(int64_t offset_bytes, absl::Span<const absl::Span<const char>> parts,
                       uint32_t crc32c);
-  // Makes the tile staged and reports it. To be called once, at the end; with a data folder it
-  // waits for the disk. Errors: as StagedTile::Finish, and as Append.
+  // Makes the tile staged and reports it. Call it once, at the end; with a data folder it waits for
+  // the disk. Errors: those of StagedTile::Finish and of Append.
   absl::Status Finish(uint32_t tile_crc32c);
 
  private:
@@ -91,9 +91,9 @@ class IncomingTile {
   IncomingTile(TileGate* gate, std::unique_ptr<StagedTile> staged, DeviceId rank, int64_t term,
                absl::Time start_time);
 
-  // What happened, if the gate's suspension is behind it.
+  // Returns the gate's suspension if it caused `status`, otherwise `status`.
   absl::Status Explain(absl::Status status) const;
-  // It is no longer on its way in.
+  // Removes the tile from the gate's incoming tiles.
   void Leave();
 
   TileGate* const gate_;
@@ -104,9 +104,8 @@ class IncomingTile {
   bool left_ = false;
 };
 
-// States: closed -> (Serve) <-> suspended (Suspend: puts are refused, gets go on) -> draining
-// (Drain: both are refused). A refusal of the kind is UNAVAILABLE (NOT_SERVING) and says when to
-// come back.
+// States: closed -> (Serve) <-> suspended (Suspend: refuses puts, serves gets) -> draining (Drain:
+// refuses both). A refusal is UNAVAILABLE (NOT_SERVING) with a retry delay.
 //
 // Thread-safe. `store` and `clock` outlive the gate.
 class TileGate {
@@ -115,7 +114,7 @@ class TileGate {
     std::string identity;  // of this worker
     ShardStore* store = nullptr;
     rpc::Clock* clock = nullptr;
-    // Called with no lock held, on whatever thread finishes the tile.
+    // Called with no lock held, on the thread that finishes the tile.
     std::function<void(const TileReport&)> staged;
   };
 
@@ -123,45 +122,45 @@ class TileGate {
   TileGate(const TileGate&) = delete;
   TileGate& operator=(const TileGate&) = delete;
 
-  // From now on transfers of this coordinator are served, for the meshes in `view`. Called again at
-  // each change of either.
+  // Serves transfers of this coordinator from now on, for the meshes in `view`. The caller repeats
+  // the call at each change of either.
   void Serve(Attachment attachment, std::shared_ptr<const MembershipView> view);
-  // The coordinator's clock shows `now`. Tokens expire by that clock: it may be any time apart from
-  // this host's. Until the first call both are taken to show the same.
+  // Sets the coordinator's clock to `now`. Tokens expire by that clock, which may differ from this
+  // host's by any amount. Until the first call the gate assumes that both are equal.
   void SetCoordinatorTime(absl::Time now);
-  // The coordinator is gone, and with it all its transfers: tiles on their way in are dropped,
-  // staged ones wait for the coordinator's word at the next attach.
+  // Records that the coordinator and all its transfers are gone. Drops incoming tiles; staged ones
+  // wait for the coordinator's verdict at the next attach.
   void Suspend();
   void Drain();
 
-  // Begins a tile. Checked in this order, the memory last and before anything is allocated:
-  // UNAVAILABLE (NOT_SERVING); VerifyToken's errors and PERMISSION_DENIED (BAD_TOKEN) for another
-  // array's token; ABORTED (STALE_TERM) for an older coordinator's, or of a transfer that has
-  // ended; INVALID_ARGUMENT (BAD_TILE) unless rank, tile and size are this worker's part of the
-  // array on the mesh that it now serves; errors of ShardStore::Stage.
+  // Begins a tile. Checks in this order, and reserves memory last, before it allocates: UNAVAILABLE
+  // (NOT_SERVING). VerifyToken's errors, and PERMISSION_DENIED (BAD_TOKEN) for another array's
+  // token. ABORTED (STALE_TERM) for the token of an older coordinator or an ended transfer.
+  // INVALID_ARGUMENT (BAD_TILE) unless rank, tile and size are this worker's part of the array on
+  // the mesh that it now serves. Errors of ShardStore::Stage.
   //
-  // A token may be here before the coordinator's word of its mesh: BAD_TILE because of a mesh, or a
-  // newer definition of one, that the gate does not know fills in `unknown` (may be null).
+  // A token may arrive before the membership update that defines its mesh. BAD_TILE for an unknown
+  // mesh, or a newer definition of one, sets `unknown` (may be null).
   absl::StatusOr<std::unique_ptr<IncomingTile>> Open(const TileOffer& offer,
                                                      std::optional<UnknownMesh>* unknown = nullptr);
-  // Blocks until this definition or a newer one is known, puts are refused, or it is `deadline`.
+  // Blocks until the gate knows this definition or a newer one, refuses puts, or `deadline` passes.
   void AwaitMesh(const UnknownMesh& unknown, absl::Time deadline) const;
 
-  // The committed tiles of an array, or the part `range` of the tile that holds it.
-  // UNAVAILABLE (NOT_SERVING), while suspended also for a token of another coordinator, which may
-  // be the one that follows; token errors as above; NOT_FOUND if this worker holds no tile of the
-  // array; INVALID_ARGUMENT (BAD_TILE) for a range that is not within one of its tiles.
+  // Returns the committed tiles of an array, or the part `range` of the tile that contains it.
+  // UNAVAILABLE (NOT_SERVING); while suspended also for a token of another coordinator, which may
+  // be the next one. Token errors as above. NOT_FOUND if this worker holds no tile of the array.
+  // INVALID_ARGUMENT (BAD_TILE) for a range that is not within one of its tiles.
   absl::StatusOr<std::vector<RequestedTile>> Find(std::string_view token, std::string_view array_id,
                                                   const std::optional<Tile>& range) const;
 
-  // The tiles of a put become arrays, or go. No effect on a transfer that is not known. Errors of
-  // ShardStore::Commit and Abort. Waits for the disk, where there is one.
+  // Commits or aborts the tiles of a put. No effect on an unknown transfer. Errors of
+  // ShardStore::Commit and Abort. With a data folder, waits for the disk.
   absl::Status EndTransfer(const std::string& transfer_id, bool commit);
 
  private:
   friend class IncomingTile;
 
-  // Ids of ended transfers, kept against tokens that outlive them; tokens live for minutes.
+  // Most ids of ended transfers, kept to refuse tokens that outlive them; tokens live for minutes.
   static constexpr size_t kEndedTransfers = 4096;
 
   absl::StatusOr<Attachment> PutAttachment() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -169,7 +168,7 @@ class TileGate {
                           const MembershipView& view) const;
   void RememberEnded(const std::string& transfer_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool serving() const;
-  // What the coordinator's clock shows now.
+  // Returns the current time of the coordinator's clock.
   absl::Time CoordinatorNow() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
     return options_.clock->Now() + coordinator_ahead_;
   }
@@ -184,7 +183,7 @@ class TileGate {
   absl::Duration coordinator_ahead_ ABSL_GUARDED_BY(mutex_);
   bool suspended_ ABSL_GUARDED_BY(mutex_) = false;
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
-  std::multiset<std::string> receiving_ ABSL_GUARDED_BY(mutex_);  // arrays of tiles on their way
+  std::multiset<std::string> receiving_ ABSL_GUARDED_BY(mutex_);  // arrays of incoming tiles
   // Arrays of live transfers that have tiles here.
   std::map<std::string, std::set<std::string>> transfers_ ABSL_GUARDED_BY(mutex_);
   std::set<std::string> ended_ ABSL_GUARDED_BY(mutex_);

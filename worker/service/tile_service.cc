@@ -1,4 +1,4 @@
-// The streams of tiles, as raw bytes: generated messages only for what opens a tile.
+// Streams of tiles as raw bytes; only the messages that open a tile are parsed as protos.
 #include "worker/service/tile_service.h"
 
 #include <grpcpp/grpcpp.h>
@@ -33,8 +33,8 @@ absl::Status BadStream(std::string_view message) {
   return InvalidArgument(Reason::kBadTile, message);
 }
 
-// Calls a function once a stream stood still for `limit`. A client that stops in the middle would
-// otherwise keep the memory of its tile for as long as it likes.
+// Calls a function once a stream made no progress for `limit`. Without it, a client that stops
+// halfway could hold its tile's memory indefinitely.
 class IdleLimit {
  public:
   // `clock` outlives the object. `give_up` may end the stream, and with it this object.
@@ -51,7 +51,7 @@ class IdleLimit {
     absl::MutexLock lock(&mutex_);
     progress_time_ = clock_->Now();
   }
-  // The same once more, from where the limit was reached.
+  // Starts the same limit again, from the time at which it was reached.
   void StartAnew() {
     NoteProgress();
     alarm_.SetNoLaterThan(clock_->Now() + limit_);
@@ -80,13 +80,17 @@ class IdleLimit {
 };
 
 // PutTiles, written straight:
+//
+// clang-format off
 //   while (message = read()) {
-//     header: tile = gate.Open(header); once more if the news of its mesh comes in time; the memory
-//             of a large one is made ready on the work queue
+//     header: tile = gate.Open(header); once more if the membership update of its mesh comes in
+//             time; the work queue prepares the memory of a large one
 //     piece:  tile.Append(piece); after the last one tile.Finish()
 //   }
 //   finish(how many)
-// A durable tile is finished on the work queue, and the next one read meanwhile.
+// clang-format on
+//
+// A durable tile is finished on the work queue, while the next one is read.
 class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
  public:
   PutTilesReactor(const TileServiceOptions& options, grpc::ByteBuffer* response)
@@ -99,7 +103,7 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   void OnReadDone(bool ok) override {
     idle_.NoteProgress();
     if (!ok) {
-      // The tile goes before the client hears: it may send it again at once.
+      // Drop the tile before the client gets the error: the client may send the tile again at once.
       const bool within_tile = std::exchange(tile_, nullptr) != nullptr;
       return end_.End(within_tile ? BadStream("the stream ended within a tile; send all of it")
                                   : absl::OkStatus());
@@ -114,7 +118,7 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   void OnDone() override { delete this; }
 
  private:
-  // Takes the message in read_, and has the next one read.
+  // Handles the message in read_, and starts the next read.
   absl::Status Take() {
     SHARDMESH_ASSIGN_OR_RETURN(const std::optional<rpc::TilePiece> piece,
                                rpc::ReadTilePiece(&read_));
@@ -157,7 +161,7 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
     return absl::OkStatus();
   }
 
-  // Of a size that takes the host a while to make ready. Nothing is read meanwhile.
+  // Opens a tile so large that the host takes a while for its memory. No read is pending meanwhile.
   absl::Status OpenLarge(v1::TileHeader header) {
     SHARDMESH_RETURN_IF_ERROR(end_.BeginWork());
     options_.work->Push([this, header = std::move(header)]() mutable {
@@ -178,7 +182,7 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
     return absl::OkStatus();
   }
 
-  // Nothing is read meanwhile.
+  // Waits for the membership update, then opens the tile. No read is pending meanwhile.
   absl::Status OpenAfterNews(v1::TileHeader header, UnknownMesh unknown) {
     SHARDMESH_RETURN_IF_ERROR(end_.BeginWork());
     const absl::Time deadline = absl::Now() + options_.membership_wait_limit;
@@ -259,10 +263,10 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   const TileServiceOptions& options_;
   grpc::ByteBuffer* const response_;
 
-  // Touched by one reaction at a time, or between two by work that has the next message read.
+  // Used by one reaction at a time, or between two reactions by work that starts the next read.
   grpc::ByteBuffer read_;
-  std::unique_ptr<IncomingTile> tile_;  // under way; null between tiles
-  int64_t received_bytes_ = 0;          // of it
+  std::unique_ptr<IncomingTile> tile_;  // the current one; null between tiles
+  int64_t received_bytes_ = 0;          // of the current tile
 
   rpc::FinishOnce end_{[this](const absl::Status& status) { FinishWith(status); }};
   absl::Mutex mutex_;
@@ -271,12 +275,12 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   IdleLimit idle_;  // last: it calls GiveUp
 };
 
-// The messages that carry one tile or a part of it, one after the other.
+// The messages that carry one tile or a part of it, in order.
 class TileMessages {
  public:
   static absl::StatusOr<TileMessages> Create(RequestedTile requested) {
     const TileDescription& description = requested.stored->description();
-    // Where the range lies within the tile that is held.
+    // The range relative to the tile that the worker holds.
     Tile within = requested.range;
     for (size_t i = 0; i < within.ranges.size(); ++i) {
       within.ranges[i].start -= description.tile.ranges[i].start;
@@ -316,8 +320,12 @@ class TileMessages {
 };
 
 // GetTiles, written straight:
+//
+// clang-format off
 //   for (tile : found(request)) write(opening), write(pieces)
-// All tiles are found before the first byte is sent, so that an error comes before any.
+// clang-format on
+//
+// All tiles are found before the first byte is sent, so that an error comes before any data.
 class GetTilesReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
   GetTilesReactor(const TileServiceOptions& options, grpc::CallbackServerContext* context,
@@ -390,7 +398,7 @@ class GetTilesReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
   IdleLimit idle_;
 };
 
-// All methods but Identify take and give raw bytes.
+// All methods except Identify take and return raw bytes.
 using TileServiceBase =
     v1::TileService::WithRawCallbackMethod_PutTiles<v1::TileService::WithRawCallbackMethod_GetTiles<
         v1::TileService::WithCallbackMethod_Identify<v1::TileService::Service>>>;

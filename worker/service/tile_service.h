@@ -17,8 +17,8 @@ class Service;
 
 namespace shardmesh::worker {
 
-// From this size on, the memory of a tile is made ready on the work queue: the host may take a
-// second for each GiB.
+// Tiles of at least this size get their memory on the work queue: the host may take a second for
+// each GiB.
 inline constexpr int64_t kLargeTileBytes = int64_t{16} << 20;
 
 struct TileServiceOptions {
@@ -30,19 +30,18 @@ struct TileServiceOptions {
   ThreadPool* work = nullptr;              // where disks, and memory, are waited for
   ThreadPool* membership_waits = nullptr;  // waits for a membership update here
   rpc::Clock* clock = nullptr;
-  // A stream on which nothing moves for so long is ended: a put with DEADLINE_EXCEEDED (DEADLINE),
-  // a get by cancelling it.
+  // A stream without progress for this long is ended: a put with DEADLINE_EXCEEDED (DEADLINE), a
+  // get by cancelling it.
   absl::Duration idle_limit = absl::Seconds(60);
-  // How much sooner than the coordinator's word of its mesh a tile may come, of the machine's
-  // clock.
+  // How long a PutTiles may wait for the membership update that defines its mesh (wall clock).
   absl::Duration membership_wait_limit = absl::Seconds(2);
 };
 
-// The bytes of a put are copied once, from where the network left them into the staged tile; those
-// of a get are sent from the committed tile. A stream of a put that breaks, or that fails, drops
-// the tile under way; tiles before it stay staged until their transfer ends.
+// A put copies its bytes once, from the network's memory into the staged tile. A get sends its
+// bytes from the committed tile. A put's stream that breaks or fails drops the current tile; tiles
+// before it stay staged until their transfer ends.
 //
-// Thread-safe. Streams must have ended (the server drained) before it is destroyed.
+// Thread-safe. Streams must have ended (the server drained) before the service is destroyed.
 std::unique_ptr<grpc::Service> MakeTileService(const TileServiceOptions& options);
 
 }  // namespace shardmesh::worker

@@ -1,4 +1,4 @@
-// ShmArena: best fit in shared segments, a segment each for large blocks.
+// ShmArena: best fit in shared segments, one segment for each large block.
 #include "worker/shm/shm_arena.h"
 
 #include <sys/mman.h>
@@ -117,7 +117,7 @@ void ShmArena::Free(char* data, size_t capacity_bytes) {
       }
       segment.free[offset] = size_bytes;
       free_runs_.emplace(size_bytes, base + offset);
-      // One empty segment is kept for the next small block.
+      // The arena keeps one empty segment for the next small block.
       const bool is_empty = segment.free_bytes == segment.size_bytes();
       const auto largest = free_runs_.end() == free_runs_.begin() ? 0 : free_runs_.rbegin()->first;
       const bool is_spare = is_empty && largest == kSharedSegmentBytes &&

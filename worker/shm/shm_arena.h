@@ -21,66 +21,66 @@
 
 namespace shardmesh::worker {
 
-// Where a buffer pool's blocks come from when peers are to read them in place.
+// Source of a buffer pool's blocks that peers can read in place.
 //
-// Blocks of kOwnSegmentBytes or more have a segment of their own, which goes back to the host with
-// the block; smaller ones share segments of kSharedSegmentBytes, best fit, and such a segment goes
-// back once it is empty, unless it is the last. (Parts of a sealed segment cannot be given back.)
-// A block for which no segment can be had is this process's alone: what lies there goes to peers
-// over streams.
+// A block of kOwnSegmentBytes or more has its own segment, which returns to the host with the
+// block. Smaller blocks share segments of kSharedSegmentBytes, best fit. An empty shared segment
+// returns to the host unless it is the last one. (Parts of a sealed segment cannot be returned.) If
+// no segment is available, the block is private to this process: its bytes go to peers over
+// streams.
 //
 // Thread-safe.
 class ShmArena final : public BlockSource {
  public:
   static constexpr size_t kOwnSegmentBytes = size_t{256} << 10;
   static constexpr size_t kSharedSegmentBytes = size_t{4} << 20;
-  // Segments at most, or half of the descriptors that the process may have: the rest is for
-  // connections and files, and for the mappings of peers' segments.
+  // Most segments; half of the process's descriptor limit if that is less. The other descriptors
+  // are for connections, files and mappings of peers' segments.
   static constexpr size_t kMaxSegments = 16'384;
 
-  // `name` is what /proc shows of its segments.
+  // `name` is the name of the segments in /proc.
   explicit ShmArena(std::string name);
-  // Every block was freed.
+  // Requires that every block was freed.
   ~ShmArena() override;
 
   // BlockSource.
   char* Allocate(size_t capacity_bytes) override;
   void Free(char* data, size_t capacity_bytes) override;
 
-  // Where bytes lie, in the terms of peers.
+  // Location of bytes, in terms that peers understand.
   struct Place {
     uint64_t segment_id = 0;  // never used twice
     uint64_t offset_bytes = 0;
   };
-  // nullopt if they are not of a block of this arena.
+  // Returns nullopt if the bytes are not in a block of this arena.
   std::optional<Place> Locate(const char* data, size_t size_bytes) const;
 
-  // Calls `use` with the segment's descriptor and size; false if the segment is gone. The
-  // descriptor is the arena's, for as long as the call lasts.
+  // Calls `use` with the segment's descriptor and size; returns false if the segment is gone. The
+  // arena owns the descriptor, which is valid only during the call.
   bool WithSegment(uint64_t segment_id,
                    const std::function<void(int fd, int64_t size_bytes)>& use) const;
 
-  // Called with the id of each segment that goes back to the host; must not call the arena. Waits
-  // for a call of the one before to return.
+  // Sets the callback for the id of each segment that returns to the host; it must not call the
+  // arena. Waits until a running call of the previous callback has returned.
   void OnFreed(std::function<void(uint64_t segment_id)> freed);
 
  private:
   struct Segment {
     uint64_t id = 0;
     std::unique_ptr<ShmSegment> memory;
-    // By offset: what is free, neighbours joined.
+    // Free ranges by offset; adjacent ranges are merged.
     std::map<size_t, size_t> free = {};
     size_t free_bytes = 0;
 
     size_t size_bytes() const { return memory->bytes().size(); }
   };
-  using Segments = std::map<const char*, Segment>;  // by where it begins
+  using Segments = std::map<const char*, Segment>;  // by start address
 
   Segments::iterator FindSegment(const char* data) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Null if the kernel refuses, with errno set.
+  // Returns null if the kernel refuses, with errno set.
   Segment* AddSegment(size_t size_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   char* TakeShared(size_t size_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Null, with errno set, if the host has no memory.
+  // Returns null, with errno set, if the host has no memory.
   char* TakePrivate(size_t size_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::string name_;
@@ -90,10 +90,10 @@ class ShmArena final : public BlockSource {
   Segments segments_ ABSL_GUARDED_BY(mutex_);
   std::map<char*, size_t> private_ ABSL_GUARDED_BY(mutex_);  // blocks outside segments
   std::map<uint64_t, const char*> by_id_ ABSL_GUARDED_BY(mutex_);
-  // Free runs of shared segments: size, address.
+  // Free ranges of shared segments: size, address.
   std::set<std::pair<size_t, char*>> free_runs_ ABSL_GUARDED_BY(mutex_);
 
-  absl::Mutex freed_mutex_;  // held while freed_ is called; not together with mutex_
+  absl::Mutex freed_mutex_;  // held while freed_ runs; not together with mutex_
   std::function<void(uint64_t)> freed_ ABSL_GUARDED_BY(freed_mutex_);
 };
 

@@ -1,4 +1,4 @@
-// ShmChannel: notes, what they point to, and who sleeps.
+// ShmChannel: notes, the messages that they refer to, and sleeping readers.
 #include "worker/shm/shm_channel.h"
 
 #include <linux/futex.h>
@@ -20,10 +20,10 @@
 namespace shardmesh::worker {
 namespace {
 
-// How long a segment may take over the socket after the note that speaks of it.
+// How long a segment may take to come over the socket after the first note that refers to it.
 constexpr absl::Duration kIntroduction = absl::Seconds(2);
-// What a note begins with; the message follows, or else its place. As short as can be: with what
-// the ring says of the note and a message of 8 bytes, it is one cache line.
+// Start of a note; the message or its place follows. The header is short: with the ring's fields
+// and a message of 8 bytes, the note is one cache line.
 struct NoteHeader {
   int64_t step = 0;
   int64_t epoch = 0;
@@ -42,16 +42,17 @@ static_assert(sizeof(NoteHeader) + ShmChannel::kInlineBytes <= kMaxNoteBytes);
 static_assert(offsetof(RingSlots::Slot, note) + sizeof(NoteHeader) + 8 <= 64);
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
 
-// The longest sleep where something may come that wakes nobody.
+// The longest sleep while something may arrive without waking the sleeper.
 constexpr absl::Duration kNap = absl::Milliseconds(1);
 
-// The word is the same for every process that maps it, for reading too.
+// Waits on a word shared between processes: every process that maps it, even read-only, uses the
+// same futex.
 void FutexWait(const std::atomic<uint32_t>& word, uint32_t expected, absl::Duration timeout) {
   const timespec limit = absl::ToTimespec(timeout);
   syscall(SYS_futex, &word, FUTEX_WAIT, expected, &limit, nullptr, 0);
 }
 
-// As linux/futex.h has it since 5.16.
+// struct futex_waitv of linux/futex.h, available since 5.16.
 struct FutexWaiter {
   uint64_t value = 0;
   uint64_t address = 0;
@@ -62,7 +63,8 @@ constexpr long kFutexWaitv = 449;  // the same number on every architecture
 constexpr uint32_t kFutex32 = 2;
 constexpr uint32_t kFutexPrivate = 128;
 
-// Waits until one of two words has changed: one that another process writes, one of this process.
+// Waits until one of two words has changed: `shared` is written by another process, the other word
+// by this one.
 void FutexWaitForEither(const std::atomic<uint32_t>& shared, uint32_t shared_value,
                         const std::atomic<uint32_t>& own, uint32_t own_value,
                         absl::Duration timeout) {
@@ -71,7 +73,7 @@ void FutexWaitForEither(const std::atomic<uint32_t>& shared, uint32_t shared_val
     const std::array<FutexWaiter, 2> words = {
         FutexWaiter{shared_value, reinterpret_cast<uintptr_t>(&shared), kFutex32},
         FutexWaiter{own_value, reinterpret_cast<uintptr_t>(&own), kFutex32 | kFutexPrivate}};
-    // Its time limit is a point in time.
+    // The system call takes an absolute time limit.
     timespec now = {};
     clock_gettime(CLOCK_MONOTONIC, &now);
     const timespec until = absl::ToTimespec(absl::DurationFromTimespec(now) + timeout);
@@ -99,7 +101,7 @@ int64_t ShmControl::SizeBytes() {
   return (static_cast<int64_t>(sizeof(ShmControl)) + kPageBytes - 1) / kPageBytes * kPageBytes;
 }
 
-// Lets the sender have a message's memory back.
+// Returns a message's memory to the sender when destroyed.
 struct ShmChannel::Pin {
   Pin(std::shared_ptr<ShmChannel> the_channel, std::shared_ptr<const ShmView> the_view,
       uint64_t the_number)
@@ -115,7 +117,7 @@ struct ShmChannel::Pin {
   const uint64_t number;
 };
 
-// A message that could not be left where it is.
+// A message that could not be read in place.
 struct ShmChannel::Copy {
   MemoryBudget::Reservation reservation;
   std::unique_ptr<char[]> bytes;
@@ -163,7 +165,7 @@ bool ShmChannel::TrySend(const Tag& tag, int64_t epoch, std::string_view signatu
     note_bytes += sizeof(place);
   }
 
-  std::deque<Pinned> done;  // let go of without the lock
+  std::deque<Pinned> done;  // released without the lock
   {
     absl::MutexLock lock(&send_mutex_);
     if (closed()) return false;
@@ -284,12 +286,12 @@ void ShmChannel::Sleep(const std::atomic<uint32_t>& changes, uint32_t seen,
     absl::MutexLock lock(&receive_mutex_);
     if (closed()) return;
     next = reader_.next();
-    // The segment comes over the socket, which tells nobody here.
+    // The segment comes over the socket, which wakes no sleeper here.
     if (introduction_.has_value()) timeout = std::min(timeout, kNap);
   }
   own_end.sleeps.fetch_add(1, std::memory_order_seq_cst);
   const uint32_t written = their().written.load(std::memory_order_seq_cst);
-  // A note is counted right after it is written.
+  // The writer counts a note right after writing it.
   if (!reader_.HasNote(next)) FutexWaitForEither(their().written, written, changes, seen, timeout);
   own_end.sleeps.fetch_sub(1, std::memory_order_relaxed);
 }
@@ -302,7 +304,7 @@ void ShmChannel::Reap() {
 
 void ShmChannel::ReapLocked(std::deque<Pinned>& done) {
   if (!untold_.empty()) TellFreed();
-  // The other end lets go in any order, but soon of all: the oldest says enough.
+  // The other end releases in any order, but soon releases all notes: checking the oldest suffices.
   while (!pinned_.empty() && writer_.IsReleased(pinned_.front().number)) {
     done.push_back(std::move(pinned_.front()));
     pinned_.pop_front();

@@ -33,9 +33,9 @@ namespace {
 using Kind = ShmGreeting::Kind;
 
 constexpr int kBacklog = 64;
-// Sockets that have connected and not yet said who they are.
+// Most connected sockets that have not yet identified themselves.
 constexpr size_t kMaxStrangers = 64;
-// How long they may take to say it.
+// How long a socket may take to identify itself.
 constexpr absl::Duration kStrangerLimit = absl::Seconds(2);
 constexpr absl::Duration kDescriptorPause = absl::Milliseconds(50);
 
@@ -47,7 +47,7 @@ FileDescriptor NewSocket() {
   return FileDescriptor(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
 }
 
-// The address of an abstract socket; 0 bytes if the name is too long.
+// Returns the address of an abstract socket; 0 bytes if the name is too long.
 socklen_t AddressOf(const std::string& name, sockaddr_un* address) {
   *address = {};
   address->sun_family = AF_UNIX;
@@ -56,7 +56,7 @@ socklen_t AddressOf(const std::string& name, sockaddr_un* address) {
   return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
 }
 
-// Whether the other end is of this process's user.
+// Returns whether the other end belongs to this process's user.
 bool IsOfThisUser(int socket) {
   ucred peer = {};
   socklen_t size = sizeof(peer);
@@ -107,17 +107,17 @@ class ShmPeersImpl final : public ShmPeers {
   }
 
  private:
-  // What Expect, or with no link Forget, was given.
+  // One call of Expect, or of Forget if there is no link.
   struct Order {
     std::string peer;
     uint64_t link = 0;
     ShmAddress theirs = {};
     bool dials = false;
   };
-  // A connection, of the thread's.
+  // A connection, used only by the thread.
   struct Socket {
     std::shared_ptr<const FileDescriptor> fd;
-    std::string peer;                               // empty until it has said who it is
+    std::string peer;                               // empty until the peer has identified itself
     std::unique_ptr<ShmSegment> control = nullptr;  // until there is a channel
     std::shared_ptr<ShmChannel> channel = nullptr;
     bool dials = false;
@@ -154,7 +154,7 @@ class ShmPeersImpl final : public ShmPeers {
   absl::Status SendControl(const Socket& socket, Kind kind, const ShmAddress& theirs) const;
   void MakeChannel(Socket& socket, std::unique_ptr<ShmView> theirs);
   void MakeReady(Socket& socket);
-  // Ends a connection; tells of it if its peer is still expected over it.
+  // Ends a connection. Calls `lost` if the connection is still the one expected of its peer.
   void End(Socket& socket, const absl::Status& why);
 
   Options options_;
@@ -167,7 +167,7 @@ class ShmPeersImpl final : public ShmPeers {
   std::vector<Order> orders_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, std::shared_ptr<ShmChannel>> channels_ ABSL_GUARDED_BY(mutex_);
 
-  // The thread's.
+  // Used only by the thread.
   std::map<std::string, Order> expected_;
   std::list<SocketPtr> sockets_;
 
@@ -376,7 +376,7 @@ void ShmPeersImpl::MakeChannel(Socket& socket, std::unique_ptr<ShmView> theirs) 
 void ShmPeersImpl::MakeReady(Socket& socket) {
   const auto expected = expected_.find(socket.peer);
   if (expected == expected_.end()) {
-    End(socket, absl::OkStatus());  // forgotten since
+    End(socket, absl::OkStatus());  // Forget was called since
     return;
   }
   socket.is_ready = true;
@@ -397,7 +397,7 @@ void ShmPeersImpl::End(Socket& socket, const absl::Status& why) {
   }
   if (why.ok()) return;
   const auto expected = expected_.find(socket.peer);
-  // Of one that joined and came no further there may be another attempt.
+  // The peer may make another attempt after a connection that joined but did not complete.
   if (expected == expected_.end() || (!socket.dials && !socket.is_ready)) {
     rpc::LogWarning("shared memory refused", {{"identity", options_.identity}, {"error", why}});
     return;

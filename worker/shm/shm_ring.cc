@@ -30,8 +30,7 @@ bool RingWriter::HasRoom() {
 }
 
 bool RingWriter::IsReleased(uint64_t number) const {
-  // A reader that misbehaves may say that it let go of what it did not, and then reads what has
-  // changed: that is its own loss.
+  // A reader that claims a false release reads memory that has changed. Only that reader is harmed.
   return reads_->released[number % kRingSlots].load(std::memory_order_acquire) > number;
 }
 
@@ -40,7 +39,7 @@ absl::StatusOr<bool> RingReader::TryRead(Note* note) {
   if (slot.written.load(std::memory_order_acquire) != next_ + 1) {
     return false;
   }
-  // Once: the writer may change it at any time.
+  // Read it once: the writer may change it at any time.
   const uint32_t size_bytes = *const_cast<const volatile uint32_t*>(&slot.size_bytes);
   if (size_bytes > kMaxNoteBytes) {
     return absl::DataLossError(StrCat("a note from a peer on this host says that it has ",

@@ -1,15 +1,17 @@
-// Notes from one process to another through memory that each of them alone writes.
+// Notes from one process to another, through memory that only one of them writes.
 //
-// For each direction there are two parts: the writer's, in the writer's segment, with the slots;
-// and the reader's, in the reader's segment, which says how far the slots were read and let go of.
-// Neither side can block or harm the other: what comes from the other side is checked as if anybody
-// had written it, and is copied before it is checked.
+// Each direction has two parts. The writer's part, in the writer's segment, has the slots. The
+// reader's part, in the reader's segment, records which slots were read and released. Neither side
+// can block or harm the other: each treats the other's data as untrusted, and copies it before
+// checking it.
 //
+// clang-format off
 //   slot free -> TryWrite -> written -> TryRead -> taken -> Release -> free
+// clang-format on
 //
-// A note has up to kMaxNoteBytes; what it says, and whether it points to memory that must stay as
-// it is until Release, is its user's business. One thread at a time on each side, but Release,
-// which any thread may call.
+// A note has up to kMaxNoteBytes. The ring does not interpret a note; the user keeps any memory
+// that it refers to unchanged until Release. Each side is for one thread at a time, except that any
+// thread may call Release.
 #ifndef SHARDMESH_WORKER_SHM_SHM_RING_H_
 #define SHARDMESH_WORKER_SHM_SHM_RING_H_
 
@@ -26,15 +28,16 @@
 
 namespace shardmesh::worker {
 
-// How many notes may be under way, a power of two.
+// Most notes in transit, a power of two.
 inline constexpr size_t kRingSlots = 256;
 // Most bytes of a note.
 inline constexpr size_t kMaxNoteBytes = 236;
 
-// The writer's part. Zeros are the empty ring.
+// The writer's part. All zeros is an empty ring.
 struct RingSlots {
   struct alignas(64) Slot {
-    // 1 + the note's number once it is written; that of an older note, or 0, before.
+    // 1 + the note's number once the note is written. Before that: the value of an older note, or
+    // 0.
     std::atomic<uint64_t> written;
     uint32_t size_bytes;
     std::array<char, kMaxNoteBytes> note;
@@ -43,9 +46,9 @@ struct RingSlots {
 };
 static_assert(sizeof(RingSlots::Slot) == 256);
 
-// The reader's part. Zeros belong to the empty ring.
+// The reader's part. All zeros is an empty ring.
 struct RingReads {
-  // By slot: 1 + the number of the last note that was let go of there.
+  // By slot: 1 + the number of the last note that was released there.
   alignas(64) std::array<std::atomic<uint64_t>, kRingSlots> released;
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
@@ -53,17 +56,18 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free);
 // The writing end.
 class RingWriter {
  public:
-  // `slots` is this process's, `reads` the reader's, which only it writes. Both outlive the writer.
+  // `slots` belongs to this process. `reads` belongs to the reader, and only the reader writes it.
+  // Both outlive the writer.
   RingWriter(RingSlots* slots, const RingReads* reads) : slots_(slots), reads_(reads) {}
 
-  // Writes a note of at most kMaxNoteBytes; its number, counted from 0, or nullopt if the slot that
-  // is next is not free: try again later. Notes arrive in the order of their numbers.
+  // Writes a note of at most kMaxNoteBytes and returns its number, counted from 0. Returns nullopt
+  // if the next slot is not free: try again later. Notes arrive in the order of their numbers.
   std::optional<uint64_t> TryWrite(std::string_view note);
 
-  // Whether TryWrite would find its slot free.
+  // Returns whether TryWrite would find its slot free.
   bool HasRoom();
 
-  // Whether the reader has let go of the note of that number.
+  // Returns whether the reader has released the note of that number.
   bool IsReleased(uint64_t number) const;
 
   uint64_t written() const { return next_; }
@@ -72,15 +76,16 @@ class RingWriter {
   RingSlots* const slots_;
   const RingReads* const reads_;
   uint64_t next_ = 0;
-  // Notes below this number have their slots: the reader writes what it let go of all the time, and
-  // looking there for each note would have the memory go to and fro.
+  // Notes below this number have a free slot. The cache matters because the reader writes its
+  // releases all the time: reading them for each note would move the cache line to and fro.
   uint64_t free_until_ = kRingSlots;
 };
 
 // The reading end.
 class RingReader {
  public:
-  // `slots` is the writer's, which only it writes, `reads` this process's. Both outlive the reader.
+  // `slots` belongs to the writer, and only the writer writes it. `reads` belongs to this process.
+  // Both outlive the reader.
   RingReader(const RingSlots* slots, RingReads* reads) : slots_(slots), reads_(reads) {}
 
   struct Note {
@@ -91,14 +96,15 @@ class RingReader {
     std::string_view text() const { return {bytes.data(), size_bytes}; }
   };
 
-  // Copies the next note to `note`; false if there is none. DATA_LOSS for a note that says it is
-  // longer than notes are.
+  // Copies the next note to `note`; returns false if there is none. DATA_LOSS for a note that
+  // claims to be longer than kMaxNoteBytes.
   absl::StatusOr<bool> TryRead(Note* note);
 
-  // Lets go of a note that was read, once. Any thread.
+  // Releases a note that was read. Call it once for each note, on any thread.
   void Release(uint64_t number);
 
-  // The number of the note to be read next, and whether a note is written. HasNote: any thread.
+  // next() returns the number of the next note to read, HasNote() whether a note is written. Any
+  // thread may call HasNote.
   uint64_t next() const { return next_; }
   bool HasNote(uint64_t number) const;
 

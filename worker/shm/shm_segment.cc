@@ -22,16 +22,16 @@ namespace shardmesh::worker {
 namespace {
 
 #ifndef F_SEAL_FUTURE_WRITE
-constexpr int F_SEAL_FUTURE_WRITE = 0x0010;  // linux/fcntl.h, not in every libc's
+constexpr int F_SEAL_FUTURE_WRITE = 0x0010;  // of linux/fcntl.h, which not every libc exposes
 #endif
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
 constexpr size_t kMaxDescriptors = 16;
 constexpr size_t kMaxTextBytes = 4096;
 
 std::atomic<int64_t> mapped_views = 0;
-std::atomic<int64_t> max_mapped_views = -1;  // below 0: as the host allows
+std::atomic<int64_t> max_mapped_views = -1;  // below 0: the host's limit applies
 
-// An error of the kernel, under the code for what it is likely to be about.
+// Returns a kernel error under the given code, with `what` as context.
 absl::Status KernelError(absl::StatusCode code, std::string_view what) {
   return absl::Status(code, StrCat(what, ": ", std::strerror(errno)));
 }
@@ -189,7 +189,8 @@ absl::StatusOr<ReceivedDescriptors> ReceiveDescriptors(int socket) {
                      : KernelError(absl::StatusCode::kUnavailable,
                                    "nothing can be heard from a peer on this host");
   }
-  // The kernel drops descriptors for which this process has no place, and says no more than this.
+  // The kernel drops descriptors that exceed this process's limit, and reports it only by this
+  // flag.
   if ((message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == MSG_CTRUNC &&
       received.fds.size() < kMaxDescriptors) {
     return absl::ResourceExhaustedError(

@@ -1,4 +1,4 @@
-// CombinerFor: widening, combining and finishing, chosen by type.
+// CombinerFor: selects widening, combining and finishing by type.
 #include "worker/step/combiners.h"
 
 #include <vector>

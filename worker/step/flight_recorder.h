@@ -1,4 +1,5 @@
-// The last instructions of a rank: what it did, when, and whose data it waited for.
+// The last instructions of a rank: their description, their times, and the peers that they waited
+// for.
 #ifndef SHARDMESH_WORKER_STEP_FLIGHT_RECORDER_H_
 #define SHARDMESH_WORKER_STEP_FLIGHT_RECORDER_H_
 
@@ -20,50 +21,56 @@ namespace shardmesh::worker {
 
 using rpc::FlightRecord;
 
-// Keeps the instructions that run, of steps that run side by side, and the last kCapacity that have
-// ended, the oldest making room for a new one. They are numbered in the order in which they ended.
-// An instruction costs a few allocations and short holds of a mutex.
+// Keeps the running instructions of all steps, and the last kCapacity that have ended; a new one
+// replaces the oldest. Ended instructions are numbered in the order in which they ended. An
+// instruction costs a few allocations and short holds of a mutex. Thread-safe.
 //
-// Example: const auto op = recorder.Begin({.step = 7, .op = 2, .what = "all-reduce over tp",
-//                                          .started = clock.Now()}, {1, 2, 3});
-//          recorder.WaitsFor(op, 2);
-//          recorder.DataCame(op, 2, clock.Now());
-//          recorder.End(op, status, clock.Now());
-// Thread-safe.
+// Example:
+//
+// clang-format off
+//   const auto op = recorder.Begin({.step = 7, .op = 2, .what = "all-reduce over tp",
+//                                   .started = clock.Now()}, {1, 2, 3});
+//   recorder.WaitsFor(op, 2);
+//   recorder.DataCame(op, 2, clock.Now());
+//   recorder.End(op, status, clock.Now());
+// clang-format on
 class FlightRecorder {
  public:
   static constexpr size_t kCapacity = 1024;
 
-  // Names an instruction until it has ended.
+  // Identifies an instruction until it has ended.
   using Ticket = int64_t;
 
-  // `record` says which instruction it is, and when it began; `peers` whose data it needs.
+  // Records the start of an instruction. `record` describes it and holds its start time; it needs
+  // data from `peers`.
   Ticket Begin(FlightRecord record, absl::Span<const DeviceId> peers);
 
-  // The calls below have no effect on what has ended.
+  // The calls below have no effect on ended instructions.
 
-  // From now on it waits for data of this rank.
+  // From now on the instruction waits for data from this rank.
   void WaitsFor(Ticket ticket, DeviceId peer);
 
-  // All data that it needs of this rank has come. Of several calls for one rank the last stands. No
-  // effect if it does not wait for the rank.
+  // All data that the instruction needs from this rank has come. After several calls for one rank
+  // the last one stands. No effect if the instruction does not wait for the rank.
   void DataCame(Ticket ticket, DeviceId peer, absl::Time now);
 
-  // It is over. Whom it waited for is kept where it failed.
+  // The instruction has ended. If it failed, the record keeps the rank that it waited for.
   void End(Ticket ticket, absl::Status outcome, absl::Time now);
 
-  // The last `count`, or all that are kept: what has ended in its order, then what runs.
+  // Returns the last `count` records, or all: first the ended ones in their order, then the running
+  // ones.
   std::vector<FlightRecord> Last(size_t count = kCapacity) const;
 
-  // The instruction of a step that runs. Those of one step follow one another.
+  // Returns the running instruction of a step. A step runs one instruction at a time.
   std::optional<FlightRecord> Running(int64_t step) const;
 
-  // What ended since an earlier call.
+  // Records that ended since an earlier call.
   struct Tail {
-    std::vector<FlightRecord> records;  // the oldest first; the last ones, if not all
-    int64_t next = 0;                   // for the next call
+    std::vector<FlightRecord> records;  // the oldest first; only the last ones if there are too
+                                        // many
+    int64_t next = 0;                   // `first` of the next call
   };
-  // Those from number `first` on; at most the last `max_records`.
+  // Returns the records from number `first` on; at most the last `max_records`.
   Tail EndedSince(int64_t first, size_t max_records) const;
 
  private:

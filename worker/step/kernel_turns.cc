@@ -8,7 +8,7 @@
 namespace shardmesh::worker {
 namespace {
 
-// How late an abort is noticed by who waits.
+// How late a waiting kernel may notice an abort.
 constexpr absl::Duration kAbortInterval = absl::Milliseconds(20);
 
 }  // namespace
@@ -22,7 +22,7 @@ absl::Status KernelTurns::Turn::Take() {
   const absl::Time since = absl::Now();
   const int64_t ticket = turns_.next_ticket_++;
   turns_.waiting_.insert(ticket);
-  // Under the lock, as it ends before it: also where the abort check throws.
+  // Runs under the lock, because it is destroyed before the lock; also if the abort check throws.
   const absl::Cleanup leave = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(turns_.mutex_) {
     turns_.waiting_.erase(ticket);
     waited_ += absl::Now() - since;

@@ -1,4 +1,4 @@
-// Whose turn it is to compute: kernels of steps that run side by side.
+// Turns on the CPU among kernels of steps that run side by side.
 #ifndef SHARDMESH_WORKER_STEP_KERNEL_TURNS_H_
 #define SHARDMESH_WORKER_STEP_KERNEL_TURNS_H_
 
@@ -14,28 +14,28 @@
 
 namespace shardmesh::worker {
 
-// A kernel takes all threads that this worker has for them, so one computes at a time: in the order
-// in which they asked, and a long one lets the others in between its blocks. Who has the turn waits
-// for nothing else, so that it always comes to an end. Thread-safe.
+// A kernel uses all threads that this worker has for kernels, so one kernel computes at a time.
+// Kernels take turns in the order of their requests; a long kernel yields between its blocks. The
+// holder of the turn waits for nothing else, so its turn always ends. Thread-safe.
 class KernelTurns {
  public:
   // One kernel's turns. For one thread.
   class Turn {
    public:
-    // `turns` outlives it. `abort_check` is asked now and then while it waits.
+    // `turns` outlives the object, which calls `abort_check` regularly while it waits.
     Turn(KernelTurns* turns, std::function<absl::Status()> abort_check)
         : turns_(*turns), abort_check_(std::move(abort_check)) {}
     ~Turn() { GiveBack(); }
     Turn(const Turn&) = delete;
     Turn& operator=(const Turn&) = delete;
 
-    // Waits for its turn; an error is the abort check's, and there is no turn.
+    // Waits for its turn. The only error is the abort check's; the kernel has no turn then.
     absl::Status Take();
-    // Between two blocks: asks the abort check, and lets those who wait go first.
+    // Call it between two blocks: it calls the abort check and yields to waiting kernels.
     absl::Status PauseForOthers();
     void GiveBack();
 
-    // How long it waited, in all.
+    // Total time waited.
     absl::Duration waited() const { return waited_; }
 
    private:

@@ -1,4 +1,4 @@
-// PlanCache: decoded plans, the least recently used given up first.
+// PlanCache: decoded plans; the least recently used is evicted first.
 #include "worker/step/plan_cache.h"
 
 #include <utility>

@@ -17,16 +17,16 @@ namespace shardmesh::worker {
 
 using PlanPtr = std::shared_ptr<const Plan>;
 
-// Keeps the plans used last. Thread-safe.
+// LRU cache of plans. Thread-safe.
 class PlanCache {
  public:
   // capacity >= 1.
   explicit PlanCache(size_t capacity) : plans_({.entries = capacity}) {}
 
-  // Null if it is not kept.
+  // Returns null if the plan is not in the cache.
   PlanPtr Find(std::string_view hash);
-  // Decodes a plan and keeps it. INVALID_ARGUMENT if `hash` is not the SHA-256 of the bytes, or
-  // they are no valid plan.
+  // Decodes a plan and keeps it. INVALID_ARGUMENT if `hash` is not the SHA-256 of the bytes, or the
+  // bytes are no valid plan.
   absl::StatusOr<PlanPtr> Add(std::string_view hash, std::string_view bytes);
 
  private:

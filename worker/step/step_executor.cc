@@ -1,4 +1,4 @@
-// StepExecutor: a queue by sequence number and the threads that work through it.
+// StepExecutor: a queue by sequence number, and the threads that run its steps.
 #include "worker/step/step_executor.h"
 
 #include <algorithm>
@@ -27,7 +27,7 @@
 namespace shardmesh::worker {
 namespace {
 
-// Runs `body`; what it throws ends the step, not the process.
+// Runs `body`; an exception ends the step, not the process.
 absl::Status CatchErrors(absl::FunctionRef<absl::Status()> body) {
   try {
     return body();
@@ -83,7 +83,7 @@ class StepExecutorImpl final : public StepExecutor {
       refused = Enqueue(order, *plan, report);
     }
     if (!refused.ok()) {
-      // The other ranks would wait for this one.
+      // Without the abort the other ranks would wait for this one.
       if (!plan.ok()) options_.links->AbortStep(order.sequence, refused, options_.identity);
       Refuse(order, report, refused);
     } else if (*plan == nullptr) {
@@ -130,7 +130,7 @@ class StepExecutorImpl final : public StepExecutor {
         runs->second.abort = status;
       }
     }
-    // Also where nothing runs: peers may have sent, or wait for, data of the step.
+    // Also if no step runs: peers may have sent data of the step, or wait for it.
     options_.links->AbortStep(sequence, status, "");
     if (waiting.has_value()) {
       options_.links->CloseStep(sequence);
@@ -182,7 +182,7 @@ class StepExecutorImpl final : public StepExecutor {
  private:
   struct Waiting {
     std::shared_ptr<const StepOrder> order;
-    PlanPtr plan;             // null: its bytes are awaited
+    PlanPtr plan;             // null: waiting for its bytes
     Report report = nullptr;  // empty: NEED_PLAN was reported
     absl::Time deadline = absl::InfiniteFuture();
   };
@@ -190,7 +190,7 @@ class StepExecutorImpl final : public StepExecutor {
     absl::Time since;
     absl::Status abort = absl::OkStatus();
   };
-  // What a step left in the store, to be committed or aborted.
+  // Outputs of a step in the store, to be committed or aborted.
   struct Staged {
     std::vector<std::string> array_ids;
     std::vector<std::string> donated_ids;
@@ -201,7 +201,7 @@ class StepExecutorImpl final : public StepExecutor {
                       Reason::kNotServing);
   }
 
-  // Takes the order and, where the plan is known, the report.
+  // Takes the order and, if the plan is known, the report.
   absl::Status Enqueue(StepOrder& order, const PlanPtr& plan, Report& report)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (stopping_) return Stopping();
@@ -236,8 +236,8 @@ class StepExecutorImpl final : public StepExecutor {
     return absl::OkStatus();
   }
 
-  // The step to begin next: the lowest that can run, or whose time is over. The end if there is
-  // none, or no thread for it (see the header).
+  // Returns the step to begin next: the lowest that can run, or whose deadline passed. Returns the
+  // end if there is none, or no thread for it (see the header).
   std::map<int64_t, Waiting>::iterator FindNext(absl::Time now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     auto next = queue_.begin();
@@ -251,7 +251,7 @@ class StepExecutorImpl final : public StepExecutor {
     return running_.size() < limit ? next : queue_.end();
   }
 
-  // Waits for a step to begin; nullopt at the end.
+  // Waits for a step to begin; nullopt at shutdown.
   std::optional<Waiting> Next() ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
     while (true) {
@@ -310,7 +310,7 @@ class StepExecutorImpl final : public StepExecutor {
     }
   }
 
-  // Runs the step; on an error its peers have been told.
+  // Runs the step. After an error its peers have been notified.
   absl::Status RunOne(const Waiting& step, StepResult* result) {
     const StepOrder& order = *step.order;
     std::unique_ptr<StepLink> link;
@@ -394,7 +394,7 @@ class StepExecutorImpl final : public StepExecutor {
   int64_t last_ordered_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t orders_ ABSL_GUARDED_BY(mutex_) = 0;                  // taken so far
   std::map<int64_t, Running> running_ ABSL_GUARDED_BY(mutex_);  // by sequence
-  std::vector<std::thread> threads_;  // last: they start when everything above is there
+  std::vector<std::thread> threads_;  // last: the threads start when all members above exist
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// RunStep: plan and rank give the tiles; kernels and collectives fill them.
+// RunStep: derives tiles from plan and rank; kernels and collectives fill them.
 #include "worker/step/step_run.h"
 
 #include <algorithm>
@@ -23,29 +23,29 @@
 namespace shardmesh::worker {
 namespace {
 
-// This rank's tile of a value: where it lies in the whole, and its bytes once they are there.
+// This rank's tile of a value: its place in the whole, and its bytes once they exist.
 struct LocalValue {
   Dtype dtype = Dtype::kF32;
   Tiling tiling;
   Tile tile = {};
   Shape shape = {};  // of the tile
   int64_t size_bytes = 0;
-  size_t last_use = 0;     // by instruction
-  bool is_output = false;  // hence made where it is staged
+  size_t last_use = 0;     // instruction that uses the value last
+  bool is_output = false;  // the tile is made in its staged memory
 
   OwnedBytes content = {};
-  std::string array_id = {};  // of an operand that is an array
-  // Of a donated operand, what the result over it is made in; of that result too.
+  std::string array_id = {};  // for an operand that is an array
+  // The memory of a donated operand in which its result is made; set on both values.
   std::shared_ptr<Buffer> donated = nullptr;
 };
 
 absl::Span<char> Mutable(const LocalValue& value) {
-  // Made by this step, hence not shared with anyone yet.
+  // This step made the bytes and has not shared them yet.
   return {const_cast<char*>(value.content.bytes.data()), value.content.bytes.size()};
 }
 
-// What the device at `place` of a group has of a tile of that shape, which is partitioned among the
-// group along a dimension as `parts` says: the first place has the beginning.
+// Returns the part that the device at `place` of a group has of a tile of this shape. `parts`
+// partitions the tile among the group along a dimension; the first place has the beginning.
 Tile PartOf(const Shape& shape, int64_t dimension, const DeviceGroup& group, int64_t place,
             const Tiling& parts) {
   const auto dim = static_cast<size_t>(dimension);
@@ -56,17 +56,17 @@ Tile PartOf(const Shape& shape, int64_t dimension, const DeviceGroup& group, int
   return tile;
 }
 
-// A step's link that tells the recorder whose data is waited for.
+// A step's link that tells the recorder which peer an instruction waits for.
 class WatchedLink final : public Link {
  public:
   WatchedLink(StepLink* link, FlightRecorder* recorder) : link_(link), recorder_(recorder) {}
 
-  // What is received from now on is for this instruction.
+  // Attributes the following receives to this instruction.
   void Watch(FlightRecorder::Ticket ticket) {
     ticket_ = ticket;
     peer_.store(kNone, std::memory_order_relaxed);
   }
-  // Whose data this instruction waited for last.
+  // Returns the peer that this instruction waited for last.
   std::optional<DeviceId> peer() const {
     const DeviceId peer = peer_.load(std::memory_order_relaxed);
     return peer == kNone ? std::nullopt : std::optional(peer);
@@ -120,7 +120,7 @@ class RankStep {
       for (const ValueIndex input : InputsOf(instruction)) {
         FreeValue(input, i);
       }
-      FreeValue(instruction.output, i);  // nothing may need it
+      FreeValue(instruction.output, i);  // there may be no later use
     }
     return StageOutputs();
   }
@@ -152,7 +152,7 @@ class RankStep {
     return done;
   }
 
-  // Of a deadline that passed the rank is to blame that was waited for.
+  // After a deadline error, the peer that the instruction waited for is at fault.
   void Blame(const absl::Status& error) {
     const std::optional<DeviceId> peer = link_.peer();
     if (!absl::IsDeadlineExceeded(error) || !peer.has_value()) return;
@@ -164,7 +164,7 @@ class RankStep {
     }
   }
 
-  // Lets go of a value once the instruction that needs it last has run.
+  // Frees a value after the instruction that uses it last.
   void FreeValue(ValueIndex value, size_t instruction) {
     if (values_[value].last_use == instruction && !values_[value].is_output) {
       values_[value].content = {};
@@ -238,8 +238,8 @@ class RankStep {
     return absl::OkStatus();
   }
 
-  // Where a result is to be made over a donated operand, and nobody else has the operand's memory,
-  // takes it out of the store. Otherwise the result gets memory of its own.
+  // Takes a donated operand out of the store where a result is to be made over it and its memory
+  // has no other holder. Otherwise the result gets its own memory.
   absl::Status TakeDonated(ValueIndex operand) {
     LocalValue& value = values_[operand];
     const std::optional<ValueIndex> result = ResultOverOperand(plan_, operand);
@@ -247,7 +247,7 @@ class RankStep {
         values_[*result].size_bytes != value.size_bytes) {
       return absl::OkStatus();
     }
-    value.content = {};  // its owner would be somebody else
+    value.content = {};  // this reference would count as another holder
     value.donated = options_.store->TakeMemory(value.array_id, value.tile);
     if (value.donated == nullptr) return FetchOperand(order_.operands[operand], value);
     value.content = {value.donated->bytes(), value.donated};
@@ -303,7 +303,7 @@ class RankStep {
     const auto output = static_cast<size_t>(
         std::find(plan_.outputs.begin(), plan_.outputs.end(), index) - plan_.outputs.begin());
     SHARDMESH_RETURN_IF_ERROR(Stage(output));
-    // Sent from with its owner: the network may hold on to it after the step.
+    // Peers are sent these bytes with their owner: the network may hold them after the step.
     value.content = {staged_[output]->mutable_bytes(), staged_[output]->memory()};
     return absl::OkStatus();
   }
@@ -333,7 +333,7 @@ class RankStep {
     return absl::OkStatus();
   }
 
-  // --- Instructions. The output's memory is there.
+  // --- Instructions. The output's memory exists.
 
   absl::Status Execute(size_t /*op*/, const Instruction& instruction, const LocalMatmul& matmul) {
     const LocalValue& lhs = values_[matmul.lhs];
@@ -444,8 +444,8 @@ class RankStep {
     return done;
   }
 
-  // What every rank of a group says of the value: `F32[2,3]` of its tile, or where tiles differ,
-  // `F32[3+4,3]` of them all.
+  // Returns the text for a value that is the same on every rank of a group: `F32[2,3]` for its
+  // tile, or `F32[3+4,3]` for all tiles where they differ.
   static std::string Describe(const LocalValue& value) {
     if (value.tiling.has_equal_tiles()) {
       return StrCat(DtypeName(value.dtype), "[", StrJoin(value.shape, ","), "]");
@@ -535,8 +535,8 @@ class RankStep {
     if (value.size_bytes > 0) std::memset(Mutable(value).data(), 0, Mutable(value).size());
   }
 
-  // Runs an exchange that hands over what each rank brings of `in`, which becomes its part of `out`
-  // along a dimension; it is told how many bytes that is for each place.
+  // Runs an exchange of each rank's bytes of `in`, which become its part of `out` along a
+  // dimension. `run` gets the number of bytes for each place.
   template <typename Run>
   absl::Status Joined(const CollectiveCall& call, const LocalValue& in, const LocalValue& out,
                       int64_t dimension, Run run) {
@@ -560,8 +560,8 @@ class RankStep {
     return pasted;
   }
 
-  // What each place of the group gets of a value that is split along a dimension into the tiles of
-  // `result`, each in one piece.
+  // Splits a value along a dimension into the tiles of `result`, and returns the part for each
+  // place of the group, each in one piece.
   absl::StatusOr<std::vector<OwnedBytes>> PartsAlong(const LocalValue& value, int64_t dimension,
                                                      const Tiling& result) {
     std::vector<OwnedBytes> parts;
@@ -573,14 +573,14 @@ class RankStep {
     return parts;
   }
 
-  // Memory of the pool with its owner.
+  // Returns memory of the pool with its owner.
   absl::StatusOr<OwnedMutableBytes> Pooled(int64_t size_bytes, std::string_view what) {
     SHARDMESH_ASSIGN_OR_RETURN(Buffer buffer, options_.pool->Allocate(size_bytes, what));
     auto shared = std::make_shared<Buffer>(std::move(buffer));
     return OwnedMutableBytes{shared->mutable_bytes(), shared};
   }
 
-  // A part of a value in one piece: where it lies, or else copied.
+  // Returns a part of a value in one piece: in place, or copied if it is not contiguous.
   absl::StatusOr<OwnedBytes> Contiguous(const LocalValue& value, const Tile& part) {
     SHARDMESH_ASSIGN_OR_RETURN(const TensorView view,
                                TensorView::Create(value.dtype, value.shape, value.content.bytes));
@@ -632,8 +632,8 @@ class RankStep {
   const DeviceId rank_;
   WatchedLink link_;
   StepResult& result_;
-  CopiedBytes copied_;  // by the collective that runs
-  // Of the instruction that runs; its group, if it is a collective.
+  CopiedBytes copied_;  // by the running collective
+  // Of the running instruction; the group is set for a collective.
   FlightRecorder::Ticket ticket_ = 0;
   std::optional<DeviceGroup> group_;
   std::vector<LocalValue> values_;

@@ -1,4 +1,4 @@
-// One rank's part in one step: from its tiles of the operands to its staged tiles of the outputs.
+// One rank's part in one step: from its operands' tiles to the staged tiles of its outputs.
 #ifndef SHARDMESH_WORKER_STEP_STEP_RUN_H_
 #define SHARDMESH_WORKER_STEP_STEP_RUN_H_
 
@@ -17,7 +17,7 @@
 
 namespace shardmesh::worker {
 
-// What a step is run with. Pointers outlive the run.
+// Arguments of a run. Pointers outlive the run.
 struct StepRunContext {
   const StepExecutor::Options* options = nullptr;
   WeightCache* weights = nullptr;
@@ -28,10 +28,12 @@ struct StepRunContext {
   absl::Time deadline;
 };
 
-// Runs the plan's instructions one by one and stages the outputs; each value's memory is given back
-// after its last use. Fills in outputs, times and bytes sent of `result`, and if a peer's data did
-// not come in time, that peer as the one to blame. An error names the op; the caller aborts the
-// outputs in the store, and the step. The options' recorder has a record of each instruction.
+// Runs the plan's instructions one by one and stages the outputs. Frees each value's memory after
+// its last use.
+//
+// Fills in outputs, times and bytes sent of `result`. If a peer's data did not come in time,
+// `result` names that peer as the one at fault. An error names the op; the caller then aborts the
+// step and its outputs in the store. The options' recorder gets a record of each instruction.
 absl::Status RunStep(const StepRunContext& context, StepResult* result);
 
 }  // namespace shardmesh::worker

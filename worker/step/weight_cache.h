@@ -1,4 +1,4 @@
-// Weights in the layout that the kernel reads fastest, for as long as their arrays live.
+// Weights in the layout that the kernel reads fastest, cached for the lifetime of their arrays.
 #ifndef SHARDMESH_WORKER_STEP_WEIGHT_CACHE_H_
 #define SHARDMESH_WORKER_STEP_WEIGHT_CACHE_H_
 
@@ -17,33 +17,32 @@
 
 namespace shardmesh::worker {
 
-// Packs a weight when it is first used and the budget has room for the copy, for which nobody gives
-// memory up, and keeps that for as long as somebody keeps the tile. Thread-safe.
+// Packs a weight at its first use if the budget has free room for the copy; nothing is evicted for
+// it. Keeps the copy while the tile has a holder. Thread-safe.
 class WeightCache {
  public:
   // Both outlive the cache. Without a budget nothing is packed.
   WeightCache(MatmulKernel* kernel, MemoryBudget* budget) : kernel_(kernel), budget_(budget) {}
 
-  // The packed form of `rhs`, which is this worker's tile of the array, for products like `spec`;
-  // null where there is none, and the plain form is to be used. Packing goes block by block and
-  // asks `abort_check` between them; its error is the only one that is returned.
+  // Returns the packed form of `rhs`, this worker's tile of the array, for products like `spec`.
+  // Returns null if there is none and the caller must use the plain form. Packing runs block by
+  // block and calls `abort_check` between blocks; the only error is that of `abort_check`.
   absl::StatusOr<std::shared_ptr<const PackedWeights>> Find(
       const std::string& array_id, const MatmulSpec& spec, const OwnedBytes& rhs,
       const MatmulKernel::AbortCheck& abort_check = nullptr);
 
-  // The arrays are gone. Products under way keep what they use.
+  // Drops the packed forms of these arrays. Running products keep the ones in use.
   void Forget(absl::Span<const std::string> array_ids);
-  // Lets go of the weights whose tiles nobody keeps any more: of an array that was dropped while a
-  // step used it.
+  // Drops weights whose tiles have no holder left: their array was dropped while a step used it.
   void ForgetGone();
 
  private:
-  // Everything that a packing depends on but the number of rows.
+  // Everything that a packing depends on, except the number of rows.
   using Key = std::tuple<std::string, int64_t, int64_t, Dtype, Dtype, Dtype, bool, bool>;
   struct Entry {
-    std::shared_ptr<const PackedWeights> weights = nullptr;  // null: there was no room
-    MemoryBudget::Reservation reservation = {};              // none where there was no room
-    int64_t size_bytes = 0;                                  // that the weights take
+    std::shared_ptr<const PackedWeights> weights = nullptr;  // null: no memory for it
+    MemoryBudget::Reservation reservation = {};              // empty if there was no memory for it
+    int64_t size_bytes = 0;                                  // of the weights
     std::weak_ptr<const void> tile = {};
   };
 

@@ -1,14 +1,17 @@
 // The tiles that a worker holds, in memory and on disk.
 //
 // A data folder holds:
-//   LOCK             locked by the store that has it open, whose process it names
-//   cluster_id       the cluster that the tiles belong to
-//   identity         the worker that they belong to
-//   staged/ARRAY/    a file for each durable tile that is Staged
-//   arrays/ARRAY/    the same for Committed ones: an array commits by one rename of its folder
-//   quarantine/ARRAY/  tiles that were moved aside, and a file `about` that says why
-//   trash/           folders on their way out
-//   corrupt/         files that could not be read back
+//
+// clang-format off
+//   LOCK               locked by the store that has it open; names the store's process
+//   cluster_id         the cluster that the tiles belong to
+//   identity           the worker that they belong to
+//   staged/ARRAY/      a file for each durable tile that is Staged
+//   arrays/ARRAY/      the same for Committed ones: an array commits by one rename of its folder
+//   quarantine/ARRAY/  tiles in quarantine, and a file `about` with the reason
+//   trash/             folders to be removed
+//   corrupt/           files that could not be read back
+// clang-format on
 #include "worker/store/shard_store.h"
 
 #include <fcntl.h>
@@ -50,14 +53,14 @@ constexpr char kQuarantineFolder[] = "quarantine";
 constexpr char kAboutFile[] = "about";
 constexpr char kTrashFolder[] = "trash";
 constexpr char kCorruptFolder[] = "corrupt";
-// Of a folder that is no worker's.
+// A file that marks a folder as not a worker's.
 constexpr char kCoordinatorFile[] = "state.db";
 constexpr int64_t kMaxOwnerBytes = 256;
 constexpr int64_t kMaxAboutBytes = 4096;
-// Of the quarantine on disk, unless its owner says another.
+// Limit of the quarantine on disk, unless its owner sets another one.
 constexpr int64_t kMaxQuarantineBytes = int64_t{64} << 30;
-constexpr int64_t kQuarantinePart = 4;  // of the file system at most this part
-// Beyond so many folders it is the whole file system that is synced, once, instead of each of them.
+constexpr int64_t kQuarantinePart = 4;  // at most this fraction of the file system
+// With more folders than this, one sync of the whole file system replaces a sync of each.
 constexpr size_t kMaxSyncedFolders = 16;
 
 std::string Path(const std::string& folder, std::string_view name) {
@@ -68,8 +71,8 @@ std::string TileName(const TileDescription& description) {
   return StrCat("tile ", description.tile.ToString(), " of array ", description.array_id);
 }
 
-// In a folder that must be there: what was moved away or unmounted under this process is not made
-// anew, as nothing in it would be found again.
+// Creates a folder in a parent that must exist. A parent that was moved or unmounted is not created
+// anew: no later start would find its content.
 absl::Status MakeFolder(const std::string& path) {
   if (SHARDMESH_FAILS("tiles.make_folder")) return FileError("make folder", path, errno);
   if (mkdir(path.c_str(), 0777) == 0 || errno == EEXIST) {
@@ -88,7 +91,7 @@ absl::Status MakeDataFolder(const std::string& path) {
   return MakeFolders(path);
 }
 
-// Names in a folder, sorted.
+// Returns the names in a folder, sorted.
 absl::StatusOr<std::vector<std::string>> ListFolder(const std::string& path) {
   if (SHARDMESH_FAILS("tiles.list_folder")) return FileError("list folder", path, errno);
   std::vector<std::string> names;
@@ -116,7 +119,7 @@ absl::StatusOr<FileDescriptor> LockFolder(const std::string& folder) {
   return std::move(lock.held);
 }
 
-// A small text file, such as the id of the cluster; empty if it is not there.
+// Reads a small text file, such as the id of the cluster; empty if the file is missing.
 absl::StatusOr<std::string> ReadText(const std::string& path, int64_t max_bytes) {
   absl::StatusOr<InputFile> file = OpenInputFile(path);
   if (absl::IsNotFound(file.status())) {
@@ -133,8 +136,8 @@ absl::StatusOr<std::string> ReadText(const std::string& path, int64_t max_bytes)
   return text;
 }
 
-// The cluster or the worker that a folder belongs to, in characters that `may_be_there` takes;
-// empty if the file is not there.
+// Reads the cluster or worker that a folder belongs to, in characters that `may_be_there` accepts;
+// empty if the file is missing.
 absl::StatusOr<std::string> ReadOwner(const std::string& path, bool (*may_be_there)(char)) {
   SHARDMESH_ASSIGN_OR_RETURN(std::string text, ReadText(path, kMaxOwnerBytes));
   if (!std::all_of(text.begin(), text.end(), may_be_there)) {
@@ -153,14 +156,14 @@ absl::Status WriteText(const std::string& path, std::string_view text) {
   return file.Finish();
 }
 
-// As WriteText, in one step too, but not synced.
+// As WriteText, also in one step, but not synced.
 absl::Status WriteTextUnsynced(const std::string& path, std::string_view text) {
   const std::string temporary = StrCat(path, kTemporarySuffix);
   FileDescriptor file(open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
   if (!file.valid()) {
     return FileError("open", temporary, errno);
   }
-  // A text this short is written whole, or the disk is full.
+  // A short write of so small a text means that the disk is full.
   errno = ENOSPC;
   if (SHARDMESH_FAILS("tiles.write_about") ||
       write(file.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size())) {
@@ -178,8 +181,8 @@ const char* FolderOf(TileState state) {
   return state == TileState::kCommitted ? kArraysFolder : kStagedFolder;
 }
 
-// What the file `about` says, line by line: when, whether committed, whether its array lives, and
-// the reason in the rest.
+// Returns the content of the file `about`, line by line: the time, whether committed, whether its
+// array lives, and then the reason.
 std::string EncodeAbout(const QuarantinedArray& array) {
   return StrCat(absl::ToUnixMillis(array.since), "\n", array.committed ? 1 : 0, "\n",
                 array.array_lives ? 1 : 0, "\n", array.reason);
@@ -198,14 +201,14 @@ bool DecodeAbout(const std::string& text, QuarantinedArray* array) {
   return true;
 }
 
-// What the pool takes for a buffer.
+// Returns the memory that the pool takes for a buffer.
 int64_t PoolBytes(int64_t size_bytes) {
   constexpr int64_t kPageBytes = 4096;
   const int64_t unit = size_bytes < kPageBytes ? int64_t{Buffer::kAlignment} : kPageBytes;
   return (size_bytes + unit - 1) / unit * unit;
 }
 
-// The bound of the quarantine in a data folder whose owner says none.
+// Returns the quarantine's limit in a data folder whose owner sets none.
 int64_t DefaultQuarantineBytes(const std::string& data_dir) {
   std::error_code error;
   const fs::space_info space = fs::space(data_dir, error);
@@ -217,13 +220,13 @@ int64_t DefaultQuarantineBytes(const std::string& data_dir) {
 }
 
 void RemoveCorrupt(const std::string& path, int64_t size_bytes, const char* why) {
-  std::error_code ignored;  // tried again at the next start
+  std::error_code ignored;  // the next start tries again
   fs::remove_all(path, ignored);
   rpc::LogWarning("removed a file that could not be read back",
                   {{"path", path}, {"size_bytes", size_bytes}, {"why", why}});
 }
 
-// A call may name an array twice; it means it once.
+// A call may name an array twice; duplicates have no effect.
 absl::btree_set<std::string> Distinct(absl::Span<const std::string> array_ids) {
   return {array_ids.begin(), array_ids.end()};
 }
@@ -261,7 +264,7 @@ StoredTile::StoredTile(TileDescription description, std::shared_ptr<Buffer> buff
       durable_(durable) {}
 
 TensorView StoredTile::view() const {
-  // The buffer was made for the description, so that this cannot fail.
+  // The buffer was made for the description, so this cannot fail.
   return *TensorView::Create(description_.dtype, description_.tile.shape(), bytes());
 }
 
@@ -349,14 +352,14 @@ absl::StatusOr<StoredTilePtr> StagedTile::FinishOnce(std::optional<uint32_t> crc
   SHARDMESH_RETURN_IF_ERROR(store_->CheckReceiving(description_));
   auto stored = std::make_shared<const StoredTile>(description_, buffer_, found, durable_);
   absl::Status status = durable_ ? store_->WriteStagedFile(*stored) : absl::OkStatus();
-  // A lack of something else, such as descriptors, passes, and no file that goes helps.
+  // Dropping files helps only if the disk is full; other shortages, such as descriptors, pass.
   if (ReasonOf(status) == Reason::kStoreFull && store_->DropQuarantinedFiles(size_bytes_)) {
     status = store_->WriteStagedFile(*stored);
   }
   if (status.ok()) {
     status = store_->Publish(stored);
   } else if (absl::Status receiving = store_->CheckReceiving(description_); !receiving.ok()) {
-    status = std::move(receiving);  // the abort took the folder away under the writer
+    status = std::move(receiving);  // the abort removed the folder during the write
   }
   if (!status.ok()) {
     if (durable_) {
@@ -418,7 +421,7 @@ absl::Status ShardStore::Recover() {
   const std::string trash = Path(data_dir_, kTrashFolder);
   SHARDMESH_ASSIGN_OR_RETURN(const std::vector<std::string> discarded, ListFolder(trash));
   for (const std::string& name : discarded) {
-    std::error_code ignored;  // tried again at the next start
+    std::error_code ignored;  // the next start tries again
     fs::remove_all(Path(trash, name), ignored);
   }
   SHARDMESH_ASSIGN_OR_RETURN(std::string id, ReadOwner(Path(data_dir_, kClusterIdFile),
@@ -433,7 +436,8 @@ absl::Status ShardStore::Recover() {
     data_identity_ = std::move(identity);
   }
   SHARDMESH_RETURN_IF_ERROR(RecoverQuarantine());
-  // Committed first: where a crash left an array in both, the staged copy is the one to go.
+  // Committed first: where a crash left an array in both folders, the staged copy is the one to
+  // remove.
   SHARDMESH_RETURN_IF_ERROR(RecoverArrays(Path(data_dir_, kArraysFolder), TileState::kCommitted));
   SHARDMESH_RETURN_IF_ERROR(RecoverArrays(Path(data_dir_, kStagedFolder), TileState::kStaged));
   BoundCorrupt();
@@ -466,21 +470,21 @@ absl::Status ShardStore::RecoverArray(const std::string& folder, TileState state
     if (status.ok()) {
       continue;
     }
-    // A file that is sound, and the folder says otherwise: which of the two is wrong is for people
-    // to say.
+    // The file is sound but contradicts the folder. An operator has to decide which of the two is
+    // wrong.
     if (ReasonOf(status) == Reason::kClusterMismatch) {
       return status;
     }
     SetAside(path, std::move(status));
   }
-  rmdir(folder.c_str());  // succeeds only where nothing is left in it
+  rmdir(folder.c_str());  // succeeds only if the folder is empty
   return absl::OkStatus();
 }
 
 bool ShardStore::SetAside(const std::string& path, absl::Status why) {
   RecoveryProblem problem{path, "", std::move(why)};
-  // A file that was read and is wrong stays wrong. One that the disk did not give, or for which
-  // there was no memory, may be read at the next start.
+  // A file that was read and is wrong stays wrong. A file that the disk did not deliver, or for
+  // which there was no memory, may be readable at the next start.
   const Reason reason = ReasonOf(problem.status);
   if (reason == Reason::kBadFile || reason == Reason::kChecksumMismatch) {
     const fs::path from = path;
@@ -513,13 +517,13 @@ void ShardStore::BoundCorrupt() {
     absl::MutexLock lock(&mutex_);
     limit_bytes = std::max<int64_t>(0, limit_bytes - quarantine_totals_.disk_bytes);
   }
-  // A file that this start moved here stays for people to see, at least until the next one.
+  // A file that this start moved here stays for inspection, at least until the next start.
   absl::btree_set<std::string> moved_now;
   for (const RecoveryProblem& problem : recovery_report_.problems) {
     moved_now.insert(problem.moved_to);
   }
   struct Corrupt {
-    absl::Time since;  // its move there is the last change of what the folder says of it
+    absl::Time since;  // the rename into the folder is the last change of its ctime
     std::string path;
     int64_t size_bytes;
   };
@@ -729,7 +733,7 @@ std::shared_ptr<Buffer> ShardStore::TakeMemory(std::string_view array_id, const 
   }
   auto& tiles = array->second.tiles;
   const auto found = tiles.find(tile);
-  // Others get at either by the entry alone, hence under the lock.
+  // Other threads reach either pointer only through the entry, which the lock guards.
   if (found == tiles.end() || found->second.state != TileState::kCommitted ||
       found->second.stored->durable() || found->second.stored.use_count() != 1 ||
       found->second.stored->buffer_.use_count() != 1) {
@@ -885,11 +889,11 @@ void ShardStore::Drop(absl::Span<const std::string> array_ids, Done done) {
       if (array != arrays_.end() && TakeOut(array, &dropped, &state)) {
         (state == TileState::kCommitted ? committed_ids : staged_ids).push_back(array_id);
       } else if (const auto busy = busy_.find(array_id); busy != busy_.end()) {
-        // It was dropped before, and its files are on their way out: they are waited for.
+        // The array was dropped before and its files are being removed: wait for them.
         staged_ids.push_back(array_id);
       }
-      // What was moved aside of it is released with it. But of an array that was never committed
-      // the registry may have given up a put, which says nothing of tiles that were.
+      // The release covers the array's quarantined tiles too. But for an array that was never
+      // committed the registry may have given up a put, which does not concern committed tiles.
       if (const auto aside = quarantine_.find(array_id);
           aside != quarantine_.end() && (was_committed || !aside->second.committed)) {
         if (aside->second.on_disk) {
@@ -976,7 +980,7 @@ bool ShardStore::PutAside(const Unknown& unknown, absl::Time now,
   }
   CountIn(entry);
   if (stored->durable()) {
-    // Tiles of an array follow each other: one text says why for all of them.
+    // Tiles of one array are adjacent: they share one reason.
     const char* const folder = FolderOf(state);
     if (moved->empty() || moved->back().array.array_id != unknown.array_id ||
         moved->back().folder != folder) {
@@ -1005,7 +1009,7 @@ void ShardStore::SetLive(absl::Span<const std::string> array_ids, bool live, abs
   for (const std::string& array_id : array_ids) {
     const auto found = quarantine_.find(array_id);
     if (found == quarantine_.end() || found->second.array_lives == live) continue;
-    if (!live && restoring_.contains(array_id)) continue;  // the next verdict tells
+    if (!live && restoring_.contains(array_id)) continue;  // the next verdict decides
     CountOut(found->second);
     found->second.array_lives = live;
     if (!live) found->second.since = now;
@@ -1079,8 +1083,8 @@ void ShardStore::DropFromQuarantine(QuarantineMap::iterator entry, std::string_v
 }
 
 void ShardStore::EnforceQuarantine(absl::Time now, std::vector<QuarantinedArray>* dropped) {
-  // What was there before counts its age from the first call on: the wall clock that a start finds
-  // may be wrong, and what it would delete does not come back.
+  // The age of existing entries counts from the first call: the wall clock at a start may be wrong,
+  // and a deletion cannot be undone.
   if (!first_now_.has_value()) {
     first_now_ = now;
   }
@@ -1113,7 +1117,7 @@ bool ShardStore::DropQuarantinedMemory(int64_t need_bytes) {
   need_bytes = PoolBytes(need_bytes);
   int64_t free_bytes = limit_bytes() - used_bytes();
   absl::MutexLock lock(&mutex_);
-  // Where there is room, it is the host that refuses.
+  // With enough space in the budget, the host refused the memory.
   if (free_bytes >= need_bytes ||
       free_bytes + quarantine_totals_.droppable_memory_bytes < need_bytes) {
     return false;
@@ -1128,7 +1132,7 @@ bool ShardStore::DropQuarantinedMemory(int64_t need_bytes) {
 
 bool ShardStore::GiveUpMemory(int64_t need_bytes) {
   const bool was_dropped = DropQuarantinedMemory(need_bytes);
-  // What is asked for may not be a buffer of the pool's.
+  // The memory requested may not be a buffer of the pool.
   const bool was_idle = pool_->idle_bytes() > 0;
   pool_->Trim();
   return was_dropped || was_idle;
@@ -1156,7 +1160,7 @@ void ShardStore::ExpireQuarantine(absl::Time now) {
   std::vector<QuarantinedArray> dropped;  // freed under no lock
   absl::MutexLock lock(&mutex_);
   EnforceQuarantine(now, &dropped);
-  // Files come there at a start alone: all of them are as old as that.
+  // Files come there only at a start: all of them are at least as old as the first call.
   if (has_data_dir() && now - *first_now_ > quarantine_limits_.age &&
       !std::exchange(corrupt_expired_, true)) {
     PushFiles({.array_ids = {},
@@ -1242,7 +1246,7 @@ absl::Status ShardStore::CheckRestorable(const QuarantinedArray& array) const {
 }
 
 absl::StatusOr<QuarantinedArray> ShardStore::Restore(const QuarantinedArray& array) {
-  AwaitFiles();  // those that are on their way into the quarantine
+  AwaitFiles();  // finish pending moves into the quarantine
   const std::string from = Path(Path(data_dir_, kQuarantineFolder), array.array_id);
   std::vector<StoredTilePtr> stored;
   for (const QuarantinedTile& tile : array.tiles) {
@@ -1300,7 +1304,8 @@ absl::Status ShardStore::PutBack(const QuarantinedArray& array, std::vector<Stor
     }
     moved.push_back(name);
   }
-  // On disk before anybody is told: a tile in quarantine is not in use at the next start.
+  // Sync before the tile is visible: the next start would not use a tile that is still in
+  // quarantine.
   for (const std::string& folder : {to, arrays}) {
     if (array.on_disk && status.ok()) {
       status = SyncFolder(folder);
@@ -1337,7 +1342,7 @@ absl::Status ShardStore::PutBack(const QuarantinedArray& array, std::vector<Stor
     return status;
   }
   if (status.ok()) {
-    // What says why it was there goes with the folder, unless a tile is left that was not read.
+    // The reason's file goes with the folder, unless an unread tile is left in it.
     const absl::StatusOr<std::vector<std::string>> left = ListFolder(from);
     if (left.ok() && std::all_of(left->begin(), left->end(),
                                  [](const std::string& name) { return name == kAboutFile; })) {
@@ -1354,7 +1359,7 @@ absl::Status ShardStore::PutBack(const QuarantinedArray& array, std::vector<Stor
           {{"path", Path(to, name)}, {"error", FileError("move", Path(to, name), errno)}});
     }
   }
-  rmdir(to.c_str());  // succeeds only where nothing is left in it
+  rmdir(to.c_str());  // succeeds only if the folder is empty
   return status;
 }
 
@@ -1447,14 +1452,14 @@ void ShardStore::RunFiles() {
       effects.changed_folders.clear();
     }
     for (const std::string& folder : effects.changed_folders) {
-      // One that a later job of the batch moved away is gone with its entries.
+      // A folder that a later job of the batch moved away has no entries left to sync.
       if (const absl::Status status = SyncFolder(folder); !absl::IsNotFound(status)) {
         synced.Update(status);
       }
     }
     for (std::string& path : effects.to_remove) {
       removals_.Push([path = std::move(path)] {
-        std::error_code ignored;  // what is left in the trash goes at the next start
+        std::error_code ignored;  // the next start removes the rest of the trash
         fs::remove_all(path, ignored);
       });
     }
@@ -1606,7 +1611,7 @@ void ShardStore::RemoveStagedFile(const TileDescription& description) {
   const std::string folder = Path(Path(data_dir_, kStagedFolder), description.array_id);
   unlink(Path(folder, TileFileName(description.tile)).c_str());
   if (!CheckReceiving(description).ok()) {
-    rmdir(folder.c_str());  // the array is aborted: whoever leaves last removes its folder
+    rmdir(folder.c_str());  // the array is aborted: the last writer removes its folder
   }
 }
 
@@ -1627,7 +1632,7 @@ absl::Status ShardStore::DiscardFiles(const char* folder, const std::string& arr
 }
 
 absl::Status ShardStore::CommitFiles(const std::string& array_id, FileEffects* effects) {
-  // Files that could not be read back for want of memory may still be there: the new ones replace
+  // Files that could not be read back for lack of memory may still be there: the new ones replace
   // them.
   SHARDMESH_RETURN_IF_ERROR(DiscardFiles(kArraysFolder, array_id, effects));
   const std::string from = Path(Path(data_dir_, kStagedFolder), array_id);
@@ -1642,7 +1647,7 @@ absl::Status ShardStore::CommitFiles(const std::string& array_id, FileEffects* e
 absl::Status ShardStore::QuarantineFiles(absl::Span<const MovedAside> moved, FileEffects* effects) {
   const std::string quarantine = Path(data_dir_, kQuarantineFolder);
   const bool sync_together = moved.size() > kMaxSyncedFolders;
-  // Why a tile is there, and that it must not go, is on the disk before the tile is there.
+  // The reason and the liveness are on disk before the tile is in quarantine.
   absl::Status status;
   std::vector<const MovedAside*> told;
   for (const MovedAside& each : moved) {
@@ -1669,7 +1674,7 @@ absl::Status ShardStore::QuarantineFiles(absl::Span<const MovedAside> moved, Fil
         status.Update(FileError("quarantine", Path(from, name), errno));
       }
     }
-    rmdir(from.c_str());  // succeeds only where nothing is left in it
+    rmdir(from.c_str());  // succeeds only if the folder is empty
     effects->changed_folders.insert({to, quarantine, Path(data_dir_, each->folder)});
   }
   return status;
@@ -1703,7 +1708,7 @@ void ShardStore::RecoverQuarantined(const std::string& array_id) {
   const absl::StatusOr<std::string> about = ReadText(Path(path, kAboutFile), kMaxAboutBytes);
   if (!about.ok() || !DecodeAbout(*about, &array)) {
     array.reason = "the file that says why cannot be read";
-    array.array_lives = true;  // for all that is known
+    array.array_lives = true;  // nothing is known to the contrary
   }
   bool is_all_read = true;
   for (const std::string& name : *names) {
@@ -1733,11 +1738,11 @@ void ShardStore::RecoverQuarantined(const std::string& array_id) {
     ++recovery_report_.quarantined_tiles;
   }
   if (array.tiles.empty() && !is_all_read) {
-    return;  // `about` is kept for the start that reads the tile
+    return;  // keep `about` for the start that reads the tile
   }
   if (array.tiles.empty()) {
     unlink(Path(path, kAboutFile).c_str());
-    rmdir(path.c_str());  // succeeds only where nothing is left in it
+    rmdir(path.c_str());  // succeeds only if the folder is empty
     return;
   }
   absl::MutexLock lock(&mutex_);

@@ -1,4 +1,4 @@
-// The tiles that a worker holds: staged, verified, committed, released.
+// The store of a worker's tiles: staged, verified, committed, released.
 #ifndef SHARDMESH_WORKER_STORE_SHARD_STORE_H_
 #define SHARDMESH_WORKER_STORE_SHARD_STORE_H_
 
@@ -29,8 +29,8 @@
 
 namespace shardmesh::worker {
 
-// A complete tile. Immutable, hence safe to share between threads; whoever holds the pointer keeps
-// the bytes, also after the store let go of the tile.
+// A complete tile. Immutable and thread-safe. A holder of the pointer keeps the bytes alive, also
+// after the store has released the tile.
 class StoredTile {
  public:
   StoredTile(TileDescription description, std::shared_ptr<Buffer> buffer, uint32_t crc32c,
@@ -42,40 +42,43 @@ class StoredTile {
   TensorView view() const;
   // CRC-32C of bytes().
   uint32_t crc32c() const { return crc32c_; }
-  // Whether the tile is on disk, synced.
+  // Returns whether the tile is on disk and synced.
   bool durable() const { return durable_; }
 
  private:
   friend class ShardStore;
 
   const TileDescription description_;
-  const std::shared_ptr<Buffer> buffer_;  // who sends from it may hold it longer
+  const std::shared_ptr<Buffer> buffer_;  // a sender of its bytes may keep it longer
   const uint32_t crc32c_;
   const bool durable_;
 };
 
 using StoredTilePtr = std::shared_ptr<const StoredTile>;
 
-// Where a tile stands.
+// State of a tile:
 //
+// clang-format off
 //   Receiving -> Staged -> Committed -> Released
 //       |           |
 //       +-----------+----> Aborted
+// clang-format on
 //
-// Receiving to Staged: StagedTile::Finish, when every byte is there and the checksum is right.
-// Staged to Committed: ShardStore::Commit, all tiles of an array together. Committed to Released:
-// ShardStore::Release. To Aborted: ShardStore::Abort, all tiles of an array together, or the
-// destruction of an unfinished StagedTile, that tile alone. No other transition exists.
+// - Receiving to Staged: StagedTile::Finish, when every byte is there and the checksum is right.
+// - Staged to Committed: ShardStore::Commit, all tiles of an array together.
+// - Committed to Released: ShardStore::Release.
+// - To Aborted: ShardStore::Abort, all tiles of an array together; or the destruction of an
+//   unfinished StagedTile, only that tile.
 //
-// Released tiles are forgotten at once, Aborted ones as soon as their receiver has left; the memory
-// goes when the last reader lets go.
+// No other transition exists. The store forgets Released tiles at once, and Aborted tiles as soon
+// as their receiver is destroyed. The memory is freed when the last reader releases it.
 enum class TileState { kReceiving, kStaged, kCommitted, kAborted };
 
 class ShardStore;
 
-// A tile under way into the store. Its bytes come either in pieces through Append, or are written
-// in place through mutable_bytes() by whoever computes them. Destroyed before Finish, it is
-// aborted. For one thread at a time; the store may abort it meanwhile. Must not outlive the store.
+// A tile being added to the store. Its bytes come in pieces through Append, or a producer writes
+// them in place through mutable_bytes(). Destruction before Finish aborts the tile. For one thread
+// at a time; the store may abort the tile concurrently. Must not outlive the store.
 class StagedTile {
  public:
   StagedTile(const StagedTile&) = delete;
@@ -84,29 +87,28 @@ class StagedTile {
 
   const TileDescription& description() const { return description_; }
   int64_t size_bytes() const { return size_bytes_; }
-  // How far Append has come.
+  // Bytes appended so far.
   int64_t received_bytes() const { return received_bytes_; }
 
-  // The next piece. INVALID_ARGUMENT (BAD_TILE) if it does not start where the last one ended or
-  // goes beyond the tile, DATA_LOSS (CHECKSUM_MISMATCH) if its bytes are not of that CRC-32C; the
-  // tile is then as before. ABORTED once the array was aborted.
+  // Appends the next piece. INVALID_ARGUMENT (BAD_TILE) if it does not start where the last piece
+  // ended, or exceeds the tile. DATA_LOSS (CHECKSUM_MISMATCH) if its bytes do not have that
+  // CRC-32C. After both errors the tile is as before. ABORTED once the array was aborted.
   absl::Status Append(int64_t offset_bytes, absl::Span<const char> piece, uint32_t piece_crc32c);
 
-  // The same for a piece that lies in parts, to be joined in order, and whose bytes are known to be
-  // of that CRC-32C: they are copied once, and not looked at again.
+  // As Append, for a piece in several parts, joined in order. The caller has verified the CRC-32C
+  // of the bytes: they are copied once and not checked again.
   absl::Status AppendParts(int64_t offset_bytes, absl::Span<const absl::Span<const char>> parts,
                            uint32_t piece_crc32c);
 
-  // All bytes of the tile, for a producer in place, which calls no Append; and who keeps them, for
-  // those that read them while and after the tile is made.
+  // All bytes of the tile, for a producer in place, which calls no Append. memory() returns their
+  // owner, for readers that use the bytes while and after the tile is made.
   absl::Span<char> mutable_bytes();
   std::shared_ptr<const void> memory() const { return buffer_; }
 
-  // Makes the tile Staged and, if it is to be durable, writes and syncs its file first. To be
-  // called once, at the end. FAILED_PRECONDITION (BAD_TILE) if bytes are missing, DATA_LOSS
-  // (CHECKSUM_MISMATCH) if `crc32c` is given and not that of the bytes, ABORTED if the array was
-  // aborted, the file system's error if the file cannot be written. After an error the tile is
-  // aborted.
+  // Makes the tile Staged; a durable tile's file is written and synced first. Call it once, at the
+  // end. FAILED_PRECONDITION (BAD_TILE) if bytes are missing. DATA_LOSS (CHECKSUM_MISMATCH) if
+  // `crc32c` is given and the bytes have another one. ABORTED if the array was aborted. The file
+  // system's error if the file cannot be written. After an error the tile is aborted.
   absl::StatusOr<StoredTilePtr> Finish(std::optional<uint32_t> crc32c);
 
  private:
@@ -114,7 +116,7 @@ class StagedTile {
   StagedTile(ShardStore* store, TileDescription description, std::shared_ptr<Buffer> buffer,
              bool durable);
 
-  // Whether a piece of that many bytes may come there now.
+  // Returns OK if a piece of that many bytes may come at this offset now.
   absl::Status CheckNext(int64_t offset_bytes, int64_t piece_bytes) const;
   absl::StatusOr<StoredTilePtr> FinishOnce(std::optional<uint32_t> crc32c);
 
@@ -129,18 +131,18 @@ class StagedTile {
   bool finished_ = false;
 };
 
-// A tile that the store read back from its data folder, or could not.
+// A tile in the data folder that the store could not read back.
 struct RecoveryProblem {
-  // The file or folder, as it was.
+  // The original path of the file or folder.
   std::string path;
-  // Where it was moved, out of the way of the store; empty if it was left where it is.
+  // The new path, out of the store's way; empty if it was left in place.
   std::string moved_to;
-  // DATA_LOSS: not what was written. FAILED_PRECONDITION (CLUSTER_MISMATCH): of another cluster.
-  // RESOURCE_EXHAUSTED: no memory for it; left in place, for a start with a higher limit.
+  // DATA_LOSS: not the data that was written. FAILED_PRECONDITION (CLUSTER_MISMATCH): of another
+  // cluster. RESOURCE_EXHAUSTED: no memory for it; left in place, for a start with a higher limit.
   absl::Status status;
 };
 
-// A tile that was moved aside: out of use, and not dropped.
+// A tile in quarantine: out of use, but not dropped.
 struct QuarantinedTile {
   TileDescription description;
   uint32_t crc32c = 0;
@@ -148,30 +150,29 @@ struct QuarantinedTile {
   StoredTilePtr stored;  // null: on disk
 };
 
-// The tiles of an array that were moved aside.
+// The tiles of one array that are in quarantine.
 struct QuarantinedArray {
   std::string array_id;
-  std::string reason;        // why, for people
-  absl::Time since;          // when the first of them was
+  std::string reason;        // the cause, for people
+  absl::Time since;          // when the first of them was moved there
   bool committed = true;     // otherwise their put or step had not ended
-  bool on_disk = false;      // otherwise they are in memory alone
-  bool array_lives = false;  // or it is not known whether it does: no bound counts or drops it
+  bool on_disk = false;      // otherwise they are only in memory
+  bool array_lives = false;  // or this is unknown: no limit counts or drops it
   std::vector<QuarantinedTile> tiles;
   int64_t tiles_bytes = 0;   // of all tiles
-  int64_t memory_bytes = 0;  // that the pool gave for those in memory
+  int64_t memory_bytes = 0;  // of the pool, for tiles in memory
 
   int64_t size_bytes() const { return tiles_bytes; }
 };
 
-// How much is kept in quarantine. Beyond it, tiles that were never committed are dropped first,
-// then the oldest. Those of arrays that live are neither counted nor dropped.
+// Limits of the quarantine. Beyond them, tiles that were never committed are dropped first, then
+// the oldest ones. Tiles of live arrays are neither counted nor dropped.
 struct QuarantineLimits {
-  // With what is in the folder `corrupt`. Below 0: 64 GiB, and at most a quarter of the file
-  // system.
+  // Includes the folder `corrupt`. Below 0: 64 GiB, and at most a quarter of the file system.
   int64_t disk_bytes = -1;
   int64_t memory_bytes = int64_t{512} << 20;
-  // Of what an earlier start left there, counted from the first call with a time: the wall clock
-  // may have been set meanwhile.
+  // The age of tiles left by an earlier start counts from the first call with a time: the wall
+  // clock may have been set in between.
   absl::Duration age = absl::Hours(24 * 7);
 };
 
@@ -179,10 +180,10 @@ struct QuarantineTotals {
   int64_t arrays = 0;
   int64_t disk_bytes = 0;
   int64_t memory_bytes = 0;
-  // Of those that the limits count and drop.
+  // Of the tiles that the limits count and drop.
   int64_t droppable_disk_bytes = 0;
   int64_t droppable_tiles_bytes = 0;   // in memory
-  int64_t droppable_memory_bytes = 0;  // of the pool, that give way when memory is needed
+  int64_t droppable_memory_bytes = 0;  // of the pool, freed when memory is needed
 };
 
 struct RecoveryReport {
@@ -195,33 +196,33 @@ struct RecoveryReport {
 
 // The tiles of one worker, by array and index range.
 //
-// With a data folder, durable tiles are also files, one a tile (docs/formats.md), and a store
-// opened again on the folder has them in the state in which they were. A folder belongs to one
-// cluster, to one identity of a worker and to one open store.
+// With a data folder, durable tiles are also files, one per tile (docs/formats.md). A store
+// reopened on the folder has them in their previous state. A folder belongs to one cluster, to one
+// worker identity and to one open store.
 //
-// Commit, Abort, Release, Drop and Quarantine change what the store holds before they return, and
-// do no disk work: files follow in the same order, on a thread of the store's own, with one sync
-// for all that wait. Files that could not follow are logged, and are found by the next Open as they
-// lie: a tile that is staged there and committed in the registry is committed again, one that was
-// released is dropped again, by the verdict on the inventory.
+// Commit, Abort, Release, Drop and Quarantine change the store's content before they return, and do
+// no disk work. The store's own thread applies the changes to the files in the same order, with one
+// sync for all waiting changes. The store logs files that it could not change; the next Open finds
+// them as they lie. The verdict on the inventory then repairs them: it commits again a staged tile
+// that the registry has as committed, and drops again a released one.
 //
 // Thread-safe. Reading takes a short lock and copies nothing.
 class ShardStore {
  public:
   struct Options {
-    // Where tiles' memory comes from; its budget is the limit of the store, and gets from it what
-    // may be dropped out of the quarantine, whatever asks for memory. Not null.
+    // Allocates the tiles' memory; not null. Its budget is the store's limit. Any allocation from
+    // the budget may free droppable quarantined tiles.
     std::shared_ptr<BufferPool> pool;
-    // The data folder, made if it is not there; empty for a store in memory alone.
+    // The data folder, created if missing; empty for a store only in memory.
     std::string data_dir;
     QuarantineLimits quarantine = {};
   };
 
-  // Opens the store and reads back what the data folder holds; damaged files are moved aside into
-  // its folder `corrupt` and reported, never served. FAILED_PRECONDITION if another process has
-  // the folder open, or (CLUSTER_MISMATCH) if a sound tile is of another cluster than the folder;
-  // DATA_LOSS if the file that names its cluster or worker is damaged; file errors as the system
-  // says. No sound tile is moved then.
+  // Opens the store and reads back the data folder. Damaged files are moved into its folder
+  // `corrupt` and reported, never served. FAILED_PRECONDITION if another process has the folder
+  // open, or (CLUSTER_MISMATCH) if a sound tile belongs to another cluster than the folder.
+  // DATA_LOSS if the file that names its cluster or worker is damaged. Otherwise the system's file
+  // errors. After such an error no sound tile has been moved.
   static absl::StatusOr<std::unique_ptr<ShardStore>> Open(Options options);
   ~ShardStore();
   ShardStore(const ShardStore&) = delete;
@@ -229,102 +230,110 @@ class ShardStore {
 
   const RecoveryReport& recovery_report() const { return recovery_report_; }
 
-  // Whether durable tiles are possible.
+  // Returns whether durable tiles are possible.
   bool has_data_dir() const { return !data_dir_.empty(); }
 
-  // The cluster whose tiles it holds; empty before SetClusterId was first called on the folder.
+  // Returns the cluster whose tiles the store holds; empty before the first SetClusterId on the
+  // folder.
   std::string cluster_id() const;
-  // Ties the store to a cluster, for good where there is a data folder.
-  // FAILED_PRECONDITION (CLUSTER_MISMATCH) if it is tied to another one.
+  // Binds the store to a cluster; with a data folder, permanently. FAILED_PRECONDITION
+  // (CLUSTER_MISMATCH) if it is bound to another one.
   absl::Status SetClusterId(std::string_view cluster_id);
 
-  // The worker whose tiles the data folder holds; empty before SetIdentity was first called on the
+  // Returns the worker whose tiles the data folder holds; empty before the first SetIdentity on the
   // folder, and without a folder.
   std::string data_identity() const;
-  // Ties the folder to a worker, for good. FAILED_PRECONDITION (IDENTITY_MISMATCH) if it is tied to
-  // another one; names both.
+  // Binds the folder to a worker permanently. FAILED_PRECONDITION (IDENTITY_MISMATCH) if it is
+  // bound to another one; the message names both.
   absl::Status SetIdentity(std::string_view identity);
 
-  // Begins a tile, Receiving. `durable`: Finish writes it to disk. INVALID_ARGUMENT for a bad
-  // description; ALREADY_EXISTS if the array has this tile, or is committed; ABORTED while files of
-  // the array are on their way out; RESOURCE_EXHAUSTED (MEMORY_LIMIT) if there is no memory for it;
-  // FAILED_PRECONDITION if it is to be durable and there is no data folder or no cluster id.
-  // `memory`, if given, is what the tile is made in; it has the tile's size.
+  // Begins a tile, Receiving. `durable`: Finish writes it to disk. `memory`, if given, becomes the
+  // tile's memory; it has the tile's size.
+  //
+  // INVALID_ARGUMENT for a bad description. ALREADY_EXISTS if the array has this tile, or is
+  // committed. ABORTED while files of the array are being removed. RESOURCE_EXHAUSTED
+  // (MEMORY_LIMIT) if there is no memory for it. FAILED_PRECONDITION if it is durable and there is
+  // no data folder or no cluster id.
   absl::StatusOr<std::unique_ptr<StagedTile>> Stage(TileDescription description, bool durable,
                                                     std::shared_ptr<Buffer> memory = nullptr);
 
-  // Makes all tiles of these arrays Committed, visible together. Arrays that are already committed
-  // are left as they are, so that the call can be repeated. NOT_FOUND if an array has no tile,
-  // FAILED_PRECONDITION if a tile is still Receiving: nothing is then changed.
+  // Makes all tiles of these arrays Committed, visible together. Ignores arrays that are already
+  // committed, so the call can be repeated. NOT_FOUND if an array has no tile, FAILED_PRECONDITION
+  // if a tile is still Receiving: neither changes anything.
   absl::Status Commit(absl::Span<const std::string> array_ids);
 
-  // Drops the tiles of these arrays that are Receiving or Staged; files too. Arrays that are
-  // unknown are passed over; a committed one is FAILED_PRECONDITION, and nothing is then changed.
+  // Drops the Receiving and Staged tiles of these arrays, and their files. Ignores unknown arrays.
+  // FAILED_PRECONDITION if an array is committed; nothing is changed then.
   absl::Status Abort(absl::Span<const std::string> array_ids);
 
-  // Lets go of committed arrays; readers keep what they hold. Unknown arrays are passed over; one
-  // that is not committed is FAILED_PRECONDITION, and nothing is then changed.
+  // Releases committed arrays; readers keep the tiles that they hold. Ignores unknown arrays.
+  // FAILED_PRECONDITION if an array is not committed; nothing is changed then.
   absl::Status Release(absl::Span<const std::string> array_ids);
 
-  // Aborts or releases each of these arrays, whichever its state asks for, and what was moved aside
-  // of it: the registry knows that it was released. Where a put's tiles are dropped that were
-  // never committed, that put may be all that the registry gave up: then committed tiles stay
-  // aside. `done` is called once, when no file of what goes is left, synced: on this thread where
-  // there was none, else on the store's; with the file system's error where that failed.
+  // Aborts or releases each of these arrays, depending on its state. Drops its quarantined tiles
+  // too, because the registry released the array.
+  //
+  // There is one exception. Where the tiles dropped here are of a put and were never committed, the
+  // registry may have given up only that put. Committed tiles then stay in quarantine.
+  //
+  // Calls `done` once, when no file of the dropped tiles is left and this is synced. If there was
+  // no file, it runs on this thread, otherwise on the store's thread. After a failure it gets the
+  // file system's error.
   using Done = absl::AnyInvocable<void(const absl::Status&) &&>;
   void Drop(absl::Span<const std::string> array_ids, Done done);
 
-  // A tile that is to be moved aside.
+  // A tile to be moved to quarantine.
   struct Unknown {
     std::string array_id;
     Tile tile;
-    std::string reason;        // why, for people
-    bool array_lives = false;  // then it is never dropped for the bounds
+    std::string reason;        // the cause, for people
+    bool array_lives = false;  // then the limits never drop it
   };
-  // Moves complete tiles aside; how many of them were there. Their files go to the folder
-  // `quarantine`, all of a call with a bounded number of syncs. A tile in memory alone stays there
-  // within the limits if it is committed; otherwise it is dropped, and the log says so. `now`: by a
-  // clock that all calls share.
+  // Moves complete tiles to quarantine; returns how many of them existed. Their files go to the
+  // folder `quarantine`, with a bounded number of syncs for each call. A tile only in memory stays
+  // there within the limits if it is committed. Otherwise it is dropped and logged. `now` must be
+  // of one clock for all calls.
   int64_t Quarantine(absl::Span<const Unknown> tiles, absl::Time now);
-  // It is known now that the arrays live, or that this is not known: whether what is in quarantine
-  // of them may be dropped for the limits. Where it may from now on, its age counts from `now`.
+  // Records whether the arrays are known to live; if not, the limits may drop their quarantined
+  // tiles. The age of tiles that become droppable by this call counts from `now`.
   void SetLive(absl::Span<const std::string> array_ids, bool live, absl::Time now);
-  // By rising id, behind `start_after`, at most `max_arrays`; of these ids alone if there are any.
+  // Returns at most `max_arrays` arrays after `start_after`, by rising id; only those in
+  // `array_ids` unless that is empty.
   std::vector<QuarantinedArray> ListQuarantine(absl::Span<const std::string> array_ids,
                                                std::string_view start_after,
                                                int64_t max_arrays) const;
-  // Takes an array back into use, committed: what it was. Waits for the disk. NOT_FOUND if it is
-  // not in quarantine; ALREADY_EXISTS if one of the tiles is here; RESOURCE_EXHAUSTED
-  // (MEMORY_LIMIT) if there is no memory for them; DATA_LOSS if a file is damaged or missing;
-  // ABORTED if it was released, or more of it was moved aside, meanwhile. After an error all is as
-  // before.
+  // Takes an array back into use, committed, and returns its entry. Waits for the disk. NOT_FOUND
+  // if it is not in quarantine. ALREADY_EXISTS if one of its tiles is in use. RESOURCE_EXHAUSTED
+  // (MEMORY_LIMIT) if there is no memory for them. DATA_LOSS if a file is damaged or missing.
+  // ABORTED if it was concurrently released, or more of it was moved to quarantine. After an error
+  // all is as before.
   absl::StatusOr<QuarantinedArray> RestoreQuarantined(const std::string& array_id);
-  // Deletes an array from the quarantine: what it was. Waits for the disk. NOT_FOUND; ABORTED while
-  // it is being restored.
+  // Deletes an array from the quarantine and returns its entry. Waits for the disk. NOT_FOUND;
+  // ABORTED while it is being restored.
   absl::StatusOr<QuarantinedArray> DropQuarantined(const std::string& array_id);
-  // Drops what is older than the limit, in the folder `corrupt` too.
+  // Drops tiles older than the limit, in the folder `corrupt` too.
   void ExpireQuarantine(absl::Time now);
   QuarantineTotals quarantine_totals() const;
 
-  // Waits until the files have followed all calls that returned: what was dropped is out of its
-  // place, and that is synced.
+  // Waits until the files reflect all calls that returned: dropped files are out of their place,
+  // and this is synced.
   void AwaitFiles();
-  // Waits until the disk space of what was dropped is free as well.
+  // Waits until the disk space of dropped files is free as well.
   void AwaitRemovals();
 
-  // Takes a committed tile that is in memory alone out of the store, for its memory to be used
-  // anew. Null, and nothing changed, if it is not there, is on disk, or anybody else has the tile
-  // or its bytes.
+  // Takes a committed tile that is only in memory out of the store, to reuse its memory. Returns
+  // null and changes nothing if the tile is missing, is on disk, or if the tile or its bytes have
+  // another holder.
   std::shared_ptr<Buffer> TakeMemory(std::string_view array_id, const Tile& tile);
 
-  // The committed tile. NOT_FOUND if it is not there, or not committed.
+  // Returns the committed tile. NOT_FOUND if it is missing or not committed.
   absl::StatusOr<StoredTilePtr> Find(std::string_view array_id, const Tile& tile) const;
-  // All committed tiles of an array, by index range. NOT_FOUND if there are none.
+  // Returns all committed tiles of an array, by index range. NOT_FOUND if there are none.
   absl::StatusOr<std::vector<StoredTilePtr>> FindAll(std::string_view array_id) const;
-  // The same, with those that are staged: for who knows that the array is committed, whether or not
-  // this worker has heard of it.
+  // As FindAll, including staged tiles: for callers that know from elsewhere that the array is
+  // committed.
   absl::StatusOr<std::vector<StoredTilePtr>> FindAllStaged(std::string_view array_id) const;
-  // As Find, also for a tile that is only Staged: for the step that made it.
+  // As Find, including a tile that is only Staged: for the step that made it.
   absl::StatusOr<StoredTilePtr> FindStaged(std::string_view array_id, const Tile& tile) const;
 
   struct HeldTile {
@@ -333,14 +342,14 @@ class ShardStore {
   };
   struct InventoryPage {
     std::vector<HeldTile> tiles;
-    // Where the next page starts; empty after the last.
+    // First array id of the next page; empty after the last page.
     std::string next_array_id;
   };
-  // The complete tiles of the arrays from `first_array_id` on (empty: from the first), whole arrays
-  // until at least max_tiles >= 1 are there.
+  // Returns the complete tiles of the arrays from `first_array_id` on (empty: from the first). Adds
+  // whole arrays until it has at least max_tiles >= 1 tiles.
   InventoryPage ListInventory(std::string_view first_array_id, int64_t max_tiles) const;
 
-  // Memory in tiles (and in whatever else draws on the pool), and the limit of the pool's budget.
+  // Memory in tiles and other allocations of the pool, and the limit of the pool's budget.
   int64_t used_bytes() const;
   int64_t limit_bytes() const;
 
@@ -352,23 +361,24 @@ class ShardStore {
   };
   struct TileEntry {
     TileState state = TileState::kReceiving;
-    StoredTilePtr stored;  // null while Receiving, or Aborted and not yet left by its receiver
+    StoredTilePtr stored;  // null while Receiving, and while Aborted until its receiver is
+                           // destroyed
   };
   struct ArrayEntry {
-    // All are Committed, or none is.
+    // All tiles are Committed, or none is.
     absl::btree_map<Tile, TileEntry, TileOrder> tiles;
   };
   using ArrayMap = absl::btree_map<std::string, ArrayEntry>;
-  // What is to happen on disk. `work` adds the folders whose entries it changed, to be synced, and
-  // paths that are to be removed when that is done.
+  // A pending change on disk. `work` adds the folders whose entries it changed, which are synced
+  // afterwards, and the paths to remove after the sync.
   struct FileEffects {
     absl::btree_set<std::string> changed_folders;
     std::vector<std::string> to_remove;
   };
   struct FileJob {
-    std::vector<std::string> array_ids;  // busy until it is done
+    std::vector<std::string> array_ids;  // busy until the change is done
     absl::AnyInvocable<absl::Status(FileEffects*) &&> work;
-    Done done;  // may be null: an error is logged
+    Done done;  // if null, an error is logged
   };
 
   ShardStore(Options options, FileDescriptor lock);
@@ -378,8 +388,8 @@ class ShardStore {
   absl::StatusOr<std::vector<StoredTilePtr>> FindAllIn(std::string_view array_id,
                                                        bool staged_too) const;
 
-  // Called by StagedTile: ABORTED unless the tile is Receiving; Receiving to Staged; the end of a
-  // tile that does not get that far.
+  // For StagedTile: ABORTED unless the tile is Receiving; the change from Receiving to Staged; the
+  // end of a tile that is not finished.
   absl::Status CheckReceiving(const TileDescription& description) const;
   absl::Status Publish(StoredTilePtr tile);
   void Forget(const TileDescription& description);
@@ -393,61 +403,61 @@ class ShardStore {
   absl::Status RecoverTile(const std::string& path, TileState state);
   absl::Status RecoverQuarantine();
   void RecoverQuarantined(const std::string& array_id);
-  // Reports a file that cannot be read. True if it never will be: it is moved to the folder
-  // `corrupt`.
+  // Reports a file that cannot be read. Returns true if it never will be readable: it is moved to
+  // the folder `corrupt` then.
   bool SetAside(const std::string& path, absl::Status why);
-  // Removes from the folder `corrupt` what is too much together with the quarantine.
+  // Removes files from the folder `corrupt` until it and the quarantine are within the limit.
   void BoundCorrupt();
-  // Empties the folder `corrupt`. On the files' thread.
+  // Empties the folder `corrupt`. Runs on the files' thread.
   void ExpireCorrupt();
 
-  // Forgets the tiles of an array that are Staged or Committed, and lets those on their way end.
-  // True if some of them have files, in `*state`'s folder.
+  // Forgets the Staged and Committed tiles of an array, and marks its Receiving tiles to end.
+  // Returns true if some tiles have files, in the folder of `*state`.
   bool TakeOut(ArrayMap::iterator array, std::vector<StoredTilePtr>* dropped, TileState* state)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // All of the arrays that are there, and their files; nothing if one of them is not as `committed`
-  // says: FAILED_PRECONDITION.
+  // Takes out all of these arrays that exist, and their files. FAILED_PRECONDITION, with nothing
+  // changed, if one of them does not match `committed`.
   absl::Status TakeOutAll(absl::Span<const std::string> array_ids, bool committed);
-  // Arrays whose files in one of the data folder's folders are to go.
+  // Arrays whose files are to be removed from one folder of the data folder.
   struct ArrayFolders {
     const char* folder;
     std::vector<std::string> array_ids;
   };
-  // Nothing, and no call of `done`, where there are none.
+  // Without folders, does nothing and does not call `done`.
   void RemoveFiles(std::vector<ArrayFolders> folders, Done done)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // What may be dropped for the bounds, the first to go first.
+  // Droppable quarantine entries; the first is dropped first.
   using DropOrder = absl::btree_set<std::tuple<bool, absl::Time, std::string>>;
   using QuarantineMap = absl::btree_map<std::string, QuarantinedArray>;
-  // Whether an entry may be dropped for the bounds: its array is not known to live, and nobody is
-  // restoring it.
+  // Returns whether the limits may drop an entry: its array is not known to live, and it is not
+  // being restored.
   bool IsDroppable(const QuarantinedArray& array) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Counts an entry in, and out again: around whatever changes it.
+  // CountIn adds an entry to the totals, CountOut removes it. Call CountOut before a change of the
+  // entry and CountIn after it.
   void CountIn(const QuarantinedArray& array) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CountOut(const QuarantinedArray& array) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   QuarantinedArray TakeOutOfQuarantine(QuarantineMap::iterator entry)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Drops an entry, its file too, and says so.
+  // Drops an entry and its files, and logs it.
   void DropFromQuarantine(QuarantineMap::iterator entry, std::string_view why,
                           std::vector<QuarantinedArray>* dropped)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Drops what the limits have no room for. The entries are freed under no lock.
+  // Drops the entries that exceed the limits. The caller frees them under no lock.
   void EnforceQuarantine(absl::Time now, std::vector<QuarantinedArray>* dropped)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Makes room in memory for so many bytes, if what may be dropped suffices; whether anything was
-  // dropped.
+  // Frees so many bytes of memory, if the droppable tiles suffice; returns whether it dropped any.
   bool DropQuarantinedMemory(int64_t need_bytes);
-  // The same, and gives buffers that wait for reuse back to the budget.
+  // As DropQuarantinedMemory; also returns idle buffers to the budget.
   bool GiveUpMemory(int64_t need_bytes);
-  // The same on a disk that is full, of which it is not known how much is free. Waits for it.
+  // As DropQuarantinedMemory, on a full disk whose free space is unknown. Waits for the removal.
   bool DropQuarantinedFiles(int64_t need_bytes);
-  // FAILED if tiles that an array in quarantine has are in use too.
+  // Returns an error if a quarantined tile of the array is also in use.
   absl::Status CheckRestorable(const QuarantinedArray& array) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Reads an array's tiles, and puts them in use.
+  // Reads an array's tiles and puts them in use.
   absl::StatusOr<QuarantinedArray> Restore(const QuarantinedArray& array);
-  // Moves the files of an array that is being restored back, and puts `stored` in use; on an error
-  // the files are where they were.
+  // Moves the files of an array being restored back, and puts `stored` in use. After an error the
+  // files are where they were.
   absl::Status PutBack(const QuarantinedArray& array, std::vector<StoredTilePtr> stored,
                        FileEffects* effects);
 
@@ -458,20 +468,21 @@ class ShardStore {
   absl::Status DiscardFiles(const char* folder, const std::string& array_id, FileEffects* effects);
   // Moves the staged folder to the committed ones.
   absl::Status CommitFiles(const std::string& array_id, FileEffects* effects);
-  // Tiles of an array whose files are to be moved aside out of one of the data folder's folders.
+  // Tiles of an array whose files are to be moved out of one folder of the data folder.
   struct MovedAside {
     const char* folder;
     QuarantinedArray array;  // without its tiles
     std::vector<std::string> file_names;
   };
-  // Takes a tile out of use and, if it is kept, into the quarantine; whether it was there.
+  // Takes a tile out of use and moves it to quarantine if it is kept; returns whether the tile
+  // existed.
   bool PutAside(const Unknown& unknown, absl::Time now, std::vector<StoredTilePtr>* dropped,
                 std::vector<MovedAside>* moved) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // What is written down of an entry.
+  // Returns the persistent part of an entry.
   static QuarantinedArray WithoutTiles(const QuarantinedArray& array);
-  // Moves files aside, and writes down why before.
+  // Moves files to quarantine, after writing down the reason.
   absl::Status QuarantineFiles(absl::Span<const MovedAside> moved, FileEffects* effects);
-  // Makes all that was written to the data folder so far durable.
+  // Syncs all writes to the data folder so far.
   absl::Status SyncAll();
 
   const std::shared_ptr<BufferPool> pool_;
@@ -479,7 +490,7 @@ class ShardStore {
   const FileDescriptor lock_;
   const QuarantineLimits quarantine_limits_;
   RecoveryReport recovery_report_;
-  int64_t next_discard_ = 0;  // of the files' thread
+  int64_t next_discard_ = 0;  // used only by the files' thread
 
   absl::Mutex owner_mutex_
       ABSL_ACQUIRED_BEFORE(mutex_);  // held while the folder's owner is written
@@ -492,10 +503,11 @@ class ShardStore {
   DropOrder droppable_on_disk_ ABSL_GUARDED_BY(mutex_);
   DropOrder droppable_in_memory_ ABSL_GUARDED_BY(mutex_);
   QuarantineTotals quarantine_totals_ ABSL_GUARDED_BY(mutex_);
-  std::optional<absl::Time> first_now_ ABSL_GUARDED_BY(mutex_);  // that a call brought
+  std::optional<absl::Time> first_now_ ABSL_GUARDED_BY(mutex_);  // the first time passed by a
+                                                                 // caller
   bool corrupt_expired_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<FileJob> jobs_ ABSL_GUARDED_BY(mutex_);  // in order
-  // Arrays with jobs that are not done, and how many: no tile of them begins meanwhile.
+  // Arrays with unfinished jobs, and the number of these jobs: no tile of them may begin meanwhile.
   absl::btree_map<std::string, int64_t> busy_ ABSL_GUARDED_BY(mutex_);
   bool files_run_ ABSL_GUARDED_BY(mutex_) = false;
 

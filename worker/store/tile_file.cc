@@ -1,4 +1,4 @@
-// A tile on disk: its description as a safetensors file's metadata, and back.
+// A tile on disk: writes its description as a safetensors file's metadata, and parses it.
 #include "worker/store/tile_file.h"
 
 #include <optional>
@@ -75,7 +75,7 @@ absl::Status Damaged(std::string_view path, std::string_view what) {
                     Reason::kBadFile);
 }
 
-// The metadata of a file, taken apart.
+// Parses the metadata of a file.
 class MetadataReader {
  public:
   MetadataReader(std::string_view path, const SafetensorsMetadata& metadata)
@@ -175,7 +175,7 @@ std::string TileFileName(const Tile& tile) {
   std::string name = StrJoin(tile.ranges, "x", [](std::string* out, const IndexRange& range) {
     StrAppend(out, range.start, "-", range.stop);
   });
-  // Only the ranges of an empty tensor can be so long that a file system refuses the name.
+  // Only an empty tensor can have ranges so long that a file system refuses the name.
   constexpr size_t kLongestName = 160;
   if (name.size() > kLongestName) {
     name = StrCat(name.substr(0, kLongestName), "-", absl::Hex(Crc32c(name), absl::kZeroPad8));

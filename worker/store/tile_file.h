@@ -1,4 +1,4 @@
-// A tile on disk: one safetensors file, and what its metadata says.
+// A tile on disk: one safetensors file, and the meaning of its metadata.
 #ifndef SHARDMESH_WORKER_STORE_TILE_FILE_H_
 #define SHARDMESH_WORKER_STORE_TILE_FILE_H_
 
@@ -16,30 +16,30 @@
 
 namespace shardmesh::worker {
 
-// What a tile is, but not its bytes.
+// Describes a tile, without its bytes.
 struct TileDescription {
-  // 1 to 64 characters of [A-Za-z0-9_-]; a folder's name on disk.
+  // 1 to 64 characters of [A-Za-z0-9_-]; also the name of a folder on disk.
   std::string array_id;
   Dtype dtype = Dtype::kF32;
-  // Of the whole array, which `tile` is a part of.
+  // Shape of the whole array, of which `tile` is a part.
   Shape array_shape;
   Tile tile;
-  // What the array is, in the terms of whoever stages it: kept and given back, never looked into.
+  // The array's descriptor in the caller's encoding: kept and returned, never parsed.
   std::string array_descriptor;
-  // The transfer or step that stages it. Kept and given back.
+  // The transfer or step that stages it. Kept and returned.
   std::string transfer_id;
 
   friend bool operator==(const TileDescription&, const TileDescription&) = default;
 };
 
-// INVALID_ARGUMENT for an array id or a shape that is not as above, or a tile that is not a part of
-// the shape (BAD_TILE).
+// Returns INVALID_ARGUMENT for an array id or a shape that does not meet the conditions above, or
+// (BAD_TILE) a tile that is not a part of the shape.
 absl::Status CheckTileDescription(const TileDescription& description);
 
-// Bytes of the tile's elements. Requires a checked description.
+// Returns the bytes of the tile's elements. Requires a checked description.
 int64_t TileSizeBytes(const TileDescription& description);
 
-// What a tile file holds besides the elements.
+// The content of a tile file besides the elements.
 struct TileFileHeader {
   TileDescription description;
   std::string cluster_id;
@@ -50,7 +50,8 @@ struct TileFileHeader {
 // The file name for a tile, e.g. "0-192x0-384.safetensors", "scalar.safetensors".
 std::string TileFileName(const Tile& tile);
 
-// Writes a file that appears complete and synced, or not at all. `bytes` has TileSizeBytes bytes.
+// Writes a file that appears complete and synced, or not at all. Requires that `bytes` has
+// TileSizeBytes bytes.
 absl::Status WriteTileFile(const std::string& path, const TileFileHeader& header,
                            absl::Span<const char> bytes);
 
@@ -59,11 +60,11 @@ struct TileFileContents {
   Buffer bytes;
 };
 
-// Reads what a file holds besides the elements. DATA_LOSS (BAD_FILE) if it is not a tile file.
+// Reads a file's content besides the elements. DATA_LOSS (BAD_FILE) if it is not a tile file.
 absl::StatusOr<TileFileHeader> ReadTileFileHeader(const std::string& path);
 
-// Reads a file and compares its bytes with its checksum. DATA_LOSS (CHECKSUM_MISMATCH or BAD_FILE)
-// if it is not exactly what was written; RESOURCE_EXHAUSTED if the pool has no room for it.
+// Reads a file and verifies its checksum. DATA_LOSS (CHECKSUM_MISMATCH or BAD_FILE) if it is not
+// exactly the file that was written; RESOURCE_EXHAUSTED if the pool has no room for it.
 absl::StatusOr<TileFileContents> ReadTileFile(const std::string& path, BufferPool& pool);
 
 }  // namespace shardmesh::worker

@@ -68,7 +68,7 @@ Json UnreachedJson(const std::vector<UnreachedWorker>& workers) {
   return json;
 }
 
-// `what` becomes of what these workers have.
+// `what` says what happens to the tiles of these workers.
 void PrintUnreached(const std::vector<UnreachedWorker>& workers, std::string_view what) {
   for (const UnreachedWorker& worker : workers) {
     std::cout << "Not reached: " << worker.identity << ", " << worker.reason
@@ -150,7 +150,7 @@ absl::Status RunRestore(const Invocation& invocation, const std::vector<std::str
   Json restored = Json::array();
   Json failed = Json::array();
   absl::Status first_failure;
-  absl::Status unreachable;  // then nobody is asked for the others
+  absl::Status unreachable;  // after it no other worker is asked
   for (const std::string& array_id : array_ids) {
     const absl::StatusOr<RestoredArray> array =
         unreachable.ok() ? client->RestoreQuarantined(array_id, name) : unreachable;
@@ -187,7 +187,7 @@ absl::Status RunDrop(const Invocation& invocation, const std::vector<std::string
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   SHARDMESH_ASSIGN_OR_RETURN(const QuarantineDrop dropped,
                              client->DropQuarantined(array_ids, even_partly));
-  // Each worker has a part of an array: of one array there are as many as workers that had it.
+  // Each worker has a part of an array: the answer lists an array once for each such worker.
   std::set<std::string> there;
   int64_t size_bytes = 0;
   for (const QuarantinedArray& array : dropped.arrays) {

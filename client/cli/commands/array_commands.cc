@@ -76,7 +76,7 @@ struct LoadFlags {
   bool quiet = false;
 };
 
-// Refuses a mesh that is given by its axes or a file, naming those that the cluster has.
+// Refuses a mesh given by its axes or a file, and lists the cluster's meshes.
 absl::Status CheckMeshName(MeshClient* client, const std::string& mesh) {
   if (mesh.find_first_of("=/") == std::string::npos) {
     return absl::OkStatus();
@@ -91,7 +91,8 @@ absl::Status CheckMeshName(MeshClient* client, const std::string& mesh) {
       " (`plan` takes any mesh)"));
 }
 
-// A description of a tree is known from a checkpoint by what it is, not by its name alone.
+// Opens a checkpoint. The content, not only the name, tells a description of a tree from a
+// checkpoint.
 absl::StatusOr<Checkpoint> OpenCheckpoint(const std::string& path) {
   absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(path);
   if (checkpoint.ok() || !(path.ends_with(".json") || path.ends_with(".jsonl"))) {

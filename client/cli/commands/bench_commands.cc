@@ -1,4 +1,4 @@
-// bench: how long collectives take on a running cluster, beside what other libraries need here.
+// bench: the time of collectives on a running cluster, compared with other libraries on this host.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -35,8 +35,8 @@
 namespace shardmesh::client {
 namespace {
 
-// Instructions of a step, of which a call is one, and a broadcast two; what they took comes up with
-// the workers' heartbeats, which have room for so many.
+// Most instructions of a step. A call is one, a broadcast two. Their times come with the workers'
+// heartbeats, which have room for this many.
 constexpr int64_t kMostCalls = 60;
 // Memory for results of one step, on each worker.
 constexpr int64_t kStepBytes = int64_t{256} << 20;
@@ -71,14 +71,14 @@ struct Figure {
   int64_t calls = 0;
   double p50_us = 0;
   double p99_us = 0;
-  // As nccl-tests count them: the vector's bytes a second, and what each rank sends at least; 0
-  // where there is nothing.
+  // As nccl-tests define them: the vector's bytes a second, and the least that each rank sends; 0
+  // where there is nothing to send.
   double algorithm_bytes_per_second = 0;
   double bus_bytes_per_second = 0;
   std::optional<bool> is_right = std::nullopt;  // nullopt: not checked here
 };
 
-// Of S bytes, how many each rank has to send.
+// Returns the bytes that each rank has to send, as a fraction of S.
 double BusShare(std::string_view op, int64_t ranks) {
   const double others = static_cast<double>(ranks - 1) / static_cast<double>(ranks);
   if (op == "all-reduce") return 2 * others;
@@ -93,7 +93,8 @@ void SetBandwidth(Figure* figure) {
       BusShare(figure->op, figure->ranks) * figure->algorithm_bytes_per_second;
 }
 
-// A collective to be timed: what each rank brings has `bytes`, or the result where that is longer.
+// A collective to be timed. `bytes` is the size of each rank's operand, or of the result where that
+// is longer.
 struct Subject {
   CollectiveOp op;
   Shape shape;
@@ -225,7 +226,7 @@ absl::StatusOr<Figure> Measure(MeshClient* client, const BenchFlags& flags, cons
   SHARDMESH_ASSIGN_OR_RETURN(const StepResult result, client->Execute(execute));
   SHARDMESH_ASSIGN_OR_RETURN(std::vector<double> times,
                              MicrosecondsOf(client, result.sequence, mesh.workers.size(), timed));
-  // The first one includes waiting for whoever begins the step last.
+  // The first call includes the wait for the last rank to begin the step.
   if (times.size() > 1) times.erase(times.begin());
   std::sort(times.begin(), times.end());
   figure.p50_us = Percentile(times, 0.5);
@@ -244,7 +245,7 @@ absl::StatusOr<Figure> Measure(MeshClient* client, const BenchFlags& flags, cons
   return figure;
 }
 
-// Runs a line of the shell and returns what it wrote to standard output.
+// Runs a shell command and returns its standard output.
 absl::StatusOr<std::string> OutputOf(const std::string& line, const std::string& name) {
   FILE* const pipe = popen(line.c_str(), "r");
   if (pipe == nullptr) return absl::UnavailableError(StrCat("cannot run ", name));
@@ -259,14 +260,15 @@ absl::StatusOr<std::string> OutputOf(const std::string& line, const std::string&
   return output;
 }
 
-// A path as one word of the shell.
+// Quotes a path for the shell.
 std::string Quoted(const std::filesystem::path& path) {
   std::string quoted = "'";
   for (const char c : path.string()) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
   return quoted + "'";
 }
 
-// The figures of another library, from its benchmark program beside this one.
+// Runs the benchmark program of another library, which lies beside this one, and returns its
+// figures.
 absl::StatusOr<std::vector<Figure>> PeerFigures(const std::string& peer, int64_t ranks,
                                                 const std::vector<int64_t>& sizes,
                                                 const std::vector<std::string>& ops) {
@@ -419,7 +421,7 @@ absl::Status RunCollectives(const Invocation& invocation, const BenchFlags& flag
 
   std::vector<Figure> figures;
   bool all_right = true;
-  // It goes over its own line, which a file would keep.
+  // The progress line overwrites itself, which is wrong for a file.
   const bool shows_progress = !invocation.json && isatty(STDERR_FILENO) != 0;
   for (const CollectiveKind kind : kinds) {
     for (const int64_t bytes : sizes) {

@@ -150,7 +150,7 @@ Json TreeJson(const std::vector<TreeTensor>& tensors) {
   return Json(std::move(tree));
 }
 
-// What a tensor asks for itself; empty if it leaves that to rules.
+// Returns the layout that a tensor itself requests; empty if rules decide.
 std::string OwnLayout(const TreeTensor& tensor) {
   if (tensor.spec.has_value()) {
     return StrCat("spec ", FormatSpec(*tensor.spec));
@@ -265,7 +265,7 @@ absl::Status RunGetEntry(const Invocation& invocation, const EntryFlags& flags) 
   SHARDMESH_ASSIGN_OR_RETURN(const Entry entry, client->GetEntry(flags.kind, flags.name));
   const auto* const tree = std::get_if<StoredTree>(&entry.value);
   if (invocation.json) {
-    // A tree as a file of one; `ls` tells its version.
+    // Prints a tree in the form of a tree file; `ls` shows its version.
     PrintJson(tree == nullptr ? EntryJson(entry) : TreeJson(tree->tensors));
   } else {
     std::cout << KindName(flags.kind) << " " << entry.name << ", version " << entry.version

@@ -36,7 +36,7 @@ namespace {
 constexpr char kDefaultMesh[] = "fsdp=2,tp=2";
 constexpr absl::Duration kStartTimeout = absl::Seconds(30);
 constexpr absl::Duration kGrace = absl::Seconds(10);
-// How long `down` asks a coordinator for what was started again.
+// How long `down` asks a coordinator for restarted processes.
 constexpr absl::Duration kFollowTimeout = absl::Seconds(30);
 
 struct UpFlags {
@@ -72,7 +72,7 @@ absl::Status NoteMesh(const std::string& data_folder, const std::string& mesh) {
   return file.Finish();
 }
 
-// The mesh that the flags describe, whose contradictions are wrong use; else that of the data
+// Returns the mesh of the flags, whose contradictions are usage errors; otherwise that of the data
 // folder.
 absl::StatusOr<Mesh> MeshOf(const UpFlags& flags) {
   std::string text = flags.mesh;
@@ -108,7 +108,7 @@ Json RecordJson(const ClusterRecord& record) {
           {"processes", std::move(processes)}};
 }
 
-// Waits for a signal, saying what ends meanwhile; FAILED_PRECONDITION once nothing is left.
+// Waits for a signal, and reports processes that end. FAILED_PRECONDITION once none is left.
 absl::Status Supervise(LocalCluster* cluster, rpc::StopSignal* stop) {
   while (!stop->WaitFor(absl::Milliseconds(200)).has_value()) {
     for (const EndedProcess& ended : cluster->CollectEnded()) {
@@ -130,7 +130,7 @@ void ReportStopped(const std::string& name, const std::vector<std::string>& kill
   std::cerr << "Stopped the cluster \"" << name << "\"\n";
 }
 
-// What became of an earlier cluster of the name.
+// Reports the state of an earlier cluster of the name.
 void ReportEarlier(const LocalCluster& cluster) {
   if (!cluster.restarted().empty()) {
     std::cerr << "Started again what had ended: " << StrJoin(cluster.restarted(), ", ") << "\n";
@@ -358,7 +358,7 @@ std::string Ranks(const ClusterStatus& status, const std::string& identity) {
   return ranks.empty() ? "-" : StrJoin(ranks, ",");
 }
 
-// What happened to a worker: why it is lost, and what came of it since.
+// Returns a worker's history: why it is lost, and later events.
 std::string Remark(const WorkerStatus& worker) {
   std::vector<std::string> remarks;
   if (worker.state == WorkerState::kLost) {

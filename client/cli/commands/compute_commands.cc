@@ -27,8 +27,9 @@ struct ResultFlags {
   std::string name;  // in the cluster
 };
 
-// What `text` names: a .npy file, or an array of the cluster. A file travels with the call if it is
-// small; otherwise it is put first, whole on every device, and goes when the command ends.
+// Returns the operand that `text` names: a .npy file, or an array of the cluster. A small file is
+// sent with the call. A larger file is put first, whole on every device, and released when the
+// command ends.
 absl::StatusOr<Operand> OperandOf(MeshClient* client, const std::string& text) {
   if (!text.ends_with(".npy")) {
     return Operand(ArraySelector::ByName(text));

@@ -1,4 +1,4 @@
-// doctor: who waits for whom, what failed, and what each rank did last.
+// doctor: which ranks wait for which, failures, and each rank's last instructions.
 #include <algorithm>
 #include <iostream>
 #include <memory>

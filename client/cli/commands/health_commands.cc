@@ -1,4 +1,4 @@
-// health: whether a process lives and is ready; what probes run.
+// health: whether a process is alive and ready, for probes.
 #include <algorithm>
 #include <iostream>
 #include <memory>

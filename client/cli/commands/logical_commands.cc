@@ -21,7 +21,7 @@ std::string FormatValue(const AxisValue& value) {
   return value.is_name() ? value.name() : value.is_none() ? "-" : value.ToString();
 }
 
-// Null, a name, or a list; what is neither as Python writes it.
+// Returns null, a name, or a list; other values in Python's notation.
 Json ValueJson(const AxisValue& value) {
   if (value.is_none()) {
     return nullptr;

@@ -50,7 +50,7 @@ Json AxesJson(const Mesh& mesh) {
   return axes;
 }
 
-// What the devices are called, unless it is by their positions.
+// Returns the devices' ids, if they differ from their positions.
 std::vector<int64_t> DeviceIds(const Mesh& mesh) {
   std::vector<int64_t> ids;
   bool are_positions = true;

@@ -1,4 +1,4 @@
-// plan, reshard, shardings: what layouts cost, what moves between them, and how arrays lie.
+// plan, reshard, shardings: costs of layouts, data moved between them, and the tiles of arrays.
 #include <algorithm>
 #include <array>
 #include <iostream>
@@ -30,7 +30,7 @@
 namespace shardmesh::client {
 namespace {
 
-// What a device can hold, and how that was written.
+// The memory of a device, and its original text.
 struct Memory {
   int64_t bytes = 0;
   std::string text;
@@ -373,7 +373,7 @@ absl::Status RunPlan(const Invocation& invocation, PlanFlags flags) {
     question.mesh = mesh;
   }
   if (!flags.stored_tree.empty()) {
-    // Each tensor is shown: what is shown and what is asked about is one version of the tree.
+    // The tensors are shown: table and question must use the same version of the tree.
     SHARDMESH_ASSIGN_OR_RETURN(tensors, FetchTree(client.get(), flags.stored_tree));
     SHARDMESH_RETURN_IF_ERROR(CheckHasRules(flags, tensors));
   }
@@ -413,7 +413,7 @@ struct ReshardFlags {
   std::vector<int64_t> sources;
 };
 
-// `MESH:SPEC`, or a spec alone. Specs have no colon, meshes may.
+// `MESH:SPEC`, or only a spec. Specs have no colon, meshes may.
 struct LayoutText {
   std::optional<std::string> mesh;
   std::string spec;

@@ -1,4 +1,4 @@
-// profile show, hash: what profiles resolve to, and hashes of texts and of objects.
+// profile show, hash: resolved profiles, and hashes of texts and of objects.
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -93,7 +93,7 @@ PythonValue FromJson(const Json& json) {
       return PythonValue::Int(json.get<int64_t>());
     case Json::value_t::number_unsigned: {
       auto integer = PythonValue::BigInt(StrCat(json.get<uint64_t>()));
-      return *std::move(integer);  // digits alone are always one
+      return *std::move(integer);  // a text of only digits is always an integer
     }
     case Json::value_t::number_float:
       return PythonValue::Float(json.get<double>());

@@ -27,7 +27,7 @@
 namespace shardmesh::client {
 namespace {
 
-// What exits with kExitFailed although the question was answered.
+// Returns an error for kExitFailed, though the question was answered.
 absl::Status Verdict(std::string_view message) {
   return absl::FailedPreconditionError(ToAbsl(message));
 }
@@ -52,7 +52,8 @@ struct LintFlags {
   bool exact = false;
 };
 
-// The tensors of all trees, one tree after another. Several trees are told apart by their files.
+// Reads the tensors of all trees, one tree after another. The tensors of several trees carry their
+// files.
 absl::StatusOr<std::vector<TreeTensor>> ReadTrees(const std::vector<std::string>& paths,
                                                   LintQuestion* question) {
   std::vector<TreeTensor> all;
@@ -82,7 +83,7 @@ std::string_view SourceName(LintedTree::Source source) {
   return "";
 }
 
-// Of all trees, those that no rule was asked about.
+// Returns how many tensors of all trees were not matched against rules.
 int64_t ScalarsOf(const LintAnswer& answer) {
   int64_t scalars = 0;
   for (const LintedTree& tree : answer.trees) {
@@ -138,7 +139,7 @@ Json LintJson(const LintAnswer& answer) {
           {"revision", answer.revision}};
 }
 
-// What each tree adds, where there are several or it is not the one that was given.
+// Prints per-tree counts (skipped for a single inline tree).
 void PrintTrees(const std::vector<LintedTree>& trees) {
   if (trees.empty() || (trees.size() == 1 && trees[0].source == LintedTree::Source::kGiven)) {
     return;
@@ -283,7 +284,7 @@ Json DiffJson(const DiffAnswer& answer) {
           {"budget", answer.budget_text},  {"revision", answer.revision}};
 }
 
-// Tensors of a diff whose names differ in numbers alone and which change alike.
+// Tensors of a diff whose names differ only in numbers and which change alike.
 struct ChangeGroup {
   const TensorDiff* first = nullptr;
   int64_t tensors = 0;

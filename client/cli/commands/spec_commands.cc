@@ -1,4 +1,4 @@
-// explain, constrain, compare, tiles, axes: questions about the spec of one tensor, which need no
+// explain, constrain, compare, tiles, axes: questions about the spec of one tensor; they need no
 // worker.
 #include <algorithm>
 #include <iostream>
@@ -28,7 +28,7 @@ constexpr char kAxesHelp[] =
 constexpr char kSpecHelp[] =
     "mesh axes, one entry a dimension: fsdp,tp; fsdp+dp or (fsdp,dp) for several; - for none";
 
-// What the commands take; each takes some of it.
+// Options of the commands; each command has some of them.
 struct SpecFlags {
   std::string name;
   std::string rules;
@@ -100,8 +100,8 @@ absl::StatusOr<ExplainQuestion> QuestionOf(const SpecFlags& flags) {
   return question;
 }
 
-// A spec that uses an axis twice has no effective one, and the way to it is wanted all the more:
-// as far as it goes without a shape. Prints nothing where that fails too.
+// A spec that uses an axis twice has no effective spec. Prints the resolution steps as far as they
+// go without a shape. Prints nothing where that fails too.
 void PrintWayToError(const Invocation& invocation, MeshClient* client,
                      const ExplainQuestion& question) {
   SpecAnswer answer;
@@ -204,7 +204,7 @@ absl::Status RunConstrain(const Invocation& invocation, const SpecFlags& flags) 
   question.compatibility = flags.compatibility();
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   SHARDMESH_ASSIGN_OR_RETURN(const ConstraintAnswer answer, client->ConstrainArray(question));
-  // What would have needed no correction.
+  // Specs that need no correction.
   std::vector<Fix> fixes;
   if (!answer.corrections.empty()) {
     SHARDMESH_ASSIGN_OR_RETURN(SpecAnswer corrected,

@@ -181,7 +181,7 @@ absl::StatusOr<WrittenCertificates> WriteCertificates(const CertificateFolderOpt
                                     .not_before = now - rpc::kClockSkew,
                                     .not_after = now + options.lifetime};
     if (name.role != rpc::PeerRole::kClient) {
-      // The last is what scrapes ask for, which know neither identities nor lasting addresses.
+      // Metrics scrapers ask for the last name: they know neither identities nor stable addresses.
       request.hosts = {"localhost", "127.0.0.1", "::1", name.identity, kAnyServer};
       request.hosts.insert(request.hosts.end(), options.hosts.begin(), options.hosts.end());
     }

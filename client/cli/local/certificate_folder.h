@@ -1,11 +1,13 @@
-// A folder with a test authority and the certificates of a cluster, as `shardmesh certs` makes it.
+// A folder with a test authority and the certificates of a cluster, written by `shardmesh certs`.
 //
+// clang-format off
 //   ca.crt                        the authority's certificate
-//   authority/ca.key              its key; in a folder of its own, so that a secret made of the
-//                                 files of the folder (not of those below) does not hold it
+//   authority/ca.key              its key; in a separate folder, so that a secret made of the
+//                                 files of the folder (not of those below) does not contain it
 //   coordinator.crt, .key         spiffe://shardmesh/coordinator/coordinator
 //   IDENTITY.crt, .key            spiffe://shardmesh/worker/IDENTITY, for each worker
 //   client.crt, .key              spiffe://shardmesh/client/client
+// clang-format on
 #ifndef SHARDMESH_CLIENT_CLI_LOCAL_CERTIFICATE_FOLDER_H_
 #define SHARDMESH_CLIENT_CLI_LOCAL_CERTIFICATE_FOLDER_H_
 
@@ -28,12 +30,12 @@ struct CertificateFolderOptions {
   std::string folder;  // made if missing
   // Beside coordinator and client. `coordinator` and `client` cannot be workers' names here.
   std::vector<std::string> workers;
-  // Names and addresses that each certificate of a server bears beside localhost, its own loopback
-  // addresses and its identity.
+  // Additional names and addresses in each server certificate; localhost, its loopback addresses
+  // and the identity are always there.
   std::vector<std::string> hosts;
   absl::Duration lifetime = absl::Hours(24 * 365);
-  // Leaves certificates alone that are there, otherwise they are renewed, and so are those of
-  // workers that are not named.
+  // Keeps existing certificates. Otherwise all are renewed, including those of workers that are not
+  // named.
   bool only_missing = false;
 };
 
@@ -48,12 +50,15 @@ struct WrittenCertificates {
   std::vector<WrittenCertificate> certificates;
 };
 
-// Makes the authority if the folder has none, and certificates with new keys. Keys are readable by
-// this user alone; each file is replaced as a whole. Errors:
-//   INVALID_ARGUMENT     an identity or host that no certificate can bear
-//   FAILED_PRECONDITION  an authority without its key or the reverse, or one that has expired: it
-//                        is never replaced in silence; the message says how to make another
+// Makes the authority if the folder has none, and certificates with new keys. Only this user can
+// read the keys; each file is replaced atomically. Errors:
+//
+// clang-format off
+//   INVALID_ARGUMENT     an identity or host that no certificate can have
+//   FAILED_PRECONDITION  an authority without its key or the reverse, or an expired one: it is
+//                        never replaced silently; the message says how to make another
 //   otherwise            those of files
+// clang-format on
 absl::StatusOr<WrittenCertificates> WriteCertificates(const CertificateFolderOptions& options);
 
 }  // namespace shardmesh::client

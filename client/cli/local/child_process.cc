@@ -49,7 +49,7 @@ std::optional<uint64_t> ReadStartTicks(pid_t pid) {
 // Holds on to the process; not valid if it is gone, reaped and all.
 FileDescriptor OpenProcess(const ProcessId& id) {
   FileDescriptor process(static_cast<int>(syscall(SYS_pidfd_open, id.pid, 0)));
-  // Only now that nobody else can get the pid is it worth looking whose it is.
+  // Check the identity only now: the open descriptor prevents reuse of the pid.
   return ReadStartTicks(id.pid) == id.start_ticks ? std::move(process) : FileDescriptor();
 }
 
@@ -70,8 +70,8 @@ absl::Status Gone(const ProcessId& id) {
   return absl::NotFoundError(StrCat("process ", id.pid, " is gone"));
 }
 
-// Runs in the child between fork and exec: only what is safe there. Begins when the parent writes
-// to `gate`. Returns errno's value.
+// Runs in the child between fork and exec: it may call only async-signal-safe functions. Begins
+// when the parent writes to `gate`. Returns errno's value.
 int BecomeProgram(const ProcessOptions& options, char* const* arguments, int log, int input,
                   int gate, pid_t parent) {
   sigset_t none;
@@ -185,12 +185,12 @@ absl::StatusOr<ChildProcess> ChildProcess::Start(
   const absl::StatusOr<ProcessId> id = IdentifyProcess(pid);
   const absl::Status made = !id.ok() ? id.status() : on_made ? on_made(*id) : absl::OkStatus();
   if (made.ok()) {
-    // Fails only if the child is gone, which the other pipe tells.
+    // Fails only if the child is gone, which the other pipe shows.
     const char go = 1;
     [[maybe_unused]] const ssize_t written = write(gate_writer.get(), &go, sizeof(go));
   }
   gate_writer.Close();
-  // The pipe closes without a word when exec succeeds.
+  // The pipe closes without data when exec succeeds.
   int error = 0;
   ssize_t size = 0;
   do {

@@ -42,20 +42,19 @@ struct ProcessOptions {
   std::vector<std::string> command;
   // Standard output and error are appended to this file; standard input is empty.
   std::string log_path;
-  // Gets SIGTERM when the thread that started it ends; otherwise lives on in a session of its own.
+  // Gets SIGTERM when the thread that started it ends. Otherwise it continues in its own session.
   bool ends_with_parent = true;
-  // What that signal is instead: SIGKILL, for what must leave nothing behind.
+  // The signal for that; SIGKILL for a process that must leave nothing behind.
   int parent_end_signal = 15;
 };
 
 // A process that this one started, or took over. Not thread-safe. The destructor leaves it running.
 class ChildProcess {
  public:
-  // Calls `on_made`, if given, when the process is there and before its program begins: a process
-  // that is noted down then is known whenever this one is killed. If this one ends before that, or
-  // `on_made` fails, the program never begins.
-  // Errors as the system says, such as NOT_FOUND for a program that is not there; those of
-  // `on_made`.
+  // Starts a process. Calls `on_made`, if given, when the process exists and before its program
+  // begins: the caller can record it even if the caller is killed later. If the caller ends before
+  // that, or `on_made` fails, the program never begins. Errors are the system's, such as NOT_FOUND
+  // for a missing program, and those of `on_made`.
   static absl::StatusOr<ChildProcess> Start(
       const ProcessOptions& options,
       const std::function<absl::Status(const ProcessId&)>& on_made = nullptr);
@@ -69,8 +68,8 @@ class ChildProcess {
   // Where this process' own output begins in the log.
   int64_t log_offset_bytes() const { return log_offset_bytes_; }
 
-  // Nullopt while it runs; else how it ended, such as `exited with code 1` or `was killed by signal
-  // 9`; of one that was taken over only that it `has ended`. Reaps it.
+  // Returns nullopt while the process runs. Then returns how it ended, such as `exited with code 1`
+  // or `was killed by signal 9`; for an adopted process only `has ended`. Reaps it.
   std::optional<std::string> Ended();
 
  private:
@@ -83,7 +82,7 @@ class ChildProcess {
   std::optional<std::string> end_;
 };
 
-// What was written to a log from `offset_bytes` on; empty if it cannot be read.
+// Returns the content of a log from `offset_bytes` on; empty if it cannot be read.
 std::string ReadLog(const std::string& path, int64_t offset_bytes = 0);
 // The last `lines` lines of a text.
 std::string LastLines(std::string_view text, int lines);

@@ -1,4 +1,4 @@
-// What `shardmesh up` notes down about a cluster, as a JSON file.
+// The record of `shardmesh up` about a cluster, as a JSON file.
 #include "client/cli/local/cluster_record.h"
 
 #include <signal.h>
@@ -139,7 +139,7 @@ absl::StatusOr<ClusterRecord> ReadRecord(const std::string& folder) {
     record.name = json.at("name").get<std::string>();
     record.address = json.at("address").get<std::string>();
     record.mesh = json.at("mesh").get<std::string>();
-    // What follows with a default is absent in records of older builds.
+    // Records of older builds lack the fields read with a default below.
     record.cluster_id = json.value("cluster_id", "");
     record.data_folder = json.value("data_dir", "");
     record.tls_folder = json.value("tls_dir", "");
@@ -236,7 +236,7 @@ std::vector<std::string> StopProcesses(const ClusterRecord& record, absl::Durati
 std::vector<std::string> StopRecorded(const std::string& folder, ClusterRecord record,
                                       absl::Duration grace) {
   record.is_stopping = true;
-  WriteRecord(folder, record).IgnoreError();  // a full disk keeps nobody from stopping
+  WriteRecord(folder, record).IgnoreError();  // a full disk must not prevent stopping
   std::vector<std::string> killed = StopProcesses(record, grace);
   if (!record.IsUp()) {
     RemoveRecord(folder);
@@ -249,7 +249,7 @@ absl::Status FinishEnding(const std::string& folder, const ClusterRecord& record
   ClusterRecord ending = record;
   ending.processes = record.Ending();
   if (ending.processes.empty()) {
-    return absl::OkStatus();  // nor is an `up` that goes on told to end
+    return absl::OkStatus();  // and a continuing `up` is not told to end
   }
   StopProcesses(ending, grace);
   SHARDMESH_RETURN_IF_ERROR(CheckStopped(ending));

@@ -1,7 +1,7 @@
-// What `shardmesh up` notes down about a cluster of this host, for the commands that come after it.
+// The record of `shardmesh up` about a cluster of this host, for later commands.
 //
-// The folder of cluster NAME is $XDG_RUNTIME_DIR/shardmesh/NAME, or /tmp/shardmesh-UID/NAME where
-// there is no such variable. It holds cluster.json, which is the record, and the processes' logs.
+// The folder of cluster NAME is $XDG_RUNTIME_DIR/shardmesh/NAME, or /tmp/shardmesh-UID/NAME without
+// that variable. It holds the record cluster.json, and the processes' logs.
 #ifndef SHARDMESH_CLIENT_CLI_LOCAL_CLUSTER_RECORD_H_
 #define SHARDMESH_CLIENT_CLI_LOCAL_CLUSTER_RECORD_H_
 
@@ -27,8 +27,8 @@ struct RecordedProcess {
   std::string log_path;
   // Where it serves its metrics, HOST:PORT; empty until the cluster was healthy.
   std::string metrics_address = {};
-  // Ends with the record's supervisor. What a supervisor found running when it started again the
-  // rest does not.
+  // Ends with the record's supervisor. Processes that already ran when a supervisor restarted the
+  // others do not.
   bool ends_with_supervisor = false;
 };
 
@@ -48,14 +48,14 @@ struct ClusterRecord {
   std::vector<RecordedProcess> processes;
   // The `up` that stays in the foreground and stops the others when it is stopped.
   std::optional<ProcessId> supervisor;
-  // Set before the first of the processes is told to stop, so that nobody takes those that are left
-  // for running ones.
+  // Set before the first process is told to stop, so that no command takes the remaining ones for a
+  // running cluster.
   bool is_stopping = false;
 
   // Whether any of them still runs.
   bool IsUp() const;
-  // The processes that run and are about to end: all if a stop was begun, and those that end with
-  // the `up` in the foreground if that is gone.
+  // Returns the running processes that are about to end: all if a stop was begun, and those of a
+  // foreground `up` that is gone.
   std::vector<RecordedProcess> Ending() const;
 };
 
@@ -63,20 +63,19 @@ struct ClusterRecord {
 absl::Status CheckClusterName(std::string_view name);
 // The folder of the cluster, which need not exist.
 std::string ClusterFolder(const std::string& name);
-// Makes the folder and those above it, for this user alone. FAILED_PRECONDITION if one of them
-// belongs to somebody else.
+// Makes the folder and its parents, readable only by this user. FAILED_PRECONDITION if one of them
+// belongs to another user.
 absl::Status MakeClusterFolder(const std::string& folder);
 
 // How long `up` and `down` wait for each other.
 inline constexpr absl::Duration kClusterLockTimeout = absl::Seconds(20);
 
-// A command that starts or stops processes of a cluster, or changes its record, takes this lock: no
-// two do so at once. It is held while the descriptor is open; the system takes it back when the
-// command ends, however it ends.
+// Locks a cluster. Each command that starts or stops its processes, or changes its record, takes
+// this lock. The open descriptor holds it; the system releases it when the command ends in any way.
 //
-// While another process has it, tells `on_wait` (may be empty) once what is waited for, and waits
-// for `timeout`, at most kClusterLockTimeout. ALREADY_EXISTS after that, naming the process;
-// NOT_FOUND if the folder is not there.
+// While another process holds the lock, calls `on_wait` (may be empty) once with its description,
+// and waits for `timeout`, at most kClusterLockTimeout. ALREADY_EXISTS after that, naming the
+// process. NOT_FOUND if the folder is missing.
 absl::StatusOr<FileDescriptor> LockCluster(
     const std::string& folder, const std::string& name, absl::Duration timeout,
     const std::function<void(const std::string& what)>& on_wait);
@@ -84,7 +83,7 @@ absl::StatusOr<FileDescriptor> LockCluster(
 // NOT_FOUND if there is no record in the folder; DATA_LOSS if it does not read.
 absl::StatusOr<ClusterRecord> ReadRecord(const std::string& folder);
 absl::Status WriteRecord(const std::string& folder, const ClusterRecord& record);
-// Removes the record; logs stay, for whoever wonders.
+// Removes the record; the logs stay for inspection.
 void RemoveRecord(const std::string& folder);
 // Whether the folder's record is of the same processes: no other command has changed it since.
 bool IsRecorded(const std::string& folder, const ClusterRecord& record);
@@ -92,16 +91,16 @@ bool IsRecorded(const std::string& folder, const ClusterRecord& record);
 // The record of the cluster of that name, if there is one and the cluster is up.
 std::optional<ClusterRecord> RecordedCluster(const std::string& name);
 
-// Asks the processes to end, workers before the coordinator, and kills those that are still there
-// after `grace`. Returns the identities of those that had to be killed.
+// Asks the processes to end, workers before the coordinator, and kills those still running after
+// `grace`. Returns the identities of the killed ones.
 std::vector<std::string> StopProcesses(const ClusterRecord& record, absl::Duration grace);
 // As StopProcesses, with the cluster's lock held: notes in the record that they stop, and removes
 // it when they have. It stays if one does not end even when it is killed; `record` then is up.
 std::vector<std::string> StopRecorded(const std::string& folder, ClusterRecord record,
                                       absl::Duration grace);
-// As StopProcesses, of those that are about to end (ClusterRecord::Ending) and no other, with the
-// cluster's lock held: removes the record if none of the cluster runs then. FAILED_PRECONDITION if
-// one does not end even when it is killed.
+// As StopProcesses, only for processes about to end (ClusterRecord::Ending), with the cluster's
+// lock held. Removes the record if none of the cluster runs then. FAILED_PRECONDITION if a process
+// does not end even when it is killed.
 absl::Status FinishEnding(const std::string& folder, const ClusterRecord& record,
                           absl::Duration grace);
 // FAILED_PRECONDITION, naming them, if some of the processes still run after they were killed.

@@ -24,7 +24,7 @@ namespace shardmesh::client {
 namespace {
 
 constexpr char kCoordinator[] = "coordinator";
-constexpr char kMesh[] = "default";  // of the cluster; there may be others that nobody serves
+constexpr char kMesh[] = "default";  // of the cluster; others may exist that no worker serves
 constexpr char kCoordinatorProgram[] = "shardmesh-coordinator";
 constexpr char kWorkerProgram[] = "shardmesh-worker";
 constexpr char kListening[] = "shardmesh-coordinator listening on ";
@@ -33,7 +33,7 @@ constexpr char kMetricsServed[] = "metrics served port=";
 constexpr absl::Duration kPollInterval = absl::Milliseconds(20);
 constexpr absl::Duration kGrace = absl::Seconds(10);
 constexpr int kLogLines = 10;
-// How long the lock is waited for to note down what is good to know.
+// How long to wait for the lock in order to record optional data.
 constexpr absl::Duration kRecordLockTimeout = absl::Seconds(3);
 
 // The error of a start whose cluster is not its own any more.
@@ -102,7 +102,7 @@ const RecordedProcess* FindProcess(const ClusterRecord& record, const std::strin
   return found == record.processes.end() ? nullptr : &*found;
 }
 
-// Those of `identities` that run, or those that do not.
+// Returns those of `identities` that run, or those that do not.
 std::vector<std::string> Choose(const ClusterRecord& record,
                                 const std::vector<std::string>& identities, bool running) {
   std::vector<std::string> chosen;
@@ -115,7 +115,7 @@ std::vector<std::string> Choose(const ClusterRecord& record,
   return chosen;
 }
 
-// Whether what has ended of a cluster can be started again as `options` say.
+// Returns OK if the ended processes of a cluster can be restarted as `options` say.
 absl::Status CheckResumable(const ClusterRecord& record, const LocalClusterOptions& options,
                             const std::vector<std::string>& ended) {
   const auto refused = [&](std::string_view why) {
@@ -274,7 +274,7 @@ absl::Status LocalCluster::NoteMetrics() {
       continue;
     }
     const std::string log = ReadLog(member.process.log_path(), member.process.log_offset_bytes());
-    // Of a process that was taken over the log may hold the runs before it as well.
+    // The log of an adopted process may contain earlier runs as well.
     const size_t line = log.rfind(kMetricsServed);
     if (line != std::string::npos) {
       const size_t begin = line + sizeof(kMetricsServed) - 1;
@@ -288,7 +288,7 @@ absl::Status LocalCluster::NoteMetrics() {
 absl::Status LocalCluster::WaitUntilListening(Member* coordinator, absl::Time deadline) {
   const auto limit = rpc::SteadyDeadline::At(deadline);
   for (;;) {
-    // Before the log is read, lest its last words come between.
+    // Check before the log is read, so that the log has the process's last lines.
     const std::optional<std::string> end = coordinator->process.Ended();
     const std::string log =
         ReadLog(coordinator->process.log_path(), coordinator->process.log_offset_bytes());
@@ -562,14 +562,14 @@ std::vector<std::string> LocalCluster::Stop(absl::Duration grace) {
 
 void FollowRestarts(ClusterRecord* record, absl::Time deadline) {
   if (record->cluster_id.empty()) {
-    return;  // whoever answers may be of another cluster
+    return;  // the coordinator that answers may be another cluster's
   }
   const auto client = ConnectUntil(record->address, record->tls_folder, deadline);
   // Asks for all workers: their mesh may have been changed or deleted since they were started.
   const absl::StatusOr<ClusterStatus> status =
       client.ok() ? (*client)->GetStatus() : absl::StatusOr<ClusterStatus>(client.status());
   if (!status.ok() || status->cluster_id != record->cluster_id) {
-    return;  // nobody knows more than the record
+    return;  // no coordinator knows more than the record
   }
   const auto follow = [record](const std::string& identity, int64_t pid, std::string_view program) {
     for (RecordedProcess& process : record->processes) {

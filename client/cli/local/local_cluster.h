@@ -25,7 +25,7 @@ struct LocalClusterOptions {
   std::string folder;
   // Where the programs shardmesh-coordinator and shardmesh-worker lie.
   std::string binary_folder;
-  // Of the mesh "default"; one worker for each device.
+  // The mesh "default"; one worker for each device.
   Mesh mesh;
   // The coordinator's; 0: a free one.
   int port = 0;
@@ -33,21 +33,22 @@ struct LocalClusterOptions {
   std::string data_folder;
   // With certificates as WriteCertificates makes them, of workers named as here; empty: plaintext.
   std::string tls_folder;
-  // Of each worker, as its flag --memory takes it; empty: its own default.
+  // The flag --memory of each worker; empty: the worker's default.
   std::string worker_memory;
   std::vector<std::string> coordinator_flags;  // further ones
   std::vector<std::string> worker_flags;
   // Processes end with this one; otherwise they outlive it.
   bool ends_with_parent = true;
   int parent_end_signal = 15;
-  // Told what Start waits for, such as another command that starts or stops the cluster.
+  // Called with the reason why Start waits, such as another command that starts or stops the
+  // cluster.
   std::function<void(const std::string& what)> on_wait = {};
 };
 
 // The identity of a local cluster's worker: `worker-0`, ...
 std::string LocalWorkerIdentity(int64_t index);
 
-// A process that ended though nobody stopped it.
+// A process that ended without being stopped.
 struct EndedProcess {
   std::string identity;
   pid_t pid = 0;
@@ -58,27 +59,25 @@ struct EndedProcess {
 // cluster and outlives it if processes are to end with their parent.
 class LocalCluster {
  public:
-  // The coordinator, then all workers, without waiting for the latter; see WaitUntilHealthy. A
-  // process that does not come to listen is an error with the end of its log, and the others are
-  // stopped.
+  // Starts the coordinator, then all workers, without waiting for the latter; see WaitUntilHealthy.
+  // If a process does not listen, the error has the end of its log, and the others are stopped.
   //
-  // Where there is a cluster of that name already:
-  //   it is up             ALREADY_EXISTS
-  //   it is gone           its record is replaced
-  //   a part of it is up   what has ended is started again; see restarted(). If that fails, nothing
-  //                        is stopped, as after Detach; but what was started again, and that
-  //                        alone, ends with this process where ends_with_parent says so, be it
-  //                        killed. FAILED_PRECONDITION if it has
-  //                        another mesh, port, data folder or certificates, or an `up` in the
-  //                        foreground.
-  //   ... but its start was cut off before the coordinator listened, it is in memory and without a
-  //                        coordinator, or all of it is about to end (ClusterRecord::Ending): the
-  //                        rest is stopped, and the cluster started anew; see replaced()
-  //   its record does not read  DATA_LOSS, as of ReadRecord
+  // If a cluster of that name already exists:
+  // - It is up: ALREADY_EXISTS.
+  // - It is gone: its record is replaced.
+  // - A part of it is up: the ended processes are restarted; see restarted(). If that fails,
+  //   nothing is stopped, as after Detach. Only the restarted processes end with this process where
+  //   ends_with_parent says so, even if it is killed. FAILED_PRECONDITION if the cluster has
+  //   another mesh, port, data folder or certificates, or an `up` in the foreground.
+  // - A part of it is up, but unusable: the rest is stopped, and the cluster starts anew; see
+  //   replaced(). This holds if its start was cut off before the coordinator listened, if it is in
+  //   memory and without a coordinator, or if all of it is about to end (ClusterRecord::Ending).
+  // - Its record is unreadable: DATA_LOSS, as of ReadRecord.
+  //
   // Waits for another command that starts or stops it, with the errors of LockCluster.
   //
-  // Whenever this process is killed, every process that it started is in the record, and the next
-  // command goes on from there.
+  // If this process is killed at any time, the record has every process that it started, and the
+  // next command continues from there.
   static absl::StatusOr<std::unique_ptr<LocalCluster>> Start(LocalClusterOptions options,
                                                              absl::Time deadline);
   // Stops the processes unless they were detached.
@@ -94,10 +93,10 @@ class LocalCluster {
   const std::vector<std::string>& replaced() const { return replaced_; }
   const std::string& replaced_why() const { return replaced_why_; }
 
-  // Waits until every rank of the mesh has a ready worker, and notes in the record the cluster's id
-  // and where metrics are served. DEADLINE_EXCEEDED names those that are missing, UNAVAILABLE one
-  // that ended; both with the end of its log. ABORTED if another command stopped or changed the
-  // cluster meanwhile.
+  // Waits until every rank of the mesh has a ready worker. Adds the cluster's id and the address of
+  // metrics to the record. DEADLINE_EXCEEDED names the missing ranks, UNAVAILABLE a process that
+  // ended; both with the end of its log. ABORTED if another command stopped or changed the cluster
+  // meanwhile.
   absl::Status WaitUntilHealthy(absl::Time deadline);
 
   // The processes that ended since the last call.
@@ -113,9 +112,9 @@ class LocalCluster {
   absl::Status Restart(const std::string& identity, absl::Time deadline);
 
   // Ends all processes (see StopRecorded); returns the identities of those that had to be killed.
-  // Processes that outlive this one are left alone if another command has taken them over.
+  // Processes that outlive this one are not stopped if another command has taken them over.
   std::vector<std::string> Stop(absl::Duration grace);
-  // Leaves the processes running when this object goes.
+  // Leaves the processes running when this object is destroyed.
   void Detach() { detached_ = true; }
 
  private:
@@ -130,7 +129,7 @@ class LocalCluster {
 
   explicit LocalCluster(LocalClusterOptions options);
 
-  // Starts again what has ended of the cluster in `record`.
+  // Restarts the ended processes of the cluster in `record`.
   static absl::StatusOr<std::unique_ptr<LocalCluster>> Resume(LocalClusterOptions options,
                                                               const ClusterRecord& record,
                                                               FileDescriptor lock,
@@ -153,7 +152,7 @@ class LocalCluster {
   // Reads from the logs where metrics are served, and notes it down if the record is still this
   // cluster's.
   absl::Status NoteMetrics();
-  // WaitUntilHealthy, without a look at what other commands did.
+  // As WaitUntilHealthy, without a check for changes by other commands.
   absl::Status AwaitHealthy(absl::Time deadline);
   Member* Find(const std::string& identity);
   // An error about a member, with the end of its log.
@@ -169,13 +168,12 @@ class LocalCluster {
   FileDescriptor lock_;  // the cluster's, while Start has it: a start that fails stops under it
 };
 
-// A process that was started again by hand is recorded from here on as the one that the coordinator
-// knows, if that is one of this host's: with the log that it writes, and its metrics not yet known.
-// Leaves the record as it is where nobody answers until `deadline`, or a cluster other than the
-// recorded one.
+// Records a process that was restarted by hand as the one that the coordinator knows, if it runs on
+// this host: with its log, and its metrics not yet known. Leaves the record unchanged if no
+// coordinator answers until `deadline`, or if another cluster answers.
 void FollowRestarts(ClusterRecord* record, absl::Time deadline);
 
-// The folder of the running program, where the others lie beside it.
+// Returns the folder of the running program, which also holds the other programs.
 absl::StatusOr<std::string> OwnBinaryFolder();
 
 }  // namespace shardmesh::client
