@@ -25,7 +25,6 @@
 namespace shardmesh::client {
 namespace {
 
-// Most tiles that one call of GetTiles may ask for.
 
 // Adds up the bytes of several threads and reports the sum at intervals. Thread-safe.
 class ProgressMeter {
