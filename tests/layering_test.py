@@ -160,6 +160,15 @@ def crowded_folders(root):
             yield f"{folder}/ has {files} files, more than {MOST_FILES}: cut it by subject"
 
 
+def folders_missing_in_image(root):
+    """The folders of TOPS that .dockerignore keeps from the image's build, in words."""
+    ignore = root / ".dockerignore"
+    kept = ignore.read_text(encoding="utf-8").splitlines() if ignore.exists() else []
+    for top in sorted(TOPS):
+        if (root / top).is_dir() and f"!{top}" not in kept:
+            yield f"{top}/ is not in .dockerignore, so the image cannot be built: add !{top}"
+
+
 def tracked_sources(root):
     listed = subprocess.run(["git", "-C", root, "ls-files", "-z", *(f"{top}/" for top in sorted(TOPS | {"tests", "bench"}))],
                             check=True, capture_output=True, text=True).stdout
@@ -174,7 +183,7 @@ def check(root):
         for violation in violations_of(path, (root / path).read_text(encoding="utf-8")):
             print(f"{path}: {violation}")
             found += 1
-    for violation in crowded_folders(root):
+    for violation in (*crowded_folders(root), *folders_missing_in_image(root)):
         print(violation)
         found += 1
     print(f"{len(sources)} files, {found} broken rules")
@@ -215,10 +224,12 @@ def self_test():
         for path, text, _ in PLANTED:
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / path).write_text(text, encoding="utf-8")
+        # All but one.
+        (root / ".dockerignore").write_text("".join(f"!{top}\n" for top in TOPS - {"tensor"}), encoding="utf-8")
         subprocess.run(["git", "-C", root, "add", "."], check=True)
         assert sorted(tracked_sources(root)) == sorted(path for path, _, _ in PLANTED if path.endswith(SOURCES))
-        # The folder of too many files is one more.
-        assert check(root) == sum(expected for _, _, expected in PLANTED) + 1
+        # The folder of too many files is one more, the folder that the image lacks another.
+        assert check(root) == sum(expected for _, _, expected in PLANTED) + 2
     for path, text, expected in PLANTED:
         if not path.endswith(SOURCES):
             continue
