@@ -14,6 +14,11 @@ namespace shardmesh {
 // A pattern, anchored at the start of the text, that is found in just those texts at whose start
 // `matched` matches and none of `excluded` does; nullopt if there is no such text.
 //
+// RewriteExclusions needs it for rules such as `^(?!.*bias)` whose next rule is not `.*`: there is
+// no rule that the excluded names could be sent to by a pattern of their own. docs/semantics.md
+// ("Exclusions") and RewriteRules promise such lists the same specs. No golden has one;
+// exclusion_test, the fuzz target and the differential probe do.
+//
 // Patterns are made into one finite automaton, and that is spelled out as an expression again: good
 // for exactness, not for reading. Errors are INVALID_ARGUMENT: UNSUPPORTED_PATTERN for word
 // boundaries, for `$` elsewhere than at the end of what is matched, for case that is ignored beyond
