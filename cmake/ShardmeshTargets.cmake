@@ -88,3 +88,24 @@ function(shardmesh_test)
   gtest_discover_tests(${arg_NAME} DISCOVERY_MODE PRE_TEST
     PROPERTIES LABELS "${labels}" TIMEOUT ${arg_TIMEOUT} ${turns})
 endfunction()
+
+# shardmesh_embed_texts(TARGET shardmesh_x HEADER folder/texts.h NAMESPACE ns TEXTS kName=file ...) adds a source to a
+# target that defines the constants of the header: the texts of files of this folder.
+function(shardmesh_embed_texts)
+  cmake_parse_arguments(arg "" "TARGET;HEADER;NAMESPACE" "TEXTS" ${ARGN})
+  string(REGEX REPLACE "\\.h$" ".cc" output "${PROJECT_BINARY_DIR}/generated/${arg_HEADER}")
+  set(texts)
+  set(files)
+  foreach(text IN LISTS arg_TEXTS)
+    string(REGEX MATCH "^([^=]+)=(.+)$" matched "${text}")
+    list(APPEND texts "${CMAKE_MATCH_1}=${CMAKE_CURRENT_SOURCE_DIR}/${CMAKE_MATCH_2}")
+    list(APPEND files "${CMAKE_CURRENT_SOURCE_DIR}/${CMAKE_MATCH_2}")
+  endforeach()
+  list(JOIN texts "," texts)
+  add_custom_command(OUTPUT "${output}"
+    COMMAND "${CMAKE_COMMAND}" "-DOUTPUT=${output}" "-DHEADER=${arg_HEADER}" "-DNAMESPACE=${arg_NAMESPACE}"
+      "-DTEXTS=${texts}" -P "${PROJECT_SOURCE_DIR}/cmake/EmbedText.cmake"
+    DEPENDS ${files} "${PROJECT_SOURCE_DIR}/cmake/EmbedText.cmake"
+    VERBATIM)
+  target_sources(${arg_TARGET} PRIVATE "${output}")
+endfunction()

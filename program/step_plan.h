@@ -135,10 +135,6 @@ struct PlanTarget {
 absl::StatusOr<Plan> PlanProgram(const Program& program, absl::Span<const ValueDescriptor> operands,
                                  const PlanTarget& target);
 
-// Checks what PlanProgram guarantees, for plans that came from elsewhere: indexes in range and in
-// order, tiles of inputs and outputs that fit each other. INVALID_ARGUMENT names the instruction.
-absl::Status CheckPlan(const Plan& plan);
-
 }  // namespace shardmesh
 
 #endif  // SHARDMESH_PROGRAM_STEP_PLAN_H_

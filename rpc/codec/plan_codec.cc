@@ -9,6 +9,7 @@
 
 #include "google/protobuf/io/coded_stream.h"
 #include "google/protobuf/io/zero_copy_stream_impl_lite.h"
+#include "program/plan_check.h"
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/field_check.h"
 #include "rpc/codec/spec_codec.h"

@@ -1,4 +1,4 @@
-// Computes a pattern for the texts that one pattern matches and others do not.
+// A pattern for what one pattern matches and others do not.
 #ifndef SHARDMESH_SHARDING_PATTERN_DIFFERENCE_H_
 #define SHARDMESH_SHARDING_PATTERN_DIFFERENCE_H_
 
@@ -11,15 +11,19 @@
 
 namespace shardmesh {
 
-// Returns a pattern, anchored at the start of the text, for exactly these texts: `matched` matches
-// at the start, and none of `excluded` does. Returns nullopt if no such text exists.
+// A pattern, anchored at the start of the text, that is found in just those texts at whose start
+// `matched` matches and none of `excluded` does; nullopt if there is no such text.
 //
-// The patterns become one finite automaton, which is written as an expression again. The result is
-// exact, but hard to read.
+// RewriteExclusions needs it for rules such as `^(?!.*bias)` whose next rule is not `.*`: there is
+// no rule that the excluded names could be sent to by a pattern of their own. docs/semantics.md
+// ("Exclusions") and RewriteRules promise such lists the same specs. No golden has one;
+// exclusion_test, the fuzz target and the differential probe do.
 //
-// Errors are INVALID_ARGUMENT. UNSUPPORTED_PATTERN is for word boundaries, for `$` before the end
-// of the match, for ignored case beyond ASCII, and for named classes together with other characters
-// beyond ASCII. LIMIT_EXCEEDED is for an automaton or expression that is too large.
+// Patterns are made into one finite automaton, and that is spelled out as an expression again: good
+// for exactness, not for reading. Errors are INVALID_ARGUMENT: UNSUPPORTED_PATTERN for word
+// boundaries, for `$` elsewhere than at the end of what is matched, for case that is ignored beyond
+// ASCII, and for named classes together with other characters beyond ASCII; LIMIT_EXCEEDED where
+// automaton or expression get too large.
 absl::StatusOr<std::optional<std::string>> PatternDifference(
     const PatternNode& matched, absl::Span<const PatternNode> excluded);
 

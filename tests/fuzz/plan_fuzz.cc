@@ -3,6 +3,7 @@
 #include <string>
 #include <string_view>
 
+#include "program/plan_check.h"
 #include "rpc/codec/plan_codec.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/quiet_protobuf.h"

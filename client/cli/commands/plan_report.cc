@@ -1,4 +1,4 @@
-// A plan as one HTML page.
+// Fills plan_report.html with a plan, and draws the pictures.
 #include "client/cli/commands/plan_report.h"
 
 #include <algorithm>
@@ -11,6 +11,8 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_format.h"
+#include "client/cli/commands/page_template.h"
+#include "client/cli/commands/plan_report_page.h"
 #include "client/cli/table.h"
 #include "sharding/layout/analysis.h"
 #include "sharding/tile.h"
@@ -26,65 +28,11 @@ constexpr std::array<std::string_view, kMaxMeshAxes> kColors = {
     "#3b76d6", "#e07b28", "#2f9e63", "#c4417f", "#8455c9", "#b08a12", "#1a97ad", "#d14b3a",
     "#6a8f1f", "#4f5fd0", "#a35a2a", "#16866e", "#b34fb3", "#77736b", "#5b8bb0", "#94465e"};
 
-constexpr std::string_view kStyle = R"css(
-:root{--bg:#f6f7f9;--card:#fff;--ink:#1c2330;--soft:#5c6678;--line:#dfe3ea;--cell:#edf1f7;--edge:#a9b4c4;--tile:#1c2330}
-@media(prefers-color-scheme:dark){:root{--bg:#12151b;--card:#1b2029;--ink:#e8ebf1;--soft:#9aa5b7;--line:#2e3542;--cell:#272e3a;--edge:#566276;--tile:#f2f4f8}}
-*{box-sizing:border-box}
-body{margin:0;background:var(--bg);color:var(--ink);font:14px/1.45 system-ui,sans-serif}
-main{max-width:1240px;margin:0 auto;padding:28px 24px 60px}
-h1{font-size:24px;margin:0 0 2px}h2{font-size:17px;margin:34px 0 10px}h3{font-size:14px;margin:0;font-weight:600}
-p{margin:4px 0}.soft{color:var(--soft)}.mono,td,code{font-variant-numeric:tabular-nums}
-.mono,code{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;font-size:12.5px}
-.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(180px,1fr));gap:12px;margin-top:18px}
-.card{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:12px 14px;overflow:hidden}
-.cards b{display:block;font-size:22px;font-weight:650;margin:2px 0}
-.axes{display:flex;flex-wrap:wrap;gap:8px;align-items:center;margin:10px 0}
-.chip{display:inline-block;border-radius:5px;padding:1px 7px;color:#fff;font-size:12.5px;font-weight:600;white-space:nowrap}
-.open{background:none;border:1.5px dashed;padding:0 6px}
-.none{color:var(--soft);padding:0 4px}
-.big{font-size:15px;padding:5px 12px;border-radius:8px}
-.bar{height:12px;border-radius:6px;background:var(--cell);overflow:hidden;display:flex;min-width:60px}
-.bar i{display:block;height:100%}
-.scroll{overflow-x:auto;background:var(--card);border:1px solid var(--line);border-radius:10px}
-table{border-collapse:collapse;width:100%}
-th,td{text-align:left;padding:6px 12px;border-bottom:1px solid var(--line);vertical-align:top;white-space:nowrap}
-tr:last-child td{border-bottom:0}
-th{font-size:12px;color:var(--soft);font-weight:600}
-th.r,td.r{text-align:right}td.wrap{white-space:normal;min-width:260px}
-table.sortable th{cursor:pointer}table.sortable th:hover{color:var(--ink)}
-.pictures{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(375px,100%),1fr));gap:14px}
-svg{display:block;width:100%;height:auto;margin:10px 0 6px}
-svg text{fill:var(--ink);font:12px system-ui,sans-serif}svg .s{fill:var(--soft);font-size:11px}
-svg .cell{fill:var(--cell);stroke:var(--edge);stroke-width:.6}svg .tile{fill:var(--tile)}
-svg .back{fill:var(--card);stroke:var(--edge);stroke-width:.8}
-svg .on{fill:var(--card);font-weight:700;font-size:11px}
-.facts{font-size:12.5px;margin:0;padding:0;list-style:none}.facts li{margin:2px 0}
-.warn{color:#c2571b}.ok{color:#2f9e63}
-input{font:inherit;padding:6px 10px;border:1px solid var(--line);border-radius:8px;background:var(--card);color:var(--ink);width:320px;max-width:100%;margin-bottom:8px}
-details summary{cursor:pointer}
-footer{margin-top:40px;font-size:12px}
-)css";
-
-// Sorting and filtering of tables; the page is complete without it. No less-than sign and no
-// ampersand, so that it stands in XML as it is.
-constexpr std::string_view kScript = R"js(
-document.querySelectorAll('table.sortable').forEach(function(table){
-  table.querySelectorAll('th').forEach(function(head,column){
-    var up=false;
-    head.addEventListener('click',function(){
-      var body=table.tBodies[0],rows=Array.from(body.rows);up=!up;
-      var key=function(row){var cell=row.cells[column];return cell.dataset.v===undefined?cell.textContent:Number(cell.dataset.v);};
-      rows.sort(function(a,b){var x=key(a),y=key(b),order=typeof x==='number'?x-y:String(x).localeCompare(String(y));return up?order:-order;});
-      rows.forEach(function(row){body.appendChild(row);});
-    });
-  });
-});
-var filter=document.getElementById('filter');
-if(filter){filter.addEventListener('input',function(){
-  var wanted=filter.value.toLowerCase();
-  document.querySelectorAll('#tensors tbody tr').forEach(function(row){row.hidden=!row.textContent.toLowerCase().includes(wanted);});
-});}
-)js";
+// Parsed once.
+const PageTemplate& Template() {
+  static const PageTemplate* const page = new PageTemplate(kPlanReportHtml);
+  return *page;
+}
 
 // Text as it stands between tags and in quoted attributes. Control characters, which XML does not
 // allow, become U+FFFD.
@@ -175,12 +123,9 @@ class Page {
       : report_(report), mesh_(report.mesh), answer_(report.placement->answer) {}
 
   absl::StatusOr<std::string> Build() {
-    StrAppend(&html_,
-              "<!DOCTYPE html>\n<html xmlns=\"http://www.w3.org/1999/xhtml\" lang=\"en\"><head>"
-              "<meta charset=\"utf-8\"/><meta name=\"viewport\" content=\"width=device-width, "
-              "initial-scale=1\"/><title>",
-              Escape(report_.title), " on ", Escape(mesh_.ToString()), "</title><style>", kStyle,
-              "</style></head><body><main>\n");
+    const std::string title = Escape(report_.title);
+    const std::string mesh = Escape(mesh_.ToString());
+    html_ = page_.Begin("page", {{"title", title}, {"mesh", mesh}, {"style", kPlanReportStyle}});
     Head();
     Specs();
     SHARDMESH_RETURN_IF_ERROR(Pictures());
@@ -189,10 +134,7 @@ class Page {
     Usages("Most bytes in copies", answer_.report.layout.worst);
     SHARDMESH_RETURN_IF_ERROR(Devices());
     Tensors();
-    StrAppend(
-        &html_, "<footer class=\"soft\">Made by shardmesh plan. Sizes in units of 1000; ",
-        "numbers in pictures are devices; what device 0 holds is dark.</footer></main><script>",
-        kScript, "</script></body></html>\n");
+    html_ += page_.End("page", {{"script", kPlanReportScript}});
     return std::move(html_);
   }
 
@@ -201,8 +143,8 @@ class Page {
   std::string Chip(std::string_view axis, std::string_view more = "", bool open = false) const {
     const std::optional<int64_t> index = mesh_.FindAxis(axis);
     const std::string_view color = index.has_value() ? ColorOf(*index) : "#888888";
-    return StrCat("<span class=\"chip", open ? " open" : "", "\" style=\"",
-                  open ? "color:" : "background:", color, "\">", Escape(axis), more, "</span>");
+    return page_.Fill(open ? "open chip" : "chip",
+                      {{"color", color}, {"axis", Escape(axis)}, {"more", more}});
   }
   static std::string_view ColorOf(int64_t axis) {
     return kColors[static_cast<size_t>(axis) % kColors.size()];
@@ -230,25 +172,28 @@ class Page {
   }
 
   void Card(std::string_view title, std::string_view value, std::string_view more) {
-    StrAppend(&html_, "<div class=\"card\"><span class=\"soft\">", title, "</span><b>", value,
-              "</b><span class=\"soft\">", more, "</span></div>");
+    html_ += page_.Fill("card", {{"title", title}, {"value", value}, {"more", more}});
   }
 
   void Head() {
     const TreeReport& report = answer_.report;
     const LayoutReport& layout = report.layout;
-    StrAppend(&html_, "<h1>", Escape(report_.title), "</h1><p class=\"soft\">",
-              Grouped(layout.tensors), " tensors on ", Grouped(mesh_.size()), " devices",
-              report_.rules.empty() ? "" : StrCat(", by the rules ", Escape(report_.rules)),
-              "</p><div class=\"axes\">");
+    const std::string title = Escape(report_.title);
+    const std::string tensors = Grouped(layout.tensors);
+    const std::string devices = Grouped(mesh_.size());
+    const std::string rules =
+        report_.rules.empty() ? "" : StrCat(", by the rules ", Escape(report_.rules));
+    html_ += page_.Begin(
+        "head", {{"title", title}, {"tensors", tensors}, {"devices", devices}, {"rules", rules}});
     for (int64_t axis = 0; axis < mesh_.axis_count(); ++axis) {
       const MeshAxis& each = mesh_.axes()[static_cast<size_t>(axis)];
       StrAppend(&html_, axis == 0 ? "" : "<span class=\"soft\">×</span>",
-                "<span class=\"chip big\" style=\"background:", ColorOf(axis), "\">",
-                Escape(each.name), " ", Grouped(each.size), "</span>");
+                page_.Fill("axis", {{"color", ColorOf(axis)},
+                                    {"name", Escape(each.name)},
+                                    {"size", Grouped(each.size)}}));
     }
-    StrAppend(&html_, "<span class=\"soft\">= ", Grouped(mesh_.size()),
-              " devices; neighbours lie along the last axis</span></div><div class=\"cards\">");
+    html_ += page_.End("head", {{"devices", devices}});
+    html_ += page_.Begin("cards");
     const bool even = layout.least_device_bytes == layout.most_device_bytes;
     Card("A device holds", FormatBytes(layout.most_device_bytes),
          even ? "every device the same"
@@ -272,21 +217,14 @@ class Page {
                 report.unmatched_tensors == 0
                     ? ""
                     : StrCat("; ", Grouped(report.unmatched_tensors), " have no rule")));
-    StrAppend(&html_, "</div>\n");
+    html_ += page_.End("cards");
     if (const int64_t uncounted = UncountedTensors(*report_.placement); uncounted > 0) {
-      StrAppend(&html_, "<p class=\"warn\">", FormatCount(uncounted, "tensor"),
-                " without a dtype: in no number of bytes here.</p>\n");
+      html_ += page_.Fill("uncounted", {{"tensors", FormatCount(uncounted, "tensor")}});
     }
   }
 
-  void BeginTable(std::string_view heads, bool sortable = false, std::string_view id = "") {
-    StrAppend(&html_, "<div class=\"scroll\"><table", sortable ? " class=\"sortable\"" : "",
-              id.empty() ? "" : StrCat(" id=\"", id, "\""), "><thead><tr>", heads,
-              "</tr></thead><tbody>\n");
-  }
-  void EndTable() { StrAppend(&html_, "</tbody></table></div>\n"); }
-  static std::string Number(int64_t value, std::string_view text) {
-    return StrCat("<td class=\"r\" data-v=\"", value, "\">", text, "</td>");
+  std::string Number(int64_t value, std::string_view text) const {
+    return page_.Fill("number", {{"value", StrCat(value)}, {"text", text}});
   }
 
   void Specs() {
@@ -294,23 +232,20 @@ class Page {
     if (layout.specs.empty()) {
       return;
     }
-    StrAppend(&html_, "<h2>Specs</h2>");
-    BeginTable(
-        "<th>spec: which axes cut each dimension</th><th class=\"r\">tensors</th>"
-        "<th class=\"r\">parameters</th><th class=\"r\">one copy</th><th>share of the bytes</th>",
-        true);
+    html_ += page_.Begin("specs");
     for (const SpecUsage& usage : layout.specs) {
       const double share =
           layout.bytes > 0 ? 100 * AsDouble(usage.bytes) / AsDouble(layout.bytes) : 0;
-      StrAppend(&html_, "<tr><td>", SpecChips(usage.spec), "</td>",
-                Number(usage.tensors, Grouped(usage.tensors)),
-                Number(usage.parameters, Short(usage.parameters)),
-                Number(usage.bytes, FormatBytes(usage.bytes)), "<td data-v=\"", usage.bytes,
-                "\"><div class=\"bar\"><i style=\"background:",
-                FullyReplicated(usage.spec, mesh_) ? "#9aa3b2" : "#3b76d6",
-                ";width:", absl::StrFormat("%.2f", share), "%\"></i></div></td></tr>\n");
+      html_ += page_.Fill("spec row",
+                          {{"spec", SpecChips(usage.spec)},
+                           {"tensors", Number(usage.tensors, Grouped(usage.tensors))},
+                           {"parameters", Number(usage.parameters, Short(usage.parameters))},
+                           {"copy", Number(usage.bytes, FormatBytes(usage.bytes))},
+                           {"bytes", StrCat(usage.bytes)},
+                           {"color", FullyReplicated(usage.spec, mesh_) ? "#9aa3b2" : "#3b76d6"},
+                           {"share", absl::StrFormat("%.2f", share)}});
     }
-    EndTable();
+    html_ += page_.End("specs");
   }
 
   // Groups of tensors, the largest on a device first.
@@ -353,17 +288,14 @@ class Page {
 
   absl::Status Pictures() {
     const std::vector<Group> groups = GroupByLayout();
-    StrAppend(&html_, "<h2>How tensors lie on the mesh</h2><p class=\"soft\">One picture for each ",
-              "spec and shape, the most bytes on a device first. The numbers are the devices that ",
-              "hold a tile, as far as there is room; dark: what device 0 holds. ",
-              "A line has the colour of the axis that cuts there.</p><div class=\"pictures\">\n");
+    html_ += page_.Begin("pictures");
     for (size_t i = 0; i < std::min(groups.size(), kMaxPictures); ++i) {
       SHARDMESH_RETURN_IF_ERROR(Picture(groups[i]));
     }
-    StrAppend(&html_, "</div>");
+    html_ += page_.End("pictures");
     if (groups.size() > kMaxPictures) {
-      StrAppend(&html_, "<p class=\"soft\">", Grouped(AsCount(groups.size() - kMaxPictures)),
-                " more, of fewer bytes, are left out.</p>\n");
+      html_ += page_.Fill("pictures left out",
+                          {{"count", Grouped(AsCount(groups.size() - kMaxPictures))}});
     }
     return absl::OkStatus();
   }
@@ -538,20 +470,23 @@ class Page {
     const TreeTensor& tensor = report_.placement->tensors[group.first];
     const PartitionSpec& spec = SpecOf(group.first).effective;
     SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, Tiling::Create(mesh_, spec, tensor.shape));
-    StrAppend(&html_, "<div class=\"card\"><h3>", Dimensions(tensor.shape), " &#160; ",
-              SpecChips(spec), "</h3><p class=\"soft\"><span class=\"mono\">", Escape(tensor.name),
-              "</span>",
-              group.tensors == 1 ? ""
-                                 : StrCat(" and ", Grouped(group.tensors - 1),
-                                          group.tensors == 2 ? " other" : " others"),
-              "</p>");
+    html_ += page_.Begin(
+        "picture",
+        {{"shape", Dimensions(tensor.shape)},
+         {"spec", SpecChips(spec)},
+         {"name", Escape(tensor.name)},
+         {"others", group.tensors == 1 ? std::string()
+                                       : StrCat(" and ", Grouped(group.tensors - 1),
+                                                group.tensors == 2 ? " other" : " others")}});
     // Without a correction they differ in the dimensions that nothing was asked for at most.
     if (const TreeSpec& asked = SpecOf(group.first); !asked.corrections.empty()) {
-      StrAppend(&html_, "<p class=\"warn\">asked for ", SpecChips(asked.requested), "</p>");
+      html_ += page_.Fill("asked", {{"spec", SpecChips(asked.requested)}});
     }
     Svg(tiling);
+    html_ += page_.Begin("facts");
     Facts(tiling, group);
-    StrAppend(&html_, "</div>\n");
+    html_ += page_.End("facts");
+    html_ += page_.End("picture");
     return absl::OkStatus();
   }
 
@@ -724,9 +659,8 @@ class Page {
 
   void Facts(const Tiling& tiling, const Group& group) {
     const TreeTensor& tensor = report_.placement->tensors[group.first];
-    StrAppend(&html_, "<ul class=\"facts\">");
     if (std::find(tensor.shape.begin(), tensor.shape.end(), 0) != tensor.shape.end()) {
-      StrAppend(&html_, "<li>without elements: there is nothing to cut</li></ul>");
+      StrAppend(&html_, "<li>without elements: there is nothing to cut</li>");
       return;
     }
     for (int64_t dim = 0; dim < tiling.rank(); ++dim) {
@@ -764,7 +698,7 @@ class Page {
                                    : StrCat(" each, ", FormatBytes(group.device_bytes), " all ",
                                             Grouped(group.tensors)));
     }
-    StrAppend(&html_, "</li></ul>");
+    StrAppend(&html_, "</li>");
   }
   std::string AxisChip(int64_t axis, bool open = false) const {
     const MeshAxis& each = mesh_.axes()[static_cast<size_t>(axis)];
@@ -780,32 +714,30 @@ class Page {
         continue;
       }
       if (!std::exchange(has_table, true)) {
-        StrAppend(&html_, "<h2>Corrections</h2><p class=\"soft\">What was asked for and does not ",
-                  "fit, and what would.</p>");
-        BeginTable(
-            "<th>asked for</th><th>given</th><th class=\"r\">tensors</th><th>why</th>"
-            "<th>fixes</th>");
+        html_ += page_.Begin("corrections");
       }
       const TreeTensor& tensor = report_.placement->tensors[uses[i].first];
-      StrAppend(&html_, "<tr><td>", SpecChips(spec.requested), "</td><td>",
-                SpecChips(spec.effective), "</td><td class=\"r\">", Grouped(uses[i].tensors),
-                "</td><td class=\"wrap\">");
+      std::string why;
       for (const Correction& correction : spec.corrections) {
-        StrAppend(&html_, Escape(FormatCorrections({correction}, report_.placement->mesh)),
-                  "<br/>");
+        StrAppend(&why, Escape(FormatCorrections({correction}, report_.placement->mesh)), "<br/>");
       }
-      StrAppend(&html_, "<span class=\"soft\">such as <span class=\"mono\">", Escape(tensor.name),
-                "</span> ", Dimensions(tensor.shape), "</span></td><td class=\"wrap\">");
+      std::string fixes;
       for (const Fix& fix : spec.fixes) {
-        StrAppend(&html_, Escape(FormatFix(fix)), "<br/>");
+        StrAppend(&fixes, Escape(FormatFix(fix)), "<br/>");
       }
       if (spec.fixes_left_out) {
-        StrAppend(&html_, "<span class=\"soft\">too many for one plan</span>");
+        fixes += page_.Fill("fixes left out", {});
       }
-      StrAppend(&html_, "</td></tr>\n");
+      html_ += page_.Fill("correction row", {{"requested", SpecChips(spec.requested)},
+                                             {"effective", SpecChips(spec.effective)},
+                                             {"tensors", Grouped(uses[i].tensors)},
+                                             {"why", why},
+                                             {"name", Escape(tensor.name)},
+                                             {"shape", Dimensions(tensor.shape)},
+                                             {"fixes", fixes}});
     }
     if (has_table) {
-      EndTable();
+      html_ += page_.End("corrections");
     }
   }
 
@@ -813,19 +745,17 @@ class Page {
     if (tensors.empty()) {
       return;
     }
-    StrAppend(&html_, "<h2>", title, "</h2>");
-    BeginTable(
-        "<th>tensor</th><th>shape</th><th>spec</th><th class=\"r\">on a device</th>"
-        "<th class=\"r\">one copy</th><th class=\"r\">in copies</th>",
-        true);
+    html_ += page_.Begin("usages", {{"title", title}});
     for (const TensorUsage& tensor : tensors) {
-      StrAppend(&html_, "<tr><td class=\"mono\">", Escape(tensor.name), "</td><td>",
-                Dimensions(tensor.shape), "</td><td>", SpecChips(tensor.spec), "</td>",
-                Number(tensor.device_bytes, FormatBytes(tensor.device_bytes)),
-                Number(tensor.bytes, FormatBytes(tensor.bytes)),
-                Number(tensor.wasted_bytes, FormatBytes(tensor.wasted_bytes)), "</tr>\n");
+      html_ += page_.Fill(
+          "usage row", {{"name", Escape(tensor.name)},
+                        {"shape", Dimensions(tensor.shape)},
+                        {"spec", SpecChips(tensor.spec)},
+                        {"device", Number(tensor.device_bytes, FormatBytes(tensor.device_bytes))},
+                        {"copy", Number(tensor.bytes, FormatBytes(tensor.bytes))},
+                        {"copies", Number(tensor.wasted_bytes, FormatBytes(tensor.wasted_bytes))}});
     }
-    EndTable();
+    html_ += page_.End("usages");
   }
 
   absl::Status Devices() {
@@ -835,28 +765,29 @@ class Page {
     const std::vector<Group> groups = GroupByLayout();
     for (const DeviceId device : report_.devices) {
       const MeshCoordinates coordinates = mesh_.CoordinatesOf(device);
-      StrAppend(&html_, "<h2>Device ", Grouped(device), "</h2><div class=\"axes\">");
+      std::string axes;
       for (int64_t axis = 0; axis < mesh_.axis_count(); ++axis) {
-        StrAppend(&html_, Chip(mesh_.axes()[static_cast<size_t>(axis)].name,
-                               StrCat(" ", coordinates[static_cast<size_t>(axis)])));
+        axes += Chip(mesh_.axes()[static_cast<size_t>(axis)].name,
+                     StrCat(" ", coordinates[static_cast<size_t>(axis)]));
       }
-      StrAppend(&html_, "</div>");
-      BeginTable(
-          "<th>tensors</th><th>shape</th><th>spec</th><th>what it holds</th>"
-          "<th class=\"r\">which copy</th>");
+      html_ += page_.Begin("device", {{"device", Grouped(device)}, {"axes", axes}});
       for (size_t i = 0; i < std::min(groups.size(), kMaxTensorRows); ++i) {
         const TreeTensor& tensor = report_.placement->tensors[groups[i].first];
         const PartitionSpec& spec = SpecOf(groups[i].first).effective;
         SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, Tiling::Create(mesh_, spec, tensor.shape));
-        StrAppend(
-            &html_, "<tr><td class=\"mono\">", Escape(tensor.name),
-            groups[i].tensors == 1 ? "" : StrCat(" and ", Grouped(groups[i].tensors - 1), " more"),
-            "</td><td>", Dimensions(tensor.shape), "</td><td>", SpecChips(spec),
-            "</td><td class=\"mono\">", tiling.TileOf(device).ToString(), "</td><td class=\"r\">",
-            Grouped(tiling.ReplicaIdOf(device)), " of ", Grouped(tiling.replica_count()),
-            "</td></tr>\n");
+        html_ +=
+            page_.Fill("device row",
+                       {{"name", Escape(tensor.name)},
+                        {"others", groups[i].tensors == 1
+                                       ? std::string()
+                                       : StrCat(" and ", Grouped(groups[i].tensors - 1), " more")},
+                        {"shape", Dimensions(tensor.shape)},
+                        {"spec", SpecChips(spec)},
+                        {"tile", tiling.TileOf(device).ToString()},
+                        {"copy", Grouped(tiling.ReplicaIdOf(device))},
+                        {"copies", Grouped(tiling.replica_count())}});
       }
-      EndTable();
+      html_ += page_.End("device");
     }
     return absl::OkStatus();
   }
@@ -868,39 +799,33 @@ class Page {
       return StrCat(answer_.placements[i].spec_index, "|", DtypeText(tensor.dtype), "|",
                     StrJoin(tensor.shape, "x"), "|", NamePattern(tensor.name));
     });
-    StrAppend(
-        &html_, "<h2>Tensors</h2><p class=\"soft\">",
-        "Tensors that lie alike and whose names differ in numbers alone share a row. Click a ",
-        "head to sort.</p><input id=\"filter\" placeholder=\"filter\"/>");
-    BeginTable(
-        "<th>tensor</th><th class=\"r\">how many</th><th>dtype</th><th>shape</th><th>asked for</th>"
-        "<th>given</th><th class=\"r\">rule</th><th class=\"r\">on a device, each</th>"
-        "<th class=\"r\">together</th>",
-        true, "tensors");
+    html_ += page_.Begin("tensors");
     for (size_t i = 0; i < std::min(groups.size(), kMaxTensorRows); ++i) {
       const Group& group = groups[i];
       const TreeTensor& tensor = placement.tensors[group.first];
       const TreePlacement& placed = answer_.placements[group.first];
       const TreeSpec& spec = SpecOf(group.first);
-      StrAppend(
-          &html_, "<tr><td class=\"mono\">",
-          Escape(group.tensors == 1 ? tensor.name : NamePattern(tensor.name)), "</td>",
-          Number(group.tensors, Grouped(group.tensors)), "<td>", DtypeText(tensor.dtype),
-          "</td><td>", Dimensions(tensor.shape), "</td><td>",
-          placed.unmatched ? "<span class=\"warn\">no rule</span>" : SpecChips(spec.requested),
-          "</td><td>", SpecChips(spec.effective), "</td><td class=\"r\" data-v=\"",
-          placed.rule_index.value_or(-1), "\">",
-          placed.rule_index.has_value() ? StrCat(*placed.rule_index) : "–", "</td>",
-          Number(placed.bytes_per_device, FormatBytes(placed.bytes_per_device)),
-          Number(group.device_bytes, FormatBytes(group.device_bytes)), "</tr>\n");
+      html_ += page_.Fill(
+          "tensor row",
+          {{"name", Escape(group.tensors == 1 ? tensor.name : NamePattern(tensor.name))},
+           {"tensors", Number(group.tensors, Grouped(group.tensors))},
+           {"dtype", DtypeText(tensor.dtype)},
+           {"shape", Dimensions(tensor.shape)},
+           {"requested", placed.unmatched ? page_.Fill("no rule", {}) : SpecChips(spec.requested)},
+           {"effective", SpecChips(spec.effective)},
+           {"rule order", StrCat(placed.rule_index.value_or(-1))},
+           {"rule", placed.rule_index.has_value() ? StrCat(*placed.rule_index) : "–"},
+           {"each", Number(placed.bytes_per_device, FormatBytes(placed.bytes_per_device))},
+           {"together", Number(group.device_bytes, FormatBytes(group.device_bytes))}});
     }
-    EndTable();
+    html_ += page_.End("tensors");
     if (groups.size() > kMaxTensorRows) {
-      StrAppend(&html_, "<p class=\"soft\">", Grouped(AsCount(groups.size() - kMaxTensorRows)),
-                " more rows, of fewer bytes, are left out.</p>\n");
+      html_ += page_.Fill("tensors left out",
+                          {{"count", Grouped(AsCount(groups.size() - kMaxTensorRows))}});
     }
   }
 
+  const PageTemplate& page_ = Template();
   const PlanReport& report_;
   const Mesh& mesh_;
   const TreeAnswer& answer_;

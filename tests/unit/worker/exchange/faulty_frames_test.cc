@@ -19,6 +19,7 @@
 #include "rpc/stream/frame.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
+#include "tests/unit/worker/collective/collective_data.h"
 #include "worker/collective/collectives.h"
 #include "worker/collective/mailbox.h"
 #include "worker/step/combiners.h"

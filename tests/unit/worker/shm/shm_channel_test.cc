@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "absl/time/clock.h"
+#include "tests/unit/worker/shm/channel_ends.h"
 
 namespace shardmesh::worker {
 namespace {
@@ -24,64 +25,9 @@ using ::testing::HasSubstr;
 
 constexpr uint64_t kHash = 17;
 
-struct End {
-  std::shared_ptr<ShmArena> arena = std::make_shared<ShmArena>("test");
-  MemoryBudget budget{int64_t{1} << 30};
-  std::shared_ptr<BufferPool> pool = BufferPool::Create(&budget, 0, arena);
-  ShmSegment* control = nullptr;  // the channel's
-  std::shared_ptr<const FileDescriptor> socket;
-  std::shared_ptr<ShmChannel> channel;
-
-  OwnedBytes Own(const std::string& text) {
-    auto buffer =
-        std::make_shared<Buffer>(*pool->Allocate(static_cast<int64_t>(text.size()), "a message"));
-    std::memcpy(buffer->data(), text.data(), text.size());
-    return {buffer->bytes(), buffer};
-  }
-  // Does as ShmPeers does with what comes over the socket, until nothing more comes.
-  void Hear() {
-    while (true) {
-      auto received = ReceiveDescriptors(socket->get());
-      if (!received.ok()) return;
-      ShmGreeting greeting;
-      ASSERT_EQ(received->text.size(), sizeof(greeting));
-      std::memcpy(&greeting, received->text.data(), sizeof(greeting));
-      if (greeting.kind == ShmGreeting::Kind::kFreed) {
-        channel->DropView(greeting.segment_id);
-      } else {
-        ASSERT_TRUE(
-            channel
-                ->AddView(greeting.segment_id,
-                          *ShmView::Open(std::move(received->fds.at(0)), greeting.size_bytes))
-                .ok());
-      }
-    }
-  }
-};
-
 class ShmChannelTest : public testing::Test {
  protected:
-  ShmChannelTest() {
-    int sockets[2];
-    EXPECT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0, sockets), 0);
-    std::unique_ptr<ShmSegment> controls[2];
-    for (int i = 0; i < 2; ++i) {
-      controls[i] = *ShmSegment::Create("control", ShmControl::SizeBytes(), true);
-      new (controls[i]->bytes().data()) ShmControl();
-      ends_[i].control = controls[i].get();
-      ends_[i].socket = std::make_shared<const FileDescriptor>(sockets[i]);
-    }
-    std::unique_ptr<ShmView> views[2];
-    for (int i = 0; i < 2; ++i) {
-      views[i] =
-          *ShmView::Open(FileDescriptor(dup(controls[1 - i]->fd())), ShmControl::SizeBytes());
-    }
-    for (int i = 0; i < 2; ++i) {
-      ends_[i].channel =
-          std::make_shared<ShmChannel>(std::move(controls[i]), std::move(views[i]), ends_[i].socket,
-                                       ends_[i].arena.get(), &ends_[i].budget);
-    }
-  }
+  ShmChannelTest() { ConnectEnds(ends_); }
 
   bool Send(const OwnedBytes& message, int64_t op = 0, std::string_view signature = "") {
     return one_.channel->TrySend(*Tag::Create(3, op, 1), 9, signature, kHash, message);
@@ -94,13 +40,13 @@ class ShmChannelTest : public testing::Test {
     return *came ? std::string(arrived_.message.bytes.data(), arrived_.message.bytes.size())
                  : "[nothing]";
   }
-  ShmControl& ControlOf(End& end) {
+  ShmControl& ControlOf(ChannelEnd& end) {
     return *reinterpret_cast<ShmControl*>(end.control->bytes().data());
   }
 
-  End ends_[2];
-  End& one_ = ends_[0];
-  End& two_ = ends_[1];
+  ChannelEnd ends_[2];
+  ChannelEnd& one_ = ends_[0];
+  ChannelEnd& two_ = ends_[1];
   ShmChannel::Arrived arrived_;
 };
 

@@ -1,0 +1,47 @@
+// The parts of a page, with places where data goes.
+//
+//   @@ row
+//   <tr>
+//     <td>{{name}}</td>
+//   </tr>\n
+//
+//   PageTemplate(text).Fill("row", {{"name", "wq"}})   // "<tr><td>wq</td></tr>", and a line break
+//
+// A part reaches to the next line that begins with `@@`. Line breaks and indentation are left out;
+// `\n` at the end of a line stands for a line break. Data is put in as it is: escaped before.
+#ifndef SHARDMESH_CLIENT_CLI_COMMANDS_PAGE_TEMPLATE_H_
+#define SHARDMESH_CLIENT_CLI_COMMANDS_PAGE_TEMPLATE_H_
+
+#include <functional>
+#include <initializer_list>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace shardmesh::client {
+
+// Immutable, hence safe to share between threads. Requires that every part and every place that a
+// caller names is there, and that every place is filled. The template is part of the program: a
+// fault in it ends the program with the name of the part or place.
+class PageTemplate {
+ public:
+  using Data = std::initializer_list<std::pair<std::string_view, std::string_view>>;
+
+  explicit PageTemplate(std::string_view text);
+
+  // A part, with each `{{name}}` replaced.
+  std::string Fill(std::string_view part, Data data) const;
+  // The same of a part that has the place {{content}}: what comes before it, and after it.
+  std::string Begin(std::string_view part, Data data = {}) const;
+  std::string End(std::string_view part, Data data = {}) const;
+
+ private:
+  const std::string& Part(std::string_view name) const;
+
+  std::map<std::string, std::string, std::less<>> parts_;
+};
+
+}  // namespace shardmesh::client
+
+#endif  // SHARDMESH_CLIENT_CLI_COMMANDS_PAGE_TEMPLATE_H_

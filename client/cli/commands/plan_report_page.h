@@ -1,0 +1,16 @@
+// The files of the page that plan_report fills in, as the build embeds them without their first
+// lines.
+#ifndef SHARDMESH_CLIENT_CLI_COMMANDS_PLAN_REPORT_PAGE_H_
+#define SHARDMESH_CLIENT_CLI_COMMANDS_PLAN_REPORT_PAGE_H_
+
+#include <string_view>
+
+namespace shardmesh::client {
+
+extern const std::string_view kPlanReportHtml;    // plan_report.html
+extern const std::string_view kPlanReportStyle;   // plan_report.css
+extern const std::string_view kPlanReportScript;  // plan_report.js
+
+}  // namespace shardmesh::client
+
+#endif  // SHARDMESH_CLIENT_CLI_COMMANDS_PLAN_REPORT_PAGE_H_

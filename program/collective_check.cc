@@ -1,0 +1,363 @@
+// Judges collectives: their arguments, then the types and shapes of tiles, then the layout.
+#include "program/collective_check.h"
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+
+#include "absl/container/flat_hash_set.h"
+#include "program/collective_choice.h"
+#include "sharding/shape.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+#include "tensor/view.h"
+
+namespace shardmesh {
+namespace {
+
+bool IsFloat(Dtype dtype) {
+  return dtype == Dtype::kF16 || dtype == Dtype::kBF16 || dtype == Dtype::kF32 ||
+         dtype == Dtype::kF64;
+}
+
+bool HasRoot(CollectiveKind kind) {
+  return kind == CollectiveKind::kBroadcast || kind == CollectiveKind::kReduce ||
+         kind == CollectiveKind::kGather || kind == CollectiveKind::kScatter;
+}
+
+absl::Status CheckArithmetic(const CollectiveOp& op, Dtype dtype) {
+  if (!IsReduction(op.kind)) {
+    return absl::OkStatus();
+  }
+  if (!HasArithmetic(dtype)) {
+    return InvalidArgument(Reason::kUnsupportedDtype,
+                           StrCat(DtypeName(dtype), " has no arithmetic; it cannot be reduced"));
+  }
+  if (op.reduction == Reduction::kMean && !IsFloat(dtype)) {
+    return InvalidArgument(Reason::kUnsupportedDtype,
+                           StrCat("the mean of ", DtypeName(dtype), " is not defined; use a sum"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckRoot(const CollectiveOp& op, int64_t ranks) {
+  if (op.root >= 0 && op.root < (HasRoot(op.kind) ? ranks : 1)) {
+    return absl::OkStatus();
+  }
+  return InvalidArgument(
+      Reason::kBadField,
+      HasRoot(op.kind)
+          ? StrCat("root ", op.root, " is no place of a group; it has the places 0 to ", ranks - 1)
+          : StrCat("root ", op.root, " is given; ", CollectiveKindName(op.kind), " has no root"));
+}
+
+absl::Status CheckPermutation(const CollectiveOp& op, int64_t ranks) {
+  if (op.kind != CollectiveKind::kPermute) {
+    if (op.permutation.empty()) {
+      return absl::OkStatus();
+    }
+    return InvalidArgument(Reason::kBadField,
+                           StrCat("pairs of places are given; only permute has them, not ",
+                                  CollectiveKindName(op.kind)));
+  }
+  if (op.permutation.empty()) {
+    return InvalidArgument(Reason::kMissingArgument,
+                           "no pairs of places are given; name at least one source and target");
+  }
+  absl::flat_hash_set<int64_t> sources;
+  absl::flat_hash_set<int64_t> targets;
+  for (const PermutePair& pair : op.permutation) {
+    for (const int64_t place : {pair.source, pair.target}) {
+      if (place < 0 || place >= ranks) {
+        return InvalidArgument(Reason::kBadField,
+                               StrCat("the pair ", pair.source, ":", pair.target, " names place ",
+                                      place, "; a group has the places 0 to ", ranks - 1));
+      }
+    }
+    if (!sources.insert(pair.source).second) {
+      return InvalidArgument(
+          Reason::kBadField,
+          StrCat("place ", pair.source, " is the source of two pairs; use broadcast to reach all"));
+    }
+    if (!targets.insert(pair.target).second) {
+      return InvalidArgument(Reason::kBadField,
+                             StrCat("place ", pair.target, " is the target of two pairs"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckCounts(const CollectiveOp& op, int64_t ranks) {
+  if (op.counts.empty()) {
+    return absl::OkStatus();
+  }
+  if (!SplitsTiles(op.kind)) {
+    return InvalidArgument(Reason::kBadField,
+                           StrCat("counts are given; reduce-scatter, all-to-all and scatter have "
+                                  "them, not ",
+                                  CollectiveKindName(op.kind)));
+  }
+  if (static_cast<int64_t>(op.counts.size()) != ranks) {
+    return InvalidArgument(Reason::kBadField,
+                           StrCat(op.counts.size(), " counts are given for groups of ", ranks,
+                                  " devices; give one for each place"));
+  }
+  for (const int64_t count : op.counts) {
+    if (count < 1) {
+      return InvalidArgument(Reason::kBadField,
+                             StrCat("counts ", StrJoin(op.counts, ","),
+                                    ": every part has at least one index, not ", count));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckDimension(std::string_view what, int64_t dimension, const Shape& shape) {
+  const auto rank = static_cast<int64_t>(shape.size());
+  if (dimension >= 0 && dimension < rank) {
+    return absl::OkStatus();
+  }
+  return InvalidArgument(Reason::kInvalidDimension,
+                         StrCat(what, " ", dimension, " is not one of the ", rank, " dimensions"));
+}
+
+absl::Status CheckDimensions(const CollectiveOp& op, const Shape& tile) {
+  if (JoinsTiles(op.kind) || SplitsTiles(op.kind)) {
+    SHARDMESH_RETURN_IF_ERROR(CheckDimension("dimension", op.dimension, tile));
+  }
+  if (op.kind == CollectiveKind::kAllToAll) {
+    SHARDMESH_RETURN_IF_ERROR(CheckDimension("split_dimension", op.split_dimension, tile));
+    if (op.split_dimension == op.dimension) {
+      return InvalidArgument(Reason::kInvalidDimension,
+                             StrCat("dimension and split_dimension are both ", op.dimension,
+                                    "; what is joined along one dimension is split along another"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Whether tiles of types whose elements share bytes, and the parts in which such tiles are
+// exchanged, begin and end at whole bytes. `tile` is cut into `ranks` parts along `dimension`.
+absl::Status CheckWholeBytes(Dtype dtype, const Shape& tile, int64_t dimension, int64_t ranks) {
+  if (BitsPerElement(dtype) % 8 == 0 || ranks == 1) {
+    return absl::OkStatus();
+  }
+  Tile part = Tile::Whole(tile);
+  auto& range = part.ranges[static_cast<size_t>(dimension)];
+  const int64_t extent = tile[static_cast<size_t>(dimension)] / ranks;
+  range = {extent, 2 * extent};  // the others lie at multiples of its distance
+  if (const auto region = TileRegion::Create(dtype, tile, part); !region.ok()) {
+    return InvalidArgument(
+        Reason::kUnsupportedDtype,
+        StrCat(DtypeName(dtype), " elements share bytes, and parts along dimension ", dimension,
+               " of a tile of shape ", ShapeToString(tile), " would cut one"));
+  }
+  return absl::OkStatus();
+}
+
+// Whether the parts in which tiles are split and joined are possible. Requires dimensions that
+// CheckDimensions accepts.
+absl::Status CheckParts(const CollectiveOp& op, int64_t ranks, Dtype dtype, const Shape& tile) {
+  if (SplitsTiles(op.kind) && op.counts.empty()) {
+    const int64_t dimension = SplitDimension(op);
+    const int64_t extent = tile[static_cast<size_t>(dimension)];
+    if (extent % ranks != 0) {
+      return InvalidArgument(
+          Reason::kNotDivisible,
+          StrCat("dimension ", dimension, " of a tile has ", extent, " elements; ",
+                 StrJoin(op.axes, ","), "=", ranks, " does not divide it"));
+    }
+    SHARDMESH_RETURN_IF_ERROR(CheckWholeBytes(dtype, tile, dimension, ranks));
+  }
+  if (JoinsTiles(op.kind)) {
+    Shape joined = tile;
+    int64_t& extent = joined[static_cast<size_t>(op.dimension)];
+    if (__builtin_mul_overflow(extent, ranks, &extent)) {
+      return InvalidArgument(Reason::kShapeMismatch, "the joined dimension is beyond 64 bits");
+    }
+    SHARDMESH_RETURN_IF_ERROR(CheckWholeBytes(dtype, joined, op.dimension, ranks));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckChosenAlgorithm(const CollectiveOp& op) {
+  return op.algorithm == CollectiveAlgorithm::kAuto
+             ? absl::OkStatus()
+             : CheckAlgorithm(op.kind, op.algorithm, op.order);
+}
+
+// Of a collective whose operand or result has unequal tiles.
+absl::Status CheckUnequal(const CollectiveOp& op, const Axes& axes,
+                          const ValueDescriptor& operand) {
+  if (operand.cut_points.empty() && op.counts.empty()) {
+    return absl::OkStatus();
+  }
+  if (BitsPerElement(operand.dtype) % 8 != 0 && op.kind != CollectiveKind::kBarrier) {
+    return InvalidArgument(Reason::kUnsupportedDtype,
+                           StrCat(DtypeName(operand.dtype),
+                                  " elements share bytes; only equal tiles of them are exchanged"));
+  }
+  for (size_t dim = 0; dim < operand.shape.size(); ++dim) {
+    const bool is_joined = JoinsTiles(op.kind) && static_cast<int64_t>(dim) == op.dimension;
+    if (!IsCut(operand, dim) || is_joined || op.kind == CollectiveKind::kBarrier) {
+      continue;
+    }
+    for (const AxisName& axis : operand.spec.entry(static_cast<int64_t>(dim)).axes()) {
+      if (Contains(axes, *axis)) {
+        return InvalidArgument(
+            Reason::kShapeMismatch,
+            StrCat("dimension ", dim, " is cut at ", StrJoin(operand.cut_points[dim], ","),
+                   " over ", operand.spec.ToString(), ": tiles along ", *axis,
+                   " differ in size, and ", CollectiveKindName(op.kind),
+                   " takes tiles of one size; all-gather the dimension first"));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Products, minima and maxima of partial sums mean nothing.
+absl::Status CheckPartialSums(const CollectiveOp& op, const Layout& layout) {
+  const bool is_linear = op.reduction == Reduction::kSum || op.reduction == Reduction::kMean;
+  if (!IsReduction(op.kind) || is_linear || layout.unreduced.empty()) {
+    return absl::OkStatus();
+  }
+  return InvalidArgument(
+      Reason::kInvalidSpec,
+      StrCat("the operand's tiles are partial sums along ", StrJoin(layout.unreduced, ","),
+             ", of which products, minima and maxima mean nothing; sum over ",
+             StrJoin(layout.unreduced, ","), " first"));
+}
+
+// A permutation may not make replicas differ.
+absl::Status CheckReplicas(const CollectiveOp& op, const Axes& axes, const ValueDescriptor& value,
+                           const Layout& layout) {
+  if (op.kind != CollectiveKind::kPermute) {
+    return absl::OkStatus();
+  }
+  for (const std::string& axis : axes) {
+    const bool partitions =
+        std::any_of(layout.dims.begin(), layout.dims.end(),
+                    [&](const Axes& dimension) { return Contains(dimension, axis); });
+    if (!partitions && !Contains(layout.unreduced, axis)) {
+      return InvalidArgument(
+          Reason::kInvalidSpec,
+          StrCat("the operand, laid out as ", value.spec.ToString(), ", is replicated along ", axis,
+                 ", and its replicas would differ afterwards; partition it over ", axis,
+                 " first, or use broadcast"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Tiles are joined along the minor axes of their dimension.
+absl::Status CheckJoinedAxes(const CollectiveOp& op, const Axes& axes, const ValueDescriptor& value,
+                             const Layout& layout) {
+  if (!JoinsTiles(op.kind)) {
+    return absl::OkStatus();
+  }
+  const Axes& have = layout.dims[static_cast<size_t>(op.dimension)];
+  if (have.size() >= axes.size() && std::equal(axes.rbegin(), axes.rend(), have.rbegin())) {
+    return absl::OkStatus();
+  }
+  return InvalidArgument(
+      Reason::kInvalidSpec,
+      StrCat("dimension ", op.dimension, " of ", value.spec.ToString(), " is not partitioned over ",
+             StrJoin(axes, ","), " as its minor axes; there is nothing to ",
+             op.kind == CollectiveKind::kAllToAll ? "exchange" : "gather"));
+}
+
+}  // namespace
+
+bool HasArithmetic(Dtype dtype) {
+  return IsFloat(dtype) || dtype == Dtype::kI8 || dtype == Dtype::kU8 || dtype == Dtype::kI32 ||
+         dtype == Dtype::kI64;
+}
+
+bool JoinsTiles(CollectiveKind kind) {
+  return kind == CollectiveKind::kAllGather || kind == CollectiveKind::kGather ||
+         kind == CollectiveKind::kAllToAll;
+}
+
+bool SplitsTiles(CollectiveKind kind) {
+  return kind == CollectiveKind::kReduceScatter || kind == CollectiveKind::kScatter ||
+         kind == CollectiveKind::kAllToAll;
+}
+
+int64_t SplitDimension(const CollectiveOp& op) {
+  return op.kind == CollectiveKind::kAllToAll ? op.split_dimension : op.dimension;
+}
+
+absl::StatusOr<Axes> ExchangeAxes(const CollectiveOp& op, const Mesh& mesh) {
+  if (op.axes.empty()) {
+    return InvalidArgument(Reason::kMissingArgument,
+                           "no mesh axes are given; name those to exchange along");
+  }
+  Axes axes;
+  for (const std::string& axis : op.axes) {
+    if (!mesh.HasAxis(axis)) {
+      return InvalidArgument(Reason::kAxisNotInMesh,
+                             StrCat("axis '", axis, "' is not in the mesh ", mesh.ToString(),
+                                    mesh.DidYouMeanAxis(axis)));
+    }
+    if (std::count(op.axes.begin(), op.axes.end(), axis) > 1) {
+      return InvalidArgument(Reason::kDuplicateAxis, StrCat("axis '", axis, "' is given twice"));
+    }
+    if (AxesSize(mesh, {axis}) > 1) {
+      axes.push_back(axis);
+    }
+  }
+  return axes;
+}
+
+absl::Status CheckCollective(const CollectiveOp& op, const Axes& axes, const ValueDescriptor& value,
+                             const Mesh& mesh) {
+  const int64_t ranks = AxesSize(mesh, axes);
+  const Shape tile = TileShape(mesh, value);
+  SHARDMESH_RETURN_IF_ERROR(CheckArithmetic(op, value.dtype));
+  SHARDMESH_RETURN_IF_ERROR(CheckRoot(op, ranks));
+  SHARDMESH_RETURN_IF_ERROR(CheckPermutation(op, ranks));
+  SHARDMESH_RETURN_IF_ERROR(CheckCounts(op, ranks));
+  SHARDMESH_RETURN_IF_ERROR(CheckDimensions(op, tile));
+  SHARDMESH_RETURN_IF_ERROR(CheckParts(op, ranks, value.dtype, tile));
+  SHARDMESH_RETURN_IF_ERROR(CheckChosenAlgorithm(op));
+  SHARDMESH_RETURN_IF_ERROR(CheckUnequal(op, axes, value));
+  const Layout layout = LayoutOf(mesh, value);
+  SHARDMESH_RETURN_IF_ERROR(CheckPartialSums(op, layout));
+  SHARDMESH_RETURN_IF_ERROR(CheckReplicas(op, axes, value, layout));
+  return CheckJoinedAxes(op, axes, value, layout);
+}
+
+absl::StatusOr<CutPoints> SplitPoints(const CollectiveOp& op, int64_t ranks,
+                                      const ValueDescriptor& value, size_t dim, const Mesh& mesh) {
+  const CutPoints outer = PointsOf(mesh, value, dim);
+  CutPoints points = {0};
+  for (size_t part = 1; part < outer.size(); ++part) {
+    const int64_t extent = outer[part] - outer[part - 1];
+    if (op.counts.empty() && extent % ranks != 0) {
+      return InvalidArgument(
+          Reason::kNotDivisible,
+          StrCat("dimension ", dim, " of a tile has ", extent, " elements; ", StrJoin(op.axes, ","),
+                 "=", ranks, " does not divide it; give counts to split it unequally"));
+    }
+    int64_t left = extent;
+    for (int64_t place = 0; place < ranks; ++place) {
+      const int64_t count =
+          op.counts.empty() ? extent / ranks : op.counts[static_cast<size_t>(place)];
+      left -= std::min(left, count - 1) + 1;  // below 0: there is less
+      if (left < 0) {
+        break;
+      }
+      points.push_back(outer[part] - left);
+    }
+    if (left != 0) {
+      return InvalidArgument(Reason::kShapeMismatch,
+                             StrCat("counts ", StrJoin(op.counts, ","), " do not add up to the ",
+                                    extent, " elements that dimension ", dim, " of a tile has"));
+    }
+  }
+  return points;
+}
+
+}  // namespace shardmesh

@@ -1,0 +1,93 @@
+// Grows a plan by one op after the other: chooses layouts, and emits what each device does.
+#ifndef SHARDMESH_PROGRAM_PLAN_BUILDER_H_
+#define SHARDMESH_PROGRAM_PLAN_BUILDER_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "program/collective_choice.h"
+#include "program/program.h"
+#include "program/step_plan.h"
+#include "program/value_layout.h"
+#include "sharding/spec.h"
+#include "status/reason.h"
+
+namespace shardmesh {
+
+// A product of two values, whichever op asks for it.
+struct Product {
+  ValueIndex lhs = 0;
+  ValueIndex rhs = 0;
+  std::optional<ValueIndex> bias = std::nullopt;
+  bool transpose_lhs = false;
+  bool transpose_rhs = false;
+  float scale = 1;
+  Activation activation = Activation::kNone;
+};
+
+// One plan under construction. Copyable, so that alternatives can be tried. Operands are values
+// that Tiling::Create accepts on the target's mesh. Not thread-safe.
+class PlanBuilder {
+ public:
+  PlanBuilder(const PlanTarget& target, absl::Span<const ValueDescriptor> operands);
+
+  // The op that messages and labels name from now on.
+  void Name(std::string_view op) { op_ = op; }
+
+  const ValueDescriptor& value(ValueIndex index) const { return plan_.values[index]; }
+  PlanCost cost() const { return plan_.cost; }
+
+  // Each returns the plan's value that holds the op's result, never one of the operands. Errors are
+  // those of PlanProgram; the plan is as before then.
+  absl::StatusOr<ValueIndex> AddProduct(const Product& product);
+  absl::StatusOr<ValueIndex> AddCollective(const CollectiveOp& op, ValueIndex input);
+  absl::StatusOr<ValueIndex> AddReshard(const PartitionSpec& spec, ValueIndex input);
+
+  Plan Finish(std::vector<ValueIndex> outputs) && {
+    plan_.outputs = std::move(outputs);
+    return std::move(plan_);
+  }
+
+  // INVALID_ARGUMENT that names the op.
+  absl::Status Error(Reason reason, std::string_view message) const;
+
+ private:
+  // A refusal of a step of the op, which then names the op.
+  absl::Status Error(const absl::Status& refusal) const;
+
+  Layout LayoutOf(ValueIndex index) const { return shardmesh::LayoutOf(plan_.mesh, value(index)); }
+  absl::Status CheckEqualTiles(ValueIndex input) const;
+  absl::Status CheckProduct(const Product& product) const;
+
+  template <typename Kind>
+  ValueIndex Emit(Kind kind, ValueDescriptor output, std::string_view what);
+  // With the algorithm chosen, and the costs added.
+  ValueIndex EmitCollective(CollectiveOp op, ValueDescriptor output);
+
+  ValueIndex AllReduce(ValueIndex input, const Axes& axes, Reduction reduction);
+  ValueIndex AllGather(ValueIndex input, const Axes& axes, int64_t dimension);
+  // The value with all its partial sums added up.
+  ValueIndex Reduced(ValueIndex input);
+  // The value laid out as `target`, which has no unreduced axes.
+  ValueIndex LaidOut(ValueIndex input, const Layout& target);
+  ValueIndex Copy(ValueIndex input);
+
+  // With one of the operands at rest. Requires a product that CheckProduct accepts.
+  ValueIndex AddProduct(const Product& product, bool keep_rhs);
+
+  Plan plan_;
+  LinkCost links_;
+  PreferredAlgorithms preferred_;
+  std::string op_;
+};
+
+}  // namespace shardmesh
+
+#endif  // SHARDMESH_PROGRAM_PLAN_BUILDER_H_

@@ -1,0 +1,143 @@
+// Checkpoints, arrays and tiles on the command line.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "client/remote/worker_client.h"
+#include "rpc/call.h"
+#include "tests/integration/cli_fixture.h"
+#include "tests/testing/read_file.h"
+#include "tests/testing/status_matchers.h"
+#include "tests/testing/test_cluster.h"
+
+namespace shardmesh::test {
+namespace {
+
+using ::nlohmann::json;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+TEST_F(CommandLineTest, MakesTheSameCheckpointFromTheSameSeed) {
+  for (const char* name : {"a", "b"}) {
+    const CommandResult result =
+        Run({"make-checkpoint", "--out", folder_ + "/" + name, "--seed", "7"});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_THAT(result.out, HasSubstr("104 tensors"));
+  }
+  EXPECT_TRUE(ReadFile(folder_ + "/a") == ReadFile(folder_ + "/b"));
+}
+
+TEST_F(ClusterCommandTest, LoadsGetsAndComputes) {
+  CommandResult result = cluster_->Run({"load", checkpoint_, "--rules", kRules, "--mesh", "tp=2"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("there is \"default\" fsdp=2,tp=2"));
+  result = cluster_->Run({"load", checkpoint_, "--rules", kRules, "--quiet"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("Loaded 104 tensors"));
+  EXPECT_THAT(result.err, IsEmpty());
+  const std::string layer = "encoder.layer.0.";
+  result = cluster_->Run({"ls", layer, "--output=json"});
+  EXPECT_EQ(json::parse(result.out).size(), 16u);
+
+  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape", "128,384", "--out", Path("x.npy")}).exit_code,
+            0);
+  result = cluster_->Run(
+      {"linear", "--input", Path("x.npy"), "--weight", layer + "intermediate.dense.weight",
+       "--bias", layer + "intermediate.dense.bias", "--activation", "gelu", "--as", "hidden"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("named hidden (in memory)"));
+  result = cluster_->Run({"linear", "--input", "hidden", "--weight", layer + "output.dense.weight",
+                          "--bias", layer + "output.dense.bias", "--out", Path("y.npy"),
+                          "--output=json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(json::parse(result.out)["shape"], json({128, 384}));
+  EXPECT_TRUE(std::filesystem::exists(Path("y.npy")));
+
+  EXPECT_EQ(cluster_->Run({"rm", "hidden"}).exit_code, 0);
+  result = cluster_->Run({"describe", layer + "output.dense.weight"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("[0,192)x[0,768)"));
+  const std::string typo = WriteFile(Path("typo.yaml"), "rules:\n- {pattern: '.*', spec: [tpp]}\n");
+  ExpectRefused(
+      {{"a name that does not exist", {"get", "hidden", "--out", Path("h.npy")}, "hidden"},
+       {"a name that does not exist", {"rm", "hidden"}, "hidden"},
+       {"a name that does not exist beside one that does",
+        {"rm", layer + "output.dense.weight", "hidden"},
+        "hidden"},
+       {"an axis that the mesh does not have",
+        {"load", checkpoint_, "--rules", typo, "--quiet", "--strict"},
+        "tpp"},
+       {"a name that nearly exists",
+        {"describe", "embeddings.word_embedings.weight"},
+        "did you mean \"embeddings.word_embeddings.weight\"?"},
+       {"no name", {"get", "", "--out", Path("h.npy")}, "no array is named"},
+       {"shapes that do not multiply",
+        {"matmul", layer + "output.dense.weight", layer + "output.dense.weight"},
+        "SHAPE_MISMATCH"}});
+  EXPECT_FALSE(std::filesystem::exists(Path("h.npy")));
+  result = cluster_->Run({"load", checkpoint_, "--rules", typo, "--quiet"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("of 104 tensors were corrected to fit"));
+}
+
+TEST_F(ClusterCommandTest, RefusesCheckpointsThatAreNotWhole) {
+  const std::string tensor = R"("a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]})";
+  const auto file = [this](const std::string& name, const std::string& text) {
+    return std::vector<std::string>{"load", WriteFile(Path(name), text), "--rules", kRules};
+  };
+  ExpectRefused({
+      {"missing", {"load", Path("nowhere.safetensors"), "--rules", kRules}, "nowhere.safetensors"},
+      {"cut off", file("cut", Safetensors("{" + tensor + "}", 15)), "BAD_FILE"},
+      {"overlapping",
+       file("overlap",
+            Safetensors("{" + tensor + R"(,"b":{"dtype":"F32","shape":[4],"data_offsets":[8,24]}})",
+                        24)),
+       "BAD_FILE"},
+      {"out of bounds",
+       file("beyond",
+            Safetensors(R"({"a":{"dtype":"F32","shape":[4],"data_offsets":[16,32]}})", 16)),
+       "BAD_FILE"},
+      {"header longer than the file", file("long", Safetensors("{" + tensor + "}", 16, 1 << 20)),
+       "BAD_FILE"},
+      {"header over the limit", file("huge", Safetensors("{}", 0, int64_t{1} << 40)), "BAD_FILE"},
+      {"not UTF-8",
+       file("latin", Safetensors("{\"\xE4\":{\"dtype\":\"F32\",\"shape\":[4],"
+                                 "\"data_offsets\":[0,16]}}",
+                                 16)),
+       "BAD_FILE"},
+      {"unknown dtype",
+       file("dtype", Safetensors(R"({"a":{"dtype":"F31","shape":[4],"data_offsets":[0,16]}})", 16)),
+       "UNKNOWN_DTYPE"},
+  });
+}
+
+TEST_F(ClusterCommandTest, RefusesATileWithoutAToken) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterStatus status,
+                                 cluster_->client().GetStatus());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const auto worker, client::WorkerClient::Connect(
+                             status.workers.front().identity, status.workers.front().addresses,
+                             rpc::Credentials::Insecure(), absl::Now() + absl::Seconds(5)));
+  const std::string bytes(16, 'x');
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const TensorView view,
+                                 TensorView::Create(Dtype::kF32, {4}, bytes));
+  client::OutgoingTile tile{
+      .token = "", .array_id = "anything", .rank = 0, .tile = Tile::Whole({4}), .tensor = view};
+  client::Cancellation cancellation;
+  const std::string before = Contents();
+  EXPECT_THAT(
+      worker->PutTiles(
+          {&tile, 1}, [](int64_t) {}, &cancellation, rpc::CallOptions::Within(absl::Seconds(5))),
+      StatusIs(absl::StatusCode::kUnauthenticated, Reason::kBadToken));
+  EXPECT_EQ(Contents(), before);
+}
+
+}  // namespace
+}  // namespace shardmesh::test

@@ -1,0 +1,92 @@
+// Stored definitions and their older versions on the command line.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "tests/integration/cli_fixture.h"
+#include "tests/testing/test_cluster.h"
+
+namespace shardmesh::test {
+namespace {
+
+using ::nlohmann::json;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+TEST_F(ClusterCommandTest, KeepsDefinitions) {
+  CommandResult result = cluster_->Run({"catalog", "put", "rules", "bert", kRules});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  result = cluster_->Run({"catalog", "put", "rules", "bert", kRules});
+  EXPECT_THAT(result.out, HasSubstr("version 2"));
+  EXPECT_EQ(cluster_->Run({"match", checkpoint_, "--rules", "bert"}).exit_code, 0);
+  EXPECT_THAT(cluster_->Run({"catalog", "get", "rules", "bert"}).out, HasSubstr("word_embeddings"));
+  EXPECT_EQ(cluster_->Run({"catalog", "rm", "rules", "bert"}).exit_code, 0);
+  EXPECT_EQ(cluster_->Run({"catalog", "get", "rules", "bert"}).exit_code, 1);
+}
+
+TEST_F(ClusterCommandTest, ReadsAndUsesOlderVersionsOfDefinitions) {
+  const auto put = [&](const std::string& kind, const std::string& name, const std::string& file,
+                       const std::string& text) {
+    const CommandResult result =
+        cluster_->Run({"catalog", "put", kind, name, WriteFile(Path(file), text)});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+  };
+  const std::string tree =
+      WriteFile(Path("tree.json"), R"({"w": {"shape": [8, 8], "dtype": "F32"}})");
+  put("rules", "r1", "r.yaml", "rules:\n- {pattern: 'first', spec: [tp]}\n");
+  put("rules", "r1", "r.yaml", "rules:\n- {pattern: 'w', spec: [tp]}\n");
+  put("rules", "r1", "r.yaml", "rules:\n- {pattern: 'w', spec: [fsdp, tp]}\n");
+  put("tree", "t1", "t.json", R"({"w": {"shape": [8, 8], "dtype": "F32"}})");
+  put("tree", "t1", "t.json", R"({"w": {"shape": [4], "dtype": "F32"}})");
+  put("mesh", "m1", "m.yaml", "axes: [{name: tp, size: 2}]\n");
+  put("mesh", "m1", "m.yaml", "axes: [{name: fsdp, size: 2}, {name: tp, size: 4}]\n");
+
+  CommandResult result = cluster_->Run({"catalog", "get", "rules", "r1@1"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("rules r1, version 1"), HasSubstr("first")));
+  EXPECT_THAT(cluster_->Run({"catalog", "get", "rules", "r1@4"}).err,
+              HasSubstr("version 4 of the rule_set \"r1\" is still to come; kept are versions 1 to "
+                        "3 (NOT_FOUND)"));
+  result = cluster_->Run({"catalog", "history", "rules", "r1"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("version  made"), HasSubstr("Z  ")));
+  const json history =
+      json::parse(cluster_->Run({"catalog", "history", "rules", "r1", "--output=json"}).out);
+  ASSERT_EQ(history.size(), 3u);
+  EXPECT_EQ(history[0]["version"], 3);
+  EXPECT_EQ(history[2]["version"], 1);
+  EXPECT_GT(history[0]["revision"], history[2]["revision"]);
+  EXPECT_GT(history[2]["size_bytes"], 0);
+  EXPECT_GE(history[0]["update_time"], history[2]["update_time"]);
+  EXPECT_EQ(cluster_->Run({"catalog", "history", "rules", "none"}).exit_code, 1);
+
+  result = cluster_->Run({"rules", "diff", "r1@2", "r1@3", "--tree", tree, "--output=json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(json::parse(result.out)["changes"].size(), 1u) << result.out;
+  result = cluster_->Run({"rules", "diff", "r1@3", "r1", "--tree", tree, "--output=json"});
+  EXPECT_EQ(json::parse(result.out)["changes"].size(), 0u) << result.out;
+  EXPECT_THAT(cluster_->Run({"rules", "diff", "r1@x", "r1", "--tree", tree}).err,
+              HasSubstr("'r1@x' names no version"));
+  result = cluster_->Run({"plan", "--stored-tree", "t1@1", "--rules", "r1@2", "--mesh", "m1@1"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("8x8"));
+  EXPECT_THAT(cluster_->Run({"mesh", "show", "m1@1"}).out, Not(HasSubstr("fsdp")));
+  EXPECT_THAT(cluster_->Run({"load", checkpoint_, "--rules", kRules, "--mesh", "default@1"}).err,
+              HasSubstr("arrays lie on a mesh as it is now"));
+
+  EXPECT_THAT(cluster_->Run({"catalog", "put", "rules", "r1", kRules, "--version", "2"}).err,
+              HasSubstr("VERSION_MISMATCH"));
+  for (const auto& [kind, name] :
+       std::map<std::string, std::string>{{"rules", "r1"}, {"tree", "t1"}, {"mesh", "m1"}}) {
+    EXPECT_EQ(cluster_->Run({"catalog", "rm", kind, name}).exit_code, 0);
+    EXPECT_EQ(cluster_->Run({"catalog", "get", kind, name + "@1"}).exit_code, 1);
+  }
+}
+
+}  // namespace
+}  // namespace shardmesh::test

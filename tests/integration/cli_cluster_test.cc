@@ -1,0 +1,405 @@
+// `up`, `down` and `health`: clusters of this machine, their records and their processes.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "client/cli/local/child_process.h"
+#include "client/cli/local/cluster_record.h"
+#include "status/str_cat.h"
+#include "tests/integration/cli_fixture.h"
+#include "tests/testing/eventually.h"
+#include "tests/testing/read_file.h"
+#include "tests/testing/status_matchers.h"
+#include "tests/testing/test_cluster.h"
+
+namespace shardmesh::test {
+namespace {
+
+using ::nlohmann::json;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+TEST_F(CommandLineTest, LeavesNothingInAFolderThatIsNoneOfACoordinator) {
+  const std::string folder = folder_ + "/elsewhere";
+  std::filesystem::create_directories(folder);
+  const std::string file = WriteFile(folder + "/notes.txt", "mine");
+  for (const std::vector<std::string>& options : std::vector<std::vector<std::string>>{
+           {}, {"--set-aside"}, {"--set-aside", "--cluster-of", file}, {"--output=json"}}) {
+    std::vector<std::string> arguments = {"admin", "check", folder};
+    arguments.insert(arguments.end(), options.begin(), options.end());
+    const CommandResult result = Run(arguments);
+    EXPECT_EQ(result.exit_code, 1);
+    EXPECT_THAT(result.err, AllOf(HasSubstr("there is no database"), HasSubstr(folder)));
+    EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder), {}), 1) << result.err;
+  }
+}
+
+TEST_F(CommandLineTest, SaysThatNoClusterIsUp) {
+  const CommandResult result = Run({"down"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("no cluster \"default\" is up on this host"));
+}
+
+TEST_F(CommandLineTest, StartsAClusterAndStopsItAgain) {
+  CommandResult result = Run({"up", "--mesh", "fsdp=2", "--detach", "--output", "json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json record = json::parse(result.out);
+  ASSERT_EQ(record["processes"].size(), 3u);
+
+  result = Run({"status", "--output", "json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json status = json::parse(result.out);
+  EXPECT_EQ(status["address"], record["address"]);
+  EXPECT_EQ(status["meshes"][0]["axes"], json({{"fsdp", 2}}));
+  EXPECT_EQ(status["meshes"][0]["complete"], true);
+  EXPECT_EQ(status["metrics"], record["processes"][0]["metrics"]);
+  EXPECT_EQ(status["metrics_scheme"], "http");
+  for (const json& worker : status["workers"]) {
+    EXPECT_EQ(worker["state"], "ready");
+    EXPECT_THAT(worker["metrics"].get<std::string>(), ::testing::StartsWith("127.0.0.1:"));
+  }
+  EXPECT_THAT(Run({"status"}).out,
+              HasSubstr("http://" + status["metrics"].get<std::string>() + "/metrics"));
+
+  result = Run({"up", "--mesh", "fsdp=2", "--detach"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("the cluster \"default\" is up at"));
+
+  const std::string address = record["address"];
+  const std::string port = address.substr(address.rfind(':') + 1);
+  result = Run({"up", "--mesh", "fsdp=1", "--name", "other", "--port", port, "--detach"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr(address)) << "a port in use is named";
+
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(client::ClusterRecord written,
+                                 client::ReadRecord(RecordFolder("default")));
+  EXPECT_TRUE(written.IsUp());
+  written.processes[0].metrics_address.clear();
+  ASSERT_THAT(client::WriteRecord(RecordFolder("default"), written), IsOk());
+  EXPECT_THAT(Run({"status"}).out,
+              AllOf(HasSubstr(written.processes[1].metrics_address), Not(HasSubstr("Metrics at"))));
+  result = Run({"down"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_FALSE(written.IsUp());
+  EXPECT_EQ(Run({"down"}).exit_code, 1);
+}
+
+TEST_F(CommandLineTest, StartsWorkersThatUseTheTransportThatIsAskedFor) {
+  for (const auto& [flag, transport] : {std::pair{"stream", "stream"}, {"shm", "shared memory"}}) {
+    ASSERT_EQ(Run({"up", "--mesh", "fsdp=2", "--transport", flag, "--detach"}).exit_code, 0);
+    json link;
+    const absl::Time deadline = absl::Now() + absl::Seconds(60);
+    do {
+      const CommandResult links = Run({"links", "--output", "json"});
+      ASSERT_EQ(links.exit_code, 0) << links.err;
+      link = json::parse(links.out)["links"].at(0);
+    } while (!link["measured"].get<bool>() && absl::Now() < deadline);
+    EXPECT_EQ(link["transport"], transport);
+    ASSERT_EQ(Run({"down"}).exit_code, 0);
+  }
+}
+
+TEST_F(CommandLineTest, StartsAgainWhatEndedOfAClusterOnDisk) {
+  const std::vector<std::string> up = {"up",       "--mesh", "fsdp=2",     "--detach",
+                                       "--output", "json",   "--data-dir", folder_ + "/data"};
+  CommandResult result = Run(up);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json before = json::parse(result.out);
+  const std::string rules =
+      WriteFile(folder_ + "/rules.yaml", "rules:\n- {pattern: '.*', spec: [fsdp]}\n");
+  ASSERT_EQ(Run({"make-checkpoint", "--out", folder_ + "/c.safetensors"}).exit_code, 0);
+  ASSERT_EQ(Run({"load", folder_ + "/c.safetensors", "--rules", rules}).exit_code, 0);
+
+  ASSERT_NO_FATAL_FAILURE(Kill(before, "coordinator"));
+  ASSERT_NO_FATAL_FAILURE(Kill(before, "worker-1"));
+  result = Run({"up", "--mesh", "fsdp=2", "--detach"});
+  EXPECT_EQ(result.exit_code, 1) << "this one is in memory";
+  EXPECT_THAT(result.err, AllOf(HasSubstr("coordinator, worker-1 ended"),
+                                HasSubstr("--data-dir " + folder_ + "/data")));
+  result = Run(up);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("Started again what had ended: coordinator, worker-1"));
+  const json after = json::parse(result.out);
+  EXPECT_EQ(after["address"], before["address"]);
+  EXPECT_NE(PidOf(after, "coordinator"), PidOf(before, "coordinator"));
+  EXPECT_EQ(PidOf(after, "worker-0"), PidOf(before, "worker-0"));
+  EXPECT_NE(PidOf(after, "worker-1"), PidOf(before, "worker-1"));
+  const std::string tensor = "embeddings.word_embeddings.weight";
+  result = Run({"get", tensor, "--out", folder_ + "/w.npy"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+
+  result = Run(up);
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("is up at " + after["address"].get<std::string>()));
+  EXPECT_EQ(Run({"down"}).exit_code, 0);
+}
+
+TEST_F(CommandLineTest, StartsANewClusterWhenStateInMemoryIsGone) {
+  const std::vector<std::string> up = {"up", "--mesh", "fsdp=2", "--detach", "--output", "json"};
+  CommandResult result = Run(up);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json before = json::parse(result.out);
+  ASSERT_NO_FATAL_FAILURE(Kill(before, "worker-1"));
+  result = Run(up);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("Started again what had ended: worker-1"));
+
+  ASSERT_NO_FATAL_FAILURE(Kill(before, "coordinator"));
+  result = Run(up);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("stopped worker-0, worker-1 and started a new cluster"));
+  EXPECT_NE(PidOf(json::parse(result.out), "worker-0"), PidOf(before, "worker-0"));
+  EXPECT_EQ(Run({"down"}).exit_code, 0);
+}
+
+TEST_F(CommandLineTest, LeavesAloneAnotherClusterAtItsFormerAddress) {
+  CommandResult result =
+      Run({"up", "--mesh", "fsdp=2", "--name", "a", "--detach", "--output", "json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json a = json::parse(result.out);
+  ASSERT_NO_FATAL_FAILURE(Kill(a, "coordinator"));
+  ASSERT_NO_FATAL_FAILURE(Kill(a, "worker-0"));
+  const std::string address = a["address"];
+  const std::string port = address.substr(address.rfind(':') + 1);
+  result = Run({"up", "--mesh", "fsdp=1", "--name", "b", "--port", port, "--detach"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterRecord b,
+                                 client::ReadRecord(RecordFolder("b")));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(client::ClusterRecord of_a, client::ReadRecord(RecordFolder("a")));
+  EXPECT_NE(of_a.cluster_id, b.cluster_id);
+
+  result = Run({"down", "--name", "a"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_FALSE(of_a.IsUp());
+  for (const client::RecordedProcess& process : b.processes) {
+    EXPECT_TRUE(client::IsRunning(process.id)) << process.identity;
+  }
+  of_a.cluster_id.clear();  // as an older build left it
+  ASSERT_THAT(client::WriteRecord(RecordFolder("a"), of_a), IsOk());
+  EXPECT_EQ(Run({"down", "--name", "a"}).exit_code, 0);
+  for (const client::RecordedProcess& process : b.processes) {
+    EXPECT_TRUE(client::IsRunning(process.id)) << process.identity;
+  }
+  EXPECT_EQ(Run({"down", "--name", "b"}).exit_code, 0);
+}
+
+TEST_F(CommandLineTest, FollowsAProcessThatWasStartedByHand) {
+  const std::vector<std::string> up = {"up", "--mesh", "fsdp=2", "--detach", "--output", "json"};
+  CommandResult result = Run(up);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  json cluster = json::parse(result.out);
+  client::ProcessOptions options;
+  options.command = absl::StrSplit(
+      ReadFile(StrCat("/proc/", PidOf(cluster, "worker-0"), "/cmdline")), '\0', absl::SkipEmpty());
+  // The first of these has the output of an earlier run already.
+  for (const std::string& log : {RecordFolder("default") + "/worker-0.log", folder_ + "/other"}) {
+    ASSERT_NO_FATAL_FAILURE(Kill(cluster, "worker-0"));
+    ASSERT_NO_FATAL_FAILURE(Kill(cluster, "worker-1"));
+    options.log_path = log;
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ChildProcess worker,
+                                   client::ChildProcess::Start(options));
+    const absl::Time deadline = absl::Now() + absl::Seconds(60);
+    for (json known; known != worker.id().pid; absl::SleepFor(absl::Milliseconds(20))) {
+      ASSERT_LT(absl::Now(), deadline) << client::ReadLog(log);
+      const json status = json::parse(Run({"status", "--output=json"}).out);
+      for (const json& each : status["workers"]) {
+        if (each["identity"] == "worker-0") {
+          known = each["pid"];
+        }
+      }
+    }
+    result = Run(up);
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_THAT(result.err, HasSubstr("Started again what had ended: worker-1\n"));
+    cluster = json::parse(result.out);
+    const json& recorded = cluster["processes"][1];
+    EXPECT_EQ(recorded["pid"], worker.id().pid);
+    EXPECT_EQ(recorded["log"], log);
+    const std::string metrics = recorded["metrics"];
+    EXPECT_THAT(client::ReadLog(log, worker.log_offset_bytes()),
+                HasSubstr("metrics served port=" + metrics.substr(metrics.rfind(':') + 1) + "\n"));
+  }
+  EXPECT_EQ(Run({"down"}).exit_code, 0);
+}
+
+TEST_F(CommandLineTest, StopsAProcessThatWasStartedByHandThoughItsMeshIsGone) {
+  CommandResult result = Run({"up", "--mesh", "fsdp=1", "--detach", "--output", "json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json cluster = json::parse(result.out);
+  client::ProcessOptions options;
+  options.command = absl::StrSplit(
+      ReadFile(StrCat("/proc/", PidOf(cluster, "worker-0"), "/cmdline")), '\0', absl::SkipEmpty());
+  options.log_path = folder_ + "/by_hand";
+  ASSERT_NO_FATAL_FAILURE(Kill(cluster, "worker-0"));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(client::ChildProcess worker, client::ChildProcess::Start(options));
+  ASSERT_TRUE(Eventually(
+      [&] {
+        const json status = json::parse(Run({"status", "--output=json"}).out);
+        return status["workers"].size() == 1 && status["workers"][0]["pid"] == worker.id().pid;
+      },
+      absl::Seconds(60)))
+      << client::ReadLog(options.log_path);
+  result = Run({"catalog", "rm", "mesh", "default"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  result = Run({"down"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_TRUE(worker.Ended().has_value());
+}
+
+TEST_F(CommandLineTest, StartsANewClusterWhereAStartWasCutOff) {
+  const std::vector<std::string> up = {"up",       "--mesh", "fsdp=1",     "--detach",
+                                       "--output", "json",   "--data-dir", folder_ + "/data"};
+  CommandResult result = Run(up);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json before = json::parse(result.out);
+  // As the record was before the coordinator listened.
+  ASSERT_NO_FATAL_FAILURE(Kill(before, "worker-0"));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(client::ClusterRecord record,
+                                 client::ReadRecord(RecordFolder("default")));
+  record.address.clear();
+  record.cluster_id.clear();
+  record.processes.resize(1);
+  ASSERT_THAT(client::WriteRecord(RecordFolder("default"), record), IsOk());
+
+  result = Run(up);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.err,
+              HasSubstr("start was cut off: stopped coordinator and started a new cluster"));
+  EXPECT_FALSE(record.IsUp());
+  EXPECT_EQ(Run({"down"}).exit_code, 0);
+}
+
+TEST_F(CommandLineTest, KeepsARecordThatItCannotRead) {
+  const std::vector<std::string> up = {"up", "--mesh", "fsdp=1", "--detach"};
+  CommandResult result = Run(up);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const std::string path = RecordFolder("default") + "/cluster.json";
+  const std::string record = ReadFile(path);
+  WriteFile(path, "{");
+  for (const std::vector<std::string>& command : {up, {"down"}}) {
+    result = Run(command);
+    EXPECT_EQ(result.exit_code, 1);
+    EXPECT_THAT(result.err, HasSubstr(path + " is no record of a cluster"));
+    EXPECT_EQ(ReadFile(path), "{");
+  }
+  result = Run({"ls", "--name=default"});
+  EXPECT_NE(result.exit_code, 0);
+  EXPECT_THAT(result.err, HasSubstr(path + " is no record of a cluster"));
+  WriteFile(path, record);
+  EXPECT_EQ(Run({"down"}).exit_code, 0);
+}
+
+TEST_F(CommandLineTest, StopsWithinTheDeadlineThoughNobodyAnswers) {
+  client::ClusterRecord record;
+  record.name = "mute";
+  record.cluster_id = "c1";
+  const int listener = BindLoopback(&record.address);
+  ASSERT_EQ(listen(listener, 8), 0);
+  std::filesystem::create_directories(RecordFolder("mute"));
+  ASSERT_THAT(client::WriteRecord(RecordFolder("mute"), record), IsOk());
+  const CommandResult result = Run({"down", "--name=mute", "--deadline=100ms"});
+  close(listener);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_LT(result.time, absl::Seconds(2));  // and not the 3 s of a connection
+}
+
+TEST_F(CommandLineTest, CleansUpARecordWhoseProcessesAreGone) {
+  CommandResult result = Run({"up", "--mesh", "fsdp=1", "--detach", "--output", "json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json record = json::parse(result.out);
+  for (const json& process : record["processes"]) {
+    ASSERT_NO_FATAL_FAILURE(Kill(record, process["identity"]));
+  }
+  result = Run({"up", "--mesh", "fsdp=1", "--detach"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(Run({"down"}).exit_code, 0);
+}
+
+TEST_F(CommandLineTest, StopsEverythingWhenTheForegroundCommandIsStopped) {
+  client::ProcessOptions options;
+  options.command = {"/bin/sh", "-c", "export XDG_RUNTIME_DIR=\"$1\"; exec \"$0\" up --mesh fsdp=1",
+                     SHARDMESH_BINARY_DIR "/shardmesh", folder_};
+  options.log_path = folder_ + "/up.log";
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(client::ChildProcess up, client::ChildProcess::Start(options));
+  const absl::Time deadline = absl::Now() + absl::Seconds(60);
+  while (client::ReadLog(options.log_path).find("is up at") == std::string::npos) {
+    ASSERT_LT(absl::Now(), deadline) << client::ReadLog(options.log_path);
+    absl::SleepFor(absl::Milliseconds(20));
+  }
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterRecord record,
+                                 client::ReadRecord(RecordFolder("default")));
+  ASSERT_THAT(client::SendSignal(up.id(), SIGTERM), IsOk());
+  ASSERT_TRUE(client::WaitUntilGone(up.id(), absl::Now() + absl::Seconds(30)));
+  EXPECT_EQ(up.Ended(), "exited with code 0") << client::ReadLog(options.log_path);
+  EXPECT_FALSE(record.IsUp());
+}
+
+TEST_F(ClusterCommandTest, ProbesTellAliveFromReady) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterStatus status,
+                                 cluster_->client().GetStatus());
+  const std::string worker = "--address=" + status.workers.front().addresses.front();
+  const auto probe = [&](std::vector<std::string> arguments, const std::string& address) {
+    arguments.insert(arguments.begin(), "health");
+    arguments.push_back(address);
+    return RunShardmesh(arguments, cluster_->folder());
+  };
+  for (const std::string& address : {"--address=" + cluster_->address(), worker}) {
+    for (const std::string service : {"live", "ready"}) {
+      const CommandResult result = probe({service}, address);
+      EXPECT_EQ(result.exit_code, 0) << result.err;
+      EXPECT_EQ(result.out, address.substr(10) + ": " + service + "\n");
+    }
+  }
+  CommandResult result = probe({"redy"}, worker);
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("has no service \"redy\"; ask for live, ready, or"));
+
+  // Without its coordinator a worker is alive, and not ready.
+  ASSERT_THAT(cluster_->Kill("coordinator"), IsOk());
+  EXPECT_EQ(probe({"live"}, "--address=" + cluster_->address()).exit_code, 3);
+  const absl::Time deadline = absl::Now() + absl::Seconds(20);
+  do {
+    result = probe({"ready", "--output=json"}, worker);
+  } while (result.exit_code == 0 && absl::Now() < deadline);
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_FALSE(json::parse(result.out)["serving"].get<bool>());
+  EXPECT_THAT(json::parse(result.err)["error"]["message"].get<std::string>(),
+              HasSubstr("is not ready"));
+  EXPECT_EQ(probe({"live"}, worker).exit_code, 0);
+  EXPECT_EQ(probe({"ready", "--wait", "--deadline=500ms"}, worker).exit_code, 1);
+}
+
+TEST_F(ClusterCommandTest, ASecondWorkerOfAnIdentityWaitsAndSaysSo) {
+  client::ProcessOptions options;
+  options.command = {SHARDMESH_BINARY_DIR "/shardmesh-worker",
+                     "--coordinator=" + cluster_->address(), "--listen=127.0.0.1:0",
+                     "--identity=worker-0"};
+  options.log_path = Path("second.log");
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ChildProcess second,
+                                 client::ChildProcess::Start(options));
+  const absl::Time deadline = absl::Now() + absl::Seconds(60);
+  std::string log;
+  while (log.find("retry_in=") == std::string::npos && absl::Now() < deadline) {
+    absl::SleepFor(absl::Milliseconds(20));
+    log = client::ReadLog(options.log_path);
+  }
+  EXPECT_THAT(log, AllOf(HasSubstr("cannot attach, will retry"), HasSubstr("worker-0"),
+                         HasSubstr("retry_in=")));
+  EXPECT_THAT(client::SendSignal(second.id(), SIGKILL), IsOk());
+  EXPECT_TRUE(client::WaitUntilGone(second.id(), deadline));
+}
+
+}  // namespace
+}  // namespace shardmesh::test

@@ -1,0 +1,277 @@
+// How commands refuse wrong use, and how they report errors.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "status/str_cat.h"
+#include "tests/integration/cli_fixture.h"
+#include "tests/testing/read_file.h"
+#include "tests/testing/status_matchers.h"
+#include "tests/testing/test_cluster.h"
+
+namespace shardmesh::test {
+namespace {
+
+using ::nlohmann::json;
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+TEST_F(CommandLineTest, RefusesWrongUse) {
+  struct Case {
+    std::vector<std::string> arguments;
+    std::string error;
+  };
+  const Case kCases[] = {
+      {{}, "a command is missing"},
+      {{"statsu"}, "unknown command \"statsu\"; did you mean \"status\"?"},
+      {{"catalog", "gte"},
+       "unknown command \"gte\"; did you mean \"get\"? (see `shardmesh catalog --help`)"},
+      {{"catalog", "get", "mehs"}, "(see `shardmesh catalog get --help`)"},
+      {{"admin"},
+       "a command is missing: snapshot, check, quarantine (see `shardmesh admin --help`)"},
+      {{"admin", "quarantine"},
+       "a command is missing: list, restore, drop (see `shardmesh admin quarantine --help`)"},
+      {{"--address=x:1", "status"},
+       "--address goes after the command: shardmesh COMMAND --address=... (see `shardmesh "
+       "--help`)"},
+      {{"admin", "--address=x:1"},
+       "goes after the command: shardmesh admin COMMAND --address=... (see `shardmesh admin "
+       "--help`)"},
+      {{"status", "--adress", "x:1"}, "unknown option --adress; did you mean \"--address\"?"},
+      {{"status", "more"}, "unexpected argument \"more\""},
+      {{"status", "--deadline", "soon"}, "\"soon\" is no time above zero"},
+      {{"status", "--deadline", "5"}, "\"5\" is no time above zero with its unit; write 30s"},
+      {{"status", "--output", "xml"}, "--output"},
+      {{"up", "--workers", "x"}, "--workers: \"x\" is no number from 1 to 1024"},
+      {{"up", "--mesh", "fsdp=2,tp=2", "--workers", "3"}, "--mesh fsdp=2,tp=2 with --workers 3"},
+      {{"up", "--mesh", "tp=2,tp=2"}, "tp"},
+      {{"up", "--mesh", "fsdp"}, "--mesh fsdp"},
+      {{"up", "--mesh", ""}, "--mesh: is empty; give axes such as fsdp=2,tp=2"},
+      {{"up", "--memory", "1"}, "--memory: \"1\" is too little; give 1048576 bytes or more"},
+      {{"make-checkpoint", "--out", "x", "--size", "1MiB"}, "the smallest of F32 takes"},
+      {{"up", "--transport", "tcp"}, "--transport: tcp not in {auto,stream,shm}"},
+      {{"up", "--collective-algorithms", "scatter=ring"}, "scatter has no algorithm \"ring\""},
+      {{"up", "--name", "a/b"}, "\"a/b\" cannot name a cluster"},
+      {{"resolve", "--spec", "fsdp,tp"}, "give --shape too"},
+      {{"resolve", "--spec", "(fsdp,tp", "--shape", "4,4"}, "lacks a closing \")\""},
+      {{"resolve"}, "give one of --axes, --preset and --spec"},
+      {{"resolve", "--axes", "__BATCH__", "--mode", "__trian__"}, "__trian__"},
+      {{"linear", "--input", "a", "--weight", "b", "--activation", "gelo"},
+       "\"gelo\" is none of none, relu, gelu, gelu-tanh, silu; did you mean \"gelu\"?"},
+      {{"get", "wq"}, "--out"},
+      {{"plan", "t.json", "--search", "0", "--axes", "dp"}, "--search"},
+      {{"plan", "t.json", "--search", "4", "--axes", "dp=3..1"}, "1 is below 3"},
+      {{"plan", "t.json", "--search", "4", "--axes", "dp", "--rank-by", "wasted_byte"},
+       "did you mean \"wasted_bytes\"?"},
+      {{"resolve", "--axes", "a", "--mesh", "dp=99999999999999999999"}, "over the limit of"},
+      {{"rules", "diff", "a", "b", "--tree", "t", "--max-increase", "5"}, "write 5% or 5B"},
+      {{"compare", "a,b", "a", "--rank", "1"}, "--rank 1 is below the 2 dimensions"},
+      {{"plan", "t.json", "--rules", "r", "--devices", "8"}, "--devices goes with a --mesh"},
+      {{"hash", "\xff"}, "argument 2, \"\\xff\", is not UTF-8"},
+      {{"plan", "--mesh", "\xff=2"}, "argument 3, \"\\xff=2\" after --mesh, is not UTF-8"},
+      {{"doctor", "--step", "0"}, "--step"},
+      {{"doctor", "--records", "1025"}, "--records"},
+      {{"bench", "collectives", "--ops", "all-redcue"}, "did you mean \"all-reduce\"?"},
+      {{"bench", "collectives", "--ops", "gather"}, "gather is not timed"},
+      {{"bench", "collectives", "--sizes", "8,3"}, "\"3\" is no size from 4 to 1GiB"},
+      {{"bench", "collectives", "--calls", "61"}, "--calls"},
+      {{"bench", "collectives", "--peer", "nccl"}, "\"nccl\" is neither gloo nor mpi"},
+      {{"make-checkpoint", "--out", "x", "--like", "llama"}, "--like llama needs a --size"},
+  };
+  for (const Case& c : kCases) {
+    SCOPED_TRACE(StrJoin(c.arguments, " "));
+    const CommandResult result = Run(c.arguments);
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_THAT(result.err, AllOf(::testing::StartsWith("shardmesh: "), HasSubstr(c.error)));
+    EXPECT_THAT(result.out, IsEmpty());
+  }
+}
+
+TEST_F(CommandLineTest, AServerRefusesFlagsThatDoNotReadOrDoNotFitTogether) {
+  const struct Case {
+    std::vector<std::string> flags;
+    std::string error;
+    std::string program = "shardmesh-coordinator";
+  } kCases[] = {
+      {{"--set-aside"}, "--set-aside is for a check of a data folder; give --check FOLDER too"},
+      {{"--ranks=m=a,b"}, "--ranks is for a check of a data folder; give --check FOLDER too"},
+      {{"--heartbeat-interval=10s"},
+       "--lost-after 5s is less than two of --heartbeat-interval 10s, so workers that are well "
+       "would be lost; give --lost-after 20s or more, or a shorter --heartbeat-interval"},
+      {{"--lost-after=1ms"}, "--lost-after 1ms is less than two of --heartbeat-interval 1s"},
+      {{"--rpc-memory=1"}, "--rpc-memory is 1 bytes, less than one worker takes"},
+      {{"--store-quota=1KiB"}, "--store-quota: \"1KiB\" is too little; give 1048576 bytes or more"},
+      {{"--restore=f"}, "--restore needs --data-dir"},
+      {{"--listen=127.0.0.1"}, "--listen: not an address: '127.0.0.1' has no port"},
+      {{"--http-listen=nohost"}, "--http-listen: not an address: 'nohost' has no port"},
+      {{"--mesh=fsdp"}, "--mesh: "},
+      {{"--coordinator=nohost"}, "--coordinator: not an address: 'nohost'", "shardmesh-worker"},
+      {{"--advertise=foo"}, "--advertise: not an address: 'foo'", "shardmesh-worker"},
+      {{"--rpc-memory=1MiB"},
+       "--rpc-memory: \"1MiB\" is too little; give 16777216 bytes or more",
+       "shardmesh-worker"},
+      {{"--memory=1"}, "--memory: \"1\" is too little", "shardmesh-worker"},
+      {{"--host-part=x"}, "--host-part: \"x\" is no part of a host", "shardmesh-worker"},
+  };
+  for (const Case& c : kCases) {
+    std::vector<std::string> flags = c.flags;
+    flags.insert(flags.begin(), {"--listen=127.0.0.1:0", "--http-listen="});
+    ServerProcess server(c.program, flags);
+    EXPECT_EQ(server.AwaitEnd(), "exited with code 2") << c.error;
+    EXPECT_THAT(server.Log(), AllOf(HasSubstr(c.program + ": " + c.error), HasSubstr("--help")));
+  }
+}
+
+TEST_F(CommandLineTest, ReportsErrorsAsJson) {
+  for (const std::vector<std::string>& arguments : std::vector<std::vector<std::string>>{
+           {"statsu", "--output=json"}, {"status", "--output", "json", "--deadline", "soon"}}) {
+    const CommandResult result = Run(arguments);
+    EXPECT_EQ(result.exit_code, 2);
+    const json error = json::parse(result.err)["error"];
+    EXPECT_EQ(error["code"], "INVALID_ARGUMENT");
+    EXPECT_EQ(error["reason"], nullptr);
+    EXPECT_EQ(error["retryable"], false);
+    EXPECT_THAT(error["message"].get<std::string>(), HasSubstr("--help`"));
+  }
+  const CommandResult result = Run({"status", "--output=json", "--name=other"});
+  EXPECT_EQ(result.exit_code, 3);
+  const json error = json::parse(result.err)["error"];
+  EXPECT_EQ(error["code"], "UNAVAILABLE");
+  EXPECT_EQ(error["retryable"], true);
+  EXPECT_FALSE(error.contains("details"));
+}
+
+TEST_F(CommandLineTest, NamesTheAddressOfACoordinatorThatIsNotThere) {
+  // A port that was free a moment ago.
+  std::string text;
+  close(BindLoopback(&text));
+  for (const std::vector<std::string>& command :
+       std::vector<std::vector<std::string>>{{"status"}, {"ls"}, {"presets"}}) {
+    std::vector<std::string> arguments = command;
+    arguments.push_back("--address=" + text);
+    const CommandResult result = Run(arguments);
+    EXPECT_EQ(result.exit_code, 3) << result.err;
+    EXPECT_THAT(result.err, HasSubstr(text));
+    EXPECT_LT(result.time, absl::Seconds(4));  // the limit of 3 s, and a start of the program
+  }
+}
+
+TEST_F(CommandLineTest, SaysThatAHostIsNotKnown) {
+  const CommandResult result = Run({"status", "--address=no-such-host.invalid:7070"});
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_THAT(result.err, HasSubstr("cannot reach no-such-host.invalid:7070: no host "
+                                    "\"no-such-host.invalid\" is known; is the address right?"));
+}
+
+TEST_F(CommandLineTest, KnowsAnotherServerFromACoordinator) {
+  std::string address;
+  const int listener = BindLoopback(&address);
+  ASSERT_EQ(listen(listener, 8), 0);
+  std::thread http([listener] {
+    for (int peer = 0; (peer = accept(listener, nullptr, nullptr)) >= 0; close(peer)) {
+      const std::string_view answer = "HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n";
+      send(peer, answer.data(), answer.size(), MSG_NOSIGNAL);
+    }
+  });
+  const CommandResult result = Run({"status", "--address=" + address});
+  shutdown(listener, SHUT_RDWR);
+  http.join();
+  close(listener);
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_THAT(result.err,
+              AllOf(HasSubstr(address), HasSubstr("answers there, but not as a shardmesh")));
+  EXPECT_LT(result.time, absl::Seconds(4));
+}
+
+TEST_F(CommandLineTest, OutputThatCannotBeWrittenIsAnError) {
+  for (const char* const arguments : {"version --output=json", "ls --help"}) {
+    SCOPED_TRACE(arguments);
+    const std::string errors = folder_ + "/errors";
+    const int ended = std::system(
+        StrCat(SHARDMESH_BINARY_DIR "/shardmesh ", arguments, " > /dev/full 2> ", errors).c_str());
+    EXPECT_TRUE(WIFEXITED(ended) && WEXITSTATUS(ended) == 1) << ended;
+    EXPECT_THAT(ReadFile(errors), HasSubstr("cannot write standard output: the disk is full"));
+  }
+}
+
+// The system would give their numbers to the files that the program opens.
+TEST_F(CommandLineTest, StandardStreamsThatAreClosedAreNotWrittenIntoFiles) {
+  const auto run = [&](const std::string& arguments) {
+    const int ended = std::system(StrCat(SHARDMESH_BINARY_DIR "/shardmesh ", arguments).c_str());
+    return WIFEXITED(ended) ? WEXITSTATUS(ended) : -1;
+  };
+  const std::string make = "make-checkpoint --like all-minilm-l6-v2 --seed 1 --out " + folder_;
+  ASSERT_EQ(run(make + "/whole > /dev/null 2>&1"), 0);
+  EXPECT_EQ(run(make + "/quiet 0<&- > /dev/null 2>&-"), 0);
+  EXPECT_TRUE(ReadFile(folder_ + "/quiet") == ReadFile(folder_ + "/whole"));
+  EXPECT_EQ(run(StrCat("version >&- 2> ", folder_, "/errors")), 1);
+  EXPECT_THAT(ReadFile(folder_ + "/errors"), HasSubstr("cannot write standard output"));
+}
+
+TEST_F(ClusterCommandTest, NamesTheOptionThatARefusalIsAbout) {
+  ExpectRefused({
+      {"an option", {"compare", "a", "b", "--rank", "17", "--mesh", "a=2,b=2"}, "--rank is 17; it"},
+      {"an option's text",
+       {"tiles", "--spec", "tp", "--shape", "8", "--range", "0:5000"},
+       "--range ends at 5000"},
+  });
+}
+
+TEST_F(ClusterCommandTest, TakesSpecsThatBeginWithADashAndEmptyValues) {
+  CommandResult result = cluster_->Run({"compare", "()", "-,-"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("() and -,- are two specs"));
+  result = cluster_->Run({"spec", "axes", "-,tp"});
+  EXPECT_EQ(result.out, "tp\n") << result.err;
+  result = cluster_->Run({"resolve", "--spec", "()", "--shape=", "--mesh", "tp=2"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("tile       scalar"));
+}
+
+TEST_F(ClusterCommandTest, GivesUpWhenTheDeadlineIsOver) {
+  for (const std::vector<std::string>& command : std::vector<std::vector<std::string>>{
+           {"status", "--deadline=1ns"},
+           {"ls", "--deadline=1ns"},
+           {"load", checkpoint_, "--rules", kRules, "--deadline=1ns"}}) {
+    const CommandResult result = cluster_->Run(command);
+    // Where connecting came first the call is late.
+    EXPECT_THAT(result.exit_code, AnyOf(3, 1));
+    EXPECT_THAT(result.err,
+                HasSubstr(result.exit_code == 3 ? std::string("no connection within")
+                                                : cluster_->address() + ": Deadline Exceeded"));
+  }
+}
+
+TEST_F(ClusterCommandTest, NamesAWorkerAsNoCoordinator) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterStatus status,
+                                 cluster_->client().GetStatus());
+  const std::string address = status.workers.front().addresses.front();
+  const CommandResult result = RunShardmesh({"ls", "--address=" + address}, cluster_->folder());
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_THAT(result.err,
+              HasSubstr(address + " does not know this call: it is no shardmesh coordinator"));
+}
+
+TEST_F(ClusterCommandTest, ReportsRefusalsAsJson) {
+  const CommandResult result = cluster_->Run({"resolve", "--axes", "__BATHC__", "--output=json"});
+  EXPECT_EQ(result.exit_code, 1);
+  const json error = json::parse(result.err)["error"];
+  EXPECT_EQ(error["code"], "INVALID_ARGUMENT");
+  EXPECT_EQ(error["reason"], "UNKNOWN_AXIS");
+  EXPECT_EQ(error["details"]["python_type"], "ValueError");
+}
+
+}  // namespace
+}  // namespace shardmesh::test

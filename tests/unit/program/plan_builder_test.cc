@@ -1,0 +1,615 @@
+// Runs plans on simulated devices, tile by tile in plain loops, and compares with the whole
+// tensors; compares the layouts and costs of collectives with their definitions.
+#include "program/plan_builder.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "program/collective_choice.h"
+#include "program/plan_check.h"
+#include "sharding/device_group.h"
+#include "sharding/tile.h"
+#include "status/reason.h"
+#include "status/str_cat.h"
+#include "tests/unit/program/plan_examples.h"
+
+namespace shardmesh {
+namespace {
+
+using ::testing::HasSubstr;
+
+// A dense tensor of doubles; small integers, so that every sum is exact.
+struct Dense {
+  Shape shape;
+  std::vector<double> elements;
+};
+
+int64_t Count(const Shape& shape) {
+  int64_t count = 1;
+  for (const int64_t extent : shape) {
+    count *= extent;
+  }
+  return count;
+}
+
+Dense Numbered(Shape shape, int seed) {
+  Dense dense{.shape = shape, .elements = {}};
+  for (int64_t i = 0; i < Count(shape); ++i) {
+    dense.elements.push_back(static_cast<double>((i * 7 + seed * 13) % 11 - 5));
+  }
+  return dense;
+}
+
+// Calls `visit` with the index of every element of a tensor of this shape, in row-major order.
+void ForEachIndex(const Shape& shape, const std::function<void(const Shape&)>& visit) {
+  Shape index(shape.size(), 0);
+  for (int64_t i = 0; i < Count(shape); ++i) {
+    visit(index);
+    for (size_t dim = shape.size(); dim-- > 0;) {
+      if (++index[dim] < shape[dim]) {
+        break;
+      }
+      index[dim] = 0;
+    }
+  }
+}
+
+size_t Offset(const Shape& shape, const Shape& index) {
+  int64_t offset = 0;
+  for (size_t dim = 0; dim < shape.size(); ++dim) {
+    offset = offset * shape[dim] + index[dim];
+  }
+  return static_cast<size_t>(offset);
+}
+
+// The part of `tensor` within `tile`; positions are relative to `origin`.
+Dense Cut(const Dense& tensor, const Tile& tile, const Tile& origin) {
+  Dense part{.shape = tile.shape(), .elements = {}};
+  ForEachIndex(part.shape, [&](const Shape& index) {
+    Shape at = index;
+    for (size_t dim = 0; dim < at.size(); ++dim) {
+      at[dim] += tile.ranges[dim].start - origin.ranges[dim].start;
+    }
+    part.elements.push_back(tensor.elements[Offset(tensor.shape, at)]);
+  });
+  return part;
+}
+
+double Activate(Activation activation, double x) {
+  return activation == Activation::kRelu ? std::max(x, 0.0) : x;
+}
+
+Dense Multiply(const Dense& lhs, const Dense& rhs, const Dense* bias, bool transpose_lhs,
+               bool transpose_rhs, double scale, Activation activation) {
+  const int64_t contracted = rhs.shape[transpose_rhs ? 1 : 0];
+  const int64_t columns = rhs.shape[transpose_rhs ? 0 : 1];
+  Dense result{.shape = {}, .elements = {}};
+  result.shape.assign(lhs.shape.begin(), lhs.shape.end() - 1);
+  if (transpose_lhs) {
+    result.shape = {lhs.shape[1]};
+  }
+  const int64_t rows = Count(result.shape);
+  result.shape.push_back(columns);
+  for (int64_t m = 0; m < rows; ++m) {
+    for (int64_t n = 0; n < columns; ++n) {
+      double sum = 0;
+      for (int64_t k = 0; k < contracted; ++k) {
+        sum +=
+            lhs.elements[static_cast<size_t>(transpose_lhs ? k * rows + m : m * contracted + k)] *
+            rhs.elements[static_cast<size_t>(transpose_rhs ? n * contracted + k : k * columns + n)];
+      }
+      sum = scale * sum + (bias == nullptr ? 0 : bias->elements[static_cast<size_t>(n)]);
+      result.elements.push_back(Activate(activation, sum));
+    }
+  }
+  return result;
+}
+
+// All devices of a plan's mesh, each with its tiles of all values.
+class Simulation {
+ public:
+  explicit Simulation(const Plan& plan) : plan_(plan) {
+    tiles_.resize(plan.values.size());
+    for (const ValueDescriptor& value : plan.values) {
+      tilings_.push_back(*Tiling::Create(plan.mesh, value.spec, value.shape));
+    }
+  }
+
+  // Along unreduced axes the first device holds the tensor, the others hold zeros.
+  void SetOperand(ValueIndex index, const Dense& tensor) {
+    const Tile whole = Tile::Whole(tensor.shape);
+    for (DeviceId device = 0; device < plan_.mesh.size(); ++device) {
+      Dense tile = Cut(tensor, tilings_[index].TileOf(device), whole);
+      for (const std::string& axis : plan_.values[index].spec.unreduced()) {
+        if (plan_.mesh.CoordinateOf(device, *plan_.mesh.FindAxis(axis)) != 0) {
+          tile.elements.assign(tile.elements.size(), 0);
+        }
+      }
+      tiles_[index].push_back(std::move(tile));
+    }
+  }
+
+  void Run() {
+    for (const Instruction& instruction : plan_.instructions) {
+      for (DeviceId device = 0; device < plan_.mesh.size(); ++device) {
+        Dense made =
+            std::visit([&](const auto& kind) { return Make(kind, instruction.output, device); },
+                       instruction.kind);
+        ASSERT_EQ(made.shape, tilings_[instruction.output].TileOf(device).shape())
+            << instruction.label;
+        tiles_[instruction.output].push_back(std::move(made));
+      }
+    }
+  }
+
+  // Every device's tile must agree with `expected`.
+  void ExpectOutput(ValueIndex index, const Dense& expected) const {
+    ASSERT_EQ(plan_.values[index].shape, expected.shape);
+    for (DeviceId device = 0; device < plan_.mesh.size(); ++device) {
+      const Dense part = Cut(expected, tilings_[index].TileOf(device), Tile::Whole(expected.shape));
+      EXPECT_EQ(tiles_[index][static_cast<size_t>(device)].elements, part.elements)
+          << "device " << device << " of " << plan_.values[index].spec.ToString();
+    }
+  }
+
+ private:
+  const Dense& TileAt(ValueIndex index, DeviceId device) const {
+    return tiles_[index][static_cast<size_t>(device)];
+  }
+
+  Dense Make(const LocalMatmul& matmul, ValueIndex, DeviceId device) const {
+    return Multiply(TileAt(matmul.lhs, device), TileAt(matmul.rhs, device),
+                    matmul.bias.has_value() ? &TileAt(*matmul.bias, device) : nullptr,
+                    matmul.transpose_lhs, matmul.transpose_rhs, matmul.scale, matmul.activation);
+  }
+  Dense Make(const LocalEpilogue& epilogue, ValueIndex, DeviceId device) const {
+    Dense result = TileAt(epilogue.input, device);
+    for (size_t i = 0; i < result.elements.size(); ++i) {
+      if (epilogue.bias.has_value()) {
+        const Dense& bias = TileAt(*epilogue.bias, device);
+        result.elements[i] += bias.elements[i % bias.elements.size()];
+      }
+      result.elements[i] = Activate(epilogue.activation, result.elements[i]);
+    }
+    return result;
+  }
+  Dense Make(const LocalSlice& slice, ValueIndex output, DeviceId device) const {
+    return Cut(TileAt(slice.input, device), tilings_[output].TileOf(device),
+               tilings_[slice.input].TileOf(device));
+  }
+  Dense Make(const GroupCollective& collective, ValueIndex, DeviceId device) const {
+    const DeviceGroup group = *DeviceGroup::Create(plan_.mesh, collective.axes, device);
+    const auto dim = static_cast<size_t>(collective.dimension);
+    Dense result = TileAt(collective.input, device);
+    if (collective.kind == CollectiveKind::kAllGather) {
+      const int64_t extent = result.shape[dim];
+      result.shape[dim] *= group.size();
+      result.elements.assign(static_cast<size_t>(Count(result.shape)), 0);
+      ForEachIndex(result.shape, [&](const Shape& index) {
+        const Dense& from = TileAt(collective.input, group.device_at(index[dim] / extent));
+        Shape at = index;
+        at[dim] %= extent;
+        result.elements[Offset(result.shape, index)] = from.elements[Offset(from.shape, at)];
+      });
+      return result;
+    }
+    for (size_t i = 0; i < result.elements.size(); ++i) {
+      result.elements[i] = 0;
+      for (const DeviceId member : group.devices()) {
+        result.elements[i] += TileAt(collective.input, member).elements[i];
+      }
+    }
+    if (collective.kind == CollectiveKind::kReduceScatter) {
+      Tile part = Tile::Whole(result.shape);
+      const int64_t extent = result.shape[dim] / group.size();
+      part.ranges[dim] = {group.place() * extent, (group.place() + 1) * extent};
+      result = Cut(result, part, Tile::Whole(result.shape));
+    }
+    return result;
+  }
+
+  const Plan& plan_;
+  std::vector<Tiling> tilings_;
+  std::vector<std::vector<Dense>> tiles_;  // [value][device]
+};
+
+// Every way to lay a matrix over the axes a, b, c of `Target("a=2,b=2,c=1")`.
+std::vector<PartitionSpec> MatrixSpecs() {
+  return {PartitionSpec(),         Spec({{"a"}, {}}),    Spec({{}, {"a"}}),
+          Spec({{"b"}, {"a"}}),    Spec({{"a"}, {"b"}}), Spec({{"a", "b"}, {}}),
+          Spec({{}, {"b", "a"}}),  Spec({{"c"}, {"b"}}), Spec({{}, {}}, {"a"}),
+          Spec({{"b"}, {}}, {"a"})};
+}
+
+TEST(PlanBuilderTest, MultipliesMatricesOfEveryPairOfLayouts) {
+  const Dense lhs = Numbered({8, 4}, 1);
+  const Dense rhs = Numbered({4, 12}, 2);
+  const Dense rhs_transposed = Numbered({12, 4}, 2);
+  const Dense lhs_transposed = Numbered({4, 8}, 1);
+  for (const PartitionSpec& lhs_spec : MatrixSpecs()) {
+    for (const PartitionSpec& rhs_spec : MatrixSpecs()) {
+      for (const bool transpose_lhs : {false, true}) {
+        for (const bool transpose_rhs : {false, true}) {
+          SCOPED_TRACE(lhs_spec.ToString() + " x " + rhs_spec.ToString());
+          const Dense& left = transpose_lhs ? lhs_transposed : lhs;
+          const Dense& right = transpose_rhs ? rhs_transposed : rhs;
+          const Program program{.operand_count = 2,
+                                .ops = {MatmulOp{.lhs = 0,
+                                                 .rhs = 1,
+                                                 .transpose_lhs = transpose_lhs,
+                                                 .transpose_rhs = transpose_rhs}},
+                                .outputs = {2}};
+          const auto plan =
+              PlanProgram(program, {Value(left.shape, lhs_spec), Value(right.shape, rhs_spec)},
+                          Target("a=2,b=2,c=1"));
+          ASSERT_TRUE(plan.ok()) << plan.status();
+          ASSERT_TRUE(CheckPlan(*plan).ok()) << CheckPlan(*plan);
+          Simulation simulation(*plan);
+          simulation.SetOperand(0, left);
+          simulation.SetOperand(1, right);
+          simulation.Run();
+          simulation.ExpectOutput(plan->outputs[0], Multiply(left, right, nullptr, transpose_lhs,
+                                                             transpose_rhs, 1, Activation::kNone));
+        }
+      }
+    }
+  }
+}
+
+TEST(PlanBuilderTest, AppliesBiasAndActivationOnceAndAfterTheReduction) {
+  const Dense input = Numbered({2, 3, 4}, 1);
+  const Dense weight = Numbered({8, 4}, 2);
+  const Dense bias = Numbered({8}, 3);
+  for (const PartitionSpec& weight_spec : MatrixSpecs()) {
+    for (const PartitionSpec& bias_spec : {PartitionSpec(), Spec({{"b", "a"}})}) {
+      SCOPED_TRACE(weight_spec.ToString());
+      const Program program{
+          .operand_count = 3,
+          .ops = {LinearOp{
+              .input = 0, .weight = 1, .bias = 2, .activation = Activation::kRelu, .scale = 2}},
+          .outputs = {3}};
+      const auto plan =
+          PlanProgram(program,
+                      {Value(input.shape, Spec({{"a"}, {}, {"b"}})),
+                       Value(weight.shape, weight_spec), Value(bias.shape, bias_spec)},
+                      Target("a=2,b=2,c=1"));
+      ASSERT_TRUE(plan.ok()) << plan.status();
+      ASSERT_TRUE(CheckPlan(*plan).ok()) << CheckPlan(*plan);
+      Simulation simulation(*plan);
+      simulation.SetOperand(0, input);
+      simulation.SetOperand(1, weight);
+      simulation.SetOperand(2, bias);
+      simulation.Run();
+      simulation.ExpectOutput(plan->outputs[0],
+                              Multiply(input, weight, &bias, false, true, 2, Activation::kRelu));
+    }
+  }
+}
+
+TEST(PlanBuilderTest, FeedsColumnParallelIntoRowParallelWithoutMovingWeights) {
+  const Program program{
+      .operand_count = 5,
+      .ops = {LinearOp{.input = 0, .weight = 1, .bias = 2, .activation = Activation::kGelu},
+              LinearOp{.input = 5, .weight = 3, .bias = 4}},
+      .outputs = {6}};
+  const auto plan =
+      PlanProgram(program,
+                  {Value({128, 384}, PartitionSpec()), Value({1536, 384}, Spec({{"tp"}, {"fsdp"}})),
+                   Value({1536}, Spec({{"tp"}})), Value({384, 1536}, Spec({{"fsdp"}, {"tp"}})),
+                   Value({384}, PartitionSpec())},
+                  Target("fsdp=2,tp=2"));
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  std::vector<std::string> exchanges;
+  for (const Instruction& instruction : plan->instructions) {
+    if (std::holds_alternative<GroupCollective>(instruction.kind)) {
+      exchanges.push_back(instruction.label);
+    }
+  }
+  EXPECT_THAT(exchanges, testing::ElementsAre("op 0 (linear): all-reduce over fsdp",
+                                              "op 1 (linear): all-reduce over tp"));
+}
+
+TEST(PlanBuilderTest, MovesTheOperandThatSendsLess) {
+  const auto plan = PlanProgram(
+      Program{.operand_count = 2, .ops = {MatmulOp{.lhs = 0, .rhs = 1}}, .outputs = {2}},
+      {Value({4096, 64}, Spec({{"tp"}, {}})), Value({64, 8}, Spec({{}, {"tp"}}))}, Target("tp=4"));
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->values[plan->outputs[0]].spec, Spec({{"tp"}, {}}));
+}
+
+TEST(PlanBuilderTest, SumsSixteenBitProductsInF32) {
+  const auto plan = PlanProgram(
+      Program{.operand_count = 2, .ops = {MatmulOp{.lhs = 0, .rhs = 1}}, .outputs = {2}},
+      {Value({4, 8}, Spec({{}, {"tp"}}), Dtype::kBF16),
+       Value({8, 4}, Spec({{"tp"}, {}}), Dtype::kBF16)},
+      Target("tp=4"));
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->values[2].dtype, Dtype::kF32);
+  EXPECT_EQ(plan->values[plan->outputs[0]].dtype, Dtype::kBF16);
+}
+
+TEST(PlanBuilderTest, LaysOutAnyMatrixAsAnyOther) {
+  const Dense tensor = Numbered({8, 4}, 1);
+  for (const PartitionSpec& from : MatrixSpecs()) {
+    for (const PartitionSpec& to : MatrixSpecs()) {
+      SCOPED_TRACE(from.ToString() + " -> " + to.ToString());
+      const auto plan = PlanProgram(
+          Program{.operand_count = 1, .ops = {ReshardOp{.input = 0, .spec = to}}, .outputs = {1}},
+          {Value(tensor.shape, from)}, Target("a=2,b=2,c=1"));
+      if (!to.unreduced().empty()) {
+        EXPECT_EQ(ReasonOf(plan.status()), Reason::kInvalidSpec);
+        continue;
+      }
+      ASSERT_TRUE(plan.ok()) << plan.status();
+      ASSERT_TRUE(CheckPlan(*plan).ok()) << CheckPlan(*plan);
+      Simulation simulation(*plan);
+      simulation.SetOperand(0, tensor);
+      simulation.Run();
+      simulation.ExpectOutput(plan->outputs[0], tensor);
+    }
+  }
+}
+
+TEST(PlanBuilderTest, CollectivesChangeShapeAndLayoutAsDocumented) {
+  using Kind = CollectiveKind;
+  struct Case {
+    CollectiveOp op;
+    PartitionSpec from;
+    Shape shape;
+    PartitionSpec to;
+  };
+  const Case cases[] = {
+      {{.kind = Kind::kAllReduce, .axes = {"a"}}, Spec({{}, {}}, {"a"}), {8, 4}, Spec({{}, {}})},
+      {{.kind = Kind::kAllReduce, .axes = {"a"}}, Spec({{"a"}, {}}), {4, 4}, Spec({{}, {}})},
+      {{.kind = Kind::kAllReduce, .axes = {"a"}},
+       Spec({{}, {}}, {"a", "b"}),
+       {8, 4},
+       Spec({{}, {}}, {"b"})},
+      {{.kind = Kind::kAllGather, .axes = {"b"}, .dimension = 0},
+       Spec({{"a", "b"}, {}}),
+       {8, 4},
+       Spec({{"a"}, {}})},
+      {{.kind = Kind::kAllGather, .axes = {"b"}, .dimension = 1},
+       Spec({{}, {"b"}}, {"a"}),
+       {8, 4},
+       Spec({{}, {}}, {"a"})},
+      {{.kind = Kind::kReduceScatter, .axes = {"a"}, .dimension = 1},
+       Spec({{"b"}, {}}, {"a"}),
+       {8, 4},
+       Spec({{"b"}, {"a"}})},
+      {{.kind = Kind::kAllToAll, .axes = {"b"}, .dimension = 0, .split_dimension = 1},
+       Spec({{"a", "b"}, {}}),
+       {8, 4},
+       Spec({{"a"}, {"b"}})},
+      {{.kind = Kind::kAllToAll, .axes = {"a"}, .dimension = 1, .split_dimension = 0},
+       Spec({{"b"}, {"a"}}),
+       {8, 4},
+       Spec({{"b", "a"}, {}})},
+      {{.kind = Kind::kAllToAll, .axes = {"b", "a"}, .dimension = 1, .split_dimension = 0},
+       Spec({{}, {"b", "a"}}),
+       {8, 4},
+       Spec({{"b", "a"}, {}})},
+      {{.kind = Kind::kBroadcast, .axes = {"a"}, .root = 1},
+       Spec({{"a"}, {"b"}}),
+       {4, 4},
+       Spec({{}, {"b"}})},
+      {{.kind = Kind::kBroadcast, .axes = {"a", "b"}, .root = 3},
+       Spec({{}, {}}, {"a"}),
+       {8, 4},
+       Spec({{}, {}})},
+      {{.kind = Kind::kReduce, .axes = {"a"}, .root = 1},
+       Spec({{"a"}, {"b"}}),
+       {4, 4},
+       Spec({{}, {"b"}}, {"a"})},
+      {{.kind = Kind::kReduce, .axes = {"a"}, .root = 1},
+       Spec({{}, {}}, {"a", "b"}),
+       {8, 4},
+       Spec({{}, {}}, {"a", "b"})},
+      {{.kind = Kind::kGather, .axes = {"b"}, .dimension = 0, .root = 1},
+       Spec({{"a", "b"}, {}}),
+       {8, 4},
+       Spec({{"a"}, {}}, {"b"})},
+      {{.kind = Kind::kScatter, .axes = {"b"}, .dimension = 1, .root = 1},
+       Spec({{"a"}, {}}, {"b"}),
+       {8, 4},
+       Spec({{"a"}, {"b"}})},
+      {{.kind = Kind::kScatter, .axes = {"a"}, .dimension = 0, .root = 1},
+       Spec({{"a"}, {}}),
+       {4, 4},
+       Spec({{"a"}, {}})},
+      {{.kind = Kind::kPermute, .axes = {"a"}, .permutation = {{0, 1}}},
+       Spec({{"a"}, {}}, {"b"}),
+       {8, 4},
+       Spec({{"a"}, {}}, {"b"})},
+      {{.kind = Kind::kBarrier, .axes = {"a", "b"}},
+       Spec({{"b"}, {}}, {"a"}),
+       {8, 4},
+       Spec({{"b"}, {}}, {"a"})},
+  };
+  for (const Case& c : cases) {
+    const auto plan = PlanProgram(Program{.operand_count = 1, .ops = {c.op}, .outputs = {1}},
+                                  {Value({8, 4}, c.from)}, Target("a=2,b=2"));
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    SCOPED_TRACE(plan->instructions[0].label);
+    EXPECT_TRUE(CheckPlan(*plan).ok()) << CheckPlan(*plan);
+    EXPECT_EQ(plan->values[1].shape, c.shape);
+    EXPECT_EQ(plan->values[1].spec, c.to) << plan->values[1].spec.ToString();
+    const auto& collective = std::get<GroupCollective>(plan->instructions[0].kind);
+    EXPECT_NE(collective.algorithm, CollectiveAlgorithm::kAuto);
+    EXPECT_TRUE(CheckAlgorithm(c.op.kind, collective.algorithm, c.op.order).ok());
+  }
+}
+
+TEST(PlanBuilderTest, EveryKindAndAlgorithmIsPlannedForEveryTypeThatItCanDo) {
+  for (const CollectiveKind kind : AllCollectiveKinds()) {
+    for (const CollectiveAlgorithm algorithm : AlgorithmsOf(kind)) {
+      for (const Dtype dtype : AllDtypes()) {
+        CollectiveOp op = PossibleOp(kind);
+        op.algorithm = algorithm;
+        op.order = CollectiveOrder::kFastest;
+        for (const Shape& shape : {Shape{16, 16}, Shape{0, 16}}) {
+          const auto plan = PlanOf(op, Value(shape, Spec({{"tp"}, {}}), dtype));
+          const bool has_arithmetic = dtype == Dtype::kF16 || dtype == Dtype::kBF16 ||
+                                      dtype == Dtype::kF32 || dtype == Dtype::kF64 ||
+                                      dtype == Dtype::kI8 || dtype == Dtype::kU8 ||
+                                      dtype == Dtype::kI32 || dtype == Dtype::kI64;
+          SCOPED_TRACE(StrCat(CollectiveKindName(kind), " of ", DtypeName(dtype)));
+          if (IsReduction(kind) && !has_arithmetic) {
+            EXPECT_EQ(ReasonOf(plan.status()), Reason::kUnsupportedDtype);
+            continue;
+          }
+          ASSERT_TRUE(plan.ok()) << plan.status();
+          EXPECT_TRUE(CheckPlan(*plan).ok()) << CheckPlan(*plan);
+          EXPECT_EQ(std::get<GroupCollective>(plan->instructions[0].kind).algorithm, algorithm);
+        }
+      }
+    }
+  }
+}
+
+TEST(PlanBuilderTest, GroupsOfOneDeviceExchangeNothing) {
+  for (const CollectiveKind kind : AllCollectiveKinds()) {
+    CollectiveOp op = PossibleOp(kind);
+    op.axes = {"one"};
+    const ValueDescriptor operand = Value({4, 4}, Spec({{"tp", "one"}, {"dp"}}));
+    const auto plan = PlanOf(op, {.shape = {4, 6}, .spec = operand.spec});
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_TRUE(std::holds_alternative<LocalSlice>(plan->instructions[0].kind));
+    EXPECT_EQ(plan->cost.sent_bytes, 0);
+    EXPECT_EQ(plan->values[1].shape, (Shape{4, 6}));
+  }
+}
+
+TEST(PlanBuilderTest, UnequalTilesComeOfCountsAndGoWithTheirJoining) {
+  using Kind = CollectiveKind;
+  struct Case {
+    CollectiveOp op;
+    ValueDescriptor from;
+    ValueDescriptor to;
+  };
+  const Case cases[] = {
+      {{.kind = Kind::kScatter, .axes = {"a"}, .dimension = 0, .counts = {3, 5}},
+       Value({8, 4}, Spec({{}, {}})),
+       CutValue({8, 4}, Spec({{"a"}, {}}), {{0, 3, 8}, {}})},
+      {{.kind = Kind::kScatter, .axes = {"a"}, .dimension = 0, .counts = {4, 4}},
+       Value({8, 4}, Spec({{}, {}})),
+       Value({8, 4}, Spec({{"a"}, {}}))},
+      // Each of the two parts along b is split.
+      {{.kind = Kind::kReduceScatter, .axes = {"a"}, .dimension = 0, .counts = {1, 3}},
+       Value({8, 4}, Spec({{"b"}, {}}, {"a"})),
+       CutValue({8, 4}, Spec({{"b", "a"}, {}}), {{0, 1, 4, 5, 8}, {}})},
+      // Tiles along a are taken as they are: one of four rows, split into 1 and 3.
+      {{.kind = Kind::kReduceScatter, .axes = {"a"}, .dimension = 0, .counts = {1, 3}},
+       Value({8, 4}, Spec({{"a"}, {}})),
+       CutValue({4, 4}, Spec({{"a"}, {}}), {{0, 1, 4}, {}})},
+      {{.kind = Kind::kAllGather, .axes = {"a"}, .dimension = 0},
+       CutValue({8, 4}, Spec({{"b", "a"}, {}}), {{0, 1, 4, 5, 8}, {}}),
+       Value({8, 4}, Spec({{"b"}, {}}))},
+      {{.kind = Kind::kAllGather, .axes = {"a"}, .dimension = 0},
+       CutValue({8, 4}, Spec({{"b", "a"}, {}}), {{0, 1, 3, 5, 8}, {}}),
+       CutValue({8, 4}, Spec({{"b"}, {}}), {{0, 3, 8}, {}})},
+      {{.kind = Kind::kGather, .axes = {"a"}, .dimension = 0, .root = 1},
+       CutValue({8, 4}, Spec({{"a"}, {}}), {{0, 7, 8}, {}}),
+       Value({8, 4}, Spec({{}, {}}, {"a"}))},
+      {{.kind = Kind::kAllToAll,
+        .axes = {"a"},
+        .dimension = 0,
+        .split_dimension = 1,
+        .counts = {1, 3}},
+       CutValue({8, 4}, Spec({{"a"}, {}}), {{0, 7, 8}, {}}),
+       CutValue({8, 4}, Spec({{}, {"a"}}), {{}, {0, 1, 4}})},
+      {{.kind = Kind::kAllReduce, .axes = {"a"}},
+       CutValue({8, 4}, Spec({{"b"}, {}}, {"a"}), {{0, 7, 8}, {}}),
+       CutValue({8, 4}, Spec({{"b"}, {}}), {{0, 7, 8}, {}})},
+      {{.kind = Kind::kPermute, .axes = {"a"}, .permutation = {{0, 1}}},
+       CutValue({8, 4}, Spec({{"b"}, {"a"}}), {{0, 7, 8}, {}}),
+       CutValue({8, 4}, Spec({{"b"}, {"a"}}), {{0, 7, 8}, {}})},
+      {{.kind = Kind::kBarrier, .axes = {"a"}},
+       CutValue({8, 4}, Spec({{"a"}, {}}), {{0, 7, 8}, {}}),
+       CutValue({8, 4}, Spec({{"a"}, {}}), {{0, 7, 8}, {}})},
+  };
+  for (const Case& c : cases) {
+    SCOPED_TRACE(StrCat(CollectiveKindName(c.op.kind), " of ", c.from.spec.ToString()));
+    auto plan = PlanOf(c.op, c.from, "a=2,b=2");
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_EQ(plan->values.back(), c.to) << plan->values.back().spec.ToString();
+    EXPECT_TRUE(CheckPlan(*plan).ok()) << CheckPlan(*plan);
+    // Another cut is another tile on some device.
+    ValueDescriptor& result = plan->values.back();
+    result.cut_points.assign(2, {});
+    result.cut_points[1] =
+        result.spec.entry(1).axes().empty() ? CutPoints{0, 4} : CutPoints{0, 2, 4};
+    EXPECT_EQ(CheckPlan(*plan).code(), absl::StatusCode::kInvalidArgument);
+  }
+}
+
+TEST(PlanBuilderTest, MeansOfPartialSumsAreThoseOfTheDevices) {
+  for (const Reduction reduction : {Reduction::kSum, Reduction::kMean}) {
+    const auto plan = PlanOf({.axes = {"tp"}, .reduction = reduction},
+                             Value({4, 4}, Spec({{}, {}}, {"tp", "dp"})));
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_EQ(plan->values[1].spec, Spec({{}, {}}, {"dp"}));
+  }
+}
+
+TEST(PlanBuilderTest, PartsWithoutArithmeticAreNotLaidOutAnew) {
+  const Program program = {
+      .operand_count = 1,
+      .ops = {CollectiveOp{.kind = CollectiveKind::kGather, .axes = {"tp"}, .root = 1},
+              ReshardOp{.input = 1, .spec = PartitionSpec()}},
+      .outputs = {2}};
+  const auto plan_of = [&](Dtype dtype) {
+    return PlanProgram(program, {Value({4, 4}, Spec({{"tp"}, {}}), dtype)}, Target("tp=2"));
+  };
+  EXPECT_TRUE(plan_of(Dtype::kU8).ok());
+  EXPECT_EQ(ReasonOf(plan_of(Dtype::kBool).status()), Reason::kUnsupportedDtype);
+  EXPECT_THAT(std::string(plan_of(Dtype::kBool).status().message()),
+              HasSubstr("broadcast them from their root"));
+}
+
+TEST(PlanBuilderTest, CostsAreThoseOfTheAlgorithm) {
+  struct Case {
+    CollectiveOp op;
+    int64_t sent_bytes;  // for tiles of 120 x 6 elements of 4 bytes, of 3 ranks
+  };
+  using Kind = CollectiveKind;
+  using Algorithm = CollectiveAlgorithm;
+  constexpr int64_t kTile = 120 * 6 * 4;
+  const Case cases[] = {
+      {{.kind = Kind::kAllReduce, .algorithm = Algorithm::kPairwise}, 2 * kTile * 2 / 3},
+      {{.kind = Kind::kAllReduce, .algorithm = Algorithm::kDirect}, kTile * 2},
+      {{.kind = Kind::kReduceScatter, .algorithm = Algorithm::kPairwise}, kTile * 2 / 3},
+      {{.kind = Kind::kAllGather, .algorithm = Algorithm::kRing}, kTile * 2},
+      {{.kind = Kind::kAllToAll, .dimension = 0, .split_dimension = 1}, kTile * 2 / 3},
+      {{.kind = Kind::kBroadcast, .algorithm = Algorithm::kChain}, kTile},
+      {{.kind = Kind::kPermute, .permutation = {{0, 2}}}, kTile},
+      {{.kind = Kind::kBarrier, .algorithm = Algorithm::kPairwise}, 2},
+  };
+  for (const Case& c : cases) {
+    CollectiveOp op = c.op;
+    op.axes = {"x"};
+    const auto plan = PlanOf(op, Value({360, 12}, Spec({{"x"}, {"y"}})), "x=3,y=2");
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_EQ(plan->cost.sent_bytes, c.sent_bytes) << plan->instructions[0].label;
+  }
+}
+
+TEST(PlanBuilderTest, NamesTheOpAndTheShapesThatDoNotMultiply) {
+  const auto plan = PlanProgram(
+      Program{.operand_count = 2, .ops = {MatmulOp{.lhs = 0, .rhs = 1}}, .outputs = {2}},
+      {Value({4, 8}, PartitionSpec()), Value({4, 8}, PartitionSpec())}, Target("tp=2"));
+  EXPECT_EQ(ReasonOf(plan.status()), Reason::kShapeMismatch);
+  EXPECT_THAT(std::string(plan.status().message()), HasSubstr("op 0 (matmul)"));
+  EXPECT_THAT(std::string(plan.status().message()), HasSubstr("(4, 8) and (4, 8) do not multiply"));
+}
+
+}  // namespace
+}  // namespace shardmesh

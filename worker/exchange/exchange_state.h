@@ -1,0 +1,29 @@
+// The state that the parts of PeerLinks share, under one mutex.
+#ifndef SHARDMESH_WORKER_EXCHANGE_EXCHANGE_STATE_H_
+#define SHARDMESH_WORKER_EXCHANGE_EXCHANGE_STATE_H_
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "worker/exchange/peer_links.h"
+#include "worker/exchange/peer_table.h"
+#include "worker/exchange/step_table.h"
+
+namespace shardmesh::worker {
+
+// The options outlive it.
+struct ExchangeState {
+  explicit ExchangeState(const PeerLinks::Options& options) : peers(options) {}
+
+  // Taken before the mutexes of links, streams and mailbox. Not held across calls to the owner of
+  // the links (PeersChanged) or to the logger's sinks that wait.
+  mutable absl::Mutex mutex;
+  bool closed ABSL_GUARDED_BY(mutex) = false;
+  PeerTable peers ABSL_GUARDED_BY(mutex);
+  StepTable steps ABSL_GUARDED_BY(mutex);
+  // But for those that MessageIntake counts without the mutex.
+  PeerLinks::Counters counters ABSL_GUARDED_BY(mutex);
+};
+
+}  // namespace shardmesh::worker
+
+#endif  // SHARDMESH_WORKER_EXCHANGE_EXCHANGE_STATE_H_
