@@ -98,7 +98,7 @@ class SessionTable {
   absl::Status AddTransfer(std::string_view id, std::string transfer_id);
   absl::Status BeginStep(std::string_view id);
   void EndStep(std::string_view id);
-  // For a transfer that ended; nothing if the session is gone or has it not.
+  // Removes a transfer that ended; no effect if the session is gone or does not own it.
   void RemoveTransfer(std::string_view id, std::string_view transfer_id);
 
  private:
