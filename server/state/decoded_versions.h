@@ -42,7 +42,7 @@ class DecodedVersions {
   DefinitionPtr FindLocked(const Record& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   absl::Mutex mutex_;
-  std::list<Kept> kept_ ABSL_GUARDED_BY(mutex_);  // that which was asked for last is in front
+  std::list<Kept> kept_ ABSL_GUARDED_BY(mutex_);  // most recently used first
   size_t record_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
