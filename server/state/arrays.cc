@@ -668,7 +668,7 @@ void ArrayRegistry::Write(Pending* pending) {
   std::set<std::string_view> written;
   for (const NameMove& move : request.moves) {
     if (move.array_id.empty()) {
-      // A manifest's older record of the name must not replace the unreadable one.
+      // Record the deletion if a manifest mentions the name, or an unreadable record may have it.
       if (has_unreadable_ || manifest_mentions_.contains(move.name)) {
         last.puts.push_back({NameKey(move.name), EncodeName("")});
       } else {
