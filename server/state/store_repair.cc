@@ -529,7 +529,7 @@ absl::Status WriteImage(const std::string& path, const WalFile& log, const std::
   std::string header(kDatabaseHeaderBytes, '\0');
   in.read(header.data(), static_cast<std::streamsize>(header.size()));
   if (!in) return absl::OkStatus();
-  // It has no log any more.
+  // The merged image has no log.
   header[kVersionsOffset] = header[kVersionsOffset + 1] = 1;
   SHARDMESH_RETURN_IF_ERROR(WriteStart(image, header));
   const uintmax_t bytes = fs::file_size(image, error);

@@ -1556,7 +1556,7 @@ absl::Status RandomClient::WatchOperation(Dice& dice) {
   const Transfer* transfer = FindTransfer(request.operation_id());
   std::vector<std::string> answers;
   Caller::Limits limits;
-  // One that runs on is watched for its first message.
+  // A running transfer is watched only for its first message.
   if (transfer != nullptr && transfer->state == TransferState::kRunning) limits.max_answers = 1;
   const absl::Status status =
       coordinator_.CallBytes(FindMethod("OperationService.WatchOperation"),
