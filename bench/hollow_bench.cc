@@ -205,7 +205,7 @@ void Measure(const std::string& program, int64_t count) {
         (coordinator.CpuSeconds() - cpu) / absl::ToDoubleSeconds(absl::Now() - started);
     print("processor time of their heartbeats", 1e3 * idle, "ms a second");
 
-    // One change: a worker is lost. Heartbeats go on meanwhile, and are taken off.
+    // One change: a worker is lost. Heartbeats continue meanwhile, and their cost is subtracted.
     cpu = coordinator.CpuSeconds();
     started = absl::Now();
     (*workers)->Leave(0);

@@ -408,8 +408,8 @@ std::string CommandLine::MessageOf(const absl::Status& status) {
   if (!rpc::LacksSubject(said)) {
     return message;
   }
-  // The field is that of the request; often there is an option of the same name. Streams have
-  // their questions in a header.
+  // The field is the request's; often an option has the same name. Streamed calls have their fields
+  // in a header.
   std::string_view field = violations.front().field;
   constexpr std::string_view kHeader = "header.";
   const bool is_option = Chosen(&app_)->get_option_no_throw(StrCat("--", field)) != nullptr;

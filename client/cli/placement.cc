@@ -19,7 +19,7 @@ namespace shardmesh::client {
 
 namespace {
 
-// Empty where the specs are the same, but for dimensions filled up with none.
+// Returns why the two specs differ; empty if they are equal apart from trailing entries `none`.
 std::string WhyTheyDiffer(const TreeSpec& spec, const std::optional<Mesh>& mesh) {
   if (!spec.corrections.empty()) {
     return FormatCorrections(spec.corrections, mesh);

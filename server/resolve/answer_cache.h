@@ -41,8 +41,8 @@ class AnswerCache {
   // Nullopt if it is not known.
   std::optional<KnownAnswer> Find(int method, std::string_view request, int64_t revision);
 
-  // Keeps the answer if the question was asked before, or seems to have been: one that never comes
-  // again costs neither memory nor time.
+  // Keeps the answer if the question was asked before, or seems to have been: a question asked only
+  // once then costs neither memory nor time.
   void Keep(int method, std::string_view request, int64_t revision, const KnownAnswer& answer);
 
  private:

@@ -435,7 +435,7 @@ class ListShardingsReactor final : public grpc::ServerWriteReactor<v1::ListShard
   const std::shared_ptr<const Definitions> state_;
   const ArrayRegistry* const registry_;
   const v1::ListShardingsRequest* const request_;
-  // One reaction at a time touches these.
+  // Only one reaction at a time uses these.
   std::vector<Leaf> leaves_;
   size_t next_leaf_ = 0;
   bool lists_names_ = false;

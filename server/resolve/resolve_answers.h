@@ -63,8 +63,8 @@ absl::Status Answer(const AnswerContext&, const v1::ConstrainArrayRequest&,
                     v1::ConstrainArrayResponse*);
 absl::Status Answer(const AnswerContext&, const v1::CompareSpecsRequest&,
                     v1::CompareSpecsResponse*);
-// Its rules may take long to compile: see CompilesLong. `is_cancelled`, asked meanwhile, may be
-// null; true ends it with CANCELLED.
+// The rules may take long to compile: see CompilesLong. `is_cancelled` (may be null) is called
+// meanwhile; true ends it with CANCELLED.
 absl::Status Answer(const AnswerContext&, const v1::ExplainTensorRequest&,
                     v1::ExplainTensorResponse*, const std::function<bool()>& is_cancelled = {});
 absl::Status Answer(const AnswerContext&, const v1::DescribeTilingRequest&,
@@ -125,7 +125,7 @@ absl::Status Answer(const AnswerContext&, const v1::PlanReshardRequest&, v1::Pla
 // defaults, no logical rules. Names are references: errors are those of Definitions::FindReferred.
 absl::StatusOr<Mesh> SelectMesh(const Definitions& state, const v1::MeshSelector& selector,
                                 Compatibility compatibility);
-// The same where no mesh is given inline, with its workers.
+// As SelectMesh with its workers, if no mesh is given inline.
 absl::StatusOr<std::shared_ptr<const rpc::MeshDefinition>> FindMesh(
     const Definitions& state, const v1::MeshSelector& selector);
 absl::StatusOr<PartitionAxis> SelectProfile(const Definitions& state,
@@ -137,8 +137,8 @@ absl::StatusOr<std::optional<rpc::RuleSetDefinition>> SelectRules(
     const Definitions& state, const v1::RuleSetSelector& selector, Compatibility compatibility,
     const std::function<bool()>& is_cancelled = {});
 
-// Most instructions to which patterns may compile in a reaction, by Pattern::CompileCostBound:
-// about five milliseconds' work, and more than some twenty ordinary rules come to.
+// Most instructions of patterns compiled in a reaction, by Pattern::CompileCostBound: about five
+// milliseconds of work, and more than twenty ordinary rules need.
 inline constexpr int64_t kMostInstructionsAtOnce = 16'384;
 
 // Return whether compiling may exceed the limit above, for a pattern, for inline rules, and for a

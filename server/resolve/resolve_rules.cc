@@ -20,7 +20,7 @@ namespace {
 
 constexpr size_t kMaxTextBytes = size_t{64} << 10;
 constexpr int kMaxSearchedNames = 10'000;
-// A spec that many patterns share is written out for each of them.
+// Limit of the written rules: a spec shared by many patterns is written for each of them.
 constexpr size_t kMaxRulesBytes = size_t{2} << 20;
 
 absl::Status LimitExceeded(std::string_view field, std::string_view message) {

@@ -30,7 +30,7 @@ struct HeldQuestion {
   HeldQuestion& operator=(const HeldQuestion&) = delete;
 };
 
-// The same as SHARDMESH_ASSIGN_OR_RETURN, with the field that the error of a layout is about.
+// As SHARDMESH_ASSIGN_OR_RETURN, with the field that caused a layout error.
 #define SHARDMESH_LAY_OUT(lhs, field, layout)                    \
   auto lhs##_or = (layout);                                      \
   if (!lhs##_or.ok()) {                                          \

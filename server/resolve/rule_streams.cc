@@ -418,8 +418,8 @@ class LintAnswer {
   std::vector<StoredPlace> stored_;                   // by name and version
   std::deque<std::vector<AxisValue>> axes_of_trees_;  // theirs; tensors have them by address
   std::vector<v1::LintGivenTree> given_trees_;
-  int64_t of_given_tree_ = 0;        // tensors of the one that is being added
-  std::vector<v1::LintTree> trees_;  // those added so far
+  int64_t of_given_tree_ = 0;        // tensors of the tree being added
+  std::vector<v1::LintTree> trees_;  // trees added so far
   std::optional<std::string> held_prefix_;
   LintOptions options_;
   std::vector<LintTensor> tensors_;

@@ -171,7 +171,7 @@ class TreeBidiReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
   MessageParser parser_;
   // Used only by the thread that set is_busy_, except requests_[current_] while it is read.
   Request requests_[2];
-  int current_ = 0;  // that which is read
+  int current_ = 0;  // the request being read
   Response response_;
   grpc::ByteBuffer written_;
   const std::string caller_;
@@ -180,9 +180,13 @@ class TreeBidiReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
 };
 
 // A call that answers once, after the whole tree:
-//   while (request = read()) call.Take(request), on a thread of the background if that takes long
-//   on a thread of the background: call.End(&response); finish(response)
-// `response` is the gRPC call's own.
+//
+// clang-format off
+//   while (request = read()) call.Take(request), on a background thread if that takes long
+//   on a background thread: call.End(&response); finish(response)
+// clang-format on
+//
+// `response` belongs to the gRPC call.
 template <typename Request, typename Response>
 class TreeReadReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
  public:

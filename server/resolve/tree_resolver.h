@@ -69,7 +69,7 @@ struct TreeQuestion {
   // Nullopt: specs are the requested ones, nothing is corrected, no bytes are counted.
   std::optional<Mesh> mesh;
   bool strict = false;  // the first correction is an error
-  // A tensor that no rule matches is answered as such; otherwise it is an error.
+  // A tensor that no rule matches is part of the answer; otherwise it is an error.
   bool keep_unmatched = false;
   // Specs that tensors bring may name only axes of the mesh, each once.
   bool own_specs_must_suit_mesh = false;

@@ -125,7 +125,7 @@ class TreeAnswer {
     return absl::OkStatus();
   }
 
-  // Nothing but another tensor mends one that is too small.
+  // No other spec helps a tensor that is too small to be sharded.
   static bool MayHaveFixes(const TreeSpec& spec) {
     return std::any_of(
         spec.corrections.begin(), spec.corrections.end(),

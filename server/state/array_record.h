@@ -28,7 +28,7 @@ absl::Status CheckTerm(int64_t term);
 std::string EncodeCluster(const ClusterRecord& cluster);
 absl::StatusOr<ClusterRecord> DecodeCluster(std::string_view key, const std::string& bytes);
 
-// Where a state that was restored, or that has lost records, says so.
+// Key of the record that the state was restored, or has lost records.
 inline constexpr std::string_view kRestoredKey = "restored";
 // The digest where records were lost and that of the snapshot, if there was one, with them.
 inline constexpr std::string_view kUnknownSnapshot = "unknown";

@@ -165,7 +165,7 @@ struct ArrayRegistry::Pending {
   int64_t more_names = 0;                   // MoreNames of the request
   std::string manifest_id;                  // empty: one transaction is enough
   std::vector<std::string> chunks;
-  Transaction last;  // the one that makes it count
+  Transaction last;  // the transaction that makes the manifest valid
 };
 
 ArrayRegistry::ArrayRegistry(Store* store, rpc::Clock* clock, ReleaseListener listener,
@@ -257,8 +257,8 @@ absl::Status ArrayRegistry::Load() {
     if (found.revision > newest.revision) newest = std::move(found);
   };
 
-  // One record that cannot be read does not keep the others from being used. But then it is not
-  // known which of the others are of no use any more, so nothing is cleared away.
+  // Unreadable records do not prevent the use of the others. But it is then unknown which of the
+  // others are obsolete, so nothing is removed.
   has_unreadable_ = store_->stats().unreadable_records > 0;
   is_damaged_ = has_unreadable_;
   const auto leave_out = [&](const std::string& key, const absl::Status& status) {
@@ -386,8 +386,8 @@ absl::Status ArrayRegistry::Load() {
       dead_keys_.push_back(item.key);
       continue;
     }
-    // A session held it when its last name went, or it was about to be released. Where records
-    // cannot be read, its name may be among them: then it stays.
+    // A session held the array when its last name was deleted, or it was about to be released. If
+    // some records are unreadable, its name may be among them: the array stays then.
     ArrayEntry& entry = AddArray(id, arrays[id]);
     entry.pins = 1;
     entry.is_kept_for_grace = !is_damaged_;
@@ -668,7 +668,7 @@ void ArrayRegistry::Write(Pending* pending) {
   std::set<std::string_view> written;
   for (const NameMove& move : request.moves) {
     if (move.array_id.empty()) {
-      // Nor must a record of it pass for the last one that cannot be read.
+      // Record the deletion if a manifest mentions the name, or an unreadable record may have it.
       if (has_unreadable_ || manifest_mentions_.contains(move.name)) {
         last.puts.push_back({NameKey(move.name), EncodeName("")});
       } else {
@@ -956,8 +956,8 @@ std::shared_ptr<ArrayRegistry::Rewrite> ArrayRegistry::BeginRewrite() {
   auto rewrite = std::make_shared<Rewrite>(
       Rewrite{.old_id = *sparse_manifests_.begin(), .new_id = RandomId(), .entries = {}});
   sparse_manifests_.erase(sparse_manifests_.begin());
-  // Its names count as mentioned from here on: one that is deleted before it is written must not
-  // come back by it. One that moves meanwhile has a newer version.
+  // Its names count as mentioned from here on: the manifest must not bring back a name that is
+  // deleted before it is written. A name that moves meanwhile has a newer version.
   Manifest& manifest = manifests_[rewrite->new_id];
   for (const std::string& name : manifests_.find(rewrite->old_id)->second.names) {
     const auto found = names_.find(name);
@@ -1002,7 +1002,7 @@ void ArrayRegistry::EndRewrite(const Rewrite& rewrite, const absl::Status& writt
         found->second.manifest_id = rewrite.new_id;
         ++fresh->second.current_names;
       }
-      // It is gone already if its last name went meanwhile.
+      // The old manifest is already gone if its last name was deleted meanwhile.
       if (const auto old = manifests_.find(rewrite.old_id); old != manifests_.end()) {
         DropManifest(old);
       }
@@ -1381,7 +1381,7 @@ void ArrayRegistry::TilesLost(std::string_view mesh_id, int64_t rank, uint64_t a
   SHARDMESH_PASSES("registry.tiles_lost");
   absl::MutexLock lock(&mutex_);
   Presence& presence = presence_[{std::string(mesh_id), rank}];
-  if (presence.attachment > attachment) return;  // it is back
+  if (presence.attachment > attachment) return;  // the worker is back
   presence = {.attachment = attachment, .is_lost = true};
   const auto arrays = arrays_by_mesh_.find(mesh_id);
   if (arrays == arrays_by_mesh_.end()) return;
@@ -1424,7 +1424,7 @@ InventoryVerdict ArrayRegistry::TakeInventory(const Inventory& inventory) {
     CheckRanks(&taking);
     const size_t end = std::min(tiles.size(), begin + kTakenAtOnce);
     for (size_t i = begin; i < end; ++i) {
-      // Another tile of the array may be one too many.
+      // A rank may list another, superfluous tile of the array: one tile in its place suffices.
       const bool is_held = Classify(tiles[i], &taking);
       taking.listed[tiles[i].array_id] |= is_held;
     }
@@ -1475,7 +1475,7 @@ InventoryVerdict ArrayRegistry::TakeRestored(const Inventory& restored) {
       std::move(judged.quarantine.begin(), judged.quarantine.end(),
                 std::back_inserter(verdict.quarantine));
       if (judged.commit.empty()) continue;
-      // It is in its place, if the worker is still there.
+      // The tile is in its place, if the worker is still attached.
       ArrayEntry& entry = arrays_.find(tile.array_id)->second;
       const std::string& mesh_id = entry.array->definition.descriptor.mesh_id;
       const int64_t rank = *restored.meshes.find(mesh_id)->second.rank;
@@ -1536,7 +1536,7 @@ void ArrayRegistry::JudgeQuarantined(absl::Span<const std::string> array_ids,
                                      InventoryVerdict* verdict) const {
   for (const std::string& id : array_ids) {
     if (const auto found = arrays_.find(id); found != arrays_.end()) {
-      // One that is staged is being taken back into use, which may fail.
+      // A staged array is being restored, which may fail.
       if (found->second.array->state != ArrayState::kStaging) verdict->live.push_back(id);
     } else if (tombstones_.contains(id)) {
       verdict->drop.push_back(id);

@@ -167,7 +167,7 @@ struct InventoryVerdict {
     std::string array_id;
     Tile tile;
     std::string reason;        // for people
-    bool array_lives = false;  // it is never to be dropped for want of room
+    bool array_lives = false;  // the array lives: its tile is never dropped for lack of space
   };
   std::vector<std::string> commit;  // in the registry; commit those that are only staged on the
                                     // worker
@@ -345,11 +345,12 @@ class ArrayRegistry {
   void TilesLost(std::string_view mesh_id, int64_t rank, uint64_t attachment);
   // Which of these tiles are of arrays that are neither here nor known to have been released.
   std::vector<size_t> FindUnknown(const std::vector<InventoryTile>& tiles) const;
-  // A worker is here and holds exactly these tiles: others of arrays on its ranks are missing.
-  // Nothing is found by an attachment that was lost meanwhile, or followed by another one.
+  // Takes the inventory of an attached worker, which holds exactly these tiles: other tiles on its
+  // ranks are missing. The verdict is empty if the attachment was lost meanwhile, or replaced by
+  // another one.
   //
   // O(its tiles, and the arrays and unconfirmed releases on its meshes), with the lock for a few
-  // thousand of these at a time. Still, a worker may bring millions: not for a gRPC thread.
+  // thousand of these at a time. A worker may bring millions: do not call it on a gRPC thread.
   InventoryVerdict TakeInventory(const Inventory& inventory);
   // The worker has these tiles too, since its inventory was taken: out of its quarantine. They are
   // judged as an inventory's.
@@ -380,9 +381,9 @@ class ArrayRegistry {
     // it gets a name, it goes into quarantine and is not deleted. By rank: the worker that has its
     // tile.
     std::vector<std::string> adopted_from = {};
-    // It is put aside though it had a name: another name of it may be lost.
+    // At the end it goes into quarantine although it had a name: another name of it may be lost.
     bool may_lack_names = false;
-    // One of the pins is the grace's: the store had a record of it and no name.
+    // One of the pins is that of the grace period: the store had a record of the array and no name.
     bool is_kept_for_grace = false;
     bool was_named = false;              // since Open
     bool has_record = false;             // under `array/` in the store, without a name at Open
@@ -527,7 +528,7 @@ class ArrayRegistry {
   struct Taking {
     const Inventory& inventory;
     InventoryVerdict verdict = {};
-    // Where the worker's tiles count: its ranks, by mesh.
+    // The worker's ranks by mesh, for which its tiles count.
     std::map<std::string_view, int64_t> ranks = {};
     // The arrays that it lists, and whether its tile of each is where it belongs.
     absl::flat_hash_map<std::string_view, bool> listed = {};
@@ -539,7 +540,7 @@ class ArrayRegistry {
   };
   // Takes away the ranks at which the worker was lost meanwhile, or is back by another stream.
   void CheckRanks(Taking* taking) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
-  // One tile of an inventory; whether it is where it belongs.
+  // Classifies one tile of an inventory; returns whether the tile is in its place.
   bool Classify(const InventoryTile& tile, Taking* taking) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Handles the next few objects after `*last`, on a mesh of the worker, that the worker does not
   // hold. Returns true after the last ones.

@@ -552,7 +552,7 @@ void DefinitionStore::Write(Verb verb, Change change, DefinitionKind kind, std::
     return std::move(callback)(remembered.status());
   }
   if (remembered->has_value()) {
-    // Its value is that of this request, as their fingerprints are the same.
+    // The value is that of this request, because the fingerprints are equal.
     std::string ignored;
     auto definition =
         DecodeWithoutValue(change.name, (*remembered)->bytes, (*remembered)->revision, &ignored);
@@ -700,7 +700,7 @@ void DefinitionStore::Publish(std::shared_ptr<const Definition> definition, Defi
   absl::MutexLock lock(&mutex_);
   auto next = std::make_shared<Definitions>(*state_);
   next->revision_ = definition->revision;
-  // Those of the other kinds are shared.
+  // Other kinds are shared with the previous snapshot.
   auto definitions = std::make_shared<Definitions::ByName>(state_->all(kind));
   if (deleted) {
     definitions->erase(definition->name);

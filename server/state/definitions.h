@@ -66,8 +66,8 @@ struct Definition {
   std::vector<ReplacedDefinition> replaced;
 };
 
-// Whether a reference names a version, `NAME@VERSION`: one that was replaced may have to be
-// decoded, which takes as long as it took when the definition came.
+// Returns whether a reference names a version, `NAME@VERSION`. A replaced version may have to be
+// decoded, which takes as long as when the definition was created.
 bool NamesVersion(std::string_view reference);
 
 // The history that the store of a DefinitionStore keeps of replaced definitions.
@@ -186,7 +186,7 @@ class DefinitionStore {
   // The newest snapshot: one atomic read when nothing changed since this thread asked last. Valid
   // until this thread's next call.
   const Definitions& state() const;
-  // The same, to be kept.
+  // As state(), for callers that keep the snapshot.
   std::shared_ptr<const Definitions> shared_state() const;
 
   // All changes up to this revision are in later results of state() and shared_state(). A watch can

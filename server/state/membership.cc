@@ -320,7 +320,7 @@ absl::Status Membership::RemoveMesh(std::string_view mesh_id) {
       ranks->second.erase(mesh->mesh_id);
       if (!ranks->second.empty()) continue;
       ranks_of_.erase(ranks);
-      // It may be due to be forgotten now.
+      // The worker may be due to be forgotten now.
       if (const WorkerStatus* worker = state_.FindWorker(identity); worker != nullptr) {
         silence_.SetNoLaterThan(ForgetTime(*worker));
       }

@@ -78,7 +78,7 @@ class RequestMemory {
   void AddTo(Transaction* transaction, std::string_view request_id, std::string answer);
   // The transaction happened.
   void Finish(std::string_view request_id, Revision revision);
-  // It did not: the next request with this id is the first again.
+  // The mutation did not happen: the next request with this id is the first again.
   void Abandon(std::string_view request_id);
 
  private:

@@ -30,7 +30,7 @@ inline constexpr absl::Duration kDefaultSessionTtl = absl::Seconds(30);
 struct SessionOptions {
   // Bounds the sessions of clients that never close them.
   int64_t max_sessions = 10'000;
-  // The same for one caller (rpc::Caller::name).
+  // Most open sessions of one caller (rpc::Caller::name).
   int64_t max_sessions_per_caller = 1'000;
   // Most running transfers and steps of one session.
   int64_t max_work_per_session = 1'000;
@@ -98,7 +98,7 @@ class SessionTable {
   absl::Status AddTransfer(std::string_view id, std::string transfer_id);
   absl::Status BeginStep(std::string_view id);
   void EndStep(std::string_view id);
-  // For a transfer that ended; nothing if the session is gone or has it not.
+  // Removes a transfer that ended; no effect if the session is gone or does not own it.
   void RemoveTransfer(std::string_view id, std::string_view transfer_id);
 
  private:

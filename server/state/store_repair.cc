@@ -140,7 +140,7 @@ absl::StatusOr<StoredState> ReadDatabase(const std::string& path,
   return ReadState(database);
 }
 
-// The same of the copy of a snapshot. Errors name the file that it was copied from.
+// As above, for the copy of a snapshot. Errors name the file that it was copied from.
 absl::StatusOr<StoredState> ReadSnapshot(const std::string& copy, const std::string& file) {
   absl::StatusOr<StoredState> state =
       ReadDatabase(copy, "it is damaged, or no snapshot; nothing was changed: ");
@@ -235,7 +235,7 @@ absl::StatusOr<std::optional<std::string>> RestoredFrom(const std::string& folde
       value = row.value == nullptr ? std::nullopt : std::optional(*row.value);
     }
   }));
-  // One whose key is damaged may be the record that is looked for.
+  // A record with a damaged key may be the one sought.
   if (!value.has_value() && !unreadable.empty()) {
     return StoreError(absl::StatusCode::kDataLoss, unreadable);
   }
@@ -247,7 +247,7 @@ absl::StatusOr<std::optional<std::string>> RestoredFrom(const std::string& folde
     }
     return std::move(restored.digest);
   }
-  // Where builds before this one wrote it.
+  // The file in which older builds recorded it.
   const std::string mark = folder + "/restored";
   if (!fs::exists(mark, error)) {
     if (error) return FileError("look at", mark, error);
@@ -290,7 +290,8 @@ absl::Status RemoveDatabase(const std::string& path) {
 absl::Status CopyDatabase(const std::string& folder, const std::string& file,
                           const std::string& copy) {
   SHARDMESH_RETURN_IF_ERROR(RemoveDatabase(copy));
-  // A process that has the source open would write it meanwhile. This process has `folder` itself.
+  // Locked because a process that has the source open would write to it. This process holds
+  // `folder` itself.
   std::optional<FolderLock> lock;
   const fs::path source = fs::absolute(file);
   std::error_code error;
@@ -528,7 +529,7 @@ absl::Status WriteImage(const std::string& path, const WalFile& log, const std::
   std::string header(kDatabaseHeaderBytes, '\0');
   in.read(header.data(), static_cast<std::streamsize>(header.size()));
   if (!in) return absl::OkStatus();
-  // It has no log any more.
+  // The merged image has no log.
   header[kVersionsOffset] = header[kVersionsOffset + 1] = 1;
   SHARDMESH_RETURN_IF_ERROR(WriteStart(image, header));
   const uintmax_t bytes = fs::file_size(image, error);
@@ -1054,7 +1055,7 @@ absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::s
     const absl::StatusOr<StoredState> before = ReadDatabase(DatabasePath(folder));
     // A state of a newer schema is not damaged: its data would be lost.
     if (ReasonOf(before.status()) == Reason::kSchemaMismatch) return before.status();
-    // Nor is one that the disk does not give.
+    // A state that the disk does not deliver is not damaged either.
     if (absl::IsInternal(before.status()) && !is_asked_again) {
       return StoreError(absl::StatusCode::kInternal,
                         StrCat("cannot read the state in ", folder,
@@ -1154,7 +1155,7 @@ absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_a
   for (const StoredRow& row : salvaged.rows) finder.Find(row.key);
   check.records = static_cast<int64_t>(salvaged.rows.size());
   check.unreadable = salvaged.unreadable;
-  // Where nothing that was found explains the damage, rows may have gone without a trace.
+  // If nothing found explains the damage, rows may be lost without a trace.
   const bool is_explained = opened.is_log_whole && (!salvaged.unreadable.empty() ||
                                                     !check.bounds.ok() || opened.are_pages_whole);
   const bool is_rewritten = !check.pages.ok() || !opened.is_log_whole;

@@ -16,7 +16,7 @@
 namespace shardmesh::server {
 namespace {
 
-// Where a rank stands in a step.
+// Position of a rank in a step.
 enum class Position {
   kDone,       // has reported
   kLost,       // its worker is not attached
@@ -209,7 +209,7 @@ class StepDiagnosis {
     for (const auto& [rank, observed] : ranks_) {
       const Position position = PositionOf(*observed);
       if (position == Position::kDone) continue;
-      // Where all ranks seem idle, the step is too young to be known.
+      // If all ranks seem idle, the step is too young for a diagnosis.
       is_known |= position != Position::kIdle;
       finding.is_blocked |= position == Position::kLost || position == Position::kSilent ||
                             position == Position::kElsewhere || position == Position::kIdle;
@@ -313,7 +313,7 @@ class StepDiagnosis {
     };
     const rpc::FlightRecord& running = *InstructionOf(target, step_.sequence);
     if (running.op == instruction.op) return is_same(running);
-    // One that has yet to come to it may do the same then.
+    // A rank that has not reached the op may still run the same.
     return running.op < instruction.op ||
            std::any_of(target.ended.begin(), target.ended.end(), is_same);
   }
@@ -446,7 +446,7 @@ std::vector<Finding> DiagnoseWorkers(absl::Span<const ObservedRank> ranks,
     }
   }
   while (!apart.empty()) {
-    // The one that is apart from most stands for the others.
+    // The finding names the rank that most differs from the others.
     const auto most =
         std::max_element(apart.begin(), apart.end(), [](const auto& a, const auto& b) {
           return a.second.size() != b.second.size() ? a.second.size() < b.second.size()

@@ -23,7 +23,7 @@ struct ObservedRank {
   absl::Time lost = absl::InfinitePast();  // InfinitePast: it was never attached
   absl::Time last_heartbeat = absl::InfinitePast();
   std::vector<std::string> unreached = {};  // identities of peers
-  // It has reported that its part of the step is done.
+  // The rank has reported that its part of the step is done.
   bool is_done = false;
   std::optional<rpc::StepProgress> progress = {};  // as of the last heartbeat
   std::vector<rpc::FlightRecord> ended = {};       // instructions of the step that ended, in order
@@ -77,7 +77,8 @@ struct Finding {
   std::vector<int64_t> waiting = {};  // ranks, rising
   std::vector<Culprit> culprits = {};
   absl::Time since = absl::InfinitePast();
-  // Whether a rank waits, is lost or silent, or has not begun the step, and not all merely work.
+  // Whether a rank waits, is lost or silent, or has not begun the step; false if all ranks merely
+  // work.
   bool is_blocked = true;
 };
 

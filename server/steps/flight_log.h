@@ -44,7 +44,7 @@ class FlightLog {
   // Most records kept for each worker.
   static constexpr size_t kMaxRecords = 1024;
   static constexpr int64_t kMaxRecordBytes = int64_t{1} << 20;
-  // Those that were lost last.
+  // Most lost workers kept, the last ones.
   static constexpr size_t kMaxLost = 256;
   static constexpr size_t kMaxFailed = 32;
 

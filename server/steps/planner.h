@@ -83,7 +83,8 @@ class Planner {
   const PlannerOptions options_;
   mutable absl::Mutex mutex_;
   std::map<std::string, OfCaller, std::less<>> callers_ ABSL_GUARDED_BY(mutex_);
-  // The same, by a digest of the question, and by the plan's hash. Two questions may have one plan.
+  // Indexes of the entries: by a digest of the question, and by the plan's hash. Two questions may
+  // have one plan.
   absl::flat_hash_map<size_t, std::vector<Entries::iterator>> by_question_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<std::string, std::vector<Entries::iterator>> by_hash_ ABSL_GUARDED_BY(mutex_);
   int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -433,16 +433,17 @@ Sequencer::StepTicket Sequencer::Add(WorkPtr work) {
 void Sequencer::RemoveOperands(const Work& work) {
   const auto remove = [&](const std::string& id) {
     const auto found = operands_.find(id);
-    if (found == operands_.end()) return;  // it is among reads and writes
+    if (found == operands_.end()) return;  // already removed: the array is among reads and writes
     Operand& operand = found->second;
     operand.users.erase(work.ticket);
     if (operand.users.empty()) {
       operands_.erase(found);
     } else if (operand.writers.erase(work.ticket) == 0) {
-      // A reader: only the one that is first now may have waited for it.
+      // After a reader, only the step that is first now may have waited for it.
       admissible_.insert(*operand.users.begin());
     } else {
-      // Those behind it, up to the next writer, which waits for the readers before it.
+      // After a writer: the steps behind it, up to the next writer, which waits for the readers
+      // before it.
       for (auto user = operand.users.upper_bound(work.ticket); user != operand.users.end();
            ++user) {
         admissible_.insert(*user);

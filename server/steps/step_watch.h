@@ -20,7 +20,7 @@ class StepWatch {
  public:
   // A step whose ranks have waited for less than this is in progress, not stuck.
   static constexpr absl::Duration kStuckAfter = absl::Seconds(1);
-  // A step that failed longer ago is no finding.
+  // A step that failed longer ago is not reported.
   static constexpr absl::Duration kFailedWithin = absl::Minutes(5);
 
   StepWatch(const rpc::Clock* clock, const Membership* membership, const FlightLog* log)
@@ -36,8 +36,8 @@ class StepWatch {
     // arrays, records.
     std::vector<Finding> findings;
   };
-  // Diagnoses one step, or all (0), and the workers, arrays and omitted records, with the current
-  // live work.
+  // Returns the verdict on one step, or on all (0), from the current live work, the workers, the
+  // arrays and the omitted records.
   Verdict Diagnose(int64_t sequence, const std::vector<Sequencer::LiveWork>& live,
                    int64_t degraded_arrays = 0, const UnreadableRecords& unreadable = {}) const;
 

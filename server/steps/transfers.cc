@@ -139,7 +139,7 @@ absl::StatusOr<std::string> Transfers::Begin(const std::string& session_id,
     End(transfer, status);
     return status;
   }
-  // A session that ended meanwhile did not find the transfer to abort it.
+  // If the session ended meanwhile, its end did not find this transfer to abort it.
   if (const absl::Status session = sessions_->Get(session_id).status(); !session.ok()) {
     Abort(transfer_id, session).IgnoreError();
     return session;
@@ -303,7 +303,8 @@ void Transfers::Commit(std::string_view transfer_id, std::string request_key, ab
     }
   }
   if (!is_repeated && !request_key.empty()) {
-    // Another request commits, or committed, the transfer: its outcome is the answer, unremembered.
+    // Another request commits, or committed, the transfer: return its outcome without remembering
+    // it.
     registry_->requests().Abandon(request_key);
   }
   if (!is_live) {
@@ -393,7 +394,7 @@ void Transfers::AbortOverdue() {
     }
   }
   for (const std::string& transfer_id : overdue) {
-    // One that is being committed needs no giving up.
+    // A transfer that is being committed is not given up.
     Abort(transfer_id, WithReason(absl::DeadlineExceededError(StrCat(
                                       "tiles of transfer ", transfer_id,
                                       " were still missing at the commit's deadline; put again")),

@@ -97,7 +97,8 @@ class Transfers {
   // PERMISSION_DENIED (NOT_OWNER) if the transfer is another session's. OK where none is known.
   absl::Status CheckOwner(std::string_view transfer_id, std::string_view session_id) const;
 
-  // Nothing if it has ended or never was. FAILED_PRECONDITION: it is being committed.
+  // Aborts a transfer; no effect if it has ended or never existed. FAILED_PRECONDITION: it is being
+  // committed.
   absl::Status Abort(std::string_view transfer_id, absl::Status reason);
 
   // Whether Commit was called for the transfer, which lives or ended lately: it needs its client no

@@ -72,7 +72,7 @@ class RevisionIndex {
   void Add(Event event);
   // Follows commits that left no event.
   void RaiseNewest(Revision newest) { newest_ = std::max(newest_, newest); }
-  // Where the values of a key stand that are still there.
+  // Returns the positions of a key's remaining values.
   std::vector<EventPosition> PositionsOf(std::string_view key) const;
 
   // Returns the events that Compact(revision) would forget: superseded values outside the kept

@@ -200,7 +200,7 @@ absl::Status Database::CheckPages() {
   };
   SHARDMESH_ASSIGN_OR_RETURN(const std::string found, check());
   if (found == kSound) return absl::OkStatus();
-  // A page that the disk did not give is among the findings too, and is no damage.
+  // quick_check also reports pages that the disk did not deliver, which is no damage.
   SHARDMESH_RETURN_IF_ERROR(ReadFiles());
   SHARDMESH_ASSIGN_OR_RETURN(const std::string again, check());
   if (again == kSound) {

@@ -1,5 +1,5 @@
-// One connection to an SQLite database, with its errors as ours; its source is the one file that
-// knows SQLite.
+// One connection to an SQLite database, which converts its errors to ours; only its source uses
+// SQLite.
 #ifndef SHARDMESH_SERVER_STORE_SQLITE_DATABASE_H_
 #define SHARDMESH_SERVER_STORE_SQLITE_DATABASE_H_
 

@@ -195,7 +195,7 @@ class FileBlocks {
     if (bytes <= bytes_) return absl::OkStatus();
     const std::optional<int64_t> available = AvailableBytes(folder_);
     const int64_t blocks = file.st_blocks * kStatBlockBytes;
-    // One that fails may take all that there is first.
+    // A request that fails may use up all free blocks first.
     if (available.has_value() && bytes - std::max(bytes_, blocks) > *available) {
       return NoRoom(bytes, available);
     }
@@ -209,7 +209,8 @@ class FileBlocks {
     bytes_ = error == 0 ? wanted : bytes;
     return absl::OkStatus();
   }
-  // The file was cut to its size, with which blocks beyond it may be gone.
+  // Forgets the counted blocks: the file was truncated to its size, which may free blocks beyond
+  // it.
   void Forget() { bytes_ = 0; }
 
  private:
@@ -326,7 +327,7 @@ class SqliteJournal final : public Journal {
         folder_(options.folder),
         quota_bytes_(options.quota_bytes),
         log_pages_(options.log_pages) {}
-  // A log that could not be copied whole stays as it is, for the next start.
+  // On close, a log that could not be copied completely stays for the next start.
   ~SqliteJournal() override { Close().IgnoreError(); }
   SqliteJournal(const SqliteJournal&) = delete;
   SqliteJournal& operator=(const SqliteJournal&) = delete;
@@ -343,7 +344,7 @@ class SqliteJournal final : public Journal {
     SHARDMESH_ASSIGN_OR_RETURN(const auto pages, database_->Number("PRAGMA page_count"));
     page_bytes_ = *page_size;
     compacted_ = bounds.compacted;
-    // A database that is over its quota already may still write so much more.
+    // A database already over its quota may still grow by this much.
     urgent_pages_ =
         std::max(quota_bytes_ / page_bytes_, *pages + std::max<int64_t>(ReservedPages(), 1));
     // A large transaction does not leave a large log for good.
@@ -475,7 +476,7 @@ class SqliteJournal final : public Journal {
     if (status.ok() && !needs_log_) {
       status = CopyLog();
       needs_log_ = status.ok();
-      // It is committed, and copied with the next one.
+      // The transaction is committed; the next one copies it.
       if (absl::IsResourceExhausted(status)) status = absl::OkStatus();
     }
     if (!status.ok() && !absl::IsResourceExhausted(status)) is_usable_ = false;
@@ -623,7 +624,7 @@ class SqliteJournal final : public Journal {
   bool is_copied_ = false;  // the log, when it was tried last
   // The file of the database says that it needs its log.
   bool needs_log_ = false;
-  // It is prepared, and since then nothing failed but for want of room.
+  // The journal is prepared, and since then only lack of space has failed it.
   bool is_usable_ = false;
   OpenFiles files_;
   int64_t unreadable_ = 0;

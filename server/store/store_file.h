@@ -49,8 +49,8 @@ absl::Status SyncFolder(const std::string& folder);
 // database open.
 absl::StatusOr<std::string> ReplaceDatabase(const std::string& folder, const std::string& prepared,
                                             std::string_view name);
-// The database that takes the folder's place where a replacement was begun that FinishReplacement
-// has to finish. Empty if there is none, or no folder.
+// Returns the database of an interrupted replacement, which FinishReplacement has to finish. Empty
+// if there is none, or no folder.
 absl::StatusOr<std::string> NextDatabase(const std::string& folder);
 // Completes an interrupted replacement; no effect if there is none. A process that has locked a
 // folder calls it before it opens the database.
@@ -60,14 +60,14 @@ absl::Status FinishReplacement(const std::string& folder);
 // folder shows that a coordinator kept its state there. OK for a folder that is new, and for one
 // whose first start was interrupted. Under the folder's lock, after FinishReplacement.
 absl::Status CheckHasState(const std::string& folder);
-// The same of a database that could be opened and has no tables (version 0).
+// As CheckHasState, for a database that could be opened and has no tables (version 0).
 absl::Status CheckIsNew(const std::string& folder);
 
-// A database says in its header whether it needs its log: from the first commit of each process, as
-// soon as that is on the disk, until the log is copied into it at a clean end. A database that
-// needs none is whole as it is; so is one that says so after its log was lost.
+// Sets whether the database needs its log, as part of a transaction.
 //
-// Sets it, as part of a transaction.
+// The mark is in the database's header. It is set from the first commit of each process, once that
+// is on the disk, until a clean shutdown has copied the log into the database. A database without
+// the mark is complete without its log; one with the mark shows that a missing log was lost.
 absl::Status SetNeedsLog(Database& database, bool needs_log);
 absl::StatusOr<bool> NeedsLog(Database& database);
 // Clears the mark in the file of a copy that has all commits, and syncs the file. Requires that no
@@ -82,8 +82,9 @@ absl::Status CheckHasLog(const std::string& database);
 // process dies, however it dies.
 class FolderLock {
  public:
-  // Where another process has it, waits up to `timeout` for its end, as it may be about to stop,
-  // and logs for which process. FAILED_PRECONDITION then, naming that process and its host.
+  // Locks the folder. While another process has it, waits up to `timeout` for that process's end,
+  // as it may be stopping, and logs its name. Then FAILED_PRECONDITION, naming that process and its
+  // host.
   static absl::StatusOr<FolderLock> Take(const std::string& folder,
                                          absl::Duration timeout = absl::ZeroDuration());
   // Locks a folder for reading, shared with other readers. The folder may belong to another user

@@ -65,7 +65,7 @@ class WalFile {
   struct Frame {
     uint32_t page = 0;         // its number, from 1
     uint32_t pages = 0;        // of the database, where it ends a commit; 0: it ends none
-    bool ends_commit = false;  // as it stands in the file
+    bool ends_commit = false;  // as stored in the file
     uint64_t salts = 0;
     Sums start;             // the sums before its bytes that lead to `end`
     Sums end;               // as it says

@@ -415,7 +415,7 @@ void RandomClient::DropName(const std::string& name) {
 void RandomClient::ReleaseIfUnheld(const std::string& array_id) {
   const auto found = arrays_.find(array_id);
   if (found == arrays_.end() || !found->second.names.empty() || !found->second.pins.empty()) return;
-  // One under a shared name lives on as long as that points to it.
+  // An array under a shared name lives as long as that name points to it.
   if (found->second.is_known) gone_.push_back(array_id);
   if (gone_.size() > 20) gone_.erase(gone_.begin());
   arrays_.erase(found);
@@ -1556,7 +1556,7 @@ absl::Status RandomClient::WatchOperation(Dice& dice) {
   const Transfer* transfer = FindTransfer(request.operation_id());
   std::vector<std::string> answers;
   Caller::Limits limits;
-  // One that runs on is watched for its first message.
+  // A running transfer is watched only for its first message.
   if (transfer != nullptr && transfer->state == TransferState::kRunning) limits.max_answers = 1;
   const absl::Status status =
       coordinator_.CallBytes(FindMethod("OperationService.WatchOperation"),

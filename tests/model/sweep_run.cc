@@ -193,7 +193,7 @@ class Sweep {
         if (i < 2) literal.add_shape(2);
         literal.set_data(std::string(static_cast<size_t>(size), '\0'));
       }
-      // Two more passes truncate the rest of the message.
+      // Two more operands fill the rest of the message.
       for (int i = 0; i < 2; ++i) {
         left = kControlBytes - below - static_cast<int64_t>(request.ByteSizeLong()) - 40;
         const int64_t size = std::min<int64_t>(kLiteralBytes, left);

@@ -282,7 +282,7 @@ class Hollow final : public HollowWorkers, public v1::TileService::CallbackServi
     absl::Duration interval = absl::Seconds(1);
     absl::Time next_beat = absl::InfiniteFuture();
     int64_t pages_left = 0;                         // of its inventory
-    absl::Time next_page = {};                      // while there are some
+    absl::Time next_page = {};                      // while pages are left
     bool is_in_snapshot = false;                    // it stands in its snapshot
     absl::Time next_attach = absl::InfinitePast();  // while there is no stream
   };

@@ -18,7 +18,7 @@ class CompletionQueue;
 
 namespace shardmesh::worker {
 
-// What a completion queue's tag points to.
+// The object that a completion queue's tag points to.
 class Completion {
  public:
   virtual ~Completion() = default;

@@ -1,4 +1,5 @@
-// PeerLink: frames in are judged and passed on; frames out are chosen by urgency and credit.
+// PeerLink: checks incoming frames and passes them on; chooses outgoing frames by urgency and
+// credit.
 #include "worker/exchange/peer_link.h"
 
 #include <algorithm>
@@ -79,7 +80,7 @@ std::vector<int64_t> PeerLink::recent_steps() const {
   return {recent_steps_.begin(), recent_steps_.end()};
 }
 
-// --- Out.
+// --- Outgoing.
 
 absl::Status PeerLink::Send(const rpc::FrameTag& tag, int64_t epoch, OwnedBytes message,
                             std::string signature) {
@@ -150,7 +151,7 @@ void PeerLink::Demand(const rpc::FrameTag& tag, int64_t left_bytes) {
   {
     absl::MutexLock lock(&mutex_);
     if (state_ != State::kUp || allowed_bytes_ > 0) return;
-    // All that was sent for credit has come: what is waited for was not sent.
+    // All bytes sent for credit have come: the awaited ones were not sent yet.
     int64_t& demanded = demanded_[KeyOf(tag)];
     if (demanded >= std::min(left_bytes, kUrgentBytes / 2)) return;
     const int64_t size_bytes = kUrgentBytes - demanded;
@@ -291,7 +292,7 @@ std::optional<PeerLink::NextFrame> PeerLink::Next() {
     const auto message_bytes = static_cast<int64_t>(outgoing.message.bytes.size());
     const int64_t size_bytes = std::min({message_bytes - outgoing.sent_bytes, outgoing.credit_bytes,
                                          outgoing.urgent_bytes, kDataFrameBytes});
-    if (size_bytes == 0) continue;  // told of again when credit comes
+    if (size_bytes == 0) continue;  // queued again when credit comes
     NextFrame next = Cut(outgoing, size_bytes, /*is_urgent=*/true);
     if (outgoing.sent_bytes == message_bytes) {
       outgoing_.erase(found);
@@ -304,7 +305,7 @@ std::optional<PeerLink::NextFrame> PeerLink::Next() {
     std::deque<TagKey>& queue = short_.empty() ? long_ : short_;
     const auto found = outgoing_.find(queue.front());
     if (found == outgoing_.end() || found->second.credit_bytes == 0) {
-      queue.pop_front();  // its step was aborted; or told of again when credit comes
+      queue.pop_front();  // its step was aborted; or it is queued again when credit comes
       continue;
     }
     if (link_credit_bytes_ <= 0) {
@@ -381,7 +382,7 @@ void PeerLink::OnWritten() {
   WriteNext();
 }
 
-// --- In.
+// --- Incoming.
 
 void PeerLink::OnOpen() {
   {
@@ -473,7 +474,7 @@ absl::Status PeerLink::TakeData(const rpc::Frame& frame) {
     }
     if (urgent_bytes != nullptr) *urgent_bytes -= payload_bytes;
     if (header.offset_bytes + payload_bytes == header.message_bytes) {
-      // Nothing is left to send for it.
+      // Nothing of the message is left to send.
       demanded_.erase(key);
       ended_demands_.erase(key);
       owed_credit_.erase(key);
@@ -511,7 +512,7 @@ absl::Status PeerLink::TakeControl(const rpc::FrameHeader& header) {
 
 absl::Status PeerLink::TakeCreditLocked(const rpc::FrameHeader& header) {
   if (header.link_credit_bytes > 0) {
-    // Its hello said how much it keeps; more than that at once is never given.
+    // The peer's hello states its limit: it never gives more than that at once.
     if (header.link_credit_bytes > std::numeric_limits<int64_t>::max() / 2 ||
         link_credit_bytes_ > std::numeric_limits<int64_t>::max() / 2) {
       return Refuse("credit beyond all bounds");
@@ -527,12 +528,12 @@ absl::Status PeerLink::TakeCreditLocked(const rpc::FrameHeader& header) {
       Outgoing& outgoing = found->second;
       const auto left_bytes =
           static_cast<int64_t>(outgoing.message.bytes.size()) - outgoing.sent_bytes;
-      // With urgent bytes it is in the queue already, or will be when it has credit.
+      // If it has urgent bytes it is in the queue already, or will be when it has credit.
       if (outgoing.urgent_bytes == 0) urgent_.push_back(key);
       outgoing.urgent_bytes =
           std::min(left_bytes, outgoing.urgent_bytes + std::min(header.credit_bytes, left_bytes));
     } else {
-      // Some may be left of messages that went another way: the oldest make room.
+      // Some demands may be for messages sent by another transport: the oldest are dropped.
       if (early_demands_.size() >= kMaxEarlyDemands) early_demands_.erase(early_demands_.begin());
       early_demands_[key] = std::min(header.credit_bytes, kUrgentBytes);
     }
@@ -545,7 +546,7 @@ absl::Status PeerLink::TakeCreditLocked(const rpc::FrameHeader& header) {
     QueueOf(outgoing).push_back(key);
     if (outgoing.urgent_bytes > 0) urgent_.push_back(key);
   }
-  // More than is left to send means the same as all of it.
+  // A demand for more than the unsent rest means all of it.
   outgoing.credit_bytes =
       std::min(left_bytes, outgoing.credit_bytes + std::min(header.credit_bytes, left_bytes));
   return absl::OkStatus();
@@ -571,7 +572,7 @@ void PeerLink::OnClosed(const absl::Status& status) {
     early_demands_.clear();
     demanded_.clear();
     ended_demands_.clear();
-    if (was_up) SetAllowedLocked(1);  // it is waited for no more
+    if (was_up) SetAllowedLocked(1);  // no receiver waits for it any more
     reservation_ = MemoryBudget::Reservation();
   }
   owner_->OnDown(shared_from_this(), was_up, status);

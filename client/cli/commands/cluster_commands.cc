@@ -271,7 +271,7 @@ class MetricsAddresses {
   }
 
   const char* scheme() const { return scheme_; }
-  // Whether any is known.
+  // Returns whether any process is known.
   bool known() const { return !processes_.empty(); }
   std::string Of(int64_t pid) const {
     for (const RecordedProcess& process : processes_) {

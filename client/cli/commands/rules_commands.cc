@@ -426,8 +426,8 @@ struct FromTextFlags {
   PartitionSpec default_spec;
 };
 
-// The rules as a file that gives every name the same spec: in a file shapes count unless it says
-// otherwise, and a name must have a rule.
+// Returns the rules as a file that gives every name the same spec. In a file, shapes count unless
+// it says otherwise, and every name must have a rule.
 absl::StatusOr<std::string> FileOf(const PatternRulesAnswer& answer,
                                    const PartitionSpec& default_spec) {
   std::vector<Rule> rules = answer.rules;
