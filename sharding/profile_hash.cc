@@ -19,8 +19,8 @@ void AppendName(std::string_view name, std::string& out) {
 
 void AppendValue(const AxisValue& value, std::string& out) {
   switch (value.kind()) {
-    case AxisValue::Kind::kNotGiven:  // In a resolved profile this occurs only within a tuple or
-                                      // list.
+    case AxisValue::Kind::kNotGiven:
+      // In a resolved profile this occurs only within a tuple or list.
       out += '?';
       return;
     case AxisValue::Kind::kNone:

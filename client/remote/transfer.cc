@@ -32,7 +32,7 @@ class ProgressMeter {
   ProgressMeter(const ProgressCallback& callback, int64_t total_bytes)
       : callback_(callback), total_bytes_(total_bytes) {}
 
-  // `bytes` is negative for bytes that must be sent again; the reported sum never shrinks.
+  // `bytes` is negative for bytes that must be transferred again; the reported sum never shrinks.
   void Add(int64_t bytes) {
     const int64_t done = done_bytes_.fetch_add(bytes) + bytes;
     if (callback_ == nullptr) {

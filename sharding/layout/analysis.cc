@@ -221,8 +221,8 @@ absl::Status LayoutAnalysis::Add(std::string_view name, const Tiling& tiling,
     SHARDMESH_ASSIGN_OR_RETURN(usage.held_bytes,
                                Product(usage.held_bytes, state_->mesh.size() / count));
   }
-  usage.wasted_bytes = usage.held_bytes - usage.bytes;  // not negative: tiles cover the tensor and
-                                                        // round up
+  // Not negative: tiles cover the tensor and round up.
+  usage.wasted_bytes = usage.held_bytes - usage.bytes;
 
   // Check these sums before any change. All other sums are smaller than one of them.
   LayoutReport& report = state_->report;

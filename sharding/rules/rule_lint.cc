@@ -62,8 +62,8 @@ struct Tally {
   friend bool operator==(const Tally&, const Tally&) = default;
 };
 
-// Returns the spec that a rule set gives a tensor for a matching rule: as RuleSet::Match, without
-// normalising parts that have no effect.
+// Returns the spec that a rule set gives a tensor for a matching rule: as RuleSet::Match, but
+// without parts that have no effect, such as trailing nones.
 std::vector<SpecEntry> Applied(const RuleSet& rules, int64_t rule, const LintTensor& tensor,
                                int64_t elements) {
   if (rules.strict() && elements < rules.min_size()) {
