@@ -22,7 +22,7 @@
 #include "rpc/codec/status.h"
 #include "rpc/codec/time_codec.h"
 #include "rpc/codec/worker_error_codec.h"
-#include "server/service/array_view_codec.h"
+#include "server/state/array_view_codec.h"
 #include "server/state/recovery.h"
 #include "shardmesh/v1/attach_service.pb.h"
 #include "shardmesh/v1/cluster_service.pb.h"
