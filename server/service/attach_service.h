@@ -22,6 +22,7 @@
 #include "server/state/membership.h"
 #include "server/state/recovery.h"
 #include "server/steps/flight_log.h"
+#include "server/steps/mesh_endpoints.h"
 #include "server/steps/sequencer.h"
 
 namespace grpc {
@@ -34,14 +35,6 @@ class QuarantineOrder;
 }  // namespace shardmesh::v1
 
 namespace shardmesh::server {
-
-// A live worker and where a client reaches it.
-struct RankEndpoint {
-  int64_t rank = 0;
-  std::string identity;
-  uint64_t incarnation = 0;
-  std::vector<std::string> endpoints;  // best first
-};
 
 struct AttachHubOptions {
   std::string cluster_id;
@@ -86,7 +79,7 @@ struct AttachHubOptions {
 //
 // Thread-safe. Membership, registry, definition_store and clock outlive the hub. Before workers
 // attach, SetSequencer.
-class AttachHub : public StepTransport {
+class AttachHub : public StepTransport, public MeshEndpoints {
  public:
   static std::unique_ptr<AttachHub> Create(Membership* membership, ArrayRegistry* registry,
                                            const DefinitionStore* definition_store,
@@ -101,14 +94,6 @@ class AttachHub : public StepTransport {
 
   // Whether the worker reaches all its peers, as of the newest epoch.
   virtual bool IsReady(std::string_view identity) const = 0;
-  // FAILED_PRECONDITION (MESH_INCOMPLETE) unless every rank of the mesh has a worker that is not
-  // draining and reaches those of the other ranks; names the ranks. UNAVAILABLE (RECOVERING) while
-  // all that are missing are expected to be there soon. NOT_FOUND: no such mesh. UNAVAILABLE
-  // (NOT_SERVING) after EndStreams.
-  virtual absl::Status CheckReady(std::string_view mesh_id) const = 0;
-  // The live workers of a mesh, by rank. NOT_FOUND: no such mesh.
-  virtual absl::StatusOr<std::vector<RankEndpoint>> Endpoints(std::string_view mesh_id) const = 0;
-
   // The attempts to attach that failed since the worker took part last, of workers that the
   // membership knows.
   virtual AttachFailures::Failures FailedAttachesOf(std::string_view identity) const = 0;

@@ -16,22 +16,9 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "process/clock.h"
-#include "server/service/attach_service.h"
-#include "server/steps/transfers.h"
-#include "sharding/correction.h"
+#include "server/steps/begun_put.h"
 
 namespace shardmesh::server {
-
-// A transfer as its client is told of it. Lives as long as the transfer, which holds its items.
-struct BegunPut {
-  std::string transfer_id;
-  std::string session_id;
-  absl::Time expire_time;  // of its tokens
-  std::vector<RankEndpoint> devices;
-  std::vector<PutItem> items;
-  std::vector<std::vector<Correction>> corrections;  // by item
-};
-using BegunPutPtr = std::shared_ptr<const BegunPut>;
 
 // A request goes
 //   Find -> nothing: begin the put -> Began -> the answer is sent -> Delivered or NotDelivered

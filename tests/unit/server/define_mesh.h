@@ -7,6 +7,7 @@
 #include "absl/synchronization/notification.h"
 #include "gtest/gtest.h"
 #include "rpc/codec/definition.h"
+#include "rpc/codec/spec_codec.h"
 #include "server/state/definitions.h"
 #include "sharding/mesh.h"
 #include "shardmesh/v1/catalog_service.pb.h"

@@ -1,69 +1,23 @@
-// Encodes arrays of the registry.
-#include "server/service/array_view_codec.h"
+// Selects arrays, and says what is missing of those that are degraded.
+#include "server/state/array_selection.h"
 
-#include "rpc/codec/array_codec.h"
-#include "rpc/codec/spec_codec.h"
-#include "rpc/codec/status.h"
-#include "rpc/codec/time_codec.h"
-#include "sharding/correction.h"
+#include <algorithm>
+#include <string_view>
+#include <vector>
+
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
 
 namespace shardmesh::server {
 
-v1::Durability Encode(Durability durability) {
-  return durability == Durability::kDisk ? v1::DURABILITY_DISK : v1::DURABILITY_MEMORY;
-}
-
-void Encode(const Array& array, const NameEntry* name, v1::Array* to) {
-  const ArrayDescriptor& descriptor = array.definition.descriptor;
-  rpc::Encode(descriptor, to->mutable_array_descriptor());
-  to->set_state(array.state == ArrayState::kDegraded ? v1::ARRAY_STATE_DEGRADED
-                                                     : v1::ARRAY_STATE_AVAILABLE);
-  for (const int64_t rank : array.missing_ranks) {
-    to->add_missing_ranks(static_cast<int32_t>(rank));
-  }
-  if (name != nullptr && name->version != 0) {
-    to->set_name(name->name);
-    to->set_name_version(name->version);
-  }
-  to->set_durability(Encode(array.durability));
-  rpc::Encode(array.created, to->mutable_create_time());
-  // What is in the registry was checked when it came.
-  to->set_size_bytes(descriptor.SizeBytes().value_or(0));
-  if (array.definition.requested_spec.has_value()) {
-    rpc::Encode(*array.definition.requested_spec, to->mutable_requested_spec());
-    // The reasons follow from request, shape and mesh.
-    const auto corrected =
-        Correct(*array.definition.requested_spec, descriptor.shape, descriptor.mesh);
-    if (corrected.ok()) {
-      for (const Correction& correction : corrected->corrections) {
-        rpc::Encode(correction, to->add_corrections());
-      }
-    }
-  }
-}
-
 absl::StatusOr<SelectedArray> Select(const ArrayRegistry& registry,
-                                     const v1::ArraySelector& selector) {
+                                     const ArrayReference& reference) {
   SelectedArray selected;
-  std::string array_id;
-  if (selector.name().empty() && selector.array_id().empty()) {
-    return rpc::BadField("array", "no array is named: its name, or its id, is empty");
-  }
-  switch (selector.array_case()) {
-    case v1::ArraySelector::kName: {
-      SHARDMESH_ASSIGN_OR_RETURN(selected.name,
-                                 registry.FindName(selector.name(), selector.version()));
-      array_id = selected.name.array_id;
-      break;
-    }
-    case v1::ArraySelector::kArrayId:
-      array_id = selector.array_id();
-      break;
-    case v1::ArraySelector::ARRAY_NOT_SET:
-      break;
+  std::string array_id = reference.array_id;
+  if (!reference.name.empty()) {
+    SHARDMESH_ASSIGN_OR_RETURN(selected.name, registry.FindName(reference.name, reference.version));
+    array_id = selected.name.array_id;
   }
   SHARDMESH_ASSIGN_OR_RETURN(selected.array, registry.FindArray(array_id));
   if (selected.array->state == ArrayState::kStaging) {
@@ -111,6 +65,26 @@ absl::Status Degraded(const SelectedArray& selected, const MembershipView& membe
   return WithReason(
       absl::FailedPreconditionError(StrCat(name, " lacks the tiles of ", ranks, "; ", advice)),
       Reason::kArrayDegraded);
+}
+
+absl::Status CheckReadable(const SelectedArray& selected, const MembershipView& membership,
+                           const Recovery& recovery) {
+  const Array& array = *selected.array;
+  if (array.missing_ranks.empty()) {
+    return absl::OkStatus();
+  }
+  const ArrayDescriptor& descriptor = array.definition.descriptor;
+  SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, descriptor.Tiling());
+  for (const OwnedTile& tile : tiling.OwnersOf(Tile::Whole(descriptor.shape))) {
+    const bool held = std::any_of(tile.devices.begin(), tile.devices.end(), [&](DeviceId device) {
+      return std::find(array.missing_ranks.begin(), array.missing_ranks.end(), device) ==
+             array.missing_ranks.end();
+    });
+    if (!held) {
+      return Degraded(selected, membership, recovery);
+    }
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace shardmesh::server

@@ -1,0 +1,23 @@
+// What clients ask about arrays: describe, list, get.
+#ifndef SHARDMESH_SERVER_SERVICE_ARRAY_CALLS_H_
+#define SHARDMESH_SERVER_SERVICE_ARRAY_CALLS_H_
+
+#include "absl/status/status.h"
+#include "server/service/array_service.h"
+#include "shardmesh/v1/array_service.pb.h"
+
+namespace shardmesh::server {
+
+// The answers to the calls of array_service.proto, which has their errors. `response` is empty
+// before. None of them blocks.
+absl::Status DescribeArray(const CoordinatorParts& context, const v1::DescribeArrayRequest& request,
+                           v1::DescribeArrayResponse* response);
+absl::Status ListArrays(const CoordinatorParts& context, const v1::ListArraysRequest& request,
+                        v1::ListArraysResponse* response);
+// Pins the array for the session, which the caller may act in.
+absl::Status BeginGet(const CoordinatorParts& context, const v1::BeginGetRequest& request,
+                      v1::BeginGetResponse* response);
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_SERVICE_ARRAY_CALLS_H_

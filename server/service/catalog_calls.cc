@@ -1,0 +1,77 @@
+// Answers what clients ask about definitions.
+#include "server/service/catalog_calls.h"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "rpc/call.h"
+#include "rpc/codec/field_check.h"
+#include "rpc/codec/status.h"
+#include "server/service/catalog_codec.h"
+#include "status/status_macros.h"
+
+namespace shardmesh::server {
+namespace {
+
+// Bytes from which on a page of a list is full; the entry that fills it has at most as many as a
+// transaction of the store, so that the page fits a message.
+constexpr size_t kPageBytes = size_t{1} << 20;
+static_assert(kPageBytes + kMaxTransactionBytes < rpc::kMaxControlMessageBytes);
+
+}  // namespace
+
+absl::Status GetEntry(const DefinitionStore& definition_store, const v1::GetEntryRequest& request,
+                      const std::function<bool()>& is_cancelled, v1::GetEntryResponse* response) {
+  SHARDMESH_ASSIGN_OR_RETURN(const DefinitionKind kind, Decode(request.kind()));
+  const auto definition =
+      definition_store.shared_state()->FindReferred(kind, request.name(), is_cancelled);
+  if (!definition.ok()) {
+    return rpc::WithField(definition.status(), "name");
+  }
+  Encode(**definition, Tensors::kWithTree, response->mutable_entry());
+  return absl::OkStatus();
+}
+
+absl::Status ListEntryVersions(const DefinitionStore& definition_store,
+                               const v1::ListEntryVersionsRequest& request,
+                               v1::ListEntryVersionsResponse* response) {
+  SHARDMESH_ASSIGN_OR_RETURN(const DefinitionKind kind, Decode(request.kind()));
+  const Revision settled = definition_store.settled_revision();
+  const Definitions& state = definition_store.state();
+  const auto versions = state.Versions(kind, request.name());
+  if (!versions.ok()) {
+    return rpc::WithField(versions.status(), "name");
+  }
+  for (const Definitions::Version& version : *versions) {
+    Encode(version, response->add_versions());
+  }
+  response->set_revision(std::max(settled, state.revision()));
+  return absl::OkStatus();
+}
+
+absl::Status ListEntries(const DefinitionStore& definition_store,
+                         const v1::ListEntriesRequest& request, v1::ListEntriesResponse* response) {
+  SHARDMESH_ASSIGN_OR_RETURN(const DefinitionKind kind, Decode(request.kind()));
+  SHARDMESH_ASSIGN_OR_RETURN(const int64_t page_size,
+                             rpc::CheckPageSize(request.page_size(), "page_size"));
+  const Revision settled = definition_store.settled_revision();
+  const Definitions& state = definition_store.state();
+  const Definitions::ByName& definitions = state.all(kind);
+  // A page's token is the last name on it.
+  auto next = request.page_token().empty() ? definitions.begin()
+                                           : definitions.upper_bound(request.page_token());
+  size_t bytes = 0;
+  for (; next != definitions.end() && response->entries_size() < page_size && bytes < kPageBytes;
+       ++next) {
+    v1::Entry* const entry = response->add_entries();
+    Encode(*next->second, Tensors::kLeftOut, entry);
+    bytes += entry->ByteSizeLong();
+  }
+  if (next != definitions.end()) {
+    response->set_next_page_token(response->entries(response->entries_size() - 1).name());
+  }
+  response->set_revision(std::max(settled, state.revision()));
+  return absl::OkStatus();
+}
+
+}  // namespace shardmesh::server

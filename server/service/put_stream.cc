@@ -1,0 +1,246 @@
+// Serves one BeginPut: takes its tensors, begins the transfer, answers, and perhaps holds it.
+#include "server/service/put_stream.h"
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "rpc/caller.h"
+#include "rpc/codec/status.h"
+#include "rpc/stream/message_bytes.h"
+#include "server/service/put_codec.h"
+#include "status/reason.h"
+#include "status/str_cat.h"
+
+namespace shardmesh::server {
+namespace {
+
+// A put whose tensors do not come is ended: after so long without a message, and in all.
+constexpr absl::Duration kIdleLimit = absl::Seconds(30);
+constexpr absl::Duration kTakeLimit = absl::Minutes(5);
+
+}  // namespace
+
+// BeginPut, written straight:
+//   requests.Take(read()), on a thread of the background if that takes long
+//   while (tensors = read()) requests.Take(tensors)
+//   plan = requests.plan()
+//   put = memory.Find(plan), or plan.Begin()
+//   while (!answer.is_at_end()) write(answer.Next())
+//   if (plan.hold()) wait for the transfer's end; abort it if the client goes before its commit
+//   finish
+class PutStreams::Stream final
+    : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+ public:
+  Stream(PutStreams* streams, const grpc::CallbackServerContext* call)
+      : streams_(streams),
+        parts_(streams->parts_),
+        begun_(&streams->begun_),
+        call_(call),
+        caller_(rpc::CallerOf(*call)),
+        place_(streams->open_.Take(caller_.name)),
+        take_by_(parts_.clock->Now() + kTakeLimit),
+        requests_(parts_.plan),
+        idle_(std::make_unique<rpc::Alarm>(parts_.clock, [this] { EndIfIdle(); })) {
+    if (!place_.has_value()) {
+      Finish(rpc::ToGrpc(rpc::WithRetryDelay(
+          WithReason(absl::ResourceExhaustedError(
+                         StrCat(caller_.name, " has ", streams->open_.max_per_caller(),
+                                " BeginPut streams open, the most that a caller may have; end one "
+                                "first")),
+                     Reason::kLimitExceeded),
+          absl::Seconds(1))));
+      return;
+    }
+    Read();
+  }
+
+  void OnReadDone(bool ok) override {
+    {
+      absl::MutexLock lock(&mutex_);
+      if (is_over_) {
+        return;
+      }
+      is_reading_ = false;
+    }
+    if (ok) {
+      if (const absl::Status parsed = rpc::ParseMessage(&read_, &request_); !parsed.ok()) {
+        return Finish(rpc::ToGrpc(parsed));
+      }
+      if (!requests_.TakesLong(request_)) {
+        return TakeAndGoOn();
+      }
+      return streams_->background_.Run(caller_.name, [this] { TakeAndGoOn(); })
+                 ? void()
+                 : Finish(rpc::ToGrpc(TooManyWait()));
+    }
+    if (call_->IsCancelled()) {
+      return Finish(rpc::ToGrpc(absl::CancelledError("the client left before it had sent all")));
+    }
+    PutPlan& plan = requests_.plan();
+    if (!plan.has_header()) {
+      return Finish(
+          rpc::ToGrpc(rpc::BadField("header", "is missing; it must be the first message")));
+    }
+    key_ = requests_.key();
+    absl::StatusOr<BegunPutPtr> put = begun_->Find(key_, requests_.fingerprint());
+    if (put.ok() && *put == nullptr) {
+      put = plan.Begin();
+      begun_->Began(key_, put.ok() ? *put : nullptr);
+    }
+    if (!put.ok()) {
+      return Finish(rpc::ToGrpc(put.status()));
+    }
+    transfer_id_ = (*put)->transfer_id;
+    answer_.emplace(parts_.term, parts_.token_key, *std::move(put));
+    Write();
+  }
+  void OnWriteDone(bool ok) override {
+    if (!ok) {
+      // Unless a repeated request has the answer, nobody knows of the transfer.
+      if (begun_->NotDelivered(key_)) {
+        parts_.transfers
+            ->Abort(transfer_id_, absl::CancelledError("the client left before it had the answer"))
+            .IgnoreError();
+      }
+      return Finish(grpc::Status::CANCELLED);
+    }
+    if (!answer_->is_at_end()) {
+      return Write();
+    }
+    // A call that holds may outlive its transfer, and is not to keep what that one had.
+    answer_.reset();
+    const bool holds = requests_.plan().header().hold;
+    begun_->Delivered(key_, holds);
+    place_.reset();
+    holds ? HoldTransfer() : Finish(grpc::Status::OK);
+  }
+  void OnCancel() override {
+    {
+      absl::MutexLock lock(&mutex_);
+      is_cancelled_ = true;
+      if (!std::exchange(is_held_, false)) return;
+    }
+    ReleasePut();
+  }
+  void OnDone() override {
+    idle_.reset();
+    delete this;
+  }
+
+ private:
+  // From here on the transfer's end finishes the call.
+  void HoldTransfer() {
+    bool is_cancelled = false;
+    {
+      absl::MutexLock lock(&mutex_);
+      is_cancelled = is_cancelled_;
+      is_held_ = !is_cancelled;
+    }
+    if (is_cancelled) {
+      ReleasePut();
+    }
+    parts_.transfers->OnEnd(transfer_id_, [this] {
+      bool is_held = false;
+      {
+        absl::MutexLock lock(&mutex_);
+        is_held = std::exchange(is_held_, false);
+      }
+      if (is_held) {
+        begun_->Ended(key_);
+      }
+      Finish(grpc::Status::OK);
+    });
+  }
+  // The client has gone from a call that held. Where another call has the transfer too, or its
+  // commit was asked for, it goes on, and this call ends with it. A client that lost its connection
+  // asks for the commit again, over another one.
+  void ReleasePut() {
+    if (parts_.transfers->IsCommitAskedFor(transfer_id_)) return begun_->Ended(key_);
+    if (!begun_->Release(key_)) return;
+    // The commit may be asked for just now.
+    parts_.transfers->Abandon(
+        transfer_id_,
+        WithReason(absl::CancelledError("the connection over which the client began the put broke "
+                                        "before its commit was asked for; put again"),
+                   Reason::kCancelled));
+  }
+
+  void Read() {
+    absl::Time due;
+    {
+      absl::MutexLock lock(&mutex_);
+      is_reading_ = true;
+      due = due_ = std::min(parts_.clock->Now() + kIdleLimit, take_by_);
+    }
+    idle_->SetNoLaterThan(due);
+    StartRead(&read_);
+  }
+
+  void EndIfIdle() {
+    {
+      absl::MutexLock lock(&mutex_);
+      if (!is_reading_) {
+        return;  // the next Read sets the alarm
+      }
+      if (parts_.clock->Now() < due_) {
+        return idle_->SetNoLaterThan(due_);
+      }
+      is_over_ = true;
+    }
+    Finish(rpc::ToGrpc(WithReason(
+        absl::DeadlineExceededError(
+            StrCat("the put's tensors did not all come: at most ", absl::FormatDuration(kIdleLimit),
+                   " may pass without a message, and ", absl::FormatDuration(kTakeLimit),
+                   " until the client has sent all of them; put again")),
+        Reason::kDeadline)));
+  }
+
+  void Write() {
+    write_ = rpc::SerializeMessage(answer_->Next());
+    StartWrite(&write_);
+  }
+
+  void TakeAndGoOn() {
+    const absl::Status taken =
+        requests_.Take(request_, caller_, [this] { return call_->IsCancelled(); });
+    taken.ok() ? Read() : Finish(rpc::ToGrpc(taken));
+  }
+
+  PutStreams* const streams_;
+  const PutStreamParts& parts_;
+  PutMemory* const begun_;
+  const grpc::CallbackServerContext* const call_;
+  const rpc::Caller caller_;
+  std::optional<CallerCount::Place> place_;  // until the answer is sent
+  const absl::Time take_by_;
+
+  absl::Mutex mutex_;
+  bool is_reading_ ABSL_GUARDED_BY(mutex_) = false;
+  bool is_over_ ABSL_GUARDED_BY(mutex_) = false;  // EndIfIdle has ended it
+  bool is_held_ ABSL_GUARDED_BY(mutex_) = false;
+  bool is_cancelled_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Time due_ ABSL_GUARDED_BY(mutex_);  // while is_reading_
+
+  // Touched by one reaction at a time.
+  grpc::ByteBuffer read_;
+  v1::BeginPutRequest request_;
+  PutRequests requests_;
+  std::string key_;
+  std::string transfer_id_;
+  std::optional<PutAnswer> answer_;  // until it is sent
+  grpc::ByteBuffer write_;
+
+  std::unique_ptr<rpc::Alarm> idle_;  // its destructor waits for EndIfIdle
+};
+
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* PutStreams::Open(
+    const grpc::CallbackServerContext* call) {
+  return new Stream(this, call);
+}
+
+}  // namespace shardmesh::server

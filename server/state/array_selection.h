@@ -1,0 +1,45 @@
+// Finds an array by the name or the id that a caller gave.
+#ifndef SHARDMESH_SERVER_STATE_ARRAY_SELECTION_H_
+#define SHARDMESH_SERVER_STATE_ARRAY_SELECTION_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/state/arrays.h"
+#include "server/state/membership.h"
+#include "server/state/recovery.h"
+
+namespace shardmesh::server {
+
+// The array that a caller means: by its name, or where that is empty by its id.
+struct ArrayReference {
+  std::string name = {};
+  int64_t version = 0;  // of the name; 0: the current one
+  std::string array_id = {};
+};
+
+// An array and the name that it was selected by; `name.version` 0 where it was selected by id.
+struct SelectedArray {
+  ArrayPtr array;
+  NameEntry name;
+};
+
+// NOT_FOUND as ArrayRegistry says, also for arrays that are not committed.
+absl::StatusOr<SelectedArray> Select(const ArrayRegistry& registry,
+                                     const ArrayReference& reference);
+
+// The error about an array that lacks tiles. It names the array, the ranks whose tiles are missing,
+// and their workers. UNAVAILABLE (RECOVERING) while those workers are expected back with the tiles;
+// FAILED_PRECONDITION (ARRAY_DEGRADED) otherwise, with advice.
+absl::Status Degraded(const SelectedArray& selected, const MembershipView& membership,
+                      const Recovery& recovery);
+
+// OK if every distinct tile of the array has a holder; otherwise Degraded.
+absl::Status CheckReadable(const SelectedArray& selected, const MembershipView& membership,
+                           const Recovery& recovery);
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_STATE_ARRAY_SELECTION_H_

@@ -1,0 +1,29 @@
+// A put that was begun: its transfer, and what its client is told of it.
+#ifndef SHARDMESH_SERVER_STEPS_BEGUN_PUT_H_
+#define SHARDMESH_SERVER_STEPS_BEGUN_PUT_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "server/steps/mesh_endpoints.h"
+#include "server/steps/transfers.h"
+#include "sharding/correction.h"
+
+namespace shardmesh::server {
+
+// A transfer as its client is told of it. Lives as long as the transfer, which holds its items.
+struct BegunPut {
+  std::string transfer_id;
+  std::string session_id;
+  absl::Time expire_time;  // of its tokens
+  std::vector<RankEndpoint> devices;
+  std::vector<PutItem> items;
+  std::vector<std::vector<Correction>> corrections;  // by item
+};
+using BegunPutPtr = std::shared_ptr<const BegunPut>;
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_STEPS_BEGUN_PUT_H_

@@ -1,0 +1,119 @@
+// Plans a put: which arrays it makes, how they lie on the mesh, and whether the workers have room.
+#ifndef SHARDMESH_SERVER_STEPS_PUT_PLAN_H_
+#define SHARDMESH_SERVER_STEPS_PUT_PLAN_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "process/clock.h"
+#include "rpc/caller.h"
+#include "rpc/codec/definition.h"
+#include "server/resolve/tree_resolver.h"
+#include "server/state/definitions.h"
+#include "server/state/membership.h"
+#include "server/state/session.h"
+#include "server/steps/begun_put.h"
+#include "server/steps/mesh_endpoints.h"
+#include "server/steps/transfers.h"
+#include "sharding/correction.h"
+#include "sharding/mesh.h"
+#include "sharding/shape.h"
+#include "sharding/spec.h"
+#include "sharding/tile.h"
+#include "tensor/dtype.h"
+
+namespace shardmesh::server {
+
+// What a put is planned with. Everything outlives the plan.
+struct PutPlanParts {
+  rpc::Clock* clock = nullptr;
+  const DefinitionStore* definition_store = nullptr;
+  const Membership* membership = nullptr;
+  const MeshEndpoints* endpoints = nullptr;
+  const SessionTable* sessions = nullptr;
+  Transfers* transfers = nullptr;
+};
+
+// What holds of all tensors of a put.
+struct PutHeader {
+  std::string request_id = {};
+  std::string session_id = {};
+  std::string mesh_id = "default";  // a mesh as it is now
+  bool strict = false;              // the first correction is an error
+  bool hold = false;                // the put ends with the call that began it
+};
+
+// A tensor of a put.
+struct PutTensor {
+  std::string name = {};                         // empty: none; the session then pins the array
+  std::optional<int64_t> expected_version = {};  // of the name; see NameMove
+  Dtype dtype = Dtype::kF32;
+  Shape shape = {};
+  std::vector<CutPoints> cut_points = {};
+  std::optional<PartitionSpec> spec = {};  // nullopt: the rules say it
+};
+
+// A put as its client describes it:
+//   TakeHeader, TakeTensor for each tensor, Begin
+// After an error the plan is of no use. For one thread at a time.
+class PutPlan {
+ public:
+  // The rules for tensors without a spec, of these definitions; nullopt: none. Errors name fields
+  // of the rule set.
+  using RuleSource = std::function<absl::StatusOr<std::optional<rpc::RuleSetDefinition>>(
+      const Definitions& definitions)>;
+
+  explicit PutPlan(const PutPlanParts& parts) : parts_(parts) {}
+
+  // INVALID_ARGUMENT (BAD_FIELD): the mesh is named at a version. Also the errors of
+  // SessionTable::Check, of MeshEndpoints::CheckReady and of the rules; NOT_FOUND: no such mesh.
+  absl::Status TakeHeader(PutHeader header, const rpc::Caller& caller,
+                          const RuleSource& rule_source);
+
+  bool has_header() const { return resolver_ != nullptr; }
+  const PutHeader& header() const { return header_; }
+
+  // INVALID_ARGUMENT: a name came twice, or there is neither a spec nor a name for the rules; also
+  // the errors of TreeResolver::Add, Correct and Tiling::Create. Under `strict` the first
+  // correction is the error. A spec of a tensor with cut points is not corrected: it must fit.
+  absl::Status TakeTensor(PutTensor tensor);
+
+  // Begins the transfer. The plan has no tensors any more afterwards.
+  //   INVALID_ARGUMENT (BAD_FIELD)           there are no tensors.
+  //   FAILED_PRECONDITION (MESH_INCOMPLETE), with a retry delay: the mesh changed since TakeHeader.
+  //   RESOURCE_EXHAUSTED (MEMORY_LIMIT)      a worker has no room for its tiles; names the rank.
+  //   as Transfers::Begin                    such as for a name that is taken.
+  absl::StatusOr<BegunPutPtr> Begin();
+
+ private:
+  absl::Status MeshChanged() const;
+  // Gives the array its spec: the tensor's own, or the rules'.
+  absl::Status Place(PutTensor tensor, ArrayDefinition* definition);
+  absl::Status PlaceBySpec(PartitionSpec spec, ArrayDefinition* definition);
+  absl::Status PlaceByRules(const std::string& name, ArrayDefinition* definition);
+  // The most that the put's tiles take on one rank. The largest number where that is too much to
+  // count.
+  absl::StatusOr<int64_t> BytesPerRank() const;
+  // A put that cannot fit is refused before a byte of it moves.
+  absl::Status CheckMemory(const std::vector<RankEndpoint>& endpoints) const;
+
+  const PutPlanParts parts_;
+  PutHeader header_;
+  Revision mesh_revision_ = 0;
+  Mesh mesh_;
+  std::unique_ptr<TreeResolver> resolver_;  // null: no header was taken
+  absl::flat_hash_set<std::string> names_;
+  std::vector<PutItem> items_;
+  std::vector<std::vector<Correction>> corrections_;  // by item
+};
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_STEPS_PUT_PLAN_H_

@@ -1,0 +1,95 @@
+// Encodes and decodes the messages of a step.
+#include "server/steps/step_codec.h"
+
+#include <utility>
+
+#include "google/protobuf/io/coded_stream.h"
+#include "rpc/call.h"
+#include "rpc/codec/array_codec.h"
+#include "rpc/codec/time_codec.h"
+#include "server/state/array_view_codec.h"
+#include "shardmesh/v1/attach_service.pb.h"
+#include "status/status_macros.h"
+
+namespace shardmesh::server {
+
+std::string Serialize(const StepMessage& message) {
+  v1::RunStep to;
+  to.set_plan_hash(message.plan->hash);
+  to.set_plan(message.plan->bytes);
+  for (const StepMessage::Operand& operand : message.operands) {
+    v1::StepOperand* const encoded = to.add_operands();
+    if (operand.literal != nullptr) {
+      rpc::Encode(*operand.literal, encoded->mutable_literal());
+    } else {
+      encoded->set_array_id(operand.array_id);
+      encoded->set_donate(operand.donate);
+    }
+  }
+  for (const ArrayDescriptor& output : *message.outputs) {
+    rpc::Encode(output, to.add_outputs());
+  }
+  rpc::Encode(message.timeout, to.mutable_timeout());
+  to.set_return_literals(message.return_literals);
+  return to.SerializeAsString();
+}
+
+int64_t EncodedSizeBytes(const Literal& literal) {
+  v1::Literal without_bytes;
+  rpc::Encode({.dtype = literal.dtype, .shape = literal.shape, .bytes = {}}, &without_bytes);
+  const size_t size_bytes = without_bytes.ByteSizeLong();
+  if (literal.bytes.empty()) return static_cast<int64_t>(size_bytes);
+  static_assert(v1::Literal::kDataFieldNumber < 16);  // its tag has one byte
+  return static_cast<int64_t>(
+      size_bytes + 1 + google::protobuf::io::CodedOutputStream::VarintSize64(literal.bytes.size()) +
+      literal.bytes.size());
+}
+
+int64_t EncodedSizeBytes(const ArrayDescriptor& descriptor) {
+  v1::ArrayDescriptor encoded;
+  rpc::Encode(descriptor, &encoded);
+  return static_cast<int64_t>(encoded.ByteSizeLong());
+}
+
+absl::StatusOr<RankReportDetail> DecodeReportDetail(const std::string& detail) {
+  v1::StepReport report;
+  if (!report.ParseFromString(detail)) {
+    return absl::InternalError("a rank's report cannot be read again");
+  }
+  RankReportDetail result;
+  SHARDMESH_ASSIGN_OR_RETURN(result.kernel, rpc::Decode(report.kernel_time()));
+  SHARDMESH_ASSIGN_OR_RETURN(result.collective, rpc::Decode(report.collective_time()));
+  result.sent_bytes = report.sent_bytes();
+  for (v1::StagedOutput& output : *report.mutable_outputs()) {
+    result.tile_bytes.emplace(output.array_id(), std::move(*output.mutable_data()));
+  }
+  return result;
+}
+
+v1::ExecuteResponse Encode(StepResult result) {
+  v1::ExecuteResponse response;
+  response.set_sequence(result.sequence);
+  response.set_plan_hash(std::move(result.plan_hash));
+  v1::StepTimings* const timings = response.mutable_timings();
+  rpc::Encode(result.total, timings->mutable_total());
+  rpc::Encode(result.kernel, timings->mutable_kernel());
+  rpc::Encode(result.collective, timings->mutable_collective());
+  timings->set_sent_bytes(result.sent_bytes);
+  for (StepResult::Output& output : result.outputs) {
+    v1::StepOutput* const to = response.add_outputs();
+    Encode(*output.array, &output.name, to->mutable_array());
+    if (output.literal.has_value()) {
+      rpc::Encode(*std::move(output.literal), to->mutable_literal());
+    }
+  }
+  // Workers may have been lost since the limit was checked: their ranks were not counted then. A
+  // caller that needs them describes the array.
+  if (static_cast<int64_t>(response.ByteSizeLong()) > rpc::kMaxControlMessageBytes) {
+    for (v1::StepOutput& output : *response.mutable_outputs()) {
+      output.mutable_array()->clear_missing_ranks();
+    }
+  }
+  return response;
+}
+
+}  // namespace shardmesh::server

@@ -1,0 +1,57 @@
+// Steps between domain and wire: the message to the workers, their reports, the answer.
+#ifndef SHARDMESH_SERVER_STEPS_STEP_CODEC_H_
+#define SHARDMESH_SERVER_STEPS_STEP_CODEC_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/steps/planner.h"
+#include "server/steps/step_call.h"
+#include "shardmesh/v1/compute_service.pb.h"
+#include "tensor/array_descriptor.h"
+#include "tensor/literal.h"
+
+namespace shardmesh::server {
+
+// What the workers of a step are sent: the same bytes for each of them. What the pointers name
+// outlives the message.
+struct StepMessage {
+  struct Operand {
+    std::string array_id = {};         // empty: the literal
+    const Literal* literal = nullptr;  // null: the array
+    bool donate = false;
+  };
+  const PreparedPlan* plan = nullptr;
+  std::vector<Operand> operands = {};
+  const std::vector<ArrayDescriptor>* outputs = nullptr;
+  absl::Duration timeout = {};
+  bool return_literals = false;
+};
+std::string Serialize(const StepMessage& message);
+
+// The size in a message.
+int64_t EncodedSizeBytes(const Literal& literal);
+int64_t EncodedSizeBytes(const ArrayDescriptor& descriptor);
+
+// What a rank says of a step that it has done.
+struct RankReportDetail {
+  absl::Duration kernel;
+  absl::Duration collective;
+  int64_t sent_bytes = 0;
+  std::map<std::string, std::string, std::less<>> tile_bytes = {};  // by array, where asked for
+};
+// From RankResult::detail.
+absl::StatusOr<RankReportDetail> DecodeReportDetail(const std::string& detail);
+
+// Leaves out which ranks lack tiles, if the answer would not fit into a message with them.
+v1::ExecuteResponse Encode(StepResult result);
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_STEPS_STEP_CODEC_H_

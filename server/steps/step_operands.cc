@@ -1,0 +1,123 @@
+// Finds operands, and checks that they lie on one mesh as it is now.
+#include "server/steps/step_operands.h"
+
+#include <utility>
+#include <variant>
+
+#include "rpc/codec/definition.h"
+#include "rpc/codec/status.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+
+namespace shardmesh::server {
+
+absl::StatusOr<FoundOperand> OperandFinder::FindOne(StepOperand operand) const {
+  FoundOperand found;
+  found.donate = operand.donate;
+  if (auto* const literal = std::get_if<Literal>(&operand.value); literal != nullptr) {
+    found.described = {.dtype = literal->dtype, .shape = literal->shape, .spec = {}};
+    found.literal = std::move(*literal);
+    return found;
+  }
+  const ArrayReference& reference = std::get<ArrayReference>(operand.value);
+  SHARDMESH_ASSIGN_OR_RETURN(SelectedArray selected, Select(*sources_.registry, reference));
+  if (selected.array->state == ArrayState::kDegraded) {
+    return Degraded(selected, *sources_.membership->view(), *sources_.recovery);
+  }
+  const ArrayDescriptor& descriptor = selected.array->definition.descriptor;
+  found.described = {.dtype = descriptor.dtype,
+                     .shape = descriptor.shape,
+                     .spec = descriptor.spec,
+                     .cut_points = WithoutEqualParts(descriptor.cut_points)};
+  found.name = reference.name;
+  found.array = std::move(selected.array);
+  return found;
+}
+
+absl::StatusOr<FoundOperands> OperandFinder::Find(StepOperands operands) const {
+  FoundOperands result;
+  ArrayPtr first;
+  for (size_t i = 0; i < operands.operands.size(); ++i) {
+    absl::StatusOr<FoundOperand> found = FindOne(std::move(operands.operands[i]));
+    if (!found.ok()) {
+      return rpc::WithField(found.status(), "operands", i);
+    }
+    const ArrayPtr& array = result.operands.emplace_back(*std::move(found)).array;
+    if (array == nullptr) {
+      continue;
+    }
+    if (first == nullptr) {
+      first = array;
+    }
+    const ArrayDescriptor& one = first->definition.descriptor;
+    const ArrayDescriptor& other = array->definition.descriptor;
+    if (one.mesh_id != other.mesh_id) {
+      return rpc::WithField(
+          WithReason(absl::FailedPreconditionError(
+                         StrCat("operands lie on different meshes: \"", one.mesh_id,
+                                "\" at revision ", one.mesh_revision, " and \"", other.mesh_id,
+                                "\" at revision ", other.mesh_revision, "; load them onto one")),
+                     Reason::kShapeMismatch),
+          "operands", i);
+    }
+  }
+  const std::string name = first != nullptr           ? first->definition.descriptor.mesh_id
+                           : operands.mesh_id.empty() ? "default"
+                                                      : operands.mesh_id;
+  SHARDMESH_ASSIGN_OR_RETURN(result.target, FindTarget(name, result.operands));
+  return result;
+}
+
+absl::StatusOr<PlanTarget> OperandFinder::FindTarget(
+    const std::string& mesh_id, const std::vector<FoundOperand>& operands) const {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto definition, sources_.definition_store->state().Find(
+                                                        DefinitionKind::kMesh, mesh_id));
+  const Mesh& mesh = std::get<rpc::MeshDefinition>(definition->value).mesh;
+  // The mesh itself is compared, not its revision: a repair or a restore gives the same mesh
+  // another revision. The array's state says whether each rank's worker has its tile.
+  for (size_t i = 0; i < operands.size(); ++i) {
+    const ArrayPtr& array = operands[i].array;
+    if (array == nullptr || array->definition.descriptor.mesh == mesh) {
+      continue;
+    }
+    const ArrayDescriptor& descriptor = array->definition.descriptor;
+    return rpc::WithField(
+        WithReason(absl::FailedPreconditionError(
+                       StrCat("array ", descriptor.array_id, " lies on the mesh \"", mesh_id,
+                              "\" as ", descriptor.mesh.ToString(), " of revision ",
+                              descriptor.mesh_revision, ", which is ", mesh.ToString(),
+                              " of revision ", definition->revision, " now; load it again")),
+                   Reason::kVersionMismatch),
+        "operands", i);
+  }
+  return PlanTarget{.mesh_id = mesh_id,
+                    .mesh_revision = definition->revision,
+                    .mesh = mesh,
+                    .links = sources_.links->CostOf(*sources_.membership->view(), mesh_id),
+                    .preferred = sources_.preferred_algorithms};
+}
+
+absl::Status CheckDonor(const ArrayRegistry& registry, const SessionTable& sessions,
+                        const std::string& session_id, std::vector<FoundOperand>* operands) {
+  for (size_t i = 0; i < operands->size(); ++i) {
+    FoundOperand& operand = (*operands)[i];
+    if (!operand.donate || operand.array == nullptr) {
+      continue;
+    }
+    const std::string& array_id = operand.array->definition.descriptor.array_id;
+    SHARDMESH_ASSIGN_OR_RETURN(operand.donate, sessions.PinsArray(session_id, array_id));
+    if (!operand.donate && !registry.HasName(array_id)) {
+      return rpc::WithField(
+          WithReason(absl::PermissionDeniedError(StrCat(
+                         "array \"", array_id, "\" is not kept by session \"", session_id,
+                         "\", which may not donate it; begin a get of it in this session first, or "
+                         "do not donate it")),
+                     Reason::kNotOwner),
+          "operands", i);
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace shardmesh::server

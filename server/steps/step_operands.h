@@ -1,0 +1,74 @@
+// The operands of a step: which arrays they are, and who may give them away.
+#ifndef SHARDMESH_SERVER_STEPS_STEP_OPERANDS_H_
+#define SHARDMESH_SERVER_STEPS_STEP_OPERANDS_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "program/collective_choice.h"
+#include "program/step_plan.h"
+#include "server/state/arrays.h"
+#include "server/state/definitions.h"
+#include "server/state/link_table.h"
+#include "server/state/membership.h"
+#include "server/state/recovery.h"
+#include "server/state/session.h"
+#include "server/steps/step_call.h"
+#include "tensor/literal.h"
+
+namespace shardmesh::server {
+
+// An operand that was found: an array or a literal.
+struct FoundOperand {
+  ArrayPtr array = nullptr;  // null: the literal
+  Literal literal = {};
+  ValueDescriptor described = {};
+  std::string name = {};  // as the caller gave it; empty: by its id
+  bool donate = false;
+  bool overwritten = false;  // donated, and a result is made in its memory
+};
+
+// The operands of a call and the mesh on which they lie.
+struct FoundOperands {
+  std::vector<FoundOperand> operands = {};
+  PlanTarget target = {};
+};
+
+// Finds operands in the state of the coordinator. All that it is given outlives it. Thread-safe.
+class OperandFinder {
+ public:
+  struct Sources {
+    const DefinitionStore* definition_store = nullptr;
+    const Membership* membership = nullptr;
+    const ArrayRegistry* registry = nullptr;
+    const LinkTable* links = nullptr;
+    const Recovery* recovery = nullptr;
+    PreferredAlgorithms preferred_algorithms = {};
+  };
+  explicit OperandFinder(Sources sources) : sources_(std::move(sources)) {}
+
+  // Takes the operands. Errors about one of them name its field.
+  //   NOT_FOUND                              as Select; or the mesh.
+  //   as Degraded                            an array lacks tiles.
+  //   FAILED_PRECONDITION (SHAPE_MISMATCH)   they lie on different meshes.
+  //   FAILED_PRECONDITION (VERSION_MISMATCH) the mesh was changed since an array was put there.
+  absl::StatusOr<FoundOperands> Find(StepOperands operands) const;
+
+ private:
+  absl::StatusOr<FoundOperand> FindOne(StepOperand operand) const;
+  absl::StatusOr<PlanTarget> FindTarget(const std::string& mesh_id,
+                                        const std::vector<FoundOperand>& operands) const;
+
+  const Sources sources_;
+};
+
+// An array may be donated only by a session that pins it. PERMISSION_DENIED (NOT_OWNER) otherwise.
+// If the session does not pin it and a name keeps it, the array is lent: `donate` becomes false.
+absl::Status CheckDonor(const ArrayRegistry& registry, const SessionTable& sessions,
+                        const std::string& session_id, std::vector<FoundOperand>* operands);
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_STEPS_STEP_OPERANDS_H_

@@ -1,0 +1,46 @@
+// The results of a step: what is checked of them, and how they are committed and returned.
+#ifndef SHARDMESH_SERVER_STEPS_STEP_OUTPUTS_H_
+#define SHARDMESH_SERVER_STEPS_STEP_OUTPUTS_H_
+
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "program/step_plan.h"
+#include "server/state/arrays.h"
+#include "server/steps/planner.h"
+#include "server/steps/sequencer.h"
+#include "server/steps/step_call.h"
+#include "server/steps/step_codec.h"
+#include "server/steps/step_operands.h"
+#include "tensor/array_descriptor.h"
+#include "tensor/literal.h"
+
+namespace shardmesh::server {
+
+// INVALID_ARGUMENT (BAD_FIELD): the plan has no results, there are more names than results, a name
+// is malformed, or literals are asked for that cannot be returned.
+absl::Status CheckOutputs(const StepOutputs& outputs, const Plan& plan);
+
+// The plan's results as arrays with new ids.
+std::vector<ArrayDescriptor> DescribeOutputs(const Plan& plan);
+
+// INVALID_ARGUMENT (LIMIT_EXCEEDED): the message to the workers, or the answer, does not fit into
+// one message.
+absl::Status CheckMessageSizes(const PreparedPlan& plan, const std::vector<FoundOperand>& operands,
+                               const std::vector<ArrayDescriptor>& described,
+                               const StepOutputs& outputs);
+
+// Makes the results available and gives them their names.
+CommitRequest CommitOf(const std::vector<ArrayDescriptor>& described, const StepOutputs& outputs,
+                       const WorkOutcome& outcome);
+
+// The whole result, put together of the tiles in the reports, which are by rank. INTERNAL: a tile
+// is missing there.
+absl::StatusOr<Literal> AssembleLiteral(const ArrayDescriptor& descriptor,
+                                        absl::Span<const RankReportDetail> reports);
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_STEPS_STEP_OUTPUTS_H_

@@ -1,0 +1,435 @@
+// Admits, submits, commits and ends steps.
+#include "server/steps/step_runner.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <string_view>
+#include <utility>
+#include <variant>
+
+#include "process/failpoint.h"
+#include "rpc/codec/field_check.h"
+#include "rpc/codec/status.h"
+#include "server/state/request_memory.h"
+#include "server/state/session_pins.h"
+#include "server/steps/step_codec.h"
+#include "server/steps/step_outputs.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+
+namespace shardmesh::server {
+namespace {
+
+constexpr absl::Duration kMaxStepTimeout = absl::Minutes(5);
+// Of an operand that only its donor holds: the session's pin and the step's own.
+constexpr int64_t kDonorsPins = 2;
+// How long to wait before a step is run again whose worker was lost and is expected back.
+constexpr absl::Duration kRunAgainDelay = absl::Milliseconds(200);
+
+const std::string& IdOf(const FoundOperand& operand) {
+  return operand.array->definition.descriptor.array_id;
+}
+
+// The first op's name, for people: "linear", "matmul", "program" for several.
+std::string_view NameOf(const std::variant<Program, PlanHash>& work) {
+  const Program* const program = std::get_if<Program>(&work);
+  if (program == nullptr || program->ops.size() != 1) {
+    return "program";
+  }
+  struct Names {
+    std::string_view operator()(const LinearOp&) const { return "linear"; }
+    std::string_view operator()(const MatmulOp&) const { return "matmul"; }
+    std::string_view operator()(const CollectiveOp&) const { return "collective"; }
+    std::string_view operator()(const ReshardOp&) const { return "reshard"; }
+  };
+  return std::visit(Names(), program->ops.front());
+}
+
+// The beginning of a long name, so that a message has room for the rest.
+std::string Beginning(const std::string& name) {
+  constexpr size_t kMaxBytes = 96;
+  if (name.size() <= kMaxBytes) return name;
+  size_t end = kMaxBytes;
+  while (end > 0 && (name[end] & 0xC0) == 0x80) --end;  // not within a character
+  return StrCat(name.substr(0, end), "...");
+}
+
+// The work with its operands as the client calls them: `linear of "x", "w"`; the first few of many.
+std::string DescribeWork(const std::variant<Program, PlanHash>& work,
+                         const std::vector<FoundOperand>& operands) {
+  constexpr int64_t kNamed = 3;
+  std::vector<std::string> names;
+  for (const FoundOperand& operand : operands) {
+    if (operand.array == nullptr) {
+      names.push_back("a literal");
+    } else if (!operand.name.empty()) {
+      names.push_back(StrCat("\"", Beginning(operand.name), "\""));
+    } else {
+      names.push_back(StrCat("array ", IdOf(operand)));
+    }
+    if (std::ssize(names) == kNamed) break;
+  }
+  const size_t more = operands.size() - names.size();
+  return StrCat(NameOf(work), names.empty() ? "" : " of ", StrJoin(names, ", "),
+                more == 0 ? "" : StrCat(" and ", more, " more"));
+}
+
+// How long the step may take. The client is to hear who was missing before its own deadline.
+// DEADLINE_EXCEEDED (DEADLINE): no time is left.
+absl::StatusOr<absl::Duration> TimeoutOf(const StepCall& call) {
+  absl::Duration timeout = std::min(call.time_left, kMaxStepTimeout);
+  if (call.timeout.has_value()) {
+    timeout = std::min(timeout, *call.timeout);
+  }
+  timeout -= std::min(timeout / 10, absl::Milliseconds(100));
+  if (timeout <= absl::ZeroDuration()) {
+    return WithReason(absl::DeadlineExceededError("no time is left for the step"),
+                      Reason::kDeadline);
+  }
+  return timeout;
+}
+
+// Every rank of the mesh is to stage one tile of each output.
+std::vector<Participant> ParticipantsOf(const MembershipView& view, const std::string& mesh_id,
+                                        int64_t outputs) {
+  std::vector<Participant> participants;
+  const MeshRanks* const ranks = view.FindMesh(mesh_id);
+  for (size_t rank = 0; ranks != nullptr && rank < ranks->identities.size(); ++rank) {
+    participants.push_back({.rank = static_cast<int64_t>(rank),
+                            .identity = ranks->identities[rank],
+                            .expected_tiles = outputs});
+  }
+  return participants;
+}
+
+}  // namespace
+
+StepRunner::Outcome::Outcome(rpc::Metrics* metrics, const std::string& outcome)
+    : steps(metrics->AddCounter("shardmesh_steps_total", "Steps by how they ended.",
+                                {{"outcome", outcome}})),
+      seconds(metrics->AddHistogram("shardmesh_step_duration_seconds",
+                                    "From a step's admission to its end.",
+                                    {{"outcome", outcome}})) {}
+
+StepRunner::StepRunner(const StepRunnerParts& parts)
+    : parts_(parts),
+      finder_({.definition_store = parts.definition_store,
+               .membership = parts.membership,
+               .registry = parts.registry,
+               .links = parts.links,
+               .recovery = parts.recovery,
+               .preferred_algorithms = parts.preferred_algorithms}),
+      committed_(parts.metrics, "committed"),
+      failed_(parts.metrics, "failed"),
+      cancelled_(parts.metrics, "cancelled"),
+      memory_(parts.memory) {}
+
+absl::StatusOr<std::shared_ptr<const PreparedPlan>> StepRunner::Compile(
+    const rpc::Caller& caller, const Program& program, StepOperands operands) const {
+  SHARDMESH_ASSIGN_OR_RETURN(const FoundOperands found, finder_.Find(std::move(operands)));
+  return Prepare(caller, program, found.operands, found.target);
+}
+
+absl::StatusOr<std::shared_ptr<const PreparedPlan>> StepRunner::Prepare(
+    const rpc::Caller& caller, const Program& program, const std::vector<FoundOperand>& operands,
+    const PlanTarget& target) const {
+  std::vector<ValueDescriptor> described;
+  for (const FoundOperand& operand : operands) {
+    described.push_back(operand.described);
+  }
+  return parts_.planner->Prepare(caller.name, program, described, target);
+}
+
+absl::StatusOr<std::shared_ptr<const PreparedPlan>> StepRunner::PlanOf(
+    const StepCall& call, const FoundOperands& found) const {
+  if (const auto* const program = std::get_if<Program>(&call.work); program != nullptr) {
+    return Prepare(call.caller, *program, found.operands, found.target);
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(std::shared_ptr<const PreparedPlan> prepared,
+                             parts_.planner->Find(std::get<PlanHash>(call.work).bytes));
+  const Plan& plan = prepared->plan;
+  const bool fits = plan.operand_count == found.operands.size() &&
+                    plan.mesh_id == found.target.mesh_id &&
+                    plan.mesh_revision == found.target.mesh_revision &&
+                    std::equal(found.operands.begin(), found.operands.end(), plan.values.begin(),
+                               [](const FoundOperand& operand, const ValueDescriptor& value) {
+                                 return operand.described == value;
+                               });
+  if (!fits) {
+    return rpc::BadField("plan_hash", "is of a plan for other operands; compile for these");
+  }
+  return prepared;
+}
+
+absl::Status StepRunner::StageOutputs(Running* running) const {
+  for (ArrayDescriptor& descriptor : DescribeOutputs(running->prepared->plan)) {
+    SHARDMESH_RETURN_IF_ERROR(parts_.registry->Stage({.descriptor = descriptor}));
+    const std::string array_id = descriptor.array_id;
+    running->outputs.push_back(std::move(descriptor));
+    SHARDMESH_RETURN_IF_ERROR(
+        PinForSession(*parts_.registry, *parts_.sessions, running->session_id, array_id).status());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StepRunner::PinOperands(Running* running) const {
+  absl::Status result;
+  for (FoundOperand& operand : running->operands) {
+    if (operand.array == nullptr) {
+      continue;
+    }
+    if (const absl::Status pinned = parts_.registry->Pin(IdOf(operand)); !pinned.ok()) {
+      operand.array = nullptr;  // there is no pin to take back
+      result.Update(pinned);
+    }
+  }
+  return result;
+}
+
+void StepRunner::GiveOperands(Running* running, StepRequest* step) const {
+  for (size_t i = 0; i < running->operands.size(); ++i) {
+    FoundOperand& operand = running->operands[i];
+    if (operand.array == nullptr) {
+      continue;
+    }
+    const std::string& array_id = IdOf(operand);
+    SHARDMESH_PASSES("compute.give");
+    // An array that a name or another pin holds is lent, not given: the step leaves it alone.
+    operand.donate = operand.donate && parts_.registry->Give(array_id, kDonorsPins);
+    // The session may have released the array since CheckDonor, and another session may pin it:
+    // then that pin was counted. After Give no further pin comes.
+    if (operand.donate &&
+        !parts_.sessions->PinsArray(running->session_id, array_id).value_or(false)) {
+      parts_.registry->TakeBack(array_id);
+      operand.donate = false;
+    }
+    // Workers make no result over what is on their disks.
+    operand.overwritten =
+        operand.donate && operand.array->durability == Durability::kMemory &&
+        ResultOverOperand(running->prepared->plan, static_cast<ValueIndex>(i)).has_value();
+    (operand.donate ? step->writes : step->reads).push_back(array_id);
+  }
+}
+
+std::string StepRunner::MessageOf(const Running& running, absl::Duration timeout) const {
+  StepMessage message{.plan = running.prepared.get(),
+                      .outputs = &running.outputs,
+                      .timeout = timeout,
+                      .return_literals = running.options.return_literals};
+  for (const FoundOperand& operand : running.operands) {
+    if (operand.array != nullptr) {
+      message.operands.push_back({.array_id = IdOf(operand), .donate = operand.donate});
+    } else {
+      message.operands.push_back({.literal = &operand.literal});
+    }
+  }
+  return Serialize(message);
+}
+
+absl::StatusOr<StepRunner::RunningPtr> StepRunner::Admit(StepCall call, StepRequest* step) {
+  SHARDMESH_ASSIGN_OR_RETURN(FoundOperands found, finder_.Find(std::move(call.operands)));
+  SHARDMESH_RETURN_IF_ERROR(
+      CheckDonor(*parts_.registry, *parts_.sessions, call.session_id, &found.operands));
+  auto running = std::make_shared<Running>();
+  SHARDMESH_ASSIGN_OR_RETURN(running->prepared, PlanOf(call, found));
+  const Plan& plan = running->prepared->plan;
+  SHARDMESH_RETURN_IF_ERROR(CheckOutputs(call.outputs, plan));
+  SHARDMESH_RETURN_IF_ERROR(parts_.endpoints->CheckReady(plan.mesh_id));
+  SHARDMESH_ASSIGN_OR_RETURN(step->timeout, TimeoutOf(call));
+  step->op = DescribeWork(call.work, found.operands);
+  step->mesh_id = plan.mesh_id;
+
+  running->session_id = call.session_id;
+  running->options = std::move(call.outputs);
+  running->operands = std::move(found.operands);
+  running->started = parts_.clock->Now();
+  // Whatever fails from here on, End takes back.
+  absl::Status staged = StageOutputs(running.get());
+  staged.Update(PinOperands(running.get()));
+  if (staged.ok()) {
+    staged = CheckMessageSizes(*running->prepared, running->operands, running->outputs,
+                               running->options);
+  }
+  if (!staged.ok()) {
+    End(*running, staged);
+    return staged;
+  }
+  GiveOperands(running.get(), step);
+  for (const ArrayDescriptor& output : running->outputs) {
+    step->writes.push_back(output.array_id);
+  }
+  step->message = std::make_shared<const std::string>(MessageOf(*running, step->timeout));
+  step->participants =
+      ParticipantsOf(*parts_.membership->view(), plan.mesh_id, std::ssize(running->outputs));
+  return running;
+}
+
+std::optional<Sequencer::StepTicket> StepRunner::Run(StepCall call, Callback callback) {
+  absl::Status checked = rpc::CheckRequestId(call.request_id, "request_id");
+  if (checked.ok()) {
+    checked = parts_.sessions->Check(call.session_id, call.caller);
+  }
+  if (!checked.ok()) {
+    std::move(callback)(checked);
+    return std::nullopt;
+  }
+  const std::string key = RequestKey(call.session_id, call.method, call.request_id);
+  absl::StatusOr<StepMemory::Answer> remembered =
+      memory_.Begin(call.caller.name, key, call.fingerprint, parts_.clock->Now());
+  if (!remembered.ok() || *remembered != nullptr) {
+    std::move(callback)(remembered.ok() ? StepAnswer(**remembered) : remembered.status());
+    return std::nullopt;
+  }
+  const std::string session_id = call.session_id;
+  if (const absl::Status refused = parts_.sessions->BeginStep(session_id); !refused.ok()) {
+    memory_.Abandon(key);
+    std::move(callback)(refused);
+    return std::nullopt;
+  }
+  StepRequest step;
+  absl::StatusOr<RunningPtr> admitted = Admit(std::move(call), &step);
+  if (!admitted.ok()) {
+    parts_.sessions->EndStep(session_id);
+    memory_.Abandon(key);
+    std::move(callback)(admitted.status());
+    return std::nullopt;
+  }
+  const RunningPtr running = *std::move(admitted);
+  step.commit = [this, running](const WorkOutcome& outcome,
+                                absl::AnyInvocable<void(absl::Status) &&> decided) {
+    Commit(running, outcome, std::move(decided));
+  };
+  // The sequencer drops the callback if it refuses; the answer is then given here.
+  auto shared_callback = std::make_shared<Callback>(std::move(callback));
+  const absl::StatusOr<Sequencer::StepTicket> ticket = parts_.sequencer->Submit(
+      std::move(step), [this, running, key, shared_callback](const WorkOutcome& outcome) {
+        parts_.sessions->EndStep(running->session_id);
+        End(*running, outcome.status, /*began=*/outcome.sequence != 0);
+        absl::StatusOr<StepResult> result =
+            outcome.status.ok() ? ResultOf(*running, outcome) : WithLosses(*running, outcome);
+        if (!result.ok()) {
+          memory_.Abandon(key);
+          return std::move(*shared_callback)(WithSecondRun(*running, result.status()));
+        }
+        v1::ExecuteResponse answer = Encode(*std::move(result));
+        memory_.Finish(key, answer, parts_.clock->Now());
+        std::move (*shared_callback)(std::move(answer));
+      });
+  if (!ticket.ok()) {
+    parts_.sessions->EndStep(session_id);
+    memory_.Abandon(key);
+    End(*running, ticket.status());
+    std::move (*shared_callback)(WithSecondRun(*running, ticket.status()));
+    return std::nullopt;
+  }
+  return *ticket;
+}
+
+void StepRunner::Commit(const RunningPtr& running, const WorkOutcome& outcome,
+                        absl::AnyInvocable<void(absl::Status) &&> decided) {
+  parts_.registry->Commit(
+      CommitOf(running->outputs, running->options, outcome),
+      [running, decided = std::move(decided)](absl::StatusOr<CommitResult> result) mutable {
+        if (result.ok()) {
+          running->revision = result->revision;
+        }
+        std::move(decided)(result.status());
+      });
+}
+
+absl::Status StepRunner::WithSecondRun(const Running& running, absl::Status status) const {
+  const Reason reason = ReasonOf(status);
+  // A worker that does not know yet who is there says so by the latter two.
+  const bool is_passing = reason == Reason::kMeshIncomplete || reason == Reason::kStaleEpoch;
+  if (reason != Reason::kWorkerLost && !is_passing) return status;
+  const std::shared_ptr<const MembershipView> view = parts_.membership->view();
+  const MeshRanks* const mesh = view->FindMesh(running.prepared->plan.mesh_id);
+  if (mesh == nullptr) return status;
+  for (const std::string& identity : mesh->identities) {
+    const WorkerStatus* const worker = view->FindWorker(identity);
+    if (worker == nullptr || !worker->info.durable) return status;
+    if (!view->IsAlive(identity) && !parts_.recovery->ComesBack(identity)) return status;
+  }
+  const bool is_untouched = std::all_of(
+      running.operands.begin(), running.operands.end(), [](const FoundOperand& operand) {
+        return operand.array == nullptr ||
+               (operand.array->durability == Durability::kDisk && !operand.donate);
+      });
+  if (!is_untouched) return status;
+  return is_passing ? Recovering(ToStd(status.message()))
+                    : rpc::WithRetryDelay(std::move(status), kRunAgainDelay);
+}
+
+absl::Status StepRunner::WithLosses(const Running& running, const WorkOutcome& outcome) {
+  std::vector<std::string> lost;
+  for (const FoundOperand& operand : running.operands) {
+    if (operand.overwritten) {
+      lost.push_back(IdOf(operand));
+    }
+  }
+  if (lost.empty() || outcome.sequence == 0) {
+    return outcome.status;
+  }
+  return WithContext(outcome.status,
+                     StrCat("gone with the step, which was to make a result in its memory: array ",
+                            StrJoin(lost, ", array ")));
+}
+
+void StepRunner::End(const Running& running, const absl::Status& status, bool began) {
+  const Reason reason = ReasonOf(status);
+  const bool is_cancelled = reason == Reason::kCancelled || reason == Reason::kNotServing;
+  const Outcome& ended = status.ok() ? committed_ : is_cancelled ? cancelled_ : failed_;
+  ended.steps.Add();
+  ended.seconds.Observe(absl::ToDoubleSeconds(parts_.clock->Now() - running.started));
+  std::vector<std::string> pinned;       // by the step
+  std::vector<std::string> session_has;  // and shall have no longer
+  std::vector<std::string> given;
+  for (const FoundOperand& operand : running.operands) {
+    if (operand.array == nullptr) {
+      continue;
+    }
+    const std::string& array_id = IdOf(operand);
+    pinned.push_back(array_id);
+    if ((operand.donate && status.ok()) || (operand.overwritten && began)) {
+      session_has.push_back(array_id);
+    } else if (operand.donate) {
+      given.push_back(array_id);
+    }
+  }
+  std::vector<std::string> outputs;
+  for (const ArrayDescriptor& output : running.outputs) outputs.push_back(output.array_id);
+  if (!status.ok()) session_has.insert(session_has.end(), outputs.begin(), outputs.end());
+  parts_.registry->Unpin(pinned);
+  UnpinForSession(*parts_.registry, *parts_.sessions, running.session_id, session_has);
+  for (const std::string& array_id : given) parts_.registry->TakeBack(array_id);
+  if (!status.ok()) parts_.registry->Discard(outputs);
+}
+
+absl::StatusOr<StepResult> StepRunner::ResultOf(const Running& running,
+                                                const WorkOutcome& outcome) const {
+  StepResult result{.sequence = outcome.sequence, .plan_hash = running.prepared->hash};
+  std::vector<RankReportDetail> reports;
+  for (const RankResult& rank : outcome.ranks) {
+    SHARDMESH_ASSIGN_OR_RETURN(RankReportDetail report, DecodeReportDetail(rank.detail));
+    result.kernel = std::max(result.kernel, report.kernel);
+    result.collective = std::max(result.collective, report.collective);
+    result.sent_bytes += report.sent_bytes;
+    reports.push_back(std::move(report));
+  }
+  result.total = parts_.clock->Now() - running.started;
+  for (size_t i = 0; i < running.outputs.size(); ++i) {
+    const ArrayDescriptor& descriptor = running.outputs[i];
+    StepResult::Output& output = result.outputs.emplace_back();
+    SHARDMESH_ASSIGN_OR_RETURN(output.array, parts_.registry->FindArray(descriptor.array_id));
+    if (const std::string& name = running.options.NameOf(i); !name.empty()) {
+      output.name = {.name = name, .array_id = descriptor.array_id, .version = running.revision};
+    }
+    if (running.options.return_literals) {
+      SHARDMESH_ASSIGN_OR_RETURN(output.literal, AssembleLiteral(descriptor, reports));
+    }
+  }
+  return result;
+}
+
+}  // namespace shardmesh::server

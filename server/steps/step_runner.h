@@ -1,0 +1,136 @@
+// Runs steps: from a call with its operands to a committed result, or to nothing.
+#ifndef SHARDMESH_SERVER_STEPS_STEP_RUNNER_H_
+#define SHARDMESH_SERVER_STEPS_STEP_RUNNER_H_
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "process/clock.h"
+#include "program/collective_choice.h"
+#include "program/program.h"
+#include "rpc/caller.h"
+#include "rpc/metrics/metrics.h"
+#include "server/state/arrays.h"
+#include "server/state/definitions.h"
+#include "server/state/link_table.h"
+#include "server/state/membership.h"
+#include "server/state/recovery.h"
+#include "server/state/session.h"
+#include "server/state/step_memory.h"
+#include "server/steps/mesh_endpoints.h"
+#include "server/steps/planner.h"
+#include "server/steps/sequencer.h"
+#include "server/steps/step_call.h"
+#include "server/steps/step_operands.h"
+
+namespace shardmesh::server {
+
+// What a step runs with. Everything outlives the runner.
+struct StepRunnerParts {
+  rpc::Clock* clock = nullptr;
+  const DefinitionStore* definition_store = nullptr;
+  const Membership* membership = nullptr;
+  const MeshEndpoints* endpoints = nullptr;
+  ArrayRegistry* registry = nullptr;
+  SessionTable* sessions = nullptr;
+  const LinkTable* links = nullptr;
+  const Recovery* recovery = nullptr;
+  Planner* planner = nullptr;
+  Sequencer* sequencer = nullptr;
+  rpc::Metrics* metrics = nullptr;  // counts steps by how they ended
+  PreferredAlgorithms preferred_algorithms = {};
+  StepMemoryOptions memory = {};
+};
+
+// The answer to a step, as StepMemory keeps it.
+using StepAnswer = absl::StatusOr<v1::ExecuteResponse>;
+
+// Runs steps through the sequencer. A step goes
+//   checked -> outputs staged, operands pinned -> donated operands given -> submitted -> ended
+// The step holds its pins until it has ended. A step that fails leaves no output staged, no operand
+// pinned and no operand given, whenever it fails. The exception is a donated operand in whose
+// memory a result was to be made: it is gone once workers may have begun, and the error says so.
+//
+// Steps with one request id in a session run once: see StepMemory.
+//
+// Thread-safe. The sequencer has ended all steps before the runner is destroyed.
+class StepRunner {
+ public:
+  using Callback = absl::AnyInvocable<void(StepAnswer) &&>;
+
+  explicit StepRunner(const StepRunnerParts& parts);
+
+  // The plan by which a call with these operands would run. Errors: those of OperandFinder and of
+  // Planner::Prepare.
+  absl::StatusOr<std::shared_ptr<const PreparedPlan>> Compile(const rpc::Caller& caller,
+                                                              const Program& program,
+                                                              StepOperands operands) const;
+
+  // Calls back once, from any thread, perhaps before it returns. The ticket, if there is one, is
+  // for Cancel.
+  std::optional<Sequencer::StepTicket> Run(StepCall call, Callback callback);
+  void Cancel(Sequencer::StepTicket ticket) { parts_.sequencer->Cancel(ticket); }
+
+ private:
+  // Counts the steps that ended in one way.
+  struct Outcome {
+    Outcome(rpc::Metrics* metrics, const std::string& outcome);
+
+    rpc::Counter steps;
+    rpc::Histogram seconds;
+  };
+  // A step between its admission and its end.
+  struct Running {
+    std::string session_id;
+    StepOutputs options;
+    std::shared_ptr<const PreparedPlan> prepared;
+    std::vector<FoundOperand> operands;
+    std::vector<ArrayDescriptor> outputs;  // those that were staged
+    absl::Time started;
+    Revision revision = 0;  // of its commit
+  };
+  using RunningPtr = std::shared_ptr<Running>;
+
+  absl::StatusOr<std::shared_ptr<const PreparedPlan>> Prepare(
+      const rpc::Caller& caller, const Program& program, const std::vector<FoundOperand>& operands,
+      const PlanTarget& target) const;
+  // The plan of the call's program, or the one of its hash if that suits the operands.
+  absl::StatusOr<std::shared_ptr<const PreparedPlan>> PlanOf(const StepCall& call,
+                                                             const FoundOperands& found) const;
+  // Everything up to the submission; fills in what the sequencer needs.
+  absl::StatusOr<RunningPtr> Admit(StepCall call, StepRequest* step);
+  absl::Status StageOutputs(Running* running) const;
+  // From here on operands are pinned until End; one that is gone by now is the error.
+  absl::Status PinOperands(Running* running) const;
+  // Donates what may be donated, and says which arrays the step reads and writes.
+  void GiveOperands(Running* running, StepRequest* step) const;
+  std::string MessageOf(const Running& running, absl::Duration timeout) const;
+  void Commit(const RunningPtr& running, const WorkOutcome& outcome,
+              absl::AnyInvocable<void(absl::Status) &&> decided);
+  // `began`: workers may have run some of it.
+  void End(const Running& running, const absl::Status& status, bool began = false);
+  // If the step may be run again as it is, its error gets a retry delay: its operands are
+  // untouched, and all of them are there again once the lost worker is back. Another error stays as
+  // it is.
+  absl::Status WithSecondRun(const Running& running, absl::Status status) const;
+  // The error of a step, with the donated operands that are gone with it.
+  static absl::Status WithLosses(const Running& running, const WorkOutcome& outcome);
+  absl::StatusOr<StepResult> ResultOf(const Running& running, const WorkOutcome& outcome) const;
+
+  const StepRunnerParts parts_;
+  const OperandFinder finder_;
+  const Outcome committed_;
+  const Outcome failed_;
+  const Outcome cancelled_;  // by its client, or because the coordinator stops
+  StepMemory memory_;
+};
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_STEPS_STEP_RUNNER_H_

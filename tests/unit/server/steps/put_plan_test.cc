@@ -1,0 +1,243 @@
+// PutPlan: what a put makes of its tensors, and why it is refused.
+#include "server/steps/put_plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "rpc/codec/status.h"
+#include "sharding/rules/rule_set.h"
+#include "tests/unit/server/steps/ready_cluster.h"
+
+namespace shardmesh::server {
+namespace {
+
+using ::shardmesh::test::IsOk;
+using ::shardmesh::test::StatusIs;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+std::string FieldOf(const absl::Status& status) {
+  const auto violations = rpc::FieldViolationsOf(status);
+  return violations.empty() ? "" : violations.front().field;
+}
+
+class PutPlanTest : public ReadyCluster {
+ protected:
+  PutPlanTest() { transfers_.SetSequencer(sequencer_.get()); }
+  ~PutPlanTest() override { sequencer_.reset(); }
+
+  PutPlan NewPlan() {
+    return PutPlan({.clock = &clock_,
+                    .definition_store = definition_store_.get(),
+                    .membership = &members_,
+                    .endpoints = &endpoints_,
+                    .sessions = &sessions_,
+                    .transfers = &transfers_});
+  }
+  PutHeader Header() const { return {.request_id = "r", .session_id = session_, .mesh_id = "m"}; }
+  absl::Status TakeHeader(PutPlan* plan, PutHeader header) {
+    return plan->TakeHeader(std::move(header), caller_,
+                            [this](const Definitions&) { return rules_; });
+  }
+  static PutTensor Tensor(const std::string& name) {
+    return {.name = name, .shape = {8, 4}, .spec = OverX()};
+  }
+  // The same of a matrix, as correction writes it.
+  static PartitionSpec RowsOverX() { return PartitionSpec({SpecEntry::Axis("x"), SpecEntry()}); }
+  static PartitionSpec OverX() { return PartitionSpec({SpecEntry::Axis("x")}); }
+  // A plan that has taken the header and one tensor.
+  absl::Status TakeOne(PutPlan* plan, PutTensor tensor, bool strict = false) {
+    PutHeader header = Header();
+    header.strict = strict;
+    EXPECT_THAT(TakeHeader(plan, header), IsOk());
+    return plan->TakeTensor(std::move(tensor));
+  }
+
+  Transfers transfers_{&clock_, registry_.get(), &sessions_};
+  absl::StatusOr<std::optional<rpc::RuleSetDefinition>> rules_{std::nullopt};
+};
+
+TEST_F(PutPlanTest, BeginsATransferOfAllTensors) {
+  PutPlan plan = NewPlan();
+  EXPECT_FALSE(plan.has_header());
+  ASSERT_THAT(TakeHeader(&plan, Header()), IsOk());
+  EXPECT_TRUE(plan.has_header());
+  ASSERT_THAT(plan.TakeTensor(Tensor("a")), IsOk());
+  ASSERT_THAT(plan.TakeTensor(Tensor("")), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunPutPtr put, plan.Begin());
+  ASSERT_THAT(put->items, SizeIs(2));
+  EXPECT_EQ(put->items[0].name, "a");
+  const ArrayDescriptor& array = put->items[0].definition.descriptor;
+  EXPECT_EQ(array.mesh_id, "m");
+  EXPECT_EQ(array.mesh, mesh_);
+  EXPECT_EQ(array.spec, RowsOverX());
+  EXPECT_THAT(put->corrections, ElementsAre(IsEmpty(), IsEmpty()));
+  EXPECT_THAT(put->devices, SizeIs(2));
+  EXPECT_EQ(put->session_id, session_);
+  EXPECT_EQ(put->expire_time, clock_.Now() + Transfers::kTimeout);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const TransferProgress progress,
+                                 transfers_.Progress(put->transfer_id));
+  EXPECT_EQ(progress.total_tiles, 4);
+  EXPECT_EQ(registry_->CountArrays().staging, 2);
+}
+
+TEST_F(PutPlanTest, RefusesAMeshThatIsNotThere) {
+  PutPlan plan = NewPlan();
+  PutHeader header = Header();
+  header.mesh_id = "none";
+  EXPECT_THAT(TakeHeader(&plan, header), StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_FALSE(plan.has_header());
+}
+
+TEST_F(PutPlanTest, RefusesAVersionOfAMesh) {
+  PutPlan plan = NewPlan();
+  PutHeader header = Header();
+  header.mesh_id = "m@1";
+  const absl::Status refused = TakeHeader(&plan, header);
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  EXPECT_EQ(FieldOf(refused), "header.mesh");
+}
+
+TEST_F(PutPlanTest, RefusesASessionThatIsGoneAndAMeshThatIsNotReady) {
+  PutPlan plan = NewPlan();
+  PutHeader header = Header();
+  header.session_id = "none";
+  EXPECT_THAT(TakeHeader(&plan, header),
+              StatusIs(absl::StatusCode::kNotFound, Reason::kSessionGone));
+  endpoints_.ready = WithReason(absl::FailedPreconditionError("away"), Reason::kMeshIncomplete);
+  EXPECT_THAT(TakeHeader(&plan, Header()),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kMeshIncomplete));
+}
+
+TEST_F(PutPlanTest, ErrorsOfRulesNameTheirField) {
+  PutPlan plan = NewPlan();
+  rules_ = rpc::BadField("name", "is wrong");
+  const absl::Status refused = TakeHeader(&plan, Header());
+  EXPECT_EQ(FieldOf(refused), "header.rule_set.name");
+}
+
+TEST_F(PutPlanTest, RulesGiveTheSpecOfATensorThatHasNone) {
+  auto rules = RuleSet::Create({{.pattern = "kernel", .spec = OverX()}});
+  ASSERT_THAT(rules, IsOk());
+  rules_ = rpc::RuleSetDefinition{.rules = *std::move(rules)};
+  PutPlan plan = NewPlan();
+  PutTensor tensor = Tensor("dense/kernel");
+  tensor.spec = std::nullopt;
+  ASSERT_THAT(TakeOne(&plan, tensor), IsOk());
+  // A tensor that no rule can match needs a spec.
+  tensor.name = "";
+  const absl::Status refused = plan.TakeTensor(tensor);
+  EXPECT_EQ(FieldOf(refused), "spec");
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunPutPtr put, plan.Begin());
+  EXPECT_EQ(put->items[0].definition.descriptor.spec, RowsOverX());
+}
+
+TEST_F(PutPlanTest, CorrectsASpecThatDoesNotFit) {
+  PutPlan plan = NewPlan();
+  PutTensor tensor = Tensor("odd");
+  tensor.shape = {7, 4};
+  ASSERT_THAT(TakeOne(&plan, tensor), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunPutPtr put, plan.Begin());
+  const ArrayDefinition& definition = put->items[0].definition;
+  EXPECT_NE(definition.descriptor.spec, OverX());
+  EXPECT_EQ(definition.requested_spec, OverX());
+  ASSERT_THAT(put->corrections, ElementsAre(SizeIs(1)));
+  EXPECT_EQ(put->corrections[0][0].reason, Reason::kNotDivisible);
+}
+
+TEST_F(PutPlanTest, RefusesTheFirstCorrectionUnderStrict) {
+  PutPlan plan = NewPlan();
+  PutTensor tensor = Tensor("odd");
+  tensor.shape = {7, 4};
+  EXPECT_THAT(TakeOne(&plan, tensor, /*strict=*/true),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kNotDivisible));
+}
+
+TEST_F(PutPlanTest, CutPointsFitAsTheyAreOrNotAtAll) {
+  PutPlan plan = NewPlan();
+  PutTensor tensor = Tensor("cut");
+  tensor.shape = {7, 4};
+  tensor.cut_points = {{0, 3, 7}, {}};
+  ASSERT_THAT(TakeOne(&plan, tensor), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunPutPtr put, plan.Begin());
+  const ArrayDescriptor& array = put->items[0].definition.descriptor;
+  EXPECT_EQ(array.spec, OverX());
+  EXPECT_EQ(array.Tiling()->TileOf(0).shape(), Shape({3, 4}));
+  EXPECT_THAT(put->corrections, ElementsAre(IsEmpty()));
+
+  PutPlan other = NewPlan();
+  tensor.cut_points = {{0, 3, 5, 7}, {}};  // three parts for two devices
+  EXPECT_THAT(TakeOne(&other, tensor), StatusIs(absl::StatusCode::kInvalidArgument));
+}
+
+TEST_F(PutPlanTest, RefusesANameThatComesTwiceOrIsTaken) {
+  AddArray(Descriptor(), "taken");
+  PutPlan plan = NewPlan();
+  ASSERT_THAT(TakeOne(&plan, Tensor("a")), IsOk());
+  EXPECT_EQ(FieldOf(plan.TakeTensor(Tensor("a"))), "name");
+
+  PutPlan other = NewPlan();
+  PutTensor tensor = Tensor("taken");
+  tensor.expected_version = 0;
+  ASSERT_THAT(TakeOne(&other, tensor), IsOk());
+  EXPECT_THAT(other.Begin(), StatusIs(absl::StatusCode::kAborted, Reason::kVersionMismatch));
+  EXPECT_EQ(registry_->CountArrays().staging, 0);
+}
+
+TEST_F(PutPlanTest, RefusesAPutForWhichAWorkerHasNoRoom) {
+  PutPlan plan = NewPlan();
+  PutTensor tensor = Tensor("large");
+  tensor.shape = {1 << 10, 1 << 10};  // two mebibytes a rank
+  ASSERT_THAT(TakeOne(&plan, tensor), IsOk());
+  const absl::Status refused = plan.Begin().status();
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+  EXPECT_THAT(std::string(refused.message()),
+              AllOf(HasSubstr("rank 0 (worker \"w0\") has 1048576 of 1048576 bytes left"),
+                    HasSubstr("needs 2097152"), HasSubstr("; release arrays,")));
+  EXPECT_EQ(registry_->CountArrays().staging, 0);
+}
+
+TEST_F(PutPlanTest, RefusalsForWantOfRoomSayWhichPutsTakeIt) {
+  PutPlan first = NewPlan();
+  ASSERT_THAT(TakeOne(&first, Tensor("a")), IsOk());
+  ASSERT_THAT(first.Begin(), IsOk());
+  PutPlan plan = NewPlan();
+  PutTensor tensor = Tensor("large");
+  tensor.shape = {1 << 10, 1 << 10};
+  ASSERT_THAT(TakeOne(&plan, tensor), IsOk());
+  EXPECT_THAT(std::string(plan.Begin().status().message()),
+              HasSubstr("wait for 1 put under way, which stage about 64 bytes on each rank"));
+}
+
+TEST_F(PutPlanTest, RefusesSizesThatCannotBeCounted) {
+  PutPlan plan = NewPlan();
+  PutTensor tensor = Tensor("endless");
+  tensor.shape = {int64_t{1} << 40, int64_t{1} << 40};
+  EXPECT_THAT(TakeOne(&plan, tensor), StatusIs(absl::StatusCode::kInvalidArgument));
+}
+
+TEST_F(PutPlanTest, APutWithoutTensorsIsRefused) {
+  PutPlan plan = NewPlan();
+  ASSERT_THAT(TakeHeader(&plan, Header()), IsOk());
+  EXPECT_EQ(FieldOf(plan.Begin().status()), "tensors");
+}
+
+TEST_F(PutPlanTest, APutOnAMeshThatLostAWorkerMeanwhileIsToBeTriedAgain) {
+  PutPlan plan = NewPlan();
+  ASSERT_THAT(TakeOne(&plan, Tensor("a")), IsOk());
+  endpoints_.endpoints.pop_back();
+  const absl::Status refused = plan.Begin().status();
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kMeshIncomplete));
+  EXPECT_TRUE(rpc::RetryDelayOf(refused).has_value());
+}
+
+}  // namespace
+}  // namespace shardmesh::server

@@ -1,0 +1,415 @@
+// StepRunner: what a step finds, holds, gives away and leaves behind, however it ends.
+#include "server/steps/step_runner.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/synchronization/notification.h"
+#include "rpc/codec/status.h"
+#include "rpc/metrics/metrics.h"
+#include "shardmesh/v1/attach_service.pb.h"
+#include "tests/unit/server/steps/ready_cluster.h"
+
+namespace shardmesh::server {
+namespace {
+
+using ::shardmesh::test::IsOk;
+using ::shardmesh::test::StatusIs;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// All operands of a program go through one op each, and each result is an output.
+Program Each(uint32_t operands, CollectiveKind kind) {
+  // Of the algorithms of an all-reduce this one makes its result in a donated operand's memory.
+  const CollectiveAlgorithm algorithm = kind == CollectiveKind::kAllReduce
+                                            ? CollectiveAlgorithm::kPairwise
+                                            : CollectiveAlgorithm::kAuto;
+  Program program{.operand_count = operands, .ops = {}, .outputs = {}};
+  for (uint32_t i = 0; i < operands; ++i) {
+    program.ops.push_back(
+        CollectiveOp{.input = i, .kind = kind, .axes = {"x"}, .algorithm = algorithm});
+    program.outputs.push_back(operands + i);
+  }
+  return program;
+}
+
+StepOperand Named(const std::string& name) { return {.value = ArrayReference{.name = name}}; }
+StepOperand Donated(const std::string& array_id) {
+  return {.value = ArrayReference{.array_id = array_id}, .donate = true};
+}
+
+// The end of a step.
+struct Ended {
+  absl::Notification done;
+  StepAnswer answer = absl::UnknownError("it runs");
+};
+
+class StepRunnerTest : public ReadyCluster {
+ protected:
+  ~StepRunnerTest() override { sequencer_.reset(); }
+
+  StepCall Call(std::vector<StepOperand> operands,
+                CollectiveKind kind = CollectiveKind::kAllGather) const {
+    const auto count = static_cast<uint32_t>(operands.size());
+    return {.request_id = "r",
+            .session_id = session_,
+            .method = "Execute",
+            .fingerprint = "f",
+            .caller = caller_,
+            .time_left = absl::Seconds(30),
+            .work = Each(count, kind),
+            .operands = {.operands = std::move(operands)}};
+  }
+  std::unique_ptr<Ended> Start(StepCall call) {
+    auto ended = std::make_unique<Ended>();
+    ticket_ = runner_.Run(std::move(call), [to = ended.get()](StepAnswer answer) {
+      to->answer = std::move(answer);
+      to->done.Notify();
+    });
+    return ended;
+  }
+  static StepAnswer Wait(const Ended& ended) {
+    EXPECT_TRUE(ended.done.WaitForNotificationWithTimeout(absl::Seconds(60)));
+    return ended.answer;
+  }
+  // Of a step that ends before workers hear of it.
+  absl::Status Refusal(StepCall call) {
+    const std::unique_ptr<Ended> ended = Start(std::move(call));
+    EXPECT_FALSE(ticket_.has_value());
+    EXPECT_TRUE(ended->done.HasBeenNotified());
+    EXPECT_EQ(transport_.started(), 0);
+    return ended->answer.status();
+  }
+
+  // What the workers were told of the last step.
+  v1::RunStep Told() {
+    v1::RunStep message;
+    EXPECT_TRUE(message.ParseFromString(transport_.message()));
+    return message;
+  }
+  absl::Status Report(int64_t rank, const std::string& bytes = "",
+                      absl::Status status = absl::OkStatus()) {
+    const WorkRef work = transport_.work();
+    RankReport report{
+        .identity = StrCat("w", rank), .rank = rank, .status = std::move(status), .done = true};
+    v1::StepReport detail;
+    detail.set_sent_bytes(10);
+    const v1::RunStep told = Told();
+    for (const v1::ArrayDescriptor& output : told.outputs()) {
+      report.tiles.push_back({.array_id = output.array_id(), .crc32c = 9});
+      v1::StagedOutput* const staged = detail.add_outputs();
+      staged->set_array_id(output.array_id());
+      staged->set_data(bytes);
+    }
+    if (!report.status.ok()) report.tiles.clear();
+    report.detail = detail.SerializeAsString();
+    return sequencer_->ReportStep(work.sequence, work.epoch, work.term, std::move(report));
+  }
+  StepAnswer Finish(const Ended& ended) {
+    EXPECT_THAT(Report(0), IsOk());
+    EXPECT_THAT(Report(1), IsOk());
+    return Wait(ended);
+  }
+  absl::Status Fail(const Ended& ended) {
+    EXPECT_THAT(Report(0, "", absl::InternalError("a rank failed")), IsOk());
+    return Wait(ended).status();
+  }
+  double CountOf(const std::string& outcome) {
+    return metrics_
+        .AddCounter("shardmesh_steps_total", "Steps by how they ended.", {{"outcome", outcome}})
+        .value();
+  }
+  // Nothing of a step is left: neither a staged array nor a pin of its own.
+  void ExpectNothingLeft(const std::string& operand) {
+    EXPECT_EQ(registry_->CountArrays().staging, 0);
+    EXPECT_EQ(PinnedBySession(), 1);
+    ASSERT_THAT(registry_->FindArray(operand), IsOk());
+    UnpinForSession(*registry_, sessions_, session_, {operand});
+    EXPECT_THAT(registry_->FindArray(operand), StatusIs(absl::StatusCode::kNotFound));
+  }
+
+  rpc::Metrics metrics_{"coordinator"};
+  Planner planner_;
+  StepRunner runner_{{.clock = &clock_,
+                      .definition_store = definition_store_.get(),
+                      .membership = &members_,
+                      .endpoints = &endpoints_,
+                      .registry = registry_.get(),
+                      .sessions = &sessions_,
+                      .links = &links_,
+                      .recovery = &recovery_,
+                      .planner = &planner_,
+                      .sequencer = sequencer_.get(),
+                      .metrics = &metrics_}};
+  std::optional<Sequencer::StepTicket> ticket_;
+};
+
+TEST_F(StepRunnerTest, CommitsTheResultUnderItsName) {
+  AddArray(Descriptor(), "w");
+  StepCall call = Call({Named("w")});
+  call.outputs.names = {"y"};
+  const std::unique_ptr<Ended> ended = Start(std::move(call));
+  EXPECT_TRUE(ticket_.has_value());
+  EXPECT_EQ(transport_.work().op, "collective of \"w\"");
+  EXPECT_EQ(transport_.work().mesh_id, "m");
+  clock_.Advance(absl::Seconds(2));
+  const StepAnswer answer = Finish(*ended);
+  ASSERT_THAT(answer, IsOk());
+  EXPECT_EQ(answer->sequence(), 1);
+  EXPECT_EQ(answer->timings().total().seconds(), 2);
+  EXPECT_EQ(answer->timings().sent_bytes(), 20);
+  ASSERT_EQ(answer->outputs_size(), 1);
+  EXPECT_EQ(answer->outputs(0).array().name(), "y");
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const NameEntry name, registry_->FindName("y"));
+  EXPECT_EQ(answer->outputs(0).array().array_descriptor().array_id(), name.array_id);
+  EXPECT_EQ(answer->outputs(0).array().name_version(), name.version);
+  EXPECT_EQ(CountOf("committed"), 1);
+  EXPECT_EQ(PinnedBySession(), 1);  // the result
+}
+
+TEST_F(StepRunnerTest, AnOperandThatIsNotThereIsNamed) {
+  AddArray(Descriptor(), "w");
+  const absl::Status refused = Refusal(Call({Named("w"), Named("none")}));
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kNotFound));
+  ASSERT_EQ(rpc::FieldViolationsOf(refused).size(), 1u);
+  EXPECT_EQ(rpc::FieldViolationsOf(refused)[0].field, "operands[1]");
+}
+
+TEST_F(StepRunnerTest, OperandsOfTwoMeshesAreRefused) {
+  AddArray(Descriptor("m"), "w");
+  AddArray(Descriptor("n"), "v");
+  EXPECT_THAT(Refusal(Call({Named("w"), Named("v")})),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kShapeMismatch));
+}
+
+TEST_F(StepRunnerTest, AnOperandOfAMeshThatWasChangedIsRefused) {
+  ArrayDescriptor descriptor = Descriptor();
+  descriptor.mesh = *Mesh::Parse("x=2,y=1");
+  AddArray(descriptor, "w");
+  EXPECT_THAT(Refusal(Call({Named("w")})),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kVersionMismatch));
+}
+
+TEST_F(StepRunnerTest, RefusesWithoutASessionAMeshOrTime) {
+  AddArray(Descriptor(), "w");
+  StepCall call = Call({Named("w")});
+  call.session_id = "none";
+  EXPECT_THAT(Refusal(call), StatusIs(absl::StatusCode::kNotFound, Reason::kSessionGone));
+  call = Call({Named("w")});
+  call.timeout = absl::ZeroDuration();
+  EXPECT_THAT(Refusal(call), StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
+  endpoints_.ready = WithReason(absl::FailedPreconditionError("away"), Reason::kMeshIncomplete);
+  EXPECT_THAT(Refusal(Call({Named("w")})),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kMeshIncomplete));
+}
+
+TEST_F(StepRunnerTest, ADonatedOperandIsGoneAfterTheStep) {
+  const std::string operand = AddArray(Descriptor(), "");
+  const std::unique_ptr<Ended> ended = Start(Call({Donated(operand)}));
+  EXPECT_TRUE(Told().operands(0).donate());
+  EXPECT_THAT(registry_->Pin(operand), StatusIs(absl::StatusCode::kNotFound));
+  ASSERT_THAT(Finish(*ended), IsOk());
+  EXPECT_THAT(registry_->FindArray(operand), StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_EQ(PinnedBySession(), 1);  // the result
+}
+
+TEST_F(StepRunnerTest, AnArrayThatANameKeepsIsLent) {
+  const std::string operand = AddArray(Descriptor(), "w");
+  const std::unique_ptr<Ended> ended = Start(Call({Donated(operand)}));
+  EXPECT_FALSE(Told().operands(0).donate());
+  ASSERT_THAT(Finish(*ended), IsOk());
+  EXPECT_THAT(registry_->FindArray(operand), IsOk());
+}
+
+TEST_F(StepRunnerTest, AnArrayThatAnotherSessionPinsIsLent) {
+  const std::string operand = AddArray(Descriptor(), "");
+  ASSERT_THAT(PinForSession(*registry_, sessions_, OpenSession(), operand), IsOk());
+  const std::unique_ptr<Ended> ended = Start(Call({Donated(operand)}));
+  EXPECT_FALSE(Told().operands(0).donate());
+  ASSERT_THAT(Finish(*ended), IsOk());
+  EXPECT_THAT(registry_->FindArray(operand), IsOk());
+}
+
+TEST_F(StepRunnerTest, ASessionMayNotDonateWhatItDoesNotPin) {
+  const std::string operand = AddArray(Descriptor(), "");
+  StepCall call = Call({Donated(operand)});
+  call.session_id = OpenSession();
+  EXPECT_THAT(Refusal(call), StatusIs(absl::StatusCode::kPermissionDenied, Reason::kNotOwner));
+}
+
+TEST_F(StepRunnerTest, AFailedStepGivesADonatedOperandBack) {
+  const std::string operand = AddArray(Descriptor(), "");
+  const std::unique_ptr<Ended> ended = Start(Call({Donated(operand)}));
+  const absl::Status failed = Fail(*ended);
+  EXPECT_THAT(failed, StatusIs(absl::StatusCode::kInternal));
+  EXPECT_THAT(std::string(failed.message()), Not(HasSubstr("gone with the step")));
+  EXPECT_THAT(registry_->Pin(operand), IsOk());
+  registry_->Unpin(operand);
+  ExpectNothingLeft(operand);
+  EXPECT_EQ(CountOf("failed"), 1);
+}
+
+TEST_F(StepRunnerTest, AFailedStepLosesAnOperandInWhoseMemoryAResultWasToBeMade) {
+  const std::string operand = AddArray(Descriptor(), "");
+  const std::unique_ptr<Ended> ended = Start(Call({Donated(operand)}, CollectiveKind::kAllReduce));
+  const absl::Status failed = Fail(*ended);
+  EXPECT_THAT(std::string(failed.message()), HasSubstr("gone with the step"));
+  EXPECT_THAT(std::string(failed.message()), HasSubstr(operand));
+  EXPECT_THAT(registry_->FindArray(operand), StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_EQ(registry_->CountArrays().total(), 0);
+  EXPECT_EQ(PinnedBySession(), 0);
+}
+
+TEST_F(StepRunnerTest, AStepThatFailsOnAWorkerLeavesNothing) {
+  const std::string operand = AddArray(Descriptor(), "");
+  StepOperand lent = Donated(operand);
+  lent.donate = false;
+  const std::unique_ptr<Ended> ended = Start(Call({lent}));
+  EXPECT_EQ(registry_->CountArrays().staging, 1);
+  EXPECT_EQ(PinnedBySession(), 2);
+  EXPECT_THAT(Fail(*ended), StatusIs(absl::StatusCode::kInternal));
+  ExpectNothingLeft(operand);
+}
+
+TEST_F(StepRunnerTest, AStepThatFitsNoMessageLeavesNothing) {
+  const std::string operand = AddArray(Descriptor(), "");
+  // Staged before its size is known: five literals of a mebibyte.
+  std::vector<StepOperand> operands(
+      5, {.value = Literal{
+              .dtype = Dtype::kF32, .shape = {1 << 18}, .bytes = std::string(1 << 20, '\0')}});
+  operands.push_back(Donated(operand));
+  EXPECT_THAT(Refusal(Call(operands, CollectiveKind::kAllReduce)),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kLimitExceeded));
+  EXPECT_EQ(CountOf("failed"), 1);
+  ExpectNothingLeft(operand);
+}
+
+TEST_F(StepRunnerTest, AStepThatTheSequencerRefusesLeavesNothing) {
+  const std::string operand = AddArray(Descriptor(), "");
+  sequencer_->WorkerLost("w1", 3, "it was killed");
+  EXPECT_THAT(Refusal(Call({Donated(operand)})),
+              StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
+  ExpectNothingLeft(operand);
+}
+
+TEST_F(StepRunnerTest, ACommitThatIsRefusedLeavesNothing) {
+  AddArray(Descriptor(), "w");
+  StepCall call = Call({Named("w")});
+  call.outputs.names = {"w"};
+  call.outputs.expected_versions = {0};  // there must be no such name
+  const std::unique_ptr<Ended> ended = Start(std::move(call));
+  EXPECT_THAT(Finish(*ended), StatusIs(absl::StatusCode::kAborted, Reason::kVersionMismatch));
+  EXPECT_EQ(registry_->CountArrays().total(), 1);
+  EXPECT_EQ(PinnedBySession(), 0);
+}
+
+TEST_F(StepRunnerTest, ACancelledStepLeavesNothing) {
+  const std::string operand = AddArray(Descriptor(), "");
+  const std::unique_ptr<Ended> ended = Start(Call({Donated(operand)}));
+  ASSERT_TRUE(ticket_.has_value());
+  runner_.Cancel(*ticket_);
+  EXPECT_THAT(Wait(*ended), StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled));
+  EXPECT_EQ(CountOf("cancelled"), 1);
+  ExpectNothingLeft(operand);
+}
+
+TEST_F(StepRunnerTest, AStepEndsWhenItsTimeIsOver) {
+  const std::string operand = AddArray(Descriptor(), "");
+  StepCall call = Call({Donated(operand)});
+  call.timeout = absl::Seconds(5);
+  const std::unique_ptr<Ended> ended = Start(std::move(call));
+  clock_.Advance(absl::Seconds(4));
+  EXPECT_FALSE(ended->done.HasBeenNotified());
+  clock_.Advance(absl::Seconds(1));
+  EXPECT_THAT(Wait(*ended), StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
+  ExpectNothingLeft(operand);
+}
+
+TEST_F(StepRunnerTest, ARepeatedRequestGetsTheFirstOnesAnswer) {
+  AddArray(Descriptor(), "w");
+  const std::unique_ptr<Ended> first = Start(Call({Named("w")}));
+  const std::unique_ptr<Ended> early = Start(Call({Named("w")}));
+  EXPECT_THAT(Wait(*early), StatusIs(absl::StatusCode::kAborted));
+  const StepAnswer answer = Finish(*first);
+  ASSERT_THAT(answer, IsOk());
+  const std::unique_ptr<Ended> again = Start(Call({Named("w")}));
+  EXPECT_FALSE(ticket_.has_value());
+  const StepAnswer repeated = Wait(*again);
+  ASSERT_THAT(repeated, IsOk());
+  EXPECT_EQ(repeated->SerializeAsString(), answer->SerializeAsString());
+  EXPECT_EQ(transport_.started(), 1);
+
+  StepCall other = Call({Named("w")});
+  other.fingerprint = "g";
+  EXPECT_THAT(Wait(*Start(other)),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kRequestIdReused));
+  // Ids are told apart by method.
+  other.method = "Linear";
+  const std::unique_ptr<Ended> second = Start(other);
+  EXPECT_THAT(Finish(*second), IsOk());
+}
+
+TEST_F(StepRunnerTest, ARequestThatFailedMayBeMadeAgain) {
+  AddArray(Descriptor(), "w");
+  const std::unique_ptr<Ended> first = Start(Call({Named("w")}));
+  EXPECT_THAT(Fail(*first), StatusIs(absl::StatusCode::kInternal));
+  const std::unique_ptr<Ended> second = Start(Call({Named("w")}));
+  EXPECT_THAT(Finish(*second), IsOk());
+}
+
+TEST_F(StepRunnerTest, LiteralsGoToTheWorkersAndComeBackWhole) {
+  Literal literal{.dtype = Dtype::kF32, .shape = {4}, .bytes = "0123456789abcdef"};
+  StepCall call = Call({{.value = literal}}, CollectiveKind::kReduceScatter);
+  call.operands.mesh_id = "m";
+  call.outputs.return_literals = true;
+  const std::unique_ptr<Ended> ended = Start(std::move(call));
+  EXPECT_EQ(transport_.work().op, "collective of a literal");
+  EXPECT_EQ(Told().operands(0).literal().data(), literal.bytes);
+  EXPECT_TRUE(Told().return_literals());
+  EXPECT_THAT(Report(0, "AAAABBBB"), IsOk());
+  EXPECT_THAT(Report(1, "CCCCDDDD"), IsOk());
+  const StepAnswer answer = Wait(*ended);
+  ASSERT_THAT(answer, IsOk());
+  EXPECT_EQ(answer->outputs(0).literal().data(), "AAAABBBBCCCCDDDD");
+}
+
+TEST_F(StepRunnerTest, ResultsThatCannotBeReturnedAreRefused) {
+  AddArray(Descriptor(), "w");
+  StepCall call = Call({Named("w")});
+  call.outputs.names = {"y", "z"};
+  EXPECT_THAT(Refusal(call), StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  call.outputs.names = {std::string("a\nb")};
+  EXPECT_THAT(Refusal(call), StatusIs(absl::StatusCode::kInvalidArgument));
+  // A reduction to one place leaves a partial sum.
+  call = Call({Named("w")}, CollectiveKind::kReduce);
+  call.outputs.return_literals = true;
+  EXPECT_THAT(Refusal(call), StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+}
+
+TEST_F(StepRunnerTest, ACompiledPlanRunsByItsHash) {
+  AddArray(Descriptor(), "w");
+  ArrayDescriptor whole = Descriptor();
+  whole.spec = PartitionSpec();
+  AddArray(whole, "v");
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const auto plan,
+      runner_.Compile(caller_, Each(1, CollectiveKind::kAllGather), {.operands = {Named("w")}}));
+  StepCall call = Call({Named("v")});
+  call.work = PlanHash{plan->hash};
+  EXPECT_THAT(Refusal(call), StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  call.operands = {.operands = {Named("w")}};
+  const std::unique_ptr<Ended> ended = Start(call);
+  EXPECT_EQ(transport_.work().op, "program of \"w\"");
+  const StepAnswer answer = Finish(*ended);
+  ASSERT_THAT(answer, IsOk());
+  EXPECT_EQ(answer->plan_hash(), plan->hash);
+}
+
+}  // namespace
+}  // namespace shardmesh::server
