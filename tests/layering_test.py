@@ -36,7 +36,7 @@ ALLOWED = {
     "server/store": {"status", "process"},
     "server/state": VALUES | {"rpc", "rpc/codec", "server/store"},
     "server/resolve": VALUES | {"rpc", "rpc/*", "server/state"},
-    "server/steps": VALUES | {"rpc/codec", "server/state", "server/store", "server/resolve"},
+    "server/steps": VALUES | {"rpc", "rpc/codec", "rpc/metrics", "server/state", "server/store", "server/resolve"},
     "server/service": VALUES | {"rpc", "rpc/*", "server/store", "server/state", "server/steps", "server/resolve"},
     "server": VALUES | {"rpc", "rpc/*", "server/*"},
     "worker/kernel": {"status", "tensor"},
