@@ -8,7 +8,6 @@
 
 #include "process/clock.h"
 #include "program/collective_choice.h"
-#include "server/service/attach_service.h"
 #include "server/state/arrays.h"
 #include "server/state/definitions.h"
 #include "server/state/link_table.h"
@@ -16,6 +15,7 @@
 #include "server/state/session.h"
 #include "server/state/step_memory.h"
 #include "server/steps/transfers.h"
+#include "server/steps/worker_streams.h"
 
 namespace grpc {
 class Service;
@@ -28,7 +28,7 @@ struct CoordinatorParts {
   rpc::Clock* clock = nullptr;
   const DefinitionStore* definition_store = nullptr;
   const Membership* membership = nullptr;
-  const AttachHub* hub = nullptr;
+  const WorkerStreams* hub = nullptr;
   ArrayRegistry* registry = nullptr;
   SessionTable* sessions = nullptr;
   Transfers* transfers = nullptr;

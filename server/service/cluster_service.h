@@ -11,6 +11,7 @@
 #include "server/service/array_service.h"
 #include "server/state/recovery.h"
 #include "server/steps/flight_log.h"
+#include "server/steps/quarantine_orders.h"
 #include "server/steps/sequencer.h"
 #include "server/steps/step_watch.h"
 
@@ -29,7 +30,7 @@ struct ClusterServiceOptions {
   const StepWatch* step_watch = nullptr;
   UnreadableRecords unreadable = {};
   // To which orders about quarantines go.
-  AttachHub* hub = nullptr;
+  QuarantineAccess* hub = nullptr;
   // What is live now.
   std::function<std::vector<Sequencer::LiveWork>()> live;
 };

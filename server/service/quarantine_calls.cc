@@ -185,7 +185,7 @@ class Orders : public std::enable_shared_from_this<Orders> {
   using Failed = absl::AnyInvocable<bool(const std::string& identity, const absl::Status&)>;
 
   // `stop` may be null: nothing but an error ends it.
-  static void Run(rpc::Clock* clock, AttachHub* hub, std::deque<Order> orders,
+  static void Run(rpc::Clock* clock, QuarantineAccess* hub, std::deque<Order> orders,
                   const QuarantineStopPtr& stop, Answered answered, QuarantineDone done,
                   Failed failed = nullptr) {
     auto run = std::make_shared<Orders>();
@@ -297,7 +297,7 @@ class Orders : public std::enable_shared_from_this<Orders> {
   }
 
   rpc::Clock* clock_ = nullptr;
-  AttachHub* hub_ = nullptr;
+  QuarantineAccess* hub_ = nullptr;
   // Touched by whoever has taken the answer that was waited for, one after the other.
   Answered answered_;
   Failed failed_;
@@ -323,7 +323,7 @@ Orders::Order OrderOf(const std::string& identity, Action::Action action,
 // The restore of one array.
 struct Restore {
   const CoordinatorParts context;
-  AttachHub* const hub;
+  QuarantineAccess* const hub;
   const v1::RestoreQuarantinedRequest* const request;
   v1::RestoreQuarantinedResponse* const response;
   const QuarantineStopPtr stop;
@@ -726,7 +726,7 @@ struct Part {
 // The drop of some arrays: first it is asked who has parts of them.
 struct Drop {
   const CoordinatorParts context;
-  AttachHub* const hub;
+  QuarantineAccess* const hub;
   const v1::DropQuarantinedRequest* const request;
   v1::DropQuarantinedResponse* const response;
   const QuarantineStopPtr stop;
@@ -954,7 +954,7 @@ void QuarantineStop::Set(absl::AnyInvocable<void() &&> on_cancel) {
   std::move(on_cancel)();
 }
 
-void ListQuarantine(const CoordinatorParts& context, AttachHub* hub,
+void ListQuarantine(const CoordinatorParts& context, QuarantineAccess* hub,
                     const v1::ListQuarantineRequest* request, v1::ListQuarantineResponse* response,
                     const QuarantineStopPtr& stop, QuarantineDone done) {
   if (request->page_size() < 0 || request->page_size() > kMaxPage) {
@@ -1011,7 +1011,7 @@ void ListQuarantine(const CoordinatorParts& context, AttachHub* hub,
       });
 }
 
-void RestoreQuarantined(const CoordinatorParts& context, AttachHub* hub,
+void RestoreQuarantined(const CoordinatorParts& context, QuarantineAccess* hub,
                         const v1::RestoreQuarantinedRequest* request,
                         v1::RestoreQuarantinedResponse* response, const QuarantineStopPtr& stop,
                         QuarantineDone done) {
@@ -1027,7 +1027,7 @@ void RestoreQuarantined(const CoordinatorParts& context, AttachHub* hub,
   ListForRestore(restore);
 }
 
-void DropQuarantined(const CoordinatorParts& context, AttachHub* hub,
+void DropQuarantined(const CoordinatorParts& context, QuarantineAccess* hub,
                      const v1::DropQuarantinedRequest* request,
                      v1::DropQuarantinedResponse* response, const QuarantineStopPtr& stop,
                      QuarantineDone done) {

@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "server/service/array_service.h"
+#include "server/steps/quarantine_orders.h"
 
 namespace shardmesh::v1 {
 class DropQuarantinedRequest;
@@ -45,14 +46,14 @@ using QuarantineStopPtr = std::shared_ptr<QuarantineStop>;
 // and the hub outlive it too.
 using QuarantineDone = absl::AnyInvocable<void(const absl::Status&) &&>;
 
-void ListQuarantine(const CoordinatorParts& context, AttachHub* hub,
+void ListQuarantine(const CoordinatorParts& context, QuarantineAccess* hub,
                     const v1::ListQuarantineRequest* request, v1::ListQuarantineResponse* response,
                     const QuarantineStopPtr& stop, QuarantineDone done);
-void RestoreQuarantined(const CoordinatorParts& context, AttachHub* hub,
+void RestoreQuarantined(const CoordinatorParts& context, QuarantineAccess* hub,
                         const v1::RestoreQuarantinedRequest* request,
                         v1::RestoreQuarantinedResponse* response, const QuarantineStopPtr& stop,
                         QuarantineDone done);
-void DropQuarantined(const CoordinatorParts& context, AttachHub* hub,
+void DropQuarantined(const CoordinatorParts& context, QuarantineAccess* hub,
                      const v1::DropQuarantinedRequest* request,
                      v1::DropQuarantinedResponse* response, const QuarantineStopPtr& stop,
                      QuarantineDone done);

@@ -41,7 +41,7 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 
 // Keeps orders until the test answers them.
-class KeepingHub final : public AttachHub {
+class KeepingHub final : public QuarantineAccess {
  public:
   struct Kept {
     int64_t number;
@@ -50,9 +50,9 @@ class KeepingHub final : public AttachHub {
     QuarantineAnswered answered;
   };
 
-  int64_t OrderQuarantine(const std::string& identity, v1::QuarantineOrder order,
+  int64_t OrderQuarantine(const std::string& identity, const v1::QuarantineOrder& order,
                           QuarantineAnswered answered) override {
-    kept.push_back({++last_number_, identity, std::move(order), std::move(answered)});
+    kept.push_back({++last_number_, identity, order, std::move(answered)});
     return last_number_;
   }
   void ForgetQuarantineOrder(int64_t number) override {
@@ -70,23 +70,7 @@ class KeepingHub final : public AttachHub {
     std::move(order.answered)(std::move(answer));
   }
 
-  grpc::Service* service() override { return nullptr; }
-  void SetSequencer(Sequencer*) override {}
-  void SetTileListener(TileListener) override {}
-  bool IsReady(std::string_view) const override { return true; }
-  absl::Status CheckReady(std::string_view) const override { return absl::OkStatus(); }
-  absl::StatusOr<std::vector<RankEndpoint>> Endpoints(std::string_view) const override {
-    return std::vector<RankEndpoint>();
-  }
-  AttachFailures::Failures FailedAttachesOf(std::string_view) const override { return {}; }
-  void Drop(const std::string&, const std::vector<std::string>&) override {}
-  void MembershipChanged() override {}
   void SendVerdict(const std::string&, const InventoryVerdict&) override {}
-  void WorkerLost(std::string_view, uint64_t) override {}
-  void EndStreams() override {}
-  void Start(const WorkRef&, const std::shared_ptr<const std::string>&) override {}
-  void Commit(const WorkRef&) override {}
-  void Abort(const WorkRef&, const absl::Status&) override {}
 
   std::vector<Kept> kept;
   std::vector<Kept> late;  // forgotten
@@ -126,7 +110,6 @@ class QuarantineCallsTest : public testing::Test {
     context.definition_store = definition_store_.get();
     context.recovery = &recovery_;
     context.membership = &members_;
-    context.hub = &hub_;
     context.registry = registry_.get();
     return context;
   }

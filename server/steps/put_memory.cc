@@ -1,5 +1,5 @@
 // Finds and forgets puts by their requests.
-#include "server/service/put_memory.h"
+#include "server/steps/put_memory.h"
 
 #include "rpc/codec/status.h"
 #include "status/reason.h"

@@ -1,5 +1,5 @@
 // Compares one view with the next, and cuts what differs into pages.
-#include "server/service/membership_pages.h"
+#include "server/steps/membership_pages.h"
 
 #include <utility>
 #include <variant>
@@ -7,7 +7,7 @@
 #include "process/host_port.h"
 #include "rpc/codec/definition.h"
 #include "rpc/codec/spec_codec.h"
-#include "rpc/stream/message_bytes.h"
+#include "server/steps/attach_codec.h"
 #include "shardmesh/v1/attach_service.pb.h"
 
 namespace shardmesh::server {
@@ -33,7 +33,7 @@ class Pager {
   // Also a page without items, if it says something else.
   void Flush(bool even_if_empty = false) {
     if (is_empty_ && !even_if_empty) return;
-    pages_->push_back(std::make_shared<const grpc::ByteBuffer>(rpc::SerializeMessage(response_)));
+    pages_->push_back(EncodeMessage(response_));
     response_.Clear();
     size_bytes_ = 0;
     is_empty_ = true;
@@ -222,7 +222,7 @@ std::vector<Page> MembershipPages::SnapshotFor(std::string_view identity) const 
   if (end_ == nullptr) {
     v1::AttachResponse response;
     SetEnd(*view_, response.mutable_membership());
-    end_ = std::make_shared<const grpc::ByteBuffer>(rpc::SerializeMessage(response));
+    end_ = EncodeMessage(response);
   }
   pages.push_back(end_);
   return pages;

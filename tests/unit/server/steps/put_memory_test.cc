@@ -1,5 +1,5 @@
 // Puts by request: repeated ones, those of other contents, those that ended.
-#include "server/service/put_memory.h"
+#include "server/steps/put_memory.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // What workers are told of who is alive: that the changes add up, and what one of them costs.
-#include "server/service/membership_pages.h"
+#include "server/steps/membership_pages.h"
 
 #include <map>
 #include <memory>
@@ -11,7 +11,6 @@
 #include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "rpc/stream/message_bytes.h"
 #include "server/store/local_store.h"
 #include "shardmesh/v1/attach_service.pb.h"
 #include "shardmesh/v1/catalog_service.pb.h"
@@ -47,12 +46,11 @@ struct Known {
 
   void Take(const std::vector<MembershipPages::Page>& taken) {
     for (size_t i = 0; i < taken.size(); ++i) {
-      grpc::ByteBuffer buffer = *taken[i];
-      bytes += static_cast<int64_t>(buffer.Length());
-      longest = std::max(longest, static_cast<int64_t>(buffer.Length()));
+      bytes += std::ssize(*taken[i]);
+      longest = std::max(longest, static_cast<int64_t>(taken[i]->size()));
       ++pages;
       v1::AttachResponse response;
-      ASSERT_THAT(rpc::ParseMessage(&buffer, &response), IsOk());
+      ASSERT_TRUE(response.ParseFromString(*taken[i]));
       const v1::Membership& page = response.membership();
       if (page.snapshot()) {
         workers.clear();
@@ -202,8 +200,7 @@ TEST_F(MembershipPagesTest, TellsANewRevisionWithoutTheRanks) {
   Redefine("ab", 2, "x");
   EXPECT_TRUE(Update());
   v1::AttachResponse response;
-  grpc::ByteBuffer first = *pages_.ChangeFor("a").front();
-  ASSERT_THAT(rpc::ParseMessage(&first, &response), IsOk());
+  ASSERT_TRUE(response.ParseFromString(*pages_.ChangeFor("a").front()));
   EXPECT_FALSE(response.membership().meshes(0).has_mesh());
   known.Take(pages_.ChangeFor("a"));
   EXPECT_GT(known.revisions["ab"], revision);
@@ -267,10 +264,10 @@ TEST_F(MembershipPagesTest, OneChangeOfManyWorkersIsCheap) {
   const double started = test::ThreadCpuSeconds();
   ASSERT_TRUE(Update());
   int64_t bytes = 0;
-  std::set<const grpc::ByteBuffer*> encoded;
+  std::set<const std::string*> encoded;
   for (const std::string& identity : identities) {
     for (const MembershipPages::Page& page : pages_.ChangeFor(identity)) {
-      bytes += static_cast<int64_t>(page->Length());
+      bytes += std::ssize(*page);
       encoded.insert(page.get());
     }
   }

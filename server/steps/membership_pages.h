@@ -1,8 +1,6 @@
 // What workers are told of who is alive, encoded once for all of them.
-#ifndef SHARDMESH_SERVER_SERVICE_MEMBERSHIP_PAGES_H_
-#define SHARDMESH_SERVER_SERVICE_MEMBERSHIP_PAGES_H_
-
-#include <grpcpp/support/byte_buffer.h>
+#ifndef SHARDMESH_SERVER_STEPS_MEMBERSHIP_PAGES_H_
+#define SHARDMESH_SERVER_STEPS_MEMBERSHIP_PAGES_H_
 
 #include <cstdint>
 #include <map>
@@ -13,6 +11,7 @@
 
 #include "server/state/definitions.h"
 #include "server/state/membership.h"
+#include "server/steps/worker_message.h"
 
 namespace shardmesh::v1 {
 class Membership;
@@ -31,7 +30,7 @@ namespace shardmesh::server {
 // A page has at most kPageBytes and what its last item adds. Not thread-safe.
 class MembershipPages {
  public:
-  using Page = std::shared_ptr<const grpc::ByteBuffer>;
+  using Page = WorkerMessage;
   static constexpr int64_t kPageBytes = int64_t{1} << 20;
 
   explicit MembershipPages(int64_t term) : term_(term) {}
@@ -81,4 +80,4 @@ class MembershipPages {
 
 }  // namespace shardmesh::server
 
-#endif  // SHARDMESH_SERVER_SERVICE_MEMBERSHIP_PAGES_H_
+#endif  // SHARDMESH_SERVER_STEPS_MEMBERSHIP_PAGES_H_

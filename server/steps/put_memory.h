@@ -1,6 +1,6 @@
 // Puts that were begun, by request: a repeated BeginPut gets the first one's transfer.
-#ifndef SHARDMESH_SERVER_SERVICE_PUT_MEMORY_H_
-#define SHARDMESH_SERVER_SERVICE_PUT_MEMORY_H_
+#ifndef SHARDMESH_SERVER_STEPS_PUT_MEMORY_H_
+#define SHARDMESH_SERVER_STEPS_PUT_MEMORY_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -16,7 +16,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "process/clock.h"
-#include "server/service/attach_service.h"
+#include "server/state/membership.h"
 #include "server/steps/transfers.h"
 #include "sharding/correction.h"
 
@@ -92,4 +92,4 @@ class PutMemory {
 
 }  // namespace shardmesh::server
 
-#endif  // SHARDMESH_SERVER_SERVICE_PUT_MEMORY_H_
+#endif  // SHARDMESH_SERVER_STEPS_PUT_MEMORY_H_
