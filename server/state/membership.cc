@@ -156,25 +156,6 @@ std::vector<int64_t> MembershipView::MissingRanks(const MeshRanks& mesh) const {
   return missing;
 }
 
-absl::StatusOr<std::vector<RankEndpoint>> MembershipView::EndpointsOf(
-    std::string_view mesh_id) const {
-  const MeshRanks* ranks = FindMesh(mesh_id);
-  if (ranks == nullptr) {
-    return WithReason(absl::NotFoundError(StrCat("there is no mesh named \"", mesh_id, "\"")),
-                      Reason::kNotFound);
-  }
-  std::vector<RankEndpoint> endpoints;
-  for (size_t rank = 0; rank < ranks->identities.size(); ++rank) {
-    if (!IsAlive(ranks->identities[rank])) continue;
-    const WorkerInfo& info = FindWorker(ranks->identities[rank])->info;
-    endpoints.push_back({.rank = static_cast<int64_t>(rank),
-                         .identity = info.identity,
-                         .incarnation = info.incarnation,
-                         .endpoints = info.endpoints});
-  }
-  return endpoints;
-}
-
 Membership::Membership(rpc::Clock* clock, MembershipOptions options)
     : clock_(clock),
       options_(options),

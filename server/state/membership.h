@@ -124,14 +124,6 @@ class MeshRanks {
   std::vector<uint32_t> by_identity_;  // ranks, in the order of their identities
 };
 
-// A live worker and where a client reaches it.
-struct RankEndpoint {
-  int64_t rank = 0;
-  std::string identity;
-  uint64_t incarnation = 0;
-  std::vector<std::string> endpoints;  // best first
-};
-
 // Everything at one epoch. Immutable, but for the vitals; copies share what did not change.
 struct MembershipView {
   int64_t epoch = 0;
@@ -151,8 +143,6 @@ struct MembershipView {
   absl::Status CheckComplete(std::string_view mesh_id) const;
   // The ranks of the mesh without a live worker; of one whose ranks are not given, none.
   std::vector<int64_t> MissingRanks(const MeshRanks& mesh) const;
-  // The live workers of the mesh, by rank. NOT_FOUND: no such mesh.
-  absl::StatusOr<std::vector<RankEndpoint>> EndpointsOf(std::string_view mesh_id) const;
 };
 
 // What changed from one view to the next.

@@ -16,7 +16,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "process/clock.h"
-#include "server/state/membership.h"
+#include "server/steps/mesh_endpoints.h"
 #include "server/steps/transfers.h"
 #include "sharding/correction.h"
 

@@ -58,6 +58,25 @@ absl::Status WorkerStreams::CheckReady(std::string_view mesh_id) const {
   return stopping_ ? CoordinatorStops("ask again soon") : readiness_.Check(mesh_id);
 }
 
+absl::StatusOr<std::vector<RankEndpoint>> WorkerStreams::Endpoints(std::string_view mesh_id) const {
+  const std::shared_ptr<const MembershipView> view = membership_->view();
+  const MeshRanks* ranks = view->FindMesh(mesh_id);
+  if (ranks == nullptr) {
+    return WithReason(absl::NotFoundError(StrCat("there is no mesh named \"", mesh_id, "\"")),
+                      Reason::kNotFound);
+  }
+  std::vector<RankEndpoint> endpoints;
+  for (size_t rank = 0; rank < ranks->identities.size(); ++rank) {
+    if (!view->IsAlive(ranks->identities[rank])) continue;
+    const WorkerInfo& info = view->FindWorker(ranks->identities[rank])->info;
+    endpoints.push_back({.rank = static_cast<int64_t>(rank),
+                         .identity = info.identity,
+                         .incarnation = info.incarnation,
+                         .endpoints = info.endpoints});
+  }
+  return endpoints;
+}
+
 AttachFailures::Failures WorkerStreams::FailedAttachesOf(std::string_view identity) const {
   const absl::Time now = options_.clock->Now();
   absl::MutexLock lock(&mutex_);

@@ -33,6 +33,7 @@
 #include "server/steps/inventory_judge.h"
 #include "server/steps/inventory_queue.h"
 #include "server/steps/membership_pages.h"
+#include "server/steps/mesh_endpoints.h"
 #include "server/steps/quarantine_orders.h"
 #include "server/steps/readiness.h"
 #include "server/steps/sequencer.h"
@@ -81,7 +82,7 @@ struct WorkerStreamsOptions {
 //
 // Thread-safe. Membership, registry, definition_store and clock outlive it; all streams have left
 // before its destructor. SetSequencer must be called before workers attach.
-class WorkerStreams final : public StepTransport, public QuarantineAccess {
+class WorkerStreams final : public StepTransport, public MeshEndpoints, public QuarantineAccess {
  public:
   WorkerStreams(Membership* membership, ArrayRegistry* registry,
                 const DefinitionStore* definition_store, WorkerStreamsOptions options);
@@ -95,12 +96,6 @@ class WorkerStreams final : public StepTransport, public QuarantineAccess {
 
   // Whether the worker reaches all its peers, as of the newest epoch.
   bool IsReady(std::string_view identity) const { return readiness_.IsReady(identity); }
-  // As Readiness::Check. UNAVAILABLE (NOT_SERVING) after Stop.
-  absl::Status CheckReady(std::string_view mesh_id) const;
-  // The live workers of a mesh, by rank. NOT_FOUND: no such mesh.
-  absl::StatusOr<std::vector<RankEndpoint>> Endpoints(std::string_view mesh_id) const {
-    return membership_->view()->EndpointsOf(mesh_id);
-  }
   // The failed attempts to attach since the worker was a member last, of workers that the
   // membership knows.
   AttachFailures::Failures FailedAttachesOf(std::string_view identity) const;
@@ -114,6 +109,10 @@ class WorkerStreams final : public StepTransport, public QuarantineAccess {
   void WorkerLost(std::string_view identity, uint64_t attachment);
   // The coordinator stops. Workers whose streams end from now on do not count as lost.
   void Stop() { stopping_ = true; }
+
+  // MeshEndpoints.
+  absl::Status CheckReady(std::string_view mesh_id) const override;
+  absl::StatusOr<std::vector<RankEndpoint>> Endpoints(std::string_view mesh_id) const override;
 
   // QuarantineAccess.
   int64_t OrderQuarantine(const std::string& identity, const v1::QuarantineOrder& order,

@@ -18,7 +18,7 @@ using ::testing::SizeIs;
 
 using Down = v1::AttachResponse;
 
-// A worker without a network. Ends its session as gRPC would: after Finish, at its destructor.
+// A worker without a network. As with gRPC, its session ends after Finish.
 class FakeWorker final : public AttachWire {
  public:
   explicit FakeWorker(WorkerStreams* streams) : session_(streams, this) {
@@ -49,6 +49,8 @@ class FakeWorker final : public AttachWire {
   void End() {
     if (std::exchange(ended_, true)) return;
     BreakOff();
+    // The thread that takes in its inventory may hold the session.
+    ASSERT_TRUE(Eventually([this] { return end().has_value(); }));
     session_.End();
   }
 

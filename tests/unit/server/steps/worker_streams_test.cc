@@ -298,6 +298,24 @@ TEST_F(WorkerStreamsTest, AMeshWithADrainingWorkerIsNotReady) {
   EXPECT_THAT(*a->end(), StatusIs(absl::StatusCode::kCancelled)) << "nothing needs it";
 }
 
+TEST_F(WorkerStreamsTest, OnlyLiveWorkersOfAMeshHaveEndpoints) {
+  FakeStream* const a = Join("a");
+  Join("b");
+  Define("m", {"b", "a"});
+  const auto identities = [&] {
+    std::vector<std::pair<int64_t, std::string>> found;
+    const auto endpoints = streams_->Endpoints("m");
+    for (const RankEndpoint& each : *endpoints) {
+      found.emplace_back(each.rank, each.identity);
+    }
+    return found;
+  };
+  EXPECT_THAT(identities(), ElementsAre(std::pair(0, "b"), std::pair(1, "a")));
+  members_.Detach(a->attachment(), "killed");
+  EXPECT_THAT(identities(), ElementsAre(std::pair(0, "b")));
+  EXPECT_THAT(streams_->Endpoints("n"), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+}
+
 TEST_F(WorkerStreamsTest, AReportOverAnEarlierStreamDoesNotCount) {
   FakeStream* const first = Join("a");
   FakeStream* const second = Join("a");
