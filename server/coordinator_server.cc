@@ -28,6 +28,7 @@
 #include "rpc/server_lifecycle.h"
 #include "rpc/transfer_token.h"
 #include "rpc/transport_args.h"
+#include "server/attach/worker_streams.h"
 #include "server/metrics.h"
 #include "server/service/admin_service.h"
 #include "server/service/array_service.h"
@@ -35,6 +36,7 @@
 #include "server/service/catalog_service.h"
 #include "server/service/cluster_service.h"
 #include "server/service/compute_service.h"
+#include "server/service/endpoint_probe.h"
 #include "server/service/operation_service.h"
 #include "server/service/resolve_service.h"
 #include "server/service/session_service.h"
@@ -131,9 +133,9 @@ class Server final : public CoordinatorServer {
   // lifecycle_ as long as it is there, for the store's thread.
   rpc::ServerLifecycle* serving_ ABSL_GUARDED_BY(serving_mutex_) = nullptr;
   absl::Mutex streams_mutex_;
-  // hub_ as long as it is there, for the store's thread, which tells it what is dropped. Not held
-  // while anything waits: what goes to workers is queued.
-  AttachHub* streams_ ABSL_GUARDED_BY(streams_mutex_) = nullptr;
+  // worker_streams_ as long as it is there, for the store's thread, which tells it what is dropped.
+  // Not held while anything waits: what goes to workers is queued.
+  WorkerStreams* streams_ ABSL_GUARDED_BY(streams_mutex_) = nullptr;
   absl::Mutex unwritten_mutex_;
   // Meshes whose ranks the store refused to take.
   std::set<std::string> unwritten_ ABSL_GUARDED_BY(unwritten_mutex_);
@@ -148,7 +150,7 @@ class Server final : public CoordinatorServer {
   std::unique_ptr<StepWatch> step_watch_;
   std::unique_ptr<SessionTable> sessions_;
   std::unique_ptr<Transfers> transfers_;
-  std::unique_ptr<AttachHub> hub_;
+  std::unique_ptr<WorkerStreams> worker_streams_;
   std::unique_ptr<Sequencer> sequencer_;
   Planner planner_{options_.plans};
   std::string token_key_digest_;
@@ -206,25 +208,26 @@ absl::Status Server::OpenState() {
   transfers_ = std::make_unique<Transfers>(&clock_, registry_.get(), sessions_.get());
   const std::string token_key = rpc::RandomBytes(rpc::kTokenKeyBytes);
   token_key_digest_ = rpc::TokenKeyDigest(token_key);
-  hub_ =
-      AttachHub::Create(membership_.get(), registry_.get(), definition_store_.get(),
-                        {.cluster_id = registry_->cluster_id(),
-                         .term = term,
-                         .token_key = token_key,
-                         .build_version = std::string(rpc::BuildVersion()),
-                         .credentials = options_.credentials,
-                         .flight_log = &flight_log_,
-                         .link_table = &link_table_,
-                         .clock = &clock_,
-                         .recovery = &recovery_,
-                         .joined = [this](std::string_view identity) { recovery_.Heard(identity); },
-                         .hello_timeout = limits.hello_timeout,
-                         .inventory_timeout = limits.inventory_timeout,
-                         .max_inventory_tiles = limits.max_inventory_tiles,
-                         .max_inventories = MaxInventories(limits)});
+  worker_streams_ = std::make_unique<WorkerStreams>(
+      membership_.get(), registry_.get(), definition_store_.get(),
+      WorkerStreamsOptions{
+          .cluster_id = registry_->cluster_id(),
+          .term = term,
+          .token_key = token_key,
+          .build_version = std::string(rpc::BuildVersion()),
+          .ask_endpoint = ProbeEndpoints(options_.credentials),
+          .flight_log = &flight_log_,
+          .link_table = &link_table_,
+          .clock = &clock_,
+          .recovery = &recovery_,
+          .joined = [this](std::string_view identity) { recovery_.Heard(identity); },
+          .hello_timeout = limits.hello_timeout,
+          .inventory_timeout = limits.inventory_timeout,
+          .max_inventory_tiles = limits.max_inventory_tiles,
+          .max_inventories = MaxInventories(limits)});
   {
     absl::MutexLock lock(&streams_mutex_);
-    streams_ = hub_.get();
+    streams_ = worker_streams_.get();
   }
   registry_->SetVerdictListener(
       [this](const std::string& identity, const InventoryVerdict& verdict) {
@@ -237,9 +240,9 @@ absl::Status Server::OpenState() {
   sequencer.explain = [this](const WorkRef& work, const std::vector<Participant>& waiting_for) {
     return step_watch_->Explain(work, waiting_for);
   };
-  sequencer_ = std::make_unique<Sequencer>(&clock_, hub_.get(), std::move(sequencer));
-  hub_->SetSequencer(sequencer_.get());
-  hub_->SetTileListener([this](std::string_view transfer_id, int64_t size_bytes) {
+  sequencer_ = std::make_unique<Sequencer>(&clock_, worker_streams_.get(), std::move(sequencer));
+  worker_streams_->SetSequencer(sequencer_.get());
+  worker_streams_->SetTileListener([this](std::string_view transfer_id, int64_t size_bytes) {
     transfers_->TileStaged(transfer_id, size_bytes);
   });
   transfers_->SetSequencer(sequencer_.get());
@@ -248,7 +251,7 @@ absl::Status Server::OpenState() {
   const CoordinatorParts context{.clock = &clock_,
                                  .definition_store = definition_store_.get(),
                                  .membership = membership_.get(),
-                                 .hub = hub_.get(),
+                                 .hub = worker_streams_.get(),
                                  .registry = registry_.get(),
                                  .sessions = sessions_.get(),
                                  .transfers = transfers_.get(),
@@ -273,7 +276,7 @@ absl::Status Server::OpenState() {
                                           .flight_log = &flight_log_,
                                           .step_watch = step_watch_.get(),
                                           .unreadable = FindUnreadable(),
-                                          .hub = hub_.get(),
+                                          .hub = worker_streams_.get(),
                                           .live = [this] { return sequencer_->Live(); }}));
   AddStreamingService("CatalogService", MakeCatalogService(definition_store_.get(), registry_.get(),
                                                            {.max_watches = limits.max_watches,
@@ -282,7 +285,8 @@ absl::Status Server::OpenState() {
   AddStreamingService("OperationService",
                       MakeOperationService(&clock_, transfers_.get(), sessions_.get()));
   AddStreamingService("AdminService", MakeAdminService(&clock_, store_.get(), options_.data_dir));
-  end_streams_.push_back([this] { hub_->EndStreams(); });
+  AddStreamingService("AttachService",
+                      MakeAttachService(worker_streams_.get(), options_.credentials));
   return absl::OkStatus();
 }
 
@@ -387,7 +391,7 @@ void Server::MeshesChanged(const std::vector<DefinitionStore::Event>& events) {
                     {{"mesh", event.name}, {"error", changed}});
     }
   }
-  hub_->MembershipChanged();  // of the revisions at least
+  worker_streams_->MembershipChanged();  // of the revisions at least
 }
 
 void Server::WriteRanks(const std::string& mesh_id, const MeshRanks& ranks) {
@@ -452,7 +456,7 @@ void Server::MembershipChanged(const MembershipEvent& event) {
       flight_log_.Lost(event.identity);
       link_table_.Lost(event.identity);
       if (event.worker->info.durable) recovery_.Lost(event.identity);
-      hub_->WorkerLost(event.identity, event.worker->attachment);
+      worker_streams_->WorkerLost(event.identity, event.worker->attachment);
       sequencer_->WorkerLost(event.identity, event.epoch, reason);
       for (const auto& [mesh_id, rank] : membership_->RanksOf(event.identity)) {
         registry_->TilesLost(mesh_id, rank, event.worker->attachment);
@@ -470,7 +474,7 @@ void Server::MembershipChanged(const MembershipEvent& event) {
     case Kind::kForgotten:
       break;
   }
-  hub_->MembershipChanged();
+  worker_streams_->MembershipChanged();
 }
 
 void Server::SessionEnded(const EndedSession& session) {
@@ -493,13 +497,13 @@ absl::Status Server::Start() {
   ExportState(&metrics_, {.store = store_.get(),
                           .registry = registry_.get(),
                           .membership = membership_.get(),
-                          .hub = hub_.get(),
+                          .worker_streams = worker_streams_.get(),
                           .sessions = sessions_.get(),
                           .sequencer = sequencer_.get(),
                           .recovery = &recovery_,
                           .draining_since = [this] { return draining_since_.load(); }});
   rpc::ExportValidity(options_.credentials, metrics_);
-  std::vector<rpc::NamedService> services = {{"shardmesh.v1.AttachService", hub_->service()}};
+  std::vector<rpc::NamedService> services;
   for (const auto& [name, service] : services_) {
     services.push_back({name, service.get()});
   }

@@ -35,10 +35,10 @@ class GaugeBy {
 };
 
 // As `shardmesh status` calls it.
-std::string_view StateLabel(const WorkerStatus& worker, const AttachHub& hub) {
+std::string_view StateLabel(const WorkerStatus& worker, const WorkerStreams& streams) {
   switch (worker.state) {
     case WorkerState::kAttached:
-      return hub.IsReady(worker.info.identity) ? "ready" : "joining";
+      return streams.IsReady(worker.info.identity) ? "ready" : "joining";
     case WorkerState::kDraining:
       return "draining";
     case WorkerState::kLost:
@@ -64,14 +64,14 @@ void ExportWorkers(rpc::Metrics* metrics, const MetricsSources& state) {
     epoch.Set(static_cast<double>(view->epoch));
     std::map<std::string_view, int64_t> counts;
     for (const auto& [identity, worker] : view->workers) {
-      ++counts[StateLabel(*worker, *state.hub)];
+      ++counts[StateLabel(*worker, *state.worker_streams)];
     }
     workers.Set(counts);
     counts.clear();
     for (const auto& [mesh_id, ranks] : view->meshes) {
-      ++counts[ranks->identities.empty()             ? "unassigned"
-               : state.hub->CheckReady(mesh_id).ok() ? "ready"
-                                                     : "not_ready"];
+      ++counts[ranks->identities.empty()                        ? "unassigned"
+               : state.worker_streams->CheckReady(mesh_id).ok() ? "ready"
+                                                                : "not_ready"];
     }
     meshes.Set(counts);
   });

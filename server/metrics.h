@@ -5,7 +5,7 @@
 #include <functional>
 
 #include "rpc/metrics/metrics.h"
-#include "server/service/attach_service.h"
+#include "server/attach/worker_streams.h"
 #include "server/state/arrays.h"
 #include "server/state/membership.h"
 #include "server/state/recovery.h"
@@ -20,7 +20,7 @@ struct MetricsSources {
   const Store* store = nullptr;
   const ArrayRegistry* registry = nullptr;
   const Membership* membership = nullptr;
-  const AttachHub* hub = nullptr;
+  const WorkerStreams* worker_streams = nullptr;
   const SessionTable* sessions = nullptr;
   const Sequencer* sequencer = nullptr;
   const Recovery* recovery = nullptr;

@@ -37,7 +37,11 @@ ALLOWED = {
     "server/state": VALUES | {"rpc", "rpc/codec", "server/store"},
     "server/resolve": VALUES | {"rpc", "rpc/*", "server/state"},
     "server/steps": VALUES | {"rpc", "rpc/codec", "rpc/metrics", "server/state", "server/store", "server/resolve"},
-    "server/service": VALUES | {"rpc", "rpc/*", "server/store", "server/state", "server/steps", "server/resolve"},
+    "server/attach": VALUES | {"rpc", "rpc/codec", "rpc/metrics", "rpc/stream", "server/state", "server/steps"},
+    "server/quarantine": VALUES | {"rpc", "rpc/*", "server/state", "server/steps", "server/attach"},
+    "server/codec": VALUES | {"rpc", "rpc/*", "server/state", "server/steps", "server/attach", "server/resolve"},
+    "server/service": VALUES | {"rpc", "rpc/*", "server/store", "server/state", "server/steps", "server/resolve",
+                                 "server/attach", "server/quarantine", "server/codec"},
     "server": VALUES | {"rpc", "rpc/*", "server/*"},
     "worker/kernel": {"status", "tensor"},
     "worker/collective": {"status", "process", "sharding", "tensor", "program"},
@@ -94,13 +98,14 @@ CONFINED = [
 MESSAGE_HOMES = [
     "rpc/codec/*_codec.*", "server/*_codec.*", "rpc/codec/tree_decoder.*", "client/remote/tree_encoder.*",
     "client/remote/wire_enums.h", "server/state/array_record.*", "rpc/codec/status.cc", "rpc/stream/frame.cc",
-    "rpc/stream/tile_piece.cc", "rpc/transfer_token.cc", "server/service/*", "server/*_streams.*",
+    "rpc/stream/tile_piece.cc", "rpc/transfer_token.cc", "server/service/*", "server/quarantine/*", "server/*_streams.*",
     "server/resolve/resolve_answers.*", "rpc/server_lifecycle.cc", "server/coordinator_server.cc",
     "client/remote/*_client.*", "client/remote/coordinator_connection.*", "client/remote/health.cc",
     "worker/*_service.*", "worker/*_link.*", "worker/*_server.*",
     # Exceptions: kept as messages, since that is how they are stored, sent on or answered again.
     "server/state/stored_tree.*", "server/state/definitions.cc", "server/state/step_memory.*",
-    "worker/service/membership_book.*",
+    "worker/service/membership_book.*", "server/attach/membership_pages.*", "server/attach/quarantine_orders.*",
+    "server/attach/worker_session.*",
 ]
 
 # Headers that name no generated message.

@@ -9,7 +9,7 @@
 #include "rpc/codec/field_check.h"
 #include "rpc/codec/time_codec.h"
 #include "rpc/transfer_token.h"
-#include "server/service/put_codec.h"
+#include "server/codec/put_codec.h"
 #include "server/state/array_selection.h"
 #include "server/state/array_view_codec.h"
 #include "server/state/session_pins.h"

@@ -3,7 +3,7 @@
 #define SHARDMESH_SERVER_SERVICE_ARRAY_CALLS_H_
 
 #include "absl/status/status.h"
-#include "server/service/array_service.h"
+#include "server/attach/coordinator_parts.h"
 #include "shardmesh/v1/array_service.pb.h"
 
 namespace shardmesh::server {

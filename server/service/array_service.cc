@@ -20,6 +20,7 @@
 #include "server/service/service_mixins.h"
 #include "server/state/array_view_codec.h"
 #include "server/state/session_pins.h"
+#include "server/steps/put_memory.h"
 #include "sharding/digest.h"
 #include "shardmesh/v1/array_service.grpc.pb.h"
 #include "status/reason.h"

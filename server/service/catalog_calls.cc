@@ -7,7 +7,7 @@
 #include "rpc/call.h"
 #include "rpc/codec/field_check.h"
 #include "rpc/codec/status.h"
-#include "server/service/catalog_codec.h"
+#include "server/codec/catalog_codec.h"
 #include "status/status_macros.h"
 
 namespace shardmesh::server {

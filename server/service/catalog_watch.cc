@@ -14,7 +14,7 @@
 #include "rpc/caller.h"
 #include "rpc/codec/status.h"
 #include "rpc/stream/outbox.h"
-#include "server/service/catalog_codec.h"
+#include "server/codec/catalog_codec.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
 

@@ -3,36 +3,15 @@
 #ifndef SHARDMESH_SERVER_SERVICE_CLUSTER_SERVICE_H_
 #define SHARDMESH_SERVER_SERVICE_CLUSTER_SERVICE_H_
 
-#include <functional>
 #include <memory>
-#include <string>
-#include <vector>
 
-#include "server/service/array_service.h"
-#include "server/state/recovery.h"
-#include "server/steps/flight_log.h"
-#include "server/steps/sequencer.h"
-#include "server/steps/step_watch.h"
+#include "server/service/cluster_calls.h"
 
 namespace grpc {
 class Service;
 }  // namespace grpc
 
 namespace shardmesh::server {
-
-struct ClusterServiceOptions {
-  std::string cluster_id;
-  std::string build_version;
-  std::function<bool()> is_draining;
-  const Recovery* recovery = nullptr;
-  const FlightLog* flight_log = nullptr;
-  const StepWatch* step_watch = nullptr;
-  UnreadableRecords unreadable = {};
-  // To which orders about quarantines go.
-  AttachHub* hub = nullptr;
-  // What is live now.
-  std::function<std::vector<Sequencer::LiveWork>()> live;
-};
 
 // Thread-safe. What `context` names outlives the service.
 std::unique_ptr<grpc::Service> MakeClusterService(const CoordinatorParts& context,

@@ -14,7 +14,7 @@
 #include "rpc/caller.h"
 #include "rpc/codec/plan_codec.h"
 #include "rpc/codec/status.h"
-#include "server/service/compute_codec.h"
+#include "server/codec/compute_codec.h"
 #include "server/steps/step_runner.h"
 #include "shardmesh/v1/compute_service.grpc.pb.h"
 #include "status/status_macros.h"

@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "rpc/metrics/metrics.h"
-#include "server/service/array_service.h"
+#include "server/attach/coordinator_parts.h"
 #include "server/steps/planner.h"
 #include "server/steps/sequencer.h"
 

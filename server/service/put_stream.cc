@@ -12,7 +12,7 @@
 #include "rpc/caller.h"
 #include "rpc/codec/status.h"
 #include "rpc/stream/message_bytes.h"
-#include "server/service/put_codec.h"
+#include "server/codec/put_codec.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
 

@@ -25,6 +25,7 @@
 #include "rpc/codec/spec_codec.h"
 #include "rpc/server_lifecycle.h"
 #include "server/service/attach_service.h"
+#include "server/service/endpoint_probe.h"
 #include "server/state/arrays.h"
 #include "server/state/definitions.h"
 #include "server/state/link_table.h"
@@ -484,35 +485,41 @@ class LeapClock final : public rpc::Clock {
   std::atomic<int64_t> ahead_ns_ = 0;
 };
 
-// The hub of a coordinator without the rest.
-class HubTest : public testing::Test {
+// The worker streams of a coordinator without the rest.
+class AttachServiceTest : public testing::Test {
  protected:
-  explicit HubTest(int64_t max_inventory_bytes = server::AttachHubOptions().max_inventory_bytes) {
+  explicit AttachServiceTest(
+      int64_t max_inventory_bytes = server::WorkerStreamsOptions().max_inventory_bytes) {
     registry_ =
         *server::ArrayRegistry::Open(store_.get(), &clock_, [](const auto&, const auto&) {});
     definition_store_ =
         *server::DefinitionStore::Open(store_.get(), &clock_, &registry_->requests());
-    hub_ = server::AttachHub::Create(&membership_, registry_.get(), definition_store_.get(),
-                                     {.cluster_id = "hub",
-                                      .term = 1,
-                                      .token_key = "",
-                                      .build_version = "",
-                                      .flight_log = &flight_log_,
-                                      .link_table = &link_table_,
-                                      .clock = &hub_clock_,
-                                      .recovery = &recovery_,
-                                      .joined =
-                                          [this](std::string_view identity) {
-                                            if (joined_ != nullptr) joined_(identity);
-                                          },
-                                      .max_inventory_bytes = max_inventory_bytes});
-    membership_.AddListener([this](const server::MembershipEvent&) { hub_->MembershipChanged(); });
+    streams_ = std::make_unique<server::WorkerStreams>(
+        &membership_, registry_.get(), definition_store_.get(),
+        server::WorkerStreamsOptions{
+            .cluster_id = "hub",
+            .term = 1,
+            .token_key = "",
+            .build_version = "",
+            .ask_endpoint = server::ProbeEndpoints(rpc::Credentials::Insecure()),
+            .flight_log = &flight_log_,
+            .link_table = &link_table_,
+            .clock = &leap_clock_,
+            .recovery = &recovery_,
+            .joined =
+                [this](std::string_view identity) {
+                  if (joined_ != nullptr) joined_(identity);
+                },
+            .max_inventory_bytes = max_inventory_bytes});
+    membership_.AddListener(
+        [this](const server::MembershipEvent&) { streams_->MembershipChanged(); });
+    service_ = server::MakeAttachService(streams_.get(), rpc::Credentials::Insecure());
     rpc::ServerOptions options;
-    options.on_drain = [this] { hub_->EndStreams(); };
-    lifecycle_ =
-        *rpc::ServerLifecycle::Start(options, {{"shardmesh.v1.AttachService", hub_->service()}});
+    options.on_drain = [this] { service_.end_streams(); };
+    lifecycle_ = *rpc::ServerLifecycle::Start(
+        options, {{"shardmesh.v1.AttachService", service_.service.get()}});
   }
-  ~HubTest() override {
+  ~AttachServiceTest() override {
     workers_.reset();
     lifecycle_->Drain(absl::Now() + absl::Seconds(5));
     lifecycle_.reset();
@@ -539,7 +546,7 @@ class HubTest : public testing::Test {
 
   std::function<void(std::string_view)> joined_;  // set before workers attach
   rpc::RealClock clock_;
-  LeapClock hub_clock_{&clock_};
+  LeapClock leap_clock_{&clock_};
   const std::unique_ptr<server::Store> store_ = server::CreateMemoryStore();
   std::unique_ptr<server::ArrayRegistry> registry_;
   std::unique_ptr<server::DefinitionStore> definition_store_;
@@ -547,12 +554,13 @@ class HubTest : public testing::Test {
   server::FlightLog flight_log_;
   server::LinkTable link_table_;
   server::Recovery recovery_{&clock_};
-  std::unique_ptr<server::AttachHub> hub_;
+  std::unique_ptr<server::WorkerStreams> streams_;
+  server::StreamingService service_;
   std::unique_ptr<rpc::ServerLifecycle> lifecycle_;
   std::unique_ptr<HollowWorkers> workers_;
 };
 
-TEST_F(HubTest, WorkersAreHeardWhileInventoriesAreTakenIn) {
+TEST_F(AttachServiceTest, WorkersAreHeardWhileInventoriesAreTakenIn) {
   // By a heartbeat, which alone can bring this figure: pages count with the last heartbeat's.
   constexpr int64_t kUsedBytes = 4711;
   const auto is_heard = [this](int64_t index) {
@@ -585,13 +593,13 @@ TEST_F(HubTest, WorkersAreHeardWhileInventoriesAreTakenIn) {
   EXPECT_EQ(workers_->totals().attaches, 2);
 }
 
-class SmallInventoriesTest : public HubTest {
+class SmallInventoriesTest : public AttachServiceTest {
  protected:
   static constexpr int64_t kMaxBytes = 1 << 20;
   // More than a half of what may wait.
   static constexpr int64_t kTiles =
       kMaxBytes * 6 / 10 / (int64_t{sizeof(server::InventoryTile)} + 128);
-  SmallInventoriesTest() : HubTest(kMaxBytes) {}
+  SmallInventoriesTest() : AttachServiceTest(kMaxBytes) {}
 };
 
 TEST_F(SmallInventoriesTest, BytesOfInventoriesThatWaitAreBounded) {
@@ -630,7 +638,7 @@ TEST_F(SmallInventoriesTest, ALargeInventoryIsForgottenAfterAWhile) {
   ASSERT_TRUE(soon->AwaitMembers(3, kTimeout)) << soon->totals().last_end;
   EXPECT_EQ(soon->totals().most_bringing, 1);
 
-  hub_clock_.Leap(absl::Minutes(1));
+  leap_clock_.Leap(absl::Minutes(1));
   const auto later = *HollowWorkers::Start({.coordinator = lifecycle_->address(),
                                             .count = 3,
                                             .identity_prefix = "later-",
@@ -638,7 +646,7 @@ TEST_F(SmallInventoriesTest, ALargeInventoryIsForgottenAfterAWhile) {
   EXPECT_TRUE(later->AwaitMembers(3, kTimeout)) << later->totals().last_end;
 }
 
-TEST_F(HubTest, TilesAreJudgedWhenTheirMeshGetsItsRanks) {
+TEST_F(AttachServiceTest, TilesAreJudgedWhenTheirMeshGetsItsRanks) {
   const std::string id = server::RandomId();
   const ArrayDescriptor descriptor{.array_id = id,
                                    .dtype = Dtype::kF32,
@@ -686,7 +694,7 @@ TEST_F(HubTest, TilesAreJudgedWhenTheirMeshGetsItsRanks) {
 
 // The parts have one place and different values. Only the mesh's revision tells which rank had
 // which.
-TEST_F(HubTest, APartialSumOfAnEarlierRevisionOfItsMeshIsNotAdopted) {
+TEST_F(AttachServiceTest, APartialSumOfAnEarlierRevisionOfItsMeshIsNotAdopted) {
   const server::Revision revision =
       server::DefineMesh(definition_store_.get(), "m", *Mesh::Parse("x=2"));
   ASSERT_THAT(membership_.AddMesh("m", 2, {}), IsOk());
@@ -722,7 +730,7 @@ TEST_F(HubTest, APartialSumOfAnEarlierRevisionOfItsMeshIsNotAdopted) {
 }
 
 // As after a repair that lost the ranks, and the names.
-TEST_F(HubTest, UnknownTilesOfAMeshWithoutRanksAreAdoptedWhenItHasThem) {
+TEST_F(AttachServiceTest, UnknownTilesOfAMeshWithoutRanksAreAdoptedWhenItHasThem) {
   const server::Revision revision =
       server::DefineMesh(definition_store_.get(), "m", *Mesh::Parse("x=2"));
   ASSERT_THAT(membership_.AddMesh("m", 2, {}), IsOk());
@@ -750,7 +758,7 @@ TEST_F(HubTest, UnknownTilesOfAMeshWithoutRanksAreAdoptedWhenItHasThem) {
   EXPECT_TRUE(Eventually([&] { return Adopted() == std::vector{descriptor.array_id}; }));
 }
 
-TEST_F(HubTest, InventoriesThatWaitAreNoHindranceToTheEnd) {
+TEST_F(AttachServiceTest, InventoriesThatWaitAreNoHindranceToTheEnd) {
   const auto is_ending = std::make_shared<absl::Notification>();
   const auto joined = std::make_shared<std::atomic<int>>(0);
   joined_ = [=](std::string_view) {
@@ -760,7 +768,7 @@ TEST_F(HubTest, InventoriesThatWaitAreNoHindranceToTheEnd) {
   workers_ = *HollowWorkers::Start(
       {.coordinator = lifecycle_->address(), .count = 8, .attach_delay = absl::Hours(1)});
   ASSERT_TRUE(Eventually([&] { return *joined == 1 && workers_->totals().inventories == 8; }));
-  hub_->EndStreams();
+  service_.end_streams();
   is_ending->Notify();
   const absl::Time begun = absl::Now();
   lifecycle_->Drain(begun + kTimeout);
@@ -769,7 +777,7 @@ TEST_F(HubTest, InventoriesThatWaitAreNoHindranceToTheEnd) {
 }
 
 // The last page may be read before the thread that admitted the stream has let go of it.
-TEST_F(HubTest, AStreamThatEndsWhileItsInventoryIsTakenInIsKeptUntilThen) {
+TEST_F(AttachServiceTest, AStreamThatEndsWhileItsInventoryIsTakenInIsKeptUntilThen) {
   ASSERT_THAT(ArmFailpoints("attach.admitted=delay,registry.take_inventory=delay:1"), IsOk());
   const auto joined = std::make_shared<std::atomic<int>>(0);
   joined_ = [=](std::string_view) { ++*joined; };
@@ -782,14 +790,14 @@ TEST_F(HubTest, AStreamThatEndsWhileItsInventoryIsTakenInIsKeptUntilThen) {
   lifecycle_->Drain(absl::Now() + kTimeout);
 }
 
-TEST_F(HubTest, WhoServedAMeshBeforeDropsItsArraysToo) {
+TEST_F(AttachServiceTest, WhoServedAMeshBeforeDropsItsArraysToo) {
   ASSERT_THAT(membership_.AddMesh("m", 2, {"worker-000000", "worker-000001"}), IsOk());
   workers_ = *HollowWorkers::Start({.coordinator = lifecycle_->address(), .count = 4});
   ASSERT_TRUE(workers_->AwaitMembers(4, kTimeout)) << workers_->totals().last_end;
   // An array is released. Before its workers are told, the mesh is made anew with others.
   ASSERT_THAT(membership_.RemoveMesh("m"), IsOk());
   ASSERT_THAT(membership_.AddMesh("m", 2, {"worker-000002", "worker-000003"}), IsOk());
-  hub_->Drop("m", {"array"});
+  streams_->Drop("m", {"array"});
   EXPECT_TRUE(
       workers_->Await([](const HollowWorkers::Totals& now) { return now.drops == 4; }, kTimeout))
       << workers_->totals().drops;

@@ -1,0 +1,244 @@
+// Encodes what workers are told, and decodes what they report.
+#include "server/attach/attach_codec.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "rpc/codec/array_codec.h"
+#include "rpc/codec/flight_codec.h"
+#include "rpc/codec/link_codec.h"
+#include "rpc/codec/spec_codec.h"
+#include "rpc/codec/time_codec.h"
+#include "rpc/codec/worker_error_codec.h"
+#include "shardmesh/v1/attach_service.pb.h"
+#include "status/status_macros.h"
+
+namespace shardmesh::server {
+namespace {
+
+// Bounds the length of messages with lists of arrays.
+constexpr int kIdsPerMessage = 10'000;
+// Each with a reason.
+constexpr int kAsidePerMessage = 1'000;
+
+}  // namespace
+
+WorkerMessage EncodeMessage(const v1::AttachResponse& message) {
+  return std::make_shared<const std::string>(message.SerializeAsString());
+}
+
+WorkerMessage EncodeWelcome(const WorkerWelcome& from) {
+  v1::AttachResponse response;
+  v1::Welcome* to = response.mutable_welcome();
+  to->set_cluster_id(std::string(from.cluster_id));
+  to->set_term(from.term);
+  to->set_protocol(kAttachProtocol);
+  rpc::Encode(from.heartbeat_interval, to->mutable_heartbeat_interval());
+  rpc::Encode(from.lost_after, to->mutable_heartbeat_limit());
+  to->set_token_key(std::string(from.token_key));
+  to->mutable_build()->set_version(std::string(from.build_version));
+  rpc::Encode(from.now, to->mutable_coordinator_time());
+  return EncodeMessage(response);
+}
+
+WorkerMessage EncodeClock(absl::Time now) {
+  v1::AttachResponse response;
+  rpc::Encode(now, response.mutable_clock()->mutable_time());
+  return EncodeMessage(response);
+}
+
+std::vector<WorkerMessage> EncodeVerdict(const InventoryVerdict& verdict, bool last) {
+  std::vector<WorkerMessage> messages;
+  v1::AttachResponse response;
+  v1::InventoryVerdict* to = response.mutable_inventory_verdict();
+  const auto flush_if_full = [&] {
+    if (to->commit_array_ids_size() + to->drop_array_ids_size() + to->live_array_ids_size() +
+                to->unknown_array_ids_size() >=
+            kIdsPerMessage ||
+        to->quarantine_tiles_size() >= kAsidePerMessage) {
+      messages.push_back(EncodeMessage(response));
+      to->Clear();
+    }
+  };
+  for (const std::string& array_id : verdict.commit) {
+    to->add_commit_array_ids(array_id);
+    flush_if_full();
+  }
+  for (const std::string& array_id : verdict.drop) {
+    to->add_drop_array_ids(array_id);
+    flush_if_full();
+  }
+  // Before the quarantine, for which the worker may have to make room.
+  for (const std::string& array_id : verdict.live) {
+    to->add_live_array_ids(array_id);
+    flush_if_full();
+  }
+  for (const std::string& array_id : verdict.unknown) {
+    to->add_unknown_array_ids(array_id);
+    flush_if_full();
+  }
+  for (const InventoryVerdict::Aside& aside : verdict.quarantine) {
+    v1::QuarantineTile* tile = to->add_quarantine_tiles();
+    tile->set_array_id(aside.array_id);
+    rpc::Encode(aside.tile, tile->mutable_tile());
+    tile->set_reason(aside.reason);
+    tile->set_array_lives(aside.array_lives);
+    flush_if_full();
+  }
+  to->set_last(last);
+  if (last || to->ByteSizeLong() > 0) messages.push_back(EncodeMessage(response));
+  return messages;
+}
+
+std::vector<WorkerMessage> EncodeDrops(const std::vector<std::string>& array_ids) {
+  std::vector<WorkerMessage> messages;
+  constexpr size_t kPiece = kIdsPerMessage;
+  for (size_t first = 0; first < array_ids.size(); first += kPiece) {
+    v1::AttachResponse message;
+    const size_t end = std::min(array_ids.size(), first + kPiece);
+    for (size_t i = first; i < end; ++i) {
+      message.mutable_drop_arrays()->add_array_ids(array_ids[i]);
+    }
+    messages.push_back(EncodeMessage(message));
+  }
+  return messages;
+}
+
+StartMessages EncodeStart(const WorkRef& work, const std::string& message) {
+  v1::AttachResponse response;
+  v1::RunStep* step = response.mutable_run_step();
+  step->ParseFromString(message);
+  step->set_sequence(work.sequence);
+  step->set_epoch(work.epoch);
+  step->set_term(work.term);
+  StartMessages messages{.plan_hash = step->plan_hash(), .with_plan = EncodeMessage(response)};
+  step->clear_plan();
+  messages.without_plan = EncodeMessage(response);
+  return messages;
+}
+
+WorkerMessage EncodeEnd(const WorkRef& work, const absl::Status& status) {
+  if (!work.transfer_id.empty()) return EncodeEndTransfer(work.transfer_id, status);
+  v1::AttachResponse response;
+  v1::EndStep* end = response.mutable_end_step();
+  end->set_sequence(work.sequence);
+  end->set_commit(status.ok());
+  if (!status.ok()) rpc::Encode(status, end->mutable_error());
+  return EncodeMessage(response);
+}
+
+WorkerMessage EncodeEndTransfer(const std::string& transfer_id, const absl::Status& status) {
+  v1::AttachResponse response;
+  v1::EndTransfer* end = response.mutable_end_transfer();
+  end->set_transfer_id(transfer_id);
+  end->set_commit(status.ok());
+  if (!status.ok()) rpc::Encode(status, end->mutable_error());
+  return EncodeMessage(response);
+}
+
+WorkerHello DecodeHello(const v1::Hello& from) {
+  WorkerHello hello{.cluster_id = from.cluster_id(),
+                    .identity = from.identity(),
+                    .incarnation = from.incarnation(),
+                    .build_version = from.build().version(),
+                    .build_revision = from.build().revision(),
+                    .min_protocol = from.protocol().min(),
+                    .max_protocol = from.protocol().max(),
+                    .features = {from.features().begin(), from.features().end()},
+                    .endpoints = {},
+                    .exchange_port = from.exchange_port(),
+                    .nonce = from.nonce(),
+                    .memory_bytes = from.capacity().memory_bytes(),
+                    .durable = from.capacity().durable(),
+                    .term = from.term(),
+                    .pid = from.pid(),
+                    .boot_id = from.boot_id(),
+                    .data_identity = from.data_identity()};
+  for (const v1::Endpoint& endpoint : from.endpoints()) {
+    hello.endpoints.push_back(endpoint.address());
+  }
+  return hello;
+}
+
+absl::StatusOr<std::vector<InventoryTile>> DecodeTiles(
+    const v1::InventoryPage& page,
+    absl::FunctionRef<std::vector<size_t>(const std::vector<InventoryTile>&)> find_unknown) {
+  std::vector<InventoryTile> tiles;
+  tiles.reserve(static_cast<size_t>(page.tiles_size()));
+  for (const v1::HeldTile& held : page.tiles()) {
+    InventoryTile& tile = tiles.emplace_back();
+    tile.array_id = held.array().array_id();
+    SHARDMESH_ASSIGN_OR_RETURN(tile.tile, rpc::Decode(held.tile()));
+    tile.crc32c = held.crc32c();
+    tile.committed = held.committed();
+    tile.on_disk = held.durability() == v1::DURABILITY_DISK;
+  }
+  for (const size_t unknown : find_unknown(tiles)) {
+    // The registry does not adopt an array that cannot be read.
+    if (absl::StatusOr<ArrayDescriptor> array =
+            rpc::Decode(page.tiles(static_cast<int>(unknown)).array());
+        array.ok()) {
+      tiles[unknown].descriptor = *std::move(array);
+    }
+  }
+  return tiles;
+}
+
+absl::StatusOr<FlightLog::Heartbeat> DecodeFlight(const v1::Heartbeat& from, absl::Time now) {
+  FlightLog::Heartbeat heartbeat{.sent = now};
+  if (from.has_send_time()) {
+    SHARDMESH_ASSIGN_OR_RETURN(heartbeat.sent, rpc::Decode(from.send_time()));
+  }
+  for (const v1::StepProgress& running : from.progress()) {
+    SHARDMESH_ASSIGN_OR_RETURN(heartbeat.progress.emplace_back(), rpc::Decode(running));
+  }
+  for (const v1::FlightRecord& record : from.records()) {
+    SHARDMESH_ASSIGN_OR_RETURN(heartbeat.records.emplace_back(), rpc::Decode(record));
+  }
+  return heartbeat;
+}
+
+absl::StatusOr<std::vector<rpc::MeasuredLink>> DecodeLinks(const v1::Heartbeat& from,
+                                                           absl::Duration shift) {
+  std::vector<rpc::MeasuredLink> links;
+  for (const v1::MeasuredLink& link : from.links().links()) {
+    SHARDMESH_ASSIGN_OR_RETURN(links.emplace_back(), rpc::Decode(link));
+    links.back().measured += shift;
+  }
+  return links;
+}
+
+RankReport DecodeStaged(std::string_view identity, const v1::TileStaged& from) {
+  RankReport report;
+  report.identity = std::string(identity);
+  report.rank = from.rank();
+  report.tiles.push_back({.array_id = from.array_id(),
+                          .crc32c = from.crc32c(),
+                          .size_bytes = from.size_bytes(),
+                          .on_disk = from.durability() == v1::DURABILITY_DISK});
+  return report;
+}
+
+RankReport DecodeReport(std::string_view identity, const v1::StepReport& from) {
+  RankReport report;
+  report.identity = std::string(identity);
+  report.rank = from.rank();
+  report.done = true;
+  if (from.outcome() != v1::StepReport::OUTCOME_DONE) {
+    report.blamed_identity = from.blamed_identity();
+    report.status = rpc::Decode(from.error());
+    if (report.status.ok()) {
+      report.status = absl::InternalError("the worker names no error");
+    }
+  }
+  for (const v1::StagedOutput& output : from.outputs()) {
+    report.tiles.push_back({.array_id = output.array_id(),
+                            .crc32c = output.crc32c(),
+                            .size_bytes = output.size_bytes()});
+  }
+  report.detail = from.SerializeAsString();
+  return report;
+}
+
+}  // namespace shardmesh::server

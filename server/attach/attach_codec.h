@@ -1,0 +1,83 @@
+// The messages of attach streams between wire and domain.
+#ifndef SHARDMESH_SERVER_ATTACH_ATTACH_CODEC_H_
+#define SHARDMESH_SERVER_ATTACH_ATTACH_CODEC_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "rpc/codec/measured_link.h"
+#include "server/attach/worker_hello.h"
+#include "server/attach/worker_message.h"
+#include "server/state/arrays.h"
+#include "server/steps/flight_log.h"
+#include "server/steps/sequencer.h"
+
+namespace shardmesh::v1 {
+class AttachResponse;
+class Heartbeat;
+class Hello;
+class InventoryPage;
+class StepReport;
+class TileStaged;
+}  // namespace shardmesh::v1
+
+namespace shardmesh::server {
+
+// To workers.
+
+WorkerMessage EncodeMessage(const v1::AttachResponse& message);
+
+// The answer to an accepted hello.
+struct WorkerWelcome {
+  std::string_view cluster_id;
+  int64_t term = 0;
+  absl::Duration heartbeat_interval;
+  absl::Duration lost_after;
+  std::string_view token_key;
+  std::string_view build_version;
+  absl::Time now;
+};
+WorkerMessage EncodeWelcome(const WorkerWelcome& welcome);
+WorkerMessage EncodeClock(absl::Time now);
+// A verdict in messages of bounded size; none for an empty verdict that is not `last`.
+std::vector<WorkerMessage> EncodeVerdict(const InventoryVerdict& verdict, bool last);
+// The order to drop these arrays, in messages of bounded size.
+std::vector<WorkerMessage> EncodeDrops(const std::vector<std::string>& array_ids);
+
+// The start of a step, for workers without and with its plan.
+struct StartMessages {
+  std::string plan_hash;
+  WorkerMessage with_plan = nullptr;
+  WorkerMessage without_plan = nullptr;
+};
+// `message`: StepRequest::message, the bytes of a v1::RunStep.
+StartMessages EncodeStart(const WorkRef& work, const std::string& message);
+// The end of a step or transfer: OK commits.
+WorkerMessage EncodeEnd(const WorkRef& work, const absl::Status& status);
+WorkerMessage EncodeEndTransfer(const std::string& transfer_id, const absl::Status& status);
+
+// From workers.
+
+WorkerHello DecodeHello(const v1::Hello& from);
+// `find_unknown` returns the indices of tiles whose arrays are not known. Only those tiles get
+// their descriptors, where these can be read. INVALID_ARGUMENT (BAD_FIELD): a tile cannot be read.
+absl::StatusOr<std::vector<InventoryTile>> DecodeTiles(
+    const v1::InventoryPage& page,
+    absl::FunctionRef<std::vector<size_t>(const std::vector<InventoryTile>&)> find_unknown);
+// A heartbeat without a time counts as sent at `now`. INVALID_ARGUMENT (BAD_FIELD).
+absl::StatusOr<FlightLog::Heartbeat> DecodeFlight(const v1::Heartbeat& from, absl::Time now);
+// The links of a heartbeat, their times put forward by `shift`. INVALID_ARGUMENT (BAD_FIELD).
+absl::StatusOr<std::vector<rpc::MeasuredLink>> DecodeLinks(const v1::Heartbeat& from,
+                                                           absl::Duration shift);
+RankReport DecodeStaged(std::string_view identity, const v1::TileStaged& from);
+RankReport DecodeReport(std::string_view identity, const v1::StepReport& from);
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_ATTACH_ATTACH_CODEC_H_

@@ -1,0 +1,41 @@
+// The parts of a coordinator that its services share.
+#ifndef SHARDMESH_SERVER_ATTACH_COORDINATOR_PARTS_H_
+#define SHARDMESH_SERVER_ATTACH_COORDINATOR_PARTS_H_
+
+#include <cstdint>
+#include <string>
+
+#include "process/clock.h"
+#include "program/collective_choice.h"
+#include "server/attach/worker_streams.h"
+#include "server/state/arrays.h"
+#include "server/state/definitions.h"
+#include "server/state/link_table.h"
+#include "server/state/recovery.h"
+#include "server/state/session.h"
+#include "server/state/step_memory.h"
+#include "server/steps/transfers.h"
+
+namespace shardmesh::server {
+
+// The parts that the array, compute and cluster services work with. All outlive the services.
+struct CoordinatorParts {
+  rpc::Clock* clock = nullptr;
+  const DefinitionStore* definition_store = nullptr;
+  const Membership* membership = nullptr;
+  const WorkerStreams* hub = nullptr;
+  ArrayRegistry* registry = nullptr;
+  SessionTable* sessions = nullptr;
+  Transfers* transfers = nullptr;
+  const LinkTable* links = nullptr;
+  const Recovery* recovery = nullptr;
+  PreferredAlgorithms preferred_algorithms;
+  StepMemoryOptions step_memory;
+  int64_t max_put_streams_per_caller = 0;
+  std::string token_key;  // see rpc/transfer_token.h
+  int64_t term = 0;
+};
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_ATTACH_COORDINATOR_PARTS_H_

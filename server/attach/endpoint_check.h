@@ -1,0 +1,82 @@
+// Whether the endpoints that a worker advertises lead back to it.
+#ifndef SHARDMESH_SERVER_ATTACH_ENDPOINT_CHECK_H_
+#define SHARDMESH_SERVER_ATTACH_ENDPOINT_CHECK_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "process/clock.h"
+#include "server/attach/worker_hello.h"
+
+namespace shardmesh::server {
+
+// The worker at an address, by its own answer.
+struct EndpointAnswer {
+  std::string identity;
+  uint64_t incarnation = 0;
+  std::string nonce;
+};
+
+// Asks the worker at `address` who it is; the worker must prove to be `identity` where the
+// transport can tell. Calls `answered` exactly once within `timeout`, from any thread, perhaps from
+// within. Returns a function that ends the question early. The function may be called at any time,
+// also after the answer.
+using AskEndpoint = std::function<std::function<void()>(
+    const std::string& address, const std::string& identity, absl::Duration timeout,
+    absl::AnyInvocable<void(absl::StatusOr<EndpointAnswer>) &&> answered)>;
+
+// Asks all endpoints of a hello at once. `done` gets those that lead back to the worker, in the
+// hello's order, and for people the failures of the others. `done` is called exactly once.
+//
+// Once one endpoint answers rightly, the others have kGrace more: an outdated address, where nobody
+// answers, must not hold the worker up. Thread-safe.
+class EndpointCheck : public std::enable_shared_from_this<EndpointCheck> {
+ public:
+  // Enough for a name to be looked up and a handshake, between hosts that are there.
+  static constexpr absl::Duration kGrace = absl::Milliseconds(250);
+  using Done = absl::AnyInvocable<void(std::vector<std::string> verified, std::string failures) &&>;
+
+  // Lives until the last answer; the clock outlives it. `timeout`: of each endpoint.
+  static void Start(const WorkerHello& hello, rpc::Clock* clock, const AskEndpoint& ask,
+                    absl::Duration timeout, Done done);
+
+ private:
+  struct Probe {
+    std::string address;
+    std::function<void()> cancel;  // null while the endpoint is being asked
+    absl::Status status;
+  };
+
+  EndpointCheck(const WorkerHello& hello, rpc::Clock* clock, Done done);
+
+  void Ask(size_t index, const AskEndpoint& ask, absl::Duration timeout);
+  void Answered(size_t index, const absl::StatusOr<EndpointAnswer>& answer);
+  absl::Status CheckAnswer(const absl::StatusOr<EndpointAnswer>& answer) const;
+  // Ends the questions that have no answer.
+  void Cancel();
+
+  const std::string identity_;
+  const uint64_t incarnation_;
+  const std::string nonce_;
+  rpc::Clock* const clock_;
+
+  absl::Mutex mutex_;
+  Done done_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Probe> probes_ ABSL_GUARDED_BY(mutex_);
+  size_t waiting_ ABSL_GUARDED_BY(mutex_);
+  bool found_ ABSL_GUARDED_BY(mutex_) = false;  // an endpoint that leads back
+  bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_ATTACH_ENDPOINT_CHECK_H_

@@ -1,0 +1,134 @@
+// Finds the meshes of an inventory's tiles, and asks the registry.
+#include "server/attach/inventory_judge.h"
+
+#include <map>
+#include <memory>
+#include <utility>
+
+#include "process/log.h"
+
+namespace shardmesh::server {
+namespace {
+
+// Removes the descriptors of partial sums whose mesh is no longer at the array's revision, so that
+// they are not adopted. Ranks can hold different values for the same place of a partial sum: only
+// the revision tells which rank had which. For other arrays the place is enough.
+void LeaveDoubtfulSums(const Definitions& state, std::vector<InventoryTile>* tiles) {
+  std::map<std::string, Revision> revisions;  // 0: there is no such mesh
+  for (InventoryTile& tile : *tiles) {
+    if (!tile.descriptor.has_value() || tile.descriptor->spec.unreduced().empty()) continue;
+    const auto [found, is_new] = revisions.try_emplace(tile.descriptor->mesh_id, 0);
+    if (is_new) {
+      const auto mesh = state.Find(DefinitionKind::kMesh, tile.descriptor->mesh_id);
+      if (mesh.ok()) found->second = (*mesh)->revision;
+    }
+    if (found->second != tile.descriptor->mesh_revision) tile.descriptor.reset();
+  }
+}
+
+InventoryMesh MeshOf(const MembershipView& view, const Definitions& state,
+                     std::string_view identity, std::string_view mesh_id) {
+  InventoryMesh mesh;
+  if (const MeshRanks* const ranks = view.FindMesh(mesh_id); ranks != nullptr) {
+    mesh.rank = ranks->RankOf(identity);
+    mesh.identities = ranks->identities;
+  }
+  if (const auto definition = state.FindMesh(mesh_id); definition.ok()) {
+    mesh.mesh = &(*definition)->mesh;
+  }
+  return mesh;
+}
+
+}  // namespace
+
+InventoryJudge::InventoryJudge(const Membership* membership, ArrayRegistry* registry,
+                               const DefinitionStore* definition_store)
+    : membership_(membership), registry_(registry), definition_store_(definition_store) {}
+
+JudgedInventory InventoryJudge::JudgeWhole(const std::string& identity, uint64_t attachment,
+                                           std::vector<InventoryTile> tiles,
+                                           std::vector<std::string> quarantined) const {
+  // Read before the view, which then has all of them.
+  const std::vector<ServedRank> serves = membership_->RanksOf(identity);
+  const std::shared_ptr<const MembershipView> view = membership_->view();
+  const std::shared_ptr<const Definitions> state = definition_store_->shared_state();
+  JudgedInventory judged;
+  std::map<std::string, InventoryMesh, std::less<>> others;
+  Inventory inventory{.identity = identity,
+                      .attachment = attachment,
+                      .meshes = {},
+                      .tiles = std::move(tiles),
+                      .quarantined = std::move(quarantined),
+                      // The registry calls this for each tile, under its lock.
+                      .other_mesh = [&](std::string_view mesh_id) {
+                        auto found = others.find(mesh_id);
+                        if (found == others.end()) {
+                          InventoryMesh mesh = MeshOf(*view, *state, identity, mesh_id);
+                          // The mesh got its ranks after `serves` was read.
+                          if (mesh.rank.has_value()) mesh = {.mesh = mesh.mesh};
+                          if (mesh.identities.empty()) judged.undecided.emplace(mesh_id);
+                          found = others.emplace(mesh_id, mesh).first;
+                        }
+                        return found->second;
+                      }};
+  // All meshes that the worker serves: the registry finds arrays there whose tiles it lacks.
+  for (const ServedRank& served : serves) {
+    inventory.meshes.emplace(served.mesh_id, MeshOf(*view, *state, identity, served.mesh_id));
+  }
+  LeaveDoubtfulSums(*state, &inventory.tiles);
+  judged.verdict = registry_->TakeInventory(inventory);
+  LogVerdict(identity, std::ssize(inventory.tiles), judged.verdict);
+  return judged;
+}
+
+JudgedInventory InventoryJudge::JudgeRestored(const std::string& identity, uint64_t attachment,
+                                              std::vector<InventoryTile> tiles,
+                                              const std::vector<std::string>& mesh_ids) const {
+  const std::shared_ptr<const MembershipView> view = membership_->view();
+  const std::shared_ptr<const Definitions> state = definition_store_->shared_state();
+  Inventory restored{
+      .identity = identity, .attachment = attachment, .meshes = {}, .tiles = std::move(tiles)};
+  LeaveDoubtfulSums(*state, &restored.tiles);
+  JudgedInventory judged;
+  for (const std::string& mesh_id : mesh_ids) {
+    const MeshRanks* const ranks = view->FindMesh(mesh_id);
+    if (ranks == nullptr || ranks->identities.empty()) {
+      judged.undecided.insert(mesh_id);
+    } else if (!restored.meshes.contains(mesh_id)) {
+      restored.meshes.emplace(mesh_id, MeshOf(*view, *state, identity, mesh_id));
+    }
+  }
+  judged.verdict = registry_->TakeRestored(restored);
+  LogVerdict(identity, std::ssize(restored.tiles), judged.verdict);
+  return judged;
+}
+
+int64_t InventoryBytes(const std::vector<InventoryTile>& tiles, int64_t quarantined) {
+  constexpr int64_t kBlockBytes = 64;  // of one heap block of a tile, such as its id
+  int64_t bytes = 0;
+  for (const InventoryTile& tile : tiles) {
+    bytes +=
+        static_cast<int64_t>(sizeof(tile)) + (tile.descriptor.has_value() ? 6 : 2) * kBlockBytes;
+  }
+  return bytes + quarantined * static_cast<int64_t>(sizeof(std::string) + kBlockBytes);
+}
+
+void LogVerdict(std::string_view identity, int64_t tiles, const InventoryVerdict& verdict) {
+  if (!verdict.drop.empty()) {
+    rpc::LogInfo(
+        "a worker drops arrays that were released while it was away",
+        {{"identity", identity}, {"arrays", verdict.drop.size()}, {"first", verdict.drop.front()}});
+  }
+  if (!verdict.quarantine.empty()) {
+    const InventoryVerdict::Aside& first = verdict.quarantine.front();
+    rpc::LogWarning(
+        "a worker puts tiles into quarantine; `shardmesh admin quarantine list` shows them",
+        {{"identity", identity},
+         {"tiles", verdict.quarantine.size()},
+         {"of", tiles},
+         {"first_array", first.array_id},
+         {"reason", first.reason}});
+  }
+}
+
+}  // namespace shardmesh::server

@@ -1,0 +1,53 @@
+// The verdict on the tiles that a worker holds.
+#ifndef SHARDMESH_SERVER_ATTACH_INVENTORY_JUDGE_H_
+#define SHARDMESH_SERVER_ATTACH_INVENTORY_JUDGE_H_
+
+#include <cstdint>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "server/state/arrays.h"
+#include "server/state/definitions.h"
+#include "server/state/membership.h"
+
+namespace shardmesh::server {
+
+struct JudgedInventory {
+  InventoryVerdict verdict;
+  // Meshes without ranks: the tiles on them were not judged.
+  std::set<std::string> undecided;
+};
+
+// Tells the registry which ranks of which meshes a worker's tiles belong to. Thread-safe.
+class InventoryJudge {
+ public:
+  // All outlive it.
+  InventoryJudge(const Membership* membership, ArrayRegistry* registry,
+                 const DefinitionStore* definition_store);
+
+  // All that the worker holds. Blocks for as long as the registry takes.
+  JudgedInventory JudgeWhole(const std::string& identity, uint64_t attachment,
+                             std::vector<InventoryTile> tiles,
+                             std::vector<std::string> quarantined) const;
+  // Tiles that the worker took back from its quarantine. `mesh_ids`: of the tiles.
+  JudgedInventory JudgeRestored(const std::string& identity, uint64_t attachment,
+                                std::vector<InventoryTile> tiles,
+                                const std::vector<std::string>& mesh_ids) const;
+
+ private:
+  const Membership* const membership_;
+  ArrayRegistry* const registry_;
+  const DefinitionStore* const definition_store_;
+};
+
+// Estimate of the memory that a part of an inventory takes.
+int64_t InventoryBytes(const std::vector<InventoryTile>& tiles, int64_t quarantined);
+
+// Logs what a verdict removes or puts aside. `tiles`: how many were judged.
+void LogVerdict(std::string_view identity, int64_t tiles, const InventoryVerdict& verdict);
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_ATTACH_INVENTORY_JUDGE_H_

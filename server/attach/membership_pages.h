@@ -1,0 +1,83 @@
+// What workers are told of who is alive, encoded once for all of them.
+#ifndef SHARDMESH_SERVER_ATTACH_MEMBERSHIP_PAGES_H_
+#define SHARDMESH_SERVER_ATTACH_MEMBERSHIP_PAGES_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "server/attach/worker_message.h"
+#include "server/state/definitions.h"
+#include "server/state/membership.h"
+
+namespace shardmesh::v1 {
+class Membership;
+}  // namespace shardmesh::v1
+
+namespace shardmesh::server {
+
+// Turns each new view into messages of type v1::AttachResponse (`membership`): a change for workers
+// that know the state before it, and a snapshot for those that know nothing. Each live worker
+// stands in them once, whatever the number of its meshes, and each page is encoded once and shared
+// by all streams: a change of one worker costs O(workers) to find and O(1) to encode.
+//
+//   pages.Update(view, state);
+//   for each stream:  send(told ? pages.ChangeFor(identity) : pages.SnapshotFor(identity))
+//
+// A page has at most kPageBytes and what its last item adds. Not thread-safe.
+class MembershipPages {
+ public:
+  using Page = WorkerMessage;
+  static constexpr int64_t kPageBytes = int64_t{1} << 20;
+
+  explicit MembershipPages(int64_t term) : term_(term) {}
+
+  // Takes over what is true now. Returns whether there is anything to tell those who know what was
+  // true before.
+  bool Update(std::shared_ptr<const MembershipView> view, std::shared_ptr<const Definitions> state);
+
+  // What the last Update changed, for this worker; in the order in which it is to be sent.
+  std::vector<Page> ChangeFor(std::string_view identity) const;
+  // All that is true as of the last Update, for this worker.
+  std::vector<Page> SnapshotFor(std::string_view identity) const;
+
+ private:
+  // A mesh whose ranks are given, as workers know it.
+  struct ToldMesh {
+    std::shared_ptr<const MeshRanks> ranks;
+    std::shared_ptr<const Definition> definition;
+    std::vector<Page> pages;  // the whole mesh
+  };
+  // A mesh of the last change.
+  struct ChangedMesh {
+    std::shared_ptr<const MeshRanks> ranks;
+    std::vector<Page> pages;
+  };
+
+  // Makes `page` the last one of what is true as of `view`.
+  void SetEnd(const MembershipView& view, v1::Membership* page) const;
+  void TellWorkers(const MembershipView& view);
+  void TellMeshes(const MembershipView& view, const Definitions& state);
+
+  const int64_t term_;
+  std::shared_ptr<const MembershipView> view_;  // null before the first Update
+  std::shared_ptr<const Definitions> state_;
+  std::map<std::string, ToldMesh, std::less<>> meshes_;  // by mesh id
+
+  // Of the last change: to everybody before and after the meshes, of which each goes to those who
+  // serve it.
+  std::vector<Page> before_meshes_;
+  std::vector<ChangedMesh> changed_meshes_;
+  std::vector<Page> after_meshes_;
+
+  // Of the snapshot: before and after the meshes; made when first asked for after a change.
+  mutable std::vector<Page> all_workers_;
+  mutable Page end_;
+};
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_ATTACH_MEMBERSHIP_PAGES_H_

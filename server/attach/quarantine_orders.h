@@ -1,0 +1,84 @@
+// Orders to workers about their quarantines, and the answers.
+#ifndef SHARDMESH_SERVER_ATTACH_QUARANTINE_ORDERS_H_
+#define SHARDMESH_SERVER_ATTACH_QUARANTINE_ORDERS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "server/attach/worker_stream.h"
+#include "server/state/arrays.h"
+
+namespace shardmesh::v1 {
+class QuarantineAnswer;
+class QuarantineOrder;
+}  // namespace shardmesh::v1
+
+namespace shardmesh::server {
+
+using QuarantineAnswered = absl::AnyInvocable<void(absl::StatusOr<v1::QuarantineAnswer>) &&>;
+
+// Reaches the quarantines of attached workers. Thread-safe.
+class QuarantineAccess {
+ public:
+  virtual ~QuarantineAccess() = default;
+
+  // Has a worker do something with its quarantine. Calls `answered` once, without a lock, perhaps
+  // from within. Returns the order's number.
+  // UNAVAILABLE (WORKER_LOST): the worker is not attached, or its stream ended before the answer.
+  // RESOURCE_EXHAUSTED (LIMIT_EXCEEDED), with a retry delay: too many orders wait for answers.
+  virtual int64_t OrderQuarantine(const std::string& identity, const v1::QuarantineOrder& order,
+                                  QuarantineAnswered answered) = 0;
+  // Frees the room of an order whose answer is no longer wanted; nothing if it was answered. The
+  // worker may carry the order out nevertheless.
+  virtual void ForgetQuarantineOrder(int64_t number) = 0;
+  // Tells a worker the verdict on tiles that the verdict on its inventory left as they were;
+  // nothing if the worker is not attached.
+  virtual void SendVerdict(const std::string& identity, const InventoryVerdict& verdict) = 0;
+};
+
+// The orders that wait for answers. Thread-safe.
+class QuarantineOrders {
+ public:
+  static constexpr size_t kMaxOrders = 1'000;
+
+  // An order without its answer, and the stream that carried it.
+  struct Unanswered {
+    WorkerStream* stream = nullptr;
+    QuarantineAnswered answered;
+  };
+
+  // Sends the order and takes `*answered`. Returns the order's number.
+  // RESOURCE_EXHAUSTED (LIMIT_EXCEEDED), with a retry delay: kMaxOrders wait; `*answered` is left.
+  absl::StatusOr<int64_t> Send(WorkerStream* stream, const v1::QuarantineOrder& order,
+                               QuarantineAnswered* answered);
+  // Calls `answered` of the order if it went over this stream and still waits.
+  void Answer(WorkerStream* stream, const v1::QuarantineAnswer& answer);
+  void Forget(int64_t number);
+
+  // Takes the orders out that went over this stream, for Fail without the caller's lock.
+  std::vector<Unanswered> TakeOrdersOf(WorkerStream* stream);
+  // Answers that the worker is not attached.
+  static void Fail(std::vector<Unanswered> orders, std::string_view identity);
+  static void Fail(QuarantineAnswered answered, absl::Status status);
+
+ private:
+  absl::Mutex mutex_;
+  std::map<int64_t, Unanswered> orders_ ABSL_GUARDED_BY(mutex_);  // by number
+  int64_t last_number_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+// UNAVAILABLE (WORKER_LOST), with a retry delay.
+absl::Status NotAttached(std::string_view identity);
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_ATTACH_QUARANTINE_ORDERS_H_

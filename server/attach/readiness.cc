@@ -1,0 +1,175 @@
+// Compares what is true of a mesh with what its workers know and report.
+#include "server/attach/readiness.h"
+
+#include <utility>
+#include <variant>
+
+#include "rpc/codec/definition.h"
+#include "rpc/codec/status.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+
+namespace shardmesh::server {
+namespace {
+
+// Ranks, or peers of a rank, that an error names.
+constexpr size_t kMostRanksNamed = 16;
+// So long after an attach, or after one worker lost sight of another, workers may still be
+// connecting to one another.
+constexpr absl::Duration kTimeToMeet = absl::Seconds(5);
+
+absl::Status NotReady(std::string_view mesh_id, std::string_view why) {
+  return rpc::WithRetryDelay(WithReason(absl::FailedPreconditionError(StrCat(
+                                            "the mesh \"", mesh_id, "\" is not ready: ", why)),
+                                        Reason::kMeshIncomplete),
+                             absl::Milliseconds(200));
+}
+
+}  // namespace
+
+Readiness::Readiness(const Membership* membership, const DefinitionStore* definition_store,
+                     const Recovery* recovery, const rpc::Clock* clock)
+    : membership_(membership),
+      definition_store_(definition_store),
+      recovery_(recovery),
+      clock_(clock) {}
+
+void Readiness::Joined(std::string_view identity) {
+  absl::MutexLock lock(&mutex_);
+  reports_.insert_or_assign(std::string(identity), PeersReport());
+}
+
+void Readiness::Left(std::string_view identity) {
+  absl::MutexLock lock(&mutex_);
+  if (const auto found = reports_.find(identity); found != reports_.end()) reports_.erase(found);
+}
+
+void Readiness::PeersReported(std::string_view identity, int64_t epoch,
+                              const std::vector<std::string>& unreached) {
+  const absl::Time now = clock_->Now();
+  absl::MutexLock lock(&mutex_);
+  const auto found = reports_.find(identity);
+  if (found == reports_.end()) return;
+  PeersReport report{.epoch = epoch};
+  for (const std::string& peer : unreached) {
+    const auto before = found->second.unreached.find(peer);
+    report.unreached.emplace(peer, before == found->second.unreached.end() ? now : before->second);
+  }
+  found->second = std::move(report);
+}
+
+void Readiness::Told(std::shared_ptr<const MembershipView> view,
+                     std::shared_ptr<const Definitions> state) {
+  absl::MutexLock lock(&mutex_);
+  told_view_.swap(view);
+  told_state_.swap(state);
+}
+
+bool Readiness::IsReady(std::string_view identity) const {
+  const int64_t epoch = membership_->view()->epoch;
+  absl::MutexLock lock(&mutex_);
+  const auto found = reports_.find(identity);
+  return found != reports_.end() && found->second.epoch == epoch && found->second.unreached.empty();
+}
+
+absl::Status Readiness::Check(std::string_view mesh_id) const {
+  const std::shared_ptr<const MembershipView> view = membership_->view();
+  const MeshRanks* ranks = view->FindMesh(mesh_id);
+  if (const absl::Status complete = view->CheckComplete(mesh_id); !complete.ok()) {
+    return ranks == nullptr ? complete : Incomplete(*view, *ranks, complete);
+  }
+  // New ranks are written into the definition, which then has a new revision.
+  const std::shared_ptr<const Definitions> state = definition_store_->shared_state();
+  SHARDMESH_ASSIGN_OR_RETURN(const auto definition, state->Find(DefinitionKind::kMesh, mesh_id));
+  if (std::get<rpc::MeshDefinition>(definition->value).workers != ranks->identities) {
+    return Recovering(StrCat("the mesh \"", mesh_id,
+                             "\" is not ready: its ranks are being given "
+                             "out; try again"));
+  }
+  std::vector<std::string> missing;
+  bool is_passing = true;
+  absl::MutexLock lock(&mutex_);
+  if (const auto told = told_state_ == nullptr
+                            ? absl::StatusOr<std::shared_ptr<const Definition>>(nullptr)
+                            : told_state_->Find(DefinitionKind::kMesh, mesh_id);
+      !told.ok() || *told != definition || told_view_->FindMesh(mesh_id) != ranks) {
+    return Recovering(StrCat("the mesh \"", mesh_id,
+                             "\" is not ready: its workers are being told of it; try again"));
+  }
+  for (size_t rank = 0; rank < ranks->identities.size(); ++rank) {
+    const std::string& identity = ranks->identities[rank];
+    const WorkerStatus& worker = *view->FindWorker(identity);
+    const bool is_draining = worker.state == WorkerState::kDraining;
+    const std::string why = is_draining ? "is draining" : FindUnmet(identity, *ranks, view->epoch);
+    if (why.empty()) continue;
+    // A worker that is alive and no member brings its inventory, or is cut when that is overdue.
+    is_passing =
+        is_passing && (is_draining ? worker.info.durable
+                                   : !reports_.contains(identity) || MayMeetSoon(*view, *ranks));
+    if (missing.size() == kMostRanksNamed) {
+      missing.push_back("and others");
+      break;
+    }
+    missing.push_back(StrCat("rank ", rank, " (worker \"", identity, "\" ", why, ")"));
+  }
+  if (missing.empty()) return absl::OkStatus();
+  const std::string why = StrJoin(missing, ", ");
+  return is_passing ? Recovering(StrCat("the mesh \"", mesh_id, "\" is not ready yet: ", why,
+                                        "; try again"))
+                    : NotReady(mesh_id, why);
+}
+
+// `incomplete`, or RECOVERING where all missing ranks are expected back.
+absl::Status Readiness::Incomplete(const MembershipView& view, const MeshRanks& ranks,
+                                   const absl::Status& incomplete) const {
+  const std::vector<int64_t> missing = view.MissingRanks(ranks);
+  std::vector<std::string> names;
+  for (const int64_t rank : missing) {
+    if (!recovery_->ComesBack(ranks.identities[static_cast<size_t>(rank)])) return incomplete;
+    if (names.size() < kMostRanksNamed) names.push_back(view.DescribeRank(ranks, rank));
+  }
+  if (missing.empty()) return incomplete;
+  if (missing.size() > names.size()) {
+    names.push_back(StrCat(missing.size() - names.size(), " more"));
+  }
+  return Recovering(StrCat("mesh \"", ranks.mesh_id, "\" waits for ", StrJoin(names, ", "),
+                           " to come back; try again"));
+}
+
+// Peers that serve only other meshes do not count.
+std::string Readiness::FindUnmet(std::string_view identity, const MeshRanks& mesh,
+                                 int64_t epoch) const {
+  const auto found = reports_.find(identity);
+  if (found == reports_.end() || found->second.epoch != epoch) {
+    return "has not reached its peers yet";
+  }
+  std::vector<std::string> apart;
+  for (const auto& [peer, since] : found->second.unreached) {
+    if (!mesh.RankOf(peer).has_value()) continue;
+    if (apart.size() == kMostRanksNamed) {
+      apart.push_back("others");
+      break;
+    }
+    apart.push_back(StrCat("\"", peer, "\""));
+  }
+  return apart.empty() ? "" : StrCat("does not reach ", StrJoin(apart, ", "));
+}
+
+// Whether some worker of the mesh attached, or lost sight of another one, within kTimeToMeet. The
+// peers of a worker that pauses miss it first.
+bool Readiness::MayMeetSoon(const MembershipView& view, const MeshRanks& ranks) const {
+  const absl::Time lately = clock_->Now() - kTimeToMeet;
+  for (const std::string& identity : ranks.identities) {
+    const WorkerStatus* const worker = view.FindWorker(identity);
+    if (worker != nullptr && worker->attached > lately) return true;
+    const auto member = reports_.find(identity);
+    if (member == reports_.end()) continue;
+    for (const auto& [peer, since] : member->second.unreached) {
+      if (since > lately && ranks.RankOf(peer).has_value()) return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace shardmesh::server

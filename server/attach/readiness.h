@@ -1,0 +1,77 @@
+// Whether the workers of a mesh can run a step together.
+#ifndef SHARDMESH_SERVER_ATTACH_READINESS_H_
+#define SHARDMESH_SERVER_ATTACH_READINESS_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "process/clock.h"
+#include "server/state/definitions.h"
+#include "server/state/membership.h"
+#include "server/state/recovery.h"
+
+namespace shardmesh::server {
+
+// Knows which members reach which peers, and which view and definitions all members were told. A
+// member is a worker whose inventory was taken in. Thread-safe.
+class Readiness {
+ public:
+  // All outlive it.
+  Readiness(const Membership* membership, const DefinitionStore* definition_store,
+            const Recovery* recovery, const rpc::Clock* clock);
+
+  // The worker is a member from now on; its reports over an earlier stream no longer count.
+  void Joined(std::string_view identity);
+  void Left(std::string_view identity);
+  // The peers that a member does not reach, as of `epoch`. Nothing for others than members.
+  void PeersReported(std::string_view identity, int64_t epoch,
+                     const std::vector<std::string>& unreached);
+  // All members were told of these.
+  void Told(std::shared_ptr<const MembershipView> view, std::shared_ptr<const Definitions> state);
+
+  // Whether the member reaches all its peers, as of the newest epoch.
+  bool IsReady(std::string_view identity) const;
+  // FAILED_PRECONDITION (MESH_INCOMPLETE) unless every rank of the mesh has a member that is not
+  // draining and reaches the other ranks; names the ranks. UNAVAILABLE (RECOVERING) while all that
+  // is missing is expected soon. NOT_FOUND: no such mesh.
+  absl::Status Check(std::string_view mesh_id) const;
+
+ private:
+  struct PeersReport {
+    int64_t epoch = -1;  // of the last report
+    // The peers of that report, each with the time since which every report has named it.
+    std::map<std::string, absl::Time, std::less<>> unreached = {};
+  };
+
+  absl::Status Incomplete(const MembershipView& view, const MeshRanks& ranks,
+                          const absl::Status& incomplete) const;
+  // Why the worker cannot take part in a step of this mesh; empty if it can.
+  std::string FindUnmet(std::string_view identity, const MeshRanks& mesh, int64_t epoch) const
+      ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  bool MayMeetSoon(const MembershipView& view, const MeshRanks& ranks) const
+      ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+
+  const Membership* const membership_;
+  const DefinitionStore* const definition_store_;
+  const Recovery* const recovery_;
+  const rpc::Clock* const clock_;
+
+  mutable absl::Mutex mutex_;
+  // By identity; of all members.
+  std::map<std::string, PeersReport, std::less<>> reports_ ABSL_GUARDED_BY(mutex_);
+  // Null before the first Told.
+  std::shared_ptr<const MembershipView> told_view_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<const Definitions> told_state_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_ATTACH_READINESS_H_

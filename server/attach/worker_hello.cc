@@ -1,0 +1,106 @@
+// Bounds of a hello's fields, and its fit with this cluster.
+#include "server/attach/worker_hello.h"
+
+#include "absl/strings/escaping.h"
+#include "rpc/codec/status.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+
+namespace shardmesh::server {
+namespace {
+
+constexpr size_t kMaxEndpoints = 16;
+// Lengths of texts. Every list of workers shows most of them.
+constexpr size_t kMaxEndpointBytes = 320;
+constexpr size_t kMaxTextBytes = 128;
+constexpr size_t kMaxClusterIdBytes = 64;
+constexpr size_t kMaxFeatures = 64;
+constexpr size_t kMaxFeatureBytes = 64;
+// Bytes of an unchecked identity in an error.
+constexpr size_t kMaxIdentityShown = 255;
+
+absl::Status CheckLength(std::string_view text, size_t max_bytes, std::string_view field) {
+  if (text.size() <= max_bytes) return absl::OkStatus();
+  return rpc::BadField(StrCat("hello.", field), StrCat("has a text of ", text.size(),
+                                                       " bytes; it must have at most ", max_bytes));
+}
+
+absl::Status CheckFields(const WorkerHello& hello) {
+  if (hello.incarnation == 0) {
+    return rpc::BadField("hello.incarnation", "is 0; it must be random, new at each start");
+  }
+  if (hello.endpoints.empty() || hello.endpoints.size() > kMaxEndpoints) {
+    return rpc::BadField(
+        "hello.endpoints",
+        StrCat("has ", hello.endpoints.size(), " entries; a worker names 1 to ", kMaxEndpoints));
+  }
+  if (hello.exchange_port < 0 || hello.exchange_port > 65'535) {
+    return rpc::BadField("hello.exchange_port", StrCat("is ", hello.exchange_port,
+                                                       "; a port is from 1 to 65535, and 0 stands "
+                                                       "for that of the endpoints"));
+  }
+  if (hello.nonce.size() < 16 || hello.nonce.size() > 64) {
+    return rpc::BadField("hello.nonce",
+                         StrCat("has ", hello.nonce.size(), " bytes; it must have 16 to 64"));
+  }
+  if (hello.memory_bytes < 0) {
+    return rpc::BadField("hello.capacity.memory_bytes", "is negative");
+  }
+  SHARDMESH_RETURN_IF_ERROR(CheckLength(hello.cluster_id, kMaxClusterIdBytes, "cluster_id"));
+  SHARDMESH_RETURN_IF_ERROR(CheckLength(hello.boot_id, kMaxTextBytes, "boot_id"));
+  SHARDMESH_RETURN_IF_ERROR(CheckLength(hello.build_version, kMaxTextBytes, "build.version"));
+  SHARDMESH_RETURN_IF_ERROR(CheckLength(hello.build_revision, kMaxTextBytes, "build.revision"));
+  for (const std::string& address : hello.endpoints) {
+    SHARDMESH_RETURN_IF_ERROR(CheckLength(address, kMaxEndpointBytes, "endpoints"));
+  }
+  if (hello.features.size() > kMaxFeatures) {
+    return rpc::BadField("hello.features", StrCat("has ", hello.features.size(),
+                                                  " entries; the limit is ", kMaxFeatures));
+  }
+  for (const std::string& feature : hello.features) {
+    SHARDMESH_RETURN_IF_ERROR(CheckLength(feature, kMaxFeatureBytes, "features"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckHello(const WorkerHello& hello, std::string_view cluster_id, int64_t term) {
+  SHARDMESH_RETURN_IF_ERROR(CheckFields(hello));
+  if (hello.min_protocol > kAttachProtocol || hello.max_protocol < kAttachProtocol) {
+    return WithReason(absl::FailedPreconditionError(StrCat(
+                          "worker \"", hello.identity, "\" speaks protocol ", hello.min_protocol,
+                          " to ", hello.max_protocol, ", this coordinator ", kAttachProtocol,
+                          "; run builds that have one in common")),
+                      Reason::kProtocolMismatch);
+  }
+  if (!hello.cluster_id.empty() && hello.cluster_id != cluster_id) {
+    return WithReason(absl::FailedPreconditionError(StrCat(
+                          "worker \"", hello.identity, "\" holds data of cluster ",
+                          hello.cluster_id, ", this is cluster ", cluster_id,
+                          "; point it to its own coordinator; if that is this one, its state was "
+                          "lost: restore a snapshot of it; else give the worker an empty data "
+                          "folder")),
+                      Reason::kClusterMismatch);
+  }
+  if (!hello.data_identity.empty() && hello.data_identity != hello.identity) {
+    return WithReason(
+        absl::FailedPreconditionError(StrCat(
+            "the data folder of worker \"", hello.identity, "\" holds the tiles of worker \"",
+            absl::CHexEscape(hello.data_identity.substr(0, kMaxIdentityShown)),
+            "\"; start it with its own folder, or with --identity "
+            "of the folder's worker; to give a "
+            "folder away for good, remove its contents")),
+        Reason::kIdentityMismatch);
+  }
+  if (hello.term > term) {
+    return WithReason(absl::AbortedError(StrCat("worker \"", hello.identity, "\" knows term ",
+                                                hello.term, ", this coordinator has term ", term,
+                                                "; a newer coordinator leads")),
+                      Reason::kStaleTerm);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace shardmesh::server

@@ -1,0 +1,47 @@
+// The first message of a worker, and whether this coordinator takes it.
+#ifndef SHARDMESH_SERVER_ATTACH_WORKER_HELLO_H_
+#define SHARDMESH_SERVER_ATTACH_WORKER_HELLO_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+
+namespace shardmesh::server {
+
+inline constexpr int32_t kAttachProtocol = 1;
+
+// A worker's claims about itself, unchecked. See Hello in attach_service.proto.
+struct WorkerHello {
+  std::string cluster_id;
+  std::string identity;
+  uint64_t incarnation = 0;
+  std::string build_version;
+  std::string build_revision;
+  int32_t min_protocol = 0;
+  int32_t max_protocol = 0;
+  std::vector<std::string> features;
+  std::vector<std::string> endpoints;
+  int32_t exchange_port = 0;
+  std::string nonce;
+  int64_t memory_bytes = 0;
+  bool durable = false;
+  int64_t term = 0;
+  int64_t pid = 0;
+  std::string boot_id;
+  std::string data_identity;
+};
+
+// Checks all but the identity, which must have passed rpc::CheckIdentity.
+//   INVALID_ARGUMENT (BAD_FIELD)             a field is out of its range.
+//   FAILED_PRECONDITION (PROTOCOL_MISMATCH)  no protocol in common.
+//   FAILED_PRECONDITION (CLUSTER_MISMATCH)   the worker holds data of another cluster.
+//   FAILED_PRECONDITION (IDENTITY_MISMATCH)  its data folder is another worker's.
+//   ABORTED (STALE_TERM)                     the worker knows a newer coordinator.
+absl::Status CheckHello(const WorkerHello& hello, std::string_view cluster_id, int64_t term);
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_ATTACH_WORKER_HELLO_H_

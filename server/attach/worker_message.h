@@ -1,0 +1,15 @@
+// Messages to workers, encoded once for all the streams that carry them.
+#ifndef SHARDMESH_SERVER_ATTACH_WORKER_MESSAGE_H_
+#define SHARDMESH_SERVER_ATTACH_WORKER_MESSAGE_H_
+
+#include <memory>
+#include <string>
+
+namespace shardmesh::server {
+
+// The bytes of a v1::AttachResponse. Immutable, hence shared by all streams without a copy.
+using WorkerMessage = std::shared_ptr<const std::string>;
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_ATTACH_WORKER_MESSAGE_H_

@@ -1,0 +1,42 @@
+// The stream to one worker, as those see it that send to workers.
+#ifndef SHARDMESH_SERVER_ATTACH_WORKER_STREAM_H_
+#define SHARDMESH_SERVER_ATTACH_WORKER_STREAM_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "server/attach/worker_message.h"
+#include "server/state/membership.h"
+
+namespace shardmesh::server {
+
+// From its first call of WorkerStreams until WorkerStreams::Leave returns, the stream takes all of
+// these calls, also after it was closed. None of them blocks or calls WorkerStreams. Thread-safe.
+class WorkerStream {
+ public:
+  virtual ~WorkerStream() = default;
+
+  // The worker's, once its hello has come.
+  virtual const std::string& identity() const = 0;
+  // Membership::Attach; 0 before.
+  virtual uint64_t attachment() const = 0;
+
+  // Queues a message; a stream that is closed drops it.
+  virtual void Send(WorkerMessage message) = 0;
+  // Sends what is queued and ends the stream with this status. The first of several calls counts.
+  virtual void Close(absl::Status status) = 0;
+  // Ends the stream without what is queued: its worker may not read.
+  virtual void Cut(const absl::Status& status) = 0;
+
+  // Takes in the whole inventory that the stream has brought. InventoryQueue makes this one call on
+  // its own thread; the call may block, and may call WorkerStreams.
+  virtual void TakeWholeInventory() = 0;
+  // Returns a mesh that had no ranks when the worker's tiles on it came, and has ranks in `view`;
+  // empty if there is none. After such a mesh the stream names no other: it is about to end.
+  virtual std::string TakeDecidable(const MembershipView& view) = 0;
+};
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_ATTACH_WORKER_STREAM_H_

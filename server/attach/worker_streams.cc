@@ -1,0 +1,446 @@
+// Sends steps, memberships and drops to the streams of members, and cuts streams that are late.
+#include "server/attach/worker_streams.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "process/log.h"
+#include "rpc/codec/status.h"
+#include "server/attach/attach_codec.h"
+#include "shardmesh/v1/attach_service.pb.h"  // QuarantineAnswered is moved
+#include "status/reason.h"
+#include "status/str_cat.h"
+
+namespace shardmesh::server {
+namespace {
+
+// So long after a mesh got other workers, arrays of the earlier mesh may be released.
+constexpr absl::Duration kMovedTime = absl::Minutes(1);
+// Streams that are told of a change before others get the lock.
+constexpr int kStreamsPerTurn = 64;
+// Pause after a change for each worker that was told: about four times the cost of telling one.
+// When all workers attach at once, most changes are then told together.
+constexpr absl::Duration kPausePerWorker = absl::Microseconds(250);
+constexpr size_t kMaxPlansKnown = 1024;
+
+}  // namespace
+
+absl::Status CoordinatorStops(std::string_view hint) {
+  return rpc::WithRetryDelay(
+      WithReason(absl::UnavailableError(StrCat("the coordinator is stopping; ", hint)),
+                 Reason::kNotServing),
+      absl::Seconds(1));
+}
+
+WorkerStreams::WorkerStreams(Membership* membership, ArrayRegistry* registry,
+                             const DefinitionStore* definition_store, WorkerStreamsOptions options)
+    : membership_(membership),
+      registry_(registry),
+      definition_store_(definition_store),
+      options_(std::move(options)),
+      judge_(membership, registry, definition_store),
+      pages_(options_.term),
+      readiness_(membership, definition_store, options_.recovery, options_.clock),
+      inventories_(options_.clock,
+                   {.streams = options_.max_inventories, .bytes = options_.max_inventory_bytes}),
+      teller_([this] { TellOfMembership(); }),
+      overdue_(options_.clock, [this] { CutOverdue(); }) {}
+
+WorkerStreams::~WorkerStreams() {
+  {
+    absl::MutexLock lock(&mutex_);
+    ending_ = true;
+  }
+  teller_.join();
+}
+
+absl::Status WorkerStreams::CheckReady(std::string_view mesh_id) const {
+  return stopping_ ? CoordinatorStops("ask again soon") : readiness_.Check(mesh_id);
+}
+
+absl::StatusOr<std::vector<RankEndpoint>> WorkerStreams::Endpoints(std::string_view mesh_id) const {
+  const std::shared_ptr<const MembershipView> view = membership_->view();
+  const MeshRanks* ranks = view->FindMesh(mesh_id);
+  if (ranks == nullptr) {
+    return WithReason(absl::NotFoundError(StrCat("there is no mesh named \"", mesh_id, "\"")),
+                      Reason::kNotFound);
+  }
+  std::vector<RankEndpoint> endpoints;
+  for (size_t rank = 0; rank < ranks->identities.size(); ++rank) {
+    if (!view->IsAlive(ranks->identities[rank])) continue;
+    const WorkerInfo& info = view->FindWorker(ranks->identities[rank])->info;
+    endpoints.push_back({.rank = static_cast<int64_t>(rank),
+                         .identity = info.identity,
+                         .incarnation = info.incarnation,
+                         .endpoints = info.endpoints});
+  }
+  return endpoints;
+}
+
+AttachFailures::Failures WorkerStreams::FailedAttachesOf(std::string_view identity) const {
+  const absl::Time now = options_.clock->Now();
+  absl::MutexLock lock(&mutex_);
+  return failed_attaches_.Of(identity, now);
+}
+
+void WorkerStreams::Drop(const std::string& mesh_id, const std::vector<std::string>& array_ids) {
+  const std::shared_ptr<const MembershipView> view = membership_->view();
+  const MeshRanks* const ranks = view->FindMesh(mesh_id);
+  for (const WorkerMessage& message : EncodeDrops(array_ids)) {
+    absl::MutexLock lock(&mutex_);
+    if (ranks != nullptr && told_view_ != nullptr && told_view_->FindMesh(mesh_id) == ranks &&
+        !moved_.contains(mesh_id)) {
+      for (const std::string& identity : ranks->identities) {
+        if (WorkerStream* stream = StreamOf(identity); stream != nullptr) stream->Send(message);
+      }
+    } else {  // the mesh is gone or has moved since: the arrays may be the earlier mesh's
+      for (const auto& [identity, member] : members_) member.stream->Send(message);
+    }
+    for (WorkerStream* stream : arriving_) stream->Send(message);
+  }
+}
+
+void WorkerStreams::SendVerdict(const std::string& identity, const InventoryVerdict& verdict) {
+  LogVerdict(identity, 0, verdict);
+  const std::vector<WorkerMessage> messages = EncodeVerdict(verdict, /*last=*/false);
+  absl::MutexLock lock(&mutex_);
+  const auto send = [&](WorkerStream* stream) {
+    for (const WorkerMessage& message : messages) stream->Send(message);
+  };
+  if (WorkerStream* stream = StreamOf(identity); stream != nullptr) send(stream);
+  for (WorkerStream* stream : arriving_) {
+    if (stream->identity() == identity) send(stream);
+  }
+}
+
+int64_t WorkerStreams::OrderQuarantine(const std::string& identity,
+                                       const v1::QuarantineOrder& order,
+                                       QuarantineAnswered answered) {
+  absl::Status refused;
+  {
+    // An order over a stream that leaves is either found by Leave or refused here.
+    absl::MutexLock lock(&mutex_);
+    if (WorkerStream* const stream = StreamOf(identity); stream == nullptr) {
+      refused = NotAttached(identity);
+    } else {
+      const absl::StatusOr<int64_t> number = orders_.Send(stream, order, &answered);
+      if (number.ok()) return *number;
+      refused = number.status();
+    }
+  }
+  QuarantineOrders::Fail(std::move(answered), std::move(refused));
+  return 0;
+}
+
+void WorkerStreams::MembershipChanged() {
+  absl::MutexLock lock(&mutex_);
+  changed_ = true;
+}
+
+void WorkerStreams::WorkerLost(std::string_view identity, uint64_t attachment) {
+  absl::MutexLock lock(&mutex_);
+  const absl::Status lost = WithReason(
+      absl::UnavailableError("this attachment has ended; attach again"), Reason::kStaleEpoch);
+  // The stream takes nothing from here on; Leave removes it when it has ended.
+  if (const auto found = members_.find(identity);
+      found != members_.end() && found->second.stream->attachment() == attachment) {
+    found->second.stream->Cut(lost);
+  }
+  // It may still bring its inventory, or have it taken in.
+  for (const auto& [stream, awaited] : attaching_) {
+    if (stream->attachment() == attachment) stream->Cut(lost);
+  }
+}
+
+void WorkerStreams::Start(const WorkRef& work, const std::shared_ptr<const std::string>& message) {
+  const StartMessages start = EncodeStart(work, *message);
+  absl::MutexLock lock(&mutex_);
+  started_.emplace(work.sequence, start.with_plan);
+  bool all_know = true;
+  for (const Participant& participant : work.participants) {
+    const auto member = members_.find(participant.identity);
+    if (member == members_.end()) continue;
+    absl::flat_hash_set<std::string>& plans = member->second.plans;
+    if (plans.size() >= kMaxPlansKnown) plans.clear();
+    all_know &= !plans.insert(start.plan_hash).second;
+  }
+  for (const Participant& participant : work.participants) {
+    if (WorkerStream* stream = StreamOf(participant.identity); stream != nullptr) {
+      stream->Send(all_know ? start.without_plan : start.with_plan);
+    }
+  }
+}
+
+void WorkerStreams::Commit(const WorkRef& work) { End(work, absl::OkStatus()); }
+
+void WorkerStreams::Abort(const WorkRef& work, const absl::Status& reason) {
+  if (work.transfer_id.empty() && !absl::IsCancelled(reason)) {
+    options_.flight_log->StepFailed(
+        {.work = work, .failed = options_.clock->Now(), .status = reason});
+  }
+  End(work, reason);
+}
+
+void WorkerStreams::End(const WorkRef& work, const absl::Status& status) {
+  const WorkerMessage message = EncodeEnd(work, status);
+  absl::MutexLock lock(&mutex_);
+  started_.erase(work.sequence);
+  for (const Participant& participant : work.participants) {
+    if (WorkerStream* stream = StreamOf(participant.identity); stream != nullptr) {
+      stream->Send(message);
+    }
+  }
+}
+
+void WorkerStreams::SendPlan(WorkerStream* stream, int64_t sequence) {
+  absl::MutexLock lock(&mutex_);
+  if (const auto found = started_.find(sequence); found != started_.end()) {
+    stream->Send(found->second);
+  }
+}
+
+void WorkerStreams::ExpectWithin(WorkerStream* stream, absl::Duration time,
+                                 std::string_view phase) {
+  const absl::Time deadline = options_.clock->Now() + time;
+  {
+    absl::MutexLock lock(&mutex_);
+    attaching_.insert_or_assign(
+        stream, Awaited{.deadline = deadline, .time = time, .phase = std::string(phase)});
+  }
+  overdue_.SetNoLaterThan(deadline);
+}
+
+void WorkerStreams::ExpectNothing(WorkerStream* stream) {
+  absl::MutexLock lock(&mutex_);
+  attaching_.erase(stream);
+}
+
+void WorkerStreams::AwaitInventory(WorkerStream* stream) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (const auto found = attaching_.find(stream); found != attaching_.end()) {
+      found->second.deadline = absl::InfiniteFuture();
+    }
+  }
+  inventories_.TakeIn(stream);
+}
+
+void WorkerStreams::Arrive(WorkerStream* stream) {
+  absl::MutexLock lock(&mutex_);
+  arriving_.insert(stream);
+}
+
+void WorkerStreams::Join(WorkerStream* stream) {
+  std::vector<QuarantineOrders::Unanswered> unanswered;
+  {
+    absl::MutexLock lock(&mutex_);
+    arriving_.erase(stream);
+    failed_attaches_.Forget(stream->identity());
+    attaching_.erase(stream);
+    Member& member = members_[stream->identity()];
+    if (member.stream != nullptr) {
+      // The same process over another stream. What was on its way on the earlier one is lost.
+      unanswered = orders_.TakeOrdersOf(member.stream);
+      member.stream->Cut(
+          WithReason(absl::UnavailableError("the worker has attached over another stream since"),
+                     Reason::kStaleEpoch));
+    }
+    member = Member{.stream = stream};
+    readiness_.Joined(stream->identity());
+    changed_ = true;
+  }
+  inventories_.EndTurn(stream);
+  QuarantineOrders::Fail(std::move(unanswered), stream->identity());
+}
+
+void WorkerStreams::Leave(WorkerStream* stream) {
+  std::vector<QuarantineOrders::Unanswered> unanswered;
+  {
+    absl::MutexLock lock(&mutex_);
+    attaching_.erase(stream);
+    arriving_.erase(stream);
+    if (const auto found = members_.find(stream->identity());
+        found != members_.end() && found->second.stream == stream) {
+      members_.erase(found);
+      readiness_.Left(stream->identity());
+    }
+    unanswered = orders_.TakeOrdersOf(stream);
+  }
+  inventories_.EndTurn(stream);
+  QuarantineOrders::Fail(std::move(unanswered), stream->identity());
+}
+
+void WorkerStreams::AttachFailed(const std::string& identity, const absl::Status& status) {
+  if (membership_->view()->FindWorker(identity) == nullptr) return;
+  const absl::Time now = options_.clock->Now();
+  absl::MutexLock lock(&mutex_);
+  failed_attaches_.Note(identity, status, now);
+}
+
+void WorkerStreams::Drain(WorkerStream* stream) {
+  membership_->Drain(stream->identity(), true).IgnoreError();  // it may be lost already
+  sequencer_->WorkerLeaves(stream->identity(), [this, stream, identity = stream->identity()] {
+    absl::MutexLock lock(&mutex_);
+    // Unless that stream has ended by itself.
+    if (const auto found = members_.find(identity);
+        found != members_.end() && found->second.stream == stream) {
+      stream->Close(absl::CancelledError("it left"));
+    }
+  });
+}
+
+void WorkerStreams::PeersReported(WorkerStream* stream, int64_t epoch,
+                                  const std::vector<std::string>& unreached) {
+  absl::MutexLock lock(&mutex_);
+  if (StreamOf(stream->identity()) != stream) return;
+  readiness_.PeersReported(stream->identity(), epoch, unreached);
+  options_.flight_log->PeersReported(stream->identity(), unreached);
+}
+
+void WorkerStreams::TilesDropped(std::string_view identity,
+                                 const std::vector<std::string>& array_ids) {
+  const std::shared_ptr<const MembershipView> view = membership_->view();
+  registry_->TilesDropped(array_ids, [&](std::string_view mesh_id) {
+    const MeshRanks* ranks = view->FindMesh(mesh_id);
+    return ranks == nullptr ? std::nullopt : ranks->RankOf(identity);
+  });
+}
+
+void WorkerStreams::TileStaged(std::string_view transfer_id, int64_t size_bytes) {
+  if (tile_listener_) tile_listener_(transfer_id, size_bytes);
+}
+
+WorkerStream* WorkerStreams::StreamOf(std::string_view identity) const {
+  const auto found = members_.find(identity);
+  return found == members_.end() ? nullptr : found->second.stream;
+}
+
+// The thread that tells members who is alive. Changes that come while it is at work are told
+// together: when all workers attach at once, most are told by the hundred.
+void WorkerStreams::TellOfMembership() {
+  std::shared_ptr<const MembershipView> before;  // was told last
+  for (;;) {
+    {
+      const auto is_due = [this]()
+                              ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return changed_ || ending_; };
+      absl::MutexLock lock(&mutex_);
+      mutex_.Await(absl::Condition(&is_due));
+      if (ending_) return;
+      changed_ = false;
+    }
+    const std::shared_ptr<const Definitions> state = definition_store_->shared_state();
+    const std::shared_ptr<const MembershipView> view = membership_->view();
+    EndUndecided(*view);
+    const bool has_change = pages_.Update(view, state);
+    std::vector<std::string> moved;  // meshes that others served
+    if (before != nullptr) {
+      for (const auto& [mesh_id, ranks] : before->meshes) {
+        if (!ranks->identities.empty() && view->FindMesh(mesh_id) != ranks.get()) {
+          moved.push_back(mesh_id);
+        }
+      }
+    }
+    std::optional<std::string> last;  // who was told last
+    while (TellSome(*view, has_change, &last)) {
+    }
+    const absl::Time now = options_.clock->Now();
+    absl::MutexLock lock(&mutex_);
+    std::erase_if(moved_, [&](const auto& each) { return each.second + kMovedTime <= now; });
+    for (std::string& mesh_id : moved) moved_.insert_or_assign(std::move(mesh_id), now);
+    told_view_ = view;
+    readiness_.Told(view, state);
+    before = view;
+    if (has_change) {
+      mutex_.AwaitWithTimeout(absl::Condition(&ending_),
+                              kPausePerWorker * static_cast<double>(members_.size()));
+    }
+  }
+}
+
+// Closes the streams of workers whose tiles could not be judged while a mesh had no ranks, which
+// has ranks now. They attach again at once and bring their inventories anew; steps on their other
+// meshes end for that. It happens after a repair that lost the ranks, and where a mesh is defined
+// that the state does not know and workers have tiles on, as after a restore of an older snapshot.
+void WorkerStreams::EndUndecided(const MembershipView& view) {
+  absl::MutexLock lock(&mutex_);
+  for (const auto& [identity, member] : members_) {
+    const std::string mesh_id = member.stream->TakeDecidable(view);
+    if (mesh_id.empty()) continue;
+    rpc::LogInfo(
+        "a mesh has its ranks now: a worker with tiles on it is to bring its inventory "
+        "anew",
+        {{"identity", identity}, {"mesh", mesh_id}});
+    member.stream->Close(
+        WithReason(absl::UnavailableError(StrCat("mesh \"", mesh_id,
+                                                 "\" has its ranks now; attach again, so "
+                                                 "that the tiles on it are judged")),
+                   Reason::kNotServing));
+  }
+}
+
+// Tells the next few members after `*last` of `view`; false: there are no more. Their pages are
+// chosen without the lock, which heartbeats and steps need.
+bool WorkerStreams::TellSome(const MembershipView& view, bool has_change,
+                             std::optional<std::string>* last) {
+  struct Told {
+    std::string identity;
+    uint64_t attachment = 0;
+    bool by_change = false;
+    std::vector<MembershipPages::Page> pages = {};
+  };
+  std::vector<Told> turn;
+  bool are_there_more = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    auto next = last->has_value() ? members_.upper_bound(**last) : members_.begin();
+    for (; next != members_.end() && std::ssize(turn) < kStreamsPerTurn; ++next) {
+      *last = next->first;
+      const auto& [identity, member] = *next;
+      if (member.told && !has_change) continue;
+      const uint64_t attachment = member.stream->attachment();
+      // A snapshot has the worker itself. A worker that attached after the view was made has set
+      // changed_, and is told of the next view.
+      const WorkerStatus* const worker = view.FindWorker(identity);
+      if (!member.told && (worker == nullptr || worker->attachment != attachment)) continue;
+      turn.push_back({.identity = identity, .attachment = attachment, .by_change = member.told});
+    }
+    are_there_more = next != members_.end();
+  }
+  for (Told& each : turn) {
+    each.pages =
+        each.by_change ? pages_.ChangeFor(each.identity) : pages_.SnapshotFor(each.identity);
+  }
+  absl::MutexLock lock(&mutex_);
+  for (const Told& each : turn) {
+    const auto found = members_.find(each.identity);
+    // It left, or came anew meanwhile: then it has set changed_.
+    if (found == members_.end() || found->second.stream->attachment() != each.attachment) {
+      continue;
+    }
+    for (const MembershipPages::Page& page : each.pages) found->second.stream->Send(page);
+    found->second.told = true;
+  }
+  return are_there_more;
+}
+
+void WorkerStreams::CutOverdue() {
+  const absl::Time now = options_.clock->Now();
+  absl::Time next = absl::InfiniteFuture();
+  absl::MutexLock lock(&mutex_);
+  for (auto it = attaching_.begin(); it != attaching_.end();) {
+    const Awaited& awaited = it->second;
+    if (awaited.deadline > now) {
+      next = std::min(next, awaited.deadline);
+      ++it;
+      continue;
+    }
+    it->first->Cut(WithReason(
+        absl::DeadlineExceededError(StrCat("the stream did not bring its ", awaited.phase,
+                                           " within ", rpc::FormatRounded(awaited.time))),
+        Reason::kDeadline));
+    attaching_.erase(it++);
+  }
+  overdue_.SetNoLaterThan(next);
+}
+
+}  // namespace shardmesh::server

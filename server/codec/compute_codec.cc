@@ -1,0 +1,171 @@
+// Decodes the requests of ComputeService, and encodes its plans.
+#include "server/codec/compute_codec.h"
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "google/protobuf/repeated_field.h"
+#include "rpc/codec/array_codec.h"
+#include "rpc/codec/plan_codec.h"
+#include "rpc/codec/status.h"
+#include "rpc/codec/time_codec.h"
+#include "server/state/array_view_codec.h"
+#include "sharding/digest.h"
+#include "status/status_macros.h"
+
+namespace shardmesh::server {
+namespace {
+
+// An Execute of a program of one op, which the caller fills in together with the operands.
+template <typename Request>
+v1::ExecuteRequest SingleOp(const Request& request) {
+  v1::ExecuteRequest step;
+  step.set_request_id(request.request_id());
+  step.set_session_id(request.session_id());
+  *step.mutable_output() = request.output();
+  if (request.has_timeout()) {
+    *step.mutable_timeout() = request.timeout();
+  }
+  step.mutable_program()->add_ops();
+  return step;
+}
+// The operands are all there: the op's result, which follows them, is the program's.
+v1::ExecuteRequest Finished(v1::ExecuteRequest step) {
+  const auto operands = static_cast<uint32_t>(step.operands_size());
+  step.mutable_program()->set_operand_count(operands);
+  step.mutable_program()->add_outputs(operands);
+  return step;
+}
+
+absl::StatusOr<StepOperand> Decode(const v1::Operand& from) {
+  StepOperand operand{.donate = from.donate()};
+  switch (from.operand_case()) {
+    case v1::Operand::kArray: {
+      SHARDMESH_ASSIGN_OR_RETURN(operand.value, server::Decode(from.array()));
+      return operand;
+    }
+    case v1::Operand::kLiteral: {
+      auto literal = rpc::Decode(from.literal());
+      if (!literal.ok()) {
+        return rpc::WithField(literal.status(), "literal");
+      }
+      operand.value = *std::move(literal);
+      return operand;
+    }
+    case v1::Operand::OPERAND_NOT_SET:
+      break;
+  }
+  return rpc::BadField("operand", "is neither an array nor a literal");
+}
+
+absl::StatusOr<StepOperands> DecodeOperands(
+    const google::protobuf::RepeatedPtrField<v1::Operand>& from, const std::string& mesh_id) {
+  StepOperands operands{.mesh_id = mesh_id};
+  for (int i = 0; i < from.size(); ++i) {
+    auto operand = Decode(from.Get(i));
+    if (!operand.ok()) {
+      return rpc::WithField(operand.status(), "operands", static_cast<size_t>(i));
+    }
+    operands.operands.push_back(*std::move(operand));
+  }
+  return operands;
+}
+
+StepOutputs Decode(const v1::OutputOptions& from) {
+  StepOutputs outputs{.names = {from.names().begin(), from.names().end()},
+                      .return_literals = from.return_literals()};
+  for (const int64_t version : from.expected_versions()) {
+    outputs.expected_versions.push_back(DecodeExpectedVersion(version));
+  }
+  return outputs;
+}
+
+}  // namespace
+
+v1::ExecuteRequest AsExecute(const v1::LinearRequest& request) {
+  v1::ExecuteRequest step = SingleOp(request);
+  *step.add_operands() = request.input();
+  *step.add_operands() = request.weight();
+  v1::LinearOp* op = step.mutable_program()->mutable_ops(0)->mutable_linear();
+  op->set_input(0);
+  op->set_weight(1);
+  if (request.has_bias()) {
+    *step.add_operands() = request.bias();
+    op->set_bias(2);
+  }
+  op->set_weight_layout(request.weight_layout());
+  op->set_activation(request.activation());
+  if (request.has_scale()) {
+    op->set_scale(request.scale());
+  }
+  return Finished(std::move(step));
+}
+
+v1::ExecuteRequest AsExecute(const v1::MatmulRequest& request) {
+  v1::ExecuteRequest step = SingleOp(request);
+  *step.add_operands() = request.lhs();
+  *step.add_operands() = request.rhs();
+  v1::MatmulOp* op = step.mutable_program()->mutable_ops(0)->mutable_matmul();
+  op->set_lhs(0);
+  op->set_rhs(1);
+  op->set_transpose_lhs(request.transpose_lhs());
+  op->set_transpose_rhs(request.transpose_rhs());
+  return Finished(std::move(step));
+}
+
+v1::ExecuteRequest AsExecute(const v1::CollectiveRequest& request) {
+  v1::ExecuteRequest step = SingleOp(request);
+  *step.add_operands() = request.input();
+  v1::CollectiveOp* op = step.mutable_program()->mutable_ops(0)->mutable_collective();
+  op->set_input(0);
+  op->set_kind(request.kind());
+  *op->mutable_axes() = request.axes();
+  op->set_dimension(request.dimension());
+  op->set_reduction(request.reduction());
+  op->set_root(request.root());
+  op->set_split_dimension(request.split_dimension());
+  *op->mutable_permutation() = request.permutation();
+  op->set_algorithm(request.algorithm());
+  op->set_order(request.order());
+  *op->mutable_counts() = request.counts();
+  return Finished(std::move(step));
+}
+
+absl::StatusOr<StepCall> Decode(const v1::ExecuteRequest& request) {
+  StepCall call{.request_id = request.request_id(),
+                .session_id = request.session_id(),
+                .fingerprint = Sha256(request.SerializeAsString()),
+                .outputs = Decode(request.output())};
+  SHARDMESH_ASSIGN_OR_RETURN(call.operands, DecodeOperands(request.operands(), request.mesh_id()));
+  switch (request.work_case()) {
+    case v1::ExecuteRequest::kProgram: {
+      auto program = rpc::Decode(request.program());
+      if (!program.ok()) {
+        return rpc::WithField(program.status(), "program");
+      }
+      call.work = *std::move(program);
+      break;
+    }
+    case v1::ExecuteRequest::kPlanHash:
+      call.work = PlanHash{request.plan_hash()};
+      break;
+    case v1::ExecuteRequest::WORK_NOT_SET:
+      return rpc::BadField("work", "is neither a program nor a plan's hash");
+  }
+  if (request.has_timeout()) {
+    SHARDMESH_ASSIGN_OR_RETURN(call.timeout, rpc::Decode(request.timeout()));
+  }
+  return call;
+}
+
+absl::StatusOr<StepOperands> DecodeOperands(const v1::CompileRequest& request) {
+  return DecodeOperands(request.operands(), request.mesh_id());
+}
+
+void Encode(const PreparedPlan& prepared, v1::CompileResponse* to) {
+  to->set_plan_hash(prepared.hash);
+  rpc::Encode(prepared.plan, to->mutable_plan());
+}
+
+}  // namespace shardmesh::server

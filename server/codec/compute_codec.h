@@ -1,0 +1,27 @@
+// Calls that run steps, between wire and domain.
+#ifndef SHARDMESH_SERVER_CODEC_COMPUTE_CODEC_H_
+#define SHARDMESH_SERVER_CODEC_COMPUTE_CODEC_H_
+
+#include "absl/status/statusor.h"
+#include "server/steps/planner.h"
+#include "server/steps/step_call.h"
+#include "shardmesh/v1/compute_service.pb.h"
+
+namespace shardmesh::server {
+
+// The Execute that does the same: a program of one op, whose result is the program's.
+v1::ExecuteRequest AsExecute(const v1::LinearRequest& request);
+v1::ExecuteRequest AsExecute(const v1::MatmulRequest& request);
+v1::ExecuteRequest AsExecute(const v1::CollectiveRequest& request);
+
+// What the request says; the caller, the method and the time that is left are up to the service.
+// INVALID_ARGUMENT names the field.
+absl::StatusOr<StepCall> Decode(const v1::ExecuteRequest& request);
+
+absl::StatusOr<StepOperands> DecodeOperands(const v1::CompileRequest& request);
+
+void Encode(const PreparedPlan& prepared, v1::CompileResponse* to);
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_CODEC_COMPUTE_CODEC_H_

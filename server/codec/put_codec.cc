@@ -1,0 +1,172 @@
+// Decodes the requests of BeginPut, and encodes its answers.
+#include "server/codec/put_codec.h"
+
+#include "rpc/codec/array_codec.h"
+#include "rpc/codec/field_check.h"
+#include "rpc/codec/spec_codec.h"
+#include "rpc/codec/status.h"
+#include "rpc/codec/time_codec.h"
+#include "rpc/transfer_token.h"
+#include "server/resolve/resolve_answers.h"
+#include "server/state/array_view_codec.h"
+#include "server/state/request_memory.h"
+#include "sharding/compatibility.h"
+#include "sharding/digest.h"
+#include "status/python_repr.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+
+namespace shardmesh::server {
+namespace {
+
+// Bytes of an answer that are sent in one message.
+constexpr int64_t kPieceBytes = int64_t{512} << 10;
+// The answer to a put's commit names its arrays, in one message and in one transaction.
+constexpr int64_t kMaxPutTensors = 40'000;
+
+}  // namespace
+
+void Encode(const RankEndpoint& from, v1::DeviceEndpoint* to) {
+  to->set_rank(static_cast<int32_t>(from.rank));
+  to->set_identity(from.identity);
+  to->set_incarnation(from.incarnation);
+  for (const std::string& address : from.endpoints) {
+    to->add_endpoints()->set_address(address);
+  }
+}
+
+absl::StatusOr<PutHeader> Decode(const v1::BeginPutHeader& from) {
+  SHARDMESH_RETURN_IF_ERROR(rpc::CheckRequestId(from.request_id(), "header.request_id"));
+  if (from.source().has_path()) {
+    return WithReason(absl::UnimplementedError("workers do not read files by themselves in this "
+                                               "build; stream the tensors instead"),
+                      Reason::kNotAvailable);
+  }
+  if (from.release_first()) {
+    return WithReason(absl::UnimplementedError("release_first is not done by this build; delete "
+                                               "the names first"),
+                      Reason::kNotAvailable);
+  }
+  if (from.mesh().has_inline_()) {
+    return rpc::BadField("header.mesh", "is given inline; arrays lie on meshes of the catalog");
+  }
+  PutHeader header{.request_id = from.request_id(),
+                   .session_id = from.session_id(),
+                   .mesh_id = from.mesh().name().empty() ? "default" : from.mesh().name(),
+                   .hold = from.hold()};
+  auto strict = rpc::DecodeIsStrict(from.policy());
+  if (!strict.ok()) {
+    return rpc::WithField(strict.status(), "header.policy");
+  }
+  header.strict = *strict;
+  return header;
+}
+
+absl::StatusOr<PutTensor> Decode(const v1::PutTensor& from) {
+  PutTensor tensor{.name = from.name(),
+                   .expected_version = DecodeExpectedVersion(from.expected_version())};
+  if (!tensor.name.empty()) {
+    SHARDMESH_RETURN_IF_ERROR(rpc::CheckArrayName(tensor.name, "name"));
+  }
+  if (from.expected_version() < -1) {
+    return rpc::BadField("expected_version", "is below -1");
+  }
+  auto dtype = rpc::Decode(from.dtype());
+  if (!dtype.ok()) {
+    return rpc::WithField(dtype.status(), "dtype");
+  }
+  tensor.dtype = *dtype;
+  auto shape = rpc::DecodeShape(from.shape());
+  if (!shape.ok()) {
+    return rpc::WithField(shape.status(), "shape");
+  }
+  tensor.shape = *std::move(shape);
+  auto cut_points = rpc::DecodeCutPoints(from.cut_points(), tensor.shape);
+  if (!cut_points.ok()) {
+    return rpc::WithField(cut_points.status(), "cut_points");
+  }
+  tensor.cut_points = *std::move(cut_points);
+  if (from.has_spec()) {
+    auto spec = rpc::Decode(from.spec());
+    if (!spec.ok()) {
+      return rpc::WithField(spec.status(), "spec");
+    }
+    tensor.spec = *std::move(spec);
+  }
+  return tensor;
+}
+
+bool PutRequests::TakesLong(const v1::BeginPutRequest& request) const {
+  return !plan_.has_header() && CompilesLong(request.header().rule_set());
+}
+
+absl::Status PutRequests::Take(const v1::BeginPutRequest& request, const rpc::Caller& caller,
+                               const std::function<bool()>& is_cancelled) {
+  if (request.has_header() == plan_.has_header()) {
+    return rpc::BadField("header", "must be in the first message, and only there");
+  }
+  if (request.has_header()) {
+    SHARDMESH_ASSIGN_OR_RETURN(PutHeader header, Decode(request.header()));
+    fingerprint_ = Sha256(request.header().SerializeAsString());
+    SHARDMESH_RETURN_IF_ERROR(
+        plan_.TakeHeader(std::move(header), caller, [&](const Definitions& definitions) {
+          return SelectRules(definitions, request.header().rule_set(), Compatibility::kDefault,
+                             is_cancelled);
+        }));
+  }
+  for (int i = 0; i < request.tensors_size(); ++i) {
+    const v1::PutTensor& tensor = request.tensors(i);
+    if (++tensors_ > kMaxPutTensors) {
+      return WithReason(
+          absl::ResourceExhaustedError(StrCat("a put has at most ", kMaxPutTensors, " tensors")),
+          Reason::kLimitExceeded);
+    }
+    if (const absl::Status taken = TakeTensor(tensor); !taken.ok()) {
+      return rpc::WithField(WithContext(taken, StrCat("tensor ", PythonRepr(tensor.name()))),
+                            "tensors", static_cast<size_t>(i));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PutRequests::TakeTensor(const v1::PutTensor& tensor) {
+  fingerprint_ = Sha256(StrCat(fingerprint_, tensor.SerializeAsString()));
+  SHARDMESH_ASSIGN_OR_RETURN(PutTensor decoded, Decode(tensor));
+  return plan_.TakeTensor(std::move(decoded));
+}
+
+std::string PutRequests::key() const {
+  return RequestKey(plan_.header().session_id, "BeginPut", plan_.header().request_id);
+}
+
+v1::BeginPutResponse PutAnswer::Next() {
+  rpc::TransferClaims claims{.direction = rpc::TransferDirection::kPut,
+                             .transfer_id = put_->transfer_id,
+                             .session_id = put_->session_id,
+                             .array = {},
+                             .term = term_,
+                             .expire_time = put_->expire_time};
+  v1::BeginPutResponse message;
+  if (next_ == 0) {
+    message.set_transfer_id(put_->transfer_id);
+    message.set_term(term_);
+    rpc::Encode(put_->expire_time, message.mutable_expire_time());
+    for (const RankEndpoint& endpoint : put_->devices) {
+      Encode(endpoint, message.add_devices());
+    }
+  }
+  for (int64_t size_bytes = 0; !is_at_end() && size_bytes <= kPieceBytes; ++next_) {
+    claims.array = put_->items[next_].definition.descriptor;
+    v1::PutAssignment* assignment = message.add_assignments();
+    rpc::Encode(claims.array, assignment->mutable_array_descriptor());
+    assignment->set_token(rpc::SignToken(claims, token_key_));
+    for (const Correction& correction : put_->corrections[next_]) {
+      rpc::Encode(correction, assignment->add_corrections());
+    }
+    size_bytes += static_cast<int64_t>(assignment->ByteSizeLong());
+  }
+  return message;
+}
+
+}  // namespace shardmesh::server

@@ -1,0 +1,71 @@
+// Puts between wire and domain: the requests of BeginPut in, its answer out.
+#ifndef SHARDMESH_SERVER_CODEC_PUT_CODEC_H_
+#define SHARDMESH_SERVER_CODEC_PUT_CODEC_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "rpc/caller.h"
+#include "server/steps/begun_put.h"
+#include "server/steps/mesh_endpoints.h"
+#include "server/steps/put_plan.h"
+#include "shardmesh/v1/array_service.pb.h"
+
+namespace shardmesh::server {
+
+void Encode(const RankEndpoint& from, v1::DeviceEndpoint* to);
+
+// INVALID_ARGUMENT (BAD_FIELD); UNIMPLEMENTED (NOT_AVAILABLE) for what this build does not do.
+absl::StatusOr<PutHeader> Decode(const v1::BeginPutHeader& from);
+absl::StatusOr<PutTensor> Decode(const v1::PutTensor& from);
+
+// Takes the messages of a BeginPut into the plan of a put. For one thread at a time.
+class PutRequests {
+ public:
+  explicit PutRequests(const PutPlanParts& parts) : plan_(parts) {}
+
+  // Whether Take of this message, the next one, may take too long for a reaction.
+  bool TakesLong(const v1::BeginPutRequest& request) const;
+  // CANCELLED soon after `is_cancelled` says so. RESOURCE_EXHAUSTED (LIMIT_EXCEEDED): too many
+  // tensors. Other errors are those of PutPlan, and name the field and the tensor.
+  absl::Status Take(const v1::BeginPutRequest& request, const rpc::Caller& caller,
+                    const std::function<bool()>& is_cancelled);
+
+  PutPlan& plan() { return plan_; }
+  // PutMemory knows the request by its key, and by a digest of all that was taken.
+  std::string key() const;
+  const std::string& fingerprint() const { return fingerprint_; }
+
+ private:
+  absl::Status TakeTensor(const v1::PutTensor& tensor);
+
+  PutPlan plan_;
+  std::string fingerprint_;
+  int64_t tensors_ = 0;
+};
+
+// The messages of an answer to BeginPut, made one by one: tokens are signed as they are sent.
+class PutAnswer {
+ public:
+  // `token_key` signs the transfer tokens; see rpc/transfer_token.h.
+  PutAnswer(int64_t term, std::string token_key, BegunPutPtr put)
+      : term_(term), token_key_(std::move(token_key)), put_(std::move(put)) {}
+
+  bool is_at_end() const { return next_ == put_->items.size(); }
+  // The next message; the first one if there was none.
+  v1::BeginPutResponse Next();
+
+ private:
+  const int64_t term_;
+  const std::string token_key_;
+  const BegunPutPtr put_;
+  size_t next_ = 0;  // of its items
+};
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_CODEC_PUT_CODEC_H_

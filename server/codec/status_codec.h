@@ -1,0 +1,28 @@
+// Workers, their records and findings, as they are shown to people.
+#ifndef SHARDMESH_SERVER_CODEC_STATUS_CODEC_H_
+#define SHARDMESH_SERVER_CODEC_STATUS_CODEC_H_
+
+#include <cstdint>
+
+#include "absl/time/time.h"
+#include "server/state/attach_failures.h"
+#include "server/state/membership.h"
+#include "server/steps/flight_log.h"
+#include "server/steps/step_watch.h"
+#include "shardmesh/v1/cluster_service.pb.h"
+
+namespace shardmesh::server {
+
+// `is_ready`: the worker reaches all its peers.
+v1::WorkerState EncodeState(const WorkerStatus& worker, bool is_ready);
+// Ages are those at `now`.
+void Encode(const WorkerStatus& from, bool is_ready, const AttachFailures::Failures& failed,
+            absl::Time now, v1::WorkerStatus* to);
+// Culprits beyond the first 256 are left out.
+void Encode(const Finding& from, v1::Finding* to);
+// Adds the last records that together have at most `max_bytes`, and how many are left out.
+void EncodeLast(const WorkerFlight& flight, int64_t max_bytes, v1::WorkerFlight* to);
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_CODEC_STATUS_CODEC_H_

@@ -1,0 +1,103 @@
+// Checks drops before they begin, and describes those that fail.
+#include <iterator>
+#include <optional>
+#include <vector>
+
+#include "rpc/codec/status.h"
+#include "server/quarantine/quarantine_drop.h"
+#include "server/state/arrays.h"
+#include "server/state/recovery.h"
+#include "status/reason.h"
+
+namespace shardmesh::server::quarantine {
+
+bool GoOnWithout(const std::string& identity, const absl::Status& why, Drop* drop) {
+  drop->failed[identity] = why;
+  if (!drop->request->even_partly()) return false;
+  AwayWorker& worker = drop->unreached[identity];
+  worker.why = std::string(ToStd(why.message()));
+  worker.comes_back = drop->context.recovery->ComesBack(identity);
+  return true;
+}
+
+absl::Status DescribeDrop(const Drop& drop, const absl::Status& error) {
+  std::vector<std::string> dropped;
+  std::vector<std::string> perhaps;
+  std::vector<std::string> left;
+  for (const auto& [part, mesh_id] : drop.listed) {
+    const bool is_dropped = drop.dropped.count(part) > 0;
+    const bool is_open =
+        drop.failed.count(part.identity) > 0 && drop.answered.count(part.identity) == 0;
+    (is_dropped ? dropped : is_open ? perhaps : left).push_back(part.ToString());
+  }
+  std::string text(ToStd(error.message()));
+  if (!dropped.empty()) {
+    StrAppend(&text, "; dropped for good: ", FirstOf(dropped));
+  } else {
+    StrAppend(&text, "; nothing was dropped", perhaps.empty() ? "" : " for certain");
+  }
+  if (!perhaps.empty()) StrAppend(&text, "; perhaps dropped: ", FirstOf(perhaps));
+  if (!left.empty()) StrAppend(&text, "; not dropped: ", FirstOf(left));
+  Reason reason = ReasonOf(error);
+  if (reason == Reason::kUnspecified && absl::IsUnavailable(error)) reason = Reason::kWorkerLost;
+  const absl::Status described(error.code(), ToAbsl(text));
+  return reason == Reason::kUnspecified ? described : WithReason(described, reason);
+}
+
+absl::Status AllFailed(const Drop& drop) {
+  const absl::Status& first = drop.failed.begin()->second;
+  std::string text(ToStd(first.message()));
+  std::vector<std::string> others;
+  for (auto each = std::next(drop.failed.begin()); each != drop.failed.end(); ++each) {
+    others.push_back(StrCat(each->first, " (", ToStd(each->second.message()), ")"));
+  }
+  if (!others.empty()) StrAppend(&text, "; failed too: ", FirstOf(others));
+  const absl::Status all(first.code(), ToAbsl(text));
+  const Reason reason = ReasonOf(first);
+  return DescribeDrop(drop, reason == Reason::kUnspecified ? all : WithReason(all, reason));
+}
+
+absl::Status CheckDrop(const MembershipView& view, Drop* drop) {
+  const CoordinatorParts& context = drop->context;
+  std::set<std::string> absent(drop->request->array_ids().begin(),
+                               drop->request->array_ids().end());
+  std::set<std::string> mesh_ids;
+  for (const auto& [part, mesh_id] : drop->listed) {
+    absent.erase(part.array_id);
+    mesh_ids.insert(mesh_id);
+  }
+  if (!absent.empty() || mesh_ids.count("") > 0) mesh_ids.clear();
+  const AwayWorkers away = FindAway(context, view, mesh_ids);
+  if (drop->request->even_partly()) {
+    for (const auto& [identity, worker] : away) drop->unreached[identity] = worker;
+    if (!drop->listed.empty()) return absl::OkStatus();
+    if (!drop->failed.empty() && !AnyComesBack(away)) return AllFailed(*drop);
+  }
+  for (const std::string& id : drop->request->array_ids()) {
+    const std::optional<UnnamedArray> unnamed = context.registry->FindUnnamed(id);
+    if (!unnamed.has_value() || drop->request->even_partly()) continue;
+    return absl::FailedPreconditionError(
+        StrCat("array ", id, " is in use without a name, held ", HeldFor(context, *unnamed),
+               "; nothing was dropped; drop it when it is in quarantine"));
+  }
+  if (drop->listed.empty()) {
+    return NotQuarantined(context, view,
+                          drop->request->array_ids_size() == 1
+                              ? StrCat("array ", drop->request->array_ids(0))
+                              : std::string("any of these arrays"));
+  }
+  if (away.empty()) return absl::OkStatus();
+  if (AllComeBack(away)) {
+    return Recovering(StrCat("parts of the arrays may be with ", Describe(away),
+                             ", expected back; nothing was dropped; try again"));
+  }
+  return rpc::WithRetryDelay(
+      WithReason(absl::FailedPreconditionError(
+                     StrCat("parts of the arrays may be with ", Describe(away),
+                            "; nothing was dropped; start those workers, or drop what the others "
+                            "have (--even-partly)")),
+                 Reason::kMeshIncomplete),
+      absl::Seconds(1));
+}
+
+}  // namespace shardmesh::server::quarantine

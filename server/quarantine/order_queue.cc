@@ -1,0 +1,137 @@
+// Gives orders one after the other, and takes their answers.
+#include "server/quarantine/order_queue.h"
+
+#include <utility>
+
+#include "rpc/codec/time_codec.h"
+#include "rpc/codec/worker_error_codec.h"
+#include "status/reason.h"
+#include "status/str_cat.h"
+
+namespace shardmesh::server::quarantine {
+
+namespace {
+
+// How long a worker may take to answer: it may have to read or remove files of many gigabytes, but
+// a disk that hangs must not keep a caller without a deadline for ever.
+constexpr absl::Duration kOrderTime = absl::Minutes(5);
+
+}  // namespace
+
+void Orders::Run(rpc::Clock* clock, QuarantineAccess* hub, std::deque<Order> orders,
+                 const QuarantineStopPtr& stop, Answered answered, QuarantineDone done,
+                 Failed failed) {
+  auto run = std::make_shared<Orders>();
+  run->clock_ = clock;
+  run->hub_ = hub;
+  {
+    absl::MutexLock lock(&run->mutex_);
+    run->orders_ = std::move(orders);
+  }
+  run->answered_ = std::move(answered);
+  run->failed_ = std::move(failed);
+  run->done_ = std::move(done);
+  if (stop != nullptr) {
+    stop->Set([weak = std::weak_ptr<Orders>(run)] {
+      if (const auto self = weak.lock(); self != nullptr) self->Stop();
+    });
+  }
+  run->Next();
+}
+
+void Orders::Next() {
+  Order next;
+  uint64_t number = 0;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!is_stopped_ && !orders_.empty()) {
+      next = std::move(orders_.front());
+      orders_.pop_front();
+      number = waits_for_ = ++last_;
+      order_ = 0;
+      timer_ = clock_->CallAt(
+          clock_->Now() + kOrderTime, [run = weak_from_this(), number, identity = next.identity] {
+            const auto self = run.lock();
+            if (self == nullptr) return;
+            self->Take(number, identity,
+                       WithReason(absl::DeadlineExceededError(
+                                      StrCat("worker \"", identity, "\" has not answered for ",
+                                             rpc::FormatRounded(kOrderTime),
+                                             " what is in its quarantine; does its disk hang?")),
+                                  Reason::kDeadline));
+          });
+    }
+  }
+  if (number == 0) return std::move(done_)(Stopped());
+  const int64_t order =
+      hub_->OrderQuarantine(next.identity, std::move(next.order),
+                            [self = shared_from_this(), number, identity = next.identity](
+                                absl::StatusOr<v1::QuarantineAnswer> answer) {
+                              self->Take(number, identity, std::move(answer));
+                            });
+  {
+    absl::MutexLock lock(&mutex_);
+    if (waits_for_ == number) {
+      order_ = order;
+      return;
+    }
+  }
+  hub_->ForgetQuarantineOrder(order);  // unless it was answered
+}
+
+absl::Status Orders::Stopped() {
+  absl::MutexLock lock(&mutex_);
+  return is_stopped_ ? absl::CancelledError("the client has gone") : absl::OkStatus();
+}
+
+void Orders::Stop() {
+  uint64_t number = 0;
+  {
+    absl::MutexLock lock(&mutex_);
+    is_stopped_ = true;
+    number = waits_for_;
+  }
+  // Between two orders whoever has the answer goes on, and finds that it was stopped.
+  if (number != 0) Take(number, "", Stopped());
+}
+
+void Orders::Take(uint64_t number, const std::string& identity,
+                  absl::StatusOr<v1::QuarantineAnswer> answer) {
+  int64_t order = 0;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (waits_for_ != number) return;
+    waits_for_ = 0;
+    clock_->Cancel(timer_);
+    order = std::exchange(order_, 0);
+  }
+  if (order != 0) hub_->ForgetQuarantineOrder(order);  // unless it was answered
+  absl::Status status = answer.status();
+  bool goes_on = true;
+  if (answer.ok()) {
+    if (answer->has_error()) {
+      status = WithContext(rpc::Decode(answer->error()), StrCat("worker \"", identity, "\""));
+    }
+    goes_on = answered_(identity, *std::move(answer));
+  }
+  // An empty identity: it was stopped.
+  if (!status.ok() && (identity.empty() || !failed_ || !failed_(identity, status))) {
+    return std::move(done_)(status);
+  }
+  if (!goes_on) {
+    absl::MutexLock lock(&mutex_);
+    orders_.clear();
+  }
+  Next();
+}
+
+Orders::Order OrderOf(const std::string& identity, Action::Action action,
+                      const std::vector<std::string>& array_ids) {
+  Orders::Order order{.identity = identity, .order = {}};
+  order.order.set_action(action);
+  for (const std::string& id : array_ids) order.order.add_array_ids(id);
+  order.order.set_max_arrays(kMaxPage);
+  return order;
+}
+
+}  // namespace shardmesh::server::quarantine

@@ -1,0 +1,139 @@
+// Drops arrays from the workers' quarantines.
+#include "server/quarantine/quarantine_drop.h"
+
+#include <deque>
+#include <utility>
+#include <vector>
+
+#include "process/log.h"
+#include "rpc/codec/status.h"
+#include "server/quarantine/order_queue.h"
+#include "shardmesh/v1/attach_service.pb.h"
+
+namespace shardmesh::server {
+namespace quarantine {
+namespace {
+
+constexpr int kMaxIds = 1'000;
+
+void EndDrop(const DropPtr& drop, const absl::Status& status) {
+  if (!drop->dropped.empty()) {
+    rpc::LogInfo("arrays were dropped from quarantine, as a client asked",
+                 {{"parts", drop->dropped.size()}, {"of", drop->listed.size()}});
+  }
+  if (!status.ok()) {
+    drop->response->Clear();
+    return std::move(drop->done)(status);
+  }
+  for (const auto& [identity, worker] : drop->unreached) {
+    Encode(identity, worker, drop->response->add_unreached());
+  }
+  std::move(drop->done)(absl::OkStatus());
+}
+
+void DropListed(const DropPtr& drop) {
+  std::map<std::string, std::vector<std::string>> ids;  // by worker
+  for (const auto& [part, mesh_id] : drop->listed) ids[part.identity].push_back(part.array_id);
+  std::deque<Orders::Order> orders;
+  for (const auto& [identity, its_ids] : ids) {
+    orders.push_back(OrderOf(identity, Action::ACTION_DROP, its_ids));
+  }
+  Orders::Run(
+      drop->context.clock, drop->hub, std::move(orders), drop->stop,
+      [drop](const std::string& identity, v1::QuarantineAnswer answer) {
+        drop->answered.insert(identity);
+        // Of one that was away and is back since then nothing is left.
+        if (!answer.has_error() && drop->failed.count(identity) == 0) {
+          drop->unreached.erase(identity);
+        }
+        for (v1::QuarantinedArray& array : *answer.mutable_arrays()) {
+          drop->dropped.insert({identity, array.array().array_id()});
+          *drop->response->add_arrays() = std::move(array);
+        }
+        return true;
+      },
+      [drop](const absl::Status& status) {
+        if (absl::IsCancelled(status)) return EndDrop(drop, status);
+        if (!status.ok()) return EndDrop(drop, DescribeDrop(*drop, status));
+        EndDrop(drop, drop->dropped.empty() && !drop->failed.empty() ? AllFailed(*drop) : status);
+      },
+      [drop](const std::string& identity, const absl::Status& why) {
+        return GoOnWithout(identity, why, drop.get());
+      });
+}
+
+void ListForDrop(const DropPtr& drop);
+
+// Asks the workers that have attached since the others were asked; drops when there are none.
+void ListUnasked(const DropPtr& drop) {
+  const std::shared_ptr<const MembershipView> view = drop->context.membership->view();
+  for (const std::string& identity : TakeUnasked(*view, &drop->asked)) {
+    std::erase_if(drop->listed, [&](const auto& each) { return each.first.identity == identity; });
+    drop->failed.erase(identity);
+    drop->unreached.erase(identity);
+    drop->unlisted[identity] = "";
+  }
+  if (!drop->unlisted.empty()) return ListForDrop(drop);
+  if (const absl::Status checked = CheckDrop(*view, drop.get()); !checked.ok()) {
+    return EndDrop(drop, checked);
+  }
+  DropListed(drop);
+}
+
+// Asks for the next piece of each worker's list, until all are complete.
+void ListForDrop(const DropPtr& drop) {
+  const std::vector<std::string> ids(drop->request->array_ids().begin(),
+                                     drop->request->array_ids().end());
+  std::deque<Orders::Order> orders;
+  for (const auto& [identity, start_after] : std::exchange(drop->unlisted, {})) {
+    Orders::Order& order = orders.emplace_back(OrderOf(identity, Action::ACTION_LIST, ids));
+    order.order.set_start_after(start_after);
+  }
+  Orders::Run(
+      drop->context.clock, drop->hub, std::move(orders), drop->stop,
+      [drop](const std::string& identity, const v1::QuarantineAnswer& answer) {
+        for (const v1::QuarantinedArray& array : answer.arrays()) {
+          drop->listed[{identity, array.array().array_id()}] = array.array().mesh_id();
+        }
+        if (answer.has_more() && answer.arrays_size() > 0) {
+          drop->unlisted[identity] = answer.arrays(answer.arrays_size() - 1).array().array_id();
+        }
+        return true;
+      },
+      [drop](const absl::Status& status) {
+        if (!status.ok()) return EndDrop(drop, status);
+        if (!drop->unlisted.empty()) return ListForDrop(drop);
+        ListUnasked(drop);
+      },
+      [drop](const std::string& identity, const absl::Status& why) {
+        return GoOnWithout(identity, why, drop.get());
+      });
+}
+
+}  // namespace
+}  // namespace quarantine
+
+void DropQuarantined(const CoordinatorParts& context, QuarantineAccess* hub,
+                     const v1::DropQuarantinedRequest* request,
+                     v1::DropQuarantinedResponse* response, const QuarantineStopPtr& stop,
+                     QuarantineDone done) {
+  using namespace quarantine;  // NOLINT(google-build-using-namespace)
+  if (request->array_ids_size() < 1 || request->array_ids_size() > kMaxIds) {
+    return std::move(done)(rpc::BadField(
+        "array_ids", StrCat("has ", request->array_ids_size(), " ids; name 1 to ", kMaxIds)));
+  }
+  for (const std::string& id : request->array_ids()) {
+    if (const absl::Status valid = CheckArrayId(id, "array_ids"); !valid.ok()) {
+      return std::move(done)(valid);
+    }
+  }
+  const auto drop = std::make_shared<Drop>(Drop{.context = context,
+                                                .hub = hub,
+                                                .request = request,
+                                                .response = response,
+                                                .stop = stop,
+                                                .done = std::move(done)});
+  ListUnasked(drop);
+}
+
+}  // namespace shardmesh::server

@@ -1,0 +1,62 @@
+// One channel and one call of Identify for each question.
+#include "server/service/endpoint_probe.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <memory>
+#include <utility>
+
+#include "rpc/call.h"
+#include "rpc/codec/status.h"
+#include "shardmesh/v1/tile_service.grpc.pb.h"
+
+namespace shardmesh::server {
+namespace {
+
+// Lives until the answer, and as long as the question may be ended.
+struct Probe {
+  std::unique_ptr<v1::TileService::Stub> stub;
+  grpc::ClientContext context;
+  v1::IdentifyRequest request;
+  v1::IdentifyResponse response;
+  absl::AnyInvocable<void(absl::StatusOr<EndpointAnswer>) &&> answered;
+
+  void Answer(const absl::Status& status) {
+    // Moved out: the callback holds the check, which holds this.
+    auto done = std::move(answered);
+    if (!status.ok()) return std::move(done)(status);
+    std::move(done)(EndpointAnswer{.identity = response.identity(),
+                                   .incarnation = response.incarnation(),
+                                   .nonce = response.nonce()});
+  }
+};
+
+}  // namespace
+
+AskEndpoint ProbeEndpoints(rpc::Credentials credentials) {
+  return [credentials = std::move(credentials)](
+             const std::string& address, const std::string& identity, absl::Duration timeout,
+             absl::AnyInvocable<void(absl::StatusOr<EndpointAnswer>) &&> answered)
+             -> std::function<void()> {
+    const auto probe = std::make_shared<Probe>();
+    probe->answered = std::move(answered);
+    const std::function<void()> cancel = [probe] { probe->context.TryCancel(); };
+    const auto channel = rpc::CreateChannel(
+        address, {.credentials = credentials,
+                  .peer = rpc::ExpectedPeer::Worker(identity),
+                  // No delay of an earlier check that failed, nor the address that it found.
+                  .own_connection = true});
+    if (!channel.ok()) {
+      probe->Answer(channel.status());
+      return cancel;
+    }
+    probe->stub = v1::TileService::NewStub(*channel);
+    rpc::Apply(rpc::CallOptions::Within(timeout), &probe->context);
+    probe->stub->async()->Identify(
+        &probe->context, &probe->request, &probe->response,
+        [probe](const grpc::Status& status) { probe->Answer(rpc::FromGrpc(status)); });
+    return cancel;
+  };
+}
+
+}  // namespace shardmesh::server

@@ -1,0 +1,15 @@
+// Asks the workers at their endpoints who they are, over gRPC.
+#ifndef SHARDMESH_SERVER_SERVICE_ENDPOINT_PROBE_H_
+#define SHARDMESH_SERVER_SERVICE_ENDPOINT_PROBE_H_
+
+#include "rpc/tls/credentials.h"
+#include "server/attach/endpoint_check.h"
+
+namespace shardmesh::server {
+
+// Calls TileService.Identify, each time over a connection of its own.
+AskEndpoint ProbeEndpoints(rpc::Credentials credentials);
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_SERVICE_ENDPOINT_PROBE_H_

@@ -1,0 +1,361 @@
+// The messages of one worker in order, out of order, and cut short.
+#include "server/attach/worker_session.h"
+
+#include "server/attach/attach_codec.h"
+#include "status/reason.h"
+#include "tests/unit/server/worker_streams_fixture.h"
+
+namespace shardmesh::server {
+namespace {
+
+using ::shardmesh::test::Eventually;
+using ::shardmesh::test::IsOk;
+using ::shardmesh::test::StatusIs;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+using Down = v1::AttachResponse;
+
+// A worker without a network. As with gRPC, its session ends after Finish.
+class FakeWorker final : public AttachWire {
+ public:
+  explicit FakeWorker(WorkerStreams* streams) : session_(streams, this) {
+    session_.Begin();
+    Read();
+  }
+  ~FakeWorker() override { End(); }
+
+  // Says what a worker says; it must have been asked to.
+  void Say(const v1::AttachRequest& request) {
+    {
+      absl::MutexLock lock(&mutex_);
+      ASSERT_EQ(reads_, 1) << "nobody reads";
+      reads_ = 0;
+    }
+    session_.Take(request);
+  }
+  void SayHello(const std::string& identity, uint64_t incarnation = 1) {
+    Say(HelloOf(identity, incarnation));
+  }
+  void BringInventory() {
+    v1::AttachRequest request;
+    request.mutable_inventory()->set_last(true);
+    Say(request);
+  }
+  void BreakOff() { session_.Close(absl::CancelledError("its stream broke")); }
+  // The stream breaks, and has ended.
+  void End() {
+    if (std::exchange(ended_, true)) return;
+    BreakOff();
+    // The thread that takes in its inventory may hold the session.
+    ASSERT_TRUE(Eventually([this] { return end().has_value(); }));
+    session_.End();
+  }
+
+  static v1::AttachRequest HelloOf(const std::string& identity, uint64_t incarnation) {
+    v1::AttachRequest request;
+    v1::Hello* hello = request.mutable_hello();
+    hello->set_identity(identity);
+    hello->set_incarnation(incarnation);
+    hello->set_nonce("0123456789abcdef");
+    hello->mutable_protocol()->set_min(1);
+    hello->mutable_protocol()->set_max(1);
+    hello->add_endpoints()->set_address("10.0.0.1:1");
+    return request;
+  }
+
+  bool is_read() const {
+    absl::MutexLock lock(&mutex_);
+    return reads_ == 1;
+  }
+  std::optional<absl::Status> end() const {
+    absl::MutexLock lock(&mutex_);
+    return finished_;
+  }
+  bool is_broken() const {
+    absl::MutexLock lock(&mutex_);
+    return broken_;
+  }
+  const SentMessages& sent() const { return sent_; }
+  bool IsMember() const { return !sent_.memberships().empty(); }
+
+  absl::Status caller = absl::OkStatus();  // the answer of CheckCaller
+  absl::Status full = absl::OkStatus();    // the answer of Write
+
+ private:
+  absl::Status CheckCaller(const std::string&) const override { return caller; }
+  void Read() override {
+    absl::MutexLock lock(&mutex_);
+    ++reads_;
+  }
+  absl::Status Write(WorkerMessage message) override {
+    if (!full.ok()) return full;
+    sent_.Add(message);
+    return absl::OkStatus();
+  }
+  void Finish(absl::Status status) override {
+    absl::MutexLock lock(&mutex_);
+    EXPECT_FALSE(finished_.has_value()) << "finished twice";
+    finished_ = std::move(status);
+  }
+  void Break() override {
+    absl::MutexLock lock(&mutex_);
+    broken_ = true;
+  }
+
+  mutable absl::Mutex mutex_;
+  int reads_ = 0;
+  std::optional<absl::Status> finished_;
+  bool broken_ = false;
+  bool ended_ = false;
+  SentMessages sent_;
+  WorkerSession session_;
+};
+
+class WorkerSessionTest : public WorkerStreamsFixture {
+ protected:
+  // Answers the first question as the worker itself does.
+  void AnswerAs(const std::string& identity, uint64_t incarnation = 1) {
+    ASSERT_FALSE(questions_.empty());
+    Question question = std::move(questions_.front());
+    questions_.erase(questions_.begin());
+    std::move(question.answered)(EndpointAnswer{
+        .identity = identity, .incarnation = incarnation, .nonce = "0123456789abcdef"});
+  }
+  void Welcome(FakeWorker* worker, const std::string& identity, uint64_t incarnation = 1) {
+    worker->SayHello(identity, incarnation);
+    AnswerAs(identity, incarnation);
+  }
+  void BecomeMember(FakeWorker* worker, const std::string& identity, uint64_t incarnation = 1) {
+    Welcome(worker, identity, incarnation);
+    worker->BringInventory();
+    ASSERT_TRUE(Eventually([&] { return worker->IsMember(); }));
+  }
+};
+
+TEST_F(WorkerSessionTest, TheFirstMessageMustBeAHello) {
+  FakeWorker worker(streams_.get());
+  worker.BringInventory();
+  ASSERT_TRUE(worker.end().has_value());
+  EXPECT_THAT(*worker.end(), StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+}
+
+TEST_F(WorkerSessionTest, AWorkerGetsWelcomeVerdictAndMembershipInThisOrder) {
+  FakeWorker worker(streams_.get());
+  worker.SayHello("a");
+  EXPECT_FALSE(worker.is_read()) << "its endpoints are being asked";
+  AnswerAs("a");
+  ASSERT_THAT(worker.sent().kinds(), ElementsAre(Down::kWelcome));
+  const v1::Welcome welcome = worker.sent().all()[0].welcome();
+  EXPECT_EQ(welcome.cluster_id(), "cluster");
+  EXPECT_EQ(welcome.term(), 7);
+  EXPECT_EQ(welcome.token_key(), "key");
+  EXPECT_TRUE(members_.view()->IsAlive("a"));
+  worker.BringInventory();
+  ASSERT_TRUE(Eventually([&] { return worker.IsMember(); }));
+  const std::vector<v1::AttachResponse> sent = worker.sent().all();
+  ASSERT_GE(sent.size(), 3u);
+  EXPECT_TRUE(sent[1].inventory_verdict().last());
+  EXPECT_TRUE(sent[2].membership().snapshot());
+}
+
+TEST_F(WorkerSessionTest, ACallerThatIsNotTheWorkerIsRefused) {
+  FakeWorker worker(streams_.get());
+  worker.caller = absl::PermissionDeniedError("another certificate");
+  worker.SayHello("a");
+  EXPECT_THAT(*worker.end(), StatusIs(absl::StatusCode::kPermissionDenied));
+  EXPECT_THAT(questions_, IsEmpty());
+}
+
+TEST_F(WorkerSessionTest, AnEndpointThatLeadsToAnotherWorkerIsRefused) {
+  FakeWorker worker(streams_.get());
+  worker.SayHello("a");
+  AnswerAs("b");
+  EXPECT_THAT(*worker.end(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kEndpointUnverified));
+  EXPECT_EQ(members_.view()->FindWorker("a"), nullptr);
+  EXPECT_EQ(streams_->FailedAttachesOf("a").count, 0) << "kept of known workers only";
+}
+
+TEST_F(WorkerSessionTest, AnotherProcessOfALiveWorkerIsRefusedAndCounted) {
+  FakeWorker first(streams_.get());
+  BecomeMember(&first, "a", 1);
+  FakeWorker second(streams_.get());
+  Welcome(&second, "a", 2);
+  EXPECT_THAT(*second.end(), StatusIs(absl::StatusCode::kAlreadyExists, Reason::kIdentityInUse));
+  EXPECT_EQ(streams_->FailedAttachesOf("a").count, 1);
+  second.End();
+  EXPECT_FALSE(first.end().has_value());
+  EXPECT_TRUE(members_.view()->IsAlive("a"));
+}
+
+TEST_F(WorkerSessionTest, ALaterStreamOfTheSameProcessTakesOver) {
+  FakeWorker first(streams_.get());
+  BecomeMember(&first, "a", 1);
+  FakeWorker second(streams_.get());
+  BecomeMember(&second, "a", 1);
+  EXPECT_THAT(*first.end(), StatusIs(absl::StatusCode::kUnavailable, Reason::kStaleEpoch));
+  EXPECT_TRUE(first.is_broken());
+  first.End();
+  EXPECT_TRUE(members_.view()->IsAlive("a")) << "the worker is there over its later stream";
+}
+
+TEST_F(WorkerSessionTest, AWorkerWhoseStreamBreaksIsLost) {
+  FakeWorker worker(streams_.get());
+  BecomeMember(&worker, "a");
+  worker.End();
+  const auto view = members_.view();
+  EXPECT_FALSE(view->IsAlive("a"));
+  EXPECT_THAT(view->FindWorker("a")->lost_because, HasSubstr("its stream broke"));
+}
+
+TEST_F(WorkerSessionTest, AWorkerWhoseStreamEndsAsTheCoordinatorStopsIsNotLost) {
+  FakeWorker worker(streams_.get());
+  BecomeMember(&worker, "a");
+  streams_->Stop();
+  worker.End();
+  EXPECT_TRUE(members_.view()->IsAlive("a"));
+}
+
+TEST_F(WorkerSessionTest, AStreamThatBreaksWhileItsEndpointsAreAskedEndsAfterTheAnswer) {
+  FakeWorker worker(streams_.get());
+  worker.SayHello("a");
+  Question question = std::move(questions_.front());
+  questions_.clear();
+  worker.BreakOff();
+  EXPECT_FALSE(worker.end().has_value()) << "the answer still uses the session";
+  std::move(question.answered)(
+      EndpointAnswer{.identity = "a", .incarnation = 1, .nonce = "0123456789abcdef"});
+  ASSERT_TRUE(worker.end().has_value());
+  EXPECT_THAT(*worker.end(), StatusIs(absl::StatusCode::kCancelled));
+  EXPECT_EQ(members_.view()->FindWorker("a"), nullptr);
+  EXPECT_THAT(worker.sent().all(), IsEmpty());
+}
+
+TEST_F(WorkerSessionTest, AStreamThatBringsNoHelloIsCut) {
+  FakeWorker worker(streams_.get());
+  clock_.Advance(absl::Seconds(9));
+  EXPECT_FALSE(worker.end().has_value());
+  clock_.Advance(absl::Seconds(1));
+  EXPECT_THAT(*worker.end(), StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
+  EXPECT_TRUE(worker.is_broken());
+}
+
+TEST_F(WorkerSessionTest, AStreamThatBringsNoWholeInventoryIsCut) {
+  FakeWorker worker(streams_.get());
+  Welcome(&worker, "a");
+  clock_.Advance(absl::Seconds(3));
+  EXPECT_THAT(*worker.end(), StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
+  worker.End();
+  EXPECT_FALSE(members_.view()->IsAlive("a"));
+}
+
+TEST_F(WorkerSessionTest, AnInventoryOfTooManyTilesIsRefused) {
+  FakeWorker worker(streams_.get());
+  Welcome(&worker, "a");
+  v1::AttachRequest page;
+  for (const char* id : {"x", "y", "z"}) page.mutable_inventory()->add_quarantined_array_ids(id);
+  worker.Say(page);
+  EXPECT_THAT(*worker.end(),
+              StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
+}
+
+TEST_F(WorkerSessionTest, ASilentWorkerIsCut) {
+  FakeWorker worker(streams_.get());
+  BecomeMember(&worker, "a");
+  for (int i = 0; i < 6; ++i) clock_.Advance(absl::Seconds(1));
+  ASSERT_TRUE(worker.end().has_value());
+  EXPECT_THAT(*worker.end(), StatusIs(absl::StatusCode::kUnavailable, Reason::kStaleEpoch));
+  EXPECT_FALSE(members_.view()->IsAlive("a"));
+}
+
+TEST_F(WorkerSessionTest, HeartbeatsKeepAWorkerAliveAndBringTheClock) {
+  FakeWorker worker(streams_.get());
+  BecomeMember(&worker, "a");
+  v1::AttachRequest beat;
+  beat.mutable_heartbeat()->set_used_bytes(42);
+  for (int i = 0; i < 7; ++i) {
+    clock_.Advance(absl::Seconds(1));
+    worker.Say(beat);
+  }
+  EXPECT_FALSE(worker.end().has_value());
+  EXPECT_EQ(members_.view()->FindWorker("a")->used_bytes(), 42);
+  EXPECT_THAT(worker.sent().kinds(),
+              ElementsAre(Down::kWelcome, Down::kInventoryVerdict, Down::kClock));
+}
+
+TEST_F(WorkerSessionTest, ASecondHelloEndsTheStream) {
+  FakeWorker worker(streams_.get());
+  Welcome(&worker, "a");
+  worker.SayHello("a");
+  EXPECT_THAT(*worker.end(), StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+}
+
+TEST_F(WorkerSessionTest, AMessageOfANewerWorkerIsPassedOver) {
+  FakeWorker worker(streams_.get());
+  BecomeMember(&worker, "a");
+  worker.Say(v1::AttachRequest());
+  EXPECT_FALSE(worker.end().has_value());
+  EXPECT_TRUE(worker.is_read());
+}
+
+TEST_F(WorkerSessionTest, AWorkerThatLeavesIsClosedWhenItsWorkIsDone) {
+  FakeWorker worker(streams_.get());
+  BecomeMember(&worker, "a");
+  ASSERT_THAT(sequencer_->BeginTransfer({.transfer_id = "t",
+                                         .op = "put",
+                                         .mesh_id = "m",
+                                         .participants = {{.rank = 0, .identity = "a"}},
+                                         .timeout = absl::Minutes(1),
+                                         .commit = nullptr},
+                                        [](const WorkOutcome&) {}),
+              IsOk());
+  v1::AttachRequest leaving;
+  leaving.mutable_leaving()->set_reason("maintenance");
+  worker.Say(leaving);
+  EXPECT_EQ(members_.view()->FindWorker("a")->state, WorkerState::kDraining);
+  EXPECT_FALSE(worker.end().has_value()) << "a put still needs it";
+  ASSERT_THAT(sequencer_->AbortTransfer("t", absl::CancelledError("enough")), IsOk());
+  ASSERT_TRUE(worker.end().has_value());
+  worker.End();
+  EXPECT_THAT(members_.view()->FindWorker("a")->lost_because, HasSubstr("it left: maintenance"));
+}
+
+TEST_F(WorkerSessionTest, AWorkerThatLeavesBeforeItTookPartIsClosedAtOnce) {
+  FakeWorker worker(streams_.get());
+  Welcome(&worker, "a");
+  v1::AttachRequest leaving;
+  leaving.mutable_leaving()->set_reason("maintenance");
+  worker.Say(leaving);
+  EXPECT_THAT(*worker.end(), StatusIs(absl::StatusCode::kCancelled));
+}
+
+TEST_F(WorkerSessionTest, ATileThatIsStagedTooLateIsAborted) {
+  FakeWorker worker(streams_.get());
+  BecomeMember(&worker, "a");
+  v1::AttachRequest staged;
+  staged.mutable_tile_staged()->set_transfer_id("gone");
+  staged.mutable_tile_staged()->set_term(7);
+  worker.Say(staged);
+  const std::vector<v1::AttachResponse> sent = worker.sent().all();
+  ASSERT_TRUE(sent.back().has_end_transfer());
+  EXPECT_EQ(sent.back().end_transfer().transfer_id(), "gone");
+  EXPECT_FALSE(sent.back().end_transfer().commit());
+}
+
+TEST_F(WorkerSessionTest, AWorkerThatDoesNotReadIsCut) {
+  FakeWorker worker(streams_.get());
+  BecomeMember(&worker, "a");
+  worker.full = absl::ResourceExhaustedError("too much waits");
+  v1::AttachRequest staged;
+  staged.mutable_tile_staged()->set_transfer_id("gone");
+  staged.mutable_tile_staged()->set_term(7);
+  worker.Say(staged);
+  EXPECT_THAT(*worker.end(), StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_TRUE(worker.is_broken());
+}
+
+}  // namespace
+}  // namespace shardmesh::server
