@@ -1,8 +1,6 @@
 // Encodes statuses; a message is bounded where its list is long.
 #include "server/codec/status_codec.h"
 
-#include <grpcpp/support/status.h>
-
 #include <string>
 #include <utility>
 #include <vector>
@@ -72,7 +70,7 @@ void Encode(const WorkerStatus& from, bool is_ready, const AttachFailures::Failu
   to->set_losses(from.losses);
   if (failed.count > 0) {
     to->set_failed_attaches(failed.count);
-    to->set_attach_error(rpc::ToGrpc(failed.last).error_message());
+    to->set_attach_error(rpc::WireMessage(failed.last));
     rpc::Encode(now - failed.last_time, to->mutable_attach_error_age());
   }
   to->mutable_build()->set_version(from.info.build_version);
