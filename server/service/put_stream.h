@@ -10,7 +10,7 @@
 #include "process/clock.h"
 #include "server/resolve/background.h"
 #include "server/service/caller_count.h"
-#include "server/service/put_memory.h"
+#include "server/steps/put_memory.h"
 #include "server/steps/put_plan.h"
 #include "server/steps/transfers.h"
 
