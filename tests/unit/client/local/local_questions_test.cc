@@ -63,8 +63,8 @@ TEST_F(LocalQuestionsTest, AnswersAStreamInBothDirections) {
   constexpr int64_t kTensors = 50'000;
   std::vector<TreeTensor> tensors;
   for (int64_t i = 0; i < kTensors; ++i) {
-    tensors.push_back({.name = StrCat("a.layer.with.a.long.name.", i, i % 2 == 0 ? ".w" : ".b"),
-                       .shape = {64, 8}});
+    tensors.push_back(
+        {.name = StrCat("a.layer.with.a.long.name.", i, i % 2 == 0 ? ".w" : ".b"), .shape = {64}});
   }
   const rpc::RuleSetDefinition rules = {.rules =
                                             *RuleSet::Create({{"w$", Spec("tp")}, {"b$", {}}})};
@@ -79,7 +79,8 @@ TEST_F(LocalQuestionsTest, KeepsDefinitionsWhileItLives) {
   EXPECT_THAT(client().CorrectSpec({.spec = Spec("tp"), .shape = {8}}),
               StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound))
       << "no mesh is defined at the start";
-  ASSERT_THAT(client().CreateEntry("default", rpc::MeshDefinition{.mesh = mesh_}), IsOk());
+  ASSERT_THAT(client().CreateEntry("default", rpc::MeshDefinition{.mesh = mesh_, .workers = {}}),
+              IsOk());
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const SpecAnswer answer,
                                  client().CorrectSpec({.spec = Spec("tp"), .shape = {8}}));
   EXPECT_EQ(answer.effective, Spec("tp"));
