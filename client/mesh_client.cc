@@ -340,6 +340,11 @@ absl::StatusOr<std::unique_ptr<MeshClient>> MeshClient::Connect(const std::strin
     absl::SleepFor(delay);
   }
   SHARDMESH_ASSIGN_OR_RETURN(std::unique_ptr<CoordinatorClient> coordinator, std::move(connected));
+  return Over(std::move(coordinator), options);
+}
+
+std::unique_ptr<MeshClient> MeshClient::Over(std::unique_ptr<CoordinatorClient> coordinator,
+                                             const MeshClientOptions& options) {
   return std::unique_ptr<MeshClient>(
       new MeshClient(std::make_unique<Impl>(std::move(coordinator), options)));
 }

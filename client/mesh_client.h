@@ -29,6 +29,8 @@
 
 namespace shardmesh::client {
 
+class CoordinatorClient;
+
 struct MeshClientOptions {
   rpc::Credentials credentials = rpc::Credentials::Insecure();
   // Each call fails with DEADLINE_EXCEEDED after this time, retries included; a computation has
@@ -70,6 +72,9 @@ class MeshClient {
   // INVALID_ARGUMENT for other text; UNAVAILABLE as above.
   static absl::StatusOr<std::unique_ptr<MeshClient>> Connect(const std::string& address,
                                                              const MeshClientOptions& options = {});
+  // A client whose calls `coordinator` makes; credentials of the options are for workers alone.
+  static std::unique_ptr<MeshClient> Over(std::unique_ptr<CoordinatorClient> coordinator,
+                                          const MeshClientOptions& options = {});
   ~MeshClient();
   MeshClient(const MeshClient&) = delete;
   MeshClient& operator=(const MeshClient&) = delete;

@@ -86,7 +86,8 @@ void EnablePlugins() {
 
 absl::StatusOr<std::unique_ptr<ServerLifecycle>> ServerLifecycle::Start(
     const ServerOptions& options, absl::Span<const NamedService> services) {
-  if (!options.credentials.is_secure()) {
+  const bool listens = !options.address.empty();
+  if (listens && !options.credentials.is_secure()) {
     SHARDMESH_RETURN_IF_ERROR(CheckBindAddress(options.address, options.insecure));
   }
   EnablePlugins();
@@ -98,8 +99,11 @@ absl::StatusOr<std::unique_ptr<ServerLifecycle>> ServerLifecycle::Start(
                                           "descriptors were left, or they were over "
                                           "a limit.");
   }
-  SHARDMESH_ASSIGN_OR_RETURN(std::unique_ptr<Listener> listener,
-                             Listener::Create(options.address, refused, options.max_connections));
+  std::unique_ptr<Listener> listener;
+  if (listens) {
+    SHARDMESH_ASSIGN_OR_RETURN(listener,
+                               Listener::Create(options.address, refused, options.max_connections));
+  }
 
   std::vector<std::string> service_names;
   grpc::ServerBuilder builder;
@@ -136,7 +140,8 @@ absl::StatusOr<std::unique_ptr<ServerLifecycle>> ServerLifecycle::Start(
   if (options.customize) {
     options.customize(builder);
   }
-  std::unique_ptr<Acceptor> acceptor = AddAcceptor(builder, options.credentials.server());
+  std::unique_ptr<Acceptor> acceptor =
+      listens ? AddAcceptor(builder, options.credentials.server()) : nullptr;
 
   std::vector<std::string> health_names = {"", kReady};
   health_names.insert(health_names.end(), service_names.begin(), service_names.end());
@@ -145,6 +150,10 @@ absl::StatusOr<std::unique_ptr<ServerLifecycle>> ServerLifecycle::Start(
   lifecycle->server_ = builder.BuildAndStart();
   if (lifecycle->server_ == nullptr) {
     return absl::InternalError(StrCat("gRPC cannot start a server at ", options.address));
+  }
+  if (!listens) {
+    lifecycle->SetHealth(false);
+    return lifecycle;
   }
   lifecycle->address_ = WithPort(options.address, listener->port());
   lifecycle->port_ = listener->port();

@@ -28,7 +28,8 @@ class Service;
 namespace shardmesh::rpc {
 
 struct ServerOptions {
-  // `host:port`, port 0 for a free port; or `unix:/path`.
+  // `host:port`, port 0 for a free one; or `unix:/path`. Empty: the server listens nowhere, and
+  // calls come over server().InProcessChannel() alone.
   std::string address = "127.0.0.1:0";
   Credentials credentials = Credentials::Insecure();
   // Allows plaintext beyond loopback.
@@ -89,7 +90,7 @@ class ServerLifecycle {
   ServerLifecycle(const ServerLifecycle&) = delete;
   ServerLifecycle& operator=(const ServerLifecycle&) = delete;
 
-  // Returns the bound port; 0 for a unix socket.
+  // The port that was bound; 0 for a unix socket, and where the server listens nowhere.
   int port() const { return port_; }
   // Returns the address with the bound port.
   const std::string& address() const { return address_; }

@@ -54,8 +54,11 @@ ALLOWED = {
     "client/types": VALUES | {"rpc/codec"},
     "client/remote": VALUES | {"rpc", "rpc/*", "client/types"},
     "client": VALUES | {"rpc", "rpc/*", "client/types", "client/remote"},
+    # Answers questions in the process of the caller, by the services of the coordinator.
+    "client/local": {"status", "server", "client", "client/types", "client/remote"},
     "client/cli/local": BASE | {"sharding", "rpc/tls", "client"},
-    "client/cli": VALUES | {"rpc", "rpc/codec", "rpc/tls", "client", "client/types", "client/cli/local"},
+    "client/cli": VALUES | {"rpc", "rpc/codec", "rpc/tls", "client", "client/types", "client/local",
+                                     "client/cli/local"},
     "client/cli/commands": VALUES | {"rpc", "rpc/codec", "client", "client/types", "client/remote", "client/cli",
                                      "client/cli/local"},
     "tests": {"*"},
@@ -71,7 +74,8 @@ MOST_FILES = 40
 ABOVE = ["tests/*", "bench/*"]
 # rpc, the services, the links, and what makes calls.
 GRPC_HOMES = [
-    "rpc/*", "server/service/*", "server/coordinator_server.*", "worker/service/*", "worker/worker_server.*",
+    "rpc/*", "server/service/*", "server/coordinator_server.*", "server/question_server.*",
+    "worker/service/*", "worker/worker_server.*",
     "worker/exchange/*", "client/remote/*",
     # Streams of questions, and answers kept as slices that gRPC sends without a copy.
     "server/resolve/*_streams.*", "server/resolve/tree_reactor.*", "server/resolve/answer_cache.*",

@@ -19,6 +19,7 @@
 #include "client/cli/interruption.h"
 #include "client/cli/local/certificate_folder.h"
 #include "client/cli/local/cluster_record.h"
+#include "client/local/local_questions.h"
 #include "process/file.h"
 #include "process/host_port.h"
 #include "process/version.h"
@@ -37,6 +38,7 @@ namespace {
 constexpr char kProgram[] = "shardmesh";
 constexpr char kDefaultAddress[] = "127.0.0.1:7070";
 constexpr char kDefaultCluster[] = "default";
+constexpr char kAddressVariable[] = "SHARDMESH_ADDRESS";
 // Marks an error as one of the command line. Its text, where it has one, is the command whose help
 // the error points to.
 constexpr char kWrongUsePayload[] = "shardmesh.cli/wrong_use";
@@ -213,7 +215,7 @@ absl::Status FlushOutput() {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<MeshClient>> Invocation::Connect() const {
+MeshClientOptions Invocation::ClientOptions() const {
   MeshClientOptions options;
   if (deadline.has_value()) {
     options.timeout = *deadline;
@@ -228,6 +230,10 @@ absl::StatusOr<std::unique_ptr<MeshClient>> Invocation::Connect() const {
     };
   }
   options.client_name = "shardmesh command line";
+  return options;
+}
+
+absl::StatusOr<std::unique_ptr<MeshClient>> Invocation::Connect() const {
   if (address.empty()) {
     return ExplainUnreachable(
         absl::UnavailableError(StrCat("no cluster \"", cluster_name, "\" is up on this host (",
@@ -235,10 +241,21 @@ absl::StatusOr<std::unique_ptr<MeshClient>> Invocation::Connect() const {
                                       " has no record); give its --address, or another --name")),
         cluster_name);
   }
+  MeshClientOptions options = ClientOptions();
   SHARDMESH_ASSIGN_OR_RETURN(options.credentials, Credentials());
   absl::StatusOr<std::unique_ptr<MeshClient>> client = MeshClient::Connect(address, options);
-  if (!client.ok() && !has_address) return ExplainUnreachable(client.status(), cluster_name);
-  return client;
+  if (client.ok() || has_address) return client;
+  return is_from_environment ? WithContext(client.status(), kAddressVariable)
+                             : ExplainUnreachable(client.status(), cluster_name);
+}
+
+absl::StatusOr<std::shared_ptr<MeshClient>> Invocation::ConnectToAsk() const {
+  if (has_cluster) return Connect();
+  *is_local = true;
+  SHARDMESH_ASSIGN_OR_RETURN(std::shared_ptr<LocalQuestions> local,
+                             LocalQuestions::Start(ClientOptions()));
+  MeshClient* const client = &local->client();
+  return std::shared_ptr<MeshClient>(std::move(local), client);
 }
 
 absl::Status WrongUse(std::string_view message) {
@@ -278,8 +295,9 @@ CLI::App* CommandLine::AddCommand(const std::string& name, const std::string& he
                                   CLI::App* parent) {
   CLI::App* command = (parent == nullptr ? &app_ : parent)->add_subcommand(name, help);
   command->add_option("--address", common_.address,
-                      "the coordinator, HOST:PORT (default: the cluster that `up` recorded, else "
-                      "127.0.0.1:7070)");
+                      "the coordinator, HOST:PORT (default: $SHARDMESH_ADDRESS, else the cluster "
+                      "that `up` recorded; without one, questions about layouts are answered in "
+                      "this process, and other commands ask 127.0.0.1:7070)");
   command->add_option("--name", common_.cluster_name,
                       "name of the cluster on this host that `up` recorded (default: default)");
   AddParsedOption(command, "--deadline", &common_.deadline, ParseDeadline,
@@ -439,6 +457,40 @@ int CommandLine::Report(const absl::Status& done) {
   return exit_code;
 }
 
+Invocation CommandLine::MakeInvocation() const {
+  Invocation invocation;
+  invocation.address = common_.address;
+  invocation.has_address = !common_.address.empty();
+  invocation.cluster_name = common_.cluster_name.value_or(kDefaultCluster);
+  invocation.deadline = common_.deadline;
+  invocation.json = common_.json;
+  invocation.tls = common_.tls;
+  // Each of these says that a cluster is meant.
+  invocation.has_cluster =
+      invocation.has_address || common_.cluster_name.has_value() || !common_.tls.empty();
+  FillFromEnvironment(&invocation.tls);
+  if (invocation.has_address) return invocation;
+  const char* const variable = std::getenv(kAddressVariable);
+  if (variable != nullptr && *variable != '\0' && !common_.cluster_name.has_value()) {
+    invocation.address = variable;
+    invocation.is_from_environment = true;
+    invocation.has_cluster = true;
+    return invocation;
+  }
+  if (const auto record = RecordedCluster(invocation.cluster_name); record.has_value()) {
+    invocation.address = record->address;
+    invocation.has_cluster = true;
+    if (invocation.tls.empty() && !record->tls_folder.empty()) {
+      invocation.tls = ClientTlsFiles(record->tls_folder);
+    }
+  } else if (absl::IsDataLoss(ReadRecord(ClusterFolder(invocation.cluster_name)).status())) {
+    invocation.has_cluster = true;  // nobody knows whether it is up
+  } else if (invocation.cluster_name == kDefaultCluster) {
+    invocation.address = kDefaultAddress;  // a cluster that was named is meant, and no other
+  }
+  return invocation;
+}
+
 int CommandLine::Run(int argc, const char* const* argv) {
   common_.json = AsksForJson(argc, argv);
   if (const absl::Status checked = CheckUtf8(argc, argv); !checked.ok()) {
@@ -459,31 +511,16 @@ int CommandLine::Run(int argc, const char* const* argv) {
   }
   absl::Status status;
   try {
-    Invocation invocation{.address = common_.address,
-                          .has_address = !common_.address.empty(),
-                          .cluster_name = common_.cluster_name,
-                          .deadline = common_.deadline,
-                          .json = common_.json,
-                          .tls = common_.tls};
-    FillFromEnvironment(&invocation.tls);
-    if (!invocation.has_address) {
-      if (const auto record = RecordedCluster(common_.cluster_name); record.has_value()) {
-        invocation.address = record->address;
-        if (invocation.tls.empty() && !record->tls_folder.empty()) {
-          invocation.tls = ClientTlsFiles(record->tls_folder);
-        }
-      } else if (common_.cluster_name == kDefaultCluster &&
-                 !absl::IsDataLoss(ReadRecord(ClusterFolder(common_.cluster_name)).status())) {
-        invocation.address = kDefaultAddress;  // a cluster that was named is meant, and no other
-      }
-    }
+    const Invocation invocation = MakeInvocation();
     if (const absl::Status tls = rpc::CheckComplete(invocation.tls); !tls.ok()) {
       status = WrongUse(ToStd(tls.message()));
     } else if (const absl::Status address = rpc::CheckAddress(invocation.address);
-               invocation.has_address && !address.ok()) {
-      status = WrongUse(StrCat("--address: ", ToStd(address.message())));
+               (invocation.has_address || invocation.is_from_environment) && !address.ok()) {
+      status = WrongUse(StrCat(invocation.has_address ? "--address" : kAddressVariable, ": ",
+                               ToStd(address.message())));
     } else {
       status = handlers_.at(Chosen(&app_))(invocation);
+      if (*invocation.is_local) status = ExplainMissingDefinition(status);
     }
   } catch (const std::exception& error) {
     status = absl::InternalError(error.what());

@@ -35,11 +35,17 @@ using Json = nlohmann::ordered_json;
 
 // Settings of one run of one command, apart from its own options.
 struct Invocation {
-  // The coordinator: as given, else that of the cluster recorded by `up`, else 127.0.0.1:7070.
+  // The coordinator: --address, else $SHARDMESH_ADDRESS, else of the cluster that `up` recorded,
+  // else 127.0.0.1:7070.
   std::string address;
-  // Whether it was given.
+  // Whether --address was given.
   bool has_address = false;
-  // The cluster of `up` and `down`.
+  // Whether the address is $SHARDMESH_ADDRESS.
+  bool is_from_environment = false;
+  // Whether the command is about some cluster: an address was given, --name or TLS options were, or
+  // a cluster's record was found. Questions are answered in process otherwise.
+  bool has_cluster = false;
+  // Of the cluster that `up` and `down` are about.
   std::string cluster_name;
   // As given; otherwise commands that move tensors use their own, longer deadline.
   std::optional<absl::Duration> deadline;
@@ -54,6 +60,14 @@ struct Invocation {
   // Errors of Credentials and of MeshClient::Connect; UNAVAILABLE where a cluster was named that is
   // not up here.
   absl::StatusOr<std::unique_ptr<MeshClient>> Connect() const;
+  // The client for questions that need no worker and no array: of the cluster, else one that
+  // answers in this process. Errors of Connect, and of LocalQuestions::Start.
+  absl::StatusOr<std::shared_ptr<MeshClient>> ConnectToAsk() const;
+  // Set by ConnectToAsk: whether this process answers.
+  std::shared_ptr<bool> is_local = std::make_shared<bool>(false);
+
+ private:
+  MeshClientOptions ClientOptions() const;
 };
 
 // Runs a command. Results go to standard output, all other text to standard error.
@@ -90,7 +104,7 @@ class CommandLine {
  private:
   struct CommonOptions {
     std::string address;
-    std::string cluster_name = "default";
+    std::optional<std::string> cluster_name;
     std::optional<absl::Duration> deadline;
     bool json = false;
     rpc::TlsFiles tls;
@@ -107,6 +121,8 @@ class CommandLine {
   // An error for a person: where it is about a field that its text does not name, with that name,
   // or the option of the same name.
   std::string MessageOf(const absl::Status& status);
+  // The cluster that a command is about: the options, then the environment, then the records.
+  Invocation MakeInvocation() const;
   // Writes an error to standard error; returns the exit code.
   int Report(const absl::Status& status);
 

@@ -276,6 +276,12 @@ absl::StatusOr<std::unique_ptr<CoordinatorClient>> CoordinatorClient::Connect(
       new CoordinatorClient(std::make_unique<Connection>(address, channel, retries)));
 }
 
+std::unique_ptr<CoordinatorClient> CoordinatorClient::InProcess(
+    const std::shared_ptr<grpc::Channel>& channel, const RetryOptions& retries) {
+  return std::unique_ptr<CoordinatorClient>(
+      new CoordinatorClient(std::make_unique<Connection>("", channel, retries)));
+}
+
 absl::Status CoordinatorClient::Connection::Repeat(
     const rpc::CallOptions& options,
     const std::function<absl::Status(const rpc::CallOptions& attempt)>& call) const {

@@ -30,6 +30,10 @@
 #include "rpc/call.h"
 #include "rpc/tls/credentials.h"
 
+namespace grpc {
+class Channel;
+}  // namespace grpc
+
 namespace shardmesh::client {
 
 // An opened session.
@@ -102,6 +106,10 @@ class CoordinatorClient {
   static absl::StatusOr<std::unique_ptr<CoordinatorClient>> Connect(
       const std::string& address, const rpc::Credentials& credentials,
       absl::Duration timeout = rpc::kConnectTimeout, const RetryOptions& retries = {});
+  // Asks over a channel to a server of this process, which outlives the client. It has no address,
+  // and is never connected to again.
+  static std::unique_ptr<CoordinatorClient> InProcess(const std::shared_ptr<grpc::Channel>& channel,
+                                                      const RetryOptions& retries = {});
   ~CoordinatorClient();
   CoordinatorClient(const CoordinatorClient&) = delete;
   CoordinatorClient& operator=(const CoordinatorClient&) = delete;

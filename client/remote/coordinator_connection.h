@@ -55,7 +55,7 @@ struct CoordinatorClient::Connection {
   // How long each attempt of a call waits for a lost connection.
   static constexpr absl::Duration kReconnectTimeout = absl::Seconds(1);
 
-  const std::string address;
+  const std::string address;  // empty: the server is in this process
   const RetryOptions retries;
   const std::shared_ptr<grpc::Channel> channel;
   const std::unique_ptr<v1::ArrayService::Stub> arrays;
@@ -71,11 +71,16 @@ struct CoordinatorClient::Connection {
   absl::Status StatusOf(const grpc::Status& from) const {
     absl::Status status = rpc::OutcomeOf(from);
     if (absl::IsUnimplemented(status) && ReasonOf(status) == Reason::kUnspecified) {
+      if (address.empty()) {
+        return absl::UnimplementedError(
+            "this call needs a cluster; questions alone are answered in this process");
+      }
       return absl::UnimplementedError(
           StrCat(address, " does not know this call: it is no shardmesh coordinator, or one of an ",
                  "older version"));
     }
-    const bool is_own = absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
+    const bool is_own =
+        !address.empty() && (absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status));
     return is_own && ReasonOf(status) == Reason::kUnspecified
                ? WithContext(status, StrCat("coordinator at ", address))
                : status;
@@ -83,7 +88,9 @@ struct CoordinatorClient::Connection {
 
   // Sets up `context` for a call; if the connection was lost, waits for a new one.
   void Prepare(const rpc::CallOptions& options, grpc::ClientContext* context) const {
-    rpc::AwaitReconnected(*channel, std::min(options.deadline, absl::Now() + kReconnectTimeout));
+    if (!address.empty()) {
+      rpc::AwaitReconnected(*channel, std::min(options.deadline, absl::Now() + kReconnectTimeout));
+    }
     rpc::Apply(options, context);
   }
 

@@ -1,4 +1,5 @@
-// The program conformance: recorded answers against the library's, or a coordinator's.
+// The program conformance: recorded answers against the library's, the local client's, or a
+// coordinator's.
 #include <cstring>
 #include <filesystem>
 #include <iostream>
@@ -11,6 +12,7 @@
 
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
+#include "client/local/local_questions.h"
 #include "client/mesh_client.h"
 #include "process/log.h"
 #include "server/coordinator_server.h"
@@ -26,7 +28,7 @@ constexpr int kFailed = 1;
 constexpr int kWrongUse = 2;
 
 constexpr std::string_view kUsage =
-    R"(usage: conformance DIR [--wire] [--address HOST:PORT] [--list-unsupported]
+    R"(usage: conformance DIR [--wire | --local] [--address HOST:PORT] [--list-unsupported]
 
 Asks every case of DIR/*.jsonl as its "fn" says and compares the answer with the recorded one: the
 value, or the Python class of the error; texts of errors are not compared. Prints each line that
@@ -34,6 +36,7 @@ fails with both answers, and the counts of each file. tests/data/goldens/README.
 lines.
 
   --wire               ask a coordinator over gRPC instead of the library; starts one in this process
+  --local              ask the client that answers in this process, without a port
   --address HOST:PORT  with --wire: ask this coordinator
   --list-unsupported   print what is unsupported, line by line, and the rest on standard error
   --help               print this
@@ -50,6 +53,7 @@ struct Arguments {
   bool help = false;
   std::string folder;
   bool wire = false;
+  bool local = false;
   std::string address;  // empty: of a coordinator in this process
   bool list_unsupported = false;
 };
@@ -69,6 +73,8 @@ std::optional<Arguments> Parse(int argc, char** argv) {
     }
     if (argument == "--wire") {
       arguments.wire = true;
+    } else if (argument == "--local") {
+      arguments.local = true;
     } else if (argument == "--list-unsupported") {
       arguments.list_unsupported = true;
     } else if (argument == "--address") {
@@ -83,6 +89,7 @@ std::optional<Arguments> Parse(int argc, char** argv) {
     }
   }
   if (arguments.folder.empty()) return wrong("no folder is given");
+  if (arguments.wire && arguments.local) return wrong("--wire and --local exclude each other");
   if (!arguments.address.empty() && !arguments.wire) return wrong("--address needs --wire");
   return arguments;
 }
@@ -130,6 +137,16 @@ int AskOverTheWire(const Arguments& arguments) {
   return code;
 }
 
+int AskLocally(const Arguments& arguments) {
+  rpc::ConfigureLog({.level = rpc::LogLevel::kWarning});
+  const auto local = client::LocalQuestions::Start();
+  if (!local.ok()) {
+    std::cerr << "conformance: " << ToStd(local.status().message()) << "\n";
+    return kFailed;
+  }
+  return Ask(arguments, WireQuestions((*local)->client()));
+}
+
 int Main(int argc, char** argv) {
   const std::optional<Arguments> arguments = Parse(argc, argv);
   if (!arguments.has_value()) return kWrongUse;
@@ -137,6 +154,7 @@ int Main(int argc, char** argv) {
     PrintHelp();
     return kPassed;
   }
+  if (arguments->local) return AskLocally(*arguments);
   return arguments->wire ? AskOverTheWire(*arguments) : Ask(*arguments, LibraryQuestions());
 }
 

@@ -12,6 +12,7 @@ bin=$(readlink -f "$1")
 folder=$(mktemp -d)
 # The cluster is recorded there, and does not meet one that the user has up.
 export XDG_RUNTIME_DIR=$folder/run
+unset SHARDMESH_ADDRESS
 clean_up() {
   "$bin/shardmesh" down 2>/dev/null || true
   rm -rf "$folder"

@@ -61,7 +61,7 @@ absl::Status RunOutput(const Invocation& invocation, const OutputFlags& flags) {
     question.rhs = *flags.rhs;
   }
   question.axis_name = flags.axis_name;
-  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
   SHARDMESH_ASSIGN_OR_RETURN(const std::optional<PartitionSpec> spec,
                              client->ResolveOutputSpec(question));
   if (invocation.json) {
@@ -86,7 +86,7 @@ absl::Status RunCheck(const Invocation& invocation, const CheckFlags& flags) {
   if (flags.context_mesh.has_value()) {
     SHARDMESH_ASSIGN_OR_RETURN(question.context_mesh, SelectMesh(*flags.context_mesh));
   }
-  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
   SHARDMESH_ASSIGN_OR_RETURN(const TensorParallelConfig config,
                              client->CheckTensorParallel(question));
   const std::optional<std::string>& method = config.matmul_method;
@@ -152,7 +152,7 @@ absl::Status RunDescribe(const Invocation& invocation, const DescribeFlags& flag
   }
   question.options.use_bias = !flags.no_bias;
   question.compatibility = flags.exact ? Compatibility::kExact : Compatibility::kDefault;
-  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
   SHARDMESH_ASSIGN_OR_RETURN(const LinearLayer layer, client->DescribeLinearLayer(question));
   const std::optional<Shape>& bias = layer.facts.bias_shape;
   const std::string_view direction = DirectionName(layer.facts.direction);
@@ -188,7 +188,7 @@ absl::Status RunPromote(const Invocation& invocation, const PromoteFlags& flags)
     }
     dtypes.push_back(*dtype);
   }
-  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
   SHARDMESH_ASSIGN_OR_RETURN(const Dtype promoted, client->PromoteDtypes(dtypes, flags.dtype));
   if (invocation.json) {
     PrintJson({{"dtype", std::string(DtypeName(promoted))}});

@@ -57,7 +57,7 @@ absl::StatusOr<Resolved> AskResolve(const Invocation& invocation, const ResolveF
     if (mode.has_value() || !flags.profile.empty() || flags.explain) {
       return WrongUse("--mode, --profile and --explain are about logical axes, not about --spec");
     }
-    SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+    SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
     SHARDMESH_ASSIGN_OR_RETURN(resolved.answer,
                                client->CorrectSpec({.spec = *flags.spec,
                                                     .shape = *flags.shape,
@@ -69,7 +69,7 @@ absl::StatusOr<Resolved> AskResolve(const Invocation& invocation, const ResolveF
     return resolved;
   }
   SHARDMESH_ASSIGN_OR_RETURN(ProfileSelector profile, SelectProfile(flags.profile));
-  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
   SHARDMESH_ASSIGN_OR_RETURN(
       resolved.answer, client->ResolveSpec({.axes = flags.axes.value_or(std::vector<AxisValue>()),
                                             .preset = flags.preset,
@@ -119,7 +119,7 @@ absl::Status RunMatch(const Invocation& invocation, const MatchFlags& flags) {
     SHARDMESH_ASSIGN_OR_RETURN(tensors, ReadTree(flags.tree));
   }
   SHARDMESH_ASSIGN_OR_RETURN(question.rules, SelectRules(flags.rules, question.compatibility));
-  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
   if (!flags.stored_tree.empty()) {
     SHARDMESH_ASSIGN_OR_RETURN(tensors, FetchTree(client.get(), flags.stored_tree));
   }
@@ -140,7 +140,7 @@ std::string FormatAxes(const std::vector<AxisValue>& axes) {
 }
 
 absl::Status RunPresets(const Invocation& invocation) {
-  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
   SHARDMESH_ASSIGN_OR_RETURN(const std::vector<NamedPreset> presets, client->ListPresets());
   if (invocation.json) {
     Json list = Json::array();

@@ -88,7 +88,7 @@ absl::Status RunLinen(const Invocation& invocation, const ResolveFlags& flags) {
                          .fallback = flags.fallback.value_or(RulesFallback::kAxisIsUnsharded),
                          .constrain = flags.constrain};
   SHARDMESH_ASSIGN_OR_RETURN(question.rules, SelectLogicalRules(flags.rules));
-  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
   SHARDMESH_ASSIGN_OR_RETURN(const std::optional<PartitionSpec> spec,
                              client->ResolveLinenAxes(question));
   if (invocation.json) {
@@ -116,7 +116,7 @@ absl::Status RunSpmd(const Invocation& invocation, const ResolveFlags& flags) {
   if (!flags.mesh.empty()) {
     SHARDMESH_ASSIGN_OR_RETURN(question.mesh, SelectMesh(flags.mesh, question.compatibility));
   }
-  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
   SHARDMESH_ASSIGN_OR_RETURN(const SpmdAnswer answer, client->ResolveSpmdAxes(question));
   if (invocation.json) {
     PrintJson({{"values", ValuesJson(answer.values)},
@@ -149,7 +149,7 @@ struct ComposeFlags {
 absl::Status RunCompose(const Invocation& invocation, const ComposeFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(const LogicalRulesSelector first, SelectLogicalRules(flags.first));
   SHARDMESH_ASSIGN_OR_RETURN(const LogicalRulesSelector second, SelectLogicalRules(flags.second));
-  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
   SHARDMESH_ASSIGN_OR_RETURN(const LogicalRules rules, client->ComposeLogicalRules(first, second));
   Json list = Json::array();
   Table table({{"name"}, {"mesh axes"}});

@@ -84,7 +84,7 @@ void PrintMesh(const Mesh& mesh) {
 
 absl::Status RunShow(const Invocation& invocation, const ShowFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(const MeshQuestion question, QuestionOf(flags));
-  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
   SHARDMESH_ASSIGN_OR_RETURN(const MeshAnswer answer, client->DescribeMesh(question));
   if (invocation.json) {
     PrintJson({{"axes", AxesJson(answer.mesh)},
@@ -194,7 +194,7 @@ absl::Status RunQuery(const Invocation& invocation, const QueryFlags& flags) {
   question.axes = flags.axes;
   question.devices = flags.devices;
   question.compatibility = flags.exact.compatibility();
-  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
   SHARDMESH_ASSIGN_OR_RETURN(const MeshAxesAnswer answer, client->QueryMesh(question));
   if (invocation.json) {
     PrintJson(AnswerJson(flags, answer));
@@ -210,7 +210,7 @@ absl::Status RunSpecAxes(const Invocation& invocation, const std::vector<std::st
     SHARDMESH_ASSIGN_OR_RETURN(PartitionSpec spec, ParseSpec(text));
     specs.push_back(std::move(spec));
   }
-  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
   SHARDMESH_ASSIGN_OR_RETURN(const std::vector<std::string> axes, client->ListSpecAxes(specs));
   if (invocation.json) {
     PrintJson({{"axes", axes}});

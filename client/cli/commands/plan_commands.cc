@@ -309,7 +309,7 @@ absl::Status RunSearch(const Invocation& invocation, const PlanFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(const std::vector<TreeTensor> tensors, ReadTreeOf(flags));
   SHARDMESH_ASSIGN_OR_RETURN(question.rules, SelectRules(flags.rules));
   SHARDMESH_ASSIGN_OR_RETURN(question.profile, SelectProfile(flags.profile));
-  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
   SHARDMESH_ASSIGN_OR_RETURN(const SearchAnswer answer, client->SearchMeshes(question, tensors));
   const MeshSearchResult& result = answer.result;
   if (invocation.json) {
@@ -365,7 +365,7 @@ absl::Status RunPlan(const Invocation& invocation, PlanFlags flags) {
   SHARDMESH_ASSIGN_OR_RETURN(std::vector<TreeTensor> tensors, ReadTreeOf(flags));
   SHARDMESH_ASSIGN_OR_RETURN(question.rules, SelectRules(flags.rules, question.compatibility));
   SHARDMESH_ASSIGN_OR_RETURN(question.profile, SelectProfile(flags.profile));
-  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
   Mesh mesh;
   if (!flags.html.empty() || !flags.devices.empty()) {
     SHARDMESH_ASSIGN_OR_RETURN(mesh, FetchMesh(client.get(), question.mesh));
@@ -552,7 +552,7 @@ absl::Status RunReshard(const Invocation& invocation, const ReshardFlags& flags)
   SHARDMESH_ASSIGN_OR_RETURN(question.from_mesh, SelectMesh(from.mesh.value_or("")));
   SHARDMESH_ASSIGN_OR_RETURN(question.to_mesh,
                              SelectMesh(to.mesh.value_or(from.mesh.value_or(""))));
-  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
   SHARDMESH_ASSIGN_OR_RETURN(const ReshardAnswer answer, client->PlanReshard(question));
   if (invocation.json) {
     PrintJson(ReshardJson(answer));

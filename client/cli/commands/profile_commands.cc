@@ -67,7 +67,7 @@ absl::Status RunShow(const Invocation& invocation, const std::string& profile_te
   SHARDMESH_ASSIGN_OR_RETURN(ProfileSelector profile, SelectProfile(profile_text));
   ProfileQuestion question;
   std::visit([&](auto& selected) { question.profile = std::move(selected); }, profile);
-  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
   SHARDMESH_ASSIGN_OR_RETURN(const ProfileAnswer answer, client->DescribeProfile(question));
   if (invocation.json) {
     PrintJson(ProfileJson(answer));
@@ -144,7 +144,7 @@ absl::Status RunHash(const Invocation& invocation, const HashFlags& flags) {
   } else {
     SHARDMESH_ASSIGN_OR_RETURN(question.subject, ReadAttributes(*flags.attributes));
   }
-  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
   SHARDMESH_ASSIGN_OR_RETURN(const PythonHash hash, client->ComputeHash(question));
   if (invocation.json) {
     Json printed = {{"algorithm", flags.algorithm.value_or("md5")}, {"hash", hash.digest}};

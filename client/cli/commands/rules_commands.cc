@@ -185,7 +185,13 @@ absl::Status RunLint(const Invocation& invocation, const LintFlags& flags) {
   question.max_findings = flags.max_findings;
   question.compatibility = flags.exact ? Compatibility::kExact : Compatibility::kDefault;
   SHARDMESH_ASSIGN_OR_RETURN(const std::vector<TreeTensor> tree, ReadTrees(flags.trees, &question));
-  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  // Stored trees and held arrays are a cluster's.
+  std::shared_ptr<MeshClient> client;
+  if (question.held_prefix.has_value()) {
+    SHARDMESH_ASSIGN_OR_RETURN(client, invocation.Connect());
+  } else {
+    SHARDMESH_ASSIGN_OR_RETURN(client, invocation.ConnectToAsk());
+  }
   SHARDMESH_ASSIGN_OR_RETURN(const LintAnswer answer, client->LintRules(question, tree));
 
   if (looks_at_all && answer.tensors == 0) {
@@ -357,7 +363,7 @@ absl::Status RunDiff(const Invocation& invocation, const DiffFlags& flags) {
   if (flags.stored_tree.empty()) {
     SHARDMESH_ASSIGN_OR_RETURN(tree, ReadTree(flags.tree));
   }
-  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
   SHARDMESH_ASSIGN_OR_RETURN(const DiffAnswer answer, client->DiffLayouts(question, tree));
   if (invocation.json) {
     PrintJson(DiffJson(answer));
@@ -374,7 +380,7 @@ struct TestFlags {
 };
 
 absl::Status RunTest(const Invocation& invocation, const TestFlags& flags) {
-  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
   SHARDMESH_ASSIGN_OR_RETURN(const PatternCheck check,
                              client->CheckPattern(flags.pattern, flags.names));
   if (invocation.json) {
@@ -405,7 +411,7 @@ absl::Status RunTest(const Invocation& invocation, const TestFlags& flags) {
 absl::Status RunRewrite(const Invocation& invocation, const std::string& path) {
   SHARDMESH_ASSIGN_OR_RETURN(const rpc::RuleSetDefinition rules,
                              rpc::LoadRules(path, Compatibility::kExact));
-  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
   SHARDMESH_ASSIGN_OR_RETURN(const RewriteAnswer answer, client->RewriteRules(rules));
   if (invocation.json) {
     PrintJson({{"changed", answer.changed},
@@ -442,7 +448,7 @@ absl::Status RunFromText(const Invocation& invocation, const FromTextFlags& flag
   if (flags.text.find("->") == std::string::npos && !invocation.json) {
     std::cerr << "No rule in \"" << flags.text << "\": a rule is written PATTERN->AXES\n";
   }
-  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
   SHARDMESH_ASSIGN_OR_RETURN(
       const PatternRulesAnswer answer,
       client->ParsePatternRules(

@@ -147,7 +147,7 @@ void PrintWayToError(const Invocation& invocation, MeshClient* client,
 
 absl::Status RunExplain(const Invocation& invocation, const SpecFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(const ExplainQuestion question, QuestionOf(flags));
-  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
   const absl::StatusOr<TensorExplanation> explained = client->ExplainTensor(question);
   if (ReasonOf(explained.status()) == Reason::kDuplicateAxis) {
     PrintWayToError(invocation, client.get(), question);
@@ -202,7 +202,7 @@ absl::Status RunConstrain(const Invocation& invocation, const SpecFlags& flags) 
   question.auto_correct = flags.auto_correct;
   question.strict = flags.strict;
   question.compatibility = flags.compatibility();
-  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
   SHARDMESH_ASSIGN_OR_RETURN(const ConstraintAnswer answer, client->ConstrainArray(question));
   // Specs that need no correction.
   std::vector<Fix> fixes;
@@ -247,7 +247,7 @@ absl::Status RunCompare(const Invocation& invocation, const SpecFlags& flags) {
   }
   question.compatibility = flags.compatibility();
   SHARDMESH_ASSIGN_OR_RETURN(question.mesh, SelectMesh(flags.mesh, flags.compatibility()));
-  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
   SHARDMESH_ASSIGN_OR_RETURN(const Comparison answer, client->CompareSpecs(question));
   if (invocation.json) {
     PrintJson({{"equal", answer.equal},
@@ -277,7 +277,7 @@ absl::Status RunTiles(const Invocation& invocation, const SpecFlags& flags) {
   question.replica_groups_of = flags.groups_of;
   question.range = flags.range;
   question.compatibility = flags.compatibility();
-  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
   SHARDMESH_ASSIGN_OR_RETURN(const TilingAnswer answer, client->DescribeTiling(question));
   if (invocation.json) {
     Json tiles = Json::array();
@@ -334,7 +334,7 @@ absl::Status RunAxes(const Invocation& invocation, const SpecFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(question.mode, SelectMode(flags.mode, flags.compatibility()));
   SHARDMESH_ASSIGN_OR_RETURN(question.profile, SelectProfile(flags.profile));
   question.compatibility = flags.compatibility();
-  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
   SHARDMESH_ASSIGN_OR_RETURN(const std::vector<AxisValue> values, client->ResolveAxes(question));
   if (invocation.json) {
     Json list = Json::array();

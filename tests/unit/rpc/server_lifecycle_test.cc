@@ -123,6 +123,28 @@ TEST_F(ServerLifecycleTest, HealthFollowsReadinessButForLive) {
   EXPECT_THAT(Check(*server, "nobody"), StatusIs(absl::StatusCode::kNotFound));
 }
 
+TEST_F(ServerLifecycleTest, ServesItsOwnProcessAloneWithoutAnAddress) {
+  ServerOptions options;
+  options.address.clear();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto server, Start(options));
+  server->SetReady(true);
+  EXPECT_EQ(server->port(), 0);
+  EXPECT_EQ(server->address(), "");
+  const auto stub = v1::SessionService::NewStub(server->server().InProcessChannel({}));
+  const auto open = [&stub](const std::string& name) {
+    grpc::ClientContext context;
+    Apply(CallOptions::Within(absl::Seconds(10)), &context);
+    v1::OpenSessionRequest request;
+    request.set_client_name(name);
+    v1::OpenSessionResponse response;
+    return FromGrpc(stub->OpenSession(&context, request, &response));
+  };
+  EXPECT_THAT(open("a"), IsOk());
+  EXPECT_THAT(open(""), StatusIs(absl::StatusCode::kInvalidArgument));
+  server->Drain(absl::Now());
+  EXPECT_FALSE(open("b").ok());
+}
+
 TEST_F(ServerLifecycleTest, HealthSaysNoToEverythingOnceItHasFailed) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto server, Start());
   server->SetReady(true);

@@ -1,0 +1,44 @@
+// Puts the remote client on a channel to a server of this process.
+#include "client/local/local_questions.h"
+
+#include <string_view>
+#include <utility>
+
+#include "absl/strings/cord.h"
+#include "client/remote/coordinator_client.h"
+#include "server/question_server.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+
+namespace shardmesh::client {
+
+absl::StatusOr<std::unique_ptr<LocalQuestions>> LocalQuestions::Start(
+    const MeshClientOptions& options) {
+  SHARDMESH_ASSIGN_OR_RETURN(std::unique_ptr<server::QuestionServer> server,
+                             server::QuestionServer::Start());
+  std::unique_ptr<MeshClient> client =
+      MeshClient::Over(CoordinatorClient::InProcess(server->MakeChannel(),
+                                                    {options.await_coordinator, options.on_wait}),
+                       options);
+  return std::unique_ptr<LocalQuestions>(new LocalQuestions(std::move(server), std::move(client)));
+}
+
+LocalQuestions::LocalQuestions(std::unique_ptr<server::QuestionServer> server,
+                               std::unique_ptr<MeshClient> client)
+    : server_(std::move(server)), client_(std::move(client)) {}
+LocalQuestions::~LocalQuestions() = default;
+
+absl::Status ExplainMissingDefinition(const absl::Status& status) {
+  if (!absl::IsNotFound(status) || ReasonOf(status) != Reason::kNotFound) return status;
+  absl::Status explained = absl::NotFoundError(
+      StrCat(ToStd(status.message()),
+             "; there is no cluster, so no stored definition: give a file, write the value out, or "
+             "give --address"));
+  status.ForEachPayload([&explained](absl::string_view type, const absl::Cord& payload) {
+    explained.SetPayload(type, payload);
+  });
+  return explained;
+}
+
+}  // namespace shardmesh::client

@@ -1,0 +1,53 @@
+// Questions answered in the caller's process, by the code that answers them in a coordinator.
+#ifndef SHARDMESH_CLIENT_LOCAL_LOCAL_QUESTIONS_H_
+#define SHARDMESH_CLIENT_LOCAL_LOCAL_QUESTIONS_H_
+
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/mesh_client.h"
+
+namespace shardmesh::server {
+class QuestionServer;
+}  // namespace shardmesh::server
+
+namespace shardmesh::client {
+
+// A MeshClient without a cluster. It answers questions about layouts, rules, meshes and plans, and
+// keeps definitions in memory while it lives. Nothing is defined at the start. Calls that need a
+// cluster fail with UNIMPLEMENTED: puts, gets, computations, status.
+//
+// Example:
+//   auto local = LocalQuestions::Start();
+//   auto answer = (*local)->client().ResolveSpec({.axes = axes, .mesh = mesh, .shape = shape});
+//
+// Thread-safe. No call may be under way in the destructor.
+class LocalQuestions {
+ public:
+  // Errors of server::QuestionServer::Start.
+  static absl::StatusOr<std::unique_ptr<LocalQuestions>> Start(
+      const MeshClientOptions& options = {});
+  ~LocalQuestions();
+  LocalQuestions(const LocalQuestions&) = delete;
+  LocalQuestions& operator=(const LocalQuestions&) = delete;
+
+  // Lives as long as this object.
+  MeshClient& client() { return *client_; }
+
+ private:
+  LocalQuestions(std::unique_ptr<server::QuestionServer> server,
+                 std::unique_ptr<MeshClient> client);
+
+  const std::unique_ptr<server::QuestionServer> server_;
+  const std::unique_ptr<MeshClient> client_;  // ends before the server
+};
+
+// `status` of a call of LocalQuestions::client(). If it says that a definition does not exist, adds
+// that there is no cluster, so no stored definition, and what to give instead. Code, reason and
+// details stay.
+absl::Status ExplainMissingDefinition(const absl::Status& status);
+
+}  // namespace shardmesh::client
+
+#endif  // SHARDMESH_CLIENT_LOCAL_LOCAL_QUESTIONS_H_

@@ -1,0 +1,82 @@
+// Wires the services of questions over a store in memory.
+#include "server/question_server.h"
+
+#include <grpcpp/channel.h>
+#include <grpcpp/impl/service_type.h>
+#include <grpcpp/server.h>
+#include <grpcpp/support/channel_arguments.h>
+
+#include <string>
+#include <vector>
+
+#include "process/clock.h"
+#include "rpc/call.h"
+#include "rpc/server_lifecycle.h"
+#include "server/service/catalog_service.h"
+#include "server/service/resolve_service.h"
+#include "server/state/arrays.h"
+#include "server/state/definitions.h"
+#include "server/store/local_store.h"
+#include "status/status_macros.h"
+
+namespace shardmesh::server {
+namespace {
+
+class Server final : public QuestionServer {
+ public:
+  ~Server() override {
+    lifecycle_.reset();  // cancels calls, and waits for them
+    clock_.Stop();
+  }
+
+  absl::Status Start();
+
+  std::shared_ptr<grpc::Channel> MakeChannel() override {
+    grpc::ChannelArguments args;
+    args.SetMaxReceiveMessageSize(static_cast<int>(rpc::kMaxControlMessageBytes));
+    args.SetMaxSendMessageSize(static_cast<int>(rpc::kMaxControlMessageBytes));
+    return lifecycle_->server().InProcessChannel(args);
+  }
+
+ private:
+  // In the order in which they depend on one another; destroyed the other way round.
+  rpc::RealClock clock_;
+  std::unique_ptr<Store> store_;
+  std::unique_ptr<ArrayRegistry> registry_;
+  std::unique_ptr<DefinitionStore> definition_store_;
+  std::unique_ptr<grpc::Service> resolve_;
+  StreamingService catalog_;
+  std::unique_ptr<rpc::ServerLifecycle> lifecycle_;
+};
+
+absl::Status Server::Start() {
+  store_ = CreateMemoryStore({.history = DefinitionHistory()});
+  SHARDMESH_ASSIGN_OR_RETURN(
+      registry_, ArrayRegistry::Open(store_.get(), &clock_,
+                                     [](const std::string&, const std::vector<std::string>&) {}));
+  SHARDMESH_ASSIGN_OR_RETURN(definition_store_,
+                             DefinitionStore::Open(store_.get(), &clock_, &registry_->requests()));
+  resolve_ = MakeResolveService(
+      {.definition_store = definition_store_.get(), .registry = registry_.get()});
+  catalog_ = MakeCatalogService(definition_store_.get(), registry_.get());
+  rpc::ServerOptions server;
+  server.address.clear();
+  server.health = false;
+  server.on_drain = [this] { catalog_.end_streams(); };
+  SHARDMESH_ASSIGN_OR_RETURN(
+      lifecycle_, rpc::ServerLifecycle::Start(
+                      server, {{"shardmesh.v1.ResolveService", resolve_.get()},
+                               {"shardmesh.v1.CatalogService", catalog_.service.get()}}));
+  lifecycle_->SetReady(true);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<QuestionServer>> QuestionServer::Start() {
+  auto server = std::make_unique<Server>();
+  SHARDMESH_RETURN_IF_ERROR(server->Start());
+  return server;
+}
+
+}  // namespace shardmesh::server

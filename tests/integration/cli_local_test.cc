@@ -1,0 +1,228 @@
+// The command line without a server: questions are answered in process, all else says what it
+// needs.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "status/str_cat.h"
+#include "tests/testing/test_cluster.h"
+
+namespace shardmesh::test {
+namespace {
+
+using ::nlohmann::json;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+constexpr char kRules[] = SHARDMESH_SOURCE_DIR "/docs/examples/bert.yaml";
+constexpr char kMesh[] = "--mesh=fsdp=2,tp=2";
+
+// An address of this host at which nobody listens.
+std::string DeadAddress() {
+  const int socket_fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  EXPECT_EQ(bind(socket_fd, reinterpret_cast<sockaddr*>(&address), size), 0);
+  EXPECT_EQ(getsockname(socket_fd, reinterpret_cast<sockaddr*>(&address), &size), 0);
+  close(socket_fd);
+  return StrCat("127.0.0.1:", ntohs(address.sin_port));
+}
+
+class LocalCommandTest : public ::testing::Test {
+ protected:
+  LocalCommandTest() { unsetenv("SHARDMESH_ADDRESS"); }
+  ~LocalCommandTest() override {
+    unsetenv("SHARDMESH_ADDRESS");
+    std::filesystem::remove_all(folder_);
+  }
+
+  CommandResult Run(const std::vector<std::string>& arguments) const {
+    return RunShardmesh(arguments, folder_);
+  }
+  // The path of a tree of two tensors.
+  std::string Tree() const {
+    const std::string path = folder_ + "/tree.json";
+    std::ofstream(path) << R"({"encoder.layer.0.output.dense.weight":)"
+                        << R"( {"shape": [384, 1536], "dtype": "F32"},)"
+                        << R"( "encoder.layer.0.output.dense.bias":)"
+                        << R"( {"shape": [384], "dtype": "F32"}})";
+    return path;
+  }
+
+  const std::string folder_ = MakeTestFolder("local");
+};
+
+TEST_F(LocalCommandTest, AnswersQuestionsOfEachGroup) {
+  struct Case {
+    std::vector<std::string> arguments;
+    std::string out;
+  };
+  const std::string tree = Tree();
+  const Case kCases[] = {
+      {{"resolve", "--axes=__BATCH__,__EMBED__", "--mode=train", "--shape=32,384", kMesh},
+       "effective  -,tp"},
+      {{"resolve", "--spec=fsdp,tp", "--shape=32,384", kMesh}, "effective  fsdp,tp"},
+      {{"explain", "encoder.layer.0.output.dense.weight", "--shape=384,1536",
+        StrCat("--rules=", kRules), kMesh},
+       "fsdp,tp"},
+      {{"axes", "__BATCH__"}, "fsdp"},
+      {{"constrain", "--spec=fsdp", "--shape=4", kMesh}, "fsdp"},
+      {{"compare", "fsdp", "fsdp,-", "--rank=2", kMesh}, "place every tensor alike"},
+      {{"tiles", "--spec=fsdp,tp", "--shape=4,4", "--device=1", kMesh}, "[0,2)x[2,4)"},
+      {{"match", tree, "--rules", kRules}, "encoder.layer.0.output.dense.bias"},
+      {{"plan", tree, "--rules", kRules, kMesh}, "2 tensors"},
+      {{"plan", tree, "--rules", kRules, "--search=4", "--axes=fsdp,tp"}, "fsdp=2,tp=2"},
+      {{"reshard", "--from=fsdp=2,tp=2:fsdp", "--to=fsdp=2,tp=2:tp", "--shape=8"}, "device"},
+      {{"rules", "lint", kRules, "--tree", tree, kMesh, "--max-findings=1"}, ""},
+      {{"rules", "diff", kRules, kRules, "--tree", tree, kMesh}, ""},
+      {{"rules", "test", "dense", "a.dense.b"}, "a.dense.b"},
+      {{"rules", "from-text", "attn->fsdp.tp"}, "attn"},
+      {{"logical", "resolve", "--names=batch,embed"}, ""},
+      {{"presets"}, "__"},
+      {{"profile", "show"}, "fsdp"},
+      {{"hash", "text"}, ""},
+      {{"mesh", "show", "dp=-1,tp=2", "--devices=8"}, "8 devices"},
+      {{"mesh", "query", "size", "--axes=tp", kMesh}, "2"},
+      {{"spec", "axes", "fsdp,tp"}, "tp"},
+      {{"layer", "describe", "--in=8", "--out=16"}, "16"},
+      {{"layer", "promote", "BF16", "F32"}, "F32"},
+  };
+  for (const Case& each : kCases) {
+    SCOPED_TRACE(StrJoin(each.arguments, " "));
+    const CommandResult result = Run(each.arguments);
+    if (each.arguments.front() == "rules" && each.arguments[1] == "lint") {
+      EXPECT_THAT(result.exit_code, ::testing::AnyOf(0, 1));  // there may be findings
+      EXPECT_THAT(result.out, Not(IsEmpty()));
+      continue;
+    }
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_THAT(result.err, IsEmpty());
+    EXPECT_THAT(result.out, AllOf(Not(IsEmpty()), HasSubstr(each.out)));
+  }
+}
+
+TEST_F(LocalCommandTest, WritesJsonAndAReportOfAPlan) {
+  const CommandResult result = Run({"plan", "--tree", Tree(), "--rules", kRules, kMesh,
+                                    "--output=json", "--html", folder_ + "/plan.html"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_TRUE(json::accept(result.out));
+  EXPECT_TRUE(std::filesystem::exists(folder_ + "/plan.html"));
+}
+
+TEST_F(LocalCommandTest, JudgesInputAsACoordinatorDoes) {
+  struct Case {
+    std::vector<std::string> arguments;
+    int exit_code;
+    std::string error;
+  };
+  const Case kCases[] = {
+      {{"resolve", "--axes=__BATHC__", "--shape=32", kMesh}, 1, "(UNKNOWN_AXIS)"},
+      {{"resolve", "--axes=__BATCH__", "--shape=x", kMesh}, 2, "--shape"},
+      {{"resolve", "--spec=tp", "--shape=3", kMesh, "--strict"}, 1, "(NOT_DIVISIBLE)"},
+      {{"resolve", "--spec=tp,tp", "--shape=4,4", kMesh}, 1, "(DUPLICATE_AXIS)"},
+      {{"mesh", "show", "dp=0"}, 1, "dp"},
+      {{"rules", "test", "(", "name"}, 1, "(BAD_PATTERN)"},
+      {{"plan", "/no/such/file.json", "--rules", kRules, kMesh}, 1, "/no/such/file.json"},
+      {{"presets", "--adress=x:1"}, 2, "did you mean \"--address\"?"},
+  };
+  for (const Case& each : kCases) {
+    SCOPED_TRACE(StrJoin(each.arguments, " "));
+    const CommandResult result = Run(each.arguments);
+    EXPECT_EQ(result.exit_code, each.exit_code) << result.out;
+    EXPECT_THAT(result.err, AllOf(HasSubstr(each.error), Not(HasSubstr("no cluster"))));
+    EXPECT_THAT(result.out, IsEmpty());
+  }
+}
+
+TEST_F(LocalCommandTest, SaysThatNoDefinitionIsStored) {
+  const std::string tree = Tree();
+  const std::vector<std::string> kCases[] = {
+      {"resolve", "--spec=tp", "--shape=4"},  // the mesh "default"
+      {"resolve", "--spec=tp", "--shape=4", "--mesh=prod"},
+      {"resolve", "--axes=__BATCH__", "--profile=prod"},
+      {"plan", tree, "--rules=prod", kMesh},
+      {"plan", "--stored-tree=prod", "--rules", kRules, kMesh},
+      {"logical", "resolve", "--names=batch", "--rules=prod"},
+      {"mesh", "show", "prod@3"},
+  };
+  for (const std::vector<std::string>& arguments : kCases) {
+    SCOPED_TRACE(StrJoin(arguments, " "));
+    const CommandResult result = Run(arguments);
+    EXPECT_EQ(result.exit_code, 1) << result.out;
+    EXPECT_THAT(result.err, AllOf(HasSubstr("there is no cluster, so no stored definition: give a "
+                                            "file, write the value out, or give --address"),
+                                  HasSubstr("(NOT_FOUND)")));
+  }
+}
+
+TEST_F(LocalCommandTest, KeepsTheErrorsOfCommandsThatNeedACluster) {
+  for (const std::vector<std::string>& arguments : std::vector<std::vector<std::string>>{
+           {"presets", "--name=other"},
+           {"status", "--name=other"},
+           {"ls", "--name=other"},
+           {"shardings", "--name=other"},
+           {"catalog", "ls", "--name=other"},
+           {"rules", "lint", kRules, "--held=", "--name=other"}}) {
+    SCOPED_TRACE(StrJoin(arguments, " "));
+    const CommandResult result = Run(arguments);
+    EXPECT_EQ(result.exit_code, 3) << result.out;
+    EXPECT_THAT(result.err, HasSubstr("no cluster \"other\" is up on this host"));
+  }
+}
+
+TEST_F(LocalCommandTest, AsksTheAddressThatIsGivenAndNoOther) {
+  const std::string address = DeadAddress();
+  const std::vector<std::string> question = {"resolve", "--spec=tp", "--shape=4", kMesh};
+  std::vector<std::string> with_option = question;
+  with_option.push_back("--address=" + address);
+  const CommandResult option = Run(with_option);
+  EXPECT_EQ(option.exit_code, 3);
+  EXPECT_THAT(option.err, HasSubstr(address));
+  EXPECT_THAT(option.out, IsEmpty());
+
+  setenv("SHARDMESH_ADDRESS", address.c_str(), 1);
+  const CommandResult variable = Run(question);
+  EXPECT_EQ(variable.exit_code, 3);
+  EXPECT_THAT(variable.err, AllOf(HasSubstr("SHARDMESH_ADDRESS"), HasSubstr(address)));
+  std::vector<std::string> with_name = question;
+  with_name.push_back("--name=other");
+  EXPECT_THAT(Run(with_name).err, HasSubstr("no cluster \"other\" is up on this host"))
+      << "an option is stronger than the environment";
+
+  setenv("SHARDMESH_ADDRESS", "nowhere", 1);
+  const CommandResult wrong = Run(question);
+  EXPECT_EQ(wrong.exit_code, 2);
+  EXPECT_THAT(wrong.err, HasSubstr("SHARDMESH_ADDRESS: "));
+
+  setenv("SHARDMESH_ADDRESS", "", 1);
+  EXPECT_EQ(Run(question).exit_code, 0) << "an empty variable is none";
+}
+
+TEST_F(LocalCommandTest, AsksTheClusterThatIsUp) {
+  const CommandResult up = Run({"up", "--mesh=fsdp=1,tp=1", "--detach"});
+  ASSERT_EQ(up.exit_code, 0) << up.err;
+  const CommandResult stored = Run({"resolve", "--spec=tp", "--shape=4"});
+  const CommandResult missing = Run({"resolve", "--spec=tp", "--shape=4", "--mesh=prod"});
+  EXPECT_EQ(Run({"down"}).exit_code, 0);
+  EXPECT_EQ(stored.exit_code, 0) << stored.err << "\nits mesh is \"default\"";
+  EXPECT_EQ(missing.exit_code, 1);
+  EXPECT_THAT(missing.err, Not(HasSubstr("no cluster")));
+  EXPECT_EQ(Run({"resolve", "--spec=tp", "--shape=4"}).exit_code, 1) << "it is gone again";
+}
+
+}  // namespace
+}  // namespace shardmesh::test

@@ -1,0 +1,163 @@
+// Questions answered in this process: single ones, streams, definitions in memory, and what needs a
+// cluster.
+#include "client/local/local_questions.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "rpc/codec/status.h"
+#include "sharding/mesh.h"
+#include "sharding/rules/rule_set.h"
+#include "status/reason.h"
+#include "status/str_cat.h"
+#include "tests/testing/sharding_printers.h"
+#include "tests/testing/status_matchers.h"
+
+namespace shardmesh::client {
+namespace {
+
+using ::shardmesh::test::IsOk;
+using ::shardmesh::test::StatusIs;
+using ::testing::HasSubstr;
+
+PartitionSpec Spec(const std::string& axis) { return PartitionSpec({SpecEntry::Axis(axis)}); }
+
+class LocalQuestionsTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    auto local = LocalQuestions::Start();
+    ASSERT_TRUE(local.ok()) << local.status();
+    local_ = *std::move(local);
+  }
+  MeshClient& client() { return local_->client(); }
+
+  const Mesh mesh_ = *Mesh::Create({{"fsdp", 2}, {"tp", 4}});
+  std::unique_ptr<LocalQuestions> local_;
+};
+
+TEST_F(LocalQuestionsTest, AnswersOneQuestion) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const SpecAnswer answer,
+      client().CorrectSpec({.spec = Spec("tp"), .shape = {6}, .mesh = mesh_}));
+  EXPECT_EQ(answer.requested, Spec("tp"));
+  EXPECT_NE(answer.effective, answer.requested);
+  ASSERT_EQ(answer.corrections.size(), 1u);
+  EXPECT_EQ(answer.corrections[0].reason, Reason::kNotDivisible);
+}
+
+TEST_F(LocalQuestionsTest, KeepsErrorsWhole) {
+  const auto answer =
+      client().CorrectSpec({.spec = Spec("tp"), .shape = {6}, .mesh = mesh_, .strict = true});
+  EXPECT_THAT(answer, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kNotDivisible));
+}
+
+// More than one message each way.
+TEST_F(LocalQuestionsTest, AnswersAStreamInBothDirections) {
+  constexpr int64_t kTensors = 50'000;
+  std::vector<TreeTensor> tensors;
+  for (int64_t i = 0; i < kTensors; ++i) {
+    tensors.push_back(
+        {.name = StrCat("a.layer.with.a.long.name.", i, i % 2 == 0 ? ".w" : ".b"), .shape = {64}});
+  }
+  const rpc::RuleSetDefinition rules = {.rules =
+                                            *RuleSet::Create({{"w$", Spec("tp")}, {"b$", {}}})};
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const TreeAnswer answer,
+                                 client().ResolveTree({.rules = rules, .mesh = mesh_}, tensors));
+  ASSERT_EQ(answer.placements.size(), tensors.size());
+  EXPECT_EQ(answer.specs[answer.placements[kTensors - 2].spec_index].effective, Spec("tp"));
+  EXPECT_EQ(answer.specs[answer.placements[kTensors - 1].spec_index].effective, PartitionSpec());
+}
+
+TEST_F(LocalQuestionsTest, KeepsDefinitionsWhileItLives) {
+  EXPECT_THAT(client().CorrectSpec({.spec = Spec("tp"), .shape = {8}}),
+              StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound))
+      << "no mesh is defined at the start";
+  ASSERT_THAT(client().CreateEntry("default", rpc::MeshDefinition{.mesh = mesh_, .workers = {}}),
+              IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const SpecAnswer answer,
+                                 client().CorrectSpec({.spec = Spec("tp"), .shape = {8}}));
+  EXPECT_EQ(answer.effective, Spec("tp"));
+  int64_t changes = 0;
+  EXPECT_THAT(client().Watch({}, 1, absl::Now() + absl::Seconds(10),
+                             [&changes](const CatalogChanges& each) {
+                               changes += std::ssize(each.changes);
+                               return changes == 0;
+                             }),
+              IsOk());
+  EXPECT_EQ(changes, 1);
+
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::unique_ptr<LocalQuestions> other,
+                                 LocalQuestions::Start());
+  EXPECT_THAT(other->client().GetEntry(EntryKind::kMesh, "default"),
+              StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound))
+      << "definitions are of one instance";
+}
+
+TEST_F(LocalQuestionsTest, SaysWhatNeedsACluster) {
+  for (const absl::Status& status : {client().GetStatus().status(), client().ListArrays().status(),
+                                     client().Gather(ArraySelector::ByName("w")).status()}) {
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnimplemented));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("needs a cluster"));
+  }
+}
+
+TEST_F(LocalQuestionsTest, AnswersManyThreads) {
+  std::atomic<int> failures = 0;
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < 8; ++thread) {
+    threads.emplace_back([&, thread] {
+      for (int i = 1; i <= 50; ++i) {
+        const auto answer = client().CorrectSpec(
+            {.spec = Spec("tp"), .shape = {int64_t{4} * i * (thread + 1)}, .mesh = mesh_});
+        if (!answer.ok() || !answer->corrections.empty()) ++failures;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(failures, 0);
+}
+
+TEST_F(LocalQuestionsTest, StartsAndEndsManyTimes) {
+  for (int i = 0; i < 20; ++i) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::unique_ptr<LocalQuestions> local,
+                                   LocalQuestions::Start());
+    if (i % 2 == 0) {
+      EXPECT_THAT(local->client().ListPresets(), IsOk());
+    }
+  }
+}
+
+TEST_F(LocalQuestionsTest, EndsACallAtItsDeadline) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::unique_ptr<LocalQuestions> local,
+                                 LocalQuestions::Start({.timeout = absl::Nanoseconds(1)}));
+  EXPECT_THAT(local->client().ListPresets(), StatusIs(absl::StatusCode::kDeadlineExceeded));
+}
+
+TEST(ExplainMissingDefinitionTest, AddsWhatToGiveAndKeepsTheRest) {
+  const absl::Status missing = rpc::WithField(
+      WithReason(absl::NotFoundError("there is no mesh named \"m\""), Reason::kNotFound), "mesh");
+  const absl::Status explained = ExplainMissingDefinition(missing);
+  EXPECT_THAT(explained, StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+  EXPECT_THAT(std::string(explained.message()),
+              HasSubstr("there is no mesh named \"m\"; there is no cluster, so no stored "
+                        "definition: give a file"));
+  EXPECT_EQ(rpc::FieldViolationsOf(explained).size(), rpc::FieldViolationsOf(missing).size());
+}
+
+TEST(ExplainMissingDefinitionTest, LeavesOtherStatusesAlone) {
+  for (const absl::Status& status :
+       {absl::OkStatus(), absl::NotFoundError("no such file"),
+        WithReason(absl::InvalidArgumentError("bad"), Reason::kNotFound)}) {
+    EXPECT_EQ(ExplainMissingDefinition(status), status);
+  }
+}
+
+}  // namespace
+}  // namespace shardmesh::client
