@@ -45,6 +45,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 MAX_PRINTED = 40  # lines of an output
 PAGE_SECONDS = 150  # below the limit of ctest, which would leave a cluster behind
 
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
 # kind: "sh", "console", "hidden", "file" or "skipped"; note: the reason of a skipped block, the name of a file.
 Block = collections.namedtuple("Block", "kind line lines note")
 # shown: the lines of output, or none.
@@ -292,6 +294,13 @@ class Shell:
 
     def stop(self):
         """Stops clusters, the shell's process group and what else has the page's environment. Returns what is wrong."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+        try:
+            return self._stop()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def _stop(self):
         faults = []
         for record in sorted((self._folder / "run/shardmesh").glob("*/cluster.json")):
             try:
@@ -498,7 +507,7 @@ def main(arguments):
         print(__doc__)
         return 2
     programs, name = pathlib.Path(arguments[0]).resolve(), arguments[1]
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in ENDING:
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     page = (ROOT / name).read_text(encoding="utf-8")
     ran, skipped, found = run_page(page, programs)
