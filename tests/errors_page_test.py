@@ -1,5 +1,8 @@
 """Holds docs/errors.md against the contract: the page has one row for each reason of error.proto, and no other.
 
+The rows are also what `shardmesh explain-error` prints: the build compiles the page in, and error_explanations_test.cc
+checks that the program finds a row for each reason.
+
     errors_page_test.py             compare the page with the contract
     errors_page_test.py --self-test show that planted faults are found
 """

@@ -10,6 +10,7 @@ void AddAdminCommands(CommandLine* line);       // admin quarantine list, restor
 void AddClusterCommands(CommandLine* line);     // up, down, status, version
 void AddBenchCommands(CommandLine* line);       // bench collectives
 void AddDoctorCommands(CommandLine* line);      // doctor
+void AddErrorsCommands(CommandLine* line);      // explain-error
 void AddHealthCommands(CommandLine* line);      // health
 void AddLinksCommands(CommandLine* line);       // links
 void AddLayoutCommands(CommandLine* line);      // resolve, match, presets

@@ -17,6 +17,7 @@ int main(int argc, char** argv) {
   shardmesh::client::AddAdminCommands(&line);
   shardmesh::client::AddClusterCommands(&line);
   shardmesh::client::AddDoctorCommands(&line);
+  shardmesh::client::AddErrorsCommands(&line);
   shardmesh::client::AddHealthCommands(&line);
   shardmesh::client::AddLinksCommands(&line);
   shardmesh::client::AddBenchCommands(&line);

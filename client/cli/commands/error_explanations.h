@@ -1,0 +1,32 @@
+// The meaning of each reason of an error, and the remedy, as docs/errors.md has them.
+#ifndef SHARDMESH_CLIENT_CLI_COMMANDS_ERROR_EXPLANATIONS_H_
+#define SHARDMESH_CLIENT_CLI_COMMANDS_ERROR_EXPLANATIONS_H_
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace shardmesh::client {
+
+// One row of the tables of docs/errors.md.
+struct ErrorExplanation {
+  std::string reason;   // "NOT_DIVISIBLE"
+  std::string code;     // "INVALID_ARGUMENT, or a correction"
+  std::string meaning;  // a sentence
+  std::string action;   // a sentence: what the caller does
+};
+
+// The text of docs/errors.md, the only source of explanations. The build compiles it in.
+std::string_view ErrorsPage();
+
+// The rows of a page's tables, in their order. A link `[text](path)` becomes `text (docs/path)`.
+std::vector<ErrorExplanation> ParseErrorsPage(std::string_view page);
+
+// The explanation of a reason. NOT_FOUND for any other name; the message has the nearest reason.
+absl::StatusOr<ErrorExplanation> ExplainError(std::string_view reason);
+
+}  // namespace shardmesh::client
+
+#endif  // SHARDMESH_CLIENT_CLI_COMMANDS_ERROR_EXPLANATIONS_H_
