@@ -25,7 +25,6 @@
 namespace shardmesh::client {
 namespace {
 
-
 // Adds up the bytes of several threads and reports the sum at intervals. Thread-safe.
 class ProgressMeter {
  public:

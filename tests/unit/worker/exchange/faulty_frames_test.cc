@@ -15,7 +15,6 @@
 #include <thread>
 #include <vector>
 
-#include "tests/unit/worker/collective/collective_data.h"
 #include "rpc/stream/frame.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
