@@ -413,7 +413,13 @@ case $1 in
     setsid sleep 1234 >/dev/null 2>&1 </dev/null &
     echo $! >"$record"
     ;;
-  down) kill "$(cat "$record")"; rm "$record"; echo down >>%s/calls ;;
+  down)
+    pid=$(cat "$record")
+    kill "$pid"
+    while grep -q '^State:[[:space:]]*[^ZX]' "/proc/$pid/status" 2>/dev/null; do sleep 0.01; done
+    rm "$record"
+    echo down >>%s/calls
+    ;;
   fail) echo "shardmesh: it went wrong after 12 ms (NOT_FOUND)" >&2; exit 1 ;;
 esac
 """ % shlex.quote(folder))
