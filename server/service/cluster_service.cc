@@ -7,13 +7,12 @@
 #include <utility>
 
 #include "rpc/codec/status.h"
+#include "rpc/contract.h"
 #include "server/quarantine/quarantine_calls.h"
 #include "shardmesh/v1/cluster_service.grpc.pb.h"
 
 namespace shardmesh::server {
 namespace {
-
-constexpr int kProtocolVersion = 1;
 
 // A call about quarantines, which ends early when its client cancels it.
 class QuarantineReactor final : public grpc::ServerUnaryReactor {
@@ -39,8 +38,8 @@ class ClusterService final : public v1::ClusterService::CallbackService {
                                        const v1::GetVersionRequest*,
                                        v1::GetVersionResponse* response) override {
     response->mutable_build()->set_version(options_.build_version);
-    response->mutable_protocol()->set_min(kProtocolVersion);
-    response->mutable_protocol()->set_max(kProtocolVersion);
+    response->mutable_protocol()->set_min(rpc::kProtocolVersion);
+    response->mutable_protocol()->set_max(rpc::kProtocolVersion);
     response->set_cluster_id(options_.cluster_id);
     return Answer(context);
   }
