@@ -1,0 +1,65 @@
+// ArrayClient: puts, gathers, names and releases of arrays.
+#ifndef SHARDMESH_CLIENT_ARRAYS_H_
+#define SHARDMESH_CLIENT_ARRAYS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "client/types/array.h"
+#include "tensor/safetensors.h"
+
+namespace shardmesh::client {
+
+class ClientCore;
+
+// The arrays of a cluster. Each call that moves elements has the client's transfer timeout; every
+// other call has its timeout.
+//
+// Example:
+//   auto tensor = client->arrays().Gather(ArraySelector::ByName("w"));
+//
+// Errors, retries and time limits are those of MeshClient, which owns this object. Thread-safe.
+class ArrayClient {
+ public:
+  // `core` outlives this object.
+  explicit ArrayClient(ClientCore* core) : core_(core) {}
+  ArrayClient(const ArrayClient&) = delete;
+  ArrayClient& operator=(const ArrayClient&) = delete;
+
+  // Puts tensors onto a mesh: all of them become visible together, or none does. Bytes go straight
+  // to the workers, from where they lie. UNAVAILABLE (WORKER_LOST) names the worker that was lost.
+  absl::StatusOr<PutResult> PutTensors(absl::Span<const PutTensor> tensors,
+                                       const PutOptions& options = {});
+  // Puts every tensor of a checkpoint under its name in the file. The path is one of
+  // Checkpoint::Open, whose errors come first.
+  absl::StatusOr<PutResult> LoadCheckpoint(const Checkpoint& checkpoint,
+                                           const PutOptions& options = {});
+  absl::StatusOr<PutResult> LoadCheckpoint(const std::string& path, const PutOptions& options = {});
+
+  // Brings a whole tensor back, each tile from a worker that holds it, and checks every checksum.
+  // FAILED_PRECONDITION (ARRAY_DEGRADED) if no live worker holds some tile.
+  absl::StatusOr<GatheredTensor> Gather(const ArraySelector& array);
+  // Gathers into a .npy file (see WriteNpy), which appears complete or not at all.
+  absl::StatusOr<Array> GatherToNpy(const ArraySelector& array, const std::string& path);
+
+  absl::StatusOr<Array> DescribeArray(const ArraySelector& array);
+  // All named arrays whose name begins with `prefix`, by name.
+  absl::StatusOr<std::vector<Array>> ListArrays(const std::string& prefix = "");
+  // Returns the name's version. expected_version may be kMustNotExist.
+  absl::StatusOr<int64_t> MoveName(const std::string& name, const std::string& array_id,
+                                   int64_t expected_version = kAnyVersion);
+  absl::Status DeleteName(const std::string& name, int64_t expected_version = kAnyVersion);
+  // Lets go of arrays that this client's session pins; returns how many it did pin.
+  absl::StatusOr<int64_t> ReleaseArrays(absl::Span<const std::string> array_ids);
+
+ private:
+  ClientCore* const core_;
+};
+
+}  // namespace shardmesh::client
+
+#endif  // SHARDMESH_CLIENT_ARRAYS_H_

@@ -1,0 +1,187 @@
+// Puts and gathers of ClientCore: transfers in the session, and how they end.
+#include "client/client_core.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "absl/cleanup/cleanup.h"
+#include "client/types/cancellation.h"
+#include "rpc/call_memory.h"
+#include "status/str_cat.h"
+
+namespace shardmesh::client {
+namespace {
+
+// How long to wait for the coordinator's own account of a transfer that broke off: it takes 5 s at
+// most to notice that a worker is lost.
+constexpr absl::Duration kVerdictTimeout = absl::Seconds(7);
+// How long a broken transfer's abort may take. It is over anyway when the session ends.
+constexpr absl::Duration kAbortTimeout = absl::Seconds(2);
+// The same after the put's deadline, which the caller counts on.
+constexpr absl::Duration kLateAbortTimeout = absl::Milliseconds(500);
+// The same for letting go of an array that was read.
+constexpr absl::Duration kReleaseTimeout = absl::Seconds(2);
+
+// Whether a stream's error may be but the trace of what the coordinator knows better: that a worker
+// is lost, or that the transfer has ended.
+bool IsSymptom(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kUnavailable:
+    case absl::StatusCode::kCancelled:
+    case absl::StatusCode::kAborted:
+    case absl::StatusCode::kUnknown:
+    case absl::StatusCode::kInternal:
+      return ReasonOf(status) != Reason::kMemoryLimit;
+    default:
+      return false;
+  }
+}
+
+// Whether a download's error may follow from what changed since the coordinator was asked: a worker
+// was lost, or another coordinator signs the tokens.
+bool MayHaveMoved(const absl::Status& status) {
+  const Reason reason = ReasonOf(status);
+  return reason == Reason::kArrayDegraded || reason == Reason::kBadToken ||
+         reason == Reason::kStaleTerm || reason == Reason::kNotServing ||
+         rpc::IsShortOfCallMemory(status) ||
+         (absl::IsUnavailable(status) && reason == Reason::kUnspecified);
+}
+
+// The error of a put whose commit got no answer, for want of memory for calls.
+absl::Status OutcomeUnknown(const absl::Status& status) {
+  return WithReason(
+      absl::DeadlineExceededError(StrCat(
+          "the coordinator did not answer the put's commit in time (", ToStd(status.message()),
+          "): the put may be committed; look before you put again")),
+      Reason::kDeadline);
+}
+
+// Cancels a transfer's streams as soon as the coordinator says that it failed, so that nobody goes
+// on sending to a worker that does not take anything any more.
+class TransferWatch {
+ public:
+  TransferWatch(CoordinatorClient& coordinator, const std::string& transfer_id,
+                const rpc::SteadyDeadline& deadline, Cancellation* streams)
+      : thread_([this, &coordinator, transfer_id, deadline, streams] {
+          const absl::StatusOr<Operation> operation = coordinator.WatchOperation(
+              transfer_id, [](const Operation&) { return true; }, &stop_, Until(deadline));
+          if (operation.ok() && (operation->state == OperationState::kFailed ||
+                                 operation->state == OperationState::kCancelled)) {
+            streams->Cancel();
+          }
+        }) {}
+  ~TransferWatch() {
+    stop_.Cancel();
+    thread_.join();
+  }
+
+ private:
+  Cancellation stop_;
+  std::thread thread_;  // last: uses the above
+};
+
+}  // namespace
+
+absl::StatusOr<PutResult> ClientCore::Put(absl::Span<const PutTensor> tensors,
+                                          const PutOptions& options,
+                                          const rpc::SteadyDeadline& deadline,
+                                          bool* is_taken_back) {
+  *is_taken_back = false;
+  std::string session;
+  SHARDMESH_ASSIGN_OR_RETURN(BegunPut put, InSession(deadline, [&](const std::string& session_id,
+                                                                   const rpc::CallOptions& call) {
+                               session = session_id;
+                               return coordinator_->BeginPut(session_id, tensors, options, call);
+                             }));
+
+  if (options.on_begun) {
+    options.on_begun(put.transfer_id);
+  }
+  std::vector<UploadTensor> uploads;
+  uploads.reserve(tensors.size());
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    uploads.push_back({&put.assignments[i].array, put.assignments[i].token, tensors[i].view});
+  }
+  const absl::StatusOr<int64_t> sent = [&] {
+    Cancellation streams;
+    const TransferWatch watch(*coordinator_, put.transfer_id, deadline, &streams);
+    return Upload(put.devices, uploads, &streams, Transfer(deadline, options.progress));
+  }();
+  SHARDMESH_ASSIGN_OR_RETURN(
+      CommittedPut committed,
+      Conclude(session, put.transfer_id, sent.status(), deadline, is_taken_back));
+
+  PutResult result;
+  result.arrays.reserve(put.assignments.size());
+  for (BegunPut::Assignment& assignment : put.assignments) {
+    result.arrays.push_back({std::move(assignment.array), std::move(assignment.corrections)});
+  }
+  result.revision = committed.revision;
+  result.durability = committed.durability;
+  result.sent_bytes = sent.value_or(0);
+  result.transfer_time = committed.transfer_time;
+  return result;
+}
+
+GatherOutcome ClientCore::Gather(const ArraySelector& array, const rpc::SteadyDeadline& deadline) {
+  std::string session;
+  read_pins_.BeginAsking();
+  absl::StatusOr<BegunGet> begun =
+      InSession(deadline, [&](const std::string& session_id, const rpc::CallOptions& call) {
+        session = session_id;
+        return coordinator_->BeginGet(session_id, array, call);
+      });
+  read_pins_.EndAsking(begun);
+  if (!begun.ok()) return {std::move(begun).status()};
+  BegunGet get = *std::move(begun);
+  const absl::Cleanup let_go = [&, array_id = get.array.descriptor.array_id] {
+    if (const std::vector<std::string> idle = read_pins_.EndReading(array_id); !idle.empty()) {
+      coordinator_->ReleaseArrays(session, idle, rpc::CallOptions::Within(kReleaseTimeout))
+          .IgnoreError();
+      read_pins_.EndLettingGo();
+    }
+  };
+  absl::StatusOr<GatheredTensor> tensor = GatheredTensor::Allocate(std::move(get.array));
+  if (!tensor.ok()) return {std::move(tensor)};
+  const absl::Status downloaded = Download(tensor->array().descriptor, get.token, get.devices,
+                                           tensor->mutable_view(), Transfer(deadline, nullptr));
+  if (downloaded.ok()) return {std::move(tensor)};
+  return {downloaded, MayHaveMoved(downloaded)};
+}
+
+absl::StatusOr<CommittedPut> ClientCore::Conclude(const std::string& session_id,
+                                                  const std::string& transfer_id,
+                                                  const absl::Status& sent,
+                                                  const rpc::SteadyDeadline& deadline,
+                                                  bool* is_taken_back) {
+  *is_taken_back = false;
+  if (sent.ok()) {
+    absl::StatusOr<CommittedPut> committed =
+        coordinator_->CommitTransfer(session_id, transfer_id, Until(deadline));
+    // It was asked until the time was over, and may have committed what it was asked first.
+    return rpc::IsShortOfCallMemory(committed.status()) ? OutcomeUnknown(committed.status())
+                                                        : std::move(committed);
+  }
+  const bool may_know_better = IsSymptom(sent);
+  if (may_know_better) {
+    // The coordinator answers as soon as it knows: with the cause, or even that all is there.
+    absl::StatusOr<CommittedPut> verdict = coordinator_->CommitTransfer(
+        session_id, transfer_id,
+        rpc::CallOptions::Within(std::min(deadline.left(), kVerdictTimeout)));
+    if (verdict.ok() || ReasonOf(verdict.status()) == Reason::kWorkerLost) {
+      return verdict;
+    }
+    if (absl::IsCancelled(sent) && !absl::IsDeadlineExceeded(verdict.status())) {
+      return rpc::IsShortOfCallMemory(verdict.status()) ? OutcomeUnknown(verdict.status())
+                                                        : std::move(verdict);
+    }
+  }
+  const absl::Status aborted = coordinator_->AbortTransfer(
+      session_id, transfer_id, ToStd(sent.message()),
+      rpc::CallOptions::Within(deadline.is_over() ? kLateAbortTimeout : kAbortTimeout));
+  *is_taken_back = aborted.ok() && !may_know_better;
+  return sent;
+}
+
+}  // namespace shardmesh::client

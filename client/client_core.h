@@ -1,0 +1,186 @@
+// ClientCore: the transport, the session and the time limits that the sub-clients share.
+#ifndef SHARDMESH_CLIENT_CLIENT_CORE_H_
+#define SHARDMESH_CLIENT_CLIENT_CORE_H_
+
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/synchronization/mutex.h"
+#include "client/mesh_client.h"
+#include "client/remote/coordinator_client.h"
+#include "client/remote/session_keeper.h"
+#include "client/remote/transfer.h"
+#include "process/steady_deadline.h"
+#include "rpc/call.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+
+namespace shardmesh::client {
+
+// A call that begins now.
+inline rpc::CallOptions Until(const rpc::SteadyDeadline& deadline) { return {deadline.wall(), {}}; }
+
+struct GatherOutcome {
+  absl::StatusOr<GatheredTensor> tensor;
+  bool may_have_moved = false;  // the coordinator may answer otherwise now
+};
+
+// The arrays that the session pins only because somebody reads them. The coordinator says who was
+// the first to pin an array; the last of its readers lets go of it. So that nobody lets go of what
+// another was just told that it is pinned, no reading begins while some array is let go of, nor the
+// other way round. Thread-safe.
+class ReadPins {
+ public:
+  // Around the question to the coordinator that pins. Waits, for the time of one call at most.
+  void BeginAsking() {
+    absl::MutexLock lock(&mutex_);
+    mutex_.Await(absl::Condition(
+        +[](bool* letting_go) { return !*letting_go; }, &letting_go_));
+    ++asking_;
+  }
+  void EndAsking(const absl::StatusOr<BegunGet>& get) {
+    absl::MutexLock lock(&mutex_);
+    --asking_;
+    if (get.ok()) {
+      Reading& reading = readings_[get->array.descriptor.array_id];
+      ++reading.readers;
+      reading.pinned |= get->pinned;
+    }
+  }
+  // Ends a reading. Returns what is to be let go of now; unless that is nothing, call EndLettingGo
+  // afterwards.
+  std::vector<std::string> EndReading(const std::string& array_id) {
+    absl::MutexLock lock(&mutex_);
+    --readings_[array_id].readers;
+    std::vector<std::string> idle;
+    if (asking_ > 0 || letting_go_) {
+      return idle;  // whoever ends later sees to it
+    }
+    for (auto it = readings_.begin(); it != readings_.end();) {
+      const auto current = it++;
+      if (current->second.readers == 0) {
+        if (current->second.pinned) {
+          idle.push_back(current->first);
+        }
+        readings_.erase(current);
+      }
+    }
+    letting_go_ = !idle.empty();
+    return idle;
+  }
+  void EndLettingGo() {
+    absl::MutexLock lock(&mutex_);
+    letting_go_ = false;
+  }
+
+ private:
+  struct Reading {
+    int readers = 0;
+    bool pinned = false;
+  };
+
+  absl::Mutex mutex_;
+  int asking_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool letting_go_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::flat_hash_map<std::string, Reading> readings_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Programs by the hashes of their plans, those that were compiled last. Thread-safe.
+class CompiledPrograms {
+ public:
+  void Add(const std::string& plan_hash, const Program& program) {
+    absl::MutexLock lock(&mutex_);
+    if (!programs_.insert_or_assign(plan_hash, program).second) {
+      return;
+    }
+    order_.push_back(plan_hash);
+    if (order_.size() > kMaxPrograms) {
+      programs_.erase(order_.front());
+      order_.pop_front();
+    }
+  }
+  std::optional<Program> Find(const std::string& plan_hash) const {
+    absl::MutexLock lock(&mutex_);
+    const auto found = programs_.find(plan_hash);
+    return found == programs_.end() ? std::nullopt : std::optional(found->second);
+  }
+
+ private:
+  static constexpr size_t kMaxPrograms = 1'000;
+
+  mutable absl::Mutex mutex_;
+  absl::flat_hash_map<std::string, Program> programs_ ABSL_GUARDED_BY(mutex_);
+  std::deque<std::string> order_ ABSL_GUARDED_BY(mutex_);  // as they were compiled
+};
+
+// Private to the sub-clients. Thread-safe.
+class ClientCore {
+ public:
+  ClientCore(std::unique_ptr<CoordinatorClient> coordinator, const MeshClientOptions& options)
+      : options_(options),
+        coordinator_(std::move(coordinator)),
+        session_(coordinator_.get(), options.session_ttl, options.client_name) {}
+
+  CoordinatorClient& coordinator() { return *coordinator_; }
+  CompiledPrograms& programs() { return programs_; }
+  rpc::CallOptions CallDeadline() const { return rpc::CallOptions::Within(options_.timeout); }
+  // For what takes several calls: each has what is left.
+  rpc::SteadyDeadline CallsDeadline() const { return rpc::SteadyDeadline::After(options_.timeout); }
+  rpc::SteadyDeadline TransferDeadline() const {
+    return rpc::SteadyDeadline::After(options_.transfer_timeout);
+  }
+  TransferOptions Transfer(const rpc::SteadyDeadline& deadline, ProgressCallback progress) const {
+    return {options_.credentials, deadline, std::move(progress)};
+  }
+
+  void CloseSession() { session_.Close(); }
+
+  // Calls `call` with the session's id; once more with another session if that one was gone.
+  template <typename Call>
+  auto InSession(const rpc::SteadyDeadline& deadline, const Call& call)
+      -> decltype(call("", rpc::CallOptions())) {
+    SHARDMESH_ASSIGN_OR_RETURN(std::string session_id, session_.Get(Until(deadline)));
+    auto result = call(session_id, Until(deadline));
+    if (ReasonOf(result.status()) != Reason::kSessionGone) {
+      return result;
+    }
+    session_.Forget(session_id);
+    SHARDMESH_ASSIGN_OR_RETURN(session_id, session_.Get(Until(deadline)));
+    return call(session_id, Until(deadline));
+  }
+
+  // Asks for the array once and downloads it.
+  GatherOutcome Gather(const ArraySelector& array, const rpc::SteadyDeadline& deadline);
+
+  // Puts the tensors once. `*is_taken_back`: it failed while tiles were sent, its commit was not
+  // asked for, and the coordinator says that its transfer has ended; hence it changed nothing.
+  absl::StatusOr<PutResult> Put(absl::Span<const PutTensor> tensors, const PutOptions& options,
+                                const rpc::SteadyDeadline& deadline, bool* is_taken_back);
+
+  void OnWait(const absl::Status& why) const {
+    if (options_.on_wait) options_.on_wait(why);
+  }
+
+  // Ends a put whose tiles were sent, or whose sending failed with `sent`. `*is_taken_back`: see
+  // Put.
+  absl::StatusOr<CommittedPut> Conclude(const std::string& session_id,
+                                        const std::string& transfer_id, const absl::Status& sent,
+                                        const rpc::SteadyDeadline& deadline, bool* is_taken_back);
+
+ private:
+  const MeshClientOptions options_;
+  const std::unique_ptr<CoordinatorClient> coordinator_;
+  SessionKeeper session_;
+  ReadPins read_pins_;
+  CompiledPrograms programs_;
+};
+
+}  // namespace shardmesh::client
+
+#endif  // SHARDMESH_CLIENT_CLIENT_CORE_H_

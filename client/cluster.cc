@@ -1,0 +1,66 @@
+// The calls of ClusterClient, over the transport and the session of ClientCore.
+#include "client/cluster.h"
+
+#include "client/client_core.h"
+#include "process/steady_deadline.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+
+namespace shardmesh::client {
+
+absl::StatusOr<ServerVersion> ClusterClient::GetVersion() {
+  return core_->coordinator().GetVersion(core_->CallDeadline());
+}
+
+absl::StatusOr<ClusterStatus> ClusterClient::GetStatus(const std::string& mesh_id) {
+  return core_->coordinator().GetStatus(mesh_id, core_->CallDeadline());
+}
+
+absl::StatusOr<Diagnosis> ClusterClient::Diagnose(int64_t step) {
+  return core_->coordinator().Diagnose(step, core_->CallDeadline());
+}
+
+absl::StatusOr<ClusterLinks> ClusterClient::ListLinks(const std::string& mesh_id) {
+  return core_->coordinator().ListLinks(mesh_id, core_->CallDeadline());
+}
+
+absl::StatusOr<QuarantineList> ClusterClient::ListQuarantine(const std::string& identity) {
+  return core_->coordinator().ListQuarantine(identity, core_->CallDeadline());
+}
+
+absl::StatusOr<RestoredArray> ClusterClient::RestoreQuarantined(const std::string& array_id,
+                                                                const std::string& name) {
+  return core_->coordinator().RestoreQuarantined(array_id, name, core_->CallDeadline());
+}
+
+absl::StatusOr<QuarantineDrop> ClusterClient::DropQuarantined(
+    const std::vector<std::string>& array_ids, bool even_partly) {
+  return core_->coordinator().DropQuarantined(array_ids, even_partly, core_->CallDeadline());
+}
+
+absl::StatusOr<std::vector<WorkerFlight>> ClusterClient::ListFlightRecords(
+    const FlightQuestion& question) {
+  return core_->coordinator().ListFlightRecords(question, core_->CallDeadline());
+}
+
+absl::StatusOr<Operation> ClusterClient::GetOperation(const std::string& operation_id) {
+  return core_->coordinator().GetOperation(operation_id, core_->CallDeadline());
+}
+
+absl::StatusOr<Operation> ClusterClient::WatchOperation(
+    const std::string& operation_id, const std::function<bool(const Operation&)>& on_progress) {
+  return core_->coordinator().WatchOperation(operation_id, on_progress, nullptr,
+                                             Until(core_->TransferDeadline()));
+}
+
+absl::StatusOr<Operation> ClusterClient::CancelOperation(const std::string& operation_id,
+                                                         std::optional<absl::Duration> timeout) {
+  const rpc::SteadyDeadline deadline =
+      timeout.has_value() ? rpc::SteadyDeadline::After(*timeout) : core_->CallsDeadline();
+  return core_->InSession(
+      deadline, [&](const std::string& session_id, const rpc::CallOptions& options) {
+        return core_->coordinator().CancelOperation(session_id, operation_id, options);
+      });
+}
+
+}  // namespace shardmesh::client

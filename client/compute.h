@@ -1,0 +1,43 @@
+// ComputeClient: programs and single operators over arrays of a cluster.
+#ifndef SHARDMESH_CLIENT_COMPUTE_H_
+#define SHARDMESH_CLIENT_COMPUTE_H_
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "client/types/step.h"
+
+namespace shardmesh::client {
+
+class ClientCore;
+
+// Computation over arrays of a cluster.
+//
+// Example:
+//   auto y = client->compute().Linear({.input = x, .weight = w, .output = {.names = {"y"}}});
+//
+// Errors, retries and time limits are those of MeshClient, which owns this object. Thread-safe.
+class ComputeClient {
+ public:
+  // `core` outlives this object.
+  explicit ComputeClient(ClientCore* core) : core_(core) {}
+  ComputeClient(const ComputeClient&) = delete;
+  ComputeClient& operator=(const ComputeClient&) = delete;
+
+  // Computation. Every rank takes part; all results are there or none, operands stay untouched.
+  absl::StatusOr<CompiledProgram> Compile(const Program& program,
+                                          absl::Span<const Operand> operands,
+                                          const std::string& mesh_id = "");
+  absl::StatusOr<StepResult> Execute(const ExecuteCall& call);
+  absl::StatusOr<StepResult> Linear(const LinearCall& call);
+  absl::StatusOr<StepResult> Matmul(const MatmulCall& call);
+  absl::StatusOr<StepResult> Collective(const CollectiveCall& call);
+
+ private:
+  ClientCore* const core_;
+};
+
+}  // namespace shardmesh::client
+
+#endif  // SHARDMESH_CLIENT_COMPUTE_H_

@@ -1,0 +1,106 @@
+// LayoutClient: questions about layouts, rules, meshes, tiles and plans.
+#ifndef SHARDMESH_CLIENT_LAYOUTS_H_
+#define SHARDMESH_CLIENT_LAYOUTS_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "client/types/layer_questions.h"
+#include "client/types/layout_questions.h"
+#include "client/types/logical_questions.h"
+#include "client/types/mesh_questions.h"
+#include "client/types/plan_questions.h"
+#include "client/types/profile_questions.h"
+#include "client/types/rule_questions.h"
+
+namespace shardmesh::client {
+
+class ClientCore;
+
+// Pure questions about layouts, which need no worker. A cluster and a process without one answer
+// them alike. Shapes and tiles are in elements; a tile is half-open. Sizes are in bytes.
+//
+// Example:
+//   auto answer = client->layouts().ResolveSpec({.axes = axes, .mesh = mesh, .shape = shape});
+//
+// Errors, retries and time limits are those of MeshClient, which owns this object. Thread-safe.
+class LayoutClient {
+ public:
+  // `core` outlives this object.
+  explicit LayoutClient(ClientCore* core) : core_(core) {}
+  LayoutClient(const LayoutClient&) = delete;
+  LayoutClient& operator=(const LayoutClient&) = delete;
+
+  absl::StatusOr<SpecAnswer> ResolveSpec(const ResolveSpecQuestion& question);
+  absl::StatusOr<SpecAnswer> CorrectSpec(const CorrectSpecQuestion& question);
+  absl::StatusOr<std::vector<AxisValue>> ResolveAxes(const ResolveAxesQuestion& question);
+  absl::StatusOr<ConstraintAnswer> ConstrainArray(const ConstrainQuestion& question);
+  absl::StatusOr<Comparison> CompareSpecs(const CompareQuestion& question);
+  absl::StatusOr<TensorExplanation> ExplainTensor(const ExplainQuestion& question);
+  absl::StatusOr<TilingAnswer> DescribeTiling(const TilingQuestion& question);
+  absl::StatusOr<std::vector<NamedPreset>> ListPresets();
+  // UNKNOWN_FIELD (TypeError), before the coordinator is asked, for a field that there is not.
+  absl::StatusOr<ProfileAnswer> DescribeProfile(const ProfileQuestion& question);
+  // The digest of a text or of an object's attributes, in decimal; of a text without hash()'s
+  // value.
+  absl::StatusOr<PythonHash> ComputeHash(const HashQuestion& question);
+  absl::StatusOr<MeshAnswer> DescribeMesh(const MeshQuestion& question);
+  absl::StatusOr<MeshAxesAnswer> QueryMesh(const MeshAxesQuestion& question);
+  // The axes that specs name, each once, sorted. At most 10,000 specs.
+  absl::StatusOr<std::vector<std::string>> ListSpecAxes(absl::Span<const PartitionSpec> specs);
+  // Nullopt: the result has no spec, as an operand is not placed.
+  absl::StatusOr<std::optional<PartitionSpec>> ResolveOutputSpec(
+      const OutputSpecQuestion& question);
+  absl::StatusOr<TensorParallelConfig> CheckTensorParallel(const TensorParallelQuestion& question);
+  absl::StatusOr<LinearLayer> DescribeLinearLayer(const LinearLayerQuestion& question);
+  // See PromoteDtype. At most 10,000 types.
+  absl::StatusOr<Dtype> PromoteDtypes(absl::Span<const Dtype> dtypes,
+                                      std::optional<Dtype> dtype = std::nullopt);
+  // At most 1,000,000 tensors; here and below none where the question names a stored tree.
+  absl::StatusOr<TreeAnswer> ResolveTree(const TreeQuestion& question,
+                                         absl::Span<const TreeTensor> tensors);
+
+  // Rules. INVALID_ARGUMENT for a bad or unsupported pattern, with the part that is at fault.
+  absl::StatusOr<PatternRulesAnswer> ParsePatternRules(const PatternRulesQuestion& question);
+  // In which of the names, at most 10,000 of at most 1,024 bytes, the pattern is found.
+  absl::StatusOr<PatternCheck> CheckPattern(const std::string& pattern,
+                                            absl::Span<const std::string> names);
+  // The rules, which defer pattern errors, without exclusions such as `^(?!.*bias)`.
+  // INVALID_ARGUMENT names the rule for which there is no other writing.
+  absl::StatusOr<RewriteAnswer> RewriteRules(const rpc::RuleSetDefinition& rules);
+  // Over at most 1,000,000 tensors, none with a spec of its own.
+  absl::StatusOr<LintAnswer> LintRules(const LintQuestion& question,
+                                       absl::Span<const TreeTensor> tensors);
+  absl::StatusOr<DiffAnswer> DiffLayouts(const DiffQuestion& question,
+                                         absl::Span<const TreeTensor> tensors);
+
+  // Logical names of flax, by the functions of sharding/rules/logical_rules.h, whose errors they
+  // have.
+  absl::StatusOr<LogicalRules> ComposeLogicalRules(const LogicalRulesSelector& first,
+                                                   const LogicalRulesSelector& second);
+  absl::StatusOr<SpmdAnswer> ResolveSpmdAxes(const SpmdQuestion& question);
+  // Nullopt: the array stays as it is.
+  absl::StatusOr<std::optional<PartitionSpec>> ResolveLinenAxes(const LinenQuestion& question);
+  // Plans: pure questions too.
+  // What must move to turn one layout of an array into another.
+  absl::StatusOr<ReshardAnswer> PlanReshard(const ReshardQuestion& question);
+  // What a layout comes to. Every tensor brings its spec; at most 1,000,000 of them.
+  absl::StatusOr<AnalyzeAnswer> AnalyzeLayout(const AnalyzeQuestion& question,
+                                              absl::Span<const TreeTensor> tensors);
+  // The best meshes for a tree of at most 1,000,000 tensors, each with its dtype.
+  absl::StatusOr<SearchAnswer> SearchMeshes(const SearchQuestion& question,
+                                            absl::Span<const TreeTensor> tensors);
+  // First the leaves in their order, then the cluster's arrays by name.
+  absl::StatusOr<std::vector<ShardingsEntry>> ListShardings(const ShardingsQuestion& question);
+
+ private:
+  ClientCore* const core_;
+};
+
+}  // namespace shardmesh::client
+
+#endif  // SHARDMESH_CLIENT_LAYOUTS_H_
