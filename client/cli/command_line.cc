@@ -19,13 +19,18 @@
 #include "client/cli/interruption.h"
 #include "client/cli/local/certificate_folder.h"
 #include "client/cli/local/cluster_record.h"
+#include "client/cli/spec_printing.h"
+#include "client/cli/table.h"
 #include "client/local/local_questions.h"
 #include "process/file.h"
 #include "process/host_port.h"
 #include "process/version.h"
 #include "rpc/call.h"
+#include "rpc/codec/correction_codec.h"
 #include "rpc/codec/message_subject.h"
 #include "rpc/codec/status.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
 #include "status/nearest_name.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -68,11 +73,24 @@ Json DetailsJson(const absl::Status& status) {
     details["fields"].push_back(
         {{"field", violation.field}, {"description", violation.description}});
   }
-  if (const auto delay = rpc::RetryDelayOf(status); delay.has_value()) {
+  if (const auto delay = RetryDelayOf(status); delay.has_value()) {
     details["retry_delay_s"] = absl::ToDoubleSeconds(*delay);
   }
   if (const std::string python_type = PythonTypeOf(status); !python_type.empty()) {
     details["python_type"] = python_type;
+  }
+  for (const auto& [key, value] : FactsOf(status)) {
+    details["facts"][key] = value;
+  }
+  const rpc::CorrectionFailure failure = rpc::CorrectionsOf(status);
+  if (!failure.corrections.empty()) {
+    details["corrections"] = CorrectionsJson(failure.corrections, std::nullopt);
+  }
+  if (!failure.fixes.empty()) {
+    details["fixes"] = FixesJson(failure.fixes);
+  }
+  if (failure.omitted > 0) {
+    details["corrections_omitted"] = failure.omitted;
   }
   return details;
 }

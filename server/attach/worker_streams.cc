@@ -8,6 +8,8 @@
 #include "rpc/codec/status.h"
 #include "server/attach/attach_codec.h"
 #include "shardmesh/v1/attach_service.pb.h"  // QuarantineAnswered is moved
+#include "status/detail.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
 
@@ -26,7 +28,7 @@ constexpr size_t kMaxPlansKnown = 1024;
 }  // namespace
 
 absl::Status CoordinatorStops(std::string_view hint) {
-  return rpc::WithRetryDelay(
+  return WithRetryDelay(
       WithReason(absl::UnavailableError(StrCat("the coordinator is stopping; ", hint)),
                  Reason::kNotServing),
       absl::Seconds(1));
@@ -63,7 +65,7 @@ absl::StatusOr<std::vector<RankEndpoint>> WorkerStreams::Endpoints(std::string_v
   const MeshRanks* ranks = view->FindMesh(mesh_id);
   if (ranks == nullptr) {
     return WithReason(absl::NotFoundError(StrCat("there is no mesh named \"", mesh_id, "\"")),
-                      Reason::kNotFound);
+                      Reason::kNotFound, {{fact::kKind, "mesh"}, {fact::kName, mesh_id}});
   }
   std::vector<RankEndpoint> endpoints;
   for (size_t rank = 0; rank < ranks->identities.size(); ++rank) {
@@ -437,7 +439,7 @@ void WorkerStreams::CutOverdue() {
     it->first->Cut(WithReason(
         absl::DeadlineExceededError(StrCat("the stream did not bring its ", awaited.phase,
                                            " within ", rpc::FormatRounded(awaited.time))),
-        Reason::kDeadline));
+        Reason::kDeadline, {{fact::kLimit, absl::ToDoubleSeconds(awaited.time)}}));
     attaching_.erase(it++);
   }
   overdue_.SetNoLaterThan(next);

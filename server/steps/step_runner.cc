@@ -14,6 +14,7 @@
 #include "server/state/session_pins.h"
 #include "server/steps/step_codec.h"
 #include "server/steps/step_outputs.h"
+#include "status/detail.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -358,7 +359,7 @@ absl::Status StepRunner::WithSecondRun(const Running& running, absl::Status stat
       });
   if (!is_untouched) return status;
   return is_passing ? Recovering(ToStd(status.message()))
-                    : rpc::WithRetryDelay(std::move(status), kRunAgainDelay);
+                    : WithRetryDelay(std::move(status), kRunAgainDelay);
 }
 
 absl::Status StepRunner::WithLosses(const Running& running, const WorkOutcome& outcome) {

@@ -271,6 +271,21 @@ TEST_F(ClusterCommandTest, ReportsRefusalsAsJson) {
   EXPECT_EQ(error["code"], "INVALID_ARGUMENT");
   EXPECT_EQ(error["reason"], "UNKNOWN_AXIS");
   EXPECT_EQ(error["details"]["python_type"], "ValueError");
+  EXPECT_EQ(error["details"]["facts"], (json{{"name", "__BATHC__"}, {"nearest", "__BATCH__"}}));
+}
+
+TEST_F(ClusterCommandTest, ReportsStrictCorrectionsAsJson) {
+  const CommandResult result = cluster_->Run({"resolve", "--axes", "__HEAD__", "--shape", "30",
+                                              "--mesh", "tp=4", "--strict", "--output=json"});
+  EXPECT_EQ(result.exit_code, 1);
+  const json error = json::parse(result.err)["error"];
+  EXPECT_EQ(error["reason"], "NOT_DIVISIBLE");
+  const json& details = error["details"];
+  EXPECT_EQ(details["facts"],
+            (json{{"axis", "tp"}, {"dimension", "0"}, {"have", "30"}, {"need", "4"}}));
+  ASSERT_EQ(details["corrections"].size(), 1u);
+  EXPECT_EQ(details["corrections"][0]["need"], 4);
+  EXPECT_FALSE(details["fixes"].empty());
 }
 
 }  // namespace

@@ -489,7 +489,7 @@ TEST_P(CollectiveClientTest, OperandsOfTwoMeshesAreRefusedBeforeAnyByteMoves) {
       .ops = {CollectiveOp{.input = 0, .axes = {"tp"}}, CollectiveOp{.input = 1, .axes = {"x"}}},
       .outputs = {2, 3}};
   const absl::Status refused = client().Execute({.work = sums, .operands = {m, other}}).status();
-  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kShapeMismatch));
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kMeshMismatch));
   EXPECT_THAT(std::string(refused.message()),
               ::testing::AllOf(::testing::HasSubstr(StrCat("\"default\" at revision ",
                                                            of_default.descriptor.mesh_revision)),

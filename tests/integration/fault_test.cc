@@ -348,7 +348,7 @@ TEST_F(FaultTest, AnArrayOfOtherAxesThanItsMeshHasNowIsRefused) {
         .status();
   };
   const absl::Status refused = multiply();
-  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kVersionMismatch));
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kMeshMismatch));
   EXPECT_THAT(
       std::string(refused.message()),
       AllOf(HasSubstr(array.descriptor.array_id),

@@ -238,7 +238,7 @@ absl::Status RunDown(const Invocation& invocation) {
   if (absl::IsNotFound(record.status())) {
     return WithReason(absl::NotFoundError(StrCat("no cluster \"", name, "\" is up on this host (",
                                                  folder, " has no record)")),
-                      Reason::kNotFound);
+                      Reason::kNotFound, {{fact::kKind, "cluster"}, {fact::kName, name}});
   }
   SHARDMESH_RETURN_IF_ERROR(record.status());
   const bool was_up = record->IsUp();

@@ -7,6 +7,7 @@
 #include "client/cli/commands/commands.h"
 #include "client/cli/commands/error_explanations.h"
 #include "status/status_macros.h"
+#include "status/str_cat.h"
 
 namespace shardmesh::client {
 namespace {
@@ -17,12 +18,15 @@ absl::Status RunExplainError(const Invocation& invocation, const std::string& re
     PrintJson({{"reason", explanation.reason},
                {"code", explanation.code},
                {"meaning", explanation.meaning},
-               {"action", explanation.action}});
+               {"action", explanation.action},
+               {"facts", explanation.facts}});
   } else {
     std::cout << "reason   " << explanation.reason << "\n"
               << "code     " << explanation.code << "\n"
               << "meaning  " << explanation.meaning << "\n"
-              << "action   " << explanation.action << "\n";
+              << "action   " << explanation.action << "\n"
+              << "facts    "
+              << (explanation.facts.empty() ? "none" : StrJoin(explanation.facts, ", ")) << "\n";
   }
   return absl::OkStatus();
 }

@@ -71,7 +71,10 @@ absl::StatusOr<TreeTensor> FindTensor(const std::string& path, const std::string
   }
   return WithReason(
       absl::NotFoundError(StrCat(path, " has no tensor \"", name, "\"", DidYouMean(name, names))),
-      Reason::kNotFound);
+      Reason::kNotFound,
+      {{fact::kKind, "tensor"},
+       {fact::kName, name},
+       {fact::kNearest, NearestName(name, names).value_or("")}});
 }
 
 absl::StatusOr<ExplainQuestion> QuestionOf(const SpecFlags& flags) {

@@ -16,6 +16,7 @@
 #include "client/mesh_client.h"
 #include "process/file.h"
 #include "process/steady_deadline.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -124,7 +125,7 @@ absl::Status CheckResumable(const ClusterRecord& record, const LocalClusterOptio
             "of the cluster \"", record.name, "\" at ", record.address, " ", StrJoin(ended, ", "),
             " ended and the others run; ", why, ", or stop them with `shardmesh down --name ",
             record.name, "` and start again: what is under --data-dir stays")),
-        Reason::kAlreadyExists);
+        Reason::kAlreadyExists, {{fact::kKind, "cluster"}, {fact::kName, record.name}});
   };
   if (record.supervisor.has_value() && IsRunning(*record.supervisor)) {
     return refused(
@@ -377,7 +378,7 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(LocalClusterOp
             absl::AlreadyExistsError(StrCat("the cluster \"", options.name, "\" is up at ",
                                             old->address, "; stop it with `shardmesh down --name ",
                                             options.name, "`, or choose another --name")),
-            Reason::kAlreadyExists);
+            Reason::kAlreadyExists, {{fact::kKind, "cluster"}, {fact::kName, options.name}});
       }
       const bool listened = !old->address.empty();
       if (listened && (!old->data_folder.empty() || IsRunning(old->processes.front().id))) {
@@ -439,7 +440,7 @@ absl::Status LocalCluster::AwaitHealthy(absl::Time deadline) {
     for (Member& member : members_) {
       if (const std::optional<std::string> end = member.process.Ended(); end.has_value()) {
         return WithReason(About(member, absl::StatusCode::kUnavailable, *end),
-                          Reason::kMeshIncomplete);
+                          Reason::kMeshIncomplete, {{fact::kIdentity, member.identity}});
       }
     }
     return absl::OkStatus();
@@ -471,7 +472,7 @@ absl::Status LocalCluster::AwaitHealthy(absl::Time deadline) {
           About(*first, absl::StatusCode::kDeadlineExceeded,
                 missing.empty() ? "has not completed the mesh"
                                 : StrCat("is not ready; missing: ", StrJoin(missing, ", "))),
-          Reason::kMeshIncomplete);
+          Reason::kMeshIncomplete, {{fact::kMesh, kMesh}, {fact::kIdentity, first->identity}});
     }
     absl::SleepFor(kPollInterval);
   }

@@ -5,7 +5,9 @@
 #include "rpc/codec/definition.h"
 #include "rpc/codec/spec_codec.h"
 #include "shardmesh/v1/catalog_service.pb.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
+#include "tests/testing/status_matchers.h"
 #include "tests/unit/server/worker_streams_fixture.h"
 
 namespace shardmesh::server {
@@ -255,6 +257,8 @@ TEST_F(WorkerStreamsTest, AMeshIsReadyWhenItsWorkersReachOneAnother) {
               StatusIs(absl::StatusCode::kUnavailable, Reason::kRecovering));
   ReportPeers(a);
   ReportPeers(b, {"a", "elsewhere"});
+  EXPECT_THAT(streams_->CheckReady("m"),
+              test::CarriesFacts(Reason::kRecovering, {{fact::kIdentity, "b"}}));
   EXPECT_TRUE(streams_->IsReady("a"));
   EXPECT_FALSE(streams_->IsReady("b"));
   EXPECT_THAT(streams_->CheckReady("m").message(),
@@ -264,6 +268,7 @@ TEST_F(WorkerStreamsTest, AMeshIsReadyWhenItsWorkersReachOneAnother) {
   streams_->Stop();
   EXPECT_THAT(streams_->CheckReady("m"),
               StatusIs(absl::StatusCode::kUnavailable, Reason::kNotServing));
+  EXPECT_THAT(streams_->CheckReady("m"), test::CarriesFacts(Reason::kNotServing, {}));
 }
 
 TEST_F(WorkerStreamsTest, WorkersThatDoNotMeetMakeAMeshIncomplete) {

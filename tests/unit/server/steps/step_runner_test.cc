@@ -14,6 +14,9 @@
 #include "rpc/codec/status.h"
 #include "rpc/metrics/metrics.h"
 #include "shardmesh/v1/attach_service.pb.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
+#include "tests/testing/status_matchers.h"
 #include "tests/unit/server/steps/ready_cluster.h"
 
 namespace shardmesh::server {
@@ -185,7 +188,13 @@ TEST_F(StepRunnerTest, OperandsOfTwoMeshesAreRefused) {
   AddArray(Descriptor("m"), "w");
   AddArray(Descriptor("n"), "v");
   EXPECT_THAT(Refusal(Call({Named("w"), Named("v")})),
-              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kShapeMismatch));
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kMeshMismatch));
+  const absl::Status refused = Refusal(Call({Named("w"), Named("v")}));
+  EXPECT_THAT(refused,
+              test::CarriesFacts(Reason::kMeshMismatch,
+                                 {{fact::kArray, FactOf(refused, fact::kArray).value_or("none")},
+                                  {fact::kHave, "n"},
+                                  {fact::kNeed, "m"}}));
 }
 
 TEST_F(StepRunnerTest, AnOperandOfAMeshThatWasChangedIsRefused) {
@@ -193,7 +202,7 @@ TEST_F(StepRunnerTest, AnOperandOfAMeshThatWasChangedIsRefused) {
   descriptor.mesh = *Mesh::Parse("x=2,y=1");
   AddArray(descriptor, "w");
   EXPECT_THAT(Refusal(Call({Named("w")})),
-              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kVersionMismatch));
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kMeshMismatch));
 }
 
 TEST_F(StepRunnerTest, RefusesWithoutASessionAMeshOrTime) {
