@@ -202,8 +202,8 @@ TEST_F(TransferTest, TakesAnotherHolderWhenOneIsLostMidway) {
   workers_[3]->Stop();
   const absl::StatusOr<std::string> degraded = DownloadAll(tensors[0], coordinator_->devices());
   EXPECT_THAT(degraded, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kArrayDegraded));
-  EXPECT_THAT(degraded, test::CarriesFacts(Reason::kArrayDegraded,
-                                           {{fact::kArray, tensors[0].array.array_id}}));
+  EXPECT_THAT(degraded, shardmesh::test::CarriesFacts(Reason::kArrayDegraded,
+                                                      {{fact::kArray, tensors[0].array.array_id}}));
   EXPECT_THAT(degraded.status().ToString(), HasSubstr("[32,64)x[0,64)"));
 }
 
