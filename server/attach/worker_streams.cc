@@ -154,21 +154,28 @@ void WorkerStreams::WorkerLost(std::string_view identity, uint64_t attachment) {
   }
 }
 
-void WorkerStreams::Start(const WorkRef& work, const std::shared_ptr<const std::string>& message) {
-  const StartMessages start = EncodeStart(work, *message);
-  absl::MutexLock lock(&mutex_);
-  started_.emplace(work.sequence, start.with_plan);
+void WorkerStreams::Start(const WorkRef& work, const EncodedStepPtr& message) {
+  const WorkNumber number{.sequence = work.sequence, .epoch = work.epoch, .term = work.term};
   bool all_know = true;
-  for (const Participant& participant : work.participants) {
-    const auto member = members_.find(participant.identity);
-    if (member == members_.end()) continue;
-    absl::flat_hash_set<std::string>& plans = member->second.plans;
-    if (plans.size() >= kMaxPlansKnown) plans.clear();
-    all_know &= !plans.insert(start.plan_hash).second;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (const Participant& participant : work.participants) {
+      const auto member = members_.find(participant.identity);
+      if (member == members_.end()) continue;
+      absl::flat_hash_set<std::string>& plans = member->second.plans;
+      if (plans.size() >= kMaxPlansKnown) plans.clear();
+      all_know &= !plans.insert(message->plan_hash).second;
+    }
   }
+  // Without the lock. A worker that comes over another stream meanwhile asks for the plan.
+  const WorkerMessage start = EncodeStart(number, *message, /*with_plan=*/!all_know);
+  absl::MutexLock lock(&mutex_);
+  started_.emplace(
+      work.sequence,
+      Started{.number = number, .step = message, .with_plan = all_know ? nullptr : start});
   for (const Participant& participant : work.participants) {
     if (WorkerStream* stream = StreamOf(participant.identity); stream != nullptr) {
-      stream->Send(all_know ? start.without_plan : start.with_plan);
+      stream->Send(start);
     }
   }
 }
@@ -196,9 +203,13 @@ void WorkerStreams::End(const WorkRef& work, const absl::Status& status) {
 
 void WorkerStreams::SendPlan(WorkerStream* stream, int64_t sequence) {
   absl::MutexLock lock(&mutex_);
-  if (const auto found = started_.find(sequence); found != started_.end()) {
-    stream->Send(found->second);
+  const auto found = started_.find(sequence);
+  if (found == started_.end()) return;
+  Started& started = found->second;
+  if (started.with_plan == nullptr) {
+    started.with_plan = EncodeStart(started.number, *started.step, /*with_plan=*/true);
   }
+  stream->Send(started.with_plan);
 }
 
 void WorkerStreams::ExpectWithin(WorkerStream* stream, absl::Duration time,

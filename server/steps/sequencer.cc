@@ -90,7 +90,7 @@ struct Sequencer::Work {
   State state = State::kWaiting;
   std::vector<std::string> reads;
   std::vector<std::string> writes;
-  std::shared_ptr<const std::string> message;
+  EncodedStepPtr message;
   absl::Duration timeout;
   CommitHook commit;
   WorkCallback callback;

@@ -26,7 +26,7 @@ using ::testing::HasSubstr;
 // Writes down what the workers would hear.
 class RecordingTransport final : public StepTransport {
  public:
-  void Start(const WorkRef& work, const std::shared_ptr<const std::string>& message) override {
+  void Start(const WorkRef& work, const EncodedStepPtr& message) override {
     Add(StrCat("start ", work.op));
   }
   void Commit(const WorkRef& work) override { Add(StrCat("commit ", work.op)); }

@@ -13,6 +13,7 @@
 #include "absl/synchronization/notification.h"
 #include "rpc/codec/status.h"
 #include "rpc/metrics/metrics.h"
+#include "sharding/digest.h"
 #include "shardmesh/v1/attach_service.pb.h"
 #include "status/detail.h"
 #include "status/fact_keys.h"
@@ -93,7 +94,8 @@ class StepRunnerTest : public ReadyCluster {
   // What the workers were told of the last step.
   v1::RunStep Told() {
     v1::RunStep message;
-    EXPECT_TRUE(message.ParseFromString(transport_.message()));
+    const EncodedStepPtr told = transport_.message();
+    EXPECT_TRUE(told != nullptr && message.ParseFromString(told->rest));
     return message;
   }
   absl::Status Report(int64_t rank, const std::string& bytes = "",
@@ -362,6 +364,22 @@ TEST_F(StepRunnerTest, ARepeatedRequestGetsTheFirstOnesAnswer) {
   other.method = "Linear";
   const std::unique_ptr<Ended> second = Start(other);
   EXPECT_THAT(Finish(*second), IsOk());
+}
+
+TEST_F(StepRunnerTest, StepsOfOnePlanShareItsBytes) {
+  AddArray(Descriptor(), "w");
+  const std::unique_ptr<Ended> first = Start(Call({Named("w")}));
+  const EncodedStepPtr one = transport_.message();
+  EXPECT_THAT(Finish(*first), IsOk());
+  StepCall again = Call({Named("w")});
+  again.request_id = "again";
+  const std::unique_ptr<Ended> second = Start(std::move(again));
+  const EncodedStepPtr other = transport_.message();
+  EXPECT_THAT(Finish(*second), IsOk());
+  EXPECT_EQ(Told().plan(), "") << "the transport adds it";
+  EXPECT_NE(one, other);
+  EXPECT_EQ(one->plan, other->plan);
+  EXPECT_EQ(Sha256(*one->plan), one->plan_hash);
 }
 
 TEST_F(StepRunnerTest, ARequestThatFailedMayBeMadeAgain) {

@@ -31,7 +31,7 @@ using ::shardmesh::test::StatusIs;
 
 class DeafTransport final : public StepTransport {
  public:
-  void Start(const WorkRef&, const std::shared_ptr<const std::string>&) override {}
+  void Start(const WorkRef&, const EncodedStepPtr&) override {}
   void Commit(const WorkRef&) override {}
   void Abort(const WorkRef&, const absl::Status&) override {
     if (on_abort) on_abort();
