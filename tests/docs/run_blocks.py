@@ -304,7 +304,7 @@ class Shell:
         faults = []
         for record in sorted((self._folder / "run/shardmesh").glob("*/cluster.json")):
             try:
-                down = subprocess.run([self._programs / "shardmesh", "down", "--name", record.parent.name],
+                down = subprocess.run([self._programs / "shardmesh", "down", "--cluster", record.parent.name],
                                       env=self._environment, capture_output=True, text=True, timeout=60, check=False)
                 if down.returncode != 0:
                     faults.append(f"the cluster {record.parent.name} was not stopped: {down.stderr.strip()}")

@@ -32,7 +32,8 @@ struct ResultFlags {
 // command ends.
 absl::StatusOr<Operand> OperandOf(MeshClient* client, const std::string& text) {
   if (!text.ends_with(".npy")) {
-    return Operand(ArraySelector::ByName(text));
+    SHARDMESH_ASSIGN_OR_RETURN(ArraySelector array, ParseArrayName(text));
+    return Operand(std::move(array));
   }
   SHARDMESH_ASSIGN_OR_RETURN(const NpyFile file, NpyFile::Open(text));
   const TensorView view = file.View();
@@ -74,7 +75,7 @@ absl::Status Finish(const Invocation& invocation, MeshClient* client, const Step
         client->GatherToNpy(ArraySelector::ById(array.descriptor.array_id), flags.path).status());
   }
   if (invocation.json) {
-    PrintJson(StepJson(result, flags));
+    invocation.Print(StepJson(result, flags));
     return absl::OkStatus();
   }
   std::cout << "Result: " << DtypeName(array.descriptor.dtype) << " "
@@ -225,7 +226,7 @@ void AddResultOptions(CLI::App* command, ResultFlags* flags) {
   command->add_option("--as", flags->name, "keep the result in the cluster under this name");
 }
 
-constexpr char kOperandHelp[] = "name of an array, or a .npy file";
+constexpr char kOperandHelp[] = "name of an array, NAME@VERSION, or a .npy file";
 
 }  // namespace
 
@@ -238,9 +239,11 @@ void AddComputeCommands(CommandLine* line) {
   linear->add_option("--weight", linear_flags->weight, kOperandHelp)->required();
   linear->add_option("--bias", linear_flags->bias, kOperandHelp);
   AddParsedOption(linear, "--activation", &linear_flags->activation, ParseActivation,
-                  "none, relu, gelu, gelu-tanh or silu (default: none)");
+                  "none, relu, gelu, gelu-tanh or silu (default: none)")
+      ->type_name("{none,relu,gelu,gelu-tanh,silu}");
   AddParsedOption(linear, "--layout", &linear_flags->layout, ParseWeightLayout,
-                  "of the weight: out-in as in PyTorch, or in-out as in flax (default: out-in)");
+                  "of the weight: out-in as in PyTorch, or in-out as in flax (default: out-in)")
+      ->type_name("{out-in,in-out}");
   linear->add_option("--scale", linear_flags->scale, "factor of the product (default: 1)");
   AddResultOptions(linear, &linear_flags->result);
 
@@ -261,6 +264,9 @@ void AddComputeCommands(CommandLine* line) {
   AddParsedOption(collective, "kind", &collective_flags->kind, ParseCollectiveKind,
                   "all-reduce, all-gather, reduce-scatter, all-to-all, broadcast, reduce, gather, "
                   "scatter, permute, send (a permute of one pair) or barrier")
+      ->type_name(
+          "{all-reduce,all-gather,reduce-scatter,all-to-all,broadcast,reduce,gather,scatter,"
+          "permute,send,barrier}")
       ->required();
   collective->add_option("tensor", collective_flags->input, kOperandHelp)->required();
   collective->add_option("--axes", collective_flags->axes, "mesh axes, major to minor, as fsdp,tp")
@@ -276,7 +282,8 @@ void AddComputeCommands(CommandLine* line) {
                    "of all-to-all: the dimension to be partitioned instead")
       ->check(CLI::NonNegativeNumber);
   AddParsedOption(collective, "--reduction", &collective_flags->reduction, ParseReduction,
-                  "sum, product, min, max or mean (default: sum)");
+                  "sum, product, min, max or mean (default: sum)")
+      ->type_name("{sum,product,min,max,mean}");
   collective
       ->add_option("--root", collective_flags->root,
                    "of broadcast, reduce, gather and scatter: a place within each group, along the "
@@ -305,9 +312,11 @@ void AddComputeCommands(CommandLine* line) {
       ->delimiter(',');
   AddParsedOption(collective, "--algorithm", &collective_flags->algorithm, ParseCollectiveAlgorithm,
                   "auto, pairwise, direct, doubling, halving, ring, binomial or chain, as far as "
-                  "the kind has it (default: auto)");
+                  "the kind has it (default: auto)")
+      ->type_name("{auto,pairwise,direct,doubling,halving,ring,binomial,chain}");
   AddParsedOption(collective, "--order", &collective_flags->order, ParseCollectiveOrder,
-                  "of sums: reproducible, or fastest, which allows a ring (default: reproducible)");
+                  "of sums: reproducible, or fastest, which allows a ring (default: reproducible)")
+      ->type_name("{reproducible,fastest}");
   AddResultOptions(collective, &collective_flags->result);
 }
 

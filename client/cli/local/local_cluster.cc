@@ -122,7 +122,7 @@ absl::Status CheckResumable(const ClusterRecord& record, const LocalClusterOptio
     return WithReason(
         absl::FailedPreconditionError(StrCat(
             "of the cluster \"", record.name, "\" at ", record.address, " ", StrJoin(ended, ", "),
-            " ended and the others run; ", why, ", or stop them with `shardmesh down --name ",
+            " ended and the others run; ", why, ", or stop them with `shardmesh down --cluster ",
             record.name, "` and start again: what is under --data-dir stays")),
         Reason::kAlreadyExists);
   };
@@ -375,8 +375,8 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(LocalClusterOp
       if (Choose(*old, identities, /*running=*/false).empty()) {
         return WithReason(
             absl::AlreadyExistsError(StrCat("the cluster \"", options.name, "\" is up at ",
-                                            old->address, "; stop it with `shardmesh down --name ",
-                                            options.name, "`, or choose another --name")),
+                                            old->address, "; stop it with `shardmesh down --cluster ",
+                                            options.name, "`, or choose another --cluster")),
             Reason::kAlreadyExists);
       }
       const bool listened = !old->address.empty();
