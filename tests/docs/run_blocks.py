@@ -64,7 +64,7 @@ ERROR = re.compile(r"shardmesh: .*\([A-Z_]+\)")
 VOLATILE = re.compile("|".join(f"(?P<{name}>{pattern})" for name, pattern in {
     "anything": r"\.\.\.",
     "time": r"\d{4}-\d\d-\d\dT[0-9:.]+Z|\d\d:\d\d:\d\d\.\d+",
-    "rate": r"\b\d+(?:\.\d+)? [kMGT]?B/s",
+    "rate": r"\b\d+(?:\.\d+)? (?:[kMGT]|[KMGT]i)?B/s",
     "duration": r"\b\d+(?:\.\d+)? ?(?:ns|us|ms|s)\b",
     "pid_column": r"\b\d+ +(?=127\.0\.0\.1:\d)",
     "address": r"\b127\.0\.0\.1:\d+",
@@ -76,7 +76,7 @@ VOLATILE = re.compile("|".join(f"(?P<{name}>{pattern})" for name, pattern in {
     "columns": r" {2,}",
 }.items()))
 MATCHING = {
-    "anything": ".*", "time": r"[0-9T:.-]+Z?", "rate": r"\d+(?:\.\d+)? [kMGT]?B/s",
+    "anything": ".*", "time": r"[0-9T:.-]+Z?", "rate": r"\d+(?:\.\d+)? (?:[kMGT]|[KMGT]i)?B/s",
     "duration": r"(?:\d+(?:\.\d+)? ?(?:ns|us|ms|s|m|h))+", "pid_column": r"\d+ +", "address": r"127\.0\.0\.1:\d+",
     "pid": r"pid \d+", "revision": r"revision[= ]\d+", "id": "[0-9a-f]{32}", "large": r"\d{10,}", "folder": r"/\S+?/run", "columns": " +",
 }
