@@ -42,9 +42,13 @@ TEST_F(ClusterCommandTest, ListsNamesAndAllColumns) {
   EXPECT_EQ(std::count(rows.begin(), rows.end(), '\n'), 1) << rows;
   EXPECT_THAT(rows, ::testing::StartsWith("forms.a"));
 
-  // Each version by its name.
-  EXPECT_THAT(cluster_->Run({"describe", "forms.a@2"}).out, HasSubstr("forms.a version 2"));
-  const CommandResult absent = cluster_->Run({"describe", "forms.a@9"});
+  // A version by its name.
+  const nlohmann::json arrays =
+      nlohmann::json::parse(cluster_->Run({"ls", "forms", "-o", "json"}).out);
+  const auto version = arrays[0]["version"].get<int64_t>();
+  const CommandResult described = cluster_->Run({"describe", StrCat("forms.a@", version)});
+  EXPECT_THAT(described.out, HasSubstr(StrCat("forms.a version ", version))) << described.err;
+  const CommandResult absent = cluster_->Run({"describe", StrCat("forms.a@", version + 1000)});
   EXPECT_EQ(absent.exit_code, 1);
   EXPECT_THAT(absent.err, HasSubstr("NOT_FOUND"));
 }
@@ -52,11 +56,14 @@ TEST_F(ClusterCommandTest, ListsNamesAndAllColumns) {
 TEST_F(ClusterCommandTest, WatchesUntilAnInterrupt) {
   const std::string out = Path("watched");
   client::ProcessOptions options;
-  options.command = {"/bin/sh", "-c",
+  options.command = {"/bin/sh",
+                     "-c",
                      StrCat("export XDG_RUNTIME_DIR=\"$1\" XDG_CONFIG_HOME=\"$1\"; exec \"$0\" "
-                            "--watch ls --interval 50ms > ",
+                            "--watch ls --interval 50ms --address \"$2\" > ",
                             out),
-                     SHARDMESH_BINARY_DIR "/shardmesh", cluster_->folder()};
+                     SHARDMESH_BINARY_DIR "/shardmesh",
+                     cluster_->folder(),
+                     cluster_->address()};
   options.log_path = Path("watch.log");
   SHARDMESH_ASSERT_OK_AND_ASSIGN(client::ChildProcess process,
                                  client::ChildProcess::Start(options));

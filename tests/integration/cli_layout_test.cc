@@ -166,7 +166,7 @@ TEST_F(ClusterCommandTest, MatchesAndPlansFromTheHeaderAlone) {
   EXPECT_EQ(plan["summary"]["total_bytes"], 90'856'960);
 
   result = cluster_->Run({"plan", checkpoint_, "--rules", kRules, "--mesh", "fsdp=1"});
-  EXPECT_THAT(result.out, HasSubstr("The one device holds 86.7 MiB; "));
+  EXPECT_THAT(result.out, HasSubstr("The one device holds 86.6 MiB; "));
 }
 
 TEST_F(ClusterCommandTest, PlansATreeOnDevicesThatThereAreNot) {
