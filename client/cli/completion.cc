@@ -101,13 +101,8 @@ std::string BashEntry(std::string_view array, std::string_view key,
 
 // Within single quotes, and within brackets of _arguments.
 std::string ZshText(const std::string& text) {
-  return absl::StrReplaceAll(text, {{"\\", "\\\\"},
-                                    {"'", "'\\''"},
-                                    {"[", "\\["},
-                                    {"]", "\\]"},
-                                    {":", "\\:"},
-                                    {"`", "\\`"},
-                                    {"$", "\\$"}});
+  return absl::StrReplaceAll(
+      text, {{"\\", "\\\\"}, {"'", "'\\''"}, {"[", "\\["}, {"]", "\\]"}, {":", "\\:"}});
 }
 
 std::string ZshValues(const CLI::Option* option) {
@@ -137,8 +132,8 @@ std::string ZshFunctionName(const CLI::App* app) {
 std::string ZshFunction(const CLI::App* app) {
   std::string text = StrCat("\n", ZshFunctionName(app), "() {\n");
   const std::string options = app->get_parent() == nullptr
-                                  ? std::string(" \\\n    $common")
-                                  : StrCat(" \\\n    $common", ZshOptions(app));
+                                  ? std::string(" \\\n    $_shardmesh_common")
+                                  : StrCat(" \\\n    $_shardmesh_common", ZshOptions(app));
   const std::vector<const CLI::App*> commands = app->get_subcommands({});
   if (commands.empty()) {
     StrAppend(&text, "  _arguments -s", options);
@@ -195,7 +190,7 @@ std::string BashCompletion(const CLI::App& app) {
 std::string ZshCompletion(const CLI::App& app) {
   std::string text = StrCat(
       "#compdef shardmesh\n# zsh completion of shardmesh; written by `shardmesh completion zsh`.\n"
-      "local -a common=(",
+      "typeset -ga _shardmesh_common=(",
       absl::StrReplaceAll(ZshOptions(&app), {{" \\\n", "\n"}}), ")\n");
   ForEach(&app, [&](const CLI::App* each) { StrAppend(&text, ZshFunction(each)); });
   return text + "\n_shardmesh \"$@\"\n";

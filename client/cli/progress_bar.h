@@ -3,6 +3,7 @@
 #define SHARDMESH_CLIENT_CLI_PROGRESS_BAR_H_
 
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "absl/time/time.h"
@@ -38,6 +39,11 @@ class ProgressBar {
   const Stopwatch stopwatch_;
   bool open_ = false;  // the bar is on the screen
 };
+
+// Shows bytes on a bar that outlives it.
+inline std::function<void(int64_t, int64_t)> ShowOn(ProgressBar* bar) {
+  return [bar](int64_t done, int64_t total) { bar->Show(done, total); };
+}
 
 }  // namespace shardmesh::client
 

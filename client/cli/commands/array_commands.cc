@@ -142,7 +142,7 @@ absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
   absl::StatusOr<PutResult> result;
   {
     ProgressBar bar("loading", invocation.quiet);
-    options.progress = [&bar](int64_t done, int64_t total) { bar.Show(done, total); };
+    options.progress = ShowOn(&bar);
     options.on_begun = [&](const std::string& transfer_id) {
       interruption.Begun(client.get(), transfer_id);
     };
@@ -250,12 +250,22 @@ absl::Status RunGet(const Invocation& invocation, const ArraySelector& selector,
           "--out - writes the tensor to standard output, and so would --output "
           "json or yaml");
     }
-    SHARDMESH_ASSIGN_OR_RETURN(const GatheredTensor tensor, client->Gather(selector));
+    absl::StatusOr<GatheredTensor> gathered;
+    {
+      ProgressBar bar("gathering", invocation.quiet);
+      gathered = client->Gather(selector, ShowOn(&bar));
+    }
+    SHARDMESH_ASSIGN_OR_RETURN(const GatheredTensor tensor, std::move(gathered));
     return WriteNpy(std::cout, tensor.view());
   }
   // A file that cannot be written is said before anything is gathered.
   SHARDMESH_RETURN_IF_ERROR(AtomicFileWriter::Create(path).status());
-  SHARDMESH_ASSIGN_OR_RETURN(const Array array, client->GatherToNpy(selector, path));
+  absl::StatusOr<Array> gathered;
+  {
+    ProgressBar bar("gathering", invocation.quiet);
+    gathered = client->GatherToNpy(selector, path, ShowOn(&bar));
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const Array array, std::move(gathered));
   const absl::Duration time = stopwatch.time();
   if (invocation.json) {
     Json json = ArrayJson(array);

@@ -51,9 +51,7 @@ absl::Status RunMakeCheckpoint(const Invocation& invocation, const CheckpointFla
   }
   {
     ProgressBar bar("writing", invocation.quiet);
-    SHARDMESH_RETURN_IF_ERROR(
-        WriteRandomCheckpoint(flags.path, tensors, flags.seed,
-                              [&bar](int64_t done, int64_t total) { bar.Show(done, total); }));
+    SHARDMESH_RETURN_IF_ERROR(WriteRandomCheckpoint(flags.path, tensors, flags.seed, ShowOn(&bar)));
   }
   SHARDMESH_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(flags.path));
   if (invocation.json) {

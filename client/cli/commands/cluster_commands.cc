@@ -198,6 +198,11 @@ absl::Status RunUp(const Invocation& invocation, const UpFlags& flags) {
   }
 
   ReportEarlier(*cluster);
+  if (!invocation.context.empty()) {
+    std::cerr << "The context \"" << invocation.context
+              << "\" is the current one: commands ask this cluster with --cluster "
+              << invocation.cluster_name << "\n";
+  }
   if (invocation.json) {
     invocation.Print(RecordJson(cluster->record()));
   } else {

@@ -10,6 +10,7 @@
 #include "client/cli/command_line.h"
 #include "client/cli/commands/commands.h"
 #include "client/cli/grammar.h"
+#include "client/cli/progress_bar.h"
 #include "client/cli/table.h"
 #include "process/file.h"
 #include "status/reason.h"
@@ -30,7 +31,8 @@ struct ResultFlags {
 // Returns the operand that `text` names: a .npy file, or an array of the cluster. A small file is
 // sent with the call. A larger file is put first, whole on every device, and released when the
 // command ends.
-absl::StatusOr<Operand> OperandOf(MeshClient* client, const std::string& text) {
+absl::StatusOr<Operand> OperandOf(const Invocation& invocation, MeshClient* client,
+                                  const std::string& text) {
   if (!text.ends_with(".npy")) {
     SHARDMESH_ASSIGN_OR_RETURN(ArraySelector array, ParseArrayName(text));
     return Operand(std::move(array));
@@ -42,7 +44,10 @@ absl::StatusOr<Operand> OperandOf(MeshClient* client, const std::string& text) {
         Literal{view.dtype(), view.shape(), std::string(view.bytes().data(), view.bytes().size())});
   }
   PutTensor tensor{.name = {}, .view = view, .spec = PartitionSpec(), .cut_points = {}};
-  SHARDMESH_ASSIGN_OR_RETURN(const PutResult put, client->PutTensors({&tensor, 1}));
+  ProgressBar bar("putting", invocation.quiet);
+  PutOptions options;
+  options.progress = ShowOn(&bar);
+  SHARDMESH_ASSIGN_OR_RETURN(const PutResult put, client->PutTensors({&tensor, 1}, options));
   return Operand(ArraySelector::ById(put.arrays.front().descriptor.array_id));
 }
 
@@ -71,8 +76,11 @@ absl::Status Finish(const Invocation& invocation, MeshClient* client, const Step
                     const ResultFlags& flags) {
   const Array& array = result.outputs.front().array;
   if (!flags.path.empty()) {
+    ProgressBar bar("gathering", invocation.quiet);
     SHARDMESH_RETURN_IF_ERROR(
-        client->GatherToNpy(ArraySelector::ById(array.descriptor.array_id), flags.path).status());
+        client
+            ->GatherToNpy(ArraySelector::ById(array.descriptor.array_id), flags.path, ShowOn(&bar))
+            .status());
   }
   if (invocation.json) {
     invocation.Print(StepJson(result, flags));
@@ -138,8 +146,8 @@ struct LinearFlags {
 
 absl::Status RunLinear(const Invocation& invocation, const LinearFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
-  SHARDMESH_ASSIGN_OR_RETURN(Operand input, OperandOf(client.get(), flags.input));
-  SHARDMESH_ASSIGN_OR_RETURN(Operand weight, OperandOf(client.get(), flags.weight));
+  SHARDMESH_ASSIGN_OR_RETURN(Operand input, OperandOf(invocation, client.get(), flags.input));
+  SHARDMESH_ASSIGN_OR_RETURN(Operand weight, OperandOf(invocation, client.get(), flags.weight));
   LinearCall call{.input = std::move(input),
                   .weight = std::move(weight),
                   .bias = std::nullopt,
@@ -148,7 +156,7 @@ absl::Status RunLinear(const Invocation& invocation, const LinearFlags& flags) {
                   .scale = flags.scale,
                   .output = OutputOf(flags.result)};
   if (!flags.bias.empty()) {
-    SHARDMESH_ASSIGN_OR_RETURN(call.bias, OperandOf(client.get(), flags.bias));
+    SHARDMESH_ASSIGN_OR_RETURN(call.bias, OperandOf(invocation, client.get(), flags.bias));
   }
   return RunAndFinish(invocation, client.get(), flags.result, [&] { return client->Linear(call); });
 }
@@ -163,8 +171,8 @@ struct MatmulFlags {
 
 absl::Status RunMatmul(const Invocation& invocation, const MatmulFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
-  SHARDMESH_ASSIGN_OR_RETURN(Operand lhs, OperandOf(client.get(), flags.lhs));
-  SHARDMESH_ASSIGN_OR_RETURN(Operand rhs, OperandOf(client.get(), flags.rhs));
+  SHARDMESH_ASSIGN_OR_RETURN(Operand lhs, OperandOf(invocation, client.get(), flags.lhs));
+  SHARDMESH_ASSIGN_OR_RETURN(Operand rhs, OperandOf(invocation, client.get(), flags.rhs));
   const MatmulCall call{.lhs = std::move(lhs),
                         .rhs = std::move(rhs),
                         .transpose_lhs = flags.transpose_lhs,
@@ -204,7 +212,7 @@ absl::StatusOr<std::vector<PermutePair>> PermutationOf(const CollectiveFlags& fl
 absl::Status RunCollective(const Invocation& invocation, const CollectiveFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(std::vector<PermutePair> permutation, PermutationOf(flags));
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
-  SHARDMESH_ASSIGN_OR_RETURN(Operand input, OperandOf(client.get(), flags.input));
+  SHARDMESH_ASSIGN_OR_RETURN(Operand input, OperandOf(invocation, client.get(), flags.input));
   const CollectiveCall call{.input = std::move(input),
                             .kind = flags.kind,
                             .axes = flags.axes,
