@@ -244,7 +244,8 @@ class MeshClient::Impl {
   }
 
   // Asks for the array once and downloads it.
-  GatherOutcome Gather(const ArraySelector& array, const rpc::SteadyDeadline& deadline) {
+  GatherOutcome Gather(const ArraySelector& array, const ProgressCallback& progress,
+                       const rpc::SteadyDeadline& deadline) {
     std::string session;
     read_pins_.BeginAsking();
     absl::StatusOr<BegunGet> begun =
@@ -265,7 +266,7 @@ class MeshClient::Impl {
     absl::StatusOr<GatheredTensor> tensor = GatheredTensor::Allocate(std::move(get.array));
     if (!tensor.ok()) return {std::move(tensor)};
     const absl::Status downloaded = Download(tensor->array().descriptor, get.token, get.devices,
-                                             tensor->mutable_view(), Transfer(deadline, nullptr));
+                                             tensor->mutable_view(), Transfer(deadline, progress));
     if (downloaded.ok()) return {std::move(tensor)};
     return {downloaded, MayHaveMoved(downloaded)};
   }
@@ -644,11 +645,12 @@ absl::StatusOr<PutResult> MeshClient::LoadCheckpoint(const std::string& path,
   return LoadCheckpoint(checkpoint, options);
 }
 
-absl::StatusOr<GatheredTensor> MeshClient::Gather(const ArraySelector& array) {
+absl::StatusOr<GatheredTensor> MeshClient::Gather(const ArraySelector& array,
+                                                  const ProgressCallback& progress) {
   const rpc::SteadyDeadline deadline = impl_->TransferDeadline();
   rpc::Backoff backoff({.max_delay = absl::Seconds(1)});
   for (int attempt = 1;; ++attempt) {
-    GatherOutcome outcome = impl_->Gather(array, deadline);
+    GatherOutcome outcome = impl_->Gather(array, progress, deadline);
     if (outcome.tensor.ok() || !outcome.may_have_moved) {
       return std::move(outcome.tensor);
     }
@@ -662,8 +664,9 @@ absl::StatusOr<GatheredTensor> MeshClient::Gather(const ArraySelector& array) {
   }
 }
 
-absl::StatusOr<Array> MeshClient::GatherToNpy(const ArraySelector& array, const std::string& path) {
-  SHARDMESH_ASSIGN_OR_RETURN(const GatheredTensor tensor, Gather(array));
+absl::StatusOr<Array> MeshClient::GatherToNpy(const ArraySelector& array, const std::string& path,
+                                              const ProgressCallback& progress) {
+  SHARDMESH_ASSIGN_OR_RETURN(const GatheredTensor tensor, Gather(array, progress));
   SHARDMESH_RETURN_IF_ERROR(WriteNpy(path, tensor.view()));
   return tensor.array();
 }

@@ -147,7 +147,7 @@ class PrometheusTest : public ::testing::Test {
 
   // As docs/metrics.md says.
   std::string Targets() const {
-    const CommandResult status = cluster_->Run({"status", "--name=test", "--output=json"});
+    const CommandResult status = cluster_->Run({"status", "--cluster=test", "--output=json"});
     EXPECT_EQ(status.exit_code, 0) << status.err;
     const std::string file = cluster_->folder() + "/status.json";
     std::ofstream(file) << status.out;

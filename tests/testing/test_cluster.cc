@@ -44,7 +44,7 @@ CommandResult RunShardmesh(const std::vector<std::string>& arguments,
   // The shell parts the two outputs, and passes its arguments on as they are.
   client::ProcessOptions options;
   options.command = {"/bin/sh", "-c",
-                     StrCat("export XDG_RUNTIME_DIR=\"$1\"; shift; exec \"$0\" \"$@\" > ", out,
+                     StrCat("export XDG_RUNTIME_DIR=\"$1\" XDG_CONFIG_HOME=\"$1\"; shift; exec \"$0\" \"$@\" > ", out,
                             "/out 2> ", out, "/err"),
                      SHARDMESH_BINARY_DIR "/shardmesh", runtime_folder};
   options.command.insert(options.command.end(), arguments.begin(), arguments.end());

@@ -23,6 +23,7 @@
 #include "client/cli/command_line.h"
 #include "client/cli/commands/commands.h"
 #include "client/cli/grammar.h"
+#include "client/cli/progress_bar.h"
 #include "client/cli/table.h"
 #include "process/steady_deadline.h"
 #include "program/collective_choice.h"
@@ -339,8 +340,8 @@ absl::StatusOr<const MeshStatus*> FindMesh(const ClusterStatus& status, const st
   return absl::NotFoundError(StrCat("there is no mesh ", name, "; see shardmesh status"));
 }
 
-void Show(const std::vector<Figure>& figures, bool json) {
-  if (json) {
+void Show(const Invocation& invocation, const std::vector<Figure>& figures) {
+  if (invocation.json) {
     Json rows = Json::array();
     for (const Figure& figure : figures) {
       Json row = {{"system", figure.system},
@@ -356,7 +357,7 @@ void Show(const std::vector<Figure>& figures, bool json) {
       if (figure.is_right.has_value()) row["right"] = *figure.is_right;
       rows.push_back(std::move(row));
     }
-    PrintJson(rows);
+    invocation.Print(rows);
     return;
   }
   using Align = Table::Align;
@@ -390,7 +391,7 @@ void Show(const std::vector<Figure>& figures, bool json) {
 absl::Status RunCollectives(const Invocation& invocation, const BenchFlags& flags) {
   std::vector<int64_t> sizes;
   for (const std::string& text : flags.sizes) {
-    const auto size = rpc::ParseByteSize(text);
+    const auto size = ParseSize(text);
     if (!size.ok() || *size < 4 || *size > kMostBytes) {
       return WrongUse(StrCat("--sizes: \"", text, "\" is no size from 4 to 1GiB"));
     }
@@ -421,8 +422,9 @@ absl::Status RunCollectives(const Invocation& invocation, const BenchFlags& flag
 
   std::vector<Figure> figures;
   bool all_right = true;
-  // The progress line overwrites itself, which is wrong for a file.
-  const bool shows_progress = !invocation.json && isatty(STDERR_FILENO) != 0;
+  std::optional<ProgressBar> bar(std::in_place, "measuring", invocation.quiet);
+  int64_t rows_done = 0;  // of one kind and size
+  const auto rows = static_cast<int64_t>(kinds.size() * sizes.size());
   for (const CollectiveKind kind : kinds) {
     for (const int64_t bytes : sizes) {
       if (kind == CollectiveKind::kBarrier && bytes != sizes.front()) continue;
@@ -451,14 +453,12 @@ absl::Status RunCollectives(const Invocation& invocation, const BenchFlags& flag
             figures.emplace_back(),
             Measure(client.get(), flags, *mesh, subject, array_id, bytes, group.size()));
         all_right = all_right && figures.back().is_right.value_or(true);
-        if (shows_progress) {
-          std::cerr << '\r' << figures.size() << " measured" << std::flush;
-        }
       }
       SHARDMESH_RETURN_IF_ERROR(client->ReleaseArrays({&array_id, 1}).status());
+      bar->ShowCount(++rows_done, rows);
     }
   }
-  if (shows_progress) std::cerr << "\r\x1b[K" << std::flush;
+  bar.reset();
   for (const std::string& peer : flags.peers) {
     SHARDMESH_ASSIGN_OR_RETURN(const std::vector<Figure> theirs,
                                PeerFigures(peer, group.size(), sizes, names));
@@ -470,7 +470,7 @@ absl::Status RunCollectives(const Invocation& invocation, const BenchFlags& flag
     };
     return key(a) < key(b);
   });
-  Show(figures, invocation.json);
+  Show(invocation, figures);
   if (!all_right) return absl::DataLossError("some results are wrong; see the table");
   return absl::OkStatus();
 }

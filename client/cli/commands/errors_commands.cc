@@ -15,11 +15,11 @@ namespace {
 absl::Status RunExplainError(const Invocation& invocation, const std::string& reason) {
   SHARDMESH_ASSIGN_OR_RETURN(const ErrorExplanation explanation, ExplainError(reason));
   if (invocation.json) {
-    PrintJson({{"reason", explanation.reason},
-               {"code", explanation.code},
-               {"meaning", explanation.meaning},
-               {"action", explanation.action},
-               {"facts", explanation.facts}});
+    invocation.Print({{"reason", explanation.reason},
+                      {"code", explanation.code},
+                      {"meaning", explanation.meaning},
+                      {"action", explanation.action},
+                      {"facts", explanation.facts}});
   } else {
     std::cout << "reason   " << explanation.reason << "\n"
               << "code     " << explanation.code << "\n"

@@ -65,7 +65,7 @@ absl::Status RunOutput(const Invocation& invocation, const OutputFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(const std::optional<PartitionSpec> spec,
                              client->ResolveOutputSpec(question));
   if (invocation.json) {
-    PrintJson({{"spec", spec.has_value() ? SpecJson(*spec) : Json(nullptr)}});
+    invocation.Print({{"spec", spec.has_value() ? SpecJson(*spec) : Json(nullptr)}});
   } else {
     std::cout << (spec.has_value() ? FormatSpec(*spec) : "unplaced") << "\n";
   }
@@ -91,11 +91,11 @@ absl::Status RunCheck(const Invocation& invocation, const CheckFlags& flags) {
                              client->CheckTensorParallel(question));
   const std::optional<std::string>& method = config.matmul_method;
   if (invocation.json) {
-    PrintJson({{"mesh", config.mesh.has_value() ? MeshJson(*config.mesh) : Json(nullptr)},
-               {"axis_name", config.axis_name},
-               {"matmul_method", method.has_value() ? Json(*method) : Json(nullptr)},
-               {"reduce_output", config.reduce_output},
-               {"reduce_scatter_output", config.reduce_scatter_output}});
+    invocation.Print({{"mesh", config.mesh.has_value() ? MeshJson(*config.mesh) : Json(nullptr)},
+                      {"axis_name", config.axis_name},
+                      {"matmul_method", method.has_value() ? Json(*method) : Json(nullptr)},
+                      {"reduce_output", config.reduce_output},
+                      {"reduce_scatter_output", config.reduce_scatter_output}});
     return absl::OkStatus();
   }
   std::cout << "mesh    " << (config.mesh.has_value() ? config.mesh->ToString() : "-") << "\n"
@@ -157,12 +157,12 @@ absl::Status RunDescribe(const Invocation& invocation, const DescribeFlags& flag
   const std::optional<Shape>& bias = layer.facts.bias_shape;
   const std::string_view direction = DirectionName(layer.facts.direction);
   if (invocation.json) {
-    PrintJson({{"kernel_shape", ShapeJson(layer.facts.kernel_shape)},
-               {"bias_shape", bias.has_value() ? ShapeJson(*bias) : Json(nullptr)},
-               {"merged_layers", layer.facts.tp_merged},
-               {"scale_factor", layer.facts.scale_factor},
-               {"dtype", std::string(DtypeName(layer.dtype))},
-               {"direction", std::string(direction)}});
+    invocation.Print({{"kernel_shape", ShapeJson(layer.facts.kernel_shape)},
+                      {"bias_shape", bias.has_value() ? ShapeJson(*bias) : Json(nullptr)},
+                      {"merged_layers", layer.facts.tp_merged},
+                      {"scale_factor", layer.facts.scale_factor},
+                      {"dtype", std::string(DtypeName(layer.dtype))},
+                      {"direction", std::string(direction)}});
     return absl::OkStatus();
   }
   std::cout << "kernel     " << DtypeName(layer.dtype) << " "
@@ -191,7 +191,7 @@ absl::Status RunPromote(const Invocation& invocation, const PromoteFlags& flags)
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
   SHARDMESH_ASSIGN_OR_RETURN(const Dtype promoted, client->PromoteDtypes(dtypes, flags.dtype));
   if (invocation.json) {
-    PrintJson({{"dtype", std::string(DtypeName(promoted))}});
+    invocation.Print({{"dtype", std::string(DtypeName(promoted))}});
   } else {
     std::cout << DtypeName(promoted) << "\n";
   }

@@ -91,7 +91,7 @@ absl::Status RunResolve(const Invocation& invocation, const ResolveFlags& flags)
   SHARDMESH_ASSIGN_OR_RETURN(const Resolved resolved, AskResolve(invocation, flags, mode));
   const std::optional<RuntimeMode> read_as = ModeOf(mode, flags.preset, flags.shape);
   if (invocation.json) {
-    PrintJson(SpecAnswerJson(resolved.answer, resolved.mesh, read_as));
+    invocation.Print(SpecAnswerJson(resolved.answer, resolved.mesh, read_as));
   } else {
     PrintSpecAnswer(resolved.answer, resolved.mesh, read_as);
   }
@@ -126,7 +126,7 @@ absl::Status RunMatch(const Invocation& invocation, const MatchFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(const Placement placement,
                              AskPlacement(client.get(), std::move(tensors), std::move(question)));
   if (invocation.json) {
-    PrintJson(PlacementJson(placement));
+    invocation.Print(PlacementJson(placement));
   } else {
     PrintPlacement(placement);
   }
@@ -149,7 +149,13 @@ absl::Status RunPresets(const Invocation& invocation) {
                       {"axes", FormatAxes(preset.axes)},
                       {"mode", preset.mode.ToString()}});
     }
-    PrintJson(list);
+    invocation.Print(list);
+    return absl::OkStatus();
+  }
+  if (invocation.names()) {
+    std::vector<std::string> names;
+    for (const NamedPreset& preset : presets) names.push_back(preset.name);
+    PrintNames(names);
     return absl::OkStatus();
   }
   Table table({{"preset"}, {"axes"}, {"mode"}});
@@ -201,8 +207,9 @@ void AddMatch(CommandLine* line) {
 void AddLayoutCommands(CommandLine* line) {
   AddResolve(line);
   AddMatch(line);
-  line->AddCommand("presets", "List the named axes of a transformer's usual tensors",
-                   [](const Invocation& i) { return RunPresets(i); });
+  line->PrintsNames(line->AddCommand("presets",
+                                     "List the named axes of a transformer's usual tensors",
+                                     [](const Invocation& i) { return RunPresets(i); }));
 }
 
 }  // namespace shardmesh::client

@@ -87,12 +87,12 @@ absl::Status RunShow(const Invocation& invocation, const ShowFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
   SHARDMESH_ASSIGN_OR_RETURN(const MeshAnswer answer, client->DescribeMesh(question));
   if (invocation.json) {
-    PrintJson({{"axes", AxesJson(answer.mesh)},
-               {"size", answer.mesh.size()},
-               {"text", answer.mesh.ToString()},
-               {"device_ids", DeviceIds(answer.mesh)},
-               {"workers", answer.workers},
-               {"revision", answer.revision}});
+    invocation.Print({{"axes", AxesJson(answer.mesh)},
+                      {"size", answer.mesh.size()},
+                      {"text", answer.mesh.ToString()},
+                      {"device_ids", DeviceIds(answer.mesh)},
+                      {"workers", answer.workers},
+                      {"revision", answer.revision}});
     return absl::OkStatus();
   }
   PrintMesh(answer.mesh);
@@ -197,7 +197,7 @@ absl::Status RunQuery(const Invocation& invocation, const QueryFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
   SHARDMESH_ASSIGN_OR_RETURN(const MeshAxesAnswer answer, client->QueryMesh(question));
   if (invocation.json) {
-    PrintJson(AnswerJson(flags, answer));
+    invocation.Print(AnswerJson(flags, answer));
   } else {
     PrintAnswer(flags, answer);
   }
@@ -213,7 +213,7 @@ absl::Status RunSpecAxes(const Invocation& invocation, const std::vector<std::st
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
   SHARDMESH_ASSIGN_OR_RETURN(const std::vector<std::string> axes, client->ListSpecAxes(specs));
   if (invocation.json) {
-    PrintJson({{"axes", axes}});
+    invocation.Print({{"axes", axes}});
     return absl::OkStatus();
   }
   for (const std::string& axis : axes) {

@@ -70,7 +70,7 @@ absl::Status RunShow(const Invocation& invocation, const std::string& profile_te
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
   SHARDMESH_ASSIGN_OR_RETURN(const ProfileAnswer answer, client->DescribeProfile(question));
   if (invocation.json) {
-    PrintJson(ProfileJson(answer));
+    invocation.Print(ProfileJson(answer));
   } else {
     PrintProfile(answer);
   }
@@ -152,7 +152,7 @@ absl::Status RunHash(const Invocation& invocation, const HashFlags& flags) {
       printed["text"] = hash.text;
       printed["value"] = hash.value;
     }
-    PrintJson(printed);
+    invocation.Print(printed);
   } else {
     std::cout << hash.digest << "\n";
   }

@@ -205,7 +205,7 @@ absl::Status RunLint(const Invocation& invocation, const LintFlags& flags) {
   }
   const int64_t corrections = answer.count(Finding::Kind::kCorrected);
   if (invocation.json) {
-    PrintJson(LintJson(answer));
+    invocation.Print(LintJson(answer));
   } else {
     if (!answer.findings.empty()) {
       Table table({{"finding"}, {"what"}});
@@ -256,7 +256,7 @@ absl::StatusOr<Increase> ParseIncrease(std::string_view text) {
   if (!text.empty() && text.find_first_not_of("0123456789.") == std::string_view::npos) {
     return WrongUse(StrCat("\"", text, "\" has no unit; write ", text, "% or ", text, "B"));
   }
-  SHARDMESH_ASSIGN_OR_RETURN(increase.bytes, rpc::ParseByteSize(text));
+  SHARDMESH_ASSIGN_OR_RETURN(increase.bytes, ParseSize(text));
   return increase;
 }
 
@@ -366,7 +366,7 @@ absl::Status RunDiff(const Invocation& invocation, const DiffFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
   SHARDMESH_ASSIGN_OR_RETURN(const DiffAnswer answer, client->DiffLayouts(question, tree));
   if (invocation.json) {
-    PrintJson(DiffJson(answer));
+    invocation.Print(DiffJson(answer));
   } else {
     PrintDiff(answer);
   }
@@ -388,9 +388,10 @@ absl::Status RunTest(const Invocation& invocation, const TestFlags& flags) {
     for (size_t i = 0; i < flags.names.size(); ++i) {
       names.push_back({{"name", flags.names[i]}, {"found", static_cast<bool>(check.found[i])}});
     }
-    PrintJson({{"pattern", flags.pattern},
-               {"re2_pattern", check.re2_pattern.empty() ? Json(nullptr) : Json(check.re2_pattern)},
-               {"names", std::move(names)}});
+    invocation.Print(
+        {{"pattern", flags.pattern},
+         {"re2_pattern", check.re2_pattern.empty() ? Json(nullptr) : Json(check.re2_pattern)},
+         {"names", std::move(names)}});
     return absl::OkStatus();
   }
   std::cout << "as RE2  "
@@ -414,9 +415,9 @@ absl::Status RunRewrite(const Invocation& invocation, const std::string& path) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
   SHARDMESH_ASSIGN_OR_RETURN(const RewriteAnswer answer, client->RewriteRules(rules));
   if (invocation.json) {
-    PrintJson({{"changed", answer.changed},
-               {"rules", RulesJson(answer.rules.rules.rules())},
-               {"origins", answer.origins}});
+    invocation.Print({{"changed", answer.changed},
+                      {"rules", RulesJson(answer.rules.rules.rules())},
+                      {"origins", answer.origins}});
     return absl::OkStatus();
   }
   std::cout << rpc::FormatRules(answer.rules);
@@ -459,7 +460,7 @@ absl::Status RunFromText(const Invocation& invocation, const FromTextFlags& flag
       json["spec"] = SpecJson(*answer.spec);
       json["rule"] = answer.rule_index.has_value() ? Json(*answer.rule_index) : Json(nullptr);
     }
-    PrintJson(json);
+    invocation.Print(json);
     return absl::OkStatus();
   }
   if (answer.spec.has_value()) {
@@ -516,7 +517,7 @@ void AddDiff(CommandLine* line, CLI::App* rules) {
   AddModeOption(diff, &flags->mode, "for tensors with logical axes: ");
   AddParsedOption(diff, "--max-increase", &flags->max_increase, ParseIncrease,
                   "fail if the most loaded device gains more: 5% or 512MiB");
-  AddParsedOption(diff, "--max-bytes", &flags->max_bytes, rpc::ParseByteSize,
+  AddParsedOption(diff, "--max-bytes", &flags->max_bytes, ParseSize,
                   "fail if the most loaded device holds more: 80GiB");
   AddExactOption(diff, &flags->exact);
 }

@@ -136,9 +136,9 @@ void PrintWayToError(const Invocation& invocation, MeshClient* client,
     }
   }
   if (invocation.json) {
-    PrintJson({{"requested", SpecJson(answer.requested)},
-               {"effective", nullptr},
-               {"explanation", ExplanationJson(answer.explanation)}});
+    invocation.Print({{"requested", SpecJson(answer.requested)},
+                      {"effective", nullptr},
+                      {"explanation", ExplanationJson(answer.explanation)}});
     return;
   }
   std::cout << "requested  " << FormatSpec(answer.requested) << "\n";
@@ -166,7 +166,7 @@ absl::Status RunExplain(const Invocation& invocation, const SpecFlags& flags) {
   if (invocation.json) {
     Json json = SpecAnswerJson(answer.spec, mesh, mode);
     json["rule"] = answer.rule_index.has_value() ? Json(*answer.rule_index) : Json(nullptr);
-    PrintJson(json);
+    invocation.Print(json);
   } else {
     if (answer.rule_index.has_value()) {
       std::cout << "rule       " << *answer.rule_index << " (the first is 0)\n";
@@ -221,12 +221,12 @@ absl::Status RunConstrain(const Invocation& invocation, const SpecFlags& flags) 
   const std::optional<Mesh> mesh =
       MeshOfCorrections(client.get(), question.mesh, answer.corrections);
   if (invocation.json) {
-    PrintJson({{"requested", SpecJson(answer.requested)},
-               {"constraint",
-                answer.constraint.has_value() ? SpecJson(*answer.constraint) : Json(nullptr)},
-               {"corrections", CorrectionsJson(answer.corrections, mesh)},
-               {"fixes", FixesJson(fixes)},
-               {"revision", answer.revision}});
+    invocation.Print({{"requested", SpecJson(answer.requested)},
+                      {"constraint", answer.constraint.has_value() ? SpecJson(*answer.constraint)
+                                                                   : Json(nullptr)},
+                      {"corrections", CorrectionsJson(answer.corrections, mesh)},
+                      {"fixes", FixesJson(fixes)},
+                      {"revision", answer.revision}});
     return absl::OkStatus();
   }
   std::cout << "requested  " << FormatSpec(answer.requested) << "\n"
@@ -253,10 +253,10 @@ absl::Status RunCompare(const Invocation& invocation, const SpecFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
   SHARDMESH_ASSIGN_OR_RETURN(const Comparison answer, client->CompareSpecs(question));
   if (invocation.json) {
-    PrintJson({{"equal", answer.equal},
-               {"equivalent", answer.equivalent},
-               {"a_fully_replicated", answer.a_fully_replicated},
-               {"b_fully_replicated", answer.b_fully_replicated}});
+    invocation.Print({{"equal", answer.equal},
+                      {"equivalent", answer.equivalent},
+                      {"a_fully_replicated", answer.a_fully_replicated},
+                      {"b_fully_replicated", answer.b_fully_replicated}});
     return absl::OkStatus();
   }
   const auto replicated = [](bool is) { return is ? ", every device holds everything" : ""; };
@@ -292,13 +292,13 @@ absl::Status RunTiles(const Invocation& invocation, const SpecFlags& flags) {
     for (const OwnedTile& owned : answer.owners) {
       owners.push_back({{"tile", TileJson(owned.tile)}, {"devices", owned.devices}});
     }
-    PrintJson({{"shard_shape", ShapeJson(answer.shard_shape)},
-               {"distinct_tiles", answer.distinct_tiles},
-               {"fully_replicated", answer.fully_replicated},
-               {"tiles", std::move(tiles)},
-               {"owners", std::move(owners)},
-               {"replica_groups", answer.replica_groups},
-               {"revision", answer.revision}});
+    invocation.Print({{"shard_shape", ShapeJson(answer.shard_shape)},
+                      {"distinct_tiles", answer.distinct_tiles},
+                      {"fully_replicated", answer.fully_replicated},
+                      {"tiles", std::move(tiles)},
+                      {"owners", std::move(owners)},
+                      {"replica_groups", answer.replica_groups},
+                      {"revision", answer.revision}});
     return absl::OkStatus();
   }
   std::cout << "tile            " << FormatShape(answer.shard_shape) << "\n"
@@ -344,7 +344,7 @@ absl::Status RunAxes(const Invocation& invocation, const SpecFlags& flags) {
     for (const AxisValue& value : values) {
       list.push_back(value.ToString());
     }
-    PrintJson(list);
+    invocation.Print(list);
     return absl::OkStatus();
   }
   Table table({{"dimension", Table::Align::kRight}, {"axis"}, {"mesh axes"}});

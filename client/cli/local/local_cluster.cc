@@ -123,7 +123,7 @@ absl::Status CheckResumable(const ClusterRecord& record, const LocalClusterOptio
     return WithReason(
         absl::FailedPreconditionError(StrCat(
             "of the cluster \"", record.name, "\" at ", record.address, " ", StrJoin(ended, ", "),
-            " ended and the others run; ", why, ", or stop them with `shardmesh down --name ",
+            " ended and the others run; ", why, ", or stop them with `shardmesh down --cluster ",
             record.name, "` and start again: what is under --data-dir stays")),
         Reason::kAlreadyExists, {{fact::kKind, "cluster"}, {fact::kName, record.name}});
   };
@@ -374,11 +374,12 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(LocalClusterOp
     SHARDMESH_RETURN_IF_ERROR(FinishEnding(options.folder, *old, kGrace));
     if (old->IsUp()) {
       if (Choose(*old, identities, /*running=*/false).empty()) {
-        return WithReason(
-            absl::AlreadyExistsError(StrCat("the cluster \"", options.name, "\" is up at ",
-                                            old->address, "; stop it with `shardmesh down --name ",
-                                            options.name, "`, or choose another --name")),
-            Reason::kAlreadyExists, {{fact::kKind, "cluster"}, {fact::kName, options.name}});
+        return WithReason(absl::AlreadyExistsError(
+                              StrCat("the cluster \"", options.name, "\" is up at ", old->address,
+                                     "; stop it with `shardmesh down --cluster ", options.name,
+                                     "`, or choose another --cluster")),
+                          Reason::kAlreadyExists,
+                          {{fact::kKind, "cluster"}, {fact::kName, options.name}});
       }
       const bool listened = !old->address.empty();
       if (listened && (!old->data_folder.empty() || IsRunning(old->processes.front().id))) {
