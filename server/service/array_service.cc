@@ -69,10 +69,10 @@ class ArrayService final : public ArrayServiceBase {
   grpc::ServerUnaryReactor* CommitTransfer(grpc::CallbackServerContext* context,
                                            const v1::CommitTransferRequest* request,
                                            v1::CommitTransferResponse* response) override {
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     absl::Status checked = rpc::CheckRequestId(request->request_id(), "request_id");
     if (checked.ok()) checked = CheckOwner(*context, *request);
     if (!checked.ok()) return Answer(context, checked);
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     // A little before the client's own deadline, so that it hears who was missing.
     const absl::Time give_up =
         context_.clock->Now() +
