@@ -116,7 +116,7 @@ void Plan(client::MeshClient& client) {
     question.mesh = *Mesh::Parse("dp=64,fsdp=8,sp=4,tp=32");
     for (int round = 0; round < kRounds; ++round) {
       const absl::Time start = absl::Now();
-      const auto answer = client.ResolveTree(question, model);
+      const auto answer = client.layouts().ResolveTree(question, model);
       best = std::min(best, absl::ToDoubleMilliseconds(absl::Now() - start));
       if (!answer.ok() || answer->report.devices != 65'536) {
         Fail("plan", answer.status());
@@ -137,7 +137,7 @@ void Search(client::MeshClient& client) {
   double best = 1e9;
   for (int round = 0; round < kRounds; ++round) {
     const absl::Time start = absl::Now();
-    const auto answer = client.SearchMeshes(question, model);
+    const auto answer = client.layouts().SearchMeshes(question, model);
     best = std::min(best, absl::ToDoubleSeconds(absl::Now() - start));
     if (!answer.ok() || answer->result.evaluated != 1820) {
       Fail("search", answer.status());
@@ -173,7 +173,7 @@ void Reshard(client::MeshClient& client) {
     double best = 1e9;
     for (int round = 0; round < kRounds; ++round) {
       const absl::Time start = absl::Now();
-      const auto answer = client.PlanReshard(question);
+      const auto answer = client.layouts().PlanReshard(question);
       best = std::min(best, absl::ToDoubleSeconds(absl::Now() - start));
       if (!answer.ok()) {
         Fail(c.what, answer.status());
@@ -195,7 +195,7 @@ int Main(int argc, char** argv) {
     Fail("start", coordinator.status());
   }
   auto client = client::MeshClient::Connect((*coordinator)->address());
-  if (!client.ok() || !(*client)->GetVersion().ok()) {
+  if (!client.ok() || !(*client)->cluster().GetVersion().ok()) {
     Fail("connect", client.status());
   }
   for (int i = 1; i < argc; ++i) {

@@ -46,7 +46,7 @@ void Measure(client::MeshClient& mesh, const std::string& label, int64_t bytes) 
                                                              {elements.data(), elements.size()})),
                            .spec = PartitionSpec(),
                            .cut_points = {}};
-  const client::PutResult put = OrFail(mesh.PutTensors({&tensor, 1}));
+  const client::PutResult put = OrFail(mesh.arrays().PutTensors({&tensor, 1}));
   const std::string input = put.arrays[0].descriptor.array_id;
   const client::CollectiveCall call{.input = client::ArraySelector::ById(input),
                                     .kind = CollectiveKind::kAllReduce,
@@ -56,15 +56,15 @@ void Measure(client::MeshClient& mesh, const std::string& label, int64_t bytes) 
   std::vector<double> collective;
   for (int64_t i = 0; i < calls + kWarmCalls; ++i) {
     const absl::Time begin = absl::Now();
-    const client::StepResult result = OrFail(mesh.Collective(call));
+    const client::StepResult result = OrFail(mesh.compute().Collective(call));
     const absl::Duration time = absl::Now() - begin;
     const std::string output = result.outputs[0].array.descriptor.array_id;
-    (void)OrFail(mesh.ReleaseArrays({&output, 1}));
+    (void)OrFail(mesh.arrays().ReleaseArrays({&output, 1}));
     if (i < kWarmCalls) continue;
     all.push_back(absl::ToDoubleMicroseconds(time));
     collective.push_back(absl::ToDoubleMicroseconds(result.timings.collective));
   }
-  (void)OrFail(mesh.ReleaseArrays({&input, 1}));
+  (void)OrFail(mesh.arrays().ReleaseArrays({&input, 1}));
   const double ours = Median(std::move(all));
   const nlohmann::json line = {
       {"id", StrCat(label, "-", bytes)},

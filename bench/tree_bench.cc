@@ -108,7 +108,8 @@ void Batch(const std::string& address) {
   client::TreeQuestion question;
   question.mesh = *Mesh::Parse("dp=2,fsdp=2,tp=2,sp=2");
   Print(Time([&] {
-          const client::TreeAnswer answer = ValueOrFail(client->ResolveTree(question, tensors));
+          const client::TreeAnswer answer =
+              ValueOrFail(client->layouts().ResolveTree(question, tensors));
           if (answer.specs.size() != 1 || answer.specs[0].effective.size() != 4) {
             Fail("a wrong answer");
           }
@@ -129,7 +130,7 @@ void Match(const std::string& address, std::vector<client::TreeTensor> tensors,
   }
   client::TreeAnswer answer;
   const std::vector<double> seconds =
-      Time([&] { answer = ValueOrFail(client->ResolveTree(question, tensors)); });
+      Time([&] { answer = ValueOrFail(client->layouts().ResolveTree(question, tensors)); });
   for (size_t i = 0; i < tensors.size(); i += 997) {
     const RuleMatch match = ValueOrFail(rules.rules.Match(rpc::NameForRules(rules, tensors[i].name),
                                                           absl::MakeConstSpan(tensors[i].shape)));

@@ -69,11 +69,12 @@ absl::StatusOr<PutResult> ArrayClient::LoadCheckpoint(const std::string& path,
   return LoadCheckpoint(checkpoint, options);
 }
 
-absl::StatusOr<GatheredTensor> ArrayClient::Gather(const ArraySelector& array) {
+absl::StatusOr<GatheredTensor> ArrayClient::Gather(const ArraySelector& array,
+                                                   const ProgressCallback& progress) {
   const rpc::SteadyDeadline deadline = core_->TransferDeadline();
   rpc::Backoff backoff({.max_delay = absl::Seconds(1)});
   for (int attempt = 1;; ++attempt) {
-    GatherOutcome outcome = core_->Gather(array, deadline);
+    GatherOutcome outcome = core_->Gather(array, progress, deadline);
     if (outcome.tensor.ok() || !outcome.may_have_moved) {
       return std::move(outcome.tensor);
     }
@@ -87,9 +88,9 @@ absl::StatusOr<GatheredTensor> ArrayClient::Gather(const ArraySelector& array) {
   }
 }
 
-absl::StatusOr<Array> ArrayClient::GatherToNpy(const ArraySelector& array,
-                                               const std::string& path) {
-  SHARDMESH_ASSIGN_OR_RETURN(const GatheredTensor tensor, Gather(array));
+absl::StatusOr<Array> ArrayClient::GatherToNpy(const ArraySelector& array, const std::string& path,
+                                               const ProgressCallback& progress) {
+  SHARDMESH_ASSIGN_OR_RETURN(const GatheredTensor tensor, Gather(array, progress));
   SHARDMESH_RETURN_IF_ERROR(WriteNpy(path, tensor.view()));
   return tensor.array();
 }

@@ -42,9 +42,13 @@ class ArrayClient {
 
   // Brings a whole tensor back, each tile from a worker that holds it, and checks every checksum.
   // FAILED_PRECONDITION (ARRAY_DEGRADED) if no live worker holds some tile.
-  absl::StatusOr<GatheredTensor> Gather(const ArraySelector& array);
+  // `progress`: as PutOptions::progress, of the bytes received; begins anew if the gather is tried
+  // again.
+  absl::StatusOr<GatheredTensor> Gather(const ArraySelector& array,
+                                        const ProgressCallback& progress = nullptr);
   // Gathers into a .npy file (see WriteNpy), which appears complete or not at all.
-  absl::StatusOr<Array> GatherToNpy(const ArraySelector& array, const std::string& path);
+  absl::StatusOr<Array> GatherToNpy(const ArraySelector& array, const std::string& path,
+                                    const ProgressCallback& progress = nullptr);
 
   absl::StatusOr<Array> DescribeArray(const ArraySelector& array);
   // All named arrays whose name begins with `prefix`, by name.

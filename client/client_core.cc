@@ -124,7 +124,8 @@ absl::StatusOr<PutResult> ClientCore::Put(absl::Span<const PutTensor> tensors,
   return result;
 }
 
-GatherOutcome ClientCore::Gather(const ArraySelector& array, const rpc::SteadyDeadline& deadline) {
+GatherOutcome ClientCore::Gather(const ArraySelector& array, const ProgressCallback& progress,
+                                 const rpc::SteadyDeadline& deadline) {
   std::string session;
   read_pins_.BeginAsking();
   absl::StatusOr<BegunGet> begun =
@@ -145,7 +146,7 @@ GatherOutcome ClientCore::Gather(const ArraySelector& array, const rpc::SteadyDe
   absl::StatusOr<GatheredTensor> tensor = GatheredTensor::Allocate(std::move(get.array));
   if (!tensor.ok()) return {std::move(tensor)};
   const absl::Status downloaded = Download(tensor->array().descriptor, get.token, get.devices,
-                                           tensor->mutable_view(), Transfer(deadline, nullptr));
+                                           tensor->mutable_view(), Transfer(deadline, progress));
   if (downloaded.ok()) return {std::move(tensor)};
   return {downloaded, MayHaveMoved(downloaded)};
 }

@@ -156,7 +156,8 @@ class ClientCore {
   }
 
   // Asks for the array once and downloads it.
-  GatherOutcome Gather(const ArraySelector& array, const rpc::SteadyDeadline& deadline);
+  GatherOutcome Gather(const ArraySelector& array, const ProgressCallback& progress,
+                       const rpc::SteadyDeadline& deadline);
 
   // Puts the tensors once. `*is_taken_back`: it failed while tiles were sent, its commit was not
   // asked for, and the coordinator says that its transfer has ended; hence it changed nothing.

@@ -12,6 +12,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
 #include "process/file.h"
+#include "status/fact_keys.h"
 #include "status/nearest_name.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
@@ -29,7 +30,8 @@ absl::Status Malformed(std::string_view part, std::string_view why) {
   return InvalidArgument(
       Reason::kBadField,
       StrCat("failpoint \"", part, "\" ", why,
-             "; write NAME=ACTION[:N] with the action eio, enospc, emfile, crash or delay"));
+             "; write NAME=ACTION[:N] with the action eio, enospc, emfile, crash or delay"),
+      {{fact::kValue, part}});
 }
 
 }  // namespace

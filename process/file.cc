@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "process/failpoint.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -74,7 +75,7 @@ absl::Status FileError(std::string_view verb, std::string_view path, int error) 
         absl::ResourceExhaustedError(
             StrCat(message, ": ", error == ENOSPC ? "the disk is full" : "the quota is used up",
                    "; free space and try again")),
-        Reason::kStoreFull);
+        Reason::kStoreFull, {{fact::kFile, path}});
   }
   return absl::ErrnoToStatus(error, message);
 }
@@ -97,7 +98,8 @@ absl::StatusOr<InputFile> OpenInputFile(const std::string& path) {
     return FileError("examine", path, errno);
   }
   if (!S_ISREG(facts.st_mode)) {
-    return InvalidArgument(Reason::kBadFile, StrCat(path, " is not a regular file"));
+    return InvalidArgument(Reason::kBadFile, StrCat(path, " is not a regular file"),
+                           {{fact::kFile, path}});
   }
   return InputFile{std::move(descriptor), facts.st_size};
 }
@@ -115,8 +117,10 @@ absl::Status ReadExactly(const InputFile& file, std::string_view path, int64_t o
       return FileError("read", path, errno);
     }
     if (count == 0) {
-      return InvalidArgument(Reason::kBadFile, StrCat(path, " ends at byte ", offset_bytes, ", ",
-                                                      out.size(), " bytes too early"));
+      return InvalidArgument(
+          Reason::kBadFile,
+          StrCat(path, " ends at byte ", offset_bytes, ", ", out.size(), " bytes too early"),
+          {{fact::kFile, path}, {fact::kPosition, offset_bytes}});
     }
     offset_bytes += count;
     out.remove_prefix(static_cast<size_t>(count));
@@ -170,7 +174,8 @@ absl::StatusOr<AtomicFileWriter> AtomicFileWriter::Create(const std::string& pat
       return InvalidArgument(Reason::kBadFile,
                              StrCat("cannot write ", path,
                                     ": it is a device, a pipe or a socket, which a file would "
-                                    "replace; name a regular file"));
+                                    "replace; name a regular file"),
+                             {{fact::kFile, path}});
     }
     // A link stays; the write replaces or creates the file that it leads to.
     std::error_code error;

@@ -3,6 +3,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
+#include "status/fact_keys.h"
 #include "status/python_repr.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
@@ -28,7 +29,7 @@ absl::StatusOr<HostPort> ParseHostPort(std::string_view address) {
     return WithReason(
         absl::InvalidArgumentError(StrCat("not an address: ", PythonRepr(address), " ", why,
                                           "; write HOST:PORT, [IPV6]:PORT or unix:/PATH")),
-        Reason::kBadField);
+        Reason::kBadField, {{fact::kValue, address}});
   };
   const size_t colon = address.rfind(':');
   if (colon == std::string_view::npos || address.ends_with(']')) {

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "absl/time/time.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
 
@@ -58,7 +59,7 @@ absl::Status CannotListen(std::string_view address, int error) {
                                       std::strerror(error),
                                       "). Stop what listens there, choose another port, or 0 for a "
                                       "free one")),
-      Reason::kAlreadyExists);
+      Reason::kAlreadyExists, {{fact::kKind, "address"}, {fact::kName, address}});
 }
 
 }  // namespace shardmesh::rpc

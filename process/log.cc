@@ -10,6 +10,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/time/clock.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
 
@@ -143,7 +144,7 @@ absl::StatusOr<LogLevel> ParseLogLevel(std::string_view text) {
       absl::InvalidArgumentError(StrCat("\"", text,
                                         "\" is not a log level; use debug, info, warning, error "
                                         "or off")),
-      Reason::kBadField);
+      Reason::kBadField, {{fact::kValue, text}});
 }
 
 void ConfigureLog(const LogOptions& options) {

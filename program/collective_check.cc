@@ -8,6 +8,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "program/collective_choice.h"
 #include "sharding/shape.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -31,12 +32,16 @@ absl::Status CheckArithmetic(const CollectiveOp& op, Dtype dtype) {
     return absl::OkStatus();
   }
   if (!HasArithmetic(dtype)) {
-    return InvalidArgument(Reason::kUnsupportedDtype,
-                           StrCat(DtypeName(dtype), " has no arithmetic; it cannot be reduced"));
+    return InvalidArgument(
+        Reason::kUnsupportedDtype,
+        StrCat(DtypeName(dtype), " has no arithmetic; it cannot be reduced"),
+        {{fact::kDtype, DtypeName(dtype)}, {fact::kOp, CollectiveKindName(op.kind)}});
   }
   if (op.reduction == Reduction::kMean && !IsFloat(dtype)) {
-    return InvalidArgument(Reason::kUnsupportedDtype,
-                           StrCat("the mean of ", DtypeName(dtype), " is not defined; use a sum"));
+    return InvalidArgument(
+        Reason::kUnsupportedDtype,
+        StrCat("the mean of ", DtypeName(dtype), " is not defined; use a sum"),
+        {{fact::kDtype, DtypeName(dtype)}, {fact::kOp, CollectiveKindName(op.kind)}});
   }
   return absl::OkStatus();
 }
@@ -49,7 +54,8 @@ absl::Status CheckRoot(const CollectiveOp& op, int64_t ranks) {
       Reason::kBadField,
       HasRoot(op.kind)
           ? StrCat("root ", op.root, " is no place of a group; it has the places 0 to ", ranks - 1)
-          : StrCat("root ", op.root, " is given; ", CollectiveKindName(op.kind), " has no root"));
+          : StrCat("root ", op.root, " is given; ", CollectiveKindName(op.kind), " has no root"),
+      {{fact::kField, "root"}, {fact::kValue, op.root}});
 }
 
 absl::Status CheckPermutation(const CollectiveOp& op, int64_t ranks) {
@@ -59,11 +65,13 @@ absl::Status CheckPermutation(const CollectiveOp& op, int64_t ranks) {
     }
     return InvalidArgument(Reason::kBadField,
                            StrCat("pairs of places are given; only permute has them, not ",
-                                  CollectiveKindName(op.kind)));
+                                  CollectiveKindName(op.kind)),
+                           {{fact::kField, "permutation"}});
   }
   if (op.permutation.empty()) {
     return InvalidArgument(Reason::kMissingArgument,
-                           "no pairs of places are given; name at least one source and target");
+                           "no pairs of places are given; name at least one source and target",
+                           {{fact::kField, "permutation"}});
   }
   absl::flat_hash_set<int64_t> sources;
   absl::flat_hash_set<int64_t> targets;
@@ -72,17 +80,20 @@ absl::Status CheckPermutation(const CollectiveOp& op, int64_t ranks) {
       if (place < 0 || place >= ranks) {
         return InvalidArgument(Reason::kBadField,
                                StrCat("the pair ", pair.source, ":", pair.target, " names place ",
-                                      place, "; a group has the places 0 to ", ranks - 1));
+                                      place, "; a group has the places 0 to ", ranks - 1),
+                               {{fact::kField, "permutation"}, {fact::kValue, place}});
       }
     }
     if (!sources.insert(pair.source).second) {
       return InvalidArgument(
           Reason::kBadField,
-          StrCat("place ", pair.source, " is the source of two pairs; use broadcast to reach all"));
+          StrCat("place ", pair.source, " is the source of two pairs; use broadcast to reach all"),
+          {{fact::kField, "permutation"}, {fact::kValue, pair.source}});
     }
     if (!targets.insert(pair.target).second) {
       return InvalidArgument(Reason::kBadField,
-                             StrCat("place ", pair.target, " is the target of two pairs"));
+                             StrCat("place ", pair.target, " is the target of two pairs"),
+                             {{fact::kField, "permutation"}, {fact::kValue, pair.target}});
     }
   }
   return absl::OkStatus();
@@ -96,18 +107,21 @@ absl::Status CheckCounts(const CollectiveOp& op, int64_t ranks) {
     return InvalidArgument(Reason::kBadField,
                            StrCat("counts are given; reduce-scatter, all-to-all and scatter have "
                                   "them, not ",
-                                  CollectiveKindName(op.kind)));
+                                  CollectiveKindName(op.kind)),
+                           {{fact::kField, "counts"}});
   }
   if (static_cast<int64_t>(op.counts.size()) != ranks) {
     return InvalidArgument(Reason::kBadField,
                            StrCat(op.counts.size(), " counts are given for groups of ", ranks,
-                                  " devices; give one for each place"));
+                                  " devices; give one for each place"),
+                           {{fact::kField, "counts"}, {fact::kValue, op.counts.size()}});
   }
   for (const int64_t count : op.counts) {
     if (count < 1) {
       return InvalidArgument(Reason::kBadField,
                              StrCat("counts ", StrJoin(op.counts, ","),
-                                    ": every part has at least one index, not ", count));
+                                    ": every part has at least one index, not ", count),
+                             {{fact::kField, "counts"}, {fact::kValue, count}});
     }
   }
   return absl::OkStatus();
@@ -119,7 +133,8 @@ absl::Status CheckDimension(std::string_view what, int64_t dimension, const Shap
     return absl::OkStatus();
   }
   return InvalidArgument(Reason::kInvalidDimension,
-                         StrCat(what, " ", dimension, " is not one of the ", rank, " dimensions"));
+                         StrCat(what, " ", dimension, " is not one of the ", rank, " dimensions"),
+                         {{fact::kDimension, dimension}, {fact::kLimit, rank}});
 }
 
 absl::Status CheckDimensions(const CollectiveOp& op, const Shape& tile) {
@@ -131,7 +146,8 @@ absl::Status CheckDimensions(const CollectiveOp& op, const Shape& tile) {
     if (op.split_dimension == op.dimension) {
       return InvalidArgument(Reason::kInvalidDimension,
                              StrCat("dimension and split_dimension are both ", op.dimension,
-                                    "; what is joined along one dimension is split along another"));
+                                    "; what is joined along one dimension is split along another"),
+                             {{fact::kDimension, op.dimension}});
     }
   }
   return absl::OkStatus();
@@ -151,7 +167,8 @@ absl::Status CheckWholeBytes(Dtype dtype, const Shape& tile, int64_t dimension, 
     return InvalidArgument(
         Reason::kUnsupportedDtype,
         StrCat(DtypeName(dtype), " elements share bytes, and parts along dimension ", dimension,
-               " of a tile of shape ", ShapeToString(tile), " would cut one"));
+               " of a tile of shape ", ShapeToString(tile), " would cut one"),
+        {{fact::kDtype, DtypeName(dtype)}});
   }
   return absl::OkStatus();
 }
@@ -166,7 +183,11 @@ absl::Status CheckParts(const CollectiveOp& op, int64_t ranks, Dtype dtype, cons
       return InvalidArgument(
           Reason::kNotDivisible,
           StrCat("dimension ", dimension, " of a tile has ", extent, " elements; ",
-                 StrJoin(op.axes, ","), "=", ranks, " does not divide it"));
+                 StrJoin(op.axes, ","), "=", ranks, " does not divide it"),
+          {{fact::kDimension, dimension},
+           {fact::kHave, extent},
+           {fact::kNeed, ranks},
+           {fact::kAxis, StrJoin(op.axes, ",")}});
     }
     SHARDMESH_RETURN_IF_ERROR(CheckWholeBytes(dtype, tile, dimension, ranks));
   }
@@ -174,7 +195,9 @@ absl::Status CheckParts(const CollectiveOp& op, int64_t ranks, Dtype dtype, cons
     Shape joined = tile;
     int64_t& extent = joined[static_cast<size_t>(op.dimension)];
     if (__builtin_mul_overflow(extent, ranks, &extent)) {
-      return InvalidArgument(Reason::kShapeMismatch, "the joined dimension is beyond 64 bits");
+      return InvalidArgument(
+          Reason::kShapeMismatch, "the joined dimension is beyond 64 bits",
+          {{fact::kDimension, op.dimension}, {fact::kOp, CollectiveKindName(op.kind)}});
     }
     SHARDMESH_RETURN_IF_ERROR(CheckWholeBytes(dtype, joined, op.dimension, ranks));
   }
@@ -194,9 +217,11 @@ absl::Status CheckUnequal(const CollectiveOp& op, const Axes& axes,
     return absl::OkStatus();
   }
   if (BitsPerElement(operand.dtype) % 8 != 0 && op.kind != CollectiveKind::kBarrier) {
-    return InvalidArgument(Reason::kUnsupportedDtype,
-                           StrCat(DtypeName(operand.dtype),
-                                  " elements share bytes; only equal tiles of them are exchanged"));
+    return InvalidArgument(
+        Reason::kUnsupportedDtype,
+        StrCat(DtypeName(operand.dtype),
+               " elements share bytes; only equal tiles of them are exchanged"),
+        {{fact::kDtype, DtypeName(operand.dtype)}, {fact::kOp, CollectiveKindName(op.kind)}});
   }
   for (size_t dim = 0; dim < operand.shape.size(); ++dim) {
     const bool is_joined = JoinsTiles(op.kind) && static_cast<int64_t>(dim) == op.dimension;
@@ -210,7 +235,8 @@ absl::Status CheckUnequal(const CollectiveOp& op, const Axes& axes,
             StrCat("dimension ", dim, " is cut at ", StrJoin(operand.cut_points[dim], ","),
                    " over ", operand.spec.ToString(), ": tiles along ", *axis,
                    " differ in size, and ", CollectiveKindName(op.kind),
-                   " takes tiles of one size; all-gather the dimension first"));
+                   " takes tiles of one size; all-gather the dimension first"),
+            {{fact::kDimension, dim}, {fact::kOp, CollectiveKindName(op.kind)}});
       }
     }
   }
@@ -227,7 +253,8 @@ absl::Status CheckPartialSums(const CollectiveOp& op, const Layout& layout) {
       Reason::kInvalidSpec,
       StrCat("the operand's tiles are partial sums along ", StrJoin(layout.unreduced, ","),
              ", of which products, minima and maxima mean nothing; sum over ",
-             StrJoin(layout.unreduced, ","), " first"));
+             StrJoin(layout.unreduced, ","), " first"),
+      {{fact::kAxis, StrJoin(layout.unreduced, ",")}});
 }
 
 // A permutation may not make replicas differ.
@@ -245,7 +272,8 @@ absl::Status CheckReplicas(const CollectiveOp& op, const Axes& axes, const Value
           Reason::kInvalidSpec,
           StrCat("the operand, laid out as ", value.spec.ToString(), ", is replicated along ", axis,
                  ", and its replicas would differ afterwards; partition it over ", axis,
-                 " first, or use broadcast"));
+                 " first, or use broadcast"),
+          {{fact::kAxis, axis}, {fact::kValue, value.spec.ToString()}});
     }
   }
   return absl::OkStatus();
@@ -265,7 +293,10 @@ absl::Status CheckJoinedAxes(const CollectiveOp& op, const Axes& axes, const Val
       Reason::kInvalidSpec,
       StrCat("dimension ", op.dimension, " of ", value.spec.ToString(), " is not partitioned over ",
              StrJoin(axes, ","), " as its minor axes; there is nothing to ",
-             op.kind == CollectiveKind::kAllToAll ? "exchange" : "gather"));
+             op.kind == CollectiveKind::kAllToAll ? "exchange" : "gather"),
+      {{fact::kDimension, op.dimension},
+       {fact::kAxis, StrJoin(axes, ",")},
+       {fact::kValue, value.spec.ToString()}});
 }
 
 }  // namespace
@@ -292,17 +323,22 @@ int64_t SplitDimension(const CollectiveOp& op) {
 absl::StatusOr<Axes> ExchangeAxes(const CollectiveOp& op, const Mesh& mesh) {
   if (op.axes.empty()) {
     return InvalidArgument(Reason::kMissingArgument,
-                           "no mesh axes are given; name those to exchange along");
+                           "no mesh axes are given; name those to exchange along",
+                           {{fact::kField, "axes"}});
   }
   Axes axes;
   for (const std::string& axis : op.axes) {
     if (!mesh.HasAxis(axis)) {
       return InvalidArgument(Reason::kAxisNotInMesh,
                              StrCat("axis '", axis, "' is not in the mesh ", mesh.ToString(),
-                                    mesh.DidYouMeanAxis(axis)));
+                                    mesh.DidYouMeanAxis(axis)),
+                             {{fact::kAxis, axis},
+                              {fact::kMesh, mesh.ToString()},
+                              {fact::kNearest, mesh.NearestAxis(axis)}});
     }
     if (std::count(op.axes.begin(), op.axes.end(), axis) > 1) {
-      return InvalidArgument(Reason::kDuplicateAxis, StrCat("axis '", axis, "' is given twice"));
+      return InvalidArgument(Reason::kDuplicateAxis, StrCat("axis '", axis, "' is given twice"),
+                             {{fact::kAxis, axis}});
     }
     if (AxesSize(mesh, {axis}) > 1) {
       axes.push_back(axis);
@@ -339,7 +375,11 @@ absl::StatusOr<CutPoints> SplitPoints(const CollectiveOp& op, int64_t ranks,
       return InvalidArgument(
           Reason::kNotDivisible,
           StrCat("dimension ", dim, " of a tile has ", extent, " elements; ", StrJoin(op.axes, ","),
-                 "=", ranks, " does not divide it; give counts to split it unequally"));
+                 "=", ranks, " does not divide it; give counts to split it unequally"),
+          {{fact::kDimension, dim},
+           {fact::kHave, extent},
+           {fact::kNeed, ranks},
+           {fact::kAxis, StrJoin(op.axes, ",")}});
     }
     int64_t left = extent;
     for (int64_t place = 0; place < ranks; ++place) {
@@ -352,9 +392,11 @@ absl::StatusOr<CutPoints> SplitPoints(const CollectiveOp& op, int64_t ranks,
       points.push_back(outer[part] - left);
     }
     if (left != 0) {
-      return InvalidArgument(Reason::kShapeMismatch,
-                             StrCat("counts ", StrJoin(op.counts, ","), " do not add up to the ",
-                                    extent, " elements that dimension ", dim, " of a tile has"));
+      return InvalidArgument(
+          Reason::kShapeMismatch,
+          StrCat("counts ", StrJoin(op.counts, ","), " do not add up to the ", extent,
+                 " elements that dimension ", dim, " of a tile has"),
+          {{fact::kDimension, dim}, {fact::kHave, StrJoin(op.counts, ",")}, {fact::kNeed, extent}});
     }
   }
   return points;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_split.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
 
@@ -175,7 +176,8 @@ absl::Status CheckAlgorithm(CollectiveKind kind, CollectiveAlgorithm algorithm,
                  " allows with the order \"fastest\" alone");
   }
   return InvalidArgument(Reason::kBadField,
-                         StrCat(why, "; those that fit: ", StrJoin(fitting, ", ")));
+                         StrCat(why, "; those that fit: ", StrJoin(fitting, ", ")),
+                         {{fact::kField, "algorithm"}, {fact::kValue, name}});
 }
 
 bool MayOverwriteOperand(CollectiveKind kind, CollectiveAlgorithm algorithm) {
@@ -231,8 +233,8 @@ absl::StatusOr<PreferredAlgorithms> ParsePreferredAlgorithms(std::string_view te
     return StrJoin(values, ", ",
                    [&](std::string* out, const auto value) { *out += name_of(value); });
   };
-  const auto refused = [](std::string why) {
-    return InvalidArgument(Reason::kBadField, std::move(why));
+  const auto refused = [text](std::string why) {
+    return InvalidArgument(Reason::kBadField, std::move(why), {{fact::kValue, text}});
   };
   PreferredAlgorithms preferred;
   for (const absl::string_view part : absl::StrSplit(ToAbsl(text), ',', absl::SkipEmpty())) {

@@ -8,6 +8,8 @@
 #include "program/collective_check.h"
 #include "sharding/shape.h"
 #include "sharding/tile.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
 #include "tensor/dtype.h"
@@ -124,12 +126,13 @@ PlanBuilder::PlanBuilder(const PlanTarget& target, absl::Span<const ValueDescrip
   }
 }
 
-absl::Status PlanBuilder::Error(Reason reason, std::string_view message) const {
-  return InvalidArgument(reason, StrCat(op_, ": ", message));
+absl::Status PlanBuilder::Error(Reason reason, std::string_view message, Facts facts) const {
+  absl::Status status = InvalidArgument(reason, StrCat(op_, ": ", message), facts);
+  return MayHave(reason, fact::kOp) ? WithFacts(std::move(status), {{fact::kOp, op_}}) : status;
 }
 
 absl::Status PlanBuilder::Error(const absl::Status& refusal) const {
-  return Error(ReasonOf(refusal), ToStd(refusal.message()));
+  return WithFactsOf(Error(ReasonOf(refusal), ToStd(refusal.message())), refusal);
 }
 
 absl::Status PlanBuilder::CheckEqualTiles(ValueIndex input) const {
@@ -140,7 +143,7 @@ absl::Status PlanBuilder::CheckEqualTiles(ValueIndex input) const {
                             op_, ": dimension ", dim, " of a value is cut into unequal tiles, at ",
                             StrJoin(described.cut_points[dim], ","),
                             "; only collectives take such tiles: all-gather the dimension first")),
-                        Reason::kNotAvailable);
+                        Reason::kNotAvailable, {{fact::kOp, op_}});
     }
   }
   return absl::OkStatus();
@@ -234,11 +237,14 @@ absl::Status PlanBuilder::CheckProduct(const Product& product) const {
   if (product.transpose_lhs && lhs.shape.size() != 2) {
     return Error(Reason::kShapeMismatch,
                  StrCat("the left operand has shape ", ShapeToString(lhs.shape),
-                        "; only a matrix can be transposed"));
+                        "; only a matrix can be transposed"),
+                 {{fact::kHave, ShapeToString(lhs.shape)}});
   }
   if (rhs.shape.size() != 2) {
-    return Error(Reason::kShapeMismatch, StrCat("the right operand (weight) has shape ",
-                                                ShapeToString(rhs.shape), "; it must be a matrix"));
+    return Error(Reason::kShapeMismatch,
+                 StrCat("the right operand (weight) has shape ", ShapeToString(rhs.shape),
+                        "; it must be a matrix"),
+                 {{fact::kHave, ShapeToString(rhs.shape)}});
   }
   const int64_t lhs_contracted = product.transpose_lhs ? lhs.shape[0] : lhs.shape.back();
   const int64_t rhs_contracted = rhs.shape[product.transpose_rhs ? 1 : 0];
@@ -253,19 +259,23 @@ absl::Status PlanBuilder::CheckProduct(const Product& product) const {
   if (!supported || lhs.dtype != rhs.dtype) {
     return Error(Reason::kUnsupportedDtype,
                  StrCat("cannot multiply ", DtypeName(lhs.dtype), " by ", DtypeName(rhs.dtype),
-                        "; both must be F32 or both BF16"));
+                        "; both must be F32 or both BF16"),
+                 {{fact::kDtype, DtypeName(supported ? rhs.dtype : lhs.dtype)}});
   }
   if (product.bias.has_value()) {
     const ValueDescriptor& bias = value(*product.bias);
     const int64_t columns = rhs.shape[product.transpose_rhs ? 0 : 1];
     if (bias.shape != Shape{columns}) {
-      return Error(Reason::kShapeMismatch, StrCat("the bias has shape ", ShapeToString(bias.shape),
-                                                  "; it must be (", columns, ",)"));
+      return Error(
+          Reason::kShapeMismatch,
+          StrCat("the bias has shape ", ShapeToString(bias.shape), "; it must be (", columns, ",)"),
+          {{fact::kHave, ShapeToString(bias.shape)}, {fact::kNeed, ShapeToString(Shape{columns})}});
     }
     if (bias.dtype != lhs.dtype) {
       return Error(Reason::kUnsupportedDtype,
                    StrCat("the bias is ", DtypeName(bias.dtype), "; it must be ",
-                          DtypeName(lhs.dtype), " as the operands are"));
+                          DtypeName(lhs.dtype), " as the operands are"),
+                   {{fact::kDtype, DtypeName(bias.dtype)}});
     }
   }
   return absl::OkStatus();
@@ -399,7 +409,8 @@ absl::StatusOr<ValueIndex> PlanBuilder::AddReshard(const PartitionSpec& spec, Va
   wanted.spec = spec;
   if (!spec.unreduced().empty()) {
     return Error(Reason::kInvalidSpec,
-                 StrCat("cannot lay out as ", spec.ToString(), ": partial sums cannot be made"));
+                 StrCat("cannot lay out as ", spec.ToString(), ": partial sums cannot be made"),
+                 {{fact::kAxis, StrJoin(spec.unreduced(), ",")}, {fact::kValue, spec.ToString()}});
   }
   if (const auto tiling = Tiling::Create(plan_.mesh, spec, wanted.shape); !tiling.ok()) {
     return Error(tiling.status());

@@ -17,6 +17,7 @@
 #include "program/step_plan.h"
 #include "program/value_layout.h"
 #include "sharding/spec.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 
 namespace shardmesh {
@@ -56,7 +57,7 @@ class PlanBuilder {
   }
 
   // INVALID_ARGUMENT that names the op.
-  absl::Status Error(Reason reason, std::string_view message) const;
+  absl::Status Error(Reason reason, std::string_view message, Facts facts = {}) const;
 
  private:
   // A refusal of a step of the op, which then names the op.

@@ -15,6 +15,7 @@
 #include "program/plan_builder.h"
 #include "sharding/shape.h"
 #include "sharding/tile.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -131,7 +132,8 @@ absl::StatusOr<std::vector<Tiling>> TilingsOf(const Plan& plan) {
 
 absl::Status CheckPlan(const Plan& plan) {
   if (plan.values.size() != plan.operand_count + plan.instructions.size()) {
-    return InvalidArgument(Reason::kBadField, "a plan has one value per operand and instruction");
+    return InvalidArgument(Reason::kBadField, "a plan has one value per operand and instruction",
+                           {{fact::kField, "values"}, {fact::kValue, plan.values.size()}});
   }
   SHARDMESH_ASSIGN_OR_RETURN(const std::vector<Tiling> tilings, TilingsOf(plan));
   const InstructionChecker checker(plan, tilings);
@@ -139,12 +141,14 @@ absl::Status CheckPlan(const Plan& plan) {
     const Instruction& instruction = plan.instructions[i];
     const std::string where = StrCat("instruction ", i);
     if (instruction.output != plan.operand_count + i) {
-      return InvalidArgument(Reason::kBadField, StrCat(where, " makes value ", instruction.output));
+      return InvalidArgument(Reason::kBadField, StrCat(where, " makes value ", instruction.output),
+                             {{fact::kField, "instructions"}, {fact::kValue, instruction.output}});
     }
     for (const ValueIndex input : InputsOf(instruction)) {
       if (input >= instruction.output) {
         return InvalidArgument(Reason::kBadField,
-                               StrCat(where, " reads value ", input, " before it is made"));
+                               StrCat(where, " reads value ", input, " before it is made"),
+                               {{fact::kField, "instructions"}, {fact::kValue, input}});
       }
     }
     if (const absl::Status status = checker.Check(instruction); !status.ok()) {
@@ -154,7 +158,8 @@ absl::Status CheckPlan(const Plan& plan) {
   for (const ValueIndex output : plan.outputs) {
     if (output < plan.operand_count || output >= plan.values.size()) {
       return InvalidArgument(Reason::kBadField,
-                             StrCat("output ", output, " is not the result of an instruction"));
+                             StrCat("output ", output, " is not the result of an instruction"),
+                             {{fact::kField, "outputs"}, {fact::kValue, output}});
     }
   }
   return absl::OkStatus();

@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "program/collective_choice.h"
 #include "program/plan_builder.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -40,10 +41,12 @@ class ProgramPlanner {
     for (const ValueIndex output : program_.outputs) {
       SHARDMESH_ASSIGN_OR_RETURN(const ValueIndex planned, ValueOf(output));
       if (output < program_.operand_count) {
-        return builder_.Error(Reason::kBadField, StrCat("value ", output, " is an operand"));
+        return builder_.Error(Reason::kBadField, StrCat("value ", output, " is an operand"),
+                              {{fact::kField, "outputs"}, {fact::kValue, output}});
       }
       if (std::find(outputs.begin(), outputs.end(), planned) != outputs.end()) {
-        return builder_.Error(Reason::kBadField, StrCat("value ", output, " is given twice"));
+        return builder_.Error(Reason::kBadField, StrCat("value ", output, " is given twice"),
+                              {{fact::kField, "outputs"}, {fact::kValue, output}});
       }
       outputs.push_back(planned);
     }
@@ -53,8 +56,10 @@ class ProgramPlanner {
  private:
   absl::StatusOr<ValueIndex> ValueOf(ValueIndex index) const {
     if (index >= values_.size()) {
-      return builder_.Error(Reason::kBadField, StrCat("value ", index, " is not there yet; ",
-                                                      values_.size(), " values precede"));
+      return builder_.Error(
+          Reason::kBadField,
+          StrCat("value ", index, " is not there yet; ", values_.size(), " values precede"),
+          {{fact::kValue, index}});
     }
     return values_[index];
   }
@@ -77,7 +82,8 @@ class ProgramPlanner {
     if (const Shape& lhs = builder_.value(product.lhs).shape; lhs.size() != 2) {
       return builder_.Error(
           Reason::kShapeMismatch,
-          StrCat("the left operand has shape ", ShapeToString(lhs), "; it must be a matrix"));
+          StrCat("the left operand has shape ", ShapeToString(lhs), "; it must be a matrix"),
+          {{fact::kHave, ShapeToString(lhs)}});
     }
     return builder_.AddProduct(product);
   }
@@ -154,13 +160,17 @@ std::optional<ValueIndex> ResultOverOperand(const Plan& plan, ValueIndex operand
 absl::StatusOr<Plan> PlanProgram(const Program& program, absl::Span<const ValueDescriptor> operands,
                                  const PlanTarget& target) {
   if (program.operand_count != operands.size()) {
-    return InvalidArgument(Reason::kBadField, StrCat("the program takes ", program.operand_count,
-                                                     " operands; ", operands.size(), " are given"));
+    return InvalidArgument(Reason::kBadField,
+                           StrCat("the program takes ", program.operand_count, " operands; ",
+                                  operands.size(), " are given"),
+                           {{fact::kField, "operands"}, {fact::kValue, operands.size()}});
   }
   if (operands.size() > kMaxProgramSize || program.ops.size() > kMaxProgramSize ||
       program.outputs.size() > kMaxProgramSize) {
-    return InvalidArgument(Reason::kLimitExceeded, StrCat("a program has at most ", kMaxProgramSize,
-                                                          " operands, ops and outputs each"));
+    return InvalidArgument(
+        Reason::kLimitExceeded,
+        StrCat("a program has at most ", kMaxProgramSize, " operands, ops and outputs each"),
+        {{fact::kLimit, kMaxProgramSize}});
   }
   for (size_t i = 0; i < operands.size(); ++i) {
     if (const auto tiling = Tiling::Create(target.mesh, operands[i].spec, operands[i].shape,

@@ -23,6 +23,7 @@
 #include "rpc/connect.h"
 #include "rpc/tls/dial.h"
 #include "rpc/transport_args.h"
+#include "status/detail.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"

@@ -16,6 +16,7 @@
 #include "absl/time/time.h"
 #include "rpc/tls/credentials.h"
 #include "rpc/tls/peer_name.h"
+#include "status/detail.h"
 
 namespace grpc {
 class Channel;

@@ -7,6 +7,7 @@
 #include "absl/strings/cord.h"
 #include "absl/time/time.h"
 #include "rpc/codec/status.h"
+#include "status/detail.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
 
@@ -30,7 +31,7 @@ absl::Status ExplainCallMemory(absl::Status outcome) {
       WithReason(absl::ResourceExhaustedError(
                      "its memory for calls is used up by those under way, and it ended this one; "
                      "try again when there are fewer, or raise its --rpc-memory"),
-                 Reason::kLimitExceeded),
+                 Reason::kOverloaded),
       kRetryDelay);
   explained.SetPayload(kPayload, absl::Cord("1"));
   return explained;

@@ -7,7 +7,7 @@
 namespace shardmesh::rpc {
 
 // Translates the `outcome` of a call. If the call ended because the peer's memory for calls was
-// exhausted, returns RESOURCE_EXHAUSTED (LIMIT_EXCEEDED) with the flag's name and a retry delay;
+// exhausted, returns RESOURCE_EXHAUSTED (OVERLOADED) with the flag's name and a retry delay;
 // else returns `outcome`. gRPC ends any of the running calls, and reports only the number of an
 // HTTP/2 error.
 absl::Status ExplainCallMemory(absl::Status outcome);

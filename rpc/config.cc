@@ -20,6 +20,8 @@
 #include "rpc/codec/field_check.h"
 #include "rpc/codec/spec_codec.h"
 #include "sharding/shape.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
 #include "status/nearest_name.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -50,7 +52,9 @@ class File {
     absl::Status placed(status.code(), StrCat(place, ": ", ToStd(status.message())));
     status.ForEachPayload(
         [&](absl::string_view url, const absl::Cord& payload) { placed.SetPayload(url, payload); });
-    return placed;
+    return MayHave(ReasonOf(status), fact::kFile)
+               ? WithFacts(std::move(placed), {{fact::kFile, name_}})
+               : placed;
   }
 
   // Accepts a mapping of known keys, each at most once.
@@ -110,7 +114,8 @@ class File {
     }
     return At(sequence.Mark(),
               InvalidArgument(Reason::kLimitExceeded,
-                              StrCat(have, " ", what, "; at most ", limit, " are allowed")));
+                              StrCat(have, " ", what, "; at most ", limit, " are allowed"),
+                              {{fact::kHave, have}, {fact::kLimit, limit}}));
   }
 
   // Accepts null, a name, or a sequence of these, which means a tuple.
@@ -171,8 +176,9 @@ absl::StatusOr<YAML::Node> Load(const File& file, std::string_view text) {
   if (static_cast<int64_t>(text.size()) > kMaxConfigBytes) {
     return file.At(
         YAML::Mark::null_mark(),
-        InvalidArgument(Reason::kLimitExceeded, StrCat("more than ", kMaxConfigBytes,
-                                                       " bytes, which is the most allowed")));
+        InvalidArgument(Reason::kLimitExceeded,
+                        StrCat("more than ", kMaxConfigBytes, " bytes, which is the most allowed"),
+                        {{fact::kHave, text.size()}, {fact::kLimit, kMaxConfigBytes}}));
   }
   if (!DecodeUtf8(text).has_value()) {
     return file.At(YAML::Mark::null_mark(), InvalidArgument(Reason::kBadFile, "it is not UTF-8"));
@@ -185,7 +191,8 @@ absl::StatusOr<YAML::Node> Load(const File& file, std::string_view text) {
                                    StrCat("byte ", std::distance(text.begin(), control),
                                           " is the control character ", static_cast<int>(*control),
                                           ", which YAML does not have; in a pattern write \\x and "
-                                          "two digits")));
+                                          "two digits"),
+                                   {{fact::kPosition, std::distance(text.begin(), control)}}));
   }
   return YAML::Load(std::string(text));
 }

@@ -52,10 +52,14 @@ constexpr Unit kUnits[] = {{"", 1},
                            {"mib", 1024.0 * 1024},
                            {"gib", 1024.0 * 1024 * 1024},
                            {"tib", 1024.0 * 1024 * 1024 * 1024},
+                           {"pib", 1024.0 * 1024 * 1024 * 1024 * 1024},
+                           {"eib", 1024.0 * 1024 * 1024 * 1024 * 1024 * 1024},
                            {"kb", 1e3},
                            {"mb", 1e6},
                            {"gb", 1e9},
-                           {"tb", 1e12}};
+                           {"tb", 1e12},
+                           {"pb", 1e15},
+                           {"eb", 1e18}};
 
 // Returns the line that states the error and points to --help.
 std::string WrongUseText(std::string_view program, const absl::Status& status) {

@@ -22,7 +22,7 @@ namespace shardmesh::rpc {
 inline constexpr int64_t kMinWorkerMemoryBytes = int64_t{1} << 20;
 
 // Parses a number of bytes as users write it: `1024`, `64KiB`, `4GiB`, `1.5TB`. Units are B, KiB to
-// TiB (powers of 1024) and KB to TB (powers of 1000), in any case. INVALID_ARGUMENT for other text,
+// EiB (powers of 1024) and KB to EB (powers of 1000), in any case. INVALID_ARGUMENT for other text,
 // fractions of a byte, and numbers beyond int64_t.
 absl::StatusOr<int64_t> ParseByteSize(std::string_view text);
 

@@ -23,6 +23,7 @@
 #include "process/host_port.h"
 #include "process/listening_socket.h"
 #include "process/log.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -53,7 +54,7 @@ absl::StatusOr<std::vector<FileDescriptor>> ListenOnHost(const std::string& addr
       error != 0) {
     return WithReason(
         absl::AlreadyExistsError(StrCat("cannot listen on ", address, ": ", gai_strerror(error))),
-        Reason::kAlreadyExists);
+        Reason::kAlreadyExists, {{fact::kKind, "address"}, {fact::kName, address}});
   }
   const absl::Cleanup free_found = [found] { freeaddrinfo(found); };
   *port = parsed.port;
@@ -102,7 +103,7 @@ absl::StatusOr<std::vector<FileDescriptor>> ListenOnUnix(const std::string& addr
     return WithReason(absl::InvalidArgumentError(StrCat(
                           "cannot listen on ", address, ": the name has ", name.size(),
                           " bytes; a unix socket's has at most ", sizeof(to.sun_path) - begin - 1)),
-                      Reason::kBadField);
+                      Reason::kBadField, {{fact::kValue, address}});
   }
   name.copy(to.sun_path + begin, name.size());
   auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + begin + name.size());

@@ -8,6 +8,7 @@
 #include "rpc/codec/time_codec.h"
 #include "sharding/digest.h"
 #include "shardmesh/internal/v1/transfer_token.pb.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
 
@@ -26,8 +27,9 @@ absl::Status Unauthenticated(std::string_view message) {
       Reason::kBadToken);
 }
 
-absl::Status Denied(std::string_view message) {
-  return WithReason(absl::PermissionDeniedError(ToAbsl(message)), Reason::kBadToken);
+absl::Status Denied(std::string_view message, const TransferClaims& claims) {
+  return WithReason(absl::PermissionDeniedError(ToAbsl(message)), Reason::kBadToken,
+                    {{fact::kArray, claims.array.array_id}});
 }
 
 }  // namespace
@@ -86,13 +88,15 @@ absl::StatusOr<TransferClaims> VerifyToken(std::string_view token, std::string_v
   claims.expire_time = *expire_time;
   if (claims.direction != direction) {
     return Denied(StrCat("the transfer token is for a ", Verb(claims.direction), ", not for a ",
-                         Verb(direction)));
+                         Verb(direction)),
+                  claims);
   }
   if (now >= claims.expire_time) {
     return Denied(
         StrCat("the transfer token expired ",
                absl::FormatDuration(absl::Trunc(now - claims.expire_time, absl::Milliseconds(1))),
-               " ago; begin the transfer anew"));
+               " ago; begin the transfer anew"),
+        claims);
   }
   return claims;
 }

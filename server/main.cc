@@ -209,7 +209,8 @@ absl::StatusOr<GivenRanks> ParseRanks(const std::string& text) {
     const size_t sign = mesh.find('=');
     if (sign == 0 || sign == absl::string_view::npos) {
       return InvalidArgument(Reason::kBadField,
-                             StrCat("--ranks ", text, " is no MESH=WORKER,WORKER...;MESH=..."));
+                             StrCat("--ranks ", text, " is no MESH=WORKER,WORKER...;MESH=..."),
+                             {{fact::kField, "--ranks"}, {fact::kValue, text}});
     }
     const std::vector<std::string> workers =
         absl::StrSplit(mesh.substr(sign + 1), ',', absl::SkipEmpty());

@@ -2,6 +2,7 @@
 #include "sharding/device_group.h"
 
 #include "sharding/axis_value.h"
+#include "status/fact_keys.h"
 #include "status/python_repr.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
@@ -19,13 +20,17 @@ absl::StatusOr<DeviceGroup> DeviceGroup::Create(const Mesh& mesh,
       return InvalidArgument(
           Reason::kAxisNotInMesh,
           StrCat("the group is along ", PythonRepr(axes[i]), ", which is no axis of the mesh ",
-                 mesh.ToString(), mesh.DidYouMeanAxis(axes[i])));
+                 mesh.ToString(), mesh.DidYouMeanAxis(axes[i])),
+          {{fact::kAxis, axes[i]},
+           {fact::kMesh, mesh.ToString()},
+           {fact::kNearest, mesh.NearestAxis(axes[i])}});
     }
     for (size_t j = 0; j < i; ++j) {
       if (axes[j] == axes[i]) {
         return InvalidArgument(
             Reason::kDuplicateAxis,
-            StrCat("the group is along ", PythonRepr(axes[i]), " twice; name an axis once"));
+            StrCat("the group is along ", PythonRepr(axes[i]), " twice; name an axis once"),
+            {{fact::kAxis, axes[i]}});
       }
     }
     // Each member found before becomes a run along the new, more minor axis.

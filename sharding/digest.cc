@@ -14,6 +14,7 @@
 #include <memory>
 
 #include "sharding/axis_value.h"
+#include "status/fact_keys.h"
 #include "status/nearest_name.h"
 #include "status/python_repr.h"
 #include "status/reason.h"
@@ -118,7 +119,7 @@ absl::Status NoLength(std::string_view algorithm) {
       Reason::kBadField,
       StrCat("digests of ", PythonRepr(algorithm),
              " have any length that is asked for, and none is here; use a sha3 instead"),
-      "Exception");
+      {{fact::kValue, algorithm}}, "Exception");
 }
 
 // Returns libcrypto's digest of that name, or of the name with `-` for each `_`.
@@ -151,7 +152,9 @@ absl::Status NoAlgorithm(std::string_view algorithm, Compatibility compatibility
                  : " is no digest algorithm",
              "; there are ", StrJoin(known, ", "),
              is_exact ? "" : ", and OpenSSL's others by its own names",
-             is_of_openssl ? "" : DidYouMean(algorithm, known)));
+             is_of_openssl ? "" : DidYouMean(algorithm, known)),
+      {{fact::kValue, algorithm},
+       {fact::kNearest, is_of_openssl ? "" : NearestName(algorithm, known).value_or("")}});
 }
 
 std::string DigestAsDecimal(const EVP_MD* digest, std::string_view text) {
@@ -197,7 +200,7 @@ absl::StatusOr<std::string> SafeHashInt(std::string_view text, std::string_view 
                            StrCat(PythonRepr(algorithm),
                                   " is part of Python's hashlib but no digest algorithm; "
                                   "use one such as sha256"),
-                           "Exception");
+                           {{fact::kValue, algorithm}}, "Exception");
   }
   const auto* const known =
       std::find_if(kAlgorithms.begin(), kAlgorithms.end(),

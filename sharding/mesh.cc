@@ -9,6 +9,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
 #include "sharding/axis_value.h"
+#include "status/fact_keys.h"
 #include "status/nearest_name.h"
 #include "status/python_repr.h"
 #include "status/reason.h"
@@ -18,12 +19,13 @@
 namespace shardmesh {
 namespace {
 
-absl::Status InvalidMesh(std::string_view message) {
-  return InvalidArgument(Reason::kInvalidMesh, message);
+absl::Status InvalidMesh(std::string_view message, Facts facts = {}) {
+  return InvalidArgument(Reason::kInvalidMesh, message, facts);
 }
 
-absl::Status SizeMismatch(std::string_view message) {
-  return InvalidArgument(Reason::kMeshSizeMismatch, message);
+absl::Status SizeMismatch(std::string_view message, int64_t have, int64_t need) {
+  return InvalidArgument(Reason::kMeshSizeMismatch, message,
+                         {{fact::kHave, have}, {fact::kNeed, need}});
 }
 
 std::string AxesToString(absl::Span<const MeshAxis> axes) {
@@ -35,6 +37,14 @@ std::string AxesToString(absl::Span<const MeshAxis> axes) {
   });
 }
 
+std::vector<std::string_view> AxisNames(absl::Span<const MeshAxis> axes) {
+  std::vector<std::string_view> names;
+  for (const MeshAxis& axis : axes) {
+    names.push_back(axis.name);
+  }
+  return names;
+}
+
 absl::Status CheckNames(absl::Span<const MeshAxis> axes) {
   for (size_t i = 0; i < axes.size(); ++i) {
     if (axes[i].name.empty()) {
@@ -44,7 +54,8 @@ absl::Status CheckNames(absl::Span<const MeshAxis> axes) {
       if (axes[j].name == axes[i].name) {
         return InvalidArgument(Reason::kDuplicateAxis,
                                StrCat("the mesh ", AxesToString(axes), " names the axis ",
-                                      PythonRepr(axes[i].name), " twice; rename one"));
+                                      PythonRepr(axes[i].name), " twice; rename one"),
+                               {{fact::kAxis, axes[i].name}});
       }
     }
   }
@@ -82,7 +93,8 @@ absl::StatusOr<int64_t> ProductOfSizes(absl::Span<const MeshAxis> axes, int64_t 
     if (axes[i].size > kMaxMeshDevices || product * axes[i].size > kMaxMeshDevices) {
       return InvalidArgument(
           Reason::kLimitExceeded,
-          StrCat("the mesh ", AxesToString(axes), " has more than ", kMaxMeshDevices, " devices"));
+          StrCat("the mesh ", AxesToString(axes), " has more than ", kMaxMeshDevices, " devices"),
+          {{fact::kLimit, kMaxMeshDevices}});
     }
     product *= axes[i].size;
   }
@@ -97,34 +109,40 @@ absl::StatusOr<int64_t> SettleSizes(std::vector<MeshAxis>& axes, const MeshOptio
     if (axes[i].size == -1) {
       if (inferred >= 0) {
         return InvalidMesh(StrCat("the mesh ", AxesToString(axes),
-                                  " leaves two sizes to be inferred; give one of them"));
+                                  " leaves two sizes to be inferred; give one of them"),
+                           {{fact::kAxis, axes[i].name}, {fact::kValue, axes[i].size}});
       }
       inferred = static_cast<int64_t>(i);
     } else if (axes[i].size < least) {
-      return InvalidMesh(StrCat("axis ", PythonRepr(axes[i].name), " of the mesh has size ",
-                                axes[i].size, "; sizes are ", least,
-                                " or more, or -1 to be inferred"));
+      return InvalidMesh(
+          StrCat("axis ", PythonRepr(axes[i].name), " of the mesh has size ", axes[i].size,
+                 "; sizes are ", least, " or more, or -1 to be inferred"),
+          {{fact::kAxis, axes[i].name}, {fact::kValue, axes[i].size}});
     }
   }
   SHARDMESH_ASSIGN_OR_RETURN(int64_t product, ProductOfSizes(axes, inferred));
   if (inferred >= 0) {
     if (!options.device_count.has_value()) {
-      return InvalidMesh(StrCat("the mesh ", AxesToString(axes),
-                                " leaves a size to be inferred, but the number of devices is "
-                                "not known here; give every size"));
+      return InvalidMesh(
+          StrCat("the mesh ", AxesToString(axes),
+                 " leaves a size to be inferred, but the number of devices is "
+                 "not known here; give every size"),
+          {{fact::kAxis, axes[static_cast<size_t>(inferred)].name}, {fact::kValue, -1}});
     }
     const int64_t count = *options.device_count;
     if (product == 0 || count < product || count % product != 0 || count > kMaxMeshDevices) {
-      return SizeMismatch(StrCat("the given sizes of the mesh ", AxesToString(axes),
-                                 " multiply to ", product, ", which does not divide ", count,
-                                 " devices"));
+      return SizeMismatch(
+          StrCat("the given sizes of the mesh ", AxesToString(axes), " multiply to ", product,
+                 ", which does not divide ", count, " devices"),
+          count, product);
     }
     axes[static_cast<size_t>(inferred)].size = count / product;
     return count;
   }
   if (options.device_count.has_value() && product != *options.device_count) {
     return SizeMismatch(StrCat("the mesh ", AxesToString(axes), " needs ", product,
-                               " devices and there are ", *options.device_count));
+                               " devices and there are ", *options.device_count),
+                        *options.device_count, product);
   }
   return product;
 }
@@ -132,18 +150,21 @@ absl::StatusOr<int64_t> SettleSizes(std::vector<MeshAxis>& axes, const MeshOptio
 absl::Status CheckGlobalIds(absl::Span<const int64_t> ids, int64_t size) {
   if (static_cast<int64_t>(ids.size()) != size) {
     return SizeMismatch(StrCat("the mesh has ", size, " positions and ", ids.size(),
-                               " device ids; give one id per position"));
+                               " device ids; give one id per position"),
+                        static_cast<int64_t>(ids.size()), size);
   }
   absl::flat_hash_map<int64_t, DeviceId> seen;
   for (int64_t device = 0; device < size; ++device) {
     const int64_t id = ids[static_cast<size_t>(device)];
     if (id < 0) {
-      return InvalidMesh(StrCat("device id ", id, " at position ", device, " is negative"));
+      return InvalidMesh(StrCat("device id ", id, " at position ", device, " is negative"),
+                         {{fact::kValue, id}});
     }
     const auto [it, inserted] = seen.emplace(id, device);
     if (!inserted) {
       return InvalidMesh(StrCat("device id ", id, " stands at positions ", it->second, " and ",
-                                device, "; each device has one position"));
+                                device, "; each device has one position"),
+                         {{fact::kValue, id}});
     }
   }
   return absl::OkStatus();
@@ -173,13 +194,15 @@ absl::StatusOr<Mesh> Mesh::Create(std::vector<MeshAxis> axes, MeshOptions option
   if (static_cast<int64_t>(axes.size()) > kMaxMeshAxes) {
     return InvalidArgument(
         Reason::kLimitExceeded,
-        StrCat("a mesh of ", axes.size(), " axes is over the limit of ", kMaxMeshAxes));
+        StrCat("a mesh of ", axes.size(), " axes is over the limit of ", kMaxMeshAxes),
+        {{fact::kHave, axes.size()}, {fact::kLimit, kMaxMeshAxes}});
   }
   for (const MeshAxis& axis : axes) {
     if (axis.name.size() > kMaxAxisNameBytes) {
       return InvalidArgument(Reason::kLimitExceeded,
                              StrCat("an axis name of ", axis.name.size(),
-                                    " bytes is over the limit of ", kMaxAxisNameBytes));
+                                    " bytes is over the limit of ", kMaxAxisNameBytes),
+                             {{fact::kHave, axis.name.size()}, {fact::kLimit, kMaxAxisNameBytes}});
     }
   }
   if (options.allow_degenerate) {
@@ -237,11 +260,11 @@ std::optional<int64_t> Mesh::FindAxis(std::string_view name) const {
 }
 
 std::string Mesh::DidYouMeanAxis(std::string_view name) const {
-  std::vector<std::string_view> known;
-  for (const MeshAxis& axis : axes()) {
-    known.push_back(axis.name);
-  }
-  return DidYouMean(name, known);
+  return DidYouMean(name, AxisNames(axes()));
+}
+
+std::string Mesh::NearestAxis(std::string_view name) const {
+  return std::string(NearestName(name, AxisNames(axes())).value_or(""));
 }
 
 bool Mesh::AllAxesAre(AxisType type) const {
@@ -295,7 +318,8 @@ absl::StatusOr<std::vector<MeshAxis>> ParseMeshAxes(std::string_view text, bool 
   for (const absl::string_view piece : absl::StrSplit(ToAbsl(text), ',')) {
     const auto not_an_axis = [&](std::string_view what_to_do) {
       return InvalidMesh(StrCat(PythonRepr(ToStd(piece)), " in the mesh ", PythonRepr(text),
-                                " is not an axis; ", what_to_do));
+                                " is not an axis; ", what_to_do),
+                         {{fact::kValue, ToStd(piece)}});
     };
     const size_t separator = piece.find_first_of("=:");
     MeshAxis axis;

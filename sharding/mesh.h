@@ -15,6 +15,7 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "status/fact_keys.h"
 
 namespace shardmesh {
 
@@ -100,6 +101,8 @@ class Mesh {
   // Returns `; did you mean "tp"?` for an axis with a similar name, else an empty string. For error
   // messages.
   std::string DidYouMeanAxis(std::string_view name) const;
+  // Returns the axis with a similar name, or an empty string. For the facts of errors.
+  std::string NearestAxis(std::string_view name) const;
   // Returns whether every axis is of this type; false for a mesh without axes.
   bool AllAxesAre(AxisType type) const;
   // Returns the distance in positions between neighbours along this axis.

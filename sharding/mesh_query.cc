@@ -10,6 +10,7 @@
 
 #include "absl/numeric/int128.h"
 #include "sharding/axis_value.h"
+#include "status/fact_keys.h"
 #include "status/python_repr.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -27,6 +28,9 @@ absl::StatusOr<int64_t> FindAxis(const Mesh& mesh, const std::string& name,
   return InvalidArgument(Reason::kAxisNotInMesh,
                          StrCat(PythonRepr(name), " is no axis of the mesh ", mesh.ToString(),
                                 mesh.DidYouMeanAxis(name)),
+                         {{fact::kAxis, name},
+                          {fact::kMesh, mesh.ToString()},
+                          {fact::kNearest, mesh.NearestAxis(name)}},
                          python_type);
 }
 
@@ -39,7 +43,7 @@ absl::Status TooLarge(const Mesh& mesh, absl::Span<const std::string> axes) {
       Reason::kLimitExceeded,
       StrCat("the sizes of the axes ", StrJoin(axes, ", "), " of the mesh ", mesh.ToString(),
              " multiply to more than 64 bits hold; name each axis once"),
-      "OverflowError");
+      {{fact::kLimit, std::numeric_limits<int64_t>::max()}}, "OverflowError");
 }
 
 absl::StatusOr<int64_t> ProductOfSizes(const Mesh& mesh, absl::Span<const std::string> axes,
@@ -157,7 +161,8 @@ absl::StatusOr<DeviceGroups> DeviceGroups::Create(const Mesh& mesh, std::vector<
     if (grouped[static_cast<size_t>(axis)]) {
       return InvalidArgument(
           Reason::kDuplicateAxis,
-          StrCat("the groups are along ", PythonRepr(name), " twice; name an axis once"));
+          StrCat("the groups are along ", PythonRepr(name), " twice; name an axis once"),
+          {{fact::kAxis, name}});
     }
     grouped[static_cast<size_t>(axis)] = true;
     group_size *= SizeOf(mesh, axis);

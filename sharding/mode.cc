@@ -5,6 +5,7 @@
 
 #include "absl/status/status.h"
 #include "sharding/shape.h"
+#include "status/fact_keys.h"
 #include "status/nearest_name.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
@@ -26,9 +27,11 @@ absl::StatusOr<Mode> Mode::Parse(std::string_view name, Compatibility compatibil
   }
   if (compatibility == Compatibility::kExact) return Mode(RuntimeMode::kTrain);
   const std::string framed = name.starts_with('_') ? std::string(name) : StrCat("__", name, "__");
-  return InvalidArgument(Reason::kUnknownMode,
-                         StrCat("unknown mode \"", name, "\"; the modes are ",
-                                StrJoin(kNames, ", "), DidYouMean(framed, kNames)));
+  return InvalidArgument(
+      Reason::kUnknownMode,
+      StrCat("unknown mode \"", name, "\"; the modes are ", StrJoin(kNames, ", "),
+             DidYouMean(framed, kNames)),
+      {{fact::kName, name}, {fact::kNearest, NearestName(framed, kNames).value_or("")}});
 }
 
 absl::StatusOr<RuntimeMode> Mode::Resolve(std::optional<absl::Span<const int64_t>> shape) const {
@@ -38,7 +41,8 @@ absl::StatusOr<RuntimeMode> Mode::Resolve(std::optional<absl::Span<const int64_t
     return InvalidArgument(
         Reason::kMissingArgument,
         StrCat("the mode is to be told from dimension ", dim,
-               ", but no shape is given; give the tensor's shape or name a mode"));
+               ", but no shape is given; give the tensor's shape or name a mode"),
+        {{fact::kField, "shape"}});
   }
   const auto rank = static_cast<int64_t>(shape->size());
   if (dim < -rank || dim >= rank) {
@@ -46,7 +50,7 @@ absl::StatusOr<RuntimeMode> Mode::Resolve(std::optional<absl::Span<const int64_t
         Reason::kInvalidDimension,
         StrCat("the mode is to be told from dimension ", dim, ", which a tensor of shape ",
                ShapeToString(*shape), " does not have"),
-        "IndexError");
+        {{fact::kDimension, dim}, {fact::kLimit, rank}}, "IndexError");
   }
   const int64_t extent = (*shape)[static_cast<size_t>(dim < 0 ? dim + rank : dim)];
   return extent == 1 ? RuntimeMode::kAutoregressive : RuntimeMode::kTrain;

@@ -12,6 +12,7 @@
 #include "sharding/mesh.h"
 #include "sharding/presets.h"
 #include "sharding/semantic_axis.h"
+#include "status/fact_keys.h"
 #include "status/name_table.h"
 #include "status/nearest_name.h"
 #include "status/reason.h"
@@ -179,14 +180,18 @@ absl::StatusOr<std::array<AxisValue, kFieldCount>> ResolveFields(
   for (const FieldValue& field_value : given) {
     const std::optional<AxisField> field = FindAxisField(field_value.field);
     if (!field.has_value()) {
-      return InvalidArgument(Reason::kUnknownField,
-                             StrCat("\"", field_value.field, "\" is not a field of a profile",
-                                    DidYouMean(field_value.field, kFieldNames)),
-                             "TypeError");
+      return InvalidArgument(
+          Reason::kUnknownField,
+          StrCat("\"", field_value.field, "\" is not a field of a profile",
+                 DidYouMean(field_value.field, kFieldNames)),
+          {{fact::kName, field_value.field},
+           {fact::kNearest, NearestName(field_value.field, kFieldNames).value_or("")}},
+          "TypeError");
     }
     if (std::exchange(by_field[IndexOf(*field)], &field_value.value) != nullptr) {
       return InvalidArgument(Reason::kUnknownField,
-                             StrCat("field ", field_value.field, " is given twice"), "TypeError");
+                             StrCat("field ", field_value.field, " is given twice"),
+                             {{fact::kName, field_value.field}}, "TypeError");
     }
   }
   std::array<AxisValue, kFieldCount> resolved;
@@ -198,7 +203,8 @@ absl::StatusOr<std::array<AxisValue, kFieldCount>> ResolveFields(
       return InvalidArgument(Reason::kUnresolvedField,
                              StrCat("field ", kFieldNames[i],
                                     " is given as \"not given\", and no rule resolves it; "
-                                    "leave it out or give it a value"));
+                                    "leave it out or give it a value"),
+                             {{fact::kName, kFieldNames[i]}});
     }
   }
   return resolved;
@@ -370,17 +376,20 @@ class PartitionAxis::Builder {
       if (name.empty() || name.size() > kMaxAxisNameBytes) {
         return InvalidArgument(Reason::kInvalidAxisValue,
                                StrCat("semantic axis ", i, " has a name of ", name.size(),
-                                      " bytes; 1 to ", kMaxAxisNameBytes, " are allowed"));
+                                      " bytes; 1 to ", kMaxAxisNameBytes, " are allowed"),
+                               {{fact::kName, name}});
       }
       if (name == semantic::kEmpty || rep_.places.Find(name) != nullptr || FindAxisField(name)) {
         return InvalidArgument(
             Reason::kInvalidAxisValue,
             StrCat("semantic axis \"", name,
-                   "\" bears the name of a built-in axis or field; choose another"));
+                   "\" bears the name of a built-in axis or field; choose another"),
+            {{fact::kName, name}});
       }
       if (!axis_of_name_.Insert(name, i)) {
         return InvalidArgument(Reason::kInvalidAxisValue,
-                               StrCat("semantic axis \"", name, "\" is given twice"));
+                               StrCat("semantic axis \"", name, "\" is given twice"),
+                               {{fact::kName, name}});
       }
     }
     values_.resize(2 * axes_.size());
@@ -403,7 +412,8 @@ class PartitionAxis::Builder {
       return InvalidArgument(
           Reason::kLimitExceeded,
           StrCat("semantic axis \"", axis.name, "\" stands for ", entries.size(),
-                 " mesh axes; at most ", kMaxSemanticAxisEntries, " are allowed"));
+                 " mesh axes; at most ", kMaxSemanticAxisEntries, " are allowed"),
+          {{fact::kHave, entries.size()}, {fact::kLimit, kMaxSemanticAxisEntries}});
     }
     if (entries.empty()) {
       value = AxisValue::None();
@@ -430,7 +440,8 @@ class PartitionAxis::Builder {
       return InvalidArgument(
           Reason::kInvalidAxisValue,
           StrCat("semantic axis \"", axes_[node.axis].name, "\" stands for ", value.ToString(),
-                 "; it may stand for none, names, and tuples of them"));
+                 "; it may stand for none, names, and tuples of them"),
+          {{fact::kName, axes_[node.axis].name}, {fact::kValue, value.ToString()}});
     }
     if (const size_t* axis = axis_of_name_.Find(name); axis != nullptr) {
       SHARDMESH_ASSIGN_OR_RETURN(const AxisValue* referred, Resolve({*axis, node.generation}));
@@ -459,7 +470,8 @@ class PartitionAxis::Builder {
     return InvalidArgument(
         Reason::kCyclicAxis,
         StrCat("semantic axes stand for one another in a circle: ", StrJoin(names, " -> "),
-               "; let one of them stand for mesh axes of another name"));
+               "; let one of them stand for mesh axes of another name"),
+        {{fact::kName, StrJoin(names, ",")}});
   }
 
   Rep& rep_;
@@ -501,17 +513,20 @@ absl::Status PartitionAxis::Rep::UnknownAxis(std::string_view what,
           Reason::kUnknownAxis,
           StrCat("\"", what, "\" is a ", is_mesh_axis ? "mesh axis" : "field of the profile",
                  ", not a logical axis; write \"", name.name, "\""),
-          python_type);
+          {{fact::kName, what}, {fact::kNearest, name.name}}, python_type);
     }
   }
   std::vector<std::string_view> known;
   for (const SemanticName& name : kSemanticNames) known.push_back(name.name);
   for (const SemanticAxis& axis : semantic_axes) known.push_back(axis.name);
+  const std::string framed = StrCat("__", what, "__");
   std::string hint = DidYouMean(what, known);
-  if (hint.empty()) hint = DidYouMean(StrCat("__", what, "__"), known);
+  if (hint.empty()) hint = DidYouMean(framed, known);
+  const std::string_view nearest =
+      NearestName(what, known).value_or(NearestName(framed, known).value_or(""));
   if (hint.empty()) hint = "; those of a profile are such as __BATCH__, __LENGTH__ and __EMBED__";
   return InvalidArgument(Reason::kUnknownAxis, StrCat("\"", what, "\" is not a logical axis", hint),
-                         python_type);
+                         {{fact::kName, what}, {fact::kNearest, nearest}}, python_type);
 }
 
 absl::Status PartitionAxis::Rep::AppendMembers(const AxisValue& list, RuntimeMode mode,
@@ -526,7 +541,7 @@ absl::Status PartitionAxis::Rep::AppendMembers(const AxisValue& list, RuntimeMod
       return InvalidArgument(Reason::kInvalidAxisValue,
                              StrCat("the list of axes ", list.ToString(), " holds ",
                                     member.ToString(), "; it may hold names alone"),
-                             "TypeError");
+                             {{fact::kValue, list.ToString()}}, "TypeError");
     }
     const Answer* answer = FindName(member.name(), mode);
     if (answer == nullptr) {
@@ -551,7 +566,7 @@ absl::StatusOr<AxisValue> PartitionAxis::Rep::ResolveList(const AxisValue& list,
         return InvalidArgument(Reason::kInvalidAxisValue,
                                StrCat("the list of axes ", list.ToString(),
                                       " holds a list, which the original cannot look up"),
-                               "TypeError");
+                               {{fact::kValue, list.ToString()}}, "TypeError");
       }
     }
     if (IsGeneration(mode)) {
@@ -559,7 +574,7 @@ absl::StatusOr<AxisValue> PartitionAxis::Rep::ResolveList(const AxisValue& list,
           Reason::kInvalidAxisValue,
           StrCat("the original resolves no list of axes in mode ", RuntimeModeName(mode), ", here ",
                  list.ToString(), "; the default compatibility does"),
-          "TypeError");
+          {{fact::kValue, list.ToString()}}, "TypeError");
     }
   }
   std::vector<AxisValue> values;
@@ -585,12 +600,13 @@ absl::StatusOr<PartitionAxis::Rep::Resolved> PartitionAxis::Rep::Resolve(
                            StrCat(axis.ToString(),
                                   " is not a logical axis; write several axes of a dimension "
                                   "as one list of names"),
-                           "TypeError");
+                           {{fact::kValue, axis.ToString()}}, "TypeError");
   }
   return InvalidArgument(
       Reason::kUnknownAxis,
       StrCat(axis.ToString(), " is not a logical axis",
-             axis.is_tuple() ? "; write several axes of a dimension as a list" : ""));
+             axis.is_tuple() ? "; write several axes of a dimension as a list" : ""),
+      {{fact::kName, axis.ToString()}});
 }
 
 absl::StatusOr<std::vector<AxisValue>> PartitionAxis::ResolveAxis(

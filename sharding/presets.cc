@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "sharding/semantic_axis.h"
+#include "status/fact_keys.h"
 #include "status/nearest_name.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
@@ -76,6 +77,7 @@ absl::StatusOr<const Preset*> FindPreset(std::string_view name) {
       Reason::kUnknownPreset,
       StrCat("unknown preset \"", name, "\"",
              nearest.empty() ? StrCat("; there are ", StrJoin(names, ", ")) : nearest),
+      {{fact::kName, name}, {fact::kNearest, NearestName(name, names).value_or("")}},
       "AttributeError");
 }
 

@@ -13,6 +13,7 @@
 #include "absl/strings/numbers.h"
 #include "sharding/axis_value.h"
 #include "sharding/digest.h"
+#include "status/fact_keys.h"
 #include "status/python_repr.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -57,7 +58,8 @@ absl::StatusOr<PythonValue> PythonValue::BigInt(std::string_view digits) {
   if (negative) magnitude.remove_prefix(1);
   if (magnitude.empty() || !std::all_of(magnitude.begin(), magnitude.end(), absl::ascii_isdigit)) {
     return InvalidArgument(Reason::kBadField,
-                           StrCat(PythonRepr(digits), " is no integer; write decimal digits"));
+                           StrCat(PythonRepr(digits), " is no integer; write decimal digits"),
+                           {{fact::kValue, digits}});
   }
   magnitude.remove_prefix(std::min(magnitude.find_first_not_of('0'), magnitude.size() - 1));
   PythonValue result;

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "absl/numeric/int128.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -14,7 +15,8 @@ absl::StatusOr<int64_t> ElementCount(absl::Span<const int64_t> shape) {
   if (static_cast<int64_t>(shape.size()) > kMaxRank) {
     return InvalidArgument(
         Reason::kInvalidShape,
-        StrCat("a shape of ", shape.size(), " dimensions is over the limit of ", kMaxRank));
+        StrCat("a shape of ", shape.size(), " dimensions is over the limit of ", kMaxRank),
+        {{fact::kValue, ShapeToString(shape)}, {fact::kLimit, kMaxRank}});
   }
   // A later extent of 0 makes any count 0, so the product is checked only at the end. It saturates,
   // because 16 factors below 2^63 do not fit 128 bits.
@@ -25,7 +27,8 @@ absl::StatusOr<int64_t> ElementCount(absl::Span<const int64_t> shape) {
     if (shape[dim] < 0) {
       return InvalidArgument(Reason::kInvalidShape,
                              StrCat("dimension ", dim, " of the shape ", ShapeToString(shape),
-                                    " is negative; extents are 0 or more"));
+                                    " is negative; extents are 0 or more"),
+                             {{fact::kDimension, dim}, {fact::kValue, shape[dim]}});
     }
     has_zero = has_zero || shape[dim] == 0;
     if (count <= kLimit) {
@@ -36,8 +39,10 @@ absl::StatusOr<int64_t> ElementCount(absl::Span<const int64_t> shape) {
     return 0;
   }
   if (count > kLimit) {
-    return InvalidArgument(Reason::kInvalidShape, StrCat("the shape ", ShapeToString(shape),
-                                                         " has more than 2^63 - 1 elements"));
+    return InvalidArgument(
+        Reason::kInvalidShape,
+        StrCat("the shape ", ShapeToString(shape), " has more than 2^63 - 1 elements"),
+        {{fact::kValue, ShapeToString(shape)}});
   }
   return static_cast<int64_t>(count);
 }

@@ -6,6 +6,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
+#include "status/fact_keys.h"
 #include "status/python_repr.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -14,8 +15,8 @@
 namespace shardmesh {
 namespace {
 
-absl::Status InvalidSpec(std::string_view message) {
-  return InvalidArgument(Reason::kInvalidSpec, message);
+absl::Status InvalidSpec(std::string_view message, const AxisValue& value) {
+  return InvalidArgument(Reason::kInvalidSpec, message, {{fact::kValue, value.ToString()}});
 }
 
 // Calls `visit` with each axis name of the entries, in order, repeats included.
@@ -89,7 +90,7 @@ absl::StatusOr<SpecEntry> SpecEntry::Create(const AxisValue& value) {
     case AxisValue::Kind::kName:
       return value.name().empty() ? None() : Axis(value.name());
     case AxisValue::Kind::kNotGiven:
-      return InvalidSpec("a value that is not given cannot partition a dimension");
+      return InvalidSpec("a value that is not given cannot partition a dimension", value);
     case AxisValue::Kind::kTuple:
     case AxisValue::Kind::kList:
       break;
@@ -106,10 +107,17 @@ absl::StatusOr<SpecEntry> SpecEntry::Create(const AxisValue& value) {
       axes.push_back(entry.name());
     } else {
       return InvalidSpec(StrCat("the axes ", value.ToString(), " hold ", entry.ToString(),
-                                "; a tuple of axes holds names alone, and no tuple"));
+                                "; a tuple of axes holds names alone, and no tuple"),
+                         value);
     }
   }
   return Axes(std::move(axes));
+}
+
+std::string SpecEntry::AxisNames() const {
+  return StrJoin(axes_, ",", [](std::string* out, const AxisName& axis) {
+    StrAppend(out, axis.has_value() ? std::string_view(*axis) : "None");
+  });
 }
 
 AxisValue SpecEntry::ToAxisValue() const {
@@ -219,35 +227,39 @@ absl::Status CheckDistinctAxes(const PartitionSpec& spec) {
         Reason::kDuplicateAxis,
         StrCat("the spec ", spec.ToString(),
                " holds None among the axes of a dimension, and more than once; drop it"),
-        "DuplicateSpecError");
+        {{fact::kAxis, "None"}}, "DuplicateSpecError");
   }
   const std::vector<std::string> duplicates = spec.DuplicateAxes();
   return InvalidArgument(
       Reason::kDuplicateAxis,
       StrCat("the spec ", spec.ToString(), " uses the mesh axis ", PythonRepr(duplicates[0]),
              " more than once; an axis may partition one dimension, once"),
-      "DuplicateSpecError");
+      {{fact::kAxis, duplicates[0]}}, "DuplicateSpecError");
 }
 
 absl::Status CheckAxesInMesh(const PartitionSpec& spec, const Mesh& mesh) {
-  const auto refuse = [&](std::string_view what, std::string_view hint = "") {
-    return InvalidArgument(Reason::kAxisNotInMesh,
-                           StrCat("the spec ", spec.ToString(), " uses ", what,
-                                  ", which is no axis of the mesh ", mesh.ToString(), hint));
+  const auto refuse = [&](const AxisName& axis) {
+    const std::string_view name = axis.has_value() ? std::string_view(*axis) : "None";
+    return InvalidArgument(
+        Reason::kAxisNotInMesh,
+        StrCat("the spec ", spec.ToString(), " uses ",
+               axis.has_value() ? PythonRepr(name) : std::string("None within a tuple"),
+               ", which is no axis of the mesh ", mesh.ToString(),
+               axis.has_value() ? mesh.DidYouMeanAxis(name) : std::string()),
+        {{fact::kAxis, name},
+         {fact::kMesh, mesh.ToString()},
+         {fact::kNearest, axis.has_value() ? mesh.NearestAxis(name) : std::string()}});
   };
   for (const SpecEntry& entry : spec.entries()) {
     for (const AxisName& name : entry.axes()) {
-      if (!name.has_value()) {
-        return refuse("None within a tuple");
-      }
-      if (!mesh.HasAxis(*name)) {
-        return refuse(PythonRepr(*name), mesh.DidYouMeanAxis(*name));
+      if (!name.has_value() || !mesh.HasAxis(*name)) {
+        return refuse(name);
       }
     }
   }
   for (const std::string& name : spec.unreduced()) {
     if (!mesh.HasAxis(name)) {
-      return refuse(PythonRepr(name), mesh.DidYouMeanAxis(name));
+      return refuse(name);
     }
   }
   return absl::OkStatus();

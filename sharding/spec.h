@@ -14,6 +14,7 @@
 #include "absl/types/span.h"
 #include "sharding/axis_value.h"
 #include "sharding/mesh.h"
+#include "status/fact_keys.h"
 
 namespace shardmesh {
 
@@ -47,6 +48,8 @@ class SpecEntry {
   AxisValue ToAxisValue() const;
   // `None`, `'tp'`, `('fsdp', 'dp')`, `UNCONSTRAINED`.
   std::string ToString() const { return ToAxisValue().ToString(); }
+  // Returns the axes joined by commas, as facts of errors have them.
+  std::string AxisNames() const;
 
   friend bool operator==(const SpecEntry&, const SpecEntry&) = default;
 

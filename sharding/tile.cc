@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -11,9 +12,10 @@ namespace shardmesh {
 namespace {
 
 absl::Status CheckCutPoints(const CutPoints& points, int64_t dim, int64_t extent, int64_t parts) {
-  const auto refuse = [dim](std::string_view why) {
+  const auto refuse = [&, dim](std::string_view why) {
     return InvalidArgument(Reason::kInvalidCutPoints,
-                           StrCat("cut points of dimension ", dim, ": ", why));
+                           StrCat("cut points of dimension ", dim, ": ", why),
+                           {{fact::kDimension, dim}, {fact::kValue, StrJoin(points, ",")}});
   };
   if (static_cast<int64_t>(points.size()) != parts + 1) {
     return refuse(
@@ -148,13 +150,15 @@ absl::StatusOr<Tiling> Tiling::Create(const Mesh& mesh, const PartitionSpec& spe
     return InvalidArgument(Reason::kRankMismatch,
                            StrCat("the spec ", spec.ToString(), " is for ", spec.size(),
                                   " dimensions or more and the shape ", ShapeToString(shape),
-                                  " has ", rank, "; shorten the spec"));
+                                  " has ", rank, "; shorten the spec"),
+                           {{fact::kHave, spec.size()}, {fact::kNeed, rank}});
   }
   if (!cut_points.empty() && static_cast<int64_t>(cut_points.size()) != rank) {
     return InvalidArgument(
         Reason::kInvalidCutPoints,
         StrCat("there are cut points for ", cut_points.size(), " dimensions and the shape ",
-               ShapeToString(shape), " has ", rank));
+               ShapeToString(shape), " has ", rank),
+        {{fact::kHave, cut_points.size()}, {fact::kNeed, rank}});
   }
 
   Tiling tiling(mesh, spec, std::move(shape));
@@ -175,7 +179,11 @@ absl::StatusOr<Tiling> Tiling::Create(const Mesh& mesh, const PartitionSpec& spe
           StrCat("dimension ", dim, " of the shape ", ShapeToString(tiling.shape_), " is ", extent,
                  ", which its ", dimension.part_count, " parts over ", spec.entry(dim).ToString(),
                  " of the mesh ", mesh.ToString(),
-                 " do not divide; pad it, or drop axes from the spec"));
+                 " do not divide; pad it, or drop axes from the spec"),
+          {{fact::kDimension, dim},
+           {fact::kHave, extent},
+           {fact::kNeed, dimension.part_count},
+           {fact::kAxis, spec.entry(dim).AxisNames()}});
     }
   }
   return tiling;

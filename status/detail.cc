@@ -23,6 +23,24 @@ absl::Status WithFact(absl::Status status, std::string_view key, std::string_vie
   return status;
 }
 
+absl::Status WithFacts(absl::Status status, Facts facts) {
+  for (const Fact& each : facts) {
+    if (!each.value.empty()) status = WithFact(std::move(status), each.key.name(), each.value);
+  }
+  return status;
+}
+
+absl::Status WithFactsOf(absl::Status status, const absl::Status& from) {
+  for (const auto& [key, value] : FactsOf(from)) {
+    status = WithFact(std::move(status), key, value);
+  }
+  return status;
+}
+
+std::optional<std::string> FactOf(const absl::Status& status, FactKey key) {
+  return FactOf(status, key.name());
+}
+
 std::optional<std::string> FactOf(const absl::Status& status, std::string_view key) {
   const auto payload = status.GetPayload(ToAbsl(StrCat(kFactPrefix, key)));
   return payload.has_value() ? std::optional(std::string(*payload)) : std::nullopt;

@@ -10,14 +10,20 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "status/fact_keys.h"
 
 namespace shardmesh {
 
 // Attaches a fact such as ("rank", "3"). `key` is an identifier in snake_case; a second value of
 // one key replaces the first. An OK status stays as it is.
 absl::Status WithFact(absl::Status status, std::string_view key, std::string_view value);
+// Attaches each fact whose value is not empty. An OK status stays as it is.
+absl::Status WithFacts(absl::Status status, Facts facts);
+// Attaches the facts of `from`, of which `status` is another wording.
+absl::Status WithFactsOf(absl::Status status, const absl::Status& from);
 // The value of the fact `key`; nullopt if the status has none.
 std::optional<std::string> FactOf(const absl::Status& status, std::string_view key);
+std::optional<std::string> FactOf(const absl::Status& status, FactKey key);
 // All facts of the status, by key.
 std::vector<std::pair<std::string, std::string>> FactsOf(const absl::Status& status);
 

@@ -1,9 +1,12 @@
 // The table of reasons, and the payloads that attach them to a status.
 #include "status/reason.h"
 
+#include <algorithm>
 #include <array>
+#include <cassert>
 
 #include "absl/strings/cord.h"
+#include "status/detail.h"
 #include "status/str_cat.h"
 
 namespace shardmesh {
@@ -82,6 +85,9 @@ constexpr std::array kRows = {
     Row{Reason::kNotOwner, "NOT_OWNER"},
     Row{Reason::kSchemaMismatch, "SCHEMA_MISMATCH"},
     Row{Reason::kSlowReader, "SLOW_READER"},
+    Row{Reason::kOverloaded, "OVERLOADED"},
+    Row{Reason::kMeshMismatch, "MESH_MISMATCH"},
+    Row{Reason::kMeshInUse, "MESH_IN_USE"},
 };
 
 }  // namespace
@@ -107,6 +113,12 @@ std::optional<Reason> ReasonFromName(std::string_view name) {
 absl::Status WithReason(absl::Status status, Reason reason) {
   status.SetPayload(kReasonPayload, absl::Cord(ToAbsl(ReasonName(reason))));
   return status;
+}
+
+absl::Status WithReason(absl::Status status, Reason reason, Facts facts) {
+  assert(std::all_of(facts.begin(), facts.end(),
+                     [reason](const Fact& each) { return MayHave(reason, each.key); }));
+  return WithFacts(WithReason(std::move(status), reason), facts);
 }
 
 Reason ReasonOf(const absl::Status& status) {
@@ -140,6 +152,12 @@ absl::Status WithContext(const absl::Status& status, std::string_view context) {
 absl::Status InvalidArgument(Reason reason, std::string_view message,
                              std::string_view python_type) {
   return WithPythonType(WithReason(absl::InvalidArgumentError(ToAbsl(message)), reason),
+                        python_type);
+}
+
+absl::Status InvalidArgument(Reason reason, std::string_view message, Facts facts,
+                             std::string_view python_type) {
+  return WithPythonType(WithReason(absl::InvalidArgumentError(ToAbsl(message)), reason, facts),
                         python_type);
 }
 

@@ -8,13 +8,14 @@
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "status/fact_keys.h"
 
 namespace shardmesh {
 
 // Names and meanings are part of the contract: google.rpc.ErrorInfo and corrections carry them. New
 // reasons may be added; none may be renamed or reused. ReasonName(kNotDivisible) is
 // "NOT_DIVISIBLE", and so on.
-enum class Reason {
+enum class Reason : int {
   kUnspecified = 0,
 
   // Layouts: as errors, or as the reason of a correction.
@@ -33,7 +34,7 @@ enum class Reason {
   kInvalidMesh,
   kInvalidSpec,
   kInvalidCutPoints,
-  kLimitExceeded,  // a value is well formed but over a documented limit
+  kLimitExceeded,  // a value is over a documented limit; the same request never succeeds
 
   // Resolution of logical axes.
   kUnknownAxis,       // not a logical axis
@@ -93,7 +94,10 @@ enum class Reason {
   kNotOwner,            // the session does not own the object of the call
   kSchemaMismatch,      // durable state has another schema; both versions are named
   kSlowReader,          // the reader of a stream was too slow; the missed messages are gone
-  kLast = kSlowReader,  // not a reason: the end of loops over all reasons
+  kOverloaded,          // too many requests are under way; the same request may succeed later
+  kMeshMismatch,        // operands lie on different meshes, or an array on another mesh
+  kMeshInUse,           // arrays lie on the mesh; it can be neither changed nor deleted
+  kLast = kMeshInUse,   // not a reason: the end of loops over all reasons
 };
 
 // The stable name, such as "NOT_DIVISIBLE".
@@ -104,6 +108,10 @@ std::optional<Reason> ReasonFromName(std::string_view name);
 // Returns `status` with the reason attached in place of any earlier one. An OK status stays
 // unchanged.
 absl::Status WithReason(absl::Status status, Reason reason);
+// As above, and attaches the facts. FactKeysOf(reason) must have their keys.
+// Example: WithReason(absl::NotFoundError("no mesh \"a\""), Reason::kNotFound,
+//                     {{fact::kKind, "mesh"}, {fact::kName, "a"}})
+absl::Status WithReason(absl::Status status, Reason reason, Facts facts);
 // Returns kUnspecified if `status` carries no reason, or one that this build does not know.
 Reason ReasonOf(const absl::Status& status);
 
@@ -120,6 +128,9 @@ absl::Status WithContext(const absl::Status& status, std::string_view context);
 // Returns INVALID_ARGUMENT with a reason and a Python class. Nearly all errors of the algebra have
 // this form.
 absl::Status InvalidArgument(Reason reason, std::string_view message,
+                             std::string_view python_type = "ValueError");
+// As above, with facts.
+absl::Status InvalidArgument(Reason reason, std::string_view message, Facts facts,
                              std::string_view python_type = "ValueError");
 
 }  // namespace shardmesh

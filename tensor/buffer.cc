@@ -14,6 +14,7 @@
 
 #include "process/failpoint.h"
 #include "process/pages.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -145,7 +146,7 @@ absl::StatusOr<MemoryBudget::Reservation> MemoryBudget::TryReserve(int64_t size_
         absl::ResourceExhaustedError(StrCat(size_bytes, " bytes are needed for ", what, ", but ",
                                             left_bytes, " of the limit of ", limit_bytes_,
                                             " are left; release arrays or raise the memory limit")),
-        Reason::kMemoryLimit);
+        Reason::kMemoryLimit, {{fact::kHave, left_bytes}, {fact::kNeed, size_bytes}});
   }
   used_bytes_ += size_bytes;
   return Reservation(this, size_bytes);
@@ -195,7 +196,8 @@ BufferPool::~BufferPool() { Trim(); }
 absl::StatusOr<Buffer> BufferPool::Allocate(int64_t size_bytes, std::string_view what) {
   if (size_bytes < 0 || size_bytes > std::numeric_limits<int64_t>::max() - int64_t{kPageBytes}) {
     return InvalidArgument(Reason::kInvalidShape,
-                           StrCat("cannot allocate ", size_bytes, " bytes for ", what));
+                           StrCat("cannot allocate ", size_bytes, " bytes for ", what),
+                           {{fact::kValue, size_bytes}});
   }
   Buffer buffer;
   if (size_bytes == 0) {
@@ -220,7 +222,7 @@ absl::StatusOr<Buffer> BufferPool::Allocate(int64_t size_bytes, std::string_view
           absl::ResourceExhaustedError(
               StrCat(size_bytes, " bytes are needed for ", what, ", but the host refuses them (",
                      std::strerror(errno), "); lower the memory limit or free memory on the host")),
-          Reason::kMemoryLimit);
+          Reason::kMemoryLimit, {{fact::kNeed, size_bytes}});
     }
   }
   buffer.pool_ = shared_from_this();

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "status/fact_keys.h"
 #include "status/nearest_name.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
@@ -70,9 +71,11 @@ absl::StatusOr<Dtype> ParseDtype(std::string_view name) {
   }
   std::vector<std::string_view> names;
   for (const DtypeFacts& facts : kFacts) names.push_back(facts.name);
-  return InvalidArgument(Reason::kUnknownDtype,
-                         StrCat("\"", name, "\" is not an element type; the known ones are ",
-                                StrJoin(names, ", "), DidYouMean(name, names)));
+  return InvalidArgument(
+      Reason::kUnknownDtype,
+      StrCat("\"", name, "\" is not an element type; the known ones are ", StrJoin(names, ", "),
+             DidYouMean(name, names)),
+      {{fact::kDtype, name}, {fact::kNearest, NearestName(name, names).value_or("")}});
 }
 
 absl::StatusOr<int64_t> PackedSizeBytes(Dtype dtype, int64_t elements) {
@@ -80,12 +83,14 @@ absl::StatusOr<int64_t> PackedSizeBytes(Dtype dtype, int64_t elements) {
   if (elements < 0 || __builtin_mul_overflow(elements, BitsPerElement(dtype), &bits)) {
     return InvalidArgument(Reason::kInvalidShape,
                            StrCat(elements, " elements of ", DtypeName(dtype),
-                                  " is not a size that 63 bits can count in bits"));
+                                  " is not a size that 63 bits can count in bits"),
+                           {{fact::kValue, elements}});
   }
   if (bits % 8 != 0) {
     return InvalidArgument(Reason::kInvalidShape,
                            StrCat(elements, " elements of ", DtypeName(dtype), " (",
-                                  BitsPerElement(dtype), " bits each) do not fill whole bytes"));
+                                  BitsPerElement(dtype), " bits each) do not fill whole bytes"),
+                           {{fact::kValue, elements}});
   }
   return bits / 8;
 }

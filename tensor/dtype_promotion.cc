@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "sharding/axis_value.h"
+#include "status/fact_keys.h"
 #include "status/nearest_name.h"
 #include "status/python_repr.h"
 #include "status/reason.h"
@@ -59,13 +60,14 @@ Family FamilyOf(Dtype dtype) {
   return Family::kForeign;
 }
 
-absl::Status Unsupported(std::string_view message, std::string_view python_type) {
-  return InvalidArgument(Reason::kUnsupportedDtype, message, python_type);
+absl::Status Unsupported(Dtype dtype, std::string_view message, std::string_view python_type) {
+  return InvalidArgument(Reason::kUnsupportedDtype, message,
+                         {{fact::kDtype, NumpyDtypeName(dtype)}}, python_type);
 }
 
 absl::Status Foreign(Dtype dtype) {
   return Unsupported(
-      StrCat(NumpyDtypeName(dtype), " is no element type of JAX; convert the array first"),
+      dtype, StrCat(NumpyDtypeName(dtype), " is no element type of JAX; convert the array first"),
       "TypeError");
 }
 
@@ -97,7 +99,8 @@ absl::StatusOr<Dtype> CommonInexact(Dtype a, Dtype b) {
   if (a == b) return a;
   for (const Dtype narrow : {a, b}) {
     if (FamilyOf(narrow) == Family::kNarrowFloat) {
-      return Unsupported(StrCat(NumpyDtypeName(a), " and ", NumpyDtypeName(b),
+      return Unsupported(narrow,
+                         StrCat(NumpyDtypeName(a), " and ", NumpyDtypeName(b),
                                 " have no common element type, as ", NumpyDtypeName(narrow),
                                 " converts to no other by itself; convert one of the arrays, or "
                                 "give the dtype"),
@@ -162,10 +165,11 @@ absl::StatusOr<Dtype> ParseNumpyDtype(std::string_view name) {
     if (NumpyDtypeName(dtype) == name) return dtype;
     known.push_back(NumpyDtypeName(dtype));
   }
-  return InvalidArgument(Reason::kUnknownDtype,
-                         StrCat(PythonRepr(name), " is no element type", DidYouMean(name, known),
-                                "; there are ", StrJoin(known, ", ")),
-                         "TypeError");
+  return InvalidArgument(
+      Reason::kUnknownDtype,
+      StrCat(PythonRepr(name), " is no element type", DidYouMean(name, known), "; there are ",
+             StrJoin(known, ", ")),
+      {{fact::kDtype, name}, {fact::kNearest, NearestName(name, known).value_or("")}}, "TypeError");
 }
 
 bool IsInexact(Dtype dtype) {
@@ -199,7 +203,8 @@ Dtype CanonicalDtype(Dtype dtype) {
 absl::StatusOr<Dtype> ResultDtype(absl::Span<const Dtype> dtypes) {
   if (dtypes.empty()) {
     return InvalidArgument(Reason::kMissingArgument,
-                           "no element types are given to combine; give at least one");
+                           "no element types are given to combine; give at least one",
+                           {{fact::kField, "dtypes"}});
   }
   std::optional<Dtype> integer;
   std::optional<Dtype> inexact;
@@ -222,7 +227,8 @@ absl::StatusOr<Dtype> ResultDtype(absl::Span<const Dtype> dtypes) {
 absl::StatusOr<Dtype> PromoteDtype(absl::Span<const Dtype> arrays, std::optional<Dtype> dtype) {
   if (dtype.has_value()) {
     if (!IsInexact(*dtype)) {
-      return Unsupported(StrCat("the dtype must hold fractions, and ", NumpyDtypeName(*dtype),
+      return Unsupported(*dtype,
+                         StrCat("the dtype must hold fractions, and ", NumpyDtypeName(*dtype),
                                 " does not; give one such as float32"),
                          "ValueError");
     }
@@ -236,11 +242,12 @@ absl::StatusOr<Dtype> ParameterDtype(Dtype dtype) {
   if (FamilyOf(dtype) == Family::kForeign) return Foreign(dtype);
   // The originals draw the first weights at random, which needs whole bytes.
   if (dtype == Dtype::kF4) {
-    return Unsupported("float4_e2m1fn is too narrow to draw weights in; give a wider dtype",
+    return Unsupported(dtype, "float4_e2m1fn is too narrow to draw weights in; give a wider dtype",
                        "TypeError");
   }
   if (!IsInexact(dtype)) {
-    return Unsupported(StrCat("weights must hold fractions, and ", NumpyDtypeName(dtype),
+    return Unsupported(dtype,
+                       StrCat("weights must hold fractions, and ", NumpyDtypeName(dtype),
                               " does not; give a dtype such as float32"),
                        "ValueError");
   }

@@ -10,6 +10,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -23,7 +24,7 @@ constexpr size_t kAlignment = 64;
 constexpr size_t kMaxHeaderBytes = size_t{1} << 20;
 
 absl::Status BadFile(std::string_view source, std::string_view what) {
-  return InvalidArgument(Reason::kBadFile, StrCat(source, ": ", what));
+  return InvalidArgument(Reason::kBadFile, StrCat(source, ": ", what), {{fact::kFile, source}});
 }
 
 std::string Escaped(std::string_view text) { return absl::CHexEscape(ToAbsl(text.substr(0, 100))); }
@@ -133,7 +134,8 @@ absl::StatusOr<Dictionary> ReadDictionary(std::string_view source, std::string_v
         return InvalidArgument(Reason::kUnsupportedDtype,
                                StrCat(source,
                                       ": structured elements are no tensor; save one "
-                                      "field of the array"));
+                                      "field of the array"),
+                               {{fact::kDtype, "structured"}});
       }
       read = (dictionary.type = reader.Text()).has_value();
     } else if (*key == "fortran_order" && !dictionary.fortran_order.has_value()) {
@@ -180,7 +182,8 @@ absl::StatusOr<Dtype> DtypeOf(std::string_view source, std::string_view type) {
                                       : "convert it with a.astype() to a type such as float32";
   return InvalidArgument(
       Reason::kUnsupportedDtype,
-      StrCat(source, ": elements of NumPy type '", Escaped(type), "' cannot be read; ", remedy));
+      StrCat(source, ": elements of NumPy type '", Escaped(type), "' cannot be read; ", remedy),
+      {{fact::kDtype, Escaped(type)}});
 }
 
 // Returns elements whose first index varies fastest, reordered so that the last index does.
@@ -283,7 +286,8 @@ absl::StatusOr<std::string> EncodeNpyHeader(Dtype dtype, absl::Span<const int64_
   if (type.empty()) {
     return InvalidArgument(
         Reason::kUnsupportedDtype,
-        StrCat("NumPy has no type for ", DtypeName(dtype), "; save the tensor as safetensors"));
+        StrCat("NumPy has no type for ", DtypeName(dtype), "; save the tensor as safetensors"),
+        {{fact::kDtype, DtypeName(dtype)}});
   }
   std::string dictionary = StrCat(
       "{'descr': '", type, "', 'fortran_order': False, 'shape': ", ShapeToString(shape), ", }");

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <memory>
 
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
 #include "tensor/float_convert.h"
@@ -81,14 +82,16 @@ absl::Status FillNormal(Dtype dtype, uint64_t seed, double deviation, int64_t fi
       dtype != Dtype::kF64) {
     return InvalidArgument(
         Reason::kUnsupportedDtype,
-        StrCat("random values can be F16, BF16, F32 or F64, not ", DtypeName(dtype)));
+        StrCat("random values can be F16, BF16, F32 or F64, not ", DtypeName(dtype)),
+        {{fact::kDtype, DtypeName(dtype)}});
   }
   if (first_element < 0 || out.size() % element_bytes != 0 ||
       reinterpret_cast<uintptr_t>(out.data()) % element_bytes != 0) {
     return InvalidArgument(
         Reason::kInvalidShape,
         StrCat("cannot fill ", out.size(), " bytes from element ", first_element, " on with ",
-               DtypeName(dtype), ": whole, aligned elements are needed"));
+               DtypeName(dtype), ": whole, aligned elements are needed"),
+        {{fact::kValue, out.size()}});
   }
   const float scale = static_cast<float>(deviation);
   const uint64_t first = static_cast<uint64_t>(first_element);

@@ -10,6 +10,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "process/json_error.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -48,7 +49,7 @@ std::string Quoted(std::string_view name) {
 }
 
 absl::Status BadFile(std::string_view source, std::string_view what) {
-  return InvalidArgument(Reason::kBadFile, StrCat(source, ": ", what));
+  return InvalidArgument(Reason::kBadFile, StrCat(source, ": ", what), {{fact::kFile, source}});
 }
 
 // Parses the header's JSON as a stream: it builds no tree, and detects repeated keys.
@@ -111,7 +112,8 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
     if (!dtype.ok()) {
       status_ = InvalidArgument(
           Reason::kUnknownDtype,
-          StrCat(source_, ": tensor ", Quoted(name_), ": dtype ", ToStd(dtype.status().message())));
+          StrCat(source_, ": tensor ", Quoted(name_), ": dtype ", ToStd(dtype.status().message())),
+          {{fact::kDtype, value}, {fact::kTensor, name_}});
       return false;
     }
     tensors_->back().dtype = *dtype;
@@ -418,7 +420,7 @@ absl::StatusOr<TensorView> SafetensorsFile::View(std::string_view name) const {
   const SafetensorsTensor* tensor = header_.Find(name);
   if (tensor == nullptr) {
     return WithReason(absl::NotFoundError(StrCat(path_, " has no tensor ", Quoted(name))),
-                      Reason::kNotFound);
+                      Reason::kNotFound, {{fact::kKind, "tensor"}, {fact::kName, name}});
   }
   return View(*tensor);
 }
@@ -530,7 +532,8 @@ absl::Status SafetensorsWriter::Append(absl::Span<const char> bytes) {
   if (size_bytes > missing_bytes_) {
     return InvalidArgument(
         Reason::kShapeMismatch,
-        StrCat(size_bytes, " bytes of data, but the tensors lack only ", missing_bytes_));
+        StrCat(size_bytes, " bytes of data, but the tensors lack only ", missing_bytes_),
+        {{fact::kHave, size_bytes}, {fact::kNeed, missing_bytes_}});
   }
   SHARDMESH_RETURN_IF_ERROR(file_.Append(bytes));
   missing_bytes_ -= size_bytes;

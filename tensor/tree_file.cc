@@ -9,6 +9,8 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/escaping.h"
 #include "process/json_error.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -70,11 +72,13 @@ class TreeReader final : public nlohmann::json_sax<Json> {
     }
     if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
       return Fail(Reason::kInvalidShape,
-                  StrCat("shape has ", value, ", which is more than 63 bits hold"));
+                  StrCat("shape has ", value, ", which is more than 63 bits hold"),
+                  {{fact::kValue, value}});
     }
     Shape& shape = objects_.back().tensor.shape;
     if (static_cast<int64_t>(shape.size()) == kMaxRank) {
-      return Fail(Reason::kInvalidShape, StrCat("shape has more than ", kMaxRank, " dimensions"));
+      return Fail(Reason::kInvalidShape, StrCat("shape has more than ", kMaxRank, " dimensions"),
+                  {{fact::kLimit, kMaxRank}});
     }
     shape.push_back(static_cast<int64_t>(value));
     return true;
@@ -87,7 +91,8 @@ class TreeReader final : public nlohmann::json_sax<Json> {
       case Place::kEntry:
         if (static_cast<int64_t>(entry_.size()) == kMaxMeshAxes) {
           return Fail(Reason::kLimitExceeded,
-                      StrCat("an entry of ", key_, " has more than ", kMaxMeshAxes, " names"));
+                      StrCat("an entry of ", key_, " has more than ", kMaxMeshAxes, " names"),
+                      {{fact::kField, key_}, {fact::kLimit, kMaxMeshAxes}});
         }
         entry_.push_back(AxisValue::Name(value));
         return true;
@@ -96,7 +101,7 @@ class TreeReader final : public nlohmann::json_sax<Json> {
           objects_.back().is_tensor = true;
           absl::StatusOr<Dtype> dtype = ParseDtype(value);
           if (!dtype.ok()) {
-            return Fail(Reason::kUnknownDtype, StrCat("dtype ", ToStd(dtype.status().message())));
+            return Fail(dtype.status(), StrCat("dtype ", ToStd(dtype.status().message())));
           }
           objects_.back().tensor.dtype = *dtype;
           return true;
@@ -193,7 +198,8 @@ class TreeReader final : public nlohmann::json_sax<Json> {
     }
     status_ = InvalidArgument(
         Reason::kBadFile,
-        StrCat("it is not JSON in UTF-8, at byte ", position, ": ", JsonErrorText(error.what())));
+        StrCat("it is not JSON in UTF-8, at byte ", position, ": ", JsonErrorText(error.what())),
+        {{fact::kPosition, position}});
     return false;
   }
 
@@ -210,9 +216,18 @@ class TreeReader final : public nlohmann::json_sax<Json> {
     TreeFileTensor tensor;
   };
 
-  bool Fail(Reason reason, std::string_view what) {
+  bool Fail(Reason reason, std::string_view what, Facts facts = {}) {
     status_ = InvalidArgument(
-        reason, name_.empty() ? std::string(what) : StrCat(Quoted(name_), ": ", what));
+        reason, name_.empty() ? std::string(what) : StrCat(Quoted(name_), ": ", what), facts);
+    if (MayHave(reason, fact::kTensor)) {
+      status_ = WithFacts(std::move(status_), {{fact::kTensor, name_}});
+    }
+    return false;
+  }
+  // Fails with the reason and the facts of `why`.
+  bool Fail(const absl::Status& why, std::string_view what) {
+    Fail(ReasonOf(why), what);
+    status_ = WithFactsOf(std::move(status_), why);
     return false;
   }
 
@@ -230,7 +245,8 @@ class TreeReader final : public nlohmann::json_sax<Json> {
   bool Extend(std::string_view part) {
     if (name_.size() + part.size() + 1 > kMaxTreeNameBytes) {
       return Fail(Reason::kLimitExceeded,
-                  StrCat("the name goes on to more than ", kMaxTreeNameBytes, " bytes"));
+                  StrCat("the name goes on to more than ", kMaxTreeNameBytes, " bytes"),
+                  {{fact::kLimit, kMaxTreeNameBytes}});
     }
     StrAppend(&name_, name_.empty() ? "" : ".", part);
     return true;
@@ -238,7 +254,8 @@ class TreeReader final : public nlohmann::json_sax<Json> {
 
   bool AddEntry(AxisValue entry) {
     if (static_cast<int64_t>(entries_.size()) == kMaxRank) {
-      return Fail(Reason::kLimitExceeded, StrCat(key_, " has more than ", kMaxRank, " entries"));
+      return Fail(Reason::kLimitExceeded, StrCat(key_, " has more than ", kMaxRank, " entries"),
+                  {{fact::kField, key_}, {fact::kLimit, kMaxRank}});
     }
     entries_.push_back(std::move(entry));
     return true;
@@ -252,7 +269,7 @@ class TreeReader final : public nlohmann::json_sax<Json> {
     }
     absl::StatusOr<PartitionSpec> spec = PartitionSpec::Create(entries_);
     if (!spec.ok()) {
-      return Fail(Reason::kInvalidSpec, ToStd(spec.status().message()));
+      return Fail(spec.status(), ToStd(spec.status().message()));
     }
     tensor.spec = *std::move(spec);
     return true;
@@ -274,14 +291,15 @@ class TreeReader final : public nlohmann::json_sax<Json> {
       return Fail(Reason::kBadFile, "has both axes and a spec; give one");
     }
     if (const absl::Status status = CheckShape(object.tensor.shape); !status.ok()) {
-      return Fail(Reason::kInvalidShape, ToStd(status.message()));
+      return Fail(status, ToStd(status.message()));
     }
     if (!tree_->names.insert(name_).second) {
       return Fail(Reason::kBadFile, "the tensor is listed twice");
     }
     if (tree_->tensors.size() == kMaxTreeTensors) {
       return Fail(Reason::kLimitExceeded,
-                  StrCat("the tree has more than ", kMaxTreeTensors, " tensors"));
+                  StrCat("the tree has more than ", kMaxTreeTensors, " tensors"),
+                  {{fact::kLimit, kMaxTreeTensors}});
     }
     object.tensor.name = name_;
     tree_->tensors.push_back(std::move(object.tensor));
@@ -305,7 +323,16 @@ absl::Status CheckSize(std::string_view source, std::string_view text) {
   }
   return InvalidArgument(
       Reason::kLimitExceeded,
-      StrCat(source, ": ", text.size(), " bytes are over the limit of ", kMaxTreeFileBytes));
+      StrCat(source, ": ", text.size(), " bytes are over the limit of ", kMaxTreeFileBytes),
+      {{fact::kHave, text.size()}, {fact::kLimit, kMaxTreeFileBytes}});
+}
+
+// Names the file, and the line of it, in an error about its contents.
+absl::Status InFile(const absl::Status& status, std::string_view source, std::string_view place) {
+  absl::Status placed = WithContext(status, place);
+  return MayHave(ReasonOf(status), fact::kFile)
+             ? WithFacts(std::move(placed), {{fact::kFile, source}})
+             : placed;
 }
 
 absl::Status Read(std::string_view text, bool is_line, Tree* tree) {
@@ -322,7 +349,7 @@ absl::StatusOr<std::vector<TreeFileTensor>> ParseTree(std::string_view source,
   Tree tree;
   const absl::Status status = Read(text, /*is_line=*/false, &tree);
   if (!status.ok()) {
-    return WithContext(status, source);
+    return InFile(status, source, source);
   }
   return std::move(tree.tensors);
 }
@@ -340,7 +367,7 @@ absl::StatusOr<std::vector<TreeFileTensor>> ParseTreeLines(std::string_view sour
     }
     const absl::Status status = Read(line, /*is_line=*/true, &tree);
     if (!status.ok()) {
-      return WithContext(status, StrCat(source, ":", number));
+      return InFile(status, source, StrCat(source, ":", number));
     }
   }
   return std::move(tree.tensors);

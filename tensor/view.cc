@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -47,7 +48,8 @@ absl::Status CheckHolds(const BasicTensorView<Byte>& view, const Tile& tile,
     return InvalidArgument(
         Reason::kShapeMismatch,
         StrCat("the ", which, " view has shape ", ShapeToString(view.shape()), ", its tile ",
-               tile.ToString(), " has ", ShapeToString(tile.shape())));
+               tile.ToString(), " has ", ShapeToString(tile.shape())),
+        {{fact::kHave, ShapeToString(view.shape())}, {fact::kNeed, ShapeToString(tile.shape())}});
   }
   return absl::OkStatus();
 }
@@ -62,7 +64,8 @@ absl::StatusOr<BasicTensorView<Byte>> BasicTensorView<Byte>::Create(Dtype dtype,
   if (static_cast<size_t>(size_bytes) != bytes.size()) {
     return InvalidArgument(Reason::kShapeMismatch,
                            StrCat(DtypeName(dtype), " of shape ", ShapeToString(shape), " takes ",
-                                  size_bytes, " bytes, not ", bytes.size()));
+                                  size_bytes, " bytes, not ", bytes.size()),
+                           {{fact::kHave, bytes.size()}, {fact::kNeed, size_bytes}});
   }
   return BasicTensorView(dtype, std::move(shape), bytes);
 }
@@ -171,9 +174,11 @@ absl::Status PasteTileBytes(absl::Span<const char> bytes, const Tile& tile, int6
 absl::Status CopyTile(const TensorView& from, const Tile& from_tile, const MutableTensorView& to,
                       const Tile& to_tile, const Tile& region) {
   if (from.dtype() != to.dtype()) {
-    return InvalidArgument(Reason::kShapeMismatch,
-                           StrCat("cannot copy a tile of ", DtypeName(from.dtype()),
-                                  " into one of ", DtypeName(to.dtype())));
+    return InvalidArgument(
+        Reason::kShapeMismatch,
+        StrCat("cannot copy a tile of ", DtypeName(from.dtype()), " into one of ",
+               DtypeName(to.dtype())),
+        {{fact::kHave, DtypeName(from.dtype())}, {fact::kNeed, DtypeName(to.dtype())}});
   }
   SHARDMESH_RETURN_IF_ERROR(CheckHolds(from, from_tile, "source"));
   SHARDMESH_RETURN_IF_ERROR(CheckHolds(to, to_tile, "destination"));

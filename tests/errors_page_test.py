@@ -1,4 +1,6 @@
-"""Holds docs/errors.md against the contract: the page has one row for each reason of error.proto, and no other.
+"""Holds docs/errors.md against the contract: the page has one row for each reason of error.proto, and no other. The facts
+that errors of a reason carry are the same in error.proto, on the page and in the table of the code, and a test checks an
+error of each reason for them.
 
 The rows are also what `shardmesh explain-error` prints: the build compiles the page in, and error_explanations_test.cc
 checks that the program finds a row for each reason.
@@ -14,6 +16,9 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGE = "docs/errors.md"
 CONTRACT = "proto/shardmesh/v1/error.proto"
+KEYS = "status/fact_keys.h"
+TABLE = "status/fact_keys.cc"
+TESTS = "tests"
 
 # The status codes of gRPC with which a call of ours may fail.
 CODES = {
@@ -25,6 +30,12 @@ CORRECTION = "a correction"  # in place of a code: the answer has it, and the ca
 
 REASON = re.compile(r"^\s*REASON_([A-Z0-9_]+) = ([0-9]+);", re.MULTILINE)
 ROW = re.compile(r"^\| `([A-Z0-9_]+)` \|(.*)\|$", re.MULTILINE)
+FACTS = re.compile(r"// Facts: ([a-z_, \n/]+)\.\n  REASON_([A-Z0-9_]+) = ")
+KEY_OF_CONTRACT = re.compile(r"^// \* ([a-z_]+): ", re.MULTILINE)
+KEY_OF_PAGE = re.compile(r"^\| `([a-z_]+)` \| [^|]*\|$", re.MULTILINE)
+KEY_OF_CODE = re.compile(r"FactKey (k\w+)\{\s*\"([a-z_]+)\"")
+ROW_OF_CODE = re.compile(r"FactKey k(\w+)Facts\[\] = \{([^}]*)\}")
+CHECKED = re.compile(r"CarriesFacts\(\s*Reason::k(\w+)")
 LINK = re.compile(r"\]\(([^)#]+)")
 
 
@@ -44,8 +55,8 @@ def faults(page, contract, exists):
     found += [f"{name}: has {names.count(name)} rows" for name in sorted(set(names)) if names.count(name) > 1]
     for name, rest in rows:
         cells = [cell.strip() for cell in rest.split("|")]
-        if len(cells) != 3 or not all(cells):
-            found.append(f"{name}: wants a code, a meaning and what the caller does")
+        if len(cells) != 4 or not all(cells):
+            found.append(f"{name}: wants a code, a meaning, what the caller does and facts")
             continue
         codes = cells[0].replace(", or " + CORRECTION, "").split(", ")
         found += [f"{name}: {code} is no status code" for code in codes if code not in CODES and code != CORRECTION]
@@ -53,10 +64,72 @@ def faults(page, contract, exists):
     return found
 
 
+def camel(name):
+    return "".join(part.capitalize() for part in name.split("_"))
+
+
+def facts_of_contract(contract):
+    """The keys of each reason in the comments of error.proto, by the reason's name."""
+    table = {}
+    for keys, name in FACTS.findall(contract):
+        keys = re.sub(r"\s*(//)?\s+", " ", keys).strip()
+        table[name] = [] if keys == "none" else keys.split(", ")
+    return table
+
+
+def facts_of_page(page):
+    return {name: re.findall(r"`([a-z_]+)`", rest.split("|")[-1]) for name, rest in ROW.findall(page)}
+
+
+def facts_of_code(keys, code):
+    """As facts_of_contract, but by the name in the code; reasons without facts have no row."""
+    names = dict(KEY_OF_CODE.findall(keys))
+    return {reason: [names.get(key, key) for key in re.findall(r"fact::(\w+)", row)]
+            for reason, row in ROW_OF_CODE.findall(code)}
+
+
+def fact_faults(page, contract, keys, code):
+    """Where contract, page and code disagree about facts, a sentence each."""
+    found = []
+    expected = facts_of_contract(contract)
+    on_page = facts_of_page(page)
+    in_code = facts_of_code(keys, code)
+    reasons = reasons_of(contract)
+    for name in reasons:
+        if name not in expected:
+            found.append(f"{name}: its comment in the contract has no line of facts")
+            continue
+        if on_page.get(name) != expected[name]:
+            found.append(f"{name}: has the facts {on_page.get(name)} on the page, {expected[name]} in the contract")
+        if in_code.get(camel(name), []) != expected[name]:
+            found.append(f"{name}: has the facts {in_code.get(camel(name))} in the code, {expected[name]} in the contract")
+    known = {camel(name) for name in reasons}
+    found += [f"{name}: is in the code's table and no reason of the contract" for name in in_code if name not in known]
+    described = KEY_OF_CONTRACT.findall(contract)
+    if sorted(described) != sorted(name for _, name in KEY_OF_CODE.findall(keys)):
+        found.append("the contract describes other keys than the code has")
+    if sorted(described) != sorted(KEY_OF_PAGE.findall(page)):
+        found.append("the contract describes other keys than the page")
+    used = {key for facts in expected.values() for key in facts}
+    found += [f"{key}: no reason has this fact" for key in described if key not in used]
+    found += [f"{key}: is not described" for key in sorted(used) if key not in described]
+    return found
+
+
+def untested(contract, tests):
+    """Reasons of which no test checks an error for its facts."""
+    checked = {name for text in tests for name in CHECKED.findall(text)}
+    return [f"{name}: no test has CarriesFacts(Reason::k{camel(name)}, ...)"
+            for name in reasons_of(contract) if camel(name) not in checked]
+
+
 def self_test():
-    contract = "REASON_UNSPECIFIED = 0;\n  REASON_APPLE = 1;\n  REASON_PEAR_LOST = 2;\n"
-    page = ("| `APPLE` | NOT_FOUND, or a correction | There is no apple. | Look at the [tree](tree.md). |\n"
-            "| `PEAR_LOST` | a correction | A pear is lost. | Take another. |\n")
+    contract = ("// * tree: a tree's name.\n// * have: how many there are.\n"
+                "REASON_UNSPECIFIED = 0;\n  // Facts: tree, have.\n  REASON_APPLE = 1;\n"
+                "  // Facts: none.\n  REASON_PEAR_LOST = 2;\n")
+    page = ("| `tree` | A tree's name. |\n| `have` | How many there are. |\n"
+            "| `APPLE` | NOT_FOUND, or a correction | No apple. | Look at the [tree](tree.md). | `tree`, `have` |\n"
+            "| `PEAR_LOST` | a correction | A pear is lost. | Take another. | none |\n")
     there = {"tree.md"}.__contains__
     assert not faults(page, contract, there), faults(page, contract, there)
     planted = [
@@ -70,6 +143,24 @@ def self_test():
     for changed, expected in planted:
         found = faults(changed, contract, there)
         assert any(fault.startswith(expected) for fault in found), f"{expected}: {found}"
+    keys = "FactKey kTree{\"tree\"};\nFactKey kHave{\n    \"have\"};\n"
+    code = "constexpr FactKey kAppleFacts[] = {fact::kTree,\n  fact::kHave};\n"
+    assert not fact_faults(page, contract, keys, code), fact_faults(page, contract, keys, code)
+    planted = [
+        ((page.replace("`tree`, `have` |", "`tree` |"), contract, keys, code), "APPLE: has the facts ['tree'] on the page"),
+        ((page, contract, keys, code.replace("fact::kHave", "fact::kTree")), "APPLE: has the facts ['tree', 'tree'] in"),
+        ((page, contract.replace("  // Facts: none.\n", ""), keys, code), "PEAR_LOST: its comment"),
+        ((page, contract, keys, code.replace("kAppleFacts", "kPlumFacts")), "Plum: is in the code's table"),
+        ((page, contract, keys.replace("have", "has"), code), "the contract describes other keys than the code"),
+        ((page.replace("| `have` | How", "| `had` | How"), contract, keys, code), "the contract describes other keys than the p"),
+        ((page, contract.replace("tree, have", "tree"), keys, code), "have: no reason has this fact"),
+    ]
+    for arguments, expected in planted:
+        found = fact_faults(*arguments)
+        assert any(fault.startswith(expected) for fault in found), f"{expected}: {found}"
+    assert untested(contract, ["CarriesFacts(Reason::kApple, {})"]) == [
+        "PEAR_LOST: no test has CarriesFacts(Reason::kPearLost, ...)"]
+    assert not untested(contract, ["CarriesFacts(Reason::kApple", "CarriesFacts(\n    Reason::kPearLost, {}"])
 
 
 def main(arguments):
@@ -80,8 +171,10 @@ def main(arguments):
         print(__doc__)
         return 2
     page = ROOT / PAGE
-    found = faults(page.read_text(encoding="utf-8"), (ROOT / CONTRACT).read_text(encoding="utf-8"),
-                   lambda path: (page.parent / path).exists())
+    text, contract, keys, code = ((ROOT / path).read_text(encoding="utf-8") for path in (PAGE, CONTRACT, KEYS, TABLE))
+    found = faults(text, contract, lambda path: (page.parent / path).exists())
+    found += fact_faults(text, contract, keys, code)
+    found += untested(contract, [path.read_text(encoding="utf-8") for path in (ROOT / TESTS).rglob("*_test.cc")])
     for fault in found:
         print(f"{PAGE}: {fault}")
     return 1 if found else 0

@@ -94,7 +94,8 @@ int Main(int argc, const char* const* argv) {
         const auto known = TransportFromName(std::string(value));
         if (!known.has_value()) {
           return InvalidArgument(Reason::kBadField,
-                                 StrCat("\"", value, "\" is not auto, stream or shm"));
+                                 StrCat("\"", value, "\" is not auto, stream or shm"),
+                                 {{fact::kField, "--transport"}, {fact::kValue, value}});
         }
         options.transport = *known;
         return absl::OkStatus();

@@ -25,6 +25,7 @@
 #include "rpc/metrics/metrics_endpoint.h"
 #include "rpc/server_lifecycle.h"
 #include "shardmesh/v1/tile_service.grpc.pb.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -82,7 +83,7 @@ absl::StatusOr<rpc::HostPort> HostPortOf(std::string_view flag, const std::strin
         absl::InvalidArgumentError(StrCat("--", flag, "=", address,
                                           ": a worker's peers reach it at a port of the same host, "
                                           "which this does not name; say HOST:PORT")),
-        Reason::kBadField);
+        Reason::kBadField, {{fact::kField, StrCat("--", flag)}, {fact::kValue, address}});
   }
   return rpc::ParseHostPort(address);
 }
@@ -161,7 +162,8 @@ class WorkerServer::Impl {
           absl::InvalidArgumentError(StrCat(
               "--rpc-memory is ", options_.rpc_memory_bytes, " bytes, less than one stream of a ",
               "client may take; give ", kMinRpcMemoryBytes, " bytes or more")),
-          Reason::kBadField);
+          Reason::kBadField,
+          {{fact::kField, "--rpc-memory"}, {fact::kValue, options_.rpc_memory_bytes}});
     }
     SHARDMESH_RETURN_IF_ERROR(rpc::CheckIdentity(options_.identity, "identity"));
     SHARDMESH_RETURN_IF_ERROR(

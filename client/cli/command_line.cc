@@ -16,16 +16,25 @@
 #include <vector>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/str_split.h"
+#include "client/cli/context_file.h"
 #include "client/cli/interruption.h"
 #include "client/cli/local/certificate_folder.h"
 #include "client/cli/local/cluster_record.h"
+#include "client/cli/shell_words.h"
+#include "client/cli/spec_printing.h"
+#include "client/cli/table.h"
+#include "client/cli/watch.h"
 #include "client/local/local_questions.h"
 #include "process/file.h"
 #include "process/host_port.h"
 #include "process/version.h"
 #include "rpc/call.h"
+#include "rpc/codec/correction_codec.h"
 #include "rpc/codec/message_subject.h"
 #include "rpc/codec/status.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
 #include "status/nearest_name.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -68,16 +77,29 @@ Json DetailsJson(const absl::Status& status) {
     details["fields"].push_back(
         {{"field", violation.field}, {"description", violation.description}});
   }
-  if (const auto delay = rpc::RetryDelayOf(status); delay.has_value()) {
+  if (const auto delay = RetryDelayOf(status); delay.has_value()) {
     details["retry_delay_s"] = absl::ToDoubleSeconds(*delay);
   }
   if (const std::string python_type = PythonTypeOf(status); !python_type.empty()) {
     details["python_type"] = python_type;
   }
+  for (const auto& [key, value] : FactsOf(status)) {
+    details["facts"][key] = value;
+  }
+  const rpc::CorrectionFailure failure = rpc::CorrectionsOf(status);
+  if (!failure.corrections.empty()) {
+    details["corrections"] = CorrectionsJson(failure.corrections, std::nullopt);
+  }
+  if (!failure.fixes.empty()) {
+    details["fixes"] = FixesJson(failure.fixes);
+  }
+  if (failure.omitted > 0) {
+    details["corrections_omitted"] = failure.omitted;
+  }
   return details;
 }
 
-std::string ErrorJson(const absl::Status& status, const std::string& message) {
+Json ErrorTree(const absl::Status& status, const std::string& message) {
   const Reason reason = ReasonOf(status);
   Json error = {{"code", absl::StatusCodeToString(status.code())},
                 {"reason", reason == Reason::kUnspecified ? Json(nullptr)
@@ -87,24 +109,32 @@ std::string ErrorJson(const absl::Status& status, const std::string& message) {
   if (Json details = DetailsJson(status); !details.empty()) {
     error["details"] = std::move(details);
   }
-  return Json{{"error", std::move(error)}}.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return {{"error", std::move(error)}};
 }
 
-// Before the arguments are read, which may fail.
-bool AsksForJson(int argc, const char* const* argv) {
+// Returns the form that the arguments ask for, before they are read, which may fail.
+OutputForm AskedForm(int argc, const char* const* argv) {
+  OutputForm form = OutputForm::kTable;
   for (int i = 1; i < argc; ++i) {
-    const std::string_view argument = argv[i];
-    if (argument == "--output=json" ||
-        (argument == "--output" && i + 1 < argc && std::string_view(argv[i + 1]) == "json")) {
-      return true;
+    std::string_view argument = argv[i];
+    if (argument == "--output" || argument == "-o") {
+      argument = i + 1 < argc ? argv[i + 1] : "";
+    } else if (argument.starts_with("--output=")) {
+      argument.remove_prefix(std::string_view("--output=").size());
+    } else if (argument.starts_with("-o") && !argument.starts_with("--")) {
+      argument.remove_prefix(2);
+    } else {
+      continue;
     }
+    form = FindOutputForm(argument).value_or(form);
   }
-  return false;
+  return form;
 }
 
 // Every name by which the options of `app` can be given, with its dashes.
 std::vector<std::string> OptionNames(const CLI::App& app) {
   std::vector<std::string> names;
+  if (app.get_parent() != nullptr) names = OptionNames(*app.get_parent());
   for (const CLI::Option* option : app.get_options()) {
     for (const std::string& name : option->get_lnames()) {
       names.push_back("--" + name);
@@ -234,19 +264,21 @@ MeshClientOptions Invocation::ClientOptions() const {
 }
 
 absl::StatusOr<std::unique_ptr<MeshClient>> Invocation::Connect() const {
+  if (!context_error.ok()) return context_error;
   if (address.empty()) {
     return ExplainUnreachable(
         absl::UnavailableError(StrCat("no cluster \"", cluster_name, "\" is up on this host (",
                                       ClusterFolder(cluster_name),
-                                      " has no record); give its --address, or another --name")),
+                                      " has no record); give its --address, or another --cluster")),
         cluster_name);
   }
   MeshClientOptions options = ClientOptions();
   SHARDMESH_ASSIGN_OR_RETURN(options.credentials, Credentials());
   absl::StatusOr<std::unique_ptr<MeshClient>> client = MeshClient::Connect(address, options);
   if (client.ok() || has_address) return client;
-  return is_from_environment ? WithContext(client.status(), kAddressVariable)
-                             : ExplainUnreachable(client.status(), cluster_name);
+  if (is_from_environment) return WithContext(client.status(), kAddressVariable);
+  if (!context.empty()) return WithContext(client.status(), StrCat("context \"", context, "\""));
+  return ExplainUnreachable(client.status(), cluster_name);
 }
 
 absl::StatusOr<std::shared_ptr<MeshClient>> Invocation::ConnectToAsk() const {
@@ -277,47 +309,91 @@ int ExitCodeOf(const absl::Status& status) {
   return is_unreachable ? kExitUnreachable : kExitFailed;
 }
 
-void PrintJson(const Json& json) {
-  std::cout << json.dump(2, ' ', false, Json::error_handler_t::replace) << "\n";
-}
-
 CommandLine::CommandLine()
     : app_("Places tensors on meshes of workers, keeps them there, and computes with them.") {
   app_.name(kProgram);
+  app_.fallthrough();
+  app_.formatter(help_);
   app_.set_version_flag("--version", StrCat(kProgram, " ", rpc::BuildVersion()));
   app_.require_subcommand(1);
   app_.footer(
-      "`shardmesh COMMAND --help` explains a command. Exit codes: 0 done, 1 the operation "
+      "`shardmesh COMMAND --help` explains a command, `shardmesh man COMMAND` too. Exit codes: 0 "
+      "done, 1 the operation "
       "failed, 2 wrong use, 3 the cluster cannot be reached.");
+  AddCommonOptions();
+}
+
+void CommandLine::AddCommonOptions() {
+  app_.add_option("--address", common_.address,
+                  "the coordinator, HOST:PORT (default: $SHARDMESH_ADDRESS, else the current "
+                  "context, else the cluster that `up` recorded; without one, questions about "
+                  "layouts are answered in this process, and other commands ask 127.0.0.1:7070)");
+  app_.add_option("--cluster", common_.cluster_name,
+                  "name of the cluster on this host that `up` recorded (default: default)");
+  app_.add_option("--context", common_.context,
+                  "a cluster that `shardmesh config` knows (default: the current context)");
+  AddParsedOption(&app_, "--deadline", &common_.deadline, ParseDeadline,
+                  "time limit for each call, and for connecting before it (default: 30s; for "
+                  "transfers 30m)");
+  app_.add_option_function<std::string>(
+          "-o,--output",
+          [this](const std::string& text) {
+            common_.output = FindOutputForm(text).value_or(OutputForm::kTable);
+          },
+          "table; wide: with the columns that tables leave out; json; yaml; name: only names "
+          "(default: table)")
+      ->check(CLI::IsMember(OutputFormNames()));
+  app_.add_flag("--no-headers", common_.no_headers, "print tables without header lines and sums");
+  app_.add_flag("-q,--quiet", common_.quiet, "show no progress");
+  app_.add_flag("-w,--watch", common_.watch, "repeat the command until Ctrl-C");
+  AddParsedOption(&app_, "--interval", &common_.interval, ParseDeadline,
+                  "time between two runs of --watch (default: 2s)");
+  app_.add_option("--tls-cert", common_.tls.certificate,
+                  "certificate to show to a cluster with TLS (PEM), with --tls-key and "
+                  "--tls-ca (default: $SHARDMESH_TLS_CERT)");
+  app_.add_option("--tls-key", common_.tls.private_key,
+                  "the certificate's key (PEM; default: $SHARDMESH_TLS_KEY)");
+  app_.add_option("--tls-ca", common_.tls.authorities,
+                  "the authorities that sign the cluster's certificates (PEM; default: "
+                  "$SHARDMESH_TLS_CA)");
+  for (CLI::Option* const option : app_.get_options()) {
+    if (option != app_.get_help_ptr() && option != app_.get_version_ptr()) {
+      option->group(kCommonOptions);
+    }
+  }
 }
 
 CLI::App* CommandLine::AddCommand(const std::string& name, const std::string& help, Handler handler,
                                   CLI::App* parent) {
   CLI::App* command = (parent == nullptr ? &app_ : parent)->add_subcommand(name, help);
-  command->add_option("--address", common_.address,
-                      "the coordinator, HOST:PORT (default: $SHARDMESH_ADDRESS, else the cluster "
-                      "that `up` recorded; without one, questions about layouts are answered in "
-                      "this process, and other commands ask 127.0.0.1:7070)");
-  command->add_option("--name", common_.cluster_name,
-                      "name of the cluster on this host that `up` recorded (default: default)");
-  AddParsedOption(command, "--deadline", &common_.deadline, ParseDeadline,
-                  "time limit for each call, and for connecting before it (default: 30s; for "
-                  "transfers 30m)");
-  command
-      ->add_option_function<std::string>(
-          "--output", [this](const std::string& text) { common_.json = text == "json"; },
-          "table or json (default: table)")
-      ->check(CLI::IsMember({"table", "json"}));
-  command->add_option("--tls-cert", common_.tls.certificate,
-                      "certificate to show to a cluster with TLS (PEM), with --tls-key and "
-                      "--tls-ca (default: $SHARDMESH_TLS_CERT)");
-  command->add_option("--tls-key", common_.tls.private_key,
-                      "the certificate's key (PEM; default: $SHARDMESH_TLS_KEY)");
-  command->add_option("--tls-ca", common_.tls.authorities,
-                      "the authorities that sign the cluster's certificates (PEM; default: "
-                      "$SHARDMESH_TLS_CA)");
+  command->footer("");  // not the program's
   handlers_[command] = std::move(handler);
   return command;
+}
+
+void CommandLine::AddSection(const std::string& title, const std::vector<std::string>& commands) {
+  help_->AddSection(title, commands);
+  for (const std::string& name : commands) {
+    app_.get_subcommand(name)->group(title);
+  }
+}
+
+void CommandLine::AddExamples(const std::vector<std::string>& examples) {
+  for (const std::string& example : examples) {
+    const std::vector<std::string> words = ShellWords(example);
+    std::vector<const char*> arguments;
+    for (const std::string& word : words) arguments.push_back(word.c_str());
+    const CLI::App* const found =
+        FindCommand(static_cast<int>(arguments.size()), arguments.data()).first;
+    examples_[found].push_back(example);
+    const_cast<CLI::App*>(found)->footer(
+        StrCat("Examples:\n  ", StrJoin(examples_[found], "\n  ")));
+  }
+}
+
+std::vector<std::string> CommandLine::ExamplesOf(const CLI::App* command) const {
+  const auto found = examples_.find(command);
+  return found == examples_.end() ? std::vector<std::string>() : found->second;
 }
 
 CLI::App* CommandLine::AddGroup(const std::string& name, const std::string& help,
@@ -327,27 +403,40 @@ CLI::App* CommandLine::AddGroup(const std::string& name, const std::string& help
       above.get_subcommands([&](const CLI::App* each) { return each->get_name() == name; });
   if (!there.empty()) return there.front();
   CLI::App* group = above.add_subcommand(name, help);
+  group->footer("");  // not the program's
   group->require_subcommand(1);
   return group;
 }
 
-const CLI::App* CommandLine::FindCommand(int argc, const char* const* argv) {
-  CLI::App* app = &app_;
-  for (int i = 1; handlers_.find(app) == handlers_.end(); ++i) {
+const CLI::Option* CommandLine::FindOption(const CLI::App* command,
+                                           const std::string& argument) const {
+  // `-ojson` is -o with its value.
+  const std::string name =
+      argument.starts_with("--") ? argument.substr(0, argument.find('=')) : argument.substr(0, 2);
+  for (const CLI::App* app = command; app != nullptr; app = app->get_parent()) {
+    if (const CLI::Option* const option = app->get_option_no_throw(name)) return option;
+  }
+  return nullptr;
+}
+
+std::pair<const CLI::App*, int> CommandLine::FindCommand(int argc, const char* const* argv) const {
+  const CLI::App* app = &app_;
+  int i = 1;
+  for (; handlers_.find(const_cast<CLI::App*>(app)) == handlers_.end(); ++i) {
     const std::vector<std::string> known = CommandNames(*app);
-    if (i == argc) {
+    if (i >= argc) {
       throw WrongCommand(app, StrCat("a command is missing: ", StrJoin(known, ", ")));
     }
     const std::string name = argv[i];
     if (name.starts_with('-')) {
-      const std::string option = name.substr(0, name.find('='));
-      const bool is_of_commands = app->get_option_no_throw(option) == nullptr &&
-                                  handlers_.begin()->first->get_option_no_throw(option) != nullptr;
-      if (is_of_commands) {
-        throw WrongCommand(app, StrCat(option, " goes after the command: ", FullName(app),
-                                       " COMMAND ", option, "=..."));
+      const CLI::Option* const option = FindOption(app, name);
+      if (option == nullptr || option->get_group() != kCommonOptions) {
+        return {nullptr, i};  // CLI11's to judge
       }
-      return nullptr;  // an option of the program itself: CLI11's to judge
+      const bool has_value =
+          name.starts_with("--") ? name.find('=') != std::string::npos : name.size() > 2;
+      i += option->get_items_expected_max() > 0 && !has_value ? 1 : 0;
+      continue;
     }
     const auto found = std::find(known.begin(), known.end(), name);
     if (found == known.end()) {
@@ -356,22 +445,29 @@ const CLI::App* CommandLine::FindCommand(int argc, const char* const* argv) {
     }
     app = app->get_subcommand(name);
   }
-  return app;
+  return {app, i};
 }
 
 std::vector<std::string> CommandLine::Arguments(int argc, const char* const* argv,
-                                                const CLI::App* command) {
+                                                const CLI::App* command, int after_command) const {
   const bool takes_specs = spec_commands_.find(command) != spec_commands_.end();
   std::vector<std::string> arguments;
   bool is_value = false;  // of the option before
   for (int i = 1; i < argc; ++i) {
     const std::string_view argument = argv[i];
-    if (argument == "--") {
+    if (argument == "--" && !is_value) {
       arguments.insert(arguments.end(), argv + i, argv + argc);
       break;
     }
-    const bool is_option = !is_value && argument.starts_with("--");
-    if (is_option && argument.ends_with('=') && argument.find('=') + 1 == argument.size()) {
+    const bool is_option = !is_value && argument.starts_with('-') && argument.size() > 1;
+    const bool is_long = is_option && argument.starts_with("--");
+    const CLI::Option* const option =
+        is_option ? FindOption(command, std::string(argument)) : nullptr;
+    if (command != nullptr && i >= after_command && option != nullptr &&
+        option == app_.get_version_ptr()) {
+      throw WrongCommand(command, "unknown option --version; NAME@VERSION names a version");
+    }
+    if (is_long && argument.ends_with('=') && argument.find('=') + 1 == argument.size()) {
       arguments.emplace_back(argument.substr(0, argument.size() - 1));
       arguments.emplace_back();
       continue;
@@ -381,10 +477,9 @@ std::vector<std::string> CommandLine::Arguments(int argc, const char* const* arg
     } else {
       arguments.emplace_back(argument);
     }
-    const CLI::Option* const option = is_option && command != nullptr
-                                          ? command->get_option_no_throw(std::string(argument))
-                                          : nullptr;
-    is_value = option != nullptr && option->get_items_expected_max() > 0;
+    const bool has_value =
+        is_long ? argument.find('=') != std::string_view::npos : argument.size() > 2;
+    is_value = option != nullptr && !has_value && option->get_items_expected_max() > 0;
   }
   return arguments;
 }
@@ -392,7 +487,7 @@ std::vector<std::string> CommandLine::Arguments(int argc, const char* const* arg
 absl::Status CommandLine::ParseErrorStatus(const CLI::ParseError& error) {
   const CLI::App* command = Chosen(&app_);
   std::string message = error.what();
-  const std::vector<std::string> rest = command->remaining();
+  const std::vector<std::string> rest = app_.remaining(/*recurse=*/true);
   if (!rest.empty()) {
     const std::string& first = rest.front();
     message = first.starts_with('-')
@@ -430,7 +525,7 @@ std::string CommandLine::MessageOf(const absl::Status& status) {
   // in a header.
   std::string_view field = violations.front().field;
   constexpr std::string_view kHeader = "header.";
-  const bool is_option = Chosen(&app_)->get_option_no_throw(StrCat("--", field)) != nullptr;
+  const bool is_option = FindOption(Chosen(&app_), StrCat("--", field)) != nullptr;
   field.remove_prefix(field.starts_with(kHeader) ? kHeader.size() : 0);
   return StrCat(is_option ? "--" : "", field, " ", said);
 }
@@ -442,19 +537,41 @@ int CommandLine::Report(const absl::Status& done) {
   if (exit_code == kExitDone) {
     return exit_code;
   }
-  std::string message = common_.json ? std::string(status.message()) : MessageOf(status);
+  const bool is_tree = IsTree(common_.output);
+  std::string message = is_tree ? std::string(status.message()) : MessageOf(status);
   if (exit_code == kExitWrongUse) {
     const std::string command(status.GetPayload(kWrongUsePayload).value_or(absl::Cord()));
     StrAppend(&message, " (see `", command.empty() ? FullName(Chosen(&app_)) : command,
               " --help`)");
   }
-  if (common_.json) {
-    std::cerr << ErrorJson(status, message) << "\n";
+  if (is_tree) {
+    std::cerr << TreeLine(ErrorTree(status, message), common_.output);
   } else {
     std::cerr << kProgram << ": " << message
               << (exit_code == kExitWrongUse ? std::string() : ReasonSuffix(status)) << "\n";
   }
   return exit_code;
+}
+
+void CommandLine::UseContext(Invocation* invocation) const {
+  const std::string path = ContextFilePath();
+  const absl::StatusOr<ContextFile> file = ReadContexts(path);
+  if (!file.ok()) {
+    invocation->has_cluster = true;
+    invocation->context_error = file.status();
+    return;
+  }
+  const std::string& name = common_.context.empty() ? file->current : common_.context;
+  if (name.empty()) return;
+  invocation->has_cluster = true;
+  const absl::StatusOr<Context> context = file->Find(name);
+  if (!context.ok()) {
+    invocation->context_error = WithContext(context.status(), path);
+    return;
+  }
+  invocation->context = name;
+  invocation->address = context->address;
+  if (invocation->tls.empty()) invocation->tls = context->tls;
 }
 
 Invocation CommandLine::MakeInvocation() const {
@@ -463,19 +580,28 @@ Invocation CommandLine::MakeInvocation() const {
   invocation.has_address = !common_.address.empty();
   invocation.cluster_name = common_.cluster_name.value_or(kDefaultCluster);
   invocation.deadline = common_.deadline;
-  invocation.json = common_.json;
+  invocation.output = common_.output;
+  invocation.json = IsTree(common_.output);
+  invocation.headers = !common_.no_headers;
+  invocation.quiet = common_.quiet;
   invocation.tls = common_.tls;
+  invocation.given_tls = common_.tls;
   // Each of these says that a cluster is meant.
   invocation.has_cluster =
       invocation.has_address || common_.cluster_name.has_value() || !common_.tls.empty();
   FillFromEnvironment(&invocation.tls);
   if (invocation.has_address) return invocation;
   const char* const variable = std::getenv(kAddressVariable);
-  if (variable != nullptr && *variable != '\0' && !common_.cluster_name.has_value()) {
+  if (common_.context.empty() && variable != nullptr && *variable != '\0' &&
+      !common_.cluster_name.has_value()) {
     invocation.address = variable;
     invocation.is_from_environment = true;
     invocation.has_cluster = true;
     return invocation;
+  }
+  if (!common_.cluster_name.has_value()) {
+    UseContext(&invocation);
+    if (!invocation.context.empty() || !invocation.context_error.ok()) return invocation;
   }
   if (const auto record = RecordedCluster(invocation.cluster_name); record.has_value()) {
     invocation.address = record->address;
@@ -491,16 +617,61 @@ Invocation CommandLine::MakeInvocation() const {
   return invocation;
 }
 
+void CommandLine::Parse(int argc, const char* const* argv) {
+  const auto [command, after_command] = FindCommand(argc, argv);
+  std::vector<std::string> arguments = Arguments(argc, argv, command, after_command);
+  // CLI11 takes them from the end.
+  app_.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
+}
+
+absl::Status CommandLine::CheckCommonOptions(const CLI::App* command) const {
+  const auto names_of = [](const std::set<const CLI::App*>& commands) {
+    std::set<std::string> names;
+    for (const CLI::App* each : commands) {
+      names.insert(FullName(each).substr(std::string_view(kProgram).size() + 1));
+    }
+    return StrJoin(names, ", ");
+  };
+  if (common_.output == OutputForm::kName && name_commands_.count(command) == 0) {
+    return WrongUse(
+        StrCat("--output name: this command lists no names; these do: ", names_of(name_commands_)));
+  }
+  if (common_.watch && watched_commands_.count(command) == 0) {
+    return WrongUse(StrCat("--watch: this command cannot be repeated; these can: ",
+                           names_of(watched_commands_)));
+  }
+  if (!common_.context.empty() && (!common_.address.empty() || common_.cluster_name.has_value())) {
+    return WrongUse(StrCat("--context and ", common_.address.empty() ? "--cluster" : "--address",
+                           " both name a cluster; give one of them"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CommandLine::RunHandler(const Invocation& invocation) {
+  absl::Status status = handlers_.at(Chosen(&app_))(invocation);
+  return *invocation.is_local ? ExplainMissingDefinition(status) : status;
+}
+
+absl::Status CommandLine::Check(const std::vector<std::string>& arguments) {
+  std::vector<const char*> words = {kProgram};
+  for (const std::string& argument : arguments) words.push_back(argument.c_str());
+  try {
+    Parse(static_cast<int>(words.size()), words.data());
+  } catch (const WrongCommand& error) {
+    return error.status();
+  } catch (const CLI::ParseError& error) {
+    return ParseErrorStatus(error);
+  }
+  return CheckCommonOptions(Chosen(&app_));
+}
+
 int CommandLine::Run(int argc, const char* const* argv) {
-  common_.json = AsksForJson(argc, argv);
+  common_.output = AskedForm(argc, argv);
   if (const absl::Status checked = CheckUtf8(argc, argv); !checked.ok()) {
     return Report(checked);
   }
   try {
-    const CLI::App* const command = FindCommand(argc, argv);
-    std::vector<std::string> arguments = Arguments(argc, argv, command);
-    // CLI11 takes them from the end.
-    app_.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
+    Parse(argc, argv);
   } catch (const CLI::Success& help) {
     app_.exit(help);
     return Report(absl::OkStatus());
@@ -509,6 +680,10 @@ int CommandLine::Run(int argc, const char* const* argv) {
   } catch (const CLI::ParseError& error) {
     return Report(ParseErrorStatus(error));
   }
+  if (const absl::Status checked = CheckCommonOptions(Chosen(&app_)); !checked.ok()) {
+    return Report(checked);
+  }
+  Table::UseStyle({.headers = !common_.no_headers, .wide = common_.output == OutputForm::kWide});
   absl::Status status;
   try {
     const Invocation invocation = MakeInvocation();
@@ -518,9 +693,11 @@ int CommandLine::Run(int argc, const char* const* argv) {
                (invocation.has_address || invocation.is_from_environment) && !address.ok()) {
       status = WrongUse(StrCat(invocation.has_address ? "--address" : kAddressVariable, ": ",
                                ToStd(address.message())));
+    } else if (common_.watch) {
+      status = Watch({.interval = common_.interval, .output = common_.output},
+                     [&] { return RunHandler(invocation); });
     } else {
-      status = handlers_.at(Chosen(&app_))(invocation);
-      if (*invocation.is_local) status = ExplainMissingDefinition(status);
+      status = RunHandler(invocation);
     }
   } catch (const std::exception& error) {
     status = absl::InternalError(error.what());

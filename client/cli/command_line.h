@@ -17,6 +17,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "client/cli/help_formatter.h"
+#include "client/cli/output_form.h"
 #include "client/mesh_client.h"
 #include "rpc/tls/certificate.h"
 #include "rpc/tls/credentials.h"
@@ -30,30 +32,44 @@ inline constexpr int kExitFailed = 1;       // the operation failed, or the serv
 inline constexpr int kExitWrongUse = 2;     // the command line itself
 inline constexpr int kExitUnreachable = 3;  // no cluster at the address
 
-// JSON whose keys stay in the order in which they were written.
-using Json = nlohmann::ordered_json;
-
 // Settings of one run of one command, apart from its own options.
 struct Invocation {
-  // The coordinator: --address, else $SHARDMESH_ADDRESS, else of the cluster that `up` recorded,
-  // else 127.0.0.1:7070.
+  // The coordinator: --address, else --context, else $SHARDMESH_ADDRESS, else of the current
+  // context, else of the cluster that `up` recorded, else 127.0.0.1:7070. Empty where there is
+  // none.
   std::string address;
   // Whether --address was given.
   bool has_address = false;
   // Whether the address is $SHARDMESH_ADDRESS.
   bool is_from_environment = false;
-  // Whether the command is about some cluster: an address was given, --name or TLS options were, or
-  // a cluster's record was found. Questions are answered in process otherwise.
+  // The context that gave the address; empty: none did.
+  std::string context;
+  // Why the context that is meant gives no address: the error of Connect.
+  absl::Status context_error;
+  // Whether the command is about some cluster: an address or a context was given, --cluster or TLS
+  // options were, or a cluster's record was found. Questions are answered in process otherwise.
   bool has_cluster = false;
   // Of the cluster that `up` and `down` are about.
   std::string cluster_name;
   // As given; otherwise commands that move tensors use their own, longer deadline.
   std::optional<absl::Duration> deadline;
+  OutputForm output = OutputForm::kTable;
+  // Whether the answer is a tree of values, which Print writes: JSON or YAML.
   bool json = false;
-  // As given by options or in the environment, else the client's files of the cluster recorded by
-  // `up`; empty for plaintext.
+  // --no-headers: tables have neither header lines nor sums.
+  bool headers = true;
+  // --quiet: nothing on standard error but errors.
+  bool quiet = false;
+  // As given by options or in the environment, else of the context or the client's files of the
+  // cluster recorded by `up`; empty for plaintext.
   rpc::TlsFiles tls = {};
+  // As given by options.
+  rpc::TlsFiles given_tls = {};
 
+  // Whether only names are printed (PrintNames).
+  bool names() const { return output == OutputForm::kName; }
+  // Writes a document to standard output, as --output says.
+  void Print(const Json& json_value) const { PrintTree(json_value, output); }
   absl::Duration DeadlineOr(absl::Duration otherwise) const { return deadline.value_or(otherwise); }
   // Errors of rpc::Credentials::FromFiles.
   absl::StatusOr<rpc::Credentials> Credentials() const { return rpc::Credentials::FromFiles(tls); }
@@ -80,55 +96,92 @@ absl::Status WrongUse(std::string_view message);
 // from the connection, not from a server.
 int ExitCodeOf(const absl::Status& status);
 
-// Writes a document to standard output, indented.
-void PrintJson(const Json& json);
-
 // The program's commands. Not thread-safe.
 class CommandLine {
  public:
   CommandLine();
 
-  // Defines a command below `parent` (null: the program). Returns an app for its options, which
-  // already has --address, --name, --deadline, --output and the TLS options.
+  // Defines a command below `parent` (null: the program). Returns an app for its own options; the
+  // common ones are the program's and may stand before or after a command.
   CLI::App* AddCommand(const std::string& name, const std::string& help, Handler handler,
                        CLI::App* parent = nullptr);
+  // Says that a command prints names with `--output name`; other commands refuse that.
+  void PrintsNames(const CLI::App* command) { name_commands_.insert(command); }
+  // Says that a command may be repeated with --watch; other commands refuse that.
+  void CanBeWatched(const CLI::App* command) { watched_commands_.insert(command); }
   // Says that the operands of a command are specs, so that one may begin with a dash: `-,tp`.
   void TakeSpecOperands(const CLI::App* command) { spec_commands_.insert(command); }
   // Defines a group of commands, or returns the existing group.
   CLI::App* AddGroup(const std::string& name, const std::string& help, CLI::App* parent = nullptr);
 
+  // Puts the program's commands of these names into a section of its help. Sections stand in the
+  // order of the calls.
+  void AddSection(const std::string& title, const std::vector<std::string>& commands);
+  // Ends the help of the command that each text names, such as `shardmesh ls layers`, with it. The
+  // shell's quotes part the words.
+  void AddExamples(const std::vector<std::string>& examples);
+  // The examples of a command.
+  std::vector<std::string> ExamplesOf(const CLI::App* command) const;
+  // The program with all its commands.
+  const CLI::App& app() const { return app_; }
+  // Whether the arguments, without the program's name, name a command and its options. Once for
+  // each object.
+  absl::Status Check(const std::vector<std::string>& arguments);
+
   // Runs the command that the arguments name; returns the program's exit code. Errors go to
-  // standard error as `shardmesh: message (REASON)`, or with --output json as one line of JSON.
+  // standard error as `shardmesh: message (REASON)`, or with --output json or yaml in that form.
   int Run(int argc, const char* const* argv);
 
  private:
   struct CommonOptions {
     std::string address;
+    std::string context;
     std::optional<std::string> cluster_name;
     std::optional<absl::Duration> deadline;
-    bool json = false;
+    OutputForm output = OutputForm::kTable;
+    bool no_headers = false;
+    bool quiet = false;
+    bool watch = false;
+    absl::Duration interval = absl::Seconds(2);
     rpc::TlsFiles tls;
   };
 
-  // The command that the first words name, or null where an option of the program itself comes
-  // before. Throws CLI::ParseError where they name none.
-  const CLI::App* FindCommand(int argc, const char* const* argv);
+  void AddCommonOptions();
+  // The option of the command or of the program that `argument` begins with; null: none.
+  const CLI::Option* FindOption(const CLI::App* command, const std::string& argument) const;
+  // The command that the words name, and the place after its name. Common options may stand
+  // between. Null where another option does. Throws CLI::ParseError where the words name none.
+  std::pair<const CLI::App*, int> FindCommand(int argc, const char* const* argv) const;
   // The arguments in the writing that CLI11 takes: `--shape=` as `--shape ''`, and a spec's dash at
   // the beginning of an operand as the underscore that means the same.
-  std::vector<std::string> Arguments(int argc, const char* const* argv, const CLI::App* command);
+  std::vector<std::string> Arguments(int argc, const char* const* argv, const CLI::App* command,
+                                     int after_command) const;
+  // Reads the arguments into the options' targets. Throws CLI::ParseError.
+  void Parse(int argc, const char* const* argv);
+  // Wrong use where the common options do not go with the command or with each other.
+  absl::Status CheckCommonOptions(const CLI::App* command) const;
   // Converts wrong arguments to a usage error.
   absl::Status ParseErrorStatus(const CLI::ParseError& error);
   // An error for a person: where it is about a field that its text does not name, with that name,
   // or the option of the same name.
   std::string MessageOf(const absl::Status& status);
-  // The cluster that a command is about: the options, then the environment, then the records.
+  // The cluster that a command is about: the options, then the environment, then the current
+  // context, then the records.
   Invocation MakeInvocation() const;
+  // Takes the address and the TLS files of the context that is meant, if one is.
+  void UseContext(Invocation* invocation) const;
+  // Runs the handler of the command that was parsed.
+  absl::Status RunHandler(const Invocation& invocation);
   // Writes an error to standard error; returns the exit code.
   int Report(const absl::Status& status);
 
   CLI::App app_;
   std::map<const CLI::App*, Handler> handlers_;
   std::set<const CLI::App*> spec_commands_;
+  std::set<const CLI::App*> name_commands_;
+  std::set<const CLI::App*> watched_commands_;
+  std::shared_ptr<HelpFormatter> help_ = std::make_shared<HelpFormatter>();
+  std::map<const CLI::App*, std::vector<std::string>> examples_;
   CommonOptions common_;
 };
 

@@ -3,6 +3,9 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <cmath>
+#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
@@ -12,6 +15,7 @@
 #include "absl/strings/str_split.h"
 #include "client/cli/command_line.h"
 #include "rpc/config.h"
+#include "rpc/flags.h"
 #include "status/nearest_name.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -136,13 +140,13 @@ absl::StatusOr<T> Named(std::string_view text,
 
 absl::StatusOr<Shape> ParseShape(std::string_view text) {
   Shape shape;
-  if (Strip(text).empty()) {
+  if (Strip(text).empty() || Strip(text) == "scalar") {
     return shape;
   }
-  for (const absl::string_view piece : absl::StrSplit(ToAbsl(text), ',')) {
+  for (const absl::string_view piece : absl::StrSplit(ToAbsl(text), absl::ByAnyChar(",x"))) {
     int64_t extent = 0;
     if (!absl::SimpleAtoi(absl::StripAsciiWhitespace(piece), &extent)) {
-      return Malformed(text, "is no shape; write extents with commas, such as 30522,384");
+      return Malformed(text, "is no shape; write extents as 30522,384 or 30522x384");
     }
     shape.push_back(extent);
   }
@@ -183,12 +187,57 @@ absl::StatusOr<std::vector<AxisValue>> ParseAxes(std::string_view text) {
 }
 
 absl::StatusOr<PartitionSpec> ParseSpec(std::string_view text) {
-  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<AxisValue> entries, ParseAxes(text));
-  absl::StatusOr<PartitionSpec> spec = PartitionSpec::Create(entries);
+  constexpr std::string_view kUnreduced = " unreduced ";
+  const size_t end = text.find(kUnreduced);
+  std::vector<std::string> unreduced;
+  if (end != std::string_view::npos) {
+    for (const absl::string_view piece :
+         absl::StrSplit(ToAbsl(text.substr(end + kUnreduced.size())), ',')) {
+      const std::string_view axis = Strip(ToStd(piece));
+      if (axis.empty()) return Malformed(text, "names an empty unreduced axis");
+      unreduced.emplace_back(axis);
+    }
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<AxisValue> entries, ParseAxes(text.substr(0, end)));
+  absl::StatusOr<PartitionSpec> spec = PartitionSpec::Create(entries, std::move(unreduced));
   if (!spec.ok()) {
     return WrongUse(ToStd(spec.status().message()));
   }
   return spec;
+}
+
+absl::StatusOr<ArraySelector> ParseArrayName(std::string_view text) {
+  const size_t at = text.rfind('@');
+  if (at == std::string_view::npos) return ArraySelector::ByName(std::string(text));
+  int64_t version = 0;
+  if (at == 0 || !absl::SimpleAtoi(ToAbsl(text.substr(at + 1)), &version) || version < 1) {
+    return Malformed(text, "is no NAME@VERSION, whose version is a number from 1");
+  }
+  return ArraySelector::ByName(std::string(text.substr(0, at)), version);
+}
+
+absl::StatusOr<int64_t> ParseSize(std::string_view text) {
+  const std::string_view stripped = Strip(text);
+  const size_t digits = std::min(stripped.find_first_not_of("0123456789."), stripped.size());
+  const std::string_view unit = Strip(stripped.substr(digits));
+  if (!unit.empty() && !absl::ascii_isalpha(static_cast<unsigned char>(unit.front()))) {
+    return Malformed(text, "is no number of bytes such as 1024, 64KiB or 4GiB");
+  }
+  const std::string joined = StrCat(stripped.substr(0, digits), unit);
+  absl::StatusOr<int64_t> bytes = rpc::ParseByteSize(joined);
+  if (bytes.ok()) return bytes;
+  // A fraction that is no whole number of bytes: to the nearest one.
+  const absl::StatusOr<int64_t> unit_bytes = rpc::ParseByteSize(StrCat("1", unit));
+  double number = 0;
+  if (!unit_bytes.ok() || *unit_bytes == 1 ||
+      !absl::SimpleAtod(ToAbsl(stripped.substr(0, digits)), &number)) {
+    return WrongUse(ToStd(bytes.status().message()));
+  }
+  const double rounded = std::round(number * static_cast<double>(*unit_bytes));
+  if (rounded >= static_cast<double>(std::numeric_limits<int64_t>::max())) {
+    return WrongUse(ToStd(bytes.status().message()));
+  }
+  return static_cast<int64_t>(rounded);
 }
 
 absl::StatusOr<Dtype> ParseElementType(std::string_view text) {

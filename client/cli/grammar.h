@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "client/types/array.h"
 #include "client/types/catalog.h"
 #include "client/types/layer_questions.h"
 #include "client/types/layout_questions.h"
@@ -25,7 +26,8 @@
 
 namespace shardmesh::client {
 
-// `30522,384`; empty for a scalar. Errors of CheckShape too.
+// `30522,384` or, as tables show it, `30522x384`; empty or `scalar` for a scalar. Errors of
+// CheckShape too.
 absl::StatusOr<Shape> ParseShape(std::string_view text);
 
 // A range of each dimension, half-open: `0:16,0:384`; nothing for a scalar.
@@ -38,10 +40,19 @@ absl::StatusOr<Tile> ParseTile(std::string_view text);
 //   ?               left open
 // `()` or nothing at all is no dimension: P().
 // Example: `(fsdp,dp),-,tp` is P(('fsdp', 'dp'), None, 'tp').
+// The axes of a partial sum follow: `dp,- unreduced tp`.
 absl::StatusOr<PartitionSpec> ParseSpec(std::string_view text);
 
 // Logical axes in the same grammar, where `[A,B]` is a composite axis.
 absl::StatusOr<std::vector<AxisValue>> ParseAxes(std::string_view text);
+
+// `NAME`, or `NAME@VERSION` for another version than the current one. A name that has an @ in it is
+// written with its version.
+absl::StatusOr<ArraySelector> ParseArrayName(std::string_view text);
+
+// A number of bytes as rpc::ParseByteSize reads it, or as tables show it, `86.7 MiB`, to the
+// nearest byte.
+absl::StatusOr<int64_t> ParseSize(std::string_view text);
 
 // The name of an element type, of safetensors (`F32`) or of NumPy (`float32`).
 absl::StatusOr<Dtype> ParseElementType(std::string_view text);

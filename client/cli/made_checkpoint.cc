@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "sharding/shape.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -97,7 +98,7 @@ absl::StatusOr<std::vector<Tensor>> LlamaTensors(int64_t size_bytes, Dtype dtype
   if (dtype != Dtype::kF16 && dtype != Dtype::kBF16 && dtype != Dtype::kF32) {
     return WithReason(
         absl::InvalidArgumentError(StrCat("weights are F16, BF16 or F32, not ", DtypeName(dtype))),
-        Reason::kUnsupportedDtype);
+        Reason::kUnsupportedDtype, {{fact::kDtype, DtypeName(dtype)}});
   }
   // Choose the widest model with room for at least 8 layers beside the embeddings; else the
   // smallest.

@@ -10,6 +10,7 @@
 #include "client/cli/shared_options.h"
 #include "client/cli/spec_printing.h"
 #include "client/cli/table.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -122,7 +123,8 @@ absl::StatusOr<Placement> AskPlacement(MeshClient* client, std::vector<TreeTenso
   placement.match_only = question.match_only;
   question.keep_unmatched = true;
   placement.tensors = std::move(tensors);
-  SHARDMESH_ASSIGN_OR_RETURN(placement.answer, client->ResolveTree(question, placement.tensors));
+  SHARDMESH_ASSIGN_OR_RETURN(placement.answer,
+                             client->layouts().ResolveTree(question, placement.tensors));
   for (const TreeSpec& spec : placement.answer.specs) {
     placement.mesh = MeshOfCorrections(client, question.mesh, spec.corrections);
     if (placement.mesh.has_value()) {
@@ -163,7 +165,8 @@ absl::Status CheckAllMatched(const Placement& placement) {
       Reason::kUnmatchedTensor,
       StrCat("no rule matches ", unmatched, " of ", FormatCount(placement.tensors.size(), "tensor"),
              ": ", StrJoin(names, ", "), more > 0 ? StrCat(" and ", more, " more") : std::string(),
-             "; add rules for them, or a last rule '.*'"));
+             "; add rules for them, or a last rule '.*'"),
+      {{fact::kTensor, names.empty() ? std::string() : names.front()}});
 }
 
 void PrintPlacement(const Placement& placement, bool with_tensors) {

@@ -1,34 +1,49 @@
-// Shows on standard error how far a transfer is: a bar on a terminal, plain lines elsewhere.
+// Shows on a terminal how far work is that takes more than a second.
 #ifndef SHARDMESH_CLIENT_CLI_PROGRESS_BAR_H_
 #define SHARDMESH_CLIENT_CLI_PROGRESS_BAR_H_
 
 #include <cstdint>
+#include <functional>
 #include <string>
 
+#include "absl/time/time.h"
 #include "client/cli/stopwatch.h"
 
 namespace shardmesh::client {
 
-// Not thread-safe.
+// `40%  1.00 GiB of 2.50 GiB, 512 MiB/s, 3.00 s left`; without a rate before any time has passed.
+std::string FormatByteProgress(int64_t done_bytes, int64_t total_bytes, absl::Duration time);
+// `40%  2 of 5, 3.00 s left`.
+std::string FormatCountProgress(int64_t done, int64_t total, absl::Duration time);
+
+// A bar on standard error; nothing where that is no terminal. Not thread-safe.
 class ProgressBar {
  public:
-  // `what` is the label, such as `load`.
-  explicit ProgressBar(std::string what);
-  // Ends the bar's line.
+  // `what` is the label, such as `load`. A quiet bar shows nothing.
+  ProgressBar(std::string what, bool quiet);
+  // Removes the bar.
   ~ProgressBar();
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
 
-  // A line elsewhere than on a terminal is written at each quarter only.
+  // Nothing is shown in the first second.
   void Show(int64_t done_bytes, int64_t total_bytes);
+  void ShowCount(int64_t done, int64_t total);
 
  private:
+  bool is_due() const;
+  void Draw(int64_t done, int64_t total, const std::string& numbers);
+
   const std::string what_;
-  const bool terminal_;
+  const bool enabled_;
   const Stopwatch stopwatch_;
-  int64_t quarters_ = 0;
-  bool open_ = false;  // the bar's line is not ended
+  bool open_ = false;  // the bar is on the screen
 };
+
+// Shows bytes on a bar that outlives it.
+inline std::function<void(int64_t, int64_t)> ShowOn(ProgressBar* bar) {
+  return [bar](int64_t done, int64_t total) { bar->Show(done, total); };
+}
 
 }  // namespace shardmesh::client
 

@@ -33,7 +33,8 @@ absl::StatusOr<Mesh> FetchMesh(MeshClient* client, const MeshSelector& selector)
   }
   const std::string* name = std::get_if<std::string>(&selector);
   SHARDMESH_ASSIGN_OR_RETURN(
-      const Entry entry, client->GetEntry(EntryKind::kMesh, name == nullptr ? "default" : *name));
+      const Entry entry,
+      client->catalog().GetEntry(EntryKind::kMesh, name == nullptr ? "default" : *name));
   return std::get<rpc::MeshDefinition>(entry.value).mesh;
 }
 

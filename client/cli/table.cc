@@ -66,6 +66,11 @@ std::string FormatEntry(const SpecEntry& entry) {
   return entry.axes().size() == 1 ? names : StrCat("(", names, ")");
 }
 
+Table::Style& ProgramStyle() {
+  static Table::Style style;
+  return style;
+}
+
 }  // namespace
 
 void Table::AddRow(std::vector<std::string> cells) {
@@ -75,10 +80,14 @@ void Table::AddRow(std::vector<std::string> cells) {
   rows_.push_back(std::move(cells));
 }
 
-std::string Table::ToString() const {
+void Table::UseStyle(const Style& style) { ProgramStyle() = style; }
+
+std::string Table::ToString() const { return ToString(ProgramStyle()); }
+
+std::string Table::ToString(const Style& style) const {
   std::vector<size_t> widths;
   for (size_t i = 0; i < columns_.size(); ++i) {
-    size_t width = Width(columns_[i].title);
+    size_t width = style.headers ? Width(columns_[i].title) : 0;
     for (const std::vector<std::string>& row : rows_) {
       width = std::max(width, Width(row[i]));
     }
@@ -87,16 +96,21 @@ std::string Table::ToString() const {
   std::string text;
   const auto add_line = [&](const auto& cell_of) {
     std::string line;
+    bool is_first = true;
     for (size_t i = 0; i < columns_.size(); ++i) {
+      if (columns_[i].shown == Shown::kWide && !style.wide) continue;
       const std::string& cell = cell_of(i);
       const std::string padding(widths[i] - Width(cell), ' ');
-      line += i == 0 ? "" : "  ";
+      line += is_first ? "" : "  ";
+      is_first = false;
       line += columns_[i].align == Align::kRight ? padding + cell : cell + padding;
     }
     line.erase(line.find_last_not_of(' ') + 1);
     text += line + "\n";
   };
-  add_line([&](size_t i) -> const std::string& { return columns_[i].title; });
+  if (style.headers) {
+    add_line([&](size_t i) -> const std::string& { return columns_[i].title; });
+  }
   for (const std::vector<std::string>& row : rows_) {
     add_line([&](size_t i) -> const std::string& { return row[i]; });
   }
@@ -126,14 +140,15 @@ std::string NamePattern(std::string_view name) {
 }
 
 std::string FormatBytes(int64_t bytes) {
-  constexpr std::array kUnits = {"kB", "MB", "GB", "TB", "PB", "EB"};
-  if (bytes < 1000) {
+  constexpr std::array kUnits = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  if (bytes < 1024) {
     return StrCat(bytes, " B");
   }
-  double value = static_cast<double>(bytes) / 1000;
+  double value = static_cast<double>(bytes) / 1024;
   size_t unit = 0;
+  // `1000 KiB` would have four digits.
   for (; value >= 999.5 && unit + 1 < kUnits.size(); ++unit) {
-    value /= 1000;
+    value /= 1024;
   }
   return StrCat(ThreeDigits(value), " ", kUnits[unit]);
 }

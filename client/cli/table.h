@@ -24,10 +24,20 @@ namespace shardmesh::client {
 class Table {
  public:
   enum class Align { kLeft, kRight };
+  // kWide: only with --output wide.
+  enum class Shown { kAlways, kWide };
   struct Column {
     std::string title;
     Align align = Align::kLeft;
+    Shown shown = Shown::kAlways;
   };
+  // How all tables of the program are printed.
+  struct Style {
+    bool headers = true;
+    bool wide = false;
+  };
+  // Call it before any table is printed.
+  static void UseStyle(const Style& style);
 
   explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
 
@@ -35,6 +45,8 @@ class Table {
   void AddRow(std::vector<std::string> cells);
 
   // Lines that end in a newline, without blanks at their ends.
+  std::string ToString(const Style& style) const;
+  // The same in the program's style.
   std::string ToString() const;
   // To standard output.
   void Print() const;
@@ -46,7 +58,7 @@ class Table {
 
 // A name with its numbers left open: `layers.*.wq`.
 std::string NamePattern(std::string_view name);
-// `91.0 MB`; units of 1000, three digits.
+// `86.7 MiB`; units of 1024, three digits. rpc::ParseByteSize reads it, rounded as printed.
 std::string FormatBytes(int64_t bytes);
 // `1.23 ms`; three digits.
 std::string FormatTime(absl::Duration duration);
@@ -56,7 +68,7 @@ std::string FormatHeld(absl::Duration held_for);
 std::string FormatCount(int64_t count, std::string_view noun);
 // `in memory`, `on disk`.
 std::string_view FormatDurability(Durability durability);
-// `8x16`; `scalar`.
+// `8x16`; `scalar`. ParseShape reads it.
 std::string FormatShape(absl::Span<const int64_t> shape);
 // In the grammar of ParseSpec: `(fsdp,dp),-,tp`; `()` for P().
 std::string FormatSpec(const PartitionSpec& spec);

@@ -10,6 +10,7 @@
 
 #include "absl/strings/match.h"
 #include "process/file.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -37,8 +38,10 @@ absl::StatusOr<std::string> ReadStandardInput() {
   while (std::cin.read(piece, sizeof(piece)), std::cin.gcount() > 0) {
     text.append(piece, static_cast<size_t>(std::cin.gcount()));
     if (static_cast<int64_t>(text.size()) > kMaxTreeFileBytes) {
-      return InvalidArgument(Reason::kLimitExceeded, StrCat("standard input has more than the ",
-                                                            kMaxTreeFileBytes, " bytes of a tree"));
+      return InvalidArgument(
+          Reason::kLimitExceeded,
+          StrCat("standard input has more than the ", kMaxTreeFileBytes, " bytes of a tree"),
+          {{fact::kField, "-"}, {fact::kHave, text.size()}, {fact::kLimit, kMaxTreeFileBytes}});
     }
   }
   return text;
@@ -47,9 +50,11 @@ absl::StatusOr<std::string> ReadStandardInput() {
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
   SHARDMESH_ASSIGN_OR_RETURN(const InputFile file, OpenInputFile(path));
   if (file.size_bytes > kMaxTreeFileBytes) {
-    return InvalidArgument(Reason::kLimitExceeded,
-                           StrCat(path, ": ", file.size_bytes, " bytes are more than the ",
-                                  kMaxTreeFileBytes, " of a tree"));
+    return InvalidArgument(
+        Reason::kLimitExceeded,
+        StrCat(path, ": ", file.size_bytes, " bytes are more than the ", kMaxTreeFileBytes,
+               " of a tree"),
+        {{fact::kField, path}, {fact::kHave, file.size_bytes}, {fact::kLimit, kMaxTreeFileBytes}});
   }
   std::string text(static_cast<size_t>(file.size_bytes), '\0');
   SHARDMESH_RETURN_IF_ERROR(ReadExactly(file, path, 0, absl::MakeSpan(text.data(), text.size())));
@@ -105,13 +110,14 @@ absl::StatusOr<std::vector<TreeTensor>> ReadTree(const std::string& path) {
     return InvalidArgument(Reason::kBadFile,
                            StrCat(path == "-" ? "standard input" : path,
                                   ": has no tensors; a tree has one at least, such as "
-                                  "{\"name\": \"w\", \"shape\": [8, 8], \"dtype\": \"F32\"}"));
+                                  "{\"name\": \"w\", \"shape\": [8, 8], \"dtype\": \"F32\"}"),
+                           {{fact::kFile, path}});
   }
   return tensors;
 }
 
 absl::StatusOr<std::vector<TreeTensor>> FetchTree(MeshClient* client, const std::string& name) {
-  SHARDMESH_ASSIGN_OR_RETURN(Entry entry, client->GetEntry(EntryKind::kTree, name));
+  SHARDMESH_ASSIGN_OR_RETURN(Entry entry, client->catalog().GetEntry(EntryKind::kTree, name));
   return std::move(std::get<StoredTree>(entry.value).tensors);
 }
 

@@ -20,7 +20,8 @@ namespace shardmesh::client {
 //
 // Example:
 //   auto local = LocalQuestions::Start();
-//   auto answer = (*local)->client().ResolveSpec({.axes = axes, .mesh = mesh, .shape = shape});
+//   auto answer = (*local)->client().layouts().ResolveSpec({.axes = axes, .mesh = mesh, .shape =
+//   shape});
 //
 // Thread-safe. No call may be under way in the destructor.
 class LocalQuestions {

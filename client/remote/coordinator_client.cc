@@ -13,8 +13,10 @@
 #include "rpc/call_memory.h"
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/flight_codec.h"
+#include "rpc/codec/status.h"
 #include "rpc/codec/time_codec.h"
 #include "rpc/connect.h"
+#include "status/detail.h"
 #include "status/status_macros.h"
 
 namespace shardmesh::client {
@@ -204,9 +206,8 @@ absl::StatusOr<Operation> DecodeOperation(const v1::Operation& from) {
     SHARDMESH_ASSIGN_OR_RETURN(operation.end_time, DecodeAnswer(from.end_time()));
   }
   if (operation.state == OperationState::kFailed) {
-    const auto code = static_cast<absl::StatusCode>(from.error_code());
-    operation.error = absl::Status(
-        code == absl::StatusCode::kOk ? absl::StatusCode::kUnknown : code, from.error_message());
+    operation.error = rpc::Decode(from.error());
+    if (operation.error.ok()) operation.error = absl::UnknownError("the error is not known");
   }
   return operation;
 }
@@ -295,7 +296,7 @@ absl::Status CoordinatorClient::Connection::Repeat(
     if (absl::IsDeadlineExceeded(status) && reason == Reason::kUnspecified && !last.ok()) {
       return last;
     }
-    const bool is_asked_to = rpc::RetryDelayOf(status).has_value() &&
+    const bool is_asked_to = RetryDelayOf(status).has_value() &&
                              (absl::IsUnavailable(status) || absl::IsAborted(status));
     const bool is_away = absl::IsUnavailable(status) &&
                          (reason == Reason::kUnspecified || reason == Reason::kNotServing);

@@ -13,6 +13,7 @@
 #include "rpc/call.h"
 #include "rpc/codec/status.h"
 #include "rpc/connect.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -45,7 +46,7 @@ absl::StatusOr<bool> IsServing(const std::string& address, const std::string& se
                                    "\"; ask for live, ready, or a service's full name such as "
                                    "shardmesh.v1.ResolveService of a coordinator or "
                                    "shardmesh.v1.TileService of a worker")),
-        Reason::kNotFound);
+        Reason::kNotFound, {{fact::kKind, "service"}, {fact::kName, service}});
   }
   if (!status.ok()) return WithContext(status, StrCat("health of ", address));
   return response.status() == grpc::health::v1::HealthCheckResponse::SERVING;

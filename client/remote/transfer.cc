@@ -18,6 +18,7 @@
 #include "rpc/call.h"
 #include "rpc/contract.h"
 #include "sharding/tile.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -172,7 +173,7 @@ absl::StatusOr<std::vector<Inbound>> PlanDownload(const std::vector<PendingTile>
       return WithReason(
           absl::FailedPreconditionError(StrCat("no live worker holds tile ", tile.tile.ToString(),
                                                " of array ", array.array_id)),
-          Reason::kArrayDegraded);
+          Reason::kArrayDegraded, {{fact::kArray, array.array_id}});
     }
     Inbound& inbound = by_worker[best->identity];
     inbound.device = best;
@@ -256,7 +257,9 @@ absl::Status Download(const ArrayDescriptor& array, std::string_view token,
         absl::FailedPreconditionError(StrCat("array ", array.array_id, " holds partial sums along ",
                                              StrJoin(tiling.spec().unreduced(), ", "),
                                              "; reduce it first, by an all-reduce")),
-        Reason::kInvalidSpec);
+        Reason::kInvalidSpec,
+        {{fact::kAxis, StrJoin(array.spec.unreduced(), ",")},
+         {fact::kValue, array.spec.ToString()}});
   }
   absl::flat_hash_map<int64_t, const TransferDevice*> device_of_rank;
   for (const TransferDevice& device : devices) {

@@ -293,7 +293,7 @@ class TileReceiver {
     if (is_last && piece.header.tile_crc32c != crc_) {
       return WithReason(absl::DataLossError(StrCat("tile ", tile.tile.ToString(), " of array ",
                                                    tile.array_id, " differs from its checksum")),
-                        Reason::kChecksumMismatch);
+                        Reason::kChecksumMismatch, {{fact::kArray, tile.array_id}});
     }
     for (const absl::Span<const char> bytes : piece.data) {
       SHARDMESH_RETURN_IF_ERROR(sink_(opened_ - 1, offset_, bytes));

@@ -9,6 +9,7 @@
 #include "rpc/codec/field_check.h"
 #include "rpc/codec/spec_codec.h"
 #include "rpc/codec/status.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -62,7 +63,8 @@ absl::StatusOr<Literal> DecodeHead(const v1::Literal& from) {
     return WithField(
         InvalidArgument(Reason::kLimitExceeded,
                         StrCat("a literal of ", std::max(have, *need), " bytes; at most ",
-                               kMaxLiteralBytes, " travel inline, put it as an array instead")),
+                               kMaxLiteralBytes, " travel inline, put it as an array instead"),
+                        {{fact::kHave, std::max(have, *need)}, {fact::kLimit, kMaxLiteralBytes}}),
         "data");
   }
   if (have != *need) {

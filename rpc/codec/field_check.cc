@@ -7,6 +7,7 @@
 #include "absl/strings/ascii.h"
 #include "rpc/codec/status.h"
 #include "sharding/axis_value.h"
+#include "status/fact_keys.h"
 #include "status/python_repr.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
@@ -26,7 +27,8 @@ absl::Status CheckLength(std::string_view value, size_t limit, std::string_view 
     return WithField(
         InvalidArgument(Reason::kLimitExceeded,
                         StrCat(field, " has ", value.size(), " bytes, ", limit,
-                               " are allowed: ", PythonRepr(value.substr(0, 60)), "...")),
+                               " are allowed: ", PythonRepr(value.substr(0, 60)), "..."),
+                        {{fact::kHave, value.size()}, {fact::kLimit, limit}}),
         field);
   }
   return absl::OkStatus();

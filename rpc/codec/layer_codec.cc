@@ -7,6 +7,7 @@
 #include "rpc/codec/spec_codec.h"
 #include "rpc/codec/status.h"
 #include "sharding/mesh.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -101,7 +102,9 @@ absl::StatusOr<ParallelLinearOptions> Decode(const v1::DescribeLinearLayerReques
   if (from.out_features_size() > kMaxMergedLayers) {
     return WithField(InvalidArgument(Reason::kLimitExceeded,
                                      StrCat(from.out_features_size(), " merged layers; ",
-                                            "at most ", kMaxMergedLayers, " are allowed")),
+                                            "at most ", kMaxMergedLayers, " are allowed"),
+                                     {{fact::kHave, from.out_features_size()},
+                                      {fact::kLimit, kMaxMergedLayers}}),
                      "out_features");
   }
   if (from.merged() || from.out_features_size() != 1) {
@@ -118,8 +121,10 @@ absl::StatusOr<ParallelLinearOptions> Decode(const v1::DescribeLinearLayerReques
     case v1::DescribeLinearLayerRequest::kRule:
       if (from.rule().size() > kMaxAxisNameBytes) {
         return WithField(
-            InvalidArgument(Reason::kLimitExceeded, StrCat("a rule of ", from.rule().size(),
-                                                           " bytes; use fan_in or fan_out")),
+            InvalidArgument(
+                Reason::kLimitExceeded,
+                StrCat("a rule of ", from.rule().size(), " bytes; use fan_in or fan_out"),
+                {{fact::kHave, from.rule().size()}, {fact::kLimit, kMaxAxisNameBytes}}),
             "rule");
       }
       options.scale = from.rule();

@@ -8,6 +8,7 @@
 
 #include "rpc/codec/spec_codec.h"
 #include "rpc/codec/status.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -202,7 +203,8 @@ absl::StatusOr<MeshCriterion> Decode(v1::SearchMeshesHeader::Criterion from) {
   return InvalidArgument(Reason::kBadField,
                          StrCat("the number ", static_cast<int>(from),
                                 " is no criterion; meshes are compared by CRITERION_FIT, "
-                                "_DEVICE_BYTES, _WASTED_BYTES and _CORRECTIONS"));
+                                "_DEVICE_BYTES, _WASTED_BYTES and _CORRECTIONS"),
+                         {{fact::kValue, static_cast<int>(from)}});
 }
 
 void Encode(const HeldLeaf& from, v1::ArrayLeaf* to) {
@@ -220,10 +222,12 @@ absl::StatusOr<HeldLeaf> Decode(const v1::ArrayLeaf& from, Compatibility compati
   HeldLeaf leaf;
   leaf.name = from.name();
   if (leaf.name.size() > kMaxLeafNameBytes) {
-    return WithField(InvalidArgument(Reason::kLimitExceeded,
-                                     StrCat("the name has ", leaf.name.size(), " bytes; at most ",
-                                            kMaxLeafNameBytes, " are allowed")),
-                     "name");
+    return WithField(
+        InvalidArgument(Reason::kLimitExceeded,
+                        StrCat("the name has ", leaf.name.size(), " bytes; at most ",
+                               kMaxLeafNameBytes, " are allowed"),
+                        {{fact::kHave, leaf.name.size()}, {fact::kLimit, kMaxLeafNameBytes}}),
+        "name");
   }
   const HeldLeaf::Kind* kind = FromWire(kLeafKinds, from.kind());
   if (kind == nullptr) {

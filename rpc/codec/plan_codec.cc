@@ -14,6 +14,7 @@
 #include "rpc/codec/field_check.h"
 #include "rpc/codec/spec_codec.h"
 #include "rpc/codec/status.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -44,9 +45,11 @@ absl::StatusOr<Domain> DecodeEnum(Wire from, bool is_known, std::string_view fie
 }
 
 absl::Status TooMany(std::string_view field, int64_t have) {
-  return WithField(InvalidArgument(Reason::kLimitExceeded, StrCat(have, " ", field, "; at most ",
-                                                                  kMaxProgramSize, " are allowed")),
-                   field);
+  return WithField(
+      InvalidArgument(Reason::kLimitExceeded,
+                      StrCat(have, " ", field, "; at most ", kMaxProgramSize, " are allowed"),
+                      {{fact::kHave, have}, {fact::kLimit, kMaxProgramSize}}),
+      field);
 }
 
 // Accepts 0 to the largest rank. Planning checks that the value has this dimension.
@@ -62,7 +65,8 @@ absl::StatusOr<std::vector<std::string>> DecodeAxisNames(
   if (from.size() > kMaxMeshAxes) {
     return WithField(
         InvalidArgument(Reason::kLimitExceeded,
-                        StrCat(from.size(), " axes; a mesh has at most ", kMaxMeshAxes)),
+                        StrCat(from.size(), " axes; a mesh has at most ", kMaxMeshAxes),
+                        {{fact::kHave, from.size()}, {fact::kLimit, kMaxMeshAxes}}),
         "axes");
   }
   for (int i = 0; i < from.size(); ++i) {

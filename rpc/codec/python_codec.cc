@@ -6,6 +6,7 @@
 
 #include "absl/strings/numbers.h"
 #include "rpc/codec/status.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -64,7 +65,8 @@ absl::Status Take(int64_t count, int64_t limit, std::string_view what, int64_t& 
     return absl::OkStatus();
   }
   return InvalidArgument(Reason::kLimitExceeded,
-                         StrCat("there are more than ", limit, " ", what, " in all"));
+                         StrCat("there are more than ", limit, " ", what, " in all"),
+                         {{fact::kLimit, limit}});
 }
 
 absl::StatusOr<PythonValue> DecodeValue(const v1::PythonValue& from, int depth, Budget& budget);
@@ -110,7 +112,8 @@ absl::Status CheckDepth(int depth) {
     return absl::OkStatus();
   }
   return InvalidArgument(Reason::kLimitExceeded,
-                         StrCat("lists, tuples and dicts nest deeper than ", kMaxPythonDepth));
+                         StrCat("lists, tuples and dicts nest deeper than ", kMaxPythonDepth),
+                         {{fact::kLimit, kMaxPythonDepth}});
 }
 
 absl::StatusOr<PythonValue> DecodeValue(const v1::PythonValue& from, int depth, Budget& budget) {

@@ -12,6 +12,7 @@
 #include "rpc/codec/field_check.h"
 #include "rpc/codec/status.h"
 #include "sharding/rules/exclusion.h"
+#include "status/fact_keys.h"
 #include "status/python_repr.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -52,7 +53,8 @@ namespace {
 absl::Status LimitExceeded(std::string_view field, std::string_view what, int64_t have,
                            int64_t limit) {
   return WithField(InvalidArgument(Reason::kLimitExceeded,
-                                   StrCat(have, " ", what, "; at most ", limit, " are allowed")),
+                                   StrCat(have, " ", what, "; at most ", limit, " are allowed"),
+                                   {{fact::kHave, have}, {fact::kLimit, limit}}),
                    field);
 }
 
@@ -199,13 +201,14 @@ absl::Status CheckUnreduced(const v1::PartitionSpec& from) {
     if (axis.empty() || axis.size() > kMaxAxisNameBytes) {
       return WithField(InvalidArgument(Reason::kInvalidSpec,
                                        StrCat("an unreduced axis has a name of ", axis.size(),
-                                              " bytes; it needs 1 to ", kMaxAxisNameBytes)),
+                                              " bytes; it needs 1 to ", kMaxAxisNameBytes),
+                                       {{fact::kAxis, axis}}),
                        "unreduced_axes", static_cast<size_t>(i));
     }
     if (!seen.insert(axis).second) {
       return WithField(InvalidArgument(Reason::kDuplicateAxis,
                                        StrCat("unreduced axis ", PythonRepr(axis), " occurs twice"),
-                                       "DuplicateSpecError"),
+                                       {{fact::kAxis, axis}}, "DuplicateSpecError"),
                        "unreduced_axes", static_cast<size_t>(i));
     }
   }
@@ -280,7 +283,8 @@ absl::StatusOr<std::vector<AxisValue>> DecodeAxes(
   if (from.size() > kMaxRank) {
     return InvalidArgument(
         Reason::kLimitExceeded,
-        StrCat(from.size(), " axes; a tensor has at most ", kMaxRank, " dimensions"));
+        StrCat(from.size(), " axes; a tensor has at most ", kMaxRank, " dimensions"),
+        {{fact::kHave, from.size()}, {fact::kLimit, kMaxRank}});
   }
   std::vector<AxisValue> axes;
   axes.reserve(static_cast<size_t>(from.size()));
@@ -332,7 +336,7 @@ absl::StatusOr<PartitionSpec> Decode(const v1::PartitionSpec& from) {
                               StrCat("axis ", PythonRepr(*axis),
                                      " partitions a dimension and is unreduced too; drop it from "
                                      "one of them"),
-                              "DuplicateSpecError"),
+                              {{fact::kAxis, *axis}}, "DuplicateSpecError"),
               "unreduced_axes", static_cast<size_t>(i));
         }
       }
@@ -428,7 +432,8 @@ absl::StatusOr<MeshDefinition> Decode(const v1::MeshDefinition& from,
     if (!seen.insert(worker).second) {
       return WithField(InvalidArgument(Reason::kInvalidMesh,
                                        StrCat("worker ", PythonRepr(worker),
-                                              " serves two ranks; each worker serves one")),
+                                              " serves two ranks; each worker serves one"),
+                                       {{fact::kIdentity, worker}}),
                        "workers", static_cast<size_t>(i));
     }
     definition.workers.push_back(worker);
@@ -639,7 +644,8 @@ absl::StatusOr<Compatibility> Decode(v1::Compatibility from) {
     default:
       return InvalidArgument(Reason::kBadField,
                              StrCat("compatibility ", static_cast<int>(from),
-                                    " is not known; leave it unset, or use EXACT"));
+                                    " is not known; leave it unset, or use EXACT"),
+                             {{fact::kValue, static_cast<int>(from)}});
   }
 }
 
@@ -651,8 +657,10 @@ absl::StatusOr<bool> DecodeIsStrict(v1::CorrectionPolicy from) {
     case v1::CORRECTION_POLICY_STRICT:
       return true;
     default:
-      return InvalidArgument(Reason::kBadField, StrCat("correction policy ", static_cast<int>(from),
-                                                       " is not known; use REPORT or STRICT"));
+      return InvalidArgument(Reason::kBadField,
+                             StrCat("correction policy ", static_cast<int>(from),
+                                    " is not known; use REPORT or STRICT"),
+                             {{fact::kValue, static_cast<int>(from)}});
   }
 }
 
@@ -803,7 +811,7 @@ absl::StatusOr<Tile> Decode(const v1::Tile& from) {
       return WithField(
           WithReason(absl::InvalidArgumentError(StrCat("index range [", range.start, ", ",
                                                        range.stop, ") needs 0 <= start <= stop")),
-                     Reason::kBadTile),
+                     Reason::kBadTile, {{fact::kHave, StrCat(range.start, ":", range.stop)}}),
           "ranges", static_cast<size_t>(i));
     }
     tile.ranges.push_back(range);
@@ -833,9 +841,11 @@ absl::StatusOr<std::vector<CutPoints>> DecodeCutPoints(
   if (from.empty()) {
     return cut_points;
   }
-  const auto invalid = [](int index, std::string_view message) {
-    return WithField(InvalidArgument(Reason::kInvalidCutPoints, message), "cut_points",
-                     static_cast<size_t>(index));
+  const auto invalid = [&from](int index, std::string_view message) {
+    return WithField(InvalidArgument(Reason::kInvalidCutPoints, message,
+                                     {{fact::kDimension, from[index].dimension()},
+                                      {fact::kValue, StrJoin(from[index].starts(), ",")}}),
+                     "cut_points", static_cast<size_t>(index));
   };
   cut_points.resize(shape.size());
   for (int i = 0; i < from.size(); ++i) {

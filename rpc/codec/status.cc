@@ -3,6 +3,7 @@
 
 #include <grpcpp/support/status.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/cord.h"
@@ -10,7 +11,9 @@
 #include "google/rpc/status.pb.h"
 #include "rpc/codec/message_subject.h"
 #include "rpc/codec/time_codec.h"
+#include "shardmesh/v1/spec.pb.h"
 #include "status/detail.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
 #include "status/utf8.h"
@@ -25,10 +28,13 @@ constexpr std::string_view kPythonTypeKey = "python_type";
 constexpr absl::string_view kErrorInfoUrl = "type.googleapis.com/google.rpc.ErrorInfo";
 constexpr absl::string_view kBadRequestUrl = "type.googleapis.com/google.rpc.BadRequest";
 
-// Together with kMaxStatusMessageBytes this keeps the trailers below gRPC's 8 KiB.
+// The trailers contain the message twice and are limited to gRPC's 8 KiB. Details are written as
+// base64, which takes a third more.
 constexpr size_t kMaxDetailTextBytes = kMaxStatusMessageBytes / 4;
+constexpr size_t kMaxDetailsBytes = 3800;
 constexpr int kMaxFieldViolations = 4;
-constexpr int kMaxMetadata = 4;
+// No reason has more facts than this.
+constexpr int kMaxMetadata = 8;
 
 // Returns the message in the payload `url`; the default message if there is none.
 template <typename Message>
@@ -43,24 +49,6 @@ Message PayloadOf(const absl::Status& status, absl::string_view url) {
 template <typename Message>
 void SetPayload(absl::Status& status, absl::string_view url, const Message& message) {
   status.SetPayload(url, absl::Cord(message.SerializeAsString()));
-}
-
-// Returns valid UTF-8 of at most `limit` bytes; an ellipsis replaces the cut part.
-std::string WireText(std::string_view text, size_t limit) {
-  std::string clean(text);
-  if (!DecodeUtf8(clean).has_value()) {
-    for (char& c : clean) {
-      c = static_cast<unsigned char>(c) < 0x80 ? c : '?';
-    }
-  }
-  if (clean.size() <= limit) {
-    return clean;
-  }
-  size_t end = limit - 3;
-  while (end > 0 && (static_cast<unsigned char>(clean[end]) & 0xC0) == 0x80) {
-    --end;
-  }
-  return clean.substr(0, end) + "...";
 }
 
 google::rpc::ErrorInfo WireErrorInfo(const absl::Status& status) {
@@ -96,6 +84,113 @@ google::rpc::BadRequest WireBadRequest(const absl::Status& status) {
   return cut;
 }
 
+// The text of a fact; empty where there is none.
+std::string TextOf(const absl::Status& status, FactKey key) {
+  return WireText(FactOf(status, key).value_or(""), kMaxDetailTextBytes);
+}
+
+std::string DescriptionOf(const absl::Status& status) {
+  return WireText(ToStd(status.message()), kMaxDetailTextBytes);
+}
+
+google::rpc::ResourceInfo WireResourceInfo(const absl::Status& status) {
+  google::rpc::ResourceInfo resource;
+  resource.set_resource_type(TextOf(status, fact::kKind));
+  resource.set_resource_name(TextOf(status, fact::kName));
+  resource.set_description(DescriptionOf(status));
+  return resource;
+}
+
+google::rpc::QuotaFailure WireQuotaFailure(const absl::Status& status) {
+  google::rpc::QuotaFailure failure;
+  auto* const violation = failure.add_violations();
+  for (const FactKey key : {fact::kIdentity, fact::kFile, fact::kField}) {
+    if (violation->subject().empty()) violation->set_subject(TextOf(status, key));
+  }
+  violation->set_description(DescriptionOf(status));
+  return failure;
+}
+
+google::rpc::PreconditionFailure WirePreconditionFailure(const absl::Status& status) {
+  google::rpc::PreconditionFailure failure;
+  auto* const violation = failure.add_violations();
+  violation->set_type(std::string(ReasonName(ReasonOf(status))));
+  for (const FactKey key : {fact::kMesh, fact::kName, fact::kArray}) {
+    if (violation->subject().empty()) violation->set_subject(TextOf(status, key));
+  }
+  violation->set_description(DescriptionOf(status));
+  return failure;
+}
+
+// Appends details to a status as long as they have room.
+class DetailWriter {
+ public:
+  explicit DetailWriter(google::rpc::Status* to) : to_(to) {}
+
+  template <typename Message>
+  bool Add(const Message& message) {
+    google::protobuf::Any detail;
+    detail.PackFrom(message);
+    const size_t bytes = detail.ByteSizeLong() + kFramingBytes;
+    if (used_bytes_ + bytes > kMaxDetailsBytes) return false;
+    used_bytes_ += bytes;
+    *to_->add_details() = std::move(detail);
+    return true;
+  }
+
+  // Leaves out fixes first, then corrections from the end on.
+  void AddCorrections(v1::CorrectionFailure failure) {
+    const auto last_with_fixes = [&failure] {
+      auto* const corrections = failure.mutable_corrections();
+      return std::find_if(corrections->rbegin(), corrections->rend(),
+                          [](const v1::Correction& each) { return each.fixes_size() > 0; });
+    };
+    while (!Add(failure)) {
+      if (const auto correction = last_with_fixes();
+          correction != failure.mutable_corrections()->rend()) {
+        correction->mutable_fixes()->RemoveLast();
+      } else if (failure.corrections_size() > 0) {
+        failure.mutable_corrections()->RemoveLast();
+        failure.set_omitted(failure.omitted() + 1);
+      } else {
+        return;
+      }
+    }
+  }
+
+ private:
+  // Tag and length of a detail.
+  static constexpr size_t kFramingBytes = 4;
+
+  google::rpc::Status* to_;
+  size_t used_bytes_ = 0;
+};
+
+// Adds the standard detail that repeats the facts of errors of this reason.
+void AddStandardDetail(const absl::Status& status, DetailWriter* to) {
+  switch (ReasonOf(status)) {
+    case Reason::kNotFound:
+    case Reason::kAlreadyExists:
+      to->Add(WireResourceInfo(status));
+      return;
+    case Reason::kMemoryLimit:
+    case Reason::kStoreFull:
+    case Reason::kLimitExceeded:
+    case Reason::kOverloaded:
+      to->Add(WireQuotaFailure(status));
+      return;
+    case Reason::kMeshIncomplete:
+    case Reason::kArrayDegraded:
+    case Reason::kVersionMismatch:
+    case Reason::kMeshInUse:
+    case Reason::kMeshMismatch:
+      to->Add(WirePreconditionFailure(status));
+      return;
+    default:
+      return;
+  }
+}
+
 absl::Status WithErrorInfo(absl::Status status, google::rpc::ErrorInfo info) {
   if (info.domain() != kDomain) {
     return status;
@@ -118,6 +213,23 @@ absl::Status WithErrorInfo(absl::Status status, google::rpc::ErrorInfo info) {
 
 }  // namespace
 
+std::string WireText(std::string_view text, size_t limit) {
+  std::string clean(text);
+  if (!DecodeUtf8(clean).has_value()) {
+    for (char& c : clean) {
+      c = static_cast<unsigned char>(c) < 0x80 ? c : '?';
+    }
+  }
+  if (clean.size() <= limit) {
+    return clean;
+  }
+  size_t end = limit - 3;
+  while (end > 0 && (static_cast<unsigned char>(clean[end]) & 0xC0) == 0x80) {
+    --end;
+  }
+  return clean.substr(0, end) + "...";
+}
+
 std::string WireMessage(const absl::Status& status) {
   std::string message(status.message());
   if (const std::vector<FieldViolation> fields = FieldViolationsOf(status);
@@ -127,27 +239,74 @@ std::string WireMessage(const absl::Status& status) {
   return WireText(message, kMaxStatusMessageBytes);
 }
 
+void Encode(const absl::Status& status, google::rpc::Status* to) {
+  if (status.ok()) {
+    return;
+  }
+  to->set_code(static_cast<int>(status.code()));
+  to->set_message(WireMessage(status));
+  DetailWriter details(to);
+  if (const auto info = WireErrorInfo(status); !info.reason().empty() || !info.metadata().empty()) {
+    details.Add(info);
+  }
+  if (const auto delay = RetryDelayOf(status); delay.has_value()) {
+    google::rpc::RetryInfo retry_info;
+    Encode(*delay, retry_info.mutable_retry_delay());
+    details.Add(retry_info);
+  }
+  if (const auto bad_request = WireBadRequest(status); bad_request.field_violations_size() > 0) {
+    details.Add(bad_request);
+  }
+  AddStandardDetail(status, &details);
+  if (status.GetPayload(kCorrectionFailureUrl).has_value()) {
+    details.AddCorrections(PayloadOf<v1::CorrectionFailure>(status, kCorrectionFailureUrl));
+  }
+}
+
 grpc::Status ToGrpc(const absl::Status& status) {
   if (status.ok()) {
     return grpc::Status::OK;
   }
   google::rpc::Status wire;
-  wire.set_code(static_cast<int>(status.code()));
-  wire.set_message(WireMessage(status));
-  if (const auto info = WireErrorInfo(status); !info.reason().empty() || !info.metadata().empty()) {
-    wire.add_details()->PackFrom(info);
-  }
-  if (const auto bad_request = WireBadRequest(status); bad_request.field_violations_size() > 0) {
-    wire.add_details()->PackFrom(bad_request);
-  }
-  if (const auto delay = RetryDelayOf(status); delay.has_value()) {
-    google::rpc::RetryInfo retry_info;
-    Encode(*delay, retry_info.mutable_retry_delay());
-    wire.add_details()->PackFrom(retry_info);
-  }
+  Encode(status, &wire);
   std::string details = wire.details_size() > 0 ? wire.SerializeAsString() : std::string();
   return grpc::Status(static_cast<grpc::StatusCode>(wire.code()), wire.message(),
                       std::move(details));
+}
+
+namespace {
+
+absl::Status WithDetails(absl::Status result, const google::rpc::Status& wire) {
+  for (const google::protobuf::Any& detail : wire.details()) {
+    google::rpc::ErrorInfo info;
+    google::rpc::BadRequest bad_request;
+    google::rpc::RetryInfo retry_info;
+    v1::CorrectionFailure corrections;
+    if (detail.UnpackTo(&info)) {
+      result = WithErrorInfo(std::move(result), std::move(info));
+    } else if (detail.UnpackTo(&bad_request)) {
+      SetPayload(result, kBadRequestUrl, bad_request);
+    } else if (detail.UnpackTo(&retry_info)) {
+      if (const auto delay = Decode(retry_info.retry_delay()); delay.ok()) {
+        result = WithRetryDelay(std::move(result), *delay);
+      }
+    } else if (detail.UnpackTo(&corrections)) {
+      SetPayload(result, kCorrectionFailureUrl, corrections);
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
+absl::Status Decode(const google::rpc::Status& from) {
+  // absl's constructor would keep a code without a name.
+  constexpr int kLastCode = static_cast<int>(absl::StatusCode::kUnauthenticated);
+  const bool is_known = from.code() >= 0 && from.code() <= kLastCode;
+  absl::Status result(
+      is_known ? static_cast<absl::StatusCode>(from.code()) : absl::StatusCode::kUnknown,
+      from.message());
+  return result.ok() ? result : WithDetails(std::move(result), from);
 }
 
 absl::Status FromGrpc(const grpc::Status& status) {
@@ -159,21 +318,7 @@ absl::Status FromGrpc(const grpc::Status& status) {
   if (!wire.ParseFromString(status.error_details())) {
     return result;  // The details have another type; code and message are still valid.
   }
-  for (const google::protobuf::Any& detail : wire.details()) {
-    google::rpc::ErrorInfo info;
-    google::rpc::BadRequest bad_request;
-    google::rpc::RetryInfo retry_info;
-    if (detail.UnpackTo(&info)) {
-      result = WithErrorInfo(std::move(result), std::move(info));
-    } else if (detail.UnpackTo(&bad_request)) {
-      SetPayload(result, kBadRequestUrl, bad_request);
-    } else if (detail.UnpackTo(&retry_info)) {
-      if (const auto delay = Decode(retry_info.retry_delay()); delay.ok()) {
-        result = WithRetryDelay(std::move(result), *delay);
-      }
-    }
-  }
-  return result;
+  return WithDetails(std::move(result), wire);
 }
 
 absl::Status WithField(absl::Status status, std::string_view field) {
@@ -193,7 +338,10 @@ absl::Status WithField(absl::Status status, std::string_view field) {
     }
   }
   SetPayload(status, kBadRequestUrl, bad_request);
-  return status;
+  if (!MayHave(ReasonOf(status), fact::kField)) {
+    return status;
+  }
+  return WithFacts(std::move(status), {{fact::kField, bad_request.field_violations(0).field()}});
 }
 
 absl::Status WithField(absl::Status status, std::string_view field, size_t index) {

@@ -7,6 +7,7 @@
 #include "rpc/codec/spec_codec.h"
 #include "rpc/codec/status.h"
 #include "sharding/shape.h"
+#include "status/fact_keys.h"
 #include "status/python_repr.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -27,10 +28,12 @@ absl::Status CheckTable(size_t have, int more, std::string_view table) {
   if (have + static_cast<size_t>(more) <= TreeDecoder::kMaxTableSize) {
     return absl::OkStatus();
   }
-  return WithField(
-      InvalidArgument(Reason::kLimitExceeded, StrCat("the tree has more than ",
-                                                     TreeDecoder::kMaxTableSize, " entries here")),
-      table);
+  return WithField(InvalidArgument(Reason::kLimitExceeded,
+                                   StrCat("the tree has more than ", TreeDecoder::kMaxTableSize,
+                                          " entries here"),
+                                   {{fact::kHave, have + static_cast<size_t>(more)},
+                                    {fact::kLimit, TreeDecoder::kMaxTableSize}}),
+                   table);
 }
 
 // Returns the entry for a column's index; null for 0.
@@ -43,7 +46,8 @@ absl::StatusOr<const Entry*> Find(const std::deque<Entry>& table, uint32_t index
   if (index > table.size()) {
     return WithField(InvalidArgument(Reason::kBadField,
                                      StrCat("is ", index, ", and the table has ", table.size(),
-                                            " entries so far; write 1 + an index into it, or 0")),
+                                            " entries so far; write 1 + an index into it, or 0"),
+                                     {{fact::kValue, index}}),
                      StrCat(column, "[", place, "]"));
   }
   return &table[index - 1];
@@ -54,19 +58,23 @@ bool BeginsCharacter(char c) { return (c & 0xc0) != 0x80; }
 
 // Returns the name of tensor `place`: the next bytes of `names`, which is UTF-8 as a whole.
 absl::StatusOr<std::string_view> TakeName(std::string_view* names, uint32_t size, int place) {
-  const auto refuse = [place](Reason reason, std::string_view message) {
-    return WithField(InvalidArgument(reason, message), "name_sizes", static_cast<size_t>(place));
+  const auto refuse = [place](Reason reason, std::string_view message, Facts facts = {}) {
+    return WithField(InvalidArgument(reason, message, facts), "name_sizes",
+                     static_cast<size_t>(place));
   };
   if (size == 0) {
     return refuse(Reason::kBadField, "the name is empty; rules go by the tensor's name");
   }
   if (size > TreeDecoder::kMaxNameBytes) {
-    return refuse(Reason::kLimitExceeded, StrCat("the name has ", size, " bytes; at most ",
-                                                 TreeDecoder::kMaxNameBytes, " are allowed"));
+    return refuse(Reason::kLimitExceeded,
+                  StrCat("the name has ", size, " bytes; at most ", TreeDecoder::kMaxNameBytes,
+                         " are allowed"),
+                  {{fact::kHave, size}, {fact::kLimit, TreeDecoder::kMaxNameBytes}});
   }
   if (size > names->size()) {
     return refuse(Reason::kBadField,
-                  StrCat("is ", size, ", and `names` has only ", names->size(), " bytes left"));
+                  StrCat("is ", size, ", and `names` has only ", names->size(), " bytes left"),
+                  {{fact::kValue, size}});
   }
   if (size < names->size() && !BeginsCharacter((*names)[size])) {
     return refuse(Reason::kBadField, "the name ends within a character of UTF-8");
@@ -117,7 +125,8 @@ absl::StatusOr<absl::Span<const TreeTensor>> TreeDecoder::Decode(const v1::TreeT
               Reason::kBadField,
               rank > kMaxRank
                   ? StrCat("is ", rank, "; tensors have at most ", kMaxRank, " dimensions")
-                  : StrCat("is ", rank, ", and `sizes` has only ", sizes.size(), " entries left")),
+                  : StrCat("is ", rank, ", and `sizes` has only ", sizes.size(), " entries left"),
+              {{fact::kValue, rank}}),
           "ranks", place);
     }
     tensor.shape = sizes.first(rank);
@@ -163,17 +172,21 @@ absl::Status CheckStoredTreeSize(const v1::TreeTensors& tensors) {
   constexpr std::string_view kInstead = "; give a tree as large as this with each question instead";
   if (tensors.name_sizes_size() > kMaxStoredTreeTensors) {
     return WithField(
-        InvalidArgument(Reason::kLimitExceeded,
-                        StrCat(tensors.name_sizes_size(), " tensors are over the limit of ",
-                               kMaxStoredTreeTensors, kInstead)),
+        InvalidArgument(
+            Reason::kLimitExceeded,
+            StrCat(tensors.name_sizes_size(), " tensors are over the limit of ",
+                   kMaxStoredTreeTensors, kInstead),
+            {{fact::kHave, tensors.name_sizes_size()}, {fact::kLimit, kMaxStoredTreeTensors}}),
         "tensors");
   }
   const auto bytes = static_cast<int64_t>(tensors.ByteSizeLong());
   if (bytes > kMaxStoredTreeBytes) {
-    return WithField(InvalidArgument(Reason::kLimitExceeded, StrCat("names and shapes take ", bytes,
-                                                                    " bytes, over the limit of ",
-                                                                    kMaxStoredTreeBytes, kInstead)),
-                     "tensors");
+    return WithField(
+        InvalidArgument(Reason::kLimitExceeded,
+                        StrCat("names and shapes take ", bytes, " bytes, over the limit of ",
+                               kMaxStoredTreeBytes, kInstead),
+                        {{fact::kHave, bytes}, {fact::kLimit, kMaxStoredTreeBytes}}),
+        "tensors");
   }
   return absl::OkStatus();
 }

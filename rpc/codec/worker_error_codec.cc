@@ -4,9 +4,18 @@
 #include <string>
 #include <utility>
 
+#include "rpc/codec/status.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 
 namespace shardmesh::rpc {
+
+namespace {
+
+constexpr size_t kMaxFactBytes = 256;
+
+}  // namespace
 
 void Encode(const absl::Status& from, v1::WorkerError* to) {
   if (from.ok()) {
@@ -17,6 +26,9 @@ void Encode(const absl::Status& from, v1::WorkerError* to) {
   if (const Reason reason = ReasonOf(from); reason != Reason::kUnspecified) {
     to->set_reason(std::string(ReasonName(reason)));
   }
+  for (const auto& [key, value] : FactsOf(from)) {
+    (*to->mutable_facts())[WireText(key, kMaxFactBytes)] = WireText(value, kMaxFactBytes);
+  }
 }
 
 absl::Status Decode(const v1::WorkerError& from) {
@@ -26,6 +38,9 @@ absl::Status Decode(const v1::WorkerError& from) {
   const auto code =
       is_known ? static_cast<absl::StatusCode>(from.code()) : absl::StatusCode::kUnknown;
   absl::Status status(code, from.message());
+  for (const auto& [key, value] : from.facts()) {
+    status = WithFact(std::move(status), key, value);
+  }
   const auto reason = ReasonFromName(from.reason());
   if (!status.ok() && reason.has_value() && *reason != Reason::kUnspecified) {
     return WithReason(std::move(status), *reason);

@@ -15,6 +15,7 @@
 #include "process/crc32c.h"
 #include "rpc/stream/tile_sender.h"
 #include "shardmesh/v1/exchange_service.pb.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -47,12 +48,12 @@ absl::Status BadFrame(std::string_view message) {
 absl::Status OverLimit(std::string_view what, int64_t have, int64_t limit) {
   return WithReason(absl::InvalidArgumentError(
                         StrCat(what, " has ", have, " bytes; at most ", limit, " are allowed")),
-                    Reason::kLimitExceeded);
+                    Reason::kLimitExceeded, {{fact::kHave, have}, {fact::kLimit, limit}});
 }
 
-absl::Status BadChecksum(std::string_view message) {
+absl::Status BadChecksum(std::string_view message, Facts facts = {}) {
   return WithReason(absl::DataLossError(StrCat("corrupted frame: ", message)),
-                    Reason::kChecksumMismatch);
+                    Reason::kChecksumMismatch, facts);
 }
 
 absl::Span<const char> BytesOf(const grpc::Slice& slice) {
@@ -265,7 +266,9 @@ absl::Status CheckCrc(absl::Span<const grpc::Slice> slices, size_t size) {
                                                 &expected);
   if (actual != expected) {
     return BadChecksum(StrCat("its checksum says ", absl::Hex(expected, absl::kZeroPad8),
-                              ", its bytes have ", absl::Hex(actual, absl::kZeroPad8)));
+                              ", its bytes have ", absl::Hex(actual, absl::kZeroPad8)),
+                       {{fact::kHave, absl::Hex(actual, absl::kZeroPad8)},
+                        {fact::kNeed, absl::Hex(expected, absl::kZeroPad8)}});
   }
   return absl::OkStatus();
 }

@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 
 namespace shardmesh::rpc {
@@ -60,7 +61,8 @@ class Outbox {
             absl::ResourceExhaustedError(absl::StrCat(
                 "the peer reads too slowly: ", queued_bytes_, " bytes wait for it, and ",
                 size_bytes, " more are over the limit of ", limit_bytes_)),
-            Reason::kLimitExceeded);
+            Reason::kLimitExceeded,
+            {{fact::kHave, queued_bytes_ + size_bytes}, {fact::kLimit, limit_bytes_}});
       }
       queue_.push_back({std::move(message), size_bytes});
       queued_bytes_ += size_bytes;

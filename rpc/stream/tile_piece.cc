@@ -12,6 +12,7 @@
 #include "google/protobuf/wire_format_lite.h"
 #include "process/crc32c.h"
 #include "shardmesh/v1/tile_service.pb.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
 
@@ -72,7 +73,7 @@ absl::Status ReadFields(CodedInputStream& input, TilePiece* piece) {
         return WithReason(
             absl::InvalidArgumentError(StrCat("a piece of a tile has ", length, " bytes; at most ",
                                               kMaxTilePieceBytes, " are allowed")),
-            Reason::kLimitExceeded);
+            Reason::kLimitExceeded, {{fact::kHave, length}, {fact::kLimit, kMaxTilePieceBytes}});
       }
       piece->data.clear();
       for (int left = length; left > 0;) {
@@ -106,7 +107,9 @@ absl::Status Check(const TilePiece& piece) {
                           "corrupted piece of a tile at offset ", piece.header.offset_bytes,
                           ": its checksum says ", absl::Hex(piece.header.crc32c, absl::kZeroPad8),
                           ", its bytes have ", absl::Hex(crc, absl::kZeroPad8))),
-                      Reason::kChecksumMismatch);
+                      Reason::kChecksumMismatch,
+                      {{fact::kHave, absl::Hex(crc, absl::kZeroPad8)},
+                       {fact::kNeed, absl::Hex(piece.header.crc32c, absl::kZeroPad8)}});
   }
   return absl::OkStatus();
 }

@@ -23,6 +23,7 @@
 #include "process/file.h"
 #include "process/random_bytes.h"
 #include "rpc/tls/openssl_owned.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -53,7 +54,8 @@ std::string LastError() {
 }
 
 absl::Status BadFile(std::string_view file, std::string_view what) {
-  return WithReason(absl::InvalidArgumentError(StrCat(file, " ", what)), Reason::kBadFile);
+  return WithReason(absl::InvalidArgumentError(StrCat(file, " ", what)), Reason::kBadFile,
+                    {{fact::kFile, file}});
 }
 
 absl::Status Failed(std::string_view what) {
@@ -370,7 +372,7 @@ absl::StatusOr<std::string> HostEntry(const std::string& host) {
     return WithReason(absl::InvalidArgumentError(StrCat(
                           "\"", host, "\" is neither a host name nor an IP address; write it ",
                           "without port, such as coordinator.example.org or 10.0.0.7")),
-                      Reason::kBadField);
+                      Reason::kBadField, {{fact::kField, "host"}, {fact::kValue, host}});
   }
   return StrCat("DNS:", host);
 }
@@ -393,7 +395,7 @@ absl::Status CheckComplete(const TlsFiles& files) {
       absl::InvalidArgumentError(
           StrCat("TLS needs a certificate, its key and the authority's certificate; ",
                  StrJoin(missing, " and "), missing.size() == 1 ? " is" : " are", " missing")),
-      Reason::kBadField);
+      Reason::kBadField, {{fact::kField, StrJoin(missing, ",")}});
 }
 
 absl::StatusOr<std::string> ReadPemFile(const std::string& path, std::string_view what) {

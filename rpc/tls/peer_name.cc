@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "absl/strings/ascii.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
 
@@ -54,11 +55,12 @@ absl::Status CheckCertificateIdentity(std::string_view identity) {
       std::all_of(identity.begin(), identity.end(),
                   [&](char c) { return is_alnum(c) || c == '.' || c == '_' || c == '-'; });
   return fits ? absl::OkStatus()
-              : WithReason(absl::InvalidArgumentError(
-                               StrCat("\"", identity, "\" cannot be an identity in a certificate: ",
-                                      "1 to ", kMaxIdentityBytes, " letters, digits, ., _ and - ",
-                                      "are allowed, the first a letter or digit")),
-                           Reason::kBadField);
+              : WithReason(
+                    absl::InvalidArgumentError(StrCat(
+                        "\"", identity, "\" cannot be an identity in a certificate: ", "1 to ",
+                        kMaxIdentityBytes, " letters, digits, ., _ and - ",
+                        "are allowed, the first a letter or digit")),
+                    Reason::kBadField, {{fact::kField, "identity"}, {fact::kValue, identity}});
 }
 
 bool ExpectedPeer::Matches(const PeerName& name) const {

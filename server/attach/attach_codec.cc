@@ -1,7 +1,11 @@
 // Encodes what workers are told, and decodes what they report.
 #include "server/attach/attach_codec.h"
 
+#include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/wire_format_lite.h>
+
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <utility>
 
@@ -21,6 +25,20 @@ namespace {
 constexpr int kIdsPerMessage = 10'000;
 // Each with a reason.
 constexpr int kAsidePerMessage = 1'000;
+
+// A field's number and wire type, and its length, are varints of at most 5 and 10 bytes.
+constexpr size_t kMostFieldHeadBytes = 15;
+
+// Appends what comes before the bytes of a field that is bytes or a message.
+void AppendFieldHead(int number, size_t size, std::string* to) {
+  using ::google::protobuf::internal::WireFormatLite;
+  using ::google::protobuf::io::CodedOutputStream;
+  std::array<uint8_t, kMostFieldHeadBytes> head = {};
+  uint8_t* end = CodedOutputStream::WriteVarint32ToArray(
+      WireFormatLite::MakeTag(number, WireFormatLite::WIRETYPE_LENGTH_DELIMITED), head.data());
+  end = CodedOutputStream::WriteVarint64ToArray(size, end);
+  to->append(head.data(), end);
+}
 
 }  // namespace
 
@@ -105,17 +123,23 @@ std::vector<WorkerMessage> EncodeDrops(const std::vector<std::string>& array_ids
   return messages;
 }
 
-StartMessages EncodeStart(const WorkRef& work, const std::string& message) {
-  v1::AttachResponse response;
-  v1::RunStep* step = response.mutable_run_step();
-  step->ParseFromString(message);
-  step->set_sequence(work.sequence);
-  step->set_epoch(work.epoch);
-  step->set_term(work.term);
-  StartMessages messages{.plan_hash = step->plan_hash(), .with_plan = EncodeMessage(response)};
-  step->clear_plan();
-  messages.without_plan = EncodeMessage(response);
-  return messages;
+WorkerMessage EncodeStart(const WorkNumber& number, const EncodedStep& step, bool with_plan) {
+  v1::RunStep numbers;
+  numbers.set_sequence(number.sequence);
+  numbers.set_epoch(number.epoch);
+  numbers.set_term(number.term);
+  std::string head = numbers.SerializeAsString();
+  std::string_view plan_bytes;
+  if (with_plan) {
+    plan_bytes = *step.plan;
+    AppendFieldHead(v1::RunStep::kPlanFieldNumber, plan_bytes.size(), &head);
+  }
+  const size_t size = head.size() + plan_bytes.size() + step.rest.size();
+  auto message = std::make_shared<std::string>();
+  message->reserve(kMostFieldHeadBytes + size);
+  AppendFieldHead(v1::AttachResponse::kRunStepFieldNumber, size, message.get());
+  message->append(head).append(plan_bytes).append(step.rest);
+  return message;
 }
 
 WorkerMessage EncodeEnd(const WorkRef& work, const absl::Status& status) {

@@ -50,14 +50,9 @@ std::vector<WorkerMessage> EncodeVerdict(const InventoryVerdict& verdict, bool l
 // The order to drop these arrays, in messages of bounded size.
 std::vector<WorkerMessage> EncodeDrops(const std::vector<std::string>& array_ids);
 
-// The start of a step, for workers without and with its plan.
-struct StartMessages {
-  std::string plan_hash;
-  WorkerMessage with_plan = nullptr;
-  WorkerMessage without_plan = nullptr;
-};
-// `message`: StepRequest::message, the bytes of a v1::RunStep.
-StartMessages EncodeStart(const WorkRef& work, const std::string& message);
+// The start of a step. Joins the bytes of the step behind its number, epoch and term, and
+// serialises only these.
+WorkerMessage EncodeStart(const WorkNumber& number, const EncodedStep& step, bool with_plan);
 // The end of a step or transfer: OK commits.
 WorkerMessage EncodeEnd(const WorkRef& work, const absl::Status& status);
 WorkerMessage EncodeEndTransfer(const std::string& transfer_id, const absl::Status& status);

@@ -5,6 +5,8 @@
 #include <iterator>
 
 #include "rpc/codec/status.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
 
@@ -48,12 +50,12 @@ absl::Status InventoryQueue::Keep(WorkerStream* stream, int64_t bytes) {
   if (found == bringing_.end()) return absl::OkStatus();
   if (kept_bytes_ + bytes > limits_.bytes && beyond_ != stream) {
     if (beyond_ != nullptr) {
-      return rpc::WithRetryDelay(
+      return WithRetryDelay(
           WithReason(
               absl::ResourceExhaustedError(StrCat(
                   "inventories of ", kept_bytes_, " bytes wait to be taken in, the limit is ",
                   limits_.bytes, "; attach again, and wait for a turn")),
-              Reason::kLimitExceeded),
+              Reason::kOverloaded, {{fact::kHave, kept_bytes_}, {fact::kLimit, limits_.bytes}}),
           absl::Seconds(1));
     }
     beyond_ = stream;

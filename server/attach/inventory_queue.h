@@ -44,7 +44,7 @@ class InventoryQueue {
   // must not end before.
   void AwaitTurn(WorkerStream* stream, Admit admit);
   // Counts `bytes` more of the stream's inventory. Nothing if its turn has ended.
-  // RESOURCE_EXHAUSTED (LIMIT_EXCEEDED), with a retry delay: too many bytes wait; the stream must
+  // RESOURCE_EXHAUSTED (OVERLOADED), with a retry delay: too many bytes wait; the stream must
   // drop these.
   absl::Status Keep(WorkerStream* stream, int64_t bytes);
   // The inventory is whole. The queue's thread calls TakeWholeInventory, for one stream after the

@@ -7,6 +7,8 @@
 #include "rpc/codec/status.h"
 #include "server/attach/attach_codec.h"
 #include "shardmesh/v1/attach_service.pb.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
 
@@ -17,11 +19,12 @@ absl::StatusOr<int64_t> QuarantineOrders::Send(WorkerStream* stream,
                                                QuarantineAnswered* answered) {
   absl::MutexLock lock(&mutex_);
   if (orders_.size() >= kMaxOrders) {
-    return rpc::WithRetryDelay(
+    return WithRetryDelay(
         WithReason(absl::ResourceExhaustedError(StrCat(
                        orders_.size(), " questions about quarantines wait for workers, of at most ",
                        kMaxOrders, "; ask again later")),
-                   Reason::kLimitExceeded),
+                   Reason::kOverloaded,
+                   {{fact::kHave, orders_.size()}, {fact::kLimit, kMaxOrders}}),
         absl::Seconds(1));
   }
   v1::AttachResponse message;
@@ -74,9 +77,9 @@ void QuarantineOrders::Fail(QuarantineAnswered answered, absl::Status status) {
 }
 
 absl::Status NotAttached(std::string_view identity) {
-  return rpc::WithRetryDelay(
+  return WithRetryDelay(
       WithReason(absl::UnavailableError(StrCat("worker \"", identity, "\" is not attached")),
-                 Reason::kWorkerLost),
+                 Reason::kWorkerLost, {{fact::kIdentity, identity}}),
       absl::Seconds(1));
 }
 

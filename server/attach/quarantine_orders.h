@@ -34,7 +34,7 @@ class QuarantineAccess {
   // Has a worker do something with its quarantine. Calls `answered` once, without a lock, perhaps
   // from within. Returns the order's number.
   // UNAVAILABLE (WORKER_LOST): the worker is not attached, or its stream ended before the answer.
-  // RESOURCE_EXHAUSTED (LIMIT_EXCEEDED), with a retry delay: too many orders wait for answers.
+  // RESOURCE_EXHAUSTED (OVERLOADED), with a retry delay: too many orders wait for answers.
   virtual int64_t OrderQuarantine(const std::string& identity, const v1::QuarantineOrder& order,
                                   QuarantineAnswered answered) = 0;
   // Frees the room of an order whose answer is no longer wanted; nothing if it was answered. The
@@ -57,7 +57,7 @@ class QuarantineOrders {
   };
 
   // Sends the order and takes `*answered`. Returns the order's number.
-  // RESOURCE_EXHAUSTED (LIMIT_EXCEEDED), with a retry delay: kMaxOrders wait; `*answered` is left.
+  // RESOURCE_EXHAUSTED (OVERLOADED), with a retry delay: kMaxOrders wait; `*answered` is left.
   absl::StatusOr<int64_t> Send(WorkerStream* stream, const v1::QuarantineOrder& order,
                                QuarantineAnswered* answered);
   // Calls `answered` of the order if it went over this stream and still waits.

@@ -6,6 +6,8 @@
 
 #include "rpc/codec/definition.h"
 #include "rpc/codec/status.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -19,11 +21,12 @@ constexpr size_t kMostRanksNamed = 16;
 // connecting to one another.
 constexpr absl::Duration kTimeToMeet = absl::Seconds(5);
 
-absl::Status NotReady(std::string_view mesh_id, std::string_view why) {
-  return rpc::WithRetryDelay(WithReason(absl::FailedPreconditionError(StrCat(
-                                            "the mesh \"", mesh_id, "\" is not ready: ", why)),
-                                        Reason::kMeshIncomplete),
-                             absl::Milliseconds(200));
+absl::Status NotReady(std::string_view mesh_id, std::string_view why, Facts facts) {
+  return WithRetryDelay(WithFacts(WithReason(absl::FailedPreconditionError(StrCat(
+                                                 "the mesh \"", mesh_id, "\" is not ready: ", why)),
+                                             Reason::kMeshIncomplete, {{fact::kMesh, mesh_id}}),
+                                  facts),
+                        absl::Milliseconds(200));
 }
 
 }  // namespace
@@ -88,6 +91,8 @@ absl::Status Readiness::Check(std::string_view mesh_id) const {
                              "out; try again"));
   }
   std::vector<std::string> missing;
+  std::vector<std::string> missing_ranks;
+  std::vector<std::string> missing_identities;
   bool is_passing = true;
   absl::MutexLock lock(&mutex_);
   if (const auto told = told_state_ == nullptr
@@ -111,13 +116,20 @@ absl::Status Readiness::Check(std::string_view mesh_id) const {
       missing.push_back("and others");
       break;
     }
+    missing_ranks.push_back(StrCat(rank));
+    missing_identities.push_back(identity);
     missing.push_back(StrCat("rank ", rank, " (worker \"", identity, "\" ", why, ")"));
   }
   if (missing.empty()) return absl::OkStatus();
   const std::string why = StrJoin(missing, ", ");
-  return is_passing ? Recovering(StrCat("the mesh \"", mesh_id, "\" is not ready yet: ", why,
-                                        "; try again"))
-                    : NotReady(mesh_id, why);
+  const std::string identities = StrJoin(missing_identities, ",");
+  return is_passing
+             ? Recovering(
+                   StrCat("the mesh \"", mesh_id, "\" is not ready yet: ", why, "; try again"),
+                   {{fact::kIdentity, identities}})
+             : NotReady(
+                   mesh_id, why,
+                   {{fact::kRank, StrJoin(missing_ranks, ",")}, {fact::kIdentity, identities}});
 }
 
 // `incomplete`, or RECOVERING where all missing ranks are expected back.

@@ -3,6 +3,7 @@
 
 #include "absl/strings/escaping.h"
 #include "rpc/codec/status.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -73,7 +74,10 @@ absl::Status CheckHello(const WorkerHello& hello, std::string_view cluster_id, i
                           "worker \"", hello.identity, "\" speaks protocol ", hello.min_protocol,
                           " to ", hello.max_protocol, ", this coordinator ", kAttachProtocol,
                           "; run builds that have one in common")),
-                      Reason::kProtocolMismatch);
+                      Reason::kProtocolMismatch,
+                      {{fact::kIdentity, hello.identity},
+                       {fact::kHave, hello.max_protocol},
+                       {fact::kNeed, kAttachProtocol}});
   }
   if (!hello.cluster_id.empty() && hello.cluster_id != cluster_id) {
     return WithReason(absl::FailedPreconditionError(StrCat(
@@ -82,7 +86,10 @@ absl::Status CheckHello(const WorkerHello& hello, std::string_view cluster_id, i
                           "; point it to its own coordinator; if that is this one, its state was "
                           "lost: restore a snapshot of it; else give the worker an empty data "
                           "folder")),
-                      Reason::kClusterMismatch);
+                      Reason::kClusterMismatch,
+                      {{fact::kIdentity, hello.identity},
+                       {fact::kHave, hello.cluster_id},
+                       {fact::kNeed, cluster_id}});
   }
   if (!hello.data_identity.empty() && hello.data_identity != hello.identity) {
     return WithReason(
@@ -92,13 +99,14 @@ absl::Status CheckHello(const WorkerHello& hello, std::string_view cluster_id, i
             "\"; start it with its own folder, or with --identity "
             "of the folder's worker; to give a "
             "folder away for good, remove its contents")),
-        Reason::kIdentityMismatch);
+        Reason::kIdentityMismatch,
+        {{fact::kHave, hello.data_identity}, {fact::kNeed, hello.identity}});
   }
   if (hello.term > term) {
     return WithReason(absl::AbortedError(StrCat("worker \"", hello.identity, "\" knows term ",
                                                 hello.term, ", this coordinator has term ", term,
                                                 "; a newer coordinator leads")),
-                      Reason::kStaleTerm);
+                      Reason::kStaleTerm, {{fact::kHave, term}, {fact::kNeed, hello.term}});
   }
   return absl::OkStatus();
 }

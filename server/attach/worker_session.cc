@@ -14,6 +14,7 @@
 #include "server/attach/endpoint_check.h"
 #include "server/attach/inventory_judge.h"
 #include "shardmesh/v1/attach_service.pb.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -223,12 +224,13 @@ void WorkerSession::Admit(std::vector<std::string> endpoints, const std::string&
   SHARDMESH_PASSES("attach.admit");
   if (is_closed()) return;
   if (endpoints.empty()) {
-    const absl::Status unverified =
-        WithReason(absl::FailedPreconditionError(StrCat(
-                       "no endpoint of worker \"", hello_.identity,
-                       "\" leads back to it; advertise an address that the coordinator reaches (",
-                       failures, ")")),
-                   Reason::kEndpointUnverified);
+    const absl::Status unverified = WithReason(
+        absl::FailedPreconditionError(
+            StrCat("no endpoint of worker \"", hello_.identity,
+                   "\" leads back to it; advertise an address that the coordinator reaches (",
+                   failures, ")")),
+        Reason::kEndpointUnverified,
+        {{fact::kIdentity, hello_.identity}, {fact::kValue, StrJoin(hello_.endpoints, ",")}});
     streams_->AttachFailed(hello_.identity, unverified);
     return Close(unverified);
   }
@@ -285,7 +287,7 @@ absl::Status WorkerSession::TakeInventory(uint64_t attachment, const v1::Invento
             StrCat("worker \"", hello_.identity, "\" brings ", all_tiles,
                    " tiles and more, the limit is ", max_tiles,
                    "; release arrays, or start the coordinator with more --max-inventory-tiles")),
-        Reason::kLimitExceeded);
+        Reason::kLimitExceeded, {{fact::kHave, all_tiles}, {fact::kLimit, max_tiles}});
   }
   SHARDMESH_ASSIGN_OR_RETURN(std::vector<InventoryTile> tiles, TilesOf(page));
   SHARDMESH_RETURN_IF_ERROR(

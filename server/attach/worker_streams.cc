@@ -8,6 +8,8 @@
 #include "rpc/codec/status.h"
 #include "server/attach/attach_codec.h"
 #include "shardmesh/v1/attach_service.pb.h"  // QuarantineAnswered is moved
+#include "status/detail.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
 
@@ -26,7 +28,7 @@ constexpr size_t kMaxPlansKnown = 1024;
 }  // namespace
 
 absl::Status CoordinatorStops(std::string_view hint) {
-  return rpc::WithRetryDelay(
+  return WithRetryDelay(
       WithReason(absl::UnavailableError(StrCat("the coordinator is stopping; ", hint)),
                  Reason::kNotServing),
       absl::Seconds(1));
@@ -63,7 +65,7 @@ absl::StatusOr<std::vector<RankEndpoint>> WorkerStreams::Endpoints(std::string_v
   const MeshRanks* ranks = view->FindMesh(mesh_id);
   if (ranks == nullptr) {
     return WithReason(absl::NotFoundError(StrCat("there is no mesh named \"", mesh_id, "\"")),
-                      Reason::kNotFound);
+                      Reason::kNotFound, {{fact::kKind, "mesh"}, {fact::kName, mesh_id}});
   }
   std::vector<RankEndpoint> endpoints;
   for (size_t rank = 0; rank < ranks->identities.size(); ++rank) {
@@ -152,21 +154,28 @@ void WorkerStreams::WorkerLost(std::string_view identity, uint64_t attachment) {
   }
 }
 
-void WorkerStreams::Start(const WorkRef& work, const std::shared_ptr<const std::string>& message) {
-  const StartMessages start = EncodeStart(work, *message);
-  absl::MutexLock lock(&mutex_);
-  started_.emplace(work.sequence, start.with_plan);
+void WorkerStreams::Start(const WorkRef& work, const EncodedStepPtr& message) {
+  const WorkNumber number{.sequence = work.sequence, .epoch = work.epoch, .term = work.term};
   bool all_know = true;
-  for (const Participant& participant : work.participants) {
-    const auto member = members_.find(participant.identity);
-    if (member == members_.end()) continue;
-    absl::flat_hash_set<std::string>& plans = member->second.plans;
-    if (plans.size() >= kMaxPlansKnown) plans.clear();
-    all_know &= !plans.insert(start.plan_hash).second;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (const Participant& participant : work.participants) {
+      const auto member = members_.find(participant.identity);
+      if (member == members_.end()) continue;
+      absl::flat_hash_set<std::string>& plans = member->second.plans;
+      if (plans.size() >= kMaxPlansKnown) plans.clear();
+      all_know &= !plans.insert(message->plan_hash).second;
+    }
   }
+  // Without the lock. A worker that comes over another stream meanwhile asks for the plan.
+  const WorkerMessage start = EncodeStart(number, *message, /*with_plan=*/!all_know);
+  absl::MutexLock lock(&mutex_);
+  started_.emplace(
+      work.sequence,
+      Started{.number = number, .step = message, .with_plan = all_know ? nullptr : start});
   for (const Participant& participant : work.participants) {
     if (WorkerStream* stream = StreamOf(participant.identity); stream != nullptr) {
-      stream->Send(all_know ? start.without_plan : start.with_plan);
+      stream->Send(start);
     }
   }
 }
@@ -194,9 +203,13 @@ void WorkerStreams::End(const WorkRef& work, const absl::Status& status) {
 
 void WorkerStreams::SendPlan(WorkerStream* stream, int64_t sequence) {
   absl::MutexLock lock(&mutex_);
-  if (const auto found = started_.find(sequence); found != started_.end()) {
-    stream->Send(found->second);
+  const auto found = started_.find(sequence);
+  if (found == started_.end()) return;
+  Started& started = found->second;
+  if (started.with_plan == nullptr) {
+    started.with_plan = EncodeStart(started.number, *started.step, /*with_plan=*/true);
   }
+  stream->Send(started.with_plan);
 }
 
 void WorkerStreams::ExpectWithin(WorkerStream* stream, absl::Duration time,
@@ -437,7 +450,7 @@ void WorkerStreams::CutOverdue() {
     it->first->Cut(WithReason(
         absl::DeadlineExceededError(StrCat("the stream did not bring its ", awaited.phase,
                                            " within ", rpc::FormatRounded(awaited.time))),
-        Reason::kDeadline));
+        Reason::kDeadline, {{fact::kLimit, absl::ToDoubleSeconds(awaited.time)}}));
     attaching_.erase(it++);
   }
   overdue_.SetNoLaterThan(next);

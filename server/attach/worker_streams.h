@@ -36,6 +36,7 @@
 #include "server/state/link_table.h"
 #include "server/state/membership.h"
 #include "server/state/recovery.h"
+#include "server/steps/encoded_step.h"
 #include "server/steps/flight_log.h"
 #include "server/steps/mesh_endpoints.h"
 #include "server/steps/sequencer.h"
@@ -121,7 +122,7 @@ class WorkerStreams final : public StepTransport, public MeshEndpoints, public Q
   void SendVerdict(const std::string& identity, const InventoryVerdict& verdict) override;
 
   // StepTransport.
-  void Start(const WorkRef& work, const std::shared_ptr<const std::string>& message) override;
+  void Start(const WorkRef& work, const EncodedStepPtr& message) override;
   void Commit(const WorkRef& work) override;
   void Abort(const WorkRef& work, const absl::Status& reason) override;
 
@@ -168,6 +169,12 @@ class WorkerStreams final : public StepTransport, public MeshEndpoints, public Q
     // Hashes of plans that it has. It asks for one that it was wrongly believed to have.
     absl::flat_hash_set<std::string> plans = {};
   };
+  // A live step, for a worker that asks for the plan.
+  struct Started {
+    WorkNumber number;
+    EncodedStepPtr step;
+    WorkerMessage with_plan = nullptr;  // null: was not sent yet
+  };
   // The next phase of a stream, and its deadline.
   struct Awaited {
     absl::Time deadline;
@@ -202,8 +209,7 @@ class WorkerStreams final : public StepTransport, public MeshEndpoints, public Q
   // Streams that are no members yet, and their next phases.
   absl::flat_hash_map<WorkerStream*, Awaited> attaching_ ABSL_GUARDED_BY(mutex_);
   AttachFailures failed_attaches_ ABSL_GUARDED_BY(mutex_);
-  // Live steps by sequence number, with their plans.
-  absl::flat_hash_map<int64_t, WorkerMessage> started_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<int64_t, Started> started_ ABSL_GUARDED_BY(mutex_);  // by sequence number
   bool changed_ ABSL_GUARDED_BY(mutex_) = false;  // a member may have to be told of something
   // All members were told of it; null before the first.
   std::shared_ptr<const MembershipView> told_view_ ABSL_GUARDED_BY(mutex_);

@@ -12,6 +12,7 @@
 #include "server/state/request_memory.h"
 #include "sharding/compatibility.h"
 #include "sharding/digest.h"
+#include "status/fact_keys.h"
 #include "status/python_repr.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -41,12 +42,12 @@ absl::StatusOr<PutHeader> Decode(const v1::BeginPutHeader& from) {
   if (from.source().has_path()) {
     return WithReason(absl::UnimplementedError("workers do not read files by themselves in this "
                                                "build; stream the tensors instead"),
-                      Reason::kNotAvailable);
+                      Reason::kNotAvailable, {{fact::kField, "header.source.path"}});
   }
   if (from.release_first()) {
     return WithReason(absl::UnimplementedError("release_first is not done by this build; delete "
                                                "the names first"),
-                      Reason::kNotAvailable);
+                      Reason::kNotAvailable, {{fact::kField, "header.release_first"}});
   }
   if (from.mesh().has_inline_()) {
     return rpc::BadField("header.mesh", "is given inline; arrays lie on meshes of the catalog");
@@ -120,7 +121,7 @@ absl::Status PutRequests::Take(const v1::BeginPutRequest& request, const rpc::Ca
     if (++tensors_ > kMaxPutTensors) {
       return WithReason(
           absl::ResourceExhaustedError(StrCat("a put has at most ", kMaxPutTensors, " tensors")),
-          Reason::kLimitExceeded);
+          Reason::kLimitExceeded, {{fact::kHave, tensors_}, {fact::kLimit, kMaxPutTensors}});
     }
     if (const absl::Status taken = TakeTensor(tensor); !taken.ok()) {
       return rpc::WithField(WithContext(taken, StrCat("tensor ", PythonRepr(tensor.name()))),

@@ -7,6 +7,8 @@
 #include "server/quarantine/quarantine_drop.h"
 #include "server/state/arrays.h"
 #include "server/state/recovery.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 
 namespace shardmesh::server::quarantine {
@@ -40,7 +42,7 @@ absl::Status DescribeDrop(const Drop& drop, const absl::Status& error) {
   if (!left.empty()) StrAppend(&text, "; not dropped: ", FirstOf(left));
   Reason reason = ReasonOf(error);
   if (reason == Reason::kUnspecified && absl::IsUnavailable(error)) reason = Reason::kWorkerLost;
-  const absl::Status described(error.code(), ToAbsl(text));
+  const absl::Status described = WithFactsOf(absl::Status(error.code(), ToAbsl(text)), error);
   return reason == Reason::kUnspecified ? described : WithReason(described, reason);
 }
 
@@ -52,7 +54,7 @@ absl::Status AllFailed(const Drop& drop) {
     others.push_back(StrCat(each->first, " (", ToStd(each->second.message()), ")"));
   }
   if (!others.empty()) StrAppend(&text, "; failed too: ", FirstOf(others));
-  const absl::Status all(first.code(), ToAbsl(text));
+  const absl::Status all = WithFactsOf(absl::Status(first.code(), ToAbsl(text)), first);
   const Reason reason = ReasonOf(first);
   return DescribeDrop(drop, reason == Reason::kUnspecified ? all : WithReason(all, reason));
 }
@@ -89,14 +91,15 @@ absl::Status CheckDrop(const MembershipView& view, Drop* drop) {
   if (away.empty()) return absl::OkStatus();
   if (AllComeBack(away)) {
     return Recovering(StrCat("parts of the arrays may be with ", Describe(away),
-                             ", expected back; nothing was dropped; try again"));
+                             ", expected back; nothing was dropped; try again"),
+                      {{fact::kIdentity, IdentitiesOf(away)}});
   }
-  return rpc::WithRetryDelay(
+  return WithRetryDelay(
       WithReason(absl::FailedPreconditionError(
                      StrCat("parts of the arrays may be with ", Describe(away),
                             "; nothing was dropped; start those workers, or drop what the others "
                             "have (--even-partly)")),
-                 Reason::kMeshIncomplete),
+                 Reason::kMeshIncomplete, {{fact::kIdentity, IdentitiesOf(away)}}),
       absl::Seconds(1));
 }
 

@@ -5,6 +5,7 @@
 
 #include "rpc/codec/time_codec.h"
 #include "rpc/codec/worker_error_codec.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
 
@@ -58,7 +59,9 @@ void Orders::Next() {
                                       StrCat("worker \"", identity, "\" has not answered for ",
                                              rpc::FormatRounded(kOrderTime),
                                              " what is in its quarantine; does its disk hang?")),
-                                  Reason::kDeadline));
+                                  Reason::kDeadline,
+                                  {{fact::kIdentity, identity},
+                                   {fact::kLimit, absl::ToDoubleSeconds(kOrderTime)}}));
           });
     }
   }

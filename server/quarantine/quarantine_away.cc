@@ -99,18 +99,23 @@ void Encode(const std::string& identity, const AwayWorker& worker, v1::Unreached
   to->set_expected_back(worker.comes_back);
 }
 
+std::string IdentitiesOf(const AwayWorkers& away) {
+  return StrJoin(away, ",", [](std::string* out, const auto& worker) { *out += worker.first; });
+}
+
 absl::Status NotQuarantined(const CoordinatorParts& context, const MembershipView& view,
                             std::string_view what) {
   const AwayWorkers away = FindAway(context, view, {});
   if (AnyComesBack(away)) {
     return Recovering(StrCat("no attached worker has ", what, " in its quarantine, and ",
-                             Describe(away), " may come back with it; try again"));
+                             Describe(away), " may come back with it; try again"),
+                      {{fact::kIdentity, IdentitiesOf(away)}});
   }
   return WithReason(
       absl::NotFoundError(StrCat("no attached worker has ", what, " in its quarantine",
                                  away.empty() ? "" : StrCat("; not attached are ", Describe(away)),
                                  "; `shardmesh admin quarantine list` shows what there is")),
-      Reason::kNotFound);
+      Reason::kNotFound, {{fact::kKind, "array"}});
 }
 
 std::string HeldFor(const CoordinatorParts& context, const UnnamedArray& array) {

@@ -53,6 +53,9 @@ bool AllComeBack(const AwayWorkers& away);
 
 void Encode(const std::string& identity, const AwayWorker& worker, v1::UnreachedWorker* to);
 
+// The identities of the workers joined by commas, as facts of errors have them.
+std::string IdentitiesOf(const AwayWorkers& away);
+
 // UNAVAILABLE (RECOVERING) while workers are expected back that may have what was asked for.
 // NOT_FOUND otherwise.
 absl::Status NotQuarantined(const CoordinatorParts& context, const MembershipView& view,

@@ -14,6 +14,7 @@
 #include "server/quarantine/quarantine_away.h"
 #include "server/quarantine/quarantine_calls.h"
 #include "server/state/array_view_codec.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
 
@@ -121,10 +122,10 @@ void ListQuarantine(const CoordinatorParts& context, QuarantineAccess* hub,
                                                 : away.lower_bound(last_identity));
   } else {
     if (std::find(identities.begin(), identities.end(), request->identity()) == identities.end()) {
-      return std::move(done)(
-          WithReason(absl::NotFoundError(StrCat("no worker \"", request->identity(),
-                                                "\" is attached; `shardmesh status` lists them")),
-                     Reason::kNotFound));
+      return std::move(done)(WithReason(
+          absl::NotFoundError(StrCat("no worker \"", request->identity(),
+                                     "\" is attached; `shardmesh status` lists them")),
+          Reason::kNotFound, {{fact::kKind, "worker"}, {fact::kName, request->identity()}}));
     }
     identities = {request->identity()};
   }

@@ -9,6 +9,7 @@
 #include "process/log.h"
 #include "rpc/codec/status.h"
 #include "server/quarantine/order_queue.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
 
@@ -60,7 +61,7 @@ absl::Status NothingToRestore(const Restore& restore, const absl::StatusOr<Array
         absl::AlreadyExistsError(StrCat(what,
                                         " is in use, with all of its tiles; nothing of it is "
                                         "in quarantine")),
-        Reason::kAlreadyExists);
+        Reason::kAlreadyExists, {{fact::kKind, "array"}});
   }
   if (!known.ok() && unnamed.has_value()) {
     const absl::Status complete = CheckAllThere(restore, unnamed->descriptor);

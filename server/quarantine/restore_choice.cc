@@ -11,6 +11,8 @@
 #include "server/quarantine/quarantine_restore.h"
 #include "server/state/definitions.h"
 #include "server/state/recovery.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -72,10 +74,10 @@ absl::Status ChooseMissing(const ArrayPtr& array, Restore* restore) {
 }
 
 absl::Status InProgress(const std::string& array_id) {
-  return rpc::WithRetryDelay(
+  return WithRetryDelay(
       WithReason(absl::AbortedError(
                      StrCat("array ", array_id, " is being restored by another call; try again")),
-                 Reason::kAlreadyExists),
+                 Reason::kAlreadyExists, {{fact::kKind, "restore"}, {fact::kName, array_id}}),
       absl::Milliseconds(200));
 }
 
@@ -84,6 +86,7 @@ absl::Status CheckAllThere(const Restore& restore, const ArrayDescriptor& array)
   const MeshRanks* const mesh = view.FindMesh(array.mesh_id);
   const std::optional<UnnamedArray> unnamed = restore.context.registry->FindUnnamed(array.array_id);
   std::vector<std::string> missing;
+  std::vector<int64_t> missing_ranks;
   std::vector<std::string> in_use;
   bool is_away = false;
   for (int64_t rank = 0; rank < array.mesh.size(); ++rank) {
@@ -97,6 +100,7 @@ absl::Status CheckAllThere(const Restore& restore, const ArrayDescriptor& array)
       continue;
     }
     is_away = is_away || !is_given || !view.IsAlive(identity);
+    missing_ranks.push_back(rank);
     missing.push_back(is_given ? view.DescribeRank(*mesh, rank) : StrCat("rank ", rank));
   }
   const std::string what = StrCat("array ", array.array_id, " on mesh \"", array.mesh_id, "\"");
@@ -104,18 +108,21 @@ absl::Status CheckAllThere(const Restore& restore, const ArrayDescriptor& array)
     const AwayWorkers away = FindAway(restore.context, view, {array.mesh_id});
     if (!away.empty() && AllComeBack(away)) {
       return Recovering(
-          StrCat(what, " waits for the tiles of ", FirstOf(missing), ", expected back; try again"));
+          StrCat(what, " waits for the tiles of ", FirstOf(missing), ", expected back; try again"),
+          {{fact::kIdentity, IdentitiesOf(away)}});
     }
     return WithReason(
         absl::FailedPreconditionError(StrCat(what, " lacks the tiles of ", FirstOf(missing),
                                              "; start those workers, and restore it again")),
-        Reason::kMeshIncomplete);
+        Reason::kMeshIncomplete,
+        {{fact::kMesh, array.mesh_id}, {fact::kRank, StrJoin(missing_ranks, ",")}});
   }
   if (!missing.empty()) {
     return WithReason(absl::FailedPreconditionError(StrCat(
                           what, " lacks the tiles of ", FirstOf(missing),
                           ", whose workers are attached without them; it cannot be whole again")),
-                      Reason::kMeshIncomplete);
+                      Reason::kMeshIncomplete,
+                      {{fact::kMesh, array.mesh_id}, {fact::kRank, StrJoin(missing_ranks, ",")}});
   }
   if (in_use.empty()) return absl::OkStatus();
   return WithReason(
@@ -123,7 +130,7 @@ absl::Status CheckAllThere(const Restore& restore, const ArrayDescriptor& array)
           what, " is in quarantine in part: ranks ", FirstOf(in_use),
           " have their tiles in use without a name, held ", HeldFor(restore.context, *unnamed),
           "; after that all of it is in quarantine: restore it then")),
-      Reason::kMeshIncomplete);
+      Reason::kMeshIncomplete, {{fact::kMesh, array.mesh_id}, {fact::kRank, StrJoin(in_use, ",")}});
 }
 
 absl::Status ChooseAll(Restore* restore) {

@@ -2,6 +2,7 @@
 #include "server/resolve/background.h"
 
 #include "status/detail.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
 
@@ -13,7 +14,7 @@ absl::Status TooManyWait() {
                      "too many such calls wait for their answers: at most ",
                      Background::kMaxWaiting, " in all, and ", Background::kMaxWaitingOfCaller,
                      " of one caller; ask again in a while")),
-                 Reason::kLimitExceeded),
+                 Reason::kOverloaded, {{fact::kLimit, Background::kMaxWaiting}}),
       absl::Seconds(1));
 }
 
@@ -25,7 +26,7 @@ absl::Status BackgroundStop::Explain(const absl::Status& status) const {
       absl::DeadlineExceededError(
           StrCat("the answer took longer than ", absl::FormatDuration(Background::kTimeLimit),
                  ", the most that a call may compute; ask for less at once")),
-      Reason::kDeadline);
+      Reason::kDeadline, {{fact::kLimit, absl::ToDoubleSeconds(Background::kTimeLimit)}});
 }
 
 }  // namespace shardmesh::server

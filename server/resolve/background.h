@@ -41,7 +41,7 @@ class Background {
   ThreadPool pool_;
 };
 
-// Status for calls whose task was not taken: RESOURCE_EXHAUSTED (LIMIT_EXCEEDED), with a retry
+// Status for calls whose task was not taken: RESOURCE_EXHAUSTED (OVERLOADED), with a retry
 // delay.
 absl::Status TooManyWait();
 

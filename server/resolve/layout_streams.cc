@@ -12,6 +12,7 @@
 #include "sharding/layout/analysis.h"
 #include "sharding/layout/held_shardings.h"
 #include "sharding/layout/mesh_search.h"
+#include "status/fact_keys.h"
 #include "status/python_repr.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -56,7 +57,8 @@ class AnalyzeAnswer {
       if (tensor.spec == nullptr) {
         return TensorError(InvalidArgument(Reason::kMissingArgument,
                                            "there is no spec; this call sums up layouts that are "
-                                           "known, ResolveTree finds them out"),
+                                           "known, ResolveTree finds them out",
+                                           {{fact::kField, "tensors.spec_indexes"}}),
                            tensor.name);
       }
     }
@@ -175,7 +177,8 @@ class SearchAnswer {
     for (const TreeTensor& tensor : tensors) {
       if (!tensor.dtype.has_value()) {
         return TensorError(InvalidArgument(Reason::kMissingArgument,
-                                           "there is no dtype; meshes are ranked by bytes"),
+                                           "there is no dtype; meshes are ranked by bytes",
+                                           {{fact::kField, "tensors.dtypes"}}),
                            tensor.name);
       }
     }
@@ -200,7 +203,8 @@ class SearchAnswer {
       return WithReason(absl::ResourceExhaustedError(StrCat(
                             meshes_, " meshes and ", groups, " kinds of tensors have more than ",
                             kMaxLayouts, " layouts; bound the axes, or fix some of them")),
-                        Reason::kLimitExceeded);
+                        Reason::kLimitExceeded,
+                        {{fact::kHave, layouts}, {fact::kLimit, kMaxLayouts}});
     }
     options_.is_cancelled = is_cancelled;
     SHARDMESH_ASSIGN_OR_RETURN(const MeshSearchResult result,
@@ -265,7 +269,8 @@ class SearchAnswer {
         if (before == *criterion) {
           return rpc::WithField(
               InvalidArgument(Reason::kBadField,
-                              StrCat(MeshCriterionName(*criterion), " occurs twice")),
+                              StrCat(MeshCriterionName(*criterion), " occurs twice"),
+                              {{fact::kValue, MeshCriterionName(*criterion)}}),
               "ranking", static_cast<size_t>(i));
         }
       }
@@ -338,14 +343,18 @@ class ListShardingsReactor final : public grpc::ServerWriteReactor<v1::ListShard
       return rpc::WithField(
           InvalidArgument(Reason::kLimitExceeded,
                           StrCat("has ", request_->prefix().size(), " bytes; names have at most ",
-                                 ArrayRegistry::kMaxNameBytes)),
+                                 ArrayRegistry::kMaxNameBytes),
+                          {{fact::kHave, request_->prefix().size()},
+                           {fact::kLimit, ArrayRegistry::kMaxNameBytes}}),
           "prefix");
     }
     if (request_->leaves_size() > kMaxLeaves) {
-      return rpc::WithField(InvalidArgument(Reason::kLimitExceeded,
-                                            StrCat(request_->leaves_size(),
-                                                   " leaves are over the limit of ", kMaxLeaves)),
-                            "leaves");
+      return rpc::WithField(
+          InvalidArgument(
+              Reason::kLimitExceeded,
+              StrCat(request_->leaves_size(), " leaves are over the limit of ", kMaxLeaves),
+              {{fact::kHave, request_->leaves_size()}, {fact::kLimit, kMaxLeaves}}),
+          "leaves");
     }
     std::vector<HeldLeaf> leaves;
     leaves.reserve(static_cast<size_t>(request_->leaves_size()));

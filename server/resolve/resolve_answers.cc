@@ -5,8 +5,10 @@
 #include <array>
 #include <iterator>
 
+#include "rpc/codec/correction_codec.h"
 #include "sharding/layout/fixes.h"
 #include "sharding/pattern/pattern.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -118,7 +120,8 @@ absl::Status CheckCount(int64_t count, int64_t limit, std::string_view what,
     return absl::OkStatus();
   }
   return rpc::WithField(InvalidArgument(Reason::kLimitExceeded,
-                                        StrCat(count, " ", what, " are over the limit of ", limit)),
+                                        StrCat(count, " ", what, " are over the limit of ", limit),
+                                        {{fact::kHave, count}, {fact::kLimit, limit}}),
                         field);
 }
 
@@ -126,10 +129,11 @@ absl::Status CheckDevice(int64_t device, const Mesh& mesh, std::string_view fiel
   if (device >= 0 && device < mesh.size()) {
     return absl::OkStatus();
   }
-  return rpc::WithField(
-      InvalidArgument(Reason::kBadField, StrCat("device ", device, " is not one of the ",
-                                                mesh.size(), " of ", mesh.ToString())),
-      field, static_cast<size_t>(index));
+  return rpc::WithField(InvalidArgument(Reason::kBadField,
+                                        StrCat("device ", device, " is not one of the ",
+                                               mesh.size(), " of ", mesh.ToString()),
+                                        {{fact::kValue, device}}),
+                        field, static_cast<size_t>(index));
 }
 
 absl::StatusOr<LogicalRules> SelectLogicalRules(const Definitions& state,
@@ -152,8 +156,9 @@ absl::StatusOr<LogicalRules> SelectLogicalRules(const Definitions& state,
 absl::Status FirstCorrection(const PartitionSpec& requested, absl::Span<const int64_t> shape,
                              const Mesh& mesh, const CorrectionResult& corrected) {
   const Correction& first = corrected.corrections.front();
+  const std::vector<Fix> suggested = SuggestFixes(requested, shape, mesh, corrected);
   std::vector<std::string> fixes;
-  for (const Fix& fix : SuggestFixes(requested, shape, mesh, corrected)) {
+  for (const Fix& fix : suggested) {
     if (fix.correction == 0) {
       // With other corrections the text, which is about this one, is not all that has to change.
       fixes.push_back(corrected.corrections.size() == 1 || fix.kind == Fix::Kind::kAxisOrder
@@ -161,10 +166,11 @@ absl::Status FirstCorrection(const PartitionSpec& requested, absl::Span<const in
                           : StrCat(fix.text, ": ", fix.spec.ToString()));
     }
   }
-  return InvalidArgument(
-      first.reason, fixes.empty()
-                        ? first.ToString(mesh)
-                        : StrCat(first.ToString(mesh), "; to mend it, ", StrJoin(fixes, ", or ")));
+  const std::string message =
+      fixes.empty() ? first.ToString(mesh)
+                    : StrCat(first.ToString(mesh), "; to mend it, ", StrJoin(fixes, ", or "));
+  return rpc::WithCorrections(InvalidArgument(first.reason, message), corrected.corrections,
+                              suggested, mesh);
 }
 
 void EncodeCorrections(const PartitionSpec& requested, absl::Span<const int64_t> shape,

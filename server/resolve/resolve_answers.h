@@ -167,7 +167,8 @@ absl::Status CheckCount(int64_t count, int64_t limit, std::string_view what,
 // Returns BAD_FIELD of `field[index]` if `device` is not a position of the mesh.
 absl::Status CheckDevice(int64_t device, const Mesh& mesh, std::string_view field, int index);
 
-// The first correction as the error that it is under STRICT, with its fixes in words.
+// The first correction as the error that it is under STRICT, with its fixes in words. All
+// corrections and their fixes are attached (rpc::CorrectionsOf).
 absl::Status FirstCorrection(const PartitionSpec& requested, absl::Span<const int64_t> shape,
                              const Mesh& mesh, const CorrectionResult& corrected);
 

@@ -11,6 +11,7 @@
 #include "sharding/layout/analysis.h"
 #include "sharding/reshard/plan.h"
 #include "sharding/tile.h"
+#include "status/fact_keys.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
 
@@ -22,8 +23,9 @@ constexpr int64_t kMaxListedRegions = 65'536;
 // Left free in the answer's message.
 constexpr size_t kSpareMessageBytes = size_t{64} << 10;
 
-absl::Status OverLimit(std::string_view message) {
-  return WithReason(absl::ResourceExhaustedError(ToAbsl(message)), Reason::kLimitExceeded);
+absl::Status OverLimit(std::string_view message, int64_t limit) {
+  return WithReason(absl::ResourceExhaustedError(ToAbsl(message)), Reason::kLimitExceeded,
+                    {{fact::kLimit, limit}});
 }
 
 absl::StatusOr<Tiling> DecodeLayout(const Definitions& state, const v1::ArrayLayout& from,
@@ -36,17 +38,20 @@ absl::StatusOr<Tiling> DecodeLayout(const Definitions& state, const v1::ArrayLay
 absl::Status CheckDevices(const google::protobuf::RepeatedField<int64_t>& devices, const Mesh& mesh,
                           std::string_view field) {
   if (devices.size() > kMaxListedDevices) {
-    return rpc::WithField(InvalidArgument(Reason::kLimitExceeded,
-                                          StrCat(devices.size(), " devices are over the limit of ",
-                                                 kMaxListedDevices)),
-                          field);
+    return rpc::WithField(
+        InvalidArgument(
+            Reason::kLimitExceeded,
+            StrCat(devices.size(), " devices are over the limit of ", kMaxListedDevices),
+            {{fact::kHave, devices.size()}, {fact::kLimit, kMaxListedDevices}}),
+        field);
   }
   for (int i = 0; i < devices.size(); ++i) {
     if (devices[i] < 0 || devices[i] >= mesh.size()) {
-      return rpc::WithField(
-          InvalidArgument(Reason::kBadField, StrCat("device ", devices[i], " is not one of the ",
-                                                    mesh.size(), " of ", mesh.ToString())),
-          field, static_cast<size_t>(i));
+      return rpc::WithField(InvalidArgument(Reason::kBadField,
+                                            StrCat("device ", devices[i], " is not one of the ",
+                                                   mesh.size(), " of ", mesh.ToString()),
+                                            {{fact::kValue, devices[i]}}),
+                            field, static_cast<size_t>(i));
     }
   }
   return absl::OkStatus();
@@ -144,7 +149,8 @@ class ReshardWriter {
       return absl::OkStatus();
     }
     return OverLimit(StrCat("the devices asked for receive more than ", kMaxListedRegions,
-                            " regions; ask for fewer devices, or omit the regions"));
+                            " regions; ask for fewer devices, or omit the regions"),
+                     kMaxListedRegions);
   }
 
   // Keeps the answer within one message.
@@ -158,7 +164,8 @@ class ReshardWriter {
       return absl::OkStatus();
     }
     return OverLimit(StrCat("the answer does not fit a message of ", rpc::kMaxControlMessageBytes,
-                            " bytes; ask for fewer devices, or omit the regions"));
+                            " bytes; ask for fewer devices, or omit the regions"),
+                     rpc::kMaxControlMessageBytes);
   }
 
   // Bounds the work of LinksOutOf over all sources: the devices whose tiles overlap the source's.
@@ -180,7 +187,8 @@ class ReshardWriter {
       return absl::OkStatus();
     }
     return OverLimit(StrCat("what the sources asked for hold is wanted by more than ",
-                            ReshardPlan::kMaxWalk, " devices; ask for fewer sources"));
+                            ReshardPlan::kMaxWalk, " devices; ask for fewer sources"),
+                     ReshardPlan::kMaxWalk);
   }
 
   const ReshardPlan& plan_;

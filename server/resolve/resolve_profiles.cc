@@ -9,6 +9,7 @@
 #include "server/resolve/resolve_answers.h"
 #include "sharding/digest.h"
 #include "sharding/profile_hash.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -18,7 +19,8 @@ namespace {
 
 absl::Status TooLong(std::string_view field, size_t size, size_t limit) {
   return rpc::WithField(
-      InvalidArgument(Reason::kLimitExceeded, StrCat(size, " bytes are over the limit of ", limit)),
+      InvalidArgument(Reason::kLimitExceeded, StrCat(size, " bytes are over the limit of ", limit),
+                      {{fact::kHave, size}, {fact::kLimit, limit}}),
       field);
 }
 

@@ -23,16 +23,19 @@ constexpr int kMaxSearchedNames = 10'000;
 // Limit of the written rules: a spec shared by many patterns is written for each of them.
 constexpr size_t kMaxRulesBytes = size_t{2} << 20;
 
-absl::Status LimitExceeded(std::string_view field, std::string_view message) {
-  return rpc::WithField(InvalidArgument(Reason::kLimitExceeded, message), field);
+absl::Status LimitExceeded(std::string_view field, std::string_view message, Facts facts) {
+  return rpc::WithField(InvalidArgument(Reason::kLimitExceeded, message, facts), field);
 }
 
 // A name to search, which may be empty.
 absl::Status CheckSearchedName(std::string_view name, std::string_view field) {
   return name.size() <= rpc::TreeDecoder::kMaxNameBytes
              ? absl::OkStatus()
-             : LimitExceeded(field, StrCat("the name has ", name.size(), " bytes; at most ",
-                                           rpc::TreeDecoder::kMaxNameBytes, " are allowed"));
+             : LimitExceeded(
+                   field,
+                   StrCat("the name has ", name.size(), " bytes; at most ",
+                          rpc::TreeDecoder::kMaxNameBytes, " are allowed"),
+                   {{fact::kHave, name.size()}, {fact::kLimit, rpc::TreeDecoder::kMaxNameBytes}});
 }
 
 absl::Status EncodeRules(absl::Span<const Rule> from, std::string_view field,
@@ -43,8 +46,10 @@ absl::Status EncodeRules(absl::Span<const Rule> from, std::string_view field,
     added->set_pattern(rule.pattern);
     rpc::Encode(rule.spec, added->mutable_spec());
     if ((bytes += added->ByteSizeLong()) > kMaxRulesBytes) {
-      return LimitExceeded(field, StrCat("the ", from.size(), " rules come to more than ",
-                                         kMaxRulesBytes, " bytes; ask for fewer at a time"));
+      return LimitExceeded(field,
+                           StrCat("the ", from.size(), " rules come to more than ", kMaxRulesBytes,
+                                  " bytes; ask for fewer at a time"),
+                           {{fact::kLimit, kMaxRulesBytes}});
     }
   }
   return absl::OkStatus();
@@ -69,7 +74,8 @@ absl::Status Answer(const AnswerContext& context, const v1::ParsePatternRulesReq
   if (request.text().size() > kMaxTextBytes) {
     return LimitExceeded("text",
                          StrCat("the rules' text has ", request.text().size(), " bytes; at most ",
-                                kMaxTextBytes, " are allowed, store a rule set instead"));
+                                kMaxTextBytes, " are allowed, store a rule set instead"),
+                         {{fact::kHave, request.text().size()}, {fact::kLimit, kMaxTextBytes}});
   }
   SHARDMESH_RETURN_IF_ERROR(CheckSearchedName(request.name(), "name"));
   auto rules = PatternRules::Create(request.text(), std::move(default_spec), mesh, compatibility,
@@ -94,8 +100,10 @@ absl::Status Answer(const AnswerContext& context, const v1::ParsePatternRulesReq
 absl::Status Answer(const AnswerContext&, const v1::CheckPatternRequest& request,
                     v1::CheckPatternResponse* response, const std::function<bool()>& is_cancelled) {
   if (request.names_size() > kMaxSearchedNames) {
-    return LimitExceeded("names", StrCat(request.names_size(), " names; at most ",
-                                         kMaxSearchedNames, " are allowed"));
+    return LimitExceeded(
+        "names",
+        StrCat(request.names_size(), " names; at most ", kMaxSearchedNames, " are allowed"),
+        {{fact::kHave, request.names_size()}, {fact::kLimit, kMaxSearchedNames}});
   }
   for (int i = 0; i < request.names_size(); ++i) {
     SHARDMESH_RETURN_IF_ERROR(CheckSearchedName(request.names(i), StrCat("names[", i, "]")));

@@ -10,6 +10,7 @@
 #include "sharding/rules/rule_explanation.h"
 #include "sharding/spec.h"
 #include "sharding/tile.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -385,7 +386,8 @@ absl::Status Answer(const AnswerContext& context, const v1::DescribeTilingReques
       return rpc::WithField(
           InvalidArgument(Reason::kLimitExceeded,
                           StrCat("the groups asked for have more than ", kMaxListedPieces,
-                                 " devices; ask for fewer of them")),
+                                 " devices; ask for fewer of them"),
+                          {{fact::kHave, listed}, {fact::kLimit, kMaxListedPieces}}),
           "replica_groups_of");
     }
     const std::vector<DeviceId> group = tiling.ReplicaGroup(tiling.TileNumberOf(device)).devices;
@@ -403,7 +405,8 @@ absl::Status Answer(const AnswerContext& context, const v1::DescribeTilingReques
                  : rpc::WithField(
                        InvalidArgument(Reason::kLimitExceeded,
                                        StrCat("the range has more than ", kMaxListedPieces,
-                                              " pieces and holders; ask for a smaller one")),
+                                              " pieces and holders; ask for a smaller one"),
+                                       {{fact::kHave, pieces}, {fact::kLimit, kMaxListedPieces}}),
                        "range");
     };
     int64_t pieces = tiling.replica_count();

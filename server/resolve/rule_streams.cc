@@ -21,6 +21,7 @@
 #include "server/resolve/tree_streams.h"
 #include "sharding/layout/diff.h"
 #include "sharding/rules/rule_lint.h"
+#include "status/fact_keys.h"
 #include "status/python_repr.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -87,7 +88,8 @@ class LintAnswer {
             Reason::kBadField,
             StrCat("tensor ", PythonRepr(tensor.name), " comes after the ", tensors_.size(),
                    " that header.given_trees tells of; raise the tensors of its tree, or leave it "
-                   "out"));
+                   "out"),
+            {{fact::kValue, tensor.name}});
       }
       AddTensor(tensor);
       if (!given_trees_.empty() && ++of_given_tree_ == given_trees_[trees_.size()].tensors()) {
@@ -151,14 +153,17 @@ class LintAnswer {
     }
     return WithReason(absl::ResourceExhaustedError(
                           StrCat("the tree has more than ", TreeResolver::kMaxTensors, " tensors")),
-                      Reason::kLimitExceeded);
+                      Reason::kLimitExceeded,
+                      {{fact::kHave, tensors}, {fact::kLimit, TreeResolver::kMaxTensors}});
   }
 
   absl::Status SelectMeshes(const v1::LintRulesHeader& header, Compatibility compatibility) {
     if (header.meshes_size() > kMaxMeshes) {
       return rpc::WithField(
-          InvalidArgument(Reason::kLimitExceeded, StrCat(header.meshes_size(), " meshes; at most ",
-                                                         kMaxMeshes, " are allowed")),
+          InvalidArgument(
+              Reason::kLimitExceeded,
+              StrCat(header.meshes_size(), " meshes; at most ", kMaxMeshes, " are allowed"),
+              {{fact::kHave, header.meshes_size()}, {fact::kLimit, kMaxMeshes}}),
           "meshes");
     }
     for (int i = 0; i < header.meshes_size(); ++i) {
@@ -199,8 +204,10 @@ class LintAnswer {
         header.all_stored_trees() ? all.size() : static_cast<size_t>(header.stored_trees_size());
     if (count > kMaxStoredTrees) {
       return rpc::WithField(
-          InvalidArgument(Reason::kLimitExceeded, StrCat(count, " trees; at most ", kMaxStoredTrees,
-                                                         " can be looked at together")),
+          InvalidArgument(
+              Reason::kLimitExceeded,
+              StrCat(count, " trees; at most ", kMaxStoredTrees, " can be looked at together"),
+              {{fact::kHave, count}, {fact::kLimit, kMaxStoredTrees}}),
           header.all_stored_trees() ? "all_stored_trees" : "stored_trees");
     }
     absl::flat_hash_set<std::pair<std::string, int64_t>> versions;
@@ -208,7 +215,8 @@ class LintAnswer {
       auto tree = state_->Locate(DefinitionKind::kTree, header.stored_trees(i));
       if (tree.ok() && !versions.insert({tree->current->name, tree->version()}).second) {
         tree = InvalidArgument(Reason::kBadField,
-                               StrCat("\"", header.stored_trees(i), "\" is named twice"));
+                               StrCat("\"", header.stored_trees(i), "\" is named twice"),
+                               {{fact::kValue, header.stored_trees(i)}});
       }
       if (!tree.ok()) {
         return rpc::WithField(tree.status(), "stored_trees", static_cast<size_t>(i));
@@ -238,7 +246,9 @@ class LintAnswer {
     if (header.given_trees_size() > kMaxGivenTrees) {
       return rpc::WithField(InvalidArgument(Reason::kLimitExceeded,
                                             StrCat(header.given_trees_size(), " trees; at most ",
-                                                   kMaxGivenTrees, " can be looked at together")),
+                                                   kMaxGivenTrees, " can be looked at together"),
+                                            {{fact::kHave, header.given_trees_size()},
+                                             {fact::kLimit, kMaxGivenTrees}}),
                             "given_trees");
     }
     absl::flat_hash_set<std::string_view> names;
@@ -309,7 +319,8 @@ class LintAnswer {
                             StrCat("the stored trees up to \"", definition.name, "\" have ",
                                    *of_trees, " tensors together, and ", TreeResolver::kMaxTensors,
                                    " can be looked at; name fewer")),
-                        Reason::kLimitExceeded);
+                        Reason::kLimitExceeded,
+                        {{fact::kHave, *of_trees}, {fact::kLimit, TreeResolver::kMaxTensors}});
     }
     int64_t own_specs = 0;
     absl::flat_hash_map<const std::vector<AxisValue>*, const std::vector<AxisValue>*> own_axes;

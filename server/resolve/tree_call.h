@@ -15,6 +15,7 @@
 #include "server/resolve/tree_resolver.h"
 #include "server/state/definitions.h"
 #include "server/state/stored_tree.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
 
@@ -115,10 +116,12 @@ class TreeFeeder final : public TreeCall<Request, Response> {
         }
         const size_t bytes = request.tensors().ByteSizeLong();
         if (bytes > kMaxPieceBytes) {
-          return rpc::WithField(InvalidArgument(Reason::kLimitExceeded,
-                                                StrCat("have ", bytes, " bytes; send at most ",
-                                                       kMaxPieceBytes, " at a time")),
-                                "tensors");
+          return rpc::WithField(
+              InvalidArgument(
+                  Reason::kLimitExceeded,
+                  StrCat("have ", bytes, " bytes; send at most ", kMaxPieceBytes, " at a time"),
+                  {{fact::kHave, bytes}, {fact::kLimit, kMaxPieceBytes}}),
+              "tensors");
         }
         const auto tensors = decoder_.Decode(request.tensors());
         if (!tensors.ok()) {

@@ -3,12 +3,14 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "absl/time/clock.h"
 #include "server/resolve/resolve_answers.h"
 #include "sharding/layout/logical_sharding.h"
 #include "sharding/mesh_query.h"
+#include "status/fact_keys.h"
 #include "status/python_repr.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -57,7 +59,7 @@ absl::StatusOr<std::unique_ptr<TreeResolver>> TreeResolver::Create(TreeQuestion 
 absl::Status TreeResolver::Remember(std::string_view name) {
   const auto [place, is_new] = names_.insert({ToAbsl(name), absl::HashOf(name)});
   if (!is_new) {
-    return InvalidArgument(Reason::kBadField, "the tensor is listed twice");
+    return InvalidArgument(Reason::kBadField, "the tensor is listed twice", {{fact::kValue, name}});
   }
   char* const bytes = static_cast<char*>(name_bytes_.allocate(name.size(), 1));
   std::memcpy(bytes, name.data(), name.size());
@@ -145,7 +147,8 @@ absl::StatusOr<TreePlacement> TreeResolver::Answer(const TreeTensor& tensor,
       return InvalidArgument(
           Reason::kMissingArgument,
           "there are neither axes nor a spec nor rules; give a rule set, or axes "
-          "or a spec with the tensor");
+          "or a spec with the tensor",
+          {{fact::kField, "rules"}});
     }
     if (question_.rules->slashes) {
       rule_name_.assign(tensor.name);
@@ -187,7 +190,8 @@ absl::StatusOr<TreePlacement> TreeResolver::Answer(const TreeTensor& tensor,
   ++counts_.tensors;
   if (__builtin_add_overflow(counts_.parameters, placed.elements, &counts_.parameters)) {
     return WithReason(absl::ResourceExhaustedError("the tree has more than 2^63 - 1 elements"),
-                      Reason::kLimitExceeded);
+                      Reason::kLimitExceeded,
+                      {{fact::kLimit, std::numeric_limits<int64_t>::max()}});
   }
   counts_.sharded_parameters += placed.fully_replicated ? 0 : placed.elements;
   counts_.corrected += placed.corrected ? 1 : 0;
@@ -201,7 +205,7 @@ absl::StatusOr<std::vector<TreePlacement>> TreeResolver::Add(
   if (counts_.tensors + static_cast<int64_t>(tensors.size()) > kMaxTensors) {
     return WithReason(
         absl::ResourceExhaustedError(StrCat("the tree has more than ", kMaxTensors, " tensors")),
-        Reason::kLimitExceeded);
+        Reason::kLimitExceeded, {{fact::kLimit, kMaxTensors}});
   }
   std::vector<TreePlacement> placements;
   placements.reserve(tensors.size());

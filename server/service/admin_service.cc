@@ -22,6 +22,8 @@
 #include "server/resolve/background.h"
 #include "server/store/sqlite_store.h"
 #include "shardmesh/v1/admin_service.grpc.pb.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -61,10 +63,10 @@ class SnapshotReactor final : public grpc::ServerWriteReactor<v1::SnapshotRespon
 
   void Start() {
     if (desk_->is_busy.exchange(true)) {
-      return EndWith(rpc::ToGrpc(rpc::WithRetryDelay(
+      return EndWith(rpc::ToGrpc(WithRetryDelay(
           WithReason(absl::ResourceExhaustedError(
                          "another snapshot is being made; they are made one at a time"),
-                     Reason::kLimitExceeded),
+                     Reason::kOverloaded, {{fact::kLimit, 1}}),
           kRetryDelay)));
     }
     is_ours_ = true;
@@ -111,7 +113,7 @@ class SnapshotReactor final : public grpc::ServerWriteReactor<v1::SnapshotRespon
   // Makes and writes the next message, or ends the call.
   absl::Status Next() {
     if (is_ended_) {
-      return rpc::WithRetryDelay(
+      return WithRetryDelay(
           WithReason(absl::UnavailableError("the coordinator is stopping"), Reason::kNotServing),
           kRetryDelay);
     }

@@ -15,6 +15,7 @@
 #include "rpc/codec/field_check.h"
 #include "rpc/codec/status.h"
 #include "rpc/codec/time_codec.h"
+#include "server/resolve/resolve_answers.h"
 #include "server/service/array_calls.h"
 #include "server/service/put_stream.h"
 #include "server/service/service_mixins.h"
@@ -24,6 +25,7 @@
 #include "sharding/digest.h"
 #include "shardmesh/v1/array_service.grpc.pb.h"
 #include "status/reason.h"
+#include "status/status_macros.h"
 #include "status/str_cat.h"
 
 namespace shardmesh::server {
@@ -67,10 +69,10 @@ class ArrayService final : public ArrayServiceBase {
   grpc::ServerUnaryReactor* CommitTransfer(grpc::CallbackServerContext* context,
                                            const v1::CommitTransferRequest* request,
                                            v1::CommitTransferResponse* response) override {
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     absl::Status checked = rpc::CheckRequestId(request->request_id(), "request_id");
     if (checked.ok()) checked = CheckOwner(*context, *request);
     if (!checked.ok()) return Answer(context, checked);
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     // A little before the client's own deadline, so that it hears who was missing.
     const absl::Time give_up =
         context_.clock->Now() +
@@ -224,12 +226,8 @@ class ArrayService final : public ArrayServiceBase {
 
   absl::Status Release(const v1::ReleaseArraysRequest& request,
                        v1::ReleaseArraysResponse* response) {
-    if (request.array_ids_size() > kMaxReleased) {
-      return rpc::WithField(InvalidArgument(Reason::kLimitExceeded,
-                                            StrCat(request.array_ids_size(),
-                                                   " arrays are over the limit of ", kMaxReleased)),
-                            "array_ids");
-    }
+    SHARDMESH_RETURN_IF_ERROR(
+        CheckCount(request.array_ids_size(), kMaxReleased, "arrays", "array_ids"));
     response->set_released(static_cast<int32_t>(UnpinForSession(
         *context_.registry, *context_.sessions, request.session_id(),
         std::vector<std::string>(request.array_ids().begin(), request.array_ids().end()))));

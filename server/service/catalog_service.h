@@ -17,7 +17,7 @@ struct WatchLimits {
 };
 
 // A mesh on which arrays of `registry` lie cannot be changed or deleted. Both outlive the service.
-// Watches beyond the limits are refused with RESOURCE_EXHAUSTED (LIMIT_EXCEEDED).
+// Watches beyond the limits are refused with RESOURCE_EXHAUSTED (OVERLOADED).
 StreamingService MakeCatalogService(DefinitionStore* definition_store, ArrayRegistry* registry,
                                     const WatchLimits& limits = {});
 

@@ -15,6 +15,8 @@
 #include "rpc/codec/status.h"
 #include "rpc/stream/outbox.h"
 #include "server/codec/catalog_codec.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
 
@@ -58,7 +60,7 @@ class CatalogWatches::Stream final : public grpc::ServerWriteReactor<v1::WatchRe
                                   " watches of the catalog with this one, the "
                                   "limit is ",
                                   max_watches),
-                           "--max-watches"));
+                           max_watches, "--max-watches"));
     }
     const rpc::Caller caller = rpc::CallerOf(*context_);
     std::optional<CallerCount::Place> place = by_caller->Take(caller.name);
@@ -66,7 +68,7 @@ class CatalogWatches::Stream final : public grpc::ServerWriteReactor<v1::WatchRe
       return Close(
           TooMany(StrCat("the caller \"", caller.name, "\" has ", by_caller->max_per_caller(),
                          " watches of the catalog, which is the limit"),
-                  "--max-watches-per-caller"));
+                  by_caller->max_per_caller(), "--max-watches-per-caller"));
     }
     place_.emplace(*std::move(place));
     const Revision settled = definition_store_->settled_revision();
@@ -130,12 +132,12 @@ class CatalogWatches::Stream final : public grpc::ServerWriteReactor<v1::WatchRe
             StrCat("this watch reads too slowly: more than ", kWatchWaitingBytes,
                    " bytes of changes wait for it; list, and watch from the revision of the list "
                    "plus 1")),
-        Reason::kSlowReader));
+        Reason::kSlowReader, {{fact::kLimit, kWatchWaitingBytes}}));
   }
   void Cancel() override { context_->TryCancel(); }
 
   void End() {
-    Close(rpc::WithRetryDelay(
+    Close(WithRetryDelay(
         WithReason(absl::UnavailableError("the coordinator is stopping; watch again later"),
                    Reason::kNotServing),
         absl::Seconds(1)));
@@ -162,12 +164,12 @@ class CatalogWatches::Stream final : public grpc::ServerWriteReactor<v1::WatchRe
   }
 
  private:
-  static absl::Status TooMany(std::string_view what, std::string_view flag) {
-    return rpc::WithRetryDelay(
+  static absl::Status TooMany(std::string_view what, int64_t limit, std::string_view flag) {
+    return WithRetryDelay(
         WithReason(
             absl::ResourceExhaustedError(StrCat(
                 what, "; retry when one has ended, or start the coordinator with more ", flag)),
-            Reason::kLimitExceeded),
+            Reason::kOverloaded, {{fact::kLimit, limit}}),
         absl::Seconds(1));
   }
 

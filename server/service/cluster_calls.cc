@@ -19,6 +19,7 @@
 #include "rpc/codec/status.h"
 #include "rpc/codec/time_codec.h"
 #include "server/codec/status_codec.h"
+#include "status/fact_keys.h"
 #include "status/python_repr.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -239,7 +240,7 @@ absl::Status ClusterCalls::ListFlightRecords(const v1::ListFlightRecordsRequest&
       if (request.identity().empty()) continue;  // forgotten this moment
       return WithReason(absl::NotFoundError(StrCat("nothing is known of a worker \"", identity,
                                                    "\"; `shardmesh status` lists the workers")),
-                        Reason::kNotFound);
+                        Reason::kNotFound, {{fact::kKind, "worker"}, {fact::kName, identity}});
     }
     v1::WorkerFlight* to = response->add_workers();
     to->set_identity(identity);
@@ -267,7 +268,7 @@ absl::Status ClusterCalls::ListLinks(const v1::ListLinksRequest& request,
     if (identities.empty()) {
       return WithReason(absl::FailedPreconditionError(
                             "no worker is attached, hence there are no links; start workers"),
-                        Reason::kMeshIncomplete);
+                        Reason::kMeshIncomplete, {{fact::kHave, 0}, {fact::kNeed, 1}});
     }
   } else {
     SHARDMESH_RETURN_IF_ERROR(view->CheckComplete(request.mesh_id()));

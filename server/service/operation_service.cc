@@ -12,6 +12,7 @@
 #include "rpc/codec/time_codec.h"
 #include "rpc/stream/outbox.h"
 #include "shardmesh/v1/operation_service.grpc.pb.h"
+#include "status/detail.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 
@@ -40,8 +41,7 @@ void Encode(const TransferProgress& from, v1::Operation* to) {
   }
   to->set_state(absl::IsCancelled(from.status) ? v1::OPERATION_STATE_CANCELLED
                                                : v1::OPERATION_STATE_FAILED);
-  to->set_error_code(static_cast<int32_t>(from.status.code()));
-  to->set_error_message(std::string(from.status.message()));
+  rpc::Encode(from.status, to->mutable_error());
 }
 
 // WatchOperation, written straight:
@@ -62,7 +62,7 @@ class WatchReactor final : public grpc::ServerWriteReactor<v1::WatchOperationRes
   }
 
   void End() {
-    Close(rpc::WithRetryDelay(
+    Close(WithRetryDelay(
         WithReason(absl::UnavailableError("the coordinator is stopping; watch again later"),
                    Reason::kNotServing),
         absl::Seconds(1)));

@@ -13,6 +13,8 @@
 #include "rpc/codec/status.h"
 #include "rpc/stream/message_bytes.h"
 #include "server/codec/put_codec.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
 
@@ -47,12 +49,12 @@ class PutStreams::Stream final
         requests_(parts_.plan),
         idle_(std::make_unique<rpc::Alarm>(parts_.clock, [this] { EndIfIdle(); })) {
     if (!place_.has_value()) {
-      Finish(rpc::ToGrpc(rpc::WithRetryDelay(
+      Finish(rpc::ToGrpc(WithRetryDelay(
           WithReason(absl::ResourceExhaustedError(
                          StrCat(caller_.name, " has ", streams->open_.max_per_caller(),
                                 " BeginPut streams open, the most that a caller may have; end one "
                                 "first")),
-                     Reason::kLimitExceeded),
+                     Reason::kOverloaded, {{fact::kLimit, streams->open_.max_per_caller()}}),
           absl::Seconds(1))));
       return;
     }
@@ -197,7 +199,7 @@ class PutStreams::Stream final
             StrCat("the put's tensors did not all come: at most ", absl::FormatDuration(kIdleLimit),
                    " may pass without a message, and ", absl::FormatDuration(kTakeLimit),
                    " until the client has sent all of them; put again")),
-        Reason::kDeadline)));
+        Reason::kDeadline, {{fact::kLimit, absl::ToDoubleSeconds(kTakeLimit)}})));
   }
 
   void Write() {

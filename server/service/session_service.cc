@@ -16,6 +16,7 @@
 #include "server/state/request_memory.h"
 #include "sharding/digest.h"
 #include "shardmesh/v1/session_service.grpc.pb.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -87,7 +88,8 @@ class SessionService final : public v1::SessionService::CallbackService {
         if (opened->second.fingerprint != fingerprint) {
           return InvalidArgument(Reason::kRequestIdReused,
                                  StrCat("request_id \"", request.request_id(),
-                                        "\" was used for another session; draw a new one"));
+                                        "\" was used for another session; draw a new one"),
+                                 {{fact::kValue, request.request_id()}});
         }
         SHARDMESH_ASSIGN_OR_RETURN(const Session renewed, sessions_->Renew(session->id));
         return Encode(renewed, response);

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -22,7 +23,7 @@ absl::StatusOr<SelectedArray> Select(const ArrayRegistry& registry,
   SHARDMESH_ASSIGN_OR_RETURN(selected.array, registry.FindArray(array_id));
   if (selected.array->state == ArrayState::kStaging) {
     return WithReason(absl::NotFoundError(StrCat("array ", array_id, " is not committed yet")),
-                      Reason::kNotFound);
+                      Reason::kNotFound, {{fact::kKind, "array"}, {fact::kName, array_id}});
   }
   return selected;
 }
@@ -53,7 +54,10 @@ absl::Status Degraded(const SelectedArray& selected, const MembershipView& membe
   }
   if (comes_back) {
     return Recovering(
-        StrCat(name, " waits for the tiles of ", ranks, ", expected back; try again"));
+        StrCat(name, " waits for the tiles of ", ranks, ", expected back; try again"),
+        {{fact::kIdentity, StrJoin(array.missing_ranks, ",", [&](std::string* out, int64_t rank) {
+            *out += mesh->identities[static_cast<size_t>(rank)];
+          })}});
   }
   const std::string_view advice =
       is_lost
@@ -64,7 +68,10 @@ absl::Status Degraded(const SelectedArray& selected, const MembershipView& membe
           : "the tiles were in memory: load it again, unless those workers still run and come back";
   return WithReason(
       absl::FailedPreconditionError(StrCat(name, " lacks the tiles of ", ranks, "; ", advice)),
-      Reason::kArrayDegraded);
+      Reason::kArrayDegraded,
+      {{fact::kArray, descriptor.array_id},
+       {fact::kName, selected.name.version != 0 ? selected.name.name : std::string()},
+       {fact::kRank, StrJoin(array.missing_ranks, ",")}});
 }
 
 absl::Status CheckReadable(const SelectedArray& selected, const MembershipView& membership,

@@ -8,6 +8,7 @@
 #include "process/log.h"
 #include "process/random_bytes.h"
 #include "server/state/array_record.h"
+#include "status/fact_keys.h"
 #include "status/nearest_name.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -47,13 +48,13 @@ std::string ChunkKey(std::string_view id, int64_t chunk) {
 absl::Status NoArray(std::string_view id) {
   return WithReason(
       absl::NotFoundError(StrCat("no array \"", id, "\"; it was released, or never was")),
-      Reason::kNotFound);
+      Reason::kNotFound, {{fact::kKind, "array"}, {fact::kName, id}});
 }
 
 absl::Status Given(std::string_view id) {
   return WithReason(
       absl::NotFoundError(StrCat("array \"", id, "\" was donated to a step that has not ended")),
-      Reason::kNotFound);
+      Reason::kNotFound, {{fact::kKind, "array"}, {fact::kName, id}});
 }
 
 absl::Status CheckName(const std::string& name) {
@@ -68,7 +69,7 @@ absl::Status CheckName(const std::string& name) {
       absl::InvalidArgumentError(StrCat("a name must be 1 to ", ArrayRegistry::kMaxNameBytes,
                                         " bytes of UTF-8 without control characters; this one has ",
                                         name.size(), " bytes")),
-      Reason::kBadField);
+      Reason::kBadField, {{fact::kValue, name}});
 }
 
 // The same array with other missing ranks.
@@ -450,11 +451,14 @@ absl::Status ArrayRegistry::Stage(ArrayDefinition definition) {
                                   "\" is being changed, or was since "
                                   "revision ",
                                   descriptor.mesh_revision, "; look it up and try again")),
-        Reason::kVersionMismatch);
+        Reason::kVersionMismatch,
+        {{fact::kKind, "mesh"},
+         {fact::kName, descriptor.mesh_id},
+         {fact::kNeed, descriptor.mesh_revision}});
   }
   if (arrays_.count(id) > 0) {
     return WithReason(absl::AlreadyExistsError(StrCat("array \"", id, "\" exists")),
-                      Reason::kAlreadyExists);
+                      Reason::kAlreadyExists, {{fact::kKind, "array"}, {fact::kName, id}});
   }
   AddArray(id, array);
   return absl::OkStatus();
@@ -556,7 +560,8 @@ absl::Status ArrayRegistry::CheckCommit(const CommitRequest& request,
     const auto found = arrays_.find(commit.array_id);
     if (found == arrays_.end() || found->second.array->state != ArrayState::kStaging) {
       return WithReason(absl::NotFoundError(StrCat("no staged array \"", commit.array_id, "\"")),
-                        Reason::kNotFound);
+                        Reason::kNotFound,
+                        {{fact::kKind, "array"}, {fact::kName, commit.array_id}});
     }
     if (committing_arrays_.contains(commit.array_id) || !staged.insert(commit.array_id).second) {
       return absl::AbortedError(
@@ -567,7 +572,8 @@ absl::Status ArrayRegistry::CheckCommit(const CommitRequest& request,
       return WithReason(absl::InvalidArgumentError(
                             StrCat("array \"", commit.array_id, "\" has ", ranks, " tiles and ",
                                    commit.tile_crc32c.size(), " checksums; give one per rank")),
-                        Reason::kBadField);
+                        Reason::kBadField,
+                        {{fact::kField, "tile_crc32c"}, {fact::kValue, commit.tile_crc32c.size()}});
     }
   }
   std::set<std::string_view> names;
@@ -577,7 +583,7 @@ absl::Status ArrayRegistry::CheckCommit(const CommitRequest& request,
     if (!names.insert(move.name).second) {
       return WithReason(
           absl::InvalidArgumentError(StrCat("name \"", move.name, "\" is moved twice")),
-          Reason::kBadField);
+          Reason::kBadField, {{fact::kValue, move.name}});
     }
     if (!move.array_id.empty()) {
       const auto found = arrays_.find(move.array_id);
@@ -589,7 +595,7 @@ absl::Status ArrayRegistry::CheckCommit(const CommitRequest& request,
     } else if (++deletions > kMaxSmallOperations) {
       return WithReason(absl::InvalidArgumentError(StrCat("a commit deletes at most ",
                                                           kMaxSmallOperations, " names; split it")),
-                        Reason::kLimitExceeded);
+                        Reason::kLimitExceeded, {{fact::kLimit, kMaxSmallOperations}});
     }
   }
   return CheckRoom(MoreNames(request));
@@ -615,7 +621,7 @@ absl::Status ArrayRegistry::CheckRoom(int64_t more_names) const {
                                           " more would exceed the limit of ", max_names_,
                                           "; delete some, or start the coordinator with more "
                                           "--max-names")),
-      Reason::kLimitExceeded);
+      Reason::kLimitExceeded, {{fact::kHave, have + more_names}, {fact::kLimit, max_names_}});
 }
 
 absl::Status ArrayRegistry::CheckRoomForNames(int64_t more) const {
@@ -637,7 +643,7 @@ absl::Status ArrayRegistry::CheckMove(const NameMove& move,
   if (moving_names_.contains(move.name)) {
     return WithReason(absl::AbortedError(StrCat("name \"", move.name,
                                                 "\" is being moved by another request; retry")),
-                      Reason::kVersionMismatch);
+                      Reason::kVersionMismatch, {{fact::kKind, "name"}, {fact::kName, move.name}});
   }
   const auto found = names_.find(move.name);
   const int64_t version = found == names_.end() ? 0 : found->second.entry.version;
@@ -650,7 +656,11 @@ absl::Status ArrayRegistry::CheckMove(const NameMove& move,
                           *move.expected_version, version == 0 ? " (there is no such name)" : "",
                           *move.expected_version == 0 ? " (a new name); choose another name"
                                                       : "; look it up again and retry")),
-                      Reason::kVersionMismatch);
+                      Reason::kVersionMismatch,
+                      {{fact::kKind, "name"},
+                       {fact::kName, move.name},
+                       {fact::kHave, version},
+                       {fact::kNeed, *move.expected_version}});
   }
   if (move.array_id.empty() && version == 0) {
     *missing = Missing(move.name);
@@ -1118,7 +1128,10 @@ absl::Status ArrayRegistry::NoName(const MissingName& missing) {
   const std::vector<std::string_view> known(missing.neighbours.begin(), missing.neighbours.end());
   return WithReason(absl::NotFoundError(StrCat("no array is named \"", missing.name, "\"",
                                                DidYouMean(missing.name, known))),
-                    Reason::kNotFound);
+                    Reason::kNotFound,
+                    {{fact::kKind, "name"},
+                     {fact::kName, missing.name},
+                     {fact::kNearest, NearestName(missing.name, known).value_or("")}});
 }
 
 absl::StatusOr<NameEntry> ArrayRegistry::FindName(std::string_view name, int64_t version) const {
@@ -1138,7 +1151,7 @@ absl::StatusOr<NameEntry> ArrayRegistry::FindName(std::string_view name, int64_t
                 current == names_.end()
                     ? "; there is no array of that name now"
                     : StrCat("; the current version is ", current->second.entry.version))),
-            Reason::kNotFound);
+            Reason::kNotFound, {{fact::kKind, "name"}, {fact::kName, StrCat(name, "@", version)}});
       }
       return NameEntry{std::string(name), found->second, version};
     }
@@ -1337,14 +1350,18 @@ absl::Status ArrayRegistry::BeginMeshChange(const std::string& mesh_id) {
       }
       if (++looked_at == kNamesLookedAt) break;
     }
-    return absl::FailedPreconditionError(StrCat("arrays lie on the mesh \"", mesh_id,
-                                                "\", such as ", example,
-                                                "; delete their names and release them first"));
+    return WithReason(absl::FailedPreconditionError(
+                          StrCat("arrays lie on the mesh \"", mesh_id, "\", such as ", example,
+                                 "; delete their names and release them first")),
+                      Reason::kMeshInUse,
+                      {{fact::kMesh, mesh_id},
+                       {fact::kArray, found->second.begin()->first},
+                       {fact::kHave, found->second.size()}});
   }
   if (!changing_meshes_.insert(mesh_id).second) {
     return WithReason(absl::AbortedError(StrCat("the mesh \"", mesh_id,
                                                 "\" is being changed by another request; retry")),
-                      Reason::kVersionMismatch);
+                      Reason::kVersionMismatch, {{fact::kKind, "mesh"}, {fact::kName, mesh_id}});
   }
   return absl::OkStatus();
 }
@@ -1810,7 +1827,7 @@ absl::Status ArrayRegistry::CheckTile(std::string_view array_id, int64_t rank, c
   if (array.tile_crc32c[static_cast<size_t>(rank)] != crc32c) {
     return WithReason(absl::FailedPreconditionError(StrCat("array ", array_id, " lives, and ",
                                                            OtherChecksum(crc32c, array, rank))),
-                      Reason::kChecksumMismatch);
+                      Reason::kChecksumMismatch, {{fact::kArray, array_id}});
   }
   return absl::OkStatus();
 }

@@ -18,6 +18,7 @@
 #include "sharding/digest.h"
 #include "shardmesh/store/v1/definition.pb.h"
 #include "shardmesh/v1/catalog_service.pb.h"
+#include "status/fact_keys.h"
 #include "status/nearest_name.h"
 #include "status/python_repr.h"
 #include "status/reason.h"
@@ -168,7 +169,8 @@ absl::Status NoSuchVersion(DefinitionKind kind, const Definition& current, int64
                  oldest == current.version
                      ? StrCat("version ", oldest, " is the only one kept")
                      : StrCat("kept are versions ", oldest, " to ", current.version))),
-      Reason::kNotFound);
+      Reason::kNotFound,
+      {{fact::kKind, DefinitionKindName(kind)}, {fact::kName, StrCat(current.name, "@", version)}});
 }
 
 absl::Status UnreadableDefinition(DefinitionKind kind, std::string_view name) {
@@ -187,7 +189,11 @@ absl::Status VersionMismatch(DefinitionKind kind, std::string_view name, int64_t
   return WithReason(
       absl::AbortedError(StrCat("the ", DefinitionKindName(kind), " \"", name, "\" is at version ",
                                 have, ", not ", expected, "; read it and decide again")),
-      Reason::kVersionMismatch);
+      Reason::kVersionMismatch,
+      {{fact::kKind, DefinitionKindName(kind)},
+       {fact::kName, name},
+       {fact::kHave, have},
+       {fact::kNeed, expected}});
 }
 
 uint64_t NextPublisherId() {
@@ -243,7 +249,10 @@ absl::StatusOr<std::shared_ptr<const Definition>> Definitions::Find(DefinitionKi
   const std::vector<std::string_view> known(neighbours.begin(), neighbours.end());
   return WithReason(absl::NotFoundError(StrCat("there is no ", DefinitionKindName(kind),
                                                " named \"", name, "\"", DidYouMean(name, known))),
-                    Reason::kNotFound);
+                    Reason::kNotFound,
+                    {{fact::kKind, DefinitionKindName(kind)},
+                     {fact::kName, name},
+                     {fact::kNearest, NearestName(name, known).value_or("")}});
 }
 
 absl::StatusOr<Definitions::Referred> Definitions::Locate(DefinitionKind kind,
@@ -257,7 +266,8 @@ absl::StatusOr<Definitions::Referred> Definitions::Locate(DefinitionKind kind,
   if (!version.has_value()) {
     return InvalidArgument(Reason::kBadField,
                            StrCat(PythonRepr(reference), " names no version; write ",
-                                  reference.substr(0, at), "@N with a version N of 1 or more"));
+                                  reference.substr(0, at), "@N with a version N of 1 or more"),
+                           {{fact::kValue, reference}});
   }
   SHARDMESH_ASSIGN_OR_RETURN(auto current, Find(kind, reference.substr(0, at)));
   if (*version == current->version) {
@@ -330,10 +340,12 @@ absl::StatusOr<std::shared_ptr<const StoredTree>> Definitions::FindTree(
 absl::StatusOr<std::vector<Definitions::Version>> Definitions::Versions(
     DefinitionKind kind, std::string_view name) const {
   if (NamesVersion(name)) {
-    return InvalidArgument(Reason::kBadField, StrCat(PythonRepr(name),
-                                                     " names a version; versions are listed of a "
-                                                     "name alone, write ",
-                                                     name.substr(0, name.find('@'))));
+    return InvalidArgument(Reason::kBadField,
+                           StrCat(PythonRepr(name),
+                                  " names a version; versions are listed of a "
+                                  "name alone, write ",
+                                  name.substr(0, name.find('@'))),
+                           {{fact::kValue, name}});
   }
   SHARDMESH_ASSIGN_OR_RETURN(const auto current, Find(kind, name));
   std::vector<Version> versions = {
@@ -574,7 +586,8 @@ void DefinitionStore::Write(Verb verb, Change change, DefinitionKind kind, std::
                              StrCat("there is a ", DefinitionKindName(kind), " named \"",
                                     change.name, "\" already, at version ", (*existing)->version,
                                     "; update it, or choose another name")),
-                         Reason::kAlreadyExists);
+                         Reason::kAlreadyExists,
+                         {{fact::kKind, DefinitionKindName(kind)}, {fact::kName, change.name}});
   } else if (verb != Verb::kCreate && !existing.ok()) {
     refused = existing.status();
   } else if (change.expected_version != 0 && existing.ok() &&
@@ -586,7 +599,11 @@ void DefinitionStore::Write(Verb verb, Change change, DefinitionKind kind, std::
         absl::AbortedError(StrCat("the ", DefinitionKindName(kind), " \"", change.name,
                                   "\" was changed at revision ", (*existing)->revision, ", not ",
                                   change.expected_revision, "; read it and decide again")),
-        Reason::kVersionMismatch);
+        Reason::kVersionMismatch,
+        {{fact::kKind, DefinitionKindName(kind)},
+         {fact::kName, change.name},
+         {fact::kHave, (*existing)->revision},
+         {fact::kNeed, change.expected_revision}});
   }
   if (!refused.ok()) {
     requests_->Abandon(change.request_id);
@@ -681,7 +698,7 @@ absl::Status DefinitionStore::ReserveRoom(DefinitionKind kind) {
                                  "; delete some that nobody needs, or start the coordinator with "
                                  "more ",
                                  flag)),
-                      Reason::kLimitExceeded);
+                      Reason::kLimitExceeded, {{fact::kHave, have}, {fact::kLimit, limit}});
   };
   const int64_t meshes = count(DefinitionKind::kMesh);
   if (kind == DefinitionKind::kMesh && meshes >= limits_.max_meshes) {

@@ -7,6 +7,8 @@
 #include <utility>
 
 #include "sharding/mesh.h"
+#include "status/fact_keys.h"
+#include "status/nearest_name.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -52,6 +54,8 @@ absl::Status CheckInfo(const WorkerInfo& info) {
 template <typename Meshes>
 absl::Status NoMesh(std::string_view mesh_id, const Meshes& meshes) {
   constexpr size_t kMostNamed = 5;
+  const std::vector<std::string> neighbours = NeighboursOf(mesh_id, meshes);
+  const std::vector<std::string_view> known(neighbours.begin(), neighbours.end());
   std::vector<std::string> names;
   for (const auto& [name, mesh] : meshes) {
     if (names.size() == kMostNamed) {
@@ -64,7 +68,10 @@ absl::Status NoMesh(std::string_view mesh_id, const Meshes& meshes) {
       absl::NotFoundError(StrCat("no mesh \"", mesh_id, "\"; ",
                                  names.empty() ? std::string("there is none yet, define one")
                                                : StrCat("there is ", StrJoin(names, ", ")))),
-      Reason::kNotFound);
+      Reason::kNotFound,
+      {{fact::kKind, "mesh"},
+       {fact::kName, mesh_id},
+       {fact::kNearest, NearestName(mesh_id, known).value_or("")}});
 }
 
 }  // namespace
@@ -128,24 +135,35 @@ absl::Status MembershipView::CheckComplete(std::string_view mesh_id) const {
     return WithReason(absl::FailedPreconditionError(
                           StrCat("mesh \"", mesh_id, "\" needs ", mesh->size, " workers, ", alive,
                                  " are attached; start ", mesh->size - alive, " more")),
-                      Reason::kMeshIncomplete);
+                      Reason::kMeshIncomplete,
+                      {{fact::kMesh, mesh_id}, {fact::kHave, alive}, {fact::kNeed, mesh->size}});
   }
   // A mesh that is gone whole is described by its first ranks: the list must fit into an answer.
   std::vector<std::string> missing;
+  std::vector<std::string> ranks;
+  std::vector<std::string> identities;
   int64_t more = 0;
   for (const int64_t rank : MissingRanks(*mesh)) {
     if (missing.size() < kMostRanksNamed) {
       missing.push_back(DescribeRank(*mesh, rank));
+      ranks.push_back(StrCat(rank));
+      identities.push_back(mesh->identities[static_cast<size_t>(rank)]);
     } else {
       ++more;
     }
   }
   if (missing.empty()) return absl::OkStatus();
+  const int64_t have = mesh->size - more - std::ssize(missing);
   if (more > 0) missing.push_back(StrCat(more, " more"));
   return WithReason(
       absl::FailedPreconditionError(StrCat("mesh \"", mesh_id, "\" has no live worker for ",
                                            StrJoin(missing, ", "), "; start them again")),
-      Reason::kMeshIncomplete);
+      Reason::kMeshIncomplete,
+      {{fact::kMesh, mesh_id},
+       {fact::kRank, StrJoin(ranks, ",")},
+       {fact::kIdentity, StrJoin(identities, ",")},
+       {fact::kHave, have},
+       {fact::kNeed, mesh->size}});
 }
 
 std::vector<int64_t> MembershipView::MissingRanks(const MeshRanks& mesh) const {
@@ -201,7 +219,7 @@ absl::StatusOr<uint64_t> Membership::Attach(WorkerInfo info) {
                             " (", known->info.endpoints.front(),
                             "); stop it, or start this worker under another "
                             "identity")),
-                        Reason::kIdentityInUse);
+                        Reason::kIdentityInUse, {{fact::kIdentity, info.identity}});
     }
     attachment = next_attachment_++;
     WorkerStatus worker;
@@ -260,7 +278,7 @@ absl::Status Membership::Drain(std::string_view identity, bool draining) {
     if (known == nullptr || !IsAlive(*known)) {
       return WithReason(
           absl::NotFoundError(StrCat("no live worker has the identity \"", identity, "\"")),
-          Reason::kNotFound);
+          Reason::kNotFound, {{fact::kKind, "worker"}, {fact::kName, identity}});
     }
     WorkerStatus worker = *known;
     const WorkerState wanted = draining ? WorkerState::kDraining : WorkerState::kAttached;
@@ -283,7 +301,8 @@ absl::Status Membership::AddMesh(std::string mesh_id, int64_t size,
       return WithReason(
           absl::InvalidArgumentError(StrCat("mesh \"", mesh_id, "\" has ", size, " ranks and ",
                                             identities.size(), " workers; name one per rank")),
-          Reason::kMeshSizeMismatch);
+          Reason::kMeshSizeMismatch,
+          {{fact::kHave, identities.size()}, {fact::kNeed, size}, {fact::kMesh, mesh_id}});
     }
     std::set<std::string_view> distinct;
     for (const std::string& identity : identities) {
@@ -298,7 +317,7 @@ absl::Status Membership::AddMesh(std::string mesh_id, int64_t size,
     absl::MutexLock lock(&mutex_);
     if (state_.meshes.count(mesh_id) > 0) {
       return WithReason(absl::AlreadyExistsError(StrCat("mesh \"", mesh_id, "\" is defined")),
-                        Reason::kAlreadyExists);
+                        Reason::kAlreadyExists, {{fact::kKind, "mesh"}, {fact::kName, mesh_id}});
     }
     SetMesh(mesh_id, std::move(identities), size);
     Publish({.kind = MembershipEvent::Kind::kMeshAdded, .mesh_id = mesh_id});

@@ -5,6 +5,7 @@
 
 #include "process/log.h"
 #include "rpc/codec/status.h"
+#include "status/detail.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
 
@@ -77,10 +78,10 @@ absl::Time Recovery::since() const {
   return since_;
 }
 
-absl::Status Recovering(std::string_view message) {
+absl::Status Recovering(std::string_view message, Facts facts) {
   constexpr absl::Duration kRetryDelay = absl::Milliseconds(200);
-  return rpc::WithRetryDelay(
-      WithReason(absl::UnavailableError(ToAbsl(message)), Reason::kRecovering), kRetryDelay);
+  return WithRetryDelay(
+      WithReason(absl::UnavailableError(ToAbsl(message)), Reason::kRecovering, facts), kRetryDelay);
 }
 
 }  // namespace shardmesh::server

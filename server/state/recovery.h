@@ -15,6 +15,7 @@
 #include "absl/time/time.h"
 #include "process/clock.h"
 #include "server/state/membership.h"
+#include "status/fact_keys.h"
 
 namespace shardmesh::server {
 
@@ -67,7 +68,7 @@ class Recovery {
 };
 
 // UNAVAILABLE (RECOVERING) with a delay after which the call may be tried again.
-absl::Status Recovering(std::string_view message);
+absl::Status Recovering(std::string_view message, Facts facts = {});
 
 }  // namespace shardmesh::server
 

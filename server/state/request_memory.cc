@@ -9,6 +9,8 @@
 #include "rpc/codec/status.h"
 #include "server/state/array_record.h"
 #include "sharding/digest.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -35,14 +37,13 @@ int64_t SizeOf(const std::string& id, const std::string& fingerprint, const std:
 
 std::string_view CallerOf(std::string_view key) { return key.substr(0, key.find('/')); }
 
-// As the client gave it.
-std::string_view IdOf(std::string_view key) {
+}  // namespace
+
+std::string_view RequestIdOf(std::string_view key) {
   const size_t method = key.find('/');
   const size_t id = method == std::string_view::npos ? method : key.find('/', method + 1);
   return id == std::string_view::npos ? key : key.substr(id + 1);
 }
-
-}  // namespace
 
 std::string RequestKey(std::string_view caller, std::string_view method,
                        std::string_view request_id) {
@@ -88,7 +89,8 @@ absl::StatusOr<std::optional<RememberedAnswer>> RequestMemory::Begin(std::string
     return WithReason(absl::InvalidArgumentError(StrCat("a request id of ", request_id.size(),
                                                         " bytes; it must have at most ",
                                                         kMaxRequestIdBytes, ", none of them NUL")),
-                      Reason::kBadField);
+                      Reason::kBadField,
+                      {{fact::kField, "request_id"}, {fact::kValue, request_id}});
   }
   absl::MutexLock lock(&mutex_);
   const auto [found, is_new] = entries_.try_emplace(std::string(request_id));
@@ -99,13 +101,13 @@ absl::StatusOr<std::optional<RememberedAnswer>> RequestMemory::Begin(std::string
   }
   if (entry.fingerprint != fingerprint) {
     return WithReason(
-        absl::InvalidArgumentError(StrCat("request id \"", IdOf(request_id),
+        absl::InvalidArgumentError(StrCat("request id \"", RequestIdOf(request_id),
                                           "\" was used for another request; draw a new one")),
-        Reason::kRequestIdReused);
+        Reason::kRequestIdReused, {{fact::kValue, RequestIdOf(request_id)}});
   }
   if (entry.revision == 0) {
-    return rpc::WithRetryDelay(
-        absl::AbortedError(StrCat("the first request with id \"", IdOf(request_id),
+    return WithRetryDelay(
+        absl::AbortedError(StrCat("the first request with id \"", RequestIdOf(request_id),
                                   "\" is still running; retry for its answer")),
         absl::Milliseconds(100));
   }

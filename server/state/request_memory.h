@@ -39,6 +39,8 @@ struct RequestMemoryLimits {
 // method. Empty for an empty id.
 std::string RequestKey(std::string_view caller, std::string_view method,
                        std::string_view request_id);
+// The request id of a key, as the client gave it.
+std::string_view RequestIdOf(std::string_view key);
 
 // Idempotency cache. The order of calls for a mutation with a request id:
 //

@@ -6,6 +6,8 @@
 
 #include "process/random_bytes.h"
 #include "rpc/codec/status.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -20,14 +22,14 @@ absl::Status Gone(std::string_view id) {
   return WithReason(
       absl::NotFoundError(StrCat("session \"", id,
                                  "\" is unknown, closed or expired; open another and begin anew")),
-      Reason::kSessionGone);
+      Reason::kSessionGone, {{fact::kName, id}});
 }
 
-absl::Status TooMany(std::string_view have) {
-  return rpc::WithRetryDelay(WithReason(absl::ResourceExhaustedError(StrCat(
-                                            have, "; close some, or retry when some have expired")),
-                                        Reason::kLimitExceeded),
-                             absl::Seconds(1));
+absl::Status TooMany(std::string_view have, int64_t limit) {
+  return WithRetryDelay(WithReason(absl::ResourceExhaustedError(StrCat(
+                                       have, "; close some, or retry when some have expired")),
+                                   Reason::kOverloaded, {{fact::kLimit, limit}}),
+                        absl::Seconds(1));
 }
 
 }  // namespace
@@ -58,12 +60,14 @@ absl::StatusOr<Session> SessionTable::Open(const rpc::Caller& caller, std::strin
   const absl::Time now = clock_->Now();
   absl::MutexLock lock(&mutex_);
   if (static_cast<int64_t>(sessions_.size()) >= options_.max_sessions) {
-    return TooMany(StrCat("all ", options_.max_sessions, " sessions are open"));
+    return TooMany(StrCat("all ", options_.max_sessions, " sessions are open"),
+                   options_.max_sessions);
   }
   int64_t& of_caller = by_caller_[caller.name];
   if (of_caller >= options_.max_sessions_per_caller) {
     return TooMany(StrCat(caller.name, " has ", of_caller, " sessions open, and may have ",
-                          options_.max_sessions_per_caller));
+                          options_.max_sessions_per_caller),
+                   options_.max_sessions_per_caller);
   }
   ++of_caller;
   Entry entry;
@@ -110,7 +114,7 @@ absl::Status SessionTable::Check(std::string_view id, const rpc::Caller& caller)
   return WithReason(
       absl::PermissionDeniedError(StrCat("session \"", id, "\" was opened by ", entry->caller.name,
                                          ", not by ", caller.name, "; open a session of your own")),
-      Reason::kNotOwner);
+      Reason::kNotOwner, {{fact::kKind, "session"}, {fact::kName, id}});
 }
 
 std::vector<Session> SessionTable::List() const {
@@ -174,12 +178,13 @@ void SessionTable::EndStep(std::string_view id) {
 absl::Status SessionTable::CheckWork(std::string_view id, const Entry& entry) const {
   const int64_t work = static_cast<int64_t>(entry.transfers.size()) + entry.steps;
   if (work < options_.max_work_per_session) return absl::OkStatus();
-  return rpc::WithRetryDelay(
+  return WithRetryDelay(
       WithReason(
           absl::ResourceExhaustedError(StrCat(
               "session \"", id, "\" has ", work, " transfers and steps under way, and may have ",
               options_.max_work_per_session, "; wait until some have ended")),
-          Reason::kLimitExceeded),
+          Reason::kOverloaded,
+          {{fact::kHave, work}, {fact::kLimit, options_.max_work_per_session}}),
       absl::Milliseconds(100));
 }
 

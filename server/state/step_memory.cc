@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "rpc/codec/status.h"
+#include "server/state/request_memory.h"
+#include "status/detail.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
 
@@ -32,10 +34,11 @@ absl::StatusOr<StepMemory::Answer> StepMemory::Begin(const std::string& caller,
   }
   if (entry.fingerprint != fingerprint) {
     return InvalidArgument(Reason::kRequestIdReused,
-                           "request_id was used for another request; draw a new one");
+                           "request_id was used for another request; draw a new one",
+                           {{fact::kValue, RequestIdOf(key)}});
   }
   if (!entry.is_done) {
-    return rpc::WithRetryDelay(
+    return WithRetryDelay(
         absl::AbortedError("the first request with this request_id still runs; retry"),
         absl::Milliseconds(100));
   }
@@ -47,7 +50,7 @@ absl::StatusOr<StepMemory::Answer> StepMemory::Begin(const std::string& caller,
             " ago, and its answer is no longer kept: answers have ", options_.max_bytes_per_caller,
             " bytes a caller; it is not done again. Describe the names of its results, or run it "
             "anew with a new request_id")),
-        Reason::kRequestIdReused);
+        Reason::kRequestIdReused, {{fact::kValue, RequestIdOf(key)}});
   }
   return entry.answer;
 }

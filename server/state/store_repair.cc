@@ -23,6 +23,7 @@
 #include "server/store/sqlite_store.h"
 #include "server/store/wal_file.h"
 #include "sharding/digest.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -52,7 +53,7 @@ absl::Status FileError(std::string_view doing, const std::string& path, std::err
   return WithReason(
       absl::Status(is_full ? absl::StatusCode::kResourceExhausted : absl::StatusCode::kInternal,
                    StrCat("cannot ", doing, " ", path, ": ", error.message())),
-      is_full ? Reason::kStoreFull : Reason::kStoreFailed);
+      is_full ? Reason::kStoreFull : Reason::kStoreFailed, {{fact::kFile, path}});
 }
 
 // Returns the message about a folder without a database.
@@ -850,7 +851,7 @@ absl::StatusOr<std::vector<Put>> WithGivenRanks(const Salvaged& salvaged, const 
               "order of their ranks, --ranks=", each.mesh_id,
               "=WORKER,WORKER..., or none, --ranks=", each.mesh_id,
               "=, if the first that attach shall get them")),
-          Reason::kMissingArgument);
+          Reason::kMissingArgument, {{fact::kField, "--ranks"}});
     }
     if (given->second.empty()) {
       left.push_back(std::move(each));

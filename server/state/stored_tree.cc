@@ -1,6 +1,7 @@
 // Takes a stored tree apart, and sums it up.
 #include "server/state/stored_tree.h"
 
+#include <limits>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -8,6 +9,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "rpc/codec/status.h"
 #include "sharding/shape.h"
+#include "status/fact_keys.h"
 #include "status/python_repr.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -19,7 +21,8 @@ namespace {
 
 absl::Status TooMuch(std::string_view what) {
   return rpc::WithField(
-      InvalidArgument(Reason::kLimitExceeded, StrCat("the tree has more than 2^63 - 1 ", what)),
+      InvalidArgument(Reason::kLimitExceeded, StrCat("the tree has more than 2^63 - 1 ", what),
+                      {{fact::kLimit, std::numeric_limits<int64_t>::max()}}),
       "tensors");
 }
 
@@ -64,10 +67,11 @@ absl::Status StoredTree::Take(v1::StoredTree from) {
     const rpc::TreeTensor& tensor = tensors_[i];
     if (!names.insert(ToAbsl(tensor.name)).second) {
       return rpc::WithField(
-          rpc::WithField(
-              InvalidArgument(Reason::kBadField, StrCat("tensor ", PythonRepr(tensor.name),
-                                                        ": the tensor is listed twice")),
-              "name_sizes", i),
+          rpc::WithField(InvalidArgument(Reason::kBadField,
+                                         StrCat("tensor ", PythonRepr(tensor.name),
+                                                ": the tensor is listed twice"),
+                                         {{fact::kValue, tensor.name}}),
+                         "name_sizes", i),
           "tensors");
     }
     SHARDMESH_RETURN_IF_ERROR(AddUp(tensor, &parameters_, &bytes_));

@@ -5,8 +5,10 @@
 #include <utility>
 
 #include "absl/hash/hash.h"
+#include "absl/strings/escaping.h"
 #include "rpc/codec/plan_codec.h"
 #include "sharding/digest.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 
@@ -116,7 +118,8 @@ absl::StatusOr<std::shared_ptr<const PreparedPlan>> Planner::Find(std::string_vi
   if (found == by_hash_.end()) {
     return WithReason(
         absl::NotFoundError("no plan of that hash is remembered; send the program again"),
-        Reason::kNotFound);
+        Reason::kNotFound,
+        {{fact::kKind, "plan"}, {fact::kName, absl::BytesToHexString(ToAbsl(hash))}});
   }
   const Entries::iterator entry = found->second.front();
   AskedFor(entry);

@@ -2,6 +2,9 @@
 #include "server/steps/put_memory.h"
 
 #include "rpc/codec/status.h"
+#include "server/state/request_memory.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
 
@@ -27,10 +30,11 @@ absl::StatusOr<BegunPutPtr> PutMemory::Find(const std::string& key,
   }
   if (entry.fingerprint != fingerprint) {
     return InvalidArgument(Reason::kRequestIdReused,
-                           "header.request_id was used for a put of other tensors; draw a new one");
+                           "header.request_id was used for a put of other tensors; draw a new one",
+                           {{fact::kValue, RequestIdOf(key)}});
   }
   if (entry.transfer_id.empty()) {
-    return rpc::WithRetryDelay(
+    return WithRetryDelay(
         absl::AbortedError("the first request with this request_id is still being taken in; retry"),
         absl::Milliseconds(100));
   }
@@ -40,7 +44,7 @@ absl::StatusOr<BegunPutPtr> PutMemory::Find(const std::string& key,
         absl::FailedPreconditionError(StrCat("this request began transfer ", entry.transfer_id,
                                              ", which has ended; ask for the operation of that id, "
                                              "or put again with a new request_id")),
-        Reason::kRequestIdReused);
+        Reason::kRequestIdReused, {{fact::kValue, RequestIdOf(key)}});
   }
   ++entry.being_sent;
   return put;

@@ -6,7 +6,11 @@
 #include <variant>
 
 #include "process/random_bytes.h"
+#include "rpc/codec/correction_codec.h"
 #include "rpc/codec/status.h"
+#include "sharding/layout/fixes.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
 #include "status/python_repr.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -85,7 +89,9 @@ absl::Status PutPlan::PlaceBySpec(PartitionSpec spec, ArrayDefinition* definitio
   SHARDMESH_ASSIGN_OR_RETURN(CorrectionResult corrected, Correct(spec, array->shape, mesh_));
   if (header_.strict && !corrected.corrections.empty()) {
     const Correction& first = corrected.corrections.front();
-    return InvalidArgument(first.reason, first.ToString(mesh_));
+    return rpc::WithCorrections(InvalidArgument(first.reason, first.ToString(mesh_)),
+                                corrected.corrections,
+                                SuggestFixes(spec, array->shape, mesh_, corrected), mesh_);
   }
   if (!corrected.corrections.empty()) {
     definition->requested_spec = std::move(spec);
@@ -144,10 +150,10 @@ absl::StatusOr<BegunPutPtr> PutPlan::Begin() {
 }
 
 absl::Status PutPlan::MeshChanged() const {
-  return rpc::WithRetryDelay(
+  return WithRetryDelay(
       WithReason(absl::FailedPreconditionError(
                      StrCat("the mesh \"", header_.mesh_id, "\" changed meanwhile; put again")),
-                 Reason::kMeshIncomplete),
+                 Reason::kMeshIncomplete, {{fact::kMesh, header_.mesh_id}}),
       absl::Milliseconds(100));
 }
 
@@ -185,7 +191,11 @@ absl::Status PutPlan::CheckMemory(const std::vector<RankEndpoint>& endpoints) co
             StrCat("rank ", endpoint.rank, " (worker \"", endpoint.identity, "\") has ", have_bytes,
                    " of ", worker->info.capacity_bytes, " bytes left, and the put needs ",
                    need_bytes, " there; ", others, " or start workers with more --memory")),
-        Reason::kMemoryLimit);
+        Reason::kMemoryLimit,
+        {{fact::kHave, have_bytes},
+         {fact::kNeed, need_bytes},
+         {fact::kRank, endpoint.rank},
+         {fact::kIdentity, endpoint.identity}});
   }
   return absl::OkStatus();
 }

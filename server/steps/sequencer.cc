@@ -8,6 +8,8 @@
 #include "absl/container/flat_hash_set.h"
 #include "process/failpoint.h"
 #include "rpc/codec/status.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -34,6 +36,27 @@ std::string Name(const WorkRef& ref) {
                            : StrCat("step ", ref.sequence, " (", ref.op, ")");
 }
 
+// The step and the op that an error is about. A transfer has no number before its commit.
+absl::Status WithWork(absl::Status error, const WorkRef& ref) {
+  return WithFacts(std::move(error),
+                   {{fact::kStep, ref.sequence == 0 ? std::string() : StrCat(ref.sequence)},
+                    {fact::kOp, ref.op}});
+}
+
+// Participants of a step, as facts.
+absl::Status WithParticipants(absl::Status error, absl::Span<const Participant> participants) {
+  constexpr size_t kMostNamed = 16;
+  participants = participants.subspan(0, kMostNamed);
+  return WithFacts(
+      std::move(error),
+      {{fact::kRank,
+        StrJoin(participants, ",",
+                [](std::string* out, const Participant& each) { StrAppend(out, each.rank); })},
+       {fact::kIdentity, StrJoin(participants, ",", [](std::string* out, const Participant& each) {
+          *out += each.identity;
+        })}});
+}
+
 // Returns the error of one rank as all other ranks get it: its code and reason, with rank, identity
 // and op. A rank that reports another rank's failure is named as the reporter.
 absl::Status Attribute(const absl::Status& error, const WorkRef& ref,
@@ -46,6 +69,16 @@ absl::Status Attribute(const absl::Status& error, const WorkRef& ref,
   error.ForEachPayload([&named](absl::string_view type, const absl::Cord& payload) {
     named.SetPayload(type, payload);
   });
+  const Reason reason = ReasonOf(error);
+  if (MayHave(reason, fact::kStep)) {
+    named = WithWork(std::move(named), ref);
+  }
+  // A reporter may have named the rank at fault.
+  const std::vector<Participant> at_fault =
+      ref.blamed.empty() ? std::vector<Participant>{participant} : ref.blamed;
+  if (MayHave(reason, fact::kRank) && !FactOf(error, fact::kRank).has_value()) {
+    named = WithParticipants(std::move(named), at_fault);
+  }
   return named;
 }
 
@@ -57,7 +90,7 @@ struct Sequencer::Work {
   State state = State::kWaiting;
   std::vector<std::string> reads;
   std::vector<std::string> writes;
-  std::shared_ptr<const std::string> message;
+  EncodedStepPtr message;
   absl::Duration timeout;
   CommitHook commit;
   WorkCallback callback;
@@ -135,7 +168,7 @@ absl::Status Sequencer::BeginTransfer(TransferRequest request, WorkCallback call
   if (transfers_.contains(request.transfer_id)) {
     return WithReason(
         absl::AlreadyExistsError(StrCat("transfer \"", request.transfer_id, "\" is under way")),
-        Reason::kAlreadyExists);
+        Reason::kAlreadyExists, {{fact::kKind, "transfer"}, {fact::kName, request.transfer_id}});
   }
   auto work = std::make_shared<Work>();
   work->ref.transfer_id = std::move(request.transfer_id);
@@ -158,8 +191,9 @@ void Sequencer::Cancel(StepTicket ticket) {
     const auto found = live_.find(ticket);
     if (found == live_.end() || found->second->state == State::kCommitting) return;
     const WorkPtr work = found->second;
-    End(work, WithReason(absl::CancelledError(StrCat(Name(work->ref), " was cancelled")),
-                         Reason::kCancelled));
+    End(work, WithWork(WithReason(absl::CancelledError(StrCat(Name(work->ref), " was cancelled")),
+                                  Reason::kCancelled),
+                       work->ref));
     AdmitWaiting();
   }
   events_.MakeCalls();
@@ -200,13 +234,13 @@ absl::Status Sequencer::ReportStep(int64_t sequence, int64_t epoch, int64_t term
     const auto found = steps_.find(sequence);
     if (found == steps_.end()) {
       return WithReason(absl::NotFoundError(StrCat("step ", sequence, " has ended or never was")),
-                        Reason::kNotFound);
+                        Reason::kNotFound, {{fact::kKind, "step"}, {fact::kName, sequence}});
     }
     if (found->second->ref.epoch != epoch) {
       return WithReason(
           absl::AbortedError(StrCat("a report on step ", sequence, " of epoch ",
                                     found->second->ref.epoch, " bears epoch ", epoch)),
-          Reason::kStaleEpoch);
+          Reason::kStaleEpoch, {{fact::kHave, epoch}, {fact::kNeed, found->second->ref.epoch}});
     }
     status = Report(WorkPtr(found->second), std::move(report));
     AdmitWaiting();
@@ -355,10 +389,12 @@ absl::Status Sequencer::CheckParticipants(std::string_view op,
     return WithReason(absl::InvalidArgumentError(message), Reason::kBadField);
   };
   if (draining_) {
-    return WithReason(
-        absl::UnavailableError(StrCat(
-            "the coordinator is stopping and takes in nothing new; ask for ", op, " again soon")),
-        Reason::kNotServing);
+    return WithRetryDelay(
+        WithReason(absl::UnavailableError(
+                       StrCat("the coordinator is stopping and takes in nothing new; ask for ", op,
+                              " again soon")),
+                   Reason::kNotServing),
+        absl::Seconds(1));
   }
   if (participants.empty()) return bad(StrCat(op, " has no participants"));
   if (timeout <= absl::ZeroDuration()) {
@@ -374,21 +410,28 @@ absl::Status Sequencer::CheckParticipants(std::string_view op,
       return WithReason(absl::UnavailableError(StrCat(op, " needs ", Name(participant),
                                                       ", which is not attached; start it, and "
                                                       "retry")),
-                        Reason::kWorkerLost);
+                        Reason::kWorkerLost,
+                        {{fact::kRank, participant.rank},
+                         {fact::kIdentity, participant.identity},
+                         {fact::kOp, op}});
     }
     if (leaving_.count(participant.identity) > 0) {
       return WithReason(
           absl::UnavailableError(StrCat(op, " needs ", Name(participant),
                                         ", which is stopping; retry when it is back")),
-          Reason::kWorkerLost);
+          Reason::kWorkerLost,
+          {{fact::kRank, participant.rank},
+           {fact::kIdentity, participant.identity},
+           {fact::kOp, op}});
     }
   }
   if (static_cast<int64_t>(live_.size()) >= options_.max_live) {
-    return rpc::WithRetryDelay(
+    return WithRetryDelay(
         WithReason(absl::ResourceExhaustedError(
                        StrCat(live_.size(), " steps and transfers are live, the limit is ",
                               options_.max_live, "; retry when some have ended")),
-                   Reason::kLimitExceeded),
+                   Reason::kOverloaded,
+                   {{fact::kHave, live_.size()}, {fact::kLimit, options_.max_live}}),
         absl::Milliseconds(100));
   }
   return absl::OkStatus();
@@ -398,7 +441,7 @@ absl::Status Sequencer::CheckTerm(int64_t term) const {
   if (term == options_.term) return absl::OkStatus();
   return WithReason(absl::AbortedError(StrCat("the report is of term ", term,
                                               ", this coordinator's is ", options_.term)),
-                    Reason::kStaleTerm);
+                    Reason::kStaleTerm, {{fact::kHave, term}, {fact::kNeed, options_.term}});
 }
 
 absl::StatusOr<Sequencer::WorkPtr> Sequencer::FindTransfer(std::string_view transfer_id) const {
@@ -406,7 +449,7 @@ absl::StatusOr<Sequencer::WorkPtr> Sequencer::FindTransfer(std::string_view tran
   if (found != transfers_.end()) return found->second;
   return WithReason(
       absl::NotFoundError(StrCat("transfer \"", transfer_id, "\" has ended or never was")),
-      Reason::kNotFound);
+      Reason::kNotFound, {{fact::kKind, "transfer"}, {fact::kName, transfer_id}});
 }
 
 Sequencer::StepTicket Sequencer::Add(WorkPtr work) {
@@ -608,7 +651,12 @@ void Sequencer::FailIfInvolved(std::string_view identity, std::string_view what)
                                StrCat(Name(participant), " ", what, " during ", Name(work->ref),
                                       waiting.empty() ? std::string() : StrCat(", while ", waiting),
                                       "; retry when it is back")),
-                           Reason::kWorkerLost));
+                           Reason::kWorkerLost,
+                           {{fact::kRank, participant.rank},
+                            {fact::kIdentity, participant.identity},
+                            {fact::kStep,
+                             work->ref.sequence == 0 ? std::string() : StrCat(work->ref.sequence)},
+                            {fact::kOp, work->ref.op}}));
       break;
     }
   }
@@ -635,18 +683,21 @@ void Sequencer::AbortOverdue() {
         continue;
       }
       std::vector<std::string> waiting;
-      for (const Participant& participant : work->WaitingFor())
+      const std::vector<Participant> awaited = work->WaitingFor();
+      for (const Participant& participant : awaited) {
         waiting.push_back(Name(participant));
+      }
       StepExplanation explanation = Explain(*work, &explanations_left);
       work->ref.blamed = std::move(explanation.blamed);
-      End(work,
-          WithReason(absl::DeadlineExceededError(StrCat(
-                         Name(work->ref), " did not end within ", rpc::FormatRounded(work->timeout),
-                         explanation.text.empty()
-                             ? StrCat("; waited for ",
-                                      waiting.empty() ? "the client" : StrJoin(waiting, ", "))
-                             : StrCat(": ", explanation.text))),
-                     Reason::kDeadline));
+      const absl::Status overdue = WithReason(
+          absl::DeadlineExceededError(StrCat(
+              Name(work->ref), " did not end within ", rpc::FormatRounded(work->timeout),
+              explanation.text.empty()
+                  ? StrCat("; waited for ", waiting.empty() ? "the client" : StrJoin(waiting, ", "))
+                  : StrCat(": ", explanation.text))),
+          Reason::kDeadline, {{fact::kLimit, absl::ToDoubleSeconds(work->timeout)}});
+      const std::vector<Participant>& named = work->ref.blamed.empty() ? awaited : work->ref.blamed;
+      End(work, WithParticipants(WithWork(overdue, work->ref), named));
     }
     deadline_.SetNoLaterThan(next);
     AdmitWaiting();

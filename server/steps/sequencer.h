@@ -21,6 +21,7 @@
 #include "absl/time/time.h"
 #include "process/clock.h"
 #include "process/event_queue.h"
+#include "server/steps/encoded_step.h"
 #include "status/reason.h"
 
 namespace shardmesh::server {
@@ -81,9 +82,9 @@ struct StepRequest {
   std::vector<Participant> participants;
   std::vector<std::string> reads;   // ids of operands
   std::vector<std::string> writes;  // ids of arrays that it makes, and of donated operands
-  std::shared_ptr<const std::string> message;  // for the transport: the same bytes for everyone
-  absl::Duration timeout;                      // from admission to the last report
-  CommitHook commit;                           // optional: without, a step commits by itself
+  EncodedStepPtr message;           // for the transport: the same bytes for everyone
+  absl::Duration timeout;           // from admission to the last report
+  CommitHook commit;                // optional: without, a step commits by itself
 };
 
 // An upload or a load: workers stage tiles that come from elsewhere, then all commit together.
@@ -128,7 +129,7 @@ struct StepExplanation {
 class StepTransport {
  public:
   virtual ~StepTransport() = default;
-  virtual void Start(const WorkRef& work, const std::shared_ptr<const std::string>& message) = 0;
+  virtual void Start(const WorkRef& work, const EncodedStepPtr& message) = 0;
   virtual void Commit(const WorkRef& work) = 0;
   virtual void Abort(const WorkRef& work, const absl::Status& reason) = 0;
 };

@@ -13,10 +13,9 @@
 
 namespace shardmesh::server {
 
-std::string Serialize(const StepMessage& message) {
+EncodedStep Encode(const StepMessage& message) {
   v1::RunStep to;
   to.set_plan_hash(message.plan->hash);
-  to.set_plan(message.plan->bytes);
   for (const StepMessage::Operand& operand : message.operands) {
     v1::StepOperand* const encoded = to.add_operands();
     if (operand.literal != nullptr) {
@@ -31,7 +30,9 @@ std::string Serialize(const StepMessage& message) {
   }
   rpc::Encode(message.timeout, to.mutable_timeout());
   to.set_return_literals(message.return_literals);
-  return to.SerializeAsString();
+  return {.plan_hash = message.plan->hash,
+          .plan = {message.plan, &message.plan->bytes},
+          .rest = to.SerializeAsString()};
 }
 
 int64_t EncodedSizeBytes(const Literal& literal) {

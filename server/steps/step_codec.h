@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -11,6 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "server/steps/encoded_step.h"
 #include "server/steps/planner.h"
 #include "server/steps/step_call.h"
 #include "shardmesh/v1/compute_service.pb.h"
@@ -27,13 +29,13 @@ struct StepMessage {
     const Literal* literal = nullptr;  // null: the array
     bool donate = false;
   };
-  const PreparedPlan* plan = nullptr;
+  std::shared_ptr<const PreparedPlan> plan = nullptr;
   std::vector<Operand> operands = {};
   const std::vector<ArrayDescriptor>* outputs = nullptr;
   absl::Duration timeout = {};
   bool return_literals = false;
 };
-std::string Serialize(const StepMessage& message);
+EncodedStep Encode(const StepMessage& message);
 
 // The size in a message.
 int64_t EncodedSizeBytes(const Literal& literal);

@@ -6,6 +6,7 @@
 
 #include "rpc/codec/definition.h"
 #include "rpc/codec/status.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -58,7 +59,10 @@ absl::StatusOr<FoundOperands> OperandFinder::Find(StepOperands operands) const {
                          StrCat("operands lie on different meshes: \"", one.mesh_id,
                                 "\" at revision ", one.mesh_revision, " and \"", other.mesh_id,
                                 "\" at revision ", other.mesh_revision, "; load them onto one")),
-                     Reason::kShapeMismatch),
+                     Reason::kMeshMismatch,
+                     {{fact::kArray, other.array_id},
+                      {fact::kHave, other.mesh_id},
+                      {fact::kNeed, one.mesh_id}}),
           "operands", i);
     }
   }
@@ -88,7 +92,10 @@ absl::StatusOr<PlanTarget> OperandFinder::FindTarget(
                               "\" as ", descriptor.mesh.ToString(), " of revision ",
                               descriptor.mesh_revision, ", which is ", mesh.ToString(),
                               " of revision ", definition->revision, " now; load it again")),
-                   Reason::kVersionMismatch),
+                   Reason::kMeshMismatch,
+                   {{fact::kArray, descriptor.array_id},
+                    {fact::kHave, descriptor.mesh.ToString()},
+                    {fact::kNeed, mesh.ToString()}}),
         "operands", i);
   }
   return PlanTarget{.mesh_id = mesh_id,
@@ -113,7 +120,7 @@ absl::Status CheckDonor(const ArrayRegistry& registry, const SessionTable& sessi
                          "array \"", array_id, "\" is not kept by session \"", session_id,
                          "\", which may not donate it; begin a get of it in this session first, or "
                          "do not donate it")),
-                     Reason::kNotOwner),
+                     Reason::kNotOwner, {{fact::kKind, "array"}, {fact::kName, array_id}}),
           "operands", i);
     }
   }

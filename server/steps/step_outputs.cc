@@ -11,6 +11,7 @@
 #include "rpc/call.h"
 #include "rpc/codec/field_check.h"
 #include "rpc/codec/status.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -43,7 +44,8 @@ absl::Status CheckAnswerSize(const std::vector<ArrayDescriptor>& described,
              " of them the descriptors of ", described.size(), " results, ", names_bytes,
              " their names and ", literals_bytes, " their elements; the limit is ",
              rpc::kMaxControlMessageBytes,
-             ": split the program, give shorter names, or get the arrays instead of literals"));
+             ": split the program, give shorter names, or get the arrays instead of literals"),
+      {{fact::kHave, size_bytes}, {fact::kLimit, rpc::kMaxControlMessageBytes}});
 }
 
 }  // namespace
@@ -126,7 +128,8 @@ absl::Status CheckMessageSizes(const PreparedPlan& plan, const std::vector<Found
       Reason::kLimitExceeded,
       StrCat("the step has ", size_bytes, " bytes for each worker, ", literal_bytes,
              " of them literals and ", plan_bytes, " its plan; the limit is ",
-             rpc::kMaxControlMessageBytes, ": put large literals as arrays, or split the program"));
+             rpc::kMaxControlMessageBytes, ": put large literals as arrays, or split the program"),
+      {{fact::kHave, size_bytes}, {fact::kLimit, rpc::kMaxControlMessageBytes}});
 }
 
 CommitRequest CommitOf(const std::vector<ArrayDescriptor>& described, const StepOutputs& outputs,

@@ -14,6 +14,7 @@
 #include "server/state/session_pins.h"
 #include "server/steps/step_codec.h"
 #include "server/steps/step_outputs.h"
+#include "status/detail.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -212,8 +213,8 @@ void StepRunner::GiveOperands(Running* running, StepRequest* step) const {
   }
 }
 
-std::string StepRunner::MessageOf(const Running& running, absl::Duration timeout) const {
-  StepMessage message{.plan = running.prepared.get(),
+EncodedStep StepRunner::MessageOf(const Running& running, absl::Duration timeout) const {
+  StepMessage message{.plan = running.prepared,
                       .outputs = &running.outputs,
                       .timeout = timeout,
                       .return_literals = running.options.return_literals};
@@ -224,7 +225,7 @@ std::string StepRunner::MessageOf(const Running& running, absl::Duration timeout
       message.operands.push_back({.literal = &operand.literal});
     }
   }
-  return Serialize(message);
+  return Encode(message);
 }
 
 absl::StatusOr<StepRunner::RunningPtr> StepRunner::Admit(StepCall call, StepRequest* step) {
@@ -259,7 +260,7 @@ absl::StatusOr<StepRunner::RunningPtr> StepRunner::Admit(StepCall call, StepRequ
   for (const ArrayDescriptor& output : running->outputs) {
     step->writes.push_back(output.array_id);
   }
-  step->message = std::make_shared<const std::string>(MessageOf(*running, step->timeout));
+  step->message = std::make_shared<const EncodedStep>(MessageOf(*running, step->timeout));
   step->participants =
       ParticipantsOf(*parts_.membership->view(), plan.mesh_id, std::ssize(running->outputs));
   return running;
@@ -358,7 +359,7 @@ absl::Status StepRunner::WithSecondRun(const Running& running, absl::Status stat
       });
   if (!is_untouched) return status;
   return is_passing ? Recovering(ToStd(status.message()))
-                    : rpc::WithRetryDelay(std::move(status), kRunAgainDelay);
+                    : WithRetryDelay(std::move(status), kRunAgainDelay);
 }
 
 absl::Status StepRunner::WithLosses(const Running& running, const WorkOutcome& outcome) {

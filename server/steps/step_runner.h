@@ -110,7 +110,7 @@ class StepRunner {
   absl::Status PinOperands(Running* running) const;
   // Donates what may be donated, and says which arrays the step reads and writes.
   void GiveOperands(Running* running, StepRequest* step) const;
-  std::string MessageOf(const Running& running, absl::Duration timeout) const;
+  EncodedStep MessageOf(const Running& running, absl::Duration timeout) const;
   void Commit(const RunningPtr& running, const WorkOutcome& outcome,
               absl::AnyInvocable<void(absl::Status) &&> decided);
   // `began`: workers may have run some of it.

@@ -10,6 +10,7 @@
 #include "process/random_bytes.h"
 #include "server/state/session_pins.h"
 #include "sharding/digest.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -20,7 +21,7 @@ namespace {
 absl::Status NoTransfer(std::string_view transfer_id) {
   return WithReason(absl::NotFoundError(StrCat("there is no transfer \"", transfer_id,
                                                "\"; it may have ended long ago")),
-                    Reason::kNotFound);
+                    Reason::kNotFound, {{fact::kKind, "transfer"}, {fact::kName, transfer_id}});
 }
 
 // Bytes of all tiles of an array, replicas included.
@@ -67,7 +68,11 @@ absl::Status Transfers::CheckVersion(const PutItem& item) const {
   return WithReason(
       absl::AbortedError(StrCat("the name \"", item.name, "\" is at version ", version, ", not ",
                                 *item.expected_version, "; describe it and decide again")),
-      Reason::kVersionMismatch);
+      Reason::kVersionMismatch,
+      {{fact::kKind, "name"},
+       {fact::kName, item.name},
+       {fact::kHave, version},
+       {fact::kNeed, *item.expected_version}});
 }
 
 absl::StatusOr<std::string> Transfers::Begin(const std::string& session_id,
@@ -316,7 +321,7 @@ void Transfers::Commit(std::string_view transfer_id, std::string request_key, ab
                                    StrCat("transfer ", transfer_id,
                                           " is committed, and which arrays it made is no longer "
                                           "remembered; describe its names")),
-                               Reason::kRequestIdReused);
+                               Reason::kRequestIdReused, {{fact::kValue, transfer_id}});
     }
     return std::move(callback)(std::move(ended));
   }
@@ -340,7 +345,7 @@ absl::StatusOr<TransferResult> Transfers::Answer(std::string_view transfer_id,
                                  result.array_ids.size(),
                                  " arrays are gone since: they were released, or had no name when "
                                  "the coordinator restarted; put them again")),
-      Reason::kNotFound);
+      Reason::kNotFound, {{fact::kKind, "array"}});
 }
 
 absl::Status Transfers::CheckOwner(std::string_view transfer_id,
@@ -353,7 +358,7 @@ absl::Status Transfers::CheckOwner(std::string_view transfer_id,
   return WithReason(absl::PermissionDeniedError(
                         StrCat("transfer ", transfer_id, " was not begun by session \"", session_id,
                                "\"; only the session that began it commits, aborts or cancels it")),
-                    Reason::kNotOwner);
+                    Reason::kNotOwner, {{fact::kKind, "transfer"}, {fact::kName, transfer_id}});
 }
 
 absl::Status Transfers::Abort(std::string_view transfer_id, absl::Status reason) {

@@ -11,6 +11,7 @@
 #include "process/failpoint.h"
 #include "process/log.h"
 #include "status/detail.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -143,7 +144,8 @@ void LocalStore::Commit(Transaction transaction, CommitCallback callback) {
                          "the store is behind: ", queue_.size(), " commits of ", queued_bytes_,
                          " bytes wait for the disk; at most ", kMaxQueuedCommits, " of ",
                          kMaxQueuedBytes, " bytes may; retry later")),
-                     Reason::kLimitExceeded),
+                     Reason::kOverloaded,
+                     {{fact::kHave, queue_.size()}, {fact::kLimit, kMaxQueuedCommits}}),
           kRetryDelay);
     }
   }
@@ -185,7 +187,7 @@ absl::StatusOr<std::unique_ptr<WatchHandle>> LocalStore::Watch(std::vector<std::
         absl::OutOfRangeError(StrCat("the changes from revision ", from_revision,
                                      " on are compacted up to ", index_.compacted(),
                                      "; list, and watch from the revision of the list plus 1")),
-        Reason::kCompacted);
+        Reason::kCompacted, {{fact::kHave, from_revision}, {fact::kNeed, index_.compacted() + 1}});
   }
   watchers_.push_back(watcher);
   queue_.push_back(WakeUp());
@@ -335,7 +337,11 @@ LocalStore::Prepared LocalStore::Prepare(absl::Span<const QueuedCommit> group) c
       status = WithReason(
           absl::AbortedError(StrCat("\"", compare.key, "\" is at revision ", have, ", expected ",
                                     compare.mod_revision, "; read it again and retry")),
-          Reason::kVersionMismatch);
+          Reason::kVersionMismatch,
+          {{fact::kKind, "record"},
+           {fact::kName, compare.key},
+           {fact::kHave, have},
+           {fact::kNeed, compare.mod_revision}});
     }
     if (!status.ok()) {
       prepared.results.push_back(std::move(status));

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -25,7 +26,7 @@ bool StartsWithAny(std::string_view text, absl::Span<const std::string> prefixes
 
 absl::Status NotThere(std::string_view key, Revision at) {
   return WithReason(absl::NotFoundError(StrCat("no key \"", key, "\" at revision ", at)),
-                    Reason::kNotFound);
+                    Reason::kNotFound, {{fact::kKind, "record"}, {fact::kName, key}});
 }
 
 }  // namespace
@@ -54,7 +55,7 @@ absl::Status RevisionIndex::CheckReadable(Revision at) const {
     return WithReason(
         absl::OutOfRangeError(
             StrCat("revision ", at, " is compacted; the oldest that can be read is ", compacted_)),
-        Reason::kCompacted);
+        Reason::kCompacted, {{fact::kHave, at}, {fact::kNeed, compacted_}});
   }
   return absl::OkStatus();
 }

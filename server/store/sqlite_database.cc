@@ -11,6 +11,7 @@
 #include <set>
 
 #include "server/store/sqlite_failpoints.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
 
@@ -20,8 +21,9 @@ namespace {
 // The answer of quick_check when it finds no problem.
 constexpr std::string_view kSound = "ok";
 
-absl::Status StoreError(absl::StatusCode code, std::string_view message) {
-  return WithReason(absl::Status(code, ToAbsl(message)), Reason::kStoreFailed);
+absl::Status StoreError(absl::StatusCode code, std::string_view message, std::string_view file) {
+  return WithReason(absl::Status(code, ToAbsl(message)), Reason::kStoreFailed,
+                    {{fact::kFile, file}});
 }
 
 }  // namespace
@@ -81,7 +83,8 @@ absl::Status Database::Open(const std::string& vfs) {
     return StoreError(absl::StatusCode::kDataLoss,
                       StrCat("there is a log ", log, " of ", found.st_size,
                              " bytes, but its database is missing or empty; put the database back, "
-                             "or restore a snapshot"));
+                             "or restore a snapshot"),
+                      log);
   }
   const int code = sqlite3_open_v2(
       path_.c_str(), &handle_,
@@ -90,7 +93,7 @@ absl::Status Database::Open(const std::string& vfs) {
   if (code != SQLITE_OK) return Error(code, "open");
   if (sqlite3_db_readonly(handle_, "main") == 1) {
     return StoreError(absl::StatusCode::kPermissionDenied,
-                      StrCat("cannot write ", path_, "; the coordinator needs to"));
+                      StrCat("cannot write ", path_, "; the coordinator needs to"), path_);
   }
   return absl::OkStatus();
 }
@@ -207,12 +210,14 @@ absl::Status Database::CheckPages() {
     return StoreError(
         absl::StatusCode::kInternal,
         StrCat("the disk did not give all pages of ", path_,
-               ", and did so when it was asked again; look for what it reports: ", found));
+               ", and did so when it was asked again; look for what it reports: ", found),
+        path_);
   }
   return StoreError(absl::StatusCode::kDataLoss,
                     StrCat("the state database is damaged; see what can be read with `shardmesh "
                            "admin check`, or restore a snapshot: ",
-                           path_, ": ", again));
+                           path_, ": ", again),
+                    path_);
 }
 
 absl::Status Database::ReadFiles() {
@@ -310,7 +315,7 @@ absl::StatusOr<bool> Database::Copy::Step(int pages) {
 absl::StatusOr<std::unique_ptr<Database::Copy>> Database::BeginCopy(const std::string& path) {
   struct stat found;
   if (stat(path.c_str(), &found) == 0) {
-    return StoreError(absl::StatusCode::kAlreadyExists, StrCat("there is a file ", path));
+    return StoreError(absl::StatusCode::kAlreadyExists, StrCat("there is a file ", path), path);
   }
   std::unique_ptr<Copy> copy(new Copy(path));
   SHARDMESH_RETURN_IF_ERROR(copy->to_.Open());
@@ -337,24 +342,25 @@ absl::Status Database::Error(int code, std::string_view doing) const {
             StrCat("no room for the state on disk, or its quota is used up; delete what is not "
                    "needed, or give the store more: ",
                    what)),
-        Reason::kStoreFull);
+        Reason::kStoreFull, {{fact::kFile, path_}});
   }
   switch (code & 0xff) {
     case SQLITE_CORRUPT:
     case SQLITE_NOTADB:
-      return StoreError(absl::StatusCode::kDataLoss, StrCat(if_damaged_, what));
+      return StoreError(absl::StatusCode::kDataLoss, StrCat(if_damaged_, what), path_);
     case SQLITE_PERM:
     case SQLITE_READONLY:
     case SQLITE_AUTH:
     case SQLITE_CANTOPEN:
       return StoreError(absl::StatusCode::kPermissionDenied,
-                        StrCat("the state database cannot be opened for writing: ", what));
+                        StrCat("the state database cannot be opened for writing: ", what), path_);
     case SQLITE_BUSY:
     case SQLITE_LOCKED:
       return StoreError(absl::StatusCode::kFailedPrecondition,
-                        StrCat("another program has the state database open; close it: ", what));
+                        StrCat("another program has the state database open; close it: ", what),
+                        path_);
     default:
-      return StoreError(absl::StatusCode::kInternal, what);
+      return StoreError(absl::StatusCode::kInternal, what, path_);
   }
 }
 

@@ -22,6 +22,7 @@
 #include "server/store/sqlite_database.h"
 #include "server/store/store_file.h"
 #include "server/store/wal_file.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -236,7 +237,10 @@ class FileBlocks {
             StrCat("no room for the state on disk: the database in ", folder_, " would have ",
                    bytes, " bytes, and ", available.has_value() ? StrCat(*available) : "too few",
                    " bytes are free; make room, or delete what is not needed")),
-        Reason::kStoreFull);
+        Reason::kStoreFull,
+        {{fact::kHave, available.has_value() ? StrCat(*available) : ""},
+         {fact::kNeed, bytes},
+         {fact::kFile, folder_}});
   }
 
   std::string folder_;
@@ -296,7 +300,7 @@ class OpenFiles {
               " was moved, removed or replaced while this coordinator has it open: nothing is "
               "written any more. Put it back; or, before the coordinator ends, save the state "
               "with `shardmesh admin snapshot`, and start with --restore of it")),
-          Reason::kStoreFailed);
+          Reason::kStoreFailed, {{fact::kFile, file.path}});
       if (!std::exchange(is_told_, true)) {
         rpc::LogError("the state is not where it was", {{"error", gone}});
       }
@@ -565,7 +569,10 @@ class SqliteJournal final : public Journal {
             StrCat("the quota of the state is used up: the database in ", folder_, " would have ",
                    pages * page_bytes_, " bytes of ", urgent_pages_ * page_bytes_,
                    "; delete what is not needed, or give the store more with --store-quota")),
-        Reason::kStoreFull);
+        Reason::kStoreFull,
+        {{fact::kHave, urgent_pages_ * page_bytes_},
+         {fact::kNeed, pages * page_bytes_},
+         {fact::kFile, folder_}});
   }
 
   // Within a transaction: the blocks of all its pages.

@@ -5,6 +5,7 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/synchronization/notification.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -14,9 +15,11 @@ namespace {
 
 absl::Status CheckKey(const std::string& key) {
   if (key.empty() || key.size() > kMaxKeyBytes) {
-    return WithReason(absl::InvalidArgumentError(StrCat(
-                          "a key has ", key.size(), " bytes; it must have 1 to ", kMaxKeyBytes)),
-                      key.empty() ? Reason::kBadField : Reason::kLimitExceeded);
+    const absl::Status refused = absl::InvalidArgumentError(
+        StrCat("a key has ", key.size(), " bytes; it must have 1 to ", kMaxKeyBytes));
+    return key.empty() ? WithReason(refused, Reason::kBadField)
+                       : WithReason(refused, Reason::kLimitExceeded,
+                                    {{fact::kHave, key.size()}, {fact::kLimit, kMaxKeyBytes}});
   }
   if (key.find('\0') != std::string::npos) {
     return WithReason(absl::InvalidArgumentError("a key holds a NUL byte"), Reason::kBadField);
@@ -33,7 +36,8 @@ absl::Status CheckTransaction(const Transaction& transaction) {
     return WithReason(absl::InvalidArgumentError(StrCat("a transaction of ", operations,
                                                         " operations is over the limit of ",
                                                         kMaxTransactionOperations, "; split it")),
-                      Reason::kLimitExceeded);
+                      Reason::kLimitExceeded,
+                      {{fact::kHave, operations}, {fact::kLimit, kMaxTransactionOperations}});
   }
   size_t bytes = 0;
   absl::flat_hash_set<absl::string_view> written;
@@ -46,7 +50,7 @@ absl::Status CheckTransaction(const Transaction& transaction) {
     if (!written.insert(key).second) {
       return WithReason(
           absl::InvalidArgumentError(StrCat("a transaction writes \"", key, "\" twice")),
-          Reason::kBadField);
+          Reason::kBadField, {{fact::kValue, key}});
     }
     return absl::OkStatus();
   };
@@ -62,7 +66,8 @@ absl::Status CheckTransaction(const Transaction& transaction) {
     return WithReason(absl::InvalidArgumentError(StrCat("a transaction of ", bytes,
                                                         " bytes is over the limit of ",
                                                         kMaxTransactionBytes, "; split it")),
-                      Reason::kLimitExceeded);
+                      Reason::kLimitExceeded,
+                      {{fact::kHave, bytes}, {fact::kLimit, kMaxTransactionBytes}});
   }
   return absl::OkStatus();
 }

@@ -135,8 +135,8 @@ class Store {
   // clang-format off
   //   ABORTED (VERSION_MISMATCH)  a compare failed; names the key, its revision and the expected.
   //   INVALID_ARGUMENT            over a limit above, a malformed key, or one written twice.
-  //   RESOURCE_EXHAUSTED          (STORE_FULL) disk or quota are full; (LIMIT_EXCEEDED) queue full.
-  //   UNAVAILABLE                 (NOT_SERVING) closing. With a retry delay, as LIMIT_EXCEEDED.
+  //   RESOURCE_EXHAUSTED          (STORE_FULL) disk or quota are full; (OVERLOADED) queue full.
+  //   UNAVAILABLE                 (NOT_SERVING) closing. With a retry delay, as OVERLOADED.
   // clang-format on
   //
   // After a write whose outcome is unknown no callback runs any more: see

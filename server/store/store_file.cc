@@ -25,6 +25,7 @@
 #include "process/lock_file.h"
 #include "process/log.h"
 #include "process/steady_deadline.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -57,8 +58,9 @@ constexpr int kPlaceBits = 8;
 constexpr Revision kMaxRevisionGap = Revision{1} << 33;
 static_assert(kMaxTransactionOperations <= (1 << kPlaceBits));
 
-absl::Status StoreError(absl::StatusCode code, std::string_view message) {
-  return WithReason(absl::Status(code, ToAbsl(message)), Reason::kStoreFailed);
+absl::Status StoreError(absl::StatusCode code, std::string_view message, std::string_view file) {
+  return WithReason(absl::Status(code, ToAbsl(message)), Reason::kStoreFailed,
+                    {{fact::kFile, file}});
 }
 
 // How often the lock on a folder is tried, and how often the log repeats who has it.
@@ -75,14 +77,16 @@ absl::Status LockError(const absl::Status& status) {
 absl::Status InUse(const std::string& folder, const std::string& holder) {
   return StoreError(absl::StatusCode::kFailedPrecondition,
                     StrCat("the data folder ", folder, " is in use by process ", holder,
-                           "; stop it, or use another folder"));
+                           "; stop it, or use another folder"),
+                    folder);
 }
 
 absl::Status SystemError(std::string_view doing, const std::string& path) {
   const int error = errno;
   return WithReason(absl::Status(absl::ErrnoToStatusCode(error),
                                  StrCat("cannot ", doing, " ", path, ": ", std::strerror(error))),
-                    error == ENOSPC || error == EDQUOT ? Reason::kStoreFull : Reason::kStoreFailed);
+                    error == ENOSPC || error == EDQUOT ? Reason::kStoreFull : Reason::kStoreFailed,
+                    {{fact::kFile, path}});
 }
 
 absl::Status FileSystemError(std::string_view doing, const std::string& path,
@@ -113,7 +117,8 @@ absl::Status LostState(const std::string& folder, std::string_view what, std::st
       StrCat("the state of the cluster in ", folder, " is lost: ", what, ", though ", trace,
              " is there; put back state.db and state.db-wal as they were, or restore a snapshot "
              "with --restore; workers keep their tiles until then; a new cluster needs an empty "
-             "folder"));
+             "folder"),
+      folder);
 }
 
 uint32_t NumberAt(std::string_view bytes, size_t at, size_t size = 4) {
@@ -171,7 +176,8 @@ absl::Status AddChecksums(Database& database) {
   if (!compacted.has_value() || !newest.has_value()) {
     return StoreError(absl::StatusCode::kDataLoss,
                       StrCat("the state database is damaged: ", database.path(),
-                             " has lost its bounds; restore a snapshot"));
+                             " has lost its bounds; restore a snapshot"),
+                      database.path());
   }
   return WriteBounds(database, {.compacted = *compacted, .newest = *newest});
 }
@@ -357,7 +363,8 @@ absl::Status CheckHasLog(const std::string& database) {
              "the log alone; put the log back as it was; without it, restore a snapshot with "
              "--restore (where that flag is there already, put an empty file `restore-again` into "
              "the folder), or go on without those commits: `shardmesh admin check FOLDER "
-             "--set-aside`"));
+             "--set-aside`"),
+      log);
 }
 
 absl::StatusOr<FolderLock> FolderLock::Take(const std::string& folder, absl::Duration timeout) {
@@ -366,7 +373,8 @@ absl::StatusOr<FolderLock> FolderLock::Take(const std::string& folder, absl::Dur
       !std::filesystem::exists(DatabasePath(folder), ignored)) {
     return StoreError(absl::StatusCode::kFailedPrecondition,
                       StrCat(folder, " is the data folder of a worker, whose tiles are in ", folder,
-                             "/arrays; give the coordinator a folder of its own"));
+                             "/arrays; give the coordinator a folder of its own"),
+                      folder);
   }
   absl::StatusOr<FileLock> lock =
       TakeLock(LockPath(folder),
@@ -436,7 +444,8 @@ absl::StatusOr<int64_t> SchemaVersionOf(Database& database) {
   if (application != kApplicationId) {
     return StoreError(
         absl::StatusCode::kFailedPrecondition,
-        StrCat(database.path(), " is a database of another program; use another data folder"));
+        StrCat(database.path(), " is a database of another program; use another data folder"),
+        database.path());
   }
   const int64_t schema = *version & ~kNeedsLog;
   if (schema < 1 || schema > kSchemaVersion) {
@@ -445,7 +454,8 @@ absl::StatusOr<int64_t> SchemaVersionOf(Database& database) {
             database.path(), " has schema version ", schema, ", this build reads versions 1 to ",
             kSchemaVersion, "; use the build that wrote it or a newer one, or restore a snapshot ",
             "that was made with this version")),
-        Reason::kSchemaMismatch);
+        Reason::kSchemaMismatch,
+        {{fact::kHave, schema}, {fact::kNeed, kSchemaVersion}, {fact::kFile, database.path()}});
   }
   return schema;
 }
@@ -484,7 +494,8 @@ absl::StatusOr<StoredBounds> ReadBounds(Database& database) {
     return StoreError(absl::StatusCode::kDataLoss,
                       StrCat("the state database is damaged: the bounds of ", database.path(),
                              " are not as they were written; `shardmesh admin check FOLDER "
-                             "--set-aside` mends them"));
+                             "--set-aside` mends them"),
+                      database.path());
   }
   return read;
 }

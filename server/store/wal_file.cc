@@ -14,6 +14,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/types/span.h"
 #include "process/crc32c.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -46,7 +47,7 @@ absl::Status SystemError(std::string_view doing, const std::string& path) {
   return WithReason(
       absl::Status(is_full ? absl::StatusCode::kResourceExhausted : absl::StatusCode::kInternal,
                    StrCat("cannot ", doing, " ", path, ": ", std::strerror(error))),
-      is_full ? Reason::kStoreFull : Reason::kStoreFailed);
+      is_full ? Reason::kStoreFull : Reason::kStoreFailed, {{fact::kFile, path}});
 }
 
 uint32_t BigEndian(const char* bytes) {

@@ -12,6 +12,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/numeric/int128.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -21,8 +22,9 @@ namespace {
 
 constexpr size_t Index(int64_t i) { return static_cast<size_t>(i); }
 
-absl::Status OverLimit(std::string_view what) {
-  return WithReason(absl::ResourceExhaustedError(ToAbsl(what)), Reason::kLimitExceeded);
+absl::Status OverLimit(std::string_view what, int64_t limit = std::numeric_limits<int64_t>::max()) {
+  return WithReason(absl::ResourceExhaustedError(ToAbsl(what)), Reason::kLimitExceeded,
+                    {{fact::kLimit, limit}});
 }
 
 absl::Status NoMesh() {
@@ -134,7 +136,8 @@ absl::StatusOr<int64_t> TileBytes(int64_t elements, int64_t bits_per_element) {
   if (elements < 0 || bits_per_element < 1 || bytes > std::numeric_limits<int64_t>::max()) {
     return InvalidArgument(Reason::kInvalidShape,
                            StrCat(elements, " elements of ", bits_per_element,
-                                  " bits each are not a size that 63 bits can count in bytes"));
+                                  " bits each are not a size that 63 bits can count in bytes"),
+                           {{fact::kValue, elements}});
   }
   return static_cast<int64_t>(bytes);
 }
@@ -176,9 +179,11 @@ absl::Status LayoutAnalysis::Add(std::string_view name, absl::Span<const int64_t
 absl::Status LayoutAnalysis::Add(std::string_view name, const Tiling& tiling,
                                  int64_t bits_per_element) {
   if (!(tiling.mesh() == state_->mesh)) {
-    return InvalidArgument(Reason::kInvalidMesh,
-                           StrCat(name, " lies on the mesh ", tiling.mesh().ToString(),
-                                  "; this is an analysis of ", state_->mesh.ToString()));
+    return InvalidArgument(
+        Reason::kMeshMismatch,
+        StrCat(name, " lies on the mesh ", tiling.mesh().ToString(), "; this is an analysis of ",
+               state_->mesh.ToString()),
+        {{fact::kHave, tiling.mesh().ToString()}, {fact::kNeed, state_->mesh.ToString()}});
   }
   const auto bytes_of = [&](int64_t elements) -> absl::StatusOr<int64_t> {
     absl::StatusOr<int64_t> bytes = TileBytes(elements, bits_per_element);
@@ -207,7 +212,8 @@ absl::Status LayoutAnalysis::Add(std::string_view name, const Tiling& tiling,
     const bool is_new = state_->uneven.find(combinations.axes()) == state_->uneven.end();
     if (count > kMaxUnevenSums - (is_new ? state_->uneven_sums : 0)) {
       return OverLimit(StrCat(name, " has uneven parts along axes with too many combinations: more",
-                              " than ", kMaxUnevenSums, " sums in all"));
+                              " than ", kMaxUnevenSums, " sums in all"),
+                       kMaxUnevenSums);
     }
     uneven.reserve(Index(count));
     for (int64_t combination = 0; combination < count; ++combination) {
@@ -361,6 +367,7 @@ absl::StatusOr<ExactAnalysis> AnalyzeAsOriginal(absl::Span<const AnalyzedTensor>
         return InvalidArgument(Reason::kAxisNotInMesh,
                                StrCat("the spec of ", tensor.name, " has ", entry.ToString(),
                                       ", which is not one axis of the mesh ", mesh.ToString()),
+                               {{fact::kAxis, entry.AxisNames()}, {fact::kMesh, mesh.ToString()}},
                                "KeyError");
       }
     }

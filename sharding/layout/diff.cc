@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "sharding/axis_value.h"
 #include "sharding/tile.h"
+#include "status/fact_keys.h"
 #include "status/python_repr.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -68,7 +69,7 @@ struct Placed {
 
 absl::Status TooManyBytes(std::string_view what) {
   return InvalidArgument(Reason::kLimitExceeded, StrCat(what, " has more bytes than 64 bits count"),
-                         "OverflowError");
+                         {{fact::kLimit, std::numeric_limits<int64_t>::max()}}, "OverflowError");
 }
 
 absl::StatusOr<int64_t> BytesOf(absl::Span<const int64_t> shape, const PlacedTensor& tensor) {
@@ -83,7 +84,8 @@ absl::StatusOr<int64_t> BytesOf(absl::Span<const int64_t> shape, const PlacedTen
 absl::StatusOr<Placed> Place(const PlacedTensor& tensor, const Mesh& mesh) {
   if (tensor.bits_per_element < 0) {
     return InvalidArgument(Reason::kBadField,
-                           StrCat("an element has ", tensor.bits_per_element, " bits"));
+                           StrCat("an element has ", tensor.bits_per_element, " bits"),
+                           {{fact::kValue, tensor.bits_per_element}});
   }
   SHARDMESH_ASSIGN_OR_RETURN(Tiling tiling, Tiling::Create(mesh, tensor.spec, tensor.shape));
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t bytes, BytesOf(tensor.shape, tensor));
@@ -104,8 +106,10 @@ class PlacedTree {
                            StrCat("layout ", label, ", tensor ", PythonRepr(tensor.name)));
       }
       if (!tree.by_name_.emplace(tensor.name, tree.tensors_.size()).second) {
-        return InvalidArgument(Reason::kBadField, StrCat("layout ", label, " has the tensor ",
-                                                         PythonRepr(tensor.name), " twice"));
+        return InvalidArgument(
+            Reason::kBadField,
+            StrCat("layout ", label, " has the tensor ", PythonRepr(tensor.name), " twice"),
+            {{fact::kValue, tensor.name}});
       }
       if (__builtin_add_overflow(tree.bytes_, placed->bytes, &tree.bytes_)) {
         return TooManyBytes(StrCat("layout ", label));

@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -76,12 +77,13 @@ absl::StatusOr<std::vector<std::optional<PartitionSpec>>> GetPartitionSpecs(
         return InvalidArgument(Reason::kInvalidSpec,
                                StrCat(leaf.name, " is an array on one device and has no spec; put",
                                       " it on a mesh first"),
-                               "AttributeError");
+                               {{fact::kValue, leaf.name}}, "AttributeError");
       case HeldLeaf::Kind::kSpecOnly:
       case HeldLeaf::Kind::kHostArray:
       case HeldLeaf::Kind::kOther:
         return InvalidArgument(Reason::kInvalidSpec,
-                               StrCat(leaf.name, " is neither an array on a mesh nor a number"));
+                               StrCat(leaf.name, " is neither an array on a mesh nor a number"),
+                               {{fact::kValue, leaf.name}});
     }
   }
   return specs;

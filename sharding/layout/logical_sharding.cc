@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 
@@ -33,7 +34,8 @@ absl::StatusOr<SettledQuestion> Settle(const LogicalQuestion& question) {
   if (question.dynamic_axes == nullptr) {
     return InvalidArgument(Reason::kMissingArgument,
                            "axes and mode are not both given; give both, or a preset or other "
-                           "dynamic axes that supply them");
+                           "dynamic axes that supply them",
+                           {{fact::kField, "mode"}});
   }
   const DynamicAxes& dynamic = *question.dynamic_axes;
   SHARDMESH_ASSIGN_OR_RETURN(const RuntimeMode mode, dynamic.mode.Resolve(question.shape));
@@ -55,7 +57,8 @@ absl::StatusOr<LogicalSharding> ApplyLogicalSharding(const PartitionAxis& profil
                                                      const Mesh& mesh, bool auto_correct) {
   if (!question.shape.has_value()) {
     return InvalidArgument(Reason::kMissingArgument,
-                           "an array's layout cannot be corrected without its shape; give it");
+                           "an array's layout cannot be corrected without its shape; give it",
+                           {{fact::kField, "shape"}});
   }
   LogicalSharding sharding;
   SHARDMESH_ASSIGN_OR_RETURN(sharding.requested, ResolveSpec(profile, question));

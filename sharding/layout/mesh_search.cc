@@ -11,6 +11,7 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/numeric/int128.h"
 #include "sharding/layout/analysis.h"
+#include "status/fact_keys.h"
 #include "status/python_repr.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -40,32 +41,37 @@ absl::Status CheckOptions(const MeshSearchOptions& options) {
     return InvalidArgument(
         Reason::kInvalidMesh,
         StrCat("a search needs an axis and a device, and was given ", options.axes.size(),
-               " axes and ", options.device_count, " devices"));
+               " axes and ", options.device_count, " devices"),
+        {{fact::kValue, options.device_count}});
   }
   if (options.device_count > kMaxMeshDevices ||
       static_cast<int64_t>(options.axes.size()) > kMaxMeshAxes) {
     return InvalidArgument(
         Reason::kLimitExceeded,
         StrCat("a mesh has at most ", kMaxMeshDevices, " devices and ", kMaxMeshAxes,
-               " axes; the search is for ", options.device_count, " and ", options.axes.size()));
+               " axes; the search is for ", options.device_count, " and ", options.axes.size()),
+        {{fact::kHave, options.device_count}, {fact::kLimit, kMaxMeshDevices}});
   }
   absl::flat_hash_set<std::string_view> names;
   for (const SearchAxis& axis : options.axes) {
     if (axis.name.empty() || axis.name.size() > kMaxAxisNameBytes) {
       return InvalidArgument(
           Reason::kInvalidMesh,
-          StrCat("an axis name has 1 to ", kMaxAxisNameBytes, " bytes, not ", axis.name.size()));
+          StrCat("an axis name has 1 to ", kMaxAxisNameBytes, " bytes, not ", axis.name.size()),
+          {{fact::kAxis, axis.name}});
     }
     if (!names.insert(axis.name).second) {
       return InvalidArgument(Reason::kDuplicateAxis,
-                             StrCat("the axis ", PythonRepr(axis.name), " is given twice"));
+                             StrCat("the axis ", PythonRepr(axis.name), " is given twice"),
+                             {{fact::kAxis, axis.name}});
     }
     if (axis.min_size < 1 || (axis.max_size.has_value() && *axis.max_size < axis.min_size)) {
       return InvalidArgument(
           Reason::kInvalidMesh,
           StrCat("the axis ", PythonRepr(axis.name), " is to have ", axis.min_size, " to ",
                  axis.max_size.value_or(options.device_count),
-                 " devices; give a range that has a size of at least 1"));
+                 " devices; give a range that has a size of at least 1"),
+          {{fact::kAxis, axis.name}, {fact::kValue, axis.min_size}});
     }
   }
   return absl::OkStatus();
@@ -169,7 +175,8 @@ struct PreparedGroup {
 absl::Status CheckCount(int64_t count) {
   if (count < 1 || count > kMaxGroupCount) {
     return InvalidArgument(Reason::kLimitExceeded,
-                           StrCat("a group has 1 to ", kMaxGroupCount, " tensors, not ", count));
+                           StrCat("a group has 1 to ", kMaxGroupCount, " tensors, not ", count),
+                           {{fact::kHave, count}, {fact::kLimit, kMaxGroupCount}});
   }
   return absl::OkStatus();
 }
@@ -230,7 +237,7 @@ absl::StatusOr<PreparedGroup> Prepare(const TensorGroup& group,
 absl::Status OverLimit() {
   return WithReason(absl::ResourceExhaustedError(
                         "a sum over the tensors and devices of a candidate does not fit 63 bits"),
-                    Reason::kLimitExceeded);
+                    Reason::kLimitExceeded, {{fact::kLimit, std::numeric_limits<int64_t>::max()}});
 }
 
 bool IsTimeToStop(size_t group, const MeshSearchOptions& options) {
@@ -404,19 +411,22 @@ absl::StatusOr<MeshSearchResult> SearchMeshes(absl::Span<const TensorGroup> grou
   if (options.keep < 1 || options.keep > kMaxKeptCandidates) {
     return InvalidArgument(
         Reason::kLimitExceeded,
-        StrCat("a search keeps 1 to ", kMaxKeptCandidates, " candidates, not ", options.keep));
+        StrCat("a search keeps 1 to ", kMaxKeptCandidates, " candidates, not ", options.keep),
+        {{fact::kHave, options.keep}, {fact::kLimit, kMaxKeptCandidates}});
   }
   const Factorizations factorizations(options);
   if (factorizations.count() == 0) {
     return InvalidArgument(Reason::kInvalidMesh,
                            StrCat(options.device_count, " devices cannot be divided over the axes",
-                                  " within their bounds; widen one"));
+                                  " within their bounds; widen one"),
+                           {{fact::kValue, options.device_count}});
   }
   if (factorizations.count() > kMaxMeshCandidates) {
     return InvalidArgument(
         Reason::kLimitExceeded,
         StrCat("there are ", factorizations.count(), " meshes to try, more than ",
-               kMaxMeshCandidates, "; bound or drop an axis"));
+               kMaxMeshCandidates, "; bound or drop an axis"),
+        {{fact::kHave, factorizations.count()}, {fact::kLimit, kMaxMeshCandidates}});
   }
   std::vector<PreparedGroup> prepared;
   for (size_t i = 0; i < groups.size(); ++i) {

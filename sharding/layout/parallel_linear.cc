@@ -9,6 +9,7 @@
 #include "absl/numeric/int128.h"
 #include "sharding/axis_value.h"
 #include "sharding/mesh_query.h"
+#include "status/fact_keys.h"
 #include "status/nearest_name.h"
 #include "status/python_repr.h"
 #include "status/reason.h"
@@ -21,8 +22,8 @@ namespace {
 constexpr std::string_view kFanIn = "fan_in";
 constexpr std::string_view kFanOut = "fan_out";
 
-absl::Status BadFeatures(std::string_view message, std::string_view python_type) {
-  return InvalidArgument(Reason::kInvalidShape, message, python_type);
+absl::Status BadFeatures(std::string_view message, std::string_view python_type, Facts facts = {}) {
+  return InvalidArgument(Reason::kInvalidShape, message, facts, python_type);
 }
 
 // Refuses zero and negative features, with the exception classes that the originals' arithmetic
@@ -31,12 +32,12 @@ absl::Status CheckFeatures(int64_t in, int64_t out) {
   if (in == 0 || out == 0) {
     return BadFeatures(StrCat("a layer of ", in, " features in and ", out,
                               " out has no weights; give at least one of each"),
-                       "ZeroDivisionError");
+                       "ZeroDivisionError", {{fact::kValue, StrCat(in, ",", out)}});
   }
   if (in < 0 || out < 0) {
     return BadFeatures(StrCat("a layer of ", in, " features in and ", out,
                               " out is not possible; both numbers must be positive"),
-                       "TypeError");
+                       "TypeError", {{fact::kValue, StrCat(in, ",", out)}});
   }
   return absl::OkStatus();
 }
@@ -68,7 +69,7 @@ absl::StatusOr<OutFeatures> SumOut(const ParallelLinearOptions& options,
   for (const int64_t part : parts) {
     if (!exact && part < 0) {
       return BadFeatures(StrCat("out_features has the part ", part, "; parts must not be negative"),
-                         "TypeError");
+                         "TypeError", {{fact::kValue, part}});
     }
     sum += part;
   }
@@ -125,15 +126,17 @@ absl::StatusOr<std::optional<PartitionSpec>> GetOutputPartitionSpec(const ArrayL
   SHARDMESH_ASSIGN_OR_RETURN(const std::optional<PartitionSpec> rhs_spec, GetSharding(rhs));
   if (!lhs_spec.has_value() || !rhs_spec.has_value()) return std::nullopt;
   if (lhs.rank < 0 || lhs.rank > kMaxRank) {
-    return InvalidArgument(Reason::kInvalidShape, StrCat("no array has the rank ", lhs.rank,
-                                                         "; 0 to ", kMaxRank, " are possible"));
+    return InvalidArgument(
+        Reason::kInvalidShape,
+        StrCat("no array has the rank ", lhs.rank, "; 0 to ", kMaxRank, " are possible"),
+        {{fact::kValue, lhs.rank}, {fact::kLimit, kMaxRank}});
   }
   if (lhs.rank == 2) {
     if (rhs_spec->size() < 2) {
       return InvalidArgument(Reason::kInvalidSpec,
                              StrCat("the right side's spec ", rhs_spec->ToString(),
                                     " has fewer than two entries to swap; fill it up with None"),
-                             "IndexError");
+                             {{fact::kValue, rhs_spec->ToString()}}, "IndexError");
     }
     return PartitionSpec({rhs_spec->entry(1), rhs_spec->entry(0)});
   }
@@ -168,7 +171,10 @@ absl::StatusOr<TensorParallelConfig> CheckTensorParallelConfig(TensorParallelCon
     return InvalidArgument(
         Reason::kAxisNotInMesh,
         StrCat("axis_name ", PythonRepr(config.axis_name), " is no axis of the mesh ",
-               config.mesh->ToString(), config.mesh->DidYouMeanAxis(config.axis_name)));
+               config.mesh->ToString(), config.mesh->DidYouMeanAxis(config.axis_name)),
+        {{fact::kAxis, config.axis_name},
+         {fact::kMesh, config.mesh->ToString()},
+         {fact::kNearest, config.mesh->NearestAxis(config.axis_name)}});
   }
   return config;
 }
@@ -210,6 +216,8 @@ absl::StatusOr<ParallelLinear> MakeParallelLinear(const ParallelLinearOptions& o
     return InvalidArgument(Reason::kBadField,
                            StrCat("scale ", PythonRepr(*name), " is neither a factor nor ", kFanIn,
                                   " nor ", kFanOut, DidYouMean(*name, {kFanIn, kFanOut})),
+                           {{fact::kValue, *name},
+                            {fact::kNearest, NearestName(*name, {kFanIn, kFanOut}).value_or("")}},
                            "TypeError");
   } else {
     layer.scale_factor = std::get<double>(options.scale);

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "re2/re2.h"
 #include "sharding/pattern/character_set.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -97,7 +98,7 @@ absl::StatusOr<int32_t> PatternAutomaton::Builder::Add(Instruction instruction) 
                           StrCat("the pattern is too large: with its repeats written out it "
                                  "has more than ",
                                  kMaxInstructions, " parts; lower the repeats")),
-                      Reason::kLimitExceeded);
+                      Reason::kLimitExceeded, {{fact::kLimit, kMaxInstructions}});
   }
   program_.push_back(instruction);
   return static_cast<int32_t>(program_.size() - 1);

@@ -13,6 +13,7 @@
 #include "absl/strings/str_format.h"
 #include "sharding/pattern/character_set.h"
 #include "sharding/pattern/pattern.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -32,14 +33,15 @@ absl::Status Unsupported(std::string_view what) {
   return InvalidArgument(Reason::kUnsupportedPattern,
                          StrCat(what,
                                 " cannot be rewritten; put the rule for the excluded names "
-                                "before this one"));
+                                "before this one"),
+                         {{fact::kValue, what}});
 }
 
 absl::Status TooLarge() {
   return WithReason(
       absl::InvalidArgumentError("written without its look-ahead the pattern would be too long; "
                                  "put a rule for the excluded names before it, and .* after it"),
-      Reason::kLimitExceeded);
+      Reason::kLimitExceeded, {{fact::kLimit, kMaxWritten}});
 }
 
 // --- Characters ---

@@ -15,6 +15,8 @@
 #include "sharding/axis_value.h"
 #include "sharding/pattern/character_set.h"
 #include "sharding/pattern/pattern.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
 #include "status/python_repr.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -205,13 +207,17 @@ absl::Status Parser::Bad(int64_t position, std::string_view what,
   return InvalidArgument(
       Reason::kBadPattern,
       StrCat("bad pattern ", QuotePattern(text_), ": ", what, " at position ", position),
-      python_type);
+      {{fact::kValue, text_}, {fact::kPosition, position}}, python_type);
 }
 
 absl::Status Parser::Refusal(Reason reason, int64_t position, std::string_view what) const {
-  return WithReason(absl::InvalidArgumentError(StrCat("pattern ", QuotePattern(text_), ": ", what,
-                                                      " at position ", position)),
-                    reason);
+  absl::Status status =
+      WithReason(absl::InvalidArgumentError(StrCat("pattern ", QuotePattern(text_), ": ", what,
+                                                   " at position ", position)),
+                 reason);
+  return reason == Reason::kUnsupportedPattern
+             ? WithFacts(std::move(status), {{fact::kValue, text_}, {fact::kPosition, position}})
+             : status;
 }
 
 void Parser::Refuse(Reason reason, int64_t position, std::string_view what) {
@@ -280,9 +286,10 @@ absl::StatusOr<PatternNode> Parser::Parse() {
 
 absl::StatusOr<Part> Parser::ParseAlternation(Flags& flags, int64_t depth) {
   if (depth > Pattern::kMaxDepth) {
-    return Refusal(
-        Reason::kLimitExceeded, Position(),
-        StrCat("groups are nested more than ", Pattern::kMaxDepth, " deep; limit exceeded"));
+    return WithFacts(Refusal(Reason::kLimitExceeded, Position(),
+                             StrCat("groups are nested more than ", Pattern::kMaxDepth,
+                                    " deep; limit exceeded")),
+                     {{fact::kHave, depth}, {fact::kLimit, Pattern::kMaxDepth}});
   }
   SHARDMESH_ASSIGN_OR_RETURN(Part whole, ParseSequence(flags, depth, depth == 0));
   if (!NextIs('|')) {
@@ -436,9 +443,12 @@ absl::Status Parser::Repeat(const Token& token, const RepeatBounds& bounds, Item
   if (last == Item::kRepeat) {
     return Bad(token.position, StrCat("the repeat ", quoted, " follows another repeat"));
   }
-  if (std::max(bounds.min, bounds.max.value_or(0)) > Pattern::kMaxRepeat) {
-    Refuse(Reason::kLimitExceeded, token.position,
-           StrCat("repeat ", quoted, " exceeds the limit of ", Pattern::kMaxRepeat));
+  const int64_t repeats = std::max(bounds.min, bounds.max.value_or(0));
+  if (repeats > Pattern::kMaxRepeat && refusal_.ok()) {
+    refusal_ =
+        WithFacts(Refusal(Reason::kLimitExceeded, token.position,
+                          StrCat("repeat ", quoted, " exceeds the limit of ", Pattern::kMaxRepeat)),
+                  {{fact::kHave, repeats}, {fact::kLimit, Pattern::kMaxRepeat}});
   }
   if (!Consume('?') && Consume('+')) {
     Refuse(Reason::kUnsupportedPattern, token.position,
@@ -918,7 +928,7 @@ absl::StatusOr<PatternNode> ParsePattern(std::string_view text) {
     return WithReason(
         absl::InvalidArgumentError(StrCat("a pattern of ", text.size(), " bytes; the limit is ",
                                           Pattern::kMaxLength, ", split it into several rules")),
-        Reason::kLimitExceeded);
+        Reason::kLimitExceeded, {{fact::kHave, text.size()}, {fact::kLimit, Pattern::kMaxLength}});
   }
   return Parser(text).Parse();
 }

@@ -2,6 +2,7 @@
 #include "sharding/reshard/layout.h"
 
 #include "sharding/spec.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
 
@@ -40,8 +41,8 @@ Cut CutOf(const Tiling& tiling, int64_t dim) {
 
 }  // namespace
 
-absl::Status OverLimit(std::string_view what) {
-  return WithReason(absl::ResourceExhaustedError(ToAbsl(what)), Reason::kLimitExceeded);
+absl::Status OverLimit(std::string_view what, Facts facts) {
+  return WithReason(absl::ResourceExhaustedError(ToAbsl(what)), Reason::kLimitExceeded, facts);
 }
 
 int64_t SetWeights(std::vector<Digit>& digits) {

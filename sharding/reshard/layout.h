@@ -14,13 +14,14 @@
 #include "absl/status/status.h"
 #include "sharding/mesh.h"
 #include "sharding/tile.h"
+#include "status/fact_keys.h"
 
 namespace shardmesh::reshard_internal {
 
 constexpr size_t Index(int64_t i) { return static_cast<size_t>(i); }
 
 // Returns RESOURCE_EXHAUSTED (LIMIT_EXCEEDED).
-absl::Status OverLimit(std::string_view what);
+absl::Status OverLimit(std::string_view what, Facts facts = {});
 
 // One digit of a device's position: position / stride % size. It has the value `weight`.
 struct Digit {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <limits>
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
@@ -10,6 +11,7 @@
 #include "sharding/reshard/state.h"
 #include "sharding/shape.h"
 #include "sharding/spec.h"
+#include "status/fact_keys.h"
 #include "status/python_repr.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
@@ -255,10 +257,12 @@ std::string_view ReshardPatternName(ReshardPattern pattern) {
 
 absl::StatusOr<ReshardPlan> ReshardPlan::Create(const Tiling& from, const Tiling& to) {
   if (from.shape() != to.shape()) {
-    return InvalidArgument(Reason::kShapeMismatch,
-                           StrCat("the source layout is of the shape ", ShapeToString(from.shape()),
-                                  " and the destination's of ", ShapeToString(to.shape()),
-                                  "; a reshard keeps the shape"));
+    return InvalidArgument(
+        Reason::kShapeMismatch,
+        StrCat("the source layout is of the shape ", ShapeToString(from.shape()),
+               " and the destination's of ", ShapeToString(to.shape()),
+               "; a reshard keeps the shape"),
+        {{fact::kHave, ShapeToString(to.shape())}, {fact::kNeed, ShapeToString(from.shape())}});
   }
   auto state = std::make_shared<State>(from, to);
   state->src = SideOf(from);
@@ -272,7 +276,8 @@ absl::StatusOr<ReshardPlan> ReshardPlan::Create(const Tiling& from, const Tiling
           Reason::kInvalidSpec,
           StrCat("the destination ", to.spec().ToString(), " is to be unreduced along ",
                  PythonRepr(axis), ", which the source ", from.spec().ToString(),
-                 " is not on as many devices; partial sums are added up, never made"));
+                 " is not on as many devices; partial sums are added up, never made"),
+          {{fact::kAxis, axis}, {fact::kValue, to.spec().ToString()}});
     }
   }
   for (const std::string& axis : from.spec().unreduced()) {
@@ -294,7 +299,8 @@ absl::StatusOr<ReshardPlan> ReshardPlan::Create(const Tiling& from, const Tiling
   for (const Dimension& dimension : state->dst.dimensions) {
     if (!state->empty && __builtin_mul_overflow(elements, dimension.cut.extent, &elements)) {
       return OverLimit(StrCat("the elements of the shape ", ShapeToString(from.shape()),
-                              " times their partial sums do not fit 63 bits"));
+                              " times their partial sums do not fit 63 bits"),
+                       {{fact::kLimit, std::numeric_limits<int64_t>::max()}});
     }
   }
   FindReplicas(state->src);
@@ -343,7 +349,8 @@ absl::StatusOr<std::vector<FetchRegion>> ReshardPlan::RegionsOf(DeviceId destina
   const int64_t count = view.cell_count - (view.kept > 0 ? 1 : 0);
   if (count > max_regions) {
     return OverLimit(StrCat("device ", destination, " receives ", count, " regions, more than the ",
-                            max_regions, " asked for"));
+                            max_regions, " asked for"),
+                     {{fact::kHave, count}, {fact::kLimit, max_regions}});
   }
   regions.reserve(Index(count));
   state_->VisitRegions(destination, view,
@@ -373,7 +380,8 @@ absl::StatusOr<std::vector<ReshardLink>> ReshardPlan::LinksOutOf(DeviceId source
   }
   if (count > kMaxWalk) {
     return OverLimit(
-        StrCat("the tile of device ", source, " is wanted by more than ", kMaxWalk, " devices"));
+        StrCat("the tile of device ", source, " is wanted by more than ", kMaxWalk, " devices"),
+        {{fact::kLimit, kMaxWalk}});
   }
   DeviceId own = 0;
   for (const Digit& digit : state_->own) {
@@ -409,7 +417,8 @@ absl::StatusOr<std::vector<ReshardLink>> ReshardPlan::LinksOutOf(DeviceId source
       }
       if (static_cast<int64_t>(links.size()) == max_links) {
         return OverLimit(
-            StrCat("device ", source, " sends to more than the ", max_links, " devices asked for"));
+            StrCat("device ", source, " sends to more than the ", max_links, " devices asked for"),
+            {{fact::kLimit, max_links}});
       }
       links.push_back({source, destination, state_->TensorTile(ranges), elements});
     }

@@ -15,6 +15,7 @@
 #include "sharding/reshard/layout.h"
 #include "sharding/reshard/plan.h"
 #include "sharding/reshard/state.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -90,7 +91,8 @@ class ParetoFrontier {
     other.Prune();
     if (static_cast<int64_t>(pairs_.size()) >
         ReshardPlan::kMaxWalk / static_cast<int64_t>(std::max<size_t>(1, other.pairs_.size()))) {
-      return OverLimit("the parts of the two layouts have too many different sizes to compare");
+      return OverLimit("the parts of the two layouts have too many different sizes to compare",
+                       {{fact::kLimit, ReshardPlan::kMaxWalk}});
     }
     ParetoFrontier product;
     for (const auto& [gain, loss] : pairs_) {
@@ -162,7 +164,8 @@ class Patience {
 
 absl::StatusOr<int64_t> ToInt64(const absl::int128& value) {
   if (value > std::numeric_limits<int64_t>::max()) {
-    return OverLimit("a sum over all devices of the reshard does not fit 63 bits");
+    return OverLimit("a sum over all devices of the reshard does not fit 63 bits",
+                     {{fact::kLimit, std::numeric_limits<int64_t>::max()}});
   }
   return static_cast<int64_t>(value);
 }
@@ -233,7 +236,8 @@ absl::StatusOr<std::vector<Problem>> ProblemsOf(const Side& src, const Side& dst
     if (!problem.constant) {
       if (problem.src.parts + problem.dst.parts > ReshardPlan::kMaxWalk) {
         return OverLimit(StrCat("dimension ", dim, " has more parts than the ",
-                                ReshardPlan::kMaxWalk, " that are looked through"));
+                                ReshardPlan::kMaxWalk, " that are looked through"),
+                         {{fact::kLimit, ReshardPlan::kMaxWalk}});
       }
       problem.facts = FactsOf(problem.src, problem.dst);
     }
@@ -277,9 +281,10 @@ class ComponentWalk {
     for (const Variable& variable : variables_) {
       count *= variable.size;
       if (count > ReshardPlan::kMaxWalk) {
-        return OverLimit(StrCat("the dimensions that share axes have more than the ",
-                                ReshardPlan::kMaxWalk,
-                                " coordinates that are walked; ask about single devices"));
+        return OverLimit(
+            StrCat("the dimensions that share axes have more than the ", ReshardPlan::kMaxWalk,
+                   " coordinates that are walked; ask about single devices"),
+            {{fact::kLimit, ReshardPlan::kMaxWalk}});
       }
     }
     src_part_.assign(members_.size(), 0);
@@ -455,7 +460,8 @@ absl::StatusOr<int64_t> GreatestFrom(const Side& side, int64_t first, Beyond bey
   for (size_t dim = 0; dim < side.dimensions.size(); ++dim) {
     if (!uniform(dim) && side.dimensions[dim].cut.parts > ReshardPlan::kMaxWalk) {
       return OverLimit(StrCat("dimension ", dim, " has more parts than the ", ReshardPlan::kMaxWalk,
-                              " that are looked through"));
+                              " that are looked through"),
+                       {{fact::kLimit, ReshardPlan::kMaxWalk}});
     }
     free_best.push_back(greatest_of(dim, Digit(), 0));
   }
@@ -671,7 +677,8 @@ absl::StatusOr<ReshardTotals> ReshardPlan::State::TotalsByDevice(
     const std::function<bool()>& is_cancelled) const {
   if (dst.mesh.size() > kMaxWalk) {
     return OverLimit(StrCat("the positions of the two meshes do not match and there are more than ",
-                            kMaxWalk, " devices; ask about single ones"));
+                            kMaxWalk, " devices; ask about single ones"),
+                     {{fact::kLimit, kMaxWalk}});
   }
   Patience patience(is_cancelled);
   std::vector<std::vector<PartFacts>> facts;

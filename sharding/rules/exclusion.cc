@@ -11,6 +11,7 @@
 #include "sharding/pattern/difference.h"
 #include "sharding/pattern/pattern.h"
 #include "sharding/pattern/syntax.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -227,7 +228,8 @@ absl::StatusOr<RewrittenRules> RewriteExclusions(absl::Span<const Rule> rules,
                             StrCat("rule ", i, " is the ", spelled_out,
                                    "th whose exclusion has to ", "be spelled out; the limit is ",
                                    kMaxSpelledOut, ", put rules for excluded names before them")),
-                        Reason::kLimitExceeded);
+                        Reason::kLimitExceeded,
+                        {{fact::kHave, spelled_out}, {fact::kLimit, kMaxSpelledOut}});
     }
     absl::StatusOr<std::optional<std::string>> spelled = SpellOut(*exclusion);
     if (!spelled.ok()) {
@@ -240,7 +242,8 @@ absl::StatusOr<RewrittenRules> RewriteExclusions(absl::Span<const Rule> rules,
   if (static_cast<int64_t>(out.rules.size()) > RuleSet::kMaxRules) {
     return InvalidArgument(Reason::kLimitExceeded,
                            StrCat("without exclusions there are more than ", RuleSet::kMaxRules,
-                                  " rules, as each excluded pattern becomes one; exclude fewer"));
+                                  " rules, as each excluded pattern becomes one; exclude fewer"),
+                           {{fact::kHave, out.rules.size()}, {fact::kLimit, RuleSet::kMaxRules}});
   }
   return out;
 }

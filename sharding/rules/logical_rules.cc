@@ -7,6 +7,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/inlined_vector.h"
+#include "status/fact_keys.h"
 #include "status/nearest_name.h"
 #include "status/python_repr.h"
 #include "status/reason.h"
@@ -69,6 +70,7 @@ absl::Status CheckNames(absl::Span<const AxisValue> names) {
       return InvalidArgument(Reason::kInvalidAxisValue,
                              StrCat("dimension ", dim, " is called ", names[dim].ToString(),
                                     ", and names are never lists; write a tuple"),
+                             {{fact::kDimension, dim}, {fact::kValue, names[dim].ToString()}},
                              "TypeError");
     }
   }
@@ -79,7 +81,8 @@ absl::Status CheckNames(absl::Span<const AxisValue> names) {
       return InvalidArgument(
           Reason::kDuplicateAxis,
           StrCat("dimensions ", first - names.begin(), " and ", dim, " are both called ",
-                 names[dim].ToString(), "; rules need a name of its own for each dimension"));
+                 names[dim].ToString(), "; rules need a name of its own for each dimension"),
+          {{fact::kAxis, names[dim].name()}});
     }
   }
   return absl::OkStatus();
@@ -107,32 +110,42 @@ absl::Status NameWithoutAxes(absl::Span<const AxisValue> names, size_t dim,
     return InvalidArgument(
         Reason::kUnknownAxis,
         StrCat("dimension ", dim, " is called ", PythonRepr(name),
-               ", which no rule is for; add one, if only to none", DidYouMean(name, known)));
+               ", which no rule is for; add one, if only to none", DidYouMean(name, known)),
+        {{fact::kName, name},
+         {fact::kNearest, NearestName(name, known).value_or("")},
+         {fact::kDimension, dim}});
   }
   return InvalidArgument(
       Reason::kUnknownAxis,
       StrCat("dimension ", dim, ", ", PythonRepr(name), ", got no mesh axes: its rules say ",
-             StrJoin(reasons, "; "), "; add a rule for it with other axes, or with none"));
+             StrJoin(reasons, "; "), "; add a rule for it with other axes, or with none"),
+      {{fact::kName, name}, {fact::kDimension, dim}});
 }
 
 // Checks a spec for this mesh as JAX does.
 absl::Status CheckSpecOnMesh(const PartitionSpec& spec, const Mesh& mesh) {
   SHARDMESH_RETURN_IF_ERROR(CheckDistinctAxes(spec));
   bool is_open = false;
+  int64_t open_dimension = 0;
   for (const SpecEntry& entry : spec.entries()) {
     is_open = is_open || entry.is_unconstrained();
+    open_dimension += is_open ? 0 : 1;
     for (const AxisName& axis : entry.axes()) {
       if (!axis.has_value()) {
         return InvalidArgument(Reason::kAxisNotInMesh,
                                StrCat("the spec ", spec.ToString(),
-                                      " holds None among the axes of a dimension; drop it"));
+                                      " holds None among the axes of a dimension; drop it"),
+                               {{fact::kAxis, "None"}, {fact::kMesh, mesh.ToString()}});
       }
       if (!mesh.HasAxis(*axis)) {
         return InvalidArgument(
             Reason::kAxisNotInMesh,
             StrCat("the spec ", spec.ToString(), " names ", PythonRepr(*axis),
                    ", which is no axis of the mesh ", mesh.ToString(), mesh.DidYouMeanAxis(*axis),
-                   "; if it is a logical name, a rule for it is missing"));
+                   "; if it is a logical name, a rule for it is missing"),
+            {{fact::kAxis, *axis},
+             {fact::kMesh, mesh.ToString()},
+             {fact::kNearest, mesh.NearestAxis(*axis)}});
       }
     }
   }
@@ -142,7 +155,8 @@ absl::Status CheckSpecOnMesh(const PartitionSpec& spec, const Mesh& mesh) {
     return InvalidArgument(
         Reason::kUnconstrained,
         StrCat("the spec ", spec.ToString(), " leaves a dimension open, and no axis of the mesh ",
-               mesh.ToString(), " is auto; say none, or axes"));
+               mesh.ToString(), " is auto; say none, or axes"),
+        {{fact::kDimension, open_dimension}});
   }
   return absl::OkStatus();
 }
@@ -174,7 +188,8 @@ absl::StatusOr<LogicalRules> CompositeRules(absl::Span<const LogicalRule> first,
       return InvalidArgument(
           Reason::kInvalidAxisValue,
           StrCat("the logical axis ", PythonRepr(rule.name), " has two rules that disagree, ",
-                 before.ToString(), " and ", rule.mesh_axes.ToString(), "; keep one of them"));
+                 before.ToString(), " and ", rule.mesh_axes.ToString(), "; keep one of them"),
+          {{fact::kName, rule.name}, {fact::kValue, rule.mesh_axes.ToString()}});
     }
   }
   return rules;
@@ -224,7 +239,8 @@ absl::StatusOr<ShardValueDecision> ResolveShardValue(absl::Span<const AxisValue>
   }
   return InvalidArgument(Reason::kInvalidMesh,
                          StrCat("the axes of the mesh ", mesh.ToString(),
-                                " are neither all auto nor all explicit; give them one type"));
+                                " are neither all auto nor all explicit; give them one type"),
+                         {{fact::kValue, mesh.ToString()}});
 }
 
 std::string_view RulesFallbackName(RulesFallback fallback) {

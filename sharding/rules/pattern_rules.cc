@@ -9,6 +9,7 @@
 #include "sharding/axis_value.h"
 #include "sharding/pattern/syntax.h"
 #include "sharding/shape.h"
+#include "status/fact_keys.h"
 #include "status/python_repr.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -25,7 +26,8 @@ absl::StatusOr<PartitionSpec> ParseSpec(absl::string_view text) {
     if (static_cast<int64_t>(entries.size()) == kMaxRank) {
       return InvalidArgument(Reason::kLimitExceeded,
                              StrCat("the spec ", PythonRepr(ToStd(text.substr(0, 80))),
-                                    " has more than ", kMaxRank, " dimensions, parted by dots"));
+                                    " has more than ", kMaxRank, " dimensions, parted by dots"),
+                             {{fact::kLimit, kMaxRank}});
     }
     entries.push_back(axis.empty() ? SpecEntry::None() : SpecEntry::Axis(std::string(axis)));
   }
@@ -38,7 +40,8 @@ absl::StatusOr<std::vector<Rule>> ParsePatternRules(std::string_view text) {
   if (text.size() > kMaxPatternRulesBytes) {
     return InvalidArgument(Reason::kLimitExceeded,
                            StrCat("the rules' text has ", text.size(), " bytes; the limit is ",
-                                  kMaxPatternRulesBytes, ", store a rule set instead"));
+                                  kMaxPatternRulesBytes, ", store a rule set instead"),
+                           {{fact::kHave, text.size()}, {fact::kLimit, kMaxPatternRulesBytes}});
   }
   std::vector<Rule> rules;
   for (const absl::string_view piece : absl::StrSplit(ToAbsl(text), ',')) {
@@ -50,14 +53,16 @@ absl::StatusOr<std::vector<Rule>> ParsePatternRules(std::string_view text) {
       return InvalidArgument(
           Reason::kBadPattern,
           StrCat("the rule ", QuotePattern(ToStd(piece.substr(0, 80))), " has ", sides.size() - 1,
-                 " arrows; write patterns->spec, and a comma between rules"));
+                 " arrows; write patterns->spec, and a comma between rules"),
+          {{fact::kValue, ToStd(piece)}});
     }
     SHARDMESH_ASSIGN_OR_RETURN(const PartitionSpec spec, ParseSpec(sides[1]));
     for (const absl::string_view pattern : absl::StrSplit(sides[0], '|')) {
       if (static_cast<int64_t>(rules.size()) == RuleSet::kMaxRules) {
         return InvalidArgument(Reason::kLimitExceeded,
                                StrCat("the text has more than ", RuleSet::kMaxRules,
-                                      " rules, a pattern each; join them to fewer"));
+                                      " rules, a pattern each; join them to fewer"),
+                               {{fact::kLimit, RuleSet::kMaxRules}});
       }
       rules.push_back({std::string(pattern), spec});
     }

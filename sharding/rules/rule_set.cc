@@ -12,6 +12,7 @@
 #include "sharding/pattern/syntax.h"
 #include "sharding/rules/rule_explanation.h"
 #include "sharding/shape.h"
+#include "status/fact_keys.h"
 #include "status/python_repr.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -54,14 +55,17 @@ bool IsTimeToStop(size_t rule, const std::function<bool()>& is_cancelled) {
 }
 
 absl::Status Unmatched(std::string_view name, absl::Span<const Rule> rules) {
-  const std::string named = StrJoin(
-      NearestRules(rules, name, kNearestRules), ", ", [&rules](std::string* out, int64_t rule) {
-        StrAppend(out, "rule ", rule, " ", QuotePattern(rules[static_cast<size_t>(rule)].pattern));
-      });
+  const std::vector<int64_t> nearest = NearestRules(rules, name, kNearestRules);
+  const std::string named = StrJoin(nearest, ", ", [&rules](std::string* out, int64_t rule) {
+    StrAppend(out, "rule ", rule, " ", QuotePattern(rules[static_cast<size_t>(rule)].pattern));
+  });
   const std::string message =
       StrCat("none of the ", rules.size(), " rules matches the tensor ", PythonRepr(name),
              named.empty() ? "" : "; nearest: ", named, "; add a rule for it, or a last rule '.*'");
-  return InvalidArgument(Reason::kUnmatchedTensor, message);
+  return InvalidArgument(
+      Reason::kUnmatchedTensor, message,
+      {{fact::kTensor, name},
+       {fact::kNearest, nearest.empty() ? "" : rules[static_cast<size_t>(nearest[0])].pattern}});
 }
 
 }  // namespace
@@ -179,7 +183,8 @@ absl::StatusOr<RuleSet> RuleSet::Create(std::vector<Rule> rules, const RuleSetOp
   if (static_cast<int64_t>(rules.size()) > kMaxRules) {
     return InvalidArgument(Reason::kLimitExceeded,
                            StrCat("a rule set of ", rules.size(), " rules; the limit is ",
-                                  kMaxRules, ", join patterns with |"));
+                                  kMaxRules, ", join patterns with |"),
+                           {{fact::kHave, rules.size()}, {fact::kLimit, kMaxRules}});
   }
   auto state = std::make_shared<State>();
   state->patterns.reserve(rules.size());
@@ -199,7 +204,8 @@ absl::StatusOr<RuleSet> RuleSet::Create(std::vector<Rule> rules, const RuleSetOp
       return InvalidArgument(
           Reason::kLimitExceeded,
           StrCat("the patterns up to rule ", i, " compile to ", program_size,
-                 " instructions; the limit is ", kMaxProgramSize, ", lower their repeats"));
+                 " instructions; the limit is ", kMaxProgramSize, ", lower their repeats"),
+          {{fact::kHave, program_size}, {fact::kLimit, kMaxProgramSize}});
     }
     state->patterns.push_back(std::move(pattern));
   }

@@ -21,7 +21,7 @@ class WireSubject final : public AnalysisSubject {
     }
     SHARDMESH_ASSIGN_OR_RETURN(
         const client::AnalyzeAnswer answer,
-        client_.AnalyzeLayout({.mesh = mesh, .compatibility = kExact}, tree));
+        client_.layouts().AnalyzeLayout({.mesh = mesh, .compatibility = kExact}, tree));
     return answer.exact;
   }
 
@@ -37,7 +37,7 @@ class WireSubject final : public AnalysisSubject {
     question.compatibility = kExact;
     question.own_specs_must_suit_mesh = true;
     SHARDMESH_ASSIGN_OR_RETURN(const client::TreeAnswer answer,
-                               client_.ResolveTree(question, tree));
+                               client_.layouts().ResolveTree(question, tree));
     std::vector<LeafPlacement> placements;
     for (size_t i = 0; i < leaves.size(); ++i) {
       const client::TreeSpec& spec = answer.specs[answer.placements[i].spec_index];
@@ -70,9 +70,9 @@ class WireSubject final : public AnalysisSubject {
       const std::vector<HeldLeaf>& leaves) const override {
     SHARDMESH_ASSIGN_OR_RETURN(
         std::vector<client::ShardingsEntry> entries,
-        client_.ListShardings({.kind = client::ShardingsQuestion::Kind::kSpecs,
-                               .leaves = leaves,
-                               .compatibility = kExact}));
+        client_.layouts().ListShardings({.kind = client::ShardingsQuestion::Kind::kSpecs,
+                                         .leaves = leaves,
+                                         .compatibility = kExact}));
     std::vector<std::optional<PartitionSpec>> specs;
     for (client::ShardingsEntry& entry : entries) {
       specs.push_back(std::move(entry.spec));
@@ -84,7 +84,7 @@ class WireSubject final : public AnalysisSubject {
   absl::StatusOr<std::vector<std::optional<NamedSharding>>> Layouts(
       const client::ShardingsQuestion& question) const {
     SHARDMESH_ASSIGN_OR_RETURN(std::vector<client::ShardingsEntry> entries,
-                               client_.ListShardings(question));
+                               client_.layouts().ListShardings(question));
     std::vector<std::optional<NamedSharding>> layouts;
     for (client::ShardingsEntry& entry : entries) {
       std::optional<NamedSharding>& layout = layouts.emplace_back();

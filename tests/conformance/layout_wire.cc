@@ -26,35 +26,36 @@ class Layout final : public LayoutSubject {
     if (!arguments.axes.has_value() || !arguments.mode.has_value()) {
       if (!arguments.preset.empty()) {
         question.preset = arguments.preset;
-        return client_.ResolveSpec(question);
+        return client_.layouts().ResolveSpec(question);
       }
       if (arguments.dynamic_axes.has_value()) {
         question.axes = arguments.dynamic_axes->axes;
         question.mode = arguments.dynamic_axes->mode;
-        return client_.ResolveSpec(question);
+        return client_.layouts().ResolveSpec(question);
       }
     }
     if (arguments.axes.has_value()) question.axes = *arguments.axes;
     question.mode = arguments.mode;
-    return client_.ResolveSpec(question);
+    return client_.layouts().ResolveSpec(question);
   }
 
   absl::StatusOr<PartitionSpec> CorrectSpec(const PartitionSpec& spec, const Shape& shape,
                                             const Mesh& mesh) const override {
     SHARDMESH_ASSIGN_OR_RETURN(
         client::SpecAnswer answer,
-        client_.CorrectSpec({.spec = spec, .shape = shape, .mesh = mesh, .compatibility = kExact}));
+        client_.layouts().CorrectSpec(
+            {.spec = spec, .shape = shape, .mesh = mesh, .compatibility = kExact}));
     return std::move(answer.effective);
   }
 
   absl::StatusOr<client::TilingAnswer> DescribeTiling(
       const PartitionSpec& spec, const Shape& shape, const Mesh& mesh,
       absl::Span<const DeviceId> devices) const override {
-    return client_.DescribeTiling({.mesh = mesh,
-                                   .spec = spec,
-                                   .shape = shape,
-                                   .devices = {devices.begin(), devices.end()},
-                                   .compatibility = kExact});
+    return client_.layouts().DescribeTiling({.mesh = mesh,
+                                             .spec = spec,
+                                             .shape = shape,
+                                             .devices = {devices.begin(), devices.end()},
+                                             .compatibility = kExact});
   }
 
   absl::StatusOr<client::TreeAnswer> ResolveTree(const RuleSet& rules,
@@ -65,16 +66,16 @@ class Layout final : public LayoutSubject {
     question.match_only = !mesh.has_value();
     if (mesh.has_value()) question.mesh = *mesh;
     question.compatibility = kExact;
-    return client_.ResolveTree(question, tensors);
+    return client_.layouts().ResolveTree(question, tensors);
   }
 
   absl::StatusOr<std::vector<AxisValue>> ResolveAxes(const PartitionAxis& profile,
                                                      absl::Span<const AxisValue> axes,
                                                      const Mode& mode) const override {
-    return client_.ResolveAxes({.axes = {axes.begin(), axes.end()},
-                                .mode = mode,
-                                .profile = profile,
-                                .compatibility = kExact});
+    return client_.layouts().ResolveAxes({.axes = {axes.begin(), axes.end()},
+                                          .mode = mode,
+                                          .profile = profile,
+                                          .compatibility = kExact});
   }
 
   absl::StatusOr<client::ConstraintAnswer> ApplyLogicalSharding(const LogicalArguments& arguments,
@@ -98,18 +99,18 @@ class Layout final : public LayoutSubject {
     } else {
       question.layout = arguments.axes.value_or(std::vector<AxisValue>());
     }
-    return client_.ConstrainArray(question);
+    return client_.layouts().ConstrainArray(question);
   }
 
   absl::StatusOr<client::ConstraintAnswer> Constrain(const PartitionSpec& spec, const Shape& shape,
                                                      const Mesh& mesh) const override {
-    return client_.ConstrainArray(
+    return client_.layouts().ConstrainArray(
         {.layout = spec, .shape = shape, .mesh = mesh, .compatibility = kExact});
   }
 
   absl::StatusOr<client::Comparison> CompareSpecs(const PartitionSpec& a, const PartitionSpec& b,
                                                   const Mesh& mesh, int64_t rank) const override {
-    return client_.CompareSpecs(
+    return client_.layouts().CompareSpecs(
         {.a = a, .b = b, .mesh = mesh, .rank = rank, .compatibility = kExact});
   }
 

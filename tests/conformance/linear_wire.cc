@@ -23,12 +23,12 @@ class Linear final : public LinearSubject {
   explicit Linear(client::MeshClient& client) : client_(client) {}
 
   absl::StatusOr<std::optional<PartitionSpec>> Sharding(const ArrayLayout& array) const override {
-    return client_.ResolveOutputSpec({.kind = Kind::kOperand, .lhs = array});
+    return client_.layouts().ResolveOutputSpec({.kind = Kind::kOperand, .lhs = array});
   }
 
   absl::StatusOr<std::optional<PartitionSpec>> OutputPartitionSpec(
       const ArrayLayout& lhs, const ArrayLayout& rhs, std::string_view axis_name) const override {
-    return client_.ResolveOutputSpec(
+    return client_.layouts().ResolveOutputSpec(
         {.kind = Kind::kLinear, .lhs = lhs, .rhs = rhs, .axis_name = std::string(axis_name)});
   }
 
@@ -37,7 +37,7 @@ class Linear final : public LinearSubject {
       const std::optional<PartitionSpec>& rhs) const override {
     SHARDMESH_ASSIGN_OR_RETURN(
         std::optional<PartitionSpec> spec,
-        client_.ResolveOutputSpec(
+        client_.layouts().ResolveOutputSpec(
             {.kind = Kind::kMatmul, .lhs = LayoutOf(lhs), .rhs = LayoutOf(rhs)}));
     if (!spec.has_value()) {
       return absl::InternalError("a product always has a spec");
@@ -55,21 +55,21 @@ class Linear final : public LinearSubject {
     question.reduce_scatter_output = config.reduce_scatter_output;
     question.context_mesh = context;
     question.compatibility = Compatibility::kExact;
-    return client_.CheckTensorParallel(question);
+    return client_.layouts().CheckTensorParallel(question);
   }
 
   absl::StatusOr<Layer> MakeLayer(const ParallelLinearOptions& options,
                                   Dtype param_dtype) const override {
     SHARDMESH_ASSIGN_OR_RETURN(
         client::LinearLayer layer,
-        client_.DescribeLinearLayer(
+        client_.layouts().DescribeLinearLayer(
             {.options = options, .dtype = param_dtype, .compatibility = Compatibility::kExact}));
     return Layer{.facts = std::move(layer.facts), .kernel_dtype = layer.dtype};
   }
 
   absl::StatusOr<Dtype> PromoteDtype(absl::Span<const Dtype> arrays,
                                      std::optional<Dtype> dtype) const override {
-    return client_.PromoteDtypes(arrays, dtype);
+    return client_.layouts().PromoteDtypes(arrays, dtype);
   }
 
  private:

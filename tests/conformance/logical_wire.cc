@@ -15,14 +15,14 @@ class Logical final : public LogicalSubject {
 
   absl::StatusOr<LogicalRules> CompositeRules(const LogicalRules& first,
                                               const LogicalRules& second) const override {
-    return client_.ComposeLogicalRules(first, second);
+    return client_.layouts().ComposeLogicalRules(first, second);
   }
 
   absl::StatusOr<std::vector<AxisValue>> ApplyLogicalRules(
       const std::vector<AxisValue>& names, const LogicalRules& rules) const override {
     SHARDMESH_ASSIGN_OR_RETURN(
         client::SpmdAnswer answer,
-        client_.ResolveSpmdAxes(
+        client_.layouts().ResolveSpmdAxes(
             {.names = names, .rules = rules, .values_only = true, .compatibility = kExact}));
     return std::move(answer.values);
   }
@@ -32,7 +32,7 @@ class Logical final : public LogicalSubject {
                                                    const LogicalRules& context) const override {
     SHARDMESH_ASSIGN_OR_RETURN(
         client::SpmdAnswer answer,
-        client_.ResolveSpmdAxes(
+        client_.layouts().ResolveSpmdAxes(
             {.names = names, .rules = rules, .context_rules = context, .compatibility = kExact}));
     return answer.spec.value();
   }
@@ -41,25 +41,26 @@ class Logical final : public LogicalSubject {
   absl::StatusOr<ShardValueDecision> ResolveShardValue(const std::vector<AxisValue>& names,
                                                        const LogicalRules& rules, const Mesh& mesh,
                                                        const LogicalRules& context) const override {
-    SHARDMESH_ASSIGN_OR_RETURN(client::SpmdAnswer answer,
-                               client_.ResolveSpmdAxes({.names = names,
-                                                        .rules = rules,
-                                                        .context_rules = context,
-                                                        .mesh = client::MeshSelector(mesh),
-                                                        .compatibility = kExact}));
+    SHARDMESH_ASSIGN_OR_RETURN(client::SpmdAnswer answer, client_.layouts().ResolveSpmdAxes(
+                                                              {.names = names,
+                                                               .rules = rules,
+                                                               .context_rules = context,
+                                                               .mesh = client::MeshSelector(mesh),
+                                                               .compatibility = kExact}));
     return ShardValueDecision{answer.action.value(), answer.spec.value_or(PartitionSpec())};
   }
 
   absl::StatusOr<std::optional<PartitionSpec>> ResolveLogicalAxes(
       const std::vector<AxisValue>& names, const LogicalRules& rules,
       RulesFallback fallback) const override {
-    return client_.ResolveLinenAxes({.names = names, .rules = rules, .fallback = fallback});
+    return client_.layouts().ResolveLinenAxes(
+        {.names = names, .rules = rules, .fallback = fallback});
   }
 
   absl::StatusOr<std::optional<PartitionSpec>> ResolveLogicalConstraint(
       const std::vector<AxisValue>& names, const LogicalRules& rules,
       RulesFallback fallback) const override {
-    return client_.ResolveLinenAxes(
+    return client_.layouts().ResolveLinenAxes(
         {.names = names, .rules = rules, .fallback = fallback, .constrain = true});
   }
 

@@ -41,7 +41,7 @@ class Meshes final : public MeshSubject {
 
   absl::StatusOr<std::vector<std::string>> NamesOf(
       absl::Span<const PartitionSpec> specs) const override {
-    return client_.ListSpecAxes(specs);
+    return client_.layouts().ListSpecAxes(specs);
   }
 
   absl::StatusOr<int64_t> AxesSize(const Mesh& mesh,
@@ -66,16 +66,17 @@ class Meshes final : public MeshSubject {
  private:
   absl::StatusOr<Mesh> Describe(client::MeshQuestion question) const {
     question.compatibility = Compatibility::kExact;
-    SHARDMESH_ASSIGN_OR_RETURN(const client::MeshAnswer answer, client_.DescribeMesh(question));
+    SHARDMESH_ASSIGN_OR_RETURN(const client::MeshAnswer answer,
+                               client_.layouts().DescribeMesh(question));
     return answer.mesh;
   }
 
   absl::StatusOr<client::MeshAxesAnswer> Ask(Kind kind, const Mesh& mesh,
                                              absl::Span<const std::string> axes) const {
-    return client_.QueryMesh({.kind = kind,
-                              .mesh = mesh,
-                              .axes = {axes.begin(), axes.end()},
-                              .compatibility = Compatibility::kExact});
+    return client_.layouts().QueryMesh({.kind = kind,
+                                        .mesh = mesh,
+                                        .axes = {axes.begin(), axes.end()},
+                                        .compatibility = Compatibility::kExact});
   }
 
   client::MeshClient& client_;

@@ -12,7 +12,7 @@ class Profiles final : public ProfileSubject {
   absl::StatusOr<ProfileDescription> Describe(absl::Span<const FieldValue> fields) const override {
     SHARDMESH_ASSIGN_OR_RETURN(
         const client::ProfileAnswer answer,
-        client_.DescribeProfile(
+        client_.layouts().DescribeProfile(
             {.profile = client::ProfileFields{.fields = {fields.begin(), fields.end()}}}));
     ProfileDescription description;
     for (size_t i = 0; i < AxisFieldNames().size(); ++i) {
@@ -25,7 +25,8 @@ class Profiles final : public ProfileSubject {
   }
 
   absl::StatusOr<ProfileTables> Tables() const override {
-    SHARDMESH_ASSIGN_OR_RETURN(const client::ProfileAnswer answer, client_.DescribeProfile({}));
+    SHARDMESH_ASSIGN_OR_RETURN(const client::ProfileAnswer answer,
+                               client_.layouts().DescribeProfile({}));
     ProfileTables tables;
     for (const client::ResolvedName& name : answer.semantic_names) {
       std::optional<std::string> field;
@@ -42,17 +43,17 @@ class Profiles final : public ProfileSubject {
   }
 
   absl::StatusOr<PythonHash> Hash(absl::Span<const PythonValue> attributes) const override {
-    return client_.ComputeHash(
+    return client_.layouts().ComputeHash(
         {.subject = std::vector<PythonValue>(attributes.begin(), attributes.end()),
          .compatibility = Compatibility::kExact});
   }
 
   absl::StatusOr<std::string> SafeHashInt(std::string_view text,
                                           std::string_view algorithm) const override {
-    SHARDMESH_ASSIGN_OR_RETURN(PythonHash hash,
-                               client_.ComputeHash({.subject = std::string(text),
-                                                    .algorithm = std::string(algorithm),
-                                                    .compatibility = Compatibility::kExact}));
+    SHARDMESH_ASSIGN_OR_RETURN(
+        PythonHash hash, client_.layouts().ComputeHash({.subject = std::string(text),
+                                                        .algorithm = std::string(algorithm),
+                                                        .compatibility = Compatibility::kExact}));
     return std::move(hash.digest);
   }
 

@@ -36,7 +36,7 @@ class WireSubject final : public ReshardSubject {
     SHARDMESH_ASSIGN_OR_RETURN(asked.dtype, DtypeOfWidth(question.bits_per_element));
     asked.devices.resize(static_cast<size_t>(question.to_mesh.size()));
     std::iota(asked.devices.begin(), asked.devices.end(), DeviceId{0});
-    SHARDMESH_ASSIGN_OR_RETURN(client::ReshardAnswer plan, client_.PlanReshard(asked));
+    SHARDMESH_ASSIGN_OR_RETURN(client::ReshardAnswer plan, client_.layouts().PlanReshard(asked));
     ReshardAnswer answer;
     for (client::ReshardDevice& device : plan.devices) {
       answer.devices.push_back(std::move(device.part));

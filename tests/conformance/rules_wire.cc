@@ -41,7 +41,7 @@ class Rules final : public RulesSubject {
         leaves.remove_prefix(1);
       }
       SHARDMESH_ASSIGN_OR_RETURN(const client::TreeAnswer answer,
-                                 client_.ResolveTree(question, tree));
+                                 client_.layouts().ResolveTree(question, tree));
       for (const client::TreePlacement& placement : answer.placements) {
         specs.push_back(answer.specs[placement.spec_index].effective);
       }
@@ -52,18 +52,20 @@ class Rules final : public RulesSubject {
   absl::StatusOr<PartitionSpec> SpecByPatternText(std::string_view text, std::string_view name,
                                                   const PartitionSpec& default_spec,
                                                   const Mesh& mesh) const override {
-    SHARDMESH_ASSIGN_OR_RETURN(client::PatternRulesAnswer answer,
-                               client_.ParsePatternRules({.text = std::string(text),
-                                                          .name = std::string(name),
-                                                          .default_spec = default_spec,
-                                                          .compatibility = kExact,
-                                                          .mesh = client::MeshSelector(mesh)}));
+    SHARDMESH_ASSIGN_OR_RETURN(
+        client::PatternRulesAnswer answer,
+        client_.layouts().ParsePatternRules({.text = std::string(text),
+                                             .name = std::string(name),
+                                             .default_spec = default_spec,
+                                             .compatibility = kExact,
+                                             .mesh = client::MeshSelector(mesh)}));
     return answer.spec.value();
   }
 
   absl::StatusOr<bool> Search(std::string_view pattern, std::string_view name) const override {
-    SHARDMESH_ASSIGN_OR_RETURN(const client::PatternCheck check,
-                               client_.CheckPattern(std::string(pattern), {{std::string(name)}}));
+    SHARDMESH_ASSIGN_OR_RETURN(
+        const client::PatternCheck check,
+        client_.layouts().CheckPattern(std::string(pattern), {{std::string(name)}}));
     return check.found.front();
   }
 

@@ -64,7 +64,7 @@ ERROR = re.compile(r"shardmesh: .*\([A-Z_]+\)")
 VOLATILE = re.compile("|".join(f"(?P<{name}>{pattern})" for name, pattern in {
     "anything": r"\.\.\.",
     "time": r"\d{4}-\d\d-\d\dT[0-9:.]+Z|\d\d:\d\d:\d\d\.\d+",
-    "rate": r"\b\d+(?:\.\d+)? [kMGT]?B/s",
+    "rate": r"\b\d+(?:\.\d+)? (?:[kMGT]|[KMGT]i)?B/s",
     "duration": r"\b\d+(?:\.\d+)? ?(?:ns|us|ms|s)\b",
     "pid_column": r"\b\d+ +(?=127\.0\.0\.1:\d)",
     "address": r"\b127\.0\.0\.1:\d+",
@@ -76,7 +76,7 @@ VOLATILE = re.compile("|".join(f"(?P<{name}>{pattern})" for name, pattern in {
     "columns": r" {2,}",
 }.items()))
 MATCHING = {
-    "anything": ".*", "time": r"[0-9T:.-]+Z?", "rate": r"\d+(?:\.\d+)? [kMGT]?B/s",
+    "anything": ".*", "time": r"[0-9T:.-]+Z?", "rate": r"\d+(?:\.\d+)? (?:[kMGT]|[KMGT]i)?B/s",
     "duration": r"(?:\d+(?:\.\d+)? ?(?:ns|us|ms|s|m|h))+", "pid_column": r"\d+ +", "address": r"127\.0\.0\.1:\d+",
     "pid": r"pid \d+", "revision": r"revision[= ]\d+", "id": "[0-9a-f]{32}", "large": r"\d{10,}", "folder": r"/\S+?/run", "columns": " +",
 }
@@ -304,7 +304,7 @@ class Shell:
         faults = []
         for record in sorted((self._folder / "run/shardmesh").glob("*/cluster.json")):
             try:
-                down = subprocess.run([self._programs / "shardmesh", "down", "--name", record.parent.name],
+                down = subprocess.run([self._programs / "shardmesh", "down", "--cluster", record.parent.name],
                                       env=self._environment, capture_output=True, text=True, timeout=60, check=False)
                 if down.returncode != 0:
                     faults.append(f"the cluster {record.parent.name} was not stopped: {down.stderr.strip()}")

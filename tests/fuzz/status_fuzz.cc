@@ -1,6 +1,7 @@
 // Fuzzes the details of failed calls: what is left of them after the wire is not lost on a second
 // passage, and is never too long for a call's trailers.
 #include "rpc/codec/status.h"
+#include "status/detail.h"
 
 #include <grpcpp/support/status.h>
 
@@ -28,7 +29,7 @@ void Check(std::string_view input) {
   Require(first.code() == second.code() && first.message() == second.message());
   Require(ReasonOf(first) == ReasonOf(second) && PythonTypeOf(first) == PythonTypeOf(second));
   Require(rpc::FieldViolationsOf(first) == rpc::FieldViolationsOf(second));
-  Require(rpc::RetryDelayOf(first) == rpc::RetryDelayOf(second));
+  Require(RetryDelayOf(first) == RetryDelayOf(second));
 }
 
 }  // namespace shardmesh::fuzz

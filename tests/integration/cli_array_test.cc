@@ -120,7 +120,7 @@ TEST_F(ClusterCommandTest, RefusesCheckpointsThatAreNotWhole) {
 
 TEST_F(ClusterCommandTest, RefusesATileWithoutAToken) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterStatus status,
-                                 cluster_->client().GetStatus());
+                                 cluster_->client().cluster().GetStatus());
   SHARDMESH_ASSERT_OK_AND_ASSIGN(
       const auto worker, client::WorkerClient::Connect(
                              status.workers.front().identity, status.workers.front().addresses,

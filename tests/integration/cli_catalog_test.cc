@@ -79,7 +79,7 @@ TEST_F(ClusterCommandTest, ReadsAndUsesOlderVersionsOfDefinitions) {
   EXPECT_THAT(cluster_->Run({"load", checkpoint_, "--rules", kRules, "--mesh", "default@1"}).err,
               HasSubstr("arrays lie on a mesh as it is now"));
 
-  EXPECT_THAT(cluster_->Run({"catalog", "put", "rules", "r1", kRules, "--version", "2"}).err,
+  EXPECT_THAT(cluster_->Run({"catalog", "put", "rules", "r1", kRules, "--if-version", "2"}).err,
               HasSubstr("VERSION_MISMATCH"));
   for (const auto& [kind, name] :
        std::map<std::string, std::string>{{"rules", "r1"}, {"tree", "t1"}, {"mesh", "m1"}}) {

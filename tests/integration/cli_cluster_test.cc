@@ -79,7 +79,7 @@ TEST_F(CommandLineTest, StartsAClusterAndStopsItAgain) {
 
   const std::string address = record["address"];
   const std::string port = address.substr(address.rfind(':') + 1);
-  result = Run({"up", "--mesh", "fsdp=1", "--name", "other", "--port", port, "--detach"});
+  result = Run({"up", "--mesh", "fsdp=1", "--cluster", "other", "--port", port, "--detach"});
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.err, HasSubstr(address)) << "a port in use is named";
 
@@ -166,21 +166,21 @@ TEST_F(CommandLineTest, StartsANewClusterWhenStateInMemoryIsGone) {
 
 TEST_F(CommandLineTest, LeavesAloneAnotherClusterAtItsFormerAddress) {
   CommandResult result =
-      Run({"up", "--mesh", "fsdp=2", "--name", "a", "--detach", "--output", "json"});
+      Run({"up", "--mesh", "fsdp=2", "--cluster", "a", "--detach", "--output", "json"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const json a = json::parse(result.out);
   ASSERT_NO_FATAL_FAILURE(Kill(a, "coordinator"));
   ASSERT_NO_FATAL_FAILURE(Kill(a, "worker-0"));
   const std::string address = a["address"];
   const std::string port = address.substr(address.rfind(':') + 1);
-  result = Run({"up", "--mesh", "fsdp=1", "--name", "b", "--port", port, "--detach"});
+  result = Run({"up", "--mesh", "fsdp=1", "--cluster", "b", "--port", port, "--detach"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterRecord b,
                                  client::ReadRecord(RecordFolder("b")));
   SHARDMESH_ASSERT_OK_AND_ASSIGN(client::ClusterRecord of_a, client::ReadRecord(RecordFolder("a")));
   EXPECT_NE(of_a.cluster_id, b.cluster_id);
 
-  result = Run({"down", "--name", "a"});
+  result = Run({"down", "--cluster", "a"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_FALSE(of_a.IsUp());
   for (const client::RecordedProcess& process : b.processes) {
@@ -188,11 +188,11 @@ TEST_F(CommandLineTest, LeavesAloneAnotherClusterAtItsFormerAddress) {
   }
   of_a.cluster_id.clear();  // as an older build left it
   ASSERT_THAT(client::WriteRecord(RecordFolder("a"), of_a), IsOk());
-  EXPECT_EQ(Run({"down", "--name", "a"}).exit_code, 0);
+  EXPECT_EQ(Run({"down", "--cluster", "a"}).exit_code, 0);
   for (const client::RecordedProcess& process : b.processes) {
     EXPECT_TRUE(client::IsRunning(process.id)) << process.identity;
   }
-  EXPECT_EQ(Run({"down", "--name", "b"}).exit_code, 0);
+  EXPECT_EQ(Run({"down", "--cluster", "b"}).exit_code, 0);
 }
 
 TEST_F(CommandLineTest, FollowsAProcessThatWasStartedByHand) {
@@ -294,7 +294,7 @@ TEST_F(CommandLineTest, KeepsARecordThatItCannotRead) {
     EXPECT_THAT(result.err, HasSubstr(path + " is no record of a cluster"));
     EXPECT_EQ(ReadFile(path), "{");
   }
-  result = Run({"ls", "--name=default"});
+  result = Run({"ls", "--cluster=default"});
   EXPECT_NE(result.exit_code, 0);
   EXPECT_THAT(result.err, HasSubstr(path + " is no record of a cluster"));
   WriteFile(path, record);
@@ -309,7 +309,7 @@ TEST_F(CommandLineTest, StopsWithinTheDeadlineThoughNobodyAnswers) {
   ASSERT_EQ(listen(listener, 8), 0);
   std::filesystem::create_directories(RecordFolder("mute"));
   ASSERT_THAT(client::WriteRecord(RecordFolder("mute"), record), IsOk());
-  const CommandResult result = Run({"down", "--name=mute", "--deadline=100ms"});
+  const CommandResult result = Run({"down", "--cluster=mute", "--deadline=100ms"});
   close(listener);
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_LT(result.time, absl::Seconds(2));  // and not the 3 s of a connection
@@ -348,7 +348,7 @@ TEST_F(CommandLineTest, StopsEverythingWhenTheForegroundCommandIsStopped) {
 
 TEST_F(ClusterCommandTest, ProbesTellAliveFromReady) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterStatus status,
-                                 cluster_->client().GetStatus());
+                                 cluster_->client().cluster().GetStatus());
   const std::string worker = "--address=" + status.workers.front().addresses.front();
   const auto probe = [&](std::vector<std::string> arguments, const std::string& address) {
     arguments.insert(arguments.begin(), "health");

@@ -65,7 +65,7 @@ class CommandLineTest : public ::testing::Test {
     return RunShardmesh(arguments, folder_);
   }
 
-  // In what `up --output nlohmann::json` said.
+  // In what `up --output json` said.
   static pid_t PidOf(const nlohmann::json& cluster, const std::string& identity) {
     for (const nlohmann::json& process : cluster["processes"]) {
       if (process["identity"] == identity) {
@@ -99,8 +99,8 @@ class ClusterCommandTest : public ::testing::Test {
 
   // The cluster's arrays and definitions.
   std::string Contents() const {
-    return cluster_->Run({"ls", "--output=nlohmann::json"}).out +
-           cluster_->Run({"catalog", "ls", "--output=nlohmann::json"}).out;
+    return cluster_->Run({"ls", "--output=json"}).out +
+           cluster_->Run({"catalog", "ls", "--output=json"}).out;
   }
 
   struct Refused {

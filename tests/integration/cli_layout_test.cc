@@ -166,7 +166,7 @@ TEST_F(ClusterCommandTest, MatchesAndPlansFromTheHeaderAlone) {
   EXPECT_EQ(plan["summary"]["total_bytes"], 90'856'960);
 
   result = cluster_->Run({"plan", checkpoint_, "--rules", kRules, "--mesh", "fsdp=1"});
-  EXPECT_THAT(result.out, HasSubstr("The one device holds 90.9 MB; "));
+  EXPECT_THAT(result.out, HasSubstr("The one device holds 86.6 MiB; "));
 }
 
 TEST_F(ClusterCommandTest, PlansATreeOnDevicesThatThereAreNot) {
@@ -179,7 +179,7 @@ TEST_F(ClusterCommandTest, PlansATreeOnDevicesThatThereAreNot) {
   CommandResult result = cluster_->Run({"plan", "--tree", tree, "--rules", rules, "--mesh",
                                         "dp=2048,tp=32", "--device", "65535", "--html", html});
   ASSERT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_THAT(result.out, AllOf(HasSubstr("Each of the 65536 devices holds 1.05 MB"),
+  EXPECT_THAT(result.out, AllOf(HasSubstr("Each of the 65536 devices holds 1.00 MiB"),
                                 HasSubstr("[3968,4096)x[0,4096)"),
                                 HasSubstr("fix: pad dimension 0 from 30 to 32")));
   EXPECT_THAT(ReadFile(html), AllOf(HasSubstr("<svg"), HasSubstr("layers.0.w")));

@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -14,7 +15,9 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "client/cli/commands/command_guide.h"
 #include "status/str_cat.h"
+#include "tests/testing/read_file.h"
 #include "tests/testing/test_cluster.h"
 
 namespace shardmesh::test {
@@ -171,12 +174,12 @@ TEST_F(LocalCommandTest, SaysThatNoDefinitionIsStored) {
 
 TEST_F(LocalCommandTest, KeepsTheErrorsOfCommandsThatNeedACluster) {
   for (const std::vector<std::string>& arguments : std::vector<std::vector<std::string>>{
-           {"presets", "--name=other"},
-           {"status", "--name=other"},
-           {"ls", "--name=other"},
-           {"shardings", "--name=other"},
-           {"catalog", "ls", "--name=other"},
-           {"rules", "lint", kRules, "--held=", "--name=other"}}) {
+           {"presets", "--cluster=other"},
+           {"status", "--cluster=other"},
+           {"ls", "--cluster=other"},
+           {"shardings", "--cluster=other"},
+           {"catalog", "ls", "--cluster=other"},
+           {"rules", "lint", kRules, "--held=", "--cluster=other"}}) {
     SCOPED_TRACE(StrJoin(arguments, " "));
     const CommandResult result = Run(arguments);
     EXPECT_EQ(result.exit_code, 3) << result.out;
@@ -199,7 +202,7 @@ TEST_F(LocalCommandTest, AsksTheAddressThatIsGivenAndNoOther) {
   EXPECT_EQ(variable.exit_code, 3);
   EXPECT_THAT(variable.err, AllOf(HasSubstr("SHARDMESH_ADDRESS"), HasSubstr(address)));
   std::vector<std::string> with_name = question;
-  with_name.push_back("--name=other");
+  with_name.push_back("--cluster=other");
   EXPECT_THAT(Run(with_name).err, HasSubstr("no cluster \"other\" is up on this host"))
       << "an option is stronger than the environment";
 
@@ -222,6 +225,106 @@ TEST_F(LocalCommandTest, AsksTheClusterThatIsUp) {
   EXPECT_EQ(missing.exit_code, 1);
   EXPECT_THAT(missing.err, Not(HasSubstr("no cluster")));
   EXPECT_EQ(Run({"resolve", "--spec=tp", "--shape=4"}).exit_code, 1) << "it is gone again";
+}
+
+TEST_F(LocalCommandTest, PrintsTheSameTreeAsJsonAndAsYaml) {
+  const CommandResult tree = Run({"mesh", "show", "fsdp=2,tp=2", "-o", "json"});
+  ASSERT_EQ(tree.exit_code, 0) << tree.err;
+  const CommandResult yaml = Run({"-o", "yaml", "mesh", "show", "fsdp=2,tp=2"});
+  ASSERT_EQ(yaml.exit_code, 0) << yaml.err;
+  EXPECT_THAT(yaml.out, AllOf(HasSubstr("axes:\n  - name: fsdp\n    size: 2\n"),
+                              HasSubstr("\nsize: 4\ntext: \"fsdp=2,tp=2\"\n")));
+  EXPECT_EQ(json::parse(tree.out)["size"], 4);
+  const CommandResult error = Run({"statsu", "-oyaml"});
+  EXPECT_THAT(error.err, HasSubstr("error:\n  code: INVALID_ARGUMENT\n  reason: null\n"));
+}
+
+TEST_F(LocalCommandTest, PrintsNamesOrTablesWithoutHeaders) {
+  const CommandResult names = Run({"presets", "-o", "name"});
+  ASSERT_EQ(names.exit_code, 0) << names.err;
+  EXPECT_THAT(names.out, AllOf(HasSubstr("AttnQSharding\n"), Not(HasSubstr(" "))));
+  const CommandResult table = Run({"presets"});
+  const CommandResult rows = Run({"--no-headers", "presets"});
+  EXPECT_EQ(table.out.rfind("preset ", 0), 0U);
+  EXPECT_EQ(rows.out.find("preset "), std::string::npos);
+  EXPECT_EQ(std::count(table.out.begin(), table.out.end(), '\n'),
+            std::count(rows.out.begin(), rows.out.end(), '\n') + 1);
+}
+
+TEST_F(LocalCommandTest, ContextsNameClusters) {
+  const std::string dead = DeadAddress();
+  const std::string config = folder_ + "/shardmesh/config.yaml";
+  EXPECT_EQ(Run({"presets"}).exit_code, 0) << "no file is no context";
+  ASSERT_EQ(Run({"config", "set-context", "prod", "--address", dead}).exit_code, 0);
+  EXPECT_EQ(Run({"config", "current-context"}).out, "prod\n") << "the first is the current one";
+  ASSERT_EQ(Run({"config", "set-context", "dev", "--address=dev.invalid:1"}).exit_code, 0);
+  EXPECT_EQ(Run({"config", "get-contexts", "-o", "name"}).out, "prod\ndev\n");
+  EXPECT_EQ(Run({"config", "current-context"}).out, "prod\n");
+  EXPECT_EQ(json::parse(Run({"config", "view", "-o", "json"}).out)["contexts"]["prod"]["address"],
+            dead);
+
+  // The current context, also for questions.
+  for (const std::string command : {"status", "presets"}) {
+    const CommandResult result = Run({command});
+    EXPECT_EQ(result.exit_code, 3);
+    EXPECT_THAT(result.err, AllOf(HasSubstr("context \"prod\": "), HasSubstr(dead)));
+  }
+  // A flag is stronger than the environment, which is stronger than the current context.
+  setenv("SHARDMESH_ADDRESS", "env.invalid:1", 1);
+  EXPECT_THAT(Run({"status"}).err, HasSubstr("env.invalid:1"));
+  EXPECT_THAT(Run({"status", "--context", "dev"}).err, HasSubstr("dev.invalid:1"));
+  EXPECT_THAT(Run({"--address", dead, "status"}).err, HasSubstr(dead));
+  unsetenv("SHARDMESH_ADDRESS");
+  EXPECT_THAT(Run({"status", "--cluster=other"}).err, HasSubstr("no cluster \"other\" is up"));
+  ASSERT_EQ(Run({"config", "use-context", "dev"}).exit_code, 0);
+  EXPECT_THAT(Run({"status"}).err, HasSubstr("dev.invalid:1"));
+
+  const CommandResult unknown = Run({"status", "--context=prd"});
+  EXPECT_EQ(unknown.exit_code, 1);
+  EXPECT_THAT(unknown.err, AllOf(HasSubstr(config), HasSubstr("did you mean \"prod\"?")));
+  EXPECT_EQ(Run({"config", "use-context", "prd"}).exit_code, 1);
+  EXPECT_EQ(Run({"config", "set-context", "new"}).exit_code, 2) << "it has no address";
+  EXPECT_EQ(Run({"config", "set-context", "a/b", "--address=x:1"}).exit_code, 2);
+  ASSERT_EQ(Run({"config", "delete-context", "dev"}).exit_code, 0);
+  EXPECT_EQ(Run({"presets"}).exit_code, 0) << "no context is current";
+  EXPECT_EQ(Run({"config", "current-context"}).exit_code, 1);
+}
+
+TEST_F(LocalCommandTest, ABrokenFileOfContextsIsNamed) {
+  const std::string path = folder_ + "/broken.yaml";
+  std::ofstream(path) << "contexts:\n  a: {adress: 'x:1'}\n";
+  setenv("SHARDMESH_CONFIG", path.c_str(), 1);
+  for (const std::vector<std::string>& command : std::vector<std::vector<std::string>>{
+           {"status"}, {"presets"}, {"config", "view"}, {"config", "use-context", "a"}}) {
+    const CommandResult result = Run(command);
+    EXPECT_EQ(result.exit_code, 1);
+    EXPECT_THAT(result.err, AllOf(HasSubstr(path + ":2: unknown key \"adress\""),
+                                  HasSubstr("did you mean \"address\"?"), HasSubstr("BAD_FILE")));
+  }
+  EXPECT_EQ(Run({"explain-error", "NO_MESH"}).exit_code, 0) << "it asks no cluster";
+  EXPECT_THAT(Run({"status", "--address=" + DeadAddress()}).err, Not(HasSubstr("broken.yaml")));
+  unsetenv("SHARDMESH_CONFIG");
+}
+
+TEST_F(LocalCommandTest, ExamplesOfTheHelpRun) {
+  const std::string prepare =
+      StrCat("cd ", folder_, " && cp ", SHARDMESH_SOURCE_DIR, "/docs/examples/*.yaml . && ",
+             "PATH=", SHARDMESH_BINARY_DIR, ":$PATH XDG_CONFIG_HOME=$PWD XDG_RUNTIME_DIR=$PWD && ",
+             "export PATH XDG_CONFIG_HOME XDG_RUNTIME_DIR && ");
+  ASSERT_EQ(std::system(StrCat(prepare,
+                               "shardmesh make-checkpoint --out model.safetensors "
+                               "> out 2>&1")
+                            .c_str()),
+            0);
+  int64_t ran = 0;
+  for (const client::CommandExample& example : client::CommandExamples()) {
+    if (!example.runs_alone) continue;
+    ++ran;
+    EXPECT_EQ(std::system(StrCat(prepare, example.text, " > out 2>&1").c_str()), 0)
+        << example.text << "\n"
+        << ReadFile(folder_ + "/out");
+  }
+  EXPECT_GT(ran, 30);
 }
 
 }  // namespace

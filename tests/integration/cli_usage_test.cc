@@ -43,12 +43,15 @@ TEST_F(CommandLineTest, RefusesWrongUse) {
        "a command is missing: snapshot, check, quarantine (see `shardmesh admin --help`)"},
       {{"admin", "quarantine"},
        "a command is missing: list, restore, drop (see `shardmesh admin quarantine --help`)"},
-      {{"--address=x:1", "status"},
-       "--address goes after the command: shardmesh COMMAND --address=... (see `shardmesh "
-       "--help`)"},
       {{"admin", "--address=x:1"},
-       "goes after the command: shardmesh admin COMMAND --address=... (see `shardmesh admin "
-       "--help`)"},
+       "a command is missing: snapshot, check, quarantine (see `shardmesh admin --help`)"},
+      {{"--adress", "x:1", "status"}, "unknown option --adress; did you mean \"--address\"?"},
+      {{"get", "wq", "--out", "x", "--version", "3"},
+       "unknown option --version; NAME@VERSION names a version (see `shardmesh get --help`)"},
+      {{"get", "wq@0", "--out", "x"}, "\"wq@0\" is no NAME@VERSION"},
+      {{"version", "-o", "name"}, "--output name: this command lists no names; these do: "},
+      {{"down", "--watch"}, "--watch: this command cannot be repeated; these can: "},
+      {{"status", "--context=a", "--address=x:1"}, "--context and --address both name a cluster"},
       {{"status", "--adress", "x:1"}, "unknown option --adress; did you mean \"--address\"?"},
       {{"status", "more"}, "unexpected argument \"more\""},
       {{"status", "--deadline", "soon"}, "\"soon\" is no time above zero"},
@@ -63,7 +66,7 @@ TEST_F(CommandLineTest, RefusesWrongUse) {
       {{"make-checkpoint", "--out", "x", "--size", "1MiB"}, "the smallest of F32 takes"},
       {{"up", "--transport", "tcp"}, "--transport: tcp not in {auto,stream,shm}"},
       {{"up", "--collective-algorithms", "scatter=ring"}, "scatter has no algorithm \"ring\""},
-      {{"up", "--name", "a/b"}, "\"a/b\" cannot name a cluster"},
+      {{"up", "--cluster", "a/b"}, "\"a/b\" cannot name a cluster"},
       {{"resolve", "--spec", "fsdp,tp"}, "give --shape too"},
       {{"resolve", "--spec", "(fsdp,tp", "--shape", "4,4"}, "lacks a closing \")\""},
       {{"resolve"}, "give one of --axes, --preset and --spec"},
@@ -145,7 +148,7 @@ TEST_F(CommandLineTest, ReportsErrorsAsJson) {
     EXPECT_EQ(error["retryable"], false);
     EXPECT_THAT(error["message"].get<std::string>(), HasSubstr("--help`"));
   }
-  const CommandResult result = Run({"status", "--output=json", "--name=other"});
+  const CommandResult result = Run({"status", "--output=json", "--cluster=other"});
   EXPECT_EQ(result.exit_code, 3);
   const json error = json::parse(result.err)["error"];
   EXPECT_EQ(error["code"], "UNAVAILABLE");
@@ -256,7 +259,7 @@ TEST_F(ClusterCommandTest, GivesUpWhenTheDeadlineIsOver) {
 
 TEST_F(ClusterCommandTest, NamesAWorkerAsNoCoordinator) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterStatus status,
-                                 cluster_->client().GetStatus());
+                                 cluster_->client().cluster().GetStatus());
   const std::string address = status.workers.front().addresses.front();
   const CommandResult result = RunShardmesh({"ls", "--address=" + address}, cluster_->folder());
   EXPECT_EQ(result.exit_code, 3);
@@ -271,6 +274,21 @@ TEST_F(ClusterCommandTest, ReportsRefusalsAsJson) {
   EXPECT_EQ(error["code"], "INVALID_ARGUMENT");
   EXPECT_EQ(error["reason"], "UNKNOWN_AXIS");
   EXPECT_EQ(error["details"]["python_type"], "ValueError");
+  EXPECT_EQ(error["details"]["facts"], (json{{"name", "__BATHC__"}, {"nearest", "__BATCH__"}}));
+}
+
+TEST_F(ClusterCommandTest, ReportsStrictCorrectionsAsJson) {
+  const CommandResult result = cluster_->Run({"resolve", "--axes", "__HEAD__", "--shape", "30",
+                                              "--mesh", "tp=4", "--strict", "--output=json"});
+  EXPECT_EQ(result.exit_code, 1);
+  const json error = json::parse(result.err)["error"];
+  EXPECT_EQ(error["reason"], "NOT_DIVISIBLE");
+  const json& details = error["details"];
+  EXPECT_EQ(details["facts"],
+            (json{{"axis", "tp"}, {"dimension", "0"}, {"have", "30"}, {"need", "4"}}));
+  ASSERT_EQ(details["corrections"].size(), 1u);
+  EXPECT_EQ(details["corrections"][0]["need"], 4);
+  EXPECT_FALSE(details["fixes"].empty());
 }
 
 }  // namespace

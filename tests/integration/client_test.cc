@@ -43,10 +43,10 @@ class ClientTest : public ::testing::Test {
 
 TEST_F(ClientTest, AnArrayThatWasReadGoesWithItsName) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::string first, Put("w"));
-  EXPECT_THAT(client().Gather(client::ArraySelector::ByName("w")), IsOk());
-  EXPECT_THAT(client().Gather(client::ArraySelector::ById(first)), IsOk());
+  EXPECT_THAT(client().arrays().Gather(client::ArraySelector::ByName("w")), IsOk());
+  EXPECT_THAT(client().arrays().Gather(client::ArraySelector::ById(first)), IsOk());
   ASSERT_THAT(Put("w"), IsOk());
-  EXPECT_THAT(client().DescribeArray(client::ArraySelector::ById(first)),
+  EXPECT_THAT(client().arrays().DescribeArray(client::ArraySelector::ById(first)),
               StatusIs(absl::StatusCode::kNotFound));
 }
 
@@ -55,16 +55,18 @@ TEST_F(ClientTest, ANameIsMovedToTheArrayThatItHasAndSwappedWithAnother) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::string b, Put("b"));
   // Each call is a request of its own, as a retry after a lost answer would be.
   for (int i = 0; i < 3; ++i) {
-    EXPECT_THAT(client().MoveName("a", a), IsOk());
+    EXPECT_THAT(client().arrays().MoveName("a", a), IsOk());
   }
-  EXPECT_THAT(client().MoveName("c", a), IsOk());
-  EXPECT_THAT(client().MoveName("a", b), IsOk());
-  EXPECT_THAT(client().MoveName("b", a), IsOk());
-  EXPECT_THAT(client().MoveName("b", a), IsOk());
-  EXPECT_THAT(client().Gather(client::ArraySelector::ByName("a")), IsOk());
-  EXPECT_THAT(client().Gather(client::ArraySelector::ByName("b")), IsOk());
-  EXPECT_EQ(client().DescribeArray(client::ArraySelector::ByName("a"))->descriptor.array_id, b);
-  EXPECT_EQ(client().DescribeArray(client::ArraySelector::ByName("b"))->descriptor.array_id, a);
+  EXPECT_THAT(client().arrays().MoveName("c", a), IsOk());
+  EXPECT_THAT(client().arrays().MoveName("a", b), IsOk());
+  EXPECT_THAT(client().arrays().MoveName("b", a), IsOk());
+  EXPECT_THAT(client().arrays().MoveName("b", a), IsOk());
+  EXPECT_THAT(client().arrays().Gather(client::ArraySelector::ByName("a")), IsOk());
+  EXPECT_THAT(client().arrays().Gather(client::ArraySelector::ByName("b")), IsOk());
+  EXPECT_EQ(
+      client().arrays().DescribeArray(client::ArraySelector::ByName("a"))->descriptor.array_id, b);
+  EXPECT_EQ(
+      client().arrays().DescribeArray(client::ArraySelector::ByName("b"))->descriptor.array_id, a);
 }
 
 TEST_F(ClientTest, TensorsGoThroughTheLeastMemoryForCallsThatAWorkerTakes) {
@@ -79,8 +81,9 @@ TEST_F(ClientTest, TensorsGoThroughTheLeastMemoryForCallsThatAWorkerTakes) {
     ASSERT_THAT(
         PutFloats(client(), "large", shape, elements, PartitionSpec({SpecEntry::Axis("tp")})),
         IsOk());
-    SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::GatheredTensor tensor,
-                                   client().Gather(client::ArraySelector::ByName("large")));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(
+        const client::GatheredTensor tensor,
+        client().arrays().Gather(client::ArraySelector::ByName("large")));
     EXPECT_EQ(FloatsOf(tensor.view().bytes()), elements);
   }
 }
@@ -99,16 +102,16 @@ TEST_F(ClientTest, PutsByRulesThatTakeLongToCompile) {
       .spec = {},
       .cut_points = {}};
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::PutResult result,
-                                 client().PutTensors({&tensor, 1}, options_of(rules)));
+                                 client().arrays().PutTensors({&tensor, 1}, options_of(rules)));
   EXPECT_EQ(result.arrays[0].descriptor.spec, rules[2].spec);
-  EXPECT_THAT(client().PutTensors({&tensor, 1}, options_of({rules[0], rules[1]})),
+  EXPECT_THAT(client().arrays().PutTensors({&tensor, 1}, options_of({rules[0], rules[1]})),
               StatusIs(absl::StatusCode::kInvalidArgument));
 }
 
 TEST_F(ClientTest, ReadingDoesNotEndWhatTheSessionKeeps) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::string unnamed, Put(""));
   for (int i = 0; i < 2; ++i) {
-    EXPECT_THAT(client().Gather(client::ArraySelector::ById(unnamed)), IsOk());
+    EXPECT_THAT(client().arrays().Gather(client::ArraySelector::ById(unnamed)), IsOk());
   }
 }
 
@@ -122,9 +125,10 @@ TEST_F(ClientTest, KeepsTreesAndAnswersQuestionsThatNameThem) {
        .axes = std::vector<AxisValue>{AxisValue::Name("__HEAD__")}},
       {.name = "scale", .shape = {}, .spec = PartitionSpec()}};
   SHARDMESH_ASSERT_OK_AND_ASSIGN(
-      client::Entry entry, client().CreateEntry("model", client::StoredTree{.tensors = tensors}));
+      client::Entry entry,
+      client().catalog().CreateEntry("model", client::StoredTree{.tensors = tensors}));
   EXPECT_EQ(std::get<client::StoredTree>(entry.value).tensor_count, 3);
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(entry, client().GetEntry(EntryKind::kTree, "model"));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(entry, client().catalog().GetEntry(EntryKind::kTree, "model"));
   const auto& tree = std::get<client::StoredTree>(entry.value);
   ASSERT_EQ(tree.tensors.size(), 3u);
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -137,17 +141,17 @@ TEST_F(ClientTest, KeepsTreesAndAnswersQuestionsThatNameThem) {
   EXPECT_EQ(tree.parameters, 32 + 8 + 1);
   EXPECT_EQ(tree.bytes, 64 + 32);
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::vector<client::Entry> listed,
-                                 client().ListEntries(EntryKind::kTree));
+                                 client().catalog().ListEntries(EntryKind::kTree));
   ASSERT_EQ(listed.size(), 1u);
   EXPECT_TRUE(std::get<client::StoredTree>(listed[0].value).tensors.empty());
 
   const rpc::RuleSetDefinition rules = {
       .rules = *RuleSet::Create({{"wq", PartitionSpec({SpecEntry::Axis("tp")})}, {"bias", {}}})};
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::TreeAnswer streamed,
-                                 client().ResolveTree({.rules = rules}, tensors));
+                                 client().layouts().ResolveTree({.rules = rules}, tensors));
   SHARDMESH_ASSERT_OK_AND_ASSIGN(
       const client::TreeAnswer stored,
-      client().ResolveTree({.rules = rules, .stored_tree = "model"}, {}));
+      client().layouts().ResolveTree({.rules = rules, .stored_tree = "model"}, {}));
   ASSERT_EQ(stored.placements.size(), 3u);
   for (size_t i = 0; i < tensors.size(); ++i) {
     EXPECT_EQ(stored.specs[stored.placements[i].spec_index].effective,
@@ -155,7 +159,7 @@ TEST_F(ClientTest, KeepsTreesAndAnswersQuestionsThatNameThem) {
   }
   SHARDMESH_ASSERT_OK_AND_ASSIGN(
       const client::LintAnswer lint,
-      client().LintRules({.rules = rules, .all_stored_trees = true}, {}));
+      client().layouts().LintRules({.rules = rules, .all_stored_trees = true}, {}));
   ASSERT_EQ(lint.trees.size(), 1u);
   EXPECT_EQ(lint.trees[0].source, client::LintedTree::Source::kCatalog);
   EXPECT_EQ(lint.trees[0].name, "model");
@@ -164,18 +168,18 @@ TEST_F(ClientTest, KeepsTreesAndAnswersQuestionsThatNameThem) {
   EXPECT_EQ(lint.trees[0].report.unmatched_tensors, 0) << "wk goes by its axes, and not by rules";
   SHARDMESH_ASSERT_OK_AND_ASSIGN(
       const client::DiffAnswer diff,
-      client().DiffLayouts({.a = {.rules = rules}, .b = {.rules = rules}, .stored_tree = "model"},
-                           {}));
+      client().layouts().DiffLayouts(
+          {.a = {.rules = rules}, .b = {.rules = rules}, .stored_tree = "model"}, {}));
   EXPECT_EQ(diff.a.layout.tensors, 3);
-  EXPECT_THAT(client().AnalyzeLayout({.stored_tree = "model"}, {}),
+  EXPECT_THAT(client().layouts().AnalyzeLayout({.stored_tree = "model"}, {}),
               StatusIs(absl::StatusCode::kInvalidArgument, Reason::kMissingArgument))
       << "not every tensor brings its spec";
   EXPECT_THAT(
-      client().SearchMeshes(
+      client().layouts().SearchMeshes(
           {.devices = 4, .axes = {{.name = "tp"}}, .rules = rules, .stored_tree = "modle"}, {}),
       StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
-  ASSERT_THAT(client().DeleteEntry(EntryKind::kTree, "model"), IsOk());
-  EXPECT_THAT(client().GetEntry(EntryKind::kTree, "model"),
+  ASSERT_THAT(client().catalog().DeleteEntry(EntryKind::kTree, "model"), IsOk());
+  EXPECT_THAT(client().catalog().GetEntry(EntryKind::kTree, "model"),
               StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
 }
 
@@ -209,21 +213,21 @@ class CollectiveClientTest : public ClientTest, public ::testing::WithParamInter
   // The elements of what a collective makes; partial sums are summed first.
   absl::StatusOr<std::vector<float>> ElementsAfter(const client::CollectiveCall& call,
                                                    PartitionSpec* spec) {
-    SHARDMESH_ASSIGN_OR_RETURN(client::StepResult result, client().Collective(call));
+    SHARDMESH_ASSIGN_OR_RETURN(client::StepResult result, client().compute().Collective(call));
     *spec = result.outputs[0].array.descriptor.spec;
     if (!spec->unreduced().empty()) {
       const client::ArraySelector parts =
           client::ArraySelector::ById(result.outputs[0].array.descriptor.array_id);
-      EXPECT_FALSE(client().Gather(parts).ok()) << "of partial sums";
+      EXPECT_FALSE(client().arrays().Gather(parts).ok()) << "of partial sums";
       SHARDMESH_ASSIGN_OR_RETURN(
-          result,
-          client().Collective({.input = parts,
-                               .kind = CollectiveKind::kAllReduce,
-                               .axes = {spec->unreduced().begin(), spec->unreduced().end()}}));
+          result, client().compute().Collective(
+                      {.input = parts,
+                       .kind = CollectiveKind::kAllReduce,
+                       .axes = {spec->unreduced().begin(), spec->unreduced().end()}}));
     }
-    SHARDMESH_ASSIGN_OR_RETURN(
-        const client::GatheredTensor gathered,
-        client().Gather(client::ArraySelector::ById(result.outputs[0].array.descriptor.array_id)));
+    SHARDMESH_ASSIGN_OR_RETURN(const client::GatheredTensor gathered,
+                               client().arrays().Gather(client::ArraySelector::ById(
+                                   result.outputs[0].array.descriptor.array_id)));
     return FloatsOf(gathered.view().bytes());
   }
 
@@ -325,7 +329,7 @@ TEST_P(CollectiveClientTest, EveryKindByEveryAlgorithmOverProcesses) {
 TEST_P(CollectiveClientTest, PartsHaveAsManyRowsAsTheirCountsSay) {
   using Kind = CollectiveKind;
   const auto result_of = [&](const client::CollectiveCall& call) {
-    return client().Collective(call);
+    return client().compute().Collective(call);
   };
   // m is replicated first, then in parts of 1, 2, 4 and 1 rows, then whole again.
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::StepResult whole,
@@ -357,9 +361,9 @@ TEST_P(CollectiveClientTest, PartsHaveAsManyRowsAsTheirCountsSay) {
                          .axes = {"fsdp", "tp"},
                          .counts = {1, 2, 4, 2}}),
               StatusIs(absl::StatusCode::kInvalidArgument, Reason::kShapeMismatch));
-  EXPECT_THAT(client().Matmul({.lhs = by_name, .rhs = by_name}),
+  EXPECT_THAT(client().compute().Matmul({.lhs = by_name, .rhs = by_name}),
               StatusIs(absl::StatusCode::kInvalidArgument, Reason::kShapeMismatch));
-  EXPECT_THAT(client().Matmul({.lhs = by_name, .rhs = by_name, .transpose_rhs = true}),
+  EXPECT_THAT(client().compute().Matmul({.lhs = by_name, .rhs = by_name, .transpose_rhs = true}),
               StatusIs(absl::StatusCode::kUnimplemented, Reason::kNotAvailable));
 }
 
@@ -369,18 +373,18 @@ TEST_P(CollectiveClientTest, ADonatedOperandGoesAndANamedOneStays) {
   };
   const auto sum_of = [&](client::Operand input) {
     input.donate = true;
-    return client().Collective({.input = std::move(input),
-                                .kind = CollectiveKind::kAllReduce,
-                                .axes = {"fsdp", "tp"},
-                                .algorithm = CollectiveAlgorithm::kPairwise,
-                                .output = {.return_literals = true}});
+    return client().compute().Collective({.input = std::move(input),
+                                          .kind = CollectiveKind::kAllReduce,
+                                          .axes = {"fsdp", "tp"},
+                                          .algorithm = CollectiveAlgorithm::kPairwise,
+                                          .output = {.return_literals = true}});
   };
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::StepResult first,
                                  sum_of(client::ArraySelector::ByName("m")));
-  EXPECT_THAT(client().DescribeArray(client::ArraySelector::ByName("m")), IsOk());
+  EXPECT_THAT(client().arrays().DescribeArray(client::ArraySelector::ByName("m")), IsOk());
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::StepResult second,
                                  sum_of(client::ArraySelector::ById(id_of(first))));
-  EXPECT_THAT(client().DescribeArray(client::ArraySelector::ById(id_of(first))),
+  EXPECT_THAT(client().arrays().DescribeArray(client::ArraySelector::ById(id_of(first))),
               StatusIs(absl::StatusCode::kNotFound));
   std::vector<float> expected = Add(Add(Rows(0, 2), Rows(2, 4)), Add(Rows(4, 6), Rows(6, 8)));
   for (float& x : expected) x *= 4;
@@ -392,10 +396,11 @@ TEST_P(CollectiveClientTest, ADonatedOperandGoesAndANamedOneStays) {
 }
 
 TEST_P(CollectiveClientTest, OnlyASessionThatKeepsAnArrayMayDonateIt) {
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::StepResult rows,
-                                 client().Collective({.input = client::ArraySelector::ByName("m"),
-                                                      .kind = CollectiveKind::kBarrier,
-                                                      .axes = {"tp"}}));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const client::StepResult rows,
+      client().compute().Collective({.input = client::ArraySelector::ByName("m"),
+                                     .kind = CollectiveKind::kBarrier,
+                                     .axes = {"tp"}}));
   const std::string id = rows.outputs[0].array.descriptor.array_id;
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto other,
                                  client::MeshClient::Connect(cluster_->address()));
@@ -406,26 +411,28 @@ TEST_P(CollectiveClientTest, OnlyASessionThatKeepsAnArrayMayDonateIt) {
                                  .axes = {"tp"},
                                  .algorithm = CollectiveAlgorithm::kPairwise}),
               StatusIs(absl::StatusCode::kPermissionDenied, Reason::kNotOwner));
-  EXPECT_THAT(client().Gather(client::ArraySelector::ById(id)), IsOk());
+  EXPECT_THAT(client().arrays().Gather(client::ArraySelector::ById(id)), IsOk());
   // What a name keeps is lent to everybody.
   client::Operand named = client::ArraySelector::ByName("m");
   named.donate = true;
   EXPECT_THAT(
       other->Collective({.input = named, .kind = CollectiveKind::kAllReduce, .axes = {"tp"}}),
       IsOk());
-  EXPECT_THAT(client().Gather(client::ArraySelector::ByName("m")), IsOk());
+  EXPECT_THAT(client().arrays().Gather(client::ArraySelector::ByName("m")), IsOk());
 }
 
 TEST_P(CollectiveClientTest, AStepThatFailsSaysWhichDonatedOperandIsGoneWithIt) {
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::StepResult rows,
-                                 client().Collective({.input = client::ArraySelector::ByName("m"),
-                                                      .kind = CollectiveKind::kBarrier,
-                                                      .axes = {"tp"}}));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const client::StepResult rows,
+      client().compute().Collective({.input = client::ArraySelector::ByName("m"),
+                                     .kind = CollectiveKind::kBarrier,
+                                     .axes = {"tp"}}));
   const std::string id = rows.outputs[0].array.descriptor.array_id;
   const auto failing = [&](CollectiveAlgorithm algorithm) {
     client::Operand input = client::ArraySelector::ById(id);
     input.donate = true;
     return client()
+        .compute()
         .Collective({.input = std::move(input),
                      .kind = CollectiveKind::kAllReduce,
                      .axes = {"fsdp", "tp"},
@@ -438,21 +445,21 @@ TEST_P(CollectiveClientTest, AStepThatFailsSaysWhichDonatedOperandIsGoneWithIt) 
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kAborted, Reason::kVersionMismatch));
   EXPECT_THAT(std::string(status.message()),
               ::testing::Not(::testing::HasSubstr("gone with the step")));
-  EXPECT_THAT(client().DescribeArray(client::ArraySelector::ById(id)), IsOk());
+  EXPECT_THAT(client().arrays().DescribeArray(client::ArraySelector::ById(id)), IsOk());
 
   status = failing(CollectiveAlgorithm::kPairwise);
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kAborted, Reason::kVersionMismatch));
   EXPECT_THAT(
       std::string(status.message()),
       ::testing::AllOf(::testing::HasSubstr("gone with the step"), ::testing::HasSubstr(id)));
-  EXPECT_THAT(client().DescribeArray(client::ArraySelector::ById(id)),
+  EXPECT_THAT(client().arrays().DescribeArray(client::ArraySelector::ById(id)),
               StatusIs(absl::StatusCode::kNotFound));
 }
 
 TEST_P(CollectiveClientTest, RefusesWhatCannotBeBeforeAnyByteMoves) {
   const client::Operand m = client::ArraySelector::ByName("m");
   const auto refusal = [&](const client::CollectiveCall& call) {
-    return client().Collective(call).status();
+    return client().compute().Collective(call).status();
   };
   EXPECT_THAT(refusal({.input = m, .kind = CollectiveKind::kBroadcast, .axes = {"tp"}, .root = 2}),
               StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
@@ -476,20 +483,23 @@ TEST_P(CollectiveClientTest, RefusesWhatCannotBeBeforeAnyByteMoves) {
 TEST_P(CollectiveClientTest, OperandsOfTwoMeshesAreRefusedBeforeAnyByteMoves) {
   const rpc::MeshDefinition pair = {.mesh = *Mesh::Parse("x=2"),
                                     .workers = {"worker-0", "worker-1"}};
-  ASSERT_THAT(client().CreateEntry("pair", pair), IsOk());
+  ASSERT_THAT(client().catalog().CreateEntry("pair", pair), IsOk());
   ASSERT_THAT(
       PutFloats(client(), "other", {8, 4}, numbers_, PartitionSpec({SpecEntry::Axis("x")}), "pair"),
       IsOk());
   const auto m = client::ArraySelector::ByName("m");
   const auto other = client::ArraySelector::ByName("other");
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::Array of_default, client().DescribeArray(m));
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::Array of_pair, client().DescribeArray(other));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::Array of_default,
+                                 client().arrays().DescribeArray(m));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::Array of_pair,
+                                 client().arrays().DescribeArray(other));
   const Program sums{
       .operand_count = 2,
       .ops = {CollectiveOp{.input = 0, .axes = {"tp"}}, CollectiveOp{.input = 1, .axes = {"x"}}},
       .outputs = {2, 3}};
-  const absl::Status refused = client().Execute({.work = sums, .operands = {m, other}}).status();
-  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kShapeMismatch));
+  const absl::Status refused =
+      client().compute().Execute({.work = sums, .operands = {m, other}}).status();
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kMeshMismatch));
   EXPECT_THAT(std::string(refused.message()),
               ::testing::AllOf(::testing::HasSubstr(StrCat("\"default\" at revision ",
                                                            of_default.descriptor.mesh_revision)),
@@ -498,8 +508,8 @@ TEST_P(CollectiveClientTest, OperandsOfTwoMeshesAreRefusedBeforeAnyByteMoves) {
 
   // And no definition goes from under its arrays.
   for (const absl::Status& status :
-       {client().UpdateEntry("pair", pair).status(),
-        client().DeleteEntry(client::EntryKind::kMesh, "pair").status()}) {
+       {client().catalog().UpdateEntry("pair", pair).status(),
+        client().catalog().DeleteEntry(client::EntryKind::kMesh, "pair").status()}) {
     EXPECT_THAT(status, StatusIs(absl::StatusCode::kFailedPrecondition));
     EXPECT_THAT(std::string(status.message()),
                 ::testing::AllOf(::testing::HasSubstr("mesh \"pair\""),

@@ -86,12 +86,13 @@ class CollectiveCluster : public ::testing::Test {
   }
   std::future<absl::StatusOr<client::StepResult>> SumWithin(
       absl::Duration timeout, const client::CollectiveCall& call = Sum()) {
-    return Within(timeout, [call](client::MeshClient& client) { return client.Collective(call); });
+    return Within(timeout,
+                  [call](client::MeshClient& client) { return client.compute().Collective(call); });
   }
 
   // A mesh x=N over these workers.
   void DefineMesh(const std::string& name, const std::vector<std::string>& workers) {
-    ASSERT_THAT(client().CreateEntry(
+    ASSERT_THAT(client().catalog().CreateEntry(
                     name, rpc::MeshDefinition{.mesh = *Mesh::Parse(StrCat("x=", workers.size())),
                                               .workers = workers}),
                 IsOk());
@@ -120,12 +121,12 @@ class CollectiveCluster : public ::testing::Test {
     for (int i = 0; i < kStepsSideBySide; ++i) {
       if (last.valid()) kept_busy_.push_back(std::move(last));
       last = Within(duration, [products, name = StrCat(mesh, "-", i)](client::MeshClient& client) {
-        return client.Execute(
+        return client.compute().Execute(
             {.work = products, .operands = {client::ArraySelector::ByName(name)}});
       });
     }
     EXPECT_TRUE(Eventually([&] {
-      const auto flights = client().ListFlightRecords({.identity = identity});
+      const auto flights = client().cluster().ListFlightRecords({.identity = identity});
       if (!flights.ok()) return false;
       std::set<int64_t> steps;
       for (const auto& record : flights->front().records) steps.insert(record.step);
@@ -155,7 +156,7 @@ class CollectiveCluster : public ::testing::Test {
   void ExpectSumSoon() {
     absl::StatusOr<client::StepResult> result = absl::UnavailableError("not tried yet");
     EXPECT_TRUE(Eventually([&] {
-      result = client().Collective(Sum());
+      result = client().compute().Collective(Sum());
       return result.ok();
     })) << result.status();
     if (result.ok()) {
@@ -169,7 +170,7 @@ class CollectiveCluster : public ::testing::Test {
     std::optional<client::ClusterFinding> found;
     std::set<std::string> summaries;
     EXPECT_TRUE(Eventually([&] {
-      const absl::StatusOr<client::Diagnosis> diagnosis = client().Diagnose();
+      const absl::StatusOr<client::Diagnosis> diagnosis = client().cluster().Diagnose();
       if (!diagnosis.ok()) return false;
       for (const client::ClusterFinding& finding : diagnosis->findings) {
         summaries.insert(finding.summary);
@@ -194,7 +195,7 @@ class CollectiveCluster : public ::testing::Test {
     };
     std::map<std::string, rpc::FlightRecord> named_by;
     EXPECT_TRUE(Eventually([&] {
-      const auto flights = client().ListFlightRecords({.step = step});
+      const auto flights = client().cluster().ListFlightRecords({.step = step});
       if (!flights.ok()) return false;
       named_by.clear();
       for (const client::WorkerFlight& flight : *flights) {

@@ -92,9 +92,9 @@ class Load {
     while (told.last.ok() && !stop_) {
       const std::string name = StrCat("result-", number, "-", told.done.size());
       const auto result =
-          (*client)->Matmul({.lhs = client::Operand(client::ArraySelector::ByName("w")),
-                             .rhs = client::Operand(client::ArraySelector::ByName("w")),
-                             .output = {.names = {name}}});
+          (*client)->compute().Matmul({.lhs = client::Operand(client::ArraySelector::ByName("w")),
+                                       .rhs = client::Operand(client::ArraySelector::ByName("w")),
+                                       .output = {.names = {name}}});
       if (!result.ok()) {
         told.last = result.status();
       } else {
@@ -134,11 +134,11 @@ class DrainTest : public ::testing::Test {
       results += static_cast<int64_t>(one.done.size());
       EXPECT_GE(one.done.size(), 3u);
       for (const std::string& name : one.done) {
-        ASSERT_THAT(client().DescribeArray(client::ArraySelector::ByName(name)), IsOk());
+        ASSERT_THAT(client().arrays().DescribeArray(client::ArraySelector::ByName(name)), IsOk());
       }
       SHARDMESH_ASSERT_OK_AND_ASSIGN(
           const client::GatheredTensor gathered,
-          client().Gather(client::ArraySelector::ByName(one.done.back())));
+          client().arrays().Gather(client::ArraySelector::ByName(one.done.back())));
       EXPECT_THAT(FloatsOf(gathered.view().bytes()), Each(static_cast<float>(kSide)));
     }
     RecordProperty("results", std::to_string(results));
@@ -174,9 +174,10 @@ TEST_F(DrainTest, ClientsThatWaitGoOnWhenTheCoordinatorIsBack) {
   EXPECT_EQ(how, "exited with code 0");
   ASSERT_THAT(cluster_->Restart("coordinator"), IsOk());
   ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
-  EXPECT_THAT(client().Matmul({.lhs = client::Operand(client::ArraySelector::ByName("w")),
-                               .rhs = client::Operand(client::ArraySelector::ByName("w"))}),
-              IsOk());
+  EXPECT_THAT(
+      client().compute().Matmul({.lhs = client::Operand(client::ArraySelector::ByName("w")),
+                                 .rhs = client::Operand(client::ArraySelector::ByName("w"))}),
+      IsOk());
   ExpectAllThere(load.End());
 }
 
@@ -202,16 +203,17 @@ TEST_F(DrainTest, NoStepIsLostInSilenceWhenAWorkerStops) {
     EXPECT_GE(one.done.size(), 3u);
     for (const std::string& name : one.done) {
       const client::ArraySelector result = client::ArraySelector::ByName(name);
-      SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::Array array, client().DescribeArray(result));
+      SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::Array array,
+                                     client().arrays().DescribeArray(result));
       EXPECT_THAT(array.missing_ranks, ElementsAre(2)) << name;
       SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::GatheredTensor gathered,
-                                     client().Gather(result));
+                                     client().arrays().Gather(result));
       EXPECT_THAT(FloatsOf(gathered.view().bytes()), Each(static_cast<float>(kSide)));
     }
   }
   // What was put is on disk.
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::GatheredTensor put,
-                                 client().Gather(client::ArraySelector::ByName("w")));
+                                 client().arrays().Gather(client::ArraySelector::ByName("w")));
   EXPECT_THAT(FloatsOf(put.view().bytes()), Each(1.0f));
 }
 
@@ -250,7 +252,7 @@ class LongStepDrainTest : public ::testing::Test {
 
 absl::StatusOr<client::StepResult> Square(client::MeshClient& client, const std::string& name) {
   const client::Operand weight(client::ArraySelector::ByName("w"));
-  return client.Matmul({.lhs = weight, .rhs = weight, .output = {.names = {name}}});
+  return client.compute().Matmul({.lhs = weight, .rhs = weight, .output = {.names = {name}}});
 }
 
 TEST_F(LongStepDrainTest, EndsWithinTheGraceWhileNothingNewIsTakenIn) {
@@ -286,9 +288,9 @@ TEST_F(LongStepDrainTest, EndsWithinTheGraceWhileNothingNewIsTakenIn) {
   ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
   SHARDMESH_ASSERT_OK_AND_ASSIGN(
       const client::GatheredTensor square,
-      cluster_->client().Gather(client::ArraySelector::ByName("square")));
+      cluster_->client().arrays().Gather(client::ArraySelector::ByName("square")));
   EXPECT_THAT(FloatsOf(square.view().bytes()), Each(static_cast<float>(kSide)));
-  EXPECT_THAT(cluster_->client().DescribeArray(client::ArraySelector::ByName("refused")),
+  EXPECT_THAT(cluster_->client().arrays().DescribeArray(client::ArraySelector::ByName("refused")),
               StatusIs(absl::StatusCode::kNotFound));
 }
 

@@ -126,10 +126,10 @@ class FaultTest : public ::testing::Test {
   }
   void Put(const Weights& weights, const std::string& name) {
     const client::PutTensor tensor = weights.Tensor(name);
-    ASSERT_THAT(client().PutTensors({&tensor, 1}), IsOk());
+    ASSERT_THAT(client().arrays().PutTensors({&tensor, 1}), IsOk());
   }
   std::vector<std::string> Names() {
-    const absl::StatusOr<std::vector<client::Array>> arrays = client().ListArrays();
+    const absl::StatusOr<std::vector<client::Array>> arrays = client().arrays().ListArrays();
     std::vector<std::string> names;
     for (const client::Array& array : *arrays) {
       names.push_back(array.name);
@@ -156,7 +156,7 @@ TEST_F(FaultTest, AWorkerKilledDuringALoadIsNamedAndNothingIsVisible) {
     }
   };
   auto put = std::async(std::launch::async, [&] {
-    return client().PutTensors({&tensor, 1}, options);
+    return client().arrays().PutTensors({&tensor, 1}, options);
   });
   ASSERT_EQ(begun.get_future().wait_for(std::chrono::seconds(4)), std::future_status::ready);
   const absl::Time killed = absl::Now();
@@ -166,14 +166,15 @@ TEST_F(FaultTest, AWorkerKilledDuringALoadIsNamedAndNothingIsVisible) {
   EXPECT_THAT(result, StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
   EXPECT_THAT(std::string(result.status().message()), HasSubstr("worker-2"));
   EXPECT_THAT(Names(), IsEmpty());
-  EXPECT_THAT(client().CorrectSpec({.spec = Spec({"fsdp", "tp"}), .shape = {8, 8}, .mesh = {}}),
-              IsOk());
+  EXPECT_THAT(
+      client().layouts().CorrectSpec({.spec = Spec({"fsdp", "tp"}), .shape = {8, 8}, .mesh = {}}),
+      IsOk());
 
   ASSERT_THAT(cluster_->Restart("worker-2"), IsOk());
   ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
-  EXPECT_THAT(client().PutTensors({&tensor, 1}), IsOk());
+  EXPECT_THAT(client().arrays().PutTensors({&tensor, 1}), IsOk());
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::GatheredTensor gathered,
-                                 client().Gather(client::ArraySelector::ByName("big")));
+                                 client().arrays().Gather(client::ArraySelector::ByName("big")));
   EXPECT_TRUE(gathered.view().bytes() == weights.bytes());
 }
 
@@ -186,10 +187,11 @@ TEST_F(FaultTest, AWorkerKilledDuringAStepIsNamedAndTheOthersGoOn) {
       .view = *TensorView::Create(Dtype::kF32, {64, 64}, weights.bytes()),
       .spec = PartitionSpec(),
       .cut_points = {}};
-  ASSERT_THAT(client().PutTensors({&replicated, 1}), IsOk());
+  ASSERT_THAT(client().arrays().PutTensors({&replicated, 1}), IsOk());
 
   ASSERT_THAT(cluster_->Signal("worker-1", SIGSTOP), IsOk());
-  auto step = std::async(std::launch::async, [&] { return client().Matmul(Product("w")); });
+  auto step =
+      std::async(std::launch::async, [&] { return client().compute().Matmul(Product("w")); });
   // It cannot end: a rank is stopped.
   ASSERT_EQ(step.wait_for(std::chrono::milliseconds(300)), std::future_status::timeout);
   const absl::Time killed = absl::Now();
@@ -201,18 +203,19 @@ TEST_F(FaultTest, AWorkerKilledDuringAStepIsNamedAndTheOthersGoOn) {
   EXPECT_THAT(Names(), ::testing::ElementsAre("everywhere", "w"));
 
   // Reads from the other workers go on.
-  EXPECT_THAT(client().Gather(client::ArraySelector::ByName("everywhere")), IsOk());
-  const auto degraded = client().Gather(client::ArraySelector::ByName("w"));
+  EXPECT_THAT(client().arrays().Gather(client::ArraySelector::ByName("everywhere")), IsOk());
+  const auto degraded = client().arrays().Gather(client::ArraySelector::ByName("w"));
   EXPECT_THAT(degraded, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kArrayDegraded));
   EXPECT_THAT(std::string(degraded.status().message()),
               AllOf(HasSubstr("tensor \"w\" lacks"), HasSubstr("rank 1 (worker-1: ")));
 
   ASSERT_THAT(cluster_->Restart("worker-1"), IsOk());
   ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterStatus status, client().GetStatus());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterStatus status,
+                                 client().cluster().GetStatus());
   EXPECT_EQ(status.meshes.front().workers[1], "worker-1") << "it takes its rank back";
   ASSERT_NO_FATAL_FAILURE(Put(weights, "w"));
-  EXPECT_THAT(client().Matmul(Product("w")), IsOk());
+  EXPECT_THAT(client().compute().Matmul(Product("w")), IsOk());
 }
 
 TEST_F(FaultTest, AStoppedWorkerIsNamedAfterTheHeartbeatLimit) {
@@ -223,13 +226,13 @@ TEST_F(FaultTest, AStoppedWorkerIsNamedAfterTheHeartbeatLimit) {
   ASSERT_NO_FATAL_FAILURE(Put(weights, "w"));
   const absl::Time stopped = absl::Now();
   ASSERT_THAT(cluster_->Signal("worker-3", SIGSTOP), IsOk());
-  const auto result = client().Matmul(Product("w"));
+  const auto result = client().compute().Matmul(Product("w"));
   EXPECT_LT(absl::Now() - stopped, absl::Seconds(1) + kNamedWithin);
   EXPECT_FALSE(result.ok());
   EXPECT_THAT(std::string(result.status().message()), HasSubstr("worker-3"));
   ASSERT_THAT(cluster_->Signal("worker-3", SIGCONT), IsOk());
   ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
-  EXPECT_THAT(client().Matmul(Product("w")), IsOk()) << "it kept its tiles";
+  EXPECT_THAT(client().compute().Matmul(Product("w")), IsOk()) << "it kept its tiles";
 }
 
 TEST_F(FaultTest, StateSurvivesTheDeathOfTheCoordinator) {
@@ -241,9 +244,9 @@ TEST_F(FaultTest, StateSurvivesTheDeathOfTheCoordinator) {
   ASSERT_THAT(cluster_->Restart("coordinator"), IsOk());
   ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::GatheredTensor gathered,
-                                 client().Gather(client::ArraySelector::ByName("w")));
+                                 client().arrays().Gather(client::ArraySelector::ByName("w")));
   EXPECT_TRUE(gathered.view().bytes() == weights.bytes());
-  EXPECT_THAT(client().Matmul(Product("w")), IsOk());
+  EXPECT_THAT(client().compute().Matmul(Product("w")), IsOk());
 }
 
 // Nobody knows whether the commit is on disk, so nobody may act on either: workers that dropped
@@ -263,7 +266,7 @@ TEST_F(FaultTest, ACoordinatorWhoseDiskFailsEndsAndLosesNothing) {
   std::ofstream(fails) << "from now on";
   const client::PutTensor tensor = new_weights.Tensor("w");
   auto put = std::async(std::launch::async, [&] {
-    return client().PutTensors({&tensor, 1}).status();
+    return client().arrays().PutTensors({&tensor, 1}).status();
   });
   EXPECT_THAT(cluster_->AwaitEnd("coordinator"), IsOkAndHolds("exited with code 1"));
   std::filesystem::remove(fails);
@@ -271,11 +274,12 @@ TEST_F(FaultTest, ACoordinatorWhoseDiskFailsEndsAndLosesNothing) {
   ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
   put.get().IgnoreError();  // it may have been repeated, with success
 
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::Array array,
-                                 client().DescribeArray(client::ArraySelector::ByName("w")));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const client::Array array,
+      client().arrays().DescribeArray(client::ArraySelector::ByName("w")));
   EXPECT_EQ(array.state, client::ArrayState::kAvailable);
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::GatheredTensor gathered,
-                                 client().Gather(client::ArraySelector::ByName("w")));
+                                 client().arrays().Gather(client::ArraySelector::ByName("w")));
   EXPECT_TRUE(gathered.view().bytes() == new_weights.bytes() ||
               gathered.view().bytes() == old_weights.bytes());
 }
@@ -289,7 +293,7 @@ TEST_F(FaultTest, TilesOnDiskSurviveTheDeathOfAWorker) {
   ASSERT_THAT(cluster_->Restart("worker-0"), IsOk());
   ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::GatheredTensor gathered,
-                                 client().Gather(client::ArraySelector::ByName("w")));
+                                 client().arrays().Gather(client::ArraySelector::ByName("w")));
   EXPECT_TRUE(gathered.view().bytes() == weights.bytes());
 }
 
@@ -304,22 +308,25 @@ TEST_F(FaultTest, ArraysAreOfUseOnTheSameMeshOfALaterRevision) {
       .kind = CollectiveKind::kAllGather,
       .axes = {"tp"},
       .dimension = 1};
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::Array array,
-                                 client().DescribeArray(client::ArraySelector::ByName("w")));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const client::Array array,
+      client().arrays().DescribeArray(client::ArraySelector::ByName("w")));
   ASSERT_THAT(cluster_->Kill("coordinator"), IsOk());
   const int64_t revision = DefineMeshAgain(cluster_->folder() + "/data/coordinator", "default");
   EXPECT_GT(revision, array.descriptor.mesh_revision);
   ASSERT_THAT(cluster_->Restart("coordinator"), IsOk());
   ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
 
-  EXPECT_THAT(client().Collective(gather), IsOk());
+  EXPECT_THAT(client().compute().Collective(gather), IsOk());
   ASSERT_NO_FATAL_FAILURE(Put(weights, "new"));
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::Array later,
-                                 client().DescribeArray(client::ArraySelector::ByName("new")));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const client::Array later,
+      client().arrays().DescribeArray(client::ArraySelector::ByName("new")));
   EXPECT_EQ(later.descriptor.mesh_revision, revision);
-  EXPECT_THAT(client().Matmul({.lhs = client::Operand(client::ArraySelector::ByName("new")),
-                               .rhs = client::Operand(client::ArraySelector::ByName("w"))}),
-              IsOk());
+  EXPECT_THAT(
+      client().compute().Matmul({.lhs = client::Operand(client::ArraySelector::ByName("new")),
+                                 .rhs = client::Operand(client::ArraySelector::ByName("w"))}),
+      IsOk());
 }
 
 // Nobody can change a mesh below its arrays while the coordinator runs.
@@ -328,12 +335,13 @@ TEST_F(FaultTest, AnArrayOfOtherAxesThanItsMeshHasNowIsRefused) {
       StartCluster({.durable = true, .coordinator_flags = {}, .worker_flags = {}}));
   const rpc::MeshDefinition square = {.mesh = *Mesh::Parse("x=2,y=2"),
                                       .workers = {"worker-0", "worker-1", "worker-2", "worker-3"}};
-  ASSERT_THAT(client().CreateEntry("square", square), IsOk());
+  ASSERT_THAT(client().catalog().CreateEntry("square", square), IsOk());
   const std::vector<float> ones(16, 1.0f);
   const PartitionSpec spec({SpecEntry::Axis("x"), SpecEntry::Axis("y")});
   ASSERT_THAT(PutFloats(client(), "w", {4, 4}, ones, spec, "square"), IsOk());
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::Array array,
-                                 client().DescribeArray(client::ArraySelector::ByName("w")));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const client::Array array,
+      client().arrays().DescribeArray(client::ArraySelector::ByName("w")));
   ASSERT_THAT(cluster_->Kill("coordinator"), IsOk());
   const int64_t revision =
       DefineMeshAgain(cluster_->folder() + "/data/coordinator", "square", "y=2,x=2");
@@ -343,12 +351,13 @@ TEST_F(FaultTest, AnArrayOfOtherAxesThanItsMeshHasNowIsRefused) {
   ASSERT_THAT(PutFloats(client(), "new", {4, 4}, ones, spec, "square"), IsOk());
   const auto multiply = [&] {
     return client()
+        .compute()
         .Matmul({.lhs = client::Operand(client::ArraySelector::ByName("new")),
                  .rhs = client::Operand(client::ArraySelector::ByName("w"))})
         .status();
   };
   const absl::Status refused = multiply();
-  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kVersionMismatch));
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kMeshMismatch));
   EXPECT_THAT(
       std::string(refused.message()),
       AllOf(HasSubstr(array.descriptor.array_id),
@@ -364,13 +373,14 @@ TEST_F(FaultTest, AWorkerWithTheDataOfAnotherClusterEndsAndChangesNothing) {
   ASSERT_NO_FATAL_FAILURE(StartCluster(options));
   const Weights weights(64);
   ASSERT_NO_FATAL_FAILURE(Put(weights, "w"));
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterStatus own, client().GetStatus());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterStatus own, client().cluster().GetStatus());
   for (const char* identity : {"worker-0", "coordinator"}) {
     EXPECT_THAT(cluster_->Terminate(identity), IsOkAndHolds("exited with code 0"));
   }
 
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto other, TestCluster::Start(options));
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterStatus status, other->client().GetStatus());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterStatus status,
+                                 other->client().cluster().GetStatus());
   ASSERT_NE(own.cluster_id, status.cluster_id);
   ASSERT_THAT(other->Terminate("worker-0"), IsOk());
   ServerProcess worker("shardmesh-worker",
@@ -389,14 +399,15 @@ TEST_F(FaultTest, AWorkerWithTheDataOfAnotherClusterEndsAndChangesNothing) {
   }
   ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::GatheredTensor gathered,
-                                 client().Gather(client::ArraySelector::ByName("w")));
+                                 client().arrays().Gather(client::ArraySelector::ByName("w")));
   EXPECT_TRUE(gathered.view().bytes() == weights.bytes());
 }
 
 TEST_F(FaultTest, AWorkerThatCannotServeItsPeersDoesNotStart) {
   ASSERT_NO_FATAL_FAILURE(StartCluster(
       {.mesh = "fsdp=1", .durable = false, .coordinator_flags = {}, .worker_flags = {}}));
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterStatus status, client().GetStatus());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterStatus status,
+                                 client().cluster().GetStatus());
   const client::WorkerStatus& taken = status.workers.front();
   ASSERT_GT(taken.exchange_port, 0);
   ServerProcess second("shardmesh-worker", {"--coordinator=" + cluster_->address(),
@@ -431,7 +442,7 @@ TEST_F(FaultTest, AWorkerServesItsPeersAtThePortThatItIsTold) {
                          {"--coordinator=" + cluster_->address(), "--identity=chosen",
                           StrCat("--exchange-port=", port)});
     const auto is_there = [&] {
-      const auto now = client().GetStatus();
+      const auto now = client().cluster().GetStatus();
       return now.ok() &&
              std::any_of(now->workers.begin(), now->workers.end(), [&](const auto& each) {
                return each.identity == "chosen" && each.exchange_port == port;

@@ -28,7 +28,7 @@ class LinksTest : public CollectiveCluster, public ::testing::WithParamInterface
   client::ClusterLinks Await(size_t count, const std::string& mesh_id = "") {
     absl::StatusOr<client::ClusterLinks> links;
     EXPECT_TRUE(Eventually([&] {
-      links = client().ListLinks(mesh_id);
+      links = client().cluster().ListLinks(mesh_id);
       return links.ok() && links->links.size() == count;
     })) << count
         << " links of " << GetParam() << ": " << links.status();
@@ -79,7 +79,7 @@ TEST_P(LinksTest, OfAWorkerThatIsGoneGoAndAreMeasuredAgainWhenItIsBack) {
   const client::ClusterLinks rest = Await(3);
   EXPECT_EQ(rest.workers.size(), 3u);
   EXPECT_EQ(rest.Find("worker-0", "worker-1"), nullptr);
-  EXPECT_THAT(client().ListLinks("default"),
+  EXPECT_THAT(client().cluster().ListLinks("default"),
               StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kMeshIncomplete));
   const CommandResult incomplete = cluster_->Run({"links", "--mesh=default"});
   EXPECT_EQ(incomplete.exit_code, 1);

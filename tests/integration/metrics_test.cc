@@ -160,13 +160,13 @@ TEST(MetricsTest, WorkIsCountedWhereItIsDone) {
                                 .dimension = 1,
                                 .algorithm = CollectiveAlgorithm::kRing};
   for (int i = 0; i < 3; ++i) {
-    ASSERT_THAT(cluster->client().Collective(gather), IsOk());
+    ASSERT_THAT(cluster->client().compute().Collective(gather), IsOk());
   }
   const client::Operand weight(client::ArraySelector::ByName("w"));
-  ASSERT_THAT(cluster->client().Matmul({.lhs = weight, .rhs = weight}), IsOk());
+  ASSERT_THAT(cluster->client().compute().Matmul({.lhs = weight, .rhs = weight}), IsOk());
   // Answers that are remembered count too.
   for (int i = 0; i < 3; ++i) {
-    ASSERT_THAT(cluster->client().CorrectSpec(
+    ASSERT_THAT(cluster->client().layouts().CorrectSpec(
                     {.spec = PartitionSpec({SpecEntry::Axis("tp")}), .shape = {3}, .mesh = {}}),
                 IsOk());
   }
@@ -223,10 +223,10 @@ TEST(MetricsTest, CollectivesUseTheAlgorithmThatTheCoordinatorWasToldToPrefer) {
   const client::Operand weight(client::ArraySelector::ByName("w"));
   client::CollectiveCall gather{
       .input = weight, .kind = CollectiveKind::kAllGather, .axes = {"tp"}, .dimension = 1};
-  ASSERT_THAT(cluster->client().Collective(gather), IsOk());
-  ASSERT_THAT(cluster->client().Matmul({.lhs = weight, .rhs = weight}), IsOk());
+  ASSERT_THAT(cluster->client().compute().Collective(gather), IsOk());
+  ASSERT_THAT(cluster->client().compute().Matmul({.lhs = weight, .rhs = weight}), IsOk());
   gather.algorithm = CollectiveAlgorithm::kPairwise;
-  ASSERT_THAT(cluster->client().Collective(gather), IsOk());
+  ASSERT_THAT(cluster->client().compute().Collective(gather), IsOk());
   auto worker = Values(cluster->metrics_addresses()[1]);
   const auto count = [&](const char* algorithm) {
     return worker[StrCat("shardmesh_worker_collectives_total{algorithm=\"", algorithm,

@@ -33,7 +33,7 @@ absl::StatusOr<int64_t> RunInOppositeOrders(const std::string& address, absl::Du
     for (size_t i = first; absl::Now() < end; ++i) {
       const size_t place = i % groups.size();
       const absl::Status status =
-          client
+          client.compute()
               .Collective({.input = client::ArraySelector::ByName("m"),
                            .kind = CollectiveKind::kAllReduce,
                            .axes = groups[backwards ? groups.size() - 1 - place : place]})

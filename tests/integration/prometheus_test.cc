@@ -147,7 +147,7 @@ class PrometheusTest : public ::testing::Test {
 
   // As docs/metrics.md says.
   std::string Targets() const {
-    const CommandResult status = cluster_->Run({"status", "--name=test", "--output=json"});
+    const CommandResult status = cluster_->Run({"status", "--cluster=test", "--output=json"});
     EXPECT_EQ(status.exit_code, 0) << status.err;
     const std::string file = cluster_->folder() + "/status.json";
     std::ofstream(file) << status.out;
@@ -177,7 +177,7 @@ TEST_F(PrometheusTest, ScrapesAClusterEvaluatesItsRulesAndFiresWhenAWorkerIsLost
   // Steps go on until the rates show them.
   const auto step_and = [&](const std::function<bool()>& condition) {
     return Eventually([&] {
-      EXPECT_THAT(cluster_->client().Matmul({.lhs = weight, .rhs = weight}), IsOk());
+      EXPECT_THAT(cluster_->client().compute().Matmul({.lhs = weight, .rhs = weight}), IsOk());
       return condition();
     });
   };

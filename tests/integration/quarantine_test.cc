@@ -46,7 +46,8 @@ class QuarantineTest : public ::testing::Test {
     return PutFloats(client(), name, {4}, values_, PartitionSpec({SpecEntry::Axis("tp")}));
   }
   void ExpectValues(const client::ArraySelector& array) {
-    SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::GatheredTensor gathered, client().Gather(array));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::GatheredTensor gathered,
+                                   client().arrays().Gather(array));
     EXPECT_EQ(FloatsOf(gathered.view().bytes()), values_);
   }
   std::string Folder(const std::string& process) const {
@@ -92,7 +93,7 @@ class QuarantineTest : public ::testing::Test {
   std::string AwaitAside(size_t parts) {
     std::string reason;
     EXPECT_TRUE(Eventually([&] {
-      const auto list = client().ListQuarantine();
+      const auto list = client().cluster().ListQuarantine();
       if (!list.ok() || list->arrays.size() != parts) return false;
       reason = list->arrays.front().reason;
       return true;
@@ -130,7 +131,7 @@ TEST_F(QuarantineTest, AWorkerWithTheFolderOfAnotherEndsAndChangesNothing) {
   }
   ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
   ExpectValues(client::ArraySelector::ByName("w"));
-  EXPECT_THAT(client().ListQuarantine(), Aside(IsEmpty()));
+  EXPECT_THAT(client().cluster().ListQuarantine(), Aside(IsEmpty()));
 }
 
 TEST_F(QuarantineTest, AWorkerFollowsOnlyTheFirstOfTwoCoordinatorsOnCopiesOfAFolder) {
@@ -167,7 +168,7 @@ TEST_F(QuarantineTest, AnOlderStoreThatIsPutBackDeletesNothing) {
   ASSERT_THAT(Put("older"), IsOk());
   const std::string newer = PutAndForget("newer");
   ExpectValues(client::ArraySelector::ByName("older"));
-  EXPECT_THAT(client().DescribeArray(client::ArraySelector::ByName("newer")),
+  EXPECT_THAT(client().arrays().DescribeArray(client::ArraySelector::ByName("newer")),
               StatusIs(absl::StatusCode::kNotFound));
   // Whether both workers attached within the grace for arrays without a name, or only after it,
   // decides what the reason is.
@@ -193,29 +194,29 @@ TEST_F(QuarantineTest, AnOlderStoreThatIsPutBackDeletesNothing) {
     ASSERT_THAT(cluster_->Restart(identity), IsOk());
   }
   ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
-  EXPECT_THAT(client().ListQuarantine(), Aside(SizeIs(2)));
-  EXPECT_THAT(client().ListQuarantine("worker-1"), Aside(SizeIs(1)));
+  EXPECT_THAT(client().cluster().ListQuarantine(), Aside(SizeIs(2)));
+  EXPECT_THAT(client().cluster().ListQuarantine("worker-1"), Aside(SizeIs(1)));
 
-  const absl::Status taken = client().RestoreQuarantined(newer, "older").status();
+  const absl::Status taken = client().cluster().RestoreQuarantined(newer, "older").status();
   EXPECT_THAT(taken, StatusIs(absl::StatusCode::kAborted, Reason::kVersionMismatch));
   EXPECT_THAT(std::string(taken.message()),
               AllOf(HasSubstr("\"older\" is at version "), HasSubstr("choose another name")));
-  EXPECT_THAT(client().ListQuarantine(), Aside(SizeIs(2))) << "nothing was moved";
+  EXPECT_THAT(client().cluster().ListQuarantine(), Aside(SizeIs(2))) << "nothing was moved";
   const std::string aside_folder = Folder("worker-1") + "/quarantine/";
   fs::rename(aside_folder + newer, aside_folder + "away");
-  EXPECT_THAT(client().RestoreQuarantined(newer, "newer"),
+  EXPECT_THAT(client().cluster().RestoreQuarantined(newer, "newer"),
               StatusIs(absl::StatusCode::kDataLoss, Reason::kBadFile));
   fs::rename(aside_folder + "away", aside_folder + newer);
   EXPECT_TRUE(Eventually([&] {
-    const auto now = client().ListQuarantine();
+    const auto now = client().cluster().ListQuarantine();
     return now.ok() && now->arrays.size() == 2 && now->arrays.front().reason == reason;
   })) << "what could not be restored is aside again, and it is known why it was";
   const CommandResult restored =
       cluster_->Run({"admin", "quarantine", "restore", newer, "--as", "newer"});
   EXPECT_EQ(restored.exit_code, 0) << restored.err;
   ExpectValues(client::ArraySelector::ByName("newer"));
-  EXPECT_THAT(client().ListQuarantine(), Aside(IsEmpty()));
-  EXPECT_THAT(client().DropQuarantined({newer}),
+  EXPECT_THAT(client().cluster().ListQuarantine(), Aside(IsEmpty()));
+  EXPECT_THAT(client().cluster().DropQuarantined({newer}),
               StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
 }
 
@@ -244,9 +245,9 @@ TEST_F(QuarantineTest, ArraysThatTheStateDoesNotKnowAreShownAndComeBackAtOnce) {
                               HasSubstr(StrCat("\"restored/", id, "\""))));
   EXPECT_THAT(both.out, HasSubstr("worker-0, worker-1"));
   ExpectValues(client::ArraySelector::ByName(StrCat("restored/", id)));
-  EXPECT_THAT(client().ListQuarantine(),
+  EXPECT_THAT(client().cluster().ListQuarantine(),
               IsOkAndHolds(Field(&client::QuarantineList::unnamed, IsEmpty())));
-  EXPECT_THAT(client().RestoreQuarantined(id, "again"),
+  EXPECT_THAT(client().cluster().RestoreQuarantined(id, "again"),
               StatusIs(absl::StatusCode::kAlreadyExists, Reason::kAlreadyExists));
 }
 
@@ -268,12 +269,12 @@ TEST_F(QuarantineTest, WhatIsDroppedWhileAWorkerIsAwayIsDroppedWholeOrNotAtAll) 
   EXPECT_EQ(restore.exit_code, 1);
   EXPECT_THAT(restore.err, AllOf(HasSubstr("MESH_INCOMPLETE"), HasSubstr("rank 1 (worker-1"),
                                  Not(HasSubstr("drop"))));
-  EXPECT_THAT(client().ListQuarantine(), Aside(SizeIs(1)));
+  EXPECT_THAT(client().cluster().ListQuarantine(), Aside(SizeIs(1)));
   ASSERT_THAT(cluster_->Restart("worker-1"), IsOk());
   ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
-  EXPECT_THAT(client().DropQuarantined({id}),
+  EXPECT_THAT(client().cluster().DropQuarantined({id}),
               IsOkAndHolds(Field(&client::QuarantineDrop::arrays, SizeIs(2))));
-  EXPECT_THAT(client().ListQuarantine(), Aside(IsEmpty()));
+  EXPECT_THAT(client().cluster().ListQuarantine(), Aside(IsEmpty()));
 }
 
 // The older store was put back by mistake; then the right one is.
@@ -293,7 +294,7 @@ TEST_F(QuarantineTest, WhatAWorkerHasAsideFollowsWhatBecomesOfItsArray) {
   };
   const auto await_aside = [&](size_t lives, size_t unknown) {
     EXPECT_TRUE(Eventually([&] {
-      const auto list = client().ListQuarantine();
+      const auto list = client().cluster().ListQuarantine();
       if (!list.ok() || list->arrays.size() != lives + unknown) return false;
       return static_cast<size_t>(
                  std::count_if(list->arrays.begin(), list->arrays.end(),
@@ -307,28 +308,29 @@ TEST_F(QuarantineTest, WhatAWorkerHasAsideFollowsWhatBecomesOfItsArray) {
   await_aside(4, 0);
   // One is released while a worker is away.
   ASSERT_THAT(cluster_->Kill("worker-1"), IsOk());
-  ASSERT_THAT(client().DeleteName("released"), IsOk());
+  ASSERT_THAT(client().arrays().DeleteName("released"), IsOk());
   ASSERT_THAT(cluster_->Restart("worker-1"), IsOk());
   ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
   await_aside(2, 0);
-  EXPECT_THAT(client().RestoreQuarantined(kept, ""), IsOk());
+  EXPECT_THAT(client().cluster().RestoreQuarantined(kept, ""), IsOk());
   ExpectValues(client::ArraySelector::ByName("kept"));
-  EXPECT_THAT(client().ListQuarantine(), Aside(IsEmpty()));
+  EXPECT_THAT(client().cluster().ListQuarantine(), Aside(IsEmpty()));
 }
 
 TEST_F(QuarantineTest, AResultWithoutANameOutlivesTheCoordinator) {
   ASSERT_NO_FATAL_FAILURE(StartCluster());
   ASSERT_THAT(Put("w"), IsOk());
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::StepResult result,
-                                 client().Collective({.input = client::ArraySelector::ByName("w"),
-                                                      .kind = CollectiveKind::kBarrier,
-                                                      .axes = {"tp"}}));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const client::StepResult result,
+      client().compute().Collective({.input = client::ArraySelector::ByName("w"),
+                                     .kind = CollectiveKind::kBarrier,
+                                     .axes = {"tp"}}));
   const std::string id = result.outputs[0].array.descriptor.array_id;
   ASSERT_THAT(cluster_->Kill("coordinator"), IsOk());
   ASSERT_THAT(cluster_->Restart("coordinator"), IsOk());
   ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
   ExpectValues(client::ArraySelector::ById(id));
-  EXPECT_THAT(client().MoveName("kept", id), IsOk());
+  EXPECT_THAT(client().arrays().MoveName("kept", id), IsOk());
   ExpectValues(client::ArraySelector::ByName("kept"));
 }
 

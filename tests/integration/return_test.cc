@@ -135,8 +135,8 @@ class ReturnTest : public ::testing::Test {
   int64_t IdleBytes() {
     std::set<int64_t> used;
     EXPECT_TRUE(Eventually([&] {
-      const auto links = client().ListLinks();
-      const auto status = client().GetStatus();
+      const auto links = client().cluster().ListLinks();
+      const auto status = client().cluster().GetStatus();
       if (!links.ok() || !status.ok()) return false;
       used.clear();
       for (const client::WorkerStatus& worker : status->workers) used.insert(worker.used_bytes);
@@ -145,12 +145,12 @@ class ReturnTest : public ::testing::Test {
     return UsedBytes();
   }
   int64_t CountSessions() {
-    const auto status = client().GetStatus();
+    const auto status = client().cluster().GetStatus();
     EXPECT_THAT(status, IsOk());
     return status.ok() ? status->sessions : -1;
   }
   int64_t CountArrays() {
-    const auto status = client().GetStatus();
+    const auto status = client().cluster().GetStatus();
     EXPECT_THAT(status, IsOk());
     return status.ok() ? status->arrays : -1;
   }
@@ -160,7 +160,7 @@ class ReturnTest : public ::testing::Test {
   int64_t StagedBytes() { return UsedBytes() - idle_bytes_; }
   int64_t UsedBytes() {
     int64_t bytes = 0;
-    if (const auto status = client().GetStatus(); status.ok()) {
+    if (const auto status = client().cluster().GetStatus(); status.ok()) {
       for (const client::WorkerStatus& worker : status->workers) bytes += worker.used_bytes;
     }
     return bytes;
@@ -214,7 +214,7 @@ TEST_F(ReturnTest, NoCommandFailsWhileAWorkerPauses) {
   absl::SleepFor(absl::Seconds(2));  // workers that attached less than 5 s ago may not have met
   ASSERT_THAT(cluster_->Signal("worker-2", SIGSTOP), IsOk());
   EXPECT_TRUE(Eventually([&] {
-    const absl::StatusOr<client::ClusterStatus> status = client().GetStatus();
+    const absl::StatusOr<client::ClusterStatus> status = client().cluster().GetStatus();
     return status.ok() && status->workers[0].state == client::WorkerState::kJoining;
   })) << "its peers do not miss it";
   std::thread goes_on([&] {
@@ -274,7 +274,8 @@ TEST_F(ReturnTest, AnInterruptedClientSaysThatNothingWasLoaded) {
   // The client waits two seconds for the answer to that: a busy coordinator may close it after
   // that, and far from the 30 s after which it would expire.
   EXPECT_TRUE(AwaitNoSession(absl::Seconds(10))) << "its session is not closed";
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::vector<client::Array> arrays, client().ListArrays());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::vector<client::Array> arrays,
+                                 client().arrays().ListArrays());
   EXPECT_TRUE(arrays.empty());
   ExpectGivenBack();
 }
@@ -288,7 +289,8 @@ TEST_F(ReturnTest, AFileThatIsCutShortWhileItIsLoadedIsSaidToBe) {
   EXPECT_THAT(load.Ended(), Optional(HasSubstr("exited with code 1")));
   EXPECT_THAT(client::ReadLog(load.log_path()),
               HasSubstr("a file was cut short while it was read"));
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::vector<client::Array> arrays, client().ListArrays());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::vector<client::Array> arrays,
+                                 client().arrays().ListArrays());
   EXPECT_TRUE(arrays.empty());
 }
 

@@ -134,7 +134,7 @@ TEST_F(ScarceTest, APutEndsSoonAfterItsDeadlineThoughTheCoordinatorStandsStill) 
   const auto start = std::chrono::steady_clock::now();
   std::thread put([&] { outcome = PutAs(cluster->address(), "t", absl::Seconds(3)); });
   EXPECT_TRUE(Eventually([&] {
-    const auto status = cluster->client().GetStatus();
+    const auto status = cluster->client().cluster().GetStatus();
     return status.ok() && status->sessions > 0;
   }));
   ASSERT_THAT(cluster->Signal("coordinator", SIGSTOP), IsOk());

@@ -39,7 +39,7 @@ class SnapshotTest : public ::testing::Test {
   }
   // What the array of this name has first; its error's text if it cannot be read.
   std::string FirstOf(const std::string& name) {
-    const auto gathered = client().Gather(client::ArraySelector::ByName(name));
+    const auto gathered = client().arrays().Gather(client::ArraySelector::ByName(name));
     if (!gathered.ok()) return std::string(gathered.status().message());
     return StrCat(FloatsOf(gathered->view().bytes())[0]);
   }
@@ -80,7 +80,7 @@ TEST_F(SnapshotTest, ASnapshotThatIsPutBackDeletesNothingNewerAndSaysWhatDiffers
     // What was deleted since is a name again, whose tiles are gone.
     EXPECT_THAT(FirstOf("removed"), HasSubstr("rank"));
     ASSERT_TRUE(Eventually([&] {
-      const auto list = client().ListQuarantine();
+      const auto list = client().cluster().ListQuarantine();
       return list.ok() && list->arrays.size() == 2;
     }));
     const CommandResult back =

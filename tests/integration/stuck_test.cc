@@ -117,13 +117,13 @@ class StuckTest : public CollectiveCluster, public ::testing::WithParamInterface
 
   std::map<std::string, int64_t> Pids() {
     std::map<std::string, int64_t> pids;
-    const absl::StatusOr<client::ClusterStatus> status = client().GetStatus();
+    const absl::StatusOr<client::ClusterStatus> status = client().cluster().GetStatus();
     for (const client::WorkerStatus& worker : status->workers) pids[worker.identity] = worker.pid;
     return pids;
   }
   absl::StatusOr<std::vector<rpc::FlightRecord>> RecordsOf(const std::string& identity) {
     SHARDMESH_ASSIGN_OR_RETURN(std::vector<client::WorkerFlight> flights,
-                               client().ListFlightRecords({.identity = identity}));
+                               client().cluster().ListFlightRecords({.identity = identity}));
     return std::move(flights.front().records);
   }
 };
@@ -133,7 +133,8 @@ INSTANTIATE_TEST_SUITE_P(Over, StuckTest, ::testing::Values("stream", "shm"),
 
 TEST_P(StuckTest, ARankThatIsKilledInACollectiveIsNamedEverywhere) {
   std::map<std::string, int64_t> before = Pids();
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::StepResult done, client().Collective(Sum()));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::StepResult done,
+                                 client().compute().Collective(Sum()));
   ASSERT_TRUE(Eventually([&] {
     const auto records = RecordsOf("worker-1");
     return records.ok() && std::any_of(records->begin(), records->end(), [&](const auto& record) {
@@ -271,7 +272,7 @@ TEST_P(StuckTest, ARankThatWakesAfterAnAbortHarmsNobody) {
   const auto expect_sums_of_others = [&] {
     for (const auto& [name, elements] : of_others) {
       SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::StepResult result,
-                                     client().Collective(SumOf(name, {"x"})));
+                                     client().compute().Collective(SumOf(name, {"x"})));
       EXPECT_TRUE(ElementsOf(result) == SumOfTiles(elements)) << name;
       made.emplace_back(result.outputs[0].array.descriptor.array_id, ElementsOf(result));
     }
@@ -296,10 +297,10 @@ TEST_P(StuckTest, ARankThatWakesAfterAnAbortHarmsNobody) {
 
   // The others let go of the step's memory at once, and of what they showed to it when its streams
   // count as broken; other steps use it anew.
-  ASSERT_THAT(client().DeleteName("doomed"), IsOk());
+  ASSERT_THAT(client().arrays().DeleteName("doomed"), IsOk());
   expect_sums_of_others();
   ASSERT_TRUE(Eventually([&] {
-    const absl::StatusOr<client::ClusterStatus> status = client().GetStatus();
+    const absl::StatusOr<client::ClusterStatus> status = client().cluster().GetStatus();
     return status.ok() &&
            std::all_of(status->workers.begin(), status->workers.end(), [](const auto& worker) {
              return worker.identity == "worker-2" || worker.state == client::WorkerState::kJoining;
@@ -307,7 +308,7 @@ TEST_P(StuckTest, ARankThatWakesAfterAnAbortHarmsNobody) {
   })) << "its peers do not miss it";
   absl::Status incomplete;
   EXPECT_TRUE(Eventually([&] {
-    incomplete = client().Collective(Sum()).status();
+    incomplete = client().compute().Collective(Sum()).status();
     return ReasonOf(incomplete) != Reason::kRecovering;
   })) << "a peer that is missed is expected back for some seconds only";
   EXPECT_THAT(incomplete, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kMeshIncomplete));
@@ -321,7 +322,8 @@ TEST_P(StuckTest, ARankThatWakesAfterAnAbortHarmsNobody) {
   // Every tile is compared with the checksum that it was committed with, too.
   const auto expect_unchanged = [&](const client::ArraySelector& array,
                                     const std::vector<float>& elements) {
-    SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::GatheredTensor gathered, client().Gather(array));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::GatheredTensor gathered,
+                                   client().arrays().Gather(array));
     EXPECT_TRUE(FloatsOf(gathered.view().bytes()) == elements) << array.name << array.array_id;
   };
   expect_unchanged(client::ArraySelector::ByName("m"), numbers_);
@@ -333,7 +335,7 @@ TEST_P(StuckTest, ARankThatWakesAfterAnAbortHarmsNobody) {
     expect_unchanged(client::ArraySelector::ById(id), elements);
   }
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::StepResult last,
-                                 client().Collective(SumOf("kept", {"fsdp", "tp"})));
+                                 client().compute().Collective(SumOf("kept", {"fsdp", "tp"})));
   EXPECT_TRUE(ElementsOf(last) == SumOfTiles(kept));
 }
 
@@ -351,7 +353,7 @@ TEST_P(StuckTest, ARankThatIsLateIsWaitedFor) {
   EXPECT_EQ(ElementsOf(*result), Expected());
   // And with it the finding goes.
   EXPECT_TRUE(Eventually([&] {
-    const absl::StatusOr<client::Diagnosis> diagnosis = client().Diagnose();
+    const absl::StatusOr<client::Diagnosis> diagnosis = client().cluster().Diagnose();
     return diagnosis.ok() && diagnosis->healthy;
   }));
   const CommandResult doctor = cluster_->Run({"doctor"});
@@ -360,11 +362,12 @@ TEST_P(StuckTest, ARankThatIsLateIsWaitedFor) {
 }
 
 TEST_P(StuckTest, DoctorShowsWhatEachRankDidLast) {
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::StepResult result, client().Collective(Sum()));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::StepResult result,
+                                 client().compute().Collective(Sum()));
   // Heartbeats bring the records.
   std::vector<client::WorkerFlight> flights;
   ASSERT_TRUE(Eventually([&] {
-    auto listed = client().ListFlightRecords({.step = result.sequence});
+    auto listed = client().cluster().ListFlightRecords({.step = result.sequence});
     if (listed.ok()) flights = *std::move(listed);
     return flights.size() == 4 && std::none_of(flights.begin(), flights.end(),
                                                [](const auto& f) { return f.records.empty(); });

@@ -90,7 +90,7 @@ class TlsClusterTest : public ::testing::Test {
         strangers_.path());
   }
   client::WorkerStatus WorkerOf(const std::string& identity) const {
-    const absl::StatusOr<client::ClusterStatus> status = cluster_->client().GetStatus();
+    const absl::StatusOr<client::ClusterStatus> status = cluster_->client().cluster().GetStatus();
     EXPECT_THAT(status, IsOk());
     for (const client::WorkerStatus& worker : status->workers) {
       if (worker.identity == identity) return worker;
@@ -168,13 +168,13 @@ TEST_F(TlsClusterTest, EverythingWorksOverIt) {
   const PartitionSpec rows({SpecEntry::Axes({"fsdp", "tp"})});
   ASSERT_THAT(PutFloats(client, "a", {8, 8}, numbers, rows), IsOk());
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto gathered,
-                                 client.Gather(client::ArraySelector::ByName("a")));
+                                 client.arrays().Gather(client::ArraySelector::ByName("a")));
   EXPECT_EQ(FloatsOf(gathered.view().bytes()), numbers);
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto summed,
-                                 client.Collective({.input = client::ArraySelector::ByName("a"),
-                                                    .kind = CollectiveKind::kAllReduce,
-                                                    .axes = {"fsdp", "tp"},
-                                                    .output = {.return_literals = true}}));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const auto summed, client.compute().Collective({.input = client::ArraySelector::ByName("a"),
+                                                      .kind = CollectiveKind::kAllReduce,
+                                                      .axes = {"fsdp", "tp"},
+                                                      .output = {.return_literals = true}}));
   std::vector<float> sums(16);
   for (size_t i = 0; i < numbers.size(); ++i) sums[i % 16] += numbers[i];
   EXPECT_EQ(FloatsOf(summed.outputs[0].literal->bytes), sums);
@@ -211,8 +211,8 @@ TEST_F(TlsClusterTest, AnArrayIsMovedToAnotherLayout) {
       .operand_count = 1,
       .ops = {ReshardOp{.input = 0, .spec = PartitionSpec({SpecEntry(), SpecEntry::Axes({"tp"})})}},
       .outputs = {1}};
-  const auto result =
-      client.Execute({.work = moved, .operands = {client::ArraySelector::ByName("from")}});
+  const auto result = client.compute().Execute(
+      {.work = moved, .operands = {client::ArraySelector::ByName("from")}});
   EXPECT_THAT(result, IsOk());
 }
 
@@ -437,7 +437,7 @@ TEST_F(TlsClusterTest, ACertificateThatNamesNobodyOpensNothing) {
                                   .private_key = folder + "/stranger.key",
                                   .authorities = folder + "/ca.crt"};
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterStatus status,
-                                 cluster_->client().GetStatus());
+                                 cluster_->client().cluster().GetStatus());
   for (const std::string& address :
        {cluster_->address(), status.workers.front().addresses.front()}) {
     EXPECT_THAT(AskWith(address, ClientFiles()), IsOk()) << address;
@@ -549,10 +549,10 @@ class RotationTest : public ::testing::Test {
     absl::SleepFor(absl::Seconds(2));
   }
   void ExpectSums(client::MeshClient& client) const {
-    const auto result = client.Collective({.input = client::ArraySelector::ByName("m"),
-                                           .kind = CollectiveKind::kAllReduce,
-                                           .axes = {"fsdp"},
-                                           .output = {.return_literals = true}});
+    const auto result = client.compute().Collective({.input = client::ArraySelector::ByName("m"),
+                                                     .kind = CollectiveKind::kAllReduce,
+                                                     .axes = {"fsdp"},
+                                                     .output = {.return_literals = true}});
     ASSERT_THAT(result, IsOk());
     std::vector<float> sums(8);
     for (size_t i = 0; i < numbers_.size(); ++i) sums[i % 8] += numbers_[i];

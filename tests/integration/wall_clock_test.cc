@@ -115,13 +115,14 @@ class WallClockTest : public ::testing::Test {
       EXPECT_THAT(
           PutFloats(client(), "w", {4}, {1, 2, 3, 4}, PartitionSpec({SpecEntry::Axis("tp")})),
           IsOk());
-      EXPECT_THAT(client().Collective({.input = client::ArraySelector::ByName("w"),
-                                       .kind = CollectiveKind::kBarrier,
-                                       .axes = {"tp"}}),
+      EXPECT_THAT(client().compute().Collective({.input = client::ArraySelector::ByName("w"),
+                                                 .kind = CollectiveKind::kBarrier,
+                                                 .axes = {"tp"}}),
                   IsOk());
-      EXPECT_THAT(client().Gather(client::ArraySelector::ByName("w")), IsOk());
+      EXPECT_THAT(client().arrays().Gather(client::ArraySelector::ByName("w")), IsOk());
     }
-    SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterStatus status, client().GetStatus());
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterStatus status,
+                                   client().cluster().GetStatus());
     for (const client::WorkerStatus& worker : status.workers) {
       EXPECT_EQ(worker.state, client::WorkerState::kReady) << worker.identity;
       EXPECT_EQ(worker.losses, 0) << worker.identity << ": " << worker.lost_reason;
@@ -187,7 +188,7 @@ TEST_F(WallClockTest, ServersGoOnWhenAWallClockIsStepped) {
   ASSERT_THAT(cluster_->Signal("worker-1", SIGSTOP), IsOk());
   EXPECT_TRUE(Eventually(
       [&] {
-        const auto status = client().GetStatus();
+        const auto status = client().cluster().GetStatus();
         return status.ok() && status->workers[1].state == client::WorkerState::kLost;
       },
       absl::Seconds(10)));
@@ -258,7 +259,7 @@ TEST(WatcherTest, DISABLED_WatchesForItsTime) {
   constexpr absl::Duration kTime = absl::Seconds(3);
   const Steady::time_point start = Steady::now();
   const absl::Status ended =
-      client->Watch({}, 0, absl::Now() + kTime, [](const client::CatalogChanges&) {
+      client->catalog().Watch({}, 0, absl::Now() + kTime, [](const client::CatalogChanges&) {
         std::printf("%s\n", kBegan);
         std::fflush(stdout);
         return true;

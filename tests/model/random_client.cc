@@ -21,6 +21,7 @@
 #include "shardmesh/v1/operation_service.pb.h"
 #include "shardmesh/v1/session_service.pb.h"
 #include "shardmesh/v1/tile_service.pb.h"
+#include "status/detail.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -1960,7 +1961,7 @@ absl::Status RandomClient::Snapshot(Dice& dice) {
   const absl::Status status = coordinator_.CallBytes(
       FindMethod("AdminService.Snapshot"), {request.SerializeAsString()}, &answers, limits);
   // Another client's call may be running.
-  if (absl::IsResourceExhausted(status) && rpc::RetryDelayOf(status).has_value())
+  if (absl::IsResourceExhausted(status) && RetryDelayOf(status).has_value())
     return absl::OkStatus();
   v1::SnapshotHeader header;
   int64_t size_bytes = 0;

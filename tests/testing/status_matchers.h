@@ -16,6 +16,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -104,6 +106,25 @@ MATCHER_P2(StatusIs, code, reason,
   const absl::Status& status = status_matchers_internal::StatusOf(arg);
   *result_listener << status_matchers_internal::Describe(status);
   return status.code() == code && ReasonOf(status) == reason;
+}
+
+// Has the reason and exactly these facts, of those that the table of facts allows the reason.
+//   EXPECT_THAT(status, CarriesFacts(Reason::kRankMismatch, {{fact::kHave, 3}, {fact::kNeed, 2}}));
+MATCHER_P2(CarriesExactly, reason, facts,
+           StrCat(negation ? "has not the reason " : "has the reason ", ReasonName(reason),
+                  " and the facts ", ::testing::PrintToString(facts))) {
+  const absl::Status& status = status_matchers_internal::StatusOf(arg);
+  const auto have = FactsOf(status);
+  *result_listener << status_matchers_internal::Describe(status) << " and the facts "
+                   << ::testing::PrintToString(have);
+  for (const auto& [key, value] : have) {
+    if (!MayHave(reason, FactKey(key))) return false;
+  }
+  return ReasonOf(status) == reason && have == facts;
+}
+inline auto CarriesFacts(Reason reason, Facts facts) {
+  // As FactsOf returns them.
+  return CarriesExactly(reason, FactsOf(WithFacts(absl::UnknownError(""), facts)));
 }
 
 // `value` is a value or a matcher.

@@ -43,10 +43,11 @@ CommandResult RunShardmesh(const std::vector<std::string>& arguments,
   const std::string out = MakeTestFolder("command");
   // The shell parts the two outputs, and passes its arguments on as they are.
   client::ProcessOptions options;
-  options.command = {"/bin/sh", "-c",
-                     StrCat("export XDG_RUNTIME_DIR=\"$1\"; shift; exec \"$0\" \"$@\" > ", out,
-                            "/out 2> ", out, "/err"),
-                     SHARDMESH_BINARY_DIR "/shardmesh", runtime_folder};
+  options.command = {
+      "/bin/sh", "-c",
+      StrCat("export XDG_RUNTIME_DIR=\"$1\" XDG_CONFIG_HOME=\"$1\"; shift; exec \"$0\" \"$@\" > ",
+             out, "/out 2> ", out, "/err"),
+      SHARDMESH_BINARY_DIR "/shardmesh", runtime_folder};
   options.command.insert(options.command.end(), arguments.begin(), arguments.end());
   options.log_path = out + "/log";
   const absl::Time start = absl::Now();
@@ -77,7 +78,7 @@ absl::StatusOr<std::string> PutFloats(client::MeshClient& client, const std::str
                                                  elements.size() * sizeof(float)}));
   const client::PutTensor tensor{.name = name, .view = view, .spec = spec, .cut_points = {}};
   SHARDMESH_ASSIGN_OR_RETURN(const client::PutResult result,
-                             client.PutTensors({&tensor, 1}, {.mesh = mesh}));
+                             client.arrays().PutTensors({&tensor, 1}, {.mesh = mesh}));
   return result.arrays[0].descriptor.array_id;
 }
 

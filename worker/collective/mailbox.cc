@@ -10,6 +10,7 @@
 #include <limits>
 #include <utility>
 
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -42,7 +43,7 @@ std::string WaitedFor(DeviceId rank, std::string_view worker, const Tag& tag) {
 
 absl::Status Gone(DeviceId rank, std::string_view worker, std::string_view reason) {
   return WithReason(absl::UnavailableError(StrCat(RankName(rank, worker), " is gone: ", reason)),
-                    Reason::kWorkerLost);
+                    Reason::kWorkerLost, {{fact::kRank, rank}, {fact::kIdentity, worker}});
 }
 
 }  // namespace
@@ -187,7 +188,13 @@ absl::Status Mailbox::CompareSignatures(const Step& step, int64_t step_number, i
           "ranks do not run the same collective as op ", op, " of step ", step_number, ": rank ",
           signatures.rank, " runs ", signatures.own, ", ",
           RankName(static_cast<DeviceId>(rank - step.members.begin()), worker), " runs ", theirs)),
-      Reason::kCollectiveMismatch);
+      Reason::kCollectiveMismatch,
+      {{fact::kRank, rank - step.members.begin()},
+       {fact::kIdentity, worker},
+       {fact::kStep, step_number},
+       {fact::kOp, op},
+       {fact::kHave, theirs},
+       {fact::kNeed, signatures.own}});
 }
 
 absl::Status Mailbox::Deliver(const std::string& worker, const Tag& tag, Piece piece) {
@@ -328,7 +335,11 @@ absl::StatusOr<OwnedBytes> Mailbox::Receive(DeviceId peer, const Tag& tag, int64
           absl::DeadlineExceededError(
               StrCat(RankName(peer, worker), " sent nothing in time: ", message.taken_bytes, " of ",
                      message_bytes, " bytes have come; ", WaitedFor(peer, worker, tag))),
-          Reason::kDeadline);
+          Reason::kDeadline,
+          {{fact::kRank, peer},
+           {fact::kIdentity, worker},
+           {fact::kStep, tag.step()},
+           {fact::kOp, tag.op()}});
     }
     taken = TakeFirst(peer, worker, tag, message, message_bytes, &is_credited);
     if (message.is_over()) step.messages.erase(MessageKey(worker, tag));

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "process/failpoint.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -89,7 +90,7 @@ absl::Status PeerLink::Send(const rpc::FrameTag& tag, int64_t epoch, OwnedBytes 
     absl::MutexLock lock(&mutex_);
     if (state_ != State::kUp) {
       return WithReason(absl::UnavailableError(StrCat("there is no stream to ", peer_)),
-                        Reason::kWorkerLost);
+                        Reason::kWorkerLost, {{fact::kIdentity, peer_}});
     }
     Outgoing outgoing{.tag = tag,
                       .epoch = epoch,
@@ -253,7 +254,7 @@ void PeerLink::Tick(absl::Duration ping_interval, absl::Duration silence_limit) 
   if (silent != nullptr) {
     silent->Close(WithReason(
         absl::UnavailableError(StrCat("nothing was heard for ", rpc::FormatRounded(silence))),
-        Reason::kWorkerLost));
+        Reason::kWorkerLost, {{fact::kIdentity, peer_}}));
     return;
   }
   WriteNext();
@@ -470,7 +471,7 @@ absl::Status PeerLink::TakeData(const rpc::Frame& frame) {
                                         header.tag.op, ", round ", header.tag.round, ")")
                                : StrCat("of the stream: ", allowed_bytes_,
                                         " bytes are left of what it was given"))),
-          Reason::kLimitExceeded);
+          Reason::kLimitExceeded, {{fact::kHave, payload_bytes}});
     }
     if (urgent_bytes != nullptr) *urgent_bytes -= payload_bytes;
     if (header.offset_bytes + payload_bytes == header.message_bytes) {
@@ -501,7 +502,8 @@ absl::Status PeerLink::TakeControl(const rpc::FrameHeader& header) {
         return WithReason(
             absl::ResourceExhaustedError(StrCat(control_.size(), " control frames wait for ", peer_,
                                                 "; it asks for more and does not read them")),
-            Reason::kLimitExceeded);
+            Reason::kLimitExceeded,
+            {{fact::kHave, control_.size()}, {fact::kLimit, kMaxControlFrames}});
       }
       Queue({.kind = rpc::FrameKind::kPing, .ping = -header.ping});
     }

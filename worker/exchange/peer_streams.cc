@@ -223,7 +223,7 @@ void PeerStreams::OnUp(const std::shared_ptr<PeerLink>& link) {
     }
   }
   if (!is_member) {
-    link->Close(WrongHello("the membership has changed", Reason::kStaleEpoch));
+    link->Close(WrongHello("the membership has changed", Reason::kStaleEpoch, {}));
     return;
   }
   if (replaced != nullptr) replaced->Close(WorkerLost("another stream took its place"));

@@ -8,6 +8,7 @@
 
 #include "process/log.h"
 #include "rpc/tls/dial.h"
+#include "status/fact_keys.h"
 #include "status/str_cat.h"
 #include "worker/exchange/exchange_stream.h"
 
@@ -17,8 +18,8 @@ absl::Status WorkerLost(std::string_view message) {
   return WithReason(absl::UnavailableError(ToAbsl(message)), Reason::kWorkerLost);
 }
 
-absl::Status WrongHello(std::string_view message, Reason reason) {
-  return WithReason(absl::FailedPreconditionError(ToAbsl(message)), reason);
+absl::Status WrongHello(std::string_view message, Reason reason, Facts facts) {
+  return WithReason(absl::FailedPreconditionError(ToAbsl(message)), reason, facts);
 }
 
 bool PeerTable::SetMembership(MembershipView view,
@@ -70,20 +71,23 @@ absl::StatusOr<const MeshMembers*> PeerTable::MeshFor(std::string_view mesh_id,
     return WithReason(
         absl::FailedPreconditionError(StrCat(options_.self.identity, " serves no rank of mesh \"",
                                              mesh_id, "\" in epoch ", view_.epoch)),
-        Reason::kNotFound);
+        Reason::kNotFound, {{fact::kKind, "mesh"}, {fact::kName, mesh_id}});
   }
   if (const auto changed = changed_epoch_.find(mesh_id);
       changed != changed_epoch_.end() && changed->second > epoch) {
     return WithReason(absl::AbortedError(StrCat(
                           "the workers of mesh \"", mesh_id, "\" changed in epoch ",
                           changed->second, ", the step is of epoch ", epoch, "; run it again")),
-                      Reason::kStaleEpoch);
+                      Reason::kStaleEpoch, {{fact::kHave, epoch}, {fact::kNeed, changed->second}});
   }
   if (!mesh->complete()) {
     return WithReason(absl::FailedPreconditionError(
                           StrCat("mesh \"", mesh_id, "\" has workers for ", mesh->devices.size(),
                                  " of its ", mesh->mesh.size(), " ranks")),
-                      Reason::kMeshIncomplete);
+                      Reason::kMeshIncomplete,
+                      {{fact::kMesh, mesh_id},
+                       {fact::kHave, mesh->devices.size()},
+                       {fact::kNeed, mesh->mesh.size()}});
   }
   return mesh;
 }
@@ -156,30 +160,33 @@ absl::StatusOr<Peer*> PeerTable::CheckHello(const rpc::FrameHello& hello,
   const std::string& own = options_.self.identity;
   if (hello.peer_identity != own) {
     return WrongHello(StrCat("the hello is for ", hello.peer_identity, "; this is ", own),
-                      Reason::kEndpointUnverified);
+                      Reason::kEndpointUnverified, {{fact::kIdentity, hello.peer_identity}});
   }
   if (hello.peer_incarnation != 0 && hello.peer_incarnation != options_.self.incarnation) {
     return WrongHello(StrCat("the hello is for incarnation ", hello.peer_incarnation, " of ", own,
                              "; this is ", options_.self.incarnation),
-                      Reason::kEndpointUnverified);
+                      Reason::kEndpointUnverified, {{fact::kIdentity, own}});
   }
   if (!cluster_id_.empty() && hello.cluster_id != cluster_id_) {
     return WrongHello(StrCat(hello.identity, " is of cluster \"", hello.cluster_id, "\", ", own,
                              " of \"", cluster_id_, "\""),
-                      Reason::kClusterMismatch);
+                      Reason::kClusterMismatch,
+                      {{fact::kIdentity, hello.identity},
+                       {fact::kHave, hello.cluster_id},
+                       {fact::kNeed, cluster_id_}});
   }
   if (dialled.has_value() ? hello.identity != *dialled : !(hello.identity < own)) {
     return WrongHello(
         dialled.has_value()
             ? StrCat(hello.identity, " answered where ", *dialled, " was dialled")
             : StrCat(hello.identity, " dialled ", own, "; the lower identity has to dial"),
-        Reason::kEndpointUnverified);
+        Reason::kEndpointUnverified, {{fact::kIdentity, hello.identity}});
   }
   Peer* const peer = Find(hello.identity);
   if (peer == nullptr || peer->device.incarnation != hello.incarnation) {
     return WrongHello(StrCat(hello.identity, " (incarnation ", hello.incarnation,
                              ") is not a member of epoch ", view_.epoch, " as ", own, " knows it"),
-                      Reason::kStaleEpoch);
+                      Reason::kStaleEpoch, {{fact::kNeed, view_.epoch}});
   }
   ShmAddress& shm = peer->shm_address;
   shm = {};

@@ -21,6 +21,7 @@
 #include "absl/time/time.h"
 #include "rpc/call.h"
 #include "rpc/stream/frame.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "tensor/buffer.h"
 #include "worker/collective/mailbox.h"
@@ -40,7 +41,7 @@ namespace shardmesh::worker {
 // UNAVAILABLE (WORKER_LOST).
 absl::Status WorkerLost(std::string_view message);
 // FAILED_PRECONDITION with a reason, of a hello that does not fit the membership.
-absl::Status WrongHello(std::string_view message, Reason reason);
+absl::Status WrongHello(std::string_view message, Reason reason, Facts facts);
 
 // A member other than this worker, and the stream to it.
 struct Peer {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
 
@@ -30,7 +31,8 @@ absl::Status StepTable::Hold(int64_t sequence) {
     return WithReason(absl::ResourceExhaustedError(
                           StrCat("step ", sequence, " is one too many: ", held_steps_.size(),
                                  " steps wait for this worker to begin them")),
-                      Reason::kLimitExceeded);
+                      Reason::kLimitExceeded,
+                      {{fact::kHave, held_steps_.size()}, {fact::kLimit, kMaxHeldSteps}});
   }
   held_steps_.try_emplace(sequence);
   return absl::OkStatus();

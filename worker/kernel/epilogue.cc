@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -88,13 +89,17 @@ absl::Status CheckMemory(std::string_view name, Dtype dtype, int64_t elements, s
   if (ElementBytes(dtype) == 0) {
     return InvalidArgument(
         Reason::kUnsupportedDtype,
-        StrCat(name, " of an epilogue is ", DtypeName(dtype), "; it can be F32, BF16 or F16"));
+        StrCat(name, " of an epilogue is ", DtypeName(dtype), "; it can be F32, BF16 or F16"),
+        {{fact::kDtype, DtypeName(dtype)}, {fact::kOp, "epilogue"}});
   }
   if (static_cast<int64_t>(size_bytes) != elements * ElementBytes(dtype)) {
     return InvalidArgument(
         Reason::kShapeMismatch,
         StrCat(name, " of an epilogue has ", size_bytes, " bytes where ", elements, " elements of ",
-               DtypeName(dtype), " are ", elements * ElementBytes(dtype)));
+               DtypeName(dtype), " are ", elements * ElementBytes(dtype)),
+        {{fact::kHave, size_bytes},
+         {fact::kNeed, elements * ElementBytes(dtype)},
+         {fact::kOp, "epilogue"}});
   }
   return absl::OkStatus();
 }
@@ -105,8 +110,10 @@ absl::Status ApplyEpilogue(const EpilogueSpec& spec, absl::Span<const char> in,
                            absl::Span<const char> bias, absl::Span<char> out) {
   if (spec.rows < 0 || spec.columns < 0 ||
       (spec.columns > 0 && spec.rows > std::numeric_limits<int64_t>::max() / 4 / spec.columns)) {
-    return InvalidArgument(Reason::kShapeMismatch, StrCat("an epilogue of ", spec.rows,
-                                                          " rows and ", spec.columns, " columns"));
+    return InvalidArgument(
+        Reason::kShapeMismatch,
+        StrCat("an epilogue of ", spec.rows, " rows and ", spec.columns, " columns"),
+        {{fact::kHave, StrCat(spec.rows, ",", spec.columns)}, {fact::kOp, "epilogue"}});
   }
   const int64_t elements = spec.rows * spec.columns;
   SHARDMESH_RETURN_IF_ERROR(CheckMemory("input", spec.in_dtype, elements, in.size()));

@@ -18,6 +18,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/synchronization/mutex.h"
 #include "oneapi/dnnl/dnnl.hpp"
+#include "status/fact_keys.h"
 #include "status/lru_cache.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -118,7 +119,8 @@ absl::Status CheckTypes(const MatmulSpec& spec) {
              spec.has_bias ? StrCat(" with a bias of ", DtypeName(spec.bias_dtype)) : "", " to ",
              DtypeName(spec.out_dtype),
              " is not there; use F32 throughout, BF16 and BF16 to BF16 or F32, or I8 and I8 with a "
-             "bias of F32 to F32 or BF16"));
+             "bias of F32 to F32 or BF16"),
+      {{fact::kDtype, DtypeName(spec.lhs_dtype)}, {fact::kOp, "matmul"}});
 }
 
 absl::Status CheckSizes(const MatmulSpec& spec) {
@@ -126,17 +128,21 @@ absl::Status CheckSizes(const MatmulSpec& spec) {
     return a >= 0 && b >= 0 && (b == 0 || a <= std::numeric_limits<int64_t>::max() / 8 / b);
   };
   if (fits(spec.m, spec.k) && fits(spec.k, spec.n) && fits(spec.m, spec.n)) return absl::OkStatus();
-  return InvalidArgument(Reason::kShapeMismatch,
-                         StrCat("a product has m=", spec.m, ", n=", spec.n, ", k=", spec.k,
-                                "; sizes are at least 0, and their products fit 60 bits"));
+  return InvalidArgument(
+      Reason::kShapeMismatch,
+      StrCat("a product has m=", spec.m, ", n=", spec.n, ", k=", spec.k,
+             "; sizes are at least 0, and their products fit 60 bits"),
+      {{fact::kHave, StrCat(spec.m, ",", spec.n, ",", spec.k)}, {fact::kOp, "matmul"}});
 }
 
 absl::Status CheckOperand(std::string_view name, size_t size_bytes, Dtype dtype, int64_t elements) {
   const int64_t need_bytes = elements * ElementBytes(dtype);
   if (static_cast<int64_t>(size_bytes) == need_bytes) return absl::OkStatus();
-  return InvalidArgument(Reason::kShapeMismatch,
-                         StrCat(name, " of a product has ", size_bytes, " bytes where ", elements,
-                                " elements of ", DtypeName(dtype), " are ", need_bytes));
+  return InvalidArgument(
+      Reason::kShapeMismatch,
+      StrCat(name, " of a product has ", size_bytes, " bytes where ", elements, " elements of ",
+             DtypeName(dtype), " are ", need_bytes),
+      {{fact::kHave, size_bytes}, {fact::kNeed, need_bytes}, {fact::kOp, "matmul"}});
 }
 
 // Returns the descriptor of a rows x columns matrix within a larger one, whose rows (columns, if
@@ -538,7 +544,10 @@ absl::Status MatmulKernel::Run(const MatmulSpec& spec, const MatmulOperands& ope
     return InvalidArgument(
         Reason::kShapeMismatch,
         StrCat("weights packed as ", DtypeName(packed->dtype), " [", packed->k, ", ", packed->n,
-               "] are used as ", DtypeName(spec.rhs_dtype), " [", spec.k, ", ", spec.n, "]"));
+               "] are used as ", DtypeName(spec.rhs_dtype), " [", spec.k, ", ", spec.n, "]"),
+        {{fact::kHave, StrCat(packed->k, ",", packed->n)},
+         {fact::kNeed, StrCat(spec.k, ",", spec.n)},
+         {fact::kOp, "matmul"}});
   }
   if (spec.m == 0 || spec.n == 0) return absl::OkStatus();
   if (spec.k == 0) return RunWithoutSums(spec, operands);

@@ -34,6 +34,8 @@
 #include "rpc/tls/dial.h"
 #include "rpc/transfer_token.h"
 #include "shardmesh/v1/attach_service.grpc.pb.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -113,7 +115,7 @@ absl::StatusOr<KnownTerm> ReadTerm(const std::string& path) {
     return WithReason(absl::DataLossError(StrCat(path,
                                                  " is damaged: it holds no term of a coordinator; "
                                                  "remove it if no older coordinator runs")),
-                      Reason::kBadFile);
+                      Reason::kBadFile, {{fact::kFile, path}});
   }
   return term;
 }
@@ -725,7 +727,8 @@ absl::Status AttachLoop::TakeWelcome(const v1::Welcome& welcome) {
     return WithReason(
         absl::FailedPreconditionError(StrCat("the coordinator speaks protocol ", welcome.protocol(),
                                              ", this worker ", rpc::kProtocolVersion)),
-        Reason::kProtocolMismatch);
+        Reason::kProtocolMismatch,
+        {{fact::kHave, welcome.protocol()}, {fact::kNeed, rpc::kProtocolVersion}});
   }
   const KnownTerm begun = {.number = welcome.term(),
                            .token_key_digest = rpc::TokenKeyDigest(welcome.token_key())};
@@ -795,7 +798,8 @@ absl::Status AttachLoop::CheckTerm(const KnownTerm& begun) const {
                                                 ": a newer one leads, or the coordinator's data "
                                                 "folder is an older copy, which is put back with "
                                                 "--restore")),
-                      Reason::kStaleTerm);
+                      Reason::kStaleTerm,
+                      {{fact::kHave, begun.number}, {fact::kNeed, term_.number}});
   }
   if (begun.number > term_.number || term_.token_key_digest.empty() ||
       term_.token_key_digest == begun.token_key_digest) {
@@ -992,8 +996,8 @@ absl::Status AttachLoop::TakeDetach(const v1::Detach& detach) {
     return reason;
   }
   SHARDMESH_ASSIGN_OR_RETURN(const absl::Time retry_time, rpc::Decode(detach.retry_time()));
-  return rpc::WithRetryDelay(std::move(reason),
-                             std::max(retry_time - absl::Now(), absl::ZeroDuration()));
+  return WithRetryDelay(std::move(reason),
+                        std::max(retry_time - absl::Now(), absl::ZeroDuration()));
 }
 
 template <typename Ids>

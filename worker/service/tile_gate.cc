@@ -6,6 +6,8 @@
 #include "process/failpoint.h"
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/status.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -17,14 +19,15 @@ namespace {
 constexpr absl::Duration kRetryDelay = absl::Milliseconds(500);
 
 absl::Status NotServing(std::string_view why) {
-  return rpc::WithRetryDelay(
+  return WithRetryDelay(
       WithReason(absl::UnavailableError(StrCat("this worker ", why, "; try again shortly")),
                  Reason::kNotServing),
       kRetryDelay);
 }
 
 absl::Status BadTile(std::string_view array_id, std::string_view message) {
-  return InvalidArgument(Reason::kBadTile, StrCat("array ", array_id, ": ", message));
+  return InvalidArgument(Reason::kBadTile, StrCat("array ", array_id, ": ", message),
+                         {{fact::kArray, array_id}});
 }
 
 absl::StatusOr<rpc::TransferClaims> VerifyArrayToken(std::string_view token,
@@ -37,7 +40,7 @@ absl::StatusOr<rpc::TransferClaims> VerifyArrayToken(std::string_view token,
     return WithReason(
         absl::PermissionDeniedError(StrCat("the transfer token is for array ",
                                            claims.array.array_id, ", not for ", array_id)),
-        Reason::kBadToken);
+        Reason::kBadToken, {{fact::kArray, array_id}});
   }
   return claims;
 }
@@ -179,7 +182,8 @@ absl::StatusOr<std::unique_ptr<IncomingTile>> TileGate::Open(const TileOffer& of
     return WithReason(absl::AbortedError(StrCat("the transfer token is of term ", claims.term,
                                                 ", the coordinator is in ", attachment.term,
                                                 ": its transfer has ended; put again")),
-                      Reason::kStaleTerm);
+                      Reason::kStaleTerm,
+                      {{fact::kHave, claims.term}, {fact::kNeed, attachment.term}});
   }
   if (absl::Status fits = CheckOffer(offer, claims, *view); !fits.ok()) {
     const MeshMembers* mesh = view->Find(claims.array.mesh_id);

@@ -21,6 +21,7 @@
 #include "rpc/stream/tile_piece.h"
 #include "rpc/stream/tile_sender.h"
 #include "shardmesh/v1/tile_service.grpc.pb.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -245,7 +246,7 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
     if (end_.is_at_work()) return idle_.StartAnew();
     end_.End(WithReason(absl::DeadlineExceededError(StrCat("nothing came on this stream for ",
                                                            absl::FormatDuration(idle_.limit()))),
-                        Reason::kDeadline));
+                        Reason::kDeadline, {{fact::kLimit, absl::ToDoubleSeconds(idle_.limit())}}));
   }
   void FinishWith(const absl::Status& status) {
     if (status.ok()) {
@@ -355,7 +356,8 @@ class GetTilesReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
       return WithReason(
           rpc::BadField("tiles", StrCat("has ", request.tiles_size(), " entries; at most ",
                                         rpc::kMaxTilesPerGet, " are served in one call")),
-          Reason::kLimitExceeded);
+          Reason::kLimitExceeded,
+          {{fact::kHave, request.tiles_size()}, {fact::kLimit, rpc::kMaxTilesPerGet}});
     }
     for (int i = 0; i < request.tiles_size(); ++i) {
       SHARDMESH_RETURN_IF_ERROR(FindOne(options, request.tiles(i), static_cast<size_t>(i)));

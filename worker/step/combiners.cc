@@ -19,7 +19,8 @@ absl::StatusOr<Combiner> CombinerFor(Reduction reduction, Dtype operand, Dtype r
         Reason::kUnsupportedDtype,
         StrCat("a reduction of ", DtypeName(operand), " does not give ", DtypeName(result),
                "; reduce to the same type, or from F32 to "
-               "F16 or BF16"));
+               "F16 or BF16"),
+        {{fact::kDtype, DtypeName(operand)}});
   }
 
   Combiner combiner;

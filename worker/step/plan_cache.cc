@@ -22,7 +22,9 @@ absl::StatusOr<PlanPtr> PlanCache::Add(std::string_view hash, std::string_view b
   if (const std::string actual = Sha256(bytes); actual != hash) {
     return InvalidArgument(Reason::kChecksumMismatch,
                            StrCat("the plan's bytes have SHA-256 ", absl::BytesToHexString(actual),
-                                  ", the order says ", absl::BytesToHexString(ToAbsl(hash))));
+                                  ", the order says ", absl::BytesToHexString(ToAbsl(hash))),
+                           {{fact::kHave, absl::BytesToHexString(actual)},
+                            {fact::kNeed, absl::BytesToHexString(ToAbsl(hash))}});
   }
   SHARDMESH_ASSIGN_OR_RETURN(Plan plan, rpc::ParsePlanBytes(bytes));
   auto shared = std::make_shared<const Plan>(std::move(plan));

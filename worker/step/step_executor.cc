@@ -16,6 +16,8 @@
 #include "process/clock.h"
 #include "process/failpoint.h"
 #include "process/log.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -38,6 +40,12 @@ absl::Status CatchErrors(absl::FunctionRef<absl::Status()> body) {
   } catch (const std::exception& error) {
     return absl::InternalError(StrCat("it ended with an exception: ", error.what()));
   }
+}
+
+// Names the step in the error that aborts it.
+absl::Status OfStep(const absl::Status& status, int64_t sequence) {
+  return MayHave(ReasonOf(status), fact::kStep) ? WithFacts(status, {{fact::kStep, sequence}})
+                                                : status;
 }
 
 class StepExecutorImpl final : public StepExecutor {
@@ -100,7 +108,7 @@ class StepExecutorImpl final : public StepExecutor {
       if (found == staged_.end()) {
         return WithReason(absl::NotFoundError(StrCat("step ", sequence, " has nothing staged on ",
                                                      options_.identity)),
-                          Reason::kNotFound);
+                          Reason::kNotFound, {{fact::kKind, "step"}, {fact::kName, sequence}});
       }
       staged = std::move(found->second);
       staged_.erase(found);
@@ -147,12 +155,14 @@ class StepExecutorImpl final : public StepExecutor {
       waiting.swap(queue_);
       for (auto& [sequence, step] : running_) {
         running.push_back(sequence);
-        step.abort = status;
+        step.abort = OfStep(status, sequence);
       }
     }
-    for (const int64_t sequence : running) options_.links->AbortStep(sequence, status, "");
+    for (const int64_t sequence : running) {
+      options_.links->AbortStep(sequence, OfStep(status, sequence), "");
+    }
     for (const auto& [sequence, step] : waiting) {
-      options_.links->AbortStep(sequence, status, "");
+      options_.links->AbortStep(sequence, OfStep(status, sequence), "");
       options_.links->CloseStep(sequence);
       Refuse(*step.order, step.report, status);
     }
@@ -198,7 +208,7 @@ class StepExecutorImpl final : public StepExecutor {
 
   absl::Status Stopping() const {
     return WithReason(absl::CancelledError(StrCat(options_.identity, " is shutting down")),
-                      Reason::kNotServing);
+                      Reason::kNotServing, {{fact::kIdentity, options_.identity}});
   }
 
   // Takes the order and, if the plan is known, the report.
@@ -208,7 +218,7 @@ class StepExecutorImpl final : public StepExecutor {
     if (order.term < term_) {
       return WithReason(absl::AbortedError(StrCat("step ", order.sequence, " is of term ",
                                                   order.term, "; the coordinator's is ", term_)),
-                        Reason::kStaleTerm);
+                        Reason::kStaleTerm, {{fact::kHave, order.term}, {fact::kNeed, term_}});
     }
     const auto known = queue_.find(order.sequence);
     if (known == queue_.end()) {
@@ -344,10 +354,12 @@ class StepExecutorImpl final : public StepExecutor {
   absl::Status Open(const Waiting& step, std::unique_ptr<StepLink>* link) {
     const StepOrder& order = *step.order;
     if (step.plan == nullptr) {
-      return WithReason(absl::DeadlineExceededError(
-                            StrCat("the plan's bytes did not come within the step's timeout of ",
-                                   rpc::FormatRounded(order.timeout))),
-                        Reason::kDeadline);
+      return WithReason(
+          absl::DeadlineExceededError(
+              StrCat("the plan's bytes did not come within the step's timeout of ",
+                     rpc::FormatRounded(order.timeout))),
+          Reason::kDeadline,
+          {{fact::kStep, order.sequence}, {fact::kLimit, absl::ToDoubleSeconds(order.timeout)}});
     }
     auto opened = options_.links->OpenLink(step.plan->mesh_id, order.sequence, order.epoch,
                                            rpc::WallTime(*options_.clock, step.deadline));
@@ -359,7 +371,11 @@ class StepExecutorImpl final : public StepExecutor {
       return WithReason(absl::FailedPreconditionError(StrCat(
                             "the plan is for revision ", step.plan->mesh_revision, " of mesh \"",
                             step.plan->mesh_id, "\"; it is now at ", mesh->revision)),
-                        Reason::kVersionMismatch);
+                        Reason::kVersionMismatch,
+                        {{fact::kKind, "mesh"},
+                         {fact::kName, step.plan->mesh_id},
+                         {fact::kHave, step.plan->mesh_revision},
+                         {fact::kNeed, mesh->revision}});
     }
     return absl::OkStatus();
   }

@@ -177,7 +177,8 @@ class RankStep {
       return InvalidArgument(
           Reason::kBadField,
           StrCat("the plan has ", plan_.operand_count, " operands and ", plan_.outputs.size(),
-                 " outputs, the order ", order_.operands.size(), " and ", order_.outputs.size()));
+                 " outputs, the order ", order_.operands.size(), " and ", order_.outputs.size()),
+          {{fact::kField, "operands"}, {fact::kValue, order_.operands.size()}});
     }
     for (const ValueDescriptor& described : plan_.values) {
       SHARDMESH_ASSIGN_OR_RETURN(Tiling tiling, TilingOf(plan_, described));
@@ -210,7 +211,8 @@ class RankStep {
             Reason::kShapeMismatch,
             StrCat("output ", i, " (array ", array.array_id,
                    ") does not lie as the plan says: its tile here would be ",
-                   tiling.TileOf(rank_).ToString(), ", the plan makes ", value.tile.ToString()));
+                   tiling.TileOf(rank_).ToString(), ", the plan makes ", value.tile.ToString()),
+            {{fact::kHave, tiling.TileOf(rank_).ToString()}, {fact::kNeed, value.tile.ToString()}});
       }
       SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes, array.SizeBytes());
       returned_bytes += size_bytes;
@@ -219,7 +221,8 @@ class RankStep {
       return InvalidArgument(
           Reason::kLimitExceeded,
           StrCat("the results have ", returned_bytes, " bytes; at most ",
-                 StepExecutor::kMaxReturnedBytes, " can be returned inline, get them as arrays"));
+                 StepExecutor::kMaxReturnedBytes, " can be returned inline, get them as arrays"),
+          {{fact::kHave, returned_bytes}, {fact::kLimit, StepExecutor::kMaxReturnedBytes}});
     }
     return absl::OkStatus();
   }
@@ -288,7 +291,8 @@ class RankStep {
     return InvalidArgument(
         Reason::kShapeMismatch,
         StrCat("it is ", DtypeName(dtype), " of shape ", ShapeToString(shape), ", the plan takes ",
-               DtypeName(planned_dtype), " of shape ", ShapeToString(planned_shape)));
+               DtypeName(planned_dtype), " of shape ", ShapeToString(planned_shape)),
+        {{fact::kHave, ShapeToString(shape)}, {fact::kNeed, ShapeToString(planned_shape)}});
   }
 
   absl::Status AllocatePooled(LocalValue& value, std::string_view what) {
@@ -328,7 +332,7 @@ class RankStep {
       return WithReason(
           absl::DeadlineExceededError(StrCat("the step took longer than its timeout of ",
                                              rpc::FormatRounded(order_.timeout))),
-          Reason::kDeadline);
+          Reason::kDeadline, {{fact::kLimit, absl::ToDoubleSeconds(order_.timeout)}});
     }
     return absl::OkStatus();
   }

@@ -35,6 +35,7 @@
 #include "process/failpoint.h"
 #include "process/lock_file.h"
 #include "process/log.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -129,7 +130,7 @@ absl::StatusOr<std::string> ReadText(const std::string& path, int64_t max_bytes)
   if (file->size_bytes == 0 || file->size_bytes > max_bytes) {
     return WithReason(
         absl::DataLossError(StrCat(path, " is damaged: it has ", file->size_bytes, " bytes")),
-        Reason::kBadFile);
+        Reason::kBadFile, {{fact::kFile, path}});
   }
   std::string text(static_cast<size_t>(file->size_bytes), '\0');
   SHARDMESH_RETURN_IF_ERROR(ReadExactly(*file, path, 0, absl::MakeSpan(text)));
@@ -145,7 +146,7 @@ absl::StatusOr<std::string> ReadOwner(const std::string& path, bool (*may_be_the
         absl::DataLossError(StrCat(path, " is damaged: it says \"", absl::CEscape(text),
                                    "\"; no tile was touched: write back what it said, and start "
                                    "the worker again")),
-        Reason::kBadFile);
+        Reason::kBadFile, {{fact::kFile, path}});
   }
   return text;
 }
@@ -239,7 +240,7 @@ absl::Status ArrayAborted(const TileDescription& description) {
 absl::Status NotInQuarantine(const std::string& array_id) {
   return WithReason(
       absl::NotFoundError(StrCat("array ", array_id, " is not in this worker's quarantine")),
-      Reason::kNotFound);
+      Reason::kNotFound, {{fact::kKind, "array"}, {fact::kName, array_id}});
 }
 
 absl::Status BeingRestored(const std::string& array_id) {
@@ -251,7 +252,9 @@ absl::Status ChecksumMismatch(const std::string& what, uint32_t found, uint32_t 
   return WithReason(
       absl::DataLossError(absl::StrFormat(
           "%s arrived with CRC-32C %08x instead of %08x; send it again", what, found, expected)),
-      Reason::kChecksumMismatch);
+      Reason::kChecksumMismatch,
+      {{fact::kHave, absl::StrFormat("%08x", found)},
+       {fact::kNeed, absl::StrFormat("%08x", expected)}});
 }
 
 }  // namespace
@@ -313,12 +316,19 @@ absl::Status StagedTile::CheckNext(int64_t offset_bytes, int64_t piece_bytes) co
   if (offset_bytes != received_bytes_) {
     return InvalidArgument(Reason::kBadTile,
                            StrCat(TileName(description_), ": a piece starts at byte ", offset_bytes,
-                                  ", but the next byte is ", received_bytes_));
+                                  ", but the next byte is ", received_bytes_),
+                           {{fact::kArray, description_.array_id},
+                            {fact::kHave, offset_bytes},
+                            {fact::kNeed, received_bytes_}});
   }
   if (piece_bytes > size_bytes_ - received_bytes_) {
-    return InvalidArgument(Reason::kBadTile, StrCat(TileName(description_), ": a piece of ",
-                                                    piece_bytes, " bytes at byte ", offset_bytes,
-                                                    " goes beyond its ", size_bytes_, " bytes"));
+    return InvalidArgument(
+        Reason::kBadTile,
+        StrCat(TileName(description_), ": a piece of ", piece_bytes, " bytes at byte ",
+               offset_bytes, " goes beyond its ", size_bytes_, " bytes"),
+        {{fact::kArray, description_.array_id},
+         {fact::kHave, offset_bytes + piece_bytes},
+         {fact::kNeed, size_bytes_}});
   }
   return store_->CheckReceiving(description_);
 }
@@ -343,7 +353,10 @@ absl::StatusOr<StoredTilePtr> StagedTile::FinishOnce(std::optional<uint32_t> crc
     return WithReason(
         absl::FailedPreconditionError(StrCat(TileName(description_), " has only ", received_bytes_,
                                              " of its ", size_bytes_, " bytes")),
-        Reason::kBadTile);
+        Reason::kBadTile,
+        {{fact::kArray, description_.array_id},
+         {fact::kHave, received_bytes_},
+         {fact::kNeed, size_bytes_}});
   }
   const uint32_t found = in_place_ ? Crc32c(buffer_->bytes()) : received_crc32c_;
   if (crc32c.has_value() && found != *crc32c) {
@@ -574,7 +587,7 @@ absl::Status ShardStore::RecoverTile(const std::string& path, TileState state) {
     return WithReason(
         absl::DataLossError(StrCat("tile file ", path, " holds ", TileName(description),
                                    ", which belongs in ", expected.string())),
-        Reason::kBadFile);
+        Reason::kBadFile, {{fact::kFile, path}});
   }
   absl::MutexLock lock(&mutex_);
   if (cluster_id_.empty()) {
@@ -591,13 +604,14 @@ absl::Status ShardStore::RecoverTile(const std::string& path, TileState state) {
                    contents.header.cluster_id,
                    ", remove that file, which the next start makes anew of them; "
                    "otherwise move the tile file out of the folder")),
-        Reason::kClusterMismatch);
+        Reason::kClusterMismatch,
+        {{fact::kHave, contents.header.cluster_id}, {fact::kNeed, cluster_id_}});
   }
   ArrayEntry& array = arrays_[description.array_id];
   if (!array.tiles.empty() && array.tiles.begin()->second.state != state) {
     return WithReason(
         absl::DataLossError(StrCat("tile file ", path, " is staged, but its array is committed")),
-        Reason::kBadFile);
+        Reason::kBadFile, {{fact::kFile, path}});
   }
   const Tile tile = description.tile;
   const int64_t size_bytes = static_cast<int64_t>(contents.bytes.size());
@@ -619,8 +633,10 @@ std::string ShardStore::cluster_id() const {
 absl::Status ShardStore::SetClusterId(std::string_view cluster_id) {
   SHARDMESH_FAILPOINT("tiles.set_cluster");
   if (cluster_id.empty() || static_cast<int64_t>(cluster_id.size()) > kMaxOwnerBytes) {
-    return InvalidArgument(Reason::kBadField, StrCat("a cluster id has 1 to ", kMaxOwnerBytes,
-                                                     " bytes, not ", cluster_id.size()));
+    return InvalidArgument(
+        Reason::kBadField,
+        StrCat("a cluster id has 1 to ", kMaxOwnerBytes, " bytes, not ", cluster_id.size()),
+        {{fact::kField, "cluster_id"}, {fact::kValue, cluster_id}});
   }
   absl::MutexLock owner(&owner_mutex_);
   const std::string current = this->cluster_id();
@@ -632,7 +648,7 @@ absl::Status ShardStore::SetClusterId(std::string_view cluster_id) {
         absl::FailedPreconditionError(StrCat("the worker holds tiles of cluster ", current,
                                              " and cannot join cluster ", cluster_id,
                                              "; start it with an empty data folder")),
-        Reason::kClusterMismatch);
+        Reason::kClusterMismatch, {{fact::kHave, current}, {fact::kNeed, cluster_id}});
   }
   if (has_data_dir()) {
     SHARDMESH_RETURN_IF_ERROR(WriteText(Path(data_dir_, kClusterIdFile), cluster_id));
@@ -649,8 +665,10 @@ std::string ShardStore::data_identity() const {
 
 absl::Status ShardStore::SetIdentity(std::string_view identity) {
   if (identity.empty() || static_cast<int64_t>(identity.size()) > kMaxOwnerBytes) {
-    return InvalidArgument(Reason::kBadField, StrCat("an identity has 1 to ", kMaxOwnerBytes,
-                                                     " bytes, not ", identity.size()));
+    return InvalidArgument(
+        Reason::kBadField,
+        StrCat("an identity has 1 to ", kMaxOwnerBytes, " bytes, not ", identity.size()),
+        {{fact::kField, "identity"}, {fact::kValue, identity}});
   }
   absl::MutexLock owner(&owner_mutex_);
   const std::string current = data_identity();
@@ -662,7 +680,8 @@ absl::Status ShardStore::SetIdentity(std::string_view identity) {
         absl::FailedPreconditionError(StrCat(
             "data folder ", data_dir_, " holds tiles of worker \"", current, "\", this is \"",
             identity, "\"; start it with its own folder, or with --identity ", current)),
-        Reason::kIdentityMismatch);
+        Reason::kIdentityMismatch,
+        {{fact::kHave, current}, {fact::kNeed, identity}, {fact::kFile, data_dir_}});
   }
   SHARDMESH_RETURN_IF_ERROR(WriteText(Path(data_dir_, kIdentityFile), identity));
   absl::MutexLock lock(&mutex_);
@@ -700,13 +719,15 @@ absl::StatusOr<std::unique_ptr<StagedTile>> ShardStore::Stage(TileDescription de
         if (entry.state == TileState::kCommitted) {
           return WithReason(absl::AlreadyExistsError(StrCat("array ", description.array_id,
                                                             " is committed and cannot change")),
-                            Reason::kAlreadyExists);
+                            Reason::kAlreadyExists,
+                            {{fact::kKind, "array"}, {fact::kName, description.array_id}});
         }
       }
       if (array->second.tiles.contains(description.tile)) {
         return WithReason(absl::AlreadyExistsError(
                               StrCat(TileName(description), " is here already or on its way")),
-                          Reason::kAlreadyExists);
+                          Reason::kAlreadyExists,
+                          {{fact::kKind, "tile"}, {fact::kName, TileName(description)}});
       }
     }
     arrays_[description.array_id].tiles[description.tile] = {TileState::kReceiving, nullptr};
@@ -757,7 +778,7 @@ absl::Status ShardStore::Commit(absl::Span<const std::string> array_ids) {
     if (array == arrays_.end()) {
       return WithReason(
           absl::NotFoundError(StrCat("array ", array_id, " has no tile here to commit")),
-          Reason::kNotFound);
+          Reason::kNotFound, {{fact::kKind, "array"}, {fact::kName, array_id}});
     }
     for (const auto& [tile, entry] : array->second.tiles) {
       if (entry.state == TileState::kAborted) {
@@ -1239,7 +1260,7 @@ absl::Status ShardStore::CheckRestorable(const QuarantinedArray& array) const {
       return WithReason(
           absl::AlreadyExistsError(
               StrCat("array ", array.array_id, " is here beside what is in quarantine; drop one")),
-          Reason::kAlreadyExists);
+          Reason::kAlreadyExists, {{fact::kKind, "array"}, {fact::kName, array.array_id}});
     }
   }
   return absl::OkStatus();
@@ -1260,7 +1281,7 @@ absl::StatusOr<QuarantinedArray> ShardStore::Restore(const QuarantinedArray& arr
       return WithReason(
           absl::DataLossError(StrCat(TileName(tile.description), " cannot be restored: its file ",
                                      path, " is missing")),
-          Reason::kBadFile);
+          Reason::kBadFile, {{fact::kFile, path}});
     }
     SHARDMESH_RETURN_IF_ERROR(contents.status());
     stored.push_back(std::make_shared<const StoredTile>(
@@ -1511,7 +1532,7 @@ absl::StatusOr<StoredTilePtr> ShardStore::FindIn(std::string_view array_id, cons
   }
   return WithReason(absl::NotFoundError(StrCat("this worker holds no tile ", tile.ToString(),
                                                " of array ", array_id)),
-                    Reason::kNotFound);
+                    Reason::kNotFound, {{fact::kKind, "array"}, {fact::kName, array_id}});
 }
 
 absl::StatusOr<std::vector<StoredTilePtr>> ShardStore::FindAll(std::string_view array_id) const {
@@ -1540,7 +1561,7 @@ absl::StatusOr<std::vector<StoredTilePtr>> ShardStore::FindAllIn(std::string_vie
   }
   if (stored.empty()) {
     return WithReason(absl::NotFoundError(StrCat("this worker holds no tile of array ", array_id)),
-                      Reason::kNotFound);
+                      Reason::kNotFound, {{fact::kKind, "array"}, {fact::kName, array_id}});
   }
   return stored;
 }
@@ -1723,7 +1744,7 @@ void ShardStore::RecoverQuarantined(const std::string& array_id) {
     if (header.ok() && header->description.array_id != array_id) {
       header = WithReason(absl::DataLossError(StrCat("tile file ", Path(path, name), " holds ",
                                                      TileName(header->description))),
-                          Reason::kBadFile);
+                          Reason::kBadFile, {{fact::kFile, Path(path, name)}});
     }
     if (!header.ok()) {
       is_all_read &= SetAside(Path(path, name), header.status());

@@ -13,6 +13,7 @@
 #include "process/crc32c.h"
 #include "process/failpoint.h"
 #include "process/file.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -72,7 +73,7 @@ bool ParseTile(std::string_view text, Tile* tile) {
 
 absl::Status Damaged(std::string_view path, std::string_view what) {
   return WithReason(absl::DataLossError(StrCat("tile file ", path, " is damaged: ", what)),
-                    Reason::kBadFile);
+                    Reason::kBadFile, {{fact::kFile, path}});
 }
 
 // Parses the metadata of a file.
@@ -158,7 +159,8 @@ absl::Status CheckTileDescription(const TileDescription& description) {
   if (!valid) {
     return InvalidArgument(Reason::kBadField,
                            StrCat("array id \"", absl::CHexEscape(id.substr(0, kMaxArrayIdBytes)),
-                                  "\" is not 1 to 64 characters of [A-Za-z0-9_-]"));
+                                  "\" is not 1 to 64 characters of [A-Za-z0-9_-]"),
+                           {{fact::kField, "array_id"}, {fact::kValue, id}});
   }
   return TileRegion::Create(description.dtype, description.array_shape, description.tile).status();
 }
@@ -235,7 +237,10 @@ absl::StatusOr<TileFileContents> ReadTileFile(const std::string& path, BufferPoo
         absl::DataLossError(absl::StrFormat("tile file %s is damaged: its bytes have CRC-32C %08x, "
                                             "its metadata says %08x",
                                             path, found, contents.header.crc32c)),
-        Reason::kChecksumMismatch);
+        Reason::kChecksumMismatch,
+        {{fact::kHave, absl::StrFormat("%08x", found)},
+         {fact::kNeed, absl::StrFormat("%08x", contents.header.crc32c)},
+         {fact::kFile, path}});
   }
   return contents;
 }

@@ -115,13 +115,21 @@ void PrintArrays(const std::vector<QuarantinedArray>& arrays) {
 
 absl::Status RunList(const Invocation& invocation, const std::string& identity) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
-  SHARDMESH_ASSIGN_OR_RETURN(const QuarantineList list, client->ListQuarantine(identity));
+  SHARDMESH_ASSIGN_OR_RETURN(const QuarantineList list, client->cluster().ListQuarantine(identity));
   if (invocation.json) {
     Json unnamed = Json::array();
     for (const UnnamedArray& array : list.unnamed) unnamed.push_back(UnnamedJson(array));
-    PrintJson({{"arrays", ArraysJson(list.arrays)},
-               {"unnamed", std::move(unnamed)},
-               {"unreached", UnreachedJson(list.unreached)}});
+    invocation.Print({{"arrays", ArraysJson(list.arrays)},
+                      {"unnamed", std::move(unnamed)},
+                      {"unreached", UnreachedJson(list.unreached)}});
+    return absl::OkStatus();
+  }
+  if (invocation.names()) {
+    // Each worker has a part of an array.
+    std::set<std::string> names;
+    for (const UnnamedArray& array : list.unnamed) names.insert(array.array_id);
+    for (const QuarantinedArray& array : list.arrays) names.insert(array.array_id);
+    PrintNames({names.begin(), names.end()});
     return absl::OkStatus();
   }
   if (!list.unnamed.empty()) {
@@ -153,7 +161,7 @@ absl::Status RunRestore(const Invocation& invocation, const std::vector<std::str
   absl::Status unreachable;  // after it no other worker is asked
   for (const std::string& array_id : array_ids) {
     const absl::StatusOr<RestoredArray> array =
-        unreachable.ok() ? client->RestoreQuarantined(array_id, name) : unreachable;
+        unreachable.ok() ? client->cluster().RestoreQuarantined(array_id, name) : unreachable;
     if (!array.ok()) {
       failed.push_back({{"array_id", array_id}, {"error", ToStd(array.status().message())}});
       if (array_ids.size() > 1 && !invocation.json) {
@@ -174,7 +182,7 @@ absl::Status RunRestore(const Invocation& invocation, const std::vector<std::str
                       : "\n");
   }
   if (invocation.json) {
-    PrintJson({{"restored", restored}, {"failed", std::move(failed)}});
+    invocation.Print({{"restored", restored}, {"failed", std::move(failed)}});
   }
   if (first_failure.ok() || array_ids.size() == 1) return first_failure;
   const size_t left = array_ids.size() - restored.size();
@@ -186,7 +194,7 @@ absl::Status RunDrop(const Invocation& invocation, const std::vector<std::string
                      bool even_partly) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   SHARDMESH_ASSIGN_OR_RETURN(const QuarantineDrop dropped,
-                             client->DropQuarantined(array_ids, even_partly));
+                             client->cluster().DropQuarantined(array_ids, even_partly));
   // Each worker has a part of an array: the answer lists an array once for each such worker.
   std::set<std::string> there;
   int64_t size_bytes = 0;
@@ -198,9 +206,9 @@ absl::Status RunDrop(const Invocation& invocation, const std::vector<std::string
   std::copy_if(array_ids.begin(), array_ids.end(), std::back_inserter(absent),
                [&](const std::string& id) { return there.count(id) == 0; });
   if (invocation.json) {
-    PrintJson({{"dropped", ArraysJson(dropped.arrays)},
-               {"absent", absent},
-               {"unreached", UnreachedJson(dropped.unreached)}});
+    invocation.Print({{"dropped", ArraysJson(dropped.arrays)},
+                      {"absent", absent},
+                      {"unreached", UnreachedJson(dropped.unreached)}});
     return absl::OkStatus();
   }
   std::cout << "Dropped " << FormatBytes(size_bytes) << " of "
@@ -222,7 +230,8 @@ absl::Status RunSnapshot(const Invocation& invocation, const std::string& path) 
       const SavedSnapshot saved,
       SaveSnapshot(invocation.address, credentials, path, invocation.DeadlineOr(kSnapshotTime)));
   if (invocation.json) {
-    PrintJson({{"file", path}, {"revision", saved.revision}, {"size_bytes", saved.size_bytes}});
+    invocation.Print(
+        {{"file", path}, {"revision", saved.revision}, {"size_bytes", saved.size_bytes}});
   } else {
     std::cout << "Saved revision " << saved.revision << " to " << path << ", "
               << FormatBytes(saved.size_bytes) << "\n";
@@ -293,10 +302,12 @@ void AddAdminCommands(CommandLine* line) {
       "Tiles that workers put aside, since the registry does not count them as theirs", admin);
 
   auto identity = std::make_shared<std::string>();
-  line->AddCommand(
-          "list", "List them, by worker; also arrays that are held without a name",
-          [=](const Invocation& i) { return RunList(i, *identity); }, quarantine)
-      ->add_option("--worker", *identity, "of this worker (default: of all that are attached)");
+  CLI::App* const list = line->AddCommand(
+      "list", "List them, by worker; also arrays that are held without a name",
+      [=](const Invocation& i) { return RunList(i, *identity); }, quarantine);
+  list->add_option("--worker", *identity, "of this worker (default: of all that are attached)");
+  line->PrintsNames(list);
+  line->CanBeWatched(list);
 
   auto restored = std::make_shared<std::vector<std::string>>();
   auto as = std::make_shared<std::string>();

@@ -68,12 +68,13 @@ Json ArrayJson(const Array& array) {
           {"durability", std::string(DurabilityName(array.durability))}};
 }
 
+constexpr char kArrayNameHelp[] = "name of the array, or NAME@VERSION (default: the current one)";
+
 struct LoadFlags {
   std::string checkpoint;
   std::string rules;
   std::string mesh;
   bool strict = false;
-  bool quiet = false;
 };
 
 // Refuses a mesh given by its axes or a file, and lists the cluster's meshes.
@@ -81,7 +82,7 @@ absl::Status CheckMeshName(MeshClient* client, const std::string& mesh) {
   if (mesh.find_first_of("=/") == std::string::npos) {
     return absl::OkStatus();
   }
-  SHARDMESH_ASSIGN_OR_RETURN(const ClusterStatus status, client->GetStatus());
+  SHARDMESH_ASSIGN_OR_RETURN(const ClusterStatus status, client->cluster().GetStatus());
   return WrongUse(StrCat(
       "--mesh ", mesh, ": tensors are loaded onto a mesh of the cluster, by its name; there is ",
       StrJoin(status.meshes, ", ",
@@ -128,7 +129,7 @@ absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
       const Placement placement,
       AskPlacement(client.get(), TensorsOf(checkpoint), std::move(question)));
   SHARDMESH_RETURN_IF_ERROR(CheckAllMatched(placement));
-  if (!invocation.json && !flags.quiet) {
+  if (!invocation.json && !invocation.quiet) {
     PrintPlacement(placement);
     std::cout << std::endl;
   }
@@ -140,15 +141,12 @@ absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
   const Stopwatch stopwatch;
   absl::StatusOr<PutResult> result;
   {
-    std::optional<ProgressBar> bar;
-    if (!flags.quiet) {
-      bar.emplace("loading");
-      options.progress = [&bar](int64_t done, int64_t total) { bar->Show(done, total); };
-    }
+    ProgressBar bar("loading", invocation.quiet);
+    options.progress = ShowOn(&bar);
     options.on_begun = [&](const std::string& transfer_id) {
       interruption.Begun(client.get(), transfer_id);
     };
-    result = client->LoadCheckpoint(checkpoint, options);
+    result = client->arrays().LoadCheckpoint(checkpoint, options);
   }
   SHARDMESH_RETURN_IF_ERROR(interruption.Outcome(result.status()));
   const absl::Duration time = stopwatch.time();
@@ -160,7 +158,7 @@ absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
     json["time_s"] = Seconds(time);
     json["transfer_time_s"] = Seconds(result->transfer_time);
     json["durability"] = std::string(DurabilityName(result->durability));
-    PrintJson(json);
+    invocation.Print(json);
     return absl::OkStatus();
   }
   std::cout << "Loaded " << FormatCount(result->arrays.size(), "tensor") << ", "
@@ -180,22 +178,34 @@ absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
 
 absl::Status RunLs(const Invocation& invocation, const std::string& prefix) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
-  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<Array> arrays, client->ListArrays(prefix));
+  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<Array> arrays, client->arrays().ListArrays(prefix));
   if (invocation.json) {
     Json list = Json::array();
     for (const Array& array : arrays) {
       list.push_back(ArrayJson(array));
     }
-    PrintJson(list);
+    invocation.Print(list);
     return absl::OkStatus();
   }
+  if (invocation.names()) {
+    std::vector<std::string> names;
+    for (const Array& array : arrays) names.push_back(array.name);
+    PrintNames(names);
+    return absl::OkStatus();
+  }
+  const auto wide = [](std::string title) {
+    return Table::Column{std::move(title), Table::Align::kLeft, Table::Shown::kWide};
+  };
   Table table({{"name"},
                {"version", Table::Align::kRight},
                {"dtype"},
                {"shape"},
                {"spec"},
+               wide("requested"),
                {"size", Table::Align::kRight},
                {"mesh"},
+               wide("where"),
+               wide("array"),
                {"state"}});
   int64_t total_bytes = 0;
   for (const Array& array : arrays) {
@@ -203,7 +213,9 @@ absl::Status RunLs(const Invocation& invocation, const std::string& prefix) {
     table.AddRow(
         {array.name, StrCat(array.name_version), std::string(DtypeName(array.descriptor.dtype)),
          FormatShape(array.descriptor.shape), FormatSpec(array.descriptor.spec),
+         FormatSpec(array.requested_spec.value_or(array.descriptor.spec)),
          FormatBytes(array.size_bytes), array.descriptor.mesh_id,
+         std::string(DurabilityName(array.durability)), array.descriptor.array_id,
          array.missing_ranks.empty() ? std::string(StateName(array.state))
                                      : StrCat(StateName(array.state), ", rank",
                                               array.missing_ranks.size() == 1 ? " " : "s ",
@@ -211,14 +223,15 @@ absl::Status RunLs(const Invocation& invocation, const std::string& prefix) {
   }
   if (!arrays.empty()) {
     table.Print();
-    std::cout << "\n";
   }
-  std::cout << FormatCount(arrays.size(), "array") << ", " << FormatBytes(total_bytes) << "\n";
+  if (!invocation.headers) return absl::OkStatus();
+  std::cout << (arrays.empty() ? "" : "\n") << FormatCount(arrays.size(), "array") << ", "
+            << FormatBytes(total_bytes) << "\n";
   const bool has_degraded = std::any_of(arrays.begin(), arrays.end(), [](const Array& array) {
     return array.state == ArrayState::kDegraded;
   });
   if (has_degraded) {
-    SHARDMESH_ASSIGN_OR_RETURN(const ClusterStatus status, client->GetStatus());
+    SHARDMESH_ASSIGN_OR_RETURN(const ClusterStatus status, client->cluster().GetStatus());
     if (status.state == CoordinatorState::kRecovering) {
       std::cout << "The coordinator is recovering: tiles are missing until their workers have "
                    "attached again\n";
@@ -233,20 +246,32 @@ absl::Status RunGet(const Invocation& invocation, const ArraySelector& selector,
   const Stopwatch stopwatch;
   if (path == "-") {
     if (invocation.json) {
-      return WrongUse("--out - writes the tensor to standard output, and so would --output json");
+      return WrongUse(
+          "--out - writes the tensor to standard output, and so would --output "
+          "json or yaml");
     }
-    SHARDMESH_ASSIGN_OR_RETURN(const GatheredTensor tensor, client->Gather(selector));
+    absl::StatusOr<GatheredTensor> gathered;
+    {
+      ProgressBar bar("gathering", invocation.quiet);
+      gathered = client->arrays().Gather(selector, ShowOn(&bar));
+    }
+    SHARDMESH_ASSIGN_OR_RETURN(const GatheredTensor tensor, std::move(gathered));
     return WriteNpy(std::cout, tensor.view());
   }
   // A file that cannot be written is said before anything is gathered.
   SHARDMESH_RETURN_IF_ERROR(AtomicFileWriter::Create(path).status());
-  SHARDMESH_ASSIGN_OR_RETURN(const Array array, client->GatherToNpy(selector, path));
+  absl::StatusOr<Array> gathered;
+  {
+    ProgressBar bar("gathering", invocation.quiet);
+    gathered = client->arrays().GatherToNpy(selector, path, ShowOn(&bar));
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const Array array, std::move(gathered));
   const absl::Duration time = stopwatch.time();
   if (invocation.json) {
     Json json = ArrayJson(array);
     json["path"] = path;
     json["time_s"] = Seconds(time);
-    PrintJson(json);
+    invocation.Print(json);
     return absl::OkStatus();
   }
   std::cout << "Wrote " << path << ": " << selector.name << ", "
@@ -260,7 +285,7 @@ constexpr int64_t kMaxShownDevices = 64;
 
 absl::Status RunDescribe(const Invocation& invocation, const ArraySelector& selector) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
-  SHARDMESH_ASSIGN_OR_RETURN(const Array array, client->DescribeArray(selector));
+  SHARDMESH_ASSIGN_OR_RETURN(const Array array, client->arrays().DescribeArray(selector));
   SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, array.descriptor.Tiling());
   const int64_t devices = std::min(tiling.mesh().size(), kMaxShownDevices);
   const auto is_missing = [&array](DeviceId device) {
@@ -277,7 +302,7 @@ absl::Status RunDescribe(const Invocation& invocation, const ArraySelector& sele
                        {"present", !is_missing(device)}});
     }
     json["tiles"] = std::move(tiles);
-    PrintJson(json);
+    invocation.Print(json);
     return absl::OkStatus();
   }
   std::cout << "name        " << array.name << " version " << array.name_version << "\n"
@@ -317,16 +342,16 @@ absl::Status RunRm(const Invocation& invocation, const std::vector<std::string>&
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   // All or nothing, but for names that go while the command runs.
   for (const std::string& name : names) {
-    SHARDMESH_RETURN_IF_ERROR(client->DescribeArray(ArraySelector::ByName(name)).status());
+    SHARDMESH_RETURN_IF_ERROR(client->arrays().DescribeArray(ArraySelector::ByName(name)).status());
   }
   for (const std::string& name : names) {
-    SHARDMESH_RETURN_IF_ERROR(client->DeleteName(name));
+    SHARDMESH_RETURN_IF_ERROR(client->arrays().DeleteName(name));
     if (!invocation.json) {
       std::cout << "Removed " << name << "\n";
     }
   }
   if (invocation.json) {
-    PrintJson({{"removed", names}});
+    invocation.Print({{"removed", names}});
   }
   return absl::OkStatus();
 }
@@ -341,7 +366,7 @@ void AddLoad(CommandLine* line) {
   load->add_option("--rules", flags->rules, "rules: YAML file, or name in the catalog")->required();
   load->add_option("--mesh", flags->mesh, "name of the mesh (default: default)");
   load->add_flag("--strict", flags->strict, "make the first correction an error");
-  load->add_flag("--quiet", flags->quiet, "show neither the placement nor the progress");
+  load->footer("With --quiet the placement is not shown either.");
 }
 
 void AddGet(CommandLine* line) {
@@ -353,9 +378,7 @@ void AddGet(CommandLine* line) {
   CLI::App* const get = line->AddCommand(
       "get", "Gather a tensor from the workers into a .npy file",
       [flags](const Invocation& i) { return RunGet(i, flags->array, flags->path); });
-  get->add_option("tensor", flags->array.name, "name of the array")->required();
-  get->add_option("--version", flags->array.version, "version of the name (default: the current)")
-      ->check(CLI::PositiveNumber);
+  AddParsedOption(get, "tensor", &flags->array, ParseArrayName, kArrayNameHelp)->required();
   get->add_option("--out", flags->path,
                   "file to write, complete or not at all; - for standard output")
       ->required();
@@ -369,6 +392,8 @@ void AddArrayCommands(CommandLine* line) {
   auto prefix = std::make_shared<std::string>();
   CLI::App* const ls = line->AddCommand(
       "ls", "List the named arrays", [prefix](const Invocation& i) { return RunLs(i, *prefix); });
+  line->PrintsNames(ls);
+  line->CanBeWatched(ls);
   ls->add_option("prefix", *prefix, "only names that begin so");
 
   AddGet(line);
@@ -377,9 +402,7 @@ void AddArrayCommands(CommandLine* line) {
   CLI::App* const describe =
       line->AddCommand("describe", "Show how an array lies, device by device",
                        [described](const Invocation& i) { return RunDescribe(i, *described); });
-  describe->add_option("tensor", described->name, "name of the array")->required();
-  describe->add_option("--version", described->version, "version of the name")
-      ->check(CLI::PositiveNumber);
+  AddParsedOption(describe, "tensor", described.get(), ParseArrayName, kArrayNameHelp)->required();
 
   auto removed = std::make_shared<std::vector<std::string>>();
   CLI::App* const rm =

@@ -23,6 +23,7 @@
 #include "client/cli/command_line.h"
 #include "client/cli/commands/commands.h"
 #include "client/cli/grammar.h"
+#include "client/cli/progress_bar.h"
 #include "client/cli/table.h"
 #include "process/steady_deadline.h"
 #include "program/collective_choice.h"
@@ -152,7 +153,7 @@ absl::StatusOr<std::vector<double>> MicrosecondsOf(MeshClient* client, int64_t s
   while (true) {
     SHARDMESH_ASSIGN_OR_RETURN(
         const std::vector<WorkerFlight> flights,
-        client->ListFlightRecords({.step = sequence, .max_records = kMostCalls + 4}));
+        client->cluster().ListFlightRecords({.step = sequence, .max_records = kMostCalls + 4}));
     std::map<int64_t, double> slowest;  // by instruction
     std::map<int64_t, size_t> heard;
     for (const WorkerFlight& flight : flights) {
@@ -205,7 +206,7 @@ absl::StatusOr<Figure> Measure(MeshClient* client, const BenchFlags& flags, cons
   program.outputs = {static_cast<ValueIndex>(program.ops.size())};
   const std::vector<Operand> operands = {Operand(ArraySelector::ById(array_id))};
   SHARDMESH_ASSIGN_OR_RETURN(const CompiledProgram compiled,
-                             client->Compile(program, operands, mesh.mesh_id));
+                             client->compute().Compile(program, operands, mesh.mesh_id));
   Figure figure{.op = std::string(CollectiveKindName(subject.op.kind)),
                 .ranks = ranks,
                 .bytes = bytes,
@@ -220,10 +221,10 @@ absl::StatusOr<Figure> Measure(MeshClient* client, const BenchFlags& flags, cons
   const ExecuteCall execute = {
       .work = compiled.plan_hash, .operands = operands, .mesh_id = mesh.mesh_id};
   // Once for the memory, the streams and the processors to be as they are in use.
-  SHARDMESH_ASSIGN_OR_RETURN(const StepResult warmed, client->Execute(execute));
+  SHARDMESH_ASSIGN_OR_RETURN(const StepResult warmed, client->compute().Execute(execute));
   const std::string& warm_id = warmed.outputs.front().array.descriptor.array_id;
-  SHARDMESH_RETURN_IF_ERROR(client->ReleaseArrays({&warm_id, 1}).status());
-  SHARDMESH_ASSIGN_OR_RETURN(const StepResult result, client->Execute(execute));
+  SHARDMESH_RETURN_IF_ERROR(client->arrays().ReleaseArrays({&warm_id, 1}).status());
+  SHARDMESH_ASSIGN_OR_RETURN(const StepResult result, client->compute().Execute(execute));
   SHARDMESH_ASSIGN_OR_RETURN(std::vector<double> times,
                              MicrosecondsOf(client, result.sequence, mesh.workers.size(), timed));
   // The first call includes the wait for the last rank to begin the step.
@@ -235,13 +236,13 @@ absl::StatusOr<Figure> Measure(MeshClient* client, const BenchFlags& flags, cons
 
   const std::string& output_id = result.outputs.front().array.descriptor.array_id;
   SHARDMESH_ASSIGN_OR_RETURN(const GatheredTensor gathered,
-                             client->Gather(ArraySelector::ById(output_id)));
+                             client->arrays().Gather(ArraySelector::ById(output_id)));
   std::vector<float> expected = Pattern(subject.shape);
   for (float& element : expected) element *= static_cast<float>(subject.factor);
   const absl::Span<const char> got = gathered.view().bytes();
   figure.is_right = got.size() == expected.size() * sizeof(float) &&
                     std::memcmp(got.data(), expected.data(), got.size()) == 0;
-  SHARDMESH_RETURN_IF_ERROR(client->ReleaseArrays({&output_id, 1}).status());
+  SHARDMESH_RETURN_IF_ERROR(client->arrays().ReleaseArrays({&output_id, 1}).status());
   return figure;
 }
 
@@ -339,8 +340,8 @@ absl::StatusOr<const MeshStatus*> FindMesh(const ClusterStatus& status, const st
   return absl::NotFoundError(StrCat("there is no mesh ", name, "; see shardmesh status"));
 }
 
-void Show(const std::vector<Figure>& figures, bool json) {
-  if (json) {
+void Show(const Invocation& invocation, const std::vector<Figure>& figures) {
+  if (invocation.json) {
     Json rows = Json::array();
     for (const Figure& figure : figures) {
       Json row = {{"system", figure.system},
@@ -356,7 +357,7 @@ void Show(const std::vector<Figure>& figures, bool json) {
       if (figure.is_right.has_value()) row["right"] = *figure.is_right;
       rows.push_back(std::move(row));
     }
-    PrintJson(rows);
+    invocation.Print(rows);
     return;
   }
   using Align = Table::Align;
@@ -390,7 +391,7 @@ void Show(const std::vector<Figure>& figures, bool json) {
 absl::Status RunCollectives(const Invocation& invocation, const BenchFlags& flags) {
   std::vector<int64_t> sizes;
   for (const std::string& text : flags.sizes) {
-    const auto size = rpc::ParseByteSize(text);
+    const auto size = ParseSize(text);
     if (!size.ok() || *size < 4 || *size > kMostBytes) {
       return WrongUse(StrCat("--sizes: \"", text, "\" is no size from 4 to 1GiB"));
     }
@@ -411,7 +412,7 @@ absl::Status RunCollectives(const Invocation& invocation, const BenchFlags& flag
     }
   }
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
-  SHARDMESH_ASSIGN_OR_RETURN(const ClusterStatus status, client->GetStatus(flags.mesh));
+  SHARDMESH_ASSIGN_OR_RETURN(const ClusterStatus status, client->cluster().GetStatus(flags.mesh));
   SHARDMESH_ASSIGN_OR_RETURN(const MeshStatus* const mesh, FindMesh(status, flags.mesh));
   std::vector<std::string> axes = flags.axes;
   if (axes.empty()) {
@@ -421,8 +422,9 @@ absl::Status RunCollectives(const Invocation& invocation, const BenchFlags& flag
 
   std::vector<Figure> figures;
   bool all_right = true;
-  // The progress line overwrites itself, which is wrong for a file.
-  const bool shows_progress = !invocation.json && isatty(STDERR_FILENO) != 0;
+  std::optional<ProgressBar> bar(std::in_place, "measuring", invocation.quiet);
+  int64_t rows_done = 0;  // of one kind and size
+  const auto rows = static_cast<int64_t>(kinds.size() * sizes.size());
   for (const CollectiveKind kind : kinds) {
     for (const int64_t bytes : sizes) {
       if (kind == CollectiveKind::kBarrier && bytes != sizes.front()) continue;
@@ -436,7 +438,7 @@ absl::Status RunCollectives(const Invocation& invocation, const BenchFlags& flag
       PutOptions put_options;
       put_options.mesh = flags.mesh;
       SHARDMESH_ASSIGN_OR_RETURN(const PutResult put,
-                                 client->PutTensors({&tensor, 1}, put_options));
+                                 client->arrays().PutTensors({&tensor, 1}, put_options));
       const std::string array_id = put.arrays.front().descriptor.array_id;
       for (const CollectiveAlgorithm algorithm : flags.algorithms) {
         const absl::Span<const CollectiveAlgorithm> known = AlgorithmsOf(kind);
@@ -451,14 +453,12 @@ absl::Status RunCollectives(const Invocation& invocation, const BenchFlags& flag
             figures.emplace_back(),
             Measure(client.get(), flags, *mesh, subject, array_id, bytes, group.size()));
         all_right = all_right && figures.back().is_right.value_or(true);
-        if (shows_progress) {
-          std::cerr << '\r' << figures.size() << " measured" << std::flush;
-        }
       }
-      SHARDMESH_RETURN_IF_ERROR(client->ReleaseArrays({&array_id, 1}).status());
+      SHARDMESH_RETURN_IF_ERROR(client->arrays().ReleaseArrays({&array_id, 1}).status());
+      bar->ShowCount(++rows_done, rows);
     }
   }
-  if (shows_progress) std::cerr << "\r\x1b[K" << std::flush;
+  bar.reset();
   for (const std::string& peer : flags.peers) {
     SHARDMESH_ASSIGN_OR_RETURN(const std::vector<Figure> theirs,
                                PeerFigures(peer, group.size(), sizes, names));
@@ -470,7 +470,7 @@ absl::Status RunCollectives(const Invocation& invocation, const BenchFlags& flag
     };
     return key(a) < key(b);
   });
-  Show(figures, invocation.json);
+  Show(invocation, figures);
   if (!all_right) return absl::DataLossError("some results are wrong; see the table");
   return absl::OkStatus();
 }

@@ -243,17 +243,26 @@ struct EntryFlags {
 absl::Status RunList(const Invocation& invocation, std::vector<EntryKind> kinds) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   Json list = Json::array();
-  Table table({{"kind"}, {"name"}, {"version", Table::Align::kRight}, {"what"}});
+  std::vector<std::string> names;
+  Table table({{"kind"},
+               {"name"},
+               {"version", Table::Align::kRight},
+               {"revision", Table::Align::kRight, Table::Shown::kWide},
+               {"what"}});
   for (const EntryKind kind : kinds) {
-    SHARDMESH_ASSIGN_OR_RETURN(const std::vector<Entry> entries, client->ListEntries(kind));
+    SHARDMESH_ASSIGN_OR_RETURN(const std::vector<Entry> entries,
+                               client->catalog().ListEntries(kind));
     for (const Entry& entry : entries) {
       list.push_back(EntryJson(entry));
-      table.AddRow(
-          {std::string(KindName(kind)), entry.name, StrCat(entry.version), Summary(entry.value)});
+      names.push_back(entry.name);
+      table.AddRow({std::string(KindName(kind)), entry.name, StrCat(entry.version),
+                    StrCat(entry.revision), Summary(entry.value)});
     }
   }
   if (invocation.json) {
-    PrintJson(list);
+    invocation.Print(list);
+  } else if (invocation.names()) {
+    PrintNames(names);
   } else {
     table.Print();
   }
@@ -262,11 +271,11 @@ absl::Status RunList(const Invocation& invocation, std::vector<EntryKind> kinds)
 
 absl::Status RunGetEntry(const Invocation& invocation, const EntryFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
-  SHARDMESH_ASSIGN_OR_RETURN(const Entry entry, client->GetEntry(flags.kind, flags.name));
+  SHARDMESH_ASSIGN_OR_RETURN(const Entry entry, client->catalog().GetEntry(flags.kind, flags.name));
   const auto* const tree = std::get_if<StoredTree>(&entry.value);
   if (invocation.json) {
     // Prints a tree in the form of a tree file; `ls` shows its version.
-    PrintJson(tree == nullptr ? EntryJson(entry) : TreeJson(tree->tensors));
+    invocation.Print(tree == nullptr ? EntryJson(entry) : TreeJson(tree->tensors));
   } else {
     std::cout << KindName(flags.kind) << " " << entry.name << ", version " << entry.version
               << "\n\n";
@@ -283,8 +292,9 @@ std::string FormatDate(absl::Time time) {
 absl::Status RunHistory(const Invocation& invocation, const EntryFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   SHARDMESH_ASSIGN_OR_RETURN(const std::vector<EntryVersion> versions,
-                             client->ListEntryVersions(flags.kind, flags.name));
+                             client->catalog().ListEntryVersions(flags.kind, flags.name));
   Json list = Json::array();
+  std::vector<std::string> names;
   Table table({{"version", Table::Align::kRight},
                {"made"},
                {"revision", Table::Align::kRight},
@@ -294,11 +304,14 @@ absl::Status RunHistory(const Invocation& invocation, const EntryFlags& flags) {
                     {"update_time", FormatDate(version.update_time)},
                     {"revision", version.revision},
                     {"size_bytes", version.size_bytes}});
+    names.push_back(StrCat(flags.name, "@", version.version));
     table.AddRow({StrCat(version.version), FormatDate(version.update_time),
                   StrCat(version.revision), FormatBytes(version.size_bytes)});
   }
   if (invocation.json) {
-    PrintJson(list);
+    invocation.Print(list);
+  } else if (invocation.names()) {
+    PrintNames(names);
   } else {
     table.Print();
   }
@@ -310,14 +323,14 @@ absl::Status RunPut(const Invocation& invocation, const EntryFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   absl::StatusOr<Entry> entry = absl::AlreadyExistsError("");
   if (flags.version == kAnyVersion) {
-    entry = client->CreateEntry(flags.name, value);
+    entry = client->catalog().CreateEntry(flags.name, value);
   }
   if (absl::IsAlreadyExists(entry.status())) {
-    entry = client->UpdateEntry(flags.name, value, flags.version);
+    entry = client->catalog().UpdateEntry(flags.name, value, flags.version);
   }
   SHARDMESH_RETURN_IF_ERROR(entry.status());
   if (invocation.json) {
-    PrintJson(EntryJson(*entry));
+    invocation.Print(EntryJson(*entry));
   } else {
     std::cout << "Put " << KindName(flags.kind) << " " << entry->name << ", version "
               << entry->version << "\n";
@@ -328,11 +341,11 @@ absl::Status RunPut(const Invocation& invocation, const EntryFlags& flags) {
 absl::Status RunDelete(const Invocation& invocation, const EntryFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t revision,
-                             client->DeleteEntry(flags.kind, flags.name, flags.version));
+                             client->catalog().DeleteEntry(flags.kind, flags.name, flags.version));
   if (invocation.json) {
-    PrintJson({{"kind", std::string(KindName(flags.kind))},
-               {"name", flags.name},
-               {"revision", revision}});
+    invocation.Print({{"kind", std::string(KindName(flags.kind))},
+                      {"name", flags.name},
+                      {"revision", revision}});
   } else {
     std::cout << "Removed " << KindName(flags.kind) << " " << flags.name << "\n";
   }
@@ -345,6 +358,7 @@ CLI::App* AddEntryCommand(CommandLine* line, CLI::App* catalog, const std::strin
   CLI::App* const command = line->AddCommand(name, help, std::move(handler), catalog);
   AddParsedOption(command, "kind", &flags->kind, ParseEntryKind,
                   "mesh, profile, rules, logical or tree")
+      ->type_name("{mesh,profile,rules,logical,tree}")
       ->required();
   command->add_option("entry", flags->name, "name of the entry")->required();
   return command;
@@ -365,22 +379,27 @@ void AddCatalogCommands(CommandLine* line) {
   CLI::App* const ls = line->AddCommand(
       "ls", "List the entries", [kinds](const Invocation& i) { return RunList(i, *kinds); },
       catalog);
+  line->PrintsNames(ls);
+  line->CanBeWatched(ls);
   AddParsedOption(
       ls, "kind", kinds.get(),
       [](std::string_view text) -> absl::StatusOr<std::vector<EntryKind>> {
         SHARDMESH_ASSIGN_OR_RETURN(const EntryKind kind, ParseEntryKind(text));
         return std::vector<EntryKind>{kind};
       },
-      "mesh, profile, rules, logical or tree (default: all)");
+      "mesh, profile, rules, logical or tree (default: all)")
+      ->type_name("{mesh,profile,rules,logical,tree}");
 
   auto got = std::make_shared<EntryFlags>();
   AddEntryCommand(line, catalog, "get", "Show an entry, or with NAME@VERSION an older one",
                   got.get(), [got](const Invocation& i) { return RunGetEntry(i, *got); });
 
   auto looked_up = std::make_shared<EntryFlags>();
-  AddEntryCommand(line, catalog, "history", "List the versions of an entry that are kept",
-                  looked_up.get(),
-                  [looked_up](const Invocation& i) { return RunHistory(i, *looked_up); });
+  CLI::App* const history = AddEntryCommand(
+      line, catalog, "history", "List the versions of an entry that are kept", looked_up.get(),
+      [looked_up](const Invocation& i) { return RunHistory(i, *looked_up); });
+  line->PrintsNames(history);
+  line->CanBeWatched(history);
 
   auto put = std::make_shared<EntryFlags>();
   CLI::App* const put_command =
@@ -388,12 +407,12 @@ void AddCatalogCommands(CommandLine* line) {
                       [put](const Invocation& i) { return RunPut(i, *put); });
   put_command->add_option("file", put->path, StrCat("YAML file; for a tree: ", kTreeHelp))
       ->required();
-  put_command->add_option("--version", put->version, kVersionHelp)->check(CLI::PositiveNumber);
+  put_command->add_option("--if-version", put->version, kVersionHelp)->check(CLI::PositiveNumber);
 
   auto removed = std::make_shared<EntryFlags>();
   AddEntryCommand(line, catalog, "rm", "Remove an entry", removed.get(),
                   [removed](const Invocation& i) { return RunDelete(i, *removed); })
-      ->add_option("--version", removed->version, kVersionHelp)
+      ->add_option("--if-version", removed->version, kVersionHelp)
       ->check(CLI::PositiveNumber);
 }
 

@@ -44,9 +44,9 @@ absl::Status RunCerts(const Invocation& invocation, const CertsFlags& flags) {
                               {"name", each.name.ToUri()},
                               {"valid_until", Timestamp(each.not_after)}});
     }
-    PrintJson({{"folder", flags.folder},
-               {"made_authority", written.made_authority},
-               {"certificates", std::move(certificates)}});
+    invocation.Print({{"folder", flags.folder},
+                      {"made_authority", written.made_authority},
+                      {"certificates", std::move(certificates)}});
   } else {
     Table table({{"certificate"}, {"name"}, {"valid until"}});
     for (const WrittenCertificate& each : written.certificates) {

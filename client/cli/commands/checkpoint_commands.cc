@@ -50,17 +50,15 @@ absl::Status RunMakeCheckpoint(const Invocation& invocation, const CheckpointFla
     return WrongUse(StrCat("--dtype goes with --like ", kLlama));
   }
   {
-    ProgressBar bar("writing");
-    SHARDMESH_RETURN_IF_ERROR(
-        WriteRandomCheckpoint(flags.path, tensors, flags.seed,
-                              [&bar](int64_t done, int64_t total) { bar.Show(done, total); }));
+    ProgressBar bar("writing", invocation.quiet);
+    SHARDMESH_RETURN_IF_ERROR(WriteRandomCheckpoint(flags.path, tensors, flags.seed, ShowOn(&bar)));
   }
   SHARDMESH_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(flags.path));
   if (invocation.json) {
-    PrintJson({{"path", flags.path},
-               {"tensors", checkpoint.tensors().size()},
-               {"size_bytes", checkpoint.size_bytes()},
-               {"seed", flags.seed}});
+    invocation.Print({{"path", flags.path},
+                      {"tensors", checkpoint.tensors().size()},
+                      {"size_bytes", checkpoint.size_bytes()},
+                      {"seed", flags.seed}});
   } else {
     std::cout << "Wrote " << flags.path << ": "
               << FormatCount(checkpoint.tensors().size(), "tensor") << ", "
@@ -89,7 +87,8 @@ absl::Status RunMakeTensor(const Invocation& invocation, const TensorFlags& flag
                              TensorView::Create(Dtype::kF32, flags.shape, bytes));
   SHARDMESH_RETURN_IF_ERROR(WriteNpy(flags.path, view));
   if (invocation.json) {
-    PrintJson({{"path", flags.path}, {"shape", ShapeJson(flags.shape)}, {"seed", flags.seed}});
+    invocation.Print(
+        {{"path", flags.path}, {"shape", ShapeJson(flags.shape)}, {"seed", flags.seed}});
   } else {
     std::cout << "Wrote " << flags.path << ": F32 " << FormatShape(flags.shape)
               << ", normally distributed, seed " << flags.seed << "\n";
@@ -110,7 +109,7 @@ void AddCheckpointCommands(CommandLine* line) {
                    StrCat("architecture: ", kMiniLm, ", or ", kLlama,
                           " of any size (default: the first, or with --size the other)"))
       ->check(CLI::IsMember({kMiniLm, kLlama}));
-  AddParsedOption(checkpoint, "--size", &made->size_bytes, rpc::ParseByteSize,
+  AddParsedOption(checkpoint, "--size", &made->size_bytes, ParseSize,
                   "about how large, such as 2GiB");
   AddParsedOption(checkpoint, "--dtype", &made->dtype, ParseElementType,
                   "of the weights of --like llama: F32, F16 or BF16 (default: F32)");

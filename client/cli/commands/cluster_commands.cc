@@ -15,6 +15,7 @@
 #include "absl/time/time.h"
 #include "client/cli/command_line.h"
 #include "client/cli/commands/commands.h"
+#include "client/cli/grammar.h"
 #include "client/cli/local/certificate_folder.h"
 #include "client/cli/local/cluster_record.h"
 #include "client/cli/local/local_cluster.h"
@@ -197,8 +198,13 @@ absl::Status RunUp(const Invocation& invocation, const UpFlags& flags) {
   }
 
   ReportEarlier(*cluster);
+  if (!invocation.context.empty()) {
+    std::cerr << "The context \"" << invocation.context
+              << "\" is the current one: commands ask this cluster with --cluster "
+              << invocation.cluster_name << "\n";
+  }
   if (invocation.json) {
-    PrintJson(RecordJson(cluster->record()));
+    invocation.Print(RecordJson(cluster->record()));
   } else {
     std::cout << "Cluster \"" << invocation.cluster_name << "\" is up at " << cluster->address()
               << ": mesh " << cluster->record().mesh << ", "
@@ -220,7 +226,7 @@ absl::Status RunUp(const Invocation& invocation, const UpFlags& flags) {
 absl::Status RunDown(const Invocation& invocation) {
   if (invocation.has_address) {
     return WrongUse(
-        "`down` stops what `up` started on this host: choose it by --name, not by "
+        "`down` stops what `up` started on this host: choose it by --cluster, not by "
         "--address");
   }
   const std::string& name = invocation.cluster_name;
@@ -238,7 +244,7 @@ absl::Status RunDown(const Invocation& invocation) {
   if (absl::IsNotFound(record.status())) {
     return WithReason(absl::NotFoundError(StrCat("no cluster \"", name, "\" is up on this host (",
                                                  folder, " has no record)")),
-                      Reason::kNotFound);
+                      Reason::kNotFound, {{fact::kKind, "cluster"}, {fact::kName, name}});
   }
   SHARDMESH_RETURN_IF_ERROR(record.status());
   const bool was_up = record->IsUp();
@@ -429,6 +435,12 @@ void PrintStatus(const std::string& address, const ClusterStatus& status,
                                         {"memory", Table::Align::kRight},
                                         {"of", Table::Align::kRight},
                                         {"heartbeat", Table::Align::kRight}};
+  const auto wide = [](std::string title) {
+    return Table::Column{std::move(title), Table::Align::kRight, Table::Shown::kWide};
+  };
+  for (const char* const title : {"incarnation", "exchange port", "losses", "version"}) {
+    columns.push_back(wide(title));
+  }
   if (metrics.known()) {
     columns.push_back({"metrics"});
   }
@@ -443,6 +455,11 @@ void PrintStatus(const std::string& address, const ClusterStatus& status,
                                     FormatBytes(worker.used_bytes),
                                     FormatBytes(worker.capacity_bytes),
                                     StrCat(FormatTime(worker.heartbeat_age), " ago")};
+    for (std::string& cell :
+         std::vector<std::string>{StrCat(worker.incarnation), StrCat(worker.exchange_port),
+                                  StrCat(worker.losses), worker.build.version}) {
+      row.push_back(std::move(cell));
+    }
     if (metrics.known()) {
       row.push_back(metrics.Of(worker.pid));
     }
@@ -455,10 +472,14 @@ void PrintStatus(const std::string& address, const ClusterStatus& status,
 
 absl::Status RunStatus(const Invocation& invocation) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
-  SHARDMESH_ASSIGN_OR_RETURN(const ClusterStatus status, client->GetStatus());
+  SHARDMESH_ASSIGN_OR_RETURN(const ClusterStatus status, client->cluster().GetStatus());
   const MetricsAddresses metrics(invocation);
   if (invocation.json) {
-    PrintJson(StatusJson(invocation.address, status, metrics));
+    invocation.Print(StatusJson(invocation.address, status, metrics));
+  } else if (invocation.names()) {
+    std::vector<std::string> names;
+    for (const WorkerStatus& worker : status.workers) names.push_back(worker.identity);
+    PrintNames(names);
   } else {
     PrintStatus(invocation.address, status, metrics);
   }
@@ -469,7 +490,7 @@ absl::Status RunVersion(const Invocation& invocation) {
   const std::string own(rpc::BuildVersion());
   absl::StatusOr<ServerVersion> server = absl::UnavailableError("");
   if (const auto client = invocation.Connect(); client.ok()) {
-    server = (*client)->GetVersion();
+    server = (*client)->cluster().GetVersion();
   } else {
     server = client.status();
   }
@@ -482,7 +503,7 @@ absl::Status RunVersion(const Invocation& invocation) {
           {"max_protocol", server->max_protocol}, {"features", server->features},
           {"cluster_id", server->cluster_id}};
     }
-    PrintJson(json);
+    invocation.Print(json);
     return absl::OkStatus();
   }
   std::cout << "shardmesh " << own << "\n";
@@ -527,12 +548,12 @@ void AddClusterCommands(CommandLine* line) {
   AddParsedOption(
       up, "--memory", &flags->memory,
       [](std::string_view text) -> absl::StatusOr<std::string> {
-        SHARDMESH_ASSIGN_OR_RETURN(const int64_t bytes, rpc::ParseByteSize(text));
+        SHARDMESH_ASSIGN_OR_RETURN(const int64_t bytes, ParseSize(text));
         if (bytes < rpc::kMinWorkerMemoryBytes) {
           return WrongUse(StrCat("\"", text, "\" is too little; give ", rpc::kMinWorkerMemoryBytes,
                                  " bytes or more"));
         }
-        return std::string(text);
+        return StrCat(bytes);
       },
       "most memory for tensors of each worker, such as 4GiB");
   up->add_option("--min-sharding-size", flags->min_sharding_size,
@@ -554,8 +575,11 @@ void AddClusterCommands(CommandLine* line) {
 
   line->AddCommand("down", "Stop the cluster that `up` started",
                    [](const Invocation& i) { return RunDown(i); });
-  line->AddCommand("status", "Show the meshes, the workers and how they are",
-                   [](const Invocation& i) { return RunStatus(i); });
+  CLI::App* const status =
+      line->AddCommand("status", "Show the meshes, the workers and how they are",
+                       [](const Invocation& i) { return RunStatus(i); });
+  line->PrintsNames(status);
+  line->CanBeWatched(status);
   line->AddCommand("version", "Show the versions of this program and of the coordinator",
                    [](const Invocation& i) { return RunVersion(i); });
 }

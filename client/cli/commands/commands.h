@@ -26,6 +26,8 @@ void AddRulesCommands(CommandLine* line);       // rules lint, diff, test, rewri
 void AddLogicalCommands(CommandLine* line);     // logical resolve, compose
 void AddCertsCommands(CommandLine* line);       // certs
 void AddCheckpointCommands(CommandLine* line);  // make-checkpoint, make-tensor
+void AddConfigCommands(CommandLine* line);      // config set-context, use-context, ...
+void AddManualCommands(CommandLine* line);      // completion, man
 
 }  // namespace shardmesh::client
 

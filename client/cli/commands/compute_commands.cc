@@ -10,6 +10,7 @@
 #include "client/cli/command_line.h"
 #include "client/cli/commands/commands.h"
 #include "client/cli/grammar.h"
+#include "client/cli/progress_bar.h"
 #include "client/cli/table.h"
 #include "process/file.h"
 #include "status/reason.h"
@@ -30,9 +31,11 @@ struct ResultFlags {
 // Returns the operand that `text` names: a .npy file, or an array of the cluster. A small file is
 // sent with the call. A larger file is put first, whole on every device, and released when the
 // command ends.
-absl::StatusOr<Operand> OperandOf(MeshClient* client, const std::string& text) {
+absl::StatusOr<Operand> OperandOf(const Invocation& invocation, MeshClient* client,
+                                  const std::string& text) {
   if (!text.ends_with(".npy")) {
-    return Operand(ArraySelector::ByName(text));
+    SHARDMESH_ASSIGN_OR_RETURN(ArraySelector array, ParseArrayName(text));
+    return Operand(std::move(array));
   }
   SHARDMESH_ASSIGN_OR_RETURN(const NpyFile file, NpyFile::Open(text));
   const TensorView view = file.View();
@@ -41,7 +44,11 @@ absl::StatusOr<Operand> OperandOf(MeshClient* client, const std::string& text) {
         Literal{view.dtype(), view.shape(), std::string(view.bytes().data(), view.bytes().size())});
   }
   PutTensor tensor{.name = {}, .view = view, .spec = PartitionSpec(), .cut_points = {}};
-  SHARDMESH_ASSIGN_OR_RETURN(const PutResult put, client->PutTensors({&tensor, 1}));
+  ProgressBar bar("putting", invocation.quiet);
+  PutOptions options;
+  options.progress = ShowOn(&bar);
+  SHARDMESH_ASSIGN_OR_RETURN(const PutResult put,
+                             client->arrays().PutTensors({&tensor, 1}, options));
   return Operand(ArraySelector::ById(put.arrays.front().descriptor.array_id));
 }
 
@@ -70,11 +77,14 @@ absl::Status Finish(const Invocation& invocation, MeshClient* client, const Step
                     const ResultFlags& flags) {
   const Array& array = result.outputs.front().array;
   if (!flags.path.empty()) {
+    ProgressBar bar("gathering", invocation.quiet);
     SHARDMESH_RETURN_IF_ERROR(
-        client->GatherToNpy(ArraySelector::ById(array.descriptor.array_id), flags.path).status());
+        client->arrays()
+            .GatherToNpy(ArraySelector::ById(array.descriptor.array_id), flags.path, ShowOn(&bar))
+            .status());
   }
   if (invocation.json) {
-    PrintJson(StepJson(result, flags));
+    invocation.Print(StepJson(result, flags));
     return absl::OkStatus();
   }
   std::cout << "Result: " << DtypeName(array.descriptor.dtype) << " "
@@ -137,8 +147,8 @@ struct LinearFlags {
 
 absl::Status RunLinear(const Invocation& invocation, const LinearFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
-  SHARDMESH_ASSIGN_OR_RETURN(Operand input, OperandOf(client.get(), flags.input));
-  SHARDMESH_ASSIGN_OR_RETURN(Operand weight, OperandOf(client.get(), flags.weight));
+  SHARDMESH_ASSIGN_OR_RETURN(Operand input, OperandOf(invocation, client.get(), flags.input));
+  SHARDMESH_ASSIGN_OR_RETURN(Operand weight, OperandOf(invocation, client.get(), flags.weight));
   LinearCall call{.input = std::move(input),
                   .weight = std::move(weight),
                   .bias = std::nullopt,
@@ -147,9 +157,10 @@ absl::Status RunLinear(const Invocation& invocation, const LinearFlags& flags) {
                   .scale = flags.scale,
                   .output = OutputOf(flags.result)};
   if (!flags.bias.empty()) {
-    SHARDMESH_ASSIGN_OR_RETURN(call.bias, OperandOf(client.get(), flags.bias));
+    SHARDMESH_ASSIGN_OR_RETURN(call.bias, OperandOf(invocation, client.get(), flags.bias));
   }
-  return RunAndFinish(invocation, client.get(), flags.result, [&] { return client->Linear(call); });
+  return RunAndFinish(invocation, client.get(), flags.result,
+                      [&] { return client->compute().Linear(call); });
 }
 
 struct MatmulFlags {
@@ -162,14 +173,15 @@ struct MatmulFlags {
 
 absl::Status RunMatmul(const Invocation& invocation, const MatmulFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
-  SHARDMESH_ASSIGN_OR_RETURN(Operand lhs, OperandOf(client.get(), flags.lhs));
-  SHARDMESH_ASSIGN_OR_RETURN(Operand rhs, OperandOf(client.get(), flags.rhs));
+  SHARDMESH_ASSIGN_OR_RETURN(Operand lhs, OperandOf(invocation, client.get(), flags.lhs));
+  SHARDMESH_ASSIGN_OR_RETURN(Operand rhs, OperandOf(invocation, client.get(), flags.rhs));
   const MatmulCall call{.lhs = std::move(lhs),
                         .rhs = std::move(rhs),
                         .transpose_lhs = flags.transpose_lhs,
                         .transpose_rhs = flags.transpose_rhs,
                         .output = OutputOf(flags.result)};
-  return RunAndFinish(invocation, client.get(), flags.result, [&] { return client->Matmul(call); });
+  return RunAndFinish(invocation, client.get(), flags.result,
+                      [&] { return client->compute().Matmul(call); });
 }
 
 struct CollectiveFlags {
@@ -203,7 +215,7 @@ absl::StatusOr<std::vector<PermutePair>> PermutationOf(const CollectiveFlags& fl
 absl::Status RunCollective(const Invocation& invocation, const CollectiveFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(std::vector<PermutePair> permutation, PermutationOf(flags));
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
-  SHARDMESH_ASSIGN_OR_RETURN(Operand input, OperandOf(client.get(), flags.input));
+  SHARDMESH_ASSIGN_OR_RETURN(Operand input, OperandOf(invocation, client.get(), flags.input));
   const CollectiveCall call{.input = std::move(input),
                             .kind = flags.kind,
                             .axes = flags.axes,
@@ -217,7 +229,7 @@ absl::Status RunCollective(const Invocation& invocation, const CollectiveFlags& 
                             .order = flags.order,
                             .output = OutputOf(flags.result)};
   return RunAndFinish(invocation, client.get(), flags.result,
-                      [&] { return client->Collective(call); });
+                      [&] { return client->compute().Collective(call); });
 }
 
 void AddResultOptions(CLI::App* command, ResultFlags* flags) {
@@ -225,7 +237,7 @@ void AddResultOptions(CLI::App* command, ResultFlags* flags) {
   command->add_option("--as", flags->name, "keep the result in the cluster under this name");
 }
 
-constexpr char kOperandHelp[] = "name of an array, or a .npy file";
+constexpr char kOperandHelp[] = "name of an array, NAME@VERSION, or a .npy file";
 
 }  // namespace
 
@@ -238,9 +250,11 @@ void AddComputeCommands(CommandLine* line) {
   linear->add_option("--weight", linear_flags->weight, kOperandHelp)->required();
   linear->add_option("--bias", linear_flags->bias, kOperandHelp);
   AddParsedOption(linear, "--activation", &linear_flags->activation, ParseActivation,
-                  "none, relu, gelu, gelu-tanh or silu (default: none)");
+                  "none, relu, gelu, gelu-tanh or silu (default: none)")
+      ->type_name("{none,relu,gelu,gelu-tanh,silu}");
   AddParsedOption(linear, "--layout", &linear_flags->layout, ParseWeightLayout,
-                  "of the weight: out-in as in PyTorch, or in-out as in flax (default: out-in)");
+                  "of the weight: out-in as in PyTorch, or in-out as in flax (default: out-in)")
+      ->type_name("{out-in,in-out}");
   linear->add_option("--scale", linear_flags->scale, "factor of the product (default: 1)");
   AddResultOptions(linear, &linear_flags->result);
 
@@ -261,6 +275,9 @@ void AddComputeCommands(CommandLine* line) {
   AddParsedOption(collective, "kind", &collective_flags->kind, ParseCollectiveKind,
                   "all-reduce, all-gather, reduce-scatter, all-to-all, broadcast, reduce, gather, "
                   "scatter, permute, send (a permute of one pair) or barrier")
+      ->type_name(
+          "{all-reduce,all-gather,reduce-scatter,all-to-all,broadcast,reduce,gather,scatter,"
+          "permute,send,barrier}")
       ->required();
   collective->add_option("tensor", collective_flags->input, kOperandHelp)->required();
   collective->add_option("--axes", collective_flags->axes, "mesh axes, major to minor, as fsdp,tp")
@@ -276,7 +293,8 @@ void AddComputeCommands(CommandLine* line) {
                    "of all-to-all: the dimension to be partitioned instead")
       ->check(CLI::NonNegativeNumber);
   AddParsedOption(collective, "--reduction", &collective_flags->reduction, ParseReduction,
-                  "sum, product, min, max or mean (default: sum)");
+                  "sum, product, min, max or mean (default: sum)")
+      ->type_name("{sum,product,min,max,mean}");
   collective
       ->add_option("--root", collective_flags->root,
                    "of broadcast, reduce, gather and scatter: a place within each group, along the "
@@ -305,9 +323,11 @@ void AddComputeCommands(CommandLine* line) {
       ->delimiter(',');
   AddParsedOption(collective, "--algorithm", &collective_flags->algorithm, ParseCollectiveAlgorithm,
                   "auto, pairwise, direct, doubling, halving, ring, binomial or chain, as far as "
-                  "the kind has it (default: auto)");
+                  "the kind has it (default: auto)")
+      ->type_name("{auto,pairwise,direct,doubling,halving,ring,binomial,chain}");
   AddParsedOption(collective, "--order", &collective_flags->order, ParseCollectiveOrder,
-                  "of sums: reproducible, or fastest, which allows a ring (default: reproducible)");
+                  "of sums: reproducible, or fastest, which allows a ring (default: reproducible)")
+      ->type_name("{reproducible,fastest}");
   AddResultOptions(collective, &collective_flags->result);
 }
 

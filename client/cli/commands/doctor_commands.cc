@@ -176,13 +176,13 @@ Json DoctorJson(const Diagnosis& diagnosis, const std::vector<WorkerFlight>& fli
 
 absl::Status RunDoctor(const Invocation& invocation, const DoctorFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
-  SHARDMESH_ASSIGN_OR_RETURN(const Diagnosis diagnosis, client->Diagnose(flags.step));
+  SHARDMESH_ASSIGN_OR_RETURN(const Diagnosis diagnosis, client->cluster().Diagnose(flags.step));
   std::vector<WorkerFlight> flights;
   if (flags.records > 0) {
-    SHARDMESH_ASSIGN_OR_RETURN(
-        flights, client->ListFlightRecords({.identity = flags.worker,
-                                            .step = flags.step,
-                                            .max_records = static_cast<int32_t>(flags.records)}));
+    SHARDMESH_ASSIGN_OR_RETURN(flights, client->cluster().ListFlightRecords(
+                                            {.identity = flags.worker,
+                                             .step = flags.step,
+                                             .max_records = static_cast<int32_t>(flags.records)}));
   }
   if (flags.step != 0) {
     for (WorkerFlight& flight : flights) {
@@ -192,7 +192,7 @@ absl::Status RunDoctor(const Invocation& invocation, const DoctorFlags& flags) {
     }
   }
   if (invocation.json) {
-    PrintJson(DoctorJson(diagnosis, flights));
+    invocation.Print(DoctorJson(diagnosis, flights));
   } else {
     std::cout << diagnosis.verdict << "\n";
     for (size_t i = 1; i < diagnosis.findings.size(); ++i) {
@@ -213,6 +213,7 @@ void AddDoctorCommands(CommandLine* line) {
   CLI::App* const doctor =
       line->AddCommand("doctor", "Say who waits for whom, what failed lately and who is to blame",
                        [flags](const Invocation& i) { return RunDoctor(i, *flags); });
+  line->CanBeWatched(doctor);
   doctor->add_option("--step", flags->step, "about this step alone (default: about all)")
       ->check(CLI::PositiveNumber);
   doctor->add_option("--worker", flags->worker, "show the records of this worker alone");

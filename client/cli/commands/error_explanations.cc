@@ -9,6 +9,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_split.h"
+#include "status/fact_keys.h"
 #include "status/nearest_name.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
@@ -33,6 +34,16 @@ std::string PlainText(std::string_view cell) {
   }
 }
 
+// The names between backticks.
+std::vector<std::string> QuotedNames(std::string_view cell) {
+  std::vector<std::string> names;
+  const std::vector<std::string> pieces = absl::StrSplit(ToAbsl(cell), '`');
+  for (size_t i = 1; i < pieces.size(); i += 2) {
+    names.push_back(pieces[i]);
+  }
+  return names;
+}
+
 bool IsStatusCode(std::string_view name) {
   for (int code = 1; code <= static_cast<int>(absl::StatusCode::kUnauthenticated); ++code) {
     if (name == absl::StatusCodeToString(static_cast<absl::StatusCode>(code))) return true;
@@ -45,9 +56,9 @@ bool IsStatusCode(std::string_view name) {
 std::vector<ErrorExplanation> ParseErrorsPage(std::string_view page) {
   std::vector<ErrorExplanation> explanations;
   for (const absl::string_view line : absl::StrSplit(ToAbsl(page), '\n')) {
-    // "| `REASON` | code | meaning | action |" has an empty piece before it and one behind it.
+    // "| `REASON` | code | meaning | action | facts |" has an empty piece before and one behind it.
     const std::vector<absl::string_view> pieces = absl::StrSplit(line, '|');
-    if (pieces.size() != 6 || !absl::StartsWith(line, "| `")) continue;
+    if (pieces.size() != 7 || !absl::StartsWith(line, "| `")) continue;
     const auto cell = [&](size_t i) {
       return PlainText(ToStd(absl::StripAsciiWhitespace(pieces[i])));
     };
@@ -55,7 +66,8 @@ std::vector<ErrorExplanation> ParseErrorsPage(std::string_view page) {
     explanations.push_back({.reason = reason.substr(1, reason.size() - 2),
                             .code = cell(2),
                             .meaning = cell(3),
-                            .action = cell(4)});
+                            .action = cell(4),
+                            .facts = QuotedNames(ToStd(pieces[5]))});
   }
   return explanations;
 }
@@ -73,7 +85,10 @@ absl::StatusOr<ErrorExplanation> ExplainError(std::string_view reason) {
                    "\" is a status code: an error that shows it has no reason, because the "
                    "connection failed or because its server is newer; go by the message")
           : StrCat("no reason of an error is named \"", reason, "\"", DidYouMean(reason, known));
-  return WithReason(absl::NotFoundError(ToAbsl(message)), Reason::kNotFound);
+  return WithReason(absl::NotFoundError(ToAbsl(message)), Reason::kNotFound,
+                    {{fact::kKind, "reason"},
+                     {fact::kName, reason},
+                     {fact::kNearest, NearestName(reason, known).value_or("")}});
 }
 
 }  // namespace shardmesh::client

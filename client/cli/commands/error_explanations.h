@@ -12,10 +12,11 @@ namespace shardmesh::client {
 
 // One row of the tables of docs/errors.md.
 struct ErrorExplanation {
-  std::string reason;   // "NOT_DIVISIBLE"
-  std::string code;     // "INVALID_ARGUMENT, or a correction"
-  std::string meaning;  // a sentence
-  std::string action;   // a sentence: what the caller does
+  std::string reason;              // "NOT_DIVISIBLE"
+  std::string code;                // "INVALID_ARGUMENT, or a correction"
+  std::string meaning;             // a sentence
+  std::string action;              // a sentence: what the caller does
+  std::vector<std::string> facts;  // keys of facts that errors of the reason may have
 };
 
 // The text of docs/errors.md, the only source of explanations. The build compiles it in.

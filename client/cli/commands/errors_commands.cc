@@ -7,6 +7,7 @@
 #include "client/cli/commands/commands.h"
 #include "client/cli/commands/error_explanations.h"
 #include "status/status_macros.h"
+#include "status/str_cat.h"
 
 namespace shardmesh::client {
 namespace {
@@ -14,15 +15,18 @@ namespace {
 absl::Status RunExplainError(const Invocation& invocation, const std::string& reason) {
   SHARDMESH_ASSIGN_OR_RETURN(const ErrorExplanation explanation, ExplainError(reason));
   if (invocation.json) {
-    PrintJson({{"reason", explanation.reason},
-               {"code", explanation.code},
-               {"meaning", explanation.meaning},
-               {"action", explanation.action}});
+    invocation.Print({{"reason", explanation.reason},
+                      {"code", explanation.code},
+                      {"meaning", explanation.meaning},
+                      {"action", explanation.action},
+                      {"facts", explanation.facts}});
   } else {
     std::cout << "reason   " << explanation.reason << "\n"
               << "code     " << explanation.code << "\n"
               << "meaning  " << explanation.meaning << "\n"
-              << "action   " << explanation.action << "\n";
+              << "action   " << explanation.action << "\n"
+              << "facts    "
+              << (explanation.facts.empty() ? "none" : StrJoin(explanation.facts, ", ")) << "\n";
   }
   return absl::OkStatus();
 }

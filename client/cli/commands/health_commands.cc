@@ -46,7 +46,7 @@ absl::StatusOr<bool> Ask(const Invocation& invocation, const HealthOptions& opti
 absl::Status RunHealth(const Invocation& invocation, const HealthOptions& options) {
   SHARDMESH_ASSIGN_OR_RETURN(const bool is_serving, Ask(invocation, options));
   if (invocation.json) {
-    PrintJson(
+    invocation.Print(
         {{"address", invocation.address}, {"service", options.service}, {"serving", is_serving}});
   } else if (is_serving) {
     std::cout << invocation.address << ": " << options.service << "\n";

@@ -63,9 +63,9 @@ absl::Status RunOutput(const Invocation& invocation, const OutputFlags& flags) {
   question.axis_name = flags.axis_name;
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
   SHARDMESH_ASSIGN_OR_RETURN(const std::optional<PartitionSpec> spec,
-                             client->ResolveOutputSpec(question));
+                             client->layouts().ResolveOutputSpec(question));
   if (invocation.json) {
-    PrintJson({{"spec", spec.has_value() ? SpecJson(*spec) : Json(nullptr)}});
+    invocation.Print({{"spec", spec.has_value() ? SpecJson(*spec) : Json(nullptr)}});
   } else {
     std::cout << (spec.has_value() ? FormatSpec(*spec) : "unplaced") << "\n";
   }
@@ -88,14 +88,14 @@ absl::Status RunCheck(const Invocation& invocation, const CheckFlags& flags) {
   }
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
   SHARDMESH_ASSIGN_OR_RETURN(const TensorParallelConfig config,
-                             client->CheckTensorParallel(question));
+                             client->layouts().CheckTensorParallel(question));
   const std::optional<std::string>& method = config.matmul_method;
   if (invocation.json) {
-    PrintJson({{"mesh", config.mesh.has_value() ? MeshJson(*config.mesh) : Json(nullptr)},
-               {"axis_name", config.axis_name},
-               {"matmul_method", method.has_value() ? Json(*method) : Json(nullptr)},
-               {"reduce_output", config.reduce_output},
-               {"reduce_scatter_output", config.reduce_scatter_output}});
+    invocation.Print({{"mesh", config.mesh.has_value() ? MeshJson(*config.mesh) : Json(nullptr)},
+                      {"axis_name", config.axis_name},
+                      {"matmul_method", method.has_value() ? Json(*method) : Json(nullptr)},
+                      {"reduce_output", config.reduce_output},
+                      {"reduce_scatter_output", config.reduce_scatter_output}});
     return absl::OkStatus();
   }
   std::cout << "mesh    " << (config.mesh.has_value() ? config.mesh->ToString() : "-") << "\n"
@@ -153,16 +153,17 @@ absl::Status RunDescribe(const Invocation& invocation, const DescribeFlags& flag
   question.options.use_bias = !flags.no_bias;
   question.compatibility = flags.exact ? Compatibility::kExact : Compatibility::kDefault;
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
-  SHARDMESH_ASSIGN_OR_RETURN(const LinearLayer layer, client->DescribeLinearLayer(question));
+  SHARDMESH_ASSIGN_OR_RETURN(const LinearLayer layer,
+                             client->layouts().DescribeLinearLayer(question));
   const std::optional<Shape>& bias = layer.facts.bias_shape;
   const std::string_view direction = DirectionName(layer.facts.direction);
   if (invocation.json) {
-    PrintJson({{"kernel_shape", ShapeJson(layer.facts.kernel_shape)},
-               {"bias_shape", bias.has_value() ? ShapeJson(*bias) : Json(nullptr)},
-               {"merged_layers", layer.facts.tp_merged},
-               {"scale_factor", layer.facts.scale_factor},
-               {"dtype", std::string(DtypeName(layer.dtype))},
-               {"direction", std::string(direction)}});
+    invocation.Print({{"kernel_shape", ShapeJson(layer.facts.kernel_shape)},
+                      {"bias_shape", bias.has_value() ? ShapeJson(*bias) : Json(nullptr)},
+                      {"merged_layers", layer.facts.tp_merged},
+                      {"scale_factor", layer.facts.scale_factor},
+                      {"dtype", std::string(DtypeName(layer.dtype))},
+                      {"direction", std::string(direction)}});
     return absl::OkStatus();
   }
   std::cout << "kernel     " << DtypeName(layer.dtype) << " "
@@ -189,9 +190,10 @@ absl::Status RunPromote(const Invocation& invocation, const PromoteFlags& flags)
     dtypes.push_back(*dtype);
   }
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
-  SHARDMESH_ASSIGN_OR_RETURN(const Dtype promoted, client->PromoteDtypes(dtypes, flags.dtype));
+  SHARDMESH_ASSIGN_OR_RETURN(const Dtype promoted,
+                             client->layouts().PromoteDtypes(dtypes, flags.dtype));
   if (invocation.json) {
-    PrintJson({{"dtype", std::string(DtypeName(promoted))}});
+    invocation.Print({{"dtype", std::string(DtypeName(promoted))}});
   } else {
     std::cout << DtypeName(promoted) << "\n";
   }

@@ -58,29 +58,30 @@ absl::StatusOr<Resolved> AskResolve(const Invocation& invocation, const ResolveF
       return WrongUse("--mode, --profile and --explain are about logical axes, not about --spec");
     }
     SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
-    SHARDMESH_ASSIGN_OR_RETURN(resolved.answer,
-                               client->CorrectSpec({.spec = *flags.spec,
-                                                    .shape = *flags.shape,
-                                                    .mesh = mesh,
-                                                    .strict = flags.strict,
-                                                    .compatibility = flags.exact.compatibility(),
-                                                    .suggest_fixes = true}));
+    SHARDMESH_ASSIGN_OR_RETURN(resolved.answer, client->layouts().CorrectSpec(
+                                                    {.spec = *flags.spec,
+                                                     .shape = *flags.shape,
+                                                     .mesh = mesh,
+                                                     .strict = flags.strict,
+                                                     .compatibility = flags.exact.compatibility(),
+                                                     .suggest_fixes = true}));
     resolved.mesh = MeshOfCorrections(client.get(), mesh, resolved.answer.corrections);
     return resolved;
   }
   SHARDMESH_ASSIGN_OR_RETURN(ProfileSelector profile, SelectProfile(flags.profile));
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
   SHARDMESH_ASSIGN_OR_RETURN(
-      resolved.answer, client->ResolveSpec({.axes = flags.axes.value_or(std::vector<AxisValue>()),
-                                            .preset = flags.preset,
-                                            .mode = mode,
-                                            .shape = flags.shape,
-                                            .profile = std::move(profile),
-                                            .mesh = mesh,
-                                            .strict = flags.strict,
-                                            .compatibility = flags.exact.compatibility(),
-                                            .explain = flags.explain,
-                                            .suggest_fixes = true}));
+      resolved.answer,
+      client->layouts().ResolveSpec({.axes = flags.axes.value_or(std::vector<AxisValue>()),
+                                     .preset = flags.preset,
+                                     .mode = mode,
+                                     .shape = flags.shape,
+                                     .profile = std::move(profile),
+                                     .mesh = mesh,
+                                     .strict = flags.strict,
+                                     .compatibility = flags.exact.compatibility(),
+                                     .explain = flags.explain,
+                                     .suggest_fixes = true}));
   resolved.mesh = MeshOfCorrections(client.get(), mesh, resolved.answer.corrections);
   return resolved;
 }
@@ -91,7 +92,7 @@ absl::Status RunResolve(const Invocation& invocation, const ResolveFlags& flags)
   SHARDMESH_ASSIGN_OR_RETURN(const Resolved resolved, AskResolve(invocation, flags, mode));
   const std::optional<RuntimeMode> read_as = ModeOf(mode, flags.preset, flags.shape);
   if (invocation.json) {
-    PrintJson(SpecAnswerJson(resolved.answer, resolved.mesh, read_as));
+    invocation.Print(SpecAnswerJson(resolved.answer, resolved.mesh, read_as));
   } else {
     PrintSpecAnswer(resolved.answer, resolved.mesh, read_as);
   }
@@ -126,7 +127,7 @@ absl::Status RunMatch(const Invocation& invocation, const MatchFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(const Placement placement,
                              AskPlacement(client.get(), std::move(tensors), std::move(question)));
   if (invocation.json) {
-    PrintJson(PlacementJson(placement));
+    invocation.Print(PlacementJson(placement));
   } else {
     PrintPlacement(placement);
   }
@@ -141,7 +142,8 @@ std::string FormatAxes(const std::vector<AxisValue>& axes) {
 
 absl::Status RunPresets(const Invocation& invocation) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
-  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<NamedPreset> presets, client->ListPresets());
+  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<NamedPreset> presets,
+                             client->layouts().ListPresets());
   if (invocation.json) {
     Json list = Json::array();
     for (const NamedPreset& preset : presets) {
@@ -149,7 +151,13 @@ absl::Status RunPresets(const Invocation& invocation) {
                       {"axes", FormatAxes(preset.axes)},
                       {"mode", preset.mode.ToString()}});
     }
-    PrintJson(list);
+    invocation.Print(list);
+    return absl::OkStatus();
+  }
+  if (invocation.names()) {
+    std::vector<std::string> names;
+    for (const NamedPreset& preset : presets) names.push_back(preset.name);
+    PrintNames(names);
     return absl::OkStatus();
   }
   Table table({{"preset"}, {"axes"}, {"mode"}});
@@ -201,8 +209,9 @@ void AddMatch(CommandLine* line) {
 void AddLayoutCommands(CommandLine* line) {
   AddResolve(line);
   AddMatch(line);
-  line->AddCommand("presets", "List the named axes of a transformer's usual tensors",
-                   [](const Invocation& i) { return RunPresets(i); });
+  line->PrintsNames(line->AddCommand("presets",
+                                     "List the named axes of a transformer's usual tensors",
+                                     [](const Invocation& i) { return RunPresets(i); }));
 }
 
 }  // namespace shardmesh::client

@@ -97,9 +97,9 @@ Json LinksJson(const ClusterLinks& links) {
 
 absl::Status RunLinks(const Invocation& invocation, const std::string& mesh_id) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
-  SHARDMESH_ASSIGN_OR_RETURN(const ClusterLinks links, client->ListLinks(mesh_id));
+  SHARDMESH_ASSIGN_OR_RETURN(const ClusterLinks links, client->cluster().ListLinks(mesh_id));
   if (invocation.json) {
-    PrintJson(LinksJson(links));
+    invocation.Print(LinksJson(links));
   } else {
     PrintLinks(links);
   }
@@ -110,10 +110,12 @@ absl::Status RunLinks(const Invocation& invocation, const std::string& mesh_id) 
 
 void AddLinksCommands(CommandLine* line) {
   auto mesh_id = std::make_shared<std::string>();
-  line->AddCommand("links", "Show how fast the links between workers are, as they measured them",
-                   [mesh_id](const Invocation& i) { return RunLinks(i, *mesh_id); })
-      ->add_option("--mesh", *mesh_id,
-                   "between the workers of this mesh, by rank (default: between all workers)");
+  CLI::App* const links = line->AddCommand(
+      "links", "Show how fast the links between workers are, as they measured them",
+      [mesh_id](const Invocation& i) { return RunLinks(i, *mesh_id); });
+  links->add_option("--mesh", *mesh_id,
+                    "between the workers of this mesh, by rank (default: between all workers)");
+  line->CanBeWatched(links);
 }
 
 }  // namespace shardmesh::client

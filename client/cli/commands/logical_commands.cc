@@ -90,9 +90,9 @@ absl::Status RunLinen(const Invocation& invocation, const ResolveFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(question.rules, SelectLogicalRules(flags.rules));
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
   SHARDMESH_ASSIGN_OR_RETURN(const std::optional<PartitionSpec> spec,
-                             client->ResolveLinenAxes(question));
+                             client->layouts().ResolveLinenAxes(question));
   if (invocation.json) {
-    PrintJson({{"spec", spec.has_value() ? SpecJson(*spec) : Json(nullptr)}});
+    invocation.Print({{"spec", spec.has_value() ? SpecJson(*spec) : Json(nullptr)}});
   } else {
     std::cout << (spec.has_value() ? StrCat("spec    ", FormatSpec(*spec))
                                    : std::string("the array stays as it is"))
@@ -117,13 +117,14 @@ absl::Status RunSpmd(const Invocation& invocation, const ResolveFlags& flags) {
     SHARDMESH_ASSIGN_OR_RETURN(question.mesh, SelectMesh(flags.mesh, question.compatibility));
   }
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
-  SHARDMESH_ASSIGN_OR_RETURN(const SpmdAnswer answer, client->ResolveSpmdAxes(question));
+  SHARDMESH_ASSIGN_OR_RETURN(const SpmdAnswer answer, client->layouts().ResolveSpmdAxes(question));
   if (invocation.json) {
-    PrintJson({{"values", ValuesJson(answer.values)},
-               {"spec", answer.spec.has_value() ? SpecJson(*answer.spec) : Json(nullptr)},
-               {"action", answer.action.has_value() ? Json(std::string(ActionText(*answer.action)))
-                                                    : Json(nullptr)},
-               {"revision", answer.revision}});
+    invocation.Print(
+        {{"values", ValuesJson(answer.values)},
+         {"spec", answer.spec.has_value() ? SpecJson(*answer.spec) : Json(nullptr)},
+         {"action", answer.action.has_value() ? Json(std::string(ActionText(*answer.action)))
+                                              : Json(nullptr)},
+         {"revision", answer.revision}});
     return absl::OkStatus();
   }
   std::cout << "values  "
@@ -150,7 +151,8 @@ absl::Status RunCompose(const Invocation& invocation, const ComposeFlags& flags)
   SHARDMESH_ASSIGN_OR_RETURN(const LogicalRulesSelector first, SelectLogicalRules(flags.first));
   SHARDMESH_ASSIGN_OR_RETURN(const LogicalRulesSelector second, SelectLogicalRules(flags.second));
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
-  SHARDMESH_ASSIGN_OR_RETURN(const LogicalRules rules, client->ComposeLogicalRules(first, second));
+  SHARDMESH_ASSIGN_OR_RETURN(const LogicalRules rules,
+                             client->layouts().ComposeLogicalRules(first, second));
   Json list = Json::array();
   Table table({{"name"}, {"mesh axes"}});
   for (const LogicalRule& rule : rules) {
@@ -158,7 +160,7 @@ absl::Status RunCompose(const Invocation& invocation, const ComposeFlags& flags)
     table.AddRow({rule.name, FormatValue(rule.mesh_axes)});
   }
   if (invocation.json) {
-    PrintJson({{"rules", std::move(list)}});
+    invocation.Print({{"rules", std::move(list)}});
   } else {
     table.Print();
   }
@@ -184,7 +186,7 @@ void AddLogicalCommands(CommandLine* line) {
                   "logical names, one a dimension, such as batch,embed; - for none")
       ->required();
   resolve->add_option("--rules", flags->rules, kRulesHelp);
-  resolve->add_option("--context", flags->context,
+  resolve->add_option("--context-rules", flags->context,
                       StrCat("those that hold around the array; ", kRulesHelp));
   AddMeshOptions(resolve, &flags->mesh,
                  "tell what becomes of an array there: axes as dp=4,tp=8:explicit, YAML file, or "

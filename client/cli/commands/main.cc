@@ -1,6 +1,6 @@
 // The program shardmesh: everything that a user does with a cluster, from a terminal.
 #include "client/cli/command_line.h"
-#include "client/cli/commands/commands.h"
+#include "client/cli/commands/command_guide.h"
 #include "client/cli/interruption.h"
 #include "process/allocator.h"
 #include "process/descriptor_limit.h"
@@ -14,25 +14,6 @@ int main(int argc, char** argv) {
   shardmesh::rpc::TakeLibraryLogs();
   shardmesh::client::SayIfAFileIsLost();
   shardmesh::client::CommandLine line;
-  shardmesh::client::AddAdminCommands(&line);
-  shardmesh::client::AddClusterCommands(&line);
-  shardmesh::client::AddDoctorCommands(&line);
-  shardmesh::client::AddErrorsCommands(&line);
-  shardmesh::client::AddHealthCommands(&line);
-  shardmesh::client::AddLinksCommands(&line);
-  shardmesh::client::AddBenchCommands(&line);
-  shardmesh::client::AddLayoutCommands(&line);
-  shardmesh::client::AddSpecCommands(&line);
-  shardmesh::client::AddProfileCommands(&line);
-  shardmesh::client::AddMeshCommands(&line);
-  shardmesh::client::AddLayerCommands(&line);
-  shardmesh::client::AddPlanCommands(&line);
-  shardmesh::client::AddArrayCommands(&line);
-  shardmesh::client::AddComputeCommands(&line);
-  shardmesh::client::AddCatalogCommands(&line);
-  shardmesh::client::AddRulesCommands(&line);
-  shardmesh::client::AddLogicalCommands(&line);
-  shardmesh::client::AddCertsCommands(&line);
-  shardmesh::client::AddCheckpointCommands(&line);
+  shardmesh::client::AddAllCommands(&line);
   return line.Run(argc, argv);
 }

@@ -85,14 +85,14 @@ void PrintMesh(const Mesh& mesh) {
 absl::Status RunShow(const Invocation& invocation, const ShowFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(const MeshQuestion question, QuestionOf(flags));
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
-  SHARDMESH_ASSIGN_OR_RETURN(const MeshAnswer answer, client->DescribeMesh(question));
+  SHARDMESH_ASSIGN_OR_RETURN(const MeshAnswer answer, client->layouts().DescribeMesh(question));
   if (invocation.json) {
-    PrintJson({{"axes", AxesJson(answer.mesh)},
-               {"size", answer.mesh.size()},
-               {"text", answer.mesh.ToString()},
-               {"device_ids", DeviceIds(answer.mesh)},
-               {"workers", answer.workers},
-               {"revision", answer.revision}});
+    invocation.Print({{"axes", AxesJson(answer.mesh)},
+                      {"size", answer.mesh.size()},
+                      {"text", answer.mesh.ToString()},
+                      {"device_ids", DeviceIds(answer.mesh)},
+                      {"workers", answer.workers},
+                      {"revision", answer.revision}});
     return absl::OkStatus();
   }
   PrintMesh(answer.mesh);
@@ -195,9 +195,9 @@ absl::Status RunQuery(const Invocation& invocation, const QueryFlags& flags) {
   question.devices = flags.devices;
   question.compatibility = flags.exact.compatibility();
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
-  SHARDMESH_ASSIGN_OR_RETURN(const MeshAxesAnswer answer, client->QueryMesh(question));
+  SHARDMESH_ASSIGN_OR_RETURN(const MeshAxesAnswer answer, client->layouts().QueryMesh(question));
   if (invocation.json) {
-    PrintJson(AnswerJson(flags, answer));
+    invocation.Print(AnswerJson(flags, answer));
   } else {
     PrintAnswer(flags, answer);
   }
@@ -211,9 +211,10 @@ absl::Status RunSpecAxes(const Invocation& invocation, const std::vector<std::st
     specs.push_back(std::move(spec));
   }
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
-  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<std::string> axes, client->ListSpecAxes(specs));
+  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<std::string> axes,
+                             client->layouts().ListSpecAxes(specs));
   if (invocation.json) {
-    PrintJson({{"axes", axes}});
+    invocation.Print({{"axes", axes}});
     return absl::OkStatus();
   }
   for (const std::string& axis : axes) {

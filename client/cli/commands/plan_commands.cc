@@ -37,7 +37,7 @@ struct Memory {
 };
 
 absl::StatusOr<Memory> ParseMemory(std::string_view text) {
-  SHARDMESH_ASSIGN_OR_RETURN(const int64_t bytes, rpc::ParseByteSize(text));
+  SHARDMESH_ASSIGN_OR_RETURN(const int64_t bytes, ParseSize(text));
   return Memory{bytes, std::string(text)};
 }
 
@@ -310,18 +310,19 @@ absl::Status RunSearch(const Invocation& invocation, const PlanFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(question.rules, SelectRules(flags.rules));
   SHARDMESH_ASSIGN_OR_RETURN(question.profile, SelectProfile(flags.profile));
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
-  SHARDMESH_ASSIGN_OR_RETURN(const SearchAnswer answer, client->SearchMeshes(question, tensors));
+  SHARDMESH_ASSIGN_OR_RETURN(const SearchAnswer answer,
+                             client->layouts().SearchMeshes(question, tensors));
   const MeshSearchResult& result = answer.result;
   if (invocation.json) {
     Json meshes = Json::array();
     for (const MeshCandidate& candidate : result.best) {
       meshes.push_back(CandidateJson(candidate, question.axes));
     }
-    PrintJson({{"devices", question.devices},
-               {"evaluated", result.evaluated},
-               {"fitting", result.fitting},
-               {"meshes", std::move(meshes)},
-               {"revision", answer.revision}});
+    invocation.Print({{"devices", question.devices},
+                      {"evaluated", result.evaluated},
+                      {"fitting", result.fitting},
+                      {"meshes", std::move(meshes)},
+                      {"revision", answer.revision}});
     return SearchVerdict(result);
   }
   Table table({{"mesh"},
@@ -391,7 +392,7 @@ absl::Status RunPlan(const Invocation& invocation, PlanFlags flags) {
     if (!flags.devices.empty()) {
       SHARDMESH_ASSIGN_OR_RETURN(json["devices"], DevicesJson(placement, mesh, flags.devices));
     }
-    PrintJson(json);
+    invocation.Print(json);
     return absl::OkStatus();
   }
   PrintPlacement(placement, /*with_tensors=*/!flags.summary);
@@ -553,9 +554,9 @@ absl::Status RunReshard(const Invocation& invocation, const ReshardFlags& flags)
   SHARDMESH_ASSIGN_OR_RETURN(question.to_mesh,
                              SelectMesh(to.mesh.value_or(from.mesh.value_or(""))));
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
-  SHARDMESH_ASSIGN_OR_RETURN(const ReshardAnswer answer, client->PlanReshard(question));
+  SHARDMESH_ASSIGN_OR_RETURN(const ReshardAnswer answer, client->layouts().PlanReshard(question));
   if (invocation.json) {
-    PrintJson(ReshardJson(answer));
+    invocation.Print(ReshardJson(answer));
   } else {
     PrintReshard(answer);
   }
@@ -580,7 +581,7 @@ absl::Status RunShardings(const Invocation& invocation, const ShardingsFlags& fl
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   question.prefix = flags.prefix;
   SHARDMESH_ASSIGN_OR_RETURN(const std::vector<ShardingsEntry> entries,
-                             client->ListShardings(question));
+                             client->layouts().ListShardings(question));
   if (invocation.json) {
     Json list = Json::array();
     for (const ShardingsEntry& entry : entries) {
@@ -591,7 +592,13 @@ absl::Status RunShardings(const Invocation& invocation, const ShardingsFlags& fl
       }
       list.push_back(std::move(each));
     }
-    PrintJson(list);
+    invocation.Print(list);
+    return absl::OkStatus();
+  }
+  if (invocation.names()) {
+    std::vector<std::string> names;
+    for (const ShardingsEntry& entry : entries) names.push_back(entry.name);
+    PrintNames(names);
     return absl::OkStatus();
   }
   std::vector<Table::Column> columns = {{"array"}, {"spec"}};
@@ -680,6 +687,7 @@ void AddShardings(CommandLine* line) {
   CLI::App* const shardings =
       line->AddCommand("shardings", "Show the layouts of the cluster's named arrays",
                        [flags](const Invocation& i) { return RunShardings(i, *flags); });
+  line->PrintsNames(shardings);
   shardings->add_option("prefix", flags->prefix, "what the names begin with");
   CLI::Option* const specs = shardings->add_flag("--specs", flags->specs, "show the specs alone");
   AddMeshOptions(

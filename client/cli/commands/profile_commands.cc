@@ -68,9 +68,10 @@ absl::Status RunShow(const Invocation& invocation, const std::string& profile_te
   ProfileQuestion question;
   std::visit([&](auto& selected) { question.profile = std::move(selected); }, profile);
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
-  SHARDMESH_ASSIGN_OR_RETURN(const ProfileAnswer answer, client->DescribeProfile(question));
+  SHARDMESH_ASSIGN_OR_RETURN(const ProfileAnswer answer,
+                             client->layouts().DescribeProfile(question));
   if (invocation.json) {
-    PrintJson(ProfileJson(answer));
+    invocation.Print(ProfileJson(answer));
   } else {
     PrintProfile(answer);
   }
@@ -145,14 +146,14 @@ absl::Status RunHash(const Invocation& invocation, const HashFlags& flags) {
     SHARDMESH_ASSIGN_OR_RETURN(question.subject, ReadAttributes(*flags.attributes));
   }
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
-  SHARDMESH_ASSIGN_OR_RETURN(const PythonHash hash, client->ComputeHash(question));
+  SHARDMESH_ASSIGN_OR_RETURN(const PythonHash hash, client->layouts().ComputeHash(question));
   if (invocation.json) {
     Json printed = {{"algorithm", flags.algorithm.value_or("md5")}, {"hash", hash.digest}};
     if (flags.attributes.has_value()) {
       printed["text"] = hash.text;
       printed["value"] = hash.value;
     }
-    PrintJson(printed);
+    invocation.Print(printed);
   } else {
     std::cout << hash.digest << "\n";
   }

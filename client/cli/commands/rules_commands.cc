@@ -192,7 +192,7 @@ absl::Status RunLint(const Invocation& invocation, const LintFlags& flags) {
   } else {
     SHARDMESH_ASSIGN_OR_RETURN(client, invocation.ConnectToAsk());
   }
-  SHARDMESH_ASSIGN_OR_RETURN(const LintAnswer answer, client->LintRules(question, tree));
+  SHARDMESH_ASSIGN_OR_RETURN(const LintAnswer answer, client->layouts().LintRules(question, tree));
 
   if (looks_at_all && answer.tensors == 0) {
     return Verdict(
@@ -205,7 +205,7 @@ absl::Status RunLint(const Invocation& invocation, const LintFlags& flags) {
   }
   const int64_t corrections = answer.count(Finding::Kind::kCorrected);
   if (invocation.json) {
-    PrintJson(LintJson(answer));
+    invocation.Print(LintJson(answer));
   } else {
     if (!answer.findings.empty()) {
       Table table({{"finding"}, {"what"}});
@@ -256,7 +256,7 @@ absl::StatusOr<Increase> ParseIncrease(std::string_view text) {
   if (!text.empty() && text.find_first_not_of("0123456789.") == std::string_view::npos) {
     return WrongUse(StrCat("\"", text, "\" has no unit; write ", text, "% or ", text, "B"));
   }
-  SHARDMESH_ASSIGN_OR_RETURN(increase.bytes, rpc::ParseByteSize(text));
+  SHARDMESH_ASSIGN_OR_RETURN(increase.bytes, ParseSize(text));
   return increase;
 }
 
@@ -364,9 +364,10 @@ absl::Status RunDiff(const Invocation& invocation, const DiffFlags& flags) {
     SHARDMESH_ASSIGN_OR_RETURN(tree, ReadTree(flags.tree));
   }
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
-  SHARDMESH_ASSIGN_OR_RETURN(const DiffAnswer answer, client->DiffLayouts(question, tree));
+  SHARDMESH_ASSIGN_OR_RETURN(const DiffAnswer answer,
+                             client->layouts().DiffLayouts(question, tree));
   if (invocation.json) {
-    PrintJson(DiffJson(answer));
+    invocation.Print(DiffJson(answer));
   } else {
     PrintDiff(answer);
   }
@@ -382,15 +383,16 @@ struct TestFlags {
 absl::Status RunTest(const Invocation& invocation, const TestFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
   SHARDMESH_ASSIGN_OR_RETURN(const PatternCheck check,
-                             client->CheckPattern(flags.pattern, flags.names));
+                             client->layouts().CheckPattern(flags.pattern, flags.names));
   if (invocation.json) {
     Json names = Json::array();
     for (size_t i = 0; i < flags.names.size(); ++i) {
       names.push_back({{"name", flags.names[i]}, {"found", static_cast<bool>(check.found[i])}});
     }
-    PrintJson({{"pattern", flags.pattern},
-               {"re2_pattern", check.re2_pattern.empty() ? Json(nullptr) : Json(check.re2_pattern)},
-               {"names", std::move(names)}});
+    invocation.Print(
+        {{"pattern", flags.pattern},
+         {"re2_pattern", check.re2_pattern.empty() ? Json(nullptr) : Json(check.re2_pattern)},
+         {"names", std::move(names)}});
     return absl::OkStatus();
   }
   std::cout << "as RE2  "
@@ -412,11 +414,11 @@ absl::Status RunRewrite(const Invocation& invocation, const std::string& path) {
   SHARDMESH_ASSIGN_OR_RETURN(const rpc::RuleSetDefinition rules,
                              rpc::LoadRules(path, Compatibility::kExact));
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
-  SHARDMESH_ASSIGN_OR_RETURN(const RewriteAnswer answer, client->RewriteRules(rules));
+  SHARDMESH_ASSIGN_OR_RETURN(const RewriteAnswer answer, client->layouts().RewriteRules(rules));
   if (invocation.json) {
-    PrintJson({{"changed", answer.changed},
-               {"rules", RulesJson(answer.rules.rules.rules())},
-               {"origins", answer.origins}});
+    invocation.Print({{"changed", answer.changed},
+                      {"rules", RulesJson(answer.rules.rules.rules())},
+                      {"origins", answer.origins}});
     return absl::OkStatus();
   }
   std::cout << rpc::FormatRules(answer.rules);
@@ -451,7 +453,7 @@ absl::Status RunFromText(const Invocation& invocation, const FromTextFlags& flag
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
   SHARDMESH_ASSIGN_OR_RETURN(
       const PatternRulesAnswer answer,
-      client->ParsePatternRules(
+      client->layouts().ParsePatternRules(
           {.text = flags.text, .name = flags.tensor, .default_spec = flags.default_spec}));
   if (invocation.json) {
     Json json = {{"rules", RulesJson(answer.rules)}};
@@ -459,7 +461,7 @@ absl::Status RunFromText(const Invocation& invocation, const FromTextFlags& flag
       json["spec"] = SpecJson(*answer.spec);
       json["rule"] = answer.rule_index.has_value() ? Json(*answer.rule_index) : Json(nullptr);
     }
-    PrintJson(json);
+    invocation.Print(json);
     return absl::OkStatus();
   }
   if (answer.spec.has_value()) {
@@ -516,7 +518,7 @@ void AddDiff(CommandLine* line, CLI::App* rules) {
   AddModeOption(diff, &flags->mode, "for tensors with logical axes: ");
   AddParsedOption(diff, "--max-increase", &flags->max_increase, ParseIncrease,
                   "fail if the most loaded device gains more: 5% or 512MiB");
-  AddParsedOption(diff, "--max-bytes", &flags->max_bytes, rpc::ParseByteSize,
+  AddParsedOption(diff, "--max-bytes", &flags->max_bytes, ParseSize,
                   "fail if the most loaded device holds more: 80GiB");
   AddExactOption(diff, &flags->exact);
 }

@@ -71,7 +71,10 @@ absl::StatusOr<TreeTensor> FindTensor(const std::string& path, const std::string
   }
   return WithReason(
       absl::NotFoundError(StrCat(path, " has no tensor \"", name, "\"", DidYouMean(name, names))),
-      Reason::kNotFound);
+      Reason::kNotFound,
+      {{fact::kKind, "tensor"},
+       {fact::kName, name},
+       {fact::kNearest, NearestName(name, names).value_or("")}});
 }
 
 absl::StatusOr<ExplainQuestion> QuestionOf(const SpecFlags& flags) {
@@ -109,18 +112,18 @@ void PrintWayToError(const Invocation& invocation, MeshClient* client,
   if (question.axes.has_value()) {
     mode = ModeOf(question.mode, "", question.shape);
     absl::StatusOr<SpecAnswer> resolved =
-        client->ResolveSpec({.axes = *question.axes,
-                             .mode = mode,
-                             .profile = question.profile,
-                             .compatibility = question.compatibility,
-                             .explain = true});
+        client->layouts().ResolveSpec({.axes = *question.axes,
+                                       .mode = mode,
+                                       .profile = question.profile,
+                                       .compatibility = question.compatibility,
+                                       .explain = true});
     if (!resolved.ok()) {
       return;
     }
     answer = *std::move(resolved);
   } else {
     const std::vector<TreeTensor> tree = {{.name = question.name, .shape = question.shape}};
-    const absl::StatusOr<TreeAnswer> matched = client->ResolveTree(
+    const absl::StatusOr<TreeAnswer> matched = client->layouts().ResolveTree(
         {.rules = question.rules, .compatibility = question.compatibility, .match_only = true},
         tree);
     if (!matched.ok()) {
@@ -133,9 +136,9 @@ void PrintWayToError(const Invocation& invocation, MeshClient* client,
     }
   }
   if (invocation.json) {
-    PrintJson({{"requested", SpecJson(answer.requested)},
-               {"effective", nullptr},
-               {"explanation", ExplanationJson(answer.explanation)}});
+    invocation.Print({{"requested", SpecJson(answer.requested)},
+                      {"effective", nullptr},
+                      {"explanation", ExplanationJson(answer.explanation)}});
     return;
   }
   std::cout << "requested  " << FormatSpec(answer.requested) << "\n";
@@ -148,7 +151,7 @@ void PrintWayToError(const Invocation& invocation, MeshClient* client,
 absl::Status RunExplain(const Invocation& invocation, const SpecFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(const ExplainQuestion question, QuestionOf(flags));
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
-  const absl::StatusOr<TensorExplanation> explained = client->ExplainTensor(question);
+  const absl::StatusOr<TensorExplanation> explained = client->layouts().ExplainTensor(question);
   if (ReasonOf(explained.status()) == Reason::kDuplicateAxis) {
     PrintWayToError(invocation, client.get(), question);
   }
@@ -163,7 +166,7 @@ absl::Status RunExplain(const Invocation& invocation, const SpecFlags& flags) {
   if (invocation.json) {
     Json json = SpecAnswerJson(answer.spec, mesh, mode);
     json["rule"] = answer.rule_index.has_value() ? Json(*answer.rule_index) : Json(nullptr);
-    PrintJson(json);
+    invocation.Print(json);
   } else {
     if (answer.rule_index.has_value()) {
       std::cout << "rule       " << *answer.rule_index << " (the first is 0)\n";
@@ -203,27 +206,28 @@ absl::Status RunConstrain(const Invocation& invocation, const SpecFlags& flags) 
   question.strict = flags.strict;
   question.compatibility = flags.compatibility();
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
-  SHARDMESH_ASSIGN_OR_RETURN(const ConstraintAnswer answer, client->ConstrainArray(question));
+  SHARDMESH_ASSIGN_OR_RETURN(const ConstraintAnswer answer,
+                             client->layouts().ConstrainArray(question));
   // Specs that need no correction.
   std::vector<Fix> fixes;
   if (!answer.corrections.empty()) {
-    SHARDMESH_ASSIGN_OR_RETURN(SpecAnswer corrected,
-                               client->CorrectSpec({.spec = answer.requested,
-                                                    .shape = question.shape,
-                                                    .mesh = question.mesh,
-                                                    .compatibility = question.compatibility,
-                                                    .suggest_fixes = true}));
+    SHARDMESH_ASSIGN_OR_RETURN(SpecAnswer corrected, client->layouts().CorrectSpec(
+                                                         {.spec = answer.requested,
+                                                          .shape = question.shape,
+                                                          .mesh = question.mesh,
+                                                          .compatibility = question.compatibility,
+                                                          .suggest_fixes = true}));
     fixes = std::move(corrected.fixes);
   }
   const std::optional<Mesh> mesh =
       MeshOfCorrections(client.get(), question.mesh, answer.corrections);
   if (invocation.json) {
-    PrintJson({{"requested", SpecJson(answer.requested)},
-               {"constraint",
-                answer.constraint.has_value() ? SpecJson(*answer.constraint) : Json(nullptr)},
-               {"corrections", CorrectionsJson(answer.corrections, mesh)},
-               {"fixes", FixesJson(fixes)},
-               {"revision", answer.revision}});
+    invocation.Print({{"requested", SpecJson(answer.requested)},
+                      {"constraint", answer.constraint.has_value() ? SpecJson(*answer.constraint)
+                                                                   : Json(nullptr)},
+                      {"corrections", CorrectionsJson(answer.corrections, mesh)},
+                      {"fixes", FixesJson(fixes)},
+                      {"revision", answer.revision}});
     return absl::OkStatus();
   }
   std::cout << "requested  " << FormatSpec(answer.requested) << "\n"
@@ -248,12 +252,12 @@ absl::Status RunCompare(const Invocation& invocation, const SpecFlags& flags) {
   question.compatibility = flags.compatibility();
   SHARDMESH_ASSIGN_OR_RETURN(question.mesh, SelectMesh(flags.mesh, flags.compatibility()));
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
-  SHARDMESH_ASSIGN_OR_RETURN(const Comparison answer, client->CompareSpecs(question));
+  SHARDMESH_ASSIGN_OR_RETURN(const Comparison answer, client->layouts().CompareSpecs(question));
   if (invocation.json) {
-    PrintJson({{"equal", answer.equal},
-               {"equivalent", answer.equivalent},
-               {"a_fully_replicated", answer.a_fully_replicated},
-               {"b_fully_replicated", answer.b_fully_replicated}});
+    invocation.Print({{"equal", answer.equal},
+                      {"equivalent", answer.equivalent},
+                      {"a_fully_replicated", answer.a_fully_replicated},
+                      {"b_fully_replicated", answer.b_fully_replicated}});
     return absl::OkStatus();
   }
   const auto replicated = [](bool is) { return is ? ", every device holds everything" : ""; };
@@ -278,7 +282,7 @@ absl::Status RunTiles(const Invocation& invocation, const SpecFlags& flags) {
   question.range = flags.range;
   question.compatibility = flags.compatibility();
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
-  SHARDMESH_ASSIGN_OR_RETURN(const TilingAnswer answer, client->DescribeTiling(question));
+  SHARDMESH_ASSIGN_OR_RETURN(const TilingAnswer answer, client->layouts().DescribeTiling(question));
   if (invocation.json) {
     Json tiles = Json::array();
     for (const DeviceTile& tile : answer.tiles) {
@@ -289,13 +293,13 @@ absl::Status RunTiles(const Invocation& invocation, const SpecFlags& flags) {
     for (const OwnedTile& owned : answer.owners) {
       owners.push_back({{"tile", TileJson(owned.tile)}, {"devices", owned.devices}});
     }
-    PrintJson({{"shard_shape", ShapeJson(answer.shard_shape)},
-               {"distinct_tiles", answer.distinct_tiles},
-               {"fully_replicated", answer.fully_replicated},
-               {"tiles", std::move(tiles)},
-               {"owners", std::move(owners)},
-               {"replica_groups", answer.replica_groups},
-               {"revision", answer.revision}});
+    invocation.Print({{"shard_shape", ShapeJson(answer.shard_shape)},
+                      {"distinct_tiles", answer.distinct_tiles},
+                      {"fully_replicated", answer.fully_replicated},
+                      {"tiles", std::move(tiles)},
+                      {"owners", std::move(owners)},
+                      {"replica_groups", answer.replica_groups},
+                      {"revision", answer.revision}});
     return absl::OkStatus();
   }
   std::cout << "tile            " << FormatShape(answer.shard_shape) << "\n"
@@ -335,13 +339,14 @@ absl::Status RunAxes(const Invocation& invocation, const SpecFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(question.profile, SelectProfile(flags.profile));
   question.compatibility = flags.compatibility();
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
-  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<AxisValue> values, client->ResolveAxes(question));
+  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<AxisValue> values,
+                             client->layouts().ResolveAxes(question));
   if (invocation.json) {
     Json list = Json::array();
     for (const AxisValue& value : values) {
       list.push_back(value.ToString());
     }
-    PrintJson(list);
+    invocation.Print(list);
     return absl::OkStatus();
   }
   Table table({{"dimension", Table::Align::kRight}, {"axis"}, {"mesh axes"}});

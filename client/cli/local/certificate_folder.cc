@@ -13,6 +13,7 @@
 #include "absl/time/clock.h"
 #include "process/clock.h"
 #include "process/file.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -150,7 +151,7 @@ absl::StatusOr<WrittenCertificates> WriteCertificates(const CertificateFolderOpt
       return WithReason(
           absl::InvalidArgumentError(StrCat("a worker cannot be named \"", worker,
                                             "\" here: another certificate's file has that name")),
-          Reason::kBadField);
+          Reason::kBadField, {{fact::kField, "worker"}, {fact::kValue, worker}});
     }
     const rpc::PeerName name{rpc::PeerRole::kWorker, worker};
     if (std::find(names.begin(), names.end(), name) == names.end()) {

@@ -18,6 +18,7 @@
 #include "process/json_error.h"
 #include "process/lock_file.h"
 #include "process/steady_deadline.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -123,7 +124,7 @@ absl::StatusOr<FileDescriptor> LockCluster(
                                         "\" is being started or stopped by process ", lock.holder,
                                         "; try again when that has ended, or end it: the next "
                                         "command finishes what it leaves")),
-        Reason::kAlreadyExists);
+        Reason::kAlreadyExists, {{fact::kKind, "cluster"}, {fact::kName, name}});
   }
   return std::move(lock.held);
 }

@@ -16,6 +16,7 @@
 #include "client/mesh_client.h"
 #include "process/file.h"
 #include "process/steady_deadline.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -122,9 +123,9 @@ absl::Status CheckResumable(const ClusterRecord& record, const LocalClusterOptio
     return WithReason(
         absl::FailedPreconditionError(StrCat(
             "of the cluster \"", record.name, "\" at ", record.address, " ", StrJoin(ended, ", "),
-            " ended and the others run; ", why, ", or stop them with `shardmesh down --name ",
+            " ended and the others run; ", why, ", or stop them with `shardmesh down --cluster ",
             record.name, "` and start again: what is under --data-dir stays")),
-        Reason::kAlreadyExists);
+        Reason::kAlreadyExists, {{fact::kKind, "cluster"}, {fact::kName, record.name}});
   };
   if (record.supervisor.has_value() && IsRunning(*record.supervisor)) {
     return refused(
@@ -373,11 +374,12 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(LocalClusterOp
     SHARDMESH_RETURN_IF_ERROR(FinishEnding(options.folder, *old, kGrace));
     if (old->IsUp()) {
       if (Choose(*old, identities, /*running=*/false).empty()) {
-        return WithReason(
-            absl::AlreadyExistsError(StrCat("the cluster \"", options.name, "\" is up at ",
-                                            old->address, "; stop it with `shardmesh down --name ",
-                                            options.name, "`, or choose another --name")),
-            Reason::kAlreadyExists);
+        return WithReason(absl::AlreadyExistsError(
+                              StrCat("the cluster \"", options.name, "\" is up at ", old->address,
+                                     "; stop it with `shardmesh down --cluster ", options.name,
+                                     "`, or choose another --cluster")),
+                          Reason::kAlreadyExists,
+                          {{fact::kKind, "cluster"}, {fact::kName, options.name}});
       }
       const bool listened = !old->address.empty();
       if (listened && (!old->data_folder.empty() || IsRunning(old->processes.front().id))) {
@@ -439,7 +441,7 @@ absl::Status LocalCluster::AwaitHealthy(absl::Time deadline) {
     for (Member& member : members_) {
       if (const std::optional<std::string> end = member.process.Ended(); end.has_value()) {
         return WithReason(About(member, absl::StatusCode::kUnavailable, *end),
-                          Reason::kMeshIncomplete);
+                          Reason::kMeshIncomplete, {{fact::kIdentity, member.identity}});
       }
     }
     return absl::OkStatus();
@@ -453,7 +455,7 @@ absl::Status LocalCluster::AwaitHealthy(absl::Time deadline) {
   const std::unique_ptr<MeshClient> client = *std::move(connected);
   for (;;) {
     SHARDMESH_RETURN_IF_ERROR(check_running());
-    const absl::StatusOr<ClusterStatus> status = client->GetStatus(kMesh);
+    const absl::StatusOr<ClusterStatus> status = client->cluster().GetStatus(kMesh);
     if (status.ok() && IsComplete(*status)) {
       record_.cluster_id = status->cluster_id;
       return NoteMetrics();
@@ -471,7 +473,7 @@ absl::Status LocalCluster::AwaitHealthy(absl::Time deadline) {
           About(*first, absl::StatusCode::kDeadlineExceeded,
                 missing.empty() ? "has not completed the mesh"
                                 : StrCat("is not ready; missing: ", StrJoin(missing, ", "))),
-          Reason::kMeshIncomplete);
+          Reason::kMeshIncomplete, {{fact::kMesh, kMesh}, {fact::kIdentity, first->identity}});
     }
     absl::SleepFor(kPollInterval);
   }
@@ -566,8 +568,9 @@ void FollowRestarts(ClusterRecord* record, absl::Time deadline) {
   }
   const auto client = ConnectUntil(record->address, record->tls_folder, deadline);
   // Asks for all workers: their mesh may have been changed or deleted since they were started.
-  const absl::StatusOr<ClusterStatus> status =
-      client.ok() ? (*client)->GetStatus() : absl::StatusOr<ClusterStatus>(client.status());
+  const absl::StatusOr<ClusterStatus> status = client.ok()
+                                                   ? (*client)->cluster().GetStatus()
+                                                   : absl::StatusOr<ClusterStatus>(client.status());
   if (!status.ok() || status->cluster_id != record->cluster_id) {
     return;  // no coordinator knows more than the record
   }

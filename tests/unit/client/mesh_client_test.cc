@@ -74,31 +74,31 @@ TEST_F(MeshClientTest, LoadsACheckpointAndGathersItsTensors) {
     ASSERT_THAT(writer.Append(data), IsOk());
     ASSERT_THAT(writer.Finish(), IsOk());
   }
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const PutResult loaded, client_->LoadCheckpoint(path));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const PutResult loaded, client_->arrays().LoadCheckpoint(path));
   EXPECT_EQ(loaded.arrays.size(), 2u);
   EXPECT_EQ(loaded.revision, 42);
   EXPECT_EQ(loaded.durability, Durability::kMemory);
   EXPECT_EQ(loaded.sent_bytes, static_cast<int64_t>(2 * data.size()));  // both hold everything
 
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::vector<Array> arrays, client_->ListArrays());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::vector<Array> arrays, client_->arrays().ListArrays());
   ASSERT_EQ(arrays.size(), 2u);
   EXPECT_EQ(arrays[0].name, "i");
   EXPECT_EQ(arrays[1].name, "w");
 
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const GatheredTensor tensor,
-                                 client_->Gather(ArraySelector::ByName("w")));
+                                 client_->arrays().Gather(ArraySelector::ByName("w")));
   EXPECT_EQ(tensor.array().descriptor.shape, (Shape{2, 6}));
   EXPECT_EQ(std::string(tensor.view().bytes().data(), tensor.view().bytes().size()),
             data.substr(0, 2 * 6 * 4));
 
   const std::string npy = ::testing::TempDir() + "/mesh_client_test.npy";
-  ASSERT_THAT(client_->GatherToNpy(ArraySelector::ByName("i"), npy), IsOk());
+  ASSERT_THAT(client_->arrays().GatherToNpy(ArraySelector::ByName("i"), npy), IsOk());
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const NpyFile file, NpyFile::Open(npy));
   EXPECT_EQ(file.View().dtype(), Dtype::kI64);
 }
 
 TEST_F(MeshClientTest, KeepsTheServersErrorsWhole) {
-  const auto tensor = client_->Gather(ArraySelector::ByName("nope"));
+  const auto tensor = client_->arrays().Gather(ArraySelector::ByName("nope"));
   EXPECT_THAT(tensor, StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
   EXPECT_EQ(tensor.status().message(), "no array is named 'nope'");
 }
@@ -106,25 +106,27 @@ TEST_F(MeshClientTest, KeepsTheServersErrorsWhole) {
 TEST_F(MeshClientTest, AsksAgainWhileTheCoordinatorDoesNotServe) {
   coordinator_->FailNextGetVersion(
       WithReason(absl::UnavailableError("starting"), Reason::kNotServing));
-  EXPECT_THAT(client_->GetVersion(), IsOk());
+  EXPECT_THAT(client_->cluster().GetVersion(), IsOk());
 }
 
 TEST_F(MeshClientTest, AsksAgainWhenACallIsEndedWithoutAnAnswer) {
   // As gRPC does with a call that reaches a server while that one stops.
   coordinator_->FailNextGetVersion(absl::CancelledError("CANCELLED"));
-  EXPECT_THAT(client_->GetVersion(), IsOk());
+  EXPECT_THAT(client_->cluster().GetVersion(), IsOk());
 }
 
 TEST_F(MeshClientTest, AsksOnceWhenWhatItAskedForWasCancelled) {
   coordinator_->FailNextGetVersion(
       WithReason(absl::CancelledError("by another client"), Reason::kCancelled));
-  EXPECT_THAT(client_->GetVersion(), StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled));
+  EXPECT_THAT(client_->cluster().GetVersion(),
+              StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled));
 }
 
 TEST_F(MeshClientTest, AsksOnceWhenAWorkerIsLost) {
   coordinator_->FailNextGetVersion(
       WithReason(absl::UnavailableError("rank 1"), Reason::kWorkerLost));
-  EXPECT_THAT(client_->GetVersion(), StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
+  EXPECT_THAT(client_->cluster().GetVersion(),
+              StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
 }
 
 TEST_F(MeshClientTest, OpensOneSessionRenewsItAndClosesIt) {
@@ -132,8 +134,8 @@ TEST_F(MeshClientTest, OpensOneSessionRenewsItAndClosesIt) {
       client_,
       MeshClient::Connect(coordinator_->address(), {.session_ttl = absl::Milliseconds(60)}));
   EXPECT_EQ(coordinator_->opened_sessions(), 0);
-  ASSERT_THAT(client_->PutTensors({}), IsOk());
-  ASSERT_THAT(client_->PutTensors({}), IsOk());
+  ASSERT_THAT(client_->arrays().PutTensors({}), IsOk());
+  ASSERT_THAT(client_->arrays().PutTensors({}), IsOk());
   EXPECT_EQ(coordinator_->opened_sessions(), 1);
   EXPECT_TRUE(coordinator_->AwaitRenewals(3));
   client_.reset();
@@ -141,21 +143,21 @@ TEST_F(MeshClientTest, OpensOneSessionRenewsItAndClosesIt) {
 }
 
 TEST_F(MeshClientTest, OpensAnotherSessionWhenItsOwnIsGone) {
-  ASSERT_THAT(client_->PutTensors({}), IsOk());
+  ASSERT_THAT(client_->arrays().PutTensors({}), IsOk());
   coordinator_->ForgetSessions();
-  ASSERT_THAT(client_->PutTensors({}), IsOk());
+  ASSERT_THAT(client_->arrays().PutTensors({}), IsOk());
   EXPECT_EQ(coordinator_->opened_sessions(), 2);
 }
 
 TEST_F(MeshClientTest, AsksForOnePutByOneRequest) {
   coordinator_->FailNextPuts(
       {absl::UnavailableError("the stream was cut"), absl::CancelledError("CANCELLED")});
-  ASSERT_THAT(client_->PutTensors({}), IsOk());
+  ASSERT_THAT(client_->arrays().PutTensors({}), IsOk());
   const std::vector<std::string> first = coordinator_->put_request_ids();
   ASSERT_EQ(first.size(), 3u);
   EXPECT_EQ(first[1], first[0]);
   EXPECT_EQ(first[2], first[0]);
-  ASSERT_THAT(client_->PutTensors({}), IsOk());
+  ASSERT_THAT(client_->arrays().PutTensors({}), IsOk());
   EXPECT_NE(coordinator_->put_request_ids().back(), first[0]) << "another put";
 }
 
@@ -163,7 +165,7 @@ TEST_F(MeshClientTest, BeginsAnewWhereAPutEndedBeforeItsAnswerCame) {
   coordinator_->FailNextPuts(
       {absl::UnavailableError("the stream was cut"),
        WithReason(absl::FailedPreconditionError("has ended"), Reason::kRequestIdReused)});
-  ASSERT_THAT(client_->PutTensors({}), IsOk());
+  ASSERT_THAT(client_->arrays().PutTensors({}), IsOk());
   const std::vector<std::string> ids = coordinator_->put_request_ids();
   ASSERT_EQ(ids.size(), 3u);
   EXPECT_EQ(ids[1], ids[0]);
@@ -174,7 +176,7 @@ TEST_F(MeshClientTest, AWorkerLostWhilePuttingIsTheCoordinatorsToName) {
   workers_[1]->FailPutsAfter(1, absl::UnavailableError("the connection broke"));
   coordinator_->FailTransfers(
       WithReason(absl::UnavailableError("worker w-1 of rank 1 is lost"), Reason::kWorkerLost));
-  const auto put = client_->PutTensors({Large("a")});
+  const auto put = client_->arrays().PutTensors({Large("a")});
   EXPECT_THAT(put, StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
   EXPECT_EQ(put.status().message(), "worker w-1 of rank 1 is lost");
 }
@@ -186,7 +188,7 @@ TEST_F(MeshClientTest, StopsSendingToAWorkerThatTakesNothingOnceTheTransferFaile
     coordinator_->FailTransfers(
         WithReason(absl::UnavailableError("worker w-1 is lost"), Reason::kWorkerLost));
   });
-  EXPECT_THAT(client_->PutTensors({Large("a")}),
+  EXPECT_THAT(client_->arrays().PutTensors({Large("a")}),
               StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
   failer.join();
 }
@@ -194,10 +196,10 @@ TEST_F(MeshClientTest, StopsSendingToAWorkerThatTakesNothingOnceTheTransferFaile
 TEST_F(MeshClientTest, AbortsATransferThatAWorkerRefuses) {
   workers_[0]->FailPutsAfter(
       1, WithReason(absl::ResourceExhaustedError("too much"), Reason::kMemoryLimit));
-  EXPECT_THAT(client_->PutTensors({Large("a")}),
+  EXPECT_THAT(client_->arrays().PutTensors({Large("a")}),
               StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
   EXPECT_EQ(coordinator_->aborted_transfers(), 1);
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::vector<Array> arrays, client_->ListArrays());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::vector<Array> arrays, client_->arrays().ListArrays());
   EXPECT_TRUE(arrays.empty());
 }
 
@@ -208,7 +210,7 @@ absl::Status ShortOfCallMemory() {
 
 TEST_F(MeshClientTest, PutsAgainWhenAWorkerIsShortOfMemoryForCalls) {
   workers_[0]->FailNextPutAfter(1, ShortOfCallMemory());
-  EXPECT_THAT(client_->PutTensors({Large("a")}), IsOk());
+  EXPECT_THAT(client_->arrays().PutTensors({Large("a")}), IsOk());
   EXPECT_EQ(coordinator_->aborted_transfers(), 1);
   EXPECT_EQ(coordinator_->put_request_ids().size(), 2u);
 }
@@ -218,18 +220,19 @@ TEST_F(MeshClientTest, PutsOnceWhenTheCommitIsNotAnswered) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(
       client_,
       MeshClient::Connect(coordinator_->address(), {.transfer_timeout = absl::Seconds(2)}));
-  const auto put = client_->PutTensors({Large("a")});
+  const auto put = client_->arrays().PutTensors({Large("a")});
   EXPECT_THAT(put, StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
   EXPECT_THAT(put.status().message(), HasSubstr("may be committed"));
   EXPECT_EQ(coordinator_->put_request_ids().size(), 1u);
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::vector<Array> arrays, client_->ListArrays());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::vector<Array> arrays, client_->arrays().ListArrays());
   EXPECT_EQ(arrays.size(), 1u) << "it was committed all the same";
 }
 
 TEST_F(MeshClientTest, PutsOnceWhenTheAbortIsNotAnswered) {
   workers_[0]->FailNextPutAfter(1, ShortOfCallMemory());
   coordinator_->RefuseAborts(absl::FailedPreconditionError("it is being committed"));
-  EXPECT_THAT(client_->PutTensors({Large("a")}), StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_THAT(client_->arrays().PutTensors({Large("a")}),
+              StatusIs(absl::StatusCode::kResourceExhausted));
   EXPECT_EQ(coordinator_->put_request_ids().size(), 1u);
 }
 
@@ -241,7 +244,7 @@ TEST_F(MeshClientTest, ResolvesATreeOfManyMessages) {
                        .dtype = Dtype::kBF16});
   }
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const TreeAnswer answer,
-                                 client_->ResolveTree({.match_only = true}, tensors));
+                                 client_->layouts().ResolveTree({.match_only = true}, tensors));
   EXPECT_EQ(answer.placements.size(), tensors.size());
   ASSERT_EQ(answer.specs.size(), 1u);
   EXPECT_EQ(answer.specs[0].requested, PartitionSpec({SpecEntry::Axis("tp")}));
@@ -256,7 +259,7 @@ TEST_F(MeshClientTest, DoesNotSendATreeThatIsTooLargeToBeKept) {
   for (int i = 0; i < 200'000; ++i) {  // over 4 MiB, which no message may have
     tree.tensors.push_back({.name = StrCat("model.layers.", i, ".query"), .shape = {8}});
   }
-  const absl::Status status = client_->CreateEntry("large", tree).status();
+  const absl::Status status = client_->catalog().CreateEntry("large", tree).status();
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kLimitExceeded));
   EXPECT_THAT(status.ToString(), HasSubstr("give a tree as large as this with each question"));
 }

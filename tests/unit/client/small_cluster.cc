@@ -313,7 +313,7 @@ class SmallCoordinator::Operations final : public v1::OperationService::Service 
     }
     if (!owner_.transfer_error_.ok()) {
       response.mutable_operation()->set_state(v1::OPERATION_STATE_FAILED);
-      response.mutable_operation()->set_error_code(static_cast<int>(owner_.transfer_error_.code()));
+      rpc::Encode(owner_.transfer_error_, response.mutable_operation()->mutable_error());
       writer->Write(response);
     }
     return grpc::Status::OK;

@@ -19,6 +19,7 @@
 #include "rpc/codec/status.h"
 #include "rpc/metrics/metrics_endpoint.h"
 #include "shardmesh/v1/session_service.grpc.pb.h"
+#include "status/detail.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/proxy.h"
 #include "tests/testing/status_matchers.h"

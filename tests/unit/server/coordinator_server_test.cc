@@ -23,6 +23,7 @@
 #include "shardmesh/v1/compute_service.grpc.pb.h"
 #include "shardmesh/v1/resolve_service.grpc.pb.h"
 #include "shardmesh/v1/session_service.grpc.pb.h"
+#include "status/detail.h"
 #include "status/reason.h"
 #include "tests/testing/status_matchers.h"
 
@@ -260,8 +261,8 @@ TEST_F(CoordinatorServerTest, BoundsThePutsThatACallerBegins) {
     while (!absl::IsResourceExhausted(refused) && absl::Now() < deadline) {
       refused = put_nothing();
     }
-    EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
-    EXPECT_TRUE(rpc::RetryDelayOf(refused).has_value());
+    EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kOverloaded));
+    EXPECT_TRUE(RetryDelayOf(refused).has_value());
     context.TryCancel();
     open->Finish();
   }

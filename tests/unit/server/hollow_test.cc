@@ -33,6 +33,7 @@
 #include "server/state/recovery.h"
 #include "server/steps/flight_log.h"
 #include "server/store/local_store.h"
+#include "status/detail.h"
 #include "status/reason.h"
 #include "tests/testing/proxy.h"
 #include "tests/unit/server/define_mesh.h"
@@ -1168,9 +1169,9 @@ TEST_F(HollowTest, LimitsOfTheCatalogAreKept) {
   const auto second = stub->Watch(&second_context, request);
   EXPECT_FALSE(second->Read(&response));
   const absl::Status refused = rpc::FromGrpc(second->Finish());
-  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kOverloaded));
   EXPECT_THAT(refused.ToString(), HasSubstr("--max-watches"));
-  EXPECT_TRUE(rpc::RetryDelayOf(refused).has_value());
+  EXPECT_TRUE(RetryDelayOf(refused).has_value());
   first_context.TryCancel();
   while (first->Read(&response)) {
   }
@@ -1191,9 +1192,9 @@ TEST_F(HollowTest, WatchesOfOneCallerAreLimited) {
   const auto second = stub->Watch(&second_context, request);
   EXPECT_FALSE(second->Read(&response));
   const absl::Status refused = rpc::FromGrpc(second->Finish());
-  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kOverloaded));
   EXPECT_THAT(refused.ToString(), HasSubstr("--max-watches-per-caller"));
-  EXPECT_TRUE(rpc::RetryDelayOf(refused).has_value());
+  EXPECT_TRUE(RetryDelayOf(refused).has_value());
   first_context.TryCancel();
   while (first->Read(&response)) {
   }

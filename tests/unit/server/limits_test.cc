@@ -25,6 +25,7 @@
 #include "shardmesh/v1/admin_service.grpc.pb.h"
 #include "shardmesh/v1/operation_service.grpc.pb.h"
 #include "shardmesh/v1/resolve_service.grpc.pb.h"
+#include "status/detail.h"
 #include "status/reason.h"
 #include "tensor/literal.h"
 #include "tests/unit/server/hollow_fixture.h"
@@ -511,9 +512,9 @@ TEST_F(LimitsTest, StepsUnderWayAreLimited) {
   }
   EXPECT_TRUE(Eventually([&] { return Heard(0, is_step).size() == 2; }));
   const absl::Status third = Execute(Product(session, "default")).status();
-  EXPECT_THAT(third, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
+  EXPECT_THAT(third, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kOverloaded));
   EXPECT_THAT(third.ToString(), AllOf(HasSubstr("2 steps and transfers"), HasSubstr("limit is 2")));
-  EXPECT_TRUE(rpc::RetryDelayOf(third).has_value());
+  EXPECT_TRUE(RetryDelayOf(third).has_value());
   AnswerSteps(true);
   for (const v1::AttachResponse& message : Heard(0, is_step)) ReportDone(0, message.run_step(), 0);
   for (std::thread& caller : callers) caller.join();
@@ -654,9 +655,9 @@ TEST_F(LimitsTest, OrdersAboutQuarantinesAreLimitedAndGoWithTheirClients) {
                                     context);
   };
   const absl::Status refused = list(nullptr);
-  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kOverloaded));
   EXPECT_THAT(refused.ToString(), HasSubstr("1000 questions"));
-  EXPECT_TRUE(rpc::RetryDelayOf(refused).has_value());
+  EXPECT_TRUE(RetryDelayOf(refused).has_value());
   // Clients that leave make room.
   for (Asked& one : asked) one.context.TryCancel();
   EXPECT_TRUE(Eventually([&] { return ended == kMost; }));

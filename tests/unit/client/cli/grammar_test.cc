@@ -4,9 +4,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <optional>
+#include <random>
 #include <string>
 #include <variant>
+#include <vector>
 
 #include "client/cli/command_line.h"
 #include "client/cli/shared_options.h"
@@ -17,6 +20,7 @@ namespace shardmesh::client {
 namespace {
 
 using test::IsOk;
+using test::IsOkAndHolds;
 using ::testing::HasSubstr;
 
 TEST(GrammarTest, ReadsSpecs) {
@@ -75,7 +79,7 @@ TEST(GrammarTest, ReadsShapes) {
   EXPECT_EQ(*ParseShape("30522,384"), (Shape{30522, 384}));
   EXPECT_EQ(*ParseShape(" 8 , 0 "), (Shape{8, 0}));
   EXPECT_EQ(*ParseShape(""), Shape());
-  for (const char* text : {"8,", "8x8", "-1", "9223372036854775807,2"}) {
+  for (const char* text : {"8,", "8x", "x8", "8xx8", "8X8", "scalars", "-1", "9223372036854775807,2"}) {
     EXPECT_EQ(ExitCodeOf(ParseShape(text).status()), kExitWrongUse) << text;
   }
 }
@@ -152,6 +156,76 @@ TEST(ExitCodeTest, FollowsFromTheStatus) {
   EXPECT_EQ(ExitCodeOf(WithReason(absl::UnavailableError(""), Reason::kWorkerLost)), kExitFailed);
 }
 
+TEST(TableTest, LeavesOutHeadersAndWideColumnsAsTheStyleSays) {
+  Table table({{"name"}, {"id", Table::Align::kLeft, Table::Shown::kWide}, {"size"}});
+  table.AddRow({"a", "7", "10"});
+  EXPECT_EQ(table.ToString({}), "name  size\na     10\n");
+  EXPECT_EQ(table.ToString({.headers = true, .wide = true}), "name  id  size\na     7   10\n");
+  EXPECT_EQ(table.ToString({.headers = false}), "a  10\n");
+}
+
+TEST(RoundTripTest, ShapesAreReadAsTheyArePrinted) {
+  std::mt19937_64 random(1);
+  for (int i = 0; i < 1000; ++i) {
+    Shape shape(random() % 6);
+    for (int64_t& extent : shape) extent = static_cast<int64_t>(random() % 5000);
+    EXPECT_THAT(ParseShape(FormatShape(shape)), IsOkAndHolds(shape)) << FormatShape(shape);
+    EXPECT_THAT(ParseShape(StrJoin(shape, ",")), IsOkAndHolds(shape));
+  }
+}
+
+TEST(RoundTripTest, SpecsAreReadAsTheyArePrinted) {
+  std::mt19937_64 random(2);
+  const std::vector<std::string> axes = {"dp", "fsdp", "tp", "sp", "ep_2"};
+  for (int i = 0; i < 1000; ++i) {
+    std::vector<SpecEntry> entries(random() % 5);
+    for (SpecEntry& entry : entries) {
+      const auto kind = random() % 4;
+      if (kind == 0) entry = SpecEntry::Unconstrained();
+      if (kind == 1) entry = SpecEntry::Axis(axes[random() % axes.size()]);
+      if (kind == 2) {
+        std::vector<AxisName> names(2 + random() % 3);
+        for (AxisName& name : names) name = axes[random() % axes.size()];
+        entry = SpecEntry::Axes(std::move(names));
+      }
+    }
+    std::vector<std::string> unreduced(random() % 3);
+    for (std::string& axis : unreduced) axis = axes[random() % axes.size()];
+    const PartitionSpec spec(std::move(entries), std::move(unreduced));
+    EXPECT_THAT(ParseSpec(FormatSpec(spec)), IsOkAndHolds(spec)) << FormatSpec(spec);
+  }
+}
+
+TEST(RoundTripTest, SizesAreReadAsTheyArePrinted) {
+  std::mt19937_64 random(3);
+  for (int i = 0; i < 10'000; ++i) {
+    const auto bytes = static_cast<int64_t>(random() >> (2 + random() % 61));
+    const std::string text = FormatBytes(bytes);
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const int64_t read, ParseSize(text));
+    EXPECT_EQ(FormatBytes(read), text) << bytes;
+    EXPECT_NEAR(static_cast<double>(read), static_cast<double>(bytes),
+                static_cast<double>(bytes) * 0.006);
+    EXPECT_THAT(ParseSize(StrCat(bytes)), IsOkAndHolds(bytes));
+  }
+  EXPECT_THAT(ParseSize("1.5MB"), IsOkAndHolds(1'500'000));
+  EXPECT_THAT(ParseSize("4 GiB"), IsOkAndHolds(int64_t{4} << 30));
+  for (const char* const text : {"", "MiB", "1.5", "1 XiB", "9EiB", "-1KiB", "1 2KiB"}) {
+    EXPECT_FALSE(ParseSize(text).ok()) << text;
+  }
+}
+
+TEST(GrammarTest, ReadsTheVersionOfAnArrayName) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(ArraySelector array, ParseArrayName("wq"));
+  EXPECT_EQ(array.name, "wq");
+  EXPECT_EQ(array.version, 0);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(array, ParseArrayName("a@b@3"));
+  EXPECT_EQ(array.name, "a@b");
+  EXPECT_EQ(array.version, 3);
+  for (const char* const text : {"wq@", "wq@0", "wq@-1", "wq@x", "@3"}) {
+    EXPECT_EQ(ExitCodeOf(ParseArrayName(text).status()), kExitWrongUse) << text;
+  }
+}
+
 TEST(TableTest, AlignsColumnsByCharacters) {
   Table table({{"name"}, {"size", Table::Align::kRight}, {"remark"}});
   table.AddRow({"é", "10", ""});
@@ -200,9 +274,12 @@ TEST(TableTest, CountsOneInTheSingular) {
 TEST(TableTest, WritesBytesAndTimesWithThreeDigits) {
   EXPECT_EQ(FormatBytes(0), "0 B");
   EXPECT_EQ(FormatBytes(999), "999 B");
-  EXPECT_EQ(FormatBytes(1536), "1.54 kB");
-  EXPECT_EQ(FormatBytes(999'999), "1.00 MB");
-  EXPECT_EQ(FormatBytes(90'868'376), "90.9 MB");
+  EXPECT_EQ(FormatBytes(1023), "1023 B");
+  EXPECT_EQ(FormatBytes(1024), "1.00 KiB");
+  EXPECT_EQ(FormatBytes(1536), "1.50 KiB");
+  EXPECT_EQ(FormatBytes(1'048'575), "1.00 MiB");
+  EXPECT_EQ(FormatBytes(90'868'376), "86.7 MiB");
+  EXPECT_EQ(FormatBytes(std::numeric_limits<int64_t>::max()), "8.00 EiB");
   EXPECT_EQ(FormatTime(absl::Microseconds(12)), "12.0 us");
   EXPECT_EQ(FormatTime(absl::Milliseconds(141)), "141 ms");
   EXPECT_EQ(FormatTime(absl::Seconds(2.5)), "2.50 s");

@@ -45,7 +45,7 @@ class LocalQuestionsTest : public ::testing::Test {
 TEST_F(LocalQuestionsTest, AnswersOneQuestion) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(
       const SpecAnswer answer,
-      client().CorrectSpec({.spec = Spec("tp"), .shape = {6}, .mesh = mesh_}));
+      client().layouts().CorrectSpec({.spec = Spec("tp"), .shape = {6}, .mesh = mesh_}));
   EXPECT_EQ(answer.requested, Spec("tp"));
   EXPECT_NE(answer.effective, answer.requested);
   ASSERT_EQ(answer.corrections.size(), 1u);
@@ -53,8 +53,8 @@ TEST_F(LocalQuestionsTest, AnswersOneQuestion) {
 }
 
 TEST_F(LocalQuestionsTest, KeepsErrorsWhole) {
-  const auto answer =
-      client().CorrectSpec({.spec = Spec("tp"), .shape = {6}, .mesh = mesh_, .strict = true});
+  const auto answer = client().layouts().CorrectSpec(
+      {.spec = Spec("tp"), .shape = {6}, .mesh = mesh_, .strict = true});
   EXPECT_THAT(answer, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kNotDivisible));
 }
 
@@ -68,41 +68,44 @@ TEST_F(LocalQuestionsTest, AnswersAStreamInBothDirections) {
   }
   const rpc::RuleSetDefinition rules = {.rules =
                                             *RuleSet::Create({{"w$", Spec("tp")}, {"b$", {}}})};
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const TreeAnswer answer,
-                                 client().ResolveTree({.rules = rules, .mesh = mesh_}, tensors));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const TreeAnswer answer,
+      client().layouts().ResolveTree({.rules = rules, .mesh = mesh_}, tensors));
   ASSERT_EQ(answer.placements.size(), tensors.size());
   EXPECT_EQ(answer.specs[answer.placements[kTensors - 2].spec_index].effective, Spec("tp"));
   EXPECT_EQ(answer.specs[answer.placements[kTensors - 1].spec_index].effective, PartitionSpec());
 }
 
 TEST_F(LocalQuestionsTest, KeepsDefinitionsWhileItLives) {
-  EXPECT_THAT(client().CorrectSpec({.spec = Spec("tp"), .shape = {8}}),
+  EXPECT_THAT(client().layouts().CorrectSpec({.spec = Spec("tp"), .shape = {8}}),
               StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound))
       << "no mesh is defined at the start";
-  ASSERT_THAT(client().CreateEntry("default", rpc::MeshDefinition{.mesh = mesh_, .workers = {}}),
-              IsOk());
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const SpecAnswer answer,
-                                 client().CorrectSpec({.spec = Spec("tp"), .shape = {8}}));
+  ASSERT_THAT(
+      client().catalog().CreateEntry("default", rpc::MeshDefinition{.mesh = mesh_, .workers = {}}),
+      IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const SpecAnswer answer, client().layouts().CorrectSpec({.spec = Spec("tp"), .shape = {8}}));
   EXPECT_EQ(answer.effective, Spec("tp"));
   int64_t changes = 0;
-  EXPECT_THAT(client().Watch({}, 1, absl::Now() + absl::Seconds(10),
-                             [&changes](const CatalogChanges& each) {
-                               changes += std::ssize(each.changes);
-                               return changes == 0;
-                             }),
+  EXPECT_THAT(client().catalog().Watch({}, 1, absl::Now() + absl::Seconds(10),
+                                       [&changes](const CatalogChanges& each) {
+                                         changes += std::ssize(each.changes);
+                                         return changes == 0;
+                                       }),
               IsOk());
   EXPECT_EQ(changes, 1);
 
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::unique_ptr<LocalQuestions> other,
                                  LocalQuestions::Start());
-  EXPECT_THAT(other->client().GetEntry(EntryKind::kMesh, "default"),
+  EXPECT_THAT(other->client().catalog().GetEntry(EntryKind::kMesh, "default"),
               StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound))
       << "definitions are of one instance";
 }
 
 TEST_F(LocalQuestionsTest, SaysWhatNeedsACluster) {
-  for (const absl::Status& status : {client().GetStatus().status(), client().ListArrays().status(),
-                                     client().Gather(ArraySelector::ByName("w")).status()}) {
+  for (const absl::Status& status :
+       {client().cluster().GetStatus().status(), client().arrays().ListArrays().status(),
+        client().arrays().Gather(ArraySelector::ByName("w")).status()}) {
     EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnimplemented));
     EXPECT_THAT(std::string(status.message()), HasSubstr("needs a cluster"));
   }
@@ -114,7 +117,7 @@ TEST_F(LocalQuestionsTest, AnswersManyThreads) {
   for (int thread = 0; thread < 8; ++thread) {
     threads.emplace_back([&, thread] {
       for (int i = 1; i <= 50; ++i) {
-        const auto answer = client().CorrectSpec(
+        const auto answer = client().layouts().CorrectSpec(
             {.spec = Spec("tp"), .shape = {int64_t{4} * i * (thread + 1)}, .mesh = mesh_});
         if (!answer.ok() || !answer->corrections.empty()) ++failures;
       }
@@ -129,7 +132,7 @@ TEST_F(LocalQuestionsTest, StartsAndEndsManyTimes) {
     SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::unique_ptr<LocalQuestions> local,
                                    LocalQuestions::Start());
     if (i % 2 == 0) {
-      EXPECT_THAT(local->client().ListPresets(), IsOk());
+      EXPECT_THAT(local->client().layouts().ListPresets(), IsOk());
     }
   }
 }
@@ -137,7 +140,8 @@ TEST_F(LocalQuestionsTest, StartsAndEndsManyTimes) {
 TEST_F(LocalQuestionsTest, EndsACallAtItsDeadline) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::unique_ptr<LocalQuestions> local,
                                  LocalQuestions::Start({.timeout = absl::Nanoseconds(1)}));
-  EXPECT_THAT(local->client().ListPresets(), StatusIs(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_THAT(local->client().layouts().ListPresets(),
+              StatusIs(absl::StatusCode::kDeadlineExceeded));
 }
 
 TEST(ExplainMissingDefinitionTest, AddsWhatToGiveAndKeepsTheRest) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "client/remote/worker_client.h"
+#include "status/fact_keys.h"
 #include "status/str_cat.h"
 #include "tests/testing/silent_socket.h"
 #include "tests/testing/status_matchers.h"
@@ -201,6 +202,8 @@ TEST_F(TransferTest, TakesAnotherHolderWhenOneIsLostMidway) {
   workers_[3]->Stop();
   const absl::StatusOr<std::string> degraded = DownloadAll(tensors[0], coordinator_->devices());
   EXPECT_THAT(degraded, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kArrayDegraded));
+  EXPECT_THAT(degraded, shardmesh::test::CarriesFacts(Reason::kArrayDegraded,
+                                                      {{fact::kArray, tensors[0].array.array_id}}));
   EXPECT_THAT(degraded.status().ToString(), HasSubstr("[32,64)x[0,64)"));
 }
 

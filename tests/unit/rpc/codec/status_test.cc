@@ -7,9 +7,16 @@
 
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
+#include "rpc/codec/correction_codec.h"
 #include "rpc/codec/spec_codec.h"
 #include "rpc/codec/worker_error_codec.h"
+#include "sharding/correction.h"
+#include "sharding/layout/fixes.h"
+#include "sharding/mesh.h"
+#include "sharding/spec.h"
 #include "shardmesh/v1/error.pb.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
 
@@ -61,6 +68,95 @@ TEST(StatusTest, ErrorInfoHasTheFormThatOtherClientsRead) {
   EXPECT_EQ(info.reason(), "NOT_DIVISIBLE");
   EXPECT_EQ(info.domain(), "shardmesh");
   EXPECT_EQ(info.metadata().at("python_type"), "ValueError");
+}
+
+// The detail of a type, or its default where there is none.
+template <typename Message>
+Message DetailOf(const absl::Status& status) {
+  google::rpc::Status wire;
+  EXPECT_TRUE(wire.ParseFromString(ToGrpc(status).error_details()));
+  Message message;
+  for (const auto& detail : wire.details()) {
+    if (detail.UnpackTo(&message)) break;
+  }
+  return message;
+}
+
+TEST(StatusTest, FactsFillTheStandardDetails) {
+  const auto resource = DetailOf<google::rpc::ResourceInfo>(
+      WithReason(absl::NotFoundError("no mesh"), Reason::kNotFound,
+                 {{fact::kKind, "mesh"}, {fact::kName, "m"}}));
+  EXPECT_EQ(resource.resource_type(), "mesh");
+  EXPECT_EQ(resource.resource_name(), "m");
+  EXPECT_EQ(resource.description(), "no mesh");
+  const auto quota = DetailOf<google::rpc::QuotaFailure>(
+      WithReason(absl::ResourceExhaustedError("full"), Reason::kMemoryLimit,
+                 {{fact::kIdentity, "w-1"}, {fact::kHave, 1}, {fact::kNeed, 2}}));
+  ASSERT_EQ(quota.violations_size(), 1);
+  EXPECT_EQ(quota.violations(0).subject(), "w-1");
+  EXPECT_EQ(quota.violations(0).description(), "full");
+  const auto precondition = DetailOf<google::rpc::PreconditionFailure>(
+      WithReason(absl::FailedPreconditionError("rank 1 is missing"), Reason::kMeshIncomplete,
+                 {{fact::kMesh, "m"}, {fact::kRank, 1}}));
+  ASSERT_EQ(precondition.violations_size(), 1);
+  EXPECT_EQ(precondition.violations(0).type(), "MESH_INCOMPLETE");
+  EXPECT_EQ(precondition.violations(0).subject(), "m");
+  EXPECT_EQ(precondition.violations(0).description(), "rank 1 is missing");
+}
+
+TEST(StatusTest, TheFieldIsAlsoAFactWhereTheReasonHasOne) {
+  const absl::Status bad = WithField(BadField("axes", "must be empty"), "q");
+  EXPECT_EQ(FactOf(RoundTrip(bad), fact::kField), "q.axes");
+  EXPECT_EQ(FactOf(WithField(InvalidArgument(Reason::kNotDivisible, "m"), "q"), fact::kField),
+            std::nullopt);
+}
+
+TEST(StatusTest, CorrectionsAndTheirFixesCrossTheWire) {
+  const Mesh mesh = *Mesh::Parse("dp=2,tp=4");
+  const PartitionSpec spec({SpecEntry::Axis("tp"), SpecEntry::Axis("dp")});
+  const Shape shape = {30, 7};
+  const CorrectionResult corrected = *Correct(spec, shape, mesh);
+  const std::vector<Fix> fixes = SuggestFixes(spec, shape, mesh, corrected);
+  const absl::Status status = RoundTrip(WithCorrections(
+      InvalidArgument(corrected.corrections[0].reason, "m"), corrected.corrections, fixes, mesh));
+  const CorrectionFailure failure = CorrectionsOf(status);
+  EXPECT_EQ(failure.corrections, corrected.corrections);
+  ASSERT_EQ(failure.fixes.size(), fixes.size());
+  ASSERT_FALSE(fixes.empty());
+  EXPECT_EQ(failure.fixes[0].text, fixes[0].text);
+  EXPECT_EQ(failure.fixes[0].spec, fixes[0].spec);
+  EXPECT_EQ(failure.omitted, 0);
+  EXPECT_EQ(FactOf(status, fact::kNeed), "4");
+  EXPECT_TRUE(CorrectionsOf(InvalidArgument(Reason::kNotDivisible, "m")).corrections.empty());
+}
+
+TEST(StatusTest, CorrectionsWithoutRoomAreCounted) {
+  const Mesh mesh = *Mesh::Parse("tp=4");
+  const std::vector<Correction> many(200, {.dim = 0,
+                                           .requested = SpecEntry::Axis("tp"),
+                                           .reason = Reason::kNotDivisible,
+                                           .have = 30,
+                                           .need = 4});
+  const absl::Status status = WithCorrections(
+      InvalidArgument(Reason::kNotDivisible, std::string(5'000, 'x')), many, {}, mesh);
+  const grpc::Status wire = ToGrpc(status);
+  EXPECT_LT(wire.error_message().size() + wire.error_details().size() * 4 / 3, 8000u);
+  const CorrectionFailure failure = CorrectionsOf(FromGrpc(wire));
+  EXPECT_FALSE(failure.corrections.empty());
+  EXPECT_EQ(std::ssize(failure.corrections) + failure.omitted, 200);
+}
+
+TEST(StatusTest, AnEmbeddedStatusKeepsItsDetails) {
+  google::rpc::Status wire;
+  Encode(WithReason(absl::NotFoundError("gone"), Reason::kSessionGone, {{fact::kName, "s"}}),
+         &wire);
+  const absl::Status back = Decode(wire);
+  EXPECT_EQ(back.code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(ReasonOf(back), Reason::kSessionGone);
+  EXPECT_EQ(FactOf(back, fact::kName), "s");
+  wire.set_code(99);
+  EXPECT_EQ(Decode(wire).code(), absl::StatusCode::kUnknown);
+  EXPECT_EQ(Decode(google::rpc::Status()), absl::OkStatus());
 }
 
 TEST(StatusTest, AReasonOfANewerBuildIsPassedOn) {
@@ -146,7 +242,8 @@ TEST(ReasonTest, EveryWireReasonIsKnown) {
 
 TEST(WorkerErrorTest, CodeMessageAndReasonCrossTheWire) {
   const absl::Status status =
-      WithReason(absl::UnavailableError("rank 1 is lost"), Reason::kWorkerLost);
+      WithReason(absl::UnavailableError("rank 1 is lost"), Reason::kWorkerLost,
+                 {{fact::kRank, 1}, {fact::kIdentity, "w-1"}});
   v1::WorkerError wire;
   Encode(status, &wire);
   EXPECT_EQ(Decode(wire), status);

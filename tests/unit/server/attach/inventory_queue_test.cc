@@ -66,7 +66,7 @@ TEST_F(InventoryQueueTest, OneInventoryMayGoBeyondTheLimit) {
   EXPECT_THAT(queue_.Keep(&streams_[1], 20), IsOk()) << "the first beyond the limit";
   EXPECT_THAT(queue_.Keep(&streams_[1], 20), IsOk());
   EXPECT_THAT(queue_.Keep(&streams_[0], 1),
-              StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
+              StatusIs(absl::StatusCode::kResourceExhausted, Reason::kOverloaded));
   queue_.EndTurn(&streams_[1]);
   EXPECT_THAT(queue_.Keep(&streams_[0], 1), IsOk());
   EXPECT_THAT(queue_.Keep(&streams_[4], 1'000), IsOk()) << "it has no turn, nothing is counted";

@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "gtest/gtest.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "tests/testing/status_matchers.h"
 
@@ -72,6 +73,23 @@ TEST(WorkerHelloTest, RefusesWhatDoesNotFit) {
     each.change(&hello);
     EXPECT_THAT(CheckHello(hello, "c", 7), StatusIs(each.code, each.reason)) << each.name;
   }
+  const auto refusal = [](const auto& change) {
+    WorkerHello hello = Hello();
+    change(&hello);
+    return CheckHello(hello, "c", 7);
+  };
+  const std::string own = Hello().identity;
+  EXPECT_THAT(refusal([](auto* h) { h->min_protocol = h->max_protocol = 0; }),
+              test::CarriesFacts(Reason::kProtocolMismatch,
+                                 {{fact::kIdentity, own}, {fact::kHave, 0}, {fact::kNeed, 1}}));
+  EXPECT_THAT(refusal([](auto* h) { h->cluster_id = "d"; }),
+              test::CarriesFacts(Reason::kClusterMismatch,
+                                 {{fact::kIdentity, own}, {fact::kHave, "d"}, {fact::kNeed, "c"}}));
+  EXPECT_THAT(
+      refusal([](auto* h) { h->data_identity = "b"; }),
+      test::CarriesFacts(Reason::kIdentityMismatch, {{fact::kHave, "b"}, {fact::kNeed, own}}));
+  EXPECT_THAT(refusal([](auto* h) { h->term = 8; }),
+              test::CarriesFacts(Reason::kStaleTerm, {{fact::kHave, 7}, {fact::kNeed, 8}}));
 }
 
 }  // namespace

@@ -2,7 +2,10 @@
 #include "server/attach/worker_session.h"
 
 #include "server/attach/attach_codec.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
+#include "tests/testing/status_matchers.h"
 #include "tests/unit/server/worker_streams_fixture.h"
 
 namespace shardmesh::server {
@@ -175,6 +178,11 @@ TEST_F(WorkerSessionTest, AnEndpointThatLeadsToAnotherWorkerIsRefused) {
   AnswerAs("b");
   EXPECT_THAT(*worker.end(),
               StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kEndpointUnverified));
+  EXPECT_THAT(
+      *worker.end(),
+      test::CarriesFacts(Reason::kEndpointUnverified,
+                         {{fact::kIdentity, "a"},
+                          {fact::kValue, FactOf(*worker.end(), fact::kValue).value_or("none")}}));
   EXPECT_EQ(members_.view()->FindWorker("a"), nullptr);
   EXPECT_EQ(streams_->FailedAttachesOf("a").count, 0) << "kept of known workers only";
 }

@@ -1,11 +1,15 @@
 // What members are sent, in which order, and what they are not.
 #include "server/attach/worker_streams.h"
 
+#include <set>
+
 #include "absl/synchronization/notification.h"
 #include "rpc/codec/definition.h"
 #include "rpc/codec/spec_codec.h"
 #include "shardmesh/v1/catalog_service.pb.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
+#include "tests/testing/status_matchers.h"
 #include "tests/unit/server/worker_streams_fixture.h"
 
 namespace shardmesh::server {
@@ -16,11 +20,18 @@ using ::shardmesh::test::IsOk;
 using ::shardmesh::test::StatusIs;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
 using Down = v1::AttachResponse;
+
+Down Parsed(const WorkerMessage& message) {
+  Down parsed;
+  EXPECT_TRUE(parsed.ParseFromString(*message));
+  return parsed;
+}
 
 class FakeStream final : public WorkerStream {
  public:
@@ -29,7 +40,12 @@ class FakeStream final : public WorkerStream {
 
   const std::string& identity() const override { return identity_; }
   uint64_t attachment() const override { return attachment_; }
-  void Send(WorkerMessage message) override { sent_.Add(message); }
+  void Send(WorkerMessage message) override {
+    sent_.Add(message);
+    if (Parsed(message).has_membership()) return;  // comes when it likes
+    absl::MutexLock lock(&mutex_);
+    last_ = std::move(message);
+  }
   void Close(absl::Status status) override {
     absl::MutexLock lock(&mutex_);
     if (!end_.has_value()) end_ = std::move(status);
@@ -51,6 +67,11 @@ class FakeStream final : public WorkerStream {
     return end_;
   }
   const SentMessages& sent() const { return sent_; }
+  // The last message but memberships.
+  WorkerMessage last() const {
+    absl::MutexLock lock(&mutex_);
+    return last_;
+  }
 
  private:
   const std::string identity_;
@@ -58,6 +79,7 @@ class FakeStream final : public WorkerStream {
   SentMessages sent_;
   mutable absl::Mutex mutex_;
   std::optional<absl::Status> end_;
+  WorkerMessage last_;
   std::string undecided_;
 };
 
@@ -116,11 +138,14 @@ class WorkerStreamsTest : public WorkerStreamsFixture {
     }
     return work;
   }
-  static std::shared_ptr<const std::string> StepMessage() {
+  static EncodedStepPtr StepMessage() {
     v1::RunStep step;
     step.set_plan_hash("hash");
-    step.set_plan("plan");
-    return std::make_shared<const std::string>(step.SerializeAsString());
+    step.set_return_literals(true);
+    return std::make_shared<const EncodedStep>(
+        EncodedStep{.plan_hash = "hash",
+                    .plan = std::make_shared<const std::string>("plan"),
+                    .rest = step.SerializeAsString()});
   }
 
   std::vector<std::unique_ptr<FakeStream>> all_;
@@ -139,7 +164,39 @@ TEST_F(WorkerStreamsTest, AStepGoesToItsParticipantsOnly) {
     EXPECT_EQ(each.run_step().sequence(), 11);
     EXPECT_EQ(each.run_step().epoch(), 3);
     EXPECT_EQ(each.run_step().term(), 7);
+    EXPECT_EQ(each.run_step().plan_hash(), "hash");
+    EXPECT_TRUE(each.run_step().return_literals());
   }
+}
+
+TEST_F(WorkerStreamsTest, AStepIsSerialisedOnceForAllWorkers) {
+  const std::vector<std::string> identities = {"a", "b", "c", "d"};
+  std::vector<FakeStream*> joined;
+  for (const std::string& identity : identities) joined.push_back(Join(identity));
+  // Bytes that no serialiser writes: parsing and serialising them again would change them.
+  EncodedStep step = *StepMessage();
+  constexpr std::string_view kReturnLiterals("\x48\x01", 2);
+  step.rest.insert(0, kReturnLiterals).append("\xa2\x06\x03odd").append(kReturnLiterals);
+  const auto shared = std::make_shared<const EncodedStep>(step);
+  for (const int64_t sequence : {1, 2}) {  // with the plan, and without it
+    streams_->Start(Work(sequence, identities), shared);
+    std::set<WorkerMessage> serialised;
+    for (FakeStream* stream : joined) {
+      ASSERT_EQ(Parsed(stream->last()).run_step().sequence(), sequence);
+      serialised.insert(stream->last());
+    }
+    ASSERT_THAT(serialised, SizeIs(1));
+    EXPECT_THAT(**serialised.begin(), EndsWith(step.rest));
+  }
+  // Workers that ask for the plan share one message, too.
+  std::set<WorkerMessage> serialised;
+  for (FakeStream* stream : joined) {
+    streams_->SendPlan(stream, 2);
+    EXPECT_EQ(Parsed(stream->last()).run_step().plan(), "plan");
+    serialised.insert(stream->last());
+  }
+  ASSERT_THAT(serialised, SizeIs(1));
+  EXPECT_THAT(**serialised.begin(), EndsWith(step.rest));
 }
 
 TEST_F(WorkerStreamsTest, ThePlanGoesAlongUntilAllParticipantsHaveIt) {
@@ -255,6 +312,8 @@ TEST_F(WorkerStreamsTest, AMeshIsReadyWhenItsWorkersReachOneAnother) {
               StatusIs(absl::StatusCode::kUnavailable, Reason::kRecovering));
   ReportPeers(a);
   ReportPeers(b, {"a", "elsewhere"});
+  EXPECT_THAT(streams_->CheckReady("m"),
+              test::CarriesFacts(Reason::kRecovering, {{fact::kIdentity, "b"}}));
   EXPECT_TRUE(streams_->IsReady("a"));
   EXPECT_FALSE(streams_->IsReady("b"));
   EXPECT_THAT(streams_->CheckReady("m").message(),
@@ -264,6 +323,7 @@ TEST_F(WorkerStreamsTest, AMeshIsReadyWhenItsWorkersReachOneAnother) {
   streams_->Stop();
   EXPECT_THAT(streams_->CheckReady("m"),
               StatusIs(absl::StatusCode::kUnavailable, Reason::kNotServing));
+  EXPECT_THAT(streams_->CheckReady("m"), test::CarriesFacts(Reason::kNotServing, {}));
 }
 
 TEST_F(WorkerStreamsTest, WorkersThatDoNotMeetMakeAMeshIncomplete) {

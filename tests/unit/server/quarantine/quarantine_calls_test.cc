@@ -24,6 +24,7 @@
 #include "server/store/local_store.h"
 #include "shardmesh/v1/attach_service.pb.h"
 #include "shardmesh/v1/cluster_service.pb.h"
+#include "status/detail.h"
 #include "status/str_cat.h"
 #include "tests/testing/fake_clock.h"
 #include "tests/testing/status_matchers.h"
@@ -354,7 +355,7 @@ TEST_F(QuarantineCallsTest, ADropWhileAWorkerIsAwayDropsNothing) {
   EXPECT_THAT(waits, StatusIs(absl::StatusCode::kUnavailable, Reason::kRecovering));
   EXPECT_THAT(waits.ToString(), AllOf(HasSubstr("w1 (rank 1 of mesh \"m\": it was killed)"),
                                       HasSubstr("nothing was dropped")));
-  EXPECT_TRUE(rpc::RetryDelayOf(waits).has_value());
+  EXPECT_TRUE(RetryDelayOf(waits).has_value());
   EXPECT_TRUE(hub_.kept.empty()) << "no worker is asked to drop anything";
   EXPECT_THAT(Drop({array.array_id}, false, {{}}),
               StatusIs(absl::StatusCode::kUnavailable, Reason::kRecovering))
@@ -364,7 +365,7 @@ TEST_F(QuarantineCallsTest, ADropWhileAWorkerIsAwayDropsNothing) {
   const absl::Status refused = Drop({array.array_id}, false, {Has(array, 0)});
   EXPECT_THAT(refused, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kMeshIncomplete));
   EXPECT_THAT(refused.ToString(), HasSubstr("w1 (rank 1"));
-  EXPECT_TRUE(rpc::RetryDelayOf(refused).has_value());
+  EXPECT_TRUE(RetryDelayOf(refused).has_value());
   EXPECT_TRUE(hub_.kept.empty());
   const absl::Status absent = Drop({array.array_id}, false, {{}});
   EXPECT_THAT(absent, StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
@@ -406,14 +407,14 @@ TEST_F(QuarantineCallsTest, ADropThatFailsInTheMiddleSaysWhatWasDropped) {
     EXPECT_LT(text.find(part), not_dropped) << part;
   }
   // One that is lost may have dropped its part; nobody asks again without knowing that.
-  const absl::Status lost = rpc::WithRetryDelay(
+  const absl::Status lost = WithRetryDelay(
       WithReason(absl::UnavailableError("worker \"w1\" is not attached"), Reason::kWorkerLost),
       absl::Seconds(1));
   EXPECT_THAT(Drop({one.array_id}, false, {Has(one, 0), Has(one, 1), Has(one, 0)}), HasNotEnded());
   hub_.Answer(lost);
   ASSERT_TRUE(done_.has_value());
   EXPECT_THAT(*done_, StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
-  EXPECT_FALSE(rpc::RetryDelayOf(*done_).has_value());
+  EXPECT_FALSE(RetryDelayOf(*done_).has_value());
   EXPECT_THAT(done_->ToString(),
               AllOf(HasSubstr(StrCat("dropped for good: ", one.array_id, " on w0")),
                     HasSubstr(StrCat("perhaps dropped: ", one.array_id, " on w1"))));
@@ -435,7 +436,7 @@ TEST_F(QuarantineCallsTest, ARestoreWaitsForWorkersThatComeBack) {
     const absl::Status status = Restore(array.array_id, {answer});
     EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable, Reason::kRecovering));
     EXPECT_THAT(status.ToString(), AllOf(HasSubstr("w1"), Not(HasSubstr("drop"))));
-    EXPECT_TRUE(rpc::RetryDelayOf(status).has_value());
+    EXPECT_TRUE(RetryDelayOf(status).has_value());
   }
   clock_.Advance(Recovery::kDefaultReturnGrace);
   const absl::Status incomplete = Restore(array.array_id, {Has(array, 0)});
@@ -471,7 +472,7 @@ TEST_F(QuarantineCallsTest, TheSecondOfTwoRestoresHearsOfTheFirst) {
     ASSERT_TRUE(done_.has_value());
     EXPECT_THAT(*done_, StatusIs(absl::StatusCode::kAborted));
     EXPECT_THAT(done_->ToString(), HasSubstr("is being restored by another call"));
-    EXPECT_TRUE(rpc::RetryDelayOf(*done_).has_value());
+    EXPECT_TRUE(RetryDelayOf(*done_).has_value());
   }
   EXPECT_FALSE(first.has_value());
   hub_.Answer(Has(array, 0));

@@ -11,6 +11,7 @@
 #include "absl/synchronization/notification.h"
 #include "rpc/codec/status.h"
 #include "server/service/caller_count.h"
+#include "status/detail.h"
 #include "tests/testing/status_matchers.h"
 
 namespace shardmesh::server {
@@ -36,8 +37,8 @@ TEST(BackgroundTest, OneCallerLeavesPlacesForOthers) {
   }
   EXPECT_FALSE(background.Run("eve", [] {}));
   EXPECT_THAT(TooManyWait(),
-              test::StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
-  EXPECT_TRUE(rpc::RetryDelayOf(TooManyWait()).has_value());
+              test::StatusIs(absl::StatusCode::kResourceExhausted, Reason::kOverloaded));
+  EXPECT_TRUE(RetryDelayOf(TooManyWait()).has_value());
   go.Notify();
 }
 

@@ -16,6 +16,7 @@
 #include "rpc/codec/status.h"
 #include "server/store/sqlite_store.h"
 #include "shardmesh/v1/admin_service.grpc.pb.h"
+#include "status/detail.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
 #include "tests/testing/eventually.h"
@@ -140,8 +141,8 @@ TEST_F(AdminServiceTest, OneWhoDoesNotReadKeepsNobodyElseFromASnapshot) {
   v1::SnapshotResponse header;
   ASSERT_TRUE(stuck->Read(&header));
   const auto second = Take();
-  EXPECT_THAT(second, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
-  EXPECT_TRUE(rpc::RetryDelayOf(second.status()).has_value());
+  EXPECT_THAT(second, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kOverloaded));
+  EXPECT_TRUE(RetryDelayOf(second.status()).has_value());
   EXPECT_TRUE(test::Eventually([&] {
     clock_.Advance(absl::Seconds(31));
     return Take().ok();
@@ -158,7 +159,7 @@ TEST_F(AdminServiceTest, EndsWhenTheCoordinatorStops) {
   service_.end_streams();
   const absl::Status ended = Take().status();
   EXPECT_THAT(ended, StatusIs(absl::StatusCode::kUnavailable, Reason::kNotServing));
-  EXPECT_TRUE(rpc::RetryDelayOf(ended).has_value());
+  EXPECT_TRUE(RetryDelayOf(ended).has_value());
 }
 
 }  // namespace

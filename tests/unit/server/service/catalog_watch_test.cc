@@ -16,6 +16,8 @@
 #include "server/store/local_store.h"
 #include "shardmesh/store/v1/definition.pb.h"
 #include "shardmesh/v1/catalog_service.grpc.pb.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
 #include "status/str_cat.h"
 #include "tests/testing/status_matchers.h"
 
@@ -131,7 +133,7 @@ TEST_F(CatalogWatchTest, EndsWithTheCoordinatorAndSaysWhenToTryAgain) {
   EXPECT_FALSE(stream->Read(&response));
   const absl::Status ended = rpc::FromGrpc(stream->Finish());
   EXPECT_THAT(ended, test::StatusIs(absl::StatusCode::kUnavailable, Reason::kNotServing));
-  EXPECT_TRUE(rpc::RetryDelayOf(ended).has_value());
+  EXPECT_TRUE(RetryDelayOf(ended).has_value());
 }
 
 TEST_F(CatalogWatchTest, AWatcherThatDoesNotReadIsCutOff) {
@@ -156,6 +158,10 @@ TEST_F(CatalogWatchTest, AWatcherThatDoesNotReadIsCutOff) {
   while (stream->Read(&response)) {
   }
   const grpc::Status ended = stream->Finish();
+  if (ended.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED) {
+    EXPECT_THAT(rpc::FromGrpc(ended),
+                test::CarriesFacts(Reason::kSlowReader, {{fact::kLimit, 16 << 20}}));
+  }
   EXPECT_THAT(ended.error_code(),
               ::testing::AnyOf(grpc::StatusCode::RESOURCE_EXHAUSTED, grpc::StatusCode::CANCELLED));
   EXPECT_LT(absl::Now() - start, absl::Seconds(10));

@@ -14,6 +14,7 @@
 #include "process/random_bytes.h"
 #include "server/state/array_record.h"
 #include "server/store/local_store.h"
+#include "status/fact_keys.h"
 #include "status/str_cat.h"
 #include "tests/testing/cpu_time.h"
 #include "tests/testing/fake_clock.h"
@@ -1003,6 +1004,9 @@ TEST_F(ArrayRegistryTest, WhatHasNoNameInARestoredStateIsPutAsideAndNotDeleted) 
 TEST_F(ArrayRegistryTest, AMeshIsNotChangedUnderAnArrayNorAnArrayPutOnAMeshThatChanges) {
   const std::string id = Stage();
   EXPECT_THAT(registry_->BeginMeshChange("m"), StatusIs(absl::StatusCode::kFailedPrecondition));
+  EXPECT_THAT(registry_->BeginMeshChange("m"),
+              test::CarriesFacts(Reason::kMeshInUse,
+                                 {{fact::kMesh, "m"}, {fact::kArray, id}, {fact::kHave, 1}}));
   EXPECT_THAT(registry_->BeginMeshChange("m").ToString(), HasSubstr("such as array " + id));
   registry_->Discard({id});
   ASSERT_THAT(registry_->BeginMeshChange("m"), IsOk());

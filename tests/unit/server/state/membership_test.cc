@@ -1,5 +1,6 @@
 // Who is alive, who serves which rank, and what the epoch counts.
 #include "server/state/membership.h"
+#include "status/fact_keys.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -97,6 +98,7 @@ TEST_F(MembershipTest, RefusesASecondClaimantUntilTheFirstIsLost) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const uint64_t first, Attach("a", 1));
   const absl::StatusOr<uint64_t> second = Attach("a", 2);
   EXPECT_THAT(second, StatusIs(absl::StatusCode::kAlreadyExists, Reason::kIdentityInUse));
+  EXPECT_THAT(second, test::CarriesFacts(Reason::kIdentityInUse, {{fact::kIdentity, "a"}}));
   EXPECT_THAT(second.status().ToString(),
               AllOf(HasSubstr("process 42"), HasSubstr("host"), HasSubstr("127.0.0.1:1")));
   members_.Detach(first, "gone");
@@ -154,6 +156,19 @@ TEST_F(MembershipTest, RefusesMeshesThatDoNotAddUp) {
   EXPECT_THAT(members_.AddMesh("m", 1, {"a"}), IsOk());
   EXPECT_THAT(members_.AddMesh("m", 1, {"a"}),
               StatusIs(absl::StatusCode::kAlreadyExists, Reason::kAlreadyExists));
+  EXPECT_THAT(
+      members_.AddMesh("m", 1, {"a"}),
+      test::CarriesFacts(Reason::kAlreadyExists, {{fact::kKind, "mesh"}, {fact::kName, "m"}}));
+  EXPECT_THAT(
+      members_.view()->CheckComplete("mm"),
+      test::CarriesFacts(Reason::kNotFound,
+                         {{fact::kKind, "mesh"}, {fact::kName, "mm"}, {fact::kNearest, "m"}}));
+  EXPECT_THAT(members_.view()->CheckComplete("m"),
+              test::CarriesFacts(Reason::kMeshIncomplete, {{fact::kMesh, "m"},
+                                                           {fact::kRank, 0},
+                                                           {fact::kIdentity, "a"},
+                                                           {fact::kHave, 0},
+                                                           {fact::kNeed, 1}}));
   EXPECT_THAT(members_.RemoveMesh("m"), IsOk());
   EXPECT_THAT(members_.RemoveMesh("m"), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
 }

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "rpc/codec/status.h"
+#include "status/detail.h"
 #include "status/reason.h"
 #include "tests/testing/fake_clock.h"
 
@@ -88,7 +89,7 @@ TEST_F(RecoveryTest, SaysThatTheCallMayBeTriedAgain) {
   const absl::Status status = Recovering("waits for rank 1");
   EXPECT_TRUE(absl::IsUnavailable(status));
   EXPECT_EQ(ReasonOf(status), Reason::kRecovering);
-  EXPECT_GT(rpc::RetryDelayOf(status).value_or(absl::ZeroDuration()), absl::ZeroDuration());
+  EXPECT_GT(RetryDelayOf(status).value_or(absl::ZeroDuration()), absl::ZeroDuration());
 }
 
 }  // namespace

@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "rpc/codec/status.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
 #include "tests/testing/fake_clock.h"
 #include "tests/testing/status_matchers.h"
 
@@ -53,6 +55,7 @@ TEST_F(SessionTest, ExpiresWhenItsTtlHasPassedAndLetsGoOfEverything) {
   EXPECT_THAT(ended_[0].arrays, ElementsAre("a", "b"));
   EXPECT_THAT(ended_[0].transfers, ElementsAre("t"));
   EXPECT_THAT(table_.Renew(id), StatusIs(absl::StatusCode::kNotFound, Reason::kSessionGone));
+  EXPECT_THAT(table_.Renew(id), test::CarriesFacts(Reason::kSessionGone, {{fact::kName, id}}));
 }
 
 TEST_F(SessionTest, LivesAsLongAsItIsRenewed) {
@@ -106,8 +109,8 @@ TEST_F(SessionTest, BoundsTheNumberOfSessions) {
   for (int i = 0; i < 3; ++i) OpenFor(absl::Seconds(10));
   EXPECT_EQ(table_.size(), 3);
   const absl::Status refused = table_.Open(kCaller, "", absl::Seconds(1)).status();
-  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
-  EXPECT_TRUE(rpc::RetryDelayOf(refused).has_value());
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kOverloaded));
+  EXPECT_TRUE(RetryDelayOf(refused).has_value());
   clock_.Advance(absl::Seconds(10));
   EXPECT_EQ(table_.size(), 0);
   EXPECT_THAT(table_.Open(kCaller, "", absl::Seconds(1)), IsOk());
@@ -120,9 +123,9 @@ TEST_F(SessionTest, BoundsTheSessionsOfOneCallerAlone) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const Session first, table.Open(ada, "", absl::Seconds(10)));
   ASSERT_THAT(table.Open(ada, "", absl::Seconds(10)), IsOk());
   const absl::Status refused = table.Open(ada, "", absl::Seconds(10)).status();
-  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kOverloaded));
   EXPECT_THAT(refused.message(), HasSubstr("client/ada has 2 sessions open, and may have 2"));
-  EXPECT_TRUE(rpc::RetryDelayOf(refused).has_value());
+  EXPECT_TRUE(RetryDelayOf(refused).has_value());
   EXPECT_THAT(table.Open(bob, "", absl::Seconds(10)), IsOk());
   ASSERT_THAT(table.Close(first.id), IsOk());
   EXPECT_THAT(table.Open(ada, "", absl::Seconds(10)), IsOk());
@@ -149,10 +152,10 @@ TEST_F(SessionTest, BoundsTheWorkOfOneSession) {
   ASSERT_THAT(table.AddTransfer(busy, "t"), IsOk());
   ASSERT_THAT(table.BeginStep(busy), IsOk());
   const absl::Status refused = table.BeginStep(busy);
-  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
-  EXPECT_TRUE(rpc::RetryDelayOf(refused).has_value());
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kOverloaded));
+  EXPECT_TRUE(RetryDelayOf(refused).has_value());
   EXPECT_THAT(table.AddTransfer(busy, "u"),
-              StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
+              StatusIs(absl::StatusCode::kResourceExhausted, Reason::kOverloaded));
   EXPECT_THAT(table.BeginStep(other), IsOk());
   table.EndStep(busy);
   EXPECT_THAT(table.AddTransfer(busy, "u"), IsOk());

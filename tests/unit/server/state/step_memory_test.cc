@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "rpc/codec/status.h"
+#include "status/detail.h"
 #include "status/str_cat.h"
 #include "tests/testing/status_matchers.h"
 
@@ -42,7 +43,7 @@ TEST_F(StepMemoryTest, ARepeatedRequestGetsTheAnswer) {
   ASSERT_THAT(memory_.Begin("ada", "r", "f", kNow), IsOkAndHolds(nullptr));
   const absl::Status runs = Again("r");
   EXPECT_THAT(runs, StatusIs(absl::StatusCode::kAborted));
-  EXPECT_TRUE(rpc::RetryDelayOf(runs).has_value());
+  EXPECT_TRUE(RetryDelayOf(runs).has_value());
   memory_.Finish("r", Sized(8, 42), kNow);
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const StepMemory::Answer answer,
                                  memory_.Begin("ada", "r", "f", kNow));

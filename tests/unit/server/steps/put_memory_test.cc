@@ -1,5 +1,6 @@
 // Puts by request: repeated ones, those of other contents, those that ended.
 #include "server/steps/put_memory.h"
+#include "status/fact_keys.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -40,6 +41,8 @@ TEST_F(PutMemoryTest, TheSameIdWithOtherTensorsIsRefused) {
   memory_.Began("r", put);
   EXPECT_THAT(memory_.Find("r", "g"),
               StatusIs(absl::StatusCode::kInvalidArgument, Reason::kRequestIdReused));
+  EXPECT_THAT(memory_.Find("r", "g"),
+              test::CarriesFacts(Reason::kRequestIdReused, {{fact::kValue, "r"}}));
 }
 
 TEST_F(PutMemoryTest, ARefusedPutIsForgottenAtOnce) {

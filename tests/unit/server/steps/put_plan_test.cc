@@ -11,6 +11,7 @@
 
 #include "rpc/codec/status.h"
 #include "sharding/rules/rule_set.h"
+#include "status/detail.h"
 #include "tests/unit/server/steps/ready_cluster.h"
 
 namespace shardmesh::server {
@@ -236,7 +237,7 @@ TEST_F(PutPlanTest, APutOnAMeshThatLostAWorkerMeanwhileIsToBeTriedAgain) {
   endpoints_.endpoints.pop_back();
   const absl::Status refused = plan.Begin().status();
   EXPECT_THAT(refused, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kMeshIncomplete));
-  EXPECT_TRUE(rpc::RetryDelayOf(refused).has_value());
+  EXPECT_TRUE(RetryDelayOf(refused).has_value());
 }
 
 }  // namespace

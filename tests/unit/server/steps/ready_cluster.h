@@ -34,7 +34,7 @@ namespace shardmesh::server {
 // Keeps what the workers would hear last.
 class KeepingTransport final : public StepTransport {
  public:
-  void Start(const WorkRef& work, const std::shared_ptr<const std::string>& message) override {
+  void Start(const WorkRef& work, const EncodedStepPtr& message) override {
     absl::MutexLock lock(&mutex_);
     ++started_;
     work_ = work;
@@ -51,16 +51,16 @@ class KeepingTransport final : public StepTransport {
     absl::MutexLock lock(&mutex_);
     return work_;
   }
-  std::string message() {
+  EncodedStepPtr message() {
     absl::MutexLock lock(&mutex_);
-    return message_ == nullptr ? "" : *message_;
+    return message_;
   }
 
  private:
   absl::Mutex mutex_;
   int started_ ABSL_GUARDED_BY(mutex_) = 0;
   WorkRef work_ ABSL_GUARDED_BY(mutex_);
-  std::shared_ptr<const std::string> message_ ABSL_GUARDED_BY(mutex_);
+  EncodedStepPtr message_ ABSL_GUARDED_BY(mutex_);
 };
 
 // Answers as the test says.

@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "rpc/codec/status.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
 #include "tests/testing/cpu_time.h"
 #include "tests/testing/fake_clock.h"
 #include "tests/testing/status_matchers.h"
@@ -24,7 +26,7 @@ using ::testing::HasSubstr;
 // Writes down what the workers would hear.
 class RecordingTransport final : public StepTransport {
  public:
-  void Start(const WorkRef& work, const std::shared_ptr<const std::string>& message) override {
+  void Start(const WorkRef& work, const EncodedStepPtr& message) override {
     Add(StrCat("start ", work.op));
   }
   void Commit(const WorkRef& work) override { Add(StrCat("commit ", work.op)); }
@@ -134,10 +136,12 @@ TEST_F(SequencerTest, RefusesMoreWorkThanMayBeLiveUntilSomeHasEnded) {
   transfer.timeout = absl::Seconds(30);
   ASSERT_THAT(sequencer.BeginTransfer(std::move(transfer), ignore), IsOk());
   const absl::Status third = sequencer.Submit(Step("waits", {"x"}, {}), ignore).status();
-  EXPECT_THAT(third, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
+  EXPECT_THAT(third, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kOverloaded));
+  EXPECT_THAT(third,
+              test::CarriesFacts(Reason::kOverloaded, {{fact::kHave, 2}, {fact::kLimit, 2}}));
   EXPECT_THAT(std::string(third.message()),
               AllOf(HasSubstr("2 steps and transfers are live"), HasSubstr("limit is 2")));
-  EXPECT_TRUE(rpc::RetryDelayOf(third).has_value());
+  EXPECT_TRUE(RetryDelayOf(third).has_value());
   sequencer.Cancel(*first);
   EXPECT_THAT(sequencer.Submit(Step("three", {"x"}, {}), ignore), IsOk());
 }
@@ -193,6 +197,9 @@ TEST_F(SequencerTest, AStepBehindACancelledOneIsAdmitted) {
   EXPECT_THAT(transport_.heard(), ElementsAre("start reads x")) << "a writer holds up readers";
   sequencer_.Cancel(writer);
   EXPECT_EQ(transport_.heard().back(), "start also reads x");
+  ASSERT_EQ(outcomes_.size(), 1u);
+  EXPECT_THAT(outcomes_[0].status,
+              test::CarriesFacts(Reason::kCancelled, {{fact::kOp, "writes x"}}));
 }
 
 TEST_F(SequencerTest, CountsWhatIsLiveByState) {
@@ -252,6 +259,11 @@ TEST_F(SequencerTest, ALostWorkerFailsTheStepsThatInvolveIt) {
   sequencer_.WorkerLost("b", 3, "its stream broke");
   ASSERT_EQ(outcomes_.size(), 2u);
   EXPECT_THAT(outcomes_[0].status, StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
+  EXPECT_THAT(
+      outcomes_[0].status,
+      test::CarriesFacts(
+          Reason::kWorkerLost,
+          {{fact::kRank, 1}, {fact::kIdentity, "b"}, {fact::kStep, 101}, {fact::kOp, "linear"}}));
   EXPECT_THAT(outcomes_[0].status.ToString(),
               AllOf(HasSubstr("rank 1 (b)"), HasSubstr("its stream broke"),
                     HasSubstr("step 101 (linear)")));
@@ -345,6 +357,11 @@ TEST_F(SequencerTest, ADeadlineNamesWhoWasWaitedFor) {
   ASSERT_EQ(outcomes_.size(), 1u);
   EXPECT_THAT(outcomes_[0].status,
               StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
+  EXPECT_THAT(outcomes_[0].status, test::CarriesFacts(Reason::kDeadline, {{fact::kRank, 1},
+                                                                          {fact::kIdentity, "b"},
+                                                                          {fact::kStep, 101},
+                                                                          {fact::kOp, "linear"},
+                                                                          {fact::kLimit, 30}}));
   EXPECT_THAT(outcomes_[0].status.ToString(), HasSubstr("waited for rank 1 (b)"));
 }
 
@@ -353,6 +370,8 @@ TEST_F(SequencerTest, RefusesReportsOfOtherEpochsTermsAndWorkers) {
   const RankReport report{.identity = "a", .rank = 0, .done = true};
   EXPECT_THAT(sequencer_.ReportStep(101, 1, 7, report),
               StatusIs(absl::StatusCode::kAborted, Reason::kStaleEpoch));
+  EXPECT_THAT(sequencer_.ReportStep(101, 1, 7, report),
+              test::CarriesFacts(Reason::kStaleEpoch, {{fact::kHave, 1}, {fact::kNeed, 2}}));
   EXPECT_THAT(sequencer_.ReportStep(101, 2, 6, report),
               StatusIs(absl::StatusCode::kAborted, Reason::kStaleTerm));
   EXPECT_EQ(Report(101, "a", 1).code(), absl::StatusCode::kPermissionDenied);

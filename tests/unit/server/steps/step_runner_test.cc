@@ -13,7 +13,11 @@
 #include "absl/synchronization/notification.h"
 #include "rpc/codec/status.h"
 #include "rpc/metrics/metrics.h"
+#include "sharding/digest.h"
 #include "shardmesh/v1/attach_service.pb.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
+#include "tests/testing/status_matchers.h"
 #include "tests/unit/server/steps/ready_cluster.h"
 
 namespace shardmesh::server {
@@ -90,7 +94,8 @@ class StepRunnerTest : public ReadyCluster {
   // What the workers were told of the last step.
   v1::RunStep Told() {
     v1::RunStep message;
-    EXPECT_TRUE(message.ParseFromString(transport_.message()));
+    const EncodedStepPtr told = transport_.message();
+    EXPECT_TRUE(told != nullptr && message.ParseFromString(told->rest));
     return message;
   }
   absl::Status Report(int64_t rank, const std::string& bytes = "",
@@ -185,7 +190,13 @@ TEST_F(StepRunnerTest, OperandsOfTwoMeshesAreRefused) {
   AddArray(Descriptor("m"), "w");
   AddArray(Descriptor("n"), "v");
   EXPECT_THAT(Refusal(Call({Named("w"), Named("v")})),
-              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kShapeMismatch));
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kMeshMismatch));
+  const absl::Status refused = Refusal(Call({Named("w"), Named("v")}));
+  EXPECT_THAT(refused,
+              test::CarriesFacts(Reason::kMeshMismatch,
+                                 {{fact::kArray, FactOf(refused, fact::kArray).value_or("none")},
+                                  {fact::kHave, "n"},
+                                  {fact::kNeed, "m"}}));
 }
 
 TEST_F(StepRunnerTest, AnOperandOfAMeshThatWasChangedIsRefused) {
@@ -193,7 +204,7 @@ TEST_F(StepRunnerTest, AnOperandOfAMeshThatWasChangedIsRefused) {
   descriptor.mesh = *Mesh::Parse("x=2,y=1");
   AddArray(descriptor, "w");
   EXPECT_THAT(Refusal(Call({Named("w")})),
-              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kVersionMismatch));
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kMeshMismatch));
 }
 
 TEST_F(StepRunnerTest, RefusesWithoutASessionAMeshOrTime) {
@@ -353,6 +364,22 @@ TEST_F(StepRunnerTest, ARepeatedRequestGetsTheFirstOnesAnswer) {
   other.method = "Linear";
   const std::unique_ptr<Ended> second = Start(other);
   EXPECT_THAT(Finish(*second), IsOk());
+}
+
+TEST_F(StepRunnerTest, StepsOfOnePlanShareItsBytes) {
+  AddArray(Descriptor(), "w");
+  const std::unique_ptr<Ended> first = Start(Call({Named("w")}));
+  const EncodedStepPtr one = transport_.message();
+  EXPECT_THAT(Finish(*first), IsOk());
+  StepCall again = Call({Named("w")});
+  again.request_id = "again";
+  const std::unique_ptr<Ended> second = Start(std::move(again));
+  const EncodedStepPtr other = transport_.message();
+  EXPECT_THAT(Finish(*second), IsOk());
+  EXPECT_EQ(Told().plan(), "") << "the transport adds it";
+  EXPECT_NE(one, other);
+  EXPECT_EQ(one->plan, other->plan);
+  EXPECT_EQ(Sha256(*one->plan), one->plan_hash);
 }
 
 TEST_F(StepRunnerTest, ARequestThatFailedMayBeMadeAgain) {

@@ -18,6 +18,7 @@
 #include "server/state/session.h"
 #include "server/steps/sequencer.h"
 #include "server/store/local_store.h"
+#include "status/fact_keys.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/fake_clock.h"
 #include "tests/testing/status_matchers.h"
@@ -30,7 +31,7 @@ using ::shardmesh::test::StatusIs;
 
 class DeafTransport final : public StepTransport {
  public:
-  void Start(const WorkRef&, const std::shared_ptr<const std::string>&) override {}
+  void Start(const WorkRef&, const EncodedStepPtr&) override {}
   void Commit(const WorkRef&) override {}
   void Abort(const WorkRef&, const absl::Status&) override {
     if (on_abort) on_abort();
@@ -128,6 +129,9 @@ TEST_F(TransfersTest, OnlyTheSessionThatBeganATransferOwnsIt) {
   EXPECT_THAT(transfers_->CheckOwner(transfer, session_), IsOk());
   EXPECT_THAT(transfers_->CheckOwner(transfer, "another"),
               StatusIs(absl::StatusCode::kPermissionDenied, Reason::kNotOwner));
+  EXPECT_THAT(
+      transfers_->CheckOwner(transfer, "another"),
+      test::CarriesFacts(Reason::kNotOwner, {{fact::kKind, "transfer"}, {fact::kName, transfer}}));
   EXPECT_THAT(transfers_->CheckOwner(transfer, ""),
               StatusIs(absl::StatusCode::kPermissionDenied, Reason::kNotOwner));
   EXPECT_THAT(transfers_->CheckOwner("none", "another"), IsOk());

@@ -20,6 +20,8 @@
 #include "absl/time/time.h"
 #include "server/store/sqlite_store.h"
 #include "server/store/store.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/faulty_vfs.h"
 #include "tests/testing/small_disk.h"
@@ -147,6 +149,12 @@ class FullDiskTest : public ::testing::Test {
       const absl::Status written = Write(store, StrCat(prefix, i));
       if (written.ok()) continue;
       EXPECT_THAT(written, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kStoreFull));
+      EXPECT_TRUE(FactOf(written, fact::kFile).has_value()) << written;
+      EXPECT_THAT(written,
+                  test::CarriesFacts(Reason::kStoreFull,
+                                     {{fact::kHave, FactOf(written, fact::kHave).value_or("")},
+                                      {fact::kNeed, FactOf(written, fact::kNeed).value_or("")},
+                                      {fact::kFile, FactOf(written, fact::kFile).value_or("")}}));
       return;
     }
     FAIL() << "the disk does not become full";

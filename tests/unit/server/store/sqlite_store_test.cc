@@ -22,6 +22,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "server/store/store.h"
+#include "status/fact_keys.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/read_file.h"
 #include "tests/testing/status_matchers.h"
@@ -74,6 +75,7 @@ TEST(SqliteStoreTest, RefusesAFolderThatIsInUse) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
   const absl::StatusOr<std::unique_ptr<Store>> second = OpenFolder(folder);
   EXPECT_THAT(second, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kStoreFailed));
+  EXPECT_THAT(second, test::CarriesFacts(Reason::kStoreFailed, {{fact::kFile, folder}}));
   EXPECT_THAT(second.status().ToString(),
               AllOf(HasSubstr(folder), HasSubstr(StrCat("process ", getpid()))));
 }
@@ -124,6 +126,10 @@ TEST(SqliteStoreTest, RefusesADatabaseOfANewerVersion) {
   RunSql(folder + "/state.db", "PRAGMA user_version = 99");
   const absl::StatusOr<std::unique_ptr<Store>> opened = OpenFolder(folder);
   EXPECT_THAT(opened, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kSchemaMismatch));
+  EXPECT_THAT(opened,
+              test::CarriesFacts(
+                  Reason::kSchemaMismatch,
+                  {{fact::kHave, 99}, {fact::kNeed, 3}, {fact::kFile, folder + "/state.db"}}));
   EXPECT_THAT(opened.status().ToString(),
               AllOf(HasSubstr("schema version 99"), HasSubstr("reads versions 1 to 3")));
 }

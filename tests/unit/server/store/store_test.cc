@@ -19,6 +19,8 @@
 #include "rpc/codec/status.h"
 #include "server/store/local_store.h"
 #include "server/store/sqlite_store.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/status_matchers.h"
 
@@ -165,6 +167,10 @@ TEST_P(StoreTest, ComparesBeforeItWrites) {
   const absl::StatusOr<Revision> refused =
       CommitAndWait(*store_, {.compares = {{"a", 1}, {"b", 0}}, .puts = {{"a", "never"}}});
   EXPECT_THAT(refused, StatusIs(absl::StatusCode::kAborted, Reason::kVersionMismatch));
+  EXPECT_THAT(refused, test::CarriesFacts(Reason::kVersionMismatch, {{fact::kKind, "record"},
+                                                                     {fact::kName, "b"},
+                                                                     {fact::kHave, 2},
+                                                                     {fact::kNeed, 0}}));
   EXPECT_THAT(refused.status().ToString(), HasSubstr("\"b\" is at revision 2, expected 0"));
   EXPECT_THAT(KeysOf(""), ElementsAre("a=1", "b=of 1"));
   ASSERT_THAT(DeleteOne("a"), IsOk());
@@ -250,6 +256,8 @@ TEST_P(StoreTest, CompactionForgetsWhatWasSupersededAndNothingElse) {
   EXPECT_EQ(store_->compacted_revision(), 4);
   EXPECT_EQ(store_->revision(), 5);
   EXPECT_THAT(store_->Get("a", 3), StatusIs(absl::StatusCode::kOutOfRange, Reason::kCompacted));
+  EXPECT_THAT(store_->Get("a", 3),
+              test::CarriesFacts(Reason::kCompacted, {{fact::kHave, 3}, {fact::kNeed, 4}}));
   EXPECT_THAT(KeysOf("", {.at = 4}), ElementsAre("a=3"));
   EXPECT_THAT(KeysOf(""), ElementsAre("a=5"));
   Seen seen;
@@ -350,7 +358,7 @@ TEST_P(StoreTest, WhatFindsTooMuchWaitingForTheDiskIsRefusedAndTheRestIsCommitte
     ASSERT_TRUE(mutex.AwaitWithTimeout(absl::Condition(&all), kLimit));
     EXPECT_GE(committed, most);
     EXPECT_GE(refused, 1);
-    EXPECT_THAT(why, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
+    EXPECT_THAT(why, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kOverloaded));
     EXPECT_THAT(std::string(why.message()), HasSubstr("wait for the disk"));
   }
 }
@@ -396,8 +404,8 @@ TEST_P(StoreTest, SaysWhenToTryAgainWhereTooMuchWaits) {
   ASSERT_TRUE(mutex.AwaitWithTimeout(absl::Condition(&have_all), kLimit));
   EXPECT_THAT(results.front(), IsOk());
   const absl::Status& refused = results.back();
-  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
-  EXPECT_EQ(rpc::RetryDelayOf(refused), absl::Seconds(1));
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kOverloaded));
+  EXPECT_EQ(RetryDelayOf(refused), absl::Seconds(1));
   EXPECT_THAT(std::string(refused.message()), HasSubstr("at most 65536 of 67108864 bytes may"));
 }
 
@@ -462,7 +470,7 @@ TEST_P(StoreTest, AWatchOfSeveralPrefixesSeesTheirChangesInOrder) {
 // The values of a key's history, the newest first, or the error.
 std::vector<std::string> HistoryOf(const Store& store, std::string_view key, Revision at = 0) {
   const absl::StatusOr<std::vector<KeptValue>> history = store.History(key, at);
-  if (!history.ok()) return {history.status().ToString()};
+  if (!history.ok()) return {history.status().ToString(absl::StatusToStringMode::kWithNoExtraData)};
   std::vector<std::string> values;
   for (const KeptValue& kept : *history) {
     values.push_back(StrCat(kept.mod_revision, ":", *kept.value));

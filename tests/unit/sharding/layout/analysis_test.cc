@@ -211,7 +211,7 @@ TEST(LayoutAnalysisTest, AddsNothingOfWhatItRefuses) {
   EXPECT_THAT(analysis.Add("w", {7}, 0, P({})), StatusIs(kInvalid, Reason::kInvalidShape));
   EXPECT_THAT(analysis.Add("w", {-7}, 8, P({})), StatusIs(kInvalid, Reason::kInvalidShape));
   EXPECT_THAT(analysis.Add("w", *Tiling::Create(MeshOf("dp=2"), P({}), {8}), 8),
-              StatusIs(kInvalid, Reason::kInvalidMesh));
+              StatusIs(kInvalid, Reason::kMeshMismatch));
   // One copy fits, eight do not.
   EXPECT_THAT(analysis.Add("w", {int64_t{1} << 61}, 8, P({})),
               StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));

@@ -11,6 +11,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/synchronization/notification.h"
+#include "status/fact_keys.h"
 #include "tests/testing/status_matchers.h"
 
 namespace shardmesh::worker {
@@ -122,6 +123,13 @@ TEST(MailboxTest, FailsTheStepWhereAPeerRunsAnotherCollectiveAndShowsBoth) {
     const auto received = mailbox.Receive(2, TagOf(1), 4, Soon());
     EXPECT_THAT(received.status(),
                 StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kCollectiveMismatch));
+    EXPECT_THAT(received, test::CarriesFacts(Reason::kCollectiveMismatch,
+                                             {{fact::kRank, 1},
+                                              {fact::kIdentity, "w-b"},
+                                              {fact::kStep, 1},
+                                              {fact::kOp, 2},
+                                              {fact::kHave, "all-gather of F32[8]"},
+                                              {fact::kNeed, "all-reduce of F32[8]"}}));
     EXPECT_THAT(std::string(received.status().message()),
                 HasSubstr("ranks do not run the same collective as op 2 of step 1: rank 0 runs "
                           "all-reduce of F32[8], rank 1 (w-b) runs all-gather of F32[8]"));

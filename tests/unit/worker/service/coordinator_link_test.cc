@@ -115,7 +115,7 @@ class HeldExecutor final : public StepExecutor {
   }
   void AbortUnfinished(const absl::Status& status) override {
     absl::MutexLock lock(&mutex_);
-    EXPECT_FALSE(status.ok());
+    EXPECT_THAT(status, test::CarriesFacts(Reason::kStepAborted, {}));
     ++unfinished_aborts_;
   }
   void KeepStaged() override {

@@ -28,6 +28,7 @@
 #include "rpc/server_lifecycle.h"
 #include "rpc/transfer_token.h"
 #include "shardmesh/v1/tile_service.grpc.pb.h"
+#include "status/detail.h"
 #include "status/str_cat.h"
 #include "tensor/buffer.h"
 #include "tests/testing/eventually.h"
@@ -658,7 +659,7 @@ TEST_F(TileServiceTest, ServesOnlyWhileAttached) {
   const auto not_serving = StatusIs(absl::StatusCode::kUnavailable, Reason::kNotServing);
   const auto early = PutGood("a");
   EXPECT_THAT(early, not_serving);
-  EXPECT_TRUE(rpc::RetryDelayOf(early.status()).has_value());
+  EXPECT_TRUE(RetryDelayOf(early.status()).has_value());
   EXPECT_THAT(Get(Array("a"), std::nullopt), not_serving);
 
   Serve();

@@ -1,5 +1,6 @@
 // The shard store: each transition, each refusal, what survives a restart, and threads.
 #include "worker/store/shard_store.h"
+#include "absl/strings/str_format.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -17,6 +18,7 @@
 #include "absl/time/clock.h"
 #include "process/crc32c.h"
 #include "process/failpoint.h"
+#include "status/fact_keys.h"
 #include "status/str_cat.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/status_matchers.h"
@@ -127,12 +129,19 @@ TEST_F(ShardStoreTest, BytesComeInPiecesInOrderEachWithItsChecksum) {
   ASSERT_THAT(staged->Append(0, first, Crc32c(first)), IsOk());
   EXPECT_THAT(staged->Append(0, first, Crc32c(first)),
               StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadTile));
+  EXPECT_THAT(staged->Append(0, first, Crc32c(first)),
+              test::CarriesFacts(Reason::kBadTile,
+                                 {{fact::kArray, "a"}, {fact::kHave, 0}, {fact::kNeed, 10}}));
   EXPECT_THAT(staged->Append(11, second, Crc32c(second)),
               StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadTile));
   EXPECT_THAT(staged->Append(10, "abcdefg", Crc32c(std::string("abcdefg"))),
               StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadTile));
   EXPECT_THAT(staged->Append(10, second, 1),
               StatusIs(absl::StatusCode::kDataLoss, Reason::kChecksumMismatch));
+  EXPECT_THAT(staged->Append(10, second, 1),
+              test::CarriesFacts(Reason::kChecksumMismatch,
+                                 {{fact::kHave, absl::StrFormat("%08x", Crc32c(second))},
+                                  {fact::kNeed, "00000001"}}));
   ASSERT_THAT(staged->Append(10, second, Crc32c(second)), IsOk());
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoredTilePtr tile, staged->Finish(Crc32c(first + second)));
   EXPECT_EQ(tile->bytes(), absl::MakeConstSpan(first + second));

@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
 #include "tests/testing/status_matchers.h"
@@ -18,6 +19,7 @@ namespace {
 
 using test::IsOk;
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
@@ -33,6 +35,9 @@ TEST(ErrorExplanationsTest, EachReasonHasAnExplanationInPlainText) {
     const absl::StatusOr<ErrorExplanation> found = ExplainError(name);
     ASSERT_THAT(found, IsOk()) << name;
     EXPECT_EQ(found->reason, name);
+    std::vector<std::string> facts;
+    for (const FactKey key : FactKeysOf(static_cast<Reason>(i))) facts.emplace_back(key.name());
+    EXPECT_EQ(found->facts, facts) << name;
     for (const std::string& text : {found->code, found->meaning, found->action}) {
       EXPECT_THAT(text, AllOf(Not(IsEmpty()), Not(HasSubstr("|")), Not(HasSubstr("]("))));
     }
@@ -42,15 +47,16 @@ TEST(ErrorExplanationsTest, EachReasonHasAnExplanationInPlainText) {
 
 TEST(ErrorExplanationsTest, ARowIsReadAndItsLinksBecomePaths) {
   const std::vector<ErrorExplanation> rows = ParseErrorsPage(
-      "# Errors\n\n| reason | code | meaning | what the caller does |\n|---|---|---|---|\n"
+      "# Errors\n\n| reason | code | meaning | what the caller does | facts "
+      "|\n|---|---|---|---|---|\n"
       "| `APPLE` | NOT_FOUND, or a correction | There is no `apple`. | See [one](a.md), "
-      "[two](b/c.md). "
-      "|\n");
+      "[two](b/c.md). | `tree`, `branch` |\n");
   ASSERT_THAT(rows, SizeIs(1));
   EXPECT_EQ(rows[0].reason, "APPLE");
   EXPECT_EQ(rows[0].code, "NOT_FOUND, or a correction");
   EXPECT_EQ(rows[0].meaning, "There is no `apple`.");
   EXPECT_EQ(rows[0].action, "See one (docs/a.md), two (docs/b/c.md).");
+  EXPECT_THAT(rows[0].facts, ElementsAre("tree", "branch"));
 }
 
 TEST(ErrorExplanationsTest, AMistypedReasonGetsTheNearestOne) {

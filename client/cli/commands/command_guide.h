@@ -1,0 +1,29 @@
+// All commands of the program with the sections of its help and an example for each.
+#ifndef SHARDMESH_CLIENT_CLI_COMMANDS_COMMAND_GUIDE_H_
+#define SHARDMESH_CLIENT_CLI_COMMANDS_COMMAND_GUIDE_H_
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "client/cli/command_line.h"
+
+namespace shardmesh::client {
+
+// Adds every command, section and example.
+void AddAllCommands(CommandLine* line);
+
+// Titles with the commands of each section, in the order of the help.
+const std::vector<std::pair<std::string, std::vector<std::string>>>& CommandSections();
+
+struct CommandExample {
+  std::string text;
+  // Whether it runs without a cluster, in a folder with what docs/examples has and with
+  // model.safetensors.
+  bool runs_alone = false;
+};
+const std::vector<CommandExample>& CommandExamples();
+
+}  // namespace shardmesh::client
+
+#endif  // SHARDMESH_CLIENT_CLI_COMMANDS_COMMAND_GUIDE_H_

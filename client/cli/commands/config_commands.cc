@@ -1,0 +1,161 @@
+// config set-context, use-context, get-contexts, current-context, delete-context, view.
+#include <filesystem>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "client/cli/command_line.h"
+#include "client/cli/commands/commands.h"
+#include "client/cli/context_file.h"
+#include "client/cli/table.h"
+#include "process/host_port.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+
+namespace shardmesh::client {
+namespace {
+
+// A path that means the same file in every folder.
+std::string Absolute(const std::string& path) {
+  return path.empty() ? path : std::filesystem::absolute(path).lexically_normal().string();
+}
+
+// Options that are not given keep their values of the context.
+absl::Status RunSetContext(const Invocation& invocation, const std::string& name) {
+  if (const absl::Status named = CheckContextName(name); !named.ok()) {
+    return WrongUse(ToStd(named.message()));
+  }
+  const std::string path = ContextFilePath();
+  SHARDMESH_ASSIGN_OR_RETURN(ContextFile file, ReadContexts(path));
+  Context context = file.Find(name).value_or(Context{.name = name, .address = {}});
+  if (invocation.has_address) context.address = invocation.address;
+  if (!invocation.given_tls.empty()) {
+    SHARDMESH_RETURN_IF_ERROR(rpc::CheckComplete(invocation.given_tls));
+    context.tls = {.certificate = Absolute(invocation.given_tls.certificate),
+                   .private_key = Absolute(invocation.given_tls.private_key),
+                   .authorities = Absolute(invocation.given_tls.authorities)};
+  }
+  if (context.address.empty()) {
+    return WrongUse(StrCat("a new context \"", name, "\" needs its --address"));
+  }
+  file.Set(context);
+  if (file.contexts.size() == 1) file.current = name;
+  SHARDMESH_RETURN_IF_ERROR(WriteContexts(path, file));
+  if (invocation.json) {
+    invocation.Print(ContextsTree(file));
+  } else {
+    std::cout << "Context " << name << ": " << context.address
+              << (context.tls.empty() ? "" : ", mutual TLS")
+              << (file.current == name ? "; it is the current one\n" : "\n");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunUseContext(const Invocation& invocation, const std::string& name) {
+  const std::string path = ContextFilePath();
+  SHARDMESH_ASSIGN_OR_RETURN(ContextFile file, ReadContexts(path));
+  SHARDMESH_RETURN_IF_ERROR(file.Find(name).status());
+  file.current = name;
+  SHARDMESH_RETURN_IF_ERROR(WriteContexts(path, file));
+  if (invocation.json) {
+    invocation.Print(ContextsTree(file));
+  } else {
+    std::cout << "The current context is " << name << "\n";
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunDeleteContext(const Invocation& invocation, const std::string& name) {
+  const std::string path = ContextFilePath();
+  SHARDMESH_ASSIGN_OR_RETURN(ContextFile file, ReadContexts(path));
+  const bool was_current = file.current == name;
+  SHARDMESH_RETURN_IF_ERROR(file.Remove(name));
+  SHARDMESH_RETURN_IF_ERROR(WriteContexts(path, file));
+  if (invocation.json) {
+    invocation.Print(ContextsTree(file));
+  } else {
+    std::cout << "Removed the context " << name
+              << (was_current ? "; there is no current one now\n" : "\n");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunGetContexts(const Invocation& invocation) {
+  SHARDMESH_ASSIGN_OR_RETURN(const ContextFile file, ReadContexts(ContextFilePath()));
+  Json list = Json::array();
+  std::vector<std::string> names;
+  Table table({{"current"},
+               {"name"},
+               {"address"},
+               {"tls"},
+               {"certificate", Table::Align::kLeft, Table::Shown::kWide}});
+  for (const Context& context : file.contexts) {
+    const bool is_current = context.name == file.current;
+    names.push_back(context.name);
+    list.push_back({{"name", context.name},
+                    {"address", context.address},
+                    {"tls", !context.tls.empty()},
+                    {"current", is_current}});
+    table.AddRow({is_current ? "*" : "", context.name, context.address,
+                  context.tls.empty() ? "no" : "mutual", context.tls.certificate});
+  }
+  if (invocation.json) {
+    invocation.Print(list);
+  } else if (invocation.names()) {
+    PrintNames(names);
+  } else {
+    table.Print();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunCurrentContext(const Invocation& invocation) {
+  const std::string path = ContextFilePath();
+  SHARDMESH_ASSIGN_OR_RETURN(const ContextFile file, ReadContexts(path));
+  if (file.current.empty()) {
+    return WithReason(absl::NotFoundError(StrCat(
+                          path, " names no current context; `shardmesh config use-context` does")),
+                      Reason::kNotFound);
+  }
+  if (invocation.json) {
+    invocation.Print(Json{{"name", file.current}});
+  } else {
+    std::cout << file.current << "\n";
+  }
+  return absl::OkStatus();
+}
+
+// The file itself is YAML: so are its tables.
+absl::Status RunView(const Invocation& invocation) {
+  SHARDMESH_ASSIGN_OR_RETURN(const ContextFile file, ReadContexts(ContextFilePath()));
+  PrintTree(ContextsTree(file), invocation.json ? invocation.output : OutputForm::kYaml);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddConfigCommands(CommandLine* line) {
+  CLI::App* const config =
+      line->AddGroup("config", "Named clusters with their addresses and certificates: contexts");
+  const auto add = [&](const std::string& name, const std::string& help, auto run) {
+    auto context = std::make_shared<std::string>();
+    line->AddCommand(
+            name, help, [context, run](const Invocation& i) { return run(i, *context); }, config)
+        ->add_option("NAME", *context, "name of the context")
+        ->required();
+  };
+  add("set-context",
+      "Make or change a context: --address, and with mutual TLS the three --tls options",
+      RunSetContext);
+  add("use-context", "Make a context the current one", RunUseContext);
+  line->PrintsNames(line->AddCommand("get-contexts", "List the contexts", RunGetContexts, config));
+  line->PrintsNames(line->AddCommand("current-context", "Show the name of the current context",
+                                     RunCurrentContext, config));
+  add("delete-context", "Remove a context", RunDeleteContext);
+  line->AddCommand("view", "Show the file of contexts", RunView, config);
+}
+
+}  // namespace shardmesh::client

@@ -1,0 +1,38 @@
+// The layout of help texts: commands in sections, common options and examples last.
+#ifndef SHARDMESH_CLIENT_CLI_HELP_FORMATTER_H_
+#define SHARDMESH_CLIENT_CLI_HELP_FORMATTER_H_
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace shardmesh::client {
+
+// The group of the options that every command takes.
+inline constexpr char kCommonOptions[] = "Common options";
+
+class HelpFormatter : public CLI::Formatter {
+ public:
+  // Sections, and the commands in them, stand in the order given here.
+  void AddSection(std::string title, std::vector<std::string> commands) {
+    sections_.emplace_back(std::move(title), std::move(commands));
+  }
+
+  std::string make_help(const CLI::App* app, std::string name,
+                        CLI::AppFormatMode mode) const override;
+  std::string make_usage(const CLI::App* app, std::string name) const override;
+  std::string make_subcommands(const CLI::App* app, CLI::AppFormatMode mode) const override;
+  // Like the default, but values to choose from are not preceded by their type.
+  std::string make_option_opts(const CLI::Option* option) const override;
+
+ private:
+  std::vector<std::pair<std::string, std::vector<std::string>>> sections_;
+};
+
+// The values that an option or operand takes, if they are listed; in their order.
+std::vector<std::string> ValuesOf(const CLI::Option* option);
+
+}  // namespace shardmesh::client
+
+#endif  // SHARDMESH_CLIENT_CLI_HELP_FORMATTER_H_

@@ -1,0 +1,100 @@
+// Repeats a command and shows its newest answer: --watch.
+#include "client/cli/watch.h"
+
+#include <unistd.h>
+
+#include <iostream>
+#include <sstream>
+#include <string>
+#include <thread>
+
+#include "absl/synchronization/notification.h"
+#include "process/signal.h"
+#include "status/str_cat.h"
+
+namespace shardmesh::client {
+namespace {
+
+// How often the watcher of signals looks whether it is still needed.
+constexpr absl::Duration kLook = absl::Milliseconds(20);
+// How long a run may go on after a signal.
+constexpr absl::Duration kLastRun = absl::Milliseconds(500);
+
+// Takes what is written to std::cout during its lifetime.
+class OutputCapture {
+ public:
+  OutputCapture() : before_(std::cout.rdbuf(text_.rdbuf())) {}
+  ~OutputCapture() { std::cout.rdbuf(before_); }
+  OutputCapture(const OutputCapture&) = delete;
+  OutputCapture& operator=(const OutputCapture&) = delete;
+
+  std::string text() const { return text_.str(); }
+
+ private:
+  std::ostringstream text_;
+  std::streambuf* const before_;
+};
+
+// A thread that waits for the signal.
+class StopWatcher {
+ public:
+  StopWatcher() : thread_([this] { Wait(); }) {}
+  ~StopWatcher() {
+    over_.Notify();
+    thread_.join();
+  }
+  StopWatcher(const StopWatcher&) = delete;
+  StopWatcher& operator=(const StopWatcher&) = delete;
+
+  bool stopped() const { return stopped_.HasBeenNotified(); }
+  // Returns whether the signal has come.
+  bool WaitFor(absl::Duration time) const { return stopped_.WaitForNotificationWithTimeout(time); }
+
+ private:
+  void Wait() {
+    while (!stop_.WaitFor(kLook).has_value()) {
+      if (over_.HasBeenNotified()) return;
+    }
+    stopped_.Notify();
+    // A call to a coordinator that does not answer would last until its deadline.
+    if (!over_.WaitForNotificationWithTimeout(kLastRun)) _exit(0);
+  }
+
+  rpc::StopSignal stop_;
+  absl::Notification stopped_;
+  absl::Notification over_;
+  std::thread thread_;  // last: uses the above
+};
+
+}  // namespace
+
+absl::Status Watch(const WatchOptions& options, const std::function<absl::Status()>& run) {
+  const bool is_terminal = isatty(STDOUT_FILENO) != 0;
+  const StopWatcher watcher;
+  for (bool is_first = true; !watcher.stopped(); is_first = false) {
+    absl::Status status;
+    std::string text;
+    {
+      const OutputCapture capture;
+      status = run();
+      text = capture.text();
+    }
+    if (watcher.stopped()) break;
+    if (is_first && !status.ok() && text.empty()) return status;
+    if (is_terminal) {
+      std::cout << "\033[H\033[2J" << text;  // to the first line, and the screen cleared
+    } else if (!text.empty()) {
+      std::cout << (is_first ? "" : options.output == OutputForm::kYaml ? "---\n" : "\n") << text;
+    }
+    std::cout.flush();
+    if (!std::cout.good()) break;  // the caller says why
+    if (!status.ok()) {
+      std::cerr << StrCat("shardmesh: ", ToStd(status.message()), "; asked again in ",
+                          absl::FormatDuration(options.interval), "\n");
+    }
+    if (watcher.WaitFor(options.interval)) break;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace shardmesh::client

@@ -1,0 +1,27 @@
+// Repeats a command and shows its newest answer: --watch.
+#ifndef SHARDMESH_CLIENT_CLI_WATCH_H_
+#define SHARDMESH_CLIENT_CLI_WATCH_H_
+
+#include <functional>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "client/cli/output_form.h"
+
+namespace shardmesh::client {
+
+struct WatchOptions {
+  absl::Duration interval;
+  OutputForm output = OutputForm::kTable;
+};
+
+// Runs `run`, which writes to std::cout, again and again. A terminal is repainted; elsewhere one
+// block follows another. Returns OK after SIGINT or SIGTERM: at once where a run takes long. A
+// failure of the first run without output is returned; a later one is said on standard error, and
+// watching goes on. Returns once standard output cannot be written. Call it before any thread
+// starts.
+absl::Status Watch(const WatchOptions& options, const std::function<absl::Status()>& run);
+
+}  // namespace shardmesh::client
+
+#endif  // SHARDMESH_CLIENT_CLI_WATCH_H_

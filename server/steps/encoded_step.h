@@ -1,0 +1,30 @@
+// The message of a step to its workers, encoded once for all of them.
+#ifndef SHARDMESH_SERVER_STEPS_ENCODED_STEP_H_
+#define SHARDMESH_SERVER_STEPS_ENCODED_STEP_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace shardmesh::server {
+
+// The parts of a v1::RunStep. The transport puts a WorkNumber before them, and leaves out
+// the plan where every worker has it. A message of protobuf is the concatenation of its parts, so
+// the transport neither parses nor serialises them.
+struct EncodedStep {
+  std::string plan_hash;
+  std::shared_ptr<const std::string> plan;  // the bytes of a v1::Plan, shared with the planner
+  std::string rest;  // the bytes of a v1::RunStep without plan, sequence, epoch and term
+};
+using EncodedStepPtr = std::shared_ptr<const EncodedStep>;
+
+// A step's place in the one order of steps; see WorkRef.
+struct WorkNumber {
+  int64_t sequence = 0;
+  int64_t epoch = 0;
+  int64_t term = 0;
+};
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_STEPS_ENCODED_STEP_H_

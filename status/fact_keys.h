@@ -1,0 +1,89 @@
+// The names of the facts that errors carry, and which reasons carry which.
+#ifndef SHARDMESH_STATUS_FACT_KEYS_H_
+#define SHARDMESH_STATUS_FACT_KEYS_H_
+
+#include <initializer_list>
+#include <string>
+#include <string_view>
+
+#include "absl/types/span.h"
+#include "status/str_cat.h"
+
+namespace shardmesh {
+
+enum class Reason : int;
+
+// The name of a fact. It is part of the contract, as the names of reasons are.
+class FactKey {
+ public:
+  constexpr explicit FactKey(std::string_view name) : name_(name) {}
+  constexpr std::string_view name() const { return name_; }
+  friend constexpr bool operator==(FactKey, FactKey) = default;
+
+ private:
+  std::string_view name_;
+};
+
+// All names of facts. error.proto and docs/errors.md describe the values.
+namespace fact {
+// A dimension, from 0.
+inline constexpr FactKey kDimension{"dimension"};
+// The actual value: a number, a size in bytes, or a name, by the reason.
+inline constexpr FactKey kHave{"have"};
+// The value that is necessary or expected, in the unit of `have`.
+inline constexpr FactKey kNeed{"need"};
+// The largest value that is allowed; seconds for a time.
+inline constexpr FactKey kLimit{"limit"};
+// The value at fault, as given.
+inline constexpr FactKey kValue{"value"};
+// Where the fault is, in bytes or characters from 0.
+inline constexpr FactKey kPosition{"position"};
+// The path of the request's field or flag, such as `spec.dimensions[1]`.
+inline constexpr FactKey kField{"field"};
+// The kind of the object that `name` names, such as `mesh`, `array` or `session`.
+inline constexpr FactKey kKind{"kind"};
+// The name or the id that the request uses.
+inline constexpr FactKey kName{"name"};
+// The known name that is most similar to the name at fault.
+inline constexpr FactKey kNearest{"nearest"};
+// The axes at fault, joined by commas.
+inline constexpr FactKey kAxis{"axis"};
+// The name of the mesh; its axes and their sizes where it has no name.
+inline constexpr FactKey kMesh{"mesh"};
+// An array's id.
+inline constexpr FactKey kArray{"array"};
+// A tensor's name.
+inline constexpr FactKey kTensor{"tensor"};
+// An element type.
+inline constexpr FactKey kDtype{"dtype"};
+// The operation of a step, by its name or its number.
+inline constexpr FactKey kOp{"op"};
+// The sequence number of a step.
+inline constexpr FactKey kStep{"step"};
+// Ranks of a mesh, joined by commas.
+inline constexpr FactKey kRank{"rank"};
+// Identities of workers, joined by commas.
+inline constexpr FactKey kIdentity{"identity"};
+// The path of a file or a folder.
+inline constexpr FactKey kFile{"file"};
+}  // namespace fact
+
+// A fact of an error, such as {fact::kRank, 3}. The value is a text or a number. An empty text
+// stands for a value that is not known: the error gets no such fact.
+struct Fact {
+  template <typename T>
+  Fact(FactKey fact_key, const T& fact_value) : key(fact_key), value(StrCat(fact_value)) {}
+
+  FactKey key;
+  std::string value;
+};
+using Facts = std::initializer_list<Fact>;
+
+// The facts that an error of `reason` may have.
+absl::Span<const FactKey> FactKeysOf(Reason reason);
+// Returns whether an error of `reason` may have the fact.
+bool MayHave(Reason reason, FactKey key);
+
+}  // namespace shardmesh
+
+#endif  // SHARDMESH_STATUS_FACT_KEYS_H_

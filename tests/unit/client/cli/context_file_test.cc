@@ -1,0 +1,103 @@
+// Contexts are written as they are read, and broken files are refused.
+#include "client/cli/context_file.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "status/reason.h"
+#include "tests/testing/status_matchers.h"
+
+namespace shardmesh::client {
+namespace {
+
+using ::shardmesh::test::IsOk;
+using ::shardmesh::test::StatusIs;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+class ContextFileTest : public ::testing::Test {
+ protected:
+  ~ContextFileTest() override { std::filesystem::remove_all(folder_); }
+
+  static std::string MakeFolder() {
+    std::string folder = ::testing::TempDir() + "contexts-XXXXXX";
+    return mkdtemp(folder.data());
+  }
+
+  const std::string folder_ = MakeFolder();
+  const std::string path_ = folder_ + "/new/config.yaml";
+};
+
+TEST_F(ContextFileTest, ReadsWhatItWrites) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const ContextFile none, ReadContexts(path_));
+  EXPECT_THAT(none.contexts, IsEmpty());
+
+  ContextFile file;
+  file.Set({.name = "dev", .address = "127.0.0.1:7070"});
+  file.Set({.name = "prod", .address = "old:1"});
+  file.Set({.name = "prod",
+            .address = "[::1]:7070",
+            .tls = {.certificate = "/c: d", .private_key = "/k", .authorities = "/a"}});
+  file.current = "prod";
+  ASSERT_THAT(WriteContexts(path_, file), IsOk());
+  struct stat status = {};
+  ASSERT_EQ(stat(path_.c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 0777, 0600);
+
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(ContextFile read, ReadContexts(path_));
+  EXPECT_EQ(ContextsTree(read), ContextsTree(file));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Context prod, read.Find("prod"));
+  EXPECT_EQ(prod.address, "[::1]:7070");
+  EXPECT_EQ(prod.tls.certificate, "/c: d");
+  const absl::Status unknown = read.Find("prd").status();
+  EXPECT_THAT(unknown, StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+  EXPECT_THAT(std::string(unknown.message()), HasSubstr("did you mean \"prod\"?"));
+  ASSERT_THAT(read.Remove("prod"), IsOk());
+  EXPECT_EQ(read.current, "");
+  EXPECT_EQ(read.contexts.size(), 1U);
+}
+
+TEST_F(ContextFileTest, RefusesBrokenFilesWithTheirLines) {
+  const struct Case {
+    std::string text;
+    std::string error;
+  } kCases[] = {
+      {"contexts: [a", "is no YAML"},
+      {"- a", "is no mapping with contexts and current-context"},
+      {"contxts: {}", ":1: unknown key \"contxts\"; did you mean \"contexts\"?"},
+      {"contexts:\n  a: 5", ":2: a context is a mapping"},
+      {"contexts:\n  a:\n    adress: x:1", ":3: unknown key \"adress\" of a context; did you mean"},
+      {"contexts:\n  a:\n    address: nohost", "context \"a\": "},
+      {"contexts:\n  a: {address: 'x:1', tls-cert: c}", "context \"a\": "},
+      {"contexts:\n  a: {address: [x]}", "\"address\" is no text"},
+      {"contexts:\n  a/b: {address: 'x:1'}", "cannot name a context"},
+      {"contexts:\n  a: {address: 'x:1'}\n  a: {address: 'y:1'}", "two contexts"},
+      {"current-context: [a]", "\"current-context\" is no text"},
+      {"contexts: a", "\"contexts\" is no mapping"},
+  };
+  const std::string path = folder_ + "/broken.yaml";
+  for (const Case& c : kCases) {
+    std::ofstream(path) << c.text;
+    const absl::Status status = ReadContexts(path).status();
+    EXPECT_EQ(ReasonOf(status), Reason::kBadFile) << c.text;
+    EXPECT_THAT(std::string(status.message()),
+                ::testing::AllOf(::testing::StartsWith(path), HasSubstr(c.error)));
+  }
+  EXPECT_EQ(ReasonOf(ReadContexts(folder_).status()), Reason::kBadFile);
+}
+
+TEST_F(ContextFileTest, AFileThatIsEmptyHasNoContexts) {
+  const std::string path = folder_ + "/empty.yaml";
+  std::ofstream(path) << "# nothing\n";
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const ContextFile file, ReadContexts(path));
+  EXPECT_THAT(file.contexts, IsEmpty());
+}
+
+}  // namespace
+}  // namespace shardmesh::client
