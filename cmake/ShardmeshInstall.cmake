@@ -14,7 +14,8 @@ foreach(library proto status process sharding sharding_pattern sharding_rules sh
   install(TARGETS shardmesh_${library} EXPORT shardmesh ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endforeach()
 install(DIRECTORY ${client_folders} DESTINATION ${header_dir}
-  FILES_MATCHING PATTERN "*.h" PATTERN cli EXCLUDE PATTERN local EXCLUDE PATTERN python EXCLUDE)
+  FILES_MATCHING PATTERN "*.h" PATTERN cli EXCLUDE PATTERN local EXCLUDE PATTERN python EXCLUDE
+  PATTERN client_core.h EXCLUDE)
 install(DIRECTORY ${PROJECT_BINARY_DIR}/proto/generated/ DESTINATION ${header_dir} FILES_MATCHING PATTERN "*.h")
 
 install(EXPORT shardmesh NAMESPACE shardmesh:: DESTINATION ${package_dir} FILE shardmeshTargets.cmake)

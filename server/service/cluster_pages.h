@@ -1,0 +1,66 @@
+// Pages of answers about the cluster: their sizes, and the tokens that say where one begins.
+#ifndef SHARDMESH_SERVER_SERVICE_CLUSTER_PAGES_H_
+#define SHARDMESH_SERVER_SERVICE_CLUSTER_PAGES_H_
+
+#include <google/protobuf/message.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "rpc/call.h"
+
+namespace shardmesh::server {
+
+// Bytes of a page: half of what a message may have, which leaves room for the last item.
+inline constexpr int64_t kPageBytes = rpc::kMaxControlMessageBytes / 2;
+
+// Items of a page: `otherwise` if none are asked for. INVALID_ARGUMENT (BAD_FIELD).
+absl::StatusOr<int64_t> PageSize(int32_t asked, int64_t otherwise);
+
+// What a page may still take.
+class PageBudget {
+ public:
+  explicit PageBudget(int64_t items, int64_t bytes = kPageBytes) : items_(items), bytes_(bytes) {}
+
+  bool is_spent() const { return items_ <= 0 || bytes_ <= 0; }
+  void Spend(const google::protobuf::Message& item) {
+    --items_;
+    bytes_ -= static_cast<int64_t>(item.ByteSizeLong());
+  }
+
+ private:
+  int64_t items_;
+  int64_t bytes_;
+};
+
+// Where a page of the status begins: `m/RANK/MESH`, a mesh and the first of its ranks, or
+// `w/IDENTITY`, behind this worker.
+struct StatusPosition {
+  bool in_meshes = true;
+  std::string name;  // of the mesh or the worker
+  int64_t rank = 0;
+
+  static std::string OfMesh(std::string_view name, int64_t rank);
+  static std::string OfWorker(std::string_view identity);
+  // INVALID_ARGUMENT (BAD_FIELD).
+  static absl::StatusOr<StatusPosition> Parse(std::string_view token);
+};
+
+// Where a page of links begins: `w/INDEX`, a worker, or `l/INDEX/IDENTITY`, the link of this number
+// among those whose lower identity is this one.
+struct LinkPosition {
+  bool in_workers = true;
+  int64_t index = 0;
+  std::string identity;
+
+  static std::string OfWorker(int64_t index);
+  static std::string OfLink(std::string_view identity, int64_t index);
+  // INVALID_ARGUMENT (BAD_FIELD).
+  static absl::StatusOr<LinkPosition> Parse(std::string_view token);
+};
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_SERVICE_CLUSTER_PAGES_H_
