@@ -389,12 +389,11 @@ absl::Status Sequencer::CheckParticipants(std::string_view op,
     return WithReason(absl::InvalidArgumentError(message), Reason::kBadField);
   };
   if (draining_) {
-    return WithRetryDelay(
-        WithReason(absl::UnavailableError(
-                       StrCat("the coordinator is stopping and takes in nothing new; ask for ", op,
-                              " again soon")),
-                   Reason::kNotServing),
-        absl::Seconds(1));
+    // No delay: the client's own option says whether it waits for a coordinator to come back.
+    return WithReason(
+        absl::UnavailableError(StrCat(
+            "the coordinator is stopping and takes in nothing new; ask for ", op, " again soon")),
+        Reason::kNotServing);
   }
   if (participants.empty()) return bad(StrCat(op, " has no participants"));
   if (timeout <= absl::ZeroDuration()) {

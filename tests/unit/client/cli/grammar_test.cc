@@ -79,7 +79,8 @@ TEST(GrammarTest, ReadsShapes) {
   EXPECT_EQ(*ParseShape("30522,384"), (Shape{30522, 384}));
   EXPECT_EQ(*ParseShape(" 8 , 0 "), (Shape{8, 0}));
   EXPECT_EQ(*ParseShape(""), Shape());
-  for (const char* text : {"8,", "8x", "x8", "8xx8", "8X8", "scalars", "-1", "9223372036854775807,2"}) {
+  for (const char* text :
+       {"8,", "8x", "x8", "8xx8", "8X8", "scalars", "-1", "9223372036854775807,2"}) {
     EXPECT_EQ(ExitCodeOf(ParseShape(text).status()), kExitWrongUse) << text;
   }
 }
