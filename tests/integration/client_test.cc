@@ -406,18 +406,18 @@ TEST_P(CollectiveClientTest, OnlyASessionThatKeepsAnArrayMayDonateIt) {
                                  client::MeshClient::Connect(cluster_->address()));
   client::Operand input = client::ArraySelector::ById(id);
   input.donate = true;
-  EXPECT_THAT(other->Collective({.input = input,
-                                 .kind = CollectiveKind::kAllReduce,
-                                 .axes = {"tp"},
-                                 .algorithm = CollectiveAlgorithm::kPairwise}),
+  EXPECT_THAT(other->compute().Collective({.input = input,
+                                           .kind = CollectiveKind::kAllReduce,
+                                           .axes = {"tp"},
+                                           .algorithm = CollectiveAlgorithm::kPairwise}),
               StatusIs(absl::StatusCode::kPermissionDenied, Reason::kNotOwner));
   EXPECT_THAT(client().arrays().Gather(client::ArraySelector::ById(id)), IsOk());
   // What a name keeps is lent to everybody.
   client::Operand named = client::ArraySelector::ByName("m");
   named.donate = true;
-  EXPECT_THAT(
-      other->Collective({.input = named, .kind = CollectiveKind::kAllReduce, .axes = {"tp"}}),
-      IsOk());
+  EXPECT_THAT(other->compute().Collective(
+                  {.input = named, .kind = CollectiveKind::kAllReduce, .axes = {"tp"}}),
+              IsOk());
   EXPECT_THAT(client().arrays().Gather(client::ArraySelector::ByName("m")), IsOk());
 }
 
