@@ -97,7 +97,15 @@ absl::StatusOr<CompiledProgram> CoordinatorClient::Compile(const Program& progra
       connection_->compute, &v1::ComputeService::Stub::Compile, request, options, &response));
   CompiledProgram compiled;
   compiled.plan_hash = response.plan_hash();
-  SHARDMESH_ASSIGN_OR_RETURN(compiled.plan, DecodeAnswer(response.plan()));
+  for (const v1::PlannedInstruction& from : response.instructions()) {
+    PlannedInstruction& to = compiled.instructions.emplace_back();
+    to.label = from.label();
+    if (from.collective() == v1::COLLECTIVE_KIND_UNSPECIFIED) continue;
+    SHARDMESH_ASSIGN_OR_RETURN(to.collective, DecodeAnswer(from.collective()));
+    SHARDMESH_ASSIGN_OR_RETURN(to.algorithm, DecodeAnswer(from.algorithm()));
+    to.axes.assign(from.axes().begin(), from.axes().end());
+  }
+  compiled.cost = rpc::Decode(response.cost());
   return compiled;
 }
 

@@ -104,9 +104,19 @@ struct CollectiveCall {
   OutputOptions output = {};
 };
 
+// One instruction of a plan. Every device of the mesh runs it on its own tiles.
+struct PlannedInstruction {
+  std::string label;  // as in errors and flight records: "op 0 (linear): all-reduce over tp"
+  std::optional<CollectiveKind> collective;                    // none: the devices exchange nothing
+  CollectiveAlgorithm algorithm = CollectiveAlgorithm::kAuto;  // with a collective never kAuto
+  std::vector<std::string> axes;                               // of the collective, major first
+};
+
+// Summary of a plan.
 struct CompiledProgram {
-  std::string plan_hash;  // 32 raw bytes
-  Plan plan;
+  std::string plan_hash;                         // 32 raw bytes
+  std::vector<PlannedInstruction> instructions;  // in order; at least one for each op
+  PlanCost cost;                                 // of one run, predicted
 };
 
 }  // namespace shardmesh::client

@@ -77,7 +77,7 @@ absl::StatusOr<FlightRecord> Decode(const v1::FlightRecord& from) {
   SHARDMESH_ASSIGN_OR_RETURN(record.ended,
                              TimeOr(from.has_end_time(), from.end_time(), absl::InfiniteFuture()));
   if (from.code() != 0) {
-    v1::WorkerError error;
+    internal::v1::WorkerError error;
     error.set_code(from.code());
     error.set_message(Shortened(from.message(), kMaxFlightMessageBytes));
     record.outcome = Decode(error);

@@ -78,7 +78,7 @@ absl::StatusOr<std::vector<std::string>> DecodeAxisNames(
   return std::vector<std::string>(from.begin(), from.end());
 }
 
-// v1::CollectiveOp and v1::GroupCollective have the same fields.
+// v1::CollectiveOp and internal::v1::GroupCollective have the same fields.
 template <typename Wire>
 void EncodeCollective(const CollectiveOp& from, Wire* to) {
   to->set_input(from.input);
@@ -210,8 +210,8 @@ std::vector<ValueIndex> InputsOf(const ProgramOp& op) {
       op);
 }
 
-void EncodeKind(const LocalMatmul& from, v1::Instruction* to) {
-  v1::LocalMatmul* matmul = to->mutable_matmul();
+void EncodeKind(const LocalMatmul& from, internal::v1::Instruction* to) {
+  internal::v1::LocalMatmul* matmul = to->mutable_matmul();
   matmul->set_lhs(from.lhs);
   matmul->set_rhs(from.rhs);
   if (from.bias.has_value()) {
@@ -223,8 +223,8 @@ void EncodeKind(const LocalMatmul& from, v1::Instruction* to) {
   matmul->set_activation(Encode(from.activation));
 }
 
-void EncodeKind(const LocalEpilogue& from, v1::Instruction* to) {
-  v1::LocalEpilogue* epilogue = to->mutable_epilogue();
+void EncodeKind(const LocalEpilogue& from, internal::v1::Instruction* to) {
+  internal::v1::LocalEpilogue* epilogue = to->mutable_epilogue();
   epilogue->set_input(from.input);
   if (from.bias.has_value()) {
     epilogue->set_bias(*from.bias);
@@ -232,15 +232,15 @@ void EncodeKind(const LocalEpilogue& from, v1::Instruction* to) {
   epilogue->set_activation(Encode(from.activation));
 }
 
-void EncodeKind(const LocalSlice& from, v1::Instruction* to) {
+void EncodeKind(const LocalSlice& from, internal::v1::Instruction* to) {
   to->mutable_slice()->set_input(from.input);
 }
 
-void EncodeKind(const GroupCollective& from, v1::Instruction* to) {
+void EncodeKind(const GroupCollective& from, internal::v1::Instruction* to) {
   EncodeCollective(from, to->mutable_collective());
 }
 
-absl::StatusOr<LocalMatmul> DecodeLocalMatmul(const v1::LocalMatmul& from) {
+absl::StatusOr<LocalMatmul> DecodeLocalMatmul(const internal::v1::LocalMatmul& from) {
   LocalMatmul matmul;
   matmul.lhs = from.lhs();
   matmul.rhs = from.rhs();
@@ -254,7 +254,7 @@ absl::StatusOr<LocalMatmul> DecodeLocalMatmul(const v1::LocalMatmul& from) {
   return matmul;
 }
 
-absl::StatusOr<LocalEpilogue> DecodeLocalEpilogue(const v1::LocalEpilogue& from) {
+absl::StatusOr<LocalEpilogue> DecodeLocalEpilogue(const internal::v1::LocalEpilogue& from) {
   LocalEpilogue epilogue;
   epilogue.input = from.input();
   if (from.has_bias()) {
@@ -264,7 +264,7 @@ absl::StatusOr<LocalEpilogue> DecodeLocalEpilogue(const v1::LocalEpilogue& from)
   return epilogue;
 }
 
-absl::StatusOr<Instruction> DecodeInstruction(const v1::Instruction& from) {
+absl::StatusOr<Instruction> DecodeInstruction(const internal::v1::Instruction& from) {
   Instruction instruction;
   instruction.output = from.output();
   instruction.label = from.label();
@@ -276,19 +276,19 @@ absl::StatusOr<Instruction> DecodeInstruction(const v1::Instruction& from) {
     return absl::OkStatus();
   };
   switch (from.kind_case()) {
-    case v1::Instruction::kMatmul:
+    case internal::v1::Instruction::kMatmul:
       SHARDMESH_RETURN_IF_ERROR(take("matmul", DecodeLocalMatmul(from.matmul())));
       return instruction;
-    case v1::Instruction::kEpilogue:
+    case internal::v1::Instruction::kEpilogue:
       SHARDMESH_RETURN_IF_ERROR(take("epilogue", DecodeLocalEpilogue(from.epilogue())));
       return instruction;
-    case v1::Instruction::kSlice:
+    case internal::v1::Instruction::kSlice:
       instruction.kind = LocalSlice{from.slice().input()};
       return instruction;
-    case v1::Instruction::kCollective:
+    case internal::v1::Instruction::kCollective:
       SHARDMESH_RETURN_IF_ERROR(take("collective", DecodeCollective(from.collective())));
       return instruction;
-    case v1::Instruction::KIND_NOT_SET:
+    case internal::v1::Instruction::KIND_NOT_SET:
       break;
   }
   return BadField("kind", "an instruction of no kind that this build knows");
@@ -402,14 +402,14 @@ absl::StatusOr<Program> Decode(const v1::Program& from) {
   return program;
 }
 
-void Encode(const ValueDescriptor& from, v1::ValueDescriptor* to) {
+void Encode(const ValueDescriptor& from, internal::v1::ValueDescriptor* to) {
   to->set_dtype(Encode(from.dtype));
   Encode(from.shape, to->mutable_shape());
   Encode(from.spec, to->mutable_spec());
   Encode(from.cut_points, to->mutable_cut_points());
 }
 
-absl::StatusOr<ValueDescriptor> Decode(const v1::ValueDescriptor& from) {
+absl::StatusOr<ValueDescriptor> Decode(const internal::v1::ValueDescriptor& from) {
   ValueDescriptor value;
   auto dtype = Decode(from.dtype());
   if (!dtype.ok()) {
@@ -440,7 +440,7 @@ PlanCost Decode(const v1::PlanCost& from) {
   return {from.flops(), from.sent_bytes(), from.memory_bytes()};
 }
 
-void Encode(const Plan& from, v1::Plan* to) {
+void Encode(const Plan& from, internal::v1::Plan* to) {
   to->set_mesh_id(from.mesh_id);
   to->set_mesh_revision(from.mesh_revision);
   Encode(from.mesh, to->mutable_mesh());
@@ -449,7 +449,7 @@ void Encode(const Plan& from, v1::Plan* to) {
   }
   to->set_operand_count(from.operand_count);
   for (const Instruction& instruction : from.instructions) {
-    v1::Instruction* added = to->add_instructions();
+    internal::v1::Instruction* added = to->add_instructions();
     added->set_output(instruction.output);
     std::visit([added](const auto& kind) { EncodeKind(kind, added); }, instruction.kind);
     added->set_label(instruction.label);
@@ -458,7 +458,7 @@ void Encode(const Plan& from, v1::Plan* to) {
   Encode(from.cost, to->mutable_cost());
 }
 
-absl::StatusOr<Plan> Decode(const v1::Plan& from) {
+absl::StatusOr<Plan> Decode(const internal::v1::Plan& from) {
   Plan plan;
   SHARDMESH_RETURN_IF_ERROR(CheckEntryName(from.mesh_id(), "mesh_id"));
   plan.mesh_id = from.mesh_id();
@@ -497,7 +497,7 @@ absl::StatusOr<Plan> Decode(const v1::Plan& from) {
 }
 
 std::string PlanBytes(const Plan& plan) {
-  v1::Plan message;
+  internal::v1::Plan message;
   Encode(plan, &message);
   std::string bytes;
   google::protobuf::io::StringOutputStream stream(&bytes);
@@ -509,7 +509,7 @@ std::string PlanBytes(const Plan& plan) {
 }
 
 absl::StatusOr<Plan> ParsePlanBytes(std::string_view bytes) {
-  v1::Plan message;
+  internal::v1::Plan message;
   if (bytes.size() > static_cast<size_t>(std::numeric_limits<int>::max()) ||
       !message.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
     return BadField("plan", StrCat("the ", bytes.size(), " bytes of the plan are no v1.Plan"));

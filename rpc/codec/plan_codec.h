@@ -8,7 +8,8 @@
 #include "absl/status/statusor.h"
 #include "program/program.h"
 #include "program/step_plan.h"
-#include "shardmesh/v1/plan.pb.h"
+#include "shardmesh/internal/v1/plan.pb.h"
+#include "shardmesh/v1/program.pb.h"
 
 namespace shardmesh::rpc {
 
@@ -34,19 +35,19 @@ absl::StatusOr<WeightLayout> Decode(v1::WeightLayout from);
 void Encode(const PermutePair& from, v1::PermutePair* to);
 PermutePair Decode(const v1::PermutePair& from);
 
-void Encode(const ValueDescriptor& from, v1::ValueDescriptor* to);
-absl::StatusOr<ValueDescriptor> Decode(const v1::ValueDescriptor& from);
+void Encode(const ValueDescriptor& from, internal::v1::ValueDescriptor* to);
+absl::StatusOr<ValueDescriptor> Decode(const internal::v1::ValueDescriptor& from);
 
 void Encode(const PlanCost& from, v1::PlanCost* to);
 PlanCost Decode(const v1::PlanCost& from);
 
-void Encode(const Plan& from, v1::Plan* to);
+void Encode(const Plan& from, internal::v1::Plan* to);
 // The last check is CheckPlan.
-absl::StatusOr<Plan> Decode(const v1::Plan& from);
+absl::StatusOr<Plan> Decode(const internal::v1::Plan& from);
 
 // Returns the bytes of a plan as every worker receives them. The plan's hash is their Sha256.
 std::string PlanBytes(const Plan& plan);
-// INVALID_ARGUMENT also for bytes that are not a v1::Plan.
+// INVALID_ARGUMENT also for bytes that are not a internal::v1::Plan.
 absl::StatusOr<Plan> ParsePlanBytes(std::string_view bytes);
 
 }  // namespace shardmesh::rpc

@@ -17,7 +17,7 @@ constexpr size_t kMaxFactBytes = 256;
 
 }  // namespace
 
-void Encode(const absl::Status& from, v1::WorkerError* to) {
+void Encode(const absl::Status& from, internal::v1::WorkerError* to) {
   if (from.ok()) {
     return;
   }
@@ -31,7 +31,7 @@ void Encode(const absl::Status& from, v1::WorkerError* to) {
   }
 }
 
-absl::Status Decode(const v1::WorkerError& from) {
+absl::Status Decode(const internal::v1::WorkerError& from) {
   // absl's constructor would keep a code without a name.
   constexpr int kLastCode = static_cast<int>(absl::StatusCode::kUnauthenticated);
   const bool is_known = from.code() >= 0 && from.code() <= kLastCode;

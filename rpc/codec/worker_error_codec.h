@@ -3,14 +3,14 @@
 #define SHARDMESH_RPC_CODEC_WORKER_ERROR_CODEC_H_
 
 #include "absl/status/status.h"
-#include "shardmesh/v1/attach_service.pb.h"
+#include "shardmesh/internal/v1/attach_service.pb.h"
 
 namespace shardmesh::rpc {
 
 // Encodes only code, message and reason.
-void Encode(const absl::Status& from, v1::WorkerError* to);
+void Encode(const absl::Status& from, internal::v1::WorkerError* to);
 // An unknown code becomes UNKNOWN. The default message is OK.
-absl::Status Decode(const v1::WorkerError& from);
+absl::Status Decode(const internal::v1::WorkerError& from);
 
 }  // namespace shardmesh::rpc
 

@@ -14,7 +14,7 @@
 #include "google/protobuf/wire_format_lite.h"
 #include "process/crc32c.h"
 #include "rpc/stream/tile_sender.h"
-#include "shardmesh/v1/exchange_service.pb.h"
+#include "shardmesh/internal/v1/exchange_service.pb.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -28,7 +28,7 @@ using google::protobuf::io::CodedInputStream;
 using google::protobuf::io::CodedOutputStream;
 
 // ExchangeRequest and ExchangeResponse have the same fields; one stands for both.
-using Wire = v1::ExchangeRequest;
+using Wire = internal::v1::ExchangeRequest;
 
 constexpr uint32_t MakeTag(int field, WireFormatLite::WireType type) {
   return (static_cast<uint32_t>(field) << 3) | static_cast<uint32_t>(type);
@@ -62,7 +62,7 @@ absl::Span<const char> BytesOf(const grpc::Slice& slice) {
 
 // --- Header fields between wire and memory.
 
-void EncodeHello(const FrameHello& from, v1::FrameHello* to) {
+void EncodeHello(const FrameHello& from, internal::v1::FrameHello* to) {
   to->set_identity(from.identity);
   to->set_incarnation(from.incarnation);
   to->set_peer_identity(from.peer_identity);
@@ -75,14 +75,14 @@ void EncodeHello(const FrameHello& from, v1::FrameHello* to) {
   to->set_link_credit_bytes(from.link_credit_bytes);
 }
 
-FrameHello DecodeHello(const v1::FrameHello& from) {
+FrameHello DecodeHello(const internal::v1::FrameHello& from) {
   return {from.identity(),         from.incarnation(), from.peer_identity(),
           from.peer_incarnation(), from.cluster_id(),  from.initial_credit_bytes(),
           from.boot_id(),          from.shm_socket(),  from.shm_token(),
           from.link_credit_bytes()};
 }
 
-void EncodeAbort(const FrameAbort& from, v1::FrameAbort* to) {
+void EncodeAbort(const FrameAbort& from, internal::v1::FrameAbort* to) {
   to->set_code(static_cast<int>(from.status.code()));
   to->set_message(std::string(from.status.message()));
   if (const Reason reason = ReasonOf(from.status); reason != Reason::kUnspecified) {
@@ -91,7 +91,7 @@ void EncodeAbort(const FrameAbort& from, v1::FrameAbort* to) {
   to->set_blamed_identity(from.blamed_identity);
 }
 
-FrameAbort DecodeAbort(const v1::FrameAbort& from) {
+FrameAbort DecodeAbort(const internal::v1::FrameAbort& from) {
   constexpr int kLastCode = static_cast<int>(absl::StatusCode::kUnauthenticated);
   const bool is_known = from.code() > 0 && from.code() <= kLastCode;
   FrameAbort abort;
@@ -108,8 +108,8 @@ FrameAbort DecodeAbort(const v1::FrameAbort& from) {
 
 void EncodeHeader(const FrameHeader& from, Wire* to) {
   // The wire keeps 0 for "not set" and has the kinds in the same order.
-  static_assert(static_cast<int>(FrameKind::kPing) + 1 == v1::FRAME_KIND_PING);
-  to->set_kind(static_cast<v1::FrameKind>(static_cast<int>(from.kind) + 1));
+  static_assert(static_cast<int>(FrameKind::kPing) + 1 == internal::v1::FRAME_KIND_PING);
+  to->set_kind(static_cast<internal::v1::FrameKind>(static_cast<int>(from.kind) + 1));
   to->set_epoch(from.epoch);
   to->set_term(from.term);
   if (from.tag != FrameTag()) {
@@ -133,7 +133,8 @@ void EncodeHeader(const FrameHeader& from, Wire* to) {
 }
 
 absl::StatusOr<FrameHeader> DecodeHeader(const Wire& from, int64_t payload_bytes) {
-  if (from.kind() == v1::FRAME_KIND_UNSPECIFIED || !v1::FrameKind_IsValid(from.kind())) {
+  if (from.kind() == internal::v1::FRAME_KIND_UNSPECIFIED ||
+      !internal::v1::FrameKind_IsValid(from.kind())) {
     return BadFrame(StrCat("kind ", static_cast<int>(from.kind()), " is not known"));
   }
   FrameHeader header;

@@ -15,7 +15,7 @@
 #include "rpc/codec/spec_codec.h"
 #include "rpc/codec/time_codec.h"
 #include "rpc/codec/worker_error_codec.h"
-#include "shardmesh/v1/attach_service.pb.h"
+#include "shardmesh/internal/v1/attach_service.pb.h"
 #include "status/status_macros.h"
 
 namespace shardmesh::server {
@@ -42,13 +42,13 @@ void AppendFieldHead(int number, size_t size, std::string* to) {
 
 }  // namespace
 
-WorkerMessage EncodeMessage(const v1::AttachResponse& message) {
+WorkerMessage EncodeMessage(const internal::v1::AttachResponse& message) {
   return std::make_shared<const std::string>(message.SerializeAsString());
 }
 
 WorkerMessage EncodeWelcome(const WorkerWelcome& from) {
-  v1::AttachResponse response;
-  v1::Welcome* to = response.mutable_welcome();
+  internal::v1::AttachResponse response;
+  internal::v1::Welcome* to = response.mutable_welcome();
   to->set_cluster_id(std::string(from.cluster_id));
   to->set_term(from.term);
   to->set_protocol(kAttachProtocol);
@@ -61,15 +61,15 @@ WorkerMessage EncodeWelcome(const WorkerWelcome& from) {
 }
 
 WorkerMessage EncodeClock(absl::Time now) {
-  v1::AttachResponse response;
+  internal::v1::AttachResponse response;
   rpc::Encode(now, response.mutable_clock()->mutable_time());
   return EncodeMessage(response);
 }
 
 std::vector<WorkerMessage> EncodeVerdict(const InventoryVerdict& verdict, bool last) {
   std::vector<WorkerMessage> messages;
-  v1::AttachResponse response;
-  v1::InventoryVerdict* to = response.mutable_inventory_verdict();
+  internal::v1::AttachResponse response;
+  internal::v1::InventoryVerdict* to = response.mutable_inventory_verdict();
   const auto flush_if_full = [&] {
     if (to->commit_array_ids_size() + to->drop_array_ids_size() + to->live_array_ids_size() +
                 to->unknown_array_ids_size() >=
@@ -97,7 +97,7 @@ std::vector<WorkerMessage> EncodeVerdict(const InventoryVerdict& verdict, bool l
     flush_if_full();
   }
   for (const InventoryVerdict::Aside& aside : verdict.quarantine) {
-    v1::QuarantineTile* tile = to->add_quarantine_tiles();
+    internal::v1::QuarantineTile* tile = to->add_quarantine_tiles();
     tile->set_array_id(aside.array_id);
     rpc::Encode(aside.tile, tile->mutable_tile());
     tile->set_reason(aside.reason);
@@ -113,7 +113,7 @@ std::vector<WorkerMessage> EncodeDrops(const std::vector<std::string>& array_ids
   std::vector<WorkerMessage> messages;
   constexpr size_t kPiece = kIdsPerMessage;
   for (size_t first = 0; first < array_ids.size(); first += kPiece) {
-    v1::AttachResponse message;
+    internal::v1::AttachResponse message;
     const size_t end = std::min(array_ids.size(), first + kPiece);
     for (size_t i = first; i < end; ++i) {
       message.mutable_drop_arrays()->add_array_ids(array_ids[i]);
@@ -124,7 +124,7 @@ std::vector<WorkerMessage> EncodeDrops(const std::vector<std::string>& array_ids
 }
 
 WorkerMessage EncodeStart(const WorkNumber& number, const EncodedStep& step, bool with_plan) {
-  v1::RunStep numbers;
+  internal::v1::RunStep numbers;
   numbers.set_sequence(number.sequence);
   numbers.set_epoch(number.epoch);
   numbers.set_term(number.term);
@@ -132,20 +132,20 @@ WorkerMessage EncodeStart(const WorkNumber& number, const EncodedStep& step, boo
   std::string_view plan_bytes;
   if (with_plan) {
     plan_bytes = *step.plan;
-    AppendFieldHead(v1::RunStep::kPlanFieldNumber, plan_bytes.size(), &head);
+    AppendFieldHead(internal::v1::RunStep::kPlanFieldNumber, plan_bytes.size(), &head);
   }
   const size_t size = head.size() + plan_bytes.size() + step.rest.size();
   auto message = std::make_shared<std::string>();
   message->reserve(kMostFieldHeadBytes + size);
-  AppendFieldHead(v1::AttachResponse::kRunStepFieldNumber, size, message.get());
+  AppendFieldHead(internal::v1::AttachResponse::kRunStepFieldNumber, size, message.get());
   message->append(head).append(plan_bytes).append(step.rest);
   return message;
 }
 
 WorkerMessage EncodeEnd(const WorkRef& work, const absl::Status& status) {
   if (!work.transfer_id.empty()) return EncodeEndTransfer(work.transfer_id, status);
-  v1::AttachResponse response;
-  v1::EndStep* end = response.mutable_end_step();
+  internal::v1::AttachResponse response;
+  internal::v1::EndStep* end = response.mutable_end_step();
   end->set_sequence(work.sequence);
   end->set_commit(status.ok());
   if (!status.ok()) rpc::Encode(status, end->mutable_error());
@@ -153,15 +153,15 @@ WorkerMessage EncodeEnd(const WorkRef& work, const absl::Status& status) {
 }
 
 WorkerMessage EncodeEndTransfer(const std::string& transfer_id, const absl::Status& status) {
-  v1::AttachResponse response;
-  v1::EndTransfer* end = response.mutable_end_transfer();
+  internal::v1::AttachResponse response;
+  internal::v1::EndTransfer* end = response.mutable_end_transfer();
   end->set_transfer_id(transfer_id);
   end->set_commit(status.ok());
   if (!status.ok()) rpc::Encode(status, end->mutable_error());
   return EncodeMessage(response);
 }
 
-WorkerHello DecodeHello(const v1::Hello& from) {
+WorkerHello DecodeHello(const internal::v1::Hello& from) {
   WorkerHello hello{.cluster_id = from.cluster_id(),
                     .identity = from.identity(),
                     .incarnation = from.incarnation(),
@@ -186,11 +186,11 @@ WorkerHello DecodeHello(const v1::Hello& from) {
 }
 
 absl::StatusOr<std::vector<InventoryTile>> DecodeTiles(
-    const v1::InventoryPage& page,
+    const internal::v1::InventoryPage& page,
     absl::FunctionRef<std::vector<size_t>(const std::vector<InventoryTile>&)> find_unknown) {
   std::vector<InventoryTile> tiles;
   tiles.reserve(static_cast<size_t>(page.tiles_size()));
-  for (const v1::HeldTile& held : page.tiles()) {
+  for (const internal::v1::HeldTile& held : page.tiles()) {
     InventoryTile& tile = tiles.emplace_back();
     tile.array_id = held.array().array_id();
     SHARDMESH_ASSIGN_OR_RETURN(tile.tile, rpc::Decode(held.tile()));
@@ -209,7 +209,8 @@ absl::StatusOr<std::vector<InventoryTile>> DecodeTiles(
   return tiles;
 }
 
-absl::StatusOr<FlightLog::Heartbeat> DecodeFlight(const v1::Heartbeat& from, absl::Time now) {
+absl::StatusOr<FlightLog::Heartbeat> DecodeFlight(const internal::v1::Heartbeat& from,
+                                                  absl::Time now) {
   FlightLog::Heartbeat heartbeat{.sent = now};
   if (from.has_send_time()) {
     SHARDMESH_ASSIGN_OR_RETURN(heartbeat.sent, rpc::Decode(from.send_time()));
@@ -223,7 +224,7 @@ absl::StatusOr<FlightLog::Heartbeat> DecodeFlight(const v1::Heartbeat& from, abs
   return heartbeat;
 }
 
-absl::StatusOr<std::vector<rpc::MeasuredLink>> DecodeLinks(const v1::Heartbeat& from,
+absl::StatusOr<std::vector<rpc::MeasuredLink>> DecodeLinks(const internal::v1::Heartbeat& from,
                                                            absl::Duration shift) {
   std::vector<rpc::MeasuredLink> links;
   for (const v1::MeasuredLink& link : from.links().links()) {
@@ -233,7 +234,7 @@ absl::StatusOr<std::vector<rpc::MeasuredLink>> DecodeLinks(const v1::Heartbeat& 
   return links;
 }
 
-RankReport DecodeStaged(std::string_view identity, const v1::TileStaged& from) {
+RankReport DecodeStaged(std::string_view identity, const internal::v1::TileStaged& from) {
   RankReport report;
   report.identity = std::string(identity);
   report.rank = from.rank();
@@ -244,19 +245,19 @@ RankReport DecodeStaged(std::string_view identity, const v1::TileStaged& from) {
   return report;
 }
 
-RankReport DecodeReport(std::string_view identity, const v1::StepReport& from) {
+RankReport DecodeReport(std::string_view identity, const internal::v1::StepReport& from) {
   RankReport report;
   report.identity = std::string(identity);
   report.rank = from.rank();
   report.done = true;
-  if (from.outcome() != v1::StepReport::OUTCOME_DONE) {
+  if (from.outcome() != internal::v1::StepReport::OUTCOME_DONE) {
     report.blamed_identity = from.blamed_identity();
     report.status = rpc::Decode(from.error());
     if (report.status.ok()) {
       report.status = absl::InternalError("the worker names no error");
     }
   }
-  for (const v1::StagedOutput& output : from.outputs()) {
+  for (const internal::v1::StagedOutput& output : from.outputs()) {
     report.tiles.push_back({.array_id = output.array_id(),
                             .crc32c = output.crc32c(),
                             .size_bytes = output.size_bytes()});

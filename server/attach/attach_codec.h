@@ -18,20 +18,20 @@
 #include "server/steps/flight_log.h"
 #include "server/steps/sequencer.h"
 
-namespace shardmesh::v1 {
+namespace shardmesh::internal::v1 {
 class AttachResponse;
 class Heartbeat;
 class Hello;
 class InventoryPage;
 class StepReport;
 class TileStaged;
-}  // namespace shardmesh::v1
+}  // namespace shardmesh::internal::v1
 
 namespace shardmesh::server {
 
 // To workers.
 
-WorkerMessage EncodeMessage(const v1::AttachResponse& message);
+WorkerMessage EncodeMessage(const internal::v1::AttachResponse& message);
 
 // The answer to an accepted hello.
 struct WorkerWelcome {
@@ -59,19 +59,20 @@ WorkerMessage EncodeEndTransfer(const std::string& transfer_id, const absl::Stat
 
 // From workers.
 
-WorkerHello DecodeHello(const v1::Hello& from);
+WorkerHello DecodeHello(const internal::v1::Hello& from);
 // `find_unknown` returns the indices of tiles whose arrays are not known. Only those tiles get
 // their descriptors, where these can be read. INVALID_ARGUMENT (BAD_FIELD): a tile cannot be read.
 absl::StatusOr<std::vector<InventoryTile>> DecodeTiles(
-    const v1::InventoryPage& page,
+    const internal::v1::InventoryPage& page,
     absl::FunctionRef<std::vector<size_t>(const std::vector<InventoryTile>&)> find_unknown);
 // A heartbeat without a time counts as sent at `now`. INVALID_ARGUMENT (BAD_FIELD).
-absl::StatusOr<FlightLog::Heartbeat> DecodeFlight(const v1::Heartbeat& from, absl::Time now);
+absl::StatusOr<FlightLog::Heartbeat> DecodeFlight(const internal::v1::Heartbeat& from,
+                                                  absl::Time now);
 // The links of a heartbeat, their times put forward by `shift`. INVALID_ARGUMENT (BAD_FIELD).
-absl::StatusOr<std::vector<rpc::MeasuredLink>> DecodeLinks(const v1::Heartbeat& from,
+absl::StatusOr<std::vector<rpc::MeasuredLink>> DecodeLinks(const internal::v1::Heartbeat& from,
                                                            absl::Duration shift);
-RankReport DecodeStaged(std::string_view identity, const v1::TileStaged& from);
-RankReport DecodeReport(std::string_view identity, const v1::StepReport& from);
+RankReport DecodeStaged(std::string_view identity, const internal::v1::TileStaged& from);
+RankReport DecodeReport(std::string_view identity, const internal::v1::StepReport& from);
 
 }  // namespace shardmesh::server
 

@@ -8,7 +8,7 @@
 #include "rpc/codec/definition.h"
 #include "rpc/codec/spec_codec.h"
 #include "server/attach/attach_codec.h"
-#include "shardmesh/v1/attach_service.pb.h"
+#include "shardmesh/internal/v1/attach_service.pb.h"
 
 namespace shardmesh::server {
 namespace {
@@ -23,7 +23,7 @@ class Pager {
  public:
   explicit Pager(std::vector<Page>* pages) : pages_(pages) {}
 
-  v1::Membership& page() { return *response_.mutable_membership(); }
+  internal::v1::Membership& page() { return *response_.mutable_membership(); }
   // An item of about so many bytes was added to the page.
   void Added(int64_t size_bytes) {
     is_empty_ = false;
@@ -41,7 +41,7 @@ class Pager {
 
  private:
   std::vector<Page>* const pages_;
-  v1::AttachResponse response_;
+  internal::v1::AttachResponse response_;
   int64_t size_bytes_ = 0;
   bool is_empty_ = true;
 };
@@ -49,7 +49,7 @@ class Pager {
 bool IsAlive(const WorkerStatus& worker) { return worker.state != WorkerState::kLost; }
 
 void AddWorker(const WorkerStatus& worker, Pager* pager) {
-  v1::LiveWorker* added = pager->page().add_workers();
+  internal::v1::LiveWorker* added = pager->page().add_workers();
   added->set_identity(worker.info.identity);
   added->set_incarnation(worker.info.incarnation);
   for (const std::string& address : worker.info.endpoints) {
@@ -66,7 +66,7 @@ const Mesh& MeshOf(const Definition& definition) {
 std::vector<Page> PagesOf(const MeshRanks& ranks, const Definition& definition) {
   std::vector<Page> pages;
   Pager pager(&pages);
-  v1::MeshMembership* mesh = nullptr;
+  internal::v1::MeshMembership* mesh = nullptr;
   int64_t size_bytes = 0;
   for (size_t rank = 0; rank < ranks.identities.size(); ++rank) {
     if (mesh == nullptr) {
@@ -93,7 +93,7 @@ std::vector<Page> PagesOf(const MeshRanks& ranks, const Definition& definition) 
 std::vector<Page> RevisionOf(const MeshRanks& ranks, const Definition& definition) {
   std::vector<Page> pages;
   Pager pager(&pages);
-  v1::MeshMembership* mesh = pager.page().add_meshes();
+  internal::v1::MeshMembership* mesh = pager.page().add_meshes();
   mesh->set_mesh_id(ranks.mesh_id);
   mesh->set_mesh_revision(definition.revision);
   pager.Flush(/*even_if_empty=*/true);
@@ -220,7 +220,7 @@ std::vector<Page> MembershipPages::SnapshotFor(std::string_view identity) const 
     if (mesh.ranks->RankOf(identity).has_value()) Append(mesh.pages, &pages);
   }
   if (end_ == nullptr) {
-    v1::AttachResponse response;
+    internal::v1::AttachResponse response;
     SetEnd(*view_, response.mutable_membership());
     end_ = EncodeMessage(response);
   }
@@ -228,7 +228,7 @@ std::vector<Page> MembershipPages::SnapshotFor(std::string_view identity) const 
   return pages;
 }
 
-void MembershipPages::SetEnd(const MembershipView& view, v1::Membership* page) const {
+void MembershipPages::SetEnd(const MembershipView& view, internal::v1::Membership* page) const {
   page->set_epoch(view.epoch);
   page->set_term(term_);
   page->set_last(true);

@@ -13,16 +13,16 @@
 #include "server/state/definitions.h"
 #include "server/state/membership.h"
 
-namespace shardmesh::v1 {
+namespace shardmesh::internal::v1 {
 class Membership;
-}  // namespace shardmesh::v1
+}  // namespace shardmesh::internal::v1
 
 namespace shardmesh::server {
 
-// Turns each new view into messages of type v1::AttachResponse (`membership`): a change for workers
-// that know the state before it, and a snapshot for those that know nothing. Each live worker
-// stands in them once, whatever the number of its meshes, and each page is encoded once and shared
-// by all streams: a change of one worker costs O(workers) to find and O(1) to encode.
+// Turns each new view into messages of type internal::v1::AttachResponse (`membership`): a change
+// for workers that know the state before it, and a snapshot for those that know nothing. Each live
+// worker stands in them once, whatever the number of its meshes, and each page is encoded once and
+// shared by all streams: a change of one worker costs O(workers) to find and O(1) to encode.
 //
 //   pages.Update(view, state);
 //   for each stream:  send(told ? pages.ChangeFor(identity) : pages.SnapshotFor(identity))
@@ -58,7 +58,7 @@ class MembershipPages {
   };
 
   // Makes `page` the last one of what is true as of `view`.
-  void SetEnd(const MembershipView& view, v1::Membership* page) const;
+  void SetEnd(const MembershipView& view, internal::v1::Membership* page) const;
   void TellWorkers(const MembershipView& view);
   void TellMeshes(const MembershipView& view, const Definitions& state);
 

@@ -6,7 +6,7 @@
 
 #include "rpc/codec/status.h"
 #include "server/attach/attach_codec.h"
-#include "shardmesh/v1/attach_service.pb.h"
+#include "shardmesh/internal/v1/attach_service.pb.h"
 #include "status/detail.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
@@ -15,7 +15,7 @@
 namespace shardmesh::server {
 
 absl::StatusOr<int64_t> QuarantineOrders::Send(WorkerStream* stream,
-                                               const v1::QuarantineOrder& order,
+                                               const internal::v1::QuarantineOrder& order,
                                                QuarantineAnswered* answered) {
   absl::MutexLock lock(&mutex_);
   if (orders_.size() >= kMaxOrders) {
@@ -27,7 +27,7 @@ absl::StatusOr<int64_t> QuarantineOrders::Send(WorkerStream* stream,
                    {{fact::kHave, orders_.size()}, {fact::kLimit, kMaxOrders}}),
         absl::Seconds(1));
   }
-  v1::AttachResponse message;
+  internal::v1::AttachResponse message;
   *message.mutable_quarantine_order() = order;
   message.mutable_quarantine_order()->set_order_id(++last_number_);
   orders_.emplace(last_number_, Unanswered{.stream = stream, .answered = std::move(*answered)});
@@ -35,7 +35,7 @@ absl::StatusOr<int64_t> QuarantineOrders::Send(WorkerStream* stream,
   return last_number_;
 }
 
-void QuarantineOrders::Answer(WorkerStream* stream, const v1::QuarantineAnswer& answer) {
+void QuarantineOrders::Answer(WorkerStream* stream, const internal::v1::QuarantineAnswer& answer) {
   QuarantineAnswered answered;
   {
     absl::MutexLock lock(&mutex_);

@@ -17,14 +17,15 @@
 #include "server/attach/worker_stream.h"
 #include "server/state/arrays.h"
 
-namespace shardmesh::v1 {
+namespace shardmesh::internal::v1 {
 class QuarantineAnswer;
 class QuarantineOrder;
-}  // namespace shardmesh::v1
+}  // namespace shardmesh::internal::v1
 
 namespace shardmesh::server {
 
-using QuarantineAnswered = absl::AnyInvocable<void(absl::StatusOr<v1::QuarantineAnswer>) &&>;
+using QuarantineAnswered =
+    absl::AnyInvocable<void(absl::StatusOr<internal::v1::QuarantineAnswer>) &&>;
 
 // Reaches the quarantines of attached workers. Thread-safe.
 class QuarantineAccess {
@@ -35,7 +36,8 @@ class QuarantineAccess {
   // from within. Returns the order's number.
   // UNAVAILABLE (WORKER_LOST): the worker is not attached, or its stream ended before the answer.
   // RESOURCE_EXHAUSTED (OVERLOADED), with a retry delay: too many orders wait for answers.
-  virtual int64_t OrderQuarantine(const std::string& identity, const v1::QuarantineOrder& order,
+  virtual int64_t OrderQuarantine(const std::string& identity,
+                                  const internal::v1::QuarantineOrder& order,
                                   QuarantineAnswered answered) = 0;
   // Frees the room of an order whose answer is no longer wanted; nothing if it was answered. The
   // worker may carry the order out nevertheless.
@@ -58,10 +60,10 @@ class QuarantineOrders {
 
   // Sends the order and takes `*answered`. Returns the order's number.
   // RESOURCE_EXHAUSTED (OVERLOADED), with a retry delay: kMaxOrders wait; `*answered` is left.
-  absl::StatusOr<int64_t> Send(WorkerStream* stream, const v1::QuarantineOrder& order,
+  absl::StatusOr<int64_t> Send(WorkerStream* stream, const internal::v1::QuarantineOrder& order,
                                QuarantineAnswered* answered);
   // Calls `answered` of the order if it went over this stream and still waits.
-  void Answer(WorkerStream* stream, const v1::QuarantineAnswer& answer);
+  void Answer(WorkerStream* stream, const internal::v1::QuarantineAnswer& answer);
   void Forget(int64_t number);
 
   // Takes the orders out that went over this stream, for Fail without the caller's lock.

@@ -7,7 +7,8 @@
 
 namespace shardmesh::server {
 
-// The bytes of a v1::AttachResponse. Immutable, hence shared by all streams without a copy.
+// The bytes of a internal::v1::AttachResponse. Immutable, hence shared by all streams without a
+// copy.
 using WorkerMessage = std::shared_ptr<const std::string>;
 
 }  // namespace shardmesh::server

@@ -13,7 +13,7 @@
 #include "server/attach/attach_codec.h"
 #include "server/attach/endpoint_check.h"
 #include "server/attach/inventory_judge.h"
-#include "shardmesh/v1/attach_service.pb.h"
+#include "shardmesh/internal/v1/attach_service.pb.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -126,7 +126,7 @@ std::string WorkerSession::TakeDecidable(const MembershipView& view) {
   return "";
 }
 
-void WorkerSession::Take(const v1::AttachRequest& request) {
+void WorkerSession::Take(const internal::v1::AttachRequest& request) {
   // Nothing is read while endpoints are verified: Verified, perhaps on another thread already, goes
   // on.
   const bool is_hello = phase_ == Phase::kHello;
@@ -134,8 +134,8 @@ void WorkerSession::Take(const v1::AttachRequest& request) {
   if (!is_hello) wire_->Read();
 }
 
-absl::Status WorkerSession::Dispatch(const v1::AttachRequest& request) {
-  using Message = v1::AttachRequest;
+absl::Status WorkerSession::Dispatch(const internal::v1::AttachRequest& request) {
+  using Message = internal::v1::AttachRequest;
   if (phase_ == Phase::kHello) {
     if (request.message_case() != Message::kHello) {
       return rpc::BadField("hello", "is missing; it must be the first message");
@@ -183,7 +183,7 @@ absl::Status WorkerSession::Dispatch(const v1::AttachRequest& request) {
   return absl::OkStatus();
 }
 
-absl::Status WorkerSession::TakeHello(const v1::Hello& message) {
+absl::Status WorkerSession::TakeHello(const internal::v1::Hello& message) {
   SHARDMESH_FAILPOINT("attach.hello");
   const WorkerStreamsOptions& options = streams_->options();
   SHARDMESH_RETURN_IF_ERROR(rpc::CheckIdentity(message.identity(), "hello.identity"));
@@ -274,7 +274,8 @@ void WorkerSession::Welcome() {
   wire_->Read();
 }
 
-absl::Status WorkerSession::TakeInventory(uint64_t attachment, const v1::InventoryPage& page) {
+absl::Status WorkerSession::TakeInventory(uint64_t attachment,
+                                          const internal::v1::InventoryPage& page) {
   SHARDMESH_FAILPOINT("attach.inventory");
   // A page is a sign of life: heartbeats queue behind pages that the worker has sent at once.
   SHARDMESH_RETURN_IF_ERROR(Beat(attachment));
@@ -324,10 +325,12 @@ void WorkerSession::TakeWholeInventory() {
   Release();
 }
 
-absl::Status WorkerSession::TakeRestored(uint64_t attachment, const v1::InventoryPage& page) {
+absl::Status WorkerSession::TakeRestored(uint64_t attachment,
+                                         const internal::v1::InventoryPage& page) {
   SHARDMESH_ASSIGN_OR_RETURN(std::vector<InventoryTile> tiles, TilesOf(page));
   std::vector<std::string> mesh_ids;
-  for (const v1::HeldTile& held : page.tiles()) mesh_ids.push_back(held.array().mesh_id());
+  for (const internal::v1::HeldTile& held : page.tiles())
+    mesh_ids.push_back(held.array().mesh_id());
   JudgedInventory judged =
       streams_->judge().JudgeRestored(identity(), attachment, std::move(tiles), mesh_ids);
   SendVerdict(judged.verdict, /*last=*/false);
@@ -339,7 +342,7 @@ absl::Status WorkerSession::TakeRestored(uint64_t attachment, const v1::Inventor
 }
 
 absl::StatusOr<std::vector<InventoryTile>> WorkerSession::TilesOf(
-    const v1::InventoryPage& page) const {
+    const internal::v1::InventoryPage& page) const {
   return DecodeTiles(page, [this](const std::vector<InventoryTile>& tiles) {
     return streams_->registry().FindUnknown(tiles);
   });
@@ -360,7 +363,8 @@ void WorkerSession::SendVerdict(const InventoryVerdict& verdict, bool last) {
   for (WorkerMessage& message : EncodeVerdict(verdict, last)) Send(std::move(message));
 }
 
-absl::Status WorkerSession::TakeHeartbeat(uint64_t attachment, const v1::Heartbeat& heartbeat) {
+absl::Status WorkerSession::TakeHeartbeat(uint64_t attachment,
+                                          const internal::v1::Heartbeat& heartbeat) {
   SHARDMESH_FAILPOINT("attach.heartbeat");
   {
     absl::MutexLock lock(&mutex_);
@@ -385,7 +389,7 @@ absl::Status WorkerSession::TakeHeartbeat(uint64_t attachment, const v1::Heartbe
   return absl::OkStatus();
 }
 
-void WorkerSession::TakeTileStaged(const v1::TileStaged& staged) {
+void WorkerSession::TakeTileStaged(const internal::v1::TileStaged& staged) {
   streams_->TileStaged(staged.transfer_id(), staged.size_bytes());
   const absl::Status reported = streams_->sequencer().ReportTransfer(
       staged.transfer_id(), staged.term(), DecodeStaged(identity(), staged));
@@ -393,8 +397,8 @@ void WorkerSession::TakeTileStaged(const v1::TileStaged& staged) {
   if (!reported.ok()) Send(EncodeEndTransfer(staged.transfer_id(), reported));
 }
 
-void WorkerSession::TakeStepReport(const v1::StepReport& report) {
-  if (report.outcome() == v1::StepReport::OUTCOME_NEED_PLAN) {
+void WorkerSession::TakeStepReport(const internal::v1::StepReport& report) {
+  if (report.outcome() == internal::v1::StepReport::OUTCOME_NEED_PLAN) {
     return streams_->SendPlan(this, report.sequence());
   }
   const absl::Status reported = streams_->sequencer().ReportStep(
@@ -405,7 +409,7 @@ void WorkerSession::TakeStepReport(const v1::StepReport& report) {
   }
 }
 
-absl::Status WorkerSession::TakeLeaving(const v1::Leaving& leaving) {
+absl::Status WorkerSession::TakeLeaving(const internal::v1::Leaving& leaving) {
   {
     absl::MutexLock lock(&mutex_);
     end_reason_ = StrCat("it left: ", leaving.reason());

@@ -21,7 +21,7 @@
 #include "server/state/arrays.h"
 #include "server/state/membership.h"
 
-namespace shardmesh::v1 {
+namespace shardmesh::internal::v1 {
 class AttachRequest;
 class Heartbeat;
 class Hello;
@@ -29,7 +29,7 @@ class InventoryPage;
 class Leaving;
 class StepReport;
 class TileStaged;
-}  // namespace shardmesh::v1
+}  // namespace shardmesh::internal::v1
 
 namespace shardmesh::server {
 
@@ -72,7 +72,7 @@ class WorkerSession final : public WorkerStream {
   // Expects the hello. The wire then reads.
   void Begin();
   // Handles a message and, if more may follow at once, has the wire read the next.
-  void Take(const v1::AttachRequest& request);
+  void Take(const internal::v1::AttachRequest& request);
   // The last call.
   void End();
   bool is_closed() const;
@@ -91,18 +91,18 @@ class WorkerSession final : public WorkerStream {
   // TakeWholeInventory makes.
   enum class Phase { kHello, kVerifying, kInventory, kTaking, kJudged, kMember };
 
-  absl::Status Dispatch(const v1::AttachRequest& request);
-  absl::Status TakeHello(const v1::Hello& message);
+  absl::Status Dispatch(const internal::v1::AttachRequest& request);
+  absl::Status TakeHello(const internal::v1::Hello& message);
   void Verified(std::vector<std::string> endpoints, std::string failures);
   void Admit(std::vector<std::string> endpoints, const std::string& failures);
   void Welcome();
-  absl::Status TakeInventory(uint64_t attachment, const v1::InventoryPage& page);
-  absl::Status TakeRestored(uint64_t attachment, const v1::InventoryPage& page);
-  absl::StatusOr<std::vector<InventoryTile>> TilesOf(const v1::InventoryPage& page) const;
-  absl::Status TakeHeartbeat(uint64_t attachment, const v1::Heartbeat& heartbeat);
-  void TakeTileStaged(const v1::TileStaged& staged);
-  void TakeStepReport(const v1::StepReport& report);
-  absl::Status TakeLeaving(const v1::Leaving& leaving);
+  absl::Status TakeInventory(uint64_t attachment, const internal::v1::InventoryPage& page);
+  absl::Status TakeRestored(uint64_t attachment, const internal::v1::InventoryPage& page);
+  absl::StatusOr<std::vector<InventoryTile>> TilesOf(const internal::v1::InventoryPage& page) const;
+  absl::Status TakeHeartbeat(uint64_t attachment, const internal::v1::Heartbeat& heartbeat);
+  void TakeTileStaged(const internal::v1::TileStaged& staged);
+  void TakeStepReport(const internal::v1::StepReport& report);
+  absl::Status TakeLeaving(const internal::v1::Leaving& leaving);
 
   // Keeps the session from its end while something outside Take uses it; CANCELLED: it is closed.
   absl::Status Hold(std::string_view what);

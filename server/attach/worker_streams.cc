@@ -7,7 +7,7 @@
 #include "process/log.h"
 #include "rpc/codec/status.h"
 #include "server/attach/attach_codec.h"
-#include "shardmesh/v1/attach_service.pb.h"  // QuarantineAnswered is moved
+#include "shardmesh/internal/v1/attach_service.pb.h"  // QuarantineAnswered is moved
 #include "status/detail.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
@@ -116,7 +116,7 @@ void WorkerStreams::SendVerdict(const std::string& identity, const InventoryVerd
 }
 
 int64_t WorkerStreams::OrderQuarantine(const std::string& identity,
-                                       const v1::QuarantineOrder& order,
+                                       const internal::v1::QuarantineOrder& order,
                                        QuarantineAnswered answered) {
   absl::Status refused;
   {

@@ -116,7 +116,7 @@ class WorkerStreams final : public StepTransport, public MeshEndpoints, public Q
   absl::StatusOr<std::vector<RankEndpoint>> Endpoints(std::string_view mesh_id) const override;
 
   // QuarantineAccess.
-  int64_t OrderQuarantine(const std::string& identity, const v1::QuarantineOrder& order,
+  int64_t OrderQuarantine(const std::string& identity, const internal::v1::QuarantineOrder& order,
                           QuarantineAnswered answered) override;
   void ForgetQuarantineOrder(int64_t number) override { orders_.Forget(number); }
   void SendVerdict(const std::string& identity, const InventoryVerdict& verdict) override;

@@ -165,7 +165,16 @@ absl::StatusOr<StepOperands> DecodeOperands(const v1::CompileRequest& request) {
 
 void Encode(const PreparedPlan& prepared, v1::CompileResponse* to) {
   to->set_plan_hash(prepared.hash);
-  rpc::Encode(prepared.plan, to->mutable_plan());
+  for (const Instruction& instruction : prepared.plan.instructions) {
+    v1::PlannedInstruction* const planned = to->add_instructions();
+    planned->set_label(instruction.label);
+    if (const auto* collective = std::get_if<GroupCollective>(&instruction.kind)) {
+      planned->set_collective(rpc::Encode(collective->kind));
+      planned->set_algorithm(rpc::Encode(collective->algorithm));
+      planned->mutable_axes()->Assign(collective->axes.begin(), collective->axes.end());
+    }
+  }
+  rpc::Encode(prepared.plan.cost, to->mutable_cost());
 }
 
 }  // namespace shardmesh::server

@@ -69,7 +69,7 @@ void Orders::Next() {
   const int64_t order =
       hub_->OrderQuarantine(next.identity, std::move(next.order),
                             [self = shared_from_this(), number, identity = next.identity](
-                                absl::StatusOr<v1::QuarantineAnswer> answer) {
+                                absl::StatusOr<internal::v1::QuarantineAnswer> answer) {
                               self->Take(number, identity, std::move(answer));
                             });
   {
@@ -99,7 +99,7 @@ void Orders::Stop() {
 }
 
 void Orders::Take(uint64_t number, const std::string& identity,
-                  absl::StatusOr<v1::QuarantineAnswer> answer) {
+                  absl::StatusOr<internal::v1::QuarantineAnswer> answer) {
   int64_t order = 0;
   {
     absl::MutexLock lock(&mutex_);

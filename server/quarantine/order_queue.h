@@ -16,14 +16,14 @@
 #include "process/clock.h"
 #include "server/attach/quarantine_orders.h"
 #include "server/quarantine/quarantine_calls.h"
-#include "shardmesh/v1/attach_service.pb.h"
+#include "shardmesh/internal/v1/attach_service.pb.h"
 
 namespace shardmesh::server::quarantine {
 
 // Most arrays in a page of a list, and in an answer.
 inline constexpr int kMaxPage = 1'000;
 
-using Action = v1::QuarantineOrder;
+using Action = internal::v1::QuarantineOrder;
 
 // One order after the other, each answered within kOrderTime and before the next; ends with the
 // first error, unless `failed` says to go on, or when it is stopped. An order that nobody waits for
@@ -32,10 +32,11 @@ class Orders : public std::enable_shared_from_this<Orders> {
  public:
   struct Order {
     std::string identity;
-    v1::QuarantineOrder order;
+    internal::v1::QuarantineOrder order;
   };
   // False: the rest is not asked. Of an answer with an error, what it has all the same comes first.
-  using Answered = absl::AnyInvocable<bool(const std::string& identity, v1::QuarantineAnswer)>;
+  using Answered =
+      absl::AnyInvocable<bool(const std::string& identity, internal::v1::QuarantineAnswer)>;
   // True: the rest is asked nevertheless.
   using Failed = absl::AnyInvocable<bool(const std::string& identity, const absl::Status&)>;
 
@@ -55,7 +56,7 @@ class Orders : public std::enable_shared_from_this<Orders> {
   // The answer to the order of this number, or why it is not waited for any longer. One that comes
   // too late counts for nothing.
   void Take(uint64_t number, const std::string& identity,
-            absl::StatusOr<v1::QuarantineAnswer> answer);
+            absl::StatusOr<internal::v1::QuarantineAnswer> answer);
 
   rpc::Clock* clock_ = nullptr;
   QuarantineAccess* hub_ = nullptr;

@@ -8,7 +8,7 @@
 #include "process/log.h"
 #include "rpc/codec/status.h"
 #include "server/quarantine/order_queue.h"
-#include "shardmesh/v1/attach_service.pb.h"
+#include "shardmesh/internal/v1/attach_service.pb.h"
 
 namespace shardmesh::server {
 namespace quarantine {
@@ -40,7 +40,7 @@ void DropListed(const DropPtr& drop) {
   }
   Orders::Run(
       drop->context.clock, drop->hub, std::move(orders), drop->stop,
-      [drop](const std::string& identity, v1::QuarantineAnswer answer) {
+      [drop](const std::string& identity, internal::v1::QuarantineAnswer answer) {
         drop->answered.insert(identity);
         // Of one that was away and is back since then nothing is left.
         if (!answer.has_error() && drop->failed.count(identity) == 0) {
@@ -91,7 +91,7 @@ void ListForDrop(const DropPtr& drop) {
   }
   Orders::Run(
       drop->context.clock, drop->hub, std::move(orders), drop->stop,
-      [drop](const std::string& identity, const v1::QuarantineAnswer& answer) {
+      [drop](const std::string& identity, const internal::v1::QuarantineAnswer& answer) {
         for (const v1::QuarantinedArray& array : answer.arrays()) {
           drop->listed[{identity, array.array().array_id()}] = array.array().mesh_id();
         }

@@ -72,7 +72,7 @@ struct QuarantinePage {
     return true;
   }
   bool TellAwayBefore(const std::string& identity) { return TellAway(&identity); }
-  bool Add(v1::QuarantineAnswer answer) {
+  bool Add(internal::v1::QuarantineAnswer answer) {
     bool has_more = answer.has_more();
     for (v1::QuarantinedArray& array : *answer.mutable_arrays()) {
       if (IsFull(*response, page_size)) {
@@ -140,7 +140,7 @@ void ListQuarantine(const CoordinatorParts& context, QuarantineAccess* hub,
       std::make_shared<QuarantinePage>(QuarantinePage{response, page_size, std::move(away)});
   Orders::Run(
       context.clock, hub, std::move(orders), stop,
-      [page](const std::string& identity, v1::QuarantineAnswer answer) {
+      [page](const std::string& identity, internal::v1::QuarantineAnswer answer) {
         return page->TellAwayBefore(identity) && page->Add(std::move(answer));
       },
       [page, done = std::move(done)](const absl::Status& status) mutable {

@@ -111,7 +111,7 @@ void BeginRestore(const RestorePtr& restore) {
   const auto restored = std::make_shared<size_t>(0);
   Orders::Run(
       restore->context.clock, restore->hub, std::move(orders), /*stop=*/nullptr,
-      [restored](const std::string&, const v1::QuarantineAnswer& answer) {
+      [restored](const std::string&, const internal::v1::QuarantineAnswer& answer) {
         // The worker has told before that the tile is back in use: of an array that lives it counts
         // at once, whatever becomes of the others.
         if (answer.arrays_size() > 0) ++*restored;
@@ -137,7 +137,7 @@ void ListForRestore(const RestorePtr& restore) {
   if (orders.empty()) return BeginRestore(restore);
   Orders::Run(
       restore->context.clock, restore->hub, std::move(orders), restore->stop,
-      [restore](const std::string& identity, v1::QuarantineAnswer answer) {
+      [restore](const std::string& identity, internal::v1::QuarantineAnswer answer) {
         if (answer.arrays_size() > 0) {
           restore->held[identity] = std::move(*answer.mutable_arrays(0));
         }

@@ -14,7 +14,7 @@
 #include "server/quarantine/quarantine_calls.h"
 #include "server/state/arrays.h"
 #include "server/state/membership.h"
-#include "shardmesh/v1/attach_service.pb.h"
+#include "shardmesh/internal/v1/attach_service.pb.h"
 #include "shardmesh/v1/cluster_service.pb.h"
 #include "tensor/array_descriptor.h"
 

@@ -14,7 +14,7 @@
 #include "rpc/stream/outbox.h"
 #include "rpc/tls/peer_name.h"
 #include "server/attach/worker_session.h"
-#include "shardmesh/v1/attach_service.grpc.pb.h"
+#include "shardmesh/internal/v1/attach_service.grpc.pb.h"
 
 namespace shardmesh::server {
 namespace {
@@ -67,7 +67,7 @@ class AttachReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
 
   void OnReadDone(bool ok) override {
     if (!ok) return session_.Close(absl::CancelledError("its stream broke"));
-    v1::AttachRequest request;
+    internal::v1::AttachRequest request;
     if (const absl::Status parsed = rpc::ParseMessage(&read_, &request); !parsed.ok()) {
       return session_.Close(parsed);
     }
@@ -113,8 +113,8 @@ class AttachReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   WorkerSession session_;
 };
 
-class AttachService final
-    : public v1::AttachService::WithRawCallbackMethod_Attach<v1::AttachService::Service> {
+class AttachService final : public internal::v1::AttachService::WithRawCallbackMethod_Attach<
+                                internal::v1::AttachService::Service> {
  public:
   AttachService(WorkerStreams* streams, rpc::Credentials credentials)
       : attachments_{.streams = streams, .credentials = std::move(credentials)} {}

@@ -1,4 +1,4 @@
-// Serves shardmesh.v1.AttachService: the streams of workers.
+// Serves shardmesh.internal.v1.AttachService: the streams of workers.
 #ifndef SHARDMESH_SERVER_SERVICE_ATTACH_SERVICE_H_
 #define SHARDMESH_SERVER_SERVICE_ATTACH_SERVICE_H_
 

@@ -8,13 +8,14 @@
 
 namespace shardmesh::server {
 
-// The parts of a v1::RunStep. The transport puts a WorkNumber before them, and leaves out
-// the plan where every worker has it. A message of protobuf is the concatenation of its parts, so
-// the transport neither parses nor serialises them.
+// The parts of an internal::v1::RunStep. The transport puts a WorkNumber before them, and leaves
+// out the plan where every worker has it. A message of protobuf is the concatenation of its parts,
+// so the transport neither parses nor serialises them.
 struct EncodedStep {
   std::string plan_hash;
-  std::shared_ptr<const std::string> plan;  // the bytes of a v1::Plan, shared with the planner
-  std::string rest;  // the bytes of a v1::RunStep without plan, sequence, epoch and term
+  std::shared_ptr<const std::string>
+      plan;          // the bytes of an internal::v1::Plan, shared with the planner
+  std::string rest;  // the bytes of an internal::v1::RunStep without plan, sequence, epoch and term
 };
 using EncodedStepPtr = std::shared_ptr<const EncodedStep>;
 

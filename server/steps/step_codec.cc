@@ -8,16 +8,16 @@
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/time_codec.h"
 #include "server/state/array_view_codec.h"
-#include "shardmesh/v1/attach_service.pb.h"
+#include "shardmesh/internal/v1/attach_service.pb.h"
 #include "status/status_macros.h"
 
 namespace shardmesh::server {
 
 EncodedStep Encode(const StepMessage& message) {
-  v1::RunStep to;
+  internal::v1::RunStep to;
   to.set_plan_hash(message.plan->hash);
   for (const StepMessage::Operand& operand : message.operands) {
-    v1::StepOperand* const encoded = to.add_operands();
+    internal::v1::StepOperand* const encoded = to.add_operands();
     if (operand.literal != nullptr) {
       rpc::Encode(*operand.literal, encoded->mutable_literal());
     } else {
@@ -53,7 +53,7 @@ int64_t EncodedSizeBytes(const ArrayDescriptor& descriptor) {
 }
 
 absl::StatusOr<RankReportDetail> DecodeReportDetail(const std::string& detail) {
-  v1::StepReport report;
+  internal::v1::StepReport report;
   if (!report.ParseFromString(detail)) {
     return absl::InternalError("a rank's report cannot be read again");
   }
@@ -61,7 +61,7 @@ absl::StatusOr<RankReportDetail> DecodeReportDetail(const std::string& detail) {
   SHARDMESH_ASSIGN_OR_RETURN(result.kernel, rpc::Decode(report.kernel_time()));
   SHARDMESH_ASSIGN_OR_RETURN(result.collective, rpc::Decode(report.collective_time()));
   result.sent_bytes = report.sent_bytes();
-  for (v1::StagedOutput& output : *report.mutable_outputs()) {
+  for (internal::v1::StagedOutput& output : *report.mutable_outputs()) {
     result.tile_bytes.emplace(output.array_id(), std::move(*output.mutable_data()));
   }
   return result;

@@ -9,7 +9,7 @@
 
 #include "google/protobuf/io/coded_stream.h"
 #include "process/crc32c.h"
-#include "shardmesh/v1/exchange_service.pb.h"
+#include "shardmesh/internal/v1/exchange_service.pb.h"
 #include "tests/fuzz/byte_buffer.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/quiet_protobuf.h"
@@ -47,7 +47,7 @@ void Check(std::string_view input) {
   const std::string payload = PayloadOf(*frame);
   Require(frame->payload_bytes() == static_cast<int64_t>(payload.size()));
   // Only protobuf's skipping of unknown fields, which we use, forgives what its parsing does not.
-  v1::ExchangeRequest generated;
+  internal::v1::ExchangeRequest generated;
   Require(
       !generated.ParseFromString(bytes) ||
       (generated.payload() == payload && generated.offset_bytes() == frame->header.offset_bytes));

@@ -29,7 +29,7 @@
 #include "rpc/server_lifecycle.h"
 #include "sharding/digest.h"
 #include "sharding/mesh.h"
-#include "shardmesh/v1/attach_service.grpc.pb.h"
+#include "shardmesh/internal/v1/attach_service.grpc.pb.h"
 #include "status/str_cat.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/test_cluster.h"
@@ -52,9 +52,10 @@ constexpr int64_t kRows = 16;
 constexpr int64_t kColumns = 32;
 
 // Takes in kRanks workers, and sends each what the test says.
-class OwnPlansCoordinator final : public v1::AttachService::Service {
+class OwnPlansCoordinator final : public internal::v1::AttachService::Service {
  public:
-  using Stream = grpc::ServerReaderWriter<v1::AttachResponse, v1::AttachRequest>;
+  using Stream =
+      grpc::ServerReaderWriter<internal::v1::AttachResponse, internal::v1::AttachRequest>;
 
   // Waits until all workers are there and reach each other.
   bool AwaitReady() {
@@ -63,7 +64,7 @@ class OwnPlansCoordinator final : public v1::AttachService::Service {
       return CountIf([](const Worker& worker) { return worker.brought_inventory; }) == kRanks;
     };
     if (!mutex_.AwaitWithTimeout(absl::Condition(&are_there), kStartTimeout)) return false;
-    const v1::AttachResponse membership = Membership();
+    const internal::v1::AttachResponse membership = Membership();
     for (auto& [identity, worker] : workers_) worker.stream->Write(membership);
     const auto reach_all = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       return CountIf([](const Worker& worker) { return worker.reaches_all; }) == kRanks;
@@ -71,20 +72,20 @@ class OwnPlansCoordinator final : public v1::AttachService::Service {
     return mutex_.AwaitWithTimeout(absl::Condition(&reach_all), kStartTimeout);
   }
 
-  void Send(int rank, const v1::AttachResponse& message) {
+  void Send(int rank, const internal::v1::AttachResponse& message) {
     absl::MutexLock lock(&mutex_);
     workers_.at(IdentityOf(rank)).stream->Write(message);
   }
   // A rank's next report.
-  v1::StepReport AwaitReport(int rank) {
+  internal::v1::StepReport AwaitReport(int rank) {
     absl::MutexLock lock(&mutex_);
-    std::vector<v1::StepReport>& reports = workers_.at(IdentityOf(rank)).reports;
+    std::vector<internal::v1::StepReport>& reports = workers_.at(IdentityOf(rank)).reports;
     const auto has_report = [&] { return !reports.empty(); };
     if (!mutex_.AwaitWithTimeout(absl::Condition(&has_report), kStepTimeout)) {
       ADD_FAILURE() << "rank " << rank << " reports nothing";
       return {};
     }
-    v1::StepReport report = std::move(reports.front());
+    internal::v1::StepReport report = std::move(reports.front());
     reports.erase(reports.begin());
     return report;
   }
@@ -94,14 +95,14 @@ class OwnPlansCoordinator final : public v1::AttachService::Service {
   }
 
   grpc::Status Attach(grpc::ServerContext* context, Stream* stream) override {
-    v1::AttachRequest message;
+    internal::v1::AttachRequest message;
     if (!stream->Read(&message)) return grpc::Status::OK;
     const std::string identity = message.hello().identity();
     {
       absl::MutexLock lock(&mutex_);
       workers_[identity] = {.stream = stream, .context = context, .hello = message.hello()};
     }
-    v1::AttachResponse welcome;
+    internal::v1::AttachResponse welcome;
     welcome.mutable_welcome()->set_cluster_id("of one test");
     welcome.mutable_welcome()->set_term(kTerm);
     welcome.mutable_welcome()->set_protocol(1);
@@ -110,7 +111,7 @@ class OwnPlansCoordinator final : public v1::AttachService::Service {
     stream->Write(welcome);
     while (stream->Read(&message)) {
       if (message.has_inventory() && message.inventory().last()) {
-        v1::AttachResponse verdict;
+        internal::v1::AttachResponse verdict;
         verdict.mutable_inventory_verdict()->set_last(true);
         stream->Write(verdict);
       }
@@ -132,10 +133,10 @@ class OwnPlansCoordinator final : public v1::AttachService::Service {
   struct Worker {
     Stream* stream = nullptr;
     grpc::ServerContext* context = nullptr;
-    v1::Hello hello = {};
+    internal::v1::Hello hello = {};
     bool brought_inventory = false;
     bool reaches_all = false;
-    std::vector<v1::StepReport> reports = {};
+    std::vector<internal::v1::StepReport> reports = {};
   };
 
   int CountIf(const std::function<bool(const Worker&)>& holds) const
@@ -145,21 +146,21 @@ class OwnPlansCoordinator final : public v1::AttachService::Service {
     return count;
   }
 
-  v1::AttachResponse Membership() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    v1::AttachResponse response;
-    v1::Membership* membership = response.mutable_membership();
+  internal::v1::AttachResponse Membership() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    internal::v1::AttachResponse response;
+    internal::v1::Membership* membership = response.mutable_membership();
     membership->set_epoch(kEpoch);
     membership->set_term(kTerm);
-    v1::MeshMembership* mesh = membership->add_meshes();
+    internal::v1::MeshMembership* mesh = membership->add_meshes();
     mesh->set_mesh_id("default");
     mesh->set_mesh_revision(1);
     v1::MeshAxis* axis = mesh->mutable_mesh()->add_axes();
     axis->set_name("x");
     axis->set_size(kRanks);
     for (int rank = 0; rank < kRanks; ++rank) {
-      const v1::Hello& hello = workers_.at(IdentityOf(rank)).hello;
+      const internal::v1::Hello& hello = workers_.at(IdentityOf(rank)).hello;
       mesh->add_identities(hello.identity());
-      v1::LiveWorker* worker = membership->add_workers();
+      internal::v1::LiveWorker* worker = membership->add_workers();
       worker->set_identity(hello.identity());
       worker->set_incarnation(hello.incarnation());
       for (const v1::Endpoint& endpoint : hello.endpoints()) {
@@ -181,8 +182,8 @@ class MismatchTest : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
     SHARDMESH_ASSERT_OK_AND_ASSIGN(
-        server_,
-        rpc::ServerLifecycle::Start({}, {{v1::AttachService::service_full_name(), &coordinator_}}));
+        server_, rpc::ServerLifecycle::Start(
+                     {}, {{internal::v1::AttachService::service_full_name(), &coordinator_}}));
     folder_ = MakeTestFolder("mismatch");
     for (int rank = 0; rank < kRanks; ++rank) {
       const std::string identity = OwnPlansCoordinator::IdentityOf(rank);
@@ -217,7 +218,7 @@ class MismatchTest : public ::testing::TestWithParam<const char*> {
   }
 
   // The sum of all ranks' rows, as a step for a rank whose elements are of this type.
-  static v1::AttachResponse SumStep(int64_t sequence, Dtype dtype) {
+  static internal::v1::AttachResponse SumStep(int64_t sequence, Dtype dtype) {
     const Mesh mesh = *Mesh::Parse(StrCat("x=", kRanks));
     const ValueDescriptor rows{.dtype = dtype,
                                .shape = {kRanks * kRows, kColumns},
@@ -227,8 +228,8 @@ class MismatchTest : public ::testing::TestWithParam<const char*> {
                       .outputs = {1}};
     const Plan plan =
         *PlanProgram(sum, {&rows, 1}, {.mesh_id = "default", .mesh_revision = 1, .mesh = mesh});
-    v1::AttachResponse response;
-    v1::RunStep* step = response.mutable_run_step();
+    internal::v1::AttachResponse response;
+    internal::v1::RunStep* step = response.mutable_run_step();
     step->set_sequence(sequence);
     step->set_epoch(kEpoch);
     step->set_term(kTerm);
@@ -272,9 +273,9 @@ TEST_P(MismatchTest, AnotherElementTypeOnOneRankFailsOnAllWithBothSignatures) {
       coordinator_.Send(rank, SumStep(sequence, rank == odd ? Dtype::kI32 : Dtype::kF32));
     }
     for (int rank = 0; rank < kRanks; ++rank) {
-      const v1::StepReport report = coordinator_.AwaitReport(rank);
+      const internal::v1::StepReport report = coordinator_.AwaitReport(rank);
       EXPECT_EQ(report.sequence(), sequence);
-      EXPECT_EQ(report.outcome(), v1::StepReport::OUTCOME_FAILED);
+      EXPECT_EQ(report.outcome(), internal::v1::StepReport::OUTCOME_FAILED);
       const absl::Status error = rpc::Decode(report.error());
       EXPECT_THAT(error,
                   StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kCollectiveMismatch));
@@ -290,9 +291,10 @@ TEST_P(MismatchTest, AnotherElementTypeOnOneRankFailsOnAllWithBothSignatures) {
       coordinator_.Send(rank, SumStep(sequence, Dtype::kF32));
     }
     for (int rank = 0; rank < kRanks; ++rank) {
-      const v1::StepReport report = coordinator_.AwaitReport(rank);
+      const internal::v1::StepReport report = coordinator_.AwaitReport(rank);
       EXPECT_EQ(report.sequence(), sequence);
-      ASSERT_EQ(report.outcome(), v1::StepReport::OUTCOME_DONE) << report.error().message();
+      ASSERT_EQ(report.outcome(), internal::v1::StepReport::OUTCOME_DONE)
+          << report.error().message();
       ASSERT_EQ(report.outputs_size(), 1);
       if (rank != 0) continue;  // rank 0 has the first replica, hence sends it
       const std::vector<float> sums = FloatsOf(report.outputs(0).data());

@@ -28,8 +28,8 @@
 #include "rpc/codec/status.h"
 #include "rpc/stream/frame.h"
 #include "rpc/stream/message_bytes.h"
-#include "shardmesh/v1/attach_service.grpc.pb.h"
-#include "shardmesh/v1/exchange_service.grpc.pb.h"
+#include "shardmesh/internal/v1/attach_service.grpc.pb.h"
+#include "shardmesh/internal/v1/exchange_service.grpc.pb.h"
 #include "status/str_cat.h"
 #include "tests/testing/certificates.h"
 #include "tests/testing/status_matchers.h"
@@ -114,9 +114,9 @@ class TlsClusterTest : public ::testing::Test {
         *rpc::CreateChannel(cluster_->address(), {.credentials = CredentialsOf(files)});
     grpc::ClientContext context;
     rpc::Apply(rpc::CallOptions::Within(absl::Seconds(10)), &context);
-    const auto stream = v1::AttachService::NewStub(channel)->Attach(&context);
-    v1::AttachRequest request;
-    v1::Hello* hello = request.mutable_hello();
+    const auto stream = internal::v1::AttachService::NewStub(channel)->Attach(&context);
+    internal::v1::AttachRequest request;
+    internal::v1::Hello* hello = request.mutable_hello();
     hello->set_identity(identity);
     hello->set_incarnation(1);
     hello->set_nonce(std::string(32, 'n'));
@@ -125,7 +125,7 @@ class TlsClusterTest : public ::testing::Test {
     hello->mutable_protocol()->set_min(1);
     hello->mutable_protocol()->set_max(1);
     stream->Write(request);
-    v1::AttachResponse response;
+    internal::v1::AttachResponse response;
     stream->Read(&response);
     return rpc::FromGrpc(stream->Finish());
   }
@@ -136,7 +136,7 @@ class TlsClusterTest : public ::testing::Test {
         {.credentials = CredentialsOf(files), .peer = rpc::ExpectedPeer::Worker("worker-1")});
     grpc::ClientContext context;
     rpc::Apply(rpc::CallOptions::Within(absl::Seconds(10)), &context);
-    const auto stream = v1::ExchangeService::NewStub(channel)->Exchange(&context);
+    const auto stream = internal::v1::ExchangeService::NewStub(channel)->Exchange(&context);
     const rpc::FrameHello hello{.identity = "worker-0",
                                 .incarnation = 1,
                                 .peer_identity = "worker-1",
@@ -146,10 +146,10 @@ class TlsClusterTest : public ::testing::Test {
                                 .boot_id = {},
                                 .link_credit_bytes = 1};
     grpc::ByteBuffer bytes = *rpc::WriteFrame({.kind = rpc::FrameKind::kHello, .hello = hello});
-    v1::ExchangeRequest request;
+    internal::v1::ExchangeRequest request;
     EXPECT_THAT(rpc::ParseMessage(&bytes, &request), IsOk());
     stream->Write(request);
-    v1::ExchangeResponse response;
+    internal::v1::ExchangeResponse response;
     stream->Read(&response);
     return rpc::FromGrpc(stream->Finish());
   }

@@ -13,13 +13,13 @@
 
 #include "rpc/call.h"
 #include "rpc/codec/status.h"
+#include "shardmesh/internal/v1/attach_service.pb.h"
+#include "shardmesh/internal/v1/exchange_service.pb.h"
 #include "shardmesh/v1/admin_service.pb.h"
 #include "shardmesh/v1/array_service.pb.h"
-#include "shardmesh/v1/attach_service.pb.h"
 #include "shardmesh/v1/catalog_service.pb.h"
 #include "shardmesh/v1/cluster_service.pb.h"
 #include "shardmesh/v1/compute_service.pb.h"
-#include "shardmesh/v1/exchange_service.pb.h"
 #include "shardmesh/v1/operation_service.pb.h"
 #include "shardmesh/v1/resolve_service.pb.h"
 #include "shardmesh/v1/session_service.pb.h"
@@ -34,11 +34,11 @@ namespace {
 std::vector<const google::protobuf::FileDescriptor*> Files() {
   return {v1::SnapshotRequest::descriptor()->file(),
           v1::BeginPutRequest::descriptor()->file(),
-          v1::Hello::descriptor()->file(),
+          internal::v1::Hello::descriptor()->file(),
           v1::GetEntryRequest::descriptor()->file(),
           v1::GetStatusRequest::descriptor()->file(),
           v1::ExecuteRequest::descriptor()->file(),
-          v1::ExchangeRequest::descriptor()->file(),
+          internal::v1::ExchangeRequest::descriptor()->file(),
           v1::GetOperationRequest::descriptor()->file(),
           v1::ResolveSpecRequest::descriptor()->file(),
           v1::OpenSessionRequest::descriptor()->file(),

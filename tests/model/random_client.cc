@@ -14,10 +14,10 @@
 #include "process/crc32c.h"
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/status.h"
+#include "shardmesh/internal/v1/attach_service.pb.h"
+#include "shardmesh/internal/v1/exchange_service.pb.h"
 #include "shardmesh/v1/admin_service.pb.h"
-#include "shardmesh/v1/attach_service.pb.h"
 #include "shardmesh/v1/cluster_service.pb.h"
-#include "shardmesh/v1/exchange_service.pb.h"
 #include "shardmesh/v1/operation_service.pb.h"
 #include "shardmesh/v1/session_service.pb.h"
 #include "shardmesh/v1/tile_service.pb.h"
@@ -1482,7 +1482,7 @@ absl::Status RandomClient::Identify(Dice& dice) {
 }
 
 absl::Status RandomClient::Attach(Dice& dice) {
-  v1::AttachRequest request;
+  internal::v1::AttachRequest request;
   switch (dice.Below(4)) {
     case 0:
       request.mutable_heartbeat();
@@ -1492,7 +1492,7 @@ absl::Status RandomClient::Attach(Dice& dice) {
       break;
     default: {
       // A complete hello whose endpoint leads elsewhere, under an identity that is taken or is not.
-      v1::Hello& hello = *request.mutable_hello();
+      internal::v1::Hello& hello = *request.mutable_hello();
       hello.set_identity(dice.OneIn(2) ? worker_identities_[0] : "stranger");
       hello.set_incarnation(dice.Next() | 1);
       hello.mutable_protocol()->set_min(1);
@@ -1516,8 +1516,8 @@ absl::Status RandomClient::Attach(Dice& dice) {
 }
 
 absl::Status RandomClient::Exchange(Dice& dice) {
-  v1::ExchangeRequest request;
-  request.set_kind(static_cast<v1::FrameKind>(dice.Below(7)));
+  internal::v1::ExchangeRequest request;
+  request.set_kind(static_cast<internal::v1::FrameKind>(dice.Below(7)));
   request.set_epoch(dice.Below(3));
   if (dice.OneIn(2)) Mutate(dice, &request);
   std::vector<std::string> answers;

@@ -24,7 +24,7 @@
 #include "rpc/codec/time_codec.h"
 #include "rpc/server_lifecycle.h"
 #include "rpc/stream/outbox.h"
-#include "shardmesh/v1/attach_service.grpc.pb.h"
+#include "shardmesh/internal/v1/attach_service.grpc.pb.h"
 #include "shardmesh/v1/tile_service.grpc.pb.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -42,23 +42,25 @@ std::string NonceOf(int64_t index) { return absl::StrFormat("hollow-nonce-%06d",
 class Hollow;
 
 // One attach of one worker. The stream's callbacks use the Hollow, which outlives it.
-class Stream final : public grpc::ClientBidiReactor<v1::AttachRequest, v1::AttachResponse> {
+class Stream final
+    : public grpc::ClientBidiReactor<internal::v1::AttachRequest, internal::v1::AttachResponse> {
  public:
   Stream(Hollow* hollow, int64_t index)
       : hollow_(hollow),
         index_(index),
-        outbox_(kOutboxBytes, [this](const v1::AttachRequest* m) { StartWrite(m); }) {}
+        outbox_(kOutboxBytes, [this](const internal::v1::AttachRequest* m) { StartWrite(m); }) {}
 
-  void Start(v1::AttachService::Stub& stub, v1::AttachRequest hello) {
+  void Start(internal::v1::AttachService::Stub& stub, internal::v1::AttachRequest hello) {
     stub.async()->Attach(&context_, this);
     AddHold();  // for the outbox; its close releases the hold
     StartRead(&read_);
     StartCall();
     Send(std::move(hello));
   }
-  void Send(v1::AttachRequest request) {
+  void Send(internal::v1::AttachRequest request) {
     const auto size_bytes = static_cast<int64_t>(request.ByteSizeLong());
-    outbox_.Push(std::make_shared<const v1::AttachRequest>(std::move(request)), size_bytes)
+    outbox_
+        .Push(std::make_shared<const internal::v1::AttachRequest>(std::move(request)), size_bytes)
         .IgnoreError();
   }
   void Cancel() {
@@ -86,8 +88,8 @@ class Stream final : public grpc::ClientBidiReactor<v1::AttachRequest, v1::Attac
   Hollow* const hollow_;
   const int64_t index_;
   grpc::ClientContext context_;
-  rpc::Outbox<v1::AttachRequest> outbox_;
-  v1::AttachResponse read_;
+  rpc::Outbox<internal::v1::AttachRequest> outbox_;
+  internal::v1::AttachResponse read_;
   absl::Mutex mutex_;
   bool reads_ ABSL_GUARDED_BY(mutex_) = true;
   bool is_waiting_ ABSL_GUARDED_BY(mutex_) = false;  // no read is pending
@@ -122,7 +124,7 @@ class Hollow final : public HollowWorkers, public v1::TileService::CallbackServi
       SHARDMESH_ASSIGN_OR_RETURN(
           const std::shared_ptr<grpc::Channel> channel,
           rpc::CreateChannel(options_.coordinator, {.own_connection = true}));
-      slot.stub = v1::AttachService::NewStub(channel);
+      slot.stub = internal::v1::AttachService::NewStub(channel);
     }
     thread_ = std::thread([this] { Run(); });
     return absl::OkStatus();
@@ -167,7 +169,7 @@ class Hollow final : public HollowWorkers, public v1::TileService::CallbackServi
     absl::MutexLock lock(&mutex_);
     return slots_[static_cast<size_t>(index)].incarnation;
   }
-  void Send(int64_t index, const v1::AttachRequest& message) override {
+  void Send(int64_t index, const internal::v1::AttachRequest& message) override {
     absl::MutexLock lock(&mutex_);
     const Slot& slot = slots_[static_cast<size_t>(index)];
     if (slot.stream != nullptr) slot.stream->Send(message);
@@ -219,9 +221,9 @@ class Hollow final : public HollowWorkers, public v1::TileService::CallbackServi
   }
 
   // From the streams.
-  void Taken(Stream* stream, int64_t index, const v1::AttachResponse& message) {
+  void Taken(Stream* stream, int64_t index, const internal::v1::AttachResponse& message) {
     if (options_.heard) options_.heard(index, message);
-    std::deque<v1::AttachRequest> answers;
+    std::deque<internal::v1::AttachRequest> answers;
     {
       absl::MutexLock lock(&mutex_);
       Slot& slot = slots_[static_cast<size_t>(index)];
@@ -244,7 +246,7 @@ class Hollow final : public HollowWorkers, public v1::TileService::CallbackServi
         if (message.membership().snapshot()) slot.is_in_snapshot = false;
         if (slot.epoch < 0) {
           const std::string own = IdentityOf(index);
-          for (const v1::LiveWorker& worker : message.membership().workers()) {
+          for (const internal::v1::LiveWorker& worker : message.membership().workers()) {
             slot.is_in_snapshot = slot.is_in_snapshot || worker.identity() == own;
           }
         }
@@ -255,7 +257,7 @@ class Hollow final : public HollowWorkers, public v1::TileService::CallbackServi
         }
       }
     }
-    for (v1::AttachRequest& answer : answers) stream->Send(std::move(answer));
+    for (internal::v1::AttachRequest& answer : answers) stream->Send(std::move(answer));
   }
   void Ended(Stream* stream, int64_t index, const grpc::Status& status) {
     absl::MutexLock lock(&mutex_);
@@ -275,10 +277,10 @@ class Hollow final : public HollowWorkers, public v1::TileService::CallbackServi
 
  private:
   struct Slot {
-    std::unique_ptr<v1::AttachService::Stub> stub;  // constant after Serve
-    uint64_t incarnation = 0;                       // 0: draw another
-    Stream* stream = nullptr;                       // deletes itself
-    int64_t epoch = -1;                             // of its membership; -1: no member
+    std::unique_ptr<internal::v1::AttachService::Stub> stub;  // constant after Serve
+    uint64_t incarnation = 0;                                 // 0: draw another
+    Stream* stream = nullptr;                                 // deletes itself
+    int64_t epoch = -1;                                       // of its membership; -1: no member
     absl::Duration interval = absl::Seconds(1);
     absl::Time next_beat = absl::InfiniteFuture();
     int64_t pages_left = 0;                         // of its inventory
@@ -305,9 +307,9 @@ class Hollow final : public HollowWorkers, public v1::TileService::CallbackServi
   bool MaySendPages() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
     return welcomes_ >= options_.pages_after_welcomes;
   }
-  v1::AttachRequest NextPage(Slot* slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    v1::AttachRequest request;
-    v1::InventoryPage* const inventory = request.mutable_inventory();
+  internal::v1::AttachRequest NextPage(Slot* slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    internal::v1::AttachRequest request;
+    internal::v1::InventoryPage* const inventory = request.mutable_inventory();
     if (options_.page_bytes > 0) {
       // A field that no version knows.
       inventory->GetReflection()->MutableUnknownFields(inventory)->AddLengthDelimited(
@@ -340,9 +342,9 @@ class Hollow final : public HollowWorkers, public v1::TileService::CallbackServi
     }
   }
 
-  v1::AttachRequest HelloOf(int64_t index, const Slot& slot) const {
-    v1::AttachRequest request;
-    v1::Hello* hello = request.mutable_hello();
+  internal::v1::AttachRequest HelloOf(int64_t index, const Slot& slot) const {
+    internal::v1::AttachRequest request;
+    internal::v1::Hello* hello = request.mutable_hello();
     hello->set_identity(IdentityOf(index));
     hello->set_incarnation(slot.incarnation);
     hello->mutable_build()->set_version(std::string(rpc::BuildVersion()));
@@ -372,7 +374,7 @@ class Hollow final : public HollowWorkers, public v1::TileService::CallbackServi
           Slot& slot = slots_[i];
           if (slot.stream != nullptr && slot.next_beat <= now) {
             slot.next_beat = now + slot.interval;
-            v1::AttachRequest beat;
+            internal::v1::AttachRequest beat;
             beat.mutable_heartbeat()->set_epoch(std::max<int64_t>(slot.epoch, 0));
             rpc::Encode(now, beat.mutable_heartbeat()->mutable_send_time());
             // Not gone yet: it is taken out of the slot before it is deleted, under this lock.
@@ -425,7 +427,7 @@ class Hollow final : public HollowWorkers, public v1::TileService::CallbackServi
 
 void Stream::OnReadDone(bool ok) {
   if (!ok) {
-    outbox_.Close(rpc::Outbox<v1::AttachRequest>::kDrop, [this] { RemoveHold(); });
+    outbox_.Close(rpc::Outbox<internal::v1::AttachRequest>::kDrop, [this] { RemoveHold(); });
     return;
   }
   hollow_->Taken(this, index_, read_);

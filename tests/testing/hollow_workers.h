@@ -11,11 +11,11 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
-namespace shardmesh::v1 {
+namespace shardmesh::internal::v1 {
 class AttachRequest;
 class AttachResponse;
 class InventoryPage;
-}  // namespace shardmesh::v1
+}  // namespace shardmesh::internal::v1
 
 namespace shardmesh::test {
 
@@ -44,7 +44,8 @@ class HollowWorkers {
     int64_t inventory_tiles = 0;
     bool ends_inventory = true;
     // Puts more into that page; may be called on several threads.
-    std::function<void(int64_t index, v1::InventoryPage* page)> add_to_inventory = nullptr;
+    std::function<void(int64_t index, internal::v1::InventoryPage* page)> add_to_inventory =
+        nullptr;
     // Pages of each inventory, and the time between them. Heartbeats come after the last, as they
     // do where a worker has sent all pages at once and its link is slow.
     int64_t inventory_pages = 1;
@@ -55,7 +56,7 @@ class HollowWorkers {
     // Delay of each worker before its endpoint answers Identify.
     absl::Duration identify_delay = absl::ZeroDuration();
     // Sees every message that a worker gets, without a lock; may be called on several threads.
-    std::function<void(int64_t index, const v1::AttachResponse& message)> heard = nullptr;
+    std::function<void(int64_t index, const internal::v1::AttachResponse& message)> heard = nullptr;
   };
 
   static absl::StatusOr<std::unique_ptr<HollowWorkers>> Start(const Options& options);
@@ -92,7 +93,7 @@ class HollowWorkers {
   // Returns the incarnation of the worker's current process.
   virtual uint64_t IncarnationOf(int64_t index) const = 0;
   // Sends something more on the worker's stream; nothing where it has none.
-  virtual void Send(int64_t index, const v1::AttachRequest& message) = 0;
+  virtual void Send(int64_t index, const internal::v1::AttachRequest& message) = 0;
   // The same process attaches over another stream; the one before stays as it is, without
   // heartbeats.
   virtual void AttachAgain(int64_t index) = 0;

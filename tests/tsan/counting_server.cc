@@ -22,7 +22,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "grpc/health/v1/health.grpc.pb.h"
-#include "shardmesh/v1/exchange_service.grpc.pb.h"
+#include "shardmesh/internal/v1/exchange_service.grpc.pb.h"
 
 namespace shardmesh {
 namespace {
@@ -97,8 +97,8 @@ class CountingHealth final : public Health::CallbackService {
 // Counts each message and answers it:
 //   while (read()) { count(); write(); }
 //   finish(OK)
-class CountingStream final
-    : public grpc::ServerBidiReactor<v1::ExchangeRequest, v1::ExchangeResponse> {
+class CountingStream final : public grpc::ServerBidiReactor<internal::v1::ExchangeRequest,
+                                                            internal::v1::ExchangeResponse> {
  public:
   explicit CountingStream(Counter* counter) : counter_(counter) { StartRead(&request_); }
 
@@ -115,15 +115,15 @@ class CountingStream final
 
  private:
   Counter* const counter_;
-  v1::ExchangeRequest request_;
-  v1::ExchangeResponse response_;
+  internal::v1::ExchangeRequest request_;
+  internal::v1::ExchangeResponse response_;
 };
 
-class CountingExchange final : public v1::ExchangeService::CallbackService {
+class CountingExchange final : public internal::v1::ExchangeService::CallbackService {
  public:
   explicit CountingExchange(Counter* counter) : counter_(counter) {}
 
-  grpc::ServerBidiReactor<v1::ExchangeRequest, v1::ExchangeResponse>* Exchange(
+  grpc::ServerBidiReactor<internal::v1::ExchangeRequest, internal::v1::ExchangeResponse>* Exchange(
       grpc::CallbackServerContext*) override {
     return new CountingStream(counter_);
   }
@@ -151,11 +151,11 @@ void CallUnary(const std::shared_ptr<grpc::Channel>& channel) {
 }
 
 void CallBidi(const std::shared_ptr<grpc::Channel>& channel) {
-  auto stub = v1::ExchangeService::NewStub(channel);
+  auto stub = internal::v1::ExchangeService::NewStub(channel);
   grpc::ClientContext context;
   context.set_wait_for_ready(true);
   auto stream = stub->Exchange(&context);
-  v1::ExchangeResponse response;
+  internal::v1::ExchangeResponse response;
   for (int i = 0; i < kCallsPerClient && stream->Write({}) && stream->Read(&response); ++i) {
   }
   stream->WritesDone();

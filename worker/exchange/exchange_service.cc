@@ -10,12 +10,13 @@
 
 #include "absl/synchronization/mutex.h"
 #include "rpc/codec/status.h"
-#include "shardmesh/v1/exchange_service.grpc.pb.h"
+#include "shardmesh/internal/v1/exchange_service.grpc.pb.h"
 
 namespace shardmesh::worker {
 namespace {
 
-using RawService = v1::ExchangeService::WithRawMethod_Exchange<v1::ExchangeService::Service>;
+using RawService =
+    internal::v1::ExchangeService::WithRawMethod_Exchange<internal::v1::ExchangeService::Service>;
 
 class AcceptedStream final : public ExchangeStream {
  public:

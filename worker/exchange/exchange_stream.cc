@@ -12,7 +12,7 @@
 namespace shardmesh::worker {
 namespace {
 
-constexpr const char* kMethod = "/shardmesh.v1.ExchangeService/Exchange";
+constexpr const char* kMethod = "/shardmesh.internal.v1.ExchangeService/Exchange";
 
 class DialledStream final : public ExchangeStream {
  public:

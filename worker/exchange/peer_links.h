@@ -80,7 +80,7 @@ std::optional<Transport> TransportFromName(std::string_view name);
 class PeerLinks {
  public:
   // Full name of the service, for metrics.
-  static constexpr const char* kServiceName = "shardmesh.v1.ExchangeService";
+  static constexpr const char* kServiceName = "shardmesh.internal.v1.ExchangeService";
   // Called with the epoch and the identities of peers that are not reached, sorted, whenever either
   // changed; the last call tells the present state. Runs on the clock's thread, never two at once,
   // holds no lock, and must not block.

@@ -33,7 +33,7 @@
 #include "rpc/stream/outbox.h"
 #include "rpc/tls/dial.h"
 #include "rpc/transfer_token.h"
-#include "shardmesh/v1/attach_service.grpc.pb.h"
+#include "shardmesh/internal/v1/attach_service.grpc.pb.h"
 #include "status/detail.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
@@ -134,12 +134,13 @@ absl::Status WriteTerm(const std::string& path, const KnownTerm& term) {
 // clang-format on
 //
 // One thread takes messages from the inbox, and ends with the stream.
-class AttachStream final : public grpc::ClientBidiReactor<v1::AttachRequest, v1::AttachResponse>,
-                           public std::enable_shared_from_this<AttachStream> {
+class AttachStream final
+    : public grpc::ClientBidiReactor<internal::v1::AttachRequest, internal::v1::AttachResponse>,
+      public std::enable_shared_from_this<AttachStream> {
  public:
   explicit AttachStream(const std::shared_ptr<grpc::Channel>& channel)
-      : stub_(v1::AttachService::NewStub(channel)),
-        outbox_(kOutboxBytes, [this](const v1::AttachRequest* m) { StartWrite(m); }) {}
+      : stub_(internal::v1::AttachService::NewStub(channel)),
+        outbox_(kOutboxBytes, [this](const internal::v1::AttachRequest* m) { StartWrite(m); }) {}
 
   void Start() {
     self_ = shared_from_this();
@@ -151,9 +152,9 @@ class AttachStream final : public grpc::ClientBidiReactor<v1::AttachRequest, v1:
   }
 
   // Sends a message. A message that finds no room ends the stream: the coordinator does not read.
-  void Send(v1::AttachRequest request) {
+  void Send(internal::v1::AttachRequest request) {
     const auto size_bytes = static_cast<int64_t>(request.ByteSizeLong());
-    auto message = std::make_shared<const v1::AttachRequest>(std::move(request));
+    auto message = std::make_shared<const internal::v1::AttachRequest>(std::move(request));
     if (absl::IsResourceExhausted(outbox_.Push(std::move(message), size_bytes))) {
       Cancel();
     }
@@ -170,9 +171,9 @@ class AttachStream final : public grpc::ClientBidiReactor<v1::AttachRequest, v1:
   std::string peer() const { return context_.peer(); }
 
   // Waits for the next message; nullopt once the stream is over and all messages were taken.
-  std::optional<v1::AttachResponse> Next() {
+  std::optional<internal::v1::AttachResponse> Next() {
     bool resume = false;
-    std::optional<v1::AttachResponse> message;
+    std::optional<internal::v1::AttachResponse> message;
     {
       absl::MutexLock lock(&mutex_);
       mutex_.Await(absl::Condition(this, &AttachStream::HasNextOrIsOver));
@@ -221,20 +222,21 @@ class AttachStream final : public grpc::ClientBidiReactor<v1::AttachRequest, v1:
   }
 
  private:
-  using Outbox = rpc::Outbox<v1::AttachRequest>;
+  using Outbox = rpc::Outbox<internal::v1::AttachRequest>;
 
   bool HasNextOrIsOver() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return over_ || !inbox_.empty();
   }
 
-  const std::unique_ptr<v1::AttachService::Stub> stub_;  // of a connection only for this stream
+  const std::unique_ptr<internal::v1::AttachService::Stub>
+      stub_;  // of a connection only for this stream
   grpc::ClientContext context_;
   Outbox outbox_;
-  v1::AttachResponse read_;             // of the pending read
+  internal::v1::AttachResponse read_;   // of the pending read
   std::shared_ptr<AttachStream> self_;  // until OnDone
 
   absl::Mutex mutex_;
-  std::deque<v1::AttachResponse> inbox_ ABSL_GUARDED_BY(mutex_);
+  std::deque<internal::v1::AttachResponse> inbox_ ABSL_GUARDED_BY(mutex_);
   bool paused_ ABSL_GUARDED_BY(mutex_) = false;  // no read is under way: the inbox is full
   bool over_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
@@ -242,7 +244,7 @@ class AttachStream final : public grpc::ClientBidiReactor<v1::AttachRequest, v1:
 
 using AttachStreamPtr = std::shared_ptr<AttachStream>;
 
-absl::StatusOr<StepOrder> Decode(v1::RunStep&& from) {
+absl::StatusOr<StepOrder> Decode(internal::v1::RunStep&& from) {
   StepOrder order;
   order.sequence = from.sequence();
   order.epoch = from.epoch();
@@ -253,7 +255,7 @@ absl::StatusOr<StepOrder> Decode(v1::RunStep&& from) {
   if (from.has_timeout()) {
     SHARDMESH_ASSIGN_OR_RETURN(order.timeout, rpc::Decode(from.timeout()));
   }
-  for (v1::StepOperand& operand : *from.mutable_operands()) {
+  for (internal::v1::StepOperand& operand : *from.mutable_operands()) {
     StepOperand& added = order.operands.emplace_back();
     added.donate = operand.donate();
     if (operand.has_literal()) {
@@ -269,28 +271,28 @@ absl::StatusOr<StepOrder> Decode(v1::RunStep&& from) {
   return order;
 }
 
-v1::StepReport::Outcome Encode(StepOutcome outcome) {
+internal::v1::StepReport::Outcome Encode(StepOutcome outcome) {
   switch (outcome) {
     case StepOutcome::kDone:
-      return v1::StepReport::OUTCOME_DONE;
+      return internal::v1::StepReport::OUTCOME_DONE;
     case StepOutcome::kFailed:
-      return v1::StepReport::OUTCOME_FAILED;
+      return internal::v1::StepReport::OUTCOME_FAILED;
     case StepOutcome::kNeedPlan:
-      return v1::StepReport::OUTCOME_NEED_PLAN;
+      return internal::v1::StepReport::OUTCOME_NEED_PLAN;
   }
-  return v1::StepReport::OUTCOME_FAILED;
+  return internal::v1::StepReport::OUTCOME_FAILED;
 }
 
-v1::AttachRequest Encode(StepResult result) {
-  v1::AttachRequest request;
-  v1::StepReport* report = request.mutable_step_report();
+internal::v1::AttachRequest Encode(StepResult result) {
+  internal::v1::AttachRequest request;
+  internal::v1::StepReport* report = request.mutable_step_report();
   report->set_sequence(result.sequence);
   report->set_epoch(result.epoch);
   report->set_term(result.term);
   report->set_rank(static_cast<int32_t>(result.rank));
   report->set_outcome(Encode(result.outcome));
   for (StepResult::Output& output : result.outputs) {
-    v1::StagedOutput* added = report->add_outputs();
+    internal::v1::StagedOutput* added = report->add_outputs();
     added->set_array_id(output.array_id);
     added->set_crc32c(output.crc32c);
     added->set_size_bytes(output.size_bytes);
@@ -306,8 +308,8 @@ v1::AttachRequest Encode(StepResult result) {
   return request;
 }
 
-v1::HeldTile Encode(const ShardStore::HeldTile& from) {
-  v1::HeldTile to;
+internal::v1::HeldTile Encode(const ShardStore::HeldTile& from) {
+  internal::v1::HeldTile to;
   const TileDescription& description = from.tile->description();
   if (!to.mutable_array()->ParseFromString(description.array_descriptor)) {
     to.mutable_array()->Clear();
@@ -324,7 +326,7 @@ v1::HeldTile Encode(const ShardStore::HeldTile& from) {
 }
 
 // Encodes the last records that fit.
-void Encode(const std::vector<FlightRecord>& from, v1::Heartbeat* to) {
+void Encode(const std::vector<FlightRecord>& from, internal::v1::Heartbeat* to) {
   std::vector<v1::FlightRecord> encoded;
   int64_t size_bytes = 0;
   for (auto record = from.rbegin(); record != from.rend(); ++record) {
@@ -406,8 +408,8 @@ class AttachLoop final : public CoordinatorLink {
   }
 
   void ReportTile(const TileReport& report) override {
-    v1::AttachRequest request;
-    v1::TileStaged* staged = request.mutable_tile_staged();
+    internal::v1::AttachRequest request;
+    internal::v1::TileStaged* staged = request.mutable_tile_staged();
     staged->set_transfer_id(report.transfer_id);
     staged->set_array_id(report.array_id);
     staged->set_rank(static_cast<int32_t>(report.rank));
@@ -441,7 +443,7 @@ class AttachLoop final : public CoordinatorLink {
     if (stream != nullptr && !is_attached) {
       stream->Cancel();  // the coordinator does not count on this worker yet
     } else if (stream != nullptr) {
-      v1::AttachRequest request;
+      internal::v1::AttachRequest request;
       request.mutable_leaving()->set_reason(reason);
       stream->Send(std::move(request));
       {
@@ -480,9 +482,9 @@ class AttachLoop final : public CoordinatorLink {
   absl::Status AttachOnce(rpc::Backoff& backoff);
   void Detached();
   void LogWait(const absl::Status& status, absl::Duration delay);
-  v1::AttachRequest MakeHello() const;
-  absl::Status Take(v1::AttachResponse message, rpc::Backoff& backoff);
-  absl::Status TakeWelcome(const v1::Welcome& welcome);
+  internal::v1::AttachRequest MakeHello() const;
+  absl::Status Take(internal::v1::AttachResponse message, rpc::Backoff& backoff);
+  absl::Status TakeWelcome(const internal::v1::Welcome& welcome);
   // Returns STALE_TERM if the coordinator that began this term must not be followed.
   absl::Status CheckTerm(const KnownTerm& begun) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Writes the newest term to disk if it changed. On a full disk the next try comes with the
@@ -490,16 +492,16 @@ class AttachLoop final : public CoordinatorLink {
   absl::Status KeepTerm();
   absl::Status TakeCoordinatorTime(const google::protobuf::Timestamp& time);
   void SendInventory();
-  absl::Status TakeVerdict(const v1::InventoryVerdict& verdict);
-  absl::Status TakeMembership(const v1::Membership& membership);
-  void TakeRunStep(v1::RunStep step);
-  absl::Status TakeEndStep(const v1::EndStep& end);
-  absl::Status TakeEndTransfer(const v1::EndTransfer& end);
-  absl::Status TakeDetach(const v1::Detach& detach);
+  absl::Status TakeVerdict(const internal::v1::InventoryVerdict& verdict);
+  absl::Status TakeMembership(const internal::v1::Membership& membership);
+  void TakeRunStep(internal::v1::RunStep step);
+  absl::Status TakeEndStep(const internal::v1::EndStep& end);
+  absl::Status TakeEndTransfer(const internal::v1::EndTransfer& end);
+  absl::Status TakeDetach(const internal::v1::Detach& detach);
   template <typename Ids>
   void Drop(const Ids& array_ids);
-  void TakeQuarantineOrder(v1::QuarantineOrder order);
-  v1::QuarantineAnswer CarryOut(const v1::QuarantineOrder& order);
+  void TakeQuarantineOrder(internal::v1::QuarantineOrder order);
+  internal::v1::QuarantineAnswer CarryOut(const internal::v1::QuarantineOrder& order);
   // Reports restored arrays to the coordinator. Does so only after the verdict of this attach: its
   // inventory may have lacked them.
   void SendRestored() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -593,7 +595,7 @@ absl::Status AttachLoop::AttachOnce(rpc::Backoff& backoff) {
                              connector_->Connect(kConnectTimeout));
   was_connected_ = channel->GetState(/*try_to_connect=*/false) == GRPC_CHANNEL_READY;
   auto stream = std::make_shared<AttachStream>(channel);
-  v1::AttachRequest hello = MakeHello();
+  internal::v1::AttachRequest hello = MakeHello();
   {
     absl::MutexLock lock(&mutex_);
     if (stopping_) {
@@ -604,7 +606,7 @@ absl::Status AttachLoop::AttachOnce(rpc::Backoff& backoff) {
   }
   stream->Send(std::move(hello));
   absl::Status status;
-  while (std::optional<v1::AttachResponse> message = stream->Next()) {
+  while (std::optional<internal::v1::AttachResponse> message = stream->Next()) {
     if (status.ok()) {
       status = Take(*std::move(message), backoff);
       if (!status.ok()) {
@@ -657,9 +659,9 @@ void AttachLoop::LogWait(const absl::Status& status, absl::Duration delay) {
   }
 }
 
-v1::AttachRequest AttachLoop::MakeHello() const {
-  v1::AttachRequest request;
-  v1::Hello* hello = request.mutable_hello();
+internal::v1::AttachRequest AttachLoop::MakeHello() const {
+  internal::v1::AttachRequest request;
+  internal::v1::Hello* hello = request.mutable_hello();
   hello->set_cluster_id(options_.store->cluster_id());
   hello->set_identity(options_.self.identity);
   hello->set_data_identity(options_.store->data_identity());
@@ -682,8 +684,8 @@ v1::AttachRequest AttachLoop::MakeHello() const {
   return request;
 }
 
-absl::Status AttachLoop::Take(v1::AttachResponse message, rpc::Backoff& backoff) {
-  using Message = v1::AttachResponse;
+absl::Status AttachLoop::Take(internal::v1::AttachResponse message, rpc::Backoff& backoff) {
+  using Message = internal::v1::AttachResponse;
   if (message.message_case() != Message::kWelcome && AttachedStream() == nullptr) {
     return absl::InternalError("the coordinator's first message is no welcome");
   }
@@ -719,7 +721,7 @@ absl::Status AttachLoop::Take(v1::AttachResponse message, rpc::Backoff& backoff)
   return absl::OkStatus();
 }
 
-absl::Status AttachLoop::TakeWelcome(const v1::Welcome& welcome) {
+absl::Status AttachLoop::TakeWelcome(const internal::v1::Welcome& welcome) {
   SHARDMESH_FAILPOINT("link.welcome");
   SHARDMESH_ASSIGN_OR_RETURN(const absl::Duration interval,
                              rpc::Decode(welcome.heartbeat_interval()));
@@ -827,7 +829,7 @@ void AttachLoop::SendInventory() {
   // The coordinator treats tiles missing in the inventory as dropped: their files must be gone
   // first.
   options_.store->AwaitFiles();
-  v1::AttachRequest request;
+  internal::v1::AttachRequest request;
   int64_t size_bytes = 0;
   const auto send = [&](bool last) {
     request.mutable_inventory()->set_last(last);
@@ -839,7 +841,7 @@ void AttachLoop::SendInventory() {
     const ShardStore::InventoryPage page =
         options_.store->ListInventory(first_array_id, kInventoryPageTiles);
     for (const ShardStore::HeldTile& tile : page.tiles) {
-      v1::HeldTile encoded = Encode(tile);
+      internal::v1::HeldTile encoded = Encode(tile);
       size_bytes += static_cast<int64_t>(encoded.ByteSizeLong());
       *request.mutable_inventory()->add_tiles() = std::move(encoded);
       if (size_bytes >= kInventoryMessageBytes) {
@@ -865,7 +867,7 @@ void AttachLoop::SendInventory() {
   send(/*last=*/true);
 }
 
-absl::Status AttachLoop::TakeVerdict(const v1::InventoryVerdict& verdict) {
+absl::Status AttachLoop::TakeVerdict(const internal::v1::InventoryVerdict& verdict) {
   SHARDMESH_FAILPOINT("link.verdict");
   for (const std::string& array_id : verdict.commit_array_ids()) {
     // One array at a time: a missing array, which the coordinator knows from the inventory, must
@@ -882,7 +884,7 @@ absl::Status AttachLoop::TakeVerdict(const v1::InventoryVerdict& verdict) {
                                              verdict.unknown_array_ids().end());
   options_.store->SetLive(unknown_ids, false, options_.clock->Now());
   std::vector<ShardStore::Unknown> unknown;
-  for (const v1::QuarantineTile& each : verdict.quarantine_tiles()) {
+  for (const internal::v1::QuarantineTile& each : verdict.quarantine_tiles()) {
     SHARDMESH_ASSIGN_OR_RETURN(Tile tile, rpc::Decode(each.tile()));
     unknown.push_back({.array_id = each.array_id(),
                        .tile = std::move(tile),
@@ -891,7 +893,7 @@ absl::Status AttachLoop::TakeVerdict(const v1::InventoryVerdict& verdict) {
   }
   const int64_t quarantined = options_.store->Quarantine(unknown, options_.clock->Now());
   if (quarantined > 0) {
-    const v1::QuarantineTile& first = verdict.quarantine_tiles(0);
+    const internal::v1::QuarantineTile& first = verdict.quarantine_tiles(0);
     rpc::LogWarning(
         "moved tiles into quarantine; `shardmesh admin quarantine list` shows them",
         {{"tiles", quarantined}, {"first_array", first.array_id()}, {"reason", first.reason()}});
@@ -915,7 +917,7 @@ absl::Status AttachLoop::TakeVerdict(const v1::InventoryVerdict& verdict) {
   return absl::OkStatus();
 }
 
-absl::Status AttachLoop::TakeMembership(const v1::Membership& membership) {
+absl::Status AttachLoop::TakeMembership(const internal::v1::Membership& membership) {
   SHARDMESH_FAILPOINT("link.membership");
   SHARDMESH_ASSIGN_OR_RETURN(std::optional<MembershipView> view, book_.Take(membership));
   if (!view.has_value()) {
@@ -931,7 +933,7 @@ absl::Status AttachLoop::TakeMembership(const v1::Membership& membership) {
   return absl::OkStatus();
 }
 
-void AttachLoop::TakeRunStep(v1::RunStep step) {
+void AttachLoop::TakeRunStep(internal::v1::RunStep step) {
   const AttachStreamPtr stream = AttachedStream();
   // The rank in the step's mesh; none where the plan is unknown or unreadable.
   std::optional<DeviceId> rank;
@@ -961,7 +963,7 @@ void AttachLoop::TakeRunStep(v1::RunStep step) {
   });
 }
 
-absl::Status AttachLoop::TakeEndStep(const v1::EndStep& end) {
+absl::Status AttachLoop::TakeEndStep(const internal::v1::EndStep& end) {
   SHARDMESH_FAILPOINT("link.end_step");
   absl::Status ended;
   if (end.commit()) {
@@ -979,13 +981,13 @@ absl::Status AttachLoop::TakeEndStep(const v1::EndStep& end) {
   return WithContext(ended, StrCat("cannot commit step ", end.sequence()));
 }
 
-absl::Status AttachLoop::TakeEndTransfer(const v1::EndTransfer& end) {
+absl::Status AttachLoop::TakeEndTransfer(const internal::v1::EndTransfer& end) {
   SHARDMESH_FAILPOINT("link.end_transfer");
   return WithContext(options_.gate->EndTransfer(end.transfer_id(), end.commit()),
                      StrCat("cannot end transfer ", end.transfer_id()));
 }
 
-absl::Status AttachLoop::TakeDetach(const v1::Detach& detach) {
+absl::Status AttachLoop::TakeDetach(const internal::v1::Detach& detach) {
   absl::Status reason = rpc::Decode(detach.reason());
   if (reason.ok()) {
     reason = absl::UnavailableError("it gives no reason");
@@ -1030,7 +1032,7 @@ void AttachLoop::SendDropped() {
     dropped_.clear();  // the next inventory covers them
   }
   for (size_t first = 0; first < dropped_.size(); first += kMaxDroppedIds) {
-    v1::AttachRequest request;
+    internal::v1::AttachRequest request;
     for (size_t i = first; i < std::min(dropped_.size(), first + kMaxDroppedIds); ++i) {
       request.mutable_tiles_dropped()->add_array_ids(std::move(dropped_[i]));
     }
@@ -1039,9 +1041,9 @@ void AttachLoop::SendDropped() {
   dropped_.clear();
 }
 
-void AttachLoop::TakeQuarantineOrder(v1::QuarantineOrder order) {
+void AttachLoop::TakeQuarantineOrder(internal::v1::QuarantineOrder order) {
   orders_.Push([this, stream = AttachedStream(), order = std::move(order)] {
-    v1::AttachRequest request;
+    internal::v1::AttachRequest request;
     *request.mutable_quarantine_answer() = CarryOut(order);
     stream->Send(std::move(request));
   });
@@ -1056,7 +1058,7 @@ void AttachLoop::SendRestored() {
     if (!tiles.ok()) {
       continue;  // it is gone again
     }
-    v1::AttachRequest request;
+    internal::v1::AttachRequest request;
     for (const StoredTilePtr& tile : *tiles) {
       *request.mutable_inventory()->add_tiles() = Encode({tile, TileState::kCommitted});
     }
@@ -1065,11 +1067,11 @@ void AttachLoop::SendRestored() {
   }
 }
 
-v1::QuarantineAnswer AttachLoop::CarryOut(const v1::QuarantineOrder& order) {
-  v1::QuarantineAnswer answer;
+internal::v1::QuarantineAnswer AttachLoop::CarryOut(const internal::v1::QuarantineOrder& order) {
+  internal::v1::QuarantineAnswer answer;
   answer.set_order_id(order.order_id());
   const std::vector<std::string> ids(order.array_ids().begin(), order.array_ids().end());
-  if (order.action() == v1::QuarantineOrder::ACTION_LIST) {
+  if (order.action() == internal::v1::QuarantineOrder::ACTION_LIST) {
     const auto most = static_cast<size_t>(std::clamp(order.max_arrays(), 1, 1000));
     const std::vector<QuarantinedArray> found =
         options_.store->ListQuarantine(ids, order.start_after(), static_cast<int64_t>(most) + 1);
@@ -1084,7 +1086,7 @@ v1::QuarantineAnswer AttachLoop::CarryOut(const v1::QuarantineOrder& order) {
     return answer;
   }
   for (const std::string& id : ids) {
-    const bool restores = order.action() == v1::QuarantineOrder::ACTION_RESTORE;
+    const bool restores = order.action() == internal::v1::QuarantineOrder::ACTION_RESTORE;
     const absl::StatusOr<QuarantinedArray> done =
         restores ? options_.store->RestoreQuarantined(id) : options_.store->DropQuarantined(id);
     if (done.ok()) {
@@ -1133,8 +1135,8 @@ void AttachLoop::Beat() {
   // Before the verdict the worker does not know which arrays live.
   if (judged_) options_.store->ExpireQuarantine(now);
   const QuarantineTotals quarantine = options_.store->quarantine_totals();
-  v1::AttachRequest request;
-  v1::Heartbeat* heartbeat = request.mutable_heartbeat();
+  internal::v1::AttachRequest request;
+  internal::v1::Heartbeat* heartbeat = request.mutable_heartbeat();
   // New tiles may replace quarantined tiles in memory, unless their arrays live.
   heartbeat->set_used_bytes(std::max<int64_t>(0, used_bytes - quarantine.droppable_memory_bytes));
   heartbeat->set_quarantined_arrays(quarantine.arrays);
@@ -1149,7 +1151,7 @@ void AttachLoop::Beat() {
   }
   if (const MeasuredLinks measured = options_.links->measured_links();
       measured.revision != told_links_) {
-    v1::MeasuredLinks* links = heartbeat->mutable_links();  // also if none are left
+    internal::v1::MeasuredLinks* links = heartbeat->mutable_links();  // also if none are left
     for (const rpc::MeasuredLink& link : measured.links) rpc::Encode(link, links->add_links());
     told_links_ = measured.revision;
   }
@@ -1165,7 +1167,7 @@ void AttachLoop::SendPeers() {
   if (!member_ || peers_epoch_ != epoch_) {
     return;
   }
-  v1::AttachRequest request;
+  internal::v1::AttachRequest request;
   request.mutable_peers()->set_epoch(peers_epoch_);
   for (const std::string& identity : unreached_) {
     request.mutable_peers()->add_unreached(identity);

@@ -4,13 +4,14 @@
 #include <utility>
 
 #include "rpc/codec/spec_codec.h"
-#include "shardmesh/v1/attach_service.pb.h"
+#include "shardmesh/internal/v1/attach_service.pb.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
 
 namespace shardmesh::worker {
 
-absl::StatusOr<std::optional<MembershipView>> MembershipBook::Take(const v1::Membership& page) {
+absl::StatusOr<std::optional<MembershipView>> MembershipBook::Take(
+    const internal::v1::Membership& page) {
   if (page.snapshot()) {
     workers_.clear();
     meshes_.clear();
@@ -25,7 +26,7 @@ absl::StatusOr<std::optional<MembershipView>> MembershipBook::Take(const v1::Mem
   for (const std::string& identity : page.lost_workers()) {
     workers_.erase(identity);
   }
-  for (const v1::LiveWorker& worker : page.workers()) {
+  for (const internal::v1::LiveWorker& worker : page.workers()) {
     LiveWorker& known = workers_[worker.identity()];
     known.incarnation = worker.incarnation();
     known.endpoints.clear();
@@ -33,7 +34,7 @@ absl::StatusOr<std::optional<MembershipView>> MembershipBook::Take(const v1::Mem
       known.endpoints.push_back(endpoint.address());
     }
   }
-  for (const v1::MeshMembership& mesh : page.meshes()) {
+  for (const internal::v1::MeshMembership& mesh : page.meshes()) {
     SHARDMESH_RETURN_IF_ERROR(TakeMesh(mesh));
   }
   if (!page.last()) {
@@ -43,7 +44,7 @@ absl::StatusOr<std::optional<MembershipView>> MembershipBook::Take(const v1::Mem
   return view;
 }
 
-absl::Status MembershipBook::TakeMesh(const v1::MeshMembership& page) {
+absl::Status MembershipBook::TakeMesh(const internal::v1::MeshMembership& page) {
   const auto known = meshes_.find(page.mesh_id());
   if (!page.has_mesh()) {
     if (known == meshes_.end()) {

@@ -12,10 +12,10 @@
 #include "absl/status/statusor.h"
 #include "worker/exchange/membership_view.h"
 
-namespace shardmesh::v1 {
+namespace shardmesh::internal::v1 {
 class Membership;
 class MeshMembership;
-}  // namespace shardmesh::v1
+}  // namespace shardmesh::internal::v1
 
 namespace shardmesh::worker {
 
@@ -31,7 +31,7 @@ class MembershipBook {
  public:
   // INTERNAL: the pages are inconsistent; the message says how. INVALID_ARGUMENT: a mesh is
   // malformed.
-  absl::StatusOr<std::optional<MembershipView>> Take(const v1::Membership& page);
+  absl::StatusOr<std::optional<MembershipView>> Take(const internal::v1::Membership& page);
 
  private:
   struct LiveWorker {
@@ -44,7 +44,7 @@ class MembershipBook {
     std::vector<std::string> identities;  // by rank
   };
 
-  absl::Status TakeMesh(const v1::MeshMembership& page);
+  absl::Status TakeMesh(const internal::v1::MeshMembership& page);
   absl::StatusOr<MembershipView> View(int64_t epoch, int64_t term) const;
 
   bool has_snapshot_ = false;

@@ -212,11 +212,11 @@ absl::StatusOr<Figure> Measure(MeshClient* client, const BenchFlags& flags, cons
                 .bytes = bytes,
                 .calls = calls};
   std::set<int64_t> timed;
-  for (size_t i = 0; i < compiled.plan.instructions.size(); ++i) {
-    const auto* collective = std::get_if<GroupCollective>(&compiled.plan.instructions[i].kind);
-    if (collective == nullptr || collective->kind != subject.op.kind) continue;
+  for (size_t i = 0; i < compiled.instructions.size(); ++i) {
+    const PlannedInstruction& planned = compiled.instructions[i];
+    if (planned.collective != subject.op.kind) continue;
     timed.insert(static_cast<int64_t>(i));
-    figure.algorithm = CollectiveAlgorithmName(collective->algorithm);
+    figure.algorithm = CollectiveAlgorithmName(planned.algorithm);
   }
   const ExecuteCall execute = {
       .work = compiled.plan_hash, .operands = operands, .mesh_id = mesh.mesh_id};

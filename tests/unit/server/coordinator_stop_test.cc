@@ -81,7 +81,9 @@ TEST_F(CoordinatorStopTest, ArraysThatGoWhileWorkersAttachAndTheCoordinatorStops
       }
     });
     const auto drops = [this] {
-      return Heard(0, [](const v1::AttachResponse& told) { return told.has_drop_arrays(); }).size();
+      return Heard(0,
+                   [](const internal::v1::AttachResponse& told) { return told.has_drop_arrays(); })
+          .size();
     };
     const size_t before = drops();
     EXPECT_TRUE(Eventually([&] { return drops() > before; }));

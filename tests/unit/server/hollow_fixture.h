@@ -20,8 +20,8 @@
 #include "rpc/codec/status.h"
 #include "rpc/codec/time_codec.h"
 #include "server/coordinator_server.h"
+#include "shardmesh/internal/v1/attach_service.grpc.pb.h"
 #include "shardmesh/v1/array_service.grpc.pb.h"
-#include "shardmesh/v1/attach_service.grpc.pb.h"
 #include "shardmesh/v1/catalog_service.grpc.pb.h"
 #include "shardmesh/v1/cluster_service.grpc.pb.h"
 #include "shardmesh/v1/compute_service.grpc.pb.h"
@@ -64,7 +64,7 @@ class HollowFixture : public testing::Test {
   // Begins workers whose messages are kept; see Heard.
   void Begin(HollowWorkers::Options options) {
     options.coordinator = coordinator_->address();
-    options.heard = [this](int64_t index, const v1::AttachResponse& message) {
+    options.heard = [this](int64_t index, const internal::v1::AttachResponse& message) {
       Hear(index, message);
     };
     auto workers = HollowWorkers::Start(options);
@@ -186,9 +186,9 @@ class HollowFixture : public testing::Test {
   }
 
   // What worker `index` was told, of messages that `is_one`.
-  std::vector<v1::AttachResponse> Heard(
-      int64_t index, const std::function<bool(const v1::AttachResponse&)>& is_one) {
-    std::vector<v1::AttachResponse> found;
+  std::vector<internal::v1::AttachResponse> Heard(
+      int64_t index, const std::function<bool(const internal::v1::AttachResponse&)>& is_one) {
+    std::vector<internal::v1::AttachResponse> found;
     absl::MutexLock lock(&mutex_);
     for (const auto& [whose, message] : heard_) {
       if (whose == index && is_one(message)) found.push_back(message);
@@ -198,16 +198,16 @@ class HollowFixture : public testing::Test {
   // Whether workers report each step as done.
   void AnswerSteps(bool answer) { answers_steps_ = answer; }
   // Reports a step as done for the worker, which serves that rank.
-  void ReportDone(int64_t index, const v1::RunStep& step, int64_t rank) {
-    v1::AttachRequest request;
-    v1::StepReport* const report = request.mutable_step_report();
+  void ReportDone(int64_t index, const internal::v1::RunStep& step, int64_t rank) {
+    internal::v1::AttachRequest request;
+    internal::v1::StepReport* const report = request.mutable_step_report();
     report->set_sequence(step.sequence());
     report->set_epoch(step.epoch());
     report->set_term(step.term());
     report->set_rank(static_cast<int32_t>(rank));
-    report->set_outcome(v1::StepReport::OUTCOME_DONE);
+    report->set_outcome(internal::v1::StepReport::OUTCOME_DONE);
     for (const v1::ArrayDescriptor& output : step.outputs()) {
-      v1::StagedOutput* const staged = report->add_outputs();
+      internal::v1::StagedOutput* const staged = report->add_outputs();
       staged->set_array_id(output.array_id());
       staged->set_size_bytes(16);
     }
@@ -219,7 +219,7 @@ class HollowFixture : public testing::Test {
 
  private:
   // Ranks are given by the order of identities, which is that of indexes.
-  void Hear(int64_t index, const v1::AttachResponse& message) {
+  void Hear(int64_t index, const internal::v1::AttachResponse& message) {
     if (message.has_membership()) return;
     {
       absl::MutexLock lock(&mutex_);
@@ -229,7 +229,7 @@ class HollowFixture : public testing::Test {
   }
 
   absl::Mutex mutex_;
-  std::vector<std::pair<int64_t, v1::AttachResponse>> heard_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::pair<int64_t, internal::v1::AttachResponse>> heard_ ABSL_GUARDED_BY(mutex_);
   std::atomic<bool> answers_steps_ = true;
   std::atomic<int64_t> requests_ = 0;
   std::atomic<HollowWorkers*> answering_ = nullptr;

@@ -348,11 +348,11 @@ TEST_F(HollowTest, ASilentWorkersStreamIsEnded) {
 
 TEST_F(HollowTest, AStreamThatDoesNotBringItsHelloIsEnded) {
   StartCoordinator("", {.hello_timeout = absl::Milliseconds(200)});
-  const auto stub = v1::AttachService::NewStub(channel_);
+  const auto stub = internal::v1::AttachService::NewStub(channel_);
   grpc::ClientContext context;
   rpc::Apply(rpc::CallOptions::Within(kTimeout), &context);
   const auto stream = stub->Attach(&context);
-  v1::AttachResponse response;
+  internal::v1::AttachResponse response;
   EXPECT_FALSE(stream->Read(&response));
   EXPECT_NE(stream->Finish().error_code(), grpc::StatusCode::OK);
   EXPECT_GT(context.deadline(), std::chrono::system_clock::now()) << "ended by the coordinator";
@@ -518,7 +518,7 @@ class AttachServiceTest : public testing::Test {
     rpc::ServerOptions options;
     options.on_drain = [this] { service_.end_streams(); };
     lifecycle_ = *rpc::ServerLifecycle::Start(
-        options, {{"shardmesh.v1.AttachService", service_.service.get()}});
+        options, {{"shardmesh.internal.v1.AttachService", service_.service.get()}});
   }
   ~AttachServiceTest() override {
     workers_.reset();
@@ -528,8 +528,9 @@ class AttachServiceTest : public testing::Test {
   }
 
   // Adds the tile of `rank` to a page of its worker's inventory.
-  static void AddTile(const ArrayDescriptor& array, int64_t rank, v1::InventoryPage* page) {
-    v1::HeldTile* const held = page->add_tiles();
+  static void AddTile(const ArrayDescriptor& array, int64_t rank,
+                      internal::v1::InventoryPage* page) {
+    internal::v1::HeldTile* const held = page->add_tiles();
     rpc::Encode(array, held->mutable_array());
     rpc::Encode(array.Tiling()->TileOf(rank), held->mutable_tile());
     held->set_crc32c(static_cast<uint32_t>(10 + rank));
@@ -577,7 +578,7 @@ TEST_F(AttachServiceTest, WorkersAreHeardWhileInventoriesAreTakenIn) {
     // The inventory of the first one is being taken in, that of the other waits. Both have sent
     // their last pages, hence these come behind them.
     *are_heard = Eventually([&] { return workers_->totals().inventories == 2; });
-    v1::AttachRequest beat;
+    internal::v1::AttachRequest beat;
     beat.mutable_heartbeat()->set_used_bytes(kUsedBytes);
     for (int64_t index = 0; index < 2; ++index) {
       *are_heard = *are_heard && Eventually([&] {
@@ -675,7 +676,7 @@ TEST_F(AttachServiceTest, TilesAreJudgedWhenTheirMeshGetsItsRanks) {
   for (int64_t rank = 0; rank < 2; ++rank) registry_->TilesLost("m", rank, 0);
   ASSERT_EQ(state(), server::ArrayState::kDegraded);
   ASSERT_THAT(membership_.AddMesh("m", 2, {}), IsOk());
-  const auto add_tile = [&](int64_t index, v1::InventoryPage* page) {
+  const auto add_tile = [&](int64_t index, internal::v1::InventoryPage* page) {
     AddTile(descriptor, index, page);
   };
   workers_ = *HollowWorkers::Start(
@@ -687,7 +688,7 @@ TEST_F(AttachServiceTest, TilesAreJudgedWhenTheirMeshGetsItsRanks) {
       {.coordinator = lifecycle_->address(),
        .count = 1,
        .identity_prefix = "zzz-",
-       .add_to_inventory = [&](int64_t, v1::InventoryPage* page) { add_tile(1, page); }});
+       .add_to_inventory = [&](int64_t, internal::v1::InventoryPage* page) { add_tile(1, page); }});
   EXPECT_TRUE(Eventually([&] { return state() == server::ArrayState::kAvailable; }));
   EXPECT_TRUE(workers_->Await([](const HollowWorkers::Totals& now) { return now.attaches == 2; },
                               kTimeout));
@@ -714,7 +715,7 @@ TEST_F(AttachServiceTest, APartialSumOfAnEarlierRevisionOfItsMeshIsNotAdopted) {
   ArrayDescriptor sharded = earlier;
   sharded.array_id = server::RandomId();
   sharded.spec = PartitionSpec({SpecEntry::Axis("x")});
-  const auto add_tiles = [&](int64_t index, v1::InventoryPage* page) {
+  const auto add_tiles = [&](int64_t index, internal::v1::InventoryPage* page) {
     for (const ArrayDescriptor* const each : {&current, &earlier, &sharded}) {
       AddTile(*each, index, page);
     }
@@ -743,17 +744,18 @@ TEST_F(AttachServiceTest, UnknownTilesOfAMeshWithoutRanksAreAdoptedWhenItHasThem
                                    .mesh_revision = revision,
                                    .mesh = *Mesh::Parse("x=2"),
                                    .cut_points = {}};
-  workers_ = *HollowWorkers::Start({.coordinator = lifecycle_->address(),
-                                    .count = 1,
-                                    .add_to_inventory = [&](int64_t, v1::InventoryPage* page) {
-                                      AddTile(descriptor, 0, page);
-                                    }});
+  workers_ =
+      *HollowWorkers::Start({.coordinator = lifecycle_->address(),
+                             .count = 1,
+                             .add_to_inventory = [&](int64_t, internal::v1::InventoryPage* page) {
+                               AddTile(descriptor, 0, page);
+                             }});
   ASSERT_TRUE(workers_->AwaitMembers(1, kTimeout)) << workers_->totals().last_end;
   const auto second =
       *HollowWorkers::Start({.coordinator = lifecycle_->address(),
                              .count = 1,
                              .identity_prefix = "zzz-",
-                             .add_to_inventory = [&](int64_t, v1::InventoryPage* page) {
+                             .add_to_inventory = [&](int64_t, internal::v1::InventoryPage* page) {
                                AddTile(descriptor, 1, page);
                              }});
   EXPECT_TRUE(Eventually([&] { return Adopted() == std::vector{descriptor.array_id}; }));
@@ -815,26 +817,26 @@ TEST_F(HollowTest, AnInventoryOfTooManyTilesIsRefused) {
 
 TEST_F(HollowTest, TextsOfAHelloAreBounded) {
   StartCoordinator("");
-  const auto attach = [&](const v1::Hello& hello) {
-    const auto stub = v1::AttachService::NewStub(channel_);
+  const auto attach = [&](const internal::v1::Hello& hello) {
+    const auto stub = internal::v1::AttachService::NewStub(channel_);
     grpc::ClientContext context;
     rpc::Apply(rpc::CallOptions::Within(kTimeout), &context);
     const auto stream = stub->Attach(&context);
-    v1::AttachRequest request;
+    internal::v1::AttachRequest request;
     *request.mutable_hello() = hello;
     stream->Write(request);
-    v1::AttachResponse response;
+    internal::v1::AttachResponse response;
     EXPECT_FALSE(stream->Read(&response));
     return rpc::FromGrpc(stream->Finish());
   };
-  v1::Hello good;
+  internal::v1::Hello good;
   good.set_identity("worker");
   good.set_incarnation(1);
   good.mutable_protocol()->set_min(1);
   good.mutable_protocol()->set_max(1);
   good.add_endpoints()->set_address("127.0.0.1:1");
   good.set_nonce(std::string(16, 'n'));
-  v1::Hello hello = good;
+  internal::v1::Hello hello = good;
   hello.set_boot_id(std::string(129, 'b'));
   EXPECT_THAT(attach(hello).ToString(), HasSubstr("hello.boot_id"));
   hello = good;
@@ -856,7 +858,9 @@ TEST_F(HollowTest, ACallAboutQuarantinesEndsWhenItsWorkerAttachesOverAnotherStre
     v1::ListQuarantineResponse response;
     ended = Call<v1::ClusterService>(&v1::ClusterService::Stub::ListQuarantine, {}, &response);
   });
-  const auto is_order = [](const v1::AttachResponse& m) { return m.has_quarantine_order(); };
+  const auto is_order = [](const internal::v1::AttachResponse& m) {
+    return m.has_quarantine_order();
+  };
   EXPECT_TRUE(Eventually([&] { return !Heard(0, is_order).empty(); }));
   // The stream before stays: nothing but the second one says that it is of no use any more.
   workers_->AttachAgain(0);
@@ -871,14 +875,14 @@ TEST_F(HollowTest, FailedAttachesAreKeptOfKnownWorkersThatMayBearTheirName) {
   StartCoordinator("tp=1");
   StartWorkers(1);
   const auto attach = [&](const std::string& identity) {
-    const auto stub = v1::AttachService::NewStub(channel_);
+    const auto stub = internal::v1::AttachService::NewStub(channel_);
     grpc::ClientContext context;
     rpc::Apply(rpc::CallOptions::Within(kTimeout), &context);
     const auto stream = stub->Attach(&context);
-    v1::AttachRequest request;
+    internal::v1::AttachRequest request;
     request.mutable_hello()->set_identity(identity);
     stream->Write(request);
-    v1::AttachResponse response;
+    internal::v1::AttachResponse response;
     EXPECT_FALSE(stream->Read(&response));
     return rpc::FromGrpc(stream->Finish());
   };
@@ -925,7 +929,7 @@ TEST_F(HollowTest, WhatIsReleasedIsToldToTheWorkersOfItsMeshAlone) {
   const std::string of_one = MakeArray(session, "one");
   const std::string of_both = MakeArray(session, "both");
   const auto drops = [](const std::string& array_id) {
-    return [array_id](const v1::AttachResponse& message) {
+    return [array_id](const internal::v1::AttachResponse& message) {
       const auto& ids = message.drop_arrays().array_ids();
       return std::find(ids.begin(), ids.end(), array_id) != ids.end();
     };
@@ -960,13 +964,13 @@ TEST_F(HollowTest, AnArrayThatItsDonorLetGoOfMeanwhileStaysWithWhoKeepsIt) {
     // On a slow machine the array may be given away before the other session asks for it.
     const bool is_kept = BeginGet(other, array_id).ok();
     EXPECT_THAT(Release(donor, array_id), IsOk());
-    const auto is_this_step = [&](const v1::AttachResponse& message) {
+    const auto is_this_step = [&](const internal::v1::AttachResponse& message) {
       return message.has_run_step() && message.run_step().operands_size() == 2 &&
              message.run_step().operands(0).array_id() == array_id;
     };
     was_in_time = is_kept && Heard(0, is_this_step).empty();
     EXPECT_TRUE(Eventually([&] { return !Heard(0, is_this_step).empty(); }));
-    const v1::RunStep step = Heard(0, is_this_step).front().run_step();
+    const internal::v1::RunStep step = Heard(0, is_this_step).front().run_step();
     if (was_in_time) {
       EXPECT_FALSE(step.operands(0).donate());
       // It can be pinned on.
@@ -1042,7 +1046,7 @@ TEST_F(HollowTest, LinksAreListedInPagesOfTwoMebibytesAtMost) {
   Begin({.count = kWorkers, .identity_prefix = std::string(240, 'w')});
   ASSERT_TRUE(workers_->AwaitMembers(kWorkers, kTimeout)) << workers_->totals().last_end;
   for (int64_t index = 0; index < kWorkers; ++index) {
-    v1::AttachRequest beat;
+    internal::v1::AttachRequest beat;
     for (int64_t peer = index + 1; peer < kWorkers; ++peer) {
       rpc::Encode({.peer = workers_->IdentityOf(peer),
                    .peer_incarnation = workers_->IncarnationOf(peer),
@@ -1084,7 +1088,7 @@ TEST_F(HollowTest, LinksAreListedInPages) {
   StartCoordinator(StrCat("dp=", kWorkers));
   StartWorkers(kWorkers);
   for (int64_t index = 0; index < kWorkers; ++index) {
-    v1::AttachRequest beat;
+    internal::v1::AttachRequest beat;
     for (int64_t peer = index + 1; peer < kWorkers; ++peer) {
       rpc::Encode({.peer = workers_->IdentityOf(peer),
                    .peer_incarnation = workers_->IncarnationOf(peer),

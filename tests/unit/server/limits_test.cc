@@ -436,7 +436,9 @@ TEST_F(LimitsTest, AnAnswerOfManyResultsWithLongNamesIsRefusedBeforeTheStepRuns)
   EXPECT_THAT(one_more, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kLimitExceeded));
   EXPECT_THAT(std::string(one_more.message()),
               AllOf(HasSubstr("4194305 bytes"), HasSubstr("900 results"), HasSubstr("4194304")));
-  const auto is_step = [](const v1::AttachResponse& message) { return message.has_run_step(); };
+  const auto is_step = [](const internal::v1::AttachResponse& message) {
+    return message.has_run_step();
+  };
   EXPECT_THAT(Heard(0, is_step), testing::IsEmpty()) << "nothing ran";
   const auto largest = run(fits);
   ASSERT_THAT(largest, IsOk());
@@ -505,7 +507,9 @@ TEST_F(LimitsTest, StepsUnderWayAreLimited) {
   const std::string session = OpenSession();
   AnswerSteps(false);
   std::vector<std::thread> callers;
-  const auto is_step = [](const v1::AttachResponse& message) { return message.has_run_step(); };
+  const auto is_step = [](const internal::v1::AttachResponse& message) {
+    return message.has_run_step();
+  };
   for (int i = 0; i < 2; ++i) {
     callers.emplace_back(
         [this, &session] { EXPECT_THAT(Execute(Product(session, "default")), IsOk()); });
@@ -516,7 +520,8 @@ TEST_F(LimitsTest, StepsUnderWayAreLimited) {
   EXPECT_THAT(third.ToString(), AllOf(HasSubstr("2 steps and transfers"), HasSubstr("limit is 2")));
   EXPECT_TRUE(RetryDelayOf(third).has_value());
   AnswerSteps(true);
-  for (const v1::AttachResponse& message : Heard(0, is_step)) ReportDone(0, message.run_step(), 0);
+  for (const internal::v1::AttachResponse& message : Heard(0, is_step))
+    ReportDone(0, message.run_step(), 0);
   for (std::thread& caller : callers) caller.join();
   EXPECT_THAT(Execute(Product(session, "default")), IsOk());
 }
@@ -600,12 +605,14 @@ TEST_F(LimitsTest, AWorkerThatDoesNotReadIsCutWhenTooMuchWaitsForIt) {
   request.mutable_program()->set_outputs(0, 6);
   absl::Status ended;
   std::thread caller([&] { ended = Execute(request).status(); });
-  const auto is_step = [](const v1::AttachResponse& message) { return message.has_run_step(); };
+  const auto is_step = [](const internal::v1::AttachResponse& message) {
+    return message.has_run_step();
+  };
   EXPECT_TRUE(Eventually([&] { return !Heard(0, is_step).empty(); }));
   const auto steps = Heard(0, is_step);
   workers_->StopReading(0);
-  v1::AttachRequest need;
-  need.mutable_step_report()->set_outcome(v1::StepReport::OUTCOME_NEED_PLAN);
+  internal::v1::AttachRequest need;
+  need.mutable_step_report()->set_outcome(internal::v1::StepReport::OUTCOME_NEED_PLAN);
   if (!steps.empty()) need.mutable_step_report()->set_sequence(steps[0].run_step().sequence());
   const auto lost_reason = [this] {
     const auto status = Status();
@@ -645,7 +652,9 @@ TEST_F(LimitsTest, OrdersAboutQuarantinesAreLimitedAndGoWithTheirClients) {
     stub->async()->ListQuarantine(&one.context, &one.request, &one.response,
                                   [&ended](const grpc::Status&) { ++ended; });
   };
-  const auto is_order = [](const v1::AttachResponse& m) { return m.has_quarantine_order(); };
+  const auto is_order = [](const internal::v1::AttachResponse& m) {
+    return m.has_quarantine_order();
+  };
   const auto orders = [&] { return std::ssize(Heard(0, is_order)); };
   for (Asked& one : asked) ask(one);
   EXPECT_TRUE(Eventually([&] { return orders() == kMost; })) << orders();

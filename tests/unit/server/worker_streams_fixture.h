@@ -22,7 +22,7 @@
 #include "server/steps/flight_log.h"
 #include "server/steps/sequencer.h"
 #include "server/store/local_store.h"
-#include "shardmesh/v1/attach_service.pb.h"
+#include "shardmesh/internal/v1/attach_service.pb.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/fake_clock.h"
 #include "tests/testing/status_matchers.h"
@@ -33,26 +33,26 @@ namespace shardmesh::server {
 class SentMessages {
  public:
   void Add(const WorkerMessage& message) {
-    v1::AttachResponse response;
+    internal::v1::AttachResponse response;
     ASSERT_TRUE(response.ParseFromString(*message));
     absl::MutexLock lock(&mutex_);
     sent_.push_back(std::move(response));
   }
-  std::vector<v1::AttachResponse> all() const {
+  std::vector<internal::v1::AttachResponse> all() const {
     absl::MutexLock lock(&mutex_);
     return sent_;
   }
   // The kinds of the messages but memberships, in order.
-  std::vector<v1::AttachResponse::MessageCase> kinds() const {
-    std::vector<v1::AttachResponse::MessageCase> kinds;
-    for (const v1::AttachResponse& each : all()) {
+  std::vector<internal::v1::AttachResponse::MessageCase> kinds() const {
+    std::vector<internal::v1::AttachResponse::MessageCase> kinds;
+    for (const internal::v1::AttachResponse& each : all()) {
       if (!each.has_membership()) kinds.push_back(each.message_case());
     }
     return kinds;
   }
-  std::vector<v1::Membership> memberships() const {
-    std::vector<v1::Membership> pages;
-    for (const v1::AttachResponse& each : all()) {
+  std::vector<internal::v1::Membership> memberships() const {
+    std::vector<internal::v1::Membership> pages;
+    for (const internal::v1::AttachResponse& each : all()) {
       if (each.has_membership()) pages.push_back(each.membership());
     }
     return pages;
@@ -60,7 +60,7 @@ class SentMessages {
 
  private:
   mutable absl::Mutex mutex_;
-  std::vector<v1::AttachResponse> sent_;
+  std::vector<internal::v1::AttachResponse> sent_;
 };
 
 // A coordinator's core: listeners as in coordinator_server.cc.

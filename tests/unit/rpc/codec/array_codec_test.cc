@@ -235,7 +235,7 @@ TEST(PlanCodecTest, PlansOfEveryCollectiveCrossTheWireAndNameTheirAlgorithm) {
                                      {operand}, {"default", 1, *Mesh::Parse("dp=2,tp=2")}));
     SHARDMESH_ASSERT_OK_AND_ASSIGN(const Plan back, ParsePlanBytes(PlanBytes(plan)));
     EXPECT_TRUE(back == plan) << CollectiveKindName(kind);
-    v1::Plan wire;
+    internal::v1::Plan wire;
     Encode(plan, &wire);
     wire.mutable_instructions(0)->mutable_collective()->clear_algorithm();
     EXPECT_THAT(Decode(wire).status(), StatusIs(kInvalid, Reason::kBadField));

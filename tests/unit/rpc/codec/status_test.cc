@@ -244,10 +244,10 @@ TEST(WorkerErrorTest, CodeMessageAndReasonCrossTheWire) {
   const absl::Status status =
       WithReason(absl::UnavailableError("rank 1 is lost"), Reason::kWorkerLost,
                  {{fact::kRank, 1}, {fact::kIdentity, "w-1"}});
-  v1::WorkerError wire;
+  internal::v1::WorkerError wire;
   Encode(status, &wire);
   EXPECT_EQ(Decode(wire), status);
-  EXPECT_EQ(Decode(v1::WorkerError()), absl::OkStatus());
+  EXPECT_EQ(Decode(internal::v1::WorkerError()), absl::OkStatus());
   wire.set_code(99);
   EXPECT_EQ(Decode(wire).code(), absl::StatusCode::kUnknown);
 }

@@ -8,7 +8,7 @@
 
 #include "google/protobuf/io/coded_stream.h"
 #include "process/crc32c.h"
-#include "shardmesh/v1/exchange_service.pb.h"
+#include "shardmesh/internal/v1/exchange_service.pb.h"
 #include "status/reason.h"
 #include "tests/testing/status_matchers.h"
 
@@ -142,7 +142,7 @@ TEST(FrameTest, WhatIsWrittenIsAProtobufMessage) {
   for (const FrameHeader& header : AllHeaders()) {
     const std::string payload = header.kind == FrameKind::kData ? "payload" : "";
     const std::string bytes = Write(header, payload);
-    v1::ExchangeResponse message;
+    internal::v1::ExchangeResponse message;
     ASSERT_TRUE(message.ParseFromString(bytes));
     EXPECT_EQ(message.crc32c(), Crc32c(absl::Span<const char>(bytes).subspan(5)));
     EXPECT_EQ(message.payload(), payload);
@@ -176,12 +176,12 @@ TEST(FrameTest, EveryCutFrameIsDetected) {
 }
 
 TEST(FrameTest, FieldsInAnyOrderAndUnknownOnesAreUnderstood) {
-  v1::ExchangeRequest header;
-  header.set_kind(v1::FRAME_KIND_DATA);
+  internal::v1::ExchangeRequest header;
+  header.set_kind(internal::v1::FRAME_KIND_DATA);
   header.set_message_bytes(100);
-  v1::ExchangeRequest payload;
+  internal::v1::ExchangeRequest payload;
   payload.set_payload("0123");
-  v1::ExchangeRequest first_payload;
+  internal::v1::ExchangeRequest first_payload;
   first_payload.set_payload("dropped");
   const std::string unknown = "\xa2\x06\x03xyz";  // field 100, three bytes
   const std::string bytes =
@@ -203,7 +203,7 @@ TEST(FrameTest, ReadsWhatProtobufReadsAndNothingElse) {
       rest[random() % rest.size()] = static_cast<char>(random());
     }
     const std::string bytes = Seal(rest);
-    v1::ExchangeRequest expected;
+    internal::v1::ExchangeRequest expected;
     const bool parses = expected.ParseFromString(bytes);
     const auto frame = ReadFrame(Split(bytes, 1 + random() % 40));
     if (!frame.ok()) {
@@ -222,19 +222,19 @@ TEST(FrameTest, ReadsWhatProtobufReadsAndNothingElse) {
 }
 
 TEST(FrameTest, RefusesWhatNoSenderMaySend) {
-  const auto refused = [](const v1::ExchangeRequest& message) {
+  const auto refused = [](const internal::v1::ExchangeRequest& message) {
     return ReadFrame(Split(Seal(message.SerializeAsString()), 100)).status();
   };
   const auto bad = StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField);
-  v1::ExchangeRequest message;
+  internal::v1::ExchangeRequest message;
   EXPECT_THAT(refused(message), bad);  // no kind
-  message.set_kind(static_cast<v1::FrameKind>(77));
+  message.set_kind(static_cast<internal::v1::FrameKind>(77));
   EXPECT_THAT(refused(message), bad);
-  message.set_kind(v1::FRAME_KIND_HELLO);
+  message.set_kind(internal::v1::FRAME_KIND_HELLO);
   EXPECT_THAT(refused(message), bad);
-  message.set_kind(v1::FRAME_KIND_ABORT);
+  message.set_kind(internal::v1::FRAME_KIND_ABORT);
   EXPECT_THAT(refused(message), bad);
-  message.set_kind(v1::FRAME_KIND_DATA);
+  message.set_kind(internal::v1::FRAME_KIND_DATA);
   message.set_payload("xy");
   message.set_message_bytes(1);
   EXPECT_THAT(refused(message), bad);
@@ -245,7 +245,7 @@ TEST(FrameTest, RefusesWhatNoSenderMaySend) {
   message.set_signature(std::string(static_cast<size_t>(kMaxSignatureBytes) + 1, 'x'));
   EXPECT_THAT(refused(message), bad);
   message.clear_signature();
-  message.set_kind(v1::FRAME_KIND_PING);
+  message.set_kind(internal::v1::FRAME_KIND_PING);
   EXPECT_THAT(refused(message), bad);  // a payload in a ping
   message.clear_payload();
   message.set_crc32c(1);
@@ -253,8 +253,8 @@ TEST(FrameTest, RefusesWhatNoSenderMaySend) {
 }
 
 TEST(FrameTest, RefusesAPayloadWhoseLengthOnlyLooksShortInItsLow32Bits) {
-  v1::ExchangeRequest message;
-  message.set_kind(v1::FRAME_KIND_DATA);
+  internal::v1::ExchangeRequest message;
+  message.set_kind(internal::v1::FRAME_KIND_DATA);
   message.set_message_bytes(9);
   const std::string claim = "\x7a\x82\x80\x80\x80\x80\x80\x80\x80\x80\x01";  // 2^63 + 2
   EXPECT_THAT(ReadFrame(Split(Seal(message.SerializeAsString() + claim + "ab"), 100)).status(),
@@ -272,8 +272,8 @@ TEST(FrameTest, TheLargestPayloadPassesAndOneMoreByteDoesNot) {
                                  WriteFrame(header, {all.subspan(0, all.size() - 1)}));
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const Frame frame, ReadFrame(buffer));
   EXPECT_EQ(frame.payload_bytes(), kMaxFramePayloadBytes);
-  v1::ExchangeRequest message;
-  message.set_kind(v1::FRAME_KIND_DATA);
+  internal::v1::ExchangeRequest message;
+  message.set_kind(internal::v1::FRAME_KIND_DATA);
   message.set_message_bytes(header.message_bytes);
   message.set_payload(payload);
   EXPECT_THAT(ReadFrame(Split(Seal(message.SerializeAsString()), 70'000)).status(), limit);

@@ -12,7 +12,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/store/local_store.h"
-#include "shardmesh/v1/attach_service.pb.h"
+#include "shardmesh/internal/v1/attach_service.pb.h"
 #include "shardmesh/v1/catalog_service.pb.h"
 #include "status/str_cat.h"
 #include "tests/testing/cpu_time.h"
@@ -49,9 +49,9 @@ struct Known {
       bytes += std::ssize(*taken[i]);
       longest = std::max(longest, static_cast<int64_t>(taken[i]->size()));
       ++pages;
-      v1::AttachResponse response;
+      internal::v1::AttachResponse response;
       ASSERT_TRUE(response.ParseFromString(*taken[i]));
-      const v1::Membership& page = response.membership();
+      const internal::v1::Membership& page = response.membership();
       if (page.snapshot()) {
         workers.clear();
         meshes.clear();
@@ -62,10 +62,10 @@ struct Known {
         revisions.erase(mesh_id);
       }
       for (const std::string& identity : page.lost_workers()) workers.erase(identity);
-      for (const v1::LiveWorker& worker : page.workers()) {
+      for (const internal::v1::LiveWorker& worker : page.workers()) {
         workers[worker.identity()] = worker.incarnation();
       }
-      for (const v1::MeshMembership& mesh : page.meshes()) {
+      for (const internal::v1::MeshMembership& mesh : page.meshes()) {
         revisions[mesh.mesh_id()] = mesh.mesh_revision();
         if (!mesh.has_mesh()) continue;
         std::vector<std::string>& identities = meshes[mesh.mesh_id()];
@@ -199,7 +199,7 @@ TEST_F(MembershipPagesTest, TellsANewRevisionWithoutTheRanks) {
   const int64_t revision = known.revisions["ab"];
   Redefine("ab", 2, "x");
   EXPECT_TRUE(Update());
-  v1::AttachResponse response;
+  internal::v1::AttachResponse response;
   ASSERT_TRUE(response.ParseFromString(*pages_.ChangeFor("a").front()));
   EXPECT_FALSE(response.membership().meshes(0).has_mesh());
   known.Take(pages_.ChangeFor("a"));

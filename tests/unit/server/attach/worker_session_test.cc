@@ -19,7 +19,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-using Down = v1::AttachResponse;
+using Down = internal::v1::AttachResponse;
 
 // A worker without a network. As with gRPC, its session ends after Finish.
 class FakeWorker final : public AttachWire {
@@ -31,7 +31,7 @@ class FakeWorker final : public AttachWire {
   ~FakeWorker() override { End(); }
 
   // Says what a worker says; it must have been asked to.
-  void Say(const v1::AttachRequest& request) {
+  void Say(const internal::v1::AttachRequest& request) {
     {
       absl::MutexLock lock(&mutex_);
       ASSERT_EQ(reads_, 1) << "nobody reads";
@@ -43,7 +43,7 @@ class FakeWorker final : public AttachWire {
     Say(HelloOf(identity, incarnation));
   }
   void BringInventory() {
-    v1::AttachRequest request;
+    internal::v1::AttachRequest request;
     request.mutable_inventory()->set_last(true);
     Say(request);
   }
@@ -57,9 +57,9 @@ class FakeWorker final : public AttachWire {
     session_.End();
   }
 
-  static v1::AttachRequest HelloOf(const std::string& identity, uint64_t incarnation) {
-    v1::AttachRequest request;
-    v1::Hello* hello = request.mutable_hello();
+  static internal::v1::AttachRequest HelloOf(const std::string& identity, uint64_t incarnation) {
+    internal::v1::AttachRequest request;
+    internal::v1::Hello* hello = request.mutable_hello();
     hello->set_identity(identity);
     hello->set_incarnation(incarnation);
     hello->set_nonce("0123456789abcdef");
@@ -151,14 +151,14 @@ TEST_F(WorkerSessionTest, AWorkerGetsWelcomeVerdictAndMembershipInThisOrder) {
   EXPECT_FALSE(worker.is_read()) << "its endpoints are being asked";
   AnswerAs("a");
   ASSERT_THAT(worker.sent().kinds(), ElementsAre(Down::kWelcome));
-  const v1::Welcome welcome = worker.sent().all()[0].welcome();
+  const internal::v1::Welcome welcome = worker.sent().all()[0].welcome();
   EXPECT_EQ(welcome.cluster_id(), "cluster");
   EXPECT_EQ(welcome.term(), 7);
   EXPECT_EQ(welcome.token_key(), "key");
   EXPECT_TRUE(members_.view()->IsAlive("a"));
   worker.BringInventory();
   ASSERT_TRUE(Eventually([&] { return worker.IsMember(); }));
-  const std::vector<v1::AttachResponse> sent = worker.sent().all();
+  const std::vector<internal::v1::AttachResponse> sent = worker.sent().all();
   ASSERT_GE(sent.size(), 3u);
   EXPECT_TRUE(sent[1].inventory_verdict().last());
   EXPECT_TRUE(sent[2].membership().snapshot());
@@ -263,7 +263,7 @@ TEST_F(WorkerSessionTest, AStreamThatBringsNoWholeInventoryIsCut) {
 TEST_F(WorkerSessionTest, AnInventoryOfTooManyTilesIsRefused) {
   FakeWorker worker(streams_.get());
   Welcome(&worker, "a");
-  v1::AttachRequest page;
+  internal::v1::AttachRequest page;
   for (const char* id : {"x", "y", "z"}) page.mutable_inventory()->add_quarantined_array_ids(id);
   worker.Say(page);
   EXPECT_THAT(*worker.end(),
@@ -282,7 +282,7 @@ TEST_F(WorkerSessionTest, ASilentWorkerIsCut) {
 TEST_F(WorkerSessionTest, HeartbeatsKeepAWorkerAliveAndBringTheClock) {
   FakeWorker worker(streams_.get());
   BecomeMember(&worker, "a");
-  v1::AttachRequest beat;
+  internal::v1::AttachRequest beat;
   beat.mutable_heartbeat()->set_used_bytes(42);
   for (int i = 0; i < 7; ++i) {
     clock_.Advance(absl::Seconds(1));
@@ -304,7 +304,7 @@ TEST_F(WorkerSessionTest, ASecondHelloEndsTheStream) {
 TEST_F(WorkerSessionTest, AMessageOfANewerWorkerIsPassedOver) {
   FakeWorker worker(streams_.get());
   BecomeMember(&worker, "a");
-  worker.Say(v1::AttachRequest());
+  worker.Say(internal::v1::AttachRequest());
   EXPECT_FALSE(worker.end().has_value());
   EXPECT_TRUE(worker.is_read());
 }
@@ -320,7 +320,7 @@ TEST_F(WorkerSessionTest, AWorkerThatLeavesIsClosedWhenItsWorkIsDone) {
                                          .commit = nullptr},
                                         [](const WorkOutcome&) {}),
               IsOk());
-  v1::AttachRequest leaving;
+  internal::v1::AttachRequest leaving;
   leaving.mutable_leaving()->set_reason("maintenance");
   worker.Say(leaving);
   EXPECT_EQ(members_.view()->FindWorker("a")->state, WorkerState::kDraining);
@@ -334,7 +334,7 @@ TEST_F(WorkerSessionTest, AWorkerThatLeavesIsClosedWhenItsWorkIsDone) {
 TEST_F(WorkerSessionTest, AWorkerThatLeavesBeforeItTookPartIsClosedAtOnce) {
   FakeWorker worker(streams_.get());
   Welcome(&worker, "a");
-  v1::AttachRequest leaving;
+  internal::v1::AttachRequest leaving;
   leaving.mutable_leaving()->set_reason("maintenance");
   worker.Say(leaving);
   EXPECT_THAT(*worker.end(), StatusIs(absl::StatusCode::kCancelled));
@@ -343,11 +343,11 @@ TEST_F(WorkerSessionTest, AWorkerThatLeavesBeforeItTookPartIsClosedAtOnce) {
 TEST_F(WorkerSessionTest, ATileThatIsStagedTooLateIsAborted) {
   FakeWorker worker(streams_.get());
   BecomeMember(&worker, "a");
-  v1::AttachRequest staged;
+  internal::v1::AttachRequest staged;
   staged.mutable_tile_staged()->set_transfer_id("gone");
   staged.mutable_tile_staged()->set_term(7);
   worker.Say(staged);
-  const std::vector<v1::AttachResponse> sent = worker.sent().all();
+  const std::vector<internal::v1::AttachResponse> sent = worker.sent().all();
   ASSERT_TRUE(sent.back().has_end_transfer());
   EXPECT_EQ(sent.back().end_transfer().transfer_id(), "gone");
   EXPECT_FALSE(sent.back().end_transfer().commit());
@@ -357,7 +357,7 @@ TEST_F(WorkerSessionTest, AWorkerThatDoesNotReadIsCut) {
   FakeWorker worker(streams_.get());
   BecomeMember(&worker, "a");
   worker.full = absl::ResourceExhaustedError("too much waits");
-  v1::AttachRequest staged;
+  internal::v1::AttachRequest staged;
   staged.mutable_tile_staged()->set_transfer_id("gone");
   staged.mutable_tile_staged()->set_term(7);
   worker.Say(staged);

@@ -25,7 +25,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-using Down = v1::AttachResponse;
+using Down = internal::v1::AttachResponse;
 
 Down Parsed(const WorkerMessage& message) {
   Down parsed;
@@ -139,7 +139,7 @@ class WorkerStreamsTest : public WorkerStreamsFixture {
     return work;
   }
   static EncodedStepPtr StepMessage() {
-    v1::RunStep step;
+    internal::v1::RunStep step;
     step.set_plan_hash("hash");
     step.set_return_literals(true);
     return std::make_shared<const EncodedStep>(
@@ -159,7 +159,7 @@ TEST_F(WorkerStreamsTest, AStepGoesToItsParticipantsOnly) {
   ASSERT_THAT(a->sent().kinds(), ElementsAre(Down::kRunStep));
   EXPECT_THAT(b->sent().kinds(), IsEmpty());
   EXPECT_THAT(c->sent().kinds(), IsEmpty());
-  for (const v1::AttachResponse& each : a->sent().all()) {
+  for (const internal::v1::AttachResponse& each : a->sent().all()) {
     if (!each.has_run_step()) continue;
     EXPECT_EQ(each.run_step().sequence(), 11);
     EXPECT_EQ(each.run_step().epoch(), 3);
@@ -232,7 +232,7 @@ TEST_F(WorkerStreamsTest, EndsComeInTheOrderOfTheCalls) {
   EXPECT_THAT(a->sent().kinds(), ElementsAre(Down::kRunStep, Down::kRunStep, Down::kEndStep,
                                              Down::kEndStep, Down::kEndTransfer));
   std::vector<std::pair<int64_t, bool>> ends;
-  for (const v1::AttachResponse& each : a->sent().all()) {
+  for (const internal::v1::AttachResponse& each : a->sent().all()) {
     if (each.has_end_step())
       ends.emplace_back(each.end_step().sequence(), each.end_step().commit());
   }
@@ -253,7 +253,7 @@ TEST_F(WorkerStreamsTest, AMemberGetsASnapshotAndThenChanges) {
   EXPECT_TRUE(a->sent().memberships()[0].snapshot());
   Join("b");
   EXPECT_TRUE(Eventually([&] {
-    for (const v1::Membership& page : a->sent().memberships()) {
+    for (const internal::v1::Membership& page : a->sent().memberships()) {
       if (page.workers_size() == 1 && page.workers(0).identity() == "b") return !page.snapshot();
     }
     return false;
@@ -267,7 +267,7 @@ TEST_F(WorkerStreamsTest, ALostWorkerIsCutAndOthersHearOfIt) {
   members_.Detach(a->attachment(), "killed");
   EXPECT_THAT(*a->end(), StatusIs(absl::StatusCode::kUnavailable, Reason::kStaleEpoch));
   ASSERT_TRUE(Eventually([&] {
-    for (const v1::Membership& page : b->sent().memberships()) {
+    for (const internal::v1::Membership& page : b->sent().memberships()) {
       if (page.lost_workers_size() == 1) return true;
     }
     return false;
@@ -398,8 +398,8 @@ TEST_F(WorkerStreamsTest, AMeshThatGetsItsRanksHasTheirWorkersAttachAgain) {
 }
 
 TEST_F(WorkerStreamsTest, AnOrderAboutAQuarantineIsAnsweredOnce) {
-  std::vector<absl::StatusOr<v1::QuarantineAnswer>> answers;
-  const auto answered = [&](absl::StatusOr<v1::QuarantineAnswer> answer) {
+  std::vector<absl::StatusOr<internal::v1::QuarantineAnswer>> answers;
+  const auto answered = [&](absl::StatusOr<internal::v1::QuarantineAnswer> answer) {
     answers.push_back(std::move(answer));
   };
   EXPECT_EQ(streams_->OrderQuarantine("a", {}, answered), 0);
@@ -408,7 +408,7 @@ TEST_F(WorkerStreamsTest, AnOrderAboutAQuarantineIsAnsweredOnce) {
 
   FakeStream* const a = Join("a");
   FakeStream* const b = Join("b");
-  v1::QuarantineAnswer answer;
+  internal::v1::QuarantineAnswer answer;
   answer.set_order_id(streams_->OrderQuarantine("a", {}, answered));
   EXPECT_THAT(a->sent().kinds(), ElementsAre(Down::kQuarantineOrder));
   streams_->orders().Answer(b, answer);

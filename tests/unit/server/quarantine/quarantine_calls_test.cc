@@ -22,7 +22,7 @@
 #include "server/state/recovery.h"
 #include "server/state/request_memory.h"
 #include "server/store/local_store.h"
-#include "shardmesh/v1/attach_service.pb.h"
+#include "shardmesh/internal/v1/attach_service.pb.h"
 #include "shardmesh/v1/cluster_service.pb.h"
 #include "status/detail.h"
 #include "status/str_cat.h"
@@ -47,11 +47,11 @@ class KeepingHub final : public QuarantineAccess {
   struct Kept {
     int64_t number;
     std::string identity;
-    v1::QuarantineOrder order;
+    internal::v1::QuarantineOrder order;
     QuarantineAnswered answered;
   };
 
-  int64_t OrderQuarantine(const std::string& identity, const v1::QuarantineOrder& order,
+  int64_t OrderQuarantine(const std::string& identity, const internal::v1::QuarantineOrder& order,
                           QuarantineAnswered answered) override {
     kept.push_back({++last_number_, identity, order, std::move(answered)});
     return last_number_;
@@ -64,7 +64,7 @@ class KeepingHub final : public QuarantineAccess {
     kept.erase(found);
   }
   // Answers the first order that is kept, or the one that came so many later.
-  void Answer(absl::StatusOr<v1::QuarantineAnswer> answer, size_t place = 0) {
+  void Answer(absl::StatusOr<internal::v1::QuarantineAnswer> answer, size_t place = 0) {
     ASSERT_LT(place, kept.size());
     Kept order = std::move(kept[place]);
     kept.erase(kept.begin() + static_cast<ptrdiff_t>(place));
@@ -148,26 +148,26 @@ class QuarantineCallsTest : public testing::Test {
   // Of a call that waits for answers.
   static auto HasNotEnded() { return StatusIs(absl::StatusCode::kUnknown); }
   // What becomes of the call, whose first orders are answered so.
-  absl::Status Restore(const std::string& id, std::vector<v1::QuarantineAnswer> answers,
+  absl::Status Restore(const std::string& id, std::vector<internal::v1::QuarantineAnswer> answers,
                        const std::string& name = "") {
     restore_.set_array_id(id);
     restore_.set_name(name);
     done_.reset();
     RestoreQuarantined(Context(), &hub_, &restore_, &restored_, stop_, Done());
-    for (v1::QuarantineAnswer& answer : answers) hub_.Answer(std::move(answer));
+    for (internal::v1::QuarantineAnswer& answer : answers) hub_.Answer(std::move(answer));
     // An array that is held without a name gets one at once: that call ends on the store's thread.
     Settle();
     return done_.value_or(absl::UnknownError("it has not ended"));
   }
   absl::Status Drop(const std::vector<std::string>& ids, bool even_partly,
-                    std::vector<v1::QuarantineAnswer> answers) {
+                    std::vector<internal::v1::QuarantineAnswer> answers) {
     drop_.Clear();
     for (const std::string& id : ids) drop_.add_array_ids(id);
     drop_.set_even_partly(even_partly);
     dropped_.Clear();
     done_.reset();
     DropQuarantined(Context(), &hub_, &drop_, &dropped_, stop_, Done());
-    for (v1::QuarantineAnswer& answer : answers) hub_.Answer(std::move(answer));
+    for (internal::v1::QuarantineAnswer& answer : answers) hub_.Answer(std::move(answer));
     return done_.value_or(absl::UnknownError("it has not ended"));
   }
   // An array with the name "w", of which no worker has brought a tile since the restart.
@@ -191,8 +191,8 @@ class QuarantineCallsTest : public testing::Test {
     return descriptor;
   }
   // What the worker of a rank says that it has.
-  static v1::QuarantineAnswer Has(const ArrayDescriptor& descriptor, int64_t rank) {
-    v1::QuarantineAnswer answer;
+  static internal::v1::QuarantineAnswer Has(const ArrayDescriptor& descriptor, int64_t rank) {
+    internal::v1::QuarantineAnswer answer;
     v1::QuarantinedArray* const array = answer.add_arrays();
     array->set_identity(StrCat("w", rank));
     rpc::Encode(descriptor, array->mutable_array());
@@ -241,7 +241,7 @@ TEST_F(QuarantineCallsTest, AWorkerThatDoesNotAnswerIsNamedAndNotWaitedForAnyLon
   v1::ListQuarantineRequest request;
   v1::ListQuarantineResponse response;
   ListQuarantine(Context(), &hub_, &request, &response, stop_, Done());
-  hub_.Answer(v1::QuarantineAnswer());
+  hub_.Answer(internal::v1::QuarantineAnswer());
   clock_.Advance(absl::Minutes(4));
   EXPECT_FALSE(done_.has_value());
   clock_.Advance(absl::Minutes(1));
@@ -251,7 +251,7 @@ TEST_F(QuarantineCallsTest, AWorkerThatDoesNotAnswerIsNamedAndNotWaitedForAnyLon
   EXPECT_TRUE(hub_.kept.empty()) << "the order makes room for another";
   done_.reset();
   ASSERT_EQ(hub_.late.size(), 1u);
-  std::move(hub_.late.front().answered)(v1::QuarantineAnswer());
+  std::move(hub_.late.front().answered)(internal::v1::QuarantineAnswer());
   EXPECT_FALSE(done_.has_value()) << "the call is over";
 }
 
@@ -266,7 +266,7 @@ TEST_F(QuarantineCallsTest, ACallThatItsClientCancelsEndsAndItsOrderIsForgotten)
   EXPECT_THAT(*done_, StatusIs(absl::StatusCode::kCancelled));
   EXPECT_TRUE(hub_.kept.empty()) << "nor is the next worker asked";
   done_.reset();
-  std::move(hub_.late.front().answered)(v1::QuarantineAnswer());
+  std::move(hub_.late.front().answered)(internal::v1::QuarantineAnswer());
   stop_->Cancel();
   EXPECT_FALSE(done_.has_value()) << "it ends once";
 
@@ -286,7 +286,7 @@ TEST_F(QuarantineCallsTest, ARestoreThatHasBegunGoesOnThoughItsClientHasGone) {
   hub_.Answer(Has(array, 0));
   hub_.Answer(Has(array, 1));
   ASSERT_FALSE(hub_.kept.empty());
-  ASSERT_EQ(hub_.kept.front().order.action(), v1::QuarantineOrder::ACTION_RESTORE);
+  ASSERT_EQ(hub_.kept.front().order.action(), internal::v1::QuarantineOrder::ACTION_RESTORE);
   stop_->Cancel();
   EXPECT_FALSE(done_.has_value());
   for (const int64_t rank : {0, 1}) {
@@ -339,7 +339,7 @@ TEST_F(QuarantineCallsTest, EachTileThatComesBackCountsWhateverBecomesOfTheOther
   hub_.Answer(Has(array, 0));
   hub_.Answer(Has(array, 1));
   ASSERT_FALSE(hub_.kept.empty());
-  EXPECT_EQ(hub_.kept.front().order.action(), v1::QuarantineOrder::ACTION_RESTORE);
+  EXPECT_EQ(hub_.kept.front().order.action(), internal::v1::QuarantineOrder::ACTION_RESTORE);
   ComesBack(array, 0);
   hub_.Answer(Has(array, 0));
   hub_.Answer(absl::UnavailableError("worker \"w1\" was lost"));
@@ -387,12 +387,12 @@ TEST_F(QuarantineCallsTest, ADropThatFailsInTheMiddleSaysWhatWasDropped) {
   const ArrayDescriptor one = NewDescriptor();
   const ArrayDescriptor other = NewDescriptor();
   const auto has_both = [&](int64_t rank) {
-    v1::QuarantineAnswer answer = Has(one, rank);
+    internal::v1::QuarantineAnswer answer = Has(one, rank);
     answer.MergeFrom(Has(other, rank));
     return answer;
   };
   // The second worker drops the one, and fails at the other.
-  v1::QuarantineAnswer failed = Has(one, 1);
+  internal::v1::QuarantineAnswer failed = Has(one, 1);
   rpc::Encode(absl::InternalError("the disk is broken"), failed.mutable_error());
   const absl::Status status = Drop({one.array_id, other.array_id}, false,
                                    {has_both(0), has_both(1), has_both(0), std::move(failed)});
@@ -432,7 +432,8 @@ TEST_F(QuarantineCallsTest, ADropThatFailsInTheMiddleSaysWhatWasDropped) {
 TEST_F(QuarantineCallsTest, ARestoreWaitsForWorkersThatComeBack) {
   const ArrayDescriptor array = NewDescriptor();
   Lose("w1");
-  for (const v1::QuarantineAnswer& answer : {Has(array, 0), v1::QuarantineAnswer()}) {
+  for (const internal::v1::QuarantineAnswer& answer :
+       {Has(array, 0), internal::v1::QuarantineAnswer()}) {
     const absl::Status status = Restore(array.array_id, {answer});
     EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable, Reason::kRecovering));
     EXPECT_THAT(status.ToString(), AllOf(HasSubstr("w1"), Not(HasSubstr("drop"))));
@@ -463,9 +464,10 @@ TEST_F(QuarantineCallsTest, TheSecondOfTwoRestoresHearsOfTheFirst) {
   hub_.Answer(Has(array, 0));
   hub_.Answer(Has(array, 1));
   ASSERT_EQ(hub_.kept.size(), 1u);
-  ASSERT_EQ(hub_.kept[0].order.action(), v1::QuarantineOrder::ACTION_RESTORE);
+  ASSERT_EQ(hub_.kept[0].order.action(), internal::v1::QuarantineOrder::ACTION_RESTORE);
   // Before and after the first worker has moved its tile.
-  for (const v1::QuarantineAnswer& of_w0 : {Has(array, 0), v1::QuarantineAnswer()}) {
+  for (const internal::v1::QuarantineAnswer& of_w0 :
+       {Has(array, 0), internal::v1::QuarantineAnswer()}) {
     EXPECT_THAT(Restore(array.array_id, {}), HasNotEnded());
     hub_.Answer(of_w0, 1);
     hub_.Answer(Has(array, 1), 1);
@@ -501,7 +503,7 @@ TEST_F(QuarantineCallsTest, ArraysWithoutANameAreListedAndGetOneAtOnce) {
     v1::ListQuarantineResponse response;
     done_.reset();
     ListQuarantine(Context(), &hub_, &request, &response, stop_, Done());
-    while (!hub_.kept.empty()) hub_.Answer(v1::QuarantineAnswer());
+    while (!hub_.kept.empty()) hub_.Answer(internal::v1::QuarantineAnswer());
     ASSERT_TRUE(done_.has_value());
     ASSERT_THAT(*done_, IsOk());
     for (const v1::UnnamedArray& array : response.unnamed_arrays()) {
@@ -536,13 +538,13 @@ TEST_F(QuarantineCallsTest, EachPageTellsOfTheWorkersThatAreAwayThen) {
   const ArrayDescriptor array = NewDescriptor();
   v1::ListQuarantineRequest request;
   v1::ListQuarantineResponse response;
-  const auto list = [&](std::vector<v1::QuarantineAnswer> answers) {
+  const auto list = [&](std::vector<internal::v1::QuarantineAnswer> answers) {
     request.set_page_size(1);
     request.set_page_token(response.next_page_token());
     response.Clear();
     done_.reset();
     ListQuarantine(Context(), &hub_, &request, &response, stop_, Done());
-    for (v1::QuarantineAnswer& answer : answers) hub_.Answer(std::move(answer));
+    for (internal::v1::QuarantineAnswer& answer : answers) hub_.Answer(std::move(answer));
     ASSERT_TRUE(done_.has_value());
     EXPECT_THAT(*done_, IsOk());
     EXPECT_TRUE(hub_.kept.empty());
@@ -562,7 +564,7 @@ TEST_F(QuarantineCallsTest, EachPageTellsOfTheWorkersThatAreAwayThen) {
   EXPECT_THAT(unreached(), ElementsAre("w1"));
   EXPECT_EQ(response.next_page_token(), "");
   // One is lost of which the first page has listed a part.
-  v1::QuarantineAnswer part = Has(array, 0);
+  internal::v1::QuarantineAnswer part = Has(array, 0);
   part.set_has_more(true);
   list({part});
   EXPECT_THAT(unreached(), IsEmpty());
@@ -590,11 +592,11 @@ TEST_F(QuarantineCallsTest, PagesOfAListAreCutByBytes) {
   ArrayDescriptor descriptor = NewDescriptor();
   descriptor.mesh =
       *Mesh::Create({{"dp", 2}, {std::string(255, 'a'), 1}, {std::string(255, 'b'), 1}});
-  std::map<std::string, v1::QuarantineAnswer> held;
+  std::map<std::string, internal::v1::QuarantineAnswer> held;
   for (int64_t rank = 0; rank < 2; ++rank) {
     for (int i = 0; i < kArrays; ++i) {
       descriptor.array_id = StrCat("array-", std::string(50, 'z'), 1'000 + i);
-      v1::QuarantineAnswer answer = Has(descriptor, rank);
+      internal::v1::QuarantineAnswer answer = Has(descriptor, rank);
       answer.mutable_arrays(0)->set_reason(std::string(1'000, 'r'));
       held[StrCat("w", rank)].MergeFrom(answer);
     }
@@ -610,7 +612,7 @@ TEST_F(QuarantineCallsTest, PagesOfAListAreCutByBytes) {
     done_.reset();
     ListQuarantine(Context(), &hub_, &request, &page, stop_, Done());
     while (!hub_.kept.empty()) {
-      v1::QuarantineAnswer answer;
+      internal::v1::QuarantineAnswer answer;
       for (const v1::QuarantinedArray& array : held[hub_.kept[0].identity].arrays()) {
         if (array.array().array_id() <= hub_.kept[0].order.start_after()) continue;
         if (answer.ByteSizeLong() > kPageBytes) answer.set_has_more(true);
@@ -641,17 +643,17 @@ TEST_F(QuarantineCallsTest, ADropKnowsAllPartsBeforeItBegins) {
   const ArrayDescriptor one = NewDescriptor();
   const ArrayDescriptor other = NewDescriptor();
   EXPECT_THAT(Drop({one.array_id, other.array_id}, false, {}), HasNotEnded());
-  v1::QuarantineAnswer first = Has(one, 0);
+  internal::v1::QuarantineAnswer first = Has(one, 0);
   first.set_has_more(true);
   hub_.Answer(std::move(first));
-  hub_.Answer(v1::QuarantineAnswer());
+  hub_.Answer(internal::v1::QuarantineAnswer());
   ASSERT_EQ(hub_.kept.size(), 1u);
   EXPECT_EQ(hub_.kept[0].order.start_after(), one.array_id);
   hub_.Answer(Has(other, 0));
   ASSERT_EQ(hub_.kept.size(), 1u);
-  EXPECT_EQ(hub_.kept[0].order.action(), v1::QuarantineOrder::ACTION_DROP);
+  EXPECT_EQ(hub_.kept[0].order.action(), internal::v1::QuarantineOrder::ACTION_DROP);
   EXPECT_EQ(hub_.kept[0].order.array_ids_size(), 2);
-  v1::QuarantineAnswer dropped = Has(one, 0);
+  internal::v1::QuarantineAnswer dropped = Has(one, 0);
   dropped.MergeFrom(Has(other, 0));
   hub_.Answer(std::move(dropped));
   ASSERT_TRUE(done_.has_value());
@@ -669,17 +671,17 @@ TEST_F(QuarantineCallsTest, ADropAsksWorkersThatAttachWhileTheOthersAnswer) {
     hub_.Answer(Has(array, 0));
     ASSERT_EQ(hub_.kept.size(), 1u);
     EXPECT_EQ(hub_.kept[0].identity, "w1");
-    EXPECT_EQ(hub_.kept[0].order.action(), v1::QuarantineOrder::ACTION_LIST);
+    EXPECT_EQ(hub_.kept[0].order.action(), internal::v1::QuarantineOrder::ACTION_LIST);
     Attach("w2");  // and one more, that serves no rank
     hub_.Answer(Has(array, 1));
     ASSERT_EQ(hub_.kept.size(), 1u);
     EXPECT_EQ(hub_.kept[0].identity, "w2");
-    EXPECT_EQ(hub_.kept[0].order.action(), v1::QuarantineOrder::ACTION_LIST);
-    hub_.Answer(v1::QuarantineAnswer());
+    EXPECT_EQ(hub_.kept[0].order.action(), internal::v1::QuarantineOrder::ACTION_LIST);
+    hub_.Answer(internal::v1::QuarantineAnswer());
     for (const int64_t rank : {0, 1}) {
       ASSERT_EQ(hub_.kept.size(), 1u);
       EXPECT_EQ(hub_.kept[0].identity, StrCat("w", rank));
-      EXPECT_EQ(hub_.kept[0].order.action(), v1::QuarantineOrder::ACTION_DROP);
+      EXPECT_EQ(hub_.kept[0].order.action(), internal::v1::QuarantineOrder::ACTION_DROP);
       hub_.Answer(Has(array, rank));
     }
     ASSERT_TRUE(done_.has_value());
@@ -699,11 +701,11 @@ TEST_F(QuarantineCallsTest, ADropAsksAWorkerAgainThatWasStartedAnew) {
   hub_.Answer(Has(array, 1));
   ASSERT_EQ(hub_.kept.size(), 1u);
   EXPECT_EQ(hub_.kept[0].identity, "w0");
-  EXPECT_EQ(hub_.kept[0].order.action(), v1::QuarantineOrder::ACTION_LIST);
-  hub_.Answer(v1::QuarantineAnswer());
+  EXPECT_EQ(hub_.kept[0].order.action(), internal::v1::QuarantineOrder::ACTION_LIST);
+  hub_.Answer(internal::v1::QuarantineAnswer());
   ASSERT_EQ(hub_.kept.size(), 1u);
   EXPECT_EQ(hub_.kept[0].identity, "w1");
-  EXPECT_EQ(hub_.kept[0].order.action(), v1::QuarantineOrder::ACTION_DROP);
+  EXPECT_EQ(hub_.kept[0].order.action(), internal::v1::QuarantineOrder::ACTION_DROP);
   hub_.Answer(Has(array, 1));
   ASSERT_TRUE(done_.has_value());
   EXPECT_THAT(*done_, IsOk());
@@ -732,11 +734,11 @@ TEST_F(QuarantineCallsTest, ARestoreAsksWorkersThatAttachWhileTheOthersAnswer) {
   EXPECT_FALSE(done_.has_value()) << *done_;
   ASSERT_EQ(hub_.kept.size(), 1u);
   EXPECT_EQ(hub_.kept[0].identity, "w1");
-  EXPECT_EQ(hub_.kept[0].order.action(), v1::QuarantineOrder::ACTION_LIST);
+  EXPECT_EQ(hub_.kept[0].order.action(), internal::v1::QuarantineOrder::ACTION_LIST);
   hub_.Answer(Has(array, 1));
   for (const int64_t rank : {0, 1}) {
     ASSERT_EQ(hub_.kept.size(), 1u);
-    EXPECT_EQ(hub_.kept[0].order.action(), v1::QuarantineOrder::ACTION_RESTORE);
+    EXPECT_EQ(hub_.kept[0].order.action(), internal::v1::QuarantineOrder::ACTION_RESTORE);
     hub_.Answer(Has(array, rank));
   }
   Settle();
@@ -749,7 +751,7 @@ TEST_F(QuarantineCallsTest, ARestoreAsksWorkersThatAttachWhileTheOthersAnswer) {
   Lose("w1");
   EXPECT_THAT(Restore(other.array_id, {}), HasNotEnded());
   Attach("w1");
-  hub_.Answer(v1::QuarantineAnswer());
+  hub_.Answer(internal::v1::QuarantineAnswer());
   hub_.Answer(Has(other, 1));
   ASSERT_TRUE(done_.has_value());
   EXPECT_THAT(*done_, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kMeshIncomplete));

@@ -14,7 +14,7 @@
 #include "rpc/codec/status.h"
 #include "rpc/metrics/metrics.h"
 #include "sharding/digest.h"
-#include "shardmesh/v1/attach_service.pb.h"
+#include "shardmesh/internal/v1/attach_service.pb.h"
 #include "status/detail.h"
 #include "status/fact_keys.h"
 #include "tests/testing/status_matchers.h"
@@ -92,8 +92,8 @@ class StepRunnerTest : public ReadyCluster {
   }
 
   // What the workers were told of the last step.
-  v1::RunStep Told() {
-    v1::RunStep message;
+  internal::v1::RunStep Told() {
+    internal::v1::RunStep message;
     const EncodedStepPtr told = transport_.message();
     EXPECT_TRUE(told != nullptr && message.ParseFromString(told->rest));
     return message;
@@ -103,12 +103,12 @@ class StepRunnerTest : public ReadyCluster {
     const WorkRef work = transport_.work();
     RankReport report{
         .identity = StrCat("w", rank), .rank = rank, .status = std::move(status), .done = true};
-    v1::StepReport detail;
+    internal::v1::StepReport detail;
     detail.set_sent_bytes(10);
-    const v1::RunStep told = Told();
+    const internal::v1::RunStep told = Told();
     for (const v1::ArrayDescriptor& output : told.outputs()) {
       report.tiles.push_back({.array_id = output.array_id(), .crc32c = 9});
-      v1::StagedOutput* const staged = detail.add_outputs();
+      internal::v1::StagedOutput* const staged = detail.add_outputs();
       staged->set_array_id(output.array_id());
       staged->set_data(bytes);
     }

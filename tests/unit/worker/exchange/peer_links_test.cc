@@ -14,7 +14,7 @@
 #include "rpc/call.h"
 #include "rpc/server_lifecycle.h"
 #include "rpc/tls/credentials.h"
-#include "shardmesh/v1/exchange_service.pb.h"
+#include "shardmesh/internal/v1/exchange_service.pb.h"
 #include "status/reason.h"
 #include "tests/testing/certificates.h"
 #include "tests/testing/cpu_time.h"
@@ -777,14 +777,14 @@ TEST(PeerLinksTest, GarbageOnAStreamThatIsUpBreaksIt) {
 
 // A data frame of a step to come, its payload as long as the test likes.
 grpc::ByteBuffer DataFrame(size_t payload_bytes, int64_t message_bytes) {
-  v1::ExchangeRequest frame;
-  frame.set_kind(v1::FRAME_KIND_DATA);
+  internal::v1::ExchangeRequest frame;
+  frame.set_kind(internal::v1::FRAME_KIND_DATA);
   frame.set_epoch(1);
   frame.mutable_tag()->set_sequence(9);
   frame.set_message_bytes(message_bytes);
   frame.set_payload(std::string(payload_bytes, 'x'));
   const std::string fields = frame.SerializeAsString();
-  v1::ExchangeRequest checksum;
+  internal::v1::ExchangeRequest checksum;
   checksum.set_crc32c(Crc32c(fields));
   const grpc::Slice slice(checksum.SerializeAsString() + fields);
   return grpc::ByteBuffer(&slice, 1);

@@ -25,7 +25,7 @@
 #include "rpc/codec/time_codec.h"
 #include "rpc/server_lifecycle.h"
 #include "rpc/transfer_token.h"
-#include "shardmesh/v1/attach_service.grpc.pb.h"
+#include "shardmesh/internal/v1/attach_service.grpc.pb.h"
 #include "tensor/buffer.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/read_file.h"
@@ -153,9 +153,10 @@ class HeldExecutor final : public StepExecutor {
 };
 
 // A coordinator that lets the test read and write the stream of the worker that attached last.
-class Coordinator final : public v1::AttachService::Service {
+class Coordinator final : public internal::v1::AttachService::Service {
  public:
-  using Stream = grpc::ServerReaderWriter<v1::AttachResponse, v1::AttachRequest>;
+  using Stream =
+      grpc::ServerReaderWriter<internal::v1::AttachResponse, internal::v1::AttachRequest>;
 
   // Refuses all who attach from now on; OK: takes them in.
   void RefuseWith(absl::Status status) {
@@ -164,14 +165,14 @@ class Coordinator final : public v1::AttachService::Service {
   }
 
   // The next message other than a heartbeat, from whichever stream.
-  v1::AttachRequest Read() {
+  internal::v1::AttachRequest Read() {
     absl::MutexLock lock(&mutex_);
     const auto has_message = [this] { return !messages_.empty(); };
     if (!mutex_.AwaitWithTimeout(absl::Condition(&has_message), kTimeout)) {
       ADD_FAILURE() << "the worker sends nothing";
       return {};
     }
-    v1::AttachRequest message = std::move(messages_.front());
+    internal::v1::AttachRequest message = std::move(messages_.front());
     messages_.pop_front();
     return message;
   }
@@ -189,15 +190,15 @@ class Coordinator final : public v1::AttachService::Service {
     absl::MutexLock lock(&mutex_);
     return link_reports_;
   }
-  v1::MeasuredLinks last_links() const {
+  internal::v1::MeasuredLinks last_links() const {
     absl::MutexLock lock(&mutex_);
     return links_;
   }
-  v1::Heartbeat last_heartbeat() const {
+  internal::v1::Heartbeat last_heartbeat() const {
     absl::MutexLock lock(&mutex_);
     return heartbeat_;
   }
-  void Write(const v1::AttachResponse& message) {
+  void Write(const internal::v1::AttachResponse& message) {
     absl::MutexLock lock(&mutex_);
     ASSERT_NE(stream_, nullptr);
     stream_->Write(message);
@@ -220,7 +221,7 @@ class Coordinator final : public v1::AttachService::Service {
       stream_ = stream;
       context_ = context;
     }
-    v1::AttachRequest message;
+    internal::v1::AttachRequest message;
     while (stream->Read(&message)) {
       absl::MutexLock lock(&mutex_);
       if (message.has_heartbeat()) {
@@ -250,11 +251,11 @@ class Coordinator final : public v1::AttachService::Service {
   int attaches_ ABSL_GUARDED_BY(mutex_) = 0;
   Stream* stream_ ABSL_GUARDED_BY(mutex_) = nullptr;
   grpc::ServerContext* context_ ABSL_GUARDED_BY(mutex_) = nullptr;
-  v1::Heartbeat heartbeat_ ABSL_GUARDED_BY(mutex_);
+  internal::v1::Heartbeat heartbeat_ ABSL_GUARDED_BY(mutex_);
   std::vector<int64_t> records_ ABSL_GUARDED_BY(mutex_);
   int link_reports_ ABSL_GUARDED_BY(mutex_) = 0;
-  v1::MeasuredLinks links_ ABSL_GUARDED_BY(mutex_);
-  std::deque<v1::AttachRequest> messages_ ABSL_GUARDED_BY(mutex_);
+  internal::v1::MeasuredLinks links_ ABSL_GUARDED_BY(mutex_);
+  std::deque<internal::v1::AttachRequest> messages_ ABSL_GUARDED_BY(mutex_);
 };
 
 class CoordinatorLinkTest : public ::testing::Test {
@@ -263,8 +264,8 @@ class CoordinatorLinkTest : public ::testing::Test {
     store_ = *ShardStore::Open({.pool = pool_, .data_dir = ""});
     gate_ = std::make_unique<TileGate>(TileGate::Options{
         .identity = "w1", .store = store_.get(), .clock = &clock_, .staged = [](const auto&) {}});
-    server_ =
-        *rpc::ServerLifecycle::Start({}, {{v1::AttachService::service_full_name(), &coordinator_}});
+    server_ = *rpc::ServerLifecycle::Start(
+        {}, {{internal::v1::AttachService::service_full_name(), &coordinator_}});
   }
   ~CoordinatorLinkTest() override {
     link_.reset();
@@ -303,11 +304,11 @@ class CoordinatorLinkTest : public ::testing::Test {
     link_->Start();
   }
 
-  static v1::AttachResponse Welcome(int64_t term = 3, const std::string& cluster_id = "cluster",
-                                    absl::Duration heartbeat_interval = absl::Milliseconds(20),
-                                    char key = 'k') {
-    v1::AttachResponse response;
-    v1::Welcome* welcome = response.mutable_welcome();
+  static internal::v1::AttachResponse Welcome(
+      int64_t term = 3, const std::string& cluster_id = "cluster",
+      absl::Duration heartbeat_interval = absl::Milliseconds(20), char key = 'k') {
+    internal::v1::AttachResponse response;
+    internal::v1::Welcome* welcome = response.mutable_welcome();
     welcome->set_cluster_id(cluster_id);
     welcome->set_term(term);
     welcome->set_protocol(1);
@@ -315,19 +316,19 @@ class CoordinatorLinkTest : public ::testing::Test {
     rpc::Encode(heartbeat_interval, welcome->mutable_heartbeat_interval());
     return response;
   }
-  static v1::AttachResponse Membership(int64_t epoch) {
-    v1::AttachResponse response;
-    v1::Membership* membership = response.mutable_membership();
+  static internal::v1::AttachResponse Membership(int64_t epoch) {
+    internal::v1::AttachResponse response;
+    internal::v1::Membership* membership = response.mutable_membership();
     membership->set_epoch(epoch);
     membership->set_term(3);
-    v1::MeshMembership* mesh = membership->add_meshes();
+    internal::v1::MeshMembership* mesh = membership->add_meshes();
     mesh->set_mesh_id("m");
     mesh->set_mesh_revision(2);
     v1::MeshAxis* axis = mesh->mutable_mesh()->add_axes();
     axis->set_name("x");
     axis->set_size(1);
     mesh->add_identities("w1");
-    v1::LiveWorker* worker = membership->add_workers();
+    internal::v1::LiveWorker* worker = membership->add_workers();
     worker->set_identity("w1");
     worker->set_incarnation(7);
     worker->add_endpoints()->set_address("127.0.0.1:1");
@@ -335,9 +336,9 @@ class CoordinatorLinkTest : public ::testing::Test {
     membership->set_last(true);
     return response;
   }
-  static v1::AttachResponse Verdict(std::vector<std::string> commit,
-                                    std::vector<std::string> drop) {
-    v1::AttachResponse response;
+  static internal::v1::AttachResponse Verdict(std::vector<std::string> commit,
+                                              std::vector<std::string> drop) {
+    internal::v1::AttachResponse response;
     for (const std::string& id : commit) {
       response.mutable_inventory_verdict()->add_commit_array_ids(id);
     }
@@ -349,7 +350,7 @@ class CoordinatorLinkTest : public ::testing::Test {
   }
 
   // Brings the worker from its hello to membership.
-  void TakeIn(int64_t epoch, const v1::AttachResponse& welcome = Welcome()) {
+  void TakeIn(int64_t epoch, const internal::v1::AttachResponse& welcome = Welcome()) {
     EXPECT_TRUE(coordinator_.Read().has_hello());
     coordinator_.Write(welcome);
     EXPECT_TRUE(coordinator_.Read().inventory().last());
@@ -386,7 +387,7 @@ class CoordinatorLinkTest : public ::testing::Test {
     return folder;
   }
   // The welcome of a coordinator that has begun the term with a key of its own.
-  static v1::AttachResponse WelcomeOf(char key, int64_t term) {
+  static internal::v1::AttachResponse WelcomeOf(char key, int64_t term) {
     return Welcome(term, "cluster", absl::Milliseconds(20), key);
   }
 
@@ -409,7 +410,7 @@ class CoordinatorLinkTest : public ::testing::Test {
 
 TEST_F(CoordinatorLinkTest, IntroducesItselfAndBecomesReadyOnceItsPeersAreReached) {
   Start();
-  const v1::Hello hello = coordinator_.Read().hello();
+  const internal::v1::Hello hello = coordinator_.Read().hello();
   EXPECT_EQ(hello.identity(), "w1");
   EXPECT_EQ(hello.incarnation(), 7u);
   EXPECT_EQ(hello.nonce(), "0123456789abcdef");
@@ -424,7 +425,7 @@ TEST_F(CoordinatorLinkTest, IntroducesItselfAndBecomesReadyOnceItsPeersAreReache
   link_->ReportPeers(4, {});  // before the membership is known here: told afterwards
   EXPECT_FALSE(ready());
   coordinator_.Write(Membership(4));
-  const v1::PeersReport peers = coordinator_.Read().peers();
+  const internal::v1::PeersReport peers = coordinator_.Read().peers();
   EXPECT_EQ(peers.epoch(), 4);
   EXPECT_THAT(peers.unreached(), IsEmpty());
   EXPECT_TRUE(Eventually([&] { return ready(); }));
@@ -482,7 +483,7 @@ TEST_F(CoordinatorLinkTest, HeartbeatsTellOfASlowInstructionAtOnceAndNotOfAQuick
   Start();
   // No other heartbeat would come in time.
   TakeIn(4, Welcome(3, "cluster", absl::Hours(1)));
-  v1::AttachResponse order;
+  internal::v1::AttachResponse order;
   order.mutable_run_step()->set_sequence(11);
   order.mutable_run_step()->set_epoch(4);
   order.mutable_run_step()->set_term(3);
@@ -497,7 +498,7 @@ TEST_F(CoordinatorLinkTest, HeartbeatsTellOfASlowInstructionAtOnceAndNotOfAQuick
                                                      .waits_for = 2}}});
   coordinator_.Write(order);
   ASSERT_TRUE(Eventually([&] {
-    const v1::Heartbeat last = coordinator_.last_heartbeat();
+    const internal::v1::Heartbeat last = coordinator_.last_heartbeat();
     return last.progress_size() == 1 && last.progress(0).sequence() == 11;
   }));
   EXPECT_GE(clock_.Now() - begun, absl::Milliseconds(100));
@@ -524,7 +525,7 @@ TEST_F(CoordinatorLinkTest, BringsItsInventoryAndObeysTheVerdict) {
   Start();
   EXPECT_TRUE(coordinator_.Read().has_hello());
   coordinator_.Write(Welcome());
-  const v1::InventoryPage page = coordinator_.Read().inventory();
+  const internal::v1::InventoryPage page = coordinator_.Read().inventory();
   ASSERT_THAT(page.tiles(), SizeIs(3));
   EXPECT_EQ(page.tiles(0).array().array_id(), "commit");
   EXPECT_EQ(page.tiles(0).transfer_id(), "t");
@@ -546,10 +547,10 @@ TEST_F(CoordinatorLinkTest, ConfirmsWhatItDroppedAndMovesTilesAside) {
   Start();
   EXPECT_TRUE(coordinator_.Read().has_hello());
   coordinator_.Write(Welcome());
-  const v1::InventoryPage page = coordinator_.Read().inventory();
+  const internal::v1::InventoryPage page = coordinator_.Read().inventory();
   ASSERT_THAT(page.tiles(), SizeIs(3));
-  v1::AttachResponse verdict = Verdict({"kept"}, {"dropped"});
-  v1::QuarantineTile* aside = verdict.mutable_inventory_verdict()->add_quarantine_tiles();
+  internal::v1::AttachResponse verdict = Verdict({"kept"}, {"dropped"});
+  internal::v1::QuarantineTile* aside = verdict.mutable_inventory_verdict()->add_quarantine_tiles();
   aside->set_array_id("aside");
   *aside->mutable_tile() = page.tiles(0).tile();
   aside->set_reason("the registry does not know its array");
@@ -558,30 +559,31 @@ TEST_F(CoordinatorLinkTest, ConfirmsWhatItDroppedAndMovesTilesAside) {
   EXPECT_THAT(store_->ListInventory("", 10).tiles, SizeIs(1));
   EXPECT_TRUE(Eventually([&] { return coordinator_.last_heartbeat().quarantined_arrays() == 1; }));
 
-  const auto answer_to = [&](v1::QuarantineOrder::Action action) {
-    v1::AttachResponse order;
+  const auto answer_to = [&](internal::v1::QuarantineOrder::Action action) {
+    internal::v1::AttachResponse order;
     order.mutable_quarantine_order()->set_order_id(7);
     order.mutable_quarantine_order()->set_action(action);
     order.mutable_quarantine_order()->set_max_arrays(10);
-    if (action != v1::QuarantineOrder::ACTION_LIST) {
+    if (action != internal::v1::QuarantineOrder::ACTION_LIST) {
       order.mutable_quarantine_order()->add_array_ids("aside");
     }
     coordinator_.Write(order);
-    if (action == v1::QuarantineOrder::ACTION_RESTORE) {
-      const v1::InventoryPage back = coordinator_.Read().inventory();
+    if (action == internal::v1::QuarantineOrder::ACTION_RESTORE) {
+      const internal::v1::InventoryPage back = coordinator_.Read().inventory();
       EXPECT_EQ(back.tiles(0).array().array_id(), "aside") << "before the answer";
     }
     return coordinator_.Read().quarantine_answer();
   };
-  const v1::QuarantineAnswer list = answer_to(v1::QuarantineOrder::ACTION_LIST);
+  const internal::v1::QuarantineAnswer list = answer_to(internal::v1::QuarantineOrder::ACTION_LIST);
   EXPECT_EQ(list.order_id(), 7);
   ASSERT_THAT(list.arrays(), SizeIs(1));
   EXPECT_EQ(list.arrays(0).array().array_id(), "aside");
   EXPECT_EQ(list.arrays(0).reason(), "the registry does not know its array");
   EXPECT_FALSE(list.has_more());
-  EXPECT_THAT(answer_to(v1::QuarantineOrder::ACTION_RESTORE).arrays(), SizeIs(1));
+  EXPECT_THAT(answer_to(internal::v1::QuarantineOrder::ACTION_RESTORE).arrays(), SizeIs(1));
   EXPECT_THAT(store_->ListInventory("", 10).tiles, SizeIs(2));
-  EXPECT_THAT(answer_to(v1::QuarantineOrder::ACTION_DROP).arrays(), SizeIs(0)) << "it is not there";
+  EXPECT_THAT(answer_to(internal::v1::QuarantineOrder::ACTION_DROP).arrays(), SizeIs(0))
+      << "it is not there";
 }
 
 TEST_F(CoordinatorLinkTest, TellsOfATileThatComesBackWhenNobodyWaitsForIt) {
@@ -592,15 +594,15 @@ TEST_F(CoordinatorLinkTest, TellsOfATileThatComesBackWhenNobodyWaitsForIt) {
   Start();
   TakeIn(1);
   ASSERT_THAT(ArmFailpoints("tiles.restore_quarantined=delay"), IsOk());
-  v1::AttachResponse order;
+  internal::v1::AttachResponse order;
   order.mutable_quarantine_order()->set_order_id(7);
-  order.mutable_quarantine_order()->set_action(v1::QuarantineOrder::ACTION_RESTORE);
+  order.mutable_quarantine_order()->set_action(internal::v1::QuarantineOrder::ACTION_RESTORE);
   order.mutable_quarantine_order()->add_array_ids("aside");
   coordinator_.Write(order);
   ASSERT_TRUE(Eventually([] { return !IsArmed("tiles.restore_quarantined"); }));
   // It is to be put aside again, of which there is nothing yet; then the stream breaks.
-  v1::AttachResponse back;
-  v1::QuarantineTile* aside = back.mutable_inventory_verdict()->add_quarantine_tiles();
+  internal::v1::AttachResponse back;
+  internal::v1::QuarantineTile* aside = back.mutable_inventory_verdict()->add_quarantine_tiles();
   aside->set_array_id("aside");
   rpc::Encode(tile, aside->mutable_tile());
   coordinator_.Write(back);
@@ -609,7 +611,7 @@ TEST_F(CoordinatorLinkTest, TellsOfATileThatComesBackWhenNobodyWaitsForIt) {
   coordinator_.Write(Welcome());
   EXPECT_TRUE(coordinator_.Read().has_inventory());
   coordinator_.Write(Verdict({}, {}));
-  const v1::InventoryPage restored = coordinator_.Read().inventory();
+  const internal::v1::InventoryPage restored = coordinator_.Read().inventory();
   ASSERT_THAT(restored.tiles(), SizeIs(1));
   EXPECT_EQ(restored.tiles(0).array().array_id(), "aside");
   EXPECT_TRUE(restored.tiles(0).committed());
@@ -626,10 +628,10 @@ TEST_F(CoordinatorLinkTest, SaysWhatIsInQuarantineAndHearsWhatBecameOfIt) {
   Start();
   EXPECT_TRUE(coordinator_.Read().has_hello());
   coordinator_.Write(Welcome());
-  const v1::InventoryPage page = coordinator_.Read().inventory();
+  const internal::v1::InventoryPage page = coordinator_.Read().inventory();
   EXPECT_THAT(page.tiles(), IsEmpty());
   EXPECT_THAT(page.quarantined_array_ids(), ElementsAre("gone", "lives", "released"));
-  v1::AttachResponse verdict = Verdict({}, {"released"});
+  internal::v1::AttachResponse verdict = Verdict({}, {"released"});
   verdict.mutable_inventory_verdict()->add_live_array_ids("lives");
   verdict.mutable_inventory_verdict()->add_unknown_array_ids("gone");
   coordinator_.Write(verdict);
@@ -647,7 +649,7 @@ TEST_F(CoordinatorLinkTest, SaysWhatItHoldsAsSoonAsTheVerdictIsThere) {
   ASSERT_THAT(store_->Commit({"held"}), IsOk());
   Start();
   EXPECT_TRUE(coordinator_.Read().has_hello());
-  v1::AttachResponse welcome = Welcome();
+  internal::v1::AttachResponse welcome = Welcome();
   rpc::Encode(absl::Hours(1), welcome.mutable_welcome()->mutable_heartbeat_interval());
   coordinator_.Write(welcome);
   EXPECT_TRUE(coordinator_.Read().has_inventory());
@@ -659,7 +661,7 @@ TEST_F(CoordinatorLinkTest, SaysWhatItHoldsAsSoonAsTheVerdictIsThere) {
 TEST_F(CoordinatorLinkTest, RunsReportsAndEndsSteps) {
   Start();
   TakeIn(1);
-  v1::AttachResponse run;
+  internal::v1::AttachResponse run;
   run.mutable_run_step()->set_sequence(5);
   run.mutable_run_step()->set_epoch(1);
   run.mutable_run_step()->set_term(3);
@@ -679,16 +681,16 @@ TEST_F(CoordinatorLinkTest, RunsReportsAndEndsSteps) {
   result.term = 3;
   result.outputs.push_back({.array_id = "out", .crc32c = 8, .size_bytes = 4, .data = "data"});
   report(result);
-  const v1::StepReport reported = coordinator_.Read().step_report();
-  EXPECT_EQ(reported.outcome(), v1::StepReport::OUTCOME_DONE);
+  const internal::v1::StepReport reported = coordinator_.Read().step_report();
+  EXPECT_EQ(reported.outcome(), internal::v1::StepReport::OUTCOME_DONE);
   EXPECT_EQ(reported.term(), 3);
   EXPECT_EQ(reported.outputs(0).data(), "data");
 
-  v1::AttachResponse end;
+  internal::v1::AttachResponse end;
   end.mutable_end_step()->set_sequence(5);
   end.mutable_end_step()->set_commit(true);
   coordinator_.Write(end);
-  v1::AttachResponse drop;
+  internal::v1::AttachResponse drop;
   drop.mutable_drop_arrays()->add_array_ids("gone");
   coordinator_.Write(drop);
   EXPECT_TRUE(Eventually([&] {
@@ -701,13 +703,13 @@ TEST_F(CoordinatorLinkTest, RunsReportsAndEndsSteps) {
 TEST_F(CoordinatorLinkTest, RefusesAStepThatItCannotRead) {
   Start();
   TakeIn(1);
-  v1::AttachResponse run;
+  internal::v1::AttachResponse run;
   run.mutable_run_step()->set_sequence(5);
   run.mutable_run_step()->add_outputs()->set_array_id("no shape, no mesh");
   coordinator_.Write(run);
-  const v1::StepReport report = coordinator_.Read().step_report();
+  const internal::v1::StepReport report = coordinator_.Read().step_report();
   EXPECT_EQ(report.sequence(), 5);
-  EXPECT_EQ(report.outcome(), v1::StepReport::OUTCOME_FAILED);
+  EXPECT_EQ(report.outcome(), internal::v1::StepReport::OUTCOME_FAILED);
 }
 
 TEST_F(CoordinatorLinkTest, AttachesAnewAfterABreakAndLeavesStagedStepsToTheVerdict) {
@@ -715,7 +717,7 @@ TEST_F(CoordinatorLinkTest, AttachesAnewAfterABreakAndLeavesStagedStepsToTheVerd
   TakeIn(1);
   link_->ReportPeers(1, {});
   EXPECT_TRUE(coordinator_.Read().has_peers());
-  v1::AttachResponse run;
+  internal::v1::AttachResponse run;
   run.mutable_run_step()->set_sequence(5);
   coordinator_.Write(run);
   ASSERT_TRUE(Eventually(
@@ -725,13 +727,13 @@ TEST_F(CoordinatorLinkTest, AttachesAnewAfterABreakAndLeavesStagedStepsToTheVerd
   EXPECT_TRUE(Eventually(
       [&] { return executor_.With([](const auto& e) { return e.unfinished_aborts_; }) == 1; }));
   EXPECT_FALSE(ready());
-  const v1::Hello hello = coordinator_.Read().hello();
+  const internal::v1::Hello hello = coordinator_.Read().hello();
   EXPECT_EQ(hello.term(), 3);
   EXPECT_EQ(hello.cluster_id(), "cluster");
   coordinator_.Write(Welcome());
   EXPECT_TRUE(coordinator_.Read().inventory().last());
   const int left_before = executor_.With([](const auto& e) { return e.left_staged_; });
-  v1::AttachResponse verdict;
+  internal::v1::AttachResponse verdict;
   verdict.mutable_inventory_verdict()->add_commit_array_ids("staged by step 5");
   verdict.mutable_inventory_verdict()->set_last(true);
   coordinator_.Write(verdict);
@@ -787,7 +789,7 @@ TEST_F(CoordinatorLinkTest, FollowsOnlyTheFirstOfTwoCoordinatorsOfOneTerm) {
   coordinator_.Break();
   EXPECT_TRUE(coordinator_.Read().has_hello());
   coordinator_.Write(WelcomeOf('a', 3));
-  const v1::Hello hello = coordinator_.Read().hello();
+  const internal::v1::Hello hello = coordinator_.Read().hello();
   EXPECT_EQ(hello.term(), 4);
 }
 
@@ -799,7 +801,7 @@ TEST_F(CoordinatorLinkTest, ServesOnAFullDiskAndKeepsTheTermOnceThereIsRoom) {
   Start();
   TakeIn(1);
   EXPECT_EQ(kept(), "1");
-  v1::AttachResponse clock;
+  internal::v1::AttachResponse clock;
   clock.mutable_clock()->mutable_time()->set_seconds(1);
   coordinator_.Write(clock);
   EXPECT_TRUE(Eventually([&] { return kept().starts_with("3 "); }));

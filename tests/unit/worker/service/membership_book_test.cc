@@ -6,7 +6,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "shardmesh/v1/attach_service.pb.h"
+#include "shardmesh/internal/v1/attach_service.pb.h"
 #include "tests/testing/status_matchers.h"
 
 namespace shardmesh::worker {
@@ -19,8 +19,8 @@ using ::testing::SizeIs;
 
 class MembershipBookTest : public testing::Test {
  protected:
-  static v1::Membership Page(int64_t epoch, bool last = true) {
-    v1::Membership page;
+  static internal::v1::Membership Page(int64_t epoch, bool last = true) {
+    internal::v1::Membership page;
     if (last) {
       page.set_epoch(epoch);
       page.set_term(3);
@@ -28,16 +28,16 @@ class MembershipBookTest : public testing::Test {
     page.set_last(last);
     return page;
   }
-  static void AddWorker(v1::Membership* page, const std::string& identity,
+  static void AddWorker(internal::v1::Membership* page, const std::string& identity,
                         uint64_t incarnation = 1) {
-    v1::LiveWorker* worker = page->add_workers();
+    internal::v1::LiveWorker* worker = page->add_workers();
     worker->set_identity(identity);
     worker->set_incarnation(incarnation);
     worker->add_endpoints()->set_address(identity + ":1");
   }
-  static void AddMesh(v1::Membership* page, const std::string& mesh_id, int64_t size,
+  static void AddMesh(internal::v1::Membership* page, const std::string& mesh_id, int64_t size,
                       const std::vector<std::string>& identities, int32_t first_rank = 0) {
-    v1::MeshMembership* mesh = page->add_meshes();
+    internal::v1::MeshMembership* mesh = page->add_meshes();
     mesh->set_mesh_id(mesh_id);
     mesh->set_mesh_revision(2);
     v1::MeshAxis* axis = mesh->mutable_mesh()->add_axes();
@@ -46,7 +46,7 @@ class MembershipBookTest : public testing::Test {
     mesh->set_first_rank(first_rank);
     for (const std::string& identity : identities) mesh->add_identities(identity);
   }
-  MembershipView Last(const v1::Membership& page) {
+  MembershipView Last(const internal::v1::Membership& page) {
     auto view = book_.Take(page);
     EXPECT_TRUE(view.ok()) << view.status();
     EXPECT_TRUE(view.ok() && view->has_value());
@@ -67,7 +67,7 @@ class MembershipBookTest : public testing::Test {
 };
 
 TEST_F(MembershipBookTest, ActsOnPagesWhenTheLastIsThere) {
-  v1::Membership first = Page(0, /*last=*/false);
+  internal::v1::Membership first = Page(0, /*last=*/false);
   first.set_snapshot(true);
   AddWorker(&first, "a");
   AddMesh(&first, "m", 3, {"a", "b"});
@@ -75,7 +75,7 @@ TEST_F(MembershipBookTest, ActsOnPagesWhenTheLastIsThere) {
   ASSERT_TRUE(none.ok()) << none.status();
   EXPECT_FALSE(none->has_value());
 
-  v1::Membership second = Page(7);
+  internal::v1::Membership second = Page(7);
   AddWorker(&second, "c", 5);
   AddMesh(&second, "m", 3, {"c"}, /*first_rank=*/2);
   const MembershipView view = Last(second);
@@ -86,7 +86,7 @@ TEST_F(MembershipBookTest, ActsOnPagesWhenTheLastIsThere) {
 }
 
 TEST_F(MembershipBookTest, AppliesChangesToWhatCameBefore) {
-  v1::Membership snapshot = Page(1);
+  internal::v1::Membership snapshot = Page(1);
   snapshot.set_snapshot(true);
   AddWorker(&snapshot, "a");
   AddWorker(&snapshot, "b");
@@ -94,7 +94,7 @@ TEST_F(MembershipBookTest, AppliesChangesToWhatCameBefore) {
   AddMesh(&snapshot, "n", 1, {"a"});
   EXPECT_THAT(Devices(Last(snapshot), "m"), SizeIs(2));
 
-  v1::Membership change = Page(2);
+  internal::v1::Membership change = Page(2);
   change.add_lost_workers("b");
   EXPECT_THAT(Devices(Last(change), "m"), ElementsAre("0 a 1 a:1"));
 
@@ -102,7 +102,7 @@ TEST_F(MembershipBookTest, AppliesChangesToWhatCameBefore) {
   AddWorker(&change, "b", 9);
   change.add_removed_mesh_ids("n");
   change.add_removed_mesh_ids("never known");
-  v1::MeshMembership* revised = change.add_meshes();
+  internal::v1::MeshMembership* revised = change.add_meshes();
   revised->set_mesh_id("m");
   revised->set_mesh_revision(8);
   const MembershipView view = Last(change);
@@ -118,18 +118,18 @@ TEST_F(MembershipBookTest, AppliesChangesToWhatCameBefore) {
 TEST_F(MembershipBookTest, RefusesPagesThatDoNotAddUp) {
   EXPECT_THAT(book_.Take(Page(1)), StatusIs(absl::StatusCode::kInternal)) << "no snapshot";
 
-  v1::Membership half = Page(1);
+  internal::v1::Membership half = Page(1);
   half.set_snapshot(true);
   AddMesh(&half, "m", 2, {"a"});
   EXPECT_THAT(book_.Take(half), StatusIs(absl::StatusCode::kInternal)) << "one of two ranks";
 
-  v1::Membership gap = Page(1);
+  internal::v1::Membership gap = Page(1);
   gap.set_snapshot(true);
   AddMesh(&gap, "m", 3, {"a"});
   AddMesh(&gap, "m", 3, {"c"}, /*first_rank=*/2);
   EXPECT_THAT(book_.Take(gap), StatusIs(absl::StatusCode::kInternal)) << "rank 1 is missing";
 
-  v1::Membership revision = Page(1);
+  internal::v1::Membership revision = Page(1);
   revision.set_snapshot(true);
   revision.add_meshes()->set_mesh_id("m");
   EXPECT_THAT(book_.Take(revision), StatusIs(absl::StatusCode::kInternal)) << "of no known mesh";
