@@ -104,8 +104,9 @@ class Server final : public CoordinatorServer {
 
  private:
   absl::Status OpenState();
+  // `name`: the full one, by which the health service answers.
   void AddService(std::string_view name, std::unique_ptr<grpc::Service> service) {
-    services_.emplace_back(StrCat("shardmesh.v1.", name), std::move(service));
+    services_.emplace_back(std::string(name), std::move(service));
   }
   void AddStreamingService(std::string_view name, StreamingService service) {
     AddService(name, std::move(service.service));
@@ -262,13 +263,15 @@ absl::Status Server::OpenState() {
                                  .max_put_streams_per_caller = options_.max_put_streams_per_caller,
                                  .token_key = token_key,
                                  .term = term};
-  AddService("ResolveService", MakeResolveService({.definition_store = definition_store_.get(),
-                                                   .registry = registry_.get(),
-                                                   .metrics = &metrics_}));
-  AddService("SessionService", MakeSessionService(sessions_.get()));
-  AddService("ArrayService", MakeArrayService(context));
-  AddService("ComputeService", MakeComputeService(context, &planner_, sequencer_.get(), &metrics_));
-  AddService("ClusterService",
+  AddService("shardmesh.v1.ResolveService",
+             MakeResolveService({.definition_store = definition_store_.get(),
+                                 .registry = registry_.get(),
+                                 .metrics = &metrics_}));
+  AddService("shardmesh.v1.SessionService", MakeSessionService(sessions_.get()));
+  AddService("shardmesh.v1.ArrayService", MakeArrayService(context));
+  AddService("shardmesh.v1.ComputeService",
+             MakeComputeService(context, &planner_, sequencer_.get(), &metrics_));
+  AddService("shardmesh.v1.ClusterService",
              MakeClusterService(context, {.cluster_id = registry_->cluster_id(),
                                           .build_version = std::string(rpc::BuildVersion()),
                                           .is_draining = [this] { return draining_.load(); },
@@ -278,14 +281,16 @@ absl::Status Server::OpenState() {
                                           .unreadable = FindUnreadable(),
                                           .hub = worker_streams_.get(),
                                           .live = [this] { return sequencer_->Live(); }}));
-  AddStreamingService("CatalogService", MakeCatalogService(definition_store_.get(), registry_.get(),
-                                                           {.max_watches = limits.max_watches,
-                                                            .max_watches_per_caller =
-                                                                limits.max_watches_per_caller}));
-  AddStreamingService("OperationService",
+  AddStreamingService(
+      "shardmesh.v1.CatalogService",
+      MakeCatalogService(definition_store_.get(), registry_.get(),
+                         {.max_watches = limits.max_watches,
+                          .max_watches_per_caller = limits.max_watches_per_caller}));
+  AddStreamingService("shardmesh.v1.OperationService",
                       MakeOperationService(&clock_, transfers_.get(), sessions_.get()));
-  AddStreamingService("AdminService", MakeAdminService(&clock_, store_.get(), options_.data_dir));
-  AddStreamingService("AttachService",
+  AddStreamingService("shardmesh.v1.AdminService",
+                      MakeAdminService(&clock_, store_.get(), options_.data_dir));
+  AddStreamingService("shardmesh.internal.v1.AttachService",
                       MakeAttachService(worker_streams_.get(), options_.credentials));
   return absl::OkStatus();
 }

@@ -133,13 +133,13 @@ TEST_P(ProcessLimitsTest, RefusesCompressedMessagesWithoutInflatingThem) {
   const int64_t before = PeakKib(process_->id().pid);
   const bool is_worker = GetParam() == std::string("shardmesh-worker");
   const std::vector<std::string> methods =
-      is_worker
-          ? std::vector<std::string>{"TileService/Identify", "TileService/PutTiles",
-                                     "TileService/GetTiles"}
-          : std::vector<std::string>{"SessionService/OpenSession", "ResolveService/ResolveSpec",
-                                     "ResolveService/ResolveTree", "AttachService/Attach"};
+      is_worker ? std::vector<std::string>{"v1.TileService/Identify", "v1.TileService/PutTiles",
+                                           "v1.TileService/GetTiles"}
+                : std::vector<std::string>{
+                      "v1.SessionService/OpenSession", "v1.ResolveService/ResolveSpec",
+                      "v1.ResolveService/ResolveTree", "internal.v1.AttachService/Attach"};
   for (const std::string& method : methods) {
-    const absl::Status refused = SendCompressed(address_, StrCat("/shardmesh.v1.", method));
+    const absl::Status refused = SendCompressed(address_, StrCat("/shardmesh.", method));
     EXPECT_THAT(refused, StatusIs(absl::StatusCode::kUnimplemented)) << method;
     EXPECT_THAT(std::string(refused.message()), HasSubstr("gzip")) << method;
   }

@@ -29,7 +29,7 @@
 namespace shardmesh::model {
 namespace {
 
-// Every file of shardmesh/v1 that defines services is reached from these messages; RunRandom
+// Every file below proto/shardmesh that defines services is reached from these messages; RunRandom
 // compares them with the folder of the contract.
 std::vector<const google::protobuf::FileDescriptor*> Files() {
   return {v1::SnapshotRequest::descriptor()->file(),
@@ -87,8 +87,8 @@ const MethodDescriptor* FindMethod(std::string_view name) {
 std::vector<std::string> ContractFiles() {
   std::vector<std::string> paths;
   for (const auto& entry :
-       std::filesystem::directory_iterator(SHARDMESH_SOURCE_DIR "/proto/shardmesh/v1")) {
-    paths.push_back(entry.path().string());
+       std::filesystem::recursive_directory_iterator(SHARDMESH_SOURCE_DIR "/proto/shardmesh")) {
+    if (entry.is_regular_file()) paths.push_back(entry.path().string());
   }
   return paths;
 }

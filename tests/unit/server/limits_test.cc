@@ -88,11 +88,11 @@ TEST_F(LimitsTest, EveryCallTakesMessagesUpToTheLimitAndNoWorkerIsLostForLongerO
   ASSERT_EQ(MessageOf(rpc::kMaxControlMessageBytes).Length(),
             static_cast<size_t>(rpc::kMaxControlMessageBytes));
   int methods = 0;
-  for (const char* name :
-       {"AdminService", "ArrayService", "AttachService", "CatalogService", "ClusterService",
-        "ComputeService", "OperationService", "ResolveService", "SessionService"}) {
+  for (const char* name : {"v1.AdminService", "v1.ArrayService", "internal.v1.AttachService",
+                           "v1.CatalogService", "v1.ClusterService", "v1.ComputeService",
+                           "v1.OperationService", "v1.ResolveService", "v1.SessionService"}) {
     const auto* service = google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(
-        StrCat("shardmesh.v1.", name));
+        StrCat("shardmesh.", name));
     ASSERT_NE(service, nullptr) << name;
     for (int i = 0; i < service->method_count(); ++i) {
       const google::protobuf::MethodDescriptor& method = *service->method(i);

@@ -93,11 +93,12 @@ TEST_F(MalformedMessagesTest, AreNotTheEndOfATree) {
 
 TEST_F(MalformedMessagesTest, AreRefusedByEveryStreamOfRequests) {
   for (const std::string method :
-       {"ResolveService/ResolveTree", "ResolveService/AnalyzeLayout", "ResolveService/LintRules",
-        "ResolveService/DiffLayouts", "ResolveService/SearchMeshes", "ArrayService/BeginPut",
-        "AttachService/Attach"}) {
+       {"v1.ResolveService/ResolveTree", "v1.ResolveService/AnalyzeLayout",
+        "v1.ResolveService/LintRules", "v1.ResolveService/DiffLayouts",
+        "v1.ResolveService/SearchMeshes", "v1.ArrayService/BeginPut",
+        "internal.v1.AttachService/Attach"}) {
     SCOPED_TRACE(method);
-    const absl::Status refused = Send("/shardmesh.v1." + method, {"\xff\xff\xff"});
+    const absl::Status refused = Send("/shardmesh." + method, {"\xff\xff\xff"});
     EXPECT_THAT(refused, StatusIs(kInvalid, Reason::kBadField));
     EXPECT_EQ(FieldOf(refused), "message");
   }
