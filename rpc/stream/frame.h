@@ -1,8 +1,9 @@
 // The frames that two workers exchange: a small header and a payload. The payload is sent from its
 // own memory, and received in the pieces that the network delivered.
 //
-// On the wire a frame is a shardmesh.internal.v1.ExchangeRequest (or ExchangeResponse, which has the same
-// fields): first the CRC-32C of all bytes after it, then header fields, the payload last.
+// On the wire a frame is a shardmesh.internal.v1.ExchangeRequest, or an ExchangeResponse, which has
+// the same fields. The CRC-32C of all bytes after it comes first, then header fields, and the
+// payload last.
 #ifndef SHARDMESH_RPC_STREAM_FRAME_H_
 #define SHARDMESH_RPC_STREAM_FRAME_H_
 
