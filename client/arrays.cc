@@ -40,8 +40,7 @@ absl::StatusOr<PutResult> ArrayClient::PutTensors(absl::Span<const PutTensor> te
   for (;;) {
     bool is_taken_back = false;
     absl::StatusOr<PutResult> result = core_->Put(tensors, options, deadline, &is_taken_back);
-    // One that releases what it replaces has done so when it began.
-    if (!is_taken_back || !rpc::IsShortOfCallMemory(result.status()) || options.release_first) {
+    if (!is_taken_back || !rpc::IsShortOfCallMemory(result.status())) {
       return result;
     }
     const absl::Duration delay = backoff.NextDelay(result.status());
@@ -71,10 +70,24 @@ absl::StatusOr<PutResult> ArrayClient::LoadCheckpoint(const std::string& path,
 
 absl::StatusOr<GatheredTensor> ArrayClient::Gather(const ArraySelector& array,
                                                    const ProgressCallback& progress) {
+  return GatherPart(array, std::nullopt, progress);
+}
+
+absl::StatusOr<GatheredTensor> ArrayClient::Gather(const ArraySelector& array,
+                                                   const ArraySlice& slice,
+                                                   const ProgressCallback& progress) {
+  SHARDMESH_ASSIGN_OR_RETURN(const Array described, DescribeArray(array));
+  SHARDMESH_ASSIGN_OR_RETURN(const Tile part, TileOf(slice, described.descriptor));
+  return GatherPart(array, part, progress);
+}
+
+absl::StatusOr<GatheredTensor> ArrayClient::GatherPart(const ArraySelector& array,
+                                                       const std::optional<Tile>& part,
+                                                       const ProgressCallback& progress) {
   const rpc::SteadyDeadline deadline = core_->TransferDeadline();
   rpc::Backoff backoff({.max_delay = absl::Seconds(1)});
   for (int attempt = 1;; ++attempt) {
-    GatherOutcome outcome = core_->Gather(array, progress, deadline);
+    GatherOutcome outcome = core_->Gather(array, part, progress, deadline);
     if (outcome.tensor.ok() || !outcome.may_have_moved) {
       return std::move(outcome.tensor);
     }
@@ -95,17 +108,27 @@ absl::StatusOr<Array> ArrayClient::GatherToNpy(const ArraySelector& array, const
   return tensor.array();
 }
 
+absl::StatusOr<Array> ArrayClient::GatherToNpy(const ArraySelector& array, const ArraySlice& slice,
+                                               const std::string& path,
+                                               const ProgressCallback& progress) {
+  SHARDMESH_ASSIGN_OR_RETURN(const GatheredTensor tensor, Gather(array, slice, progress));
+  SHARDMESH_RETURN_IF_ERROR(WriteNpy(path, tensor.view()));
+  return tensor.array();
+}
+
 absl::StatusOr<Array> ArrayClient::DescribeArray(const ArraySelector& array) {
   return core_->coordinator().DescribeArray(array, core_->CallDeadline());
 }
 
-absl::StatusOr<std::vector<Array>> ArrayClient::ListArrays(const std::string& prefix) {
+absl::StatusOr<std::vector<Array>> ArrayClient::ListArrays(const std::string& prefix,
+                                                           bool include_unnamed) {
   const rpc::SteadyDeadline deadline = core_->CallsDeadline();
   std::vector<Array> arrays;
   std::string page_token;
   do {
     SHARDMESH_ASSIGN_OR_RETURN(
-        ArrayPage page, core_->coordinator().ListArrays(prefix, page_token, Until(deadline)));
+        ArrayPage page,
+        core_->coordinator().ListArrays(prefix, include_unnamed, page_token, Until(deadline)));
     std::move(page.arrays.begin(), page.arrays.end(), std::back_inserter(arrays));
     page_token = std::move(page.next_page_token);
   } while (!page_token.empty());

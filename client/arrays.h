@@ -3,6 +3,7 @@
 #define SHARDMESH_CLIENT_ARRAYS_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -46,13 +47,22 @@ class ArrayClient {
   // again.
   absl::StatusOr<GatheredTensor> Gather(const ArraySelector& array,
                                         const ProgressCallback& progress = nullptr);
+  // Brings a slice of a tensor back. Reads only the tiles that it meets, and of these only their
+  // part of it; other tiles may be missing. INVALID_ARGUMENT (BAD_TILE) as TileOf.
+  absl::StatusOr<GatheredTensor> Gather(const ArraySelector& array, const ArraySlice& slice,
+                                        const ProgressCallback& progress = nullptr);
   // Gathers into a .npy file (see WriteNpy), which appears complete or not at all.
   absl::StatusOr<Array> GatherToNpy(const ArraySelector& array, const std::string& path,
+                                    const ProgressCallback& progress = nullptr);
+  absl::StatusOr<Array> GatherToNpy(const ArraySelector& array, const ArraySlice& slice,
+                                    const std::string& path,
                                     const ProgressCallback& progress = nullptr);
 
   absl::StatusOr<Array> DescribeArray(const ArraySelector& array);
   // All named arrays whose name begins with `prefix`, by name.
-  absl::StatusOr<std::vector<Array>> ListArrays(const std::string& prefix = "");
+  // `include_unnamed` adds those without a name, by id; the prefix is empty then.
+  absl::StatusOr<std::vector<Array>> ListArrays(const std::string& prefix = "",
+                                                bool include_unnamed = false);
   // Returns the name's version. expected_version may be kMustNotExist.
   absl::StatusOr<int64_t> MoveName(const std::string& name, const std::string& array_id,
                                    int64_t expected_version = kAnyVersion);
@@ -61,6 +71,10 @@ class ArrayClient {
   absl::StatusOr<int64_t> ReleaseArrays(absl::Span<const std::string> array_ids);
 
  private:
+  absl::StatusOr<GatheredTensor> GatherPart(const ArraySelector& array,
+                                            const std::optional<Tile>& part,
+                                            const ProgressCallback& progress);
+
   ClientCore* const core_;
 };
 

@@ -81,6 +81,15 @@ class TransferWatch {
   std::thread thread_;  // last: uses the above
 };
 
+std::vector<PutArray> ArraysOf(BegunPut* put) {
+  std::vector<PutArray> arrays;
+  arrays.reserve(put->assignments.size());
+  for (BegunPut::Assignment& assignment : put->assignments) {
+    arrays.push_back({std::move(assignment.array), std::move(assignment.corrections)});
+  }
+  return arrays;
+}
+
 }  // namespace
 
 absl::StatusOr<PutResult> ClientCore::Put(absl::Span<const PutTensor> tensors,
@@ -94,7 +103,11 @@ absl::StatusOr<PutResult> ClientCore::Put(absl::Span<const PutTensor> tensors,
                                session = session_id;
                                return coordinator_->BeginPut(session_id, tensors, options, call);
                              }));
-
+  PutResult result;
+  if (options.validate_only) {
+    result.arrays = ArraysOf(&put);
+    return result;
+  }
   if (options.on_begun) {
     options.on_begun(put.transfer_id);
   }
@@ -112,11 +125,7 @@ absl::StatusOr<PutResult> ClientCore::Put(absl::Span<const PutTensor> tensors,
       CommittedPut committed,
       Conclude(session, put.transfer_id, sent.status(), deadline, is_taken_back));
 
-  PutResult result;
-  result.arrays.reserve(put.assignments.size());
-  for (BegunPut::Assignment& assignment : put.assignments) {
-    result.arrays.push_back({std::move(assignment.array), std::move(assignment.corrections)});
-  }
+  result.arrays = ArraysOf(&put);
   result.revision = committed.revision;
   result.durability = committed.durability;
   result.sent_bytes = sent.value_or(0);
@@ -124,14 +133,15 @@ absl::StatusOr<PutResult> ClientCore::Put(absl::Span<const PutTensor> tensors,
   return result;
 }
 
-GatherOutcome ClientCore::Gather(const ArraySelector& array, const ProgressCallback& progress,
+GatherOutcome ClientCore::Gather(const ArraySelector& array, const std::optional<Tile>& part,
+                                 const ProgressCallback& progress,
                                  const rpc::SteadyDeadline& deadline) {
   std::string session;
   read_pins_.BeginAsking();
   absl::StatusOr<BegunGet> begun =
       InSession(deadline, [&](const std::string& session_id, const rpc::CallOptions& call) {
         session = session_id;
-        return coordinator_->BeginGet(session_id, array, call);
+        return coordinator_->BeginGet(session_id, array, part, call);
       });
   read_pins_.EndAsking(begun);
   if (!begun.ok()) return {std::move(begun).status()};
@@ -143,10 +153,11 @@ GatherOutcome ClientCore::Gather(const ArraySelector& array, const ProgressCallb
       read_pins_.EndLettingGo();
     }
   };
-  absl::StatusOr<GatheredTensor> tensor = GatheredTensor::Allocate(std::move(get.array));
+  absl::StatusOr<GatheredTensor> tensor = GatheredTensor::Allocate(std::move(get.array), part);
   if (!tensor.ok()) return {std::move(tensor)};
-  const absl::Status downloaded = Download(tensor->array().descriptor, get.token, get.devices,
-                                           tensor->mutable_view(), Transfer(deadline, progress));
+  const absl::Status downloaded =
+      Download(tensor->array().descriptor, tensor->part(), get.token, get.devices,
+               tensor->mutable_view(), Transfer(deadline, progress));
   if (downloaded.ok()) return {std::move(tensor)};
   return {downloaded, MayHaveMoved(downloaded)};
 }

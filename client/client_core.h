@@ -155,9 +155,9 @@ class ClientCore {
     return call(session_id, Until(deadline));
   }
 
-  // Asks for the array once and downloads it.
-  GatherOutcome Gather(const ArraySelector& array, const ProgressCallback& progress,
-                       const rpc::SteadyDeadline& deadline);
+  // Asks for the array once and downloads it, or that part of it.
+  GatherOutcome Gather(const ArraySelector& array, const std::optional<Tile>& part,
+                       const ProgressCallback& progress, const rpc::SteadyDeadline& deadline);
 
   // Puts the tensors once. `*is_taken_back`: it failed while tiles were sent, its commit was not
   // asked for, and the coordinator says that its transfer has ended; hence it changed nothing.

@@ -156,6 +156,29 @@ absl::StatusOr<Shape> ParseShape(std::string_view text) {
   return shape;
 }
 
+absl::StatusOr<ArraySlice> ParseSlice(std::string_view text) {
+  ArraySlice slice;
+  if (Strip(text).empty()) {
+    return slice;
+  }
+  for (const absl::string_view piece : absl::StrSplit(ToAbsl(text), ',')) {
+    const std::vector<absl::string_view> ends = absl::StrSplit(piece, ':');
+    SliceRange& range = slice.emplace_back();
+    int64_t stop = 0;
+    const bool has_stop = ends.size() == 2 && !ends[1].empty();
+    if (ends.size() != 2 || (!ends[0].empty() && !absl::SimpleAtoi(ends[0], &range.start)) ||
+        (has_stop && !absl::SimpleAtoi(ends[1], &stop)) || range.start < 0 || stop < 0) {
+      return Malformed(text,
+                       "is no slice; write START:STOP for each dimension, counted from 0, such as "
+                       "0:16,: (an end that is left out is that of the dimension)");
+    }
+    if (has_stop) {
+      range.stop = stop;
+    }
+  }
+  return slice;
+}
+
 absl::StatusOr<Tile> ParseTile(std::string_view text) {
   Tile tile;
   if (Strip(text).empty()) {

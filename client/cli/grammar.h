@@ -30,6 +30,10 @@ namespace shardmesh::client {
 // CheckShape too.
 absl::StatusOr<Shape> ParseShape(std::string_view text);
 
+// A slice of an array: as ParseTile, where an end that is left out is that of the dimension:
+// `0:16,:`. Errors of syntax alone.
+absl::StatusOr<ArraySlice> ParseSlice(std::string_view text);
+
 // A range of each dimension, half-open: `0:16,0:384`; nothing for a scalar.
 absl::StatusOr<Tile> ParseTile(std::string_view text);
 

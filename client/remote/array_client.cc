@@ -1,5 +1,6 @@
 // The calls of CoordinatorClient about arrays.
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "client/remote/coordinator_client.h"
@@ -19,6 +20,13 @@ void EncodeTensor(const PutTensor& from, v1::PutTensor* to) {
   rpc::Encode(from.view.shape(), to->mutable_shape());
   if (from.spec.has_value()) {
     rpc::Encode(*from.spec, to->mutable_spec());
+  } else if (from.axes.has_value()) {
+    v1::LogicalAxes& axes = *to->mutable_axes();  // set also for a scalar, which has none
+    for (const AxisValue& axis : *from.axes) {
+      rpc::Encode(axis, axes.add_axes());
+    }
+  } else if (!from.preset.empty()) {
+    to->set_preset(from.preset);
   }
   to->set_expected_version(from.expected_version);
   rpc::Encode(from.cut_points, to->mutable_cut_points());
@@ -35,8 +43,12 @@ void EncodeHeader(const std::string& request_id, const std::string& session_id,
     EncodeSelector(from.rules, to->mutable_rule_set());
   }
   to->set_policy(EncodePolicy(from.strict));
-  to->mutable_source()->mutable_stream();
-  to->set_release_first(from.release_first);
+  EncodeSelector(from.profile, to->mutable_profile());
+  if (from.mode.has_value()) {
+    rpc::Encode(*from.mode, to->mutable_mode());
+  }
+  to->set_compatibility(EncodeCompatibility(from.compatibility));
+  to->set_validate_only(from.validate_only);
   to->set_hold(true);
 }
 
@@ -56,9 +68,11 @@ std::vector<TransferDevice> DecodeDevices(
 }
 
 absl::Status Append(const v1::BeginPutResponse& from, BegunPut* to) {
+  if (from.devices_size() > 0) {
+    to->devices = DecodeDevices(from.devices());
+  }
   if (!from.transfer_id().empty()) {
     to->transfer_id = from.transfer_id();
-    to->devices = DecodeDevices(from.devices());
     SHARDMESH_ASSIGN_OR_RETURN(to->expire_time, DecodeAnswer(from.expire_time()));
   }
   for (const v1::PutAssignment& wire : from.assignments()) {
@@ -109,7 +123,7 @@ absl::StatusOr<BegunPut> CoordinatorClient::BeginPut(const std::string& session_
           for (size_t i = 0; i < tensors.size() && is_open;) {
             request.Clear();
             for (size_t bytes = 0; i < tensors.size() && bytes < kBatchBytes; ++i) {
-              v1::PutTensor& tensor = *request.add_tensors();
+              v1::PutTensor& tensor = *request.mutable_tensors()->add_tensors();
               EncodeTensor(tensors[i], &tensor);
               bytes += tensor.ByteSizeLong();
             }
@@ -121,8 +135,9 @@ absl::StatusOr<BegunPut> CoordinatorClient::BeginPut(const std::string& session_
           v1::BeginPutResponse response;
           while (unreadable.ok() && !is_complete && call->stream->Read(&response)) {
             unreadable = Append(response, &put);
-            is_complete = unreadable.ok() && !put.transfer_id.empty() && !tensors.empty() &&
-                          put.assignments.size() == tensors.size();
+            is_complete = unreadable.ok() &&
+                          (put_options.validate_only || !put.transfer_id.empty()) &&
+                          !tensors.empty() && put.assignments.size() == tensors.size();
           }
           if (!unreadable.ok()) {
             call->context.TryCancel();
@@ -144,7 +159,8 @@ absl::StatusOr<BegunPut> CoordinatorClient::BeginPut(const std::string& session_
     begun = connection_->Repeat(options, begin);
   }
   SHARDMESH_RETURN_IF_ERROR(begun);
-  if (put.transfer_id.empty() || put.assignments.size() != tensors.size()) {
+  if (put.transfer_id.empty() != put_options.validate_only ||
+      put.assignments.size() != tensors.size()) {
     return BadAnswer(absl::InvalidArgumentError(StrCat(put.assignments.size(), " assignments of ",
                                                        tensors.size(), " tensors in transfer '",
                                                        put.transfer_id, "'")));
@@ -184,10 +200,14 @@ absl::Status CoordinatorClient::AbortTransfer(const std::string& session_id,
 
 absl::StatusOr<BegunGet> CoordinatorClient::BeginGet(const std::string& session_id,
                                                      const ArraySelector& array,
+                                                     const std::optional<Tile>& part,
                                                      const Options& options) {
   v1::BeginGetRequest request;
   request.set_session_id(session_id);
   EncodeSelector(array, request.mutable_array());
+  if (part.has_value()) {
+    rpc::Encode(*part, request.mutable_slice());
+  }
   v1::BeginGetResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection_->Call(
       connection_->arrays, &v1::ArrayService::Stub::BeginGet, request, options, &response));
@@ -210,10 +230,12 @@ absl::StatusOr<Array> CoordinatorClient::DescribeArray(const ArraySelector& arra
 }
 
 absl::StatusOr<ArrayPage> CoordinatorClient::ListArrays(const std::string& prefix,
+                                                        bool include_unnamed,
                                                         const std::string& page_token,
                                                         const Options& options) {
   v1::ListArraysRequest request;
   request.set_prefix(prefix);
+  request.set_include_unnamed(include_unnamed);
   request.set_page_token(page_token);
   v1::ListArraysResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection_->Call(

@@ -8,6 +8,7 @@
 #include "client/remote/coordinator_connection.h"
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/plan_codec.h"
+#include "rpc/codec/spec_codec.h"
 #include "rpc/codec/time_codec.h"
 #include "status/status_macros.h"
 
@@ -28,6 +29,12 @@ void EncodeOutput(const OutputOptions& from, v1::OutputOptions* to) {
   to->mutable_expected_versions()->Add(from.expected_versions.begin(),
                                        from.expected_versions.end());
   to->set_return_literals(from.return_literals);
+  for (const std::optional<PartitionSpec>& spec : from.specs) {
+    v1::OutputLayout* const layout = to->add_layouts();
+    if (spec.has_value()) {
+      rpc::Encode(*spec, layout->mutable_output_spec());
+    }
+  }
 }
 
 // The coordinator ends a step that exceeds the time of its call, and its answer names the missing

@@ -233,10 +233,10 @@ class CoordinatorClient {
   absl::Status AbortTransfer(const std::string& session_id, const std::string& transfer_id,
                              std::string_view reason, const Options& options);
   absl::StatusOr<BegunGet> BeginGet(const std::string& session_id, const ArraySelector& array,
-                                    const Options& options);
+                                    const std::optional<Tile>& part, const Options& options);
   absl::StatusOr<Array> DescribeArray(const ArraySelector& array, const Options& options);
-  absl::StatusOr<ArrayPage> ListArrays(const std::string& prefix, const std::string& page_token,
-                                       const Options& options);
+  absl::StatusOr<ArrayPage> ListArrays(const std::string& prefix, bool include_unnamed,
+                                       const std::string& page_token, const Options& options);
   absl::StatusOr<int64_t> MoveName(const std::string& name, const std::string& array_id,
                                    int64_t expected_version, const Options& options);
   absl::Status DeleteName(const std::string& name, int64_t expected_version,

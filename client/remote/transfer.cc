@@ -141,10 +141,20 @@ absl::StatusOr<std::vector<Outbound>> PlanUpload(absl::Span<const TransferDevice
 
 // A tile to fetch, with its holders.
 struct PendingTile {
-  Tile tile;
+  Tile tile;   // of the array
+  Tile place;  // the same in the part that is downloaded
   int64_t size_bytes = 0;
   std::vector<const TransferDevice*> holders;
 };
+
+// The tile with indexes that count from the start of `part`.
+Tile WithOrigin(Tile tile, const Tile& part) {
+  for (size_t dim = 0; dim < tile.ranges.size(); ++dim) {
+    tile.ranges[dim].start -= part.ranges[dim].start;
+    tile.ranges[dim].stop -= part.ranges[dim].start;
+  }
+  return tile;
+}
 
 // The tiles to request from one worker.
 struct Inbound {
@@ -210,7 +220,7 @@ absl::Status Fetch(const Inbound& inbound, std::string_view token, const ArrayDe
     const TileSink sink = [&](size_t index, int64_t offset, absl::Span<const char> bytes) {
       received_bytes += static_cast<int64_t>(bytes.size());
       progress.Add(static_cast<int64_t>(bytes.size()));
-      return PasteTileBytes(bytes, part[index]->tile, offset, into);
+      return PasteTileBytes(bytes, part[index]->place, offset, into);
     };
     SHARDMESH_RETURN_IF_ERROR(
         worker->GetTiles(tiles, sink, cancellation, {options.deadline.wall(), {}}));
@@ -248,7 +258,7 @@ absl::StatusOr<int64_t> Upload(absl::Span<const TransferDevice> devices,
   return total_bytes;
 }
 
-absl::Status Download(const ArrayDescriptor& array, std::string_view token,
+absl::Status Download(const ArrayDescriptor& array, const Tile& part, std::string_view token,
                       absl::Span<const TransferDevice> devices, const MutableTensorView& into,
                       const TransferOptions& options) {
   SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, array.Tiling());
@@ -267,9 +277,10 @@ absl::Status Download(const ArrayDescriptor& array, std::string_view token,
   }
   std::vector<PendingTile> pending;
   int64_t total_bytes = 0;
-  for (const OwnedTile& owned : tiling.OwnersOf(Tile::Whole(array.shape))) {
+  for (const OwnedTile& owned : tiling.OwnersOf(part)) {
     PendingTile& tile = pending.emplace_back();
     tile.tile = owned.tile;
+    tile.place = WithOrigin(owned.tile, part);
     SHARDMESH_ASSIGN_OR_RETURN(tile.size_bytes, array.TileSizeBytes(owned.tile));
     for (const DeviceId rank : owned.devices) {
       if (const auto found = device_of_rank.find(rank); found != device_of_rank.end()) {

@@ -16,6 +16,7 @@
 #include "client/types/cancellation.h"
 #include "process/steady_deadline.h"
 #include "rpc/tls/credentials.h"
+#include "sharding/tile.h"
 #include "tensor/array_descriptor.h"
 #include "tensor/view.h"
 
@@ -53,7 +54,8 @@ absl::StatusOr<int64_t> Upload(absl::Span<const TransferDevice> devices,
                                absl::Span<const UploadTensor> tensors, Cancellation* cancellation,
                                const TransferOptions& options);
 
-// Fills `into`, which must have the array's dtype and shape, from the workers. Each distinct tile
+// Fills `into`, which must have the array's dtype and the shape of `part`, from the workers. `part`
+// is within the array. Each distinct tile of it
 // comes from one of its holders; the load is spread over all. If a worker is lost meanwhile,
 // another holder replaces it. Every checksum is checked. `token` grants access to the array on the
 // workers.
@@ -61,7 +63,7 @@ absl::StatusOr<int64_t> Upload(absl::Span<const TransferDevice> devices,
 // Errors: FAILED_PRECONDITION (ARRAY_DEGRADED), with the tile, if no holder is left;
 // FAILED_PRECONDITION for an array of partial sums; otherwise as a stream's. After an error, `into`
 // is partly filled.
-absl::Status Download(const ArrayDescriptor& array, std::string_view token,
+absl::Status Download(const ArrayDescriptor& array, const Tile& part, std::string_view token,
                       absl::Span<const TransferDevice> devices, const MutableTensorView& into,
                       const TransferOptions& options);
 

@@ -3,28 +3,55 @@
 
 #include <limits>
 
+#include "status/fact_keys.h"
+#include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
 
 namespace shardmesh::client {
 
-absl::StatusOr<GatheredTensor> GatheredTensor::Allocate(Array array) {
-  SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes, array.descriptor.SizeBytes());
+absl::StatusOr<Tile> TileOf(const ArraySlice& slice, const ArrayDescriptor& array) {
+  const Tile whole = Tile::Whole(array.shape);
+  Tile tile;
+  bool fits = slice.size() == array.shape.size();
+  for (size_t dim = 0; dim < slice.size(); ++dim) {
+    const int64_t end = dim < array.shape.size() ? array.shape[dim] : 0;
+    const IndexRange range = {slice[dim].start, slice[dim].stop.value_or(end)};
+    fits = fits && range.start >= 0 && range.start < range.stop && range.stop <= end;
+    tile.ranges.push_back(range);
+  }
+  if (fits) {
+    return tile;
+  }
+  return InvalidArgument(
+      Reason::kBadTile,
+      StrCat("the slice ", tile.ToString(), " is empty or not within ", whole.ToString(),
+             ", the indexes of the array; give a range of at least one index for each dimension"),
+      {{fact::kArray, array.array_id},
+       {fact::kHave, tile.ToString()},
+       {fact::kNeed, whole.ToString()}});
+}
+
+absl::StatusOr<GatheredTensor> GatheredTensor::Allocate(Array array, std::optional<Tile> part) {
+  if (!part.has_value()) {
+    part = Tile::Whole(array.descriptor.shape);
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes, array.descriptor.TileSizeBytes(*part));
   // Only the host's memory limits the allocation.
   auto budget = std::make_shared<MemoryBudget>(std::numeric_limits<int64_t>::max());
   const auto pool = BufferPool::Create(budget.get(), /*max_idle_bytes=*/0);
   SHARDMESH_ASSIGN_OR_RETURN(
       Buffer buffer, pool->Allocate(size_bytes, StrCat("array ", array.descriptor.array_id)));
-  return GatheredTensor(std::move(array), std::move(budget), std::move(buffer));
+  return GatheredTensor(std::move(array), *std::move(part), std::move(budget), std::move(buffer));
 }
 
 TensorView GatheredTensor::view() const {
   // Allocate gave the buffer the size that dtype and shape need.
-  return *TensorView::Create(array_.descriptor.dtype, array_.descriptor.shape, buffer_.bytes());
+  return *TensorView::Create(array_.descriptor.dtype, part_.shape(), buffer_.bytes());
 }
 
 MutableTensorView GatheredTensor::mutable_view() {
-  return *MutableTensorView::Create(array_.descriptor.dtype, array_.descriptor.shape,
+  return *MutableTensorView::Create(array_.descriptor.dtype, part_.shape(),
                                     buffer_.mutable_bytes());
 }
 

@@ -13,7 +13,10 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "client/types/layout_questions.h"
+#include "sharding/axis_value.h"
+#include "sharding/compatibility.h"
 #include "sharding/correction.h"
+#include "sharding/mode.h"
 #include "sharding/spec.h"
 #include "sharding/tile.h"
 #include "tensor/array_descriptor.h"
@@ -64,8 +67,10 @@ struct PutTensor {
   std::string name;
   // Its bytes, which must not change until the put returns.
   TensorView view;
-  // Nullopt: the rules decide.
+  // The layout, at most one of these; none: the rules decide. `axes` are logical, one a dimension.
   std::optional<PartitionSpec> spec = std::nullopt;
+  std::optional<std::vector<AxisValue>> axes = std::nullopt;
+  std::string preset = {};
   // The version of the name that the put replaces.
   int64_t expected_version = kAnyVersion;
   // As in Tiling::Create.
@@ -78,12 +83,18 @@ using ProgressCallback = std::function<void(int64_t done_bytes, int64_t total_by
 struct PutOptions {
   // The mesh's name; empty means "default".
   std::string mesh = {};
-  // For tensors without a spec.
+  // For tensors without a layout.
   RuleSetSelector rules = {};
+  // For tensors with axes, or a preset, which has a mode. Nullopt: training.
+  ProfileSelector profile = {};
+  std::optional<Mode> mode = std::nullopt;
+  // Resolves axes and rules as the Python originals do to the letter.
+  Compatibility compatibility = Compatibility::kDefault;
   // Turns the first correction into an error.
   bool strict = false;
-  // This version of the coordinator answers UNIMPLEMENTED (NOT_AVAILABLE): delete the names first.
-  bool release_first = false;
+  // Plans and checks the put, and moves and changes nothing. The result then has the arrays alone,
+  // whose ids are nobody's.
+  bool validate_only = false;
   // Called at most about 20 times a second, and once after the last byte; one call at a time, on
   // any thread. May be null.
   ProgressCallback progress = nullptr;
@@ -108,22 +119,40 @@ struct PutResult {
   absl::Duration transfer_time = absl::ZeroDuration();
 };
 
-// A whole tensor, gathered from the cluster. Movable; owns its memory.
+// A range of each dimension of an array, from 0. An end that is not given is that of the dimension.
+struct SliceRange {
+  int64_t start = 0;
+  std::optional<int64_t> stop = std::nullopt;
+};
+using ArraySlice = std::vector<SliceRange>;
+
+// INVALID_ARGUMENT (BAD_TILE), with have and need: another number of ranges than the shape has
+// dimensions, or a range that is empty or reaches beyond its dimension.
+absl::StatusOr<Tile> TileOf(const ArraySlice& slice, const ArrayDescriptor& array);
+
+// A tensor, or a slice of one, gathered from the cluster. Movable; owns its memory.
 class GatheredTensor {
  public:
-  // Allocates memory for a tensor like `array`, bytes unspecified. RESOURCE_EXHAUSTED if the host
-  // has none.
-  static absl::StatusOr<GatheredTensor> Allocate(Array array);
+  // Allocates memory for that part of `array`, bytes unspecified; nullopt: for all of it. Requires
+  // a part within the array. RESOURCE_EXHAUSTED if the host has none.
+  static absl::StatusOr<GatheredTensor> Allocate(Array array, std::optional<Tile> part = {});
 
   const Array& array() const { return array_; }
+  // The part of the array that was gathered.
+  const Tile& part() const { return part_; }
+  // Of the part's shape.
   TensorView view() const;
   MutableTensorView mutable_view();
 
  private:
-  GatheredTensor(Array array, std::shared_ptr<MemoryBudget> budget, Buffer buffer)
-      : array_(std::move(array)), budget_(std::move(budget)), buffer_(std::move(buffer)) {}
+  GatheredTensor(Array array, Tile part, std::shared_ptr<MemoryBudget> budget, Buffer buffer)
+      : array_(std::move(array)),
+        part_(std::move(part)),
+        budget_(std::move(budget)),
+        buffer_(std::move(buffer)) {}
 
   Array array_;
+  Tile part_;
   std::shared_ptr<MemoryBudget> budget_;  // outlives buffer_
   Buffer buffer_;
 };

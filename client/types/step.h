@@ -40,6 +40,9 @@ struct OutputOptions {
   std::vector<int64_t> expected_versions = {};
   // Also returns the elements, at most 1 MiB in all.
   bool return_literals = false;
+  // By result: the spec that it is to have, which must fit as it is. Nullopt or missing: the
+  // planner chooses.
+  std::vector<std::optional<PartitionSpec>> specs = {};
 };
 
 struct StepOutput {

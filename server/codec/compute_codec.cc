@@ -2,12 +2,14 @@
 #include "server/codec/compute_codec.h"
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "google/protobuf/repeated_field.h"
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/plan_codec.h"
+#include "rpc/codec/spec_codec.h"
 #include "rpc/codec/status.h"
 #include "rpc/codec/time_codec.h"
 #include "server/state/array_view_codec.h"
@@ -72,11 +74,21 @@ absl::StatusOr<StepOperands> DecodeOperands(
   return operands;
 }
 
-StepOutputs Decode(const v1::OutputOptions& from) {
+absl::StatusOr<StepOutputs> Decode(const v1::OutputOptions& from) {
   StepOutputs outputs{.names = {from.names().begin(), from.names().end()},
                       .return_literals = from.return_literals()};
   for (const int64_t version : from.expected_versions()) {
     outputs.expected_versions.push_back(DecodeExpectedVersion(version));
+  }
+  for (int i = 0; i < from.layouts_size(); ++i) {
+    std::optional<PartitionSpec>& spec = outputs.specs.emplace_back();
+    if (!from.layouts(i).has_output_spec()) continue;
+    auto decoded = rpc::Decode(from.layouts(i).output_spec());
+    if (!decoded.ok()) {
+      return rpc::WithField(rpc::WithField(decoded.status(), "output_spec"), "output.layouts",
+                            static_cast<size_t>(i));
+    }
+    spec = *std::move(decoded);
   }
   return outputs;
 }
@@ -135,8 +147,8 @@ v1::ExecuteRequest AsExecute(const v1::CollectiveRequest& request) {
 absl::StatusOr<StepCall> Decode(const v1::ExecuteRequest& request) {
   StepCall call{.request_id = request.request_id(),
                 .session_id = request.session_id(),
-                .fingerprint = Sha256(request.SerializeAsString()),
-                .outputs = Decode(request.output())};
+                .fingerprint = Sha256(request.SerializeAsString())};
+  SHARDMESH_ASSIGN_OR_RETURN(call.outputs, Decode(request.output()));
   SHARDMESH_ASSIGN_OR_RETURN(call.operands, DecodeOperands(request.operands(), request.mesh_id()));
   switch (request.work_case()) {
     case v1::ExecuteRequest::kProgram: {

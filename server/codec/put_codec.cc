@@ -39,23 +39,24 @@ void Encode(const RankEndpoint& from, v1::DeviceEndpoint* to) {
 
 absl::StatusOr<PutHeader> Decode(const v1::BeginPutHeader& from) {
   SHARDMESH_RETURN_IF_ERROR(rpc::CheckRequestId(from.request_id(), "header.request_id"));
-  if (from.source().has_path()) {
-    return WithReason(absl::UnimplementedError("workers do not read files by themselves in this "
-                                               "build; stream the tensors instead"),
-                      Reason::kNotAvailable, {{fact::kField, "header.source.path"}});
-  }
-  if (from.release_first()) {
-    return WithReason(absl::UnimplementedError("release_first is not done by this build; delete "
-                                               "the names first"),
-                      Reason::kNotAvailable, {{fact::kField, "header.release_first"}});
-  }
   if (from.mesh().has_inline_()) {
     return rpc::BadField("header.mesh", "is given inline; arrays lie on meshes of the catalog");
   }
   PutHeader header{.request_id = from.request_id(),
                    .session_id = from.session_id(),
                    .mesh_id = from.mesh().name().empty() ? "default" : from.mesh().name(),
-                   .hold = from.hold()};
+                   .hold = from.hold() && !from.validate_only(),
+                   .validate_only = from.validate_only()};
+  auto compatibility = rpc::Decode(from.compatibility());
+  if (!compatibility.ok()) {
+    return rpc::WithField(compatibility.status(), "header.compatibility");
+  }
+  header.compatibility = *compatibility;
+  auto mode = rpc::Decode(from.mode(), *compatibility);
+  if (!mode.ok()) {
+    return rpc::WithField(mode.status(), "header.mode");
+  }
+  header.mode = *mode;
   auto strict = rpc::DecodeIsStrict(from.policy());
   if (!strict.ok()) {
     return rpc::WithField(strict.status(), "header.policy");
@@ -94,6 +95,17 @@ absl::StatusOr<PutTensor> Decode(const v1::PutTensor& from) {
       return rpc::WithField(spec.status(), "spec");
     }
     tensor.spec = *std::move(spec);
+  } else if (from.has_axes()) {
+    auto axes = rpc::DecodeAxes(from.axes().axes());
+    if (!axes.ok()) {
+      return rpc::WithField(axes.status(), "axes.axes");
+    }
+    tensor.axes = *std::move(axes);
+  } else if (from.has_preset()) {
+    if (from.preset().empty()) {
+      return rpc::BadField("preset", "is empty; name a preset, or leave it out");
+    }
+    tensor.preset = from.preset();
   }
   return tensor;
 }
@@ -104,20 +116,27 @@ bool PutRequests::TakesLong(const v1::BeginPutRequest& request) const {
 
 absl::Status PutRequests::Take(const v1::BeginPutRequest& request, const rpc::Caller& caller,
                                const std::function<bool()>& is_cancelled) {
+  if (request.piece_case() == v1::BeginPutRequest::PIECE_NOT_SET && plan_.has_header()) {
+    return absl::OkStatus();
+  }
   if (request.has_header() == plan_.has_header()) {
     return rpc::BadField("header", "must be in the first message, and only there");
   }
   if (request.has_header()) {
     SHARDMESH_ASSIGN_OR_RETURN(PutHeader header, Decode(request.header()));
     fingerprint_ = Sha256(request.header().SerializeAsString());
-    SHARDMESH_RETURN_IF_ERROR(
-        plan_.TakeHeader(std::move(header), caller, [&](const Definitions& definitions) {
-          return SelectRules(definitions, request.header().rule_set(), Compatibility::kDefault,
-                             is_cancelled);
+    const Compatibility compatibility = header.compatibility;
+    SHARDMESH_RETURN_IF_ERROR(plan_.TakeHeader(
+        std::move(header), caller,
+        [&](const Definitions& definitions) {
+          return SelectRules(definitions, request.header().rule_set(), compatibility, is_cancelled);
+        },
+        [&](const Definitions& definitions) {
+          return SelectProfile(definitions, request.header().profile());
         }));
   }
-  for (int i = 0; i < request.tensors_size(); ++i) {
-    const v1::PutTensor& tensor = request.tensors(i);
+  for (int i = 0; i < request.tensors().tensors_size(); ++i) {
+    const v1::PutTensor& tensor = request.tensors().tensors(i);
     if (++tensors_ > kMaxPutTensors) {
       return WithReason(
           absl::ResourceExhaustedError(StrCat("a put has at most ", kMaxPutTensors, " tensors")),
@@ -125,7 +144,7 @@ absl::Status PutRequests::Take(const v1::BeginPutRequest& request, const rpc::Ca
     }
     if (const absl::Status taken = TakeTensor(tensor); !taken.ok()) {
       return rpc::WithField(WithContext(taken, StrCat("tensor ", PythonRepr(tensor.name()))),
-                            "tensors", static_cast<size_t>(i));
+                            "tensors.tensors", static_cast<size_t>(i));
     }
   }
   return absl::OkStatus();
@@ -148,11 +167,14 @@ v1::BeginPutResponse PutAnswer::Next() {
                              .array = {},
                              .term = term_,
                              .expire_time = put_->expire_time};
+  const bool is_begun = !put_->transfer_id.empty();
   v1::BeginPutResponse message;
   if (next_ == 0) {
     message.set_transfer_id(put_->transfer_id);
     message.set_term(term_);
-    rpc::Encode(put_->expire_time, message.mutable_expire_time());
+    if (is_begun) {
+      rpc::Encode(put_->expire_time, message.mutable_expire_time());
+    }
     for (const RankEndpoint& endpoint : put_->devices) {
       Encode(endpoint, message.add_devices());
     }
@@ -161,7 +183,9 @@ v1::BeginPutResponse PutAnswer::Next() {
     claims.array = put_->items[next_].definition.descriptor;
     v1::PutAssignment* assignment = message.add_assignments();
     rpc::Encode(claims.array, assignment->mutable_array_descriptor());
-    assignment->set_token(rpc::SignToken(claims, token_key_));
+    if (is_begun) {
+      assignment->set_token(rpc::SignToken(claims, token_key_));
+    }
     for (const Correction& correction : put_->corrections[next_]) {
       rpc::Encode(correction, assignment->add_corrections());
     }

@@ -19,7 +19,7 @@ namespace shardmesh::server {
 
 void Encode(const RankEndpoint& from, v1::DeviceEndpoint* to);
 
-// INVALID_ARGUMENT (BAD_FIELD); UNIMPLEMENTED (NOT_AVAILABLE) for what this build does not do.
+// INVALID_ARGUMENT (BAD_FIELD).
 absl::StatusOr<PutHeader> Decode(const v1::BeginPutHeader& from);
 absl::StatusOr<PutTensor> Decode(const v1::PutTensor& from);
 

@@ -3,17 +3,23 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "rpc/codec/field_check.h"
+#include "rpc/codec/spec_codec.h"
+#include "rpc/codec/status.h"
 #include "rpc/codec/time_codec.h"
 #include "rpc/transfer_token.h"
 #include "server/codec/put_codec.h"
 #include "server/state/array_selection.h"
 #include "server/state/array_view_codec.h"
 #include "server/state/session_pins.h"
+#include "sharding/tile.h"
 #include "status/status_macros.h"
+#include "status/str_cat.h"
 
 namespace shardmesh::server {
 namespace {
@@ -23,7 +29,36 @@ namespace {
 constexpr absl::Duration kGetTimeout = absl::Minutes(5);
 // Bytes from which on a page of arrays is full, so that it stays below a message's limit with the
 // last array.
-constexpr int64_t kListBytes = int64_t{2} << 20;
+constexpr int64_t kListBytes = int64_t{1} << 20;
+// The first byte of a page's token says whether a name follows, or the id of an array without one.
+constexpr char kNamedPage = 'n';
+constexpr char kNamelessPage = 'i';
+
+// A page of arrays that is being filled.
+class Page {
+ public:
+  Page(int64_t max_arrays, v1::ListArraysResponse* response)
+      : max_arrays_(max_arrays), response_(response) {}
+
+  bool is_full() const {
+    return response_->arrays_size() >= max_arrays_ || size_bytes_ >= kListBytes;
+  }
+  void Add(const Array& array, const NameEntry* name) {
+    v1::Array* const added = response_->add_arrays();
+    Encode(array, name, added);
+    size_bytes_ += static_cast<int64_t>(added->ByteSizeLong());
+  }
+  const std::string& last_name() const { return response_->arrays().rbegin()->name(); }
+  absl::Status End(char kind, const std::string& start_after) {
+    response_->set_next_page_token(StrCat(std::string(1, kind), start_after));
+    return absl::OkStatus();
+  }
+
+ private:
+  const int64_t max_arrays_;
+  v1::ListArraysResponse* const response_;
+  int64_t size_bytes_ = 0;
+};
 
 absl::StatusOr<SelectedArray> Find(const CoordinatorParts& context,
                                    const v1::ArraySelector& selector) {
@@ -46,29 +81,65 @@ absl::Status ListArrays(const CoordinatorParts& context, const v1::ListArraysReq
   if (!page_size.ok()) {
     return page_size.status();
   }
-  response->set_revision(context.definition_store->settled_revision());
-  // A page's token is the last name on it.
-  const std::vector<ArrayRegistry::NamedArray> named =
-      context.registry->ListNames(request.prefix(), request.page_token(), *page_size + 1);
-  int64_t size_bytes = 0;
-  for (const ArrayRegistry::NamedArray& each : named) {
-    if (response->arrays_size() == *page_size || size_bytes >= kListBytes) {
-      response->set_next_page_token(response->arrays(response->arrays_size() - 1).name());
-      break;
-    }
-    v1::Array* const added = response->add_arrays();
-    Encode(*each.array, &each.name, added);
-    size_bytes += static_cast<int64_t>(added->ByteSizeLong());
+  if (request.include_unnamed() && !request.prefix().empty()) {
+    return rpc::BadField("include_unnamed",
+                         "is set with a prefix, which no array without a name has; leave one out");
   }
-  return absl::OkStatus();
+  response->set_revision(context.definition_store->settled_revision());
+  const std::string& token = request.page_token();
+  if (!token.empty() && token.front() != kNamedPage &&
+      (token.front() != kNamelessPage || !request.include_unnamed())) {
+    return rpc::BadField("page_token", "is not of a page of this list; begin anew without it");
+  }
+  const std::string_view start_after = std::string_view(token).substr(token.empty() ? 0 : 1);
+  Page page(*page_size, response);
+  if (token.empty() || token.front() == kNamedPage) {
+    for (const ArrayRegistry::NamedArray& each :
+         context.registry->ListNames(request.prefix(), start_after, *page_size + 1)) {
+      if (page.is_full()) {
+        return page.End(kNamedPage, page.last_name());
+      }
+      page.Add(*each.array, &each.name);
+    }
+  }
+  if (!request.include_unnamed()) {
+    return absl::OkStatus();
+  }
+  std::string last(token.empty() || token.front() == kNamedPage ? "" : start_after);
+  if (page.is_full()) {
+    return page.End(kNamelessPage, last);
+  }
+  const ArrayRegistry::Nameless nameless =
+      context.registry->ListNameless(last, *page_size - response->arrays_size());
+  for (const ArrayPtr& array : nameless.arrays) {
+    if (page.is_full()) {
+      return page.End(kNamelessPage, last);
+    }
+    last = array->definition.descriptor.array_id;
+    page.Add(*array, nullptr);
+  }
+  return nameless.next_start_after.empty() ? absl::OkStatus()
+                                           : page.End(kNamelessPage, nameless.next_start_after);
 }
 
 absl::Status BeginGet(const CoordinatorParts& context, const v1::BeginGetRequest& request,
                       v1::BeginGetResponse* response) {
   SHARDMESH_ASSIGN_OR_RETURN(const SelectedArray selected, Find(context, request.array()));
   const ArrayDescriptor& descriptor = selected.array->definition.descriptor;
-  SHARDMESH_RETURN_IF_ERROR(
-      CheckReadable(selected, *context.membership->view(), *context.recovery));
+  Tile part = Tile::Whole(descriptor.shape);
+  if (request.has_slice()) {
+    auto slice = rpc::Decode(request.slice());
+    if (!slice.ok()) {
+      return rpc::WithField(slice.status(), "slice");
+    }
+    if (const absl::Status within = CheckSlice(*slice, descriptor); !within.ok()) {
+      return rpc::WithField(within, "slice");
+    }
+    part = *std::move(slice);
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(
+      const std::vector<OwnedTile> tiles,
+      FindHolders(selected, part, *context.membership->view(), *context.recovery));
   SHARDMESH_ASSIGN_OR_RETURN(
       const bool pinned, PinForSession(*context.registry, *context.sessions, request.session_id(),
                                        descriptor.array_id));
@@ -77,10 +148,20 @@ absl::Status BeginGet(const CoordinatorParts& context, const v1::BeginGetRequest
   SHARDMESH_ASSIGN_OR_RETURN(const std::vector<RankEndpoint> endpoints,
                              context.hub->Endpoints(descriptor.mesh_id));
   const std::vector<int64_t>& missing = selected.array->missing_ranks;
-  for (const RankEndpoint& endpoint : endpoints) {
-    if (std::find(missing.begin(), missing.end(), endpoint.rank) == missing.end()) {
-      Encode(endpoint, response->add_devices());
+  std::set<int64_t> holders;  // of parts of the slice
+  for (const OwnedTile& tile : tiles) {
+    if (!request.has_slice()) break;
+    v1::HeldTile* const held = response->add_tiles();
+    rpc::Encode(tile.tile, held->mutable_tile());
+    for (const DeviceId device : tile.devices) {
+      held->add_ranks(static_cast<int32_t>(device));
+      holders.insert(device);
     }
+  }
+  for (const RankEndpoint& endpoint : endpoints) {
+    if (std::binary_search(missing.begin(), missing.end(), endpoint.rank)) continue;
+    if (request.has_slice() && !holders.contains(endpoint.rank)) continue;
+    Encode(endpoint, response->add_devices());
   }
   // A renewal does not reach tokens that are out: none outlives the lease that it was made in.
   SHARDMESH_ASSIGN_OR_RETURN(const Session session, context.sessions->Get(request.session_id()));

@@ -139,7 +139,7 @@ class ArrayService final : public ArrayServiceBase {
     if (checked.ok()) {
       checked = rpc::CheckArrayId(request->array_id(), "array_id");
     }
-    return Move(context, checked, "MoveName", request->request_id(),
+    return Move(context, checked, "MoveName", *request,
                 {.name = request->name(),
                  .array_id = request->array_id(),
                  .expected_version = DecodeExpectedVersion(request->expected_version())},
@@ -152,8 +152,7 @@ class ArrayService final : public ArrayServiceBase {
   grpc::ServerUnaryReactor* DeleteName(grpc::CallbackServerContext* context,
                                        const v1::DeleteNameRequest* request,
                                        v1::DeleteNameResponse* response) override {
-    return Move(context, rpc::CheckArrayName(request->name(), "name"), "DeleteName",
-                request->request_id(),
+    return Move(context, rpc::CheckArrayName(request->name(), "name"), "DeleteName", *request,
                 {.name = request->name(),
                  .array_id = "",
                  .expected_version = DecodeExpectedVersion(request->expected_version())},
@@ -189,12 +188,14 @@ class ArrayService final : public ArrayServiceBase {
     return context_.transfers->CheckOwner(request.transfer_id(), request.session_id());
   }
 
-  template <typename OnMoved>
+  template <typename Request, typename OnMoved>
   grpc::ServerUnaryReactor* Move(grpc::CallbackServerContext* context, absl::Status checked,
-                                 std::string_view method, const std::string& request_id,
-                                 NameMove move, OnMoved on_moved) {
-    if (checked.ok()) {
-      checked = rpc::CheckRequestId(request_id, "request_id");
+                                 std::string_view method, const Request& request, NameMove move,
+                                 OnMoved on_moved) {
+    const std::string& request_id = request.request_id();
+    if (checked.ok()) checked = rpc::CheckRequestId(request_id, "request_id");
+    if (checked.ok() && request.validate_only()) {
+      return Answer(context, context_.registry->CheckNameMove(move));
     }
     if (!checked.ok()) {
       return Answer(context, checked);

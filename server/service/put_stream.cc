@@ -31,7 +31,7 @@ constexpr absl::Duration kTakeLimit = absl::Minutes(5);
 //   requests.Take(read()), on a thread of the background if that takes long
 //   while (tensors = read()) requests.Take(tensors)
 //   plan = requests.plan()
-//   put = memory.Find(plan), or plan.Begin()
+//   put = memory.Find(plan), or plan.Begin(), which begins nothing if it only validates
 //   while (!answer.is_at_end()) write(answer.Next())
 //   if (plan.hold()) wait for the transfer's end; abort it if the client goes before its commit
 //   finish
@@ -88,11 +88,16 @@ class PutStreams::Stream final
       return Finish(
           rpc::ToGrpc(rpc::BadField("header", "is missing; it must be the first message")));
     }
-    key_ = requests_.key();
-    absl::StatusOr<BegunPutPtr> put = begun_->Find(key_, requests_.fingerprint());
-    if (put.ok() && *put == nullptr) {
+    absl::StatusOr<BegunPutPtr> put;
+    if (plan.header().validate_only) {
       put = plan.Begin();
-      begun_->Began(key_, put.ok() ? *put : nullptr);
+    } else {
+      key_ = requests_.key();
+      put = begun_->Find(key_, requests_.fingerprint());
+      if (put.ok() && *put == nullptr) {
+        put = plan.Begin();
+        begun_->Began(key_, put.ok() ? *put : nullptr);
+      }
     }
     if (!put.ok()) {
       return Finish(rpc::ToGrpc(put.status()));
@@ -104,7 +109,7 @@ class PutStreams::Stream final
   void OnWriteDone(bool ok) override {
     if (!ok) {
       // Unless a repeated request has the answer, nobody knows of the transfer.
-      if (begun_->NotDelivered(key_)) {
+      if (!transfer_id_.empty() && begun_->NotDelivered(key_)) {
         parts_.transfers
             ->Abort(transfer_id_, absl::CancelledError("the client left before it had the answer"))
             .IgnoreError();
@@ -117,7 +122,9 @@ class PutStreams::Stream final
     // A call that holds may outlive its transfer, and is not to keep what that one had.
     answer_.reset();
     const bool holds = requests_.plan().header().hold;
-    begun_->Delivered(key_, holds);
+    if (!transfer_id_.empty()) {
+      begun_->Delivered(key_, holds);
+    }
     place_.reset();
     holds ? HoldTransfer() : Finish(grpc::Status::OK);
   }

@@ -74,24 +74,41 @@ absl::Status Degraded(const SelectedArray& selected, const MembershipView& membe
        {fact::kRank, StrJoin(array.missing_ranks, ",")}});
 }
 
-absl::Status CheckReadable(const SelectedArray& selected, const MembershipView& membership,
-                           const Recovery& recovery) {
-  const Array& array = *selected.array;
-  if (array.missing_ranks.empty()) {
+absl::Status CheckSlice(const Tile& slice, const ArrayDescriptor& array) {
+  const Tile whole = Tile::Whole(array.shape);
+  bool fits = slice.ranges.size() == whole.ranges.size();
+  for (size_t dim = 0; fits && dim < whole.ranges.size(); ++dim) {
+    const IndexRange& range = slice.ranges[dim];
+    fits = range.start >= 0 && range.start < range.stop && range.stop <= whole.ranges[dim].stop;
+  }
+  if (fits) {
     return absl::OkStatus();
   }
-  const ArrayDescriptor& descriptor = array.definition.descriptor;
-  SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, descriptor.Tiling());
-  for (const OwnedTile& tile : tiling.OwnersOf(Tile::Whole(descriptor.shape))) {
-    const bool held = std::any_of(tile.devices.begin(), tile.devices.end(), [&](DeviceId device) {
-      return std::find(array.missing_ranks.begin(), array.missing_ranks.end(), device) ==
-             array.missing_ranks.end();
+  return InvalidArgument(
+      Reason::kBadTile,
+      StrCat("the slice ", slice.ToString(), " is empty or not within ", whole.ToString(),
+             ", the indexes of the array; give a range of at least one index for each dimension"),
+      {{fact::kArray, array.array_id},
+       {fact::kHave, slice.ToString()},
+       {fact::kNeed, whole.ToString()}});
+}
+
+absl::StatusOr<std::vector<OwnedTile>> FindHolders(const SelectedArray& selected, const Tile& part,
+                                                   const MembershipView& membership,
+                                                   const Recovery& recovery) {
+  const Array& array = *selected.array;
+  const std::vector<int64_t>& missing = array.missing_ranks;
+  SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, array.definition.descriptor.Tiling());
+  std::vector<OwnedTile> tiles = tiling.OwnersOf(part);
+  for (OwnedTile& tile : tiles) {
+    std::erase_if(tile.devices, [&](DeviceId device) {
+      return std::binary_search(missing.begin(), missing.end(), device);
     });
-    if (!held) {
+    if (tile.devices.empty()) {
       return Degraded(selected, membership, recovery);
     }
   }
-  return absl::OkStatus();
+  return tiles;
 }
 
 }  // namespace shardmesh::server

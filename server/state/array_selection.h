@@ -4,12 +4,14 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/state/arrays.h"
 #include "server/state/membership.h"
 #include "server/state/recovery.h"
+#include "sharding/tile.h"
 
 namespace shardmesh::server {
 
@@ -36,9 +38,15 @@ absl::StatusOr<SelectedArray> Select(const ArrayRegistry& registry,
 absl::Status Degraded(const SelectedArray& selected, const MembershipView& membership,
                       const Recovery& recovery);
 
-// OK if every distinct tile of the array has a holder; otherwise Degraded.
-absl::Status CheckReadable(const SelectedArray& selected, const MembershipView& membership,
-                           const Recovery& recovery);
+// INVALID_ARGUMENT (BAD_TILE), with have and need: the slice has another number of dimensions than
+// the shape, is empty, or reaches beyond it.
+absl::Status CheckSlice(const Tile& slice, const ArrayDescriptor& array);
+
+// The tiles that make up a part of the array, each with its holders that are there, row-major.
+// Otherwise Degraded: a tile has no holder. Requires a part within the array.
+absl::StatusOr<std::vector<OwnedTile>> FindHolders(const SelectedArray& selected, const Tile& part,
+                                                   const MembershipView& membership,
+                                                   const Recovery& recovery);
 
 }  // namespace shardmesh::server
 

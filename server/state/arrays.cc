@@ -637,6 +637,18 @@ absl::Status ArrayRegistry::CheckNewName(const std::string& name) const {
   return CheckRoom(1);
 }
 
+absl::Status ArrayRegistry::CheckNameMove(const NameMove& move) const {
+  CommitRequest request;
+  request.moves.push_back(move);
+  std::optional<MissingName> missing;
+  absl::Status status;
+  {
+    absl::MutexLock lock(&mutex_);
+    status = CheckCommit(request, &missing);
+  }
+  return missing.has_value() ? NoName(*missing) : status;
+}
+
 absl::Status ArrayRegistry::CheckMove(const NameMove& move,
                                       std::optional<MissingName>* missing) const {
   SHARDMESH_RETURN_IF_ERROR(CheckName(move.name));
@@ -1185,6 +1197,27 @@ std::vector<ArrayRegistry::NamedArray> ArrayRegistry::ListNames(std::string_view
          static_cast<int64_t>(page.size()) < limit;
        ++at) {
     page.push_back({at->second.entry, Current(arrays_.find(at->second.entry.array_id)->second)});
+  }
+  return page;
+}
+
+ArrayRegistry::Nameless ArrayRegistry::ListNameless(std::string_view start_after,
+                                                    int64_t limit) const {
+  constexpr int64_t kMaxLookedAt = 20'000;
+  Nameless page;
+  absl::MutexLock lock(&mutex_);
+  int64_t looked_at = 0;
+  std::string_view last = start_after;
+  for (auto at = arrays_.upper_bound(start_after); at != arrays_.end(); ++at) {
+    if (std::ssize(page.arrays) == limit || looked_at == kMaxLookedAt) {
+      page.next_start_after = std::string(last);
+      break;
+    }
+    ++looked_at;
+    last = at->first;
+    if (at->second.names == 0 && at->second.array->state != ArrayState::kStaging) {
+      page.arrays.push_back(Current(at->second));
+    }
   }
   return page;
 }

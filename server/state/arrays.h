@@ -305,6 +305,8 @@ class ArrayRegistry {
   int64_t VersionOf(std::string_view name) const;
   // Returns whether an array could be committed under this new name; errors are those of Commit.
   absl::Status CheckNewName(const std::string& name) const;
+  // Returns whether Commit of this move alone would succeed now, with its errors. Changes nothing.
+  absl::Status CheckNameMove(const NameMove& move) const;
   // Whether a name points to the array.
   bool HasName(std::string_view array_id) const;
 
@@ -315,6 +317,14 @@ class ArrayRegistry {
   // Names with this prefix behind `start_after`, in bytewise order, at most `limit`.
   std::vector<NamedArray> ListNames(std::string_view prefix, std::string_view start_after,
                                     int64_t limit) const;
+  struct Nameless {
+    std::vector<ArrayPtr> arrays;  // by rising id
+    // Where the next page starts after; empty on the last one.
+    std::string next_start_after;
+  };
+  // Committed arrays that no name points to, behind the id `start_after`, at most `limit`. Looks at
+  // a bounded number of arrays: a page may have fewer, or none, although more follow.
+  Nameless ListNameless(std::string_view start_after, int64_t limit) const;
   // All arrays behind the id `start_after`, by rising id, at most `limit`.
   std::vector<ArrayPtr> ListArrays(std::string_view start_after, int64_t limit) const;
   // Arrays kept without a name since Open. ListUnnamed returns at most `limit` of them after

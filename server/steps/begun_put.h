@@ -15,7 +15,7 @@ namespace shardmesh::server {
 
 // A transfer as its client is told of it. Lives as long as the transfer, which holds its items.
 struct BegunPut {
-  std::string transfer_id;
+  std::string transfer_id;  // empty: the put was only validated, and there is no transfer
   std::string session_id;
   absl::Time expire_time;  // of its tokens
   std::vector<RankEndpoint> devices;

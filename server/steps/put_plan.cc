@@ -9,6 +9,8 @@
 #include "rpc/codec/correction_codec.h"
 #include "rpc/codec/status.h"
 #include "sharding/layout/fixes.h"
+#include "sharding/layout/logical_sharding.h"
+#include "sharding/presets.h"
 #include "status/detail.h"
 #include "status/fact_keys.h"
 #include "status/python_repr.h"
@@ -19,7 +21,8 @@
 namespace shardmesh::server {
 
 absl::Status PutPlan::TakeHeader(PutHeader header, const rpc::Caller& caller,
-                                 const RuleSource& rule_source) {
+                                 const RuleSource& rule_source,
+                                 const ProfileSource& profile_source) {
   SHARDMESH_RETURN_IF_ERROR(parts_.sessions->Check(header.session_id, caller));
   const std::string& mesh_id = header.mesh_id;
   if (NamesVersion(mesh_id)) {
@@ -37,11 +40,17 @@ absl::Status PutPlan::TakeHeader(PutHeader header, const rpc::Caller& caller,
   TreeQuestion question;
   question.mesh = mesh_;
   question.strict = header.strict;
+  question.compatibility = header.compatibility;
   auto rules = rule_source(*state);
   if (!rules.ok()) {
     return rpc::WithField(rules.status(), "header.rule_set");
   }
   question.rules = *std::move(rules);
+  auto profile = profile_source(*state);
+  if (!profile.ok()) {
+    return rpc::WithField(profile.status(), "header.profile");
+  }
+  profile_ = *std::move(profile);
   SHARDMESH_ASSIGN_OR_RETURN(resolver_, TreeResolver::Create(std::move(question)));
   header_ = std::move(header);
   return absl::OkStatus();
@@ -72,10 +81,31 @@ absl::Status PutPlan::Place(PutTensor tensor, ArrayDefinition* definition) {
   if (tensor.spec.has_value()) {
     return PlaceBySpec(*std::move(tensor.spec), definition);
   }
+  if (tensor.axes.has_value() || !tensor.preset.empty()) {
+    absl::StatusOr<PartitionSpec> spec = Resolve(tensor, definition->descriptor.shape);
+    if (!spec.ok()) {
+      return rpc::WithField(spec.status(), tensor.axes.has_value() ? "axes" : "preset");
+    }
+    return PlaceBySpec(*std::move(spec), definition);
+  }
   if (tensor.name.empty()) {
     return rpc::BadField("spec", "is not set, and a tensor without a name matches no rule");
   }
   return PlaceByRules(tensor.name, definition);
+}
+
+absl::StatusOr<PartitionSpec> PutPlan::Resolve(const PutTensor& tensor, const Shape& shape) const {
+  LogicalQuestion question;
+  question.shape = absl::MakeConstSpan(shape);
+  question.compatibility = header_.compatibility;
+  if (tensor.axes.has_value()) {
+    question.axes = absl::MakeConstSpan(*tensor.axes);
+    question.mode = header_.mode.value_or(RuntimeMode::kTrain);
+  } else {
+    SHARDMESH_ASSIGN_OR_RETURN(const Preset* const preset, FindPreset(tensor.preset));
+    question.dynamic_axes = &preset->dynamic_axes;
+  }
+  return ResolveSpec(profile_, question);
 }
 
 absl::Status PutPlan::PlaceBySpec(PartitionSpec spec, ArrayDefinition* definition) {
@@ -140,6 +170,10 @@ absl::StatusOr<BegunPutPtr> PutPlan::Begin() {
   put->devices = std::move(endpoints);
   put->items = std::move(items_);
   put->corrections = std::move(corrections_);
+  if (header_.validate_only) {
+    SHARDMESH_RETURN_IF_ERROR(parts_.transfers->CheckVersions(put->items));
+    return put;
+  }
   // The transfer keeps what a repeated request needs, as long as it lives.
   SHARDMESH_ASSIGN_OR_RETURN(
       put->transfer_id,

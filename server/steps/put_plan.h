@@ -22,8 +22,12 @@
 #include "server/steps/begun_put.h"
 #include "server/steps/mesh_endpoints.h"
 #include "server/steps/transfers.h"
+#include "sharding/axis_value.h"
+#include "sharding/compatibility.h"
 #include "sharding/correction.h"
 #include "sharding/mesh.h"
+#include "sharding/mode.h"
+#include "sharding/partition_axis.h"
 #include "sharding/shape.h"
 #include "sharding/spec.h"
 #include "sharding/tile.h"
@@ -48,6 +52,9 @@ struct PutHeader {
   std::string mesh_id = "default";  // a mesh as it is now
   bool strict = false;              // the first correction is an error
   bool hold = false;                // the put ends with the call that began it
+  bool validate_only = false;       // Begin checks, and begins nothing
+  std::optional<Mode> mode = {};    // of tensors with axes; nullopt: training
+  Compatibility compatibility = Compatibility::kDefault;
 };
 
 // A tensor of a put.
@@ -57,7 +64,10 @@ struct PutTensor {
   Dtype dtype = Dtype::kF32;
   Shape shape = {};
   std::vector<CutPoints> cut_points = {};
-  std::optional<PartitionSpec> spec = {};  // nullopt: the rules say it
+  // At most one; none: the rules say it.
+  std::optional<PartitionSpec> spec = {};
+  std::optional<std::vector<AxisValue>> axes = {};  // logical, one a dimension
+  std::string preset = {};                          // its name; it has axes and a mode
 };
 
 // A put as its client describes it:
@@ -70,22 +80,27 @@ class PutPlan {
   using RuleSource = std::function<absl::StatusOr<std::optional<rpc::RuleSetDefinition>>(
       const Definitions& definitions)>;
 
+  // The profile for tensors with axes or a preset. Errors name fields of the profile.
+  using ProfileSource = std::function<absl::StatusOr<PartitionAxis>(const Definitions&)>;
+
   explicit PutPlan(const PutPlanParts& parts) : parts_(parts) {}
 
   // INVALID_ARGUMENT (BAD_FIELD): the mesh is named at a version. Also the errors of
   // SessionTable::Check, of MeshEndpoints::CheckReady and of the rules; NOT_FOUND: no such mesh.
   absl::Status TakeHeader(PutHeader header, const rpc::Caller& caller,
-                          const RuleSource& rule_source);
+                          const RuleSource& rule_source, const ProfileSource& profile_source);
 
   bool has_header() const { return resolver_ != nullptr; }
   const PutHeader& header() const { return header_; }
 
-  // INVALID_ARGUMENT: a name came twice, or there is neither a spec nor a name for the rules; also
-  // the errors of TreeResolver::Add, Correct and Tiling::Create. Under `strict` the first
-  // correction is the error. A spec of a tensor with cut points is not corrected: it must fit.
+  // INVALID_ARGUMENT: a name came twice, or there is neither a layout nor a name for the rules;
+  // also the errors of FindPreset, ResolveSpec, TreeResolver::Add, Correct and Tiling::Create.
+  // Under `strict` the first correction is the error. A spec of a tensor with cut points is not
+  // corrected: it must fit.
   absl::Status TakeTensor(PutTensor tensor);
 
-  // Begins the transfer. The plan has no tensors any more afterwards.
+  // Begins the transfer. The plan has no tensors any more afterwards. With `validate_only` it
+  // begins none and changes nothing: the result has no transfer's id and no time.
   //   INVALID_ARGUMENT (BAD_FIELD)           there are no tensors.
   //   FAILED_PRECONDITION (MESH_INCOMPLETE), with a retry delay: the mesh changed since TakeHeader.
   //   RESOURCE_EXHAUSTED (MEMORY_LIMIT)      a worker has no room for its tiles; names the rank.
@@ -96,6 +111,8 @@ class PutPlan {
   absl::Status MeshChanged() const;
   // Gives the array its spec: the tensor's own, or the rules'.
   absl::Status Place(PutTensor tensor, ArrayDefinition* definition);
+  // The spec that the tensor's axes or preset resolve to, uncorrected.
+  absl::StatusOr<PartitionSpec> Resolve(const PutTensor& tensor, const Shape& shape) const;
   absl::Status PlaceBySpec(PartitionSpec spec, ArrayDefinition* definition);
   absl::Status PlaceByRules(const std::string& name, ArrayDefinition* definition);
   // The most that the put's tiles take on one rank. The largest number where that is too much to
@@ -108,6 +125,7 @@ class PutPlan {
   PutHeader header_;
   Revision mesh_revision_ = 0;
   Mesh mesh_;
+  PartitionAxis profile_;
   std::unique_ptr<TreeResolver> resolver_;  // null: no header was taken
   absl::flat_hash_set<std::string> names_;
   std::vector<PutItem> items_;

@@ -13,6 +13,7 @@
 #include "rpc/caller.h"
 #include "server/state/array_selection.h"
 #include "server/state/arrays.h"
+#include "sharding/spec.h"
 #include "tensor/literal.h"
 
 namespace shardmesh::server {
@@ -37,6 +38,8 @@ struct StepOutputs {
   // Of the names, as in NameMove; may be shorter.
   std::vector<std::optional<int64_t>> expected_versions = {};
   bool return_literals = false;
+  // How the results are to lie; nullopt, or missing: as the planner lays them out.
+  std::vector<std::optional<PartitionSpec>> specs = {};
 
   // Empty where the result gets no name.
   const std::string& NameOf(size_t output) const {

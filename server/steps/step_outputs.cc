@@ -81,6 +81,20 @@ absl::Status CheckOutputs(const StepOutputs& outputs, const Plan& plan) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<Program> WithOutputSpecs(Program program, const StepOutputs& outputs) {
+  if (outputs.specs.size() > program.outputs.size()) {
+    return rpc::BadField("output.layouts", StrCat("has ", outputs.specs.size(), " entries for ",
+                                                  program.outputs.size(), " results"));
+  }
+  for (size_t i = 0; i < outputs.specs.size(); ++i) {
+    if (!outputs.specs[i].has_value()) continue;
+    const auto resharded = static_cast<ValueIndex>(program.operand_count + program.ops.size());
+    program.ops.push_back(ReshardOp{.input = program.outputs[i], .spec = *outputs.specs[i]});
+    program.outputs[i] = resharded;
+  }
+  return program;
+}
+
 std::vector<ArrayDescriptor> DescribeOutputs(const Plan& plan) {
   std::vector<ArrayDescriptor> described;
   described.reserve(plan.outputs.size());

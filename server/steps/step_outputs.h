@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "program/program.h"
 #include "program/step_plan.h"
 #include "server/state/arrays.h"
 #include "server/steps/planner.h"
@@ -22,6 +23,10 @@ namespace shardmesh::server {
 // INVALID_ARGUMENT (BAD_FIELD): the plan has no results, there are more names than results, a name
 // is malformed, or literals are asked for that cannot be returned.
 absl::Status CheckOutputs(const StepOutputs& outputs, const Plan& plan);
+
+// The program with a reshard behind each result whose spec is given. INVALID_ARGUMENT (BAD_FIELD):
+// there are more specs than results.
+absl::StatusOr<Program> WithOutputSpecs(Program program, const StepOutputs& outputs);
 
 // The plan's results as arrays with new ids.
 std::vector<ArrayDescriptor> DescribeOutputs(const Plan& plan);

@@ -145,7 +145,13 @@ absl::StatusOr<std::shared_ptr<const PreparedPlan>> StepRunner::Prepare(
 absl::StatusOr<std::shared_ptr<const PreparedPlan>> StepRunner::PlanOf(
     const StepCall& call, const FoundOperands& found) const {
   if (const auto* const program = std::get_if<Program>(&call.work); program != nullptr) {
-    return Prepare(call.caller, *program, found.operands, found.target);
+    SHARDMESH_ASSIGN_OR_RETURN(const Program resharded, WithOutputSpecs(*program, call.outputs));
+    return Prepare(call.caller, resharded, found.operands, found.target);
+  }
+  if (!call.outputs.specs.empty()) {
+    return rpc::BadField("output.layouts",
+                         "are given with a plan, which has its own; compile a program that ends "
+                         "with a reshard");
   }
   SHARDMESH_ASSIGN_OR_RETURN(std::shared_ptr<const PreparedPlan> prepared,
                              parts_.planner->Find(std::get<PlanHash>(call.work).bytes));

@@ -75,6 +75,13 @@ absl::Status Transfers::CheckVersion(const PutItem& item) const {
        {fact::kNeed, *item.expected_version}});
 }
 
+absl::Status Transfers::CheckVersions(absl::Span<const PutItem> items) const {
+  for (const PutItem& item : items) {
+    SHARDMESH_RETURN_IF_ERROR(CheckVersion(item));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::string> Transfers::Begin(const std::string& session_id,
                                              const std::string& mesh_id,
                                              const std::vector<std::string>& identities,
@@ -89,8 +96,8 @@ absl::StatusOr<std::string> Transfers::Begin(const std::string& session_id,
   progress.total_tiles = static_cast<int64_t>(items->size() * identities.size());
   progress.started = clock_->Now();
   int64_t more_names = 0;
+  SHARDMESH_RETURN_IF_ERROR(CheckVersions(*items));
   for (const PutItem& item : *items) {
-    SHARDMESH_RETURN_IF_ERROR(CheckVersion(item));
     if (!item.name.empty() && registry_->VersionOf(item.name) == 0) ++more_names;
     SHARDMESH_ASSIGN_OR_RETURN(const int64_t bytes, TileBytes(item.definition));
     if (__builtin_add_overflow(progress.total_bytes, bytes, &progress.total_bytes)) {

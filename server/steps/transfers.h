@@ -17,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "process/clock.h"
 #include "server/state/arrays.h"
 #include "server/state/session.h"
@@ -83,6 +84,10 @@ class Transfers {
   absl::StatusOr<std::string> Begin(const std::string& session_id, const std::string& mesh_id,
                                     const std::vector<std::string>& identities,
                                     std::shared_ptr<const std::vector<PutItem>> items);
+
+  // ABORTED (VERSION_MISMATCH) for a name that is not at the expected version. Begin checks this
+  // too.
+  absl::Status CheckVersions(absl::Span<const PutItem> items) const;
 
   // The client has sent everything: commits when the last tile is reported.
   //

@@ -159,7 +159,7 @@ absl::Status DurableClient::Put(Dice& dice, int64_t count, bool large) {
   for (int64_t i = 0; i < count; ++i) {
     const std::string name = AnyName(dice);
     if (!used.insert(name).second) continue;
-    v1::PutTensor& tensor = *second.add_tensors();
+    v1::PutTensor& tensor = *second.mutable_tensors()->add_tensors();
     const Shape shape = large ? Shape{512, 1030} : Shape{1 + dice.Below(6), 2 + dice.Below(6)};
     contents.push_back(MakeContent(Dtype::kF32, shape, dice.Next()));
     names.push_back(name);

@@ -846,7 +846,7 @@ absl::Status RandomClient::BeginPut(Dice& dice) {
   const int64_t count = 1 + dice.Below(3);
   for (int64_t i = 0; i < count; ++i) {
     PutItem item;
-    v1::PutTensor& tensor = *second.add_tensors();
+    v1::PutTensor& tensor = *second.mutable_tensors()->add_tensors();
     const bool is_shared = dice.OneIn(8);
     if (is_shared) {
       item.name = StrCat("shared/s", dice.Below(kSharedNames));

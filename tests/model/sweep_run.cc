@@ -238,7 +238,7 @@ class Sweep {
     for (int i = 0; i < kArrays;) {
       v1::BeginPutRequest part;
       for (int n = 0; n < 500 && i < kArrays; ++n, ++i) {
-        v1::PutTensor& tensor = *part.add_tensors();
+        v1::PutTensor& tensor = *part.mutable_tensors()->add_tensors();
         std::string name = StrCat("sweep/", i, "/");
         name += std::string(1024 - name.size(), 'n');
         tensor.set_name(name);

@@ -106,8 +106,8 @@ absl::StatusOr<std::string> FetchTiles(const v1::BeginGetResponse& begun, absl::
       MutableTensorView::Create(array.dtype, array.shape, absl::MakeSpan(bytes)));
   client::TransferOptions options;
   options.deadline = rpc::SteadyDeadline::After(timeout);
-  SHARDMESH_RETURN_IF_ERROR(
-      client::Download(array, begun.token(), DevicesOf(begun.devices()), view, options));
+  SHARDMESH_RETURN_IF_ERROR(client::Download(array, Tile::Whole(array.shape), begun.token(),
+                                             DevicesOf(begun.devices()), view, options));
   return bytes;
 }
 

@@ -1,4 +1,4 @@
-// load, ls, get, describe, rm: tensors that lie on the workers.
+// load, put, ls, get, describe, rm: tensors that lie on the workers.
 #include <algorithm>
 #include <iostream>
 #include <memory>
@@ -14,6 +14,7 @@
 #include "client/cli/interruption.h"
 #include "client/cli/placement.h"
 #include "client/cli/progress_bar.h"
+#include "client/cli/shared_options.h"
 #include "client/cli/stopwatch.h"
 #include "client/cli/table.h"
 #include "client/cli/tree_source.h"
@@ -176,9 +177,94 @@ absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
   return absl::OkStatus();
 }
 
-absl::Status RunLs(const Invocation& invocation, const std::string& prefix) {
+struct PutFlags {
+  std::string path;
+  std::string name;
+  std::optional<PartitionSpec> spec;
+  std::optional<std::vector<AxisValue>> axes;
+  std::string preset;
+  std::string rules;
+  ModeOption mode;
+  std::string profile;
+  std::string mesh;
+  bool strict = false;
+  bool validate_only = false;
+  ExactOption exact;
+};
+
+absl::Status RunPut(const Invocation& invocation, const PutFlags& flags) {
+  const int layouts = (flags.spec.has_value() ? 1 : 0) + (flags.axes.has_value() ? 1 : 0) +
+                      (flags.preset.empty() ? 0 : 1) + (flags.rules.empty() ? 0 : 1);
+  if (layouts != 1) {
+    return WrongUse("give one of --spec, --axes, --preset and --rules");
+  }
+  if (flags.mode.text.has_value() && !flags.axes.has_value()) {
+    return WrongUse("--mode is about --axes; a preset has its own mode");
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const NpyFile file, NpyFile::Open(flags.path));
+  const Compatibility compatibility = flags.exact.compatibility();
+  PutOptions options;
+  options.mesh = flags.mesh;
+  options.strict = flags.strict;
+  options.validate_only = flags.validate_only;
+  options.compatibility = compatibility;
+  SHARDMESH_ASSIGN_OR_RETURN(options.rules, SelectRules(flags.rules, compatibility));
+  SHARDMESH_ASSIGN_OR_RETURN(options.profile, SelectProfile(flags.profile));
+  SHARDMESH_ASSIGN_OR_RETURN(options.mode, SelectMode(flags.mode, compatibility));
+  const PutTensor tensor{.name = flags.name,
+                         .view = file.View(),
+                         .spec = flags.spec,
+                         .axes = flags.axes,
+                         .preset = flags.preset};
+  std::shared_ptr<MeshClient> client;  // of which the interruption makes use until its end
+  Interruption interruption("nothing was put");
+  SHARDMESH_ASSIGN_OR_RETURN(client, invocation.Connect());
+  SHARDMESH_RETURN_IF_ERROR(CheckMeshName(client.get(), flags.mesh));
+  options.on_begun = [&](const std::string& transfer_id) {
+    interruption.Begun(client.get(), transfer_id);
+  };
+  absl::StatusOr<PutResult> result;
+  {
+    ProgressBar bar("putting", invocation.quiet);
+    options.progress = ShowOn(&bar);
+    result = client->arrays().PutTensors({&tensor, 1}, options);
+  }
+  SHARDMESH_RETURN_IF_ERROR(interruption.Outcome(result.status()));
+  const PutArray& put = result->arrays.front();
+  const ArrayDescriptor& array = put.descriptor;
+  if (invocation.json) {
+    Json json = {{"name", flags.name},
+                 {"dtype", std::string(DtypeName(array.dtype))},
+                 {"shape", ShapeJson(array.shape)},
+                 {"spec", SpecJson(array.spec)},
+                 {"corrections", CorrectionsJson(put.corrections, array.mesh)},
+                 {"mesh", array.mesh_id}};
+    if (!flags.validate_only) {
+      json["array_id"] = array.array_id;
+      json["revision"] = result->revision;
+      json["sent_bytes"] = result->sent_bytes;
+      json["durability"] = std::string(DurabilityName(result->durability));
+    }
+    invocation.Print(json);
+    return absl::OkStatus();
+  }
+  std::cout << (flags.validate_only ? "Would put " : "Put ") << flags.name << ": "
+            << DtypeName(array.dtype) << " " << FormatShape(array.shape) << ", spec "
+            << FormatSpec(array.spec);
+  if (!flags.validate_only) {
+    std::cout << "; " << FormatDurability(result->durability) << ", revision " << result->revision;
+  }
+  std::cout << "\n";
+  for (const Correction& correction : put.corrections) {
+    std::cout << "corrected: " << correction.ToString(array.mesh) << "\n";
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunLs(const Invocation& invocation, const std::string& prefix, bool include_unnamed) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
-  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<Array> arrays, client->arrays().ListArrays(prefix));
+  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<Array> arrays,
+                             client->arrays().ListArrays(prefix, include_unnamed));
   if (invocation.json) {
     Json list = Json::array();
     for (const Array& array : arrays) {
@@ -189,7 +275,9 @@ absl::Status RunLs(const Invocation& invocation, const std::string& prefix) {
   }
   if (invocation.names()) {
     std::vector<std::string> names;
-    for (const Array& array : arrays) names.push_back(array.name);
+    for (const Array& array : arrays) {
+      if (!array.name.empty()) names.push_back(array.name);
+    }
     PrintNames(names);
     return absl::OkStatus();
   }
@@ -210,16 +298,17 @@ absl::Status RunLs(const Invocation& invocation, const std::string& prefix) {
   int64_t total_bytes = 0;
   for (const Array& array : arrays) {
     total_bytes += array.size_bytes;
-    table.AddRow(
-        {array.name, StrCat(array.name_version), std::string(DtypeName(array.descriptor.dtype)),
-         FormatShape(array.descriptor.shape), FormatSpec(array.descriptor.spec),
-         FormatSpec(array.requested_spec.value_or(array.descriptor.spec)),
-         FormatBytes(array.size_bytes), array.descriptor.mesh_id,
-         std::string(DurabilityName(array.durability)), array.descriptor.array_id,
-         array.missing_ranks.empty() ? std::string(StateName(array.state))
-                                     : StrCat(StateName(array.state), ", rank",
-                                              array.missing_ranks.size() == 1 ? " " : "s ",
-                                              StrJoin(array.missing_ranks, ","), " missing")});
+    table.AddRow({array.name.empty() ? StrCat("(", array.descriptor.array_id, ")") : array.name,
+                  StrCat(array.name_version), std::string(DtypeName(array.descriptor.dtype)),
+                  FormatShape(array.descriptor.shape), FormatSpec(array.descriptor.spec),
+                  FormatSpec(array.requested_spec.value_or(array.descriptor.spec)),
+                  FormatBytes(array.size_bytes), array.descriptor.mesh_id,
+                  std::string(DurabilityName(array.durability)), array.descriptor.array_id,
+                  array.missing_ranks.empty()
+                      ? std::string(StateName(array.state))
+                      : StrCat(StateName(array.state), ", rank",
+                               array.missing_ranks.size() == 1 ? " " : "s ",
+                               StrJoin(array.missing_ranks, ","), " missing")});
   }
   if (!arrays.empty()) {
     table.Print();
@@ -240,8 +329,20 @@ absl::Status RunLs(const Invocation& invocation, const std::string& prefix) {
   return absl::OkStatus();
 }
 
-absl::Status RunGet(const Invocation& invocation, const ArraySelector& selector,
-                    const std::string& path) {
+struct GetFlags {
+  ArraySelector array;
+  std::string path;
+  std::optional<ArraySlice> slice;
+};
+
+absl::StatusOr<GatheredTensor> Gather(MeshClient* client, const GetFlags& flags,
+                                      const ProgressCallback& progress) {
+  return flags.slice.has_value() ? client->arrays().Gather(flags.array, *flags.slice, progress)
+                                 : client->arrays().Gather(flags.array, progress);
+}
+
+absl::Status RunGet(const Invocation& invocation, const GetFlags& flags) {
+  const std::string& path = flags.path;
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   const Stopwatch stopwatch;
   if (path == "-") {
@@ -253,30 +354,38 @@ absl::Status RunGet(const Invocation& invocation, const ArraySelector& selector,
     absl::StatusOr<GatheredTensor> gathered;
     {
       ProgressBar bar("gathering", invocation.quiet);
-      gathered = client->arrays().Gather(selector, ShowOn(&bar));
+      gathered = Gather(client.get(), flags, ShowOn(&bar));
     }
     SHARDMESH_ASSIGN_OR_RETURN(const GatheredTensor tensor, std::move(gathered));
     return WriteNpy(std::cout, tensor.view());
   }
   // A file that cannot be written is said before anything is gathered.
   SHARDMESH_RETURN_IF_ERROR(AtomicFileWriter::Create(path).status());
-  absl::StatusOr<Array> gathered;
+  absl::StatusOr<GatheredTensor> gathered;
   {
     ProgressBar bar("gathering", invocation.quiet);
-    gathered = client->arrays().GatherToNpy(selector, path, ShowOn(&bar));
+    gathered = Gather(client.get(), flags, ShowOn(&bar));
   }
-  SHARDMESH_ASSIGN_OR_RETURN(const Array array, std::move(gathered));
+  SHARDMESH_ASSIGN_OR_RETURN(const GatheredTensor tensor, std::move(gathered));
+  const TensorView view = tensor.view();
+  SHARDMESH_RETURN_IF_ERROR(WriteNpy(path, view));
+  const Array& array = tensor.array();
   const absl::Duration time = stopwatch.time();
   if (invocation.json) {
     Json json = ArrayJson(array);
     json["path"] = path;
+    if (flags.slice.has_value()) {
+      json["slice"] = tensor.part().ToString();
+    }
     json["time_s"] = Seconds(time);
     invocation.Print(json);
     return absl::OkStatus();
   }
-  std::cout << "Wrote " << path << ": " << selector.name << ", "
-            << DtypeName(array.descriptor.dtype) << " " << FormatShape(array.descriptor.shape)
-            << ", " << FormatBytes(array.size_bytes) << " in " << FormatTime(time) << "\n";
+  std::cout << "Wrote " << path << ": " << flags.array.name
+            << (flags.slice.has_value() ? StrCat(" ", tensor.part().ToString()) : "") << ", "
+            << DtypeName(view.dtype()) << " "
+            << FormatShape(Shape(view.shape().begin(), view.shape().end())) << ", "
+            << FormatBytes(view.size_bytes()) << " in " << FormatTime(time) << "\n";
   return absl::OkStatus();
 }
 
@@ -369,32 +478,61 @@ void AddLoad(CommandLine* line) {
   load->footer("With --quiet the placement is not shown either.");
 }
 
+void AddPut(CommandLine* line) {
+  auto flags = std::make_shared<PutFlags>();
+  CLI::App* const put =
+      line->AddCommand("put", "Put the tensor of a .npy file onto the workers, under a name",
+                       [flags](const Invocation& i) { return RunPut(i, *flags); });
+  put->add_option("file", flags->path, "a .npy file")->required();
+  put->add_option("--as", flags->name, "name of the array")->required();
+  AddParsedOption(put, "--spec", &flags->spec, ParseSpec,
+                  "mesh axes, one entry a dimension: fsdp,tp; - for none");
+  AddParsedOption(put, "--axes", &flags->axes, ParseAxes,
+                  "logical axes, one a dimension, such as __BATCH__,__EMBED__; - for none");
+  put->add_option("--preset", flags->preset, "name of a preset, which brings axes and mode");
+  put->add_option("--rules", flags->rules, "rules: YAML file, or name in the catalog");
+  AddModeOption(put, &flags->mode, "with --axes: ");
+  put->add_option("--profile", flags->profile, "a profile: YAML file, or name in the catalog");
+  put->add_option("--mesh", flags->mesh, "name of the mesh (default: default)");
+  put->add_flag("--strict", flags->strict, "make the first correction an error");
+  put->add_flag("--validate-only", flags->validate_only, "check everything, and put nothing");
+  AddExactOption(put, &flags->exact);
+}
+
 void AddGet(CommandLine* line) {
-  struct GetFlags {
-    ArraySelector array;
-    std::string path;
-  };
   auto flags = std::make_shared<GetFlags>();
-  CLI::App* const get = line->AddCommand(
-      "get", "Gather a tensor from the workers into a .npy file",
-      [flags](const Invocation& i) { return RunGet(i, flags->array, flags->path); });
+  CLI::App* const get =
+      line->AddCommand("get", "Gather a tensor from the workers into a .npy file",
+                       [flags](const Invocation& i) { return RunGet(i, *flags); });
   AddParsedOption(get, "tensor", &flags->array, ParseArrayName, kArrayNameHelp)->required();
   get->add_option("--out", flags->path,
                   "file to write, complete or not at all; - for standard output")
       ->required();
+  AddParsedOption(get, "--slice", &flags->slice, ParseSlice,
+                  "only these indexes of each dimension, as 0:16,: (default: all)");
 }
 
 }  // namespace
 
 void AddArrayCommands(CommandLine* line) {
   AddLoad(line);
+  AddPut(line);
 
-  auto prefix = std::make_shared<std::string>();
-  CLI::App* const ls = line->AddCommand(
-      "ls", "List the named arrays", [prefix](const Invocation& i) { return RunLs(i, *prefix); });
+  struct LsFlags {
+    std::string prefix;
+    bool include_unnamed = false;
+  };
+  auto ls_flags = std::make_shared<LsFlags>();
+  CLI::App* const ls =
+      line->AddCommand("ls", "List the named arrays", [ls_flags](const Invocation& i) {
+        return RunLs(i, ls_flags->prefix, ls_flags->include_unnamed);
+      });
   line->PrintsNames(ls);
   line->CanBeWatched(ls);
-  ls->add_option("prefix", *prefix, "only names that begin so");
+  CLI::Option* const prefix =
+      ls->add_option("prefix", ls_flags->prefix, "only names that begin so");
+  ls->add_flag("--unnamed", ls_flags->include_unnamed, "also arrays that no name points to")
+      ->excludes(prefix);
 
   AddGet(line);
 

@@ -26,6 +26,7 @@ namespace {
 struct ResultFlags {
   std::string path;  // .npy file
   std::string name;  // in the cluster
+  std::optional<PartitionSpec> spec;
 };
 
 // Returns the operand that `text` names: a .npy file, or an array of the cluster. A small file is
@@ -132,6 +133,9 @@ OutputOptions OutputOf(const ResultFlags& flags) {
   if (!flags.name.empty()) {
     output.names = {flags.name};
   }
+  if (flags.spec.has_value()) {
+    output.specs = {flags.spec};
+  }
   return output;
 }
 
@@ -235,6 +239,8 @@ absl::Status RunCollective(const Invocation& invocation, const CollectiveFlags& 
 void AddResultOptions(CLI::App* command, ResultFlags* flags) {
   command->add_option("--out", flags->path, "write the result to this .npy file");
   command->add_option("--as", flags->name, "keep the result in the cluster under this name");
+  AddParsedOption(command, "--result-spec", &flags->spec, ParseSpec,
+                  "lay the result out so, as dp,-; it must fit (default: as costs least)");
 }
 
 constexpr char kOperandHelp[] = "name of an array, NAME@VERSION, or a .npy file";

@@ -449,7 +449,7 @@ grpc::Status SmallCoordinator::BeginPut(
   absl::MutexLock lock(&mutex_);
   staged_.clear();
   while (stream->Read(&request)) {
-    for (const v1::PutTensor& tensor : request.tensors()) {
+    for (const v1::PutTensor& tensor : request.tensors().tensors()) {
       v1::PutAssignment& assignment = *response.add_assignments();
       v1::ArrayDescriptor& array = *assignment.mutable_array_descriptor();
       array.set_array_id(StrCat("array-", arrays_.size() + staged_.size()));

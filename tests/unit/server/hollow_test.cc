@@ -187,7 +187,8 @@ class HeldPut {
     header.set_request_id("put");
     header.set_session_id(session);
     header.set_hold(true);
-    v1::PutTensor& tensor = *request.add_tensors();
+    stream_->Write(request);
+    v1::PutTensor& tensor = *request.mutable_tensors()->add_tensors();
     tensor.set_dtype(v1::DTYPE_U8);
     tensor.add_shape(1);
     tensor.mutable_spec();

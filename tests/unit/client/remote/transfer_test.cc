@@ -73,11 +73,11 @@ class TransferTest : public ::testing::Test {
   absl::StatusOr<std::string> DownloadAll(const TestTensor& tensor,
                                           std::vector<TransferDevice> devices) {
     std::string bytes(tensor.bytes.size(), '\0');
-    const absl::Status status =
-        Download(tensor.array, GetToken(tensor.array.array_id), devices,
-                 *MutableTensorView::Create(tensor.array.dtype, tensor.array.shape,
-                                            absl::MakeSpan(bytes.data(), bytes.size())),
-                 options_);
+    const absl::Status status = Download(
+        tensor.array, Tile::Whole(tensor.array.shape), GetToken(tensor.array.array_id), devices,
+        *MutableTensorView::Create(tensor.array.dtype, tensor.array.shape,
+                                   absl::MakeSpan(bytes.data(), bytes.size())),
+        options_);
     if (!status.ok()) {
       return status;
     }

@@ -8,8 +8,11 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "rpc/codec/status.h"
+#include "server/resolve/tree_resolver.h"
+#include "sharding/presets.h"
 #include "sharding/rules/rule_set.h"
 #include "status/detail.h"
 #include "tests/unit/server/steps/ready_cluster.h"
@@ -45,8 +48,9 @@ class PutPlanTest : public ReadyCluster {
   }
   PutHeader Header() const { return {.request_id = "r", .session_id = session_, .mesh_id = "m"}; }
   absl::Status TakeHeader(PutPlan* plan, PutHeader header) {
-    return plan->TakeHeader(std::move(header), caller_,
-                            [this](const Definitions&) { return rules_; });
+    return plan->TakeHeader(
+        std::move(header), caller_, [this](const Definitions&) { return rules_; },
+        [this](const Definitions&) { return profile_; });
   }
   static PutTensor Tensor(const std::string& name) {
     return {.name = name, .shape = {8, 4}, .spec = OverX()};
@@ -64,6 +68,7 @@ class PutPlanTest : public ReadyCluster {
 
   Transfers transfers_{&clock_, registry_.get(), &sessions_};
   absl::StatusOr<std::optional<rpc::RuleSetDefinition>> rules_{std::nullopt};
+  absl::StatusOr<PartitionAxis> profile_{PartitionAxis()};
 };
 
 TEST_F(PutPlanTest, BeginsATransferOfAllTensors) {
@@ -139,6 +144,92 @@ TEST_F(PutPlanTest, RulesGiveTheSpecOfATensorThatHasNone) {
   EXPECT_EQ(FieldOf(refused), "spec");
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunPutPtr put, plan.Begin());
   EXPECT_EQ(put->items[0].definition.descriptor.spec, RowsOverX());
+}
+
+TEST_F(PutPlanTest, AxesAreResolvedAsATreeResolvesThem) {
+  auto profile = PartitionAxis::Create({{"batch_axis", AxisValue::Name("x")}});
+  ASSERT_THAT(profile, IsOk());
+  profile_ = *profile;
+  const std::vector<AxisValue> axes = {AxisValue::Name("__BATCH__"), AxisValue::None()};
+  PutHeader header = Header();
+  header.mode = RuntimeMode::kPrefill;
+  PutPlan plan = NewPlan();
+  ASSERT_THAT(TakeHeader(&plan, header), IsOk());
+  PutTensor tensor = Tensor("a");
+  tensor.spec = std::nullopt;
+  tensor.axes = axes;
+  ASSERT_THAT(plan.TakeTensor(tensor), IsOk());
+  tensor.name = "";  // needs no rule, and hence no name
+  tensor.shape = {7, 4};
+  ASSERT_THAT(plan.TakeTensor(tensor), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunPutPtr put, plan.Begin());
+
+  TreeQuestion question;
+  question.profile = *profile;
+  question.mode = header.mode;
+  question.mesh = mesh_;
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto tree, TreeResolver::Create(std::move(question)));
+  const Shape even = {8, 4};
+  const Shape odd = {7, 4};
+  const std::vector<TreeTensor> tensors = {{.name = "a", .shape = even, .axes = &axes},
+                                           {.name = "b", .shape = odd, .axes = &axes}};
+  ASSERT_THAT(tree->Add(tensors), IsOk());
+  ASSERT_THAT(tree->specs(), SizeIs(2));
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(put->items[i].definition.descriptor.spec, tree->specs()[i].effective);
+    EXPECT_EQ(put->corrections[i].size(), tree->specs()[i].corrections.size());
+  }
+  EXPECT_EQ(put->items[0].definition.descriptor.spec, RowsOverX());
+  EXPECT_THAT(put->corrections, ElementsAre(IsEmpty(), SizeIs(1)));
+}
+
+TEST_F(PutPlanTest, APresetBringsAxesAndAMode) {
+  PutPlan plan = NewPlan();
+  PutTensor tensor = Tensor("a");
+  tensor.spec = std::nullopt;
+  tensor.shape = {8, 4, 2, 2};
+  tensor.preset = Presets().front().name;
+  ASSERT_THAT(TakeOne(&plan, tensor), IsOk());
+  tensor.name = "b";
+  tensor.preset = "NoSuchSharding";
+  const absl::Status refused = plan.TakeTensor(tensor);
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kUnknownPreset));
+  EXPECT_EQ(FieldOf(refused), "preset");
+}
+
+TEST_F(PutPlanTest, ErrorsOfAxesAndOfTheProfileNameTheirFields) {
+  PutPlan plan = NewPlan();
+  PutTensor tensor = Tensor("a");
+  tensor.spec = std::nullopt;
+  tensor.axes = {{AxisValue::Name("__BATCHES__"), AxisValue::None()}};
+  const absl::Status refused = TakeOne(&plan, tensor);
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kUnknownAxis));
+  EXPECT_EQ(FieldOf(refused), "axes");
+  PutPlan other = NewPlan();
+  profile_ = rpc::BadField("name", "is wrong");
+  EXPECT_EQ(FieldOf(TakeHeader(&other, Header())), "header.profile.name");
+}
+
+TEST_F(PutPlanTest, ValidatesAndBeginsNothing) {
+  AddArray(Descriptor(), "taken");
+  PutHeader header = Header();
+  header.validate_only = true;
+  PutPlan plan = NewPlan();
+  ASSERT_THAT(TakeHeader(&plan, header), IsOk());
+  ASSERT_THAT(plan.TakeTensor(Tensor("a")), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunPutPtr put, plan.Begin());
+  EXPECT_EQ(put->transfer_id, "");
+  EXPECT_THAT(put->devices, SizeIs(2));
+  EXPECT_EQ(put->items[0].definition.descriptor.spec, RowsOverX());
+  EXPECT_EQ(registry_->CountArrays().staging, 0);
+  EXPECT_EQ(transfers_.LivePuts().puts, 0);
+
+  PutPlan other = NewPlan();
+  ASSERT_THAT(TakeHeader(&other, header), IsOk());
+  PutTensor tensor = Tensor("taken");
+  tensor.expected_version = 0;
+  ASSERT_THAT(other.TakeTensor(tensor), IsOk());
+  EXPECT_THAT(other.Begin(), StatusIs(absl::StatusCode::kAborted, Reason::kVersionMismatch));
 }
 
 TEST_F(PutPlanTest, CorrectsASpecThatDoesNotFit) {

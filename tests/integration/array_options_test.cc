@@ -1,0 +1,184 @@
+// Puts by logical axes, slices of arrays, and results that lie as asked for, with real workers.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "status/reason.h"
+#include "tensor/view.h"
+#include "tests/integration/cli_fixture.h"
+#include "tests/testing/status_matchers.h"
+#include "tests/testing/test_cluster.h"
+
+namespace shardmesh::test {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+class ArrayOptionsTest : public ::testing::Test {
+ protected:
+  // Four workers on fsdp=2,tp=2.
+  void SetUp() override {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(cluster_, TestCluster::Start({}));
+    std::iota(values_.begin(), values_.end(), 0.0F);
+  }
+
+  client::MeshClient& client() { return cluster_->client(); }
+  TensorView View() const {
+    return *TensorView::Create(Dtype::kF32, {8, 12},
+                               {reinterpret_cast<const char*>(values_.data()), 4 * values_.size()});
+  }
+  client::PutTensor Tensor(const std::string& name) const { return {.name = name, .view = View()}; }
+  // The elements of rows [r0, r1) and columns [c0, c1).
+  std::vector<float> Cut(size_t r0, size_t r1, size_t c0, size_t c1) const {
+    std::vector<float> cut;
+    for (size_t r = r0; r < r1; ++r) {
+      cut.insert(cut.end(), values_.begin() + static_cast<ptrdiff_t>(12 * r + c0),
+                 values_.begin() + static_cast<ptrdiff_t>(12 * r + c1));
+    }
+    return cut;
+  }
+
+  std::vector<float> values_ = std::vector<float>(96);
+  std::unique_ptr<TestCluster> cluster_;
+};
+
+const PartitionSpec& Both() {
+  static const auto* const spec =
+      new PartitionSpec({SpecEntry::Axis("fsdp"), SpecEntry::Axis("tp")});
+  return *spec;
+}
+
+TEST_F(ArrayOptionsTest, APutByAxesLiesAsResolveTreeSays) {
+  client::PutTensor tensor = Tensor("a");
+  tensor.axes = {{AxisValue::Name("__BATCH__"), AxisValue::Name("__EMBED__")}};
+  const client::PutOptions options = {.mode = RuntimeMode::kPrefill};
+  const client::TreeTensor in_tree = {.name = "a", .shape = {8, 12}, .axes = tensor.axes};
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const client::TreeAnswer tree,
+      client().layouts().ResolveTree({.mode = options.mode}, {&in_tree, 1}));
+  ASSERT_THAT(tree.specs, SizeIs(1));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::PutResult put,
+                                 client().arrays().PutTensors({&tensor, 1}, options));
+  EXPECT_EQ(put.arrays[0].descriptor.spec, tree.specs[0].effective);
+  EXPECT_EQ(put.arrays[0].corrections.size(), tree.specs[0].corrections.size());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::GatheredTensor back,
+                                 client().arrays().Gather(client::ArraySelector::ByName("a")));
+  EXPECT_EQ(FloatsOf(back.view().bytes()), values_);
+}
+
+TEST_F(ArrayOptionsTest, AValidatedPutLeavesNothing) {
+  client::PutTensor tensor = Tensor("a");
+  tensor.spec = Both();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const client::PutResult put,
+      client().arrays().PutTensors({&tensor, 1}, {.validate_only = true}));
+  ASSERT_THAT(put.arrays, SizeIs(1));
+  EXPECT_EQ(put.arrays[0].descriptor.spec, Both());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::vector<client::Array> all,
+                                 client().arrays().ListArrays("", /*include_unnamed=*/true));
+  EXPECT_THAT(all, IsEmpty());
+  tensor.spec = PartitionSpec({SpecEntry::Axis("none")});
+  EXPECT_THAT(client().arrays().PutTensors({&tensor, 1}, {.strict = true, .validate_only = true}),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kAxisNotInMesh));
+}
+
+TEST_F(ArrayOptionsTest, ASliceIsTheCutOfTheWhole) {
+  client::PutTensor tensor = Tensor("a");
+  tensor.spec = Both();
+  ASSERT_THAT(client().arrays().PutTensors({&tensor, 1}), IsOk());
+  const auto a = client::ArraySelector::ByName("a");
+  for (const auto& [r0, r1, c0, c1] : std::vector<std::array<size_t, 4>>{
+           {0, 8, 0, 12}, {0, 4, 0, 6}, {3, 5, 5, 7}, {7, 8, 0, 12}, {1, 2, 11, 12}}) {
+    const client::ArraySlice slice = {{static_cast<int64_t>(r0), static_cast<int64_t>(r1)},
+                                      {static_cast<int64_t>(c0), static_cast<int64_t>(c1)}};
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::GatheredTensor part,
+                                   client().arrays().Gather(a, slice));
+    EXPECT_EQ(FloatsOf(part.view().bytes()), Cut(r0, r1, c0, c1));
+  }
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::GatheredTensor rows,
+                                 client().arrays().Gather(a, client::ArraySlice{{2, 4}, {}}));
+  EXPECT_EQ(FloatsOf(rows.view().bytes()), Cut(2, 4, 0, 12));
+  for (const client::ArraySlice& wrong :
+       std::vector<client::ArraySlice>{{{0, 9}, {}}, {{4, 4}, {}}, {{0, 1}}, {{}, {}, {}}}) {
+    EXPECT_THAT(client().arrays().Gather(a, wrong),
+                StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadTile));
+  }
+}
+
+TEST_F(ArrayOptionsTest, AResultLiesAsAskedFor) {
+  client::PutTensor tensor = Tensor("a");
+  tensor.spec = Both();
+  ASSERT_THAT(client().arrays().PutTensors({&tensor, 1}), IsOk());
+  const auto a = client::ArraySelector::ByName("a");
+  const auto multiply = [&](std::vector<std::optional<PartitionSpec>> specs) {
+    return client().compute().Matmul(
+        {.lhs = a, .rhs = a, .transpose_rhs = true, .output = {.specs = std::move(specs)}});
+  };
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::StepResult free, multiply({}));
+  const PartitionSpec wanted({SpecEntry::Axis("tp"), SpecEntry::Axis("fsdp")});
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::StepResult laid_out, multiply({wanted}));
+  EXPECT_EQ(laid_out.outputs[0].array.descriptor.spec, wanted);
+  const auto elements = [&](const client::StepResult& result) {
+    const auto tensor = client().arrays().Gather(
+        client::ArraySelector::ById(result.outputs[0].array.descriptor.array_id));
+    return tensor.ok() ? FloatsOf(tensor->view().bytes()) : std::vector<float>();
+  };
+  EXPECT_THAT(elements(free), SizeIs(64));
+  EXPECT_EQ(elements(free), elements(laid_out));
+  EXPECT_THAT(multiply({PartitionSpec({SpecEntry::Axis("none")})}),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kAxisNotInMesh));
+}
+
+TEST_F(ArrayOptionsTest, ListsArraysWithoutANameAfterThoseWithOne) {
+  client::PutTensor tensors[] = {Tensor("b"), Tensor(""), Tensor("a")};
+  for (client::PutTensor& tensor : tensors) tensor.spec = Both();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::PutResult put,
+                                 client().arrays().PutTensors(tensors));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::vector<client::Array> named,
+                                 client().arrays().ListArrays());
+  EXPECT_THAT(named, SizeIs(2));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::vector<client::Array> all,
+                                 client().arrays().ListArrays("", /*include_unnamed=*/true));
+  std::vector<std::string> names;
+  for (const client::Array& array : all) names.push_back(array.name);
+  EXPECT_THAT(names, ElementsAre("a", "b", ""));
+  EXPECT_EQ(all[2].descriptor.array_id, put.arrays[1].descriptor.array_id);
+}
+
+TEST_F(ClusterCommandTest, PutsATensorAndGetsASliceOfIt) {
+  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape", "8x12", "--out", Path("x.npy")}).exit_code, 0);
+  CommandResult result = cluster_->Run(
+      {"put", Path("x.npy"), "--as", "x", "--axes", "__BATCH__,__EMBED__", "--validate-only"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("Would put x"));
+  result = cluster_->Run({"put", Path("x.npy"), "--as", "x", "--spec", "fsdp,tp"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("Put x: F32"));
+  result =
+      cluster_->Run({"get", "x", "--out", Path("cut.npy"), "--slice", "2:4,:", "--output=json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(nlohmann::json::parse(result.out)["slice"], "[2,4)x[0,12)");
+  result = cluster_->Run({"matmul", "x", "x", "--transpose-b", "--as", "xx", "--result-spec",
+                          "tp,fsdp", "--output=json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("tp"));
+  ExpectRefused({{"a slice that reaches beyond the array",
+                  {"get", "x", "--out", Path("y.npy"), "--slice", "0:9,:"},
+                  "[0,8)x[0,12)"}});
+  result = cluster_->Run({"put", Path("x.npy"), "--as", "y", "--spec", "-,-", "--preset", "p"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("give one of"));
+}
+
+}  // namespace
+}  // namespace shardmesh::test
