@@ -129,9 +129,9 @@ TEST_F(ArrayOptionsTest, AResultLiesAsAskedFor) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::StepResult laid_out, multiply({wanted}));
   EXPECT_EQ(laid_out.outputs[0].array.descriptor.spec, wanted);
   const auto elements = [&](const client::StepResult& result) {
-    const auto tensor = client().arrays().Gather(
+    const auto gathered = client().arrays().Gather(
         client::ArraySelector::ById(result.outputs[0].array.descriptor.array_id));
-    return tensor.ok() ? FloatsOf(tensor->view().bytes()) : std::vector<float>();
+    return gathered.ok() ? FloatsOf(gathered->view().bytes()) : std::vector<float>();
   };
   EXPECT_THAT(elements(free), SizeIs(64));
   EXPECT_EQ(elements(free), elements(laid_out));
