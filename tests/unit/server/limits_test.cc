@@ -352,10 +352,10 @@ TEST_F(LimitsTest, ListsComeInPagesOfTwoMebibytesAtMost) {
   }
 
   // Neither has as much as one message, and a page is left for what is most on it.
-  const auto expect_pages = [](const std::vector<int64_t>& bytes) {
-    EXPECT_EQ(bytes.size(), 2u);
-    EXPECT_GT(bytes.front(), int64_t{2} << 20);
-    for (const int64_t each : bytes) EXPECT_LT(each, (int64_t{2} << 20) + (int64_t{64} << 10));
+  const auto expect_pages = [](const std::vector<int64_t>& bytes, int64_t full_bytes) {
+    ASSERT_GE(bytes.size(), 2u);
+    for (const int64_t each : bytes) EXPECT_LT(each, full_bytes + (int64_t{64} << 10));
+    for (size_t i = 0; i + 1 < bytes.size(); ++i) EXPECT_GT(bytes[i], full_bytes);
   };
   std::set<std::string> names;
   std::vector<int64_t> bytes;
@@ -370,7 +370,7 @@ TEST_F(LimitsTest, ListsComeInPagesOfTwoMebibytesAtMost) {
     revision = page.revision();
     list.set_page_token(page.next_page_token());
   } while (!list.page_token().empty());
-  expect_pages(bytes);
+  expect_pages(bytes, int64_t{1} << 20);
   EXPECT_EQ(names.size(), kArraysEach * kSteps);
   EXPECT_GE(revision, kMeshes + kSteps) << "that of the store, not of the definitions alone";
 
@@ -385,7 +385,7 @@ TEST_F(LimitsTest, ListsComeInPagesOfTwoMebibytesAtMost) {
     EXPECT_GE(page->revision(), kMeshes + kSteps);
     request.set_page_token(page->next_page_token());
   } while (!request.page_token().empty());
-  expect_pages(bytes);
+  expect_pages(bytes, int64_t{2} << 20);
   EXPECT_EQ(names.size(), static_cast<size_t>(kMeshes));
 }
 

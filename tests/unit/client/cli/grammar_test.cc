@@ -23,6 +23,19 @@ using test::IsOk;
 using test::IsOkAndHolds;
 using ::testing::HasSubstr;
 
+TEST(GrammarTest, ReadsSlices) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const ArraySlice slice, ParseSlice("0:16,:,3:"));
+  ASSERT_EQ(slice.size(), 3u);
+  EXPECT_EQ(slice[0].stop, 16);
+  EXPECT_EQ(slice[1].start, 0);
+  EXPECT_EQ(slice[1].stop, std::nullopt);
+  EXPECT_EQ(slice[2].start, 3);
+  EXPECT_THAT(ParseSlice(""), IsOk());
+  for (const char* wrong : {"3", "0:1:2", "a:", "-1:", ":-1", "0:4,"}) {
+    EXPECT_FALSE(ParseSlice(wrong).ok()) << wrong;
+  }
+}
+
 TEST(GrammarTest, ReadsSpecs) {
   struct Case {
     std::string text;

@@ -165,6 +165,22 @@ class ArrayRegistryTest : public ::testing::Test {
   std::unique_ptr<ArrayRegistry> registry_;
 };
 
+TEST_F(ArrayRegistryTest, ChecksAMoveWithoutDoingIt) {
+  const std::string id = Stage();
+  ASSERT_THAT(Put("a", id), IsOk());
+  EXPECT_THAT(registry_->CheckNameMove({.name = "b", .array_id = id, .expected_version = {}}),
+              IsOk());
+  EXPECT_THAT(registry_->CheckNameMove({.name = "a", .array_id = id, .expected_version = 0}),
+              StatusIs(absl::StatusCode::kAborted, Reason::kVersionMismatch));
+  EXPECT_THAT(registry_->CheckNameMove({.name = "b", .array_id = "none", .expected_version = {}}),
+              StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_THAT(registry_->CheckNameMove({.name = "b", .array_id = "", .expected_version = {}}),
+              StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_THAT(registry_->CheckNameMove({.name = "a", .array_id = "", .expected_version = {}}),
+              IsOk());
+  EXPECT_THAT(registry_->ListNames("", "", 10), SizeIs(1));
+}
+
 TEST_F(ArrayRegistryTest, EachOpenIsANewTermOfTheSameCluster) {
   const std::string cluster = registry_->cluster_id();
   EXPECT_EQ(registry_->term(), 1);
