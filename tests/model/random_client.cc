@@ -886,26 +886,26 @@ absl::Status RandomClient::BeginPut(Dice& dice) {
         header.mutable_mesh()->set_name("default@1");
         break;
       case 3:
-        second.mutable_tensors(0)->set_dtype(v1::DTYPE_UNSPECIFIED);
+        second.mutable_tensors()->mutable_tensors(0)->set_dtype(v1::DTYPE_UNSPECIFIED);
         break;
       case 4:
-        second.mutable_tensors(0)->add_shape(-1);
+        second.mutable_tensors()->mutable_tensors(0)->add_shape(-1);
         break;
       case 5:
-        for (int i = 0; i < 17; ++i) second.mutable_tensors(0)->add_shape(1);
+        for (int i = 0; i < 17; ++i) second.mutable_tensors()->mutable_tensors(0)->add_shape(1);
         break;
       case 6:
-        second.mutable_tensors(0)->set_name(std::string(1025, 'n'));
+        second.mutable_tensors()->mutable_tensors(0)->set_name(std::string(1025, 'n'));
         break;
       case 7:
         second.clear_tensors();
         break;
       default:
         // More than the workers have.
-        second.mutable_tensors(0)->clear_shape();
-        second.mutable_tensors(0)->clear_spec();
-        second.mutable_tensors(0)->mutable_spec();
-        second.mutable_tensors(0)->add_shape(int64_t{1} << 40);
+        second.mutable_tensors()->mutable_tensors(0)->clear_shape();
+        second.mutable_tensors()->mutable_tensors(0)->clear_spec();
+        second.mutable_tensors()->mutable_tensors(0)->mutable_spec();
+        second.mutable_tensors()->mutable_tensors(0)->add_shape(int64_t{1} << 40);
     }
   }
   const std::vector<std::string> requests = {first.SerializeAsString(), second.SerializeAsString()};
