@@ -4,6 +4,7 @@
 
 #include "client/remote/coordinator_client.h"
 #include "client/remote/coordinator_connection.h"
+#include "client/remote/precondition.h"
 #include "client/remote/wire_enums.h"
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/spec_codec.h"
@@ -20,7 +21,7 @@ void EncodeTensor(const PutTensor& from, v1::PutTensor* to) {
   if (from.spec.has_value()) {
     rpc::Encode(*from.spec, to->mutable_spec());
   }
-  to->set_expected_version(from.expected_version);
+  SetPrecondition(from.expected_version, to->mutable_precondition());
   rpc::Encode(from.cut_points, to->mutable_cut_points());
 }
 
@@ -234,7 +235,7 @@ absl::StatusOr<int64_t> CoordinatorClient::MoveName(const std::string& name,
   request.set_request_id(NewRequestId());
   request.set_name(name);
   request.set_array_id(array_id);
-  request.set_expected_version(expected_version);
+  SetPrecondition(expected_version, request.mutable_precondition());
   v1::MoveNameResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection_->Call(
       connection_->arrays, &v1::ArrayService::Stub::MoveName, request, options, &response));
@@ -246,7 +247,7 @@ absl::Status CoordinatorClient::DeleteName(const std::string& name, int64_t expe
   v1::DeleteNameRequest request;
   request.set_request_id(NewRequestId());
   request.set_name(name);
-  request.set_expected_version(expected_version);
+  SetPrecondition(expected_version, request.mutable_precondition());
   v1::DeleteNameResponse response;
   return connection_->Call(connection_->arrays, &v1::ArrayService::Stub::DeleteName, request,
                            options, &response);

@@ -72,11 +72,15 @@ absl::StatusOr<StepOperands> DecodeOperands(
   return operands;
 }
 
-StepOutputs Decode(const v1::OutputOptions& from) {
+absl::StatusOr<StepOutputs> Decode(const v1::OutputOptions& from) {
   StepOutputs outputs{.names = {from.names().begin(), from.names().end()},
                       .return_literals = from.return_literals()};
-  for (const int64_t version : from.expected_versions()) {
-    outputs.expected_versions.push_back(DecodeExpectedVersion(version));
+  for (int i = 0; i < from.preconditions_size(); ++i) {
+    const auto expected = server::Decode(from.preconditions(i), /*must_exist=*/false);
+    if (!expected.ok()) {
+      return rpc::WithField(expected.status(), "output.preconditions", static_cast<size_t>(i));
+    }
+    outputs.expected_versions.push_back(*expected);
   }
   return outputs;
 }
@@ -135,8 +139,8 @@ v1::ExecuteRequest AsExecute(const v1::CollectiveRequest& request) {
 absl::StatusOr<StepCall> Decode(const v1::ExecuteRequest& request) {
   StepCall call{.request_id = request.request_id(),
                 .session_id = request.session_id(),
-                .fingerprint = Sha256(request.SerializeAsString()),
-                .outputs = Decode(request.output())};
+                .fingerprint = Sha256(request.SerializeAsString())};
+  SHARDMESH_ASSIGN_OR_RETURN(call.outputs, Decode(request.output()));
   SHARDMESH_ASSIGN_OR_RETURN(call.operands, DecodeOperands(request.operands(), request.mesh_id()));
   switch (request.work_case()) {
     case v1::ExecuteRequest::kProgram: {

@@ -140,9 +140,8 @@ class ArrayService final : public ArrayServiceBase {
       checked = rpc::CheckArrayId(request->array_id(), "array_id");
     }
     return Move(context, checked, "MoveName", request->request_id(),
-                {.name = request->name(),
-                 .array_id = request->array_id(),
-                 .expected_version = DecodeExpectedVersion(request->expected_version())},
+                Decode(request->precondition(), /*must_exist=*/false),
+                {.name = request->name(), .array_id = request->array_id(), .expected_version = {}},
                 [response](Revision revision) {
                   response->set_version(revision);
                   response->set_revision(revision);
@@ -153,10 +152,8 @@ class ArrayService final : public ArrayServiceBase {
                                        const v1::DeleteNameRequest* request,
                                        v1::DeleteNameResponse* response) override {
     return Move(context, rpc::CheckArrayName(request->name(), "name"), "DeleteName",
-                request->request_id(),
-                {.name = request->name(),
-                 .array_id = "",
-                 .expected_version = DecodeExpectedVersion(request->expected_version())},
+                request->request_id(), Decode(request->precondition(), /*must_exist=*/true),
+                {.name = request->name(), .array_id = "", .expected_version = {}},
                 [response](Revision revision) { response->set_revision(revision); });
   }
 
@@ -192,13 +189,12 @@ class ArrayService final : public ArrayServiceBase {
   template <typename OnMoved>
   grpc::ServerUnaryReactor* Move(grpc::CallbackServerContext* context, absl::Status checked,
                                  std::string_view method, const std::string& request_id,
+                                 const absl::StatusOr<std::optional<int64_t>>& expected,
                                  NameMove move, OnMoved on_moved) {
-    if (checked.ok()) {
-      checked = rpc::CheckRequestId(request_id, "request_id");
-    }
-    if (!checked.ok()) {
-      return Answer(context, checked);
-    }
+    if (checked.ok()) checked = rpc::CheckRequestId(request_id, "request_id");
+    checked.Update(expected.status());
+    if (!checked.ok()) return Answer(context, checked);
+    move.expected_version = *expected;
     const std::string key = RequestKey(rpc::CallerOf(*context).name, method, request_id);
     const auto remembered = context_.registry->requests().Begin(
         key, Sha256(StrCat("move ", move.name, "\n", move.array_id, "\n",

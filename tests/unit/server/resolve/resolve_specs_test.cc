@@ -23,6 +23,7 @@ class PresetTest : public ResolveServiceTest {
   PresetTest() {
     request_.set_preset("HiddenStateSharding");
     request_.mutable_mode()->set_name("__train__");
+    request_.mutable_mesh()->set_name("default");
     for (const int64_t size : {8, 1, 8}) {
       request_.mutable_shape()->add_sizes(size);
     }
@@ -103,7 +104,7 @@ TEST_F(RepeatedQuestionTest, GetsTheAnswerOfTheDefinitionsAsTheyAre) {
   v1::UpdateEntryRequest update;
   update.set_request_id("update");
   update.set_name("mine");
-  update.set_expected_version(1);
+  update.mutable_precondition()->set_version(1);
   update.mutable_value()->mutable_profile()->mutable_hidden_state_axis()->set_name("tp");
   v1::UpdateEntryResponse updated;
   grpc::ClientContext updating;
