@@ -85,7 +85,7 @@ TEST_F(MissingMeshTest, IsRefusedInQuestionsOfTrees) {
 // The answer does not depend on a mesh.
 TEST_F(MissingMeshTest, IsNoErrorWhereNoneIsNeeded) {
   v1::ResolveSpecRequest request;
-  request.add_axes()->set_name("batch");
+  request.add_axes()->set_name("__BATCH__");
   v1::ResolveSpecResponse response;
   EXPECT_THAT(Ask(&Stub::ResolveSpec, request, &response), test::IsOk());
 }

@@ -80,6 +80,7 @@ class RepeatedQuestionTest : public ResolveServiceTest {
     request_.add_axes()->set_name("__EMBED__");
     request_.mutable_shape()->add_sizes(3);
     request_.mutable_profile()->set_name("mine");
+    request_.mutable_mesh()->set_name("default");
   }
 
   v1::ResolveSpecRequest request_;
