@@ -4,7 +4,6 @@
 
 #include "client/remote/coordinator_client.h"
 #include "client/remote/coordinator_connection.h"
-#include "client/remote/precondition.h"
 #include "client/remote/wire_enums.h"
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/spec_codec.h"

@@ -6,7 +6,7 @@
 #include "absl/time/time.h"
 #include "client/remote/coordinator_client.h"
 #include "client/remote/coordinator_connection.h"
-#include "client/remote/precondition.h"
+#include "client/remote/wire_enums.h"
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/plan_codec.h"
 #include "rpc/codec/time_codec.h"

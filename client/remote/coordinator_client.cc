@@ -6,7 +6,6 @@
 
 #include "absl/strings/escaping.h"
 #include "client/remote/coordinator_connection.h"
-#include "client/remote/precondition.h"
 #include "client/remote/tree_encoder.h"
 #include "client/remote/wire_enums.h"
 #include "process/random_bytes.h"
