@@ -353,8 +353,9 @@ absl::Status Server::KeepMeshes() {
   std::set<std::string, std::less<>> identities;
   for (const auto& [name, definition] : state->all(DefinitionKind::kMesh)) {
     const auto& mesh = std::get<rpc::MeshDefinition>(definition->value);
-    SHARDMESH_RETURN_IF_ERROR(membership_->AddMesh(name, mesh.mesh.size(), mesh.workers));
-    identities.insert(mesh.workers.begin(), mesh.workers.end());
+    const std::vector<std::string>& workers = WorkersOf(*definition);
+    SHARDMESH_RETURN_IF_ERROR(membership_->AddMesh(name, mesh.mesh.size(), workers));
+    identities.insert(workers.begin(), workers.end());
   }
   recovery_.Begin(std::move(identities));
   SHARDMESH_ASSIGN_OR_RETURN(
@@ -380,16 +381,16 @@ void Server::MeshesChanged(const std::vector<DefinitionStore::Event>& events) {
       }
       decoded = *definition;
       mesh = &std::get<rpc::MeshDefinition>(decoded->value);
-      // Ranks that were given here come back as a definition; then only the revision is new.
+      // Ranks that were given here come back as an assignment.
       if (ranks != nullptr && ranks->size == mesh->mesh.size() &&
-          ranks->identities == mesh->workers) {
+          ranks->identities == WorkersOf(*decoded)) {
         continue;
       }
     }
     absl::Status changed =
         ranks == nullptr ? absl::OkStatus() : membership_->RemoveMesh(event.name);
     if (mesh != nullptr) {
-      changed.Update(membership_->AddMesh(event.name, mesh->mesh.size(), mesh->workers));
+      changed.Update(membership_->AddMesh(event.name, mesh->mesh.size(), WorkersOf(*decoded)));
     }
     if (!changed.ok()) {
       rpc::LogError("a mesh's change was not taken over",
@@ -407,17 +408,11 @@ void Server::WriteRanks(const std::string& mesh_id, const MeshRanks& ranks) {
     return;
   }
   // Ranks that a client wrote, or that were written before, stay as they are.
-  const auto& mesh = std::get<rpc::MeshDefinition>((*definition)->value);
-  if (!mesh.workers.empty() || mesh.mesh.size() != ranks.size) {
+  if (!WorkersOf(**definition).empty()) {
     return;
   }
-  v1::EntryValue value;
-  rpc::Encode(rpc::MeshDefinition{.mesh = mesh.mesh, .workers = ranks.identities},
-              value.mutable_mesh());
-  // All of the definition is written: what a client made of it meanwhile must not be undone.
-  definition_store_->Update(
-      {.request_id = "", .name = mesh_id, .expected_revision = (*definition)->revision},
-      value.SerializeAsString(),
+  definition_store_->Assign(
+      mesh_id, ranks.identities,
       [this, mesh_id](absl::StatusOr<std::shared_ptr<const Definition>> written) {
         if (written.ok()) {
           return;

@@ -23,16 +23,16 @@ struct DtypeFacts {
 
 // By enum value.
 constexpr std::array kFacts = {
-    DtypeFacts{Dtype::kBool, "BOOL", 8, "|b1"},   DtypeFacts{Dtype::kF4, "F4", 4, ""},
-    DtypeFacts{Dtype::kF6E2M3, "F6_E2M3", 6, ""}, DtypeFacts{Dtype::kF6E3M2, "F6_E3M2", 6, ""},
-    DtypeFacts{Dtype::kU8, "U8", 8, "|u1"},       DtypeFacts{Dtype::kI8, "I8", 8, "|i1"},
-    DtypeFacts{Dtype::kF8E5M2, "F8_E5M2", 8, ""}, DtypeFacts{Dtype::kF8E4M3, "F8_E4M3", 8, ""},
-    DtypeFacts{Dtype::kF8E8M0, "F8_E8M0", 8, ""}, DtypeFacts{Dtype::kI16, "I16", 16, "<i2"},
-    DtypeFacts{Dtype::kU16, "U16", 16, "<u2"},    DtypeFacts{Dtype::kF16, "F16", 16, "<f2"},
-    DtypeFacts{Dtype::kBF16, "BF16", 16, "<V2"},  DtypeFacts{Dtype::kI32, "I32", 32, "<i4"},
-    DtypeFacts{Dtype::kU32, "U32", 32, "<u4"},    DtypeFacts{Dtype::kF32, "F32", 32, "<f4"},
-    DtypeFacts{Dtype::kC64, "C64", 64, "<c8"},    DtypeFacts{Dtype::kF64, "F64", 64, "<f8"},
-    DtypeFacts{Dtype::kI64, "I64", 64, "<i8"},    DtypeFacts{Dtype::kU64, "U64", 64, "<u8"},
+    DtypeFacts{Dtype::kBool, "BOOL", 8, "|b1"},      DtypeFacts{Dtype::kF4, "F4", 4, ""},
+    DtypeFacts{Dtype::kF6E2M3, "F6_E2M3", 6, ""},    DtypeFacts{Dtype::kF6E3M2, "F6_E3M2", 6, ""},
+    DtypeFacts{Dtype::kU8, "U8", 8, "|u1"},          DtypeFacts{Dtype::kI8, "I8", 8, "|i1"},
+    DtypeFacts{Dtype::kF8E5M2, "F8_E5M2", 8, ""},    DtypeFacts{Dtype::kF8E4M3Fn, "F8_E4M3", 8, ""},
+    DtypeFacts{Dtype::kF8E8M0Fnu, "F8_E8M0", 8, ""}, DtypeFacts{Dtype::kI16, "I16", 16, "<i2"},
+    DtypeFacts{Dtype::kU16, "U16", 16, "<u2"},       DtypeFacts{Dtype::kF16, "F16", 16, "<f2"},
+    DtypeFacts{Dtype::kBF16, "BF16", 16, "<V2"},     DtypeFacts{Dtype::kI32, "I32", 32, "<i4"},
+    DtypeFacts{Dtype::kU32, "U32", 32, "<u4"},       DtypeFacts{Dtype::kF32, "F32", 32, "<f4"},
+    DtypeFacts{Dtype::kC64, "C64", 64, "<c8"},       DtypeFacts{Dtype::kF64, "F64", 64, "<f8"},
+    DtypeFacts{Dtype::kI64, "I64", 64, "<i8"},       DtypeFacts{Dtype::kU64, "U64", 64, "<u8"},
 };
 
 constexpr auto kDtypes = [] {

@@ -43,8 +43,8 @@ Family FamilyOf(Dtype dtype) {
       return Family::kSigned;
     case Dtype::kF4:
     case Dtype::kF8E5M2:
-    case Dtype::kF8E4M3:
-    case Dtype::kF8E8M0:
+    case Dtype::kF8E4M3Fn:
+    case Dtype::kF8E8M0Fnu:
       return Family::kNarrowFloat;
     case Dtype::kF16:
     case Dtype::kBF16:
@@ -129,9 +129,9 @@ std::string_view NumpyDtypeName(Dtype dtype) {
       return "int8";
     case Dtype::kF8E5M2:
       return "float8_e5m2";
-    case Dtype::kF8E4M3:
+    case Dtype::kF8E4M3Fn:
       return "float8_e4m3fn";
-    case Dtype::kF8E8M0:
+    case Dtype::kF8E8M0Fnu:
       return "float8_e8m0fnu";
     case Dtype::kI16:
       return "int16";

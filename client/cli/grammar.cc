@@ -293,7 +293,7 @@ bool LooksLikeAxes(std::string_view text) { return text.find('=') != std::string
 absl::StatusOr<MeshSelector> SelectMesh(std::string_view text, std::optional<int64_t> device_count,
                                         Compatibility compatibility) {
   if (text.empty()) {
-    return MeshSelector();
+    return MeshSelector(std::string("default"));
   }
   if (LooksLikeAxes(text)) {
     MeshOptions options;

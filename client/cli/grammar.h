@@ -68,7 +68,7 @@ absl::StatusOr<Mode> ParseMode(std::string_view text,
 
 // Reads `text` as a file if that exists, or if it looks like a path (has a slash or ends in .yaml,
 // .yml or .json). Other text is the name of a catalog entry. A mesh may also be given by its axes,
-// `fsdp=2,tp=2`. Empty text selects nothing.
+// `fsdp=2,tp=2`. Empty text selects the mesh named "default", and nothing else.
 //
 // Errors are those of rpc/config.h; axes that make no mesh are a usage error. In a mesh given by
 // axes or in a file one size may be -1, if `device_count` determines it. With kExact, axes make the

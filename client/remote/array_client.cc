@@ -28,7 +28,7 @@ void EncodeTensor(const PutTensor& from, v1::PutTensor* to) {
   } else if (!from.preset.empty()) {
     to->set_preset(from.preset);
   }
-  to->set_expected_version(from.expected_version);
+  SetPrecondition(from.expected_version, to->mutable_precondition());
   rpc::Encode(from.cut_points, to->mutable_cut_points());
 }
 
@@ -256,7 +256,7 @@ absl::StatusOr<int64_t> CoordinatorClient::MoveName(const std::string& name,
   request.set_request_id(NewRequestId());
   request.set_name(name);
   request.set_array_id(array_id);
-  request.set_expected_version(expected_version);
+  SetPrecondition(expected_version, request.mutable_precondition());
   v1::MoveNameResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection_->Call(
       connection_->arrays, &v1::ArrayService::Stub::MoveName, request, options, &response));
@@ -268,7 +268,7 @@ absl::Status CoordinatorClient::DeleteName(const std::string& name, int64_t expe
   v1::DeleteNameRequest request;
   request.set_request_id(NewRequestId());
   request.set_name(name);
-  request.set_expected_version(expected_version);
+  SetPrecondition(expected_version, request.mutable_precondition());
   v1::DeleteNameResponse response;
   return connection_->Call(connection_->arrays, &v1::ArrayService::Stub::DeleteName, request,
                            options, &response);

@@ -6,6 +6,7 @@
 #include "absl/time/time.h"
 #include "client/remote/coordinator_client.h"
 #include "client/remote/coordinator_connection.h"
+#include "client/remote/wire_enums.h"
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/plan_codec.h"
 #include "rpc/codec/spec_codec.h"
@@ -26,8 +27,9 @@ void EncodeOperand(const Operand& from, v1::Operand* to) {
 
 void EncodeOutput(const OutputOptions& from, v1::OutputOptions* to) {
   to->mutable_names()->Add(from.names.begin(), from.names.end());
-  to->mutable_expected_versions()->Add(from.expected_versions.begin(),
-                                       from.expected_versions.end());
+  for (const int64_t version : from.expected_versions) {
+    SetPrecondition(version, to->add_preconditions());
+  }
   to->set_return_literals(from.return_literals);
   for (const std::optional<PartitionSpec>& spec : from.specs) {
     v1::OutputLayout* const layout = to->add_layouts();

@@ -94,6 +94,9 @@ absl::StatusOr<Entry> DecodeEntry(const v1::Entry& from) {
   SHARDMESH_ASSIGN_OR_RETURN(entry.value, DecodeValue(from.value()));
   entry.version = from.version();
   entry.revision = from.revision();
+  entry.uid = from.uid();
+  entry.workers.assign(from.mesh_assignment().workers().begin(),
+                       from.mesh_assignment().workers().end());
   SHARDMESH_ASSIGN_OR_RETURN(entry.update_time, DecodeAnswer(from.update_time()));
   return entry;
 }
@@ -617,7 +620,7 @@ absl::StatusOr<Entry> CoordinatorClient::UpdateEntry(const std::string& name,
   request.set_request_id(NewRequestId());
   request.set_name(name);
   SHARDMESH_RETURN_IF_ERROR(EncodeValue(value, request.mutable_value()));
-  request.set_expected_version(expected_version);
+  SetPrecondition(expected_version, request.mutable_precondition());
   v1::UpdateEntryResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection_->Call(
       connection_->catalog, &v1::CatalogService::Stub::UpdateEntry, request, options, &response));
@@ -631,7 +634,7 @@ absl::StatusOr<int64_t> CoordinatorClient::DeleteEntry(EntryKind kind, const std
   request.set_request_id(NewRequestId());
   request.set_kind(EncodeKind(kind));
   request.set_name(name);
-  request.set_expected_version(expected_version);
+  SetPrecondition(expected_version, request.mutable_precondition());
   v1::DeleteEntryResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection_->Call(
       connection_->catalog, &v1::CatalogService::Stub::DeleteEntry, request, options, &response));
@@ -645,7 +648,7 @@ absl::Status CoordinatorClient::Watch(absl::Span<const EntryKind> kinds, int64_t
   for (const EntryKind kind : kinds) {
     request.add_kinds(EncodeKind(kind));
   }
-  request.set_start_revision(start_revision);
+  if (start_revision != 0) request.set_start_revision(start_revision);
   grpc::ClientContext context;
   connection_->Prepare(options, &context);
   const auto stream = connection_->catalog->Watch(&context, request);

@@ -7,6 +7,7 @@
 #include "shardmesh/v1/array.pb.h"
 #include "shardmesh/v1/cluster_service.pb.h"
 #include "shardmesh/v1/operation_service.pb.h"
+#include "shardmesh/v1/precondition.pb.h"
 
 namespace shardmesh::client {
 
@@ -97,6 +98,15 @@ inline OperationState StateOf(v1::OperationState from) {
       return OperationState::kCancelled;
     default:
       return OperationState::kUnknown;
+  }
+}
+
+// Encodes kAnyVersion, kMustNotExist or a version.
+inline void SetPrecondition(int64_t expected_version, v1::Precondition* to) {
+  if (expected_version == kMustNotExist) {
+    to->set_must_not_exist(true);
+  } else if (expected_version != kAnyVersion) {
+    to->set_version(expected_version);
   }
 }
 

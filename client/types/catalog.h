@@ -39,8 +39,12 @@ inline EntryKind KindOf(const EntryValue& value) { return static_cast<EntryKind>
 struct Entry {
   std::string name;
   EntryValue value;
-  int64_t version = 0;   // 1 at creation, incremented by each update
+  int64_t version = 0;   // incremented by each update; the name never gets it again
   int64_t revision = 0;  // revision of the store at the last change
+  std::string uid;       // drawn at creation, kept by updates
+  // Of a mesh: the workers that serve its ranks; empty until they are assigned. An update that
+  // names no workers and leaves the number of ranks as it is keeps them.
+  std::vector<std::string> workers;
   absl::Time update_time = absl::InfinitePast();
 };
 

@@ -25,8 +25,8 @@
 
 namespace shardmesh::client {
 
-// By name in the catalog, or by value. The default is the mesh "default", the profile without given
-// fields, and no rules.
+// By name in the catalog, or by value. The default is no mesh, which a question that needs one
+// refuses (MISSING_ARGUMENT); the profile without given fields; and no rules.
 using MeshSelector = std::variant<std::monostate, std::string, Mesh>;
 using ProfileSelector = std::variant<std::monostate, std::string, PartitionAxis>;
 using RuleSetSelector = std::variant<std::monostate, std::string, rpc::RuleSetDefinition>;

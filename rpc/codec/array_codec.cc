@@ -29,8 +29,8 @@ constexpr std::array kDtypes = {
     DtypeRow{Dtype::kI32, v1::DTYPE_I32},        DtypeRow{Dtype::kU64, v1::DTYPE_U64},
     DtypeRow{Dtype::kI64, v1::DTYPE_I64},        DtypeRow{Dtype::kF16, v1::DTYPE_F16},
     DtypeRow{Dtype::kBF16, v1::DTYPE_BF16},      DtypeRow{Dtype::kF32, v1::DTYPE_F32},
-    DtypeRow{Dtype::kF64, v1::DTYPE_F64},        DtypeRow{Dtype::kF8E4M3, v1::DTYPE_F8_E4M3},
-    DtypeRow{Dtype::kF8E5M2, v1::DTYPE_F8_E5M2}, DtypeRow{Dtype::kF8E8M0, v1::DTYPE_F8_E8M0},
+    DtypeRow{Dtype::kF64, v1::DTYPE_F64},        DtypeRow{Dtype::kF8E4M3Fn, v1::DTYPE_F8_E4M3FN},
+    DtypeRow{Dtype::kF8E5M2, v1::DTYPE_F8_E5M2}, DtypeRow{Dtype::kF8E8M0Fnu, v1::DTYPE_F8_E8M0FNU},
     DtypeRow{Dtype::kC64, v1::DTYPE_C64},        DtypeRow{Dtype::kF4, v1::DTYPE_F4},
     DtypeRow{Dtype::kF6E2M3, v1::DTYPE_F6_E2M3}, DtypeRow{Dtype::kF6E3M2, v1::DTYPE_F6_E3M2},
 };

@@ -82,10 +82,10 @@ absl::Status Readiness::Check(std::string_view mesh_id) const {
   if (const absl::Status complete = view->CheckComplete(mesh_id); !complete.ok()) {
     return ranks == nullptr ? complete : Incomplete(*view, *ranks, complete);
   }
-  // New ranks are written into the definition, which then has a new revision.
+  // New ranks are written beside the definition, which is then published anew.
   const std::shared_ptr<const Definitions> state = definition_store_->shared_state();
   SHARDMESH_ASSIGN_OR_RETURN(const auto definition, state->Find(DefinitionKind::kMesh, mesh_id));
-  if (std::get<rpc::MeshDefinition>(definition->value).workers != ranks->identities) {
+  if (WorkersOf(*definition) != ranks->identities) {
     return Recovering(StrCat("the mesh \"", mesh_id,
                              "\" is not ready: its ranks are being given "
                              "out; try again"));

@@ -56,6 +56,13 @@ void Encode(const Definition& definition, Tensors tensors, v1::Entry* to) {
   to->set_version(definition.version);
   to->set_revision(definition.revision);
   rpc::Encode(definition.updated, to->mutable_update_time());
+  to->set_uid(definition.uid);
+  if (!std::holds_alternative<rpc::MeshDefinition>(definition.value)) return;
+  if (const std::vector<std::string>& workers = WorkersOf(definition); !workers.empty()) {
+    to->mutable_mesh_assignment()->mutable_workers()->Assign(workers.begin(), workers.end());
+    to->mutable_mesh_assignment()->set_revision(
+        definition.assigned != nullptr ? definition.assigned->revision : definition.revision);
+  }
 }
 
 void Encode(const Definitions::Version& version, v1::EntryVersion* to) {
@@ -63,6 +70,7 @@ void Encode(const Definitions::Version& version, v1::EntryVersion* to) {
   to->set_revision(version.revision);
   rpc::Encode(version.updated, to->mutable_update_time());
   to->set_size_bytes(version.size_bytes);
+  to->set_uid(version.uid);
 }
 
 void Encode(const DefinitionStore::Event& event, const DefinitionStore& definition_store,

@@ -77,8 +77,12 @@ absl::StatusOr<StepOperands> DecodeOperands(
 absl::StatusOr<StepOutputs> Decode(const v1::OutputOptions& from) {
   StepOutputs outputs{.names = {from.names().begin(), from.names().end()},
                       .return_literals = from.return_literals()};
-  for (const int64_t version : from.expected_versions()) {
-    outputs.expected_versions.push_back(DecodeExpectedVersion(version));
+  for (int i = 0; i < from.preconditions_size(); ++i) {
+    const auto expected = server::Decode(from.preconditions(i), /*must_exist=*/false);
+    if (!expected.ok()) {
+      return rpc::WithField(expected.status(), "output.preconditions", static_cast<size_t>(i));
+    }
+    outputs.expected_versions.push_back(*expected);
   }
   for (int i = 0; i < from.layouts_size(); ++i) {
     std::optional<PartitionSpec>& spec = outputs.specs.emplace_back();

@@ -66,13 +66,11 @@ absl::StatusOr<PutHeader> Decode(const v1::BeginPutHeader& from) {
 }
 
 absl::StatusOr<PutTensor> Decode(const v1::PutTensor& from) {
-  PutTensor tensor{.name = from.name(),
-                   .expected_version = DecodeExpectedVersion(from.expected_version())};
+  SHARDMESH_ASSIGN_OR_RETURN(const std::optional<int64_t> expected_version,
+                             Decode(from.precondition(), /*must_exist=*/false));
+  PutTensor tensor{.name = from.name(), .expected_version = expected_version};
   if (!tensor.name.empty()) {
     SHARDMESH_RETURN_IF_ERROR(rpc::CheckArrayName(tensor.name, "name"));
-  }
-  if (from.expected_version() < -1) {
-    return rpc::BadField("expected_version", "is below -1");
   }
   auto dtype = rpc::Decode(from.dtype());
   if (!dtype.ok()) {

@@ -14,26 +14,27 @@
 #include "status/str_cat.h"
 
 namespace shardmesh::server {
-namespace {
-
-constexpr std::string_view kDefaultMesh = "default";
-
-}  // namespace
-
 absl::StatusOr<Mesh> SelectMesh(const Definitions& state, const v1::MeshSelector& selector,
                                 Compatibility compatibility) {
   if (selector.has_inline_()) {
     auto mesh = rpc::Decode(selector.inline_(), std::nullopt, compatibility);
     return mesh.ok() ? mesh : rpc::WithField(mesh.status(), "inline");
   }
-  SHARDMESH_DECODE(mesh, "name", FindMesh(state, selector));
+  SHARDMESH_ASSIGN_OR_RETURN(const auto mesh, FindMesh(state, selector));
   return mesh->mesh;
 }
 
 absl::StatusOr<std::shared_ptr<const rpc::MeshDefinition>> FindMesh(
     const Definitions& state, const v1::MeshSelector& selector) {
-  return state.FindMesh(selector.mesh_case() == v1::MeshSelector::kName ? selector.name()
-                                                                        : kDefaultMesh);
+  if (!selector.has_name()) {
+    // An answer for another mesh than the one that is meant would look right.
+    return InvalidArgument(Reason::kMissingArgument,
+                           "no mesh is given; name one of the catalog (`default` is what a cluster "
+                           "starts with), or give one by value",
+                           {{fact::kField, "mesh"}});
+  }
+  SHARDMESH_DECODE(mesh, "name", state.FindMesh(selector.name()));
+  return mesh;
 }
 
 absl::StatusOr<PartitionAxis> SelectProfile(const Definitions& state,

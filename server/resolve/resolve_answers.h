@@ -121,8 +121,9 @@ absl::Status Answer(const AnswerContext&, const v1::PlanReshardRequest&, v1::Pla
   }                                                             \
   auto lhs = *std::move(lhs##_or)
 
-// Return the selected value: inline, or by name. Without either: the mesh "default", the profile of
-// defaults, no logical rules. Names are references: errors are those of Definitions::FindReferred.
+// Return the selected value: inline, or by name. Without either: INVALID_ARGUMENT
+// (MISSING_ARGUMENT) for a mesh, the profile of defaults, no logical rules. Names are references:
+// errors are those of Definitions::FindReferred.
 absl::StatusOr<Mesh> SelectMesh(const Definitions& state, const v1::MeshSelector& selector,
                                 Compatibility compatibility);
 // As SelectMesh with its workers, if no mesh is given inline.

@@ -37,7 +37,13 @@ absl::StatusOr<Mesh> MeshOf(const Definitions& state, const v1::DescribeMeshRequ
         return mesh;
       }
       SHARDMESH_DECODE(named, "mesh", FindMesh(state, request.mesh()));
-      response->mutable_workers()->Add(named->workers.begin(), named->workers.end());
+      std::vector<std::string> workers = named->workers;
+      // An older version has none but those that it names.
+      if (const auto current = state.Find(DefinitionKind::kMesh, request.mesh().name());
+          current.ok()) {
+        workers = WorkersOf(**current);
+      }
+      response->mutable_workers()->Add(workers.begin(), workers.end());
       MeshOptions options;
       options.device_count = device_count;
       const absl::Span<const MeshAxis> axes = named->mesh.axes();

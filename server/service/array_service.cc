@@ -140,9 +140,7 @@ class ArrayService final : public ArrayServiceBase {
       checked = rpc::CheckArrayId(request->array_id(), "array_id");
     }
     return Move(context, checked, "MoveName", *request,
-                {.name = request->name(),
-                 .array_id = request->array_id(),
-                 .expected_version = DecodeExpectedVersion(request->expected_version())},
+                {.name = request->name(), .array_id = request->array_id(), .expected_version = {}},
                 [response](Revision revision) {
                   response->set_version(revision);
                   response->set_revision(revision);
@@ -153,9 +151,7 @@ class ArrayService final : public ArrayServiceBase {
                                        const v1::DeleteNameRequest* request,
                                        v1::DeleteNameResponse* response) override {
     return Move(context, rpc::CheckArrayName(request->name(), "name"), "DeleteName", *request,
-                {.name = request->name(),
-                 .array_id = "",
-                 .expected_version = DecodeExpectedVersion(request->expected_version())},
+                {.name = request->name(), .array_id = "", .expected_version = {}},
                 [response](Revision revision) { response->set_revision(revision); });
   }
 
@@ -194,12 +190,12 @@ class ArrayService final : public ArrayServiceBase {
                                  OnMoved on_moved) {
     const std::string& request_id = request.request_id();
     if (checked.ok()) checked = rpc::CheckRequestId(request_id, "request_id");
-    if (checked.ok() && request.validate_only()) {
-      return Answer(context, context_.registry->CheckNameMove(move));
-    }
-    if (!checked.ok()) {
-      return Answer(context, checked);
-    }
+    // A name is removed, rather than given to an array, only if it is there.
+    const auto expected = Decode(request.precondition(), /*must_exist=*/move.array_id.empty());
+    checked.Update(expected.status());
+    if (!checked.ok()) return Answer(context, checked);
+    move.expected_version = *expected;
+    if (request.validate_only()) return Answer(context, context_.registry->CheckNameMove(move));
     const std::string key = RequestKey(rpc::CallerOf(*context).name, method, request_id);
     const auto remembered = context_.registry->requests().Begin(
         key, Sha256(StrCat("move ", move.name, "\n", move.array_id, "\n",

@@ -18,6 +18,7 @@
 #include "server/service/background_reactor.h"
 #include "server/service/catalog_calls.h"
 #include "server/service/catalog_watch.h"
+#include "server/state/array_view_codec.h"
 #include "server/state/request_memory.h"
 #include "shardmesh/v1/catalog_service.grpc.pb.h"
 
@@ -58,6 +59,8 @@ class CatalogService final : public v1::CatalogService::CallbackService {
     absl::Status checked = rpc::CheckRequestId(request->request_id(), "request_id");
     const std::string key =
         RequestKey(rpc::CallerOf(*context).name, "UpdateEntry", request->request_id());
+    const auto expected = Decode(request->precondition(), /*must_exist=*/true);
+    checked.Update(expected.status());
     const bool is_mesh = request->value().has_mesh() && !definition_store_->Remembers(key);
     if (checked.ok() && is_mesh) {
       checked = registry_->BeginMeshChange(request->name());
@@ -67,12 +70,10 @@ class CatalogService final : public v1::CatalogService::CallbackService {
       return reactor;
     }
     Decoding(context, request->value(), reactor, [=, this](const IsCancelled& is_cancelled) {
-      definition_store_->Update({.request_id = key,
-                                 .name = request->name(),
-                                 .expected_version = request->expected_version()},
-                                request->value().SerializeAsString(),
-                                EndingChange(is_mesh, request->name(), Answer(reactor, response)),
-                                is_cancelled);
+      definition_store_->Update(
+          {.request_id = key, .name = request->name(), .expected_version = *expected},
+          request->value().SerializeAsString(),
+          EndingChange(is_mesh, request->name(), Answer(reactor, response)), is_cancelled);
     });
     return reactor;
   }
@@ -86,6 +87,8 @@ class CatalogService final : public v1::CatalogService::CallbackService {
         kind.ok() ? rpc::CheckRequestId(request->request_id(), "request_id") : kind.status();
     const std::string key =
         RequestKey(rpc::CallerOf(*context).name, "DeleteEntry", request->request_id());
+    const auto expected = Decode(request->precondition(), /*must_exist=*/true);
+    checked.Update(expected.status());
     const bool is_mesh =
         kind.ok() && *kind == DefinitionKind::kMesh && !definition_store_->Remembers(key);
     if (checked.ok() && is_mesh) {
@@ -96,10 +99,7 @@ class CatalogService final : public v1::CatalogService::CallbackService {
       return reactor;
     }
     definition_store_->Delete(
-        {.request_id = key,
-         .name = request->name(),
-         .expected_version = request->expected_version()},
-        *kind,
+        {.request_id = key, .name = request->name(), .expected_version = *expected}, *kind,
         EndingChange(
             is_mesh, request->name(),
             [reactor, response](absl::StatusOr<std::shared_ptr<const Definition>> deleted) {

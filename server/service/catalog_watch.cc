@@ -73,7 +73,11 @@ class CatalogWatches::Stream final : public grpc::ServerWriteReactor<v1::WatchRe
     place_.emplace(*std::move(place));
     const Revision settled = definition_store_->settled_revision();
     const Revision now = std::max(settled, definition_store_->shared_state()->revision());
-    const Revision from = request.start_revision() == 0 ? now + 1 : request.start_revision();
+    const Revision from = request.has_start_revision() ? request.start_revision() : now + 1;
+    if (from < 1) {
+      return Close(
+          rpc::BadField("start_revision", "is below 1; leave it unset for changes from now on"));
+    }
     std::vector<DefinitionKind> kinds;
     for (const int kind : request.kinds()) {
       const auto decoded = Decode(static_cast<v1::EntryKind>(kind));

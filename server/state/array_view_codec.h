@@ -9,6 +9,7 @@
 #include "server/state/array_selection.h"
 #include "server/state/arrays.h"
 #include "shardmesh/v1/array.pb.h"
+#include "shardmesh/v1/precondition.pb.h"
 
 namespace shardmesh::server {
 
@@ -20,9 +21,10 @@ void Encode(const Array& array, const NameEntry* name, v1::Array* to);
 // field `array`.
 absl::StatusOr<ArrayReference> Decode(const v1::ArraySelector& from);
 
-// The contract's expected_version is 0 for any version and -1 for none. NameMove's is nullopt for
-// any version and 0 for none.
-std::optional<int64_t> DecodeExpectedVersion(int64_t version);
+// The version that a change expects of a name: nullopt for any, 0 where there must be none.
+// INVALID_ARGUMENT (BAD_FIELD) names the field, also where the name `must_exist` to be changed and
+// the condition is that it does not.
+absl::StatusOr<std::optional<int64_t>> Decode(const v1::Precondition& from, bool must_exist);
 
 }  // namespace shardmesh::server
 

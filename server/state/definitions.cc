@@ -9,6 +9,7 @@
 #include "absl/strings/numbers.h"
 #include "process/failpoint.h"
 #include "process/log.h"
+#include "process/random_bytes.h"
 #include "rpc/codec/field_check.h"
 #include "rpc/codec/spec_codec.h"
 #include "rpc/codec/status.h"
@@ -41,6 +42,40 @@ std::string KeyOf(DefinitionKind kind, std::string_view name) {
   return StrCat(DefinitionKindName(kind), "/", name);
 }
 
+constexpr std::string_view kRanksPrefix = "ranks/";
+
+std::string RanksKeyOf(std::string_view mesh_id) { return StrCat(kRanksPrefix, mesh_id); }
+
+std::string WatermarkKeyOf(DefinitionKind kind) {
+  return StrCat("watermark/", DefinitionKindName(kind));
+}
+
+// The uid of a definition that was written by a build without them. The same until the next write,
+// which keeps it.
+std::string DerivedUid(std::string_view name, Revision revision) {
+  constexpr size_t kUidDigits = 32;
+  return Sha256(StrCat("uid\n", name, "\n", revision)).substr(0, kUidDigits);
+}
+
+bool HasWorkers(const Definition& mesh) {
+  return !std::get<rpc::MeshDefinition>(mesh.value).workers.empty();
+}
+
+int64_t RanksOf(const DefinitionValue& mesh) {
+  return std::get<rpc::MeshDefinition>(mesh).mesh.size();
+}
+
+absl::StatusOr<std::shared_ptr<const MeshAssignment>> DecodeAssignment(std::string_view bytes,
+                                                                       Revision revision) {
+  store::v1::MeshAssignment record;
+  if (!record.ParseFromArray(bytes.data(), static_cast<int>(bytes.size())) ||
+      record.workers().empty()) {
+    return absl::DataLossError("the record of its ranks is not a MeshAssignment message");
+  }
+  return std::make_shared<const MeshAssignment>(MeshAssignment{
+      .workers = {record.workers().begin(), record.workers().end()}, .revision = revision});
+}
+
 // The kind and the name in a key of the store; nullopt for keys of other things.
 std::optional<std::pair<DefinitionKind, std::string>> ParseKey(std::string_view key) {
   for (const DefinitionKind kind : kKinds) {
@@ -55,6 +90,7 @@ std::optional<std::pair<DefinitionKind, std::string>> ParseKey(std::string_view 
 store::v1::Definition EncodeWithoutValue(const Definition& definition) {
   store::v1::Definition record;
   record.set_version(definition.version);
+  record.set_uid(definition.uid);
   rpc::Encode(definition.updated, record.mutable_update_time());
   return record;
 }
@@ -77,6 +113,7 @@ absl::StatusOr<std::shared_ptr<Definition>> DecodeWithoutValue(std::string_view 
   auto definition = std::make_shared<Definition>();
   definition->name = std::string(name);
   definition->version = record.version();
+  definition->uid = record.uid().empty() ? DerivedUid(name, revision) : record.uid();
   definition->revision = revision;
   SHARDMESH_ASSIGN_OR_RETURN(definition->updated, rpc::Decode(record.update_time()));
   *wire_value = record.value().SerializeAsString();
@@ -219,6 +256,11 @@ std::string_view DefinitionKindName(DefinitionKind kind) {
   return "";
 }
 
+const std::vector<std::string>& WorkersOf(const Definition& mesh) {
+  return mesh.assigned != nullptr ? mesh.assigned->workers
+                                  : std::get<rpc::MeshDefinition>(mesh.value).workers;
+}
+
 bool NamesVersion(std::string_view reference) {
   return reference.find('@') != std::string_view::npos;
 }
@@ -290,8 +332,11 @@ absl::StatusOr<std::shared_ptr<const Definition>> Definitions::Load(
   if (auto known = decoded_->Find(replaced.record); known != nullptr) {
     return known;
   }
-  SHARDMESH_ASSIGN_OR_RETURN(
-      auto definition, Decode(referred.current->name, replaced, min_sharding_size_, is_cancelled));
+  SHARDMESH_ASSIGN_OR_RETURN(const auto decoded, Decode(referred.current->name, replaced,
+                                                        min_sharding_size_, is_cancelled));
+  // A version that was written without an uid is one of this definition nevertheless.
+  auto definition = std::make_shared<Definition>(*decoded);
+  definition->uid = referred.current->uid;
   return decoded_->Keep(replaced.record, std::move(definition));
 }
 
@@ -348,17 +393,18 @@ absl::StatusOr<std::vector<Definitions::Version>> Definitions::Versions(
                            {{fact::kValue, name}});
   }
   SHARDMESH_ASSIGN_OR_RETURN(const auto current, Find(kind, name));
-  std::vector<Version> versions = {
-      {.version = current->version,
-       .revision = current->revision,
-       .updated = current->updated,
-       .size_bytes = static_cast<int64_t>(current->wire_value.size())}};
+  std::vector<Version> versions = {{.version = current->version,
+                                    .revision = current->revision,
+                                    .updated = current->updated,
+                                    .size_bytes = static_cast<int64_t>(current->wire_value.size()),
+                                    .uid = current->uid}};
   for (const ReplacedDefinition& replaced : current->replaced) {
     SHARDMESH_RETURN_IF_ERROR(replaced.readable);
     versions.push_back({.version = replaced.version,
                         .revision = replaced.revision,
                         .updated = replaced.updated,
-                        .size_bytes = replaced.size_bytes});
+                        .size_bytes = replaced.size_bytes,
+                        .uid = current->uid});
   }
   return versions;
 }
@@ -410,9 +456,19 @@ absl::Status DefinitionStore::Load() {
         continue;
       }
       const std::shared_ptr<Definition> definition = *std::move(decoded);
+      if (kind == DefinitionKind::kMesh && !HasWorkers(*definition)) {
+        // Other workers would get the ranks of its arrays.
+        if (const absl::Status assigned = LoadAssignment(definition.get()); !assigned.ok()) {
+          rpc::LogError("the ranks of a mesh cannot be read, and it is left out",
+                        {{"mesh", name}, {"error", assigned}});
+          undecoded_.insert(item.key);
+          continue;
+        }
+      }
       definition->replaced = ReplacedBy(*definition, kind, stored.revision, nullptr);
       definitions->emplace(name, definition);
     }
+    SHARDMESH_RETURN_IF_ERROR(LoadWatermark(kind, *definitions));
     state->definitions_[static_cast<size_t>(kind)] = std::move(definitions);
   }
   if (!undecoded_.empty() || store_->stats().unreadable_records > 0) {
@@ -423,6 +479,53 @@ absl::Status DefinitionStore::Load() {
   }
   absl::MutexLock lock(&mutex_);
   state_ = std::move(state);
+  return absl::OkStatus();
+}
+
+absl::Status DefinitionStore::LoadAssignment(Definition* mesh) const {
+  const std::string key = RanksKeyOf(mesh->name);
+  if (store_->UnreadableRevision(key) > 0) {
+    return absl::DataLossError("the record of its ranks is damaged");
+  }
+  const auto stored = store_->Get(key);
+  if (absl::IsNotFound(stored.status())) return absl::OkStatus();
+  SHARDMESH_RETURN_IF_ERROR(stored.status());
+  SHARDMESH_ASSIGN_OR_RETURN(auto assigned, DecodeAssignment(stored->value, stored->mod_revision));
+  if (std::ssize(assigned->workers) != RanksOf(mesh->value)) {
+    return absl::DataLossError(StrCat("the record of its ranks names ", assigned->workers.size(),
+                                      " workers, the mesh has ", RanksOf(mesh->value), " ranks"));
+  }
+  mesh->assigned = std::move(assigned);
+  return absl::OkStatus();
+}
+
+absl::Status DefinitionStore::LoadWatermark(DefinitionKind kind,
+                                            const Definitions::ByName& definitions) {
+  const std::string key = WatermarkKeyOf(kind);
+  int64_t watermark = 0;
+  bool is_known = store_->UnreadableRevision(key) == 0;
+  const auto stored = store_->Get(key);
+  if (stored.ok()) {
+    store::v1::Watermark record;
+    is_known = is_known && record.ParseFromString(stored->value) && record.version() >= 0;
+    watermark = std::max<int64_t>(record.version(), 0);
+  } else if (!absl::IsNotFound(stored.status())) {
+    return stored.status();
+  }
+  // A restored state, or one that lost records, got a revision far above all that went before.
+  if (const auto restored = store_->Get(kRestoredKey); restored.ok()) {
+    watermark = std::max(watermark, restored->mod_revision);
+  }
+  if (!is_known) {
+    rpc::LogWarning("the watermark of versions cannot be read; new definitions start far above",
+                    {{"kind", DefinitionKindName(kind)}});
+    watermark = std::max(watermark, store_->revision());
+    for (const auto& [name, definition] : definitions) {
+      watermark = std::max(watermark, definition->version);
+    }
+  }
+  absl::MutexLock lock(&watermark_mutex_);
+  watermarks_[static_cast<size_t>(kind)] = watermark;
   return absl::OkStatus();
 }
 
@@ -558,7 +661,7 @@ void DefinitionStore::Write(Verb verb, Change change, DefinitionKind kind, std::
   }
   const std::string fingerprint =
       Sha256(StrCat(static_cast<int>(verb), "\n", KeyOf(kind, change.name), "\n",
-                    change.expected_version, "\n", wire_value));
+                    change.expected_version.value_or(0), "\n", wire_value));
   auto remembered = requests_->Begin(change.request_id, fingerprint);
   if (!remembered.ok()) {
     return std::move(callback)(remembered.status());
@@ -590,20 +693,9 @@ void DefinitionStore::Write(Verb verb, Change change, DefinitionKind kind, std::
                          {{fact::kKind, DefinitionKindName(kind)}, {fact::kName, change.name}});
   } else if (verb != Verb::kCreate && !existing.ok()) {
     refused = existing.status();
-  } else if (change.expected_version != 0 && existing.ok() &&
-             (*existing)->version != change.expected_version) {
-    refused = VersionMismatch(kind, change.name, (*existing)->version, change.expected_version);
-  } else if (change.expected_revision != 0 && existing.ok() &&
-             (*existing)->revision != change.expected_revision) {
-    refused = WithReason(
-        absl::AbortedError(StrCat("the ", DefinitionKindName(kind), " \"", change.name,
-                                  "\" was changed at revision ", (*existing)->revision, ", not ",
-                                  change.expected_revision, "; read it and decide again")),
-        Reason::kVersionMismatch,
-        {{fact::kKind, DefinitionKindName(kind)},
-         {fact::kName, change.name},
-         {fact::kHave, (*existing)->revision},
-         {fact::kNeed, change.expected_revision}});
+  } else if (change.expected_version.has_value() && existing.ok() &&
+             (*existing)->version != *change.expected_version) {
+    refused = VersionMismatch(kind, change.name, (*existing)->version, *change.expected_version);
   }
   if (!refused.ok()) {
     requests_->Abandon(change.request_id);
@@ -615,7 +707,14 @@ void DefinitionStore::Write(Verb verb, Change change, DefinitionKind kind, std::
     *definition = **existing;
   } else {
     definition->name = change.name;
-    definition->version = existing.ok() ? (*existing)->version + 1 : 1;
+    if (existing.ok()) {
+      definition->uid = (*existing)->uid;
+      definition->version = (*existing)->version + 1;
+    } else {
+      definition->uid = RandomId();
+      absl::MutexLock lock(&watermark_mutex_);
+      definition->version = watermarks_[static_cast<size_t>(kind)] + 1;
+    }
     definition->updated = clock_->Now();
     definition->value = std::move(value);
     definition->wire_value = std::move(wire_value);
@@ -624,6 +723,16 @@ void DefinitionStore::Write(Verb verb, Change change, DefinitionKind kind, std::
   Transaction transaction;
   transaction.compares.push_back(
       {.key = key, .mod_revision = existing.ok() ? (*existing)->revision : 0});
+  if (kind == DefinitionKind::kMesh) {
+    const bool keeps = verb == Verb::kUpdate && (*existing)->assigned != nullptr &&
+                       !HasWorkers(*definition) &&
+                       std::ssize((*existing)->assigned->workers) == RanksOf(definition->value);
+    if (keeps) {
+      definition->assigned = (*existing)->assigned;
+    } else {
+      transaction.deletes.push_back(RanksKeyOf(change.name));
+    }
+  }
   requests_->AddTo(&transaction, change.request_id,
                    EncodeWithoutValue(*definition).SerializeAsString());
   if (verb == Verb::kDelete) {
@@ -632,43 +741,85 @@ void DefinitionStore::Write(Verb verb, Change change, DefinitionKind kind, std::
   } else {
     transaction.puts.push_back({.key = key, .value = Encode(*definition)});
   }
-  CommitToStore(std::move(transaction), [this, definition = std::move(definition), kind, verb,
-                                         previous = existing.ok() ? *existing : nullptr,
-                                         request_id = change.request_id, change = std::move(change),
-                                         tries, callback = std::move(callback)](
-                                            absl::StatusOr<Revision> revision) mutable {
-    const auto give_room_back = [&] {
-      if (verb != Verb::kCreate) return;
-      absl::MutexLock lock(&mutex_);
-      --to_come_[static_cast<size_t>(kind)];
-    };
-    if (!revision.ok()) {
-      give_room_back();
-      requests_->Abandon(request_id);
-      // Another change was first, for example an assignment of ranks to a mesh. A change without an
-      // expected version applies to the new version as well.
-      if (verb != Verb::kCreate && change.expected_version == 0 && change.expected_revision == 0 &&
-          tries < kMaxTries && ReasonOf(revision.status()) == Reason::kVersionMismatch) {
-        std::string wire;
-        DefinitionValue again;
-        if (verb == Verb::kUpdate) {
-          wire = std::move(definition->wire_value);
-          again = std::move(definition->value);
+  const int64_t deleted_version = verb == Verb::kDelete ? definition->version : 0;
+  Store::CommitCallback written =
+      [this, definition = std::move(definition), kind, verb,
+       previous = existing.ok() ? *existing : nullptr, request_id = change.request_id,
+       change = std::move(change), tries,
+       callback = std::move(callback)](absl::StatusOr<Revision> revision) mutable {
+        const auto give_room_back = [&] {
+          if (verb != Verb::kCreate) return;
+          absl::MutexLock lock(&mutex_);
+          --to_come_[static_cast<size_t>(kind)];
+        };
+        if (!revision.ok()) {
+          give_room_back();
+          requests_->Abandon(request_id);
+          // Another change was first, for example an assignment of ranks to a mesh. A change
+          // without an expected version applies to the new version as well.
+          if (verb != Verb::kCreate && !change.expected_version.has_value() && tries < kMaxTries &&
+              ReasonOf(revision.status()) == Reason::kVersionMismatch) {
+            std::string wire;
+            DefinitionValue again;
+            if (verb == Verb::kUpdate) {
+              wire = std::move(definition->wire_value);
+              again = std::move(definition->value);
+            }
+            return Write(verb, std::move(change), kind, std::move(wire), std::move(again),
+                         std::move(callback), tries + 1);
+          }
+          return std::move(callback)(revision.status());
         }
-        return Write(verb, std::move(change), kind, std::move(wire), std::move(again),
-                     std::move(callback), tries + 1);
-      }
-      return std::move(callback)(revision.status());
-    }
-    definition->revision = *revision;
-    if (verb == Verb::kUpdate) {
-      definition->replaced = ReplacedBy(*definition, kind, *revision, previous.get());
-    }
-    Publish(definition, kind, verb == Verb::kDelete);
-    give_room_back();
-    requests_->Finish(request_id, *revision);
-    std::move(callback)(std::move(definition));
-  });
+        definition->revision = *revision;
+        if (verb == Verb::kUpdate) {
+          definition->replaced = ReplacedBy(*definition, kind, *revision, previous.get());
+        }
+        Publish(definition, kind, *revision, verb == Verb::kDelete);
+        give_room_back();
+        requests_->Finish(request_id, *revision);
+        std::move(callback)(std::move(definition));
+      };
+  if (verb != Verb::kDelete) {
+    return CommitToStore(std::move(transaction), std::move(written));
+  }
+  absl::MutexLock lock(&watermark_mutex_);
+  int64_t& watermark = watermarks_[static_cast<size_t>(kind)];
+  watermark = std::max(watermark, deleted_version);
+  store::v1::Watermark record;
+  record.set_version(watermark);
+  transaction.puts.push_back({.key = WatermarkKeyOf(kind), .value = record.SerializeAsString()});
+  CommitToStore(std::move(transaction), std::move(written));
+}
+
+void DefinitionStore::Assign(const std::string& mesh_id, std::vector<std::string> workers,
+                             Callback callback) {
+  const auto found = shared_state()->Find(DefinitionKind::kMesh, mesh_id);
+  if (!found.ok()) {
+    return std::move(callback)(found.status());
+  }
+  const std::shared_ptr<const Definition>& mesh = *found;
+  if (!WorkersOf(*mesh).empty() || std::ssize(workers) != RanksOf(mesh->value)) {
+    return std::move(callback)(mesh);
+  }
+  store::v1::MeshAssignment record;
+  record.mutable_workers()->Assign(workers.begin(), workers.end());
+  Transaction transaction;
+  // Ranks are not written beside what a client made of the mesh meanwhile.
+  transaction.compares.push_back(
+      {.key = KeyOf(DefinitionKind::kMesh, mesh_id), .mod_revision = mesh->revision});
+  transaction.puts.push_back({.key = RanksKeyOf(mesh_id), .value = record.SerializeAsString()});
+  CommitToStore(std::move(transaction),
+                [this, mesh, workers = std::move(workers),
+                 callback = std::move(callback)](absl::StatusOr<Revision> revision) mutable {
+                  if (!revision.ok()) {
+                    return std::move(callback)(revision.status());
+                  }
+                  auto with_ranks = std::make_shared<Definition>(*mesh);
+                  with_ranks->assigned = std::make_shared<const MeshAssignment>(
+                      MeshAssignment{.workers = std::move(workers), .revision = *revision});
+                  Publish(with_ranks, DefinitionKind::kMesh, *revision, /*deleted=*/false);
+                  std::move(callback)(std::move(with_ranks));
+                });
 }
 
 void DefinitionStore::CommitToStore(Transaction transaction, Store::CommitCallback callback) {
@@ -712,11 +863,11 @@ absl::Status DefinitionStore::ReserveRoom(DefinitionKind kind) {
 }
 
 void DefinitionStore::Publish(std::shared_ptr<const Definition> definition, DefinitionKind kind,
-                              bool deleted) {
+                              Revision revision, bool deleted) {
   SHARDMESH_PASSES("definitions.publish");
   absl::MutexLock lock(&mutex_);
   auto next = std::make_shared<Definitions>(*state_);
-  next->revision_ = definition->revision;
+  next->revision_ = revision;
   // Other kinds are shared with the previous snapshot.
   auto definitions = std::make_shared<Definitions::ByName>(state_->all(kind));
   if (deleted) {
@@ -735,6 +886,7 @@ absl::StatusOr<std::unique_ptr<WatchHandle>> DefinitionStore::Watch(
   for (const DefinitionKind kind : kKinds) {
     if (kinds.empty() || std::find(kinds.begin(), kinds.end(), kind) != kinds.end()) {
       prefixes.push_back(KeyOf(kind, ""));
+      if (kind == DefinitionKind::kMesh) prefixes.emplace_back(kRanksPrefix);
     }
   }
   return store_->Watch(
@@ -743,6 +895,23 @@ absl::StatusOr<std::unique_ptr<WatchHandle>> DefinitionStore::Watch(
         const std::shared_ptr<const Definitions> state = shared_state();
         std::vector<Event> events;
         for (const WatchEvent& change : changes) {
+          if (change.key.compare(0, kRanksPrefix.size(), kRanksPrefix) == 0) {
+            // Ranks that are taken away come with a change of the mesh. A mesh that is gone, or was
+            // changed meanwhile, has an event of its own after this one.
+            const Definitions::ByName& meshes = state->all(DefinitionKind::kMesh);
+            const auto mesh = meshes.find(change.key.substr(kRanksPrefix.size()));
+            if (change.value == nullptr || mesh == meshes.end() ||
+                mesh->second->assigned == nullptr ||
+                mesh->second->assigned->revision != change.revision) {
+              continue;
+            }
+            events.push_back({.kind = DefinitionKind::kMesh,
+                              .name = mesh->first,
+                              .record = change.value,
+                              .definition = mesh->second,
+                              .revision = change.revision});
+            continue;
+          }
           auto key = ParseKey(change.key);
           Event event{.kind = key->first,
                       .name = std::move(key->second),
@@ -757,7 +926,7 @@ absl::StatusOr<std::unique_ptr<WatchHandle>> DefinitionStore::Watch(
           }
           events.push_back(std::move(event));
         }
-        callback(events);
+        if (!events.empty()) callback(events);
       });
 }
 

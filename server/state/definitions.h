@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -51,10 +52,17 @@ struct ReplacedDefinition {
   std::shared_ptr<const std::string> record;
 };
 
+// The workers that were given the ranks of a mesh whose definition names none. Immutable.
+struct MeshAssignment {
+  std::vector<std::string> workers;  // identities by rank
+  Revision revision = 0;             // of the store, when they were assigned
+};
+
 // A named, versioned definition.
 struct Definition {
   std::string name;
-  int64_t version = 0;    // 1 when created, one more at each update
+  std::string uid;        // drawn when created, kept by updates
+  int64_t version = 0;    // one more at each update; never used again for the name
   Revision revision = 0;  // of the store, at its last change
   absl::Time updated;
   DefinitionValue value;
@@ -64,7 +72,13 @@ struct Definition {
   // The former versions that are kept, newest first. Only filled for current versions in a
   // Definitions.
   std::vector<ReplacedDefinition> replaced;
+  // Of a mesh: state beside the definition, of no version. Null: not assigned.
+  std::shared_ptr<const MeshAssignment> assigned;
 };
+
+// Returns the identities by rank of the workers of a mesh: those that the definition names, or
+// those that were assigned. Empty if there are none yet.
+const std::vector<std::string>& WorkersOf(const Definition& mesh);
 
 // Returns whether a reference names a version, `NAME@VERSION`. A replaced version may have to be
 // decoded, which takes as long as when the definition was created.
@@ -133,6 +147,7 @@ class Definitions {
     Revision revision = 0;
     absl::Time updated;
     int64_t size_bytes = 0;  // of its wire value
+    std::string uid;         // of the definition
   };
   absl::StatusOr<std::vector<Version>> Versions(DefinitionKind kind, std::string_view name) const;
 
@@ -198,14 +213,11 @@ class DefinitionStore {
     return requests_->Find(request_id).has_value();
   }
 
-  // A change, with the request id of its answer: see RequestMemory. `expected_version` 0 means any,
-  // and so does `expected_revision` 0. The revision tells a deleted and re-created definition from
-  // the one before.
+  // A change, with the request id of its answer: see RequestMemory.
   struct Change {
     std::string request_id;
     std::string name;
-    int64_t expected_version = 0;
-    Revision expected_revision = 0;
+    std::optional<int64_t> expected_version = std::nullopt;  // none: any
   };
   // Change a definition. The callback gets the new definition; after Delete, the former one,
   // without its value if the request was a repeated one. Errors:
@@ -216,8 +228,8 @@ class DefinitionStore {
   //   DATA_LOSS         the store's record of that name cannot be read.
   //   RESOURCE_EXHAUSTED  Create beyond the limits.
   //   NOT_FOUND         Update, Delete of a missing name.
-  //   ABORTED           VERSION_MISMATCH; or another change is running: retry. If neither a version
-  //                     nor a revision is expected, the store itself retries some times first.
+  //   ABORTED           VERSION_MISMATCH; or another change is running: retry. If no version is
+  //                     expected, the store itself retries some times first.
   //   as Store::Commit  otherwise.
   // clang-format on
   //
@@ -229,11 +241,18 @@ class DefinitionStore {
               const std::function<bool()>& is_cancelled = {});
   void Delete(Change change, DefinitionKind kind, Callback callback);
 
-  // A change of a definition.
+  // Writes down the workers that were given the ranks of a mesh, which gets no new version. The
+  // callback gets the mesh with them. Nothing is written, and the mesh returned as it is, if it has
+  // workers already, or another number of ranks. NOT_FOUND. ABORTED (VERSION_MISMATCH): the mesh
+  // changed meanwhile.
+  void Assign(const std::string& mesh_id, std::vector<std::string> workers, Callback callback);
+
+  // A change of a definition, or of the workers that a mesh was assigned.
   struct Event {
     DefinitionKind kind = DefinitionKind::kMesh;
     std::string name;
-    std::shared_ptr<const std::string> record;  // as it is in the store; null: deleted
+    // As it is in the store; null: deleted. Of an assignment: the record of the workers.
+    std::shared_ptr<const std::string> record;
     // Null if it was deleted, or has changed again since: then Read makes it of the record.
     std::shared_ptr<const Definition> definition;
     Revision revision = 0;
@@ -244,7 +263,8 @@ class DefinitionStore {
   absl::StatusOr<std::unique_ptr<WatchHandle>> Watch(const std::vector<DefinitionKind>& kinds,
                                                      Revision from_revision,
                                                      WatchCallback callback);
-  // The definition of an event that is no deletion. Takes as long as it took when the definition
+  // The definition of an event that is no deletion, with the workers that were assigned where the
+  // event has the definition. Takes as long as it took when the definition
   // came, if the event has none. DATA_LOSS, INVALID_ARGUMENT: this build cannot read it.
   absl::StatusOr<std::shared_ptr<const Definition>> Read(const Event& event) const;
   // As Read, without the value except for a tree: the form for clients, without
@@ -268,6 +288,11 @@ class DefinitionStore {
   // that `previous` (the version before, may be null) knows are not read again.
   std::vector<ReplacedDefinition> ReplacedBy(const Definition& definition, DefinitionKind kind,
                                              Revision at, const Definition* previous) const;
+  // Reads the workers that were assigned to a mesh into `*mesh`.
+  absl::Status LoadAssignment(Definition* mesh) const;
+  // Reads the watermark of the kind; a state that may have lost records, and so deletions, gets one
+  // above every version that it gave.
+  absl::Status LoadWatermark(DefinitionKind kind, const Definitions::ByName& definitions);
   // Reserves room for one more definition of the kind. RESOURCE_EXHAUSTED (LIMIT_EXCEEDED): no room
   // is left beside the existing definitions and those being created.
   absl::Status ReserveRoom(DefinitionKind kind);
@@ -276,7 +301,9 @@ class DefinitionStore {
              DefinitionValue value, Callback callback, int tries = 0);
   // Store::Commit, counted in in_flight_ until after its callback.
   void CommitToStore(Transaction transaction, Store::CommitCallback callback);
-  void Publish(std::shared_ptr<const Definition> definition, DefinitionKind kind, bool deleted);
+  // Publishes a change that revision `revision` made.
+  void Publish(std::shared_ptr<const Definition> definition, DefinitionKind kind, Revision revision,
+               bool deleted);
 
   Store* const store_;
   rpc::Clock* const clock_;
@@ -291,6 +318,12 @@ class DefinitionStore {
   std::shared_ptr<const Definitions> state_ ABSL_GUARDED_BY(mutex_);
   int64_t in_flight_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t to_come_[kDefinitionKindCount] ABSL_GUARDED_BY(mutex_) = {};  // being created
+
+  // Held while a deletion takes its watermark and its place in the store's queue: later deletions
+  // write no lower one. Taken before mutex_.
+  absl::Mutex watermark_mutex_;
+  // The highest version of a deleted definition.
+  int64_t watermarks_[kDefinitionKindCount] ABSL_GUARDED_BY(watermark_mutex_) = {};
 };
 
 }  // namespace shardmesh::server

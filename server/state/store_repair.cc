@@ -39,6 +39,7 @@ constexpr std::string_view kNamePrefix = "name/";
 constexpr std::string_view kManifestPrefix = "manifest/";
 constexpr std::string_view kArrayPrefix = "array/";
 constexpr std::string_view kMeshPrefix = "mesh/";
+constexpr std::string_view kRanksPrefix = "ranks/";
 
 // One commit has room for more records than this.
 constexpr size_t kMostGivenRanks = 100;
@@ -820,7 +821,8 @@ std::vector<LostRanks> FindLostRanks(const Salvaged& salvaged) {
     const auto mesh = current.find(StrCat(kMeshPrefix, mesh_id));
     if (mesh != current.end()) {
       const auto outline = DecodeDefinitionOutline(mesh->first, *mesh->second->value);
-      if (outline.ok() && outline->has_ranks) continue;
+      const bool is_assigned = current.find(StrCat(kRanksPrefix, mesh_id)) != current.end();
+      if (outline.ok() && (outline->has_ranks || is_assigned)) continue;
     }
     lost.push_back({.mesh_id = mesh_id, .mesh = on_mesh.mesh, .arrays = std::ssize(on_mesh.ids)});
   }

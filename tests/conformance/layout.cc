@@ -180,7 +180,7 @@ absl::StatusOr<Dtype> DecodeDtype(std::string_view name) {
       {"bfloat16", Dtype::kBF16},
       {"float32", Dtype::kF32},
       {"float64", Dtype::kF64},
-      {"float8_e4m3fn", Dtype::kF8E4M3},
+      {"float8_e4m3fn", Dtype::kF8E4M3Fn},
       {"float8_e5m2", Dtype::kF8E5M2},
   }};
   for (const auto& [known, dtype] : kNames) {

@@ -147,11 +147,13 @@ TEST_F(ClientTest, KeepsTreesAndAnswersQuestionsThatNameThem) {
 
   const rpc::RuleSetDefinition rules = {
       .rules = *RuleSet::Create({{"wq", PartitionSpec({SpecEntry::Axis("tp")})}, {"bias", {}}})};
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::TreeAnswer streamed,
-                                 client().layouts().ResolveTree({.rules = rules}, tensors));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const client::TreeAnswer streamed,
+      client().layouts().ResolveTree({.rules = rules, .mesh = "default"}, tensors));
   SHARDMESH_ASSERT_OK_AND_ASSIGN(
       const client::TreeAnswer stored,
-      client().layouts().ResolveTree({.rules = rules, .stored_tree = "model"}, {}));
+      client().layouts().ResolveTree({.rules = rules, .mesh = "default", .stored_tree = "model"},
+                                     {}));
   ASSERT_EQ(stored.placements.size(), 3u);
   for (size_t i = 0; i < tensors.size(); ++i) {
     EXPECT_EQ(stored.specs[stored.placements[i].spec_index].effective,
@@ -171,7 +173,7 @@ TEST_F(ClientTest, KeepsTreesAndAnswersQuestionsThatNameThem) {
       client().layouts().DiffLayouts(
           {.a = {.rules = rules}, .b = {.rules = rules}, .stored_tree = "model"}, {}));
   EXPECT_EQ(diff.a.layout.tensors, 3);
-  EXPECT_THAT(client().layouts().AnalyzeLayout({.stored_tree = "model"}, {}),
+  EXPECT_THAT(client().layouts().AnalyzeLayout({.mesh = "default", .stored_tree = "model"}, {}),
               StatusIs(absl::StatusCode::kInvalidArgument, Reason::kMissingArgument))
       << "not every tensor brings its spec";
   EXPECT_THAT(

@@ -166,9 +166,9 @@ TEST_F(FaultTest, AWorkerKilledDuringALoadIsNamedAndNothingIsVisible) {
   EXPECT_THAT(result, StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
   EXPECT_THAT(std::string(result.status().message()), HasSubstr("worker-2"));
   EXPECT_THAT(Names(), IsEmpty());
-  EXPECT_THAT(
-      client().layouts().CorrectSpec({.spec = Spec({"fsdp", "tp"}), .shape = {8, 8}, .mesh = {}}),
-      IsOk());
+  EXPECT_THAT(client().layouts().CorrectSpec(
+                  {.spec = Spec({"fsdp", "tp"}), .shape = {8, 8}, .mesh = "default"}),
+              IsOk());
 
   ASSERT_THAT(cluster_->Restart("worker-2"), IsOk());
   ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());

@@ -166,9 +166,10 @@ TEST(MetricsTest, WorkIsCountedWhereItIsDone) {
   ASSERT_THAT(cluster->client().compute().Matmul({.lhs = weight, .rhs = weight}), IsOk());
   // Answers that are remembered count too.
   for (int i = 0; i < 3; ++i) {
-    ASSERT_THAT(cluster->client().layouts().CorrectSpec(
-                    {.spec = PartitionSpec({SpecEntry::Axis("tp")}), .shape = {3}, .mesh = {}}),
-                IsOk());
+    ASSERT_THAT(
+        cluster->client().layouts().CorrectSpec(
+            {.spec = PartitionSpec({SpecEntry::Axis("tp")}), .shape = {3}, .mesh = "default"}),
+        IsOk());
   }
 
   // All series were there before, and work adds none.

@@ -47,6 +47,15 @@ absl::Status Unexpected(std::string_view what, const Message& request, const abs
                           wanted));
 }
 
+// Encodes an expected version: 0 for any, -1 for none.
+void Expect(int64_t version, v1::Precondition* to) {
+  if (version < 0) {
+    to->set_must_not_exist(true);
+  } else if (version > 0) {
+    to->set_version(version);
+  }
+}
+
 // Returns whether a refusal says that the request is wrong, not that something broke.
 bool IsRefusal(const absl::Status& status) {
   switch (status.code()) {
@@ -620,11 +629,14 @@ absl::Status RandomClient::CreateEntry(Dice& dice) {
   if (entries_.count(key) > 0) {
     return Want(absl::IsAlreadyExists(status), "CreateEntry", request, status, "ALREADY_EXISTS");
   }
-  SHARDMESH_RETURN_IF_ERROR(Want(
-      status.ok() && response.entry().version() == 1 && response.entry().name() == request.name() &&
-          response.entry().revision() > last_entry_revision_,
-      "CreateEntry", request, status, "OK with version 1 and a later revision"));
-  entries_[key] = {{1, response.entry().revision(), response.entry().value()}};
+  SHARDMESH_RETURN_IF_ERROR(
+      Want(status.ok() && response.entry().version() > deleted_versions_[kind] &&
+               response.entry().name() == request.name() &&
+               response.entry().revision() > last_entry_revision_,
+           "CreateEntry", request, status,
+           StrCat("OK with a version above ", deleted_versions_[kind], " and a later revision")));
+  entries_[key] = {
+      {response.entry().version(), response.entry().revision(), response.entry().value()}};
   last_entry_ = key;
   last_entry_revision_ = response.entry().revision();
   if (dice.OneIn(3)) {
@@ -753,15 +765,15 @@ absl::Status RandomClient::UpdateEntry(Dice& dice) {
   *request.mutable_value() = ParseValue(dice.Of(EntryTexts(kind)));
   const auto found = entries_.find({kind, request.name()});
   const int64_t version = found == entries_.end() ? 0 : found->second.back().version;
-  request.set_expected_version(
-      dice.Of(std::vector<int64_t>{0, 0, version, version + 1, version == 1 ? 7 : version - 1}));
-  if (request.expected_version() < 0) request.set_expected_version(0);
+  const int64_t expected = std::max<int64_t>(
+      0, dice.Of(std::vector<int64_t>{0, 0, version, version + 1, version == 1 ? 7 : version - 1}));
+  Expect(expected, request.mutable_precondition());
   const absl::Status status = coordinator_.Call("CatalogService.UpdateEntry", request, &response);
   if (found == entries_.end()) {
-    return Want(absl::IsNotFound(status) || (request.expected_version() != 0 && IsRefusal(status)),
-                "UpdateEntry", request, status, "NOT_FOUND");
+    return Want(absl::IsNotFound(status) || (expected != 0 && IsRefusal(status)), "UpdateEntry",
+                request, status, "NOT_FOUND");
   }
-  if (request.expected_version() != 0 && request.expected_version() != version) {
+  if (expected != 0 && expected != version) {
     return Want(absl::IsAborted(status), "UpdateEntry", request, status, "ABORTED");
   }
   SHARDMESH_RETURN_IF_ERROR(Want(status.ok() && response.entry().version() == version + 1,
@@ -787,19 +799,21 @@ absl::Status RandomClient::DeleteEntry(Dice& dice) {
   request.set_name(EntryName(dice));
   const auto found = entries_.find({kind, request.name()});
   const int64_t version = found == entries_.end() ? 0 : found->second.back().version;
-  request.set_expected_version(dice.Of(std::vector<int64_t>{0, 0, version, version + 1}));
+  const int64_t expected = dice.Of(std::vector<int64_t>{0, 0, version, version + 1});
+  Expect(expected, request.mutable_precondition());
   const absl::Status status = coordinator_.Call("CatalogService.DeleteEntry", request, &response);
   if (found == entries_.end()) {
-    return Want(absl::IsNotFound(status) || (request.expected_version() != 0 && IsRefusal(status)),
-                "DeleteEntry", request, status, "NOT_FOUND");
+    return Want(absl::IsNotFound(status) || (expected != 0 && IsRefusal(status)), "DeleteEntry",
+                request, status, "NOT_FOUND");
   }
-  if (request.expected_version() != 0 && request.expected_version() != version) {
+  if (expected != 0 && expected != version) {
     return Want(absl::IsAborted(status), "DeleteEntry", request, status, "ABORTED");
   }
   SHARDMESH_RETURN_IF_ERROR(Want(status.ok() && response.revision() > last_entry_revision_,
                                  "DeleteEntry", request, status, "OK with a later revision"));
   last_entry_ = found->first;
   last_entry_revision_ = response.revision();
+  deleted_versions_[kind] = std::max(deleted_versions_[kind], version);
   entries_.erase(found);
   return absl::OkStatus();
 }
@@ -869,7 +883,7 @@ absl::Status RandomClient::BeginPut(Dice& dice) {
     tensor.set_dtype(rpc::Encode(item.content.dtype));
     for (const int64_t size : item.content.shape) tensor.add_shape(size);
     *tensor.mutable_spec() = RandomSpec(dice, item.content.shape.size());
-    tensor.set_expected_version(item.expected_version);
+    Expect(item.expected_version, tensor.mutable_precondition());
     transfer.items.push_back(std::move(item));
   }
   bool is_bad = false;
@@ -1322,8 +1336,9 @@ absl::Status RandomClient::MoveName(Dice& dice) {
   request.set_array_id(AnyArrayId(dice));
   const auto named = names_.find(request.name());
   const int64_t version = named == names_.end() ? 0 : named->second.version;
-  request.set_expected_version(
-      dice.Of(std::vector<int64_t>{0, 0, 0, version == 0 ? -1 : version, version + 1, -1}));
+  const int64_t expected =
+      dice.Of(std::vector<int64_t>{0, 0, 0, version == 0 ? -1 : version, version + 1, -1});
+  Expect(expected, request.mutable_precondition());
   const int slot = static_cast<int>(dice.Below(2));
   SHARDMESH_ASSIGN_OR_RETURN(const std::string session, Session(slot, dice));
   SetIfThere(&request, "session_id", session);
@@ -1333,8 +1348,7 @@ absl::Status RandomClient::MoveName(Dice& dice) {
     return Want(absl::IsInvalidArgument(status), "MoveName", request, status, "INVALID_ARGUMENT");
   }
   const absl::Status status = coordinator_.Call("ArrayService.MoveName", request, &response);
-  const bool mismatch = request.expected_version() != 0 &&
-                        version != std::max<int64_t>(request.expected_version(), 0);
+  const bool mismatch = expected != 0 && version != std::max<int64_t>(expected, 0);
   const bool is_there = FindHeld(request.array_id()) != nullptr;
   if (mismatch || !is_there) {
     return Want((mismatch && absl::IsAborted(status)) || (!is_there && absl::IsNotFound(status)),
@@ -1364,12 +1378,13 @@ absl::Status RandomClient::DeleteName(Dice& dice) {
   request.set_name(OwnName(dice));
   const auto named = names_.find(request.name());
   const int64_t version = named == names_.end() ? 0 : named->second.version;
-  request.set_expected_version(dice.Of(std::vector<int64_t>{0, 0, version, version + 1}));
+  const int64_t expected = dice.Of(std::vector<int64_t>{0, 0, version, version + 1});
+  Expect(expected, request.mutable_precondition());
   SHARDMESH_ASSIGN_OR_RETURN(const std::string session,
                              Session(static_cast<int>(dice.Below(2)), dice));
   SetIfThere(&request, "session_id", session);
   const absl::Status status = coordinator_.Call("ArrayService.DeleteName", request, &response);
-  const bool mismatch = request.expected_version() != 0 && request.expected_version() != version;
+  const bool mismatch = expected != 0 && expected != version;
   if (version == 0 || mismatch) {
     return Want((version == 0 && absl::IsNotFound(status)) || (mismatch && absl::IsAborted(status)),
                 "DeleteName", request, status, version == 0 ? "NOT_FOUND" : "ABORTED");
@@ -1669,7 +1684,7 @@ absl::Status RandomClient::RunStep(const std::string& method, Request request,
     const int64_t version = named == names_.end() ? 0 : named->second.version;
     const int64_t wanted =
         dice.Of(std::vector<int64_t>{0, 0, 0, version == 0 ? -1 : version, version == 0 ? 5 : -1});
-    request.mutable_output()->add_expected_versions(wanted);
+    Expect(wanted, request.mutable_output()->add_preconditions());
     mismatch = wanted != 0 && version != std::max<int64_t>(wanted, 0);
   }
   if (dice.OneIn(10)) {

@@ -189,6 +189,7 @@ class RandomClient {
   std::map<std::string, Name> names_;
   std::vector<Transfer> transfers_;
   std::map<std::pair<int, std::string>, std::vector<Version>> entries_;
+  std::map<int, int64_t> deleted_versions_;  // the highest of a deleted entry, by kind
   std::pair<int, std::string> last_entry_;
   int64_t last_entry_revision_ = 0;
   std::map<std::string, std::pair<absl::Status, std::vector<std::string>>> answers_;

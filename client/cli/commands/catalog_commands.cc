@@ -105,12 +105,24 @@ Json ValueJson(const EntryValue& value) {
   return std::visit(Visitor(), value);
 }
 
+// As Summary, with the workers that a mesh was assigned.
+std::string Summary(const Entry& entry) {
+  const auto* const mesh = std::get_if<rpc::MeshDefinition>(&entry.value);
+  if (mesh == nullptr || !mesh->workers.empty() || entry.workers.empty()) {
+    return Summary(entry.value);
+  }
+  return StrCat(Summary(entry.value), " over ", StrJoin(entry.workers, ","));
+}
+
 Json EntryJson(const Entry& entry) {
-  return {{"kind", std::string(KindName(KindOf(entry.value)))},
-          {"name", entry.name},
-          {"version", entry.version},
-          {"revision", entry.revision},
-          {"value", ValueJson(entry.value)}};
+  Json json = {{"kind", std::string(KindName(KindOf(entry.value)))},
+               {"name", entry.name},
+               {"uid", entry.uid},
+               {"version", entry.version},
+               {"revision", entry.revision},
+               {"value", ValueJson(entry.value)}};
+  if (std::holds_alternative<rpc::MeshDefinition>(entry.value)) json["workers"] = entry.workers;
+  return json;
 }
 
 Json AxisJson(const AxisValue& axis) {
@@ -164,9 +176,10 @@ std::string OwnLayout(const TreeTensor& tensor) {
              : std::string();
 }
 
-void PrintValue(const EntryValue& value) {
+void PrintValue(const Entry& entry) {
   struct Visitor {
-    void operator()(const rpc::MeshDefinition& mesh) const { std::cout << Summary(mesh) << "\n"; }
+    const Entry& entry;
+    void operator()(const rpc::MeshDefinition&) const { std::cout << Summary(entry) << "\n"; }
     void operator()(const PartitionAxis& profile) const {
       Table table({{"field"}, {"mesh axes"}});
       for (size_t i = 0; i < AxisFieldNames().size(); ++i) {
@@ -204,7 +217,7 @@ void PrintValue(const EntryValue& value) {
       std::cout << "\n" << Summary(tree) << "\n";
     }
   };
-  std::visit(Visitor(), value);
+  std::visit(Visitor{entry}, entry.value);
 }
 
 absl::StatusOr<EntryValue> LoadValue(EntryKind kind, const std::string& path) {
@@ -256,7 +269,7 @@ absl::Status RunList(const Invocation& invocation, std::vector<EntryKind> kinds)
       list.push_back(EntryJson(entry));
       names.push_back(entry.name);
       table.AddRow({std::string(KindName(kind)), entry.name, StrCat(entry.version),
-                    StrCat(entry.revision), Summary(entry.value)});
+                    StrCat(entry.revision), Summary(entry)});
     }
   }
   if (invocation.json) {
@@ -279,7 +292,7 @@ absl::Status RunGetEntry(const Invocation& invocation, const EntryFlags& flags) 
   } else {
     std::cout << KindName(flags.kind) << " " << entry.name << ", version " << entry.version
               << "\n\n";
-    PrintValue(entry.value);
+    PrintValue(entry);
   }
   return absl::OkStatus();
 }

@@ -1152,7 +1152,8 @@ TEST_F(HollowTest, RanksThatTheStoreRefusedAreWrittenAgain) {
   v1::GetEntryResponse response;
   ASSERT_THAT(Call<v1::CatalogService>(&v1::CatalogService::Stub::GetEntry, request, &response),
               IsOk());
-  EXPECT_EQ(response.entry().value().mesh().workers_size(), 2);
+  EXPECT_EQ(response.entry().mesh_assignment().workers_size(), 2);
+  EXPECT_EQ(response.entry().version(), 1) << "giving ranks makes no version";
 }
 
 TEST_F(HollowTest, LimitsOfTheCatalogAreKept) {

@@ -181,7 +181,7 @@ TEST(PromoteDtypeTest, GivesAtLeastF32ToWhatHoldsNoFractions) {
   EXPECT_THAT(PromoteDtype({Dtype::kI8, Dtype::kBool}), IsOkAndHolds(Dtype::kF32));
   EXPECT_THAT(PromoteDtype({Dtype::kU64}), IsOkAndHolds(Dtype::kF32));
   EXPECT_THAT(PromoteDtype({Dtype::kBF16, Dtype::kI32}), IsOkAndHolds(Dtype::kBF16));
-  EXPECT_THAT(PromoteDtype({Dtype::kF8E4M3, Dtype::kI32}), IsOkAndHolds(Dtype::kF8E4M3));
+  EXPECT_THAT(PromoteDtype({Dtype::kF8E4M3Fn, Dtype::kI32}), IsOkAndHolds(Dtype::kF8E4M3Fn));
 }
 
 TEST(PromoteDtypeTest, TakesTheGivenTypeIfItHoldsFractions) {
@@ -189,7 +189,8 @@ TEST(PromoteDtypeTest, TakesTheGivenTypeIfItHoldsFractions) {
   EXPECT_THAT(PromoteDtype({Dtype::kF16}, Dtype::kF64), IsOkAndHolds(Dtype::kF32));
   EXPECT_THAT(PromoteDtype({}, Dtype::kC64), IsOkAndHolds(Dtype::kC64));
   // Types that have no common one can still be cast to it.
-  EXPECT_THAT(PromoteDtype({Dtype::kF8E4M3, Dtype::kF32}, Dtype::kF32), IsOkAndHolds(Dtype::kF32));
+  EXPECT_THAT(PromoteDtype({Dtype::kF8E4M3Fn, Dtype::kF32}, Dtype::kF32),
+              IsOkAndHolds(Dtype::kF32));
   for (const Dtype dtype : {Dtype::kI32, Dtype::kBool, Dtype::kF6E2M3}) {
     const absl::StatusOr<Dtype> refused = PromoteDtype({Dtype::kF32}, dtype);
     EXPECT_THAT(refused, StatusIs(kInvalid, Reason::kUnsupportedDtype)) << dtype;
@@ -200,7 +201,7 @@ TEST(PromoteDtypeTest, TakesTheGivenTypeIfItHoldsFractions) {
 TEST(ParameterDtypeTest, TakesWhatWeightsCanBeDrawnIn) {
   EXPECT_THAT(ParameterDtype(Dtype::kBF16), IsOkAndHolds(Dtype::kBF16));
   EXPECT_THAT(ParameterDtype(Dtype::kF64), IsOkAndHolds(Dtype::kF32));
-  EXPECT_THAT(ParameterDtype(Dtype::kF8E8M0), IsOkAndHolds(Dtype::kF8E8M0));
+  EXPECT_THAT(ParameterDtype(Dtype::kF8E8M0Fnu), IsOkAndHolds(Dtype::kF8E8M0Fnu));
   EXPECT_EQ(PythonTypeOf(ParameterDtype(Dtype::kI32).status()), "ValueError");
   EXPECT_EQ(PythonTypeOf(ParameterDtype(Dtype::kF4).status()), "TypeError");
   EXPECT_EQ(PythonTypeOf(ParameterDtype(Dtype::kF6E3M2).status()), "TypeError");

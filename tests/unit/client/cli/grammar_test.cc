@@ -115,7 +115,7 @@ TEST(GrammarTest, TakesAnyTextForAModeWhereTheOriginalDoes) {
 TEST(GrammarTest, ReadsElementTypesByEitherName) {
   EXPECT_EQ(*ParseElementType("F32"), Dtype::kF32);
   EXPECT_EQ(*ParseElementType("float32"), Dtype::kF32);
-  EXPECT_EQ(*ParseElementType("float8_e4m3fn"), Dtype::kF8E4M3);
+  EXPECT_EQ(*ParseElementType("float8_e4m3fn"), Dtype::kF8E4M3Fn);
   EXPECT_FALSE(ParseElementType("float31").ok());
 }
 

@@ -186,7 +186,7 @@ TEST_F(ResolveLayersTest, PromotesElementTypes) {
   EXPECT_EQ(FieldOf(status), "dtype");
 
   promote_.clear_dtype();
-  promote_.add_dtypes(v1::DTYPE_F8_E4M3);
+  promote_.add_dtypes(v1::DTYPE_F8_E4M3FN);
   status = Promote();
   EXPECT_EQ(PythonTypeOf(status), "TypePromotionError");
   EXPECT_EQ(FieldOf(status), "dtypes");

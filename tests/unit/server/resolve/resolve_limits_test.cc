@@ -170,6 +170,7 @@ std::vector<Refusal<Request>> Joined(std::vector<std::vector<Refusal<Request>>> 
 TEST_F(ResolveLimitsTest, OfResolveSpec) {
   using Request = v1::ResolveSpecRequest;
   Request good;
+  good.mutable_mesh()->set_name("default");
   good.add_axes()->set_name("__BATCH__");
   good.add_axes()->set_name("__HEAD__");
   good.mutable_shape()->add_sizes(8);
@@ -251,6 +252,7 @@ TEST_F(ResolveLimitsTest, OfResolveAxes) {
 TEST_F(ResolveLimitsTest, OfCorrectSpec) {
   using Request = v1::CorrectSpecRequest;
   Request good;
+  good.mutable_mesh()->set_name("default");
   good.mutable_spec()->add_dimensions()->set_name("tp");
   good.mutable_shape()->add_sizes(8);
   ExpectRefused(&Stub::CorrectSpec, good,
@@ -281,6 +283,7 @@ TEST_F(ResolveLimitsTest, OfCorrectSpec) {
 TEST_F(ResolveLimitsTest, OfConstrainArray) {
   using Request = v1::ConstrainArrayRequest;
   Request good;
+  good.mutable_mesh()->set_name("default");
   good.mutable_spec()->add_dimensions()->set_name("tp");
   good.mutable_shape()->add_sizes(8);
   const auto ask_axes = [](Request* r, const std::string& name) {
@@ -312,6 +315,7 @@ TEST_F(ResolveLimitsTest, OfConstrainArray) {
 TEST_F(ResolveLimitsTest, OfCompareSpecs) {
   using Request = v1::CompareSpecsRequest;
   Request good;
+  good.mutable_mesh()->set_name("default");
   good.mutable_a()->add_dimensions()->set_name("tp");
   good.set_rank(1);
   ExpectRefused(&Stub::CompareSpecs, good,
@@ -331,6 +335,7 @@ TEST_F(ResolveLimitsTest, OfCompareSpecs) {
 TEST_F(ResolveLimitsTest, OfExplainTensor) {
   using Request = v1::ExplainTensorRequest;
   Request good;
+  good.mutable_mesh()->set_name("default");
   good.set_name("kernel");
   good.mutable_shape()->add_sizes(8);
   v1::Rule* const rule = good.mutable_rule_set()->mutable_inline_()->add_rules();
@@ -381,6 +386,7 @@ TEST_F(ResolveLimitsTest, OfExplainTensor) {
 TEST_F(ResolveLimitsTest, OfDescribeTiling) {
   using Request = v1::DescribeTilingRequest;
   Request good;
+  good.mutable_mesh()->set_name("default");
   good.mutable_spec()->add_dimensions()->set_name("tp");
   good.mutable_shape()->add_sizes(8);
   const auto add_range = [](Request* r, int64_t start, int64_t stop) {
@@ -431,6 +437,8 @@ TEST_F(ResolveLimitsTest, OfDescribeTiling) {
 TEST_F(ResolveLimitsTest, OfPlanReshard) {
   using Request = v1::PlanReshardRequest;
   Request good;
+  good.mutable_from()->mutable_mesh()->set_name("default");
+  good.mutable_to()->mutable_mesh()->set_name("default");
   good.mutable_shape()->add_sizes(8);
   good.mutable_from()->mutable_spec()->add_dimensions()->set_name("tp");
   good.mutable_to()->mutable_spec();
@@ -467,6 +475,7 @@ TEST_F(ResolveLimitsTest, OfElementTypes) {
 
 TEST_F(ResolveLimitsTest, MeshesThatJaxTakesAreTakenUnderExact) {
   v1::CorrectSpecRequest request;
+  request.mutable_mesh()->set_name("default");
   request.set_compatibility(v1::COMPATIBILITY_EXACT);
   request.mutable_spec()->add_dimensions()->set_name("tp");
   request.mutable_shape()->add_sizes(8);
@@ -480,6 +489,7 @@ TEST_F(ResolveLimitsTest, MeshesThatJaxTakesAreTakenUnderExact) {
 
 TEST_F(ResolveLimitsTest, WithoutModeOrWithTwoKindsOfAxesAreAnsweredAsTheCompatibilityHasIt) {
   v1::ResolveSpecRequest request;
+  request.mutable_mesh()->set_name("default");
   v1::ResolveSpecResponse response;
   request.add_axes()->set_name("__HEAD__");
   EXPECT_THAT(Ask(&Stub::ResolveSpec, request, &response), IsOk());
@@ -501,6 +511,7 @@ TEST_F(ResolveLimitsTest, WithoutModeOrWithTwoKindsOfAxesAreAnsweredAsTheCompati
 
 TEST_F(ResolveLimitsTest, NamesThatDoNotExistAreNotFoundWhereTheyStand) {
   v1::ResolveSpecRequest request;
+  request.mutable_mesh()->set_name("default");
   request.mutable_shape()->add_sizes(8);
   v1::ResolveSpecResponse response;
   request.mutable_mesh()->set_name("defualt");
@@ -582,11 +593,14 @@ const std::vector<TreeRefusal>& TreeRefusals() {
 
 TEST_F(ResolveLimitsTest, OfTreesInEveryStream) {
   v1::ResolveTreeRequest tree;
+  tree.mutable_header()->mutable_mesh()->set_name("default");
   v1::Rule* const rule = tree.mutable_header()->mutable_rule_set()->mutable_inline_()->add_rules();
   rule->mutable_spec()->add_dimensions()->set_name("tp");
   v1::LintRulesRequest lint;
   *lint.mutable_header()->mutable_rule_set() = tree.header().rule_set();
   v1::DiffLayoutsRequest diff;
+  diff.mutable_header()->mutable_a()->mutable_mesh()->set_name("default");
+  diff.mutable_header()->mutable_b()->mutable_mesh()->set_name("default");
   *diff.mutable_header()->mutable_a()->mutable_rule_set() = tree.header().rule_set();
   *diff.mutable_header()->mutable_b()->mutable_rule_set() = tree.header().rule_set();
   v1::SearchMeshesRequest search;
@@ -594,7 +608,7 @@ TEST_F(ResolveLimitsTest, OfTreesInEveryStream) {
   search.mutable_header()->add_axes()->set_name("tp");
   *search.mutable_header()->mutable_rule_set() = tree.header().rule_set();
   v1::AnalyzeLayoutRequest analyze;
-  analyze.mutable_header();
+  analyze.mutable_header()->mutable_mesh()->set_name("default");
   const auto send = [this](auto method, auto header, const v1::TreeTensors& tensors) {
     auto piece = header;
     *piece.mutable_tensors() = tensors;
@@ -616,6 +630,7 @@ TEST_F(ResolveLimitsTest, OfTreesInEveryStream) {
 TEST_F(ResolveLimitsTest, OfTensorsInATree) {
   using Request = v1::ResolveTreeRequest;
   Request header;
+  header.mutable_header()->mutable_mesh()->set_name("default");
   v1::Rule* const rule =
       header.mutable_header()->mutable_rule_set()->mutable_inline_()->add_rules();
   rule->set_pattern("w");
@@ -649,6 +664,7 @@ TEST_F(ResolveLimitsTest, OfTensorsInATree) {
 
 TEST_F(ResolveLimitsTest, OfTreesOfMoreThanAMillionTensors) {
   v1::ResolveTreeRequest header;
+  header.mutable_header()->mutable_mesh()->set_name("default");
   header.mutable_header()->mutable_rule_set()->mutable_inline_()->add_rules();
   std::vector<v1::ResolveTreeRequest> messages = {header};
   for (int begin = 0; begin <= 1'000'000; begin += 50'000) {

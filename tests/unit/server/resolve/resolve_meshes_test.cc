@@ -57,7 +57,7 @@ TEST_F(ResolveMeshesTest, ReadsTextAndInfersASize) {
 }
 
 TEST_F(ResolveMeshesTest, DescribesTheMeshOfTheCatalog) {
-  describe_.mutable_mesh();
+  describe_.mutable_mesh()->set_name("default");
   ASSERT_THAT(Describe(), IsOk());
   EXPECT_EQ(described_.text(), "fsdp=2,tp=2");
   describe_.set_device_count(5);
@@ -121,6 +121,7 @@ TEST_F(ResolveMeshesTest, AnswersAboutAxes) {
 }
 
 TEST_F(ResolveMeshesTest, TellsAnAbsentAxisInTheClassOfTheOriginal) {
+  query_.mutable_mesh()->set_name("default");
   absl::Status status = Query(v1::QueryMeshRequest::QUESTION_SIZE, {"pp"});
   EXPECT_THAT(status, StatusIs(kInvalid, Reason::kAxisNotInMesh));
   EXPECT_EQ(PythonTypeOf(status), "KeyError");
@@ -132,6 +133,7 @@ TEST_F(ResolveMeshesTest, TellsAnAbsentAxisInTheClassOfTheOriginal) {
 }
 
 TEST_F(ResolveMeshesTest, RefusesWhatIsNoQuestion) {
+  query_.mutable_mesh()->set_name("default");
   EXPECT_EQ(FieldOf(Query(v1::QueryMeshRequest::QUESTION_UNSPECIFIED, {"tp"})), "question");
   EXPECT_EQ(FieldOf(Query(static_cast<v1::QueryMeshRequest::Question>(77), {"tp"})), "question");
   EXPECT_EQ(FieldOf(Query(v1::QueryMeshRequest::QUESTION_SIZE, {"tp"}, {0})), "devices");

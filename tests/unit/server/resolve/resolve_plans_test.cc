@@ -368,6 +368,7 @@ TEST_F(ResolvePlansTest, ListsTheLayoutsOfLeaves) {
   EXPECT_EQ((*all)[0].mesh().axes(0).size(), 4);
   EXPECT_FALSE((*all)[1].has_spec());
 
+  request.mutable_mesh()->set_name("default");
   request.set_question(v1::ListShardingsRequest::QUESTION_LAYOUTS_ON_MESH);
   all = ListShardings(request);
   ASSERT_THAT(all, IsOk());
@@ -402,6 +403,7 @@ TEST_F(ResolvePlansTest, ListsManyLeavesInSeveralMessages) {
     leaf->set_kind(v1::ArrayLeaf::KIND_SPEC_ONLY);
     SetSpec(leaf->mutable_spec(), {"fsdp", "tp"});
   }
+  request.mutable_mesh()->set_name("default");
   request.set_question(v1::ListShardingsRequest::QUESTION_LAYOUTS_ON_MESH);
   const auto all = ListShardings(request);
   ASSERT_THAT(all, IsOk());

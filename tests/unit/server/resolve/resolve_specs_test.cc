@@ -23,6 +23,7 @@ class PresetTest : public ResolveServiceTest {
   PresetTest() {
     request_.set_preset("HiddenStateSharding");
     request_.mutable_mode()->set_name("__train__");
+    request_.mutable_mesh()->set_name("default");
     for (const int64_t size : {8, 1, 8}) {
       request_.mutable_shape()->add_sizes(size);
     }
@@ -79,6 +80,7 @@ class RepeatedQuestionTest : public ResolveServiceTest {
     request_.add_axes()->set_name("__EMBED__");
     request_.mutable_shape()->add_sizes(3);
     request_.mutable_profile()->set_name("mine");
+    request_.mutable_mesh()->set_name("default");
   }
 
   v1::ResolveSpecRequest request_;
@@ -103,7 +105,7 @@ TEST_F(RepeatedQuestionTest, GetsTheAnswerOfTheDefinitionsAsTheyAre) {
   v1::UpdateEntryRequest update;
   update.set_request_id("update");
   update.set_name("mine");
-  update.set_expected_version(1);
+  update.mutable_precondition()->set_version(1);
   update.mutable_value()->mutable_profile()->mutable_hidden_state_axis()->set_name("tp");
   v1::UpdateEntryResponse updated;
   grpc::ClientContext updating;
@@ -140,7 +142,9 @@ TEST_F(RepeatedQuestionTest, GetsTheAnswerOfTheDefinitionsAsTheyAre) {
   create.mutable_value()->mutable_profile()->mutable_hidden_state_axis()->set_name("dp");
   grpc::ClientContext creating_again;
   ASSERT_TRUE(catalog->CreateEntry(&creating_again, create, &created).ok());
-  EXPECT_EQ(axis_of("mine@1"), "dp") << "the version of another entry was remembered";
+  EXPECT_THAT(axis_of("mine@1"), HasSubstr("version 3 is the only one kept"))
+      << "the version of another entry was remembered";
+  EXPECT_EQ(axis_of("mine@3"), "dp");
 }
 
 }  // namespace

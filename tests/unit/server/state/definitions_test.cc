@@ -19,6 +19,7 @@
 #include "server/store/sqlite_database.h"
 #include "server/store/sqlite_store.h"
 #include "server/store/store_file.h"
+#include "shardmesh/store/v1/definition.pb.h"
 #include "shardmesh/v1/catalog_service.pb.h"
 #include "status/reason.h"
 #include "tests/testing/fake_clock.h"
@@ -53,6 +54,12 @@ std::string TreeValue(int tensors, int64_t elements = 8) {
   return value.SerializeAsString();
 }
 
+std::string NewFolder() {
+  std::string folder = testing::TempDir() + "/definitions_XXXXXX";
+  EXPECT_NE(mkdtemp(folder.data()), nullptr);
+  return folder;
+}
+
 using Answer = absl::StatusOr<std::shared_ptr<const Definition>>;
 
 class DefinitionsTest : public testing::Test {
@@ -79,7 +86,8 @@ class DefinitionsTest : public testing::Test {
                                 std::move(value), std::move(done));
     });
   }
-  Answer Update(std::string name, int64_t size, int64_t expected_version = 0) {
+  Answer Update(std::string name, int64_t size,
+                std::optional<int64_t> expected_version = std::nullopt) {
     return Wait([&](DefinitionStore::Callback done) {
       definition_store_->Update(
           {.request_id = "", .name = std::move(name), .expected_version = expected_version},
@@ -90,6 +98,12 @@ class DefinitionsTest : public testing::Test {
     return Wait([&](DefinitionStore::Callback done) {
       definition_store_->Delete({.request_id = "", .name = std::move(name)}, DefinitionKind::kMesh,
                                 std::move(done));
+    });
+  }
+
+  Answer Assign(const std::string& name, std::vector<std::string> workers) {
+    return Wait([&](DefinitionStore::Callback done) {
+      definition_store_->Assign(name, std::move(workers), std::move(done));
     });
   }
 
@@ -159,8 +173,8 @@ TEST_F(DefinitionsTest, WaitsForItsChangesBeforeItGoes) {
 }
 
 // One who writes a whole definition anew must not undo what another made of it meanwhile.
-TEST_F(DefinitionsTest, AChangeOfARevisionIsNotMadeOfALaterOne) {
-  const Revision read = (*Create("m", 2))->revision;
+TEST_F(DefinitionsTest, AChangeOfAVersionIsNotMadeOfALaterOne) {
+  const int64_t read = (*Create("m", 2))->version;
   absl::Notification gate;
   store_->Commit({.puts = {{"other", "1"}}},
                  [&](const absl::StatusOr<Revision>&) { gate.WaitForNotification(); });
@@ -172,8 +186,8 @@ TEST_F(DefinitionsTest, AChangeOfARevisionIsNotMadeOfALaterOne) {
                               first_done.Notify();
                             });
   // Both were read before either is committed.
-  definition_store_->Update({.request_id = "", .name = "m", .expected_revision = read},
-                            MeshValue(2), [&](const Answer& answer) {
+  definition_store_->Update({.request_id = "", .name = "m", .expected_version = read}, MeshValue(2),
+                            [&](const Answer& answer) {
                               EXPECT_THAT(answer.status(), StatusIs(absl::StatusCode::kAborted,
                                                                     Reason::kVersionMismatch));
                               second_done.Notify();
@@ -182,15 +196,159 @@ TEST_F(DefinitionsTest, AChangeOfARevisionIsNotMadeOfALaterOne) {
   first_done.WaitForNotification();
   second_done.WaitForNotification();
   EXPECT_EQ(SizeOf("m"), 4);
+}
+
+TEST_F(DefinitionsTest, AStaleVersionOfADeletedDefinitionIsRefused) {
+  const Answer first = Create("m", 2);
   ASSERT_TRUE(Delete("m").ok());
-  ASSERT_TRUE(Create("m", 8).ok());
-  const Answer stale = Wait([&](DefinitionStore::Callback done) {
-    definition_store_->Update({.request_id = "", .name = "m", .expected_revision = read},
-                              MeshValue(2), std::move(done));
-  });
-  EXPECT_THAT(stale.status(), StatusIs(absl::StatusCode::kAborted, Reason::kVersionMismatch))
-      << "it is at version 1 again";
+  const Answer second = Create("m", 8);
+  EXPECT_NE((*first)->uid, (*second)->uid);
+  EXPECT_THAT(Update("m", 4, (*first)->version).status(),
+              StatusIs(absl::StatusCode::kAborted, Reason::kVersionMismatch));
   EXPECT_EQ(SizeOf("m"), 8);
+  EXPECT_EQ((*Update("m", 4, (*second)->version))->uid, (*second)->uid);
+}
+
+TEST_F(DefinitionsTest, NoVersionIsEverGivenTwice) {
+  const std::string folder = NewFolder();
+  Reopen(folder);
+  EXPECT_EQ((*Create("m", 2))->version, 1);
+  EXPECT_EQ((*Create("n", 2))->version, 1) << "nothing was deleted";
+  ASSERT_TRUE(Update("m", 4).ok());
+  ASSERT_TRUE(Update("m", 8).ok());
+  ASSERT_TRUE(Delete("m").ok());
+  ASSERT_TRUE(Delete("n").ok()) << "of a lower version";
+  EXPECT_EQ((*Create("m", 2))->version, 4);
+  EXPECT_EQ((*Create("o", 2))->version, 4) << "another name starts there too";
+  ASSERT_TRUE(Update("m", 4).ok());
+  ASSERT_TRUE(Delete("m").ok());
+  Reopen(folder);
+  EXPECT_EQ((*Create("m", 2))->version, 6);
+  EXPECT_EQ((*CreateTree("t", TreeValue(1)))->version, 1) << "kinds count apart";
+}
+
+TEST_F(DefinitionsTest, DeletionsThatRunTogetherLeaveTheHighestVersion) {
+  const std::string folder = NewFolder();
+  Reopen(folder);
+  constexpr int kMeshes = 20;
+  for (int i = 0; i < kMeshes; ++i) {
+    ASSERT_TRUE(Create("m" + std::to_string(i), 2).ok());
+    for (int update = 0; update < i; ++update) {
+      ASSERT_TRUE(Update("m" + std::to_string(i), 4).ok());
+    }
+  }
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kMeshes; ++i) {
+    threads.emplace_back([this, i] { EXPECT_TRUE(Delete("m" + std::to_string(i)).ok()); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  Reopen(folder);
+  EXPECT_EQ((*Create("m", 2))->version, kMeshes + 1);
+}
+
+TEST_F(DefinitionsTest, AWatermarkThatCannotBeReadLeavesNoVersionToRepeat) {
+  const std::string folder = NewFolder();
+  Reopen(folder);
+  ASSERT_TRUE(Create("m", 2).ok());
+  ASSERT_TRUE(Update("m", 4).ok());
+  ASSERT_TRUE(Delete("m").ok());
+  ASSERT_TRUE(CommitAndWait(*store_, {.puts = {{"watermark/mesh", "\xff\xff"}}}).ok());
+  Reopen(folder);
+  EXPECT_GT((*Create("m", 2))->version, 2);
+}
+
+// Written by a build that knew neither uids nor watermarks, and wrote the workers into the mesh.
+TEST_F(DefinitionsTest, ReadsTheStateOfAnEarlierBuild) {
+  const std::string folder = NewFolder();
+  Reopen(folder);
+  for (int version = 1; version <= 2; ++version) {
+    store::v1::Definition record;
+    record.set_version(version);
+    v1::MeshDefinition* const mesh = record.mutable_value()->mutable_mesh();
+    v1::MeshAxis* const axis = mesh->mutable_mesh()->add_axes();
+    axis->set_name("tp");
+    axis->set_size(1);
+    if (version == 2) mesh->add_workers("w0");
+    ASSERT_TRUE(CommitAndWait(*store_, {.puts = {{"mesh/m", record.SerializeAsString()}}}).ok());
+  }
+  Reopen(folder);
+  const auto found = *definition_store_->state().Find(DefinitionKind::kMesh, "m");
+  EXPECT_EQ(found->version, 2);
+  EXPECT_EQ(found->uid.size(), 32u);
+  EXPECT_THAT(WorkersOf(*found), testing::ElementsAre("w0"));
+  EXPECT_EQ((*definition_store_->state().FindReferred(DefinitionKind::kMesh, "m@1"))->uid,
+            found->uid);
+  const std::string uid = found->uid;
+  Reopen(folder);
+  EXPECT_EQ((*definition_store_->state().Find(DefinitionKind::kMesh, "m"))->uid, uid)
+      << "the same until it is written";
+  ASSERT_TRUE(Update("m", 4).ok());
+  Reopen(folder);
+  EXPECT_EQ((*definition_store_->state().Find(DefinitionKind::kMesh, "m"))->uid, uid)
+      << "written with the update";
+  ASSERT_TRUE(Delete("m").ok());
+  EXPECT_EQ((*Create("m", 2))->version, 4);
+}
+
+TEST_F(DefinitionsTest, AssigningRanksMakesNoVersion) {
+  const std::string folder = NewFolder();
+  Reopen(folder);
+  const Answer created = Create("m", 2);
+  const std::vector<std::string> workers = {"w0", "w1"};
+  const Answer assigned = Assign("m", workers);
+  ASSERT_TRUE(assigned.ok());
+  EXPECT_EQ((*assigned)->version, 1);
+  EXPECT_EQ((*assigned)->revision, (*created)->revision);
+  EXPECT_EQ(WorkersOf(**assigned), workers);
+  EXPECT_THAT(VersionsOf("m"), testing::ElementsAre(1));
+  EXPECT_TRUE((*definition_store_->state().FindMesh("m@1"))->workers.empty());
+  // Whoever read the mesh before the workers came changes it, and they keep their ranks.
+  const Answer updated = Update("m", 2, (*created)->version);
+  ASSERT_TRUE(updated.ok());
+  EXPECT_EQ((*updated)->version, 2);
+  EXPECT_EQ(WorkersOf(**updated), workers);
+  EXPECT_EQ(WorkersOf(**Assign("m", {"w7", "w8"})), workers) << "they stay";
+  Reopen(folder);
+  EXPECT_EQ(WorkersOf(**definition_store_->state().Find(DefinitionKind::kMesh, "m")), workers);
+  EXPECT_TRUE(WorkersOf(**Update("m", 4)).empty()) << "another number of ranks";
+  Reopen(folder);
+  EXPECT_TRUE(WorkersOf(**definition_store_->state().Find(DefinitionKind::kMesh, "m")).empty());
+  ASSERT_TRUE(Assign("m", {"a", "b", "c", "d"}).ok());
+  ASSERT_TRUE(Delete("m").ok());
+  ASSERT_TRUE(Create("m", 4).ok());
+  EXPECT_TRUE(WorkersOf(**definition_store_->state().Find(DefinitionKind::kMesh, "m")).empty());
+}
+
+TEST_F(DefinitionsTest, AMeshWhoseRanksCannotBeReadIsLeftOut) {
+  const std::string folder = NewFolder();
+  Reopen(folder);
+  ASSERT_TRUE(Create("m", 2).ok());
+  ASSERT_TRUE(CommitAndWait(*store_, {.puts = {{"ranks/m", "\xff\xff"}}}).ok());
+  Reopen(folder);
+  EXPECT_THAT(definition_store_->state().FindMesh("m").status(),
+              StatusIs(absl::StatusCode::kDataLoss, Reason::kStoreFailed));
+}
+
+TEST_F(DefinitionsTest, TellsAWatcherOfAssignedRanks) {
+  ASSERT_TRUE(Create("m", 2).ok());
+  absl::Mutex mutex;
+  std::vector<std::string> seen;
+  const auto watch = definition_store_->Watch(
+      {DefinitionKind::kMesh}, store_->revision() + 1,
+      [&](const std::vector<DefinitionStore::Event>& events) {
+        absl::MutexLock lock(&mutex);
+        for (const DefinitionStore::Event& event : events) {
+          for (const std::string& worker : WorkersOf(**definition_store_->Describe(event))) {
+            seen.push_back(event.name + " " + worker);
+          }
+        }
+      });
+  ASSERT_TRUE(watch.ok());
+  ASSERT_TRUE(Assign("m", {"w0", "w1"}).ok());
+  absl::MutexLock lock(&mutex);
+  const auto all_seen = [&] { return seen.size() == 2; };
+  ASSERT_TRUE(mutex.AwaitWithTimeout(absl::Condition(&all_seen), absl::Seconds(10)));
+  EXPECT_THAT(seen, testing::ElementsAre("m w0", "m w1"));
 }
 
 TEST_F(DefinitionsTest, WhatIsBeingCreatedCountsToTheLimits) {
@@ -490,9 +648,10 @@ TEST_F(DefinitionsTest, ForgetsTheVersionsOfWhatIsDeleted) {
   ASSERT_TRUE(Delete("m").ok());
   EXPECT_EQ(SizeOf("m@1"), -1);
   ASSERT_TRUE(Create("m", 16).ok());
-  EXPECT_EQ(SizeOf("m@1"), 16);
+  EXPECT_EQ(SizeOf("m@1"), -1);
   EXPECT_EQ(SizeOf("m@2"), -1);
-  EXPECT_THAT(VersionsOf("m"), testing::ElementsAre(1));
+  EXPECT_EQ(SizeOf("m@3"), 16);
+  EXPECT_THAT(VersionsOf("m"), testing::ElementsAre(3));
 }
 
 TEST_F(DefinitionsTest, FindsOlderVersionsAgainAfterARestart) {

@@ -31,22 +31,23 @@ class MeshRanksTest : public HollowFixture {
     v1::UpdateEntryResponse response;
     return Call<v1::CatalogService>(&v1::CatalogService::Stub::UpdateEntry, request, &response);
   }
-  v1::MeshDefinition FindMesh() {
+  v1::Entry FindMesh() {
     v1::GetEntryRequest request;
     request.set_kind(v1::ENTRY_KIND_MESH);
     request.set_name("m");
     v1::GetEntryResponse response;
     EXPECT_THAT(Call<v1::CatalogService>(&v1::CatalogService::Stub::GetEntry, request, &response),
                 IsOk());
-    return response.entry().value().mesh();
+    return response.entry();
   }
   // The mesh ends with this axis and these workers, and is ready.
   void ExpectMesh(const std::string& axis_name, const std::vector<std::string>& workers) {
     EXPECT_TRUE(AwaitQuiet("m"));
-    const v1::MeshDefinition mesh = FindMesh();
+    const v1::Entry entry = FindMesh();
+    const v1::MeshDefinition& mesh = entry.value().mesh();
     ASSERT_EQ(mesh.mesh().axes_size(), 1);
     EXPECT_EQ(mesh.mesh().axes(0).name(), axis_name);
-    EXPECT_THAT(mesh.workers(), ElementsAreArray(workers));
+    EXPECT_THAT(entry.mesh_assignment().workers(), ElementsAreArray(workers));
   }
 };
 
@@ -74,7 +75,7 @@ TEST_F(MeshRanksTest, RanksThatAClientGivesMeanwhileStay) {
 TEST_F(MeshRanksTest, AChangeThatComesWhileTheRanksAreWrittenIsMadeOfThem) {
   StartCoordinator("");
   ASSERT_THAT(CreateMesh("m", 1), IsOk());
-  EXPECT_THAT(FindMesh().workers(), IsEmpty());
+  EXPECT_THAT(FindMesh().mesh_assignment().workers(), IsEmpty());
   // The first commit is that of the ranks.
   ASSERT_THAT(ArmFailpoints("store.commit_group=delay"), IsOk());
   StartWorkers(1);

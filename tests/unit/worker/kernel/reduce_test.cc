@@ -92,7 +92,7 @@ TEST(ReduceTest, OfEqualZerosTheLeftOneStands) {
 TEST(ReduceTest, RefusesTypesWithoutArithmetic) {
   const auto kRefused = StatusIs(absl::StatusCode::kInvalidArgument, Reason::kUnsupportedDtype);
   EXPECT_THAT(PartialDtype(Dtype::kBool), kRefused);
-  EXPECT_THAT(PartialDtype(Dtype::kF8E4M3), kRefused);
+  EXPECT_THAT(PartialDtype(Dtype::kF8E4M3Fn), kRefused);
   EXPECT_THAT(CombineFunction(Reduction::kSum, Dtype::kBF16), kRefused);
   EXPECT_THAT(ConvertFunction(Dtype::kF32, Dtype::kI8), kRefused);
   EXPECT_THAT(ScaleFunction(Dtype::kI32), kRefused);
