@@ -16,7 +16,7 @@
 #include "rpc/codec/status.h"
 #include "rpc/codec/time_codec.h"
 #include "server/resolve/resolve_answers.h"
-#include "server/service/array_calls.h"
+#include "server/calls/array_calls.h"
 #include "server/service/put_stream.h"
 #include "server/service/service_mixins.h"
 #include "server/state/array_view_codec.h"

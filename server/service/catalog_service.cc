@@ -16,7 +16,7 @@
 #include "server/resolve/background.h"
 #include "server/resolve/resolve_answers.h"
 #include "server/service/background_reactor.h"
-#include "server/service/catalog_calls.h"
+#include "server/calls/catalog_calls.h"
 #include "server/service/catalog_watch.h"
 #include "server/state/array_view_codec.h"
 #include "server/state/request_memory.h"

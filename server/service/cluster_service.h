@@ -5,7 +5,7 @@
 
 #include <memory>
 
-#include "server/service/cluster_calls.h"
+#include "server/calls/cluster_calls.h"
 
 namespace grpc {
 class Service;

@@ -65,7 +65,7 @@ TEST_F(ArrayOptionsTest, APutByAxesLiesAsResolveTreeSays) {
   const client::TreeTensor in_tree = {.name = "a", .shape = {8, 12}, .axes = tensor.axes};
   SHARDMESH_ASSERT_OK_AND_ASSIGN(
       const client::TreeAnswer tree,
-      client().layouts().ResolveTree({.mode = options.mode}, {&in_tree, 1}));
+      client().layouts().ResolveTree({.mode = options.mode, .mesh = "default"}, {&in_tree, 1}));
   ASSERT_THAT(tree.specs, SizeIs(1));
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::PutResult put,
                                  client().arrays().PutTensors({&tensor, 1}, options));

@@ -170,8 +170,10 @@ TEST_F(ClientTest, KeepsTreesAndAnswersQuestionsThatNameThem) {
   EXPECT_EQ(lint.trees[0].report.unmatched_tensors, 0) << "wk goes by its axes, and not by rules";
   SHARDMESH_ASSERT_OK_AND_ASSIGN(
       const client::DiffAnswer diff,
-      client().layouts().DiffLayouts(
-          {.a = {.rules = rules}, .b = {.rules = rules}, .stored_tree = "model"}, {}));
+      client().layouts().DiffLayouts({.a = {.rules = rules, .mesh = "default"},
+                                      .b = {.rules = rules, .mesh = "default"},
+                                      .stored_tree = "model"},
+                                     {}));
   EXPECT_EQ(diff.a.layout.tensors, 3);
   EXPECT_THAT(client().layouts().AnalyzeLayout({.mesh = "default", .stored_tree = "model"}, {}),
               StatusIs(absl::StatusCode::kInvalidArgument, Reason::kMissingArgument))

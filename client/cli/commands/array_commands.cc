@@ -123,9 +123,7 @@ absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
   TreeQuestion question;
   question.rules = rules;
   question.strict = flags.strict;
-  if (!flags.mesh.empty()) {
-    question.mesh = flags.mesh;
-  }
+  question.mesh = flags.mesh.empty() ? "default" : flags.mesh;
   SHARDMESH_ASSIGN_OR_RETURN(
       const Placement placement,
       AskPlacement(client.get(), TensorsOf(checkpoint), std::move(question)));

@@ -1,5 +1,5 @@
 // Answers about the cluster, without a server: pages, bounds, and what is refused.
-#include "server/service/cluster_calls.h"
+#include "server/calls/cluster_calls.h"
 
 #include "rpc/codec/spec_codec.h"
 #include "server/state/session.h"

@@ -1,5 +1,5 @@
 // Answers what clients ask about definitions.
-#include "server/service/catalog_calls.h"
+#include "server/calls/catalog_calls.h"
 
 #include <algorithm>
 #include <cstdint>

@@ -1,5 +1,5 @@
 // Answers what the cluster does: flight records, links and the diagnosis.
-#include "server/service/cluster_calls.h"
+#include "server/calls/cluster_calls.h"
 
 #include <iterator>
 #include <memory>
@@ -11,7 +11,7 @@
 #include "rpc/codec/status.h"
 #include "rpc/codec/time_codec.h"
 #include "server/codec/status_codec.h"
-#include "server/service/cluster_pages.h"
+#include "server/calls/cluster_pages.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"

@@ -1,5 +1,5 @@
 // Reads and writes page tokens.
-#include "server/service/cluster_pages.h"
+#include "server/calls/cluster_pages.h"
 
 #include "absl/strings/numbers.h"
 #include "rpc/codec/status.h"

@@ -1,5 +1,5 @@
 // Answers what clients ask about arrays.
-#include "server/service/array_calls.h"
+#include "server/calls/array_calls.h"
 
 #include <algorithm>
 #include <cstdint>
