@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "process/failpoint.h"
 #include "process/log.h"
@@ -54,7 +55,8 @@ std::string WatermarkKeyOf(DefinitionKind kind) {
 // which keeps it.
 std::string DerivedUid(std::string_view name, Revision revision) {
   constexpr size_t kUidDigits = 32;
-  return Sha256(StrCat("uid\n", name, "\n", revision)).substr(0, kUidDigits);
+  const std::string digest = Sha256(StrCat("uid\n", name, "\n", revision));
+  return absl::BytesToHexString(digest).substr(0, kUidDigits);
 }
 
 bool HasWorkers(const Definition& mesh) {

@@ -77,6 +77,7 @@ TEST_F(CoordinatorServerTest, ResolvesAgainstTheDefaultMesh) {
   request.mutable_shape()->add_sizes(32);
   request.mutable_shape()->add_sizes(384);
   request.set_explain(true);
+  request.mutable_mesh()->set_name("default");
   v1::ResolveSpecResponse response;
   const absl::Status status =
       Call(stub, &v1::ResolveService::Stub::ResolveSpec, request, &response);
@@ -108,6 +109,7 @@ TEST_F(CoordinatorServerTest, NamesTheAxisThatItDoesNotKnow) {
 TEST_F(CoordinatorServerTest, RefusesASpecThatStillUsesAnAxisTwice) {
   const auto stub = v1::ResolveService::NewStub(channel_);
   v1::CorrectSpecRequest request;
+  request.mutable_mesh()->set_name("default");
   request.mutable_spec()->add_dimensions()->set_name("tp");
   request.mutable_spec()->add_dimensions()->set_name("tp");
   request.mutable_shape()->add_sizes(8);
@@ -126,6 +128,7 @@ TEST_F(CoordinatorServerTest, ResolvesATreeInPieces) {
   v1::Rule* rule = request.mutable_header()->mutable_rule_set()->mutable_inline_()->add_rules();
   rule->set_pattern("kernel$");
   rule->mutable_spec()->add_dimensions()->set_name("fsdp");
+  request.mutable_header()->mutable_mesh()->set_name("default");
   ASSERT_TRUE(stream->Write(request));
   int placements = 0;
   v1::ResolveTreeResponse response;

@@ -77,14 +77,15 @@ TEST_F(LocalQuestionsTest, AnswersAStreamInBothDirections) {
 }
 
 TEST_F(LocalQuestionsTest, KeepsDefinitionsWhileItLives) {
-  EXPECT_THAT(client().layouts().CorrectSpec({.spec = Spec("tp"), .shape = {8}}),
+  EXPECT_THAT(client().layouts().CorrectSpec({.spec = Spec("tp"), .shape = {8}, .mesh = "default"}),
               StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound))
       << "no mesh is defined at the start";
   ASSERT_THAT(
       client().catalog().CreateEntry("default", rpc::MeshDefinition{.mesh = mesh_, .workers = {}}),
       IsOk());
   SHARDMESH_ASSERT_OK_AND_ASSIGN(
-      const SpecAnswer answer, client().layouts().CorrectSpec({.spec = Spec("tp"), .shape = {8}}));
+      const SpecAnswer answer,
+      client().layouts().CorrectSpec({.spec = Spec("tp"), .shape = {8}, .mesh = "default"}));
   EXPECT_EQ(answer.effective, Spec("tp"));
   int64_t changes = 0;
   EXPECT_THAT(client().catalog().Watch({}, 1, absl::Now() + absl::Seconds(10),

@@ -160,7 +160,7 @@ TEST_F(RuleStreamsTest, RefusesToLookThroughWhatIsMalformed) {
   header.set_max_findings(1001);
   EXPECT_EQ(FieldOf(Lint(header, tree)), "header.max_findings");
   header.set_max_findings(0);
-  header.add_meshes();
+  header.add_meshes()->set_name("default");
   header.add_meshes()->mutable_inline_();
   status = Lint(header, tree);
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kNoMesh));
@@ -169,6 +169,11 @@ TEST_F(RuleStreamsTest, RefusesToLookThroughWhatIsMalformed) {
     header.add_meshes();
   }
   EXPECT_EQ(FieldOf(Lint(header, tree)), "header.meshes");
+  header.clear_meshes();
+  header.add_meshes();
+  status = Lint(header, tree);
+  EXPECT_THAT(status, StatusIs(kInvalid, Reason::kMissingArgument));
+  EXPECT_EQ(FieldOf(status), "header.meshes[0]");
   header.clear_meshes();
 
   EXPECT_THAT(Lint(header, {tree[0], tree[0]}), StatusIs(kInvalid, Reason::kBadField));
@@ -260,6 +265,7 @@ TEST_F(RuleStreamsTest, WorksOutFixesForEachShapeOfASpec) {
     v1::ResolveTreeRequest request;
     AddRule("", {"fsdp", "pp"}, request.mutable_header()->mutable_rule_set());
     request.mutable_header()->set_suggest_fixes(suggest_fixes);
+    request.mutable_header()->mutable_mesh()->set_name("default");
     stream->Write(request);
     std::vector<v1::TreeSpec> specs;
     std::vector<uint32_t> indexes;
@@ -304,6 +310,7 @@ TEST_F(RuleStreamsTest, LeavesFixesOutOnceThereAreTooMany) {
   v1::ResolveTreeRequest request;
   AddRule("", {"pp"}, request.mutable_header()->mutable_rule_set());
   request.mutable_header()->set_suggest_fixes(true);
+  request.mutable_header()->mutable_mesh()->set_name("default");
   stream->Write(request);
   *request.mutable_tensors() = Columns(tensors);
   stream->Write(request);
@@ -326,6 +333,8 @@ TEST_F(RuleStreamsTest, LeavesFixesOutOnceThereAreTooMany) {
 
 TEST_F(RuleStreamsTest, TellsWhichTensorsLieOtherwise) {
   v1::DiffLayoutsHeader header;
+  header.mutable_a()->mutable_mesh()->set_name("default");
+  header.mutable_b()->mutable_mesh()->set_name("default");
   AddRule("kernel", {"tp"}, header.mutable_a()->mutable_rule_set());
   AddRule("", {}, header.mutable_a()->mutable_rule_set());
   AddRule("", {}, header.mutable_b()->mutable_rule_set());
@@ -357,6 +366,8 @@ TEST_F(RuleStreamsTest, TellsWhichTensorsLieOtherwise) {
 
 TEST_F(RuleStreamsTest, ComparesMeshesToo) {
   v1::DiffLayoutsHeader header;
+  header.mutable_a()->mutable_mesh()->set_name("default");
+  header.mutable_b()->mutable_mesh()->set_name("default");
   AddRule("", {"tp"}, header.mutable_a()->mutable_rule_set());
   *header.mutable_b()->mutable_rule_set() = header.a().rule_set();
   AddAxis("tp", 4, header.mutable_b()->mutable_mesh()->mutable_inline_());
@@ -368,6 +379,8 @@ TEST_F(RuleStreamsTest, ComparesMeshesToo) {
 
 TEST_F(RuleStreamsTest, RefusesToCompareWhatIsMalformed) {
   v1::DiffLayoutsHeader header;
+  header.mutable_a()->mutable_mesh()->set_name("default");
+  header.mutable_b()->mutable_mesh()->set_name("default");
   const std::vector<v1::TreeTensors> tree = {Columns({{"kernel", {8}}})};
   AddRule("kernel", {"tp"}, header.mutable_a()->mutable_rule_set());
   AddRule("bias", {"tp"}, header.mutable_b()->mutable_rule_set());
@@ -384,6 +397,10 @@ TEST_F(RuleStreamsTest, RefusesToCompareWhatIsMalformed) {
   header.mutable_b()->mutable_mesh()->mutable_inline_();
   EXPECT_THAT(Diff(header, tree), StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kNoMesh));
   header.mutable_b()->clear_mesh();
+  status = Diff(header, tree);
+  EXPECT_THAT(status, StatusIs(kInvalid, Reason::kMissingArgument));
+  EXPECT_EQ(FieldOf(status), "header.b.mesh");
+  header.mutable_b()->mutable_mesh()->set_name("default");
   header.mutable_budget()->set_max_increase_ratio(-0.1);
   EXPECT_EQ(FieldOf(Diff(header, tree)), "header.budget.max_increase_ratio");
   header.mutable_budget()->set_max_increase_bytes(-1);

@@ -152,7 +152,8 @@ TEST_F(CatalogWatchTest, AWatcherThatDoesNotReadIsCutOff) {
   const std::string value = record.SerializeAsString();
   for (int i = 0; i < 40; ++i) {
     ASSERT_THAT(CommitAndWait(*store_, {.puts = {{"rule_set/r", value}}}), IsOk());
-    ASSERT_TRUE(reading->Read(&response)) << "one that reads goes on";
+    ASSERT_TRUE(reading->Read(&response))
+        << "one that reads goes on: " << rpc::FromGrpc(reading->Finish());
   }
   const absl::Time start = absl::Now();
   while (stream->Read(&response)) {

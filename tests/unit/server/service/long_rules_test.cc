@@ -115,6 +115,7 @@ TEST_F(LongRulesTest, CompilingThoseOfAQuestionHoldsUpNobodyElse) {
     v1::ExplainTensorRequest request;
     request.set_name("kernel");
     request.mutable_shape()->add_sizes(8);
+    request.mutable_mesh()->set_name("default");
     AddLongRules(request.mutable_rule_set());
     v1::ExplainTensorResponse response;
     stub().ExplainTensor(context, request, &response);
@@ -125,6 +126,7 @@ TEST_F(LongRulesTest, TheAnswerIsThatOfOtherRulesAlsoTheSecondTime) {
   v1::ExplainTensorRequest request;
   request.set_name("kernel");
   request.mutable_shape()->add_sizes(8);
+  request.mutable_mesh()->set_name("default");
   AddRules(2, R"(\w{60}\b)", request.mutable_rule_set());
   AddRules(1, "kernel", request.mutable_rule_set());
   ASSERT_TRUE(CompilesLong(request.rule_set()));
@@ -145,6 +147,7 @@ TEST_F(LongRulesTest, TheAnswerIsThatOfOtherRulesAlsoTheSecondTime) {
   v1::ResolveTreeRequest tree;
   AddRules(2, R"(\w{60}\b)", tree.mutable_header()->mutable_rule_set());
   AddRules(1, "kernel", tree.mutable_header()->mutable_rule_set());
+  tree.mutable_header()->mutable_mesh()->set_name("default");
   ASSERT_TRUE(stream->Write(tree));
   tree.Clear();
   tree.mutable_tensors()->set_names("kernel");

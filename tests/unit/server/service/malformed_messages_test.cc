@@ -62,6 +62,7 @@ class MalformedMessagesTest : public ResolveServiceTest {
 std::vector<std::string> TreeOf(const std::vector<std::string>& names) {
   v1::ResolveTreeRequest header;
   header.mutable_header()->mutable_rule_set()->mutable_inline_()->add_rules()->set_pattern(".*");
+  header.mutable_header()->mutable_mesh()->set_name("default");
   std::vector<std::string> messages = {header.SerializeAsString()};
   for (const std::string& name : names) {
     v1::ResolveTreeRequest piece;
@@ -135,6 +136,7 @@ TEST_F(MalformedMessagesTest, AnUnknownCallStaysUnknown) {
 
 TEST_F(MalformedMessagesTest, NearAxesAreSuggestedInErrorsAndCorrections) {
   v1::DescribeTilingRequest tiling;
+  tiling.mutable_mesh()->set_name("default");
   tiling.mutable_spec()->add_dimensions()->set_name("fspd");
   tiling.mutable_shape()->add_sizes(4);
   v1::DescribeTilingResponse tiles;
@@ -146,6 +148,7 @@ TEST_F(MalformedMessagesTest, NearAxesAreSuggestedInErrorsAndCorrections) {
   v1::CorrectSpecRequest correct;
   *correct.mutable_spec() = tiling.spec();
   *correct.mutable_shape() = tiling.shape();
+  *correct.mutable_mesh() = tiling.mesh();
   v1::CorrectSpecResponse corrected;
   EXPECT_THAT(Ask(&Stub::CorrectSpec, correct, &corrected), IsOk());
   ASSERT_EQ(corrected.corrections_size(), 1);

@@ -187,6 +187,7 @@ TEST_F(OlderVersionsTest, AreWhatQuestionsAndGetsOfThemAnswer) {
     request.set_name("kernel");
     request.mutable_shape()->add_sizes(8);
     request.mutable_rule_set()->set_name(name);
+    request.mutable_mesh()->set_name("default");
     v1::ExplainTensorResponse response;
     EXPECT_THAT(Ask(&Stub::ExplainTensor, request, &response), IsOk());
     EXPECT_EQ(response.rule(), rule) << name;

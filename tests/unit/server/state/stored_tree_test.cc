@@ -200,6 +200,7 @@ TEST_F(StoredTreeTest, AnswersAboutTheVersionThatIsNamed) {
   v1::ResolveTreeRequest resolve;
   resolve.mutable_header()->set_stored_tree("model@1");
   *resolve.mutable_header()->mutable_rule_set() = Rules({{".*", ""}});
+  resolve.mutable_header()->mutable_mesh()->set_name("default");
   std::vector<v1::ResolveTreeResponse> resolved;
   ASSERT_THAT(Exchange(stub().ResolveTree(&context).get(), resolve, {}, &resolved), IsOk());
   EXPECT_EQ(resolved[0].placements().spec_indexes_size(), 2);
@@ -373,6 +374,7 @@ TEST_F(StoredTreeTest, AnswersAStoredTreeAsOneThatIsStreamed) {
          within(&context);
          v1::ResolveTreeRequest request;
          *request.mutable_header()->mutable_rule_set() = rules;
+         request.mutable_header()->mutable_mesh()->set_name("default");
          request.mutable_header()->set_stored_tree(stored);
          std::vector<v1::ResolveTreeResponse> responses;
          const absl::Status status =
@@ -386,6 +388,8 @@ TEST_F(StoredTreeTest, AnswersAStoredTreeAsOneThatIsStreamed) {
          v1::DiffLayoutsRequest request;
          *request.mutable_header()->mutable_a()->mutable_rule_set() = rules;
          *request.mutable_header()->mutable_b()->mutable_rule_set() = Rules({{"", ""}});
+         request.mutable_header()->mutable_a()->mutable_mesh()->set_name("default");
+         request.mutable_header()->mutable_b()->mutable_mesh()->set_name("default");
          request.mutable_header()->set_stored_tree(stored);
          std::vector<v1::DiffLayoutsResponse> responses;
          const absl::Status status =
@@ -398,6 +402,7 @@ TEST_F(StoredTreeTest, AnswersAStoredTreeAsOneThatIsStreamed) {
          within(&context);
          v1::AnalyzeLayoutRequest request;
          request.mutable_header()->set_stored_tree(stored);
+         request.mutable_header()->mutable_mesh()->set_name("default");
          std::vector<v1::AnalyzeLayoutResponse> responses(1);
          const absl::Status status =
              Send(stub().AnalyzeLayout(&context, &responses[0]).get(), request, pieces);
