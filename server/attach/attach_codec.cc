@@ -51,7 +51,7 @@ WorkerMessage EncodeWelcome(const WorkerWelcome& from) {
   internal::v1::Welcome* to = response.mutable_welcome();
   to->set_cluster_id(std::string(from.cluster_id));
   to->set_term(from.term);
-  to->set_protocol(kAttachProtocol);
+  to->set_protocol(from.protocol);
   rpc::Encode(from.heartbeat_interval, to->mutable_heartbeat_interval());
   rpc::Encode(from.lost_after, to->mutable_heartbeat_limit());
   to->set_token_key(std::string(from.token_key));

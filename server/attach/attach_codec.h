@@ -37,6 +37,7 @@ WorkerMessage EncodeMessage(const internal::v1::AttachResponse& message);
 struct WorkerWelcome {
   std::string_view cluster_id;
   int64_t term = 0;
+  int32_t protocol = 0;  // that both sides speak from here on
   absl::Duration heartbeat_interval;
   absl::Duration lost_after;
   std::string_view token_key;

@@ -3,6 +3,7 @@
 
 #include "absl/strings/escaping.h"
 #include "rpc/codec/status.h"
+#include "rpc/contract.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -69,15 +70,15 @@ absl::Status CheckFields(const WorkerHello& hello) {
 
 absl::Status CheckHello(const WorkerHello& hello, std::string_view cluster_id, int64_t term) {
   SHARDMESH_RETURN_IF_ERROR(CheckFields(hello));
-  if (hello.min_protocol > kAttachProtocol || hello.max_protocol < kAttachProtocol) {
+  if (!rpc::CommonProtocol(hello.min_protocol, hello.max_protocol).has_value()) {
     return WithReason(absl::FailedPreconditionError(StrCat(
                           "worker \"", hello.identity, "\" speaks protocol ", hello.min_protocol,
-                          " to ", hello.max_protocol, ", this coordinator ", kAttachProtocol,
-                          "; run builds that have one in common")),
+                          " to ", hello.max_protocol, ", this coordinator ", rpc::kOldestProtocol,
+                          " to ", rpc::kNewestProtocol, "; run builds that have one in common")),
                       Reason::kProtocolMismatch,
                       {{fact::kIdentity, hello.identity},
                        {fact::kHave, hello.max_protocol},
-                       {fact::kNeed, kAttachProtocol}});
+                       {fact::kNeed, rpc::kNewestProtocol}});
   }
   if (!hello.cluster_id.empty() && hello.cluster_id != cluster_id) {
     return WithReason(absl::FailedPreconditionError(StrCat(

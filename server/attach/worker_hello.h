@@ -11,8 +11,6 @@
 
 namespace shardmesh::server {
 
-inline constexpr int32_t kAttachProtocol = 1;
-
 // A worker's claims about itself, unchecked. See Hello in attach_service.proto.
 struct WorkerHello {
   std::string cluster_id;

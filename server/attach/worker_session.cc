@@ -10,6 +10,7 @@
 #include "process/log.h"
 #include "rpc/codec/field_check.h"
 #include "rpc/codec/status.h"
+#include "rpc/contract.h"
 #include "server/attach/attach_codec.h"
 #include "server/attach/endpoint_check.h"
 #include "server/attach/inventory_judge.h"
@@ -264,6 +265,9 @@ void WorkerSession::Welcome() {
   clock_told_ = options.clock->Now();
   Send(EncodeWelcome({.cluster_id = options.cluster_id,
                       .term = options.term,
+                      // CheckHello found one.
+                      .protocol = rpc::CommonProtocol(hello_.min_protocol, hello_.max_protocol)
+                                      .value_or(rpc::kNewestProtocol),
                       .heartbeat_interval = timing.heartbeat_interval,
                       .lost_after = timing.lost_after,
                       .token_key = options.token_key,

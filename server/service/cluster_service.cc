@@ -38,8 +38,11 @@ class ClusterService final : public v1::ClusterService::CallbackService {
                                        const v1::GetVersionRequest*,
                                        v1::GetVersionResponse* response) override {
     response->mutable_build()->set_version(options_.build_version);
-    response->mutable_protocol()->set_min(rpc::kProtocolVersion);
-    response->mutable_protocol()->set_max(rpc::kProtocolVersion);
+    response->mutable_protocol()->set_min(rpc::kOldestProtocol);
+    response->mutable_protocol()->set_max(rpc::kNewestProtocol);
+    for (const rpc::Feature& feature : rpc::kFeatures) {
+      response->add_features(std::string(feature.name));
+    }
     response->set_cluster_id(options_.cluster_id);
     return Answer(context);
   }

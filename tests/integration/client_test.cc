@@ -13,6 +13,7 @@
 
 #include "program/collective_choice.h"
 #include "rpc/codec/definition.h"
+#include "rpc/contract.h"
 #include "sharding/rules/rule_set.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -40,6 +41,16 @@ class ClientTest : public ::testing::Test {
   const std::vector<float> values_ = {1, 2, 3, 4};
   std::unique_ptr<TestCluster> cluster_;
 };
+
+TEST_F(ClientTest, TheCoordinatorTellsItsProtocolAndFeatures) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ServerVersion version,
+                                 client().cluster().GetVersion());
+  EXPECT_EQ(version.min_protocol, rpc::kOldestProtocol);
+  EXPECT_EQ(version.max_protocol, rpc::kNewestProtocol);
+  std::vector<std::string> features;
+  for (const rpc::Feature& feature : rpc::kFeatures) features.emplace_back(feature.name);
+  EXPECT_EQ(version.features, features);
+}
 
 TEST_F(ClientTest, AnArrayThatWasReadGoesWithItsName) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::string first, Put("w"));

@@ -667,8 +667,8 @@ internal::v1::AttachRequest AttachLoop::MakeHello() const {
   hello->set_data_identity(options_.store->data_identity());
   hello->set_incarnation(options_.self.incarnation);
   hello->mutable_build()->set_version(std::string(rpc::BuildVersion()));
-  hello->mutable_protocol()->set_min(rpc::kProtocolVersion);
-  hello->mutable_protocol()->set_max(rpc::kProtocolVersion);
+  hello->mutable_protocol()->set_min(rpc::kOldestProtocol);
+  hello->mutable_protocol()->set_max(rpc::kNewestProtocol);
   for (const std::string& endpoint : options_.endpoints) {
     hello->add_endpoints()->set_address(endpoint);
   }
@@ -725,12 +725,12 @@ absl::Status AttachLoop::TakeWelcome(const internal::v1::Welcome& welcome) {
   SHARDMESH_FAILPOINT("link.welcome");
   SHARDMESH_ASSIGN_OR_RETURN(const absl::Duration interval,
                              rpc::Decode(welcome.heartbeat_interval()));
-  if (welcome.protocol() != rpc::kProtocolVersion) {
-    return WithReason(
-        absl::FailedPreconditionError(StrCat("the coordinator speaks protocol ", welcome.protocol(),
-                                             ", this worker ", rpc::kProtocolVersion)),
-        Reason::kProtocolMismatch,
-        {{fact::kHave, welcome.protocol()}, {fact::kNeed, rpc::kProtocolVersion}});
+  if (!rpc::CommonProtocol(welcome.protocol(), welcome.protocol()).has_value()) {
+    return WithReason(absl::FailedPreconditionError(StrCat(
+                          "the coordinator speaks protocol ", welcome.protocol(), ", this worker ",
+                          rpc::kOldestProtocol, " to ", rpc::kNewestProtocol)),
+                      Reason::kProtocolMismatch,
+                      {{fact::kHave, welcome.protocol()}, {fact::kNeed, rpc::kNewestProtocol}});
   }
   const KnownTerm begun = {.number = welcome.term(),
                            .token_key_digest = rpc::TokenKeyDigest(welcome.token_key())};

@@ -513,7 +513,8 @@ absl::Status RunVersion(const Invocation& invocation) {
   }
   std::cout << "coordinator at " << invocation.address << ": " << server->build.version
             << (server->build.revision.empty() ? "" : " of " + server->build.revision)
-            << ", protocol " << server->min_protocol << " to " << server->max_protocol << "\n";
+            << ", protocol " << server->min_protocol << " to " << server->max_protocol << "\n"
+            << "features: " << StrJoin(server->features, ", ") << "\n";
   return absl::OkStatus();
 }
 
