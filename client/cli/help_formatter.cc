@@ -34,10 +34,12 @@ std::string HelpFormatter::make_help(const CLI::App* app, std::string name,
 }
 
 std::string HelpFormatter::make_usage(const CLI::App* app, std::string name) const {
-  // CLI11 gives a command the last word alone.
-  for (const CLI::App* above = app->get_parent(); above != nullptr; above = above->get_parent()) {
-    const std::string prefix = above->get_name();
-    if (!name.starts_with(prefix + " ")) name = StrCat(prefix, " ", name);
+  // CLI11 gives a command its last word alone, or all of its words.
+  if (app->get_parent() != nullptr) {
+    name = app->get_name();
+    for (const CLI::App* above = app->get_parent(); above != nullptr; above = above->get_parent()) {
+      name = StrCat(above->get_name(), " ", name);
+    }
   }
   return CLI::Formatter::make_usage(app, std::move(name));
 }

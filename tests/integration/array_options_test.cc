@@ -155,6 +155,27 @@ TEST_F(ArrayOptionsTest, ListsArraysWithoutANameAfterThoseWithOne) {
   EXPECT_EQ(all[2].descriptor.array_id, put.arrays[1].descriptor.array_id);
 }
 
+TEST_F(ClusterCommandTest, MultipliesTransposedOperandsAndListsArraysWithoutAName) {
+  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape", "8x12", "--out", Path("x.npy")}).exit_code, 0);
+  ASSERT_EQ(cluster_->Run({"put", Path("x.npy"), "--as", "x", "--spec", "fsdp,tp"}).exit_code, 0);
+  CommandResult result = cluster_->Run({"matmul", "x", "x", "--transpose-a", "--as", "xtx"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  result = cluster_->Run({"ls", "--unnamed", "--output=json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  std::vector<std::vector<int64_t>> shapes;
+  for (const auto& array : nlohmann::json::parse(result.out)) {
+    if (array["name"] == "xtx") shapes.push_back(array["shape"]);
+  }
+  EXPECT_THAT(shapes, ElementsAre(ElementsAre(12, 12)));
+  // A weight as flax has it: inputs first.
+  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape", "12x4", "--out", Path("w.npy")}).exit_code, 0);
+  ASSERT_EQ(cluster_->Run({"put", Path("w.npy"), "--as", "w", "--spec", "tp,-"}).exit_code, 0);
+  result = cluster_->Run({"linear", "x", "w", "--layout", "in-out", "--as", "y"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  result = cluster_->Run({"linear", "x", "w", "--layout", "out-in", "--as", "z"});
+  EXPECT_EQ(result.exit_code, 1) << "the weight has 4 inputs then, not 12";
+}
+
 TEST_F(ClusterCommandTest, PutsATensorAndGetsASliceOfIt) {
   ASSERT_EQ(cluster_->Run({"make-tensor", "--shape", "8x12", "--out", Path("x.npy")}).exit_code, 0);
   CommandResult result = cluster_->Run(

@@ -45,6 +45,11 @@ std::string DeadAddress() {
   return StrCat("127.0.0.1:", ntohs(address.sin_port));
 }
 
+std::string WriteText(const std::string& path, const std::string& text) {
+  std::ofstream(path, std::ios::binary) << text;
+  return path;
+}
+
 class LocalCommandTest : public ::testing::Test {
  protected:
   LocalCommandTest() { unsetenv("SHARDMESH_ADDRESS"); }
@@ -325,6 +330,87 @@ TEST_F(LocalCommandTest, ExamplesOfTheHelpRun) {
         << ReadFile(folder_ + "/out");
   }
   EXPECT_GT(ran, 30);
+}
+
+// What each of these options changes, with it and without it.
+TEST_F(LocalCommandTest, TakesOptionsOfRareUse) {
+  const std::string logical = WriteText(folder_ + "/logical.yaml", "- [batch, fsdp]\n");
+  const std::string around = WriteText(folder_ + "/around.yaml", "- [heads, tp]\n");
+  const std::string other = WriteText(folder_ + "/other.yaml", "- [heads, fsdp]\n");
+  const std::string axes = "--axes=__BATCH__,__EMBED__";
+  struct Case {
+    std::vector<std::string> with;
+    std::vector<std::string> without;
+    std::string expected;  // in the output with it only
+  };
+  const std::vector<Case> cases = {
+      {{"constrain", axes, "--shape=7,7", "--mesh=fsdp=2,tp=2", "--auto-correct"},
+       {"constrain", axes, "--shape=7,7", "--mesh=fsdp=2,tp=2"},
+       "nothing"},
+      {{"resolve", axes, "--shape=8,8", kMesh, "--explain"},
+       {"resolve", axes, "--shape=8,8", kMesh},
+       "batch_axis"},
+      {{"tiles", "--spec=tp", "--shape=8", "--mesh=tp=2,dp=2", "--group-of=1"},
+       {"tiles", "--spec=tp", "--shape=8", "--mesh=tp=2,dp=2"},
+       "holders of its tile"},
+      {{"rules", "from-text", "attention->tp", "--tensor=norm", "--default=fsdp"},
+       {"rules", "from-text", "attention->tp", "--tensor=norm"},
+       "fsdp"},
+      {{"rules", "diff", kRules, kRules, "--tree", Tree(), kMesh, "--mesh-b=fsdp=4,tp=1"},
+       {"rules", "diff", kRules, kRules, "--tree", Tree(), kMesh},
+       "fsdp=4,tp=1"},
+      {{"layer", "describe", "--in=8", "--out=16", "--no-bias"},
+       {"layer", "describe", "--in=8", "--out=16"},
+       "bias       -"},
+      {{"layer", "output", "linear", "--lhs=dp,x", "--rhs=x,-", "--axis-name=x"},
+       {"layer", "output", "linear", "--lhs=dp,x", "--rhs=-,-", "--axis-name=tp"},
+       "-,x"},
+      {{"logical", "resolve", "--names=batch,heads", "--rules", logical, "--context-rules", around},
+       {"logical", "resolve", "--names=batch,heads", "--rules", logical, "--context-rules", other},
+       "fsdp,tp"},
+      {{"reshard", "--from=fsdp=2,tp=2:fsdp", "--to=fsdp=2,tp=2:-", "--shape=8,8", "--partial=tp",
+        "--keep-partial=tp"},
+       {"reshard", "--from=fsdp=2,tp=2:fsdp", "--to=fsdp=2,tp=2:-", "--shape=8,8", "--partial=tp"},
+       "all-gather\n"},
+  };
+  for (const Case& each : cases) {
+    const CommandResult with = Run(each.with);
+    EXPECT_EQ(with.exit_code, 0) << each.with[0] << " " << each.with[1] << "\n" << with.err;
+    EXPECT_THAT(with.out, HasSubstr(each.expected)) << each.with[0] << " " << each.with[1];
+    const CommandResult without = Run(each.without);
+    EXPECT_THAT(without.out, Not(HasSubstr(each.expected)))
+        << each.without[0] << " " << each.without[1] << without.err;
+  }
+}
+
+TEST_F(LocalCommandTest, ChecksLayersAndNamesOfFlax) {
+  const std::vector<std::string> check = {"layer", "check", "--mesh=x=2", "--method=all_gather"};
+  EXPECT_THAT(Run(check).err, HasSubstr("AXIS_NOT_IN_MESH"));
+  for (const char* reduced : {"--reduce-output", "--reduce-scatter-output"}) {
+    std::vector<std::string> arguments = check;
+    arguments.insert(arguments.end(), {"--axis-name=x", reduced});
+    const CommandResult checked = Run(arguments);
+    EXPECT_EQ(checked.exit_code, 0) << checked.err;
+    EXPECT_THAT(checked.out, HasSubstr("axis    x"));
+  }
+  const std::string logical = WriteText(folder_ + "/logical.yaml", "- [batch, fsdp]\n");
+  CommandResult result =
+      Run({"logical", "resolve", "--names=batch", "--rules", logical, "--values"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("fsdp"), Not(HasSubstr("spec"))));
+  result = Run({"logical", "resolve", "--names=batch", "--linen", "--constrain"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  result = Run({"logical", "resolve", "--names=batch", "--linen", "--values"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("--context-rules")) << "the flag as it is typed";
+  result = Run({"layer", "describe", "--in=8", "--out=16", "--merged", "-o", "json"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+}
+
+TEST_F(LocalCommandTest, HelpNamesACommandOnce) {
+  EXPECT_THAT(Run({"layer", "check", "--help"}).out,
+              HasSubstr("Usage: shardmesh layer check [OPTIONS]"));
+  EXPECT_THAT(Run({"constrain", "--help"}).out, HasSubstr("Usage: shardmesh constrain [OPTIONS]"));
 }
 
 }  // namespace

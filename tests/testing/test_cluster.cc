@@ -39,6 +39,11 @@ std::string MakeTestFolder(const std::string& name) {
 
 CommandResult RunShardmesh(const std::vector<std::string>& arguments,
                            const std::string& runtime_folder, absl::Duration timeout) {
+  return RunProgram("shardmesh", arguments, runtime_folder, timeout);
+}
+
+CommandResult RunProgram(const std::string& program, const std::vector<std::string>& arguments,
+                         const std::string& runtime_folder, absl::Duration timeout) {
   CommandResult result;
   const std::string out = MakeTestFolder("command");
   // The shell parts the two outputs, and passes its arguments on as they are.
@@ -47,7 +52,7 @@ CommandResult RunShardmesh(const std::vector<std::string>& arguments,
       "/bin/sh", "-c",
       StrCat("export XDG_RUNTIME_DIR=\"$1\" XDG_CONFIG_HOME=\"$1\"; shift; exec \"$0\" \"$@\" > ",
              out, "/out 2> ", out, "/err"),
-      SHARDMESH_BINARY_DIR "/shardmesh", runtime_folder};
+      StrCat(SHARDMESH_BINARY_DIR, "/", program), runtime_folder};
   options.command.insert(options.command.end(), arguments.begin(), arguments.end());
   options.log_path = out + "/log";
   const absl::Time start = absl::Now();

@@ -31,6 +31,10 @@ struct CommandResult {
 CommandResult RunShardmesh(const std::vector<std::string>& arguments,
                            const std::string& runtime_folder,
                            absl::Duration timeout = absl::Seconds(60));
+// As RunShardmesh, of another program of this build.
+CommandResult RunProgram(const std::string& program, const std::vector<std::string>& arguments,
+                         const std::string& runtime_folder,
+                         absl::Duration timeout = absl::Seconds(60));
 
 // A new, empty folder below the test's own temporary one.
 std::string MakeTestFolder(const std::string& name);

@@ -82,7 +82,7 @@ struct ResolveFlags {
 absl::Status RunLinen(const Invocation& invocation, const ResolveFlags& flags) {
   if (!flags.context.empty() || !flags.mesh.empty() || flags.values_only || flags.exact.exact) {
     return WrongUse(
-        "--context, --mesh, --values and --exact are about flax.core.spmd, not --linen");
+        "--context-rules, --mesh, --values and --exact are about flax.core.spmd, not --linen");
   }
   LinenQuestion question{.names = flags.names,
                          .fallback = flags.fallback.value_or(RulesFallback::kAxisIsUnsharded),
