@@ -188,7 +188,7 @@ TEST_F(OlderVersionsTest, AreWhatQuestionsAndGetsOfThemAnswer) {
     request.mutable_shape()->add_sizes(8);
     request.mutable_rule_set()->set_name(name);
     v1::ExplainTensorResponse response;
-    EXPECT_THAT(Ask(&Stub::ExplainTensor, request, &response), IsOk());
+    EXPECT_THAT(Ask(&v1::ResolveService::Stub::ExplainTensor, request, &response), IsOk());
     EXPECT_EQ(response.rule(), rule) << name;
 
     v1::GetEntryRequest get;
