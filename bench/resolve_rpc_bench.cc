@@ -36,7 +36,7 @@
 #include "rpc/metrics/metrics.h"
 #include "rpc/server_lifecycle.h"
 #include "server/coordinator_server.h"
-#include "server/service/resolve_service.h"
+#include "server/service/question_services.h"
 #include "server/state/arrays.h"
 #include "server/state/definitions.h"
 #include "server/store/local_store.h"
@@ -169,13 +169,13 @@ void StartResolve(v1::ResolveService::Stub& resolve, const v1::ResolveSpecReques
                                });
 }
 
-// A coordinator's ResolveService over a state that others share, and a stub to ask it.
+// A coordinator's services of questions over a state that others share, and a stub to ask it.
 struct Resolver {
   Resolver(const server::DefinitionStore* definition_store, rpc::Metrics* metrics)
-      : service(server::MakeResolveService(
+      : services(server::MakeQuestionServices(
             {.definition_store = definition_store, .registry = nullptr, .metrics = metrics})),
-        lifecycle(*rpc::ServerLifecycle::Start(OptionsOf(metrics),
-                                               {{"shardmesh.v1.ResolveService", service.get()}})),
+        lifecycle(*rpc::ServerLifecycle::Start(
+            OptionsOf(metrics), {{"shardmesh.v1.ResolveService", services.front().service.get()}})),
         stub(v1::ResolveService::NewStub(
             grpc::CreateChannel(lifecycle->address(), grpc::InsecureChannelCredentials()))) {}
 
@@ -185,7 +185,7 @@ struct Resolver {
     return options;
   }
 
-  std::unique_ptr<grpc::Service> service;
+  std::vector<server::QuestionService> services;  // ResolveService first
   std::unique_ptr<rpc::ServerLifecycle> lifecycle;
   std::unique_ptr<v1::ResolveService::Stub> stub;
 };

@@ -38,7 +38,7 @@
 #include "server/service/compute_service.h"
 #include "server/service/endpoint_probe.h"
 #include "server/service/operation_service.h"
-#include "server/service/resolve_service.h"
+#include "server/service/question_services.h"
 #include "server/service/session_service.h"
 #include "server/state/array_record.h"
 #include "server/state/arrays.h"
@@ -263,10 +263,12 @@ absl::Status Server::OpenState() {
                                  .max_put_streams_per_caller = options_.max_put_streams_per_caller,
                                  .token_key = token_key,
                                  .term = term};
-  AddService("shardmesh.v1.ResolveService",
-             MakeResolveService({.definition_store = definition_store_.get(),
-                                 .registry = registry_.get(),
-                                 .metrics = &metrics_}));
+  for (QuestionService& questions :
+       MakeQuestionServices({.definition_store = definition_store_.get(),
+       .registry = registry_.get(),
+       .metrics = &metrics_})) {
+    AddService(std::move(questions.name), std::move(questions.service));
+  }
   AddService("shardmesh.v1.SessionService", MakeSessionService(sessions_.get()));
   AddService("shardmesh.v1.ArrayService", MakeArrayService(context));
   AddService("shardmesh.v1.ComputeService",

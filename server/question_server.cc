@@ -13,7 +13,7 @@
 #include "rpc/call.h"
 #include "rpc/server_lifecycle.h"
 #include "server/service/catalog_service.h"
-#include "server/service/resolve_service.h"
+#include "server/service/question_services.h"
 #include "server/state/arrays.h"
 #include "server/state/definitions.h"
 #include "server/store/local_store.h"
@@ -44,7 +44,7 @@ class Server final : public QuestionServer {
   std::unique_ptr<Store> store_;
   std::unique_ptr<ArrayRegistry> registry_;
   std::unique_ptr<DefinitionStore> definition_store_;
-  std::unique_ptr<grpc::Service> resolve_;
+  std::vector<QuestionService> questions_;
   StreamingService catalog_;
   std::unique_ptr<rpc::ServerLifecycle> lifecycle_;
 };
@@ -56,17 +56,19 @@ absl::Status Server::Start() {
                                      [](const std::string&, const std::vector<std::string>&) {}));
   SHARDMESH_ASSIGN_OR_RETURN(definition_store_,
                              DefinitionStore::Open(store_.get(), &clock_, &registry_->requests()));
-  resolve_ = MakeResolveService(
+  questions_ = MakeQuestionServices(
       {.definition_store = definition_store_.get(), .registry = registry_.get()});
   catalog_ = MakeCatalogService(definition_store_.get(), registry_.get());
   rpc::ServerOptions server;
   server.address.clear();
   server.health = false;
   server.on_drain = [this] { catalog_.end_streams(); };
-  SHARDMESH_ASSIGN_OR_RETURN(
-      lifecycle_, rpc::ServerLifecycle::Start(
-                      server, {{"shardmesh.v1.ResolveService", resolve_.get()},
-                               {"shardmesh.v1.CatalogService", catalog_.service.get()}}));
+  std::vector<rpc::NamedService> services = {
+      {"shardmesh.v1.CatalogService", catalog_.service.get()}};
+  for (const QuestionService& questions : questions_) {
+    services.push_back({questions.name, questions.service.get()});
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(lifecycle_, rpc::ServerLifecycle::Start(server, services));
   lifecycle_->SetReady(true);
   return absl::OkStatus();
 }

@@ -12,9 +12,9 @@ class Channel;
 
 namespace shardmesh::server {
 
-// Serves ResolveService and CatalogService as a coordinator does that was just started: there are
-// no definitions and no arrays. Definitions are kept in memory, and go with the server. Calls of
-// other services end with UNIMPLEMENTED. Limits of messages are those of a coordinator.
+// Serves CatalogService and the services of questions as a coordinator does that was just started:
+// there are no definitions and no arrays. Definitions are kept in memory, and go with the server.
+// Calls of other services end with UNIMPLEMENTED. Limits of messages are those of a coordinator.
 //
 // Serves from Start on; the destructor cancels what still runs. Thread-safe.
 class QuestionServer {

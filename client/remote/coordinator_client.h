@@ -140,7 +140,7 @@ class CoordinatorClient {
                                               const Options& options);
   absl::Status CloseSession(const std::string& session_id, const Options& options);
 
-  // ResolveService.
+  // The services of questions.
   absl::StatusOr<SpecAnswer> ResolveSpec(const ResolveSpecQuestion& question,
                                          const Options& options);
   absl::StatusOr<SpecAnswer> CorrectSpec(const CorrectSpecQuestion& question,

@@ -26,12 +26,17 @@
 #include "rpc/codec/spec_codec.h"
 #include "rpc/codec/status.h"
 #include "rpc/codec/time_codec.h"
+#include "shardmesh/compat/v1/compat_service.grpc.pb.h"
 #include "shardmesh/v1/array_service.grpc.pb.h"
 #include "shardmesh/v1/catalog_service.grpc.pb.h"
 #include "shardmesh/v1/cluster_service.grpc.pb.h"
 #include "shardmesh/v1/compute_service.grpc.pb.h"
+#include "shardmesh/v1/layout_service.grpc.pb.h"
+#include "shardmesh/v1/mesh_service.grpc.pb.h"
 #include "shardmesh/v1/operation_service.grpc.pb.h"
+#include "shardmesh/v1/reshard_service.grpc.pb.h"
 #include "shardmesh/v1/resolve_service.grpc.pb.h"
+#include "shardmesh/v1/rule_service.grpc.pb.h"
 #include "shardmesh/v1/session_service.grpc.pb.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
@@ -48,8 +53,13 @@ struct CoordinatorClient::Connection {
         catalog(v1::CatalogService::NewStub(channel)),
         cluster(v1::ClusterService::NewStub(channel)),
         compute(v1::ComputeService::NewStub(channel)),
-        layouts(v1::ResolveService::NewStub(channel)),
+        compat(compat::v1::CompatService::NewStub(channel)),
+        layouts(v1::LayoutService::NewStub(channel)),
+        meshes(v1::MeshService::NewStub(channel)),
         operations(v1::OperationService::NewStub(channel)),
+        reshards(v1::ReshardService::NewStub(channel)),
+        resolve(v1::ResolveService::NewStub(channel)),
+        rules(v1::RuleService::NewStub(channel)),
         sessions(v1::SessionService::NewStub(channel)) {}
 
   // How long each attempt of a call waits for a lost connection.
@@ -62,8 +72,13 @@ struct CoordinatorClient::Connection {
   const std::unique_ptr<v1::CatalogService::Stub> catalog;
   const std::unique_ptr<v1::ClusterService::Stub> cluster;
   const std::unique_ptr<v1::ComputeService::Stub> compute;
-  const std::unique_ptr<v1::ResolveService::Stub> layouts;
+  const std::unique_ptr<compat::v1::CompatService::Stub> compat;
+  const std::unique_ptr<v1::LayoutService::Stub> layouts;
+  const std::unique_ptr<v1::MeshService::Stub> meshes;
   const std::unique_ptr<v1::OperationService::Stub> operations;
+  const std::unique_ptr<v1::ReshardService::Stub> reshards;
+  const std::unique_ptr<v1::ResolveService::Stub> resolve;
+  const std::unique_ptr<v1::RuleService::Stub> rules;
   const std::unique_ptr<v1::SessionService::Stub> sessions;
 
   // Returns the server's error, or an error with the address prepended if the call never reached

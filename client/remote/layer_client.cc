@@ -13,24 +13,24 @@ namespace {
 
 // The wire keeps 0 for "not set" and has the kinds in the same order.
 static_assert(static_cast<int>(OutputSpecQuestion::Kind::kOperand) + 1 ==
-              v1::ResolveOutputSpecRequest::KIND_OPERAND);
+              compat::v1::ResolveOutputSpecRequest::KIND_OPERAND);
 
 }  // namespace
 
 absl::StatusOr<std::optional<PartitionSpec>> CoordinatorClient::ResolveOutputSpec(
     const OutputSpecQuestion& question, const Options& options) {
-  v1::ResolveOutputSpecRequest request;
+  compat::v1::ResolveOutputSpecRequest request;
   request.set_kind(
-      static_cast<v1::ResolveOutputSpecRequest::Kind>(static_cast<int>(question.kind) + 1));
+      static_cast<compat::v1::ResolveOutputSpecRequest::Kind>(static_cast<int>(question.kind) + 1));
   rpc::Encode(question.lhs, request.mutable_lhs());
   if (question.kind != OutputSpecQuestion::Kind::kOperand) {
     rpc::Encode(question.rhs, request.mutable_rhs());
   }
   request.set_axis_name(question.axis_name);
-  v1::ResolveOutputSpecResponse response;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->layouts,
-                                              &v1::ResolveService::Stub::ResolveOutputSpec, request,
-                                              options, &response));
+  compat::v1::ResolveOutputSpecResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->compat,
+                                              &compat::v1::CompatService::Stub::ResolveOutputSpec,
+                                              request, options, &response));
   std::optional<PartitionSpec> spec;
   if (response.has_spec()) {
     SHARDMESH_ASSIGN_OR_RETURN(spec, DecodeAnswer(response.spec()));
@@ -40,8 +40,8 @@ absl::StatusOr<std::optional<PartitionSpec>> CoordinatorClient::ResolveOutputSpe
 
 absl::StatusOr<TensorParallelConfig> CoordinatorClient::CheckTensorParallel(
     const TensorParallelQuestion& question, const Options& options) {
-  v1::CheckTensorParallelRequest request;
-  v1::TensorParallelConfig* const config = request.mutable_config();
+  compat::v1::CheckTensorParallelRequest request;
+  compat::v1::TensorParallelConfig* const config = request.mutable_config();
   if (question.mesh.has_value()) {
     EncodeSelector(*question.mesh, config->mutable_mesh());
   }
@@ -55,9 +55,9 @@ absl::StatusOr<TensorParallelConfig> CoordinatorClient::CheckTensorParallel(
     EncodeSelector(*question.context_mesh, request.mutable_context_mesh());
   }
   request.set_compatibility(EncodeCompatibility(question.compatibility));
-  v1::CheckTensorParallelResponse response;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->layouts,
-                                              &v1::ResolveService::Stub::CheckTensorParallel,
+  compat::v1::CheckTensorParallelResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->compat,
+                                              &compat::v1::CompatService::Stub::CheckTensorParallel,
                                               request, options, &response));
   TensorParallelConfig checked;
   if (response.has_mesh()) {
@@ -79,13 +79,13 @@ absl::StatusOr<TensorParallelConfig> CoordinatorClient::CheckTensorParallel(
 
 absl::StatusOr<LinearLayer> CoordinatorClient::DescribeLinearLayer(
     const LinearLayerQuestion& question, const Options& options) {
-  v1::DescribeLinearLayerRequest request;
+  compat::v1::DescribeLinearLayerRequest request;
   rpc::Encode(question.options, &request);
   request.set_dtype(rpc::Encode(question.dtype));
   request.set_compatibility(EncodeCompatibility(question.compatibility));
-  v1::DescribeLinearLayerResponse response;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->layouts,
-                                              &v1::ResolveService::Stub::DescribeLinearLayer,
+  compat::v1::DescribeLinearLayerResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->compat,
+                                              &compat::v1::CompatService::Stub::DescribeLinearLayer,
                                               request, options, &response));
   LinearLayer layer;
   absl::StatusOr<ParallelLinear> facts = rpc::Decode(response);
@@ -100,16 +100,17 @@ absl::StatusOr<LinearLayer> CoordinatorClient::DescribeLinearLayer(
 absl::StatusOr<Dtype> CoordinatorClient::PromoteDtypes(absl::Span<const Dtype> dtypes,
                                                        std::optional<Dtype> dtype,
                                                        const Options& options) {
-  v1::PromoteDtypesRequest request;
+  compat::v1::PromoteDtypesRequest request;
   for (const Dtype each : dtypes) {
     request.add_dtypes(rpc::Encode(each));
   }
   if (dtype.has_value()) {
     request.set_dtype(rpc::Encode(*dtype));
   }
-  v1::PromoteDtypesResponse response;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
-      connection_->layouts, &v1::ResolveService::Stub::PromoteDtypes, request, options, &response));
+  compat::v1::PromoteDtypesResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->compat,
+                                              &compat::v1::CompatService::Stub::PromoteDtypes,
+                                              request, options, &response));
   return DecodeAnswer(response.dtype());
 }
 

@@ -154,7 +154,7 @@ absl::StatusOr<SpecAnswer> CoordinatorClient::ResolveSpec(const ResolveSpecQuest
   request.set_suggest_fixes(question.suggest_fixes);
   v1::ResolveSpecResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection_->Call(
-      connection_->layouts, &v1::ResolveService::Stub::ResolveSpec, request, options, &response));
+      connection_->resolve, &v1::ResolveService::Stub::ResolveSpec, request, options, &response));
   SpecAnswer answer;
   SHARDMESH_ASSIGN_OR_RETURN(answer.requested, DecodeAnswer(response.requested()));
   SHARDMESH_RETURN_IF_ERROR(DecodeFit(response, &answer));
@@ -177,7 +177,7 @@ absl::StatusOr<std::vector<AxisValue>> CoordinatorClient::ResolveAxes(
   request.set_compatibility(EncodeCompatibility(question.compatibility));
   v1::ResolveAxesResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection_->Call(
-      connection_->layouts, &v1::ResolveService::Stub::ResolveAxes, request, options, &response));
+      connection_->resolve, &v1::ResolveService::Stub::ResolveAxes, request, options, &response));
   std::vector<AxisValue> values;
   SHARDMESH_RETURN_IF_ERROR(DecodeAnswers(response.values(), &values));
   return values;
@@ -195,7 +195,7 @@ absl::StatusOr<SpecAnswer> CoordinatorClient::CorrectSpec(const CorrectSpecQuest
   request.set_allow_empty_mesh(question.allow_empty_mesh);
   v1::CorrectSpecResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection_->Call(
-      connection_->layouts, &v1::ResolveService::Stub::CorrectSpec, request, options, &response));
+      connection_->resolve, &v1::ResolveService::Stub::CorrectSpec, request, options, &response));
   SpecAnswer answer;
   answer.requested = question.spec;
   SHARDMESH_RETURN_IF_ERROR(DecodeFit(response, &answer));
@@ -225,7 +225,7 @@ absl::StatusOr<ConstraintAnswer> CoordinatorClient::ConstrainArray(
   request.set_policy(EncodePolicy(question.strict));
   request.set_compatibility(EncodeCompatibility(question.compatibility));
   v1::ConstrainArrayResponse response;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->layouts,
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->resolve,
                                               &v1::ResolveService::Stub::ConstrainArray, request,
                                               options, &response));
   ConstraintAnswer answer;
@@ -248,7 +248,7 @@ absl::StatusOr<Comparison> CoordinatorClient::CompareSpecs(const CompareQuestion
   request.set_compatibility(EncodeCompatibility(question.compatibility));
   v1::CompareSpecsResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection_->Call(
-      connection_->layouts, &v1::ResolveService::Stub::CompareSpecs, request, options, &response));
+      connection_->resolve, &v1::ResolveService::Stub::CompareSpecs, request, options, &response));
   return Comparison{.equal = response.equal(),
                     .equivalent = response.equivalent(),
                     .a_fully_replicated = response.a_fully_replicated(),
@@ -273,7 +273,7 @@ absl::StatusOr<TensorExplanation> CoordinatorClient::ExplainTensor(const Explain
   request.set_compatibility(EncodeCompatibility(question.compatibility));
   v1::ExplainTensorResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection_->Call(
-      connection_->layouts, &v1::ResolveService::Stub::ExplainTensor, request, options, &response));
+      connection_->resolve, &v1::ResolveService::Stub::ExplainTensor, request, options, &response));
   TensorExplanation answer;
   SHARDMESH_ASSIGN_OR_RETURN(answer.spec.requested, DecodeAnswer(response.spec().requested()));
   SHARDMESH_ASSIGN_OR_RETURN(answer.spec.effective, DecodeAnswer(response.spec().effective()));
@@ -302,9 +302,8 @@ absl::StatusOr<TilingAnswer> CoordinatorClient::DescribeTiling(const TilingQuest
                                            question.replica_groups_of.end());
   request.set_compatibility(EncodeCompatibility(question.compatibility));
   v1::DescribeTilingResponse response;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->layouts,
-                                              &v1::ResolveService::Stub::DescribeTiling, request,
-                                              options, &response));
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
+      connection_->layouts, &v1::LayoutService::Stub::DescribeTiling, request, options, &response));
   TilingAnswer answer;
   answer.shard_shape = ShapeOf(response.shard_shape());
   answer.distinct_tiles = response.distinct_tiles();
@@ -329,7 +328,7 @@ absl::StatusOr<TilingAnswer> CoordinatorClient::DescribeTiling(const TilingQuest
 
 absl::StatusOr<std::vector<NamedPreset>> CoordinatorClient::ListPresets(const Options& options) {
   v1::ListPresetsResponse response;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->layouts,
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->resolve,
                                               &v1::ResolveService::Stub::ListPresets,
                                               v1::ListPresetsRequest(), options, &response));
   std::vector<NamedPreset> presets;

@@ -53,9 +53,9 @@ absl::StatusOr<LogicalRules> CoordinatorClient::ComposeLogicalRules(
   EncodeSelector(first, request.mutable_first());
   EncodeSelector(second, request.mutable_second());
   v1::ComposeLogicalRulesResponse response;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->layouts,
-                                              &v1::ResolveService::Stub::ComposeLogicalRules,
-                                              request, options, &response));
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->rules,
+                                              &v1::RuleService::Stub::ComposeLogicalRules, request,
+                                              options, &response));
   return DecodeAnswer(response.rules());
 }
 
@@ -72,9 +72,8 @@ absl::StatusOr<SpmdAnswer> CoordinatorClient::ResolveSpmdAxes(const SpmdQuestion
   request.set_values_only(question.values_only);
   request.set_compatibility(EncodeCompatibility(question.compatibility));
   Response response;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->layouts,
-                                              &v1::ResolveService::Stub::ResolveLogicalAxes,
-                                              request, options, &response));
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
+      connection_->rules, &v1::RuleService::Stub::ResolveLogicalAxes, request, options, &response));
   SpmdAnswer answer;
   SHARDMESH_RETURN_IF_ERROR(DecodeAnswers(response.values(), &answer.values));
   if (response.has_spec()) {
@@ -94,9 +93,8 @@ absl::StatusOr<std::optional<PartitionSpec>> CoordinatorClient::ResolveLinenAxes
   request.set_fallback(EncodeFallback(question.fallback));
   request.set_constrain(question.constrain);
   Response response;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->layouts,
-                                              &v1::ResolveService::Stub::ResolveLogicalAxes,
-                                              request, options, &response));
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
+      connection_->rules, &v1::RuleService::Stub::ResolveLogicalAxes, request, options, &response));
   if (!response.has_spec()) {
     return std::nullopt;
   }

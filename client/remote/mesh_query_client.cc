@@ -11,7 +11,7 @@ namespace {
 
 // The wire keeps 0 for "not set" and has the questions in the same order.
 static_assert(static_cast<int>(MeshAxesQuestion::Kind::kSubmesh) + 1 ==
-              v1::QueryMeshRequest::QUESTION_SUBMESH);
+              compat::v1::QueryMeshRequest::QUESTION_SUBMESH);
 
 void Encode(const MeshFields& from, v1::Mesh* to) {
   for (const MeshAxis& axis : from.axes) {
@@ -48,7 +48,7 @@ absl::StatusOr<MeshAnswer> CoordinatorClient::DescribeMesh(const MeshQuestion& q
   request.set_compatibility(EncodeCompatibility(question.compatibility));
   v1::DescribeMeshResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection_->Call(
-      connection_->layouts, &v1::ResolveService::Stub::DescribeMesh, request, options, &response));
+      connection_->meshes, &v1::MeshService::Stub::DescribeMesh, request, options, &response));
   MeshAnswer answer;
   SHARDMESH_ASSIGN_OR_RETURN(answer.mesh, DecodeMesh(response.mesh(), question.compatibility));
   answer.workers.assign(response.workers().begin(), response.workers().end());
@@ -58,16 +58,17 @@ absl::StatusOr<MeshAnswer> CoordinatorClient::DescribeMesh(const MeshQuestion& q
 
 absl::StatusOr<MeshAxesAnswer> CoordinatorClient::QueryMesh(const MeshAxesQuestion& question,
                                                             const Options& options) {
-  v1::QueryMeshRequest request;
+  compat::v1::QueryMeshRequest request;
   request.set_question(
-      static_cast<v1::QueryMeshRequest::Question>(static_cast<int>(question.kind) + 1));
+      static_cast<compat::v1::QueryMeshRequest::Question>(static_cast<int>(question.kind) + 1));
   EncodeSelector(question.mesh, request.mutable_mesh());
   request.mutable_axes()->Add(question.axes.begin(), question.axes.end());
   request.mutable_devices()->Add(question.devices.begin(), question.devices.end());
   request.set_compatibility(EncodeCompatibility(question.compatibility));
-  v1::QueryMeshResponse response;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
-      connection_->layouts, &v1::ResolveService::Stub::QueryMesh, request, options, &response));
+  compat::v1::QueryMeshResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->compat,
+                                              &compat::v1::CompatService::Stub::QueryMesh, request,
+                                              options, &response));
   MeshAxesAnswer answer;
   answer.present = response.present();
   answer.absent_axes.assign(response.absent_axes().begin(), response.absent_axes().end());
@@ -84,13 +85,14 @@ absl::StatusOr<MeshAxesAnswer> CoordinatorClient::QueryMesh(const MeshAxesQuesti
 
 absl::StatusOr<std::vector<std::string>> CoordinatorClient::ListSpecAxes(
     absl::Span<const PartitionSpec> specs, const Options& options) {
-  v1::ListSpecAxesRequest request;
+  compat::v1::ListSpecAxesRequest request;
   for (const PartitionSpec& spec : specs) {
     rpc::Encode(spec, request.add_specs());
   }
-  v1::ListSpecAxesResponse response;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
-      connection_->layouts, &v1::ResolveService::Stub::ListSpecAxes, request, options, &response));
+  compat::v1::ListSpecAxesResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->compat,
+                                              &compat::v1::CompatService::Stub::ListSpecAxes,
+                                              request, options, &response));
   return std::vector<std::string>(response.axes().begin(), response.axes().end());
 }
 

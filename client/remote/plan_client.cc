@@ -46,19 +46,19 @@ absl::StatusOr<ReshardDevice> DecodeDevice(const v1::ReshardDevice& from) {
   return to;
 }
 
-v1::ListShardingsRequest::Question EncodeQuestion(ShardingsQuestion::Kind kind) {
+compat::v1::ListShardingsRequest::Question EncodeQuestion(ShardingsQuestion::Kind kind) {
   switch (kind) {
     case ShardingsQuestion::Kind::kLayouts:
       break;
     case ShardingsQuestion::Kind::kLayoutsOnMesh:
-      return v1::ListShardingsRequest::QUESTION_LAYOUTS_ON_MESH;
+      return compat::v1::ListShardingsRequest::QUESTION_LAYOUTS_ON_MESH;
     case ShardingsQuestion::Kind::kSpecs:
-      return v1::ListShardingsRequest::QUESTION_SPECS;
+      return compat::v1::ListShardingsRequest::QUESTION_SPECS;
   }
-  return v1::ListShardingsRequest::QUESTION_LAYOUTS;
+  return compat::v1::ListShardingsRequest::QUESTION_LAYOUTS;
 }
 
-absl::StatusOr<ShardingsEntry> DecodeEntry(const v1::LeafSharding& from) {
+absl::StatusOr<ShardingsEntry> DecodeEntry(const compat::v1::LeafSharding& from) {
   ShardingsEntry to;
   to.name = from.name();
   if (from.has_spec()) {
@@ -93,7 +93,7 @@ absl::StatusOr<ReshardAnswer> CoordinatorClient::PlanReshard(const ReshardQuesti
   request.set_compatibility(EncodeCompatibility(question.compatibility));
   v1::PlanReshardResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection_->Call(
-      connection_->layouts, &v1::ResolveService::Stub::PlanReshard, request, options, &response));
+      connection_->reshards, &v1::ReshardService::Stub::PlanReshard, request, options, &response));
   ReshardAnswer answer;
   answer.pattern = rpc::Decode(response.pattern());
   for (const v1::ReshardStep& step : response.steps()) {
@@ -210,7 +210,7 @@ absl::StatusOr<SearchAnswer> CoordinatorClient::SearchMeshes(const SearchQuestio
 
 absl::StatusOr<std::vector<ShardingsEntry>> CoordinatorClient::ListShardings(
     const ShardingsQuestion& question, const Options& options) {
-  v1::ListShardingsRequest request;
+  compat::v1::ListShardingsRequest request;
   request.set_question(EncodeQuestion(question.kind));
   for (const HeldLeaf& leaf : question.leaves) {
     rpc::Encode(leaf, request.add_leaves());
@@ -226,10 +226,10 @@ absl::StatusOr<std::vector<ShardingsEntry>> CoordinatorClient::ListShardings(
         entries.clear();
         grpc::ClientContext context;
         connection_->Prepare(attempt, &context);
-        const auto stream = connection_->layouts->ListShardings(&context, request);
-        v1::ListShardingsResponse response;
+        const auto stream = connection_->compat->ListShardings(&context, request);
+        compat::v1::ListShardingsResponse response;
         while (stream->Read(&response)) {
-          for (const v1::LeafSharding& wire : response.shardings()) {
+          for (const compat::v1::LeafSharding& wire : response.shardings()) {
             absl::StatusOr<ShardingsEntry> entry = DecodeEntry(wire);
             if (!entry.ok()) {
               context.TryCancel();

@@ -47,7 +47,7 @@ absl::StatusOr<ProfileAnswer> CoordinatorClient::DescribeProfile(const ProfileQu
         rpc::EncodeFields(given->fields, given->semantic_axes, profile->mutable_inline_()));
   }
   v1::DescribeProfileResponse response;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->layouts,
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->resolve,
                                               &v1::ResolveService::Stub::DescribeProfile, request,
                                               options, &response));
   ProfileAnswer answer;
@@ -65,7 +65,7 @@ absl::StatusOr<ProfileAnswer> CoordinatorClient::DescribeProfile(const ProfileQu
 
 absl::StatusOr<PythonHash> CoordinatorClient::ComputeHash(const HashQuestion& question,
                                                           const Options& options) {
-  v1::ComputeHashRequest request;
+  compat::v1::ComputeHashRequest request;
   const auto* const text = std::get_if<std::string>(&question.subject);
   if (text != nullptr) {
     request.set_text(*text);
@@ -76,9 +76,10 @@ absl::StatusOr<PythonHash> CoordinatorClient::ComputeHash(const HashQuestion& qu
     request.set_algorithm(*question.algorithm);
   }
   request.set_compatibility(EncodeCompatibility(question.compatibility));
-  v1::ComputeHashResponse response;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
-      connection_->layouts, &v1::ResolveService::Stub::ComputeHash, request, options, &response));
+  compat::v1::ComputeHashResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->compat,
+                                              &compat::v1::CompatService::Stub::ComputeHash,
+                                              request, options, &response));
   return PythonHash{text != nullptr ? *text : response.text(), response.hash(),
                     response.python_hash_value()};
 }

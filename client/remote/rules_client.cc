@@ -155,7 +155,7 @@ absl::Status Append(const v1::DiffLayoutsResponse& from, std::vector<PartitionSp
 
 absl::StatusOr<PatternRulesAnswer> CoordinatorClient::ParsePatternRules(
     const PatternRulesQuestion& question, const Options& options) {
-  v1::ParsePatternRulesRequest request;
+  compat::v1::ParsePatternRulesRequest request;
   request.set_text(question.text);
   if (question.name.has_value()) {
     request.set_name(*question.name);
@@ -165,10 +165,10 @@ absl::StatusOr<PatternRulesAnswer> CoordinatorClient::ParsePatternRules(
   if (question.mesh.has_value()) {
     EncodeSelector(*question.mesh, request.mutable_mesh());
   }
-  v1::ParsePatternRulesResponse response;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->layouts,
-                                              &v1::ResolveService::Stub::ParsePatternRules, request,
-                                              options, &response));
+  compat::v1::ParsePatternRulesResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->compat,
+                                              &compat::v1::CompatService::Stub::ParsePatternRules,
+                                              request, options, &response));
   PatternRulesAnswer answer;
   SHARDMESH_RETURN_IF_ERROR(DecodeRules(response.rules(), &answer.rules));
   if (response.has_spec()) {
@@ -188,7 +188,7 @@ absl::StatusOr<PatternCheck> CoordinatorClient::CheckPattern(const std::string& 
   request.mutable_names()->Add(names.begin(), names.end());
   v1::CheckPatternResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection_->Call(
-      connection_->layouts, &v1::ResolveService::Stub::CheckPattern, request, options, &response));
+      connection_->rules, &v1::RuleService::Stub::CheckPattern, request, options, &response));
   if (static_cast<size_t>(response.found_size()) != names.size()) {
     return BadAnswer(absl::InvalidArgumentError(
         StrCat(response.found_size(), " answers for ", names.size(), " names")));
@@ -203,7 +203,7 @@ absl::StatusOr<RewriteAnswer> CoordinatorClient::RewriteRules(const rpc::RuleSet
   rpc::Encode(rules, request.mutable_rule_set());
   v1::RewriteRulesResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection_->Call(
-      connection_->layouts, &v1::ResolveService::Stub::RewriteRules, request, options, &response));
+      connection_->rules, &v1::RuleService::Stub::RewriteRules, request, options, &response));
   SHARDMESH_ASSIGN_OR_RETURN(rpc::RuleSetDefinition rewritten, DecodeAnswer(response.rule_set()));
   return RewriteAnswer{.rules = std::move(rewritten),
                        .origins = {response.origins().begin(), response.origins().end()},
@@ -218,7 +218,7 @@ absl::StatusOr<LintAnswer> CoordinatorClient::LintRules(const LintQuestion& ques
     response.Clear();
     grpc::ClientContext context;
     connection_->Prepare(attempt, &context);
-    const auto stream = connection_->layouts->LintRules(&context, &response);
+    const auto stream = connection_->rules->LintRules(&context, &response);
     v1::LintRulesRequest request;
     EncodeHeader(question, request.mutable_header());
     WriteTree(stream.get(), &request, tensors);

@@ -16,14 +16,15 @@ namespace shardmesh::rpc {
 namespace {
 
 // The wire keeps 0 for "along neither" and has the directions in the same order.
-static_assert(static_cast<int>(ParallelDirection::kColumn) == v1::PARALLEL_DIRECTION_COLUMN);
+static_assert(static_cast<int>(ParallelDirection::kColumn) ==
+              compat::v1::PARALLEL_DIRECTION_COLUMN);
 
-v1::ParallelDirection Encode(ParallelDirection from) {
-  return static_cast<v1::ParallelDirection>(from);
+compat::v1::ParallelDirection Encode(ParallelDirection from) {
+  return static_cast<compat::v1::ParallelDirection>(from);
 }
 
-absl::StatusOr<ParallelDirection> Decode(v1::ParallelDirection from) {
-  if (!v1::ParallelDirection_IsValid(from)) {
+absl::StatusOr<ParallelDirection> Decode(compat::v1::ParallelDirection from) {
+  if (!compat::v1::ParallelDirection_IsValid(from)) {
     return BadField("direction", StrCat("direction ", static_cast<int>(from),
                                         " is not known; leave it unset, or use ROW or COLUMN"));
   }
@@ -32,28 +33,28 @@ absl::StatusOr<ParallelDirection> Decode(v1::ParallelDirection from) {
 
 }  // namespace
 
-void Encode(const ArrayLayout& from, v1::OperandLayout* to) {
+void Encode(const ArrayLayout& from, compat::v1::OperandLayout* to) {
   to->set_rank(from.rank);
   switch (from.kind) {
     case ArrayLayout::Kind::kNone:
-      to->set_kind(v1::OperandLayout::KIND_NONE);
+      to->set_kind(compat::v1::OperandLayout::KIND_NONE);
       return;
     case ArrayLayout::Kind::kSingleDevice:
-      to->set_kind(v1::OperandLayout::KIND_SINGLE_DEVICE);
+      to->set_kind(compat::v1::OperandLayout::KIND_SINGLE_DEVICE);
       return;
     case ArrayLayout::Kind::kNamed:
-      to->set_kind(v1::OperandLayout::KIND_NAMED);
+      to->set_kind(compat::v1::OperandLayout::KIND_NAMED);
       Encode(from.spec, to->mutable_spec());
       return;
   }
 }
 
-absl::StatusOr<ArrayLayout> Decode(const v1::OperandLayout& from) {
+absl::StatusOr<ArrayLayout> Decode(const compat::v1::OperandLayout& from) {
   ArrayLayout layout;
   layout.rank = from.rank();
   switch (from.kind()) {
-    case v1::OperandLayout::KIND_UNSPECIFIED:
-    case v1::OperandLayout::KIND_NAMED: {
+    case compat::v1::OperandLayout::KIND_UNSPECIFIED:
+    case compat::v1::OperandLayout::KIND_NAMED: {
       layout.kind = ArrayLayout::Kind::kNamed;
       auto spec = Decode(from.spec());
       if (!spec.ok()) {
@@ -62,10 +63,10 @@ absl::StatusOr<ArrayLayout> Decode(const v1::OperandLayout& from) {
       layout.spec = *std::move(spec);
       return layout;
     }
-    case v1::OperandLayout::KIND_NONE:
+    case compat::v1::OperandLayout::KIND_NONE:
       layout.kind = ArrayLayout::Kind::kNone;
       break;
-    case v1::OperandLayout::KIND_SINGLE_DEVICE:
+    case compat::v1::OperandLayout::KIND_SINGLE_DEVICE:
       layout.kind = ArrayLayout::Kind::kSingleDevice;
       break;
     default:
@@ -78,7 +79,7 @@ absl::StatusOr<ArrayLayout> Decode(const v1::OperandLayout& from) {
   return layout;
 }
 
-void Encode(const ParallelLinearOptions& from, v1::DescribeLinearLayerRequest* to) {
+void Encode(const ParallelLinearOptions& from, compat::v1::DescribeLinearLayerRequest* to) {
   to->set_in_features(from.in_features);
   if (const auto* one = std::get_if<int64_t>(&from.out_features)) {
     to->add_out_features(*one);
@@ -96,7 +97,7 @@ void Encode(const ParallelLinearOptions& from, v1::DescribeLinearLayerRequest* t
   to->set_direction(Encode(from.direction));
 }
 
-absl::StatusOr<ParallelLinearOptions> Decode(const v1::DescribeLinearLayerRequest& from) {
+absl::StatusOr<ParallelLinearOptions> Decode(const compat::v1::DescribeLinearLayerRequest& from) {
   ParallelLinearOptions options;
   options.in_features = from.in_features();
   if (from.out_features_size() > kMaxMergedLayers) {
@@ -115,10 +116,10 @@ absl::StatusOr<ParallelLinearOptions> Decode(const v1::DescribeLinearLayerReques
   }
   options.use_bias = from.use_bias();
   switch (from.scale_case()) {
-    case v1::DescribeLinearLayerRequest::kFactor:
+    case compat::v1::DescribeLinearLayerRequest::kFactor:
       options.scale = from.factor();
       break;
-    case v1::DescribeLinearLayerRequest::kRule:
+    case compat::v1::DescribeLinearLayerRequest::kRule:
       if (from.rule().size() > kMaxAxisNameBytes) {
         return WithField(
             InvalidArgument(
@@ -129,14 +130,14 @@ absl::StatusOr<ParallelLinearOptions> Decode(const v1::DescribeLinearLayerReques
       }
       options.scale = from.rule();
       break;
-    case v1::DescribeLinearLayerRequest::SCALE_NOT_SET:
+    case compat::v1::DescribeLinearLayerRequest::SCALE_NOT_SET:
       break;
   }
   SHARDMESH_ASSIGN_OR_RETURN(options.direction, Decode(from.direction()));
   return options;
 }
 
-void Encode(const ParallelLinear& from, v1::DescribeLinearLayerResponse* to) {
+void Encode(const ParallelLinear& from, compat::v1::DescribeLinearLayerResponse* to) {
   Encode(from.kernel_shape, to->mutable_kernel_shape());
   if (from.bias_shape.has_value()) {
     Encode(*from.bias_shape, to->mutable_bias_shape());
@@ -146,7 +147,7 @@ void Encode(const ParallelLinear& from, v1::DescribeLinearLayerResponse* to) {
   to->set_direction(Encode(from.direction));
 }
 
-absl::StatusOr<ParallelLinear> Decode(const v1::DescribeLinearLayerResponse& from) {
+absl::StatusOr<ParallelLinear> Decode(const compat::v1::DescribeLinearLayerResponse& from) {
   ParallelLinear layer;
   layer.tp_merged = from.merged_layers();
   auto kernel_shape = DecodeShape(from.kernel_shape());

@@ -7,25 +7,25 @@
 
 #include "absl/status/statusor.h"
 #include "sharding/layout/parallel_linear.h"
-#include "shardmesh/v1/resolve_service.pb.h"
+#include "shardmesh/compat/v1/compat_service.pb.h"
 
 namespace shardmesh::rpc {
 
 // Upper bound on the layers that are merged into one.
 inline constexpr int64_t kMaxMergedLayers = 10'000;
 
-void Encode(const ArrayLayout& from, v1::OperandLayout* to);
+void Encode(const ArrayLayout& from, compat::v1::OperandLayout* to);
 // Only KIND_NAMED has a spec. The algebra checks the rank.
-absl::StatusOr<ArrayLayout> Decode(const v1::OperandLayout& from);
+absl::StatusOr<ArrayLayout> Decode(const compat::v1::OperandLayout& from);
 
 // Sets the construction of a layer; element type and compatibility are set elsewhere.
-void Encode(const ParallelLinearOptions& from, v1::DescribeLinearLayerRequest* to);
+void Encode(const ParallelLinearOptions& from, compat::v1::DescribeLinearLayerRequest* to);
 // The algebra checks shapes and scale.
-absl::StatusOr<ParallelLinearOptions> Decode(const v1::DescribeLinearLayerRequest& from);
+absl::StatusOr<ParallelLinearOptions> Decode(const compat::v1::DescribeLinearLayerRequest& from);
 
 // Encodes all facts except the element type.
-void Encode(const ParallelLinear& from, v1::DescribeLinearLayerResponse* to);
-absl::StatusOr<ParallelLinear> Decode(const v1::DescribeLinearLayerResponse& from);
+void Encode(const ParallelLinear& from, compat::v1::DescribeLinearLayerResponse* to);
+absl::StatusOr<ParallelLinear> Decode(const compat::v1::DescribeLinearLayerResponse& from);
 
 }  // namespace shardmesh::rpc
 

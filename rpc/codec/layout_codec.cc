@@ -132,14 +132,14 @@ constexpr std::array<std::pair<MeshCriterion, v1::SearchMeshesHeader::Criterion>
     {MeshCriterion::kWastedBytes, v1::SearchMeshesHeader::CRITERION_WASTED_BYTES},
     {MeshCriterion::kCorrections, v1::SearchMeshesHeader::CRITERION_CORRECTIONS},
 }};
-constexpr std::array<std::pair<HeldLeaf::Kind, v1::ArrayLeaf::Kind>, 7> kLeafKinds = {{
-    {HeldLeaf::Kind::kNone, v1::ArrayLeaf::KIND_NONE},
-    {HeldLeaf::Kind::kSharded, v1::ArrayLeaf::KIND_SHARDED},
-    {HeldLeaf::Kind::kSpecOnly, v1::ArrayLeaf::KIND_SPEC_ONLY},
-    {HeldLeaf::Kind::kSingle, v1::ArrayLeaf::KIND_SINGLE_DEVICE},
-    {HeldLeaf::Kind::kHostArray, v1::ArrayLeaf::KIND_HOST},
-    {HeldLeaf::Kind::kNumber, v1::ArrayLeaf::KIND_NUMBER},
-    {HeldLeaf::Kind::kOther, v1::ArrayLeaf::KIND_OTHER},
+constexpr std::array<std::pair<HeldLeaf::Kind, compat::v1::ArrayLeaf::Kind>, 7> kLeafKinds = {{
+    {HeldLeaf::Kind::kNone, compat::v1::ArrayLeaf::KIND_NONE},
+    {HeldLeaf::Kind::kSharded, compat::v1::ArrayLeaf::KIND_SHARDED},
+    {HeldLeaf::Kind::kSpecOnly, compat::v1::ArrayLeaf::KIND_SPEC_ONLY},
+    {HeldLeaf::Kind::kSingle, compat::v1::ArrayLeaf::KIND_SINGLE_DEVICE},
+    {HeldLeaf::Kind::kHostArray, compat::v1::ArrayLeaf::KIND_HOST},
+    {HeldLeaf::Kind::kNumber, compat::v1::ArrayLeaf::KIND_NUMBER},
+    {HeldLeaf::Kind::kOther, compat::v1::ArrayLeaf::KIND_OTHER},
 }};
 
 // Returns the wire's number of a value that is in the table.
@@ -207,7 +207,7 @@ absl::StatusOr<MeshCriterion> Decode(v1::SearchMeshesHeader::Criterion from) {
                          {{fact::kValue, static_cast<int>(from)}});
 }
 
-void Encode(const HeldLeaf& from, v1::ArrayLeaf* to) {
+void Encode(const HeldLeaf& from, compat::v1::ArrayLeaf* to) {
   to->set_name(from.name);
   to->set_kind(ToWire(kLeafKinds, from.kind));
   if (from.kind == HeldLeaf::Kind::kSharded) {
@@ -218,7 +218,7 @@ void Encode(const HeldLeaf& from, v1::ArrayLeaf* to) {
   }
 }
 
-absl::StatusOr<HeldLeaf> Decode(const v1::ArrayLeaf& from, Compatibility compatibility) {
+absl::StatusOr<HeldLeaf> Decode(const compat::v1::ArrayLeaf& from, Compatibility compatibility) {
   HeldLeaf leaf;
   leaf.name = from.name();
   if (leaf.name.size() > kMaxLeafNameBytes) {

@@ -8,7 +8,9 @@
 #include "sharding/layout/held_shardings.h"
 #include "sharding/layout/mesh_search.h"
 #include "sharding/reshard/plan.h"
-#include "shardmesh/v1/resolve_service.pb.h"
+#include "shardmesh/compat/v1/compat_service.pb.h"
+#include "shardmesh/v1/layout_service.pb.h"
+#include "shardmesh/v1/reshard_service.pb.h"
 #include "shardmesh/v1/tree.pb.h"
 
 namespace shardmesh::rpc {
@@ -30,10 +32,10 @@ ReshardStep Decode(const v1::ReshardStep& from);
 v1::SearchMeshesHeader::Criterion Encode(MeshCriterion criterion);
 absl::StatusOr<MeshCriterion> Decode(v1::SearchMeshesHeader::Criterion from);
 
-void Encode(const HeldLeaf& from, v1::ArrayLeaf* to);
+void Encode(const HeldLeaf& from, compat::v1::ArrayLeaf* to);
 // Requires a name of at most kMaxLeafNameBytes. Only kinds that have a mesh and a spec may carry
 // them.
-absl::StatusOr<HeldLeaf> Decode(const v1::ArrayLeaf& from, Compatibility compatibility);
+absl::StatusOr<HeldLeaf> Decode(const compat::v1::ArrayLeaf& from, Compatibility compatibility);
 inline constexpr size_t kMaxLeafNameBytes = 1024;
 
 }  // namespace shardmesh::rpc

@@ -4,7 +4,7 @@
 
 #include "absl/status/statusor.h"
 #include "sharding/rules/rule_lint.h"
-#include "shardmesh/v1/resolve_service.pb.h"
+#include "shardmesh/v1/rule_service.pb.h"
 
 namespace shardmesh::rpc {
 

@@ -14,7 +14,7 @@
 namespace shardmesh::rpc {
 namespace {
 
-void Encode(const PythonValue& from, v1::PythonValue* to) {
+void Encode(const PythonValue& from, compat::v1::PythonValue* to) {
   switch (from.kind()) {
     case PythonValue::Kind::kNone:
       to->set_none(true);
@@ -42,9 +42,9 @@ void Encode(const PythonValue& from, v1::PythonValue* to) {
       rpc::Encode(from.entries(), to->mutable_tuple());
       return;
     case PythonValue::Kind::kDict: {
-      v1::PythonDict* const dict = to->mutable_dict();
+      compat::v1::PythonDict* const dict = to->mutable_dict();
       for (size_t i = 0; i < from.entries().size(); i += 2) {
-        v1::PythonEntry* const entry = dict->add_entries();
+        compat::v1::PythonEntry* const entry = dict->add_entries();
         Encode(from.entries()[i], entry->mutable_key());
         Encode(from.entries()[i + 1], entry->mutable_value());
       }
@@ -69,10 +69,11 @@ absl::Status Take(int64_t count, int64_t limit, std::string_view what, int64_t& 
                          {{fact::kLimit, limit}});
 }
 
-absl::StatusOr<PythonValue> DecodeValue(const v1::PythonValue& from, int depth, Budget& budget);
+absl::StatusOr<PythonValue> DecodeValue(const compat::v1::PythonValue& from, int depth,
+                                        Budget& budget);
 
-absl::StatusOr<std::vector<PythonValue>> DecodeValues(const v1::PythonValues& from, int depth,
-                                                      Budget& budget) {
+absl::StatusOr<std::vector<PythonValue>> DecodeValues(const compat::v1::PythonValues& from,
+                                                      int depth, Budget& budget) {
   SHARDMESH_RETURN_IF_ERROR(Take(from.values_size(), kMaxPythonValues, "values", budget.values));
   std::vector<PythonValue> values;
   values.reserve(static_cast<size_t>(from.values_size()));
@@ -86,7 +87,8 @@ absl::StatusOr<std::vector<PythonValue>> DecodeValues(const v1::PythonValues& fr
   return values;
 }
 
-absl::StatusOr<PythonValue> DecodeDict(const v1::PythonDict& from, int depth, Budget& budget) {
+absl::StatusOr<PythonValue> DecodeDict(const compat::v1::PythonDict& from, int depth,
+                                       Budget& budget) {
   SHARDMESH_RETURN_IF_ERROR(
       Take(2 * int64_t{from.entries_size()}, kMaxPythonValues, "values", budget.values));
   std::vector<PythonValue::DictItem> items;
@@ -116,13 +118,14 @@ absl::Status CheckDepth(int depth) {
                          {{fact::kLimit, kMaxPythonDepth}});
 }
 
-absl::StatusOr<PythonValue> DecodeValue(const v1::PythonValue& from, int depth, Budget& budget) {
+absl::StatusOr<PythonValue> DecodeValue(const compat::v1::PythonValue& from, int depth,
+                                        Budget& budget) {
   switch (from.kind_case()) {
-    case v1::PythonValue::kNone:
+    case compat::v1::PythonValue::kNone:
       return PythonValue();
-    case v1::PythonValue::kBoolean:
+    case compat::v1::PythonValue::kBoolean:
       return PythonValue::Bool(from.boolean());
-    case v1::PythonValue::kInteger: {
+    case compat::v1::PythonValue::kInteger: {
       const auto size = static_cast<int64_t>(from.integer().size());
       absl::Status status = Take(size, kMaxHashedBytes, "bytes of text", budget.bytes);
       if (!status.ok()) {
@@ -131,9 +134,9 @@ absl::StatusOr<PythonValue> DecodeValue(const v1::PythonValue& from, int depth, 
       auto value = PythonValue::BigInt(from.integer());
       return value.ok() ? std::move(value) : WithField(std::move(value).status(), "integer");
     }
-    case v1::PythonValue::kNumber:
+    case compat::v1::PythonValue::kNumber:
       return PythonValue::Float(from.number());
-    case v1::PythonValue::kText: {
+    case compat::v1::PythonValue::kText: {
       const auto size = static_cast<int64_t>(from.text().size());
       absl::Status status = Take(size, kMaxHashedBytes, "bytes of text", budget.bytes);
       if (!status.ok()) {
@@ -141,9 +144,9 @@ absl::StatusOr<PythonValue> DecodeValue(const v1::PythonValue& from, int depth, 
       }
       return PythonValue::String(from.text());
     }
-    case v1::PythonValue::kList:
-    case v1::PythonValue::kTuple: {
-      const bool is_list = from.kind_case() == v1::PythonValue::kList;
+    case compat::v1::PythonValue::kList:
+    case compat::v1::PythonValue::kTuple: {
+      const bool is_list = from.kind_case() == compat::v1::PythonValue::kList;
       const std::string_view field = is_list ? "list" : "tuple";
       if (absl::Status status = CheckDepth(depth); !status.ok()) {
         return WithField(std::move(status), field);
@@ -155,14 +158,14 @@ absl::StatusOr<PythonValue> DecodeValue(const v1::PythonValue& from, int depth, 
       return is_list ? PythonValue::List(*std::move(values))
                      : PythonValue::Tuple(*std::move(values));
     }
-    case v1::PythonValue::kDict: {
+    case compat::v1::PythonValue::kDict: {
       if (absl::Status status = CheckDepth(depth); !status.ok()) {
         return WithField(std::move(status), "dict");
       }
       auto dict = DecodeDict(from.dict(), depth + 1, budget);
       return dict.ok() ? std::move(dict) : WithField(std::move(dict).status(), "dict");
     }
-    case v1::PythonValue::KIND_NOT_SET:
+    case compat::v1::PythonValue::KIND_NOT_SET:
       break;
   }
   return BadField("kind", "a value is empty; set none for None");
@@ -170,13 +173,13 @@ absl::StatusOr<PythonValue> DecodeValue(const v1::PythonValue& from, int depth, 
 
 }  // namespace
 
-void Encode(absl::Span<const PythonValue> from, v1::PythonValues* to) {
+void Encode(absl::Span<const PythonValue> from, compat::v1::PythonValues* to) {
   for (const PythonValue& value : from) {
     Encode(value, to->add_values());
   }
 }
 
-absl::StatusOr<std::vector<PythonValue>> Decode(const v1::PythonValues& from) {
+absl::StatusOr<std::vector<PythonValue>> Decode(const compat::v1::PythonValues& from) {
   Budget budget;
   return DecodeValues(from, /*depth=*/0, budget);
 }

@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "sharding/python_value.h"
-#include "shardmesh/v1/resolve_service.pb.h"
+#include "shardmesh/compat/v1/compat_service.pb.h"
 
 namespace shardmesh::rpc {
 
@@ -19,8 +19,8 @@ inline constexpr int kMaxPythonDepth = 16;
 inline constexpr int64_t kMaxPythonValues = 65'536;
 inline constexpr int64_t kMaxHashedBytes = int64_t{1} << 20;
 
-void Encode(absl::Span<const PythonValue> from, v1::PythonValues* to);
-absl::StatusOr<std::vector<PythonValue>> Decode(const v1::PythonValues& from);
+void Encode(absl::Span<const PythonValue> from, compat::v1::PythonValues* to);
+absl::StatusOr<std::vector<PythonValue>> Decode(const compat::v1::PythonValues& from);
 
 }  // namespace shardmesh::rpc
 

@@ -1,4 +1,4 @@
-// The calls of ResolveService about plans and held layouts.
+// The calls of questions about plans and held layouts.
 #include "server/resolve/layout_streams.h"
 
 #include <optional>
@@ -314,10 +314,11 @@ class SearchAnswer {
 // ListShardings, written straight:
 //   answer the leaves of the request
 //   while (page = some leaves, then some of the registry's names) write(page)
-class ListShardingsReactor final : public grpc::ServerWriteReactor<v1::ListShardingsResponse> {
+class ListShardingsReactor final
+    : public grpc::ServerWriteReactor<compat::v1::ListShardingsResponse> {
  public:
   ListShardingsReactor(std::shared_ptr<const Definitions> state, const ArrayRegistry* registry,
-                       const v1::ListShardingsRequest* request)
+                       const compat::v1::ListShardingsRequest* request)
       : state_(std::move(state)), registry_(registry), request_(request) {
     const absl::Status status = AnswerLeaves();
     lists_names_ = registry_ != nullptr && request_->has_prefix();
@@ -366,17 +367,17 @@ class ListShardingsReactor final : public grpc::ServerWriteReactor<v1::ListShard
       leaves.push_back(*std::move(leaf));
     }
     switch (request_->question()) {
-      case v1::ListShardingsRequest::QUESTION_UNSPECIFIED:
-      case v1::ListShardingsRequest::QUESTION_LAYOUTS:
+      case compat::v1::ListShardingsRequest::QUESTION_UNSPECIFIED:
+      case compat::v1::ListShardingsRequest::QUESTION_LAYOUTS:
         KeepLayouts(ExtractShardingStructure(leaves));
         return absl::OkStatus();
-      case v1::ListShardingsRequest::QUESTION_LAYOUTS_ON_MESH: {
+      case compat::v1::ListShardingsRequest::QUESTION_LAYOUTS_ON_MESH: {
         SHARDMESH_DECODE(mesh, "mesh", SelectMesh(*state_, request_->mesh(), compatibility));
         SHARDMESH_DECODE(layouts, "mesh", ExtractShardings(leaves, mesh));
         KeepLayouts(std::move(layouts));
         return absl::OkStatus();
       }
-      case v1::ListShardingsRequest::QUESTION_SPECS: {
+      case compat::v1::ListShardingsRequest::QUESTION_SPECS: {
         SHARDMESH_DECODE(specs, "leaves", GetPartitionSpecs(leaves));
         for (std::optional<PartitionSpec>& spec : specs) {
           leaves_.emplace_back().spec = std::move(spec);
@@ -403,7 +404,7 @@ class ListShardingsReactor final : public grpc::ServerWriteReactor<v1::ListShard
     response_.Clear();
     bytes_ = 0;
     for (; next_leaf_ < leaves_.size() && bytes_ < kMessageBytes; ++next_leaf_) {
-      v1::LeafSharding* to = response_.add_shardings();
+      compat::v1::LeafSharding* to = response_.add_shardings();
       to->set_name(request_->leaves(static_cast<int>(next_leaf_)).name());
       Encode(leaves_[next_leaf_], to);
     }
@@ -419,10 +420,11 @@ class ListShardingsReactor final : public grpc::ServerWriteReactor<v1::ListShard
         registry_->ListNames(request_->prefix(), last_name_, kNamesPerLook);
     lists_names_ = !named.empty();
     for (const ArrayRegistry::NamedArray& each : named) {
-      v1::LeafSharding* to = response_.add_shardings();
+      compat::v1::LeafSharding* to = response_.add_shardings();
       to->set_name(each.name.name);
       const ArrayDescriptor& array = each.array->definition.descriptor;
-      const bool has_mesh = request_->question() != v1::ListShardingsRequest::QUESTION_SPECS;
+      const bool has_mesh =
+          request_->question() != compat::v1::ListShardingsRequest::QUESTION_SPECS;
       Encode({.spec = array.spec, .mesh = has_mesh ? std::optional(array.mesh) : std::nullopt}, to);
       last_name_ = each.name.name;
       if (bytes_ >= kMessageBytes) {
@@ -431,7 +433,7 @@ class ListShardingsReactor final : public grpc::ServerWriteReactor<v1::ListShard
     }
   }
 
-  void Encode(const Leaf& from, v1::LeafSharding* to) {
+  void Encode(const Leaf& from, compat::v1::LeafSharding* to) {
     if (from.spec.has_value()) {
       rpc::Encode(*from.spec, to->mutable_spec());
     }
@@ -443,13 +445,13 @@ class ListShardingsReactor final : public grpc::ServerWriteReactor<v1::ListShard
 
   const std::shared_ptr<const Definitions> state_;
   const ArrayRegistry* const registry_;
-  const v1::ListShardingsRequest* const request_;
+  const compat::v1::ListShardingsRequest* const request_;
   // Only one reaction at a time uses these.
   std::vector<Leaf> leaves_;
   size_t next_leaf_ = 0;
   bool lists_names_ = false;
   std::string last_name_;
-  v1::ListShardingsResponse response_;
+  compat::v1::ListShardingsResponse response_;
   size_t bytes_ = 0;  // of response_
 };
 
@@ -467,9 +469,9 @@ std::unique_ptr<SearchMeshesCall> MakeSearchMeshesCall(std::shared_ptr<const Def
       SearchAnswer(std::move(state)));
 }
 
-grpc::ServerWriteReactor<v1::ListShardingsResponse>* MakeListShardingsReactor(
+grpc::ServerWriteReactor<compat::v1::ListShardingsResponse>* MakeListShardingsReactor(
     std::shared_ptr<const Definitions> state, const ArrayRegistry* registry,
-    const v1::ListShardingsRequest* request) {
+    const compat::v1::ListShardingsRequest* request) {
   return new ListShardingsReactor(std::move(state), registry, request);
 }
 

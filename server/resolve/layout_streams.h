@@ -1,4 +1,4 @@
-// The calls of ResolveService about plans and held layouts that stream.
+// The calls of questions about plans and held layouts that stream.
 #ifndef SHARDMESH_SERVER_RESOLVE_LAYOUT_STREAMS_H_
 #define SHARDMESH_SERVER_RESOLVE_LAYOUT_STREAMS_H_
 
@@ -10,7 +10,8 @@
 #include "server/resolve/tree_call.h"
 #include "server/state/arrays.h"
 #include "server/state/definitions.h"
-#include "shardmesh/v1/resolve_service.pb.h"
+#include "shardmesh/compat/v1/compat_service.pb.h"
+#include "shardmesh/v1/layout_service.pb.h"
 
 namespace shardmesh::server {
 
@@ -25,9 +26,9 @@ std::unique_ptr<SearchMeshesCall> MakeSearchMeshesCall(std::shared_ptr<const Def
 
 // Lives until its call is done. The request is the call's own; `registry`, which outlives it, may
 // be null: then there are no named arrays.
-grpc::ServerWriteReactor<v1::ListShardingsResponse>* MakeListShardingsReactor(
+grpc::ServerWriteReactor<compat::v1::ListShardingsResponse>* MakeListShardingsReactor(
     std::shared_ptr<const Definitions> state, const ArrayRegistry* registry,
-    const v1::ListShardingsRequest* request);
+    const compat::v1::ListShardingsRequest* request);
 
 }  // namespace shardmesh::server
 

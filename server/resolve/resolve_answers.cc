@@ -1,4 +1,4 @@
-// Shared parts of ResolveService's answers: selectors, corrections and their fixes.
+// Shared parts of the answers to questions: selectors, corrections and their fixes.
 #include "server/resolve/resolve_answers.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// The answers of ResolveService, by topic: each takes a request apart, asks the algebra, and puts
-// the answer together. resolve_service.cc calls them; none of them blocks, or locks for long.
+// The answers to questions, by topic: each takes a request apart, asks the algebra, and puts the
+// answer together. The services of questions call them; none of them blocks, or locks for long.
 #ifndef SHARDMESH_SERVER_RESOLVE_RESOLVE_ANSWERS_H_
 #define SHARDMESH_SERVER_RESOLVE_RESOLVE_ANSWERS_H_
 
@@ -23,7 +23,12 @@
 #include "sharding/mesh.h"
 #include "sharding/partition_axis.h"
 #include "sharding/rules/logical_rules.h"
+#include "shardmesh/compat/v1/compat_service.pb.h"
+#include "shardmesh/v1/layout_service.pb.h"
+#include "shardmesh/v1/mesh_service.pb.h"
+#include "shardmesh/v1/reshard_service.pb.h"
 #include "shardmesh/v1/resolve_service.pb.h"
+#include "shardmesh/v1/rule_service.pb.h"
 #include "status/reason.h"
 
 namespace shardmesh::server {
@@ -74,19 +79,22 @@ absl::Status Answer(const AnswerContext&, const v1::ListPresetsRequest&, v1::Lis
 // resolve_profiles.cc
 absl::Status Answer(const AnswerContext&, const v1::DescribeProfileRequest&,
                     v1::DescribeProfileResponse*);
-absl::Status Answer(const AnswerContext&, const v1::ComputeHashRequest&, v1::ComputeHashResponse*);
+absl::Status Answer(const AnswerContext&, const compat::v1::ComputeHashRequest&,
+                    compat::v1::ComputeHashResponse*);
 
 // resolve_meshes.cc
 absl::Status Answer(const AnswerContext&, const v1::DescribeMeshRequest&,
                     v1::DescribeMeshResponse*);
-absl::Status Answer(const AnswerContext&, const v1::QueryMeshRequest&, v1::QueryMeshResponse*);
-absl::Status Answer(const AnswerContext&, const v1::ListSpecAxesRequest&,
-                    v1::ListSpecAxesResponse*);
+absl::Status Answer(const AnswerContext&, const compat::v1::QueryMeshRequest&,
+                    compat::v1::QueryMeshResponse*);
+absl::Status Answer(const AnswerContext&, const compat::v1::ListSpecAxesRequest&,
+                    compat::v1::ListSpecAxesResponse*);
 
 // resolve_rules.cc
 // Can take a second. `is_cancelled`, asked now and then, may be null; true ends it with CANCELLED.
-absl::Status Answer(const AnswerContext&, const v1::ParsePatternRulesRequest&,
-                    v1::ParsePatternRulesResponse*, const std::function<bool()>& is_cancelled = {});
+absl::Status Answer(const AnswerContext&, const compat::v1::ParsePatternRulesRequest&,
+                    compat::v1::ParsePatternRulesResponse*,
+                    const std::function<bool()>& is_cancelled = {});
 absl::Status Answer(const AnswerContext&, const v1::CheckPatternRequest&, v1::CheckPatternResponse*,
                     const std::function<bool()>& is_cancelled = {});
 absl::Status Answer(const AnswerContext&, const v1::RewriteRulesRequest&, v1::RewriteRulesResponse*,
@@ -99,14 +107,14 @@ absl::Status Answer(const AnswerContext&, const v1::ResolveLogicalAxesRequest&,
                     v1::ResolveLogicalAxesResponse*);
 
 // resolve_layers.cc
-absl::Status Answer(const AnswerContext&, const v1::ResolveOutputSpecRequest&,
-                    v1::ResolveOutputSpecResponse*);
-absl::Status Answer(const AnswerContext&, const v1::CheckTensorParallelRequest&,
-                    v1::CheckTensorParallelResponse*);
-absl::Status Answer(const AnswerContext&, const v1::DescribeLinearLayerRequest&,
-                    v1::DescribeLinearLayerResponse*);
-absl::Status Answer(const AnswerContext&, const v1::PromoteDtypesRequest&,
-                    v1::PromoteDtypesResponse*);
+absl::Status Answer(const AnswerContext&, const compat::v1::ResolveOutputSpecRequest&,
+                    compat::v1::ResolveOutputSpecResponse*);
+absl::Status Answer(const AnswerContext&, const compat::v1::CheckTensorParallelRequest&,
+                    compat::v1::CheckTensorParallelResponse*);
+absl::Status Answer(const AnswerContext&, const compat::v1::DescribeLinearLayerRequest&,
+                    compat::v1::DescribeLinearLayerResponse*);
+absl::Status Answer(const AnswerContext&, const compat::v1::PromoteDtypesRequest&,
+                    compat::v1::PromoteDtypesResponse*);
 
 // Defined in resolve_plans.cc. May run as long as the answers above, and is cancelled in the same
 // way.

@@ -34,20 +34,20 @@ absl::StatusOr<std::optional<Dtype>> DecodeOptional(v1::Dtype from) {
 
 }  // namespace
 
-absl::Status Answer(const AnswerContext&, const v1::ResolveOutputSpecRequest& request,
-                    v1::ResolveOutputSpecResponse* response) {
+absl::Status Answer(const AnswerContext&, const compat::v1::ResolveOutputSpecRequest& request,
+                    compat::v1::ResolveOutputSpecResponse* response) {
   SHARDMESH_RETURN_IF_ERROR(CheckName(request.axis_name(), "axis_name"));
   SHARDMESH_DECODE(lhs, "lhs", rpc::Decode(request.lhs()));
   SHARDMESH_DECODE(rhs, "rhs", rpc::Decode(request.rhs()));
   std::optional<PartitionSpec> spec;
   switch (request.kind()) {
-    case v1::ResolveOutputSpecRequest::KIND_MATMUL: {
+    case compat::v1::ResolveOutputSpecRequest::KIND_MATMUL: {
       SHARDMESH_DECODE(lhs_spec, "lhs", GetSharding(lhs));
       SHARDMESH_DECODE(rhs_spec, "rhs", GetSharding(rhs));
       spec = GetMatmulOutputSharding(lhs_spec, rhs_spec);
       break;
     }
-    case v1::ResolveOutputSpecRequest::KIND_LINEAR: {
+    case compat::v1::ResolveOutputSpecRequest::KIND_LINEAR: {
       SHARDMESH_RETURN_IF_ERROR(rpc::WithField(GetSharding(lhs).status(), "lhs"));
       SHARDMESH_RETURN_IF_ERROR(rpc::WithField(GetSharding(rhs).status(), "rhs"));
       auto output = GetOutputPartitionSpec(lhs, rhs, request.axis_name());
@@ -58,7 +58,7 @@ absl::Status Answer(const AnswerContext&, const v1::ResolveOutputSpecRequest& re
       spec = *std::move(output);
       break;
     }
-    case v1::ResolveOutputSpecRequest::KIND_OPERAND: {
+    case compat::v1::ResolveOutputSpecRequest::KIND_OPERAND: {
       if (request.has_rhs()) {
         return rpc::BadField("rhs", "is given, and the question is about one operand, lhs");
       }
@@ -77,10 +77,11 @@ absl::Status Answer(const AnswerContext&, const v1::ResolveOutputSpecRequest& re
   return absl::OkStatus();
 }
 
-absl::Status Answer(const AnswerContext& context, const v1::CheckTensorParallelRequest& request,
-                    v1::CheckTensorParallelResponse* response) {
+absl::Status Answer(const AnswerContext& context,
+                    const compat::v1::CheckTensorParallelRequest& request,
+                    compat::v1::CheckTensorParallelResponse* response) {
   SHARDMESH_DECODE(compatibility, "compatibility", rpc::Decode(request.compatibility()));
-  const v1::TensorParallelConfig& given = request.config();
+  const compat::v1::TensorParallelConfig& given = request.config();
   SHARDMESH_RETURN_IF_ERROR(CheckName(given.axis_name(), "config.axis_name"));
   SHARDMESH_RETURN_IF_ERROR(CheckName(given.matmul_method(), "config.matmul_method"));
   TensorParallelConfig config;
@@ -104,7 +105,7 @@ absl::Status Answer(const AnswerContext& context, const v1::CheckTensorParallelR
   }
   SHARDMESH_DECODE(checked, "config", CheckTensorParallelConfig(std::move(config), context_mesh));
 
-  v1::TensorParallelConfig* const complete = response->mutable_config();
+  compat::v1::TensorParallelConfig* const complete = response->mutable_config();
   complete->set_axis_name(checked.axis_name);
   if (checked.matmul_method.has_value()) {
     complete->set_matmul_method(*checked.matmul_method);
@@ -117,8 +118,8 @@ absl::Status Answer(const AnswerContext& context, const v1::CheckTensorParallelR
   return absl::OkStatus();
 }
 
-absl::Status Answer(const AnswerContext&, const v1::DescribeLinearLayerRequest& request,
-                    v1::DescribeLinearLayerResponse* response) {
+absl::Status Answer(const AnswerContext&, const compat::v1::DescribeLinearLayerRequest& request,
+                    compat::v1::DescribeLinearLayerResponse* response) {
   SHARDMESH_DECODE(compatibility, "compatibility", rpc::Decode(request.compatibility()));
   SHARDMESH_ASSIGN_OR_RETURN(const ParallelLinearOptions options, rpc::Decode(request));
   SHARDMESH_DECODE(given, "dtype", DecodeOptional(request.dtype()));
@@ -135,8 +136,8 @@ absl::Status Answer(const AnswerContext&, const v1::DescribeLinearLayerRequest& 
   return absl::OkStatus();
 }
 
-absl::Status Answer(const AnswerContext&, const v1::PromoteDtypesRequest& request,
-                    v1::PromoteDtypesResponse* response) {
+absl::Status Answer(const AnswerContext&, const compat::v1::PromoteDtypesRequest& request,
+                    compat::v1::PromoteDtypesResponse* response) {
   SHARDMESH_RETURN_IF_ERROR(
       CheckCount(request.dtypes_size(), kMaxPromotedDtypes, "element types", "dtypes"));
   std::vector<Dtype> dtypes;

@@ -75,7 +75,8 @@ absl::Status CheckHasDevices(const Mesh& mesh) {
 }
 
 absl::Status AnswerIndexes(const Mesh& mesh, absl::Span<const std::string> axes,
-                           const v1::QueryMeshRequest& request, v1::QueryMeshResponse* response) {
+                           const compat::v1::QueryMeshRequest& request,
+                           compat::v1::QueryMeshResponse* response) {
   std::vector<DeviceId> devices(request.devices().begin(), request.devices().end());
   if (devices.empty()) {
     SHARDMESH_RETURN_IF_ERROR(
@@ -93,7 +94,8 @@ void Encode(const DeviceGroup& from, v1::DeviceGroup* to) {
 }
 
 absl::Status AnswerGroups(const Mesh& mesh, const std::vector<std::string>& axes,
-                          const v1::QueryMeshRequest& request, v1::QueryMeshResponse* response) {
+                          const compat::v1::QueryMeshRequest& request,
+                          compat::v1::QueryMeshResponse* response) {
   SHARDMESH_DECODE(groups, "axes", DeviceGroups::Create(mesh, axes));
   if (request.devices().empty()) {
     SHARDMESH_RETURN_IF_ERROR(
@@ -113,7 +115,8 @@ absl::Status AnswerGroups(const Mesh& mesh, const std::vector<std::string>& axes
 }
 
 absl::Status AnswerSubmesh(const Mesh& mesh, const std::vector<std::string>& axes,
-                           const v1::QueryMeshRequest& request, v1::QueryMeshResponse* response) {
+                           const compat::v1::QueryMeshRequest& request,
+                           compat::v1::QueryMeshResponse* response) {
   SHARDMESH_RETURN_IF_ERROR(CheckHasDevices(mesh));
   if (request.devices_size() > 1) {
     return rpc::BadField("devices", "has several, and a sub-mesh goes through one; name that one");
@@ -144,8 +147,8 @@ absl::Status Answer(const AnswerContext& context, const v1::DescribeMeshRequest&
   return absl::OkStatus();
 }
 
-absl::Status Answer(const AnswerContext& context, const v1::QueryMeshRequest& request,
-                    v1::QueryMeshResponse* response) {
+absl::Status Answer(const AnswerContext& context, const compat::v1::QueryMeshRequest& request,
+                    compat::v1::QueryMeshResponse* response) {
   SHARDMESH_DECODE(compatibility, "compatibility", rpc::Decode(request.compatibility()));
   SHARDMESH_DECODE(mesh, "mesh", SelectMesh(context.state, request.mesh(), compatibility));
   SHARDMESH_RETURN_IF_ERROR(CheckCount(request.axes_size(), kMaxQueriedAxes, "axes", "axes"));
@@ -163,11 +166,11 @@ absl::Status Answer(const AnswerContext& context, const v1::QueryMeshRequest& re
   }
   response->set_revision(context.state.revision());
   switch (request.question()) {
-    case v1::QueryMeshRequest::QUESTION_INDEX:
+    case compat::v1::QueryMeshRequest::QUESTION_INDEX:
       return AnswerIndexes(mesh, axes, request, response);
-    case v1::QueryMeshRequest::QUESTION_GROUPS:
+    case compat::v1::QueryMeshRequest::QUESTION_GROUPS:
       return AnswerGroups(mesh, axes, request, response);
-    case v1::QueryMeshRequest::QUESTION_SUBMESH:
+    case compat::v1::QueryMeshRequest::QUESTION_SUBMESH:
       return AnswerSubmesh(mesh, axes, request, response);
     default:
       break;
@@ -176,7 +179,7 @@ absl::Status Answer(const AnswerContext& context, const v1::QueryMeshRequest& re
     return rpc::BadField("devices", "are given, and the question is not about devices");
   }
   switch (request.question()) {
-    case v1::QueryMeshRequest::QUESTION_PRESENT:
+    case compat::v1::QueryMeshRequest::QUESTION_PRESENT:
       response->set_present(HasAxes(mesh, axes));
       for (std::string& axis : axes) {
         if (!mesh.HasAxis(axis)) {
@@ -184,12 +187,12 @@ absl::Status Answer(const AnswerContext& context, const v1::QueryMeshRequest& re
         }
       }
       return absl::OkStatus();
-    case v1::QueryMeshRequest::QUESTION_SIZE: {
+    case compat::v1::QueryMeshRequest::QUESTION_SIZE: {
       SHARDMESH_DECODE(size, "axes", AxesSize(mesh, axes));
       response->set_size(size);
       return absl::OkStatus();
     }
-    case v1::QueryMeshRequest::QUESTION_MAPPED_SIZE: {
+    case compat::v1::QueryMeshRequest::QUESTION_MAPPED_SIZE: {
       SHARDMESH_DECODE(size, "axes", MappedAxesSize(mesh, axes));
       response->set_size(size);
       return absl::OkStatus();
@@ -202,8 +205,8 @@ absl::Status Answer(const AnswerContext& context, const v1::QueryMeshRequest& re
   }
 }
 
-absl::Status Answer(const AnswerContext&, const v1::ListSpecAxesRequest& request,
-                    v1::ListSpecAxesResponse* response) {
+absl::Status Answer(const AnswerContext&, const compat::v1::ListSpecAxesRequest& request,
+                    compat::v1::ListSpecAxesResponse* response) {
   SHARDMESH_RETURN_IF_ERROR(CheckCount(request.specs_size(), kMaxListedSpecs, "specs", "specs"));
   std::vector<PartitionSpec> specs;
   specs.reserve(static_cast<size_t>(request.specs_size()));

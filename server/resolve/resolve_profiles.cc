@@ -77,12 +77,12 @@ absl::Status Answer(const AnswerContext& context, const v1::DescribeProfileReque
   return absl::OkStatus();
 }
 
-absl::Status Answer(const AnswerContext&, const v1::ComputeHashRequest& request,
-                    v1::ComputeHashResponse* response) {
+absl::Status Answer(const AnswerContext&, const compat::v1::ComputeHashRequest& request,
+                    compat::v1::ComputeHashResponse* response) {
   constexpr auto kMaxBytes = static_cast<size_t>(rpc::kMaxHashedBytes);
   SHARDMESH_DECODE(compatibility, "compatibility", rpc::Decode(request.compatibility()));
   switch (request.subject_case()) {
-    case v1::ComputeHashRequest::kText: {
+    case compat::v1::ComputeHashRequest::kText: {
       if (request.text().size() > kMaxBytes) {
         return TooLong("text", request.text().size(), kMaxBytes);
       }
@@ -94,7 +94,7 @@ absl::Status Answer(const AnswerContext&, const v1::ComputeHashRequest& request,
       response->set_hash(std::move(hash));
       return absl::OkStatus();
     }
-    case v1::ComputeHashRequest::kAttributes: {
+    case compat::v1::ComputeHashRequest::kAttributes: {
       if (request.has_algorithm()) {
         return rpc::BadField("algorithm", "is for texts; attributes are always hashed with md5");
       }
@@ -108,7 +108,7 @@ absl::Status Answer(const AnswerContext&, const v1::ComputeHashRequest& request,
       response->set_python_hash_value(hash.value);
       return absl::OkStatus();
     }
-    case v1::ComputeHashRequest::SUBJECT_NOT_SET:
+    case compat::v1::ComputeHashRequest::SUBJECT_NOT_SET:
       break;
   }
   return rpc::BadField("subject", "is not set; give a text or attributes");

@@ -57,7 +57,7 @@ absl::Status EncodeRules(absl::Span<const Rule> from, std::string_view field,
 
 // Rules of which nothing depends on the mesh, though the original insists on one.
 absl::StatusOr<Mesh> MeshForText(const AnswerContext& context,
-                                 const v1::ParsePatternRulesRequest& request,
+                                 const compat::v1::ParsePatternRulesRequest& request,
                                  Compatibility compatibility) {
   return request.has_mesh() ? SelectMesh(context.state, request.mesh(), compatibility)
                             : Mesh::Parse("any=1");
@@ -65,8 +65,9 @@ absl::StatusOr<Mesh> MeshForText(const AnswerContext& context,
 
 }  // namespace
 
-absl::Status Answer(const AnswerContext& context, const v1::ParsePatternRulesRequest& request,
-                    v1::ParsePatternRulesResponse* response,
+absl::Status Answer(const AnswerContext& context,
+                    const compat::v1::ParsePatternRulesRequest& request,
+                    compat::v1::ParsePatternRulesResponse* response,
                     const std::function<bool()>& is_cancelled) {
   SHARDMESH_DECODE(compatibility, "compatibility", rpc::Decode(request.compatibility()));
   SHARDMESH_DECODE(default_spec, "default_spec", rpc::Decode(request.default_spec()));

@@ -1,4 +1,4 @@
-// The calls of ResolveService that check rules, and compare layouts, over a streamed tree.
+// The calls of questions that check rules, and compare layouts, over a streamed tree.
 #include "server/resolve/rule_streams.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// The calls of ResolveService that look through rules, and compare layouts, over a streamed tree.
+// The calls of questions that look through rules, and compare layouts, over a streamed tree.
 #ifndef SHARDMESH_SERVER_RESOLVE_RULE_STREAMS_H_
 #define SHARDMESH_SERVER_RESOLVE_RULE_STREAMS_H_
 
@@ -7,7 +7,8 @@
 #include "server/resolve/tree_call.h"
 #include "server/state/arrays.h"
 #include "server/state/definitions.h"
-#include "shardmesh/v1/resolve_service.pb.h"
+#include "shardmesh/v1/layout_service.pb.h"
+#include "shardmesh/v1/rule_service.pb.h"
 
 namespace shardmesh::server {
 

@@ -1,4 +1,4 @@
-// The calls of ResolveService that stream trees.
+// The calls of questions that stream trees.
 #include "server/resolve/tree_streams.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// The calls of ResolveService that stream trees.
+// The calls of questions that stream trees.
 #ifndef SHARDMESH_SERVER_RESOLVE_TREE_STREAMS_H_
 #define SHARDMESH_SERVER_RESOLVE_TREE_STREAMS_H_
 
@@ -8,7 +8,7 @@
 #include "server/resolve/tree_call.h"
 #include "server/resolve/tree_resolver.h"
 #include "server/state/definitions.h"
-#include "shardmesh/v1/resolve_service.pb.h"
+#include "shardmesh/v1/layout_service.pb.h"
 
 namespace shardmesh::server {
 

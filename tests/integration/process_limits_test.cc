@@ -137,7 +137,7 @@ TEST_P(ProcessLimitsTest, RefusesCompressedMessagesWithoutInflatingThem) {
                                            "v1.TileService/GetTiles"}
                 : std::vector<std::string>{
                       "v1.SessionService/OpenSession", "v1.ResolveService/ResolveSpec",
-                      "v1.ResolveService/ResolveTree", "internal.v1.AttachService/Attach"};
+                      "v1.LayoutService/ResolveTree", "internal.v1.AttachService/Attach"};
   for (const std::string& method : methods) {
     const absl::Status refused = SendCompressed(address_, StrCat("/shardmesh.", method));
     EXPECT_THAT(refused, StatusIs(absl::StatusCode::kUnimplemented)) << method;

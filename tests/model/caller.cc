@@ -13,6 +13,7 @@
 
 #include "rpc/call.h"
 #include "rpc/codec/status.h"
+#include "shardmesh/compat/v1/compat_service.pb.h"
 #include "shardmesh/internal/v1/attach_service.pb.h"
 #include "shardmesh/internal/v1/exchange_service.pb.h"
 #include "shardmesh/v1/admin_service.pb.h"
@@ -20,8 +21,12 @@
 #include "shardmesh/v1/catalog_service.pb.h"
 #include "shardmesh/v1/cluster_service.pb.h"
 #include "shardmesh/v1/compute_service.pb.h"
+#include "shardmesh/v1/layout_service.pb.h"
+#include "shardmesh/v1/mesh_service.pb.h"
 #include "shardmesh/v1/operation_service.pb.h"
+#include "shardmesh/v1/reshard_service.pb.h"
 #include "shardmesh/v1/resolve_service.pb.h"
+#include "shardmesh/v1/rule_service.pb.h"
 #include "shardmesh/v1/session_service.pb.h"
 #include "shardmesh/v1/tile_service.pb.h"
 #include "status/str_cat.h"
@@ -41,6 +46,11 @@ std::vector<const google::protobuf::FileDescriptor*> Files() {
           internal::v1::ExchangeRequest::descriptor()->file(),
           v1::GetOperationRequest::descriptor()->file(),
           v1::ResolveSpecRequest::descriptor()->file(),
+          v1::ResolveTreeRequest::descriptor()->file(),
+          v1::LintRulesRequest::descriptor()->file(),
+          v1::DescribeMeshRequest::descriptor()->file(),
+          v1::PlanReshardRequest::descriptor()->file(),
+          compat::v1::ComputeHashRequest::descriptor()->file(),
           v1::OpenSessionRequest::descriptor()->file(),
           v1::PutTilesRequest::descriptor()->file()};
 }

@@ -1,5 +1,5 @@
-// Questions: for each call of ResolveService requests that have an answer, and changes to messages
-// that make others of them.
+// Questions: for each call of the services of questions requests that have an answer, and changes
+// to messages that make others of them.
 #ifndef SHARDMESH_TESTS_MODEL_QUESTIONS_H_
 #define SHARDMESH_TESTS_MODEL_QUESTIONS_H_
 

@@ -246,7 +246,10 @@ std::vector<std::string> RandomClient::MethodsWithoutCaller() {
 }
 
 int RandomClient::WeightOf(const std::string& method) {
-  if (absl::StartsWith(method, "ResolveService.")) return 1;
+  for (const char* const questions : {"ResolveService.", "LayoutService.", "RuleService.",
+                                      "MeshService.", "ReshardService.", "CompatService."}) {
+    if (absl::StartsWith(method, questions)) return 1;
+  }
   if (absl::StartsWith(method, "ArrayService.") || absl::StartsWith(method, "TileService.Put")) {
     return 8;
   }

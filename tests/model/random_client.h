@@ -142,7 +142,7 @@ class RandomClient {
   absl::Status Snapshot(Dice& dice);
   absl::Status Attach(Dice& dice);
   absl::Status Exchange(Dice& dice);
-  // Asks any question of ResolveService.
+  // Asks any question.
   absl::Status Ask(const std::string& method, Dice& dice);
   // Bytes that are no message, an empty message, a call that is cancelled at once.
   absl::Status Junk(const std::string& method, Dice& dice);

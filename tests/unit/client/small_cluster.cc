@@ -267,7 +267,7 @@ class SmallCoordinator::Cluster final : public v1::ClusterService::Service {
 };
 
 // Every tensor of a tree gets P('tp').
-class SmallCoordinator::Layouts final : public v1::ResolveService::Service {
+class SmallCoordinator::Layouts final : public v1::LayoutService::Service {
  public:
   grpc::Status ResolveTree(
       grpc::ServerContext* context,

@@ -42,7 +42,7 @@ class BusyCallersTest : public ResolveServiceTest {
     absl::Status status;
     v1::ListPresetsResponse presets;
     while (status.ok() && ended.load() == 0 && answered < kAnswers) {
-      status = Ask(&Stub::ListPresets, v1::ListPresetsRequest(), &presets);
+      status = Ask(&v1::ResolveService::Stub::ListPresets, v1::ListPresetsRequest(), &presets);
       answered += ended.load() == 0 ? 1 : 0;
       absl::SleepFor(absl::Milliseconds(2));  // so that the others' requests arrive meanwhile
     }

@@ -21,6 +21,7 @@
 #include "shardmesh/v1/catalog_service.grpc.pb.h"
 #include "shardmesh/v1/cluster_service.grpc.pb.h"
 #include "shardmesh/v1/compute_service.grpc.pb.h"
+#include "shardmesh/v1/layout_service.grpc.pb.h"
 #include "shardmesh/v1/resolve_service.grpc.pb.h"
 #include "shardmesh/v1/session_service.grpc.pb.h"
 #include "status/detail.h"
@@ -120,7 +121,7 @@ TEST_F(CoordinatorServerTest, RefusesASpecThatStillUsesAnAxisTwice) {
 }
 
 TEST_F(CoordinatorServerTest, ResolvesATreeInPieces) {
-  const auto stub = v1::ResolveService::NewStub(channel_);
+  const auto stub = v1::LayoutService::NewStub(channel_);
   grpc::ClientContext context;
   rpc::Apply(rpc::CallOptions::Within(absl::Seconds(10)), &context);
   const auto stream = stub->ResolveTree(&context);
@@ -168,7 +169,7 @@ TEST_F(CoordinatorServerTest, KeepsDefinitionsThatRequestsName) {
   v1::CreateEntryResponse created;
   ASSERT_TRUE(Call(catalog, &v1::CatalogService::Stub::CreateEntry, create, &created).ok());
 
-  const auto resolve = v1::ResolveService::NewStub(channel_);
+  const auto resolve = v1::LayoutService::NewStub(channel_);
   v1::DescribeTilingRequest describe;
   describe.mutable_mesh()->set_name("wide");
   describe.mutable_spec()->add_dimensions()->set_name("tp");
@@ -176,12 +177,12 @@ TEST_F(CoordinatorServerTest, KeepsDefinitionsThatRequestsName) {
   describe.add_devices(63);
   v1::DescribeTilingResponse tiling;
   const absl::Status status =
-      Call(resolve, &v1::ResolveService::Stub::DescribeTiling, describe, &tiling);
+      Call(resolve, &v1::LayoutService::Stub::DescribeTiling, describe, &tiling);
   ASSERT_TRUE(status.ok()) << status;
   EXPECT_EQ(tiling.tiles(0).tile().ranges(0).start(), 126);
 
   describe.mutable_mesh()->set_name("wyde");
-  EXPECT_THAT(Call(resolve, &v1::ResolveService::Stub::DescribeTiling, describe, &tiling),
+  EXPECT_THAT(Call(resolve, &v1::LayoutService::Stub::DescribeTiling, describe, &tiling),
               StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
 }
 

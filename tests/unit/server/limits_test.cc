@@ -24,7 +24,6 @@
 #include "server/steps/flight_log.h"
 #include "shardmesh/v1/admin_service.grpc.pb.h"
 #include "shardmesh/v1/operation_service.grpc.pb.h"
-#include "shardmesh/v1/resolve_service.grpc.pb.h"
 #include "status/detail.h"
 #include "status/reason.h"
 #include "tensor/literal.h"
@@ -88,9 +87,11 @@ TEST_F(LimitsTest, EveryCallTakesMessagesUpToTheLimitAndNoWorkerIsLostForLongerO
   ASSERT_EQ(MessageOf(rpc::kMaxControlMessageBytes).Length(),
             static_cast<size_t>(rpc::kMaxControlMessageBytes));
   int methods = 0;
-  for (const char* name : {"v1.AdminService", "v1.ArrayService", "internal.v1.AttachService",
-                           "v1.CatalogService", "v1.ClusterService", "v1.ComputeService",
-                           "v1.OperationService", "v1.ResolveService", "v1.SessionService"}) {
+  for (const char* name :
+       {"v1.AdminService", "v1.ArrayService", "internal.v1.AttachService", "v1.CatalogService",
+        "v1.ClusterService", "v1.ComputeService", "v1.OperationService", "v1.ResolveService",
+        "v1.LayoutService", "v1.RuleService", "v1.MeshService", "v1.ReshardService",
+        "compat.v1.CompatService", "v1.SessionService"}) {
     const auto* service = google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(
         StrCat("shardmesh.", name));
     ASSERT_NE(service, nullptr) << name;

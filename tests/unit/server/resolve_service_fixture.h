@@ -7,6 +7,7 @@
 
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -15,15 +16,18 @@
 #include "rpc/codec/status.h"
 #include "server/coordinator_server.h"
 #include "sharding/mesh.h"
+#include "shardmesh/compat/v1/compat_service.grpc.pb.h"
+#include "shardmesh/v1/layout_service.grpc.pb.h"
+#include "shardmesh/v1/mesh_service.grpc.pb.h"
+#include "shardmesh/v1/reshard_service.grpc.pb.h"
 #include "shardmesh/v1/resolve_service.grpc.pb.h"
+#include "shardmesh/v1/rule_service.grpc.pb.h"
 
 namespace shardmesh::server {
 
 // Its mesh "default" is fsdp=2,tp=2.
 class ResolveServiceTest : public testing::Test {
  protected:
-  using Stub = v1::ResolveService::Stub;
-
   ResolveServiceTest() {
     CoordinatorOptions options;
     options.listen_address = "127.0.0.1:0";
@@ -31,7 +35,9 @@ class ResolveServiceTest : public testing::Test {
     options.mesh = *Mesh::Parse("fsdp=2,tp=2");
     server_ = *CoordinatorServer::Start(std::move(options));
     channel_ = *rpc::CreateChannel(server_->address());
-    stub_ = v1::ResolveService::NewStub(channel_);
+    stubs_ = {v1::ResolveService::NewStub(channel_), v1::LayoutService::NewStub(channel_),
+              v1::RuleService::NewStub(channel_),    v1::MeshService::NewStub(channel_),
+              v1::ReshardService::NewStub(channel_), compat::v1::CompatService::NewStub(channel_)};
   }
   ~ResolveServiceTest() override { Drain(absl::Now() + absl::Seconds(5)); }
 
@@ -39,17 +45,20 @@ class ResolveServiceTest : public testing::Test {
   void Drain(absl::Time deadline) { server_->Drain(deadline); }
 
   // Asks, with `*response` emptied before; the status as the client library sees it.
-  template <typename Request, typename Response>
+  template <typename Stub, typename Request, typename Response>
   absl::Status Ask(grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
                    const Request& request, Response* response) {
     response->Clear();
     grpc::ClientContext context;
     rpc::Apply(rpc::CallOptions::Within(absl::Seconds(10)), &context);
-    return rpc::FromGrpc((stub_.get()->*method)(&context, request, response));
+    return rpc::FromGrpc((stub<Stub>().*method)(&context, request, response));
   }
 
   // For calls that stream, and for other services.
-  Stub& stub() { return *stub_; }
+  template <typename Stub>
+  Stub& stub() {
+    return *std::get<std::unique_ptr<Stub>>(stubs_);
+  }
   const std::shared_ptr<grpc::Channel>& channel() { return channel_; }
 
   // The path of the field that an error is about; empty if there is none.
@@ -61,7 +70,11 @@ class ResolveServiceTest : public testing::Test {
  private:
   std::unique_ptr<CoordinatorServer> server_;
   std::shared_ptr<grpc::Channel> channel_;
-  std::unique_ptr<Stub> stub_;
+  std::tuple<std::unique_ptr<v1::ResolveService::Stub>, std::unique_ptr<v1::LayoutService::Stub>,
+             std::unique_ptr<v1::RuleService::Stub>, std::unique_ptr<v1::MeshService::Stub>,
+             std::unique_ptr<v1::ReshardService::Stub>,
+             std::unique_ptr<compat::v1::CompatService::Stub>>
+      stubs_;
 };
 
 }  // namespace shardmesh::server

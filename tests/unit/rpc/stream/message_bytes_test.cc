@@ -12,7 +12,7 @@
 
 #include "rpc/codec/status.h"
 #include "rpc/library_logs.h"
-#include "shardmesh/v1/resolve_service.pb.h"
+#include "shardmesh/v1/layout_service.pb.h"
 #include "status/reason.h"
 #include "tests/testing/status_matchers.h"
 

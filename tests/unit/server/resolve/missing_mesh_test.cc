@@ -12,8 +12,6 @@ namespace {
 using ::shardmesh::test::StatusIs;
 using ::testing::HasSubstr;
 
-using Stub = v1::ResolveService::Stub;
-
 // The coordinator has a mesh "default", which no question means by leaving its mesh out.
 class MissingMeshTest : public ResolveServiceTest {
  protected:
@@ -22,7 +20,7 @@ class MissingMeshTest : public ResolveServiceTest {
     EXPECT_EQ(FieldOf(status), field);
     EXPECT_THAT(status.ToString(), HasSubstr("name one of the catalog"));
   }
-  template <typename Request, typename Response>
+  template <typename Stub, typename Request, typename Response>
   void ExpectRefusal(grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
                      const Request& request, const std::string& field = "mesh") {
     Response response;
@@ -30,7 +28,7 @@ class MissingMeshTest : public ResolveServiceTest {
   }
   absl::Status Resolve(const v1::ResolveTreeRequest& request) {
     grpc::ClientContext context;
-    const auto stream = stub().ResolveTree(&context);
+    const auto stream = stub<v1::LayoutService::Stub>().ResolveTree(&context);
     stream->Write(request);
     stream->WritesDone();
     v1::ResolveTreeResponse response;
@@ -44,28 +42,28 @@ TEST_F(MissingMeshTest, IsRefusedInQuestionsOfSpecs) {
   v1::ResolveSpecRequest resolve;
   resolve.set_preset("HiddenStateSharding");
   for (int i = 0; i < 3; ++i) resolve.mutable_shape()->add_sizes(8);
-  ExpectRefusal(&Stub::ResolveSpec, resolve);
+  ExpectRefusal(&v1::ResolveService::Stub::ResolveSpec, resolve);
   v1::CorrectSpecRequest correct;
   correct.mutable_shape()->add_sizes(8);
-  ExpectRefusal(&Stub::CorrectSpec, correct);
+  ExpectRefusal(&v1::ResolveService::Stub::CorrectSpec, correct);
   v1::ConstrainArrayRequest constrain;
   constrain.mutable_shape()->add_sizes(8);
-  ExpectRefusal(&Stub::ConstrainArray, constrain);
-  ExpectRefusal(&Stub::CompareSpecs, v1::CompareSpecsRequest());
+  ExpectRefusal(&v1::ResolveService::Stub::ConstrainArray, constrain);
+  ExpectRefusal(&v1::ResolveService::Stub::CompareSpecs, v1::CompareSpecsRequest());
   v1::ExplainTensorRequest explain;
   explain.set_name("w");
   explain.mutable_shape()->add_sizes(8);
-  ExpectRefusal(&Stub::ExplainTensor, explain);
+  ExpectRefusal(&v1::ResolveService::Stub::ExplainTensor, explain);
   v1::DescribeTilingRequest tiling;
   tiling.mutable_shape()->add_sizes(8);
-  ExpectRefusal(&Stub::DescribeTiling, tiling);
+  ExpectRefusal(&v1::LayoutService::Stub::DescribeTiling, tiling);
 }
 
 TEST_F(MissingMeshTest, IsRefusedInQuestionsOfMeshes) {
   v1::DescribeMeshRequest describe;
   describe.mutable_mesh();
-  ExpectRefusal(&Stub::DescribeMesh, describe);
-  ExpectRefusal(&Stub::QueryMesh, v1::QueryMeshRequest());
+  ExpectRefusal(&v1::MeshService::Stub::DescribeMesh, describe);
+  ExpectRefusal(&compat::v1::CompatService::Stub::QueryMesh, compat::v1::QueryMeshRequest());
 }
 
 TEST_F(MissingMeshTest, IsRefusedInQuestionsOfTrees) {
@@ -76,7 +74,7 @@ TEST_F(MissingMeshTest, IsRefusedInQuestionsOfTrees) {
   analyze.mutable_header();
   grpc::ClientContext context;
   v1::AnalyzeLayoutResponse response;
-  const auto stream = stub().AnalyzeLayout(&context, &response);
+  const auto stream = stub<v1::LayoutService::Stub>().AnalyzeLayout(&context, &response);
   stream->Write(analyze);
   stream->WritesDone();
   ExpectRefused(rpc::FromGrpc(stream->Finish()), "header.mesh");
@@ -87,7 +85,7 @@ TEST_F(MissingMeshTest, IsNoErrorWhereNoneIsNeeded) {
   v1::ResolveSpecRequest request;
   request.add_axes()->set_name("__BATCH__");
   v1::ResolveSpecResponse response;
-  EXPECT_THAT(Ask(&Stub::ResolveSpec, request, &response), test::IsOk());
+  EXPECT_THAT(Ask(&v1::ResolveService::Stub::ResolveSpec, request, &response), test::IsOk());
 }
 
 }  // namespace

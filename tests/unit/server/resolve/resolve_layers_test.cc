@@ -20,23 +20,31 @@ constexpr absl::StatusCode kInvalid = absl::StatusCode::kInvalidArgument;
 
 class ResolveLayersTest : public ResolveServiceTest {
  protected:
-  absl::Status Output() { return Ask(&Stub::ResolveOutputSpec, output_, &result_); }
-  absl::Status Check() { return Ask(&Stub::CheckTensorParallel, check_, &checked_); }
-  absl::Status Describe() { return Ask(&Stub::DescribeLinearLayer, layer_, &described_); }
-  absl::Status Promote() { return Ask(&Stub::PromoteDtypes, promote_, &promoted_); }
+  absl::Status Output() {
+    return Ask(&compat::v1::CompatService::Stub::ResolveOutputSpec, output_, &result_);
+  }
+  absl::Status Check() {
+    return Ask(&compat::v1::CompatService::Stub::CheckTensorParallel, check_, &checked_);
+  }
+  absl::Status Describe() {
+    return Ask(&compat::v1::CompatService::Stub::DescribeLinearLayer, layer_, &described_);
+  }
+  absl::Status Promote() {
+    return Ask(&compat::v1::CompatService::Stub::PromoteDtypes, promote_, &promoted_);
+  }
 
-  v1::ResolveOutputSpecRequest output_;
-  v1::ResolveOutputSpecResponse result_;
-  v1::CheckTensorParallelRequest check_;
-  v1::CheckTensorParallelResponse checked_;
-  v1::DescribeLinearLayerRequest layer_;
-  v1::DescribeLinearLayerResponse described_;
-  v1::PromoteDtypesRequest promote_;
-  v1::PromoteDtypesResponse promoted_;
+  compat::v1::ResolveOutputSpecRequest output_;
+  compat::v1::ResolveOutputSpecResponse result_;
+  compat::v1::CheckTensorParallelRequest check_;
+  compat::v1::CheckTensorParallelResponse checked_;
+  compat::v1::DescribeLinearLayerRequest layer_;
+  compat::v1::DescribeLinearLayerResponse described_;
+  compat::v1::PromoteDtypesRequest promote_;
+  compat::v1::PromoteDtypesResponse promoted_;
 };
 
 TEST_F(ResolveLayersTest, TellsTheSpecOfAProduct) {
-  output_.set_kind(v1::ResolveOutputSpecRequest::KIND_MATMUL);
+  output_.set_kind(compat::v1::ResolveOutputSpecRequest::KIND_MATMUL);
   output_.mutable_lhs()->mutable_spec()->add_dimensions()->set_name("dp");
   output_.mutable_lhs()->mutable_spec()->add_dimensions()->set_name("tp");
   output_.mutable_rhs()->mutable_spec()->add_dimensions()->set_name("tp");
@@ -47,7 +55,7 @@ TEST_F(ResolveLayersTest, TellsTheSpecOfAProduct) {
   EXPECT_EQ(result_.spec().dimensions(1).name(), "sp");
 
   // A layer swaps the weight's axes for two dimensions, else cuts the last one alone.
-  output_.set_kind(v1::ResolveOutputSpecRequest::KIND_LINEAR);
+  output_.set_kind(compat::v1::ResolveOutputSpecRequest::KIND_LINEAR);
   output_.mutable_lhs()->set_rank(2);
   ASSERT_THAT(Output(), IsOk());
   EXPECT_EQ(result_.spec().dimensions(0).name(), "sp");
@@ -59,11 +67,11 @@ TEST_F(ResolveLayersTest, TellsTheSpecOfAProduct) {
 }
 
 TEST_F(ResolveLayersTest, KnowsOperandsThatLieOnNoMesh) {
-  output_.set_kind(v1::ResolveOutputSpecRequest::KIND_OPERAND);
-  output_.mutable_lhs()->set_kind(v1::OperandLayout::KIND_NONE);
+  output_.set_kind(compat::v1::ResolveOutputSpecRequest::KIND_OPERAND);
+  output_.mutable_lhs()->set_kind(compat::v1::OperandLayout::KIND_NONE);
   ASSERT_THAT(Output(), IsOk());
   EXPECT_FALSE(result_.has_spec());
-  output_.mutable_lhs()->set_kind(v1::OperandLayout::KIND_SINGLE_DEVICE);
+  output_.mutable_lhs()->set_kind(compat::v1::OperandLayout::KIND_SINGLE_DEVICE);
   const absl::Status status = Output();
   EXPECT_THAT(status, StatusIs(kInvalid, Reason::kInvalidSpec));
   EXPECT_EQ(PythonTypeOf(status), "AttributeError");
@@ -72,20 +80,20 @@ TEST_F(ResolveLayersTest, KnowsOperandsThatLieOnNoMesh) {
 
 TEST_F(ResolveLayersTest, RefusesMalformedOperandsByTheirField) {
   EXPECT_EQ(FieldOf(Output()), "kind");
-  output_.set_kind(v1::ResolveOutputSpecRequest::KIND_LINEAR);
+  output_.set_kind(compat::v1::ResolveOutputSpecRequest::KIND_LINEAR);
   for (const int64_t rank : {int64_t{-1}, int64_t{17}, std::numeric_limits<int64_t>::max()}) {
     output_.mutable_lhs()->set_rank(rank);
     EXPECT_THAT(Output(), StatusIs(kInvalid, Reason::kInvalidShape)) << rank;
   }
-  output_.mutable_lhs()->set_kind(static_cast<v1::OperandLayout::Kind>(9));
+  output_.mutable_lhs()->set_kind(static_cast<compat::v1::OperandLayout::Kind>(9));
   EXPECT_EQ(FieldOf(Output()), "lhs.kind");
-  output_.mutable_lhs()->set_kind(v1::OperandLayout::KIND_NONE);
+  output_.mutable_lhs()->set_kind(compat::v1::OperandLayout::KIND_NONE);
   output_.mutable_lhs()->mutable_spec();
   EXPECT_EQ(FieldOf(Output()), "lhs.spec");
   output_.clear_lhs();
   output_.mutable_rhs()->mutable_spec()->add_dimensions();
   EXPECT_EQ(FieldOf(Output()), "rhs.spec.dimensions[0].kind");
-  output_.set_kind(v1::ResolveOutputSpecRequest::KIND_OPERAND);
+  output_.set_kind(compat::v1::ResolveOutputSpecRequest::KIND_OPERAND);
   output_.mutable_rhs()->clear_spec();
   EXPECT_EQ(FieldOf(Output()), "rhs");
   output_.set_axis_name(std::string(256, 'x'));
@@ -123,14 +131,14 @@ TEST_F(ResolveLayersTest, DescribesMergedLayers) {
   layer_.add_out_features(32);
   layer_.set_use_bias(true);
   layer_.set_rule("fan_in");
-  layer_.set_direction(v1::PARALLEL_DIRECTION_COLUMN);
+  layer_.set_direction(compat::v1::PARALLEL_DIRECTION_COLUMN);
   ASSERT_THAT(Describe(), IsOk());
   EXPECT_THAT(described_.kernel_shape(), ElementsAre(16, 96));
   EXPECT_THAT(described_.bias_shape(), ElementsAre(96));
   EXPECT_EQ(described_.merged_layers(), 2);
   EXPECT_EQ(described_.scale_factor(), 0.25);
   EXPECT_EQ(described_.dtype(), v1::DTYPE_F32);
-  EXPECT_EQ(described_.direction(), v1::PARALLEL_DIRECTION_COLUMN);
+  EXPECT_EQ(described_.direction(), compat::v1::PARALLEL_DIRECTION_COLUMN);
 
   layer_.set_compatibility(v1::COMPATIBILITY_EXACT);
   const absl::Status status = Describe();
@@ -164,7 +172,7 @@ TEST_F(ResolveLayersTest, RefusesWhatMakesNoLayer) {
   EXPECT_EQ(FieldOf(Describe()), "dtype");
   layer_.set_dtype(static_cast<v1::Dtype>(60));
   EXPECT_EQ(FieldOf(Describe()), "dtype");
-  layer_.set_direction(static_cast<v1::ParallelDirection>(3));
+  layer_.set_direction(static_cast<compat::v1::ParallelDirection>(3));
   EXPECT_EQ(FieldOf(Describe()), "direction");
   layer_.set_rule(std::string(256, 'x'));
   EXPECT_EQ(FieldOf(Describe()), "rule");

@@ -39,7 +39,7 @@ struct Refusal {
 
 class ResolveLimitsTest : public ResolveServiceTest {
  protected:
-  template <typename Request, typename Response>
+  template <typename Stub, typename Request, typename Response>
   void ExpectRefused(grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
                      const Request& good, const std::vector<Refusal<Request>>& refusals) {
     Response response;
@@ -56,13 +56,13 @@ class ResolveLimitsTest : public ResolveServiceTest {
   }
 
   // The status of a streamed tree: a header, and messages of tensors.
-  template <typename Request, typename Response>
+  template <typename Stub, typename Request, typename Response>
   absl::Status Send(std::unique_ptr<grpc::ClientReaderWriter<Request, Response>> (Stub::*method)(
                         grpc::ClientContext*),
                     const std::vector<Request>& messages) {
     grpc::ClientContext context;
     rpc::Apply(rpc::CallOptions::Within(absl::Seconds(60)), &context);
-    const auto stream = (stub().*method)(&context);
+    const auto stream = (stub<Stub>().*method)(&context);
     Response response;
     for (const Request& message : messages) {
       if (!stream->Write(message) || (message.has_tensors() && !stream->Read(&response))) {
@@ -74,14 +74,14 @@ class ResolveLimitsTest : public ResolveServiceTest {
     }
     return rpc::FromGrpc(stream->Finish());
   }
-  template <typename Request, typename Response>
+  template <typename Stub, typename Request, typename Response>
   absl::Status Send(
       std::unique_ptr<grpc::ClientWriter<Request>> (Stub::*method)(grpc::ClientContext*, Response*),
       const std::vector<Request>& messages) {
     grpc::ClientContext context;
     rpc::Apply(rpc::CallOptions::Within(absl::Seconds(60)), &context);
     Response response;
-    const auto stream = (stub().*method)(&context, &response);
+    const auto stream = (stub<Stub>().*method)(&context, &response);
     for (const Request& message : messages) {
       if (!stream->Write(message)) {
         break;
@@ -176,7 +176,7 @@ TEST_F(ResolveLimitsTest, OfResolveSpec) {
   good.mutable_shape()->add_sizes(8);
   good.mutable_shape()->add_sizes(8);
   ExpectRefused(
-      &Stub::ResolveSpec, good,
+      &v1::ResolveService::Stub::ResolveSpec, good,
       Joined<Request>({
           OfMesh<Request>("mesh", [](Request* r) { return r->mutable_mesh(); }),
           OfShape<Request>("shape.sizes", [](Request* r) { return r->mutable_shape(); }),
@@ -238,7 +238,7 @@ TEST_F(ResolveLimitsTest, OfResolveAxes) {
   Request good;
   good.add_axes()->set_name("__HEAD__");
   ExpectRefused(
-      &Stub::ResolveAxes, good,
+      &v1::ResolveService::Stub::ResolveAxes, good,
       {
           {"axes", Reason::kUnknownAxis,
            [](Request* r) { r->mutable_axes(0)->set_name("__HEAT__"); },
@@ -255,7 +255,7 @@ TEST_F(ResolveLimitsTest, OfCorrectSpec) {
   good.mutable_mesh()->set_name("default");
   good.mutable_spec()->add_dimensions()->set_name("tp");
   good.mutable_shape()->add_sizes(8);
-  ExpectRefused(&Stub::CorrectSpec, good,
+  ExpectRefused(&v1::ResolveService::Stub::CorrectSpec, good,
                 Joined<Request>({
                     OfMesh<Request>("mesh", [](Request* r) { return r->mutable_mesh(); }),
                     OfShape<Request>("shape.sizes", [](Request* r) { return r->mutable_shape(); }),
@@ -290,7 +290,7 @@ TEST_F(ResolveLimitsTest, OfConstrainArray) {
     r->mutable_axes()->add_axes()->set_name(name);
   };
   ExpectRefused(
-      &Stub::ConstrainArray, good,
+      &v1::ResolveService::Stub::ConstrainArray, good,
       Joined<Request>({
           OfMesh<Request>("mesh", [](Request* r) { return r->mutable_mesh(); }),
           OfShape<Request>("shape.sizes", [](Request* r) { return r->mutable_shape(); }),
@@ -318,7 +318,7 @@ TEST_F(ResolveLimitsTest, OfCompareSpecs) {
   good.mutable_mesh()->set_name("default");
   good.mutable_a()->add_dimensions()->set_name("tp");
   good.set_rank(1);
-  ExpectRefused(&Stub::CompareSpecs, good,
+  ExpectRefused(&v1::ResolveService::Stub::CompareSpecs, good,
                 Joined<Request>({
                     OfMesh<Request>("mesh", [](Request* r) { return r->mutable_mesh(); }),
                     OfSpec<Request>("b", [](Request* r) { return r->mutable_b(); }),
@@ -345,7 +345,7 @@ TEST_F(ResolveLimitsTest, OfExplainTensor) {
     return r->mutable_rule_set()->mutable_inline_()->mutable_rules(0);
   };
   ExpectRefused(
-      &Stub::ExplainTensor, good,
+      &v1::ResolveService::Stub::ExplainTensor, good,
       Joined<Request>({
           OfMesh<Request>("mesh", [](Request* r) { return r->mutable_mesh(); }),
           OfShape<Request>("shape.sizes", [](Request* r) { return r->mutable_shape(); }),
@@ -395,7 +395,7 @@ TEST_F(ResolveLimitsTest, OfDescribeTiling) {
     range->set_stop(stop);
   };
   ExpectRefused(
-      &Stub::DescribeTiling, good,
+      &v1::LayoutService::Stub::DescribeTiling, good,
       Joined<Request>({
           OfMesh<Request>("mesh", [](Request* r) { return r->mutable_mesh(); }),
           OfShape<Request>("shape.sizes", [](Request* r) { return r->mutable_shape(); }),
@@ -444,7 +444,7 @@ TEST_F(ResolveLimitsTest, OfPlanReshard) {
   good.mutable_to()->mutable_spec();
   good.set_dtype(v1::DTYPE_F32);
   ExpectRefused(
-      &Stub::PlanReshard, good,
+      &v1::ReshardService::Stub::PlanReshard, good,
       Joined<Request>({
           OfMesh<Request>("from.mesh",
                           [](Request* r) { return r->mutable_from()->mutable_mesh(); }),
@@ -461,10 +461,10 @@ TEST_F(ResolveLimitsTest, OfPlanReshard) {
 }
 
 TEST_F(ResolveLimitsTest, OfElementTypes) {
-  using Request = v1::PromoteDtypesRequest;
+  using Request = compat::v1::PromoteDtypesRequest;
   Request good;
   good.add_dtypes(v1::DTYPE_F32);
-  ExpectRefused(&Stub::PromoteDtypes, good,
+  ExpectRefused(&compat::v1::CompatService::Stub::PromoteDtypes, good,
                 {
                     {"dtypes[1]", Reason::kUnknownDtype,
                      [](Request* r) { r->add_dtypes(static_cast<v1::Dtype>(99)); }},
@@ -483,7 +483,7 @@ TEST_F(ResolveLimitsTest, MeshesThatJaxTakesAreTakenUnderExact) {
   AddAxis("", 2, request.mutable_mesh());
   AddAxis("tp", 2, request.mutable_mesh());
   v1::CorrectSpecResponse response;
-  EXPECT_THAT(Ask(&Stub::CorrectSpec, request, &response), IsOk());
+  EXPECT_THAT(Ask(&v1::ResolveService::Stub::CorrectSpec, request, &response), IsOk());
   EXPECT_EQ(response.shard_shape(0), 4) << "the last size counts, as in a dict";
 }
 
@@ -492,19 +492,19 @@ TEST_F(ResolveLimitsTest, WithoutModeOrWithTwoKindsOfAxesAreAnsweredAsTheCompati
   request.mutable_mesh()->set_name("default");
   v1::ResolveSpecResponse response;
   request.add_axes()->set_name("__HEAD__");
-  EXPECT_THAT(Ask(&Stub::ResolveSpec, request, &response), IsOk());
+  EXPECT_THAT(Ask(&v1::ResolveService::Stub::ResolveSpec, request, &response), IsOk());
   request.set_compatibility(v1::COMPATIBILITY_EXACT);
-  absl::Status status = Ask(&Stub::ResolveSpec, request, &response);
+  absl::Status status = Ask(&v1::ResolveService::Stub::ResolveSpec, request, &response);
   EXPECT_THAT(status, StatusIs(kInvalid, Reason::kMissingArgument));
   EXPECT_EQ(FieldOf(status), "mode");
 
   request.mutable_mode()->set_name("__train__");
   request.set_preset("HiddenStateSharding");
-  EXPECT_THAT(Ask(&Stub::ResolveSpec, request, &response), IsOk());
+  EXPECT_THAT(Ask(&v1::ResolveService::Stub::ResolveSpec, request, &response), IsOk());
   ASSERT_EQ(response.requested().dimensions_size(), 1) << "the axes win";
   EXPECT_EQ(response.requested().dimensions(0).name(), "tp");
   request.clear_compatibility();
-  status = Ask(&Stub::ResolveSpec, request, &response);
+  status = Ask(&v1::ResolveService::Stub::ResolveSpec, request, &response);
   EXPECT_THAT(status, StatusIs(kInvalid, Reason::kBadField));
   EXPECT_EQ(FieldOf(status), "axes");
 }
@@ -515,13 +515,13 @@ TEST_F(ResolveLimitsTest, NamesThatDoNotExistAreNotFoundWhereTheyStand) {
   request.mutable_shape()->add_sizes(8);
   v1::ResolveSpecResponse response;
   request.mutable_mesh()->set_name("defualt");
-  absl::Status status = Ask(&Stub::ResolveSpec, request, &response);
+  absl::Status status = Ask(&v1::ResolveService::Stub::ResolveSpec, request, &response);
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
   EXPECT_EQ(FieldOf(status), "mesh.name");
   EXPECT_THAT(std::string(status.message()), HasSubstr("default"));
   request.clear_mesh();
   request.mutable_profile()->set_name("none");
-  status = Ask(&Stub::ResolveSpec, request, &response);
+  status = Ask(&v1::ResolveService::Stub::ResolveSpec, request, &response);
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
   EXPECT_EQ(FieldOf(status), "profile.name");
 }
@@ -618,9 +618,11 @@ TEST_F(ResolveLimitsTest, OfTreesInEveryStream) {
     v1::TreeTensors tensors = Tree("w", {8});
     refusal.spoil(&tensors);
     for (const absl::Status& status :
-         {send(&Stub::ResolveTree, tree, tensors), send(&Stub::LintRules, lint, tensors),
-          send(&Stub::DiffLayouts, diff, tensors), send(&Stub::SearchMeshes, search, tensors),
-          send(&Stub::AnalyzeLayout, analyze, tensors)}) {
+         {send(&v1::LayoutService::Stub::ResolveTree, tree, tensors),
+          send(&v1::RuleService::Stub::LintRules, lint, tensors),
+          send(&v1::LayoutService::Stub::DiffLayouts, diff, tensors),
+          send(&v1::LayoutService::Stub::SearchMeshes, search, tensors),
+          send(&v1::LayoutService::Stub::AnalyzeLayout, analyze, tensors)}) {
       EXPECT_THAT(status, StatusIs(kInvalid, refusal.reason)) << refusal.field;
       EXPECT_EQ(FieldOf(status), refusal.field) << status;
     }
@@ -641,7 +643,7 @@ TEST_F(ResolveLimitsTest, OfTensorsInATree) {
     for (v1::TreeTensors& tree : trees) {
       *messages.emplace_back().mutable_tensors() = std::move(tree);
     }
-    return Send(&Stub::ResolveTree, messages);
+    return Send(&v1::LayoutService::Stub::ResolveTree, messages);
   };
   v1::TreeTensors unknown = Tree("w", {8});
   unknown.add_axes_table()->add_axes()->set_name("__HEADS__");
@@ -676,10 +678,10 @@ TEST_F(ResolveLimitsTest, OfTreesOfMoreThanAMillionTensors) {
       tensors->add_ranks(0);
     }
   }
-  EXPECT_THAT(Send(&Stub::ResolveTree, messages),
+  EXPECT_THAT(Send(&v1::LayoutService::Stub::ResolveTree, messages),
               StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
   messages.pop_back();
-  EXPECT_THAT(Send(&Stub::ResolveTree, messages), IsOk());
+  EXPECT_THAT(Send(&v1::LayoutService::Stub::ResolveTree, messages), IsOk());
 }
 
 }  // namespace

@@ -26,7 +26,7 @@ void AddRule(const std::string& name, const std::string& axis, v1::LogicalRulesS
 class ResolveLogicalTest : public ResolveServiceTest {
  protected:
   absl::Status Resolve(const Request& request) {
-    return Ask(&Stub::ResolveLogicalAxes, request, &response_);
+    return Ask(&v1::RuleService::Stub::ResolveLogicalAxes, request, &response_);
   }
   Response response_;
 };
@@ -165,10 +165,10 @@ TEST_F(ResolveLogicalTest, JoinsListsThatDoNotDisagree) {
   v1::ComposeLogicalRulesResponse response;
   AddRule("a", "x", request.mutable_first());
   AddRule("b", "y", request.mutable_second());
-  ASSERT_THAT(Ask(&Stub::ComposeLogicalRules, request, &response), IsOk());
+  ASSERT_THAT(Ask(&v1::RuleService::Stub::ComposeLogicalRules, request, &response), IsOk());
   EXPECT_EQ(response.rules().rules_size(), 2);
   AddRule("a", "z", request.mutable_second());
-  EXPECT_THAT(Ask(&Stub::ComposeLogicalRules, request, &response),
+  EXPECT_THAT(Ask(&v1::RuleService::Stub::ComposeLogicalRules, request, &response),
               StatusIs(kInvalid, Reason::kInvalidAxisValue));
 }
 

@@ -20,14 +20,17 @@ constexpr absl::StatusCode kInvalid = absl::StatusCode::kInvalidArgument;
 
 class ResolveMeshesTest : public ResolveServiceTest {
  protected:
-  absl::Status Describe() { return Ask(&Stub::DescribeMesh, describe_, &described_); }
+  absl::Status Describe() {
+    return Ask(&v1::MeshService::Stub::DescribeMesh, describe_, &described_);
+  }
   // Of the mesh given before.
-  absl::Status Query(v1::QueryMeshRequest::Question question, const std::vector<std::string>& axes,
+  absl::Status Query(compat::v1::QueryMeshRequest::Question question,
+                     const std::vector<std::string>& axes,
                      const std::vector<int64_t>& devices = {}) {
     query_.set_question(question);
     query_.mutable_axes()->Assign(axes.begin(), axes.end());
     query_.mutable_devices()->Assign(devices.begin(), devices.end());
-    return Ask(&Stub::QueryMesh, query_, &answer_);
+    return Ask(&compat::v1::CompatService::Stub::QueryMesh, query_, &answer_);
   }
   static void SetAxes(const std::vector<std::pair<std::string, int64_t>>& axes, v1::Mesh* to) {
     to->Clear();
@@ -43,8 +46,8 @@ class ResolveMeshesTest : public ResolveServiceTest {
 
   v1::DescribeMeshRequest describe_;
   v1::DescribeMeshResponse described_;
-  v1::QueryMeshRequest query_;
-  v1::QueryMeshResponse answer_;
+  compat::v1::QueryMeshRequest query_;
+  compat::v1::QueryMeshResponse answer_;
 };
 
 TEST_F(ResolveMeshesTest, ReadsTextAndInfersASize) {
@@ -100,94 +103,101 @@ TEST_F(ResolveMeshesTest, RefusesMalformedMeshesByTheirField) {
 
 TEST_F(ResolveMeshesTest, AnswersAboutAxes) {
   SetQueried({{"dp", 2}, {"tp", 4}});
-  ASSERT_THAT(Query(v1::QueryMeshRequest::QUESTION_PRESENT, {"tp", "pp"}), IsOk());
+  ASSERT_THAT(Query(compat::v1::QueryMeshRequest::QUESTION_PRESENT, {"tp", "pp"}), IsOk());
   EXPECT_FALSE(answer_.present());
   EXPECT_THAT(answer_.absent_axes(), ElementsAre("pp"));
-  ASSERT_THAT(Query(v1::QueryMeshRequest::QUESTION_SIZE, {"tp", "tp"}), IsOk());
+  ASSERT_THAT(Query(compat::v1::QueryMeshRequest::QUESTION_SIZE, {"tp", "tp"}), IsOk());
   EXPECT_EQ(answer_.size(), 16);
-  ASSERT_THAT(Query(v1::QueryMeshRequest::QUESTION_INDEX, {"tp", "dp"}), IsOk());
+  ASSERT_THAT(Query(compat::v1::QueryMeshRequest::QUESTION_INDEX, {"tp", "dp"}), IsOk());
   EXPECT_THAT(answer_.indexes(), ElementsAre(0, 2, 4, 6, 1, 3, 5, 7));
-  ASSERT_THAT(Query(v1::QueryMeshRequest::QUESTION_INDEX, {"tp"}, {6, 1}), IsOk());
+  ASSERT_THAT(Query(compat::v1::QueryMeshRequest::QUESTION_INDEX, {"tp"}, {6, 1}), IsOk());
   EXPECT_THAT(answer_.indexes(), ElementsAre(2, 1));
-  ASSERT_THAT(Query(v1::QueryMeshRequest::QUESTION_GROUPS, {"dp"}), IsOk());
+  ASSERT_THAT(Query(compat::v1::QueryMeshRequest::QUESTION_GROUPS, {"dp"}), IsOk());
   ASSERT_EQ(answer_.groups_size(), 4);
   EXPECT_THAT(answer_.groups(1).devices(), ElementsAre(1, 5));
-  ASSERT_THAT(Query(v1::QueryMeshRequest::QUESTION_GROUPS, {"tp"}, {5}), IsOk());
+  ASSERT_THAT(Query(compat::v1::QueryMeshRequest::QUESTION_GROUPS, {"tp"}, {5}), IsOk());
   ASSERT_EQ(answer_.groups_size(), 1);
   EXPECT_THAT(answer_.groups(0).devices(), ElementsAre(4, 5, 6, 7));
-  ASSERT_THAT(Query(v1::QueryMeshRequest::QUESTION_SUBMESH, {"tp"}, {5}), IsOk());
+  ASSERT_THAT(Query(compat::v1::QueryMeshRequest::QUESTION_SUBMESH, {"tp"}, {5}), IsOk());
   EXPECT_THAT(answer_.submesh().device_ids(), ElementsAre(4, 5, 6, 7));
   EXPECT_EQ(answer_.submesh().axes(0).size(), 4);
 }
 
 TEST_F(ResolveMeshesTest, TellsAnAbsentAxisInTheClassOfTheOriginal) {
   query_.mutable_mesh()->set_name("default");
-  absl::Status status = Query(v1::QueryMeshRequest::QUESTION_SIZE, {"pp"});
+  absl::Status status = Query(compat::v1::QueryMeshRequest::QUESTION_SIZE, {"pp"});
   EXPECT_THAT(status, StatusIs(kInvalid, Reason::kAxisNotInMesh));
   EXPECT_EQ(PythonTypeOf(status), "KeyError");
   EXPECT_EQ(FieldOf(status), "axes");
-  status = Query(v1::QueryMeshRequest::QUESTION_MAPPED_SIZE, {"pp"});
+  status = Query(compat::v1::QueryMeshRequest::QUESTION_MAPPED_SIZE, {"pp"});
   EXPECT_EQ(PythonTypeOf(status), "NameError");
-  status = Query(v1::QueryMeshRequest::QUESTION_INDEX, {"pp"});
+  status = Query(compat::v1::QueryMeshRequest::QUESTION_INDEX, {"pp"});
   EXPECT_EQ(PythonTypeOf(status), "NameError");
 }
 
 TEST_F(ResolveMeshesTest, RefusesWhatIsNoQuestion) {
   query_.mutable_mesh()->set_name("default");
-  EXPECT_EQ(FieldOf(Query(v1::QueryMeshRequest::QUESTION_UNSPECIFIED, {"tp"})), "question");
-  EXPECT_EQ(FieldOf(Query(static_cast<v1::QueryMeshRequest::Question>(77), {"tp"})), "question");
-  EXPECT_EQ(FieldOf(Query(v1::QueryMeshRequest::QUESTION_SIZE, {"tp"}, {0})), "devices");
-  EXPECT_EQ(FieldOf(Query(v1::QueryMeshRequest::QUESTION_INDEX, {"tp"}, {0, 4})), "devices[1]");
-  EXPECT_EQ(FieldOf(Query(v1::QueryMeshRequest::QUESTION_INDEX, {"tp"}, {-1})), "devices[0]");
-  EXPECT_EQ(FieldOf(Query(v1::QueryMeshRequest::QUESTION_SUBMESH, {"tp"}, {0, 1})), "devices");
-  EXPECT_EQ(FieldOf(Query(v1::QueryMeshRequest::QUESTION_SUBMESH, {})), "axes");
-  EXPECT_THAT(Query(v1::QueryMeshRequest::QUESTION_GROUPS, {"tp", "tp"}),
+  EXPECT_EQ(FieldOf(Query(compat::v1::QueryMeshRequest::QUESTION_UNSPECIFIED, {"tp"})), "question");
+  EXPECT_EQ(FieldOf(Query(static_cast<compat::v1::QueryMeshRequest::Question>(77), {"tp"})),
+            "question");
+  EXPECT_EQ(FieldOf(Query(compat::v1::QueryMeshRequest::QUESTION_SIZE, {"tp"}, {0})), "devices");
+  EXPECT_EQ(FieldOf(Query(compat::v1::QueryMeshRequest::QUESTION_INDEX, {"tp"}, {0, 4})),
+            "devices[1]");
+  EXPECT_EQ(FieldOf(Query(compat::v1::QueryMeshRequest::QUESTION_INDEX, {"tp"}, {-1})),
+            "devices[0]");
+  EXPECT_EQ(FieldOf(Query(compat::v1::QueryMeshRequest::QUESTION_SUBMESH, {"tp"}, {0, 1})),
+            "devices");
+  EXPECT_EQ(FieldOf(Query(compat::v1::QueryMeshRequest::QUESTION_SUBMESH, {})), "axes");
+  EXPECT_THAT(Query(compat::v1::QueryMeshRequest::QUESTION_GROUPS, {"tp", "tp"}),
               StatusIs(kInvalid, Reason::kDuplicateAxis));
-  EXPECT_THAT(Query(v1::QueryMeshRequest::QUESTION_SIZE, std::vector<std::string>(65, "tp")),
-              StatusIs(kInvalid, Reason::kLimitExceeded));
-  EXPECT_EQ(FieldOf(Query(v1::QueryMeshRequest::QUESTION_SIZE, {"tp", std::string(256, 'x')})),
-            "axes[1]");
+  EXPECT_THAT(
+      Query(compat::v1::QueryMeshRequest::QUESTION_SIZE, std::vector<std::string>(65, "tp")),
+      StatusIs(kInvalid, Reason::kLimitExceeded));
+  EXPECT_EQ(
+      FieldOf(Query(compat::v1::QueryMeshRequest::QUESTION_SIZE, {"tp", std::string(256, 'x')})),
+      "axes[1]");
   query_.mutable_mesh()->mutable_inline_();
-  EXPECT_THAT(Query(v1::QueryMeshRequest::QUESTION_SUBMESH, {"tp"}),
+  EXPECT_THAT(Query(compat::v1::QueryMeshRequest::QUESTION_SUBMESH, {"tp"}),
               StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kNoMesh));
 }
 
 TEST_F(ResolveMeshesTest, ListsNoMoreThanTheLimit) {
   SetQueried({{"dp", 1 << 15}, {"tp", 1 << 15}});
-  for (const auto question :
-       {v1::QueryMeshRequest::QUESTION_INDEX, v1::QueryMeshRequest::QUESTION_GROUPS}) {
+  for (const auto question : {compat::v1::QueryMeshRequest::QUESTION_INDEX,
+                              compat::v1::QueryMeshRequest::QUESTION_GROUPS}) {
     EXPECT_THAT(Query(question, {"tp"}), StatusIs(kInvalid, Reason::kLimitExceeded));
   }
-  EXPECT_THAT(Query(v1::QueryMeshRequest::QUESTION_SUBMESH, {"dp", "tp"}),
+  EXPECT_THAT(Query(compat::v1::QueryMeshRequest::QUESTION_SUBMESH, {"dp", "tp"}),
               StatusIs(kInvalid, Reason::kLimitExceeded));
-  EXPECT_THAT(Query(v1::QueryMeshRequest::QUESTION_GROUPS, {"tp"}, {0, 1, 2}),
+  EXPECT_THAT(Query(compat::v1::QueryMeshRequest::QUESTION_GROUPS, {"tp"}, {0, 1, 2}),
               StatusIs(kInvalid, Reason::kLimitExceeded));
-  ASSERT_THAT(Query(v1::QueryMeshRequest::QUESTION_GROUPS, {"tp"}, {0, 1}), IsOk());
+  ASSERT_THAT(Query(compat::v1::QueryMeshRequest::QUESTION_GROUPS, {"tp"}, {0, 1}), IsOk());
   EXPECT_EQ(answer_.groups(1).devices_size(), 1 << 15);
-  ASSERT_THAT(Query(v1::QueryMeshRequest::QUESTION_SIZE, {"dp", "tp", "dp", "tp"}), IsOk());
+  ASSERT_THAT(Query(compat::v1::QueryMeshRequest::QUESTION_SIZE, {"dp", "tp", "dp", "tp"}), IsOk());
   EXPECT_EQ(answer_.size(), int64_t{1} << 60);
-  EXPECT_THAT(Query(v1::QueryMeshRequest::QUESTION_SIZE, {"dp", "tp", "dp", "tp", "tp"}),
+  EXPECT_THAT(Query(compat::v1::QueryMeshRequest::QUESTION_SIZE, {"dp", "tp", "dp", "tp", "tp"}),
               StatusIs(kInvalid, Reason::kLimitExceeded));
 }
 
 TEST_F(ResolveMeshesTest, ListsTheAxesOfSpecs) {
-  v1::ListSpecAxesRequest request;
-  v1::ListSpecAxesResponse response;
+  compat::v1::ListSpecAxesRequest request;
+  compat::v1::ListSpecAxesResponse response;
   v1::PartitionSpec* spec = request.add_specs();
   spec->add_dimensions()->set_name("tp");
   spec->add_dimensions()->set_constant(v1::AXIS_CONSTANT_NONE);
   spec->add_dimensions()->mutable_tuple()->add_values()->set_name("dp");
   request.add_specs()->add_dimensions()->set_name("tp");
-  ASSERT_THAT(Ask(&Stub::ListSpecAxes, request, &response), IsOk());
+  ASSERT_THAT(Ask(&compat::v1::CompatService::Stub::ListSpecAxes, request, &response), IsOk());
   EXPECT_THAT(response.axes(), ElementsAre("dp", "tp"));
 
   request.add_specs()->add_dimensions();
-  EXPECT_EQ(FieldOf(Ask(&Stub::ListSpecAxes, request, &response)), "specs[2].dimensions[0].kind");
+  EXPECT_EQ(FieldOf(Ask(&compat::v1::CompatService::Stub::ListSpecAxes, request, &response)),
+            "specs[2].dimensions[0].kind");
   request.clear_specs();
   for (int i = 0; i < 10'001; ++i) {
     request.add_specs();
   }
-  EXPECT_THAT(Ask(&Stub::ListSpecAxes, request, &response),
+  EXPECT_THAT(Ask(&compat::v1::CompatService::Stub::ListSpecAxes, request, &response),
               StatusIs(kInvalid, Reason::kLimitExceeded));
   request.clear_specs();
   for (int i = 0; i < 257; ++i) {
@@ -196,7 +206,7 @@ TEST_F(ResolveMeshesTest, ListsTheAxesOfSpecs) {
       tuple->add_values()->set_name("x");
     }
   }
-  EXPECT_THAT(Ask(&Stub::ListSpecAxes, request, &response),
+  EXPECT_THAT(Ask(&compat::v1::CompatService::Stub::ListSpecAxes, request, &response),
               StatusIs(kInvalid, Reason::kLimitExceeded));
 }
 

@@ -13,6 +13,9 @@
 #include "rpc/call.h"
 #include "rpc/codec/status.h"
 #include "server/coordinator_server.h"
+#include "shardmesh/compat/v1/compat_service.grpc.pb.h"
+#include "shardmesh/v1/layout_service.grpc.pb.h"
+#include "shardmesh/v1/reshard_service.grpc.pb.h"
 #include "shardmesh/v1/resolve_service.grpc.pb.h"
 #include "status/reason.h"
 #include "tests/testing/status_matchers.h"
@@ -52,7 +55,10 @@ class ResolvePlansTest : public testing::Test {
     options.http_address = "";
     options.mesh = *Mesh::Parse("fsdp=2,tp=2");
     server_ = *CoordinatorServer::Start(std::move(options));
-    stub_ = v1::ResolveService::NewStub(*rpc::CreateChannel(server_->address()));
+    const auto channel = *rpc::CreateChannel(server_->address());
+    layouts_ = v1::LayoutService::NewStub(channel);
+    reshards_ = v1::ReshardService::NewStub(channel);
+    compat_ = compat::v1::CompatService::NewStub(channel);
   }
   ~ResolvePlansTest() override { server_->Drain(absl::Now() + absl::Seconds(5)); }
 
@@ -60,20 +66,20 @@ class ResolvePlansTest : public testing::Test {
     grpc::ClientContext context;
     rpc::Apply(rpc::CallOptions::Within(absl::Seconds(30)), &context);
     v1::PlanReshardResponse response;
-    const absl::Status status = rpc::FromGrpc(stub_->PlanReshard(&context, request, &response));
+    const absl::Status status = rpc::FromGrpc(reshards_->PlanReshard(&context, request, &response));
     return status.ok() ? absl::StatusOr<v1::PlanReshardResponse>(response) : status;
   }
 
   // Sends the messages of a tree in their order.
   template <typename Response, typename Request>
   absl::StatusOr<Response> Stream(std::unique_ptr<grpc::ClientWriter<Request>> (
-                                      v1::ResolveService::Stub::*method)(grpc::ClientContext*,
-                                                                         Response*),
+                                      v1::LayoutService::Stub::*method)(grpc::ClientContext*,
+                                                                        Response*),
                                   const std::vector<Request>& requests) {
     grpc::ClientContext context;
     rpc::Apply(rpc::CallOptions::Within(absl::Seconds(30)), &context);
     Response response;
-    const auto stream = (stub_.get()->*method)(&context, &response);
+    const auto stream = (layouts_.get()->*method)(&context, &response);
     for (const Request& request : requests) {
       if (!stream->Write(request)) {
         break;
@@ -84,22 +90,24 @@ class ResolvePlansTest : public testing::Test {
     return status.ok() ? absl::StatusOr<Response>(response) : status;
   }
 
-  absl::StatusOr<std::vector<v1::LeafSharding>> ListShardings(
-      const v1::ListShardingsRequest& request) {
+  absl::StatusOr<std::vector<compat::v1::LeafSharding>> ListShardings(
+      const compat::v1::ListShardingsRequest& request) {
     grpc::ClientContext context;
     rpc::Apply(rpc::CallOptions::Within(absl::Seconds(30)), &context);
-    const auto stream = stub_->ListShardings(&context, request);
-    std::vector<v1::LeafSharding> all;
-    v1::ListShardingsResponse response;
+    const auto stream = compat_->ListShardings(&context, request);
+    std::vector<compat::v1::LeafSharding> all;
+    compat::v1::ListShardingsResponse response;
     while (stream->Read(&response)) {
       all.insert(all.end(), response.shardings().begin(), response.shardings().end());
     }
     const absl::Status status = rpc::FromGrpc(stream->Finish());
-    return status.ok() ? absl::StatusOr<std::vector<v1::LeafSharding>>(all) : status;
+    return status.ok() ? absl::StatusOr<std::vector<compat::v1::LeafSharding>>(all) : status;
   }
 
   std::unique_ptr<CoordinatorServer> server_;
-  std::unique_ptr<v1::ResolveService::Stub> stub_;
+  std::unique_ptr<v1::LayoutService::Stub> layouts_;
+  std::unique_ptr<v1::ReshardService::Stub> reshards_;
+  std::unique_ptr<compat::v1::CompatService::Stub> compat_;
 };
 
 // The fields that an error names.
@@ -224,7 +232,7 @@ TEST_F(ResolvePlansTest, SumsUpALayout) {
   SetMesh(requests[0].mutable_header()->mutable_mesh(), {{"tp", 4}});
   AddTensor(requests[1].mutable_tensors(), "w", {8, 8}, {"tp"});
   AddTensor(requests[1].mutable_tensors(), "b", {8}, {});
-  const auto response = Stream(&v1::ResolveService::Stub::AnalyzeLayout, requests);
+  const auto response = Stream(&v1::LayoutService::Stub::AnalyzeLayout, requests);
   ASSERT_THAT(response, IsOk());
   const v1::LayoutReport& report = response->report();
   EXPECT_EQ(report.tensors(), 2);
@@ -238,7 +246,7 @@ TEST_F(ResolvePlansTest, SumsUpALayout) {
   EXPECT_EQ(report.replicated_tensors(), 1);
 
   requests[0].mutable_header()->set_compatibility(v1::COMPATIBILITY_EXACT);
-  const auto exact = Stream(&v1::ResolveService::Stub::AnalyzeLayout, requests);
+  const auto exact = Stream(&v1::LayoutService::Stub::AnalyzeLayout, requests);
   ASSERT_THAT(exact, IsOk());
   EXPECT_EQ(exact->report().parameters(), 72);
   EXPECT_EQ(exact->report().most_device_bytes(), 0);
@@ -249,19 +257,19 @@ TEST_F(ResolvePlansTest, RefusesLayoutsThatDoNotFit) {
   std::vector<v1::AnalyzeLayoutRequest> requests(2);
   SetMesh(requests[0].mutable_header()->mutable_mesh(), {{"tp", 4}});
   AddTensor(requests[1].mutable_tensors(), "w", {7, 8}, {"tp"});
-  absl::Status status = Stream(&v1::ResolveService::Stub::AnalyzeLayout, requests).status();
+  absl::Status status = Stream(&v1::LayoutService::Stub::AnalyzeLayout, requests).status();
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kNotDivisible));
   EXPECT_THAT(std::string(status.message()), HasSubstr("'w'"));
 
   requests[1].Clear();
   AddTensor(requests[1].mutable_tensors(), "w", {8}, {"tp"});
   AddTensor(requests[1].mutable_tensors(), "w", {8}, {"tp"});
-  status = Stream(&v1::ResolveService::Stub::AnalyzeLayout, requests).status();
+  status = Stream(&v1::LayoutService::Stub::AnalyzeLayout, requests).status();
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
   EXPECT_THAT(std::string(status.message()), HasSubstr("listed twice"));
 
   requests[1].mutable_tensors()->set_spec_indexes(0, 0);
-  EXPECT_THAT(Stream(&v1::ResolveService::Stub::AnalyzeLayout, requests).status(),
+  EXPECT_THAT(Stream(&v1::LayoutService::Stub::AnalyzeLayout, requests).status(),
               StatusIs(absl::StatusCode::kInvalidArgument, Reason::kMissingArgument));
 }
 
@@ -277,7 +285,7 @@ std::vector<v1::SearchMeshesRequest> Search() {
 
 TEST_F(ResolvePlansTest, RanksTheMeshesOfSomeDevices) {
   std::vector<v1::SearchMeshesRequest> requests = Search();
-  auto response = Stream(&v1::ResolveService::Stub::SearchMeshes, requests);
+  auto response = Stream(&v1::LayoutService::Stub::SearchMeshes, requests);
   ASSERT_THAT(response, IsOk());
   EXPECT_EQ(response->evaluated(), 4);
   EXPECT_EQ(response->fitting(), 4);
@@ -289,7 +297,7 @@ TEST_F(ResolvePlansTest, RanksTheMeshesOfSomeDevices) {
   requests[0].mutable_header()->mutable_axes(1)->set_max_size(2);
   requests[0].mutable_header()->set_device_memory_bytes(600);
   requests[0].mutable_header()->set_max_results(1);
-  response = Stream(&v1::ResolveService::Stub::SearchMeshes, requests);
+  response = Stream(&v1::LayoutService::Stub::SearchMeshes, requests);
   ASSERT_THAT(response, IsOk());
   EXPECT_EQ(response->evaluated(), 2);
   EXPECT_EQ(response->fitting(), 1);
@@ -322,7 +330,7 @@ TEST_F(ResolvePlansTest, RefusesSearchesByTheFieldAtFault) {
   for (const Case& c : kCases) {
     std::vector<v1::SearchMeshesRequest> requests = Search();
     c.spoil(requests[0].mutable_header());
-    const absl::Status status = Stream(&v1::ResolveService::Stub::SearchMeshes, requests).status();
+    const absl::Status status = Stream(&v1::LayoutService::Stub::SearchMeshes, requests).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << c.field;
     EXPECT_THAT(FieldsOf(status), ElementsAre(c.field)) << status;
   }
@@ -334,31 +342,31 @@ TEST_F(ResolvePlansTest, RefusesSearchesThatAreTooLargeOrMissWhatTheyNeed) {
   for (int i = 0; i < 14; ++i) {
     requests[0].mutable_header()->add_axes()->set_name("a" + std::to_string(i));
   }
-  EXPECT_EQ(ReasonOf(Stream(&v1::ResolveService::Stub::SearchMeshes, requests).status()),
+  EXPECT_EQ(ReasonOf(Stream(&v1::LayoutService::Stub::SearchMeshes, requests).status()),
             Reason::kLimitExceeded);
 
   requests = Search();
   requests[0].mutable_header()->mutable_axes(1)->set_name("dp");
-  EXPECT_EQ(ReasonOf(Stream(&v1::ResolveService::Stub::SearchMeshes, requests).status()),
+  EXPECT_EQ(ReasonOf(Stream(&v1::LayoutService::Stub::SearchMeshes, requests).status()),
             Reason::kDuplicateAxis);
 
   requests = Search();
   requests[1].mutable_tensors()->clear_dtypes();
-  EXPECT_EQ(ReasonOf(Stream(&v1::ResolveService::Stub::SearchMeshes, requests).status()),
+  EXPECT_EQ(ReasonOf(Stream(&v1::LayoutService::Stub::SearchMeshes, requests).status()),
             Reason::kMissingArgument);
 }
 
 TEST_F(ResolvePlansTest, ListsTheLayoutsOfLeaves) {
-  v1::ListShardingsRequest request;
-  v1::ArrayLeaf* sharded = request.add_leaves();
+  compat::v1::ListShardingsRequest request;
+  compat::v1::ArrayLeaf* sharded = request.add_leaves();
   sharded->set_name("w");
-  sharded->set_kind(v1::ArrayLeaf::KIND_SHARDED);
+  sharded->set_kind(compat::v1::ArrayLeaf::KIND_SHARDED);
   sharded->mutable_mesh()->add_axes()->set_name("tp");
   sharded->mutable_mesh()->mutable_axes(0)->set_size(4);
   SetSpec(sharded->mutable_spec(), {"tp"});
-  v1::ArrayLeaf* bare = request.add_leaves();
+  compat::v1::ArrayLeaf* bare = request.add_leaves();
   bare->set_name("b");
-  bare->set_kind(v1::ArrayLeaf::KIND_SPEC_ONLY);
+  bare->set_kind(compat::v1::ArrayLeaf::KIND_SPEC_ONLY);
   SetSpec(bare->mutable_spec(), {"fsdp"});
   request.set_prefix("");  // there are no arrays
 
@@ -369,24 +377,24 @@ TEST_F(ResolvePlansTest, ListsTheLayoutsOfLeaves) {
   EXPECT_FALSE((*all)[1].has_spec());
 
   request.mutable_mesh()->set_name("default");
-  request.set_question(v1::ListShardingsRequest::QUESTION_LAYOUTS_ON_MESH);
+  request.set_question(compat::v1::ListShardingsRequest::QUESTION_LAYOUTS_ON_MESH);
   all = ListShardings(request);
   ASSERT_THAT(all, IsOk());
   EXPECT_EQ((*all)[1].mesh().axes_size(), 2) << "the default mesh";
 
-  request.set_question(v1::ListShardingsRequest::QUESTION_SPECS);
+  request.set_question(compat::v1::ListShardingsRequest::QUESTION_SPECS);
   EXPECT_EQ(ReasonOf(ListShardings(request).status()), Reason::kInvalidSpec);
 }
 
 TEST_F(ResolvePlansTest, RefusesLeavesByTheFieldAtFault) {
-  v1::ListShardingsRequest request;
+  compat::v1::ListShardingsRequest request;
   request.add_leaves();
   EXPECT_THAT(FieldsOf(ListShardings(request).status()), ElementsAre("leaves[0].kind"));
-  request.mutable_leaves(0)->set_kind(v1::ArrayLeaf::KIND_SHARDED);
+  request.mutable_leaves(0)->set_kind(compat::v1::ArrayLeaf::KIND_SHARDED);
   EXPECT_THAT(FieldsOf(ListShardings(request).status()), ElementsAre("leaves[0].mesh"));
-  request.mutable_leaves(0)->set_kind(v1::ArrayLeaf::KIND_SPEC_ONLY);
+  request.mutable_leaves(0)->set_kind(compat::v1::ArrayLeaf::KIND_SPEC_ONLY);
   EXPECT_THAT(FieldsOf(ListShardings(request).status()), ElementsAre("leaves[0].spec"));
-  request.mutable_leaves(0)->set_kind(v1::ArrayLeaf::KIND_NONE);
+  request.mutable_leaves(0)->set_kind(compat::v1::ArrayLeaf::KIND_NONE);
   request.mutable_leaves(0)->set_name(std::string(1025, 'n'));
   EXPECT_THAT(FieldsOf(ListShardings(request).status()), ElementsAre("leaves[0].name"));
   request.clear_leaves();
@@ -396,15 +404,15 @@ TEST_F(ResolvePlansTest, RefusesLeavesByTheFieldAtFault) {
 
 // All leaves come, in messages of bounded size.
 TEST_F(ResolvePlansTest, ListsManyLeavesInSeveralMessages) {
-  v1::ListShardingsRequest request;
+  compat::v1::ListShardingsRequest request;
   for (int i = 0; i < 20'000; ++i) {
-    v1::ArrayLeaf* leaf = request.add_leaves();
+    compat::v1::ArrayLeaf* leaf = request.add_leaves();
     leaf->set_name("layers." + std::to_string(i) + ".kernel");
-    leaf->set_kind(v1::ArrayLeaf::KIND_SPEC_ONLY);
+    leaf->set_kind(compat::v1::ArrayLeaf::KIND_SPEC_ONLY);
     SetSpec(leaf->mutable_spec(), {"fsdp", "tp"});
   }
   request.mutable_mesh()->set_name("default");
-  request.set_question(v1::ListShardingsRequest::QUESTION_LAYOUTS_ON_MESH);
+  request.set_question(compat::v1::ListShardingsRequest::QUESTION_LAYOUTS_ON_MESH);
   const auto all = ListShardings(request);
   ASSERT_THAT(all, IsOk());
   ASSERT_EQ(all->size(), 20'000u);

@@ -19,8 +19,12 @@ constexpr absl::StatusCode kInvalid = absl::StatusCode::kInvalidArgument;
 
 class ResolveProfilesTest : public ResolveServiceTest {
  protected:
-  absl::Status Describe() { return Ask(&Stub::DescribeProfile, profile_, &description_); }
-  absl::Status Hash() { return Ask(&Stub::ComputeHash, hash_, &hashed_); }
+  absl::Status Describe() {
+    return Ask(&v1::ResolveService::Stub::DescribeProfile, profile_, &description_);
+  }
+  absl::Status Hash() {
+    return Ask(&compat::v1::CompatService::Stub::ComputeHash, hash_, &hashed_);
+  }
   v1::PartitionAxis* profile() { return profile_.mutable_profile()->mutable_inline_(); }
 
   // The answer about a semantic name.
@@ -36,8 +40,8 @@ class ResolveProfilesTest : public ResolveServiceTest {
 
   v1::DescribeProfileRequest profile_;
   v1::DescribeProfileResponse description_;
-  v1::ComputeHashRequest hash_;
-  v1::ComputeHashResponse hashed_;
+  compat::v1::ComputeHashRequest hash_;
+  compat::v1::ComputeHashResponse hashed_;
 };
 
 TEST_F(ResolveProfilesTest, ResolvesWhatIsNotGiven) {
@@ -139,10 +143,10 @@ TEST_F(ResolveProfilesTest, KnowsTheAlgorithmsThatTheCompatibilityHas) {
 }
 
 TEST_F(ResolveProfilesTest, HashesTheAttributesThatTheOriginalCounts) {
-  v1::PythonValues* const attributes = hash_.mutable_attributes();
+  compat::v1::PythonValues* const attributes = hash_.mutable_attributes();
   attributes->add_values()->set_text("left out");
   attributes->add_values()->set_number(1);
-  v1::PythonEntry* const entry = attributes->add_values()->mutable_dict()->add_entries();
+  compat::v1::PythonEntry* const entry = attributes->add_values()->mutable_dict()->add_entries();
   entry->mutable_key()->set_text("a");
   entry->mutable_value()->mutable_list()->add_values()->set_boolean(true);
   attributes->add_values()->set_integer("-7");
@@ -152,7 +156,7 @@ TEST_F(ResolveProfilesTest, HashesTheAttributesThatTheOriginalCounts) {
 }
 
 TEST_F(ResolveProfilesTest, RefusesMalformedAttributesByTheirPath) {
-  v1::PythonValues* const attributes = hash_.mutable_attributes();
+  compat::v1::PythonValues* const attributes = hash_.mutable_attributes();
   attributes->add_values()->mutable_list()->add_values()->set_integer("0x10");
   absl::Status status = Hash();
   EXPECT_THAT(status, StatusIs(kInvalid, Reason::kBadField));
@@ -164,7 +168,7 @@ TEST_F(ResolveProfilesTest, RefusesMalformedAttributesByTheirPath) {
   EXPECT_EQ(FieldOf(status), "attributes.values[0].kind");
 
   attributes->Clear();
-  v1::PythonValue* deepest = attributes->add_values();
+  compat::v1::PythonValue* deepest = attributes->add_values();
   for (int i = 0; i < 17; ++i) {
     deepest = deepest->mutable_list()->add_values();
   }

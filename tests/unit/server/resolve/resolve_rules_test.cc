@@ -20,23 +20,23 @@ constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 
 class ResolveRulesTest : public ResolveServiceTest {
  protected:
-  absl::Status Parse(const v1::ParsePatternRulesRequest& request) {
-    return Ask(&Stub::ParsePatternRules, request, &parsed_);
+  absl::Status Parse(const compat::v1::ParsePatternRulesRequest& request) {
+    return Ask(&compat::v1::CompatService::Stub::ParsePatternRules, request, &parsed_);
   }
   absl::Status Check(const v1::CheckPatternRequest& request) {
-    return Ask(&Stub::CheckPattern, request, &checked_);
+    return Ask(&v1::RuleService::Stub::CheckPattern, request, &checked_);
   }
   absl::Status Rewrite(const v1::RewriteRulesRequest& request) {
-    return Ask(&Stub::RewriteRules, request, &rewritten_);
+    return Ask(&v1::RuleService::Stub::RewriteRules, request, &rewritten_);
   }
 
-  v1::ParsePatternRulesResponse parsed_;
+  compat::v1::ParsePatternRulesResponse parsed_;
   v1::CheckPatternResponse checked_;
   v1::RewriteRulesResponse rewritten_;
 };
 
 TEST_F(ResolveRulesTest, ReadsRulesInOneLineAndMatchesAName) {
-  v1::ParsePatternRulesRequest request;
+  compat::v1::ParsePatternRulesRequest request;
   request.set_text("attn|mlp->fsdp.tp,norm->");
   ASSERT_THAT(Parse(request), IsOk());
   ASSERT_EQ(parsed_.rules_size(), 3);
@@ -57,7 +57,7 @@ TEST_F(ResolveRulesTest, ReadsRulesInOneLineAndMatchesAName) {
 }
 
 TEST_F(ResolveRulesTest, ABadPatternCountsWhereItIsReachedIfExact) {
-  v1::ParsePatternRulesRequest request;
+  compat::v1::ParsePatternRulesRequest request;
   request.set_text("a->tp,(->tp");
   request.set_name("a");
   absl::Status status = Parse(request);
@@ -79,7 +79,7 @@ TEST_F(ResolveRulesTest, ABadPatternCountsWhereItIsReachedIfExact) {
 }
 
 TEST_F(ResolveRulesTest, RefusesTextsThatComeToTooMuch) {
-  v1::ParsePatternRulesRequest request;
+  compat::v1::ParsePatternRulesRequest request;
   request.set_text(std::string((64 << 10) + 1, 'a'));
   absl::Status status = Parse(request);
   EXPECT_THAT(status, StatusIs(kInvalid, Reason::kLimitExceeded));

@@ -14,8 +14,6 @@ using ::shardmesh::test::IsOk;
 using ::shardmesh::test::StatusIs;
 using ::testing::HasSubstr;
 
-using Stub = v1::ResolveService::Stub;
-
 class PresetTest : public ResolveServiceTest {
  protected:
   // A preset that goes by dimension 1, of size 1 here, and the mode "train", which it has no use
@@ -36,7 +34,7 @@ class PresetTest : public ResolveServiceTest {
 };
 
 TEST_F(PresetTest, RefusesAModeBesideIt) {
-  const absl::Status status = Ask(&Stub::ResolveSpec, request_, &response_);
+  const absl::Status status = Ask(&v1::ResolveService::Stub::ResolveSpec, request_, &response_);
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
   EXPECT_THAT(status.message(), HasSubstr("dimension 1"));
   EXPECT_EQ(FieldOf(status), "mode");
@@ -44,14 +42,14 @@ TEST_F(PresetTest, RefusesAModeBesideIt) {
 
 TEST_F(PresetTest, IgnoresAModeBesideItAsTheOriginalDoes) {
   request_.set_compatibility(v1::COMPATIBILITY_EXACT);
-  ASSERT_THAT(Ask(&Stub::ResolveSpec, request_, &response_), IsOk());
+  ASSERT_THAT(Ask(&v1::ResolveService::Stub::ResolveSpec, request_, &response_), IsOk());
   EXPECT_EQ(response_.requested().dimensions(0).name(), "ep");
 }
 
 TEST_F(PresetTest, RefusesAxesBesideIt) {
   request_.clear_mode();
   request_.add_axes()->set_name("__BATCH__");
-  const absl::Status status = Ask(&Stub::ResolveSpec, request_, &response_);
+  const absl::Status status = Ask(&v1::ResolveService::Stub::ResolveSpec, request_, &response_);
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
   EXPECT_EQ(FieldOf(status), "axes");
 }
@@ -59,7 +57,7 @@ TEST_F(PresetTest, RefusesAxesBesideIt) {
 TEST_F(PresetTest, YieldsToAxesAndModeAsInTheOriginal) {
   request_.set_compatibility(v1::COMPATIBILITY_EXACT);
   request_.add_axes()->set_name("__EMBED__");
-  ASSERT_THAT(Ask(&Stub::ResolveSpec, request_, &response_), IsOk());
+  ASSERT_THAT(Ask(&v1::ResolveService::Stub::ResolveSpec, request_, &response_), IsOk());
   ASSERT_EQ(response_.requested().dimensions_size(), 1);
   EXPECT_EQ(response_.requested().dimensions(0).name(), "tp");
 }
@@ -68,9 +66,9 @@ TEST_F(PresetTest, YieldsToAxesAndModeAsInTheOriginal) {
 TEST_F(PresetTest, TrainsWhereAxesComeWithoutAMode) {
   v1::ResolveSpecRequest request;
   request.add_axes()->set_name("__EMBED__");
-  EXPECT_THAT(Ask(&Stub::ResolveSpec, request, &response_), IsOk());
+  EXPECT_THAT(Ask(&v1::ResolveService::Stub::ResolveSpec, request, &response_), IsOk());
   request.set_compatibility(v1::COMPATIBILITY_EXACT);
-  EXPECT_THAT(Ask(&Stub::ResolveSpec, request, &response_),
+  EXPECT_THAT(Ask(&v1::ResolveService::Stub::ResolveSpec, request, &response_),
               StatusIs(absl::StatusCode::kInvalidArgument, Reason::kMissingArgument));
 }
 
@@ -88,7 +86,8 @@ class RepeatedQuestionTest : public ResolveServiceTest {
 };
 
 TEST_F(RepeatedQuestionTest, GetsTheAnswerOfTheDefinitionsAsTheyAre) {
-  EXPECT_THAT(Ask(&Stub::ResolveSpec, request_, &response_), StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_THAT(Ask(&v1::ResolveService::Stub::ResolveSpec, request_, &response_),
+              StatusIs(absl::StatusCode::kNotFound));
   const auto catalog = v1::CatalogService::NewStub(channel());
   v1::CreateEntryRequest create;
   create.set_request_id("create");
@@ -98,7 +97,7 @@ TEST_F(RepeatedQuestionTest, GetsTheAnswerOfTheDefinitionsAsTheyAre) {
   grpc::ClientContext creating;
   ASSERT_TRUE(catalog->CreateEntry(&creating, create, &created).ok());
   for (int i = 0; i < 3; ++i) {
-    ASSERT_THAT(Ask(&Stub::ResolveSpec, request_, &response_), IsOk());
+    ASSERT_THAT(Ask(&v1::ResolveService::Stub::ResolveSpec, request_, &response_), IsOk());
     EXPECT_EQ(response_.requested().dimensions(0).name(), "fsdp");
     ASSERT_EQ(response_.corrections_size(), 1);
   }
@@ -111,13 +110,13 @@ TEST_F(RepeatedQuestionTest, GetsTheAnswerOfTheDefinitionsAsTheyAre) {
   grpc::ClientContext updating;
   const grpc::Status status = catalog->UpdateEntry(&updating, update, &updated);
   ASSERT_TRUE(status.ok()) << status.error_message();
-  ASSERT_THAT(Ask(&Stub::ResolveSpec, request_, &response_), IsOk());
+  ASSERT_THAT(Ask(&v1::ResolveService::Stub::ResolveSpec, request_, &response_), IsOk());
   EXPECT_EQ(response_.requested().dimensions(0).name(), "tp");
 
   // A version means the same, however often it is asked for and whatever became of the name.
   const auto axis_of = [&](const std::string& reference) {
     request_.mutable_profile()->set_name(reference);
-    const absl::Status asked = Ask(&Stub::ResolveSpec, request_, &response_);
+    const absl::Status asked = Ask(&v1::ResolveService::Stub::ResolveSpec, request_, &response_);
     return asked.ok() ? response_.requested().dimensions(0).name() : std::string(asked.message());
   };
   for (int i = 0; i < 3; ++i) {
@@ -126,7 +125,7 @@ TEST_F(RepeatedQuestionTest, GetsTheAnswerOfTheDefinitionsAsTheyAre) {
     EXPECT_THAT(axis_of("mine@3"), HasSubstr("kept are versions 1 to 2"));
   }
   request_.mutable_profile()->set_name("mine@two");
-  const absl::Status malformed = Ask(&Stub::ResolveSpec, request_, &response_);
+  const absl::Status malformed = Ask(&v1::ResolveService::Stub::ResolveSpec, request_, &response_);
   EXPECT_THAT(malformed, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
   EXPECT_EQ(FieldOf(malformed), "profile.name");
 

@@ -42,7 +42,7 @@ class RuleStreamsTest : public ResolveServiceTest {
     lint_.Clear();
     grpc::ClientContext context;
     rpc::Apply(rpc::CallOptions::Within(absl::Seconds(10)), &context);
-    const auto stream = stub().LintRules(&context, &lint_);
+    const auto stream = stub<v1::RuleService::Stub>().LintRules(&context, &lint_);
     v1::LintRulesRequest request;
     *request.mutable_header() = header;
     stream->Write(request);
@@ -60,7 +60,7 @@ class RuleStreamsTest : public ResolveServiceTest {
     specs_.clear();
     grpc::ClientContext context;
     rpc::Apply(rpc::CallOptions::Within(absl::Seconds(10)), &context);
-    const auto stream = stub().DiffLayouts(&context);
+    const auto stream = stub<v1::LayoutService::Stub>().DiffLayouts(&context);
     v1::DiffLayoutsRequest request;
     *request.mutable_header() = header;
     stream->Write(request);
@@ -261,7 +261,7 @@ TEST_F(RuleStreamsTest, WorksOutFixesForEachShapeOfASpec) {
   for (const bool suggest_fixes : {true, false}) {
     grpc::ClientContext context;
     rpc::Apply(rpc::CallOptions::Within(absl::Seconds(10)), &context);
-    const auto stream = stub().ResolveTree(&context);
+    const auto stream = stub<v1::LayoutService::Stub>().ResolveTree(&context);
     v1::ResolveTreeRequest request;
     AddRule("", {"fsdp", "pp"}, request.mutable_header()->mutable_rule_set());
     request.mutable_header()->set_suggest_fixes(suggest_fixes);
@@ -306,7 +306,7 @@ TEST_F(RuleStreamsTest, LeavesFixesOutOnceThereAreTooMany) {
   }
   grpc::ClientContext context;
   rpc::Apply(rpc::CallOptions::Within(absl::Seconds(30)), &context);
-  const auto stream = stub().ResolveTree(&context);
+  const auto stream = stub<v1::LayoutService::Stub>().ResolveTree(&context);
   v1::ResolveTreeRequest request;
   AddRule("", {"pp"}, request.mutable_header()->mutable_rule_set());
   request.mutable_header()->set_suggest_fixes(true);

@@ -307,14 +307,14 @@ TEST_F(CancellationTest, EveryAnswerOfTheBackgroundStopsSoon) {
     };
   });
 
-  v1::ParsePatternRulesRequest text;
+  compat::v1::ParsePatternRulesRequest text;
   while (text.text().size() < 60'000) {
     text.mutable_text()->append("x{900}|");
   }
   text.mutable_text()->append("->dp");
   ExpectStopsWithin(kOthersSoon, absl::Milliseconds(20), "ParsePatternRules", [&] {
     return [&](const IsCancelled& is_cancelled) {
-      v1::ParsePatternRulesResponse response;
+      compat::v1::ParsePatternRulesResponse response;
       return Answer(context, text, &response, is_cancelled);
     };
   });
@@ -352,7 +352,7 @@ class CancelledCallTest : public ResolveServiceTest {};
 TEST_F(CancelledCallTest, TheCoordinatorStopsWorkingForClientsThatLeave) {
   grpc::ClientContext context;
   rpc::Apply(rpc::CallOptions::Within(absl::Seconds(60)), &context);
-  const auto stream = stub().ResolveTree(&context);
+  const auto stream = stub<v1::LayoutService::Stub>().ResolveTree(&context);
   v1::ResolveTreeRequest request;
   AddCostlyRules(5'000, request.mutable_header()->mutable_rule_set());
   ASSERT_TRUE(stream->Write(request));
@@ -362,7 +362,7 @@ TEST_F(CancelledCallTest, TheCoordinatorStopsWorkingForClientsThatLeave) {
   v1::LintRulesResponse lint;
   grpc::ClientContext lint_context;
   rpc::Apply(rpc::CallOptions::Within(absl::Seconds(60)), &lint_context);
-  const auto lint_stream = stub().LintRules(&lint_context, &lint);
+  const auto lint_stream = stub<v1::RuleService::Stub>().LintRules(&lint_context, &lint);
   v1::LintRulesRequest lint_request;
   AddCostlyRules(5'000, lint_request.mutable_header()->mutable_rule_set());
   ASSERT_TRUE(lint_stream->Write(lint_request));

@@ -89,7 +89,7 @@ using LongRulesTest = BusyCallersTest;
 
 TEST_F(LongRulesTest, CompilingThoseOfAStreamHoldsUpNobodyElse) {
   ExpectOthersAreAnswered([this](grpc::ClientContext* context) {
-    const auto stream = stub().ResolveTree(context);
+    const auto stream = stub<v1::LayoutService::Stub>().ResolveTree(context);
     v1::ResolveTreeRequest request;
     AddLongRules(request.mutable_header()->mutable_rule_set());
     request.mutable_header()->set_match_only(true);
@@ -101,7 +101,7 @@ TEST_F(LongRulesTest, CompilingThoseOfAStreamHoldsUpNobodyElse) {
   });
   ExpectOthersAreAnswered([this](grpc::ClientContext* context) {
     v1::LintRulesResponse response;
-    const auto stream = stub().LintRules(context, &response);
+    const auto stream = stub<v1::RuleService::Stub>().LintRules(context, &response);
     v1::LintRulesRequest request;
     AddLongRules(request.mutable_header()->mutable_rule_set());
     stream->Write(request);
@@ -118,7 +118,7 @@ TEST_F(LongRulesTest, CompilingThoseOfAQuestionHoldsUpNobodyElse) {
     request.mutable_mesh()->set_name("default");
     AddLongRules(request.mutable_rule_set());
     v1::ExplainTensorResponse response;
-    stub().ExplainTensor(context, request, &response);
+    stub<v1::ResolveService::Stub>().ExplainTensor(context, request, &response);
   });
 }
 
@@ -132,18 +132,18 @@ TEST_F(LongRulesTest, TheAnswerIsThatOfOtherRulesAlsoTheSecondTime) {
   ASSERT_TRUE(CompilesLong(request.rule_set()));
   for (int i = 0; i < 3; ++i) {
     v1::ExplainTensorResponse response;
-    EXPECT_THAT(Ask(&Stub::ExplainTensor, request, &response), IsOk());
+    EXPECT_THAT(Ask(&v1::ResolveService::Stub::ExplainTensor, request, &response), IsOk());
     EXPECT_EQ(response.rule(), 3u);
   }
   request.mutable_rule_set()->mutable_inline_()->mutable_rules(1)->set_pattern("(");
   v1::ExplainTensorResponse response;
-  const absl::Status status = Ask(&Stub::ExplainTensor, request, &response);
+  const absl::Status status = Ask(&v1::ResolveService::Stub::ExplainTensor, request, &response);
   EXPECT_THAT(status, test::StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadPattern));
   EXPECT_EQ(FieldOf(status), "rule_set.inline.rules");
 
   grpc::ClientContext context;
   rpc::Apply(rpc::CallOptions::Within(absl::Seconds(60)), &context);
-  const auto stream = stub().ResolveTree(&context);
+  const auto stream = stub<v1::LayoutService::Stub>().ResolveTree(&context);
   v1::ResolveTreeRequest tree;
   AddRules(2, R"(\w{60}\b)", tree.mutable_header()->mutable_rule_set());
   AddRules(1, "kernel", tree.mutable_header()->mutable_rule_set());

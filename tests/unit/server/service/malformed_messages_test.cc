@@ -75,7 +75,7 @@ std::vector<std::string> TreeOf(const std::vector<std::string>& names) {
 }
 
 TEST_F(MalformedMessagesTest, AreNotTheEndOfATree) {
-  const std::string method = "/shardmesh.v1.ResolveService/ResolveTree";
+  const std::string method = "/shardmesh.v1.LayoutService/ResolveTree";
   EXPECT_THAT(Send(method, TreeOf({"x", "y", "z"})), IsOk());
 
   std::vector<std::string> garbage = TreeOf({"x", "y", "z"});
@@ -94,10 +94,9 @@ TEST_F(MalformedMessagesTest, AreNotTheEndOfATree) {
 
 TEST_F(MalformedMessagesTest, AreRefusedByEveryStreamOfRequests) {
   for (const std::string method :
-       {"v1.ResolveService/ResolveTree", "v1.ResolveService/AnalyzeLayout",
-        "v1.ResolveService/LintRules", "v1.ResolveService/DiffLayouts",
-        "v1.ResolveService/SearchMeshes", "v1.ArrayService/BeginPut",
-        "internal.v1.AttachService/Attach"}) {
+       {"v1.LayoutService/ResolveTree", "v1.LayoutService/AnalyzeLayout",
+        "v1.RuleService/LintRules", "v1.LayoutService/DiffLayouts", "v1.LayoutService/SearchMeshes",
+        "v1.ArrayService/BeginPut", "internal.v1.AttachService/Attach"}) {
     SCOPED_TRACE(method);
     const absl::Status refused = Send("/shardmesh." + method, {"\xff\xff\xff"});
     EXPECT_THAT(refused, StatusIs(kInvalid, Reason::kBadField));
@@ -108,9 +107,11 @@ TEST_F(MalformedMessagesTest, AreRefusedByEveryStreamOfRequests) {
 TEST_F(MalformedMessagesTest, AreRefusedByEveryCallOfOneRequest) {
   int calls = 0;
   const auto* pool = google::protobuf::DescriptorPool::generated_pool();
-  for (const char* name : {"ResolveService", "CatalogService", "ClusterService", "SessionService",
-                           "ArrayService", "ComputeService", "OperationService"}) {
-    const auto* service = pool->FindServiceByName(std::string("shardmesh.v1.") + name);
+  for (const char* name :
+       {"v1.ResolveService", "v1.LayoutService", "v1.RuleService", "v1.MeshService",
+        "v1.ReshardService", "compat.v1.CompatService", "v1.CatalogService", "v1.ClusterService",
+        "v1.SessionService", "v1.ArrayService", "v1.ComputeService", "v1.OperationService"}) {
+    const auto* service = pool->FindServiceByName(std::string("shardmesh.") + name);
     ASSERT_NE(service, nullptr) << name;
     for (int i = 0; i < service->method_count(); ++i) {
       const auto& method = *service->method(i);
@@ -140,7 +141,7 @@ TEST_F(MalformedMessagesTest, NearAxesAreSuggestedInErrorsAndCorrections) {
   tiling.mutable_spec()->add_dimensions()->set_name("fspd");
   tiling.mutable_shape()->add_sizes(4);
   v1::DescribeTilingResponse tiles;
-  const absl::Status refused = Ask(&Stub::DescribeTiling, tiling, &tiles);
+  const absl::Status refused = Ask(&v1::LayoutService::Stub::DescribeTiling, tiling, &tiles);
   EXPECT_THAT(refused, StatusIs(kInvalid, Reason::kAxisNotInMesh));
   EXPECT_THAT(std::string(refused.message()), HasSubstr("did you mean \"fsdp\"?"));
   EXPECT_EQ(FieldOf(refused), "spec");
@@ -150,11 +151,11 @@ TEST_F(MalformedMessagesTest, NearAxesAreSuggestedInErrorsAndCorrections) {
   *correct.mutable_shape() = tiling.shape();
   *correct.mutable_mesh() = tiling.mesh();
   v1::CorrectSpecResponse corrected;
-  EXPECT_THAT(Ask(&Stub::CorrectSpec, correct, &corrected), IsOk());
+  EXPECT_THAT(Ask(&v1::ResolveService::Stub::CorrectSpec, correct, &corrected), IsOk());
   ASSERT_EQ(corrected.corrections_size(), 1);
   EXPECT_THAT(corrected.corrections(0).message(), HasSubstr("did you mean \"fsdp\"?"));
   correct.set_policy(v1::CORRECTION_POLICY_STRICT);
-  const absl::Status strict = Ask(&Stub::CorrectSpec, correct, &corrected);
+  const absl::Status strict = Ask(&v1::ResolveService::Stub::CorrectSpec, correct, &corrected);
   EXPECT_THAT(strict, StatusIs(kInvalid, Reason::kAxisNotInMesh));
   EXPECT_THAT(std::string(strict.message()), HasSubstr("did you mean \"fsdp\"?"));
 }
@@ -168,14 +169,15 @@ TEST_F(MalformedMessagesTest, FieldsOfALinearLayerAreNamed) {
   };
   for (const Case& c : {Case{-4, 8, "", "in_features"}, Case{0, 8, "fan_in", "in_features"},
                         Case{4, -8, "", "out_features"}, Case{4, 8, "fan_on", "rule"}}) {
-    v1::DescribeLinearLayerRequest request;
+    compat::v1::DescribeLinearLayerRequest request;
     request.set_in_features(c.in);
     request.add_out_features(c.out);
     if (!c.rule.empty()) {
       request.set_rule(c.rule);
     }
-    v1::DescribeLinearLayerResponse response;
-    const absl::Status refused = Ask(&Stub::DescribeLinearLayer, request, &response);
+    compat::v1::DescribeLinearLayerResponse response;
+    const absl::Status refused =
+        Ask(&compat::v1::CompatService::Stub::DescribeLinearLayer, request, &response);
     EXPECT_THAT(refused, StatusIs(kInvalid));
     EXPECT_EQ(FieldOf(refused), c.field);
   }
@@ -187,7 +189,7 @@ TEST_F(MalformedMessagesTest, LogicalNamesAreNamedInErrors) {
   request.add_names()->set_name("batch");
   request.add_names()->set_name("batch");
   v1::ResolveLogicalAxesResponse response;
-  const absl::Status refused = Ask(&Stub::ResolveLogicalAxes, request, &response);
+  const absl::Status refused = Ask(&v1::RuleService::Stub::ResolveLogicalAxes, request, &response);
   EXPECT_THAT(refused, StatusIs(kInvalid));
   EXPECT_EQ(FieldOf(refused), "names");
 }

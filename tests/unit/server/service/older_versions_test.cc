@@ -189,7 +189,7 @@ TEST_F(OlderVersionsTest, AreWhatQuestionsAndGetsOfThemAnswer) {
     request.mutable_rule_set()->set_name(name);
     request.mutable_mesh()->set_name("default");
     v1::ExplainTensorResponse response;
-    EXPECT_THAT(Ask(&Stub::ExplainTensor, request, &response), IsOk());
+    EXPECT_THAT(Ask(&v1::ResolveService::Stub::ExplainTensor, request, &response), IsOk());
     EXPECT_EQ(response.rule(), rule) << name;
 
     v1::GetEntryRequest get;

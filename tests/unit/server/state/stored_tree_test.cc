@@ -102,7 +102,7 @@ class StoredTreeTest : public ResolveServiceTest {
     rpc::Apply(rpc::CallOptions::Within(absl::Seconds(10)), &context);
     v1::LintRulesRequest request;
     *request.mutable_header() = header;
-    return Send(stub().LintRules(&context, &lint_).get(), request, pieces);
+    return Send(stub<v1::RuleService::Stub>().LintRules(&context, &lint_).get(), request, pieces);
   }
 
   std::unique_ptr<CatalogStub> catalog_ = v1::CatalogService::NewStub(channel());
@@ -202,7 +202,9 @@ TEST_F(StoredTreeTest, AnswersAboutTheVersionThatIsNamed) {
   *resolve.mutable_header()->mutable_rule_set() = Rules({{".*", ""}});
   resolve.mutable_header()->mutable_mesh()->set_name("default");
   std::vector<v1::ResolveTreeResponse> resolved;
-  ASSERT_THAT(Exchange(stub().ResolveTree(&context).get(), resolve, {}, &resolved), IsOk());
+  ASSERT_THAT(
+      Exchange(stub<v1::LayoutService::Stub>().ResolveTree(&context).get(), resolve, {}, &resolved),
+      IsOk());
   EXPECT_EQ(resolved[0].placements().spec_indexes_size(), 2);
 
   // All trees are all names, as they are now; versions beside each other are named apart.
@@ -378,7 +380,8 @@ TEST_F(StoredTreeTest, AnswersAStoredTreeAsOneThatIsStreamed) {
          request.mutable_header()->set_stored_tree(stored);
          std::vector<v1::ResolveTreeResponse> responses;
          const absl::Status status =
-             Exchange(stub().ResolveTree(&context).get(), request, pieces, &responses);
+             Exchange(stub<v1::LayoutService::Stub>().ResolveTree(&context).get(), request, pieces,
+                      &responses);
          return status.ok() ? absl::StatusOr<std::string>(text_of(responses)) : status;
        }},
       {"DiffLayouts", "model",
@@ -393,7 +396,8 @@ TEST_F(StoredTreeTest, AnswersAStoredTreeAsOneThatIsStreamed) {
          request.mutable_header()->set_stored_tree(stored);
          std::vector<v1::DiffLayoutsResponse> responses;
          const absl::Status status =
-             Exchange(stub().DiffLayouts(&context).get(), request, pieces, &responses);
+             Exchange(stub<v1::LayoutService::Stub>().DiffLayouts(&context).get(), request, pieces,
+                      &responses);
          return status.ok() ? absl::StatusOr<std::string>(text_of(responses)) : status;
        }},
       {"AnalyzeLayout", "placed",
@@ -405,7 +409,8 @@ TEST_F(StoredTreeTest, AnswersAStoredTreeAsOneThatIsStreamed) {
          request.mutable_header()->mutable_mesh()->set_name("default");
          std::vector<v1::AnalyzeLayoutResponse> responses(1);
          const absl::Status status =
-             Send(stub().AnalyzeLayout(&context, &responses[0]).get(), request, pieces);
+             Send(stub<v1::LayoutService::Stub>().AnalyzeLayout(&context, &responses[0]).get(),
+                  request, pieces);
          return status.ok() ? absl::StatusOr<std::string>(text_of(responses)) : status;
        }},
       {"SearchMeshes", "model",
@@ -420,7 +425,8 @@ TEST_F(StoredTreeTest, AnswersAStoredTreeAsOneThatIsStreamed) {
          request.mutable_header()->set_stored_tree(stored);
          std::vector<v1::SearchMeshesResponse> responses(1);
          const absl::Status status =
-             Send(stub().SearchMeshes(&context, &responses[0]).get(), request, pieces);
+             Send(stub<v1::LayoutService::Stub>().SearchMeshes(&context, &responses[0]).get(),
+                  request, pieces);
          return status.ok() ? absl::StatusOr<std::string>(text_of(responses)) : status;
        }},
   };

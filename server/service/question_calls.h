@@ -1,0 +1,161 @@
+// Shared parts of the services of questions: one cache, one set of threads and one counter for all.
+#ifndef SHARDMESH_SERVER_SERVICE_QUESTION_CALLS_H_
+#define SHARDMESH_SERVER_SERVICE_QUESTION_CALLS_H_
+
+#include <google/protobuf/arena.h>
+#include <grpcpp/grpcpp.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string_view>
+#include <utility>
+
+#include "rpc/codec/status.h"
+#include "rpc/stream/message_bytes.h"
+#include "server/resolve/answer_cache.h"
+#include "server/resolve/background.h"
+#include "server/resolve/resolve_answers.h"
+#include "server/service/background_reactor.h"
+#include "server/service/question_services.h"
+#include "status/status_macros.h"
+
+namespace shardmesh::server {
+
+// Calls of questions, as reactors. Thread-safe. Outlives its calls.
+class QuestionCalls {
+ public:
+  explicit QuestionCalls(const QuestionOptions& options)
+      : options_(options), counter_(options.metrics) {}
+
+  std::shared_ptr<const Definitions> state() const {
+    return options_.definition_store->shared_state();
+  }
+  const ArrayRegistry* registry() const { return options_.registry; }
+  const CorrectionCounter& counter() const { return counter_; }
+  Background* background() { return &background_; }
+  Background* beginnings() { return &beginnings_; }
+
+  // Looks the request up among those that were answered before, or else answers it: in the
+  // background if `takes_long`, which may be null, says that it takes too long for a reaction.
+  template <typename Request, typename Response>
+  grpc::ServerUnaryReactor* Remembered(grpc::CallbackServerContext* context,
+                                       const grpc::ByteBuffer& request, grpc::ByteBuffer* response,
+                                       bool (*takes_long)(const Request&) = nullptr) {
+    grpc::Slice slice;
+    if (!request.TrySingleSlice(&slice).ok() && !request.DumpToSingleSlice(&slice).ok()) {
+      return Finished(context, rpc::UnparsedMessage(*Request::descriptor()));
+    }
+    const Definitions& state = options_.definition_store->state();
+    if (const auto known = answers_.Find(MethodOf<Request>(), BytesOf(slice), state.revision());
+        known.has_value()) {
+      counter_.Count(known->corrections);
+      *response = grpc::ByteBuffer(&known->bytes, 1);
+      return Finished(context, absl::OkStatus());
+    }
+    google::protobuf::Arena arena;
+    auto* const question = google::protobuf::Arena::CreateMessage<Request>(&arena);
+    grpc::ByteBuffer parsed(request);
+    if (const absl::Status status = rpc::ParseMessage(&parsed, question); !status.ok()) {
+      return Finished(context, status);
+    }
+    if (takes_long != nullptr && takes_long(*question)) {
+      return new BackgroundReactor(
+          *context,
+          [this, shared_state = options_.definition_store->shared_state(), slice,
+           kept = std::make_unique<Request>(*question),
+           response](const std::function<bool()>& is_cancelled) {
+            google::protobuf::Arena own_arena;
+            return AnswerAndKeep<Response>(*shared_state, slice, *kept, is_cancelled, &own_arena,
+                                           response);
+          },
+          &background_);
+    }
+    return Finished(context,
+                    AnswerAndKeep<Response>(state, slice, *question, {}, &arena, response));
+  }
+
+  template <typename Request, typename Response>
+  grpc::ServerUnaryReactor* AtOnce(grpc::CallbackServerContext* context, const Request* request,
+                                   Response* response) {
+    CorrectionTally corrections;
+    return Finished(context,
+                    Answer({options_.definition_store->state(), corrections}, *request, response));
+  }
+
+  // A call whose answer takes too long for a reaction.
+  template <typename Request, typename Response>
+  grpc::ServerUnaryReactor* InBackground(const grpc::CallbackServerContext* context,
+                                         const Request* request, Response* response) {
+    return new BackgroundReactor(
+        *context,
+        [this, state = options_.definition_store->shared_state(), request,
+         response](const std::function<bool()>& is_cancelled) {
+          CorrectionTally corrections;
+          const absl::Status status =
+              Answer({*state, corrections}, *request, response, is_cancelled);
+          counter_.Count(corrections);
+          return status;
+        },
+        &background_);
+  }
+
+ private:
+  // Some ten thousand answers to ordinary questions.
+  static constexpr size_t kRememberedBytes = size_t{32} << 20;
+
+  static grpc::ServerUnaryReactor* Finished(grpc::CallbackServerContext* context,
+                                            const absl::Status& status) {
+    grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
+    reactor->Finish(status.ok() ? grpc::Status::OK : rpc::ToGrpc(status));
+    return reactor;
+  }
+
+  // Answers what is not known yet; `request` is the question's bytes.
+  template <typename Response, typename Request>
+  absl::Status AnswerAndKeep(const Definitions& state, const grpc::Slice& request,
+                             const Request& question, const std::function<bool()>& is_cancelled,
+                             google::protobuf::Arena* arena, grpc::ByteBuffer* response) {
+    auto* const answered = google::protobuf::Arena::CreateMessage<Response>(arena);
+    KnownAnswer answer;
+    const AnswerContext context = {state, answer.corrections};
+    absl::Status status;
+    if constexpr (requires { Answer(context, question, answered, is_cancelled); }) {
+      status = Answer(context, question, answered, is_cancelled);
+    } else {
+      status = Answer(context, question, answered);
+    }
+    counter_.Count(answer.corrections);
+    SHARDMESH_RETURN_IF_ERROR(status);
+    answer.bytes = grpc::Slice(answered->SerializeAsString());
+    *response = grpc::ByteBuffer(&answer.bytes, 1);
+    answers_.Keep(MethodOf<Request>(), BytesOf(request), state.revision(), answer);
+    return absl::OkStatus();
+  }
+
+  // Tells the calls of all services apart: no two take the same message.
+  template <typename Request>
+  static int MethodOf() {
+    static const int method = NextMethod();
+    return method;
+  }
+  static int NextMethod() {
+    static std::atomic<int> next{0};
+    return next++;
+  }
+  static std::string_view BytesOf(const grpc::Slice& slice) {
+    return {reinterpret_cast<const char*>(slice.begin()), slice.size()};
+  }
+
+  const QuestionOptions options_;
+  const CorrectionCounter counter_;
+  AnswerCache answers_{kRememberedBytes};
+  // Last: their tasks use the above. Headers of streams whose rules take long to compile have
+  // threads of their own, so that they do not wait behind calls that take seconds.
+  Background background_{2};
+  Background beginnings_{2};
+};
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_SERVICE_QUESTION_CALLS_H_

@@ -1,0 +1,52 @@
+// Serves questions from the newest snapshot of the definitions: ResolveService, LayoutService,
+// RuleService, MeshService, ReshardService and compat.v1's CompatService.
+#ifndef SHARDMESH_SERVER_SERVICE_QUESTION_SERVICES_H_
+#define SHARDMESH_SERVER_SERVICE_QUESTION_SERVICES_H_
+
+#include <grpcpp/impl/service_type.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "server/state/arrays.h"
+#include "server/state/definitions.h"
+
+namespace shardmesh::rpc {
+class Metrics;
+}  // namespace shardmesh::rpc
+
+namespace shardmesh::server {
+
+class ArrayRegistry;
+class QuestionCalls;
+
+struct QuestionOptions {
+  const DefinitionStore* definition_store = nullptr;
+  // The cluster's arrays; null: there are none.
+  const ArrayRegistry* registry = nullptr;
+  // Corrections by reason are counted there; may be null.
+  rpc::Metrics* metrics = nullptr;
+};
+
+struct QuestionService {
+  std::string name;  // in full
+  std::unique_ptr<grpc::Service> service;
+};
+
+// Returns all services of questions. Thread-safe. They share a cache and threads. What the options
+// point to outlives the services.
+std::vector<QuestionService> MakeQuestionServices(const QuestionOptions& options);
+
+// Each service, in a source of its own.
+using SharedCalls = std::shared_ptr<QuestionCalls>;
+std::unique_ptr<grpc::Service> MakeResolveService(SharedCalls calls);
+std::unique_ptr<grpc::Service> MakeLayoutService(SharedCalls calls);
+std::unique_ptr<grpc::Service> MakeRuleService(SharedCalls calls);
+std::unique_ptr<grpc::Service> MakeMeshService(SharedCalls calls);
+std::unique_ptr<grpc::Service> MakeReshardService(SharedCalls calls);
+std::unique_ptr<grpc::Service> MakeCompatService(SharedCalls calls);
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_SERVICE_QUESTION_SERVICES_H_
