@@ -11,8 +11,9 @@
 
 namespace shardmesh::client {
 
-absl::StatusOr<Entry> CatalogClient::CreateEntry(const std::string& name, const EntryValue& value) {
-  return core_->coordinator().CreateEntry(name, value, core_->CallDeadline());
+absl::StatusOr<Entry> CatalogClient::CreateEntry(const std::string& name, const EntryValue& value,
+                                                 bool validate_only) {
+  return core_->coordinator().CreateEntry(name, value, validate_only, core_->CallDeadline());
 }
 
 absl::StatusOr<Entry> CatalogClient::GetEntry(EntryKind kind, const std::string& name) {
@@ -38,13 +39,15 @@ absl::StatusOr<std::vector<Entry>> CatalogClient::ListEntries(EntryKind kind) {
 }
 
 absl::StatusOr<Entry> CatalogClient::UpdateEntry(const std::string& name, const EntryValue& value,
-                                                 int64_t expected_version) {
-  return core_->coordinator().UpdateEntry(name, value, expected_version, core_->CallDeadline());
+                                                 int64_t expected_version, bool validate_only) {
+  return core_->coordinator().UpdateEntry(name, value, expected_version, validate_only,
+                                          core_->CallDeadline());
 }
 
 absl::StatusOr<int64_t> CatalogClient::DeleteEntry(EntryKind kind, const std::string& name,
-                                                   int64_t expected_version) {
-  return core_->coordinator().DeleteEntry(kind, name, expected_version, core_->CallDeadline());
+                                                   int64_t expected_version, bool validate_only) {
+  return core_->coordinator().DeleteEntry(kind, name, expected_version, validate_only,
+                                          core_->CallDeadline());
 }
 
 absl::Status CatalogClient::Watch(absl::Span<const EntryKind> kinds, int64_t start_revision,

@@ -251,6 +251,7 @@ struct EntryFlags {
   std::string name;
   std::string path;
   int64_t version = kAnyVersion;
+  bool validate_only = false;
 };
 
 absl::Status RunList(const Invocation& invocation, std::vector<EntryKind> kinds) {
@@ -336,31 +337,33 @@ absl::Status RunPut(const Invocation& invocation, const EntryFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   absl::StatusOr<Entry> entry = absl::AlreadyExistsError("");
   if (flags.version == kAnyVersion) {
-    entry = client->catalog().CreateEntry(flags.name, value);
+    entry = client->catalog().CreateEntry(flags.name, value, flags.validate_only);
   }
   if (absl::IsAlreadyExists(entry.status())) {
-    entry = client->catalog().UpdateEntry(flags.name, value, flags.version);
+    entry = client->catalog().UpdateEntry(flags.name, value, flags.version, flags.validate_only);
   }
   SHARDMESH_RETURN_IF_ERROR(entry.status());
   if (invocation.json) {
     invocation.Print(EntryJson(*entry));
   } else {
-    std::cout << "Put " << KindName(flags.kind) << " " << entry->name << ", version "
-              << entry->version << "\n";
+    std::cout << (flags.validate_only ? "Would put " : "Put ") << KindName(flags.kind) << " "
+              << entry->name << ", version " << entry->version << "\n";
   }
   return absl::OkStatus();
 }
 
 absl::Status RunDelete(const Invocation& invocation, const EntryFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
-  SHARDMESH_ASSIGN_OR_RETURN(const int64_t revision,
-                             client->catalog().DeleteEntry(flags.kind, flags.name, flags.version));
+  SHARDMESH_ASSIGN_OR_RETURN(
+      const int64_t revision,
+      client->catalog().DeleteEntry(flags.kind, flags.name, flags.version, flags.validate_only));
   if (invocation.json) {
     invocation.Print({{"kind", std::string(KindName(flags.kind))},
                       {"name", flags.name},
                       {"revision", revision}});
   } else {
-    std::cout << "Removed " << KindName(flags.kind) << " " << flags.name << "\n";
+    std::cout << (flags.validate_only ? "Would remove " : "Removed ") << KindName(flags.kind) << " "
+              << flags.name << "\n";
   }
   return absl::OkStatus();
 }
@@ -421,12 +424,15 @@ void AddCatalogCommands(CommandLine* line) {
   put_command->add_option("file", put->path, StrCat("YAML file; for a tree: ", kTreeHelp))
       ->required();
   put_command->add_option("--if-version", put->version, kVersionHelp)->check(CLI::PositiveNumber);
+  put_command->add_flag("--validate-only", put->validate_only,
+                        "check everything, and change nothing");
 
   auto removed = std::make_shared<EntryFlags>();
-  AddEntryCommand(line, catalog, "rm", "Remove an entry", removed.get(),
-                  [removed](const Invocation& i) { return RunDelete(i, *removed); })
-      ->add_option("--if-version", removed->version, kVersionHelp)
-      ->check(CLI::PositiveNumber);
+  CLI::App* const rm =
+      AddEntryCommand(line, catalog, "rm", "Remove an entry", removed.get(),
+                      [removed](const Invocation& i) { return RunDelete(i, *removed); });
+  rm->add_option("--if-version", removed->version, kVersionHelp)->check(CLI::PositiveNumber);
+  rm->add_flag("--validate-only", removed->validate_only, "check everything, and remove nothing");
 }
 
 }  // namespace shardmesh::client
