@@ -25,13 +25,14 @@ absl::StatusOr<std::vector<EntryVersion>> CatalogClient::ListEntryVersions(
   return core_->coordinator().ListEntryVersions(kind, name, core_->CallDeadline());
 }
 
-absl::StatusOr<std::vector<Entry>> CatalogClient::ListEntries(EntryKind kind) {
+absl::StatusOr<std::vector<Entry>> CatalogClient::ListEntries(EntryKind kind,
+                                                              const std::string& prefix) {
   const rpc::SteadyDeadline deadline = core_->CallsDeadline();
   std::vector<Entry> entries;
   std::string page_token;
   do {
-    SHARDMESH_ASSIGN_OR_RETURN(EntryPage page,
-                               core_->coordinator().ListEntries(kind, page_token, Until(deadline)));
+    SHARDMESH_ASSIGN_OR_RETURN(EntryPage page, core_->coordinator().ListEntries(
+                                                   kind, prefix, page_token, Until(deadline)));
     std::move(page.entries.begin(), page.entries.end(), std::back_inserter(entries));
     page_token = std::move(page.next_page_token);
   } while (!page_token.empty());

@@ -44,7 +44,8 @@ class CatalogClient {
   // Those that are kept, the newest first.
   absl::StatusOr<std::vector<EntryVersion>> ListEntryVersions(EntryKind kind,
                                                               const std::string& name);
-  absl::StatusOr<std::vector<Entry>> ListEntries(EntryKind kind);
+  // Those whose name begins with `prefix`, by name.
+  absl::StatusOr<std::vector<Entry>> ListEntries(EntryKind kind, const std::string& prefix = "");
   absl::StatusOr<Entry> UpdateEntry(const std::string& name, const EntryValue& value,
                                     int64_t expected_version = kAnyVersion,
                                     bool validate_only = false);

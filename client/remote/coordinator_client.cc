@@ -596,11 +596,12 @@ absl::StatusOr<std::vector<EntryVersion>> CoordinatorClient::ListEntryVersions(
   return versions;
 }
 
-absl::StatusOr<EntryPage> CoordinatorClient::ListEntries(EntryKind kind,
+absl::StatusOr<EntryPage> CoordinatorClient::ListEntries(EntryKind kind, const std::string& prefix,
                                                          const std::string& page_token,
                                                          const Options& options) {
   v1::ListEntriesRequest request;
   request.set_kind(EncodeKind(kind));
+  request.set_prefix(prefix);
   request.set_page_token(page_token);
   v1::ListEntriesResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection_->Call(

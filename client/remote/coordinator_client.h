@@ -211,8 +211,8 @@ class CoordinatorClient {
   absl::StatusOr<std::vector<EntryVersion>> ListEntryVersions(EntryKind kind,
                                                               const std::string& name,
                                                               const Options& options);
-  absl::StatusOr<EntryPage> ListEntries(EntryKind kind, const std::string& page_token,
-                                        const Options& options);
+  absl::StatusOr<EntryPage> ListEntries(EntryKind kind, const std::string& prefix,
+                                        const std::string& page_token, const Options& options);
   absl::StatusOr<Entry> UpdateEntry(const std::string& name, const EntryValue& value,
                                     int64_t expected_version, bool validate_only,
                                     const Options& options);

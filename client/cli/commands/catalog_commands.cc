@@ -254,7 +254,13 @@ struct EntryFlags {
   bool validate_only = false;
 };
 
-absl::Status RunList(const Invocation& invocation, std::vector<EntryKind> kinds) {
+struct ListFlags {
+  std::vector<EntryKind> kinds = {EntryKind::kMesh, EntryKind::kProfile, EntryKind::kRuleSet,
+                                  EntryKind::kLogicalRules, EntryKind::kTree};
+  std::string prefix;
+};
+
+absl::Status RunList(const Invocation& invocation, const ListFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   Json list = Json::array();
   std::vector<std::string> names;
@@ -263,9 +269,9 @@ absl::Status RunList(const Invocation& invocation, std::vector<EntryKind> kinds)
                {"version", Table::Align::kRight},
                {"revision", Table::Align::kRight, Table::Shown::kWide},
                {"what"}});
-  for (const EntryKind kind : kinds) {
+  for (const EntryKind kind : flags.kinds) {
     SHARDMESH_ASSIGN_OR_RETURN(const std::vector<Entry> entries,
-                               client->catalog().ListEntries(kind));
+                               client->catalog().ListEntries(kind, flags.prefix));
     for (const Entry& entry : entries) {
       list.push_back(EntryJson(entry));
       names.push_back(entry.name);
@@ -389,22 +395,21 @@ void AddCatalogCommands(CommandLine* line) {
       "catalog",
       "Named definitions of meshes, profiles, rules and trees: ls, get, history, put, rm");
 
-  auto kinds = std::make_shared<std::vector<EntryKind>>(
-      std::vector<EntryKind>{EntryKind::kMesh, EntryKind::kProfile, EntryKind::kRuleSet,
-                             EntryKind::kLogicalRules, EntryKind::kTree});
+  auto listed = std::make_shared<ListFlags>();
   CLI::App* const ls = line->AddCommand(
-      "ls", "List the entries", [kinds](const Invocation& i) { return RunList(i, *kinds); },
+      "ls", "List the entries", [listed](const Invocation& i) { return RunList(i, *listed); },
       catalog);
   line->PrintsNames(ls);
   line->CanBeWatched(ls);
   AddParsedOption(
-      ls, "kind", kinds.get(),
+      ls, "kind", &listed->kinds,
       [](std::string_view text) -> absl::StatusOr<std::vector<EntryKind>> {
         SHARDMESH_ASSIGN_OR_RETURN(const EntryKind kind, ParseEntryKind(text));
         return std::vector<EntryKind>{kind};
       },
       "mesh, profile, rules, logical or tree (default: all)")
       ->type_name("{mesh,profile,rules,logical,tree}");
+  ls->add_option("--prefix", listed->prefix, "only entries whose name begins so");
 
   auto got = std::make_shared<EntryFlags>();
   AddEntryCommand(line, catalog, "get", "Show an entry, or with NAME@VERSION an older one",
