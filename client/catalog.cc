@@ -11,8 +11,9 @@
 
 namespace shardmesh::client {
 
-absl::StatusOr<Entry> CatalogClient::CreateEntry(const std::string& name, const EntryValue& value) {
-  return core_->coordinator().CreateEntry(name, value, core_->CallDeadline());
+absl::StatusOr<Entry> CatalogClient::CreateEntry(const std::string& name, const EntryValue& value,
+                                                 bool validate_only) {
+  return core_->coordinator().CreateEntry(name, value, validate_only, core_->CallDeadline());
 }
 
 absl::StatusOr<Entry> CatalogClient::GetEntry(EntryKind kind, const std::string& name) {
@@ -24,13 +25,14 @@ absl::StatusOr<std::vector<EntryVersion>> CatalogClient::ListEntryVersions(
   return core_->coordinator().ListEntryVersions(kind, name, core_->CallDeadline());
 }
 
-absl::StatusOr<std::vector<Entry>> CatalogClient::ListEntries(EntryKind kind) {
+absl::StatusOr<std::vector<Entry>> CatalogClient::ListEntries(EntryKind kind,
+                                                              const std::string& prefix) {
   const rpc::SteadyDeadline deadline = core_->CallsDeadline();
   std::vector<Entry> entries;
   std::string page_token;
   do {
-    SHARDMESH_ASSIGN_OR_RETURN(EntryPage page,
-                               core_->coordinator().ListEntries(kind, page_token, Until(deadline)));
+    SHARDMESH_ASSIGN_OR_RETURN(EntryPage page, core_->coordinator().ListEntries(
+                                                   kind, prefix, page_token, Until(deadline)));
     std::move(page.entries.begin(), page.entries.end(), std::back_inserter(entries));
     page_token = std::move(page.next_page_token);
   } while (!page_token.empty());
@@ -38,13 +40,15 @@ absl::StatusOr<std::vector<Entry>> CatalogClient::ListEntries(EntryKind kind) {
 }
 
 absl::StatusOr<Entry> CatalogClient::UpdateEntry(const std::string& name, const EntryValue& value,
-                                                 int64_t expected_version) {
-  return core_->coordinator().UpdateEntry(name, value, expected_version, core_->CallDeadline());
+                                                 int64_t expected_version, bool validate_only) {
+  return core_->coordinator().UpdateEntry(name, value, expected_version, validate_only,
+                                          core_->CallDeadline());
 }
 
 absl::StatusOr<int64_t> CatalogClient::DeleteEntry(EntryKind kind, const std::string& name,
-                                                   int64_t expected_version) {
-  return core_->coordinator().DeleteEntry(kind, name, expected_version, core_->CallDeadline());
+                                                   int64_t expected_version, bool validate_only) {
+  return core_->coordinator().DeleteEntry(kind, name, expected_version, validate_only,
+                                          core_->CallDeadline());
 }
 
 absl::Status CatalogClient::Watch(absl::Span<const EntryKind> kinds, int64_t start_revision,

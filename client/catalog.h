@@ -35,18 +35,24 @@ class CatalogClient {
   // Definitions. `expected_version`: kAnyVersion, or the version that is replaced or deleted
   // (ABORTED, VERSION_MISMATCH, if it is another). CreateEntry: ALREADY_EXISTS for a taken name.
   // Trees come with their tensors from GetEntry alone, which takes `NAME@VERSION` too, as the
-  // selectors of questions do; NOT_FOUND says which versions are kept.
-  absl::StatusOr<Entry> CreateEntry(const std::string& name, const EntryValue& value);
+  // selectors of questions do; NOT_FOUND says which versions are kept. `validate_only` makes all
+  // checks and no change. The entry returned is then the one that the change would leave, with
+  // revision 0; one that is to be created has an empty uid.
+  absl::StatusOr<Entry> CreateEntry(const std::string& name, const EntryValue& value,
+                                    bool validate_only = false);
   absl::StatusOr<Entry> GetEntry(EntryKind kind, const std::string& name);
   // Those that are kept, the newest first.
   absl::StatusOr<std::vector<EntryVersion>> ListEntryVersions(EntryKind kind,
                                                               const std::string& name);
-  absl::StatusOr<std::vector<Entry>> ListEntries(EntryKind kind);
+  // Those whose name begins with `prefix`, by name.
+  absl::StatusOr<std::vector<Entry>> ListEntries(EntryKind kind, const std::string& prefix = "");
   absl::StatusOr<Entry> UpdateEntry(const std::string& name, const EntryValue& value,
-                                    int64_t expected_version = kAnyVersion);
-  // Returns the store's revision after it.
+                                    int64_t expected_version = kAnyVersion,
+                                    bool validate_only = false);
+  // Returns the store's revision after it; 0 with `validate_only`.
   absl::StatusOr<int64_t> DeleteEntry(EntryKind kind, const std::string& name,
-                                      int64_t expected_version = kAnyVersion);
+                                      int64_t expected_version = kAnyVersion,
+                                      bool validate_only = false);
   // Reports the changes of entries of `kinds` (none: of all kinds) from `start_revision` on (0:
   // from now on) until `on_changes` returns false or `until` comes; both end the watch with OK.
   // Steps of the wall clock change nothing. OUT_OF_RANGE (COMPACTED): the revision is not kept.

@@ -552,10 +552,11 @@ absl::Status CoordinatorClient::CloseSession(const std::string& session_id,
 }
 
 absl::StatusOr<Entry> CoordinatorClient::CreateEntry(const std::string& name,
-                                                     const EntryValue& value,
+                                                     const EntryValue& value, bool validate_only,
                                                      const Options& options) {
   v1::CreateEntryRequest request;
   request.set_request_id(NewRequestId());
+  request.set_validate_only(validate_only);
   request.set_name(name);
   SHARDMESH_RETURN_IF_ERROR(EncodeValue(value, request.mutable_value()));
   v1::CreateEntryResponse response;
@@ -595,11 +596,12 @@ absl::StatusOr<std::vector<EntryVersion>> CoordinatorClient::ListEntryVersions(
   return versions;
 }
 
-absl::StatusOr<EntryPage> CoordinatorClient::ListEntries(EntryKind kind,
+absl::StatusOr<EntryPage> CoordinatorClient::ListEntries(EntryKind kind, const std::string& prefix,
                                                          const std::string& page_token,
                                                          const Options& options) {
   v1::ListEntriesRequest request;
   request.set_kind(EncodeKind(kind));
+  request.set_prefix(prefix);
   request.set_page_token(page_token);
   v1::ListEntriesResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection_->Call(
@@ -614,10 +616,11 @@ absl::StatusOr<EntryPage> CoordinatorClient::ListEntries(EntryKind kind,
 
 absl::StatusOr<Entry> CoordinatorClient::UpdateEntry(const std::string& name,
                                                      const EntryValue& value,
-                                                     int64_t expected_version,
+                                                     int64_t expected_version, bool validate_only,
                                                      const Options& options) {
   v1::UpdateEntryRequest request;
   request.set_request_id(NewRequestId());
+  request.set_validate_only(validate_only);
   request.set_name(name);
   SHARDMESH_RETURN_IF_ERROR(EncodeValue(value, request.mutable_value()));
   SetPrecondition(expected_version, request.mutable_precondition());
@@ -628,10 +631,11 @@ absl::StatusOr<Entry> CoordinatorClient::UpdateEntry(const std::string& name,
 }
 
 absl::StatusOr<int64_t> CoordinatorClient::DeleteEntry(EntryKind kind, const std::string& name,
-                                                       int64_t expected_version,
+                                                       int64_t expected_version, bool validate_only,
                                                        const Options& options) {
   v1::DeleteEntryRequest request;
   request.set_request_id(NewRequestId());
+  request.set_validate_only(validate_only);
   request.set_kind(EncodeKind(kind));
   request.set_name(name);
   SetPrecondition(expected_version, request.mutable_precondition());

@@ -206,17 +206,19 @@ class CoordinatorClient {
 
   // CatalogService.
   absl::StatusOr<Entry> CreateEntry(const std::string& name, const EntryValue& value,
-                                    const Options& options);
+                                    bool validate_only, const Options& options);
   absl::StatusOr<Entry> GetEntry(EntryKind kind, const std::string& name, const Options& options);
   absl::StatusOr<std::vector<EntryVersion>> ListEntryVersions(EntryKind kind,
                                                               const std::string& name,
                                                               const Options& options);
-  absl::StatusOr<EntryPage> ListEntries(EntryKind kind, const std::string& page_token,
-                                        const Options& options);
+  absl::StatusOr<EntryPage> ListEntries(EntryKind kind, const std::string& prefix,
+                                        const std::string& page_token, const Options& options);
   absl::StatusOr<Entry> UpdateEntry(const std::string& name, const EntryValue& value,
-                                    int64_t expected_version, const Options& options);
+                                    int64_t expected_version, bool validate_only,
+                                    const Options& options);
   absl::StatusOr<int64_t> DeleteEntry(EntryKind kind, const std::string& name,
-                                      int64_t expected_version, const Options& options);
+                                      int64_t expected_version, bool validate_only,
+                                      const Options& options);
   // Runs until the deadline (DEADLINE_EXCEEDED) or until `on_changes` returns false (OK).
   absl::Status Watch(absl::Span<const EntryKind> kinds, int64_t start_revision,
                      const std::function<bool(const CatalogChanges&)>& on_changes,

@@ -57,17 +57,20 @@ absl::Status ListEntries(const DefinitionStore& definition_store,
   const Revision settled = definition_store.settled_revision();
   const Definitions& state = definition_store.state();
   const Definitions::ByName& definitions = state.all(kind);
+  const std::string& prefix = request.prefix();
   // A page's token is the last name on it.
-  auto next = request.page_token().empty() ? definitions.begin()
-                                           : definitions.upper_bound(request.page_token());
+  auto next = request.page_token() < prefix ? definitions.lower_bound(prefix)
+                                            : definitions.upper_bound(request.page_token());
+  const auto is_left = [&] {
+    return next != definitions.end() && next->first.compare(0, prefix.size(), prefix) == 0;
+  };
   size_t bytes = 0;
-  for (; next != definitions.end() && response->entries_size() < page_size && bytes < kPageBytes;
-       ++next) {
+  for (; is_left() && response->entries_size() < page_size && bytes < kPageBytes; ++next) {
     v1::Entry* const entry = response->add_entries();
     Encode(*next->second, Tensors::kLeftOut, entry);
     bytes += entry->ByteSizeLong();
   }
-  if (next != definitions.end()) {
+  if (is_left()) {
     response->set_next_page_token(response->entries(response->entries_size() - 1).name());
   }
   response->set_revision(std::max(settled, state.revision()));

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "rpc/caller.h"
@@ -42,12 +43,11 @@ class CatalogService final : public v1::CatalogService::CallbackService {
       reactor->Finish(rpc::ToGrpc(checked));
       return reactor;
     }
-    const std::string key =
-        RequestKey(rpc::CallerOf(*context).name, "CreateEntry", request->request_id());
+    const std::string key = KeyOf(*context, "CreateEntry", *request);
     Decoding(context, request->value(), reactor, [=, this](const IsCancelled& is_cancelled) {
-      definition_store_->Create({.request_id = key, .name = request->name()},
-                                request->value().SerializeAsString(), Answer(reactor, response),
-                                is_cancelled);
+      definition_store_->Create(
+          {.request_id = key, .name = request->name(), .validate_only = request->validate_only()},
+          request->value().SerializeAsString(), Answer(reactor, response), is_cancelled);
     });
     return reactor;
   }
@@ -57,23 +57,26 @@ class CatalogService final : public v1::CatalogService::CallbackService {
                                         v1::UpdateEntryResponse* response) override {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     absl::Status checked = rpc::CheckRequestId(request->request_id(), "request_id");
-    const std::string key =
-        RequestKey(rpc::CallerOf(*context).name, "UpdateEntry", request->request_id());
+    const std::string key = KeyOf(*context, "UpdateEntry", *request);
     const auto expected = Decode(request->precondition(), /*must_exist=*/true);
     checked.Update(expected.status());
     const bool is_mesh = request->value().has_mesh() && !definition_store_->Remembers(key);
     if (checked.ok() && is_mesh) {
-      checked = registry_->BeginMeshChange(request->name());
+      checked = BeginChange(*request);
     }
     if (!checked.ok()) {
       reactor->Finish(rpc::ToGrpc(checked));
       return reactor;
     }
     Decoding(context, request->value(), reactor, [=, this](const IsCancelled& is_cancelled) {
-      definition_store_->Update(
-          {.request_id = key, .name = request->name(), .expected_version = *expected},
-          request->value().SerializeAsString(),
-          EndingChange(is_mesh, request->name(), Answer(reactor, response)), is_cancelled);
+      definition_store_->Update({.request_id = key,
+                                 .name = request->name(),
+                                 .expected_version = *expected,
+                                 .validate_only = request->validate_only()},
+                                request->value().SerializeAsString(),
+                                EndingChange(is_mesh && !request->validate_only(), request->name(),
+                                             Answer(reactor, response)),
+                                is_cancelled);
     });
     return reactor;
   }
@@ -85,29 +88,32 @@ class CatalogService final : public v1::CatalogService::CallbackService {
     const auto kind = Decode(request->kind());
     absl::Status checked =
         kind.ok() ? rpc::CheckRequestId(request->request_id(), "request_id") : kind.status();
-    const std::string key =
-        RequestKey(rpc::CallerOf(*context).name, "DeleteEntry", request->request_id());
+    const std::string key = KeyOf(*context, "DeleteEntry", *request);
     const auto expected = Decode(request->precondition(), /*must_exist=*/true);
     checked.Update(expected.status());
     const bool is_mesh =
         kind.ok() && *kind == DefinitionKind::kMesh && !definition_store_->Remembers(key);
     if (checked.ok() && is_mesh) {
-      checked = registry_->BeginMeshChange(request->name());
+      checked = BeginChange(*request);
     }
     if (!checked.ok()) {
       reactor->Finish(rpc::ToGrpc(checked));
       return reactor;
     }
     definition_store_->Delete(
-        {.request_id = key, .name = request->name(), .expected_version = *expected}, *kind,
-        EndingChange(
-            is_mesh, request->name(),
-            [reactor, response](absl::StatusOr<std::shared_ptr<const Definition>> deleted) {
-              if (deleted.ok()) {
-                response->set_revision((*deleted)->revision);
-              }
-              reactor->Finish(rpc::ToGrpc(deleted.status()));
-            }));
+        {.request_id = key,
+         .name = request->name(),
+         .expected_version = *expected,
+         .validate_only = request->validate_only()},
+        *kind,
+        EndingChange(is_mesh && !request->validate_only(), request->name(),
+                     [reactor, request,
+                      response](absl::StatusOr<std::shared_ptr<const Definition>> deleted) {
+                       if (deleted.ok() && !request->validate_only()) {
+                         response->set_revision((*deleted)->revision);
+                       }
+                       reactor->Finish(rpc::ToGrpc(deleted.status()));
+                     }));
     return reactor;
   }
 
@@ -180,6 +186,23 @@ class CatalogService final : public v1::CatalogService::CallbackService {
       }
       reactor->Finish(rpc::ToGrpc(definition.status()));
     };
+  }
+
+  // The key that the answer is remembered under; empty if the request changes nothing.
+  template <typename Request>
+  static std::string KeyOf(const grpc::CallbackServerContext& context, std::string_view method,
+                           const Request& request) {
+    return request.validate_only()
+               ? std::string()
+               : RequestKey(rpc::CallerOf(context).name, method, request.request_id());
+  }
+
+  // Whether a mesh may be changed. Unless the request only asks, no array is staged on the mesh
+  // until the change ends.
+  template <typename Request>
+  absl::Status BeginChange(const Request& request) {
+    return request.validate_only() ? registry_->CheckMeshChange(request.name())
+                                   : registry_->BeginMeshChange(request.name());
   }
 
   // Where a mesh was changed, or was to be: arrays may be staged on it again.

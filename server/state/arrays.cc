@@ -1371,6 +1371,17 @@ void ArrayRegistry::TilesDropped(absl::Span<const std::string> array_ids, const 
 
 absl::Status ArrayRegistry::BeginMeshChange(const std::string& mesh_id) {
   absl::MutexLock lock(&mutex_);
+  SHARDMESH_RETURN_IF_ERROR(CheckMeshChangeLocked(mesh_id));
+  changing_meshes_.insert(mesh_id);
+  return absl::OkStatus();
+}
+
+absl::Status ArrayRegistry::CheckMeshChange(const std::string& mesh_id) const {
+  absl::MutexLock lock(&mutex_);
+  return CheckMeshChangeLocked(mesh_id);
+}
+
+absl::Status ArrayRegistry::CheckMeshChangeLocked(const std::string& mesh_id) const {
   if (const auto found = arrays_by_mesh_.find(mesh_id); found != arrays_by_mesh_.end()) {
     std::string example = StrCat("array ", found->second.begin()->first);
     // Most names may belong to arrays on other meshes, and everybody waits for the lock.
@@ -1391,7 +1402,7 @@ absl::Status ArrayRegistry::BeginMeshChange(const std::string& mesh_id) {
                        {fact::kArray, found->second.begin()->first},
                        {fact::kHave, found->second.size()}});
   }
-  if (!changing_meshes_.insert(mesh_id).second) {
+  if (changing_meshes_.contains(mesh_id)) {
     return WithReason(absl::AbortedError(StrCat("the mesh \"", mesh_id,
                                                 "\" is being changed by another request; retry")),
                       Reason::kVersionMismatch, {{fact::kKind, "mesh"}, {fact::kName, mesh_id}});

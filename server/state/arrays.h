@@ -274,6 +274,8 @@ class ArrayRegistry {
   // A mesh is about to be changed or deleted: until EndMeshChange no array is staged on it.
   // FAILED_PRECONDITION: an array lies on it; names one. ABORTED: it is being changed.
   absl::Status BeginMeshChange(const std::string& mesh_id);
+  // Returns whether BeginMeshChange would succeed now, with its errors. Changes nothing.
+  absl::Status CheckMeshChange(const std::string& mesh_id) const;
   // `revision`: of the definition that holds from now on, or of its deletion; nullopt: nothing
   // changed.
   void EndMeshChange(const std::string& mesh_id, std::optional<Revision> revision);
@@ -463,6 +465,8 @@ class ArrayRegistry {
   absl::Status BeginTerm();
   void DiscardStaged(const std::vector<std::string>& array_ids) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Load() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckMeshChangeLocked(const std::string& mesh_id) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Takes names out of the store that point to nothing. Should it fail, the next Open tries again.
   void GiveUp(const std::vector<std::string>& names) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 

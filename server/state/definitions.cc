@@ -685,7 +685,9 @@ void DefinitionStore::Write(Verb verb, Change change, DefinitionKind kind, std::
   if (absl::IsDataLoss(existing.status())) {
     refused = existing.status();
   } else if (verb == Verb::kCreate && !existing.ok()) {
-    refused = ReserveRoom(kind);
+    absl::MutexLock lock(&mutex_);
+    refused = CheckRoom(kind);
+    if (refused.ok() && !change.validate_only) ++to_come_[static_cast<size_t>(kind)];
   } else if (verb == Verb::kCreate) {
     refused = WithReason(absl::AlreadyExistsError(
                              StrCat("there is a ", DefinitionKindName(kind), " named \"",
@@ -713,7 +715,7 @@ void DefinitionStore::Write(Verb verb, Change change, DefinitionKind kind, std::
       definition->uid = (*existing)->uid;
       definition->version = (*existing)->version + 1;
     } else {
-      definition->uid = RandomId();
+      if (!change.validate_only) definition->uid = RandomId();
       absl::MutexLock lock(&watermark_mutex_);
       definition->version = watermarks_[static_cast<size_t>(kind)] + 1;
     }
@@ -742,6 +744,13 @@ void DefinitionStore::Write(Verb verb, Change change, DefinitionKind kind, std::
     transaction.urgent = true;
   } else {
     transaction.puts.push_back({.key = key, .value = Encode(*definition)});
+  }
+  if (change.validate_only) {
+    const absl::Status checked = CheckTransaction(transaction);
+    definition->revision = 0;
+    return std::move(callback)(
+        checked.ok() ? absl::StatusOr<std::shared_ptr<const Definition>>(std::move(definition))
+                     : checked);
   }
   const int64_t deleted_version = verb == Verb::kDelete ? definition->version : 0;
   Store::CommitCallback written =
@@ -837,8 +846,7 @@ void DefinitionStore::CommitToStore(Transaction transaction, Store::CommitCallba
                  });
 }
 
-absl::Status DefinitionStore::ReserveRoom(DefinitionKind kind) {
-  absl::MutexLock lock(&mutex_);
+absl::Status DefinitionStore::CheckRoom(DefinitionKind kind) const {
   const auto count = [&](DefinitionKind of) {
     mutex_.AssertHeld();
     return std::ssize(state_->all(of)) + to_come_[static_cast<size_t>(of)];
@@ -860,7 +868,6 @@ absl::Status DefinitionStore::ReserveRoom(DefinitionKind kind) {
   if (all >= limits_.max_definitions) {
     return over(all, "definitions", limits_.max_definitions, "--max-definitions");
   }
-  ++to_come_[static_cast<size_t>(kind)];
   return absl::OkStatus();
 }
 

@@ -218,6 +218,9 @@ class DefinitionStore {
     std::string request_id;
     std::string name;
     std::optional<int64_t> expected_version = std::nullopt;  // none: any
+    // Checks the change and makes none; requires an empty request id. The callback gets the
+    // definition as it would be, without revision, and without uid if it is to be created.
+    bool validate_only = false;
   };
   // Change a definition. The callback gets the new definition; after Delete, the former one,
   // without its value if the request was a repeated one. Errors:
@@ -293,9 +296,9 @@ class DefinitionStore {
   // Reads the watermark of the kind; a state that may have lost records, and so deletions, gets one
   // above every version that it gave.
   absl::Status LoadWatermark(DefinitionKind kind, const Definitions::ByName& definitions);
-  // Reserves room for one more definition of the kind. RESOURCE_EXHAUSTED (LIMIT_EXCEEDED): no room
-  // is left beside the existing definitions and those being created.
-  absl::Status ReserveRoom(DefinitionKind kind);
+  // Returns whether one more definition of the kind has room beside the existing ones and those
+  // that are being created. RESOURCE_EXHAUSTED (LIMIT_EXCEEDED).
+  absl::Status CheckRoom(DefinitionKind kind) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // `tries`: how often another change was first.
   void Write(Verb verb, Change change, DefinitionKind kind, std::string wire_value,
              DefinitionValue value, Callback callback, int tries = 0);

@@ -251,9 +251,16 @@ struct EntryFlags {
   std::string name;
   std::string path;
   int64_t version = kAnyVersion;
+  bool validate_only = false;
 };
 
-absl::Status RunList(const Invocation& invocation, std::vector<EntryKind> kinds) {
+struct ListFlags {
+  std::vector<EntryKind> kinds = {EntryKind::kMesh, EntryKind::kProfile, EntryKind::kRuleSet,
+                                  EntryKind::kLogicalRules, EntryKind::kTree};
+  std::string prefix;
+};
+
+absl::Status RunList(const Invocation& invocation, const ListFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   Json list = Json::array();
   std::vector<std::string> names;
@@ -262,9 +269,9 @@ absl::Status RunList(const Invocation& invocation, std::vector<EntryKind> kinds)
                {"version", Table::Align::kRight},
                {"revision", Table::Align::kRight, Table::Shown::kWide},
                {"what"}});
-  for (const EntryKind kind : kinds) {
+  for (const EntryKind kind : flags.kinds) {
     SHARDMESH_ASSIGN_OR_RETURN(const std::vector<Entry> entries,
-                               client->catalog().ListEntries(kind));
+                               client->catalog().ListEntries(kind, flags.prefix));
     for (const Entry& entry : entries) {
       list.push_back(EntryJson(entry));
       names.push_back(entry.name);
@@ -336,31 +343,33 @@ absl::Status RunPut(const Invocation& invocation, const EntryFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   absl::StatusOr<Entry> entry = absl::AlreadyExistsError("");
   if (flags.version == kAnyVersion) {
-    entry = client->catalog().CreateEntry(flags.name, value);
+    entry = client->catalog().CreateEntry(flags.name, value, flags.validate_only);
   }
   if (absl::IsAlreadyExists(entry.status())) {
-    entry = client->catalog().UpdateEntry(flags.name, value, flags.version);
+    entry = client->catalog().UpdateEntry(flags.name, value, flags.version, flags.validate_only);
   }
   SHARDMESH_RETURN_IF_ERROR(entry.status());
   if (invocation.json) {
     invocation.Print(EntryJson(*entry));
   } else {
-    std::cout << "Put " << KindName(flags.kind) << " " << entry->name << ", version "
-              << entry->version << "\n";
+    std::cout << (flags.validate_only ? "Would put " : "Put ") << KindName(flags.kind) << " "
+              << entry->name << ", version " << entry->version << "\n";
   }
   return absl::OkStatus();
 }
 
 absl::Status RunDelete(const Invocation& invocation, const EntryFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
-  SHARDMESH_ASSIGN_OR_RETURN(const int64_t revision,
-                             client->catalog().DeleteEntry(flags.kind, flags.name, flags.version));
+  SHARDMESH_ASSIGN_OR_RETURN(
+      const int64_t revision,
+      client->catalog().DeleteEntry(flags.kind, flags.name, flags.version, flags.validate_only));
   if (invocation.json) {
     invocation.Print({{"kind", std::string(KindName(flags.kind))},
                       {"name", flags.name},
                       {"revision", revision}});
   } else {
-    std::cout << "Removed " << KindName(flags.kind) << " " << flags.name << "\n";
+    std::cout << (flags.validate_only ? "Would remove " : "Removed ") << KindName(flags.kind) << " "
+              << flags.name << "\n";
   }
   return absl::OkStatus();
 }
@@ -386,22 +395,21 @@ void AddCatalogCommands(CommandLine* line) {
       "catalog",
       "Named definitions of meshes, profiles, rules and trees: ls, get, history, put, rm");
 
-  auto kinds = std::make_shared<std::vector<EntryKind>>(
-      std::vector<EntryKind>{EntryKind::kMesh, EntryKind::kProfile, EntryKind::kRuleSet,
-                             EntryKind::kLogicalRules, EntryKind::kTree});
+  auto listed = std::make_shared<ListFlags>();
   CLI::App* const ls = line->AddCommand(
-      "ls", "List the entries", [kinds](const Invocation& i) { return RunList(i, *kinds); },
+      "ls", "List the entries", [listed](const Invocation& i) { return RunList(i, *listed); },
       catalog);
   line->PrintsNames(ls);
   line->CanBeWatched(ls);
   AddParsedOption(
-      ls, "kind", kinds.get(),
+      ls, "kind", &listed->kinds,
       [](std::string_view text) -> absl::StatusOr<std::vector<EntryKind>> {
         SHARDMESH_ASSIGN_OR_RETURN(const EntryKind kind, ParseEntryKind(text));
         return std::vector<EntryKind>{kind};
       },
       "mesh, profile, rules, logical or tree (default: all)")
       ->type_name("{mesh,profile,rules,logical,tree}");
+  ls->add_option("--prefix", listed->prefix, "only entries whose name begins so");
 
   auto got = std::make_shared<EntryFlags>();
   AddEntryCommand(line, catalog, "get", "Show an entry, or with NAME@VERSION an older one",
@@ -421,12 +429,15 @@ void AddCatalogCommands(CommandLine* line) {
   put_command->add_option("file", put->path, StrCat("YAML file; for a tree: ", kTreeHelp))
       ->required();
   put_command->add_option("--if-version", put->version, kVersionHelp)->check(CLI::PositiveNumber);
+  put_command->add_flag("--validate-only", put->validate_only,
+                        "check everything, and change nothing");
 
   auto removed = std::make_shared<EntryFlags>();
-  AddEntryCommand(line, catalog, "rm", "Remove an entry", removed.get(),
-                  [removed](const Invocation& i) { return RunDelete(i, *removed); })
-      ->add_option("--if-version", removed->version, kVersionHelp)
-      ->check(CLI::PositiveNumber);
+  CLI::App* const rm =
+      AddEntryCommand(line, catalog, "rm", "Remove an entry", removed.get(),
+                      [removed](const Invocation& i) { return RunDelete(i, *removed); });
+  rm->add_option("--if-version", removed->version, kVersionHelp)->check(CLI::PositiveNumber);
+  rm->add_flag("--validate-only", removed->validate_only, "check everything, and remove nothing");
 }
 
 }  // namespace shardmesh::client

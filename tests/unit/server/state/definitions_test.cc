@@ -373,6 +373,21 @@ TEST_F(DefinitionsTest, WhatIsBeingCreatedCountsToTheLimits) {
   EXPECT_TRUE(Create("b", 2).ok()) << "what was created leaves nothing behind";
 }
 
+TEST_F(DefinitionsTest, ACheckKeepsToTheLimitsAndTakesNoRoom) {
+  definition_store_->SetLimits({.max_meshes = 1, .max_definitions = 2});
+  const auto check = [&](const std::string& name) {
+    return Wait([&](DefinitionStore::Callback done) {
+      definition_store_->Create({.request_id = "", .name = name, .validate_only = true},
+                                MeshValue(2), std::move(done));
+    });
+  };
+  EXPECT_TRUE(check("a").ok());
+  EXPECT_TRUE(check("a").ok()) << "the first check took the room";
+  ASSERT_TRUE(Create("a", 2).ok());
+  EXPECT_THAT(check("b").status(),
+              StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
+}
+
 TEST_F(DefinitionsTest, NamesTheNearestNameThatThereIs) {
   ASSERT_TRUE(Create("training", 4).ok());
   const auto missing = definition_store_->state().FindMesh("trainig");
