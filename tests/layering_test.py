@@ -108,7 +108,7 @@ MESSAGE_HOMES = [
     "rpc/stream/tile_piece.cc", "rpc/transfer_token.cc", "server/service/*", "server/calls/*", "server/quarantine/*", "server/*_streams.*",
     "server/resolve/resolve_answers.*", "rpc/server_lifecycle.cc", "server/coordinator_server.cc",
     "client/remote/*_client.*", "client/remote/coordinator_connection.*", "client/remote/health.cc",
-    "worker/*_service.*", "worker/*_link.*", "worker/*_server.*",
+    "worker/*_service.*", "worker/service/*_tiles.*", "worker/*_link.*", "worker/*_server.*",
     # Exceptions: kept as messages, since that is how they are stored, sent on or answered again.
     "server/state/stored_tree.*", "server/state/definitions.cc", "server/state/step_memory.*",
     "worker/service/membership_book.*", "server/attach/membership_pages.*", "server/attach/quarantine_orders.*",

@@ -116,7 +116,9 @@ TEST_F(LocalQuestionsTest, AnswersBatchesWithAStatusForEachItem) {
     EXPECT_EQ(specs[i].status().code(), alone.status().code()) << i;
     EXPECT_EQ(specs[i].status().message(), alone.status().message()) << i;
     EXPECT_EQ(ReasonOf(specs[i].status()), ReasonOf(alone.status())) << i;
-    if (alone.ok()) EXPECT_EQ(specs[i]->effective, alone->effective);
+    if (alone.ok()) {
+      EXPECT_EQ(specs[i]->effective, alone->effective);
+    }
   }
   EXPECT_TRUE(specs[0].ok());
   EXPECT_FALSE(specs[1].ok());
