@@ -16,6 +16,12 @@ constexpr int kMaxItems = 10'000;
 // Of a message of at most 4 MiB; an item's answer has at most a few KiB.
 constexpr int64_t kMaxResultBytes = int64_t{3} << 20;
 
+bool NeedsProfile(const v1::ResolveSpecRequest&) { return true; }
+// A spec is its own answer to the question that a profile answers.
+bool NeedsProfile(const v1::ConstrainArrayRequest& question) {
+  return question.layout_case() != v1::ConstrainArrayRequest::kSpec;
+}
+
 template <typename Request, typename Response>
 absl::Status AnswerBatch(const AnswerContext& context, const Request& batch, Response* response,
                          const std::function<bool()>& is_cancelled) {
@@ -28,7 +34,9 @@ absl::Status AnswerBatch(const AnswerContext& context, const Request& batch, Res
     }
     auto question = item;
     if (question.mesh().ByteSizeLong() == 0) *question.mutable_mesh() = batch.mesh();
-    if (question.profile().ByteSizeLong() == 0) *question.mutable_profile() = batch.profile();
+    if (NeedsProfile(question) && question.profile().ByteSizeLong() == 0) {
+      *question.mutable_profile() = batch.profile();
+    }
     auto* const result = response->add_results();
     const absl::Status status = Answer(context, question, result->mutable_response());
     if (!status.ok()) rpc::Encode(status, result->mutable_error());

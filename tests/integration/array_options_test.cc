@@ -170,9 +170,9 @@ TEST_F(ClusterCommandTest, MultipliesTransposedOperandsAndListsArraysWithoutANam
   // A weight as flax has it: inputs first.
   ASSERT_EQ(cluster_->Run({"make-tensor", "--shape", "12x4", "--out", Path("w.npy")}).exit_code, 0);
   ASSERT_EQ(cluster_->Run({"put", Path("w.npy"), "--as", "w", "--spec", "tp,-"}).exit_code, 0);
-  result = cluster_->Run({"linear", "x", "w", "--layout", "in-out", "--as", "y"});
+  result = cluster_->Run({"linear", "--input=x", "--weight=w", "--layout=in-out", "--as", "y"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
-  result = cluster_->Run({"linear", "x", "w", "--layout", "out-in", "--as", "z"});
+  result = cluster_->Run({"linear", "--input=x", "--weight=w", "--layout=out-in", "--as", "z"});
   EXPECT_EQ(result.exit_code, 1) << "the weight has 4 inputs then, not 12";
 }
 

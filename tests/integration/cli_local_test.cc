@@ -346,7 +346,7 @@ TEST_F(LocalCommandTest, TakesOptionsOfRareUse) {
   const std::vector<Case> cases = {
       {{"constrain", axes, "--shape=7,7", "--mesh=fsdp=2,tp=2", "--auto-correct"},
        {"constrain", axes, "--shape=7,7", "--mesh=fsdp=2,tp=2"},
-       "nothing"},
+       "the array stays as it is"},
       {{"resolve", axes, "--shape=8,8", kMesh, "--explain"},
        {"resolve", axes, "--shape=8,8", kMesh},
        "batch_axis"},
@@ -358,7 +358,7 @@ TEST_F(LocalCommandTest, TakesOptionsOfRareUse) {
        "fsdp"},
       {{"rules", "diff", kRules, kRules, "--tree", Tree(), kMesh, "--mesh-b=fsdp=4,tp=1"},
        {"rules", "diff", kRules, kRules, "--tree", Tree(), kMesh},
-       "fsdp=4,tp=1"},
+       "1 of 2 tensors differ"},
       {{"layer", "describe", "--in=8", "--out=16", "--no-bias"},
        {"layer", "describe", "--in=8", "--out=16"},
        "bias       -"},
