@@ -1,11 +1,12 @@
-// R1: ResolveSpec against an empty unary call to the same server, alternating in one run: one call
-// at a time, and 64 outstanding. With the argument `metrics`, M3: against the same server without
-// metrics.
+// R1: a question for a spec against an empty unary call to the same server, alternating in one run:
+// one call at a time, and 64 outstanding. With the argument `metrics`, M3: against the same server
+// without metrics.
 //
 // The server is a coordinator in this process, reached over loopback TCP as by any client. The
 // empty call is the health service's Check: a message without a body, and an answer of two bytes.
 // The question was asked before, because the processes of a job all ask the same. In rows whose
-// names end in -new, the question is new. Prints one JSON object for each row.
+// names have -new, the question is new. Rows whose names end in -full ask ResolveSpec, with its
+// nested messages; the others ask ResolveEffectiveSpec. Prints one JSON object for each row.
 #include <google/protobuf/arena.h>
 #include <grpcpp/grpcpp.h>
 
@@ -44,6 +45,7 @@
 #include "sharding/rules/rule_set.h"
 #include "shardmesh/v1/catalog_service.pb.h"
 #include "shardmesh/v1/resolve_service.grpc.pb.h"
+#include "status/str_cat.h"
 
 namespace shardmesh {
 namespace {
@@ -115,10 +117,11 @@ double RateOf(const std::function<void(std::function<void(bool)> done)>& start) 
   return static_cast<double>(answered) / absl::ToDoubleSeconds(absl::Now() - begin);
 }
 
-void PrintRatio(const char* id, const char* what, double ours, double peer, const char* unit,
-                double ratio, double target, std::optional<bool> met = std::nullopt) {
-  std::printf("%s\n", nlohmann::json{{"id", id},
-                                     {"what", what},
+void PrintRatio(std::string_view id, std::string_view what, double ours, double peer,
+                const char* unit, double ratio, double target,
+                std::optional<bool> met = std::nullopt) {
+  std::printf("%s\n", nlohmann::json{{"id", std::string(id)},
+                                     {"what", std::string(what)},
                                      {"ours", ours},
                                      {"peer", peer},
                                      {"unit", unit},
@@ -129,12 +132,20 @@ void PrintRatio(const char* id, const char* what, double ours, double peer, cons
                           .c_str());
 }
 
-void Print(const char* id, const char* what, double ours, double peer, const char* unit,
+void Print(std::string_view id, std::string_view what, double ours, double peer, const char* unit,
            double target, bool met) {
   PrintRatio(id, what, ours, peer, unit, ours / peer, target, met);
 }
 
-v1::ResolveSpecRequest Question() {
+v1::ResolveEffectiveSpecRequest Question() {
+  v1::ResolveEffectiveSpecRequest question;
+  for (const char* axis : {"__BATCH__", "__LENGTH__", "__EMBED__"}) question.add_axes(axis);
+  for (const int64_t size : {32, 128, 384}) question.add_shape(size);
+  question.set_mesh("default");
+  return question;
+}
+
+v1::ResolveSpecRequest FullQuestion() {
   v1::ResolveSpecRequest question;
   for (const char* axis : {"__BATCH__", "__LENGTH__", "__EMBED__"}) {
     question.add_axes()->set_name(axis);
@@ -142,31 +153,77 @@ v1::ResolveSpecRequest Question() {
   for (const int64_t size : {32, 128, 384}) {
     question.mutable_shape()->add_sizes(size);
   }
+  question.mutable_mesh()->set_name("default");
   return question;
 }
 
-// The data of an outstanding call, in one allocation.
-struct ResolveCall {
-  grpc::ClientContext context;
-  alignas(std::max_align_t) std::array<char, kAnswerBytes> memory;
-  google::protobuf::Arena arena{memory.data(), memory.size()};
-  v1::ResolveSpecResponse& answer =
-      *google::protobuf::Arena::CreateMessage<v1::ResolveSpecResponse>(&arena);
-};
-
+// Both kinds of question, for callers that do not tell them apart.
+void SetFirstSize(int64_t size, v1::ResolveEffectiveSpecRequest* question) {
+  question->set_shape(0, size);
+}
+void SetFirstSize(int64_t size, v1::ResolveSpecRequest* question) {
+  question->mutable_shape()->set_sizes(0, size);
+}
+bool IsRight(const v1::ResolveEffectiveSpecResponse& answer) {
+  return answer.axis_counts_size() == 3;
+}
 bool IsRight(const v1::ResolveSpecResponse& answer) {
   return answer.effective().dimensions_size() == 3;
 }
 
-void StartResolve(v1::ResolveService::Stub& resolve, const v1::ResolveSpecRequest& asked,
+struct Effective {
+  using Request = v1::ResolveEffectiveSpecRequest;
+  using Response = v1::ResolveEffectiveSpecResponse;
+  static constexpr auto kCall = [](v1::ResolveService::Stub& stub, auto... arguments) {
+    return stub.ResolveEffectiveSpec(arguments...);
+  };
+  static constexpr auto kStart = [](v1::ResolveService::Stub& stub, auto... arguments) {
+    stub.async()->ResolveEffectiveSpec(arguments...);
+  };
+};
+
+struct Full {
+  using Request = v1::ResolveSpecRequest;
+  using Response = v1::ResolveSpecResponse;
+  static constexpr auto kCall = [](v1::ResolveService::Stub& stub, auto... arguments) {
+    return stub.ResolveSpec(arguments...);
+  };
+  static constexpr auto kStart = [](v1::ResolveService::Stub& stub, auto... arguments) {
+    stub.async()->ResolveSpec(arguments...);
+  };
+};
+
+// The data of an outstanding call, in one allocation.
+template <typename Response>
+struct ResolveCall {
+  grpc::ClientContext context;
+  alignas(std::max_align_t) std::array<char, kAnswerBytes> memory;
+  google::protobuf::Arena arena{memory.data(), memory.size()};
+  Response& answer = *google::protobuf::Arena::CreateMessage<Response>(&arena);
+};
+
+template <typename Kind>
+void StartResolve(v1::ResolveService::Stub& resolve, const typename Kind::Request& asked,
                   std::function<void(bool)> done) {
-  auto* call = new ResolveCall;
-  resolve.async()->ResolveSpec(&call->context, &asked, &call->answer,
-                               [call, done = std::move(done)](const grpc::Status& status) {
-                                 const bool right = status.ok() && IsRight(call->answer);
-                                 delete call;
-                                 done(right);
-                               });
+  auto* call = new ResolveCall<typename Kind::Response>;
+  Kind::kStart(resolve, &call->context, &asked, &call->answer,
+               std::function([call, done = std::move(done)](grpc::Status status) {
+                 const bool right = status.ok() && IsRight(call->answer);
+                 delete call;
+                 done(right);
+               }));
+}
+
+template <typename Kind>
+void ResolveOnce(v1::ResolveService::Stub& resolve, const typename Kind::Request& asked) {
+  alignas(std::max_align_t) std::array<char, kAnswerBytes> memory;
+  grpc::ClientContext context;
+  google::protobuf::Arena arena(memory.data(), memory.size());
+  auto& answer = *google::protobuf::Arena::CreateMessage<typename Kind::Response>(&arena);
+  if (!Kind::kCall(resolve, &context, std::cref(asked), &answer).ok() || !IsRight(answer)) {
+    std::fprintf(stderr, "resolve_rpc_bench: a wrong answer\n");
+    std::exit(1);
+  }
 }
 
 // A coordinator's services of questions over a state that others share, and a stub to ask it.
@@ -210,15 +267,8 @@ int MeasureMetrics() {
   rpc::Metrics metrics("coordinator");
   Resolver with(definition_store->get(), &metrics);
   Resolver without(definition_store->get(), nullptr);
-  const v1::ResolveSpecRequest question = Question();
-  const auto ask = [&](Resolver& resolver) {
-    grpc::ClientContext context;
-    v1::ResolveSpecResponse answer;
-    if (!resolver.stub->ResolveSpec(&context, question, &answer).ok() || !IsRight(answer)) {
-      std::fprintf(stderr, "resolve_rpc_bench: a wrong answer\n");
-      std::exit(1);
-    }
-  };
+  const v1::ResolveSpecRequest question = FullQuestion();
+  const auto ask = [&](Resolver& resolver) { ResolveOnce<Full>(*resolver.stub, question); };
   for (int i = 0; i < kWarmUp; ++i) {
     ask(with);
     ask(without);
@@ -247,7 +297,7 @@ int MeasureMetrics() {
   for (int round = 0; round < kMetricsRounds; ++round) {
     const auto sample = [&](Resolver& resolver) {
       return RateOf([&](std::function<void(bool)> done) {
-        StartResolve(*resolver.stub, question, std::move(done));
+        StartResolve<Full>(*resolver.stub, question, std::move(done));
       });
     };
     const double first = sample(round % 2 == 0 ? with : without);
@@ -264,41 +314,15 @@ int MeasureMetrics() {
   return 0;
 }
 
-int Main() {
-  server::CoordinatorOptions options;
-  options.listen_address = "127.0.0.1:0";
-  options.http_address = "";
-  options.mesh = *Mesh::Parse("fsdp=2,tp=2");
-  const auto coordinator = server::CoordinatorServer::Start(std::move(options));
-  if (!coordinator.ok()) {
-    std::fprintf(stderr, "resolve_rpc_bench: %s\n", coordinator.status().ToString().c_str());
-    return 1;
-  }
-  const auto channel =
-      grpc::CreateChannel((*coordinator)->address(), grpc::InsecureChannelCredentials());
-  const auto resolve = v1::ResolveService::NewStub(channel);
-  const auto health = grpc::health::v1::Health::NewStub(channel);
-
-  v1::ResolveSpecRequest question = Question();
+// Measures the rows of one kind of question; the names of their ids end in `suffix`.
+template <typename Kind>
+void Measure(v1::ResolveService::Stub& resolve, grpc::health::v1::Health::Stub& health,
+             const std::function<void()>& check_once, typename Kind::Request question,
+             std::string_view suffix) {
   int64_t fresh = 32;
-  alignas(std::max_align_t) std::array<char, kAnswerBytes> arena_memory;
   const auto resolve_once = [&](bool is_new) {
-    grpc::ClientContext context;
-    question.mutable_shape()->set_sizes(0, is_new ? ++fresh : 32);
-    google::protobuf::Arena arena(arena_memory.data(), arena_memory.size());
-    auto& answer = *google::protobuf::Arena::CreateMessage<v1::ResolveSpecResponse>(&arena);
-    if (!resolve->ResolveSpec(&context, question, &answer).ok() || !IsRight(answer)) {
-      std::fprintf(stderr, "resolve_rpc_bench: a wrong answer\n");
-      std::exit(1);
-    }
-  };
-  const auto check_once = [&] {
-    grpc::ClientContext context;
-    grpc::health::v1::HealthCheckResponse answer;
-    if (!health->Check(&context, {}, &answer).ok()) {
-      std::fprintf(stderr, "resolve_rpc_bench: the health check failed\n");
-      std::exit(1);
-    }
+    SetFirstSize(is_new ? ++fresh : 32, &question);
+    ResolveOnce<Kind>(resolve, question);
   };
   for (int i = 0; i < kWarmUp; ++i) {
     resolve_once(false);
@@ -318,13 +342,14 @@ int Main() {
       empty.push_back(MicrosecondsOf(check_once));
     }
   }
+  const std::string method(Kind::Request::descriptor()->name());
   const double empty_p50 = Percentile(empty, 0.5);
   const double ours_p50 = Percentile(ours, 0.5);
-  Print("R1-p50", "ResolveSpec p50 against an empty unary call", ours_p50, empty_p50, "us",
-        kLatencyTarget, ours_p50 <= kLatencyTarget * empty_p50);
+  Print(StrCat("R1-p50", suffix), StrCat(method, ", p50 against an empty unary call"), ours_p50,
+        empty_p50, "us", kLatencyTarget, ours_p50 <= kLatencyTarget * empty_p50);
   const double new_p50 = Percentile(ours_new, 0.5);
-  Print("R1-p50-new", "the same, each time another question", new_p50, empty_p50, "us",
-        kLatencyTarget, new_p50 <= kLatencyTarget * empty_p50);
+  Print(StrCat("R1-p50-new", suffix), "the same, each time another question", new_p50, empty_p50,
+        "us", kLatencyTarget, new_p50 <= kLatencyTarget * empty_p50);
 
   struct CheckCall {
     grpc::ClientContext context;
@@ -335,32 +360,60 @@ int Main() {
   std::vector<double> new_rates;
   std::vector<double> empty_rates;
   std::atomic<int64_t> next = fresh;
+  SetFirstSize(32, &question);
   for (int round = 0; round < kRateRounds; ++round) {
     ours_rates.push_back(RateOf([&](std::function<void(bool)> done) {
-      StartResolve(*resolve, question, std::move(done));
+      StartResolve<Kind>(resolve, question, std::move(done));
     }));
     new_rates.push_back(RateOf([&](std::function<void(bool)> done) {
-      v1::ResolveSpecRequest asked = question;
-      asked.mutable_shape()->set_sizes(0, ++next);
-      StartResolve(*resolve, asked, std::move(done));
+      typename Kind::Request asked = question;
+      SetFirstSize(++next, &asked);
+      StartResolve<Kind>(resolve, asked, std::move(done));
     }));
     empty_rates.push_back(RateOf([&](std::function<void(bool)> done) {
       auto* call = new CheckCall;
-      health->async()->Check(&call->context, &empty_request, &call->answer,
-                             [call, done = std::move(done)](const grpc::Status& status) {
-                               const bool right = status.ok();
-                               delete call;
-                               done(right);
-                             });
+      health.async()->Check(&call->context, &empty_request, &call->answer,
+                            [call, done = std::move(done)](const grpc::Status& status) {
+                              const bool right = status.ok();
+                              delete call;
+                              done(right);
+                            });
     }));
   }
   const double ours_rate = Percentile(ours_rates, 0.5);
   const double empty_rate = Percentile(empty_rates, 0.5);
-  Print("R1-64", "ResolveSpec calls a second, 64 outstanding, against empty ones", ours_rate,
-        empty_rate, "1/s", kRateTarget, ours_rate >= kRateTarget * empty_rate);
+  Print(StrCat("R1-64", suffix), StrCat(method, ", calls a second, 64 outstanding, against empty"),
+        ours_rate, empty_rate, "1/s", kRateTarget, ours_rate >= kRateTarget * empty_rate);
   const double new_rate = Percentile(new_rates, 0.5);
-  Print("R1-64-new", "the same, each time another question", new_rate, empty_rate, "1/s",
-        kRateTarget, new_rate >= kRateTarget * empty_rate);
+  Print(StrCat("R1-64-new", suffix), "the same, each time another question", new_rate, empty_rate,
+        "1/s", kRateTarget, new_rate >= kRateTarget * empty_rate);
+}
+
+int Main() {
+  server::CoordinatorOptions options;
+  options.listen_address = "127.0.0.1:0";
+  options.http_address = "";
+  options.mesh = *Mesh::Parse("fsdp=2,tp=2");
+  const auto coordinator = server::CoordinatorServer::Start(std::move(options));
+  if (!coordinator.ok()) {
+    std::fprintf(stderr, "resolve_rpc_bench: %s\n", coordinator.status().ToString().c_str());
+    return 1;
+  }
+  const auto channel =
+      grpc::CreateChannel((*coordinator)->address(), grpc::InsecureChannelCredentials());
+  const auto resolve = v1::ResolveService::NewStub(channel);
+  const auto health = grpc::health::v1::Health::NewStub(channel);
+
+  const auto check_once = [&] {
+    grpc::ClientContext context;
+    grpc::health::v1::HealthCheckResponse answer;
+    if (!health->Check(&context, {}, &answer).ok()) {
+      std::fprintf(stderr, "resolve_rpc_bench: the health check failed\n");
+      std::exit(1);
+    }
+  };
+  Measure<Effective>(*resolve, *health, check_once, Question(), "");
+  Measure<Full>(*resolve, *health, check_once, FullQuestion(), "-full");
   (*coordinator)->Drain(absl::Now() + absl::Seconds(1));
   return 0;
 }

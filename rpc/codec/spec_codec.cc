@@ -118,6 +118,15 @@ absl::Status CheckLimits(const AxisValue& value, int depth, std::string_view fie
   return absl::OkStatus();
 }
 
+absl::Status CheckAxisName(const std::string& name) {
+  if (name.size() <= kMaxAxisNameBytes) return absl::OkStatus();
+  const auto have = static_cast<int64_t>(name.size());
+  const auto limit = static_cast<int64_t>(kMaxAxisNameBytes);
+  return InvalidArgument(Reason::kLimitExceeded,
+                         StrCat(have, " bytes in an axis name; at most ", limit, " are allowed"),
+                         {{fact::kHave, have}, {fact::kLimit, limit}});
+}
+
 absl::StatusOr<AxisValue> DecodeConstant(v1::AxisConstant from) {
   switch (from) {
     case v1::AXIS_CONSTANT_NOT_GIVEN:
@@ -137,11 +146,7 @@ absl::StatusOr<AxisValue> DecodeValue(const v1::AxisValue& from, int depth, int6
     case v1::AxisValue::kConstant:
       return DecodeConstant(from.constant());
     case v1::AxisValue::kName:
-      if (from.name().size() > kMaxAxisNameBytes) {
-        return LimitExceeded("name", "bytes in an axis name",
-                             static_cast<int64_t>(from.name().size()),
-                             static_cast<int64_t>(kMaxAxisNameBytes));
-      }
+      SHARDMESH_RETURN_IF_ERROR(WithField(CheckAxisName(from.name()), "name"));
       return AxisValue::Name(from.name());
     case v1::AxisValue::kTuple: {
       SHARDMESH_ASSIGN_OR_RETURN(auto entries, DecodeEntries(from.tuple(), depth, "tuple", budget));
@@ -234,6 +239,13 @@ const ReasonTable& Reasons() {
   return *table;
 }
 
+absl::Status CheckAxisCount(int count) {
+  if (count <= kMaxRank) return absl::OkStatus();
+  return InvalidArgument(Reason::kLimitExceeded,
+                         StrCat(count, " axes; a tensor has at most ", kMaxRank, " dimensions"),
+                         {{fact::kHave, count}, {fact::kLimit, kMaxRank}});
+}
+
 }  // namespace
 
 v1::Reason Encode(Reason reason) { return Reasons().to_wire[static_cast<size_t>(reason)]; }
@@ -280,12 +292,7 @@ absl::StatusOr<AxisValue> Decode(const v1::AxisValue& from) {
 
 absl::StatusOr<std::vector<AxisValue>> DecodeAxes(
     const google::protobuf::RepeatedPtrField<v1::AxisValue>& from) {
-  if (from.size() > kMaxRank) {
-    return InvalidArgument(
-        Reason::kLimitExceeded,
-        StrCat(from.size(), " axes; a tensor has at most ", kMaxRank, " dimensions"),
-        {{fact::kHave, from.size()}, {fact::kLimit, kMaxRank}});
-  }
+  SHARDMESH_RETURN_IF_ERROR(CheckAxisCount(from.size()));
   std::vector<AxisValue> axes;
   axes.reserve(static_cast<size_t>(from.size()));
   for (int i = 0; i < from.size(); ++i) {
@@ -294,6 +301,18 @@ absl::StatusOr<std::vector<AxisValue>> DecodeAxes(
       return WithField(std::move(axis).status(), "", static_cast<size_t>(i));
     }
     axes.push_back(*std::move(axis));
+  }
+  return axes;
+}
+
+absl::StatusOr<std::vector<AxisValue>> DecodeAxisNames(
+    const google::protobuf::RepeatedPtrField<std::string>& from) {
+  SHARDMESH_RETURN_IF_ERROR(CheckAxisCount(from.size()));
+  std::vector<AxisValue> axes;
+  axes.reserve(static_cast<size_t>(from.size()));
+  for (int i = 0; i < from.size(); ++i) {
+    SHARDMESH_RETURN_IF_ERROR(WithField(CheckAxisName(from[i]), "", static_cast<size_t>(i)));
+    axes.push_back(AxisValue::Name(from[i]));
   }
   return axes;
 }

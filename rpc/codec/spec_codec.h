@@ -53,6 +53,9 @@ absl::StatusOr<AxisValue> Decode(const v1::AxisValue& from);
 // Decodes a question's semantic axes: at most kMaxRank. Errors name `[i]`.
 absl::StatusOr<std::vector<AxisValue>> DecodeAxes(
     const google::protobuf::RepeatedPtrField<v1::AxisValue>& from);
+// As DecodeAxes, for axes that are all names.
+absl::StatusOr<std::vector<AxisValue>> DecodeAxisNames(
+    const google::protobuf::RepeatedPtrField<std::string>& from);
 
 void Encode(const PartitionSpec& from, v1::PartitionSpec* to);
 // Accepts at most kMaxRank dimensions and kMaxMeshAxes unreduced axes. Unreduced axes are distinct

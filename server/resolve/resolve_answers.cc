@@ -14,6 +14,14 @@
 #include "status/str_cat.h"
 
 namespace shardmesh::server {
+absl::Status NoMeshGiven() {
+  // An answer for another mesh than the one that is meant would look right.
+  return InvalidArgument(Reason::kMissingArgument,
+                         "no mesh is given; name one of the catalog (`default` is what a cluster "
+                         "starts with), or give one by value",
+                         {{fact::kField, "mesh"}});
+}
+
 absl::StatusOr<Mesh> SelectMesh(const Definitions& state, const v1::MeshSelector& selector,
                                 Compatibility compatibility) {
   if (selector.has_inline_()) {
@@ -26,13 +34,7 @@ absl::StatusOr<Mesh> SelectMesh(const Definitions& state, const v1::MeshSelector
 
 absl::StatusOr<std::shared_ptr<const rpc::MeshDefinition>> FindMesh(
     const Definitions& state, const v1::MeshSelector& selector) {
-  if (!selector.has_name()) {
-    // An answer for another mesh than the one that is meant would look right.
-    return InvalidArgument(Reason::kMissingArgument,
-                           "no mesh is given; name one of the catalog (`default` is what a cluster "
-                           "starts with), or give one by value",
-                           {{fact::kField, "mesh"}});
-  }
+  if (!selector.has_name()) return NoMeshGiven();
   SHARDMESH_DECODE(mesh, "name", state.FindMesh(selector.name()));
   return mesh;
 }

@@ -61,6 +61,8 @@ struct AnswerContext {
 // path of the field that is at fault.
 
 // resolve_specs.cc
+absl::Status Answer(const AnswerContext&, const v1::ResolveEffectiveSpecRequest&,
+                    v1::ResolveEffectiveSpecResponse*);
 absl::Status Answer(const AnswerContext&, const v1::ResolveSpecRequest&, v1::ResolveSpecResponse*);
 absl::Status Answer(const AnswerContext&, const v1::ResolveAxesRequest&, v1::ResolveAxesResponse*);
 absl::Status Answer(const AnswerContext&, const v1::CorrectSpecRequest&, v1::CorrectSpecResponse*);
@@ -143,6 +145,8 @@ absl::Status Answer(const AnswerContext&, const v1::PlanReshardRequest&, v1::Pla
 // errors are those of Definitions::FindReferred.
 absl::StatusOr<Mesh> SelectMesh(const Definitions& state, const v1::MeshSelector& selector,
                                 Compatibility compatibility);
+// The error of a question that names no mesh.
+absl::Status NoMeshGiven();
 // As SelectMesh with its workers, if no mesh is given inline.
 absl::StatusOr<std::shared_ptr<const rpc::MeshDefinition>> FindMesh(
     const Definitions& state, const v1::MeshSelector& selector);

@@ -1,4 +1,6 @@
 // Answers about the spec of one array: resolve, correct, constrain, compare, explain, lay out.
+#include <cstdint>
+#include <iterator>
 #include <optional>
 #include <string>
 
@@ -81,8 +83,19 @@ absl::Status SetShape(const v1::TensorShape& from, HeldQuestion* to) {
   return absl::OkStatus();
 }
 
+// `spec` was corrected to `mesh` and `shape`: its axes are in the mesh and divide the extents.
 absl::Status EncodeShardShape(const Mesh& mesh, const PartitionSpec& spec, const Shape& shape,
                               google::protobuf::RepeatedField<int64_t>* to) {
+  if (!mesh.empty() && spec.unreduced().empty()) {
+    for (int64_t dim = 0; dim < std::ssize(shape); ++dim) {
+      int64_t parts = 1;
+      for (const AxisName& axis : spec.entry(dim).axes()) {
+        parts *= mesh.axes()[static_cast<size_t>(*mesh.FindAxis(*axis))].size;
+      }
+      to->Add(shape[static_cast<size_t>(dim)] / parts);
+    }
+    return absl::OkStatus();
+  }
   SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, Tiling::Create(mesh, spec, shape));
   rpc::Encode(tiling.ShardShape(), to);
   return absl::OkStatus();
@@ -167,6 +180,50 @@ absl::Status Answer(const AnswerContext& context, const v1::ResolveAxesRequest& 
   for (const AxisValue& value : values) {
     rpc::Encode(value, response->add_values());
   }
+  response->set_revision(context.state.revision());
+  return absl::OkStatus();
+}
+
+absl::Status Answer(const AnswerContext& context, const v1::ResolveEffectiveSpecRequest& request,
+                    v1::ResolveEffectiveSpecResponse* response) {
+  SHARDMESH_DECODE(strict, "policy", rpc::DecodeIsStrict(request.policy()));
+  SHARDMESH_DECODE(axes, "axes", rpc::DecodeAxisNames(request.axes()));
+  std::optional<Mode> mode;
+  if (request.has_mode()) {
+    SHARDMESH_DECODE(parsed, "mode", Mode::Parse(request.mode()));
+    mode = parsed;
+  }
+  PartitionAxis profile;
+  if (request.has_profile()) {
+    SHARDMESH_DECODE(found, "profile", context.state.FindProfile(request.profile()));
+    profile = *found;
+  }
+  HeldQuestion held;
+  SHARDMESH_RETURN_IF_ERROR(
+      SetAxes(std::move(axes), request.preset(), mode, Compatibility::kDefault, &held));
+  SHARDMESH_DECODE(shape, "shape", rpc::DecodeShape(request.shape()));
+  held.shape = std::move(shape);
+  held.question.shape = absl::MakeConstSpan(held.shape);
+  if (!request.has_mesh()) return rpc::WithField(NoMeshGiven(), "mesh");
+  SHARDMESH_DECODE(found, "mesh", context.state.FindMesh(request.mesh()));
+  const Mesh& mesh = found->mesh;
+
+  const std::string_view asked = held.axes.empty() && !request.preset().empty() ? "preset" : "axes";
+  SHARDMESH_LAY_OUT(requested, asked, ResolveSpec(profile, held.question));
+  SHARDMESH_LAY_OUT(corrected, asked, Correct(requested, held.shape, mesh));
+  context.corrections.Add(corrected.corrections);
+  if (strict && !corrected.corrections.empty()) {
+    return WithLayoutField(FirstCorrection(requested, held.shape, mesh, corrected), asked);
+  }
+  for (const SpecEntry& entry : corrected.effective.entries()) {
+    response->add_axis_counts(static_cast<int32_t>(entry.axes().size()));
+    for (const AxisName& axis : entry.axes()) response->add_axes(*axis);
+  }
+  for (const Correction& correction : corrected.corrections) {
+    response->add_corrected_dimensions(static_cast<int32_t>(correction.dim));
+  }
+  SHARDMESH_RETURN_IF_ERROR(
+      EncodeShardShape(mesh, corrected.effective, held.shape, response->mutable_shard_shape()));
   response->set_revision(context.state.revision());
   return absl::OkStatus();
 }

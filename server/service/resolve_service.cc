@@ -15,12 +15,14 @@ namespace {
 
 // Requests come as bytes: see rpc/stream/message_bytes.h, and the cache of answers.
 #define SHARDMESH_BYTES(Method) v1::ResolveService::WithRawCallbackMethod_##Method
-using ResolveServiceBase = WithMethods<
-    v1::ResolveService::Service, SHARDMESH_BYTES(ResolveSpec), SHARDMESH_BYTES(ResolveAxes),
-    SHARDMESH_BYTES(CorrectSpec), SHARDMESH_BYTES(ConstrainArray), SHARDMESH_BYTES(CompareSpecs),
-    SHARDMESH_BYTES(ExplainTensor), SHARDMESH_BYTES(DescribeProfile), SHARDMESH_BYTES(ListPresets),
-    v1::ResolveService::WithCallbackMethod_BatchResolveSpecs,
-    v1::ResolveService::WithCallbackMethod_BatchConstrainArrays>::Type;
+using ResolveServiceBase =
+    WithMethods<v1::ResolveService::Service, SHARDMESH_BYTES(ResolveSpec),
+                SHARDMESH_BYTES(ResolveEffectiveSpec), SHARDMESH_BYTES(ResolveAxes),
+                SHARDMESH_BYTES(CorrectSpec), SHARDMESH_BYTES(ConstrainArray),
+                SHARDMESH_BYTES(CompareSpecs), SHARDMESH_BYTES(ExplainTensor),
+                SHARDMESH_BYTES(DescribeProfile), SHARDMESH_BYTES(ListPresets),
+                v1::ResolveService::WithCallbackMethod_BatchResolveSpecs,
+                v1::ResolveService::WithCallbackMethod_BatchConstrainArrays>::Type;
 #undef SHARDMESH_BYTES
 
 class ResolveService final : public ResolveServiceBase {
@@ -36,6 +38,7 @@ class ResolveService final : public ResolveServiceBase {
                                                                          response);             \
   }
   SHARDMESH_UNARY(ResolveSpec)
+  SHARDMESH_UNARY(ResolveEffectiveSpec)
   SHARDMESH_UNARY(ResolveAxes)
   SHARDMESH_UNARY(CorrectSpec)
   SHARDMESH_UNARY(ConstrainArray)

@@ -84,6 +84,7 @@ void Check(std::string_view input) {
       Call{CheckTree},
       Call{CheckReshard},
       Call{SHARDMESH_CALL(ResolveSpec)},
+      Call{SHARDMESH_CALL(ResolveEffectiveSpec)},
       Call{SHARDMESH_CALL(ResolveAxes)},
       Call{SHARDMESH_CALL(CorrectSpec)},
       Call{SHARDMESH_CALL(ConstrainArray)},
