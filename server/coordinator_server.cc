@@ -61,7 +61,7 @@ namespace shardmesh::server {
 namespace {
 
 constexpr std::string_view kDefaultMesh = "default";
-// Of the time to drain, what is left at most for telling clients that their work was aborted.
+// The part of the time to drain that is kept for telling clients that their work was aborted.
 constexpr absl::Duration kTimeToTell = absl::Seconds(1);
 // Ranks that the store refused are written again after this.
 constexpr absl::Duration kWriteAgainAfter = absl::Seconds(1);
@@ -71,11 +71,11 @@ constexpr int64_t kEpochsPerTerm = int64_t{1} << 32;
 constexpr int64_t kSequencesPerTerm = int64_t{1} << 40;
 static_assert(kMaxTerm < std::numeric_limits<int64_t>::max() / kSequencesPerTerm);
 
-// What gRPC may hold of a worker that brings its inventory: what it reads ahead, and buffers.
+// Bytes that gRPC may hold of one worker's inventory: its lookahead and its buffers.
 constexpr int64_t kArrivalBytes = rpc::kLookaheadBytes + (int64_t{1} << 20);
 constexpr int64_t kMostInventories = 256;
 
-// So many that half of the memory is left for all other calls.
+// Returns how many inventories may be read at once: half of the memory stays for other calls.
 int64_t MaxInventories(const CoordinatorLimits& limits) {
   return std::clamp<int64_t>(limits.rpc_memory_bytes / 2 / kArrivalBytes, 1, kMostInventories);
 }
@@ -297,7 +297,7 @@ absl::Status Server::OpenState() {
   return absl::OkStatus();
 }
 
-// What store, registry and definition_store left out.
+// Returns the records that store, registry and definition_store could not read.
 UnreadableRecords Server::FindUnreadable() const {
   UnreadableRecords unreadable{.count = store_->stats().unreadable_records};
   const auto name = [&unreadable](const std::string& key) {
@@ -437,7 +437,7 @@ void Server::WriteRanksAgain() {
   }
   const std::shared_ptr<const MembershipView> view = membership_->view();
   for (const std::string& mesh_id : mesh_ids) {
-    // It may be gone, or defined anew and without ranks.
+    // The mesh may be deleted, or defined again and without ranks.
     const MeshRanks* ranks = view->FindMesh(mesh_id);
     if (ranks != nullptr && !ranks->identities.empty()) {
       WriteRanks(mesh_id, *ranks);

@@ -27,7 +27,7 @@
 
 namespace shardmesh::server {
 
-// What clients and workers may take of the coordinator; docs/limits.md has the table.
+// Limits on what clients and workers use of the coordinator; docs/limits.md has the table.
 struct CoordinatorLimits {
   int64_t max_meshes = 10'000;
   int64_t max_definitions = 100'000;
@@ -65,7 +65,7 @@ struct CoordinatorOptions {
   std::optional<Mesh> mesh;
   // The least elements of a tensor that is sharded, where a rule set leaves that open.
   int64_t min_sharding_size = kDefaultMinSize;
-  // Of collectives whose calls leave the algorithm open.
+  // Algorithms of the collectives whose calls name none.
   PreferredAlgorithms preferred_algorithms;
   bool insecure = false;        // allows plaintext beyond loopback
   bool http_plaintext = false;  // the same, of the metrics alone; with TLS too
@@ -75,7 +75,7 @@ struct CoordinatorOptions {
   absl::Duration return_grace = Recovery::kDefaultReturnGrace;
   // How long arrays without names are kept after a start for who held them.
   absl::Duration unnamed_grace = ArrayRegistry::kAdoptionGrace;
-  // What callers may have; docs/limits.md.
+  // Limits on each caller's sessions; docs/limits.md has the table.
   SessionOptions sessions;
   int64_t max_put_streams_per_caller = 64;  // BeginPut calls whose answer is not sent yet
   RequestMemoryLimits requests;

@@ -51,7 +51,7 @@ Revision FirstRevisionOf(const LostRows& lost) {
   return std::max<Revision>(0, PositionOf(lost.first).revision);
 }
 
-// What a look at a data folder found, for a person.
+// Prints the result of checking a data folder, for people.
 void Print(const StoreCheck& check, const std::string& folder, bool set_aside) {
   std::printf("%s: schema %lld, %lld records can be read, revisions %lld to %lld\n", folder.c_str(),
               static_cast<long long>(check.schema_version), static_cast<long long>(check.records),
@@ -181,7 +181,7 @@ void PrintJson(const StoreCheck& check, const std::string& folder, bool set_asid
   std::printf("%s\n", document.dump(2, ' ', false, Json::error_handler_t::replace).c_str());
 }
 
-// In the form of the errors of the command line, which runs this program as `program`.
+// Prints the error as the command line does, which runs this program under the name `program`.
 void PrintError(const absl::Status& error, std::string_view program, bool json) {
   using Json = nlohmann::ordered_json;
   const std::string code = absl::StatusCodeToString(error.code());
@@ -283,7 +283,7 @@ absl::Status CheckTogether(const CheckFlags& check, const std::string& restore,
   if (!restore.empty() && options.data_dir.empty()) {
     return absl::InvalidArgumentError("--restore needs --data-dir, where the state goes");
   }
-  // Without --check these would start a coordinator, where a look at a folder was meant.
+  // These flags belong to --check. Without it the program would start a coordinator.
   if (check.folder.empty() &&
       (check.set_aside || check.json || !check.cluster_of.empty() || !check.ranks.empty())) {
     return absl::InvalidArgumentError(

@@ -34,7 +34,7 @@ class GaugeBy {
   std::map<std::string, rpc::Gauge> gauges_;
 };
 
-// As `shardmesh status` calls it.
+// Returns the worker's state in the words of `shardmesh status`.
 std::string_view StateLabel(const WorkerStatus& worker, const WorkerStreams& streams) {
   switch (worker.state) {
     case WorkerState::kAttached:

@@ -1,4 +1,4 @@
-// What a coordinator tells Prometheus of its state: docs/metrics.md says what each metric means.
+// The coordinator's metrics; docs/metrics.md explains each.
 #ifndef SHARDMESH_SERVER_METRICS_H_
 #define SHARDMESH_SERVER_METRICS_H_
 
@@ -15,7 +15,7 @@
 
 namespace shardmesh::server {
 
-// What is read at each scrape; outlives the endpoints of the metrics.
+// Objects that each scrape reads. They outlive the metrics' endpoints.
 struct MetricsSources {
   const Store* store = nullptr;
   const ArrayRegistry* registry = nullptr;

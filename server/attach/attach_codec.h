@@ -29,7 +29,7 @@ class TileStaged;
 
 namespace shardmesh::server {
 
-// To workers.
+// Messages to workers.
 
 WorkerMessage EncodeMessage(const internal::v1::AttachResponse& message);
 
@@ -58,7 +58,7 @@ WorkerMessage EncodeStart(const WorkNumber& number, const EncodedStep& step, boo
 WorkerMessage EncodeEnd(const WorkRef& work, const absl::Status& status);
 WorkerMessage EncodeEndTransfer(const std::string& transfer_id, const absl::Status& status);
 
-// From workers.
+// Messages from workers.
 
 WorkerHello DecodeHello(const internal::v1::Hello& from);
 // `find_unknown` returns the indices of tiles whose arrays are not known. Only those tiles get

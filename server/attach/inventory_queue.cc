@@ -13,8 +13,8 @@
 namespace shardmesh::server {
 namespace {
 
-// So long after the last inventory, its size says nothing about the next. Workers that were refused
-// meanwhile come back sooner.
+// The size of the last inventory predicts the next one for this time. Refused workers come back
+// sooner.
 constexpr absl::Duration kSizeForgottenAfter = absl::Seconds(30);
 
 }  // namespace

@@ -30,7 +30,8 @@ class Pager {
     size_bytes_ += size_bytes + kFramingBytes;
     if (size_bytes_ >= MembershipPages::kPageBytes) Flush();
   }
-  // Also a page without items, if it says something else.
+  // Ends the page. A page without items is kept only under `even_if_empty`, because it has other
+  // fields.
   void Flush(bool even_if_empty = false) {
     if (is_empty_ && !even_if_empty) return;
     pages_->push_back(EncodeMessage(response_));

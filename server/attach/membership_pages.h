@@ -1,4 +1,4 @@
-// What workers are told of who is alive, encoded once for all of them.
+// The list of members, encoded once for all workers.
 #ifndef SHARDMESH_SERVER_ATTACH_MEMBERSHIP_PAGES_H_
 #define SHARDMESH_SERVER_ATTACH_MEMBERSHIP_PAGES_H_
 
@@ -39,7 +39,7 @@ class MembershipPages {
   // true before.
   bool Update(std::shared_ptr<const MembershipView> view, std::shared_ptr<const Definitions> state);
 
-  // What the last Update changed, for this worker; in the order in which it is to be sent.
+  // Returns the changes of the last Update for this worker, in the order to send.
   std::vector<Page> ChangeFor(std::string_view identity) const;
   // All that is true as of the last Update, for this worker.
   std::vector<Page> SnapshotFor(std::string_view identity) const;
@@ -67,13 +67,14 @@ class MembershipPages {
   std::shared_ptr<const Definitions> state_;
   std::map<std::string, ToldMesh, std::less<>> meshes_;  // by mesh id
 
-  // Of the last change: to everybody before and after the meshes, of which each goes to those who
-  // serve it.
+  // Pages of the last change. Every worker gets those before and after the meshes. A mesh's pages
+  // go to the workers that serve it.
   std::vector<Page> before_meshes_;
   std::vector<ChangedMesh> changed_meshes_;
   std::vector<Page> after_meshes_;
 
-  // Of the snapshot: before and after the meshes; made when first asked for after a change.
+  // Pages of the snapshot, before and after the meshes. They are made at the first use after a
+  // change.
   mutable std::vector<Page> all_workers_;
   mutable Page end_;
 };

@@ -17,8 +17,7 @@ namespace {
 
 // Ranks, or peers of a rank, that an error names.
 constexpr size_t kMostRanksNamed = 16;
-// So long after an attach, or after one worker lost sight of another, workers may still be
-// connecting to one another.
+// Workers connect to each other within this time after an attach or a lost connection.
 constexpr absl::Duration kTimeToMeet = absl::Seconds(5);
 
 absl::Status NotReady(std::string_view mesh_id, std::string_view why, Facts facts) {

@@ -65,7 +65,7 @@ class Readiness {
   const rpc::Clock* const clock_;
 
   mutable absl::Mutex mutex_;
-  // By identity; of all members.
+  // Reports of all members by identity.
   std::map<std::string, PeersReport, std::less<>> reports_ ABSL_GUARDED_BY(mutex_);
   // Null before the first Told.
   std::shared_ptr<const MembershipView> told_view_ ABSL_GUARDED_BY(mutex_);

@@ -124,7 +124,7 @@ class WorkerSession final : public WorkerStream {
 
   mutable absl::Mutex mutex_;
   uint64_t attachment_ ABSL_GUARDED_BY(mutex_) = 0;
-  // By the last heartbeat.
+  // Bytes used, as the last heartbeat said.
   int64_t used_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   QuarantineCount quarantine_ ABSL_GUARDED_BY(mutex_);
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;

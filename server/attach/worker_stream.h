@@ -11,8 +11,8 @@
 
 namespace shardmesh::server {
 
-// From its first call of WorkerStreams until WorkerStreams::Leave returns, the stream takes all of
-// these calls, also after it was closed. None of them blocks or calls WorkerStreams. Thread-safe.
+// The stream takes these calls from its first call of WorkerStreams until WorkerStreams::Leave
+// returns, also after it was closed. None of them blocks or calls WorkerStreams. Thread-safe.
 class WorkerStream {
  public:
   virtual ~WorkerStream() = default;

@@ -16,7 +16,7 @@
 namespace shardmesh::server {
 namespace {
 
-// So long after a mesh got other workers, arrays of the earlier mesh may be released.
+// Arrays of the earlier mesh may be released for this time after a mesh got other workers.
 constexpr absl::Duration kMovedTime = absl::Minutes(1);
 // Streams that are told of a change before others get the lock.
 constexpr int kStreamsPerTurn = 64;
@@ -148,7 +148,7 @@ void WorkerStreams::WorkerLost(std::string_view identity, uint64_t attachment) {
       found != members_.end() && found->second.stream->attachment() == attachment) {
     found->second.stream->Cut(lost);
   }
-  // It may still bring its inventory, or have it taken in.
+  // The worker may still send its inventory, or the registry may still be reading it.
   for (const auto& [stream, awaited] : attaching_) {
     if (stream->attachment() == attachment) stream->Cut(lost);
   }
@@ -167,7 +167,8 @@ void WorkerStreams::Start(const WorkRef& work, const EncodedStepPtr& message) {
       all_know &= !plans.insert(message->plan_hash).second;
     }
   }
-  // Without the lock. A worker that comes over another stream meanwhile asks for the plan.
+  // Encoding runs without the lock. A worker that attaches over another stream meanwhile asks for
+  // the plan.
   const WorkerMessage start = EncodeStart(number, *message, /*with_plan=*/!all_know);
   absl::MutexLock lock(&mutex_);
   started_.emplace(
@@ -426,7 +427,7 @@ bool WorkerStreams::TellSome(const MembershipView& view, bool has_change,
   absl::MutexLock lock(&mutex_);
   for (const Told& each : turn) {
     const auto found = members_.find(each.identity);
-    // It left, or came anew meanwhile: then it has set changed_.
+    // The worker left meanwhile, or attached again. Either has set changed_.
     if (found == members_.end() || found->second.stream->attachment() != each.attachment) {
       continue;
     }

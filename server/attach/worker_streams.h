@@ -154,7 +154,7 @@ class WorkerStreams final : public StepTransport, public MeshEndpoints, public Q
 
   // The worker gets no further work; its stream is closed when the work that it has is done.
   void Drain(WorkerStream* stream);
-  // Of a member over its current stream; nothing otherwise.
+  // Takes a report of a member over its current stream. Ignores others.
   void PeersReported(WorkerStream* stream, int64_t epoch,
                      const std::vector<std::string>& unreached);
   void TilesDropped(std::string_view identity, const std::vector<std::string>& array_ids);

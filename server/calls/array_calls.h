@@ -1,4 +1,4 @@
-// What clients ask about arrays: describe, list, get.
+// Answers to clients' calls about arrays: describe, list, get.
 #ifndef SHARDMESH_SERVER_SERVICE_ARRAY_CALLS_H_
 #define SHARDMESH_SERVER_SERVICE_ARRAY_CALLS_H_
 

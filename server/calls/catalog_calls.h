@@ -1,4 +1,4 @@
-// What clients ask about definitions: get, list, their versions.
+// Answers to clients' calls about definitions: get, list, list versions.
 #ifndef SHARDMESH_SERVER_SERVICE_CATALOG_CALLS_H_
 #define SHARDMESH_SERVER_SERVICE_CATALOG_CALLS_H_
 

@@ -19,7 +19,7 @@ inline constexpr int64_t kPageBytes = rpc::kMaxControlMessageBytes / 2;
 // Items of a page: `otherwise` if none are asked for. INVALID_ARGUMENT (BAD_FIELD).
 absl::StatusOr<int64_t> PageSize(int32_t asked, int64_t otherwise);
 
-// What a page may still take.
+// The items and bytes that a page has room for.
 class PageBudget {
  public:
   explicit PageBudget(int64_t items, int64_t bytes = kPageBytes) : items_(items), bytes_(bytes) {}

@@ -14,8 +14,8 @@ v1::ExecuteRequest AsExecute(const v1::LinearRequest& request);
 v1::ExecuteRequest AsExecute(const v1::MatmulRequest& request);
 v1::ExecuteRequest AsExecute(const v1::CollectiveRequest& request);
 
-// What the request says; the caller, the method and the time that is left are up to the service.
-// INVALID_ARGUMENT names the field.
+// Decodes the request. The service adds the caller, the method and the deadline. INVALID_ARGUMENT
+// names the field.
 absl::StatusOr<StepCall> Decode(const v1::ExecuteRequest& request);
 
 absl::StatusOr<StepOperands> DecodeOperands(const v1::CompileRequest& request);

@@ -17,7 +17,7 @@ namespace {
 
 constexpr size_t kMaxArrayIdBytes = 64;
 constexpr size_t kMaxUnreachedReason = 1024;
-// What an error names at most of workers, and of parts of arrays.
+// The most workers, and the most parts of arrays, that an error names.
 constexpr size_t kMostNamed = 8;
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What clients ask about the tiles that workers have put aside: list, restore, drop.
+// Answers to clients' calls about tiles in quarantine: list, restore, drop.
 #ifndef SHARDMESH_SERVER_QUARANTINE_QUARANTINE_CALLS_H_
 #define SHARDMESH_SERVER_QUARANTINE_QUARANTINE_CALLS_H_
 

@@ -42,7 +42,7 @@ void DropListed(const DropPtr& drop) {
       drop->context.clock, drop->hub, std::move(orders), drop->stop,
       [drop](const std::string& identity, internal::v1::QuarantineAnswer answer) {
         drop->answered.insert(identity);
-        // Of one that was away and is back since then nothing is left.
+        // A worker that was away and came back has no such tile any more.
         if (!answer.has_error() && drop->failed.count(identity) == 0) {
           drop->unreached.erase(identity);
         }

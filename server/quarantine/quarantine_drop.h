@@ -38,7 +38,7 @@ struct Drop {
 
   AskedWorkers asked = {};
   std::map<Part, std::string> listed = {};  // the mesh on which it lies; empty: not known
-  // Those of which more is to be asked, and behind which array.
+  // Workers whose list has further pages, with the array that the next page begins after.
   std::map<std::string, std::string> unlisted = {};
   std::set<Part> dropped = {};
   std::map<std::string, absl::Status> failed = {};  // by worker
@@ -47,11 +47,11 @@ struct Drop {
 };
 using DropPtr = std::shared_ptr<Drop>;
 
-// With `even_partly`: goes on without the worker.
+// Goes on without the worker if the call has `even_partly`.
 bool GoOnWithout(const std::string& identity, const absl::Status& why, Drop* drop);
 
-// What was dropped before the error, and what was not. Nothing repeats the call by itself: who
-// asked is to hear it.
+// Returns the error with what was dropped before it and what was not. No client repeats the call by
+// itself, so the caller sees this error.
 absl::Status DescribeDrop(const Drop& drop, const absl::Status& error);
 
 // The error of a drop that went on without the workers that failed, and dropped nothing.

@@ -17,7 +17,7 @@ namespace shardmesh::server {
 namespace quarantine {
 namespace {
 
-// What workers took back is put aside again, for the reason that it was aside before.
+// Puts the tiles that workers took back into quarantine again, with the earlier reason.
 void TakeBack(const Restore& restore) {
   if (!restore.staged.has_value()) return;
   const absl::StatusOr<Tiling> tiling = restore.staged->Tiling();
@@ -100,7 +100,7 @@ void BeginRestore(const RestorePtr& restore) {
   if (needs_name) chosen = ChooseName(**known, restore.get());
   if (chosen.ok() && !restore->held.empty()) {
     chosen = known.ok() ? ChooseMissing(*known, restore.get()) : ChooseAll(restore.get());
-    // It gets its name though none of the tiles that are aside fits.
+    // The array gets its name although no tile in quarantine fits.
     if (needs_name) chosen = absl::OkStatus();
   }
   if (!chosen.ok()) return EndRestore(restore, chosen);

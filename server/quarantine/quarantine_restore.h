@@ -1,4 +1,4 @@
-// What a restore brings back: which tiles of which ranks, and under which name.
+// The plan of a restore: the tiles of each rank, and the name.
 #ifndef SHARDMESH_SERVER_QUARANTINE_QUARANTINE_RESTORE_H_
 #define SHARDMESH_SERVER_QUARANTINE_QUARANTINE_RESTORE_H_
 
@@ -33,7 +33,7 @@ struct Restore {
   // All that are alive in it were asked.
   std::shared_ptr<const MembershipView> view = nullptr;
   std::map<std::string, v1::QuarantinedArray> held = {};  // by identity
-  // What comes back, by rank.
+  // Identities of the workers whose tiles are restored, by rank.
   std::map<int64_t, std::string> ranks = {};
   CommitRequest commit = {};
   std::optional<ArrayDescriptor> staged = {};
@@ -42,14 +42,15 @@ using RestorePtr = std::shared_ptr<Restore>;
 
 absl::Status InProgress(const std::string& array_id);
 
-// Of an array that is in no place whole: OK, or which ranks lack its tile, and what helps.
+// Checks an array that no mesh holds whole. The error names the ranks that lack a tile, and what
+// helps.
 absl::Status CheckAllThere(const Restore& restore, const ArrayDescriptor& array);
 
-// Of an array that the registry knows: the tiles that it misses.
+// Chooses the missing tiles of an array that the registry knows.
 absl::Status ChooseMissing(const ArrayPtr& array, Restore* restore);
-// Of an array that the registry does not know: every rank's tile. Stages it.
+// Chooses every rank's tile of an array that the registry does not know, and stages the array.
 absl::Status ChooseAll(Restore* restore);
-// Of an array that is held without a name.
+// Chooses the name of an array that is held without one.
 absl::Status ChooseName(const Array& array, Restore* restore);
 
 }  // namespace shardmesh::server::quarantine

@@ -21,7 +21,7 @@ namespace shardmesh::server::quarantine {
 
 namespace {
 
-// Whose tile of the array this worker has put aside: its rank's.
+// Returns the rank whose tile of the array this worker has in quarantine.
 absl::StatusOr<int64_t> RankIn(const Restore& restore, const std::string& mesh_id,
                                const std::string& identity) {
   const MeshRanks* ranks = restore.view->FindMesh(mesh_id);

@@ -43,7 +43,7 @@ class AnalyzeAnswer {
     if (!exact_) {
       SHARDMESH_ASSIGN_OR_RETURN(analysis_, LayoutAnalysis::Create(mesh_));
     }
-    // Without a mesh it only checks names and counts.
+    // A question without a mesh only checks names and counts.
     TreeQuestion question;
     question.compatibility = compatibility;
     SHARDMESH_ASSIGN_OR_RETURN(resolver_, TreeResolver::Create(std::move(question)));

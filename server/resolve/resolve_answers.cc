@@ -163,7 +163,7 @@ absl::Status FirstCorrection(const PartitionSpec& requested, absl::Span<const in
   std::vector<std::string> fixes;
   for (const Fix& fix : suggested) {
     if (fix.correction == 0) {
-      // With other corrections the text, which is about this one, is not all that has to change.
+      // The fix's text covers this correction alone, so it is given only if there is no other.
       fixes.push_back(corrected.corrections.size() == 1 || fix.kind == Fix::Kind::kAxisOrder
                           ? fix.text
                           : StrCat(fix.text, ": ", fix.spec.ToString()));

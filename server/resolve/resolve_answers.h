@@ -40,10 +40,10 @@ class CorrectionTally {
                                           Reason::kRankTruncated, Reason::kBelowMinSize,
                                           Reason::kUnconstrained};
 
-  // As if each of the corrections had been made `times` times.
+  // Counts each of the corrections `times` times.
   void Add(const std::vector<Correction>& corrections, int64_t times = 1);
 
-  // By the place of the reason in kReasons.
+  // Counts by the reason's index in kReasons.
   const std::array<int64_t, kReasons.size()>& counts() const { return counts_; }
 
  private:
@@ -147,7 +147,8 @@ absl::StatusOr<Mesh> SelectMesh(const Definitions& state, const v1::MeshSelector
                                 Compatibility compatibility);
 // The error of a question that names no mesh.
 absl::Status NoMeshGiven();
-// As SelectMesh with its workers, if no mesh is given inline.
+// Returns the named mesh with its workers. Errors are those of SelectMesh; an inline mesh counts as
+// none.
 absl::StatusOr<std::shared_ptr<const rpc::MeshDefinition>> FindMesh(
     const Definitions& state, const v1::MeshSelector& selector);
 absl::StatusOr<PartitionAxis> SelectProfile(const Definitions& state,

@@ -13,7 +13,7 @@ namespace shardmesh::server {
 namespace {
 
 constexpr int kMaxItems = 10'000;
-// Of a message of at most 4 MiB; an item's answer has at most a few KiB.
+// Bytes of results in a message of at most 4 MiB. An item's answer has at most a few KiB.
 constexpr int64_t kMaxResultBytes = int64_t{3} << 20;
 
 bool NeedsProfile(const v1::ResolveSpecRequest&) { return true; }

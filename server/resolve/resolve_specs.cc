@@ -33,7 +33,7 @@ struct HeldQuestion {
   HeldQuestion& operator=(const HeldQuestion&) = delete;
 };
 
-// As SHARDMESH_ASSIGN_OR_RETURN, with the field that caused a layout error.
+// SHARDMESH_ASSIGN_OR_RETURN, with the field that caused a layout error.
 #define SHARDMESH_LAY_OUT(lhs, field, layout)                    \
   auto lhs##_or = (layout);                                      \
   if (!lhs##_or.ok()) {                                          \

@@ -283,7 +283,7 @@ class LintAnswer {
     options_.trees.push_back(std::move(text));
   }
 
-  // Without a name it is all of the request.
+  // A tree without a name is the whole request.
   void EndGivenTree(const std::string& name) {
     v1::LintTree wire;
     wire.set_source(v1::LintTree::SOURCE_REQUEST);

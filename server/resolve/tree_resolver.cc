@@ -95,7 +95,8 @@ absl::StatusOr<TreeSpec> TreeResolver::Request(const TreeTensor& tensor, std::st
                          : rules.rules()[static_cast<size_t>(source.rule)].spec;
     spec.effective = std::move(match.spec);
     spec.corrections = std::move(match.corrections);
-    // With a mesh correction says so; the originals notice only when an array is placed.
+    // Correction reports this where there is a mesh. The originals notice it only when an array is
+    // placed.
     if (!question_.mesh.has_value() && question_.compatibility != Compatibility::kExact) {
       SHARDMESH_RETURN_IF_ERROR(CheckDistinctAxes(spec.effective));
     }

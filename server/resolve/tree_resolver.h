@@ -101,7 +101,7 @@ class TreeResolver {
   const std::vector<TreeSpec>& specs() const { return specs_; }
   // How many tensors have the spec of that index.
   int64_t UsesOf(uint32_t spec_index) const { return uses_[spec_index]; }
-  // Over all tensors so far.
+  // Counts over all tensors so far.
   const TreeCounts& counts() const { return counts_; }
   // The layout of all tensors so far whose dtype is known; null without a mesh.
   const LayoutAnalysis* analysis() const { return analysis_.has_value() ? &*analysis_ : nullptr; }

@@ -174,8 +174,8 @@ class TreeAnswer {
   std::shared_ptr<const StoredTree> stored_tree_;
   bool suggest_fixes_ = false;
   std::unique_ptr<TreeResolver> resolver_;
-  // With fixes: places in the table of the answer, by the resolver's index and the shape, which is
-  // empty where there are no fixes.
+  // Indexes into the answer's table, by the resolver's index and the shape. The shape is empty
+  // where no fixes are asked for.
   using Key = std::pair<uint32_t, Shape>;
   absl::flat_hash_map<Key, uint32_t> indexes_by_shape_;
   size_t fixed_bytes_ = 0;  // of the specs with fixes

@@ -37,7 +37,7 @@ constexpr absl::Duration kRetryDelay = absl::Seconds(5);
 // snapshot meanwhile.
 constexpr absl::Duration kPieceTime = absl::Seconds(30);
 
-// What all calls share. One snapshot is made at a time.
+// State that all calls share. One snapshot is made at a time.
 struct SnapshotDesk {
   rpc::Clock* const clock;
   Store* const store;
@@ -73,7 +73,7 @@ class SnapshotReactor final : public grpc::ServerWriteReactor<v1::SnapshotRespon
     // Made anew where it was removed under the process: then this is the last copy of the state.
     mkdir(desk_->folder.c_str(), 0700);
     path_ = StrCat(desk_->folder, "/", kSnapshotPrefix, ++desk_->count, ".db");
-    // From here on the store's thread, the background's and gRPC's take turns.
+    // The store's thread, the background's and gRPC's take turns after this call.
     desk_->store->Backup(path_, [this](const absl::StatusOr<Revision>& revision) {
       if (!revision.ok()) return EndWith(rpc::ToGrpc(revision.status()));
       revision_ = *revision;
@@ -136,7 +136,7 @@ class SnapshotReactor final : public grpc::ServerWriteReactor<v1::SnapshotRespon
 
   absl::Status Open() {
     absl::StatusOr<InputFile> file = OpenInputFile(path_);
-    // It has no name from here on, and is gone when it is closed.
+    // The file loses its name here, and is deleted when it is closed.
     std::error_code ignored;
     std::filesystem::remove(path_, ignored);
     if (!file.ok()) return absl::InternalError(file.status().message());

@@ -32,7 +32,7 @@ namespace shardmesh::server {
 namespace {
 
 constexpr int kMaxReleased = 10'000;
-// Without a deadline of its own a commit waits so long for missing tiles.
+// The time that a commit without a deadline waits for missing tiles.
 constexpr absl::Duration kCommitTimeout = absl::Minutes(5);
 
 // BeginPut's requests come as bytes: see rpc/stream/message_bytes.h.

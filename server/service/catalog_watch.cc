@@ -23,8 +23,8 @@
 namespace shardmesh::server {
 namespace {
 
-// What of the changes since it began a watcher may leave waiting before it is cut off. Changes from
-// before are in the store's history anyway: they do not count.
+// The bytes of changes that may wait for one watcher before it is cut off. Changes from before the
+// watch began do not count: the store's history has them.
 constexpr size_t kWatchWaitingBytes = size_t{16} << 20;
 
 // Bytes of messages that wait for a watcher's stream; the other changes wait as records that all

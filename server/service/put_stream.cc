@@ -142,7 +142,7 @@ class PutStreams::Stream final
   }
 
  private:
-  // From here on the transfer's end finishes the call.
+  // Makes the transfer's end finish the call.
   void HoldTransfer() {
     bool is_cancelled = false;
     {

@@ -16,7 +16,7 @@
 
 namespace shardmesh::server {
 
-// What the streams work with. Everything outlives them.
+// The objects that the streams use. Each outlives them.
 struct PutStreamParts {
   PutPlanParts plan = {};
   rpc::Clock* clock = nullptr;

@@ -6,7 +6,7 @@
 namespace shardmesh::server {
 namespace {
 
-// What a watcher that is cut off has for reading why; then its stream is cancelled.
+// The time that a watcher which is cut off has to read the reason. Then its stream is cancelled.
 constexpr absl::Duration kCutOffGrace = absl::Seconds(5);
 
 }  // namespace

@@ -30,7 +30,7 @@ class WatchSink {
   virtual void Cancel() = 0;
 };
 
-// What the store has told for one watcher. The store's thread adds to it, the pump takes from it.
+// Changes that wait for one watcher. The store's thread adds them, the pump takes them.
 struct WatchFeed {
   absl::Mutex mutex;
   // Null once the stream is gone.
@@ -77,7 +77,7 @@ class WatchPump {
   absl::Mutex mutex_;
   std::deque<std::shared_ptr<WatchFeed>> due_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  // Of the thread alone: streams that are cancelled then if they are still there.
+  // Streams to cancel at these times if they are still open. Only the thread uses them.
   std::deque<std::pair<rpc::SteadyDeadline, std::shared_ptr<WatchFeed>>> cut_off_;
   std::thread thread_;  // last
 };

@@ -29,7 +29,7 @@ void Encode(const Array& array, const NameEntry* name, v1::Array* to) {
   }
   to->set_durability(Encode(array.durability));
   rpc::Encode(array.created, to->mutable_create_time());
-  // What is in the registry was checked when it came.
+  // The registry checked the descriptor when the array was put.
   to->set_size_bytes(descriptor.SizeBytes().value_or(0));
   if (array.definition.requested_spec.has_value()) {
     rpc::Encode(*array.definition.requested_spec, to->mutable_requested_spec());

@@ -14,7 +14,7 @@
 namespace shardmesh::server {
 
 v1::Durability Encode(Durability durability);
-// With the name that it was found by, if there is one.
+// Encodes the array, with the name that it was found by if `name` is not null.
 void Encode(const Array& array, const NameEntry* name, v1::Array* to);
 
 // INVALID_ARGUMENT for a selector that holds neither a name nor an id, or an empty one; names the

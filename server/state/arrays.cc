@@ -1283,7 +1283,7 @@ void ArrayRegistry::Unpin(absl::Span<const std::string> array_ids) {
 }
 
 void ArrayRegistry::AddTombstones(const std::vector<Released>& released) {
-  // By mesh, and whether they are to be remembered beyond this process.
+  // Released arrays by mesh, and by whether the store remembers them.
   std::map<std::pair<std::string_view, bool>, std::vector<const Released*>> groups;
   for (const Released& each : released) {
     groups[{each.mesh_id, each.durable}].push_back(&each);

@@ -173,7 +173,7 @@ struct InventoryVerdict {
                                     // worker
   std::vector<std::string> drop;    // known to have been released
   std::vector<Aside> quarantine;    // not this worker's, as far as the registry knows
-  // Of Inventory::quarantined: known arrays, and unknown ones.
+  // Arrays of Inventory::quarantined, known ones and unknown ones.
   std::vector<std::string> live;
   std::vector<std::string> unknown;
 };
@@ -393,7 +393,8 @@ class ArrayRegistry {
     // it gets a name, it goes into quarantine and is not deleted. By rank: the worker that has its
     // tile.
     std::vector<std::string> adopted_from = {};
-    // At the end it goes into quarantine although it had a name: another name of it may be lost.
+    // The array goes into quarantine at the end although it had a name, because another name may be
+    // lost.
     bool may_lack_names = false;
     // One of the pins is that of the grace period: the store had a record of the array and no name.
     bool is_kept_for_grace = false;
