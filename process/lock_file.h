@@ -29,7 +29,7 @@ struct LockOptions {
   // Told which process has the lock when waiting begins, and then at each such interval.
   std::function<void(const std::string& holder, absl::Duration left)> on_wait = {};
   absl::Duration tell_every = absl::InfiniteDuration();
-  // Of a file that is made.
+  // The mode of a file that TakeLock makes.
   mode_t mode = 0666;
 };
 

@@ -210,7 +210,7 @@ absl::Status CheckChosenAlgorithm(const CollectiveOp& op) {
              : CheckAlgorithm(op.kind, op.algorithm, op.order);
 }
 
-// Of a collective whose operand or result has unequal tiles.
+// Checks a collective whose operand or result has unequal tiles.
 absl::Status CheckUnequal(const CollectiveOp& op, const Axes& axes,
                           const ValueDescriptor& operand) {
   if (operand.cut_points.empty() && op.counts.empty()) {

@@ -36,7 +36,7 @@ bool MayOverwriteOperand(CollectiveKind kind, CollectiveAlgorithm algorithm);
 struct CollectiveLoad {
   int64_t ranks = 1;  // of a group, at least 1
   int64_t bytes = 0;
-  // Of the operand as partial results: `bytes`, but twice that for F16 and BF16.
+  // Bytes of the operand as partial results: `bytes`, or twice that for F16 and BF16.
   int64_t partial_bytes = 0;
 };
 
@@ -88,10 +88,10 @@ struct CollectiveCost {
 CollectiveCost CostOf(CollectiveKind kind, CollectiveAlgorithm algorithm,
                       const CollectiveLoad& load);
 
-// What the links between ranks are like. The defaults, for where workers have measured nothing, are
-// those of gRPC streams on loopback; a core reads and writes operands at about 10 GB/s.
+// Rates of the links between ranks. The defaults hold where workers have measured nothing: those of
+// gRPC streams on loopback. A core reads and writes operands at about 10 GB/s.
 struct LinkCost {
-  // Of a round in which two ranks send 8 bytes to each other and wait for the other's.
+  // Time of a round in which two ranks send 8 bytes to each other and wait for the other's.
   double latency_seconds = 20e-6;
   // While they send long messages to each other and copy what comes into its place.
   double seconds_per_byte = 1 / 2.5e9;
@@ -112,7 +112,7 @@ double PredictedSeconds(const CollectiveCost& cost, const LinkCost& link);
 // Whether memory is shared in both or in neither, and no figure differs by a factor of 1.5 or more.
 bool AreAlike(const LinkCost& a, const LinkCost& b);
 
-// What to choose of a kind, whatever it is predicted to cost; kinds that are missing go by cost.
+// The algorithm of each kind, whatever its predicted cost. Kinds that are missing go by cost.
 using PreferredAlgorithms = std::map<CollectiveKind, CollectiveAlgorithm>;
 
 // Reads KIND=ALGORITHM,..., none for an empty text. INVALID_ARGUMENT (BAD_FIELD), naming what there

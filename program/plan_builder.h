@@ -69,7 +69,7 @@ class PlanBuilder {
 
   template <typename Kind>
   ValueIndex Emit(Kind kind, ValueDescriptor output, std::string_view what);
-  // With the algorithm chosen, and the costs added.
+  // Chooses the algorithm, adds the costs, and appends the collective.
   ValueIndex EmitCollective(CollectiveOp op, ValueDescriptor output);
 
   ValueIndex AllReduce(ValueIndex input, const Axes& axes, Reduction reduction);
@@ -80,7 +80,7 @@ class PlanBuilder {
   ValueIndex LaidOut(ValueIndex input, const Layout& target);
   ValueIndex Copy(ValueIndex input);
 
-  // With one of the operands at rest. Requires a product that CheckProduct accepts.
+  // Adds the product with one operand at rest. Requires a product that CheckProduct accepts.
   ValueIndex AddProduct(const Product& product, bool keep_rhs);
 
   Plan plan_;

@@ -26,7 +26,7 @@ enum class WeightLayout : uint8_t {
   kInOut,  // [in, out], as in flax
 };
 
-// What CollectiveOp describes.
+// The kinds of CollectiveOp.
 enum class CollectiveKind : uint8_t {
   kAllReduce,
   kAllGather,

@@ -1,4 +1,4 @@
-// What follows from a plan's values, and the door through which programs become plans.
+// Properties of a plan's values, and the function that compiles programs to plans.
 #include "program/step_plan.h"
 
 #include <algorithm>

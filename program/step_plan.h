@@ -21,8 +21,8 @@
 
 namespace shardmesh {
 
-// What is known of a value before it is there. A device's tile of it follows from mesh and spec;
-// along unreduced axes the tiles are partial sums.
+// The description of a value before it exists. Mesh and spec give each device's tile. Along
+// unreduced axes the tiles are partial sums.
 struct ValueDescriptor {
   Dtype dtype = Dtype::kF32;
   Shape shape;
@@ -74,7 +74,7 @@ struct Instruction {
   friend bool operator==(const Instruction&, const Instruction&) = default;
 };
 
-// What a run is predicted to take on one device.
+// The predicted cost of a run on one device.
 struct PlanCost {
   int64_t flops = 0;         // multiplications and additions
   int64_t sent_bytes = 0;    // to peers
@@ -116,7 +116,7 @@ struct PlanTarget {
   Mesh mesh;
   // Between its ranks; algorithms of collectives are chosen by it.
   LinkCost links = {};
-  // What the coordinator was told to choose where the program leaves it open.
+  // The configured algorithms of collectives for which the program names none.
   PreferredAlgorithms preferred = {};
 };
 

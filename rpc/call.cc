@@ -46,7 +46,7 @@ constexpr absl::Duration kLastLook = absl::Milliseconds(100);
 // Time for the addresses of a host to answer, within the connect timeout.
 constexpr absl::Duration kDialTime = absl::Seconds(1);
 
-// At least 0.
+// Returns the duration in milliseconds, at least 0.
 int Milliseconds(absl::Duration duration) {
   return static_cast<int>(absl::ToInt64Milliseconds(std::max(duration, absl::ZeroDuration())));
 }

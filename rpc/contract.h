@@ -21,7 +21,7 @@ constexpr std::optional<int32_t> CommonProtocol(int32_t min, int32_t max) {
   return newest;
 }
 
-// What a coordinator of this build can do that another build may lack. GetVersion lists the names.
+// An ability of this build's coordinator that another build may lack. GetVersion lists the names.
 struct Feature {
   std::string_view name;
   // The method or field that has it: a full name of protobuf.

@@ -136,7 +136,7 @@ class Factory final : public grpc::experimental::ServerInterceptorFactoryInterfa
     }
   }
 
-  // By path. Constant after construction, so the addresses of methods are stable.
+  // Methods by path. Constant after construction, so the addresses of methods are stable.
   absl::flat_hash_map<std::string, Method> methods_;
 };
 

@@ -26,7 +26,7 @@ struct ExplanationStep {
     kNearMiss,
   };
   Kind kind = Kind::kSemanticName;
-  // From 0; -1 for the whole spec.
+  // The dimension, from 0; -1 for the whole spec.
   int64_t dim = 0;
   std::string subject;
   std::string result;

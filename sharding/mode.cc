@@ -13,7 +13,7 @@
 namespace shardmesh {
 namespace {
 
-// By the enum's value.
+// Names by the enum's value.
 constexpr std::array<std::string_view, 4> kNames = {"__train__", "__prefill__",
                                                     "__autoregressive__", "__insert__"};
 

@@ -35,7 +35,7 @@ class PythonValue {
   static PythonValue String(std::string text);
   static PythonValue List(std::vector<PythonValue> entries);
   static PythonValue Tuple(std::vector<PythonValue> entries);
-  // In the order of insertion, which is the printed order.
+  // Takes the items in the order of insertion, which is the printed order.
   static PythonValue Dict(std::vector<DictItem> items);
 
   Kind kind() const { return kind_; }

@@ -7,7 +7,7 @@
 
 namespace shardmesh {
 
-// From this size on, CopyBytes bypasses the caches: it is more than a core's own caches hold.
+// CopyBytes bypasses the caches from this size on, which is more than a core's own caches hold.
 inline constexpr size_t kStreamedCopyBytes = size_t{2} << 20;
 
 // CopyBytes for any size that bypasses the caches if the processor can. The destination is not read

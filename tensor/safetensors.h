@@ -49,7 +49,7 @@ class SafetensorsHeader {
   static absl::StatusOr<SafetensorsHeader> Parse(std::string_view source, std::string_view json,
                                                  int64_t data_size_bytes);
 
-  // In the order of their data.
+  // The tensors in the order of their data.
   const std::vector<SafetensorsTensor>& tensors() const { return tensors_; }
   // Returns the tensor of that name; null if there is none.
   const SafetensorsTensor* Find(std::string_view name) const;

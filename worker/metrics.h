@@ -1,4 +1,4 @@
-// What a worker tells Prometheus: docs/metrics.md says what each metric means.
+// A worker's metrics; docs/metrics.md explains each.
 #ifndef SHARDMESH_WORKER_METRICS_H_
 #define SHARDMESH_WORKER_METRICS_H_
 
@@ -15,7 +15,7 @@ namespace shardmesh::worker {
 // made here: an outcome, kind or algorithm that never came is 0.
 StepObserver ObserveSteps(rpc::Metrics* metrics);
 
-// What is read at each scrape; outlives the endpoints of the metrics.
+// Objects that each scrape reads. They outlive the metrics' endpoints.
 struct WorkerState {
   const ShardStore* store = nullptr;
   const BufferPool* pool = nullptr;

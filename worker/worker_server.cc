@@ -280,7 +280,7 @@ class WorkerServer::Impl {
       return;
     }
     server_->SetReady(false);
-    // What was begun with this worker goes on: steps, and the tiles of transfers.
+    // Steps and transfers that have begun go on.
     if (link_ != nullptr) {
       link_->Leave("it is draining", deadline);
     }

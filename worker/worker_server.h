@@ -22,8 +22,8 @@ namespace shardmesh::worker {
 // with a message of the largest size to come.
 inline constexpr int64_t kMinRpcMemoryBytes = int64_t{16} << 20;
 
-// What WorkerOptions::rpc_memory_bytes is by default: a quarter of `memory_bytes`, at least 256 MiB
-// and at most 4 GiB.
+// Returns the default of WorkerOptions::rpc_memory_bytes: a quarter of `memory_bytes`, at least 256
+// MiB and at most 4 GiB.
 int64_t DefaultRpcMemoryBytes(int64_t memory_bytes);
 
 struct WorkerOptions {
@@ -38,8 +38,8 @@ struct WorkerOptions {
   // Stable name; empty for the host's.
   std::string identity;
   int64_t memory_bytes = int64_t{4} << 30;  // limit of shard memory
-  // What gRPC may take for calls of clients and the coordinator; what peers send is bounded by
-  // `memory_bytes`. 0: DefaultRpcMemoryBytes.
+  // Bytes that gRPC may use for calls of clients and the coordinator. Messages of peers are bounded
+  // by `memory_bytes`. 0: DefaultRpcMemoryBytes.
   int64_t rpc_memory_bytes = 0;
   std::string data_dir;  // empty: tiles are kept in memory alone
   QuarantineLimits quarantine = {};
@@ -72,7 +72,7 @@ class WorkerServer {
   const std::string& identity() const;
   // host:port with the port that was bound.
   const std::string& address() const;
-  // Of the metrics endpoint; 0 if there is none.
+  // The port of the metrics endpoint; 0 if there is none.
   int metrics_port() const;
   bool ready() const;
   // Why the coordinator refuses the worker for good; nullopt as long as it does not.

@@ -19,7 +19,7 @@ namespace shardmesh::rpc {
 absl::Status WithCorrections(absl::Status status, absl::Span<const Correction> corrections,
                              absl::Span<const Fix> fixes, const Mesh& mesh);
 
-// What WithCorrections attached, as far as it had room in the error.
+// The corrections that WithCorrections attached, as far as the error had room.
 struct CorrectionFailure {
   std::vector<Correction> corrections;
   std::vector<Fix> fixes;

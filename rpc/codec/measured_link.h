@@ -15,7 +15,8 @@ struct MeasuredLink {
   bool shares_memory = false;  // otherwise data goes over the stream
   // Half of a round trip in which both send 8 bytes and wait for the other's bytes.
   absl::Duration latency = absl::ZeroDuration();
-  // In each direction, while both send a large message and copy the received one. Finite, above 0.
+  // The rate in each direction, while both ends send a large message and copy the received one.
+  // Finite, above 0.
   double bytes_per_second = 1;
   absl::Time measured = absl::InfinitePast();
 

@@ -91,7 +91,7 @@ struct Attempt {
   State state = kPending;
 };
 
-// In the order of the addresses.
+// Begins an attempt for each address, in their order.
 std::vector<Attempt> Begin(const SocketAddresses& addresses) {
   std::vector<Attempt> attempts;
   for (const SocketAddress& to : addresses) {

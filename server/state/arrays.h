@@ -477,7 +477,8 @@ class ArrayRegistry {
     std::vector<std::string> neighbours;
   };
 
-  // `missing`: the error is NoName of it, which is not made under the lock.
+  // Sets `missing` where a name is missing. The caller then makes the error NoName after it has
+  // released the lock.
   absl::Status CheckCommit(const CommitRequest& request, std::optional<MissingName>* missing) const
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   absl::Status CheckMove(const NameMove& move, std::optional<MissingName>* missing) const

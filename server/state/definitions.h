@@ -325,7 +325,8 @@ class DefinitionStore {
   // Held while a deletion takes its watermark and its place in the store's queue: later deletions
   // write no lower one. Taken before mutex_.
   absl::Mutex watermark_mutex_;
-  // The highest version of a deleted definition.
+  // The highest version of a deleted definition, by kind. A new definition of the kind begins above
+  // it.
   int64_t watermarks_[kDefinitionKindCount] ABSL_GUARDED_BY(watermark_mutex_) = {};
 };
 

@@ -63,7 +63,7 @@ struct Explanation {
   // `requested` after correction; equal to it without a shape or mesh.
   PartitionSpec effective;
   std::vector<Correction> corrections;
-  // By dimension: semantic name, field, mode variant, mesh axes, correction.
+  // Steps by dimension: semantic name, field, mode variant, mesh axes, correction.
   std::vector<ExplanationStep> steps;
 };
 

@@ -57,7 +57,7 @@ class PatternAutomaton::Builder {
   std::vector<Instruction> program_;
   std::vector<Set> sets_;
   absl::flat_hash_map<const PatternNode*, int32_t> set_of_node_;
-  // By the printed ranges.
+  // Compiled patterns by their printed ranges.
   absl::flat_hash_map<std::string, std::shared_ptr<const re2::RE2>> folded_;
 };
 

@@ -142,7 +142,7 @@ class ReshardPlan {
   // Returns the pattern of the whole reshard, in which every device takes part. Returns kGeneral if
   // steps() is empty or has several kinds that move data.
   ReshardPattern pattern() const;
-  // By dimension; empty for kNoop and for layouts that no steps relate.
+  // Steps by dimension; empty for kNoop and for layouts that no steps relate.
   absl::Span<const ReshardStep> steps() const;
 
   // Returns the position in the source mesh of a destination device; nullopt if the device is

@@ -610,7 +610,7 @@ absl::StatusOr<ReshardTotals> ReshardPlan::State::TotalsByDigits(
   absl::int128 max_need = need.Greatest(1, 1);
   absl::int128 max_sent = sent.Greatest(dst.replica_count, source_repeats);
 
-  // Over all destinations, also those outside the source mesh.
+  // Sums run over all destinations, also those outside the source mesh.
   const absl::int128 others = dst.mesh.size() - shared;
   absl::int128 held = dst.replica_count;
   absl::int128 cells = dst.replica_count;

@@ -36,8 +36,8 @@ inline constexpr size_t kMaxPatternRulesBytes = 1 << 20;
 // spec of more than kMaxRank dimensions.
 absl::StatusOr<std::vector<Rule>> ParsePatternRules(std::string_view text);
 
-// Such rules, and a default spec for names that no rule matches.
-// Immutable, and safe to share between threads; copies are cheap.
+// Pattern rules, and a default spec for names that no rule matches. Immutable, and safe to share
+// between threads; copies are cheap.
 class PatternRules {
  public:
   // Errors: ParsePatternRules', then RuleSet::Create's, which polls `is_cancelled`.

@@ -502,7 +502,7 @@ void Linter::ReportBlames(Finding::Kind kind, const std::map<Blame, Tally>& blam
       add(blame, tally, {});
     }
   }
-  // In the order of meshes; a fact that holds in all modes is reported once.
+  // Facts in the order of meshes. A fact that holds in all modes is reported once.
   std::map<std::pair<int64_t, Reason>, std::vector<std::pair<Blame, Tally>>> by_mesh;
   for (const auto& [blame, tally] : blames) {
     const auto& [subject, mesh, reason] = blame;

@@ -119,11 +119,11 @@ struct LintTreeReport {
 };
 
 struct LintReport {
-  // By kind, then by rule, tensor in tree order, mesh as given, mode.
+  // Findings by kind, then by rule, tensor in tree order, mesh as given, mode.
   std::vector<Finding> findings;
   // Number of findings by kind, listed or not.
   std::array<int64_t, kFindingKindCount> counts = {};
-  // By number; as many as LintOptions::trees, at least one.
+  // Reports by the tree's number; as many as LintOptions::trees, at least one.
   std::vector<LintTreeReport> trees;
 
   bool clean() const { return findings.empty(); }

@@ -20,7 +20,7 @@ struct ExchangeState {
   bool closed ABSL_GUARDED_BY(mutex) = false;
   PeerTable peers ABSL_GUARDED_BY(mutex);
   StepTable steps ABSL_GUARDED_BY(mutex);
-  // But for those that MessageIntake counts without the mutex.
+  // Counters, except those that MessageIntake counts without the mutex.
   PeerLinks::Counters counters ABSL_GUARDED_BY(mutex);
 };
 

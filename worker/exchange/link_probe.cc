@@ -29,7 +29,7 @@ constexpr int64_t kShortExchanges = 20;
 constexpr int64_t kLongExchanges = 4;
 constexpr int64_t kMaxExchanges = 64;
 constexpr double kLongSeconds = 2e-3;  // duration of a long exchange, if the link is fast enough
-// From the offer on.
+// The time that a probe may take from its offer on.
 constexpr absl::Duration kProbeLimit = absl::Seconds(1);
 
 // A number of exchanges of a size.

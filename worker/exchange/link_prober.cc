@@ -61,7 +61,7 @@ void LinkProber::Disconnected(const std::string& peer) {
 
 void LinkProber::Called(const Connection& connection, int64_t op) {
   absl::MutexLock lock(&mutex_);
-  // Of a peer's waiting calls only the last one is still expected.
+  // A peer expects an answer only to the last of its waiting calls.
   std::erase_if(calls_, [&](const Call& call) { return call.connection.peer == connection.peer; });
   calls_.push_back({.connection = connection, .op = op});
   changed_.SignalAll();

@@ -43,7 +43,7 @@ class MessageIntake {
   MessageIntake(const MessageIntake&) = delete;
   MessageIntake& operator=(const MessageIntake&) = delete;
 
-  // Of all steps but probes.
+  // The mailbox of all steps except probes.
   Mailbox& mailbox() { return mailbox_; }
   const Mailbox& mailbox() const { return mailbox_; }
   // For a mailbox of a probe, which this object outlives.

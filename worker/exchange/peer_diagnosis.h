@@ -25,7 +25,7 @@ class PeerDiagnosis {
   void Begin(const Peer& peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mutex);
 
  private:
-  // What the log said last of a peer.
+  // The last state of a peer that was logged.
   struct Found {
     std::string text;
     absl::Time logged = absl::InfinitePast();

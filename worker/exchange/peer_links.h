@@ -140,8 +140,8 @@ class PeerLinks {
   // checked for it.
   virtual void SetClusterId(std::string cluster_id) = 0;
 
-  // Who is alive. Streams to workers that left, or that started anew, are ended; new ones dialled.
-  // A view of a lower epoch is ignored.
+  // Sets the members. Ends the streams to workers that left or started anew, and dials new ones.
+  // Ignores a view of a lower epoch.
   virtual void SetMembership(MembershipView view) = 0;
   // The view last set.
   virtual MembershipView membership() const = 0;

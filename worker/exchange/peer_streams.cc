@@ -195,7 +195,7 @@ absl::StatusOr<rpc::FrameHello> PeerStreams::CheckHello(PeerLink& link,
   SHARDMESH_ASSIGN_OR_RETURN(
       const Peer* const peer,
       state_.peers.CheckHello(hello, link.dialled() ? std::optional(link.peer()) : std::nullopt));
-  // Of a link that dialled nothing is answered, and its first hello reserved what it gave.
+  // A link that dialled needs no answering hello: its first hello reserved the credit that it gave.
   if (link.dialled()) return rpc::FrameHello();
   MemoryBudget::Reservation credit;
   rpc::FrameHello answer = state_.peers.HelloTo(peer->device, &credit);
@@ -354,8 +354,8 @@ void PeerStreams::OnSharingEnded(const std::string& identity, uint64_t link, boo
     peer->shm_link = 0;
     peer->shm_deadline = absl::InfinitePast();
     Notify();
-    // What was on its way is lost, and so is the stream's promise. And where nothing else is to be
-    // used, it is tried again with the next stream.
+    // Messages under way are lost, so the stream's promise is broken. Where shared memory is the
+    // only transport, the next stream tries it again.
     if (was_connected || options_.transport == Transport::kShm) ended = peer->link;
   }
   rpc::LogWarning(was_connected ? "shared memory lost" : "no memory shared",

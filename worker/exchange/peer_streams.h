@@ -46,7 +46,7 @@ class PeerStreams final : public PeerLink::Owner {
   ~PeerStreams() override;
 
   ExchangeService& service() { return *service_; }
-  // Of the service's queue, on which this worker dials as well.
+  // The poller of the service's queue, on which this worker dials as well.
   CompletionPoller& poller() { return poller_; }
   // PeerLinks::Customize, Close, SetMembership and measured_links.
   void Customize(grpc::ServerBuilder& builder);

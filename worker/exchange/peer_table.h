@@ -54,16 +54,16 @@ struct Peer {
   MeshDevice device;               // its identity, incarnation and endpoints
   std::shared_ptr<PeerLink> link;  // dialled or up; null while there is none
   bool up = false;
-  // Of a peer on this host: where its memory can be asked for, as its last hello said; which link
-  // a channel was asked for, 0 if none was; until when it is waited for; the channel.
+  // For a peer on this host: the address of its memory, from its last hello; the link that a
+  // channel was asked for (0: none); the time until which it is waited for; the channel.
   ShmAddress shm_address = {};
   uint64_t shm_link = 0;
   absl::Time shm_deadline = absl::InfinitePast();
   std::shared_ptr<ShmChannel> channel = nullptr;
-  // Of the connection that is up, the number, and where messages of a probe under way go.
+  // The number of the connection that is up, and the receiver of the messages of a probe under way.
   uint64_t connection = 0;
   std::weak_ptr<Mailbox> probe = {};
-  // Of a peer that this worker dials.
+  // Only for a peer that this worker dials.
   rpc::Backoff backoff;
   absl::Time dial_time = absl::InfinitePast();
   size_t next_endpoint = 0;
@@ -119,7 +119,7 @@ class PeerTable {
   // All streams that are up.
   std::vector<std::shared_ptr<PeerLink>> LinksUp() const;
 
-  // Of two workers the one with the bytewise lower identity dials.
+  // The worker with the bytewise lower identity dials.
   bool Dials(const std::string& identity) const { return options_.self.identity < identity; }
   // Whether steps may count on the peer.
   bool IsReached(const Peer& peer, absl::Time now) const;
@@ -136,7 +136,7 @@ class PeerTable {
   // This worker's hello. `reservation` keeps the memory for the credit that the hello gives.
   rpc::FrameHello HelloTo(const MeshDevice& device, MemoryBudget::Reservation* reservation) const;
 
-  // What is to be done at a time.
+  // An action and the time at which it is due.
   struct Due {
     std::vector<std::shared_ptr<PeerLink>> links;  // to be ticked
     std::vector<std::pair<std::string, std::shared_ptr<ShmChannel>>> channels;
@@ -165,7 +165,7 @@ class PeerTable {
   std::string cluster_id_;
   std::optional<ShmAddress> shm_address_;  // none if nothing is shared
   MembershipView view_;
-  // By mesh: the epoch in which its workers last changed.
+  // The epoch in which a mesh's workers last changed, by mesh.
   std::map<std::string, int64_t, std::less<>> changed_epoch_;
   std::map<std::string, Peer> peers_;  // by identity
   std::set<std::shared_ptr<PeerLink>> greeting_;

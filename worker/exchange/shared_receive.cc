@@ -58,7 +58,7 @@ absl::StatusOr<OwnedBytes> SharedReceive::Receive(ShmChannel& channel, const Awa
   const auto receive_streamed = [&] {
     return mailbox_.Receive(awaited.peer, awaited.tag, awaited.message_bytes, deadline);
   };
-  // In this order: whatever comes after the first line is a change.
+  // The counter is read first: a message that comes after this line counts as a change.
   uint32_t seen_changes = mailbox_.changes();
   bool has_looked = seen_changes == checked_changes.load(std::memory_order_relaxed) &&
                     mailbox_.held_pieces() == 0;

@@ -25,7 +25,7 @@
 
 namespace shardmesh::worker {
 
-// As StepLink promises. Its own mutex guards the signature alone; others are taken with it free.
+// Implements StepLink. Its own mutex guards the signature alone, and is free when another is taken.
 class StepLinkImpl final : public StepLink {
  public:
   // The parts of PeerLinks that a step uses; all outlive it.

@@ -48,7 +48,7 @@ struct ShmControl {
   alignas(64) std::atomic<uint32_t> closed = 0;
   RingReads reads = {};
   RingSlots slots = {};
-  // By slot: the signature of the note's op, if the note has one.
+  // The signature of the op of each slot's note, if the note has one.
   std::array<std::array<char, kShmSignatureBytes>, kRingSlots> signatures = {};
 
   static int64_t SizeBytes();  // in whole pages

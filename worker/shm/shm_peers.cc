@@ -248,7 +248,8 @@ void ShmPeersImpl::Connect(const Order& order) {
 void ShmPeersImpl::Accept() {
   FileDescriptor fd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (!fd.valid()) {
-    // It stays in the queue: without a descriptor for it, not to be asked for all the time.
+    // The connection stays in the queue. The pause avoids asking all the time while no descriptor
+    // is free.
     if (errno == EMFILE || errno == ENFILE) absl::SleepFor(kDescriptorPause);
     return;
   }

@@ -48,7 +48,7 @@ static_assert(sizeof(RingSlots::Slot) == 256);
 
 // The reader's part. All zeros is an empty ring.
 struct RingReads {
-  // By slot: 1 + the number of the last note that was released there.
+  // 1 + the number of the last note that was released in each slot.
   alignas(64) std::array<std::atomic<uint64_t>, kRingSlots> released;
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free);

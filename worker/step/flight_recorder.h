@@ -47,7 +47,7 @@ class FlightRecorder {
 
   // The calls below have no effect on ended instructions.
 
-  // From now on the instruction waits for data from this rank.
+  // Records that the instruction waits for data from this rank.
   void WaitsFor(Ticket ticket, DeviceId peer);
 
   // All data that the instruction needs from this rank has come. After several calls for one rank

@@ -637,7 +637,7 @@ class RankStep {
   WatchedLink link_;
   StepResult& result_;
   CopiedBytes copied_;  // by the running collective
-  // Of the running instruction; the group is set for a collective.
+  // The ticket of the running instruction. The group is set for a collective.
   FlightRecorder::Ticket ticket_ = 0;
   std::optional<DeviceGroup> group_;
   std::vector<LocalValue> values_;

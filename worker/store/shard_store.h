@@ -180,7 +180,7 @@ struct QuarantineTotals {
   int64_t arrays = 0;
   int64_t disk_bytes = 0;
   int64_t memory_bytes = 0;
-  // Of the tiles that the limits count and drop.
+  // Bytes on disk of the tiles that the limits count and drop.
   int64_t droppable_disk_bytes = 0;
   int64_t droppable_tiles_bytes = 0;   // in memory
   int64_t droppable_memory_bytes = 0;  // of the pool, freed when memory is needed
