@@ -1,6 +1,6 @@
 // R1: a question for a spec against an empty unary call to the same server, alternating in one run:
-// one call at a time, and 64 outstanding. With the argument `metrics`, M3: against the same server
-// without metrics.
+// one call at a time, and 64 outstanding. With the argument `once`, in a second and without meaning: a
+// test runs it so. With the argument `metrics`, M3: against the same server without metrics.
 //
 // The server is a coordinator in this process, reached over loopback TCP as by any client. The
 // empty call is the health service's Check: a message without a body, and an answer of two bytes.
@@ -51,14 +51,17 @@ namespace shardmesh {
 namespace {
 
 constexpr int kWarmUp = 2'000;
-constexpr int kRounds = 40;
-constexpr int kCallsPerRound = 500;
+// How much is measured.
+struct Extent {
+  int rounds = 40;
+  int calls_per_round = 500;
+  int rate_rounds = 30;
+};
 constexpr double kLatencyTarget = 1.15;  // times the empty call's
 constexpr double kRateTarget = 0.9;      // of the empty call's
 constexpr int kOutstanding = 64;
 // Room for an answer and all that it consists of, so that it is taken apart in one piece of memory.
 constexpr size_t kAnswerBytes = 6'000;
-constexpr int kRateRounds = 30;
 constexpr absl::Duration kRateTime = absl::Milliseconds(200);
 constexpr int kMetricsRounds = 50;
 constexpr int kMetricsCalls = 300;
@@ -318,7 +321,7 @@ int MeasureMetrics() {
 template <typename Kind>
 void Measure(v1::ResolveService::Stub& resolve, grpc::health::v1::Health::Stub& health,
              const std::function<void()>& check_once, typename Kind::Request question,
-             std::string_view suffix) {
+             std::string_view suffix, const Extent& extent) {
   int64_t fresh = 32;
   const auto resolve_once = [&](bool is_new) {
     SetFirstSize(is_new ? ++fresh : 32, &question);
@@ -331,14 +334,14 @@ void Measure(v1::ResolveService::Stub& resolve, grpc::health::v1::Health::Stub& 
   std::vector<double> ours;
   std::vector<double> ours_new;
   std::vector<double> empty;
-  for (int round = 0; round < kRounds; ++round) {
-    for (int i = 0; i < kCallsPerRound; ++i) {
+  for (int round = 0; round < extent.rounds; ++round) {
+    for (int i = 0; i < extent.calls_per_round; ++i) {
       ours.push_back(MicrosecondsOf([&] { resolve_once(false); }));
     }
-    for (int i = 0; i < kCallsPerRound; ++i) {
+    for (int i = 0; i < extent.calls_per_round; ++i) {
       ours_new.push_back(MicrosecondsOf([&] { resolve_once(true); }));
     }
-    for (int i = 0; i < kCallsPerRound; ++i) {
+    for (int i = 0; i < extent.calls_per_round; ++i) {
       empty.push_back(MicrosecondsOf(check_once));
     }
   }
@@ -361,7 +364,7 @@ void Measure(v1::ResolveService::Stub& resolve, grpc::health::v1::Health::Stub& 
   std::vector<double> empty_rates;
   std::atomic<int64_t> next = fresh;
   SetFirstSize(32, &question);
-  for (int round = 0; round < kRateRounds; ++round) {
+  for (int round = 0; round < extent.rate_rounds; ++round) {
     ours_rates.push_back(RateOf([&](std::function<void(bool)> done) {
       StartResolve<Kind>(resolve, question, std::move(done));
     }));
@@ -389,7 +392,7 @@ void Measure(v1::ResolveService::Stub& resolve, grpc::health::v1::Health::Stub& 
         "1/s", kRateTarget, new_rate >= kRateTarget * empty_rate);
 }
 
-int Main() {
+int Main(const Extent& extent) {
   server::CoordinatorOptions options;
   options.listen_address = "127.0.0.1:0";
   options.http_address = "";
@@ -412,8 +415,8 @@ int Main() {
       std::exit(1);
     }
   };
-  Measure<Effective>(*resolve, *health, check_once, Question(), "");
-  Measure<Full>(*resolve, *health, check_once, FullQuestion(), "-full");
+  Measure<Effective>(*resolve, *health, check_once, Question(), "", extent);
+  Measure<Full>(*resolve, *health, check_once, FullQuestion(), "-full", extent);
   (*coordinator)->Drain(absl::Now() + absl::Seconds(1));
   return 0;
 }
@@ -424,6 +427,9 @@ int Main() {
 int main(int argc, char** argv) {
   shardmesh::rpc::SkipMutexChecks();
   shardmesh::rpc::ConfigureLog({.level = shardmesh::rpc::LogLevel::kOff});
-  const bool is_of_metrics = argc == 2 && std::string_view(argv[1]) == "metrics";
-  return is_of_metrics ? shardmesh::MeasureMetrics() : shardmesh::Main();
+  const std::string_view argument = argc == 2 ? argv[1] : "";
+  if (argument == "metrics") return shardmesh::MeasureMetrics();
+  return shardmesh::Main(
+      argument == "once" ? shardmesh::Extent{.rounds = 1, .calls_per_round = 20, .rate_rounds = 1}
+                         : shardmesh::Extent());
 }
