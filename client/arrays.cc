@@ -1,10 +1,13 @@
-// The calls of ArrayClient, over the transport and the session of ClientCore.
+// ArrayClient: transfers in the session of ClientCore, and calls about names.
 #include "client/arrays.h"
 
 #include <iterator>
 #include <utility>
 
 #include "client/client_core.h"
+#include "client/remote/array_calls.h"
+#include "client/remote/coordinator_connection.h"
+#include "client/remote/wire_enums.h"
 #include "process/steady_deadline.h"
 #include "rpc/call.h"
 #include "rpc/call_memory.h"
@@ -34,12 +37,14 @@ absl::Status WithoutReach(const absl::Status& status) {
 }  // namespace
 
 absl::StatusOr<PutResult> ArrayClient::PutTensors(absl::Span<const PutTensor> tensors,
-                                                  const PutOptions& options) {
-  const rpc::SteadyDeadline deadline = core_->TransferDeadline();
+                                                  const PutOptions& put_options,
+                                                  const CallOptions& options) {
+  const rpc::SteadyDeadline deadline = core_->TransferDeadline(options);
   rpc::Backoff backoff({.initial_delay = absl::Milliseconds(200), .max_delay = absl::Seconds(5)});
   for (;;) {
     bool is_taken_back = false;
-    absl::StatusOr<PutResult> result = core_->Put(tensors, options, deadline, &is_taken_back);
+    absl::StatusOr<PutResult> result =
+        core_->Put(tensors, put_options, deadline, options, &is_taken_back);
     if (!is_taken_back || !rpc::IsShortOfCallMemory(result.status())) {
       return result;
     }
@@ -48,46 +53,51 @@ absl::StatusOr<PutResult> ArrayClient::PutTensors(absl::Span<const PutTensor> te
       return result;
     }
     core_->OnWait(result.status());
-    absl::SleepFor(delay);
+    SleepUnlessCancelled(delay, options.cancellation);
   }
 }
 
 absl::StatusOr<PutResult> ArrayClient::LoadCheckpoint(const Checkpoint& checkpoint,
-                                                      const PutOptions& options) {
+                                                      const PutOptions& put_options,
+                                                      const CallOptions& options) {
   std::vector<PutTensor> tensors;
   tensors.reserve(checkpoint.tensors().size());
   for (const Checkpoint::Entry& entry : checkpoint.tensors()) {
     tensors.push_back({.name = entry.tensor->name, .view = checkpoint.View(entry)});
   }
-  return PutTensors(tensors, options);
+  return PutTensors(tensors, put_options, options);
 }
 
 absl::StatusOr<PutResult> ArrayClient::LoadCheckpoint(const std::string& path,
-                                                      const PutOptions& options) {
+                                                      const PutOptions& put_options,
+                                                      const CallOptions& options) {
   SHARDMESH_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(path));
-  return LoadCheckpoint(checkpoint, options);
+  return LoadCheckpoint(checkpoint, put_options, options);
 }
 
 absl::StatusOr<GatheredTensor> ArrayClient::Gather(const ArraySelector& array,
-                                                   const ProgressCallback& progress) {
-  return GatherPart(array, std::nullopt, progress);
+                                                   const ProgressCallback& progress,
+                                                   const CallOptions& options) {
+  return GatherPart(array, std::nullopt, progress, options);
 }
 
 absl::StatusOr<GatheredTensor> ArrayClient::Gather(const ArraySelector& array,
                                                    const ArraySlice& slice,
-                                                   const ProgressCallback& progress) {
-  SHARDMESH_ASSIGN_OR_RETURN(const Array described, DescribeArray(array));
+                                                   const ProgressCallback& progress,
+                                                   const CallOptions& options) {
+  SHARDMESH_ASSIGN_OR_RETURN(const Array described, DescribeArray(array, options));
   SHARDMESH_ASSIGN_OR_RETURN(const Tile part, TileOf(slice, described.descriptor));
-  return GatherPart(array, part, progress);
+  return GatherPart(array, part, progress, options);
 }
 
 absl::StatusOr<GatheredTensor> ArrayClient::GatherPart(const ArraySelector& array,
                                                        const std::optional<Tile>& part,
-                                                       const ProgressCallback& progress) {
-  const rpc::SteadyDeadline deadline = core_->TransferDeadline();
+                                                       const ProgressCallback& progress,
+                                                       const CallOptions& options) {
+  const rpc::SteadyDeadline deadline = core_->TransferDeadline(options);
   rpc::Backoff backoff({.max_delay = absl::Seconds(1)});
   for (int attempt = 1;; ++attempt) {
-    GatherOutcome outcome = core_->Gather(array, part, progress, deadline);
+    GatherOutcome outcome = core_->Gather(array, part, progress, deadline, options);
     if (outcome.tensor.ok() || !outcome.may_have_moved) {
       return std::move(outcome.tensor);
     }
@@ -97,59 +107,97 @@ absl::StatusOr<GatheredTensor> ArrayClient::GatherPart(const ArraySelector& arra
       return WithoutReach(std::move(outcome.tensor).status());
     }
     core_->OnWait(outcome.tensor.status());
-    absl::SleepFor(delay);
+    SleepUnlessCancelled(delay, options.cancellation);
   }
 }
 
 absl::StatusOr<Array> ArrayClient::GatherToNpy(const ArraySelector& array, const std::string& path,
-                                               const ProgressCallback& progress) {
-  SHARDMESH_ASSIGN_OR_RETURN(const GatheredTensor tensor, Gather(array, progress));
+                                               const ProgressCallback& progress,
+                                               const CallOptions& options) {
+  SHARDMESH_ASSIGN_OR_RETURN(const GatheredTensor tensor, Gather(array, progress, options));
   SHARDMESH_RETURN_IF_ERROR(WriteNpy(path, tensor.view()));
   return tensor.array();
 }
 
 absl::StatusOr<Array> ArrayClient::GatherToNpy(const ArraySelector& array, const ArraySlice& slice,
                                                const std::string& path,
-                                               const ProgressCallback& progress) {
-  SHARDMESH_ASSIGN_OR_RETURN(const GatheredTensor tensor, Gather(array, slice, progress));
+                                               const ProgressCallback& progress,
+                                               const CallOptions& options) {
+  SHARDMESH_ASSIGN_OR_RETURN(const GatheredTensor tensor, Gather(array, slice, progress, options));
   SHARDMESH_RETURN_IF_ERROR(WriteNpy(path, tensor.view()));
   return tensor.array();
 }
 
-absl::StatusOr<Array> ArrayClient::DescribeArray(const ArraySelector& array) {
-  return core_->coordinator().DescribeArray(array, core_->CallDeadline());
-}
-
-absl::StatusOr<std::vector<Array>> ArrayClient::ListArrays(const std::string& prefix,
-                                                           bool include_unnamed) {
-  const rpc::SteadyDeadline deadline = core_->CallsDeadline();
-  std::vector<Array> arrays;
-  std::string page_token;
-  do {
-    SHARDMESH_ASSIGN_OR_RETURN(
-        ArrayPage page,
-        core_->coordinator().ListArrays(prefix, include_unnamed, page_token, Until(deadline)));
-    std::move(page.arrays.begin(), page.arrays.end(), std::back_inserter(arrays));
-    page_token = std::move(page.next_page_token);
-  } while (!page_token.empty());
-  return arrays;
+absl::StatusOr<Array> ArrayClient::DescribeArray(const ArraySelector& array,
+                                                 const CallOptions& options) {
+  const CallLimit limit = core_->LimitOf(options);
+  const CoordinatorConnection& connection = core_->connection();
+  v1::DescribeArrayRequest request;
+  EncodeSelector(array, request.mutable_array());
+  v1::DescribeArrayResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection.Call(
+      connection.arrays, &v1::ArrayService::Stub::DescribeArray, request, limit, &response));
+  return DecodeArray(response.array());
 }
 
 absl::StatusOr<int64_t> ArrayClient::MoveName(const std::string& name, const std::string& array_id,
-                                              int64_t expected_version) {
-  return core_->coordinator().MoveName(name, array_id, expected_version, core_->CallDeadline());
+                                              int64_t expected_version,
+                                              const CallOptions& options) {
+  const CallLimit limit = core_->LimitOf(options);
+  const CoordinatorConnection& connection = core_->connection();
+  v1::MoveNameRequest request;
+  request.set_request_id(NewRequestId());
+  request.set_name(name);
+  request.set_array_id(array_id);
+  SetPrecondition(expected_version, request.mutable_precondition());
+  v1::MoveNameResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection.Call(connection.arrays, &v1::ArrayService::Stub::MoveName,
+                                            request, limit, &response));
+  return response.version();
 }
 
-absl::Status ArrayClient::DeleteName(const std::string& name, int64_t expected_version) {
-  return core_->coordinator().DeleteName(name, expected_version, core_->CallDeadline());
+absl::Status ArrayClient::DeleteName(const std::string& name, int64_t expected_version,
+                                     const CallOptions& options) {
+  const CallLimit limit = core_->LimitOf(options);
+  const CoordinatorConnection& connection = core_->connection();
+  v1::DeleteNameRequest request;
+  request.set_request_id(NewRequestId());
+  request.set_name(name);
+  SetPrecondition(expected_version, request.mutable_precondition());
+  v1::DeleteNameResponse response;
+  return connection.Call(connection.arrays, &v1::ArrayService::Stub::DeleteName, request, limit,
+                         &response);
 }
 
-absl::StatusOr<int64_t> ArrayClient::ReleaseArrays(absl::Span<const std::string> array_ids) {
-  const rpc::SteadyDeadline deadline = core_->CallsDeadline();
-  return core_->InSession(
-      deadline, [&](const std::string& session_id, const rpc::CallOptions& options) {
-        return core_->coordinator().ReleaseArrays(session_id, array_ids, options);
-      });
+absl::StatusOr<std::vector<Array>> ArrayClient::ListArrays(const std::string& prefix,
+                                                           bool include_unnamed,
+                                                           const CallOptions& options) {
+  const rpc::SteadyDeadline deadline = core_->Deadline(options);
+  const CoordinatorConnection& connection = core_->connection();
+  v1::ListArraysRequest request;
+  request.set_prefix(prefix);
+  request.set_include_unnamed(include_unnamed);
+  std::vector<Array> arrays;
+  do {
+    v1::ListArraysResponse response;
+    SHARDMESH_RETURN_IF_ERROR(connection.Call(connection.arrays,
+                                              &v1::ArrayService::Stub::ListArrays, request,
+                                              ClientCore::LimitAt(deadline, options), &response));
+    for (const v1::Array& array : response.arrays()) {
+      SHARDMESH_ASSIGN_OR_RETURN(arrays.emplace_back(), DecodeArray(array));
+    }
+    request.set_page_token(response.next_page_token());
+  } while (!request.page_token().empty());
+  return arrays;
+}
+
+absl::StatusOr<int64_t> ArrayClient::ReleaseArrays(absl::Span<const std::string> array_ids,
+                                                   const CallOptions& options) {
+  return core_->InSession(core_->Deadline(options), options,
+                          [&](const std::string& session_id, const CallLimit& limit) {
+                            return client::ReleaseArrays(core_->connection(), session_id, array_ids,
+                                                         limit);
+                          });
 }
 
 }  // namespace shardmesh::client

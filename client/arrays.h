@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "client/types/array.h"
+#include "client/types/call_options.h"
 #include "tensor/safetensors.h"
 
 namespace shardmesh::client {
@@ -34,46 +35,59 @@ class ArrayClient {
   // Puts tensors onto a mesh: all of them become visible together, or none does. Bytes go straight
   // to the workers, from where they lie. UNAVAILABLE (WORKER_LOST) names the worker that was lost.
   absl::StatusOr<PutResult> PutTensors(absl::Span<const PutTensor> tensors,
-                                       const PutOptions& options = {});
+                                       const PutOptions& put_options = {},
+                                       const CallOptions& options = {});
   // Puts every tensor of a checkpoint under its name in the file. The path is one of
   // Checkpoint::Open, whose errors come first.
   absl::StatusOr<PutResult> LoadCheckpoint(const Checkpoint& checkpoint,
-                                           const PutOptions& options = {});
-  absl::StatusOr<PutResult> LoadCheckpoint(const std::string& path, const PutOptions& options = {});
+                                           const PutOptions& put_options = {},
+                                           const CallOptions& options = {});
+  absl::StatusOr<PutResult> LoadCheckpoint(const std::string& path,
+                                           const PutOptions& put_options = {},
+                                           const CallOptions& options = {});
 
   // Brings a whole tensor back, each tile from a worker that holds it, and checks every checksum.
   // FAILED_PRECONDITION (ARRAY_DEGRADED) if no live worker holds some tile.
   // `progress`: as PutOptions::progress, of the bytes received; begins anew if the gather is tried
   // again.
   absl::StatusOr<GatheredTensor> Gather(const ArraySelector& array,
-                                        const ProgressCallback& progress = nullptr);
+                                        const ProgressCallback& progress = nullptr,
+                                        const CallOptions& options = {});
   // Brings a slice of a tensor back. Reads only the tiles that it meets, and of these only their
   // part of it; other tiles may be missing. INVALID_ARGUMENT (BAD_TILE) as TileOf.
   absl::StatusOr<GatheredTensor> Gather(const ArraySelector& array, const ArraySlice& slice,
-                                        const ProgressCallback& progress = nullptr);
+                                        const ProgressCallback& progress = nullptr,
+                                        const CallOptions& options = {});
   // Gathers into a .npy file (see WriteNpy), which appears complete or not at all.
   absl::StatusOr<Array> GatherToNpy(const ArraySelector& array, const std::string& path,
-                                    const ProgressCallback& progress = nullptr);
+                                    const ProgressCallback& progress = nullptr,
+                                    const CallOptions& options = {});
   absl::StatusOr<Array> GatherToNpy(const ArraySelector& array, const ArraySlice& slice,
                                     const std::string& path,
-                                    const ProgressCallback& progress = nullptr);
+                                    const ProgressCallback& progress = nullptr,
+                                    const CallOptions& options = {});
 
-  absl::StatusOr<Array> DescribeArray(const ArraySelector& array);
+  absl::StatusOr<Array> DescribeArray(const ArraySelector& array, const CallOptions& options = {});
   // All named arrays whose name begins with `prefix`, by name.
   // `include_unnamed` adds those without a name, by id; the prefix is empty then.
   absl::StatusOr<std::vector<Array>> ListArrays(const std::string& prefix = "",
-                                                bool include_unnamed = false);
+                                                bool include_unnamed = false,
+                                                const CallOptions& options = {});
   // Returns the name's version. expected_version may be kMustNotExist.
   absl::StatusOr<int64_t> MoveName(const std::string& name, const std::string& array_id,
-                                   int64_t expected_version = kAnyVersion);
-  absl::Status DeleteName(const std::string& name, int64_t expected_version = kAnyVersion);
+                                   int64_t expected_version = kAnyVersion,
+                                   const CallOptions& options = {});
+  absl::Status DeleteName(const std::string& name, int64_t expected_version = kAnyVersion,
+                          const CallOptions& options = {});
   // Lets go of arrays that this client's session pins; returns how many it did pin.
-  absl::StatusOr<int64_t> ReleaseArrays(absl::Span<const std::string> array_ids);
+  absl::StatusOr<int64_t> ReleaseArrays(absl::Span<const std::string> array_ids,
+                                        const CallOptions& options = {});
 
  private:
   absl::StatusOr<GatheredTensor> GatherPart(const ArraySelector& array,
                                             const std::optional<Tile>& part,
-                                            const ProgressCallback& progress);
+                                            const ProgressCallback& progress,
+                                            const CallOptions& options);
 
   ClientCore* const core_;
 };

@@ -12,6 +12,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "client/types/array.h"
+#include "client/types/call_options.h"
 #include "client/types/catalog.h"
 
 namespace shardmesh::client {
@@ -39,25 +40,29 @@ class CatalogClient {
   // checks and no change. The entry returned is then the one that the change would leave, with
   // revision 0; one that is to be created has an empty uid.
   absl::StatusOr<Entry> CreateEntry(const std::string& name, const EntryValue& value,
-                                    bool validate_only = false);
-  absl::StatusOr<Entry> GetEntry(EntryKind kind, const std::string& name);
+                                    bool validate_only = false, const CallOptions& options = {});
+  absl::StatusOr<Entry> GetEntry(EntryKind kind, const std::string& name,
+                                 const CallOptions& options = {});
   // Those that are kept, the newest first.
   absl::StatusOr<std::vector<EntryVersion>> ListEntryVersions(EntryKind kind,
-                                                              const std::string& name);
+                                                              const std::string& name,
+                                                              const CallOptions& options = {});
   // Those whose name begins with `prefix`, by name.
-  absl::StatusOr<std::vector<Entry>> ListEntries(EntryKind kind, const std::string& prefix = "");
+  absl::StatusOr<std::vector<Entry>> ListEntries(EntryKind kind, const std::string& prefix = "",
+                                                 const CallOptions& options = {});
   absl::StatusOr<Entry> UpdateEntry(const std::string& name, const EntryValue& value,
                                     int64_t expected_version = kAnyVersion,
-                                    bool validate_only = false);
+                                    bool validate_only = false, const CallOptions& options = {});
   // Returns the store's revision after it; 0 with `validate_only`.
   absl::StatusOr<int64_t> DeleteEntry(EntryKind kind, const std::string& name,
                                       int64_t expected_version = kAnyVersion,
-                                      bool validate_only = false);
+                                      bool validate_only = false, const CallOptions& options = {});
   // Reports the changes of entries of `kinds` (none: of all kinds) from `start_revision` on (0:
   // from now on) until `on_changes` returns false or `until` comes; both end the watch with OK.
   // Steps of the wall clock change nothing. OUT_OF_RANGE (COMPACTED): the revision is not kept.
   absl::Status Watch(absl::Span<const EntryKind> kinds, int64_t start_revision, absl::Time until,
-                     const std::function<bool(const CatalogChanges&)>& on_changes);
+                     const std::function<bool(const CatalogChanges&)>& on_changes,
+                     const CallOptions& options = {});
 
  private:
   ClientCore* const core_;

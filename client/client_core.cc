@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
+#include "client/remote/operation_calls.h"
 #include "client/types/cancellation.h"
 #include "rpc/call_memory.h"
 #include "status/str_cat.h"
@@ -61,11 +62,12 @@ absl::Status OutcomeUnknown(const absl::Status& status) {
 // on sending to a worker that does not take anything any more.
 class TransferWatch {
  public:
-  TransferWatch(CoordinatorClient& coordinator, const std::string& transfer_id,
+  TransferWatch(const CoordinatorConnection& connection, const std::string& transfer_id,
                 const rpc::SteadyDeadline& deadline, Cancellation* streams)
-      : thread_([this, &coordinator, transfer_id, deadline, streams] {
-          const absl::StatusOr<Operation> operation = coordinator.WatchOperation(
-              transfer_id, [](const Operation&) { return true; }, &stop_, Until(deadline));
+      : thread_([this, &connection, transfer_id, deadline, streams] {
+          const absl::StatusOr<Operation> operation =
+              WatchOperation(connection, transfer_id, [](const Operation&) { return true; },
+                             {.deadline = deadline.wall(), .cancellation = &stop_});
           if (operation.ok() && (operation->state == OperationState::kFailed ||
                                  operation->state == OperationState::kCancelled)) {
             streams->Cancel();
@@ -93,23 +95,24 @@ std::vector<PutArray> ArraysOf(BegunPut* put) {
 }  // namespace
 
 absl::StatusOr<PutResult> ClientCore::Put(absl::Span<const PutTensor> tensors,
-                                          const PutOptions& options,
+                                          const PutOptions& put_options,
                                           const rpc::SteadyDeadline& deadline,
-                                          bool* is_taken_back) {
+                                          const CallOptions& options, bool* is_taken_back) {
   *is_taken_back = false;
   std::string session;
-  SHARDMESH_ASSIGN_OR_RETURN(BegunPut put, InSession(deadline, [&](const std::string& session_id,
-                                                                   const rpc::CallOptions& call) {
-                               session = session_id;
-                               return coordinator_->BeginPut(session_id, tensors, options, call);
-                             }));
+  SHARDMESH_ASSIGN_OR_RETURN(
+      BegunPut put,
+      InSession(deadline, options, [&](const std::string& session_id, const CallLimit& limit) {
+        session = session_id;
+        return BeginPut(*connection_, session_id, tensors, put_options, limit);
+      }));
   PutResult result;
-  if (options.validate_only) {
+  if (put_options.validate_only) {
     result.arrays = ArraysOf(&put);
     return result;
   }
-  if (options.on_begun) {
-    options.on_begun(put.transfer_id);
+  if (put_options.on_begun) {
+    put_options.on_begun(put.transfer_id);
   }
   std::vector<UploadTensor> uploads;
   uploads.reserve(tensors.size());
@@ -118,12 +121,16 @@ absl::StatusOr<PutResult> ClientCore::Put(absl::Span<const PutTensor> tensors,
   }
   const absl::StatusOr<int64_t> sent = [&] {
     Cancellation streams;
-    const TransferWatch watch(*coordinator_, put.transfer_id, deadline, &streams);
-    return Upload(put.devices, uploads, &streams, Transfer(deadline, options.progress));
+    std::optional<Cancellation::Registration> registration;
+    if (options.cancellation != nullptr) {
+      registration.emplace(options.cancellation, [&streams] { streams.Cancel(); });
+    }
+    const TransferWatch watch(*connection_, put.transfer_id, deadline, &streams);
+    return Upload(put.devices, uploads, &streams, Transfer(deadline, put_options.progress));
   }();
   SHARDMESH_ASSIGN_OR_RETURN(
       CommittedPut committed,
-      Conclude(session, put.transfer_id, sent.status(), deadline, is_taken_back));
+      Conclude(session, put.transfer_id, sent.status(), deadline, options, is_taken_back));
 
   result.arrays = ArraysOf(&put);
   result.revision = committed.revision;
@@ -135,21 +142,20 @@ absl::StatusOr<PutResult> ClientCore::Put(absl::Span<const PutTensor> tensors,
 
 GatherOutcome ClientCore::Gather(const ArraySelector& array, const std::optional<Tile>& part,
                                  const ProgressCallback& progress,
-                                 const rpc::SteadyDeadline& deadline) {
+                                 const rpc::SteadyDeadline& deadline, const CallOptions& options) {
   std::string session;
   read_pins_.BeginAsking();
   absl::StatusOr<BegunGet> begun =
-      InSession(deadline, [&](const std::string& session_id, const rpc::CallOptions& call) {
+      InSession(deadline, options, [&](const std::string& session_id, const CallLimit& limit) {
         session = session_id;
-        return coordinator_->BeginGet(session_id, array, part, call);
+        return BeginGet(*connection_, session_id, array, part, limit);
       });
   read_pins_.EndAsking(begun);
   if (!begun.ok()) return {std::move(begun).status()};
   BegunGet get = *std::move(begun);
   const absl::Cleanup let_go = [&, array_id = get.array.descriptor.array_id] {
     if (const std::vector<std::string> idle = read_pins_.EndReading(array_id); !idle.empty()) {
-      coordinator_->ReleaseArrays(session, idle, rpc::CallOptions::Within(kReleaseTimeout))
-          .IgnoreError();
+      ReleaseArrays(*connection_, session, idle, CallLimit::Within(kReleaseTimeout)).IgnoreError();
       read_pins_.EndLettingGo();
     }
   };
@@ -157,8 +163,9 @@ GatherOutcome ClientCore::Gather(const ArraySelector& array, const std::optional
   if (!tensor.ok()) return {std::move(tensor)};
   const absl::Status downloaded =
       Download(tensor->array().descriptor, tensor->part(), get.token, get.devices,
-               tensor->mutable_view(), Transfer(deadline, progress));
+               tensor->mutable_view(), options.cancellation, Transfer(deadline, progress));
   if (downloaded.ok()) return {std::move(tensor)};
+  if (LimitAt(deadline, options).is_cancelled()) return {CancelledByCaller()};
   return {downloaded, MayHaveMoved(downloaded)};
 }
 
@@ -166,21 +173,22 @@ absl::StatusOr<CommittedPut> ClientCore::Conclude(const std::string& session_id,
                                                   const std::string& transfer_id,
                                                   const absl::Status& sent,
                                                   const rpc::SteadyDeadline& deadline,
-                                                  bool* is_taken_back) {
+                                                  const CallOptions& options, bool* is_taken_back) {
   *is_taken_back = false;
+  const bool is_cancelled = LimitAt(deadline, options).is_cancelled();
   if (sent.ok()) {
     absl::StatusOr<CommittedPut> committed =
-        coordinator_->CommitTransfer(session_id, transfer_id, Until(deadline));
+        CommitTransfer(*connection_, session_id, transfer_id, LimitAt(deadline, options));
     // It was asked until the time was over, and may have committed what it was asked first.
     return rpc::IsShortOfCallMemory(committed.status()) ? OutcomeUnknown(committed.status())
                                                         : std::move(committed);
   }
-  const bool may_know_better = IsSymptom(sent);
+  const bool may_know_better = IsSymptom(sent) && !is_cancelled;
   if (may_know_better) {
     // The coordinator answers as soon as it knows: with the cause, or even that all is there.
-    absl::StatusOr<CommittedPut> verdict = coordinator_->CommitTransfer(
-        session_id, transfer_id,
-        rpc::CallOptions::Within(std::min(deadline.left(), kVerdictTimeout)));
+    absl::StatusOr<CommittedPut> verdict =
+        CommitTransfer(*connection_, session_id, transfer_id,
+                       CallLimit::Within(std::min(deadline.left(), kVerdictTimeout)));
     if (verdict.ok() || ReasonOf(verdict.status()) == Reason::kWorkerLost) {
       return verdict;
     }
@@ -189,9 +197,11 @@ absl::StatusOr<CommittedPut> ClientCore::Conclude(const std::string& session_id,
                                                         : std::move(verdict);
     }
   }
-  const absl::Status aborted = coordinator_->AbortTransfer(
-      session_id, transfer_id, ToStd(sent.message()),
-      rpc::CallOptions::Within(deadline.is_over() ? kLateAbortTimeout : kAbortTimeout));
+  const absl::Status aborted =
+      AbortTransfer(*connection_, session_id, transfer_id,
+                    is_cancelled ? "the client cancelled it" : ToStd(sent.message()),
+                    CallLimit::Within(deadline.is_over() ? kLateAbortTimeout : kAbortTimeout));
+  if (is_cancelled) return CancelledByCaller();
   *is_taken_back = aborted.ok() && !may_know_better;
   return sent;
 }

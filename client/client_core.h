@@ -13,18 +13,16 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/synchronization/mutex.h"
 #include "client/mesh_client.h"
-#include "client/remote/coordinator_client.h"
+#include "client/remote/array_calls.h"
+#include "client/remote/coordinator_connection.h"
 #include "client/remote/session_keeper.h"
 #include "client/remote/transfer.h"
+#include "client/types/call_options.h"
 #include "process/steady_deadline.h"
-#include "rpc/call.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 
 namespace shardmesh::client {
-
-// A call that begins now.
-inline rpc::CallOptions Until(const rpc::SteadyDeadline& deadline) { return {deadline.wall(), {}}; }
 
 struct GatherOutcome {
   absl::StatusOr<GatheredTensor> tensor;
@@ -122,18 +120,28 @@ class CompiledPrograms {
 // Private to the sub-clients. Thread-safe.
 class ClientCore {
  public:
-  ClientCore(std::unique_ptr<CoordinatorClient> coordinator, const MeshClientOptions& options)
+  ClientCore(std::unique_ptr<CoordinatorConnection> connection, const MeshClientOptions& options)
       : options_(options),
-        coordinator_(std::move(coordinator)),
-        session_(coordinator_.get(), options.session_ttl, options.client_name) {}
+        connection_(std::move(connection)),
+        session_(connection_.get(), options.session_ttl, options.client_name) {}
 
-  CoordinatorClient& coordinator() { return *coordinator_; }
+  const CoordinatorConnection& connection() const { return *connection_; }
   CompiledPrograms& programs() { return programs_; }
-  rpc::CallOptions CallDeadline() const { return rpc::CallOptions::Within(options_.timeout); }
-  // For what takes several calls: each has what is left.
-  rpc::SteadyDeadline CallsDeadline() const { return rpc::SteadyDeadline::After(options_.timeout); }
-  rpc::SteadyDeadline TransferDeadline() const {
-    return rpc::SteadyDeadline::After(options_.transfer_timeout);
+  // The limit of a call that begins now.
+  CallLimit LimitOf(const CallOptions& options) const {
+    return LimitAt(Deadline(options), options);
+  }
+  static CallLimit LimitAt(const rpc::SteadyDeadline& deadline, const CallOptions& options) {
+    return {.deadline = deadline.wall(),
+            .cancellation = options.cancellation,
+            .traceparent = options.traceparent};
+  }
+  // The deadline of what takes several calls: each has what is left.
+  rpc::SteadyDeadline Deadline(const CallOptions& options) const {
+    return rpc::SteadyDeadline::After(options.timeout.value_or(options_.timeout));
+  }
+  rpc::SteadyDeadline TransferDeadline(const CallOptions& options) const {
+    return rpc::SteadyDeadline::After(options.timeout.value_or(options_.transfer_timeout));
   }
   TransferOptions Transfer(const rpc::SteadyDeadline& deadline, ProgressCallback progress) const {
     return {options_.credentials, deadline, std::move(progress)};
@@ -143,26 +151,28 @@ class ClientCore {
 
   // Calls `call` with the session's id; once more with another session if that one was gone.
   template <typename Call>
-  auto InSession(const rpc::SteadyDeadline& deadline, const Call& call)
-      -> decltype(call("", rpc::CallOptions())) {
-    SHARDMESH_ASSIGN_OR_RETURN(std::string session_id, session_.Get(Until(deadline)));
-    auto result = call(session_id, Until(deadline));
+  auto InSession(const rpc::SteadyDeadline& deadline, const CallOptions& options, const Call& call)
+      -> decltype(call("", CallLimit())) {
+    SHARDMESH_ASSIGN_OR_RETURN(std::string session_id, session_.Get(LimitAt(deadline, options)));
+    auto result = call(session_id, LimitAt(deadline, options));
     if (ReasonOf(result.status()) != Reason::kSessionGone) {
       return result;
     }
     session_.Forget(session_id);
-    SHARDMESH_ASSIGN_OR_RETURN(session_id, session_.Get(Until(deadline)));
-    return call(session_id, Until(deadline));
+    SHARDMESH_ASSIGN_OR_RETURN(session_id, session_.Get(LimitAt(deadline, options)));
+    return call(session_id, LimitAt(deadline, options));
   }
 
   // Asks for the array once and downloads it, or that part of it.
   GatherOutcome Gather(const ArraySelector& array, const std::optional<Tile>& part,
-                       const ProgressCallback& progress, const rpc::SteadyDeadline& deadline);
+                       const ProgressCallback& progress, const rpc::SteadyDeadline& deadline,
+                       const CallOptions& options);
 
   // Puts the tensors once. `*is_taken_back`: it failed while tiles were sent, its commit was not
   // asked for, and the coordinator says that its transfer has ended; hence it changed nothing.
-  absl::StatusOr<PutResult> Put(absl::Span<const PutTensor> tensors, const PutOptions& options,
-                                const rpc::SteadyDeadline& deadline, bool* is_taken_back);
+  absl::StatusOr<PutResult> Put(absl::Span<const PutTensor> tensors, const PutOptions& put_options,
+                                const rpc::SteadyDeadline& deadline, const CallOptions& options,
+                                bool* is_taken_back);
 
   void OnWait(const absl::Status& why) const {
     if (options_.on_wait) options_.on_wait(why);
@@ -172,11 +182,12 @@ class ClientCore {
   // Put.
   absl::StatusOr<CommittedPut> Conclude(const std::string& session_id,
                                         const std::string& transfer_id, const absl::Status& sent,
-                                        const rpc::SteadyDeadline& deadline, bool* is_taken_back);
+                                        const rpc::SteadyDeadline& deadline,
+                                        const CallOptions& options, bool* is_taken_back);
 
  private:
   const MeshClientOptions options_;
-  const std::unique_ptr<CoordinatorClient> coordinator_;
+  const std::unique_ptr<CoordinatorConnection> connection_;
   SessionKeeper session_;
   ReadPins read_pins_;
   CompiledPrograms programs_;

@@ -1,65 +1,348 @@
-// The calls of ClusterClient, over the transport and the session of ClientCore.
+// ClusterClient: decodes what the coordinator says of the cluster, and calls for operations.
 #include "client/cluster.h"
 
+#include <utility>
+
 #include "client/client_core.h"
+#include "client/remote/coordinator_connection.h"
+#include "client/remote/operation_calls.h"
+#include "client/remote/wire_enums.h"
 #include "process/steady_deadline.h"
+#include "rpc/codec/array_codec.h"
+#include "rpc/codec/flight_codec.h"
+#include "rpc/codec/time_codec.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 
 namespace shardmesh::client {
+namespace {
 
-absl::StatusOr<ServerVersion> ClusterClient::GetVersion() {
-  return core_->coordinator().GetVersion(core_->CallDeadline());
+BuildVersion DecodeBuild(const v1::BuildVersion& from) { return {from.version(), from.revision()}; }
+
+absl::StatusOr<WorkerStatus> DecodeWorker(const v1::WorkerStatus& from) {
+  WorkerStatus worker;
+  worker.identity = from.identity();
+  worker.incarnation = from.incarnation();
+  worker.state = StateOf(from.state());
+  for (const v1::Endpoint& endpoint : from.endpoints()) {
+    worker.addresses.push_back(endpoint.address());
+  }
+  worker.exchange_port = from.exchange_port();
+  worker.pid = from.pid();
+  worker.capacity_bytes = from.capacity_bytes();
+  worker.used_bytes = from.used_bytes();
+  worker.quarantined_arrays = from.quarantined_arrays();
+  worker.quarantined_bytes = from.quarantined_bytes();
+  SHARDMESH_ASSIGN_OR_RETURN(worker.heartbeat_age, DecodeAnswer(from.heartbeat_age()));
+  worker.lost_reason = from.lost_reason();
+  SHARDMESH_ASSIGN_OR_RETURN(worker.lost_age, DecodeAnswer(from.lost_age()));
+  worker.losses = from.losses();
+  worker.failed_attaches = from.failed_attaches();
+  worker.attach_error = from.attach_error();
+  SHARDMESH_ASSIGN_OR_RETURN(worker.attach_error_age, DecodeAnswer(from.attach_error_age()));
+  worker.build = DecodeBuild(from.build());
+  return worker;
 }
 
-absl::StatusOr<ClusterStatus> ClusterClient::GetStatus(const std::string& mesh_id) {
-  return core_->coordinator().GetStatus(mesh_id, core_->CallDeadline());
+absl::StatusOr<QuarantinedArray> DecodeQuarantined(const v1::QuarantinedArray& from) {
+  QuarantinedArray array;
+  array.identity = from.identity();
+  array.array_id = from.array().array_id();
+  if (const auto descriptor = rpc::Decode(from.array()); descriptor.ok()) {
+    array.mesh_id = descriptor->mesh_id;
+    array.dtype = DtypeName(descriptor->dtype);
+    array.shape = descriptor->shape;
+  }
+  for (const v1::QuarantinedTile& tile : from.tiles()) array.size_bytes += tile.size_bytes();
+  array.reason = from.reason();
+  SHARDMESH_ASSIGN_OR_RETURN(array.since, DecodeAnswer(from.quarantine_time()));
+  array.committed = from.committed();
+  array.on_disk = from.durability() == v1::DURABILITY_DISK;
+  array.array_lives = from.array_lives();
+  return array;
 }
 
-absl::StatusOr<Diagnosis> ClusterClient::Diagnose(int64_t step) {
-  return core_->coordinator().Diagnose(step, core_->CallDeadline());
+// Returns InfiniteDuration if the field is unset.
+absl::StatusOr<absl::Duration> HeldFor(bool is_said, const google::protobuf::Duration& from) {
+  if (!is_said) return absl::InfiniteDuration();
+  return DecodeAnswer(from);
 }
 
-absl::StatusOr<ClusterLinks> ClusterClient::ListLinks(const std::string& mesh_id) {
-  return core_->coordinator().ListLinks(mesh_id, core_->CallDeadline());
+absl::StatusOr<UnnamedArray> DecodeUnnamed(const v1::UnnamedArray& from) {
+  UnnamedArray array;
+  SHARDMESH_ASSIGN_OR_RETURN(const ArrayDescriptor descriptor, DecodeAnswer(from.array()));
+  array.array_id = descriptor.array_id;
+  array.mesh_id = descriptor.mesh_id;
+  array.dtype = DtypeName(descriptor.dtype);
+  array.shape = descriptor.shape;
+  array.size_bytes = descriptor.SizeBytes().value_or(0);
+  array.on_disk = from.durability() == v1::DURABILITY_DISK;
+  array.missing_ranks.assign(from.missing_ranks().begin(), from.missing_ranks().end());
+  SHARDMESH_ASSIGN_OR_RETURN(array.held_for, HeldFor(from.has_held_for(), from.held_for()));
+  return array;
 }
 
-absl::StatusOr<QuarantineList> ClusterClient::ListQuarantine(const std::string& identity) {
-  return core_->coordinator().ListQuarantine(identity, core_->CallDeadline());
+UnreachedWorker DecodeUnreached(const v1::UnreachedWorker& from) {
+  return {
+      .identity = from.identity(), .reason = from.reason(), .expected_back = from.expected_back()};
 }
 
-absl::StatusOr<RestoredArray> ClusterClient::RestoreQuarantined(const std::string& array_id,
-                                                                const std::string& name) {
-  return core_->coordinator().RestoreQuarantined(array_id, name, core_->CallDeadline());
+absl::StatusOr<MeshStatus> DecodeMesh(const v1::MeshStatus& from) {
+  MeshStatus mesh;
+  mesh.mesh_id = from.mesh_id();
+  mesh.revision = from.revision();
+  SHARDMESH_ASSIGN_OR_RETURN(mesh.mesh, DecodeAnswer(from.mesh()));
+  for (const v1::RankStatus& rank : from.ranks()) {
+    mesh.workers.push_back(rank.identity());
+  }
+  mesh.complete = from.complete();
+  return mesh;
 }
 
-absl::StatusOr<QuarantineDrop> ClusterClient::DropQuarantined(
-    const std::vector<std::string>& array_ids, bool even_partly) {
-  return core_->coordinator().DropQuarantined(array_ids, even_partly, core_->CallDeadline());
+}  // namespace
+
+absl::StatusOr<ServerVersion> ClusterClient::GetVersion(const CallOptions& options) {
+  const CallLimit limit = core_->LimitOf(options);
+  const CoordinatorConnection& connection = core_->connection();
+  v1::GetVersionResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection.Call(connection.cluster,
+                                            &v1::ClusterService::Stub::GetVersion,
+                                            v1::GetVersionRequest(), limit, &response));
+  ServerVersion version;
+  version.build = DecodeBuild(response.build());
+  version.min_protocol = response.protocol().min();
+  version.max_protocol = response.protocol().max();
+  version.features.assign(response.features().begin(), response.features().end());
+  version.cluster_id = response.cluster_id();
+  return version;
+}
+
+absl::StatusOr<ClusterStatus> ClusterClient::GetStatus(const std::string& mesh_id,
+                                                       const CallOptions& options) {
+  const CallLimit limit = core_->LimitOf(options);
+  const CoordinatorConnection& connection = core_->connection();
+  v1::GetStatusRequest request;
+  request.set_mesh_id(mesh_id);
+  ClusterStatus status;
+  do {
+    v1::GetStatusResponse response;
+    SHARDMESH_RETURN_IF_ERROR(connection.Call(
+        connection.cluster, &v1::ClusterService::Stub::GetStatus, request, limit, &response));
+    status.cluster_id = response.cluster_id();
+    status.epoch = response.epoch();
+    status.term = response.term();
+    status.revision = response.revision();
+    status.state = StateOf(response.state());
+    for (const v1::MeshStatus& from : response.meshes()) {
+      SHARDMESH_ASSIGN_OR_RETURN(MeshStatus mesh, DecodeMesh(from));
+      if (!status.meshes.empty() && status.meshes.back().mesh_id == mesh.mesh_id) {
+        // Continues the mesh's ranks from the previous page.
+        std::vector<std::string>& workers = status.meshes.back().workers;
+        workers.insert(workers.end(), mesh.workers.begin(), mesh.workers.end());
+      } else {
+        status.meshes.push_back(std::move(mesh));
+      }
+    }
+    for (const v1::WorkerStatus& worker : response.workers()) {
+      SHARDMESH_ASSIGN_OR_RETURN(status.workers.emplace_back(), DecodeWorker(worker));
+    }
+    status.pid = response.pid();
+    status.arrays = response.arrays();
+    status.degraded_arrays = response.degraded_arrays();
+    status.unnamed_arrays = response.unnamed_arrays();
+    SHARDMESH_ASSIGN_OR_RETURN(status.unnamed_held_for, HeldFor(response.has_unnamed_held_for(),
+                                                                response.unnamed_held_for()));
+    status.sessions = response.sessions();
+    status.unreadable_records = response.unreadable_records();
+    status.unreadable_keys.assign(response.unreadable_keys().begin(),
+                                  response.unreadable_keys().end());
+    request.set_page_token(response.next_page_token());
+  } while (!request.page_token().empty());
+  return status;
 }
 
 absl::StatusOr<std::vector<WorkerFlight>> ClusterClient::ListFlightRecords(
-    const FlightQuestion& question) {
-  return core_->coordinator().ListFlightRecords(question, core_->CallDeadline());
+    const FlightQuestion& question, const CallOptions& options) {
+  const CallLimit limit = core_->LimitOf(options);
+  const CoordinatorConnection& connection = core_->connection();
+  v1::ListFlightRecordsRequest request;
+  request.set_identity(question.identity);
+  request.set_sequence(question.step);
+  request.set_max_records(question.max_records);
+  v1::ListFlightRecordsResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection.Call(
+      connection.cluster, &v1::ClusterService::Stub::ListFlightRecords, request, limit, &response));
+  std::vector<WorkerFlight> flights;
+  for (const v1::WorkerFlight& from : response.workers()) {
+    WorkerFlight& flight = flights.emplace_back();
+    flight.identity = from.identity();
+    flight.incarnation = from.incarnation();
+    flight.state = StateOf(from.state());
+    flight.omitted_records = from.omitted_records();
+    SHARDMESH_ASSIGN_OR_RETURN(flight.heartbeat_age, DecodeAnswer(from.heartbeat_age()));
+    if (from.has_progress()) {
+      SHARDMESH_ASSIGN_OR_RETURN(flight.progress, DecodeAnswer(from.progress()));
+    }
+    for (const v1::FlightRecord& record : from.records()) {
+      SHARDMESH_ASSIGN_OR_RETURN(flight.records.emplace_back(), DecodeAnswer(record));
+    }
+  }
+  return flights;
 }
 
-absl::StatusOr<Operation> ClusterClient::GetOperation(const std::string& operation_id) {
-  return core_->coordinator().GetOperation(operation_id, core_->CallDeadline());
+absl::StatusOr<QuarantineList> ClusterClient::ListQuarantine(const std::string& identity,
+                                                             const CallOptions& options) {
+  const CallLimit limit = core_->LimitOf(options);
+  const CoordinatorConnection& connection = core_->connection();
+  constexpr int kPage = 1000;
+  QuarantineList list;
+  v1::ListQuarantineRequest request;
+  request.set_identity(identity);
+  request.set_page_size(kPage);
+  do {
+    v1::ListQuarantineResponse response;
+    SHARDMESH_RETURN_IF_ERROR(connection.Call(
+        connection.cluster, &v1::ClusterService::Stub::ListQuarantine, request, limit, &response));
+    for (const v1::QuarantinedArray& array : response.arrays()) {
+      SHARDMESH_ASSIGN_OR_RETURN(list.arrays.emplace_back(), DecodeQuarantined(array));
+    }
+    for (const v1::UnnamedArray& array : response.unnamed_arrays()) {
+      SHARDMESH_ASSIGN_OR_RETURN(list.unnamed.emplace_back(), DecodeUnnamed(array));
+    }
+    for (const v1::UnreachedWorker& worker : response.unreached()) {
+      list.unreached.push_back(DecodeUnreached(worker));
+    }
+    request.set_page_token(response.next_page_token());
+  } while (!request.page_token().empty());
+  return list;
+}
+
+absl::StatusOr<RestoredArray> ClusterClient::RestoreQuarantined(const std::string& array_id,
+                                                                const std::string& name,
+                                                                const CallOptions& options) {
+  const CallLimit limit = core_->LimitOf(options);
+  const CoordinatorConnection& connection = core_->connection();
+  v1::RestoreQuarantinedRequest request;
+  request.set_array_id(array_id);
+  request.set_name(name);
+  v1::RestoreQuarantinedResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection.Call(connection.cluster,
+                                            &v1::ClusterService::Stub::RestoreQuarantined, request,
+                                            limit, &response));
+  return RestoredArray{response.name(),
+                       {response.identities().begin(), response.identities().end()}};
+}
+
+absl::StatusOr<QuarantineDrop> ClusterClient::DropQuarantined(
+    const std::vector<std::string>& array_ids, bool even_partly, const CallOptions& options) {
+  const CallLimit limit = core_->LimitOf(options);
+  const CoordinatorConnection& connection = core_->connection();
+  v1::DropQuarantinedRequest request;
+  request.set_even_partly(even_partly);
+  for (const std::string& id : array_ids) request.add_array_ids(id);
+  v1::DropQuarantinedResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection.Call(
+      connection.cluster, &v1::ClusterService::Stub::DropQuarantined, request, limit, &response));
+  QuarantineDrop dropped;
+  for (const v1::QuarantinedArray& array : response.arrays()) {
+    SHARDMESH_ASSIGN_OR_RETURN(dropped.arrays.emplace_back(), DecodeQuarantined(array));
+  }
+  for (const v1::UnreachedWorker& worker : response.unreached()) {
+    dropped.unreached.push_back(DecodeUnreached(worker));
+  }
+  return dropped;
+}
+
+absl::StatusOr<ClusterLinks> ClusterClient::ListLinks(const std::string& mesh_id,
+                                                      const CallOptions& options) {
+  const CallLimit limit = core_->LimitOf(options);
+  const CoordinatorConnection& connection = core_->connection();
+  v1::ListLinksRequest request;
+  request.set_mesh_id(mesh_id);
+  ClusterLinks links;
+  do {
+    v1::ListLinksResponse response;
+    SHARDMESH_RETURN_IF_ERROR(connection.Call(
+        connection.cluster, &v1::ClusterService::Stub::ListLinks, request, limit, &response));
+    for (const v1::LinkedWorker& from : response.workers()) {
+      ClusterLinks::Worker& worker = links.workers.emplace_back();
+      worker.identity = from.identity();
+      if (from.has_rank()) worker.rank = from.rank();
+    }
+    for (const v1::WorkerLink& from : response.links()) {
+      ClusterLinks::Link& link = links.links.emplace_back();
+      link.identity = from.identity();
+      SHARDMESH_ASSIGN_OR_RETURN(link.measured, DecodeAnswer(from.measured()));
+    }
+    request.set_page_token(response.next_page_token());
+  } while (!request.page_token().empty());
+  return links;
+}
+
+absl::StatusOr<Diagnosis> ClusterClient::Diagnose(int64_t step, const CallOptions& options) {
+  const CallLimit limit = core_->LimitOf(options);
+  const CoordinatorConnection& connection = core_->connection();
+  v1::DiagnoseRequest request;
+  request.set_sequence(step);
+  v1::DiagnoseResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection.Call(connection.cluster, &v1::ClusterService::Stub::Diagnose,
+                                            request, limit, &response));
+  Diagnosis diagnosis;
+  diagnosis.healthy = response.healthy();
+  diagnosis.verdict = response.verdict();
+  for (const v1::Finding& from : response.findings()) {
+    ClusterFinding& finding = diagnosis.findings.emplace_back();
+    finding.kind = KindOf(from.kind());
+    finding.summary = from.summary();
+    finding.step = from.sequence();
+    finding.op = from.op();
+    finding.mesh_id = from.mesh_id();
+    if (from.has_instruction()) {
+      finding.instruction = from.instruction();
+    }
+    finding.label = from.label();
+    finding.waiting_ranks.assign(from.waiting_ranks().begin(), from.waiting_ranks().end());
+    for (const v1::Culprit& culprit : from.culprits()) {
+      finding.culprits.push_back({culprit.rank(), culprit.identity(), culprit.reason()});
+    }
+    SHARDMESH_ASSIGN_OR_RETURN(finding.time, DecodeAnswer(from.time()));
+  }
+  return diagnosis;
+}
+
+absl::StatusOr<Operation> ClusterClient::GetOperation(const std::string& operation_id,
+                                                      const CallOptions& options) {
+  const CallLimit limit = core_->LimitOf(options);
+  const CoordinatorConnection& connection = core_->connection();
+  v1::GetOperationRequest request;
+  request.set_operation_id(operation_id);
+  v1::GetOperationResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection.Call(
+      connection.operations, &v1::OperationService::Stub::GetOperation, request, limit, &response));
+  return DecodeOperation(response.operation());
 }
 
 absl::StatusOr<Operation> ClusterClient::WatchOperation(
-    const std::string& operation_id, const std::function<bool(const Operation&)>& on_progress) {
-  return core_->coordinator().WatchOperation(operation_id, on_progress, nullptr,
-                                             Until(core_->TransferDeadline()));
+    const std::string& operation_id, const std::function<bool(const Operation&)>& on_progress,
+    const CallOptions& options) {
+  return client::WatchOperation(core_->connection(), operation_id, on_progress,
+                                ClientCore::LimitAt(core_->TransferDeadline(options), options));
 }
 
 absl::StatusOr<Operation> ClusterClient::CancelOperation(const std::string& operation_id,
-                                                         std::optional<absl::Duration> timeout) {
-  const rpc::SteadyDeadline deadline =
-      timeout.has_value() ? rpc::SteadyDeadline::After(*timeout) : core_->CallsDeadline();
+                                                         const CallOptions& options) {
   return core_->InSession(
-      deadline, [&](const std::string& session_id, const rpc::CallOptions& options) {
-        return core_->coordinator().CancelOperation(session_id, operation_id, options);
+      core_->Deadline(options), options,
+      [&](const std::string& session_id, const CallLimit& limit) -> absl::StatusOr<Operation> {
+        v1::CancelOperationRequest request;
+        request.set_session_id(session_id);
+        request.set_operation_id(operation_id);
+        v1::CancelOperationResponse response;
+        const CoordinatorConnection& connection = core_->connection();
+        SHARDMESH_RETURN_IF_ERROR(connection.Call(connection.operations,
+                                                  &v1::OperationService::Stub::CancelOperation,
+                                                  request, limit, &response));
+        return DecodeOperation(response.operation());
       });
 }
 

@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "client/types/call_options.h"
 #include "client/types/cluster.h"
 
 namespace shardmesh::client {
@@ -29,41 +30,48 @@ class ClusterClient {
   ClusterClient(const ClusterClient&) = delete;
   ClusterClient& operator=(const ClusterClient&) = delete;
 
-  absl::StatusOr<ServerVersion> GetVersion();
+  absl::StatusOr<ServerVersion> GetVersion(const CallOptions& options = {});
   // Of all meshes and workers, or of one mesh and the workers that serve it (all workers, as long
   // as nobody does). NOT_FOUND: no such mesh.
-  absl::StatusOr<ClusterStatus> GetStatus(const std::string& mesh_id = "");
+  absl::StatusOr<ClusterStatus> GetStatus(const std::string& mesh_id = "",
+                                          const CallOptions& options = {});
   // What is wrong with one step, or (0) with all and the workers: who waits for whom, what failed
   // in the last five minutes, and who is to blame.
-  absl::StatusOr<Diagnosis> Diagnose(int64_t step = 0);
+  absl::StatusOr<Diagnosis> Diagnose(int64_t step = 0, const CallOptions& options = {});
   // Between the workers of a mesh or, without its name, between all that are attached. NOT_FOUND:
   // no such mesh. FAILED_PRECONDITION: no worker is attached, or a rank of the mesh has none.
-  absl::StatusOr<ClusterLinks> ListLinks(const std::string& mesh_id = "");
+  absl::StatusOr<ClusterLinks> ListLinks(const std::string& mesh_id = "",
+                                         const CallOptions& options = {});
   // Tiles that workers have put aside, of one or of all that are attached, arrays that are held
   // without a name, and workers that are away. NOT_FOUND: no such worker.
-  absl::StatusOr<QuarantineList> ListQuarantine(const std::string& identity = "");
+  absl::StatusOr<QuarantineList> ListQuarantine(const std::string& identity = "",
+                                                const CallOptions& options = {});
   // Takes an array back into use, or gives one that is held without a name this one. `name` empty:
   // `restored/` and the id. Waits for workers that are expected back. FAILED_PRECONDITION: not
   // every rank has its tile; names those without.
   absl::StatusOr<RestoredArray> RestoreQuarantined(const std::string& array_id,
-                                                   const std::string& name = "");
+                                                   const std::string& name = "",
+                                                   const CallOptions& options = {});
   // Deletes arrays from the quarantine: what was there. Waits for workers that are expected back.
   // FAILED_PRECONDITION: workers of an array's mesh are away; with `even_partly` what the others
   // have is deleted all the same. NOT_FOUND: none was there.
   absl::StatusOr<QuarantineDrop> DropQuarantined(const std::vector<std::string>& array_ids,
-                                                 bool even_partly = false);
+                                                 bool even_partly = false,
+                                                 const CallOptions& options = {});
   // By identity. NOT_FOUND: nothing is known of the worker that the question names.
-  absl::StatusOr<std::vector<WorkerFlight>> ListFlightRecords(const FlightQuestion& question = {});
+  absl::StatusOr<std::vector<WorkerFlight>> ListFlightRecords(const FlightQuestion& question = {},
+                                                              const CallOptions& options = {});
 
   // Long operations, by id.
-  absl::StatusOr<Operation> GetOperation(const std::string& operation_id);
+  absl::StatusOr<Operation> GetOperation(const std::string& operation_id,
+                                         const CallOptions& options = {});
   // Reports until the operation ends (returned last), `on_progress` returns false, or the client's
   // transfer timeout is over (DEADLINE_EXCEEDED).
-  absl::StatusOr<Operation> WatchOperation(
-      const std::string& operation_id, const std::function<bool(const Operation&)>& on_progress);
-  // `timeout`: for this call, instead of the client's.
+  absl::StatusOr<Operation> WatchOperation(const std::string& operation_id,
+                                           const std::function<bool(const Operation&)>& on_progress,
+                                           const CallOptions& options = {});
   absl::StatusOr<Operation> CancelOperation(const std::string& operation_id,
-                                            std::optional<absl::Duration> timeout = std::nullopt);
+                                            const CallOptions& options = {});
 
  private:
   ClientCore* const core_;

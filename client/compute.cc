@@ -1,68 +1,262 @@
-// The calls of ComputeClient, over the transport and the session of ClientCore.
+// ComputeClient: encodes steps and decodes their results.
 #include "client/compute.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 #include <variant>
 
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "client/client_core.h"
+#include "client/remote/coordinator_connection.h"
+#include "client/remote/wire_enums.h"
 #include "process/steady_deadline.h"
+#include "rpc/codec/array_codec.h"
+#include "rpc/codec/plan_codec.h"
+#include "rpc/codec/spec_codec.h"
+#include "rpc/codec/time_codec.h"
 #include "status/reason.h"
+#include "status/status_macros.h"
 
 namespace shardmesh::client {
+namespace {
+
+void EncodeOperand(const Operand& from, v1::Operand* to) {
+  if (const ArraySelector* array = std::get_if<ArraySelector>(&from.value)) {
+    EncodeSelector(*array, to->mutable_array());
+  } else {
+    rpc::Encode(std::get<Literal>(from.value), to->mutable_literal());
+  }
+  to->set_donate(from.donate);
+}
+
+void EncodeOutput(const OutputOptions& from, v1::OutputOptions* to) {
+  to->mutable_names()->Add(from.names.begin(), from.names.end());
+  for (const int64_t version : from.expected_versions) {
+    SetPrecondition(version, to->add_preconditions());
+  }
+  to->set_return_literals(from.return_literals);
+  for (const std::optional<PartitionSpec>& spec : from.specs) {
+    v1::OutputLayout* const layout = to->add_layouts();
+    if (spec.has_value()) {
+      rpc::Encode(*spec, layout->mutable_output_spec());
+    }
+  }
+}
+
+// The coordinator ends a step that exceeds the time of its call, and its answer names the missing
+// ranks. The client waits this much longer for that answer.
+constexpr absl::Duration kVerdictTime = absl::Seconds(1);
+
+// Encodes the common fields of requests for one step; returns the limit for the call.
+template <typename Request>
+CallLimit EncodeStep(const std::string& session_id, const OutputOptions& output,
+                     const CallLimit& limit, Request* to) {
+  to->set_request_id(NewRequestId());
+  to->set_session_id(session_id);
+  EncodeOutput(output, to->mutable_output());
+  CallLimit call = limit;
+  if (limit.deadline != absl::InfiniteFuture()) {
+    rpc::Encode(std::max(limit.deadline - absl::Now(), absl::ZeroDuration()),
+                to->mutable_timeout());
+    call.deadline += kVerdictTime;
+  }
+  return call;
+}
+
+absl::StatusOr<StepOutput> DecodeOutput(const v1::StepOutput& from) {
+  StepOutput output;
+  SHARDMESH_ASSIGN_OR_RETURN(output.array, DecodeArray(from.array()));
+  if (from.has_literal()) {
+    SHARDMESH_ASSIGN_OR_RETURN(output.literal, DecodeAnswer(from.literal()));
+  }
+  return output;
+}
+
+// Decodes the common fields of answers of one step.
+template <typename Response>
+absl::StatusOr<StepResult> DecodeStep(const Response& from) {
+  StepResult result;
+  result.sequence = from.sequence();
+  const v1::StepTimings& timings = from.timings();
+  SHARDMESH_ASSIGN_OR_RETURN(result.timings.total, DecodeAnswer(timings.total()));
+  SHARDMESH_ASSIGN_OR_RETURN(result.timings.kernel, DecodeAnswer(timings.kernel()));
+  SHARDMESH_ASSIGN_OR_RETURN(result.timings.collective, DecodeAnswer(timings.collective()));
+  result.timings.sent_bytes = timings.sent_bytes();
+  return result;
+}
+
+// Decodes the answer of a step with one output.
+template <typename Response>
+absl::StatusOr<StepResult> DecodeOneOutput(const Response& from) {
+  SHARDMESH_ASSIGN_OR_RETURN(StepResult result, DecodeStep(from));
+  SHARDMESH_ASSIGN_OR_RETURN(result.outputs.emplace_back(), DecodeOutput(from.output()));
+  return result;
+}
+
+absl::StatusOr<StepResult> RunProgram(const CoordinatorConnection& connection,
+                                      const std::string& session_id, const ExecuteCall& call,
+                                      const CallLimit& limit) {
+  v1::ExecuteRequest request;
+  const CallLimit call_limit = EncodeStep(session_id, call.output, limit, &request);
+  if (const Program* program = std::get_if<Program>(&call.work)) {
+    rpc::Encode(*program, request.mutable_program());
+  } else {
+    request.set_plan_hash(std::get<std::string>(call.work));
+  }
+  for (const Operand& operand : call.operands) {
+    EncodeOperand(operand, request.add_operands());
+  }
+  request.set_mesh_id(call.mesh_id);
+  v1::ExecuteResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection.Call(connection.compute, &v1::ComputeService::Stub::Execute,
+                                            request, call_limit, &response));
+  SHARDMESH_ASSIGN_OR_RETURN(StepResult result, DecodeStep(response));
+  for (const v1::StepOutput& output : response.outputs()) {
+    SHARDMESH_ASSIGN_OR_RETURN(result.outputs.emplace_back(), DecodeOutput(output));
+  }
+  return result;
+}
+
+absl::StatusOr<StepResult> RunLinear(const CoordinatorConnection& connection,
+                                     const std::string& session_id, const LinearCall& call,
+                                     const CallLimit& limit) {
+  v1::LinearRequest request;
+  const CallLimit call_limit = EncodeStep(session_id, call.output, limit, &request);
+  EncodeOperand(call.input, request.mutable_input());
+  EncodeOperand(call.weight, request.mutable_weight());
+  if (call.bias.has_value()) {
+    EncodeOperand(*call.bias, request.mutable_bias());
+  }
+  request.set_weight_layout(rpc::Encode(call.weight_layout));
+  request.set_activation(rpc::Encode(call.activation));
+  request.set_scale(call.scale);
+  v1::LinearResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection.Call(connection.compute, &v1::ComputeService::Stub::Linear,
+                                            request, call_limit, &response));
+  return DecodeOneOutput(response);
+}
+
+absl::StatusOr<StepResult> RunMatmul(const CoordinatorConnection& connection,
+                                     const std::string& session_id, const MatmulCall& call,
+                                     const CallLimit& limit) {
+  v1::MatmulRequest request;
+  const CallLimit call_limit = EncodeStep(session_id, call.output, limit, &request);
+  EncodeOperand(call.lhs, request.mutable_lhs());
+  EncodeOperand(call.rhs, request.mutable_rhs());
+  request.set_transpose_lhs(call.transpose_lhs);
+  request.set_transpose_rhs(call.transpose_rhs);
+  v1::MatmulResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection.Call(connection.compute, &v1::ComputeService::Stub::Matmul,
+                                            request, call_limit, &response));
+  return DecodeOneOutput(response);
+}
+
+absl::StatusOr<StepResult> RunCollective(const CoordinatorConnection& connection,
+                                         const std::string& session_id, const CollectiveCall& call,
+                                         const CallLimit& limit) {
+  v1::CollectiveRequest request;
+  const CallLimit call_limit = EncodeStep(session_id, call.output, limit, &request);
+  EncodeOperand(call.input, request.mutable_input());
+  request.set_kind(rpc::Encode(call.kind));
+  request.mutable_axes()->Add(call.axes.begin(), call.axes.end());
+  request.set_dimension(static_cast<int32_t>(call.dimension));
+  request.set_reduction(rpc::Encode(call.reduction));
+  request.set_root(call.root);
+  request.set_split_dimension(static_cast<int32_t>(call.split_dimension));
+  for (const PermutePair& pair : call.permutation) {
+    rpc::Encode(pair, request.add_permutation());
+  }
+  request.set_algorithm(rpc::Encode(call.algorithm));
+  request.set_order(rpc::Encode(call.order));
+  request.mutable_counts()->Add(call.counts.begin(), call.counts.end());
+  v1::CollectiveResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection.Call(
+      connection.compute, &v1::ComputeService::Stub::Collective, request, call_limit, &response));
+  return DecodeOneOutput(response);
+}
+
+}  // namespace
 
 absl::StatusOr<CompiledProgram> ComputeClient::Compile(const Program& program,
                                                        absl::Span<const Operand> operands,
-                                                       const std::string& mesh_id) {
-  absl::StatusOr<CompiledProgram> compiled =
-      core_->coordinator().Compile(program, operands, mesh_id, core_->CallDeadline());
-  if (compiled.ok()) {
-    core_->programs().Add(compiled->plan_hash, program);
+                                                       const std::string& mesh_id,
+                                                       const CallOptions& options) {
+  const CallLimit limit = core_->LimitOf(options);
+  const CoordinatorConnection& connection = core_->connection();
+  v1::CompileRequest request;
+  rpc::Encode(program, request.mutable_program());
+  for (const Operand& operand : operands) {
+    EncodeOperand(operand, request.add_operands());
   }
+  request.set_mesh_id(mesh_id);
+  v1::CompileResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection.Call(connection.compute, &v1::ComputeService::Stub::Compile,
+                                            request, limit, &response));
+  CompiledProgram compiled;
+  compiled.plan_hash = response.plan_hash();
+  for (const v1::PlannedInstruction& from : response.instructions()) {
+    PlannedInstruction& to = compiled.instructions.emplace_back();
+    to.label = from.label();
+    if (from.collective() == v1::COLLECTIVE_KIND_UNSPECIFIED) continue;
+    SHARDMESH_ASSIGN_OR_RETURN(to.collective, DecodeAnswer(from.collective()));
+    SHARDMESH_ASSIGN_OR_RETURN(to.algorithm, DecodeAnswer(from.algorithm()));
+    to.axes.assign(from.axes().begin(), from.axes().end());
+  }
+  compiled.cost = rpc::Decode(response.cost());
+  core_->programs().Add(compiled.plan_hash, program);
   return compiled;
 }
 
-absl::StatusOr<StepResult> ComputeClient::Execute(const ExecuteCall& call) {
-  const rpc::SteadyDeadline deadline = core_->CallsDeadline();
-  return core_->InSession(
-      deadline, [&](const std::string& session_id, const rpc::CallOptions& options) {
-        absl::StatusOr<StepResult> result = core_->coordinator().Execute(session_id, call, options);
-        const std::string* const hash = std::get_if<std::string>(&call.work);
-        if (hash == nullptr || ReasonOf(result.status()) != Reason::kNotFound) {
-          return result;
-        }
-        // The coordinator has forgotten the plan, as one that was restarted has forgotten all.
-        std::optional<Program> program = core_->programs().Find(*hash);
-        if (!program.has_value()) {
-          return result;
-        }
-        ExecuteCall again = call;
-        again.work = *std::move(program);
-        return core_->coordinator().Execute(session_id, again, Until(deadline));
-      });
-}
-
-absl::StatusOr<StepResult> ComputeClient::Linear(const LinearCall& call) {
-  const rpc::SteadyDeadline deadline = core_->CallsDeadline();
-  return core_->InSession(deadline,
-                          [&](const std::string& session_id, const rpc::CallOptions& options) {
-                            return core_->coordinator().Linear(session_id, call, options);
+absl::StatusOr<StepResult> ComputeClient::Execute(const ExecuteCall& call,
+                                                  const CallOptions& options) {
+  const rpc::SteadyDeadline deadline = core_->Deadline(options);
+  return core_->InSession(deadline, options,
+                          [&](const std::string& session_id, const CallLimit& limit) {
+                            absl::StatusOr<StepResult> result =
+                                RunProgram(core_->connection(), session_id, call, limit);
+                            const std::string* const hash = std::get_if<std::string>(&call.work);
+                            if (hash == nullptr || ReasonOf(result.status()) != Reason::kNotFound) {
+                              return result;
+                            }
+                            // The coordinator has forgotten the plan, as one that was restarted has
+                            // forgotten all.
+                            std::optional<Program> program = core_->programs().Find(*hash);
+                            if (!program.has_value()) {
+                              return result;
+                            }
+                            ExecuteCall again = call;
+                            again.work = *std::move(program);
+                            return RunProgram(core_->connection(), session_id, again,
+                                              ClientCore::LimitAt(deadline, options));
                           });
 }
 
-absl::StatusOr<StepResult> ComputeClient::Matmul(const MatmulCall& call) {
-  const rpc::SteadyDeadline deadline = core_->CallsDeadline();
-  return core_->InSession(deadline,
-                          [&](const std::string& session_id, const rpc::CallOptions& options) {
-                            return core_->coordinator().Matmul(session_id, call, options);
+absl::StatusOr<StepResult> ComputeClient::Linear(const LinearCall& call,
+                                                 const CallOptions& options) {
+  const rpc::SteadyDeadline deadline = core_->Deadline(options);
+  return core_->InSession(deadline, options,
+                          [&](const std::string& session_id, const CallLimit& limit) {
+                            return RunLinear(core_->connection(), session_id, call, limit);
                           });
 }
 
-absl::StatusOr<StepResult> ComputeClient::Collective(const CollectiveCall& call) {
-  const rpc::SteadyDeadline deadline = core_->CallsDeadline();
-  return core_->InSession(deadline,
-                          [&](const std::string& session_id, const rpc::CallOptions& options) {
-                            return core_->coordinator().Collective(session_id, call, options);
+absl::StatusOr<StepResult> ComputeClient::Matmul(const MatmulCall& call,
+                                                 const CallOptions& options) {
+  const rpc::SteadyDeadline deadline = core_->Deadline(options);
+  return core_->InSession(deadline, options,
+                          [&](const std::string& session_id, const CallLimit& limit) {
+                            return RunMatmul(core_->connection(), session_id, call, limit);
+                          });
+}
+
+absl::StatusOr<StepResult> ComputeClient::Collective(const CollectiveCall& call,
+                                                     const CallOptions& options) {
+  const rpc::SteadyDeadline deadline = core_->Deadline(options);
+  return core_->InSession(deadline, options,
+                          [&](const std::string& session_id, const CallLimit& limit) {
+                            return RunCollective(core_->connection(), session_id, call, limit);
                           });
 }
 

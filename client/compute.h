@@ -6,6 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "client/types/call_options.h"
 #include "client/types/step.h"
 
 namespace shardmesh::client {
@@ -28,11 +29,13 @@ class ComputeClient {
   // Computation. Every rank takes part; all results are there or none, operands stay untouched.
   absl::StatusOr<CompiledProgram> Compile(const Program& program,
                                           absl::Span<const Operand> operands,
-                                          const std::string& mesh_id = "");
-  absl::StatusOr<StepResult> Execute(const ExecuteCall& call);
-  absl::StatusOr<StepResult> Linear(const LinearCall& call);
-  absl::StatusOr<StepResult> Matmul(const MatmulCall& call);
-  absl::StatusOr<StepResult> Collective(const CollectiveCall& call);
+                                          const std::string& mesh_id = "",
+                                          const CallOptions& options = {});
+  absl::StatusOr<StepResult> Execute(const ExecuteCall& call, const CallOptions& options = {});
+  absl::StatusOr<StepResult> Linear(const LinearCall& call, const CallOptions& options = {});
+  absl::StatusOr<StepResult> Matmul(const MatmulCall& call, const CallOptions& options = {});
+  absl::StatusOr<StepResult> Collective(const CollectiveCall& call,
+                                        const CallOptions& options = {});
 
  private:
   ClientCore* const core_;

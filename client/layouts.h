@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "client/types/call_options.h"
 #include "client/types/layer_questions.h"
 #include "client/types/layout_questions.h"
 #include "client/types/logical_questions.h"
@@ -35,73 +36,104 @@ class LayoutClient {
   LayoutClient(const LayoutClient&) = delete;
   LayoutClient& operator=(const LayoutClient&) = delete;
 
-  absl::StatusOr<SpecAnswer> ResolveSpec(const ResolveSpecQuestion& question);
+  absl::StatusOr<SpecAnswer> ResolveSpec(const ResolveSpecQuestion& question,
+                                         const CallOptions& options = {});
+  // Answers with the spec that fits alone, as ResolveSpec would, at less cost for each call.
+  absl::StatusOr<EffectiveSpec> ResolveEffectiveSpec(const EffectiveSpecQuestion& question,
+                                                     const CallOptions& options = {});
   // Answers many questions in one call, each with its own answer or error. At most 10,000.
   absl::StatusOr<std::vector<absl::StatusOr<SpecAnswer>>> BatchResolveSpecs(
-      absl::Span<const ResolveSpecQuestion> questions);
-  absl::StatusOr<SpecAnswer> CorrectSpec(const CorrectSpecQuestion& question);
-  absl::StatusOr<std::vector<AxisValue>> ResolveAxes(const ResolveAxesQuestion& question);
-  absl::StatusOr<ConstraintAnswer> ConstrainArray(const ConstrainQuestion& question);
+      absl::Span<const ResolveSpecQuestion> questions, const CallOptions& options = {});
+  absl::StatusOr<SpecAnswer> CorrectSpec(const CorrectSpecQuestion& question,
+                                         const CallOptions& options = {});
+  absl::StatusOr<std::vector<AxisValue>> ResolveAxes(const ResolveAxesQuestion& question,
+                                                     const CallOptions& options = {});
+  absl::StatusOr<ConstraintAnswer> ConstrainArray(const ConstrainQuestion& question,
+                                                  const CallOptions& options = {});
   // As BatchResolveSpecs.
   absl::StatusOr<std::vector<absl::StatusOr<ConstraintAnswer>>> BatchConstrainArrays(
-      absl::Span<const ConstrainQuestion> questions);
-  absl::StatusOr<Comparison> CompareSpecs(const CompareQuestion& question);
-  absl::StatusOr<TensorExplanation> ExplainTensor(const ExplainQuestion& question);
-  absl::StatusOr<TilingAnswer> DescribeTiling(const TilingQuestion& question);
-  absl::StatusOr<std::vector<NamedPreset>> ListPresets();
+      absl::Span<const ConstrainQuestion> questions, const CallOptions& options = {});
+  absl::StatusOr<Comparison> CompareSpecs(const CompareQuestion& question,
+                                          const CallOptions& options = {});
+  absl::StatusOr<TensorExplanation> ExplainTensor(const ExplainQuestion& question,
+                                                  const CallOptions& options = {});
+  absl::StatusOr<TilingAnswer> DescribeTiling(const TilingQuestion& question,
+                                              const CallOptions& options = {});
+  absl::StatusOr<std::vector<NamedPreset>> ListPresets(const CallOptions& options = {});
   // UNKNOWN_FIELD (TypeError), before the coordinator is asked, for a field that there is not.
-  absl::StatusOr<ProfileAnswer> DescribeProfile(const ProfileQuestion& question);
+  absl::StatusOr<ProfileAnswer> DescribeProfile(const ProfileQuestion& question,
+                                                const CallOptions& options = {});
   // The digest of a text or of an object's attributes, in decimal; of a text without hash()'s
   // value.
-  absl::StatusOr<PythonHash> ComputeHash(const HashQuestion& question);
-  absl::StatusOr<MeshAnswer> DescribeMesh(const MeshQuestion& question);
-  absl::StatusOr<MeshAxesAnswer> QueryMesh(const MeshAxesQuestion& question);
+  absl::StatusOr<PythonHash> ComputeHash(const HashQuestion& question,
+                                         const CallOptions& options = {});
+  absl::StatusOr<MeshAnswer> DescribeMesh(const MeshQuestion& question,
+                                          const CallOptions& options = {});
+  absl::StatusOr<MeshAxesAnswer> QueryMesh(const MeshAxesQuestion& question,
+                                           const CallOptions& options = {});
   // The axes that specs name, each once, sorted. At most 10,000 specs.
-  absl::StatusOr<std::vector<std::string>> ListSpecAxes(absl::Span<const PartitionSpec> specs);
+  absl::StatusOr<std::vector<std::string>> ListSpecAxes(absl::Span<const PartitionSpec> specs,
+                                                        const CallOptions& options = {});
   // Nullopt: the result has no spec, as an operand is not placed.
-  absl::StatusOr<std::optional<PartitionSpec>> ResolveOutputSpec(
-      const OutputSpecQuestion& question);
-  absl::StatusOr<TensorParallelConfig> CheckTensorParallel(const TensorParallelQuestion& question);
-  absl::StatusOr<LinearLayer> DescribeLinearLayer(const LinearLayerQuestion& question);
+  absl::StatusOr<std::optional<PartitionSpec>> ResolveOutputSpec(const OutputSpecQuestion& question,
+                                                                 const CallOptions& options = {});
+  absl::StatusOr<TensorParallelConfig> CheckTensorParallel(const TensorParallelQuestion& question,
+                                                           const CallOptions& options = {});
+  absl::StatusOr<LinearLayer> DescribeLinearLayer(const LinearLayerQuestion& question,
+                                                  const CallOptions& options = {});
   // See PromoteDtype. At most 10,000 types.
   absl::StatusOr<Dtype> PromoteDtypes(absl::Span<const Dtype> dtypes,
-                                      std::optional<Dtype> dtype = std::nullopt);
+                                      std::optional<Dtype> dtype = std::nullopt,
+                                      const CallOptions& options = {});
   // At most 1,000,000 tensors; here and below none where the question names a stored tree.
   absl::StatusOr<TreeAnswer> ResolveTree(const TreeQuestion& question,
-                                         absl::Span<const TreeTensor> tensors);
+                                         absl::Span<const TreeTensor> tensors,
+                                         const CallOptions& options = {});
 
   // Rules. INVALID_ARGUMENT for a bad or unsupported pattern, with the part that is at fault.
-  absl::StatusOr<PatternRulesAnswer> ParsePatternRules(const PatternRulesQuestion& question);
+  absl::StatusOr<PatternRulesAnswer> ParsePatternRules(const PatternRulesQuestion& question,
+                                                       const CallOptions& options = {});
   // In which of the names, at most 10,000 of at most 1,024 bytes, the pattern is found.
   absl::StatusOr<PatternCheck> CheckPattern(const std::string& pattern,
-                                            absl::Span<const std::string> names);
+                                            absl::Span<const std::string> names,
+                                            const CallOptions& options = {});
   // The rules, which defer pattern errors, without exclusions such as `^(?!.*bias)`.
   // INVALID_ARGUMENT names the rule for which there is no other writing.
-  absl::StatusOr<RewriteAnswer> RewriteRules(const rpc::RuleSetDefinition& rules);
+  absl::StatusOr<RewriteAnswer> RewriteRules(const rpc::RuleSetDefinition& rules,
+                                             const CallOptions& options = {});
   // Over at most 1,000,000 tensors, none with a spec of its own.
   absl::StatusOr<LintAnswer> LintRules(const LintQuestion& question,
-                                       absl::Span<const TreeTensor> tensors);
+                                       absl::Span<const TreeTensor> tensors,
+                                       const CallOptions& options = {});
   absl::StatusOr<DiffAnswer> DiffLayouts(const DiffQuestion& question,
-                                         absl::Span<const TreeTensor> tensors);
+                                         absl::Span<const TreeTensor> tensors,
+                                         const CallOptions& options = {});
 
   // Logical names of flax, by the functions of sharding/rules/logical_rules.h, whose errors they
   // have.
   absl::StatusOr<LogicalRules> ComposeLogicalRules(const LogicalRulesSelector& first,
-                                                   const LogicalRulesSelector& second);
-  absl::StatusOr<SpmdAnswer> ResolveSpmdAxes(const SpmdQuestion& question);
+                                                   const LogicalRulesSelector& second,
+                                                   const CallOptions& options = {});
+  absl::StatusOr<SpmdAnswer> ResolveSpmdAxes(const SpmdQuestion& question,
+                                             const CallOptions& options = {});
   // Nullopt: the array stays as it is.
-  absl::StatusOr<std::optional<PartitionSpec>> ResolveLinenAxes(const LinenQuestion& question);
+  absl::StatusOr<std::optional<PartitionSpec>> ResolveLinenAxes(const LinenQuestion& question,
+                                                                const CallOptions& options = {});
   // Plans: pure questions too.
   // What must move to turn one layout of an array into another.
-  absl::StatusOr<ReshardAnswer> PlanReshard(const ReshardQuestion& question);
+  absl::StatusOr<ReshardAnswer> PlanReshard(const ReshardQuestion& question,
+                                            const CallOptions& options = {});
   // What a layout comes to. Every tensor brings its spec; at most 1,000,000 of them.
   absl::StatusOr<AnalyzeAnswer> AnalyzeLayout(const AnalyzeQuestion& question,
-                                              absl::Span<const TreeTensor> tensors);
+                                              absl::Span<const TreeTensor> tensors,
+                                              const CallOptions& options = {});
   // The best meshes for a tree of at most 1,000,000 tensors, each with its dtype.
   absl::StatusOr<SearchAnswer> SearchMeshes(const SearchQuestion& question,
-                                            absl::Span<const TreeTensor> tensors);
+                                            absl::Span<const TreeTensor> tensors,
+                                            const CallOptions& options = {});
   // First the leaves in their order, then the cluster's arrays by name.
-  absl::StatusOr<std::vector<ShardingsEntry>> ListShardings(const ShardingsQuestion& question);
+  absl::StatusOr<std::vector<ShardingsEntry>> ListShardings(const ShardingsQuestion& question,
+                                                            const CallOptions& options = {});
 
  private:
   ClientCore* const core_;

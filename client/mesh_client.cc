@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "client/client_core.h"
-#include "client/remote/coordinator_client.h"
+#include "client/remote/coordinator_connection.h"
 #include "process/steady_deadline.h"
 #include "rpc/call.h"
 #include "status/status_macros.h"
@@ -25,24 +25,26 @@ absl::StatusOr<std::unique_ptr<MeshClient>> MeshClient::Connect(const std::strin
   const auto deadline = rpc::SteadyDeadline::After(options.timeout);
   const RetryOptions retries{options.await_coordinator, options.on_wait};
   rpc::Backoff backoff({.max_delay = absl::Milliseconds(500)});
-  absl::StatusOr<std::unique_ptr<CoordinatorClient>> connected;
+  absl::StatusOr<std::unique_ptr<CoordinatorConnection>> connected;
   for (;;) {
     // Each attempt resolves the name anew, since the coordinator's address may have changed.
-    connected = CoordinatorClient::Connect(address, options.credentials, deadline.left(), retries);
+    connected =
+        CoordinatorConnection::Connect(address, options.credentials, deadline.left(), retries);
     if (!options.await_coordinator || !absl::IsUnavailable(connected.status())) break;
     const absl::Duration delay = backoff.NextDelay(connected.status());
     if (delay >= deadline.left()) break;
     if (options.on_wait) options.on_wait(connected.status());
     absl::SleepFor(delay);
   }
-  SHARDMESH_ASSIGN_OR_RETURN(std::unique_ptr<CoordinatorClient> coordinator, std::move(connected));
-  return Over(std::move(coordinator), options);
+  SHARDMESH_ASSIGN_OR_RETURN(std::unique_ptr<CoordinatorConnection> connection,
+                             std::move(connected));
+  return Over(std::move(connection), options);
 }
 
-std::unique_ptr<MeshClient> MeshClient::Over(std::unique_ptr<CoordinatorClient> coordinator,
+std::unique_ptr<MeshClient> MeshClient::Over(std::unique_ptr<CoordinatorConnection> connection,
                                              const MeshClientOptions& options) {
   return std::unique_ptr<MeshClient>(
-      new MeshClient(std::make_unique<ClientCore>(std::move(coordinator), options)));
+      new MeshClient(std::make_unique<ClientCore>(std::move(connection), options)));
 }
 
 void MeshClient::CloseSession() { core_->CloseSession(); }

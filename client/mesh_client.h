@@ -19,7 +19,7 @@
 namespace shardmesh::client {
 
 class ClientCore;
-class CoordinatorClient;
+class CoordinatorConnection;
 
 struct MeshClientOptions {
   rpc::Credentials credentials = rpc::Credentials::Insecure();
@@ -62,8 +62,8 @@ class MeshClient {
   // INVALID_ARGUMENT for other text; UNAVAILABLE as above.
   static absl::StatusOr<std::unique_ptr<MeshClient>> Connect(const std::string& address,
                                                              const MeshClientOptions& options = {});
-  // A client whose calls `coordinator` makes; credentials of the options are for workers alone.
-  static std::unique_ptr<MeshClient> Over(std::unique_ptr<CoordinatorClient> coordinator,
+  // A client over this connection; credentials of the options are for workers alone.
+  static std::unique_ptr<MeshClient> Over(std::unique_ptr<CoordinatorConnection> connection,
                                           const MeshClientOptions& options = {});
   ~MeshClient();
   MeshClient(const MeshClient&) = delete;

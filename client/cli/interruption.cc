@@ -132,7 +132,7 @@ void Interruption::Watch() {
 void Interruption::Cancel(MeshClient* client, const std::string& transfer_id) {
   for (;;) {
     const absl::StatusOr<Operation> operation =
-        client->cluster().CancelOperation(transfer_id, kCancelTime);
+        client->cluster().CancelOperation(transfer_id, {.timeout = kCancelTime});
     const bool is_away =
         absl::IsUnavailable(operation.status()) || absl::IsDeadlineExceeded(operation.status());
     absl::MutexLock lock(&mutex_);

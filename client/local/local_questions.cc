@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "absl/strings/cord.h"
-#include "client/remote/coordinator_client.h"
+#include "client/remote/coordinator_connection.h"
 #include "server/question_server.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -18,8 +18,8 @@ absl::StatusOr<std::unique_ptr<LocalQuestions>> LocalQuestions::Start(
   SHARDMESH_ASSIGN_OR_RETURN(std::unique_ptr<server::QuestionServer> server,
                              server::QuestionServer::Start());
   std::unique_ptr<MeshClient> client =
-      MeshClient::Over(CoordinatorClient::InProcess(server->MakeChannel(),
-                                                    {options.await_coordinator, options.on_wait}),
+      MeshClient::Over(CoordinatorConnection::InProcess(
+                           server->MakeChannel(), {options.await_coordinator, options.on_wait}),
                        options);
   return std::unique_ptr<LocalQuestions>(new LocalQuestions(std::move(server), std::move(client)));
 }

@@ -1,5 +1,5 @@
-// The shared parts of CoordinatorClient: stubs, calls with retries, and values in the requests of
-// several services.
+// The connection to a coordinator: stubs, calls with retries, and values in the requests of several
+// services.
 #ifndef SHARDMESH_CLIENT_REMOTE_COORDINATOR_CONNECTION_H_
 #define SHARDMESH_CLIENT_REMOTE_COORDINATOR_CONNECTION_H_
 
@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -17,7 +18,12 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "client/remote/coordinator_client.h"
+#include "absl/status/statusor.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "client/types/array.h"
+#include "client/types/cancellation.h"
+#include "client/types/plan_questions.h"
 #include "rpc/call.h"
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/flight_codec.h"
@@ -26,6 +32,7 @@
 #include "rpc/codec/spec_codec.h"
 #include "rpc/codec/status.h"
 #include "rpc/codec/time_codec.h"
+#include "rpc/tls/credentials.h"
 #include "shardmesh/compat/v1/compat_service.grpc.pb.h"
 #include "shardmesh/v1/array_service.grpc.pb.h"
 #include "shardmesh/v1/catalog_service.grpc.pb.h"
@@ -43,9 +50,47 @@
 
 namespace shardmesh::client {
 
-struct CoordinatorClient::Connection {
-  Connection(std::string coordinator, const std::shared_ptr<grpc::Channel>& to,
-             RetryOptions retry_options)
+// How calls are retried.
+struct RetryOptions {
+  // See MeshClientOptions.
+  bool await_coordinator = false;
+  std::function<void(const absl::Status& why)> on_wait = nullptr;
+};
+
+// The limits of one call, or of one of its attempts.
+struct CallLimit {
+  // InfiniteFuture: none, for long-lived streams.
+  absl::Time deadline = absl::InfiniteFuture();
+  Cancellation* cancellation = nullptr;  // may be null
+  std::string traceparent = {};
+
+  static CallLimit Within(absl::Duration timeout) { return {.deadline = absl::Now() + timeout}; }
+  bool is_cancelled() const { return cancellation != nullptr && cancellation->is_cancelled(); }
+};
+
+// A channel to a coordinator with the stubs of its services.
+//
+// Errors are the server's own, complete; if the connection failed, the address is prepended.
+//
+// Call and Repeat retry until the deadline. Retries go on while the coordinator answers with a
+// retry delay, as it does while it recovers. If the coordinator is unreachable or does not serve,
+// there are a few attempts within a second; with RetryOptions::await_coordinator, attempts go on
+// until the deadline. Thread-safe.
+class CoordinatorConnection {
+ public:
+  // Connects. INVALID_ARGUMENT for text that is no address. UNAVAILABLE, with the address, after at
+  // most 3 s. If one address of the host does not answer and another accepts, the limit is
+  // `timeout`.
+  static absl::StatusOr<std::unique_ptr<CoordinatorConnection>> Connect(
+      const std::string& address, const rpc::Credentials& credentials,
+      absl::Duration timeout = rpc::kConnectTimeout, const RetryOptions& retries = {});
+  // Asks over a channel to a server of this process, which outlives the connection. It has no
+  // address, and is never connected to again.
+  static std::unique_ptr<CoordinatorConnection> InProcess(
+      const std::shared_ptr<grpc::Channel>& channel, const RetryOptions& retries = {});
+
+  CoordinatorConnection(std::string coordinator, const std::shared_ptr<grpc::Channel>& to,
+                        RetryOptions retry_options)
       : address(std::move(coordinator)),
         retries(std::move(retry_options)),
         channel(to),
@@ -101,37 +146,68 @@ struct CoordinatorClient::Connection {
                : status;
   }
 
-  // Sets up `context` for a call; if the connection was lost, waits for a new one.
-  void Prepare(const rpc::CallOptions& options, grpc::ClientContext* context) const {
+  // Sets up `context` for a call; if the connection was lost, waits for a new one. The caller
+  // registers the limit's cancellation: see CallContext.
+  void Prepare(const CallLimit& limit, grpc::ClientContext* context) const {
     if (!address.empty()) {
-      rpc::AwaitReconnected(*channel, std::min(options.deadline, absl::Now() + kReconnectTimeout));
+      rpc::AwaitReconnected(*channel, std::min(limit.deadline, absl::Now() + kReconnectTimeout));
     }
-    rpc::Apply(options, context);
+    rpc::Apply({limit.deadline, limit.traceparent}, context);
   }
 
   // Makes a unary call, with retries where they may help.
-  // Example: Call(sessions, &v1::SessionService::Stub::CloseSession, request, options, &response)
+  // Example: Call(sessions, &v1::SessionService::Stub::CloseSession, request, limit, &response)
   template <typename Stub, typename Request, typename Response>
   absl::Status Call(const std::unique_ptr<Stub>& stub,
                     grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
-                    const Request& request, const rpc::CallOptions& options,
-                    Response* response) const {
-    return Repeat(options, [&](const rpc::CallOptions& attempt) {
-      if (absl::Now() >= attempt.deadline) {  // gRPC would still give it a millisecond
-        return StatusOf({grpc::StatusCode::DEADLINE_EXCEEDED, "Deadline Exceeded"});
-      }
-      grpc::ClientContext context;
-      Prepare(attempt, &context);
-      return StatusOf(((*stub).*method)(&context, request, response));
-    });
-  }
+                    const Request& request, const CallLimit& limit, Response* response) const;
 
-  // Makes an idempotent call until it succeeds or fails permanently: see CoordinatorClient. Each
-  // attempt has its own options, because the steady clock counts the remaining time.
-  absl::Status Repeat(
-      const rpc::CallOptions& options,
-      const std::function<absl::Status(const rpc::CallOptions& attempt)>& call) const;
+  // Makes an idempotent call until it succeeds or fails permanently. Each attempt has its own
+  // limit, because the steady clock counts the remaining time. CANCELLED (CANCELLED) once the
+  // limit's cancellation is cancelled.
+  absl::Status Repeat(const CallLimit& limit,
+                      const std::function<absl::Status(const CallLimit& attempt)>& call) const;
 };
+
+// The context of one attempt of a call. The limit's cancellation cancels it.
+class CallContext {
+ public:
+  CallContext(const CoordinatorConnection& connection, const CallLimit& limit) {
+    connection.Prepare(limit, &context_);
+    if (limit.cancellation != nullptr) {
+      registration_.emplace(limit.cancellation, [this] { context_.TryCancel(); });
+    }
+  }
+  CallContext(const CallContext&) = delete;
+  CallContext& operator=(const CallContext&) = delete;
+
+  grpc::ClientContext* get() { return &context_; }
+  void TryCancel() { context_.TryCancel(); }
+
+ private:
+  grpc::ClientContext context_;
+  std::optional<Cancellation::Registration> registration_;  // last: uses the context
+};
+
+// The error of a call that its caller cancelled.
+absl::Status CancelledByCaller();
+// Waits for `delay`, or until `cancellation`, which may be null, is cancelled.
+void SleepUnlessCancelled(absl::Duration delay, Cancellation* cancellation);
+
+template <typename Stub, typename Request, typename Response>
+absl::Status CoordinatorConnection::Call(const std::unique_ptr<Stub>& stub,
+                                         grpc::Status (Stub::*method)(grpc::ClientContext*,
+                                                                      const Request&, Response*),
+                                         const Request& request, const CallLimit& limit,
+                                         Response* response) const {
+  return Repeat(limit, [&](const CallLimit& attempt) {
+    if (absl::Now() >= attempt.deadline) {  // gRPC would still give it a millisecond
+      return StatusOf({grpc::StatusCode::DEADLINE_EXCEEDED, "Deadline Exceeded"});
+    }
+    CallContext context(*this, attempt);
+    return StatusOf(((*stub).*method)(context.get(), request, response));
+  });
+}
 
 // Returns an id that no other request has.
 std::string NewRequestId();

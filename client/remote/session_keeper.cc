@@ -19,6 +19,48 @@ constexpr absl::Duration kCloseTimeout = absl::Seconds(2);
 // Delay between attempts to renew while the coordinator does not answer.
 constexpr absl::Duration kRetryDelay = absl::Milliseconds(500);
 
+// An opened session.
+struct OpenedSession {
+  std::string session_id;
+  absl::Duration ttl = absl::ZeroDuration();
+};
+
+absl::StatusOr<OpenedSession> OpenSession(const CoordinatorConnection& connection,
+                                          absl::Duration ttl, const std::string& client_name,
+                                          const CallLimit& limit) {
+  v1::OpenSessionRequest request;
+  request.set_request_id(NewRequestId());
+  rpc::Encode(ttl, request.mutable_ttl());
+  request.set_client_name(client_name);
+  v1::OpenSessionResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection.Call(
+      connection.sessions, &v1::SessionService::Stub::OpenSession, request, limit, &response));
+  OpenedSession session;
+  session.session_id = response.session_id();
+  SHARDMESH_ASSIGN_OR_RETURN(session.ttl, DecodeAnswer(response.ttl()));
+  return session;
+}
+
+// Returns the remaining time to live.
+absl::StatusOr<absl::Duration> RenewSession(const CoordinatorConnection& connection,
+                                            const std::string& session_id, const CallLimit& limit) {
+  v1::RenewSessionRequest request;
+  request.set_session_id(session_id);
+  v1::RenewSessionResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection.Call(
+      connection.sessions, &v1::SessionService::Stub::RenewSession, request, limit, &response));
+  return DecodeAnswer(response.ttl());
+}
+
+absl::Status CloseSession(const CoordinatorConnection& connection, const std::string& session_id,
+                          const CallLimit& limit) {
+  v1::CloseSessionRequest request;
+  request.set_session_id(session_id);
+  v1::CloseSessionResponse response;
+  return connection.Call(connection.sessions, &v1::SessionService::Stub::CloseSession, request,
+                         limit, &response);
+}
+
 }  // namespace
 
 SessionKeeper::~SessionKeeper() {
@@ -34,7 +76,7 @@ SessionKeeper::~SessionKeeper() {
   }
 }
 
-absl::StatusOr<std::string> SessionKeeper::Get(const rpc::CallOptions& options) {
+absl::StatusOr<std::string> SessionKeeper::Get(const CallLimit& limit) {
   absl::MutexLock opening(&opening_);
   {
     absl::MutexLock lock(&mutex_);
@@ -43,7 +85,7 @@ absl::StatusOr<std::string> SessionKeeper::Get(const rpc::CallOptions& options) 
     }
   }
   SHARDMESH_ASSIGN_OR_RETURN(const OpenedSession session,
-                             coordinator_->OpenSession(ttl_, client_name_, options));
+                             OpenSession(*connection_, ttl_, client_name_, limit));
   {
     absl::MutexLock lock(&mutex_);
     session_id_ = session.session_id;
@@ -65,7 +107,7 @@ void SessionKeeper::Close() {
   }
   if (!session_id.empty()) {
     // Best effort: a session that is not closed expires.
-    coordinator_->CloseSession(session_id, rpc::CallOptions::Within(kCloseTimeout)).IgnoreError();
+    CloseSession(*connection_, session_id, CallLimit::Within(kCloseTimeout)).IgnoreError();
   }
 }
 
@@ -94,7 +136,7 @@ void SessionKeeper::Renew() {
     const absl::Duration timeout = std::min(kCallTimeout, renew_after_);
     mutex_.Unlock();
     const absl::StatusOr<absl::Duration> ttl =
-        coordinator_->RenewSession(renewed, rpc::CallOptions::Within(timeout));
+        RenewSession(*connection_, renewed, CallLimit::Within(timeout));
     mutex_.Lock();
     if (ttl.ok()) {
       renew_after_ = *ttl / 3;

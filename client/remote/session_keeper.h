@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "client/remote/coordinator_client.h"
+#include "client/remote/coordinator_connection.h"
 
 namespace shardmesh::client {
 
@@ -19,15 +19,16 @@ namespace shardmesh::client {
 // Thread-safe.
 class SessionKeeper {
  public:
-  // `coordinator` must outlive the keeper.
-  SessionKeeper(CoordinatorClient* coordinator, absl::Duration ttl, std::string client_name)
-      : coordinator_(coordinator), ttl_(ttl), client_name_(std::move(client_name)) {}
+  // `connection` must outlive the keeper.
+  SessionKeeper(const CoordinatorConnection* connection, absl::Duration ttl,
+                std::string client_name)
+      : connection_(connection), ttl_(ttl), client_name_(std::move(client_name)) {}
   ~SessionKeeper();  // closes
   SessionKeeper(const SessionKeeper&) = delete;
   SessionKeeper& operator=(const SessionKeeper&) = delete;
 
   // Returns the session's id. Errors of OpenSession.
-  absl::StatusOr<std::string> Get(const rpc::CallOptions& options);
+  absl::StatusOr<std::string> Get(const CallLimit& limit);
   // Drops a session that the server no longer knows: the next Get opens another.
   void Forget(const std::string& session_id);
   // Closes the session, and waits at most two seconds for the answer. A later Get opens another.
@@ -36,7 +37,7 @@ class SessionKeeper {
  private:
   void Renew();
 
-  CoordinatorClient* const coordinator_;
+  const CoordinatorConnection* const connection_;
   const absl::Duration ttl_;
   const std::string client_name_;
 

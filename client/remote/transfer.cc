@@ -260,7 +260,7 @@ absl::StatusOr<int64_t> Upload(absl::Span<const TransferDevice> devices,
 
 absl::Status Download(const ArrayDescriptor& array, const Tile& part, std::string_view token,
                       absl::Span<const TransferDevice> devices, const MutableTensorView& into,
-                      const TransferOptions& options) {
+                      Cancellation* cancellation, const TransferOptions& options) {
   SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, array.Tiling());
   if (!tiling.spec().unreduced().empty()) {
     return WithReason(
@@ -301,14 +301,17 @@ absl::Status Download(const ArrayDescriptor& array, const Tile& part, std::strin
       return last_loss.ok() ? std::move(plan).status()
                             : WithContext(plan.status(), ToStd(last_loss.message()));
     }
-    Cancellation cancellation;
+    Cancellation streams;
+    std::optional<Cancellation::Registration> registration;
+    if (cancellation != nullptr) {
+      registration.emplace(cancellation, [&streams] { streams.Cancel(); });
+    }
     FirstError error;
     absl::Mutex mutex;
     RunOnThreads(plan->size(), [&](size_t i) {
       Inbound& inbound = (*plan)[i];
-      absl::Status status =
-          WithContext(Fetch(inbound, token, array, into, progress, &cancellation, options),
-                      NameOf(*inbound.device));
+      absl::Status status = WithContext(
+          Fetch(inbound, token, array, into, progress, &streams, options), NameOf(*inbound.device));
       if (status.ok()) {
         inbound.is_done = true;
       } else if (absl::IsUnavailable(status) || absl::IsNotFound(status)) {
@@ -317,7 +320,7 @@ absl::Status Download(const ArrayDescriptor& array, const Tile& part, std::strin
         lost.insert(inbound.device->identity);
         last_loss = std::move(status);
       } else if (error.Set(std::move(status))) {
-        cancellation.Cancel();
+        streams.Cancel();
       }
     });
     SHARDMESH_RETURN_IF_ERROR(error.status());

@@ -61,11 +61,11 @@ absl::StatusOr<int64_t> Upload(absl::Span<const TransferDevice> devices,
 // workers.
 //
 // Errors: FAILED_PRECONDITION (ARRAY_DEGRADED), with the tile, if no holder is left;
-// FAILED_PRECONDITION for an array of partial sums; otherwise as a stream's. After an error, `into`
-// is partly filled.
+// FAILED_PRECONDITION for an array of partial sums; otherwise as a stream's. CANCELLED after
+// `cancellation`, which may be null. After an error, `into` is partly filled.
 absl::Status Download(const ArrayDescriptor& array, const Tile& part, std::string_view token,
                       absl::Span<const TransferDevice> devices, const MutableTensorView& into,
-                      const TransferOptions& options);
+                      Cancellation* cancellation, const TransferOptions& options);
 
 }  // namespace shardmesh::client
 

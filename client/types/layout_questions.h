@@ -51,6 +51,31 @@ struct ResolveSpecQuestion {
   bool suggest_fixes = false;
 };
 
+// Asks for the effective spec of an array, by names alone: cheaper than ResolveSpecQuestion.
+struct EffectiveSpecQuestion {
+  // Semantic axes by name, one a dimension (`_`: not partitioned); or the name of a preset, which
+  // supplies axes and mode.
+  std::vector<std::string> axes = {};
+  std::string preset = {};
+  // Empty: the preset's mode, or training.
+  std::string mode = {};
+  Shape shape = {};
+  // Names in the catalog, or NAME@VERSION. Empty profile: defaults. The mesh is required.
+  std::string profile = {};
+  std::string mesh = {};
+  // Turns the first correction into an error.
+  bool strict = false;
+};
+
+// The spec that fits.
+struct EffectiveSpec {
+  PartitionSpec spec;
+  // Dimensions whose axes were dropped because they do not fit, rising.
+  std::vector<int64_t> corrected_dimensions;
+  Shape shard_shape;     // of each device's tile, in elements
+  int64_t revision = 0;  // of the catalog
+};
+
 // Asks for the mesh axes of each of these logical axes.
 struct ResolveAxesQuestion {
   std::vector<AxisValue> axes;

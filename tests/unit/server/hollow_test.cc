@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "absl/synchronization/notification.h"
-#include "client/remote/coordinator_client.h"
 #include "gmock/gmock.h"
 #include "process/clock.h"
 #include "process/failpoint.h"

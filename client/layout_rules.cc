@@ -1,8 +1,10 @@
-// The calls of CoordinatorClient about rules.
+// LayoutClient: questions about rules.
+#include "client/layouts.h"
+
 #include <algorithm>
 #include <utility>
 
-#include "client/remote/coordinator_client.h"
+#include "client/client_core.h"
 #include "client/remote/coordinator_connection.h"
 #include "client/remote/tree_encoder.h"
 #include "rpc/codec/lint_codec.h"
@@ -153,8 +155,10 @@ absl::Status Append(const v1::DiffLayoutsResponse& from, std::vector<PartitionSp
 
 }  // namespace
 
-absl::StatusOr<PatternRulesAnswer> CoordinatorClient::ParsePatternRules(
-    const PatternRulesQuestion& question, const Options& options) {
+absl::StatusOr<PatternRulesAnswer> LayoutClient::ParsePatternRules(
+    const PatternRulesQuestion& question, const CallOptions& options) {
+  const CallLimit limit = core_->LimitOf(options);
+  const CoordinatorConnection& connection = core_->connection();
   compat::v1::ParsePatternRulesRequest request;
   request.set_text(question.text);
   if (question.name.has_value()) {
@@ -166,9 +170,9 @@ absl::StatusOr<PatternRulesAnswer> CoordinatorClient::ParsePatternRules(
     EncodeSelector(*question.mesh, request.mutable_mesh());
   }
   compat::v1::ParsePatternRulesResponse response;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->compat,
-                                              &compat::v1::CompatService::Stub::ParsePatternRules,
-                                              request, options, &response));
+  SHARDMESH_RETURN_IF_ERROR(connection.Call(connection.compat,
+                                            &compat::v1::CompatService::Stub::ParsePatternRules,
+                                            request, limit, &response));
   PatternRulesAnswer answer;
   SHARDMESH_RETURN_IF_ERROR(DecodeRules(response.rules(), &answer.rules));
   if (response.has_spec()) {
@@ -180,15 +184,17 @@ absl::StatusOr<PatternRulesAnswer> CoordinatorClient::ParsePatternRules(
   return answer;
 }
 
-absl::StatusOr<PatternCheck> CoordinatorClient::CheckPattern(const std::string& pattern,
-                                                             absl::Span<const std::string> names,
-                                                             const Options& options) {
+absl::StatusOr<PatternCheck> LayoutClient::CheckPattern(const std::string& pattern,
+                                                        absl::Span<const std::string> names,
+                                                        const CallOptions& options) {
+  const CallLimit limit = core_->LimitOf(options);
+  const CoordinatorConnection& connection = core_->connection();
   v1::CheckPatternRequest request;
   request.set_pattern(pattern);
   request.mutable_names()->Add(names.begin(), names.end());
   v1::CheckPatternResponse response;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
-      connection_->rules, &v1::RuleService::Stub::CheckPattern, request, options, &response));
+  SHARDMESH_RETURN_IF_ERROR(connection.Call(connection.rules, &v1::RuleService::Stub::CheckPattern,
+                                            request, limit, &response));
   if (static_cast<size_t>(response.found_size()) != names.size()) {
     return BadAnswer(absl::InvalidArgumentError(
         StrCat(response.found_size(), " answers for ", names.size(), " names")));
@@ -197,47 +203,51 @@ absl::StatusOr<PatternCheck> CoordinatorClient::CheckPattern(const std::string& 
                       .re2_pattern = response.re2_pattern()};
 }
 
-absl::StatusOr<RewriteAnswer> CoordinatorClient::RewriteRules(const rpc::RuleSetDefinition& rules,
-                                                              const Options& options) {
+absl::StatusOr<RewriteAnswer> LayoutClient::RewriteRules(const rpc::RuleSetDefinition& rules,
+                                                         const CallOptions& options) {
+  const CallLimit limit = core_->LimitOf(options);
+  const CoordinatorConnection& connection = core_->connection();
   v1::RewriteRulesRequest request;
   rpc::Encode(rules, request.mutable_rule_set());
   v1::RewriteRulesResponse response;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
-      connection_->rules, &v1::RuleService::Stub::RewriteRules, request, options, &response));
+  SHARDMESH_RETURN_IF_ERROR(connection.Call(connection.rules, &v1::RuleService::Stub::RewriteRules,
+                                            request, limit, &response));
   SHARDMESH_ASSIGN_OR_RETURN(rpc::RuleSetDefinition rewritten, DecodeAnswer(response.rule_set()));
   return RewriteAnswer{.rules = std::move(rewritten),
                        .origins = {response.origins().begin(), response.origins().end()},
                        .changed = response.changed()};
 }
 
-absl::StatusOr<LintAnswer> CoordinatorClient::LintRules(const LintQuestion& question,
-                                                        absl::Span<const TreeTensor> tensors,
-                                                        const Options& options) {
+absl::StatusOr<LintAnswer> LayoutClient::LintRules(const LintQuestion& question,
+                                                   absl::Span<const TreeTensor> tensors,
+                                                   const CallOptions& options) {
+  const CallLimit limit = core_->LimitOf(options);
+  const CoordinatorConnection& connection = core_->connection();
   v1::LintRulesResponse response;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Repeat(options, [&](const Options& attempt) {
+  SHARDMESH_RETURN_IF_ERROR(connection.Repeat(limit, [&](const CallLimit& attempt) {
     response.Clear();
-    grpc::ClientContext context;
-    connection_->Prepare(attempt, &context);
-    const auto stream = connection_->rules->LintRules(&context, &response);
+    CallContext context(connection, attempt);
+    const auto stream = connection.rules->LintRules(context.get(), &response);
     v1::LintRulesRequest request;
     EncodeHeader(question, request.mutable_header());
     WriteTree(stream.get(), &request, tensors);
     stream->WritesDone();
-    return connection_->StatusOf(stream->Finish());
+    return connection.StatusOf(stream->Finish());
   }));
   return DecodeLint(response);
 }
 
-absl::StatusOr<DiffAnswer> CoordinatorClient::DiffLayouts(const DiffQuestion& question,
-                                                          absl::Span<const TreeTensor> tensors,
-                                                          const Options& options) {
+absl::StatusOr<DiffAnswer> LayoutClient::DiffLayouts(const DiffQuestion& question,
+                                                     absl::Span<const TreeTensor> tensors,
+                                                     const CallOptions& options) {
+  const CallLimit limit = core_->LimitOf(options);
+  const CoordinatorConnection& connection = core_->connection();
   DiffAnswer answer;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Repeat(options, [&](const Options& attempt) {
+  SHARDMESH_RETURN_IF_ERROR(connection.Repeat(limit, [&](const CallLimit& attempt) {
     answer = DiffAnswer();
     std::vector<PartitionSpec> specs;
-    grpc::ClientContext context;
-    connection_->Prepare(attempt, &context);
-    const auto stream = connection_->layouts->DiffLayouts(&context);
+    CallContext context(connection, attempt);
+    const auto stream = connection.layouts->DiffLayouts(context.get());
     absl::Status unreadable;
     WriteWhileReading(
         [&] {
@@ -255,7 +265,7 @@ absl::StatusOr<DiffAnswer> CoordinatorClient::DiffLayouts(const DiffQuestion& qu
             context.TryCancel();
           }
         });
-    const absl::Status status = connection_->StatusOf(stream->Finish());
+    const absl::Status status = connection.StatusOf(stream->Finish());
     return unreadable.ok() ? status : unreadable;
   }));
   return answer;

@@ -1,7 +1,9 @@
-// The calls of CoordinatorClient about flax's logical names.
+// LayoutClient: questions about flax's logical names.
+#include "client/layouts.h"
+
 #include <utility>
 
-#include "client/remote/coordinator_client.h"
+#include "client/client_core.h"
 #include "client/remote/coordinator_connection.h"
 #include "rpc/codec/spec_codec.h"
 #include "status/status_macros.h"
@@ -47,20 +49,24 @@ absl::StatusOr<std::optional<ShardValueAction>> DecodeAction(Response::Action fr
 
 }  // namespace
 
-absl::StatusOr<LogicalRules> CoordinatorClient::ComposeLogicalRules(
-    const LogicalRulesSelector& first, const LogicalRulesSelector& second, const Options& options) {
+absl::StatusOr<LogicalRules> LayoutClient::ComposeLogicalRules(const LogicalRulesSelector& first,
+                                                               const LogicalRulesSelector& second,
+                                                               const CallOptions& options) {
+  const CallLimit limit = core_->LimitOf(options);
+  const CoordinatorConnection& connection = core_->connection();
   v1::ComposeLogicalRulesRequest request;
   EncodeSelector(first, request.mutable_first());
   EncodeSelector(second, request.mutable_second());
   v1::ComposeLogicalRulesResponse response;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->rules,
-                                              &v1::RuleService::Stub::ComposeLogicalRules, request,
-                                              options, &response));
+  SHARDMESH_RETURN_IF_ERROR(connection.Call(
+      connection.rules, &v1::RuleService::Stub::ComposeLogicalRules, request, limit, &response));
   return DecodeAnswer(response.rules());
 }
 
-absl::StatusOr<SpmdAnswer> CoordinatorClient::ResolveSpmdAxes(const SpmdQuestion& question,
-                                                              const Options& options) {
+absl::StatusOr<SpmdAnswer> LayoutClient::ResolveSpmdAxes(const SpmdQuestion& question,
+                                                         const CallOptions& options) {
+  const CallLimit limit = core_->LimitOf(options);
+  const CoordinatorConnection& connection = core_->connection();
   Request request;
   request.set_flavor(Request::FLAVOR_SPMD);
   EncodeNames(question.names, &request);
@@ -72,8 +78,8 @@ absl::StatusOr<SpmdAnswer> CoordinatorClient::ResolveSpmdAxes(const SpmdQuestion
   request.set_values_only(question.values_only);
   request.set_compatibility(EncodeCompatibility(question.compatibility));
   Response response;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
-      connection_->rules, &v1::RuleService::Stub::ResolveLogicalAxes, request, options, &response));
+  SHARDMESH_RETURN_IF_ERROR(connection.Call(
+      connection.rules, &v1::RuleService::Stub::ResolveLogicalAxes, request, limit, &response));
   SpmdAnswer answer;
   SHARDMESH_RETURN_IF_ERROR(DecodeAnswers(response.values(), &answer.values));
   if (response.has_spec()) {
@@ -84,8 +90,10 @@ absl::StatusOr<SpmdAnswer> CoordinatorClient::ResolveSpmdAxes(const SpmdQuestion
   return answer;
 }
 
-absl::StatusOr<std::optional<PartitionSpec>> CoordinatorClient::ResolveLinenAxes(
-    const LinenQuestion& question, const Options& options) {
+absl::StatusOr<std::optional<PartitionSpec>> LayoutClient::ResolveLinenAxes(
+    const LinenQuestion& question, const CallOptions& options) {
+  const CallLimit limit = core_->LimitOf(options);
+  const CoordinatorConnection& connection = core_->connection();
   Request request;
   request.set_flavor(Request::FLAVOR_LINEN);
   EncodeNames(question.names, &request);
@@ -93,8 +101,8 @@ absl::StatusOr<std::optional<PartitionSpec>> CoordinatorClient::ResolveLinenAxes
   request.set_fallback(EncodeFallback(question.fallback));
   request.set_constrain(question.constrain);
   Response response;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
-      connection_->rules, &v1::RuleService::Stub::ResolveLogicalAxes, request, options, &response));
+  SHARDMESH_RETURN_IF_ERROR(connection.Call(
+      connection.rules, &v1::RuleService::Stub::ResolveLogicalAxes, request, limit, &response));
   if (!response.has_spec()) {
     return std::nullopt;
   }

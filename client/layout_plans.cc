@@ -1,7 +1,9 @@
-// The calls of CoordinatorClient about plans.
+// LayoutClient: questions about plans.
+#include "client/layouts.h"
+
 #include <utility>
 
-#include "client/remote/coordinator_client.h"
+#include "client/client_core.h"
 #include "client/remote/coordinator_connection.h"
 #include "client/remote/tree_encoder.h"
 #include "rpc/codec/array_codec.h"
@@ -78,8 +80,10 @@ absl::StatusOr<ShardingsEntry> DecodeEntry(const compat::v1::LeafSharding& from)
 
 }  // namespace
 
-absl::StatusOr<ReshardAnswer> CoordinatorClient::PlanReshard(const ReshardQuestion& question,
-                                                             const Options& options) {
+absl::StatusOr<ReshardAnswer> LayoutClient::PlanReshard(const ReshardQuestion& question,
+                                                        const CallOptions& options) {
+  const CallLimit limit = core_->LimitOf(options);
+  const CoordinatorConnection& connection = core_->connection();
   v1::PlanReshardRequest request;
   EncodeSelector(question.from_mesh, request.mutable_from()->mutable_mesh());
   rpc::Encode(question.from, request.mutable_from()->mutable_spec());
@@ -92,8 +96,8 @@ absl::StatusOr<ReshardAnswer> CoordinatorClient::PlanReshard(const ReshardQuesti
   request.set_omit_regions(question.omit_regions);
   request.set_compatibility(EncodeCompatibility(question.compatibility));
   v1::PlanReshardResponse response;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
-      connection_->reshards, &v1::ReshardService::Stub::PlanReshard, request, options, &response));
+  SHARDMESH_RETURN_IF_ERROR(connection.Call(
+      connection.reshards, &v1::ReshardService::Stub::PlanReshard, request, limit, &response));
   ReshardAnswer answer;
   answer.pattern = rpc::Decode(response.pattern());
   for (const v1::ReshardStep& step : response.steps()) {
@@ -122,22 +126,23 @@ absl::StatusOr<ReshardAnswer> CoordinatorClient::PlanReshard(const ReshardQuesti
   return answer;
 }
 
-absl::StatusOr<AnalyzeAnswer> CoordinatorClient::AnalyzeLayout(const AnalyzeQuestion& question,
-                                                               absl::Span<const TreeTensor> tensors,
-                                                               const Options& options) {
+absl::StatusOr<AnalyzeAnswer> LayoutClient::AnalyzeLayout(const AnalyzeQuestion& question,
+                                                          absl::Span<const TreeTensor> tensors,
+                                                          const CallOptions& options) {
+  const CallLimit limit = core_->LimitOf(options);
+  const CoordinatorConnection& connection = core_->connection();
   v1::AnalyzeLayoutResponse response;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Repeat(options, [&](const Options& attempt) {
+  SHARDMESH_RETURN_IF_ERROR(connection.Repeat(limit, [&](const CallLimit& attempt) {
     response.Clear();
-    grpc::ClientContext context;
-    connection_->Prepare(attempt, &context);
-    const auto stream = connection_->layouts->AnalyzeLayout(&context, &response);
+    CallContext context(connection, attempt);
+    const auto stream = connection.layouts->AnalyzeLayout(context.get(), &response);
     v1::AnalyzeLayoutRequest request;
     EncodeSelector(question.mesh, request.mutable_header()->mutable_mesh());
     request.mutable_header()->set_compatibility(EncodeCompatibility(question.compatibility));
     request.mutable_header()->set_stored_tree(question.stored_tree);
     WriteTree(stream.get(), &request, tensors);
     stream->WritesDone();
-    return connection_->StatusOf(stream->Finish());
+    return connection.StatusOf(stream->Finish());
   }));
   AnalyzeAnswer answer;
   SHARDMESH_ASSIGN_OR_RETURN(answer.report, DecodeReport(response.report()));
@@ -149,15 +154,16 @@ absl::StatusOr<AnalyzeAnswer> CoordinatorClient::AnalyzeLayout(const AnalyzeQues
   return answer;
 }
 
-absl::StatusOr<SearchAnswer> CoordinatorClient::SearchMeshes(const SearchQuestion& question,
-                                                             absl::Span<const TreeTensor> tensors,
-                                                             const Options& options) {
+absl::StatusOr<SearchAnswer> LayoutClient::SearchMeshes(const SearchQuestion& question,
+                                                        absl::Span<const TreeTensor> tensors,
+                                                        const CallOptions& options) {
+  const CallLimit limit = core_->LimitOf(options);
+  const CoordinatorConnection& connection = core_->connection();
   v1::SearchMeshesResponse response;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Repeat(options, [&](const Options& attempt) {
+  SHARDMESH_RETURN_IF_ERROR(connection.Repeat(limit, [&](const CallLimit& attempt) {
     response.Clear();
-    grpc::ClientContext context;
-    connection_->Prepare(attempt, &context);
-    const auto stream = connection_->layouts->SearchMeshes(&context, &response);
+    CallContext context(connection, attempt);
+    const auto stream = connection.layouts->SearchMeshes(context.get(), &response);
     v1::SearchMeshesRequest request;
     v1::SearchMeshesHeader* header = request.mutable_header();
     header->set_devices(question.devices);
@@ -184,7 +190,7 @@ absl::StatusOr<SearchAnswer> CoordinatorClient::SearchMeshes(const SearchQuestio
     header->set_stored_tree(question.stored_tree);
     WriteTree(stream.get(), &request, tensors);
     stream->WritesDone();
-    return connection_->StatusOf(stream->Finish());
+    return connection.StatusOf(stream->Finish());
   }));
   SearchAnswer answer;
   answer.result.evaluated = response.evaluated();
@@ -208,8 +214,10 @@ absl::StatusOr<SearchAnswer> CoordinatorClient::SearchMeshes(const SearchQuestio
   return answer;
 }
 
-absl::StatusOr<std::vector<ShardingsEntry>> CoordinatorClient::ListShardings(
-    const ShardingsQuestion& question, const Options& options) {
+absl::StatusOr<std::vector<ShardingsEntry>> LayoutClient::ListShardings(
+    const ShardingsQuestion& question, const CallOptions& options) {
+  const CallLimit limit = core_->LimitOf(options);
+  const CoordinatorConnection& connection = core_->connection();
   compat::v1::ListShardingsRequest request;
   request.set_question(EncodeQuestion(question.kind));
   for (const HeldLeaf& leaf : question.leaves) {
@@ -221,26 +229,24 @@ absl::StatusOr<std::vector<ShardingsEntry>> CoordinatorClient::ListShardings(
   EncodeSelector(question.mesh, request.mutable_mesh());
   request.set_compatibility(EncodeCompatibility(question.compatibility));
   std::vector<ShardingsEntry> entries;
-  SHARDMESH_RETURN_IF_ERROR(
-      connection_->Repeat(options, [&](const Options& attempt) -> absl::Status {
-        entries.clear();
-        grpc::ClientContext context;
-        connection_->Prepare(attempt, &context);
-        const auto stream = connection_->compat->ListShardings(&context, request);
-        compat::v1::ListShardingsResponse response;
-        while (stream->Read(&response)) {
-          for (const compat::v1::LeafSharding& wire : response.shardings()) {
-            absl::StatusOr<ShardingsEntry> entry = DecodeEntry(wire);
-            if (!entry.ok()) {
-              context.TryCancel();
-              stream->Finish();
-              return entry.status();
-            }
-            entries.push_back(*std::move(entry));
-          }
+  SHARDMESH_RETURN_IF_ERROR(connection.Repeat(limit, [&](const CallLimit& attempt) -> absl::Status {
+    entries.clear();
+    CallContext context(connection, attempt);
+    const auto stream = connection.compat->ListShardings(context.get(), request);
+    compat::v1::ListShardingsResponse response;
+    while (stream->Read(&response)) {
+      for (const compat::v1::LeafSharding& wire : response.shardings()) {
+        absl::StatusOr<ShardingsEntry> entry = DecodeEntry(wire);
+        if (!entry.ok()) {
+          context.TryCancel();
+          stream->Finish();
+          return entry.status();
         }
-        return connection_->StatusOf(stream->Finish());
-      }));
+        entries.push_back(*std::move(entry));
+      }
+    }
+    return connection.StatusOf(stream->Finish());
+  }));
   return entries;
 }
 

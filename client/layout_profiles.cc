@@ -1,7 +1,9 @@
-// The calls of CoordinatorClient about profiles and hashes.
+// LayoutClient: questions about profiles and hashes.
+#include "client/layouts.h"
+
 #include <utility>
 
-#include "client/remote/coordinator_client.h"
+#include "client/client_core.h"
 #include "client/remote/coordinator_connection.h"
 #include "rpc/codec/python_codec.h"
 #include "rpc/codec/spec_codec.h"
@@ -34,8 +36,10 @@ absl::StatusOr<ResolvedName> DecodeName(const v1::SemanticName& from) {
 
 }  // namespace
 
-absl::StatusOr<ProfileAnswer> CoordinatorClient::DescribeProfile(const ProfileQuestion& question,
-                                                                 const Options& options) {
+absl::StatusOr<ProfileAnswer> LayoutClient::DescribeProfile(const ProfileQuestion& question,
+                                                            const CallOptions& options) {
+  const CallLimit limit = core_->LimitOf(options);
+  const CoordinatorConnection& connection = core_->connection();
   v1::DescribeProfileRequest request;
   v1::ProfileSelector* const profile = request.mutable_profile();
   if (const auto* name = std::get_if<std::string>(&question.profile)) {
@@ -47,9 +51,8 @@ absl::StatusOr<ProfileAnswer> CoordinatorClient::DescribeProfile(const ProfileQu
         rpc::EncodeFields(given->fields, given->semantic_axes, profile->mutable_inline_()));
   }
   v1::DescribeProfileResponse response;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->resolve,
-                                              &v1::ResolveService::Stub::DescribeProfile, request,
-                                              options, &response));
+  SHARDMESH_RETURN_IF_ERROR(connection.Call(
+      connection.resolve, &v1::ResolveService::Stub::DescribeProfile, request, limit, &response));
   ProfileAnswer answer;
   SHARDMESH_ASSIGN_OR_RETURN(answer.profile, DecodeAnswer(response.profile()));
   answer.text = response.text();
@@ -63,8 +66,10 @@ absl::StatusOr<ProfileAnswer> CoordinatorClient::DescribeProfile(const ProfileQu
   return answer;
 }
 
-absl::StatusOr<PythonHash> CoordinatorClient::ComputeHash(const HashQuestion& question,
-                                                          const Options& options) {
+absl::StatusOr<PythonHash> LayoutClient::ComputeHash(const HashQuestion& question,
+                                                     const CallOptions& options) {
+  const CallLimit limit = core_->LimitOf(options);
+  const CoordinatorConnection& connection = core_->connection();
   compat::v1::ComputeHashRequest request;
   const auto* const text = std::get_if<std::string>(&question.subject);
   if (text != nullptr) {
@@ -77,9 +82,8 @@ absl::StatusOr<PythonHash> CoordinatorClient::ComputeHash(const HashQuestion& qu
   }
   request.set_compatibility(EncodeCompatibility(question.compatibility));
   compat::v1::ComputeHashResponse response;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->compat,
-                                              &compat::v1::CompatService::Stub::ComputeHash,
-                                              request, options, &response));
+  SHARDMESH_RETURN_IF_ERROR(connection.Call(
+      connection.compat, &compat::v1::CompatService::Stub::ComputeHash, request, limit, &response));
   return PythonHash{text != nullptr ? *text : response.text(), response.hash(),
                     response.python_hash_value()};
 }

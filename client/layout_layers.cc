@@ -1,7 +1,9 @@
-// The calls of CoordinatorClient about linear layers.
+// LayoutClient: questions about linear layers.
+#include "client/layouts.h"
+
 #include <utility>
 
-#include "client/remote/coordinator_client.h"
+#include "client/client_core.h"
 #include "client/remote/coordinator_connection.h"
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/layer_codec.h"
@@ -17,8 +19,10 @@ static_assert(static_cast<int>(OutputSpecQuestion::Kind::kOperand) + 1 ==
 
 }  // namespace
 
-absl::StatusOr<std::optional<PartitionSpec>> CoordinatorClient::ResolveOutputSpec(
-    const OutputSpecQuestion& question, const Options& options) {
+absl::StatusOr<std::optional<PartitionSpec>> LayoutClient::ResolveOutputSpec(
+    const OutputSpecQuestion& question, const CallOptions& options) {
+  const CallLimit limit = core_->LimitOf(options);
+  const CoordinatorConnection& connection = core_->connection();
   compat::v1::ResolveOutputSpecRequest request;
   request.set_kind(
       static_cast<compat::v1::ResolveOutputSpecRequest::Kind>(static_cast<int>(question.kind) + 1));
@@ -28,9 +32,9 @@ absl::StatusOr<std::optional<PartitionSpec>> CoordinatorClient::ResolveOutputSpe
   }
   request.set_axis_name(question.axis_name);
   compat::v1::ResolveOutputSpecResponse response;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->compat,
-                                              &compat::v1::CompatService::Stub::ResolveOutputSpec,
-                                              request, options, &response));
+  SHARDMESH_RETURN_IF_ERROR(connection.Call(connection.compat,
+                                            &compat::v1::CompatService::Stub::ResolveOutputSpec,
+                                            request, limit, &response));
   std::optional<PartitionSpec> spec;
   if (response.has_spec()) {
     SHARDMESH_ASSIGN_OR_RETURN(spec, DecodeAnswer(response.spec()));
@@ -38,8 +42,10 @@ absl::StatusOr<std::optional<PartitionSpec>> CoordinatorClient::ResolveOutputSpe
   return spec;
 }
 
-absl::StatusOr<TensorParallelConfig> CoordinatorClient::CheckTensorParallel(
-    const TensorParallelQuestion& question, const Options& options) {
+absl::StatusOr<TensorParallelConfig> LayoutClient::CheckTensorParallel(
+    const TensorParallelQuestion& question, const CallOptions& options) {
+  const CallLimit limit = core_->LimitOf(options);
+  const CoordinatorConnection& connection = core_->connection();
   compat::v1::CheckTensorParallelRequest request;
   compat::v1::TensorParallelConfig* const config = request.mutable_config();
   if (question.mesh.has_value()) {
@@ -56,9 +62,9 @@ absl::StatusOr<TensorParallelConfig> CoordinatorClient::CheckTensorParallel(
   }
   request.set_compatibility(EncodeCompatibility(question.compatibility));
   compat::v1::CheckTensorParallelResponse response;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->compat,
-                                              &compat::v1::CompatService::Stub::CheckTensorParallel,
-                                              request, options, &response));
+  SHARDMESH_RETURN_IF_ERROR(connection.Call(connection.compat,
+                                            &compat::v1::CompatService::Stub::CheckTensorParallel,
+                                            request, limit, &response));
   TensorParallelConfig checked;
   if (response.has_mesh()) {
     // With kExact, the mesh may be one that only JAX accepts.
@@ -77,16 +83,18 @@ absl::StatusOr<TensorParallelConfig> CoordinatorClient::CheckTensorParallel(
   return checked;
 }
 
-absl::StatusOr<LinearLayer> CoordinatorClient::DescribeLinearLayer(
-    const LinearLayerQuestion& question, const Options& options) {
+absl::StatusOr<LinearLayer> LayoutClient::DescribeLinearLayer(const LinearLayerQuestion& question,
+                                                              const CallOptions& options) {
+  const CallLimit limit = core_->LimitOf(options);
+  const CoordinatorConnection& connection = core_->connection();
   compat::v1::DescribeLinearLayerRequest request;
   rpc::Encode(question.options, &request);
   request.set_dtype(rpc::Encode(question.dtype));
   request.set_compatibility(EncodeCompatibility(question.compatibility));
   compat::v1::DescribeLinearLayerResponse response;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->compat,
-                                              &compat::v1::CompatService::Stub::DescribeLinearLayer,
-                                              request, options, &response));
+  SHARDMESH_RETURN_IF_ERROR(connection.Call(connection.compat,
+                                            &compat::v1::CompatService::Stub::DescribeLinearLayer,
+                                            request, limit, &response));
   LinearLayer layer;
   absl::StatusOr<ParallelLinear> facts = rpc::Decode(response);
   if (!facts.ok()) {
@@ -97,9 +105,11 @@ absl::StatusOr<LinearLayer> CoordinatorClient::DescribeLinearLayer(
   return layer;
 }
 
-absl::StatusOr<Dtype> CoordinatorClient::PromoteDtypes(absl::Span<const Dtype> dtypes,
-                                                       std::optional<Dtype> dtype,
-                                                       const Options& options) {
+absl::StatusOr<Dtype> LayoutClient::PromoteDtypes(absl::Span<const Dtype> dtypes,
+                                                  std::optional<Dtype> dtype,
+                                                  const CallOptions& options) {
+  const CallLimit limit = core_->LimitOf(options);
+  const CoordinatorConnection& connection = core_->connection();
   compat::v1::PromoteDtypesRequest request;
   for (const Dtype each : dtypes) {
     request.add_dtypes(rpc::Encode(each));
@@ -108,9 +118,9 @@ absl::StatusOr<Dtype> CoordinatorClient::PromoteDtypes(absl::Span<const Dtype> d
     request.set_dtype(rpc::Encode(*dtype));
   }
   compat::v1::PromoteDtypesResponse response;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->compat,
-                                              &compat::v1::CompatService::Stub::PromoteDtypes,
-                                              request, options, &response));
+  SHARDMESH_RETURN_IF_ERROR(connection.Call(connection.compat,
+                                            &compat::v1::CompatService::Stub::PromoteDtypes,
+                                            request, limit, &response));
   return DecodeAnswer(response.dtype());
 }
 

@@ -1,10 +1,10 @@
-// The calls of CoordinatorClient about arrays.
+// Encodes puts and decodes the places of tiles.
+#include "client/remote/array_calls.h"
+
 #include <memory>
 #include <optional>
 #include <utility>
 
-#include "client/remote/coordinator_client.h"
-#include "client/remote/coordinator_connection.h"
 #include "client/remote/wire_enums.h"
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/spec_codec.h"
@@ -100,19 +100,24 @@ struct HeldPut {
 
 }  // namespace
 
-absl::StatusOr<BegunPut> CoordinatorClient::BeginPut(const std::string& session_id,
-                                                     absl::Span<const PutTensor> tensors,
-                                                     const PutOptions& put_options,
-                                                     const Options& options) {
+absl::StatusOr<BegunPut> BeginPut(const CoordinatorConnection& connection,
+                                  const std::string& session_id,
+                                  absl::Span<const PutTensor> tensors,
+                                  const PutOptions& put_options, const CallLimit& limit) {
   // One id for all attempts: the coordinator answers a repeated request with the put of the first
   // one.
   std::string request_id = NewRequestId();
   BegunPut put;
-  const auto begin = [&](const Options& attempt) -> absl::Status {
+  const auto begin = [&](const CallLimit& attempt) -> absl::Status {
     put = BegunPut();
     auto call = std::make_shared<HeldPut>();
-    connection_->Prepare(attempt, &call->context);
-    call->stream = connection_->arrays->BeginPut(&call->context);
+    std::optional<Cancellation::Registration> registration;
+    if (attempt.cancellation != nullptr) {
+      registration.emplace(attempt.cancellation,
+                           [&context = call->context] { context.TryCancel(); });
+    }
+    connection.Prepare(attempt, &call->context);
+    call->stream = connection.arrays->BeginPut(&call->context);
     absl::Status unreadable;
     bool is_complete = false;
     WriteWhileReading(
@@ -149,14 +154,14 @@ absl::StatusOr<BegunPut> CoordinatorClient::BeginPut(const std::string& session_
       return absl::OkStatus();
     }
     call->is_finished = true;
-    return connection_->StatusOf(call->stream->Finish());
+    return connection.StatusOf(call->stream->Finish());
   };
-  absl::Status begun = connection_->Repeat(options, begin);
+  absl::Status begun = connection.Repeat(limit, begin);
   if (absl::IsFailedPrecondition(begun) && ReasonOf(begun) == Reason::kRequestIdReused) {
     // An attempt whose answer was lost began a put, which has ended since. Only that attempt could
     // have committed it, so it was not committed.
     request_id = NewRequestId();
-    begun = connection_->Repeat(options, begin);
+    begun = connection.Repeat(limit, begin);
   }
   SHARDMESH_RETURN_IF_ERROR(begun);
   if (put.transfer_id.empty() != put_options.validate_only ||
@@ -168,16 +173,17 @@ absl::StatusOr<BegunPut> CoordinatorClient::BeginPut(const std::string& session_
   return put;
 }
 
-absl::StatusOr<CommittedPut> CoordinatorClient::CommitTransfer(const std::string& session_id,
-                                                               const std::string& transfer_id,
-                                                               const Options& options) {
+absl::StatusOr<CommittedPut> CommitTransfer(const CoordinatorConnection& connection,
+                                            const std::string& session_id,
+                                            const std::string& transfer_id,
+                                            const CallLimit& limit) {
   v1::CommitTransferRequest request;
   request.set_request_id(NewRequestId());
   request.set_session_id(session_id);
   request.set_transfer_id(transfer_id);
   v1::CommitTransferResponse response;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
-      connection_->arrays, &v1::ArrayService::Stub::CommitTransfer, request, options, &response));
+  SHARDMESH_RETURN_IF_ERROR(connection.Call(
+      connection.arrays, &v1::ArrayService::Stub::CommitTransfer, request, limit, &response));
   CommittedPut put;
   put.array_ids.assign(response.array_ids().begin(), response.array_ids().end());
   put.revision = response.revision();
@@ -186,22 +192,21 @@ absl::StatusOr<CommittedPut> CoordinatorClient::CommitTransfer(const std::string
   return put;
 }
 
-absl::Status CoordinatorClient::AbortTransfer(const std::string& session_id,
-                                              const std::string& transfer_id,
-                                              std::string_view reason, const Options& options) {
+absl::Status AbortTransfer(const CoordinatorConnection& connection, const std::string& session_id,
+                           const std::string& transfer_id, std::string_view reason,
+                           const CallLimit& limit) {
   v1::AbortTransferRequest request;
   request.set_session_id(session_id);
   request.set_transfer_id(transfer_id);
   request.set_reason(std::string(reason));
   v1::AbortTransferResponse response;
-  return connection_->Call(connection_->arrays, &v1::ArrayService::Stub::AbortTransfer, request,
-                           options, &response);
+  return connection.Call(connection.arrays, &v1::ArrayService::Stub::AbortTransfer, request, limit,
+                         &response);
 }
 
-absl::StatusOr<BegunGet> CoordinatorClient::BeginGet(const std::string& session_id,
-                                                     const ArraySelector& array,
-                                                     const std::optional<Tile>& part,
-                                                     const Options& options) {
+absl::StatusOr<BegunGet> BeginGet(const CoordinatorConnection& connection,
+                                  const std::string& session_id, const ArraySelector& array,
+                                  const std::optional<Tile>& part, const CallLimit& limit) {
   v1::BeginGetRequest request;
   request.set_session_id(session_id);
   EncodeSelector(array, request.mutable_array());
@@ -209,8 +214,8 @@ absl::StatusOr<BegunGet> CoordinatorClient::BeginGet(const std::string& session_
     rpc::Encode(*part, request.mutable_slice());
   }
   v1::BeginGetResponse response;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
-      connection_->arrays, &v1::ArrayService::Stub::BeginGet, request, options, &response));
+  SHARDMESH_RETURN_IF_ERROR(connection.Call(connection.arrays, &v1::ArrayService::Stub::BeginGet,
+                                            request, limit, &response));
   BegunGet get;
   SHARDMESH_ASSIGN_OR_RETURN(get.array, DecodeArray(response.array()));
   get.devices = DecodeDevices(response.devices());
@@ -219,70 +224,16 @@ absl::StatusOr<BegunGet> CoordinatorClient::BeginGet(const std::string& session_
   return get;
 }
 
-absl::StatusOr<Array> CoordinatorClient::DescribeArray(const ArraySelector& array,
-                                                       const Options& options) {
-  v1::DescribeArrayRequest request;
-  EncodeSelector(array, request.mutable_array());
-  v1::DescribeArrayResponse response;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
-      connection_->arrays, &v1::ArrayService::Stub::DescribeArray, request, options, &response));
-  return DecodeArray(response.array());
-}
-
-absl::StatusOr<ArrayPage> CoordinatorClient::ListArrays(const std::string& prefix,
-                                                        bool include_unnamed,
-                                                        const std::string& page_token,
-                                                        const Options& options) {
-  v1::ListArraysRequest request;
-  request.set_prefix(prefix);
-  request.set_include_unnamed(include_unnamed);
-  request.set_page_token(page_token);
-  v1::ListArraysResponse response;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
-      connection_->arrays, &v1::ArrayService::Stub::ListArrays, request, options, &response));
-  ArrayPage page;
-  for (const v1::Array& array : response.arrays()) {
-    SHARDMESH_ASSIGN_OR_RETURN(page.arrays.emplace_back(), DecodeArray(array));
-  }
-  page.next_page_token = response.next_page_token();
-  return page;
-}
-
-absl::StatusOr<int64_t> CoordinatorClient::MoveName(const std::string& name,
-                                                    const std::string& array_id,
-                                                    int64_t expected_version,
-                                                    const Options& options) {
-  v1::MoveNameRequest request;
-  request.set_request_id(NewRequestId());
-  request.set_name(name);
-  request.set_array_id(array_id);
-  SetPrecondition(expected_version, request.mutable_precondition());
-  v1::MoveNameResponse response;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
-      connection_->arrays, &v1::ArrayService::Stub::MoveName, request, options, &response));
-  return response.version();
-}
-
-absl::Status CoordinatorClient::DeleteName(const std::string& name, int64_t expected_version,
-                                           const Options& options) {
-  v1::DeleteNameRequest request;
-  request.set_request_id(NewRequestId());
-  request.set_name(name);
-  SetPrecondition(expected_version, request.mutable_precondition());
-  v1::DeleteNameResponse response;
-  return connection_->Call(connection_->arrays, &v1::ArrayService::Stub::DeleteName, request,
-                           options, &response);
-}
-
-absl::StatusOr<int64_t> CoordinatorClient::ReleaseArrays(const std::string& session_id,
-                                                         absl::Span<const std::string> array_ids,
-                                                         const Options& options) {
+absl::StatusOr<int64_t> ReleaseArrays(const CoordinatorConnection& connection,
+                                      const std::string& session_id,
+                                      absl::Span<const std::string> array_ids,
+                                      const CallLimit& limit) {
   v1::ReleaseArraysRequest request;
   request.set_session_id(session_id);
   request.mutable_array_ids()->Add(array_ids.begin(), array_ids.end());
   v1::ReleaseArraysResponse response;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
-      connection_->arrays, &v1::ArrayService::Stub::ReleaseArrays, request, options, &response));
+  SHARDMESH_RETURN_IF_ERROR(connection.Call(
+      connection.arrays, &v1::ArrayService::Stub::ReleaseArrays, request, limit, &response));
   return response.released();
 }
 

@@ -1,7 +1,9 @@
-// The calls of CoordinatorClient about meshes.
+// LayoutClient: questions about meshes.
+#include "client/layouts.h"
+
 #include <utility>
 
-#include "client/remote/coordinator_client.h"
+#include "client/client_core.h"
 #include "client/remote/coordinator_connection.h"
 #include "rpc/codec/spec_codec.h"
 #include "status/status_macros.h"
@@ -31,8 +33,10 @@ absl::StatusOr<Mesh> DecodeMesh(const v1::Mesh& from, Compatibility compatibilit
 
 }  // namespace
 
-absl::StatusOr<MeshAnswer> CoordinatorClient::DescribeMesh(const MeshQuestion& question,
-                                                           const Options& options) {
+absl::StatusOr<MeshAnswer> LayoutClient::DescribeMesh(const MeshQuestion& question,
+                                                      const CallOptions& options) {
+  const CallLimit limit = core_->LimitOf(options);
+  const CoordinatorConnection& connection = core_->connection();
   v1::DescribeMeshRequest request;
   if (const auto* selector = std::get_if<MeshSelector>(&question.mesh)) {
     EncodeSelector(*selector, request.mutable_mesh());
@@ -47,8 +51,8 @@ absl::StatusOr<MeshAnswer> CoordinatorClient::DescribeMesh(const MeshQuestion& q
   request.set_required(question.required);
   request.set_compatibility(EncodeCompatibility(question.compatibility));
   v1::DescribeMeshResponse response;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
-      connection_->meshes, &v1::MeshService::Stub::DescribeMesh, request, options, &response));
+  SHARDMESH_RETURN_IF_ERROR(connection.Call(connection.meshes, &v1::MeshService::Stub::DescribeMesh,
+                                            request, limit, &response));
   MeshAnswer answer;
   SHARDMESH_ASSIGN_OR_RETURN(answer.mesh, DecodeMesh(response.mesh(), question.compatibility));
   answer.workers.assign(response.workers().begin(), response.workers().end());
@@ -56,8 +60,10 @@ absl::StatusOr<MeshAnswer> CoordinatorClient::DescribeMesh(const MeshQuestion& q
   return answer;
 }
 
-absl::StatusOr<MeshAxesAnswer> CoordinatorClient::QueryMesh(const MeshAxesQuestion& question,
-                                                            const Options& options) {
+absl::StatusOr<MeshAxesAnswer> LayoutClient::QueryMesh(const MeshAxesQuestion& question,
+                                                       const CallOptions& options) {
+  const CallLimit limit = core_->LimitOf(options);
+  const CoordinatorConnection& connection = core_->connection();
   compat::v1::QueryMeshRequest request;
   request.set_question(
       static_cast<compat::v1::QueryMeshRequest::Question>(static_cast<int>(question.kind) + 1));
@@ -66,9 +72,8 @@ absl::StatusOr<MeshAxesAnswer> CoordinatorClient::QueryMesh(const MeshAxesQuesti
   request.mutable_devices()->Add(question.devices.begin(), question.devices.end());
   request.set_compatibility(EncodeCompatibility(question.compatibility));
   compat::v1::QueryMeshResponse response;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->compat,
-                                              &compat::v1::CompatService::Stub::QueryMesh, request,
-                                              options, &response));
+  SHARDMESH_RETURN_IF_ERROR(connection.Call(
+      connection.compat, &compat::v1::CompatService::Stub::QueryMesh, request, limit, &response));
   MeshAxesAnswer answer;
   answer.present = response.present();
   answer.absent_axes.assign(response.absent_axes().begin(), response.absent_axes().end());
@@ -83,16 +88,18 @@ absl::StatusOr<MeshAxesAnswer> CoordinatorClient::QueryMesh(const MeshAxesQuesti
   return answer;
 }
 
-absl::StatusOr<std::vector<std::string>> CoordinatorClient::ListSpecAxes(
-    absl::Span<const PartitionSpec> specs, const Options& options) {
+absl::StatusOr<std::vector<std::string>> LayoutClient::ListSpecAxes(
+    absl::Span<const PartitionSpec> specs, const CallOptions& options) {
+  const CallLimit limit = core_->LimitOf(options);
+  const CoordinatorConnection& connection = core_->connection();
   compat::v1::ListSpecAxesRequest request;
   for (const PartitionSpec& spec : specs) {
     rpc::Encode(spec, request.add_specs());
   }
   compat::v1::ListSpecAxesResponse response;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->compat,
-                                              &compat::v1::CompatService::Stub::ListSpecAxes,
-                                              request, options, &response));
+  SHARDMESH_RETURN_IF_ERROR(connection.Call(connection.compat,
+                                            &compat::v1::CompatService::Stub::ListSpecAxes, request,
+                                            limit, &response));
   return std::vector<std::string>(response.axes().begin(), response.axes().end());
 }
 

@@ -1,0 +1,132 @@
+// Connects to a coordinator, and repeats calls where that may help.
+#include "client/remote/coordinator_connection.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/synchronization/notification.h"
+#include "client/remote/wire_enums.h"
+#include "process/random_bytes.h"
+#include "process/steady_deadline.h"
+#include "rpc/call_memory.h"
+#include "rpc/connect.h"
+#include "status/detail.h"
+#include "status/status_macros.h"
+
+namespace shardmesh::client {
+
+void SleepUnlessCancelled(absl::Duration delay, Cancellation* cancellation) {
+  if (cancellation == nullptr) {
+    absl::SleepFor(delay);
+    return;
+  }
+  absl::Notification cancelled;
+  const Cancellation::Registration registration(cancellation, [&cancelled] { cancelled.Notify(); });
+  cancelled.WaitForNotificationWithTimeout(delay);
+}
+
+std::string NewRequestId() { return absl::BytesToHexString(rpc::RandomBytes(16)); }
+
+void EncodeSelector(const ArraySelector& from, v1::ArraySelector* to) {
+  if (!from.name.empty()) {
+    to->set_name(from.name);
+  } else {
+    to->set_array_id(from.array_id);
+  }
+  to->set_version(from.version);
+}
+
+v1::CorrectionPolicy EncodePolicy(bool strict) {
+  return strict ? v1::CORRECTION_POLICY_STRICT : v1::CORRECTION_POLICY_REPORT;
+}
+
+v1::Compatibility EncodeCompatibility(Compatibility compatibility) {
+  return compatibility == Compatibility::kExact ? v1::COMPATIBILITY_EXACT
+                                                : v1::COMPATIBILITY_UNSPECIFIED;
+}
+
+absl::Status BadAnswer(const absl::Status& status) {
+  return absl::InternalError(
+      StrCat("the coordinator's answer cannot be read: ", ToStd(status.message())));
+}
+
+absl::StatusOr<Array> DecodeArray(const v1::Array& from) {
+  Array array;
+  SHARDMESH_ASSIGN_OR_RETURN(array.descriptor, DecodeAnswer(from.array_descriptor()));
+  array.state = StateOf(from.state());
+  array.missing_ranks.assign(from.missing_ranks().begin(), from.missing_ranks().end());
+  array.name = from.name();
+  array.name_version = from.name_version();
+  array.durability = DurabilityOf(from.durability());
+  SHARDMESH_ASSIGN_OR_RETURN(array.create_time, DecodeAnswer(from.create_time()));
+  array.size_bytes = from.size_bytes();
+  if (from.has_requested_spec()) {
+    SHARDMESH_ASSIGN_OR_RETURN(array.requested_spec, DecodeAnswer(from.requested_spec()));
+  }
+  SHARDMESH_RETURN_IF_ERROR(DecodeAnswers(from.corrections(), &array.corrections));
+  return array;
+}
+
+absl::Status CancelledByCaller() {
+  return WithReason(absl::CancelledError("the caller cancelled the call"), Reason::kCancelled);
+}
+
+absl::StatusOr<std::unique_ptr<CoordinatorConnection>> CoordinatorConnection::Connect(
+    const std::string& address, const rpc::Credentials& credentials, absl::Duration timeout,
+    const RetryOptions& retries) {
+  const rpc::ChannelOptions options{.credentials = credentials,
+                                    .peer = rpc::ExpectedPeer::Coordinator()};
+  SHARDMESH_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel,
+                             rpc::CreateChannel(address, options));
+  SHARDMESH_RETURN_IF_ERROR(
+      rpc::WaitForConnected(*channel, address,
+                            rpc::ConnectOptions{.timeout = std::min(timeout, rpc::kConnectTimeout),
+                                                .limit = timeout,
+                                                .on_wait = retries.on_wait},
+                            options));
+  return std::make_unique<CoordinatorConnection>(address, channel, retries);
+}
+
+std::unique_ptr<CoordinatorConnection> CoordinatorConnection::InProcess(
+    const std::shared_ptr<grpc::Channel>& channel, const RetryOptions& retries) {
+  return std::make_unique<CoordinatorConnection>("", channel, retries);
+}
+
+absl::Status CoordinatorConnection::Repeat(
+    const CallLimit& limit,
+    const std::function<absl::Status(const CallLimit& attempt)>& call) const {
+  constexpr int kMaxAttempts = 5;  // attempts without an answer
+  rpc::Backoff backoff({.max_delay = absl::Milliseconds(500)});
+  const auto deadline = rpc::SteadyDeadline::At(limit.deadline);
+  absl::Status last;  // why the call is repeated
+  for (int attempt = 1;; ++attempt) {
+    if (limit.is_cancelled()) return CancelledByCaller();
+    absl::Status status = call({deadline.wall(), limit.cancellation, limit.traceparent});
+    if (limit.is_cancelled() && !status.ok()) return CancelledByCaller();
+    const Reason reason = ReasonOf(status);
+    if (absl::IsDeadlineExceeded(status) && reason == Reason::kUnspecified && !last.ok()) {
+      return last;
+    }
+    const bool is_asked_to = RetryDelayOf(status).has_value() &&
+                             (absl::IsUnavailable(status) || absl::IsAborted(status));
+    const bool is_away = absl::IsUnavailable(status) &&
+                         (reason == Reason::kUnspecified || reason == Reason::kNotServing);
+    const bool is_short = rpc::IsShortOfCallMemory(status);
+    if (!is_asked_to && !is_short &&
+        !(is_away && (retries.await_coordinator || attempt < kMaxAttempts))) {
+      return status;
+    }
+    const absl::Duration delay = backoff.NextDelay(status);
+    if (delay >= deadline.left()) {
+      return status;
+    }
+    if (retries.on_wait) {
+      retries.on_wait(status);
+    }
+    SleepUnlessCancelled(delay, limit.cancellation);
+    last = std::move(status);
+  }
+}
+
+}  // namespace shardmesh::client

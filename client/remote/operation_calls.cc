@@ -1,0 +1,58 @@
+// Decodes operations, and watches one.
+#include "client/remote/operation_calls.h"
+
+#include <utility>
+
+#include "client/remote/wire_enums.h"
+#include "rpc/codec/status.h"
+#include "status/detail.h"
+#include "status/status_macros.h"
+
+namespace shardmesh::client {
+
+absl::StatusOr<Operation> DecodeOperation(const v1::Operation& from) {
+  Operation operation;
+  operation.operation_id = from.operation_id();
+  operation.description = from.description();
+  operation.state = StateOf(from.state());
+  operation.done = from.done();
+  operation.total = from.total();
+  operation.done_bytes = from.done_bytes();
+  operation.total_bytes = from.total_bytes();
+  SHARDMESH_ASSIGN_OR_RETURN(operation.start_time, DecodeAnswer(from.start_time()));
+  if (from.has_end_time()) {
+    SHARDMESH_ASSIGN_OR_RETURN(operation.end_time, DecodeAnswer(from.end_time()));
+  }
+  if (operation.state == OperationState::kFailed) {
+    operation.error = rpc::Decode(from.error());
+    if (operation.error.ok()) operation.error = absl::UnknownError("the error is not known");
+  }
+  return operation;
+}
+
+absl::StatusOr<Operation> WatchOperation(const CoordinatorConnection& connection,
+                                         const std::string& operation_id,
+                                         const std::function<bool(const Operation&)>& on_progress,
+                                         const CallLimit& limit) {
+  v1::WatchOperationRequest request;
+  request.set_operation_id(operation_id);
+  CallContext context(connection, limit);
+  const auto stream = connection.operations->WatchOperation(context.get(), request);
+  v1::WatchOperationResponse response;
+  absl::StatusOr<Operation> last = absl::InternalError("the coordinator reported nothing");
+  bool is_wanted = true;
+  while (is_wanted && stream->Read(&response)) {
+    last = DecodeOperation(response.operation());
+    is_wanted = last.ok() && on_progress(*last);
+  }
+  if (!is_wanted) {
+    context.TryCancel();
+    stream->Finish();  // CANCELLED, as it was asked to be.
+    return last;
+  }
+  const absl::Status status = connection.StatusOf(stream->Finish());
+  if (!status.ok()) return limit.is_cancelled() ? CancelledByCaller() : status;
+  return last;
+}
+
+}  // namespace shardmesh::client

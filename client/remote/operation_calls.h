@@ -1,0 +1,26 @@
+// Calls about operations that several sub-clients make.
+#ifndef SHARDMESH_CLIENT_REMOTE_OPERATION_CALLS_H_
+#define SHARDMESH_CLIENT_REMOTE_OPERATION_CALLS_H_
+
+#include <functional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "client/remote/coordinator_connection.h"
+#include "client/types/cluster.h"
+#include "shardmesh/v1/operation_service.pb.h"
+
+namespace shardmesh::client {
+
+absl::StatusOr<Operation> DecodeOperation(const v1::Operation& from);
+
+// Runs until the operation has ended or `on_progress` returns false; returns the last reported
+// state. CANCELLED (CANCELLED) after the limit's cancellation.
+absl::StatusOr<Operation> WatchOperation(const CoordinatorConnection& connection,
+                                         const std::string& operation_id,
+                                         const std::function<bool(const Operation&)>& on_progress,
+                                         const CallLimit& limit);
+
+}  // namespace shardmesh::client
+
+#endif  // SHARDMESH_CLIENT_REMOTE_OPERATION_CALLS_H_
