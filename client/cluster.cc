@@ -24,6 +24,10 @@ absl::StatusOr<ClusterLinks> ClusterClient::ListLinks(const std::string& mesh_id
   return core_->coordinator().ListLinks(mesh_id, core_->CallDeadline());
 }
 
+absl::StatusOr<std::vector<OpenSessionInfo>> ClusterClient::ListSessions() {
+  return core_->coordinator().ListSessions(core_->CallDeadline());
+}
+
 absl::StatusOr<QuarantineList> ClusterClient::ListQuarantine(const std::string& identity) {
   return core_->coordinator().ListQuarantine(identity, core_->CallDeadline());
 }

@@ -39,6 +39,8 @@ class ClusterClient {
   // Between the workers of a mesh or, without its name, between all that are attached. NOT_FOUND:
   // no such mesh. FAILED_PRECONDITION: no worker is attached, or a rank of the mesh has none.
   absl::StatusOr<ClusterLinks> ListLinks(const std::string& mesh_id = "");
+  // The open sessions of all clients, the oldest first.
+  absl::StatusOr<std::vector<OpenSessionInfo>> ListSessions();
   // Tiles that workers have put aside, of one or of all that are attached, arrays that are held
   // without a name, and workers that are away. NOT_FOUND: no such worker.
   absl::StatusOr<QuarantineList> ListQuarantine(const std::string& identity = "");

@@ -551,6 +551,35 @@ absl::Status CoordinatorClient::CloseSession(const std::string& session_id,
                            options, &response);
 }
 
+absl::StatusOr<std::vector<OpenSessionInfo>> CoordinatorClient::ListSessions(
+    const Options& options) {
+  constexpr int kPage = 1000;
+  std::vector<OpenSessionInfo> sessions;
+  v1::ListSessionsRequest request;
+  request.set_page_size(kPage);
+  do {
+    v1::ListSessionsResponse response;
+    SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->sessions,
+                                                &v1::SessionService::Stub::ListSessions, request,
+                                                options, &response));
+    for (const v1::OpenSessionInfo& from : response.sessions()) {
+      OpenSessionInfo& session = sessions.emplace_back();
+      session.number = from.number();
+      session.id_prefix = from.id_prefix();
+      session.caller = from.caller();
+      session.client_name = from.client_name();
+      SHARDMESH_ASSIGN_OR_RETURN(session.opened, DecodeAnswer(from.open_time()));
+      SHARDMESH_ASSIGN_OR_RETURN(session.renewed, DecodeAnswer(from.renew_time()));
+      SHARDMESH_ASSIGN_OR_RETURN(session.expires, DecodeAnswer(from.expire_time()));
+      session.pinned_arrays = from.pinned_arrays();
+      session.transfers = from.transfers();
+      session.steps = from.steps();
+    }
+    request.set_page_token(response.next_page_token());
+  } while (!request.page_token().empty());
+  return sessions;
+}
+
 absl::StatusOr<Entry> CoordinatorClient::CreateEntry(const std::string& name,
                                                      const EntryValue& value, bool validate_only,
                                                      const Options& options) {

@@ -139,6 +139,8 @@ class CoordinatorClient {
   absl::StatusOr<absl::Duration> RenewSession(const std::string& session_id,
                                               const Options& options);
   absl::Status CloseSession(const std::string& session_id, const Options& options);
+  // Joins all pages.
+  absl::StatusOr<std::vector<OpenSessionInfo>> ListSessions(const Options& options);
 
   // The services of questions.
   absl::StatusOr<SpecAnswer> ResolveSpec(const ResolveSpecQuestion& question,

@@ -120,6 +120,20 @@ struct QuarantineList {
   std::vector<UnreachedWorker> unreached;  // their quarantine is not listed
 };
 
+// An open session of any client. It has no id to act with.
+struct OpenSessionInfo {
+  int64_t number = 0;     // counts the sessions that the coordinator's process has opened, from 1
+  std::string id_prefix;  // the first 8 characters of its id
+  std::string caller;     // the identity in its certificate, or without TLS its host
+  std::string client_name;
+  absl::Time opened;
+  absl::Time renewed;  // `opened` if never
+  absl::Time expires;  // unless it is renewed
+  int64_t pinned_arrays = 0;
+  int64_t transfers = 0;  // under way
+  int64_t steps = 0;      // under way
+};
+
 // The tiles that a drop from quarantine deleted.
 struct QuarantineDrop {
   std::vector<QuarantinedArray> arrays;

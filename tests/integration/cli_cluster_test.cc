@@ -17,6 +17,7 @@
 #include "client/cli/local/child_process.h"
 #include "client/cli/local/cluster_record.h"
 #include "status/str_cat.h"
+#include "tensor/view.h"
 #include "tests/integration/cli_fixture.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/read_file.h"
@@ -399,6 +400,36 @@ TEST_F(ClusterCommandTest, ASecondWorkerOfAnIdentityWaitsAndSaysSo) {
                          HasSubstr("retry_in=")));
   EXPECT_THAT(client::SendSignal(second.id(), SIGKILL), IsOk());
   EXPECT_TRUE(client::WaitUntilGone(second.id(), deadline));
+}
+
+TEST_F(ClusterCommandTest, ListsOpenSessionsWithoutTheirIds) {
+  EXPECT_EQ(cluster_->Run({"admin", "sessions"}).out, "No session is open\n");
+  const std::vector<float> values(4, 1.0F);
+  const client::PutTensor tensor = {
+      .name = "a",
+      .view = *TensorView::Create(
+          Dtype::kF32, {2, 2},
+          {reinterpret_cast<const char*>(values.data()), sizeof(float) * values.size()})};
+  ASSERT_THAT(cluster_->client().arrays().PutTensors({&tensor, 1}), IsOk());
+
+  CommandResult result = cluster_->Run({"admin", "sessions", "--output", "json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json sessions = json::parse(result.out)["sessions"];
+  ASSERT_EQ(sessions.size(), 1u) << result.out;
+  EXPECT_EQ(sessions[0]["number"], 1);
+  EXPECT_EQ(sessions[0]["id_prefix"].get<std::string>().size(), 8u);
+  EXPECT_THAT(sessions[0]["caller"].get<std::string>(), HasSubstr("127.0.0.1"));
+  EXPECT_EQ(sessions[0]["pinned_arrays"], 1);
+  EXPECT_EQ(sessions[0]["transfers"], 0);
+  EXPECT_EQ(sessions[0]["steps"], 0);
+  EXPECT_LT(sessions[0]["renew_time"].get<std::string>(),
+            sessions[0]["expire_time"].get<std::string>());
+
+  result = cluster_->Run({"admin", "sessions"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("number"), HasSubstr("ends in"),
+                                HasSubstr(sessions[0]["id_prefix"].get<std::string>() + "..."),
+                                HasSubstr(sessions[0]["caller"].get<std::string>())));
 }
 
 }  // namespace

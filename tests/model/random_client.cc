@@ -195,6 +195,7 @@ const std::map<std::string, RandomClient::Handler>& RandomClient::Handlers() {
       {"SessionService.OpenSession", &C::OpenSession},
       {"SessionService.RenewSession", &C::RenewSession},
       {"SessionService.CloseSession", &C::CloseSession},
+      {"SessionService.ListSessions", &C::ListSessions},
       {"CatalogService.CreateEntry", &C::CreateEntry},
       {"CatalogService.GetEntry", &C::GetEntry},
       {"CatalogService.ListEntries", &C::ListEntries},
@@ -598,6 +599,42 @@ absl::Status RandomClient::CloseSession(Dice& dice) {
   v1::RenewSessionResponse renewed;
   const absl::Status gone = coordinator_.Call("SessionService.RenewSession", renew, &renewed);
   return Want(absl::IsNotFound(gone), "RenewSession of a closed session", renew, gone, "NOT_FOUND");
+}
+
+absl::Status RandomClient::ListSessions(Dice& dice) {
+  v1::ListSessionsRequest request;
+  if (dice.OneIn(3)) {
+    if (dice.OneIn(2)) {
+      request.set_page_size(-1);
+    } else {
+      request.set_page_token("nosuchpage");
+    }
+    v1::ListSessionsResponse response;
+    const absl::Status status =
+        coordinator_.Call("SessionService.ListSessions", request, &response);
+    return Want(absl::IsInvalidArgument(status), "ListSessions", request, status,
+                "INVALID_ARGUMENT");
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const std::string session,
+                             Session(static_cast<int>(dice.Below(2)), dice));
+  request.set_page_size(static_cast<int32_t>(dice.Of(std::vector<int64_t>{0, 1, 2, 1000, 9999})));
+  int64_t last = 0;
+  bool is_listed = false;
+  do {
+    v1::ListSessionsResponse response;
+    const absl::Status status =
+        coordinator_.Call("SessionService.ListSessions", request, &response);
+    SHARDMESH_RETURN_IF_ERROR(Want(status.ok(), "ListSessions", request, status, "OK"));
+    for (const v1::OpenSessionInfo& each : response.sessions()) {
+      if (each.number() <= last || each.id_prefix().size() != 8) {
+        return Violation(StrCat("ListSessions has ", each.ShortDebugString(), " behind ", last));
+      }
+      last = each.number();
+      is_listed |= session.starts_with(each.id_prefix());
+    }
+    request.set_page_token(response.next_page_token());
+  } while (!request.page_token().empty());
+  return is_listed ? absl::OkStatus() : Violation("ListSessions lacks an open session");
 }
 
 // --- Definitions --------------------------------------------------------------------------------

@@ -105,6 +105,7 @@ class RandomClient {
   absl::Status OpenSession(Dice& dice);
   absl::Status RenewSession(Dice& dice);
   absl::Status CloseSession(Dice& dice);
+  absl::Status ListSessions(Dice& dice);
   absl::Status CreateEntry(Dice& dice);
   absl::Status GetEntry(Dice& dice);
   absl::Status ListEntries(Dice& dice);

@@ -1,4 +1,4 @@
-// admin snapshot, check; admin quarantine list, restore, drop.
+// admin snapshot, check, sessions; admin quarantine list, restore, drop.
 #include <unistd.h>
 
 #include <algorithm>
@@ -220,6 +220,59 @@ absl::Status RunDrop(const Invocation& invocation, const std::vector<std::string
   return absl::OkStatus();
 }
 
+Json SessionJson(const OpenSessionInfo& session) {
+  return {{"number", session.number},
+          {"id_prefix", session.id_prefix},
+          {"caller", session.caller},
+          {"client_name", session.client_name},
+          {"open_time", Timestamp(session.opened)},
+          {"renew_time", Timestamp(session.renewed)},
+          {"expire_time", Timestamp(session.expires)},
+          {"pinned_arrays", session.pinned_arrays},
+          {"transfers", session.transfers},
+          {"steps", session.steps}};
+}
+
+// The clocks of two hosts may differ: a time that is not yet over counts as now.
+std::string Ago(absl::Time time) {
+  return StrCat(FormatTime(std::max(absl::Now() - time, absl::ZeroDuration())), " ago");
+}
+
+absl::Status RunSessions(const Invocation& invocation) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<OpenSessionInfo> sessions,
+                             client->cluster().ListSessions());
+  if (invocation.json) {
+    Json json = Json::array();
+    for (const OpenSessionInfo& session : sessions) json.push_back(SessionJson(session));
+    invocation.Print({{"sessions", std::move(json)}});
+    return absl::OkStatus();
+  }
+  if (sessions.empty()) {
+    std::cout << "No session is open\n";
+    return absl::OkStatus();
+  }
+  Table table({{"number", Table::Align::kRight},
+               {"id"},
+               {"caller"},
+               {"client"},
+               {"opened", Table::Align::kRight},
+               {"renewed", Table::Align::kRight},
+               {"ends in", Table::Align::kRight},
+               {"arrays", Table::Align::kRight},
+               {"transfers", Table::Align::kRight},
+               {"steps", Table::Align::kRight}});
+  for (const OpenSessionInfo& session : sessions) {
+    table.AddRow({StrCat(session.number), StrCat(session.id_prefix, "..."), session.caller,
+                  session.client_name.empty() ? "-" : session.client_name, Ago(session.opened),
+                  Ago(session.renewed),
+                  FormatTime(std::max(session.expires - absl::Now(), absl::ZeroDuration())),
+                  StrCat(session.pinned_arrays), StrCat(session.transfers), StrCat(session.steps)});
+  }
+  table.Print();
+  return absl::OkStatus();
+}
+
 // For the largest state, over a slow network.
 constexpr absl::Duration kSnapshotTime = absl::Minutes(10);
 
@@ -296,6 +349,10 @@ void AddAdminCommands(CommandLine* line) {
                    "MESH=WORKER,...;...: the workers by rank of meshes whose own record of that is "
                    "lost; MESH= lets the first that attach get the ranks")
       ->needs(aside);
+
+  line->CanBeWatched(line->AddCommand(
+      "sessions", "List the open sessions: who holds arrays, and until when",
+      [](const Invocation& i) { return RunSessions(i); }, admin));
 
   CLI::App* const quarantine = line->AddGroup(
       "quarantine",
