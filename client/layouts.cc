@@ -9,6 +9,11 @@ absl::StatusOr<SpecAnswer> LayoutClient::ResolveSpec(const ResolveSpecQuestion& 
   return core_->coordinator().ResolveSpec(question, core_->CallDeadline());
 }
 
+absl::StatusOr<std::vector<absl::StatusOr<SpecAnswer>>> LayoutClient::BatchResolveSpecs(
+    absl::Span<const ResolveSpecQuestion> questions) {
+  return core_->coordinator().BatchResolveSpecs(questions, core_->CallDeadline());
+}
+
 absl::StatusOr<SpecAnswer> LayoutClient::CorrectSpec(const CorrectSpecQuestion& question) {
   return core_->coordinator().CorrectSpec(question, core_->CallDeadline());
 }
@@ -20,6 +25,11 @@ absl::StatusOr<std::vector<AxisValue>> LayoutClient::ResolveAxes(
 
 absl::StatusOr<ConstraintAnswer> LayoutClient::ConstrainArray(const ConstrainQuestion& question) {
   return core_->coordinator().ConstrainArray(question, core_->CallDeadline());
+}
+
+absl::StatusOr<std::vector<absl::StatusOr<ConstraintAnswer>>> LayoutClient::BatchConstrainArrays(
+    absl::Span<const ConstrainQuestion> questions) {
+  return core_->coordinator().BatchConstrainArrays(questions, core_->CallDeadline());
 }
 
 absl::StatusOr<Comparison> LayoutClient::CompareSpecs(const CompareQuestion& question) {

@@ -36,9 +36,15 @@ class LayoutClient {
   LayoutClient& operator=(const LayoutClient&) = delete;
 
   absl::StatusOr<SpecAnswer> ResolveSpec(const ResolveSpecQuestion& question);
+  // Answers many questions in one call, each with its own answer or error. At most 10,000.
+  absl::StatusOr<std::vector<absl::StatusOr<SpecAnswer>>> BatchResolveSpecs(
+      absl::Span<const ResolveSpecQuestion> questions);
   absl::StatusOr<SpecAnswer> CorrectSpec(const CorrectSpecQuestion& question);
   absl::StatusOr<std::vector<AxisValue>> ResolveAxes(const ResolveAxesQuestion& question);
   absl::StatusOr<ConstraintAnswer> ConstrainArray(const ConstrainQuestion& question);
+  // As BatchResolveSpecs.
+  absl::StatusOr<std::vector<absl::StatusOr<ConstraintAnswer>>> BatchConstrainArrays(
+      absl::Span<const ConstrainQuestion> questions);
   absl::StatusOr<Comparison> CompareSpecs(const CompareQuestion& question);
   absl::StatusOr<TensorExplanation> ExplainTensor(const ExplainQuestion& question);
   absl::StatusOr<TilingAnswer> DescribeTiling(const TilingQuestion& question);

@@ -70,6 +70,8 @@ TOPS = {row.split("/")[0] for row in ALLOWED} - {"tests", "bench"}
 
 # A folder holds at most so many files.
 MOST_FILES = 40
+# A gRPC service only exposes what other files do: its source has at most so many lines.
+MOST_SERVICE_LINES = 250
 
 # Libraries that only some files may include: (what it is, pattern of the include, patterns of the files).
 ABOVE = ["tests/*", "bench/*"]
@@ -106,7 +108,7 @@ MESSAGE_HOMES = [
     "rpc/stream/tile_piece.cc", "rpc/transfer_token.cc", "server/service/*", "server/calls/*", "server/quarantine/*", "server/*_streams.*",
     "server/resolve/resolve_answers.*", "rpc/server_lifecycle.cc", "server/coordinator_server.cc",
     "client/remote/*_client.*", "client/remote/coordinator_connection.*", "client/remote/health.cc",
-    "worker/*_service.*", "worker/*_link.*", "worker/*_server.*",
+    "worker/*_service.*", "worker/service/*_tiles.*", "worker/*_link.*", "worker/*_server.*",
     # Exceptions: kept as messages, since that is how they are stored, sent on or answered again.
     "server/state/stored_tree.*", "server/state/definitions.cc", "server/state/step_memory.*",
     "worker/service/membership_book.*", "server/attach/membership_pages.*", "server/attach/quarantine_orders.*",
@@ -170,6 +172,15 @@ def crowded_folders(root):
             yield f"{folder}/ has {files} files, more than {MOST_FILES}: cut it by subject"
 
 
+def long_services(root):
+    """The sources of services of more than MOST_SERVICE_LINES lines, in words."""
+    for path in tracked_sources(root):
+        if path.endswith("_service.cc") and not path.startswith(("tests/", "bench/")):
+            lines = len((root / path).read_text(encoding="utf-8").splitlines())
+            if lines > MOST_SERVICE_LINES:
+                yield f"{path} has {lines} lines, more than {MOST_SERVICE_LINES}: what it does belongs below it"
+
+
 def folders_missing_in_image(root):
     """The folders of TOPS that .dockerignore keeps from the image's build, in words."""
     ignore = root / ".dockerignore"
@@ -193,7 +204,7 @@ def check(root):
         for violation in violations_of(path, (root / path).read_text(encoding="utf-8")):
             print(f"{path}: {violation}")
             found += 1
-    for violation in (*crowded_folders(root), *folders_missing_in_image(root)):
+    for violation in (*crowded_folders(root), *long_services(root), *folders_missing_in_image(root)):
         print(violation)
         found += 1
     print(f"{len(sources)} files, {found} broken rules")
@@ -221,6 +232,7 @@ PLANTED = [
     ("rpc/call.cc", "// TLS.\n#include <openssl/ssl.h>\n", 1),
     ("rpc/odd/file.cc", "// A folder without a row.\n", 1),
     *((f"tensor/many/file_{i}.txt", "", 0) for i in range(MOST_FILES + 1)),
+    ("server/service/long_service.cc", "// Long.\n" * (MOST_SERVICE_LINES + 1), 0),
     ("worker/service/tile_service.cc", '// Right.\n#include "shardmesh/v1/tile_service.grpc.pb.h"\n', 0),
     ("server/store/sqlite_database.cc", '// Right.\n#include <sqlite3.h>\n#include "process/clock.h"\n', 0),
     ("tests/unit/right_test.cc", '// Right.\n#include "worker/store/shard_store.h"\n#include "server/store/store.h"\n', 0),
@@ -238,8 +250,8 @@ def self_test():
         (root / ".dockerignore").write_text("".join(f"!{top}\n" for top in TOPS - {"tensor"}), encoding="utf-8")
         subprocess.run(["git", "-C", root, "add", "."], check=True)
         assert sorted(tracked_sources(root)) == sorted(path for path, _, _ in PLANTED if path.endswith(SOURCES))
-        # The folder of too many files is one more, the folder that the image lacks another.
-        assert check(root) == sum(expected for _, _, expected in PLANTED) + 2
+        # One more each: the folder of too many files, the long service, the folder that the image lacks.
+        assert check(root) == sum(expected for _, _, expected in PLANTED) + 3
     for path, text, expected in PLANTED:
         if not path.endswith(SOURCES):
             continue

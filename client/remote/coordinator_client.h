@@ -145,12 +145,16 @@ class CoordinatorClient {
   // The services of questions.
   absl::StatusOr<SpecAnswer> ResolveSpec(const ResolveSpecQuestion& question,
                                          const Options& options);
+  absl::StatusOr<std::vector<absl::StatusOr<SpecAnswer>>> BatchResolveSpecs(
+      absl::Span<const ResolveSpecQuestion> questions, const Options& options);
   absl::StatusOr<SpecAnswer> CorrectSpec(const CorrectSpecQuestion& question,
                                          const Options& options);
   absl::StatusOr<std::vector<AxisValue>> ResolveAxes(const ResolveAxesQuestion& question,
                                                      const Options& options);
   absl::StatusOr<ConstraintAnswer> ConstrainArray(const ConstrainQuestion& question,
                                                   const Options& options);
+  absl::StatusOr<std::vector<absl::StatusOr<ConstraintAnswer>>> BatchConstrainArrays(
+      absl::Span<const ConstrainQuestion> questions, const Options& options);
   absl::StatusOr<Comparison> CompareSpecs(const CompareQuestion& question, const Options& options);
   absl::StatusOr<TensorExplanation> ExplainTensor(const ExplainQuestion& question,
                                                   const Options& options);

@@ -135,26 +135,27 @@ absl::StatusOr<TreeReport> DecodeReport(const v1::LayoutReport& from) {
   return report;
 }
 
-absl::StatusOr<SpecAnswer> CoordinatorClient::ResolveSpec(const ResolveSpecQuestion& question,
-                                                          const Options& options) {
-  v1::ResolveSpecRequest request;
-  EncodeAxes(question.axes, request.mutable_axes());
-  request.set_preset(question.preset);
+namespace {
+
+void Encode(const ResolveSpecQuestion& question, v1::ResolveSpecRequest* request) {
+  EncodeAxes(question.axes, request->mutable_axes());
+  request->set_preset(question.preset);
   if (question.mode.has_value()) {
-    rpc::Encode(*question.mode, request.mutable_mode());
+    rpc::Encode(*question.mode, request->mutable_mode());
   }
-  EncodeSelector(question.profile, request.mutable_profile());
+  EncodeSelector(question.profile, request->mutable_profile());
   if (question.shape.has_value()) {
-    rpc::Encode(*question.shape, request.mutable_shape()->mutable_sizes());
-    EncodeSelector(question.mesh, request.mutable_mesh());
+    rpc::Encode(*question.shape, request->mutable_shape()->mutable_sizes());
+    EncodeSelector(question.mesh, request->mutable_mesh());
   }
-  request.set_policy(EncodePolicy(question.strict));
-  request.set_compatibility(EncodeCompatibility(question.compatibility));
-  request.set_explain(question.explain);
-  request.set_suggest_fixes(question.suggest_fixes);
-  v1::ResolveSpecResponse response;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
-      connection_->resolve, &v1::ResolveService::Stub::ResolveSpec, request, options, &response));
+  request->set_policy(EncodePolicy(question.strict));
+  request->set_compatibility(EncodeCompatibility(question.compatibility));
+  request->set_explain(question.explain);
+  request->set_suggest_fixes(question.suggest_fixes);
+}
+
+absl::StatusOr<SpecAnswer> DecodeSpec(const ResolveSpecQuestion& question,
+                                      const v1::ResolveSpecResponse& response) {
   SpecAnswer answer;
   SHARDMESH_ASSIGN_OR_RETURN(answer.requested, DecodeAnswer(response.requested()));
   SHARDMESH_RETURN_IF_ERROR(DecodeFit(response, &answer));
@@ -164,6 +165,50 @@ absl::StatusOr<SpecAnswer> CoordinatorClient::ResolveSpec(const ResolveSpecQuest
     answer.shard_shape = ShapeOf(response.shard_shape());
   }
   return answer;
+}
+
+// The answers of a batch, one for each question: `decode` makes one of a question and a response.
+template <typename Answer, typename Question, typename Response, typename Decode>
+absl::StatusOr<std::vector<absl::StatusOr<Answer>>> DecodeBatch(
+    absl::Span<const Question> questions, const Response& response, const Decode& decode) {
+  if (response.results_size() != std::ssize(questions)) {
+    return absl::InternalError(StrCat("the coordinator answered ", response.results_size(), " of ",
+                                      questions.size(), " questions"));
+  }
+  std::vector<absl::StatusOr<Answer>> answers;
+  answers.reserve(questions.size());
+  for (size_t i = 0; i < questions.size(); ++i) {
+    const auto& result = response.results(static_cast<int>(i));
+    if (result.has_error()) {
+      answers.emplace_back(rpc::Decode(result.error()));
+    } else {
+      answers.push_back(decode(questions[i], result.response()));
+    }
+  }
+  return answers;
+}
+
+}  // namespace
+
+absl::StatusOr<SpecAnswer> CoordinatorClient::ResolveSpec(const ResolveSpecQuestion& question,
+                                                          const Options& options) {
+  v1::ResolveSpecRequest request;
+  Encode(question, &request);
+  v1::ResolveSpecResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
+      connection_->resolve, &v1::ResolveService::Stub::ResolveSpec, request, options, &response));
+  return DecodeSpec(question, response);
+}
+
+absl::StatusOr<std::vector<absl::StatusOr<SpecAnswer>>> CoordinatorClient::BatchResolveSpecs(
+    absl::Span<const ResolveSpecQuestion> questions, const Options& options) {
+  v1::BatchResolveSpecsRequest request;
+  for (const ResolveSpecQuestion& question : questions) Encode(question, request.add_requests());
+  v1::BatchResolveSpecsResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->resolve,
+                                              &v1::ResolveService::Stub::BatchResolveSpecs, request,
+                                              options, &response));
+  return DecodeBatch<SpecAnswer>(questions, response, DecodeSpec);
 }
 
 absl::StatusOr<std::vector<AxisValue>> CoordinatorClient::ResolveAxes(
@@ -203,31 +248,31 @@ absl::StatusOr<SpecAnswer> CoordinatorClient::CorrectSpec(const CorrectSpecQuest
   return answer;
 }
 
-absl::StatusOr<ConstraintAnswer> CoordinatorClient::ConstrainArray(
-    const ConstrainQuestion& question, const Options& options) {
-  v1::ConstrainArrayRequest request;
+namespace {
+
+void Encode(const ConstrainQuestion& question, v1::ConstrainArrayRequest* request) {
   if (const auto* spec = std::get_if<PartitionSpec>(&question.layout)) {
-    rpc::Encode(*spec, request.mutable_spec());
+    rpc::Encode(*spec, request->mutable_spec());
   } else {
     if (const auto* axes = std::get_if<std::vector<AxisValue>>(&question.layout)) {
-      EncodeAxes(*axes, request.mutable_axes()->mutable_axes());
+      EncodeAxes(*axes, request->mutable_axes()->mutable_axes());
     } else {
-      request.set_preset(std::get<std::string>(question.layout));
+      request->set_preset(std::get<std::string>(question.layout));
     }
     if (question.mode.has_value()) {
-      rpc::Encode(*question.mode, request.mutable_mode());
+      rpc::Encode(*question.mode, request->mutable_mode());
     }
-    EncodeSelector(question.profile, request.mutable_profile());
+    EncodeSelector(question.profile, request->mutable_profile());
   }
-  rpc::Encode(question.shape, request.mutable_shape()->mutable_sizes());
-  EncodeSelector(question.mesh, request.mutable_mesh());
-  request.set_auto_correct(question.auto_correct);
-  request.set_policy(EncodePolicy(question.strict));
-  request.set_compatibility(EncodeCompatibility(question.compatibility));
-  v1::ConstrainArrayResponse response;
-  SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->resolve,
-                                              &v1::ResolveService::Stub::ConstrainArray, request,
-                                              options, &response));
+  rpc::Encode(question.shape, request->mutable_shape()->mutable_sizes());
+  EncodeSelector(question.mesh, request->mutable_mesh());
+  request->set_auto_correct(question.auto_correct);
+  request->set_policy(EncodePolicy(question.strict));
+  request->set_compatibility(EncodeCompatibility(question.compatibility));
+}
+
+absl::StatusOr<ConstraintAnswer> DecodeConstraint(const ConstrainQuestion& /*question*/,
+                                                  const v1::ConstrainArrayResponse& response) {
   ConstraintAnswer answer;
   SHARDMESH_ASSIGN_OR_RETURN(answer.requested, DecodeAnswer(response.requested()));
   if (response.has_constraint()) {
@@ -236,6 +281,31 @@ absl::StatusOr<ConstraintAnswer> CoordinatorClient::ConstrainArray(
   SHARDMESH_RETURN_IF_ERROR(DecodeAnswers(response.corrections(), &answer.corrections));
   answer.revision = response.revision();
   return answer;
+}
+
+}  // namespace
+
+absl::StatusOr<ConstraintAnswer> CoordinatorClient::ConstrainArray(
+    const ConstrainQuestion& question, const Options& options) {
+  v1::ConstrainArrayRequest request;
+  Encode(question, &request);
+  v1::ConstrainArrayResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->resolve,
+                                              &v1::ResolveService::Stub::ConstrainArray, request,
+                                              options, &response));
+  return DecodeConstraint(question, response);
+}
+
+absl::StatusOr<std::vector<absl::StatusOr<ConstraintAnswer>>>
+CoordinatorClient::BatchConstrainArrays(absl::Span<const ConstrainQuestion> questions,
+                                        const Options& options) {
+  v1::BatchConstrainArraysRequest request;
+  for (const ConstrainQuestion& question : questions) Encode(question, request.add_requests());
+  v1::BatchConstrainArraysResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->resolve,
+                                              &v1::ResolveService::Stub::BatchConstrainArrays,
+                                              request, options, &response));
+  return DecodeBatch<ConstraintAnswer>(questions, response, DecodeConstraint);
 }
 
 absl::StatusOr<Comparison> CoordinatorClient::CompareSpecs(const CompareQuestion& question,

@@ -8,9 +8,9 @@
 #include "rpc/codec/definition.h"
 #include "rpc/codec/spec_codec.h"
 #include "rpc/codec/time_codec.h"
-#include "server/codec/status_codec.h"
 #include "server/calls/cluster_calls.h"
 #include "server/calls/cluster_pages.h"
+#include "server/codec/status_codec.h"
 #include "status/status_macros.h"
 
 namespace shardmesh::server {

@@ -76,6 +76,15 @@ absl::Status Answer(const AnswerContext&, const v1::DescribeTilingRequest&,
                     v1::DescribeTilingResponse*);
 absl::Status Answer(const AnswerContext&, const v1::ListPresetsRequest&, v1::ListPresetsResponse*);
 
+// resolve_batches.cc
+// Can take a second. `is_cancelled`, asked before each item, may be null; true ends it with
+// CANCELLED.
+absl::Status Answer(const AnswerContext&, const v1::BatchResolveSpecsRequest&,
+                    v1::BatchResolveSpecsResponse*, const std::function<bool()>& is_cancelled = {});
+absl::Status Answer(const AnswerContext&, const v1::BatchConstrainArraysRequest&,
+                    v1::BatchConstrainArraysResponse*,
+                    const std::function<bool()>& is_cancelled = {});
+
 // resolve_profiles.cc
 absl::Status Answer(const AnswerContext&, const v1::DescribeProfileRequest&,
                     v1::DescribeProfileResponse*);

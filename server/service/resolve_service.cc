@@ -15,12 +15,12 @@ namespace {
 
 // Requests come as bytes: see rpc/stream/message_bytes.h, and the cache of answers.
 #define SHARDMESH_BYTES(Method) v1::ResolveService::WithRawCallbackMethod_##Method
-using ResolveServiceBase =
-    WithMethods<v1::ResolveService::Service, SHARDMESH_BYTES(ResolveSpec),
-                SHARDMESH_BYTES(ResolveAxes), SHARDMESH_BYTES(CorrectSpec),
-                SHARDMESH_BYTES(ConstrainArray), SHARDMESH_BYTES(CompareSpecs),
-                SHARDMESH_BYTES(ExplainTensor), SHARDMESH_BYTES(DescribeProfile),
-                SHARDMESH_BYTES(ListPresets)>::Type;
+using ResolveServiceBase = WithMethods<
+    v1::ResolveService::Service, SHARDMESH_BYTES(ResolveSpec), SHARDMESH_BYTES(ResolveAxes),
+    SHARDMESH_BYTES(CorrectSpec), SHARDMESH_BYTES(ConstrainArray), SHARDMESH_BYTES(CompareSpecs),
+    SHARDMESH_BYTES(ExplainTensor), SHARDMESH_BYTES(DescribeProfile), SHARDMESH_BYTES(ListPresets),
+    v1::ResolveService::WithCallbackMethod_BatchResolveSpecs,
+    v1::ResolveService::WithCallbackMethod_BatchConstrainArrays>::Type;
 #undef SHARDMESH_BYTES
 
 class ResolveService final : public ResolveServiceBase {
@@ -51,6 +51,17 @@ class ResolveService final : public ResolveServiceBase {
     return calls_->Remembered<v1::ExplainTensorRequest, v1::ExplainTensorResponse>(
         context, *request, response,
         [](const v1::ExplainTensorRequest& question) { return CompilesLong(question.rule_set()); });
+  }
+
+  grpc::ServerUnaryReactor* BatchResolveSpecs(grpc::CallbackServerContext* context,
+                                              const v1::BatchResolveSpecsRequest* request,
+                                              v1::BatchResolveSpecsResponse* response) override {
+    return calls_->InBackground(context, request, response);
+  }
+  grpc::ServerUnaryReactor* BatchConstrainArrays(
+      grpc::CallbackServerContext* context, const v1::BatchConstrainArraysRequest* request,
+      v1::BatchConstrainArraysResponse* response) override {
+    return calls_->InBackground(context, request, response);
   }
 
  private:

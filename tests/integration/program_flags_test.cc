@@ -48,7 +48,9 @@ std::vector<std::string> Joined(const Flags& flags) {
 }
 
 TEST(ProgramFlagsTest, AClusterServesWithAllOfThem) {
-  TestCluster::Options options = {.mesh = "tp=2", .durable = true};
+  TestCluster::Options options;
+  options.mesh = "tp=2";
+  options.durable = true;
   options.coordinator_flags = Joined(CoordinatorFlags());
   options.worker_flags = Joined(WorkerFlags());
   options.worker_flags.emplace_back("--no-binding");
@@ -71,7 +73,9 @@ TEST(ProgramFlagsTest, EachRefusesAValueThatIsNone) {
 }
 
 TEST(ProgramFlagsTest, ACheckOfAFolderIsPrintedAsJson) {
-  TestCluster::Options options = {.mesh = "tp=1", .durable = true};
+  TestCluster::Options options;
+  options.mesh = "tp=1";
+  options.durable = true;
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, TestCluster::Start(options));
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::string ended, cluster->Terminate("coordinator"));
   const CommandResult result =

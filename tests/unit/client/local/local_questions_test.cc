@@ -103,6 +103,50 @@ TEST_F(LocalQuestionsTest, KeepsDefinitionsWhileItLives) {
       << "definitions are of one instance";
 }
 
+TEST_F(LocalQuestionsTest, AnswersBatchesWithAStatusForEachItem) {
+  const AxisValue embed = AxisValue::Name("__EMBED__");
+  std::vector<ResolveSpecQuestion> questions(3);
+  questions[0] = {.axes = {embed}, .shape = {{8}}, .mesh = mesh_};
+  questions[1] = {.axes = {AxisValue::Name("__EMBDE__")}, .shape = {{8}}, .mesh = mesh_};
+  questions[2] = {.axes = {embed}, .shape = {{7}}, .mesh = mesh_, .strict = true};
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto specs, client().layouts().BatchResolveSpecs(questions));
+  ASSERT_EQ(specs.size(), questions.size());
+  for (size_t i = 0; i < specs.size(); ++i) {
+    const auto alone = client().layouts().ResolveSpec(questions[i]);
+    EXPECT_EQ(specs[i].status().code(), alone.status().code()) << i;
+    EXPECT_EQ(specs[i].status().message(), alone.status().message()) << i;
+    EXPECT_EQ(ReasonOf(specs[i].status()), ReasonOf(alone.status())) << i;
+    if (alone.ok()) {
+      EXPECT_EQ(specs[i]->effective, alone->effective);
+    }
+  }
+  EXPECT_TRUE(specs[0].ok());
+  EXPECT_FALSE(specs[1].ok());
+  EXPECT_FALSE(specs[2].ok());
+
+  const std::vector<ConstrainQuestion> arrays = {
+      {.layout = Spec("tp"), .shape = {8}, .mesh = mesh_},
+      {.layout = Spec("tp"), .shape = {8}, .mesh = "none"}};
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto constraints,
+                                 client().layouts().BatchConstrainArrays(arrays));
+  ASSERT_EQ(constraints.size(), 2u);
+  ASSERT_TRUE(constraints[0].ok()) << constraints[0].status();
+  EXPECT_EQ(constraints[0]->constraint, Spec("tp"));
+  EXPECT_THAT(constraints[1].status(), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+}
+
+TEST_F(LocalQuestionsTest, BatchesHaveALimitAndMayBeEmpty) {
+  EXPECT_TRUE(client().layouts().BatchResolveSpecs({}).ok());
+  const ResolveSpecQuestion question = {.axes = {AxisValue::Name("__EMBED__")}};
+  std::vector<ResolveSpecQuestion> questions(10'000, question);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto answers,
+                                 client().layouts().BatchResolveSpecs(questions));
+  EXPECT_TRUE(answers.back().ok()) << answers.back().status();
+  questions.push_back(question);
+  EXPECT_THAT(client().layouts().BatchResolveSpecs(questions),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kLimitExceeded));
+}
+
 TEST_F(LocalQuestionsTest, SaysWhatNeedsACluster) {
   for (const absl::Status& status :
        {client().cluster().GetStatus().status(), client().arrays().ListArrays().status(),

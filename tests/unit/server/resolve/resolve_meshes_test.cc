@@ -210,5 +210,23 @@ TEST_F(ResolveMeshesTest, ListsTheAxesOfSpecs) {
               StatusIs(kInvalid, Reason::kLimitExceeded));
 }
 
+// Both requests are the first of their files: answers are remembered by the request's type.
+TEST_F(ResolveMeshesTest, EqualBytesOfTwoCallsAreTwoQuestions) {
+  v1::DescribeMeshRequest describe;
+  v1::MeshAxis* const axis = describe.mutable_mesh()->mutable_inline_()->add_axes();
+  axis->set_name("tp");
+  axis->set_size(2);
+  v1::ResolveSpecRequest resolve;
+  ASSERT_TRUE(resolve.ParseFromString(describe.SerializeAsString()));
+  ASSERT_EQ(resolve.axes_size(), 1);
+  for (int i = 0; i < 2; ++i) {
+    v1::DescribeMeshResponse described;
+    EXPECT_THAT(Ask(&v1::MeshService::Stub::DescribeMesh, describe, &described), IsOk());
+    v1::ResolveSpecResponse resolved;
+    EXPECT_FALSE(Ask(&v1::ResolveService::Stub::ResolveSpec, resolve, &resolved).ok())
+        << "no axis has such a name";
+  }
+}
+
 }  // namespace
 }  // namespace shardmesh::server

@@ -1,0 +1,18 @@
+// The stream by which a client gets tiles.
+#ifndef SHARDMESH_WORKER_SERVICE_GET_TILES_H_
+#define SHARDMESH_WORKER_SERVICE_GET_TILES_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include "worker/service/tile_service.h"
+
+namespace shardmesh::worker {
+
+// The reactor of one GetTiles call. Deletes itself. `options` and `context` outlive the call.
+grpc::ServerWriteReactor<grpc::ByteBuffer>* MakeGetTiles(const TileServiceOptions& options,
+                                                         grpc::CallbackServerContext* context,
+                                                         const grpc::ByteBuffer& request);
+
+}  // namespace shardmesh::worker
+
+#endif  // SHARDMESH_WORKER_SERVICE_GET_TILES_H_

@@ -1,0 +1,233 @@
+// Takes tiles in as raw bytes; only the messages that open a tile are parsed as protos.
+#include "worker/service/put_tiles.h"
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "rpc/codec/spec_codec.h"
+#include "rpc/codec/status.h"
+#include "rpc/stream/finish_once.h"
+#include "rpc/stream/message_bytes.h"
+#include "rpc/stream/tile_piece.h"
+#include "shardmesh/v1/tile_service.pb.h"
+#include "status/fact_keys.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+#include "worker/service/idle_limit.h"
+
+namespace shardmesh::worker {
+namespace {
+
+absl::Status BadStream(std::string_view message) {
+  return InvalidArgument(Reason::kBadTile, message);
+}
+
+// PutTiles, written straight:
+//
+// clang-format off
+//   while (message = read()) {
+//     header: tile = gate.Open(header); once more if the membership update of its mesh comes in
+//             time; the work queue prepares the memory of a large one
+//     piece:  tile.Append(piece); after the last one tile.Finish()
+//   }
+//   finish(how many)
+// clang-format on
+//
+// A durable tile is finished on the work queue, while the next one is read.
+class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
+ public:
+  PutTilesReactor(const TileServiceOptions& options, grpc::ByteBuffer* response)
+      : options_(options),
+        response_(response),
+        idle_(options.clock, options.idle_limit, [this] { GiveUp(); }) {
+    StartRead(&read_);
+  }
+
+  void OnReadDone(bool ok) override {
+    idle_.NoteProgress();
+    if (!ok) {
+      // Drop the tile before the client gets the error: the client may send the tile again at once.
+      const bool within_tile = std::exchange(tile_, nullptr) != nullptr;
+      return end_.End(within_tile ? BadStream("the stream ended within a tile; send all of it")
+                                  : absl::OkStatus());
+    }
+    if (absl::Status taken = Take(); !taken.ok()) {
+      tile_.reset();
+      end_.End(std::move(taken));
+    }
+  }
+
+  void OnCancel() override { end_.End(absl::CancelledError("the client left")); }
+  void OnDone() override { delete this; }
+
+ private:
+  // Handles the message in read_, and starts the next read.
+  absl::Status Take() {
+    SHARDMESH_ASSIGN_OR_RETURN(const std::optional<rpc::TilePiece> piece,
+                               rpc::ReadTilePiece(&read_));
+    if (piece.has_value()) {
+      SHARDMESH_RETURN_IF_ERROR(TakePiece(*piece));
+      StartRead(&read_);
+      return absl::OkStatus();
+    }
+    if (tile_ != nullptr) {
+      return BadStream("a tile is opened before the last piece of the one before");
+    }
+    v1::PutTilesRequest opening;
+    SHARDMESH_RETURN_IF_ERROR(rpc::ParseMessage(&read_, &opening));
+    if (!opening.has_header()) {
+      return BadStream("a message is neither a tile's header nor a piece");
+    }
+    if (opening.header().size_bytes() >= kLargeTileBytes) {
+      return OpenLarge(std::move(*opening.mutable_header()));
+    }
+    std::optional<UnknownMesh> unknown;
+    absl::Status opened = Open(opening.header(), &unknown);
+    if (unknown.has_value()) {
+      return OpenAfterNews(std::move(*opening.mutable_header()), *std::move(unknown));
+    }
+    SHARDMESH_RETURN_IF_ERROR(opened);
+    StartRead(&read_);
+    return absl::OkStatus();
+  }
+
+  absl::Status Open(const v1::TileHeader& header, std::optional<UnknownMesh>* unknown) {
+    auto tile = rpc::Decode(header.tile());
+    SHARDMESH_RETURN_IF_ERROR(rpc::WithField(tile.status(), "header.tile"));
+    SHARDMESH_ASSIGN_OR_RETURN(tile_, options_.gate->Open({.token = header.token(),
+                                                           .array_id = header.array_id(),
+                                                           .tile = *std::move(tile),
+                                                           .size_bytes = header.size_bytes(),
+                                                           .rank = header.rank()},
+                                                          unknown));
+    received_bytes_ = 0;
+    return absl::OkStatus();
+  }
+
+  // Opens a tile so large that the host takes a while for its memory. No read is pending meanwhile.
+  absl::Status OpenLarge(v1::TileHeader header) {
+    SHARDMESH_RETURN_IF_ERROR(end_.BeginWork());
+    options_.work->Push([this, header = std::move(header)]() mutable {
+      if (end_.has_ended()) {
+        return end_.EndWork(absl::OkStatus());
+      }
+      std::optional<UnknownMesh> unknown;
+      absl::Status opened = Open(header, &unknown);
+      if (unknown.has_value()) {
+        return end_.EndWork(OpenAfterNews(std::move(header), *std::move(unknown)));
+      }
+      if (opened.ok()) {
+        idle_.NoteProgress();
+        StartRead(&read_);
+      }
+      end_.EndWork(std::move(opened));
+    });
+    return absl::OkStatus();
+  }
+
+  // Waits for the membership update, then opens the tile. No read is pending meanwhile.
+  absl::Status OpenAfterNews(v1::TileHeader header, UnknownMesh unknown) {
+    SHARDMESH_RETURN_IF_ERROR(end_.BeginWork());
+    const absl::Time deadline = absl::Now() + options_.membership_wait_limit;
+    options_.membership_waits->Push(
+        [this, deadline, header = std::move(header), unknown = std::move(unknown)] {
+          if (!end_.has_ended()) {
+            options_.gate->AwaitMesh(unknown, deadline);
+          }
+          if (end_.has_ended()) {
+            return end_.EndWork(absl::OkStatus());
+          }
+          absl::Status opened = Open(header, nullptr);
+          if (opened.ok()) {
+            idle_.NoteProgress();
+            StartRead(&read_);
+          }
+          end_.EndWork(std::move(opened));
+        });
+    return absl::OkStatus();
+  }
+
+  absl::Status TakePiece(const rpc::TilePiece& piece) {
+    if (tile_ == nullptr) {
+      return BadStream("a piece comes before the header of its tile, or after its last piece");
+    }
+    SHARDMESH_RETURN_IF_ERROR(
+        tile_->Append(piece.header.offset_bytes, piece.data, piece.header.crc32c));
+    received_bytes_ += piece.size_bytes();
+    if (received_bytes_ < tile_->size_bytes()) {
+      return piece.size_bytes() > 0 ? absl::OkStatus() : BadStream("a piece has no bytes");
+    }
+    if (!piece.header.tile_crc32c.has_value()) {
+      return BadStream("the last piece of a tile lacks the tile's checksum");
+    }
+    const uint32_t tile_crc32c = *piece.header.tile_crc32c;
+    if (!options_.store->has_data_dir()) {
+      const absl::Status finished = tile_->Finish(tile_crc32c);
+      return Finished(std::move(tile_), finished);
+    }
+    SHARDMESH_RETURN_IF_ERROR(end_.BeginWork());
+    options_.work->Push([this, tile_crc32c, tile = std::move(tile_)]() mutable {
+      const absl::Status finished = tile->Finish(tile_crc32c);
+      end_.EndWork(Finished(std::move(tile), finished));
+    });
+    return absl::OkStatus();
+  }
+
+  absl::Status Finished(std::unique_ptr<IncomingTile> tile, const absl::Status& status) {
+    if (status.ok()) {
+      absl::MutexLock lock(&mutex_);
+      ++staged_tiles_;
+      staged_bytes_ += tile->size_bytes();
+    }
+    return status;
+  }
+
+  // The client has sent nothing for too long, unless it waits for this worker. Its tile goes when
+  // the read under way has ended.
+  void GiveUp() {
+    if (end_.is_at_work()) return idle_.StartAnew();
+    end_.End(WithReason(absl::DeadlineExceededError(StrCat("nothing came on this stream for ",
+                                                           absl::FormatDuration(idle_.limit()))),
+                        Reason::kDeadline, {{fact::kLimit, absl::ToDoubleSeconds(idle_.limit())}}));
+  }
+  void FinishWith(const absl::Status& status) {
+    if (status.ok()) {
+      absl::MutexLock lock(&mutex_);
+      v1::PutTilesResponse response;
+      response.set_tiles(staged_tiles_);
+      response.set_size_bytes(staged_bytes_);
+      response.set_durability(options_.store->has_data_dir() ? v1::DURABILITY_DISK
+                                                             : v1::DURABILITY_MEMORY);
+      *response_ = rpc::SerializeMessage(response);
+    }
+    Finish(rpc::ToGrpc(status));
+  }
+
+  const TileServiceOptions& options_;
+  grpc::ByteBuffer* const response_;
+
+  // Used by one reaction at a time, or between two reactions by work that starts the next read.
+  grpc::ByteBuffer read_;
+  std::unique_ptr<IncomingTile> tile_;  // the current one; null between tiles
+  int64_t received_bytes_ = 0;          // of the current tile
+
+  rpc::FinishOnce end_{[this](const absl::Status& status) { FinishWith(status); }};
+  absl::Mutex mutex_;
+  int64_t staged_tiles_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t staged_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  IdleLimit idle_;  // last: it calls GiveUp
+};
+
+}  // namespace
+
+grpc::ServerReadReactor<grpc::ByteBuffer>* MakePutTiles(const TileServiceOptions& options,
+                                                        grpc::ByteBuffer* response) {
+  return new PutTilesReactor(options, response);
+}
+
+}  // namespace shardmesh::worker
