@@ -47,6 +47,11 @@ absl::StatusOr<std::vector<WorkerFlight>> ClusterClient::ListFlightRecords(
   return core_->coordinator().ListFlightRecords(question, core_->CallDeadline());
 }
 
+absl::StatusOr<std::vector<Operation>> ClusterClient::ListOperations(
+    const std::vector<OperationState>& states) {
+  return core_->coordinator().ListOperations(states, core_->CallDeadline());
+}
+
 absl::StatusOr<Operation> ClusterClient::GetOperation(const std::string& operation_id) {
   return core_->coordinator().GetOperation(operation_id, core_->CallDeadline());
 }

@@ -57,6 +57,10 @@ class ClusterClient {
   // By identity. NOT_FOUND: nothing is known of the worker that the question names.
   absl::StatusOr<std::vector<WorkerFlight>> ListFlightRecords(const FlightQuestion& question = {});
 
+  // Those that run and those that ended lately, of all clients; the oldest first. Without states:
+  // in any state.
+  absl::StatusOr<std::vector<Operation>> ListOperations(
+      const std::vector<OperationState>& states = {});
   // Long operations, by id.
   absl::StatusOr<Operation> GetOperation(const std::string& operation_id);
   // Reports until the operation ends (returned last), `on_progress` returns false, or the client's

@@ -198,6 +198,8 @@ absl::StatusOr<MeshStatus> DecodeMesh(const v1::MeshStatus& from) {
 absl::StatusOr<Operation> DecodeOperation(const v1::Operation& from) {
   Operation operation;
   operation.operation_id = from.operation_id();
+  operation.number = from.number();
+  operation.session_number = from.session_number();
   operation.description = from.description();
   operation.state = StateOf(from.state());
   operation.done = from.done();
@@ -710,6 +712,27 @@ absl::StatusOr<Operation> CoordinatorClient::GetOperation(const std::string& ope
                                               &v1::OperationService::Stub::GetOperation, request,
                                               options, &response));
   return DecodeOperation(response.operation());
+}
+
+absl::StatusOr<std::vector<Operation>> CoordinatorClient::ListOperations(
+    const std::vector<OperationState>& states, const Options& options) {
+  constexpr int kPage = 1000;
+  std::vector<Operation> operations;
+  v1::ListOperationsRequest request;
+  request.set_page_size(kPage);
+  for (const OperationState state : states) request.add_states(Encode(state));
+  do {
+    v1::ListOperationsResponse response;
+    SHARDMESH_RETURN_IF_ERROR(connection_->Call(connection_->operations,
+                                                &v1::OperationService::Stub::ListOperations,
+                                                request, options, &response));
+    for (const v1::Operation& from : response.operations()) {
+      SHARDMESH_ASSIGN_OR_RETURN(Operation operation, DecodeOperation(from));
+      operations.push_back(std::move(operation));
+    }
+    request.set_page_token(response.next_page_token());
+  } while (!request.page_token().empty());
+  return operations;
 }
 
 absl::StatusOr<Operation> CoordinatorClient::WatchOperation(

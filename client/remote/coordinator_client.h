@@ -266,7 +266,9 @@ class CoordinatorClient {
   absl::StatusOr<StepResult> Collective(const std::string& session_id, const CollectiveCall& call,
                                         const Options& options);
 
-  // OperationService.
+  // OperationService. ListOperations joins all pages; no states: all.
+  absl::StatusOr<std::vector<Operation>> ListOperations(const std::vector<OperationState>& states,
+                                                        const Options& options);
   absl::StatusOr<Operation> GetOperation(const std::string& operation_id, const Options& options);
   // Runs until the operation has ended or `on_progress` returns false; returns the last reported
   // state. CANCELLED after `cancellation`, which may be null.

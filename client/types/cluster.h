@@ -254,6 +254,8 @@ struct Operation {
   std::optional<absl::Time> end_time;
   // The error of a failed operation; otherwise OK.
   absl::Status error;
+  int64_t number = 0;  // counts the operations that the coordinator's process has begun, from 1
+  int64_t session_number = 0;  // OpenSessionInfo::number of the session that began it
 };
 
 }  // namespace shardmesh::client

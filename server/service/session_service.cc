@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/strings/numbers.h"
 #include "absl/synchronization/mutex.h"
 #include "rpc/caller.h"
 #include "rpc/codec/field_check.h"
@@ -19,7 +18,6 @@
 #include "sharding/digest.h"
 #include "shardmesh/v1/session_service.grpc.pb.h"
 #include "status/fact_keys.h"
-#include "status/python_repr.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -30,18 +28,6 @@ namespace {
 constexpr size_t kMaxClientNameBytes = 255;
 // Bytes from which on a page of sessions is full.
 constexpr int64_t kListBytes = int64_t{1} << 20;
-
-// The number of the last session of the page before.
-absl::StatusOr<int64_t> PageStart(const std::string& token) {
-  int64_t after = 0;
-  if (token.empty()) return after;
-  if (!absl::SimpleAtoi(token, &after) || after < 1) {
-    return rpc::BadField("page_token",
-                         StrCat(PythonRepr(std::string_view(token).substr(0, 64)),
-                                " is of no page; pass on next_page_token of the page before"));
-  }
-  return after;
-}
 
 void Encode(const SessionInfo& from, v1::OpenSessionInfo* to) {
   to->set_number(from.number);
@@ -104,7 +90,7 @@ class SessionService final : public v1::SessionService::CallbackService {
   absl::Status List(const v1::ListSessionsRequest& request, v1::ListSessionsResponse* response) {
     SHARDMESH_ASSIGN_OR_RETURN(const int64_t page_size,
                                rpc::CheckPageSize(request.page_size(), "page_size"));
-    SHARDMESH_ASSIGN_OR_RETURN(const int64_t after, PageStart(request.page_token()));
+    SHARDMESH_ASSIGN_OR_RETURN(const int64_t after, NumberOfPageToken(request.page_token()));
     PageBudget budget(page_size, kListBytes);
     for (const SessionInfo& session : sessions_->List(after, page_size + 1)) {
       if (budget.is_spent()) {

@@ -44,6 +44,7 @@ SessionTable::SessionTable(rpc::Clock* clock, Listener listener, SessionOptions 
 
 Session SessionTable::Describe(const std::string& id, const Entry& entry) {
   return {id,
+          entry.number,
           entry.client,
           entry.ttl,
           entry.expires,

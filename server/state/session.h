@@ -39,6 +39,7 @@ struct SessionOptions {
 
 struct Session {
   std::string id;      // 32 hexadecimal digits, unguessable
+  int64_t number = 0;  // see SessionInfo
   std::string client;  // the client's name for itself; for people
   absl::Duration ttl;
   absl::Time expires;

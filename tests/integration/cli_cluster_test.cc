@@ -406,10 +406,11 @@ TEST_F(ClusterCommandTest, ListsOpenSessionsWithoutTheirIds) {
   EXPECT_EQ(cluster_->Run({"admin", "sessions"}).out, "No session is open\n");
   const std::vector<float> values(4, 1.0F);
   const client::PutTensor tensor = {
-      .name = "a",
+      .name = "",  // pinned by the session alone
       .view = *TensorView::Create(
           Dtype::kF32, {2, 2},
-          {reinterpret_cast<const char*>(values.data()), sizeof(float) * values.size()})};
+          {reinterpret_cast<const char*>(values.data()), sizeof(float) * values.size()}),
+      .spec = PartitionSpec()};
   ASSERT_THAT(cluster_->client().arrays().PutTensors({&tensor, 1}), IsOk());
 
   CommandResult result = cluster_->Run({"admin", "sessions", "--output", "json"});
@@ -430,6 +431,32 @@ TEST_F(ClusterCommandTest, ListsOpenSessionsWithoutTheirIds) {
   EXPECT_THAT(result.out, AllOf(HasSubstr("number"), HasSubstr("ends in"),
                                 HasSubstr(sessions[0]["id_prefix"].get<std::string>() + "..."),
                                 HasSubstr(sessions[0]["caller"].get<std::string>())));
+}
+
+TEST_F(ClusterCommandTest, ListsOperationsOfAllClientsByState) {
+  EXPECT_EQ(cluster_->Run({"admin", "operations"}).out, "There is no operation\n");
+  ASSERT_EQ(cluster_->Run({"load", checkpoint_, "--rules", kRules}).exit_code, 0);
+
+  CommandResult result = cluster_->Run({"admin", "operations", "--output", "json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json operations = json::parse(result.out)["operations"];
+  ASSERT_EQ(operations.size(), 1u) << result.out;
+  EXPECT_EQ(operations[0]["number"], 1);
+  EXPECT_EQ(operations[0]["state"], "done");
+  EXPECT_EQ(operations[0]["done"], operations[0]["total"]);
+  EXPECT_GT(operations[0]["done_bytes"], 0);
+  EXPECT_EQ(operations[0]["session_number"], 1);
+  EXPECT_LE(operations[0]["start_time"].get<std::string>(),
+            operations[0]["end_time"].get<std::string>());
+
+  result = cluster_->Run({"admin", "operations", "--state", "done,failed"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("number"), HasSubstr("100 %"), HasSubstr("put of ")));
+  EXPECT_EQ(cluster_->Run({"admin", "operations", "--state", "running"}).out,
+            "There is no such operation\n");
+  result = cluster_->Run({"admin", "operations", "--state", "gone"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("running"));
 }
 
 }  // namespace

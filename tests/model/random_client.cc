@@ -216,6 +216,7 @@ const std::map<std::string, RandomClient::Handler>& RandomClient::Handlers() {
       {"TileService.GetTiles", &C::GetTiles},
       {"TileService.Identify", &C::Identify},
       {"OperationService.GetOperation", &C::GetOperation},
+      {"OperationService.ListOperations", &C::ListOperations},
       {"OperationService.WatchOperation", &C::WatchOperation},
       {"OperationService.CancelOperation", &C::CancelOperation},
       {"ComputeService.Compile", &C::Compile},
@@ -1604,6 +1605,42 @@ absl::Status RandomClient::GetOperation(Dice& dice) {
                          : state != v1::OPERATION_STATE_DONE;
   return Want(status.ok() && holds && response.operation().done() <= response.operation().total(),
               "GetOperation", request, status, response.ShortDebugString());
+}
+
+absl::Status RandomClient::ListOperations(Dice& dice) {
+  v1::ListOperationsRequest request;
+  if (dice.OneIn(3)) {
+    if (dice.OneIn(3)) {
+      request.set_page_size(-1);
+    } else if (dice.OneIn(2)) {
+      request.set_page_token("nosuchpage");
+    } else {
+      request.add_states(v1::OPERATION_STATE_UNSPECIFIED);
+    }
+    v1::ListOperationsResponse response;
+    const absl::Status status =
+        coordinator_.Call("OperationService.ListOperations", request, &response);
+    return Want(absl::IsInvalidArgument(status), "ListOperations", request, status,
+                "INVALID_ARGUMENT");
+  }
+  request.set_page_size(static_cast<int32_t>(dice.Of(std::vector<int64_t>{0, 1, 2, 1000, 9999})));
+  const bool is_of_state = dice.OneIn(2);
+  if (is_of_state) request.add_states(v1::OPERATION_STATE_DONE);
+  int64_t last = 0;
+  do {
+    v1::ListOperationsResponse response;
+    const absl::Status status =
+        coordinator_.Call("OperationService.ListOperations", request, &response);
+    SHARDMESH_RETURN_IF_ERROR(Want(status.ok(), "ListOperations", request, status, "OK"));
+    for (const v1::Operation& each : response.operations()) {
+      if (each.number() <= last || (is_of_state && each.state() != v1::OPERATION_STATE_DONE)) {
+        return Violation(StrCat("ListOperations has ", each.ShortDebugString(), " behind ", last));
+      }
+      last = each.number();
+    }
+    request.set_page_token(response.next_page_token());
+  } while (!request.page_token().empty());
+  return absl::OkStatus();
 }
 
 absl::Status RandomClient::WatchOperation(Dice& dice) {

@@ -128,6 +128,7 @@ class RandomClient {
   absl::Status GetTiles(Dice& dice);
   absl::Status Identify(Dice& dice);
   absl::Status GetOperation(Dice& dice);
+  absl::Status ListOperations(Dice& dice);
   absl::Status WatchOperation(Dice& dice);
   absl::Status CancelOperation(Dice& dice);
   absl::Status Compile(Dice& dice);

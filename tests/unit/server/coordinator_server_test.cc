@@ -23,6 +23,7 @@
 #include "shardmesh/v1/cluster_service.grpc.pb.h"
 #include "shardmesh/v1/compute_service.grpc.pb.h"
 #include "shardmesh/v1/layout_service.grpc.pb.h"
+#include "shardmesh/v1/operation_service.grpc.pb.h"
 #include "shardmesh/v1/resolve_service.grpc.pb.h"
 #include "shardmesh/v1/session_service.grpc.pb.h"
 #include "status/detail.h"
@@ -264,6 +265,31 @@ TEST_F(CoordinatorServerTest, ListsOpenSessionsInPagesWithoutTheirIds) {
   request.set_page_size(-1);
   EXPECT_THAT(Call(stub, &v1::SessionService::Stub::ListSessions, request, &page),
               StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+}
+
+TEST_F(CoordinatorServerTest, ListsOperationsInPages) {
+  const auto stub = v1::OperationService::NewStub(channel_);
+  v1::ListOperationsRequest request;
+  v1::ListOperationsResponse page;
+  ASSERT_THAT(Call(stub, &v1::OperationService::Stub::ListOperations, request, &page), IsOk());
+  EXPECT_EQ(page.operations_size(), 0);
+  EXPECT_EQ(page.next_page_token(), "");
+  request.set_page_token("0");
+  EXPECT_THAT(Call(stub, &v1::OperationService::Stub::ListOperations, request, &page),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  request.clear_page_token();
+  request.set_page_size(-1);
+  EXPECT_THAT(Call(stub, &v1::OperationService::Stub::ListOperations, request, &page),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  request.set_page_size(1);
+  request.add_states(v1::OPERATION_STATE_DONE);
+  ASSERT_THAT(Call(stub, &v1::OperationService::Stub::ListOperations, request, &page), IsOk());
+  for (const int state : {0, 99}) {
+    request.set_states(0, static_cast<v1::OperationState>(state));
+    EXPECT_THAT(Call(stub, &v1::OperationService::Stub::ListOperations, request, &page),
+                StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField))
+        << state;
+  }
 }
 
 TEST_F(CoordinatorServerTest, TakesATtlOfASessionBetweenASecondAndAnHour) {
