@@ -24,6 +24,12 @@ absl::StatusOr<ClusterLinks> ClusterClient::ListLinks(const std::string& mesh_id
   return core_->coordinator().ListLinks(mesh_id, core_->CallDeadline());
 }
 
+absl::Status ClusterClient::WatchChanges(const std::vector<ClusterSubject>& subjects,
+                                         const std::function<bool(const ClusterChange&)>& on_change,
+                                         Cancellation* cancellation) {
+  return core_->coordinator().WatchCluster(subjects, on_change, cancellation, {});
+}
+
 absl::StatusOr<std::vector<OpenSessionInfo>> ClusterClient::ListSessions() {
   return core_->coordinator().ListSessions(core_->CallDeadline());
 }

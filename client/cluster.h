@@ -8,8 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "client/types/cancellation.h"
 #include "client/types/cluster.h"
 
 namespace shardmesh::client {
@@ -39,6 +41,13 @@ class ClusterClient {
   // Between the workers of a mesh or, without its name, between all that are attached. NOT_FOUND:
   // no such mesh. FAILED_PRECONDITION: no worker is attached, or a rank of the mesh has none.
   absl::StatusOr<ClusterLinks> ListLinks(const std::string& mesh_id = "");
+  // Reports the changes of workers, arrays and names as they happen; no subjects: all. The first
+  // event is WatchStarted: list after it, then nothing is missed. Returns OK once `on_change`
+  // returns false or `cancellation`, which may be null, is cancelled; no time limit applies.
+  // RESOURCE_EXHAUSTED: SLOW_READER, or there are too many watches (OVERLOADED).
+  absl::Status WatchChanges(const std::vector<ClusterSubject>& subjects,
+                            const std::function<bool(const ClusterChange&)>& on_change,
+                            Cancellation* cancellation = nullptr);
   // The open sessions of all clients, the oldest first.
   absl::StatusOr<std::vector<OpenSessionInfo>> ListSessions();
   // Tiles that workers have put aside, of one or of all that are attached, arrays that are held

@@ -42,6 +42,7 @@
 #include "server/service/session_service.h"
 #include "server/state/array_record.h"
 #include "server/state/arrays.h"
+#include "server/state/cluster_changes.h"
 #include "server/state/definitions.h"
 #include "server/state/link_table.h"
 #include "server/state/recovery.h"
@@ -118,6 +119,7 @@ class Server final : public CoordinatorServer {
   absl::Status KeepMeshes();
   void MeshesChanged(const std::vector<DefinitionStore::Event>& events);
   void MembershipChanged(const MembershipEvent& event);
+  void TellOfWorker(const MembershipEvent& event, WorkerChange::Kind kind);
   void WriteRanks(const std::string& mesh_id, const MeshRanks& ranks);
   // Tries again to write down ranks that the store refused.
   void WriteRanksAgain();
@@ -130,6 +132,7 @@ class Server final : public CoordinatorServer {
 
   // In the order in which they depend on one another; destroyed the other way round.
   rpc::RealClock clock_;
+  ClusterChanges changes_{&clock_};
   absl::Mutex serving_mutex_;
   // lifecycle_ as long as it is there, for the store's thread.
   rpc::ServerLifecycle* serving_ ABSL_GUARDED_BY(serving_mutex_) = nullptr;
@@ -195,6 +198,7 @@ absl::Status Server::OpenState() {
                              DefinitionStore::Open(store_.get(), &clock_, &registry_->requests(),
                                                    options_.min_sharding_size));
   registry_->requests().SetLimits(options_.requests);
+  registry_->SetChanges(&changes_);
   const CoordinatorLimits& limits = options_.limits;
   registry_->SetMaxNames(limits.max_names);
   definition_store_->SetLimits(
@@ -273,8 +277,11 @@ absl::Status Server::OpenState() {
   AddService("shardmesh.v1.ArrayService", MakeArrayService(context));
   AddService("shardmesh.v1.ComputeService",
              MakeComputeService(context, &planner_, sequencer_.get(), &metrics_));
-  AddService("shardmesh.v1.ClusterService",
-             MakeClusterService(context, {.cluster_id = registry_->cluster_id(),
+  const WatchLimits watches{.max_watches = limits.max_watches,
+                            .max_watches_per_caller = limits.max_watches_per_caller};
+  AddStreamingService("shardmesh.v1.ClusterService",
+                      MakeClusterService(context,
+                                         {.cluster_id = registry_->cluster_id(),
                                           .build_version = std::string(rpc::BuildVersion()),
                                           .is_draining = [this] { return draining_.load(); },
                                           .recovery = &recovery_,
@@ -282,12 +289,10 @@ absl::Status Server::OpenState() {
                                           .step_watch = step_watch_.get(),
                                           .unreadable = FindUnreadable(),
                                           .hub = worker_streams_.get(),
-                                          .live = [this] { return sequencer_->Live(); }}));
-  AddStreamingService(
-      "shardmesh.v1.CatalogService",
-      MakeCatalogService(definition_store_.get(), registry_.get(),
-                         {.max_watches = limits.max_watches,
-                          .max_watches_per_caller = limits.max_watches_per_caller}));
+                                          .live = [this] { return sequencer_->Live(); }},
+                                         &changes_, watches));
+  AddStreamingService("shardmesh.v1.CatalogService",
+                      MakeCatalogService(definition_store_.get(), registry_.get(), watches));
   AddStreamingService("shardmesh.v1.OperationService",
                       MakeOperationService(&clock_, transfers_.get(), sessions_.get()));
   AddStreamingService("shardmesh.v1.AdminService",
@@ -445,12 +450,24 @@ void Server::WriteRanksAgain() {
   }
 }
 
+// Tells watchers of what became of a worker.
+void Server::TellOfWorker(const MembershipEvent& event, WorkerChange::Kind kind) {
+  if (!changes_.is_watched()) return;
+  const bool is_loss = kind == WorkerChange::Kind::kLost;
+  changes_.Add(WorkerChange{.kind = kind,
+                            .identity = event.identity,
+                            .incarnation = event.worker->info.incarnation,
+                            .epoch = event.epoch,
+                            .reason = is_loss ? event.worker->lost_because : std::string()});
+}
+
 void Server::MembershipChanged(const MembershipEvent& event) {
   using Kind = MembershipEvent::Kind;
   switch (event.kind) {
     case Kind::kAttached:
       flight_log_.Attached(event.identity, event.worker->info.incarnation);
       sequencer_->WorkerAttached(event.identity, event.epoch);
+      TellOfWorker(event, WorkerChange::Kind::kAttached);
       break;
     case Kind::kLost: {
       const std::string& reason = event.worker->lost_because;
@@ -463,6 +480,7 @@ void Server::MembershipChanged(const MembershipEvent& event) {
       for (const auto& [mesh_id, rank] : membership_->RanksOf(event.identity)) {
         registry_->TilesLost(mesh_id, rank, event.worker->attachment);
       }
+      TellOfWorker(event, WorkerChange::Kind::kLost);
       break;
     }
     case Kind::kRanksAssigned:
@@ -472,8 +490,14 @@ void Server::MembershipChanged(const MembershipEvent& event) {
       recovery_.MeshesChanged(*membership_->view());
       break;
     case Kind::kDrainChanged:
-    case Kind::kMeshAdded:
+      TellOfWorker(event, event.worker->state == WorkerState::kDraining
+                              ? WorkerChange::Kind::kDraining
+                              : WorkerChange::Kind::kResumed);
+      break;
     case Kind::kForgotten:
+      TellOfWorker(event, WorkerChange::Kind::kForgotten);
+      break;
+    case Kind::kMeshAdded:
       break;
   }
   worker_streams_->MembershipChanged();

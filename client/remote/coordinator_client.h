@@ -129,6 +129,11 @@ class CoordinatorClient {
                                                 const Options& options);
   absl::StatusOr<RestoredArray> RestoreQuarantined(const std::string& array_id,
                                                    const std::string& name, const Options& options);
+  // Calls `on_change` with each event until it returns false or `cancellation`, which may be null,
+  // is cancelled: OK.
+  absl::Status WatchCluster(const std::vector<ClusterSubject>& subjects,
+                            const std::function<bool(const ClusterChange&)>& on_change,
+                            Cancellation* cancellation, const Options& options);
   absl::StatusOr<QuarantineDrop> DropQuarantined(const std::vector<std::string>& array_ids,
                                                  bool even_partly, const Options& options);
 

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -256,6 +257,44 @@ struct Operation {
   absl::Status error;
   int64_t number = 0;  // counts the operations that the coordinator's process has begun, from 1
   int64_t session_number = 0;  // OpenSessionInfo::number of the session that began it
+};
+
+// What a watch of the cluster is about.
+enum class ClusterSubject { kWorkers, kArrays, kNames };
+
+// The first event of a watch: changes from here on follow.
+struct WatchStarted {
+  int64_t term = 0;  // another one than before: the coordinator has started anew
+  int64_t epoch = 0;
+  int64_t revision = 0;  // of the store
+};
+
+struct WorkerChange {
+  enum class Kind { kUnknown, kAttached, kLost, kDraining, kResumed, kForgotten };
+  Kind kind = Kind::kUnknown;
+  std::string identity;
+  uint64_t incarnation = 0;
+  int64_t epoch = 0;   // after the change
+  std::string reason;  // of a loss
+};
+std::string_view WorkerChangeName(WorkerChange::Kind kind);  // "attached"
+
+struct ArrayChange {
+  std::string array_id;
+  std::string mesh_id;
+  bool is_deleted = false;  // otherwise it was created
+};
+
+struct NameChange {
+  std::string name;
+  std::string array_id;  // empty if it was deleted
+  int64_t version = 0;
+  bool is_deleted = false;  // otherwise it points to the array
+};
+
+struct ClusterChange {
+  absl::Time time = absl::InfinitePast();  // by the coordinator's clock; unset at the start
+  std::variant<WatchStarted, WorkerChange, ArrayChange, NameChange> event;
 };
 
 }  // namespace shardmesh::client

@@ -46,6 +46,8 @@ class ClusterCalls {
   absl::Status ListLinks(const v1::ListLinksRequest& request,
                          v1::ListLinksResponse* response) const;
   absl::Status Diagnose(const v1::DiagnoseRequest& request, v1::DiagnoseResponse* response) const;
+  // Where a watch starts.
+  void DescribeStart(v1::WatchStarted* to) const;
 
  private:
   int64_t DegradedArrays() const;

@@ -9,6 +9,7 @@
 #include "rpc/codec/status.h"
 #include "rpc/contract.h"
 #include "server/quarantine/quarantine_calls.h"
+#include "server/watch/cluster_watch.h"
 #include "shardmesh/v1/cluster_service.grpc.pb.h"
 
 namespace shardmesh::server {
@@ -31,8 +32,12 @@ class QuarantineReactor final : public grpc::ServerUnaryReactor {
 
 class ClusterService final : public v1::ClusterService::CallbackService {
  public:
-  ClusterService(const CoordinatorParts& context, ClusterServiceOptions options)
-      : context_(context), options_(std::move(options)), calls_(context_, options_) {}
+  ClusterService(const CoordinatorParts& context, ClusterServiceOptions options,
+                 ClusterChanges* changes, const WatchLimits& limits)
+      : context_(context),
+        options_(std::move(options)),
+        calls_(context_, options_),
+        watches_(changes, limits, [this](v1::WatchStarted* to) { calls_.DescribeStart(to); }) {}
 
   grpc::ServerUnaryReactor* GetVersion(grpc::CallbackServerContext* context,
                                        const v1::GetVersionRequest*,
@@ -64,6 +69,12 @@ class ClusterService final : public v1::ClusterService::CallbackService {
                                       v1::ListLinksResponse* response) override {
     return Answer(context, calls_.ListLinks(*request, response));
   }
+
+  grpc::ServerWriteReactor<v1::WatchClusterResponse>* WatchCluster(
+      grpc::CallbackServerContext* context, const v1::WatchClusterRequest* request) override {
+    return watches_.Open(context, *request);
+  }
+  void EndWatches() { watches_.EndAll(); }
 
   grpc::ServerUnaryReactor* ListQuarantine(grpc::CallbackServerContext*,
                                            const v1::ListQuarantineRequest* request,
@@ -109,13 +120,16 @@ class ClusterService final : public v1::ClusterService::CallbackService {
   const CoordinatorParts context_;
   const ClusterServiceOptions options_;
   const ClusterCalls calls_;
+  ClusterWatches watches_;
 };
 
 }  // namespace
 
-std::unique_ptr<grpc::Service> MakeClusterService(const CoordinatorParts& context,
-                                                  ClusterServiceOptions options) {
-  return std::make_unique<ClusterService>(context, std::move(options));
+StreamingService MakeClusterService(const CoordinatorParts& context, ClusterServiceOptions options,
+                                    ClusterChanges* changes, const WatchLimits& limits) {
+  auto service = std::make_unique<ClusterService>(context, std::move(options), changes, limits);
+  ClusterService* const raw = service.get();
+  return {.service = std::move(service), .end_streams = [raw] { raw->EndWatches(); }};
 }
 
 }  // namespace shardmesh::server

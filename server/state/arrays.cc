@@ -816,6 +816,8 @@ void ArrayRegistry::Apply(const Pending& pending, Revision revision) {
       }
       AddVerdict(waiting.identity, std::move(verdict));
     }
+    const ArrayDescriptor& descriptor = array->definition.descriptor;
+    Tell(ArrayChange{.array_id = descriptor.array_id, .mesh_id = descriptor.mesh_id});
   }
   if (!pending.manifest_id.empty()) {
     Manifest& manifest = manifests_[pending.manifest_id];
@@ -833,6 +835,7 @@ void ArrayRegistry::Apply(const Pending& pending, Revision revision) {
     if (!move.array_id.empty()) {
       AddName({move.name, move.array_id, revision}, pending.manifest_id);
     }
+    Tell(NameChange{.name = move.name, .array_id = move.array_id, .version = revision});
   }
   for (const ArrayPtr& array : pending.arrays) {
     ReleaseIfUnheld(array->definition.descriptor.array_id);
@@ -883,6 +886,11 @@ const ArrayPtr& ArrayRegistry::Current(const ArrayEntry& entry) const {
 ArrayState ArrayRegistry::StateOf(const ArrayEntry& entry) {
   if (entry.array->state == ArrayState::kStaging) return ArrayState::kStaging;
   return entry.missing_count == 0 ? ArrayState::kAvailable : ArrayState::kDegraded;
+}
+
+void ArrayRegistry::Tell(ClusterChange::Value change) {
+  if (changes_ == nullptr || !changes_->is_watched()) return;
+  events_.Add([changes = changes_, change = std::move(change)] { changes->Add(change); });
 }
 
 void ArrayRegistry::EraseArray(Arrays::iterator entry) {
@@ -1066,6 +1074,7 @@ void ArrayRegistry::ReleaseIfUnheld(std::string_view array_id) {
                          .ranks = descriptor.mesh.size(),
                          .durable = was_named || entry.array->durability == Durability::kDisk});
   }
+  Tell(ArrayChange{.array_id = found->first, .mesh_id = descriptor.mesh_id, .is_deleted = true});
   EraseArray(found);
 }
 
@@ -1730,6 +1739,7 @@ bool ArrayRegistry::Adopt(const Inventory& inventory, const InventoryTile& tile)
   array->durability = orphan.durability;
   array->tile_crc32c = std::move(orphan.tile_crc32c);
   array->created = clock_->Now();
+  Tell(ArrayChange{.array_id = tile.array_id, .mesh_id = descriptor.mesh_id});
   ArrayEntry& entry = AddArray(tile.array_id, std::move(array));
   entry.pins = 1;  // the grace's
   entry.is_kept_for_grace = true;

@@ -459,5 +459,55 @@ TEST_F(ClusterCommandTest, ListsOperationsOfAllClientsByState) {
   EXPECT_THAT(result.err, HasSubstr("running"));
 }
 
+bool HasText(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+TEST_F(ClusterCommandTest, PrintsChangesAsTheyHappenUntilItIsStopped) {
+  const auto start = [&](const std::string& log, const std::vector<std::string>& more) {
+    client::ProcessOptions options;
+    options.command = {SHARDMESH_BINARY_DIR "/shardmesh", "admin", "watch",
+                       "--address=" + cluster_->address()};
+    options.command.insert(options.command.end(), more.begin(), more.end());
+    options.log_path = Path(log);
+    return client::ChildProcess::Start(options);
+  };
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(client::ChildProcess lines, start("lines.log", {}));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(client::ChildProcess workers,
+                                 start("workers.log", {"--of", "workers", "--output", "json"}));
+  const auto await = [&](const std::string& log, const std::string& text) {
+    return Eventually([&] { return HasText(client::ReadLog(Path(log)), text); });
+  };
+  ASSERT_TRUE(await("lines.log", "watching since epoch "));
+  ASSERT_TRUE(await("workers.log", R"("event":"started")"));
+
+  const std::vector<float> values(4, 1.0F);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const std::string array_id,
+      PutFloats(cluster_->client(), "watched", {2, 2}, values, PartitionSpec()));
+  EXPECT_TRUE(await("lines.log", "array " + array_id + " created on mesh default\n"));
+  EXPECT_TRUE(await("lines.log", "name watched set to array " + array_id + ", version "));
+  ASSERT_EQ(cluster_->Run({"rm", "watched"}).exit_code, 0);
+  EXPECT_TRUE(await("lines.log", "name watched deleted\n"));
+  EXPECT_TRUE(await("lines.log", "array " + array_id + " deleted on mesh default\n"));
+  ASSERT_THAT(cluster_->Kill("worker-3"), IsOk());
+  EXPECT_TRUE(await("lines.log", "worker worker-3 lost: its stream broke"));
+  ASSERT_THAT(cluster_->Restart("worker-3"), IsOk());
+  EXPECT_TRUE(await("lines.log", "worker worker-3 attached\n"));
+  EXPECT_TRUE(await("workers.log", R"("event":"worker attached","worker":"worker-3")"));
+  EXPECT_FALSE(HasText(client::ReadLog(Path("workers.log")), "watched"));
+
+  ASSERT_THAT(client::SendSignal(lines.id(), SIGINT), IsOk());
+  ASSERT_TRUE(client::WaitUntilGone(lines.id(), absl::Now() + absl::Seconds(30)));
+  EXPECT_EQ(lines.Ended(), "exited with code 0") << client::ReadLog(Path("lines.log"));
+  // The other one ends with the coordinator, and says so.
+  ASSERT_THAT(cluster_->Terminate("coordinator"), IsOk());
+  ASSERT_TRUE(client::WaitUntilGone(workers.id(), absl::Now() + absl::Seconds(30)));
+  EXPECT_EQ(workers.Ended(), "exited with code 1");
+  EXPECT_TRUE(HasText(client::ReadLog(Path("workers.log")), R"("reason":"NOT_SERVING")"));
+
+  EXPECT_EQ(cluster_->Run({"admin", "watch", "--of", "steps"}).exit_code, 2);
+}
+
 }  // namespace
 }  // namespace shardmesh::test

@@ -229,6 +229,7 @@ const std::map<std::string, RandomClient::Handler>& RandomClient::Handlers() {
       {"ClusterService.ListFlightRecords", &C::ListFlightRecords},
       {"ClusterService.Diagnose", &C::Diagnose},
       {"ClusterService.ListLinks", &C::ListLinks},
+      {"ClusterService.WatchCluster", &C::WatchCluster},
       {"AdminService.Snapshot", &C::Snapshot},
       {"AttachService.Attach", &C::Attach},
       {"ExchangeService.Exchange", &C::Exchange},
@@ -1641,6 +1642,30 @@ absl::Status RandomClient::ListOperations(Dice& dice) {
     request.set_page_token(response.next_page_token());
   } while (!request.page_token().empty());
   return absl::OkStatus();
+}
+
+// Only the confirmation: other clients change the cluster as they like.
+absl::Status RandomClient::WatchCluster(Dice& dice) {
+  v1::WatchClusterRequest request;
+  const bool is_refused = dice.OneIn(3);
+  if (is_refused) {
+    request.add_subjects(v1::CLUSTER_SUBJECT_UNSPECIFIED);
+  } else if (dice.OneIn(2)) {
+    request.add_subjects(v1::CLUSTER_SUBJECT_NAMES);
+  }
+  std::vector<std::string> answers;
+  Caller::Limits limits;
+  limits.max_answers = 1;
+  const absl::Status status = coordinator_.CallBytes(
+      FindMethod("ClusterService.WatchCluster"), {request.SerializeAsString()}, &answers, limits);
+  if (is_refused) {
+    return Want(absl::IsInvalidArgument(status), "WatchCluster", request, status,
+                "INVALID_ARGUMENT");
+  }
+  v1::WatchClusterResponse first;
+  if (!answers.empty()) first.ParseFromString(answers.front());
+  return Want(status.ok() && first.has_started(), "WatchCluster", request, status,
+              first.ShortDebugString());
 }
 
 absl::Status RandomClient::WatchOperation(Dice& dice) {

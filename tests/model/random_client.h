@@ -129,6 +129,7 @@ class RandomClient {
   absl::Status Identify(Dice& dice);
   absl::Status GetOperation(Dice& dice);
   absl::Status ListOperations(Dice& dice);
+  absl::Status WatchCluster(Dice& dice);
   absl::Status WatchOperation(Dice& dice);
   absl::Status CancelOperation(Dice& dice);
   absl::Status Compile(Dice& dice);

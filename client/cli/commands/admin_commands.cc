@@ -1,4 +1,4 @@
-// admin snapshot, check, sessions, operations; admin quarantine list, restore, drop.
+// admin snapshot, check, sessions, operations, watch; admin quarantine list, restore, drop.
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "absl/time/clock.h"
@@ -17,6 +18,7 @@
 #include "client/cli/commands/commands.h"
 #include "client/cli/local/local_cluster.h"
 #include "client/cli/table.h"
+#include "client/cli/watch.h"
 #include "client/remote/snapshot_client.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -346,6 +348,95 @@ absl::Status RunOperations(const Invocation& invocation, const std::vector<std::
   return absl::OkStatus();
 }
 
+Json EventJson(const WatchStarted& started) {
+  return {{"event", "started"},
+          {"term", started.term},
+          {"epoch", started.epoch},
+          {"revision", started.revision}};
+}
+Json EventJson(const WorkerChange& change) {
+  return {{"event", StrCat("worker ", WorkerChangeName(change.kind))},
+          {"worker", change.identity},
+          {"incarnation", change.incarnation},
+          {"epoch", change.epoch},
+          {"reason", change.reason}};
+}
+Json EventJson(const ArrayChange& change) {
+  return {{"event", change.is_deleted ? "array deleted" : "array created"},
+          {"array_id", change.array_id},
+          {"mesh", change.mesh_id}};
+}
+Json EventJson(const NameChange& change) {
+  return {{"event", change.is_deleted ? "name deleted" : "name set"},
+          {"name", change.name},
+          {"array_id", change.array_id},
+          {"version", change.version}};
+}
+
+std::string EventText(const WatchStarted& started) {
+  return StrCat("watching since epoch ", started.epoch, " and revision ", started.revision);
+}
+std::string EventText(const WorkerChange& change) {
+  return StrCat("worker ", change.identity, " ", WorkerChangeName(change.kind),
+                change.reason.empty() ? "" : StrCat(": ", change.reason));
+}
+std::string EventText(const ArrayChange& change) {
+  return StrCat("array ", change.array_id, change.is_deleted ? " deleted" : " created", " on mesh ",
+                change.mesh_id);
+}
+std::string EventText(const NameChange& change) {
+  return change.is_deleted ? StrCat("name ", change.name, " deleted")
+                           : StrCat("name ", change.name, " set to array ", change.array_id,
+                                    ", version ", change.version);
+}
+
+// One line, or a YAML document.
+void PrintChange(const ClusterChange& change, const Invocation& invocation) {
+  const bool has_time = change.time != absl::InfinitePast();
+  if (invocation.json) {
+    Json json = std::visit([](const auto& event) { return EventJson(event); }, change.event);
+    if (has_time) json["time"] = Timestamp(change.time);
+    std::cout << (invocation.output == OutputForm::kYaml ? "---\n" : "")
+              << TreeLine(json, invocation.output);
+  } else {
+    std::cout << (has_time ? StrCat(Timestamp(change.time), " ") : std::string())
+              << std::visit([](const auto& event) { return EventText(event); }, change.event)
+              << "\n";
+  }
+  std::cout.flush();
+}
+
+absl::StatusOr<std::vector<ClusterSubject>> SubjectsOf(const std::vector<std::string>& names) {
+  std::vector<ClusterSubject> subjects;
+  for (const std::string& name : names) {
+    if (name == "workers") {
+      subjects.push_back(ClusterSubject::kWorkers);
+    } else if (name == "arrays") {
+      subjects.push_back(ClusterSubject::kArrays);
+    } else if (name == "names") {
+      subjects.push_back(ClusterSubject::kNames);
+    } else {
+      return WrongUse(
+          StrCat("--of: \"", name, "\" is nothing to watch; there are workers, arrays and names"));
+    }
+  }
+  return subjects;
+}
+
+absl::Status RunWatch(const Invocation& invocation, const std::vector<std::string>& names) {
+  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<ClusterSubject> subjects, SubjectsOf(names));
+  return RunUntilStopped([&](Cancellation* stopped) -> absl::Status {
+    SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+    return client->cluster().WatchChanges(
+        subjects,
+        [&invocation](const ClusterChange& change) {
+          PrintChange(change, invocation);
+          return std::cout.good();  // the caller says why it is not
+        },
+        stopped);
+  });
+}
+
 // For the largest state, over a slow network.
 constexpr absl::Duration kSnapshotTime = absl::Minutes(10);
 
@@ -436,6 +527,13 @@ void AddAdminCommands(CommandLine* line) {
                    "only these, separated by commas: running, done, failed, cancelled")
       ->delimiter(',');
   line->CanBeWatched(operations);
+
+  auto subjects = std::make_shared<std::vector<std::string>>();
+  line->AddCommand(
+          "watch", "Print changes of workers, arrays and names as they happen, until Ctrl-C",
+          [=](const Invocation& i) { return RunWatch(i, *subjects); }, admin)
+      ->add_option("--of", *subjects, "only these, separated by commas: workers, arrays, names")
+      ->delimiter(',');
 
   CLI::App* const quarantine = line->AddGroup(
       "quarantine",

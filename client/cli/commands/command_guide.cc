@@ -67,6 +67,7 @@ const std::vector<CommandExample>& CommandExamples() {
       {"shardmesh admin check /var/lib/shardmesh"},
       {"shardmesh admin sessions"},
       {"shardmesh admin operations --state running"},
+      {"shardmesh admin watch --of workers"},
       {"shardmesh admin quarantine list"},
       {"shardmesh admin quarantine restore 0190a1b2-0000-0000-0000-000000000001 --as w"},
       {"shardmesh admin quarantine drop 0190a1b2-0000-0000-0000-000000000001"},
