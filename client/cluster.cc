@@ -24,6 +24,19 @@ absl::StatusOr<ClusterLinks> ClusterClient::ListLinks(const std::string& mesh_id
   return core_->coordinator().ListLinks(mesh_id, core_->CallDeadline());
 }
 
+absl::StatusOr<DrainedWorker> ClusterClient::DrainWorker(const std::string& identity, bool resume) {
+  return core_->coordinator().DrainWorker(identity, resume, core_->CallDeadline());
+}
+
+absl::Status ClusterClient::ForgetWorker(const std::string& identity) {
+  return core_->coordinator().ForgetWorker(identity, core_->CallDeadline());
+}
+
+absl::StatusOr<ReplacedWorker> ClusterClient::ReplaceWorker(const std::string& identity,
+                                                            const std::string& replacement) {
+  return core_->coordinator().ReplaceWorker(identity, replacement, core_->CallDeadline());
+}
+
 absl::Status ClusterClient::WatchChanges(const std::vector<ClusterSubject>& subjects,
                                          const std::function<bool(const ClusterChange&)>& on_change,
                                          Cancellation* cancellation) {

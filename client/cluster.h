@@ -41,6 +41,17 @@ class ClusterClient {
   // Between the workers of a mesh or, without its name, between all that are attached. NOT_FOUND:
   // no such mesh. FAILED_PRECONDITION: no worker is attached, or a rank of the mesh has none.
   absl::StatusOr<ClusterLinks> ListLinks(const std::string& mesh_id = "");
+  // Takes a worker out of use, or (`resume`) into use again: what it holds. NOT_FOUND: no live
+  // worker has the identity.
+  absl::StatusOr<DrainedWorker> DrainWorker(const std::string& identity, bool resume = false);
+  // Forgets a lost worker that serves no rank. FAILED_PRECONDITION: it is not lost
+  // (WORKER_ATTACHED), or serves ranks (WORKER_SERVES_RANK).
+  absl::Status ForgetWorker(const std::string& identity);
+  // Gives the ranks of a lost worker to an attached one; no tile moves. FAILED_PRECONDITION: the
+  // worker is not lost (WORKER_ATTACHED), a mesh names its workers (RANKS_DEFINED), or the
+  // replacement serves a rank of the same mesh (WORKER_SERVES_RANK) or drains (NOT_SERVING).
+  absl::StatusOr<ReplacedWorker> ReplaceWorker(const std::string& identity,
+                                               const std::string& replacement);
   // Reports the changes of workers, arrays and names as they happen; no subjects: all. The first
   // event is WatchStarted: list after it, then nothing is missed. Returns OK once `on_change`
   // returns false or `cancellation`, which may be null, is cancelled; no time limit applies.

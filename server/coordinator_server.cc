@@ -119,6 +119,7 @@ class Server final : public CoordinatorServer {
   absl::Status KeepMeshes();
   void MeshesChanged(const std::vector<DefinitionStore::Event>& events);
   void MembershipChanged(const MembershipEvent& event);
+  void RanksMoved(const MembershipEvent& event);
   void TellOfWorker(const MembershipEvent& event, WorkerChange::Kind kind);
   void WriteRanks(const std::string& mesh_id, const MeshRanks& ranks);
   // Tries again to write down ranks that the store refused.
@@ -288,6 +289,8 @@ absl::Status Server::OpenState() {
                                           .flight_log = &flight_log_,
                                           .step_watch = step_watch_.get(),
                                           .unreadable = FindUnreadable(),
+                                          .membership = membership_.get(),
+                                          .definition_store = definition_store_.get(),
                                           .hub = worker_streams_.get(),
                                           .live = [this] { return sequencer_->Live(); }},
                                          &changes_, watches));
@@ -394,9 +397,13 @@ void Server::MeshesChanged(const std::vector<DefinitionStore::Event>& events) {
         continue;
       }
     }
-    absl::Status changed =
-        ranks == nullptr ? absl::OkStatus() : membership_->RemoveMesh(event.name);
-    if (mesh != nullptr) {
+    // An event of an assignment has the definition as it was before.
+    const bool is_assignment = decoded != nullptr && decoded->revision != event.revision;
+    const bool is_moved = is_assignment && ranks != nullptr && !ranks->identities.empty();
+    absl::Status changed = is_moved ? membership_->SetRanks(event.name, WorkersOf(*decoded))
+                           : ranks == nullptr ? absl::OkStatus()
+                                              : membership_->RemoveMesh(event.name);
+    if (mesh != nullptr && !is_moved) {
       changed.Update(membership_->AddMesh(event.name, mesh->mesh.size(), WorkersOf(*decoded)));
     }
     if (!changed.ok()) {
@@ -450,6 +457,22 @@ void Server::WriteRanksAgain() {
   }
 }
 
+// The tiles of the ranks are where their former workers are: out of use. The workers that have the
+// ranks now say what they have of the mesh.
+void Server::RanksMoved(const MembershipEvent& event) {
+  const std::shared_ptr<const MembershipView> view = membership_->view();
+  recovery_.MeshesChanged(*view);
+  for (size_t rank = 0; rank < event.mesh->identities.size(); ++rank) {
+    const std::string& former = event.former->identities[rank];
+    const std::string& identity = event.mesh->identities[rank];
+    if (identity == former) continue;
+    if (const WorkerStatus* worker = view->FindWorker(former); worker != nullptr) {
+      registry_->TilesLost(event.mesh_id, static_cast<int64_t>(rank), worker->attachment);
+    }
+    worker_streams_->AttachAnew(identity, event.mesh_id);
+  }
+}
+
 // Tells watchers of what became of a worker.
 void Server::TellOfWorker(const MembershipEvent& event, WorkerChange::Kind kind) {
   if (!changes_.is_watched()) return;
@@ -485,6 +508,9 @@ void Server::MembershipChanged(const MembershipEvent& event) {
     }
     case Kind::kRanksAssigned:
       WriteRanks(event.mesh_id, *event.mesh);
+      break;
+    case Kind::kRanksMoved:
+      RanksMoved(event);
       break;
     case Kind::kMeshRemoved:
       recovery_.MeshesChanged(*membership_->view());

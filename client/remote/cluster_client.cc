@@ -1,4 +1,4 @@
-// CoordinatorClient: watches of the cluster.
+// CoordinatorClient: watches of the cluster; workers drained, forgotten and replaced.
 #include <memory>
 #include <optional>
 #include <string>
@@ -77,7 +77,51 @@ absl::StatusOr<std::optional<ClusterChange>> DecodeChange(const v1::WatchCluster
   return std::optional<ClusterChange>(std::move(change));
 }
 
+template <typename Response>
+std::vector<ServedRank> RanksOf(const Response& from) {
+  std::vector<ServedRank> ranks;
+  for (const v1::ServedRank& rank : from.ranks()) {
+    ranks.push_back({.mesh_id = rank.mesh_id(), .rank = rank.rank()});
+  }
+  return ranks;
+}
+
 }  // namespace
+
+absl::StatusOr<DrainedWorker> CoordinatorClient::DrainWorker(const std::string& identity,
+                                                             bool resume, const Options& options) {
+  v1::DrainWorkerRequest request;
+  request.set_identity(identity);
+  request.set_resume(resume);
+  v1::DrainWorkerResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
+      connection_->cluster, &v1::ClusterService::Stub::DrainWorker, request, options, &response));
+  return DrainedWorker{.ranks = RanksOf(response),
+                       .rank_count = response.rank_count(),
+                       .work = response.work(),
+                       .arrays = response.arrays(),
+                       .used_bytes = response.used_bytes()};
+}
+
+absl::Status CoordinatorClient::ForgetWorker(const std::string& identity, const Options& options) {
+  v1::ForgetWorkerRequest request;
+  request.set_identity(identity);
+  v1::ForgetWorkerResponse response;
+  return connection_->Call(connection_->cluster, &v1::ClusterService::Stub::ForgetWorker, request,
+                           options, &response);
+}
+
+absl::StatusOr<ReplacedWorker> CoordinatorClient::ReplaceWorker(const std::string& identity,
+                                                                const std::string& replacement,
+                                                                const Options& options) {
+  v1::ReplaceWorkerRequest request;
+  request.set_identity(identity);
+  request.set_replacement(replacement);
+  v1::ReplaceWorkerResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection_->Call(
+      connection_->cluster, &v1::ClusterService::Stub::ReplaceWorker, request, options, &response));
+  return ReplacedWorker{.ranks = RanksOf(response), .rank_count = response.rank_count()};
+}
 
 absl::Status CoordinatorClient::WatchCluster(
     const std::vector<ClusterSubject>& subjects,

@@ -129,6 +129,12 @@ class CoordinatorClient {
                                                 const Options& options);
   absl::StatusOr<RestoredArray> RestoreQuarantined(const std::string& array_id,
                                                    const std::string& name, const Options& options);
+  absl::StatusOr<DrainedWorker> DrainWorker(const std::string& identity, bool resume,
+                                            const Options& options);
+  absl::Status ForgetWorker(const std::string& identity, const Options& options);
+  absl::StatusOr<ReplacedWorker> ReplaceWorker(const std::string& identity,
+                                               const std::string& replacement,
+                                               const Options& options);
   // Calls `on_change` with each event until it returns false or `cancellation`, which may be null,
   // is cancelled: OK.
   absl::Status WatchCluster(const std::vector<ClusterSubject>& subjects,

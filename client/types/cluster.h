@@ -259,6 +259,27 @@ struct Operation {
   int64_t session_number = 0;  // OpenSessionInfo::number of the session that began it
 };
 
+// A rank that a worker serves.
+struct ServedRank {
+  std::string mesh_id;
+  int64_t rank = 0;
+};
+
+// What a worker that drains holds.
+struct DrainedWorker {
+  std::vector<ServedRank> ranks;  // at most the first 1,000
+  int64_t rank_count = 0;
+  int64_t work = 0;    // steps and transfers under way in which it takes part
+  int64_t arrays = 0;  // arrays of which it has a tile in use
+  int64_t used_bytes = 0;
+};
+
+// The ranks that a replacement got.
+struct ReplacedWorker {
+  std::vector<ServedRank> ranks;  // at most the first 1,000
+  int64_t rank_count = 0;
+};
+
 // What a watch of the cluster is about.
 enum class ClusterSubject { kWorkers, kArrays, kNames };
 

@@ -26,6 +26,9 @@ struct ClusterServiceOptions {
   const FlightLog* flight_log = nullptr;
   const StepWatch* step_watch = nullptr;
   UnreadableRecords unreadable = {};
+  // What the calls about workers change.
+  Membership* membership = nullptr;
+  DefinitionStore* definition_store = nullptr;
   // Gets the orders about quarantines.
   QuarantineAccess* hub = nullptr;
   // The steps and transfers that are live now.

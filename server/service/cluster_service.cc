@@ -8,6 +8,7 @@
 
 #include "rpc/codec/status.h"
 #include "rpc/contract.h"
+#include "server/calls/worker_calls.h"
 #include "server/quarantine/quarantine_calls.h"
 #include "server/watch/cluster_watch.h"
 #include "shardmesh/v1/cluster_service.grpc.pb.h"
@@ -37,6 +38,8 @@ class ClusterService final : public v1::ClusterService::CallbackService {
       : context_(context),
         options_(std::move(options)),
         calls_(context_, options_),
+        worker_calls_(options_.membership, options_.definition_store, context_.registry,
+                      options_.live),
         watches_(changes, limits, [this](v1::WatchStarted* to) { calls_.DescribeStart(to); }) {}
 
   grpc::ServerUnaryReactor* GetVersion(grpc::CallbackServerContext* context,
@@ -74,6 +77,29 @@ class ClusterService final : public v1::ClusterService::CallbackService {
       grpc::CallbackServerContext* context, const v1::WatchClusterRequest* request) override {
     return watches_.Open(context, *request);
   }
+
+  grpc::ServerUnaryReactor* DrainWorker(grpc::CallbackServerContext* context,
+                                        const v1::DrainWorkerRequest* request,
+                                        v1::DrainWorkerResponse* response) override {
+    return Answer(context, worker_calls_.DrainWorker(*request, response));
+  }
+
+  grpc::ServerUnaryReactor* ForgetWorker(grpc::CallbackServerContext* context,
+                                         const v1::ForgetWorkerRequest* request,
+                                         v1::ForgetWorkerResponse*) override {
+    return Answer(context, worker_calls_.ForgetWorker(*request));
+  }
+
+  grpc::ServerUnaryReactor* ReplaceWorker(grpc::CallbackServerContext* context,
+                                          const v1::ReplaceWorkerRequest* request,
+                                          v1::ReplaceWorkerResponse* response) override {
+    grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
+    worker_calls_.ReplaceWorker(request, response, [reactor](const absl::Status& status) {
+      reactor->Finish(rpc::ToGrpc(status));
+    });
+    return reactor;
+  }
+
   void EndWatches() { watches_.EndAll(); }
 
   grpc::ServerUnaryReactor* ListQuarantine(grpc::CallbackServerContext*,
@@ -120,6 +146,7 @@ class ClusterService final : public v1::ClusterService::CallbackService {
   const CoordinatorParts context_;
   const ClusterServiceOptions options_;
   const ClusterCalls calls_;
+  const WorkerCalls worker_calls_;
   ClusterWatches watches_;
 };
 

@@ -1251,6 +1251,18 @@ int64_t ArrayRegistry::CountNames() const {
   return static_cast<int64_t>(names_.size());
 }
 
+int64_t ArrayRegistry::CountTiles(std::string_view mesh_id, int64_t rank) const {
+  absl::MutexLock lock(&mutex_);
+  const auto arrays = arrays_by_mesh_.find(mesh_id);
+  if (arrays == arrays_by_mesh_.end()) return 0;
+  return std::count_if(arrays->second.begin(), arrays->second.end(), [rank](const auto& each) {
+    const ArrayEntry& entry = *each.second;
+    const auto place = static_cast<size_t>(rank);
+    return entry.array->state != ArrayState::kStaging && place < entry.missing.size() &&
+           !entry.missing[place];
+  });
+}
+
 absl::Status ArrayRegistry::Pin(std::string_view array_id) {
   SHARDMESH_PASSES("registry.pin");
   absl::MutexLock lock(&mutex_);

@@ -342,6 +342,8 @@ class ArrayRegistry {
   // O(1).
   ArrayCounts CountArrays() const;
   int64_t CountNames() const;
+  // Committed arrays of which the worker of this rank has its tile. O(arrays on the mesh).
+  int64_t CountTiles(std::string_view mesh_id, int64_t rank) const;
 
   // Adds one pin, a reason to keep the array. NOT_FOUND, also for an array that was given away.
   absl::Status Pin(std::string_view array_id);

@@ -509,5 +509,69 @@ TEST_F(ClusterCommandTest, PrintsChangesAsTheyHappenUntilItIsStopped) {
   EXPECT_EQ(cluster_->Run({"admin", "watch", "--of", "steps"}).exit_code, 2);
 }
 
+TEST_F(ClusterCommandTest, AnotherWorkerTakesTheRankOfALostOne) {
+  const std::vector<float> values = {1, 2, 3, 4};
+  client::MeshClient& client = cluster_->client();
+  const PartitionSpec sharded({SpecEntry::Axis("fsdp"), SpecEntry::Axis("tp")});
+  ASSERT_THAT(PutFloats(client, "replicated", {2, 2}, values, PartitionSpec()), IsOk());
+  ASSERT_THAT(PutFloats(client, "sharded", {2, 2}, values, sharded), IsOk());
+  ServerProcess spare("shardmesh-worker", {"--coordinator=" + cluster_->address(),
+                                           "--listen=127.0.0.1:0", "--identity=spare"});
+  ASSERT_TRUE(Eventually([&] { return HasText(cluster_->Run({"status"}).out, "spare"); }))
+      << spare.Log();
+
+  CommandResult result = cluster_->Run({"admin", "worker", "drain", "worker-3"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("worker-3 drains. It holds:"),
+                                HasSubstr("ranks: rank 3 of mesh default"),
+                                HasSubstr("under way: 0"), HasSubstr("tiles of arrays: 2, ")));
+  EXPECT_THAT(client.arrays().Gather(client::ArraySelector::ByName("sharded")), IsOk())
+      << "its tiles are read";
+  EXPECT_THAT(PutFloats(client, "refused", {2, 2}, values, sharded),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kMeshIncomplete));
+  result = cluster_->Run({"admin", "worker", "drain", "worker-3", "--resume"});
+  EXPECT_EQ(result.out, "worker-3 takes work again\n");
+  ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
+  ASSERT_THAT(PutFloats(client, "taken", {2, 2}, values, sharded), IsOk());
+
+  result = cluster_->Run({"admin", "worker", "replace", "worker-3", "spare"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("(WORKER_ATTACHED)"));
+  ASSERT_THAT(cluster_->Kill("worker-3"), IsOk());
+  ASSERT_TRUE(Eventually([&] { return HasText(cluster_->Run({"status"}).out, " lost "); }));
+  result = cluster_->Run({"admin", "worker", "forget", "worker-3"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("(WORKER_SERVES_RANK)"));
+  result = cluster_->Run({"admin", "worker", "replace", "worker-3", "spare"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.out, "spare has from worker-3: rank 3 of mesh default\n");
+  result = cluster_->Run({"admin", "worker", "forget", "worker-3"});
+  EXPECT_EQ(result.out, "worker-3 is forgotten\n") << result.err;
+  result = cluster_->Run({"admin", "worker", "replace", "worker-3", "spare"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("(NOT_FOUND)"));
+
+  // The mesh is complete again. A replica is read from another rank; a tile that only worker-3 had
+  // is missing until the array is put again.
+  ASSERT_TRUE(Eventually([&] {
+    return PutFloats(client, "new", {2, 2}, values, sharded).ok();
+  })) << spare.Log();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const auto copy, client.arrays().Gather(client::ArraySelector::ByName("replicated")));
+  EXPECT_EQ(FloatsOf(copy.view().bytes()), values);
+  EXPECT_THAT(client.arrays().Gather(client::ArraySelector::ByName("sharded")).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kArrayDegraded));
+  ASSERT_THAT(PutFloats(client, "sharded", {2, 2}, values, sharded), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto again,
+                                 client.arrays().Gather(client::ArraySelector::ByName("sharded")));
+  EXPECT_EQ(FloatsOf(again.view().bytes()), values);
+
+  // The ranks are durable only with a data folder, and the lost worker is a spare one if it
+  // returns.
+  ASSERT_THAT(cluster_->Restart("worker-3"), IsOk());
+  ASSERT_TRUE(Eventually([&] { return HasText(cluster_->Run({"status"}).out, "worker-3"); }));
+  EXPECT_THAT(client.arrays().Gather(client::ArraySelector::ByName("sharded")), IsOk());
+}
+
 }  // namespace
 }  // namespace shardmesh::test
