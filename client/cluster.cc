@@ -1,7 +1,11 @@
 // ClusterClient: decodes what the coordinator says of the cluster, and calls for operations.
 #include "client/cluster.h"
 
+#include <functional>
+#include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "client/client_core.h"
 #include "client/remote/coordinator_connection.h"
@@ -97,6 +101,81 @@ absl::StatusOr<MeshStatus> DecodeMesh(const v1::MeshStatus& from) {
   }
   mesh.complete = from.complete();
   return mesh;
+}
+
+v1::ClusterSubject Encode(ClusterSubject subject) {
+  switch (subject) {
+    case ClusterSubject::kWorkers:
+      return v1::CLUSTER_SUBJECT_WORKERS;
+    case ClusterSubject::kArrays:
+      return v1::CLUSTER_SUBJECT_ARRAYS;
+    case ClusterSubject::kNames:
+      return v1::CLUSTER_SUBJECT_NAMES;
+  }
+  return v1::CLUSTER_SUBJECT_UNSPECIFIED;
+}
+
+WorkerChange::Kind KindOf(v1::WorkerChangeKind kind) {
+  switch (kind) {
+    case v1::WORKER_CHANGE_KIND_ATTACHED:
+      return WorkerChange::Kind::kAttached;
+    case v1::WORKER_CHANGE_KIND_LOST:
+      return WorkerChange::Kind::kLost;
+    case v1::WORKER_CHANGE_KIND_DRAINING:
+      return WorkerChange::Kind::kDraining;
+    case v1::WORKER_CHANGE_KIND_RESUMED:
+      return WorkerChange::Kind::kResumed;
+    case v1::WORKER_CHANGE_KIND_FORGOTTEN:
+      return WorkerChange::Kind::kForgotten;
+    default:
+      return WorkerChange::Kind::kUnknown;
+  }
+}
+
+// Nullopt: an event that a newer coordinator knows and this build does not.
+absl::StatusOr<std::optional<ClusterChange>> DecodeChange(const v1::WatchClusterResponse& from) {
+  ClusterChange change;
+  if (from.has_time()) {
+    SHARDMESH_ASSIGN_OR_RETURN(change.time, DecodeAnswer(from.time()));
+  }
+  switch (from.event_case()) {
+    case v1::WatchClusterResponse::kStarted:
+      change.event = WatchStarted{.term = from.started().term(),
+                                  .epoch = from.started().epoch(),
+                                  .revision = from.started().revision()};
+      break;
+    case v1::WatchClusterResponse::kWorker:
+      change.event = WorkerChange{.kind = KindOf(from.worker().kind()),
+                                  .identity = from.worker().identity(),
+                                  .incarnation = from.worker().incarnation(),
+                                  .epoch = from.worker().epoch(),
+                                  .reason = from.worker().reason()};
+      break;
+    case v1::WatchClusterResponse::kArray:
+      change.event =
+          ArrayChange{.array_id = from.array().array_id(),
+                      .mesh_id = from.array().mesh_id(),
+                      .is_deleted = from.array().kind() == v1::ARRAY_CHANGE_KIND_DELETED};
+      break;
+    case v1::WatchClusterResponse::kName:
+      change.event = NameChange{.name = from.name().name(),
+                                .array_id = from.name().array_id(),
+                                .version = from.name().version(),
+                                .is_deleted = from.name().kind() == v1::NAME_CHANGE_KIND_DELETED};
+      break;
+    case v1::WatchClusterResponse::EVENT_NOT_SET:
+      return std::optional<ClusterChange>();
+  }
+  return std::optional<ClusterChange>(std::move(change));
+}
+
+template <typename Response>
+std::vector<ServedRank> RanksOf(const Response& from) {
+  std::vector<ServedRank> ranks;
+  for (const v1::ServedRank& rank : from.ranks()) {
+    ranks.push_back({.mesh_id = rank.mesh_id(), .rank = rank.rank()});
+  }
+  return ranks;
 }
 
 }  // namespace
@@ -320,6 +399,124 @@ absl::StatusOr<Operation> ClusterClient::GetOperation(const std::string& operati
   SHARDMESH_RETURN_IF_ERROR(connection.Call(
       connection.operations, &v1::OperationService::Stub::GetOperation, request, limit, &response));
   return DecodeOperation(response.operation());
+}
+
+absl::StatusOr<DrainedWorker> ClusterClient::DrainWorker(const std::string& identity, bool resume,
+                                                         const CallOptions& options) {
+  const CallLimit limit = core_->LimitOf(options);
+  const CoordinatorConnection& connection = core_->connection();
+  v1::DrainWorkerRequest request;
+  request.set_identity(identity);
+  request.set_resume(resume);
+  v1::DrainWorkerResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection.Call(
+      connection.cluster, &v1::ClusterService::Stub::DrainWorker, request, limit, &response));
+  return DrainedWorker{.ranks = RanksOf(response),
+                       .rank_count = response.rank_count(),
+                       .work = response.work(),
+                       .arrays = response.arrays(),
+                       .used_bytes = response.used_bytes()};
+}
+
+absl::Status ClusterClient::ForgetWorker(const std::string& identity, const CallOptions& options) {
+  const CallLimit limit = core_->LimitOf(options);
+  const CoordinatorConnection& connection = core_->connection();
+  v1::ForgetWorkerRequest request;
+  request.set_identity(identity);
+  v1::ForgetWorkerResponse response;
+  return connection.Call(connection.cluster, &v1::ClusterService::Stub::ForgetWorker, request,
+                         limit, &response);
+}
+
+absl::StatusOr<ReplacedWorker> ClusterClient::ReplaceWorker(const std::string& identity,
+                                                            const std::string& replacement,
+                                                            const CallOptions& options) {
+  const CallLimit limit = core_->LimitOf(options);
+  const CoordinatorConnection& connection = core_->connection();
+  v1::ReplaceWorkerRequest request;
+  request.set_identity(identity);
+  request.set_replacement(replacement);
+  v1::ReplaceWorkerResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection.Call(
+      connection.cluster, &v1::ClusterService::Stub::ReplaceWorker, request, limit, &response));
+  return ReplacedWorker{.ranks = RanksOf(response), .rank_count = response.rank_count()};
+}
+
+absl::StatusOr<std::vector<OpenSessionInfo>> ClusterClient::ListSessions(const Options& options) {
+  constexpr int kPage = 1000;
+  std::vector<OpenSessionInfo> sessions;
+  v1::ListSessionsRequest request;
+  request.set_page_size(kPage);
+  do {
+    v1::ListSessionsResponse response;
+    SHARDMESH_RETURN_IF_ERROR(connection.Call(
+        connection.sessions, &v1::SessionService::Stub::ListSessions, request, options, &response));
+    for (const v1::OpenSessionInfo& from : response.sessions()) {
+      OpenSessionInfo& session = sessions.emplace_back();
+      session.number = from.number();
+      session.id_prefix = from.id_prefix();
+      session.caller = from.caller();
+      session.client_name = from.client_name();
+      SHARDMESH_ASSIGN_OR_RETURN(session.opened, DecodeAnswer(from.open_time()));
+      SHARDMESH_ASSIGN_OR_RETURN(session.renewed, DecodeAnswer(from.renew_time()));
+      SHARDMESH_ASSIGN_OR_RETURN(session.expires, DecodeAnswer(from.expire_time()));
+      session.pinned_arrays = from.pinned_arrays();
+      session.transfers = from.transfers();
+      session.steps = from.steps();
+    }
+    request.set_page_token(response.next_page_token());
+  } while (!request.page_token().empty());
+  return sessions;
+}
+
+absl::StatusOr<std::vector<Operation>> ClusterClient::ListOperations(
+    const std::vector<OperationState>& states, const CallOptions& options) {
+  const CallLimit limit = core_->LimitOf(options);
+  const CoordinatorConnection& connection = core_->connection();
+  constexpr int kPage = 1000;
+  std::vector<Operation> operations;
+  v1::ListOperationsRequest request;
+  request.set_page_size(kPage);
+  for (const OperationState state : states) request.add_states(Encode(state));
+  do {
+    v1::ListOperationsResponse response;
+    SHARDMESH_RETURN_IF_ERROR(connection.Call(connection.operations,
+                                              &v1::OperationService::Stub::ListOperations, request,
+                                              limit, &response));
+    for (const v1::Operation& from : response.operations()) {
+      SHARDMESH_ASSIGN_OR_RETURN(Operation operation, DecodeOperation(from));
+      operations.push_back(std::move(operation));
+    }
+    request.set_page_token(response.next_page_token());
+  } while (!request.page_token().empty());
+  return operations;
+}
+
+absl::Status ClusterClient::WatchChanges(const std::vector<ClusterSubject>& subjects,
+                                         const std::function<bool(const ClusterChange&)>& on_change,
+                                         const CallOptions& options) {
+  const CoordinatorConnection& connection = core_->connection();
+  const CallLimit limit = ClientCore::LimitAt(
+      rpc::SteadyDeadline::After(options.timeout.value_or(absl::InfiniteDuration())), options);
+  v1::WatchClusterRequest request;
+  for (const ClusterSubject subject : subjects) request.add_subjects(Encode(subject));
+  CallContext context(connection, limit);
+  const auto stream = connection.cluster->WatchCluster(context.get(), request);
+  v1::WatchClusterResponse response;
+  absl::Status status;
+  bool is_wanted = true;
+  while (is_wanted && stream->Read(&response)) {
+    absl::StatusOr<std::optional<ClusterChange>> change = DecodeChange(response);
+    status = change.status();
+    is_wanted = status.ok() && (!change->has_value() || on_change(**change));
+  }
+  if (!is_wanted) {
+    context.TryCancel();
+    stream->Finish();  // CANCELLED, as it was asked to be.
+    return status;
+  }
+  status = connection.StatusOf(stream->Finish());
+  return limit.is_cancelled() ? CancelledByCaller() : status;
 }
 
 absl::StatusOr<Operation> ClusterClient::WatchOperation(

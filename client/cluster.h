@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "client/types/call_options.h"
@@ -42,6 +43,28 @@ class ClusterClient {
   // no such mesh. FAILED_PRECONDITION: no worker is attached, or a rank of the mesh has none.
   absl::StatusOr<ClusterLinks> ListLinks(const std::string& mesh_id = "",
                                          const CallOptions& options = {});
+  // Takes a worker out of use, or (`resume`) into use again: what it holds. NOT_FOUND: no live
+  // worker has the identity.
+  absl::StatusOr<DrainedWorker> DrainWorker(const std::string& identity, bool resume = false,
+                                            const CallOptions& options = {});
+  // Forgets a lost worker that serves no rank. FAILED_PRECONDITION: it is not lost
+  // (WORKER_ATTACHED), or serves ranks (WORKER_SERVES_RANK).
+  absl::Status ForgetWorker(const std::string& identity, const CallOptions& options = {});
+  // Gives the ranks of a lost worker to an attached one; no tile moves. FAILED_PRECONDITION: the
+  // worker is not lost (WORKER_ATTACHED), a mesh names its workers (RANKS_DEFINED), or the
+  // replacement serves a rank of the same mesh (WORKER_SERVES_RANK) or drains (NOT_SERVING).
+  absl::StatusOr<ReplacedWorker> ReplaceWorker(const std::string& identity,
+                                               const std::string& replacement,
+                                               const CallOptions& options = {});
+  // Reports the changes of workers, arrays and names as they happen; no subjects: all. The first
+  // event is WatchStarted: list after it, then nothing is missed. Returns OK once `on_change`
+  // returns false. No time limit applies unless the options have one.
+  // RESOURCE_EXHAUSTED: SLOW_READER, or there are too many watches (OVERLOADED).
+  absl::Status WatchChanges(const std::vector<ClusterSubject>& subjects,
+                            const std::function<bool(const ClusterChange&)>& on_change,
+                            Cancellation* cancellation = nullptr);
+  // The open sessions of all clients, the oldest first.
+  absl::StatusOr<std::vector<OpenSessionInfo>> ListSessions(const CallOptions& options = {});
   // Tiles that workers have put aside, of one or of all that are attached, arrays that are held
   // without a name, and workers that are away. NOT_FOUND: no such worker.
   absl::StatusOr<QuarantineList> ListQuarantine(const std::string& identity = "",
@@ -62,6 +85,10 @@ class ClusterClient {
   absl::StatusOr<std::vector<WorkerFlight>> ListFlightRecords(const FlightQuestion& question = {},
                                                               const CallOptions& options = {});
 
+  // Those that run and those that ended lately, of all clients; the oldest first. Without states:
+  // in any state.
+  absl::StatusOr<std::vector<Operation>> ListOperations(
+      const std::vector<OperationState>& states = {}, const CallOptions& options = {});
   // Long operations, by id.
   absl::StatusOr<Operation> GetOperation(const std::string& operation_id,
                                          const CallOptions& options = {});

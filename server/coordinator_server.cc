@@ -42,6 +42,7 @@
 #include "server/service/session_service.h"
 #include "server/state/array_record.h"
 #include "server/state/arrays.h"
+#include "server/state/cluster_changes.h"
 #include "server/state/definitions.h"
 #include "server/state/link_table.h"
 #include "server/state/recovery.h"
@@ -118,6 +119,8 @@ class Server final : public CoordinatorServer {
   absl::Status KeepMeshes();
   void MeshesChanged(const std::vector<DefinitionStore::Event>& events);
   void MembershipChanged(const MembershipEvent& event);
+  void RanksMoved(const MembershipEvent& event);
+  void TellOfWorker(const MembershipEvent& event, WorkerChange::Kind kind);
   void WriteRanks(const std::string& mesh_id, const MeshRanks& ranks);
   // Tries again to write down ranks that the store refused.
   void WriteRanksAgain();
@@ -130,6 +133,7 @@ class Server final : public CoordinatorServer {
 
   // In the order in which they depend on one another; destroyed the other way round.
   rpc::RealClock clock_;
+  ClusterChanges changes_{&clock_};
   absl::Mutex serving_mutex_;
   // lifecycle_ as long as it is there, for the store's thread.
   rpc::ServerLifecycle* serving_ ABSL_GUARDED_BY(serving_mutex_) = nullptr;
@@ -195,6 +199,7 @@ absl::Status Server::OpenState() {
                              DefinitionStore::Open(store_.get(), &clock_, &registry_->requests(),
                                                    options_.min_sharding_size));
   registry_->requests().SetLimits(options_.requests);
+  registry_->SetChanges(&changes_);
   const CoordinatorLimits& limits = options_.limits;
   registry_->SetMaxNames(limits.max_names);
   definition_store_->SetLimits(
@@ -273,21 +278,24 @@ absl::Status Server::OpenState() {
   AddService("shardmesh.v1.ArrayService", MakeArrayService(context));
   AddService("shardmesh.v1.ComputeService",
              MakeComputeService(context, &planner_, sequencer_.get(), &metrics_));
-  AddService("shardmesh.v1.ClusterService",
-             MakeClusterService(context, {.cluster_id = registry_->cluster_id(),
+  const WatchLimits watches{.max_watches = limits.max_watches,
+                            .max_watches_per_caller = limits.max_watches_per_caller};
+  AddStreamingService("shardmesh.v1.ClusterService",
+                      MakeClusterService(context,
+                                         {.cluster_id = registry_->cluster_id(),
                                           .build_version = std::string(rpc::BuildVersion()),
                                           .is_draining = [this] { return draining_.load(); },
                                           .recovery = &recovery_,
                                           .flight_log = &flight_log_,
                                           .step_watch = step_watch_.get(),
                                           .unreadable = FindUnreadable(),
+                                          .membership = membership_.get(),
+                                          .definition_store = definition_store_.get(),
                                           .hub = worker_streams_.get(),
-                                          .live = [this] { return sequencer_->Live(); }}));
-  AddStreamingService(
-      "shardmesh.v1.CatalogService",
-      MakeCatalogService(definition_store_.get(), registry_.get(),
-                         {.max_watches = limits.max_watches,
-                          .max_watches_per_caller = limits.max_watches_per_caller}));
+                                          .live = [this] { return sequencer_->Live(); }},
+                                         &changes_, watches));
+  AddStreamingService("shardmesh.v1.CatalogService",
+                      MakeCatalogService(definition_store_.get(), registry_.get(), watches));
   AddStreamingService("shardmesh.v1.OperationService",
                       MakeOperationService(&clock_, transfers_.get(), sessions_.get()));
   AddStreamingService("shardmesh.v1.AdminService",
@@ -389,9 +397,13 @@ void Server::MeshesChanged(const std::vector<DefinitionStore::Event>& events) {
         continue;
       }
     }
-    absl::Status changed =
-        ranks == nullptr ? absl::OkStatus() : membership_->RemoveMesh(event.name);
-    if (mesh != nullptr) {
+    // An event of an assignment has the definition as it was before.
+    const bool is_assignment = decoded != nullptr && decoded->revision != event.revision;
+    const bool is_moved = is_assignment && ranks != nullptr && !ranks->identities.empty();
+    absl::Status changed = is_moved ? membership_->SetRanks(event.name, WorkersOf(*decoded))
+                           : ranks == nullptr ? absl::OkStatus()
+                                              : membership_->RemoveMesh(event.name);
+    if (mesh != nullptr && !is_moved) {
       changed.Update(membership_->AddMesh(event.name, mesh->mesh.size(), WorkersOf(*decoded)));
     }
     if (!changed.ok()) {
@@ -445,12 +457,40 @@ void Server::WriteRanksAgain() {
   }
 }
 
+// The tiles of the ranks are where their former workers are: out of use. The workers that have the
+// ranks now say what they have of the mesh.
+void Server::RanksMoved(const MembershipEvent& event) {
+  const std::shared_ptr<const MembershipView> view = membership_->view();
+  recovery_.MeshesChanged(*view);
+  for (size_t rank = 0; rank < event.mesh->identities.size(); ++rank) {
+    const std::string& former = event.former->identities[rank];
+    const std::string& identity = event.mesh->identities[rank];
+    if (identity == former) continue;
+    if (const WorkerStatus* worker = view->FindWorker(former); worker != nullptr) {
+      registry_->TilesLost(event.mesh_id, static_cast<int64_t>(rank), worker->attachment);
+    }
+    worker_streams_->AttachAnew(identity, event.mesh_id);
+  }
+}
+
+// Tells watchers of what became of a worker.
+void Server::TellOfWorker(const MembershipEvent& event, WorkerChange::Kind kind) {
+  if (!changes_.is_watched()) return;
+  const bool is_loss = kind == WorkerChange::Kind::kLost;
+  changes_.Add(WorkerChange{.kind = kind,
+                            .identity = event.identity,
+                            .incarnation = event.worker->info.incarnation,
+                            .epoch = event.epoch,
+                            .reason = is_loss ? event.worker->lost_because : std::string()});
+}
+
 void Server::MembershipChanged(const MembershipEvent& event) {
   using Kind = MembershipEvent::Kind;
   switch (event.kind) {
     case Kind::kAttached:
       flight_log_.Attached(event.identity, event.worker->info.incarnation);
       sequencer_->WorkerAttached(event.identity, event.epoch);
+      TellOfWorker(event, WorkerChange::Kind::kAttached);
       break;
     case Kind::kLost: {
       const std::string& reason = event.worker->lost_because;
@@ -463,17 +503,27 @@ void Server::MembershipChanged(const MembershipEvent& event) {
       for (const auto& [mesh_id, rank] : membership_->RanksOf(event.identity)) {
         registry_->TilesLost(mesh_id, rank, event.worker->attachment);
       }
+      TellOfWorker(event, WorkerChange::Kind::kLost);
       break;
     }
     case Kind::kRanksAssigned:
       WriteRanks(event.mesh_id, *event.mesh);
       break;
+    case Kind::kRanksMoved:
+      RanksMoved(event);
+      break;
     case Kind::kMeshRemoved:
       recovery_.MeshesChanged(*membership_->view());
       break;
     case Kind::kDrainChanged:
-    case Kind::kMeshAdded:
+      TellOfWorker(event, event.worker->state == WorkerState::kDraining
+                              ? WorkerChange::Kind::kDraining
+                              : WorkerChange::Kind::kResumed);
+      break;
     case Kind::kForgotten:
+      TellOfWorker(event, WorkerChange::Kind::kForgotten);
+      break;
+    case Kind::kMeshAdded:
       break;
   }
   worker_streams_->MembershipChanged();

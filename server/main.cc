@@ -427,7 +427,8 @@ int Main(int argc, char** argv) {
   flags.AddInt("max-definitions", "definitions of all kinds in the catalog", 1, kMost,
                &limits.max_definitions);
   flags.AddInt("max-names", "names of arrays", 1, kMost, &limits.max_names);
-  flags.AddInt("max-watches", "watches of the catalog at a time", 1, kMost, &limits.max_watches);
+  flags.AddInt("max-watches", "watches of the catalog, and as many of the cluster, at a time", 1,
+               kMost, &limits.max_watches);
   flags.AddInt("max-watches-per-caller", "the same of one caller", 1, kMost,
                &limits.max_watches_per_caller);
   // Workers hold as many steps of a peer that is ahead, and no more.

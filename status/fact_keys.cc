@@ -79,6 +79,10 @@ constexpr FactKey kSlowReaderFacts[] = {fact::kLimit};
 constexpr FactKey kOverloadedFacts[] = {fact::kHave, fact::kLimit};
 constexpr FactKey kMeshMismatchFacts[] = {fact::kArray, fact::kHave, fact::kNeed};
 constexpr FactKey kMeshInUseFacts[] = {fact::kMesh, fact::kArray, fact::kHave};
+constexpr FactKey kWorkerAttachedFacts[] = {fact::kIdentity};
+constexpr FactKey kWorkerServesRankFacts[] = {fact::kIdentity, fact::kMesh, fact::kRank,
+                                              fact::kHave};
+constexpr FactKey kRanksDefinedFacts[] = {fact::kMesh, fact::kIdentity};
 
 }  // namespace
 
@@ -214,6 +218,12 @@ absl::Span<const FactKey> FactKeysOf(Reason reason) {
       return kMeshMismatchFacts;
     case Reason::kMeshInUse:
       return kMeshInUseFacts;
+    case Reason::kWorkerAttached:
+      return kWorkerAttachedFacts;
+    case Reason::kWorkerServesRank:
+      return kWorkerServesRankFacts;
+    case Reason::kRanksDefined:
+      return kRanksDefinedFacts;
     default:
       return {};
   }

@@ -88,6 +88,9 @@ constexpr std::array kRows = {
     Row{Reason::kOverloaded, "OVERLOADED"},
     Row{Reason::kMeshMismatch, "MESH_MISMATCH"},
     Row{Reason::kMeshInUse, "MESH_IN_USE"},
+    Row{Reason::kWorkerAttached, "WORKER_ATTACHED"},
+    Row{Reason::kWorkerServesRank, "WORKER_SERVES_RANK"},
+    Row{Reason::kRanksDefined, "RANKS_DEFINED"},
 };
 
 }  // namespace

@@ -73,31 +73,34 @@ enum class Reason : int {
   kMemoryLimit,       // no memory is left for shards; have and need are named
 
   // Cluster.
-  kWorkerLost,          // a worker is lost; its rank, identity and activity are named
-  kMeshIncomplete,      // a mesh has ranks without a live worker
-  kIdentityInUse,       // another process holds the identity
-  kClusterMismatch,     // a worker belongs to another cluster
-  kProtocolMismatch,    // the two sides speak no common protocol version
-  kStaleEpoch,          // a message belongs to an older epoch
-  kStaleTerm,           // a message belongs to an older term
-  kStepAborted,         // a step was aborted because another rank failed
-  kSessionGone,         // a session is unknown, closed or expired
-  kNotServing,          // the process is starting or draining
-  kEndpointUnverified,  // an advertised endpoint does not lead back to its worker
-  kStoreFailed,         // durable state cannot be read or written
-  kCancelled,           // the operation was cancelled by its owner
-  kDeadline,            // a deadline passed; the awaited peers are named
-  kCollectiveMismatch,  // ranks run different collectives; both are shown
-  kIdentityMismatch,    // a data folder holds tiles of another worker; both are named
-  kRecovering,          // the coordinator waits for the inventories of its workers; retry
-  kStoreFull,           // the store's disk or quota is full; have and need are named
-  kNotOwner,            // the session does not own the object of the call
-  kSchemaMismatch,      // durable state has another schema; both versions are named
-  kSlowReader,          // the reader of a stream was too slow; the missed messages are gone
-  kOverloaded,          // too many requests are under way; the same request may succeed later
-  kMeshMismatch,        // operands lie on different meshes, or an array on another mesh
-  kMeshInUse,           // arrays lie on the mesh; it can be neither changed nor deleted
-  kLast = kMeshInUse,   // not a reason: the end of loops over all reasons
+  kWorkerLost,            // a worker is lost; its rank, identity and activity are named
+  kMeshIncomplete,        // a mesh has ranks without a live worker
+  kIdentityInUse,         // another process holds the identity
+  kClusterMismatch,       // a worker belongs to another cluster
+  kProtocolMismatch,      // the two sides speak no common protocol version
+  kStaleEpoch,            // a message belongs to an older epoch
+  kStaleTerm,             // a message belongs to an older term
+  kStepAborted,           // a step was aborted because another rank failed
+  kSessionGone,           // a session is unknown, closed or expired
+  kNotServing,            // the process is starting or draining
+  kEndpointUnverified,    // an advertised endpoint does not lead back to its worker
+  kStoreFailed,           // durable state cannot be read or written
+  kCancelled,             // the operation was cancelled by its owner
+  kDeadline,              // a deadline passed; the awaited peers are named
+  kCollectiveMismatch,    // ranks run different collectives; both are shown
+  kIdentityMismatch,      // a data folder holds tiles of another worker; both are named
+  kRecovering,            // the coordinator waits for the inventories of its workers; retry
+  kStoreFull,             // the store's disk or quota is full; have and need are named
+  kNotOwner,              // the session does not own the object of the call
+  kSchemaMismatch,        // durable state has another schema; both versions are named
+  kSlowReader,            // the reader of a stream was too slow; the missed messages are gone
+  kOverloaded,            // too many requests are under way; the same request may succeed later
+  kMeshMismatch,          // operands lie on different meshes, or an array on another mesh
+  kMeshInUse,             // arrays lie on the mesh; it can be neither changed nor deleted
+  kWorkerAttached,        // a worker is attached, and the call is about one that is lost
+  kWorkerServesRank,      // a worker serves ranks of meshes, which the call excludes
+  kRanksDefined,          // the definition of a mesh names the workers of its ranks
+  kLast = kRanksDefined,  // not a reason: the end of loops over all reasons
 };
 
 // The stable name, such as "NOT_DIVISIBLE".

@@ -41,8 +41,9 @@ ALLOWED = {
     "server/quarantine": VALUES | {"rpc", "rpc/*", "server/state", "server/steps", "server/attach"},
     "server/codec": VALUES | {"rpc", "rpc/*", "server/state", "server/steps", "server/attach", "server/resolve"},
     "server/calls": VALUES | {"rpc", "rpc/codec", "server/state", "server/steps", "server/resolve", "server/attach", "server/codec"},
+    "server/watch": BASE | {"rpc", "rpc/codec", "rpc/stream", "server/state", "server/codec"},
     "server/service": VALUES | {"rpc", "rpc/*", "server/store", "server/state", "server/steps", "server/resolve",
-                                 "server/attach", "server/quarantine", "server/codec", "server/calls"},
+                                 "server/attach", "server/quarantine", "server/codec", "server/calls", "server/watch"},
     "server": VALUES | {"rpc", "rpc/*", "server/*"},
     "worker/kernel": {"status", "tensor"},
     "worker/collective": {"status", "process", "sharding", "tensor", "program"},
@@ -77,7 +78,7 @@ MOST_SERVICE_LINES = 250
 ABOVE = ["tests/*", "bench/*"]
 # rpc, the services, the links, and what makes calls.
 GRPC_HOMES = [
-    "rpc/*", "server/service/*", "server/coordinator_server.*", "server/question_server.*",
+    "rpc/*", "server/service/*", "server/watch/*", "server/coordinator_server.*", "server/question_server.*",
     "worker/service/*", "worker/worker_server.*",
     "worker/exchange/*", "client/remote/*",
     # Streams of questions, and answers kept as slices that gRPC sends without a copy.
@@ -105,9 +106,9 @@ CONFINED = [
 MESSAGE_HOMES = [
     "rpc/codec/*_codec.*", "server/*_codec.*", "rpc/codec/tree_decoder.*", "client/remote/tree_encoder.*",
     "client/remote/wire_enums.h", "server/state/array_record.*", "rpc/codec/status.cc", "rpc/stream/frame.cc",
-    "rpc/stream/tile_piece.cc", "rpc/transfer_token.cc", "server/service/*", "server/calls/*", "server/quarantine/*", "server/*_streams.*",
+    "rpc/stream/tile_piece.cc", "rpc/transfer_token.cc", "server/service/*", "server/watch/*", "server/calls/*", "server/quarantine/*", "server/*_streams.*",
     "server/resolve/resolve_answers.*", "rpc/server_lifecycle.cc", "server/coordinator_server.cc",
-    "client/remote/*_client.*", "client/remote/coordinator_connection.*", "client/remote/health.cc",
+    "client/remote/*_client.*", "client/remote/*_calls.*", "client/remote/coordinator_connection.*", "client/remote/health.cc",
     "worker/*_service.*", "worker/service/*_tiles.*", "worker/*_link.*", "worker/*_server.*",
     # Exceptions: kept as messages, since that is how they are stored, sent on or answered again.
     "server/state/stored_tree.*", "server/state/definitions.cc", "server/state/step_memory.*",

@@ -1,4 +1,4 @@
-// Repeats a command and shows its newest answer: --watch.
+// Repeats a command and shows its newest answer: --watch. Ends a command at Ctrl-C.
 #include "client/cli/watch.h"
 
 #include <unistd.h>
@@ -7,6 +7,7 @@
 #include <sstream>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "absl/synchronization/notification.h"
 #include "process/signal.h"
@@ -38,7 +39,9 @@ class OutputCapture {
 // A thread that waits for the signal.
 class StopWatcher {
  public:
-  StopWatcher() : thread_([this] { Wait(); }) {}
+  // `on_stop` is called when the signal has come; may be null.
+  explicit StopWatcher(std::function<void()> on_stop = nullptr)
+      : on_stop_(std::move(on_stop)), thread_([this] { Wait(); }) {}
   ~StopWatcher() {
     over_.Notify();
     thread_.join();
@@ -56,10 +59,12 @@ class StopWatcher {
       if (over_.HasBeenNotified()) return;
     }
     stopped_.Notify();
+    if (on_stop_) on_stop_();
     // A call to a coordinator that does not answer would last until its deadline.
     if (!over_.WaitForNotificationWithTimeout(kLastRun)) _exit(0);
   }
 
+  const std::function<void()> on_stop_;
   rpc::StopSignal stop_;
   absl::Notification stopped_;
   absl::Notification over_;
@@ -95,6 +100,12 @@ absl::Status Watch(const WatchOptions& options, const std::function<absl::Status
     if (watcher.WaitFor(options.interval)) break;
   }
   return absl::OkStatus();
+}
+
+absl::Status RunUntilStopped(const std::function<absl::Status(Cancellation* stopped)>& run) {
+  Cancellation stopped;
+  const StopWatcher watcher([&stopped] { stopped.Cancel(); });
+  return run(&stopped);
 }
 
 }  // namespace shardmesh::client

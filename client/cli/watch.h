@@ -1,4 +1,4 @@
-// Repeats a command and shows its newest answer: --watch.
+// Repeats a command and shows its newest answer: --watch. Ends a command at Ctrl-C.
 #ifndef SHARDMESH_CLIENT_CLI_WATCH_H_
 #define SHARDMESH_CLIENT_CLI_WATCH_H_
 
@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "client/cli/output_form.h"
+#include "client/types/cancellation.h"
 
 namespace shardmesh::client {
 
@@ -21,6 +22,10 @@ struct WatchOptions {
 // watching goes on. Returns once standard output cannot be written. Call it before any thread
 // starts.
 absl::Status Watch(const WatchOptions& options, const std::function<absl::Status()>& run);
+
+// Runs `run`. After SIGINT or SIGTERM, `stopped` is cancelled; `run` ends then, and so does the
+// program at once where it takes long. Call it before any thread starts.
+absl::Status RunUntilStopped(const std::function<absl::Status(Cancellation* stopped)>& run);
 
 }  // namespace shardmesh::client
 

@@ -13,6 +13,8 @@ namespace shardmesh::client {
 absl::StatusOr<Operation> DecodeOperation(const v1::Operation& from) {
   Operation operation;
   operation.operation_id = from.operation_id();
+  operation.number = from.number();
+  operation.session_number = from.session_number();
   operation.description = from.description();
   operation.state = StateOf(from.state());
   operation.done = from.done();

@@ -101,6 +101,23 @@ inline OperationState StateOf(v1::OperationState from) {
   }
 }
 
+// kUnknown is unspecified, which servers refuse.
+inline v1::OperationState Encode(OperationState from) {
+  switch (from) {
+    case OperationState::kRunning:
+      return v1::OPERATION_STATE_RUNNING;
+    case OperationState::kDone:
+      return v1::OPERATION_STATE_DONE;
+    case OperationState::kFailed:
+      return v1::OPERATION_STATE_FAILED;
+    case OperationState::kCancelled:
+      return v1::OPERATION_STATE_CANCELLED;
+    case OperationState::kUnknown:
+      break;
+  }
+  return v1::OPERATION_STATE_UNSPECIFIED;
+}
+
 // Encodes kAnyVersion, kMustNotExist or a version.
 inline void SetPrecondition(int64_t expected_version, v1::Precondition* to) {
   if (expected_version == kMustNotExist) {

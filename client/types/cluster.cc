@@ -49,6 +49,24 @@ std::string_view OperationStateName(OperationState state) {
   return "unknown";
 }
 
+std::string_view WorkerChangeName(WorkerChange::Kind kind) {
+  switch (kind) {
+    case WorkerChange::Kind::kAttached:
+      return "attached";
+    case WorkerChange::Kind::kLost:
+      return "lost";
+    case WorkerChange::Kind::kDraining:
+      return "draining";
+    case WorkerChange::Kind::kResumed:
+      return "resumed";
+    case WorkerChange::Kind::kForgotten:
+      return "forgotten";
+    case WorkerChange::Kind::kUnknown:
+      break;
+  }
+  return "changed";
+}
+
 std::string_view ClusterFindingName(ClusterFinding::Kind kind) {
   switch (kind) {
     case ClusterFinding::Kind::kStuck:

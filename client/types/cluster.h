@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -118,6 +119,20 @@ struct QuarantineList {
   std::vector<QuarantinedArray> arrays;
   std::vector<UnnamedArray> unnamed;       // only for a question about all workers
   std::vector<UnreachedWorker> unreached;  // their quarantine is not listed
+};
+
+// An open session of any client. It has no id to act with.
+struct OpenSessionInfo {
+  int64_t number = 0;     // counts the sessions that the coordinator's process has opened, from 1
+  std::string id_prefix;  // the first 8 characters of its id
+  std::string caller;     // the identity in its certificate, or without TLS its host
+  std::string client_name;
+  absl::Time opened;
+  absl::Time renewed;  // `opened` if never
+  absl::Time expires;  // unless it is renewed
+  int64_t pinned_arrays = 0;
+  int64_t transfers = 0;  // under way
+  int64_t steps = 0;      // under way
 };
 
 // The tiles that a drop from quarantine deleted.
@@ -240,6 +255,67 @@ struct Operation {
   std::optional<absl::Time> end_time;
   // The error of a failed operation; otherwise OK.
   absl::Status error;
+  int64_t number = 0;  // counts the operations that the coordinator's process has begun, from 1
+  int64_t session_number = 0;  // OpenSessionInfo::number of the session that began it
+};
+
+// A rank that a worker serves.
+struct ServedRank {
+  std::string mesh_id;
+  int64_t rank = 0;
+};
+
+// What a worker that drains holds.
+struct DrainedWorker {
+  std::vector<ServedRank> ranks;  // at most the first 1,000
+  int64_t rank_count = 0;
+  int64_t work = 0;    // steps and transfers under way in which it takes part
+  int64_t arrays = 0;  // arrays of which it has a tile in use
+  int64_t used_bytes = 0;
+};
+
+// The ranks that a replacement got.
+struct ReplacedWorker {
+  std::vector<ServedRank> ranks;  // at most the first 1,000
+  int64_t rank_count = 0;
+};
+
+// What a watch of the cluster is about.
+enum class ClusterSubject { kWorkers, kArrays, kNames };
+
+// The first event of a watch: changes from here on follow.
+struct WatchStarted {
+  int64_t term = 0;  // another one than before: the coordinator has started anew
+  int64_t epoch = 0;
+  int64_t revision = 0;  // of the store
+};
+
+struct WorkerChange {
+  enum class Kind { kUnknown, kAttached, kLost, kDraining, kResumed, kForgotten };
+  Kind kind = Kind::kUnknown;
+  std::string identity;
+  uint64_t incarnation = 0;
+  int64_t epoch = 0;   // after the change
+  std::string reason;  // of a loss
+};
+std::string_view WorkerChangeName(WorkerChange::Kind kind);  // "attached"
+
+struct ArrayChange {
+  std::string array_id;
+  std::string mesh_id;
+  bool is_deleted = false;  // otherwise it was created
+};
+
+struct NameChange {
+  std::string name;
+  std::string array_id;  // empty if it was deleted
+  int64_t version = 0;
+  bool is_deleted = false;  // otherwise it points to the array
+};
+
+struct ClusterChange {
+  absl::Time time = absl::InfinitePast();  // by the coordinator's clock; unset at the start
+  std::variant<WatchStarted, WorkerChange, ArrayChange, NameChange> event;
 };
 
 }  // namespace shardmesh::client

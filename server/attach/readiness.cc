@@ -105,11 +105,13 @@ absl::Status Readiness::Check(std::string_view mesh_id) const {
     const std::string& identity = ranks->identities[rank];
     const WorkerStatus& worker = *view->FindWorker(identity);
     const bool is_draining = worker.state == WorkerState::kDraining;
-    const std::string why = is_draining ? "is draining" : FindUnmet(identity, *ranks, view->epoch);
+    const std::string why = worker.is_held ? "is drained by an operator"
+                            : is_draining  ? "is draining"
+                                           : FindUnmet(identity, *ranks, view->epoch);
     if (why.empty()) continue;
     // A worker that is alive and no member brings its inventory, or is cut when that is overdue.
     is_passing =
-        is_passing && (is_draining ? worker.info.durable
+        is_passing && (is_draining ? worker.info.durable && !worker.is_held
                                    : !reports_.contains(identity) || MayMeetSoon(*view, *ranks));
     if (missing.size() == kMostRanksNamed) {
       missing.push_back("and others");

@@ -292,7 +292,7 @@ void WorkerStreams::AttachFailed(const std::string& identity, const absl::Status
 }
 
 void WorkerStreams::Drain(WorkerStream* stream) {
-  membership_->Drain(stream->identity(), true).IgnoreError();  // it may be lost already
+  membership_->Leave(stream->identity()).IgnoreError();  // it may be lost already
   sequencer_->WorkerLeaves(stream->identity(), [this, stream, identity = stream->identity()] {
     absl::MutexLock lock(&mutex_);
     // Unless that stream has ended by itself.
@@ -301,6 +301,18 @@ void WorkerStreams::Drain(WorkerStream* stream) {
       stream->Close(absl::CancelledError("it left"));
     }
   });
+}
+
+void WorkerStreams::AttachAnew(std::string_view identity, const std::string& mesh_id) {
+  absl::MutexLock lock(&mutex_);
+  WorkerStream* const stream = StreamOf(identity);
+  if (stream == nullptr) return;
+  rpc::LogInfo("a worker has new ranks and is to bring its inventory anew",
+               {{"identity", identity}, {"mesh", mesh_id}});
+  stream->Close(WithReason(absl::UnavailableError(StrCat("a rank of mesh \"", mesh_id,
+                                                         "\" is yours now; attach again, so that "
+                                                         "your tiles on it are judged")),
+                           Reason::kNotServing));
 }
 
 void WorkerStreams::PeersReported(WorkerStream* stream, int64_t epoch,

@@ -108,6 +108,9 @@ class WorkerStreams final : public StepTransport, public MeshEndpoints, public Q
   void MembershipChanged();
   // The worker of this attachment is lost: its stream is cut.
   void WorkerLost(std::string_view identity, uint64_t attachment);
+  // The worker serves a rank of the mesh that another served: it brings its inventory anew. Nothing
+  // if it is no member.
+  void AttachAnew(std::string_view identity, const std::string& mesh_id);
   // The coordinator stops. Workers whose streams end from now on do not count as lost.
   void Stop() { stopping_ = true; }
 

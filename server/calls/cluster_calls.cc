@@ -140,6 +140,12 @@ absl::Status ClusterCalls::Diagnose(const v1::DiagnoseRequest& request,
   return absl::OkStatus();
 }
 
+void ClusterCalls::DescribeStart(v1::WatchStarted* to) const {
+  to->set_term(context_.term);
+  to->set_epoch(context_.membership->view()->epoch);
+  to->set_revision(context_.definition_store->settled_revision());
+}
+
 // While workers are still to bring their inventories, arrays lack tiles only because of that.
 int64_t ClusterCalls::DegradedArrays() const {
   return options_.recovery->awaited() > 0 ? 0 : context_.registry->CountArrays().degraded;

@@ -26,6 +26,9 @@ struct ClusterServiceOptions {
   const FlightLog* flight_log = nullptr;
   const StepWatch* step_watch = nullptr;
   UnreadableRecords unreadable = {};
+  // What the calls about workers change.
+  Membership* membership = nullptr;
+  DefinitionStore* definition_store = nullptr;
   // Gets the orders about quarantines.
   QuarantineAccess* hub = nullptr;
   // The steps and transfers that are live now.
@@ -46,6 +49,8 @@ class ClusterCalls {
   absl::Status ListLinks(const v1::ListLinksRequest& request,
                          v1::ListLinksResponse* response) const;
   absl::Status Diagnose(const v1::DiagnoseRequest& request, v1::DiagnoseResponse* response) const;
+  // Where a watch starts.
+  void DescribeStart(v1::WatchStarted* to) const;
 
  private:
   int64_t DegradedArrays() const;

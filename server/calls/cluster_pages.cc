@@ -27,6 +27,13 @@ absl::StatusOr<int64_t> PageSize(int32_t asked, int64_t otherwise) {
   return asked == 0 ? otherwise : asked;
 }
 
+absl::StatusOr<int64_t> NumberOfPageToken(const std::string& token) {
+  int64_t number = 0;
+  if (token.empty()) return number;
+  if (!absl::SimpleAtoi(token, &number) || number < 1) return BadToken(token);
+  return number;
+}
+
 std::string StatusPosition::OfMesh(std::string_view name, int64_t rank) {
   return StrCat("m/", rank, "/", name);
 }

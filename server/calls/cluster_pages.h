@@ -35,6 +35,10 @@ class PageBudget {
   int64_t bytes_;
 };
 
+// The number of the last item of the page before, for lists by rising number; 0 for the first page.
+// INVALID_ARGUMENT (BAD_FIELD).
+absl::StatusOr<int64_t> NumberOfPageToken(const std::string& token);
+
 // Where a page of the status begins: `m/RANK/MESH`, a mesh and the first of its ranks, or
 // `w/IDENTITY`, behind this worker.
 struct StatusPosition {

@@ -8,7 +8,9 @@
 
 #include "rpc/codec/status.h"
 #include "rpc/contract.h"
+#include "server/calls/worker_calls.h"
 #include "server/quarantine/quarantine_calls.h"
+#include "server/watch/cluster_watch.h"
 #include "shardmesh/v1/cluster_service.grpc.pb.h"
 
 namespace shardmesh::server {
@@ -31,8 +33,14 @@ class QuarantineReactor final : public grpc::ServerUnaryReactor {
 
 class ClusterService final : public v1::ClusterService::CallbackService {
  public:
-  ClusterService(const CoordinatorParts& context, ClusterServiceOptions options)
-      : context_(context), options_(std::move(options)), calls_(context_, options_) {}
+  ClusterService(const CoordinatorParts& context, ClusterServiceOptions options,
+                 ClusterChanges* changes, const WatchLimits& limits)
+      : context_(context),
+        options_(std::move(options)),
+        calls_(context_, options_),
+        worker_calls_(options_.membership, options_.definition_store, context_.registry,
+                      options_.live),
+        watches_(changes, limits, [this](v1::WatchStarted* to) { calls_.DescribeStart(to); }) {}
 
   grpc::ServerUnaryReactor* GetVersion(grpc::CallbackServerContext* context,
                                        const v1::GetVersionRequest*,
@@ -64,6 +72,35 @@ class ClusterService final : public v1::ClusterService::CallbackService {
                                       v1::ListLinksResponse* response) override {
     return Answer(context, calls_.ListLinks(*request, response));
   }
+
+  grpc::ServerWriteReactor<v1::WatchClusterResponse>* WatchCluster(
+      grpc::CallbackServerContext* context, const v1::WatchClusterRequest* request) override {
+    return watches_.Open(context, *request);
+  }
+
+  grpc::ServerUnaryReactor* DrainWorker(grpc::CallbackServerContext* context,
+                                        const v1::DrainWorkerRequest* request,
+                                        v1::DrainWorkerResponse* response) override {
+    return Answer(context, worker_calls_.DrainWorker(*request, response));
+  }
+
+  grpc::ServerUnaryReactor* ForgetWorker(grpc::CallbackServerContext* context,
+                                         const v1::ForgetWorkerRequest* request,
+                                         v1::ForgetWorkerResponse*) override {
+    return Answer(context, worker_calls_.ForgetWorker(*request));
+  }
+
+  grpc::ServerUnaryReactor* ReplaceWorker(grpc::CallbackServerContext* context,
+                                          const v1::ReplaceWorkerRequest* request,
+                                          v1::ReplaceWorkerResponse* response) override {
+    grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
+    worker_calls_.ReplaceWorker(request, response, [reactor](const absl::Status& status) {
+      reactor->Finish(rpc::ToGrpc(status));
+    });
+    return reactor;
+  }
+
+  void EndWatches() { watches_.EndAll(); }
 
   grpc::ServerUnaryReactor* ListQuarantine(grpc::CallbackServerContext*,
                                            const v1::ListQuarantineRequest* request,
@@ -109,13 +146,17 @@ class ClusterService final : public v1::ClusterService::CallbackService {
   const CoordinatorParts context_;
   const ClusterServiceOptions options_;
   const ClusterCalls calls_;
+  const WorkerCalls worker_calls_;
+  ClusterWatches watches_;
 };
 
 }  // namespace
 
-std::unique_ptr<grpc::Service> MakeClusterService(const CoordinatorParts& context,
-                                                  ClusterServiceOptions options) {
-  return std::make_unique<ClusterService>(context, std::move(options));
+StreamingService MakeClusterService(const CoordinatorParts& context, ClusterServiceOptions options,
+                                    ClusterChanges* changes, const WatchLimits& limits) {
+  auto service = std::make_unique<ClusterService>(context, std::move(options), changes, limits);
+  ClusterService* const raw = service.get();
+  return {.service = std::move(service), .end_streams = [raw] { raw->EndWatches(); }};
 }
 
 }  // namespace shardmesh::server

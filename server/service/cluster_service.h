@@ -1,21 +1,18 @@
-// Serves shardmesh.v1.ClusterService: what the cluster is, how it is doing, and what its workers
-// did.
+// Serves shardmesh.v1.ClusterService: what the cluster is, how it is doing, what its workers did,
+// and what changes.
 #ifndef SHARDMESH_SERVER_SERVICE_CLUSTER_SERVICE_H_
 #define SHARDMESH_SERVER_SERVICE_CLUSTER_SERVICE_H_
 
-#include <memory>
-
 #include "server/calls/cluster_calls.h"
-
-namespace grpc {
-class Service;
-}  // namespace grpc
+#include "server/service/streaming_service.h"
+#include "server/state/cluster_changes.h"
+#include "server/watch/watch_pump.h"
 
 namespace shardmesh::server {
 
-// Thread-safe. What `context` names outlives the service.
-std::unique_ptr<grpc::Service> MakeClusterService(const CoordinatorParts& context,
-                                                  ClusterServiceOptions options);
+// Thread-safe. What `context` names, and `changes`, outlive the service.
+StreamingService MakeClusterService(const CoordinatorParts& context, ClusterServiceOptions options,
+                                    ClusterChanges* changes, const WatchLimits& limits);
 
 }  // namespace shardmesh::server
 

@@ -1,47 +1,53 @@
-// Progress and end of puts on the wire.
+// Progress and end of puts on the wire, and their list.
 #include "server/service/operation_service.h"
 
 #include <grpcpp/grpcpp.h>
 
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 
 #include "rpc/caller.h"
+#include "rpc/codec/field_check.h"
 #include "rpc/codec/status.h"
 #include "rpc/codec/time_codec.h"
 #include "rpc/stream/outbox.h"
+#include "server/calls/cluster_pages.h"
 #include "shardmesh/v1/operation_service.grpc.pb.h"
 #include "status/detail.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
+#include "status/str_cat.h"
 
 namespace shardmesh::server {
 namespace {
 
 constexpr absl::Duration kWatchInterval = absl::Milliseconds(100);
 constexpr int64_t kOutboxBytes = int64_t{64} << 10;
+// Bytes from which on a page of operations is full.
+constexpr int64_t kListBytes = int64_t{1} << 20;
+
+v1::OperationState StateOf(const TransferProgress& progress) {
+  if (!progress.ended) return v1::OPERATION_STATE_RUNNING;
+  if (progress.status.ok()) return v1::OPERATION_STATE_DONE;
+  return absl::IsCancelled(progress.status) ? v1::OPERATION_STATE_CANCELLED
+                                            : v1::OPERATION_STATE_FAILED;
+}
 
 void Encode(const TransferProgress& from, v1::Operation* to) {
   to->set_operation_id(from.transfer_id);
+  to->set_number(from.number);
+  to->set_session_number(from.session_number);
   to->set_description(from.description);
   to->set_done(from.staged_tiles);
   to->set_total(from.total_tiles);
   to->set_done_bytes(from.staged_bytes);
   to->set_total_bytes(from.total_bytes);
   rpc::Encode(from.started, to->mutable_start_time());
-  if (!from.ended) {
-    to->set_state(v1::OPERATION_STATE_RUNNING);
-    return;
-  }
-  rpc::Encode(from.finished, to->mutable_end_time());
-  if (from.status.ok()) {
-    to->set_state(v1::OPERATION_STATE_DONE);
-    return;
-  }
-  to->set_state(absl::IsCancelled(from.status) ? v1::OPERATION_STATE_CANCELLED
-                                               : v1::OPERATION_STATE_FAILED);
-  rpc::Encode(from.status, to->mutable_error());
+  to->set_state(StateOf(from));
+  if (from.ended) rpc::Encode(from.finished, to->mutable_end_time());
+  if (!from.status.ok()) rpc::Encode(from.status, to->mutable_error());
 }
 
 // WatchOperation, written straight:
@@ -122,6 +128,14 @@ class OperationService final : public v1::OperationService::CallbackService {
     return Answer(context, request->operation_id(), response);
   }
 
+  grpc::ServerUnaryReactor* ListOperations(grpc::CallbackServerContext* context,
+                                           const v1::ListOperationsRequest* request,
+                                           v1::ListOperationsResponse* response) override {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    reactor->Finish(rpc::ToGrpc(List(*request, response)));
+    return reactor;
+  }
+
   grpc::ServerUnaryReactor* CancelOperation(grpc::CallbackServerContext* context,
                                             const v1::CancelOperationRequest* request,
                                             v1::CancelOperationResponse* response) override {
@@ -160,6 +174,36 @@ class OperationService final : public v1::OperationService::CallbackService {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     reactor->Finish(rpc::ToGrpc(progress.status()));
     return reactor;
+  }
+
+  absl::Status List(const v1::ListOperationsRequest& request,
+                    v1::ListOperationsResponse* response) const {
+    SHARDMESH_ASSIGN_OR_RETURN(const int64_t page_size,
+                               rpc::CheckPageSize(request.page_size(), "page_size"));
+    SHARDMESH_ASSIGN_OR_RETURN(const int64_t after, NumberOfPageToken(request.page_token()));
+    std::set<int> states(request.states().begin(), request.states().end());
+    for (const int state : states) {
+      if (state == v1::OPERATION_STATE_UNSPECIFIED || !v1::OperationState_IsValid(state)) {
+        return rpc::BadField("states", StrCat("has the number ", state, ", which is no state"));
+      }
+    }
+    const Transfers::Listed listed =
+        transfers_->List(after, page_size, [&states](const TransferProgress& progress) {
+          return states.empty() || states.contains(StateOf(progress));
+        });
+    PageBudget budget(page_size, kListBytes);
+    int64_t next_after = listed.next_after;
+    for (const TransferProgress& progress : listed.puts) {
+      if (budget.is_spent()) {
+        next_after = response->operations().rbegin()->number();
+        break;
+      }
+      v1::Operation* const added = response->add_operations();
+      Encode(progress, added);
+      budget.Spend(*added);
+    }
+    if (next_after > 0) response->set_next_page_token(StrCat(next_after));
+    return absl::OkStatus();
   }
 
   rpc::Clock* const clock_;

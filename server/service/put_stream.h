@@ -9,10 +9,10 @@
 
 #include "process/clock.h"
 #include "server/resolve/background.h"
-#include "server/service/caller_count.h"
 #include "server/steps/put_memory.h"
 #include "server/steps/put_plan.h"
 #include "server/steps/transfers.h"
+#include "server/watch/caller_count.h"
 
 namespace shardmesh::server {
 

@@ -1,4 +1,4 @@
-// Leases on the wire: open, renew, close.
+// Leases on the wire: open, renew, close, list.
 #include "server/service/session_service.h"
 
 #include <grpcpp/grpcpp.h>
@@ -13,6 +13,7 @@
 #include "rpc/codec/field_check.h"
 #include "rpc/codec/status.h"
 #include "rpc/codec/time_codec.h"
+#include "server/calls/cluster_pages.h"
 #include "server/state/request_memory.h"
 #include "sharding/digest.h"
 #include "shardmesh/v1/session_service.grpc.pb.h"
@@ -25,6 +26,21 @@ namespace shardmesh::server {
 namespace {
 
 constexpr size_t kMaxClientNameBytes = 255;
+// Bytes from which on a page of sessions is full.
+constexpr int64_t kListBytes = int64_t{1} << 20;
+
+void Encode(const SessionInfo& from, v1::OpenSessionInfo* to) {
+  to->set_number(from.number);
+  to->set_id_prefix(from.id_prefix);
+  to->set_caller(from.caller);
+  to->set_client_name(from.client);
+  rpc::Encode(from.opened, to->mutable_open_time());
+  rpc::Encode(from.renewed, to->mutable_renew_time());
+  rpc::Encode(from.expires, to->mutable_expire_time());
+  to->set_pinned_arrays(from.pinned_arrays);
+  to->set_transfers(from.transfers);
+  to->set_steps(from.steps);
+}
 
 class SessionService final : public v1::SessionService::CallbackService {
  public:
@@ -49,6 +65,11 @@ class SessionService final : public v1::SessionService::CallbackService {
     }
     return Answer(context, absl::IsNotFound(closed) ? absl::OkStatus() : closed);
   }
+  grpc::ServerUnaryReactor* ListSessions(grpc::CallbackServerContext* context,
+                                         const v1::ListSessionsRequest* request,
+                                         v1::ListSessionsResponse* response) override {
+    return Answer(context, List(*request, response));
+  }
 
  private:
   static grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context,
@@ -63,6 +84,23 @@ class SessionService final : public v1::SessionService::CallbackService {
     SHARDMESH_RETURN_IF_ERROR(sessions_->Check(session_id, caller));
     SHARDMESH_ASSIGN_OR_RETURN(const Session session, sessions_->Renew(session_id));
     rpc::Encode(session.ttl, response->mutable_ttl());
+    return absl::OkStatus();
+  }
+
+  absl::Status List(const v1::ListSessionsRequest& request, v1::ListSessionsResponse* response) {
+    SHARDMESH_ASSIGN_OR_RETURN(const int64_t page_size,
+                               rpc::CheckPageSize(request.page_size(), "page_size"));
+    SHARDMESH_ASSIGN_OR_RETURN(const int64_t after, NumberOfPageToken(request.page_token()));
+    PageBudget budget(page_size, kListBytes);
+    for (const SessionInfo& session : sessions_->List(after, page_size + 1)) {
+      if (budget.is_spent()) {
+        response->set_next_page_token(StrCat(response->sessions().rbegin()->number()));
+        break;
+      }
+      v1::OpenSessionInfo* const added = response->add_sessions();
+      server::Encode(session, added);
+      budget.Spend(*added);
+    }
     return absl::OkStatus();
   }
 

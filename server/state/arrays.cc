@@ -816,6 +816,8 @@ void ArrayRegistry::Apply(const Pending& pending, Revision revision) {
       }
       AddVerdict(waiting.identity, std::move(verdict));
     }
+    const ArrayDescriptor& descriptor = array->definition.descriptor;
+    Tell(ArrayChange{.array_id = descriptor.array_id, .mesh_id = descriptor.mesh_id});
   }
   if (!pending.manifest_id.empty()) {
     Manifest& manifest = manifests_[pending.manifest_id];
@@ -833,6 +835,7 @@ void ArrayRegistry::Apply(const Pending& pending, Revision revision) {
     if (!move.array_id.empty()) {
       AddName({move.name, move.array_id, revision}, pending.manifest_id);
     }
+    Tell(NameChange{.name = move.name, .array_id = move.array_id, .version = revision});
   }
   for (const ArrayPtr& array : pending.arrays) {
     ReleaseIfUnheld(array->definition.descriptor.array_id);
@@ -883,6 +886,11 @@ const ArrayPtr& ArrayRegistry::Current(const ArrayEntry& entry) const {
 ArrayState ArrayRegistry::StateOf(const ArrayEntry& entry) {
   if (entry.array->state == ArrayState::kStaging) return ArrayState::kStaging;
   return entry.missing_count == 0 ? ArrayState::kAvailable : ArrayState::kDegraded;
+}
+
+void ArrayRegistry::Tell(ClusterChange::Value change) {
+  if (changes_ == nullptr || !changes_->is_watched()) return;
+  events_.Add([changes = changes_, change = std::move(change)] { changes->Add(change); });
 }
 
 void ArrayRegistry::EraseArray(Arrays::iterator entry) {
@@ -1066,6 +1074,7 @@ void ArrayRegistry::ReleaseIfUnheld(std::string_view array_id) {
                          .ranks = descriptor.mesh.size(),
                          .durable = was_named || entry.array->durability == Durability::kDisk});
   }
+  Tell(ArrayChange{.array_id = found->first, .mesh_id = descriptor.mesh_id, .is_deleted = true});
   EraseArray(found);
 }
 
@@ -1240,6 +1249,18 @@ ArrayCounts ArrayRegistry::CountArrays() const {
 int64_t ArrayRegistry::CountNames() const {
   absl::MutexLock lock(&mutex_);
   return static_cast<int64_t>(names_.size());
+}
+
+int64_t ArrayRegistry::CountTiles(std::string_view mesh_id, int64_t rank) const {
+  absl::MutexLock lock(&mutex_);
+  const auto arrays = arrays_by_mesh_.find(mesh_id);
+  if (arrays == arrays_by_mesh_.end()) return 0;
+  return std::count_if(arrays->second.begin(), arrays->second.end(), [rank](const auto& each) {
+    const ArrayEntry& entry = *each.second;
+    const auto place = static_cast<size_t>(rank);
+    return entry.array->state != ArrayState::kStaging && place < entry.missing.size() &&
+           !entry.missing[place];
+  });
 }
 
 absl::Status ArrayRegistry::Pin(std::string_view array_id) {
@@ -1730,6 +1751,7 @@ bool ArrayRegistry::Adopt(const Inventory& inventory, const InventoryTile& tile)
   array->durability = orphan.durability;
   array->tile_crc32c = std::move(orphan.tile_crc32c);
   array->created = clock_->Now();
+  Tell(ArrayChange{.array_id = tile.array_id, .mesh_id = descriptor.mesh_id});
   ArrayEntry& entry = AddArray(tile.array_id, std::move(array));
   entry.pins = 1;  // the grace's
   entry.is_kept_for_grace = true;

@@ -25,6 +25,7 @@
 #include "absl/types/span.h"
 #include "process/clock.h"
 #include "process/event_queue.h"
+#include "server/state/cluster_changes.h"
 #include "server/state/request_memory.h"
 #include "server/store/store.h"
 #include "sharding/mesh.h"
@@ -263,6 +264,8 @@ class ArrayRegistry {
   // RESOURCE_EXHAUSTED (LIMIT_EXCEEDED): there is no room for this many additional names.
   absl::Status CheckRoomForNames(int64_t more) const;
 
+  // Gets the arrays and names that come and go. Before the first commit; outlives the registry.
+  void SetChanges(ClusterChanges* changes) { changes_ = changes; }
   // Before workers attach.
   void SetVerdictListener(VerdictListener listener) { verdict_listener_ = std::move(listener); }
 
@@ -339,6 +342,8 @@ class ArrayRegistry {
   // O(1).
   ArrayCounts CountArrays() const;
   int64_t CountNames() const;
+  // Committed arrays of which the worker of this rank has its tile. O(arrays on the mesh).
+  int64_t CountTiles(std::string_view mesh_id, int64_t rank) const;
 
   // Adds one pin, a reason to keep the array. NOT_FOUND, also for an array that was given away.
   absl::Status Pin(std::string_view array_id);
@@ -512,6 +517,8 @@ class ArrayRegistry {
   // The array as it stands.
   const ArrayPtr& Current(const ArrayEntry& entry) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static ArrayState StateOf(const ArrayEntry& entry);
+  // Tells watchers, once the lock is given back.
+  void Tell(ClusterChange::Value change) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EraseArray(Arrays::iterator entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AddName(NameEntry entry, std::string manifest_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Takes a name away from where it points; `key_stays`: its own key was written again.
@@ -594,7 +601,8 @@ class ArrayRegistry {
   const ReleaseListener listener_;
   int64_t max_names_ = kMaxNames;  // constant from the first commit on
   const absl::Duration adoption_grace_;
-  VerdictListener verdict_listener_;  // constant once workers attach
+  ClusterChanges* changes_ = nullptr;  // constant from the first commit on; may stay null
+  VerdictListener verdict_listener_;   // constant once workers attach
   // Constant after Open.
   std::string cluster_id_;
   int64_t term_ = 0;

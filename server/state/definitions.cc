@@ -733,6 +733,9 @@ void DefinitionStore::Write(Verb verb, Change change, DefinitionKind kind, std::
                        std::ssize((*existing)->assigned->workers) == RanksOf(definition->value);
     if (keeps) {
       definition->assigned = (*existing)->assigned;
+      // They may be given to other workers meanwhile.
+      transaction.compares.push_back(
+          {.key = RanksKeyOf(change.name), .mod_revision = (*existing)->assigned->revision});
     } else {
       transaction.deletes.push_back(RanksKeyOf(change.name));
     }
@@ -812,13 +815,62 @@ void DefinitionStore::Assign(const std::string& mesh_id, std::vector<std::string
   if (!WorkersOf(*mesh).empty() || std::ssize(workers) != RanksOf(mesh->value)) {
     return std::move(callback)(mesh);
   }
+  WriteRanks(mesh, std::move(workers), std::move(callback));
+}
+
+absl::Status DefinitionStore::CheckReassign(const Definitions& state, const std::string& mesh_id,
+                                            const std::string& from, const std::string& to) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto mesh, state.Find(DefinitionKind::kMesh, mesh_id));
+  const std::vector<std::string>& workers = WorkersOf(*mesh);
+  if (std::find(workers.begin(), workers.end(), from) == workers.end()) return absl::OkStatus();
+  if (mesh->assigned == nullptr) {
+    return WithReason(
+        absl::FailedPreconditionError(
+            StrCat("the definition of mesh \"", mesh_id, "\" names its workers, \"", from,
+                   "\" among them; start a worker of that identity, or define the mesh anew")),
+        Reason::kRanksDefined, {{fact::kMesh, mesh_id}, {fact::kIdentity, from}});
+  }
+  const auto other = std::find(workers.begin(), workers.end(), to);
+  if (other == workers.end()) return absl::OkStatus();
+  const auto rank = static_cast<int64_t>(other - workers.begin());
+  return WithReason(
+      absl::FailedPreconditionError(StrCat("worker \"", to, "\" serves rank ", rank, " of mesh \"",
+                                           mesh_id,
+                                           "\", and may serve one rank of it; name another")),
+      Reason::kWorkerServesRank,
+      {{fact::kIdentity, to}, {fact::kMesh, mesh_id}, {fact::kRank, rank}, {fact::kHave, 1}});
+}
+
+void DefinitionStore::Reassign(const std::string& mesh_id, const std::string& from,
+                               const std::string& to, Callback callback) {
+  const std::shared_ptr<const Definitions> state = shared_state();
+  if (absl::Status status = CheckReassign(*state, mesh_id, from, to); !status.ok()) {
+    return std::move(callback)(std::move(status));
+  }
+  const std::shared_ptr<const Definition> mesh =
+      state->all(DefinitionKind::kMesh).find(mesh_id)->second;
+  std::vector<std::string> workers = WorkersOf(*mesh);
+  const auto place = std::find(workers.begin(), workers.end(), from);
+  if (place == workers.end()) {
+    return std::move(callback)(mesh);
+  }
+  *place = to;
+  WriteRanks(mesh, std::move(workers), std::move(callback));
+}
+
+void DefinitionStore::WriteRanks(const std::shared_ptr<const Definition>& mesh,
+                                 std::vector<std::string> workers, Callback callback) {
   store::v1::MeshAssignment record;
   record.mutable_workers()->Assign(workers.begin(), workers.end());
   Transaction transaction;
   // Ranks are not written beside what a client made of the mesh meanwhile.
   transaction.compares.push_back(
-      {.key = KeyOf(DefinitionKind::kMesh, mesh_id), .mod_revision = mesh->revision});
-  transaction.puts.push_back({.key = RanksKeyOf(mesh_id), .value = record.SerializeAsString()});
+      {.key = KeyOf(DefinitionKind::kMesh, mesh->name), .mod_revision = mesh->revision});
+  if (mesh->assigned != nullptr) {
+    transaction.compares.push_back(
+        {.key = RanksKeyOf(mesh->name), .mod_revision = mesh->assigned->revision});
+  }
+  transaction.puts.push_back({.key = RanksKeyOf(mesh->name), .value = record.SerializeAsString()});
   CommitToStore(std::move(transaction),
                 [this, mesh, workers = std::move(workers),
                  callback = std::move(callback)](absl::StatusOr<Revision> revision) mutable {

@@ -250,6 +250,16 @@ class DefinitionStore {
   // changed meanwhile.
   void Assign(const std::string& mesh_id, std::vector<std::string> workers, Callback callback);
 
+  // Gives the rank of a mesh that worker `from` was assigned to worker `to`; the mesh gets no new
+  // version. Nothing is written, and the mesh returned as it is, if `from` serves no rank of it.
+  // NOT_FOUND. FAILED_PRECONDITION: the definition names the workers (RANKS_DEFINED), or `to`
+  // serves a rank of the mesh (WORKER_SERVES_RANK). ABORTED (VERSION_MISMATCH): the mesh or its
+  // ranks changed meanwhile. CheckReassign returns these errors but the last.
+  static absl::Status CheckReassign(const Definitions& state, const std::string& mesh_id,
+                                    const std::string& from, const std::string& to);
+  void Reassign(const std::string& mesh_id, const std::string& from, const std::string& to,
+                Callback callback);
+
   // A change of a definition, or of the workers that a mesh was assigned.
   struct Event {
     DefinitionKind kind = DefinitionKind::kMesh;
@@ -302,6 +312,9 @@ class DefinitionStore {
   // `tries`: how often another change was first.
   void Write(Verb verb, Change change, DefinitionKind kind, std::string wire_value,
              DefinitionValue value, Callback callback, int tries = 0);
+  // Writes and publishes the ranks of a mesh, unless it has changed since `mesh`.
+  void WriteRanks(const std::shared_ptr<const Definition>& mesh, std::vector<std::string> workers,
+                  Callback callback);
   // Store::Commit, counted in in_flight_ until after its callback.
   void CommitToStore(Transaction transaction, Store::CommitCallback callback);
   // Publishes a change that revision `revision` made.

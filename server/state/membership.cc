@@ -24,6 +24,10 @@ constexpr absl::Duration kLongestPause = absl::Seconds(1);
 
 bool IsAlive(const WorkerStatus& worker) { return worker.state != WorkerState::kLost; }
 
+WorkerState StateOfLive(const WorkerStatus& worker) {
+  return worker.is_leaving || worker.is_held ? WorkerState::kDraining : WorkerState::kAttached;
+}
+
 absl::Status BadField(std::string message) {
   return WithReason(absl::InvalidArgumentError(message), Reason::kBadField);
 }
@@ -72,6 +76,27 @@ absl::Status NoMesh(std::string_view mesh_id, const Meshes& meshes) {
       {{fact::kKind, "mesh"},
        {fact::kName, mesh_id},
        {fact::kNearest, NearestName(mesh_id, known).value_or("")}});
+}
+
+// One worker for each rank, none for two.
+absl::Status CheckIdentities(std::string_view mesh_id, int64_t size,
+                             const std::vector<std::string>& identities) {
+  if (static_cast<int64_t>(identities.size()) != size) {
+    return WithReason(
+        absl::InvalidArgumentError(StrCat("mesh \"", mesh_id, "\" has ", size, " ranks and ",
+                                          identities.size(), " workers; name one per rank")),
+        Reason::kMeshSizeMismatch,
+        {{fact::kHave, identities.size()}, {fact::kNeed, size}, {fact::kMesh, mesh_id}});
+  }
+  std::set<std::string_view> distinct;
+  for (const std::string& identity : identities) {
+    SHARDMESH_RETURN_IF_ERROR(CheckIdentity(identity));
+    if (!distinct.insert(identity).second) {
+      return BadField(StrCat("mesh \"", mesh_id, "\" names worker \"", identity,
+                             "\" for two ranks; a worker serves one rank of a mesh"));
+    }
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -224,10 +249,14 @@ absl::StatusOr<uint64_t> Membership::Attach(WorkerInfo info) {
     attachment = next_attachment_++;
     WorkerStatus worker;
     if (known != nullptr) worker.losses = known->losses;
+    if (known != nullptr && known->info.incarnation == info.incarnation) {
+      worker.is_held = known->is_held;
+    }
     if (known_alive) {
-      worker.state = known->state;
+      worker.is_leaving = known->is_leaving;
       attachments_.erase(known->attachment);
     }
+    worker.state = StateOfLive(worker);
     worker.info = std::move(info);
     worker.attachment = attachment;
     worker.attached = now;
@@ -271,7 +300,8 @@ void Membership::Detach(uint64_t attachment, std::string reason) {
   events_.MakeCalls();
 }
 
-absl::Status Membership::Drain(std::string_view identity, bool draining) {
+absl::Status Membership::SetDraining(std::string_view identity,
+                                     const std::function<absl::Status(WorkerStatus*)>& change) {
   {
     absl::MutexLock lock(&mutex_);
     const WorkerStatus* const known = state_.FindWorker(identity);
@@ -281,10 +311,71 @@ absl::Status Membership::Drain(std::string_view identity, bool draining) {
           Reason::kNotFound, {{fact::kKind, "worker"}, {fact::kName, identity}});
     }
     WorkerStatus worker = *known;
-    const WorkerState wanted = draining ? WorkerState::kDraining : WorkerState::kAttached;
-    if (std::exchange(worker.state, wanted) == wanted) return absl::OkStatus();
+    SHARDMESH_RETURN_IF_ERROR(change(&worker));
+    worker.state = StateOfLive(worker);
+    const bool has_changed = worker.state != known->state;
     Replace(std::move(worker));
-    Publish({.kind = MembershipEvent::Kind::kDrainChanged, .identity = std::string(identity)});
+    if (has_changed) {
+      Publish({.kind = MembershipEvent::Kind::kDrainChanged, .identity = std::string(identity)});
+      AssignRanks();
+    }
+    view_ = nullptr;
+  }
+  events_.MakeCalls();
+  return absl::OkStatus();
+}
+
+absl::Status Membership::Drain(std::string_view identity, bool draining) {
+  return SetDraining(identity, [&](WorkerStatus* worker) {
+    if (!draining && worker->is_leaving) {
+      return WithReason(
+          absl::FailedPreconditionError(StrCat(
+              "worker \"", identity, "\" is leaving: its process is ending; start another one")),
+          Reason::kNotServing, {{fact::kIdentity, identity}});
+    }
+    worker->is_held = draining;
+    return absl::OkStatus();
+  });
+}
+
+absl::Status Membership::Leave(std::string_view identity) {
+  return SetDraining(identity, [](WorkerStatus* worker) {
+    worker->is_leaving = true;
+    return absl::OkStatus();
+  });
+}
+
+absl::Status Membership::Forget(std::string_view identity) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (const auto ranks = ranks_of_.find(ToAbsl(identity)); ranks != ranks_of_.end()) {
+      const auto& [mesh_id, rank] = *ranks->second.begin();
+      return WithReason(absl::FailedPreconditionError(
+                            StrCat("worker \"", identity, "\" serves ", ranks->second.size(),
+                                   " ranks, such as rank ", rank, " of mesh \"", mesh_id,
+                                   "\"; give them to another worker first, or change the meshes")),
+                        Reason::kWorkerServesRank,
+                        {{fact::kIdentity, identity},
+                         {fact::kMesh, mesh_id},
+                         {fact::kRank, rank},
+                         {fact::kHave, ranks->second.size()}});
+    }
+    const auto found = state_.workers.find(identity);
+    if (found == state_.workers.end()) {
+      return WithReason(
+          absl::NotFoundError(StrCat("no worker has the identity \"", identity, "\"")),
+          Reason::kNotFound, {{fact::kKind, "worker"}, {fact::kName, identity}});
+    }
+    const std::shared_ptr<const WorkerStatus> worker = found->second;
+    if (IsAlive(*worker)) {
+      return WithReason(absl::FailedPreconditionError(
+                            StrCat("worker \"", identity, "\" is attached; stop it first")),
+                        Reason::kWorkerAttached, {{fact::kIdentity, identity}});
+    }
+    state_.workers.erase(found);
+    Publish({.kind = MembershipEvent::Kind::kForgotten,
+             .identity = worker->info.identity,
+             .worker = worker});
   }
   events_.MakeCalls();
   return absl::OkStatus();
@@ -297,21 +388,7 @@ absl::Status Membership::AddMesh(std::string mesh_id, int64_t size,
         StrCat("mesh \"", mesh_id, "\" has ", size, " ranks; it must have 1 to ", kMaxMeshDevices));
   }
   if (!identities.empty()) {
-    if (static_cast<int64_t>(identities.size()) != size) {
-      return WithReason(
-          absl::InvalidArgumentError(StrCat("mesh \"", mesh_id, "\" has ", size, " ranks and ",
-                                            identities.size(), " workers; name one per rank")),
-          Reason::kMeshSizeMismatch,
-          {{fact::kHave, identities.size()}, {fact::kNeed, size}, {fact::kMesh, mesh_id}});
-    }
-    std::set<std::string_view> distinct;
-    for (const std::string& identity : identities) {
-      SHARDMESH_RETURN_IF_ERROR(CheckIdentity(identity));
-      if (!distinct.insert(identity).second) {
-        return BadField(StrCat("mesh \"", mesh_id, "\" names worker \"", identity,
-                               "\" for two ranks; a worker serves one rank of a mesh"));
-      }
-    }
+    SHARDMESH_RETURN_IF_ERROR(CheckIdentities(mesh_id, size, identities));
   }
   {
     absl::MutexLock lock(&mutex_);
@@ -327,28 +404,54 @@ absl::Status Membership::AddMesh(std::string mesh_id, int64_t size,
   return absl::OkStatus();
 }
 
+absl::Status Membership::SetRanks(std::string_view mesh_id, std::vector<std::string> identities) {
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto found = state_.meshes.find(mesh_id);
+    if (found == state_.meshes.end()) return NoMesh(mesh_id, state_.meshes);
+    const std::shared_ptr<const MeshRanks> former = found->second;
+    SHARDMESH_RETURN_IF_ERROR(CheckIdentities(mesh_id, former->size, identities));
+    TakeRanks(*former);
+    SetMesh(former->mesh_id, std::move(identities), former->size);
+    Publish({.kind = MembershipEvent::Kind::kRanksMoved,
+             .mesh_id = former->mesh_id,
+             .mesh = state_.meshes.find(mesh_id)->second,
+             .former = former});
+    ForgetLater(*former);
+  }
+  events_.MakeCalls();
+  return absl::OkStatus();
+}
+
 absl::Status Membership::RemoveMesh(std::string_view mesh_id) {
   {
     absl::MutexLock lock(&mutex_);
     const auto found = state_.meshes.find(mesh_id);
     if (found == state_.meshes.end()) return NoMesh(mesh_id, state_.meshes);
     const std::shared_ptr<const MeshRanks> mesh = found->second;
-    unassigned_.erase({mesh->size, mesh->mesh_id});
-    for (const std::string& identity : mesh->identities) {
-      const auto ranks = ranks_of_.find(identity);
-      ranks->second.erase(mesh->mesh_id);
-      if (!ranks->second.empty()) continue;
-      ranks_of_.erase(ranks);
-      // The worker may be due to be forgotten now.
-      if (const WorkerStatus* worker = state_.FindWorker(identity); worker != nullptr) {
-        silence_.SetNoLaterThan(ForgetTime(*worker));
-      }
-    }
+    TakeRanks(*mesh);
+    ForgetLater(*mesh);
     state_.meshes.erase(found);
     Publish({.kind = MembershipEvent::Kind::kMeshRemoved, .mesh_id = std::string(mesh_id)});
   }
   events_.MakeCalls();
   return absl::OkStatus();
+}
+
+void Membership::TakeRanks(const MeshRanks& mesh) {
+  unassigned_.erase({mesh.size, mesh.mesh_id});
+  for (const std::string& identity : mesh.identities) {
+    const auto ranks = ranks_of_.find(identity);
+    ranks->second.erase(mesh.mesh_id);
+    if (ranks->second.empty()) ranks_of_.erase(ranks);
+  }
+}
+
+void Membership::ForgetLater(const MeshRanks& mesh) {
+  for (const std::string& identity : mesh.identities) {
+    const WorkerStatus* const worker = state_.FindWorker(identity);
+    if (worker != nullptr) silence_.SetNoLaterThan(ForgetTime(*worker));
+  }
 }
 
 void Membership::LoseSilent() {
@@ -401,6 +504,7 @@ void Membership::Replace(WorkerStatus worker) {
 void Membership::Lose(WorkerStatus worker, std::string reason) {
   attachments_.erase(worker.attachment);
   worker.state = WorkerState::kLost;
+  worker.is_leaving = false;
   worker.lost_because = std::move(reason);
   worker.lost = clock_->Now();
   ++worker.losses;

@@ -31,11 +31,12 @@ namespace shardmesh::server {
 //
 // clang-format off
 //   (unknown) -> kAttached          Attach
-//   kAttached -> kDraining          Drain(true): gets no new work, keeps its tiles
-//   kDraining -> kAttached          Drain(false)
+//   kAttached -> kDraining          Leave, or Drain(true): gets no new work, keeps its tiles
+//   kDraining -> kAttached          Drain(false), unless it leaves
 //   kAttached, kDraining -> kLost   its stream broke, its heartbeats stopped, or it said good-bye
 //   kLost     -> kAttached          Attach, by the same or a new incarnation
-//   kLost     -> (unknown)          it serves no rank, and forget_after has passed
+//   kLost     -> kDraining          Attach, by the incarnation that Drain(true) was about
+//   kLost     -> (unknown)          it serves no rank, and forget_after has passed; or Forget
 // clang-format on
 //
 // A worker is alive when it is kAttached or kDraining. The epoch rises by one whenever a worker
@@ -97,6 +98,8 @@ class Vitals {
 struct WorkerStatus {
   WorkerInfo info;
   WorkerState state = WorkerState::kAttached;
+  bool is_leaving = false;   // its process is ending
+  bool is_held = false;      // Drain(true), for the life of its process
   uint64_t attachment = 0;   // see Membership::Attach
   absl::Time attached;       // when it last attached
   std::string lost_because;  // when kLost
@@ -158,15 +161,17 @@ struct MembershipEvent {
     kDrainChanged,   // `identity` drains, or does not any more
     kMeshAdded,      // `mesh_id` is defined
     kRanksAssigned,  // the ranks of `mesh_id` have their identities: write them down
+    kRanksMoved,     // ranks of `mesh_id` went from workers to others
     kMeshRemoved,    // `mesh_id` is gone
-    kForgotten,      // `identity` was lost long ago and serves no rank: it is not known any more
+    kForgotten,      // `identity` was lost and serves no rank: it is not known any more
   };
   Kind kind = Kind::kAttached;
   std::string identity = {};
   std::string mesh_id = {};
   int64_t epoch = 0;                                     // after the change
   std::shared_ptr<const WorkerStatus> worker = nullptr;  // of `identity`, as it is or was last
-  std::shared_ptr<const MeshRanks> mesh = nullptr;       // of kRanksAssigned
+  std::shared_ptr<const MeshRanks> mesh = nullptr;       // of kRanksAssigned, kRanksMoved
+  std::shared_ptr<const MeshRanks> former = nullptr;     // of kRanksMoved: the ranks before
 };
 
 // A rank that a worker serves.
@@ -220,14 +225,23 @@ class Membership {
   // the attachment ended before.
   void Detach(uint64_t attachment, std::string reason);
 
-  // NOT_FOUND: no live worker has the identity.
+  // An operator takes the worker out of use, or into use again. NOT_FOUND: no live worker has the
+  // identity. FAILED_PRECONDITION (NOT_SERVING): it is leaving, and cannot be taken into use.
   absl::Status Drain(std::string_view identity, bool draining);
+  // The worker's process is ending. NOT_FOUND: no live worker has the identity.
+  absl::Status Leave(std::string_view identity);
+  // Forgets a lost worker. NOT_FOUND. FAILED_PRECONDITION: it is alive (WORKER_ATTACHED), or serves
+  // a rank (WORKER_SERVES_RANK).
+  absl::Status Forget(std::string_view identity);
 
   // Defines a mesh of `size` ranks. `identities` names the worker of each rank, each at most once,
   // or is empty. If empty, the ranks go to the first `size` attached workers by bytewise order of
   // identity, once there are that many. Several meshes may use the same workers. ALREADY_EXISTS,
   // INVALID_ARGUMENT.
   absl::Status AddMesh(std::string mesh_id, int64_t size, std::vector<std::string> identities);
+  // Gives the ranks of a mesh that are given already to other workers, each at most once.
+  // NOT_FOUND, INVALID_ARGUMENT.
+  absl::Status SetRanks(std::string_view mesh_id, std::vector<std::string> identities);
   // NOT_FOUND.
   absl::Status RemoveMesh(std::string_view mesh_id);
 
@@ -239,6 +253,13 @@ class Membership {
   };
 
   void LoseSilent();
+  // Changes whether the live worker drains, and why.
+  absl::Status SetDraining(std::string_view identity,
+                           const std::function<absl::Status(WorkerStatus*)>& change);
+  // Workers of the mesh may be due to be forgotten now.
+  void ForgetLater(const MeshRanks& mesh) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Takes the ranks of the mesh away from their workers.
+  void TakeRanks(const MeshRanks& mesh) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Replaces the worker's known status by `worker`.
   void Replace(WorkerStatus worker) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Lose(WorkerStatus worker, std::string reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

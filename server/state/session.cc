@@ -2,6 +2,7 @@
 #include "server/state/session.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "process/random_bytes.h"
@@ -43,6 +44,7 @@ SessionTable::SessionTable(rpc::Clock* clock, Listener listener, SessionOptions 
 
 Session SessionTable::Describe(const std::string& id, const Entry& entry) {
   return {id,
+          entry.number,
           entry.client,
           entry.ttl,
           entry.expires,
@@ -71,12 +73,16 @@ absl::StatusOr<Session> SessionTable::Open(const rpc::Caller& caller, std::strin
   }
   ++of_caller;
   Entry entry;
+  entry.number = ++last_number_;
   entry.caller = caller;
   entry.client = std::move(client);
   entry.ttl = ttl;
+  entry.opened = now;
+  entry.renewed = now;
   entry.expires = now + entry.ttl;
   expiry_.SetNoLaterThan(entry.expires);
   const auto opened = sessions_.emplace(RandomId(), std::move(entry)).first;
+  by_number_[opened->second.number] = opened->first;
   return Describe(opened->first, opened->second);
 }
 
@@ -85,6 +91,7 @@ absl::StatusOr<Session> SessionTable::Renew(std::string_view id) {
   absl::MutexLock lock(&mutex_);
   Entry* entry = Find(id);
   if (entry == nullptr) return Gone(id);
+  entry->renewed = now;
   entry->expires = now + entry->ttl;
   return Describe(std::string(id), *entry);
 }
@@ -117,12 +124,23 @@ absl::Status SessionTable::Check(std::string_view id, const rpc::Caller& caller)
       Reason::kNotOwner, {{fact::kKind, "session"}, {fact::kName, id}});
 }
 
-std::vector<Session> SessionTable::List() const {
-  std::vector<Session> sessions;
+std::vector<SessionInfo> SessionTable::List(int64_t after, int64_t limit) const {
+  std::vector<SessionInfo> sessions;
   absl::MutexLock lock(&mutex_);
-  for (const auto& [id, entry] : sessions_) sessions.push_back(Describe(id, entry));
-  std::sort(sessions.begin(), sessions.end(),
-            [](const Session& a, const Session& b) { return a.id < b.id; });
+  for (auto each = by_number_.upper_bound(after);
+       each != by_number_.end() && std::ssize(sessions) < limit; ++each) {
+    const Entry& entry = *Find(each->second);
+    sessions.push_back({.number = each->first,
+                        .id_prefix = each->second.substr(0, kShownIdCharacters),
+                        .caller = entry.caller.name,
+                        .client = entry.client,
+                        .opened = entry.opened,
+                        .renewed = entry.renewed,
+                        .expires = entry.expires,
+                        .pinned_arrays = std::ssize(entry.arrays),
+                        .transfers = std::ssize(entry.transfers),
+                        .steps = entry.steps});
+  }
   return sessions;
 }
 
@@ -205,6 +223,7 @@ const SessionTable::Entry* SessionTable::Find(std::string_view id) const {
 
 void SessionTable::End(const std::string& id, SessionEnd end) {
   const auto node = sessions_.extract(id);
+  by_number_.erase(node.mapped().number);
   if (const auto count = by_caller_.find(node.mapped().caller.name); --count->second == 0) {
     by_caller_.erase(count);
   }

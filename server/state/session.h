@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -38,12 +39,30 @@ struct SessionOptions {
 
 struct Session {
   std::string id;      // 32 hexadecimal digits, unguessable
+  int64_t number = 0;  // see SessionInfo
   std::string client;  // the client's name for itself; for people
   absl::Duration ttl;
   absl::Time expires;
   int64_t pinned_arrays = 0;
   int64_t transfers = 0;
 };
+
+// An open session as platform engineers see it: without its id, which acts for the session.
+struct SessionInfo {
+  int64_t number = 0;     // rises by one with each session that the table opens, from 1
+  std::string id_prefix;  // the first kShownIdCharacters of the id
+  std::string caller;     // rpc::Caller::name
+  std::string client;
+  absl::Time opened;
+  absl::Time renewed;  // `opened` if never
+  absl::Time expires;
+  int64_t pinned_arrays = 0;
+  int64_t transfers = 0;
+  int64_t steps = 0;  // running
+};
+
+// Characters of a session's id that others may see. 96 bits stay secret.
+inline constexpr size_t kShownIdCharacters = 8;
 
 enum class SessionEnd { kClosed, kExpired };
 
@@ -82,8 +101,8 @@ class SessionTable {
   // Returns OK if the session exists and the caller may use it. PERMISSION_DENIED (NOT_OWNER): it
   // is bound to another name than the caller's.
   absl::Status Check(std::string_view id, const rpc::Caller& caller) const;
-  // By rising id.
-  std::vector<Session> List() const;
+  // At most `limit` open sessions by rising number, from the first above `after`.
+  std::vector<SessionInfo> List(int64_t after, int64_t limit) const;
   int64_t size() const;
 
   // Returns true if the session did not pin the array before: the caller then counts one more pin.
@@ -103,9 +122,12 @@ class SessionTable {
 
  private:
   struct Entry {
+    int64_t number = 0;
     rpc::Caller caller;
     std::string client;
     absl::Duration ttl;
+    absl::Time opened;
+    absl::Time renewed;
     absl::Time expires;
     absl::flat_hash_set<std::string> arrays;
     absl::flat_hash_set<std::string> transfers;
@@ -127,6 +149,8 @@ class SessionTable {
 
   mutable absl::Mutex mutex_;
   absl::flat_hash_map<std::string, Entry> sessions_ ABSL_GUARDED_BY(mutex_);
+  int64_t last_number_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<int64_t, std::string> by_number_ ABSL_GUARDED_BY(mutex_);             // ids
   absl::flat_hash_map<std::string, int64_t> by_caller_ ABSL_GUARDED_BY(mutex_);  // none is 0
 
   PauseWatch pauses_;

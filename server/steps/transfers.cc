@@ -2,6 +2,7 @@
 #include "server/steps/transfers.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -17,6 +18,9 @@
 
 namespace shardmesh::server {
 namespace {
+
+// Puts that a page of a list looks at.
+constexpr int64_t kMostLooks = 2'000;
 
 absl::Status NoTransfer(std::string_view transfer_id) {
   return WithReason(absl::NotFoundError(StrCat("there is no transfer \"", transfer_id,
@@ -107,6 +111,8 @@ absl::StatusOr<std::string> Transfers::Begin(const std::string& session_id,
   SHARDMESH_RETURN_IF_ERROR(registry_->CheckRoomForNames(more_names));
   transfer->items = items;
   const std::string transfer_id = progress.transfer_id;
+  SHARDMESH_ASSIGN_OR_RETURN(const Session session, sessions_->Get(session_id));
+  progress.session_number = session.number;
   SHARDMESH_RETURN_IF_ERROR(sessions_->AddTransfer(session_id, transfer_id));
 
   absl::Status status;
@@ -126,7 +132,9 @@ absl::StatusOr<std::string> Transfers::Begin(const std::string& session_id,
     {
       absl::MutexLock lock(&mutex_);
       Forget();
+      progress.number = ++last_number_;
       transfers_.emplace(transfer_id, transfer);
+      by_number_.emplace(progress.number, transfer);
     }
     TransferRequest request{.transfer_id = transfer_id,
                             .op = "put",
@@ -152,9 +160,9 @@ absl::StatusOr<std::string> Transfers::Begin(const std::string& session_id,
     return status;
   }
   // If the session ended meanwhile, its end did not find this transfer to abort it.
-  if (const absl::Status session = sessions_->Get(session_id).status(); !session.ok()) {
-    Abort(transfer_id, session).IgnoreError();
-    return session;
+  if (const absl::Status lives = sessions_->Get(session_id).status(); !lives.ok()) {
+    Abort(transfer_id, lives).IgnoreError();
+    return lives;
   }
   return transfer_id;
 }
@@ -433,6 +441,23 @@ absl::StatusOr<TransferProgress> Transfers::Progress(std::string_view transfer_i
   return NoTransfer(transfer_id);
 }
 
+Transfers::Listed Transfers::List(
+    int64_t after, int64_t limit,
+    const std::function<bool(const TransferProgress&)>& is_wanted) const {
+  Listed listed;
+  absl::MutexLock lock(&mutex_);
+  int64_t looks = kMostLooks;
+  for (auto each = by_number_.upper_bound(after); each != by_number_.end(); ++each) {
+    if (std::ssize(listed.puts) >= limit || looks-- == 0) {
+      listed.next_after = std::prev(each)->first;
+      break;
+    }
+    const TransferProgress& progress = each->second->progress;
+    if (is_wanted(progress)) listed.puts.push_back(progress);
+  }
+  return listed;
+}
+
 Transfers::TransferPtr Transfers::Find(std::string_view transfer_id) const {
   const auto found = transfers_.find(transfer_id);
   return found == transfers_.end() ? nullptr : found->second;
@@ -442,6 +467,7 @@ void Transfers::Forget() {
   const absl::Time oldest = clock_->Now() - kRememberFor;
   while (!ended_.empty() &&
          (ended_.size() > kMaxEnded || ended_.front()->progress.finished < oldest)) {
+    by_number_.erase(ended_.front()->progress.number);
     transfers_.erase(ended_.front()->progress.transfer_id);
     ended_.pop_front();
   }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -35,7 +36,9 @@ struct PutItem {
 // How far a put is.
 struct TransferProgress {
   std::string transfer_id;
+  int64_t number = 0;  // rises by one with each put, from 1
   std::string session_id;
+  int64_t session_number = 0;  // SessionInfo::number
   std::string description;
   // Running, or ended with `status`: CANCELLED where its owner ended it.
   bool ended = false;
@@ -130,6 +133,18 @@ class Transfers {
   // NOT_FOUND: no such transfer, or it ended more than kRememberFor ago.
   absl::StatusOr<TransferProgress> Progress(std::string_view transfer_id) const;
 
+  // A page of the puts that run or are remembered.
+  struct Listed {
+    std::vector<TransferProgress> puts;  // by rising number
+    // Where the next page starts after; 0 on the last one.
+    int64_t next_after = 0;
+  };
+  // The puts above the number `after` that `is_wanted` takes, at most `limit`. Looks at a bounded
+  // number of puts: a page may have fewer, or none, although more follow. `is_wanted` runs under
+  // the lock.
+  Listed List(int64_t after, int64_t limit,
+              const std::function<bool(const TransferProgress&)>& is_wanted) const;
+
  private:
   struct Transfer {
     TransferProgress progress;
@@ -166,6 +181,8 @@ class Transfers {
   mutable absl::Mutex mutex_;
   // The mutex guards the pointees too.
   std::map<std::string, TransferPtr, std::less<>> transfers_ ABSL_GUARDED_BY(mutex_);
+  std::map<int64_t, TransferPtr> by_number_ ABSL_GUARDED_BY(mutex_);
+  int64_t last_number_ ABSL_GUARDED_BY(mutex_) = 0;
   std::deque<TransferPtr> ended_ ABSL_GUARDED_BY(mutex_);  // oldest first
   std::multimap<absl::Time, std::string> give_up_ ABSL_GUARDED_BY(mutex_);
 

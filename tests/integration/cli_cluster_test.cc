@@ -17,6 +17,7 @@
 #include "client/cli/local/child_process.h"
 #include "client/cli/local/cluster_record.h"
 #include "status/str_cat.h"
+#include "tensor/view.h"
 #include "tests/integration/cli_fixture.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/read_file.h"
@@ -399,6 +400,177 @@ TEST_F(ClusterCommandTest, ASecondWorkerOfAnIdentityWaitsAndSaysSo) {
                          HasSubstr("retry_in=")));
   EXPECT_THAT(client::SendSignal(second.id(), SIGKILL), IsOk());
   EXPECT_TRUE(client::WaitUntilGone(second.id(), deadline));
+}
+
+TEST_F(ClusterCommandTest, ListsOpenSessionsWithoutTheirIds) {
+  EXPECT_EQ(cluster_->Run({"admin", "sessions"}).out, "No session is open\n");
+  const std::vector<float> values(4, 1.0F);
+  const client::PutTensor tensor = {
+      .name = "",  // pinned by the session alone
+      .view = *TensorView::Create(
+          Dtype::kF32, {2, 2},
+          {reinterpret_cast<const char*>(values.data()), sizeof(float) * values.size()}),
+      .spec = PartitionSpec()};
+  ASSERT_THAT(cluster_->client().arrays().PutTensors({&tensor, 1}), IsOk());
+
+  CommandResult result = cluster_->Run({"admin", "sessions", "--output", "json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json sessions = json::parse(result.out)["sessions"];
+  ASSERT_EQ(sessions.size(), 1u) << result.out;
+  EXPECT_EQ(sessions[0]["number"], 1);
+  EXPECT_EQ(sessions[0]["id_prefix"].get<std::string>().size(), 8u);
+  EXPECT_THAT(sessions[0]["caller"].get<std::string>(), HasSubstr("127.0.0.1"));
+  EXPECT_EQ(sessions[0]["pinned_arrays"], 1);
+  EXPECT_EQ(sessions[0]["transfers"], 0);
+  EXPECT_EQ(sessions[0]["steps"], 0);
+  EXPECT_LT(sessions[0]["renew_time"].get<std::string>(),
+            sessions[0]["expire_time"].get<std::string>());
+
+  result = cluster_->Run({"admin", "sessions"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("number"), HasSubstr("ends in"),
+                                HasSubstr(sessions[0]["id_prefix"].get<std::string>() + "..."),
+                                HasSubstr(sessions[0]["caller"].get<std::string>())));
+}
+
+TEST_F(ClusterCommandTest, ListsOperationsOfAllClientsByState) {
+  EXPECT_EQ(cluster_->Run({"admin", "operations"}).out, "There is no operation\n");
+  ASSERT_EQ(cluster_->Run({"load", checkpoint_, "--rules", kRules}).exit_code, 0);
+
+  CommandResult result = cluster_->Run({"admin", "operations", "--output", "json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json operations = json::parse(result.out)["operations"];
+  ASSERT_EQ(operations.size(), 1u) << result.out;
+  EXPECT_EQ(operations[0]["number"], 1);
+  EXPECT_EQ(operations[0]["state"], "done");
+  EXPECT_EQ(operations[0]["done"], operations[0]["total"]);
+  EXPECT_GT(operations[0]["done_bytes"], 0);
+  EXPECT_EQ(operations[0]["session_number"], 1);
+  EXPECT_LE(operations[0]["start_time"].get<std::string>(),
+            operations[0]["end_time"].get<std::string>());
+
+  result = cluster_->Run({"admin", "operations", "--state", "done,failed"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("number"), HasSubstr("100 %"), HasSubstr("put of ")));
+  EXPECT_EQ(cluster_->Run({"admin", "operations", "--state", "running"}).out,
+            "There is no such operation\n");
+  result = cluster_->Run({"admin", "operations", "--state", "gone"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("running"));
+}
+
+bool HasText(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+TEST_F(ClusterCommandTest, PrintsChangesAsTheyHappenUntilItIsStopped) {
+  const auto start = [&](const std::string& log, const std::vector<std::string>& more) {
+    client::ProcessOptions options;
+    options.command = {SHARDMESH_BINARY_DIR "/shardmesh", "admin", "watch",
+                       "--address=" + cluster_->address()};
+    options.command.insert(options.command.end(), more.begin(), more.end());
+    options.log_path = Path(log);
+    return client::ChildProcess::Start(options);
+  };
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(client::ChildProcess lines, start("lines.log", {}));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(client::ChildProcess workers,
+                                 start("workers.log", {"--of", "workers", "--output", "json"}));
+  const auto await = [&](const std::string& log, const std::string& text) {
+    return Eventually([&] { return HasText(client::ReadLog(Path(log)), text); });
+  };
+  ASSERT_TRUE(await("lines.log", "watching since epoch "));
+  ASSERT_TRUE(await("workers.log", R"("event":"started")"));
+
+  const std::vector<float> values(4, 1.0F);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const std::string array_id,
+      PutFloats(cluster_->client(), "watched", {2, 2}, values, PartitionSpec()));
+  EXPECT_TRUE(await("lines.log", "array " + array_id + " created on mesh default\n"));
+  EXPECT_TRUE(await("lines.log", "name watched set to array " + array_id + ", version "));
+  ASSERT_EQ(cluster_->Run({"rm", "watched"}).exit_code, 0);
+  EXPECT_TRUE(await("lines.log", "name watched deleted\n"));
+  EXPECT_TRUE(await("lines.log", "array " + array_id + " deleted on mesh default\n"));
+  ASSERT_THAT(cluster_->Kill("worker-3"), IsOk());
+  EXPECT_TRUE(await("lines.log", "worker worker-3 lost: its stream broke"));
+  ASSERT_THAT(cluster_->Restart("worker-3"), IsOk());
+  EXPECT_TRUE(await("lines.log", "worker worker-3 attached\n"));
+  EXPECT_TRUE(await("workers.log", R"("event":"worker attached","worker":"worker-3")"));
+  EXPECT_FALSE(HasText(client::ReadLog(Path("workers.log")), "watched"));
+
+  ASSERT_THAT(client::SendSignal(lines.id(), SIGINT), IsOk());
+  ASSERT_TRUE(client::WaitUntilGone(lines.id(), absl::Now() + absl::Seconds(30)));
+  EXPECT_EQ(lines.Ended(), "exited with code 0") << client::ReadLog(Path("lines.log"));
+  // The other one ends with the coordinator, and says so.
+  ASSERT_THAT(cluster_->Terminate("coordinator"), IsOk());
+  ASSERT_TRUE(client::WaitUntilGone(workers.id(), absl::Now() + absl::Seconds(30)));
+  EXPECT_EQ(workers.Ended(), "exited with code 1");
+  EXPECT_TRUE(HasText(client::ReadLog(Path("workers.log")), R"("reason":"NOT_SERVING")"));
+
+  EXPECT_EQ(cluster_->Run({"admin", "watch", "--of", "steps"}).exit_code, 2);
+}
+
+TEST_F(ClusterCommandTest, AnotherWorkerTakesTheRankOfALostOne) {
+  const std::vector<float> values = {1, 2, 3, 4};
+  client::MeshClient& client = cluster_->client();
+  const PartitionSpec sharded({SpecEntry::Axis("fsdp"), SpecEntry::Axis("tp")});
+  ASSERT_THAT(PutFloats(client, "replicated", {2, 2}, values, PartitionSpec()), IsOk());
+  ASSERT_THAT(PutFloats(client, "sharded", {2, 2}, values, sharded), IsOk());
+  ServerProcess spare("shardmesh-worker", {"--coordinator=" + cluster_->address(),
+                                           "--listen=127.0.0.1:0", "--identity=spare"});
+  ASSERT_TRUE(Eventually([&] { return HasText(cluster_->Run({"status"}).out, "spare"); }))
+      << spare.Log();
+
+  CommandResult result = cluster_->Run({"admin", "worker", "drain", "worker-3"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("worker-3 drains. It holds:"),
+                                HasSubstr("ranks: rank 3 of mesh default"),
+                                HasSubstr("under way: 0"), HasSubstr("tiles of arrays: 2, ")));
+  EXPECT_THAT(client.arrays().Gather(client::ArraySelector::ByName("sharded")), IsOk())
+      << "its tiles are read";
+  EXPECT_THAT(PutFloats(client, "refused", {2, 2}, values, sharded),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kMeshIncomplete));
+  result = cluster_->Run({"admin", "worker", "drain", "worker-3", "--resume"});
+  EXPECT_EQ(result.out, "worker-3 takes work again\n");
+  ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
+  ASSERT_THAT(PutFloats(client, "taken", {2, 2}, values, sharded), IsOk());
+
+  result = cluster_->Run({"admin", "worker", "replace", "worker-3", "spare"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("(WORKER_ATTACHED)"));
+  ASSERT_THAT(cluster_->Kill("worker-3"), IsOk());
+  ASSERT_TRUE(Eventually([&] { return HasText(cluster_->Run({"status"}).out, " lost "); }));
+  result = cluster_->Run({"admin", "worker", "forget", "worker-3"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("(WORKER_SERVES_RANK)"));
+  result = cluster_->Run({"admin", "worker", "replace", "worker-3", "spare"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.out, "spare has from worker-3: rank 3 of mesh default\n");
+  result = cluster_->Run({"admin", "worker", "forget", "worker-3"});
+  EXPECT_EQ(result.out, "worker-3 is forgotten\n") << result.err;
+  result = cluster_->Run({"admin", "worker", "replace", "worker-3", "spare"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("(NOT_FOUND)"));
+
+  // The mesh is complete again. A replica is read from another rank; a tile that only worker-3 had
+  // is missing until the array is put again.
+  ASSERT_TRUE(Eventually([&] {
+    return PutFloats(client, "new", {2, 2}, values, sharded).ok();
+  })) << spare.Log();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const auto copy, client.arrays().Gather(client::ArraySelector::ByName("replicated")));
+  EXPECT_EQ(FloatsOf(copy.view().bytes()), values);
+  EXPECT_THAT(client.arrays().Gather(client::ArraySelector::ByName("sharded")).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kArrayDegraded));
+  ASSERT_THAT(PutFloats(client, "sharded", {2, 2}, values, sharded), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto again,
+                                 client.arrays().Gather(client::ArraySelector::ByName("sharded")));
+  EXPECT_EQ(FloatsOf(again.view().bytes()), values);
+
+  // The ranks are durable only with a data folder, and the lost worker is a spare one if it
+  // returns.
+  ASSERT_THAT(cluster_->Restart("worker-3"), IsOk());
+  ASSERT_TRUE(Eventually([&] { return HasText(cluster_->Run({"status"}).out, "worker-3"); }));
+  EXPECT_THAT(client.arrays().Gather(client::ArraySelector::ByName("sharded")), IsOk());
 }
 
 }  // namespace

@@ -318,6 +318,11 @@ std::vector<std::string> RefusedRequests(std::string_view method) {
           {"ClusterService.RestoreQuarantined",
            {R"(array_id: "nosucharray")", "", R"(array_id: "a b" name: "x")"}},
           {"ClusterService.DropQuarantined", {R"(array_ids: "nosucharray")", ""}},
+          {"ClusterService.DrainWorker", {R"(identity: "nosuchworker")", ""}},
+          {"ClusterService.ForgetWorker", {R"(identity: "nosuchworker")", ""}},
+          {"ClusterService.ReplaceWorker",
+           {R"(identity: "nosuchworker" replacement: "nosuchworker")",
+            R"(identity: "nosuchworker" replacement: "other")", ""}},
       };
   const auto found = requests->find(method);
   return found == requests->end() ? std::vector<std::string>() : found->second;

@@ -195,6 +195,7 @@ const std::map<std::string, RandomClient::Handler>& RandomClient::Handlers() {
       {"SessionService.OpenSession", &C::OpenSession},
       {"SessionService.RenewSession", &C::RenewSession},
       {"SessionService.CloseSession", &C::CloseSession},
+      {"SessionService.ListSessions", &C::ListSessions},
       {"CatalogService.CreateEntry", &C::CreateEntry},
       {"CatalogService.GetEntry", &C::GetEntry},
       {"CatalogService.ListEntries", &C::ListEntries},
@@ -215,6 +216,7 @@ const std::map<std::string, RandomClient::Handler>& RandomClient::Handlers() {
       {"TileService.GetTiles", &C::GetTiles},
       {"TileService.Identify", &C::Identify},
       {"OperationService.GetOperation", &C::GetOperation},
+      {"OperationService.ListOperations", &C::ListOperations},
       {"OperationService.WatchOperation", &C::WatchOperation},
       {"OperationService.CancelOperation", &C::CancelOperation},
       {"ComputeService.Compile", &C::Compile},
@@ -227,6 +229,7 @@ const std::map<std::string, RandomClient::Handler>& RandomClient::Handlers() {
       {"ClusterService.ListFlightRecords", &C::ListFlightRecords},
       {"ClusterService.Diagnose", &C::Diagnose},
       {"ClusterService.ListLinks", &C::ListLinks},
+      {"ClusterService.WatchCluster", &C::WatchCluster},
       {"AdminService.Snapshot", &C::Snapshot},
       {"AttachService.Attach", &C::Attach},
       {"ExchangeService.Exchange", &C::Exchange},
@@ -598,6 +601,42 @@ absl::Status RandomClient::CloseSession(Dice& dice) {
   v1::RenewSessionResponse renewed;
   const absl::Status gone = coordinator_.Call("SessionService.RenewSession", renew, &renewed);
   return Want(absl::IsNotFound(gone), "RenewSession of a closed session", renew, gone, "NOT_FOUND");
+}
+
+absl::Status RandomClient::ListSessions(Dice& dice) {
+  v1::ListSessionsRequest request;
+  if (dice.OneIn(3)) {
+    if (dice.OneIn(2)) {
+      request.set_page_size(-1);
+    } else {
+      request.set_page_token("nosuchpage");
+    }
+    v1::ListSessionsResponse response;
+    const absl::Status status =
+        coordinator_.Call("SessionService.ListSessions", request, &response);
+    return Want(absl::IsInvalidArgument(status), "ListSessions", request, status,
+                "INVALID_ARGUMENT");
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const std::string session,
+                             Session(static_cast<int>(dice.Below(2)), dice));
+  request.set_page_size(static_cast<int32_t>(dice.Of(std::vector<int64_t>{0, 1, 2, 1000, 9999})));
+  int64_t last = 0;
+  bool is_listed = false;
+  do {
+    v1::ListSessionsResponse response;
+    const absl::Status status =
+        coordinator_.Call("SessionService.ListSessions", request, &response);
+    SHARDMESH_RETURN_IF_ERROR(Want(status.ok(), "ListSessions", request, status, "OK"));
+    for (const v1::OpenSessionInfo& each : response.sessions()) {
+      if (each.number() <= last || each.id_prefix().size() != 8) {
+        return Violation(StrCat("ListSessions has ", each.ShortDebugString(), " behind ", last));
+      }
+      last = each.number();
+      is_listed |= session.starts_with(each.id_prefix());
+    }
+    request.set_page_token(response.next_page_token());
+  } while (!request.page_token().empty());
+  return is_listed ? absl::OkStatus() : Violation("ListSessions lacks an open session");
 }
 
 // --- Definitions --------------------------------------------------------------------------------
@@ -1567,6 +1606,66 @@ absl::Status RandomClient::GetOperation(Dice& dice) {
                          : state != v1::OPERATION_STATE_DONE;
   return Want(status.ok() && holds && response.operation().done() <= response.operation().total(),
               "GetOperation", request, status, response.ShortDebugString());
+}
+
+absl::Status RandomClient::ListOperations(Dice& dice) {
+  v1::ListOperationsRequest request;
+  if (dice.OneIn(3)) {
+    if (dice.OneIn(3)) {
+      request.set_page_size(-1);
+    } else if (dice.OneIn(2)) {
+      request.set_page_token("nosuchpage");
+    } else {
+      request.add_states(v1::OPERATION_STATE_UNSPECIFIED);
+    }
+    v1::ListOperationsResponse response;
+    const absl::Status status =
+        coordinator_.Call("OperationService.ListOperations", request, &response);
+    return Want(absl::IsInvalidArgument(status), "ListOperations", request, status,
+                "INVALID_ARGUMENT");
+  }
+  request.set_page_size(static_cast<int32_t>(dice.Of(std::vector<int64_t>{0, 1, 2, 1000, 9999})));
+  const bool is_of_state = dice.OneIn(2);
+  if (is_of_state) request.add_states(v1::OPERATION_STATE_DONE);
+  int64_t last = 0;
+  do {
+    v1::ListOperationsResponse response;
+    const absl::Status status =
+        coordinator_.Call("OperationService.ListOperations", request, &response);
+    SHARDMESH_RETURN_IF_ERROR(Want(status.ok(), "ListOperations", request, status, "OK"));
+    for (const v1::Operation& each : response.operations()) {
+      if (each.number() <= last || (is_of_state && each.state() != v1::OPERATION_STATE_DONE)) {
+        return Violation(StrCat("ListOperations has ", each.ShortDebugString(), " behind ", last));
+      }
+      last = each.number();
+    }
+    request.set_page_token(response.next_page_token());
+  } while (!request.page_token().empty());
+  return absl::OkStatus();
+}
+
+// Only the confirmation: other clients change the cluster as they like.
+absl::Status RandomClient::WatchCluster(Dice& dice) {
+  v1::WatchClusterRequest request;
+  const bool is_refused = dice.OneIn(3);
+  if (is_refused) {
+    request.add_subjects(v1::CLUSTER_SUBJECT_UNSPECIFIED);
+  } else if (dice.OneIn(2)) {
+    request.add_subjects(v1::CLUSTER_SUBJECT_NAMES);
+  }
+  std::vector<std::string> answers;
+  Caller::Limits limits;
+  limits.max_answers = 1;
+  const absl::Status status = coordinator_.CallBytes(
+      FindMethod("ClusterService.WatchCluster"), {request.SerializeAsString()}, &answers, limits);
+  if (is_refused) {
+    return Want(absl::IsInvalidArgument(status), "WatchCluster", request, status,
+                "INVALID_ARGUMENT");
+  }
+  v1::WatchClusterResponse first;
+  if (!answers.empty()) first.ParseFromString(answers.front());
+  return Want(status.ok() && first.has_started(), "WatchCluster", request, status,
+              first.ShortDebugString());
 }
 
 absl::Status RandomClient::WatchOperation(Dice& dice) {

@@ -105,6 +105,7 @@ class RandomClient {
   absl::Status OpenSession(Dice& dice);
   absl::Status RenewSession(Dice& dice);
   absl::Status CloseSession(Dice& dice);
+  absl::Status ListSessions(Dice& dice);
   absl::Status CreateEntry(Dice& dice);
   absl::Status GetEntry(Dice& dice);
   absl::Status ListEntries(Dice& dice);
@@ -127,6 +128,8 @@ class RandomClient {
   absl::Status GetTiles(Dice& dice);
   absl::Status Identify(Dice& dice);
   absl::Status GetOperation(Dice& dice);
+  absl::Status ListOperations(Dice& dice);
+  absl::Status WatchCluster(Dice& dice);
   absl::Status WatchOperation(Dice& dice);
   absl::Status CancelOperation(Dice& dice);
   absl::Status Compile(Dice& dice);

@@ -107,7 +107,7 @@ absl::StatusOr<std::string> FetchTiles(const v1::BeginGetResponse& begun, absl::
   client::TransferOptions options;
   options.deadline = rpc::SteadyDeadline::After(timeout);
   SHARDMESH_RETURN_IF_ERROR(client::Download(array, Tile::Whole(array.shape), begun.token(),
-                                             DevicesOf(begun.devices()), view, options));
+                                             DevicesOf(begun.devices()), view, nullptr, options));
   return bytes;
 }
 

@@ -1,4 +1,4 @@
-// admin snapshot, check; admin quarantine list, restore, drop.
+// admin snapshot, check, sessions, operations, watch; admin quarantine list, restore, drop.
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "absl/time/clock.h"
@@ -17,6 +18,7 @@
 #include "client/cli/commands/commands.h"
 #include "client/cli/local/local_cluster.h"
 #include "client/cli/table.h"
+#include "client/cli/watch.h"
 #include "client/remote/snapshot_client.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -220,6 +222,222 @@ absl::Status RunDrop(const Invocation& invocation, const std::vector<std::string
   return absl::OkStatus();
 }
 
+Json SessionJson(const OpenSessionInfo& session) {
+  return {{"number", session.number},
+          {"id_prefix", session.id_prefix},
+          {"caller", session.caller},
+          {"client_name", session.client_name},
+          {"open_time", Timestamp(session.opened)},
+          {"renew_time", Timestamp(session.renewed)},
+          {"expire_time", Timestamp(session.expires)},
+          {"pinned_arrays", session.pinned_arrays},
+          {"transfers", session.transfers},
+          {"steps", session.steps}};
+}
+
+// The clocks of two hosts may differ: a time that is not yet over counts as now.
+std::string Ago(absl::Time time) {
+  return StrCat(FormatTime(std::max(absl::Now() - time, absl::ZeroDuration())), " ago");
+}
+
+absl::Status RunSessions(const Invocation& invocation) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<OpenSessionInfo> sessions,
+                             client->cluster().ListSessions());
+  if (invocation.json) {
+    Json json = Json::array();
+    for (const OpenSessionInfo& session : sessions) json.push_back(SessionJson(session));
+    invocation.Print({{"sessions", std::move(json)}});
+    return absl::OkStatus();
+  }
+  if (sessions.empty()) {
+    std::cout << "No session is open\n";
+    return absl::OkStatus();
+  }
+  Table table({{"number", Table::Align::kRight},
+               {"id"},
+               {"caller"},
+               {"client"},
+               {"opened", Table::Align::kRight},
+               {"renewed", Table::Align::kRight},
+               {"ends in", Table::Align::kRight},
+               {"arrays", Table::Align::kRight},
+               {"transfers", Table::Align::kRight},
+               {"steps", Table::Align::kRight}});
+  for (const OpenSessionInfo& session : sessions) {
+    table.AddRow({StrCat(session.number), StrCat(session.id_prefix, "..."), session.caller,
+                  session.client_name.empty() ? "-" : session.client_name, Ago(session.opened),
+                  Ago(session.renewed),
+                  FormatTime(std::max(session.expires - absl::Now(), absl::ZeroDuration())),
+                  StrCat(session.pinned_arrays), StrCat(session.transfers), StrCat(session.steps)});
+  }
+  table.Print();
+  return absl::OkStatus();
+}
+Json OperationJson(const Operation& operation) {
+  return {{"number", operation.number},
+          {"operation_id", operation.operation_id},
+          {"state", OperationStateName(operation.state)},
+          {"description", operation.description},
+          {"session_number", operation.session_number},
+          {"done", operation.done},
+          {"total", operation.total},
+          {"done_bytes", operation.done_bytes},
+          {"total_bytes", operation.total_bytes},
+          {"start_time", Timestamp(operation.start_time)},
+          {"end_time",
+           operation.end_time.has_value() ? Json(Timestamp(*operation.end_time)) : Json(nullptr)},
+          {"error", operation.error.ok() ? Json(nullptr) : Json(ToStd(operation.error.message()))}};
+}
+
+absl::StatusOr<std::vector<OperationState>> StatesOf(const std::vector<std::string>& names) {
+  constexpr OperationState kStates[] = {OperationState::kRunning, OperationState::kDone,
+                                        OperationState::kFailed, OperationState::kCancelled};
+  std::vector<OperationState> states;
+  for (const std::string& name : names) {
+    const auto* const found =
+        std::find_if(std::begin(kStates), std::end(kStates),
+                     [&name](OperationState state) { return OperationStateName(state) == name; });
+    if (found == std::end(kStates)) {
+      return WrongUse(StrCat("--state: \"", name,
+                             "\" is no state; there are running, done, failed and cancelled"));
+    }
+    states.push_back(*found);
+  }
+  return states;
+}
+
+absl::Status RunOperations(const Invocation& invocation, const std::vector<std::string>& names) {
+  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<OperationState> states, StatesOf(names));
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<Operation> operations,
+                             client->cluster().ListOperations(states));
+  if (invocation.json) {
+    Json json = Json::array();
+    for (const Operation& operation : operations) json.push_back(OperationJson(operation));
+    invocation.Print({{"operations", std::move(json)}});
+    return absl::OkStatus();
+  }
+  if (operations.empty()) {
+    std::cout << (states.empty() ? "There is no operation\n" : "There is no such operation\n");
+    return absl::OkStatus();
+  }
+  Table table({{"number", Table::Align::kRight},
+               {"id"},
+               {"state"},
+               {"session", Table::Align::kRight},
+               {"began", Table::Align::kRight},
+               {"took", Table::Align::kRight},
+               {"bytes", Table::Align::kRight},
+               {"", Table::Align::kRight},
+               {"operation"}});
+  for (const Operation& operation : operations) {
+    const absl::Duration time =
+        operation.end_time.value_or(std::max(absl::Now(), operation.start_time)) -
+        operation.start_time;
+    const int64_t percent = operation.total == 0 ? 100 : operation.done * 100 / operation.total;
+    table.AddRow({StrCat(operation.number), operation.operation_id,
+                  std::string(OperationStateName(operation.state)),
+                  StrCat(operation.session_number), Ago(operation.start_time), FormatTime(time),
+                  FormatBytes(operation.total_bytes), StrCat(percent, " %"),
+                  operation.error.ok()
+                      ? operation.description
+                      : StrCat(operation.description, ": ", ToStd(operation.error.message()))});
+  }
+  table.Print();
+  return absl::OkStatus();
+}
+
+Json EventJson(const WatchStarted& started) {
+  return {{"event", "started"},
+          {"term", started.term},
+          {"epoch", started.epoch},
+          {"revision", started.revision}};
+}
+Json EventJson(const WorkerChange& change) {
+  return {{"event", StrCat("worker ", WorkerChangeName(change.kind))},
+          {"worker", change.identity},
+          {"incarnation", change.incarnation},
+          {"epoch", change.epoch},
+          {"reason", change.reason}};
+}
+Json EventJson(const ArrayChange& change) {
+  return {{"event", change.is_deleted ? "array deleted" : "array created"},
+          {"array_id", change.array_id},
+          {"mesh", change.mesh_id}};
+}
+Json EventJson(const NameChange& change) {
+  return {{"event", change.is_deleted ? "name deleted" : "name set"},
+          {"name", change.name},
+          {"array_id", change.array_id},
+          {"version", change.version}};
+}
+
+std::string EventText(const WatchStarted& started) {
+  return StrCat("watching since epoch ", started.epoch, " and revision ", started.revision);
+}
+std::string EventText(const WorkerChange& change) {
+  return StrCat("worker ", change.identity, " ", WorkerChangeName(change.kind),
+                change.reason.empty() ? "" : StrCat(": ", change.reason));
+}
+std::string EventText(const ArrayChange& change) {
+  return StrCat("array ", change.array_id, change.is_deleted ? " deleted" : " created", " on mesh ",
+                change.mesh_id);
+}
+std::string EventText(const NameChange& change) {
+  return change.is_deleted ? StrCat("name ", change.name, " deleted")
+                           : StrCat("name ", change.name, " set to array ", change.array_id,
+                                    ", version ", change.version);
+}
+
+// One line, or a YAML document.
+void PrintChange(const ClusterChange& change, const Invocation& invocation) {
+  const bool has_time = change.time != absl::InfinitePast();
+  if (invocation.json) {
+    Json json = std::visit([](const auto& event) { return EventJson(event); }, change.event);
+    if (has_time) json["time"] = Timestamp(change.time);
+    std::cout << (invocation.output == OutputForm::kYaml ? "---\n" : "")
+              << TreeLine(json, invocation.output);
+  } else {
+    std::cout << (has_time ? StrCat(Timestamp(change.time), " ") : std::string())
+              << std::visit([](const auto& event) { return EventText(event); }, change.event)
+              << "\n";
+  }
+  std::cout.flush();
+}
+
+absl::StatusOr<std::vector<ClusterSubject>> SubjectsOf(const std::vector<std::string>& names) {
+  std::vector<ClusterSubject> subjects;
+  for (const std::string& name : names) {
+    if (name == "workers") {
+      subjects.push_back(ClusterSubject::kWorkers);
+    } else if (name == "arrays") {
+      subjects.push_back(ClusterSubject::kArrays);
+    } else if (name == "names") {
+      subjects.push_back(ClusterSubject::kNames);
+    } else {
+      return WrongUse(
+          StrCat("--of: \"", name, "\" is nothing to watch; there are workers, arrays and names"));
+    }
+  }
+  return subjects;
+}
+
+absl::Status RunWatch(const Invocation& invocation, const std::vector<std::string>& names) {
+  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<ClusterSubject> subjects, SubjectsOf(names));
+  return RunUntilStopped([&](Cancellation* stopped) -> absl::Status {
+    SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+    const absl::Status watched =
+        client->cluster().WatchChanges(subjects,
+                                       [&invocation](const ClusterChange& change) {
+                                         PrintChange(change, invocation);
+                                         return std::cout.good();  // the caller says why it is not
+                                       },
+                                       {.cancellation = stopped});
+    return stopped->is_cancelled() ? absl::OkStatus() : watched;
+  });
+}
+
 // For the largest state, over a slow network.
 constexpr absl::Duration kSnapshotTime = absl::Minutes(10);
 
@@ -296,6 +514,27 @@ void AddAdminCommands(CommandLine* line) {
                    "MESH=WORKER,...;...: the workers by rank of meshes whose own record of that is "
                    "lost; MESH= lets the first that attach get the ranks")
       ->needs(aside);
+
+  line->CanBeWatched(line->AddCommand(
+      "sessions", "List the open sessions: who holds arrays, and until when",
+      [](const Invocation& i) { return RunSessions(i); }, admin));
+
+  auto states = std::make_shared<std::vector<std::string>>();
+  CLI::App* const operations = line->AddCommand(
+      "operations", "List the operations (puts) that run or ended lately: how far they are",
+      [=](const Invocation& i) { return RunOperations(i, *states); }, admin);
+  operations
+      ->add_option("--state", *states,
+                   "only these, separated by commas: running, done, failed, cancelled")
+      ->delimiter(',');
+  line->CanBeWatched(operations);
+
+  auto subjects = std::make_shared<std::vector<std::string>>();
+  line->AddCommand(
+          "watch", "Print changes of workers, arrays and names as they happen, until Ctrl-C",
+          [=](const Invocation& i) { return RunWatch(i, *subjects); }, admin)
+      ->add_option("--of", *subjects, "only these, separated by commas: workers, arrays, names")
+      ->delimiter(',');
 
   CLI::App* const quarantine = line->AddGroup(
       "quarantine",

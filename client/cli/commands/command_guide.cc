@@ -65,6 +65,12 @@ const std::vector<CommandExample>& CommandExamples() {
       {"shardmesh health ready --wait"},
       {"shardmesh admin snapshot state.snapshot"},
       {"shardmesh admin check /var/lib/shardmesh"},
+      {"shardmesh admin sessions"},
+      {"shardmesh admin operations --state running"},
+      {"shardmesh admin watch --of workers"},
+      {"shardmesh admin worker drain worker-3"},
+      {"shardmesh admin worker forget worker-3"},
+      {"shardmesh admin worker replace worker-3 spare"},
       {"shardmesh admin quarantine list"},
       {"shardmesh admin quarantine restore 0190a1b2-0000-0000-0000-000000000001 --as w"},
       {"shardmesh admin quarantine drop 0190a1b2-0000-0000-0000-000000000001"},
@@ -107,6 +113,7 @@ const std::vector<CommandExample>& CommandExamples() {
 
 void AddAllCommands(CommandLine* line) {
   AddAdminCommands(line);
+  AddWorkerCommands(line);
   AddClusterCommands(line);
   AddDoctorCommands(line);
   AddErrorsCommands(line);

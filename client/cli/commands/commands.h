@@ -7,6 +7,7 @@
 namespace shardmesh::client {
 
 void AddAdminCommands(CommandLine* line);       // admin quarantine list, restore, drop
+void AddWorkerCommands(CommandLine* line);      // admin worker drain, forget, replace
 void AddClusterCommands(CommandLine* line);     // up, down, status, version
 void AddBenchCommands(CommandLine* line);       // bench collectives
 void AddDoctorCommands(CommandLine* line);      // doctor

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
@@ -22,6 +23,7 @@
 #include "shardmesh/v1/cluster_service.grpc.pb.h"
 #include "shardmesh/v1/compute_service.grpc.pb.h"
 #include "shardmesh/v1/layout_service.grpc.pb.h"
+#include "shardmesh/v1/operation_service.grpc.pb.h"
 #include "shardmesh/v1/resolve_service.grpc.pb.h"
 #include "shardmesh/v1/session_service.grpc.pb.h"
 #include "status/detail.h"
@@ -31,9 +33,11 @@
 namespace shardmesh::server {
 namespace {
 
+using test::IsOk;
 using test::IsOkAndHolds;
 using test::StatusIs;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class CoordinatorServerTest : public testing::Test {
  protected:
@@ -216,6 +220,76 @@ TEST_F(CoordinatorServerTest, ARequestIdOpensOneSessionAndIsRefusedForAnother) {
   request.set_client_name("bob");
   EXPECT_THAT(Call(stub, &v1::SessionService::Stub::OpenSession, request, &again),
               StatusIs(absl::StatusCode::kInvalidArgument, Reason::kRequestIdReused));
+}
+
+TEST_F(CoordinatorServerTest, ListsOpenSessionsInPagesWithoutTheirIds) {
+  const auto stub = v1::SessionService::NewStub(channel_);
+  std::vector<std::string> ids;
+  for (const char* const name : {"ada", "bob", "eve"}) {
+    v1::OpenSessionRequest request;
+    request.set_request_id(name);
+    request.set_client_name(name);
+    v1::OpenSessionResponse opened;
+    ASSERT_THAT(Call(stub, &v1::SessionService::Stub::OpenSession, request, &opened), IsOk());
+    ids.push_back(opened.session_id());
+  }
+  v1::ListSessionsRequest request;
+  request.set_page_size(2);
+  v1::ListSessionsResponse page;
+  ASSERT_THAT(Call(stub, &v1::SessionService::Stub::ListSessions, request, &page), IsOk());
+  ASSERT_EQ(page.sessions_size(), 2);
+  EXPECT_EQ(page.sessions(0).client_name(), "ada");
+  EXPECT_EQ(page.sessions(0).number(), 1);
+  EXPECT_EQ(page.sessions(0).id_prefix(), ids[0].substr(0, 8));
+  EXPECT_THAT(page.sessions(0).caller(), HasSubstr("127.0.0.1"));
+  EXPECT_THAT(rpc::Decode(page.sessions(0).expire_time()),
+              IsOkAndHolds(*rpc::Decode(page.sessions(0).renew_time()) + absl::Seconds(30)));
+  EXPECT_EQ(page.sessions(1).client_name(), "bob");
+  EXPECT_FALSE(page.next_page_token().empty());
+  for (const std::string& id : ids) {
+    EXPECT_THAT(page.SerializeAsString(), Not(HasSubstr(id.substr(0, 9))));
+  }
+  request.set_page_token(page.next_page_token());
+  ASSERT_THAT(Call(stub, &v1::SessionService::Stub::ListSessions, request, &page), IsOk());
+  ASSERT_EQ(page.sessions_size(), 1);
+  EXPECT_EQ(page.sessions(0).client_name(), "eve");
+  EXPECT_EQ(page.next_page_token(), "");
+
+  for (const char* const token : {"0", "-1", "none", "1x", "99999999999999999999"}) {
+    request.set_page_token(token);
+    EXPECT_THAT(Call(stub, &v1::SessionService::Stub::ListSessions, request, &page),
+                StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField))
+        << token;
+  }
+  request.clear_page_token();
+  request.set_page_size(-1);
+  EXPECT_THAT(Call(stub, &v1::SessionService::Stub::ListSessions, request, &page),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+}
+
+TEST_F(CoordinatorServerTest, ListsOperationsInPages) {
+  const auto stub = v1::OperationService::NewStub(channel_);
+  v1::ListOperationsRequest request;
+  v1::ListOperationsResponse page;
+  ASSERT_THAT(Call(stub, &v1::OperationService::Stub::ListOperations, request, &page), IsOk());
+  EXPECT_EQ(page.operations_size(), 0);
+  EXPECT_EQ(page.next_page_token(), "");
+  request.set_page_token("0");
+  EXPECT_THAT(Call(stub, &v1::OperationService::Stub::ListOperations, request, &page),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  request.clear_page_token();
+  request.set_page_size(-1);
+  EXPECT_THAT(Call(stub, &v1::OperationService::Stub::ListOperations, request, &page),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  request.set_page_size(1);
+  request.add_states(v1::OPERATION_STATE_DONE);
+  ASSERT_THAT(Call(stub, &v1::OperationService::Stub::ListOperations, request, &page), IsOk());
+  for (const int state : {0, 99}) {
+    request.set_states(0, static_cast<v1::OperationState>(state));
+    EXPECT_THAT(Call(stub, &v1::OperationService::Stub::ListOperations, request, &page),
+                StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField))
+        << state;
+  }
 }
 
 TEST_F(CoordinatorServerTest, TakesATtlOfASessionBetweenASecondAndAnHour) {

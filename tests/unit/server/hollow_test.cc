@@ -15,6 +15,9 @@
 #include <vector>
 
 #include "absl/synchronization/notification.h"
+#include "client/remote/array_calls.h"
+#include "client/remote/coordinator_connection.h"
+#include "client/remote/session_keeper.h"
 #include "gmock/gmock.h"
 #include "process/clock.h"
 #include "process/failpoint.h"
@@ -308,12 +311,12 @@ TEST_F(HollowTest, AClientWhoseAnswerIsCutOffHasOnePut) {
   int waits = 0;
   SHARDMESH_ASSERT_OK_AND_ASSIGN(
       const auto client,
-      client::CoordinatorClient::Connect(
+      client::CoordinatorConnection::Connect(
           proxy->address(), rpc::Credentials::Insecure(), absl::Seconds(10),
           {.await_coordinator = true, .on_wait = [&](const absl::Status&) { ++waits; }}));
-  const auto in_time = [] { return rpc::CallOptions::Within(kTimeout); };
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::OpenedSession session,
-                                 client->OpenSession(absl::Minutes(1), "test", in_time()));
+  const auto in_time = [] { return client::CallLimit::Within(kTimeout); };
+  client::SessionKeeper session(client.get(), absl::Minutes(1), "test");
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::string session_id, session.Get(in_time()));
   const std::string byte = "b";
   std::vector<client::PutTensor> tensors;
   for (int i = 0; i < 2'000; ++i) {
@@ -324,11 +327,11 @@ TEST_F(HollowTest, AClientWhoseAnswerIsCutOffHasOnePut) {
   // The request has some 60 kB, its answer ten times as many.
   proxy->CutAfter(200'000);
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::BegunPut put,
-                                 client->BeginPut(session.session_id, tensors, {}, in_time()));
+                                 client::BeginPut(*client, session_id, tensors, {}, in_time()));
   EXPECT_GE(waits, 1);
   EXPECT_EQ(put.assignments.size(), tensors.size());
   EXPECT_TRUE(Eventually([&] { return Status()->arrays() == 2'000; })) << Status()->arrays();
-  EXPECT_THAT(client->AbortTransfer(session.session_id, put.transfer_id, "seen", in_time()),
+  EXPECT_THAT(client::AbortTransfer(*client, session_id, put.transfer_id, "seen", in_time()),
               IsOk());
   EXPECT_TRUE(Eventually([&] { return Status()->arrays() == 0; })) << Status()->arrays();
 }

@@ -77,7 +77,7 @@ class TransferTest : public ::testing::Test {
         tensor.array, Tile::Whole(tensor.array.shape), GetToken(tensor.array.array_id), devices,
         *MutableTensorView::Create(tensor.array.dtype, tensor.array.shape,
                                    absl::MakeSpan(bytes.data(), bytes.size())),
-        options_);
+        nullptr, options_);
     if (!status.ok()) {
       return status;
     }

@@ -10,7 +10,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "rpc/codec/status.h"
-#include "server/service/caller_count.h"
+#include "server/watch/caller_count.h"
 #include "status/detail.h"
 #include "tests/testing/status_matchers.h"
 

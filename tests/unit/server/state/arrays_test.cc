@@ -7,12 +7,15 @@
 #include <iterator>
 #include <map>
 #include <memory>
+#include <string>
+#include <variant>
 #include <vector>
 
 #include "absl/synchronization/blocking_counter.h"
 #include "absl/synchronization/notification.h"
 #include "process/random_bytes.h"
 #include "server/state/array_record.h"
+#include "server/state/cluster_changes.h"
 #include "server/store/local_store.h"
 #include "status/fact_keys.h"
 #include "status/str_cat.h"
@@ -155,6 +158,7 @@ class ArrayRegistryTest : public ::testing::Test {
   }
 
   test::FakeClock clock_;
+  ClusterChanges changes_{&clock_};
   const std::unique_ptr<Store> store_ = CreateMemoryStore();
   const Mesh mesh_ = *Mesh::Parse("dp=2");
   const std::vector<std::string> identities_ = {"w0", "w1"};
@@ -179,6 +183,45 @@ TEST_F(ArrayRegistryTest, ChecksAMoveWithoutDoingIt) {
   EXPECT_THAT(registry_->CheckNameMove({.name = "a", .array_id = "", .expected_version = {}}),
               IsOk());
   EXPECT_THAT(registry_->ListNames("", "", 10), SizeIs(1));
+}
+
+TEST_F(ArrayRegistryTest, TellsWatchersOfArraysAndNamesThatComeAndGo) {
+  registry_->SetChanges(&changes_);
+  std::vector<std::string> told;
+  const auto watch = changes_.Begin([&told](const ClusterChangePtr& change) {
+    if (const auto* array = std::get_if<ArrayChange>(&change->value)) {
+      told.push_back(StrCat(array->is_deleted ? "-" : "+", array->array_id, " ", array->mesh_id));
+    } else {
+      const auto& name = std::get<NameChange>(change->value);
+      told.push_back(StrCat(name.name, "=", name.array_id, "@", name.version));
+    }
+  });
+  const std::string first = Stage();
+  const std::string second = Stage();
+  const std::string aborted = Stage();
+  EXPECT_THAT(told, IsEmpty()) << "staged arrays are not visible";
+  const auto put = Put("a", first);
+  ASSERT_THAT(put, IsOk());
+  EXPECT_THAT(told, ElementsAre(StrCat("+", first, " m"), StrCat("a=", first, "@", put->revision)));
+  told.clear();
+
+  const auto moved = Put("a", second);
+  ASSERT_THAT(moved, IsOk());
+  // The former array of the name is gone with it.
+  EXPECT_THAT(told, ::testing::UnorderedElementsAre(StrCat("+", second, " m"),
+                                                    StrCat("a=", second, "@", moved->revision),
+                                                    StrCat("-", first, " m")));
+  told.clear();
+
+  const auto deleted = Commit({{}, {{"a", "", std::nullopt}}, "", ""});
+  ASSERT_THAT(deleted, IsOk());
+  EXPECT_THAT(told, ::testing::UnorderedElementsAre(StrCat("a=@", deleted->revision),
+                                                    StrCat("-", second, " m")));
+  told.clear();
+  registry_->Discard({aborted});
+  EXPECT_THAT(told, IsEmpty());
+  EXPECT_FALSE(Put("b", "none").ok());
+  EXPECT_THAT(told, IsEmpty());
 }
 
 TEST_F(ArrayRegistryTest, EachOpenIsANewTermOfTheSameCluster) {

@@ -107,6 +107,12 @@ class DefinitionsTest : public testing::Test {
     });
   }
 
+  Answer Reassign(const std::string& name, const std::string& from, const std::string& to) {
+    return Wait([&](DefinitionStore::Callback done) {
+      definition_store_->Reassign(name, from, to, std::move(done));
+    });
+  }
+
   // The store in a folder, which forgets whatever it may at once.
   void Reopen(const std::string& folder) {
     definition_store_.reset();
@@ -317,6 +323,55 @@ TEST_F(DefinitionsTest, AssigningRanksMakesNoVersion) {
   ASSERT_TRUE(Delete("m").ok());
   ASSERT_TRUE(Create("m", 4).ok());
   EXPECT_TRUE(WorkersOf(**definition_store_->state().Find(DefinitionKind::kMesh, "m")).empty());
+}
+
+TEST_F(DefinitionsTest, ARankGoesFromOneWorkerToAnotherWithoutAVersion) {
+  const std::string folder = NewFolder();
+  Reopen(folder);
+  ASSERT_TRUE(Create("m", 2).ok());
+  ASSERT_TRUE(Assign("m", {"w0", "w1"}).ok());
+  const Answer moved = Reassign("m", "w1", "w7");
+  ASSERT_TRUE(moved.ok());
+  EXPECT_EQ((*moved)->version, 1);
+  const std::vector<std::string> workers = {"w0", "w7"};
+  EXPECT_EQ(WorkersOf(**moved), workers);
+  EXPECT_EQ(WorkersOf(**Reassign("m", "w1", "w8")), workers) << "it serves none";
+  EXPECT_THAT(
+      Reassign("m", "w0", "w7").status(),
+      test::CarriesFacts(
+          Reason::kWorkerServesRank,
+          {{fact::kIdentity, "w7"}, {fact::kMesh, "m"}, {fact::kRank, 1}, {fact::kHave, 1}}));
+  EXPECT_THAT(Reassign("n", "w0", "w8").status(),
+              StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+  EXPECT_EQ(WorkersOf(**Update("m", 2)), workers) << "an update keeps them";
+  Reopen(folder);
+  EXPECT_EQ(WorkersOf(**definition_store_->state().Find(DefinitionKind::kMesh, "m")), workers);
+}
+
+TEST_F(DefinitionsTest, AnUpdateDoesNotUndoRanksThatMoveAtTheSameTime) {
+  ASSERT_TRUE(Create("m", 2).ok());
+  ASSERT_TRUE(Assign("m", {"w0", "w1"}).ok());
+  // Both are queued before either is written.
+  absl::Notification gate;
+  store_->Commit({.puts = {{"other", "1"}}},
+                 [&](const absl::StatusOr<Revision>&) { gate.WaitForNotification(); });
+  absl::Notification moved;
+  absl::Notification updated;
+  definition_store_->Reassign("m", "w1", "w7", [&](const Answer& answer) {
+    EXPECT_TRUE(answer.ok());
+    moved.Notify();
+  });
+  definition_store_->Update({.request_id = "", .name = "m"}, MeshValue(2),
+                            [&](const Answer& answer) {
+                              EXPECT_TRUE(answer.ok());
+                              updated.Notify();
+                            });
+  gate.Notify();
+  moved.WaitForNotification();
+  updated.WaitForNotification();
+  EXPECT_THAT(WorkersOf(**definition_store_->state().Find(DefinitionKind::kMesh, "m")),
+              testing::ElementsAre("w0", "w7"));
+  EXPECT_THAT(VersionsOf("m"), testing::ElementsAre(2, 1));
 }
 
 TEST_F(DefinitionsTest, AMeshWhoseRanksCannotBeReadIsLeftOut) {

@@ -23,8 +23,8 @@ class MembershipTest : public ::testing::Test {
  protected:
   MembershipTest() {
     members_.AddListener([this](const MembershipEvent& event) {
-      static constexpr const char* kKinds[] = {"attached", "lost",         "drain",    "mesh added",
-                                               "assigned", "mesh removed", "forgotten"};
+      static constexpr const char* kKinds[] = {"attached", "lost",  "drain",        "mesh added",
+                                               "assigned", "moved", "mesh removed", "forgotten"};
       events_.push_back(StrCat(event.epoch, " ", kKinds[static_cast<int>(event.kind)], " ",
                                event.identity, event.mesh_id));
     });
@@ -182,6 +182,79 @@ TEST_F(MembershipTest, DrainingWorkersAreAliveButGetNoRank) {
   EXPECT_TRUE(members_.view()->IsAlive("a"));
   EXPECT_EQ(members_.view()->epoch, 2);
   EXPECT_THAT(members_.Drain("z", true), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+}
+
+TEST_F(MembershipTest, ADrainHoldsForTheProcessOfTheWorkerAndALeavingOneIsNotResumed) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const uint64_t a, Attach("a"));
+  const auto state_of_a = [&] { return members_.view()->FindWorker("a")->state; };
+  ASSERT_THAT(members_.Drain("a", true), IsOk());
+  ASSERT_THAT(members_.Drain("a", true), IsOk());
+  EXPECT_EQ(events_.back(), "1 drain a");
+  EXPECT_THAT(events_, testing::SizeIs(2)) << "the second drain changed nothing";
+  members_.Detach(a, "its stream broke");
+  ASSERT_THAT(Attach("a"), IsOk());
+  EXPECT_EQ(state_of_a(), WorkerState::kDraining) << "the same process";
+  ASSERT_THAT(members_.Leave("a"), IsOk());
+  EXPECT_THAT(members_.Drain("a", false),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kNotServing));
+  EXPECT_THAT(members_.Drain("a", false),
+              test::CarriesFacts(Reason::kNotServing, {{fact::kIdentity, "a"}}));
+  EXPECT_EQ(state_of_a(), WorkerState::kDraining);
+  members_.Detach(members_.view()->FindWorker("a")->attachment, "it left");
+  EXPECT_THAT(members_.Leave("a"), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+  ASSERT_THAT(Attach("a", 2), IsOk());
+  EXPECT_EQ(state_of_a(), WorkerState::kAttached) << "another process";
+}
+
+TEST_F(MembershipTest, AWorkerThatIsResumedGetsTheRanksThatWaitedForIt) {
+  ASSERT_THAT(Attach("a"), IsOk());
+  ASSERT_THAT(members_.Drain("a", true), IsOk());
+  ASSERT_THAT(members_.AddMesh("m", 1, {}), IsOk());
+  EXPECT_THAT(members_.view()->FindMesh("m")->identities, testing::IsEmpty());
+  ASSERT_THAT(members_.Drain("a", false), IsOk());
+  EXPECT_THAT(members_.view()->FindMesh("m")->identities, ElementsAre("a"));
+}
+
+TEST_F(MembershipTest, ForgetsALostWorkerAtOnceUnlessItServesARank) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const uint64_t a, Attach("a"));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const uint64_t b, Attach("b"));
+  ASSERT_THAT(members_.AddMesh("m", 1, {"a"}), IsOk());
+  EXPECT_THAT(members_.Forget("b"),
+              test::CarriesFacts(Reason::kWorkerAttached, {{fact::kIdentity, "b"}}));
+  members_.Detach(a, "killed");
+  members_.Detach(b, "killed");
+  EXPECT_THAT(
+      members_.Forget("a"),
+      test::CarriesFacts(
+          Reason::kWorkerServesRank,
+          {{fact::kIdentity, "a"}, {fact::kMesh, "m"}, {fact::kRank, 0}, {fact::kHave, 1}}));
+  ASSERT_THAT(members_.Forget("b"), IsOk());
+  EXPECT_EQ(events_.back(), "4 forgotten b");
+  EXPECT_EQ(members_.view()->FindWorker("b"), nullptr);
+  EXPECT_THAT(members_.Forget("b"), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+}
+
+TEST_F(MembershipTest, RanksMoveToOtherWorkers) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const uint64_t a, Attach("a"));
+  ASSERT_THAT(Attach("b"), IsOk());
+  ASSERT_THAT(Attach("c"), IsOk());
+  ASSERT_THAT(members_.AddMesh("m", 2, {"a", "b"}), IsOk());
+  members_.Detach(a, "killed");
+  ASSERT_THAT(members_.SetRanks("m", {"c", "b"}), IsOk());
+  EXPECT_EQ(events_.back(), "4 moved m");
+  EXPECT_THAT(members_.view()->FindMesh("m")->identities, ElementsAre("c", "b"));
+  EXPECT_THAT(members_.RanksOf("a"), testing::IsEmpty());
+  EXPECT_THAT(members_.RanksOf("b"), testing::SizeIs(1));
+  EXPECT_THAT(members_.RanksOf("c"), testing::SizeIs(1));
+  EXPECT_THAT(members_.view()->CheckComplete("m"), IsOk());
+  EXPECT_THAT(members_.SetRanks("m", {"c"}),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kMeshSizeMismatch));
+  EXPECT_THAT(members_.SetRanks("m", {"c", "c"}),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  EXPECT_THAT(members_.SetRanks("n", {"c", "b"}),
+              StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+  clock_.Advance(members_.options().forget_after + absl::Seconds(1));
+  EXPECT_EQ(members_.view()->FindWorker("a"), nullptr) << "it serves no rank any more";
 }
 
 TEST_F(MembershipTest, HeartbeatsMakeNoNewView) {

@@ -20,6 +20,7 @@ using ::shardmesh::test::IsOk;
 using ::shardmesh::test::IsOkAndHolds;
 using ::shardmesh::test::StatusIs;
 using ::testing::ElementsAre;
+using ::testing::Field;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
@@ -56,6 +57,52 @@ TEST_F(SessionTest, ExpiresWhenItsTtlHasPassedAndLetsGoOfEverything) {
   EXPECT_THAT(ended_[0].transfers, ElementsAre("t"));
   EXPECT_THAT(table_.Renew(id), StatusIs(absl::StatusCode::kNotFound, Reason::kSessionGone));
   EXPECT_THAT(table_.Renew(id), test::CarriesFacts(Reason::kSessionGone, {{fact::kName, id}}));
+}
+
+TEST_F(SessionTest, ListsOpenSessionsByTheOrderOfTheirOpening) {
+  EXPECT_THAT(table_.List(0, 10), IsEmpty());
+  const absl::Time start = clock_.Now();
+  const std::string first = OpenFor(absl::Seconds(10));
+  clock_.Advance(absl::Seconds(2));
+  const std::string second = OpenFor(absl::Minutes(1));
+  EXPECT_THAT(table_.PinArray(second, "a"), IsOkAndHolds(true));
+  EXPECT_THAT(table_.PinArray(second, "b"), IsOkAndHolds(true));
+  EXPECT_THAT(table_.AddTransfer(second, "t"), IsOk());
+  for (int i = 0; i < 3; ++i) EXPECT_THAT(table_.BeginStep(second), IsOk());
+  clock_.Advance(absl::Seconds(3));
+  EXPECT_THAT(table_.Renew(first), IsOk());
+
+  std::vector<SessionInfo> listed = table_.List(0, 10);
+  ASSERT_THAT(listed, SizeIs(2));
+  EXPECT_EQ(listed[0].number, 1);
+  EXPECT_EQ(listed[0].id_prefix, first.substr(0, 8));
+  EXPECT_EQ(listed[0].caller, kCaller.name);
+  EXPECT_EQ(listed[0].client, "test");
+  EXPECT_EQ(listed[0].opened, start);
+  EXPECT_EQ(listed[0].renewed, start + absl::Seconds(5));
+  EXPECT_EQ(listed[0].expires, start + absl::Seconds(15));
+  EXPECT_EQ(listed[0].pinned_arrays, 0);
+  EXPECT_EQ(listed[1].number, 2);
+  EXPECT_EQ(listed[1].id_prefix, second.substr(0, 8));
+  EXPECT_EQ(listed[1].opened, start + absl::Seconds(2));
+  EXPECT_EQ(listed[1].renewed, listed[1].opened) << "never renewed";
+  EXPECT_EQ(listed[1].expires, start + absl::Seconds(62));
+  EXPECT_EQ(listed[1].pinned_arrays, 2);
+  EXPECT_EQ(listed[1].transfers, 1);
+  EXPECT_EQ(listed[1].steps, 3);
+
+  EXPECT_THAT(table_.List(0, 1), ElementsAre(Field(&SessionInfo::number, 1)));
+  EXPECT_THAT(table_.List(1, 1), ElementsAre(Field(&SessionInfo::number, 2)));
+  EXPECT_THAT(table_.List(2, 1), IsEmpty());
+
+  clock_.Advance(absl::Seconds(10));
+  const std::string third = OpenFor(absl::Seconds(10));
+  EXPECT_THAT(table_.List(0, 10),
+              ElementsAre(Field(&SessionInfo::number, 2), Field(&SessionInfo::number, 3)))
+      << "the first has expired";
+  EXPECT_THAT(table_.Close(second), IsOk());
+  EXPECT_THAT(table_.List(1, 10), ElementsAre(Field(&SessionInfo::number, 3)))
+      << "a page goes on behind a session that was closed meanwhile";
 }
 
 TEST_F(SessionTest, LivesAsLongAsItIsRenewed) {

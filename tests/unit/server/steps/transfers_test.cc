@@ -19,6 +19,7 @@
 #include "server/steps/sequencer.h"
 #include "server/store/local_store.h"
 #include "status/fact_keys.h"
+#include "status/str_cat.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/fake_clock.h"
 #include "tests/testing/status_matchers.h"
@@ -138,6 +139,62 @@ TEST_F(TransfersTest, OnlyTheSessionThatBeganATransferOwnsIt) {
   ASSERT_THAT(transfers_->Abort(transfer, absl::CancelledError("enough")), IsOk());
   EXPECT_THAT(transfers_->CheckOwner(transfer, "another"),
               StatusIs(absl::StatusCode::kPermissionDenied, Reason::kNotOwner));
+}
+
+TEST_F(TransfersTest, ListsPutsInPagesByNumberAndState) {
+  const auto all = [](const TransferProgress&) { return true; };
+  EXPECT_THAT(transfers_->List(0, 10, all).puts, ::testing::IsEmpty());
+  const std::string first = Begin("a");
+  const std::string second = Begin("b");
+  ASSERT_THAT(transfers_->Abort(first, absl::CancelledError("enough")), IsOk());
+
+  Transfers::Listed listed = transfers_->List(0, 10, all);
+  ASSERT_EQ(listed.puts.size(), 2u);
+  EXPECT_EQ(listed.next_after, 0);
+  EXPECT_EQ(listed.puts[0].transfer_id, first);
+  EXPECT_EQ(listed.puts[0].number, 1);
+  EXPECT_EQ(listed.puts[0].session_number, sessions_->Get(session_)->number);
+  EXPECT_TRUE(listed.puts[0].ended);
+  EXPECT_EQ(listed.puts[1].transfer_id, second);
+  EXPECT_EQ(listed.puts[1].number, 2);
+  EXPECT_FALSE(listed.puts[1].ended);
+
+  listed = transfers_->List(0, 1, all);
+  ASSERT_EQ(listed.puts.size(), 1u);
+  EXPECT_EQ(listed.next_after, 1);
+  listed = transfers_->List(listed.next_after, 1, all);
+  ASSERT_EQ(listed.puts.size(), 1u);
+  EXPECT_EQ(listed.puts[0].transfer_id, second);
+  EXPECT_EQ(listed.next_after, 0);
+  listed = transfers_->List(0, 10, [](const TransferProgress& put) { return !put.ended; });
+  ASSERT_EQ(listed.puts.size(), 1u);
+  EXPECT_EQ(listed.puts[0].transfer_id, second);
+
+  clock_.Advance(Transfers::kRememberFor + absl::Seconds(1));
+  const std::string third = Begin("c");
+  listed = transfers_->List(0, 10, all);
+  ASSERT_EQ(listed.puts.size(), 2u) << "the first is forgotten";
+  EXPECT_EQ(listed.puts[0].transfer_id, second);
+  EXPECT_EQ(listed.puts[1].transfer_id, third);
+}
+
+TEST_F(TransfersTest, APageOfAListLooksAtABoundedNumberOfPuts) {
+  constexpr int kPuts = 2'100;
+  std::string last;
+  for (int i = 0; i < kPuts; ++i) {
+    last = Begin(StrCat("n", i));
+    if (i + 1 < kPuts) {
+      ASSERT_THAT(transfers_->Abort(last, absl::CancelledError("enough")), IsOk());
+    }
+  }
+  const auto running = [](const TransferProgress& put) { return !put.ended; };
+  Transfers::Listed listed = transfers_->List(0, 10, running);
+  EXPECT_THAT(listed.puts, ::testing::IsEmpty());
+  EXPECT_EQ(listed.next_after, 2'000);
+  listed = transfers_->List(listed.next_after, 10, running);
+  ASSERT_EQ(listed.puts.size(), 1u);
+  EXPECT_EQ(listed.puts[0].transfer_id, last);
+  EXPECT_EQ(listed.next_after, 0);
 }
 
 TEST_F(TransfersTest, SumsOfDeclaredSizesStayAtTheMost) {

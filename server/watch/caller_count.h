@@ -1,6 +1,6 @@
 // How much each caller has of something at once, within a limit.
-#ifndef SHARDMESH_SERVER_SERVICE_CALLER_COUNT_H_
-#define SHARDMESH_SERVER_SERVICE_CALLER_COUNT_H_
+#ifndef SHARDMESH_SERVER_WATCH_CALLER_COUNT_H_
+#define SHARDMESH_SERVER_WATCH_CALLER_COUNT_H_
 
 #include <cstdint>
 #include <optional>
@@ -64,4 +64,4 @@ class CallerCount {
 
 }  // namespace shardmesh::server
 
-#endif  // SHARDMESH_SERVER_SERVICE_CALLER_COUNT_H_
+#endif  // SHARDMESH_SERVER_WATCH_CALLER_COUNT_H_

@@ -1,5 +1,5 @@
 // Runs the pump.
-#include "server/service/watch_pump.h"
+#include "server/watch/watch_pump.h"
 
 #include "absl/time/time.h"
 
@@ -34,7 +34,7 @@ void WatchPump::Run() {
         continue;
       }
       if (!feed->is_cut_off) {
-        feed->sink->Pump(*feed);
+        feed->sink->Pump();
         continue;
       }
       feed->sink->CutOff();

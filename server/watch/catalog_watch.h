@@ -1,16 +1,14 @@
 // The watches of the catalog.
-#ifndef SHARDMESH_SERVER_SERVICE_CATALOG_WATCH_H_
-#define SHARDMESH_SERVER_SERVICE_CATALOG_WATCH_H_
+#ifndef SHARDMESH_SERVER_WATCH_CATALOG_WATCH_H_
+#define SHARDMESH_SERVER_WATCH_CATALOG_WATCH_H_
 
 #include <grpcpp/grpcpp.h>
 
-#include <cstdint>
+#include <vector>
 
-#include "server/service/caller_count.h"
-#include "server/service/catalog_service.h"
-#include "server/service/streaming_service.h"
-#include "server/service/watch_pump.h"
 #include "server/state/definitions.h"
+#include "server/watch/watch_pump.h"
+#include "server/watch/watch_stream.h"
 #include "shardmesh/v1/catalog_service.pb.h"
 
 namespace shardmesh::server {
@@ -31,12 +29,11 @@ class CatalogWatches {
   class Stream;
 
   DefinitionStore* const definition_store_;
-  const int64_t max_watches_;
-  CallerCount by_caller_;
-  StreamSet<Stream> streams_;
+  WatchCount count_;
+  WatchStream<v1::WatchResponse, std::vector<DefinitionStore::Event>>::Streams streams_;
   WatchPump pump_;
 };
 
 }  // namespace shardmesh::server
 
-#endif  // SHARDMESH_SERVER_SERVICE_CATALOG_WATCH_H_
+#endif  // SHARDMESH_SERVER_WATCH_CATALOG_WATCH_H_

@@ -1,0 +1,128 @@
+// admin worker drain, forget, replace.
+#include <cstdint>
+#include <iostream>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "client/cli/command_line.h"
+#include "client/cli/commands/commands.h"
+#include "client/cli/table.h"
+#include "client/types/cluster.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+
+namespace shardmesh::client {
+namespace {
+
+Json RanksJson(const std::vector<ServedRank>& ranks) {
+  Json json = Json::array();
+  for (const ServedRank& rank : ranks)
+    json.push_back({{"mesh", rank.mesh_id}, {"rank", rank.rank}});
+  return json;
+}
+
+// "rank 3 of mesh default, rank 0 of mesh small and 4 more", "no rank".
+std::string RanksText(const std::vector<ServedRank>& ranks, int64_t count) {
+  constexpr int64_t kMostNamed = 8;
+  std::vector<std::string> named;
+  for (const ServedRank& rank : ranks) {
+    if (std::ssize(named) == kMostNamed) break;
+    named.push_back(StrCat("rank ", rank.rank, " of mesh ", rank.mesh_id));
+  }
+  if (named.empty()) return "no rank";
+  const int64_t more = count - std::ssize(named);
+  return StrCat(StrJoin(named, ", "), more == 0 ? "" : StrCat(" and ", more, " more"));
+}
+
+absl::Status RunDrainWorker(const Invocation& invocation, const std::string& identity,
+                            bool resume) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const DrainedWorker worker,
+                             client->cluster().DrainWorker(identity, resume));
+  if (invocation.json) {
+    invocation.Print({{"worker", identity},
+                      {"draining", !resume},
+                      {"ranks", RanksJson(worker.ranks)},
+                      {"rank_count", worker.rank_count},
+                      {"work", worker.work},
+                      {"arrays", worker.arrays},
+                      {"used_bytes", worker.used_bytes}});
+    return absl::OkStatus();
+  }
+  if (resume) {
+    std::cout << identity << " takes work again\n";
+    return absl::OkStatus();
+  }
+  std::cout << identity << " drains. It holds:\n"
+            << "  ranks: " << RanksText(worker.ranks, worker.rank_count) << "\n"
+            << "  steps and transfers under way: " << worker.work << "\n"
+            << "  tiles of arrays: " << worker.arrays << ", " << FormatBytes(worker.used_bytes)
+            << " in use\n";
+  return absl::OkStatus();
+}
+
+absl::Status RunForgetWorker(const Invocation& invocation, const std::string& identity) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_RETURN_IF_ERROR(client->cluster().ForgetWorker(identity));
+  if (invocation.json) {
+    invocation.Print({{"forgotten", identity}});
+  } else {
+    std::cout << identity << " is forgotten\n";
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunReplaceWorker(const Invocation& invocation, const std::string& identity,
+                              const std::string& replacement) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const ReplacedWorker replaced,
+                             client->cluster().ReplaceWorker(identity, replacement));
+  if (invocation.json) {
+    invocation.Print({{"worker", identity},
+                      {"replacement", replacement},
+                      {"ranks", RanksJson(replaced.ranks)},
+                      {"rank_count", replaced.rank_count}});
+  } else if (replaced.rank_count == 0) {
+    std::cout << identity << " serves no rank; nothing changed\n";
+  } else {
+    std::cout << replacement << " has from " << identity << ": "
+              << RanksText(replaced.ranks, replaced.rank_count) << "\n";
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddWorkerCommands(CommandLine* line) {
+  CLI::App* const admin = line->AddGroup("admin", "Look after the state of a cluster");
+  CLI::App* const worker =
+      line->AddGroup("worker", "Take workers out of use, and replace lost ones", admin);
+
+  auto drained = std::make_shared<std::string>();
+  auto resume = std::make_shared<bool>(false);
+  CLI::App* const drain = line->AddCommand(
+      "drain", "Give a worker no new steps, puts and ranks; show what it holds",
+      [=](const Invocation& i) { return RunDrainWorker(i, *drained, *resume); }, worker);
+  drain->add_option("WORKER", *drained, "identity of the worker")->required();
+  drain->add_flag("--resume", *resume, "take the worker into use again");
+
+  auto forgotten = std::make_shared<std::string>();
+  line->AddCommand(
+          "forget", "Forget a lost worker that serves no rank",
+          [=](const Invocation& i) { return RunForgetWorker(i, *forgotten); }, worker)
+      ->add_option("WORKER", *forgotten, "identity of the worker")
+      ->required();
+
+  auto replaced = std::make_shared<std::string>();
+  auto replacement = std::make_shared<std::string>();
+  CLI::App* const replace = line->AddCommand(
+      "replace", "Give the ranks of a lost worker to an attached one; no tile moves",
+      [=](const Invocation& i) { return RunReplaceWorker(i, *replaced, *replacement); }, worker);
+  replace->add_option("WORKER", *replaced, "identity of the lost worker")->required();
+  replace->add_option("REPLACEMENT", *replacement, "identity of the worker that gets its ranks")
+      ->required();
+}
+
+}  // namespace shardmesh::client

@@ -1,0 +1,166 @@
+// Drains, forgets and replaces workers.
+#include "server/calls/worker_calls.h"
+
+#include <algorithm>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "process/log.h"
+#include "rpc/codec/status.h"
+#include "status/fact_keys.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+
+namespace shardmesh::server {
+namespace {
+
+// Ranks that an answer names.
+constexpr int64_t kMostRanks = 1'000;
+
+absl::Status CheckIdentity(const std::string& identity, std::string_view field) {
+  if (!identity.empty()) return absl::OkStatus();
+  return rpc::BadField(field, "is empty; `shardmesh status` lists the workers");
+}
+
+template <typename Response>
+void Encode(const std::vector<ServedRank>& ranks, Response* to) {
+  to->set_rank_count(std::ssize(ranks));
+  for (const ServedRank& rank : ranks) {
+    if (to->ranks_size() == kMostRanks) break;
+    v1::ServedRank* const added = to->add_ranks();
+    added->set_mesh_id(rank.mesh_id);
+    added->set_rank(static_cast<int32_t>(rank.rank));
+  }
+}
+
+}  // namespace
+
+absl::Status WorkerCalls::DrainWorker(const v1::DrainWorkerRequest& request,
+                                      v1::DrainWorkerResponse* response) const {
+  const std::string& identity = request.identity();
+  SHARDMESH_RETURN_IF_ERROR(CheckIdentity(identity, "identity"));
+  SHARDMESH_RETURN_IF_ERROR(membership_->Drain(identity, !request.resume()));
+  rpc::LogInfo(request.resume() ? "a worker is taken into use again" : "a worker is drained",
+               {{"identity", identity}});
+  const std::vector<ServedRank> ranks = membership_->RanksOf(identity);
+  Encode(ranks, response);
+  int64_t arrays = 0;
+  for (const ServedRank& rank : ranks) arrays += registry_->CountTiles(rank.mesh_id, rank.rank);
+  response->set_arrays(arrays);
+  const std::vector<Sequencer::LiveWork> live = live_();
+  response->set_work(
+      std::count_if(live.begin(), live.end(), [&identity](const Sequencer::LiveWork& each) {
+        const std::vector<Participant>& all = each.work.participants;
+        return std::any_of(all.begin(), all.end(),
+                           [&](const Participant& one) { return one.identity == identity; });
+      }));
+  const std::shared_ptr<const MembershipView> view = membership_->view();
+  if (const WorkerStatus* worker = view->FindWorker(identity); worker != nullptr) {
+    response->set_used_bytes(worker->used_bytes());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status WorkerCalls::ForgetWorker(const v1::ForgetWorkerRequest& request) const {
+  SHARDMESH_RETURN_IF_ERROR(CheckIdentity(request.identity(), "identity"));
+  SHARDMESH_RETURN_IF_ERROR(membership_->Forget(request.identity()));
+  rpc::LogInfo("a worker is forgotten", {{"identity", request.identity()}});
+  return absl::OkStatus();
+}
+
+// A call of ReplaceWorker that is under way.
+struct WorkerCalls::Replacement {
+  const v1::ReplaceWorkerRequest* request = nullptr;
+  v1::ReplaceWorkerResponse* response = nullptr;
+  Done done;
+  std::vector<ServedRank> ranks;
+  size_t moved = 0;  // how many of them
+};
+
+absl::Status WorkerCalls::CheckReplace(const v1::ReplaceWorkerRequest& request,
+                                       const std::vector<ServedRank>& ranks) const {
+  SHARDMESH_RETURN_IF_ERROR(CheckIdentity(request.identity(), "identity"));
+  SHARDMESH_RETURN_IF_ERROR(CheckIdentity(request.replacement(), "replacement"));
+  if (request.identity() == request.replacement()) {
+    return rpc::BadField("replacement", "is the worker that is to be replaced; name another");
+  }
+  const std::shared_ptr<const MembershipView> view = membership_->view();
+  const auto no_worker = [](std::string_view identity, std::string_view what) {
+    return WithReason(absl::NotFoundError(StrCat(what, " \"", identity,
+                                                 "\"; `shardmesh status` lists the workers")),
+                      Reason::kNotFound, {{fact::kKind, "worker"}, {fact::kName, identity}});
+  };
+  if (view->FindWorker(request.identity()) == nullptr && ranks.empty()) {
+    return no_worker(request.identity(), "no worker has the identity");
+  }
+  if (view->IsAlive(request.identity())) {
+    return WithReason(
+        absl::FailedPreconditionError(StrCat("worker \"", request.identity(),
+                                             "\" is attached and keeps its ranks; stop it first")),
+        Reason::kWorkerAttached, {{fact::kIdentity, request.identity()}});
+  }
+  if (!view->IsAlive(request.replacement())) {
+    return no_worker(request.replacement(), "no live worker has the identity");
+  }
+  if (view->FindWorker(request.replacement())->state == WorkerState::kDraining) {
+    return WithReason(
+        absl::FailedPreconditionError(StrCat("worker \"", request.replacement(),
+                                             "\" drains and gets no ranks; name another")),
+        Reason::kNotServing, {{fact::kIdentity, request.replacement()}});
+  }
+  return absl::OkStatus();
+}
+
+void WorkerCalls::ReplaceWorker(const v1::ReplaceWorkerRequest* request,
+                                v1::ReplaceWorkerResponse* response, Done done) const {
+  auto replacement = std::make_shared<Replacement>();
+  replacement->request = request;
+  replacement->response = response;
+  replacement->done = std::move(done);
+  replacement->ranks = membership_->RanksOf(request->identity());
+  if (const absl::Status status = CheckReplace(*request, replacement->ranks); !status.ok()) {
+    return std::move(replacement->done)(status);
+  }
+  // Nothing moves if a rank is known not to.
+  const std::shared_ptr<const MembershipView> view = membership_->view();
+  const std::shared_ptr<const Definitions> state = definition_store_->shared_state();
+  for (const ServedRank& rank : replacement->ranks) {
+    const absl::Status status = DefinitionStore::CheckReassign(
+        *state, rank.mesh_id, request->identity(), request->replacement());
+    if (!status.ok()) return std::move(replacement->done)(status);
+  }
+  ReplaceNext(std::move(replacement));
+}
+
+void WorkerCalls::ReplaceNext(std::shared_ptr<Replacement> replacement) const {
+  if (replacement->moved == replacement->ranks.size()) {
+    Encode(replacement->ranks, replacement->response);
+    return std::move(replacement->done)(absl::OkStatus());
+  }
+  const std::string& mesh_id = replacement->ranks[replacement->moved].mesh_id;
+  definition_store_->Reassign(
+      mesh_id, replacement->request->identity(), replacement->request->replacement(),
+      [this, replacement](const absl::StatusOr<std::shared_ptr<const Definition>>& written) {
+        if (!written.ok()) return std::move(replacement->done)(written.status());
+        const ServedRank& rank = replacement->ranks[replacement->moved++];
+        const std::vector<std::string>& workers = WorkersOf(**written);
+        const auto place = static_cast<size_t>(rank.rank);
+        if (place >= workers.size() || workers[place] != replacement->request->replacement()) {
+          return std::move(replacement->done)(WithReason(
+              absl::AbortedError(StrCat("the ranks of mesh \"", rank.mesh_id,
+                                        "\" were changed meanwhile; try again")),
+              Reason::kVersionMismatch, {{fact::kKind, "mesh"}, {fact::kName, rank.mesh_id}}));
+        }
+        rpc::LogInfo("a rank has another worker", {{"mesh", rank.mesh_id},
+                                                   {"rank", rank.rank},
+                                                   {"from", replacement->request->identity()},
+                                                   {"to", replacement->request->replacement()}});
+        ReplaceNext(replacement);
+      });
+}
+
+}  // namespace shardmesh::server

@@ -1,0 +1,52 @@
+// What platform engineers do to workers: drain, forget and replace them.
+#ifndef SHARDMESH_SERVER_CALLS_WORKER_CALLS_H_
+#define SHARDMESH_SERVER_CALLS_WORKER_CALLS_H_
+
+#include <functional>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "server/state/arrays.h"
+#include "server/state/definitions.h"
+#include "server/state/membership.h"
+#include "server/steps/sequencer.h"
+#include "shardmesh/v1/cluster_service.pb.h"
+
+namespace shardmesh::server {
+
+// The errors are in cluster_service.proto. Thread-safe.
+class WorkerCalls {
+ public:
+  // All outlive this object. `live` returns the steps and transfers that are live now.
+  WorkerCalls(Membership* membership, DefinitionStore* definition_store,
+              const ArrayRegistry* registry, std::function<std::vector<Sequencer::LiveWork>()> live)
+      : membership_(membership),
+        definition_store_(definition_store),
+        registry_(registry),
+        live_(std::move(live)) {}
+
+  absl::Status DrainWorker(const v1::DrainWorkerRequest& request,
+                           v1::DrainWorkerResponse* response) const;
+  absl::Status ForgetWorker(const v1::ForgetWorkerRequest& request) const;
+  // Calls `done` once, on this thread or the store's; request and response live until then.
+  using Done = absl::AnyInvocable<void(const absl::Status&) &&>;
+  void ReplaceWorker(const v1::ReplaceWorkerRequest* request, v1::ReplaceWorkerResponse* response,
+                     Done done) const;
+
+ private:
+  struct Replacement;
+
+  absl::Status CheckReplace(const v1::ReplaceWorkerRequest& request,
+                            const std::vector<ServedRank>& ranks) const;
+  void ReplaceNext(std::shared_ptr<Replacement> replacement) const;
+
+  Membership* const membership_;
+  DefinitionStore* const definition_store_;
+  const ArrayRegistry* const registry_;
+  const std::function<std::vector<Sequencer::LiveWork>()> live_;
+};
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_CALLS_WORKER_CALLS_H_

@@ -1,0 +1,43 @@
+// The watches of workers, arrays and names.
+#ifndef SHARDMESH_SERVER_WATCH_CLUSTER_WATCH_H_
+#define SHARDMESH_SERVER_WATCH_CLUSTER_WATCH_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <functional>
+
+#include "server/state/cluster_changes.h"
+#include "server/watch/watch_pump.h"
+#include "server/watch/watch_stream.h"
+#include "shardmesh/v1/cluster_service.pb.h"
+
+namespace shardmesh::server {
+
+// Makes the streams of WatchCluster, and counts them. Outlives the streams. Thread-safe.
+class ClusterWatches {
+ public:
+  // `describe` fills in where a watch starts; called once it gets all changes. `changes` outlives
+  // this object.
+  ClusterWatches(ClusterChanges* changes, const WatchLimits& limits,
+                 std::function<void(v1::WatchStarted*)> describe);
+  ~ClusterWatches();
+
+  // The stream deletes itself.
+  grpc::ServerWriteReactor<v1::WatchClusterResponse>* Open(grpc::CallbackServerContext* context,
+                                                           const v1::WatchClusterRequest& request);
+  // Ends all streams with UNAVAILABLE (NOT_SERVING), now and from now on.
+  void EndAll();
+
+ private:
+  class Stream;
+
+  ClusterChanges* const changes_;
+  const std::function<void(v1::WatchStarted*)> describe_;
+  WatchCount count_;
+  WatchStream<v1::WatchClusterResponse, ClusterChangePtr>::Streams streams_;
+  WatchPump pump_;
+};
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_WATCH_CLUSTER_WATCH_H_
