@@ -40,11 +40,13 @@ TEST_F(CommandLineTest, RefusesWrongUse) {
        "unknown command \"gte\"; did you mean \"get\"? (see `shardmesh catalog --help`)"},
       {{"catalog", "get", "mehs"}, "(see `shardmesh catalog get --help`)"},
       {{"admin"},
-       "a command is missing: snapshot, check, quarantine (see `shardmesh admin --help`)"},
+       "a command is missing: snapshot, check, sessions, operations, watch, quarantine, worker "
+       "(see `shardmesh admin --help`)"},
       {{"admin", "quarantine"},
        "a command is missing: list, restore, drop (see `shardmesh admin quarantine --help`)"},
       {{"admin", "--address=x:1"},
-       "a command is missing: snapshot, check, quarantine (see `shardmesh admin --help`)"},
+       "a command is missing: snapshot, check, sessions, operations, watch, quarantine, worker "
+       "(see `shardmesh admin --help`)"},
       {{"--adress", "x:1", "status"}, "unknown option --adress; did you mean \"--address\"?"},
       {{"get", "wq", "--out", "x", "--version", "3"},
        "unknown option --version; NAME@VERSION names a version (see `shardmesh get --help`)"},

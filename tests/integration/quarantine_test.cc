@@ -334,5 +334,46 @@ TEST_F(QuarantineTest, AResultWithoutANameOutlivesTheCoordinator) {
   ExpectValues(client::ArraySelector::ByName("kept"));
 }
 
+TEST_F(QuarantineTest, AReplacedWorkerThatComesBackPutsItsTilesAside) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster({"--return-grace=1s"}));
+  ASSERT_THAT(Put("w"), IsOk());
+  ServerProcess spare("shardmesh-worker",
+                      {"--coordinator=" + cluster_->address(), "--listen=127.0.0.1:0",
+                       "--identity=spare", "--data-dir=" + Folder("spare")});
+  const auto state_of = [&](const std::string& identity) {
+    const auto status = client().cluster().GetStatus();
+    if (!status.ok()) return client::WorkerState::kUnknown;
+    for (const client::WorkerStatus& worker : status->workers) {
+      if (worker.identity == identity) return worker.state;
+    }
+    return client::WorkerState::kUnknown;
+  };
+  ASSERT_TRUE(Eventually([&] { return state_of("spare") == client::WorkerState::kReady; }))
+      << spare.Log();
+  ASSERT_THAT(cluster_->Kill("worker-1"), IsOk());
+  ASSERT_TRUE(Eventually([&] { return state_of("worker-1") == client::WorkerState::kLost; }));
+  const auto replaced = client().cluster().ReplaceWorker("worker-1", "spare");
+  ASSERT_THAT(replaced, IsOk());
+  EXPECT_EQ(replaced->rank_count, 1);
+  ASSERT_TRUE(Eventually([&] { return Put("v").ok(); })) << spare.Log();
+
+  // The ranks are durable.
+  EXPECT_THAT(cluster_->Terminate("coordinator"), IsOkAndHolds("exited with code 0"));
+  ASSERT_THAT(cluster_->Restart("coordinator"), IsOk());
+  ASSERT_TRUE(Eventually([&] { return Put("u").ok(); })) << spare.Log();
+  ASSERT_NO_FATAL_FAILURE(ExpectValues(client::ArraySelector::ByName("v")));
+
+  ASSERT_THAT(cluster_->Restart("worker-1"), IsOk());
+  EXPECT_THAT(AwaitAside(1), Not(IsEmpty()));
+  const auto aside = client().cluster().ListQuarantine();
+  ASSERT_THAT(aside, IsOk());
+  ASSERT_THAT(aside->arrays, SizeIs(1));
+  EXPECT_EQ(aside->arrays.front().identity, "worker-1");
+  EXPECT_TRUE(aside->arrays.front().array_lives) << "it is not dropped for lack of space";
+  EXPECT_THAT(client().arrays().Gather(client::ArraySelector::ByName("w")).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kArrayDegraded));
+  ASSERT_NO_FATAL_FAILURE(ExpectValues(client::ArraySelector::ByName("u")));
+}
+
 }  // namespace
 }  // namespace shardmesh::test

@@ -172,6 +172,26 @@ std::vector<float> Transposed(const std::vector<float>& in, int64_t rows, int64_
   return out;
 }
 
+// Of the answer, and of the answers in it.
+void ClearRevisions(Message* message) {
+  const auto* const reflection = message->GetReflection();
+  std::vector<const google::protobuf::FieldDescriptor*> fields;
+  reflection->ListFields(*message, &fields);
+  for (const auto* const field : fields) {
+    if (field->name() == "revision") {
+      reflection->ClearField(message, field);
+    } else if (field->cpp_type() == google::protobuf::FieldDescriptor::CPPTYPE_MESSAGE) {
+      if (!field->is_repeated()) {
+        ClearRevisions(reflection->MutableMessage(message, field));
+        continue;
+      }
+      for (int i = 0; i < reflection->FieldSize(*message, field); ++i) {
+        ClearRevisions(reflection->MutableRepeatedMessage(message, field, i));
+      }
+    }
+  }
+}
+
 }  // namespace
 
 float SharedNames::NewValue() {
@@ -500,15 +520,15 @@ absl::Status RandomClient::Ask(const std::string& method, Dice& dice) {
   if (method == "ClusterService.ListQuarantine") return absl::OkStatus();
   // The same question has the same answer, whatever happened since. An answer that depends on the
   // catalog has a revision; such a question is repeated only at once.
-  const auto* revision = descriptor->output_type()->FindFieldByName("revision");
+  const bool has_revision = descriptor->output_type()->FindFieldByName("revision") != nullptr;
   const auto normalize = [&](std::vector<std::string>& bytes) {
-    if (revision == nullptr) return;
+    if (!has_revision) return;
     const auto* output = google::protobuf::MessageFactory::generated_factory()->GetPrototype(
         descriptor->output_type());
     for (std::string& each : bytes) {
       const std::unique_ptr<Message> message(output->New());
       message->ParseFromString(each);
-      message->GetReflection()->ClearField(message.get(), revision);
+      ClearRevisions(message.get());
       each = message->SerializeAsString();
     }
   };
