@@ -442,7 +442,10 @@ absl::StatusOr<ReplacedWorker> ClusterClient::ReplaceWorker(const std::string& i
   return ReplacedWorker{.ranks = RanksOf(response), .rank_count = response.rank_count()};
 }
 
-absl::StatusOr<std::vector<OpenSessionInfo>> ClusterClient::ListSessions(const Options& options) {
+absl::StatusOr<std::vector<OpenSessionInfo>> ClusterClient::ListSessions(
+    const CallOptions& options) {
+  const CallLimit limit = core_->LimitOf(options);
+  const CoordinatorConnection& connection = core_->connection();
   constexpr int kPage = 1000;
   std::vector<OpenSessionInfo> sessions;
   v1::ListSessionsRequest request;
@@ -450,7 +453,7 @@ absl::StatusOr<std::vector<OpenSessionInfo>> ClusterClient::ListSessions(const O
   do {
     v1::ListSessionsResponse response;
     SHARDMESH_RETURN_IF_ERROR(connection.Call(
-        connection.sessions, &v1::SessionService::Stub::ListSessions, request, options, &response));
+        connection.sessions, &v1::SessionService::Stub::ListSessions, request, limit, &response));
     for (const v1::OpenSessionInfo& from : response.sessions()) {
       OpenSessionInfo& session = sessions.emplace_back();
       session.number = from.number();

@@ -62,7 +62,7 @@ class ClusterClient {
   // RESOURCE_EXHAUSTED: SLOW_READER, or there are too many watches (OVERLOADED).
   absl::Status WatchChanges(const std::vector<ClusterSubject>& subjects,
                             const std::function<bool(const ClusterChange&)>& on_change,
-                            Cancellation* cancellation = nullptr);
+                            const CallOptions& options = {});
   // The open sessions of all clients, the oldest first.
   absl::StatusOr<std::vector<OpenSessionInfo>> ListSessions(const CallOptions& options = {});
   // Tiles that workers have put aside, of one or of all that are attached, arrays that are held
