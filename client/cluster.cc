@@ -246,7 +246,7 @@ absl::StatusOr<std::vector<WorkerFlight>> ClusterClient::ListFlightRecords(
   const CoordinatorConnection& connection = core_->connection();
   v1::ListFlightRecordsRequest request;
   request.set_identity(question.identity);
-  request.set_sequence(question.step);
+  if (question.step != 0) request.set_sequence(question.step);
   request.set_max_records(question.max_records);
   v1::ListFlightRecordsResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection.Call(
@@ -362,7 +362,7 @@ absl::StatusOr<Diagnosis> ClusterClient::Diagnose(int64_t step, const CallOption
   const CallLimit limit = core_->LimitOf(options);
   const CoordinatorConnection& connection = core_->connection();
   v1::DiagnoseRequest request;
-  request.set_sequence(step);
+  if (step != 0) request.set_sequence(step);
   v1::DiagnoseResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection.Call(connection.cluster, &v1::ClusterService::Stub::Diagnose,
                                             request, limit, &response));
@@ -382,7 +382,8 @@ absl::StatusOr<Diagnosis> ClusterClient::Diagnose(int64_t step, const CallOption
     finding.label = from.label();
     finding.waiting_ranks.assign(from.waiting_ranks().begin(), from.waiting_ranks().end());
     for (const v1::Culprit& culprit : from.culprits()) {
-      finding.culprits.push_back({culprit.rank(), culprit.identity(), culprit.reason()});
+      finding.culprits.push_back(
+          {culprit.has_rank() ? culprit.rank() : -1, culprit.identity(), culprit.reason()});
     }
     SHARDMESH_ASSIGN_OR_RETURN(finding.time, DecodeAnswer(from.time()));
   }

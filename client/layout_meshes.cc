@@ -41,7 +41,7 @@ absl::StatusOr<MeshAnswer> LayoutClient::DescribeMesh(const MeshQuestion& questi
   if (const auto* selector = std::get_if<MeshSelector>(&question.mesh)) {
     EncodeSelector(*selector, request.mutable_mesh());
   } else if (const auto* fields = std::get_if<MeshFields>(&question.mesh)) {
-    Encode(*fields, request.mutable_mesh()->mutable_inline_());
+    Encode(*fields, request.mutable_mesh()->mutable_value());
   } else {
     request.set_text(std::get<MeshText>(question.mesh).text);
   }

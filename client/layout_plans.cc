@@ -85,10 +85,10 @@ absl::StatusOr<ReshardAnswer> LayoutClient::PlanReshard(const ReshardQuestion& q
   const CallLimit limit = core_->LimitOf(options);
   const CoordinatorConnection& connection = core_->connection();
   v1::PlanReshardRequest request;
-  EncodeSelector(question.from_mesh, request.mutable_from()->mutable_mesh());
-  rpc::Encode(question.from, request.mutable_from()->mutable_spec());
-  EncodeSelector(question.to_mesh, request.mutable_to()->mutable_mesh());
-  rpc::Encode(question.to, request.mutable_to()->mutable_spec());
+  EncodeSelector(question.from_mesh, request.mutable_source()->mutable_mesh());
+  rpc::Encode(question.from, request.mutable_source()->mutable_spec());
+  EncodeSelector(question.to_mesh, request.mutable_destination()->mutable_mesh());
+  rpc::Encode(question.to, request.mutable_destination()->mutable_spec());
   rpc::Encode(question.shape, request.mutable_shape()->mutable_sizes());
   request.set_dtype(rpc::Encode(question.dtype));
   request.mutable_devices()->Add(question.devices.begin(), question.devices.end());
@@ -171,7 +171,7 @@ absl::StatusOr<SearchAnswer> LayoutClient::SearchMeshes(const SearchQuestion& qu
       v1::SearchAxis* wire = header->add_axes();
       wire->set_name(axis.name);
       wire->set_min_size(axis.min_size);
-      wire->set_max_size(axis.max_size.value_or(0));
+      if (axis.max_size.has_value()) wire->set_max_size(*axis.max_size);
     }
     if (question.device_memory_bytes.has_value()) {
       header->set_device_memory_bytes(*question.device_memory_bytes);

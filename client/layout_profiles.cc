@@ -45,10 +45,10 @@ absl::StatusOr<ProfileAnswer> LayoutClient::DescribeProfile(const ProfileQuestio
   if (const auto* name = std::get_if<std::string>(&question.profile)) {
     profile->set_name(*name);
   } else if (const auto* resolved = std::get_if<PartitionAxis>(&question.profile)) {
-    rpc::Encode(*resolved, profile->mutable_inline_());
+    rpc::Encode(*resolved, profile->mutable_value());
   } else if (const auto* given = std::get_if<ProfileFields>(&question.profile)) {
     SHARDMESH_RETURN_IF_ERROR(
-        rpc::EncodeFields(given->fields, given->semantic_axes, profile->mutable_inline_()));
+        rpc::EncodeFields(given->fields, given->semantic_axes, profile->mutable_value()));
   }
   v1::DescribeProfileResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection.Call(

@@ -178,8 +178,8 @@ absl::StatusOr<PatternRulesAnswer> LayoutClient::ParsePatternRules(
   if (response.has_spec()) {
     SHARDMESH_ASSIGN_OR_RETURN(answer.spec, DecodeAnswer(response.spec()));
   }
-  if (response.rule() != 0) {
-    answer.rule_index = static_cast<int64_t>(response.rule()) - 1;
+  if (response.has_rule_index()) {
+    answer.rule_index = response.rule_index();
   }
   return answer;
 }

@@ -404,8 +404,8 @@ absl::StatusOr<TensorExplanation> LayoutClient::ExplainTensor(const ExplainQuest
   SHARDMESH_RETURN_IF_ERROR(DecodeAnswers(response.steps(), &answer.spec.explanation));
   answer.spec.shard_shape = ShapeOf(response.shard_shape());
   answer.spec.revision = response.revision();
-  if (response.rule() != 0) {
-    answer.rule_index = static_cast<int64_t>(response.rule()) - 1;
+  if (response.has_rule_index()) {
+    answer.rule_index = response.rule_index();
   }
   return answer;
 }

@@ -34,7 +34,7 @@ void EncodeSelector(const ArraySelector& from, v1::ArraySelector* to) {
   } else {
     to->set_array_id(from.array_id);
   }
-  to->set_version(from.version);
+  if (from.version != 0) to->set_version(from.version);
 }
 
 v1::CorrectionPolicy EncodePolicy(bool strict) {

@@ -230,7 +230,7 @@ void EncodeSelector(const std::variant<std::monostate, std::string, Value>& from
   if (const std::string* name = std::get_if<std::string>(&from)) {
     to->set_name(*name);
   } else if (const Value* value = std::get_if<Value>(&from)) {
-    rpc::Encode(*value, to->mutable_inline_());
+    rpc::Encode(*value, to->mutable_value());
   }
 }
 

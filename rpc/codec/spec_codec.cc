@@ -693,8 +693,21 @@ absl::StatusOr<Shape> DecodeShape(const google::protobuf::RepeatedField<int64_t>
   return Shape(sizes.begin(), sizes.end());
 }
 
+namespace {
+
+// Returns the dimension; -1 if it is unset, for the whole spec.
+template <typename Wire>
+absl::StatusOr<int64_t> DecodeDimension(const Wire& from) {
+  if (!from.has_dimension()) return -1;
+  if (from.dimension() >= 0 && from.dimension() < kMaxRank) return from.dimension();
+  return BadField("dimension",
+                  StrCat("dimension ", from.dimension(), " is not from 0 to ", kMaxRank - 1));
+}
+
+}  // namespace
+
 void Encode(const Correction& from, v1::Correction* to) {
-  to->set_dimension(static_cast<int32_t>(from.dim));
+  if (from.dim >= 0) to->set_dimension(static_cast<int32_t>(from.dim));
   Encode(from.requested, to->mutable_requested());
   to->set_reason(Encode(from.reason));
   to->set_have(from.have);
@@ -704,24 +717,21 @@ void Encode(const Correction& from, v1::Correction* to) {
 }
 
 absl::StatusOr<Correction> Decode(const v1::Correction& from) {
-  if (from.dimension() < -1 || from.dimension() >= kMaxRank) {
-    return BadField("dimension",
-                    StrCat("dimension ", from.dimension(), " is not from -1 to ", kMaxRank - 1));
-  }
+  SHARDMESH_ASSIGN_OR_RETURN(const int64_t dim, DecodeDimension(from));
   auto requested = DecodeSpecEntry(from.requested());
   if (!requested.ok()) {
     return WithField(std::move(requested).status(), "requested");
   }
-  return Correction{from.dimension(),      *std::move(requested),
-                    Decode(from.reason()), from.have(),
-                    from.need(),           {from.absent_axes().begin(), from.absent_axes().end()}};
+  return Correction{
+      dim,         *std::move(requested), Decode(from.reason()),
+      from.have(), from.need(),           {from.absent_axes().begin(), from.absent_axes().end()}};
 }
 
 void Encode(const Fix& from, v1::Fix* to) {
   // The wire keeps 0 for "not set" and has the kinds in the same order.
   static_assert(static_cast<int>(Fix::Kind::kAxisOrder) + 1 == v1::Fix::KIND_AXIS_ORDER);
   to->set_kind(static_cast<v1::Fix::Kind>(static_cast<int>(from.kind) + 1));
-  to->set_dimension(static_cast<int32_t>(from.dim));
+  if (from.dim >= 0) to->set_dimension(static_cast<int32_t>(from.dim));
   Encode(from.spec, to->mutable_spec());
   Encode(from.shape, to->mutable_shape());
   to->set_message(from.text);
@@ -735,7 +745,7 @@ absl::StatusOr<Fix> Decode(const v1::Fix& from) {
   }
   Fix fix;
   fix.kind = static_cast<Fix::Kind>(static_cast<int>(from.kind()) - 1);
-  fix.dim = from.dimension();
+  SHARDMESH_ASSIGN_OR_RETURN(fix.dim, DecodeDimension(from));
   auto spec = Decode(from.spec());
   if (!spec.ok()) {
     return WithField(std::move(spec).status(), "spec");
@@ -788,7 +798,7 @@ void Encode(const ExplanationStep& from, v1::ExplanationStep* to) {
   static_assert(static_cast<int>(ExplanationStep::Kind::kNearMiss) + 1 ==
                 v1::ExplanationStep::KIND_NEAR_MISS);
   to->set_kind(static_cast<v1::ExplanationStep::Kind>(static_cast<int>(from.kind) + 1));
-  to->set_dimension(static_cast<int32_t>(from.dim));
+  if (from.dim >= 0) to->set_dimension(static_cast<int32_t>(from.dim));
   to->set_subject(from.subject);
   to->set_result(from.result);
 }
@@ -799,8 +809,9 @@ absl::StatusOr<ExplanationStep> Decode(const v1::ExplanationStep& from) {
     return BadField("kind",
                     StrCat("explanation step of unknown kind ", static_cast<int>(from.kind())));
   }
-  return ExplanationStep{static_cast<ExplanationStep::Kind>(static_cast<int>(from.kind()) - 1),
-                         from.dimension(), from.subject(), from.result()};
+  SHARDMESH_ASSIGN_OR_RETURN(const int64_t dim, DecodeDimension(from));
+  return ExplanationStep{static_cast<ExplanationStep::Kind>(static_cast<int>(from.kind()) - 1), dim,
+                         from.subject(), from.result()};
 }
 
 void Encode(const Preset& from, v1::AxisPreset* to) {

@@ -27,18 +27,20 @@ constexpr int64_t kFlightBytes = int64_t{2} << 20;
 // Links of a page.
 constexpr int64_t kDefaultLinks = 5'000;
 
-absl::Status CheckSequence(int64_t sequence) {
-  if (sequence >= 0) return absl::OkStatus();
-  return rpc::BadField("sequence", StrCat("is ", sequence,
-                                          "; steps are counted from 1, and 0 "
-                                          "means all"));
+// Returns the step that the request names; 0 if it names none.
+template <typename Request>
+absl::StatusOr<int64_t> StepOf(const Request& request) {
+  if (!request.has_sequence()) return 0;
+  if (request.sequence() >= 1) return request.sequence();
+  return rpc::BadField("sequence", StrCat("is ", request.sequence(),
+                                          "; steps are counted from 1; leave it out for all"));
 }
 
 }  // namespace
 
 absl::Status ClusterCalls::ListFlightRecords(const v1::ListFlightRecordsRequest& request,
                                              v1::ListFlightRecordsResponse* response) const {
-  SHARDMESH_RETURN_IF_ERROR(CheckSequence(request.sequence()));
+  SHARDMESH_ASSIGN_OR_RETURN(const int64_t step, StepOf(request));
   if (request.max_records() < 0 || request.max_records() > kMaxFlightRecords) {
     return rpc::BadField("max_records", StrCat("is ", request.max_records(),
                                                "; it must be between 0 and ", kMaxFlightRecords));
@@ -52,7 +54,7 @@ absl::Status ClusterCalls::ListFlightRecords(const v1::ListFlightRecordsRequest&
   const std::shared_ptr<const MembershipView> view = context_.membership->view();
   for (const std::string& identity : identities) {
     const std::optional<WorkerFlight> flight =
-        options_.flight_log->Find(identity, request.sequence(), max_records);
+        options_.flight_log->Find(identity, step, max_records);
     if (!flight.has_value()) {
       if (request.identity().empty()) continue;  // forgotten this moment
       return WithReason(absl::NotFoundError(StrCat("nothing is known of a worker \"", identity,
@@ -125,9 +127,9 @@ absl::Status ClusterCalls::ListLinks(const v1::ListLinksRequest& request,
 
 absl::Status ClusterCalls::Diagnose(const v1::DiagnoseRequest& request,
                                     v1::DiagnoseResponse* response) const {
-  SHARDMESH_RETURN_IF_ERROR(CheckSequence(request.sequence()));
-  const StepWatch::Verdict verdict = options_.step_watch->Diagnose(
-      request.sequence(), options_.live(), DegradedArrays(), options_.unreadable);
+  SHARDMESH_ASSIGN_OR_RETURN(const int64_t step, StepOf(request));
+  const StepWatch::Verdict verdict =
+      options_.step_watch->Diagnose(step, options_.live(), DegradedArrays(), options_.unreadable);
   response->set_healthy(verdict.findings.empty());
   response->set_verdict(verdict.sentence);
   // The sentence counts all.

@@ -39,7 +39,7 @@ void Encode(const RankEndpoint& from, v1::DeviceEndpoint* to) {
 
 absl::StatusOr<PutHeader> Decode(const v1::BeginPutHeader& from) {
   SHARDMESH_RETURN_IF_ERROR(rpc::CheckRequestId(from.request_id(), "header.request_id"));
-  if (from.mesh().has_inline_()) {
+  if (from.mesh().has_value()) {
     return rpc::BadField("header.mesh", "is given inline; arrays lie on meshes of the catalog");
   }
   PutHeader header{.request_id = from.request_id(),

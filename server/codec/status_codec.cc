@@ -79,7 +79,7 @@ void Encode(const WorkerStatus& from, bool is_ready, const AttachFailures::Failu
 void Encode(const Finding& from, v1::Finding* to) {
   to->set_kind(KindOf(from.kind));
   to->set_summary(from.summary);
-  to->set_sequence(from.sequence);
+  if (from.sequence != 0) to->set_sequence(from.sequence);
   to->set_op(from.op);
   to->set_mesh_id(from.mesh_id);
   if (from.instruction.has_value()) {
@@ -92,7 +92,7 @@ void Encode(const Finding& from, v1::Finding* to) {
   for (const Culprit& culprit : from.culprits) {
     if (to->culprits_size() == kMaxCulprits) break;
     v1::Culprit* added = to->add_culprits();
-    added->set_rank(static_cast<int32_t>(culprit.rank));
+    if (culprit.rank >= 0) added->set_rank(static_cast<int32_t>(culprit.rank));
     added->set_identity(culprit.identity);
     added->set_reason(culprit.reason);
   }

@@ -289,15 +289,15 @@ class SearchAnswer {
       return bad("name",
                  StrCat("has ", axis.name.size(), " bytes; it must have 1 to ", kMaxAxisNameBytes));
     }
-    if (from.min_size() < 0) {
-      return bad("min_size", StrCat("is ", from.min_size(), "; it must be at least 1, or 0 for 1"));
+    if (from.has_min_size()) axis.min_size = from.min_size();
+    if (axis.min_size < 1) {
+      return bad("min_size", StrCat("is ", axis.min_size, "; it must be at least 1"));
     }
-    axis.min_size = from.min_size() == 0 ? 1 : from.min_size();
-    if (from.max_size() < 0 || (from.max_size() != 0 && from.max_size() < axis.min_size)) {
-      return bad("max_size", StrCat("is ", from.max_size(), "; it must be at least ", axis.min_size,
-                                    ", the least size, or 0 for any"));
-    }
-    if (from.max_size() != 0) {
+    if (from.has_max_size()) {
+      if (from.max_size() < axis.min_size) {
+        return bad("max_size", StrCat("is ", from.max_size(), "; it must be at least ",
+                                      axis.min_size, ", the least size"));
+      }
       axis.max_size = from.max_size();
     }
     return axis;

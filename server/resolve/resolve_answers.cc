@@ -24,9 +24,9 @@ absl::Status NoMeshGiven() {
 
 absl::StatusOr<Mesh> SelectMesh(const Definitions& state, const v1::MeshSelector& selector,
                                 Compatibility compatibility) {
-  if (selector.has_inline_()) {
-    auto mesh = rpc::Decode(selector.inline_(), std::nullopt, compatibility);
-    return mesh.ok() ? mesh : rpc::WithField(mesh.status(), "inline");
+  if (selector.has_value()) {
+    auto mesh = rpc::Decode(selector.value(), std::nullopt, compatibility);
+    return mesh.ok() ? mesh : rpc::WithField(mesh.status(), "value");
   }
   SHARDMESH_ASSIGN_OR_RETURN(const auto mesh, FindMesh(state, selector));
   return mesh->mesh;
@@ -42,9 +42,9 @@ absl::StatusOr<std::shared_ptr<const rpc::MeshDefinition>> FindMesh(
 absl::StatusOr<PartitionAxis> SelectProfile(const Definitions& state,
                                             const v1::ProfileSelector& selector) {
   switch (selector.profile_case()) {
-    case v1::ProfileSelector::kInline: {
-      auto profile = rpc::Decode(selector.inline_());
-      return profile.ok() ? profile : rpc::WithField(profile.status(), "inline");
+    case v1::ProfileSelector::kValue: {
+      auto profile = rpc::Decode(selector.value());
+      return profile.ok() ? profile : rpc::WithField(profile.status(), "value");
     }
     case v1::ProfileSelector::kName: {
       SHARDMESH_DECODE(profile, "name", state.FindProfile(selector.name()));
@@ -65,10 +65,10 @@ absl::StatusOr<std::optional<rpc::RuleSetDefinition>> SelectRules(
       SHARDMESH_DECODE(rules, "name", state.FindRuleSet(selector.name(), is_cancelled));
       return *rules;
     }
-    case v1::RuleSetSelector::kInline: {
+    case v1::RuleSetSelector::kValue: {
       SHARDMESH_DECODE(
-          rules, "inline",
-          rpc::Decode(selector.inline_(), compatibility, state.min_sharding_size(), is_cancelled));
+          rules, "value",
+          rpc::Decode(selector.value(), compatibility, state.min_sharding_size(), is_cancelled));
       return std::optional<rpc::RuleSetDefinition>(std::move(rules));
     }
     case v1::RuleSetSelector::RULE_SET_NOT_SET:
@@ -93,7 +93,7 @@ bool CompilesLong(const v1::RuleSet& rules) {
 }
 
 bool CompilesLong(const v1::RuleSetSelector& selector) {
-  return NamesVersion(selector.name()) || CompilesLong(selector.inline_());
+  return NamesVersion(selector.name()) || CompilesLong(selector.value());
 }
 
 absl::StatusOr<std::shared_ptr<const StoredTree>> SelectTree(const Definitions& state,
@@ -146,8 +146,8 @@ absl::StatusOr<LogicalRules> SelectLogicalRules(const Definitions& state,
       SHARDMESH_DECODE(rules, "name", state.FindLogicalRules(selector.name()));
       return *rules;
     }
-    case v1::LogicalRulesSelector::kInline: {
-      SHARDMESH_DECODE(rules, "inline", rpc::Decode(selector.inline_()));
+    case v1::LogicalRulesSelector::kValue: {
+      SHARDMESH_DECODE(rules, "value", rpc::Decode(selector.value()));
       return rules;
     }
     case v1::LogicalRulesSelector::LOGICAL_RULES_NOT_SET:

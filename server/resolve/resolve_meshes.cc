@@ -31,9 +31,9 @@ absl::StatusOr<Mesh> MeshOf(const Definitions& state, const v1::DescribeMeshRequ
   }
   switch (request.source_case()) {
     case v1::DescribeMeshRequest::kMesh: {
-      if (request.mesh().has_inline_()) {
-        SHARDMESH_DECODE(mesh, "mesh.inline",
-                         rpc::Decode(request.mesh().inline_(), device_count, compatibility));
+      if (request.mesh().has_value()) {
+        SHARDMESH_DECODE(mesh, "mesh.value",
+                         rpc::Decode(request.mesh().value(), device_count, compatibility));
         return mesh;
       }
       SHARDMESH_DECODE(named, "mesh", FindMesh(state, request.mesh()));

@@ -209,11 +209,13 @@ absl::Status Answer(const AnswerContext& context, const v1::PlanReshardRequest& 
   SHARDMESH_DECODE(compatibility, "compatibility", rpc::Decode(request.compatibility()));
   SHARDMESH_DECODE(shape, "shape.sizes", rpc::DecodeShape(request.shape().sizes()));
   SHARDMESH_DECODE(dtype, "dtype", rpc::Decode(request.dtype()));
-  SHARDMESH_DECODE(from, "from", DecodeLayout(context.state, request.from(), shape, compatibility));
-  SHARDMESH_DECODE(to, "to", DecodeLayout(context.state, request.to(), shape, compatibility));
+  SHARDMESH_DECODE(from, "source",
+                   DecodeLayout(context.state, request.source(), shape, compatibility));
+  SHARDMESH_DECODE(to, "destination",
+                   DecodeLayout(context.state, request.destination(), shape, compatibility));
   SHARDMESH_RETURN_IF_ERROR(CheckDevices(request.devices(), to.mesh(), "devices"));
   SHARDMESH_RETURN_IF_ERROR(CheckDevices(request.sources(), from.mesh(), "sources"));
-  SHARDMESH_DECODE(plan, "to", ReshardPlan::Create(from, to));
+  SHARDMESH_DECODE(plan, "destination", ReshardPlan::Create(from, to));
   ReshardWriter writer(plan, BitsPerElement(dtype), request.omit_regions(), is_cancelled, response);
   SHARDMESH_RETURN_IF_ERROR(writer.Totals());
   for (const DeviceId device : request.devices()) {

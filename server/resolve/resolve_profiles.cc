@@ -71,7 +71,7 @@ absl::Status Answer(const AnswerContext& context, const v1::DescribeProfileReque
   // Axes that stand for others take many times the room that they took in the request.
   if (const size_t size = response->ByteSizeLong();
       static_cast<int64_t>(size) > rpc::kMaxControlMessageBytes) {
-    return TooLong("profile.inline.semantic_axes", size,
+    return TooLong("profile.value.semantic_axes", size,
                    static_cast<size_t>(rpc::kMaxControlMessageBytes));
   }
   return absl::OkStatus();

@@ -89,7 +89,7 @@ absl::Status Answer(const AnswerContext& context,
   if (request.has_name()) {
     SHARDMESH_DECODE(rule, "text", rules->RuleOf(request.name()));
     if (rule.has_value()) {
-      response->set_rule(static_cast<uint32_t>(*rule) + 1);
+      response->set_rule_index(static_cast<int32_t>(*rule));
     }
     rpc::Encode(
         rule.has_value() ? rules->rules()[static_cast<size_t>(*rule)].spec : rules->default_spec(),

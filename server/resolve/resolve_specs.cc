@@ -394,7 +394,7 @@ absl::Status Answer(const AnswerContext& context, const v1::ExplainTensorRequest
     const RuleMatch& match = explanation.match;
     requested = match.rule.has_value() ? rules->rules.rules()[static_cast<size_t>(*match.rule)].spec
                                        : match.spec;
-    response->set_rule(match.rule.has_value() ? static_cast<uint32_t>(*match.rule) + 1 : 0);
+    if (match.rule.has_value()) response->set_rule_index(static_cast<int32_t>(*match.rule));
     steps = std::move(explanation.steps);
     SHARDMESH_LAY_OUT(result, "rule_set", Correct(match.spec, held.shape, mesh));
     corrected = std::move(result);

@@ -177,7 +177,7 @@ class LintAnswer {
       if (!mesh.ok()) {
         return rpc::WithField(std::move(mesh).status(), "meshes", static_cast<size_t>(i));
       }
-      std::string name = selector.has_inline_() ? mesh->ToString() : selector.name();
+      std::string name = selector.has_value() ? mesh->ToString() : selector.name();
       meshes_.push_back({.name = std::move(name), .mesh = *std::move(mesh)});
     }
     if (header.meshes_size() == 0) {

@@ -8,6 +8,7 @@
 #include "rpc/codec/status.h"
 #include "rpc/codec/time_codec.h"
 #include "sharding/correction.h"
+#include "status/str_cat.h"
 
 namespace shardmesh::server {
 
@@ -47,6 +48,11 @@ void Encode(const Array& array, const NameEntry* name, v1::Array* to) {
 absl::StatusOr<ArrayReference> Decode(const v1::ArraySelector& from) {
   if (from.name().empty() && from.array_id().empty()) {
     return rpc::BadField("array", "no array is named: its name, or its id, is empty");
+  }
+  if (from.has_version() && from.version() < 1) {
+    return rpc::BadField("array.version",
+                         StrCat("is ", from.version(),
+                                "; versions are counted from 1; leave it out for the current one"));
   }
   return ArrayReference{
       .name = from.name(), .version = from.version(), .array_id = from.array_id()};

@@ -18,12 +18,12 @@ using google::protobuf::Reflection;
 
 // Parts that many questions share.
 constexpr char kMesh[] =
-    R"(mesh { inline { axes { name: "fsdp" size: 2 } axes { name: "tp" size: 4 } } })";
+    R"(mesh { value { axes { name: "fsdp" size: 2 } axes { name: "tp" size: 4 } } })";
 constexpr char kSpec[] = R"(spec { dimensions { name: "fsdp" } dimensions { name: "tp" } })";
 constexpr char kShape[] = "shape { sizes: 8 sizes: 16 }";
 constexpr char kAxes[] = R"(axes { name: "__BATCH__" } axes { name: "__HEAD__" })";
 constexpr char kRules[] =
-    R"(rule_set { inline { rules { pattern: ".*" spec { dimensions { name: "tp" } } } } })";
+    R"(rule_set { value { rules { pattern: ".*" spec { dimensions { name: "tp" } } } } })";
 constexpr char kTensors[] =
     R"(tensors { names: "abc" name_sizes: 1 name_sizes: 2 ranks: 1 ranks: 2 sizes: 8 sizes: 4 sizes: 6
        dtypes: DTYPE_F32 dtypes: DTYPE_BF16 })";
@@ -62,12 +62,12 @@ const Questions& AllQuestions() {
         {StrCat("header { ", kRules, " match_only: true }"), kTensors}}},
       {"LayoutService.AnalyzeLayout", {{StrCat("header { ", kMesh, " }"), kTensorsWithSpecs}}},
       {"RuleService.LintRules",
-       {{StrCat("header { ", kRules, " meshes { ", R"(inline { axes { name: "tp" size: 4 } })",
+       {{StrCat("header { ", kRules, " meshes { ", R"(value { axes { name: "tp" size: 4 } })",
                 " } }"),
          kTensors}}},
       {"LayoutService.DiffLayouts",
        {{StrCat("header { a { ", kRules, kMesh, " } b { ", kRules,
-                R"( mesh { inline { axes { name: "tp" size: 2 } } } } })"),
+                R"( mesh { value { axes { name: "tp" size: 2 } } } } })"),
          kTensors}}},
       {"LayoutService.SearchMeshes",
        {{StrCat(R"(header { devices: 8 axes { name: "fsdp" } axes { name: "tp" } )", kRules, " }"),
@@ -78,10 +78,10 @@ const Questions& AllQuestions() {
                 "devices: 7 range { ranges { stop: 4 } ranges { start: 3 stop: 9 } } "
                 "replica_groups_of: 1")}}},
       {"ReshardService.PlanReshard",
-       {{StrCat("from { ", kMesh, kSpec, " } to { ", kMesh, " spec { } } dtype: DTYPE_F32 ",
+       {{StrCat("source { ", kMesh, kSpec, " } destination { ", kMesh, " spec { } } dtype: DTYPE_F32 ",
                 kShape)}}},
       {"ResolveService.DescribeProfile",
-       {{""}, {R"(profile { inline { tensor_parallel_axis { name: "tp" } } })"}}},
+       {{""}, {R"(profile { value { tensor_parallel_axis { name: "tp" } } })"}}},
       {"CompatService.ComputeHash",
        {{R"(text: "abc")"}, {R"(attributes { values { integer: "17" } values { none: true } })"}}},
       {"ResolveService.ListPresets", {{""}}},
@@ -97,10 +97,10 @@ const Questions& AllQuestions() {
       {"RuleService.RewriteRules",
        {{R"~(rule_set { rules { pattern: "^(?!.*bias)" spec { } } rules { pattern: ".*" spec { } } })~"}}},
       {"RuleService.ComposeLogicalRules",
-       {{R"(first { inline { rules { name: "a" value { name: "tp" } } } }
-            second { inline { rules { name: "b" value { constant: AXIS_CONSTANT_NONE } } } })"}}},
+       {{R"(first { value { rules { name: "a" value { name: "tp" } } } }
+            second { value { rules { name: "b" value { constant: AXIS_CONSTANT_NONE } } } })"}}},
       {"RuleService.ResolveLogicalAxes", {{R"(names { name: "a" } flavor: FLAVOR_SPMD
-            rules { inline { rules { name: "a" value { name: "tp" } } } })"}}},
+            rules { value { rules { name: "a" value { name: "tp" } } } })"}}},
       {"CompatService.ListShardings",
        {{StrCat(R"(question: QUESTION_SPECS leaves { name: "x" kind: KIND_NONE })")}}},
       {"CompatService.ResolveOutputSpec",

@@ -130,7 +130,7 @@ TEST_F(CoordinatorServerTest, ResolvesATreeInPieces) {
   rpc::Apply(rpc::CallOptions::Within(absl::Seconds(10)), &context);
   const auto stream = stub->ResolveTree(&context);
   v1::ResolveTreeRequest request;
-  v1::Rule* rule = request.mutable_header()->mutable_rule_set()->mutable_inline_()->add_rules();
+  v1::Rule* rule = request.mutable_header()->mutable_rule_set()->mutable_value()->add_rules();
   rule->set_pattern("kernel$");
   rule->mutable_spec()->add_dimensions()->set_name("fsdp");
   request.mutable_header()->mutable_mesh()->set_name("default");
@@ -414,7 +414,7 @@ TEST_F(CoordinatorServerTest, SaysThatNothingIsWrongAndRefusesBadQuestionsAboutI
   const auto list = [&](const std::string& identity, int64_t sequence, int32_t max_records) {
     v1::ListFlightRecordsRequest request;
     request.set_identity(identity);
-    request.set_sequence(sequence);
+    if (sequence != 0) request.set_sequence(sequence);
     request.set_max_records(max_records);
     v1::ListFlightRecordsResponse response;
     return Call(stub, &v1::ClusterService::Stub::ListFlightRecords, request, &response);

@@ -68,7 +68,7 @@ TEST_F(MissingMeshTest, IsRefusedInQuestionsOfMeshes) {
 
 TEST_F(MissingMeshTest, IsRefusedInQuestionsOfTrees) {
   v1::ResolveTreeRequest tree;
-  tree.mutable_header()->mutable_rule_set()->mutable_inline_()->add_rules();
+  tree.mutable_header()->mutable_rule_set()->mutable_value()->add_rules();
   ExpectRefused(Resolve(tree), "header.mesh");
   v1::AnalyzeLayoutRequest analyze;
   analyze.mutable_header();

@@ -121,8 +121,8 @@ TEST_F(ResolveLayersTest, ChecksSettingsAgainstTheMeshAround) {
   EXPECT_EQ(FieldOf(status), "config");
   check_.mutable_config()->mutable_mesh()->set_name("nowhere");
   EXPECT_THAT(Check(), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
-  check_.mutable_config()->mutable_mesh()->mutable_inline_()->add_axes();
-  EXPECT_EQ(FieldOf(Check()), "config.mesh.inline.axes");
+  check_.mutable_config()->mutable_mesh()->mutable_value()->add_axes();
+  EXPECT_EQ(FieldOf(Check()), "config.mesh.value.axes");
 }
 
 TEST_F(ResolveLayersTest, DescribesMergedLayers) {

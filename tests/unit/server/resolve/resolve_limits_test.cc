@@ -22,7 +22,7 @@ constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 constexpr int64_t kHuge = int64_t{1} << 62;
 
 v1::MeshAxis* AddAxis(const std::string& name, int64_t size, v1::MeshSelector* to) {
-  v1::MeshAxis* const axis = to->mutable_inline_()->add_axes();
+  v1::MeshAxis* const axis = to->mutable_value()->add_axes();
   axis->set_name(name);
   axis->set_size(size);
   return axis;
@@ -96,7 +96,7 @@ class ResolveLimitsTest : public ResolveServiceTest {
 template <typename Request>
 std::vector<Refusal<Request>> OfMesh(const std::string& field,
                                      std::function<v1::MeshSelector*(Request*)> mesh) {
-  const std::string axes = field + ".inline.axes";
+  const std::string axes = field + ".value.axes";
   return {
       {axes, Reason::kDuplicateAxis,
        [=](Request* r) { AddAxis("tp", 2, mesh(r)), AddAxis("tp", 2, mesh(r)); }},
@@ -224,9 +224,9 @@ TEST_F(ResolveLimitsTest, OfResolveSpec) {
                [](Request* r) { r->set_policy(static_cast<v1::CorrectionPolicy>(9)); }},
               {"compatibility", Reason::kBadField,
                [](Request* r) { r->set_compatibility(static_cast<v1::Compatibility>(9)); }},
-              {"profile.inline.batch_axis.name", Reason::kLimitExceeded,
+              {"profile.value.batch_axis.name", Reason::kLimitExceeded,
                [](Request* r) {
-                 r->mutable_profile()->mutable_inline_()->mutable_batch_axis()->set_name(
+                 r->mutable_profile()->mutable_value()->mutable_batch_axis()->set_name(
                      std::string(256, 'a'));
                }},
           },
@@ -338,18 +338,18 @@ TEST_F(ResolveLimitsTest, OfExplainTensor) {
   good.mutable_mesh()->set_name("default");
   good.set_name("kernel");
   good.mutable_shape()->add_sizes(8);
-  v1::Rule* const rule = good.mutable_rule_set()->mutable_inline_()->add_rules();
+  v1::Rule* const rule = good.mutable_rule_set()->mutable_value()->add_rules();
   rule->set_pattern("kernel");
   rule->mutable_spec()->add_dimensions()->set_name("tp");
   const auto first_rule = [](Request* r) {
-    return r->mutable_rule_set()->mutable_inline_()->mutable_rules(0);
+    return r->mutable_rule_set()->mutable_value()->mutable_rules(0);
   };
   ExpectRefused(
       &v1::ResolveService::Stub::ExplainTensor, good,
       Joined<Request>({
           OfMesh<Request>("mesh", [](Request* r) { return r->mutable_mesh(); }),
           OfShape<Request>("shape.sizes", [](Request* r) { return r->mutable_shape(); }),
-          OfSpec<Request>("rule_set.inline.rules[0].spec",
+          OfSpec<Request>("rule_set.value.rules[0].spec",
                           [=](Request* r) { return first_rule(r)->mutable_spec(); }),
           {
               {"name", Reason::kBadField, [](Request* r) { r->clear_name(); }},
@@ -357,20 +357,20 @@ TEST_F(ResolveLimitsTest, OfExplainTensor) {
                [](Request* r) { r->set_name(std::string(1025, 'a')); }},
               {"name", Reason::kUnmatchedTensor, [](Request* r) { r->set_name("kernal"); }},
               {"rule_set", Reason::kBadField, [](Request* r) { r->clear_rule_set(); }},
-              {"rule_set.inline.rules", Reason::kBadPattern,
+              {"rule_set.value.rules", Reason::kBadPattern,
                [=](Request* r) { first_rule(r)->set_pattern("("); }},
-              {"rule_set.inline.rules", Reason::kUnsupportedPattern,
+              {"rule_set.value.rules", Reason::kUnsupportedPattern,
                [=](Request* r) { first_rule(r)->set_pattern("(?=a)"); }},
-              {"rule_set.inline.rules", Reason::kLimitExceeded,
+              {"rule_set.value.rules", Reason::kLimitExceeded,
                [=](Request* r) { first_rule(r)->set_pattern(std::string(4097, 'a')); }},
-              {"rule_set.inline.rules", Reason::kLimitExceeded,
+              {"rule_set.value.rules", Reason::kLimitExceeded,
                [](Request* r) {
                  for (int i = 0; i < 10'000; ++i) {
-                   r->mutable_rule_set()->mutable_inline_()->add_rules();
+                   r->mutable_rule_set()->mutable_value()->add_rules();
                  }
                }},
-              {"rule_set.inline.min_size", Reason::kBadField,
-               [](Request* r) { r->mutable_rule_set()->mutable_inline_()->set_min_size(-1); }},
+              {"rule_set.value.min_size", Reason::kBadField,
+               [](Request* r) { r->mutable_rule_set()->mutable_value()->set_min_size(-1); }},
               {"rule_set", Reason::kDuplicateAxis,
                [=](Request* r) {
                  first_rule(r)->mutable_spec()->add_dimensions()->set_name("tp");
@@ -437,21 +437,22 @@ TEST_F(ResolveLimitsTest, OfDescribeTiling) {
 TEST_F(ResolveLimitsTest, OfPlanReshard) {
   using Request = v1::PlanReshardRequest;
   Request good;
-  good.mutable_from()->mutable_mesh()->set_name("default");
-  good.mutable_to()->mutable_mesh()->set_name("default");
+  good.mutable_source()->mutable_mesh()->set_name("default");
+  good.mutable_destination()->mutable_mesh()->set_name("default");
   good.mutable_shape()->add_sizes(8);
-  good.mutable_from()->mutable_spec()->add_dimensions()->set_name("tp");
-  good.mutable_to()->mutable_spec();
+  good.mutable_source()->mutable_spec()->add_dimensions()->set_name("tp");
+  good.mutable_destination()->mutable_spec();
   good.set_dtype(v1::DTYPE_F32);
   ExpectRefused(
       &v1::ReshardService::Stub::PlanReshard, good,
       Joined<Request>({
-          OfMesh<Request>("from.mesh",
-                          [](Request* r) { return r->mutable_from()->mutable_mesh(); }),
-          OfMesh<Request>("to.mesh", [](Request* r) { return r->mutable_to()->mutable_mesh(); }),
+          OfMesh<Request>("source.mesh",
+                          [](Request* r) { return r->mutable_source()->mutable_mesh(); }),
+          OfMesh<Request>("destination.mesh",
+                          [](Request* r) { return r->mutable_destination()->mutable_mesh(); }),
           OfShape<Request>("shape.sizes", [](Request* r) { return r->mutable_shape(); }),
-          OfSpec<Request>("from.spec",
-                          [](Request* r) { return r->mutable_from()->mutable_spec(); }),
+          OfSpec<Request>("source.spec",
+                          [](Request* r) { return r->mutable_source()->mutable_spec(); }),
           {
               {"dtype", Reason::kUnknownDtype, [](Request* r) { r->clear_dtype(); }},
               {"dtype", Reason::kUnknownDtype,
@@ -594,7 +595,7 @@ const std::vector<TreeRefusal>& TreeRefusals() {
 TEST_F(ResolveLimitsTest, OfTreesInEveryStream) {
   v1::ResolveTreeRequest tree;
   tree.mutable_header()->mutable_mesh()->set_name("default");
-  v1::Rule* const rule = tree.mutable_header()->mutable_rule_set()->mutable_inline_()->add_rules();
+  v1::Rule* const rule = tree.mutable_header()->mutable_rule_set()->mutable_value()->add_rules();
   rule->mutable_spec()->add_dimensions()->set_name("tp");
   v1::LintRulesRequest lint;
   *lint.mutable_header()->mutable_rule_set() = tree.header().rule_set();
@@ -633,8 +634,7 @@ TEST_F(ResolveLimitsTest, OfTensorsInATree) {
   using Request = v1::ResolveTreeRequest;
   Request header;
   header.mutable_header()->mutable_mesh()->set_name("default");
-  v1::Rule* const rule =
-      header.mutable_header()->mutable_rule_set()->mutable_inline_()->add_rules();
+  v1::Rule* const rule = header.mutable_header()->mutable_rule_set()->mutable_value()->add_rules();
   rule->set_pattern("w");
   rule->mutable_spec()->add_dimensions()->set_name("tp");
   rule->mutable_spec()->add_dimensions()->set_name("tp");
@@ -667,7 +667,7 @@ TEST_F(ResolveLimitsTest, OfTensorsInATree) {
 TEST_F(ResolveLimitsTest, OfTreesOfMoreThanAMillionTensors) {
   v1::ResolveTreeRequest header;
   header.mutable_header()->mutable_mesh()->set_name("default");
-  header.mutable_header()->mutable_rule_set()->mutable_inline_()->add_rules();
+  header.mutable_header()->mutable_rule_set()->mutable_value()->add_rules();
   std::vector<v1::ResolveTreeRequest> messages = {header};
   for (int begin = 0; begin <= 1'000'000; begin += 50'000) {
     v1::TreeTensors* const tensors = messages.emplace_back().mutable_tensors();

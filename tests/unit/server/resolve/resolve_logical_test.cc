@@ -18,7 +18,7 @@ using Request = v1::ResolveLogicalAxesRequest;
 using Response = v1::ResolveLogicalAxesResponse;
 
 void AddRule(const std::string& name, const std::string& axis, v1::LogicalRulesSelector* to) {
-  v1::LogicalRule* const rule = to->mutable_inline_()->add_rules();
+  v1::LogicalRule* const rule = to->mutable_value()->add_rules();
   rule->set_name(name);
   rule->mutable_value()->set_name(axis);
 }
@@ -75,7 +75,7 @@ TEST_F(ResolveLogicalTest, TellsWhatBecomesOfAnArray) {
   EXPECT_EQ(response_.spec().dimensions(0).name(), "tp");
   EXPECT_EQ(response_.values_size(), 1);
 
-  request.mutable_mesh()->mutable_inline_();
+  request.mutable_mesh()->mutable_value();
   EXPECT_THAT(Resolve(request), StatusIs(kInvalid, Reason::kNoMesh));
   request.clear_names();
   ASSERT_THAT(Resolve(request), IsOk());
@@ -86,7 +86,7 @@ TEST_F(ResolveLogicalTest, TellsWhatBecomesOfAnArray) {
 TEST_F(ResolveLogicalTest, ReturnsValuesThatMakeNoSpec) {
   Request request;
   request.add_names()->set_name("embed");
-  v1::LogicalRule* const rule = request.mutable_rules()->mutable_inline_()->add_rules();
+  v1::LogicalRule* const rule = request.mutable_rules()->mutable_value()->add_rules();
   rule->set_name("embed");
   rule->mutable_value()->mutable_tuple()->add_values()->mutable_tuple()->add_values()->set_name(
       "x");
@@ -139,13 +139,13 @@ TEST_F(ResolveLogicalTest, RefusesWhatTheFlavorDoesNotKnow) {
        },
        "names"},
       {[](Request* r) { AddRule(std::string(256, 'a'), "x", r->mutable_rules()); },
-       "rules.inline.rules[0].name"},
+       "rules.value.rules[0].name"},
       {[](Request* r) {
          for (int i = 0; i <= 4096; ++i) {
            AddRule("a", "x", r->mutable_context_rules());
          }
        },
-       "context_rules.inline.rules"},
+       "context_rules.value.rules"},
   };
   for (const Case& c : kCases) {
     Request request;

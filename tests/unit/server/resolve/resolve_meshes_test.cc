@@ -41,7 +41,7 @@ class ResolveMeshesTest : public ResolveServiceTest {
     }
   }
   void SetQueried(const std::vector<std::pair<std::string, int64_t>>& axes) {
-    SetAxes(axes, query_.mutable_mesh()->mutable_inline_());
+    SetAxes(axes, query_.mutable_mesh()->mutable_value());
   }
 
   v1::DescribeMeshRequest describe_;
@@ -70,9 +70,9 @@ TEST_F(ResolveMeshesTest, DescribesTheMeshOfTheCatalog) {
 }
 
 TEST_F(ResolveMeshesTest, TakesTheMeshesOfJaxWhereTheyAreAskedFor) {
-  v1::Mesh* const mesh = describe_.mutable_mesh()->mutable_inline_();
+  v1::Mesh* const mesh = describe_.mutable_mesh()->mutable_value();
   SetAxes({{"a", 2}, {"", 3}, {"a", 4}}, mesh);
-  EXPECT_EQ(FieldOf(Describe()), "mesh.inline.axes");
+  EXPECT_EQ(FieldOf(Describe()), "mesh.value.axes");
   describe_.set_compatibility(v1::COMPATIBILITY_EXACT);
   ASSERT_THAT(Describe(), IsOk());
   EXPECT_EQ(described_.size(), 12);
@@ -97,8 +97,8 @@ TEST_F(ResolveMeshesTest, RefusesMalformedMeshesByTheirField) {
   EXPECT_THAT(Describe(), StatusIs(kInvalid, Reason::kLimitExceeded));
   describe_.mutable_mesh()->set_name("nowhere");
   EXPECT_THAT(Describe(), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
-  describe_.mutable_mesh()->mutable_inline_()->add_device_ids(3);
-  EXPECT_EQ(FieldOf(Describe()), "mesh.inline.axes");
+  describe_.mutable_mesh()->mutable_value()->add_device_ids(3);
+  EXPECT_EQ(FieldOf(Describe()), "mesh.value.axes");
 }
 
 TEST_F(ResolveMeshesTest, AnswersAboutAxes) {
@@ -156,7 +156,7 @@ TEST_F(ResolveMeshesTest, RefusesWhatIsNoQuestion) {
   EXPECT_EQ(
       FieldOf(Query(compat::v1::QueryMeshRequest::QUESTION_SIZE, {"tp", std::string(256, 'x')})),
       "axes[1]");
-  query_.mutable_mesh()->mutable_inline_();
+  query_.mutable_mesh()->mutable_value();
   EXPECT_THAT(Query(compat::v1::QueryMeshRequest::QUESTION_SUBMESH, {"tp"}),
               StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kNoMesh));
 }
@@ -213,7 +213,7 @@ TEST_F(ResolveMeshesTest, ListsTheAxesOfSpecs) {
 // Both requests are the first of their files: answers are remembered by the request's type.
 TEST_F(ResolveMeshesTest, EqualBytesOfTwoCallsAreTwoQuestions) {
   v1::DescribeMeshRequest describe;
-  v1::MeshAxis* const axis = describe.mutable_mesh()->mutable_inline_()->add_axes();
+  v1::MeshAxis* const axis = describe.mutable_mesh()->mutable_value()->add_axes();
   axis->set_name("tp");
   axis->set_size(2);
   v1::ResolveSpecRequest resolve;

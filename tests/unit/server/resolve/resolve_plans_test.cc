@@ -30,7 +30,7 @@ using ::testing::HasSubstr;
 
 void SetMesh(v1::MeshSelector* to, const std::vector<std::pair<std::string, int64_t>>& axes) {
   for (const auto& [name, size] : axes) {
-    v1::MeshAxis* axis = to->mutable_inline_()->add_axes();
+    v1::MeshAxis* axis = to->mutable_value()->add_axes();
     axis->set_name(name);
     axis->set_size(size);
   }
@@ -121,10 +121,10 @@ std::vector<std::string> FieldsOf(const absl::Status& status) {
 
 v1::PlanReshardRequest AllToAll() {
   v1::PlanReshardRequest request;
-  SetMesh(request.mutable_from()->mutable_mesh(), {{"tp", 4}});
-  SetMesh(request.mutable_to()->mutable_mesh(), {{"tp", 4}});
-  SetSpec(request.mutable_from()->mutable_spec(), {"tp"});
-  SetSpec(request.mutable_to()->mutable_spec(), {"", "tp"});
+  SetMesh(request.mutable_source()->mutable_mesh(), {{"tp", 4}});
+  SetMesh(request.mutable_destination()->mutable_mesh(), {{"tp", 4}});
+  SetSpec(request.mutable_source()->mutable_spec(), {"tp"});
+  SetSpec(request.mutable_destination()->mutable_spec(), {"", "tp"});
   request.mutable_shape()->add_sizes(8);
   request.mutable_shape()->add_sizes(8);
   request.set_dtype(v1::DTYPE_F32);
@@ -170,12 +170,12 @@ TEST_F(ResolvePlansTest, RefusesReshardsByTheFieldAtFault) {
   const Case kCases[] = {
       {"shape.sizes", [](auto* r) { r->mutable_shape()->set_sizes(0, -8); }},
       {"dtype", [](auto* r) { r->clear_dtype(); }},
-      {"from", [](auto* r) { r->mutable_shape()->set_sizes(0, 7); }},
-      {"to", [](auto* r) { r->mutable_shape()->set_sizes(1, 7); }},
-      {"from.mesh.name", [](auto* r) { r->mutable_from()->mutable_mesh()->set_name("nope"); }},
-      {"to.mesh.inline.axes",
+      {"source", [](auto* r) { r->mutable_shape()->set_sizes(0, 7); }},
+      {"destination", [](auto* r) { r->mutable_shape()->set_sizes(1, 7); }},
+      {"source.mesh.name", [](auto* r) { r->mutable_source()->mutable_mesh()->set_name("nope"); }},
+      {"destination.mesh.value.axes",
        [](auto* r) {
-         r->mutable_to()->mutable_mesh()->mutable_inline_()->mutable_axes(0)->set_size(-3);
+         r->mutable_destination()->mutable_mesh()->mutable_value()->mutable_axes(0)->set_size(-3);
        }},
       {"devices[1]", [](auto* r) { r->add_devices(0), r->add_devices(4); }},
       {"sources[0]", [](auto* r) { r->add_sources(-1); }},
@@ -194,10 +194,10 @@ TEST_F(ResolvePlansTest, RefusesReshardsByTheFieldAtFault) {
 
 TEST_F(ResolvePlansTest, RefusesAnAnswerThatFitsNoMessage) {
   v1::PlanReshardRequest request;
-  SetMesh(request.mutable_from()->mutable_mesh(), {{"a", 32'768}});
-  SetMesh(request.mutable_to()->mutable_mesh(), {{"a", 32'768}});
-  SetSpec(request.mutable_from()->mutable_spec(), {"a"});
-  SetSpec(request.mutable_to()->mutable_spec(), {"", "a"});
+  SetMesh(request.mutable_source()->mutable_mesh(), {{"a", 32'768}});
+  SetMesh(request.mutable_destination()->mutable_mesh(), {{"a", 32'768}});
+  SetSpec(request.mutable_source()->mutable_spec(), {"a"});
+  SetSpec(request.mutable_destination()->mutable_spec(), {"", "a"});
   request.mutable_shape()->add_sizes(32'768);
   request.mutable_shape()->add_sizes(32'768);
   request.set_dtype(v1::DTYPE_F32);
@@ -316,7 +316,8 @@ TEST_F(ResolvePlansTest, RefusesSearchesByTheFieldAtFault) {
       {"header.devices", [](Header* h) { h->set_devices((int64_t{1} << 31) + 1); }},
       {"header.axes", [](Header* h) { h->clear_axes(); }},
       {"header.axes[0].name", [](Header* h) { h->mutable_axes(0)->set_name(""); }},
-      {"header.axes[1].min_size", [](Header* h) { h->mutable_axes(1)->set_min_size(-1); }},
+      {"header.axes[1].min_size", [](Header* h) { h->mutable_axes(1)->set_min_size(0); }},
+      {"header.axes[1].max_size", [](Header* h) { h->mutable_axes(1)->set_max_size(0); }},
       {"header.axes[1].max_size",
        [](Header* h) { h->mutable_axes(1)->set_min_size(4), h->mutable_axes(1)->set_max_size(2); }},
       {"header.device_memory_bytes", [](Header* h) { h->set_device_memory_bytes(-1); }},

@@ -25,7 +25,7 @@ class ResolveProfilesTest : public ResolveServiceTest {
   absl::Status Hash() {
     return Ask(&compat::v1::CompatService::Stub::ComputeHash, hash_, &hashed_);
   }
-  v1::PartitionAxis* profile() { return profile_.mutable_profile()->mutable_inline_(); }
+  v1::PartitionAxis* profile() { return profile_.mutable_profile()->mutable_value(); }
 
   // The answer about a semantic name.
   const v1::SemanticName& Name(const std::string& name) const {
@@ -67,14 +67,14 @@ TEST_F(ResolveProfilesTest, RefusesAFieldThatNoRuleResolves) {
   const absl::Status status = Describe();
   EXPECT_THAT(status, StatusIs(kInvalid, Reason::kUnresolvedField));
   EXPECT_EQ(PythonTypeOf(status), "ValueError");
-  EXPECT_EQ(FieldOf(status).rfind("profile.inline", 0), 0U) << FieldOf(status);
+  EXPECT_EQ(FieldOf(status).rfind("profile.value", 0), 0U) << FieldOf(status);
 }
 
 TEST_F(ResolveProfilesTest, NamesTheValueThatDoesNotRead) {
   profile()->mutable_head_axis()->mutable_tuple()->add_values();
   const absl::Status status = Describe();
   EXPECT_THAT(status, StatusIs(kInvalid, Reason::kBadField));
-  EXPECT_EQ(FieldOf(status), "profile.inline.head_axis.tuple.values[0].kind");
+  EXPECT_EQ(FieldOf(status), "profile.value.head_axis.tuple.values[0].kind");
 }
 
 TEST_F(ResolveProfilesTest, ShowsWhatRegisteredAxesStandFor) {
@@ -115,7 +115,7 @@ TEST_F(ResolveProfilesTest, RefusesAnAnswerThatWouldNotFitAMessage) {
   }
   const absl::Status status = Describe();
   EXPECT_THAT(status, StatusIs(kInvalid, Reason::kLimitExceeded));
-  EXPECT_EQ(FieldOf(status), "profile.inline.semantic_axes");
+  EXPECT_EQ(FieldOf(status), "profile.value.semantic_axes");
 }
 
 TEST_F(ResolveProfilesTest, HashesATextOfUpToOneMebibyte) {

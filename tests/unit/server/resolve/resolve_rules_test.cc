@@ -71,7 +71,7 @@ TEST_F(ResolveRulesTest, ABadPatternCountsWhereItIsReachedIfExact) {
   EXPECT_THAT(status, StatusIs(kInvalid, Reason::kBadPattern));
   EXPECT_EQ(PythonTypeOf(status), "error");
 
-  request.mutable_mesh()->mutable_inline_();
+  request.mutable_mesh()->mutable_value();
   status = Parse(request);
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kNoMesh));
   EXPECT_EQ(PythonTypeOf(status), "AssertionError");

@@ -25,7 +25,7 @@ class PresetTest : public ResolveServiceTest {
     for (const int64_t size : {8, 1, 8}) {
       request_.mutable_shape()->add_sizes(size);
     }
-    auto* fields = request_.mutable_profile()->mutable_inline_();
+    auto* fields = request_.mutable_profile()->mutable_value();
     fields->mutable_decode_batch_axis()->set_name("ep");
   }
 

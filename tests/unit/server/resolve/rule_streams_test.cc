@@ -22,7 +22,7 @@ constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 
 void AddRule(const std::string& pattern, const std::vector<std::string>& axes,
              v1::RuleSetSelector* to) {
-  v1::Rule* const rule = to->mutable_inline_()->add_rules();
+  v1::Rule* const rule = to->mutable_value()->add_rules();
   rule->set_pattern(pattern);
   for (const std::string& axis : axes) {
     rule->mutable_spec()->add_dimensions()->set_name(axis);
@@ -161,7 +161,7 @@ TEST_F(RuleStreamsTest, RefusesToLookThroughWhatIsMalformed) {
   EXPECT_EQ(FieldOf(Lint(header, tree)), "header.max_findings");
   header.set_max_findings(0);
   header.add_meshes()->set_name("default");
-  header.add_meshes()->mutable_inline_();
+  header.add_meshes()->mutable_value();
   status = Lint(header, tree);
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kNoMesh));
   EXPECT_EQ(FieldOf(status), "header.meshes[1]");
@@ -370,7 +370,7 @@ TEST_F(RuleStreamsTest, ComparesMeshesToo) {
   header.mutable_b()->mutable_mesh()->set_name("default");
   AddRule("", {"tp"}, header.mutable_a()->mutable_rule_set());
   *header.mutable_b()->mutable_rule_set() = header.a().rule_set();
-  AddAxis("tp", 4, header.mutable_b()->mutable_mesh()->mutable_inline_());
+  AddAxis("tp", 4, header.mutable_b()->mutable_mesh()->mutable_value());
   ASSERT_THAT(Diff(header, {Columns({{"kernel", {8}}, {"odd", {2}}})}), IsOk());
   EXPECT_EQ(changes_["kernel"].b_bytes_per_device(), 8);
   EXPECT_FALSE(changes_["kernel"].spec_changed());
@@ -387,14 +387,14 @@ TEST_F(RuleStreamsTest, RefusesToCompareWhatIsMalformed) {
   absl::Status status = Diff(header, tree);
   EXPECT_THAT(status, StatusIs(kInvalid, Reason::kUnmatchedTensor));
   EXPECT_THAT(std::string(status.message()), HasSubstr("layout B: tensor 'kernel'"));
-  header.mutable_b()->mutable_rule_set()->mutable_inline_()->mutable_rules(0)->set_pattern("(");
+  header.mutable_b()->mutable_rule_set()->mutable_value()->mutable_rules(0)->set_pattern("(");
   status = Diff(header, tree);
   EXPECT_THAT(status, StatusIs(kInvalid, Reason::kBadPattern));
-  EXPECT_EQ(FieldOf(status), "header.b.rule_set.inline.rules");
+  EXPECT_EQ(FieldOf(status), "header.b.rule_set.value.rules");
 
-  header.mutable_b()->mutable_rule_set()->mutable_inline_()->mutable_rules(0)->set_pattern("");
+  header.mutable_b()->mutable_rule_set()->mutable_value()->mutable_rules(0)->set_pattern("");
   EXPECT_THAT(Diff(header, {tree[0], tree[0]}), StatusIs(kInvalid, Reason::kBadField));
-  header.mutable_b()->mutable_mesh()->mutable_inline_();
+  header.mutable_b()->mutable_mesh()->mutable_value();
   EXPECT_THAT(Diff(header, tree), StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kNoMesh));
   header.mutable_b()->clear_mesh();
   status = Diff(header, tree);

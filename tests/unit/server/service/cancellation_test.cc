@@ -99,13 +99,13 @@ std::string LongName(int i) {
 
 void AddCostlyRules(int count, v1::RuleSetSelector* to) {
   for (int i = 0; i < count; ++i) {
-    to->mutable_inline_()->add_rules()->set_pattern(CostlyPattern(i));
+    to->mutable_value()->add_rules()->set_pattern(CostlyPattern(i));
   }
-  to->mutable_inline_()->add_rules()->set_pattern("");
+  to->mutable_value()->add_rules()->set_pattern("");
 }
 
 void AddAxis(const std::string& name, int64_t size, v1::MeshSelector* to) {
-  v1::MeshAxis* const axis = to->mutable_inline_()->add_axes();
+  v1::MeshAxis* const axis = to->mutable_value()->add_axes();
   axis->set_name(name);
   axis->set_size(size);
 }
@@ -281,18 +281,18 @@ TEST_F(CancellationTest, EveryAnswerOfTheBackgroundStopsSoon) {
   for (int i = 0; i < 8; ++i) {
     const std::string axis(1, static_cast<char>('a' + i));
     const int64_t size = i % 2 == 0 ? 7 : 8;
-    AddAxis(axis, size, reshard.mutable_from()->mutable_mesh());
-    AddAxis(axis, size, reshard.mutable_to()->mutable_mesh());
+    AddAxis(axis, size, reshard.mutable_source()->mutable_mesh());
+    AddAxis(axis, size, reshard.mutable_destination()->mutable_mesh());
   }
   for (const char* axis : {"a", "b", "c", "d", "e", "f", "g", "h"}) {
-    auto* const from = reshard.mutable_from()->mutable_spec();
+    auto* const from = reshard.mutable_source()->mutable_spec();
     (from->dimensions_size() == 0 ? from->add_dimensions() : from->mutable_dimensions(0))
         ->mutable_tuple()
         ->add_values()
         ->set_name(axis);
   }
   for (const char* axis : {"h", "g", "f", "e", "d", "c", "b", "a"}) {
-    auto* const to = reshard.mutable_to()->mutable_spec();
+    auto* const to = reshard.mutable_destination()->mutable_spec();
     (to->dimensions_size() == 0 ? to->add_dimensions() : to->mutable_dimensions(0))
         ->mutable_tuple()
         ->add_values()

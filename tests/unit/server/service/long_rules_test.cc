@@ -20,7 +20,7 @@ using test::IsOk;
 
 void AddRules(int count, const std::string& pattern, v1::RuleSetSelector* to) {
   for (int i = 0; i < count; ++i) {
-    to->mutable_inline_()->add_rules()->set_pattern(pattern);
+    to->mutable_value()->add_rules()->set_pattern(pattern);
   }
 }
 
@@ -135,11 +135,11 @@ TEST_F(LongRulesTest, TheAnswerIsThatOfOtherRulesAlsoTheSecondTime) {
     EXPECT_THAT(Ask(&v1::ResolveService::Stub::ExplainTensor, request, &response), IsOk());
     EXPECT_EQ(response.rule(), 3u);
   }
-  request.mutable_rule_set()->mutable_inline_()->mutable_rules(1)->set_pattern("(");
+  request.mutable_rule_set()->mutable_value()->mutable_rules(1)->set_pattern("(");
   v1::ExplainTensorResponse response;
   const absl::Status status = Ask(&v1::ResolveService::Stub::ExplainTensor, request, &response);
   EXPECT_THAT(status, test::StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadPattern));
-  EXPECT_EQ(FieldOf(status), "rule_set.inline.rules");
+  EXPECT_EQ(FieldOf(status), "rule_set.value.rules");
 
   grpc::ClientContext context;
   rpc::Apply(rpc::CallOptions::Within(absl::Seconds(60)), &context);

@@ -61,7 +61,7 @@ class MalformedMessagesTest : public ResolveServiceTest {
 // A header and one tensor for each name, as a call of ResolveTree.
 std::vector<std::string> TreeOf(const std::vector<std::string>& names) {
   v1::ResolveTreeRequest header;
-  header.mutable_header()->mutable_rule_set()->mutable_inline_()->add_rules()->set_pattern(".*");
+  header.mutable_header()->mutable_rule_set()->mutable_value()->add_rules()->set_pattern(".*");
   header.mutable_header()->mutable_mesh()->set_name("default");
   std::vector<std::string> messages = {header.SerializeAsString()};
   for (const std::string& name : names) {

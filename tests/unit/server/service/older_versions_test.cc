@@ -80,7 +80,7 @@ class LintedVersionsTest : public testing::Test {
     const auto definition_store = *DefinitionStore::Open(store_.get(), &clock_, requests.get());
     const auto call = MakeLintRulesCall(definition_store->shared_state(), nullptr);
     v1::LintRulesRequest request;
-    request.mutable_header()->mutable_rule_set()->mutable_inline_()->add_rules();
+    request.mutable_header()->mutable_rule_set()->mutable_value()->add_rules();
     for (const std::string& tree : trees) {
       request.mutable_header()->add_stored_trees(tree);
     }

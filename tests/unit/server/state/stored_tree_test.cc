@@ -29,7 +29,7 @@ constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 v1::RuleSetSelector Rules(const std::vector<std::pair<std::string, std::string>>& rules) {
   v1::RuleSetSelector selector;
   for (const auto& [pattern, axis] : rules) {
-    v1::Rule* const rule = selector.mutable_inline_()->add_rules();
+    v1::Rule* const rule = selector.mutable_value()->add_rules();
     rule->set_pattern(pattern);
     if (!axis.empty()) {
       rule->mutable_spec()->add_dimensions()->set_name(axis);
