@@ -9,6 +9,10 @@
 #include <thread>
 #include <vector>
 
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "status/detail.h"
+#include "status/reason.h"
 #include "status/str_cat.h"
 #include "tensor/npy.h"
 #include "tests/testing/status_matchers.h"
@@ -127,6 +131,52 @@ TEST_F(MeshClientTest, AsksOnceWhenAWorkerIsLost) {
       WithReason(absl::UnavailableError("rank 1"), Reason::kWorkerLost));
   EXPECT_THAT(client_->cluster().GetVersion(),
               StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
+}
+
+TEST_F(MeshClientTest, ACallMayHaveATimeLimitOfItsOwn) {
+  const absl::Status late =
+      client_->cluster().GetVersion({.timeout = absl::Nanoseconds(1)}).status();
+  EXPECT_EQ(late.code(), absl::StatusCode::kDeadlineExceeded) << late;
+  EXPECT_THAT(std::string(late.message()), HasSubstr(coordinator_->address()));
+  coordinator_->FailNextGetVersion(WithRetryDelay(
+      WithReason(absl::UnavailableError("recovering"), Reason::kRecovering), absl::Seconds(20)));
+  EXPECT_THAT(client_->cluster().GetVersion({.timeout = absl::Seconds(2)}),
+              StatusIs(absl::StatusCode::kUnavailable, Reason::kRecovering))
+      << "the next attempt would come too late";
+  EXPECT_THAT(client_->cluster().GetVersion(), IsOk()) << "the limit was that of one call";
+}
+
+TEST_F(MeshClientTest, ACancelledCallEndsAtOnce) {
+  Cancellation cancellation;
+  coordinator_->FailNextGetVersion(WithRetryDelay(
+      WithReason(absl::UnavailableError("recovering"), Reason::kRecovering), absl::Seconds(20)));
+  const absl::Time begin = absl::Now();
+  std::thread canceller([&cancellation] {
+    absl::SleepFor(absl::Milliseconds(100));
+    cancellation.Cancel();
+  });
+  EXPECT_THAT(client_->cluster().GetVersion({.cancellation = &cancellation}),
+              StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled));
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(10)) << "it waited for the next attempt";
+  canceller.join();
+  EXPECT_THAT(client_->cluster().GetVersion({.cancellation = &cancellation}),
+              StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled))
+      << "a cancellation is permanent";
+  EXPECT_THAT(client_->cluster().GetVersion(), IsOk());
+}
+
+TEST_F(MeshClientTest, ACancelledPutEndsAndIsAborted) {
+  workers_[1]->StallPuts();
+  Cancellation cancellation;
+  std::thread canceller([&] {
+    EXPECT_TRUE(workers_[1]->AwaitStalledPut());
+    cancellation.Cancel();
+  });
+  EXPECT_THAT(client_->arrays().PutTensors({Large("a")}, {}, {.cancellation = &cancellation}),
+              StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled));
+  canceller.join();
+  EXPECT_THAT(client_->arrays().Gather(ArraySelector::ByName("a")),
+              StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
 }
 
 TEST_F(MeshClientTest, OpensOneSessionRenewsItAndClosesIt) {

@@ -103,6 +103,44 @@ TEST_F(LocalQuestionsTest, KeepsDefinitionsWhileItLives) {
       << "definitions are of one instance";
 }
 
+TEST_F(LocalQuestionsTest, AnswersWithTheEffectiveSpecAlone) {
+  ASSERT_THAT(
+      client().catalog().CreateEntry("pod", rpc::MeshDefinition{.mesh = mesh_, .workers = {}}),
+      IsOk());
+  for (const Shape& shape : {Shape{8, 8}, Shape{8, 7}, Shape{8}, Shape{7, 7}}) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(
+        const SpecAnswer full,
+        client().layouts().ResolveSpec(
+            {.axes = {AxisValue::Name("__BATCH__"), AxisValue::Name("__EMBED__")},
+             .shape = shape,
+             .mesh = "pod"}));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(
+        const EffectiveSpec answer,
+        client().layouts().ResolveEffectiveSpec(
+            {.axes = {"__BATCH__", "__EMBED__"}, .shape = shape, .mesh = "pod"}));
+    EXPECT_EQ(answer.spec, full.effective);
+    EXPECT_EQ(answer.shard_shape, full.shard_shape);
+    EXPECT_EQ(answer.corrected_dimensions.size(), full.corrections.size());
+    EXPECT_EQ(answer.revision, full.revision);
+  }
+  EXPECT_THAT(client().layouts().ResolveEffectiveSpec({.axes = {"__EMBED__"}, .shape = {8}}),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kMissingArgument));
+}
+
+TEST_F(LocalQuestionsTest, ACancelledWatchEnds) {
+  Cancellation cancellation;
+  bool is_started = false;
+  EXPECT_THAT(client().catalog().Watch({}, 0, absl::Now() + absl::Minutes(1),
+                                       [&](const CatalogChanges&) {
+                                         is_started = true;
+                                         cancellation.Cancel();
+                                         return true;
+                                       },
+                                       {.cancellation = &cancellation}),
+              StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled));
+  EXPECT_TRUE(is_started);
+}
+
 TEST_F(LocalQuestionsTest, AnswersBatchesWithAStatusForEachItem) {
   const AxisValue embed = AxisValue::Name("__EMBED__");
   std::vector<ResolveSpecQuestion> questions(3);
