@@ -46,13 +46,14 @@ TEST_F(ResolveRulesTest, ReadsRulesInOneLineAndMatchesAName) {
 
   request.set_name("layer.mlp.kernel");
   ASSERT_THAT(Parse(request), IsOk());
-  EXPECT_EQ(parsed_.rule(), 2u);
+  ASSERT_TRUE(parsed_.has_rule_index());
+  EXPECT_EQ(parsed_.rule_index(), 1);
   EXPECT_EQ(parsed_.spec().dimensions(0).name(), "fsdp");
 
   request.set_name("bias");
   request.mutable_default_spec()->add_dimensions()->set_name("sp");
   ASSERT_THAT(Parse(request), IsOk());
-  EXPECT_EQ(parsed_.rule(), 0u);
+  EXPECT_FALSE(parsed_.has_rule_index());
   EXPECT_EQ(parsed_.spec().dimensions(0).name(), "sp");
 }
 

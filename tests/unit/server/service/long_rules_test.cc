@@ -133,7 +133,7 @@ TEST_F(LongRulesTest, TheAnswerIsThatOfOtherRulesAlsoTheSecondTime) {
   for (int i = 0; i < 3; ++i) {
     v1::ExplainTensorResponse response;
     EXPECT_THAT(Ask(&v1::ResolveService::Stub::ExplainTensor, request, &response), IsOk());
-    EXPECT_EQ(response.rule(), 3u);
+    EXPECT_EQ(response.rule_index(), 2);
   }
   request.mutable_rule_set()->mutable_value()->mutable_rules(1)->set_pattern("(");
   v1::ExplainTensorResponse response;

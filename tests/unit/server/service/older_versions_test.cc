@@ -182,7 +182,7 @@ class OlderVersionsTest : public ResolveServiceTest {
 TEST_F(OlderVersionsTest, AreWhatQuestionsAndGetsOfThemAnswer) {
   Store("r", "bias");
   Store("r", "kernel");
-  for (const auto& [name, rule] : {std::pair("r@1", 2u), {"r@2", 1u}, {"r", 1u}, {"r@1", 2u}}) {
+  for (const auto& [name, rule] : {std::pair("r@1", 1), {"r@2", 0}, {"r", 0}, {"r@1", 1}}) {
     v1::ExplainTensorRequest request;
     request.set_name("kernel");
     request.mutable_shape()->add_sizes(8);
@@ -190,7 +190,7 @@ TEST_F(OlderVersionsTest, AreWhatQuestionsAndGetsOfThemAnswer) {
     request.mutable_mesh()->set_name("default");
     v1::ExplainTensorResponse response;
     EXPECT_THAT(Ask(&v1::ResolveService::Stub::ExplainTensor, request, &response), IsOk());
-    EXPECT_EQ(response.rule(), rule) << name;
+    EXPECT_EQ(response.rule_index(), rule) << name;
 
     v1::GetEntryRequest get;
     get.set_kind(v1::ENTRY_KIND_RULE_SET);
@@ -199,7 +199,7 @@ TEST_F(OlderVersionsTest, AreWhatQuestionsAndGetsOfThemAnswer) {
     grpc::ClientContext context;
     rpc::Apply(rpc::CallOptions::Within(absl::Seconds(10)), &context);
     EXPECT_THAT(rpc::FromGrpc(catalog_->GetEntry(&context, get, &got)), IsOk());
-    EXPECT_EQ(got.entry().value().rule_set().rules(0).pattern(), rule == 1 ? "kernel" : "bias");
+    EXPECT_EQ(got.entry().value().rule_set().rules(0).pattern(), rule == 0 ? "kernel" : "bias");
   }
 }
 
