@@ -205,6 +205,19 @@ absl::StatusOr<CompiledProgram> ComputeClient::Compile(const Program& program,
     to.axes.assign(from.axes().begin(), from.axes().end());
   }
   compiled.cost = rpc::Decode(response.cost());
+  for (const v1::AxisTraffic& from : response.traffic()) {
+    PlannedTraffic& to = compiled.traffic.emplace_back();
+    to.axes.assign(from.axes().begin(), from.axes().end());
+    to.collectives = from.collectives();
+    to.sent_bytes = from.sent_bytes();
+    if (from.has_exchange_time()) {
+      SHARDMESH_ASSIGN_OR_RETURN(to.exchange_time, DecodeAnswer(from.exchange_time()));
+    }
+  }
+  compiled.peak_bytes = response.peak_bytes();
+  if (response.has_exchange_time()) {
+    SHARDMESH_ASSIGN_OR_RETURN(compiled.exchange_time, DecodeAnswer(response.exchange_time()));
+  }
   core_->programs().Add(compiled.plan_hash, program);
   return compiled;
 }

@@ -97,6 +97,7 @@ struct LinkCost {
   double seconds_per_byte = 1 / 2.5e9;
   double seconds_per_byte_combined = 1 / 10e9;
   bool shares_memory = false;  // each rank with each
+  bool is_measured = false;    // false: all rates are the defaults
 };
 
 // The time predicted:

@@ -6,6 +6,7 @@
 #include <iterator>
 
 #include "program/collective_check.h"
+#include "program/plan_forecast.h"
 #include "sharding/shape.h"
 #include "sharding/tile.h"
 #include "status/detail.h"
@@ -16,11 +17,6 @@
 
 namespace shardmesh {
 namespace {
-
-// The type in which sums of products travel.
-Dtype PartialSumType(Dtype dtype) {
-  return dtype == Dtype::kF16 || dtype == Dtype::kBF16 ? Dtype::kF32 : dtype;
-}
 
 // For labels: "all-gather of dimension 1 over tp".
 std::string Describe(const CollectiveOp& op) {
@@ -161,12 +157,7 @@ ValueIndex PlanBuilder::Emit(Kind kind, ValueDescriptor output, std::string_view
 
 ValueIndex PlanBuilder::EmitCollective(CollectiveOp op, ValueDescriptor output) {
   const ValueDescriptor& operand = value(op.input);
-  const CollectiveLoad load = {
-      .ranks = AxesSize(plan_.mesh, op.axes),
-      .bytes = TileBytes(plan_.mesh, operand),
-      .partial_bytes = ProductOf(TileElements(plan_.mesh, operand),
-                                 BitsPerElement(PartialSumType(operand.dtype))) /
-                       8};
+  const CollectiveLoad load = LoadOf(plan_.mesh, operand, op.axes);
   if (op.algorithm == CollectiveAlgorithm::kAuto) {
     op.algorithm = ChooseAlgorithm(op.kind, load, op.order, links_, preferred_);
   }

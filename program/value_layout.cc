@@ -109,6 +109,10 @@ int64_t TileBytes(const Mesh& mesh, const ValueDescriptor& value) {
   return ProductOf(TileElements(mesh, value), BitsPerElement(value.dtype)) / 8;
 }
 
+Dtype PartialSumType(Dtype dtype) {
+  return dtype == Dtype::kF16 || dtype == Dtype::kBF16 ? Dtype::kF32 : dtype;
+}
+
 int64_t ProductOf(int64_t a, int64_t b) {
   int64_t product = 0;
   return __builtin_mul_overflow(a, b, &product) ? std::numeric_limits<int64_t>::max() : product;

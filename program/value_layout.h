@@ -51,6 +51,9 @@ Shape TileShape(const Mesh& mesh, const ValueDescriptor& value);
 int64_t TileElements(const Mesh& mesh, const ValueDescriptor& value);
 int64_t TileBytes(const Mesh& mesh, const ValueDescriptor& value);
 
+// The type in which sums of products travel.
+Dtype PartialSumType(Dtype dtype);
+
 // a * b and sum + amount of counts that are not negative, at most INT64_MAX: plans that came over
 // the wire may have any shapes.
 int64_t ProductOf(int64_t a, int64_t b);

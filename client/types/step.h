@@ -115,11 +115,24 @@ struct PlannedInstruction {
   std::vector<std::string> axes;                               // of the collective, major first
 };
 
+// The exchange of one run of a plan along one list of mesh axes.
+struct PlannedTraffic {
+  std::vector<std::string> axes;  // major first
+  int64_t collectives = 0;
+  int64_t sent_bytes = 0;  // by the busiest device
+  // Predicted by the slowest measured link of the mesh; nullopt: no link is measured yet.
+  std::optional<absl::Duration> exchange_time;
+};
+
 // Summary of a plan.
 struct CompiledProgram {
   std::string plan_hash;                         // 32 raw bytes
   std::vector<PlannedInstruction> instructions;  // in order; at least one for each op
   PlanCost cost;                                 // of one run, predicted
+  std::vector<PlannedTraffic> traffic;           // each list of axes once
+  int64_t peak_bytes = 0;  // of values on one device at once, without operands
+  // Of all collectives of a run, without kernels; nullopt as in PlannedTraffic.
+  std::optional<absl::Duration> exchange_time;
 };
 
 }  // namespace shardmesh::client

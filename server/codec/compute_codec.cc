@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/time/time.h"
 #include "google/protobuf/repeated_field.h"
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/plan_codec.h"
@@ -191,6 +192,22 @@ void Encode(const PreparedPlan& prepared, v1::CompileResponse* to) {
     }
   }
   rpc::Encode(prepared.plan.cost, to->mutable_cost());
+}
+
+void Encode(const PlanForecast& forecast, bool is_measured, v1::CompileResponse* to) {
+  for (const AxisTraffic& from : forecast.traffic) {
+    v1::AxisTraffic* const traffic = to->add_traffic();
+    traffic->mutable_axes()->Assign(from.axes.begin(), from.axes.end());
+    traffic->set_collectives(from.collectives);
+    traffic->set_sent_bytes(from.sent_bytes);
+    if (is_measured) {
+      rpc::Encode(absl::Seconds(from.seconds), traffic->mutable_exchange_time());
+    }
+  }
+  to->set_peak_bytes(forecast.peak_bytes);
+  if (is_measured) {
+    rpc::Encode(absl::Seconds(forecast.exchange_seconds), to->mutable_exchange_time());
+  }
 }
 
 }  // namespace shardmesh::server

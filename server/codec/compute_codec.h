@@ -3,6 +3,7 @@
 #define SHARDMESH_SERVER_CODEC_COMPUTE_CODEC_H_
 
 #include "absl/status/statusor.h"
+#include "program/plan_forecast.h"
 #include "server/steps/planner.h"
 #include "server/steps/step_call.h"
 #include "shardmesh/v1/compute_service.pb.h"
@@ -21,6 +22,8 @@ absl::StatusOr<StepCall> Decode(const v1::ExecuteRequest& request);
 absl::StatusOr<StepOperands> DecodeOperands(const v1::CompileRequest& request);
 
 void Encode(const PreparedPlan& prepared, v1::CompileResponse* to);
+// `is_measured`: times are those of measured links. Without it no time is encoded.
+void Encode(const PlanForecast& forecast, bool is_measured, v1::CompileResponse* to);
 
 }  // namespace shardmesh::server
 

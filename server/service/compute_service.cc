@@ -11,6 +11,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "program/plan_forecast.h"
 #include "rpc/caller.h"
 #include "rpc/codec/plan_codec.h"
 #include "rpc/codec/status.h"
@@ -151,9 +152,11 @@ class ComputeService final : public v1::ComputeService::CallbackService {
     if (!program.ok()) {
       return rpc::WithField(program.status(), "program");
     }
-    SHARDMESH_ASSIGN_OR_RETURN(const auto prepared,
+    SHARDMESH_ASSIGN_OR_RETURN(const StepRunner::CompiledPlan compiled,
                                runner_.Compile(caller, *program, std::move(operands)));
-    Encode(*prepared, response);
+    Encode(*compiled.prepared, response);
+    Encode(ForecastOf(compiled.prepared->plan, compiled.links), compiled.links.is_measured,
+           response);
     return absl::OkStatus();
   }
 

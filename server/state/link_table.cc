@@ -195,6 +195,7 @@ LinkCost LinkTable::CostOf(const MembershipView& view, std::string_view mesh_id)
   }
   known.cost = {};
   if (all.links > 0) {
+    known.cost.is_measured = true;
     known.cost.latency_seconds = std::max(kLeastLatencySeconds, all.latency_seconds.value());
     known.cost.seconds_per_byte = std::max(kLeastSecondsPerByte, all.seconds_per_byte.value());
     known.cost.shares_memory = all.not_shared == 0;

@@ -126,10 +126,15 @@ StepRunner::StepRunner(const StepRunnerParts& parts)
       cancelled_(parts.metrics, "cancelled"),
       memory_(parts.memory) {}
 
-absl::StatusOr<std::shared_ptr<const PreparedPlan>> StepRunner::Compile(
-    const rpc::Caller& caller, const Program& program, StepOperands operands) const {
+absl::StatusOr<StepRunner::CompiledPlan> StepRunner::Compile(const rpc::Caller& caller,
+                                                             const Program& program,
+                                                             StepOperands operands) const {
   SHARDMESH_ASSIGN_OR_RETURN(const FoundOperands found, finder_.Find(std::move(operands)));
-  return Prepare(caller, program, found.operands, found.target);
+  CompiledPlan compiled;
+  SHARDMESH_ASSIGN_OR_RETURN(compiled.prepared,
+                             Prepare(caller, program, found.operands, found.target));
+  compiled.links = found.target.links;
+  return compiled;
 }
 
 absl::StatusOr<std::shared_ptr<const PreparedPlan>> StepRunner::Prepare(

@@ -66,11 +66,15 @@ class StepRunner {
 
   explicit StepRunner(const StepRunnerParts& parts);
 
+  // A plan, and the links of its mesh.
+  struct CompiledPlan {
+    std::shared_ptr<const PreparedPlan> prepared;
+    LinkCost links;
+  };
   // The plan by which a call with these operands would run. Errors: those of OperandFinder and of
   // Planner::Prepare.
-  absl::StatusOr<std::shared_ptr<const PreparedPlan>> Compile(const rpc::Caller& caller,
-                                                              const Program& program,
-                                                              StepOperands operands) const;
+  absl::StatusOr<CompiledPlan> Compile(const rpc::Caller& caller, const Program& program,
+                                       StepOperands operands) const;
 
   // Calls back once, from any thread, perhaps before it returns. The ticket, if there is one, is
   // for Cancel.

@@ -425,17 +425,17 @@ TEST_F(StepRunnerTest, ACompiledPlanRunsByItsHash) {
   whole.spec = PartitionSpec();
   AddArray(whole, "v");
   SHARDMESH_ASSERT_OK_AND_ASSIGN(
-      const auto plan,
+      const StepRunner::CompiledPlan plan,
       runner_.Compile(caller_, Each(1, CollectiveKind::kAllGather), {.operands = {Named("w")}}));
   StepCall call = Call({Named("v")});
-  call.work = PlanHash{plan->hash};
+  call.work = PlanHash{plan.prepared->hash};
   EXPECT_THAT(Refusal(call), StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
   call.operands = {.operands = {Named("w")}};
   const std::unique_ptr<Ended> ended = Start(call);
   EXPECT_EQ(transport_.work().op, "program of \"w\"");
   const StepAnswer answer = Finish(*ended);
   ASSERT_THAT(answer, IsOk());
-  EXPECT_EQ(answer->plan_hash(), plan->hash);
+  EXPECT_EQ(answer->plan_hash(), plan.prepared->hash);
 }
 
 }  // namespace
