@@ -78,8 +78,8 @@ const Questions& AllQuestions() {
                 "devices: 7 range { ranges { stop: 4 } ranges { start: 3 stop: 9 } } "
                 "replica_groups_of: 1")}}},
       {"ReshardService.PlanReshard",
-       {{StrCat("source { ", kMesh, kSpec, " } destination { ", kMesh, " spec { } } dtype: DTYPE_F32 ",
-                kShape)}}},
+       {{StrCat("source { ", kMesh, kSpec, " } destination { ", kMesh,
+                " spec { } } dtype: DTYPE_F32 ", kShape)}}},
       {"ResolveService.DescribeProfile",
        {{""}, {R"(profile { value { tensor_parallel_axis { name: "tp" } } })"}}},
       {"CompatService.ComputeHash",
