@@ -1,6 +1,6 @@
 // R1: a question for a spec against an empty unary call to the same server, alternating in one run:
-// one call at a time, and 64 outstanding. With the argument `once`, a short run for a test. With the
-// argument `metrics`, M3: against the same server without metrics.
+// one call at a time, and 64 outstanding. With the argument `once`, a short run for a test. With
+// the argument `metrics`, M3: against the same server without metrics.
 //
 // The server is a coordinator in this process, reached over loopback TCP as by any client. The
 // empty call is the health service's Check: a message without a body, and an answer of two bytes.
