@@ -73,7 +73,7 @@ TEST(PlanForecastTest, APlanWithoutCollectivesExchangesNothing) {
 
 TEST(PlanForecastTest, CutsHugeNumbersOff) {
   Program program = {.operand_count = 1, .ops = {}, .outputs = {}};
-  for (ValueIndex i = 0; i < 4; ++i) {
+  for (ValueIndex i = 0; i < 16; ++i) {  // each has 2^60 bytes
     program.ops.push_back(Sum(i, "tp"));
     program.outputs.push_back(i + 1);
   }
