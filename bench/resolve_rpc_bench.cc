@@ -60,8 +60,6 @@ struct Extent {
 constexpr double kLatencyTarget = 1.15;  // times the empty call's
 constexpr double kRateTarget = 0.9;      // of the empty call's
 constexpr int kOutstanding = 64;
-// Room for an answer and all that it consists of, so that it is taken apart in one piece of memory.
-constexpr size_t kAnswerBytes = 6'000;
 constexpr absl::Duration kRateTime = absl::Milliseconds(200);
 constexpr int kMetricsRounds = 50;
 constexpr int kMetricsCalls = 300;
@@ -175,6 +173,8 @@ bool IsRight(const v1::ResolveSpecResponse& answer) {
 }
 
 struct Effective {
+  // Room for a question and its answer, so that each is one piece of memory.
+  static constexpr size_t kAnswerBytes = 512;
   using Request = v1::ResolveEffectiveSpecRequest;
   using Response = v1::ResolveEffectiveSpecResponse;
   static constexpr auto kCall = [](v1::ResolveService::Stub& stub, auto... arguments) {
@@ -186,6 +186,7 @@ struct Effective {
 };
 
 struct Full {
+  static constexpr size_t kAnswerBytes = 6'000;
   using Request = v1::ResolveSpecRequest;
   using Response = v1::ResolveSpecResponse;
   static constexpr auto kCall = [](v1::ResolveService::Stub& stub, auto... arguments) {
@@ -197,19 +198,29 @@ struct Full {
 };
 
 // The data of an outstanding call, in one allocation.
-template <typename Response>
+template <typename Kind>
 struct ResolveCall {
+  using Response = typename Kind::Response;
+
   grpc::ClientContext context;
-  alignas(std::max_align_t) std::array<char, kAnswerBytes> memory;
+  alignas(std::max_align_t) std::array<char, Kind::kAnswerBytes> memory;
   google::protobuf::Arena arena{memory.data(), memory.size()};
   Response& answer = *google::protobuf::Arena::CreateMessage<Response>(&arena);
 };
 
+// `first_size`: another size of the first dimension than the question's.
 template <typename Kind>
-void StartResolve(v1::ResolveService::Stub& resolve, const typename Kind::Request& asked,
-                  std::function<void(bool)> done) {
-  auto* call = new ResolveCall<typename Kind::Response>;
-  Kind::kStart(resolve, &call->context, &asked, &call->answer,
+void StartResolve(v1::ResolveService::Stub& resolve, const typename Kind::Request& question,
+                  std::optional<int64_t> first_size, std::function<void(bool)> done) {
+  auto* call = new ResolveCall<Kind>;
+  const typename Kind::Request* asked = &question;
+  if (first_size.has_value()) {
+    auto* const copy = google::protobuf::Arena::CreateMessage<typename Kind::Request>(&call->arena);
+    *copy = question;
+    SetFirstSize(*first_size, copy);
+    asked = copy;
+  }
+  Kind::kStart(resolve, &call->context, asked, &call->answer,
                std::function([call, done = std::move(done)](grpc::Status status) {
                  const bool right = status.ok() && IsRight(call->answer);
                  delete call;
@@ -219,7 +230,7 @@ void StartResolve(v1::ResolveService::Stub& resolve, const typename Kind::Reques
 
 template <typename Kind>
 void ResolveOnce(v1::ResolveService::Stub& resolve, const typename Kind::Request& asked) {
-  alignas(std::max_align_t) std::array<char, kAnswerBytes> memory;
+  alignas(std::max_align_t) std::array<char, Kind::kAnswerBytes> memory;
   grpc::ClientContext context;
   google::protobuf::Arena arena(memory.data(), memory.size());
   auto& answer = *google::protobuf::Arena::CreateMessage<typename Kind::Response>(&arena);
@@ -300,7 +311,7 @@ int MeasureMetrics() {
   for (int round = 0; round < kMetricsRounds; ++round) {
     const auto sample = [&](Resolver& resolver) {
       return RateOf([&](std::function<void(bool)> done) {
-        StartResolve<Full>(*resolver.stub, question, std::move(done));
+        StartResolve<Full>(*resolver.stub, question, std::nullopt, std::move(done));
       });
     };
     const double first = sample(round % 2 == 0 ? with : without);
@@ -366,12 +377,10 @@ void Measure(v1::ResolveService::Stub& resolve, grpc::health::v1::Health::Stub& 
   SetFirstSize(32, &question);
   for (int round = 0; round < extent.rate_rounds; ++round) {
     ours_rates.push_back(RateOf([&](std::function<void(bool)> done) {
-      StartResolve<Kind>(resolve, question, std::move(done));
+      StartResolve<Kind>(resolve, question, std::nullopt, std::move(done));
     }));
     new_rates.push_back(RateOf([&](std::function<void(bool)> done) {
-      typename Kind::Request asked = question;
-      SetFirstSize(++next, &asked);
-      StartResolve<Kind>(resolve, asked, std::move(done));
+      StartResolve<Kind>(resolve, question, ++next, std::move(done));
     }));
     empty_rates.push_back(RateOf([&](std::function<void(bool)> done) {
       auto* call = new CheckCall;
