@@ -14,6 +14,9 @@ function(shardmesh_target_defaults target)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor
     -Woverloaded-virtual -Wno-unused-parameter $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>
     $<$<BOOL:${SHARDMESH_WERROR}>:-Werror>)
+  if(SHARDMESH_FUZZED AND SHARDMESH_SANITIZE MATCHES fuzzer)
+    target_compile_options(${target} PRIVATE -fsanitize=fuzzer-no-link)
+  endif()
 endfunction()
 
 # What every program of ours is linked with, beyond that: under ThreadSanitizer, what tells it of the synchronisation
