@@ -628,7 +628,7 @@ TEST_F(RotationTest, FilesThatCannotBeUsedChangeNothing) {
   folder_.Write("worker-1.key", client::ReadLog(folder_.Path("worker-0.key")));
   const std::string log = cluster_->folder() + "/shardmesh/test/worker-1.log";
   EXPECT_TRUE(Eventually([&] {
-    return absl::StrContains(client::ReadLog(log), "cannot be used, those before stay in use");
+    return absl::StrContains(client::ReadLog(log), "cannot be used; the previous ones stay in use");
   }));
   EXPECT_THAT(client::ReadLog(log), HasSubstr("is not the key of the certificate"));
   // worker-0 dials worker-1, and the client does.
