@@ -658,7 +658,7 @@ TEST_F(CertsTest, MakesAnAuthorityAndCertificatesAndRenewsThese) {
   const CommandResult made = Run(
       {"certs", "--dir=" + folder_, "--workers=2", "--host=coordinator.example", "--output=json"});
   ASSERT_EQ(made.exit_code, 0) << made.err;
-  EXPECT_THAT(made.err, HasSubstr("for trying out"));
+  EXPECT_THAT(made.err, HasSubstr("only for trials"));
   const json list = json::parse(made.out);
   EXPECT_EQ(list["made_authority"], true);
   EXPECT_EQ(list["certificates"].size(), 4);
