@@ -30,8 +30,8 @@ absl::Status WithoutReach(const absl::Status& status) {
   }
   return absl::UnavailableError(
       StrCat(ToStd(status.message()),
-             "; the coordinator has those workers: elements go between this client and the workers "
-             "directly, so run it where the workers' addresses are reached"));
+             "; those workers are attached to the coordinator, but this client exchanges elements "
+             "with them directly: run it where it can reach the workers' addresses"));
 }
 
 }  // namespace

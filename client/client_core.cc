@@ -54,7 +54,7 @@ absl::Status OutcomeUnknown(const absl::Status& status) {
   return WithReason(
       absl::DeadlineExceededError(StrCat(
           "the coordinator did not answer the put's commit in time (", ToStd(status.message()),
-          "): the put may be committed; look before you put again")),
+          "): the put may be committed; describe its names before you put again")),
       Reason::kDeadline);
 }
 

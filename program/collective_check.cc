@@ -144,10 +144,11 @@ absl::Status CheckDimensions(const CollectiveOp& op, const Shape& tile) {
   if (op.kind == CollectiveKind::kAllToAll) {
     SHARDMESH_RETURN_IF_ERROR(CheckDimension("split_dimension", op.split_dimension, tile));
     if (op.split_dimension == op.dimension) {
-      return InvalidArgument(Reason::kInvalidDimension,
-                             StrCat("dimension and split_dimension are both ", op.dimension,
-                                    "; what is joined along one dimension is split along another"),
-                             {{fact::kDimension, op.dimension}});
+      return InvalidArgument(
+          Reason::kInvalidDimension,
+          StrCat("dimension and split_dimension are both ", op.dimension,
+                 "; all-to-all joins one dimension and splits another: give two different ones"),
+          {{fact::kDimension, op.dimension}});
     }
   }
   return absl::OkStatus();
@@ -252,7 +253,7 @@ absl::Status CheckPartialSums(const CollectiveOp& op, const Layout& layout) {
   return InvalidArgument(
       Reason::kInvalidSpec,
       StrCat("the operand's tiles are partial sums along ", StrJoin(layout.unreduced, ","),
-             ", of which products, minima and maxima mean nothing; sum over ",
+             ", and a product, minimum or maximum of partial sums means nothing; sum over ",
              StrJoin(layout.unreduced, ","), " first"),
       {{fact::kAxis, StrJoin(layout.unreduced, ",")}});
 }

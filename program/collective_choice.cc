@@ -172,8 +172,8 @@ absl::Status CheckAlgorithm(CollectiveKind kind, CollectiveAlgorithm algorithm,
   if (algorithm == Algorithm::kAuto) {
     why = StrCat("the algorithm of ", CollectiveKindName(kind), " is not chosen yet");
   } else if (Fits(kind, algorithm, CollectiveOrder::kFastest)) {
-    why = StrCat("a ", name, " sums in an order of its own, which ", CollectiveKindName(kind),
-                 " allows with the order \"fastest\" alone");
+    why = StrCat("a ", name, " sums in an order of its own, and ", CollectiveKindName(kind),
+                 " allows that only with the order \"fastest\"");
   }
   return InvalidArgument(Reason::kBadField,
                          StrCat(why, "; those that fit: ", StrJoin(fitting, ", ")),

@@ -385,7 +385,7 @@ void Server::MeshesChanged(const std::vector<DefinitionStore::Event>& events) {
     if (event.record != nullptr) {
       const auto definition = definition_store_->Read(event);
       if (!definition.ok()) {
-        rpc::LogError("a mesh's change was not taken over",
+        rpc::LogError("a change of a mesh was not applied",
                       {{"mesh", event.name}, {"error", definition.status()}});
         continue;
       }
@@ -407,7 +407,7 @@ void Server::MeshesChanged(const std::vector<DefinitionStore::Event>& events) {
       changed.Update(membership_->AddMesh(event.name, mesh->mesh.size(), WorkersOf(*decoded)));
     }
     if (!changed.ok()) {
-      rpc::LogError("a mesh's change was not taken over",
+      rpc::LogError("a change of a mesh was not applied",
                     {{"mesh", event.name}, {"error", changed}});
     }
   }
@@ -432,7 +432,7 @@ void Server::WriteRanks(const std::string& mesh_id, const MeshRanks& ranks) {
           return;
         }
         if (ReasonOf(written.status()) != Reason::kVersionMismatch) {
-          rpc::LogError("the ranks of a mesh could not be written down, will retry",
+          rpc::LogError("the ranks of a mesh could not be stored, will retry",
                         {{"mesh", mesh_id}, {"error", written.status()}});
         }
         absl::MutexLock lock(&unwritten_mutex_);
@@ -604,7 +604,7 @@ void Server::Drain(absl::Time deadline) {
     // Steps and transfers end while their workers are still attached, and their clients are told.
     const absl::Duration to_tell = std::clamp(end.left() / 4, absl::ZeroDuration(), kTimeToTell);
     if (const int64_t aborted = sequencer_->Drain(end.wall() - to_tell); aborted > 0) {
-      rpc::LogWarning("the grace ended before all that ran", {{"aborted", aborted}});
+      rpc::LogWarning("the grace ended before all steps and transfers did", {{"aborted", aborted}});
     }
     lifecycle_->Drain(end.wall());
   }

@@ -53,11 +53,11 @@ int Main(int argc, const char* const* argv) {
   flags.AddBytes("memory", "limit of the memory for tiles", &options.memory_bytes,
                  rpc::kMinWorkerMemoryBytes);
   int64_t rpc_memory = -1;
-  flags.AddBytes("rpc-memory",
-                 "what calls of clients may take of gRPC before connections are refused and "
-                 "streams are cancelled; at least 16MiB, by default a quarter of --memory, 256MiB "
-                 "to 4GiB",
-                 &rpc_memory, kMinRpcMemoryBytes);
+  flags.AddBytes(
+      "rpc-memory",
+      "gRPC memory that calls of clients may take before connections are refused and streams are "
+      "cancelled; at least 16MiB, by default a quarter of --memory, 256MiB to 4GiB",
+      &rpc_memory, kMinRpcMemoryBytes);
   flags.AddText("data-dir", "DIR", "keep tiles on disk too, in this folder", &options.data_dir);
   flags.AddBytes("quarantine-disk",
                  "bytes of tiles kept on disk in quarantine, by default 64 GiB and at most a "
@@ -73,14 +73,13 @@ int Main(int argc, const char* const* argv) {
       "threads for kernels; 0 for the cores and the quota that this process may use, divided "
       "by the parts of --host-part",
       0, 1024, &options.threads);
-  flags.AddParsed(
-      "host-part", "INDEX/COUNT",
-      "which of the workers of this host it is: it keeps to its part of the cores, and is "
-      "bound to them if they are at least 2 (default 0/1)",
-      [&options](std::string_view value) -> absl::Status {
-        SHARDMESH_ASSIGN_OR_RETURN(options.part, HostPart::Parse(std::string(value)));
-        return absl::OkStatus();
-      });
+  flags.AddParsed("host-part", "INDEX/COUNT",
+                  "this worker's index and the number of workers on this host: it uses only its "
+                  "part of the cores, and is bound to that part if it has at least 2 (default 0/1)",
+                  [&options](std::string_view value) -> absl::Status {
+                    SHARDMESH_ASSIGN_OR_RETURN(options.part, HostPart::Parse(std::string(value)));
+                    return absl::OkStatus();
+                  });
   flags.AddSwitch("no-binding", "do not bind this process to its part of the cores", &no_binding);
   flags.AddHostPort("http-listen",
                     "serve Prometheus metrics here: over HTTP, with TLS over HTTPS; empty for "
@@ -101,10 +100,13 @@ int Main(int argc, const char* const* argv) {
         return absl::OkStatus();
       });
   flags.AddTls(&tls, &options.insecure);
-  flags.AddSwitch("http-plaintext", "serve metrics in plaintext, beyond this host and with TLS too",
+  flags.AddSwitch("http-plaintext",
+                  "serve metrics in plaintext, also to other hosts and also with TLS",
                   &options.http_plaintext);
-  flags.AddSwitch("insecure", "allow plaintext beyond this host; not with TLS", &options.insecure);
-  flags.AddDuration("drain-timeout", "how long running steps and streams have when it stops",
+  flags.AddSwitch("insecure", "allow plaintext connections from other hosts; not with TLS",
+                  &options.insecure);
+  flags.AddDuration("drain-timeout",
+                    "how long running steps and streams may go on when the worker stops",
                     &drain_timeout);
   flags.AddLog(&log);
   flags.AddFailpoints();

@@ -81,8 +81,8 @@ absl::StatusOr<rpc::HostPort> HostPortOf(std::string_view flag, const std::strin
   if (rpc::IsUnixAddress(address)) {
     return WithReason(
         absl::InvalidArgumentError(StrCat("--", flag, "=", address,
-                                          ": a worker's peers reach it at a port of the same host, "
-                                          "which this does not name; say HOST:PORT")),
+                                          ": peers reach a worker at a port of this host, but the "
+                                          "value names no host; write HOST:PORT")),
         Reason::kBadField, {{fact::kField, StrCat("--", flag)}, {fact::kValue, address}});
   }
   return rpc::ParseHostPort(address);
@@ -111,9 +111,10 @@ absl::StatusOr<std::vector<std::string>> Endpoints(const WorkerOptions& options,
   }
   SHARDMESH_ASSIGN_OR_RETURN(const rpc::HostPort bound, rpc::ParseHostPort(server.address()));
   if (bound.host == "0.0.0.0" || bound.host == "::") {
-    return absl::FailedPreconditionError(
-        StrCat("the worker listens on all addresses (", options.listen,
-               "), so nobody knows which one leads to it; say it with --advertise HOST:0"));
+    return absl::FailedPreconditionError(StrCat("the worker listens on all addresses (",
+                                                options.listen,
+                                                "), so peers and clients cannot know which one "
+                                                "reaches it; name one with --advertise HOST:0"));
   }
   endpoints.push_back(server.address());
   return endpoints;
@@ -332,7 +333,7 @@ class WorkerServer::Impl {
   void LogMisfits() const {
     const std::vector<std::string> misfits = share_.MisfitsOf(options_.memory_bytes, threads_);
     if (misfits.empty()) return;
-    rpc::LogWarning("more is asked for than this process may use",
+    rpc::LogWarning("the settings ask for more than this process may use",
                     {{"identity", options_.identity}, {"error", StrJoin(misfits, "; ")}});
   }
 

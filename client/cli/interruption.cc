@@ -179,8 +179,8 @@ void SayIfAFileIsLost() {
   sigemptyset(&action.sa_mask);
   action.sa_handler = [](int) {
     constexpr char kText[] =
-        "shardmesh: a file was cut short while it was read, or its disk failed; let nobody write "
-        "to it, and run the command again (BAD_FILE)\n";
+        "shardmesh: a file was cut short while it was read, or its disk failed; make sure that no "
+        "other process writes to it, and run the command again (BAD_FILE)\n";
     [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, kText, sizeof(kText) - 1);
     _exit(kExitFailed);
   };

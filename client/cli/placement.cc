@@ -26,7 +26,7 @@ std::string WhyTheyDiffer(const TreeSpec& spec, const std::optional<Mesh>& mesh)
     return FormatCorrections(spec.corrections, mesh);
   }
   return spec.effective.empty() && !spec.requested.empty()
-             ? "nothing was asked for that cuts the tensor"
+             ? "no axis was asked for that cuts the tensor"
              : std::string();
 }
 
@@ -195,7 +195,7 @@ void PrintPlacement(const Placement& placement, bool with_tensors) {
     const auto first =
         std::find_if(placement.tensors.begin(), placement.tensors.end(),
                      [](const TreeTensor& tensor) { return !tensor.dtype.has_value(); });
-    std::cout << "Without a dtype, and hence in no number of bytes: "
+    std::cout << "Not counted in bytes, because they have no dtype: "
               << FormatCount(uncounted, "tensor") << ", such as " << first->name << "\n";
   }
 }

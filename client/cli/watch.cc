@@ -94,7 +94,7 @@ absl::Status Watch(const WatchOptions& options, const std::function<absl::Status
     std::cout.flush();
     if (!std::cout.good()) break;  // the caller says why
     if (!status.ok()) {
-      std::cerr << StrCat("shardmesh: ", ToStd(status.message()), "; asked again in ",
+      std::cerr << StrCat("shardmesh: ", ToStd(status.message()), "; will ask again in ",
                           absl::FormatDuration(options.interval), "\n");
     }
     if (watcher.WaitFor(options.interval)) break;

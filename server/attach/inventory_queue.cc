@@ -52,9 +52,9 @@ absl::Status InventoryQueue::Keep(WorkerStream* stream, int64_t bytes) {
     if (beyond_ != nullptr) {
       return WithRetryDelay(
           WithReason(
-              absl::ResourceExhaustedError(StrCat(
-                  "inventories of ", kept_bytes_, " bytes wait to be taken in, the limit is ",
-                  limits_.bytes, "; attach again, and wait for a turn")),
+              absl::ResourceExhaustedError(StrCat("inventories of ", kept_bytes_,
+                                                  " bytes wait to be processed, the limit is ",
+                                                  limits_.bytes, "; attach again later")),
               Reason::kOverloaded, {{fact::kHave, kept_bytes_}, {fact::kLimit, limits_.bytes}}),
           absl::Seconds(1));
     }

@@ -85,9 +85,8 @@ absl::Status Readiness::Check(std::string_view mesh_id) const {
   const std::shared_ptr<const Definitions> state = definition_store_->shared_state();
   SHARDMESH_ASSIGN_OR_RETURN(const auto definition, state->Find(DefinitionKind::kMesh, mesh_id));
   if (WorkersOf(*definition) != ranks->identities) {
-    return Recovering(StrCat("the mesh \"", mesh_id,
-                             "\" is not ready: its ranks are being given "
-                             "out; try again"));
+    return Recovering(
+        StrCat("the mesh \"", mesh_id, "\" is not ready: its ranks are being assigned; try again"));
   }
   std::vector<std::string> missing;
   std::vector<std::string> missing_ranks;
@@ -99,7 +98,7 @@ absl::Status Readiness::Check(std::string_view mesh_id) const {
                             : told_state_->Find(DefinitionKind::kMesh, mesh_id);
       !told.ok() || *told != definition || told_view_->FindMesh(mesh_id) != ranks) {
     return Recovering(StrCat("the mesh \"", mesh_id,
-                             "\" is not ready: its workers are being told of it; try again"));
+                             "\" is not ready: its workers are being notified; try again"));
   }
   for (size_t rank = 0; rank < ranks->identities.size(); ++rank) {
     const std::string& identity = ranks->identities[rank];

@@ -81,16 +81,17 @@ absl::Status CheckHello(const WorkerHello& hello, std::string_view cluster_id, i
                        {fact::kNeed, rpc::kNewestProtocol}});
   }
   if (!hello.cluster_id.empty() && hello.cluster_id != cluster_id) {
-    return WithReason(absl::FailedPreconditionError(StrCat(
-                          "worker \"", hello.identity, "\" holds data of cluster ",
-                          hello.cluster_id, ", this is cluster ", cluster_id,
-                          "; point it to its own coordinator; if that is this one, its state was "
-                          "lost: restore a snapshot of it; else give the worker an empty data "
-                          "folder")),
-                      Reason::kClusterMismatch,
-                      {{fact::kIdentity, hello.identity},
-                       {fact::kHave, hello.cluster_id},
-                       {fact::kNeed, cluster_id}});
+    return WithReason(
+        absl::FailedPreconditionError(
+            StrCat("worker \"", hello.identity, "\" holds data of cluster ", hello.cluster_id,
+                   ", this is cluster ", cluster_id,
+                   "; if the worker is of another cluster, point it to that cluster's coordinator; "
+                   "if it is of this one, the coordinator's state was lost: restore a snapshot of "
+                   "it; to use the worker here without its data, give it an empty data folder")),
+        Reason::kClusterMismatch,
+        {{fact::kIdentity, hello.identity},
+         {fact::kHave, hello.cluster_id},
+         {fact::kNeed, cluster_id}});
   }
   if (!hello.data_identity.empty() && hello.data_identity != hello.identity) {
     return WithReason(

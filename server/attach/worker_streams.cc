@@ -307,12 +307,13 @@ void WorkerStreams::AttachAnew(std::string_view identity, const std::string& mes
   absl::MutexLock lock(&mutex_);
   WorkerStream* const stream = StreamOf(identity);
   if (stream == nullptr) return;
-  rpc::LogInfo("a worker has new ranks and is to bring its inventory anew",
+  rpc::LogInfo("a worker has new ranks and must send its inventory again",
                {{"identity", identity}, {"mesh", mesh_id}});
-  stream->Close(WithReason(absl::UnavailableError(StrCat("a rank of mesh \"", mesh_id,
-                                                         "\" is yours now; attach again, so that "
-                                                         "your tiles on it are judged")),
-                           Reason::kNotServing));
+  stream->Close(WithReason(
+      absl::UnavailableError(StrCat("a rank of mesh \"", mesh_id,
+                                    "\" is now served by this worker; attach again, so that the "
+                                    "coordinator checks its tiles on that mesh")),
+      Reason::kNotServing));
 }
 
 void WorkerStreams::PeersReported(WorkerStream* stream, int64_t epoch,
@@ -393,14 +394,13 @@ void WorkerStreams::EndUndecided(const MembershipView& view) {
     const std::string mesh_id = member.stream->TakeDecidable(view);
     if (mesh_id.empty()) continue;
     rpc::LogInfo(
-        "a mesh has its ranks now: a worker with tiles on it is to bring its inventory "
-        "anew",
+        "a mesh has its ranks now: a worker with tiles on it must send its inventory again",
         {{"identity", identity}, {"mesh", mesh_id}});
-    member.stream->Close(
-        WithReason(absl::UnavailableError(StrCat("mesh \"", mesh_id,
-                                                 "\" has its ranks now; attach again, so "
-                                                 "that the tiles on it are judged")),
-                   Reason::kNotServing));
+    member.stream->Close(WithReason(
+        absl::UnavailableError(StrCat(
+            "mesh \"", mesh_id,
+            "\" has its ranks now; attach again, so that the coordinator checks the tiles on it")),
+        Reason::kNotServing));
   }
 }
 
@@ -461,7 +461,7 @@ void WorkerStreams::CutOverdue() {
       continue;
     }
     it->first->Cut(WithReason(
-        absl::DeadlineExceededError(StrCat("the stream did not bring its ", awaited.phase,
+        absl::DeadlineExceededError(StrCat("the stream did not deliver its ", awaited.phase,
                                            " within ", rpc::FormatRounded(awaited.time))),
         Reason::kDeadline, {{fact::kLimit, absl::ToDoubleSeconds(awaited.time)}}));
     attaching_.erase(it++);

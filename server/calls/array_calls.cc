@@ -83,7 +83,8 @@ absl::Status ListArrays(const CoordinatorParts& context, const v1::ListArraysReq
   }
   if (request.include_unnamed() && !request.prefix().empty()) {
     return rpc::BadField("include_unnamed",
-                         "is set with a prefix, which no array without a name has; leave one out");
+                         "is set together with a prefix, but an array without a name matches no "
+                         "prefix; leave one out");
   }
   response->set_revision(context.definition_store->settled_revision());
   const std::string& token = request.page_token();

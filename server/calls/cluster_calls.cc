@@ -57,7 +57,7 @@ absl::Status ClusterCalls::ListFlightRecords(const v1::ListFlightRecordsRequest&
         options_.flight_log->Find(identity, step, max_records);
     if (!flight.has_value()) {
       if (request.identity().empty()) continue;  // forgotten this moment
-      return WithReason(absl::NotFoundError(StrCat("nothing is known of a worker \"", identity,
+      return WithReason(absl::NotFoundError(StrCat("there is no worker \"", identity,
                                                    "\"; `shardmesh status` lists the workers")),
                         Reason::kNotFound, {{fact::kKind, "worker"}, {fact::kName, identity}});
     }

@@ -81,7 +81,9 @@ absl::Status Forestalled(const Restore& restore) {
         return std::binary_search(missing.begin(), missing.end(), each.first);
       });
   if (is_back) return InProgress(array_id);
-  return absl::UnavailableError("a worker dropped its tile meanwhile; look what is left");
+  return absl::UnavailableError(
+      "a worker dropped its tile meanwhile; `shardmesh admin quarantine list` shows the tiles that "
+      "are left");
 }
 
 void BeginRestore(const RestorePtr& restore) {

@@ -56,8 +56,8 @@ class AnalyzeAnswer {
     for (const TreeTensor& tensor : tensors) {
       if (tensor.spec == nullptr) {
         return TensorError(InvalidArgument(Reason::kMissingArgument,
-                                           "there is no spec; this call sums up layouts that are "
-                                           "known, ResolveTree finds them out",
+                                           "there is no spec; give one, because this call adds up "
+                                           "given layouts, or call ResolveTree to resolve them",
                                            {{fact::kField, "tensors.spec_indexes"}}),
                            tensor.name);
       }
@@ -176,10 +176,11 @@ class SearchAnswer {
   absl::Status Add(absl::Span<const TreeTensor> tensors, const IsCancelled& is_cancelled) {
     for (const TreeTensor& tensor : tensors) {
       if (!tensor.dtype.has_value()) {
-        return TensorError(InvalidArgument(Reason::kMissingArgument,
-                                           "there is no dtype; meshes are ranked by bytes",
-                                           {{fact::kField, "tensors.dtypes"}}),
-                           tensor.name);
+        return TensorError(
+            InvalidArgument(Reason::kMissingArgument,
+                            "there is no dtype; give one, because meshes are ranked by bytes",
+                            {{fact::kField, "tensors.dtypes"}}),
+            tensor.name);
       }
     }
     SHARDMESH_ASSIGN_OR_RETURN(const std::vector<TreePlacement> placements,

@@ -49,7 +49,7 @@ class LintAnswer {
     SHARDMESH_DECODE(rules, "rule_set",
                      SelectRules(*state_, header.rule_set(), Compatibility::kExact, is_cancelled));
     if (!rules.has_value()) {
-      return rpc::BadField("rule_set", "is not set; it is what is looked through");
+      return rpc::BadField("rule_set", "is not set; give the rules to lint");
     }
     SHARDMESH_DECODE(profile, "profile", SelectProfile(*state_, header.profile()));
     SHARDMESH_RETURN_IF_ERROR(SelectMeshes(header, compatibility));
@@ -80,15 +80,14 @@ class LintAnswer {
       if (tensor.spec != nullptr) {
         return rpc::BadField("spec_indexes",
                              StrCat("gives tensor ", PythonRepr(tensor.name),
-                                    " a spec, of which neither rules nor axes are asked; leave it "
-                                    "out"));
+                                    " a spec, but only rules and axes are linted; leave it out"));
       }
       if (!given_trees_.empty() && trees_.size() == given_trees_.size()) {
         return InvalidArgument(
             Reason::kBadField,
-            StrCat("tensor ", PythonRepr(tensor.name), " comes after the ", tensors_.size(),
-                   " that header.given_trees tells of; raise the tensors of its tree, or leave it "
-                   "out"),
+            StrCat(
+                "tensor ", PythonRepr(tensor.name), " comes after the ", tensors_.size(),
+                " that header.given_trees announces; raise `tensors` of its tree, or leave it out"),
             {{fact::kValue, tensor.name}});
       }
       AddTensor(tensor);
@@ -353,11 +352,11 @@ class LintAnswer {
     if (trees_.size() < given_trees_.size()) {
       const v1::LintGivenTree& tree = given_trees_[trees_.size()];
       return rpc::WithField(
-          rpc::BadField("given_trees",
-                        StrCat("tells of ", tree.tensors(), " tensors of ", PythonRepr(tree.name()),
-                               ", tree ", trees_.size() + 1, " of ", given_trees_.size(), "; ",
-                               of_given_tree_, " of them came, ", tensors_.size(),
-                               " in all: send the others, or lower its tensors")),
+          rpc::BadField("given_trees", StrCat("announces ", tree.tensors(), " tensors of ",
+                                              PythonRepr(tree.name()), ", tree ", trees_.size() + 1,
+                                              " of ", given_trees_.size(), "; ", of_given_tree_,
+                                              " of them came, ", tensors_.size(),
+                                              " in all: send the others, or lower its `tensors`")),
           "header");
     }
     if (!tensors_.empty() && !of_catalog_ && given_trees_.empty()) {

@@ -163,7 +163,8 @@ class SnapshotReactor final : public grpc::ServerWriteReactor<v1::SnapshotRespon
   void CutOffIfSlow() {
     const absl::Time until = taken_at_;
     if (desk_->clock->Now() < until) return alarm_.SetNoLaterThan(until);
-    rpc::LogWarning("a snapshot is given up: nobody reads it", {{"revision", revision_}});
+    rpc::LogWarning("a snapshot is given up: the client does not read it",
+                    {{"revision", revision_}});
     context_->TryCancel();
   }
 

@@ -173,10 +173,9 @@ class PutStreams::Stream final
     if (!begun_->Release(key_)) return;
     // The commit may be asked for just now.
     parts_.transfers->Abandon(
-        transfer_id_,
-        WithReason(absl::CancelledError("the connection over which the client began the put broke "
-                                        "before its commit was asked for; put again"),
-                   Reason::kCancelled));
+        transfer_id_, WithReason(absl::CancelledError("the client's connection broke before it "
+                                                      "asked for the commit of the put; put again"),
+                                 Reason::kCancelled));
   }
 
   void Read() {
@@ -201,12 +200,12 @@ class PutStreams::Stream final
       }
       is_over_ = true;
     }
-    Finish(rpc::ToGrpc(WithReason(
-        absl::DeadlineExceededError(
-            StrCat("the put's tensors did not all come: at most ", absl::FormatDuration(kIdleLimit),
-                   " may pass without a message, and ", absl::FormatDuration(kTakeLimit),
-                   " until the client has sent all of them; put again")),
-        Reason::kDeadline, {{fact::kLimit, absl::ToDoubleSeconds(kTakeLimit)}})));
+    Finish(rpc::ToGrpc(
+        WithReason(absl::DeadlineExceededError(StrCat(
+                       "the client did not send all tensors of the put in time: at most ",
+                       absl::FormatDuration(kIdleLimit), " may pass between two messages, and ",
+                       absl::FormatDuration(kTakeLimit), " until the last one; put again")),
+                   Reason::kDeadline, {{fact::kLimit, absl::ToDoubleSeconds(kTakeLimit)}})));
   }
 
   void Write() {

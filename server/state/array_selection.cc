@@ -61,11 +61,12 @@ absl::Status Degraded(const SelectedArray& selected, const MembershipView& membe
   }
   const std::string_view advice =
       is_lost
-          ? "its worker is there without the tile: `shardmesh admin quarantine list` shows whether "
-            "it is aside and can be restored; otherwise load it again"
+          ? "its worker is attached without the tile: `shardmesh admin quarantine list` shows "
+            "whether the tile is in quarantine and can be restored; otherwise load the array again"
       : array.durability == Durability::kDisk
           ? "start those workers again: the tiles are on their disks"
-          : "the tiles were in memory: load it again, unless those workers still run and come back";
+          : "the tiles were in memory: load the array again, unless those workers still run and "
+            "come back";
   return WithReason(
       absl::FailedPreconditionError(StrCat(name, " lacks the tiles of ", ranks, "; ", advice)),
       Reason::kArrayDegraded,

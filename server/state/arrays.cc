@@ -47,7 +47,7 @@ std::string ChunkKey(std::string_view id, int64_t chunk) {
 
 absl::Status NoArray(std::string_view id) {
   return WithReason(
-      absl::NotFoundError(StrCat("no array \"", id, "\"; it was released, or never was")),
+      absl::NotFoundError(StrCat("no array \"", id, "\"; it was released, or never existed")),
       Reason::kNotFound, {{fact::kKind, "array"}, {fact::kName, id}});
 }
 
@@ -481,8 +481,7 @@ void ArrayRegistry::DiscardStaged(const std::vector<std::string>& array_ids) {
     for (const ArrayEntry::Waiting& waiting : found->second.waiting) {
       InventoryVerdict verdict;
       if (waiting.committed) {
-        verdict.quarantine.push_back(
-            {id, waiting.tile, "its array was to be taken back into use, which failed", false});
+        verdict.quarantine.push_back({id, waiting.tile, "its array could not be restored", false});
       } else {
         verdict.drop.push_back(id);
       }
@@ -1064,8 +1063,8 @@ void ArrayRegistry::ReleaseIfUnheld(std::string_view array_id) {
     PutAside(
         descriptor, entry.adopted_from,
         entry.may_lack_names
-            ? "no name of it is known any more; the state was made of a snapshot or has lost "
-              "records, and it may have had another one"
+            ? "it has no name, and may have lost one: the state was made from a snapshot or has "
+              "lost records"
             : "the coordinator found it without a name after its start, and nothing held it any "
               "more");
   } else {
@@ -1167,11 +1166,12 @@ absl::StatusOr<NameEntry> ArrayRegistry::FindName(std::string_view name, int64_t
       const auto found = former_.find({std::string(name), version});
       if (found == former_.end()) {
         return WithReason(
-            absl::NotFoundError(StrCat(
-                "version ", version, " of name \"", name, "\" is not there any more, or never was",
-                current == names_.end()
-                    ? "; there is no array of that name now"
-                    : StrCat("; the current version is ", current->second.entry.version))),
+            absl::NotFoundError(
+                StrCat("version ", version, " of name \"", name,
+                       "\" is not there any more, or never existed",
+                       current == names_.end()
+                           ? "; there is no array of that name now"
+                           : StrCat("; the current version is ", current->second.entry.version))),
             Reason::kNotFound, {{fact::kKind, "name"}, {fact::kName, StrCat(name, "@", version)}});
       }
       return NameEntry{std::string(name), found->second, version};
@@ -1691,7 +1691,7 @@ bool ArrayRegistry::Classify(const InventoryTile& tile, Taking* taking) {
     }
     return put_aside(
         StrCat("its array lives on mesh \"", descriptor.mesh_id, "\", where this part is ",
-               holders.empty() ? "nobody's" : StrCat("that of ", StrJoin(holders, ", of ")),
+               holders.empty() ? "no rank's" : StrCat("that of ", StrJoin(holders, ", of ")),
                rank.has_value() ? StrCat("; this worker serves rank ", *rank)
                                 : std::string("; this worker serves no rank of it")),
         true);

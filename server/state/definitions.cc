@@ -537,7 +537,7 @@ std::vector<ReplacedDefinition> DefinitionStore::ReplacedBy(const Definition& de
   std::vector<ReplacedDefinition> replaced;
   const auto history = store_->History(KeyOf(kind, definition.name), at);
   if (!history.ok()) {
-    rpc::LogWarning("the versions before this one are not to be had until it is updated",
+    rpc::LogWarning("the versions before this one are not available until it is updated",
                     {{"kind", DefinitionKindName(kind)},
                      {"name", definition.name},
                      {"version", definition.version},
@@ -906,11 +906,9 @@ absl::Status DefinitionStore::CheckRoom(DefinitionKind kind) const {
   int64_t all = 0;
   for (const DefinitionKind each : kKinds) all += count(each);
   const auto over = [](int64_t have, std::string_view what, int64_t limit, std::string_view flag) {
-    return WithReason(absl::ResourceExhaustedError(
-                          StrCat("the catalog has ", have, " ", what, ", the limit is ", limit,
-                                 "; delete some that nobody needs, or start the coordinator with "
-                                 "more ",
-                                 flag)),
+    return WithReason(absl::ResourceExhaustedError(StrCat(
+                          "the catalog has ", have, " ", what, ", the limit is ", limit,
+                          "; delete unused ones, or start the coordinator with more ", flag)),
                       Reason::kLimitExceeded, {{fact::kHave, have}, {fact::kLimit, limit}});
   };
   const int64_t meshes = count(DefinitionKind::kMesh);

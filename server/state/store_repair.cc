@@ -245,7 +245,7 @@ absl::StatusOr<std::optional<std::string>> RestoredFrom(const std::string& folde
     SHARDMESH_ASSIGN_OR_RETURN(RestoredRecord restored, DecodeRestored(kRestoredKey, *value));
     if (restored.digest == kUnknownSnapshot) {
       return StoreError(absl::StatusCode::kDataLoss,
-                        "it has lost records, that of its snapshot perhaps among them");
+                        "it has lost records, perhaps also the record of its snapshot");
     }
     return std::move(restored.digest);
   }
@@ -846,14 +846,14 @@ absl::StatusOr<std::vector<Put>> WithGivenRanks(const Salvaged& salvaged, const 
   for (LostRanks& each : *lost) {
     const auto given = ranks.find(each.mesh_id);
     if (given == ranks.end()) {
-      return WithReason(
-          absl::FailedPreconditionError(StrCat(
-              "which workers serve the ", each.mesh.size(), " ranks of mesh \"", each.mesh_id,
-              "\" is lost, and ", each.arrays, " arrays lie on it; name the workers in the ",
-              "order of their ranks, --ranks=", each.mesh_id,
-              "=WORKER,WORKER..., or none, --ranks=", each.mesh_id,
-              "=, if the first that attach shall get them")),
-          Reason::kMissingArgument, {{fact::kField, "--ranks"}});
+      return WithReason(absl::FailedPreconditionError(
+                            StrCat("the record of the workers that serve the ", each.mesh.size(),
+                                   " ranks of mesh \"", each.mesh_id, "\" is lost, and ",
+                                   each.arrays, " arrays lie on it; name the workers in the ",
+                                   "order of their ranks, --ranks=", each.mesh_id,
+                                   "=WORKER,WORKER..., or name none, --ranks=", each.mesh_id,
+                                   "=, to give the ranks to the first workers that attach")),
+                        Reason::kMissingArgument, {{fact::kField, "--ranks"}});
     }
     if (given->second.empty()) {
       left.push_back(std::move(each));
@@ -1027,7 +1027,7 @@ absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::s
     if (!last.ok()) {
       return StoreError(
           absl::StatusCode::kFailedPrecondition,
-          StrCat("cannot tell of which snapshot the state in ", folder,
+          StrCat("cannot tell from which snapshot the state in ", folder,
                  " was made: ", last.status().message(), "; to go on with that state, start ",
                  "without --restore; to put the snapshot in its place, put an empty file `",
                  kRestoreAgain, "` into the folder"));

@@ -233,8 +233,9 @@ absl::Status Sequencer::ReportStep(int64_t sequence, int64_t epoch, int64_t term
     SHARDMESH_RETURN_IF_ERROR(CheckTerm(term));
     const auto found = steps_.find(sequence);
     if (found == steps_.end()) {
-      return WithReason(absl::NotFoundError(StrCat("step ", sequence, " has ended or never was")),
-                        Reason::kNotFound, {{fact::kKind, "step"}, {fact::kName, sequence}});
+      return WithReason(
+          absl::NotFoundError(StrCat("step ", sequence, " has ended or never existed")),
+          Reason::kNotFound, {{fact::kKind, "step"}, {fact::kName, sequence}});
     }
     if (found->second->ref.epoch != epoch) {
       return WithReason(
@@ -447,7 +448,7 @@ absl::StatusOr<Sequencer::WorkPtr> Sequencer::FindTransfer(std::string_view tran
   const auto found = transfers_.find(ToAbsl(transfer_id));
   if (found != transfers_.end()) return found->second;
   return WithReason(
-      absl::NotFoundError(StrCat("transfer \"", transfer_id, "\" has ended or never was")),
+      absl::NotFoundError(StrCat("transfer \"", transfer_id, "\" has ended or never existed")),
       Reason::kNotFound, {{fact::kKind, "transfer"}, {fact::kName, transfer_id}});
 }
 

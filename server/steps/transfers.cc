@@ -23,9 +23,11 @@ namespace {
 constexpr int64_t kMostLooks = 2'000;
 
 absl::Status NoTransfer(std::string_view transfer_id) {
-  return WithReason(absl::NotFoundError(StrCat("there is no transfer \"", transfer_id,
-                                               "\"; it may have ended long ago")),
-                    Reason::kNotFound, {{fact::kKind, "transfer"}, {fact::kName, transfer_id}});
+  return WithReason(
+      absl::NotFoundError(StrCat(
+          "there is no transfer \"", transfer_id,
+          "\"; it may have ended long ago: `shardmesh ls` shows whether its arrays are there")),
+      Reason::kNotFound, {{fact::kKind, "transfer"}, {fact::kName, transfer_id}});
 }
 
 // Bytes of all tiles of an array, replicas included.
@@ -334,8 +336,8 @@ void Transfers::Commit(std::string_view transfer_id, std::string request_key, ab
                   ? Answer(transfer_id, *first)
                   : WithReason(absl::FailedPreconditionError(
                                    StrCat("transfer ", transfer_id,
-                                          " is committed, and which arrays it made is no longer "
-                                          "remembered; describe its names")),
+                                          " is committed, but the list of its arrays is no longer "
+                                          "kept; describe its names")),
                                Reason::kRequestIdReused, {{fact::kValue, transfer_id}});
     }
     return std::move(callback)(std::move(ended));

@@ -237,8 +237,8 @@ Revision LocalStore::UnreadableRevision(std::string_view key) const {
 void LocalStore::Fail(const absl::Status& status) {
   if (options_.on_failure) options_.on_failure(status);
   rpc::LogError(
-      "a write to the store failed and it is not known whether it is on disk; the process ends, so "
-      "that nobody is told either; what the store holds counts when it starts again",
+      "a write to the store failed, and it is not known whether it is on disk; the process ends "
+      "without an answer to the caller; after a restart the content of the store counts",
       {{"error", status}});
   // _exit, not exit: other threads run, and their output might depend on the failed write.
   _exit(1);

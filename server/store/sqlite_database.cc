@@ -92,8 +92,10 @@ absl::Status Database::Open(const std::string& vfs) {
       vfs.empty() ? FailingVfs() : vfs.c_str());
   if (code != SQLITE_OK) return Error(code, "open");
   if (sqlite3_db_readonly(handle_, "main") == 1) {
-    return StoreError(absl::StatusCode::kPermissionDenied,
-                      StrCat("cannot write ", path_, "; the coordinator needs to"), path_);
+    return StoreError(
+        absl::StatusCode::kPermissionDenied,
+        StrCat("cannot write ", path_, "; give the coordinator's user the right to write it"),
+        path_);
   }
   return absl::OkStatus();
 }
@@ -209,8 +211,10 @@ absl::Status Database::CheckPages() {
   if (again == kSound) {
     return StoreError(
         absl::StatusCode::kInternal,
-        StrCat("the disk did not give all pages of ", path_,
-               ", and did so when it was asked again; look for what it reports: ", found),
+        StrCat(
+            "the disk could not read all pages of ", path_,
+            " at first, and could at the second attempt; check the disk. The first attempt found: ",
+            found),
         path_);
   }
   return StoreError(absl::StatusCode::kDataLoss,

@@ -82,8 +82,8 @@ class Reserve {
     if (!is_whole()) {
       was_used_ = true;
       rpc::LogWarning(
-          "the disk has too little room to keep back what deletions and the next start may need; "
-          "make room",
+          "the disk has too little room for the reserve that deletions and the next start may "
+          "need; make room",
           {{"folder", folder_}, {"reserved_bytes", bytes_}, {"wanted_bytes", kReservedBytes}});
     }
   }
@@ -106,7 +106,7 @@ class Reserve {
     if (bytes_ == 0) return false;
     if (!is_use_told_) {
       rpc::LogWarning(
-          "the disk is full: what is kept back for deletions and starts is being used; make room",
+          "the disk is full: the reserve for deletions and starts is being used; make room",
           {{"folder", folder_}, {"reserved_bytes", bytes_}});
       is_use_told_ = true;
     }
@@ -123,7 +123,7 @@ class Reserve {
       bytes /= 2;
     }
     if (is_whole() && was_used_) {
-      rpc::LogInfo("what is kept back for deletions and starts is whole again",
+      rpc::LogInfo("the reserve for deletions and starts is whole again",
                    {{"folder", folder_}, {"reserved_bytes", bytes_}});
       was_used_ = false;
       is_use_told_ = false;
@@ -302,7 +302,8 @@ class OpenFiles {
               "with `shardmesh admin snapshot`, and start with --restore of it")),
           Reason::kStoreFailed, {{fact::kFile, file.path}});
       if (!std::exchange(is_told_, true)) {
-        rpc::LogError("the state is not where it was", {{"error", gone}});
+        rpc::LogError("the database of the state was moved, removed or replaced",
+                      {{"error", gone}});
       }
       return gone;
     }

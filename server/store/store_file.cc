@@ -359,11 +359,10 @@ absl::Status CheckHasLog(const std::string& database) {
       StrCat("the write-ahead log ", log,
              is_there ? StrCat(" has only ", found.st_size, " bytes") : " is missing", ", but ",
              database,
-             " needs it: its coordinator did not stop cleanly, and acknowledged commits may be in "
-             "the log alone; put the log back as it was; without it, restore a snapshot with "
-             "--restore (where that flag is there already, put an empty file `restore-again` into "
-             "the folder), or go on without those commits: `shardmesh admin check FOLDER "
-             "--set-aside`"),
+             " needs it: its coordinator did not stop cleanly, and acknowledged commits may be "
+             "only in the log; put the log back as it was; without it, restore a snapshot with "
+             "--restore (if that flag is set already, put an empty file `restore-again` into the "
+             "folder), or go on without those commits: `shardmesh admin check FOLDER --set-aside`"),
       log);
 }
 

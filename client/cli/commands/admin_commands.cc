@@ -144,7 +144,7 @@ absl::Status RunList(const Invocation& invocation, const std::string& identity) 
     std::cout << (list.unreached.empty() ? "Nothing is in quarantine\n"
                                          : "Nothing is in quarantine of the attached workers\n");
   }
-  PrintUnreached(list.unreached, "what it has in quarantine is not listed");
+  PrintUnreached(list.unreached, "its quarantine is not listed");
   return absl::OkStatus();
 }
 
@@ -218,7 +218,7 @@ absl::Status RunDrop(const Invocation& invocation, const std::vector<std::string
   if (!absent.empty()) {
     std::cout << "Not in quarantine: " << StrJoin(absent, ", ") << "\n";
   }
-  PrintUnreached(dropped.unreached, "what it has of them is still there");
+  PrintUnreached(dropped.unreached, "its parts of these arrays are still there");
   return absl::OkStatus();
 }
 
@@ -476,7 +476,7 @@ absl::Status RunCheck(const Invocation& invocation, const std::string& folder, b
   arguments.push_back(nullptr);
   execv(program.c_str(), arguments.data());
   return WithContext(FileError("run", program, errno),
-                     "checks are made by the coordinator's program");
+                     "`admin check` runs the coordinator's program");
 }
 
 }  // namespace
@@ -489,7 +489,7 @@ void AddAdminCommands(CommandLine* line) {
           "snapshot",
           "Save the state of a running coordinator, for `shardmesh-coordinator --restore FILE`",
           [=](const Invocation& i) { return RunSnapshot(i, *file); }, admin)
-      ->add_option("FILE", *file, "where to; a file that is there is replaced")
+      ->add_option("FILE", *file, "file to write; an existing file is replaced")
       ->required();
 
   auto folder = std::make_shared<std::string>();
@@ -497,7 +497,7 @@ void AddAdminCommands(CommandLine* line) {
   auto cluster_of = std::make_shared<std::string>();
   auto ranks = std::make_shared<std::string>();
   CLI::App* const check = line->AddCommand(
-      "check", "Look for unreadable records in the data folder of a coordinator that does not run",
+      "check", "Look for unreadable records in the data folder of a stopped coordinator",
       [=](const Invocation& i) { return RunCheck(i, *folder, *set_aside, *cluster_of, *ranks); },
       admin);
   check->add_option("FOLDER", *folder, "the coordinator's --data-dir, on this host")->required();
@@ -506,13 +506,13 @@ void AddAdminCommands(CommandLine* line) {
                       "moves unreadable records away, so that the folder opens without them");
   check
       ->add_option("--cluster-of", *cluster_of,
-                   "the snapshot that says of which cluster the state is, where its own record of "
-                   "that is lost")
+                   "the snapshot that names the cluster of the state, if the state has lost its "
+                   "own record of it")
       ->needs(aside);
   check
       ->add_option("--ranks", *ranks,
-                   "MESH=WORKER,...;...: the workers by rank of meshes whose own record of that is "
-                   "lost; MESH= lets the first that attach get the ranks")
+                   "MESH=WORKER,...;...: the workers, by rank, of meshes whose record of their "
+                   "workers is lost; MESH= gives the ranks to the first workers that attach")
       ->needs(aside);
 
   line->CanBeWatched(line->AddCommand(
@@ -538,13 +538,15 @@ void AddAdminCommands(CommandLine* line) {
 
   CLI::App* const quarantine = line->AddGroup(
       "quarantine",
-      "Tiles that workers put aside, since the registry does not count them as theirs", admin);
+      "Tiles that workers put aside, because the registry does not assign them to these workers",
+      admin);
 
   auto identity = std::make_shared<std::string>();
   CLI::App* const list = line->AddCommand(
-      "list", "List them, by worker; also arrays that are held without a name",
+      "list", "List the tiles in quarantine, by worker, and arrays that are held without a name",
       [=](const Invocation& i) { return RunList(i, *identity); }, quarantine);
-  list->add_option("--worker", *identity, "of this worker (default: of all that are attached)");
+  list->add_option("--worker", *identity,
+                   "only the quarantine of this worker (default: of all attached workers)");
   line->PrintsNames(list);
   line->CanBeWatched(list);
 
@@ -566,7 +568,7 @@ void AddAdminCommands(CommandLine* line) {
       [=](const Invocation& i) { return RunDrop(i, *dropped, *even_partly); }, quarantine);
   drop->add_option("ARRAY", *dropped, "ids of arrays")->required();
   drop->add_flag("--even-partly", *even_partly,
-                 "delete what can be reached, though workers with other parts are away");
+                 "delete the parts that can be reached, even if workers with other parts are away");
 }
 
 }  // namespace shardmesh::client

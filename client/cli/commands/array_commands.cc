@@ -346,8 +346,7 @@ absl::Status RunGet(const Invocation& invocation, const GetFlags& flags) {
   if (path == "-") {
     if (invocation.json) {
       return WrongUse(
-          "--out - writes the tensor to standard output, and so would --output "
-          "json or yaml");
+          "--out - and --output json or yaml both write to standard output; give one of them");
     }
     absl::StatusOr<GatheredTensor> gathered;
     {
@@ -528,7 +527,7 @@ void AddArrayCommands(CommandLine* line) {
   line->PrintsNames(ls);
   line->CanBeWatched(ls);
   CLI::Option* const prefix =
-      ls->add_option("prefix", ls_flags->prefix, "only names that begin so");
+      ls->add_option("prefix", ls_flags->prefix, "only names with this prefix");
   ls->add_flag("--unnamed", ls_flags->include_unnamed, "also arrays that no name points to")
       ->excludes(prefix);
 

@@ -409,7 +409,7 @@ void AddCatalogCommands(CommandLine* line) {
       },
       "mesh, profile, rules, logical or tree (default: all)")
       ->type_name("{mesh,profile,rules,logical,tree}");
-  ls->add_option("--prefix", listed->prefix, "only entries whose name begins so");
+  ls->add_option("--prefix", listed->prefix, "only entries whose name has this prefix");
 
   auto got = std::make_shared<EntryFlags>();
   AddEntryCommand(line, catalog, "get", "Show an entry, or with NAME@VERSION an older one",

@@ -134,7 +134,8 @@ void ReportStopped(const std::string& name, const std::vector<std::string>& kill
 // Reports the state of an earlier cluster of the name.
 void ReportEarlier(const LocalCluster& cluster) {
   if (!cluster.restarted().empty()) {
-    std::cerr << "Started again what had ended: " << StrJoin(cluster.restarted(), ", ") << "\n";
+    std::cerr << "Restarted the processes that had ended: " << StrJoin(cluster.restarted(), ", ")
+              << "\n";
   }
   if (const std::vector<std::string>& replaced = cluster.replaced(); !replaced.empty()) {
     std::cerr << cluster.replaced_why() << ": stopped " << StrJoin(replaced, ", ")
@@ -543,7 +544,7 @@ void AddClusterCommands(CommandLine* line) {
   up->add_option("--tls", flags->tls_folder,
                  "mutual TLS with the certificates in this folder, which are made if missing, as "
                  "`shardmesh certs` does (default: plaintext)");
-  up->add_option("--port", flags->port, "the coordinator's (default: a free one)")
+  up->add_option("--port", flags->port, "port of the coordinator (default: a free one)")
       ->check(CLI::Range(1, 65535));
   up->add_flag("--detach", flags->detach, "return when the cluster is healthy, and leave it up");
   AddParsedOption(
@@ -558,8 +559,8 @@ void AddClusterCommands(CommandLine* line) {
       },
       "most memory for tensors of each worker, such as 4GiB");
   up->add_option("--min-sharding-size", flags->min_sharding_size,
-                 "the least elements of a tensor that is sharded, for rules whose min_size is null "
-                 "(default: 16384)")
+                 "least number of elements of a tensor that is sharded, for rules whose min_size "
+                 "is null (default: 16384)")
       ->check(CLI::NonNegativeNumber);
   AddParsedOption(
       up, "--collective-algorithms", &flags->algorithms,
@@ -567,8 +568,8 @@ void AddClusterCommands(CommandLine* line) {
         SHARDMESH_RETURN_IF_ERROR(ParsePreferredAlgorithms(text).status());
         return std::string(text);
       },
-      "algorithms to use where calls leave the choice, as KIND=ALGORITHM,..., such as "
-      "all-reduce=halving; of other kinds, the one that is predicted to be fastest");
+      "algorithms for calls that name none, as KIND=ALGORITHM,..., such as all-reduce=halving; "
+      "kinds not listed here use the algorithm that is predicted to be fastest");
   up->add_option("--transport", flags->transport,
                  "how data goes between workers: through shared memory (shm), over streams "
                  "(stream), or as each pair can (auto, the default)")
@@ -577,7 +578,7 @@ void AddClusterCommands(CommandLine* line) {
   line->AddCommand("down", "Stop the cluster that `up` started",
                    [](const Invocation& i) { return RunDown(i); });
   CLI::App* const status =
-      line->AddCommand("status", "Show the meshes, the workers and how they are",
+      line->AddCommand("status", "Show the meshes, the workers and their state",
                        [](const Invocation& i) { return RunStatus(i); });
   line->PrintsNames(status);
   line->CanBeWatched(status);

@@ -116,9 +116,10 @@ absl::Status RunCurrentContext(const Invocation& invocation) {
   const std::string path = ContextFilePath();
   SHARDMESH_ASSIGN_OR_RETURN(const ContextFile file, ReadContexts(path));
   if (file.current.empty()) {
-    return WithReason(absl::NotFoundError(StrCat(
-                          path, " names no current context; `shardmesh config use-context` does")),
-                      Reason::kNotFound);
+    return WithReason(
+        absl::NotFoundError(StrCat(
+            path, " names no current context; choose one with `shardmesh config use-context`")),
+        Reason::kNotFound);
   }
   if (invocation.json) {
     invocation.Print(Json{{"name", file.current}});

@@ -71,7 +71,7 @@ void AddHealthCommands(CommandLine* line) {
                      "live: it runs; ready: it has all that it needs; or a service's full name "
                      "(default: ready)");
   health->add_flag("--wait", options->wait,
-                   "until it is, or the deadline is over (default: 2m; without --wait 5s)");
+                   "wait until it is, or the deadline is over (default: 2m; without --wait 5s)");
 }
 
 }  // namespace shardmesh::client

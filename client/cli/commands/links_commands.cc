@@ -51,7 +51,7 @@ void PrintMatrix(const ClusterLinks& links, std::string_view title, ToText to_te
 void PrintLinks(const ClusterLinks& links) {
   const auto workers = std::ssize(links.workers);
   if (workers < 2) {
-    std::cout << "One worker alone has no links\n";
+    std::cout << "A single worker has no links\n";
     return;
   }
   std::cout << links.links.size() << " of " << FormatCount(workers * (workers - 1) / 2, "link")

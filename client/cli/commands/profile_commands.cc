@@ -184,7 +184,7 @@ void AddProfileCommands(CommandLine* line) {
   hash->add_option("--algorithm", flags->algorithm,
                    "as Python's hashlib names it, such as sha256 (default: md5)")
       ->excludes(attributes);
-  hash->add_flag("--exact", flags->exact, "know hashlib's names alone");
+  hash->add_flag("--exact", flags->exact, "accept only hashlib's names");
 }
 
 }  // namespace shardmesh::client

@@ -70,8 +70,8 @@ absl::StatusOr<rpc::KeyPair> OpenAuthority(const std::string& folder, absl::Time
     return Unusable(StrCat(
         has_certificate ? certificate_path : key_path, " is there and ",
         has_certificate ? key_path : certificate_path,
-        " is not, so nothing can be signed; bring that back, or choose another --dir: an authority "
-        "is not replaced, since whoever trusts it would be cut off"));
+        " is not, so nothing can be signed; bring the missing file back, or choose another --dir: "
+        "an authority is not replaced, because processes that trust it would be cut off"));
   }
   if (has_certificate) {
     rpc::KeyPair authority;
@@ -89,7 +89,7 @@ absl::StatusOr<rpc::KeyPair> OpenAuthority(const std::string& folder, absl::Time
     if (now > not_after) {
       return Unusable(StrCat(
           "the authority in ", folder, " expired ", rpc::FormatRounded(now - not_after),
-          " ago, so nobody takes what it signs; remove ", certificate_path, " and ", key_path,
+          " ago, so peers reject what it signs; remove ", certificate_path, " and ", key_path,
           " and run `shardmesh certs --dir ", folder,
           "` again, which makes another authority and all certificates anew, then give the new ",
           "ca.crt to all who trusted the old one"));

@@ -268,9 +268,10 @@ absl::Status CheckStopped(const ClusterRecord& record) {
     }
   }
   return running.empty() ? absl::OkStatus()
-                         : absl::FailedPreconditionError(StrCat(
-                               "of the cluster \"", record.name, "\" ", StrJoin(running, ", "),
-                               " does not end, though it was killed; try again when it has ended"));
+                         : absl::FailedPreconditionError(
+                               StrCat("processes of the cluster \"", record.name,
+                                      "\" were killed and still run: ", StrJoin(running, ", "),
+                                      "; try again when they have ended"));
 }
 
 }  // namespace shardmesh::client

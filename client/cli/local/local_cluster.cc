@@ -120,12 +120,13 @@ std::vector<std::string> Choose(const ClusterRecord& record,
 absl::Status CheckResumable(const ClusterRecord& record, const LocalClusterOptions& options,
                             const std::vector<std::string>& ended) {
   const auto refused = [&](std::string_view why) {
-    return WithReason(
-        absl::FailedPreconditionError(StrCat(
-            "of the cluster \"", record.name, "\" at ", record.address, " ", StrJoin(ended, ", "),
-            " ended and the others run; ", why, ", or stop them with `shardmesh down --cluster ",
-            record.name, "` and start again: what is under --data-dir stays")),
-        Reason::kAlreadyExists, {{fact::kKind, "cluster"}, {fact::kName, record.name}});
+    return WithReason(absl::FailedPreconditionError(StrCat(
+                          "the cluster \"", record.name, "\" at ", record.address,
+                          " runs without these processes, which have ended: ", StrJoin(ended, ", "),
+                          "; ", why, ", or stop them with `shardmesh down --cluster ", record.name,
+                          "` and start again: what is under --data-dir stays")),
+                      Reason::kAlreadyExists,
+                      {{fact::kKind, "cluster"}, {fact::kName, record.name}});
   };
   if (record.supervisor.has_value() && IsRunning(*record.supervisor)) {
     return refused(
@@ -135,7 +136,7 @@ absl::Status CheckResumable(const ClusterRecord& record, const LocalClusterOptio
       options.port == 0 || absl::EndsWith(record.address, StrCat(":", options.port));
   if (record.mesh != options.mesh.ToString() || record.data_folder != options.data_folder ||
       record.tls_folder != options.tls_folder || !same_port) {
-    return refused(StrCat("to have that started again give its own --mesh ", record.mesh,
+    return refused(StrCat("to start them again, give the cluster's own --mesh ", record.mesh,
                           record.data_folder.empty() ? " without --data-dir" : " and --data-dir ",
                           record.data_folder,
                           record.tls_folder.empty() ? ", without --tls" : " and --tls ",
@@ -385,7 +386,7 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(LocalClusterOp
       if (listened && (!old->data_folder.empty() || IsRunning(old->processes.front().id))) {
         return Resume(std::move(options), *old, std::move(lock), limit.wall());
       }
-      replaced_why = listened ? "The coordinator had ended, and with it what it kept in memory"
+      replaced_why = listened ? "The coordinator had ended, and its state was only in memory"
                               : "An earlier start was cut off";
       StopRecorded(options.folder, *old, kGrace);
       SHARDMESH_RETURN_IF_ERROR(CheckStopped(*old));
