@@ -1,4 +1,4 @@
-// A computation over arrays, written without regard to how they lie.
+// A computation over arrays, independent of their layouts.
 #ifndef SHARDMESH_PROGRAM_PROGRAM_H_
 #define SHARDMESH_PROGRAM_PROGRAM_H_
 
@@ -45,15 +45,15 @@ absl::Span<const CollectiveKind> AllCollectiveKinds();
 // `all-reduce`, `reduce-scatter`, ...
 std::string_view CollectiveKindName(CollectiveKind kind);
 
-// How the devices of a group exchange what a collective demands. Which of them a kind has, and what
-// they cost, says program/collective_choice.h.
+// How the devices of a group exchange the data of a collective. program/collective_choice.h has the
+// algorithms of each kind and their costs.
 enum class CollectiveAlgorithm : uint8_t {
-  kAuto,      // the one predicted to be fastest
-  kPairwise,  // everyone sends to everyone what the other needs
-  kDirect,    // everyone sends all it has to everyone, or to the root, which combine it themselves
-  kDoubling,  // devices 1, 2, 4, ... places apart exchange what they have
-  kHalving,   // they split what is left to combine; then back with the results
-  kRing,      // each hears from the place before it and tells the place after it
+  kAuto,      // the one that is predicted to be fastest
+  kPairwise,  // each device sends every other the part that it needs
+  kDirect,    // each sends all its data to all, or to the root, which combine it themselves
+  kDoubling,  // devices 1, 2, 4, ... places apart exchange their data
+  kHalving,   // they split the remaining combination; then results go back
+  kRing,      // each receives from the place before it and sends to the place after it
   kBinomial,  // along a binomial tree
   kChain,     // along the places, in chunks
 };
@@ -63,13 +63,13 @@ absl::Span<const CollectiveAlgorithm> AllCollectiveAlgorithms();
 // `auto`, `pairwise`, ...
 std::string_view CollectiveAlgorithmName(CollectiveAlgorithm algorithm);
 
-// Which orders of combination a reduction may have.
+// The permitted orders of combination in a reduction.
 enum class CollectiveOrder : uint8_t {
-  kReproducible,  // the canonical one alone: the same bits for every algorithm, size and run
+  kReproducible,  // only the canonical one: the same bits for every algorithm, size and run
   kFastest,       // any; still the same on every device, and in every run of the same plan
 };
 
-// A way in a permutation, from place to place.
+// A move in a permutation, from one place to another.
 struct PermutePair {
   int64_t source = 0;
   int64_t target = 0;
@@ -89,7 +89,7 @@ struct LinearOp {
   friend bool operator==(const LinearOp&, const LinearOp&) = default;
 };
 
-// lhs * rhs for two matrices, each transposed first if so said.
+// lhs * rhs for two matrices, each transposed first if requested.
 struct MatmulOp {
   ValueIndex lhs = 0;  // [M, K]
   ValueIndex rhs = 0;  // [K, N]
