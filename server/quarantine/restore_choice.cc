@@ -178,7 +178,7 @@ absl::Status ChooseAll(Restore* restore) {
   restore->commit.moves.push_back(
       {.name = name, .array_id = descriptor.array_id, .expected_version = 0});
   restore->response->set_name(std::move(name));
-  // Named arrays keep the revision that they were put at, unless the mesh was defined anew.
+  // Named arrays keep their revision, unless the mesh was defined again.
   descriptor.mesh_revision = (*definition)->revision;
   const absl::Status staged = from.context.registry->Stage({.descriptor = descriptor});
   if (absl::IsAlreadyExists(staged)) return InProgress(descriptor.array_id);

@@ -26,7 +26,7 @@
 
 namespace shardmesh::server {
 
-// An array that a put is to make.
+// An array that a put will make.
 struct PutItem {
   ArrayDefinition definition;
   std::string name;                         // empty: none; the session then pins the array

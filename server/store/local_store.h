@@ -75,9 +75,9 @@ class Journal {
   // Adds its figures: bytes on disk, and the quota.
   virtual void AddStats(StoreStats* stats) = 0;
 
-  // As Store::UnreadableRevision, for records found unreadable at opening. Any thread may call.
+  // Like Store::UnreadableRevision, for records found unreadable at opening. Any thread may call.
   virtual Revision UnreadableRevision(std::string_view) const { return 0; }
-  // As Store::UnreadableKeys. Called by any thread.
+  // Like Store::UnreadableKeys. Called by any thread.
   virtual std::vector<std::string> UnreadableKeys() const { return {}; }
 };
 

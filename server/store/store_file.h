@@ -60,7 +60,7 @@ absl::Status FinishReplacement(const std::string& folder);
 // folder shows that a coordinator kept its state there. OK for a folder that is new, and for one
 // whose first start was interrupted. Under the folder's lock, after FinishReplacement.
 absl::Status CheckHasState(const std::string& folder);
-// As CheckHasState, for a database that could be opened and has no tables (version 0).
+// Like CheckHasState, for a database that could be opened and has no tables (version 0).
 absl::Status CheckIsNew(const std::string& folder);
 
 // Sets whether the database needs its log, as part of a transaction.

@@ -117,7 +117,7 @@ class PeerLink final : public ExchangeStream::Handler,
   // Returns the peer's identity: the dialled one, or else that of its hello (empty before).
   std::string peer() const;
   bool is_up() const;
-  // As ExchangeStream::CheckPeer; valid while the stream is open.
+  // Like ExchangeStream::CheckPeer; valid while the stream is open.
   absl::Status CheckPeer(const rpc::Credentials& own, const std::string& identity) const;
 
   // Queues a message of at least one byte for the peer. `signature`, if not empty, goes with it.

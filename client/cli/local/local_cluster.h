@@ -69,7 +69,7 @@ class LocalCluster {
   //   nothing is stopped, as after Detach. Only the restarted processes end with this process where
   //   ends_with_parent says so, even if it is killed. FAILED_PRECONDITION if the cluster has
   //   another mesh, port, data folder or certificates, or an `up` in the foreground.
-  // - A part of it is up, but unusable: the rest is stopped, and the cluster starts anew; see
+  // - A part of it is up, but unusable: the rest is stopped, and the cluster starts again; see
   //   replaced(). This holds if its start was cut off before the coordinator listened, if it is in
   //   memory and without a coordinator, or if all of it is about to end (ClusterRecord::Ending).
   // - Its record is unreadable: DATA_LOSS, as of ReadRecord.
@@ -142,7 +142,7 @@ class LocalCluster {
   ProcessOptions WorkerProcess(const std::string& identity) const;
   // Starts a process, which is in the record before its program begins. Requires the lock.
   absl::Status Launch(const std::string& identity, ProcessOptions process);
-  // As Restart, with the lock held.
+  // Like Restart, with the lock held.
   absl::Status StartAgain(const std::string& identity, absl::Time deadline);
   // Waits for the coordinator's line with its address.
   absl::Status WaitUntilListening(Member* coordinator, absl::Time deadline);
