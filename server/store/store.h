@@ -19,7 +19,7 @@ namespace shardmesh::server {
 // Counts the commits of a store: 0 is the empty store, each commit that writes adds one.
 using Revision = int64_t;
 
-// Limits of one transaction; etcd's defaults, so that every store can keep the promise.
+// Limits of one transaction. They are etcd's defaults, so that any store could implement them.
 inline constexpr size_t kMaxTransactionOperations = 128;     // compares, puts and deletes together
 inline constexpr size_t kMaxTransactionBytes = 1536 * 1024;  // keys and values together
 inline constexpr size_t kMaxKeyBytes = 2048;
