@@ -36,9 +36,9 @@
 namespace shardmesh::server {
 namespace {
 
-// Keeps what a large tree took for the next one: memory that goes back to the system after each
-// call is cleared by the kernel page by page when it is taken again, a tenth of such a call's time.
-// At most about 64 MiB in each of 8 arenas stay.
+// Keeps the memory of a large tree for the next one. Memory that returns to the system after each
+// call is cleared page by page when it is used again: a tenth of such a call's time. At most about
+// 64 MiB in each of 8 arenas stay.
 void KeepFreedMemory() {
 #ifdef __GLIBC__
   mallopt(M_ARENA_MAX, 8);
@@ -181,7 +181,7 @@ void PrintJson(const StoreCheck& check, const std::string& folder, bool set_asid
   std::printf("%s\n", document.dump(2, ' ', false, Json::error_handler_t::replace).c_str());
 }
 
-// Prints the error as the command line does, which runs this program under the name `program`.
+// Prints the error like the command line, which runs this program under the name `program`.
 void PrintError(const absl::Status& error, std::string_view program, bool json) {
   using Json = nlohmann::ordered_json;
   const std::string code = absl::StatusCodeToString(error.code());
@@ -219,7 +219,7 @@ absl::StatusOr<GivenRanks> ParseRanks(const std::string& text) {
   return ranks;
 }
 
-// Looks at a data folder, and prints what it found.
+// Examines a data folder, and prints the findings.
 int Check(const std::string& folder, bool set_aside, const std::string& cluster_of,
           const std::string& ranks, bool json, std::string_view program) {
   const absl::StatusOr<GivenRanks> given = ParseRanks(ranks);
@@ -234,7 +234,7 @@ int Check(const std::string& folder, bool set_aside, const std::string& cluster_
   return opens && !check->lacks_cluster ? rpc::FlagSet::kDone : rpc::FlagSet::kFailed;
 }
 
-// Puts a snapshot back, and says in the log what differs.
+// Restores a snapshot, and logs the differences.
 absl::Status Restore(const std::string& folder, const std::string& file) {
   const absl::StatusOr<Restored> restored = RestoreSnapshot(folder, file);
   if (!restored.ok()) {
@@ -277,7 +277,7 @@ struct CheckFlags {
   bool json;
 };
 
-// INVALID_ARGUMENT for flags that each read well and cannot be meant together.
+// INVALID_ARGUMENT for flags that are each valid but contradict each other.
 absl::Status CheckTogether(const CheckFlags& check, const std::string& restore,
                            const CoordinatorOptions& options) {
   if (!restore.empty() && options.data_dir.empty()) {
@@ -293,7 +293,7 @@ absl::Status CheckTogether(const CheckFlags& check, const std::string& restore,
                                            : "--ranks",
                " is for a check of a data folder; give --check FOLDER too"));
   }
-  // A worker whose next heartbeat comes after it counts as lost is lost again and again.
+  // A worker whose next heartbeat comes after this limit would be lost again and again.
   const MembershipOptions& membership = options.membership;
   if (membership.lost_after < 2 * membership.heartbeat_interval) {
     return absl::InvalidArgumentError(
@@ -304,7 +304,7 @@ absl::Status CheckTogether(const CheckFlags& check, const std::string& restore,
                absl::FormatDuration(2 * membership.heartbeat_interval),
                " or more, or a shorter --heartbeat-interval"));
   }
-  // Half of it is for inventories, of which each takes 9 MiB.
+  // Half of it is for inventories; each takes 9 MiB.
   constexpr int64_t kMinRpcMemoryBytes = int64_t{18} << 20;
   if (options.limits.rpc_memory_bytes < kMinRpcMemoryBytes) {
     return absl::InvalidArgumentError(
@@ -433,7 +433,7 @@ int Main(int argc, char** argv) {
                kMost, &limits.max_watches);
   flags.AddInt("max-watches-per-caller", "the same for one caller", 1, kMost,
                &limits.max_watches_per_caller);
-  // Workers hold as many steps of a peer that is ahead, and no more.
+  // Workers hold the same number of steps of a peer that is ahead, and no more.
   flags.AddInt("max-live-work", "steps and transfers that have not ended", 1, rpc::kMaxLiveWork,
                &limits.max_live_work);
   flags.AddInt("max-connections", "connections; 0: as many as there are file descriptors for", 0,

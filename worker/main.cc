@@ -1,4 +1,4 @@
-// The program shardmesh-worker: serves one device of a mesh until it is told to stop.
+// The program shardmesh-worker: serves one device of a mesh until it gets a signal to stop.
 #include <cstdio>
 #include <memory>
 #include <optional>
@@ -21,7 +21,7 @@
 namespace shardmesh::worker {
 namespace {
 
-// How often the main thread looks whether the coordinator has refused this worker for good.
+// How often the main thread checks whether the coordinator has refused this worker permanently.
 constexpr absl::Duration kFailurePollInterval = absl::Milliseconds(100);
 
 int Main(int argc, const char* const* argv) {
@@ -119,12 +119,12 @@ int Main(int argc, const char* const* argv) {
   options.quarantine.memory_bytes =
       quarantine_memory < 0 ? options.memory_bytes / 8 : quarantine_memory;
   if (!no_binding) {
-    // Threads that start from now on are bound too; the signal's thread needs no core of its own.
+    // Threads that start from now on are bound too; the signal's thread needs no separate core.
     const absl::StatusOr<bool> bound = BindToPart(options.part);
     if (!bound.ok()) {
       rpc::LogWarning("not bound to its part of the cores", {{"error", bound.status()}});
     } else if (*bound) {
-      options.part.is_bound = true;  // the cores that are left are its own
+      options.part.is_bound = true;  // the remaining cores are its own
     }
   }
 

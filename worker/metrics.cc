@@ -55,7 +55,7 @@ struct CollectiveSeries {
   rpc::Counter seconds;
 };
 
-// Frames that were not taken, by why.
+// Refused frames, by reason.
 struct DiscardedFrames {
   explicit DiscardedFrames(rpc::Metrics* metrics)
       : step_over(Add(metrics, "step_over")),
@@ -115,7 +115,7 @@ StepObserver ObserveSteps(rpc::Metrics* metrics) {
   observer.collective = [=](CollectiveKind kind, CollectiveAlgorithm algorithm,
                             const StepObserver::CollectiveBytes& bytes, absl::Duration elapsed) {
     const auto found = collectives.find({kind, algorithm});
-    if (found == collectives.end()) return;  // refused: the kind has no such algorithm
+    if (found == collectives.end()) return;  // refused: the kind lacks this algorithm
     const CollectiveSeries& series = found->second;
     series.operations.Add();
     series.sent_bytes.Add(static_cast<double>(bytes.sent));

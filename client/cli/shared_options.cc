@@ -1,4 +1,4 @@
-// Options that several commands have.
+// Options of several commands.
 #include "client/cli/shared_options.h"
 
 #include <algorithm>

@@ -9,7 +9,7 @@
 namespace shardmesh::server {
 namespace {
 
-// Bytes of an unchecked identity in an error.
+// Most bytes of an unchecked identity that an error shows.
 constexpr size_t kMaxIdentityShown = 255;
 
 }  // namespace

@@ -13,7 +13,7 @@
 namespace shardmesh::server {
 namespace {
 
-// The size of the last inventory predicts the next one for this time. Refused workers come back
+// The size of the last inventory predicts the next one for this time. Refused workers return
 // sooner.
 constexpr absl::Duration kSizeForgottenAfter = absl::Seconds(30);
 
@@ -95,7 +95,7 @@ void InventoryQueue::EndTurn(WorkerStream* stream) {
   for (Admit& admit : admitted) std::move(admit)();
 }
 
-// Whether one more stream may bring its inventory now. The next inventory is taken to be as large
+// Whether one more stream may bring its inventory now. The next inventory is assumed to be as large
 // as the largest recent one.
 bool InventoryQueue::HasTurn() const {
   if (bringing_.empty()) return true;

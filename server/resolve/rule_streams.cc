@@ -282,7 +282,7 @@ class LintAnswer {
     options_.trees.push_back(std::move(text));
   }
 
-  // A tree without a name is the whole request.
+  // A tree without a name has all tensors of the request.
   void EndGivenTree(const std::string& name) {
     v1::LintTree wire;
     wire.set_source(v1::LintTree::SOURCE_REQUEST);
@@ -380,7 +380,7 @@ class LintAnswer {
       SHARDMESH_RETURN_IF_ERROR(CheckCount(tensors_.size() + held.size()));
       last = page.back().name.name;
     }
-    tensors_.reserve(tensors_.size() + held.size());  // names stay where they are from here on
+    tensors_.reserve(tensors_.size() + held.size());  // names keep their addresses from here on
     // Trees of several models may share tensor names, with different shapes.
     absl::flat_hash_set<std::string_view> names;
     absl::flat_hash_set<std::tuple<int64_t, std::string_view, absl::Span<const int64_t>>> tensors;
@@ -424,7 +424,7 @@ class LintAnswer {
     size_t place = 0;  // in the header, if it names trees
   };
   std::vector<StoredPlace> stored_;                   // by name and version
-  std::deque<std::vector<AxisValue>> axes_of_trees_;  // theirs; tensors have them by address
+  std::deque<std::vector<AxisValue>> axes_of_trees_;  // of stored trees; used by address
   std::vector<v1::LintGivenTree> given_trees_;
   int64_t of_given_tree_ = 0;        // tensors of the tree being added
   std::vector<v1::LintTree> trees_;  // trees added so far
@@ -491,7 +491,7 @@ class DiffAnswer {
   }
 
  private:
-  // Tensors between two questions whether to stop: a few milliseconds' work.
+  // Tensors between two checks for cancellation: a few milliseconds of work.
   static constexpr size_t kTensorsAtOnce = 1024;
 
   absl::Status MakeResolver(const v1::LayoutChoice& choice, Compatibility compatibility,
@@ -523,7 +523,7 @@ class DiffAnswer {
     if (budget.max_increase_bytes() < 0) {
       return rpc::BadField("max_increase_bytes", kNegative);
     }
-    if (!(budget.max_increase_ratio() >= 0)) {  // nor is it a number that is none
+    if (!(budget.max_increase_ratio() >= 0)) {  // NaN is refused, too
       return rpc::BadField("max_increase_ratio", kNegative);
     }
     if (budget.has_max_bytes_per_device()) {
@@ -560,7 +560,7 @@ class DiffAnswer {
     return placed;
   }
 
-  // The spec's place in the answer's table, to which it is added if it is new.
+  // The spec's index in the answer's table. A new spec is added to the table.
   uint32_t IndexOf(const PartitionSpec& spec, v1::DiffLayoutsResponse* response) {
     const auto [known, is_new] =
         spec_indexes_.try_emplace(spec.ToString(), static_cast<uint32_t>(spec_indexes_.size()));

@@ -1,4 +1,4 @@
-// Selects arrays, and says what is missing of those that are degraded.
+// Selects arrays, and reports the missing parts of degraded ones.
 #include "server/state/array_selection.h"
 
 #include <algorithm>
@@ -41,7 +41,7 @@ absl::Status Degraded(const SelectedArray& selected, const MembershipView& membe
                                ? StrCat("tensor \"", selected.name.name, "\"")
                                : StrCat("array ", descriptor.array_id);
   bool comes_back = has_ranks;
-  bool is_lost = false;  // a worker that is there lacks its tile
+  bool is_lost = false;  // a live worker lacks its tile
   for (const int64_t rank : array.missing_ranks) {
     if (!comes_back) break;
     const std::string& identity = mesh->identities[static_cast<size_t>(rank)];

@@ -1,4 +1,4 @@
-// PauseWatch: an alarm that rings several times within the limit.
+// PauseWatch: an alarm that fires several times within the limit.
 #include "server/state/pause_watch.h"
 
 #include <algorithm>

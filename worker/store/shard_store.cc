@@ -157,7 +157,7 @@ absl::Status WriteText(const std::string& path, std::string_view text) {
   return file.Finish();
 }
 
-// As WriteText, also in one step, but not synced.
+// Like WriteText, also in one step, but not synced.
 absl::Status WriteTextUnsynced(const std::string& path, std::string_view text) {
   const std::string temporary = StrCat(path, kTemporarySuffix);
   FileDescriptor file(open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));

@@ -70,7 +70,7 @@ Json UnreachedJson(const std::vector<UnreachedWorker>& workers) {
   return json;
 }
 
-// `what` says what happens to the tiles of these workers.
+// `what` describes the fate of the tiles of these workers.
 void PrintUnreached(const std::vector<UnreachedWorker>& workers, std::string_view what) {
   for (const UnreachedWorker& worker : workers) {
     std::cout << "Not reached: " << worker.identity << ", " << worker.reason
@@ -235,7 +235,7 @@ Json SessionJson(const OpenSessionInfo& session) {
           {"steps", session.steps}};
 }
 
-// The clocks of two hosts may differ: a time that is not yet over counts as now.
+// The clocks of two hosts may differ: a time in the future counts as now.
 std::string Ago(absl::Time time) {
   return StrCat(FormatTime(std::max(absl::Now() - time, absl::ZeroDuration())), " ago");
 }
@@ -431,14 +431,14 @@ absl::Status RunWatch(const Invocation& invocation, const std::vector<std::strin
         client->cluster().WatchChanges(subjects,
                                        [&invocation](const ClusterChange& change) {
                                          PrintChange(change, invocation);
-                                         return std::cout.good();  // the caller says why it is not
+                                         return std::cout.good();  // the caller gives the reason
                                        },
                                        {.cancellation = stopped});
     return stopped->is_cancelled() ? absl::OkStatus() : watched;
   });
 }
 
-// For the largest state, over a slow network.
+// Enough for the largest state over a slow network.
 constexpr absl::Duration kSnapshotTime = absl::Minutes(10);
 
 absl::Status RunSnapshot(const Invocation& invocation, const std::string& path) {
@@ -457,15 +457,15 @@ absl::Status RunSnapshot(const Invocation& invocation, const std::string& path) 
   return absl::OkStatus();
 }
 
-// The coordinator's program knows its folders: this process becomes that one. Returns why it could
-// not.
+// The coordinator's program checks its own folders: this process becomes that program. Returns the
+// error if that fails.
 absl::Status RunCheck(const Invocation& invocation, const std::string& folder, bool set_aside,
                       const std::string& cluster_of, const std::string& ranks) {
-  // The program would take none for no check at all, and serve.
+  // Without a folder the program would skip the check and start to serve.
   if (folder.empty()) return WrongUse("FOLDER is empty; give the coordinator's --data-dir");
   SHARDMESH_ASSIGN_OR_RETURN(const std::string binaries, OwnBinaryFolder());
   const std::string program = binaries + "/shardmesh-coordinator";
-  // Its errors bear the name that it is called by.
+  // Its errors use the name by which it is called.
   std::vector<std::string> words = {"shardmesh", "--check=" + folder};
   if (set_aside) words.emplace_back("--set-aside");
   if (!cluster_of.empty()) words.push_back("--cluster-of=" + cluster_of);

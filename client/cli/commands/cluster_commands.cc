@@ -37,7 +37,7 @@ namespace {
 constexpr char kDefaultMesh[] = "fsdp=2,tp=2";
 constexpr absl::Duration kStartTimeout = absl::Seconds(30);
 constexpr absl::Duration kGrace = absl::Seconds(10);
-// How long `down` asks a coordinator for restarted processes.
+// How long `down` asks a coordinator about restarted processes.
 constexpr absl::Duration kFollowTimeout = absl::Seconds(30);
 
 struct UpFlags {
@@ -53,10 +53,10 @@ struct UpFlags {
   std::string algorithms;
 };
 
-// Where `up` notes which mesh the cluster of a data folder has.
+// The file where `up` records the mesh of a data folder's cluster.
 std::string MeshFile(const std::string& data_folder) { return data_folder + "/mesh"; }
 
-// The mesh that was noted there; empty: none.
+// The recorded mesh; empty: none.
 std::string NotedMesh(const std::string& data_folder) {
   std::string text;
   if (std::ifstream file(MeshFile(data_folder)); !data_folder.empty() && file) {
@@ -73,8 +73,8 @@ absl::Status NoteMesh(const std::string& data_folder, const std::string& mesh) {
   return file.Finish();
 }
 
-// Returns the mesh of the flags, whose contradictions are usage errors; otherwise that of the data
-// folder.
+// Returns the mesh of the flags, or otherwise that of the data folder. Flags that contradict each
+// other are usage errors.
 absl::StatusOr<Mesh> MeshOf(const UpFlags& flags) {
   std::string text = flags.mesh;
   if (text.empty() && !flags.workers.has_value()) {
@@ -131,7 +131,7 @@ void ReportStopped(const std::string& name, const std::vector<std::string>& kill
   std::cerr << "Stopped the cluster \"" << name << "\"\n";
 }
 
-// Reports the state of an earlier cluster of the name.
+// Reports the state of an earlier cluster with the same name.
 void ReportEarlier(const LocalCluster& cluster) {
   if (!cluster.restarted().empty()) {
     std::cerr << "Restarted the processes that had ended: " << StrJoin(cluster.restarted(), ", ")
@@ -261,7 +261,7 @@ absl::Status RunDown(const Invocation& invocation) {
   return absl::OkStatus();
 }
 
-// Where processes of this host serve their metrics; empty where that is unknown.
+// The addresses of metrics for processes of this host; empty if unknown.
 class MetricsAddresses {
  public:
   explicit MetricsAddresses(const Invocation& invocation) {
@@ -352,7 +352,7 @@ Json StatusJson(const std::string& address, const ClusterStatus& status,
           {"workers", std::move(workers)}};
 }
 
-// The ranks of a worker, as `default:0`; of the only mesh, as `0`.
+// The ranks of a worker, as `default:0`; as `0` if there is only one mesh.
 std::string Ranks(const ClusterStatus& status, const std::string& identity) {
   std::vector<std::string> ranks;
   for (const MeshStatus& mesh : status.meshes) {

@@ -1,4 +1,4 @@
-// linear, matmul, collective: computations on arrays where they lie.
+// linear, matmul, collective: computations on the workers' arrays.
 #include <functional>
 #include <iostream>
 #include <memory>
@@ -22,7 +22,7 @@
 namespace shardmesh::client {
 namespace {
 
-// Where results go.
+// The destination of results.
 struct ResultFlags {
   std::string path;  // .npy file
   std::string name;  // in the cluster
@@ -30,7 +30,7 @@ struct ResultFlags {
 };
 
 // Returns the operand that `text` names: a .npy file, or an array of the cluster. A small file is
-// sent with the call. A larger file is put first, whole on every device, and released when the
+// sent with the call. A larger file is put first, replicated on every device, and released when the
 // command ends.
 absl::StatusOr<Operand> OperandOf(const Invocation& invocation, MeshClient* client,
                                   const std::string& text) {
@@ -107,14 +107,14 @@ absl::Status Finish(const Invocation& invocation, MeshClient* client, const Step
   return absl::OkStatus();
 }
 
-// Runs a step and finishes. A result without a name is in memory: if a worker or the coordinator
-// was replaced before it was gathered, the step is run again.
+// Runs a step to its end. A result without a name is in memory: if a worker or the coordinator was
+// replaced before the result was gathered, the step is run again.
 absl::Status RunAndFinish(const Invocation& invocation, MeshClient* client,
                           const ResultFlags& flags,
                           const std::function<absl::StatusOr<StepResult>()>& run) {
   constexpr int kMaxRuns = 3;
   if (!flags.path.empty()) {
-    // A file that cannot be written is said before anything runs.
+    // Report a file that cannot be written before anything runs.
     SHARDMESH_RETURN_IF_ERROR(AtomicFileWriter::Create(flags.path).status());
   }
   for (int runs = 1;; ++runs) {

@@ -29,7 +29,7 @@ struct OutputFlags {
   std::string axis_name = "tp";
 };
 
-// Parses a spec, or `unplaced` or `single-device` in its place. The rank is that of the spec.
+// Parses a spec, `unplaced` or `single-device`. The rank is that of the spec.
 absl::StatusOr<ArrayLayout> ParseOperand(std::string_view text) {
   ArrayLayout layout;
   if (text == "unplaced") {

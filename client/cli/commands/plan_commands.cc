@@ -63,7 +63,7 @@ absl::StatusOr<std::vector<MeshCriterion>> ParseRanking(std::string_view text) {
 
 struct PlanFlags {
   std::string file;  // positional
-  std::string tree;  // the same by its option
+  std::string tree;  // the same, from its option
   std::string stored_tree;
   std::string rules;
   std::string profile;
@@ -142,7 +142,7 @@ absl::Status CheckFlags(PlanFlags* flags) {
   if (flags->file.empty()) {
     flags->file = flags->tree;
   }
-  // A device is shown once.
+  // Each device is shown once.
   std::vector<int64_t> devices;
   for (const int64_t device : flags->devices) {
     if (std::find(devices.begin(), devices.end(), device) == devices.end()) {
@@ -181,7 +181,7 @@ absl::Status CheckHasRules(const PlanFlags& flags, const std::vector<TreeTensor>
   return absl::OkStatus();
 }
 
-// The tensors of the file; none where the tree is a stored one.
+// The tensors of the file; none if the tree is a stored one.
 absl::StatusOr<std::vector<TreeTensor>> ReadTreeOf(const PlanFlags& flags) {
   if (!flags.stored_tree.empty()) {
     return std::vector<TreeTensor>();
@@ -201,7 +201,7 @@ absl::Status CheckDevices(const std::vector<int64_t>& devices, const Mesh& mesh)
   return absl::OkStatus();
 }
 
-// Calls `visit(tensor, tiling)` for each tensor as it lies.
+// Calls `visit(tensor, tiling)` for each tensor with its layout.
 template <typename Visit>
 absl::Status ForEachTiling(const Placement& placement, const Mesh& mesh, const Visit& visit) {
   for (size_t i = 0; i < placement.tensors.size(); ++i) {
@@ -287,7 +287,7 @@ std::string MeshText(const MeshCandidate& candidate, const std::vector<SearchAxi
   return StrJoin(pieces, ",");
 }
 
-// A search that finds nothing has failed, though it was answered.
+// A search without a result counts as failed, although it was answered.
 absl::Status SearchVerdict(const MeshSearchResult& result) {
   return result.fitting > 0
              ? absl::OkStatus()
@@ -406,7 +406,7 @@ absl::Status RunPlan(const Invocation& invocation, PlanFlags flags) {
 struct ReshardFlags {
   std::string from;
   std::string to;
-  std::vector<std::string> partial;       // axes of the source that are not reduced
+  std::vector<std::string> partial;       // unreduced axes of the source
   std::vector<std::string> keep_partial;  // of the destination
   std::optional<Shape> shape;
   std::optional<Dtype> dtype;

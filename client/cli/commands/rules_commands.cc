@@ -27,7 +27,7 @@
 namespace shardmesh::client {
 namespace {
 
-// Returns an error for kExitFailed, though the question was answered.
+// Returns an error for kExitFailed, although the question was answered.
 absl::Status Verdict(std::string_view message) {
   return absl::FailedPreconditionError(ToAbsl(message));
 }
@@ -185,7 +185,7 @@ absl::Status RunLint(const Invocation& invocation, const LintFlags& flags) {
   question.max_findings = flags.max_findings;
   question.compatibility = flags.exact ? Compatibility::kExact : Compatibility::kDefault;
   SHARDMESH_ASSIGN_OR_RETURN(const std::vector<TreeTensor> tree, ReadTrees(flags.trees, &question));
-  // Stored trees and held arrays are a cluster's.
+  // Stored trees and held arrays exist only in a cluster.
   std::shared_ptr<MeshClient> client;
   if (question.held_prefix.has_value()) {
     SHARDMESH_ASSIGN_OR_RETURN(client, invocation.Connect());
@@ -446,7 +446,7 @@ absl::StatusOr<std::string> FileOf(const PatternRulesAnswer& answer,
 }
 
 absl::Status RunFromText(const Invocation& invocation, const FromTextFlags& flags) {
-  // As in the original it makes no rules, which is easily taken for a spec of everything.
+  // As in the original, this makes no rules; a user may mistake it for a spec of everything.
   if (flags.text.find("->") == std::string::npos && !invocation.json) {
     std::cerr << "No rule in \"" << flags.text << "\": a rule is written PATTERN->AXES\n";
   }

@@ -59,7 +59,7 @@ absl::StatusOr<Shape> Needed(const std::optional<Shape>& shape) {
   return *shape;
 }
 
-// The tensor of that name, where it is to be looked up in a tree.
+// The tensor with that name, if it must be looked up in a tree.
 absl::StatusOr<TreeTensor> FindTensor(const std::string& path, const std::string& name) {
   SHARDMESH_ASSIGN_OR_RETURN(std::vector<TreeTensor> tensors, ReadTree(path));
   std::vector<std::string_view> names;
@@ -103,8 +103,8 @@ absl::StatusOr<ExplainQuestion> QuestionOf(const SpecFlags& flags) {
   return question;
 }
 
-// A spec that uses an axis twice has no effective spec. Prints the resolution steps as far as they
-// go without a shape. Prints nothing where that fails too.
+// A spec that uses an axis twice has no effective spec. Prints the resolution steps that are
+// possible without a shape. Prints nothing if that fails too.
 void PrintWayToError(const Invocation& invocation, MeshClient* client,
                      const ExplainQuestion& question) {
   SpecAnswer answer;

@@ -21,7 +21,7 @@
 namespace shardmesh::client {
 namespace {
 
-// A host's name in every server's certificate.
+// The host name in every server's certificate.
 constexpr const char* kAnyServer = "shardmesh";
 constexpr char kCoordinator[] = "coordinator";
 constexpr char kClient[] = "client";
@@ -60,7 +60,7 @@ bool Exists(const std::string& path) {
 
 absl::Status Unusable(std::string_view what) { return absl::FailedPreconditionError(ToAbsl(what)); }
 
-// The folder's authority, made if there is none.
+// The folder's authority. Creates it if there is none.
 absl::StatusOr<rpc::KeyPair> OpenAuthority(const std::string& folder, absl::Time now,
                                            bool* made_authority) {
   const std::string certificate_path = folder + "/ca.crt";
@@ -100,14 +100,14 @@ absl::StatusOr<rpc::KeyPair> OpenAuthority(const std::string& folder, absl::Time
   SHARDMESH_ASSIGN_OR_RETURN(rpc::KeyPair authority,
                              rpc::MakeAuthority(now, now + kAuthorityLifetime));
   SHARDMESH_RETURN_IF_ERROR(MakeFolder(AuthorityFolder(folder), 0700));
-  // The key first: a certificate without it would be in the way of the next try.
+  // The key first: a certificate without a key would block the next attempt.
   SHARDMESH_RETURN_IF_ERROR(WriteFile(key_path, authority.private_key, kPrivate));
   SHARDMESH_RETURN_IF_ERROR(WriteFile(certificate_path, authority.certificate, kPublic));
   *made_authority = true;
   return authority;
 }
 
-// The workers whose certificates lie in the folder.
+// The workers with certificates in the folder.
 std::vector<std::string> WorkersIn(const std::string& folder) {
   std::vector<std::string> workers;
   std::error_code error;
