@@ -18,7 +18,6 @@
 namespace shardmesh::server {
 namespace {
 
-constexpr int kMaxListedDevices = 65'536;
 constexpr int64_t kMaxListedRegions = 65'536;
 // Bytes left free in the answer's message.
 constexpr size_t kSpareMessageBytes = size_t{64} << 10;
