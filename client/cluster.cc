@@ -298,12 +298,14 @@ absl::StatusOr<QuarantineList> ClusterClient::ListQuarantine(const std::string& 
 
 absl::StatusOr<RestoredArray> ClusterClient::RestoreQuarantined(const std::string& array_id,
                                                                 const std::string& name,
+                                                                bool validate_only,
                                                                 const CallOptions& options) {
   const CallLimit limit = core_->LimitOf(options);
   const CoordinatorConnection& connection = core_->connection();
   v1::RestoreQuarantinedRequest request;
   request.set_array_id(array_id);
   request.set_name(name);
+  request.set_validate_only(validate_only);
   v1::RestoreQuarantinedResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection.Call(connection.cluster,
                                             &v1::ClusterService::Stub::RestoreQuarantined, request,
@@ -313,11 +315,13 @@ absl::StatusOr<RestoredArray> ClusterClient::RestoreQuarantined(const std::strin
 }
 
 absl::StatusOr<QuarantineDrop> ClusterClient::DropQuarantined(
-    const std::vector<std::string>& array_ids, bool even_partly, const CallOptions& options) {
+    const std::vector<std::string>& array_ids, bool even_partly, bool validate_only,
+    const CallOptions& options) {
   const CallLimit limit = core_->LimitOf(options);
   const CoordinatorConnection& connection = core_->connection();
   v1::DropQuarantinedRequest request;
   request.set_even_partly(even_partly);
+  request.set_validate_only(validate_only);
   for (const std::string& id : array_ids) request.add_array_ids(id);
   v1::DropQuarantinedResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection.Call(
@@ -403,12 +407,14 @@ absl::StatusOr<Operation> ClusterClient::GetOperation(const std::string& operati
 }
 
 absl::StatusOr<DrainedWorker> ClusterClient::DrainWorker(const std::string& identity, bool resume,
+                                                         bool validate_only,
                                                          const CallOptions& options) {
   const CallLimit limit = core_->LimitOf(options);
   const CoordinatorConnection& connection = core_->connection();
   v1::DrainWorkerRequest request;
   request.set_identity(identity);
   request.set_resume(resume);
+  request.set_validate_only(validate_only);
   v1::DrainWorkerResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection.Call(
       connection.cluster, &v1::ClusterService::Stub::DrainWorker, request, limit, &response));
@@ -419,11 +425,13 @@ absl::StatusOr<DrainedWorker> ClusterClient::DrainWorker(const std::string& iden
                        .used_bytes = response.used_bytes()};
 }
 
-absl::Status ClusterClient::ForgetWorker(const std::string& identity, const CallOptions& options) {
+absl::Status ClusterClient::ForgetWorker(const std::string& identity, bool validate_only,
+                                         const CallOptions& options) {
   const CallLimit limit = core_->LimitOf(options);
   const CoordinatorConnection& connection = core_->connection();
   v1::ForgetWorkerRequest request;
   request.set_identity(identity);
+  request.set_validate_only(validate_only);
   v1::ForgetWorkerResponse response;
   return connection.Call(connection.cluster, &v1::ClusterService::Stub::ForgetWorker, request,
                          limit, &response);
@@ -431,12 +439,14 @@ absl::Status ClusterClient::ForgetWorker(const std::string& identity, const Call
 
 absl::StatusOr<ReplacedWorker> ClusterClient::ReplaceWorker(const std::string& identity,
                                                             const std::string& replacement,
+                                                            bool validate_only,
                                                             const CallOptions& options) {
   const CallLimit limit = core_->LimitOf(options);
   const CoordinatorConnection& connection = core_->connection();
   v1::ReplaceWorkerRequest request;
   request.set_identity(identity);
   request.set_replacement(replacement);
+  request.set_validate_only(validate_only);
   v1::ReplaceWorkerResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection.Call(
       connection.cluster, &v1::ClusterService::Stub::ReplaceWorker, request, limit, &response));

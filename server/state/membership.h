@@ -228,11 +228,15 @@ class Membership {
   // An operator takes the worker out of use, or into use again. NOT_FOUND: no live worker has the
   // identity. FAILED_PRECONDITION (NOT_SERVING): it is leaving, and cannot be taken into use.
   absl::Status Drain(std::string_view identity, bool draining);
+  // Returns the error that Drain would return now. Changes nothing.
+  absl::Status CheckDrain(std::string_view identity, bool draining) const;
   // The worker's process is ending. NOT_FOUND: no live worker has the identity.
   absl::Status Leave(std::string_view identity);
   // Forgets a lost worker. NOT_FOUND. FAILED_PRECONDITION: it is alive (WORKER_ATTACHED), or serves
   // a rank (WORKER_SERVES_RANK).
   absl::Status Forget(std::string_view identity);
+  // Returns the error that Forget would return now. Changes nothing.
+  absl::Status CheckForget(std::string_view identity) const;
 
   // Defines a mesh of `size` ranks. `identities` names the worker of each rank, each at most once,
   // or is empty. If empty, the ranks go to the first `size` attached workers by bytewise order of
@@ -253,6 +257,10 @@ class Membership {
   };
 
   void LoseSilent();
+  // NOT_FOUND: no live worker has the identity. The result is valid while the lock is held.
+  absl::StatusOr<const WorkerStatus*> FindLive(std::string_view identity) const
+      ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckLost(std::string_view identity) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   // Changes whether the live worker drains, and why.
   absl::Status SetDraining(std::string_view identity,
                            const std::function<absl::Status(WorkerStatus*)>& change);

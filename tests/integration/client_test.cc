@@ -61,6 +61,19 @@ TEST_F(ClientTest, AnArrayThatWasReadGoesWithItsName) {
               StatusIs(absl::StatusCode::kNotFound));
 }
 
+TEST_F(ClientTest, AMoveOfANameIsCheckedWithoutAChange) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::string a, Put("a"));
+  client::ArrayClient& arrays = client().arrays();
+  EXPECT_THAT(arrays.MoveName("c", a, client::kAnyVersion, /*validate_only=*/true),
+              IsOkAndHolds(0));
+  EXPECT_THAT(arrays.MoveName("a", a, client::kMustNotExist, /*validate_only=*/true),
+              StatusIs(absl::StatusCode::kAborted, Reason::kVersionMismatch));
+  EXPECT_THAT(arrays.DeleteName("c", client::kAnyVersion, /*validate_only=*/true),
+              StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_THAT(arrays.DeleteName("a", client::kAnyVersion, /*validate_only=*/true), IsOk());
+  EXPECT_THAT(arrays.DescribeArray(client::ArraySelector::ByName("a")), IsOk());
+}
+
 TEST_F(ClientTest, ANameIsMovedToTheArrayThatItHasAndSwappedWithAnother) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::string a, Put("a"));
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::string b, Put("b"));
