@@ -161,10 +161,8 @@ absl::StatusOr<StepResult> RunCollective(const CoordinatorConnection& connection
   EncodeOperand(call.input, request.mutable_input());
   request.set_kind(rpc::Encode(call.kind));
   request.mutable_axes()->Add(call.axes.begin(), call.axes.end());
-  request.set_dimension(static_cast<int32_t>(call.dimension));
   request.set_reduction(rpc::Encode(call.reduction));
-  request.set_root(call.root);
-  request.set_split_dimension(static_cast<int32_t>(call.split_dimension));
+  rpc::EncodePlaces(call, &request);
   for (const PermutePair& pair : call.permutation) {
     rpc::Encode(pair, request.add_permutation());
   }

@@ -96,7 +96,7 @@ struct CollectiveCall {
   Operand input;
   CollectiveKind kind = CollectiveKind::kAllReduce;
   std::vector<std::string> axes;
-  int64_t dimension = 0;
+  int64_t dimension = 0;  // not 0 for a kind that has none: refused; likewise the next two
   Reduction reduction = Reduction::kSum;
   int64_t root = 0;
   int64_t split_dimension = 0;
