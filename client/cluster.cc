@@ -31,7 +31,7 @@ absl::StatusOr<WorkerStatus> DecodeWorker(const v1::WorkerStatus& from) {
   for (const v1::Endpoint& endpoint : from.endpoints()) {
     worker.addresses.push_back(endpoint.address());
   }
-  worker.exchange_port = from.exchange_port();
+  if (from.has_exchange_port()) worker.exchange_port = from.exchange_port();
   worker.pid = from.pid();
   worker.capacity_bytes = from.capacity_bytes();
   worker.used_bytes = from.used_bytes();

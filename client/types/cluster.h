@@ -48,8 +48,8 @@ struct WorkerStatus {
   uint64_t incarnation = 0;
   WorkerState state = WorkerState::kUnknown;
   std::vector<std::string> addresses;  // best first
-  int exchange_port = 0;               // port for peers on the same hosts; 0: the port of the
-                                       // addresses
+  // The port for peers on the same hosts; nullopt: the port of the addresses.
+  std::optional<int> exchange_port = std::nullopt;
   int64_t pid = 0;
   int64_t capacity_bytes = 0;
   int64_t used_bytes = 0;  // as reported by its last heartbeat

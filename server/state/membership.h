@@ -50,8 +50,8 @@ struct WorkerInfo {
   uint64_t incarnation = 0;  // new at each start; not 0
   std::string build_version;
   std::vector<std::string> endpoints;  // gRPC targets, best first; at least one
-  // The port where its peers reach it, on the hosts of its endpoints; 0: at its endpoints.
-  int exchange_port = 0;
+  // The port where its peers reach it, on the hosts of its endpoints; nullopt: at its endpoints.
+  std::optional<int> exchange_port = std::nullopt;
   int64_t pid = 0;             // on its host; 0: not known
   std::string host;            // for people
   int64_t capacity_bytes = 0;  // memory for shards

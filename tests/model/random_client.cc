@@ -379,9 +379,9 @@ absl::Status RandomClient::FindWorkers() {
     worker_identities_.push_back(worker.identity());
     workers_.push_back(std::make_unique<Caller>(address));
     exchanges_.push_back(std::make_unique<Caller>(
-        worker.exchange_port() == 0
-            ? address
-            : StrCat(address.substr(0, address.rfind(':')), ":", worker.exchange_port())));
+        worker.has_exchange_port()
+            ? StrCat(address.substr(0, address.rfind(':')), ":", worker.exchange_port())
+            : address));
   }
   return workers_.empty() ? Violation("the cluster has no workers") : absl::OkStatus();
 }

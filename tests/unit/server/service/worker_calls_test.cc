@@ -117,6 +117,14 @@ TEST_F(WorkerCallsTest, ADrainedWorkerGetsNoWorkUntilItIsResumed) {
   ASSERT_THAT(Drain(Worker(1), /*resume=*/true), IsOk()) << "once more";
 }
 
+TEST_F(WorkerCallsTest, AWorkerWithoutAPortForItsPeersShowsNone) {
+  ASSERT_NO_FATAL_FAILURE(Start(1, 1));
+  const auto status = Status();
+  ASSERT_THAT(status, IsOk());
+  ASSERT_EQ(status->workers_size(), 1);
+  EXPECT_FALSE(status->workers(0).has_exchange_port());
+}
+
 TEST_F(WorkerCallsTest, ADrainEndsWithTheProcessOfTheWorker) {
   ASSERT_NO_FATAL_FAILURE(Start(1, 1));
   ASSERT_THAT(Drain(Worker(0)), IsOk());
