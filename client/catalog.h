@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,9 +34,9 @@ class CatalogClient {
   CatalogClient(const CatalogClient&) = delete;
   CatalogClient& operator=(const CatalogClient&) = delete;
 
-  // Definitions. `expected_version`: kAnyVersion, or the version that is replaced or deleted
-  // (ABORTED, VERSION_MISMATCH, if it is another). CreateEntry: ALREADY_EXISTS for a taken name.
-  // Trees come with their tensors from GetEntry alone, which takes `NAME@VERSION` too, as the
+  // Definitions. `expected_version`: the version that is replaced or deleted (ABORTED,
+  // VERSION_MISMATCH, if it is another); nullopt: any. CreateEntry: ALREADY_EXISTS for a taken
+  // name. Trees come with their tensors from GetEntry alone, which takes `NAME@VERSION` too, as the
   // selectors of questions do; NOT_FOUND says which versions are kept. `validate_only` makes all
   // checks and no change. The entry returned is then the one that the change would leave, with
   // revision 0; one that is to be created has an empty uid.
@@ -51,17 +52,18 @@ class CatalogClient {
   absl::StatusOr<std::vector<Entry>> ListEntries(EntryKind kind, const std::string& prefix = "",
                                                  const CallOptions& options = {});
   absl::StatusOr<Entry> UpdateEntry(const std::string& name, const EntryValue& value,
-                                    int64_t expected_version = kAnyVersion,
+                                    std::optional<int64_t> expected_version = std::nullopt,
                                     bool validate_only = false, const CallOptions& options = {});
   // Returns the store's revision after it; 0 with `validate_only`.
   absl::StatusOr<int64_t> DeleteEntry(EntryKind kind, const std::string& name,
-                                      int64_t expected_version = kAnyVersion,
+                                      std::optional<int64_t> expected_version = std::nullopt,
                                       bool validate_only = false, const CallOptions& options = {});
-  // Reports the changes of entries of `kinds` (none: of all kinds) from `start_revision` on (0:
-  // from now on) until `on_changes` returns false or `until` comes; both end the watch with OK.
-  // Steps of the wall clock change nothing. OUT_OF_RANGE (COMPACTED): the revision is not kept.
-  absl::Status Watch(absl::Span<const EntryKind> kinds, int64_t start_revision, absl::Time until,
-                     const std::function<bool(const CatalogChanges&)>& on_changes,
+  // Reports the changes of entries of `kinds` (none: of all kinds) from `start_revision` on
+  // (nullopt: from now on) until `on_changes` returns false or `until` comes; both end the watch
+  // with OK. Steps of the wall clock change nothing. OUT_OF_RANGE (COMPACTED): the revision is not
+  // kept.
+  absl::Status Watch(absl::Span<const EntryKind> kinds, std::optional<int64_t> start_revision,
+                     absl::Time until, const std::function<bool(const CatalogChanges&)>& on_changes,
                      const CallOptions& options = {});
 
  private:

@@ -246,7 +246,7 @@ absl::StatusOr<std::vector<WorkerFlight>> ClusterClient::ListFlightRecords(
   const CoordinatorConnection& connection = core_->connection();
   v1::ListFlightRecordsRequest request;
   request.set_identity(question.identity);
-  if (question.step != 0) request.set_sequence(question.step);
+  if (question.step.has_value()) request.set_sequence(*question.step);
   request.set_max_records(question.max_records);
   v1::ListFlightRecordsResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection.Call(
@@ -362,11 +362,12 @@ absl::StatusOr<ClusterLinks> ClusterClient::ListLinks(const std::string& mesh_id
   return links;
 }
 
-absl::StatusOr<Diagnosis> ClusterClient::Diagnose(int64_t step, const CallOptions& options) {
+absl::StatusOr<Diagnosis> ClusterClient::Diagnose(std::optional<int64_t> step,
+                                                  const CallOptions& options) {
   const CallLimit limit = core_->LimitOf(options);
   const CoordinatorConnection& connection = core_->connection();
   v1::DiagnoseRequest request;
-  if (step != 0) request.set_sequence(step);
+  if (step.has_value()) request.set_sequence(*step);
   v1::DiagnoseResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection.Call(connection.cluster, &v1::ClusterService::Stub::Diagnose,
                                             request, limit, &response));
@@ -377,7 +378,7 @@ absl::StatusOr<Diagnosis> ClusterClient::Diagnose(int64_t step, const CallOption
     ClusterFinding& finding = diagnosis.findings.emplace_back();
     finding.kind = KindOf(from.kind());
     finding.summary = from.summary();
-    finding.step = from.sequence();
+    if (from.has_sequence()) finding.step = from.sequence();
     finding.op = from.op();
     finding.mesh_id = from.mesh_id();
     if (from.has_instruction()) {
@@ -386,8 +387,10 @@ absl::StatusOr<Diagnosis> ClusterClient::Diagnose(int64_t step, const CallOption
     finding.label = from.label();
     finding.waiting_ranks.assign(from.waiting_ranks().begin(), from.waiting_ranks().end());
     for (const v1::Culprit& culprit : from.culprits()) {
-      finding.culprits.push_back(
-          {culprit.has_rank() ? culprit.rank() : -1, culprit.identity(), culprit.reason()});
+      ClusterFinding::Culprit& added = finding.culprits.emplace_back();
+      if (culprit.has_rank()) added.rank = culprit.rank();
+      added.identity = culprit.identity();
+      added.reason = culprit.reason();
     }
     SHARDMESH_ASSIGN_OR_RETURN(finding.time, DecodeAnswer(from.time()));
   }

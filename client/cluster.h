@@ -36,9 +36,10 @@ class ClusterClient {
   // as nobody does). NOT_FOUND: no such mesh.
   absl::StatusOr<ClusterStatus> GetStatus(const std::string& mesh_id = "",
                                           const CallOptions& options = {});
-  // What is wrong with one step, or (0) with all and the workers: who waits for whom, what failed
-  // in the last five minutes, and who is to blame.
-  absl::StatusOr<Diagnosis> Diagnose(int64_t step = 0, const CallOptions& options = {});
+  // What is wrong with one step, or (nullopt) with all and the workers: who waits for whom, what
+  // failed in the last five minutes, and who is to blame.
+  absl::StatusOr<Diagnosis> Diagnose(std::optional<int64_t> step = std::nullopt,
+                                     const CallOptions& options = {});
   // Between the workers of a mesh or, without its name, between all that are attached. NOT_FOUND:
   // no such mesh. FAILED_PRECONDITION: no worker is attached, or a rank of the mesh has none.
   absl::StatusOr<ClusterLinks> ListLinks(const std::string& mesh_id = "",

@@ -33,8 +33,8 @@ void EncodeOperand(const Operand& from, v1::Operand* to) {
 
 void EncodeOutput(const OutputOptions& from, v1::OutputOptions* to) {
   to->mutable_names()->Add(from.names.begin(), from.names.end());
-  for (const int64_t version : from.expected_versions) {
-    SetPrecondition(version, to->add_preconditions());
+  for (const Precondition& precondition : from.preconditions) {
+    SetPrecondition(precondition, to->add_preconditions());
   }
   to->set_return_literals(from.return_literals);
   for (const std::optional<PartitionSpec>& spec : from.specs) {

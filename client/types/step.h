@@ -36,8 +36,8 @@ struct Operand {
 struct OutputOptions {
   // By result, in order; an empty or missing name leaves the result without a name.
   std::vector<std::string> names = {};
-  // Expected versions of the names; missing means kAnyVersion.
-  std::vector<int64_t> expected_versions = {};
+  // Expected states of the names; nullopt or missing: any.
+  std::vector<Precondition> preconditions = {};
   // Also returns the elements, at most 1 MiB in all.
   bool return_literals = false;
   // By result: the spec that it is to have, which must fit as it is. Nullopt or missing: the

@@ -453,7 +453,7 @@ absl::Status RunRm(const Invocation& invocation, const std::vector<std::string>&
     SHARDMESH_RETURN_IF_ERROR(client->arrays().DescribeArray(ArraySelector::ByName(name)).status());
   }
   for (const std::string& name : names) {
-    SHARDMESH_RETURN_IF_ERROR(client->arrays().DeleteName(name, kAnyVersion, validate_only));
+    SHARDMESH_RETURN_IF_ERROR(client->arrays().DeleteName(name, std::nullopt, validate_only));
     if (!invocation.json) {
       std::cout << (validate_only ? "Would remove " : "Removed ") << name << "\n";
     }
