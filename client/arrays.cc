@@ -141,7 +141,7 @@ absl::StatusOr<Array> ArrayClient::DescribeArray(const ArraySelector& array,
 }
 
 absl::StatusOr<int64_t> ArrayClient::MoveName(const std::string& name, const std::string& array_id,
-                                              int64_t expected_version,
+                                              const Precondition& precondition, bool validate_only,
                                               const CallOptions& options) {
   const CallLimit limit = core_->LimitOf(options);
   const CoordinatorConnection& connection = core_->connection();
@@ -149,14 +149,16 @@ absl::StatusOr<int64_t> ArrayClient::MoveName(const std::string& name, const std
   request.set_request_id(NewRequestId());
   request.set_name(name);
   request.set_array_id(array_id);
-  SetPrecondition(expected_version, request.mutable_precondition());
+  SetPrecondition(precondition, request.mutable_precondition());
+  request.set_validate_only(validate_only);
   v1::MoveNameResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection.Call(connection.arrays, &v1::ArrayService::Stub::MoveName,
                                             request, limit, &response));
   return response.version();
 }
 
-absl::Status ArrayClient::DeleteName(const std::string& name, int64_t expected_version,
+absl::Status ArrayClient::DeleteName(const std::string& name,
+                                     std::optional<int64_t> expected_version, bool validate_only,
                                      const CallOptions& options) {
   const CallLimit limit = core_->LimitOf(options);
   const CoordinatorConnection& connection = core_->connection();
@@ -164,6 +166,7 @@ absl::Status ArrayClient::DeleteName(const std::string& name, int64_t expected_v
   request.set_request_id(NewRequestId());
   request.set_name(name);
   SetPrecondition(expected_version, request.mutable_precondition());
+  request.set_validate_only(validate_only);
   v1::DeleteNameResponse response;
   return connection.Call(connection.arrays, &v1::ArrayService::Stub::DeleteName, request, limit,
                          &response);

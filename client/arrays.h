@@ -73,12 +73,14 @@ class ArrayClient {
   absl::StatusOr<std::vector<Array>> ListArrays(const std::string& prefix = "",
                                                 bool include_unnamed = false,
                                                 const CallOptions& options = {});
-  // Returns the name's version. expected_version may be kMustNotExist.
+  // Returns the name's version; 0 with `validate_only`, which makes all checks and no change.
+  // ABORTED (VERSION_MISMATCH) if the name is not in the expected state.
   absl::StatusOr<int64_t> MoveName(const std::string& name, const std::string& array_id,
-                                   int64_t expected_version = kAnyVersion,
-                                   const CallOptions& options = {});
-  absl::Status DeleteName(const std::string& name, int64_t expected_version = kAnyVersion,
-                          const CallOptions& options = {});
+                                   const Precondition& precondition = std::nullopt,
+                                   bool validate_only = false, const CallOptions& options = {});
+  absl::Status DeleteName(const std::string& name,
+                          std::optional<int64_t> expected_version = std::nullopt,
+                          bool validate_only = false, const CallOptions& options = {});
   // Releases arrays that this client's session pins; returns how many it had pinned.
   absl::StatusOr<int64_t> ReleaseArrays(absl::Span<const std::string> array_ids,
                                         const CallOptions& options = {});

@@ -2,6 +2,7 @@
 #include "client/catalog.h"
 
 #include <iterator>
+#include <optional>
 #include <utility>
 #include <variant>
 
@@ -181,8 +182,8 @@ absl::StatusOr<std::vector<Entry>> CatalogClient::ListEntries(EntryKind kind,
 }
 
 absl::StatusOr<Entry> CatalogClient::UpdateEntry(const std::string& name, const EntryValue& value,
-                                                 int64_t expected_version, bool validate_only,
-                                                 const CallOptions& options) {
+                                                 std::optional<int64_t> expected_version,
+                                                 bool validate_only, const CallOptions& options) {
   const CallLimit limit = core_->LimitOf(options);
   const CoordinatorConnection& connection = core_->connection();
   v1::UpdateEntryRequest request;
@@ -198,8 +199,8 @@ absl::StatusOr<Entry> CatalogClient::UpdateEntry(const std::string& name, const 
 }
 
 absl::StatusOr<int64_t> CatalogClient::DeleteEntry(EntryKind kind, const std::string& name,
-                                                   int64_t expected_version, bool validate_only,
-                                                   const CallOptions& options) {
+                                                   std::optional<int64_t> expected_version,
+                                                   bool validate_only, const CallOptions& options) {
   const CallLimit limit = core_->LimitOf(options);
   const CoordinatorConnection& connection = core_->connection();
   v1::DeleteEntryRequest request;
@@ -214,8 +215,8 @@ absl::StatusOr<int64_t> CatalogClient::DeleteEntry(EntryKind kind, const std::st
   return response.revision();
 }
 
-absl::Status CatalogClient::Watch(absl::Span<const EntryKind> kinds, int64_t start_revision,
-                                  absl::Time until,
+absl::Status CatalogClient::Watch(absl::Span<const EntryKind> kinds,
+                                  std::optional<int64_t> start_revision, absl::Time until,
                                   const std::function<bool(const CatalogChanges&)>& on_changes,
                                   const CallOptions& options) {
   const CallLimit limit = ClientCore::LimitAt(rpc::SteadyDeadline::At(until), options);
@@ -224,7 +225,7 @@ absl::Status CatalogClient::Watch(absl::Span<const EntryKind> kinds, int64_t sta
   for (const EntryKind kind : kinds) {
     request.add_kinds(EncodeKind(kind));
   }
-  if (start_revision != 0) request.set_start_revision(start_revision);
+  if (start_revision.has_value()) request.set_start_revision(*start_revision);
   CallContext context(connection, limit);
   const auto stream = connection.catalog->Watch(context.get(), request);
   v1::WatchResponse response;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,9 +34,9 @@ class CatalogClient {
   CatalogClient(const CatalogClient&) = delete;
   CatalogClient& operator=(const CatalogClient&) = delete;
 
-  // Definitions. `expected_version`: kAnyVersion, or the version to replace or delete (ABORTED,
-  // VERSION_MISMATCH, if the current one differs). CreateEntry: ALREADY_EXISTS for a taken name.
-  // Only GetEntry returns trees with their tensors. Like the selectors of questions, it also takes
+  // Definitions. `expected_version`: the version to replace or delete (ABORTED, VERSION_MISMATCH,
+  // if the current one differs); nullopt: any. CreateEntry: ALREADY_EXISTS for a taken name. Only
+  // GetEntry returns trees with their tensors. Like the selectors of questions, it also takes
   // `NAME@VERSION`; NOT_FOUND lists the kept versions. `validate_only` makes all checks and no
   // change. It returns the resulting entry, with revision 0, and an empty uid if the entry would be
   // created.
@@ -51,17 +52,17 @@ class CatalogClient {
   absl::StatusOr<std::vector<Entry>> ListEntries(EntryKind kind, const std::string& prefix = "",
                                                  const CallOptions& options = {});
   absl::StatusOr<Entry> UpdateEntry(const std::string& name, const EntryValue& value,
-                                    int64_t expected_version = kAnyVersion,
+                                    std::optional<int64_t> expected_version = std::nullopt,
                                     bool validate_only = false, const CallOptions& options = {});
   // Returns the store's revision after the change; 0 with `validate_only`.
   absl::StatusOr<int64_t> DeleteEntry(EntryKind kind, const std::string& name,
-                                      int64_t expected_version = kAnyVersion,
+                                      std::optional<int64_t> expected_version = std::nullopt,
                                       bool validate_only = false, const CallOptions& options = {});
-  // Reports changes of entries of `kinds` (none: all kinds) from `start_revision` on (0: from now
-  // on) until `on_changes` returns false or `until` is reached. Both end the watch with OK. Changes
-  // of the wall clock have no effect. OUT_OF_RANGE (COMPACTED): the revision is gone.
-  absl::Status Watch(absl::Span<const EntryKind> kinds, int64_t start_revision, absl::Time until,
-                     const std::function<bool(const CatalogChanges&)>& on_changes,
+  // Reports changes of entries of `kinds` (none: all kinds) from `start_revision` on (nullopt: from
+  // now on) until `on_changes` returns false or `until` is reached. Both end the watch with OK.
+  // Changes of the wall clock have no effect. OUT_OF_RANGE (COMPACTED): the revision is gone.
+  absl::Status Watch(absl::Span<const EntryKind> kinds, std::optional<int64_t> start_revision,
+                     absl::Time until, const std::function<bool(const CatalogChanges&)>& on_changes,
                      const CallOptions& options = {});
 
  private:

@@ -31,7 +31,7 @@ absl::StatusOr<WorkerStatus> DecodeWorker(const v1::WorkerStatus& from) {
   for (const v1::Endpoint& endpoint : from.endpoints()) {
     worker.addresses.push_back(endpoint.address());
   }
-  worker.exchange_port = from.exchange_port();
+  if (from.has_exchange_port()) worker.exchange_port = from.exchange_port();
   worker.pid = from.pid();
   worker.capacity_bytes = from.capacity_bytes();
   worker.used_bytes = from.used_bytes();
@@ -246,7 +246,7 @@ absl::StatusOr<std::vector<WorkerFlight>> ClusterClient::ListFlightRecords(
   const CoordinatorConnection& connection = core_->connection();
   v1::ListFlightRecordsRequest request;
   request.set_identity(question.identity);
-  if (question.step != 0) request.set_sequence(question.step);
+  if (question.step.has_value()) request.set_sequence(*question.step);
   request.set_max_records(question.max_records);
   v1::ListFlightRecordsResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection.Call(
@@ -298,12 +298,14 @@ absl::StatusOr<QuarantineList> ClusterClient::ListQuarantine(const std::string& 
 
 absl::StatusOr<RestoredArray> ClusterClient::RestoreQuarantined(const std::string& array_id,
                                                                 const std::string& name,
+                                                                bool validate_only,
                                                                 const CallOptions& options) {
   const CallLimit limit = core_->LimitOf(options);
   const CoordinatorConnection& connection = core_->connection();
   v1::RestoreQuarantinedRequest request;
   request.set_array_id(array_id);
   request.set_name(name);
+  request.set_validate_only(validate_only);
   v1::RestoreQuarantinedResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection.Call(connection.cluster,
                                             &v1::ClusterService::Stub::RestoreQuarantined, request,
@@ -313,11 +315,13 @@ absl::StatusOr<RestoredArray> ClusterClient::RestoreQuarantined(const std::strin
 }
 
 absl::StatusOr<QuarantineDrop> ClusterClient::DropQuarantined(
-    const std::vector<std::string>& array_ids, bool even_partly, const CallOptions& options) {
+    const std::vector<std::string>& array_ids, bool even_partly, bool validate_only,
+    const CallOptions& options) {
   const CallLimit limit = core_->LimitOf(options);
   const CoordinatorConnection& connection = core_->connection();
   v1::DropQuarantinedRequest request;
   request.set_even_partly(even_partly);
+  request.set_validate_only(validate_only);
   for (const std::string& id : array_ids) request.add_array_ids(id);
   v1::DropQuarantinedResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection.Call(
@@ -358,11 +362,12 @@ absl::StatusOr<ClusterLinks> ClusterClient::ListLinks(const std::string& mesh_id
   return links;
 }
 
-absl::StatusOr<Diagnosis> ClusterClient::Diagnose(int64_t step, const CallOptions& options) {
+absl::StatusOr<Diagnosis> ClusterClient::Diagnose(std::optional<int64_t> step,
+                                                  const CallOptions& options) {
   const CallLimit limit = core_->LimitOf(options);
   const CoordinatorConnection& connection = core_->connection();
   v1::DiagnoseRequest request;
-  if (step != 0) request.set_sequence(step);
+  if (step.has_value()) request.set_sequence(*step);
   v1::DiagnoseResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection.Call(connection.cluster, &v1::ClusterService::Stub::Diagnose,
                                             request, limit, &response));
@@ -373,7 +378,7 @@ absl::StatusOr<Diagnosis> ClusterClient::Diagnose(int64_t step, const CallOption
     ClusterFinding& finding = diagnosis.findings.emplace_back();
     finding.kind = KindOf(from.kind());
     finding.summary = from.summary();
-    finding.step = from.sequence();
+    if (from.has_sequence()) finding.step = from.sequence();
     finding.op = from.op();
     finding.mesh_id = from.mesh_id();
     if (from.has_instruction()) {
@@ -382,8 +387,10 @@ absl::StatusOr<Diagnosis> ClusterClient::Diagnose(int64_t step, const CallOption
     finding.label = from.label();
     finding.waiting_ranks.assign(from.waiting_ranks().begin(), from.waiting_ranks().end());
     for (const v1::Culprit& culprit : from.culprits()) {
-      finding.culprits.push_back(
-          {culprit.has_rank() ? culprit.rank() : -1, culprit.identity(), culprit.reason()});
+      ClusterFinding::Culprit& added = finding.culprits.emplace_back();
+      if (culprit.has_rank()) added.rank = culprit.rank();
+      added.identity = culprit.identity();
+      added.reason = culprit.reason();
     }
     SHARDMESH_ASSIGN_OR_RETURN(finding.time, DecodeAnswer(from.time()));
   }
@@ -403,12 +410,14 @@ absl::StatusOr<Operation> ClusterClient::GetOperation(const std::string& operati
 }
 
 absl::StatusOr<DrainedWorker> ClusterClient::DrainWorker(const std::string& identity, bool resume,
+                                                         bool validate_only,
                                                          const CallOptions& options) {
   const CallLimit limit = core_->LimitOf(options);
   const CoordinatorConnection& connection = core_->connection();
   v1::DrainWorkerRequest request;
   request.set_identity(identity);
   request.set_resume(resume);
+  request.set_validate_only(validate_only);
   v1::DrainWorkerResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection.Call(
       connection.cluster, &v1::ClusterService::Stub::DrainWorker, request, limit, &response));
@@ -419,11 +428,13 @@ absl::StatusOr<DrainedWorker> ClusterClient::DrainWorker(const std::string& iden
                        .used_bytes = response.used_bytes()};
 }
 
-absl::Status ClusterClient::ForgetWorker(const std::string& identity, const CallOptions& options) {
+absl::Status ClusterClient::ForgetWorker(const std::string& identity, bool validate_only,
+                                         const CallOptions& options) {
   const CallLimit limit = core_->LimitOf(options);
   const CoordinatorConnection& connection = core_->connection();
   v1::ForgetWorkerRequest request;
   request.set_identity(identity);
+  request.set_validate_only(validate_only);
   v1::ForgetWorkerResponse response;
   return connection.Call(connection.cluster, &v1::ClusterService::Stub::ForgetWorker, request,
                          limit, &response);
@@ -431,12 +442,14 @@ absl::Status ClusterClient::ForgetWorker(const std::string& identity, const Call
 
 absl::StatusOr<ReplacedWorker> ClusterClient::ReplaceWorker(const std::string& identity,
                                                             const std::string& replacement,
+                                                            bool validate_only,
                                                             const CallOptions& options) {
   const CallLimit limit = core_->LimitOf(options);
   const CoordinatorConnection& connection = core_->connection();
   v1::ReplaceWorkerRequest request;
   request.set_identity(identity);
   request.set_replacement(replacement);
+  request.set_validate_only(validate_only);
   v1::ReplaceWorkerResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection.Call(
       connection.cluster, &v1::ClusterService::Stub::ReplaceWorker, request, limit, &response));

@@ -36,25 +36,32 @@ class ClusterClient {
   // serves the mesh). NOT_FOUND: no such mesh.
   absl::StatusOr<ClusterStatus> GetStatus(const std::string& mesh_id = "",
                                           const CallOptions& options = {});
-  // Diagnoses one step, or (0) all steps and the workers: which ranks wait for which, the failures
-  // of the last five minutes, and the workers at fault.
-  absl::StatusOr<Diagnosis> Diagnose(int64_t step = 0, const CallOptions& options = {});
+  // Diagnoses one step, or (nullopt) all steps and the workers: which ranks wait for which, the
+  // failures of the last five minutes, and the workers at fault.
+  absl::StatusOr<Diagnosis> Diagnose(std::optional<int64_t> step = std::nullopt,
+                                     const CallOptions& options = {});
   // Links between the workers of a mesh or, without a mesh name, all attached workers. NOT_FOUND:
   // no such mesh. FAILED_PRECONDITION: no worker is attached, or a rank of the mesh has none.
   absl::StatusOr<ClusterLinks> ListLinks(const std::string& mesh_id = "",
                                          const CallOptions& options = {});
+  // `validate_only` of these five changes: makes all checks and no change, and returns the answer
+  // that the change would give, as far as it is known before.
+
   // Takes a worker out of use, or (`resume`) back into use. Returns its tiles and work. NOT_FOUND:
   // no live worker has the identity.
   absl::StatusOr<DrainedWorker> DrainWorker(const std::string& identity, bool resume = false,
+                                            bool validate_only = false,
                                             const CallOptions& options = {});
   // Forgets a lost worker that serves no rank. FAILED_PRECONDITION: it is not lost
   // (WORKER_ATTACHED), or serves ranks (WORKER_SERVES_RANK).
-  absl::Status ForgetWorker(const std::string& identity, const CallOptions& options = {});
+  absl::Status ForgetWorker(const std::string& identity, bool validate_only = false,
+                            const CallOptions& options = {});
   // Gives the ranks of a lost worker to an attached one; no tile moves. FAILED_PRECONDITION: the
   // worker is not lost (WORKER_ATTACHED), a mesh names its workers (RANKS_DEFINED), or the
   // replacement serves a rank of the same mesh (WORKER_SERVES_RANK) or drains (NOT_SERVING).
   absl::StatusOr<ReplacedWorker> ReplaceWorker(const std::string& identity,
                                                const std::string& replacement,
+                                               bool validate_only = false,
                                                const CallOptions& options = {});
   // Reports the changes of workers, arrays and names as they happen; no subjects: all. The first
   // event is WatchStarted: list after it, then nothing is missed. Returns OK once `on_change`
@@ -74,12 +81,14 @@ class ClusterClient {
   // every rank has its tile; names those without.
   absl::StatusOr<RestoredArray> RestoreQuarantined(const std::string& array_id,
                                                    const std::string& name = "",
+                                                   bool validate_only = false,
                                                    const CallOptions& options = {});
   // Deletes arrays from the quarantine; returns those deleted. Waits for workers that are expected
   // back. FAILED_PRECONDITION: workers of an array's mesh are away. With `even_partly`, the tiles
   // of the other workers are deleted anyway. NOT_FOUND: no such array was there.
   absl::StatusOr<QuarantineDrop> DropQuarantined(const std::vector<std::string>& array_ids,
                                                  bool even_partly = false,
+                                                 bool validate_only = false,
                                                  const CallOptions& options = {});
   // Records by identity. NOT_FOUND: the worker in the question is not known.
   absl::StatusOr<std::vector<WorkerFlight>> ListFlightRecords(const FlightQuestion& question = {},

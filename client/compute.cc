@@ -33,8 +33,8 @@ void EncodeOperand(const Operand& from, v1::Operand* to) {
 
 void EncodeOutput(const OutputOptions& from, v1::OutputOptions* to) {
   to->mutable_names()->Add(from.names.begin(), from.names.end());
-  for (const int64_t version : from.expected_versions) {
-    SetPrecondition(version, to->add_preconditions());
+  for (const Precondition& precondition : from.preconditions) {
+    SetPrecondition(precondition, to->add_preconditions());
   }
   to->set_return_literals(from.return_literals);
   for (const std::optional<PartitionSpec>& spec : from.specs) {
@@ -161,10 +161,8 @@ absl::StatusOr<StepResult> RunCollective(const CoordinatorConnection& connection
   EncodeOperand(call.input, request.mutable_input());
   request.set_kind(rpc::Encode(call.kind));
   request.mutable_axes()->Add(call.axes.begin(), call.axes.end());
-  request.set_dimension(static_cast<int32_t>(call.dimension));
   request.set_reduction(rpc::Encode(call.reduction));
-  request.set_root(call.root);
-  request.set_split_dimension(static_cast<int32_t>(call.split_dimension));
+  rpc::EncodePlaces(call, &request);
   for (const PermutePair& pair : call.permutation) {
     rpc::Encode(pair, request.add_permutation());
   }

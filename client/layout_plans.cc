@@ -138,7 +138,6 @@ absl::StatusOr<AnalyzeAnswer> LayoutClient::AnalyzeLayout(const AnalyzeQuestion&
     const auto stream = connection.layouts->AnalyzeLayout(context.get(), &response);
     v1::AnalyzeLayoutRequest request;
     EncodeSelector(question.mesh, request.mutable_header()->mutable_mesh());
-    request.mutable_header()->set_compatibility(EncodeCompatibility(question.compatibility));
     request.mutable_header()->set_stored_tree(question.stored_tree);
     WriteTree(stream.get(), &request, tensors);
     stream->WritesDone();
@@ -146,12 +145,35 @@ absl::StatusOr<AnalyzeAnswer> LayoutClient::AnalyzeLayout(const AnalyzeQuestion&
   }));
   AnalyzeAnswer answer;
   SHARDMESH_ASSIGN_OR_RETURN(answer.report, DecodeReport(response.report()));
-  answer.exact.total_parameters = {response.report().parameters(), response.parameters_are_float()};
-  answer.exact.sharded_parameters = {response.report().sharded_parameters(),
-                                     response.sharded_parameters_are_float()};
-  answer.exact.balance_score = response.report().balance_score();
   answer.revision = response.revision();
   return answer;
+}
+
+absl::StatusOr<ShardingStrategyAnswer> LayoutClient::AnalyzeShardingStrategy(
+    const AnalyzeQuestion& question, absl::Span<const TreeTensor> tensors,
+    const CallOptions& options) {
+  const CallLimit limit = core_->LimitOf(options);
+  const CoordinatorConnection& connection = core_->connection();
+  compat::v1::AnalyzeShardingStrategyResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection.Repeat(limit, [&](const CallLimit& attempt) {
+    response.Clear();
+    CallContext context(connection, attempt);
+    const auto stream = connection.compat->AnalyzeShardingStrategy(context.get(), &response);
+    compat::v1::AnalyzeShardingStrategyRequest request;
+    EncodeSelector(question.mesh, request.mutable_header()->mutable_mesh());
+    request.mutable_header()->set_stored_tree(question.stored_tree);
+    WriteTree(stream.get(), &request, tensors);
+    stream->WritesDone();
+    return connection.StatusOf(stream->Finish());
+  }));
+  const auto decode = [](const compat::v1::PythonCount& from) {
+    return PythonCount{from.value(), from.is_float()};
+  };
+  return ShardingStrategyAnswer{
+      .analysis = {.total_parameters = decode(response.total_parameters()),
+                   .sharded_parameters = decode(response.sharded_parameters()),
+                   .balance_score = response.balance_score()},
+      .revision = response.revision()};
 }
 
 absl::StatusOr<SearchAnswer> LayoutClient::SearchMeshes(const SearchQuestion& question,

@@ -34,6 +34,18 @@ absl::StatusOr<ResolvedName> DecodeName(const v1::SemanticName& from) {
   return name;
 }
 
+// UNKNOWN_FIELD for a field that there is not.
+absl::Status EncodeProfile(const ProfileQuestion& from, v1::ProfileSelector* to) {
+  if (const auto* name = std::get_if<std::string>(&from.profile)) {
+    to->set_name(*name);
+  } else if (const auto* resolved = std::get_if<PartitionAxis>(&from.profile)) {
+    rpc::Encode(*resolved, to->mutable_value());
+  } else if (const auto* given = std::get_if<ProfileFields>(&from.profile)) {
+    return rpc::EncodeFields(given->fields, given->semantic_axes, to->mutable_value());
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<ProfileAnswer> LayoutClient::DescribeProfile(const ProfileQuestion& question,
@@ -41,15 +53,7 @@ absl::StatusOr<ProfileAnswer> LayoutClient::DescribeProfile(const ProfileQuestio
   const CallLimit limit = core_->LimitOf(options);
   const CoordinatorConnection& connection = core_->connection();
   v1::DescribeProfileRequest request;
-  v1::ProfileSelector* const profile = request.mutable_profile();
-  if (const auto* name = std::get_if<std::string>(&question.profile)) {
-    profile->set_name(*name);
-  } else if (const auto* resolved = std::get_if<PartitionAxis>(&question.profile)) {
-    rpc::Encode(*resolved, profile->mutable_value());
-  } else if (const auto* given = std::get_if<ProfileFields>(&question.profile)) {
-    SHARDMESH_RETURN_IF_ERROR(
-        rpc::EncodeFields(given->fields, given->semantic_axes, profile->mutable_value()));
-  }
+  SHARDMESH_RETURN_IF_ERROR(EncodeProfile(question, request.mutable_profile()));
   v1::DescribeProfileResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection.Call(
       connection.resolve, &v1::ResolveService::Stub::DescribeProfile, request, limit, &response));
@@ -57,7 +61,6 @@ absl::StatusOr<ProfileAnswer> LayoutClient::DescribeProfile(const ProfileQuestio
   SHARDMESH_ASSIGN_OR_RETURN(answer.profile, DecodeAnswer(response.profile()));
   answer.text = response.text();
   answer.fingerprint = response.fingerprint();
-  answer.hash = {response.python_hash_text(), response.python_hash(), response.python_hash_value()};
   for (const v1::SemanticName& wire : response.semantic_names()) {
     SHARDMESH_ASSIGN_OR_RETURN(ResolvedName name, DecodeName(wire));
     answer.semantic_names.push_back(std::move(name));
@@ -74,6 +77,8 @@ absl::StatusOr<PythonHash> LayoutClient::ComputeHash(const HashQuestion& questio
   const auto* const text = std::get_if<std::string>(&question.subject);
   if (text != nullptr) {
     request.set_text(*text);
+  } else if (const auto* profile = std::get_if<ProfileQuestion>(&question.subject)) {
+    SHARDMESH_RETURN_IF_ERROR(EncodeProfile(*profile, request.mutable_profile()));
   } else {
     rpc::Encode(std::get<std::vector<PythonValue>>(question.subject), request.mutable_attributes());
   }

@@ -63,8 +63,8 @@ class LayoutClient {
   // UNKNOWN_FIELD (TypeError) for an unknown field, before the coordinator is asked.
   absl::StatusOr<ProfileAnswer> DescribeProfile(const ProfileQuestion& question,
                                                 const CallOptions& options = {});
-  // The digest of a text or of an object's attributes, in decimal. For a text, without the value of
-  // hash().
+  // The digest of a text, of an object's attributes or of a profile, in decimal. For a text,
+  // without the value of hash().
   absl::StatusOr<PythonHash> ComputeHash(const HashQuestion& question,
                                          const CallOptions& options = {});
   absl::StatusOr<MeshAnswer> DescribeMesh(const MeshQuestion& question,
@@ -127,6 +127,10 @@ class LayoutClient {
   absl::StatusOr<AnalyzeAnswer> AnalyzeLayout(const AnalyzeQuestion& question,
                                               absl::Span<const TreeTensor> tensors,
                                               const CallOptions& options = {});
+  // The parameters of a layout, counted as eformer's analyze_sharding_strategy does.
+  absl::StatusOr<ShardingStrategyAnswer> AnalyzeShardingStrategy(
+      const AnalyzeQuestion& question, absl::Span<const TreeTensor> tensors,
+      const CallOptions& options = {});
   // The best meshes for a tree of at most 1,000,000 tensors, each with its dtype.
   absl::StatusOr<SearchAnswer> SearchMeshes(const SearchQuestion& question,
                                             absl::Span<const TreeTensor> tensors,

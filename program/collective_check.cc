@@ -22,11 +22,6 @@ bool IsFloat(Dtype dtype) {
          dtype == Dtype::kF64;
 }
 
-bool HasRoot(CollectiveKind kind) {
-  return kind == CollectiveKind::kBroadcast || kind == CollectiveKind::kReduce ||
-         kind == CollectiveKind::kGather || kind == CollectiveKind::kScatter;
-}
-
 absl::Status CheckArithmetic(const CollectiveOp& op, Dtype dtype) {
   if (!IsReduction(op.kind)) {
     return absl::OkStatus();
@@ -138,7 +133,7 @@ absl::Status CheckDimension(std::string_view what, int64_t dimension, const Shap
 }
 
 absl::Status CheckDimensions(const CollectiveOp& op, const Shape& tile) {
-  if (JoinsTiles(op.kind) || SplitsTiles(op.kind)) {
+  if (HasDimension(op.kind)) {
     SHARDMESH_RETURN_IF_ERROR(CheckDimension("dimension", op.dimension, tile));
   }
   if (op.kind == CollectiveKind::kAllToAll) {
@@ -301,6 +296,13 @@ absl::Status CheckJoinedAxes(const CollectiveOp& op, const Axes& axes, const Val
 }
 
 }  // namespace
+
+bool HasDimension(CollectiveKind kind) { return JoinsTiles(kind) || SplitsTiles(kind); }
+
+bool HasRoot(CollectiveKind kind) {
+  return kind == CollectiveKind::kBroadcast || kind == CollectiveKind::kReduce ||
+         kind == CollectiveKind::kGather || kind == CollectiveKind::kScatter;
+}
 
 bool HasArithmetic(Dtype dtype) {
   return IsFloat(dtype) || dtype == Dtype::kI8 || dtype == Dtype::kU8 || dtype == Dtype::kI32 ||

@@ -23,6 +23,10 @@
 
 namespace shardmesh {
 
+// Whether the kind has a `dimension`: all-gather, reduce-scatter, all-to-all, gather, scatter.
+bool HasDimension(CollectiveKind kind);
+// Whether the kind has a `root`: broadcast, reduce, gather, scatter.
+bool HasRoot(CollectiveKind kind);
 // Whether elements of the type can be added.
 bool HasArithmetic(Dtype dtype);
 

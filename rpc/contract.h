@@ -3,6 +3,7 @@
 #define SHARDMESH_RPC_CONTRACT_H_
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string_view>
@@ -21,19 +22,40 @@ constexpr std::optional<int32_t> CommonProtocol(int32_t min, int32_t max) {
   return newest;
 }
 
-// An ability of this build's coordinator that another build may lack. GetVersion lists the names.
+// An ability of this build's coordinator that another build may lack. GetVersion lists the names;
+// their meaning is in cluster_service.proto.
 struct Feature {
   std::string_view name;
-  // The method or field that has it: a full name of protobuf.
-  std::string_view element;
+  // The methods and fields that have it: full names of protobuf, then empty places.
+  std::array<std::string_view, 11> elements;
 };
 inline constexpr Feature kFeatures[] = {
-    {.name = "array_slices", .element = "shardmesh.v1.BeginGetRequest.slice"},
-    {.name = "output_specs", .element = "shardmesh.v1.OutputLayout.output_spec"},
-    {.name = "puts_by_axes", .element = "shardmesh.v1.PutTensor.axes"},
-    {.name = "snapshots", .element = "shardmesh.v1.AdminService.Snapshot"},
-    {.name = "unnamed_arrays", .element = "shardmesh.v1.ListArraysRequest.include_unnamed"},
-    {.name = "validate_only", .element = "shardmesh.v1.BeginPutHeader.validate_only"},
+    {"array_slices", {"shardmesh.v1.BeginGetRequest.slice"}},
+    {"batches",
+     {"shardmesh.v1.ResolveService.BatchResolveSpecs",
+      "shardmesh.v1.ResolveService.BatchConstrainArrays"}},
+    {"cluster_watch", {"shardmesh.v1.ClusterService.WatchCluster"}},
+    {"effective_specs", {"shardmesh.v1.ResolveService.ResolveEffectiveSpec"}},
+    {"operation_lists", {"shardmesh.v1.OperationService.ListOperations"}},
+    {"output_specs", {"shardmesh.v1.OutputLayout.output_spec"}},
+    {"puts_by_axes", {"shardmesh.v1.PutTensor.axes", "shardmesh.v1.PutTensor.preset"}},
+    {"session_lists", {"shardmesh.v1.SessionService.ListSessions"}},
+    {"snapshots", {"shardmesh.v1.AdminService.Snapshot"}},
+    {"unnamed_arrays", {"shardmesh.v1.ListArraysRequest.include_unnamed"}},
+    {"validate_only",
+     {"shardmesh.v1.BeginPutHeader.validate_only", "shardmesh.v1.CreateEntryRequest.validate_only",
+      "shardmesh.v1.DeleteEntryRequest.validate_only",
+      "shardmesh.v1.DeleteNameRequest.validate_only",
+      "shardmesh.v1.DrainWorkerRequest.validate_only",
+      "shardmesh.v1.DropQuarantinedRequest.validate_only",
+      "shardmesh.v1.ForgetWorkerRequest.validate_only",
+      "shardmesh.v1.MoveNameRequest.validate_only",
+      "shardmesh.v1.ReplaceWorkerRequest.validate_only",
+      "shardmesh.v1.RestoreQuarantinedRequest.validate_only",
+      "shardmesh.v1.UpdateEntryRequest.validate_only"}},
+    {"worker_changes",
+     {"shardmesh.v1.ClusterService.DrainWorker", "shardmesh.v1.ClusterService.ForgetWorker",
+      "shardmesh.v1.ClusterService.ReplaceWorker"}},
 };
 
 // Most tiles that one GetTiles call asks for.

@@ -232,11 +232,12 @@ Json SpecJson(const PartitionSpec& spec) {
 Json CorrectionsJson(absl::Span<const Correction> corrections, const std::optional<Mesh>& mesh) {
   Json list = Json::array();
   for (const Correction& correction : corrections) {
-    list.push_back({{"dimension", correction.dim},
+    const bool has_figures = correction.reason != Reason::kUnconstrained;
+    list.push_back({{"dimension", correction.dim < 0 ? Json() : Json(correction.dim)},
                     {"requested", EntryJson(correction.requested)},
                     {"reason", std::string(ReasonName(correction.reason))},
-                    {"have", correction.have},
-                    {"need", correction.need},
+                    {"have", has_figures ? Json(correction.have) : Json()},
+                    {"need", has_figures ? Json(correction.need) : Json()},
                     {"text", FormatCorrections({correction}, mesh)}});
   }
   return list;

@@ -28,7 +28,7 @@ void EncodeTensor(const PutTensor& from, v1::PutTensor* to) {
   } else if (!from.preset.empty()) {
     to->set_preset(from.preset);
   }
-  SetPrecondition(from.expected_version, to->mutable_precondition());
+  SetPrecondition(from.precondition, to->mutable_precondition());
   rpc::Encode(from.cut_points, to->mutable_cut_points());
 }
 

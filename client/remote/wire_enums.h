@@ -2,6 +2,9 @@
 #ifndef SHARDMESH_CLIENT_REMOTE_WIRE_ENUMS_H_
 #define SHARDMESH_CLIENT_REMOTE_WIRE_ENUMS_H_
 
+#include <cstdint>
+#include <variant>
+
 #include "client/types/array.h"
 #include "client/types/cluster.h"
 #include "shardmesh/v1/array.pb.h"
@@ -118,12 +121,13 @@ inline v1::OperationState Encode(OperationState from) {
   return v1::OPERATION_STATE_UNSPECIFIED;
 }
 
-// Encodes kAnyVersion, kMustNotExist or a version.
-inline void SetPrecondition(int64_t expected_version, v1::Precondition* to) {
-  if (expected_version == kMustNotExist) {
+// Leaves the message as it is for nullopt.
+inline void SetPrecondition(const Precondition& from, v1::Precondition* to) {
+  if (!from.has_value()) return;
+  if (const int64_t* const version = std::get_if<int64_t>(&*from); version != nullptr) {
+    to->set_version(*version);
+  } else {
     to->set_must_not_exist(true);
-  } else if (expected_version != kAnyVersion) {
-    to->set_version(expected_version);
   }
 }
 

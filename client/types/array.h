@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -57,9 +58,13 @@ struct ArraySelector {
   int64_t version = 0;
 };
 
-// Special values for the version that a change expects of a name.
-inline constexpr int64_t kAnyVersion = 0;
-inline constexpr int64_t kMustNotExist = -1;
+// The state that a change expects of a name: that it does not exist, or is at this version (at
+// least 1). Nullopt: any state.
+struct MustNotExist {
+  explicit MustNotExist() = default;
+  friend bool operator==(const MustNotExist&, const MustNotExist&) = default;
+};
+using Precondition = std::optional<std::variant<MustNotExist, int64_t>>;
 
 // A tensor to put.
 struct PutTensor {
@@ -71,8 +76,8 @@ struct PutTensor {
   std::optional<PartitionSpec> spec = std::nullopt;
   std::optional<std::vector<AxisValue>> axes = std::nullopt;
   std::string preset = {};
-  // The version of the name that the put replaces.
-  int64_t expected_version = kAnyVersion;
+  // The state of the name that the put replaces.
+  Precondition precondition = std::nullopt;
   // As in Tiling::Create.
   std::vector<CutPoints> cut_points = {};
 };

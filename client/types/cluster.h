@@ -48,8 +48,8 @@ struct WorkerStatus {
   uint64_t incarnation = 0;
   WorkerState state = WorkerState::kUnknown;
   std::vector<std::string> addresses;  // best first
-  int exchange_port = 0;               // port for peers on the same hosts; 0: the port of the
-                                       // addresses
+  // The port for peers on the same hosts; nullopt: the port of the addresses.
+  std::optional<int> exchange_port = std::nullopt;
   int64_t pid = 0;
   int64_t capacity_bytes = 0;
   int64_t used_bytes = 0;  // as reported by its last heartbeat
@@ -179,9 +179,9 @@ struct WorkerFlight {
 };
 
 struct FlightQuestion {
-  std::string identity = {};  // only this worker; empty: all
-  int64_t step = 0;           // only this step; 0: all
-  int32_t max_records = 0;    // for each worker; 0: 64. At most 1,024
+  std::string identity = {};                   // only this worker; empty: all
+  std::optional<int64_t> step = std::nullopt;  // only this step; nullopt: all
+  int32_t max_records = 0;                     // for each worker; 0: 64. At most 1,024
 };
 
 // The speeds of the links between workers. Each pair occurs at most once; a missing pair is not
@@ -217,14 +217,14 @@ struct ClusterFinding {
     kUnreadable
   };
   struct Culprit {
-    int64_t rank = -1;  // -1: unknown
+    std::optional<int64_t> rank;  // nullopt: unknown
     std::string identity;
     std::string reason;  // "has sent no heartbeat for 2.1s"
   };
 
   Kind kind = Kind::kUnknown;
   std::string summary;  // one sentence
-  int64_t step = 0;     // 0: no step
+  std::optional<int64_t> step;
   std::string op;
   std::string mesh_id;
   std::optional<int64_t> instruction;  // the instruction in which ranks wait

@@ -79,16 +79,18 @@ struct ReshardAnswer {
 // Asks for the totals of a tree whose tensors have their own fitting specs.
 struct AnalyzeQuestion {
   MeshSelector mesh = {};
-  // kExact: counts only parameters, as the original does.
-  Compatibility compatibility = Compatibility::kDefault;
   // The name of a tree of the catalog; excludes tensors in the request.
   std::string stored_tree = {};
 };
 
 struct AnalyzeAnswer {
   TreeReport report;
-  // The original's result, only with kExact.
-  ExactAnalysis exact;
+  int64_t revision = 0;
+};
+
+// The original's counts of such a tree.
+struct ShardingStrategyAnswer {
+  ExactAnalysis analysis;
   int64_t revision = 0;
 };
 

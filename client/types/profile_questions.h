@@ -44,17 +44,16 @@ struct ProfileAnswer {
   std::string text;  // as Python's repr
   // 64 hexadecimal digits over every field and every user-defined axis; see Fingerprint.
   std::string fingerprint;
-  // The original's hash; see HashProfile.
-  PythonHash hash;
   // The built-in names, then the user-defined ones.
   std::vector<ResolvedName> semantic_names;
   int64_t revision = 0;
 };
 
-// Asks for the hash of a text, or of an object with these attributes.
+// Asks for the hash of a text, or for the original's of an object with these attributes or of a
+// profile; see HashProfile.
 struct HashQuestion {
   // At most 1 MiB of text.
-  std::variant<std::string, std::vector<PythonValue>> subject;
+  std::variant<std::string, std::vector<PythonValue>, ProfileQuestion> subject;
   // For a text; see SafeHashInt. Nullopt: md5.
   std::optional<std::string> algorithm = std::nullopt;
   Compatibility compatibility = Compatibility::kDefault;

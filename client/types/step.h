@@ -36,8 +36,8 @@ struct Operand {
 struct OutputOptions {
   // By result, in order; an empty or missing name leaves the result without a name.
   std::vector<std::string> names = {};
-  // Expected versions of the names; missing means kAnyVersion.
-  std::vector<int64_t> expected_versions = {};
+  // Expected states of the names; nullopt or missing: any.
+  std::vector<Precondition> preconditions = {};
   // Also returns the elements, at most 1 MiB in all.
   bool return_literals = false;
   // The spec of each result, which must fit without correction. Nullopt or missing: the planner
@@ -96,7 +96,7 @@ struct CollectiveCall {
   Operand input;
   CollectiveKind kind = CollectiveKind::kAllReduce;
   std::vector<std::string> axes;
-  int64_t dimension = 0;
+  int64_t dimension = 0;  // not 0 for a kind that has none: refused; likewise the next two
   Reduction reduction = Reduction::kSum;
   int64_t root = 0;
   int64_t split_dimension = 0;

@@ -9,6 +9,7 @@
 
 #include "google/protobuf/io/coded_stream.h"
 #include "google/protobuf/io/zero_copy_stream_impl_lite.h"
+#include "program/collective_check.h"
 #include "program/plan_check.h"
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/field_check.h"
@@ -78,16 +79,15 @@ absl::StatusOr<std::vector<std::string>> DecodeAxisNames(
   return std::vector<std::string>(from.begin(), from.end());
 }
 
-// v1::CollectiveOp and internal::v1::GroupCollective have the same fields.
+// v1::CollectiveOp and internal::v1::GroupCollective have the same fields. In the former, those
+// that only some kinds have are set for these kinds alone.
 template <typename Wire>
 void EncodeCollective(const CollectiveOp& from, Wire* to) {
   to->set_input(from.input);
   to->set_kind(Encode(from.kind));
   to->mutable_axes()->Add(from.axes.begin(), from.axes.end());
-  to->set_dimension(static_cast<int32_t>(from.dimension));
   to->set_reduction(Encode(from.reduction));
-  to->set_root(from.root);
-  to->set_split_dimension(static_cast<int32_t>(from.split_dimension));
+  EncodePlaces(from, to);
   for (const PermutePair& pair : from.permutation) {
     Encode(pair, to->add_permutation());
   }
@@ -117,6 +117,24 @@ absl::StatusOr<CollectiveOp> DecodeCollective(const Wire& from) {
   SHARDMESH_ASSIGN_OR_RETURN(op.algorithm, Decode(from.algorithm()));
   SHARDMESH_ASSIGN_OR_RETURN(op.order, Decode(from.order()));
   op.counts.assign(from.counts().begin(), from.counts().end());
+  return op;
+}
+
+absl::Status CheckPresence(bool is_set, bool is_needed, CollectiveKind kind,
+                           std::string_view field) {
+  if (is_set == is_needed) return absl::OkStatus();
+  return BadField(field, is_needed ? StrCat("is not set; ", CollectiveKindName(kind), " needs it")
+                                   : StrCat("is set; ", CollectiveKindName(kind), " has none"));
+}
+
+absl::StatusOr<CollectiveOp> DecodeCollectiveOp(const v1::CollectiveOp& from) {
+  SHARDMESH_ASSIGN_OR_RETURN(CollectiveOp op, DecodeCollective(from));
+  SHARDMESH_RETURN_IF_ERROR(
+      CheckPresence(from.has_dimension(), HasDimension(op.kind), op.kind, "dimension"));
+  SHARDMESH_RETURN_IF_ERROR(CheckPresence(from.has_root(), HasRoot(op.kind), op.kind, "root"));
+  SHARDMESH_RETURN_IF_ERROR(CheckPresence(from.has_split_dimension(),
+                                          op.kind == CollectiveKind::kAllToAll, op.kind,
+                                          "split_dimension"));
   return op;
 }
 
@@ -182,7 +200,7 @@ absl::StatusOr<ProgramOp> DecodeOp(const v1::ProgramOp& from) {
       return MatmulOp{from.matmul().lhs(), from.matmul().rhs(), from.matmul().transpose_lhs(),
                       from.matmul().transpose_rhs()};
     case v1::ProgramOp::kCollective:
-      return at("collective", DecodeCollective(from.collective()));
+      return at("collective", DecodeCollectiveOp(from.collective()));
     case v1::ProgramOp::kReshard:
       return at("reshard", DecodeReshard(from.reshard()));
     case v1::ProgramOp::OP_NOT_SET:

@@ -2,10 +2,12 @@
 #ifndef SHARDMESH_RPC_CODEC_PLAN_CODEC_H_
 #define SHARDMESH_RPC_CODEC_PLAN_CODEC_H_
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 
 #include "absl/status/statusor.h"
+#include "program/collective_check.h"
 #include "program/program.h"
 #include "program/step_plan.h"
 #include "shardmesh/internal/v1/plan.pb.h"
@@ -31,6 +33,19 @@ v1::CollectiveOrder Encode(CollectiveOrder from);
 absl::StatusOr<CollectiveOrder> Decode(v1::CollectiveOrder from);
 v1::WeightLayout Encode(WeightLayout from);
 absl::StatusOr<WeightLayout> Decode(v1::WeightLayout from);
+
+// Sets dimension, root and split_dimension of a collective (a CollectiveOp or a CollectiveCall):
+// those that its kind has. Sets another one too if it is not 0; the decoder refuses it.
+template <typename From, typename Wire>
+void EncodePlaces(const From& from, Wire* to) {
+  if (HasDimension(from.kind) || from.dimension != 0) {
+    to->set_dimension(static_cast<int32_t>(from.dimension));
+  }
+  if (HasRoot(from.kind) || from.root != 0) to->set_root(from.root);
+  if (from.kind == CollectiveKind::kAllToAll || from.split_dimension != 0) {
+    to->set_split_dimension(static_cast<int32_t>(from.split_dimension));
+  }
+}
 
 void Encode(const PermutePair& from, v1::PermutePair* to);
 PermutePair Decode(const v1::PermutePair& from);

@@ -704,14 +704,23 @@ absl::StatusOr<int64_t> DecodeDimension(const Wire& from) {
                   StrCat("dimension ", from.dimension(), " is not from 0 to ", kMaxRank - 1));
 }
 
+// Whether corrections for the reason have an actual and a needed value.
+bool HasFigures(Reason reason) {
+  return reason == Reason::kNotDivisible || reason == Reason::kAxisNotInMesh ||
+         reason == Reason::kRankTruncated || reason == Reason::kBelowMinSize;
+}
+
 }  // namespace
 
 void Encode(const Correction& from, v1::Correction* to) {
   if (from.dim >= 0) to->set_dimension(static_cast<int32_t>(from.dim));
   Encode(from.requested, to->mutable_requested());
   to->set_reason(Encode(from.reason));
-  to->set_have(from.have);
-  to->set_need(from.need);
+  // Those of a reason that this build does not know are passed on.
+  if (HasFigures(from.reason) || from.have != 0 || from.need != 0) {
+    to->set_have(from.have);
+    to->set_need(from.need);
+  }
   to->set_message(from.ToString());
   to->mutable_absent_axes()->Add(from.absent_axes.begin(), from.absent_axes.end());
 }

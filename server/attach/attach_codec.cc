@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "rpc/codec/array_codec.h"
@@ -171,7 +172,9 @@ WorkerHello DecodeHello(const internal::v1::Hello& from) {
                     .max_protocol = from.protocol().max(),
                     .features = {from.features().begin(), from.features().end()},
                     .endpoints = {},
-                    .exchange_port = from.exchange_port(),
+                    .exchange_port = from.has_exchange_port()
+                                         ? std::optional<int32_t>(from.exchange_port())
+                                         : std::nullopt,
                     .nonce = from.nonce(),
                     .memory_bytes = from.capacity().memory_bytes(),
                     .durable = from.capacity().durable(),

@@ -37,10 +37,11 @@ absl::Status CheckFields(const WorkerHello& hello) {
         "hello.endpoints",
         StrCat("has ", hello.endpoints.size(), " entries; a worker names 1 to ", kMaxEndpoints));
   }
-  if (hello.exchange_port < 0 || hello.exchange_port > 65'535) {
-    return rpc::BadField("hello.exchange_port", StrCat("is ", hello.exchange_port,
-                                                       "; a port is from 1 to 65535, and 0 stands "
-                                                       "for that of the endpoints"));
+  if (const auto port = hello.exchange_port; port.has_value() && (*port < 1 || *port > 65'535)) {
+    return rpc::BadField("hello.exchange_port",
+                         StrCat("is ", *port,
+                                "; a port is from 1 to 65535; leave it unset for "
+                                "that of the endpoints"));
   }
   if (hello.nonce.size() < 16 || hello.nonce.size() > 64) {
     return rpc::BadField("hello.nonce",

@@ -3,6 +3,7 @@
 #define SHARDMESH_SERVER_ATTACH_WORKER_HELLO_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -22,7 +23,7 @@ struct WorkerHello {
   int32_t max_protocol = 0;
   std::vector<std::string> features;
   std::vector<std::string> endpoints;
-  int32_t exchange_port = 0;
+  std::optional<int32_t> exchange_port = std::nullopt;
   std::string nonce;
   int64_t memory_bytes = 0;
   bool durable = false;

@@ -43,9 +43,13 @@ absl::Status WorkerCalls::DrainWorker(const v1::DrainWorkerRequest& request,
                                       v1::DrainWorkerResponse* response) const {
   const std::string& identity = request.identity();
   SHARDMESH_RETURN_IF_ERROR(CheckIdentity(identity, "identity"));
-  SHARDMESH_RETURN_IF_ERROR(membership_->Drain(identity, !request.resume()));
-  rpc::LogInfo(request.resume() ? "a worker is taken into use again" : "a worker is drained",
-               {{"identity", identity}});
+  if (request.validate_only()) {
+    SHARDMESH_RETURN_IF_ERROR(membership_->CheckDrain(identity, !request.resume()));
+  } else {
+    SHARDMESH_RETURN_IF_ERROR(membership_->Drain(identity, !request.resume()));
+    rpc::LogInfo(request.resume() ? "a worker is taken into use again" : "a worker is drained",
+                 {{"identity", identity}});
+  }
   const std::vector<ServedRank> ranks = membership_->RanksOf(identity);
   Encode(ranks, response);
   int64_t arrays = 0;
@@ -67,6 +71,7 @@ absl::Status WorkerCalls::DrainWorker(const v1::DrainWorkerRequest& request,
 
 absl::Status WorkerCalls::ForgetWorker(const v1::ForgetWorkerRequest& request) const {
   SHARDMESH_RETURN_IF_ERROR(CheckIdentity(request.identity(), "identity"));
+  if (request.validate_only()) return membership_->CheckForget(request.identity());
   SHARDMESH_RETURN_IF_ERROR(membership_->Forget(request.identity()));
   rpc::LogInfo("a worker is forgotten", {{"identity", request.identity()}});
   return absl::OkStatus();
@@ -132,6 +137,10 @@ void WorkerCalls::ReplaceWorker(const v1::ReplaceWorkerRequest* request,
     const absl::Status status = DefinitionStore::CheckReassign(
         *state, rank.mesh_id, request->identity(), request->replacement());
     if (!status.ok()) return std::move(replacement->done)(status);
+  }
+  if (request->validate_only()) {
+    Encode(replacement->ranks, response);
+    return std::move(replacement->done)(absl::OkStatus());
   }
   ReplaceNext(std::move(replacement));
 }

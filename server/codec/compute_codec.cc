@@ -138,10 +138,10 @@ v1::ExecuteRequest AsExecute(const v1::CollectiveRequest& request) {
   op->set_input(0);
   op->set_kind(request.kind());
   *op->mutable_axes() = request.axes();
-  op->set_dimension(request.dimension());
+  if (request.has_dimension()) op->set_dimension(request.dimension());
   op->set_reduction(request.reduction());
-  op->set_root(request.root());
-  op->set_split_dimension(request.split_dimension());
+  if (request.has_root()) op->set_root(request.root());
+  if (request.has_split_dimension()) op->set_split_dimension(request.split_dimension());
   *op->mutable_permutation() = request.permutation();
   op->set_algorithm(request.algorithm());
   op->set_order(request.order());

@@ -58,7 +58,7 @@ void Encode(const WorkerStatus& from, bool is_ready, const AttachFailures::Failu
   for (const std::string& address : from.info.endpoints) {
     to->add_endpoints()->set_address(address);
   }
-  to->set_exchange_port(from.info.exchange_port);
+  if (const auto port = from.info.exchange_port; port.has_value()) to->set_exchange_port(*port);
   to->set_pid(from.info.pid);
   to->set_capacity_bytes(from.info.capacity_bytes);
   to->set_used_bytes(from.used_bytes());

@@ -64,11 +64,14 @@ void DropListed(const DropPtr& drop) {
 
 void ListForDrop(const DropPtr& drop);
 
-// Asks the workers that attached since the others were asked; drops when there are none left.
+// Asks the workers that have attached since the others were asked. When there are none, checks and
+// drops.
 void ListUnasked(const DropPtr& drop) {
   const std::shared_ptr<const MembershipView> view = drop->context.membership->view();
   for (const std::string& identity : TakeUnasked(*view, &drop->asked)) {
-    std::erase_if(drop->listed, [&](const auto& each) { return each.first.identity == identity; });
+    const auto is_its = [&](const auto& each) { return each.first.identity == identity; };
+    std::erase_if(drop->listed, is_its);
+    std::erase_if(drop->described, is_its);
     drop->failed.erase(identity);
     drop->unreached.erase(identity);
     drop->unlisted[identity] = "";
@@ -76,6 +79,12 @@ void ListUnasked(const DropPtr& drop) {
   if (!drop->unlisted.empty()) return ListForDrop(drop);
   if (const absl::Status checked = CheckDrop(*view, drop.get()); !checked.ok()) {
     return EndDrop(drop, checked);
+  }
+  if (drop->request->validate_only()) {
+    for (auto& [part, array] : drop->described) {
+      *drop->response->add_arrays() = std::move(array);
+    }
+    return EndDrop(drop, absl::OkStatus());
   }
   DropListed(drop);
 }
@@ -93,7 +102,9 @@ void ListForDrop(const DropPtr& drop) {
       drop->context.clock, drop->hub, std::move(orders), drop->stop,
       [drop](const std::string& identity, const internal::v1::QuarantineAnswer& answer) {
         for (const v1::QuarantinedArray& array : answer.arrays()) {
-          drop->listed[{identity, array.array().array_id()}] = array.array().mesh_id();
+          const Part part{identity, array.array().array_id()};
+          drop->listed[part] = array.array().mesh_id();
+          if (drop->request->validate_only()) drop->described[part] = array;
         }
         if (answer.has_more() && answer.arrays_size() > 0) {
           drop->unlisted[identity] = answer.arrays(answer.arrays_size() - 1).array().array_id();

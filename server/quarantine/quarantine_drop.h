@@ -38,6 +38,8 @@ struct Drop {
 
   AskedWorkers asked = {};
   std::map<Part, std::string> listed = {};  // the mesh on which it lies; empty: not known
+  // With `validate_only`: the listed parts, as the answer has them.
+  std::map<Part, v1::QuarantinedArray> described = {};
   // Workers whose list has further pages, with the array that the next page begins after.
   std::map<std::string, std::string> unlisted = {};
   std::set<Part> dropped = {};

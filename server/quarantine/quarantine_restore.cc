@@ -38,8 +38,10 @@ void EndRestore(const RestorePtr& restore, const absl::Status& status) {
     restore->response->Clear();
     return std::move(restore->done)(status);
   }
-  rpc::LogInfo("an array was restored from quarantine",
-               {{"array", restore->request->array_id()}, {"name", restore->response->name()}});
+  if (!restore->request->validate_only()) {
+    rpc::LogInfo("an array was restored from quarantine",
+                 {{"array", restore->request->array_id()}, {"name", restore->response->name()}});
+  }
   for (const auto& [rank, identity] : restore->ranks) restore->response->add_identities(identity);
   std::move(restore->done)(absl::OkStatus());
 }
@@ -105,7 +107,7 @@ void BeginRestore(const RestorePtr& restore) {
     // The array gets its name although no tile in quarantine fits.
     if (needs_name) chosen = absl::OkStatus();
   }
-  if (!chosen.ok()) return EndRestore(restore, chosen);
+  if (!chosen.ok() || restore->request->validate_only()) return EndRestore(restore, chosen);
   std::deque<Orders::Order> orders;
   for (const auto& [rank, identity] : restore->ranks) {
     orders.push_back(OrderOf(identity, Action::ACTION_RESTORE, {array_id}));

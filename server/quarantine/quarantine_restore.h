@@ -48,7 +48,8 @@ absl::Status CheckAllThere(const Restore& restore, const ArrayDescriptor& array)
 
 // Chooses the missing tiles of an array that the registry knows.
 absl::Status ChooseMissing(const ArrayPtr& array, Restore* restore);
-// Chooses every rank's tile of an array that the registry does not know, and stages the array.
+// Chooses every rank's tile of an array that the registry does not know, and stages the array
+// unless the request has `validate_only`.
 absl::Status ChooseAll(Restore* restore);
 // Chooses the name of an array that is held without one.
 absl::Status ChooseName(const Array& array, Restore* restore);

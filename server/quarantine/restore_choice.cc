@@ -180,6 +180,7 @@ absl::Status ChooseAll(Restore* restore) {
   restore->response->set_name(std::move(name));
   // Named arrays keep their revision, unless the mesh was defined again.
   descriptor.mesh_revision = (*definition)->revision;
+  if (from.request->validate_only()) return absl::OkStatus();
   const absl::Status staged = from.context.registry->Stage({.descriptor = descriptor});
   if (absl::IsAlreadyExists(staged)) return InProgress(descriptor.array_id);
   SHARDMESH_RETURN_IF_ERROR(staged);

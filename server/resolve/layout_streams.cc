@@ -29,49 +29,45 @@ absl::Status TensorError(const absl::Status& status, std::string_view name) {
   return WithContext(status, StrCat("tensor ", PythonRepr(name)));
 }
 
+// Each tensor of a layout that is known has its spec.
+absl::Status CheckSpecs(absl::Span<const TreeTensor> tensors) {
+  for (const TreeTensor& tensor : tensors) {
+    if (tensor.spec == nullptr) {
+      return TensorError(InvalidArgument(Reason::kMissingArgument,
+                                         "there is no spec; give one, because this call adds up "
+                                         "given layouts, or call ResolveTree to resolve them",
+                                         {{fact::kField, "tensors.spec_indexes"}}),
+                         tensor.name);
+    }
+  }
+  return absl::OkStatus();
+}
+
 // AnalyzeLayout.
 class AnalyzeAnswer {
  public:
   explicit AnalyzeAnswer(std::shared_ptr<const Definitions> state) : state_(std::move(state)) {}
 
   absl::Status Begin(const v1::AnalyzeLayoutHeader& header, const IsCancelled&) {
-    SHARDMESH_DECODE(compatibility, "compatibility", rpc::Decode(header.compatibility()));
-    SHARDMESH_DECODE(mesh, "mesh", SelectMesh(*state_, header.mesh(), compatibility));
+    SHARDMESH_DECODE(mesh, "mesh", SelectMesh(*state_, header.mesh(), Compatibility::kDefault));
     SHARDMESH_ASSIGN_OR_RETURN(stored_tree_, SelectTree(*state_, header.stored_tree()));
     mesh_ = std::move(mesh);
-    exact_ = compatibility == Compatibility::kExact;
-    if (!exact_) {
-      SHARDMESH_ASSIGN_OR_RETURN(analysis_, LayoutAnalysis::Create(mesh_));
-    }
+    SHARDMESH_ASSIGN_OR_RETURN(analysis_, LayoutAnalysis::Create(mesh_));
     // A question without a mesh only checks names and counts.
-    TreeQuestion question;
-    question.compatibility = compatibility;
-    SHARDMESH_ASSIGN_OR_RETURN(resolver_, TreeResolver::Create(std::move(question)));
+    SHARDMESH_ASSIGN_OR_RETURN(resolver_, TreeResolver::Create(TreeQuestion()));
     return absl::OkStatus();
   }
 
   const StoredTree* stored_tree() const { return stored_tree_.get(); }
 
   absl::Status Add(absl::Span<const TreeTensor> tensors, const IsCancelled& is_cancelled) {
-    for (const TreeTensor& tensor : tensors) {
-      if (tensor.spec == nullptr) {
-        return TensorError(InvalidArgument(Reason::kMissingArgument,
-                                           "there is no spec; give one, because this call adds up "
-                                           "given layouts, or call ResolveTree to resolve them",
-                                           {{fact::kField, "tensors.spec_indexes"}}),
-                           tensor.name);
-      }
-    }
+    SHARDMESH_RETURN_IF_ERROR(CheckSpecs(tensors));
     SHARDMESH_RETURN_IF_ERROR(resolver_->Add(tensors, is_cancelled).status());
     for (const TreeTensor& tensor : tensors) {
       if (is_cancelled()) {
         return absl::CancelledError("cancelled while tensors were added up");
       }
-      if (exact_) {
-        exact_tensors_.push_back({.name = std::string(tensor.name),
-                                  .shape = Shape(tensor.shape.begin(), tensor.shape.end()),
-                                  .spec = *tensor.spec});
-      } else if (const absl::Status status = AddToAnalysis(tensor); !status.ok()) {
+      if (const absl::Status status = AddToAnalysis(tensor); !status.ok()) {
         return TensorError(status, tensor.name);
       }
     }
@@ -81,16 +77,6 @@ class AnalyzeAnswer {
   absl::Status End(v1::AnalyzeLayoutResponse* response, const IsCancelled&) {
     response->set_revision(state_->revision());
     v1::LayoutReport* report = response->mutable_report();
-    if (exact_) {
-      SHARDMESH_ASSIGN_OR_RETURN(const ExactAnalysis exact,
-                                 AnalyzeAsOriginal(exact_tensors_, mesh_));
-      report->set_parameters(exact.total_parameters.value);
-      report->set_sharded_parameters(exact.sharded_parameters.value);
-      report->set_balance_score(exact.balance_score);
-      response->set_parameters_are_float(exact.total_parameters.is_float);
-      response->set_sharded_parameters_are_float(exact.sharded_parameters.is_float);
-      return absl::OkStatus();
-    }
     SHARDMESH_ASSIGN_OR_RETURN(const LayoutReport layout, analysis_->Report());
     rpc::Encode(layout, report);
     report->set_devices(mesh_.size());
@@ -129,13 +115,65 @@ class AnalyzeAnswer {
   std::shared_ptr<const Definitions> state_;
   std::shared_ptr<const StoredTree> stored_tree_;
   Mesh mesh_;
-  bool exact_ = false;
   std::unique_ptr<TreeResolver> resolver_;
-  std::vector<AnalyzedTensor> exact_tensors_;
   std::optional<LayoutAnalysis> analysis_;
   absl::flat_hash_map<Source, Tiling> tilings_;
   int64_t sharded_parameters_ = 0;
   int64_t replicated_tensors_ = 0;
+};
+
+// AnalyzeShardingStrategy.
+class ShardingStrategyAnswer {
+ public:
+  explicit ShardingStrategyAnswer(std::shared_ptr<const Definitions> state)
+      : state_(std::move(state)) {}
+
+  absl::Status Begin(const compat::v1::AnalyzeShardingStrategyHeader& header, const IsCancelled&) {
+    SHARDMESH_DECODE(mesh, "mesh", SelectMesh(*state_, header.mesh(), Compatibility::kExact));
+    SHARDMESH_ASSIGN_OR_RETURN(stored_tree_, SelectTree(*state_, header.stored_tree()));
+    mesh_ = std::move(mesh);
+    // A question without a mesh only checks names and counts.
+    TreeQuestion question;
+    question.compatibility = Compatibility::kExact;
+    SHARDMESH_ASSIGN_OR_RETURN(resolver_, TreeResolver::Create(std::move(question)));
+    return absl::OkStatus();
+  }
+
+  const StoredTree* stored_tree() const { return stored_tree_.get(); }
+
+  absl::Status Add(absl::Span<const TreeTensor> tensors, const IsCancelled& is_cancelled) {
+    SHARDMESH_RETURN_IF_ERROR(CheckSpecs(tensors));
+    SHARDMESH_RETURN_IF_ERROR(resolver_->Add(tensors, is_cancelled).status());
+    for (const TreeTensor& tensor : tensors) {
+      if (is_cancelled()) {
+        return absl::CancelledError("cancelled while tensors were added up");
+      }
+      tensors_.push_back({.name = std::string(tensor.name),
+                          .shape = Shape(tensor.shape.begin(), tensor.shape.end()),
+                          .spec = *tensor.spec});
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status End(compat::v1::AnalyzeShardingStrategyResponse* response, const IsCancelled&) {
+    SHARDMESH_ASSIGN_OR_RETURN(const ExactAnalysis analysis, AnalyzeAsOriginal(tensors_, mesh_));
+    const auto encode = [](const PythonCount& from, compat::v1::PythonCount* to) {
+      to->set_value(from.value);
+      to->set_is_float(from.is_float);
+    };
+    encode(analysis.total_parameters, response->mutable_total_parameters());
+    encode(analysis.sharded_parameters, response->mutable_sharded_parameters());
+    response->set_balance_score(analysis.balance_score);
+    response->set_revision(state_->revision());
+    return absl::OkStatus();
+  }
+
+ private:
+  std::shared_ptr<const Definitions> state_;
+  std::shared_ptr<const StoredTree> stored_tree_;
+  Mesh mesh_;
+  std::unique_ptr<TreeResolver> resolver_;
+  std::vector<AnalyzedTensor> tensors_;
 };
 
 // SearchMeshes.
@@ -462,6 +500,14 @@ std::unique_ptr<AnalyzeLayoutCall> MakeAnalyzeLayoutCall(std::shared_ptr<const D
   return std::make_unique<
       TreeFeeder<AnalyzeAnswer, v1::AnalyzeLayoutRequest, v1::AnalyzeLayoutResponse>>(
       AnalyzeAnswer(std::move(state)));
+}
+
+std::unique_ptr<ShardingStrategyCall> MakeShardingStrategyCall(
+    std::shared_ptr<const Definitions> state) {
+  return std::make_unique<
+      TreeFeeder<ShardingStrategyAnswer, compat::v1::AnalyzeShardingStrategyRequest,
+                 compat::v1::AnalyzeShardingStrategyResponse>>(
+      ShardingStrategyAnswer(std::move(state)));
 }
 
 std::unique_ptr<SearchMeshesCall> MakeSearchMeshesCall(std::shared_ptr<const Definitions> state) {

@@ -19,9 +19,13 @@ namespace shardmesh::server {
 // pointers and references outlive the reactor.
 
 using AnalyzeLayoutCall = TreeCall<v1::AnalyzeLayoutRequest, v1::AnalyzeLayoutResponse>;
+using ShardingStrategyCall = TreeCall<compat::v1::AnalyzeShardingStrategyRequest,
+                                      compat::v1::AnalyzeShardingStrategyResponse>;
 using SearchMeshesCall = TreeCall<v1::SearchMeshesRequest, v1::SearchMeshesResponse>;
 
 std::unique_ptr<AnalyzeLayoutCall> MakeAnalyzeLayoutCall(std::shared_ptr<const Definitions> state);
+std::unique_ptr<ShardingStrategyCall> MakeShardingStrategyCall(
+    std::shared_ptr<const Definitions> state);
 std::unique_ptr<SearchMeshesCall> MakeSearchMeshesCall(std::shared_ptr<const Definitions> state);
 
 // Lives until its call is done. The request is the call's own; `registry`, which outlives it, may

@@ -1,6 +1,7 @@
 // Answers about profiles and hashes.
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -47,6 +48,21 @@ absl::Status EncodeName(const PartitionAxis& profile, std::string_view name,
   return EncodeValue(profile, name, RuntimeMode::kAutoregressive, to->mutable_generation_value());
 }
 
+// The hash of an object, which is the request's `field`.
+absl::Status EncodeHash(std::string_view field, bool has_algorithm, PythonHash hash,
+                        compat::v1::ComputeHashResponse* to) {
+  if (has_algorithm) {
+    return rpc::BadField("algorithm",
+                         StrCat("is for texts alone; the original hashes ", field, " with md5"));
+  }
+  constexpr auto kMaxBytes = static_cast<size_t>(rpc::kMaxHashedBytes);
+  if (hash.text.size() > kMaxBytes) return TooLong(field, hash.text.size(), kMaxBytes);
+  to->set_hash(std::move(hash.digest));
+  to->set_text(std::move(hash.text));
+  to->set_python_hash_value(hash.value);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status Answer(const AnswerContext& context, const v1::DescribeProfileRequest& request,
@@ -55,10 +71,6 @@ absl::Status Answer(const AnswerContext& context, const v1::DescribeProfileReque
   rpc::Encode(profile, response->mutable_profile());
   response->set_text(profile.ToString());
   response->set_fingerprint(Fingerprint(profile));
-  SHARDMESH_ASSIGN_OR_RETURN(PythonHash hash, HashProfile(profile));
-  response->set_python_hash(std::move(hash.digest));
-  response->set_python_hash_text(std::move(hash.text));
-  response->set_python_hash_value(hash.value);
   for (const SemanticName& name : BuiltInSemanticNames()) {
     SHARDMESH_RETURN_IF_ERROR(
         EncodeName(profile, name.name, name.field, response->add_semantic_names()));
@@ -77,7 +89,7 @@ absl::Status Answer(const AnswerContext& context, const v1::DescribeProfileReque
   return absl::OkStatus();
 }
 
-absl::Status Answer(const AnswerContext&, const compat::v1::ComputeHashRequest& request,
+absl::Status Answer(const AnswerContext& context, const compat::v1::ComputeHashRequest& request,
                     compat::v1::ComputeHashResponse* response) {
   constexpr auto kMaxBytes = static_cast<size_t>(rpc::kMaxHashedBytes);
   SHARDMESH_DECODE(compatibility, "compatibility", rpc::Decode(request.compatibility()));
@@ -95,23 +107,19 @@ absl::Status Answer(const AnswerContext&, const compat::v1::ComputeHashRequest& 
       return absl::OkStatus();
     }
     case compat::v1::ComputeHashRequest::kAttributes: {
-      if (request.has_algorithm()) {
-        return rpc::BadField("algorithm", "is for texts; attributes are always hashed with md5");
-      }
       SHARDMESH_DECODE(attributes, "attributes", rpc::Decode(request.attributes()));
       SHARDMESH_ASSIGN_OR_RETURN(PythonHash hash, HashFn(attributes));
-      if (hash.text.size() > kMaxBytes) {
-        return TooLong("attributes", hash.text.size(), kMaxBytes);
-      }
-      response->set_hash(std::move(hash.digest));
-      response->set_text(std::move(hash.text));
-      response->set_python_hash_value(hash.value);
-      return absl::OkStatus();
+      return EncodeHash("attributes", request.has_algorithm(), std::move(hash), response);
+    }
+    case compat::v1::ComputeHashRequest::kProfile: {
+      SHARDMESH_DECODE(profile, "profile", SelectProfile(context.state, request.profile()));
+      SHARDMESH_ASSIGN_OR_RETURN(PythonHash hash, HashProfile(profile));
+      return EncodeHash("profile", request.has_algorithm(), std::move(hash), response);
     }
     case compat::v1::ComputeHashRequest::SUBJECT_NOT_SET:
       break;
   }
-  return rpc::BadField("subject", "is not set; give a text or attributes");
+  return rpc::BadField("subject", "is not set; give a text, attributes or a profile");
 }
 
 }  // namespace shardmesh::server

@@ -6,6 +6,7 @@
 
 #include "server/resolve/layout_streams.h"
 #include "server/resolve/resolve_answers.h"
+#include "server/resolve/tree_reactor.h"
 #include "server/resolve/tree_streams.h"
 #include "server/service/question_calls.h"
 #include "server/service/question_services.h"
@@ -20,10 +21,11 @@ namespace {
 #define SHARDMESH_BYTES(Method) compat::v1::CompatService::WithRawCallbackMethod_##Method
 using CompatServiceBase =
     WithMethods<compat::v1::CompatService::Service, SHARDMESH_BYTES(ComputeHash),
-                SHARDMESH_BYTES(ListSpecAxes), SHARDMESH_BYTES(QueryMesh),
-                SHARDMESH_MESSAGES(ParsePatternRules), SHARDMESH_MESSAGES(ListShardings),
-                SHARDMESH_BYTES(ResolveOutputSpec), SHARDMESH_BYTES(CheckTensorParallel),
-                SHARDMESH_BYTES(DescribeLinearLayer), SHARDMESH_BYTES(PromoteDtypes)>::Type;
+                SHARDMESH_BYTES(AnalyzeShardingStrategy), SHARDMESH_BYTES(ListSpecAxes),
+                SHARDMESH_BYTES(QueryMesh), SHARDMESH_MESSAGES(ParsePatternRules),
+                SHARDMESH_MESSAGES(ListShardings), SHARDMESH_BYTES(ResolveOutputSpec),
+                SHARDMESH_BYTES(CheckTensorParallel), SHARDMESH_BYTES(DescribeLinearLayer),
+                SHARDMESH_BYTES(PromoteDtypes)>::Type;
 #undef SHARDMESH_MESSAGES
 #undef SHARDMESH_BYTES
 
@@ -47,6 +49,12 @@ class CompatService final : public CompatServiceBase {
   SHARDMESH_UNARY(DescribeLinearLayer)
   SHARDMESH_UNARY(PromoteDtypes)
 #undef SHARDMESH_UNARY
+
+  grpc::ServerReadReactor<grpc::ByteBuffer>* AnalyzeShardingStrategy(
+      grpc::CallbackServerContext* context, grpc::ByteBuffer* response) override {
+    return new TreeReadReactor(*context, MakeShardingStrategyCall(calls_->state()), response,
+                               calls_->background());
+  }
 
   // Ordinary questions about patterns are answered at once.
   grpc::ServerUnaryReactor* ParsePatternRules(

@@ -24,6 +24,16 @@ constexpr absl::Duration kLongestPause = absl::Seconds(1);
 
 bool IsAlive(const WorkerStatus& worker) { return worker.state != WorkerState::kLost; }
 
+// Whether the worker can be taken into use again.
+absl::Status CheckResume(const WorkerStatus& worker) {
+  if (!worker.is_leaving) return absl::OkStatus();
+  const std::string& identity = worker.info.identity;
+  return WithReason(
+      absl::FailedPreconditionError(
+          StrCat("worker \"", identity, "\" is leaving: its process is ending; start another one")),
+      Reason::kNotServing, {{fact::kIdentity, identity}});
+}
+
 WorkerState StateOfLive(const WorkerStatus& worker) {
   return worker.is_leaving || worker.is_held ? WorkerState::kDraining : WorkerState::kAttached;
 }
@@ -300,16 +310,19 @@ void Membership::Detach(uint64_t attachment, std::string reason) {
   events_.MakeCalls();
 }
 
+absl::StatusOr<const WorkerStatus*> Membership::FindLive(std::string_view identity) const {
+  const WorkerStatus* const worker = state_.FindWorker(identity);
+  if (worker != nullptr && IsAlive(*worker)) return worker;
+  return WithReason(
+      absl::NotFoundError(StrCat("no live worker has the identity \"", identity, "\"")),
+      Reason::kNotFound, {{fact::kKind, "worker"}, {fact::kName, identity}});
+}
+
 absl::Status Membership::SetDraining(std::string_view identity,
                                      const std::function<absl::Status(WorkerStatus*)>& change) {
   {
     absl::MutexLock lock(&mutex_);
-    const WorkerStatus* const known = state_.FindWorker(identity);
-    if (known == nullptr || !IsAlive(*known)) {
-      return WithReason(
-          absl::NotFoundError(StrCat("no live worker has the identity \"", identity, "\"")),
-          Reason::kNotFound, {{fact::kKind, "worker"}, {fact::kName, identity}});
-    }
+    SHARDMESH_ASSIGN_OR_RETURN(const WorkerStatus* const known, FindLive(identity));
     WorkerStatus worker = *known;
     SHARDMESH_RETURN_IF_ERROR(change(&worker));
     worker.state = StateOfLive(worker);
@@ -326,16 +339,19 @@ absl::Status Membership::SetDraining(std::string_view identity,
 }
 
 absl::Status Membership::Drain(std::string_view identity, bool draining) {
-  return SetDraining(identity, [&](WorkerStatus* worker) {
-    if (!draining && worker->is_leaving) {
-      return WithReason(
-          absl::FailedPreconditionError(StrCat(
-              "worker \"", identity, "\" is leaving: its process is ending; start another one")),
-          Reason::kNotServing, {{fact::kIdentity, identity}});
+  return SetDraining(identity, [draining](WorkerStatus* worker) -> absl::Status {
+    if (!draining) {
+      SHARDMESH_RETURN_IF_ERROR(CheckResume(*worker));
     }
     worker->is_held = draining;
     return absl::OkStatus();
   });
+}
+
+absl::Status Membership::CheckDrain(std::string_view identity, bool draining) const {
+  absl::MutexLock lock(&mutex_);
+  SHARDMESH_ASSIGN_OR_RETURN(const WorkerStatus* const worker, FindLive(identity));
+  return draining ? absl::OkStatus() : CheckResume(*worker);
 }
 
 absl::Status Membership::Leave(std::string_view identity) {
@@ -345,33 +361,41 @@ absl::Status Membership::Leave(std::string_view identity) {
   });
 }
 
+absl::Status Membership::CheckLost(std::string_view identity) const {
+  if (const auto ranks = ranks_of_.find(ToAbsl(identity)); ranks != ranks_of_.end()) {
+    const auto& [mesh_id, rank] = *ranks->second.begin();
+    return WithReason(absl::FailedPreconditionError(
+                          StrCat("worker \"", identity, "\" serves ", ranks->second.size(),
+                                 " ranks, such as rank ", rank, " of mesh \"", mesh_id,
+                                 "\"; give them to another worker first, or change the meshes")),
+                      Reason::kWorkerServesRank,
+                      {{fact::kIdentity, identity},
+                       {fact::kMesh, mesh_id},
+                       {fact::kRank, rank},
+                       {fact::kHave, ranks->second.size()}});
+  }
+  const WorkerStatus* const worker = state_.FindWorker(identity);
+  if (worker == nullptr) {
+    return WithReason(absl::NotFoundError(StrCat("no worker has the identity \"", identity, "\"")),
+                      Reason::kNotFound, {{fact::kKind, "worker"}, {fact::kName, identity}});
+  }
+  if (!IsAlive(*worker)) return absl::OkStatus();
+  return WithReason(
+      absl::FailedPreconditionError(StrCat("worker \"", identity, "\" is attached; stop it first")),
+      Reason::kWorkerAttached, {{fact::kIdentity, identity}});
+}
+
+absl::Status Membership::CheckForget(std::string_view identity) const {
+  absl::MutexLock lock(&mutex_);
+  return CheckLost(identity);
+}
+
 absl::Status Membership::Forget(std::string_view identity) {
   {
     absl::MutexLock lock(&mutex_);
-    if (const auto ranks = ranks_of_.find(ToAbsl(identity)); ranks != ranks_of_.end()) {
-      const auto& [mesh_id, rank] = *ranks->second.begin();
-      return WithReason(absl::FailedPreconditionError(
-                            StrCat("worker \"", identity, "\" serves ", ranks->second.size(),
-                                   " ranks, such as rank ", rank, " of mesh \"", mesh_id,
-                                   "\"; give them to another worker first, or change the meshes")),
-                        Reason::kWorkerServesRank,
-                        {{fact::kIdentity, identity},
-                         {fact::kMesh, mesh_id},
-                         {fact::kRank, rank},
-                         {fact::kHave, ranks->second.size()}});
-    }
+    SHARDMESH_RETURN_IF_ERROR(CheckLost(identity));
     const auto found = state_.workers.find(identity);
-    if (found == state_.workers.end()) {
-      return WithReason(
-          absl::NotFoundError(StrCat("no worker has the identity \"", identity, "\"")),
-          Reason::kNotFound, {{fact::kKind, "worker"}, {fact::kName, identity}});
-    }
     const std::shared_ptr<const WorkerStatus> worker = found->second;
-    if (IsAlive(*worker)) {
-      return WithReason(absl::FailedPreconditionError(
-                            StrCat("worker \"", identity, "\" is attached; stop it first")),
-                        Reason::kWorkerAttached, {{fact::kIdentity, identity}});
-    }
     state_.workers.erase(found);
     Publish({.kind = MembershipEvent::Kind::kForgotten,
              .identity = worker->info.identity,

@@ -50,8 +50,8 @@ struct WorkerInfo {
   uint64_t incarnation = 0;  // new at each start; not 0
   std::string build_version;
   std::vector<std::string> endpoints;  // gRPC targets, best first; at least one
-  // The port where its peers reach it, on the hosts of its endpoints; 0: at its endpoints.
-  int exchange_port = 0;
+  // The port where its peers reach it, on the hosts of its endpoints; nullopt: at its endpoints.
+  std::optional<int> exchange_port = std::nullopt;
   int64_t pid = 0;             // on its host; 0: not known
   std::string host;            // for people
   int64_t capacity_bytes = 0;  // memory for shards
@@ -228,11 +228,15 @@ class Membership {
   // An operator takes the worker out of use, or returns it to use. NOT_FOUND: no live worker has
   // the identity. FAILED_PRECONDITION (NOT_SERVING): it is leaving, and cannot return to use.
   absl::Status Drain(std::string_view identity, bool draining);
+  // Returns the error that Drain would return now. Changes nothing.
+  absl::Status CheckDrain(std::string_view identity, bool draining) const;
   // The worker's process is ending. NOT_FOUND: no live worker has the identity.
   absl::Status Leave(std::string_view identity);
   // Forgets a lost worker. NOT_FOUND. FAILED_PRECONDITION: it is alive (WORKER_ATTACHED), or serves
   // a rank (WORKER_SERVES_RANK).
   absl::Status Forget(std::string_view identity);
+  // Returns the error that Forget would return now. Changes nothing.
+  absl::Status CheckForget(std::string_view identity) const;
 
   // Defines a mesh of `size` ranks. `identities` names the worker of each rank, each at most once,
   // or is empty. If empty, the ranks go to the first `size` attached workers by bytewise order of
@@ -253,6 +257,10 @@ class Membership {
   };
 
   void LoseSilent();
+  // NOT_FOUND: no live worker has the identity. The result is valid while the lock is held.
+  absl::StatusOr<const WorkerStatus*> FindLive(std::string_view identity) const
+      ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckLost(std::string_view identity) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   // Changes whether the live worker drains, and the reason.
   absl::Status SetDraining(std::string_view identity,
                            const std::function<absl::Status(WorkerStatus*)>& change);

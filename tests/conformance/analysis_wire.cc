@@ -19,10 +19,9 @@ class WireSubject final : public AnalysisSubject {
     for (const AnalyzedTensor& tensor : tensors) {
       tree.push_back({.name = tensor.name, .shape = tensor.shape, .spec = tensor.spec});
     }
-    SHARDMESH_ASSIGN_OR_RETURN(
-        const client::AnalyzeAnswer answer,
-        client_.layouts().AnalyzeLayout({.mesh = mesh, .compatibility = kExact}, tree));
-    return answer.exact;
+    SHARDMESH_ASSIGN_OR_RETURN(const client::ShardingStrategyAnswer answer,
+                               client_.layouts().AnalyzeShardingStrategy({.mesh = mesh}, tree));
+    return answer.analysis;
   }
 
   // Every leaf is a tensor that brings its spec.

@@ -10,17 +10,18 @@ class Profiles final : public ProfileSubject {
   explicit Profiles(client::MeshClient& client) : client_(client) {}
 
   absl::StatusOr<ProfileDescription> Describe(absl::Span<const FieldValue> fields) const override {
-    SHARDMESH_ASSIGN_OR_RETURN(
-        const client::ProfileAnswer answer,
-        client_.layouts().DescribeProfile(
-            {.profile = client::ProfileFields{.fields = {fields.begin(), fields.end()}}}));
+    const client::ProfileQuestion question{
+        .profile = client::ProfileFields{.fields = {fields.begin(), fields.end()}}};
+    SHARDMESH_ASSIGN_OR_RETURN(const client::ProfileAnswer answer,
+                               client_.layouts().DescribeProfile(question));
     ProfileDescription description;
     for (size_t i = 0; i < AxisFieldNames().size(); ++i) {
       description.fields.push_back(
           {std::string(AxisFieldNames()[i]), answer.profile.field(static_cast<AxisField>(i))});
     }
     description.text = answer.text;
-    description.hash = answer.hash;
+    SHARDMESH_ASSIGN_OR_RETURN(description.hash,
+                               client_.layouts().ComputeHash({.subject = question}));
     return description;
   }
 

@@ -78,7 +78,7 @@ void Check(std::string_view input) {
   const int64_t questions =
       input[1] == 0 ? kMostQuestions : int64_t{static_cast<unsigned char>(input[1])} - 1;
   const std::string_view messages = input.substr(2);
-  switch (static_cast<unsigned char>(input[0]) % 5) {
+  switch (static_cast<unsigned char>(input[0]) % 6) {
     case 0:
       return CheckCall(server::MakeResolveTreeCall(state, counter), questions, messages);
     case 1:
@@ -87,8 +87,10 @@ void Check(std::string_view input) {
       return CheckCall(server::MakeDiffLayoutsCall(state), questions, messages);
     case 3:
       return CheckCall(server::MakeAnalyzeLayoutCall(state), questions, messages);
-    default:
+    case 4:
       return CheckCall(server::MakeSearchMeshesCall(state), questions, messages);
+    default:
+      return CheckCall(server::MakeShardingStrategyCall(state), questions, messages);
   }
 }
 

@@ -60,6 +60,7 @@ TEST_F(ClusterCommandTest, LoadsGetsAndComputes) {
   EXPECT_EQ(json::parse(result.out)["shape"], json({128, 384}));
   EXPECT_TRUE(std::filesystem::exists(Path("y.npy")));
 
+  EXPECT_EQ(cluster_->Run({"rm", "hidden", "--validate-only"}).out, "Would remove hidden\n");
   EXPECT_EQ(cluster_->Run({"rm", "hidden"}).exit_code, 0);
   result = cluster_->Run({"describe", layer + "output.dense.weight"});
   ASSERT_EQ(result.exit_code, 0) << result.err;

@@ -521,7 +521,12 @@ TEST_F(ClusterCommandTest, AnotherWorkerTakesTheRankOfALostOne) {
   ASSERT_TRUE(Eventually([&] { return HasText(cluster_->Run({"status"}).out, "spare"); }))
       << spare.Log();
 
-  CommandResult result = cluster_->Run({"admin", "worker", "drain", "worker-3"});
+  CommandResult result = cluster_->Run({"admin", "worker", "drain", "worker-3", "--validate-only"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("worker-3 would drain. It holds:"));
+  ASSERT_THAT(PutFloats(client, "untouched", {2, 2}, values, PartitionSpec()), IsOk());
+  ASSERT_THAT(client.arrays().DeleteName("untouched"), IsOk());
+  result = cluster_->Run({"admin", "worker", "drain", "worker-3"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, AllOf(HasSubstr("worker-3 drains. It holds:"),
                                 HasSubstr("ranks: rank 3 of mesh default"),
@@ -543,9 +548,13 @@ TEST_F(ClusterCommandTest, AnotherWorkerTakesTheRankOfALostOne) {
   result = cluster_->Run({"admin", "worker", "forget", "worker-3"});
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.err, HasSubstr("(WORKER_SERVES_RANK)"));
+  result = cluster_->Run({"admin", "worker", "replace", "worker-3", "spare", "--validate-only"});
+  EXPECT_EQ(result.out, "spare would get from worker-3: rank 3 of mesh default\n") << result.err;
   result = cluster_->Run({"admin", "worker", "replace", "worker-3", "spare"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(result.out, "spare has from worker-3: rank 3 of mesh default\n");
+  result = cluster_->Run({"admin", "worker", "forget", "worker-3", "--validate-only"});
+  EXPECT_EQ(result.out, "worker-3 would be forgotten\n") << result.err;
   result = cluster_->Run({"admin", "worker", "forget", "worker-3"});
   EXPECT_EQ(result.out, "worker-3 is forgotten\n") << result.err;
   result = cluster_->Run({"admin", "worker", "replace", "worker-3", "spare"});

@@ -88,6 +88,13 @@ TEST_F(ClusterCommandTest, ShowsProfilesAndHashes) {
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(json::parse(result.out)["text"], "1[1, 2.5, 'x', None, True]{'k': 'v'}");
   EXPECT_EQ(json::parse(result.out)["hash"], "180444392705484764807662449959245547643");
+  result = cluster_->Run({"hash", "--profile", profile, "--output=json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_FALSE(json::parse(result.out)["hash"].get<std::string>().empty());
+  EXPECT_TRUE(json::parse(result.out).contains("value"));
+  result = cluster_->Run({"hash", "text", "--profile", profile});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("either a text, --attributes or --profile"));
   result = cluster_->Run({"hash", "--attributes", "[1]"});
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_THAT(result.err, HasSubstr("--attributes [1] is no JSON object"));

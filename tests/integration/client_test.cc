@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -59,6 +60,24 @@ TEST_F(ClientTest, AnArrayThatWasReadGoesWithItsName) {
   ASSERT_THAT(Put("w"), IsOk());
   EXPECT_THAT(client().arrays().DescribeArray(client::ArraySelector::ById(first)),
               StatusIs(absl::StatusCode::kNotFound));
+}
+
+TEST_F(ClientTest, AMoveOfANameIsCheckedWithoutAChange) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::string a, Put("a"));
+  client::ArrayClient& arrays = client().arrays();
+  EXPECT_THAT(arrays.MoveName("c", a, std::nullopt, /*validate_only=*/true), IsOkAndHolds(0));
+  EXPECT_THAT(arrays.MoveName("a", a, client::MustNotExist(), /*validate_only=*/true),
+              StatusIs(absl::StatusCode::kAborted, Reason::kVersionMismatch));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const int64_t version, arrays.MoveName("a", a));
+  EXPECT_THAT(arrays.MoveName("a", a, version, /*validate_only=*/true), IsOk());
+  EXPECT_THAT(arrays.MoveName("a", a, version + 1, /*validate_only=*/true),
+              StatusIs(absl::StatusCode::kAborted, Reason::kVersionMismatch));
+  EXPECT_THAT(arrays.DeleteName("a", version + 1, /*validate_only=*/true),
+              StatusIs(absl::StatusCode::kAborted, Reason::kVersionMismatch));
+  EXPECT_THAT(arrays.DeleteName("c", std::nullopt, /*validate_only=*/true),
+              StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_THAT(arrays.DeleteName("a", std::nullopt, /*validate_only=*/true), IsOk());
+  EXPECT_THAT(arrays.DescribeArray(client::ArraySelector::ByName("a")), IsOk());
 }
 
 TEST_F(ClientTest, ANameIsMovedToTheArrayThatItHasAndSwappedWithAnother) {
@@ -452,7 +471,7 @@ TEST_P(CollectiveClientTest, AStepThatFailsSaysWhichDonatedOperandIsGoneWithIt) 
                      .kind = CollectiveKind::kAllReduce,
                      .axes = {"fsdp", "tp"},
                      .algorithm = algorithm,
-                     .output = {.names = {"m"}, .expected_versions = {999}}})
+                     .output = {.names = {"m"}, .preconditions = {999}}})
         .status();
   };
   // Which makes its result elsewhere.

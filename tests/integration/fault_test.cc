@@ -409,12 +409,12 @@ TEST_F(FaultTest, AWorkerThatCannotServeItsPeersDoesNotStart) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterStatus status,
                                  client().cluster().GetStatus());
   const client::WorkerStatus& taken = status.workers.front();
-  ASSERT_GT(taken.exchange_port, 0);
+  ASSERT_TRUE(taken.exchange_port.has_value());
   ServerProcess second("shardmesh-worker", {"--coordinator=" + cluster_->address(),
-                                            StrCat("--exchange-port=", taken.exchange_port)});
+                                            StrCat("--exchange-port=", *taken.exchange_port)});
   EXPECT_EQ(second.AwaitEnd(), "exited with code 1");
   EXPECT_THAT(second.Log(),
-              HasSubstr(StrCat("cannot listen on 127.0.0.1:", taken.exchange_port, "; the port")));
+              HasSubstr(StrCat("cannot listen on 127.0.0.1:", *taken.exchange_port, "; the port")));
   ServerProcess nowhere("shardmesh-worker", {"--coordinator=" + cluster_->address(),
                                              "--listen=unix:" + cluster_->folder() + "/socket"});
   EXPECT_EQ(nowhere.AwaitEnd(), "exited with code 2");

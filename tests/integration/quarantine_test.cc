@@ -211,6 +211,16 @@ TEST_F(QuarantineTest, AnOlderStoreThatIsPutBackDeletesNothing) {
     const auto now = client().cluster().ListQuarantine();
     return now.ok() && now->arrays.size() == 2 && now->arrays.front().reason == reason;
   })) << "what could not be restored is aside again, and it is known why it was";
+  const CommandResult checked =
+      cluster_->Run({"admin", "quarantine", "restore", newer, "--as", "newer", "--validate-only"});
+  EXPECT_THAT(checked.out, HasSubstr(StrCat("Would restore array ", newer, " as \"newer\"")))
+      << checked.err;
+  const CommandResult would_drop =
+      cluster_->Run({"admin", "quarantine", "drop", newer, "--validate-only"});
+  EXPECT_THAT(would_drop.out, AllOf(HasSubstr("Would drop "), HasSubstr("1 array")))
+      << would_drop.err;
+  EXPECT_THAT(client().arrays().DescribeArray(client::ArraySelector::ByName("newer")),
+              StatusIs(absl::StatusCode::kNotFound));
   const CommandResult restored =
       cluster_->Run({"admin", "quarantine", "restore", newer, "--as", "newer"});
   EXPECT_EQ(restored.exit_code, 0) << restored.err;

@@ -13,6 +13,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -104,12 +105,12 @@ class TlsClusterTest : public ::testing::Test {
   // Where other workers reach it.
   std::string ExchangeAddressOf(const std::string& identity) const {
     const client::WorkerStatus worker = WorkerOf(identity);
-    EXPECT_GT(worker.exchange_port, 0);
-    return rpc::WithPort(worker.addresses.front(), worker.exchange_port);
+    EXPECT_TRUE(worker.exchange_port.has_value());
+    return rpc::WithPort(worker.addresses.front(), worker.exchange_port.value_or(0));
   }
   // What the coordinator says to a hello of this identity.
   absl::Status Attach(const rpc::TlsFiles& files, const std::string& identity,
-                      int exchange_port = 0) const {
+                      std::optional<int> exchange_port = std::nullopt) const {
     const auto channel =
         *rpc::CreateChannel(cluster_->address(), {.credentials = CredentialsOf(files)});
     grpc::ClientContext context;
@@ -120,7 +121,7 @@ class TlsClusterTest : public ::testing::Test {
     hello->set_identity(identity);
     hello->set_incarnation(1);
     hello->set_nonce(std::string(32, 'n'));
-    hello->set_exchange_port(exchange_port);
+    if (exchange_port.has_value()) hello->set_exchange_port(*exchange_port);
     hello->add_endpoints()->set_address("127.0.0.1:1");
     hello->mutable_protocol()->set_min(1);
     hello->mutable_protocol()->set_max(1);
@@ -288,7 +289,7 @@ TEST_F(TlsClusterTest, OnlyAWorkerAttachesAndOnlyAsItself) {
 }
 
 TEST_F(TlsClusterTest, AHelloWithAPortThatIsNoneIsRefused) {
-  for (const int port : {-1, 65'536}) {
+  for (const int port : {-1, 0, 65'536}) {
     const absl::Status refused = Attach(WorkerFiles("worker-0"), "worker-0", port);
     EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
     EXPECT_THAT(std::string(refused.message()),

@@ -258,12 +258,12 @@ TEST(WatcherTest, DISABLED_WatchesForItsTime) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto client, client::MeshClient::Connect(address));
   constexpr absl::Duration kTime = absl::Seconds(3);
   const Steady::time_point start = Steady::now();
-  const absl::Status ended =
-      client->catalog().Watch({}, 0, absl::Now() + kTime, [](const client::CatalogChanges&) {
-        std::printf("%s\n", kBegan);
-        std::fflush(stdout);
-        return true;
-      });
+  const absl::Status ended = client->catalog().Watch({}, std::nullopt, absl::Now() + kTime,
+                                                     [](const client::CatalogChanges&) {
+                                                       std::printf("%s\n", kBegan);
+                                                       std::fflush(stdout);
+                                                       return true;
+                                                     });
   const absl::Duration took = absl::FromChrono(Steady::now() - start);
   EXPECT_THAT(ended, IsOk());
   EXPECT_GE(took, kTime - absl::Milliseconds(100));

@@ -379,9 +379,9 @@ absl::Status RandomClient::FindWorkers() {
     worker_identities_.push_back(worker.identity());
     workers_.push_back(std::make_unique<Caller>(address));
     exchanges_.push_back(std::make_unique<Caller>(
-        worker.exchange_port() == 0
-            ? address
-            : StrCat(address.substr(0, address.rfind(':')), ":", worker.exchange_port())));
+        worker.has_exchange_port()
+            ? StrCat(address.substr(0, address.rfind(':')), ":", worker.exchange_port())
+            : address));
   }
   return workers_.empty() ? Violation("the cluster has no workers") : absl::OkStatus();
 }
@@ -2013,9 +2013,9 @@ absl::Status RandomClient::Collective(Dice& dice) {
     bytes_known = false;
     request.set_kind(static_cast<v1::CollectiveKind>(dice.Below(12)));
     request.set_reduction(static_cast<v1::Reduction>(dice.Below(7)));
-    request.set_dimension(static_cast<int32_t>(dice.Below(4)) - 1);
-    request.set_split_dimension(static_cast<int32_t>(dice.Below(3)));
-    request.set_root(dice.Below(4) - 1);
+    if (dice.OneIn(2)) request.set_dimension(static_cast<int32_t>(dice.Below(4)) - 1);
+    if (dice.OneIn(4)) request.set_split_dimension(static_cast<int32_t>(dice.Below(3)));
+    if (dice.OneIn(2)) request.set_root(dice.Below(4) - 1);
     request.set_algorithm(static_cast<v1::CollectiveAlgorithm>(dice.Below(10)));
     if (dice.OneIn(3)) request.set_axes(0, dice.OneIn(2) ? "fsdp" : "nosuchaxis");
     if (dice.OneIn(6)) request.add_axes("tp");

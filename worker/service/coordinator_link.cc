@@ -672,7 +672,7 @@ internal::v1::AttachRequest AttachLoop::MakeHello() const {
   for (const std::string& endpoint : options_.endpoints) {
     hello->add_endpoints()->set_address(endpoint);
   }
-  hello->set_exchange_port(options_.exchange_port);
+  if (const auto port = options_.exchange_port; port.has_value()) hello->set_exchange_port(*port);
   hello->set_nonce(options_.nonce);
   hello->mutable_capacity()->set_memory_bytes(options_.store->limit_bytes());
   hello->mutable_capacity()->set_threads(options_.threads);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -52,8 +53,9 @@ class CoordinatorLink {
     WorkerSelf self;
     std::string nonce;                   // the answer to Identify
     std::vector<std::string> endpoints;  // where clients reach this worker, best first
-    int exchange_port = 0;  // where peers reach it, on the same hosts; 0: at the endpoints
-    int threads = 1;        // for kernels
+    // Where peers reach it, on the same hosts; nullopt: at the endpoints.
+    std::optional<int> exchange_port = std::nullopt;
+    int threads = 1;  // for kernels
     // Where the newest term is kept; empty: only in memory.
     std::string data_dir;
     rpc::Clock* clock = nullptr;

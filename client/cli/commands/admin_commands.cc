@@ -150,7 +150,7 @@ absl::Status RunList(const Invocation& invocation, const std::string& identity) 
 
 // Restores the arrays one after the other. If one cannot be restored, the next one is tried.
 absl::Status RunRestore(const Invocation& invocation, const std::vector<std::string>& array_ids,
-                        const std::string& name) {
+                        const std::string& name, bool validate_only) {
   if (array_ids.size() > 1 && !name.empty()) {
     return WrongUse(
         StrCat("--as is the name of one array, and ", array_ids.size(),
@@ -163,7 +163,8 @@ absl::Status RunRestore(const Invocation& invocation, const std::vector<std::str
   absl::Status unreachable;  // after it no other worker is asked
   for (const std::string& array_id : array_ids) {
     const absl::StatusOr<RestoredArray> array =
-        unreachable.ok() ? client->cluster().RestoreQuarantined(array_id, name) : unreachable;
+        unreachable.ok() ? client->cluster().RestoreQuarantined(array_id, name, validate_only)
+                         : unreachable;
     if (!array.ok()) {
       failed.push_back({{"array_id", array_id}, {"error", ToStd(array.status().message())}});
       if (array_ids.size() > 1 && !invocation.json) {
@@ -176,7 +177,7 @@ absl::Status RunRestore(const Invocation& invocation, const std::vector<std::str
     restored.push_back(
         {{"array_id", array_id}, {"name", array->name}, {"workers", array->identities}});
     if (invocation.json) continue;
-    std::cout << "Restored array " << array_id
+    std::cout << (validate_only ? "Would restore array " : "Restored array ") << array_id
               << (array->name.empty() ? "" : StrCat(" as \"", array->name, "\"")) << " on "
               << StrJoin(array->identities, ", ")
               << (array->name.empty() && !name.empty()
@@ -193,10 +194,11 @@ absl::Status RunRestore(const Invocation& invocation, const std::vector<std::str
 }
 
 absl::Status RunDrop(const Invocation& invocation, const std::vector<std::string>& array_ids,
-                     bool even_partly) {
+                     bool even_partly, bool validate_only) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
-  SHARDMESH_ASSIGN_OR_RETURN(const QuarantineDrop dropped,
-                             client->cluster().DropQuarantined(array_ids, even_partly));
+  SHARDMESH_ASSIGN_OR_RETURN(
+      const QuarantineDrop dropped,
+      client->cluster().DropQuarantined(array_ids, even_partly, validate_only));
   // Each worker has a part of an array: the answer lists an array once for each such worker.
   std::set<std::string> there;
   int64_t size_bytes = 0;
@@ -213,12 +215,13 @@ absl::Status RunDrop(const Invocation& invocation, const std::vector<std::string
                       {"unreached", UnreachedJson(dropped.unreached)}});
     return absl::OkStatus();
   }
-  std::cout << "Dropped " << FormatBytes(size_bytes) << " of "
+  std::cout << (validate_only ? "Would drop " : "Dropped ") << FormatBytes(size_bytes) << " of "
             << FormatCount(static_cast<int64_t>(there.size()), "array") << " for good\n";
   if (!absent.empty()) {
     std::cout << "Not in quarantine: " << StrJoin(absent, ", ") << "\n";
   }
-  PrintUnreached(dropped.unreached, "its parts of these arrays are still there");
+  PrintUnreached(dropped.unreached, validate_only ? "its parts of these arrays would stay there"
+                                                  : "its parts of these arrays are still there");
   return absl::OkStatus();
 }
 
@@ -552,23 +555,29 @@ void AddAdminCommands(CommandLine* line) {
 
   auto restored = std::make_shared<std::vector<std::string>>();
   auto as = std::make_shared<std::string>();
+  auto validates_restore = std::make_shared<bool>(false);
   CLI::App* const restore = line->AddCommand(
       "restore", "Take arrays back into use, under a name each",
-      [=](const Invocation& i) { return RunRestore(i, *restored, *as); }, quarantine);
+      [=](const Invocation& i) { return RunRestore(i, *restored, *as, *validates_restore); },
+      quarantine);
   restore->add_option("ARRAY", *restored, "ids of arrays")->required();
   restore->add_option("--as", *as, "the name that one array gets (default: restored/ARRAY)")
       ->check([](const std::string& name) {
         return name.empty() ? "the name is empty; leave --as out for restored/ARRAY" : "";
       });
+  restore->add_flag("--validate-only", *validates_restore, "check everything, and restore nothing");
 
   auto dropped = std::make_shared<std::vector<std::string>>();
   auto even_partly = std::make_shared<bool>(false);
+  auto validates_drop = std::make_shared<bool>(false);
   CLI::App* const drop = line->AddCommand(
       "drop", "Delete arrays from the quarantine, for good",
-      [=](const Invocation& i) { return RunDrop(i, *dropped, *even_partly); }, quarantine);
+      [=](const Invocation& i) { return RunDrop(i, *dropped, *even_partly, *validates_drop); },
+      quarantine);
   drop->add_option("ARRAY", *dropped, "ids of arrays")->required();
   drop->add_flag("--even-partly", *even_partly,
                  "delete the parts that can be reached, even if workers with other parts are away");
+  drop->add_flag("--validate-only", *validates_drop, "check everything, and delete nothing");
 }
 
 }  // namespace shardmesh::client

@@ -444,16 +444,17 @@ absl::Status RunDescribe(const Invocation& invocation, const ArraySelector& sele
   return absl::OkStatus();
 }
 
-absl::Status RunRm(const Invocation& invocation, const std::vector<std::string>& names) {
+absl::Status RunRm(const Invocation& invocation, const std::vector<std::string>& names,
+                   bool validate_only) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   // All or none. An exception: names that are removed while the command runs.
   for (const std::string& name : names) {
     SHARDMESH_RETURN_IF_ERROR(client->arrays().DescribeArray(ArraySelector::ByName(name)).status());
   }
   for (const std::string& name : names) {
-    SHARDMESH_RETURN_IF_ERROR(client->arrays().DeleteName(name));
+    SHARDMESH_RETURN_IF_ERROR(client->arrays().DeleteName(name, std::nullopt, validate_only));
     if (!invocation.json) {
-      std::cout << "Removed " << name << "\n";
+      std::cout << (validate_only ? "Would remove " : "Removed ") << name << "\n";
     }
   }
   if (invocation.json) {
@@ -540,10 +541,12 @@ void AddArrayCommands(CommandLine* line) {
   AddParsedOption(describe, "tensor", described.get(), ParseArrayName, kArrayNameHelp)->required();
 
   auto removed = std::make_shared<std::vector<std::string>>();
+  auto validate_only = std::make_shared<bool>(false);
   CLI::App* const rm =
       line->AddCommand("rm", "Remove names; arrays go when nothing else holds them",
-                       [removed](const Invocation& i) { return RunRm(i, *removed); });
+                       [=](const Invocation& i) { return RunRm(i, *removed, *validate_only); });
   rm->add_option("tensor", *removed, "names of arrays")->required();
+  rm->add_flag("--validate-only", *validate_only, "check everything, and remove nothing");
 }
 
 }  // namespace shardmesh::client

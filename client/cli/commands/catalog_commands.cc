@@ -1,6 +1,7 @@
 // catalog ls, get, history, put, rm: named definitions of meshes, profiles, rules and trees.
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <variant>
@@ -250,7 +251,7 @@ struct EntryFlags {
   EntryKind kind = EntryKind::kMesh;
   std::string name;
   std::string path;
-  int64_t version = kAnyVersion;
+  std::optional<int64_t> version;
   bool validate_only = false;
 };
 
@@ -342,7 +343,7 @@ absl::Status RunPut(const Invocation& invocation, const EntryFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(const EntryValue value, LoadValue(flags.kind, flags.path));
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   absl::StatusOr<Entry> entry = absl::AlreadyExistsError("");
-  if (flags.version == kAnyVersion) {
+  if (!flags.version.has_value()) {
     entry = client->catalog().CreateEntry(flags.name, value, flags.validate_only);
   }
   if (absl::IsAlreadyExists(entry.status())) {

@@ -295,25 +295,26 @@ class MetricsAddresses {
 };
 
 Json WorkerJson(const WorkerStatus& worker, const std::string& metrics) {
-  return {{"identity", worker.identity},
-          {"incarnation", worker.incarnation},
-          {"state", std::string(WorkerStateName(worker.state))},
-          {"pid", worker.pid},
-          {"addresses", worker.addresses},
-          {"exchange_port", worker.exchange_port},
-          {"metrics", metrics},
-          {"capacity_bytes", worker.capacity_bytes},
-          {"used_bytes", worker.used_bytes},
-          {"quarantined_arrays", worker.quarantined_arrays},
-          {"quarantined_bytes", worker.quarantined_bytes},
-          {"heartbeat_age_s", Seconds(worker.heartbeat_age)},
-          {"lost_reason", worker.lost_reason},
-          {"lost_age_s", Seconds(worker.lost_age)},
-          {"losses", worker.losses},
-          {"failed_attaches", worker.failed_attaches},
-          {"attach_error", worker.attach_error},
-          {"attach_error_age_s", Seconds(worker.attach_error_age)},
-          {"version", worker.build.version}};
+  return {
+      {"identity", worker.identity},
+      {"incarnation", worker.incarnation},
+      {"state", std::string(WorkerStateName(worker.state))},
+      {"pid", worker.pid},
+      {"addresses", worker.addresses},
+      {"exchange_port", worker.exchange_port.has_value() ? Json(*worker.exchange_port) : Json()},
+      {"metrics", metrics},
+      {"capacity_bytes", worker.capacity_bytes},
+      {"used_bytes", worker.used_bytes},
+      {"quarantined_arrays", worker.quarantined_arrays},
+      {"quarantined_bytes", worker.quarantined_bytes},
+      {"heartbeat_age_s", Seconds(worker.heartbeat_age)},
+      {"lost_reason", worker.lost_reason},
+      {"lost_age_s", Seconds(worker.lost_age)},
+      {"losses", worker.losses},
+      {"failed_attaches", worker.failed_attaches},
+      {"attach_error", worker.attach_error},
+      {"attach_error_age_s", Seconds(worker.attach_error_age)},
+      {"version", worker.build.version}};
 }
 
 Json StatusJson(const std::string& address, const ClusterStatus& status,
@@ -456,9 +457,10 @@ void PrintStatus(const std::string& address, const ClusterStatus& status,
                                     FormatBytes(worker.used_bytes),
                                     FormatBytes(worker.capacity_bytes),
                                     StrCat(FormatTime(worker.heartbeat_age), " ago")};
-    for (std::string& cell :
-         std::vector<std::string>{StrCat(worker.incarnation), StrCat(worker.exchange_port),
-                                  StrCat(worker.losses), worker.build.version}) {
+    for (std::string& cell : std::vector<std::string>{
+             StrCat(worker.incarnation),
+             worker.exchange_port.has_value() ? StrCat(*worker.exchange_port) : "-",
+             StrCat(worker.losses), worker.build.version}) {
       row.push_back(std::move(cell));
     }
     if (metrics.known()) {

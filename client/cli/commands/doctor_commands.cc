@@ -24,7 +24,7 @@ constexpr int64_t kDefaultRecords = 8;
 constexpr int64_t kMaxRecords = 1024;
 
 struct DoctorFlags {
-  int64_t step = 0;
+  std::optional<int64_t> step;
   std::string worker;
   int64_t records = kDefaultRecords;
 };
@@ -125,13 +125,13 @@ Json RecordJson(const rpc::FlightRecord& record) {
 Json FindingJson(const ClusterFinding& finding) {
   Json culprits = Json::array();
   for (const ClusterFinding::Culprit& culprit : finding.culprits) {
-    culprits.push_back({{"rank", culprit.rank < 0 ? Json() : Json(culprit.rank)},
+    culprits.push_back({{"rank", culprit.rank.has_value() ? Json(*culprit.rank) : Json()},
                         {"worker", culprit.identity},
                         {"reason", culprit.reason}});
   }
   return {{"kind", std::string(ClusterFindingName(finding.kind))},
           {"summary", finding.summary},
-          {"step", finding.step == 0 ? Json() : Json(finding.step)},
+          {"step", finding.step.has_value() ? Json(*finding.step) : Json()},
           {"op", finding.op},
           {"mesh", finding.mesh_id},
           {"instruction", finding.instruction.has_value() ? Json(*finding.instruction) : Json()},
@@ -184,7 +184,7 @@ absl::Status RunDoctor(const Invocation& invocation, const DoctorFlags& flags) {
                                              .step = flags.step,
                                              .max_records = static_cast<int32_t>(flags.records)}));
   }
-  if (flags.step != 0) {
+  if (flags.step.has_value()) {
     for (WorkerFlight& flight : flights) {
       if (flight.progress.has_value() && flight.progress->step != flags.step) {
         flight.progress.reset();

@@ -39,9 +39,6 @@ Json ProfileJson(const ProfileAnswer& answer) {
           {"semantic_names", std::move(names)},
           {"text", answer.text},
           {"fingerprint", answer.fingerprint},
-          {"python_hash", answer.hash.digest},
-          {"python_hash_text", answer.hash.text},
-          {"python_hash_value", answer.hash.value},
           {"revision", answer.revision}};
 }
 
@@ -59,14 +56,18 @@ void PrintProfile(const ProfileAnswer& answer) {
                   name.value.ToString(), name.generation_value.ToString()});
   }
   names.Print();
-  std::cout << "\nfingerprint  " << answer.fingerprint << "\npython hash  " << answer.hash.digest
-            << "\n";
+  std::cout << "\nfingerprint  " << answer.fingerprint << "\n";
 }
 
-absl::Status RunShow(const Invocation& invocation, const std::string& profile_text) {
+absl::StatusOr<ProfileQuestion> QuestionOf(const std::string& profile_text) {
   SHARDMESH_ASSIGN_OR_RETURN(ProfileSelector profile, SelectProfile(profile_text));
   ProfileQuestion question;
   std::visit([&](auto& selected) { question.profile = std::move(selected); }, profile);
+  return question;
+}
+
+absl::Status RunShow(const Invocation& invocation, const std::string& profile_text) {
+  SHARDMESH_ASSIGN_OR_RETURN(const ProfileQuestion question, QuestionOf(profile_text));
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
   SHARDMESH_ASSIGN_OR_RETURN(const ProfileAnswer answer,
                              client->layouts().DescribeProfile(question));
@@ -81,6 +82,7 @@ absl::Status RunShow(const Invocation& invocation, const std::string& profile_te
 struct HashFlags {
   std::optional<std::string> text;
   std::optional<std::string> attributes;  // JSON
+  std::optional<std::string> profile;
   std::optional<std::string> algorithm;
   bool exact = false;
 };
@@ -134,14 +136,18 @@ absl::StatusOr<std::vector<PythonValue>> ReadAttributes(const std::string& text)
 }
 
 absl::Status RunHash(const Invocation& invocation, const HashFlags& flags) {
-  if (flags.text.has_value() == flags.attributes.has_value()) {
-    return WrongUse("give either a text or --attributes");
+  if (static_cast<int>(flags.text.has_value()) + static_cast<int>(flags.attributes.has_value()) +
+          static_cast<int>(flags.profile.has_value()) !=
+      1) {
+    return WrongUse("give either a text, --attributes or --profile");
   }
   HashQuestion question;
   question.compatibility = flags.exact ? Compatibility::kExact : Compatibility::kDefault;
   if (flags.text.has_value()) {
     question.subject = *flags.text;
     question.algorithm = flags.algorithm;
+  } else if (flags.profile.has_value()) {
+    SHARDMESH_ASSIGN_OR_RETURN(question.subject, QuestionOf(*flags.profile));
   } else {
     SHARDMESH_ASSIGN_OR_RETURN(question.subject, ReadAttributes(*flags.attributes));
   }
@@ -149,7 +155,7 @@ absl::Status RunHash(const Invocation& invocation, const HashFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(const PythonHash hash, client->layouts().ComputeHash(question));
   if (invocation.json) {
     Json printed = {{"algorithm", flags.algorithm.value_or("md5")}, {"hash", hash.digest}};
-    if (flags.attributes.has_value()) {
+    if (!flags.text.has_value()) {
       printed["text"] = hash.text;
       printed["value"] = hash.value;
     }
@@ -166,7 +172,7 @@ void AddProfileCommands(CommandLine* line) {
   CLI::App* const profile = line->AddGroup("profile", "Show what profiles resolve to");
   auto selected = std::make_shared<std::string>();
   line->AddCommand(
-          "show", "Show a profile's fields, what each logical axis stands for, and its hashes",
+          "show", "Show a profile's fields, what each logical axis stands for, and its fingerprint",
           [selected](const Invocation& i) { return RunShow(i, *selected); }, profile)
       ->add_option("--profile", *selected,
                    "a profile: YAML file, or name in the catalog (default: no field given)");
@@ -174,16 +180,19 @@ void AddProfileCommands(CommandLine* line) {
   auto flags = std::make_shared<HashFlags>();
   CLI::App* const hash =
       line->AddCommand("hash",
-                       "Hash a text, or an object's attributes as the original hashes its own: the "
-                       "digest as a decimal number",
+                       "Hash a text, or an object's attributes or a profile as the original hashes "
+                       "its own: the digest as a decimal number",
                        [flags](const Invocation& i) { return RunHash(i, *flags); });
   hash->add_option("text", flags->text, "the text");
   CLI::Option* const attributes =
       hash->add_option("--attributes", flags->attributes,
                        "JSON object of the attributes, such as '{\"a\": [1, 2]}'");
+  CLI::Option* const profile_option =
+      hash->add_option("--profile", flags->profile, "a profile: YAML file, or name in the catalog");
   hash->add_option("--algorithm", flags->algorithm,
                    "as Python's hashlib names it, such as sha256 (default: md5)")
-      ->excludes(attributes);
+      ->excludes(attributes)
+      ->excludes(profile_option);
   hash->add_flag("--exact", flags->exact, "accept only hashlib's names");
 }
 

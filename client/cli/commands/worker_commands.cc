@@ -16,6 +16,8 @@
 namespace shardmesh::client {
 namespace {
 
+constexpr char kValidateOnlyHelp[] = "check everything, and change nothing";
+
 Json RanksJson(const std::vector<ServedRank>& ranks) {
   Json json = Json::array();
   for (const ServedRank& rank : ranks)
@@ -36,11 +38,11 @@ std::string RanksText(const std::vector<ServedRank>& ranks, int64_t count) {
   return StrCat(StrJoin(named, ", "), more == 0 ? "" : StrCat(" and ", more, " more"));
 }
 
-absl::Status RunDrainWorker(const Invocation& invocation, const std::string& identity,
-                            bool resume) {
+absl::Status RunDrainWorker(const Invocation& invocation, const std::string& identity, bool resume,
+                            bool validate_only) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   SHARDMESH_ASSIGN_OR_RETURN(const DrainedWorker worker,
-                             client->cluster().DrainWorker(identity, resume));
+                             client->cluster().DrainWorker(identity, resume, validate_only));
   if (invocation.json) {
     invocation.Print({{"worker", identity},
                       {"draining", !resume},
@@ -52,10 +54,10 @@ absl::Status RunDrainWorker(const Invocation& invocation, const std::string& ide
     return absl::OkStatus();
   }
   if (resume) {
-    std::cout << identity << " takes work again\n";
+    std::cout << identity << (validate_only ? " would take work again\n" : " takes work again\n");
     return absl::OkStatus();
   }
-  std::cout << identity << " drains. It holds:\n"
+  std::cout << identity << (validate_only ? " would drain" : " drains") << ". It holds:\n"
             << "  ranks: " << RanksText(worker.ranks, worker.rank_count) << "\n"
             << "  steps and transfers under way: " << worker.work << "\n"
             << "  tiles of arrays: " << worker.arrays << ", " << FormatBytes(worker.used_bytes)
@@ -63,32 +65,35 @@ absl::Status RunDrainWorker(const Invocation& invocation, const std::string& ide
   return absl::OkStatus();
 }
 
-absl::Status RunForgetWorker(const Invocation& invocation, const std::string& identity) {
+absl::Status RunForgetWorker(const Invocation& invocation, const std::string& identity,
+                             bool validate_only) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
-  SHARDMESH_RETURN_IF_ERROR(client->cluster().ForgetWorker(identity));
+  SHARDMESH_RETURN_IF_ERROR(client->cluster().ForgetWorker(identity, validate_only));
   if (invocation.json) {
     invocation.Print({{"forgotten", identity}});
   } else {
-    std::cout << identity << " is forgotten\n";
+    std::cout << identity << (validate_only ? " would be forgotten\n" : " is forgotten\n");
   }
   return absl::OkStatus();
 }
 
 absl::Status RunReplaceWorker(const Invocation& invocation, const std::string& identity,
-                              const std::string& replacement) {
+                              const std::string& replacement, bool validate_only) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   SHARDMESH_ASSIGN_OR_RETURN(const ReplacedWorker replaced,
-                             client->cluster().ReplaceWorker(identity, replacement));
+                             client->cluster().ReplaceWorker(identity, replacement, validate_only));
   if (invocation.json) {
     invocation.Print({{"worker", identity},
                       {"replacement", replacement},
                       {"ranks", RanksJson(replaced.ranks)},
                       {"rank_count", replaced.rank_count}});
   } else if (replaced.rank_count == 0) {
-    std::cout << identity << " serves no rank; nothing changed\n";
+    std::cout << identity
+              << (validate_only ? " serves no rank; nothing would change\n"
+                                : " serves no rank; nothing changed\n");
   } else {
-    std::cout << replacement << " has from " << identity << ": "
-              << RanksText(replaced.ranks, replaced.rank_count) << "\n";
+    std::cout << replacement << (validate_only ? " would get from " : " has from ") << identity
+              << ": " << RanksText(replaced.ranks, replaced.rank_count) << "\n";
   }
   return absl::OkStatus();
 }
@@ -102,27 +107,37 @@ void AddWorkerCommands(CommandLine* line) {
 
   auto drained = std::make_shared<std::string>();
   auto resume = std::make_shared<bool>(false);
+  auto validates_drain = std::make_shared<bool>(false);
   CLI::App* const drain = line->AddCommand(
       "drain", "Give a worker no new steps, puts and ranks; show what it holds",
-      [=](const Invocation& i) { return RunDrainWorker(i, *drained, *resume); }, worker);
+      [=](const Invocation& i) { return RunDrainWorker(i, *drained, *resume, *validates_drain); },
+      worker);
   drain->add_option("WORKER", *drained, "identity of the worker")->required();
   drain->add_flag("--resume", *resume, "take the worker into use again");
+  drain->add_flag("--validate-only", *validates_drain, kValidateOnlyHelp);
 
   auto forgotten = std::make_shared<std::string>();
-  line->AddCommand(
-          "forget", "Forget a lost worker that serves no rank",
-          [=](const Invocation& i) { return RunForgetWorker(i, *forgotten); }, worker)
-      ->add_option("WORKER", *forgotten, "identity of the worker")
-      ->required();
+  auto validates_forget = std::make_shared<bool>(false);
+  CLI::App* const forget = line->AddCommand(
+      "forget", "Forget a lost worker that serves no rank",
+      [=](const Invocation& i) { return RunForgetWorker(i, *forgotten, *validates_forget); },
+      worker);
+  forget->add_option("WORKER", *forgotten, "identity of the worker")->required();
+  forget->add_flag("--validate-only", *validates_forget, kValidateOnlyHelp);
 
   auto replaced = std::make_shared<std::string>();
   auto replacement = std::make_shared<std::string>();
+  auto validates_replace = std::make_shared<bool>(false);
   CLI::App* const replace = line->AddCommand(
       "replace", "Give the ranks of a lost worker to an attached one; no tile moves",
-      [=](const Invocation& i) { return RunReplaceWorker(i, *replaced, *replacement); }, worker);
+      [=](const Invocation& i) {
+        return RunReplaceWorker(i, *replaced, *replacement, *validates_replace);
+      },
+      worker);
   replace->add_option("WORKER", *replaced, "identity of the lost worker")->required();
   replace->add_option("REPLACEMENT", *replacement, "identity of the worker that gets its ranks")
       ->required();
+  replace->add_flag("--validate-only", *validates_replace, kValidateOnlyHelp);
 }
 
 }  // namespace shardmesh::client

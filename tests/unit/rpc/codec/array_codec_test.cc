@@ -4,6 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <set>
+#include <string>
+
 #include "process/random_bytes.h"
 #include "rpc/codec/plan_codec.h"
 #include "rpc/codec/status.h"
@@ -13,6 +16,7 @@
 namespace shardmesh::rpc {
 namespace {
 
+using ::shardmesh::test::IsOk;
 using ::shardmesh::test::IsOkAndHolds;
 using ::shardmesh::test::StatusIs;
 
@@ -212,6 +216,43 @@ TEST(PlanCodecTest, MalformedProgramsNameTheirField) {
   wire = good;
   wire.set_operand_count(kMaxProgramSize + 1);
   EXPECT_THAT(Decode(wire).status(), StatusIs(kInvalid, Reason::kLimitExceeded));
+}
+
+TEST(PlanCodecTest, ACollectiveHasTheFieldsOfItsKindAndNoOthers) {
+  using Kind = CollectiveKind;
+  const std::set<Kind> with_dimension = {Kind::kAllGather, Kind::kReduceScatter, Kind::kAllToAll,
+                                         Kind::kGather, Kind::kScatter};
+  const std::set<Kind> with_root = {Kind::kBroadcast, Kind::kReduce, Kind::kGather, Kind::kScatter};
+  for (const Kind kind : AllCollectiveKinds()) {
+    SCOPED_TRACE(CollectiveKindName(kind));
+    v1::Program good;
+    Encode(Program{.operand_count = 1,
+                   .ops = {CollectiveOp{.kind = kind, .axes = {"tp"}}},
+                   .outputs = {1}},
+           &good);
+    const v1::CollectiveOp& op = good.ops(0).collective();
+    EXPECT_EQ(op.has_dimension(), with_dimension.count(kind) > 0);
+    EXPECT_EQ(op.has_root(), with_root.count(kind) > 0);
+    EXPECT_EQ(op.has_split_dimension(), kind == Kind::kAllToAll);
+    EXPECT_THAT(Decode(good), IsOk());
+    const auto field_of = [&](const auto& change) {
+      v1::Program wire = good;
+      change(wire.mutable_ops(0)->mutable_collective());
+      return FieldOf(Decode(wire).status());
+    };
+    // Set where it is not, and the other way round.
+    EXPECT_EQ(field_of([&](v1::CollectiveOp* c) {
+                c->has_dimension() ? c->clear_dimension() : c->set_dimension(0);
+              }),
+              "ops[0].collective.dimension");
+    EXPECT_EQ(
+        field_of([&](v1::CollectiveOp* c) { c->has_root() ? c->clear_root() : c->set_root(0); }),
+        "ops[0].collective.root");
+    EXPECT_EQ(field_of([&](v1::CollectiveOp* c) {
+                c->has_split_dimension() ? c->clear_split_dimension() : c->set_split_dimension(0);
+              }),
+              "ops[0].collective.split_dimension");
+  }
 }
 
 TEST(PlanCodecTest, EnumsOfCollectivesCrossTheWireAndUnsetMeansTheDefault) {

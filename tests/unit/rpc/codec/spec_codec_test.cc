@@ -285,8 +285,24 @@ TEST(SpecCodecTest, CorrectionsAndExplanationsCrossTheWire) {
   Encode(correction, &wire);
   EXPECT_EQ(wire.message(), correction.ToString());
   EXPECT_THAT(Decode(wire), IsOkAndHolds(correction));
+  EXPECT_EQ(wire.have(), 30);
+  EXPECT_EQ(wire.need(), 4);
   const ExplanationStep step{ExplanationStep::Kind::kCorrection, -1, "'tp'", "None"};
   EXPECT_THAT(RoundTrip<v1::ExplanationStep>(step), IsOkAndHolds(step));
+}
+
+TEST(SpecCodecTest, ACorrectionHasFiguresWhereItsReasonHasThem) {
+  v1::Correction wire;
+  Encode(Correction{0, SpecEntry::Axis("tp"), Reason::kUnconstrained, 0, 0}, &wire);
+  EXPECT_FALSE(wire.has_have());
+  EXPECT_FALSE(wire.has_need());
+  for (const Reason reason : {Reason::kNotDivisible, Reason::kAxisNotInMesh, Reason::kRankTruncated,
+                              Reason::kBelowMinSize}) {
+    v1::Correction with_figures;
+    Encode(Correction{0, SpecEntry::Axis("tp"), reason, 0, 1}, &with_figures);
+    EXPECT_TRUE(with_figures.has_have()) << ReasonName(reason);
+    EXPECT_TRUE(with_figures.has_need()) << ReasonName(reason);
+  }
 }
 
 TEST(SpecCodecTest, TilesCrossTheWireAndAreChecked) {

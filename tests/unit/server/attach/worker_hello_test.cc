@@ -51,6 +51,8 @@ TEST(WorkerHelloTest, RefusesWhatDoesNotFit) {
        absl::StatusCode::kInvalidArgument, Reason::kBadField},
       {"no port", [](auto* h) { h->exchange_port = 65'536; }, absl::StatusCode::kInvalidArgument,
        Reason::kBadField},
+      {"the port 0", [](auto* h) { h->exchange_port = 0; }, absl::StatusCode::kInvalidArgument,
+       Reason::kBadField},
       {"a short nonce", [](auto* h) { h->nonce = "n"; }, absl::StatusCode::kInvalidArgument,
        Reason::kBadField},
       {"a negative capacity", [](auto* h) { h->memory_bytes = -1; },

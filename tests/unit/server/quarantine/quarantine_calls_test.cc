@@ -329,6 +329,58 @@ TEST_F(QuarantineCallsTest, APartialSumOfAnEarlierRevisionOfItsMeshIsNotRestored
   EXPECT_TRUE(hub_.kept.empty()) << "no worker is asked to move a tile";
 }
 
+TEST_F(QuarantineCallsTest, ValidatesARestoreAndMovesNothing) {
+  const ArrayDescriptor unknown = NewDescriptor();
+  restore_.set_validate_only(true);
+  EXPECT_THAT(Restore(unknown.array_id, {Has(unknown, 0), {}}, "new"),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kMeshIncomplete));
+  EXPECT_THAT(Restore(unknown.array_id, {Has(unknown, 0), Has(unknown, 1)}, "a\nb"),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  EXPECT_THAT(Restore(unknown.array_id, {Has(unknown, 0), Has(unknown, 1)}, "new"), IsOk());
+  EXPECT_TRUE(hub_.kept.empty()) << "no worker is asked to move a tile";
+  EXPECT_EQ(restored_.name(), "new");
+  EXPECT_THAT(restored_.identities(), ElementsAre("w0", "w1"));
+  EXPECT_FALSE(registry_->FindArray(unknown.array_id).ok()) << "it is not staged";
+
+  const ArrayDescriptor known = NewArray();
+  restored_.Clear();
+  EXPECT_THAT(Restore(known.array_id, {Has(known, 0), Has(known, 1)}), IsOk());
+  EXPECT_TRUE(hub_.kept.empty());
+  EXPECT_THAT(restored_.identities(), ElementsAre("w0", "w1"));
+  EXPECT_THAT(MissingOf(known), ElementsAre(0, 1));
+}
+
+TEST_F(QuarantineCallsTest, ValidatesADropAndDropsNothing) {
+  const ArrayDescriptor array = NewDescriptor();
+  const auto check = [&](bool even_partly, std::vector<internal::v1::QuarantineAnswer> answers) {
+    drop_.Clear();
+    drop_.add_array_ids(array.array_id);
+    drop_.set_even_partly(even_partly);
+    drop_.set_validate_only(true);
+    dropped_.Clear();
+    done_.reset();
+    DropQuarantined(Context(), &hub_, &drop_, &dropped_, stop_, Done());
+    for (internal::v1::QuarantineAnswer& answer : answers) hub_.Answer(std::move(answer));
+    EXPECT_TRUE(hub_.kept.empty()) << "no worker is asked to drop anything";
+    return done_.value_or(absl::UnknownError("it has not ended"));
+  };
+  EXPECT_THAT(check(false, {{}, {}}), StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_THAT(check(false, {Has(array, 0), Has(array, 1)}), IsOk());
+  ASSERT_EQ(dropped_.arrays_size(), 2);
+  EXPECT_EQ(dropped_.arrays(0).identity(), "w0");
+  EXPECT_EQ(dropped_.arrays(0).array().array_id(), array.array_id);
+  EXPECT_EQ(dropped_.arrays(1).identity(), "w1");
+
+  Lose("w1");
+  clock_.Advance(Recovery::kDefaultReturnGrace);
+  EXPECT_THAT(check(false, {Has(array, 0)}),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kMeshIncomplete));
+  EXPECT_THAT(check(true, {Has(array, 0)}), IsOk());
+  EXPECT_EQ(dropped_.arrays_size(), 1);
+  ASSERT_EQ(dropped_.unreached_size(), 1);
+  EXPECT_EQ(dropped_.unreached(0).identity(), "w1");
+}
+
 TEST_F(QuarantineCallsTest, EachTileThatComesBackCountsWhateverBecomesOfTheOthers) {
   const ArrayDescriptor array = NewArray();
   ASSERT_THAT(MissingOf(array), ElementsAre(0, 1));

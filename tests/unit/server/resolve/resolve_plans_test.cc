@@ -76,10 +76,17 @@ class ResolvePlansTest : public testing::Test {
                                       v1::LayoutService::Stub::*method)(grpc::ClientContext*,
                                                                         Response*),
                                   const std::vector<Request>& requests) {
+    return Stream(layouts_.get(), method, requests);
+  }
+  template <typename Stub, typename Response, typename Request>
+  static absl::StatusOr<Response> Stream(
+      Stub* stub,
+      std::unique_ptr<grpc::ClientWriter<Request>> (Stub::*method)(grpc::ClientContext*, Response*),
+      const std::vector<Request>& requests) {
     grpc::ClientContext context;
     rpc::Apply(rpc::CallOptions::Within(absl::Seconds(30)), &context);
     Response response;
-    const auto stream = (layouts_.get()->*method)(&context, &response);
+    const auto stream = (stub->*method)(&context, &response);
     for (const Request& request : requests) {
       if (!stream->Write(request)) {
         break;
@@ -244,13 +251,38 @@ TEST_F(ResolvePlansTest, SumsUpALayout) {
   EXPECT_EQ(report.balance_score(), 1);
   EXPECT_EQ(report.devices(), 4);
   EXPECT_EQ(report.replicated_tensors(), 1);
+}
 
-  requests[0].mutable_header()->set_compatibility(v1::COMPATIBILITY_EXACT);
-  const auto exact = Stream(&v1::LayoutService::Stub::AnalyzeLayout, requests);
-  ASSERT_THAT(exact, IsOk());
-  EXPECT_EQ(exact->report().parameters(), 72);
-  EXPECT_EQ(exact->report().most_device_bytes(), 0);
-  EXPECT_FALSE(exact->parameters_are_float());
+TEST_F(ResolvePlansTest, CountsParametersAsTheOriginalDoes) {
+  std::vector<compat::v1::AnalyzeShardingStrategyRequest> requests(2);
+  SetMesh(requests[0].mutable_header()->mutable_mesh(), {{"tp", 4}});
+  AddTensor(requests[1].mutable_tensors(), "w", {7, 8}, {"tp"});
+  AddTensor(requests[1].mutable_tensors(), "b", {8}, {});
+  const auto ask = [&] {
+    return Stream(compat_.get(), &compat::v1::CompatService::Stub::AnalyzeShardingStrategy,
+                  requests);
+  };
+  const auto response = ask();
+  ASSERT_THAT(response, IsOk()) << "specs that do not fit are not refused";
+  EXPECT_EQ(response->total_parameters().value(), 64);
+  EXPECT_FALSE(response->total_parameters().is_float());
+  EXPECT_EQ(response->sharded_parameters().value(), 56);
+  EXPECT_FALSE(response->sharded_parameters().is_float());
+  EXPECT_EQ(response->balance_score(), 0);
+
+  // Python takes the size of a scalar for a float.
+  AddTensor(requests[1].mutable_tensors(), "scalar", {}, {});
+  const auto with_scalar = ask();
+  ASSERT_THAT(with_scalar, IsOk());
+  EXPECT_EQ(with_scalar->total_parameters().value(), 65);
+  EXPECT_TRUE(with_scalar->total_parameters().is_float());
+  EXPECT_FALSE(with_scalar->sharded_parameters().is_float());
+
+  AddTensor(requests[1].mutable_tensors(), "unknown", {8}, {"dp"});
+  EXPECT_THAT(ask().status(), StatusIs(absl::StatusCode::kInvalidArgument, Reason::kAxisNotInMesh));
+  requests[1].mutable_tensors()->set_spec_indexes(0, 0);
+  EXPECT_THAT(ask().status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kMissingArgument));
 }
 
 TEST_F(ResolvePlansTest, RefusesLayoutsThatDoNotFit) {

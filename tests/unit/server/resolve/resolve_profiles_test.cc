@@ -195,6 +195,23 @@ TEST_F(ResolveProfilesTest, RefusesAHashOfNothingAndAnAlgorithmForAttributes) {
   EXPECT_THAT(Hash(), IsOk());
   hash_.set_algorithm("md5");
   EXPECT_EQ(FieldOf(Hash()), "algorithm");
+  hash_.mutable_profile();
+  EXPECT_EQ(FieldOf(Hash()), "algorithm");
+}
+
+TEST_F(ResolveProfilesTest, HashesAProfileAsTheOriginalDoes) {
+  hash_.mutable_profile()->mutable_value()->mutable_tensor_parallel_axis()->set_name("model");
+  ASSERT_THAT(Hash(), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const PartitionAxis profile,
+      PartitionAxis::Create({FieldValue{"tensor_parallel_axis", AxisValue::Name("model")}}));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const PythonHash hash, HashProfile(profile));
+  EXPECT_EQ(hashed_.hash(), hash.digest);
+  EXPECT_EQ(hashed_.text(), hash.text);
+  EXPECT_EQ(hashed_.python_hash_value(), hash.value);
+
+  hash_.mutable_profile()->set_name("nosuchprofile");
+  EXPECT_THAT(Hash(), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
 }
 
 }  // namespace

@@ -260,6 +260,14 @@ TEST_F(CancellationTest, EveryStreamedCallStopsSoon) {
                     Piece<Request>(Tensors(0, 50'000, false, true))},
                 false);
   });
+  ExpectStopsWithin(kOthersSoon, absl::Milliseconds(2), "AnalyzeShardingStrategy", [&] {
+    using Request = compat::v1::AnalyzeShardingStrategyRequest;
+    return Feed(MakeShardingStrategyCall(state_),
+                std::vector<Request>{
+                    Header<Request>([](auto* header) { AddAxis("tp", 4, header->mutable_mesh()); }),
+                    Piece<Request>(Tensors(0, 50'000, false, true))},
+                false);
+  });
   ExpectStopsWithin(kOthersSoon, absl::Milliseconds(20), "SearchMeshes", [&] {
     using Request = v1::SearchMeshesRequest;
     return Feed(MakeSearchMeshesCall(state_),

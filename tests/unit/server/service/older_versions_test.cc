@@ -52,6 +52,8 @@ TEST(NamesVersionTest, EveryStreamTakesVersionsOfTreesForLong) {
   const CorrectionCounter counter(nullptr);
   ExpectVersionsTakeLong<v1::ResolveTreeRequest>(MakeResolveTreeCall(state, counter));
   ExpectVersionsTakeLong<v1::AnalyzeLayoutRequest>(MakeAnalyzeLayoutCall(state));
+  ExpectVersionsTakeLong<compat::v1::AnalyzeShardingStrategyRequest>(
+      MakeShardingStrategyCall(state));
   ExpectVersionsTakeLong<v1::SearchMeshesRequest>(MakeSearchMeshesCall(state));
   ExpectVersionsTakeLong<v1::DiffLayoutsRequest>(MakeDiffLayoutsCall(state));
 }

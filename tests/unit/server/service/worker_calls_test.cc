@@ -25,27 +25,32 @@ class WorkerCallsTest : public HollowFixture {
   }
   std::string Worker(int64_t index) const { return workers_->IdentityOf(index); }
 
-  absl::StatusOr<v1::DrainWorkerResponse> Drain(const std::string& identity, bool resume = false) {
+  absl::StatusOr<v1::DrainWorkerResponse> Drain(const std::string& identity, bool resume = false,
+                                                bool validate_only = false) {
     v1::DrainWorkerRequest request;
     request.set_identity(identity);
     request.set_resume(resume);
+    request.set_validate_only(validate_only);
     v1::DrainWorkerResponse response;
     const absl::Status status =
         Call<v1::ClusterService>(&v1::ClusterService::Stub::DrainWorker, request, &response);
     if (!status.ok()) return status;
     return response;
   }
-  absl::Status Forget(const std::string& identity) {
+  absl::Status Forget(const std::string& identity, bool validate_only = false) {
     v1::ForgetWorkerRequest request;
     request.set_identity(identity);
+    request.set_validate_only(validate_only);
     v1::ForgetWorkerResponse response;
     return Call<v1::ClusterService>(&v1::ClusterService::Stub::ForgetWorker, request, &response);
   }
   absl::StatusOr<v1::ReplaceWorkerResponse> Replace(const std::string& identity,
-                                                    const std::string& replacement) {
+                                                    const std::string& replacement,
+                                                    bool validate_only = false) {
     v1::ReplaceWorkerRequest request;
     request.set_identity(identity);
     request.set_replacement(replacement);
+    request.set_validate_only(validate_only);
     v1::ReplaceWorkerResponse response;
     const absl::Status status =
         Call<v1::ClusterService>(&v1::ClusterService::Stub::ReplaceWorker, request, &response);
@@ -110,6 +115,14 @@ TEST_F(WorkerCallsTest, ADrainedWorkerGetsNoWorkUntilItIsResumed) {
   EXPECT_TRUE(AwaitQuiet("default"));
   EXPECT_TRUE(AwaitQuiet("big")) << "it is there for a mesh that waited for workers";
   ASSERT_THAT(Drain(Worker(1), /*resume=*/true), IsOk()) << "once more";
+}
+
+TEST_F(WorkerCallsTest, AWorkerWithoutAPortForItsPeersShowsNone) {
+  ASSERT_NO_FATAL_FAILURE(Start(1, 1));
+  const auto status = Status();
+  ASSERT_THAT(status, IsOk());
+  ASSERT_EQ(status->workers_size(), 1);
+  EXPECT_FALSE(status->workers(0).has_exchange_port());
 }
 
 TEST_F(WorkerCallsTest, ADrainEndsWithTheProcessOfTheWorker) {
@@ -222,6 +235,54 @@ TEST_F(WorkerCallsTest, AMeshWhoseDefinitionNamesItsWorkersIsRefusedAndNoRankMov
   EXPECT_THAT(refused, CarriesFacts(Reason::kRanksDefined,
                                     {{fact::kMesh, "named"}, {fact::kIdentity, Worker(0)}}));
   EXPECT_THAT(RanksOf("default"), ElementsAre(Worker(0))) << "the other mesh stays too";
+}
+
+TEST_F(WorkerCallsTest, ValidatesADrainAndDrainsNothing) {
+  ASSERT_NO_FATAL_FAILURE(Start(1, 1));
+  const auto checked = Drain(Worker(0), /*resume=*/false, /*validate_only=*/true);
+  ASSERT_THAT(checked, IsOk());
+  EXPECT_EQ(StateOf(Worker(0)), v1::WORKER_STATE_READY);
+  const auto drained = Drain(Worker(0));
+  ASSERT_THAT(drained, IsOk());
+  EXPECT_EQ(checked->rank_count(), 1);
+  EXPECT_EQ(checked->SerializeAsString(), drained->SerializeAsString());
+  EXPECT_THAT(Drain(Worker(0), /*resume=*/true, /*validate_only=*/true), IsOk());
+  EXPECT_EQ(StateOf(Worker(0)), v1::WORKER_STATE_DRAINING);
+  EXPECT_THAT(Drain("nobody", /*resume=*/false, /*validate_only=*/true).status(),
+              CarriesFacts(Reason::kNotFound, {{fact::kKind, "worker"}, {fact::kName, "nobody"}}));
+  EXPECT_THAT(Drain("", /*resume=*/false, /*validate_only=*/true).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+}
+
+TEST_F(WorkerCallsTest, ValidatesAForgettingAndForgetsNobody) {
+  ASSERT_NO_FATAL_FAILURE(Start(2, 1));
+  EXPECT_THAT(Forget(Worker(0), /*validate_only=*/true),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kWorkerServesRank));
+  EXPECT_THAT(Forget(Worker(1), /*validate_only=*/true),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kWorkerAttached));
+  EXPECT_THAT(Forget("nobody", /*validate_only=*/true),
+              StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+  workers_->Leave(1);
+  ASSERT_TRUE(AwaitState(Worker(1), v1::WORKER_STATE_LOST));
+  EXPECT_THAT(Forget(Worker(1), /*validate_only=*/true), IsOk());
+  EXPECT_EQ(StateOf(Worker(1)), v1::WORKER_STATE_LOST);
+}
+
+TEST_F(WorkerCallsTest, ValidatesAReplacementAndMovesNoRank) {
+  ASSERT_NO_FATAL_FAILURE(Start(3, 2));
+  EXPECT_THAT(Replace(Worker(0), Worker(2), /*validate_only=*/true).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kWorkerAttached));
+  workers_->Leave(0);
+  ASSERT_TRUE(AwaitState(Worker(0), v1::WORKER_STATE_LOST));
+  EXPECT_THAT(Replace(Worker(0), Worker(1), /*validate_only=*/true).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kWorkerServesRank));
+  const auto checked = Replace(Worker(0), Worker(2), /*validate_only=*/true);
+  ASSERT_THAT(checked, IsOk());
+  EXPECT_EQ(checked->rank_count(), 1);
+  EXPECT_THAT(RanksOf("default"), ElementsAre(Worker(0), Worker(1)));
+  const auto replaced = Replace(Worker(0), Worker(2));
+  ASSERT_THAT(replaced, IsOk());
+  EXPECT_EQ(checked->SerializeAsString(), replaced->SerializeAsString());
 }
 
 }  // namespace
