@@ -102,7 +102,7 @@ client::RuleSetSelector Rules() {
   if (!set.ok()) {
     Fail("rules", set.status());
   }
-  return rpc::RuleSetDefinition{.rules = *std::move(set)};
+  return RuleSetDefinition{.rules = *std::move(set)};
 }
 
 void Plan(client::MeshClient& client) {

@@ -271,7 +271,7 @@ int MeasureMetrics() {
   const auto definition_store =
       server::DefinitionStore::Open(store.get(), &clock, &(*registry)->requests(), kDefaultMinSize);
   v1::EntryValue mesh;
-  rpc::Encode(rpc::MeshDefinition{.mesh = *Mesh::Parse("fsdp=2,tp=2"), .workers = {}},
+  rpc::Encode(MeshDefinition{.mesh = *Mesh::Parse("fsdp=2,tp=2"), .workers = {}},
               mesh.mutable_mesh());
   absl::Notification defined;
   (*definition_store)

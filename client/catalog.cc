@@ -34,7 +34,7 @@ absl::StatusOr<EntryKind> DecodeKind(v1::EntryKind from) {
 absl::Status EncodeValue(const EntryValue& from, v1::EntryValue* to) {
   struct Encoder {
     v1::EntryValue* to;
-    absl::Status operator()(const rpc::MeshDefinition& mesh) {
+    absl::Status operator()(const MeshDefinition& mesh) {
       rpc::Encode(mesh, to->mutable_mesh());
       return absl::OkStatus();
     }
@@ -42,7 +42,7 @@ absl::Status EncodeValue(const EntryValue& from, v1::EntryValue* to) {
       rpc::Encode(profile, to->mutable_profile());
       return absl::OkStatus();
     }
-    absl::Status operator()(const rpc::RuleSetDefinition& rules) {
+    absl::Status operator()(const RuleSetDefinition& rules) {
       rpc::Encode(rules, to->mutable_rule_set());
       return absl::OkStatus();
     }

@@ -344,7 +344,7 @@ absl::Status Server::DefineMesh() {
         (*existing)->mesh.ToString(), ", or with another data folder"));
   }
   v1::EntryValue value;
-  rpc::Encode(rpc::MeshDefinition{.mesh = *options_.mesh, .workers = {}}, value.mutable_mesh());
+  rpc::Encode(MeshDefinition{.mesh = *options_.mesh, .workers = {}}, value.mutable_mesh());
   absl::Status created;
   absl::Notification done;
   definition_store_->Create({.request_id = "", .name = std::string(kDefaultMesh)},
@@ -362,7 +362,7 @@ absl::Status Server::KeepMeshes() {
   const std::shared_ptr<const Definitions> state = definition_store_->shared_state();
   std::set<std::string, std::less<>> identities;
   for (const auto& [name, definition] : state->all(DefinitionKind::kMesh)) {
-    const auto& mesh = std::get<rpc::MeshDefinition>(definition->value);
+    const auto& mesh = std::get<MeshDefinition>(definition->value);
     const std::vector<std::string>& workers = WorkersOf(*definition);
     SHARDMESH_RETURN_IF_ERROR(membership_->AddMesh(name, mesh.mesh.size(), workers));
     identities.insert(workers.begin(), workers.end());
@@ -381,7 +381,7 @@ void Server::MeshesChanged(const std::vector<DefinitionStore::Event>& events) {
     const std::shared_ptr<const MembershipView> view = membership_->view();
     const MeshRanks* ranks = view->FindMesh(event.name);
     std::shared_ptr<const Definition> decoded;
-    const rpc::MeshDefinition* mesh = nullptr;
+    const MeshDefinition* mesh = nullptr;
     if (event.record != nullptr) {
       const auto definition = definition_store_->Read(event);
       if (!definition.ok()) {
@@ -390,7 +390,7 @@ void Server::MeshesChanged(const std::vector<DefinitionStore::Event>& events) {
         continue;
       }
       decoded = *definition;
-      mesh = &std::get<rpc::MeshDefinition>(decoded->value);
+      mesh = &std::get<MeshDefinition>(decoded->value);
       // Ranks that this coordinator assigned come back as an assignment.
       if (ranks != nullptr && ranks->size == mesh->mesh.size() &&
           ranks->identities == WorkersOf(*decoded)) {

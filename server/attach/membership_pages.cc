@@ -5,9 +5,9 @@
 #include <variant>
 
 #include "process/host_port.h"
-#include "rpc/codec/definition.h"
 #include "rpc/codec/spec_codec.h"
 #include "server/attach/attach_codec.h"
+#include "sharding/mesh_definition.h"
 #include "shardmesh/internal/v1/attach_service.pb.h"
 
 namespace shardmesh::server {
@@ -60,7 +60,7 @@ void AddWorker(const WorkerStatus& worker, Pager* pager) {
 }
 
 const Mesh& MeshOf(const Definition& definition) {
-  return std::get<rpc::MeshDefinition>(definition.value).mesh;
+  return std::get<MeshDefinition>(definition.value).mesh;
 }
 
 // The whole mesh; its ranks continue on another page if one is full.

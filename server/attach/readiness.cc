@@ -4,7 +4,6 @@
 #include <utility>
 #include <variant>
 
-#include "rpc/codec/definition.h"
 #include "rpc/codec/status.h"
 #include "status/detail.h"
 #include "status/fact_keys.h"

@@ -385,7 +385,7 @@ absl::Status WorkerSession::TakeHeartbeat(uint64_t attachment,
   }
   SHARDMESH_ASSIGN_OR_RETURN(FlightLog::Heartbeat flight, DecodeFlight(heartbeat, now));
   if (heartbeat.has_links()) {
-    SHARDMESH_ASSIGN_OR_RETURN(std::vector<rpc::MeasuredLink> links,
+    SHARDMESH_ASSIGN_OR_RETURN(std::vector<MeasuredLink> links,
                                DecodeLinks(heartbeat, now - flight.sent));
     options.link_table->Reported(hello_.identity, hello_.incarnation, std::move(links));
   }

@@ -57,7 +57,7 @@ void Encode(const Definition& definition, Tensors tensors, v1::Entry* to) {
   to->set_revision(definition.revision);
   rpc::Encode(definition.updated, to->mutable_update_time());
   to->set_uid(definition.uid);
-  if (!std::holds_alternative<rpc::MeshDefinition>(definition.value)) return;
+  if (!std::holds_alternative<MeshDefinition>(definition.value)) return;
   if (const std::vector<std::string>& workers = WorkersOf(definition); !workers.empty()) {
     to->mutable_mesh_assignment()->mutable_workers()->Assign(workers.begin(), workers.end());
     to->mutable_mesh_assignment()->set_revision(

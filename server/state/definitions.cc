@@ -60,12 +60,10 @@ std::string DerivedUid(std::string_view name, Revision revision) {
 }
 
 bool HasWorkers(const Definition& mesh) {
-  return !std::get<rpc::MeshDefinition>(mesh.value).workers.empty();
+  return !std::get<MeshDefinition>(mesh.value).workers.empty();
 }
 
-int64_t RanksOf(const DefinitionValue& mesh) {
-  return std::get<rpc::MeshDefinition>(mesh).mesh.size();
-}
+int64_t RanksOf(const DefinitionValue& mesh) { return std::get<MeshDefinition>(mesh).mesh.size(); }
 
 absl::StatusOr<std::shared_ptr<const MeshAssignment>> DecodeAssignment(std::string_view bytes,
                                                                        Revision revision) {
@@ -260,7 +258,7 @@ std::string_view DefinitionKindName(DefinitionKind kind) {
 
 const std::vector<std::string>& WorkersOf(const Definition& mesh) {
   return mesh.assigned != nullptr ? mesh.assigned->workers
-                                  : std::get<rpc::MeshDefinition>(mesh.value).workers;
+                                  : std::get<MeshDefinition>(mesh.value).workers;
 }
 
 bool NamesVersion(std::string_view reference) {
@@ -358,9 +356,9 @@ absl::StatusOr<std::shared_ptr<const T>> Definitions::FindValue(
   return std::shared_ptr<const T>(std::move(definition), value);
 }
 
-absl::StatusOr<std::shared_ptr<const rpc::MeshDefinition>> Definitions::FindMesh(
+absl::StatusOr<std::shared_ptr<const MeshDefinition>> Definitions::FindMesh(
     std::string_view reference) const {
-  return FindValue<rpc::MeshDefinition>(DefinitionKind::kMesh, reference);
+  return FindValue<MeshDefinition>(DefinitionKind::kMesh, reference);
 }
 
 absl::StatusOr<std::shared_ptr<const PartitionAxis>> Definitions::FindProfile(
@@ -368,9 +366,9 @@ absl::StatusOr<std::shared_ptr<const PartitionAxis>> Definitions::FindProfile(
   return FindValue<PartitionAxis>(DefinitionKind::kProfile, reference);
 }
 
-absl::StatusOr<std::shared_ptr<const rpc::RuleSetDefinition>> Definitions::FindRuleSet(
+absl::StatusOr<std::shared_ptr<const RuleSetDefinition>> Definitions::FindRuleSet(
     std::string_view reference, const std::function<bool()>& is_cancelled) const {
-  return FindValue<rpc::RuleSetDefinition>(DefinitionKind::kRuleSet, reference, is_cancelled);
+  return FindValue<RuleSetDefinition>(DefinitionKind::kRuleSet, reference, is_cancelled);
 }
 
 absl::StatusOr<std::shared_ptr<const LogicalRules>> Definitions::FindLogicalRules(

@@ -1108,7 +1108,7 @@ internal::v1::QuarantineAnswer AttachLoop::CarryOut(const internal::v1::Quaranti
 }
 
 void AttachLoop::Beat() {
-  const std::vector<rpc::StepProgress> progress = options_.executor->progress();
+  const std::vector<StepProgress> progress = options_.executor->progress();
   const int64_t used_bytes = options_.store->used_bytes();
   absl::MutexLock lock(&mutex_);
   if (!attached_) {
@@ -1117,7 +1117,7 @@ void AttachLoop::Beat() {
   const absl::Time now = options_.clock->Now();
   absl::Time slow_at = absl::InfiniteFuture();
   RunningInstructions running;
-  for (const rpc::StepProgress& step : progress) {
+  for (const StepProgress& step : progress) {
     const std::optional<FlightRecord>& instruction = step.instruction;
     running.emplace_back(step.step, instruction.has_value() ? instruction->op : -1);
     // A slow instruction is reported only once.
@@ -1142,7 +1142,7 @@ void AttachLoop::Beat() {
   heartbeat->set_quarantined_bytes(quarantine.disk_bytes + quarantine.memory_bytes);
   heartbeat->set_epoch(epoch_);
   rpc::Encode(now, heartbeat->mutable_send_time());
-  for (const rpc::StepProgress& step : progress) rpc::Encode(step, heartbeat->add_progress());
+  for (const StepProgress& step : progress) rpc::Encode(step, heartbeat->add_progress());
   if (options_.recorder != nullptr) {
     const FlightRecorder::Tail tail = options_.recorder->EndedSince(next_record_, kMaxRecords);
     Encode(tail.records, heartbeat);
@@ -1151,7 +1151,7 @@ void AttachLoop::Beat() {
   if (const MeasuredLinks measured = options_.links->measured_links();
       measured.revision != told_links_) {
     internal::v1::MeasuredLinks* links = heartbeat->mutable_links();  // also if none are left
-    for (const rpc::MeasuredLink& link : measured.links) rpc::Encode(link, links->add_links());
+    for (const MeasuredLink& link : measured.links) rpc::Encode(link, links->add_links());
     told_links_ = measured.revision;
   }
   stream_->Send(std::move(request));

@@ -175,15 +175,15 @@ class StepExecutorImpl final : public StepExecutor {
 
   void Forget(absl::Span<const std::string> array_ids) override { weights_.Forget(array_ids); }
 
-  std::vector<rpc::StepProgress> progress() const override {
-    std::vector<rpc::StepProgress> running;
+  std::vector<StepProgress> progress() const override {
+    std::vector<StepProgress> running;
     {
       absl::MutexLock lock(&mutex_);
       for (const auto& [sequence, step] : running_) {
         running.push_back({.step = sequence, .started = step.since});
       }
     }
-    for (rpc::StepProgress& step : running) {
+    for (StepProgress& step : running) {
       step.instruction = options_.recorder->Running(step.step);
     }
     return running;

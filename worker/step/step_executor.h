@@ -15,8 +15,8 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "process/clock.h"
+#include "program/flight_record.h"
 #include "program/program.h"
-#include "rpc/codec/flight_record.h"
 #include "sharding/mesh.h"
 #include "tensor/array_descriptor.h"
 #include "tensor/buffer.h"
@@ -199,7 +199,7 @@ class StepExecutor {
   virtual void Forget(absl::Span<const std::string> array_ids) = 0;
 
   // Returns the running steps for heartbeats, the lowest first.
-  virtual std::vector<rpc::StepProgress> progress() const = 0;
+  virtual std::vector<StepProgress> progress() const = 0;
 
  protected:
   StepExecutor() = default;

@@ -157,7 +157,7 @@ absl::StatusOr<std::vector<double>> MicrosecondsOf(MeshClient* client, int64_t s
     std::map<int64_t, double> slowest;  // by instruction
     std::map<int64_t, size_t> heard;
     for (const WorkerFlight& flight : flights) {
-      for (const rpc::FlightRecord& record : flight.records) {
+      for (const FlightRecord& record : flight.records) {
         if (record.is_running() || instructions.count(record.op) == 0) continue;
         double& most = slowest[record.op];
         most = std::max(most, absl::ToDoubleMicroseconds(record.ended - record.started));
