@@ -82,7 +82,7 @@ class Catalog {
   const server::Definitions& state() const { return definitions_->state(); }
 
  private:
-  rpc::RealClock clock_;
+  RealClock clock_;
   std::unique_ptr<server::Store> store_;
   std::unique_ptr<server::ArrayRegistry> registry_;
   std::unique_ptr<server::DefinitionStore> definitions_;

@@ -161,7 +161,7 @@ absl::StatusOr<std::vector<EntryVersion>> CatalogClient::ListEntryVersions(
 absl::StatusOr<std::vector<Entry>> CatalogClient::ListEntries(EntryKind kind,
                                                               const std::string& prefix,
                                                               const CallOptions& options) {
-  const rpc::SteadyDeadline deadline = core_->Deadline(options);
+  const SteadyDeadline deadline = core_->Deadline(options);
   const CoordinatorConnection& connection = core_->connection();
   v1::ListEntriesRequest request;
   request.set_kind(EncodeKind(kind));
@@ -218,7 +218,7 @@ absl::Status CatalogClient::Watch(absl::Span<const EntryKind> kinds, int64_t sta
                                   absl::Time until,
                                   const std::function<bool(const CatalogChanges&)>& on_changes,
                                   const CallOptions& options) {
-  const CallLimit limit = ClientCore::LimitAt(rpc::SteadyDeadline::At(until), options);
+  const CallLimit limit = ClientCore::LimitAt(SteadyDeadline::At(until), options);
   const CoordinatorConnection& connection = core_->connection();
   v1::WatchRequest request;
   for (const EntryKind kind : kinds) {

@@ -30,7 +30,7 @@ absl::Status NotReady(std::string_view mesh_id, std::string_view why, Facts fact
 }  // namespace
 
 Readiness::Readiness(const Membership* membership, const DefinitionStore* definition_store,
-                     const Recovery* recovery, const rpc::Clock* clock)
+                     const Recovery* recovery, const Clock* clock)
     : membership_(membership),
       definition_store_(definition_store),
       recovery_(recovery),

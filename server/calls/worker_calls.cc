@@ -44,8 +44,8 @@ absl::Status WorkerCalls::DrainWorker(const v1::DrainWorkerRequest& request,
   const std::string& identity = request.identity();
   SHARDMESH_RETURN_IF_ERROR(CheckIdentity(identity, "identity"));
   SHARDMESH_RETURN_IF_ERROR(membership_->Drain(identity, !request.resume()));
-  rpc::LogInfo(request.resume() ? "a worker is taken into use again" : "a worker is drained",
-               {{"identity", identity}});
+  LogInfo(request.resume() ? "a worker is taken into use again" : "a worker is drained",
+          {{"identity", identity}});
   const std::vector<ServedRank> ranks = membership_->RanksOf(identity);
   Encode(ranks, response);
   int64_t arrays = 0;
@@ -68,7 +68,7 @@ absl::Status WorkerCalls::DrainWorker(const v1::DrainWorkerRequest& request,
 absl::Status WorkerCalls::ForgetWorker(const v1::ForgetWorkerRequest& request) const {
   SHARDMESH_RETURN_IF_ERROR(CheckIdentity(request.identity(), "identity"));
   SHARDMESH_RETURN_IF_ERROR(membership_->Forget(request.identity()));
-  rpc::LogInfo("a worker is forgotten", {{"identity", request.identity()}});
+  LogInfo("a worker is forgotten", {{"identity", request.identity()}});
   return absl::OkStatus();
 }
 
@@ -155,10 +155,10 @@ void WorkerCalls::ReplaceNext(std::shared_ptr<Replacement> replacement) const {
                                         "\" were changed meanwhile; try again")),
               Reason::kVersionMismatch, {{fact::kKind, "mesh"}, {fact::kName, rank.mesh_id}}));
         }
-        rpc::LogInfo("a rank has another worker", {{"mesh", rank.mesh_id},
-                                                   {"rank", rank.rank},
-                                                   {"from", replacement->request->identity()},
-                                                   {"to", replacement->request->replacement()}});
+        LogInfo("a rank has another worker", {{"mesh", rank.mesh_id},
+                                              {"rank", rank.rank},
+                                              {"from", replacement->request->identity()},
+                                              {"to", replacement->request->replacement()}});
         ReplaceNext(replacement);
       });
 }

@@ -409,7 +409,7 @@ absl::StatusOr<std::vector<Definitions::Version>> Definitions::Versions(
   return versions;
 }
 
-DefinitionStore::DefinitionStore(Store* store, rpc::Clock* clock, RequestMemory* requests,
+DefinitionStore::DefinitionStore(Store* store, Clock* clock, RequestMemory* requests,
                                  int64_t min_sharding_size)
     : store_(store),
       clock_(clock),
@@ -427,8 +427,7 @@ DefinitionStore::~DefinitionStore() {
   mutex_.Await(absl::Condition(&idle));
 }
 
-absl::StatusOr<std::unique_ptr<DefinitionStore>> DefinitionStore::Open(Store* store,
-                                                                       rpc::Clock* clock,
+absl::StatusOr<std::unique_ptr<DefinitionStore>> DefinitionStore::Open(Store* store, Clock* clock,
                                                                        RequestMemory* requests,
                                                                        int64_t min_sharding_size) {
   auto definition_store = std::unique_ptr<DefinitionStore>(
@@ -450,8 +449,8 @@ absl::Status DefinitionStore::Load() {
       auto decoded = Decode(name, item.value, item.mod_revision, min_sharding_size_);
       if (!decoded.ok()) {
         // The other definitions are of use without it. Its key is not overwritten: see Write.
-        rpc::LogError("a definition in the store cannot be read and is left out",
-                      {{"key", item.key}, {"error", decoded.status()}});
+        LogError("a definition in the store cannot be read and is left out",
+                 {{"key", item.key}, {"error", decoded.status()}});
         undecoded_.insert(item.key);
         continue;
       }
@@ -459,8 +458,8 @@ absl::Status DefinitionStore::Load() {
       if (kind == DefinitionKind::kMesh && !HasWorkers(*definition)) {
         // Otherwise other workers would get the ranks of its arrays.
         if (const absl::Status assigned = LoadAssignment(definition.get()); !assigned.ok()) {
-          rpc::LogError("the ranks of a mesh cannot be read, and it is left out",
-                        {{"mesh", name}, {"error", assigned}});
+          LogError("the ranks of a mesh cannot be read, and it is left out",
+                   {{"mesh", name}, {"error", assigned}});
           undecoded_.insert(item.key);
           continue;
         }
@@ -517,8 +516,8 @@ absl::Status DefinitionStore::LoadWatermark(DefinitionKind kind,
     watermark = std::max(watermark, restored->mod_revision);
   }
   if (!is_known) {
-    rpc::LogWarning("the watermark of versions cannot be read; new definitions start far above",
-                    {{"kind", DefinitionKindName(kind)}});
+    LogWarning("the watermark of versions cannot be read; new definitions start far above",
+               {{"kind", DefinitionKindName(kind)}});
     watermark = std::max(watermark, store_->revision());
     for (const auto& [name, definition] : definitions) {
       watermark = std::max(watermark, definition->version);
@@ -535,11 +534,11 @@ std::vector<ReplacedDefinition> DefinitionStore::ReplacedBy(const Definition& de
   std::vector<ReplacedDefinition> replaced;
   const auto history = store_->History(KeyOf(kind, definition.name), at);
   if (!history.ok()) {
-    rpc::LogWarning("the versions before this one are not available until it is updated",
-                    {{"kind", DefinitionKindName(kind)},
-                     {"name", definition.name},
-                     {"version", definition.version},
-                     {"error", history.status()}});
+    LogWarning("the versions before this one are not available until it is updated",
+               {{"kind", DefinitionKindName(kind)},
+                {"name", definition.name},
+                {"version", definition.version},
+                {"error", history.status()}});
     return replaced;
   }
   // The definition itself comes first. Each update writes the key once, and adds one to the

@@ -182,7 +182,7 @@ class DefinitionStore {
   // Loads every definition. Blocks. An unreadable one is logged and left out. Its name cannot be
   // used again, and questions about it get DATA_LOSS. `min_sharding_size`: see Definitions.
   static absl::StatusOr<std::unique_ptr<DefinitionStore>> Open(
-      Store* store, rpc::Clock* clock, RequestMemory* requests,
+      Store* store, Clock* clock, RequestMemory* requests,
       int64_t min_sharding_size = kDefaultMinSize);
   ~DefinitionStore();
 
@@ -293,8 +293,7 @@ class DefinitionStore {
  private:
   enum class Verb { kCreate, kUpdate, kDelete };
 
-  DefinitionStore(Store* store, rpc::Clock* clock, RequestMemory* requests,
-                  int64_t min_sharding_size);
+  DefinitionStore(Store* store, Clock* clock, RequestMemory* requests, int64_t min_sharding_size);
 
   absl::Status Load();
   // Returns the store's former versions before that of `definition`, as of revision `at`. Versions
@@ -322,7 +321,7 @@ class DefinitionStore {
                bool deleted);
 
   Store* const store_;
-  rpc::Clock* const clock_;
+  Clock* const clock_;
   RequestMemory* const requests_;
   const int64_t min_sharding_size_;
   Limits limits_;

@@ -76,8 +76,7 @@ class Silence {
 };
 
 std::string SilentText(const ObservedRank& rank, const DiagnosisOptions& options) {
-  return StrCat("has sent no heartbeat for ",
-                rpc::FormatRounded(options.now - rank.last_heartbeat));
+  return StrCat("has sent no heartbeat for ", FormatRounded(options.now - rank.last_heartbeat));
 }
 
 std::string LostText(const ObservedRank& rank) {
@@ -157,7 +156,7 @@ class StepDiagnosis {
   }
 
   std::string Since(absl::Time started) const {
-    return StrCat(", for ", rpc::FormatRounded(options_.now - started));
+    return StrCat(", for ", FormatRounded(options_.now - started));
   }
 
   // Returns what a rank does while others wait for it in instruction `op` (-1: in none).

@@ -37,7 +37,7 @@ namespace shardmesh::server {
 
 // The inputs for planning a put. All of them outlive the plan.
 struct PutPlanParts {
-  rpc::Clock* clock = nullptr;
+  Clock* clock = nullptr;
   const DefinitionStore* definition_store = nullptr;
   const Membership* membership = nullptr;
   const MeshEndpoints* endpoints = nullptr;

@@ -91,7 +91,7 @@ client::MatmulCall Product(const std::string& name) {
 // axes where they are given.
 int64_t DefineMeshAgain(const std::string& folder, const std::string& mesh_id,
                         const std::string& axes = "") {
-  rpc::RealClock clock;
+  RealClock clock;
   const auto store = server::OpenSqliteStore(
       {.folder = folder, .local = {.history = server::DefinitionHistory()}});
   EXPECT_THAT(store, IsOk());

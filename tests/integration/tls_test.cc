@@ -105,7 +105,7 @@ class TlsClusterTest : public ::testing::Test {
   std::string ExchangeAddressOf(const std::string& identity) const {
     const client::WorkerStatus worker = WorkerOf(identity);
     EXPECT_GT(worker.exchange_port, 0);
-    return rpc::WithPort(worker.addresses.front(), worker.exchange_port);
+    return WithPort(worker.addresses.front(), worker.exchange_port);
   }
   // What the coordinator says to a hello of this identity.
   absl::Status Attach(const rpc::TlsFiles& files, const std::string& identity,
@@ -453,7 +453,7 @@ TEST_F(TlsClusterTest, ProbesNeedNoCertificate) {
   const std::string& address = cluster_->address();
   const int port = std::stoi(address.substr(address.rfind(':') + 1));
   const auto run = [&](std::vector<std::string> command) {
-    command.push_back("--address=" + rpc::HealthAddress(port));
+    command.push_back("--address=" + HealthAddress(port));
     return RunShardmesh(command, cluster_->folder());
   };
   for (const char* service : {"live", "ready"}) {

@@ -113,7 +113,7 @@ void LinkProber::AnswerAll() {
     // Ended connections are logged elsewhere.
     if (const absl::Status answered = Answer(call.connection, call.op);
         !answered.ok() && !absl::IsUnavailable(answered)) {
-      rpc::LogInfo(
+      LogInfo(
           "probe of a link not answered to its end",
           {{"identity", options_.identity}, {"peer", call.connection.peer}, {"error", answered}});
     }
@@ -154,10 +154,10 @@ void LinkProber::Note(const Connection& connection, absl::StatusOr<MeasuredLink>
   if (!measured.ok()) {
     ++target.failures;
     target.due = target.failures < kMaxFailures ? now + kRetryDelay : absl::InfiniteFuture();
-    rpc::LogWarning("link not measured", {{"identity", options_.identity},
-                                          {"peer", connection.peer},
-                                          {"again", target.failures < kMaxFailures},
-                                          {"error", measured.status()}});
+    LogWarning("link not measured", {{"identity", options_.identity},
+                                     {"peer", connection.peer},
+                                     {"again", target.failures < kMaxFailures},
+                                     {"error", measured.status()}});
     return;
   }
   if (target.best.has_value()) {
@@ -174,11 +174,11 @@ void LinkProber::Note(const Connection& connection, absl::StatusOr<MeasuredLink>
   target.best = *std::move(measured);
   ++revision_;
   if (target.due == absl::InfiniteFuture()) {
-    rpc::LogInfo("link measured", {{"identity", options_.identity},
-                                   {"peer", connection.peer},
-                                   {"shares_memory", target.best->shares_memory},
-                                   {"latency", target.best->latency},
-                                   {"bytes_per_second", target.best->bytes_per_second}});
+    LogInfo("link measured", {{"identity", options_.identity},
+                              {"peer", connection.peer},
+                              {"shares_memory", target.best->shares_memory},
+                              {"latency", target.best->latency},
+                              {"bytes_per_second", target.best->bytes_per_second}});
   }
 }
 

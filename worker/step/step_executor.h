@@ -157,7 +157,7 @@ class StepExecutor {
     // Budget for packed copies of weights, usually the store's; null: no weights are packed.
     MemoryBudget* weight_budget = nullptr;
     FlightRecorder* recorder = nullptr;
-    rpc::Clock* clock = nullptr;
+    Clock* clock = nullptr;
     StepObserver observer;
   };
 

@@ -149,7 +149,7 @@ std::vector<float> Pattern(const Shape& shape) {
 absl::StatusOr<std::vector<double>> MicrosecondsOf(MeshClient* client, int64_t sequence,
                                                    size_t ranks,
                                                    const std::set<int64_t>& instructions) {
-  const auto deadline = rpc::SteadyDeadline::After(kHeartbeatLimit);
+  const auto deadline = SteadyDeadline::After(kHeartbeatLimit);
   while (true) {
     SHARDMESH_ASSIGN_OR_RETURN(
         const std::vector<WorkerFlight> flights,

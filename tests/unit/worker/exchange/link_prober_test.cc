@@ -134,7 +134,7 @@ TEST_P(LinkProberTest, WorkersEndInTheMidstOfProbes) {
 }
 
 TEST(LinkProberOfOneTest, APeerThatDoesNotMeasureLeavesTheLinkUnmeasured) {
-  rpc::RealClock clock;
+  RealClock clock;
   test::LinkedWorker one("worker-0", 100, &clock, kTagLimit, "cluster", Transport::kStream,
                          /*measures=*/true);
   test::LinkedWorker two("worker-1", 101, &clock, kTagLimit, "cluster", Transport::kStream);

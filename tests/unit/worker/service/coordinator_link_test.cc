@@ -392,7 +392,7 @@ class CoordinatorLinkTest : public ::testing::Test {
   }
 
   std::string data_dir_;  // empty: in memory alone
-  rpc::RealClock clock_;
+  RealClock clock_;
   MemoryBudget budget_{int64_t{16} << 20};
   std::shared_ptr<BufferPool> pool_ = BufferPool::Create(&budget_, 0);
   std::unique_ptr<ShardStore> store_;
