@@ -178,7 +178,7 @@ class Rank {
   MemoryBudget budget_{kMemoryBytes};
   const std::shared_ptr<ShmArena> arena_;
   const std::shared_ptr<BufferPool> pool_;
-  rpc::RealClock clock_;
+  RealClock clock_;
   std::unique_ptr<PeerLinks> links_;
   std::unique_ptr<rpc::ServerLifecycle> server_;
   std::optional<DeviceGroup> group_;
@@ -424,9 +424,9 @@ struct Arguments {
 };
 
 void RunRank(DeviceId number, const Arguments& arguments, const std::string& folder) {
-  rpc::ConfigureLog({.level = rpc::LogLevel::kOff});
+  ConfigureLog({.level = LogLevel::kOff});
   // The same as in a worker.
-  rpc::KeepMessageMemory();
+  KeepMessageMemory();
   rpc::PollOwnConnections();
   Rank rank(number, arguments.ranks, arguments.transport, folder);
   for (const int64_t bytes : arguments.sizes) {
@@ -479,7 +479,7 @@ Arguments Parse(const std::vector<std::string>& given) {
 }
 
 int Main(int argc, char** argv) {
-  rpc::SkipMutexChecks();
+  SkipMutexChecks();
   const Arguments arguments = Parse({argv + 1, argv + argc});
   char folder[] = "/tmp/collective_bench.XXXXXX";
   if (mkdtemp(folder) == nullptr) Fail("no temporary folder can be made");

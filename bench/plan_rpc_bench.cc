@@ -102,7 +102,7 @@ client::RuleSetSelector Rules() {
   if (!set.ok()) {
     Fail("rules", set.status());
   }
-  return rpc::RuleSetDefinition{.rules = *std::move(set)};
+  return RuleSetDefinition{.rules = *std::move(set)};
 }
 
 void Plan(client::MeshClient& client) {
@@ -184,8 +184,8 @@ void Reshard(client::MeshClient& client) {
 }
 
 int Main(int argc, char** argv) {
-  rpc::SkipMutexChecks();
-  rpc::ConfigureLog({.level = rpc::LogLevel::kOff});
+  SkipMutexChecks();
+  ConfigureLog({.level = LogLevel::kOff});
   server::CoordinatorOptions options;
   options.listen_address = "127.0.0.1:0";
   options.http_address = "";

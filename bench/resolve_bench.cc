@@ -72,7 +72,7 @@ class Catalog {
         definitions_(*server::DefinitionStore::Open(store_.get(), &clock_, &registry_->requests(),
                                                     kDefaultMinSize)) {
     v1::EntryValue mesh;
-    rpc::Encode(rpc::MeshDefinition{.mesh = *Mesh::Parse("fsdp=2,tp=2"), .workers = {}},
+    rpc::Encode(MeshDefinition{.mesh = *Mesh::Parse("fsdp=2,tp=2"), .workers = {}},
                 mesh.mutable_mesh());
     absl::Notification defined;
     definitions_->Create({.request_id = "", .name = "default"}, mesh.SerializeAsString(),
@@ -82,7 +82,7 @@ class Catalog {
   const server::Definitions& state() const { return definitions_->state(); }
 
  private:
-  rpc::RealClock clock_;
+  RealClock clock_;
   std::unique_ptr<server::Store> store_;
   std::unique_ptr<server::ArrayRegistry> registry_;
   std::unique_ptr<server::DefinitionStore> definitions_;

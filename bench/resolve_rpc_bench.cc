@@ -263,7 +263,7 @@ struct Resolver {
 
 // M3: two servers that differ only in metrics: one counts and times its calls and corrections.
 int MeasureMetrics() {
-  rpc::RealClock clock;
+  RealClock clock;
   const std::unique_ptr<server::Store> store =
       server::CreateMemoryStore({.history = server::DefinitionHistory()});
   const auto registry =
@@ -271,7 +271,7 @@ int MeasureMetrics() {
   const auto definition_store =
       server::DefinitionStore::Open(store.get(), &clock, &(*registry)->requests(), kDefaultMinSize);
   v1::EntryValue mesh;
-  rpc::Encode(rpc::MeshDefinition{.mesh = *Mesh::Parse("fsdp=2,tp=2"), .workers = {}},
+  rpc::Encode(MeshDefinition{.mesh = *Mesh::Parse("fsdp=2,tp=2"), .workers = {}},
               mesh.mutable_mesh());
   absl::Notification defined;
   (*definition_store)
@@ -434,8 +434,8 @@ int Main(const Extent& extent) {
 }  // namespace shardmesh
 
 int main(int argc, char** argv) {
-  shardmesh::rpc::SkipMutexChecks();
-  shardmesh::rpc::ConfigureLog({.level = shardmesh::rpc::LogLevel::kOff});
+  shardmesh::SkipMutexChecks();
+  shardmesh::ConfigureLog({.level = shardmesh::LogLevel::kOff});
   const std::string_view argument = argc == 2 ? argv[1] : "";
   if (argument == "metrics") return shardmesh::MeasureMetrics();
   return shardmesh::Main(

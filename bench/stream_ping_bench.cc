@@ -127,7 +127,7 @@ int Main(int argc, char** argv) {
     if (std::string_view(argv[i]) == "--sizes") sizes = absl::StrSplit(argv[i + 1], ',');
   }
   rpc::PollOwnConnections();
-  rpc::SkipMutexChecks();
+  SkipMutexChecks();
   int port_pipe[2];
   if (pipe(port_pipe) != 0) Fail("no pipe");
   const pid_t child = fork();

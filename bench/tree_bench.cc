@@ -120,7 +120,7 @@ void Batch(const std::string& address) {
 void Match(const std::string& address, std::vector<client::TreeTensor> tensors,
            const std::string& rules_path) {
   const auto client = Connect(address);
-  const rpc::RuleSetDefinition rules = ValueOrFail(rpc::LoadRules(rules_path));
+  const RuleSetDefinition rules = ValueOrFail(rpc::LoadRules(rules_path));
   client::TreeQuestion question;
   question.rules = rules;
   question.match_only = true;
@@ -132,7 +132,7 @@ void Match(const std::string& address, std::vector<client::TreeTensor> tensors,
   const std::vector<double> seconds =
       Time([&] { answer = ValueOrFail(client->layouts().ResolveTree(question, tensors)); });
   for (size_t i = 0; i < tensors.size(); i += 997) {
-    const RuleMatch match = ValueOrFail(rules.rules.Match(rpc::NameForRules(rules, tensors[i].name),
+    const RuleMatch match = ValueOrFail(rules.rules.Match(NameForRules(rules, tensors[i].name),
                                                           absl::MakeConstSpan(tensors[i].shape)));
     if (answer.specs[answer.placements[i].spec_index].effective != match.spec) {
       Fail("a wrong answer about " + tensors[i].name);

@@ -39,7 +39,7 @@ absl::Status WithoutReach(const absl::Status& status) {
 absl::StatusOr<PutResult> ArrayClient::PutTensors(absl::Span<const PutTensor> tensors,
                                                   const PutOptions& put_options,
                                                   const CallOptions& options) {
-  const rpc::SteadyDeadline deadline = core_->TransferDeadline(options);
+  const SteadyDeadline deadline = core_->TransferDeadline(options);
   rpc::Backoff backoff({.initial_delay = absl::Milliseconds(200), .max_delay = absl::Seconds(5)});
   for (;;) {
     bool is_taken_back = false;
@@ -94,7 +94,7 @@ absl::StatusOr<GatheredTensor> ArrayClient::GatherPart(const ArraySelector& arra
                                                        const std::optional<Tile>& part,
                                                        const ProgressCallback& progress,
                                                        const CallOptions& options) {
-  const rpc::SteadyDeadline deadline = core_->TransferDeadline(options);
+  const SteadyDeadline deadline = core_->TransferDeadline(options);
   rpc::Backoff backoff({.max_delay = absl::Seconds(1)});
   for (int attempt = 1;; ++attempt) {
     GatherOutcome outcome = core_->Gather(array, part, progress, deadline, options);
@@ -175,7 +175,7 @@ absl::Status ArrayClient::DeleteName(const std::string& name,
 absl::StatusOr<std::vector<Array>> ArrayClient::ListArrays(const std::string& prefix,
                                                            bool include_unnamed,
                                                            const CallOptions& options) {
-  const rpc::SteadyDeadline deadline = core_->Deadline(options);
+  const SteadyDeadline deadline = core_->Deadline(options);
   const CoordinatorConnection& connection = core_->connection();
   v1::ListArraysRequest request;
   request.set_prefix(prefix);

@@ -35,7 +35,7 @@ absl::StatusOr<EntryKind> DecodeKind(v1::EntryKind from) {
 absl::Status EncodeValue(const EntryValue& from, v1::EntryValue* to) {
   struct Encoder {
     v1::EntryValue* to;
-    absl::Status operator()(const rpc::MeshDefinition& mesh) {
+    absl::Status operator()(const MeshDefinition& mesh) {
       rpc::Encode(mesh, to->mutable_mesh());
       return absl::OkStatus();
     }
@@ -43,7 +43,7 @@ absl::Status EncodeValue(const EntryValue& from, v1::EntryValue* to) {
       rpc::Encode(profile, to->mutable_profile());
       return absl::OkStatus();
     }
-    absl::Status operator()(const rpc::RuleSetDefinition& rules) {
+    absl::Status operator()(const RuleSetDefinition& rules) {
       rpc::Encode(rules, to->mutable_rule_set());
       return absl::OkStatus();
     }
@@ -162,7 +162,7 @@ absl::StatusOr<std::vector<EntryVersion>> CatalogClient::ListEntryVersions(
 absl::StatusOr<std::vector<Entry>> CatalogClient::ListEntries(EntryKind kind,
                                                               const std::string& prefix,
                                                               const CallOptions& options) {
-  const rpc::SteadyDeadline deadline = core_->Deadline(options);
+  const SteadyDeadline deadline = core_->Deadline(options);
   const CoordinatorConnection& connection = core_->connection();
   v1::ListEntriesRequest request;
   request.set_kind(EncodeKind(kind));
@@ -219,7 +219,7 @@ absl::Status CatalogClient::Watch(absl::Span<const EntryKind> kinds,
                                   std::optional<int64_t> start_revision, absl::Time until,
                                   const std::function<bool(const CatalogChanges&)>& on_changes,
                                   const CallOptions& options) {
-  const CallLimit limit = ClientCore::LimitAt(rpc::SteadyDeadline::At(until), options);
+  const CallLimit limit = ClientCore::LimitAt(SteadyDeadline::At(until), options);
   const CoordinatorConnection& connection = core_->connection();
   v1::WatchRequest request;
   for (const EntryKind kind : kinds) {

@@ -63,7 +63,7 @@ absl::Status OutcomeUnknown(const absl::Status& status) {
 class TransferWatch {
  public:
   TransferWatch(const CoordinatorConnection& connection, const std::string& transfer_id,
-                const rpc::SteadyDeadline& deadline, Cancellation* streams)
+                const SteadyDeadline& deadline, Cancellation* streams)
       : thread_([this, &connection, transfer_id, deadline, streams] {
           const absl::StatusOr<Operation> operation =
               WatchOperation(connection, transfer_id, [](const Operation&) { return true; },
@@ -96,7 +96,7 @@ std::vector<PutArray> ArraysOf(BegunPut* put) {
 
 absl::StatusOr<PutResult> ClientCore::Put(absl::Span<const PutTensor> tensors,
                                           const PutOptions& put_options,
-                                          const rpc::SteadyDeadline& deadline,
+                                          const SteadyDeadline& deadline,
                                           const CallOptions& options, bool* is_taken_back) {
   *is_taken_back = false;
   std::string session;
@@ -141,8 +141,8 @@ absl::StatusOr<PutResult> ClientCore::Put(absl::Span<const PutTensor> tensors,
 }
 
 GatherOutcome ClientCore::Gather(const ArraySelector& array, const std::optional<Tile>& part,
-                                 const ProgressCallback& progress,
-                                 const rpc::SteadyDeadline& deadline, const CallOptions& options) {
+                                 const ProgressCallback& progress, const SteadyDeadline& deadline,
+                                 const CallOptions& options) {
   std::string session;
   read_pins_.BeginAsking();
   absl::StatusOr<BegunGet> begun =
@@ -172,7 +172,7 @@ GatherOutcome ClientCore::Gather(const ArraySelector& array, const std::optional
 absl::StatusOr<CommittedPut> ClientCore::Conclude(const std::string& session_id,
                                                   const std::string& transfer_id,
                                                   const absl::Status& sent,
-                                                  const rpc::SteadyDeadline& deadline,
+                                                  const SteadyDeadline& deadline,
                                                   const CallOptions& options, bool* is_taken_back) {
   *is_taken_back = false;
   const bool is_cancelled = LimitAt(deadline, options).is_cancelled();

@@ -131,19 +131,19 @@ class ClientCore {
   CallLimit LimitOf(const CallOptions& options) const {
     return LimitAt(Deadline(options), options);
   }
-  static CallLimit LimitAt(const rpc::SteadyDeadline& deadline, const CallOptions& options) {
+  static CallLimit LimitAt(const SteadyDeadline& deadline, const CallOptions& options) {
     return {.deadline = deadline.wall(),
             .cancellation = options.cancellation,
             .traceparent = options.traceparent};
   }
   // The deadline of an operation with several calls: each gets the remaining time.
-  rpc::SteadyDeadline Deadline(const CallOptions& options) const {
-    return rpc::SteadyDeadline::After(options.timeout.value_or(options_.timeout));
+  SteadyDeadline Deadline(const CallOptions& options) const {
+    return SteadyDeadline::After(options.timeout.value_or(options_.timeout));
   }
-  rpc::SteadyDeadline TransferDeadline(const CallOptions& options) const {
-    return rpc::SteadyDeadline::After(options.timeout.value_or(options_.transfer_timeout));
+  SteadyDeadline TransferDeadline(const CallOptions& options) const {
+    return SteadyDeadline::After(options.timeout.value_or(options_.transfer_timeout));
   }
-  TransferOptions Transfer(const rpc::SteadyDeadline& deadline, ProgressCallback progress) const {
+  TransferOptions Transfer(const SteadyDeadline& deadline, ProgressCallback progress) const {
     return {options_.credentials, deadline, std::move(progress)};
   }
 
@@ -151,7 +151,7 @@ class ClientCore {
 
   // Calls `call` with the session's id. If that session is gone, calls it once more with a new one.
   template <typename Call>
-  auto InSession(const rpc::SteadyDeadline& deadline, const CallOptions& options, const Call& call)
+  auto InSession(const SteadyDeadline& deadline, const CallOptions& options, const Call& call)
       -> decltype(call("", CallLimit())) {
     SHARDMESH_ASSIGN_OR_RETURN(std::string session_id, session_.Get(LimitAt(deadline, options)));
     auto result = call(session_id, LimitAt(deadline, options));
@@ -165,13 +165,13 @@ class ClientCore {
 
   // Requests the array once and downloads it, or a part of it.
   GatherOutcome Gather(const ArraySelector& array, const std::optional<Tile>& part,
-                       const ProgressCallback& progress, const rpc::SteadyDeadline& deadline,
+                       const ProgressCallback& progress, const SteadyDeadline& deadline,
                        const CallOptions& options);
 
   // Puts the tensors once. `*is_taken_back`: the put failed while tiles were sent and before its
   // commit, and the coordinator reports its transfer as ended. It then changed nothing.
   absl::StatusOr<PutResult> Put(absl::Span<const PutTensor> tensors, const PutOptions& put_options,
-                                const rpc::SteadyDeadline& deadline, const CallOptions& options,
+                                const SteadyDeadline& deadline, const CallOptions& options,
                                 bool* is_taken_back);
 
   void OnWait(const absl::Status& why) const {
@@ -182,8 +182,8 @@ class ClientCore {
   // Put.
   absl::StatusOr<CommittedPut> Conclude(const std::string& session_id,
                                         const std::string& transfer_id, const absl::Status& sent,
-                                        const rpc::SteadyDeadline& deadline,
-                                        const CallOptions& options, bool* is_taken_back);
+                                        const SteadyDeadline& deadline, const CallOptions& options,
+                                        bool* is_taken_back);
 
  private:
   const MeshClientOptions options_;

@@ -514,7 +514,7 @@ absl::Status ClusterClient::WatchChanges(const std::vector<ClusterSubject>& subj
                                          const CallOptions& options) {
   const CoordinatorConnection& connection = core_->connection();
   const CallLimit limit = ClientCore::LimitAt(
-      rpc::SteadyDeadline::After(options.timeout.value_or(absl::InfiniteDuration())), options);
+      SteadyDeadline::After(options.timeout.value_or(absl::InfiniteDuration())), options);
   v1::WatchClusterRequest request;
   for (const ClusterSubject subject : subjects) request.add_subjects(Encode(subject));
   CallContext context(connection, limit);

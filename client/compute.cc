@@ -222,7 +222,7 @@ absl::StatusOr<CompiledProgram> ComputeClient::Compile(const Program& program,
 
 absl::StatusOr<StepResult> ComputeClient::Execute(const ExecuteCall& call,
                                                   const CallOptions& options) {
-  const rpc::SteadyDeadline deadline = core_->Deadline(options);
+  const SteadyDeadline deadline = core_->Deadline(options);
   return core_->InSession(deadline, options,
                           [&](const std::string& session_id, const CallLimit& limit) {
                             absl::StatusOr<StepResult> result =
@@ -246,7 +246,7 @@ absl::StatusOr<StepResult> ComputeClient::Execute(const ExecuteCall& call,
 
 absl::StatusOr<StepResult> ComputeClient::Linear(const LinearCall& call,
                                                  const CallOptions& options) {
-  const rpc::SteadyDeadline deadline = core_->Deadline(options);
+  const SteadyDeadline deadline = core_->Deadline(options);
   return core_->InSession(deadline, options,
                           [&](const std::string& session_id, const CallLimit& limit) {
                             return RunLinear(core_->connection(), session_id, call, limit);
@@ -255,7 +255,7 @@ absl::StatusOr<StepResult> ComputeClient::Linear(const LinearCall& call,
 
 absl::StatusOr<StepResult> ComputeClient::Matmul(const MatmulCall& call,
                                                  const CallOptions& options) {
-  const rpc::SteadyDeadline deadline = core_->Deadline(options);
+  const SteadyDeadline deadline = core_->Deadline(options);
   return core_->InSession(deadline, options,
                           [&](const std::string& session_id, const CallLimit& limit) {
                             return RunMatmul(core_->connection(), session_id, call, limit);
@@ -264,7 +264,7 @@ absl::StatusOr<StepResult> ComputeClient::Matmul(const MatmulCall& call,
 
 absl::StatusOr<StepResult> ComputeClient::Collective(const CollectiveCall& call,
                                                      const CallOptions& options) {
-  const rpc::SteadyDeadline deadline = core_->Deadline(options);
+  const SteadyDeadline deadline = core_->Deadline(options);
   return core_->InSession(deadline, options,
                           [&](const std::string& session_id, const CallLimit& limit) {
                             return RunCollective(core_->connection(), session_id, call, limit);

@@ -203,7 +203,7 @@ absl::StatusOr<PatternCheck> LayoutClient::CheckPattern(const std::string& patte
                       .re2_pattern = response.re2_pattern()};
 }
 
-absl::StatusOr<RewriteAnswer> LayoutClient::RewriteRules(const rpc::RuleSetDefinition& rules,
+absl::StatusOr<RewriteAnswer> LayoutClient::RewriteRules(const RuleSetDefinition& rules,
                                                          const CallOptions& options) {
   const CallLimit limit = core_->LimitOf(options);
   const CoordinatorConnection& connection = core_->connection();
@@ -212,7 +212,7 @@ absl::StatusOr<RewriteAnswer> LayoutClient::RewriteRules(const rpc::RuleSetDefin
   v1::RewriteRulesResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection.Call(connection.rules, &v1::RuleService::Stub::RewriteRules,
                                             request, limit, &response));
-  SHARDMESH_ASSIGN_OR_RETURN(rpc::RuleSetDefinition rewritten, DecodeAnswer(response.rule_set()));
+  SHARDMESH_ASSIGN_OR_RETURN(RuleSetDefinition rewritten, DecodeAnswer(response.rule_set()));
   return RewriteAnswer{.rules = std::move(rewritten),
                        .origins = {response.origins().begin(), response.origins().end()},
                        .changed = response.changed()};

@@ -99,7 +99,7 @@ class LayoutClient {
                                             const CallOptions& options = {});
   // The rules without exclusions such as `^(?!.*bias)`; pattern errors are deferred.
   // INVALID_ARGUMENT names the rule that cannot be rewritten.
-  absl::StatusOr<RewriteAnswer> RewriteRules(const rpc::RuleSetDefinition& rules,
+  absl::StatusOr<RewriteAnswer> RewriteRules(const RuleSetDefinition& rules,
                                              const CallOptions& options = {});
   // Over at most 1,000,000 tensors, none with a spec of its own.
   absl::StatusOr<LintAnswer> LintRules(const LintQuestion& question,

@@ -22,7 +22,7 @@ MeshClient::~MeshClient() = default;
 
 absl::StatusOr<std::unique_ptr<MeshClient>> MeshClient::Connect(const std::string& address,
                                                                 const MeshClientOptions& options) {
-  const auto deadline = rpc::SteadyDeadline::After(options.timeout);
+  const auto deadline = SteadyDeadline::After(options.timeout);
   const RetryOptions retries{options.await_coordinator, options.on_wait};
   rpc::Backoff backoff({.max_delay = absl::Milliseconds(500)});
   absl::StatusOr<std::unique_ptr<CoordinatorConnection>> connected;

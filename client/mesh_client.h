@@ -13,8 +13,8 @@
 #include "client/catalog.h"
 #include "client/cluster.h"
 #include "client/compute.h"
+#include "client/credentials.h"
 #include "client/layouts.h"
-#include "rpc/tls/credentials.h"
 
 namespace shardmesh::client {
 
@@ -22,7 +22,7 @@ class ClientCore;
 class CoordinatorConnection;
 
 struct MeshClientOptions {
-  rpc::Credentials credentials = rpc::Credentials::Insecure();
+  Credentials credentials = Credentials::Insecure();
   // Each call fails with DEADLINE_EXCEEDED after this time, retries included. A computation has up
   // to a second more for its answer, which names the ranks that did not finish.
   absl::Duration timeout = absl::Seconds(30);
@@ -33,7 +33,8 @@ struct MeshClientOptions {
   // For people who look at the cluster's sessions. At most 255 bytes.
   std::string client_name = "shardmesh";
   // Whether to wait until a call's timeout, also in Connect, for a coordinator that cannot be
-  // reached or does not serve. Otherwise an error within 3 s, but see rpc::ConnectOptions::limit.
+  // reached or does not serve. Otherwise an error within 3 s. If a host has several addresses, each
+  // address that does not answer adds up to 10 s, within the call's timeout.
   bool await_coordinator = false;
   // Called before each wait that precedes a retry, with the reason, such as that the coordinator
   // recovers. Called on any thread; must be quick.

@@ -6,7 +6,7 @@
 #include <malloc.h>
 #endif
 
-namespace shardmesh::rpc {
+namespace shardmesh {
 
 void KeepMessageMemory() {
 #ifdef __GLIBC__
@@ -15,4 +15,4 @@ void KeepMessageMemory() {
 #endif
 }
 
-}  // namespace shardmesh::rpc
+}  // namespace shardmesh

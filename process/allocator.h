@@ -2,7 +2,7 @@
 #ifndef SHARDMESH_PROCESS_ALLOCATOR_H_
 #define SHARDMESH_PROCESS_ALLOCATOR_H_
 
-namespace shardmesh::rpc {
+namespace shardmesh {
 
 // Makes glibc keep up to 64 MiB of freed memory per arena.
 //
@@ -15,6 +15,6 @@ namespace shardmesh::rpc {
 // no effect with another allocator.
 void KeepMessageMemory();
 
-}  // namespace shardmesh::rpc
+}  // namespace shardmesh
 
 #endif  // SHARDMESH_PROCESS_ALLOCATOR_H_

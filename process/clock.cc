@@ -7,7 +7,7 @@
 #include "absl/time/clock.h"
 #include "process/steady_waits.h"
 
-namespace shardmesh::rpc {
+namespace shardmesh {
 namespace {
 
 int64_t SteadyNanoseconds() {
@@ -124,4 +124,4 @@ std::string FormatRounded(absl::Duration duration) {
   return absl::FormatDuration(absl::Trunc(duration, unit));
 }
 
-}  // namespace shardmesh::rpc
+}  // namespace shardmesh

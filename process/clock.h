@@ -15,7 +15,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 
-namespace shardmesh::rpc {
+namespace shardmesh {
 
 // A source of time that never runs backwards, with a queue of functions to call at given times.
 // Leases, heartbeats, deadlines and backoff use it, so that a test can advance a FakeClock instead
@@ -124,6 +124,6 @@ inline absl::Time WallTime(const Clock& clock, absl::Time time) {
   return absl::Now() + (time - clock.Now());
 }
 
-}  // namespace shardmesh::rpc
+}  // namespace shardmesh
 
 #endif  // SHARDMESH_PROCESS_CLOCK_H_

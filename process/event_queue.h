@@ -8,7 +8,7 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/synchronization/mutex.h"
 
-namespace shardmesh::server {
+namespace shardmesh {
 
 // Lets an object notify others in the order of events, without holding its own lock meanwhile. The
 // object adds a call while it holds its lock, and runs the calls after it releases the lock.
@@ -47,6 +47,6 @@ class EventQueue {
   bool busy_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-}  // namespace shardmesh::server
+}  // namespace shardmesh
 
 #endif  // SHARDMESH_PROCESS_EVENT_QUEUE_H_

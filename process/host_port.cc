@@ -8,7 +8,7 @@
 #include "status/reason.h"
 #include "status/str_cat.h"
 
-namespace shardmesh::rpc {
+namespace shardmesh {
 
 std::string HostPort::ToString() const {
   const bool is_v6 = host.find(':') != std::string::npos;
@@ -71,4 +71,4 @@ absl::Status CheckAddress(std::string_view address) {
   return IsUnixAddress(address) ? absl::OkStatus() : ParseHostPort(address).status();
 }
 
-}  // namespace shardmesh::rpc
+}  // namespace shardmesh

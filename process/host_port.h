@@ -7,7 +7,7 @@
 
 #include "absl/status/statusor.h"
 
-namespace shardmesh::rpc {
+namespace shardmesh {
 
 struct HostPort {
   std::string host;  // an IPv6 address without its brackets
@@ -36,6 +36,6 @@ std::string WithPort(const std::string& address, int port);
 // Returns OK for `host:port` and for unix sockets, else the error of ParseHostPort.
 absl::Status CheckAddress(std::string_view address);
 
-}  // namespace shardmesh::rpc
+}  // namespace shardmesh
 
 #endif  // SHARDMESH_PROCESS_HOST_PORT_H_

@@ -12,7 +12,7 @@
 #include "status/reason.h"
 #include "status/str_cat.h"
 
-namespace shardmesh::rpc {
+namespace shardmesh {
 namespace {
 
 // A connection breaks if its peer acknowledges no bytes for this long, as with gRPC's own listener.
@@ -61,4 +61,4 @@ absl::Status CannotListen(std::string_view address, int error) {
       Reason::kAlreadyExists, {{fact::kKind, "address"}, {fact::kName, address}});
 }
 
-}  // namespace shardmesh::rpc
+}  // namespace shardmesh

@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "process/file.h"
 
-namespace shardmesh::rpc {
+namespace shardmesh {
 
 // Binds and listens; the socket does not block. A TCP socket accepts an address that was in use a
 // moment ago. An IPv6 socket also accepts IPv4 connections. Returns a negative descriptor, with
@@ -22,6 +22,6 @@ int PortOf(int socket);
 // Returns ALREADY_EXISTS with advice for the `errno` of a failed ListenAt.
 absl::Status CannotListen(std::string_view address, int error);
 
-}  // namespace shardmesh::rpc
+}  // namespace shardmesh
 
 #endif  // SHARDMESH_PROCESS_LISTENING_SOCKET_H_

@@ -35,8 +35,8 @@ absl::StatusOr<FileLock> TakeLock(const std::string& path, const LockOptions& op
   if (!lock.held.valid()) {
     return FileError("open", path, errno);
   }
-  const auto end = rpc::SteadyDeadline::After(options.timeout);
-  auto quiet = rpc::SteadyDeadline::After(absl::ZeroDuration());  // until the next call of on_wait
+  const auto end = SteadyDeadline::After(options.timeout);
+  auto quiet = SteadyDeadline::After(absl::ZeroDuration());  // until the next call of on_wait
   while (flock(lock.held.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) {
       return FileError("lock", path, errno);
@@ -48,7 +48,7 @@ absl::StatusOr<FileLock> TakeLock(const std::string& path, const LockOptions& op
     }
     if (options.on_wait && quiet.is_over()) {
       options.on_wait(HolderOf(lock.held.get()), end.left());
-      quiet = rpc::SteadyDeadline::After(options.tell_every);
+      quiet = SteadyDeadline::After(options.tell_every);
     }
     absl::SleepFor(std::min(kRetry, end.left()));
   }

@@ -14,7 +14,7 @@
 #include "status/reason.h"
 #include "status/str_cat.h"
 
-namespace shardmesh::rpc {
+namespace shardmesh {
 namespace {
 
 std::atomic<LogLevel> least_level{LogLevel::kInfo};
@@ -175,4 +175,4 @@ void LogError(std::string_view message, std::initializer_list<LogField> fields) 
   Write(LogLevel::kError, message, fields);
 }
 
-}  // namespace shardmesh::rpc
+}  // namespace shardmesh

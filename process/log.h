@@ -12,7 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 
-namespace shardmesh::rpc {
+namespace shardmesh {
 
 enum class LogLevel { kDebug, kInfo, kWarning, kError, kOff };
 
@@ -83,6 +83,6 @@ void LogInfo(std::string_view message, std::initializer_list<LogField> fields = 
 void LogWarning(std::string_view message, std::initializer_list<LogField> fields = {});
 void LogError(std::string_view message, std::initializer_list<LogField> fields = {});
 
-}  // namespace shardmesh::rpc
+}  // namespace shardmesh
 
 #endif  // SHARDMESH_PROCESS_LOG_H_

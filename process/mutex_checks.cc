@@ -3,8 +3,8 @@
 
 #include "absl/synchronization/mutex.h"
 
-namespace shardmesh::rpc {
+namespace shardmesh {
 
 void SkipMutexChecks() { absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore); }
 
-}  // namespace shardmesh::rpc
+}  // namespace shardmesh

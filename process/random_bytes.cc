@@ -8,7 +8,7 @@
 #include "absl/strings/escaping.h"
 #include "status/str_cat.h"
 
-namespace shardmesh::rpc {
+namespace shardmesh {
 
 std::string RandomBytes(size_t size) {
   std::string bytes(size, '\0');
@@ -18,10 +18,6 @@ std::string RandomBytes(size_t size) {
   return bytes;
 }
 
-}  // namespace shardmesh::rpc
+std::string RandomId() { return absl::BytesToHexString(ToAbsl(RandomBytes(16))); }
 
-namespace shardmesh::server {
-
-std::string RandomId() { return absl::BytesToHexString(ToAbsl(rpc::RandomBytes(16))); }
-
-}  // namespace shardmesh::server
+}  // namespace shardmesh

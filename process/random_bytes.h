@@ -5,19 +5,15 @@
 #include <cstddef>
 #include <string>
 
-namespace shardmesh::rpc {
+namespace shardmesh {
 
 // Returns `size` bytes from the system's cryptographic generator. Thread-safe.
 std::string RandomBytes(size_t size);
-
-}  // namespace shardmesh::rpc
-
-namespace shardmesh::server {
 
 // 128 bits of the system's randomness as 32 hexadecimal digits: for arrays, transfers, sessions.
 // Thread-safe.
 std::string RandomId();
 
-}  // namespace shardmesh::server
+}  // namespace shardmesh
 
 #endif  // SHARDMESH_PROCESS_RANDOM_BYTES_H_

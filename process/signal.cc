@@ -7,7 +7,7 @@
 
 #include "absl/time/clock.h"
 
-namespace shardmesh::rpc {
+namespace shardmesh {
 
 StopSignal::StopSignal() {
   sigemptyset(&signals_);
@@ -40,4 +40,4 @@ std::optional<int> StopSignal::WaitFor(absl::Duration timeout) {
   }
 }
 
-}  // namespace shardmesh::rpc
+}  // namespace shardmesh

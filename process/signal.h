@@ -8,7 +8,7 @@
 
 #include "absl/time/time.h"
 
-namespace shardmesh::rpc {
+namespace shardmesh {
 
 // Blocks SIGTERM and SIGINT in the constructing thread and in all threads that it starts
 // afterwards. Construct it first in main, before any thread starts. No code runs in a signal
@@ -31,6 +31,6 @@ class StopSignal {
   sigset_t previous_mask_;
 };
 
-}  // namespace shardmesh::rpc
+}  // namespace shardmesh
 
 #endif  // SHARDMESH_PROCESS_SIGNAL_H_

@@ -8,7 +8,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 
-namespace shardmesh::rpc {
+namespace shardmesh {
 
 // For loops that retry until a deadline. Calls and waits take wall-clock times, which are converted
 // when they are passed. Use wall() anew for each call or wait.
@@ -47,6 +47,6 @@ class SteadyDeadline {
   Steady::time_point at_;
 };
 
-}  // namespace shardmesh::rpc
+}  // namespace shardmesh
 
 #endif  // SHARDMESH_PROCESS_STEADY_DEADLINE_H_

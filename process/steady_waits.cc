@@ -24,7 +24,7 @@
 #define SHARDMESH_HAS_STEADY_WAITS 1
 #endif
 
-namespace shardmesh::rpc {
+namespace shardmesh {
 
 void UseSteadyWaits() {}
 
@@ -70,7 +70,7 @@ bool Take(std::atomic<int32_t>& count) {
 
 #endif
 
-}  // namespace shardmesh::rpc
+}  // namespace shardmesh
 
 #ifdef SHARDMESH_HAS_STEADY_WAITS
 
@@ -78,7 +78,7 @@ extern "C" {
 
 __attribute__((visibility("default"), used)) void ABSL_INTERNAL_C_SYMBOL(
     AbslInternalPerThreadSemPost)(absl::base_internal::ThreadIdentity* identity) {
-  std::atomic<int32_t>& count = shardmesh::rpc::CountOf(identity);
+  std::atomic<int32_t>& count = shardmesh::CountOf(identity);
   if (count.fetch_add(1, std::memory_order_release) == 0) {
     syscall(SYS_futex, &count, FUTEX_WAKE | FUTEX_PRIVATE_FLAG, 1);
   }
@@ -86,10 +86,10 @@ __attribute__((visibility("default"), used)) void ABSL_INTERNAL_C_SYMBOL(
 
 __attribute__((visibility("default"), used)) bool ABSL_INTERNAL_C_SYMBOL(
     AbslInternalPerThreadSemWait)(absl::synchronization_internal::KernelTimeout timeout) {
-  using shardmesh::rpc::kSecond;
+  using shardmesh::kSecond;
   absl::base_internal::ThreadIdentity* const identity =
       absl::synchronization_internal::GetOrCreateCurrentThreadIdentity();
-  std::atomic<int32_t>& count = shardmesh::rpc::CountOf(identity);
+  std::atomic<int32_t>& count = shardmesh::CountOf(identity);
   // Abseil reads these fields to find idle threads.
   const int ticker = identity->ticker.load(std::memory_order_relaxed);
   identity->wait_start.store(ticker != 0 ? ticker : 1, std::memory_order_relaxed);
@@ -100,21 +100,21 @@ __attribute__((visibility("default"), used)) bool ABSL_INTERNAL_C_SYMBOL(
   const bool has_end = timeout.has_timeout();
   int64_t end = 0;
   if (has_end) {
-    const int64_t left = shardmesh::rpc::Nanoseconds(timeout.MakeAbsTimespec()) -
-                         shardmesh::rpc::Now(CLOCK_REALTIME);
-    end = shardmesh::rpc::Now(CLOCK_MONOTONIC) + left;
+    const int64_t left =
+        shardmesh::Nanoseconds(timeout.MakeAbsTimespec()) - shardmesh::Now(CLOCK_REALTIME);
+    end = shardmesh::Now(CLOCK_MONOTONIC) + left;
   }
-  bool taken = shardmesh::rpc::Take(count);
+  bool taken = shardmesh::Take(count);
   while (!taken) {
     timespec wait = {};
     if (has_end) {
-      const int64_t left = end - shardmesh::rpc::Now(CLOCK_MONOTONIC);
+      const int64_t left = end - shardmesh::Now(CLOCK_MONOTONIC);
       if (left <= 0) break;
       wait = {.tv_sec = left / kSecond, .tv_nsec = left % kSecond};
     }
     // A relative futex timeout uses the monotonic clock.
     syscall(SYS_futex, &count, FUTEX_WAIT | FUTEX_PRIVATE_FLAG, 0, has_end ? &wait : nullptr);
-    taken = shardmesh::rpc::Take(count);
+    taken = shardmesh::Take(count);
   }
 
   if (blocked != nullptr) blocked->fetch_sub(1, std::memory_order_relaxed);
@@ -125,7 +125,7 @@ __attribute__((visibility("default"), used)) bool ABSL_INTERNAL_C_SYMBOL(
 
 }  // extern "C"
 
-namespace shardmesh::rpc {
+namespace shardmesh {
 
 bool WaitsAreSteady() {
   // The definition that the dynamic linker finds.
@@ -136,6 +136,6 @@ bool WaitsAreSteady() {
   return found == reinterpret_cast<void*>(&ABSL_INTERNAL_C_SYMBOL(AbslInternalPerThreadSemWait));
 }
 
-}  // namespace shardmesh::rpc
+}  // namespace shardmesh
 
 #endif

@@ -2,7 +2,7 @@
 #ifndef SHARDMESH_PROCESS_STEADY_WAITS_H_
 #define SHARDMESH_PROCESS_STEADY_WAITS_H_
 
-namespace shardmesh::rpc {
+namespace shardmesh {
 
 // Abseil waits until a wall-clock time; Mutex::AwaitWithTimeout adds its timeout to the present as
 // well. If the clock is set back by an hour, each current wait lasts an hour longer: heartbeats,
@@ -20,6 +20,6 @@ void UseSteadyWaits();
 // library uses other symbol names.
 bool WaitsAreSteady();
 
-}  // namespace shardmesh::rpc
+}  // namespace shardmesh
 
 #endif  // SHARDMESH_PROCESS_STEADY_WAITS_H_

@@ -1,8 +1,8 @@
 // The version that the build was configured with.
 #include "process/version.h"
 
-namespace shardmesh::rpc {
+namespace shardmesh {
 
 std::string_view BuildVersion() { return SHARDMESH_VERSION; }
 
-}  // namespace shardmesh::rpc
+}  // namespace shardmesh

@@ -4,11 +4,11 @@
 
 #include <string_view>
 
-namespace shardmesh::rpc {
+namespace shardmesh {
 
 // Returns the project's version, such as "0.1.0".
 std::string_view BuildVersion();
 
-}  // namespace shardmesh::rpc
+}  // namespace shardmesh
 
 #endif  // SHARDMESH_PROCESS_VERSION_H_

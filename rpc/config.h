@@ -8,10 +8,11 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
-#include "rpc/codec/definition.h"
 #include "sharding/compatibility.h"
+#include "sharding/mesh_definition.h"
 #include "sharding/partition_axis.h"
 #include "sharding/rules/logical_rules.h"
+#include "sharding/rules/rule_set_definition.h"
 
 namespace shardmesh::rpc {
 

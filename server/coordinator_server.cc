@@ -132,7 +132,7 @@ class Server final : public CoordinatorServer {
   rpc::Metrics metrics_;
 
   // In order of dependency; destroyed in reverse order.
-  rpc::RealClock clock_;
+  RealClock clock_;
   ClusterChanges changes_{&clock_};
   absl::Mutex serving_mutex_;
   // lifecycle_ as long as it is there, for the store's thread.
@@ -144,7 +144,7 @@ class Server final : public CoordinatorServer {
   absl::Mutex unwritten_mutex_;
   // Meshes whose ranks the store refused to take.
   std::set<std::string> unwritten_ ABSL_GUARDED_BY(unwritten_mutex_);
-  rpc::Alarm write_again_{&clock_, [this] { WriteRanksAgain(); }};
+  Alarm write_again_{&clock_, [this] { WriteRanksAgain(); }};
   std::unique_ptr<Store> store_;
   std::unique_ptr<ArrayRegistry> registry_;
   std::unique_ptr<DefinitionStore> definition_store_;
@@ -212,7 +212,7 @@ absl::Status Server::OpenState() {
   sessions_ = std::make_unique<SessionTable>(
       &clock_, [this](const EndedSession& session) { SessionEnded(session); }, options_.sessions);
   transfers_ = std::make_unique<Transfers>(&clock_, registry_.get(), sessions_.get());
-  const std::string token_key = rpc::RandomBytes(rpc::kTokenKeyBytes);
+  const std::string token_key = RandomBytes(rpc::kTokenKeyBytes);
   token_key_digest_ = rpc::TokenKeyDigest(token_key);
   worker_streams_ = std::make_unique<WorkerStreams>(
       membership_.get(), registry_.get(), definition_store_.get(),
@@ -220,7 +220,7 @@ absl::Status Server::OpenState() {
           .cluster_id = registry_->cluster_id(),
           .term = term,
           .token_key = token_key,
-          .build_version = std::string(rpc::BuildVersion()),
+          .build_version = std::string(BuildVersion()),
           .ask_endpoint = ProbeEndpoints(options_.credentials),
           .flight_log = &flight_log_,
           .link_table = &link_table_,
@@ -283,7 +283,7 @@ absl::Status Server::OpenState() {
   AddStreamingService("shardmesh.v1.ClusterService",
                       MakeClusterService(context,
                                          {.cluster_id = registry_->cluster_id(),
-                                          .build_version = std::string(rpc::BuildVersion()),
+                                          .build_version = std::string(BuildVersion()),
                                           .is_draining = [this] { return draining_.load(); },
                                           .recovery = &recovery_,
                                           .flight_log = &flight_log_,
@@ -326,7 +326,7 @@ void Server::StoreFailed(const absl::Status& status) {
     absl::MutexLock lock(&serving_mutex_);
     if (serving_ != nullptr) serving_->Fail();
   }
-  rpc::LogError("the durable state failed", {{"folder", options_.data_dir}, {"error", status}});
+  LogError("the durable state failed", {{"folder", options_.data_dir}, {"error", status}});
 }
 
 absl::Status Server::DefineMesh() {
@@ -344,7 +344,7 @@ absl::Status Server::DefineMesh() {
         (*existing)->mesh.ToString(), ", or with another data folder"));
   }
   v1::EntryValue value;
-  rpc::Encode(rpc::MeshDefinition{.mesh = *options_.mesh, .workers = {}}, value.mutable_mesh());
+  rpc::Encode(MeshDefinition{.mesh = *options_.mesh, .workers = {}}, value.mutable_mesh());
   absl::Status created;
   absl::Notification done;
   definition_store_->Create({.request_id = "", .name = std::string(kDefaultMesh)},
@@ -362,7 +362,7 @@ absl::Status Server::KeepMeshes() {
   const std::shared_ptr<const Definitions> state = definition_store_->shared_state();
   std::set<std::string, std::less<>> identities;
   for (const auto& [name, definition] : state->all(DefinitionKind::kMesh)) {
-    const auto& mesh = std::get<rpc::MeshDefinition>(definition->value);
+    const auto& mesh = std::get<MeshDefinition>(definition->value);
     const std::vector<std::string>& workers = WorkersOf(*definition);
     SHARDMESH_RETURN_IF_ERROR(membership_->AddMesh(name, mesh.mesh.size(), workers));
     identities.insert(workers.begin(), workers.end());
@@ -381,16 +381,16 @@ void Server::MeshesChanged(const std::vector<DefinitionStore::Event>& events) {
     const std::shared_ptr<const MembershipView> view = membership_->view();
     const MeshRanks* ranks = view->FindMesh(event.name);
     std::shared_ptr<const Definition> decoded;
-    const rpc::MeshDefinition* mesh = nullptr;
+    const MeshDefinition* mesh = nullptr;
     if (event.record != nullptr) {
       const auto definition = definition_store_->Read(event);
       if (!definition.ok()) {
-        rpc::LogError("a change of a mesh was not applied",
-                      {{"mesh", event.name}, {"error", definition.status()}});
+        LogError("a change of a mesh was not applied",
+                 {{"mesh", event.name}, {"error", definition.status()}});
         continue;
       }
       decoded = *definition;
-      mesh = &std::get<rpc::MeshDefinition>(decoded->value);
+      mesh = &std::get<MeshDefinition>(decoded->value);
       // Ranks that this coordinator assigned come back as an assignment.
       if (ranks != nullptr && ranks->size == mesh->mesh.size() &&
           ranks->identities == WorkersOf(*decoded)) {
@@ -407,8 +407,7 @@ void Server::MeshesChanged(const std::vector<DefinitionStore::Event>& events) {
       changed.Update(membership_->AddMesh(event.name, mesh->mesh.size(), WorkersOf(*decoded)));
     }
     if (!changed.ok()) {
-      rpc::LogError("a change of a mesh was not applied",
-                    {{"mesh", event.name}, {"error", changed}});
+      LogError("a change of a mesh was not applied", {{"mesh", event.name}, {"error", changed}});
     }
   }
   worker_streams_->MembershipChanged();  // of the revisions at least
@@ -432,8 +431,8 @@ void Server::WriteRanks(const std::string& mesh_id, const MeshRanks& ranks) {
           return;
         }
         if (ReasonOf(written.status()) != Reason::kVersionMismatch) {
-          rpc::LogError("the ranks of a mesh could not be stored, will retry",
-                        {{"mesh", mesh_id}, {"error", written.status()}});
+          LogError("the ranks of a mesh could not be stored, will retry",
+                   {{"mesh", mesh_id}, {"error", written.status()}});
         }
         absl::MutexLock lock(&unwritten_mutex_);
         unwritten_.insert(mesh_id);
@@ -494,7 +493,7 @@ void Server::MembershipChanged(const MembershipEvent& event) {
       break;
     case Kind::kLost: {
       const std::string& reason = event.worker->lost_because;
-      rpc::LogWarning("worker lost", {{"identity", event.identity}, {"reason", reason}});
+      LogWarning("worker lost", {{"identity", event.identity}, {"reason", reason}});
       flight_log_.Lost(event.identity);
       link_table_.Lost(event.identity);
       if (event.worker->info.durable) recovery_.Lost(event.identity);
@@ -583,13 +582,13 @@ absl::Status Server::Start() {
                                               options_.insecure || options_.http_plaintext));
   }
   if (endpoint_ != nullptr) {
-    rpc::LogInfo("metrics served", {{"port", endpoint_->port()}});
+    LogInfo("metrics served", {{"port", endpoint_->port()}});
   }
   lifecycle_->SetReady(true);
-  rpc::LogInfo("coordinator serves", {{"address", lifecycle_->address()},
-                                      {"cluster", registry_->cluster_id()},
-                                      {"term", registry_->term()},
-                                      {"token_key_digest", token_key_digest_}});
+  LogInfo("coordinator serves", {{"address", lifecycle_->address()},
+                                 {"cluster", registry_->cluster_id()},
+                                 {"term", registry_->term()},
+                                 {"token_key_digest", token_key_digest_}});
   return absl::OkStatus();
 }
 
@@ -598,13 +597,13 @@ void Server::Drain(absl::Time deadline) {
     return;
   }
   draining_since_ = clock_.Now();
-  const auto end = rpc::SteadyDeadline::At(deadline);
+  const auto end = SteadyDeadline::At(deadline);
   if (lifecycle_ != nullptr) {
     lifecycle_->SetReady(false);
     // Steps and transfers end while workers are still attached and clients can get the results.
     const absl::Duration to_tell = std::clamp(end.left() / 4, absl::ZeroDuration(), kTimeToTell);
     if (const int64_t aborted = sequencer_->Drain(end.wall() - to_tell); aborted > 0) {
-      rpc::LogWarning("the grace ended before all steps and transfers did", {{"aborted", aborted}});
+      LogWarning("the grace ended before all steps and transfers did", {{"aborted", aborted}});
     }
     lifecycle_->Drain(end.wall());
   }

@@ -241,28 +241,28 @@ absl::Status Restore(const std::string& folder, const std::string& file) {
     return restored.status();
   }
   if (restored->was_done_before) {
-    rpc::LogWarning(
+    LogWarning(
         "this snapshot was restored before and is not restored again; to do so, put a file "
         "`restore-again` into the data folder",
         {{"file", file}});
     return absl::OkStatus();
   }
-  rpc::LogWarning("a snapshot was restored", {{"file", file},
-                                              {"term", restored->term},
-                                              {"revision", restored->revision},
-                                              {"replaced", restored->replaced},
-                                              {"lost", restored->lost_count},
-                                              {"back", restored->back_count},
-                                              {"changed", restored->changed_count}});
+  LogWarning("a snapshot was restored", {{"file", file},
+                                         {"term", restored->term},
+                                         {"revision", restored->revision},
+                                         {"replaced", restored->replaced},
+                                         {"lost", restored->lost_count},
+                                         {"back", restored->back_count},
+                                         {"changed", restored->changed_count}});
   if (!restored->unread.ok()) {
-    rpc::LogWarning("the previous state could not be read, so the differences are not known",
-                    {{"error", restored->unread}});
+    LogWarning("the previous state could not be read, so the differences are not known",
+               {{"error", restored->unread}});
   }
   for (const auto& [what, keys] :
        {std::pair("lost", &restored->lost), std::pair("back", &restored->back),
         std::pair("changed", &restored->changed)}) {
     for (const std::string& key : *keys) {
-      rpc::LogWarning("differs from the state before", {{"how", what}, {"key", key}});
+      LogWarning("differs from the state before", {{"how", what}, {"key", key}});
     }
   }
   return absl::OkStatus();
@@ -319,12 +319,12 @@ int Main(int argc, char** argv) {
   KeepFreedMemory();
   KeepStandardDescriptors();
   rpc::RaiseDescriptorLimit();
-  rpc::SkipMutexChecks();
-  rpc::StopSignal stop;
+  SkipMutexChecks();
+  StopSignal stop;
   CoordinatorOptions options;
   options.lock_timeout = absl::Seconds(10);
   rpc::TlsFiles tls;
-  rpc::LogOptions log;
+  LogOptions log;
   absl::Duration grace = absl::Seconds(10);
   rpc::FlagSet flags("shardmesh-coordinator",
                      "Answers which device holds which piece of which tensor, and directs the "
@@ -468,37 +468,37 @@ int Main(int argc, char** argv) {
   if (const std::optional<int> code = flags.ParseMain(argc, argv); code.has_value()) {
     return *code;
   }
-  rpc::ConfigureLog(log);
+  ConfigureLog(log);
   if (!check.empty()) {
     const std::string_view program = argv[0];
     return Check(check, set_aside, cluster_of, ranks, check_json,
                  program.substr(program.rfind('/') + 1));
   }
   if (const absl::Status enough = CheckDescriptorLimit(); !enough.ok()) {
-    rpc::LogError("cannot start", {{"error", enough}});
+    LogError("cannot start", {{"error", enough}});
     return rpc::FlagSet::kFailed;
   }
   absl::StatusOr<rpc::Credentials> credentials = rpc::Credentials::FromFiles(tls);
   if (!credentials.ok()) {
-    rpc::LogError("cannot start", {{"error", credentials.status()}});
+    LogError("cannot start", {{"error", credentials.status()}});
     return rpc::FlagSet::kFailed;
   }
   options.credentials = *std::move(credentials);
   if (!restore.empty()) {
     if (const absl::Status restored = Restore(options.data_dir, restore); !restored.ok()) {
-      rpc::LogError("cannot restore", {{"file", restore}, {"error", restored}});
+      LogError("cannot restore", {{"file", restore}, {"error", restored}});
       return rpc::FlagSet::kFailed;
     }
   }
   const auto server = CoordinatorServer::Start(std::move(options));
   if (!server.ok()) {
-    rpc::LogError("cannot start", {{"error", server.status()}});
+    LogError("cannot start", {{"error", server.status()}});
     return rpc::FlagSet::kFailed;
   }
   std::printf("shardmesh-coordinator listening on %s\n", (*server)->address().c_str());
   std::fflush(stdout);
   const int signal = stop.Wait();
-  rpc::LogInfo("stopping", {{"signal", signal}, {"grace", grace}});
+  LogInfo("stopping", {{"signal", signal}, {"grace", grace}});
   (*server)->Drain(absl::Now() + grace);
   return rpc::FlagSet::kDone;
 }

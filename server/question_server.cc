@@ -40,7 +40,7 @@ class Server final : public QuestionServer {
 
  private:
   // In order of dependency; destroyed in reverse order.
-  rpc::RealClock clock_;
+  RealClock clock_;
   std::unique_ptr<Store> store_;
   std::unique_ptr<ArrayRegistry> registry_;
   std::unique_ptr<DefinitionStore> definition_store_;

@@ -53,7 +53,7 @@ ALLOWED = {
     "worker/step": VALUES | {"rpc/codec", "worker/collective", "worker/exchange", "worker/kernel", "worker/store"},
     "worker/service": VALUES | {"rpc", "rpc/*", "worker/exchange", "worker/store", "worker/step"},
     "worker": VALUES | {"rpc", "rpc/*", "worker/*"},
-    "client/types": VALUES | {"rpc/codec"},
+    "client/types": VALUES,
     "client/remote": VALUES | {"rpc", "rpc/*", "client/types"},
     "client": VALUES | {"rpc", "rpc/*", "client/types", "client/remote"},
     # Answers questions in the process of the caller, by the services of the coordinator.
@@ -120,6 +120,13 @@ MESSAGE_HOMES = [
 FREE_OF_MESSAGES = ["status/*.h", "process/*.h", "sharding/*.h", "tensor/*.h", "program/*.h", "worker/kernel/*.h",
                     "worker/collective/*.h", "server/store/*.h"]
 
+# Files that name nothing of the namespace rpc, in comments neither: the folders below it, and the headers of the client
+# that are installed, which users write against. One of these gives users their names for what is rpc's.
+FREE_OF_RPC = ["status/*", "process/*", "sharding/*", "tensor/*", "program/*", "client/*.h"]
+FREE_OF_RPC_BUT = ["client/credentials.h", "client/client_core.h", "client/cli/*", "client/local/*", "client/remote/*"]
+# `rpc::Caller`, `shardmesh::rpc::Caller` and `namespace shardmesh::rpc {`; not google::rpc or grpc.
+RPC_NAME = re.compile(r"(?<!\w)(?<!google::)rpc::|\bnamespace\s+[\w:]*(?<!\w)rpc\b")
+
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 SOURCES = (".h", ".cc")
 GENERATED = re.compile(r"\.pb\.h$")
@@ -157,9 +164,22 @@ def violations_of(path, text):
         elif target in ALLOWED and not may_include(folder, target):
             yield f"includes {include}, but {folder}/ may include only " + (
                 ", ".join(sorted(ALLOWED[folder])) or "itself")
+        elif folder == "client" and path.endswith(".h") and target.startswith("rpc") and not matches(path, FREE_OF_RPC_BUT):
+            yield f"includes {include}, but users write against this header and know nothing of rpc"
         for library, pattern, homes in CONFINED:
             if re.match(pattern, include) and not matches(path, homes + ABOVE):
                 yield f"includes {include}, but {library} is confined to " + ", ".join(homes)
+    yield from names_of_rpc(path, text)
+
+
+def names_of_rpc(path, text):
+    """The first line of a file of FREE_OF_RPC that names the namespace rpc, in words."""
+    if matches(path, FREE_OF_RPC) and not matches(path, FREE_OF_RPC_BUT):
+        for number, line in enumerate(text.splitlines(), 1):
+            if RPC_NAME.search(line):
+                yield f"line {number} names the namespace rpc, which " + (
+                    "users do not know" if path.startswith("client/") else "lies above it")
+                return
 
 
 def crowded_folders(root):
@@ -231,9 +251,20 @@ PLANTED = [
     ("worker/step/step_executor.cc", "// oneDNN.\n#include <oneapi/dnnl/dnnl.hpp>\n", 1),
     ("tensor/silent.cc", '#include "sharding/mesh.h"\n', 1),
     ("rpc/call.cc", "// TLS.\n#include <openssl/ssl.h>\n", 1),
+    ("process/inside.h", "// Inside.\nnamespace shardmesh::rpc {\n}\n", 1),
+    ("process/name.cc", "// Name.\nauto end = rpc::SteadyDeadline::After(time);\n", 1),
+    ("process/nested.h", "// Nested.\nnamespace rpc {\n}\n", 1),
+    ("client/public.h", "// Public.\n// See rpc::ConnectOptions.\n", 1),
+    ("client/types/public.h", "// Public.\nstd::vector<shardmesh::rpc::FlightRecord> records;\n", 1),
+    ("client/transport.h", '// Public.\n#include "rpc/call.h"\n', 1),
+    ("client/types/transport.h", '// Public.\n#include "rpc/codec/spec_codec.h"\n', 1),
     ("rpc/odd/file.cc", "// A folder without a row.\n", 1),
     *((f"tensor/many/file_{i}.txt", "", 0) for i in range(MOST_FILES + 1)),
     ("server/service/long_service.cc", "// Long.\n" * (MOST_SERVICE_LINES + 1), 0),
+    ("client/credentials.h", '// Right.\n#include "rpc/tls/credentials.h"\nusing Credentials = rpc::Credentials;\n', 0),
+    ("client/remote/right.h", '// Right.\n#include "rpc/call.h"\nconst rpc::Caller* caller;\n', 0),
+    ("client/right.cc", "// Right.\nrpc::Encode(mesh, to);\n", 0),
+    ("status/right.cc", "// Right: google::rpc::Status and grpc::Status are others.\n", 0),
     ("worker/service/tile_service.cc", '// Right.\n#include "shardmesh/v1/tile_service.grpc.pb.h"\n', 0),
     ("server/store/sqlite_database.cc", '// Right.\n#include <sqlite3.h>\n#include "process/clock.h"\n', 0),
     ("tests/unit/right_test.cc", '// Right.\n#include "worker/store/shard_store.h"\n#include "server/store/store.h"\n', 0),

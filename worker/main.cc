@@ -27,13 +27,13 @@ constexpr absl::Duration kFailurePollInterval = absl::Milliseconds(100);
 int Main(int argc, const char* const* argv) {
   KeepStandardDescriptors();
   rpc::RaiseDescriptorLimit();
-  rpc::KeepMessageMemory();
-  rpc::SkipMutexChecks();
+  KeepMessageMemory();
+  SkipMutexChecks();
   rpc::PollOwnConnections();
-  rpc::StopSignal stop;  // before any thread starts
+  StopSignal stop;  // before any thread starts
   WorkerOptions options;
   rpc::TlsFiles tls;
-  rpc::LogOptions log;
+  LogOptions log;
   absl::Duration drain_timeout = absl::Seconds(30);
   int64_t quarantine_disk = -1;
   int64_t quarantine_memory = -1;
@@ -113,7 +113,7 @@ int Main(int argc, const char* const* argv) {
   if (const std::optional<int> code = flags.ParseMain(argc, argv); code.has_value()) {
     return *code;
   }
-  rpc::ConfigureLog(log);
+  ConfigureLog(log);
   if (rpc_memory >= 0) options.rpc_memory_bytes = rpc_memory;
   if (quarantine_disk >= 0) options.quarantine.disk_bytes = quarantine_disk;
   options.quarantine.memory_bytes =
@@ -122,25 +122,25 @@ int Main(int argc, const char* const* argv) {
     // Threads that start from now on are bound too; the signal's thread needs no separate core.
     const absl::StatusOr<bool> bound = BindToPart(options.part);
     if (!bound.ok()) {
-      rpc::LogWarning("not bound to its part of the cores", {{"error", bound.status()}});
+      LogWarning("not bound to its part of the cores", {{"error", bound.status()}});
     } else if (*bound) {
       options.part.is_bound = true;  // the remaining cores are its own
     }
   }
 
   if (const absl::Status enough = CheckDescriptorLimit(); !enough.ok()) {
-    rpc::LogError("cannot start", {{"error", enough}});
+    LogError("cannot start", {{"error", enough}});
     return rpc::FlagSet::kFailed;
   }
   absl::StatusOr<rpc::Credentials> credentials = rpc::Credentials::FromFiles(tls);
   if (!credentials.ok()) {
-    rpc::LogError("cannot start", {{"error", credentials.status()}});
+    LogError("cannot start", {{"error", credentials.status()}});
     return rpc::FlagSet::kFailed;
   }
   options.credentials = *std::move(credentials);
   absl::StatusOr<std::unique_ptr<WorkerServer>> server = WorkerServer::Start(std::move(options));
   if (!server.ok()) {
-    rpc::LogError("cannot start", {{"error", server.status()}});
+    LogError("cannot start", {{"error", server.status()}});
     return rpc::FlagSet::kFailed;
   }
   std::printf("shardmesh-worker %s listening on %s\n", (*server)->identity().c_str(),
@@ -153,7 +153,7 @@ int Main(int argc, const char* const* argv) {
   if (!signal.has_value()) {
     return rpc::FlagSet::kFailed;  // the log has the reason
   }
-  rpc::LogInfo("draining", {{"signal", *signal}});
+  LogInfo("draining", {{"signal", *signal}});
   (*server)->Drain(absl::Now() + drain_timeout);
   return rpc::FlagSet::kDone;
 }

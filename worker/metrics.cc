@@ -202,7 +202,7 @@ void ExportState(rpc::Metrics* metrics, const WorkerState& state) {
     double max_latency_seconds = 0;
     double min_bytes_per_second = 0;
     const MeasuredLinks measured = state.links->measured_links();
-    for (const rpc::MeasuredLink& link : measured.links) {
+    for (const MeasuredLink& link : measured.links) {
       max_latency_seconds = std::max(max_latency_seconds, absl::ToDoubleSeconds(link.latency));
       min_bytes_per_second = min_bytes_per_second == 0
                                  ? link.bytes_per_second

@@ -64,7 +64,7 @@ std::string BootId() {
 uint64_t RandomIncarnation() {
   uint64_t incarnation = 0;
   while (incarnation == 0) {
-    const std::string bytes = rpc::RandomBytes(sizeof(incarnation));
+    const std::string bytes = RandomBytes(sizeof(incarnation));
     std::memcpy(&incarnation, bytes.data(), sizeof(incarnation));
   }
   return incarnation;
@@ -77,21 +77,21 @@ int64_t MaxIdleBytes(int64_t memory_bytes) { return memory_bytes / 8; }
 static_assert(kMinRpcMemoryBytes >= (int64_t{8} << 20) + 2 * rpc::kMaxDataMessageBytes);
 
 // `flag` is the flag that has the address.
-absl::StatusOr<rpc::HostPort> HostPortOf(std::string_view flag, const std::string& address) {
-  if (rpc::IsUnixAddress(address)) {
+absl::StatusOr<HostPort> HostPortOf(std::string_view flag, const std::string& address) {
+  if (IsUnixAddress(address)) {
     return WithReason(
         absl::InvalidArgumentError(StrCat("--", flag, "=", address,
                                           ": peers reach a worker at a port of this host, but the "
                                           "value names no host; write HOST:PORT")),
         Reason::kBadField, {{fact::kField, StrCat("--", flag)}, {fact::kValue, address}});
   }
-  return rpc::ParseHostPort(address);
+  return ParseHostPort(address);
 }
 
 // The address for peers: on the same host, at a separate port. No other service is there: only the
 // links' poller handles the connections of peers.
 absl::StatusOr<std::string> ExchangeListen(const WorkerOptions& options) {
-  SHARDMESH_ASSIGN_OR_RETURN(rpc::HostPort address, HostPortOf("listen", options.listen));
+  SHARDMESH_ASSIGN_OR_RETURN(HostPort address, HostPortOf("listen", options.listen));
   address.port = static_cast<int>(options.exchange_port);
   return address.ToString();
 }
@@ -100,7 +100,7 @@ absl::StatusOr<std::vector<std::string>> Endpoints(const WorkerOptions& options,
                                                    const rpc::ServerLifecycle& server) {
   std::vector<std::string> endpoints;
   for (const std::string& address : options.advertise) {
-    SHARDMESH_ASSIGN_OR_RETURN(rpc::HostPort parsed, HostPortOf("advertise", address));
+    SHARDMESH_ASSIGN_OR_RETURN(HostPort parsed, HostPortOf("advertise", address));
     if (parsed.port == 0) {
       parsed.port = server.port();
     }
@@ -109,7 +109,7 @@ absl::StatusOr<std::vector<std::string>> Endpoints(const WorkerOptions& options,
   if (!endpoints.empty()) {
     return endpoints;
   }
-  SHARDMESH_ASSIGN_OR_RETURN(const rpc::HostPort bound, rpc::ParseHostPort(server.address()));
+  SHARDMESH_ASSIGN_OR_RETURN(const HostPort bound, ParseHostPort(server.address()));
   if (bound.host == "0.0.0.0" || bound.host == "::") {
     return absl::FailedPreconditionError(StrCat("the worker listens on all addresses (",
                                                 options.listen,
@@ -172,7 +172,7 @@ class WorkerServer::Impl {
     SHARDMESH_ASSIGN_OR_RETURN(std::string exchange_listen, ExchangeListen(options_));
     const WorkerSelf self{
         .identity = options_.identity, .incarnation = RandomIncarnation(), .boot_id = BootId()};
-    const std::string nonce = rpc::RandomBytes(kNonceBytes);
+    const std::string nonce = RandomBytes(kNonceBytes);
     SHARDMESH_ASSIGN_OR_RETURN(store_, ShardStore::Open({.pool = pool_,
                                                          .data_dir = options_.data_dir,
                                                          .quarantine = options_.quarantine}));
@@ -234,7 +234,7 @@ class WorkerServer::Impl {
              .on_drain = [this] { links_->Close(); },
              .customize = [this](grpc::ServerBuilder& builder) { links_->Customize(builder); }},
             {{PeerLinks::kServiceName, links_->service()}}));
-    rpc::LogInfo("peers served", {{"port", exchange_->port()}});
+    LogInfo("peers served", {{"port", exchange_->port()}});
     SHARDMESH_ASSIGN_OR_RETURN(
         link_, CoordinatorLink::Create(
                    {.coordinator = options_.coordinator,
@@ -263,7 +263,7 @@ class WorkerServer::Impl {
           metrics_endpoint_,
           rpc::MetricsEndpoint::Start(metrics_, options_.metrics_listen, options_.credentials,
                                       options_.insecure || options_.http_plaintext));
-      rpc::LogInfo("metrics served", {{"port", metrics_endpoint_->port()}});
+      LogInfo("metrics served", {{"port", metrics_endpoint_->port()}});
     }
     links_->Start();
     link_->Start();
@@ -317,31 +317,31 @@ class WorkerServer::Impl {
   void LogRecovery() const {
     const RecoveryReport& report = store_->recovery_report();
     for (const RecoveryProblem& problem : report.problems) {
-      rpc::LogWarning(
+      LogWarning(
           "a tile could not be read back",
           {{"path", problem.path}, {"moved_to", problem.moved_to}, {"error", problem.status}});
     }
     if (store_->has_data_dir()) {
-      rpc::LogInfo("tiles read back", {{"data_dir", options_.data_dir},
-                                       {"committed", report.committed_tiles},
-                                       {"staged", report.staged_tiles},
-                                       {"quarantined", report.quarantined_tiles},
-                                       {"size_bytes", report.size_bytes}});
+      LogInfo("tiles read back", {{"data_dir", options_.data_dir},
+                                  {"committed", report.committed_tiles},
+                                  {"staged", report.staged_tiles},
+                                  {"quarantined", report.quarantined_tiles},
+                                  {"size_bytes", report.size_bytes}});
     }
   }
 
   void LogMisfits() const {
     const std::vector<std::string> misfits = share_.MisfitsOf(options_.memory_bytes, threads_);
     if (misfits.empty()) return;
-    rpc::LogWarning("the settings ask for more than this process may use",
-                    {{"identity", options_.identity}, {"error", StrJoin(misfits, "; ")}});
+    LogWarning("the settings ask for more than this process may use",
+               {{"identity", options_.identity}, {"error", StrJoin(misfits, "; ")}});
   }
 
   WorkerOptions options_;
   const HostShare share_ = HostShare::OfThisProcess();
 
   // Each member uses those above it, and is destroyed before them.
-  rpc::RealClock clock_;
+  RealClock clock_;
   rpc::Metrics metrics_{"worker"};
   MemoryBudget budget_;
   const std::shared_ptr<ShmArena> arena_;  // null: the memory is private to this process

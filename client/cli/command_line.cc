@@ -314,7 +314,7 @@ CommandLine::CommandLine()
   app_.name(kProgram);
   app_.fallthrough();
   app_.formatter(help_);
-  app_.set_version_flag("--version", StrCat(kProgram, " ", rpc::BuildVersion()));
+  app_.set_version_flag("--version", StrCat(kProgram, " ", shardmesh::BuildVersion()));
   app_.require_subcommand(1);
   app_.footer(
       "`shardmesh COMMAND --help` explains a command, `shardmesh man COMMAND` too. Exit codes: 0 "
@@ -689,7 +689,7 @@ int CommandLine::Run(int argc, const char* const* argv) {
     const Invocation invocation = MakeInvocation();
     if (const absl::Status tls = rpc::CheckComplete(invocation.tls); !tls.ok()) {
       status = WrongUse(ToStd(tls.message()));
-    } else if (const absl::Status address = rpc::CheckAddress(invocation.address);
+    } else if (const absl::Status address = CheckAddress(invocation.address);
                (invocation.has_address || invocation.is_from_environment) && !address.ok()) {
       status = WrongUse(StrCat(invocation.has_address ? "--address" : kAddressVariable, ": ",
                                ToStd(address.message())));

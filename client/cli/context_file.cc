@@ -70,7 +70,7 @@ absl::Status ReadContext(const std::string& path, const YAML::Node& name, const 
                                        {"tls-key", &context.tls.private_key},
                                        {"tls-ca", &context.tls.authorities}}));
   for (const absl::Status& checked :
-       {rpc::CheckAddress(context.address), rpc::CheckComplete(context.tls)}) {
+       {CheckAddress(context.address), rpc::CheckComplete(context.tls)}) {
     if (!checked.ok()) {
       return BadFile(path, value.Mark(),
                      StrCat("context \"", context.name, "\": ", ToStd(checked.message())));

@@ -306,7 +306,7 @@ absl::StatusOr<MeshSelector> SelectMesh(std::string_view text, std::optional<int
     return *std::move(mesh);
   }
   if (LooksLikePath(text)) {
-    SHARDMESH_ASSIGN_OR_RETURN(rpc::MeshDefinition definition,
+    SHARDMESH_ASSIGN_OR_RETURN(MeshDefinition definition,
                                rpc::LoadMesh(std::string(text), device_count));
     return std::move(definition.mesh);
   }

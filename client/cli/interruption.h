@@ -45,7 +45,7 @@ class Interruption {
   void Cancel(MeshClient* client, const std::string& transfer_id);
 
   const std::string outcome_;
-  rpc::StopSignal stop_;
+  StopSignal stop_;
   mutable absl::Mutex mutex_;
   MeshClient* client_ ABSL_GUARDED_BY(mutex_) = nullptr;
   std::string transfer_id_ ABSL_GUARDED_BY(mutex_);

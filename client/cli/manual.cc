@@ -65,7 +65,7 @@ std::string ManualPage(const CommandLine& line, const CLI::App* app) {
       app->get_options([](const CLI::Option* option) { return option->get_positional(); });
 
   std::string text = StrCat(".TH ", absl::AsciiStrToUpper(Text(name)), " 1 \"\" \"shardmesh ",
-                            rpc::BuildVersion(), "\" \"shardmesh\"\n");
+                            shardmesh::BuildVersion(), "\" \"shardmesh\"\n");
   text += Section("NAME", StrCat(Text(name), " \\- ", Text(app->get_description()), "\n"));
   std::string synopsis = StrCat("\\fB", Text(FullName(app)), "\\fR [\\fIOPTIONS\\fR]");
   for (const CLI::Option* operand : operands) {

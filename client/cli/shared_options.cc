@@ -35,7 +35,7 @@ absl::StatusOr<Mesh> FetchMesh(MeshClient* client, const MeshSelector& selector)
   SHARDMESH_ASSIGN_OR_RETURN(
       const Entry entry,
       client->catalog().GetEntry(EntryKind::kMesh, name == nullptr ? "default" : *name));
-  return std::get<rpc::MeshDefinition>(entry.value).mesh;
+  return std::get<MeshDefinition>(entry.value).mesh;
 }
 
 std::optional<Mesh> MeshOfCorrections(MeshClient* client, const MeshSelector& selector,

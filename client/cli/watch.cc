@@ -65,7 +65,7 @@ class StopWatcher {
   }
 
   const std::function<void()> on_stop_;
-  rpc::StopSignal stop_;
+  StopSignal stop_;
   absl::Notification stopped_;
   absl::Notification over_;
   std::thread thread_;  // last: uses the members above

@@ -26,7 +26,7 @@ void SleepUnlessCancelled(absl::Duration delay, Cancellation* cancellation) {
   cancelled.WaitForNotificationWithTimeout(delay);
 }
 
-std::string NewRequestId() { return absl::BytesToHexString(rpc::RandomBytes(16)); }
+std::string NewRequestId() { return absl::BytesToHexString(RandomBytes(16)); }
 
 void EncodeSelector(const ArraySelector& from, v1::ArraySelector* to) {
   if (!from.name.empty()) {
@@ -98,7 +98,7 @@ absl::Status CoordinatorConnection::Repeat(
     const std::function<absl::Status(const CallLimit& attempt)>& call) const {
   constexpr int kMaxAttempts = 5;  // attempts without an answer
   rpc::Backoff backoff({.max_delay = absl::Milliseconds(500)});
-  const auto deadline = rpc::SteadyDeadline::At(limit.deadline);
+  const auto deadline = SteadyDeadline::At(limit.deadline);
   absl::Status last;  // why the call is repeated
   for (int attempt = 1;; ++attempt) {
     if (limit.is_cancelled()) return CancelledByCaller();

@@ -24,7 +24,7 @@ absl::StatusOr<bool> IsServing(const std::string& address, const std::string& se
                                const rpc::Credentials& credentials, absl::Time deadline) {
   // A unix socket is plaintext, even if the host's network port speaks TLS.
   const rpc::ChannelOptions options{
-      .credentials = rpc::IsUnixAddress(address) ? rpc::Credentials::Insecure() : credentials,
+      .credentials = IsUnixAddress(address) ? rpc::Credentials::Insecure() : credentials,
       .peer = rpc::ExpectedPeer::AnyServer()};
   SHARDMESH_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel,
                              rpc::CreateChannel(address, options));

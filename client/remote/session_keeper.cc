@@ -121,14 +121,13 @@ void SessionKeeper::Forget(const std::string& session_id) {
 
 void SessionKeeper::Renew() {
   absl::MutexLock lock(&mutex_);
-  auto next = rpc::SteadyDeadline::After(renew_after_);
+  auto next = SteadyDeadline::After(renew_after_);
   std::string renewed = session_id_;
   while (!stopping_) {
     if (session_id_.empty() || session_id_ != renewed) {
       // Another session, or none, since the last check.
       renewed = session_id_;
-      next =
-          rpc::SteadyDeadline::After(session_id_.empty() ? absl::InfiniteDuration() : renew_after_);
+      next = SteadyDeadline::After(session_id_.empty() ? absl::InfiniteDuration() : renew_after_);
     }
     if (!changed_.WaitWithTimeout(&mutex_, next.left()) || stopping_ || session_id_ != renewed) {
       continue;
@@ -140,13 +139,13 @@ void SessionKeeper::Renew() {
     mutex_.Lock();
     if (ttl.ok()) {
       renew_after_ = *ttl / 3;
-      next = rpc::SteadyDeadline::After(renew_after_);
+      next = SteadyDeadline::After(renew_after_);
     } else if (ReasonOf(ttl.status()) == Reason::kSessionGone) {
       if (session_id_ == renewed) {
         session_id_.clear();
       }
     } else {
-      next = rpc::SteadyDeadline::After(std::min(kRetryDelay, renew_after_));
+      next = SteadyDeadline::After(std::min(kRetryDelay, renew_after_));
     }
   }
 }

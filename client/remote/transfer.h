@@ -39,7 +39,7 @@ struct UploadTensor {
 
 struct TransferOptions {
   rpc::Credentials credentials = rpc::Credentials::Insecure();
-  rpc::SteadyDeadline deadline = rpc::SteadyDeadline::After(absl::InfiniteDuration());
+  SteadyDeadline deadline = SteadyDeadline::After(absl::InfiniteDuration());
   // See PutOptions::progress.
   ProgressCallback progress = nullptr;
 };

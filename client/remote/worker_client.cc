@@ -174,7 +174,7 @@ class ByteStream {
   void DriveUntil(const Done& is_done, absl::Duration timeout) {
     void* tag;
     bool ok;
-    for (const auto limit = rpc::SteadyDeadline::After(timeout); !is_done() && !limit.is_over();) {
+    for (const auto limit = SteadyDeadline::After(timeout); !is_done() && !limit.is_over();) {
       queue_.AsyncNext(&tag, &ok, absl::ToChronoTime(absl::Now() + absl::Milliseconds(5)));
     }
   }
@@ -347,7 +347,7 @@ absl::StatusOr<std::unique_ptr<WorkerClient>> WorkerClient::Connect(
                                     .peer = rpc::ExpectedPeer::Worker(identity),
                                     .max_message_bytes = rpc::kMaxDataMessageBytes,
                                     .own_connection = true};
-  const auto time = rpc::SteadyDeadline::At(deadline);
+  const auto time = SteadyDeadline::At(deadline);
   std::vector<std::string> failures;
   absl::Status failure = absl::UnavailableError("the worker has no address");
   const auto connect = [&](const std::string& address) -> std::unique_ptr<WorkerClient> {

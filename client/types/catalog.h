@@ -10,9 +10,10 @@
 
 #include "absl/time/time.h"
 #include "client/types/layout_questions.h"
-#include "rpc/codec/definition.h"
+#include "sharding/mesh_definition.h"
 #include "sharding/partition_axis.h"
 #include "sharding/rules/logical_rules.h"
+#include "sharding/rules/rule_set_definition.h"
 
 namespace shardmesh::client {
 
@@ -31,8 +32,8 @@ struct StoredTree {
 };
 
 // In the order of EntryKind: the index of the alternative equals the kind.
-using EntryValue = std::variant<rpc::MeshDefinition, PartitionAxis, rpc::RuleSetDefinition,
-                                LogicalRules, StoredTree>;
+using EntryValue =
+    std::variant<MeshDefinition, PartitionAxis, RuleSetDefinition, LogicalRules, StoredTree>;
 
 inline EntryKind KindOf(const EntryValue& value) { return static_cast<EntryKind>(value.index()); }
 

@@ -91,7 +91,7 @@ std::string_view ClusterFindingName(ClusterFinding::Kind kind) {
   return "unknown";
 }
 
-const rpc::MeasuredLink* ClusterLinks::Find(std::string_view one, std::string_view other) const {
+const MeasuredLink* ClusterLinks::Find(std::string_view one, std::string_view other) const {
   for (const Link& link : links) {
     if ((link.identity == one && link.measured.peer == other) ||
         (link.identity == other && link.measured.peer == one)) {

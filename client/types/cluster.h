@@ -11,8 +11,8 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "rpc/codec/flight_record.h"
-#include "rpc/codec/measured_link.h"
+#include "program/flight_record.h"
+#include "program/measured_link.h"
 #include "sharding/mesh.h"
 #include "sharding/shape.h"
 
@@ -173,9 +173,9 @@ struct WorkerFlight {
   uint64_t incarnation = 0;
   WorkerState state = WorkerState::kUnknown;
   absl::Duration heartbeat_age = absl::ZeroDuration();
-  std::optional<rpc::StepProgress> progress;  // as reported by its last heartbeat
-  std::vector<rpc::FlightRecord> records;     // finished instructions, in order
-  int64_t omitted_records = 0;                // older ones that are left out
+  std::optional<StepProgress> progress;  // as reported by its last heartbeat
+  std::vector<FlightRecord> records;     // finished instructions, in order
+  int64_t omitted_records = 0;           // older ones that are left out
 };
 
 struct FlightQuestion {
@@ -193,13 +193,13 @@ struct ClusterLinks {
   };
   struct Link {
     std::string identity;  // of the measuring worker; its peer is the other one
-    rpc::MeasuredLink measured;
+    MeasuredLink measured;
   };
   std::vector<Worker> workers;  // by rank, or by identity without a mesh
   std::vector<Link> links;      // by identities
 
   // Returns the link between two workers, measured by either; null if neither has.
-  const rpc::MeasuredLink* Find(std::string_view one, std::string_view other) const;
+  const MeasuredLink* Find(std::string_view one, std::string_view other) const;
 };
 
 // One fault of a cluster.

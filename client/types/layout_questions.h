@@ -8,7 +8,6 @@
 #include <variant>
 #include <vector>
 
-#include "rpc/codec/definition.h"
 #include "sharding/axis_value.h"
 #include "sharding/compatibility.h"
 #include "sharding/correction.h"
@@ -18,6 +17,7 @@
 #include "sharding/mesh.h"
 #include "sharding/mode.h"
 #include "sharding/partition_axis.h"
+#include "sharding/rules/rule_set_definition.h"
 #include "sharding/shape.h"
 #include "sharding/spec.h"
 #include "sharding/tile.h"
@@ -29,7 +29,7 @@ namespace shardmesh::client {
 // needs one (MISSING_ARGUMENT); the profile without given fields; and no rules.
 using MeshSelector = std::variant<std::monostate, std::string, Mesh>;
 using ProfileSelector = std::variant<std::monostate, std::string, PartitionAxis>;
-using RuleSetSelector = std::variant<std::monostate, std::string, rpc::RuleSetDefinition>;
+using RuleSetSelector = std::variant<std::monostate, std::string, RuleSetDefinition>;
 
 // Asks for the spec that logical axes resolve to.
 struct ResolveSpecQuestion {

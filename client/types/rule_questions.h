@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "client/types/layout_questions.h"
-#include "rpc/codec/definition.h"
 #include "sharding/compatibility.h"
 #include "sharding/layout/diff.h"
 #include "sharding/rules/rule_lint.h"
 #include "sharding/rules/rule_set.h"
+#include "sharding/rules/rule_set_definition.h"
 #include "sharding/spec.h"
 
 namespace shardmesh::client {
@@ -45,7 +45,7 @@ struct PatternCheck {
 
 // Rules without exclusions; see sharding/rules/exclusion.h.
 struct RewriteAnswer {
-  rpc::RuleSetDefinition rules;
+  RuleSetDefinition rules;
   std::vector<int64_t> origins;  // per rule, the index of the given rule that its spec comes from
   bool changed = false;
 };

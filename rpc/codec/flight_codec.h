@@ -4,7 +4,7 @@
 #define SHARDMESH_RPC_CODEC_FLIGHT_CODEC_H_
 
 #include "absl/status/statusor.h"
-#include "rpc/codec/flight_record.h"
+#include "program/flight_record.h"
 #include "shardmesh/v1/cluster_service.pb.h"
 
 namespace shardmesh::rpc {

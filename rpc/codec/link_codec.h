@@ -3,7 +3,7 @@
 #define SHARDMESH_RPC_CODEC_LINK_CODEC_H_
 
 #include "absl/status/statusor.h"
-#include "rpc/codec/measured_link.h"
+#include "program/measured_link.h"
 #include "shardmesh/v1/cluster_service.pb.h"
 
 namespace shardmesh::rpc {

@@ -227,9 +227,9 @@ absl::StatusOr<FlightLog::Heartbeat> DecodeFlight(const internal::v1::Heartbeat&
   return heartbeat;
 }
 
-absl::StatusOr<std::vector<rpc::MeasuredLink>> DecodeLinks(const internal::v1::Heartbeat& from,
-                                                           absl::Duration shift) {
-  std::vector<rpc::MeasuredLink> links;
+absl::StatusOr<std::vector<MeasuredLink>> DecodeLinks(const internal::v1::Heartbeat& from,
+                                                      absl::Duration shift) {
+  std::vector<MeasuredLink> links;
   for (const v1::MeasuredLink& link : from.links().links()) {
     SHARDMESH_ASSIGN_OR_RETURN(links.emplace_back(), rpc::Decode(link));
     links.back().measured += shift;

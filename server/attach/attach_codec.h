@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "rpc/codec/measured_link.h"
+#include "program/measured_link.h"
 #include "server/attach/worker_hello.h"
 #include "server/attach/worker_message.h"
 #include "server/state/arrays.h"
@@ -70,8 +70,8 @@ absl::StatusOr<std::vector<InventoryTile>> DecodeTiles(
 absl::StatusOr<FlightLog::Heartbeat> DecodeFlight(const internal::v1::Heartbeat& from,
                                                   absl::Time now);
 // The links of a heartbeat, their times moved forward by `shift`. INVALID_ARGUMENT (BAD_FIELD).
-absl::StatusOr<std::vector<rpc::MeasuredLink>> DecodeLinks(const internal::v1::Heartbeat& from,
-                                                           absl::Duration shift);
+absl::StatusOr<std::vector<MeasuredLink>> DecodeLinks(const internal::v1::Heartbeat& from,
+                                                      absl::Duration shift);
 RankReport DecodeStaged(std::string_view identity, const internal::v1::TileStaged& from);
 RankReport DecodeReport(std::string_view identity, const internal::v1::StepReport& from);
 

@@ -20,7 +20,7 @@ namespace shardmesh::server {
 
 // The parts that the array, compute and cluster services work with. All outlive the services.
 struct CoordinatorParts {
-  rpc::Clock* clock = nullptr;
+  Clock* clock = nullptr;
   const DefinitionStore* definition_store = nullptr;
   const Membership* membership = nullptr;
   const WorkerStreams* hub = nullptr;

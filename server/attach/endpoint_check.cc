@@ -14,7 +14,7 @@ constexpr size_t kMaxIdentityShown = 255;
 
 }  // namespace
 
-void EndpointCheck::Start(const WorkerHello& hello, rpc::Clock* clock, const AskEndpoint& ask,
+void EndpointCheck::Start(const WorkerHello& hello, Clock* clock, const AskEndpoint& ask,
                           absl::Duration timeout, Done done) {
   const std::shared_ptr<EndpointCheck> check(new EndpointCheck(hello, clock, std::move(done)));
   for (size_t i = 0; i < hello.endpoints.size(); ++i) {
@@ -22,7 +22,7 @@ void EndpointCheck::Start(const WorkerHello& hello, rpc::Clock* clock, const Ask
   }
 }
 
-EndpointCheck::EndpointCheck(const WorkerHello& hello, rpc::Clock* clock, Done done)
+EndpointCheck::EndpointCheck(const WorkerHello& hello, Clock* clock, Done done)
     : identity_(hello.identity),
       incarnation_(hello.incarnation),
       nonce_(hello.nonce),

@@ -46,7 +46,7 @@ class EndpointCheck : public std::enable_shared_from_this<EndpointCheck> {
   using Done = absl::AnyInvocable<void(std::vector<std::string> verified, std::string failures) &&>;
 
   // Lives until the last answer; the clock outlives it. Each endpoint has `timeout`.
-  static void Start(const WorkerHello& hello, rpc::Clock* clock, const AskEndpoint& ask,
+  static void Start(const WorkerHello& hello, Clock* clock, const AskEndpoint& ask,
                     absl::Duration timeout, Done done);
 
  private:
@@ -56,7 +56,7 @@ class EndpointCheck : public std::enable_shared_from_this<EndpointCheck> {
     absl::Status status;
   };
 
-  EndpointCheck(const WorkerHello& hello, rpc::Clock* clock, Done done);
+  EndpointCheck(const WorkerHello& hello, Clock* clock, Done done);
 
   void Ask(size_t index, const AskEndpoint& ask, absl::Duration timeout);
   void Answered(size_t index, const absl::StatusOr<EndpointAnswer>& answer);
@@ -67,7 +67,7 @@ class EndpointCheck : public std::enable_shared_from_this<EndpointCheck> {
   const std::string identity_;
   const uint64_t incarnation_;
   const std::string nonce_;
-  rpc::Clock* const clock_;
+  Clock* const clock_;
 
   absl::Mutex mutex_;
   Done done_ ABSL_GUARDED_BY(mutex_);

@@ -115,19 +115,18 @@ int64_t InventoryBytes(const std::vector<InventoryTile>& tiles, int64_t quaranti
 
 void LogVerdict(std::string_view identity, int64_t tiles, const InventoryVerdict& verdict) {
   if (!verdict.drop.empty()) {
-    rpc::LogInfo(
+    LogInfo(
         "a worker drops arrays that were released while it was away",
         {{"identity", identity}, {"arrays", verdict.drop.size()}, {"first", verdict.drop.front()}});
   }
   if (!verdict.quarantine.empty()) {
     const InventoryVerdict::Aside& first = verdict.quarantine.front();
-    rpc::LogWarning(
-        "a worker puts tiles into quarantine; `shardmesh admin quarantine list` shows them",
-        {{"identity", identity},
-         {"tiles", verdict.quarantine.size()},
-         {"of", tiles},
-         {"first_array", first.array_id},
-         {"reason", first.reason}});
+    LogWarning("a worker puts tiles into quarantine; `shardmesh admin quarantine list` shows them",
+               {{"identity", identity},
+                {"tiles", verdict.quarantine.size()},
+                {"of", tiles},
+                {"first_array", first.array_id},
+                {"reason", first.reason}});
   }
 }
 

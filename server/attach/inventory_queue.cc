@@ -19,7 +19,7 @@ constexpr absl::Duration kSizeForgottenAfter = absl::Seconds(30);
 
 }  // namespace
 
-InventoryQueue::InventoryQueue(const rpc::Clock* clock, Limits limits)
+InventoryQueue::InventoryQueue(const Clock* clock, Limits limits)
     : clock_(clock), limits_(limits), taker_([this] { TakeInventories(); }) {}
 
 InventoryQueue::~InventoryQueue() {

@@ -34,7 +34,7 @@ class InventoryQueue {
   using Admit = absl::AnyInvocable<void() &&>;
 
   // The clock outlives it.
-  InventoryQueue(const rpc::Clock* clock, Limits limits);
+  InventoryQueue(const Clock* clock, Limits limits);
   // Processes all waiting inventories, then ends its thread.
   ~InventoryQueue();
   InventoryQueue(const InventoryQueue&) = delete;
@@ -64,7 +64,7 @@ class InventoryQueue {
   bool HasTurn() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   void TakeInventories();
 
-  const rpc::Clock* const clock_;
+  const Clock* const clock_;
   const Limits limits_;
 
   absl::Mutex mutex_;

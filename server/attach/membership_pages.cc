@@ -5,9 +5,9 @@
 #include <variant>
 
 #include "process/host_port.h"
-#include "rpc/codec/definition.h"
 #include "rpc/codec/spec_codec.h"
 #include "server/attach/attach_codec.h"
+#include "sharding/mesh_definition.h"
 #include "shardmesh/internal/v1/attach_service.pb.h"
 
 namespace shardmesh::server {
@@ -54,14 +54,18 @@ void AddWorker(const WorkerStatus& worker, Pager* pager) {
   added->set_identity(worker.info.identity);
   added->set_incarnation(worker.info.incarnation);
   for (const std::string& address : worker.info.endpoints) {
+<<<<<<< HEAD
     added->add_endpoints()->set_address(
         rpc::WithPort(address, worker.info.exchange_port.value_or(0)));
+=======
+    added->add_endpoints()->set_address(WithPort(address, worker.info.exchange_port));
+>>>>>>> x-pub
   }
   pager->Added(static_cast<int64_t>(added->ByteSizeLong()));
 }
 
 const Mesh& MeshOf(const Definition& definition) {
-  return std::get<rpc::MeshDefinition>(definition.value).mesh;
+  return std::get<MeshDefinition>(definition.value).mesh;
 }
 
 // The whole mesh; its ranks continue on another page if one is full.

@@ -4,7 +4,6 @@
 #include <utility>
 #include <variant>
 
-#include "rpc/codec/definition.h"
 #include "rpc/codec/status.h"
 #include "status/detail.h"
 #include "status/fact_keys.h"
@@ -31,7 +30,7 @@ absl::Status NotReady(std::string_view mesh_id, std::string_view why, Facts fact
 }  // namespace
 
 Readiness::Readiness(const Membership* membership, const DefinitionStore* definition_store,
-                     const Recovery* recovery, const rpc::Clock* clock)
+                     const Recovery* recovery, const Clock* clock)
     : membership_(membership),
       definition_store_(definition_store),
       recovery_(recovery),

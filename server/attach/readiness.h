@@ -26,7 +26,7 @@ class Readiness {
  public:
   // All outlive it.
   Readiness(const Membership* membership, const DefinitionStore* definition_store,
-            const Recovery* recovery, const rpc::Clock* clock);
+            const Recovery* recovery, const Clock* clock);
 
   // The worker is a member from now on; its reports over an earlier stream no longer count.
   void Joined(std::string_view identity);
@@ -62,7 +62,7 @@ class Readiness {
   const Membership* const membership_;
   const DefinitionStore* const definition_store_;
   const Recovery* const recovery_;
-  const rpc::Clock* const clock_;
+  const Clock* const clock_;
 
   mutable absl::Mutex mutex_;
   // Reports of all members by identity.

@@ -189,7 +189,7 @@ absl::Status WorkerSession::TakeHello(const internal::v1::Hello& message) {
   const WorkerStreamsOptions& options = streams_->options();
   SHARDMESH_RETURN_IF_ERROR(rpc::CheckIdentity(message.identity(), "hello.identity"));
   if (const absl::Status caller = wire_->CheckCaller(message.identity()); !caller.ok()) {
-    rpc::LogWarning("attach refused", {{"identity", message.identity()}, {"error", caller}});
+    LogWarning("attach refused", {{"identity", message.identity()}, {"error", caller}});
     return caller;
   }
   WorkerHello hello = DecodeHello(message);
@@ -254,7 +254,7 @@ void WorkerSession::Admit(std::vector<std::string> endpoints, const std::string&
     absl::MutexLock lock(&mutex_);
     attachment_ = *attachment;
   }
-  rpc::LogInfo("worker attached", {{"identity", hello_.identity}, {"pid", hello_.pid}});
+  LogInfo("worker attached", {{"identity", hello_.identity}, {"pid", hello_.pid}});
   Welcome();
   SHARDMESH_PASSES("attach.admitted");
 }
@@ -385,7 +385,7 @@ absl::Status WorkerSession::TakeHeartbeat(uint64_t attachment,
   }
   SHARDMESH_ASSIGN_OR_RETURN(FlightLog::Heartbeat flight, DecodeFlight(heartbeat, now));
   if (heartbeat.has_links()) {
-    SHARDMESH_ASSIGN_OR_RETURN(std::vector<rpc::MeasuredLink> links,
+    SHARDMESH_ASSIGN_OR_RETURN(std::vector<MeasuredLink> links,
                                DecodeLinks(heartbeat, now - flight.sent));
     options.link_table->Reported(hello_.identity, hello_.incarnation, std::move(links));
   }
@@ -408,8 +408,8 @@ void WorkerSession::TakeStepReport(const internal::v1::StepReport& report) {
   const absl::Status reported = streams_->sequencer().ReportStep(
       report.sequence(), report.epoch(), report.term(), DecodeReport(identity(), report));
   if (!reported.ok()) {
-    rpc::LogDebug("report of a step that has ended",
-                  {{"identity", identity()}, {"sequence", report.sequence()}});
+    LogDebug("report of a step that has ended",
+             {{"identity", identity()}, {"sequence", report.sequence()}});
   }
 }
 

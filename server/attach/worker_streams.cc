@@ -307,8 +307,8 @@ void WorkerStreams::AttachAnew(std::string_view identity, const std::string& mes
   absl::MutexLock lock(&mutex_);
   WorkerStream* const stream = StreamOf(identity);
   if (stream == nullptr) return;
-  rpc::LogInfo("a worker has new ranks and must send its inventory again",
-               {{"identity", identity}, {"mesh", mesh_id}});
+  LogInfo("a worker has new ranks and must send its inventory again",
+          {{"identity", identity}, {"mesh", mesh_id}});
   stream->Close(WithReason(
       absl::UnavailableError(StrCat("a rank of mesh \"", mesh_id,
                                     "\" is now served by this worker; attach again, so that the "
@@ -393,9 +393,8 @@ void WorkerStreams::EndUndecided(const MembershipView& view) {
   for (const auto& [identity, member] : members_) {
     const std::string mesh_id = member.stream->TakeDecidable(view);
     if (mesh_id.empty()) continue;
-    rpc::LogInfo(
-        "a mesh has its ranks now: a worker with tiles on it must send its inventory again",
-        {{"identity", identity}, {"mesh", mesh_id}});
+    LogInfo("a mesh has its ranks now: a worker with tiles on it must send its inventory again",
+            {{"identity", identity}, {"mesh", mesh_id}});
     member.stream->Close(WithReason(
         absl::UnavailableError(StrCat(
             "mesh \"", mesh_id,
@@ -462,7 +461,7 @@ void WorkerStreams::CutOverdue() {
     }
     it->first->Cut(WithReason(
         absl::DeadlineExceededError(StrCat("the stream did not deliver its ", awaited.phase,
-                                           " within ", rpc::FormatRounded(awaited.time))),
+                                           " within ", FormatRounded(awaited.time))),
         Reason::kDeadline, {{fact::kLimit, absl::ToDoubleSeconds(awaited.time)}}));
     attaching_.erase(it++);
   }

@@ -52,7 +52,7 @@ struct WorkerStreamsOptions {
   // Receive the reports of heartbeats on steps and links. Both outlive the streams.
   FlightLog* flight_log = nullptr;
   LinkTable* link_table = nullptr;
-  rpc::Clock* clock = nullptr;
+  Clock* clock = nullptr;
   const Recovery* recovery = nullptr;  // outlives the streams
   // Called without a lock after a worker's inventory was processed, on the thread for inventories:
   // the next inventory waits for the call. May be null.
@@ -222,7 +222,7 @@ class WorkerStreams final : public StepTransport, public MeshEndpoints, public Q
 
   InventoryQueue inventories_;  // synchronises itself; not to be called under mutex_
   std::thread teller_;
-  rpc::Alarm overdue_;  // last: its destructor waits for CutOverdue
+  Alarm overdue_;  // last: its destructor waits for CutOverdue
 };
 
 // UNAVAILABLE (NOT_SERVING), with a retry delay: the coordinator stops; `hint` is the remedy.

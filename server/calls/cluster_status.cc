@@ -5,12 +5,12 @@
 #include <string>
 #include <variant>
 
-#include "rpc/codec/definition.h"
 #include "rpc/codec/spec_codec.h"
 #include "rpc/codec/time_codec.h"
 #include "server/calls/cluster_calls.h"
 #include "server/calls/cluster_pages.h"
 #include "server/codec/status_codec.h"
+#include "sharding/mesh_definition.h"
 #include "status/status_macros.h"
 
 namespace shardmesh::server {
@@ -105,7 +105,7 @@ int64_t ClusterCalls::DescribeMesh(const Definition& definition, const Membershi
                                    int64_t first_rank, v1::MeshStatus* to) const {
   to->set_mesh_id(definition.name);
   to->set_revision(definition.revision);
-  const Mesh& mesh = std::get<rpc::MeshDefinition>(definition.value).mesh;
+  const Mesh& mesh = std::get<MeshDefinition>(definition.value).mesh;
   rpc::Encode(mesh, to->mutable_mesh());
   to->set_rank_count(mesh.size());
   to->set_complete(context_.hub->CheckReady(definition.name).ok());

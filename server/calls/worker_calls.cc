@@ -43,6 +43,7 @@ absl::Status WorkerCalls::DrainWorker(const v1::DrainWorkerRequest& request,
                                       v1::DrainWorkerResponse* response) const {
   const std::string& identity = request.identity();
   SHARDMESH_RETURN_IF_ERROR(CheckIdentity(identity, "identity"));
+<<<<<<< HEAD
   if (request.validate_only()) {
     SHARDMESH_RETURN_IF_ERROR(membership_->CheckDrain(identity, !request.resume()));
   } else {
@@ -50,6 +51,11 @@ absl::Status WorkerCalls::DrainWorker(const v1::DrainWorkerRequest& request,
     rpc::LogInfo(request.resume() ? "a worker is taken into use again" : "a worker is drained",
                  {{"identity", identity}});
   }
+=======
+  SHARDMESH_RETURN_IF_ERROR(membership_->Drain(identity, !request.resume()));
+  LogInfo(request.resume() ? "a worker is taken into use again" : "a worker is drained",
+          {{"identity", identity}});
+>>>>>>> x-pub
   const std::vector<ServedRank> ranks = membership_->RanksOf(identity);
   Encode(ranks, response);
   int64_t arrays = 0;
@@ -73,7 +79,7 @@ absl::Status WorkerCalls::ForgetWorker(const v1::ForgetWorkerRequest& request) c
   SHARDMESH_RETURN_IF_ERROR(CheckIdentity(request.identity(), "identity"));
   if (request.validate_only()) return membership_->CheckForget(request.identity());
   SHARDMESH_RETURN_IF_ERROR(membership_->Forget(request.identity()));
-  rpc::LogInfo("a worker is forgotten", {{"identity", request.identity()}});
+  LogInfo("a worker is forgotten", {{"identity", request.identity()}});
   return absl::OkStatus();
 }
 
@@ -164,10 +170,10 @@ void WorkerCalls::ReplaceNext(std::shared_ptr<Replacement> replacement) const {
                                         "\" were changed meanwhile; try again")),
               Reason::kVersionMismatch, {{fact::kKind, "mesh"}, {fact::kName, rank.mesh_id}}));
         }
-        rpc::LogInfo("a rank has another worker", {{"mesh", rank.mesh_id},
-                                                   {"rank", rank.rank},
-                                                   {"from", replacement->request->identity()},
-                                                   {"to", replacement->request->replacement()}});
+        LogInfo("a rank has another worker", {{"mesh", rank.mesh_id},
+                                              {"rank", rank.rank},
+                                              {"from", replacement->request->identity()},
+                                              {"to", replacement->request->replacement()}});
         ReplaceNext(replacement);
       });
 }

@@ -57,7 +57,7 @@ void Encode(const Definition& definition, Tensors tensors, v1::Entry* to) {
   to->set_revision(definition.revision);
   rpc::Encode(definition.updated, to->mutable_update_time());
   to->set_uid(definition.uid);
-  if (!std::holds_alternative<rpc::MeshDefinition>(definition.value)) return;
+  if (!std::holds_alternative<MeshDefinition>(definition.value)) return;
   if (const std::vector<std::string>& workers = WorkersOf(definition); !workers.empty()) {
     to->mutable_mesh_assignment()->mutable_workers()->Assign(workers.begin(), workers.end());
     to->mutable_mesh_assignment()->set_revision(
@@ -85,9 +85,8 @@ void Encode(const DefinitionStore::Event& event, const DefinitionStore& definiti
     Encode(**definition, Tensors::kLeftOut, to->mutable_entry());
     return;
   }
-  rpc::LogWarning(
-      "a change of a definition cannot be read, and watchers get it without its value",
-      {{"name", event.name}, {"revision", event.revision}, {"error", definition.status()}});
+  LogWarning("a change of a definition cannot be read, and watchers get it without its value",
+             {{"name", event.name}, {"revision", event.revision}, {"error", definition.status()}});
   to->mutable_entry()->set_name(event.name);
   to->mutable_entry()->set_revision(event.revision);
 }

@@ -19,7 +19,7 @@ constexpr absl::Duration kOrderTime = absl::Minutes(5);
 
 }  // namespace
 
-void Orders::Run(rpc::Clock* clock, QuarantineAccess* hub, std::deque<Order> orders,
+void Orders::Run(Clock* clock, QuarantineAccess* hub, std::deque<Order> orders,
                  const QuarantineStopPtr& stop, Answered answered, QuarantineDone done,
                  Failed failed) {
   auto run = std::make_shared<Orders>();
@@ -50,19 +50,19 @@ void Orders::Next() {
       orders_.pop_front();
       number = waits_for_ = ++last_;
       order_ = 0;
-      timer_ = clock_->CallAt(clock_->Now() + kOrderTime, [run = weak_from_this(), number,
-                                                           identity = next.identity] {
-        const auto self = run.lock();
-        if (self == nullptr) return;
-        self->Take(number, identity,
-                   WithReason(absl::DeadlineExceededError(StrCat(
-                                  "worker \"", identity,
-                                  "\" has not answered a request about its quarantine within ",
-                                  rpc::FormatRounded(kOrderTime), "; look whether its disk hangs")),
-                              Reason::kDeadline,
-                              {{fact::kIdentity, identity},
-                               {fact::kLimit, absl::ToDoubleSeconds(kOrderTime)}}));
-      });
+      timer_ = clock_->CallAt(
+          clock_->Now() + kOrderTime, [run = weak_from_this(), number, identity = next.identity] {
+            const auto self = run.lock();
+            if (self == nullptr) return;
+            self->Take(number, identity,
+                       WithReason(absl::DeadlineExceededError(StrCat(
+                                      "worker \"", identity,
+                                      "\" has not answered a request about its quarantine within ",
+                                      FormatRounded(kOrderTime), "; look whether its disk hangs")),
+                                  Reason::kDeadline,
+                                  {{fact::kIdentity, identity},
+                                   {fact::kLimit, absl::ToDoubleSeconds(kOrderTime)}}));
+          });
     }
   }
   if (number == 0) return std::move(done_)(Stopped());

@@ -41,7 +41,7 @@ class Orders : public std::enable_shared_from_this<Orders> {
   using Failed = absl::AnyInvocable<bool(const std::string& identity, const absl::Status&)>;
 
   // `stop` may be null: then only an error ends it.
-  static void Run(rpc::Clock* clock, QuarantineAccess* hub, std::deque<Order> orders,
+  static void Run(Clock* clock, QuarantineAccess* hub, std::deque<Order> orders,
                   const QuarantineStopPtr& stop, Answered answered, QuarantineDone done,
                   Failed failed = nullptr);
 
@@ -58,7 +58,7 @@ class Orders : public std::enable_shared_from_this<Orders> {
   void Take(uint64_t number, const std::string& identity,
             absl::StatusOr<internal::v1::QuarantineAnswer> answer);
 
-  rpc::Clock* clock_ = nullptr;
+  Clock* clock_ = nullptr;
   QuarantineAccess* hub_ = nullptr;
   // Touched only by the thread that has taken the awaited answer: one thread after the other.
   Answered answered_;
@@ -70,7 +70,7 @@ class Orders : public std::enable_shared_from_this<Orders> {
   uint64_t last_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t waits_for_ ABSL_GUARDED_BY(mutex_) = 0;  // 0: waits for no answer
   int64_t order_ ABSL_GUARDED_BY(mutex_) = 0;  // the hub's number of that order; 0: not known yet
-  rpc::Clock::TimerId timer_ ABSL_GUARDED_BY(mutex_);
+  Clock::TimerId timer_ ABSL_GUARDED_BY(mutex_);
 };
 
 Orders::Order OrderOf(const std::string& identity, Action::Action action,

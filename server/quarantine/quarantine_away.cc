@@ -121,7 +121,7 @@ absl::Status NotQuarantined(const CoordinatorParts& context, const MembershipVie
 std::string HeldFor(const CoordinatorParts& context, const UnnamedArray& array) {
   return array.until == absl::InfiniteFuture()
              ? "until the records of the state that cannot be read are set aside"
-             : StrCat("for ", rpc::FormatRounded(array.until - context.clock->Now()));
+             : StrCat("for ", FormatRounded(array.until - context.clock->Now()));
 }
 
 absl::Status CheckArrayId(const std::string& array_id, std::string_view field) {

@@ -18,8 +18,8 @@ constexpr int kMaxIds = 1'000;
 
 void EndDrop(const DropPtr& drop, const absl::Status& status) {
   if (!drop->dropped.empty()) {
-    rpc::LogInfo("arrays were dropped from quarantine, as a client asked",
-                 {{"parts", drop->dropped.size()}, {"of", drop->listed.size()}});
+    LogInfo("arrays were dropped from quarantine, as a client asked",
+            {{"parts", drop->dropped.size()}, {"of", drop->listed.size()}});
   }
   if (!status.ok()) {
     drop->response->Clear();

@@ -5,12 +5,12 @@
 #include <vector>
 
 #include "rpc/codec/array_codec.h"
-#include "rpc/codec/definition.h"
 #include "rpc/codec/spec_codec.h"
 #include "rpc/codec/status.h"
 #include "server/quarantine/quarantine_restore.h"
 #include "server/state/definitions.h"
 #include "server/state/recovery.h"
+#include "sharding/mesh_definition.h"
 #include "status/detail.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
@@ -141,7 +141,7 @@ absl::Status ChooseAll(Restore* restore) {
   const std::shared_ptr<const Definitions> state = from.context.definition_store->shared_state();
   const auto definition = state->Find(DefinitionKind::kMesh, descriptor.mesh_id);
   if (!definition.ok()) return definition.status();
-  const Mesh& mesh = std::get<rpc::MeshDefinition>((*definition)->value).mesh;
+  const Mesh& mesh = std::get<MeshDefinition>((*definition)->value).mesh;
   if (!(mesh == descriptor.mesh)) {
     return absl::FailedPreconditionError(StrCat(
         "the array lies on the mesh \"", descriptor.mesh_id, "\" as ", descriptor.mesh.ToString(),

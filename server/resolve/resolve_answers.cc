@@ -32,8 +32,8 @@ absl::StatusOr<Mesh> SelectMesh(const Definitions& state, const v1::MeshSelector
   return mesh->mesh;
 }
 
-absl::StatusOr<std::shared_ptr<const rpc::MeshDefinition>> FindMesh(
-    const Definitions& state, const v1::MeshSelector& selector) {
+absl::StatusOr<std::shared_ptr<const MeshDefinition>> FindMesh(const Definitions& state,
+                                                               const v1::MeshSelector& selector) {
   if (!selector.has_name()) return NoMeshGiven();
   SHARDMESH_DECODE(mesh, "name", state.FindMesh(selector.name()));
   return mesh;
@@ -57,7 +57,7 @@ absl::StatusOr<PartitionAxis> SelectProfile(const Definitions& state,
   return *kDefaults;
 }
 
-absl::StatusOr<std::optional<rpc::RuleSetDefinition>> SelectRules(
+absl::StatusOr<std::optional<RuleSetDefinition>> SelectRules(
     const Definitions& state, const v1::RuleSetSelector& selector, Compatibility compatibility,
     const std::function<bool()>& is_cancelled) {
   switch (selector.rule_set_case()) {
@@ -69,7 +69,7 @@ absl::StatusOr<std::optional<rpc::RuleSetDefinition>> SelectRules(
       SHARDMESH_DECODE(
           rules, "value",
           rpc::Decode(selector.value(), compatibility, state.min_sharding_size(), is_cancelled));
-      return std::optional<rpc::RuleSetDefinition>(std::move(rules));
+      return std::optional<RuleSetDefinition>(std::move(rules));
     }
     case v1::RuleSetSelector::RULE_SET_NOT_SET:
       break;

@@ -149,14 +149,14 @@ absl::StatusOr<Mesh> SelectMesh(const Definitions& state, const v1::MeshSelector
 absl::Status NoMeshGiven();
 // Returns the named mesh with its workers. Errors are those of SelectMesh. An inline mesh has no
 // workers.
-absl::StatusOr<std::shared_ptr<const rpc::MeshDefinition>> FindMesh(
-    const Definitions& state, const v1::MeshSelector& selector);
+absl::StatusOr<std::shared_ptr<const MeshDefinition>> FindMesh(const Definitions& state,
+                                                               const v1::MeshSelector& selector);
 absl::StatusOr<PartitionAxis> SelectProfile(const Definitions& state,
                                             const v1::ProfileSelector& selector);
 // Returns the selected rules; nullopt if none are selected. Compiles inline rules, and those of a
 // replaced version, for which see CompilesLong. Calls `is_cancelled`, if given, meanwhile; true
 // ends it with CANCELLED.
-absl::StatusOr<std::optional<rpc::RuleSetDefinition>> SelectRules(
+absl::StatusOr<std::optional<RuleSetDefinition>> SelectRules(
     const Definitions& state, const v1::RuleSetSelector& selector, Compatibility compatibility,
     const std::function<bool()>& is_cancelled = {});
 

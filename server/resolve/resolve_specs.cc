@@ -385,7 +385,7 @@ absl::Status Answer(const AnswerContext& context, const v1::ExplainTensorRequest
     if (!rules.has_value()) {
       return rpc::BadField("rule_set", "is not set; give rules or logical axes");
     }
-    const std::string name = rpc::NameForRules(*rules, request.name());
+    const std::string name = NameForRules(*rules, request.name());
     SHARDMESH_DECODE(explanation, "rule_set",
                      ExplainRules(rules->rules, name, absl::MakeConstSpan(held.shape)));
     if (explanation.match.unmatched) {

@@ -181,7 +181,7 @@ class LintAnswer {
     }
     if (header.meshes_size() == 0) {
       for (const auto& [name, definition] : state_->all(DefinitionKind::kMesh)) {
-        const Mesh& mesh = std::get<rpc::MeshDefinition>(definition->value).mesh;
+        const Mesh& mesh = std::get<MeshDefinition>(definition->value).mesh;
         if (!mesh.empty()) {
           meshes_.push_back({.name = name, .mesh = mesh});
         }
@@ -270,7 +270,7 @@ class LintAnswer {
 
   // For the next tree, or the one being added.
   void AddTensor(const TreeTensor& tensor) {
-    tensors_.push_back({.name = rpc::NameForRules(*rules_, tensor.name),
+    tensors_.push_back({.name = NameForRules(*rules_, tensor.name),
                         .shape = Shape(tensor.shape.begin(), tensor.shape.end()),
                         .axes = tensor.axes,
                         .tree = static_cast<int64_t>(trees_.size())});
@@ -374,7 +374,7 @@ class LintAnswer {
         return absl::CancelledError("cancelled while the cluster's arrays were listed");
       }
       for (const ArrayRegistry::NamedArray& array : page) {
-        held.push_back({.name = rpc::NameForRules(*rules_, array.name.name),
+        held.push_back({.name = NameForRules(*rules_, array.name.name),
                         .shape = array.array->definition.descriptor.shape});
       }
       SHARDMESH_RETURN_IF_ERROR(CheckCount(tensors_.size() + held.size()));
@@ -413,7 +413,7 @@ class LintAnswer {
 
   std::shared_ptr<const Definitions> state_;
   const ArrayRegistry* registry_;
-  std::optional<rpc::RuleSetDefinition> rules_;
+  std::optional<RuleSetDefinition> rules_;
   PartitionAxis profile_;
   std::vector<LintMesh> meshes_;
   // Trees of the catalog take the place of tensors in the request.

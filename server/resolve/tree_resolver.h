@@ -17,7 +17,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "rpc/codec/definition.h"
 #include "rpc/codec/tree_decoder.h"
 #include "sharding/axis_value.h"
 #include "sharding/compatibility.h"
@@ -26,6 +25,7 @@
 #include "sharding/mesh.h"
 #include "sharding/mode.h"
 #include "sharding/partition_axis.h"
+#include "sharding/rules/rule_set_definition.h"
 #include "sharding/shape.h"
 #include "sharding/spec.h"
 #include "sharding/tile.h"
@@ -63,9 +63,9 @@ struct TreeCounts {
 };
 
 struct TreeQuestion {
-  std::optional<rpc::RuleSetDefinition> rules;  // for tensors without axes and spec
-  PartitionAxis profile;                        // for tensors with axes
-  std::optional<Mode> mode;                     // nullopt: training
+  std::optional<RuleSetDefinition> rules;  // for tensors without axes and spec
+  PartitionAxis profile;                   // for tensors with axes
+  std::optional<Mode> mode;                // nullopt: training
   // Nullopt: specs are the requested ones, nothing is corrected, no bytes are counted.
   std::optional<Mesh> mesh;
   bool strict = false;  // the first correction is an error

@@ -39,7 +39,7 @@ constexpr absl::Duration kPieceTime = absl::Seconds(30);
 
 // State that all calls share. One snapshot is made at a time.
 struct SnapshotDesk {
-  rpc::Clock* const clock;
+  Clock* const clock;
   Store* const store;
   const std::string folder;
   std::atomic<bool> is_busy = false;
@@ -141,7 +141,7 @@ class SnapshotReactor final : public grpc::ServerWriteReactor<v1::SnapshotRespon
     std::filesystem::remove(path_, ignored);
     if (!file.ok()) return absl::InternalError(file.status().message());
     file_ = *std::move(file);
-    rpc::LogInfo("a snapshot is sent", {{"revision", revision_}, {"bytes", file_->size_bytes}});
+    LogInfo("a snapshot is sent", {{"revision", revision_}, {"bytes", file_->size_bytes}});
     return absl::OkStatus();
   }
 
@@ -163,8 +163,7 @@ class SnapshotReactor final : public grpc::ServerWriteReactor<v1::SnapshotRespon
   void CutOffIfSlow() {
     const absl::Time until = taken_at_;
     if (desk_->clock->Now() < until) return alarm_.SetNoLaterThan(until);
-    rpc::LogWarning("a snapshot is given up: the client does not read it",
-                    {{"revision", revision_}});
+    LogWarning("a snapshot is given up: the client does not read it", {{"revision", revision_}});
     context_->TryCancel();
   }
 
@@ -180,12 +179,12 @@ class SnapshotReactor final : public grpc::ServerWriteReactor<v1::SnapshotRespon
   uint32_t whole_ = 0;
   v1::SnapshotResponse response_;
   std::atomic<absl::Time> taken_at_ = absl::InfiniteFuture();  // time limit of the current write
-  rpc::Alarm alarm_;                                           // last
+  Alarm alarm_;                                                // last
 };
 
 class AdminService final : public v1::AdminService::CallbackService {
  public:
-  AdminService(rpc::Clock* clock, Store* store, std::string folder)
+  AdminService(Clock* clock, Store* store, std::string folder)
       : desk_{.clock = clock, .store = store, .folder = std::move(folder)} {}
 
   grpc::ServerWriteReactor<v1::SnapshotResponse>* Snapshot(grpc::CallbackServerContext* context,
@@ -204,7 +203,7 @@ class AdminService final : public v1::AdminService::CallbackService {
 
 }  // namespace
 
-StreamingService MakeAdminService(rpc::Clock* clock, Store* store, std::string folder) {
+StreamingService MakeAdminService(Clock* clock, Store* store, std::string folder) {
   auto service = std::make_unique<AdminService>(clock, store, std::move(folder));
   AdminService* const raw = service.get();
   return {.service = std::move(service), .end_streams = [raw] { raw->EndStreams(); }};

@@ -12,7 +12,7 @@ namespace shardmesh::server {
 
 // `folder`: where a snapshot is written before it is sent; the data folder. Clock and store outlive
 // the service.
-StreamingService MakeAdminService(rpc::Clock* clock, Store* store, std::string folder);
+StreamingService MakeAdminService(Clock* clock, Store* store, std::string folder);
 
 }  // namespace shardmesh::server
 

@@ -91,10 +91,10 @@ class AttachReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
     const auto size_bytes = static_cast<int64_t>(message->size());
     if (size_bytes > kMaxMessageBytes) {
       // The code that makes long messages checks their lengths before.
-      rpc::LogError("a message to a worker is too long, and was not sent",
-                    {{"identity", session_.identity()},
-                     {"size_bytes", size_bytes},
-                     {"limit_bytes", kMaxMessageBytes}});
+      LogError("a message to a worker is too long, and was not sent",
+               {{"identity", session_.identity()},
+                {"size_bytes", size_bytes},
+                {"limit_bytes", kMaxMessageBytes}});
       return absl::OkStatus();
     }
     return outbox_.Push(Lend(message), size_bytes);

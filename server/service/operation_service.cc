@@ -55,14 +55,14 @@ void Encode(const TransferProgress& from, v1::Operation* to) {
 // The next look follows the previous write, so a slow client gets fewer messages.
 class WatchReactor final : public grpc::ServerWriteReactor<v1::WatchOperationResponse> {
  public:
-  WatchReactor(rpc::Clock* clock, const Transfers* transfers, StreamSet<WatchReactor>* streams,
+  WatchReactor(Clock* clock, const Transfers* transfers, StreamSet<WatchReactor>* streams,
                std::string operation_id)
       : transfers_(transfers),
         streams_(streams),
         operation_id_(std::move(operation_id)),
         clock_(clock),
         outbox_(kOutboxBytes, [this](const v1::WatchOperationResponse* m) { StartWrite(m); }),
-        next_look_(std::make_unique<rpc::Alarm>(clock, [this] { Look(); })) {
+        next_look_(std::make_unique<Alarm>(clock, [this] { Look(); })) {
     streams_->Add(this);
     next_look_->SetNoLaterThan(clock_->Now());
   }
@@ -112,14 +112,14 @@ class WatchReactor final : public grpc::ServerWriteReactor<v1::WatchOperationRes
   const Transfers* const transfers_;
   StreamSet<WatchReactor>* const streams_;
   const std::string operation_id_;
-  rpc::Clock* const clock_;
+  Clock* const clock_;
   Outbox outbox_;
-  std::unique_ptr<rpc::Alarm> next_look_;  // its destructor waits for Look
+  std::unique_ptr<Alarm> next_look_;  // its destructor waits for Look
 };
 
 class OperationService final : public v1::OperationService::CallbackService {
  public:
-  OperationService(rpc::Clock* clock, Transfers* transfers, const SessionTable* sessions)
+  OperationService(Clock* clock, Transfers* transfers, const SessionTable* sessions)
       : clock_(clock), transfers_(transfers), sessions_(sessions) {}
 
   grpc::ServerUnaryReactor* GetOperation(grpc::CallbackServerContext* context,
@@ -206,7 +206,7 @@ class OperationService final : public v1::OperationService::CallbackService {
     return absl::OkStatus();
   }
 
-  rpc::Clock* const clock_;
+  Clock* const clock_;
   Transfers* const transfers_;
   const SessionTable* const sessions_;
   StreamSet<WatchReactor> watches_;
@@ -214,7 +214,7 @@ class OperationService final : public v1::OperationService::CallbackService {
 
 }  // namespace
 
-StreamingService MakeOperationService(rpc::Clock* clock, Transfers* transfers,
+StreamingService MakeOperationService(Clock* clock, Transfers* transfers,
                                       const SessionTable* sessions) {
   auto service = std::make_unique<OperationService>(clock, transfers, sessions);
   OperationService* const raw = service.get();

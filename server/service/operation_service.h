@@ -10,7 +10,7 @@
 namespace shardmesh::server {
 
 // Thread-safe. All arguments outlive the service; end its streams before the clock is destroyed.
-StreamingService MakeOperationService(rpc::Clock* clock, Transfers* transfers,
+StreamingService MakeOperationService(Clock* clock, Transfers* transfers,
                                       const SessionTable* sessions);
 
 }  // namespace shardmesh::server

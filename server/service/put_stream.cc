@@ -47,7 +47,7 @@ class PutStreams::Stream final
         place_(streams->open_.Take(caller_.name)),
         take_by_(parts_.clock->Now() + kTakeLimit),
         requests_(parts_.plan),
-        idle_(std::make_unique<rpc::Alarm>(parts_.clock, [this] { EndIfIdle(); })) {
+        idle_(std::make_unique<Alarm>(parts_.clock, [this] { EndIfIdle(); })) {
     if (!place_.has_value()) {
       Finish(rpc::ToGrpc(WithRetryDelay(
           WithReason(absl::ResourceExhaustedError(
@@ -243,7 +243,7 @@ class PutStreams::Stream final
   std::optional<PutAnswer> answer_;  // until it is sent
   grpc::ByteBuffer write_;
 
-  std::unique_ptr<rpc::Alarm> idle_;  // its destructor waits for EndIfIdle
+  std::unique_ptr<Alarm> idle_;  // its destructor waits for EndIfIdle
 };
 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* PutStreams::Open(

@@ -19,7 +19,7 @@ namespace shardmesh::server {
 // The objects that the streams use. Each outlives them.
 struct PutStreamParts {
   PutPlanParts plan = {};
-  rpc::Clock* clock = nullptr;
+  Clock* clock = nullptr;
   Transfers* transfers = nullptr;
   int64_t max_streams_per_caller = 0;
   std::string token_key = {};  // see rpc/transfer_token.h

@@ -169,7 +169,7 @@ struct ArrayRegistry::Pending {
   Transaction last;  // the transaction that makes the manifest valid
 };
 
-ArrayRegistry::ArrayRegistry(Store* store, rpc::Clock* clock, ReleaseListener listener,
+ArrayRegistry::ArrayRegistry(Store* store, Clock* clock, ReleaseListener listener,
                              absl::Duration adoption_grace)
     : store_(store),
       clock_(clock),
@@ -186,7 +186,7 @@ ArrayRegistry::~ArrayRegistry() {
   mutex_.Await(absl::Condition(&idle));
 }
 
-absl::StatusOr<std::unique_ptr<ArrayRegistry>> ArrayRegistry::Open(Store* store, rpc::Clock* clock,
+absl::StatusOr<std::unique_ptr<ArrayRegistry>> ArrayRegistry::Open(Store* store, Clock* clock,
                                                                    ReleaseListener listener,
                                                                    absl::Duration adoption_grace) {
   std::unique_ptr<ArrayRegistry> registry(
@@ -200,7 +200,7 @@ absl::StatusOr<std::unique_ptr<ArrayRegistry>> ArrayRegistry::Open(Store* store,
   registry->RewriteSparse();
   ArrayRegistry* const raw = registry.get();
   if (adoption_grace > absl::ZeroDuration()) {
-    registry->grace_alarm_ = std::make_unique<rpc::Alarm>(clock, [raw] { raw->EndGrace(); });
+    registry->grace_alarm_ = std::make_unique<Alarm>(clock, [raw] { raw->EndGrace(); });
     registry->grace_end_ = clock->Now() + adoption_grace;
     registry->grace_alarm_->SetNoLaterThan(registry->grace_end_);
   } else {
@@ -265,8 +265,8 @@ absl::Status ArrayRegistry::Load() {
   const auto leave_out = [&](const std::string& key, const absl::Status& status) {
     is_damaged_ = true;
     left_out_.push_back(key);
-    rpc::LogError("a record in the store cannot be read and is left out",
-                  {{"key", key}, {"error", status}});
+    LogError("a record in the store cannot be read and is left out",
+             {{"key", key}, {"error", status}});
   };
   if (const absl::StatusOr<KeyValue> stored = store_->Get(kRestoredKey); stored.ok()) {
     const absl::StatusOr<RestoredRecord> restored = DecodeRestored(stored->key, stored->value);
@@ -351,8 +351,8 @@ absl::Status ArrayRegistry::Load() {
         absl::IsNotFound(store_->Get(ArrayKey(found.array_id)).status())) {
       // The array's record was set aside. Its tiles will go into quarantine, because the array is
       // unknown. With the name still in the store, every start would find the same problem.
-      rpc::LogWarning("a name is given up: the record of its array was set aside",
-                      {{"name", name}, {"array", found.array_id}});
+      LogWarning("a name is given up: the record of its array was set aside",
+                 {{"name", name}, {"array", found.array_id}});
       given_up.push_back(name);
       continue;
     }

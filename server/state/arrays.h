@@ -246,7 +246,7 @@ class ArrayRegistry {
   // term. Blocks. DATA_LOSS: the record `cluster` cannot be read, or is missing though the store is
   // not new.
   static absl::StatusOr<std::unique_ptr<ArrayRegistry>> Open(
-      Store* store, rpc::Clock* clock, ReleaseListener listener,
+      Store* store, Clock* clock, ReleaseListener listener,
       absl::Duration adoption_grace = kAdoptionGrace);
   ~ArrayRegistry();
 
@@ -465,7 +465,7 @@ class ArrayRegistry {
   // A manifest that is being rewritten.
   struct Rewrite;
 
-  ArrayRegistry(Store* store, rpc::Clock* clock, ReleaseListener listener,
+  ArrayRegistry(Store* store, Clock* clock, ReleaseListener listener,
                 absl::Duration adoption_grace);
 
   absl::Status BeginTerm();
@@ -597,7 +597,7 @@ class ArrayRegistry {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   Store* const store_;
-  rpc::Clock* const clock_;
+  Clock* const clock_;
   const ReleaseListener listener_;
   int64_t max_names_ = kMaxNames;  // constant from the first commit on
   const absl::Duration adoption_grace_;
@@ -658,7 +658,7 @@ class ArrayRegistry {
   std::map<std::string, Revision, std::less<>> mesh_floors_ ABSL_GUARDED_BY(mutex_);
   int64_t in_flight_ ABSL_GUARDED_BY(mutex_) = 0;
 
-  std::unique_ptr<rpc::Alarm> grace_alarm_;  // last: its destructor waits for EndGrace
+  std::unique_ptr<Alarm> grace_alarm_;  // last: its destructor waits for EndGrace
 };
 
 }  // namespace shardmesh::server

@@ -74,7 +74,7 @@ class ClusterChanges {
   };
 
   // The clock outlives it.
-  explicit ClusterChanges(const rpc::Clock* clock) : clock_(clock) {}
+  explicit ClusterChanges(const Clock* clock) : clock_(clock) {}
 
   // Whether there is any watch. Call it before making a change: most clusters have no watches.
   bool is_watched() const { return is_watched_.load(std::memory_order_acquire); }
@@ -87,7 +87,7 @@ class ClusterChanges {
   std::unique_ptr<Watch> Begin(Callback callback);
 
  private:
-  const rpc::Clock* const clock_;
+  const Clock* const clock_;
   std::atomic<bool> is_watched_ = false;
   absl::Mutex mutex_;
   std::set<const Watch*> watches_ ABSL_GUARDED_BY(mutex_);

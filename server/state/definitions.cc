@@ -60,12 +60,10 @@ std::string DerivedUid(std::string_view name, Revision revision) {
 }
 
 bool HasWorkers(const Definition& mesh) {
-  return !std::get<rpc::MeshDefinition>(mesh.value).workers.empty();
+  return !std::get<MeshDefinition>(mesh.value).workers.empty();
 }
 
-int64_t RanksOf(const DefinitionValue& mesh) {
-  return std::get<rpc::MeshDefinition>(mesh).mesh.size();
-}
+int64_t RanksOf(const DefinitionValue& mesh) { return std::get<MeshDefinition>(mesh).mesh.size(); }
 
 absl::StatusOr<std::shared_ptr<const MeshAssignment>> DecodeAssignment(std::string_view bytes,
                                                                        Revision revision) {
@@ -260,7 +258,7 @@ std::string_view DefinitionKindName(DefinitionKind kind) {
 
 const std::vector<std::string>& WorkersOf(const Definition& mesh) {
   return mesh.assigned != nullptr ? mesh.assigned->workers
-                                  : std::get<rpc::MeshDefinition>(mesh.value).workers;
+                                  : std::get<MeshDefinition>(mesh.value).workers;
 }
 
 bool NamesVersion(std::string_view reference) {
@@ -358,9 +356,9 @@ absl::StatusOr<std::shared_ptr<const T>> Definitions::FindValue(
   return std::shared_ptr<const T>(std::move(definition), value);
 }
 
-absl::StatusOr<std::shared_ptr<const rpc::MeshDefinition>> Definitions::FindMesh(
+absl::StatusOr<std::shared_ptr<const MeshDefinition>> Definitions::FindMesh(
     std::string_view reference) const {
-  return FindValue<rpc::MeshDefinition>(DefinitionKind::kMesh, reference);
+  return FindValue<MeshDefinition>(DefinitionKind::kMesh, reference);
 }
 
 absl::StatusOr<std::shared_ptr<const PartitionAxis>> Definitions::FindProfile(
@@ -368,9 +366,9 @@ absl::StatusOr<std::shared_ptr<const PartitionAxis>> Definitions::FindProfile(
   return FindValue<PartitionAxis>(DefinitionKind::kProfile, reference);
 }
 
-absl::StatusOr<std::shared_ptr<const rpc::RuleSetDefinition>> Definitions::FindRuleSet(
+absl::StatusOr<std::shared_ptr<const RuleSetDefinition>> Definitions::FindRuleSet(
     std::string_view reference, const std::function<bool()>& is_cancelled) const {
-  return FindValue<rpc::RuleSetDefinition>(DefinitionKind::kRuleSet, reference, is_cancelled);
+  return FindValue<RuleSetDefinition>(DefinitionKind::kRuleSet, reference, is_cancelled);
 }
 
 absl::StatusOr<std::shared_ptr<const LogicalRules>> Definitions::FindLogicalRules(
@@ -411,7 +409,7 @@ absl::StatusOr<std::vector<Definitions::Version>> Definitions::Versions(
   return versions;
 }
 
-DefinitionStore::DefinitionStore(Store* store, rpc::Clock* clock, RequestMemory* requests,
+DefinitionStore::DefinitionStore(Store* store, Clock* clock, RequestMemory* requests,
                                  int64_t min_sharding_size)
     : store_(store),
       clock_(clock),
@@ -429,8 +427,7 @@ DefinitionStore::~DefinitionStore() {
   mutex_.Await(absl::Condition(&idle));
 }
 
-absl::StatusOr<std::unique_ptr<DefinitionStore>> DefinitionStore::Open(Store* store,
-                                                                       rpc::Clock* clock,
+absl::StatusOr<std::unique_ptr<DefinitionStore>> DefinitionStore::Open(Store* store, Clock* clock,
                                                                        RequestMemory* requests,
                                                                        int64_t min_sharding_size) {
   auto definition_store = std::unique_ptr<DefinitionStore>(
@@ -452,8 +449,8 @@ absl::Status DefinitionStore::Load() {
       auto decoded = Decode(name, item.value, item.mod_revision, min_sharding_size_);
       if (!decoded.ok()) {
         // The other definitions are of use without it. Its key is not overwritten: see Write.
-        rpc::LogError("a definition in the store cannot be read and is left out",
-                      {{"key", item.key}, {"error", decoded.status()}});
+        LogError("a definition in the store cannot be read and is left out",
+                 {{"key", item.key}, {"error", decoded.status()}});
         undecoded_.insert(item.key);
         continue;
       }
@@ -461,8 +458,8 @@ absl::Status DefinitionStore::Load() {
       if (kind == DefinitionKind::kMesh && !HasWorkers(*definition)) {
         // Otherwise other workers would get the ranks of its arrays.
         if (const absl::Status assigned = LoadAssignment(definition.get()); !assigned.ok()) {
-          rpc::LogError("the ranks of a mesh cannot be read, and it is left out",
-                        {{"mesh", name}, {"error", assigned}});
+          LogError("the ranks of a mesh cannot be read, and it is left out",
+                   {{"mesh", name}, {"error", assigned}});
           undecoded_.insert(item.key);
           continue;
         }
@@ -519,8 +516,8 @@ absl::Status DefinitionStore::LoadWatermark(DefinitionKind kind,
     watermark = std::max(watermark, restored->mod_revision);
   }
   if (!is_known) {
-    rpc::LogWarning("the watermark of versions cannot be read; new definitions start far above",
-                    {{"kind", DefinitionKindName(kind)}});
+    LogWarning("the watermark of versions cannot be read; new definitions start far above",
+               {{"kind", DefinitionKindName(kind)}});
     watermark = std::max(watermark, store_->revision());
     for (const auto& [name, definition] : definitions) {
       watermark = std::max(watermark, definition->version);
@@ -537,11 +534,11 @@ std::vector<ReplacedDefinition> DefinitionStore::ReplacedBy(const Definition& de
   std::vector<ReplacedDefinition> replaced;
   const auto history = store_->History(KeyOf(kind, definition.name), at);
   if (!history.ok()) {
-    rpc::LogWarning("the versions before this one are not available until it is updated",
-                    {{"kind", DefinitionKindName(kind)},
-                     {"name", definition.name},
-                     {"version", definition.version},
-                     {"error", history.status()}});
+    LogWarning("the versions before this one are not available until it is updated",
+               {{"kind", DefinitionKindName(kind)},
+                {"name", definition.name},
+                {"version", definition.version},
+                {"error", history.status()}});
     return replaced;
   }
   // The definition itself comes first. Each update writes the key once, and adds one to the

@@ -22,13 +22,14 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "process/clock.h"
-#include "rpc/codec/definition.h"
 #include "server/state/decoded_versions.h"
 #include "server/state/request_memory.h"
 #include "server/state/stored_tree.h"
 #include "server/store/store.h"
+#include "sharding/mesh_definition.h"
 #include "sharding/partition_axis.h"
 #include "sharding/rules/logical_rules.h"
+#include "sharding/rules/rule_set_definition.h"
 
 namespace shardmesh::server {
 
@@ -37,8 +38,8 @@ enum class DefinitionKind { kMesh, kProfile, kRuleSet, kLogicalRules, kTree };
 inline constexpr size_t kDefinitionKindCount = 5;
 std::string_view DefinitionKindName(DefinitionKind kind);  // "mesh", "rule_set", ...
 
-using DefinitionValue = std::variant<rpc::MeshDefinition, PartitionAxis, rpc::RuleSetDefinition,
-                                     LogicalRules, std::shared_ptr<const StoredTree>>;
+using DefinitionValue = std::variant<MeshDefinition, PartitionAxis, RuleSetDefinition, LogicalRules,
+                                     std::shared_ptr<const StoredTree>>;
 DefinitionKind KindOf(const DefinitionValue& value);
 
 // A version of a definition that was replaced, as it is in the store.
@@ -129,11 +130,10 @@ class Definitions {
       DefinitionKind kind, std::string_view reference,
       const std::function<bool()>& is_cancelled = {}) const;
   // Return the value of the referenced definition.
-  absl::StatusOr<std::shared_ptr<const rpc::MeshDefinition>> FindMesh(
-      std::string_view reference) const;
+  absl::StatusOr<std::shared_ptr<const MeshDefinition>> FindMesh(std::string_view reference) const;
   absl::StatusOr<std::shared_ptr<const PartitionAxis>> FindProfile(
       std::string_view reference) const;
-  absl::StatusOr<std::shared_ptr<const rpc::RuleSetDefinition>> FindRuleSet(
+  absl::StatusOr<std::shared_ptr<const RuleSetDefinition>> FindRuleSet(
       std::string_view reference, const std::function<bool()>& is_cancelled = {}) const;
   absl::StatusOr<std::shared_ptr<const LogicalRules>> FindLogicalRules(
       std::string_view reference) const;
@@ -182,7 +182,7 @@ class DefinitionStore {
   // Loads every definition. Blocks. An unreadable one is logged and left out. Its name cannot be
   // used again, and questions about it get DATA_LOSS. `min_sharding_size`: see Definitions.
   static absl::StatusOr<std::unique_ptr<DefinitionStore>> Open(
-      Store* store, rpc::Clock* clock, RequestMemory* requests,
+      Store* store, Clock* clock, RequestMemory* requests,
       int64_t min_sharding_size = kDefaultMinSize);
   ~DefinitionStore();
 
@@ -293,8 +293,7 @@ class DefinitionStore {
  private:
   enum class Verb { kCreate, kUpdate, kDelete };
 
-  DefinitionStore(Store* store, rpc::Clock* clock, RequestMemory* requests,
-                  int64_t min_sharding_size);
+  DefinitionStore(Store* store, Clock* clock, RequestMemory* requests, int64_t min_sharding_size);
 
   absl::Status Load();
   // Returns the store's former versions before that of `definition`, as of revision `at`. Versions
@@ -322,7 +321,7 @@ class DefinitionStore {
                bool deleted);
 
   Store* const store_;
-  rpc::Clock* const clock_;
+  Clock* const clock_;
   RequestMemory* const requests_;
   const int64_t min_sharding_size_;
   Limits limits_;

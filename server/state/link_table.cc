@@ -29,9 +29,9 @@ bool IsNow(const MembershipView& view, std::string_view identity, uint64_t incar
 }  // namespace
 
 void LinkTable::Reported(std::string_view identity, uint64_t incarnation,
-                         std::vector<rpc::MeasuredLink> links) {
+                         std::vector<MeasuredLink> links) {
   Report report{.incarnation = incarnation, .links = {}};
-  for (rpc::MeasuredLink& link : links) {
+  for (MeasuredLink& link : links) {
     std::string peer = link.peer;
     report.links.insert_or_assign(std::move(peer), std::move(link));
   }
@@ -98,14 +98,14 @@ std::vector<WorkerLink> LinkTable::LinksOf(
   return links;
 }
 
-void LinkTable::Row::Add(const rpc::MeasuredLink& link) {
+void LinkTable::Row::Add(const MeasuredLink& link) {
   ++links;
   if (!link.shares_memory) ++not_shared;
   latency_seconds.Add(absl::ToDoubleSeconds(link.latency));
   seconds_per_byte.Add(1 / link.bytes_per_second);
 }
 
-bool LinkTable::Row::Remove(const rpc::MeasuredLink& link) {
+bool LinkTable::Row::Remove(const MeasuredLink& link) {
   --links;
   if (!link.shares_memory) --not_shared;
   const bool knows_latency = latency_seconds.Remove(absl::ToDoubleSeconds(link.latency));
@@ -147,7 +147,7 @@ void LinkTable::TakeEpoch(const MembershipView& view, KnownCost* known) const {
           !Holds(report.incarnation, known->incarnations[found->second])) {
         continue;
       }
-      const rpc::MeasuredLink& link = report.links.find(known->identities[rank])->second;
+      const MeasuredLink& link = report.links.find(known->identities[rank])->second;
       const bool counted = Holds(link.peer_incarnation, before);
       const bool counts = Holds(link.peer_incarnation, known->incarnations[rank]);
       if (counts && !counted) row.Add(link);

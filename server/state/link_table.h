@@ -13,7 +13,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/synchronization/mutex.h"
 #include "program/collective_choice.h"
-#include "rpc/codec/measured_link.h"
+#include "program/measured_link.h"
 #include "server/state/membership.h"
 
 namespace shardmesh::server {
@@ -21,7 +21,7 @@ namespace shardmesh::server {
 // The link of a pair, measured by one of the two.
 struct WorkerLink {
   std::string identity;  // the worker that measured
-  rpc::MeasuredLink measured;
+  MeasuredLink measured;
 };
 
 // Keeps the last report of each attached worker. A link counts while the two measured processes are
@@ -29,8 +29,7 @@ struct WorkerLink {
 class LinkTable {
  public:
   // Replaces the worker's last report.
-  void Reported(std::string_view identity, uint64_t incarnation,
-                std::vector<rpc::MeasuredLink> links);
+  void Reported(std::string_view identity, uint64_t incarnation, std::vector<MeasuredLink> links);
   // Drops the report of a worker that is no longer alive.
   void Lost(std::string_view identity);
 
@@ -51,8 +50,8 @@ class LinkTable {
  private:
   struct Report {
     uint64_t incarnation = 0;
-    int64_t change = 0;                                           // the change that brought it
-    std::map<std::string, rpc::MeasuredLink, std::less<>> links;  // by peer
+    int64_t change = 0;                                      // the change that brought it
+    std::map<std::string, MeasuredLink, std::less<>> links;  // by peer
   };
   // The worst of several figures: the largest.
   class Worst {
@@ -81,9 +80,9 @@ class LinkTable {
     Worst latency_seconds = {};
     Worst seconds_per_byte = {};
 
-    void Add(const rpc::MeasuredLink& link);
+    void Add(const MeasuredLink& link);
     // Returns false if the row must be recomputed.
-    bool Remove(const rpc::MeasuredLink& link);
+    bool Remove(const MeasuredLink& link);
   };
   // A mesh's cost in one epoch, with its parts.
   struct KnownCost {

@@ -209,7 +209,7 @@ std::vector<int64_t> MembershipView::MissingRanks(const MeshRanks& mesh) const {
   return missing;
 }
 
-Membership::Membership(rpc::Clock* clock, MembershipOptions options)
+Membership::Membership(Clock* clock, MembershipOptions options)
     : clock_(clock),
       options_(options),
       // A heartbeat may be an interval old when the process stops: short pauses leave enough time.
@@ -499,8 +499,7 @@ void Membership::LoseSilent() {
       }
     }
     for (const auto& worker : silent) {
-      Lose(*worker,
-           StrCat("no heartbeat for ", rpc::FormatRounded(now - worker->last_heartbeat())));
+      Lose(*worker, StrCat("no heartbeat for ", FormatRounded(now - worker->last_heartbeat())));
     }
     for (const auto& worker : forgotten) {
       state_.workers.erase(worker->info.identity);

@@ -197,7 +197,7 @@ class Membership {
  public:
   using Listener = std::function<void(const MembershipEvent&)>;
 
-  explicit Membership(rpc::Clock* clock, MembershipOptions options = {});
+  explicit Membership(Clock* clock, MembershipOptions options = {});
 
   const MembershipOptions& options() const { return options_; }
 
@@ -280,7 +280,7 @@ class Membership {
   // Calls the listeners, after filling in the fields common to all events.
   void Publish(MembershipEvent event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  rpc::Clock* const clock_;
+  Clock* const clock_;
   const MembershipOptions options_;
 
   EventQueue events_;
@@ -301,7 +301,7 @@ class Membership {
   uint64_t next_attachment_ ABSL_GUARDED_BY(mutex_) = 1;
 
   PauseWatch pauses_;
-  rpc::Alarm silence_;  // last: its destructor waits for LoseSilent
+  Alarm silence_;  // last: its destructor waits for LoseSilent
 };
 
 }  // namespace shardmesh::server

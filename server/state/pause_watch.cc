@@ -12,7 +12,7 @@ constexpr int kLooksPerLimit = 4;
 
 }  // namespace
 
-PauseWatch::PauseWatch(rpc::Clock* clock, absl::Duration limit, std::string_view whose)
+PauseWatch::PauseWatch(Clock* clock, absl::Duration limit, std::string_view whose)
     : clock_(clock), limit_(limit), whose_(whose), last_look_(clock->Now()), alarm_(clock, [this] {
         Look();
       }) {
@@ -22,8 +22,8 @@ PauseWatch::PauseWatch(rpc::Clock* clock, absl::Duration limit, std::string_view
 absl::Time PauseWatch::RunsSince(absl::Time now) {
   absl::MutexLock lock(&mutex_);
   if (now - last_look_ > limit_) {
-    rpc::LogWarning("this process was paused for a while; silence counts from now on",
-                    {{"for", rpc::FormatRounded(now - last_look_)}, {"silence_of", whose_}});
+    LogWarning("this process was paused for a while; silence counts from now on",
+               {{"for", FormatRounded(now - last_look_)}, {"silence_of", whose_}});
     runs_since_ = now;
   }
   last_look_ = std::max(last_look_, now);

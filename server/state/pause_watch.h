@@ -19,7 +19,7 @@ namespace shardmesh::server {
 class PauseWatch {
  public:
   // A gap of more than `limit` is a pause. `whose`: the silent party, for the log; a literal.
-  PauseWatch(rpc::Clock* clock, absl::Duration limit, std::string_view whose);
+  PauseWatch(Clock* clock, absl::Duration limit, std::string_view whose);
 
   // The end of the last pause; InfinitePast: there was none. `now` is the clock's time.
   absl::Time RunsSince(absl::Time now);
@@ -27,7 +27,7 @@ class PauseWatch {
  private:
   void Look();
 
-  rpc::Clock* const clock_;
+  Clock* const clock_;
   const absl::Duration limit_;
   const std::string_view whose_;
 
@@ -35,7 +35,7 @@ class PauseWatch {
   absl::Time last_look_ ABSL_GUARDED_BY(mutex_);
   absl::Time runs_since_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
 
-  rpc::Alarm alarm_;  // last: its destructor waits for Look
+  Alarm alarm_;  // last: its destructor waits for Look
 };
 
 }  // namespace shardmesh::server

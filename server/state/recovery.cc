@@ -11,7 +11,7 @@
 
 namespace shardmesh::server {
 
-Recovery::Recovery(const rpc::Clock* clock, absl::Duration return_grace)
+Recovery::Recovery(const Clock* clock, absl::Duration return_grace)
     : clock_(clock), return_grace_(return_grace), started_(clock->Now()), since_(started_) {}
 
 void Recovery::Begin(std::set<std::string, std::less<>> identities) {
@@ -65,7 +65,7 @@ void Recovery::EndIfComplete() {
   if (!awaited_.empty()) return;
   const absl::Time now = clock_->Now();
   const absl::Duration time = now - std::exchange(since_, now);
-  rpc::LogInfo("recovered: the workers of all ranks have attached", {{"time", time}});
+  LogInfo("recovered: the workers of all ranks have attached", {{"time", time}});
 }
 
 int64_t Recovery::awaited() const {

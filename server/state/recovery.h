@@ -32,7 +32,7 @@ class Recovery {
   static constexpr absl::Duration kDefaultReturnGrace = absl::Seconds(60);
 
   // The clock outlives it.
-  explicit Recovery(const rpc::Clock* clock, absl::Duration return_grace = kDefaultReturnGrace);
+  explicit Recovery(const Clock* clock, absl::Duration return_grace = kDefaultReturnGrace);
 
   // The workers to wait for. Call it once, before they attach.
   void Begin(std::set<std::string, std::less<>> identities);
@@ -57,7 +57,7 @@ class Recovery {
  private:
   void EndIfComplete() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  const rpc::Clock* const clock_;
+  const Clock* const clock_;
   const absl::Duration return_grace_;
   const absl::Time started_;
 

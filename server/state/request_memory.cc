@@ -52,11 +52,10 @@ std::string RequestKey(std::string_view caller, std::string_view method,
   return StrCat(absl::BytesToHexString(Sha256(caller).substr(0, 8)), "/", method, "/", request_id);
 }
 
-RequestMemory::RequestMemory(Store* store, rpc::Clock* clock)
+RequestMemory::RequestMemory(Store* store, Clock* clock)
     : store_(store), clock_(clock), expiry_(clock, [this] { ForgetOld(); }) {}
 
-absl::StatusOr<std::unique_ptr<RequestMemory>> RequestMemory::Open(Store* store,
-                                                                   rpc::Clock* clock) {
+absl::StatusOr<std::unique_ptr<RequestMemory>> RequestMemory::Open(Store* store, Clock* clock) {
   std::unique_ptr<RequestMemory> memory(new RequestMemory(store, clock));
   SHARDMESH_ASSIGN_OR_RETURN(KeyValues stored, store->List(kPrefix));
   std::sort(stored.items.begin(), stored.items.end(),
@@ -68,8 +67,8 @@ absl::StatusOr<std::unique_ptr<RequestMemory>> RequestMemory::Open(Store* store,
   for (const KeyValue& item : stored.items) {
     const absl::StatusOr<RequestRecord> record = DecodeRequest(item.key, item.value);
     if (!record.ok()) {
-      rpc::LogError("a remembered answer in the store cannot be read and is forgotten",
-                    {{"key", item.key}, {"error", record.status()}});
+      LogError("a remembered answer in the store cannot be read and is forgotten",
+               {{"key", item.key}, {"error", record.status()}});
       store->Commit({.deletes = {item.key}}, [](const absl::StatusOr<Revision>&) {});
       continue;
     }

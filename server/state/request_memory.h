@@ -59,7 +59,7 @@ class RequestMemory {
   static constexpr size_t kMaxRequestIdBytes = 192;
 
   // Loads the answers from the store. Blocks.
-  static absl::StatusOr<std::unique_ptr<RequestMemory>> Open(Store* store, rpc::Clock* clock);
+  static absl::StatusOr<std::unique_ptr<RequestMemory>> Open(Store* store, Clock* clock);
 
   // The limits apply from now on.
   void SetLimits(const RequestMemoryLimits& limits);
@@ -96,7 +96,7 @@ class RequestMemory {
     ByExpiry answers;
   };
 
-  RequestMemory(Store* store, rpc::Clock* clock);
+  RequestMemory(Store* store, Clock* clock);
   void ForgetOld();
   void Remember(const std::string& id, const Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Forgets an answer and adds its delete to the transaction; commits the transaction if it is
@@ -107,7 +107,7 @@ class RequestMemory {
   void KeepWithinLimits(std::string_view caller) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   Store* const store_;
-  rpc::Clock* const clock_;
+  Clock* const clock_;
 
   mutable absl::Mutex mutex_;
   RequestMemoryLimits limits_ ABSL_GUARDED_BY(mutex_);
@@ -117,7 +117,7 @@ class RequestMemory {
   std::map<std::string, OfCaller, std::less<>> callers_ ABSL_GUARDED_BY(mutex_);
   int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 
-  rpc::Alarm expiry_;  // last: its destructor waits for ForgetOld
+  Alarm expiry_;  // last: its destructor waits for ForgetOld
 };
 
 }  // namespace shardmesh::server

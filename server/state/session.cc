@@ -35,7 +35,7 @@ absl::Status TooMany(std::string_view have, int64_t limit) {
 
 }  // namespace
 
-SessionTable::SessionTable(rpc::Clock* clock, Listener listener, SessionOptions options)
+SessionTable::SessionTable(Clock* clock, Listener listener, SessionOptions options)
     : clock_(clock),
       listener_(std::move(listener)),
       options_(options),

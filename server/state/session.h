@@ -88,7 +88,7 @@ class SessionTable {
   using Listener = std::function<void(const EndedSession&)>;
 
   // Calls `listener` once for each session that ended. `clock` outlives the table.
-  SessionTable(rpc::Clock* clock, Listener listener, SessionOptions options = {});
+  SessionTable(Clock* clock, Listener listener, SessionOptions options = {});
 
   // A session of a caller whose name is proven is bound to that name. INVALID_ARGUMENT (BAD_FIELD):
   // `ttl` is not kMinSessionTtl to kMaxSessionTtl. RESOURCE_EXHAUSTED, with a retry delay:
@@ -141,7 +141,7 @@ class SessionTable {
   const Entry* Find(std::string_view id) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   void End(const std::string& id, SessionEnd end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  rpc::Clock* const clock_;
+  Clock* const clock_;
   const Listener listener_;
   const SessionOptions options_;
 
@@ -154,7 +154,7 @@ class SessionTable {
   absl::flat_hash_map<std::string, int64_t> by_caller_ ABSL_GUARDED_BY(mutex_);  // none is 0
 
   PauseWatch pauses_;
-  rpc::Alarm expiry_;  // last: its destructor waits for ExpireOld
+  Alarm expiry_;  // last: its destructor waits for ExpireOld
 };
 
 }  // namespace shardmesh::server

@@ -37,7 +37,7 @@ std::string NameOf(const ObservedRank& rank) {
   return rank.rank < 0 ? rank.identity : StrCat("rank ", rank.rank, " (", rank.identity, ")");
 }
 
-std::string InstructionText(const rpc::FlightRecord& record) {
+std::string InstructionText(const FlightRecord& record) {
   return DescribeInstruction(record.op, record.what);
 }
 
@@ -76,8 +76,7 @@ class Silence {
 };
 
 std::string SilentText(const ObservedRank& rank, const DiagnosisOptions& options) {
-  return StrCat("has sent no heartbeat for ",
-                rpc::FormatRounded(options.now - rank.last_heartbeat));
+  return StrCat("has sent no heartbeat for ", FormatRounded(options.now - rank.last_heartbeat));
 }
 
 std::string LostText(const ObservedRank& rank) {
@@ -86,17 +85,17 @@ std::string LostText(const ObservedRank& rank) {
 }
 
 // Returns the instruction of the step that the rank runs, as far as it is known; null if none.
-const rpc::FlightRecord* InstructionOf(const ObservedRank& rank, int64_t sequence) {
+const FlightRecord* InstructionOf(const ObservedRank& rank, int64_t sequence) {
   const bool runs_it = rank.progress.has_value() && rank.progress->step == sequence;
   return runs_it && rank.progress->instruction.has_value() ? &*rank.progress->instruction : nullptr;
 }
 
 // Returns the ranks whose data an instruction waits for: the rank that it asked last, or otherwise
 // all missing ranks.
-std::vector<int64_t> TargetsOf(const rpc::FlightRecord& instruction) {
+std::vector<int64_t> TargetsOf(const FlightRecord& instruction) {
   if (instruction.waits_for.has_value()) return {*instruction.waits_for};
   std::vector<int64_t> missing;
-  for (const rpc::FlightRecord::Peer& peer : instruction.peers) {
+  for (const FlightRecord::Peer& peer : instruction.peers) {
     if (peer.data_came == absl::InfiniteFuture()) missing.push_back(peer.rank);
   }
   return missing;
@@ -148,7 +147,7 @@ class StepDiagnosis {
     if (rank.progress.has_value() && rank.progress->step != step_.sequence) {
       return Position::kElsewhere;
     }
-    const rpc::FlightRecord* instruction = InstructionOf(rank, step_.sequence);
+    const FlightRecord* instruction = InstructionOf(rank, step_.sequence);
     if (instruction == nullptr) {
       if (!rank.ended.empty()) return Position::kEnding;
       return rank.progress.has_value() ? Position::kStarting : Position::kIdle;
@@ -157,12 +156,12 @@ class StepDiagnosis {
   }
 
   std::string Since(absl::Time started) const {
-    return StrCat(", for ", rpc::FormatRounded(options_.now - started));
+    return StrCat(", for ", FormatRounded(options_.now - started));
   }
 
   // Returns what a rank does while others wait for it in instruction `op` (-1: in none).
   std::string ReasonOf(const ObservedRank& rank, int64_t op) const {
-    const rpc::FlightRecord* instruction = InstructionOf(rank, step_.sequence);
+    const FlightRecord* instruction = InstructionOf(rank, step_.sequence);
     switch (PositionOf(rank)) {
       case Position::kDone:
         return "has done its part, but its data does not come";
@@ -174,7 +173,7 @@ class StepDiagnosis {
                           ? std::string()
                           : StrCat(", and was in ", InstructionText(*instruction), " then"));
       case Position::kElsewhere: {
-        const rpc::StepProgress& other = *rank.progress;
+        const StepProgress& other = *rank.progress;
         return StrCat("is still in step ", other.step,
                       other.instruction.has_value()
                           ? StrCat(", ", InstructionText(*other.instruction))
@@ -260,10 +259,10 @@ class StepDiagnosis {
   }
 
   // The instruction in which most ranks wait, the first of several.
-  const rpc::FlightRecord& MostCommonInstruction() const {
-    std::map<int64_t, std::vector<const rpc::FlightRecord*>> by_op;
+  const FlightRecord& MostCommonInstruction() const {
+    std::map<int64_t, std::vector<const FlightRecord*>> by_op;
     for (const int64_t rank : waiting_) {
-      const rpc::FlightRecord* instruction = InstructionOf(*ranks_.at(rank), step_.sequence);
+      const FlightRecord* instruction = InstructionOf(*ranks_.at(rank), step_.sequence);
       by_op[instruction->op].push_back(instruction);
     }
     const auto most = std::max_element(
@@ -272,7 +271,7 @@ class StepDiagnosis {
     return *most->second.front();
   }
 
-  void Describe(const rpc::FlightRecord& instruction, Finding* finding) const {
+  void Describe(const FlightRecord& instruction, Finding* finding) const {
     finding->instruction = instruction.op;
     finding->label = instruction.what;
     finding->since = absl::InfiniteFuture();
@@ -307,11 +306,11 @@ class StepDiagnosis {
 
   // Returns whether `target` runs the same op in `instruction` as the waiting rank, or is known to
   // have run it.
-  bool DoesTheSame(const rpc::FlightRecord& instruction, const ObservedRank& target) const {
-    const auto is_same = [&](const rpc::FlightRecord& other) {
+  bool DoesTheSame(const FlightRecord& instruction, const ObservedRank& target) const {
+    const auto is_same = [&](const FlightRecord& other) {
       return other.op == instruction.op && other.what == instruction.what;
     };
-    const rpc::FlightRecord& running = *InstructionOf(target, step_.sequence);
+    const FlightRecord& running = *InstructionOf(target, step_.sequence);
     if (running.op == instruction.op) return is_same(running);
     // A rank that has not reached the op may still run the same.
     return running.op < instruction.op ||
@@ -322,7 +321,7 @@ class StepDiagnosis {
     const std::vector<int64_t> circle = FindCircle();
     bool is_same = true;
     for (const int64_t rank : circle) {
-      const rpc::FlightRecord& instruction = *InstructionOf(*ranks_.at(rank), step_.sequence);
+      const FlightRecord& instruction = *InstructionOf(*ranks_.at(rank), step_.sequence);
       is_same &= DoesTheSame(instruction, *ranks_.at(TargetsOf(instruction).front()));
     }
     if (!is_same) {

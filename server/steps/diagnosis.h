@@ -10,7 +10,7 @@
 
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "rpc/codec/flight_record.h"
+#include "program/flight_record.h"
 
 namespace shardmesh::server {
 
@@ -25,8 +25,8 @@ struct ObservedRank {
   std::vector<std::string> unreached = {};  // identities of peers
   // The rank has reported that its part of the step is done.
   bool is_done = false;
-  std::optional<rpc::StepProgress> progress = {};  // as of the last heartbeat
-  std::vector<rpc::FlightRecord> ended = {};       // instructions of the step that ended, in order
+  std::optional<StepProgress> progress = {};  // as of the last heartbeat
+  std::vector<FlightRecord> ended = {};       // instructions of the step that ended, in order
 };
 
 // A step that runs.

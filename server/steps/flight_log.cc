@@ -7,17 +7,17 @@
 namespace shardmesh::server {
 namespace {
 
-int64_t SizeOf(const rpc::FlightRecord& record) {
+int64_t SizeOf(const FlightRecord& record) {
   return static_cast<int64_t>(sizeof(record) + record.what.size() + record.mesh_id.size() +
                               record.outcome.message().size() +
-                              record.peers.size() * sizeof(rpc::FlightRecord::Peer));
+                              record.peers.size() * sizeof(FlightRecord::Peer));
 }
 
 // From the worker's clock to the coordinator's.
-void Shift(absl::Duration by, rpc::FlightRecord* record) {
+void Shift(absl::Duration by, FlightRecord* record) {
   record->started += by;
   record->ended += by;
-  for (rpc::FlightRecord::Peer& peer : record->peers) peer.data_came += by;
+  for (FlightRecord::Peer& peer : record->peers) peer.data_came += by;
 }
 
 }  // namespace
@@ -50,7 +50,7 @@ void FlightLog::Heard(std::string_view identity, uint64_t incarnation, Heartbeat
   const absl::Duration shift = now - heartbeat.sent;
   absl::MutexLock lock(&mutex_);
   Worker& worker = Of(identity, incarnation);
-  for (rpc::FlightRecord& record : heartbeat.records) {
+  for (FlightRecord& record : heartbeat.records) {
     if (record.number < worker.next_number) continue;
     Shift(shift, &record);
     worker.next_number = record.number + 1;
@@ -62,7 +62,7 @@ void FlightLog::Heard(std::string_view identity, uint64_t incarnation, Heartbeat
     worker.records.pop_front();
   }
   worker.progress = std::move(heartbeat.progress);
-  for (rpc::StepProgress& running : worker.progress) {
+  for (StepProgress& running : worker.progress) {
     running.started += shift;
     if (running.instruction.has_value()) Shift(shift, &*running.instruction);
   }
@@ -85,7 +85,7 @@ std::optional<WorkerFlight> FlightLog::Find(std::string_view identity, int64_t s
   if (!worker.progress.empty()) {
     const auto asked_for =
         std::find_if(worker.progress.begin(), worker.progress.end(),
-                     [step](const rpc::StepProgress& running) { return running.step == step; });
+                     [step](const StepProgress& running) { return running.step == step; });
     flight.progress = asked_for == worker.progress.end() ? worker.progress.front() : *asked_for;
   }
   for (auto record = worker.records.rbegin();

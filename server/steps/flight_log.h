@@ -14,7 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "rpc/codec/flight_record.h"
+#include "program/flight_record.h"
 #include "server/steps/sequencer.h"
 
 namespace shardmesh::server {
@@ -24,10 +24,10 @@ struct WorkerFlight {
   std::string identity;
   uint64_t incarnation = 0;
   // A running step, as of the last heartbeat: the requested one, or otherwise the lowest.
-  std::optional<rpc::StepProgress> progress = {};
-  std::vector<rpc::FlightRecord> records = {};  // instructions that ended, in order
-  int64_t omitted = 0;                          // older ones that are not there
-  std::vector<std::string> unreached = {};      // peers, by its last report
+  std::optional<StepProgress> progress = {};
+  std::vector<FlightRecord> records = {};   // instructions that ended, in order
+  int64_t omitted = 0;                      // older ones that are not there
+  std::vector<std::string> unreached = {};  // peers, by its last report
 };
 
 // A step that was aborted.
@@ -56,8 +56,8 @@ class FlightLog {
   // the instructions that ended. Known records are skipped.
   struct Heartbeat {
     absl::Time sent;
-    std::vector<rpc::StepProgress> progress = {};  // the lowest first
-    std::vector<rpc::FlightRecord> records = {};
+    std::vector<StepProgress> progress = {};  // the lowest first
+    std::vector<FlightRecord> records = {};
   };
   void Heard(std::string_view identity, uint64_t incarnation, Heartbeat heartbeat, absl::Time now);
   void PeersReported(std::string_view identity, std::vector<std::string> unreached);
@@ -75,8 +75,8 @@ class FlightLog {
  private:
   struct Worker {
     uint64_t incarnation = 0;
-    std::vector<rpc::StepProgress> progress = {};
-    std::deque<rpc::FlightRecord> records = {};
+    std::vector<StepProgress> progress = {};
+    std::deque<FlightRecord> records = {};
     int64_t record_bytes = 0;
     int64_t next_number = 0;  // of the record that is not known yet
     std::vector<std::string> unreached = {};

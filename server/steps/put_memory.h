@@ -33,7 +33,7 @@ class PutMemory {
   static constexpr size_t kMaxRequests = 50'000;
 
   // `clock` outlives it.
-  explicit PutMemory(rpc::Clock* clock) : clock_(clock) {}
+  explicit PutMemory(Clock* clock) : clock_(clock) {}
 
   // Null: the request is the first with this key; Began follows. Otherwise its put, if it is live.
   //   ABORTED, with a retry delay            the first request is still being processed.
@@ -70,7 +70,7 @@ class PutMemory {
   // Examines a few of the oldest entries.
   void ForgetOld() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  rpc::Clock* const clock_;
+  Clock* const clock_;
   absl::Mutex mutex_;
   std::map<std::string, Entry> entries_ ABSL_GUARDED_BY(mutex_);
   // Keys by arrival or last examination. Some are no longer in entries_, or were added again.

@@ -33,7 +33,7 @@ absl::Status PutPlan::TakeHeader(PutHeader header, const rpc::Caller& caller,
   }
   const std::shared_ptr<const Definitions> state = parts_.definition_store->shared_state();
   SHARDMESH_ASSIGN_OR_RETURN(const auto definition, state->Find(DefinitionKind::kMesh, mesh_id));
-  mesh_ = std::get<rpc::MeshDefinition>(definition->value).mesh;
+  mesh_ = std::get<MeshDefinition>(definition->value).mesh;
   mesh_revision_ = definition->revision;
   SHARDMESH_RETURN_IF_ERROR(parts_.endpoints->CheckReady(mesh_id));
 

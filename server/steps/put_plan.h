@@ -14,7 +14,6 @@
 #include "absl/status/statusor.h"
 #include "process/clock.h"
 #include "rpc/caller.h"
-#include "rpc/codec/definition.h"
 #include "server/resolve/tree_resolver.h"
 #include "server/state/definitions.h"
 #include "server/state/membership.h"
@@ -28,6 +27,7 @@
 #include "sharding/mesh.h"
 #include "sharding/mode.h"
 #include "sharding/partition_axis.h"
+#include "sharding/rules/rule_set_definition.h"
 #include "sharding/shape.h"
 #include "sharding/spec.h"
 #include "sharding/tile.h"
@@ -37,7 +37,7 @@ namespace shardmesh::server {
 
 // The inputs for planning a put. All of them outlive the plan.
 struct PutPlanParts {
-  rpc::Clock* clock = nullptr;
+  Clock* clock = nullptr;
   const DefinitionStore* definition_store = nullptr;
   const Membership* membership = nullptr;
   const MeshEndpoints* endpoints = nullptr;
@@ -77,7 +77,7 @@ class PutPlan {
  public:
   // The rules of these definitions for tensors without a spec; nullopt: none. Errors name fields of
   // the rule set.
-  using RuleSource = std::function<absl::StatusOr<std::optional<rpc::RuleSetDefinition>>(
+  using RuleSource = std::function<absl::StatusOr<std::optional<RuleSetDefinition>>(
       const Definitions& definitions)>;
 
   // The profile for tensors with axes or a preset. Errors name fields of the profile.

@@ -114,7 +114,7 @@ struct Sequencer::Work {
   }
 };
 
-Sequencer::Sequencer(rpc::Clock* clock, StepTransport* transport, Options options)
+Sequencer::Sequencer(Clock* clock, StepTransport* transport, Options options)
     : clock_(clock),
       transport_(transport),
       options_(std::move(options)),
@@ -691,7 +691,7 @@ void Sequencer::AbortOverdue() {
       work->ref.blamed = std::move(explanation.blamed);
       const absl::Status overdue = WithReason(
           absl::DeadlineExceededError(StrCat(
-              Name(work->ref), " did not end within ", rpc::FormatRounded(work->timeout),
+              Name(work->ref), " did not end within ", FormatRounded(work->timeout),
               explanation.text.empty()
                   ? StrCat("; waited for ", waiting.empty() ? "the client" : StrJoin(waiting, ", "))
                   : StrCat(": ", explanation.text))),

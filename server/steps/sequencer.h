@@ -181,7 +181,7 @@ class Sequencer {
   // Names a submitted step until its end; never 0.
   using StepTicket = int64_t;
 
-  Sequencer(rpc::Clock* clock, StepTransport* transport, Options options);
+  Sequencer(Clock* clock, StepTransport* transport, Options options);
   ~Sequencer();
   Sequencer(const Sequencer&) = delete;
   Sequencer& operator=(const Sequencer&) = delete;
@@ -282,7 +282,7 @@ class Sequencer {
   StepExplanation Explain(const Work& work, int64_t* left) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   void AbortOverdue();
 
-  rpc::Clock* const clock_;
+  Clock* const clock_;
   StepTransport* const transport_;
   const Options options_;
 
@@ -307,7 +307,7 @@ class Sequencer {
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;  // new work is refused
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;   // waiting steps are not admitted either
 
-  rpc::Alarm deadline_;  // last: its destructor waits for AbortOverdue
+  Alarm deadline_;  // last: its destructor waits for AbortOverdue
 };
 
 }  // namespace shardmesh::server

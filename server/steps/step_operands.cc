@@ -4,8 +4,8 @@
 #include <utility>
 #include <variant>
 
-#include "rpc/codec/definition.h"
 #include "rpc/codec/status.h"
+#include "sharding/mesh_definition.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -77,7 +77,7 @@ absl::StatusOr<PlanTarget> OperandFinder::FindTarget(
     const std::string& mesh_id, const std::vector<FoundOperand>& operands) const {
   SHARDMESH_ASSIGN_OR_RETURN(const auto definition, sources_.definition_store->state().Find(
                                                         DefinitionKind::kMesh, mesh_id));
-  const Mesh& mesh = std::get<rpc::MeshDefinition>(definition->value).mesh;
+  const Mesh& mesh = std::get<MeshDefinition>(definition->value).mesh;
   // The mesh itself is compared, not its revision: a repair or a restore gives the same mesh
   // another revision. The array's state says whether each rank's worker has its tile.
   for (size_t i = 0; i < operands.size(); ++i) {

@@ -33,7 +33,7 @@ namespace shardmesh::server {
 
 // The objects that a step uses. All of them outlive the runner.
 struct StepRunnerParts {
-  rpc::Clock* clock = nullptr;
+  Clock* clock = nullptr;
   const DefinitionStore* definition_store = nullptr;
   const Membership* membership = nullptr;
   const MeshEndpoints* endpoints = nullptr;

@@ -60,7 +60,7 @@ Finding FindingOf(const FailedStep& step, const MembershipView& view,
     names.push_back(Name(blamed));
   }
   finding.summary =
-      StrCat("a step failed ", rpc::FormatRounded(now - step.failed), " ago",
+      StrCat("a step failed ", FormatRounded(now - step.failed), " ago",
              names.empty() ? std::string() : StrCat(" because of ", StrJoin(names, ", ")), ": ",
              finding.explanation);
   return finding;

@@ -23,7 +23,7 @@ class StepWatch {
   // A step that failed longer ago is not reported.
   static constexpr absl::Duration kFailedWithin = absl::Minutes(5);
 
-  StepWatch(const rpc::Clock* clock, const Membership* membership, const FlightLog* log)
+  StepWatch(const Clock* clock, const Membership* membership, const FlightLog* log)
       : clock_(clock), membership_(membership), log_(log) {}
 
   // For Sequencer::Options::explain.
@@ -47,7 +47,7 @@ class StepWatch {
   ObservedStep Observe(const WorkRef& work, const std::vector<Participant>& waiting_for) const;
   DiagnosisOptions OptionsNow() const;
 
-  const rpc::Clock* const clock_;
+  const Clock* const clock_;
   const Membership* const membership_;
   const FlightLog* const log_;
 };

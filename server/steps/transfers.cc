@@ -57,7 +57,7 @@ TransferResult DecodeAnswer(const RememberedAnswer& answer) {
 
 }  // namespace
 
-Transfers::Transfers(rpc::Clock* clock, ArrayRegistry* registry, SessionTable* sessions)
+Transfers::Transfers(Clock* clock, ArrayRegistry* registry, SessionTable* sessions)
     : clock_(clock),
       registry_(registry),
       sessions_(sessions),

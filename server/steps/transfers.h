@@ -75,7 +75,7 @@ class Transfers {
   // How many outcomes are remembered at most; the oldest are dropped first. Each has ~100 bytes.
   static constexpr size_t kMaxEnded = 10'000;
 
-  Transfers(rpc::Clock* clock, ArrayRegistry* registry, SessionTable* sessions);
+  Transfers(Clock* clock, ArrayRegistry* registry, SessionTable* sessions);
 
   // Call it before any other method.
   void SetSequencer(Sequencer* sequencer) { sequencer_ = sequencer; }
@@ -173,7 +173,7 @@ class Transfers {
   void Forget() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   TransferPtr Find(std::string_view transfer_id) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
 
-  rpc::Clock* const clock_;
+  Clock* const clock_;
   ArrayRegistry* const registry_;
   SessionTable* const sessions_;
   Sequencer* sequencer_ = nullptr;
@@ -186,7 +186,7 @@ class Transfers {
   std::deque<TransferPtr> ended_ ABSL_GUARDED_BY(mutex_);  // oldest first
   std::multimap<absl::Time, std::string> give_up_ ABSL_GUARDED_BY(mutex_);
 
-  rpc::Alarm give_up_alarm_;  // last: its destructor waits for AbortOverdue
+  Alarm give_up_alarm_;  // last: its destructor waits for AbortOverdue
 };
 
 }  // namespace shardmesh::server

@@ -236,7 +236,7 @@ Revision LocalStore::UnreadableRevision(std::string_view key) const {
 
 void LocalStore::Fail(const absl::Status& status) {
   if (options_.on_failure) options_.on_failure(status);
-  rpc::LogError(
+  LogError(
       "a write to the store failed, and it is not known whether it is on disk; the process ends "
       "without an answer to the caller; after a restart the content of the store counts",
       {{"error", status}});
@@ -462,8 +462,8 @@ void LocalStore::CompactIfDue() {
   if (target <= index_.compacted() && !clears) return;
   if (const absl::Status compacted = CompactNow(target); !compacted.ok()) {
     compact_after_ = now + absl::ToChronoNanoseconds(kCompactAgainAfter);
-    rpc::LogWarning("the store's history could not be compacted; it is tried again later",
-                    {{"error", compacted}});
+    LogWarning("the store's history could not be compacted; it is tried again later",
+               {{"error", compacted}});
   }
 }
 

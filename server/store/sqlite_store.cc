@@ -81,7 +81,7 @@ class Reserve {
     Fill();
     if (!is_whole()) {
       was_used_ = true;
-      rpc::LogWarning(
+      LogWarning(
           "the disk has too little room for the reserve that deletions and the next start may "
           "need; make room",
           {{"folder", folder_}, {"reserved_bytes", bytes_}, {"wanted_bytes", kReservedBytes}});
@@ -105,9 +105,8 @@ class Reserve {
   bool Release(int64_t piece) {
     if (bytes_ == 0) return false;
     if (!is_use_told_) {
-      rpc::LogWarning(
-          "the disk is full: the reserve for deletions and starts is being used; make room",
-          {{"folder", folder_}, {"reserved_bytes", bytes_}});
+      LogWarning("the disk is full: the reserve for deletions and starts is being used; make room",
+                 {{"folder", folder_}, {"reserved_bytes", bytes_}});
       is_use_told_ = true;
     }
     was_used_ = true;
@@ -123,8 +122,8 @@ class Reserve {
       bytes /= 2;
     }
     if (is_whole() && was_used_) {
-      rpc::LogInfo("the reserve for deletions and starts is whole again",
-                   {{"folder", folder_}, {"reserved_bytes", bytes_}});
+      LogInfo("the reserve for deletions and starts is whole again",
+              {{"folder", folder_}, {"reserved_bytes", bytes_}});
       was_used_ = false;
       is_use_told_ = false;
     }
@@ -302,8 +301,7 @@ class OpenFiles {
               "with `shardmesh admin snapshot`, and start with --restore of it")),
           Reason::kStoreFailed, {{fact::kFile, file.path}});
       if (!std::exchange(is_told_, true)) {
-        rpc::LogError("the database of the state was moved, removed or replaced",
-                      {{"error", gone}});
+        LogError("the database of the state was moved, removed or replaced", {{"error", gone}});
       }
       return gone;
     }
@@ -673,12 +671,12 @@ absl::Status GiveBackFreePages(Database& database, const std::string& folder) {
 void LogUnreadable(const std::string& path, const std::vector<UnreadableRecord>& records) {
   if (records.empty()) return;
   for (size_t i = 0; i < std::min(records.size(), kLoggedRecords); ++i) {
-    rpc::LogError("a record of the store cannot be read and is left out",
-                  {{"key", records[i].key},
-                   {"revision", PositionOf(records[i].row_id).revision},
-                   {"why", records[i].why}});
+    LogError("a record of the store cannot be read and is left out",
+             {{"key", records[i].key},
+              {"revision", PositionOf(records[i].row_id).revision},
+              {"why", records[i].why}});
   }
-  rpc::LogError(
+  LogError(
       "the store has unreadable records; `shardmesh admin check FOLDER` shows them, "
       "with --set-aside it moves them aside",
       {{"file", path}, {"records", records.size()}});

@@ -375,18 +375,17 @@ absl::StatusOr<FolderLock> FolderLock::Take(const std::string& folder, absl::Dur
                              "/arrays; give the coordinator a folder of its own"),
                       folder);
   }
-  absl::StatusOr<FileLock> lock =
-      TakeLock(LockPath(folder),
-               {.timeout = timeout,
-                .on_wait =
-                    [&folder](const std::string& holder, absl::Duration left) {
-                      rpc::LogWarning("waiting for the data folder, which another process has",
-                                      {{"folder", folder},
-                                       {"process", holder},
-                                       {"give_up_in", rpc::FormatRounded(left)}});
-                    },
-                .tell_every = kLockLogInterval,
-                .mode = 0600});
+  absl::StatusOr<FileLock> lock = TakeLock(
+      LockPath(folder),
+      {.timeout = timeout,
+       .on_wait =
+           [&folder](const std::string& holder, absl::Duration left) {
+             LogWarning(
+                 "waiting for the data folder, which another process has",
+                 {{"folder", folder}, {"process", holder}, {"give_up_in", FormatRounded(left)}});
+           },
+       .tell_every = kLockLogInterval,
+       .mode = 0600});
   if (!lock.ok()) return LockError(lock.status());
   if (!lock->held.valid()) return InUse(folder, lock->holder);
   return FolderLock(std::move(lock->held));

@@ -39,7 +39,7 @@ void WatchPump::Run() {
       }
       feed->sink->CutOff();
       feed->knows_it_is_cut_off = true;
-      cut_off_.emplace_back(rpc::SteadyDeadline::After(kCutOffGrace), feed);
+      cut_off_.emplace_back(SteadyDeadline::After(kCutOffGrace), feed);
     }
     while (!cut_off_.empty() && cut_off_.front().first.is_over()) {
       const std::shared_ptr<WatchFeed> feed = std::move(cut_off_.front().second);

@@ -70,7 +70,7 @@ class WatchPump {
   std::deque<std::shared_ptr<WatchFeed>> due_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   // Streams to cancel at these times if they are still open. Only the thread uses them.
-  std::deque<std::pair<rpc::SteadyDeadline, std::shared_ptr<WatchFeed>>> cut_off_;
+  std::deque<std::pair<SteadyDeadline, std::shared_ptr<WatchFeed>>> cut_off_;
   std::thread thread_;  // last
 };
 

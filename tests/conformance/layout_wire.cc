@@ -1,7 +1,7 @@
 // A coordinator's answers about layouts.
 #include <utility>
 
-#include "rpc/codec/definition.h"
+#include "sharding/rules/rule_set_definition.h"
 #include "status/status_macros.h"
 #include "tests/conformance/layout.h"
 
@@ -62,7 +62,7 @@ class Layout final : public LayoutSubject {
                                                  absl::Span<const client::TreeTensor> tensors,
                                                  const std::optional<Mesh>& mesh) const override {
     client::TreeQuestion question;
-    question.rules = rpc::RuleSetDefinition{.rules = rules, .slashes = false};
+    question.rules = RuleSetDefinition{.rules = rules, .slashes = false};
     question.match_only = !mesh.has_value();
     if (mesh.has_value()) question.mesh = *mesh;
     question.compatibility = kExact;

@@ -112,7 +112,7 @@ int Ask(const Arguments& arguments, const Questions& questions) {
 }
 
 int AskOverTheWire(const Arguments& arguments) {
-  rpc::ConfigureLog({.level = rpc::LogLevel::kWarning});
+  ConfigureLog({.level = LogLevel::kWarning});
   std::unique_ptr<server::CoordinatorServer> server;
   std::string address = arguments.address;
   if (address.empty()) {
@@ -138,7 +138,7 @@ int AskOverTheWire(const Arguments& arguments) {
 }
 
 int AskLocally(const Arguments& arguments) {
-  rpc::ConfigureLog({.level = rpc::LogLevel::kWarning});
+  ConfigureLog({.level = LogLevel::kWarning});
   const auto local = client::LocalQuestions::Start();
   if (!local.ok()) {
     std::cerr << "conformance: " << ToStd(local.status().message()) << "\n";

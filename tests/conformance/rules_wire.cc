@@ -27,7 +27,7 @@ class Rules final : public RulesSubject {
     options.defer_pattern_errors = true;
     SHARDMESH_ASSIGN_OR_RETURN(RuleSet rule_set, RuleSet::Create(rules, options));
     client::TreeQuestion question;
-    question.rules = rpc::RuleSetDefinition{
+    question.rules = RuleSetDefinition{
         .rules = std::move(rule_set), .slashes = false, .default_min_size = !min_size.has_value()};
     question.match_only = true;
     question.compatibility = kExact;

@@ -63,7 +63,7 @@ void CheckTree(const std::string& bytes) {
   }
   server::TreeQuestion question;
   question.mesh = *Mesh::Parse("dp=2,fsdp=3,tp=4");
-  question.rules = rpc::RuleSetDefinition{
+  question.rules = RuleSetDefinition{
       .rules = *RuleSet::Create({{"w$", PartitionSpec({SpecEntry::Axis("tp")})}, {"", {}}})};
   const auto resolver = server::TreeResolver::Create(std::move(question));
   Require(resolver.ok());

@@ -13,9 +13,10 @@
 #include <vector>
 
 #include "program/collective_choice.h"
-#include "rpc/codec/definition.h"
 #include "rpc/contract.h"
+#include "sharding/mesh_definition.h"
 #include "sharding/rules/rule_set.h"
+#include "sharding/rules/rule_set_definition.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
 #include "tensor/view.h"
@@ -120,7 +121,7 @@ TEST_F(ClientTest, TensorsGoThroughTheLeastMemoryForCallsThatAWorkerTakes) {
 
 TEST_F(ClientTest, PutsByRulesThatTakeLongToCompile) {
   const auto options_of = [](std::vector<Rule> rules) {
-    return client::PutOptions{.rules = rpc::RuleSetDefinition{.rules = *RuleSet::Create(rules)}};
+    return client::PutOptions{.rules = RuleSetDefinition{.rules = *RuleSet::Create(rules)}};
   };
   const std::vector<Rule> rules = {{R"(\w{60}\b)", PartitionSpec()},
                                    {R"(\w{60}\b)", PartitionSpec()},
@@ -175,7 +176,7 @@ TEST_F(ClientTest, KeepsTreesAndAnswersQuestionsThatNameThem) {
   ASSERT_EQ(listed.size(), 1u);
   EXPECT_TRUE(std::get<client::StoredTree>(listed[0].value).tensors.empty());
 
-  const rpc::RuleSetDefinition rules = {
+  const RuleSetDefinition rules = {
       .rules = *RuleSet::Create({{"wq", PartitionSpec({SpecEntry::Axis("tp")})}, {"bias", {}}})};
   SHARDMESH_ASSERT_OK_AND_ASSIGN(
       const client::TreeAnswer streamed,
@@ -515,8 +516,7 @@ TEST_P(CollectiveClientTest, RefusesWhatCannotBeBeforeAnyByteMoves) {
 }
 
 TEST_P(CollectiveClientTest, OperandsOfTwoMeshesAreRefusedBeforeAnyByteMoves) {
-  const rpc::MeshDefinition pair = {.mesh = *Mesh::Parse("x=2"),
-                                    .workers = {"worker-0", "worker-1"}};
+  const MeshDefinition pair = {.mesh = *Mesh::Parse("x=2"), .workers = {"worker-0", "worker-1"}};
   ASSERT_THAT(client().catalog().CreateEntry("pair", pair), IsOk());
   ASSERT_THAT(
       PutFloats(client(), "other", {8, 4}, numbers_, PartitionSpec({SpecEntry::Axis("x")}), "pair"),

@@ -24,8 +24,8 @@
 #include "absl/time/time.h"
 #include "client/mesh_client.h"
 #include "program/program.h"
-#include "rpc/codec/definition.h"
 #include "sharding/mesh.h"
+#include "sharding/mesh_definition.h"
 #include "status/str_cat.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/status_matchers.h"
@@ -93,8 +93,8 @@ class CollectiveCluster : public ::testing::Test {
   // A mesh x=N over these workers.
   void DefineMesh(const std::string& name, const std::vector<std::string>& workers) {
     ASSERT_THAT(client().catalog().CreateEntry(
-                    name, rpc::MeshDefinition{.mesh = *Mesh::Parse(StrCat("x=", workers.size())),
-                                              .workers = workers}),
+                    name, MeshDefinition{.mesh = *Mesh::Parse(StrCat("x=", workers.size())),
+                                         .workers = workers}),
                 IsOk());
   }
 
@@ -189,11 +189,11 @@ class CollectiveCluster : public ::testing::Test {
   // The other ranks' records of the sum in a step that failed name this worker, and ended before
   // `limit`; waits for the heartbeats that bring them.
   void ExpectNamedByTheOthers(const std::string& identity, int64_t step, absl::Time limit) {
-    const auto names_it = [&](const rpc::FlightRecord& record) {
+    const auto names_it = [&](const FlightRecord& record) {
       return record.step == step && !record.outcome.ok() &&
              ToStd(record.outcome.message()).find(identity) != std::string_view::npos;
     };
-    std::map<std::string, rpc::FlightRecord> named_by;
+    std::map<std::string, FlightRecord> named_by;
     EXPECT_TRUE(Eventually([&] {
       const auto flights = client().cluster().ListFlightRecords({.step = step});
       if (!flights.ok()) return false;

@@ -91,7 +91,7 @@ client::MatmulCall Product(const std::string& name) {
 // axes where they are given.
 int64_t DefineMeshAgain(const std::string& folder, const std::string& mesh_id,
                         const std::string& axes = "") {
-  rpc::RealClock clock;
+  RealClock clock;
   const auto store = server::OpenSqliteStore(
       {.folder = folder, .local = {.history = server::DefinitionHistory()}});
   EXPECT_THAT(store, IsOk());
@@ -103,7 +103,7 @@ int64_t DefineMeshAgain(const std::string& folder, const std::string& mesh_id,
   const auto mesh = (*definition_store)->state().FindMesh(mesh_id);
   EXPECT_THAT(mesh, IsOk());
   v1::EntryValue value;
-  rpc::MeshDefinition definition = **mesh;
+  MeshDefinition definition = **mesh;
   if (!axes.empty()) definition.mesh = *Mesh::Parse(axes);
   rpc::Encode(definition, value.mutable_mesh());
   int64_t revision = 0;
@@ -333,8 +333,8 @@ TEST_F(FaultTest, ArraysAreOfUseOnTheSameMeshOfALaterRevision) {
 TEST_F(FaultTest, AnArrayOfOtherAxesThanItsMeshHasNowIsRefused) {
   ASSERT_NO_FATAL_FAILURE(
       StartCluster({.durable = true, .coordinator_flags = {}, .worker_flags = {}}));
-  const rpc::MeshDefinition square = {.mesh = *Mesh::Parse("x=2,y=2"),
-                                      .workers = {"worker-0", "worker-1", "worker-2", "worker-3"}};
+  const MeshDefinition square = {.mesh = *Mesh::Parse("x=2,y=2"),
+                                 .workers = {"worker-0", "worker-1", "worker-2", "worker-3"}};
   ASSERT_THAT(client().catalog().CreateEntry("square", square), IsOk());
   const std::vector<float> ones(16, 1.0f);
   const PartitionSpec spec({SpecEntry::Axis("x"), SpecEntry::Axis("y")});

@@ -164,8 +164,7 @@ class OwnPlansCoordinator final : public internal::v1::AttachService::Service {
       worker->set_identity(hello.identity());
       worker->set_incarnation(hello.incarnation());
       for (const v1::Endpoint& endpoint : hello.endpoints()) {
-        worker->add_endpoints()->set_address(
-            rpc::WithPort(endpoint.address(), hello.exchange_port()));
+        worker->add_endpoints()->set_address(WithPort(endpoint.address(), hello.exchange_port()));
       }
     }
     membership->set_snapshot(true);

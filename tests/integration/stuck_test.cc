@@ -121,7 +121,7 @@ class StuckTest : public CollectiveCluster, public ::testing::WithParamInterface
     for (const client::WorkerStatus& worker : status->workers) pids[worker.identity] = worker.pid;
     return pids;
   }
-  absl::StatusOr<std::vector<rpc::FlightRecord>> RecordsOf(const std::string& identity) {
+  absl::StatusOr<std::vector<FlightRecord>> RecordsOf(const std::string& identity) {
     SHARDMESH_ASSIGN_OR_RETURN(std::vector<client::WorkerFlight> flights,
                                client().cluster().ListFlightRecords({.identity = identity}));
     return std::move(flights.front().records);
@@ -161,9 +161,9 @@ TEST_P(StuckTest, ARankThatIsKilledInACollectiveIsNamedEverywhere) {
   AwaitBlame("worker-1", Kind::kFailed);
   ExpectNamedByTheOthers("worker-1", stuck.step.value_or(0), killed + kBreakNoticedWithin);
   ExpectDoctorNames("worker-1");
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::vector<rpc::FlightRecord> told_by_the_dead,
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::vector<FlightRecord> told_by_the_dead,
                                  RecordsOf("worker-1"));
-  EXPECT_THAT(told_by_the_dead, Contains(Field(&rpc::FlightRecord::step, done.sequence)))
+  EXPECT_THAT(told_by_the_dead, Contains(Field(&FlightRecord::step, done.sequence)))
       << "what it told survives it";
 
   ASSERT_THAT(cluster_->Restart("worker-1"), IsOk());
@@ -376,12 +376,12 @@ TEST_P(StuckTest, DoctorShowsWhatEachRankDidLast) {
                                                [](const auto& f) { return f.records.empty(); });
   }));
   for (const client::WorkerFlight& flight : flights) {
-    const rpc::FlightRecord& record = flight.records.front();
+    const FlightRecord& record = flight.records.front();
     EXPECT_EQ(record.what, "op 0 (collective): all-reduce over fsdp,tp");
     EXPECT_THAT(record.outcome, IsOk());
     EXPECT_LE(record.started, record.ended);
     EXPECT_EQ(record.peers.size(), 3u);
-    for (const rpc::FlightRecord::Peer& peer : record.peers) {
+    for (const FlightRecord::Peer& peer : record.peers) {
       EXPECT_LE(peer.data_came, record.ended) << "of rank " << peer.rank;
     }
   }

@@ -105,8 +105,13 @@ class TlsClusterTest : public ::testing::Test {
   // Where other workers reach it.
   std::string ExchangeAddressOf(const std::string& identity) const {
     const client::WorkerStatus worker = WorkerOf(identity);
+<<<<<<< HEAD
     EXPECT_TRUE(worker.exchange_port.has_value());
     return rpc::WithPort(worker.addresses.front(), worker.exchange_port.value_or(0));
+=======
+    EXPECT_GT(worker.exchange_port, 0);
+    return WithPort(worker.addresses.front(), worker.exchange_port);
+>>>>>>> x-pub
   }
   // What the coordinator says to a hello of this identity.
   absl::Status Attach(const rpc::TlsFiles& files, const std::string& identity,
@@ -454,7 +459,7 @@ TEST_F(TlsClusterTest, ProbesNeedNoCertificate) {
   const std::string& address = cluster_->address();
   const int port = std::stoi(address.substr(address.rfind(':') + 1));
   const auto run = [&](std::vector<std::string> command) {
-    command.push_back("--address=" + rpc::HealthAddress(port));
+    command.push_back("--address=" + HealthAddress(port));
     return RunShardmesh(command, cluster_->folder());
   };
   for (const char* service : {"live", "ready"}) {

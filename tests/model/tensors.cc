@@ -92,7 +92,7 @@ absl::Status SendTiles(const v1::BeginPutResponse& begun, const std::vector<Cont
   }
   client::Cancellation cancellation;
   client::TransferOptions options;
-  options.deadline = rpc::SteadyDeadline::After(timeout);
+  options.deadline = SteadyDeadline::After(timeout);
   return client::Upload(DevicesOf(begun.devices()), tensors, &cancellation, options).status();
 }
 
@@ -105,7 +105,7 @@ absl::StatusOr<std::string> FetchTiles(const v1::BeginGetResponse& begun, absl::
       const MutableTensorView view,
       MutableTensorView::Create(array.dtype, array.shape, absl::MakeSpan(bytes)));
   client::TransferOptions options;
-  options.deadline = rpc::SteadyDeadline::After(timeout);
+  options.deadline = SteadyDeadline::After(timeout);
   SHARDMESH_RETURN_IF_ERROR(client::Download(array, Tile::Whole(array.shape), begun.token(),
                                              DevicesOf(begun.devices()), view, nullptr, options));
   return bytes;

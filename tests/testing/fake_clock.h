@@ -18,7 +18,7 @@ namespace shardmesh::test {
 // A clock that stands still until Advance. Advance calls due functions in order of time, in its own
 // thread. While a function runs, the clock shows that function's time. Thread-safe, one Advance at
 // a time.
-class FakeClock final : public rpc::Clock {
+class FakeClock final : public Clock {
  public:
   explicit FakeClock(absl::Time start = absl::UnixEpoch() + absl::Hours(24 * 365 * 50))
       : now_(start) {}

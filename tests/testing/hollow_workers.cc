@@ -347,7 +347,7 @@ class Hollow final : public HollowWorkers, public v1::TileService::CallbackServi
     internal::v1::Hello* hello = request.mutable_hello();
     hello->set_identity(IdentityOf(index));
     hello->set_incarnation(slot.incarnation);
-    hello->mutable_build()->set_version(std::string(rpc::BuildVersion()));
+    hello->mutable_build()->set_version(std::string(BuildVersion()));
     hello->mutable_protocol()->set_min(1);
     hello->mutable_protocol()->set_max(1);
     hello->add_endpoints()->set_address(

@@ -11,9 +11,9 @@
 namespace shardmesh::test {
 
 // Shows `ahead` more than `clock`, which outlives it. Thread-safe.
-class SteppedClock final : public rpc::Clock {
+class SteppedClock final : public Clock {
  public:
-  SteppedClock(rpc::Clock* clock, absl::Duration ahead) : clock_(clock), ahead_(ahead) {}
+  SteppedClock(Clock* clock, absl::Duration ahead) : clock_(clock), ahead_(ahead) {}
 
   absl::Time Now() const override { return clock_->Now() + ahead_; }
   TimerId CallAt(absl::Time when, std::function<void()> function) override {
@@ -22,7 +22,7 @@ class SteppedClock final : public rpc::Clock {
   bool Cancel(TimerId timer) override { return clock_->Cancel(timer); }
 
  private:
-  rpc::Clock* const clock_;
+  Clock* const clock_;
   const absl::Duration ahead_;
 };
 

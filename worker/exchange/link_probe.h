@@ -56,7 +56,7 @@ class ProbeMemory {
   Buffer received_;
 };
 
-// The figures of rpc::MeasuredLink, documented there.
+// The figures of MeasuredLink, documented there.
 struct ProbeFigures {
   absl::Duration latency;
   double bytes_per_second = 0;

@@ -113,26 +113,26 @@ void LinkProber::AnswerAll() {
     // Ended connections are logged elsewhere.
     if (const absl::Status answered = Answer(call.connection, call.op);
         !answered.ok() && !absl::IsUnavailable(answered)) {
-      rpc::LogInfo(
+      LogInfo(
           "probe of a link not answered to its end",
           {{"identity", options_.identity}, {"peer", call.connection.peer}, {"error", answered}});
     }
   }
 }
 
-absl::StatusOr<rpc::MeasuredLink> LinkProber::Lead(const Connection& connection, int64_t op) const {
+absl::StatusOr<MeasuredLink> LinkProber::Lead(const Connection& connection, int64_t op) const {
   SHARDMESH_ASSIGN_OR_RETURN(ProbeMemory memory, ProbeMemory::Allocate(*options_.pool));
   const absl::Time answer_by = absl::Now() + kAnswerLimit;
   SHARDMESH_ASSIGN_OR_RETURN(const End end,
                              options_.open(connection, op, /*leads=*/true, answer_by));
   SHARDMESH_ASSIGN_OR_RETURN(const ProbeFigures figures,
                              LeadProbe(*end.link, end.peer, op, memory, answer_by));
-  return rpc::MeasuredLink{.peer = connection.peer,
-                           .peer_incarnation = connection.peer_incarnation,
-                           .shares_memory = end.shares_memory,
-                           .latency = figures.latency,
-                           .bytes_per_second = figures.bytes_per_second,
-                           .measured = absl::Now()};
+  return MeasuredLink{.peer = connection.peer,
+                      .peer_incarnation = connection.peer_incarnation,
+                      .shares_memory = end.shares_memory,
+                      .latency = figures.latency,
+                      .bytes_per_second = figures.bytes_per_second,
+                      .measured = absl::Now()};
 }
 
 absl::Status LinkProber::Answer(const Connection& connection, int64_t op) const {
@@ -145,7 +145,7 @@ absl::Status LinkProber::Answer(const Connection& connection, int64_t op) const 
   return memory.status();
 }
 
-void LinkProber::Note(const Connection& connection, absl::StatusOr<rpc::MeasuredLink> measured) {
+void LinkProber::Note(const Connection& connection, absl::StatusOr<MeasuredLink> measured) {
   absl::MutexLock lock(&mutex_);
   const auto found = targets_.find(connection.peer);
   if (found == targets_.end() || found->second.connection.number != connection.number) return;
@@ -154,10 +154,10 @@ void LinkProber::Note(const Connection& connection, absl::StatusOr<rpc::Measured
   if (!measured.ok()) {
     ++target.failures;
     target.due = target.failures < kMaxFailures ? now + kRetryDelay : absl::InfiniteFuture();
-    rpc::LogWarning("link not measured", {{"identity", options_.identity},
-                                          {"peer", connection.peer},
-                                          {"again", target.failures < kMaxFailures},
-                                          {"error", measured.status()}});
+    LogWarning("link not measured", {{"identity", options_.identity},
+                                     {"peer", connection.peer},
+                                     {"again", target.failures < kMaxFailures},
+                                     {"error", measured.status()}});
     return;
   }
   if (target.best.has_value()) {
@@ -174,11 +174,11 @@ void LinkProber::Note(const Connection& connection, absl::StatusOr<rpc::Measured
   target.best = *std::move(measured);
   ++revision_;
   if (target.due == absl::InfiniteFuture()) {
-    rpc::LogInfo("link measured", {{"identity", options_.identity},
-                                   {"peer", connection.peer},
-                                   {"shares_memory", target.best->shares_memory},
-                                   {"latency", target.best->latency},
-                                   {"bytes_per_second", target.best->bytes_per_second}});
+    LogInfo("link measured", {{"identity", options_.identity},
+                              {"peer", connection.peer},
+                              {"shares_memory", target.best->shares_memory},
+                              {"latency", target.best->latency},
+                              {"bytes_per_second", target.best->bytes_per_second}});
   }
 }
 

@@ -17,7 +17,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "rpc/codec/measured_link.h"
+#include "program/measured_link.h"
 #include "tensor/buffer.h"
 #include "worker/collective/link.h"
 
@@ -25,8 +25,8 @@ namespace shardmesh::worker {
 
 // Measurements of one worker.
 struct MeasuredLinks {
-  uint64_t revision = 0;                      // rises with each change
-  std::vector<rpc::MeasuredLink> links = {};  // by peer
+  uint64_t revision = 0;                 // rises with each change
+  std::vector<MeasuredLink> links = {};  // by peer
 };
 
 // Measures links. In each pair of workers the one that dialled leads the probes (link_probe.h).
@@ -90,7 +90,7 @@ class LinkProber {
     int probes = 0;    // successful ones
     int failures = 0;  // since the last success
     absl::Time due = absl::InfinitePast();
-    std::optional<rpc::MeasuredLink> best = {};
+    std::optional<MeasuredLink> best = {};
   };
   struct Call {
     Connection connection;
@@ -99,9 +99,9 @@ class LinkProber {
 
   void LeadAll() ABSL_LOCKS_EXCLUDED(mutex_);
   void AnswerAll() ABSL_LOCKS_EXCLUDED(mutex_);
-  absl::StatusOr<rpc::MeasuredLink> Lead(const Connection& connection, int64_t op) const;
+  absl::StatusOr<MeasuredLink> Lead(const Connection& connection, int64_t op) const;
   absl::Status Answer(const Connection& connection, int64_t op) const;
-  void Note(const Connection& connection, absl::StatusOr<rpc::MeasuredLink> measured)
+  void Note(const Connection& connection, absl::StatusOr<MeasuredLink> measured)
       ABSL_LOCKS_EXCLUDED(mutex_);
 
   const Options options_;

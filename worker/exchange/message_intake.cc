@@ -143,8 +143,8 @@ void MessageIntake::Refuse(const std::string& identity, const ShmChannel* channe
     link = peer->link;
     CountRefused(why);
   }
-  rpc::LogWarning("shared memory refused",
-                  {{"identity", links_.self.identity}, {"peer", identity}, {"error", why}});
+  LogWarning("shared memory refused",
+             {{"identity", links_.self.identity}, {"peer", identity}, {"error", why}});
   if (link != nullptr) link->Close(why);
 }
 

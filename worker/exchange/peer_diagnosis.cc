@@ -33,10 +33,10 @@ void PeerDiagnosis::Begin(const Peer& peer) {
     Found& last = found_[identity];
     if (found.empty() || (last.text == found && now - last.logged < kLogInterval)) return;
     last = {found, now};
-    rpc::LogWarning("cannot reach peer", {{"identity", links_.self.identity},
-                                          {"peer", identity},
-                                          {"address", endpoint},
-                                          {"error", found}});
+    LogWarning("cannot reach peer", {{"identity", links_.self.identity},
+                                     {"peer", identity},
+                                     {"address", endpoint},
+                                     {"error", found}});
   });
 }
 

@@ -36,7 +36,7 @@ struct PeerLink::Charge {
   const int64_t cost_bytes;
 };
 
-PeerLink::PeerLink(Owner* owner, const rpc::Clock* clock, std::optional<rpc::FrameHello> greeting)
+PeerLink::PeerLink(Owner* owner, const Clock* clock, std::optional<rpc::FrameHello> greeting)
     : owner_(owner), clock_(clock), greeting_(std::move(greeting)), heard_(clock->Now()) {
   if (greeting_.has_value()) peer_ = greeting_->peer_identity;
 }
@@ -252,9 +252,9 @@ void PeerLink::Tick(absl::Duration ping_interval, absl::Duration silence_limit) 
     }
   }
   if (silent != nullptr) {
-    silent->Close(WithReason(
-        absl::UnavailableError(StrCat("nothing was heard for ", rpc::FormatRounded(silence))),
-        Reason::kWorkerLost, {{fact::kIdentity, peer_}}));
+    silent->Close(
+        WithReason(absl::UnavailableError(StrCat("nothing was heard for ", FormatRounded(silence))),
+                   Reason::kWorkerLost, {{fact::kIdentity, peer_}}));
     return;
   }
   WriteNext();

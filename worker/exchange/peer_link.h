@@ -105,7 +105,7 @@ class PeerLink final : public ExchangeStream::Handler,
 
   // `greeting`: the first hello, for the end that dials; the other end answers the hello that it
   // gets. `now` starts the limit on silence. The owner outlives the link.
-  PeerLink(Owner* owner, const rpc::Clock* clock, std::optional<rpc::FrameHello> greeting);
+  PeerLink(Owner* owner, const Clock* clock, std::optional<rpc::FrameHello> greeting);
 
   // Call it before the stream's first event.
   void Attach(std::shared_ptr<ExchangeStream> stream);
@@ -217,7 +217,7 @@ class PeerLink final : public ExchangeStream::Handler,
   void WriteNext() ABSL_LOCKS_EXCLUDED(mutex_);
 
   Owner* const owner_;
-  const rpc::Clock* const clock_;
+  const Clock* const clock_;
   const std::optional<rpc::FrameHello> greeting_;
 
   mutable absl::Mutex mutex_;

@@ -91,7 +91,7 @@ class PeerLinks {
     WorkerSelf self;
     rpc::Credentials credentials = rpc::Credentials::Insecure();
     // Outlives the links.
-    rpc::Clock* clock = nullptr;
+    Clock* clock = nullptr;
     PeersChanged peers_changed;
     // Most received bytes that may wait for receivers: per tag; and in total over one stream, as
     // its credit. LinkCredit limits this credit by the available memory.

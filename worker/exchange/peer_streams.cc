@@ -227,7 +227,7 @@ void PeerStreams::OnUp(const std::shared_ptr<PeerLink>& link) {
     return;
   }
   if (replaced != nullptr) replaced->Close(WorkerLost("another stream took its place"));
-  rpc::LogInfo("peer connected", {{"identity", options_.self.identity}, {"peer", link->peer()}});
+  LogInfo("peer connected", {{"identity", options_.self.identity}, {"peer", link->peer()}});
   for (const int64_t sequence : broken_steps) {
     link->SendAbort(
         sequence,
@@ -292,12 +292,11 @@ void PeerStreams::OnDown(const std::shared_ptr<PeerLink>& link, bool was_up,
     }
   }
   if (was_up && !state_.closed) {
-    rpc::LogWarning(
-        "peer lost",
-        {{"identity", options_.self.identity}, {"peer", link->peer()}, {"error", status}});
+    LogWarning("peer lost",
+               {{"identity", options_.self.identity}, {"peer", link->peer()}, {"error", status}});
   } else if (!state_.closed) {
-    rpc::LogInfo(link->dialled() ? "peer not reached" : "stream refused",
-                 {{"identity", options_.self.identity}, {"peer", link->peer()}, {"error", status}});
+    LogInfo(link->dialled() ? "peer not reached" : "stream refused",
+            {{"identity", options_.self.identity}, {"peer", link->peer()}, {"error", status}});
   }
   Notify();
   state_.peers.EndLink();
@@ -318,8 +317,8 @@ void PeerStreams::ShareMemory() {
                    const std::string& peer, uint64_t link, bool was_connected,
                    const absl::Status& why) { OnSharingEnded(peer, link, was_connected, why); }});
   if (!shm.ok()) {
-    rpc::LogWarning("no memory is shared with peers",
-                    {{"identity", options_.self.identity}, {"error", shm.status()}});
+    LogWarning("no memory is shared with peers",
+               {{"identity", options_.self.identity}, {"error", shm.status()}});
     return;
   }
   shm_ = *std::move(shm);
@@ -341,7 +340,7 @@ void PeerStreams::OnShared(const std::string& identity, uint64_t link,
     channel->Close();
     return;
   }
-  rpc::LogInfo("memory shared", {{"identity", options_.self.identity}, {"peer", identity}});
+  LogInfo("memory shared", {{"identity", options_.self.identity}, {"peer", identity}});
 }
 
 void PeerStreams::OnSharingEnded(const std::string& identity, uint64_t link, bool was_connected,
@@ -358,8 +357,8 @@ void PeerStreams::OnSharingEnded(const std::string& identity, uint64_t link, boo
     // only transport, the next stream tries it again.
     if (was_connected || options_.transport == Transport::kShm) ended = peer->link;
   }
-  rpc::LogWarning(was_connected ? "shared memory lost" : "no memory shared",
-                  {{"identity", options_.self.identity}, {"peer", identity}, {"error", why}});
+  LogWarning(was_connected ? "shared memory lost" : "no memory shared",
+             {{"identity", options_.self.identity}, {"peer", identity}, {"error", why}});
   if (ended != nullptr)
     ended->Close(WorkerLost(StrCat("it shares no memory: ", ToStd(why.message()))));
 }

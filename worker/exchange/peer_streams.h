@@ -117,7 +117,7 @@ class PeerStreams final : public PeerLink::Owner {
   std::unique_ptr<ShmPeers> shm_;  // null if nothing is shared
   std::unique_ptr<ExchangeService> service_;
   CompletionPoller poller_;
-  std::optional<rpc::Alarm> alarm_;   // starts when all members above exist
+  std::optional<Alarm> alarm_;        // starts when all members above exist
   std::optional<LinkProber> prober_;  // the same; none if links are not measured
   PeerDiagnosis diagnosis_;           // the same
 };

@@ -258,7 +258,7 @@ PeerTable::Due PeerTable::Look(absl::Time now, PeerLink::Owner* owner,
 void PeerTable::Dial(Peer& peer, PeerLink::Owner* owner, grpc::CompletionQueue* queue) {
   const MeshDevice& device = peer.device;
   const auto give_up = [&](const absl::Status& status) {
-    rpc::LogWarning("cannot dial peer", {{"peer", device.identity}, {"error", status}});
+    LogWarning("cannot dial peer", {{"peer", device.identity}, {"error", status}});
     peer.dial_time = options_.clock->Now() + peer.backoff.NextDelay(status);
   };
   if (device.endpoints.empty()) {

@@ -548,7 +548,7 @@ class AttachLoop final : public CoordinatorLink {
   std::vector<std::string> restored_ ABSL_GUARDED_BY(mutex_);  // not yet reported
 
   std::thread thread_;
-  rpc::Alarm heartbeat_;
+  Alarm heartbeat_;
   ThreadPool orders_{1};  // what waits for the disk; last: its thread uses the above
 };
 
@@ -566,8 +566,8 @@ void AttachLoop::Run() {
     // block for seconds where name servers are silent.
     if (!was_connected_) ended = Explained(std::move(ended));
     if (detached_for_good_ || IsFinal(ended)) {
-      rpc::LogError("the coordinator refuses this worker",
-                    {{"coordinator", options_.coordinator}, {"error", ended}});
+      LogError("the coordinator refuses this worker",
+               {{"coordinator", options_.coordinator}, {"error", ended}});
       return options_.failed(ended);
     }
     const absl::Duration delay = backoff.NextDelay(ended);
@@ -649,10 +649,10 @@ void AttachLoop::LogWait(const absl::Status& status, absl::Duration delay) {
   const absl::Time now = options_.clock->Now();
   std::string text = status.ToString(absl::StatusToStringMode::kWithNoExtraData);
   const bool is_told = text == logged_wait_ && now - log_time_ < kLogInterval;
-  (is_told ? rpc::LogInfo : rpc::LogWarning)("cannot attach, will retry",
-                                             {{"coordinator", options_.coordinator},
-                                              {"error", status},
-                                              {"retry_in", rpc::FormatRounded(delay)}});
+  (is_told ? LogInfo : LogWarning)("cannot attach, will retry",
+                                   {{"coordinator", options_.coordinator},
+                                    {"error", status},
+                                    {"retry_in", FormatRounded(delay)}});
   if (!is_told) {
     logged_wait_ = std::move(text);
     log_time_ = now;
@@ -666,7 +666,7 @@ internal::v1::AttachRequest AttachLoop::MakeHello() const {
   hello->set_identity(options_.self.identity);
   hello->set_data_identity(options_.store->data_identity());
   hello->set_incarnation(options_.self.incarnation);
-  hello->mutable_build()->set_version(std::string(rpc::BuildVersion()));
+  hello->mutable_build()->set_version(std::string(BuildVersion()));
   hello->mutable_protocol()->set_min(rpc::kOldestProtocol);
   hello->mutable_protocol()->set_max(rpc::kNewestProtocol);
   for (const std::string& endpoint : options_.endpoints) {
@@ -760,7 +760,7 @@ absl::Status AttachLoop::TakeWelcome(const internal::v1::Welcome& welcome) {
     heartbeat_.SetNoLaterThan(next_beat_);
   }
   logged_wait_.clear();
-  rpc::LogInfo("attached", {{"coordinator", options_.coordinator}, {"term", welcome.term()}});
+  LogInfo("attached", {{"coordinator", options_.coordinator}, {"term", welcome.term()}});
   SendInventory();
   return absl::OkStatus();
 }
@@ -785,7 +785,7 @@ absl::Status AttachLoop::KeepTerm() {
     return written;
   }
   if (!std::exchange(is_term_late_, true)) {
-    rpc::LogWarning(
+    LogWarning(
         "the coordinator's term could not be stored yet, make room on the disk: until it is "
         "stored, this worker may follow an older coordinator after a restart",
         {{"term", term.number}, {"error", written}});
@@ -893,13 +893,13 @@ absl::Status AttachLoop::TakeVerdict(const internal::v1::InventoryVerdict& verdi
   const int64_t quarantined = options_.store->Quarantine(unknown, options_.clock->Now());
   if (quarantined > 0) {
     const internal::v1::QuarantineTile& first = verdict.quarantine_tiles(0);
-    rpc::LogWarning(
+    LogWarning(
         "moved tiles into quarantine; `shardmesh admin quarantine list` shows them",
         {{"tiles", quarantined}, {"first_array", first.array_id()}, {"reason", first.reason()}});
   }
   if (verdict.drop_array_ids_size() > 0) {
-    rpc::LogInfo("dropping arrays that were released while this worker was away",
-                 {{"arrays", verdict.drop_array_ids_size()}, {"first", verdict.drop_array_ids(0)}});
+    LogInfo("dropping arrays that were released while this worker was away",
+            {{"arrays", verdict.drop_array_ids_size()}, {"first", verdict.drop_array_ids(0)}});
   }
   Drop(verdict.drop_array_ids());
   if (verdict.last()) {
@@ -969,7 +969,7 @@ absl::Status AttachLoop::TakeEndStep(const internal::v1::EndStep& end) {
     ended = options_.executor->Commit(end.sequence());
     if (absl::IsNotFound(ended)) {
       // The step ended with the stream; the verdict on the inventory has settled it.
-      rpc::LogWarning("commit of a step that this worker has left", {{"step", end.sequence()}});
+      LogWarning("commit of a step that this worker has left", {{"step", end.sequence()}});
       ended = absl::OkStatus();
     }
   } else {
@@ -1089,9 +1089,9 @@ internal::v1::QuarantineAnswer AttachLoop::CarryOut(const internal::v1::Quaranti
     const absl::StatusOr<QuarantinedArray> done =
         restores ? options_.store->RestoreQuarantined(id) : options_.store->DropQuarantined(id);
     if (done.ok()) {
-      rpc::LogInfo(restores ? "restored an array from the quarantine, as the coordinator asked"
-                            : "dropped an array from the quarantine, as the coordinator asked",
-                   {{"array", id}, {"size_bytes", done->size_bytes()}});
+      LogInfo(restores ? "restored an array from the quarantine, as the coordinator asked"
+                       : "dropped an array from the quarantine, as the coordinator asked",
+              {{"array", id}, {"size_bytes", done->size_bytes()}});
       *answer.add_arrays() = Encode(*done, options_.self.identity);
       if (restores) {
         // Sent separately from the answer, whose caller may no longer wait.
@@ -1108,7 +1108,7 @@ internal::v1::QuarantineAnswer AttachLoop::CarryOut(const internal::v1::Quaranti
 }
 
 void AttachLoop::Beat() {
-  const std::vector<rpc::StepProgress> progress = options_.executor->progress();
+  const std::vector<StepProgress> progress = options_.executor->progress();
   const int64_t used_bytes = options_.store->used_bytes();
   absl::MutexLock lock(&mutex_);
   if (!attached_) {
@@ -1117,7 +1117,7 @@ void AttachLoop::Beat() {
   const absl::Time now = options_.clock->Now();
   absl::Time slow_at = absl::InfiniteFuture();
   RunningInstructions running;
-  for (const rpc::StepProgress& step : progress) {
+  for (const StepProgress& step : progress) {
     const std::optional<FlightRecord>& instruction = step.instruction;
     running.emplace_back(step.step, instruction.has_value() ? instruction->op : -1);
     // A slow instruction is reported only once.
@@ -1142,7 +1142,7 @@ void AttachLoop::Beat() {
   heartbeat->set_quarantined_bytes(quarantine.disk_bytes + quarantine.memory_bytes);
   heartbeat->set_epoch(epoch_);
   rpc::Encode(now, heartbeat->mutable_send_time());
-  for (const rpc::StepProgress& step : progress) rpc::Encode(step, heartbeat->add_progress());
+  for (const StepProgress& step : progress) rpc::Encode(step, heartbeat->add_progress());
   if (options_.recorder != nullptr) {
     const FlightRecorder::Tail tail = options_.recorder->EndedSince(next_record_, kMaxRecords);
     Encode(tail.records, heartbeat);
@@ -1151,7 +1151,7 @@ void AttachLoop::Beat() {
   if (const MeasuredLinks measured = options_.links->measured_links();
       measured.revision != told_links_) {
     internal::v1::MeasuredLinks* links = heartbeat->mutable_links();  // also if none are left
-    for (const rpc::MeasuredLink& link : measured.links) rpc::Encode(link, links->add_links());
+    for (const MeasuredLink& link : measured.links) rpc::Encode(link, links->add_links());
     told_links_ = measured.revision;
   }
   stream_->Send(std::move(request));

@@ -58,7 +58,7 @@ class CoordinatorLink {
     int threads = 1;  // for kernels
     // Where the newest term is kept; empty: only in memory.
     std::string data_dir;
-    rpc::Clock* clock = nullptr;
+    Clock* clock = nullptr;
     ShardStore* store = nullptr;
     TileGate* gate = nullptr;
     PeerLinks* links = nullptr;

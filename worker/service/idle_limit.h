@@ -17,7 +17,7 @@ namespace shardmesh::worker {
 class IdleLimit {
  public:
   // `clock` outlives the object. `give_up` may end the stream, and with it this object.
-  IdleLimit(rpc::Clock* clock, absl::Duration limit, std::function<void()> give_up)
+  IdleLimit(Clock* clock, absl::Duration limit, std::function<void()> give_up)
       : clock_(clock),
         limit_(limit),
         give_up_(std::move(give_up)),
@@ -50,12 +50,12 @@ class IdleLimit {
     give_up_();
   }
 
-  rpc::Clock* const clock_;
+  Clock* const clock_;
   const absl::Duration limit_;
   const std::function<void()> give_up_;
   absl::Mutex mutex_;
   absl::Time progress_time_ ABSL_GUARDED_BY(mutex_);
-  rpc::Alarm alarm_;  // last: it calls Check
+  Alarm alarm_;  // last: it calls Check
 };
 
 }  // namespace shardmesh::worker

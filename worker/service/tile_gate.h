@@ -113,7 +113,7 @@ class TileGate {
   struct Options {
     std::string identity;  // of this worker
     ShardStore* store = nullptr;
-    rpc::Clock* clock = nullptr;
+    Clock* clock = nullptr;
     // Called with no lock held, on the thread that finishes the tile.
     std::function<void(const TileReport&)> staged;
   };

@@ -29,7 +29,7 @@ struct TileServiceOptions {
   TileGate* gate = nullptr;
   ThreadPool* work = nullptr;              // where disks, and memory, are waited for
   ThreadPool* membership_waits = nullptr;  // waits for a membership update here
-  rpc::Clock* clock = nullptr;
+  Clock* clock = nullptr;
   // A stream without progress for this long is ended: a put with DEADLINE_EXCEEDED (DEADLINE), a
   // get by cancelling it.
   absl::Duration idle_limit = absl::Seconds(60);

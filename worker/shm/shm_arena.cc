@@ -168,7 +168,7 @@ ShmArena::Segment* ShmArena::AddSegment(size_t size_bytes) {
   if (segments_.size() >= max_segments_) return nullptr;
   auto memory = ShmSegment::Create(name_, static_cast<int64_t>(size_bytes), /*prefault=*/false);
   if (!memory.ok()) {
-    rpc::LogWarning("no shared memory", {{"error", memory.status()}});
+    LogWarning("no shared memory", {{"error", memory.status()}});
     errno = ENOMEM;
     return nullptr;
   }

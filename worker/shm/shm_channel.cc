@@ -236,7 +236,7 @@ absl::StatusOr<bool> ShmChannel::TryReceive(uint64_t expected_hash, Arrived* arr
   std::memcpy(&place, note_.bytes.data() + sizeof(header), sizeof(place));
   const std::shared_ptr<const ShmView> view = ViewOf(place.segment_id);
   if (view == nullptr) {
-    if (!introduction_.has_value()) introduction_ = rpc::SteadyDeadline::After(kIntroduction);
+    if (!introduction_.has_value()) introduction_ = SteadyDeadline::After(kIntroduction);
     if (!introduction_->is_over()) return false;
     return Wrong(StrCat("points into segment ", place.segment_id, ", which did not come"));
   }

@@ -165,7 +165,7 @@ class ShmChannel : public std::enable_shared_from_this<ShmChannel> {
   RingReader reader_ ABSL_GUARDED_BY(receive_mutex_);
   RingReader::Note note_ ABSL_GUARDED_BY(receive_mutex_);
   // Set while note_ was read but its segment had not come: the deadline for the segment.
-  std::optional<rpc::SteadyDeadline> introduction_ ABSL_GUARDED_BY(receive_mutex_);
+  std::optional<SteadyDeadline> introduction_ ABSL_GUARDED_BY(receive_mutex_);
 
   absl::Mutex views_mutex_;
   std::map<uint64_t, std::shared_ptr<const ShmView>> views_ ABSL_GUARDED_BY(views_mutex_);

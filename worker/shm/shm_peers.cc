@@ -400,7 +400,7 @@ void ShmPeersImpl::End(Socket& socket, const absl::Status& why) {
   const auto expected = expected_.find(socket.peer);
   // The peer may make another attempt after a connection that joined but did not complete.
   if (expected == expected_.end() || (!socket.dials && !socket.is_ready)) {
-    rpc::LogWarning("shared memory refused", {{"identity", options_.identity}, {"error", why}});
+    LogWarning("shared memory refused", {{"identity", options_.identity}, {"error", why}});
     return;
   }
   const uint64_t link = expected->second.link;
@@ -417,7 +417,7 @@ absl::StatusOr<std::unique_ptr<ShmPeers>> ShmPeers::Start(Options options) {
     return SocketError("no socket for peers on this host");
   }
   ShmAddress own;
-  const std::string random = rpc::RandomBytes(own.token.size());
+  const std::string random = RandomBytes(own.token.size());
   std::copy(random.begin(), random.end(), own.token.begin());
   // The kernel picks a free name (autobind): five hexadecimal digits.
   sockaddr_un address = {};

@@ -14,12 +14,10 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "rpc/codec/flight_record.h"
+#include "program/flight_record.h"
 #include "sharding/mesh.h"
 
 namespace shardmesh::worker {
-
-using rpc::FlightRecord;
 
 // Keeps the running instructions of all steps, and the last kCapacity that have ended; a new one
 // replaces the oldest. Ended instructions are numbered in the order in which they ended. An

@@ -175,15 +175,15 @@ class StepExecutorImpl final : public StepExecutor {
 
   void Forget(absl::Span<const std::string> array_ids) override { weights_.Forget(array_ids); }
 
-  std::vector<rpc::StepProgress> progress() const override {
-    std::vector<rpc::StepProgress> running;
+  std::vector<StepProgress> progress() const override {
+    std::vector<StepProgress> running;
     {
       absl::MutexLock lock(&mutex_);
       for (const auto& [sequence, step] : running_) {
         running.push_back({.step = sequence, .started = step.since});
       }
     }
-    for (rpc::StepProgress& step : running) {
+    for (StepProgress& step : running) {
       step.instruction = options_.recorder->Running(step.step);
     }
     return running;
@@ -274,8 +274,8 @@ class StepExecutorImpl final : public StepExecutor {
       const auto ready = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
         return stopping_ || orders_ != seen || FindNext(absl::InfinitePast()) != queue_.end();
       };
-      const bool is_ready = mutex_.AwaitWithDeadline(absl::Condition(&ready),
-                                                     rpc::WallTime(*options_.clock, deadline));
+      const bool is_ready =
+          mutex_.AwaitWithDeadline(absl::Condition(&ready), WallTime(*options_.clock, deadline));
       if (stopping_) return std::nullopt;
       const auto next = FindNext(is_ready ? absl::InfinitePast() : options_.clock->Now());
       if (next == queue_.end()) continue;
@@ -346,8 +346,8 @@ class StepExecutorImpl final : public StepExecutor {
     result->blamed_identity = blamed == options_.identity ? "" : blamed;
     options_.links->AbortStep(order.sequence, status, blamed);
     if (link == nullptr) options_.links->CloseStep(order.sequence);
-    rpc::LogWarning("step failed",
-                    {{"identity", options_.identity}, {"step", order.sequence}, {"error", status}});
+    LogWarning("step failed",
+               {{"identity", options_.identity}, {"step", order.sequence}, {"error", status}});
     return status;
   }
 
@@ -357,12 +357,12 @@ class StepExecutorImpl final : public StepExecutor {
       return WithReason(
           absl::DeadlineExceededError(
               StrCat("the plan's bytes did not come within the step's timeout of ",
-                     rpc::FormatRounded(order.timeout))),
+                     FormatRounded(order.timeout))),
           Reason::kDeadline,
           {{fact::kStep, order.sequence}, {fact::kLimit, absl::ToDoubleSeconds(order.timeout)}});
     }
     auto opened = options_.links->OpenLink(step.plan->mesh_id, order.sequence, order.epoch,
-                                           rpc::WallTime(*options_.clock, step.deadline));
+                                           WallTime(*options_.clock, step.deadline));
     if (!opened.ok()) return opened.status();
     *link = *std::move(opened);
     const MembershipView view = options_.links->membership();
@@ -392,8 +392,8 @@ class StepExecutorImpl final : public StepExecutor {
 
   void Discard(absl::Span<const std::string> array_ids) {
     if (absl::Status aborted = options_.store->Abort(array_ids); !aborted.ok()) {
-      rpc::LogError("cannot discard a step's outputs",
-                    {{"identity", options_.identity}, {"error", aborted}});
+      LogError("cannot discard a step's outputs",
+               {{"identity", options_.identity}, {"error", aborted}});
     }
   }
 

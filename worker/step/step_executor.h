@@ -15,8 +15,8 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "process/clock.h"
+#include "program/flight_record.h"
 #include "program/program.h"
-#include "rpc/codec/flight_record.h"
 #include "sharding/mesh.h"
 #include "tensor/array_descriptor.h"
 #include "tensor/buffer.h"
@@ -157,7 +157,7 @@ class StepExecutor {
     // Budget for packed copies of weights, usually the store's; null: no weights are packed.
     MemoryBudget* weight_budget = nullptr;
     FlightRecorder* recorder = nullptr;
-    rpc::Clock* clock = nullptr;
+    Clock* clock = nullptr;
     StepObserver observer;
   };
 
@@ -199,7 +199,7 @@ class StepExecutor {
   virtual void Forget(absl::Span<const std::string> array_ids) = 0;
 
   // Returns the running steps for heartbeats, the lowest first.
-  virtual std::vector<rpc::StepProgress> progress() const = 0;
+  virtual std::vector<StepProgress> progress() const = 0;
 
  protected:
   StepExecutor() = default;

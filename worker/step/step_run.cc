@@ -330,8 +330,8 @@ class RankStep {
     SHARDMESH_RETURN_IF_ERROR(context_.link->Check());
     if (options_.clock->Now() >= context_.deadline) {
       return WithReason(
-          absl::DeadlineExceededError(StrCat("the step took longer than its timeout of ",
-                                             rpc::FormatRounded(order_.timeout))),
+          absl::DeadlineExceededError(
+              StrCat("the step took longer than its timeout of ", FormatRounded(order_.timeout))),
           Reason::kDeadline, {{fact::kLimit, absl::ToDoubleSeconds(order_.timeout)}});
     }
     return absl::OkStatus();
@@ -419,7 +419,7 @@ class RankStep {
         .group = &*group_,
         .step = order_.sequence,
         .op = static_cast<int64_t>(op),
-        .deadline = rpc::WallTime(*options_.clock, context_.deadline),
+        .deadline = WallTime(*options_.clock, context_.deadline),
         .received =
             [&](DeviceId peer) {
               options_.recorder->DataCame(ticket_, peer, options_.clock->Now());

@@ -223,8 +223,8 @@ int64_t DefaultQuarantineBytes(const std::string& data_dir) {
 void RemoveCorrupt(const std::string& path, int64_t size_bytes, const char* why) {
   std::error_code ignored;  // the next start tries again
   fs::remove_all(path, ignored);
-  rpc::LogWarning("removed a file that could not be read back",
-                  {{"path", path}, {"size_bytes", size_bytes}, {"why", why}});
+  LogWarning("removed a file that could not be read back",
+             {{"path", path}, {"size_bytes", size_bytes}, {"why", why}});
 }
 
 // A call may name an array twice; duplicates have no effect.
@@ -973,10 +973,10 @@ bool ShardStore::PutAside(const Unknown& unknown, absl::Time now,
     arrays_.erase(array);
   }
   if (!stored->durable() && state != TileState::kCommitted) {
-    rpc::LogWarning("dropped an uncommitted tile that was only in memory",
-                    {{"array", unknown.array_id},
-                     {"tile", unknown.tile.ToString()},
-                     {"reason", unknown.reason}});
+    LogWarning("dropped an uncommitted tile that was only in memory",
+               {{"array", unknown.array_id},
+                {"tile", unknown.tile.ToString()},
+                {"reason", unknown.reason}});
     return true;
   }
   QuarantinedArray& entry = quarantine_[unknown.array_id];
@@ -1087,13 +1087,13 @@ QuarantinedArray ShardStore::TakeOutOfQuarantine(QuarantineMap::iterator entry) 
 void ShardStore::DropFromQuarantine(QuarantineMap::iterator entry, std::string_view why,
                                     std::vector<QuarantinedArray>* dropped) {
   const QuarantinedArray& array = dropped->emplace_back(TakeOutOfQuarantine(entry));
-  rpc::LogWarning("dropped an array from the quarantine",
-                  {{"array", array.array_id},
-                   {"why", why},
-                   {"size_bytes", array.size_bytes()},
-                   {"on_disk", array.on_disk},
-                   {"since", absl::FormatTime(array.since, absl::UTCTimeZone())},
-                   {"reason", array.reason}});
+  LogWarning("dropped an array from the quarantine",
+             {{"array", array.array_id},
+              {"why", why},
+              {"size_bytes", array.size_bytes()},
+              {"on_disk", array.on_disk},
+              {"since", absl::FormatTime(array.since, absl::UTCTimeZone())},
+              {"reason", array.reason}});
   if (array.on_disk) {
     PushFiles(
         {.array_ids = {array.array_id},
@@ -1376,9 +1376,8 @@ absl::Status ShardStore::PutBack(const QuarantinedArray& array, std::vector<Stor
   }
   for (const std::string& name : moved) {
     if (rename(Path(to, name).c_str(), Path(from, name).c_str()) != 0) {
-      rpc::LogError(
-          "a file could not be moved back into the quarantine",
-          {{"path", Path(to, name)}, {"error", FileError("move", Path(to, name), errno)}});
+      LogError("a file could not be moved back into the quarantine",
+               {{"path", Path(to, name)}, {"error", FileError("move", Path(to, name), errno)}});
     }
   }
   rmdir(to.c_str());  // succeeds only if the folder is empty
@@ -1496,10 +1495,10 @@ void ShardStore::RunFiles() {
     for (size_t i = 0; i < jobs.size(); ++i) {
       ended[i].Update(synced);
       if (!ended[i].ok()) {
-        rpc::LogError("files of tiles could not be moved; the next start finds them where they are",
-                      {{"arrays", jobs[i].array_ids.size()},
-                       {"first", jobs[i].array_ids.empty() ? "" : jobs[i].array_ids.front()},
-                       {"error", ended[i]}});
+        LogError("files of tiles could not be moved; the next start finds them where they are",
+                 {{"arrays", jobs[i].array_ids.size()},
+                  {"first", jobs[i].array_ids.empty() ? "" : jobs[i].array_ids.front()},
+                  {"error", ended[i]}});
       }
       if (jobs[i].done) {
         std::move(jobs[i].done)(ended[i]);

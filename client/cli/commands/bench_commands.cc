@@ -149,7 +149,7 @@ std::vector<float> Pattern(const Shape& shape) {
 absl::StatusOr<std::vector<double>> MicrosecondsOf(MeshClient* client, int64_t sequence,
                                                    size_t ranks,
                                                    const std::set<int64_t>& instructions) {
-  const auto deadline = rpc::SteadyDeadline::After(kHeartbeatLimit);
+  const auto deadline = SteadyDeadline::After(kHeartbeatLimit);
   while (true) {
     SHARDMESH_ASSIGN_OR_RETURN(
         const std::vector<WorkerFlight> flights,
@@ -157,7 +157,7 @@ absl::StatusOr<std::vector<double>> MicrosecondsOf(MeshClient* client, int64_t s
     std::map<int64_t, double> slowest;  // by instruction
     std::map<int64_t, size_t> heard;
     for (const WorkerFlight& flight : flights) {
-      for (const rpc::FlightRecord& record : flight.records) {
+      for (const FlightRecord& record : flight.records) {
         if (record.is_running() || instructions.count(record.op) == 0) continue;
         double& most = slowest[record.op];
         most = std::max(most, absl::ToDoubleMicroseconds(record.ended - record.started));

@@ -41,7 +41,7 @@ std::string_view KindName(EntryKind kind) {
 // One line about a definition.
 std::string Summary(const EntryValue& value) {
   struct Visitor {
-    std::string operator()(const rpc::MeshDefinition& mesh) const {
+    std::string operator()(const MeshDefinition& mesh) const {
       return StrCat(mesh.mesh.ToString(), mesh.workers.empty()
                                               ? std::string()
                                               : StrCat(" over ", StrJoin(mesh.workers, ",")));
@@ -50,7 +50,7 @@ std::string Summary(const EntryValue& value) {
       return StrCat("batch on ", profile.field(AxisField::kBatch).ToString(), ", heads on ",
                     profile.field(AxisField::kHead).ToString());
     }
-    std::string operator()(const rpc::RuleSetDefinition& rules) const {
+    std::string operator()(const RuleSetDefinition& rules) const {
       return FormatCount(rules.rules.rules().size(), "rule");
     }
     std::string operator()(const LogicalRules& rules) const {
@@ -66,7 +66,7 @@ std::string Summary(const EntryValue& value) {
 
 Json ValueJson(const EntryValue& value) {
   struct Visitor {
-    Json operator()(const rpc::MeshDefinition& mesh) const {
+    Json operator()(const MeshDefinition& mesh) const {
       return {{"axes", MeshJson(mesh.mesh)}, {"workers", mesh.workers}};
     }
     Json operator()(const PartitionAxis& profile) const {
@@ -81,7 +81,7 @@ Json ValueJson(const EntryValue& value) {
       }
       return {{"fields", std::move(fields)}, {"axes", std::move(axes)}};
     }
-    Json operator()(const rpc::RuleSetDefinition& definition) const {
+    Json operator()(const RuleSetDefinition& definition) const {
       Json rules = Json::array();
       for (const Rule& rule : definition.rules.rules()) {
         rules.push_back({{"pattern", rule.pattern}, {"spec", SpecJson(rule.spec)}});
@@ -108,7 +108,7 @@ Json ValueJson(const EntryValue& value) {
 
 // Like Summary, with the workers assigned to a mesh.
 std::string Summary(const Entry& entry) {
-  const auto* const mesh = std::get_if<rpc::MeshDefinition>(&entry.value);
+  const auto* const mesh = std::get_if<MeshDefinition>(&entry.value);
   if (mesh == nullptr || !mesh->workers.empty() || entry.workers.empty()) {
     return Summary(entry.value);
   }
@@ -122,7 +122,7 @@ Json EntryJson(const Entry& entry) {
                {"version", entry.version},
                {"revision", entry.revision},
                {"value", ValueJson(entry.value)}};
-  if (std::holds_alternative<rpc::MeshDefinition>(entry.value)) json["workers"] = entry.workers;
+  if (std::holds_alternative<MeshDefinition>(entry.value)) json["workers"] = entry.workers;
   return json;
 }
 
@@ -180,7 +180,7 @@ std::string OwnLayout(const TreeTensor& tensor) {
 void PrintValue(const Entry& entry) {
   struct Visitor {
     const Entry& entry;
-    void operator()(const rpc::MeshDefinition&) const { std::cout << Summary(entry) << "\n"; }
+    void operator()(const MeshDefinition&) const { std::cout << Summary(entry) << "\n"; }
     void operator()(const PartitionAxis& profile) const {
       Table table({{"field"}, {"mesh axes"}});
       for (size_t i = 0; i < AxisFieldNames().size(); ++i) {
@@ -192,7 +192,7 @@ void PrintValue(const Entry& entry) {
       }
       table.Print();
     }
-    void operator()(const rpc::RuleSetDefinition& definition) const {
+    void operator()(const RuleSetDefinition& definition) const {
       Table table({{"rule", Table::Align::kRight}, {"pattern"}, {"spec"}});
       for (size_t i = 0; i < definition.rules.rules().size(); ++i) {
         const Rule& rule = definition.rules.rules()[i];
@@ -224,7 +224,7 @@ void PrintValue(const Entry& entry) {
 absl::StatusOr<EntryValue> LoadValue(EntryKind kind, const std::string& path) {
   switch (kind) {
     case EntryKind::kMesh: {
-      SHARDMESH_ASSIGN_OR_RETURN(rpc::MeshDefinition mesh, rpc::LoadMesh(path));
+      SHARDMESH_ASSIGN_OR_RETURN(MeshDefinition mesh, rpc::LoadMesh(path));
       return EntryValue(std::move(mesh));
     }
     case EntryKind::kProfile: {
@@ -232,7 +232,7 @@ absl::StatusOr<EntryValue> LoadValue(EntryKind kind, const std::string& path) {
       return EntryValue(std::move(profile));
     }
     case EntryKind::kRuleSet: {
-      SHARDMESH_ASSIGN_OR_RETURN(rpc::RuleSetDefinition rules, rpc::LoadRules(path));
+      SHARDMESH_ASSIGN_OR_RETURN(RuleSetDefinition rules, rpc::LoadRules(path));
       return EntryValue(std::move(rules));
     }
     case EntryKind::kLogicalRules: {

@@ -110,7 +110,7 @@ Json RecordJson(const ClusterRecord& record) {
 }
 
 // Waits for a signal, and reports processes that end. FAILED_PRECONDITION once none is left.
-absl::Status Supervise(LocalCluster* cluster, rpc::StopSignal* stop) {
+absl::Status Supervise(LocalCluster* cluster, StopSignal* stop) {
   while (!stop->WaitFor(absl::Milliseconds(200)).has_value()) {
     for (const EndedProcess& ended : cluster->CollectEnded()) {
       std::cerr << ended.identity << " (pid " << ended.pid << ") " << ended.how
@@ -183,12 +183,12 @@ absl::Status RunUp(const Invocation& invocation, const UpFlags& flags) {
   options.ends_with_parent = !flags.detach;
   options.on_wait = SayWaiting;
 
-  std::optional<rpc::StopSignal> stop;
+  std::optional<StopSignal> stop;
   if (!flags.detach) {
     stop.emplace();
   }
   const Stopwatch stopwatch;
-  const auto deadline = rpc::SteadyDeadline::After(invocation.DeadlineOr(kStartTimeout));
+  const auto deadline = SteadyDeadline::After(invocation.DeadlineOr(kStartTimeout));
   SHARDMESH_ASSIGN_OR_RETURN(const std::unique_ptr<LocalCluster> cluster,
                              LocalCluster::Start(std::move(options), deadline.wall()));
   SHARDMESH_RETURN_IF_ERROR(cluster->WaitUntilHealthy(deadline.wall()));
@@ -235,7 +235,7 @@ absl::Status RunDown(const Invocation& invocation) {
     return WrongUse(ToStd(status.message()));
   }
   const std::string folder = ClusterFolder(name);
-  const auto deadline = rpc::SteadyDeadline::After(invocation.DeadlineOr(kFollowTimeout));
+  const auto deadline = SteadyDeadline::After(invocation.DeadlineOr(kFollowTimeout));
   const absl::StatusOr<FileDescriptor> lock =
       LockCluster(folder, name, deadline.left(), SayWaiting);
   if (!lock.ok() && !absl::IsNotFound(lock.status())) {
@@ -490,7 +490,7 @@ absl::Status RunStatus(const Invocation& invocation) {
 }
 
 absl::Status RunVersion(const Invocation& invocation) {
-  const std::string own(rpc::BuildVersion());
+  const std::string own(shardmesh::BuildVersion());
   absl::StatusOr<ServerVersion> server = absl::UnavailableError("");
   if (const auto client = invocation.Connect(); client.ok()) {
     server = (*client)->cluster().GetVersion();

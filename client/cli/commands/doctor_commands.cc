@@ -29,9 +29,7 @@ struct DoctorFlags {
   int64_t records = kDefaultRecords;
 };
 
-bool HasCome(const rpc::FlightRecord::Peer& peer) {
-  return peer.data_came != absl::InfiniteFuture();
-}
+bool HasCome(const FlightRecord::Peer& peer) { return peer.data_came != absl::InfiniteFuture(); }
 
 // `12:03:11.250`, UTC.
 std::string TimeOfDay(absl::Time time) {
@@ -39,9 +37,9 @@ std::string TimeOfDay(absl::Time time) {
 }
 
 // The ranks whose data has come, or has not.
-std::string PeersText(const rpc::FlightRecord& record, bool has_come) {
+std::string PeersText(const FlightRecord& record, bool has_come) {
   std::vector<DeviceId> ranks;
-  for (const rpc::FlightRecord::Peer& peer : record.peers) {
+  for (const FlightRecord::Peer& peer : record.peers) {
     if (HasCome(peer) == has_come) {
       ranks.push_back(peer.rank);
     }
@@ -49,7 +47,7 @@ std::string PeersText(const rpc::FlightRecord& record, bool has_come) {
   return StrJoin(ranks, ",");
 }
 
-std::string OutcomeText(const rpc::FlightRecord& record) {
+std::string OutcomeText(const FlightRecord& record) {
   if (!record.outcome.ok()) {
     return StrCat(absl::StatusCodeToString(record.outcome.code()),
                   record.waits_for.has_value() ? StrCat(", waited for rank ", *record.waits_for)
@@ -61,7 +59,7 @@ std::string OutcomeText(const rpc::FlightRecord& record) {
   return record.waits_for.has_value() ? StrCat("waits for rank ", *record.waits_for) : "runs";
 }
 
-std::vector<std::string> Row(const WorkerFlight& flight, const rpc::FlightRecord& record) {
+std::vector<std::string> Row(const WorkerFlight& flight, const FlightRecord& record) {
   return {flight.identity,
           StrCat(record.rank),
           StrCat(record.step),
@@ -87,7 +85,7 @@ void PrintRecords(const std::vector<WorkerFlight>& flights) {
                {"outcome"}});
   bool is_empty = true;
   for (const WorkerFlight& flight : flights) {
-    for (const rpc::FlightRecord& record : flight.records) {
+    for (const FlightRecord& record : flight.records) {
       table.AddRow(Row(flight, record));
       is_empty = false;
     }
@@ -102,9 +100,9 @@ void PrintRecords(const std::vector<WorkerFlight>& flights) {
   }
 }
 
-Json RecordJson(const rpc::FlightRecord& record) {
+Json RecordJson(const FlightRecord& record) {
   Json peers = Json::array();
-  for (const rpc::FlightRecord::Peer& peer : record.peers) {
+  for (const FlightRecord::Peer& peer : record.peers) {
     peers.push_back({{"rank", peer.rank},
                      {"data_time", HasCome(peer) ? Json(Timestamp(peer.data_came)) : Json()}});
   }
@@ -149,7 +147,7 @@ Json DoctorJson(const Diagnosis& diagnosis, const std::vector<WorkerFlight>& fli
   Json workers = Json::array();
   for (const WorkerFlight& flight : flights) {
     Json records = Json::array();
-    for (const rpc::FlightRecord& record : flight.records) {
+    for (const FlightRecord& record : flight.records) {
       records.push_back(RecordJson(record));
     }
     Json progress;

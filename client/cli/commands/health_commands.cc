@@ -31,7 +31,7 @@ absl::StatusOr<bool> Ask(const Invocation& invocation, const HealthOptions& opti
   if (invocation.address.empty()) return invocation.Connect().status();
   SHARDMESH_ASSIGN_OR_RETURN(const rpc::Credentials credentials, invocation.Credentials());
   const auto deadline =
-      rpc::SteadyDeadline::After(invocation.DeadlineOr(options.wait ? kWaitDeadline : kDeadline));
+      SteadyDeadline::After(invocation.DeadlineOr(options.wait ? kWaitDeadline : kDeadline));
   while (true) {
     const absl::StatusOr<bool> is_serving =
         IsServing(invocation.address, options.service, credentials, deadline.wall());

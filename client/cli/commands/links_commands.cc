@@ -18,7 +18,7 @@
 namespace shardmesh::client {
 namespace {
 
-std::string TransportText(const rpc::MeasuredLink& link) {
+std::string TransportText(const MeasuredLink& link) {
   return link.shares_memory ? "shared memory" : "stream";
 }
 
@@ -38,7 +38,7 @@ void PrintMatrix(const ClusterLinks& links, std::string_view title, ToText to_te
   for (const ClusterLinks::Worker& one : links.workers) {
     std::vector<std::string> row = {NameOf(one)};
     for (const ClusterLinks::Worker& other : links.workers) {
-      const rpc::MeasuredLink* const link = links.Find(one.identity, other.identity);
+      const MeasuredLink* const link = links.Find(one.identity, other.identity);
       row.push_back(one.identity == other.identity ? "-"
                     : link == nullptr              ? "not measured yet"
                                                    : to_text(*link));
@@ -63,7 +63,7 @@ void PrintLinks(const ClusterLinks& links) {
   std::cout << "\n";
   PrintMatrix(links, "latency", [](const auto& link) { return FormatTime(link.latency); });
   std::cout << "\n";
-  PrintMatrix(links, "bandwidth", [](const rpc::MeasuredLink& link) {
+  PrintMatrix(links, "bandwidth", [](const MeasuredLink& link) {
     // A figure in an answer may be any number; FormatBytes takes only 64-bit integers.
     return StrCat(FormatBytes(static_cast<int64_t>(std::min(link.bytes_per_second, 1e18))), "/s");
   });
@@ -82,7 +82,7 @@ Json LinksJson(const ClusterLinks& links) {
     for (size_t j = i + 1; j < links.workers.size(); ++j) {
       const std::string& one = links.workers[i].identity;
       const std::string& other = links.workers[j].identity;
-      const rpc::MeasuredLink* const link = links.Find(one, other);
+      const MeasuredLink* const link = links.Find(one, other);
       const bool measured = link != nullptr;
       pairs.push_back({{"workers", {one, other}},
                        {"measured", measured},

@@ -9,8 +9,8 @@
 
 int main(int argc, char** argv) {
   shardmesh::KeepStandardDescriptors();
-  shardmesh::rpc::KeepMessageMemory();
-  shardmesh::rpc::SkipMutexChecks();
+  shardmesh::KeepMessageMemory();
+  shardmesh::SkipMutexChecks();
   shardmesh::rpc::TakeLibraryLogs();
   shardmesh::client::SayIfAFileIsLost();
   shardmesh::client::CommandLine line;

@@ -411,7 +411,7 @@ absl::Status RunTest(const Invocation& invocation, const TestFlags& flags) {
 }
 
 absl::Status RunRewrite(const Invocation& invocation, const std::string& path) {
-  SHARDMESH_ASSIGN_OR_RETURN(const rpc::RuleSetDefinition rules,
+  SHARDMESH_ASSIGN_OR_RETURN(const RuleSetDefinition rules,
                              rpc::LoadRules(path, Compatibility::kExact));
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
   SHARDMESH_ASSIGN_OR_RETURN(const RewriteAnswer answer, client->layouts().RewriteRules(rules));

@@ -88,7 +88,7 @@ absl::StatusOr<rpc::KeyPair> OpenAuthority(const std::string& folder, absl::Time
     SHARDMESH_ASSIGN_OR_RETURN(const absl::Time not_after, rpc::ReadExpiry(*own));
     if (now > not_after) {
       return Unusable(StrCat(
-          "the authority in ", folder, " expired ", rpc::FormatRounded(now - not_after),
+          "the authority in ", folder, " expired ", FormatRounded(now - not_after),
           " ago, so peers reject what it signs; remove ", certificate_path, " and ", key_path,
           " and run `shardmesh certs --dir ", folder,
           "` again, which makes another authority and all certificates anew, then give the new ",

@@ -37,7 +37,7 @@ ProcessId ProcessFromJson(const Json& json) {
 }
 
 // Sends SIGTERM, and SIGKILL if that was not enough; returns whether SIGKILL was needed.
-bool StopProcess(const ProcessId& id, const rpc::SteadyDeadline& deadline) {
+bool StopProcess(const ProcessId& id, const SteadyDeadline& deadline) {
   if (!SendSignal(id, SIGTERM).ok() || WaitUntilGone(id, deadline.wall())) {
     return false;
   }
@@ -222,10 +222,10 @@ std::vector<std::string> StopProcesses(const ClusterRecord& record, absl::Durati
   for (size_t i = 1; i < record.processes.size(); ++i) {
     SendSignal(record.processes[i].id, SIGTERM).IgnoreError();  // it may have ended already
   }
-  auto deadline = rpc::SteadyDeadline::After(grace);
+  auto deadline = SteadyDeadline::After(grace);
   for (size_t i = record.processes.size(); i-- > 0;) {
     if (i == 0) {
-      deadline = rpc::SteadyDeadline::After(grace);
+      deadline = SteadyDeadline::After(grace);
     }
     if (StopProcess(record.processes[i].id, deadline)) {
       killed.push_back(record.processes[i].identity);

@@ -288,7 +288,7 @@ absl::Status LocalCluster::NoteMetrics() {
 }
 
 absl::Status LocalCluster::WaitUntilListening(Member* coordinator, absl::Time deadline) {
-  const auto limit = rpc::SteadyDeadline::At(deadline);
+  const auto limit = SteadyDeadline::At(deadline);
   for (;;) {
     // Check before the log is read, so that the log has the process's last lines.
     const std::optional<std::string> end = coordinator->process.Ended();
@@ -325,7 +325,7 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Resume(LocalClusterO
                                                                    const ClusterRecord& record,
                                                                    FileDescriptor lock,
                                                                    absl::Time deadline) {
-  const auto limit = rpc::SteadyDeadline::At(deadline);
+  const auto limit = SteadyDeadline::At(deadline);
   const std::vector<std::string> identities = IdentitiesOn(options.mesh);
   std::vector<std::string> ended = Choose(record, identities, /*running=*/false);
   SHARDMESH_RETURN_IF_ERROR(CheckResumable(record, options, ended));
@@ -358,7 +358,7 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(LocalClusterOp
                                                                   absl::Time deadline) {
   SHARDMESH_RETURN_IF_ERROR(CheckClusterName(options.name));
   SHARDMESH_RETURN_IF_ERROR(MakeClusterFolder(options.folder));
-  const auto limit = rpc::SteadyDeadline::At(deadline);
+  const auto limit = SteadyDeadline::At(deadline);
   SHARDMESH_ASSIGN_OR_RETURN(FileDescriptor lock, LockCluster(options.folder, options.name,
                                                               limit.left(), options.on_wait));
   std::vector<std::string> replaced;
@@ -433,7 +433,7 @@ absl::Status LocalCluster::WaitUntilHealthy(absl::Time deadline) {
 }
 
 absl::Status LocalCluster::AwaitHealthy(absl::Time deadline) {
-  const auto limit = rpc::SteadyDeadline::At(deadline);
+  const auto limit = SteadyDeadline::At(deadline);
   std::vector<std::string> identities;
   for (size_t i = 1; i < members_.size(); ++i) {
     identities.push_back(members_[i].identity);
@@ -502,7 +502,7 @@ absl::Status LocalCluster::Signal(const std::string& identity, int signal) {
   if (signal == SIGSTOP) {
     // Its threads continue until the one that gets the signal has run. WNOWAIT: other code also
     // waits for it.
-    const auto deadline = rpc::SteadyDeadline::After(absl::Seconds(10));
+    const auto deadline = SteadyDeadline::After(absl::Seconds(10));
     siginfo_t info = {};
     while (waitid(P_PID, static_cast<id_t>(member->process.id().pid), &info,
                   WSTOPPED | WEXITED | WNOWAIT | WNOHANG) == 0 &&
@@ -518,7 +518,7 @@ absl::Status LocalCluster::Signal(const std::string& identity, int signal) {
 }
 
 absl::Status LocalCluster::Restart(const std::string& identity, absl::Time deadline) {
-  const auto limit = rpc::SteadyDeadline::At(deadline);
+  const auto limit = SteadyDeadline::At(deadline);
   SHARDMESH_ASSIGN_OR_RETURN(
       const FileDescriptor lock,
       LockCluster(options_.folder, options_.name, limit.left(), options_.on_wait));

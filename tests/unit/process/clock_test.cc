@@ -15,7 +15,7 @@
 #include "process/steady_waits.h"
 #include "tests/testing/fake_clock.h"
 
-namespace shardmesh::rpc {
+namespace shardmesh {
 namespace {
 
 using ::testing::ElementsAre;
@@ -196,4 +196,4 @@ TEST(SteadyDeadlineTest, CountsDownAndNeverEndsWhereItIsInfinite) {
 }
 
 }  // namespace
-}  // namespace shardmesh::rpc
+}  // namespace shardmesh

@@ -6,7 +6,7 @@
 #include "rpc/tls/credentials.h"
 #include "tests/testing/status_matchers.h"
 
-namespace shardmesh::rpc {
+namespace shardmesh {
 namespace {
 
 using ::shardmesh::test::IsOk;
@@ -38,16 +38,16 @@ TEST(HostPortTest, PutsAnotherPortInItsPlace) {
 
 TEST(CheckBindAddressTest, OnlyLoopbackNeedsNoPermission) {
   for (const char* text : {"127.0.0.1:1", "127.8.8.8:1", "localhost:1", "[::1]:1", "unix:/s"}) {
-    EXPECT_THAT(CheckBindAddress(text, false), IsOk()) << text;
+    EXPECT_THAT(rpc::CheckBindAddress(text, false), IsOk()) << text;
   }
   for (const char* text : {"0.0.0.0:1", "[::]:1", "10.0.0.1:1", "127.0.0.1.example:1", "host:1",
                            "[::ffff:10.0.0.1]:1"}) {
-    EXPECT_THAT(CheckBindAddress(text, false), StatusIs(absl::StatusCode::kFailedPrecondition))
+    EXPECT_THAT(rpc::CheckBindAddress(text, false), StatusIs(absl::StatusCode::kFailedPrecondition))
         << text;
-    EXPECT_THAT(CheckBindAddress(text, true), IsOk()) << text;
+    EXPECT_THAT(rpc::CheckBindAddress(text, true), IsOk()) << text;
   }
-  EXPECT_THAT(CheckBindAddress("nowhere", true), StatusIs(absl::StatusCode::kInvalidArgument));
+  EXPECT_THAT(rpc::CheckBindAddress("nowhere", true), StatusIs(absl::StatusCode::kInvalidArgument));
 }
 
 }  // namespace
-}  // namespace shardmesh::rpc
+}  // namespace shardmesh

@@ -9,7 +9,7 @@
 
 #include "tests/testing/status_matchers.h"
 
-namespace shardmesh::rpc {
+namespace shardmesh {
 namespace {
 
 using ::shardmesh::test::IsOkAndHolds;
@@ -89,4 +89,4 @@ TEST_F(LogTest, ReadsLevels) {
 }
 
 }  // namespace
-}  // namespace shardmesh::rpc
+}  // namespace shardmesh

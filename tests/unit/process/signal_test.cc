@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-namespace shardmesh::rpc {
+namespace shardmesh {
 namespace {
 
 TEST(StopSignalTest, ReturnsSignalsThatArrivedBefore) {
@@ -21,4 +21,4 @@ TEST(StopSignalTest, GivesUpAfterTheTimeout) {
 }
 
 }  // namespace
-}  // namespace shardmesh::rpc
+}  // namespace shardmesh

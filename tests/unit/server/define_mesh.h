@@ -6,10 +6,10 @@
 
 #include "absl/synchronization/notification.h"
 #include "gtest/gtest.h"
-#include "rpc/codec/definition.h"
 #include "rpc/codec/spec_codec.h"
 #include "server/state/definitions.h"
 #include "sharding/mesh.h"
+#include "sharding/mesh_definition.h"
 #include "shardmesh/v1/catalog_service.pb.h"
 
 namespace shardmesh::server {
@@ -19,7 +19,7 @@ namespace shardmesh::server {
 inline Revision DefineMesh(DefinitionStore* definition_store, const std::string& name,
                            const Mesh& mesh) {
   v1::EntryValue value;
-  rpc::Encode(rpc::MeshDefinition{.mesh = mesh, .workers = {}}, value.mutable_mesh());
+  rpc::Encode(MeshDefinition{.mesh = mesh, .workers = {}}, value.mutable_mesh());
   Revision revision = 0;
   absl::Notification defined;
   definition_store->Create({.request_id = "", .name = name}, value.SerializeAsString(),

@@ -471,9 +471,9 @@ TEST_F(HollowTest, ACoordinatorEndsWhileWorkersWaitForTheirTurns) {
 }
 
 // Goes as `clock` does, which outlives it, and may be put forward while nothing waits for it.
-class LeapClock final : public rpc::Clock {
+class LeapClock final : public Clock {
  public:
-  explicit LeapClock(rpc::Clock* clock) : clock_(clock) {}
+  explicit LeapClock(Clock* clock) : clock_(clock) {}
 
   void Leap(absl::Duration by) { ahead_ns_ += absl::ToInt64Nanoseconds(by); }
   absl::Time Now() const override { return clock_->Now() + ahead(); }
@@ -485,7 +485,7 @@ class LeapClock final : public rpc::Clock {
  private:
   absl::Duration ahead() const { return absl::Nanoseconds(ahead_ns_.load()); }
 
-  rpc::Clock* const clock_;
+  Clock* const clock_;
   std::atomic<int64_t> ahead_ns_ = 0;
 };
 
@@ -550,7 +550,7 @@ class AttachServiceTest : public testing::Test {
   }
 
   std::function<void(std::string_view)> joined_;  // set before workers attach
-  rpc::RealClock clock_;
+  RealClock clock_;
   LeapClock leap_clock_{&clock_};
   const std::unique_ptr<server::Store> store_ = server::CreateMemoryStore();
   std::unique_ptr<server::ArrayRegistry> registry_;
@@ -652,7 +652,7 @@ TEST_F(SmallInventoriesTest, ALargeInventoryIsForgottenAfterAWhile) {
 }
 
 TEST_F(AttachServiceTest, TilesAreJudgedWhenTheirMeshGetsItsRanks) {
-  const std::string id = server::RandomId();
+  const std::string id = RandomId();
   const ArrayDescriptor descriptor{.array_id = id,
                                    .dtype = Dtype::kF32,
                                    .shape = {8, 4},
@@ -704,7 +704,7 @@ TEST_F(AttachServiceTest, APartialSumOfAnEarlierRevisionOfItsMeshIsNotAdopted) {
       server::DefineMesh(definition_store_.get(), "m", *Mesh::Parse("x=2"));
   ASSERT_THAT(membership_.AddMesh("m", 2, {}), IsOk());
 
-  ArrayDescriptor current{.array_id = server::RandomId(),
+  ArrayDescriptor current{.array_id = RandomId(),
                           .dtype = Dtype::kF32,
                           .shape = {8, 4},
                           .spec = PartitionSpec({}, {"x"}),
@@ -713,10 +713,10 @@ TEST_F(AttachServiceTest, APartialSumOfAnEarlierRevisionOfItsMeshIsNotAdopted) {
                           .mesh = *Mesh::Parse("x=2"),
                           .cut_points = {}};
   ArrayDescriptor earlier = current;
-  earlier.array_id = server::RandomId();
+  earlier.array_id = RandomId();
   earlier.mesh_revision = revision - 1;
   ArrayDescriptor sharded = earlier;
-  sharded.array_id = server::RandomId();
+  sharded.array_id = RandomId();
   sharded.spec = PartitionSpec({SpecEntry::Axis("x")});
   const auto add_tiles = [&](int64_t index, internal::v1::InventoryPage* page) {
     for (const ArrayDescriptor* const each : {&current, &earlier, &sharded}) {
@@ -739,7 +739,7 @@ TEST_F(AttachServiceTest, UnknownTilesOfAMeshWithoutRanksAreAdoptedWhenItHasThem
   const server::Revision revision =
       server::DefineMesh(definition_store_.get(), "m", *Mesh::Parse("x=2"));
   ASSERT_THAT(membership_.AddMesh("m", 2, {}), IsOk());
-  const ArrayDescriptor descriptor{.array_id = server::RandomId(),
+  const ArrayDescriptor descriptor{.array_id = RandomId(),
                                    .dtype = Dtype::kF32,
                                    .shape = {8, 4},
                                    .spec = PartitionSpec({SpecEntry::Axis("x")}),

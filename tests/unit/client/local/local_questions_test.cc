@@ -66,8 +66,7 @@ TEST_F(LocalQuestionsTest, AnswersAStreamInBothDirections) {
     tensors.push_back(
         {.name = StrCat("a.layer.with.a.long.name.", i, i % 2 == 0 ? ".w" : ".b"), .shape = {64}});
   }
-  const rpc::RuleSetDefinition rules = {.rules =
-                                            *RuleSet::Create({{"w$", Spec("tp")}, {"b$", {}}})};
+  const RuleSetDefinition rules = {.rules = *RuleSet::Create({{"w$", Spec("tp")}, {"b$", {}}})};
   SHARDMESH_ASSERT_OK_AND_ASSIGN(
       const TreeAnswer answer,
       client().layouts().ResolveTree({.rules = rules, .mesh = mesh_}, tensors));
@@ -81,7 +80,7 @@ TEST_F(LocalQuestionsTest, KeepsDefinitionsWhileItLives) {
               StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound))
       << "no mesh is defined at the start";
   ASSERT_THAT(
-      client().catalog().CreateEntry("default", rpc::MeshDefinition{.mesh = mesh_, .workers = {}}),
+      client().catalog().CreateEntry("default", MeshDefinition{.mesh = mesh_, .workers = {}}),
       IsOk());
   SHARDMESH_ASSERT_OK_AND_ASSIGN(
       const SpecAnswer answer,
@@ -104,9 +103,8 @@ TEST_F(LocalQuestionsTest, KeepsDefinitionsWhileItLives) {
 }
 
 TEST_F(LocalQuestionsTest, AnswersWithTheEffectiveSpecAlone) {
-  ASSERT_THAT(
-      client().catalog().CreateEntry("pod", rpc::MeshDefinition{.mesh = mesh_, .workers = {}}),
-      IsOk());
+  ASSERT_THAT(client().catalog().CreateEntry("pod", MeshDefinition{.mesh = mesh_, .workers = {}}),
+              IsOk());
   for (const Shape& shape : {Shape{8, 8}, Shape{8, 7}, Shape{8}, Shape{7, 7}}) {
     SHARDMESH_ASSERT_OK_AND_ASSIGN(
         const SpecAnswer full,

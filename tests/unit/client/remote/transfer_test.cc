@@ -60,7 +60,7 @@ class TransferTest : public ::testing::Test {
       workers.push_back(worker.get());
     }
     coordinator_ = std::make_unique<SmallCoordinator>(mesh_, workers);
-    options_.deadline = rpc::SteadyDeadline::After(absl::Seconds(60));
+    options_.deadline = SteadyDeadline::After(absl::Seconds(60));
   }
 
   absl::StatusOr<int64_t> UploadAll(const std::vector<TestTensor>& tensors) {

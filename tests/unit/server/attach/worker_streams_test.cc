@@ -4,8 +4,8 @@
 #include <set>
 
 #include "absl/synchronization/notification.h"
-#include "rpc/codec/definition.h"
 #include "rpc/codec/spec_codec.h"
+#include "sharding/mesh_definition.h"
 #include "shardmesh/v1/catalog_service.pb.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
@@ -107,8 +107,8 @@ class WorkerStreamsTest : public WorkerStreamsFixture {
   // A mesh of these workers, in the catalog and in the membership.
   void Define(const std::string& name, std::vector<std::string> identities) {
     v1::EntryValue value;
-    rpc::Encode(rpc::MeshDefinition{.mesh = *Mesh::Parse(StrCat("x=", identities.size())),
-                                    .workers = identities},
+    rpc::Encode(MeshDefinition{.mesh = *Mesh::Parse(StrCat("x=", identities.size())),
+                               .workers = identities},
                 value.mutable_mesh());
     absl::Notification done;
     definition_store_->Create({.request_id = "", .name = name}, value.SerializeAsString(),

@@ -26,7 +26,7 @@ PartitionSpec Spec(std::vector<std::string> axes) {
 
 TreeQuestion Question(std::vector<Rule> rules, RuleSetOptions options = {}) {
   TreeQuestion question;
-  question.rules = rpc::RuleSetDefinition{.rules = *RuleSet::Create(std::move(rules), options)};
+  question.rules = RuleSetDefinition{.rules = *RuleSet::Create(std::move(rules), options)};
   question.mesh = *Mesh::Parse("fsdp=2,tp=4");
   return question;
 }

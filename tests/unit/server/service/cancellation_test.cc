@@ -192,7 +192,7 @@ TEST_F(CancellationTest, ResolvingATreeOfAMillionTensorsStopsWithinTenMillisecon
   for (const absl::Duration head_start : {absl::Milliseconds(1), absl::Milliseconds(300)}) {
     ExpectStopsWithin(kSoon, head_start, "TreeResolver", [&] {
       TreeQuestion question;
-      question.rules = rpc::RuleSetDefinition{.rules = rule_set};
+      question.rules = RuleSetDefinition{.rules = rule_set};
       question.mesh = *Mesh::Parse("fsdp=2,tp=4");
       const std::shared_ptr<TreeResolver> resolver = *TreeResolver::Create(std::move(question));
       return [&tree, resolver](const IsCancelled& is_cancelled) {
@@ -208,7 +208,7 @@ TEST_F(CancellationTest, OneTensorThatManyRulesAreAskedAboutIsLeftHalfway) {
     rules.push_back({CostlyPattern(i), {}});
   }
   TreeQuestion question;
-  question.rules = rpc::RuleSetDefinition{.rules = *RuleSet::Create(std::move(rules))};
+  question.rules = RuleSetDefinition{.rules = *RuleSet::Create(std::move(rules))};
   const auto resolver = *TreeResolver::Create(std::move(question));
   const std::string name = LongName(0);
   const Shape shape = {8};

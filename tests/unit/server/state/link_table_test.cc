@@ -42,8 +42,8 @@ MembershipView View(int64_t epoch, const std::vector<uint64_t>& incarnations) {
   return view;
 }
 
-rpc::MeasuredLink To(const std::string& peer, uint64_t incarnation, int64_t latency_us,
-                     double bytes_per_second) {
+MeasuredLink To(const std::string& peer, uint64_t incarnation, int64_t latency_us,
+                double bytes_per_second) {
   return {.peer = peer,
           .peer_incarnation = incarnation,
           .latency = absl::Microseconds(latency_us),
@@ -131,7 +131,7 @@ TEST(LinkTableTest, AMeshIsAsSlowAsItsSlowestLinks) {
 TEST(LinkTableTest, AMeshSharesMemoryIfAllItsLinksDo) {
   LinkTable table;
   const MembershipView view = View(1, {1, 2, 3});
-  rpc::MeasuredLink shared = To("b", 2, 1, 1e9);
+  MeasuredLink shared = To("b", 2, 1, 1e9);
   shared.shares_memory = true;
   table.Reported("a", 1, {shared});
   EXPECT_TRUE(table.CostOf(view, "m").shares_memory);
@@ -152,7 +152,7 @@ TEST(LinkTableTest, TheCostOfManyWorkersFollowsEachReportQuickly) {
   }
   view.meshes["m"] = std::make_shared<const MeshRanks>("m", identities, kWorkers);
   const auto report = [&](LinkTable& table, int from, int64_t latency_us) {
-    std::vector<rpc::MeasuredLink> links;
+    std::vector<MeasuredLink> links;
     for (int to = 0; to < kWorkers; ++to) {
       if (to != from) links.push_back(To(identities[static_cast<size_t>(to)], 1, latency_us, 1e9));
     }
@@ -187,7 +187,7 @@ TEST(LinkTableTest, TheCostOfManyWorkersFollowsEachEpochQuickly) {
   LinkTable table;
   for (size_t from = 0; from < kWorkers; ++from) {
     set(from, WorkerState::kAttached);
-    std::vector<rpc::MeasuredLink> links;
+    std::vector<MeasuredLink> links;
     for (size_t to = 0; to < kWorkers; ++to) {
       // Those of the first worker are the slowest.
       const int64_t latency_us = from == 0 || to == 0 ? 50 : 10 + static_cast<int64_t>(to % 7);
@@ -218,14 +218,14 @@ TEST(LinkTableTest, TheCostIsThatOfTheLinksThatCountWhateverCameBefore) {
   constexpr size_t kWorkers = 6;
   std::vector<uint64_t> incarnations(kWorkers, 1);
   LinkTable table;
-  std::map<std::string, std::pair<uint64_t, std::vector<rpc::MeasuredLink>>> reports;
+  std::map<std::string, std::pair<uint64_t, std::vector<MeasuredLink>>> reports;
   for (int64_t step = 1; step <= 3'000; ++step) {
     const std::string identity(1, static_cast<char>('a' + draw(kWorkers)));
     if (draw(3) == 0) {
-      std::vector<rpc::MeasuredLink> links;
+      std::vector<MeasuredLink> links;
       for (size_t to = 0; to < kWorkers + 1; ++to) {  // one of no mesh among them
         if (draw(2) == 0) continue;
-        rpc::MeasuredLink link =
+        MeasuredLink link =
             To(std::string(1, static_cast<char>('a' + to)), static_cast<uint64_t>(1 + draw(2)),
                1 + draw(5), 1e9 * (1 + draw(3)));
         link.shares_memory = draw(4) > 0;
@@ -264,7 +264,7 @@ TEST(LinkTableTest, LinksOfManySmallMeshesAreListedQuickly) {
     worker.info.incarnation = 1;
     identities.insert(worker.info.identity);
     view.workers[name(i)] = std::make_shared<const WorkerStatus>(std::move(worker));
-    std::vector<rpc::MeasuredLink> links;
+    std::vector<MeasuredLink> links;
     for (int peer = i / kOfAMesh * kOfAMesh; peer < i; ++peer) {
       links.push_back(To(name(peer), 1, 10, 1e9));
     }

@@ -29,14 +29,14 @@ absl::Time At(double seconds) { return absl::UnixEpoch() + absl::Seconds(1000 + 
 // What a rank is seen to do.
 using Doing = std::function<void(ObservedRank&)>;
 
-rpc::FlightRecord Instruction(int64_t op, const char* what, double began) {
+FlightRecord Instruction(int64_t op, const char* what, double began) {
   return {.step = kStep, .op = op, .what = what, .started = At(began)};
 }
 
 // Waits in an instruction for the data of a rank.
 Doing Waits(int64_t op, const char* what, DeviceId for_rank, double began = 0) {
   return [=](ObservedRank& rank) {
-    rpc::FlightRecord instruction = Instruction(op, what, began);
+    FlightRecord instruction = Instruction(op, what, began);
     for (DeviceId peer = 0; peer < 4; ++peer) {
       if (peer != rank.rank) instruction.peers.push_back({.rank = peer});
     }
@@ -47,7 +47,7 @@ Doing Waits(int64_t op, const char* what, DeviceId for_rank, double began = 0) {
 // Waits for all whose data is missing; whom it asked is not known.
 Doing Misses(int64_t op, const char* what, std::vector<DeviceId> missing) {
   return [=](ObservedRank& rank) {
-    rpc::FlightRecord instruction = Instruction(op, what, 0);
+    FlightRecord instruction = Instruction(op, what, 0);
     for (DeviceId peer = 0; peer < 4; ++peer) {
       if (peer == rank.rank) continue;
       const bool is_missing = std::find(missing.begin(), missing.end(), peer) != missing.end();
@@ -65,7 +65,7 @@ Doing Works(int64_t op, const char* what, double began = 0) {
 }
 Doing HasEnded(int64_t op, const char* what, const Doing& then) {
   return [=](ObservedRank& rank) {
-    rpc::FlightRecord record = Instruction(op, what, 0);
+    FlightRecord record = Instruction(op, what, 0);
     record.ended = At(1);
     rank.ended.push_back(std::move(record));
     then(rank);

@@ -17,7 +17,7 @@ using ::testing::SizeIs;
 
 absl::Time At(int64_t seconds) { return absl::FromUnixSeconds(seconds); }
 
-rpc::FlightRecord Record(int64_t number, int64_t step) {
+FlightRecord Record(int64_t number, int64_t step) {
   return {.number = number,
           .step = step,
           .what = "all-reduce over tp",
@@ -26,13 +26,13 @@ rpc::FlightRecord Record(int64_t number, int64_t step) {
 }
 
 void Hear(FlightLog& log, const std::string& identity, uint64_t incarnation,
-          std::vector<rpc::FlightRecord> records) {
+          std::vector<FlightRecord> records) {
   log.Heard(identity, incarnation, {.sent = At(0), .records = std::move(records)}, At(0));
 }
 
 std::vector<int64_t> Numbers(const std::optional<WorkerFlight>& flight) {
   std::vector<int64_t> numbers;
-  for (const rpc::FlightRecord& record : flight->records) numbers.push_back(record.number);
+  for (const FlightRecord& record : flight->records) numbers.push_back(record.number);
   return numbers;
 }
 
@@ -50,15 +50,15 @@ TEST(FlightLogTest, KeepsEachRecordOnceInOrder) {
 
 TEST(FlightLogTest, TellsTimesByTheCoordinatorsClock) {
   FlightLog log;
-  rpc::FlightRecord ended = Record(0, 5);
+  FlightRecord ended = Record(0, 5);
   ended.peers.push_back({.rank = 1, .data_came = At(1)});
   ended.peers.push_back({.rank = 2});
-  rpc::FlightRecord running = Record(1, 6);
+  FlightRecord running = Record(1, 6);
   running.ended = absl::InfiniteFuture();
   log.Heard("a", 1,
             {.sent = At(10),
-             .progress = {rpc::StepProgress{.step = 6, .started = At(2), .instruction = running},
-                          rpc::StepProgress{.step = 8, .started = At(3)}},
+             .progress = {StepProgress{.step = 6, .started = At(2), .instruction = running},
+                          StepProgress{.step = 8, .started = At(3)}},
              .records = {ended}},
             At(1010));
   const WorkerFlight flight = *log.Find("a");
@@ -113,12 +113,12 @@ TEST(FlightLogTest, IsBoundedInRecordsAndBytes) {
   EXPECT_EQ(log.Find("a")->omitted, 3000 - static_cast<int64_t>(FlightLog::kMaxRecords));
 
   for (int64_t number = 0; number < 3000; ++number) {
-    rpc::FlightRecord record = Record(number, number);
+    FlightRecord record = Record(number, number);
     record.peers.resize(64);
     Hear(log, "b", 1, {std::move(record)});
   }
   const WorkerFlight flight = *log.Find("b");
-  EXPECT_LE(static_cast<int64_t>(flight.records.size() * 64 * sizeof(rpc::FlightRecord::Peer)),
+  EXPECT_LE(static_cast<int64_t>(flight.records.size() * 64 * sizeof(FlightRecord::Peer)),
             FlightLog::kMaxRecordBytes);
   EXPECT_EQ(flight.records.back().number, 2999);
 

@@ -67,7 +67,7 @@ class PutPlanTest : public ReadyCluster {
   }
 
   Transfers transfers_{&clock_, registry_.get(), &sessions_};
-  absl::StatusOr<std::optional<rpc::RuleSetDefinition>> rules_{std::nullopt};
+  absl::StatusOr<std::optional<RuleSetDefinition>> rules_{std::nullopt};
   absl::StatusOr<PartitionAxis> profile_{PartitionAxis()};
 };
 
@@ -133,7 +133,7 @@ TEST_F(PutPlanTest, ErrorsOfRulesNameTheirField) {
 TEST_F(PutPlanTest, RulesGiveTheSpecOfATensorThatHasNone) {
   auto rules = RuleSet::Create({{.pattern = "kernel", .spec = OverX()}});
   ASSERT_THAT(rules, IsOk());
-  rules_ = rpc::RuleSetDefinition{.rules = *std::move(rules)};
+  rules_ = RuleSetDefinition{.rules = *std::move(rules)};
   PutPlan plan = NewPlan();
   PutTensor tensor = Tensor("dense/kernel");
   tensor.spec = std::nullopt;

@@ -37,21 +37,21 @@ class StepWatchTest : public ::testing::Test {
     attachments_[rank] = *attachment;
     log_.Attached(identity, incarnation);
   }
-  void Beat(int64_t rank, std::optional<rpc::StepProgress> progress) {
+  void Beat(int64_t rank, std::optional<StepProgress> progress) {
     EXPECT_THAT(members_.Heartbeat(attachments_[rank], 0), IsOk());
     FlightLog::Heartbeat heartbeat{.sent = clock_.Now()};
     if (progress.has_value()) heartbeat.progress.push_back(*std::move(progress));
     log_.Heard(StrCat("worker-", rank), 1, std::move(heartbeat), clock_.Now());
   }
   // Waits in instruction 3 for the other rank.
-  rpc::StepProgress Waiting(int64_t rank) const {
-    rpc::FlightRecord instruction{.step = 7,
-                                  .rank = rank,
-                                  .op = 3,
-                                  .what = "op 0 (linear): all-reduce over tp",
-                                  .started = begun_,
-                                  .peers = {{.rank = 1 - rank}},
-                                  .waits_for = 1 - rank};
+  StepProgress Waiting(int64_t rank) const {
+    FlightRecord instruction{.step = 7,
+                             .rank = rank,
+                             .op = 3,
+                             .what = "op 0 (linear): all-reduce over tp",
+                             .started = begun_,
+                             .peers = {{.rank = 1 - rank}},
+                             .waits_for = 1 - rank};
     return {.step = 7, .started = begun_, .instruction = std::move(instruction)};
   }
   std::vector<Participant> Both() const {

@@ -75,7 +75,7 @@ class CatalogWatchTest : public ::testing::Test {
     return response.revision();
   }
 
-  rpc::RealClock clock_;
+  RealClock clock_;
   std::unique_ptr<Store> store_ =
       CreateMemoryStore({.retention = {.bytes = 1000}, .history = DefinitionHistory()});
   std::unique_ptr<ArrayRegistry> registry_;

@@ -93,7 +93,7 @@ class ClusterWatchTest : public ::testing::Test {
     return Begin(subjects)->End();
   }
 
-  rpc::RealClock clock_;
+  RealClock clock_;
   ClusterChanges changes_{&clock_};
   WatchService service_{&changes_};
   std::unique_ptr<grpc::Server> server_;

@@ -35,7 +35,7 @@ bool Await(const std::function<bool()>& holds) {
 
 std::vector<std::string> PeersOf(const MeasuredLinks& measured) {
   std::vector<std::string> peers;
-  for (const rpc::MeasuredLink& link : measured.links) peers.push_back(link.peer);
+  for (const MeasuredLink& link : measured.links) peers.push_back(link.peer);
   return peers;
 }
 
@@ -56,7 +56,7 @@ TEST_P(LinkProberTest, EveryPairIsMeasuredByTheWorkerThatDials) {
             (std::vector<std::string>{"worker-1", "worker-2"}));
   EXPECT_EQ(PeersOf(workers.links(1).measured_links()), std::vector<std::string>{"worker-2"});
   EXPECT_TRUE(workers.links(2).measured_links().links.empty());
-  for (const rpc::MeasuredLink& link : workers.links(0).measured_links().links) {
+  for (const MeasuredLink& link : workers.links(0).measured_links().links) {
     EXPECT_EQ(link.peer_incarnation, link.peer == "worker-1" ? 101u : 102u);
     EXPECT_EQ(link.shares_memory, GetParam() == Transport::kShm);
     EXPECT_GT(link.latency, absl::ZeroDuration());
@@ -70,9 +70,9 @@ TEST_P(LinkProberTest, LaterProbesKeepTheBestFigures) {
   LinkedWorkers workers("x=2", kTagLimit, GetParam(), /*measures=*/true);
   ASSERT_TRUE(workers.Connect(1));
   ASSERT_TRUE(Await([&] { return workers.links(0).measured_links().revision == 1; }));
-  const rpc::MeasuredLink first = workers.links(0).measured_links().links.at(0);
+  const MeasuredLink first = workers.links(0).measured_links().links.at(0);
   ASSERT_TRUE(Await([&] { return workers.links(0).measured_links().revision == 2; }));
-  const rpc::MeasuredLink second = workers.links(0).measured_links().links.at(0);
+  const MeasuredLink second = workers.links(0).measured_links().links.at(0);
   EXPECT_GT(second.measured, first.measured);
   EXPECT_LE(second.latency, first.latency);
   EXPECT_GE(second.bytes_per_second, first.bytes_per_second);
@@ -134,7 +134,7 @@ TEST_P(LinkProberTest, WorkersEndInTheMidstOfProbes) {
 }
 
 TEST(LinkProberOfOneTest, APeerThatDoesNotMeasureLeavesTheLinkUnmeasured) {
-  rpc::RealClock clock;
+  RealClock clock;
   test::LinkedWorker one("worker-0", 100, &clock, kTagLimit, "cluster", Transport::kStream,
                          /*measures=*/true);
   test::LinkedWorker two("worker-1", 101, &clock, kTagLimit, "cluster", Transport::kStream);

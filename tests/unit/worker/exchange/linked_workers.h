@@ -31,9 +31,9 @@ namespace shardmesh::test {
 // One worker: its links and the server that they are reached at.
 class LinkedWorker {
  public:
-  LinkedWorker(std::string identity, uint64_t incarnation, rpc::Clock* clock,
-               int64_t tag_limit_bytes, std::string cluster_id, worker::Transport transport,
-               bool measures = false, int64_t link_limit_bytes = int64_t{16} << 20)
+  LinkedWorker(std::string identity, uint64_t incarnation, Clock* clock, int64_t tag_limit_bytes,
+               std::string cluster_id, worker::Transport transport, bool measures = false,
+               int64_t link_limit_bytes = int64_t{16} << 20)
       : memory_(std::make_shared<Memory>(transport)) {
     worker::PeerLinks::Options options;
     options.self = {
@@ -129,7 +129,7 @@ class LinkedWorkers {
     }
   }
 
-  rpc::RealClock& clock() { return clock_; }
+  RealClock& clock() { return clock_; }
   const Mesh& mesh() const { return mesh_; }
   int64_t size() const { return mesh_.size(); }
   worker::PeerLinks& links(DeviceId rank) { return workers_[static_cast<size_t>(rank)]->links(); }
@@ -166,7 +166,7 @@ class LinkedWorkers {
   void Kill(DeviceId rank) { workers_[static_cast<size_t>(rank)].reset(); }
 
  private:
-  rpc::RealClock clock_;
+  RealClock clock_;
   const Mesh mesh_;
   std::vector<std::unique_ptr<LinkedWorker>> workers_;
 };

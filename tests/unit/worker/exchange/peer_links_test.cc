@@ -37,8 +37,8 @@ using ::shardmesh::test::TransportName;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-rpc::Clock& Clock() {
-  static rpc::RealClock clock;
+shardmesh::Clock& Clock() {
+  static RealClock clock;
   return clock;
 }
 

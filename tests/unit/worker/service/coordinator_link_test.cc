@@ -126,11 +126,11 @@ class HeldExecutor final : public StepExecutor {
     absl::MutexLock lock(&mutex_);
     forgotten_.insert(forgotten_.end(), array_ids.begin(), array_ids.end());
   }
-  std::vector<rpc::StepProgress> progress() const override {
+  std::vector<StepProgress> progress() const override {
     absl::MutexLock lock(&mutex_);
     return progress_;
   }
-  void SetProgress(std::vector<rpc::StepProgress> progress) {
+  void SetProgress(std::vector<StepProgress> progress) {
     absl::MutexLock lock(&mutex_);
     progress_ = std::move(progress);
   }
@@ -142,7 +142,7 @@ class HeldExecutor final : public StepExecutor {
   }
 
   mutable absl::Mutex mutex_;
-  std::vector<rpc::StepProgress> progress_ ABSL_GUARDED_BY(mutex_) = {
+  std::vector<StepProgress> progress_ ABSL_GUARDED_BY(mutex_) = {
       {.step = 9, .instruction = FlightRecord{.op = 2}}};
   std::vector<std::pair<StepOrder, Report>> runs_ ABSL_GUARDED_BY(mutex_);
   std::vector<int64_t> committed_ ABSL_GUARDED_BY(mutex_);
@@ -392,7 +392,7 @@ class CoordinatorLinkTest : public ::testing::Test {
   }
 
   std::string data_dir_;  // empty: in memory alone
-  rpc::RealClock clock_;
+  RealClock clock_;
   MemoryBudget budget_{int64_t{16} << 20};
   std::shared_ptr<BufferPool> pool_ = BufferPool::Create(&budget_, 0);
   std::unique_ptr<ShardStore> store_;
@@ -489,13 +489,13 @@ TEST_F(CoordinatorLinkTest, HeartbeatsTellOfASlowInstructionAtOnceAndNotOfAQuick
   order.mutable_run_step()->set_term(3);
   const absl::Time begun = clock_.Now();
   executor_.SetProgress(
-      {rpc::StepProgress{.step = 11,
-                         .started = begun,
-                         .instruction = FlightRecord{.step = 11,
-                                                     .op = 0,
-                                                     .started = begun,
-                                                     .peers = {{.rank = 1}, {.rank = 2}},
-                                                     .waits_for = 2}}});
+      {StepProgress{.step = 11,
+                    .started = begun,
+                    .instruction = FlightRecord{.step = 11,
+                                                .op = 0,
+                                                .started = begun,
+                                                .peers = {{.rank = 1}, {.rank = 2}},
+                                                .waits_for = 2}}});
   coordinator_.Write(order);
   ASSERT_TRUE(Eventually([&] {
     const internal::v1::Heartbeat last = coordinator_.last_heartbeat();
@@ -510,9 +510,9 @@ TEST_F(CoordinatorLinkTest, HeartbeatsTellOfASlowInstructionAtOnceAndNotOfAQuick
 
   // The next instruction of the same step is slow as well.
   executor_.SetProgress(
-      {rpc::StepProgress{.step = 11,
-                         .started = begun,
-                         .instruction = FlightRecord{.step = 11, .op = 1, .started = begun}}});
+      {StepProgress{.step = 11,
+                    .started = begun,
+                    .instruction = FlightRecord{.step = 11, .op = 1, .started = begun}}});
   EXPECT_TRUE(Eventually(
       [&] { return coordinator_.last_heartbeat().progress(0).instruction().instruction() == 1; }));
 }

@@ -241,7 +241,7 @@ class TileServiceTest : public ::testing::Test {
     return reports_;
   }
 
-  rpc::RealClock clock_;
+  RealClock clock_;
   absl::Duration idle_limit_ = kTimeout;
   absl::Duration keepalive_ = kTimeout;
   absl::Duration news_limit_ = absl::Milliseconds(100);

@@ -62,7 +62,7 @@ struct Tensor {
 // An executor with all that it needs, for one rank.
 struct Rank {
   Rank(const std::string& identity, PeerLinks* links, std::shared_ptr<BufferPool> the_pool,
-       rpc::Clock* clock)
+       Clock* clock)
       : budget(kMemory), pool(std::move(the_pool)), kernel({.threads = 1}) {
     store = *ShardStore::Open({.pool = pool, .data_dir = ""});
     executor =
@@ -217,7 +217,7 @@ class StepExecutorTest : public testing::TestWithParam<Transport> {
   }
 
   // Of the executors, which the links' own need not agree with.
-  rpc::Clock& StartClock() {
+  Clock& StartClock() {
     if (clock_ == nullptr) {
       clock_ = std::make_unique<test::SteppedClock>(&workers_->clock(), ahead_);
     }

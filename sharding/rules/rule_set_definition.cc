@@ -1,9 +1,9 @@
 // The spelling of names for rules.
-#include "rpc/codec/definition.h"
+#include "sharding/rules/rule_set_definition.h"
 
 #include <algorithm>
 
-namespace shardmesh::rpc {
+namespace shardmesh {
 
 std::string NameForRules(const RuleSetDefinition& definition, std::string_view name) {
   std::string result(name);
@@ -13,4 +13,4 @@ std::string NameForRules(const RuleSetDefinition& definition, std::string_view n
   return result;
 }
 
-}  // namespace shardmesh::rpc
+}  // namespace shardmesh

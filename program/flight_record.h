@@ -1,6 +1,6 @@
 // The activity of a rank in a step: the running instruction, and those that have ended.
-#ifndef SHARDMESH_RPC_CODEC_FLIGHT_RECORD_H_
-#define SHARDMESH_RPC_CODEC_FLIGHT_RECORD_H_
+#ifndef SHARDMESH_PROGRAM_FLIGHT_RECORD_H_
+#define SHARDMESH_PROGRAM_FLIGHT_RECORD_H_
 
 #include <cstdint>
 #include <optional>
@@ -11,7 +11,7 @@
 #include "absl/time/time.h"
 #include "sharding/mesh.h"
 
-namespace shardmesh::rpc {
+namespace shardmesh {
 
 // One instruction of one step as a rank saw it.
 struct FlightRecord {
@@ -44,6 +44,6 @@ struct StepProgress {
   std::optional<FlightRecord> instruction = {};
 };
 
-}  // namespace shardmesh::rpc
+}  // namespace shardmesh
 
-#endif  // SHARDMESH_RPC_CODEC_FLIGHT_RECORD_H_
+#endif  // SHARDMESH_PROGRAM_FLIGHT_RECORD_H_

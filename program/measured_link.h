@@ -1,13 +1,13 @@
 // The speed of the link between two workers, as one of them measured it.
-#ifndef SHARDMESH_RPC_CODEC_MEASURED_LINK_H_
-#define SHARDMESH_RPC_CODEC_MEASURED_LINK_H_
+#ifndef SHARDMESH_PROGRAM_MEASURED_LINK_H_
+#define SHARDMESH_PROGRAM_MEASURED_LINK_H_
 
 #include <cstdint>
 #include <string>
 
 #include "absl/time/time.h"
 
-namespace shardmesh::rpc {
+namespace shardmesh {
 
 struct MeasuredLink {
   std::string peer = {};  // identity of the other worker
@@ -23,6 +23,6 @@ struct MeasuredLink {
   friend bool operator==(const MeasuredLink&, const MeasuredLink&) = default;
 };
 
-}  // namespace shardmesh::rpc
+}  // namespace shardmesh
 
-#endif  // SHARDMESH_RPC_CODEC_MEASURED_LINK_H_
+#endif  // SHARDMESH_PROGRAM_MEASURED_LINK_H_
