@@ -13,7 +13,7 @@
 namespace shardmesh {
 
 // Keeps values by key: at most `entries` of them, with at most `weight` in sum. The last added one
-// stays, regardless of its weight. Not thread-safe. Find and Add take constant time.
+// stays, regardless of its weight. Not thread-safe. All calls take constant time.
 template <typename Key, typename Value>
 class LruCache {
   struct Entry {
@@ -33,6 +33,7 @@ class LruCache {
   explicit LruCache(const Limits& limits) : limits_(limits) {}
 
   size_t size() const { return used_.size(); }
+  size_t weight() const { return weight_; }  // of all entries
 
   // The value of `key`, which becomes the one used last; null if it is not kept. Valid until the
   // next Add.
@@ -42,6 +43,16 @@ class LruCache {
     if (found == by_key_.end()) return nullptr;
     used_.splice(used_.begin(), used_, found->second);
     return &found->second->value;
+  }
+
+  // Forgets the value that was not used for the longest time, and returns it. There is one.
+  Value ForgetOldest() {
+    Entry& oldest = used_.back();
+    Value value = std::move(oldest.value);
+    weight_ -= oldest.weight;
+    by_key_.erase(oldest.key);
+    used_.pop_back();
+    return value;
   }
 
   // Keeps `value`, unless `key` is kept already: then that value stays. Returns the kept value,
@@ -67,7 +78,7 @@ class LruCache {
   const Limits limits_;
   std::list<Entry> used_;  // the one used last is in front
   absl::flat_hash_map<Key, typename std::list<Entry>::iterator> by_key_;
-  size_t weight_ = 0;  // of all entries
+  size_t weight_ = 0;
 };
 
 }  // namespace shardmesh

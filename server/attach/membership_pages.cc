@@ -54,12 +54,7 @@ void AddWorker(const WorkerStatus& worker, Pager* pager) {
   added->set_identity(worker.info.identity);
   added->set_incarnation(worker.info.incarnation);
   for (const std::string& address : worker.info.endpoints) {
-<<<<<<< HEAD
-    added->add_endpoints()->set_address(
-        rpc::WithPort(address, worker.info.exchange_port.value_or(0)));
-=======
-    added->add_endpoints()->set_address(WithPort(address, worker.info.exchange_port));
->>>>>>> x-pub
+    added->add_endpoints()->set_address(WithPort(address, worker.info.exchange_port.value_or(0)));
   }
   pager->Added(static_cast<int64_t>(added->ByteSizeLong()));
 }

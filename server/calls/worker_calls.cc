@@ -43,19 +43,13 @@ absl::Status WorkerCalls::DrainWorker(const v1::DrainWorkerRequest& request,
                                       v1::DrainWorkerResponse* response) const {
   const std::string& identity = request.identity();
   SHARDMESH_RETURN_IF_ERROR(CheckIdentity(identity, "identity"));
-<<<<<<< HEAD
   if (request.validate_only()) {
     SHARDMESH_RETURN_IF_ERROR(membership_->CheckDrain(identity, !request.resume()));
   } else {
     SHARDMESH_RETURN_IF_ERROR(membership_->Drain(identity, !request.resume()));
-    rpc::LogInfo(request.resume() ? "a worker is taken into use again" : "a worker is drained",
-                 {{"identity", identity}});
+    LogInfo(request.resume() ? "a worker is taken into use again" : "a worker is drained",
+            {{"identity", identity}});
   }
-=======
-  SHARDMESH_RETURN_IF_ERROR(membership_->Drain(identity, !request.resume()));
-  LogInfo(request.resume() ? "a worker is taken into use again" : "a worker is drained",
-          {{"identity", identity}});
->>>>>>> x-pub
   const std::vector<ServedRank> ranks = membership_->RanksOf(identity);
   Encode(ranks, response);
   int64_t arrays = 0;

@@ -9,7 +9,7 @@
 #include "rpc/transfer_token.h"
 #include "server/resolve/resolve_answers.h"
 #include "server/state/array_view_codec.h"
-#include "server/state/request_memory.h"
+#include "server/state/request_index.h"
 #include "sharding/compatibility.h"
 #include "sharding/digest.h"
 #include "status/fact_keys.h"

@@ -38,15 +38,10 @@ void EndRestore(const RestorePtr& restore, const absl::Status& status) {
     restore->response->Clear();
     return std::move(restore->done)(status);
   }
-<<<<<<< HEAD
   if (!restore->request->validate_only()) {
-    rpc::LogInfo("an array was restored from quarantine",
-                 {{"array", restore->request->array_id()}, {"name", restore->response->name()}});
+    LogInfo("an array was restored from quarantine",
+            {{"array", restore->request->array_id()}, {"name", restore->response->name()}});
   }
-=======
-  LogInfo("an array was restored from quarantine",
-          {{"array", restore->request->array_id()}, {"name", restore->response->name()}});
->>>>>>> x-pub
   for (const auto& [rank, identity] : restore->ranks) restore->response->add_identities(identity);
   std::move(restore->done)(absl::OkStatus());
 }

@@ -30,6 +30,10 @@ struct KnownAnswer {
 // Caches answers that depend only on the request and the definitions. Equal bytes of a request to
 // the same method, at the same revision of the definitions, get the same answer. Answers of other
 // revisions are dropped. Thread-safe.
+//
+// It is not an LruCache, because it is on the path of every question. An answer that is found in
+// the younger generation is only read: no list is relinked under the lock. The key of a lookup is a
+// view of the request, and old answers leave by the generation, at the price of one move.
 class AnswerCache {
  public:
   // Requests and answers that together are longer are not kept.

@@ -19,7 +19,7 @@
 #include "server/resolve/resolve_answers.h"
 #include "server/service/background_reactor.h"
 #include "server/state/array_view_codec.h"
-#include "server/state/request_memory.h"
+#include "server/state/request_index.h"
 #include "server/watch/catalog_watch.h"
 #include "shardmesh/v1/catalog_service.grpc.pb.h"
 

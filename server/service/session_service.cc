@@ -3,7 +3,6 @@
 
 #include <grpcpp/grpcpp.h>
 
-#include <map>
 #include <string>
 #include <utility>
 
@@ -14,11 +13,9 @@
 #include "rpc/codec/status.h"
 #include "rpc/codec/time_codec.h"
 #include "server/calls/cluster_pages.h"
-#include "server/state/request_memory.h"
+#include "server/state/request_index.h"
 #include "sharding/digest.h"
 #include "shardmesh/v1/session_service.grpc.pb.h"
-#include "status/fact_keys.h"
-#include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
 
@@ -28,6 +25,10 @@ namespace {
 constexpr size_t kMaxClientNameBytes = 255;
 // A page of sessions is full from this many bytes on.
 constexpr int64_t kListBytes = int64_t{1} << 20;
+
+constexpr RequestMessages kMessages = {
+    .reused = "request_id \"$0\" was used for another session; draw a new one",
+    .python_type = "ValueError"};
 
 void Encode(const SessionInfo& from, v1::OpenSessionInfo* to) {
   to->set_number(from.number);
@@ -120,35 +121,24 @@ class SessionService final : public v1::SessionService::CallbackService {
     const std::string key = RequestKey(caller.name, "OpenSession", request.request_id());
     const std::string fingerprint = Sha256(request.SerializeAsString());
     absl::MutexLock lock(&mutex_);
-    if (const auto opened = opened_.find(key); opened != opened_.end()) {
-      if (const absl::StatusOr<Session> session = sessions_->Get(opened->second.session_id);
-          session.ok()) {
-        if (opened->second.fingerprint != fingerprint) {
-          return InvalidArgument(Reason::kRequestIdReused,
-                                 StrCat("request_id \"", request.request_id(),
-                                        "\" was used for another session; draw a new one"),
-                                 {{fact::kValue, request.request_id()}});
-        }
-        SHARDMESH_ASSIGN_OR_RETURN(const Session renewed, sessions_->Renew(session->id));
-        return Encode(renewed, response);
-      }
+    const auto lives = [this](const std::string& id) { return sessions_->Get(id).ok(); };
+    // Each call looks at a few sessions, so that those that ended are forgotten in turn.
+    opened_.ForgetEnded(absl::InfinitePast(), 0, absl::InfiniteFuture(), lives);
+    if (const auto* const found = opened_.Find(key); found != nullptr && !lives(found->answer)) {
+      opened_.Forget(key);
     }
-    SHARDMESH_ASSIGN_OR_RETURN(const Session session,
-                               sessions_->Open(caller, request.client_name(), ttl));
-    ForgetEnded();
-    opened_[key] = {session.id, fingerprint};
-    return Encode(session, response);
-  }
-
-  // Forgets all ended sessions whenever there are twice as many entries as after the last time.
-  // Each opening then costs only a few lookups on average.
-  void ForgetEnded() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    if (opened_.size() < forget_at_) {
-      return;
+    SHARDMESH_ASSIGN_OR_RETURN(const auto* const opened, opened_.Begin("", key, fingerprint));
+    if (opened != nullptr) {
+      SHARDMESH_ASSIGN_OR_RETURN(const Session renewed, sessions_->Renew(opened->answer));
+      return Encode(renewed, response);
     }
-    std::erase_if(
-        opened_, [this](const auto& each) { return !sessions_->Get(each.second.session_id).ok(); });
-    forget_at_ = 2 * opened_.size() + 64;
+    const absl::StatusOr<Session> session = sessions_->Open(caller, request.client_name(), ttl);
+    if (!session.ok()) {
+      opened_.Forget(key);
+      return session.status();
+    }
+    opened_.Finish(key, session->id, absl::InfiniteFuture(), 0);
+    return Encode(*session, response);
   }
 
   static absl::Status Encode(const Session& session, v1::OpenSessionResponse* response) {
@@ -158,13 +148,8 @@ class SessionService final : public v1::SessionService::CallbackService {
   }
 
   SessionTable* const sessions_;
-  struct Opened {
-    std::string session_id;
-    std::string fingerprint;
-  };
   absl::Mutex mutex_;
-  std::map<std::string, Opened> opened_ ABSL_GUARDED_BY(mutex_);  // by RequestKey
-  size_t forget_at_ ABSL_GUARDED_BY(mutex_) = 64;
+  RequestIndex<std::string> opened_ ABSL_GUARDED_BY(mutex_){kMessages};  // ids of sessions
 };
 
 }  // namespace

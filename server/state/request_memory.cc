@@ -2,14 +2,10 @@
 #include "server/state/request_memory.h"
 
 #include <algorithm>
-#include <vector>
+#include <utility>
 
-#include "absl/strings/escaping.h"
 #include "process/log.h"
-#include "rpc/codec/status.h"
 #include "server/state/array_record.h"
-#include "sharding/digest.h"
-#include "status/detail.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -19,6 +15,10 @@ namespace shardmesh::server {
 namespace {
 
 constexpr std::string_view kPrefix = "request/";
+
+constexpr RequestMessages kMessages = {
+    .reused = "request id \"$0\" was used for another request; draw a new one",
+    .running = "the first request with id \"$0\" is still running; retry for its answer"};
 
 // Most deletes of one transaction, within the store's limit.
 constexpr size_t kDeletesAtOnce = 100;
@@ -30,7 +30,7 @@ constexpr double kKept = 0.9;
 // Memory of an entry without its strings, in all indexes.
 constexpr int64_t kEntryBytes = 256;
 
-int64_t SizeOf(const std::string& id, const std::string& fingerprint, const std::string& answer) {
+int64_t SizeOf(std::string_view id, const std::string& fingerprint, const std::string& answer) {
   return kEntryBytes + 3 * static_cast<int64_t>(id.size()) +
          static_cast<int64_t>(fingerprint.size() + answer.size());
 }
@@ -39,21 +39,8 @@ std::string_view CallerOf(std::string_view key) { return key.substr(0, key.find(
 
 }  // namespace
 
-std::string_view RequestIdOf(std::string_view key) {
-  const size_t method = key.find('/');
-  const size_t id = method == std::string_view::npos ? method : key.find('/', method + 1);
-  return id == std::string_view::npos ? key : key.substr(id + 1);
-}
-
-std::string RequestKey(std::string_view caller, std::string_view method,
-                       std::string_view request_id) {
-  if (request_id.empty()) return "";
-  // Callers' names can have any length, and contain slashes.
-  return StrCat(absl::BytesToHexString(Sha256(caller).substr(0, 8)), "/", method, "/", request_id);
-}
-
 RequestMemory::RequestMemory(Store* store, Clock* clock)
-    : store_(store), clock_(clock), expiry_(clock, [this] { ForgetOld(); }) {}
+    : store_(store), clock_(clock), index_(kMessages), expiry_(clock, [this] { ForgetOld(); }) {}
 
 absl::StatusOr<std::unique_ptr<RequestMemory>> RequestMemory::Open(Store* store, Clock* clock) {
   std::unique_ptr<RequestMemory> memory(new RequestMemory(store, clock));
@@ -73,10 +60,9 @@ absl::StatusOr<std::unique_ptr<RequestMemory>> RequestMemory::Open(Store* store,
       continue;
     }
     const std::string id = item.key.substr(kPrefix.size());
-    Entry& entry = memory->entries_[id];
-    entry = {record->fingerprint, record->answer, item.mod_revision, expires};
+    memory->index_.Begin(CallerOf(id), id, record->fingerprint).status().IgnoreError();  // is new
+    memory->Remember(id, {record->answer, item.mod_revision}, expires);
     expires += absl::Nanoseconds(1);
-    memory->Remember(id, entry);
   }
   return memory;
 }
@@ -92,79 +78,49 @@ absl::StatusOr<std::optional<RememberedAnswer>> RequestMemory::Begin(std::string
                       {{fact::kField, "request_id"}, {fact::kValue, request_id}});
   }
   absl::MutexLock lock(&mutex_);
-  const auto [found, is_new] = entries_.try_emplace(std::string(request_id));
-  Entry& entry = found->second;
-  if (is_new) {
-    entry.fingerprint = std::string(fingerprint);
-    return std::nullopt;
-  }
-  if (entry.fingerprint != fingerprint) {
-    return WithReason(
-        absl::InvalidArgumentError(StrCat("request id \"", RequestIdOf(request_id),
-                                          "\" was used for another request; draw a new one")),
-        Reason::kRequestIdReused, {{fact::kValue, RequestIdOf(request_id)}});
-  }
-  if (entry.revision == 0) {
-    return WithRetryDelay(
-        absl::AbortedError(StrCat("the first request with id \"", RequestIdOf(request_id),
-                                  "\" is still running; retry for its answer")),
-        absl::Milliseconds(100));
-  }
-  return RememberedAnswer{entry.answer, entry.revision};
+  SHARDMESH_ASSIGN_OR_RETURN(const Index::Request* const first,
+                             index_.Begin(CallerOf(request_id), request_id, fingerprint));
+  if (first == nullptr) return std::nullopt;
+  return first->answer;
 }
 
 std::optional<RememberedAnswer> RequestMemory::Find(std::string_view request_id) const {
   absl::MutexLock lock(&mutex_);
-  const auto found = entries_.find(ToAbsl(request_id));
-  if (found == entries_.end() || found->second.revision == 0) return std::nullopt;
-  return RememberedAnswer{found->second.answer, found->second.revision};
+  const Index::Request* const found = index_.Find(request_id);
+  if (found == nullptr) return std::nullopt;
+  return found->answer;
 }
 
 void RequestMemory::AddTo(Transaction* transaction, std::string_view request_id,
                           std::string answer) {
-  if (request_id.empty()) return;
   absl::MutexLock lock(&mutex_);
-  const auto found = entries_.find(ToAbsl(request_id));
-  if (found == entries_.end()) return;
-  Entry& entry = found->second;
-  entry.answer = std::move(answer);
-  entry.expires = clock_->Now() + kRememberFor;
-  transaction->puts.push_back({StrCat(kPrefix, request_id),
-                               EncodeRequest({entry.fingerprint, entry.answer, entry.expires})});
+  Index::Request* const request = index_.FindRunning(request_id);
+  if (request == nullptr) return;
+  request->answer.bytes = std::move(answer);
+  request->expires = clock_->Now() + kRememberFor;
+  transaction->puts.push_back(
+      {StrCat(kPrefix, request_id),
+       EncodeRequest({request->fingerprint, request->answer.bytes, request->expires})});
 }
 
 void RequestMemory::Finish(std::string_view request_id, Revision revision) {
   absl::MutexLock lock(&mutex_);
-  const auto found = entries_.find(ToAbsl(request_id));
-  if (found == entries_.end()) return;
-  found->second.revision = revision;
-  Remember(found->first, found->second);
+  Index::Request* const request = index_.FindRunning(request_id);
+  if (request == nullptr) return;
+  Remember(request_id, {std::move(request->answer.bytes), revision}, request->expires);
   KeepWithinLimits(CallerOf(request_id));
 }
 
-void RequestMemory::Remember(const std::string& id, const Entry& entry) {
-  by_expiry_.emplace(entry.expires, id);
-  OfCaller& caller = callers_[std::string(CallerOf(id))];
-  caller.answers.emplace(entry.expires, id);
-  const int64_t bytes = SizeOf(id, entry.fingerprint, entry.answer);
-  caller.bytes += bytes;
-  bytes_ += bytes;
-  expiry_.SetNoLaterThan(entry.expires);
+void RequestMemory::Remember(std::string_view request_id, RememberedAnswer answer,
+                             absl::Time expires) {
+  const int64_t bytes =
+      SizeOf(request_id, index_.FindRunning(request_id)->fingerprint, answer.bytes);
+  index_.Finish(request_id, std::move(answer), expires, bytes);
+  expiry_.SetNoLaterThan(expires);
 }
 
-void RequestMemory::Forget(const std::pair<absl::Time, std::string>& answer, Transaction* deletes) {
-  const std::pair<absl::Time, std::string> kept = answer;  // a copy: Forget erases the original
-  const std::string& id = kept.second;
-  const auto entry = entries_.find(id);
-  const int64_t bytes = SizeOf(id, entry->second.fingerprint, entry->second.answer);
-  entries_.erase(entry);
-  by_expiry_.erase(kept);
-  const auto caller = callers_.find(CallerOf(id));
-  caller->second.answers.erase(kept);
-  caller->second.bytes -= bytes;
-  if (caller->second.answers.empty()) callers_.erase(caller);
-  bytes_ -= bytes;
-  deletes->deletes.push_back(StrCat(kPrefix, id));
+void RequestMemory::Delete(std::string_view request_id, Transaction* deletes) {
+  deletes->deletes.push_back(StrCat(kPrefix, request_id));
   if (deletes->deletes.size() == kDeletesAtOnce) Commit(deletes);
 }
 
@@ -179,22 +135,22 @@ void RequestMemory::Commit(Transaction* deletes) {
 void RequestMemory::KeepWithinLimits(std::string_view caller) {
   Transaction deletes;
   const auto share = [](int64_t limit) { return static_cast<int64_t>(kKept * limit); };
-  const auto is_over = [&](const OfCaller& of, int64_t answers, int64_t bytes) {
-    return std::ssize(of.answers) > answers || of.bytes > bytes;
+  const auto is_over = [](const Index::Usage& usage, int64_t answers, int64_t bytes) {
+    return usage.answers > answers || usage.bytes > bytes;
   };
-  if (const auto found = callers_.find(caller);
-      found != callers_.end() &&
-      is_over(found->second, limits_.max_answers_per_caller, limits_.max_bytes_per_caller)) {
-    // The newest answer stays, so the caller's entry does too.
-    while (found->second.answers.size() > 1 &&
-           is_over(found->second, share(limits_.max_answers_per_caller),
-                   share(limits_.max_bytes_per_caller))) {
-      Forget(*found->second.answers.begin(), &deletes);
+  if (is_over(index_.UsageOf(caller), limits_.max_answers_per_caller,
+              limits_.max_bytes_per_caller)) {
+    // The newest answer stays.
+    for (Index::Usage usage = index_.UsageOf(caller);
+         usage.answers > 1 &&
+         is_over(usage, share(limits_.max_answers_per_caller), share(limits_.max_bytes_per_caller));
+         usage = index_.UsageOf(caller)) {
+      Delete(index_.ForgetOldestOf(caller), &deletes);
     }
   }
-  if (bytes_ > limits_.max_bytes) {
-    while (by_expiry_.size() > 1 && bytes_ > share(limits_.max_bytes)) {
-      Forget(*by_expiry_.begin(), &deletes);
+  if (index_.bytes() > limits_.max_bytes) {
+    while (index_.answers() > 1 && index_.bytes() > share(limits_.max_bytes)) {
+      Delete(index_.ForgetOldest(), &deletes);
     }
   }
   Commit(&deletes);
@@ -207,20 +163,16 @@ void RequestMemory::SetLimits(const RequestMemoryLimits& limits) {
 
 void RequestMemory::Abandon(std::string_view request_id) {
   absl::MutexLock lock(&mutex_);
-  if (const auto found = entries_.find(ToAbsl(request_id)); found != entries_.end()) {
-    entries_.erase(found);
-  }
+  index_.Forget(request_id);
 }
 
 void RequestMemory::ForgetOld() {
   const absl::Time now = clock_->Now();
   absl::MutexLock lock(&mutex_);
   Transaction deletes;
-  while (!by_expiry_.empty() && by_expiry_.begin()->first <= now) {
-    Forget(*by_expiry_.begin(), &deletes);
-  }
+  while (index_.next_expiry() <= now) Delete(index_.ForgetOldest(), &deletes);
   Commit(&deletes);
-  if (!by_expiry_.empty()) expiry_.SetNoLaterThan(by_expiry_.begin()->first);
+  expiry_.SetNoLaterThan(index_.next_expiry());
 }
 
 }  // namespace shardmesh::server

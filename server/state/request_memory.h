@@ -2,21 +2,19 @@
 #ifndef SHARDMESH_SERVER_STATE_REQUEST_MEMORY_H_
 #define SHARDMESH_SERVER_STATE_REQUEST_MEMORY_H_
 
-#include <map>
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <string_view>
-#include <utility>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/container/flat_hash_map.h"
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "process/clock.h"
+#include "server/state/request_index.h"
 #include "server/store/store.h"
 
 namespace shardmesh::server {
@@ -34,13 +32,6 @@ struct RequestMemoryLimits {
   int64_t max_bytes_per_caller = int64_t{8} << 20;
   int64_t max_bytes = int64_t{64} << 20;
 };
-
-// Returns the key of a request: ids are scoped by caller (an identity, a host, a session) and
-// method. Empty for an empty id.
-std::string RequestKey(std::string_view caller, std::string_view method,
-                       std::string_view request_id);
-// The request id of a key, as the client gave it.
-std::string_view RequestIdOf(std::string_view key);
 
 // Idempotency cache. The order of calls for a mutation with a request id:
 //
@@ -84,24 +75,16 @@ class RequestMemory {
   void Abandon(std::string_view request_id);
 
  private:
-  struct Entry {
-    std::string fingerprint;
-    std::string answer;
-    Revision revision = 0;  // 0: running
-    absl::Time expires;     // set with the answer
-  };
-  using ByExpiry = std::set<std::pair<absl::Time, std::string>>;  // of answers, with their ids
-  struct OfCaller {
-    int64_t bytes = 0;
-    ByExpiry answers;
-  };
+  using Index = RequestIndex<RememberedAnswer>;
 
   RequestMemory(Store* store, Clock* clock);
   void ForgetOld();
-  void Remember(const std::string& id, const Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Forgets an answer and adds its delete to the transaction; commits the transaction if it is
+  // Keeps the answer of a request that runs.
+  void Remember(std::string_view request_id, RememberedAnswer answer, absl::Time expires)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Adds the delete of a forgotten answer to the transaction; commits the transaction if it is
   // full.
-  void Forget(const std::pair<absl::Time, std::string>& answer, Transaction* deletes)
+  void Delete(std::string_view request_id, Transaction* deletes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Commit(Transaction* deletes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void KeepWithinLimits(std::string_view caller) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -111,11 +94,7 @@ class RequestMemory {
 
   mutable absl::Mutex mutex_;
   RequestMemoryLimits limits_ ABSL_GUARDED_BY(mutex_);
-  absl::flat_hash_map<std::string, Entry> entries_ ABSL_GUARDED_BY(mutex_);
-  ByExpiry by_expiry_ ABSL_GUARDED_BY(mutex_);  // done ones
-  // callers with answers
-  std::map<std::string, OfCaller, std::less<>> callers_ ABSL_GUARDED_BY(mutex_);
-  int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  Index index_ ABSL_GUARDED_BY(mutex_);
 
   Alarm expiry_;  // last: its destructor waits for ForgetOld
 };

@@ -3,16 +3,14 @@
 #define SHARDMESH_SERVER_STATE_STEP_MEMORY_H_
 
 #include <cstdint>
-#include <deque>
-#include <map>
 #include <memory>
-#include <string>
 #include <string_view>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "server/state/request_index.h"
 #include "shardmesh/v1/compute_service.pb.h"
 
 namespace shardmesh::server {
@@ -40,48 +38,23 @@ class StepMemory {
  public:
   using Answer = std::shared_ptr<const v1::ExecuteResponse>;
 
-  explicit StepMemory(StepMemoryOptions options) : options_(options) {}
+  explicit StepMemory(StepMemoryOptions options);
 
   // Null: the request is the first with this key (see RequestKey). Otherwise its answer.
   //   INVALID_ARGUMENT (REQUEST_ID_REUSED)   the first had another fingerprint.
   //   ABORTED, with a retry delay            it still runs.
   //   FAILED_PRECONDITION (REQUEST_ID_REUSED) it was done, and its answer is no longer kept.
-  absl::StatusOr<Answer> Begin(const std::string& caller, const std::string& key,
+  absl::StatusOr<Answer> Begin(std::string_view caller, std::string_view key,
                                std::string_view fingerprint, absl::Time now);
-  void Finish(const std::string& key, const v1::ExecuteResponse& answer, absl::Time now);
-  void Abandon(const std::string& key);
+  void Finish(std::string_view key, const v1::ExecuteResponse& answer, absl::Time now);
+  void Abandon(std::string_view key);
 
   int64_t size_bytes() const;
 
  private:
-  struct Entry {
-    std::string caller;
-    std::string fingerprint;
-    bool is_done = false;
-    Answer answer;  // null: it runs, or its answer was dropped
-    int64_t bytes = 0;
-    absl::Time finished;
-  };
-  struct OfCaller {
-    // Keys of finished requests, oldest first; the first `dropped` no longer have an answer.
-    std::deque<std::string> done;
-    size_t dropped = 0;
-    int64_t bytes = 0;
-  };
-  using Callers = std::map<std::string, OfCaller, std::less<>>;
-
-  // Drops the caller's oldest answer. False: it has none.
-  bool DropAnswer(OfCaller* caller) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Forgets the caller's oldest request.
-  void Forget(OfCaller* caller) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void ForgetOld(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-
   const StepMemoryOptions options_;
   mutable absl::Mutex mutex_;
-  std::map<std::string, Entry> entries_ ABSL_GUARDED_BY(mutex_);
-  Callers callers_ ABSL_GUARDED_BY(mutex_);
-  int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  absl::Time look_again_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
+  RequestIndex<Answer> index_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace shardmesh::server

@@ -41,8 +41,8 @@ int64_t SizeOf(const Program& program, absl::Span<const ValueDescriptor> operand
          static_cast<int64_t>(parts) * kPerPart;
 }
 
-template <typename Key, typename Iterator>
-void Erase(absl::flat_hash_map<Key, std::vector<Iterator>>& from, const Key& key, Iterator entry) {
+template <typename Key, typename Entry>
+void Erase(absl::flat_hash_map<Key, std::vector<Entry>>& from, const Key& key, Entry entry) {
   const auto found = from.find(key);
   std::erase(found->second, entry);
   if (found->second.empty()) {
@@ -59,12 +59,11 @@ std::shared_ptr<const PreparedPlan> Planner::Known(size_t digest, const Program&
   if (found == by_question_.end()) {
     return nullptr;
   }
-  for (const Entries::iterator entry : found->second) {
+  for (const Entry* const entry : found->second) {
     if (entry->prepared->plan.mesh_revision == target.mesh_revision &&
         entry->prepared->plan.mesh_id == target.mesh_id && AreAlike(entry->links, target.links) &&
         absl::MakeConstSpan(entry->operands) == operands && entry->program == program) {
-      AskedFor(entry);
-      return entry->prepared;
+      return Use(entry);
     }
   }
   return nullptr;
@@ -91,23 +90,23 @@ absl::StatusOr<std::shared_ptr<const PreparedPlan>> Planner::Prepare(
     return known;  // another thread planned it meanwhile
   }
   const int64_t bytes = SizeOf(program, operands, *prepared);
-  OfCaller& of_caller = callers_[std::string(caller)];
-  of_caller.entries.push_front({.program = program,
-                                .operands = {operands.begin(), operands.end()},
-                                .links = target.links,
-                                .prepared = prepared,
-                                .caller = std::string(caller),
-                                .digest = digest,
-                                .bytes = bytes});
-  of_caller.bytes += bytes;
+  auto entry = std::make_unique<const Entry>(Entry{.program = program,
+                                                   .operands = {operands.begin(), operands.end()},
+                                                   .links = target.links,
+                                                   .prepared = prepared,
+                                                   .caller = std::string(caller),
+                                                   .digest = digest});
+  const Entry* const added = entry.get();
+  by_question_[digest].push_back(added);
+  by_hash_[prepared->hash].push_back(added);
+  Plans::Forgotten none;
+  callers_.try_emplace(added->caller, Plans::Limits{})
+      .first->second.Add(added, std::move(entry), &none, static_cast<size_t>(bytes));
   bytes_ += bytes;
-  by_question_[digest].push_back(of_caller.entries.begin());
-  by_hash_[prepared->hash].push_back(of_caller.entries.begin());
   while (bytes_ > options_.max_bytes) {
-    const auto most = std::max_element(
+    ForgetOldestOf(std::max_element(
         callers_.begin(), callers_.end(),
-        [](const auto& a, const auto& b) { return a.second.bytes < b.second.bytes; });
-    Forget(std::prev(most->second.entries.end()));
+        [](const auto& a, const auto& b) { return a.second.weight() < b.second.weight(); }));
   }
   return prepared;
 }
@@ -121,26 +120,22 @@ absl::StatusOr<std::shared_ptr<const PreparedPlan>> Planner::Find(std::string_vi
         Reason::kNotFound,
         {{fact::kKind, "plan"}, {fact::kName, absl::BytesToHexString(ToAbsl(hash))}});
   }
-  const Entries::iterator entry = found->second.front();
-  AskedFor(entry);
+  return Use(found->second.front());
+}
+
+std::shared_ptr<const PreparedPlan> Planner::Use(const Entry* entry) {
+  callers_.find(entry->caller)->second.Find(entry);
   return entry->prepared;
 }
 
-void Planner::AskedFor(Entries::iterator entry) {
-  Entries& entries = callers_.find(entry->caller)->second.entries;
-  entries.splice(entries.begin(), entries, entry);
-}
-
-void Planner::Forget(Entries::iterator entry) {
-  Erase(by_question_, entry->digest, entry);
-  Erase(by_hash_, entry->prepared->hash, entry);
-  bytes_ -= entry->bytes;
-  const auto caller = callers_.find(entry->caller);
-  caller->second.bytes -= entry->bytes;
-  caller->second.entries.erase(entry);
-  if (caller->second.entries.empty()) {
-    callers_.erase(caller);
-  }
+void Planner::ForgetOldestOf(Callers::iterator caller) {
+  Plans& plans = caller->second;
+  bytes_ -= static_cast<int64_t>(plans.weight());
+  const std::unique_ptr<const Entry> oldest = plans.ForgetOldest();
+  bytes_ += static_cast<int64_t>(plans.weight());
+  Erase(by_question_, oldest->digest, oldest.get());
+  Erase(by_hash_, oldest->prepared->hash, oldest.get());
+  if (plans.size() == 0) callers_.erase(caller);
 }
 
 int64_t Planner::size_bytes() const {

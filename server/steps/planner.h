@@ -5,7 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <list>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -19,6 +19,7 @@
 #include "absl/types/span.h"
 #include "program/program.h"
 #include "program/step_plan.h"
+#include "status/lru_cache.h"
 
 namespace shardmesh::server {
 
@@ -64,29 +65,27 @@ class Planner {
     std::shared_ptr<const PreparedPlan> prepared;
     std::string caller;
     size_t digest = 0;
-    int64_t bytes = 0;
   };
-  using Entries = std::list<Entry>;  // most recently requested first
-  struct OfCaller {
-    Entries entries;
-    int64_t bytes = 0;
-  };
+  // Without limits of its own: the planner's limit is for the plans of all callers.
+  using Plans = LruCache<const Entry*, std::unique_ptr<const Entry>>;
+  using Callers = std::map<std::string, Plans, std::less<>>;
 
   // Null: no plan is remembered.
   std::shared_ptr<const PreparedPlan> Known(size_t digest, const Program& program,
                                             absl::Span<const ValueDescriptor> operands,
                                             const PlanTarget& target)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void AskedFor(Entries::iterator entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Forget(Entries::iterator entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Returns the plan, which becomes the one used last of its caller.
+  std::shared_ptr<const PreparedPlan> Use(const Entry* entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ForgetOldestOf(Callers::iterator caller) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const PlannerOptions options_;
   mutable absl::Mutex mutex_;
-  std::map<std::string, OfCaller, std::less<>> callers_ ABSL_GUARDED_BY(mutex_);
+  Callers callers_ ABSL_GUARDED_BY(mutex_);  // with plans
   // Indexes of the entries: by a digest of the question, and by the plan's hash. Two questions may
   // have one plan.
-  absl::flat_hash_map<size_t, std::vector<Entries::iterator>> by_question_ ABSL_GUARDED_BY(mutex_);
-  absl::flat_hash_map<std::string, std::vector<Entries::iterator>> by_hash_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<size_t, std::vector<const Entry*>> by_question_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<std::string, std::vector<const Entry*>> by_hash_ ABSL_GUARDED_BY(mutex_);
   int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

@@ -2,20 +2,17 @@
 #ifndef SHARDMESH_SERVER_STEPS_PUT_MEMORY_H_
 #define SHARDMESH_SERVER_STEPS_PUT_MEMORY_H_
 
-#include <cstddef>
 #include <cstdint>
-#include <deque>
-#include <map>
 #include <memory>
 #include <string>
-#include <utility>
-#include <vector>
+#include <string_view>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "process/clock.h"
+#include "server/state/request_index.h"
 #include "server/steps/begun_put.h"
 
 namespace shardmesh::server {
@@ -30,51 +27,44 @@ class PutMemory {
  public:
   static constexpr absl::Duration kRememberFor = absl::Minutes(10);
   // How many requests are remembered at most. Ended puts are forgotten first, oldest first.
-  static constexpr size_t kMaxRequests = 50'000;
+  static constexpr int64_t kMaxRequests = 50'000;
 
   // `clock` outlives it.
-  explicit PutMemory(Clock* clock) : clock_(clock) {}
+  explicit PutMemory(Clock* clock);
 
   // Null: the request is the first with this key; Began follows. Otherwise its put, if it is live.
   //   ABORTED, with a retry delay            the first request is still being processed.
   //   INVALID_ARGUMENT (REQUEST_ID_REUSED)   the first had another fingerprint.
   //   FAILED_PRECONDITION (REQUEST_ID_REUSED) the put has ended.
-  absl::StatusOr<BegunPutPtr> Find(const std::string& key, const std::string& fingerprint);
+  absl::StatusOr<BegunPutPtr> Find(std::string_view key, std::string_view fingerprint);
   // The result of the first request. Null: it failed, and the next request counts as the first.
-  void Began(const std::string& key, const BegunPutPtr& put);
+  void Began(std::string_view key, const BegunPutPtr& put);
 
   // The client has the complete answer; `holds`: the transfer ends with the call.
-  void Delivered(const std::string& key, bool holds);
+  void Delivered(std::string_view key, bool holds);
   // The client does not have it. True if no other call has or may still get the transfer: the put
   // is then forgotten, and the caller must abort it.
-  bool NotDelivered(const std::string& key);
+  bool NotDelivered(std::string_view key);
   // The client of a call that holds has gone. Same result as NotDelivered.
-  bool Release(const std::string& key);
+  bool Release(std::string_view key);
   // The transfer of a call that holds has ended, or no longer needs that call.
-  void Ended(const std::string& key);
+  void Ended(std::string_view key);
 
  private:
-  struct Entry {
-    std::string fingerprint;
-    std::string transfer_id;            // empty: being begun
+  struct Begun {
+    std::string transfer_id;
     std::weak_ptr<const BegunPut> put;  // gone: the put has ended
     int64_t being_sent = 0;             // calls that are sending the answer now
     int64_t holders = 0;                // calls that have sent the answer and hold
     bool is_delivered = false;          // to a call that does not hold
-    absl::Time began;
   };
 
   // Whether no call has the put any more. Then the put is forgotten.
-  bool ForgetUnwanted(std::map<std::string, Entry>::iterator entry)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Examines a few of the oldest entries.
-  void ForgetOld() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool ForgetUnwanted(std::string_view key, const Begun& put) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   Clock* const clock_;
   absl::Mutex mutex_;
-  std::map<std::string, Entry> entries_ ABSL_GUARDED_BY(mutex_);
-  // Keys by arrival or last examination. Some are no longer in entries_, or were added again.
-  std::deque<std::pair<absl::Time, std::string>> order_ ABSL_GUARDED_BY(mutex_);
+  RequestIndex<Begun> index_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace shardmesh::server

@@ -10,7 +10,7 @@
 #include "process/failpoint.h"
 #include "rpc/codec/field_check.h"
 #include "rpc/codec/status.h"
-#include "server/state/request_memory.h"
+#include "server/state/request_index.h"
 #include "server/state/session_pins.h"
 #include "server/steps/step_codec.h"
 #include "server/steps/step_outputs.h"

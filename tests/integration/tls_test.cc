@@ -105,13 +105,8 @@ class TlsClusterTest : public ::testing::Test {
   // Where other workers reach it.
   std::string ExchangeAddressOf(const std::string& identity) const {
     const client::WorkerStatus worker = WorkerOf(identity);
-<<<<<<< HEAD
     EXPECT_TRUE(worker.exchange_port.has_value());
-    return rpc::WithPort(worker.addresses.front(), worker.exchange_port.value_or(0));
-=======
-    EXPECT_GT(worker.exchange_port, 0);
-    return WithPort(worker.addresses.front(), worker.exchange_port);
->>>>>>> x-pub
+    return WithPort(worker.addresses.front(), worker.exchange_port.value_or(0));
   }
   // What the coordinator says to a hello of this identity.
   absl::Status Attach(const rpc::TlsFiles& files, const std::string& identity,

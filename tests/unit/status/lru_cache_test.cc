@@ -65,6 +65,20 @@ TEST(LruCacheTest, AHeavyEntryDrivesOutOthersAndStays) {
   EXPECT_THAT(cache.Find("d"), Pointee(4));
 }
 
+TEST(LruCacheTest, TheCallerCanForgetTheOldest) {
+  Cache cache({});
+  Cache::Forgotten forgotten;
+  cache.Add("a", 1, &forgotten, 4);
+  cache.Add("b", 2, &forgotten, 6);
+  cache.Find("a");
+  EXPECT_EQ(cache.weight(), 10u);
+  EXPECT_EQ(cache.ForgetOldest(), 2);
+  EXPECT_EQ(cache.weight(), 4u);
+  EXPECT_THAT(cache.Find("b"), IsNull());
+  EXPECT_EQ(cache.ForgetOldest(), 1);
+  EXPECT_EQ(cache.size(), 0u);
+}
+
 TEST(LruCacheTest, TheCallerDestroysForgottenValues) {
   LruCache<int, std::shared_ptr<int>> cache({.entries = 1});
   auto value = std::make_shared<int>(1);
