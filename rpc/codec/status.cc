@@ -95,7 +95,8 @@ std::string DescriptionOf(const absl::Status& status) {
 
 google::rpc::ResourceInfo WireResourceInfo(const absl::Status& status) {
   google::rpc::ResourceInfo resource;
-  resource.set_resource_type(TextOf(status, fact::kKind));
+  resource.set_resource_type(
+      ReasonOf(status) == Reason::kSessionGone ? "session" : TextOf(status, fact::kKind));
   resource.set_resource_name(TextOf(status, fact::kName));
   resource.set_description(DescriptionOf(status));
   return resource;
@@ -114,7 +115,11 @@ google::rpc::QuotaFailure WireQuotaFailure(const absl::Status& status) {
 google::rpc::PreconditionFailure WirePreconditionFailure(const absl::Status& status) {
   google::rpc::PreconditionFailure failure;
   auto* const violation = failure.add_violations();
-  violation->set_type(std::string(ReasonName(ReasonOf(status))));
+  const Reason reason = ReasonOf(status);
+  violation->set_type(std::string(ReasonName(reason)));
+  if (reason == Reason::kWorkerAttached || reason == Reason::kWorkerServesRank) {
+    violation->set_subject(TextOf(status, fact::kIdentity));
+  }
   for (const FactKey key : {fact::kMesh, fact::kName, fact::kArray}) {
     if (violation->subject().empty()) violation->set_subject(TextOf(status, key));
   }
@@ -171,6 +176,7 @@ void AddStandardDetail(const absl::Status& status, DetailWriter* to) {
   switch (ReasonOf(status)) {
     case Reason::kNotFound:
     case Reason::kAlreadyExists:
+    case Reason::kSessionGone:
       to->Add(WireResourceInfo(status));
       return;
     case Reason::kMemoryLimit:
@@ -184,6 +190,10 @@ void AddStandardDetail(const absl::Status& status, DetailWriter* to) {
     case Reason::kVersionMismatch:
     case Reason::kMeshInUse:
     case Reason::kMeshMismatch:
+    case Reason::kNoMesh:
+    case Reason::kWorkerAttached:
+    case Reason::kWorkerServesRank:
+    case Reason::kRanksDefined:
       to->Add(WirePreconditionFailure(status));
       return;
     default:

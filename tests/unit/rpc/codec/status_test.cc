@@ -104,6 +104,32 @@ TEST(StatusTest, FactsFillTheStandardDetails) {
   EXPECT_EQ(precondition.violations(0).description(), "rank 1 is missing");
 }
 
+TEST(StatusTest, PreconditionsNameWhatTheyAreAbout) {
+  const auto subject = [](Reason reason, Facts facts) {
+    const auto failure = DetailOf<google::rpc::PreconditionFailure>(
+        WithReason(absl::FailedPreconditionError("m"), reason, facts));
+    EXPECT_EQ(failure.violations_size(), 1) << ReasonName(reason);
+    if (failure.violations_size() == 0) return std::string("none");
+    EXPECT_EQ(failure.violations(0).type(), ReasonName(reason));
+    EXPECT_EQ(failure.violations(0).description(), "m");
+    return failure.violations(0).subject();
+  };
+  EXPECT_EQ(subject(Reason::kWorkerAttached, {{fact::kIdentity, "w-1"}}), "w-1");
+  EXPECT_EQ(subject(Reason::kWorkerServesRank, {{fact::kIdentity, "w-1"}, {fact::kMesh, "m-1"}}),
+            "w-1");
+  EXPECT_EQ(subject(Reason::kRanksDefined, {{fact::kIdentity, "w-1"}, {fact::kMesh, "m-1"}}),
+            "m-1");
+  EXPECT_EQ(subject(Reason::kNoMesh, {}), "");
+}
+
+TEST(StatusTest, ASessionThatIsGoneIsAResource) {
+  const auto resource = DetailOf<google::rpc::ResourceInfo>(WithReason(
+      absl::NotFoundError("session s is gone"), Reason::kSessionGone, {{fact::kName, "s"}}));
+  EXPECT_EQ(resource.resource_type(), "session");
+  EXPECT_EQ(resource.resource_name(), "s");
+  EXPECT_EQ(resource.description(), "session s is gone");
+}
+
 TEST(StatusTest, TheFieldIsAlsoAFactWhereTheReasonHasOne) {
   const absl::Status bad = WithField(BadField("axes", "must be empty"), "q");
   EXPECT_EQ(FactOf(RoundTrip(bad), fact::kField), "q.axes");
