@@ -44,10 +44,10 @@ struct MeshClientOptions {
 // background and ends with the client; then the arrays go that it made without giving them a name.
 //
 // Errors are the server's own: code, message, reason (ReasonOf) and details as it sent them. A call
-// is made again while the coordinator answers that it recovers, or that a worker with what the call
-// needs is expected back (UNAVAILABLE with a delay), and time is left; mutations carry an id by
-// which the server knows a repetition. A coordinator that cannot be reached is UNAVAILABLE, with
-// its address, within the time of MeshClientOptions::await_coordinator.
+// is repeated until its timeout while the coordinator recovers (RECOVERING), and a few times if the
+// coordinator is overloaded, does not serve or is not reached: status/retry.h has the rule. By its
+// request_id the server knows a repeated mutation. A coordinator that cannot be reached is
+// UNAVAILABLE, with its address, within the time of MeshClientOptions::await_coordinator.
 //
 // Example:
 //   auto client = MeshClient::Connect("127.0.0.1:7070");

@@ -15,6 +15,7 @@
 #include "status/detail.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
+#include "status/retry.h"
 #include "status/str_cat.h"
 #include "status/utf8.h"
 
@@ -259,7 +260,7 @@ void Encode(const absl::Status& status, google::rpc::Status* to) {
   if (const auto info = WireErrorInfo(status); !info.reason().empty() || !info.metadata().empty()) {
     details.Add(info);
   }
-  if (const auto delay = RetryDelayOf(status); delay.has_value()) {
+  if (const auto delay = RetryInfoOf(status); delay.has_value()) {
     google::rpc::RetryInfo retry_info;
     Encode(*delay, retry_info.mutable_retry_delay());
     details.Add(retry_info);

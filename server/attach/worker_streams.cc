@@ -25,6 +25,13 @@ constexpr int kStreamsPerTurn = 64;
 constexpr absl::Duration kPausePerWorker = absl::Microseconds(250);
 constexpr size_t kMaxPlansKnown = 1024;
 
+// Ends a stream whose worker may attach again at once.
+absl::Status AttachAgain(std::string_view identity, std::string_view why) {
+  return WithRetryDelay(WithReason(absl::UnavailableError(ToAbsl(why)), Reason::kNotServing,
+                                   {{fact::kIdentity, identity}}),
+                        absl::ZeroDuration());
+}
+
 }  // namespace
 
 absl::Status CoordinatorStops(std::string_view hint) {
@@ -309,10 +316,9 @@ void WorkerStreams::AttachAnew(std::string_view identity, const std::string& mes
   if (stream == nullptr) return;
   rpc::LogInfo("a worker has new ranks and is to bring its inventory anew",
                {{"identity", identity}, {"mesh", mesh_id}});
-  stream->Close(WithReason(absl::UnavailableError(StrCat("a rank of mesh \"", mesh_id,
-                                                         "\" is yours now; attach again, so that "
-                                                         "your tiles on it are judged")),
-                           Reason::kNotServing));
+  stream->Close(AttachAgain(identity, StrCat("a rank of mesh \"", mesh_id,
+                                             "\" is yours now; attach again, so that your tiles on "
+                                             "it are judged")));
 }
 
 void WorkerStreams::PeersReported(WorkerStream* stream, int64_t epoch,
@@ -396,11 +402,9 @@ void WorkerStreams::EndUndecided(const MembershipView& view) {
         "a mesh has its ranks now: a worker with tiles on it is to bring its inventory "
         "anew",
         {{"identity", identity}, {"mesh", mesh_id}});
-    member.stream->Close(
-        WithReason(absl::UnavailableError(StrCat("mesh \"", mesh_id,
-                                                 "\" has its ranks now; attach again, so "
-                                                 "that the tiles on it are judged")),
-                   Reason::kNotServing));
+    member.stream->Close(AttachAgain(identity, StrCat("mesh \"", mesh_id,
+                                                      "\" has its ranks now; attach again, so "
+                                                      "that the tiles on it are judged")));
   }
 }
 

@@ -119,9 +119,9 @@ class StepRunner {
               absl::AnyInvocable<void(absl::Status) &&> decided);
   // `began`: workers may have run some of it.
   void End(const Running& running, const absl::Status& status, bool began = false);
-  // If the step may be run again as it is, its error gets a retry delay: its operands are
-  // untouched, and all of them are there again once the lost worker is back. Another error stays as
-  // it is.
+  // Returns RECOVERING in place of an error after which the step may be run again as it is: its
+  // operands are untouched, and all of them are there again once the lost worker is back. Another
+  // error stays as it is.
   absl::Status WithSecondRun(const Running& running, absl::Status status) const;
   // The error of a step, with the donated operands that are gone with it.
   static absl::Status WithLosses(const Running& running, const WorkOutcome& outcome);
