@@ -71,7 +71,7 @@ constexpr FactKey kDeadlineFacts[] = {fact::kRank, fact::kIdentity, fact::kStep,
 constexpr FactKey kCollectiveMismatchFacts[] = {fact::kRank, fact::kIdentity, fact::kStep,
                                                 fact::kOp,   fact::kHave,     fact::kNeed};
 constexpr FactKey kIdentityMismatchFacts[] = {fact::kHave, fact::kNeed, fact::kFile};
-constexpr FactKey kRecoveringFacts[] = {fact::kIdentity};
+constexpr FactKey kRecoveringFacts[] = {fact::kRank, fact::kIdentity, fact::kStep, fact::kOp};
 constexpr FactKey kStoreFullFacts[] = {fact::kHave, fact::kNeed, fact::kFile};
 constexpr FactKey kNotOwnerFacts[] = {fact::kKind, fact::kName};
 constexpr FactKey kSchemaMismatchFacts[] = {fact::kHave, fact::kNeed, fact::kFile};

@@ -1,6 +1,6 @@
 """Holds docs/errors.md against the contract: the page has one row for each reason of error.proto, and no other. The facts
 that errors of a reason carry are the same in error.proto, on the page and in the table of the code, and a test checks an
-error of each reason for them.
+error of each reason for them. The table of retries is the same on the page and in the code.
 
 The rows are also what `shardmesh explain-error` prints: the build compiles the page in, and error_explanations_test.cc
 checks that the program finds a row for each reason.
@@ -18,6 +18,8 @@ PAGE = "docs/errors.md"
 CONTRACT = "proto/shardmesh/v1/error.proto"
 KEYS = "status/fact_keys.h"
 TABLE = "status/fact_keys.cc"
+RETRIES = "status/retry.cc"
+ATTEMPTS = "status/retry.h"
 TESTS = "tests"
 
 # The status codes of gRPC with which a call of ours may fail.
@@ -36,6 +38,15 @@ KEY_OF_PAGE = re.compile(r"^\| `([a-z_]+)` \| [^|]*\|$", re.MULTILINE)
 KEY_OF_CODE = re.compile(r"FactKey (k\w+)\{\s*\"([a-z_]+)\"")
 ROW_OF_CODE = re.compile(r"FactKey k(\w+)Facts\[\] = \{([^}]*)\}")
 CHECKED = re.compile(r"CarriesFacts\(\s*Reason::k(\w+)")
+# What the page says of the values of SelfRetry; {} stands for kFewAttempts.
+SELF_RETRIES = {
+    "kUntilDeadline": "repeats the call until the deadline",
+    "kFewTimes": "makes {} attempts",
+    "kNo": "returns the error",
+}
+FEW_ATTEMPTS = re.compile(r"kFewAttempts = (\d+);")
+CASES_OF_CODE = re.compile(r"((?:\s*case Reason::k\w+:)+)\s*return \{absl::(\w+)\((\d+)\), SelfRetry::(\w+)\};")
+ROW_OF_RETRIES = re.compile(r"^\| ([A-Z_]+(?:, [A-Z_]+)*) \| (\d+) (ms|s) \| ([^|]*) \|$", re.MULTILINE)
 LINK = re.compile(r"\]\(([^)#]+)")
 
 
@@ -116,6 +127,30 @@ def fact_faults(page, contract, keys, code):
     return found
 
 
+def retries_of_code(code, header):
+    """Delay and self-retry of each reason with a row, by the reason's name in the code."""
+    units = {"Milliseconds": "ms", "Seconds": "s"}
+    few = FEW_ATTEMPTS.search(header).group(1)
+    return {reason: (f"{number} {units[unit]}", SELF_RETRIES[self_retry].format(few))
+            for cases, unit, number, self_retry in CASES_OF_CODE.findall(code)
+            for reason in re.findall(r"Reason::k(\w+):", cases)}
+
+
+def retry_faults(page, contract, code, header):
+    """Where page and code disagree about retries, a sentence each."""
+    in_code = retries_of_code(code, header)
+    on_page = {camel(name): (f"{number} {unit}", text.split(";")[0])
+               for names, number, unit, text in ROW_OF_RETRIES.findall(page) for name in names.split(", ")}
+    known = {camel(name) for name in reasons_of(contract)}
+    found = [f"{name}: is in the table of retries and no reason of the contract" for name in on_page if name not in known]
+    found += [f"{name}: has the retry {on_page.get(name)} on the page, {in_code.get(name)} in the code"
+              for name in sorted(known) if on_page.get(name) != in_code.get(name)]
+    cases = len(re.findall(r"case Reason::", code))
+    if cases != len(in_code):
+        found.append(f"{cases} reasons have a case in {RETRIES}, {len(in_code)} of them could be read")
+    return found
+
+
 def untested(contract, tests):
     """Reasons of which no test checks an error for its facts."""
     checked = {name for text in tests for name in CHECKED.findall(text)}
@@ -158,6 +193,22 @@ def self_test():
     for arguments, expected in planted:
         found = fact_faults(*arguments)
         assert any(fault.startswith(expected) for fault in found), f"{expected}: {found}"
+    page = "| APPLE, PEAR_LOST | 1 s | makes 5 attempts; more if asked to |\n"
+    code = ("    case Reason::kApple:\n    case Reason::kPearLost:\n      return {absl::Seconds(1), SelfRetry::kFewTimes};\n"
+            "    default:\n      return {};\n")
+    header = "inline constexpr int kFewAttempts = 5;\n"
+    assert not retry_faults(page, contract, code, header), retry_faults(page, contract, code, header)
+    planted = [
+        (page.replace("1 s", "2 s"), code, "Apple: has the retry ('2 s', 'makes 5 attempts') on the page"),
+        (page.replace("makes 5 attempts", "returns the error"), code, "Apple: has the retry ('1 s', 'returns the error')"),
+        (page.replace(", PEAR_LOST", ""), code, "PearLost: has the retry None on the page"),
+        (page.replace("APPLE", "PLUM"), code, "Plum: is in the table of retries"),
+        (page, code + "    case Reason::kPlum:\n      return Later();\n", "3 reasons have a case"),
+        (page.replace("5 attempts", "6 attempts"), code, "Apple: has the retry ('1 s', 'makes 6 attempts')"),
+    ]
+    for changed, in_code, expected in planted:
+        found = retry_faults(changed, contract, in_code, header)
+        assert any(fault.startswith(expected) for fault in found), f"{expected}: {found}"
     assert untested(contract, ["CarriesFacts(Reason::kApple, {})"]) == [
         "PEAR_LOST: no test has CarriesFacts(Reason::kPearLost, ...)"]
     assert not untested(contract, ["CarriesFacts(Reason::kApple", "CarriesFacts(\n    Reason::kPearLost, {}"])
@@ -171,9 +222,11 @@ def main(arguments):
         print(__doc__)
         return 2
     page = ROOT / PAGE
-    text, contract, keys, code = ((ROOT / path).read_text(encoding="utf-8") for path in (PAGE, CONTRACT, KEYS, TABLE))
+    text, contract, keys, code, retries, attempts = (
+        (ROOT / path).read_text(encoding="utf-8") for path in (PAGE, CONTRACT, KEYS, TABLE, RETRIES, ATTEMPTS))
     found = faults(text, contract, lambda path: (page.parent / path).exists())
     found += fact_faults(text, contract, keys, code)
+    found += retry_faults(text, contract, retries, attempts)
     found += untested(contract, [path.read_text(encoding="utf-8") for path in (ROOT / TESTS).rglob("*_test.cc")])
     for fault in found:
         print(f"{PAGE}: {fault}")

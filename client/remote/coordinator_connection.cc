@@ -11,7 +11,7 @@
 #include "process/steady_deadline.h"
 #include "rpc/call_memory.h"
 #include "rpc/connect.h"
-#include "status/detail.h"
+#include "status/retry.h"
 #include "status/status_macros.h"
 
 namespace shardmesh::client {
@@ -96,11 +96,11 @@ std::unique_ptr<CoordinatorConnection> CoordinatorConnection::InProcess(
 absl::Status CoordinatorConnection::Repeat(
     const CallLimit& limit,
     const std::function<absl::Status(const CallLimit& attempt)>& call) const {
-  constexpr int kMaxAttempts = 5;  // attempts without an answer
   rpc::Backoff backoff({.max_delay = absl::Milliseconds(500)});
   const auto deadline = SteadyDeadline::At(limit.deadline);
   absl::Status last;  // why the call is repeated
-  for (int attempt = 1;; ++attempt) {
+  int few = 0;        // attempts that ended with an error of SelfRetry::kFewTimes
+  for (;;) {
     if (limit.is_cancelled()) return CancelledByCaller();
     absl::Status status = call({deadline.wall(), limit.cancellation, limit.traceparent});
     if (limit.is_cancelled() && !status.ok()) return CancelledByCaller();
@@ -108,13 +108,14 @@ absl::Status CoordinatorConnection::Repeat(
     if (absl::IsDeadlineExceeded(status) && reason == Reason::kUnspecified && !last.ok()) {
       return last;
     }
-    const bool is_asked_to = RetryDelayOf(status).has_value() &&
-                             (absl::IsUnavailable(status) || absl::IsAborted(status));
+    // gRPC ended the call before the coordinator did anything. The calls under way end.
+    const SelfRetry rule =
+        rpc::IsShortOfCallMemory(status) ? SelfRetry::kUntilDeadline : SelfRetryOf(status);
     const bool is_away = absl::IsUnavailable(status) &&
                          (reason == Reason::kUnspecified || reason == Reason::kNotServing);
-    const bool is_short = rpc::IsShortOfCallMemory(status);
-    if (!is_asked_to && !is_short &&
-        !(is_away && (retries.await_coordinator || attempt < kMaxAttempts))) {
+    const bool is_awaited = is_away && retries.await_coordinator;
+    if (rule == SelfRetry::kNo ||
+        (rule == SelfRetry::kFewTimes && !is_awaited && ++few == kFewAttempts)) {
       return status;
     }
     const absl::Duration delay = backoff.NextDelay(status);

@@ -72,10 +72,15 @@ struct CallLimit {
 //
 // Errors are the server's own, complete; if the connection failed, the address is prepended.
 //
-// Call and Repeat retry until the deadline. Retries go on while the coordinator answers with a
-// retry delay, as it does while it recovers. If the coordinator is unreachable or does not serve,
-// there are a few attempts within a second; with RetryOptions::await_coordinator, attempts go on
-// until the deadline. Thread-safe.
+// Call and Repeat retry by the rule of status/retry.h, and never beyond the deadline:
+//   - until the deadline while the coordinator recovers, while it still runs the first request with
+//     this request_id, and after gRPC ended a call for want of memory for calls;
+//   - a few times (kFewAttempts) if the coordinator is unreachable, does not serve or is
+//     overloaded. With RetryOptions::await_coordinator, attempts go on until the deadline if it is
+//     unreachable or does not serve;
+//   - not at all after other errors, even if they have a retry delay: a person or the caller must
+//     act first.
+// The delay between attempts is never less than the coordinator asks for. Thread-safe.
 class CoordinatorConnection {
  public:
   // Connects. INVALID_ARGUMENT for text that is no address. UNAVAILABLE, with the address, after at

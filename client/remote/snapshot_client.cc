@@ -16,6 +16,7 @@
 #include "rpc/codec/status.h"
 #include "rpc/connect.h"
 #include "shardmesh/v1/admin_service.grpc.pb.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -34,8 +35,11 @@ class Snapshot {
       return absl::OkStatus();
     }
     const v1::SnapshotPiece& piece = response.piece();
-    if (piece.offset_bytes() != received_ || Crc32c(piece.payload()) != piece.crc32c()) {
-      return Damaged(StrCat("the piece at byte ", received_));
+    const std::string where = StrCat("the piece at byte ", received_);
+    if (piece.offset_bytes() != received_) return Damaged(where, piece.offset_bytes(), received_);
+    if (const uint32_t crc = Crc32c(piece.payload()); crc != piece.crc32c()) {
+      return Damaged(where, absl::Hex(crc, absl::kZeroPad8),
+                     absl::Hex(piece.crc32c(), absl::kZeroPad8));
     }
     received_ += static_cast<int64_t>(piece.payload().size());
     whole_ = ExtendCrc32c(whole_, piece.payload());
@@ -44,18 +48,23 @@ class Snapshot {
   }
 
   absl::StatusOr<SavedSnapshot> Finish() {
-    if (stated_ != whole_ || received_ != saved_.size_bytes) {
-      return Damaged(StrCat(received_, " of ", saved_.size_bytes, " bytes came"));
+    const std::string what = StrCat(received_, " of ", saved_.size_bytes, " bytes came");
+    if (received_ != saved_.size_bytes) return Damaged(what, received_, saved_.size_bytes);
+    if (stated_ != whole_) {
+      return Damaged(what, absl::Hex(whole_, absl::kZeroPad8),
+                     stated_.has_value() ? StrCat(absl::Hex(*stated_, absl::kZeroPad8)) : "");
     }
     SHARDMESH_RETURN_IF_ERROR(file_.Finish());
     return saved_;
   }
 
  private:
-  static absl::Status Damaged(std::string_view what) {
+  // `have` and `need` are offsets, sizes or checksums.
+  template <typename Have, typename Need>
+  static absl::Status Damaged(std::string_view what, const Have& have, const Need& need) {
     return WithReason(
         absl::DataLossError(StrCat("the snapshot came damaged: ", what, "; try again")),
-        Reason::kChecksumMismatch);
+        Reason::kChecksumMismatch, {{fact::kHave, have}, {fact::kNeed, need}});
   }
 
   AtomicFileWriter file_;

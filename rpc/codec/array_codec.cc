@@ -91,10 +91,13 @@ absl::StatusOr<Dtype> Decode(v1::Dtype dtype) {
       return row.dtype;
     }
   }
-  return InvalidArgument(Reason::kUnknownDtype,
-                         dtype == v1::DTYPE_UNSPECIFIED
-                             ? std::string("no element type is set")
-                             : StrCat("element type ", static_cast<int>(dtype), " is not known"));
+  return InvalidArgument(
+      Reason::kUnknownDtype,
+      dtype == v1::DTYPE_UNSPECIFIED
+          ? std::string("no element type is set")
+          : StrCat("element type ", static_cast<int>(dtype), " is not known"),
+      {{fact::kDtype,
+        dtype == v1::DTYPE_UNSPECIFIED ? std::string() : StrCat(static_cast<int>(dtype))}});
 }
 
 void Encode(const ArrayDescriptor& from, v1::ArrayDescriptor* to) {

@@ -15,6 +15,7 @@
 #include "status/detail.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
+#include "status/retry.h"
 #include "status/str_cat.h"
 #include "status/utf8.h"
 
@@ -95,7 +96,8 @@ std::string DescriptionOf(const absl::Status& status) {
 
 google::rpc::ResourceInfo WireResourceInfo(const absl::Status& status) {
   google::rpc::ResourceInfo resource;
-  resource.set_resource_type(TextOf(status, fact::kKind));
+  resource.set_resource_type(
+      ReasonOf(status) == Reason::kSessionGone ? "session" : TextOf(status, fact::kKind));
   resource.set_resource_name(TextOf(status, fact::kName));
   resource.set_description(DescriptionOf(status));
   return resource;
@@ -114,7 +116,11 @@ google::rpc::QuotaFailure WireQuotaFailure(const absl::Status& status) {
 google::rpc::PreconditionFailure WirePreconditionFailure(const absl::Status& status) {
   google::rpc::PreconditionFailure failure;
   auto* const violation = failure.add_violations();
-  violation->set_type(std::string(ReasonName(ReasonOf(status))));
+  const Reason reason = ReasonOf(status);
+  violation->set_type(std::string(ReasonName(reason)));
+  if (reason == Reason::kWorkerAttached || reason == Reason::kWorkerServesRank) {
+    violation->set_subject(TextOf(status, fact::kIdentity));
+  }
   for (const FactKey key : {fact::kMesh, fact::kName, fact::kArray}) {
     if (violation->subject().empty()) violation->set_subject(TextOf(status, key));
   }
@@ -171,6 +177,7 @@ void AddStandardDetail(const absl::Status& status, DetailWriter* to) {
   switch (ReasonOf(status)) {
     case Reason::kNotFound:
     case Reason::kAlreadyExists:
+    case Reason::kSessionGone:
       to->Add(WireResourceInfo(status));
       return;
     case Reason::kMemoryLimit:
@@ -184,6 +191,10 @@ void AddStandardDetail(const absl::Status& status, DetailWriter* to) {
     case Reason::kVersionMismatch:
     case Reason::kMeshInUse:
     case Reason::kMeshMismatch:
+    case Reason::kNoMesh:
+    case Reason::kWorkerAttached:
+    case Reason::kWorkerServesRank:
+    case Reason::kRanksDefined:
       to->Add(WirePreconditionFailure(status));
       return;
     default:
@@ -249,7 +260,7 @@ void Encode(const absl::Status& status, google::rpc::Status* to) {
   if (const auto info = WireErrorInfo(status); !info.reason().empty() || !info.metadata().empty()) {
     details.Add(info);
   }
-  if (const auto delay = RetryDelayOf(status); delay.has_value()) {
+  if (const auto delay = RetryInfoOf(status); delay.has_value()) {
     google::rpc::RetryInfo retry_info;
     Encode(*delay, retry_info.mutable_retry_delay());
     details.Add(retry_info);

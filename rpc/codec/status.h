@@ -35,9 +35,9 @@ std::string WireMessage(const absl::Status& status);
 
 // Code, message, and details, each where attached: google.rpc.ErrorInfo (domain "shardmesh"; the
 // reason, the Python class as metadata.python_type, facts of status/detail.h as metadata),
-// RetryInfo, BadRequest, and shardmesh.v1.CorrectionFailure. ResourceInfo, QuotaFailure and
-// PreconditionFailure repeat facts for clients that know these. The details have a limit of bytes,
-// in this order; a detail that has no room is left out, and corrections as many as have none.
+// RetryInfo (status/retry.h), BadRequest, and shardmesh.v1.CorrectionFailure. ResourceInfo,
+// QuotaFailure and PreconditionFailure repeat facts. The details have a limit of bytes, in this
+// order; a detail that has no room is left out, and corrections as many as have none.
 void Encode(const absl::Status& status, google::rpc::Status* to);
 grpc::Status ToGrpc(const absl::Status& status);
 

@@ -40,9 +40,10 @@ static_assert(kCrcTag < 0x80 && kPayloadTag < 0x80, "each tag is one byte");
 // The checksum's tag and its four bytes.
 constexpr size_t kCrcFieldBytes = 5;
 
-absl::Status BadFrame(std::string_view message) {
+// `field`: the frame's field at fault; empty if the frame cannot be read.
+absl::Status BadFrame(std::string_view message, std::string_view field = {}) {
   return WithReason(absl::InvalidArgumentError(StrCat("malformed frame: ", message)),
-                    Reason::kBadField);
+                    Reason::kBadField, {{fact::kField, field}});
 }
 
 absl::Status OverLimit(std::string_view what, int64_t have, int64_t limit) {
@@ -135,7 +136,7 @@ void EncodeHeader(const FrameHeader& from, Wire* to) {
 absl::StatusOr<FrameHeader> DecodeHeader(const Wire& from, int64_t payload_bytes) {
   if (from.kind() == internal::v1::FRAME_KIND_UNSPECIFIED ||
       !internal::v1::FrameKind_IsValid(from.kind())) {
-    return BadFrame(StrCat("kind ", static_cast<int>(from.kind()), " is not known"));
+    return BadFrame(StrCat("kind ", static_cast<int>(from.kind()), " is not known"), "kind");
   }
   FrameHeader header;
   header.kind = static_cast<FrameKind>(static_cast<int>(from.kind()) - 1);
@@ -150,7 +151,8 @@ absl::StatusOr<FrameHeader> DecodeHeader(const Wire& from, int64_t payload_bytes
   header.ping = from.ping();
   if (static_cast<int64_t>(from.signature().size()) > kMaxSignatureBytes) {
     return BadFrame(StrCat("a signature of ", from.signature().size(), " bytes; the limit is ",
-                           kMaxSignatureBytes));
+                           kMaxSignatureBytes),
+                    "signature");
   }
   header.signature = from.signature();
   if (from.has_hello()) {
@@ -164,19 +166,20 @@ absl::StatusOr<FrameHeader> DecodeHeader(const Wire& from, int64_t payload_bytes
     return BadFrame("a size, an offset or a sequence number is negative");
   }
   if (header.kind == FrameKind::kHello && !header.hello.has_value()) {
-    return BadFrame("a hello without a body");
+    return BadFrame("a hello without a body", "hello");
   }
   if (header.kind == FrameKind::kAbort && !header.abort.has_value()) {
-    return BadFrame("an abort without a body");
+    return BadFrame("an abort without a body", "abort");
   }
   if (header.kind == FrameKind::kData) {
     if (header.offset_bytes > header.message_bytes ||
         payload_bytes > header.message_bytes - header.offset_bytes) {
       return BadFrame(StrCat("data at [", header.offset_bytes, ", ", header.offset_bytes, "+",
-                             payload_bytes, ") of a message of ", header.message_bytes, " bytes"));
+                             payload_bytes, ") of a message of ", header.message_bytes, " bytes"),
+                      "offset_bytes");
     }
   } else if (payload_bytes > 0) {
-    return BadFrame("a payload in a frame that is not data");
+    return BadFrame("a payload in a frame that is not data", "payload");
   }
   return header;
 }
@@ -296,17 +299,17 @@ absl::StatusOr<Layout> FindFields(absl::Span<const grpc::Slice> slices, size_t s
         return BadFrame("a field without a number");
       }
       if (field == Wire::kCrc32CFieldNumber) {
-        return BadFrame("a second checksum");
+        return BadFrame("a second checksum", "crc32c");
       }
       if (tag == kPayloadTag) {
         int length = 0;
         if (!input.ReadVarintSizeAsInt(&length)) {
-          return BadFrame("a payload without a length");
+          return BadFrame("a payload without a length", "payload");
         }
         layout.payload_begin = static_cast<size_t>(input.CurrentPosition());
         const size_t length_bytes = static_cast<size_t>(length);
         if (length_bytes > size - layout.payload_begin) {
-          return BadFrame("a payload that ends after the frame");
+          return BadFrame("a payload that ends after the frame", "payload");
         }
         if (length > kMaxFramePayloadBytes) {
           return OverLimit("the payload of a frame", length, kMaxFramePayloadBytes);

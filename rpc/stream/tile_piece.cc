@@ -39,10 +39,11 @@ constexpr uint32_t kDataTag =
 static_assert(int{v1::PutTilesRequest::kPieceFieldNumber} ==
               int{v1::GetTilesResponse::kPieceFieldNumber});
 
-absl::Status BadPiece(std::string_view message) {
+// `field`: the field at fault; empty if the message cannot be read.
+absl::Status BadPiece(std::string_view message, std::string_view field = {}) {
   return WithReason(
       absl::InvalidArgumentError(StrCat("malformed message of a tile stream: ", message)),
-      Reason::kBadField);
+      Reason::kBadField, {{fact::kField, field}});
 }
 
 // Reads the fields of a piece up to the input's limit.
@@ -51,13 +52,13 @@ absl::Status ReadFields(CodedInputStream& input, TilePiece* piece) {
     if (tag == kOffsetTag) {
       uint64_t offset = 0;
       if (!input.ReadVarint64(&offset)) {
-        return BadPiece("no offset");
+        return BadPiece("no offset", "piece.offset_bytes");
       }
       piece->header.offset_bytes = static_cast<int64_t>(offset);
     } else if (tag == kCrcTag || tag == kTileCrcTag) {
       uint32_t crc = 0;
       if (!input.ReadLittleEndian32(&crc)) {
-        return BadPiece("no checksum");
+        return BadPiece("no checksum", tag == kCrcTag ? "piece.crc32c" : "piece.tile_crc32c");
       }
       if (tag == kCrcTag) {
         piece->header.crc32c = crc;
@@ -67,7 +68,7 @@ absl::Status ReadFields(CodedInputStream& input, TilePiece* piece) {
     } else if (tag == kDataTag) {
       int length = 0;
       if (!input.ReadVarintSizeAsInt(&length)) {
-        return BadPiece("data without a length");
+        return BadPiece("data without a length", "piece.data");
       }
       if (length > kMaxTilePieceBytes) {
         return WithReason(
@@ -80,7 +81,7 @@ absl::Status ReadFields(CodedInputStream& input, TilePiece* piece) {
         const void* bytes = nullptr;
         int size = 0;
         if (!input.GetDirectBufferPointer(&bytes, &size)) {
-          return BadPiece("data that ends after the message");
+          return BadPiece("data that ends after the message", "piece.data");
         }
         size = std::min(size, left);
         piece->data.push_back({static_cast<const char*>(bytes), static_cast<size_t>(size)});
@@ -96,7 +97,7 @@ absl::Status ReadFields(CodedInputStream& input, TilePiece* piece) {
 
 absl::Status Check(const TilePiece& piece) {
   if (piece.header.offset_bytes < 0) {
-    return BadPiece(StrCat("offset ", piece.header.offset_bytes));
+    return BadPiece(StrCat("offset ", piece.header.offset_bytes), "piece.offset_bytes");
   }
   uint32_t crc = 0;
   for (const absl::Span<const char> bytes : piece.data) {

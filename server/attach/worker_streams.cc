@@ -25,6 +25,13 @@ constexpr int kStreamsPerTurn = 64;
 constexpr absl::Duration kPausePerWorker = absl::Microseconds(250);
 constexpr size_t kMaxPlansKnown = 1024;
 
+// Ends a stream whose worker may attach again at once.
+absl::Status AttachAgain(std::string_view identity, std::string_view why) {
+  return WithRetryDelay(WithReason(absl::UnavailableError(ToAbsl(why)), Reason::kNotServing,
+                                   {{fact::kIdentity, identity}}),
+                        absl::ZeroDuration());
+}
+
 }  // namespace
 
 absl::Status CoordinatorStops(std::string_view hint) {
@@ -309,11 +316,10 @@ void WorkerStreams::AttachAnew(std::string_view identity, const std::string& mes
   if (stream == nullptr) return;
   LogInfo("a worker has new ranks and must send its inventory again",
           {{"identity", identity}, {"mesh", mesh_id}});
-  stream->Close(WithReason(
-      absl::UnavailableError(StrCat("a rank of mesh \"", mesh_id,
-                                    "\" is now served by this worker; attach again, so that the "
-                                    "coordinator checks its tiles on that mesh")),
-      Reason::kNotServing));
+  stream->Close(
+      AttachAgain(identity, StrCat("a rank of mesh \"", mesh_id,
+                                   "\" is now served by this worker; attach again, so "
+                                   "that the coordinator checks its tiles on that mesh")));
 }
 
 void WorkerStreams::PeersReported(WorkerStream* stream, int64_t epoch,
@@ -395,11 +401,10 @@ void WorkerStreams::EndUndecided(const MembershipView& view) {
     if (mesh_id.empty()) continue;
     LogInfo("a mesh has its ranks now: a worker with tiles on it must send its inventory again",
             {{"identity", identity}, {"mesh", mesh_id}});
-    member.stream->Close(WithReason(
-        absl::UnavailableError(StrCat(
-            "mesh \"", mesh_id,
-            "\" has its ranks now; attach again, so that the coordinator checks the tiles on it")),
-        Reason::kNotServing));
+    member.stream->Close(
+        AttachAgain(identity, StrCat("mesh \"", mesh_id,
+                                     "\" has its ranks now; attach again, so that the "
+                                     "coordinator checks the tiles on it")));
   }
 }
 

@@ -10,6 +10,7 @@
 #include "status/detail.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
+#include "status/retry.h"
 
 namespace shardmesh::server::quarantine {
 
@@ -43,7 +44,8 @@ absl::Status DescribeDrop(const Drop& drop, const absl::Status& error) {
   Reason reason = ReasonOf(error);
   if (reason == Reason::kUnspecified && absl::IsUnavailable(error)) reason = Reason::kWorkerLost;
   const absl::Status described = WithFactsOf(absl::Status(error.code(), ToAbsl(text)), error);
-  return reason == Reason::kUnspecified ? described : WithReason(described, reason);
+  // The caller reads what was dropped before it asks again.
+  return reason == Reason::kUnspecified ? described : WithoutRetry(WithReason(described, reason));
 }
 
 absl::Status AllFailed(const Drop& drop) {

@@ -14,6 +14,7 @@
 #include "status/detail.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
+#include "status/retry.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
 
@@ -118,11 +119,12 @@ absl::Status CheckAllThere(const Restore& restore, const ArrayDescriptor& array)
         {{fact::kMesh, array.mesh_id}, {fact::kRank, StrJoin(missing_ranks, ",")}});
   }
   if (!missing.empty()) {
-    return WithReason(absl::FailedPreconditionError(StrCat(
-                          what, " lacks the tiles of ", FirstOf(missing),
-                          ", whose workers are attached without them; it cannot be whole again")),
-                      Reason::kMeshIncomplete,
-                      {{fact::kMesh, array.mesh_id}, {fact::kRank, StrJoin(missing_ranks, ",")}});
+    return WithoutRetry(
+        WithReason(absl::FailedPreconditionError(StrCat(
+                       what, " lacks the tiles of ", FirstOf(missing),
+                       ", whose workers are attached without them; it cannot be whole again")),
+                   Reason::kMeshIncomplete,
+                   {{fact::kMesh, array.mesh_id}, {fact::kRank, StrJoin(missing_ranks, ",")}}));
   }
   if (in_use.empty()) return absl::OkStatus();
   return WithReason(

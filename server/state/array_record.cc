@@ -11,6 +11,7 @@
 #include "sharding/tile.h"
 #include "shardmesh/store/v1/definition.pb.h"
 #include "shardmesh/store/v1/store.pb.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -291,7 +292,7 @@ absl::StatusOr<std::string> WithRanks(std::string_view key, const std::string* b
     return WithReason(
         absl::InvalidArgumentError(StrCat("\"", key, "\" has ", mesh.size(), " ranks, ",
                                           workers.size(), " workers are given")),
-        Reason::kInvalidMesh);
+        Reason::kInvalidMesh, {{fact::kValue, workers.size()}});
   }
   record.set_version(version);
   Encode(now, record.mutable_update_time());

@@ -760,7 +760,7 @@ void ArrayRegistry::Finish(const std::shared_ptr<Pending>& pending,
     revision = WithReason(
         absl::FailedPreconditionError("another coordinator has taken over this store; stop this "
                                       "one"),
-        Reason::kStaleTerm);
+        Reason::kStaleTerm, {{fact::kHave, term_}});
   }
   {
     absl::MutexLock lock(&mutex_);

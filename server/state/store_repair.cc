@@ -45,8 +45,11 @@ constexpr std::string_view kRanksPrefix = "ranks/";
 constexpr size_t kMostGivenRanks = 100;
 constexpr std::string_view kReplacedPrefix = "replaced.db-";
 
-absl::Status StoreError(absl::StatusCode code, std::string_view message) {
-  return WithReason(absl::Status(code, ToAbsl(message)), Reason::kStoreFailed);
+// `path`: the file or folder at fault; empty if the message names none.
+absl::Status StoreError(absl::StatusCode code, std::string_view message,
+                        std::string_view path = {}) {
+  return WithReason(absl::Status(code, ToAbsl(message)), Reason::kStoreFailed,
+                    {{fact::kFile, path}});
 }
 
 absl::Status FileError(std::string_view doing, const std::string& path, std::error_code error) {
@@ -136,7 +139,7 @@ absl::StatusOr<StoredState> ReadDatabase(const std::string& path,
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t version, SchemaVersionOf(database));
   if (version == 0) {
     return StoreError(absl::StatusCode::kFailedPrecondition,
-                      StrCat(path, " holds no state: it is empty, or its end is missing"));
+                      StrCat(path, " holds no state: it is empty, or its end is missing"), path);
   }
   SHARDMESH_RETURN_IF_ERROR(database.CheckPages());
   return ReadState(database);
@@ -163,7 +166,7 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
   // For an empty file, copying the stream would set its error state.
   if (in && in.peek() != std::ifstream::traits_type::eof()) content << in.rdbuf();
   if (!in.is_open() || in.bad() || content.fail()) {
-    return StoreError(absl::StatusCode::kInternal, StrCat("cannot read ", path));
+    return StoreError(absl::StatusCode::kInternal, StrCat("cannot read ", path), path);
   }
   return std::move(content).str();
 }
@@ -188,13 +191,14 @@ absl::Status CheckMayBeSnapshot(const std::string& file) {
   const auto refused = [&file](std::string_view why) {
     return StoreError(absl::StatusCode::kFailedPrecondition,
                       StrCat(file, " is no snapshot: ", why, "; nothing was changed; give a file ",
-                             "that `shardmesh admin snapshot` wrote"));
+                             "that `shardmesh admin snapshot` wrote"),
+                      file);
   };
   std::error_code error;
   const fs::file_status found = fs::status(file, error);
   if (found.type() == fs::file_type::not_found) {
     return StoreError(absl::StatusCode::kNotFound,
-                      StrCat("there is no file ", file, " to restore; nothing was changed"));
+                      StrCat("there is no file ", file, " to restore; nothing was changed"), file);
   }
   if (error) return FileError("look at", file, error);
   if (fs::is_directory(found)) return refused("it is a folder");
@@ -203,11 +207,11 @@ absl::Status CheckMayBeSnapshot(const std::string& file) {
   if (HasLog(file)) return absl::OkStatus();
   std::ifstream in(file, std::ios::binary);
   if (!in) {
-    return StoreError(absl::StatusCode::kPermissionDenied, StrCat("cannot open ", file));
+    return StoreError(absl::StatusCode::kPermissionDenied, StrCat("cannot open ", file), file);
   }
   std::string head(kMagic.size(), '\0');
   in.read(head.data(), static_cast<std::streamsize>(head.size()));
-  if (in.bad()) return StoreError(absl::StatusCode::kInternal, StrCat("cannot read ", file));
+  if (in.bad()) return StoreError(absl::StatusCode::kInternal, StrCat("cannot read ", file), file);
   if (in.gcount() == 0) return refused("it is empty");
   return head == kMagic ? absl::OkStatus() : refused("it does not begin as an SQLite database");
 }
@@ -239,13 +243,13 @@ absl::StatusOr<std::optional<std::string>> RestoredFrom(const std::string& folde
   }));
   // A record with a damaged key may be the wanted one.
   if (!value.has_value() && !unreadable.empty()) {
-    return StoreError(absl::StatusCode::kDataLoss, unreadable);
+    return StoreError(absl::StatusCode::kDataLoss, unreadable, folder);
   }
   if (value.has_value()) {
     SHARDMESH_ASSIGN_OR_RETURN(RestoredRecord restored, DecodeRestored(kRestoredKey, *value));
     if (restored.digest == kUnknownSnapshot) {
       return StoreError(absl::StatusCode::kDataLoss,
-                        "it has lost records, perhaps also the record of its snapshot");
+                        "it has lost records, perhaps also the record of its snapshot", folder);
     }
     return std::move(restored.digest);
   }
@@ -257,7 +261,9 @@ absl::StatusOr<std::optional<std::string>> RestoredFrom(const std::string& folde
   }
   SHARDMESH_ASSIGN_OR_RETURN(std::string digest, ReadFile(mark));
   digest.erase(digest.find_last_not_of(" \n") + 1);
-  if (digest.empty()) return StoreError(absl::StatusCode::kDataLoss, StrCat(mark, " is empty"));
+  if (digest.empty()) {
+    return StoreError(absl::StatusCode::kDataLoss, StrCat(mark, " is empty"), mark);
+  }
   return digest;
 }
 
@@ -319,7 +325,7 @@ absl::Status CopyDatabase(const std::string& folder, const std::string& file,
   SHARDMESH_ASSIGN_OR_RETURN(const WalFile log, WalFile::Read(LogOf(copy)));
   if (!log.damage().ok()) {
     return StoreError(absl::StatusCode::kDataLoss,
-                      StrCat("the snapshot ", file, " is damaged: ", log.damage().message()));
+                      StrCat("the snapshot ", file, " is damaged: ", log.damage().message()), file);
   }
   if (!has_log) return absl::OkStatus();
   {
@@ -351,7 +357,7 @@ absl::Status Skip(const std::string& path, const ClusterRecord& cluster, Revisio
     SHARDMESH_ASSIGN_OR_RETURN(const bool row, database.Step(mode));
     if (!row || mode.Bytes(0) != "delete") {
       return StoreError(absl::StatusCode::kInternal,
-                        StrCat("cannot write the log of ", path, " into it"));
+                        StrCat("cannot write the log of ", path, " into it"), path);
     }
   }
   SHARDMESH_RETURN_IF_ERROR(PrepareSchema(database));
@@ -489,7 +495,8 @@ absl::Status TooDamaged(const std::string& path) {
   return StoreError(absl::StatusCode::kDataLoss,
                     StrCat("the state in ", path,
                            " is too damaged to be salvaged: no record of it can be read; restore a "
-                           "snapshot with --restore"));
+                           "snapshot with --restore"),
+                    path);
 }
 
 uint32_t NumberAt(std::string_view page, size_t at) {
@@ -511,7 +518,7 @@ absl::Status WriteStart(const std::string& path, std::string_view bytes) {
   file << bytes;
   file.close();
   return file ? absl::OkStatus()
-              : StoreError(absl::StatusCode::kInternal, StrCat("cannot write ", path));
+              : StoreError(absl::StatusCode::kInternal, StrCat("cannot write ", path), path);
 }
 
 // Writes a database with its log to `image`, as one file. The image has the page count of its first
@@ -1030,7 +1037,8 @@ absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::s
           StrCat("cannot tell from which snapshot the state in ", folder,
                  " was made: ", last.status().message(), "; to go on with that state, start ",
                  "without --restore; to put the snapshot in its place, put an empty file `",
-                 kRestoreAgain, "` into the folder"));
+                 kRestoreAgain, "` into the folder"),
+          folder);
     }
     if (*last == digest) {
       restored.was_done_before = true;
@@ -1046,7 +1054,8 @@ absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::s
     return StoreError(
         absl::StatusCode::kDataLoss,
         StrCat("the snapshot ", file, " is damaged: ", snapshot.unreadable.size(),
-               " records cannot be read, the first is \"", snapshot.unreadable.front().key, "\""));
+               " records cannot be read, the first is \"", snapshot.unreadable.front().key, "\""),
+        file);
   }
   SHARDMESH_ASSIGN_OR_RETURN(ClusterRecord cluster, ClusterOf(snapshot.index));
   restored.term = cluster.term;
@@ -1064,7 +1073,8 @@ absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::s
                         StrCat("cannot read the state in ", folder,
                                ", which the snapshot would replace: ", before.status().message(),
                                "; try again, or put an empty file `", kRestoreAgain,
-                               "` into the folder to replace it unread"));
+                               "` into the folder to replace it unread"),
+                        folder);
     }
     if (before.ok()) {
       if (auto found = ClusterOf(before->index); found.ok()) replaced = *std::move(found);
@@ -1082,7 +1092,8 @@ absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::s
       return StoreError(
           absl::StatusCode::kFailedPrecondition,
           StrCat("the snapshot ", file, " is of cluster ", cluster.cluster_id, ", the data folder ",
-                 folder, " of cluster ", replaced->cluster_id, "; use another data folder"));
+                 folder, " of cluster ", replaced->cluster_id, "; use another data folder"),
+          file);
     }
     if (replaced.has_value()) cluster.term = std::max(cluster.term, replaced->term);
   }
@@ -1113,7 +1124,7 @@ absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_a
   if (next.empty() && !fs::exists(DatabasePath(folder), error)) {
     if (error) return FileError("look for", DatabasePath(folder), error);
     if (fs::is_directory(folder, error)) SHARDMESH_RETURN_IF_ERROR(CheckHasState(folder));
-    return StoreError(absl::StatusCode::kNotFound, NoDatabase(folder));
+    return StoreError(absl::StatusCode::kNotFound, NoDatabase(folder), folder);
   }
   SHARDMESH_ASSIGN_OR_RETURN(const FolderLock lock,
                              set_aside ? FolderLock::Take(folder) : FolderLock::TakeToRead(folder));
@@ -1149,7 +1160,7 @@ absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_a
     return TooDamaged(DatabasePath(folder));
   }
   if (!salvaged.lost.empty() && check.pages.ok()) {
-    check.pages = StoreError(absl::StatusCode::kDataLoss, salvaged.lost.front().why);
+    check.pages = StoreError(absl::StatusCode::kDataLoss, salvaged.lost.front().why, folder);
   }
   check.lost = salvaged.lost;
   // Without checksums, a changed record cannot be detected.

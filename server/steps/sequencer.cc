@@ -219,6 +219,10 @@ absl::Status Sequencer::AbortTransfer(std::string_view transfer_id, absl::Status
       return absl::FailedPreconditionError(
           StrCat(Name(work->ref), " is committing and cannot be aborted any more"));
     }
+    if (MayHave(ReasonOf(reason), fact::kStep)) reason = WithWork(std::move(reason), work->ref);
+    if (ReasonOf(reason) == Reason::kDeadline) {
+      reason = WithParticipants(std::move(reason), work->WaitingFor());
+    }
     End(work, std::move(reason));
   }
   events_.MakeCalls();
@@ -335,7 +339,9 @@ int64_t Sequencer::AbortLive(absl::StatusCode code, Reason reason, std::string_v
   const std::map<StepTicket, WorkPtr> live = live_;
   for (const auto& [ticket, work] : live) {
     if (work->state == State::kCommitting) continue;
-    End(work, WithReason(absl::Status(code, StrCat(Name(work->ref), " ", why)), reason));
+    absl::Status status = WithReason(absl::Status(code, StrCat(Name(work->ref), " ", why)), reason);
+    if (MayHave(reason, fact::kStep)) status = WithWork(std::move(status), work->ref);
+    End(work, std::move(status));
     ++aborted;
   }
   return aborted;
@@ -390,7 +396,6 @@ absl::Status Sequencer::CheckParticipants(std::string_view op,
     return WithReason(absl::InvalidArgumentError(message), Reason::kBadField);
   };
   if (draining_) {
-    // No delay: the client's own option says whether it waits for a coordinator to come back.
     return WithReason(
         absl::UnavailableError(StrCat(
             "the coordinator is stopping and takes in nothing new; ask for ", op, " again soon")),

@@ -15,6 +15,7 @@
 #include "server/steps/step_codec.h"
 #include "server/steps/step_outputs.h"
 #include "status/detail.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -25,8 +26,6 @@ namespace {
 constexpr absl::Duration kMaxStepTimeout = absl::Minutes(5);
 // The pins of an operand that only its donor holds: the session's pin and the step's own.
 constexpr int64_t kDonorsPins = 2;
-// Retry delay for a step whose worker was lost and is expected back.
-constexpr absl::Duration kRunAgainDelay = absl::Milliseconds(200);
 
 const std::string& IdOf(const FoundOperand& operand) {
   return operand.array->definition.descriptor.array_id;
@@ -83,10 +82,12 @@ absl::StatusOr<absl::Duration> TimeoutOf(const StepCall& call) {
   if (call.timeout.has_value()) {
     timeout = std::min(timeout, *call.timeout);
   }
+  const absl::Duration given = std::max(timeout, absl::ZeroDuration());
   timeout -= std::min(timeout / 10, absl::Milliseconds(100));
   if (timeout <= absl::ZeroDuration()) {
-    return WithReason(absl::DeadlineExceededError("no time is left for the step"),
-                      Reason::kDeadline);
+    return WithReason(
+        absl::DeadlineExceededError("no time is left for the step"), Reason::kDeadline,
+        {{fact::kOp, NameOf(call.work)}, {fact::kLimit, absl::ToDoubleSeconds(given)}});
   }
   return timeout;
 }
@@ -369,8 +370,9 @@ absl::Status StepRunner::WithSecondRun(const Running& running, absl::Status stat
                (operand.array->durability == Durability::kDisk && !operand.donate);
       });
   if (!is_untouched) return status;
-  return is_passing ? Recovering(ToStd(status.message()))
-                    : WithRetryDelay(std::move(status), kRunAgainDelay);
+  // Clients repeat the call by themselves after this reason, and not after the one before.
+  const absl::Status recovering = Recovering(ToStd(status.message()));
+  return is_passing ? recovering : WithFactsOf(recovering, status);
 }
 
 absl::Status StepRunner::WithLosses(const Running& running, const WorkOutcome& outcome) {

@@ -119,9 +119,9 @@ class StepRunner {
               absl::AnyInvocable<void(absl::Status) &&> decided);
   // `began`: workers may have run a part of it.
   void End(const Running& running, const absl::Status& status, bool began = false);
-  // Adds a retry delay to the step's error if the step may run again unchanged: its operands are
-  // untouched, and all of them are available once the lost worker is back. Other errors stay
-  // unchanged.
+  // Returns RECOVERING in place of an error after which the step may run again unchanged: its
+  // operands are untouched, and all of them are available once the lost worker is back. Other
+  // errors stay unchanged.
   absl::Status WithSecondRun(const Running& running, absl::Status status) const;
   // The error of a step, with the donated operands that the step destroyed.
   static absl::Status WithLosses(const Running& running, const WorkOutcome& outcome);

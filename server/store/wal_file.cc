@@ -37,8 +37,9 @@ constexpr int64_t kSectorBytes = 512;
 // The most repaired frames. Each of them is kept in memory.
 constexpr size_t kMostMended = 1024;
 
-absl::Status StoreError(absl::StatusCode code, std::string_view message) {
-  return WithReason(absl::Status(code, ToAbsl(message)), Reason::kStoreFailed);
+absl::Status StoreError(absl::StatusCode code, std::string_view message, const std::string& path) {
+  return WithReason(absl::Status(code, ToAbsl(message)), Reason::kStoreFailed,
+                    {{fact::kFile, path}});
 }
 
 absl::Status SystemError(std::string_view doing, const std::string& path) {
@@ -115,7 +116,7 @@ absl::StatusOr<std::string> WalFile::ReadFrame(int fd, int64_t frame) const {
   SHARDMESH_ASSIGN_OR_RETURN(const size_t size,
                              ReadAt(fd, OffsetOf(frame), bytes.data(), bytes.size(), path_));
   if (size < bytes.size()) {
-    return StoreError(absl::StatusCode::kInternal, StrCat(path_, " became shorter"));
+    return StoreError(absl::StatusCode::kInternal, StrCat(path_, " became shorter"), path_);
   }
   return bytes.erase(kSummedBytes, kFrameHeaderBytes - kSummedBytes);
 }
@@ -395,7 +396,8 @@ absl::Status WalFile::damage() const {
                                 : StrCat(lost_commits_, " commits that were acknowledged"),
              " behind it would be lost; `shardmesh admin check FOLDER --set-aside` brings back ",
              is_whole_ ? "all of them" : "those of them that can be read",
-             ", or restore a snapshot"));
+             ", or restore a snapshot"),
+      path_);
 }
 
 absl::Status WalFile::ApplyTo(const std::string& to) const {

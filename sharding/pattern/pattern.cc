@@ -9,6 +9,7 @@
 #include "re2/re2.h"
 #include "sharding/pattern/automaton.h"
 #include "sharding/pattern/syntax.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -159,7 +160,7 @@ absl::StatusOr<Pattern> Pattern::Create(std::string_view text) {
       return WithReason(absl::InvalidArgumentError(
                             StrCat("pattern ", QuotePattern(text), ": too large to compile (",
                                    compiled->error(), "); lower its repeats")),
-                        Reason::kLimitExceeded);
+                        Reason::kLimitExceeded, {{fact::kLimit, options.max_mem()}});
     }
     pattern.program_size_ += compiled->ProgramSize();
     pattern.re2_text_ = std::move(printer.out);

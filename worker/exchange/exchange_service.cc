@@ -11,6 +11,7 @@
 #include "absl/synchronization/mutex.h"
 #include "rpc/codec/status.h"
 #include "shardmesh/internal/v1/exchange_service.grpc.pb.h"
+#include "status/retry.h"
 
 namespace shardmesh::worker {
 namespace {
@@ -36,7 +37,8 @@ class AcceptedStream final : public ExchangeStream {
   void StartRead(grpc::ByteBuffer* frame, void* tag) override { call_.Read(frame, tag); }
   void StartWrite(const grpc::ByteBuffer& frame, void* tag) override { call_.Write(frame, tag); }
   void StartFinish(const absl::Status& status, void* tag) override {
-    call_.Finish(rpc::ToGrpc(status), tag);
+    // The peer dials again by its own back-off.
+    call_.Finish(rpc::ToGrpc(WithoutRetry(status)), tag);
   }
   void Cancel() override { context_.TryCancel(); }
   bool finish_ends_call() const override { return true; }

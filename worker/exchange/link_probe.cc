@@ -7,6 +7,7 @@
 #include <cstring>
 #include <utility>
 
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -105,13 +106,13 @@ absl::Status NoSense(std::string_view what) {
   return WithReason(absl::InvalidArgumentError(StrCat("a probe with ", what)), Reason::kBadField);
 }
 
-absl::Status NoMemory(std::string_view whose) {
+absl::Status NoMemory(std::string_view whose, Facts facts) {
   return WithReason(
       absl::ResourceExhaustedError(StrCat(whose,
                                           " has no memory to spare for a probe of its links; "
                                           "it takes a sixteenth of what is free, at least ",
                                           2 * kMinBytes, " bytes")),
-      Reason::kMemoryLimit);
+      Reason::kMemoryLimit, facts);
 }
 
 }  // namespace
@@ -120,7 +121,10 @@ absl::StatusOr<ProbeMemory> ProbeMemory::Allocate(BufferPool& pool) {
   const int64_t free_bytes = pool.budget().limit_bytes() - pool.budget().used_bytes();
   const int64_t size_bytes =
       std::min(kMaxBytes, free_bytes / kPartOfBudget / 2 / kMinBytes * kMinBytes);
-  if (size_bytes < kMinBytes) return NoMemory("this worker");
+  if (size_bytes < kMinBytes) {
+    return NoMemory("this worker",
+                    {{fact::kHave, free_bytes / kPartOfBudget}, {fact::kNeed, 2 * kMinBytes}});
+  }
   SHARDMESH_ASSIGN_OR_RETURN(Buffer sent, pool.Allocate(size_bytes, "a probe of a link"));
   SHARDMESH_ASSIGN_OR_RETURN(Buffer received, pool.Allocate(size_bytes, "a probe of a link"));
   // The peer must not see data that the memory held before.
@@ -133,7 +137,9 @@ absl::StatusOr<ProbeFigures> LeadProbe(Link& link, DeviceId peer, int64_t op, Pr
   Conversation talk(link, peer, op);
   talk.set_deadline(answer_by);
   SHARDMESH_ASSIGN_OR_RETURN(const auto offer, talk.Hear<1>());
-  if (offer[0] == 0) return NoMemory(StrCat("rank ", peer));
+  if (offer[0] == 0) {
+    return NoMemory(StrCat("rank ", peer), {{fact::kRank, peer}, {fact::kNeed, 2 * kMinBytes}});
+  }
   if (offer[0] < kMinBytes || offer[0] > kMaxBytes) {
     return NoSense(StrCat("messages of at most ", offer[0], " bytes"));
   }

@@ -7,6 +7,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -122,9 +123,11 @@ absl::StatusOr<std::unique_ptr<StepLink>> PeerLinksImpl::OpenLink(std::string_vi
     return WithReason(absl::DeadlineExceededError(StrCat(
                           "no membership of epoch ", epoch,
                           " came from the coordinator; the last one is of epoch ", view.epoch)),
-                      Reason::kDeadline);
+                      Reason::kDeadline, {{fact::kStep, sequence}});
   }
-  if (state_.closed) return WorkerLost(StrCat(options_.self.identity, " is shutting down"));
+  if (state_.closed) {
+    return WorkerLost(StrCat(options_.self.identity, " is shutting down"), options_.self.identity);
+  }
   // A step that was aborted before it began is still opened, if possible: it then fails like a step
   // that was aborted later.
   if (view.epoch < epoch) return mailbox.FailureOf(sequence);

@@ -76,7 +76,8 @@ void PeerStreams::Close() {
     links.insert(links.end(), greeting.begin(), greeting.end());
   }
   for (const auto& link : links) {
-    link->Close(WorkerLost(StrCat(options_.self.identity, " is shutting down")));
+    link->Close(
+        WorkerLost(StrCat(options_.self.identity, " is shutting down"), options_.self.identity));
   }
   alarm_.reset();  // waits for Tick, which calls peers_changed
 }
@@ -92,7 +93,8 @@ void PeerStreams::SetMembership(MembershipView view) {
                            std::string_view reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mutex) {
       Lose(peer, reason);
       if (peer.link == nullptr) return;
-      ended.emplace_back(peer.link, WorkerLost(StrCat(peer.device.identity, " is gone: ", reason)));
+      ended.emplace_back(peer.link, WorkerLost(StrCat(peer.device.identity, " is gone: ", reason),
+                                               peer.device.identity));
     };
     const auto join = [&](const std::string& identity) {
       mailbox().FailWorker(identity, "it is not connected yet");
@@ -161,7 +163,7 @@ absl::StatusOr<PeerWay> PeerStreams::WayForProbe(const LinkProber::Connection& c
   state_.mutex.AwaitWithDeadline(absl::Condition(&is_settled), deadline);
   Peer* const peer = find();
   if (peer == nullptr || !state_.peers.IsReached(*peer, options_.clock->Now())) {
-    return WorkerLost(StrCat(connection.peer, " is not reached any more"));
+    return WorkerLost(StrCat(connection.peer, " is not reached any more"), connection.peer);
   }
   peer->probe = mailbox;
   return PeerWay{.identity = connection.peer, .link = peer->link, .channel = peer->channel};
@@ -191,7 +193,9 @@ absl::StatusOr<rpc::FrameHello> PeerStreams::CheckHello(PeerLink& link,
                                                         const rpc::FrameHello& hello) {
   SHARDMESH_RETURN_IF_ERROR(link.CheckPeer(options_.credentials, hello.identity));
   absl::MutexLock lock(&state_.mutex);
-  if (state_.closed) return WorkerLost(StrCat(options_.self.identity, " is shutting down"));
+  if (state_.closed) {
+    return WorkerLost(StrCat(options_.self.identity, " is shutting down"), options_.self.identity);
+  }
   SHARDMESH_ASSIGN_OR_RETURN(
       const Peer* const peer,
       state_.peers.CheckHello(hello, link.dialled() ? std::optional(link.peer()) : std::nullopt));
@@ -226,13 +230,15 @@ void PeerStreams::OnUp(const std::shared_ptr<PeerLink>& link) {
     link->Close(WrongHello("the membership has changed", Reason::kStaleEpoch, {}));
     return;
   }
-  if (replaced != nullptr) replaced->Close(WorkerLost("another stream took its place"));
+  if (replaced != nullptr) {
+    replaced->Close(WorkerLost("another stream took its place", link->peer()));
+  }
   LogInfo("peer connected", {{"identity", options_.self.identity}, {"peer", link->peer()}});
   for (const int64_t sequence : broken_steps) {
-    link->SendAbort(
-        sequence,
-        {.status = WorkerLost(StrCat("the stream between ", options_.self.identity, " and ",
-                                     link->peer(), " broke during step ", sequence))});
+    link->SendAbort(sequence, {.status = WorkerLost(
+                                   StrCat("the stream between ", options_.self.identity, " and ",
+                                          link->peer(), " broke during step ", sequence),
+                                   link->peer())});
   }
 }
 
@@ -359,8 +365,9 @@ void PeerStreams::OnSharingEnded(const std::string& identity, uint64_t link, boo
   }
   LogWarning(was_connected ? "shared memory lost" : "no memory shared",
              {{"identity", options_.self.identity}, {"peer", identity}, {"error", why}});
-  if (ended != nullptr)
-    ended->Close(WorkerLost(StrCat("it shares no memory: ", ToStd(why.message()))));
+  if (ended != nullptr) {
+    ended->Close(WorkerLost(StrCat("it shares no memory: ", ToStd(why.message())), identity));
+  }
 }
 
 }  // namespace shardmesh::worker

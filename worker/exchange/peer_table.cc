@@ -14,8 +14,9 @@
 
 namespace shardmesh::worker {
 
-absl::Status WorkerLost(std::string_view message) {
-  return WithReason(absl::UnavailableError(ToAbsl(message)), Reason::kWorkerLost);
+absl::Status WorkerLost(std::string_view message, std::string_view identity) {
+  return WithReason(absl::UnavailableError(ToAbsl(message)), Reason::kWorkerLost,
+                    {{fact::kIdentity, identity}});
 }
 
 absl::Status WrongHello(std::string_view message, Reason reason, Facts facts) {
@@ -105,9 +106,10 @@ absl::StatusOr<std::vector<PeerWay>> PeerTable::WaysTo(const MeshMembers& mesh,
     if (!peer->up && blamed->empty()) *blamed = device.identity;
     if (peer->up && way.channel == nullptr && options_.transport == Transport::kShm) {
       *blamed = device.identity;
-      return WorkerLost(StrCat("rank ", device.rank, " (", device.identity,
-                               ") shares no memory with ", options_.self.identity,
-                               ", which is to use nothing else (--transport shm)"));
+      return WorkerLost(
+          StrCat("rank ", device.rank, " (", device.identity, ") shares no memory with ",
+                 options_.self.identity, ", which is to use nothing else (--transport shm)"),
+          device.identity);
     }
   }
   return ways;

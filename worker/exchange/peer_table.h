@@ -39,7 +39,7 @@ class CompletionQueue;
 namespace shardmesh::worker {
 
 // UNAVAILABLE (WORKER_LOST).
-absl::Status WorkerLost(std::string_view message);
+absl::Status WorkerLost(std::string_view message, std::string_view identity);
 // FAILED_PRECONDITION with a reason, for a hello that does not fit the membership.
 absl::Status WrongHello(std::string_view message, Reason reason, Facts facts);
 

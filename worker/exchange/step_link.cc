@@ -166,7 +166,8 @@ absl::Status StepLinkImpl::Check() const {
     const PeerWay& way = ways_[rank];
     if (way.channel == nullptr || !way.channel->peer_closed()) continue;
     return WorkerLost(StrCat("rank ", rank, " (", way.identity,
-                             ") took back the memory that it shared, step ", sequence_));
+                             ") took back the memory that it shared, step ", sequence_),
+                      way.identity);
   }
   return absl::OkStatus();
 }

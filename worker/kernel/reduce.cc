@@ -8,6 +8,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
 #include "tensor/float_convert.h"
@@ -161,11 +162,12 @@ SHARDMESH_TOLD_AS_RANGES void Scale(const char* in, double factor, int64_t count
   }
 }
 
-absl::Status Unsupported(std::string_view what) {
+absl::Status Unsupported(Dtype dtype, std::string_view what) {
   return InvalidArgument(Reason::kUnsupportedDtype,
                          StrCat(what,
                                 "; arithmetic is there for F32, F64, F16, BF16, I8, U8, I32 "
-                                "and I64, partial results of F16 and BF16 being F32"));
+                                "and I64, partial results of F16 and BF16 being F32"),
+                         {{fact::kDtype, DtypeName(dtype)}});
 }
 
 }  // namespace
@@ -183,7 +185,7 @@ absl::StatusOr<Dtype> PartialDtype(Dtype operand) {
     case Dtype::kI64:
       return operand;
     default:
-      return Unsupported(StrCat(DtypeName(operand), " cannot be reduced"));
+      return Unsupported(operand, StrCat(DtypeName(operand), " cannot be reduced"));
   }
 }
 
@@ -202,7 +204,8 @@ absl::StatusOr<CombineFn> CombineFunction(Reduction reduction, Dtype partial) {
     case Dtype::kI64:
       return CombineOf<int64_t>(reduction);
     default:
-      return Unsupported(StrCat("partial results of ", DtypeName(partial), " cannot be combined"));
+      return Unsupported(partial,
+                         StrCat("partial results of ", DtypeName(partial), " cannot be combined"));
   }
 }
 
@@ -212,13 +215,13 @@ absl::StatusOr<ConvertFn> ConvertFunction(Dtype from, Dtype to) {
   if (from == Dtype::kF32 && to == Dtype::kF16) return &Convert<ConvertF32ToF16, float, uint16_t>;
   if (from == Dtype::kF32 && to == Dtype::kBF16) return &Convert<ConvertF32ToBF16, float, uint16_t>;
   return Unsupported(
-      StrCat("elements of ", DtypeName(from), " are not converted to ", DtypeName(to)));
+      from, StrCat("elements of ", DtypeName(from), " are not converted to ", DtypeName(to)));
 }
 
 absl::StatusOr<ScaleFn> ScaleFunction(Dtype dtype) {
   if (dtype == Dtype::kF32) return &Scale<float>;
   if (dtype == Dtype::kF64) return &Scale<double>;
-  return Unsupported(StrCat("elements of ", DtypeName(dtype), " are not scaled"));
+  return Unsupported(dtype, StrCat("elements of ", DtypeName(dtype), " are not scaled"));
 }
 
 }  // namespace shardmesh::worker

@@ -814,7 +814,7 @@ absl::Status AttachLoop::CheckTerm(const KnownTerm& begun) const {
           "). They run on copies of one data folder, or an older copy was put back. Stop the one "
           "that is not to lead; if this one is to lead, start it again: it then begins a higher "
           "term, which workers follow")),
-      Reason::kStaleTerm);
+      Reason::kStaleTerm, {{fact::kHave, begun.number}});
 }
 
 absl::Status AttachLoop::TakeCoordinatorTime(const google::protobuf::Timestamp& time) {

@@ -18,10 +18,11 @@ namespace {
 // A worker that lost its coordinator returns within a second or two of the coordinator.
 constexpr absl::Duration kRetryDelay = absl::Milliseconds(500);
 
-absl::Status NotServing(std::string_view why) {
+// `identity`: of this worker.
+absl::Status NotServing(std::string_view why, std::string_view identity) {
   return WithRetryDelay(
       WithReason(absl::UnavailableError(StrCat("this worker ", why, "; try again shortly")),
-                 Reason::kNotServing),
+                 Reason::kNotServing, {{fact::kIdentity, identity}}),
       kRetryDelay);
 }
 
@@ -99,7 +100,9 @@ absl::Status IncomingTile::Finish(uint32_t tile_crc32c) {
 }
 
 absl::Status IncomingTile::Explain(absl::Status status) const {
-  return status.ok() || gate_->serving() ? status : NotServing("lost its coordinator");
+  return status.ok() || gate_->serving()
+             ? status
+             : NotServing("lost its coordinator", gate_->options_.identity);
 }
 
 void TileGate::Serve(Attachment attachment, std::shared_ptr<const MembershipView> view) {
@@ -138,13 +141,13 @@ void TileGate::Drain() {
 
 absl::StatusOr<Attachment> TileGate::PutAttachment() const {
   if (draining_) {
-    return NotServing("is draining");
+    return NotServing("is draining", options_.identity);
   }
   if (view_ == nullptr) {
-    return NotServing("is not attached to a coordinator yet");
+    return NotServing("is not attached to a coordinator yet", options_.identity);
   }
   if (suspended_) {
-    return NotServing("lost its coordinator");
+    return NotServing("lost its coordinator", options_.identity);
   }
   return attachment_;
 }
@@ -201,7 +204,7 @@ absl::StatusOr<std::unique_ptr<IncomingTile>> TileGate::Open(const TileOffer& of
     if (ended_.contains(claims.transfer_id)) {
       return WithReason(
           absl::AbortedError(StrCat("the put of array ", array_id, " has ended; begin a new one")),
-          Reason::kStaleTerm);
+          Reason::kStaleTerm, {{fact::kHave, claims.term}});
     }
     transfers_[claims.transfer_id].insert(array_id);
     receiving_.insert(array_id);
@@ -227,7 +230,7 @@ absl::StatusOr<std::unique_ptr<IncomingTile>> TileGate::Open(const TileOffer& of
     is_late = suspended_ || ended_.contains(claims.transfer_id);
   }
   if (is_late) {
-    return NotServing("lost its coordinator, or its put has ended");
+    return NotServing("lost its coordinator, or its put has ended", options_.identity);
   }
   return tile;
 }
@@ -257,13 +260,15 @@ absl::Status TileGate::CheckOffer(const TileOffer& offer, const rpc::TransferCla
   }
   SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, array.Tiling());
   if (const Tile own = tiling.TileOf(offer.rank); own != offer.tile) {
-    return BadTile(array.array_id, StrCat("rank ", offer.rank, " holds ", own.ToString(), ", not ",
-                                          offer.tile.ToString()));
+    return WithFacts(BadTile(array.array_id, StrCat("rank ", offer.rank, " holds ", own.ToString(),
+                                                    ", not ", offer.tile.ToString())),
+                     {{fact::kHave, offer.tile.ToString()}, {fact::kNeed, own.ToString()}});
   }
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes, array.TileSizeBytes(offer.tile));
   if (offer.size_bytes != size_bytes) {
-    return BadTile(array.array_id, StrCat("tile ", offer.tile.ToString(), " has ", size_bytes,
-                                          " bytes, not ", offer.size_bytes));
+    return WithFacts(BadTile(array.array_id, StrCat("tile ", offer.tile.ToString(), " has ",
+                                                    size_bytes, " bytes, not ", offer.size_bytes)),
+                     {{fact::kHave, offer.size_bytes}, {fact::kNeed, size_bytes}});
   }
   return absl::OkStatus();
 }
@@ -278,10 +283,10 @@ absl::StatusOr<std::vector<RequestedTile>> TileGate::Find(std::string_view token
   {
     absl::MutexLock lock(&mutex_);
     if (draining_) {
-      return NotServing("is draining");
+      return NotServing("is draining", options_.identity);
     }
     if (view_ == nullptr) {
-      return NotServing("is not attached to a coordinator yet");
+      return NotServing("is not attached to a coordinator yet", options_.identity);
     }
     attachment = attachment_;
     suspended = suspended_;
@@ -291,7 +296,7 @@ absl::StatusOr<std::vector<RequestedTile>> TileGate::Find(std::string_view token
       VerifyArrayToken(token, array_id, rpc::TransferDirection::kGet, attachment, coordinator_now)
           .status();
   if (suspended && absl::IsUnauthenticated(verified)) {
-    return NotServing("lost its coordinator, and the token is not of that one");
+    return NotServing("lost its coordinator, and the token is not of that one", options_.identity);
   }
   SHARDMESH_RETURN_IF_ERROR(verified);
   // The coordinator signs such a token only for committed arrays. The client may arrive here before

@@ -7,12 +7,14 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "status/detail.h"
 #include "status/reason.h"
+#include "status/retry.h"
 #include "status/str_cat.h"
 #include "tensor/npy.h"
 #include "tests/testing/status_matchers.h"
@@ -131,6 +133,55 @@ TEST_F(MeshClientTest, AsksOnceWhenAWorkerIsLost) {
       WithReason(absl::UnavailableError("rank 1"), Reason::kWorkerLost));
   EXPECT_THAT(client_->cluster().GetVersion(),
               StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
+}
+
+TEST_F(MeshClientTest, AsksOnceWhereSomebodyMustActWhateverTheRetryDelay) {
+  constexpr auto kUnavailable = absl::StatusCode::kUnavailable;
+  for (const auto& [code, reason] :
+       {std::pair(kUnavailable, Reason::kWorkerLost), std::pair(kUnavailable, Reason::kStepAborted),
+        std::pair(absl::StatusCode::kAborted, Reason::kStaleEpoch),
+        std::pair(absl::StatusCode::kFailedPrecondition, Reason::kMeshIncomplete)}) {
+    const int before = coordinator_->version_calls();
+    coordinator_->FailNextGetVersion(
+        WithRetryDelay(WithReason(absl::Status(code, "m"), reason), absl::Milliseconds(1)));
+    const absl::Status answer = client_->cluster().GetVersion().status();
+    EXPECT_THAT(answer, StatusIs(code, reason));
+    EXPECT_EQ(RetryDelayOf(answer), absl::Milliseconds(1));
+    EXPECT_EQ(coordinator_->version_calls() - before, 1) << ReasonName(reason);
+  }
+}
+
+TEST_F(MeshClientTest, AsksAFewTimesWhereTheStateMayLast) {
+  for (const absl::Status& error :
+       {WithReason(absl::UnavailableError("draining"), Reason::kNotServing),
+        WithReason(absl::ResourceExhaustedError("behind"), Reason::kOverloaded)}) {
+    const absl::Status soon = WithRetryDelay(error, absl::Milliseconds(1));
+    const int before = coordinator_->version_calls();
+    coordinator_->FailGetVersions(soon, 1000);
+    EXPECT_THAT(client_->cluster().GetVersion(), StatusIs(error.code(), ReasonOf(error)));
+    EXPECT_EQ(coordinator_->version_calls() - before, kFewAttempts) << error;
+    coordinator_->FailGetVersions(soon, kFewAttempts - 1);
+    EXPECT_THAT(client_->cluster().GetVersion(), IsOk()) << error;
+  }
+}
+
+TEST_F(MeshClientTest, AsksUntilTheDeadlineWhereTheStatePassesByItself) {
+  const absl::Status recovering = WithRetryDelay(
+      WithReason(absl::UnavailableError("recovering"), Reason::kRecovering), absl::Milliseconds(1));
+  const int before = coordinator_->version_calls();
+  coordinator_->FailGetVersions(recovering, kFewAttempts + 2);
+  EXPECT_THAT(client_->cluster().GetVersion({.timeout = absl::Seconds(30)}), IsOk());
+  EXPECT_EQ(coordinator_->version_calls() - before, kFewAttempts + 3);
+}
+
+TEST_F(MeshClientTest, AClientThatAwaitsTheCoordinatorAsksUntilTheDeadlineWhileItDoesNotServe) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      client_, MeshClient::Connect(coordinator_->address(), {.await_coordinator = true}));
+  coordinator_->FailGetVersions(
+      WithRetryDelay(WithReason(absl::UnavailableError("draining"), Reason::kNotServing),
+                     absl::Milliseconds(1)),
+      kFewAttempts + 2);
+  EXPECT_THAT(client_->cluster().GetVersion({.timeout = absl::Seconds(30)}), IsOk());
 }
 
 TEST_F(MeshClientTest, ACallMayHaveATimeLimitOfItsOwn) {

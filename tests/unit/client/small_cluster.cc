@@ -254,8 +254,10 @@ class SmallCoordinator::Cluster final : public v1::ClusterService::Service {
   grpc::Status GetVersion(grpc::ServerContext* context, const v1::GetVersionRequest* request,
                           v1::GetVersionResponse* response) override {
     absl::MutexLock lock(&owner_.mutex_);
-    if (!owner_.version_error_.ok()) {
-      return rpc::ToGrpc(std::exchange(owner_.version_error_, absl::OkStatus()));
+    ++owner_.version_calls_;
+    if (owner_.version_errors_left_ > 0) {
+      --owner_.version_errors_left_;
+      return rpc::ToGrpc(owner_.version_error_);
     }
     response->mutable_build()->set_version("0.1.0");
     response->set_cluster_id("small");
@@ -372,8 +374,18 @@ void SmallCoordinator::RefuseAborts(absl::Status error) {
 }
 
 void SmallCoordinator::FailNextGetVersion(absl::Status error) {
+  FailGetVersions(std::move(error), 1);
+}
+
+void SmallCoordinator::FailGetVersions(absl::Status error, int count) {
   absl::MutexLock lock(&mutex_);
   version_error_ = std::move(error);
+  version_errors_left_ = count;
+}
+
+int SmallCoordinator::version_calls() const {
+  absl::MutexLock lock(&mutex_);
+  return version_calls_;
 }
 
 void SmallCoordinator::FailNextPuts(std::vector<absl::Status> errors) {

@@ -112,11 +112,15 @@ class SmallCoordinator final : public v1::ArrayService::Service {
   void RefuseAborts(absl::Status error);
   // The next call of GetVersion fails with this error.
   void FailNextGetVersion(absl::Status error);
+  // The next `count` calls of GetVersion fail with this error.
+  void FailGetVersions(absl::Status error, int count);
   // The next calls of BeginPut end with these errors, in order, once they have their header.
   void FailNextPuts(std::vector<absl::Status> errors);
   // No session that was opened so far is known any more.
   void ForgetSessions();
 
+  // Calls of GetVersion so far.
+  int version_calls() const;
   int64_t opened_sessions() const;
   int64_t open_sessions() const;
   int64_t aborted_transfers() const;
@@ -157,6 +161,8 @@ class SmallCoordinator final : public v1::ArrayService::Service {
   absl::Status commit_answer_ ABSL_GUARDED_BY(mutex_);
   absl::Status abort_error_ ABSL_GUARDED_BY(mutex_);
   absl::Status version_error_ ABSL_GUARDED_BY(mutex_);
+  int version_errors_left_ ABSL_GUARDED_BY(mutex_) = 0;
+  int version_calls_ ABSL_GUARDED_BY(mutex_) = 0;
   std::deque<absl::Status> put_errors_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::string> put_request_ids_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

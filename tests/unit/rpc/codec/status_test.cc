@@ -5,6 +5,9 @@
 #include <grpcpp/support/status.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <optional>
+
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
 #include "rpc/codec/correction_codec.h"
@@ -18,6 +21,7 @@
 #include "status/detail.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
+#include "status/retry.h"
 #include "status/str_cat.h"
 
 namespace shardmesh::rpc {
@@ -102,6 +106,55 @@ TEST(StatusTest, FactsFillTheStandardDetails) {
   EXPECT_EQ(precondition.violations(0).type(), "MESH_INCOMPLETE");
   EXPECT_EQ(precondition.violations(0).subject(), "m");
   EXPECT_EQ(precondition.violations(0).description(), "rank 1 is missing");
+}
+
+TEST(StatusTest, EveryReasonHasTheRetryInfoOfTheTable) {
+  const auto has_retry_info = [](const absl::Status& status) {
+    google::rpc::Status wire;
+    EXPECT_TRUE(wire.ParseFromString(ToGrpc(status).error_details()));
+    return std::any_of(wire.details().begin(), wire.details().end(), [](const auto& detail) {
+      return detail.template Is<google::rpc::RetryInfo>();
+    });
+  };
+  for (int i = 1; i <= static_cast<int>(Reason::kLast); ++i) {
+    const auto reason = static_cast<Reason>(i);
+    const absl::Status status = WithReason(absl::UnavailableError("m"), reason);
+    const std::optional<absl::Duration> delay = RetryRuleOf(reason).delay;
+    EXPECT_EQ(has_retry_info(status), delay.has_value()) << ReasonName(reason);
+    EXPECT_EQ(RetryDelayOf(RoundTrip(status)), delay) << ReasonName(reason);
+    EXPECT_EQ(RetryDelayOf(RoundTrip(WithRetryDelay(status, absl::Minutes(1)))), absl::Minutes(1))
+        << ReasonName(reason);
+    EXPECT_FALSE(has_retry_info(WithoutRetry(status))) << ReasonName(reason);
+    google::rpc::Status embedded;
+    Encode(status, &embedded);
+    EXPECT_EQ(RetryDelayOf(Decode(embedded)), delay) << ReasonName(reason);
+  }
+}
+
+TEST(StatusTest, PreconditionsNameWhatTheyAreAbout) {
+  const auto subject = [](Reason reason, Facts facts) {
+    const auto failure = DetailOf<google::rpc::PreconditionFailure>(
+        WithReason(absl::FailedPreconditionError("m"), reason, facts));
+    EXPECT_EQ(failure.violations_size(), 1) << ReasonName(reason);
+    if (failure.violations_size() == 0) return std::string("none");
+    EXPECT_EQ(failure.violations(0).type(), ReasonName(reason));
+    EXPECT_EQ(failure.violations(0).description(), "m");
+    return failure.violations(0).subject();
+  };
+  EXPECT_EQ(subject(Reason::kWorkerAttached, {{fact::kIdentity, "w-1"}}), "w-1");
+  EXPECT_EQ(subject(Reason::kWorkerServesRank, {{fact::kIdentity, "w-1"}, {fact::kMesh, "m-1"}}),
+            "w-1");
+  EXPECT_EQ(subject(Reason::kRanksDefined, {{fact::kIdentity, "w-1"}, {fact::kMesh, "m-1"}}),
+            "m-1");
+  EXPECT_EQ(subject(Reason::kNoMesh, {}), "");
+}
+
+TEST(StatusTest, ASessionThatIsGoneIsAResource) {
+  const auto resource = DetailOf<google::rpc::ResourceInfo>(WithReason(
+      absl::NotFoundError("session s is gone"), Reason::kSessionGone, {{fact::kName, "s"}}));
+  EXPECT_EQ(resource.resource_type(), "session");
+  EXPECT_EQ(resource.resource_name(), "s");
+  EXPECT_EQ(resource.description(), "session s is gone");
 }
 
 TEST(StatusTest, TheFieldIsAlsoAFactWhereTheReasonHasOne) {

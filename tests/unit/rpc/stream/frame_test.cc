@@ -9,6 +9,8 @@
 #include "google/protobuf/io/coded_stream.h"
 #include "process/crc32c.h"
 #include "shardmesh/internal/v1/exchange_service.pb.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "tests/testing/status_matchers.h"
 
@@ -225,31 +227,35 @@ TEST(FrameTest, RefusesWhatNoSenderMaySend) {
   const auto refused = [](const internal::v1::ExchangeRequest& message) {
     return ReadFrame(Split(Seal(message.SerializeAsString()), 100)).status();
   };
-  const auto bad = StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField);
+  // `field`: the one that the error names.
+  const auto expect_bad = [](const absl::Status& status, std::string_view field) {
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField)) << field;
+    EXPECT_EQ(FactOf(status, fact::kField).value_or(""), field) << status;
+  };
   internal::v1::ExchangeRequest message;
-  EXPECT_THAT(refused(message), bad);  // no kind
+  expect_bad(refused(message), "kind");  // no kind
   message.set_kind(static_cast<internal::v1::FrameKind>(77));
-  EXPECT_THAT(refused(message), bad);
+  expect_bad(refused(message), "kind");
   message.set_kind(internal::v1::FRAME_KIND_HELLO);
-  EXPECT_THAT(refused(message), bad);
+  expect_bad(refused(message), "hello");
   message.set_kind(internal::v1::FRAME_KIND_ABORT);
-  EXPECT_THAT(refused(message), bad);
+  expect_bad(refused(message), "abort");
   message.set_kind(internal::v1::FRAME_KIND_DATA);
   message.set_payload("xy");
   message.set_message_bytes(1);
-  EXPECT_THAT(refused(message), bad);
+  expect_bad(refused(message), "offset_bytes");
   message.set_message_bytes(100);
   message.set_offset_bytes(-1);
-  EXPECT_THAT(refused(message), bad);
+  expect_bad(refused(message), "");
   message.set_offset_bytes(0);
   message.set_signature(std::string(static_cast<size_t>(kMaxSignatureBytes) + 1, 'x'));
-  EXPECT_THAT(refused(message), bad);
+  expect_bad(refused(message), "signature");
   message.clear_signature();
   message.set_kind(internal::v1::FRAME_KIND_PING);
-  EXPECT_THAT(refused(message), bad);  // a payload in a ping
+  expect_bad(refused(message), "payload");  // a payload in a ping
   message.clear_payload();
   message.set_crc32c(1);
-  EXPECT_THAT(refused(message), bad);  // a second checksum
+  expect_bad(refused(message), "crc32c");  // a second checksum
 }
 
 TEST(FrameTest, RefusesAPayloadWhoseLengthOnlyLooksShortInItsLow32Bits) {

@@ -7,6 +7,7 @@
 #include "rpc/codec/spec_codec.h"
 #include "sharding/mesh_definition.h"
 #include "shardmesh/v1/catalog_service.pb.h"
+#include "status/detail.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
 #include "tests/testing/status_matchers.h"
@@ -396,6 +397,8 @@ TEST_F(WorkerStreamsTest, AMeshThatGetsItsRanksHasTheirWorkersAttachAgain) {
   streams_->MembershipChanged();
   ASSERT_TRUE(Eventually([&] { return a->end().has_value(); }));
   EXPECT_THAT(*a->end(), StatusIs(absl::StatusCode::kUnavailable, Reason::kNotServing));
+  EXPECT_EQ(FactOf(*a->end(), fact::kIdentity), "a");
+  EXPECT_EQ(RetryDelayOf(*a->end()), absl::ZeroDuration()) << "it need not wait";
 }
 
 TEST_F(WorkerStreamsTest, AnOrderAboutAQuarantineIsAnsweredOnce) {

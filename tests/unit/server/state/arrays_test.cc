@@ -17,6 +17,7 @@
 #include "server/state/array_record.h"
 #include "server/state/cluster_changes.h"
 #include "server/store/local_store.h"
+#include "status/detail.h"
 #include "status/fact_keys.h"
 #include "status/str_cat.h"
 #include "tests/testing/cpu_time.h"
@@ -1327,7 +1328,10 @@ TEST_F(ArrayRegistryTest, ACoordinatorThatWasReplacedCannotWrite) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(
       const auto successor,
       ArrayRegistry::Open(store_.get(), &clock_, [](const auto&, const auto&) {}));
-  EXPECT_THAT(Put("w", id), StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kStaleTerm));
+  const int64_t term = registry_->term();
+  const absl::Status replaced = Put("w", id).status();
+  EXPECT_THAT(replaced, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kStaleTerm));
+  EXPECT_EQ(FactOf(replaced, fact::kHave), StrCat(term));
   EXPECT_EQ(successor->FindName("w").status().code(), absl::StatusCode::kNotFound);
 }
 

@@ -28,6 +28,8 @@
 #include "server/store/sqlite_store.h"
 #include "server/store/store_file.h"
 #include "shardmesh/store/v1/definition.pb.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
 #include "status/status_macros.h"
 #include "tests/testing/fake_clock.h"
 #include "tests/testing/read_file.h"
@@ -1085,6 +1087,7 @@ TEST(StoreRepairTest, AWrongBitInTheLogIsRefusedAndSettingAsideLosesNothing) {
     EXPECT_THAT(refused, StatusIs(absl::StatusCode::kDataLoss, Reason::kStoreFailed));
     EXPECT_THAT(refused.ToString(),
                 AllOf(HasSubstr(folder + "/state.db-wal is damaged"), HasSubstr("commits")));
+    EXPECT_EQ(FactOf(refused, fact::kFile), folder + "/state.db-wal");
     for (const char* file : {"state.db", "state.db-wal"}) {
       EXPECT_EQ(test::ReadFile(StrCat(folder, "/", file)), before.at(file)) << file;
     }

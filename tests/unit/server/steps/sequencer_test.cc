@@ -236,6 +236,28 @@ TEST_F(SequencerTest, CountsWhatIsLiveByState) {
   expect(sequencer_.CountTransfers(), 0, 0, 0);
 }
 
+TEST_F(SequencerTest, AnAbortedTransferIsNamedByFacts) {
+  const auto abort = [this](absl::Status reason) {
+    absl::Status ended;
+    EXPECT_THAT(
+        sequencer_.BeginTransfer({.transfer_id = "t",
+                                  .op = "put",
+                                  .mesh_id = "m",
+                                  .participants = {{.rank = 0, .identity = "a"}},
+                                  .timeout = absl::Seconds(30),
+                                  .commit = nullptr},
+                                 [&](const WorkOutcome& outcome) { ended = outcome.status; }),
+        IsOk());
+    EXPECT_THAT(sequencer_.AbortTransfer("t", std::move(reason)), IsOk());
+    return ended;
+  };
+  EXPECT_THAT(abort(WithReason(absl::CancelledError("enough"), Reason::kCancelled)),
+              test::CarriesFacts(Reason::kCancelled, {{fact::kOp, "put"}}));
+  EXPECT_THAT(abort(WithReason(absl::DeadlineExceededError("late"), Reason::kDeadline)),
+              test::CarriesFacts(Reason::kDeadline,
+                                 {{fact::kOp, "put"}, {fact::kRank, 0}, {fact::kIdentity, "a"}}));
+}
+
 TEST_F(SequencerTest, AnErrorOfOneRankAbortsTheStepOnceAndIsNamed) {
   ASSERT_THAT(Submit(Step("matmul", {"x"}, {"y"})), IsOk());
   EXPECT_THAT(Report(101, "b", 1,

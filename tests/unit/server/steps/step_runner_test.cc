@@ -214,7 +214,10 @@ TEST_F(StepRunnerTest, RefusesWithoutASessionAMeshOrTime) {
   EXPECT_THAT(Refusal(call), StatusIs(absl::StatusCode::kNotFound, Reason::kSessionGone));
   call = Call({Named("w")});
   call.timeout = absl::ZeroDuration();
-  EXPECT_THAT(Refusal(call), StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
+  const absl::Status late = Refusal(call);
+  EXPECT_THAT(late, StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
+  EXPECT_THAT(
+      late, test::CarriesFacts(Reason::kDeadline, {{fact::kOp, "collective"}, {fact::kLimit, 0}}));
   endpoints_.ready = WithReason(absl::FailedPreconditionError("away"), Reason::kMeshIncomplete);
   EXPECT_THAT(Refusal(Call({Named("w")})),
               StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kMeshIncomplete));
@@ -307,6 +310,33 @@ TEST_F(StepRunnerTest, AStepThatTheSequencerRefusesLeavesNothing) {
   EXPECT_THAT(Refusal(Call({Donated(operand)})),
               StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
   ExpectNothingLeft(operand);
+}
+
+TEST_F(StepRunnerTest, AStepThatMayRunAgainAsItIsRecovers) {
+  for (const char* identity : {"w0", "w1"}) {
+    ASSERT_THAT(members_.Attach({.identity = identity,
+                                 .incarnation = 1,
+                                 .build_version = "1",
+                                 .endpoints = {"127.0.0.1:1"},
+                                 .host = "host",
+                                 .capacity_bytes = 1 << 20,
+                                 .durable = true}),
+                IsOk());
+  }
+  sequencer_->WorkerLost("w1", 3, "it was killed");
+  const Literal literal{.dtype = Dtype::kF32, .shape = {4}, .bytes = "0123456789abcdef"};
+  StepCall call = Call({{.value = literal}}, CollectiveKind::kReduceScatter);
+  call.operands.mesh_id = "m";
+  const absl::Status refused = Refusal(std::move(call));
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kUnavailable, Reason::kRecovering));
+  EXPECT_THAT(refused,
+              test::CarriesFacts(Reason::kRecovering, {{fact::kRank, 1},
+                                                       {fact::kIdentity, "w1"},
+                                                       {fact::kOp, "collective of a literal"}}));
+  EXPECT_TRUE(RetryDelayOf(refused).has_value());
+  // A donated operand may be gone, so it is not the same step any more.
+  EXPECT_THAT(Refusal(Call({Donated(AddArray(Descriptor(), ""))})),
+              StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
 }
 
 TEST_F(StepRunnerTest, ACommitThatIsRefusedLeavesNothing) {

@@ -15,6 +15,8 @@
 #include "rpc/server_lifecycle.h"
 #include "rpc/tls/credentials.h"
 #include "shardmesh/internal/v1/exchange_service.pb.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "tests/testing/certificates.h"
 #include "tests/testing/cpu_time.h"
@@ -180,6 +182,7 @@ TEST(PeerLinksTest, APeerOnAnotherHostIsNotReachedWhereMemoryIsToBeShared) {
     status = one.links().OpenLink("default", 1, 1, Soon()).status();
   } while (!absl::StrContains(status.message(), "shares no memory") && absl::Now() < deadline);
   EXPECT_EQ(ReasonOf(status), Reason::kWorkerLost) << status;
+  EXPECT_EQ(FactOf(status, fact::kIdentity), "worker-1");
   EXPECT_THAT(std::string(status.message()),
               HasSubstr("rank 1 (worker-1) shares no memory with worker-0"));
 }

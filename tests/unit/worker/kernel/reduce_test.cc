@@ -10,6 +10,8 @@
 #include <limits>
 #include <vector>
 
+#include "status/detail.h"
+#include "status/fact_keys.h"
 #include "tensor/float_convert.h"
 #include "tests/testing/status_matchers.h"
 #include "worker/step/combiners.h"
@@ -96,6 +98,7 @@ TEST(ReduceTest, RefusesTypesWithoutArithmetic) {
   EXPECT_THAT(CombineFunction(Reduction::kSum, Dtype::kBF16), kRefused);
   EXPECT_THAT(ConvertFunction(Dtype::kF32, Dtype::kI8), kRefused);
   EXPECT_THAT(ScaleFunction(Dtype::kI32), kRefused);
+  EXPECT_EQ(FactOf(ScaleFunction(Dtype::kI32).status(), fact::kDtype), "I32");
 }
 
 TEST(CombinersTest, RefuseTypesThatDoNotGoTogether) {

@@ -29,6 +29,7 @@
 #include "rpc/transfer_token.h"
 #include "shardmesh/v1/tile_service.grpc.pb.h"
 #include "status/detail.h"
+#include "status/fact_keys.h"
 #include "status/str_cat.h"
 #include "tensor/buffer.h"
 #include "tests/testing/eventually.h"
@@ -660,6 +661,7 @@ TEST_F(TileServiceTest, ServesOnlyWhileAttached) {
   const auto early = PutGood("a");
   EXPECT_THAT(early, not_serving);
   EXPECT_TRUE(RetryDelayOf(early.status()).has_value());
+  EXPECT_TRUE(FactOf(early.status(), fact::kIdentity).has_value());
   EXPECT_THAT(Get(Array("a"), std::nullopt), not_serving);
 
   Serve();
