@@ -7,6 +7,8 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include "absl/time/clock.h"
@@ -23,9 +25,12 @@ namespace {
 
 using ::shardmesh::test::IsOk;
 using ::shardmesh::test::StatusIs;
+using test::HeldCall;
 using test::SmallCoordinator;
 using test::SmallWorker;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 class MeshClientTest : public ::testing::Test {
  protected:
@@ -45,6 +50,15 @@ class MeshClientTest : public ::testing::Test {
     return {.name = name,
             .view = *TensorView::Create(Dtype::kU8, {4096, 4096}, bytes_),
             .spec = PartitionSpec({SpecEntry::None(), SpecEntry::Axis("tp")})};
+  }
+
+  // Puts a tensor of U8, all of it on each worker, whose elements are all `fill`.
+  void PutFilled(const std::string& name, const Shape& shape, char fill) {
+    const std::string bytes(static_cast<size_t>(shape[0] * shape[1]), fill);
+    const PutTensor tensor{.name = name,
+                           .view = *TensorView::Create(Dtype::kU8, shape, bytes),
+                           .spec = PartitionSpec()};
+    ASSERT_THAT(client_->arrays().PutTensors({tensor}), IsOk());
   }
 
   std::string bytes_;
@@ -148,17 +162,16 @@ TEST_F(MeshClientTest, ACallMayHaveATimeLimitOfItsOwn) {
 
 TEST_F(MeshClientTest, ACancelledCallEndsAtOnce) {
   Cancellation cancellation;
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      client_, MeshClient::Connect(coordinator_->address(), {.on_wait = [&](const absl::Status&) {
+                                     cancellation.Cancel();
+                                   }}));
   coordinator_->FailNextGetVersion(WithRetryDelay(
       WithReason(absl::UnavailableError("recovering"), Reason::kRecovering), absl::Seconds(20)));
   const absl::Time begin = absl::Now();
-  std::thread canceller([&cancellation] {
-    absl::SleepFor(absl::Milliseconds(100));
-    cancellation.Cancel();
-  });
   EXPECT_THAT(client_->cluster().GetVersion({.cancellation = &cancellation}),
               StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled));
   EXPECT_LT(absl::Now() - begin, absl::Seconds(10)) << "it waited for the next attempt";
-  canceller.join();
   EXPECT_THAT(client_->cluster().GetVersion({.cancellation = &cancellation}),
               StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled))
       << "a cancellation is permanent";
@@ -175,6 +188,7 @@ TEST_F(MeshClientTest, ACancelledPutEndsAndIsAborted) {
   EXPECT_THAT(client_->arrays().PutTensors({Large("a")}, {}, {.cancellation = &cancellation}),
               StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled));
   canceller.join();
+  EXPECT_EQ(coordinator_->aborted_transfers(), 1);
   EXPECT_THAT(client_->arrays().Gather(ArraySelector::ByName("a")),
               StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
 }
