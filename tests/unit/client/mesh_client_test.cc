@@ -193,6 +193,44 @@ TEST_F(MeshClientTest, ACancelledPutEndsAndIsAborted) {
               StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
 }
 
+TEST_F(MeshClientTest, ACallThatWaitsForAnothersSessionKeepsItsOwnLimits) {
+  coordinator_->Hold(HeldCall::kOpenSession);
+  std::thread opener([this] { EXPECT_THAT(client_->arrays().PutTensors({}), IsOk()); });
+  EXPECT_TRUE(coordinator_->AwaitHeld(HeldCall::kOpenSession));
+  const absl::Time begin = absl::Now();
+  EXPECT_THAT(client_->arrays().PutTensors({}, {}, {.timeout = absl::Milliseconds(100)}),
+              StatusIs(absl::StatusCode::kDeadlineExceeded));
+  Cancellation cancellation;
+  std::thread canceller([&] {
+    absl::SleepFor(absl::Milliseconds(100));  // the call waits by then, on most machines
+    cancellation.Cancel();
+  });
+  EXPECT_THAT(client_->arrays().PutTensors({}, {}, {.cancellation = &cancellation}),
+              StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled));
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(10));
+  canceller.join();
+  std::thread waiter([this] { EXPECT_THAT(client_->arrays().PutTensors({}), IsOk()); });
+  coordinator_->LetGo(HeldCall::kOpenSession);
+  opener.join();
+  waiter.join();
+  EXPECT_EQ(coordinator_->opened_sessions(), 1);
+}
+
+TEST_F(MeshClientTest, AnotherCallOpensTheSessionWhenTheFirstOneIsCancelled) {
+  coordinator_->Hold(HeldCall::kOpenSession);
+  Cancellation cancellation;
+  std::thread opener([&] {
+    EXPECT_THAT(client_->arrays().PutTensors({}, {}, {.cancellation = &cancellation}),
+                StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled));
+  });
+  EXPECT_TRUE(coordinator_->AwaitHeld(HeldCall::kOpenSession));
+  std::thread waiter([this] { EXPECT_THAT(client_->arrays().PutTensors({}), IsOk()); });
+  cancellation.Cancel();
+  opener.join();
+  coordinator_->LetGo(HeldCall::kOpenSession);
+  waiter.join();
+}
+
 TEST_F(MeshClientTest, OpensOneSessionRenewsItAndClosesIt) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(
       client_,
