@@ -63,11 +63,12 @@ absl::Status OutcomeUnknown(const absl::Status& status) {
 class TransferWatch {
  public:
   TransferWatch(const CoordinatorConnection& connection, const std::string& transfer_id,
-                const rpc::SteadyDeadline& deadline, Cancellation* streams)
-      : thread_([this, &connection, transfer_id, deadline, streams] {
-          const absl::StatusOr<Operation> operation =
-              WatchOperation(connection, transfer_id, [](const Operation&) { return true; },
-                             {.deadline = deadline.wall(), .cancellation = &stop_});
+                const rpc::SteadyDeadline& deadline, const std::string& traceparent,
+                Cancellation* streams)
+      : thread_([this, &connection, transfer_id, deadline, traceparent, streams] {
+          const absl::StatusOr<Operation> operation = WatchOperation(
+              connection, transfer_id, [](const Operation&) { return true; },
+              {.deadline = deadline.wall(), .cancellation = &stop_, .traceparent = traceparent});
           if (operation.ok() && (operation->state == OperationState::kFailed ||
                                  operation->state == OperationState::kCancelled)) {
             streams->Cancel();
@@ -82,6 +83,13 @@ class TransferWatch {
   Cancellation stop_;
   std::thread thread_;  // last: uses the above
 };
+
+// The limit of a call that ends what a call with `options` began: its cancellation does not apply.
+CallLimit Aftermath(absl::Duration timeout, const CallOptions& options) {
+  CallLimit limit = CallLimit::Within(timeout);
+  limit.traceparent = options.traceparent;
+  return limit;
+}
 
 std::vector<PutArray> ArraysOf(BegunPut* put) {
   std::vector<PutArray> arrays;
@@ -125,8 +133,10 @@ absl::StatusOr<PutResult> ClientCore::Put(absl::Span<const PutTensor> tensors,
     if (options.cancellation != nullptr) {
       registration.emplace(options.cancellation, [&streams] { streams.Cancel(); });
     }
-    const TransferWatch watch(*connection_, put.transfer_id, deadline, &streams);
-    return Upload(put.devices, uploads, &streams, Transfer(deadline, put_options.progress));
+    const TransferWatch watch(*connection_, put.transfer_id, deadline, options.traceparent,
+                              &streams);
+    return Upload(put.devices, uploads, &streams,
+                  Transfer(deadline, put_options.progress, options));
   }();
   SHARDMESH_ASSIGN_OR_RETURN(
       CommittedPut committed,
@@ -155,7 +165,7 @@ GatherOutcome ClientCore::Gather(const ArraySelector& array, const std::optional
   BegunGet get = *std::move(begun);
   const absl::Cleanup let_go = [&, array_id = get.array.descriptor.array_id] {
     if (const std::vector<std::string> idle = read_pins_.EndReading(array_id); !idle.empty()) {
-      ReleaseArrays(*connection_, session, idle, CallLimit::Within(kReleaseTimeout)).IgnoreError();
+      ReleaseArrays(*connection_, session, idle, Aftermath(kReleaseTimeout, options)).IgnoreError();
       read_pins_.EndLettingGo();
     }
   };
@@ -163,7 +173,7 @@ GatherOutcome ClientCore::Gather(const ArraySelector& array, const std::optional
   if (!tensor.ok()) return {std::move(tensor)};
   const absl::Status downloaded =
       Download(tensor->array().descriptor, tensor->part(), get.token, get.devices,
-               tensor->mutable_view(), options.cancellation, Transfer(deadline, progress));
+               tensor->mutable_view(), options.cancellation, Transfer(deadline, progress, options));
   if (downloaded.ok()) return {std::move(tensor)};
   if (LimitAt(deadline, options).is_cancelled()) return {CancelledByCaller()};
   return {downloaded, MayHaveMoved(downloaded)};
@@ -186,9 +196,9 @@ absl::StatusOr<CommittedPut> ClientCore::Conclude(const std::string& session_id,
   const bool may_know_better = IsSymptom(sent) && !is_cancelled;
   if (may_know_better) {
     // The coordinator answers as soon as it knows: with the cause, or even that all is there.
-    absl::StatusOr<CommittedPut> verdict =
-        CommitTransfer(*connection_, session_id, transfer_id,
-                       CallLimit::Within(std::min(deadline.left(), kVerdictTimeout)));
+    absl::StatusOr<CommittedPut> verdict = CommitTransfer(
+        *connection_, session_id, transfer_id,
+        Aftermath(std::min(deadline.left(), kVerdictTimeout), options));
     if (verdict.ok() || ReasonOf(verdict.status()) == Reason::kWorkerLost) {
       return verdict;
     }
@@ -200,7 +210,7 @@ absl::StatusOr<CommittedPut> ClientCore::Conclude(const std::string& session_id,
   const absl::Status aborted =
       AbortTransfer(*connection_, session_id, transfer_id,
                     is_cancelled ? "the client cancelled it" : ToStd(sent.message()),
-                    CallLimit::Within(deadline.is_over() ? kLateAbortTimeout : kAbortTimeout));
+                    Aftermath(deadline.is_over() ? kLateAbortTimeout : kAbortTimeout, options));
   if (is_cancelled) return CancelledByCaller();
   *is_taken_back = aborted.ok() && !may_know_better;
   return sent;

@@ -143,8 +143,12 @@ class ClientCore {
   rpc::SteadyDeadline TransferDeadline(const CallOptions& options) const {
     return rpc::SteadyDeadline::After(options.timeout.value_or(options_.transfer_timeout));
   }
-  TransferOptions Transfer(const rpc::SteadyDeadline& deadline, ProgressCallback progress) const {
-    return {options_.credentials, deadline, std::move(progress)};
+  TransferOptions Transfer(const rpc::SteadyDeadline& deadline, ProgressCallback progress,
+                           const CallOptions& options) const {
+    return {.credentials = options_.credentials,
+            .deadline = deadline,
+            .progress = std::move(progress),
+            .traceparent = options.traceparent};
   }
 
   void CloseSession() { session_.Close(); }
@@ -165,8 +169,8 @@ class ClientCore {
 
   // Asks for the array once and downloads it, or that part of it.
   GatherOutcome Gather(const ArraySelector& array, const std::optional<Tile>& part,
-                       const ProgressCallback& progress, const rpc::SteadyDeadline& deadline,
-                       const CallOptions& options);
+                       const ProgressCallback& progress,
+                       const rpc::SteadyDeadline& deadline, const CallOptions& options);
 
   // Puts the tensors once. `*is_taken_back`: it failed while tiles were sent, its commit was not
   // asked for, and the coordinator says that its transfer has ended; hence it changed nothing.

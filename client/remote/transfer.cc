@@ -222,8 +222,8 @@ absl::Status Fetch(const Inbound& inbound, std::string_view token, const ArrayDe
       progress.Add(static_cast<int64_t>(bytes.size()));
       return PasteTileBytes(bytes, part[index]->place, offset, into);
     };
-    SHARDMESH_RETURN_IF_ERROR(
-        worker->GetTiles(tiles, sink, cancellation, {options.deadline.wall(), {}}));
+    SHARDMESH_RETURN_IF_ERROR(worker->GetTiles(tiles, sink, cancellation,
+                                               {options.deadline.wall(), options.traceparent}));
   }
   std::move(take_back).Cancel();
   return absl::OkStatus();
@@ -247,7 +247,7 @@ absl::StatusOr<int64_t> Upload(absl::Span<const TransferDevice> devices,
                                 options.credentials, options.deadline.wall(), cancellation));
       return worker
           ->PutTiles(plan[i].tiles, [&progress](int64_t bytes) { progress.Add(bytes); },
-                     cancellation, {options.deadline.wall(), {}})
+                     cancellation, {options.deadline.wall(), options.traceparent})
           .status();
     };
     if (error.Set(WithContext(put(), NameOf(*plan[i].device)))) {

@@ -42,6 +42,8 @@ struct TransferOptions {
   rpc::SteadyDeadline deadline = rpc::SteadyDeadline::After(absl::InfiniteDuration());
   // See PutOptions::progress.
   ProgressCallback progress = nullptr;
+  // See CallOptions::traceparent.
+  std::string traceparent = {};
 };
 
 // Sends every device its tile of every tensor, with one stream and one thread for each worker; no

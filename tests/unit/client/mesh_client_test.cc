@@ -193,6 +193,25 @@ TEST_F(MeshClientTest, ACancelledPutEndsAndIsAborted) {
               StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
 }
 
+TEST_F(MeshClientTest, AllCallsOfATransferHaveItsTraceContext) {
+  const std::string trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+  ASSERT_THAT(client_->arrays().PutTensors({Large("a")}, {}, {.traceparent = trace}), IsOk());
+  ASSERT_THAT(client_->arrays().Gather(ArraySelector::ByName("a"), nullptr, {.traceparent = trace}),
+              IsOk());
+  workers_[0]->FailNextPutAfter(
+      1, WithReason(absl::ResourceExhaustedError("too much"), Reason::kMemoryLimit));
+  EXPECT_FALSE(client_->arrays().PutTensors({Large("b")}, {}, {.traceparent = trace}).ok());
+  EXPECT_EQ(coordinator_->aborted_transfers(), 1);
+  workers_[0]->FailNextPutAfter(1, absl::UnavailableError("the connection broke"));
+  coordinator_->FailTransfers(WithReason(absl::UnavailableError("lost"), Reason::kWorkerLost));
+  EXPECT_THAT(client_->arrays().PutTensors({Large("b")}, {}, {.traceparent = trace}),
+              StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost))
+      << "by the coordinator's verdict";
+  EXPECT_THAT(coordinator_->traces(), ElementsAre(trace));
+  EXPECT_THAT(workers_[0]->traces(), ElementsAre(trace));
+  EXPECT_THAT(workers_[1]->traces(), ElementsAre(trace));
+}
+
 TEST_F(MeshClientTest, ACallThatWaitsForAnothersSessionKeepsItsOwnLimits) {
   coordinator_->Hold(HeldCall::kOpenSession);
   std::thread opener([this] { EXPECT_THAT(client_->arrays().PutTensors({}), IsOk()); });
