@@ -185,7 +185,7 @@ absl::StatusOr<CommittedPut> ClientCore::Conclude(const std::string& session_id,
                                                   const rpc::SteadyDeadline& deadline,
                                                   const CallOptions& options, bool* is_taken_back) {
   *is_taken_back = false;
-  const bool is_cancelled = LimitAt(deadline, options).is_cancelled();
+  bool is_cancelled = LimitAt(deadline, options).is_cancelled();
   if (sent.ok()) {
     absl::StatusOr<CommittedPut> committed =
         CommitTransfer(*connection_, session_id, transfer_id, LimitAt(deadline, options));
@@ -196,13 +196,15 @@ absl::StatusOr<CommittedPut> ClientCore::Conclude(const std::string& session_id,
   const bool may_know_better = IsSymptom(sent) && !is_cancelled;
   if (may_know_better) {
     // The coordinator answers as soon as it knows: with the cause, or even that all is there.
-    absl::StatusOr<CommittedPut> verdict = CommitTransfer(
-        *connection_, session_id, transfer_id,
-        Aftermath(std::min(deadline.left(), kVerdictTimeout), options));
+    CallLimit limit = Aftermath(std::min(deadline.left(), kVerdictTimeout), options);
+    limit.cancellation = options.cancellation;
+    absl::StatusOr<CommittedPut> verdict =
+        CommitTransfer(*connection_, session_id, transfer_id, limit);
+    is_cancelled = limit.is_cancelled();
     if (verdict.ok() || ReasonOf(verdict.status()) == Reason::kWorkerLost) {
       return verdict;
     }
-    if (absl::IsCancelled(sent) && !absl::IsDeadlineExceeded(verdict.status())) {
+    if (!is_cancelled && absl::IsCancelled(sent) && !absl::IsDeadlineExceeded(verdict.status())) {
       return rpc::IsShortOfCallMemory(verdict.status()) ? OutcomeUnknown(verdict.status())
                                                         : std::move(verdict);
     }

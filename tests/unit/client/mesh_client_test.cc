@@ -193,6 +193,22 @@ TEST_F(MeshClientTest, ACancelledPutEndsAndIsAborted) {
               StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
 }
 
+TEST_F(MeshClientTest, APutThatIsCancelledWhileTheCoordinatorJudgesItIsAborted) {
+  workers_[1]->FailPutsAfter(1, absl::UnavailableError("the connection broke"));
+  coordinator_->Hold(HeldCall::kCommit);
+  Cancellation cancellation;
+  std::thread canceller([&] {
+    EXPECT_TRUE(coordinator_->AwaitHeld(HeldCall::kCommit));
+    cancellation.Cancel();
+  });
+  const absl::Time begin = absl::Now();
+  EXPECT_THAT(client_->arrays().PutTensors({Large("a")}, {}, {.cancellation = &cancellation}),
+              StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled));
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(5)) << "it waited for the verdict";
+  canceller.join();
+  EXPECT_EQ(coordinator_->aborted_transfers(), 1);
+}
+
 TEST_F(MeshClientTest, AllCallsOfATransferHaveItsTraceContext) {
   const std::string trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
   ASSERT_THAT(client_->arrays().PutTensors({Large("a")}, {}, {.traceparent = trace}), IsOk());
