@@ -49,7 +49,8 @@ class ArrayClient {
   // Brings a whole tensor back, each tile from a worker that holds it, and checks every checksum.
   // FAILED_PRECONDITION (ARRAY_DEGRADED) if no live worker holds some tile.
   // `progress`: as PutOptions::progress, of the bytes received; begins anew if the gather is tried
-  // again.
+  // again. A gather that ends while it begins waits up to a second longer for the coordinator's
+  // answer, and has what that pinned released.
   absl::StatusOr<GatheredTensor> Gather(const ArraySelector& array,
                                         const ProgressCallback& progress = nullptr,
                                         const CallOptions& options = {});

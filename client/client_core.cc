@@ -169,6 +169,11 @@ GatherOutcome ClientCore::Gather(const ArraySelector& array, const std::optional
       read_pins_.EndLettingGo();
     }
   };
+  // The answer may have come after the limit.
+  if (LimitAt(deadline, options).is_cancelled()) return {CancelledByCaller()};
+  if (deadline.is_over()) {
+    return {connection_->StatusOf({grpc::StatusCode::DEADLINE_EXCEEDED, "Deadline Exceeded"})};
+  }
   absl::StatusOr<GatheredTensor> tensor = GatheredTensor::Allocate(std::move(get.array), part);
   if (!tensor.ok()) return {std::move(tensor)};
   const absl::Status downloaded =

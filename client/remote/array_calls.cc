@@ -1,11 +1,16 @@
 // Encodes puts and decodes the places of tiles.
 #include "client/remote/array_calls.h"
 
+#include <grpcpp/client_context.h>
+#include <grpcpp/completion_queue.h>
+
 #include <memory>
 #include <optional>
 #include <utility>
 
+#include "absl/time/clock.h"
 #include "client/remote/wire_enums.h"
+#include "process/steady_deadline.h"
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/spec_codec.h"
 #include "rpc/codec/time_codec.h"
@@ -82,6 +87,43 @@ absl::Status Append(const v1::BeginPutResponse& from, BegunPut* to) {
     SHARDMESH_RETURN_IF_ERROR(DecodeAnswers(wire.corrections(), &assignment.corrections));
   }
   return absl::OkStatus();
+}
+
+// How long an attempt of BeginGet waits for its answer after its limit.
+constexpr absl::Duration kLateAnswerTime = absl::Seconds(1);
+// How often such an attempt looks for a cancellation.
+constexpr absl::Duration kCancellationInterval = absl::Milliseconds(20);
+
+// One attempt of BeginGet.
+absl::Status AskForGet(const CoordinatorConnection& connection, const v1::BeginGetRequest& request,
+                       const CallLimit& limit, v1::BeginGetResponse* response) {
+  const auto deadline = rpc::SteadyDeadline::At(limit.deadline);
+  if (deadline.is_over()) {
+    return connection.StatusOf({grpc::StatusCode::DEADLINE_EXCEEDED, "Deadline Exceeded"});
+  }
+  grpc::ClientContext context;
+  connection.Prepare({.deadline = limit.deadline + kLateAnswerTime,
+                      .cancellation = nullptr,
+                      .traceparent = limit.traceparent},
+                     &context);
+  grpc::CompletionQueue queue;
+  grpc::Status status;
+  const auto call = connection.arrays->AsyncBeginGet(&context, request, &queue);
+  call->Finish(response, &status, /*tag=*/nullptr);
+  void* tag = nullptr;
+  bool is_ok = false;
+  std::optional<rpc::SteadyDeadline> late;  // set once the limit's cancellation is cancelled
+  while (queue.AsyncNext(&tag, &is_ok, absl::ToChronoTime(absl::Now() + kCancellationInterval)) ==
+         grpc::CompletionQueue::TIMEOUT) {
+    if (!late.has_value() && limit.is_cancelled()) {
+      late = rpc::SteadyDeadline::After(kLateAnswerTime);
+    }
+    if (late.has_value() && late->is_over()) context.TryCancel();
+  }
+  queue.Shutdown();
+  while (queue.Next(&tag, &is_ok)) {
+  }
+  return connection.StatusOf(status);
 }
 
 // An open call of BeginPut; the destructor ends it.
@@ -214,8 +256,10 @@ absl::StatusOr<BegunGet> BeginGet(const CoordinatorConnection& connection,
     rpc::Encode(*part, request.mutable_slice());
   }
   v1::BeginGetResponse response;
-  SHARDMESH_RETURN_IF_ERROR(connection.Call(connection.arrays, &v1::ArrayService::Stub::BeginGet,
-                                            request, limit, &response));
+  SHARDMESH_RETURN_IF_ERROR(connection.Repeat(limit, [&](const CallLimit& attempt) {
+    response.Clear();
+    return AskForGet(connection, request, attempt, &response);
+  }));
   BegunGet get;
   SHARDMESH_ASSIGN_OR_RETURN(get.array, DecodeArray(response.array()));
   get.devices = DecodeDevices(response.devices());

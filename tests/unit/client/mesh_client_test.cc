@@ -209,6 +209,62 @@ TEST_F(MeshClientTest, APutThatIsCancelledWhileTheCoordinatorJudgesItIsAborted) 
   EXPECT_EQ(coordinator_->aborted_transfers(), 1);
 }
 
+TEST_F(MeshClientTest, ACancelledGatherLeavesNothingPinned) {
+  PutFilled("a", {4, 6}, 'a');
+  coordinator_->Hold(HeldCall::kBeginGet);
+  Cancellation cancellation;
+  std::thread canceller([&] {
+    EXPECT_TRUE(coordinator_->AwaitHeld(HeldCall::kBeginGet));
+    cancellation.Cancel();
+    coordinator_->LetGo(HeldCall::kBeginGet);
+  });
+  EXPECT_THAT(client_->arrays().Gather(ArraySelector::ByName("a"), nullptr,
+                                       {.cancellation = &cancellation}),
+              StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled));
+  canceller.join();
+  EXPECT_TRUE(coordinator_->AwaitAnsweredGets(1));
+  EXPECT_THAT(coordinator_->pinned_arrays(), IsEmpty());
+}
+
+TEST_F(MeshClientTest, AGatherWhoseTimeIsOverLeavesNothingPinned) {
+  PutFilled("a", {4, 6}, 'a');
+  coordinator_->Hold(HeldCall::kBeginGet);
+  constexpr absl::Duration kTimeout = absl::Milliseconds(500);
+  std::thread late([&] {
+    EXPECT_TRUE(coordinator_->AwaitHeld(HeldCall::kBeginGet));
+    absl::SleepFor(kTimeout);  // the gather's time is over then
+    coordinator_->LetGo(HeldCall::kBeginGet);
+  });
+  EXPECT_THAT(client_->arrays().Gather(ArraySelector::ByName("a"), nullptr, {.timeout = kTimeout}),
+              StatusIs(absl::StatusCode::kDeadlineExceeded));
+  late.join();
+  EXPECT_TRUE(coordinator_->AwaitAnsweredGets(1));
+  EXPECT_THAT(coordinator_->pinned_arrays(), IsEmpty());
+}
+
+TEST_F(MeshClientTest, ACancelledGatherDoesNotWaitForACoordinatorThatHangs) {
+  PutFilled("a", {4, 6}, 'a');
+  coordinator_->Hold(HeldCall::kBeginGet);
+  Cancellation cancellation;
+  std::thread canceller([&] {
+    EXPECT_TRUE(coordinator_->AwaitHeld(HeldCall::kBeginGet));
+    cancellation.Cancel();
+  });
+  const absl::Time begin = absl::Now();
+  EXPECT_THAT(client_->arrays().Gather(ArraySelector::ByName("a"), nullptr,
+                                       {.cancellation = &cancellation}),
+              StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled));
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(5));
+  canceller.join();
+}
+
+TEST_F(MeshClientTest, AGatherLeavesNothingPinned) {
+  PutFilled("a", {4, 6}, 'a');
+  ASSERT_THAT(client_->arrays().Gather(ArraySelector::ByName("a")), IsOk());
+  EXPECT_EQ(coordinator_->answered_gets(), 1);
+  EXPECT_THAT(coordinator_->pinned_arrays(), IsEmpty());
+}
+
 TEST_F(MeshClientTest, AllCallsOfATransferHaveItsTraceContext) {
   const std::string trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
   ASSERT_THAT(client_->arrays().PutTensors({Large("a")}, {}, {.traceparent = trace}), IsOk());
