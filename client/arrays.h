@@ -55,7 +55,8 @@ class ArrayClient {
                                         const ProgressCallback& progress = nullptr,
                                         const CallOptions& options = {});
   // Brings a slice of a tensor back. Reads only the tiles that it meets, and of these only their
-  // part of it; other tiles may be missing. INVALID_ARGUMENT (BAD_TILE) as TileOf.
+  // part of it; other tiles may be missing. The slice is of the array that the name means when the
+  // transfer begins. INVALID_ARGUMENT (BAD_TILE) as TileOf.
   absl::StatusOr<GatheredTensor> Gather(const ArraySelector& array, const ArraySlice& slice,
                                         const ProgressCallback& progress = nullptr,
                                         const CallOptions& options = {});
@@ -85,11 +86,6 @@ class ArrayClient {
                                         const CallOptions& options = {});
 
  private:
-  absl::StatusOr<GatheredTensor> GatherPart(const ArraySelector& array,
-                                            const std::optional<Tile>& part,
-                                            const ProgressCallback& progress,
-                                            const CallOptions& options);
-
   ClientCore* const core_;
 };
 

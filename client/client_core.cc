@@ -151,7 +151,7 @@ absl::StatusOr<PutResult> ClientCore::Put(absl::Span<const PutTensor> tensors,
 }
 
 GatherOutcome ClientCore::Gather(const ArraySelector& array, const std::optional<Tile>& part,
-                                 const ProgressCallback& progress,
+                                 const std::string& expected_id, const ProgressCallback& progress,
                                  const rpc::SteadyDeadline& deadline, const CallOptions& options) {
   std::string session;
   read_pins_.BeginAsking();
@@ -173,6 +173,12 @@ GatherOutcome ClientCore::Gather(const ArraySelector& array, const std::optional
   if (LimitAt(deadline, options).is_cancelled()) return {CancelledByCaller()};
   if (deadline.is_over()) {
     return {connection_->StatusOf({grpc::StatusCode::DEADLINE_EXCEEDED, "Deadline Exceeded"})};
+  }
+  if (!expected_id.empty() && get.array.descriptor.array_id != expected_id) {
+    return {absl::AbortedError(StrCat("'", array.name, "' no longer means the array ", expected_id,
+                                      ", of which the slice is, but ",
+                                      get.array.descriptor.array_id, "; ask again")),
+            /*may_have_moved=*/true};
   }
   absl::StatusOr<GatheredTensor> tensor = GatheredTensor::Allocate(std::move(get.array), part);
   if (!tensor.ok()) return {std::move(tensor)};

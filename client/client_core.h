@@ -167,9 +167,11 @@ class ClientCore {
     return call(session_id, LimitAt(deadline, options));
   }
 
-  // Asks for the array once and downloads it, or that part of it.
+  // Asks for the array once and downloads it, or that part of it. `expected_id`: the array that the
+  // part is of; empty: any. ABORTED, and it may have moved, if the selector now means another
+  // array.
   GatherOutcome Gather(const ArraySelector& array, const std::optional<Tile>& part,
-                       const ProgressCallback& progress,
+                       const std::string& expected_id, const ProgressCallback& progress,
                        const rpc::SteadyDeadline& deadline, const CallOptions& options);
 
   // Puts the tensors once. `*is_taken_back`: it failed while tiles were sent, its commit was not

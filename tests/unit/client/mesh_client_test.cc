@@ -265,6 +265,23 @@ TEST_F(MeshClientTest, AGatherLeavesNothingPinned) {
   EXPECT_THAT(coordinator_->pinned_arrays(), IsEmpty());
 }
 
+TEST_F(MeshClientTest, ASliceIsOfTheArrayThatTheNameMeansThen) {
+  PutFilled("tall", {8, 6}, 't');
+  PutFilled("flat", {2, 6}, 'f');
+  const std::vector<std::pair<std::string, Shape>> others = {{"tall", {8, 6}}, {"flat", {2, 6}}};
+  for (const auto& [other, shape] : others) {
+    PutFilled("a", {4, 6}, 'a');
+    // Between the question for the shape and the beginning of the get.
+    coordinator_->BeforeNextGet([this, to = other] { coordinator_->MoveName("a", to); });
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(
+        const GatheredTensor tensor,
+        client_->arrays().Gather(ArraySelector::ByName("a"), ArraySlice(2)));
+    EXPECT_EQ(tensor.part(), Tile::Whole(shape));
+    EXPECT_EQ(tensor.view().bytes()[0], other[0]);
+    EXPECT_THAT(coordinator_->pinned_arrays(), IsEmpty());
+  }
+}
+
 TEST_F(MeshClientTest, AllCallsOfATransferHaveItsTraceContext) {
   const std::string trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
   ASSERT_THAT(client_->arrays().PutTensors({Large("a")}, {}, {.traceparent = trace}), IsOk());
