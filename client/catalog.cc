@@ -218,7 +218,11 @@ absl::Status CatalogClient::Watch(absl::Span<const EntryKind> kinds, int64_t sta
                                   absl::Time until,
                                   const std::function<bool(const CatalogChanges&)>& on_changes,
                                   const CallOptions& options) {
-  const CallLimit limit = ClientCore::LimitAt(rpc::SteadyDeadline::At(until), options);
+  const auto end = rpc::SteadyDeadline::At(until);
+  const auto timeout =
+      rpc::SteadyDeadline::After(options.timeout.value_or(absl::InfiniteDuration()));
+  const bool is_limited = timeout.left() < end.left();
+  const CallLimit limit = ClientCore::LimitAt(is_limited ? timeout : end, options);
   const CoordinatorConnection& connection = core_->connection();
   v1::WatchRequest request;
   for (const EntryKind kind : kinds) {
@@ -243,7 +247,7 @@ absl::Status CatalogClient::Watch(absl::Span<const EntryKind> kinds, int64_t sta
   const absl::Status status = connection.StatusOf(stream->Finish());
   if (!status.ok() && limit.is_cancelled()) return CancelledByCaller();
   // gRPC measures a call's time by the steady clock, and its own error has no reason.
-  return absl::IsDeadlineExceeded(status) && ReasonOf(status) == Reason::kUnspecified
+  return !is_limited && absl::IsDeadlineExceeded(status) && ReasonOf(status) == Reason::kUnspecified
              ? absl::OkStatus()
              : status;
 }

@@ -59,7 +59,9 @@ class CatalogClient {
                                       bool validate_only = false, const CallOptions& options = {});
   // Reports the changes of entries of `kinds` (none: of all kinds) from `start_revision` on (0:
   // from now on) until `on_changes` returns false or `until` comes; both end the watch with OK.
-  // Steps of the wall clock change nothing. OUT_OF_RANGE (COMPACTED): the revision is not kept.
+  // DEADLINE_EXCEEDED if the options' timeout ends before `until`; without one no other limit
+  // applies. Steps of the wall clock change nothing. OUT_OF_RANGE (COMPACTED): the revision is not
+  // kept.
   absl::Status Watch(absl::Span<const EntryKind> kinds, int64_t start_revision, absl::Time until,
                      const std::function<bool(const CatalogChanges&)>& on_changes,
                      const CallOptions& options = {});

@@ -301,6 +301,21 @@ TEST_F(MeshClientTest, AllCallsOfATransferHaveItsTraceContext) {
   EXPECT_THAT(workers_[1]->traces(), ElementsAre(trace));
 }
 
+TEST_F(MeshClientTest, WatchesEndAtTheirTimeLimit) {
+  const auto watch = [&](absl::Duration until, const CallOptions& options) {
+    return client_->catalog().Watch(
+        {}, 0, absl::Now() + until, [](const CatalogChanges&) { return true; }, options);
+  };
+  const absl::Duration soon = absl::Milliseconds(100);
+  const absl::Duration late = absl::Seconds(60);
+  EXPECT_THAT(watch(late, {.timeout = soon}), StatusIs(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_THAT(watch(soon, {.timeout = late}), IsOk());
+  EXPECT_THAT(watch(soon, {}), IsOk());
+  EXPECT_THAT(client_->cluster().WatchChanges({}, [](const ClusterChange&) { return true; },
+                                              {.timeout = soon}),
+              StatusIs(absl::StatusCode::kDeadlineExceeded));
+}
+
 TEST_F(MeshClientTest, ACallThatWaitsForAnothersSessionKeepsItsOwnLimits) {
   coordinator_->Hold(HeldCall::kOpenSession);
   std::thread opener([this] { EXPECT_THAT(client_->arrays().PutTensors({}), IsOk()); });
