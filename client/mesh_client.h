@@ -45,9 +45,11 @@ struct MeshClientOptions {
 //
 // Errors are the server's own: code, message, reason (ReasonOf) and details as it sent them. A call
 // is made again while the coordinator answers that it recovers, or that a worker with what the call
-// needs is expected back (UNAVAILABLE with a delay), and time is left; mutations carry an id by
-// which the server knows a repetition. A coordinator that cannot be reached is UNAVAILABLE, with
-// its address, within the time of MeshClientOptions::await_coordinator.
+// needs is expected back (UNAVAILABLE with a delay), and time is left. Mutations of definitions,
+// arrays and names carry an id by which the server knows a repetition. Calls about workers carry
+// none: repeated after a lost answer, they report what is then left to do. A coordinator that
+// cannot be reached is UNAVAILABLE, with its address, within the time of
+// MeshClientOptions::await_coordinator.
 //
 // Example:
 //   auto client = MeshClient::Connect("127.0.0.1:7070");

@@ -85,7 +85,7 @@ absl::Status RunReplaceWorker(const Invocation& invocation, const std::string& i
                       {"ranks", RanksJson(replaced.ranks)},
                       {"rank_count", replaced.rank_count}});
   } else if (replaced.rank_count == 0) {
-    std::cout << identity << " serves no rank; nothing changed\n";
+    std::cout << identity << " serves no rank (any more); nothing changed\n";
   } else {
     std::cout << replacement << " has from " << identity << ": "
               << RanksText(replaced.ranks, replaced.rank_count) << "\n";

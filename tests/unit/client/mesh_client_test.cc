@@ -316,6 +316,34 @@ TEST_F(MeshClientTest, WatchesEndAtTheirTimeLimit) {
               StatusIs(absl::StatusCode::kDeadlineExceeded));
 }
 
+TEST_F(MeshClientTest, LeavesOutChangesOfAKindThatItDoesNotKnow) {
+  std::vector<v1::WatchClusterResponse> changes(3);
+  changes[0].mutable_array()->set_kind(static_cast<v1::ArrayChangeKind>(77));
+  changes[1].mutable_name()->set_kind(static_cast<v1::NameChangeKind>(77));
+  changes[2].mutable_array()->set_kind(v1::ARRAY_CHANGE_KIND_CREATED);
+  changes[2].mutable_array()->set_array_id("known");
+  coordinator_->ReportChanges(changes);
+  std::vector<std::string> reported;
+  EXPECT_THAT(
+      client_->cluster().WatchChanges(
+          {},
+          [&](const ClusterChange& change) {
+            const auto* const array = std::get_if<ArrayChange>(&change.event);
+            reported.push_back(array == nullptr ? StrCat(change.event.index()) : array->array_id);
+            return array == nullptr;
+          },
+          {.timeout = absl::Seconds(30)}),
+      IsOk());
+  EXPECT_THAT(reported, ElementsAre("0", "known"));
+}
+
+TEST_F(MeshClientTest, ForgetsAWorkerOnceThoughTheAnswerWasLost) {
+  coordinator_->LoseNextAnswerToForget(absl::UnavailableError("the connection broke"));
+  EXPECT_THAT(client_->cluster().ForgetWorker("lost"), IsOk());
+  EXPECT_THAT(client_->cluster().ForgetWorker("lost"),
+              StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+}
+
 TEST_F(MeshClientTest, ACallThatWaitsForAnothersSessionKeepsItsOwnLimits) {
   coordinator_->Hold(HeldCall::kOpenSession);
   std::thread opener([this] { EXPECT_THAT(client_->arrays().PutTensors({}), IsOk()); });
