@@ -152,7 +152,7 @@ absl::StatusOr<std::vector<EntryVersion>> CatalogClient::ListEntryVersions(
     EntryVersion& version = versions.emplace_back();
     version.version = from.version();
     version.revision = from.revision();
-    SHARDMESH_ASSIGN_OR_RETURN(version.update_time, rpc::Decode(from.update_time()));
+    SHARDMESH_ASSIGN_OR_RETURN(version.update_time, DecodeAnswer(from.update_time()));
     version.size_bytes = from.size_bytes();
   }
   return versions;

@@ -344,6 +344,19 @@ TEST_F(MeshClientTest, ForgetsAWorkerOnceThoughTheAnswerWasLost) {
               StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
 }
 
+TEST_F(MeshClientTest, AMalformedResultOfABatchIsAnErrorOfItsQuestion) {
+  v1::BatchResolveSpecsResponse response;
+  response.add_results()->mutable_response();
+  response.add_results();
+  response.add_results()->mutable_error();  // OK
+  coordinator_->AnswerBatchesWith(response);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto answers, client_->layouts().BatchResolveSpecs(
+                                                         std::vector<ResolveSpecQuestion>(3)));
+  ASSERT_EQ(answers.size(), 3u);
+  EXPECT_THAT(answers[1], StatusIs(absl::StatusCode::kInternal));
+  EXPECT_THAT(answers[2], StatusIs(absl::StatusCode::kInternal));
+}
+
 TEST_F(MeshClientTest, ACallThatWaitsForAnothersSessionKeepsItsOwnLimits) {
   coordinator_->Hold(HeldCall::kOpenSession);
   std::thread opener([this] { EXPECT_THAT(client_->arrays().PutTensors({}), IsOk()); });
