@@ -146,6 +146,14 @@ absl::StatusOr<BegunPut> BeginPut(const CoordinatorConnection& connection,
                                   const std::string& session_id,
                                   absl::Span<const PutTensor> tensors,
                                   const PutOptions& put_options, const CallLimit& limit) {
+  for (const PutTensor& tensor : tensors) {
+    if ((tensor.spec.has_value() ? 1 : 0) + (tensor.axes.has_value() ? 1 : 0) +
+            (tensor.preset.empty() ? 0 : 1) >
+        1) {
+      return absl::InvalidArgumentError(StrCat("tensor '", tensor.name, "' has several layouts; ",
+                                               "give one of spec, axes and preset"));
+    }
+  }
   // One id for all attempts: the coordinator answers a repeated request with the put of the first
   // one.
   std::string request_id = NewRequestId();

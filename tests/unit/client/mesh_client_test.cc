@@ -301,6 +301,14 @@ TEST_F(MeshClientTest, AllCallsOfATransferHaveItsTraceContext) {
   EXPECT_THAT(workers_[1]->traces(), ElementsAre(trace));
 }
 
+TEST_F(MeshClientTest, RefusesATensorWithSeveralLayouts) {
+  PutTensor tensor = Large("a");
+  tensor.preset = "activations";
+  const auto put = client_->arrays().PutTensors({tensor});
+  EXPECT_THAT(put, StatusIs(absl::StatusCode::kInvalidArgument));
+  EXPECT_THAT(put.status().message(), HasSubstr("give one of spec, axes and preset"));
+}
+
 TEST_F(MeshClientTest, WatchesEndAtTheirTimeLimit) {
   const auto watch = [&](absl::Duration until, const CallOptions& options) {
     return client_->catalog().Watch(
