@@ -277,7 +277,7 @@ absl::Status RunLs(const Invocation& invocation, const std::string& prefix, bool
   if (invocation.names()) {
     std::vector<std::string> names;
     for (const Array& array : arrays) {
-      if (!array.name.empty()) names.push_back(array.name);
+      names.push_back(array.name.empty() ? array.descriptor.array_id : array.name);
     }
     PrintNames(names);
     return absl::OkStatus();
