@@ -2,6 +2,8 @@
 #include "client/arrays.h"
 
 #include <iterator>
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "client/client_core.h"
@@ -32,6 +34,54 @@ absl::Status WithoutReach(const absl::Status& status) {
       StrCat(ToStd(status.message()),
              "; those workers are attached to the coordinator, but this client exchanges elements "
              "with them directly: run it where it can reach the workers' addresses"));
+}
+
+absl::StatusOr<Array> Describe(const CoordinatorConnection& connection, const ArraySelector& array,
+                               const CallLimit& limit) {
+  v1::DescribeArrayRequest request;
+  EncodeSelector(array, request.mutable_array());
+  v1::DescribeArrayResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection.Call(
+      connection.arrays, &v1::ArrayService::Stub::DescribeArray, request, limit, &response));
+  return DecodeArray(response.array());
+}
+
+// Gathers the array, or that slice of it; null: all of it.
+absl::StatusOr<GatheredTensor> GatherPart(ClientCore& core, const ArraySelector& array,
+                                          const ArraySlice* slice, const ProgressCallback& progress,
+                                          const CallOptions& options) {
+  const SteadyDeadline deadline = core.TransferDeadline(options);
+  const auto describe = [&] {
+    return Describe(core.connection(), array, ClientCore::LimitAt(deadline, options));
+  };
+  rpc::Backoff backoff({.max_delay = absl::Seconds(1)});
+  for (int attempt = 1;; ++attempt) {
+    // A slice is resolved anew for each attempt: the name may have moved to an array of another
+    // shape.
+    std::optional<Tile> part;
+    std::string array_id;
+    if (slice != nullptr) {
+      SHARDMESH_ASSIGN_OR_RETURN(const Array described, describe());
+      SHARDMESH_ASSIGN_OR_RETURN(part, TileOf(*slice, described.descriptor));
+      array_id = described.descriptor.array_id;
+    }
+    GatherOutcome outcome = core.Gather(array, part, array_id, progress, deadline, options);
+    if (slice != nullptr && absl::IsInvalidArgument(outcome.tensor.status())) {
+      // The part is within the array that was described, so the name may have moved to another.
+      const absl::StatusOr<Array> now = describe();
+      outcome.may_have_moved = now.ok() && now->descriptor.array_id != array_id;
+    }
+    if (outcome.tensor.ok() || !outcome.may_have_moved) {
+      return std::move(outcome.tensor);
+    }
+    // The tiles were not where the coordinator said: it knows by now, or soon, why.
+    const absl::Duration delay = backoff.NextDelay(outcome.tensor.status());
+    if (attempt == kMaxGatherAttempts || delay >= deadline.left()) {
+      return WithoutReach(std::move(outcome.tensor).status());
+    }
+    core.OnWait(outcome.tensor.status());
+    SleepUnlessCancelled(delay, options.cancellation);
+  }
 }
 
 }  // namespace
@@ -78,37 +128,14 @@ absl::StatusOr<PutResult> ArrayClient::LoadCheckpoint(const std::string& path,
 absl::StatusOr<GatheredTensor> ArrayClient::Gather(const ArraySelector& array,
                                                    const ProgressCallback& progress,
                                                    const CallOptions& options) {
-  return GatherPart(array, std::nullopt, progress, options);
+  return GatherPart(*core_, array, nullptr, progress, options);
 }
 
 absl::StatusOr<GatheredTensor> ArrayClient::Gather(const ArraySelector& array,
                                                    const ArraySlice& slice,
                                                    const ProgressCallback& progress,
                                                    const CallOptions& options) {
-  SHARDMESH_ASSIGN_OR_RETURN(const Array described, DescribeArray(array, options));
-  SHARDMESH_ASSIGN_OR_RETURN(const Tile part, TileOf(slice, described.descriptor));
-  return GatherPart(array, part, progress, options);
-}
-
-absl::StatusOr<GatheredTensor> ArrayClient::GatherPart(const ArraySelector& array,
-                                                       const std::optional<Tile>& part,
-                                                       const ProgressCallback& progress,
-                                                       const CallOptions& options) {
-  const SteadyDeadline deadline = core_->TransferDeadline(options);
-  rpc::Backoff backoff({.max_delay = absl::Seconds(1)});
-  for (int attempt = 1;; ++attempt) {
-    GatherOutcome outcome = core_->Gather(array, part, progress, deadline, options);
-    if (outcome.tensor.ok() || !outcome.may_have_moved) {
-      return std::move(outcome.tensor);
-    }
-    // The tiles were not where the coordinator said. It knows the cause by now, or soon will.
-    const absl::Duration delay = backoff.NextDelay(outcome.tensor.status());
-    if (attempt == kMaxGatherAttempts || delay >= deadline.left()) {
-      return WithoutReach(std::move(outcome.tensor).status());
-    }
-    core_->OnWait(outcome.tensor.status());
-    SleepUnlessCancelled(delay, options.cancellation);
-  }
+  return GatherPart(*core_, array, &slice, progress, options);
 }
 
 absl::StatusOr<Array> ArrayClient::GatherToNpy(const ArraySelector& array, const std::string& path,
@@ -130,14 +157,7 @@ absl::StatusOr<Array> ArrayClient::GatherToNpy(const ArraySelector& array, const
 
 absl::StatusOr<Array> ArrayClient::DescribeArray(const ArraySelector& array,
                                                  const CallOptions& options) {
-  const CallLimit limit = core_->LimitOf(options);
-  const CoordinatorConnection& connection = core_->connection();
-  v1::DescribeArrayRequest request;
-  EncodeSelector(array, request.mutable_array());
-  v1::DescribeArrayResponse response;
-  SHARDMESH_RETURN_IF_ERROR(connection.Call(
-      connection.arrays, &v1::ArrayService::Stub::DescribeArray, request, limit, &response));
-  return DecodeArray(response.array());
+  return Describe(core_->connection(), array, core_->LimitOf(options));
 }
 
 absl::StatusOr<int64_t> ArrayClient::MoveName(const std::string& name, const std::string& array_id,

@@ -49,12 +49,14 @@ class ArrayClient {
   // Gathers a whole tensor: each tile from a worker that holds it, with every checksum
   // checked. FAILED_PRECONDITION (ARRAY_DEGRADED) if no live worker holds some tile.
   // `progress`: like PutOptions::progress, for the received bytes; starts again if the gather
-  // is retried.
+  // is retried. A gather that ends while it begins waits up to a second longer for the
+  // coordinator's answer, and releases what that answer pinned.
   absl::StatusOr<GatheredTensor> Gather(const ArraySelector& array,
                                         const ProgressCallback& progress = nullptr,
                                         const CallOptions& options = {});
   // Gathers a slice of a tensor. Reads only the tiles that overlap it, and only their part of it;
-  // other tiles may be missing. INVALID_ARGUMENT (BAD_TILE) as in TileOf.
+  // other tiles may be missing. The slice is of the array that the name means when the transfer
+  // begins. INVALID_ARGUMENT (BAD_TILE) as in TileOf.
   absl::StatusOr<GatheredTensor> Gather(const ArraySelector& array, const ArraySlice& slice,
                                         const ProgressCallback& progress = nullptr,
                                         const CallOptions& options = {});
@@ -86,11 +88,6 @@ class ArrayClient {
                                         const CallOptions& options = {});
 
  private:
-  absl::StatusOr<GatheredTensor> GatherPart(const ArraySelector& array,
-                                            const std::optional<Tile>& part,
-                                            const ProgressCallback& progress,
-                                            const CallOptions& options);
-
   ClientCore* const core_;
 };
 

@@ -153,7 +153,7 @@ absl::StatusOr<std::vector<EntryVersion>> CatalogClient::ListEntryVersions(
     EntryVersion& version = versions.emplace_back();
     version.version = from.version();
     version.revision = from.revision();
-    SHARDMESH_ASSIGN_OR_RETURN(version.update_time, rpc::Decode(from.update_time()));
+    SHARDMESH_ASSIGN_OR_RETURN(version.update_time, DecodeAnswer(from.update_time()));
     version.size_bytes = from.size_bytes();
   }
   return versions;
@@ -219,7 +219,10 @@ absl::Status CatalogClient::Watch(absl::Span<const EntryKind> kinds,
                                   std::optional<int64_t> start_revision, absl::Time until,
                                   const std::function<bool(const CatalogChanges&)>& on_changes,
                                   const CallOptions& options) {
-  const CallLimit limit = ClientCore::LimitAt(SteadyDeadline::At(until), options);
+  const auto end = SteadyDeadline::At(until);
+  const auto timeout = SteadyDeadline::After(options.timeout.value_or(absl::InfiniteDuration()));
+  const bool is_limited = timeout.left() < end.left();
+  const CallLimit limit = ClientCore::LimitAt(is_limited ? timeout : end, options);
   const CoordinatorConnection& connection = core_->connection();
   v1::WatchRequest request;
   for (const EntryKind kind : kinds) {
@@ -244,7 +247,7 @@ absl::Status CatalogClient::Watch(absl::Span<const EntryKind> kinds,
   const absl::Status status = connection.StatusOf(stream->Finish());
   if (!status.ok() && limit.is_cancelled()) return CancelledByCaller();
   // gRPC measures a call's time with the steady clock, and its own error has no reason.
-  return absl::IsDeadlineExceeded(status) && ReasonOf(status) == Reason::kUnspecified
+  return !is_limited && absl::IsDeadlineExceeded(status) && ReasonOf(status) == Reason::kUnspecified
              ? absl::OkStatus()
              : status;
 }

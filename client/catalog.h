@@ -60,7 +60,9 @@ class CatalogClient {
                                       bool validate_only = false, const CallOptions& options = {});
   // Reports changes of entries of `kinds` (none: all kinds) from `start_revision` on (nullopt: from
   // now on) until `on_changes` returns false or `until` is reached. Both end the watch with OK.
-  // Changes of the wall clock have no effect. OUT_OF_RANGE (COMPACTED): the revision is gone.
+  // DEADLINE_EXCEEDED if the options' timeout ends before `until`; without a timeout no other limit
+  // applies. Changes of the wall clock have no effect. OUT_OF_RANGE (COMPACTED): the revision is
+  // gone.
   absl::Status Watch(absl::Span<const EntryKind> kinds, std::optional<int64_t> start_revision,
                      absl::Time until, const std::function<bool(const CatalogChanges&)>& on_changes,
                      const CallOptions& options = {});

@@ -63,11 +63,12 @@ absl::Status OutcomeUnknown(const absl::Status& status) {
 class TransferWatch {
  public:
   TransferWatch(const CoordinatorConnection& connection, const std::string& transfer_id,
-                const SteadyDeadline& deadline, Cancellation* streams)
-      : thread_([this, &connection, transfer_id, deadline, streams] {
-          const absl::StatusOr<Operation> operation =
-              WatchOperation(connection, transfer_id, [](const Operation&) { return true; },
-                             {.deadline = deadline.wall(), .cancellation = &stop_});
+                const SteadyDeadline& deadline, const std::string& traceparent,
+                Cancellation* streams)
+      : thread_([this, &connection, transfer_id, deadline, traceparent, streams] {
+          const absl::StatusOr<Operation> operation = WatchOperation(
+              connection, transfer_id, [](const Operation&) { return true; },
+              {.deadline = deadline.wall(), .cancellation = &stop_, .traceparent = traceparent});
           if (operation.ok() && (operation->state == OperationState::kFailed ||
                                  operation->state == OperationState::kCancelled)) {
             streams->Cancel();
@@ -82,6 +83,13 @@ class TransferWatch {
   Cancellation stop_;
   std::thread thread_;  // last: uses the members above
 };
+
+// The limit of a call that ends what a call with `options` began: its cancellation does not apply.
+CallLimit Aftermath(absl::Duration timeout, const CallOptions& options) {
+  CallLimit limit = CallLimit::Within(timeout);
+  limit.traceparent = options.traceparent;
+  return limit;
+}
 
 std::vector<PutArray> ArraysOf(BegunPut* put) {
   std::vector<PutArray> arrays;
@@ -125,8 +133,10 @@ absl::StatusOr<PutResult> ClientCore::Put(absl::Span<const PutTensor> tensors,
     if (options.cancellation != nullptr) {
       registration.emplace(options.cancellation, [&streams] { streams.Cancel(); });
     }
-    const TransferWatch watch(*connection_, put.transfer_id, deadline, &streams);
-    return Upload(put.devices, uploads, &streams, Transfer(deadline, put_options.progress));
+    const TransferWatch watch(*connection_, put.transfer_id, deadline, options.traceparent,
+                              &streams);
+    return Upload(put.devices, uploads, &streams,
+                  Transfer(deadline, put_options.progress, options));
   }();
   SHARDMESH_ASSIGN_OR_RETURN(
       CommittedPut committed,
@@ -141,8 +151,8 @@ absl::StatusOr<PutResult> ClientCore::Put(absl::Span<const PutTensor> tensors,
 }
 
 GatherOutcome ClientCore::Gather(const ArraySelector& array, const std::optional<Tile>& part,
-                                 const ProgressCallback& progress, const SteadyDeadline& deadline,
-                                 const CallOptions& options) {
+                                 const std::string& expected_id, const ProgressCallback& progress,
+                                 const SteadyDeadline& deadline, const CallOptions& options) {
   std::string session;
   read_pins_.BeginAsking();
   absl::StatusOr<BegunGet> begun =
@@ -155,15 +165,26 @@ GatherOutcome ClientCore::Gather(const ArraySelector& array, const std::optional
   BegunGet get = *std::move(begun);
   const absl::Cleanup let_go = [&, array_id = get.array.descriptor.array_id] {
     if (const std::vector<std::string> idle = read_pins_.EndReading(array_id); !idle.empty()) {
-      ReleaseArrays(*connection_, session, idle, CallLimit::Within(kReleaseTimeout)).IgnoreError();
+      ReleaseArrays(*connection_, session, idle, Aftermath(kReleaseTimeout, options)).IgnoreError();
       read_pins_.EndLettingGo();
     }
   };
+  // The answer may have come after the limit.
+  if (LimitAt(deadline, options).is_cancelled()) return {CancelledByCaller()};
+  if (deadline.is_over()) {
+    return {connection_->StatusOf({grpc::StatusCode::DEADLINE_EXCEEDED, "Deadline Exceeded"})};
+  }
+  if (!expected_id.empty() && get.array.descriptor.array_id != expected_id) {
+    return {absl::AbortedError(StrCat("'", array.name, "' no longer means the array ", expected_id,
+                                      ", of which the slice is, but ",
+                                      get.array.descriptor.array_id, "; ask again")),
+            /*may_have_moved=*/true};
+  }
   absl::StatusOr<GatheredTensor> tensor = GatheredTensor::Allocate(std::move(get.array), part);
   if (!tensor.ok()) return {std::move(tensor)};
   const absl::Status downloaded =
       Download(tensor->array().descriptor, tensor->part(), get.token, get.devices,
-               tensor->mutable_view(), options.cancellation, Transfer(deadline, progress));
+               tensor->mutable_view(), options.cancellation, Transfer(deadline, progress, options));
   if (downloaded.ok()) return {std::move(tensor)};
   if (LimitAt(deadline, options).is_cancelled()) return {CancelledByCaller()};
   return {downloaded, MayHaveMoved(downloaded)};
@@ -175,7 +196,7 @@ absl::StatusOr<CommittedPut> ClientCore::Conclude(const std::string& session_id,
                                                   const SteadyDeadline& deadline,
                                                   const CallOptions& options, bool* is_taken_back) {
   *is_taken_back = false;
-  const bool is_cancelled = LimitAt(deadline, options).is_cancelled();
+  bool is_cancelled = LimitAt(deadline, options).is_cancelled();
   if (sent.ok()) {
     absl::StatusOr<CommittedPut> committed =
         CommitTransfer(*connection_, session_id, transfer_id, LimitAt(deadline, options));
@@ -186,13 +207,15 @@ absl::StatusOr<CommittedPut> ClientCore::Conclude(const std::string& session_id,
   const bool may_know_better = IsSymptom(sent) && !is_cancelled;
   if (may_know_better) {
     // The coordinator answers as soon as it knows the cause, or that all tiles are there.
+    CallLimit limit = Aftermath(std::min(deadline.left(), kVerdictTimeout), options);
+    limit.cancellation = options.cancellation;
     absl::StatusOr<CommittedPut> verdict =
-        CommitTransfer(*connection_, session_id, transfer_id,
-                       CallLimit::Within(std::min(deadline.left(), kVerdictTimeout)));
+        CommitTransfer(*connection_, session_id, transfer_id, limit);
+    is_cancelled = limit.is_cancelled();
     if (verdict.ok() || ReasonOf(verdict.status()) == Reason::kWorkerLost) {
       return verdict;
     }
-    if (absl::IsCancelled(sent) && !absl::IsDeadlineExceeded(verdict.status())) {
+    if (!is_cancelled && absl::IsCancelled(sent) && !absl::IsDeadlineExceeded(verdict.status())) {
       return rpc::IsShortOfCallMemory(verdict.status()) ? OutcomeUnknown(verdict.status())
                                                         : std::move(verdict);
     }
@@ -200,7 +223,7 @@ absl::StatusOr<CommittedPut> ClientCore::Conclude(const std::string& session_id,
   const absl::Status aborted =
       AbortTransfer(*connection_, session_id, transfer_id,
                     is_cancelled ? "the client cancelled it" : ToStd(sent.message()),
-                    CallLimit::Within(deadline.is_over() ? kLateAbortTimeout : kAbortTimeout));
+                    Aftermath(deadline.is_over() ? kLateAbortTimeout : kAbortTimeout, options));
   if (is_cancelled) return CancelledByCaller();
   *is_taken_back = aborted.ok() && !may_know_better;
   return sent;

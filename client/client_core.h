@@ -143,8 +143,12 @@ class ClientCore {
   SteadyDeadline TransferDeadline(const CallOptions& options) const {
     return SteadyDeadline::After(options.timeout.value_or(options_.transfer_timeout));
   }
-  TransferOptions Transfer(const SteadyDeadline& deadline, ProgressCallback progress) const {
-    return {options_.credentials, deadline, std::move(progress)};
+  TransferOptions Transfer(const SteadyDeadline& deadline, ProgressCallback progress,
+                           const CallOptions& options) const {
+    return {.credentials = options_.credentials,
+            .deadline = deadline,
+            .progress = std::move(progress),
+            .traceparent = options.traceparent};
   }
 
   void CloseSession() { session_.Close(); }
@@ -163,10 +167,12 @@ class ClientCore {
     return call(session_id, LimitAt(deadline, options));
   }
 
-  // Requests the array once and downloads it, or a part of it.
+  // Requests the array once and downloads it, or a part of it. `expected_id`: the array that the
+  // part is of; empty: any. ABORTED, and it may have moved, if the selector now means another
+  // array.
   GatherOutcome Gather(const ArraySelector& array, const std::optional<Tile>& part,
-                       const ProgressCallback& progress, const SteadyDeadline& deadline,
-                       const CallOptions& options);
+                       const std::string& expected_id, const ProgressCallback& progress,
+                       const SteadyDeadline& deadline, const CallOptions& options);
 
   // Puts the tensors once. `*is_taken_back`: the put failed while tiles were sent and before its
   // commit, and the coordinator reports its transfer as ended. It then changed nothing.

@@ -132,7 +132,7 @@ WorkerChange::Kind KindOf(v1::WorkerChangeKind kind) {
   }
 }
 
-// Nullopt: a newer coordinator sent an event that this build does not know.
+// Nullopt: a newer coordinator sent an event, or a kind of change, that this build does not know.
 absl::StatusOr<std::optional<ClusterChange>> DecodeChange(const v1::WatchClusterResponse& from) {
   ClusterChange change;
   if (from.has_time()) {
@@ -152,12 +152,20 @@ absl::StatusOr<std::optional<ClusterChange>> DecodeChange(const v1::WatchCluster
                                   .reason = from.worker().reason()};
       break;
     case v1::WatchClusterResponse::kArray:
+      if (from.array().kind() != v1::ARRAY_CHANGE_KIND_CREATED &&
+          from.array().kind() != v1::ARRAY_CHANGE_KIND_DELETED) {
+        return std::optional<ClusterChange>();
+      }
       change.event =
           ArrayChange{.array_id = from.array().array_id(),
                       .mesh_id = from.array().mesh_id(),
                       .is_deleted = from.array().kind() == v1::ARRAY_CHANGE_KIND_DELETED};
       break;
     case v1::WatchClusterResponse::kName:
+      if (from.name().kind() != v1::NAME_CHANGE_KIND_SET &&
+          from.name().kind() != v1::NAME_CHANGE_KIND_DELETED) {
+        return std::optional<ClusterChange>();
+      }
       change.event = NameChange{.name = from.name().name(),
                                 .array_id = from.name().array_id(),
                                 .version = from.name().version(),
@@ -435,9 +443,17 @@ absl::Status ClusterClient::ForgetWorker(const std::string& identity, bool valid
   v1::ForgetWorkerRequest request;
   request.set_identity(identity);
   request.set_validate_only(validate_only);
-  v1::ForgetWorkerResponse response;
-  return connection.Call(connection.cluster, &v1::ClusterService::Stub::ForgetWorker, request,
-                         limit, &response);
+  bool may_be_forgotten = false;  // by an attempt whose answer was lost
+  return connection.Repeat(limit, [&](const CallLimit& attempt) {
+    CallContext context(connection, attempt);
+    v1::ForgetWorkerResponse response;
+    const absl::Status status =
+        connection.StatusOf(connection.cluster->ForgetWorker(context.get(), request, &response));
+    if (may_be_forgotten && absl::IsNotFound(status)) return absl::OkStatus();
+    may_be_forgotten |=
+        !validate_only && absl::IsUnavailable(status) && ReasonOf(status) == Reason::kUnspecified;
+    return status;
+  });
 }
 
 absl::StatusOr<ReplacedWorker> ClusterClient::ReplaceWorker(const std::string& identity,

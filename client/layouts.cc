@@ -182,7 +182,13 @@ absl::StatusOr<std::vector<absl::StatusOr<Answer>>> DecodeBatch(
   for (size_t i = 0; i < questions.size(); ++i) {
     const auto& result = response.results(static_cast<int>(i));
     if (result.has_error()) {
-      answers.emplace_back(rpc::Decode(result.error()));
+      const absl::Status error = rpc::Decode(result.error());
+      answers.emplace_back(error.ok() ? BadAnswer(absl::InvalidArgumentError(
+                                            StrCat("the error of question ", i, " is OK")))
+                                      : error);
+    } else if (!result.has_response()) {
+      answers.emplace_back(BadAnswer(absl::InvalidArgumentError(
+          StrCat("question ", i, " has neither an answer nor an error"))));
     } else {
       answers.push_back(decode(questions[i], result.response()));
     }

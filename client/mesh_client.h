@@ -44,11 +44,13 @@ struct MeshClientOptions {
 // A connection to a cluster. Its session is opened when first needed, renewed in the background,
 // and ends with the client. Arrays that it made without a name are then released.
 //
-// Errors are the server's own: code, message, reason (ReasonOf) and details are unchanged. A call is
-// repeated until its timeout while the coordinator recovers (RECOVERING), and a few times if the
-// coordinator is overloaded, does not serve or is not reached: status/retry.h has the rule. By its
-// request_id the server detects a repeated mutation. A coordinator that cannot be reached is
-// UNAVAILABLE, with its address, within the time of MeshClientOptions::await_coordinator.
+// Errors are the server's own: code, message, reason (ReasonOf) and details are unchanged. A call
+// is repeated until its timeout while the coordinator recovers (RECOVERING), and a few times if the
+// coordinator is overloaded, does not serve or is not reached: status/retry.h has the rule.
+// Mutations of definitions, arrays and names carry an id by which the server detects a repetition.
+// Calls about workers carry none: repeated after a lost answer, they report what is then left to
+// do. A coordinator that cannot be reached is UNAVAILABLE, with its address, within the time of
+// MeshClientOptions::await_coordinator.
 //
 // Example:
 //   auto client = MeshClient::Connect("127.0.0.1:7070");

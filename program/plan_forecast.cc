@@ -2,8 +2,10 @@
 #include "program/plan_forecast.h"
 
 #include <algorithm>
+#include <limits>
 #include <variant>
 
+#include "absl/numeric/int128.h"
 #include "program/value_layout.h"
 #include "tensor/dtype.h"
 
@@ -28,11 +30,12 @@ int64_t PeakBytesOf(const Plan& plan) {
     for (const ValueIndex input : InputsOf(plan.instructions[i])) last_use[input] = i;
   }
   for (const ValueIndex output : plan.outputs) last_use[output] = plan.instructions.size();
-  int64_t now = 0;
-  int64_t peak = 0;
+  // Wider than the sizes: a sum that is cut off could not be taken apart again.
+  absl::int128 now = 0;
+  absl::int128 peak = 0;
   for (size_t i = 0; i < plan.instructions.size(); ++i) {
     const Instruction& instruction = plan.instructions[i];
-    AddTo(now, TileBytes(plan.mesh, plan.values[instruction.output]));
+    now += TileBytes(plan.mesh, plan.values[instruction.output]);
     peak = std::max(peak, now);
     std::vector<ValueIndex> used = InputsOf(instruction);
     used.push_back(instruction.output);
@@ -44,7 +47,7 @@ int64_t PeakBytesOf(const Plan& plan) {
       }
     }
   }
-  return peak;
+  return static_cast<int64_t>(std::min<absl::int128>(peak, std::numeric_limits<int64_t>::max()));
 }
 
 }  // namespace
@@ -53,9 +56,7 @@ CollectiveLoad LoadOf(const Mesh& mesh, const ValueDescriptor& operand,
                       const std::vector<std::string>& axes) {
   return {.ranks = AxesSize(mesh, axes),
           .bytes = TileBytes(mesh, operand),
-          .partial_bytes = ProductOf(TileElements(mesh, operand),
-                                     BitsPerElement(PartialSumType(operand.dtype))) /
-                           8};
+          .partial_bytes = BytesOf(TileElements(mesh, operand), PartialSumType(operand.dtype))};
 }
 
 PlanForecast ForecastOf(const Plan& plan, const LinkCost& links) {

@@ -106,7 +106,15 @@ int64_t TileElements(const Mesh& mesh, const ValueDescriptor& value) {
 }
 
 int64_t TileBytes(const Mesh& mesh, const ValueDescriptor& value) {
-  return ProductOf(TileElements(mesh, value), BitsPerElement(value.dtype)) / 8;
+  return BytesOf(TileElements(mesh, value), value.dtype);
+}
+
+int64_t BytesOf(int64_t elements, Dtype dtype) {
+  // Their product in bits may be too large for int64_t where that in bytes is not.
+  const int64_t bits = BitsPerElement(dtype);
+  int64_t bytes = ProductOf(elements / 8, bits);
+  AddTo(bytes, elements % 8 * bits / 8);
+  return bytes;
 }
 
 Dtype PartialSumType(Dtype dtype) {

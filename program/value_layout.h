@@ -50,6 +50,7 @@ Shape TileShape(const Mesh& mesh, const ValueDescriptor& value);
 // Sizes of such a tile, at most INT64_MAX.
 int64_t TileElements(const Mesh& mesh, const ValueDescriptor& value);
 int64_t TileBytes(const Mesh& mesh, const ValueDescriptor& value);
+int64_t BytesOf(int64_t elements, Dtype dtype);
 
 // The type of partial sums of products in messages.
 Dtype PartialSumType(Dtype dtype);

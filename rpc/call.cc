@@ -45,6 +45,8 @@ constexpr absl::Duration kSecondAttempt = absl::Milliseconds(500);
 constexpr absl::Duration kLastLook = absl::Milliseconds(100);
 // Time for the addresses of a host to answer, within the connect timeout.
 constexpr absl::Duration kDialTime = absl::Seconds(1);
+// How often a wait for a connection asks whether it is cancelled.
+constexpr absl::Duration kCancellationInterval = absl::Milliseconds(50);
 
 // Returns the duration in milliseconds, at least 0.
 int Milliseconds(absl::Duration duration) {
@@ -64,6 +66,19 @@ bool ClosesAtOnce(std::string_view address) {
   char first = 0;
   return dialled.ok() && AwaitReady(dialled->get(), POLLIN, deadline) &&
          recv(dialled->get(), &first, sizeof(first), MSG_DONTWAIT) <= 0;
+}
+
+// Waits until the channel leaves `state`, until `deadline`, or for long enough to ask again whether
+// the wait is cancelled. Returns false once the wait is over without a change.
+bool AwaitChange(grpc::Channel& channel, grpc_connectivity_state state,
+                 const SteadyDeadline& deadline, const std::function<bool()>& is_cancelled) {
+  if (!is_cancelled) return channel.WaitForStateChange(state, absl::ToChronoTime(deadline.wall()));
+  while (!is_cancelled()) {
+    const absl::Duration slice = std::min(deadline.left(), kCancellationInterval);
+    if (channel.WaitForStateChange(state, absl::ToChronoTime(absl::Now() + slice))) return true;
+    if (deadline.is_over()) break;
+  }
+  return false;
 }
 
 // Returns the addresses of a host that do not answer, as the end of a sentence; empty if all
@@ -116,6 +131,11 @@ absl::Status WaitForConnected(grpc::Channel& channel, std::string_view address,
   auto deadline = SteadyDeadline::After(time - std::min(kDialTime, time / 2));
   bool has_dialled = false;
   bool failed = false;
+  const auto is_cancelled = [&wait] { return wait.is_cancelled && wait.is_cancelled(); };
+  const auto cancelled = [address] {
+    return absl::CancelledError(StrCat("the connection to ", address, " is no longer wanted"));
+  };
+  if (is_cancelled()) return cancelled();
   grpc_connectivity_state state = channel.GetState(/*try_to_connect=*/true);
   while (state != GRPC_CHANNEL_READY) {
     if (state == GRPC_CHANNEL_TRANSIENT_FAILURE && !failed) {
@@ -138,7 +158,8 @@ absl::Status WaitForConnected(grpc::Channel& channel, std::string_view address,
     if (state == GRPC_CHANNEL_SHUTDOWN) {
       return unavailable("the channel was shut down", "");
     }
-    if (!channel.WaitForStateChange(state, absl::ToChronoTime(deadline.wall()))) {
+    if (!AwaitChange(channel, state, deadline, wait.is_cancelled)) {
+      if (is_cancelled()) return cancelled();
       if (!failed && !has_dialled) {
         has_dialled = true;
         dialled = DialEach(address, limit.wall());

@@ -19,6 +19,8 @@ struct ConnectOptions {
   absl::Duration limit = absl::ZeroDuration();
   // Called once before that longer wait, with the silent addresses. May be empty.
   std::function<void(const absl::Status& why)> on_wait = nullptr;
+  // Asked every 50 ms. The wait ends with CANCELLED once it returns true. May be empty.
+  std::function<bool()> is_cancelled = nullptr;
 };
 
 // Like WaitForConnected of rpc/call.h, which does not wait beyond its timeout.

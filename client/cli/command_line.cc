@@ -99,19 +99,6 @@ Json DetailsJson(const absl::Status& status) {
   return details;
 }
 
-Json ErrorTree(const absl::Status& status, const std::string& message) {
-  const Reason reason = ReasonOf(status);
-  Json error = {{"code", absl::StatusCodeToString(status.code())},
-                {"reason", reason == Reason::kUnspecified ? Json(nullptr)
-                                                          : Json(std::string(ReasonName(reason)))},
-                {"message", message},
-                {"retryable", rpc::IsRetryable(status)}};
-  if (Json details = DetailsJson(status); !details.empty()) {
-    error["details"] = std::move(details);
-  }
-  return {{"error", std::move(error)}};
-}
-
 // Returns the requested output form. It is needed before the arguments are parsed: that may fail.
 OutputForm AskedForm(int argc, const char* const* argv) {
   OutputForm form = OutputForm::kTable;
@@ -244,6 +231,19 @@ absl::Status FlushOutput() {
 }
 
 }  // namespace
+
+Json ErrorJson(const absl::Status& status, std::string_view message) {
+  const Reason reason = ReasonOf(status);
+  Json error = {{"code", absl::StatusCodeToString(status.code())},
+                {"reason", reason == Reason::kUnspecified ? Json(nullptr)
+                                                          : Json(std::string(ReasonName(reason)))},
+                {"message", std::string(message)},
+                {"retryable", rpc::IsRetryable(status)}};
+  if (Json details = DetailsJson(status); !details.empty()) {
+    error["details"] = std::move(details);
+  }
+  return error;
+}
 
 MeshClientOptions Invocation::ClientOptions() const {
   MeshClientOptions options;
@@ -545,7 +545,7 @@ int CommandLine::Report(const absl::Status& done) {
               " --help`)");
   }
   if (is_tree) {
-    std::cerr << TreeLine(ErrorTree(status, message), common_.output);
+    std::cerr << TreeLine({{"error", ErrorJson(status, message)}}, common_.output);
   } else {
     std::cerr << kProgram << ": " << message
               << (exit_code == kExitWrongUse ? std::string() : ReasonSuffix(status)) << "\n";

@@ -92,6 +92,9 @@ using Handler = std::function<absl::Status(const Invocation&)>;
 // A wrong-use error: its exit code is kExitWrongUse.
 absl::Status WrongUse(std::string_view message);
 
+// An error as `--output json` shows it: code, reason, `message`, retryable and details.
+Json ErrorJson(const absl::Status& status, std::string_view message);
+
 // The program's exit code after `status`: an UNAVAILABLE without a reason comes from the
 // connection, not from a server.
 int ExitCodeOf(const absl::Status& status);

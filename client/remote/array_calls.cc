@@ -1,11 +1,16 @@
 // Encodes puts and decodes the places of tiles.
 #include "client/remote/array_calls.h"
 
+#include <grpcpp/client_context.h>
+#include <grpcpp/completion_queue.h>
+
 #include <memory>
 #include <optional>
 #include <utility>
 
+#include "absl/time/clock.h"
 #include "client/remote/wire_enums.h"
+#include "process/steady_deadline.h"
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/spec_codec.h"
 #include "rpc/codec/time_codec.h"
@@ -84,6 +89,43 @@ absl::Status Append(const v1::BeginPutResponse& from, BegunPut* to) {
   return absl::OkStatus();
 }
 
+// How long an attempt of BeginGet waits for its answer after its limit.
+constexpr absl::Duration kLateAnswerTime = absl::Seconds(1);
+// How often such an attempt looks for a cancellation.
+constexpr absl::Duration kCancellationInterval = absl::Milliseconds(20);
+
+// One attempt of BeginGet.
+absl::Status AskForGet(const CoordinatorConnection& connection, const v1::BeginGetRequest& request,
+                       const CallLimit& limit, v1::BeginGetResponse* response) {
+  const auto deadline = SteadyDeadline::At(limit.deadline);
+  if (deadline.is_over()) {
+    return connection.StatusOf({grpc::StatusCode::DEADLINE_EXCEEDED, "Deadline Exceeded"});
+  }
+  grpc::ClientContext context;
+  connection.Prepare({.deadline = limit.deadline + kLateAnswerTime,
+                      .cancellation = nullptr,
+                      .traceparent = limit.traceparent},
+                     &context);
+  grpc::CompletionQueue queue;
+  grpc::Status status;
+  const auto call = connection.arrays->AsyncBeginGet(&context, request, &queue);
+  call->Finish(response, &status, /*tag=*/nullptr);
+  void* tag = nullptr;
+  bool is_ok = false;
+  std::optional<SteadyDeadline> late;  // set once the limit's cancellation is cancelled
+  while (queue.AsyncNext(&tag, &is_ok, absl::ToChronoTime(absl::Now() + kCancellationInterval)) ==
+         grpc::CompletionQueue::TIMEOUT) {
+    if (!late.has_value() && limit.is_cancelled()) {
+      late = SteadyDeadline::After(kLateAnswerTime);
+    }
+    if (late.has_value() && late->is_over()) context.TryCancel();
+  }
+  queue.Shutdown();
+  while (queue.Next(&tag, &is_ok)) {
+  }
+  return connection.StatusOf(status);
+}
+
 // An open call of BeginPut; the destructor ends it.
 struct HeldPut {
   ~HeldPut() {
@@ -104,6 +146,14 @@ absl::StatusOr<BegunPut> BeginPut(const CoordinatorConnection& connection,
                                   const std::string& session_id,
                                   absl::Span<const PutTensor> tensors,
                                   const PutOptions& put_options, const CallLimit& limit) {
+  for (const PutTensor& tensor : tensors) {
+    if ((tensor.spec.has_value() ? 1 : 0) + (tensor.axes.has_value() ? 1 : 0) +
+            (tensor.preset.empty() ? 0 : 1) >
+        1) {
+      return absl::InvalidArgumentError(StrCat("tensor '", tensor.name, "' has several layouts; ",
+                                               "give one of spec, axes and preset"));
+    }
+  }
   // One id for all attempts: the coordinator answers a repeated request with the put of the first
   // one.
   std::string request_id = NewRequestId();
@@ -214,8 +264,10 @@ absl::StatusOr<BegunGet> BeginGet(const CoordinatorConnection& connection,
     rpc::Encode(*part, request.mutable_slice());
   }
   v1::BeginGetResponse response;
-  SHARDMESH_RETURN_IF_ERROR(connection.Call(connection.arrays, &v1::ArrayService::Stub::BeginGet,
-                                            request, limit, &response));
+  SHARDMESH_RETURN_IF_ERROR(connection.Repeat(limit, [&](const CallLimit& attempt) {
+    response.Clear();
+    return AskForGet(connection, request, attempt, &response);
+  }));
   BegunGet get;
   SHARDMESH_ASSIGN_OR_RETURN(get.array, DecodeArray(response.array()));
   get.devices = DecodeDevices(response.devices());

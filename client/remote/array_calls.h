@@ -63,6 +63,9 @@ absl::StatusOr<CommittedPut> CommitTransfer(const CoordinatorConnection& connect
 absl::Status AbortTransfer(const CoordinatorConnection& connection, const std::string& session_id,
                            const std::string& transfer_id, std::string_view reason,
                            const CallLimit& limit);
+// The coordinator pins the array when it answers, and only the answer tells which array that is. An
+// attempt that is under way at the deadline or the cancellation therefore waits up to a second more
+// for its answer. The get may have begun after the limit; the caller checks.
 absl::StatusOr<BegunGet> BeginGet(const CoordinatorConnection& connection,
                                   const std::string& session_id, const ArraySelector& array,
                                   const std::optional<Tile>& part, const CallLimit& limit);

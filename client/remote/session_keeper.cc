@@ -2,6 +2,8 @@
 #include "client/remote/session_keeper.h"
 
 #include <algorithm>
+#include <optional>
+#include <thread>
 #include <utility>
 
 #include "process/steady_deadline.h"
@@ -70,32 +72,59 @@ SessionKeeper::~SessionKeeper() {
     changed_.Signal();
   }
   Close();
-  absl::MutexLock lock(&opening_);
-  if (renewer_.joinable()) {
-    renewer_.join();
+  std::thread renewer;
+  {
+    absl::MutexLock lock(&mutex_);
+    renewer = std::move(renewer_);
+  }
+  if (renewer.joinable()) {
+    renewer.join();
   }
 }
 
+absl::Status SessionKeeper::AwaitOpening(const CallLimit& limit) {
+  bool is_cancelled = false;
+  // Registered before `mutex_` is taken: a cancellation takes it under its own lock.
+  std::optional<Cancellation::Registration> registration;
+  if (limit.cancellation != nullptr) {
+    registration.emplace(limit.cancellation, [this, &is_cancelled] {
+      absl::MutexLock lock(&mutex_);
+      is_cancelled = true;
+    });
+  }
+  const auto deadline = SteadyDeadline::At(limit.deadline);
+  absl::MutexLock lock(&mutex_);
+  const auto is_over = [this, &is_cancelled] { return !is_opening_ || is_cancelled; };
+  mutex_.AwaitWithTimeout(absl::Condition(&is_over), deadline.left());
+  if (is_cancelled) return CancelledByCaller();
+  return is_opening_
+             ? connection_->StatusOf({grpc::StatusCode::DEADLINE_EXCEEDED,
+                                      "another call is still opening the session of this client"})
+             : absl::OkStatus();
+}
+
 absl::StatusOr<std::string> SessionKeeper::Get(const CallLimit& limit) {
-  absl::MutexLock opening(&opening_);
-  {
+  for (bool is_opener = false; !is_opener;) {
+    SHARDMESH_RETURN_IF_ERROR(AwaitOpening(limit));
     absl::MutexLock lock(&mutex_);
     if (!session_id_.empty()) {
       return session_id_;
     }
+    is_opener = !is_opening_;
+    is_opening_ = true;
   }
-  SHARDMESH_ASSIGN_OR_RETURN(const OpenedSession session,
-                             OpenSession(*connection_, ttl_, client_name_, limit));
-  {
-    absl::MutexLock lock(&mutex_);
-    session_id_ = session.session_id;
-    renew_after_ = session.ttl / 3;
-    changed_.Signal();
-  }
+  const absl::StatusOr<OpenedSession> session =
+      OpenSession(*connection_, ttl_, client_name_, limit);
+  absl::MutexLock lock(&mutex_);
+  is_opening_ = false;
+  SHARDMESH_RETURN_IF_ERROR(session.status());
+  session_id_ = session->session_id;
+  renew_after_ = session->ttl / 3;
+  changed_.Signal();
   if (!renewer_.joinable()) {
     renewer_ = std::thread([this] { Renew(); });
   }
-  return session.session_id;
+  return session_id_;
 }
 
 void SessionKeeper::Close() {

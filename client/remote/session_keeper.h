@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
@@ -27,7 +28,8 @@ class SessionKeeper {
   SessionKeeper(const SessionKeeper&) = delete;
   SessionKeeper& operator=(const SessionKeeper&) = delete;
 
-  // Returns the session's id. Errors of OpenSession.
+  // Returns the session's id. While another call opens the session, waits for it until the deadline
+  // (DEADLINE_EXCEEDED) or the cancellation (CANCELLED) of `limit`. Errors of OpenSession.
   absl::StatusOr<std::string> Get(const CallLimit& limit);
   // Drops a session that the server no longer knows: the next Get opens another.
   void Forget(const std::string& session_id);
@@ -35,19 +37,21 @@ class SessionKeeper {
   void Close();
 
  private:
+  // Waits while another call opens a session. Errors of `limit`.
+  absl::Status AwaitOpening(const CallLimit& limit);
   void Renew();
 
   const CoordinatorConnection* const connection_;
   const absl::Duration ttl_;
   const std::string client_name_;
 
-  absl::Mutex opening_;  // held while a session is opened; taken before mutex_
-  absl::Mutex mutex_;
-  std::string session_id_ ABSL_GUARDED_BY(mutex_);  // empty: none is open
+  absl::Mutex mutex_;                                // not held while a session is opened
+  bool is_opening_ ABSL_GUARDED_BY(mutex_) = false;  // a call of Get opens a session
+  std::string session_id_ ABSL_GUARDED_BY(mutex_);   // empty: none is open
   absl::Duration renew_after_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteDuration();
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   absl::CondVar changed_;
-  std::thread renewer_ ABSL_GUARDED_BY(opening_);  // runs from the first session on
+  std::thread renewer_ ABSL_GUARDED_BY(mutex_);  // runs from the first session on
 };
 
 }  // namespace shardmesh::client

@@ -207,7 +207,7 @@ absl::Status Fetch(const Inbound& inbound, std::string_view token, const ArrayDe
   SHARDMESH_ASSIGN_OR_RETURN(
       const std::unique_ptr<WorkerClient> worker,
       WorkerClient::Connect(inbound.device->identity, inbound.device->addresses,
-                            options.credentials, options.deadline.wall()));
+                            options.credentials, options.deadline.wall(), cancellation));
   int64_t received_bytes = 0;
   absl::Cleanup take_back = [&] { progress.Add(-received_bytes); };
   for (size_t begin = 0; begin < inbound.tiles.size(); begin += rpc::kMaxTilesPerGet) {
@@ -222,8 +222,8 @@ absl::Status Fetch(const Inbound& inbound, std::string_view token, const ArrayDe
       progress.Add(static_cast<int64_t>(bytes.size()));
       return PasteTileBytes(bytes, part[index]->place, offset, into);
     };
-    SHARDMESH_RETURN_IF_ERROR(
-        worker->GetTiles(tiles, sink, cancellation, {options.deadline.wall(), {}}));
+    SHARDMESH_RETURN_IF_ERROR(worker->GetTiles(tiles, sink, cancellation,
+                                               {options.deadline.wall(), options.traceparent}));
   }
   std::move(take_back).Cancel();
   return absl::OkStatus();
@@ -244,10 +244,10 @@ absl::StatusOr<int64_t> Upload(absl::Span<const TransferDevice> devices,
       SHARDMESH_ASSIGN_OR_RETURN(
           const std::unique_ptr<WorkerClient> worker,
           WorkerClient::Connect(plan[i].device->identity, plan[i].device->addresses,
-                                options.credentials, options.deadline.wall()));
+                                options.credentials, options.deadline.wall(), cancellation));
       return worker
           ->PutTiles(plan[i].tiles, [&progress](int64_t bytes) { progress.Add(bytes); },
-                     cancellation, {options.deadline.wall(), {}})
+                     cancellation, {options.deadline.wall(), options.traceparent})
           .status();
     };
     if (error.Set(WithContext(put(), NameOf(*plan[i].device)))) {
@@ -296,6 +296,13 @@ absl::Status Download(const ArrayDescriptor& array, const Tile& part, std::strin
   absl::flat_hash_set<std::string> lost;
   absl::Status last_loss;
   while (!pending.empty()) {
+    if (cancellation != nullptr && cancellation->is_cancelled()) {
+      return absl::CancelledError("the transfer was cancelled");
+    }
+    if (options.deadline.is_over()) {
+      const absl::Status over = absl::DeadlineExceededError("the transfer's time is over");
+      return last_loss.ok() ? over : WithContext(over, ToStd(last_loss.message()));
+    }
     absl::StatusOr<std::vector<Inbound>> plan = PlanDownload(pending, lost, array);
     if (!plan.ok()) {
       return last_loss.ok() ? std::move(plan).status()

@@ -42,12 +42,14 @@ struct TransferOptions {
   SteadyDeadline deadline = SteadyDeadline::After(absl::InfiniteDuration());
   // See PutOptions::progress.
   ProgressCallback progress = nullptr;
+  // See CallOptions::traceparent.
+  std::string traceparent = {};
 };
 
 // Sends every device its tile of every tensor, with one stream and one thread for each worker; no
 // stream waits for another. Returns the bytes sent. The first failure, or `cancellation`, ends all
-// streams. The error is that of the stream that failed first, and names rank and identity of its
-// worker. Uses a few MiB for each worker, for tensors of any size.
+// streams and attempts to connect. The error is that of the stream that failed first, and names
+// rank and identity of its worker. Uses a few MiB for each worker, for tensors of any size.
 //
 // The devices must be those of every rank of the tensors' one mesh: INTERNAL otherwise.
 absl::StatusOr<int64_t> Upload(absl::Span<const TransferDevice> devices,
@@ -62,7 +64,8 @@ absl::StatusOr<int64_t> Upload(absl::Span<const TransferDevice> devices,
 //
 // Errors: FAILED_PRECONDITION (ARRAY_DEGRADED), with the tile, if no holder is left;
 // FAILED_PRECONDITION for an array of partial sums; otherwise as a stream's. CANCELLED after
-// `cancellation`, which may be null. After an error, `into` is partly filled.
+// `cancellation`, which may be null; DEADLINE_EXCEEDED once no time is left to ask another holder.
+// After an error, `into` is partly filled.
 absl::Status Download(const ArrayDescriptor& array, const Tile& part, std::string_view token,
                       absl::Span<const TransferDevice> devices, const MutableTensorView& into,
                       Cancellation* cancellation, const TransferOptions& options);

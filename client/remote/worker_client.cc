@@ -19,6 +19,7 @@
 #include "process/steady_deadline.h"
 #include "rpc/codec/spec_codec.h"
 #include "rpc/codec/status.h"
+#include "rpc/connect.h"
 #include "rpc/stream/message_bytes.h"
 #include "rpc/stream/tile_piece.h"
 #include "rpc/stream/tile_sender.h"
@@ -342,19 +343,26 @@ WorkerClient::~WorkerClient() = default;
 
 absl::StatusOr<std::unique_ptr<WorkerClient>> WorkerClient::Connect(
     const std::string& identity, absl::Span<const std::string> addresses,
-    const rpc::Credentials& credentials, absl::Time deadline) {
+    const rpc::Credentials& credentials, absl::Time deadline, Cancellation* cancellation) {
   const rpc::ChannelOptions options{.credentials = credentials,
                                     .peer = rpc::ExpectedPeer::Worker(identity),
                                     .max_message_bytes = rpc::kMaxDataMessageBytes,
                                     .own_connection = true};
   const auto time = SteadyDeadline::At(deadline);
+  const auto is_cancelled = [cancellation] {
+    return cancellation != nullptr && cancellation->is_cancelled();
+  };
+  const absl::Status cancelled = absl::CancelledError("the transfer was cancelled");
   std::vector<std::string> failures;
   absl::Status failure = absl::UnavailableError("the worker has no address");
   const auto connect = [&](const std::string& address) -> std::unique_ptr<WorkerClient> {
     auto channel = rpc::CreateChannel(address, options);
     const absl::Status connected =
-        channel.ok() ? rpc::WaitForConnected(**channel, address,
-                                             std::min(kConnectTimeout, time.left()), options)
+        channel.ok() ? rpc::WaitForConnected(
+                           **channel, address,
+                           rpc::ConnectOptions{.timeout = std::min(kConnectTimeout, time.left()),
+                                               .is_cancelled = is_cancelled},
+                           options)
                      : channel.status();
     if (connected.ok()) {
       return std::unique_ptr<WorkerClient>(
@@ -366,6 +374,7 @@ absl::StatusOr<std::unique_ptr<WorkerClient>> WorkerClient::Connect(
   };
   std::vector<const std::string*> silent;  // addresses without an answer, or that refuse
   for (const std::string& address : addresses) {
+    if (is_cancelled()) return cancelled;
     if (addresses.size() > 1) {
       const absl::Status dialled =
           rpc::Dial(address, absl::Now() + std::min(kDialTime, time.left())).status();
@@ -379,11 +388,12 @@ absl::StatusOr<std::unique_ptr<WorkerClient>> WorkerClient::Connect(
     }
   }
   for (const std::string* const address : silent) {
+    if (is_cancelled()) return cancelled;
     if (auto client = connect(*address); client != nullptr) {
       return client;
     }
   }
-  return failure;
+  return is_cancelled() ? cancelled : failure;
 }
 
 absl::StatusOr<WorkerIdentity> WorkerClient::Identify(const rpc::CallOptions& options) {

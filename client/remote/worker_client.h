@@ -65,10 +65,11 @@ class WorkerClient {
   // Connects to the first of `addresses` (best first) that answers before `deadline`, with at most
   // 10 s for each. An address that accepts nothing for half a second is tried again after the
   // others. With TLS, the server must be the worker of that identity. UNAVAILABLE names all
-  // addresses if none answers.
+  // addresses if none answers. CANCELLED after `cancellation`, which may be null.
   static absl::StatusOr<std::unique_ptr<WorkerClient>> Connect(
       const std::string& identity, absl::Span<const std::string> addresses,
-      const rpc::Credentials& credentials, absl::Time deadline);
+      const rpc::Credentials& credentials, absl::Time deadline,
+      Cancellation* cancellation = nullptr);
   ~WorkerClient();
   WorkerClient(const WorkerClient&) = delete;
   WorkerClient& operator=(const WorkerClient&) = delete;

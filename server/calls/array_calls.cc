@@ -141,10 +141,6 @@ absl::Status BeginGet(const CoordinatorParts& context, const v1::BeginGetRequest
   SHARDMESH_ASSIGN_OR_RETURN(
       const std::vector<OwnedTile> tiles,
       FindHolders(selected, part, *context.membership->view(), *context.recovery));
-  SHARDMESH_ASSIGN_OR_RETURN(
-      const bool pinned, PinForSession(*context.registry, *context.sessions, request.session_id(),
-                                       descriptor.array_id));
-  response->set_pinned(pinned);
   Encode(*selected.array, &selected.name, response->mutable_array());
   SHARDMESH_ASSIGN_OR_RETURN(const std::vector<RankEndpoint> endpoints,
                              context.hub->Endpoints(descriptor.mesh_id));
@@ -175,6 +171,11 @@ absl::Status BeginGet(const CoordinatorParts& context, const v1::BeginGetRequest
       .expire_time = std::min(context.clock->Now() + kGetTimeout, session.expires)};
   response->set_token(rpc::SignToken(claims, context.token_key));
   rpc::Encode(claims.expire_time, response->mutable_expire_time());
+  // Last: a client that gets an error does not know that it has to release the array.
+  SHARDMESH_ASSIGN_OR_RETURN(
+      const bool pinned, PinForSession(*context.registry, *context.sessions, request.session_id(),
+                                       descriptor.array_id));
+  response->set_pinned(pinned);
   return absl::OkStatus();
 }
 

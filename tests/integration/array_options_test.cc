@@ -10,7 +10,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "status/reason.h"
+#include "tensor/npy.h"
 #include "tensor/view.h"
 #include "tests/integration/cli_fixture.h"
 #include "tests/testing/status_matchers.h"
@@ -182,6 +184,7 @@ TEST_F(ClusterCommandTest, PutsATensorAndGetsASliceOfIt) {
       {"put", Path("x.npy"), "--as", "x", "--axes", "__BATCH__,__EMBED__", "--validate-only"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("Would put x"));
+  EXPECT_EQ(cluster_->Run({"ls", "--unnamed", "-o", "name"}).out, "") << "it put nothing";
   result = cluster_->Run({"put", Path("x.npy"), "--as", "x", "--spec", "fsdp,tp"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("Put x: F32"));
@@ -189,16 +192,38 @@ TEST_F(ClusterCommandTest, PutsATensorAndGetsASliceOfIt) {
       cluster_->Run({"get", "x", "--out", Path("cut.npy"), "--slice", "2:4,:", "--output=json"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(nlohmann::json::parse(result.out)["slice"], "[2,4)x[0,12)");
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const NpyFile whole, NpyFile::Open(Path("x.npy")));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const NpyFile cut, NpyFile::Open(Path("cut.npy")));
+  EXPECT_THAT(cut.View().shape(), ElementsAre(2, 12));
+  const absl::Span<const char> rows = whole.View().bytes().subspan(2 * 12 * sizeof(float));
+  EXPECT_TRUE(cut.View().bytes() == rows.first(2 * 12 * sizeof(float)));
   result = cluster_->Run({"matmul", "x", "x", "--transpose-b", "--as", "xx", "--result-spec",
                           "tp,fsdp", "--output=json"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_THAT(result.out, HasSubstr("tp"));
+  EXPECT_EQ(nlohmann::json::parse(result.out)["spec"], nlohmann::json::parse(R"(["tp","fsdp"])"))
+      << result.out;
   ExpectRefused({{"a slice that reaches beyond the array",
                   {"get", "x", "--out", Path("y.npy"), "--slice", "0:9,:"},
                   "[0,8)x[0,12)"}});
   result = cluster_->Run({"put", Path("x.npy"), "--as", "y", "--spec", "-,-", "--preset", "p"});
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_THAT(result.err, HasSubstr("give one of"));
+  result = cluster_->Run({"put", Path("x.npy"), "--as", "y", "--spec", "-,-", "--profile", "p"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("--profile is about --axes and --preset"));
+  result = cluster_->Run({"put", Path("x.npy"), "--as", "", "--spec", "-,-"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("the name is empty"));
+}
+
+TEST_F(ClusterCommandTest, ListsArraysWithoutANameByTheirIds) {
+  const std::string bytes(4, 'x');
+  const client::PutTensor unnamed{.view = *TensorView::Create(Dtype::kU8, {4}, bytes),
+                                  .spec = PartitionSpec()};
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::PutResult put,
+                                 cluster_->client().arrays().PutTensors({unnamed}));
+  EXPECT_EQ(cluster_->Run({"ls", "--unnamed", "-o", "name"}).out,
+            put.arrays[0].descriptor.array_id + "\n");
 }
 
 }  // namespace

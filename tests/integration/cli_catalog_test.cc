@@ -24,11 +24,18 @@ TEST_F(ClusterCommandTest, KeepsDefinitions) {
   result = cluster_->Run({"catalog", "put", "rules", "bert", kRules});
   EXPECT_THAT(result.out, HasSubstr("version 2"));
   EXPECT_THAT(cluster_->Run({"catalog", "ls", "--prefix", "be", "-o", "name"}).out, "bert\n");
-  EXPECT_THAT(cluster_->Run({"catalog", "ls", "--prefix", "x", "-o", "name"}).out, "");
+  result = cluster_->Run({"catalog", "ls", "--prefix", "x", "-o", "name"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.out, "");
   result = cluster_->Run({"catalog", "put", "rules", "bert", kRules, "--validate-only"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("Would put rules bert, version 3"));
   result = cluster_->Run({"catalog", "rm", "rules", "bert", "--validate-only"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("Would remove rules bert"));
+  // Neither changed it.
+  result = cluster_->Run({"catalog", "put", "rules", "bert", kRules, "--validate-only"});
+  EXPECT_THAT(result.out, HasSubstr("Would put rules bert, version 3"));
   EXPECT_EQ(cluster_->Run({"match", checkpoint_, "--rules", "bert"}).exit_code, 0);
   EXPECT_THAT(cluster_->Run({"catalog", "get", "rules", "bert"}).out, HasSubstr("word_embeddings"));
   EXPECT_EQ(cluster_->Run({"catalog", "rm", "rules", "bert"}).exit_code, 0);

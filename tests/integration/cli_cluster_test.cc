@@ -510,6 +510,12 @@ TEST_F(ClusterCommandTest, PrintsChangesAsTheyHappenUntilItIsStopped) {
   EXPECT_EQ(cluster_->Run({"admin", "watch", "--of", "steps"}).exit_code, 2);
 }
 
+TEST_F(ClusterCommandTest, ADeadlineEndsAWatch) {
+  const CommandResult result = cluster_->Run({"admin", "watch", "--deadline", "3s"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("watching since epoch "));
+}
+
 TEST_F(ClusterCommandTest, AnotherWorkerTakesTheRankOfALostOne) {
   const std::vector<float> values = {1, 2, 3, 4};
   client::MeshClient& client = cluster_->client();

@@ -362,9 +362,9 @@ TEST_F(LocalCommandTest, TakesOptionsOfRareUse) {
       {{"layer", "describe", "--in=8", "--out=16", "--no-bias"},
        {"layer", "describe", "--in=8", "--out=16"},
        "bias       -"},
-      {{"layer", "output", "linear", "--lhs=dp,x", "--rhs=x,-", "--axis-name=x"},
-       {"layer", "output", "linear", "--lhs=dp,x", "--rhs=-,-", "--axis-name=tp"},
-       "-,x"},
+      {{"layer", "output", "linear", "--lhs=dp,-,x", "--rhs=x,-", "--axis-name=x"},
+       {"layer", "output", "linear", "--lhs=dp,-,x", "--rhs=x,-"},
+       "-,-,x"},
       {{"logical", "resolve", "--names=batch,heads", "--rules", logical, "--context-rules", around},
        {"logical", "resolve", "--names=batch,heads", "--rules", logical, "--context-rules", other},
        "fsdp,tp"},
@@ -378,6 +378,7 @@ TEST_F(LocalCommandTest, TakesOptionsOfRareUse) {
     EXPECT_EQ(with.exit_code, 0) << each.with[0] << " " << each.with[1] << "\n" << with.err;
     EXPECT_THAT(with.out, HasSubstr(each.expected)) << each.with[0] << " " << each.with[1];
     const CommandResult without = Run(each.without);
+    EXPECT_EQ(without.exit_code, 0) << each.without[0] << " " << each.without[1] << without.err;
     EXPECT_THAT(without.out, Not(HasSubstr(each.expected)))
         << each.without[0] << " " << each.without[1] << without.err;
   }

@@ -166,7 +166,8 @@ absl::Status RunRestore(const Invocation& invocation, const std::vector<std::str
         unreachable.ok() ? client->cluster().RestoreQuarantined(array_id, name, validate_only)
                          : unreachable;
     if (!array.ok()) {
-      failed.push_back({{"array_id", array_id}, {"error", ToStd(array.status().message())}});
+      failed.push_back({{"array_id", array_id},
+                        {"error", ErrorJson(array.status(), ToStd(array.status().message()))}});
       if (array_ids.size() > 1 && !invocation.json) {
         std::cout << "Not restored: array " << array_id << ": " << array.status().message() << "\n";
       }
@@ -290,7 +291,9 @@ Json OperationJson(const Operation& operation) {
           {"start_time", Timestamp(operation.start_time)},
           {"end_time",
            operation.end_time.has_value() ? Json(Timestamp(*operation.end_time)) : Json(nullptr)},
-          {"error", operation.error.ok() ? Json(nullptr) : Json(ToStd(operation.error.message()))}};
+          {"error", operation.error.ok()
+                        ? Json(nullptr)
+                        : ErrorJson(operation.error, ToStd(operation.error.message()))}};
 }
 
 absl::StatusOr<std::vector<OperationState>> StatesOf(const std::vector<std::string>& names) {
@@ -430,14 +433,20 @@ absl::Status RunWatch(const Invocation& invocation, const std::vector<std::strin
   SHARDMESH_ASSIGN_OR_RETURN(const std::vector<ClusterSubject> subjects, SubjectsOf(names));
   return RunUntilStopped([&](Cancellation* stopped) -> absl::Status {
     SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+    bool has_begun = false;
     const absl::Status watched =
         client->cluster().WatchChanges(subjects,
-                                       [&invocation](const ClusterChange& change) {
+                                       [&](const ClusterChange& change) {
+                                         has_begun = true;
                                          PrintChange(change, invocation);
                                          return std::cout.good();  // the caller gives the reason
                                        },
-                                       {.cancellation = stopped});
-    return stopped->is_cancelled() ? absl::OkStatus() : watched;
+                                       {.timeout = invocation.deadline, .cancellation = stopped});
+    // --deadline ends a watch as Ctrl-C does.
+    const bool is_over = has_begun && invocation.deadline.has_value() &&
+                         absl::IsDeadlineExceeded(watched) &&
+                         ReasonOf(watched) == Reason::kUnspecified;
+    return stopped->is_cancelled() || is_over ? absl::OkStatus() : watched;
   });
 }
 
@@ -534,7 +543,7 @@ void AddAdminCommands(CommandLine* line) {
 
   auto subjects = std::make_shared<std::vector<std::string>>();
   line->AddCommand(
-          "watch", "Print changes of workers, arrays and names as they happen, until Ctrl-C",
+          "watch", "Print changes of workers, arrays and names, until Ctrl-C or --deadline",
           [=](const Invocation& i) { return RunWatch(i, *subjects); }, admin)
       ->add_option("--of", *subjects, "only these, separated by commas: workers, arrays, names")
       ->delimiter(',');

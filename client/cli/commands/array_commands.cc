@@ -199,6 +199,9 @@ absl::Status RunPut(const Invocation& invocation, const PutFlags& flags) {
   if (flags.mode.text.has_value() && !flags.axes.has_value()) {
     return WrongUse("--mode is about --axes; a preset has its own mode");
   }
+  if (!flags.profile.empty() && !flags.axes.has_value() && flags.preset.empty()) {
+    return WrongUse("--profile is about --axes and --preset; --spec and --rules need none");
+  }
   SHARDMESH_ASSIGN_OR_RETURN(const NpyFile file, NpyFile::Open(flags.path));
   const Compatibility compatibility = flags.exact.compatibility();
   PutOptions options;
@@ -274,7 +277,7 @@ absl::Status RunLs(const Invocation& invocation, const std::string& prefix, bool
   if (invocation.names()) {
     std::vector<std::string> names;
     for (const Array& array : arrays) {
-      if (!array.name.empty()) names.push_back(array.name);
+      names.push_back(array.name.empty() ? array.descriptor.array_id : array.name);
     }
     PrintNames(names);
     return absl::OkStatus();
@@ -482,7 +485,11 @@ void AddPut(CommandLine* line) {
       line->AddCommand("put", "Put the tensor of a .npy file onto the workers, under a name",
                        [flags](const Invocation& i) { return RunPut(i, *flags); });
   put->add_option("file", flags->path, "a .npy file")->required();
-  put->add_option("--as", flags->name, "name of the array")->required();
+  put->add_option("--as", flags->name, "name of the array")
+      ->required()
+      ->check([](const std::string& name) {
+        return name.empty() ? "the name is empty, and nothing would hold the array" : "";
+      });
   AddParsedOption(put, "--spec", &flags->spec, ParseSpec,
                   "mesh axes, one entry a dimension: fsdp,tp; - for none");
   AddParsedOption(put, "--axes", &flags->axes, ParseAxes,

@@ -90,7 +90,7 @@ absl::Status RunReplaceWorker(const Invocation& invocation, const std::string& i
   } else if (replaced.rank_count == 0) {
     std::cout << identity
               << (validate_only ? " serves no rank; nothing would change\n"
-                                : " serves no rank; nothing changed\n");
+                                : " serves no rank (any more); nothing changed\n");
   } else {
     std::cout << replacement << (validate_only ? " would get from " : " has from ") << identity
               << ": " << RanksText(replaced.ranks, replaced.rank_count) << "\n";

@@ -8,6 +8,7 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "absl/time/clock.h"
@@ -25,9 +26,12 @@ namespace {
 
 using ::shardmesh::test::IsOk;
 using ::shardmesh::test::StatusIs;
+using test::HeldCall;
 using test::SmallCoordinator;
 using test::SmallWorker;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 class MeshClientTest : public ::testing::Test {
  protected:
@@ -47,6 +51,15 @@ class MeshClientTest : public ::testing::Test {
     return {.name = name,
             .view = *TensorView::Create(Dtype::kU8, {4096, 4096}, bytes_),
             .spec = PartitionSpec({SpecEntry::None(), SpecEntry::Axis("tp")})};
+  }
+
+  // Puts a tensor of U8, all of it on each worker, whose elements are all `fill`.
+  void PutFilled(const std::string& name, const Shape& shape, char fill) {
+    const std::string bytes(static_cast<size_t>(shape[0] * shape[1]), fill);
+    const PutTensor tensor{.name = name,
+                           .view = *TensorView::Create(Dtype::kU8, shape, bytes),
+                           .spec = PartitionSpec()};
+    ASSERT_THAT(client_->arrays().PutTensors({tensor}), IsOk());
   }
 
   std::string bytes_;
@@ -199,17 +212,16 @@ TEST_F(MeshClientTest, ACallMayHaveATimeLimitOfItsOwn) {
 
 TEST_F(MeshClientTest, ACancelledCallEndsAtOnce) {
   Cancellation cancellation;
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      client_, MeshClient::Connect(coordinator_->address(), {.on_wait = [&](const absl::Status&) {
+                                     cancellation.Cancel();
+                                   }}));
   coordinator_->FailNextGetVersion(WithRetryDelay(
       WithReason(absl::UnavailableError("recovering"), Reason::kRecovering), absl::Seconds(20)));
   const absl::Time begin = absl::Now();
-  std::thread canceller([&cancellation] {
-    absl::SleepFor(absl::Milliseconds(100));
-    cancellation.Cancel();
-  });
   EXPECT_THAT(client_->cluster().GetVersion({.cancellation = &cancellation}),
               StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled));
   EXPECT_LT(absl::Now() - begin, absl::Seconds(10)) << "it waited for the next attempt";
-  canceller.join();
   EXPECT_THAT(client_->cluster().GetVersion({.cancellation = &cancellation}),
               StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled))
       << "a cancellation is permanent";
@@ -226,8 +238,219 @@ TEST_F(MeshClientTest, ACancelledPutEndsAndIsAborted) {
   EXPECT_THAT(client_->arrays().PutTensors({Large("a")}, {}, {.cancellation = &cancellation}),
               StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled));
   canceller.join();
+  EXPECT_EQ(coordinator_->aborted_transfers(), 1);
   EXPECT_THAT(client_->arrays().Gather(ArraySelector::ByName("a")),
               StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+}
+
+TEST_F(MeshClientTest, APutThatIsCancelledWhileTheCoordinatorJudgesItIsAborted) {
+  workers_[1]->FailPutsAfter(1, absl::UnavailableError("the connection broke"));
+  coordinator_->Hold(HeldCall::kCommit);
+  Cancellation cancellation;
+  std::thread canceller([&] {
+    EXPECT_TRUE(coordinator_->AwaitHeld(HeldCall::kCommit));
+    cancellation.Cancel();
+  });
+  const absl::Time begin = absl::Now();
+  EXPECT_THAT(client_->arrays().PutTensors({Large("a")}, {}, {.cancellation = &cancellation}),
+              StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled));
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(5)) << "it waited for the verdict";
+  canceller.join();
+  EXPECT_EQ(coordinator_->aborted_transfers(), 1);
+}
+
+TEST_F(MeshClientTest, ACancelledGatherLeavesNothingPinned) {
+  PutFilled("a", {4, 6}, 'a');
+  coordinator_->Hold(HeldCall::kBeginGet);
+  Cancellation cancellation;
+  std::thread canceller([&] {
+    EXPECT_TRUE(coordinator_->AwaitHeld(HeldCall::kBeginGet));
+    cancellation.Cancel();
+    coordinator_->LetGo(HeldCall::kBeginGet);
+  });
+  EXPECT_THAT(client_->arrays().Gather(ArraySelector::ByName("a"), nullptr,
+                                       {.cancellation = &cancellation}),
+              StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled));
+  canceller.join();
+  EXPECT_TRUE(coordinator_->AwaitAnsweredGets(1));
+  EXPECT_THAT(coordinator_->pinned_arrays(), IsEmpty());
+}
+
+TEST_F(MeshClientTest, AGatherWhoseTimeIsOverLeavesNothingPinned) {
+  PutFilled("a", {4, 6}, 'a');
+  coordinator_->Hold(HeldCall::kBeginGet);
+  constexpr absl::Duration kTimeout = absl::Milliseconds(500);
+  std::thread late([&] {
+    EXPECT_TRUE(coordinator_->AwaitHeld(HeldCall::kBeginGet));
+    absl::SleepFor(kTimeout);  // the gather's time is over then
+    coordinator_->LetGo(HeldCall::kBeginGet);
+  });
+  EXPECT_THAT(client_->arrays().Gather(ArraySelector::ByName("a"), nullptr, {.timeout = kTimeout}),
+              StatusIs(absl::StatusCode::kDeadlineExceeded));
+  late.join();
+  EXPECT_TRUE(coordinator_->AwaitAnsweredGets(1));
+  EXPECT_THAT(coordinator_->pinned_arrays(), IsEmpty());
+}
+
+TEST_F(MeshClientTest, ACancelledGatherDoesNotWaitForACoordinatorThatHangs) {
+  PutFilled("a", {4, 6}, 'a');
+  coordinator_->Hold(HeldCall::kBeginGet);
+  Cancellation cancellation;
+  std::thread canceller([&] {
+    EXPECT_TRUE(coordinator_->AwaitHeld(HeldCall::kBeginGet));
+    cancellation.Cancel();
+  });
+  const absl::Time begin = absl::Now();
+  EXPECT_THAT(client_->arrays().Gather(ArraySelector::ByName("a"), nullptr,
+                                       {.cancellation = &cancellation}),
+              StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled));
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(5));
+  canceller.join();
+}
+
+TEST_F(MeshClientTest, AGatherLeavesNothingPinned) {
+  PutFilled("a", {4, 6}, 'a');
+  ASSERT_THAT(client_->arrays().Gather(ArraySelector::ByName("a")), IsOk());
+  EXPECT_EQ(coordinator_->answered_gets(), 1);
+  EXPECT_THAT(coordinator_->pinned_arrays(), IsEmpty());
+}
+
+TEST_F(MeshClientTest, ASliceIsOfTheArrayThatTheNameMeansThen) {
+  PutFilled("tall", {8, 6}, 't');
+  PutFilled("flat", {2, 6}, 'f');
+  const std::vector<std::pair<std::string, Shape>> others = {{"tall", {8, 6}}, {"flat", {2, 6}}};
+  for (const auto& [other, shape] : others) {
+    PutFilled("a", {4, 6}, 'a');
+    // Between the question for the shape and the beginning of the get.
+    coordinator_->BeforeNextGet([this, to = other] { coordinator_->MoveName("a", to); });
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(
+        const GatheredTensor tensor,
+        client_->arrays().Gather(ArraySelector::ByName("a"), ArraySlice(2)));
+    EXPECT_EQ(tensor.part(), Tile::Whole(shape));
+    EXPECT_EQ(tensor.view().bytes()[0], other[0]);
+    EXPECT_THAT(coordinator_->pinned_arrays(), IsEmpty());
+  }
+}
+
+TEST_F(MeshClientTest, AllCallsOfATransferHaveItsTraceContext) {
+  const std::string trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+  ASSERT_THAT(client_->arrays().PutTensors({Large("a")}, {}, {.traceparent = trace}), IsOk());
+  ASSERT_THAT(client_->arrays().Gather(ArraySelector::ByName("a"), nullptr, {.traceparent = trace}),
+              IsOk());
+  workers_[0]->FailNextPutAfter(
+      1, WithReason(absl::ResourceExhaustedError("too much"), Reason::kMemoryLimit));
+  EXPECT_FALSE(client_->arrays().PutTensors({Large("b")}, {}, {.traceparent = trace}).ok());
+  EXPECT_EQ(coordinator_->aborted_transfers(), 1);
+  workers_[0]->FailNextPutAfter(1, absl::UnavailableError("the connection broke"));
+  coordinator_->FailTransfers(WithReason(absl::UnavailableError("lost"), Reason::kWorkerLost));
+  EXPECT_THAT(client_->arrays().PutTensors({Large("b")}, {}, {.traceparent = trace}),
+              StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost))
+      << "by the coordinator's verdict";
+  EXPECT_THAT(coordinator_->traces(), ElementsAre(trace));
+  EXPECT_THAT(workers_[0]->traces(), ElementsAre(trace));
+  EXPECT_THAT(workers_[1]->traces(), ElementsAre(trace));
+}
+
+TEST_F(MeshClientTest, RefusesATensorWithSeveralLayouts) {
+  PutTensor tensor = Large("a");
+  tensor.preset = "activations";
+  const auto put = client_->arrays().PutTensors({tensor});
+  EXPECT_THAT(put, StatusIs(absl::StatusCode::kInvalidArgument));
+  EXPECT_THAT(put.status().message(), HasSubstr("give one of spec, axes and preset"));
+}
+
+TEST_F(MeshClientTest, WatchesEndAtTheirTimeLimit) {
+  const auto watch = [&](absl::Duration until, const CallOptions& options) {
+    return client_->catalog().Watch(
+        {}, 0, absl::Now() + until, [](const CatalogChanges&) { return true; }, options);
+  };
+  const absl::Duration soon = absl::Milliseconds(100);
+  const absl::Duration late = absl::Seconds(60);
+  EXPECT_THAT(watch(late, {.timeout = soon}), StatusIs(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_THAT(watch(soon, {.timeout = late}), IsOk());
+  EXPECT_THAT(watch(soon, {}), IsOk());
+  EXPECT_THAT(client_->cluster().WatchChanges({}, [](const ClusterChange&) { return true; },
+                                              {.timeout = soon}),
+              StatusIs(absl::StatusCode::kDeadlineExceeded));
+}
+
+TEST_F(MeshClientTest, LeavesOutChangesOfAKindThatItDoesNotKnow) {
+  std::vector<v1::WatchClusterResponse> changes(3);
+  changes[0].mutable_array()->set_kind(static_cast<v1::ArrayChangeKind>(77));
+  changes[1].mutable_name()->set_kind(static_cast<v1::NameChangeKind>(77));
+  changes[2].mutable_array()->set_kind(v1::ARRAY_CHANGE_KIND_CREATED);
+  changes[2].mutable_array()->set_array_id("known");
+  coordinator_->ReportChanges(changes);
+  std::vector<std::string> reported;
+  EXPECT_THAT(
+      client_->cluster().WatchChanges(
+          {},
+          [&](const ClusterChange& change) {
+            const auto* const array = std::get_if<ArrayChange>(&change.event);
+            reported.push_back(array == nullptr ? StrCat(change.event.index()) : array->array_id);
+            return array == nullptr;
+          },
+          {.timeout = absl::Seconds(30)}),
+      IsOk());
+  EXPECT_THAT(reported, ElementsAre("0", "known"));
+}
+
+TEST_F(MeshClientTest, ForgetsAWorkerOnceThoughTheAnswerWasLost) {
+  coordinator_->LoseNextAnswerToForget(absl::UnavailableError("the connection broke"));
+  EXPECT_THAT(client_->cluster().ForgetWorker("lost"), IsOk());
+  EXPECT_THAT(client_->cluster().ForgetWorker("lost"),
+              StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+}
+
+TEST_F(MeshClientTest, AMalformedResultOfABatchIsAnErrorOfItsQuestion) {
+  v1::BatchResolveSpecsResponse response;
+  response.add_results()->mutable_response();
+  response.add_results();
+  response.add_results()->mutable_error();  // OK
+  coordinator_->AnswerBatchesWith(response);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto answers, client_->layouts().BatchResolveSpecs(
+                                                         std::vector<ResolveSpecQuestion>(3)));
+  ASSERT_EQ(answers.size(), 3u);
+  EXPECT_THAT(answers[1], StatusIs(absl::StatusCode::kInternal));
+  EXPECT_THAT(answers[2], StatusIs(absl::StatusCode::kInternal));
+}
+
+TEST_F(MeshClientTest, ACallThatWaitsForAnothersSessionKeepsItsOwnLimits) {
+  coordinator_->Hold(HeldCall::kOpenSession);
+  std::thread opener([this] { EXPECT_THAT(client_->arrays().PutTensors({}), IsOk()); });
+  EXPECT_TRUE(coordinator_->AwaitHeld(HeldCall::kOpenSession));
+  const absl::Time begin = absl::Now();
+  EXPECT_THAT(client_->arrays().PutTensors({}, {}, {.timeout = absl::Milliseconds(100)}),
+              StatusIs(absl::StatusCode::kDeadlineExceeded));
+  Cancellation cancellation;
+  std::thread canceller([&] {
+    absl::SleepFor(absl::Milliseconds(100));  // the call waits by then, on most machines
+    cancellation.Cancel();
+  });
+  EXPECT_THAT(client_->arrays().PutTensors({}, {}, {.cancellation = &cancellation}),
+              StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled));
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(10));
+  canceller.join();
+  std::thread waiter([this] { EXPECT_THAT(client_->arrays().PutTensors({}), IsOk()); });
+  coordinator_->LetGo(HeldCall::kOpenSession);
+  opener.join();
+  waiter.join();
+  EXPECT_EQ(coordinator_->opened_sessions(), 1);
+}
+
+TEST_F(MeshClientTest, AnotherCallOpensTheSessionWhenTheFirstOneIsCancelled) {
+  coordinator_->Hold(HeldCall::kOpenSession);
+  Cancellation cancellation;
+  std::thread opener([&] {
+    EXPECT_THAT(client_->arrays().PutTensors({}, {}, {.cancellation = &cancellation}),
+                StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled));
+  });
+  EXPECT_TRUE(coordinator_->AwaitHeld(HeldCall::kOpenSession));
+  std::thread waiter([this] { EXPECT_THAT(client_->arrays().PutTensors({}), IsOk()); });
+  cancellation.Cancel();
+  opener.join();
+  coordinator_->LetGo(HeldCall::kOpenSession);
+  waiter.join();
 }
 
 TEST_F(MeshClientTest, OpensOneSessionRenewsItAndClosesIt) {

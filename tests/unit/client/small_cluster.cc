@@ -5,6 +5,7 @@
 #include <grpcpp/server_builder.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/time/clock.h"
 #include "process/crc32c.h"
@@ -39,8 +40,21 @@ std::unique_ptr<grpc::Server> Serve(const std::vector<grpc::Service*>& services,
   return server;
 }
 
+// The trace context of a call; empty for none.
+std::string TraceOf(const grpc::ServerContext& context) {
+  const auto found = context.client_metadata().find("traceparent");
+  return found == context.client_metadata().end()
+             ? ""
+             : std::string(found->second.data(), found->second.size());
+}
+
 absl::Status BadToken() {
   return WithReason(absl::PermissionDeniedError("not the token of this array"), Reason::kBadToken);
+}
+
+absl::Status NoArray(const std::string& name) {
+  return WithReason(absl::NotFoundError(StrCat("no array is named '", name, "'")),
+                    Reason::kNotFound);
 }
 
 }  // namespace
@@ -102,6 +116,11 @@ int64_t SmallWorker::gets() const {
   return gets_;
 }
 
+std::set<std::string> SmallWorker::traces() const {
+  absl::MutexLock lock(&mutex_);
+  return traces_;
+}
+
 bool SmallWorker::AwaitStalledPut() {
   return put_is_stalled_.WaitForNotificationWithTimeout(kGenerous);
 }
@@ -135,6 +154,10 @@ absl::Status SmallWorker::Take(const v1::PutTilesRequest& request, Stored* open)
 grpc::Status SmallWorker::PutTiles(grpc::ServerContext* context,
                                    grpc::ServerReader<v1::PutTilesRequest>* reader,
                                    v1::PutTilesResponse* response) {
+  {
+    absl::MutexLock lock(&mutex_);
+    traces_.insert(TraceOf(*context));
+  }
   v1::PutTilesRequest request;
   Stored open;
   int64_t taken_bytes = 0;
@@ -171,6 +194,7 @@ grpc::Status SmallWorker::GetTiles(grpc::ServerContext* context, const v1::GetTi
                                    grpc::ServerWriter<v1::GetTilesResponse>* writer) {
   absl::MutexLock lock(&mutex_);
   ++gets_;
+  traces_.insert(TraceOf(*context));
   for (const v1::TileSelector& selector : request->tiles()) {
     if (selector.token() != GetToken(selector.array_id())) {
       return rpc::ToGrpc(BadToken());
@@ -220,6 +244,7 @@ class SmallCoordinator::Sessions final : public v1::SessionService::Service {
 
   grpc::Status OpenSession(grpc::ServerContext* context, const v1::OpenSessionRequest* request,
                            v1::OpenSessionResponse* response) override {
+    owner_.Pass(HeldCall::kOpenSession);
     absl::MutexLock lock(&owner_.mutex_);
     response->set_session_id(StrCat("session-", ++owner_.opened_));
     *response->mutable_ttl() = request->ttl();
@@ -261,6 +286,57 @@ class SmallCoordinator::Cluster final : public v1::ClusterService::Service {
     }
     response->mutable_build()->set_version("0.1.0");
     response->set_cluster_id("small");
+    return grpc::Status::OK;
+  }
+  grpc::Status ForgetWorker(grpc::ServerContext* context, const v1::ForgetWorkerRequest* request,
+                            v1::ForgetWorkerResponse* response) override {
+    absl::MutexLock lock(&owner_.mutex_);
+    if (owner_.workers_known_.erase(request->identity()) == 0) {
+      return rpc::ToGrpc(WithReason(absl::NotFoundError("no such worker"), Reason::kNotFound));
+    }
+    return rpc::ToGrpc(std::exchange(owner_.forget_answer_, absl::OkStatus()));
+  }
+  grpc::Status WatchCluster(grpc::ServerContext* context, const v1::WatchClusterRequest* request,
+                            grpc::ServerWriter<v1::WatchClusterResponse>* writer) override {
+    std::vector<v1::WatchClusterResponse> changes(1);
+    changes.front().mutable_started()->set_epoch(1);
+    {
+      absl::MutexLock lock(&owner_.mutex_);
+      changes.insert(changes.end(), owner_.changes_.begin(), owner_.changes_.end());
+    }
+    for (const v1::WatchClusterResponse& change : changes) writer->Write(change);
+    owner_.AwaitEnd(*context);
+    return grpc::Status::OK;
+  }
+
+ private:
+  SmallCoordinator& owner_;
+};
+
+// Nothing changes.
+class SmallCoordinator::Catalog final : public v1::CatalogService::Service {
+ public:
+  explicit Catalog(SmallCoordinator* owner) : owner_(*owner) {}
+
+  grpc::Status Watch(grpc::ServerContext* context, const v1::WatchRequest* request,
+                     grpc::ServerWriter<v1::WatchResponse>* writer) override {
+    owner_.AwaitEnd(*context);
+    return grpc::Status::OK;
+  }
+
+ private:
+  SmallCoordinator& owner_;
+};
+
+class SmallCoordinator::Resolve final : public v1::ResolveService::Service {
+ public:
+  explicit Resolve(SmallCoordinator* owner) : owner_(*owner) {}
+
+  grpc::Status BatchResolveSpecs(grpc::ServerContext* context,
+                                 const v1::BatchResolveSpecsRequest* request,
+                                 v1::BatchResolveSpecsResponse* response) override {
+    absl::MutexLock lock(&owner_.mutex_);
+    *response = owner_.batch_answer_;
     return grpc::Status::OK;
   }
 
@@ -306,6 +382,7 @@ class SmallCoordinator::Operations final : public v1::OperationService::Service 
     response.mutable_operation()->set_state(v1::OPERATION_STATE_RUNNING);
     response.mutable_operation()->mutable_start_time();
     writer->Write(response);
+    owner_.Trace(*context);
     absl::MutexLock lock(&owner_.mutex_);
     const auto has_ended = [this, context] {
       return !owner_.transfer_error_.ok() || owner_.stopping_ || context->IsCancelled();
@@ -329,8 +406,10 @@ SmallCoordinator::SmallCoordinator(Mesh mesh, std::vector<SmallWorker*> workers)
     : mesh_(std::move(mesh)), workers_(std::move(workers)) {
   others_.push_back(std::make_unique<Sessions>(this));
   others_.push_back(std::make_unique<Cluster>(this));
+  others_.push_back(std::make_unique<Catalog>(this));
   others_.push_back(std::make_unique<Layouts>());
   others_.push_back(std::make_unique<Operations>(this));
+  others_.push_back(std::make_unique<Resolve>(this));
   std::vector<grpc::Service*> services = {this};
   for (const std::unique_ptr<grpc::Service>& service : others_) {
     services.push_back(service.get());
@@ -398,6 +477,92 @@ void SmallCoordinator::ForgetSessions() {
   sessions_.clear();
 }
 
+void SmallCoordinator::Hold(HeldCall call) {
+  absl::MutexLock lock(&mutex_);
+  held_.insert(call);
+}
+
+void SmallCoordinator::LetGo(HeldCall call) {
+  absl::MutexLock lock(&mutex_);
+  held_.erase(call);
+}
+
+bool SmallCoordinator::AwaitHeld(HeldCall call) {
+  absl::MutexLock lock(&mutex_);
+  const auto is_held = [this, call] { return waiting_.contains(call); };
+  return mutex_.AwaitWithTimeout(absl::Condition(&is_held), kGenerous);
+}
+
+void SmallCoordinator::BeforeNextGet(std::function<void()> run) {
+  absl::MutexLock lock(&mutex_);
+  before_get_ = std::move(run);
+}
+
+void SmallCoordinator::MoveName(const std::string& name, const std::string& to) {
+  absl::MutexLock lock(&mutex_);
+  v1::Array array = arrays_[to];
+  array.set_name(name);
+  array.set_name_version(arrays_[name].name_version() + 1);
+  arrays_[name] = std::move(array);
+}
+
+void SmallCoordinator::ReportChanges(std::vector<v1::WatchClusterResponse> changes) {
+  absl::MutexLock lock(&mutex_);
+  changes_ = std::move(changes);
+}
+
+void SmallCoordinator::LoseNextAnswerToForget(absl::Status error) {
+  absl::MutexLock lock(&mutex_);
+  forget_answer_ = std::move(error);
+}
+
+void SmallCoordinator::AnswerBatchesWith(v1::BatchResolveSpecsResponse response) {
+  absl::MutexLock lock(&mutex_);
+  batch_answer_ = std::move(response);
+}
+
+int64_t SmallCoordinator::answered_gets() const {
+  absl::MutexLock lock(&mutex_);
+  return answered_gets_;
+}
+
+bool SmallCoordinator::AwaitAnsweredGets(int64_t count) {
+  absl::MutexLock lock(&mutex_);
+  const auto are_enough = [this, count] { return answered_gets_ >= count; };
+  return mutex_.AwaitWithTimeout(absl::Condition(&are_enough), kGenerous);
+}
+
+std::set<std::string> SmallCoordinator::pinned_arrays() const {
+  absl::MutexLock lock(&mutex_);
+  return pinned_;
+}
+
+std::set<std::string> SmallCoordinator::traces() const {
+  absl::MutexLock lock(&mutex_);
+  return traces_;
+}
+
+void SmallCoordinator::Pass(HeldCall call) {
+  absl::MutexLock lock(&mutex_);
+  const auto waiting = waiting_.insert(call);
+  const auto may_pass = [this, call] { return !held_.contains(call) || stopping_; };
+  mutex_.AwaitWithTimeout(absl::Condition(&may_pass), kGenerous);
+  waiting_.erase(waiting);
+}
+
+void SmallCoordinator::Trace(const grpc::ServerContext& context) {
+  absl::MutexLock lock(&mutex_);
+  traces_.insert(TraceOf(context));
+}
+
+void SmallCoordinator::AwaitEnd(const grpc::ServerContext& context) {
+  absl::MutexLock lock(&mutex_);
+  const auto has_ended = [this, &context] { return stopping_ || context.IsCancelled(); };
+  for (const absl::Time limit = absl::Now() + kGenerous; !has_ended() && absl::Now() < limit;) {
+    mutex_.AwaitWithTimeout(absl::Condition(&has_ended), absl::Milliseconds(20));
+  }
+}
+
 int64_t SmallCoordinator::opened_sessions() const {
   absl::MutexLock lock(&mutex_);
   return opened_;
@@ -435,6 +600,7 @@ grpc::Status SmallCoordinator::CheckSession(const std::string& session_id) const
 grpc::Status SmallCoordinator::BeginPut(
     grpc::ServerContext* context,
     grpc::ServerReaderWriter<v1::BeginPutResponse, v1::BeginPutRequest>* stream) {
+  Trace(*context);
   v1::BeginPutRequest request;
   v1::BeginPutResponse response;
   stream->Read(&request);
@@ -490,6 +656,8 @@ grpc::Status SmallCoordinator::BeginPut(
 grpc::Status SmallCoordinator::CommitTransfer(grpc::ServerContext* context,
                                               const v1::CommitTransferRequest* request,
                                               v1::CommitTransferResponse* response) {
+  Trace(*context);
+  Pass(HeldCall::kCommit);
   absl::MutexLock lock(&mutex_);
   if (!transfer_error_.ok()) {
     return rpc::ToGrpc(transfer_error_);
@@ -511,6 +679,7 @@ grpc::Status SmallCoordinator::CommitTransfer(grpc::ServerContext* context,
 grpc::Status SmallCoordinator::AbortTransfer(grpc::ServerContext* context,
                                              const v1::AbortTransferRequest* request,
                                              v1::AbortTransferResponse* response) {
+  Trace(*context);
   absl::MutexLock lock(&mutex_);
   if (!abort_error_.ok()) {
     return rpc::ToGrpc(abort_error_);
@@ -520,20 +689,57 @@ grpc::Status SmallCoordinator::AbortTransfer(grpc::ServerContext* context,
   return grpc::Status::OK;
 }
 
+grpc::Status SmallCoordinator::ReleaseArrays(grpc::ServerContext* context,
+                                             const v1::ReleaseArraysRequest* request,
+                                             v1::ReleaseArraysResponse* response) {
+  Trace(*context);
+  absl::MutexLock lock(&mutex_);
+  for (const std::string& array_id : request->array_ids()) {
+    response->set_released(response->released() + static_cast<int32_t>(pinned_.erase(array_id)));
+  }
+  return grpc::Status::OK;
+}
+
+grpc::Status SmallCoordinator::DescribeArray(grpc::ServerContext* context,
+                                             const v1::DescribeArrayRequest* request,
+                                             v1::DescribeArrayResponse* response) {
+  Trace(*context);
+  absl::MutexLock lock(&mutex_);
+  const auto found = arrays_.find(request->array().name());
+  if (found == arrays_.end()) return rpc::ToGrpc(NoArray(request->array().name()));
+  *response->mutable_array() = found->second;
+  return grpc::Status::OK;
+}
+
 grpc::Status SmallCoordinator::BeginGet(grpc::ServerContext* context,
                                         const v1::BeginGetRequest* request,
                                         v1::BeginGetResponse* response) {
   if (grpc::Status status = CheckSession(request->session_id()); !status.ok()) {
     return status;
   }
+  Trace(*context);
+  Pass(HeldCall::kBeginGet);
+  std::function<void()> before;
+  {
+    absl::MutexLock lock(&mutex_);
+    before = std::exchange(before_get_, nullptr);
+  }
+  if (before) before();
   absl::MutexLock lock(&mutex_);
   const auto found = arrays_.find(request->array().name());
-  if (found == arrays_.end()) {
-    return rpc::ToGrpc(
-        WithReason(absl::NotFoundError(StrCat("no array is named '", request->array().name(), "'")),
-                   Reason::kNotFound));
+  if (found == arrays_.end()) return rpc::ToGrpc(NoArray(request->array().name()));
+  if (request->has_slice()) {
+    const absl::StatusOr<ArrayDescriptor> array = rpc::Decode(found->second.array_descriptor());
+    const absl::StatusOr<Tile> slice = rpc::Decode(request->slice());
+    for (size_t dim = 0; array.ok() && slice.ok() && dim < array->shape.size(); ++dim) {
+      if (slice->ranges[dim].stop > array->shape[dim]) {
+        return grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "beyond the array");
+      }
+    }
   }
   *response->mutable_array() = found->second;
+  response->set_pinned(pinned_.insert(found->second.array_descriptor().array_id()).second);
+  ++answered_gets_;
   for (const TransferDevice& device : devices()) {
     v1::DeviceEndpoint& endpoint = *response->add_devices();
     endpoint.set_rank(device.rank);

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -28,6 +29,7 @@
 #include "shardmesh/v1/cluster_service.grpc.pb.h"
 #include "shardmesh/v1/layout_service.grpc.pb.h"
 #include "shardmesh/v1/operation_service.grpc.pb.h"
+#include "shardmesh/v1/resolve_service.grpc.pb.h"
 #include "shardmesh/v1/session_service.grpc.pb.h"
 #include "shardmesh/v1/tile_service.grpc.pb.h"
 #include "tensor/array_descriptor.h"
@@ -62,6 +64,8 @@ class SmallWorker final : public v1::TileService::Service {
   // Bytes of the tile of an array that came for a rank; nullopt if none did.
   std::optional<std::string> TileOf(const std::string& array_id, int32_t rank) const;
   int64_t gets() const;
+  // Traces of all puts and gets, without repetition.
+  std::set<std::string> traces() const;
   // Waits until a put is stalled; false after a generous time.
   bool AwaitStalledPut();
 
@@ -89,11 +93,15 @@ class SmallWorker final : public v1::TileService::Service {
   bool corrupts_gets_ ABSL_GUARDED_BY(mutex_) = false;
   bool breaks_gets_ ABSL_GUARDED_BY(mutex_) = false;
   int64_t gets_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::set<std::string> traces_ ABSL_GUARDED_BY(mutex_);
   absl::Notification put_is_stalled_;
   absl::Notification stopping_;
   std::string address_;
   std::unique_ptr<grpc::Server> server_;
 };
+
+// Calls of the small coordinator that a test can hold.
+enum class HeldCall { kOpenSession, kBeginGet, kCommit };
 
 // A coordinator of one mesh, "default", over `workers` by rank. Thread-safe.
 class SmallCoordinator final : public v1::ArrayService::Service {
@@ -118,12 +126,34 @@ class SmallCoordinator final : public v1::ArrayService::Service {
   void FailNextPuts(std::vector<absl::Status> errors);
   // No session that was opened so far is known any more.
   void ForgetSessions();
+  // Calls of this kind wait until they are let go, also if their client leaves.
+  void Hold(HeldCall call);
+  void LetGo(HeldCall call);
+  // Waits until a call of this kind is held; false after a generous time.
+  bool AwaitHeld(HeldCall call);
+  // Runs once, when BeginGet was asked and has not looked for the array yet.
+  void BeforeNextGet(std::function<void()> run);
+  // Points the name to the array of another name.
+  void MoveName(const std::string& name, const std::string& to);
+  // Watches of the cluster report these; a watch ends only with its call.
+  void ReportChanges(std::vector<v1::WatchClusterResponse> changes);
+  // The next call of ForgetWorker forgets the worker, and this error is all that is heard of it.
+  void LoseNextAnswerToForget(absl::Status error);
+  // Answers to batches of questions.
+  void AnswerBatchesWith(v1::BatchResolveSpecsResponse response);
 
   // Calls of GetVersion so far.
   int version_calls() const;
   int64_t opened_sessions() const;
   int64_t open_sessions() const;
   int64_t aborted_transfers() const;
+  // Calls of BeginGet that were answered with an array.
+  int64_t answered_gets() const;
+  bool AwaitAnsweredGets(int64_t count);
+  // Ids of arrays that a session pins.
+  std::set<std::string> pinned_arrays() const;
+  // Traces of all calls of arrays, without repetition.
+  std::set<std::string> traces() const;
   // Of all calls of BeginPut, in order.
   std::vector<std::string> put_request_ids() const;
   // Waits until sessions were renewed so often; false after a generous time.
@@ -139,14 +169,26 @@ class SmallCoordinator final : public v1::ArrayService::Service {
                              v1::AbortTransferResponse* response) override;
   grpc::Status BeginGet(grpc::ServerContext* context, const v1::BeginGetRequest* request,
                         v1::BeginGetResponse* response) override;
+  grpc::Status ReleaseArrays(grpc::ServerContext* context, const v1::ReleaseArraysRequest* request,
+                             v1::ReleaseArraysResponse* response) override;
+  grpc::Status DescribeArray(grpc::ServerContext* context, const v1::DescribeArrayRequest* request,
+                             v1::DescribeArrayResponse* response) override;
   grpc::Status ListArrays(grpc::ServerContext* context, const v1::ListArraysRequest* request,
                           v1::ListArraysResponse* response) override;
 
  private:
   class Sessions;
   class Cluster;
+  class Catalog;
   class Layouts;
   class Operations;
+  class Resolve;
+
+  // Waits while calls of this kind are held.
+  void Pass(HeldCall call) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Trace(const grpc::ServerContext& context) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Waits until the call ends; `mutex_` is free meanwhile.
+  void AwaitEnd(const grpc::ServerContext& context) ABSL_LOCKS_EXCLUDED(mutex_);
 
   grpc::Status CheckSession(const std::string& session_id) const;
 
@@ -165,6 +207,16 @@ class SmallCoordinator final : public v1::ArrayService::Service {
   int version_calls_ ABSL_GUARDED_BY(mutex_) = 0;
   std::deque<absl::Status> put_errors_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::string> put_request_ids_ ABSL_GUARDED_BY(mutex_);
+  std::set<HeldCall> held_ ABSL_GUARDED_BY(mutex_);
+  std::multiset<HeldCall> waiting_ ABSL_GUARDED_BY(mutex_);  // calls that are held
+  std::function<void()> before_get_ ABSL_GUARDED_BY(mutex_);
+  std::vector<v1::WatchClusterResponse> changes_ ABSL_GUARDED_BY(mutex_);
+  absl::Status forget_answer_ ABSL_GUARDED_BY(mutex_);
+  std::set<std::string> workers_known_ ABSL_GUARDED_BY(mutex_) = {"lost"};
+  v1::BatchResolveSpecsResponse batch_answer_ ABSL_GUARDED_BY(mutex_);
+  int64_t answered_gets_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::set<std::string> pinned_ ABSL_GUARDED_BY(mutex_);
+  std::set<std::string> traces_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<v1::Array> staged_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, v1::Array> arrays_ ABSL_GUARDED_BY(mutex_);  // by name

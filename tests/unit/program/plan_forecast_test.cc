@@ -71,9 +71,21 @@ TEST(PlanForecastTest, APlanWithoutCollectivesExchangesNothing) {
   EXPECT_EQ(forecast.peak_bytes, kTile / 2);
 }
 
+TEST(PlanForecastTest, ForgetsHugeTemporariesAsItCountedThem) {
+  // 16 temporaries of 2^62 bytes are freed one after the other: what is left cannot be told from a
+  // sum that was cut off.
+  constexpr ValueIndex kTemporaries = 16;
+  Program program = {.operand_count = 1, .ops = {}, .outputs = {2 * kTemporaries}};
+  for (ValueIndex i = 0; i < kTemporaries; ++i) program.ops.push_back(Sum(0, "tp"));
+  for (ValueIndex i = 0; i < kTemporaries; ++i) program.ops.push_back(Sum(i + 1, "tp"));
+  const Plan plan = *PlanProgram(
+      program, {Value({int64_t{1} << 30, int64_t{1} << 30}, PartitionSpec())}, Target("tp=2"));
+  EXPECT_EQ(ForecastOf(plan, {}).peak_bytes, std::numeric_limits<int64_t>::max());
+}
+
 TEST(PlanForecastTest, CutsHugeNumbersOff) {
   Program program = {.operand_count = 1, .ops = {}, .outputs = {}};
-  for (ValueIndex i = 0; i < 16; ++i) {  // each has 2^60 bytes
+  for (ValueIndex i = 0; i < 16; ++i) {  // each has 2^62 bytes
     program.ops.push_back(Sum(i, "tp"));
     program.outputs.push_back(i + 1);
   }

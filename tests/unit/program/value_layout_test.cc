@@ -49,5 +49,14 @@ TEST(ValueLayoutTest, CountsStopAtTheLargestNumber) {
   EXPECT_EQ(sum, kMost);
 }
 
+TEST(ValueLayoutTest, BytesAreRightWhereTheBitsAreTooMany) {
+  const Mesh mesh = *Mesh::Parse("tp=1");
+  EXPECT_EQ(TileBytes(mesh, Value({int64_t{1} << 30, int64_t{1} << 30}, PartitionSpec())),
+            int64_t{1} << 62);
+  EXPECT_EQ(BytesOf(int64_t{1} << 62, Dtype::kF32), std::numeric_limits<int64_t>::max());
+  EXPECT_EQ(BytesOf(7, Dtype::kI64), 56);
+  EXPECT_EQ(BytesOf(0, Dtype::kI64), 0);
+}
+
 }  // namespace
 }  // namespace shardmesh

@@ -102,6 +102,19 @@ TEST(ConnectorTest, CancelEndsIt) {
               StatusIs(absl::StatusCode::kCancelled));
 }
 
+TEST(WaitForConnectedTest, EndsSoonAfterItIsCancelled) {
+  const SilentSocket silent;
+  const ChannelOptions options{.own_connection = true};
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto channel, CreateChannel(silent.address(), options));
+  const Clock::time_point start = Clock::now();
+  const ConnectOptions wait{.timeout = absl::Seconds(30), .is_cancelled = [start] {
+                              return Clock::now() - start > std::chrono::milliseconds(200);
+                            }};
+  EXPECT_THAT(WaitForConnected(*channel, silent.address(), wait, options),
+              StatusIs(absl::StatusCode::kCancelled));
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(5));
+}
+
 TEST(ConnectorTest, RefusesTextThatIsNoAddress) {
   EXPECT_THAT(Connector::Create("nowhere", {}).status(),
               StatusIs(absl::StatusCode::kInvalidArgument));

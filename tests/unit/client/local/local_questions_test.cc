@@ -25,6 +25,7 @@ namespace {
 
 using ::shardmesh::test::IsOk;
 using ::shardmesh::test::StatusIs;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 PartitionSpec Spec(const std::string& axis) { return PartitionSpec({SpecEntry::Axis(axis)}); }
@@ -181,6 +182,20 @@ TEST_F(LocalQuestionsTest, BatchesHaveALimitAndMayBeEmpty) {
   questions.push_back(question);
   EXPECT_THAT(client().layouts().BatchResolveSpecs(questions),
               StatusIs(absl::StatusCode::kInvalidArgument, Reason::kLimitExceeded));
+}
+
+TEST_F(LocalQuestionsTest, ABatchWhoseResultsAreTooLongSaysHowManyFit) {
+  const ResolveSpecQuestion question = {
+      .axes = {AxisValue::Name("__BATCH__"), AxisValue::Name("__EMBED__")},
+      .shape = Shape{7, 7},
+      .mesh = mesh_,
+      .explain = true,
+      .suggest_fixes = true};
+  const std::vector<ResolveSpecQuestion> questions(10'000, question);
+  const auto answers = client().layouts().BatchResolveSpecs(questions);
+  EXPECT_THAT(answers, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kLimitExceeded));
+  EXPECT_THAT(std::string(answers.status().message()),
+              AllOf(HasSubstr("of 10000 questions have "), HasSubstr("the limit is 3145728")));
 }
 
 TEST_F(LocalQuestionsTest, SaysWhatNeedsACluster) {

@@ -77,7 +77,7 @@ class TransferTest : public ::testing::Test {
         tensor.array, Tile::Whole(tensor.array.shape), GetToken(tensor.array.array_id), devices,
         *MutableTensorView::Create(tensor.array.dtype, tensor.array.shape,
                                    absl::MakeSpan(bytes.data(), bytes.size())),
-        nullptr, options_);
+        &cancellation_, options_);
     if (!status.ok()) {
       return status;
     }
@@ -240,6 +240,35 @@ TEST_F(TransferTest, AWorkerSaysWhoItIs) {
                                  worker->Identify({options_.deadline.wall(), {}}));
   EXPECT_EQ(identity.identity, workers_[0]->address());
   EXPECT_EQ(identity.incarnation, 7u);
+}
+
+TEST_F(TransferTest, ACancellationEndsAttemptsToConnect) {
+  const ::shardmesh::test::SilentSocket silent;
+  std::vector<TestTensor> tensors;
+  tensors.emplace_back("a", mesh_, Spec({kTp}), Shape{64, 64});
+  ASSERT_THAT(UploadAll(tensors), IsOk());
+  std::vector<TransferDevice> devices = coordinator_->devices();
+  for (TransferDevice& device : devices) device.addresses = {silent.address()};
+  const absl::Time begin = absl::Now();
+  std::thread canceller([this] {
+    absl::SleepFor(absl::Milliseconds(200));  // they have begun by then, on most machines
+    cancellation_.Cancel();
+  });
+  EXPECT_THAT(DownloadAll(tensors[0], devices), StatusIs(absl::StatusCode::kCancelled));
+  canceller.join();
+  EXPECT_THAT(Upload(devices, {tensors[0].upload()}, &cancellation_, options_),
+              StatusIs(absl::StatusCode::kCancelled));
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(5)) << "and not the 10 s of each address";
+}
+
+TEST_F(TransferTest, ADownloadEndsWithItsTimeThoughAHolderIsLeft) {
+  const ::shardmesh::test::SilentSocket silent;
+  std::vector<TestTensor> tensors;
+  tensors.emplace_back("a", mesh_, Spec({kTp}), Shape{64, 64});
+  std::vector<TransferDevice> devices = coordinator_->devices();
+  for (TransferDevice& device : devices) device.addresses = {silent.address()};
+  options_.deadline = SteadyDeadline::After(absl::Milliseconds(500));
+  EXPECT_THAT(DownloadAll(tensors[0], devices), StatusIs(absl::StatusCode::kDeadlineExceeded));
 }
 
 TEST_F(TransferTest, ASilentAddressOfAWorkerHoldsNobodyUpForLong) {
