@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -362,7 +363,7 @@ TEST_F(MeshClientTest, RefusesATensorWithSeveralLayouts) {
 TEST_F(MeshClientTest, WatchesEndAtTheirTimeLimit) {
   const auto watch = [&](absl::Duration until, const CallOptions& options) {
     return client_->catalog().Watch(
-        {}, 0, absl::Now() + until, [](const CatalogChanges&) { return true; }, options);
+        {}, std::nullopt, absl::Now() + until, [](const CatalogChanges&) { return true; }, options);
   };
   const absl::Duration soon = absl::Milliseconds(100);
   const absl::Duration late = absl::Seconds(60);

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -129,7 +130,7 @@ TEST_F(LocalQuestionsTest, AnswersWithTheEffectiveSpecAlone) {
 TEST_F(LocalQuestionsTest, ACancelledWatchEnds) {
   Cancellation cancellation;
   bool is_started = false;
-  EXPECT_THAT(client().catalog().Watch({}, 0, absl::Now() + absl::Minutes(1),
+  EXPECT_THAT(client().catalog().Watch({}, std::nullopt, absl::Now() + absl::Minutes(1),
                                        [&](const CatalogChanges&) {
                                          is_started = true;
                                          cancellation.Cancel();
