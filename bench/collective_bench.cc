@@ -303,7 +303,7 @@ class Vectors {
     };
   }
 
-  // Takes memory for a result of which nothing is still being sent, as a worker's pool does.
+  // Allocates a result. Nothing may still be sent from its memory, as in a worker's pool.
   void Renew() {
     const auto free = std::find_if(results_.begin(), results_.end(),
                                    [](const Memory& memory) { return memory.use_count() == 1; });
@@ -397,7 +397,7 @@ void Measure(Rank& rank, Vectors& vectors, const Vectors::Kind& kind, int64_t ca
     slowest.p99 = std::max(slowest.p99, theirs.p99);
     slowest.mean = std::max(slowest.mean, theirs.mean);
   }
-  // `own` is read by the link until all have it.
+  // The link reads `own` until all ranks have it.
   Check(PairwiseBarrier(rank.Next()));
   if (rank.rank() != 0) return;
   std::printf("%s\n", nlohmann::json{{"system", "shardmesh"},
@@ -425,7 +425,7 @@ struct Arguments {
 
 void RunRank(DeviceId number, const Arguments& arguments, const std::string& folder) {
   rpc::ConfigureLog({.level = rpc::LogLevel::kOff});
-  // As a worker does.
+  // The same as in a worker.
   rpc::KeepMessageMemory();
   rpc::PollOwnConnections();
   Rank rank(number, arguments.ranks, arguments.transport, folder);
@@ -498,7 +498,7 @@ int Main(int argc, char** argv) {
     const pid_t pid = wait(&status);
     children.erase(std::find(children.begin(), children.end(), pid));
     if (status == 0) continue;
-    // The others wait for it in vain.
+    // The other ranks would wait for it for ever.
     for (const pid_t child : code == 0 ? children : std::vector<pid_t>()) kill(child, SIGTERM);
     code = 1;
   }

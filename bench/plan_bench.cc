@@ -29,7 +29,7 @@ struct Reshard {
 
 const std::vector<Reshard>& Reshards() {
   static const auto* const reshards = new std::vector<Reshard>{
-      // 131,072 tiles each, cut across each other: every coordinate counts.
+      // 131,072 tiles each, with cuts that cross each other: every coordinate counts.
       {"swap", {Axes({"a", "b"}), Axes({"c"})}, {Axes({"c"}), Axes({"b", "a"})}},
       {"reorder", {Axes({"a", "b", "c"})}, {Axes({"c", "b", "a"})}},
       {"all_gather", {Axes({"a", "b", "c"})}, {}},

@@ -51,14 +51,14 @@ namespace shardmesh {
 namespace {
 
 constexpr int kWarmUp = 2'000;
-// How much is measured.
+// The duration and the number of measurements.
 struct Extent {
   int rounds = 40;
   int calls_per_round = 500;
   int rate_rounds = 30;
 };
-constexpr double kLatencyTarget = 1.15;  // times the empty call's
-constexpr double kRateTarget = 0.9;      // of the empty call's
+constexpr double kLatencyTarget = 1.15;  // relative to the empty call
+constexpr double kRateTarget = 0.9;      // relative to the empty call
 constexpr int kOutstanding = 64;
 constexpr absl::Duration kRateTime = absl::Milliseconds(200);
 constexpr int kMetricsRounds = 50;
@@ -261,7 +261,7 @@ struct Resolver {
   std::unique_ptr<v1::ResolveService::Stub> stub;
 };
 
-// M3: two servers that differ in nothing but that one counts and times its calls and corrections.
+// M3: two servers that differ only in metrics: one counts and times its calls and corrections.
 int MeasureMetrics() {
   rpc::RealClock clock;
   const std::unique_ptr<server::Store> store =

@@ -68,8 +68,8 @@ int Main(const std::string& folder) {
   if (!opened.ok()) Fail(opened.status().ToString());
   Store& store = **opened;
 
-  // The bare cost: a block written and synced in a file that has its blocks already, as a
-  // write-ahead log has them that starts over after each checkpoint.
+  // The bare cost: a block written and synced in a file that already has its blocks, like a
+  // write-ahead log that starts again after each checkpoint.
   const std::string file = folder + "/fdatasync";
   const int fd = open(file.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
   if (fd < 0) Fail(StrCat("cannot write ", file));
@@ -80,7 +80,7 @@ int Main(const std::string& folder) {
   fsync(fd);
   std::vector<double> ours;
   std::vector<double> peer;
-  for (int round = 0; round < kRounds; ++round) {  // taking turns, so that both see the same disk
+  for (int round = 0; round < kRounds; ++round) {  // alternating, so that both see the same disk
     peer.push_back(RoundMedian([&](int i) {
       if (pwrite(fd, block.data(), block.size(), i * 4096) < 0 || fdatasync(fd) != 0)
         Fail("fdatasync failed");

@@ -68,7 +68,7 @@ std::vector<std::string> Split(const std::string& text) {
   return parts;
 }
 
-// In memory of all ranks: where they begin each call together, and how long the slowest took.
+// Shared memory of all ranks: they begin each call together here, and record the slowest time.
 struct Together {
   std::atomic<size_t> arrived = 0;
   std::atomic<uint16_t> ports[kMaxRanks] = {};
@@ -200,7 +200,7 @@ class Rank {
   const size_t ranks_;
   Together* const together_;
   size_t round_ = 0;
-  std::vector<int> peers_;  // by rank; -1 for the own
+  std::vector<int> peers_;  // by rank; -1 for this rank
   std::vector<char> memory_;
 };
 
@@ -230,7 +230,7 @@ int main(int argc, char** argv) {
   for (size_t rank = 1; rank < ranks && own == 0; ++rank) {
     const pid_t child = Checked(fork(), "fork");
     if (child == 0) {
-      prctl(PR_SET_PDEATHSIG, SIGKILL);  // no rank spins on without the first one
+      prctl(PR_SET_PDEATHSIG, SIGKILL);  // no rank keeps spinning without the first one
       own = rank;
     } else {
       children.push_back(child);

@@ -19,19 +19,19 @@
 namespace shardmesh::client {
 namespace {
 
-// How often an array is asked for whose tiles are not where the coordinator says: workers that are
-// lost meanwhile are known to it at once, or within its heartbeat limit of 5 s.
+// How many times to ask for an array whose tiles are not where the coordinator says. The
+// coordinator learns of lost workers at once, or within its heartbeat limit of 5 s.
 constexpr int kMaxGatherAttempts = 8;
 
-// The error of an array whose workers live, by the coordinator, and are not reached from here.
+// The error for an array with workers that live for the coordinator but cannot be reached here.
 absl::Status WithoutReach(const absl::Status& status) {
   if (ReasonOf(status) != Reason::kArrayDegraded) {
     return status;
   }
   return absl::UnavailableError(
       StrCat(ToStd(status.message()),
-             "; the coordinator has those workers: elements go between this client and the workers "
-             "directly, so run it where the workers' addresses are reached"));
+             "; those workers are attached to the coordinator, but this client exchanges elements "
+             "with them directly: run it where it can reach the workers' addresses"));
 }
 
 }  // namespace
@@ -101,7 +101,7 @@ absl::StatusOr<GatheredTensor> ArrayClient::GatherPart(const ArraySelector& arra
     if (outcome.tensor.ok() || !outcome.may_have_moved) {
       return std::move(outcome.tensor);
     }
-    // The tiles were not where the coordinator said: it knows by now, or soon, why.
+    // The tiles were not where the coordinator said. It knows the cause by now, or soon will.
     const absl::Duration delay = backoff.NextDelay(outcome.tensor.status());
     if (attempt == kMaxGatherAttempts || delay >= deadline.left()) {
       return WithoutReach(std::move(outcome.tensor).status());

@@ -46,15 +46,15 @@ class ArrayClient {
                                            const PutOptions& put_options = {},
                                            const CallOptions& options = {});
 
-  // Brings a whole tensor back, each tile from a worker that holds it, and checks every checksum.
-  // FAILED_PRECONDITION (ARRAY_DEGRADED) if no live worker holds some tile.
-  // `progress`: as PutOptions::progress, of the bytes received; begins anew if the gather is tried
-  // again.
+  // Gathers a whole tensor: each tile from a worker that holds it, with every checksum
+  // checked. FAILED_PRECONDITION (ARRAY_DEGRADED) if no live worker holds some tile.
+  // `progress`: like PutOptions::progress, for the received bytes; starts again if the gather
+  // is retried.
   absl::StatusOr<GatheredTensor> Gather(const ArraySelector& array,
                                         const ProgressCallback& progress = nullptr,
                                         const CallOptions& options = {});
-  // Brings a slice of a tensor back. Reads only the tiles that it meets, and of these only their
-  // part of it; other tiles may be missing. INVALID_ARGUMENT (BAD_TILE) as TileOf.
+  // Gathers a slice of a tensor. Reads only the tiles that overlap it, and only their part of it;
+  // other tiles may be missing. INVALID_ARGUMENT (BAD_TILE) as in TileOf.
   absl::StatusOr<GatheredTensor> Gather(const ArraySelector& array, const ArraySlice& slice,
                                         const ProgressCallback& progress = nullptr,
                                         const CallOptions& options = {});
@@ -68,8 +68,8 @@ class ArrayClient {
                                     const CallOptions& options = {});
 
   absl::StatusOr<Array> DescribeArray(const ArraySelector& array, const CallOptions& options = {});
-  // All named arrays whose name begins with `prefix`, by name.
-  // `include_unnamed` adds those without a name, by id; the prefix is empty then.
+  // All named arrays whose names begin with `prefix`, by name. `include_unnamed` adds those without
+  // a name, by id; then `prefix` must be empty.
   absl::StatusOr<std::vector<Array>> ListArrays(const std::string& prefix = "",
                                                 bool include_unnamed = false,
                                                 const CallOptions& options = {});
@@ -81,7 +81,7 @@ class ArrayClient {
   absl::Status DeleteName(const std::string& name,
                           std::optional<int64_t> expected_version = std::nullopt,
                           bool validate_only = false, const CallOptions& options = {});
-  // Lets go of arrays that this client's session pins; returns how many it did pin.
+  // Releases arrays that this client's session pins; returns how many it had pinned.
   absl::StatusOr<int64_t> ReleaseArrays(absl::Span<const std::string> array_ids,
                                         const CallOptions& options = {});
 

@@ -31,7 +31,7 @@ absl::StatusOr<EntryKind> DecodeKind(v1::EntryKind from) {
   return static_cast<EntryKind>(static_cast<int>(from) - 1);
 }
 
-// A tree that the coordinator would refuse may not fit a message, so the size is checked here.
+// A tree that the coordinator would refuse may exceed a message, so the size is checked here.
 absl::Status EncodeValue(const EntryValue& from, v1::EntryValue* to) {
   struct Encoder {
     v1::EntryValue* to;
@@ -238,12 +238,12 @@ absl::Status CatalogClient::Watch(absl::Span<const EntryKind> kinds,
   }
   if (!is_wanted) {
     context.TryCancel();
-    stream->Finish();  // CANCELLED, as it was asked to be.
+    stream->Finish();  // CANCELLED, as requested
     return unreadable;
   }
   const absl::Status status = connection.StatusOf(stream->Finish());
   if (!status.ok() && limit.is_cancelled()) return CancelledByCaller();
-  // gRPC measures a call's time by the steady clock, and its own error has no reason.
+  // gRPC measures a call's time with the steady clock, and its own error has no reason.
   return absl::IsDeadlineExceeded(status) && ReasonOf(status) == Reason::kUnspecified
              ? absl::OkStatus()
              : status;

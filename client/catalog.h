@@ -34,34 +34,33 @@ class CatalogClient {
   CatalogClient(const CatalogClient&) = delete;
   CatalogClient& operator=(const CatalogClient&) = delete;
 
-  // Definitions. `expected_version`: the version that is replaced or deleted (ABORTED,
-  // VERSION_MISMATCH, if it is another); nullopt: any. CreateEntry: ALREADY_EXISTS for a taken
-  // name. Trees come with their tensors from GetEntry alone, which takes `NAME@VERSION` too, as the
-  // selectors of questions do; NOT_FOUND says which versions are kept. `validate_only` makes all
-  // checks and no change. The entry returned is then the one that the change would leave, with
-  // revision 0; one that is to be created has an empty uid.
+  // Definitions. `expected_version`: the version to replace or delete (ABORTED, VERSION_MISMATCH,
+  // if the current one differs); nullopt: any. CreateEntry: ALREADY_EXISTS for a taken name. Only
+  // GetEntry returns trees with their tensors. Like the selectors of questions, it also takes
+  // `NAME@VERSION`; NOT_FOUND lists the kept versions. `validate_only` makes all checks and no
+  // change. It returns the resulting entry, with revision 0, and an empty uid if the entry would be
+  // created.
   absl::StatusOr<Entry> CreateEntry(const std::string& name, const EntryValue& value,
                                     bool validate_only = false, const CallOptions& options = {});
   absl::StatusOr<Entry> GetEntry(EntryKind kind, const std::string& name,
                                  const CallOptions& options = {});
-  // Those that are kept, the newest first.
+  // The kept versions, newest first.
   absl::StatusOr<std::vector<EntryVersion>> ListEntryVersions(EntryKind kind,
                                                               const std::string& name,
                                                               const CallOptions& options = {});
-  // Those whose name begins with `prefix`, by name.
+  // Entries whose names begin with `prefix`, by name.
   absl::StatusOr<std::vector<Entry>> ListEntries(EntryKind kind, const std::string& prefix = "",
                                                  const CallOptions& options = {});
   absl::StatusOr<Entry> UpdateEntry(const std::string& name, const EntryValue& value,
                                     std::optional<int64_t> expected_version = std::nullopt,
                                     bool validate_only = false, const CallOptions& options = {});
-  // Returns the store's revision after it; 0 with `validate_only`.
+  // Returns the store's revision after the change; 0 with `validate_only`.
   absl::StatusOr<int64_t> DeleteEntry(EntryKind kind, const std::string& name,
                                       std::optional<int64_t> expected_version = std::nullopt,
                                       bool validate_only = false, const CallOptions& options = {});
-  // Reports the changes of entries of `kinds` (none: of all kinds) from `start_revision` on
-  // (nullopt: from now on) until `on_changes` returns false or `until` comes; both end the watch
-  // with OK. Steps of the wall clock change nothing. OUT_OF_RANGE (COMPACTED): the revision is not
-  // kept.
+  // Reports changes of entries of `kinds` (none: all kinds) from `start_revision` on (nullopt: from
+  // now on) until `on_changes` returns false or `until` is reached. Both end the watch with OK.
+  // Changes of the wall clock have no effect. OUT_OF_RANGE (COMPACTED): the revision is gone.
   absl::Status Watch(absl::Span<const EntryKind> kinds, std::optional<int64_t> start_revision,
                      absl::Time until, const std::function<bool(const CatalogChanges&)>& on_changes,
                      const CallOptions& options = {});

@@ -1,4 +1,4 @@
-// Puts and gathers of ClientCore: transfers in the session, and how they end.
+// Puts and gathers of ClientCore: transfers in the session, and their ends.
 #include "client/client_core.h"
 
 #include <algorithm>
@@ -14,18 +14,18 @@
 namespace shardmesh::client {
 namespace {
 
-// How long to wait for the coordinator's own account of a transfer that broke off: it takes 5 s at
-// most to notice that a worker is lost.
+// How long to wait for the coordinator's report on a broken transfer: it takes 5 s at most to
+// notice that a worker is lost.
 constexpr absl::Duration kVerdictTimeout = absl::Seconds(7);
-// How long a broken transfer's abort may take. It is over anyway when the session ends.
+// Time limit for the abort of a broken transfer. The end of the session aborts it anyway.
 constexpr absl::Duration kAbortTimeout = absl::Seconds(2);
-// The same after the put's deadline, which the caller counts on.
+// The same after the put's deadline, on which the caller relies.
 constexpr absl::Duration kLateAbortTimeout = absl::Milliseconds(500);
-// The same for letting go of an array that was read.
+// The same for the release of an array that was read.
 constexpr absl::Duration kReleaseTimeout = absl::Seconds(2);
 
-// Whether a stream's error may be but the trace of what the coordinator knows better: that a worker
-// is lost, or that the transfer has ended.
+// Whether the coordinator may know the cause of a stream's error: a worker is lost, or the transfer
+// has ended.
 bool IsSymptom(const absl::Status& status) {
   switch (status.code()) {
     case absl::StatusCode::kUnavailable:
@@ -39,8 +39,8 @@ bool IsSymptom(const absl::Status& status) {
   }
 }
 
-// Whether a download's error may follow from what changed since the coordinator was asked: a worker
-// was lost, or another coordinator signs the tokens.
+// Whether a download's error may be due to a change since the coordinator's answer: a worker was
+// lost, or another coordinator signs the tokens.
 bool MayHaveMoved(const absl::Status& status) {
   const Reason reason = ReasonOf(status);
   return reason == Reason::kArrayDegraded || reason == Reason::kBadToken ||
@@ -49,17 +49,17 @@ bool MayHaveMoved(const absl::Status& status) {
          (absl::IsUnavailable(status) && reason == Reason::kUnspecified);
 }
 
-// The error of a put whose commit got no answer, for want of memory for calls.
+// The error of a put whose commit got no answer because the memory for calls was exhausted.
 absl::Status OutcomeUnknown(const absl::Status& status) {
   return WithReason(
       absl::DeadlineExceededError(StrCat(
           "the coordinator did not answer the put's commit in time (", ToStd(status.message()),
-          "): the put may be committed; look before you put again")),
+          "): the put may be committed; describe its names before you put again")),
       Reason::kDeadline);
 }
 
-// Cancels a transfer's streams as soon as the coordinator says that it failed, so that nobody goes
-// on sending to a worker that does not take anything any more.
+// Cancels a transfer's streams as soon as the coordinator reports that it failed. Otherwise they
+// would keep sending to a worker that no longer reads.
 class TransferWatch {
  public:
   TransferWatch(const CoordinatorConnection& connection, const std::string& transfer_id,
@@ -80,7 +80,7 @@ class TransferWatch {
 
  private:
   Cancellation stop_;
-  std::thread thread_;  // last: uses the above
+  std::thread thread_;  // last: uses the members above
 };
 
 std::vector<PutArray> ArraysOf(BegunPut* put) {
@@ -179,13 +179,13 @@ absl::StatusOr<CommittedPut> ClientCore::Conclude(const std::string& session_id,
   if (sent.ok()) {
     absl::StatusOr<CommittedPut> committed =
         CommitTransfer(*connection_, session_id, transfer_id, LimitAt(deadline, options));
-    // It was asked until the time was over, and may have committed what it was asked first.
+    // It was asked until the time limit, and may have committed after the first request.
     return rpc::IsShortOfCallMemory(committed.status()) ? OutcomeUnknown(committed.status())
                                                         : std::move(committed);
   }
   const bool may_know_better = IsSymptom(sent) && !is_cancelled;
   if (may_know_better) {
-    // The coordinator answers as soon as it knows: with the cause, or even that all is there.
+    // The coordinator answers as soon as it knows the cause, or that all tiles are there.
     absl::StatusOr<CommittedPut> verdict =
         CommitTransfer(*connection_, session_id, transfer_id,
                        CallLimit::Within(std::min(deadline.left(), kVerdictTimeout)));

@@ -26,16 +26,16 @@ namespace shardmesh::client {
 
 struct GatherOutcome {
   absl::StatusOr<GatheredTensor> tensor;
-  bool may_have_moved = false;  // the coordinator may answer otherwise now
+  bool may_have_moved = false;  // the coordinator's next answer may differ
 };
 
-// The arrays that the session pins only because somebody reads them. The coordinator says who was
-// the first to pin an array; the last of its readers lets go of it. So that nobody lets go of what
-// another was just told that it is pinned, no reading begins while some array is let go of, nor the
-// other way round. Thread-safe.
+// The arrays that the session pins only for readers. The coordinator reports which reader was the
+// first to pin an array; the last reader releases it. A release must not drop a pin that a
+// concurrent read relies on. Therefore no read begins while an array is being released, and no
+// release begins while a read begins. Thread-safe.
 class ReadPins {
  public:
-  // Around the question to the coordinator that pins. Waits, for the time of one call at most.
+  // Brackets the request that pins an array. Waits at most for the time of one call.
   void BeginAsking() {
     absl::MutexLock lock(&mutex_);
     mutex_.Await(absl::Condition(
@@ -51,14 +51,14 @@ class ReadPins {
       reading.pinned |= get->pinned;
     }
   }
-  // Ends a reading. Returns what is to be let go of now; unless that is nothing, call EndLettingGo
-  // afterwards.
+  // Ends a read. Returns the arrays to release now. If there are any, call EndLettingGo after their
+  // release.
   std::vector<std::string> EndReading(const std::string& array_id) {
     absl::MutexLock lock(&mutex_);
     --readings_[array_id].readers;
     std::vector<std::string> idle;
     if (asking_ > 0 || letting_go_) {
-      return idle;  // whoever ends later sees to it
+      return idle;  // a reader that ends later releases them
     }
     for (auto it = readings_.begin(); it != readings_.end();) {
       const auto current = it++;
@@ -89,7 +89,7 @@ class ReadPins {
   absl::flat_hash_map<std::string, Reading> readings_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Programs by the hashes of their plans, those that were compiled last. Thread-safe.
+// The most recently compiled programs, by the hashes of their plans. Thread-safe.
 class CompiledPrograms {
  public:
   void Add(const std::string& plan_hash, const Program& program) {
@@ -114,7 +114,7 @@ class CompiledPrograms {
 
   mutable absl::Mutex mutex_;
   absl::flat_hash_map<std::string, Program> programs_ ABSL_GUARDED_BY(mutex_);
-  std::deque<std::string> order_ ABSL_GUARDED_BY(mutex_);  // as they were compiled
+  std::deque<std::string> order_ ABSL_GUARDED_BY(mutex_);  // in the order of compilation
 };
 
 // Private to the sub-clients. Thread-safe.
@@ -127,7 +127,7 @@ class ClientCore {
 
   const CoordinatorConnection& connection() const { return *connection_; }
   CompiledPrograms& programs() { return programs_; }
-  // The limit of a call that begins now.
+  // The time limit of a call that begins now.
   CallLimit LimitOf(const CallOptions& options) const {
     return LimitAt(Deadline(options), options);
   }
@@ -136,7 +136,7 @@ class ClientCore {
             .cancellation = options.cancellation,
             .traceparent = options.traceparent};
   }
-  // The deadline of what takes several calls: each has what is left.
+  // The deadline of an operation with several calls: each gets the remaining time.
   rpc::SteadyDeadline Deadline(const CallOptions& options) const {
     return rpc::SteadyDeadline::After(options.timeout.value_or(options_.timeout));
   }
@@ -149,7 +149,7 @@ class ClientCore {
 
   void CloseSession() { session_.Close(); }
 
-  // Calls `call` with the session's id; once more with another session if that one was gone.
+  // Calls `call` with the session's id. If that session is gone, calls it once more with a new one.
   template <typename Call>
   auto InSession(const rpc::SteadyDeadline& deadline, const CallOptions& options, const Call& call)
       -> decltype(call("", CallLimit())) {
@@ -163,13 +163,13 @@ class ClientCore {
     return call(session_id, LimitAt(deadline, options));
   }
 
-  // Asks for the array once and downloads it, or that part of it.
+  // Requests the array once and downloads it, or a part of it.
   GatherOutcome Gather(const ArraySelector& array, const std::optional<Tile>& part,
                        const ProgressCallback& progress, const rpc::SteadyDeadline& deadline,
                        const CallOptions& options);
 
-  // Puts the tensors once. `*is_taken_back`: it failed while tiles were sent, its commit was not
-  // asked for, and the coordinator says that its transfer has ended; hence it changed nothing.
+  // Puts the tensors once. `*is_taken_back`: the put failed while tiles were sent and before its
+  // commit, and the coordinator reports its transfer as ended. It then changed nothing.
   absl::StatusOr<PutResult> Put(absl::Span<const PutTensor> tensors, const PutOptions& put_options,
                                 const rpc::SteadyDeadline& deadline, const CallOptions& options,
                                 bool* is_taken_back);

@@ -1,4 +1,4 @@
-// ClusterClient: decodes what the coordinator says of the cluster, and calls for operations.
+// ClusterClient: decodes the coordinator's reports on the cluster, and calls operations.
 #include "client/cluster.h"
 
 #include <functional>
@@ -132,7 +132,7 @@ WorkerChange::Kind KindOf(v1::WorkerChangeKind kind) {
   }
 }
 
-// Nullopt: an event that a newer coordinator knows and this build does not.
+// Nullopt: a newer coordinator sent an event that this build does not know.
 absl::StatusOr<std::optional<ClusterChange>> DecodeChange(const v1::WatchClusterResponse& from) {
   ClusterChange change;
   if (from.has_time()) {
@@ -529,7 +529,7 @@ absl::Status ClusterClient::WatchChanges(const std::vector<ClusterSubject>& subj
   }
   if (!is_wanted) {
     context.TryCancel();
-    stream->Finish();  // CANCELLED, as it was asked to be.
+    stream->Finish();  // CANCELLED, as requested
     return status;
   }
   status = connection.StatusOf(stream->Finish());

@@ -32,23 +32,23 @@ class ClusterClient {
   ClusterClient& operator=(const ClusterClient&) = delete;
 
   absl::StatusOr<ServerVersion> GetVersion(const CallOptions& options = {});
-  // Of all meshes and workers, or of one mesh and the workers that serve it (all workers, as long
-  // as nobody does). NOT_FOUND: no such mesh.
+  // The state of all meshes and workers, or of one mesh and its workers (all workers, while none
+  // serves the mesh). NOT_FOUND: no such mesh.
   absl::StatusOr<ClusterStatus> GetStatus(const std::string& mesh_id = "",
                                           const CallOptions& options = {});
-  // What is wrong with one step, or (nullopt) with all and the workers: who waits for whom, what
-  // failed in the last five minutes, and who is to blame.
+  // Diagnoses one step, or (nullopt) all steps and the workers: which ranks wait for which, the
+  // failures of the last five minutes, and the workers at fault.
   absl::StatusOr<Diagnosis> Diagnose(std::optional<int64_t> step = std::nullopt,
                                      const CallOptions& options = {});
-  // Between the workers of a mesh or, without its name, between all that are attached. NOT_FOUND:
+  // Links between the workers of a mesh or, without a mesh name, all attached workers. NOT_FOUND:
   // no such mesh. FAILED_PRECONDITION: no worker is attached, or a rank of the mesh has none.
   absl::StatusOr<ClusterLinks> ListLinks(const std::string& mesh_id = "",
                                          const CallOptions& options = {});
-  // `validate_only` of these five changes: makes all checks and no change, and returns the answer
+  // `validate_only` of the changes below: makes all checks and no change, and returns the answer
   // that the change would give, as far as it is known before.
 
-  // Takes a worker out of use, or (`resume`) into use again: what it holds. NOT_FOUND: no live
-  // worker has the identity.
+  // Takes a worker out of use, or (`resume`) back into use. Returns its tiles and work. NOT_FOUND:
+  // no live worker has the identity.
   absl::StatusOr<DrainedWorker> DrainWorker(const std::string& identity, bool resume = false,
                                             bool validate_only = false,
                                             const CallOptions& options = {});
@@ -70,39 +70,39 @@ class ClusterClient {
   absl::Status WatchChanges(const std::vector<ClusterSubject>& subjects,
                             const std::function<bool(const ClusterChange&)>& on_change,
                             const CallOptions& options = {});
-  // The open sessions of all clients, the oldest first.
+  // The open sessions of all clients, oldest first.
   absl::StatusOr<std::vector<OpenSessionInfo>> ListSessions(const CallOptions& options = {});
-  // Tiles that workers have put aside, of one or of all that are attached, arrays that are held
-  // without a name, and workers that are away. NOT_FOUND: no such worker.
+  // Tiles in the quarantine of one attached worker or of all, arrays held without a name, and
+  // workers that are away. NOT_FOUND: no such worker.
   absl::StatusOr<QuarantineList> ListQuarantine(const std::string& identity = "",
                                                 const CallOptions& options = {});
-  // Takes an array back into use, or gives one that is held without a name this one. `name` empty:
+  // Takes an array back into use, or gives this name to an array held without one. `name` empty:
   // `restored/` and the id. Waits for workers that are expected back. FAILED_PRECONDITION: not
   // every rank has its tile; names those without.
   absl::StatusOr<RestoredArray> RestoreQuarantined(const std::string& array_id,
                                                    const std::string& name = "",
                                                    bool validate_only = false,
                                                    const CallOptions& options = {});
-  // Deletes arrays from the quarantine: what was there. Waits for workers that are expected back.
-  // FAILED_PRECONDITION: workers of an array's mesh are away; with `even_partly` what the others
-  // have is deleted all the same. NOT_FOUND: none was there.
+  // Deletes arrays from the quarantine; returns those deleted. Waits for workers that are expected
+  // back. FAILED_PRECONDITION: workers of an array's mesh are away. With `even_partly`, the tiles
+  // of the other workers are deleted anyway. NOT_FOUND: no such array was there.
   absl::StatusOr<QuarantineDrop> DropQuarantined(const std::vector<std::string>& array_ids,
                                                  bool even_partly = false,
                                                  bool validate_only = false,
                                                  const CallOptions& options = {});
-  // By identity. NOT_FOUND: nothing is known of the worker that the question names.
+  // Records by identity. NOT_FOUND: the worker in the question is not known.
   absl::StatusOr<std::vector<WorkerFlight>> ListFlightRecords(const FlightQuestion& question = {},
                                                               const CallOptions& options = {});
 
-  // Those that run and those that ended lately, of all clients; the oldest first. Without states:
-  // in any state.
+  // Running and recently ended operations of all clients; oldest first. Without states: in any
+  // state.
   absl::StatusOr<std::vector<Operation>> ListOperations(
       const std::vector<OperationState>& states = {}, const CallOptions& options = {});
   // Long operations, by id.
   absl::StatusOr<Operation> GetOperation(const std::string& operation_id,
                                          const CallOptions& options = {});
   // Reports until the operation ends (returned last), `on_progress` returns false, or the client's
-  // transfer timeout is over (DEADLINE_EXCEEDED).
+  // transfer timeout is reached (DEADLINE_EXCEEDED).
   absl::StatusOr<Operation> WatchOperation(const std::string& operation_id,
                                            const std::function<bool(const Operation&)>& on_progress,
                                            const CallOptions& options = {});

@@ -231,8 +231,8 @@ absl::StatusOr<StepResult> ComputeClient::Execute(const ExecuteCall& call,
                             if (hash == nullptr || ReasonOf(result.status()) != Reason::kNotFound) {
                               return result;
                             }
-                            // The coordinator has forgotten the plan, as one that was restarted has
-                            // forgotten all.
+                            // The coordinator has forgotten the plan. A restarted coordinator has
+                            // forgotten all plans.
                             std::optional<Program> program = core_->programs().Find(*hash);
                             if (!program.has_value()) {
                               return result;

@@ -26,7 +26,7 @@ class ComputeClient {
   ComputeClient(const ComputeClient&) = delete;
   ComputeClient& operator=(const ComputeClient&) = delete;
 
-  // Computation. Every rank takes part; all results are there or none, operands stay untouched.
+  // Computation. Every rank takes part. Either all results exist or none; operands do not change.
   absl::StatusOr<CompiledProgram> Compile(const Program& program,
                                           absl::Span<const Operand> operands,
                                           const std::string& mesh_id = "",

@@ -169,7 +169,7 @@ absl::StatusOr<SpecAnswer> DecodeSpec(const ResolveSpecQuestion& question,
   return answer;
 }
 
-// The answers of a batch, one for each question: `decode` makes one of a question and a response.
+// The answers of a batch, one for each question: `decode` makes one from a question and a response.
 template <typename Answer, typename Question, typename Response, typename Decode>
 absl::StatusOr<std::vector<absl::StatusOr<Answer>>> DecodeBatch(
     absl::Span<const Question> questions, const Response& response, const Decode& decode) {

@@ -22,8 +22,8 @@ namespace shardmesh::client {
 
 class ClientCore;
 
-// Pure questions about layouts, which need no worker. A cluster and a process without one answer
-// them alike. Shapes and tiles are in elements; a tile is half-open. Sizes are in bytes.
+// Pure questions about layouts, which need no worker. A cluster and a process without one give
+// equal answers. Shapes and tiles are in elements; a tile is half-open. Sizes are in bytes.
 //
 // Example:
 //   auto answer = client->layouts().ResolveSpec({.axes = axes, .mesh = mesh, .shape = shape});
@@ -38,7 +38,7 @@ class LayoutClient {
 
   absl::StatusOr<SpecAnswer> ResolveSpec(const ResolveSpecQuestion& question,
                                          const CallOptions& options = {});
-  // Answers with the spec that fits alone, as ResolveSpec would, at less cost for each call.
+  // Returns only the spec that fits: the result of ResolveSpec at less cost for each call.
   absl::StatusOr<EffectiveSpec> ResolveEffectiveSpec(const EffectiveSpecQuestion& question,
                                                      const CallOptions& options = {});
   // Answers many questions in one call, each with its own answer or error. At most 10,000.
@@ -60,11 +60,11 @@ class LayoutClient {
   absl::StatusOr<TilingAnswer> DescribeTiling(const TilingQuestion& question,
                                               const CallOptions& options = {});
   absl::StatusOr<std::vector<NamedPreset>> ListPresets(const CallOptions& options = {});
-  // UNKNOWN_FIELD (TypeError), before the coordinator is asked, for a field that there is not.
+  // UNKNOWN_FIELD (TypeError) for an unknown field, before the coordinator is asked.
   absl::StatusOr<ProfileAnswer> DescribeProfile(const ProfileQuestion& question,
                                                 const CallOptions& options = {});
-  // The digest of a text, an object's attributes or a profile, in decimal; of a text without
-  // hash()'s value.
+  // The digest of a text, of an object's attributes or of a profile, in decimal. For a text,
+  // without the value of hash().
   absl::StatusOr<PythonHash> ComputeHash(const HashQuestion& question,
                                          const CallOptions& options = {});
   absl::StatusOr<MeshAnswer> DescribeMesh(const MeshQuestion& question,
@@ -74,7 +74,7 @@ class LayoutClient {
   // The axes that specs name, each once, sorted. At most 10,000 specs.
   absl::StatusOr<std::vector<std::string>> ListSpecAxes(absl::Span<const PartitionSpec> specs,
                                                         const CallOptions& options = {});
-  // Nullopt: the result has no spec, as an operand is not placed.
+  // Nullopt: the result has no spec, because an operand is not placed.
   absl::StatusOr<std::optional<PartitionSpec>> ResolveOutputSpec(const OutputSpecQuestion& question,
                                                                  const CallOptions& options = {});
   absl::StatusOr<TensorParallelConfig> CheckTensorParallel(const TensorParallelQuestion& question,
@@ -85,20 +85,20 @@ class LayoutClient {
   absl::StatusOr<Dtype> PromoteDtypes(absl::Span<const Dtype> dtypes,
                                       std::optional<Dtype> dtype = std::nullopt,
                                       const CallOptions& options = {});
-  // At most 1,000,000 tensors; here and below none where the question names a stored tree.
+  // At most 1,000,000 tensors; none, here and below, if the question names a stored tree.
   absl::StatusOr<TreeAnswer> ResolveTree(const TreeQuestion& question,
                                          absl::Span<const TreeTensor> tensors,
                                          const CallOptions& options = {});
 
-  // Rules. INVALID_ARGUMENT for a bad or unsupported pattern, with the part that is at fault.
+  // Rules. INVALID_ARGUMENT names the faulty part of a bad or unsupported pattern.
   absl::StatusOr<PatternRulesAnswer> ParsePatternRules(const PatternRulesQuestion& question,
                                                        const CallOptions& options = {});
-  // In which of the names, at most 10,000 of at most 1,024 bytes, the pattern is found.
+  // Returns the names in which the pattern is found; at most 10,000 names of at most 1,024 bytes.
   absl::StatusOr<PatternCheck> CheckPattern(const std::string& pattern,
                                             absl::Span<const std::string> names,
                                             const CallOptions& options = {});
-  // The rules, which defer pattern errors, without exclusions such as `^(?!.*bias)`.
-  // INVALID_ARGUMENT names the rule for which there is no other writing.
+  // The rules without exclusions such as `^(?!.*bias)`; pattern errors are deferred.
+  // INVALID_ARGUMENT names the rule that cannot be rewritten.
   absl::StatusOr<RewriteAnswer> RewriteRules(const rpc::RuleSetDefinition& rules,
                                              const CallOptions& options = {});
   // Over at most 1,000,000 tensors, none with a spec of its own.
@@ -109,21 +109,21 @@ class LayoutClient {
                                          absl::Span<const TreeTensor> tensors,
                                          const CallOptions& options = {});
 
-  // Logical names of flax, by the functions of sharding/rules/logical_rules.h, whose errors they
-  // have.
+  // Logical names of flax. Functions and errors are those of
+  // sharding/rules/logical_rules.h.
   absl::StatusOr<LogicalRules> ComposeLogicalRules(const LogicalRulesSelector& first,
                                                    const LogicalRulesSelector& second,
                                                    const CallOptions& options = {});
   absl::StatusOr<SpmdAnswer> ResolveSpmdAxes(const SpmdQuestion& question,
                                              const CallOptions& options = {});
-  // Nullopt: the array stays as it is.
+  // Nullopt: the array keeps its layout.
   absl::StatusOr<std::optional<PartitionSpec>> ResolveLinenAxes(const LinenQuestion& question,
                                                                 const CallOptions& options = {});
-  // Plans: pure questions too.
-  // What must move to turn one layout of an array into another.
+  // Plans: also pure questions. The data that must move to turn one layout of an array into
+  // another.
   absl::StatusOr<ReshardAnswer> PlanReshard(const ReshardQuestion& question,
                                             const CallOptions& options = {});
-  // What a layout comes to. Every tensor brings its spec; at most 1,000,000 of them.
+  // The totals of a layout. Every tensor brings its spec; at most 1,000,000 tensors.
   absl::StatusOr<AnalyzeAnswer> AnalyzeLayout(const AnalyzeQuestion& question,
                                               absl::Span<const TreeTensor> tensors,
                                               const CallOptions& options = {});

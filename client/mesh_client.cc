@@ -27,7 +27,7 @@ absl::StatusOr<std::unique_ptr<MeshClient>> MeshClient::Connect(const std::strin
   rpc::Backoff backoff({.max_delay = absl::Milliseconds(500)});
   absl::StatusOr<std::unique_ptr<CoordinatorConnection>> connected;
   for (;;) {
-    // Each attempt resolves the name anew, since the coordinator's address may have changed.
+    // Each attempt resolves the name again, since the coordinator's address may have changed.
     connected =
         CoordinatorConnection::Connect(address, options.credentials, deadline.left(), retries);
     if (!options.await_coordinator || !absl::IsUnavailable(connected.status())) break;

@@ -1,4 +1,4 @@
-// MeshClient: everything that a user of a cluster can do, in blocking calls of five sub-clients.
+// MeshClient: all operations of a cluster's user, as blocking calls of five sub-clients.
 #ifndef SHARDMESH_CLIENT_MESH_CLIENT_H_
 #define SHARDMESH_CLIENT_MESH_CLIENT_H_
 
@@ -23,8 +23,8 @@ class CoordinatorConnection;
 
 struct MeshClientOptions {
   rpc::Credentials credentials = rpc::Credentials::Insecure();
-  // Each call fails with DEADLINE_EXCEEDED after this time, retries included; a computation has
-  // this time, and the answer that says who was missing up to a second more.
+  // Each call fails with DEADLINE_EXCEEDED after this time, retries included. A computation has up
+  // to a second more for its answer, which names the ranks that did not finish.
   absl::Duration timeout = absl::Seconds(30);
   // The same for calls that move tensors: puts, loads and gathers.
   absl::Duration transfer_timeout = absl::Minutes(30);
@@ -32,22 +32,22 @@ struct MeshClientOptions {
   absl::Duration session_ttl = absl::Seconds(30);
   // For people who look at the cluster's sessions. At most 255 bytes.
   std::string client_name = "shardmesh";
-  // Whether a coordinator that cannot be reached or does not serve is waited for until a call's
-  // timeout, also by Connect; otherwise an error within 3 s, but see rpc::ConnectOptions::limit.
+  // Whether to wait until a call's timeout, also in Connect, for a coordinator that cannot be
+  // reached or does not serve. Otherwise an error within 3 s, but see rpc::ConnectOptions::limit.
   bool await_coordinator = false;
-  // Called before each wait after which a call is made again, with the reason, such as that the
-  // coordinator recovers. From any thread; quick.
+  // Called before each wait that precedes a retry, with the reason, such as that the coordinator
+  // recovers. Called on any thread; must be quick.
   std::function<void(const absl::Status& why)> on_wait = nullptr;
 };
 
-// A connection to a cluster, with a session that is opened when first needed, is renewed in the
-// background and ends with the client; then the arrays go that it made without giving them a name.
+// A connection to a cluster. Its session is opened when first needed, renewed in the background,
+// and ends with the client. Arrays that it made without a name are then released.
 //
-// Errors are the server's own: code, message, reason (ReasonOf) and details as it sent them. A call
-// is made again while the coordinator answers that it recovers, or that a worker with what the call
-// needs is expected back (UNAVAILABLE with a delay), and time is left; mutations carry an id by
-// which the server knows a repetition. A coordinator that cannot be reached is UNAVAILABLE, with
-// its address, within the time of MeshClientOptions::await_coordinator.
+// Errors are the server's own: code, message, reason (ReasonOf) and details are unchanged. Until
+// the timeout, a call is retried while the coordinator recovers, or expects a needed worker back
+// (UNAVAILABLE with a delay). Mutations carry an id by which the server detects a repetition. A
+// coordinator that cannot be reached is UNAVAILABLE, with its address, within the time of
+// MeshClientOptions::await_coordinator.
 //
 // Example:
 //   auto client = MeshClient::Connect("127.0.0.1:7070");
@@ -55,14 +55,14 @@ struct MeshClientOptions {
 //   auto tensor = (*client)->arrays().Gather(ArraySelector::ByName("pooler.dense.weight"));
 //
 // Thread-safe. The destructor closes the session, which takes at most a second if the coordinator
-// does not answer; no call may be under way then.
+// does not answer. No call may be in progress then.
 class MeshClient {
  public:
   // Connects to the coordinator at `address`: `host:port`, `[v6]:port` or `unix:/path`.
   // INVALID_ARGUMENT for other text; UNAVAILABLE as above.
   static absl::StatusOr<std::unique_ptr<MeshClient>> Connect(const std::string& address,
                                                              const MeshClientOptions& options = {});
-  // A client over this connection; credentials of the options are for workers alone.
+  // A client over this connection; credentials of the options are used only for workers.
   static std::unique_ptr<MeshClient> Over(std::unique_ptr<CoordinatorConnection> connection,
                                           const MeshClientOptions& options = {});
   ~MeshClient();
@@ -76,8 +76,8 @@ class MeshClient {
   ComputeClient& compute() { return compute_; }
   ClusterClient& cluster() { return cluster_; }
 
-  // Closes the client's session, as its destructor does, waiting at most two seconds for the
-  // answer: what was begun in it ends, and what it kept is let go. A later call opens another.
+  // Closes the client's session, like the destructor, and waits at most two seconds for the answer.
+  // Its transfers end, and its arrays are released. A later call opens another session.
   void CloseSession();
 
  private:

@@ -14,6 +14,9 @@ function(shardmesh_target_defaults target)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor
     -Woverloaded-virtual -Wno-unused-parameter $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>
     $<$<BOOL:${SHARDMESH_WERROR}>:-Werror>)
+  if(SHARDMESH_FUZZED AND SHARDMESH_SANITIZE MATCHES fuzzer)
+    target_compile_options(${target} PRIVATE -fsanitize=fuzzer-no-link)
+  endif()
 endfunction()
 
 # What every program of ours is linked with, beyond that: under ThreadSanitizer, what tells it of the synchronisation
@@ -39,13 +42,20 @@ function(shardmesh_compile_quickly target)
   endif()
 endfunction()
 
-# shardmesh_library(NAME sharding SRCS ... [DEPS public...] [PRIVATE_DEPS ...]) defines shardmesh::NAME.
+# shardmesh_library(NAME sharding SRCS ... [DEPS public...] [PRIVATE_DEPS ...] [APART ...]) defines shardmesh::NAME.
+#
+# With SHARDMESH_UNITY eight sources are compiled as one, which reads their headers once: the sanitizers' builds compile
+# everything and nothing twice. APART lists sources with a name in an unnamed namespace that another source has too.
 function(shardmesh_library)
-  cmake_parse_arguments(arg "" "NAME" "SRCS;DEPS;PRIVATE_DEPS" ${ARGN})
+  cmake_parse_arguments(arg "" "NAME" "SRCS;DEPS;PRIVATE_DEPS;APART" ${ARGN})
   set(target shardmesh_${arg_NAME})
   add_library(${target} STATIC ${arg_SRCS})
   add_library(shardmesh::${arg_NAME} ALIAS ${target})
   set_target_properties(${target} PROPERTIES EXPORT_NAME ${arg_NAME})
+  if(SHARDMESH_UNITY)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
+    set_source_files_properties(${arg_APART} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+  endif()
   shardmesh_target_defaults(${target})
   target_link_libraries(${target} PUBLIC ${arg_DEPS} PRIVATE ${arg_PRIVATE_DEPS})
 endfunction()

@@ -21,6 +21,8 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL Clang AND CMAKE_CXX_COMPILER_VERSION VERSION_G
 endif()
 
 if(SHARDMESH_SANITIZE)
-  add_compile_options(-fsanitize=${SHARDMESH_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  # Coverage for fuzzing is added by shardmesh_target_defaults, where a fuzz target links the code.
+  string(REPLACE "fuzzer-no-link," "" sanitizers "${SHARDMESH_SANITIZE}")
+  add_compile_options(-fsanitize=${sanitizers} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   add_link_options(-fsanitize=${SHARDMESH_SANITIZE})
 endif()

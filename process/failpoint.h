@@ -61,7 +61,7 @@ class Failpoint {
 
   // Counts a hit; an armed failpoint acts. `crash` does not return, `delay` returns OK.
   absl::Status HitAsStatus();
-  // As HitAsStatus, for system calls: returns whether to fail, with errno set.
+  // Like HitAsStatus, for system calls: returns whether to fail, with errno set.
   bool HitAsErrno();
 
  private:

@@ -54,11 +54,10 @@ int PortOf(int socket) {
 
 absl::Status CannotListen(std::string_view address, int error) {
   return WithReason(
-      absl::AlreadyExistsError(StrCat("cannot listen on ", address,
-                                      "; the port is in use, or the address is not this host's (",
-                                      std::strerror(error),
-                                      "). Stop what listens there, choose another port, or 0 for a "
-                                      "free one")),
+      absl::AlreadyExistsError(StrCat(
+          "cannot listen on ", address, "; the port is in use, or the address is not this host's (",
+          std::strerror(error),
+          "). Stop the process that listens there, choose another port, or 0 for a free one")),
       Reason::kAlreadyExists, {{fact::kKind, "address"}, {fact::kName, address}});
 }
 

@@ -26,7 +26,7 @@ struct FileLock {
 struct LockOptions {
   // How long to wait for the end of another process that has the lock; zero: not at all.
   absl::Duration timeout = absl::ZeroDuration();
-  // Told which process has the lock when waiting begins, and then at each such interval.
+  // Called with the holder of the lock when waiting begins, and then at each such interval.
   std::function<void(const std::string& holder, absl::Duration left)> on_wait = {};
   absl::Duration tell_every = absl::InfiniteDuration();
   // The mode of a file that TakeLock makes.

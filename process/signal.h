@@ -23,7 +23,7 @@ class StopSignal {
 
   // Waits for one of the signals and returns its number.
   int Wait();
-  // As Wait, but returns nullopt after `timeout`.
+  // Like Wait, but returns nullopt after `timeout`.
   std::optional<int> WaitFor(absl::Duration timeout);
 
  private:

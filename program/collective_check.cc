@@ -1,4 +1,4 @@
-// Judges collectives: their arguments, then the types and shapes of tiles, then the layout.
+// Checks collectives: their arguments, then types and shapes of tiles, then the layout.
 #include "program/collective_check.h"
 
 #include <algorithm>
@@ -139,16 +139,17 @@ absl::Status CheckDimensions(const CollectiveOp& op, const Shape& tile) {
   if (op.kind == CollectiveKind::kAllToAll) {
     SHARDMESH_RETURN_IF_ERROR(CheckDimension("split_dimension", op.split_dimension, tile));
     if (op.split_dimension == op.dimension) {
-      return InvalidArgument(Reason::kInvalidDimension,
-                             StrCat("dimension and split_dimension are both ", op.dimension,
-                                    "; what is joined along one dimension is split along another"),
-                             {{fact::kDimension, op.dimension}});
+      return InvalidArgument(
+          Reason::kInvalidDimension,
+          StrCat("dimension and split_dimension are both ", op.dimension,
+                 "; all-to-all joins one dimension and splits another: give two different ones"),
+          {{fact::kDimension, op.dimension}});
     }
   }
   return absl::OkStatus();
 }
 
-// Whether tiles of types whose elements share bytes, and the parts in which such tiles are
+// For types with several elements in a byte: whether their tiles, and the parts in which tiles are
 // exchanged, begin and end at whole bytes. `tile` is cut into `ranks` parts along `dimension`.
 absl::Status CheckWholeBytes(Dtype dtype, const Shape& tile, int64_t dimension, int64_t ranks) {
   if (BitsPerElement(dtype) % 8 == 0 || ranks == 1) {
@@ -238,7 +239,7 @@ absl::Status CheckUnequal(const CollectiveOp& op, const Axes& axes,
   return absl::OkStatus();
 }
 
-// Products, minima and maxima of partial sums mean nothing.
+// Products, minima and maxima of partial sums have no meaning.
 absl::Status CheckPartialSums(const CollectiveOp& op, const Layout& layout) {
   const bool is_linear = op.reduction == Reduction::kSum || op.reduction == Reduction::kMean;
   if (!IsReduction(op.kind) || is_linear || layout.unreduced.empty()) {
@@ -247,7 +248,7 @@ absl::Status CheckPartialSums(const CollectiveOp& op, const Layout& layout) {
   return InvalidArgument(
       Reason::kInvalidSpec,
       StrCat("the operand's tiles are partial sums along ", StrJoin(layout.unreduced, ","),
-             ", of which products, minima and maxima mean nothing; sum over ",
+             ", and a product, minimum or maximum of partial sums means nothing; sum over ",
              StrJoin(layout.unreduced, ","), " first"),
       {{fact::kAxis, StrJoin(layout.unreduced, ",")}});
 }
@@ -387,7 +388,7 @@ absl::StatusOr<CutPoints> SplitPoints(const CollectiveOp& op, int64_t ranks,
     for (int64_t place = 0; place < ranks; ++place) {
       const int64_t count =
           op.counts.empty() ? extent / ranks : op.counts[static_cast<size_t>(place)];
-      left -= std::min(left, count - 1) + 1;  // below 0: there is less
+      left -= std::min(left, count - 1) + 1;  // below 0: too few are left
       if (left < 0) {
         break;
       }

@@ -20,10 +20,10 @@ namespace {
 using Algorithm = CollectiveAlgorithm;
 using Kind = CollectiveKind;
 
-constexpr double kChunkBytes = 256 << 10;  // of what is passed on along a chain
+constexpr double kChunkBytes = 256 << 10;  // size of a piece that a chain forwards
 constexpr double kWorkOfAMessage = 0.25;   // in latencies
-constexpr double kCrowdAtEase = 16;        // senders at once that are not in each other's way
-constexpr double kCrowdToDouble = 128;     // so many more double the time of a byte
+constexpr double kCrowdAtEase = 16;        // concurrent senders without mutual delay
+constexpr double kCrowdToDouble = 128;     // this many more double the time of a byte
 constexpr double kUnlike = 1.5;            // figures that differ by this factor
 
 constexpr Algorithm kOfAllReduce[] = {Algorithm::kPairwise, Algorithm::kDirect,
@@ -49,7 +49,7 @@ int64_t Whole(double x) {
   return x < static_cast<double>(kMost) ? static_cast<int64_t>(x) : kMost;
 }
 
-// A row of the table, in whatever size; way < 0 stands for what is sent, shared_way < 0 for `way`.
+// A row of the table, for any size. way < 0: the bytes that are sent. shared_way < 0: `way`.
 struct Row {
   double rounds = 0;
   double messages = 0;
@@ -70,7 +70,7 @@ Row RowOf(Kind kind, Algorithm algorithm, const CollectiveLoad& load) {
   }
   const double others = p - 1;
   const double half = std::max(1.0, std::floor(p / 2));
-  const double most = s * others / p;  // all parts of the operand but one
+  const double most = s * others / p;  // all parts of the operand except one
 
   switch (algorithm) {
     case Algorithm::kAuto:
@@ -172,8 +172,8 @@ absl::Status CheckAlgorithm(CollectiveKind kind, CollectiveAlgorithm algorithm,
   if (algorithm == Algorithm::kAuto) {
     why = StrCat("the algorithm of ", CollectiveKindName(kind), " is not chosen yet");
   } else if (Fits(kind, algorithm, CollectiveOrder::kFastest)) {
-    why = StrCat("a ", name, " sums in an order of its own, which ", CollectiveKindName(kind),
-                 " allows with the order \"fastest\" alone");
+    why = StrCat("a ", name, " sums in an order of its own, and ", CollectiveKindName(kind),
+                 " allows that only with the order \"fastest\"");
   }
   return InvalidArgument(Reason::kBadField,
                          StrCat(why, "; those that fit: ", StrJoin(fitting, ", ")),

@@ -34,7 +34,7 @@ std::string Describe(const CollectiveOp& op) {
   return text;
 }
 
-// Whether tiles of several places become one that is the value of the whole group.
+// Whether tiles of several places become one tile: the value of the whole group.
 bool MergesTiles(CollectiveKind kind) {
   return IsReduction(kind) || kind == CollectiveKind::kBroadcast ||
          kind == CollectiveKind::kScatter;
@@ -46,9 +46,9 @@ struct CollectiveResult {
   const CollectiveOp& op;
   const Axes& axes;  // at least one
   ValueDescriptor value;
-  Layout layout;  // of `value`; its spec follows in the end
+  Layout layout;  // of `value`; its spec is made from it at the end
 
-  // Tiles are taken as they are: a dimension that the group partitions shrinks by it.
+  // Tiles stay unchanged: a dimension that the group partitions shrinks by it.
   void Merge() {
     const auto of_group = [&](const std::string& axis) { return Contains(axes, axis); };
     for (size_t dim = 0; dim < layout.dims.size(); ++dim) {
@@ -281,8 +281,8 @@ ValueIndex PlanBuilder::AddProduct(const Product& product, bool keep_rhs) {
   const size_t rhs_k = product.transpose_rhs ? 1 : 0;
   const size_t rhs_n = 1 - rhs_k;
 
-  // The operand that moves takes over the contracted dimension's axes, and keeps of its others as
-  // many as the operand at rest does not use.
+  // The operand that moves gets the contracted dimension's axes. It keeps those of its other axes
+  // that the operand at rest does not use.
   Layout& moving = keep_rhs ? lhs : rhs;
   const Layout& resting = keep_rhs ? rhs : lhs;
   moving.dims[keep_rhs ? lhs_k : rhs_k] = resting.dims[keep_rhs ? rhs_k : lhs_k];

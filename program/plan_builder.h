@@ -1,4 +1,4 @@
-// Grows a plan by one op after the other: chooses layouts, and emits what each device does.
+// Extends a plan op by op: chooses layouts, and emits the instructions of each device.
 #ifndef SHARDMESH_PROGRAM_PLAN_BUILDER_H_
 #define SHARDMESH_PROGRAM_PLAN_BUILDER_H_
 
@@ -22,7 +22,7 @@
 
 namespace shardmesh {
 
-// A product of two values, whichever op asks for it.
+// A product of two values, for any op that needs one.
 struct Product {
   ValueIndex lhs = 0;
   ValueIndex rhs = 0;
@@ -45,8 +45,8 @@ class PlanBuilder {
   const ValueDescriptor& value(ValueIndex index) const { return plan_.values[index]; }
   PlanCost cost() const { return plan_.cost; }
 
-  // Each returns the plan's value that holds the op's result, never one of the operands. Errors are
-  // those of PlanProgram; the plan is as before then.
+  // Each returns the plan's value with the op's result, never one of the operands. Errors are those
+  // of PlanProgram, and leave the plan unchanged.
   absl::StatusOr<ValueIndex> AddProduct(const Product& product);
   absl::StatusOr<ValueIndex> AddCollective(const CollectiveOp& op, ValueIndex input);
   absl::StatusOr<ValueIndex> AddReshard(const PartitionSpec& spec, ValueIndex input);
@@ -60,7 +60,7 @@ class PlanBuilder {
   absl::Status Error(Reason reason, std::string_view message, Facts facts = {}) const;
 
  private:
-  // A refusal of a step of the op, which then names the op.
+  // An error about a step of the op; it names the op.
   absl::Status Error(const absl::Status& refusal) const;
 
   Layout LayoutOf(ValueIndex index) const { return shardmesh::LayoutOf(plan_.mesh, value(index)); }

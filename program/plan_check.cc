@@ -23,7 +23,7 @@
 namespace shardmesh {
 namespace {
 
-// Judges one instruction by the shapes of tiles. Its inputs are values of the plan.
+// Checks one instruction by the shapes of tiles. Its inputs are values of the plan.
 class InstructionChecker {
  public:
   InstructionChecker(const Plan& plan, absl::Span<const Tiling> tilings)
@@ -79,7 +79,7 @@ class InstructionChecker {
   absl::Status CheckKind(const GroupCollective& collective, ValueIndex output) const {
     SHARDMESH_RETURN_IF_ERROR(
         CheckAlgorithm(collective.kind, collective.algorithm, collective.order));
-    // Every place's tile has to fit: only what would be planned does.
+    // Every place's tile must fit: only plans that the planner could make are valid.
     PlanBuilder builder({.mesh_id = plan_.mesh_id, .mesh = plan_.mesh},
                         {plan_.values[collective.input]});
     builder.Name(CollectiveKindName(collective.kind));

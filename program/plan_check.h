@@ -1,4 +1,4 @@
-// Judges plans that came over the wire.
+// Checks plans that came over the wire.
 #ifndef SHARDMESH_PROGRAM_PLAN_CHECK_H_
 #define SHARDMESH_PROGRAM_PLAN_CHECK_H_
 

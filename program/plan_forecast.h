@@ -1,4 +1,4 @@
-// PlanForecast: bytes, memory and time of one run of a plan, predicted from the plan alone.
+// PlanForecast: bytes, memory and time of one run of a plan, predicted from the plan only.
 #ifndef SHARDMESH_PROGRAM_PLAN_FORECAST_H_
 #define SHARDMESH_PROGRAM_PLAN_FORECAST_H_
 
@@ -28,16 +28,16 @@ struct AxisTraffic {
 
 struct PlanForecast {
   std::vector<AxisTraffic> traffic;  // each list of axes once, in the order of the instructions
-  // The most bytes of values on one device at once. A value exists from the instruction that makes
-  // it to the last that reads it; an output exists to the end. Operands are not counted.
+  // The most bytes of values that exist together on one device. A value exists from the instruction
+  // that makes it to the last that reads it; an output exists to the end. No operands.
   int64_t peak_bytes = 0;
   double exchange_seconds = 0;  // of all traffic
 
   friend bool operator==(const PlanForecast&, const PlanForecast&) = default;
 };
 
-// Numbers beyond 64 bits are cut off there. Requires a plan that CheckPlan accepts. `links` are
-// those of the slowest link of the mesh.
+// Numbers beyond 64 bits are capped. Requires a plan that CheckPlan accepts. `links` are the
+// figures of the mesh's slowest link.
 PlanForecast ForecastOf(const Plan& plan, const LinkCost& links);
 
 }  // namespace shardmesh

@@ -1,4 +1,4 @@
-// The names of what programs are made of.
+// The names of the parts of programs.
 #include "program/program.h"
 
 #include <array>

@@ -1,4 +1,4 @@
-// A computation over arrays, written without regard to how they lie.
+// A computation over arrays, independent of their layouts.
 #ifndef SHARDMESH_PROGRAM_PROGRAM_H_
 #define SHARDMESH_PROGRAM_PROGRAM_H_
 
@@ -45,15 +45,15 @@ absl::Span<const CollectiveKind> AllCollectiveKinds();
 // `all-reduce`, `reduce-scatter`, ...
 std::string_view CollectiveKindName(CollectiveKind kind);
 
-// How the devices of a group exchange what a collective demands. Which of them a kind has, and what
-// they cost, says program/collective_choice.h.
+// How the devices of a group exchange the data of a collective. program/collective_choice.h has the
+// algorithms of each kind and their costs.
 enum class CollectiveAlgorithm : uint8_t {
-  kAuto,      // the one predicted to be fastest
-  kPairwise,  // everyone sends to everyone what the other needs
-  kDirect,    // everyone sends all it has to everyone, or to the root, which combine it themselves
-  kDoubling,  // devices 1, 2, 4, ... places apart exchange what they have
-  kHalving,   // they split what is left to combine; then back with the results
-  kRing,      // each hears from the place before it and tells the place after it
+  kAuto,      // the one that is predicted to be fastest
+  kPairwise,  // each device sends every other the part that it needs
+  kDirect,    // each sends all its data to all, or to the root, which combine it themselves
+  kDoubling,  // devices 1, 2, 4, ... places apart exchange their data
+  kHalving,   // they split the remaining combination; then results go back
+  kRing,      // each receives from the place before it and sends to the place after it
   kBinomial,  // along a binomial tree
   kChain,     // along the places, in chunks
 };
@@ -63,13 +63,13 @@ absl::Span<const CollectiveAlgorithm> AllCollectiveAlgorithms();
 // `auto`, `pairwise`, ...
 std::string_view CollectiveAlgorithmName(CollectiveAlgorithm algorithm);
 
-// Which orders of combination a reduction may have.
+// The permitted orders of combination in a reduction.
 enum class CollectiveOrder : uint8_t {
-  kReproducible,  // the canonical one alone: the same bits for every algorithm, size and run
+  kReproducible,  // only the canonical one: the same bits for every algorithm, size and run
   kFastest,       // any; still the same on every device, and in every run of the same plan
 };
 
-// A way in a permutation, from place to place.
+// A move in a permutation, from one place to another.
 struct PermutePair {
   int64_t source = 0;
   int64_t target = 0;
@@ -89,7 +89,7 @@ struct LinearOp {
   friend bool operator==(const LinearOp&, const LinearOp&) = default;
 };
 
-// lhs * rhs for two matrices, each transposed first if so said.
+// lhs * rhs for two matrices, each transposed first if requested.
 struct MatmulOp {
   ValueIndex lhs = 0;  // [M, K]
   ValueIndex rhs = 0;  // [K, N]
@@ -99,31 +99,31 @@ struct MatmulOp {
   friend bool operator==(const MatmulOp&, const MatmulOp&) = default;
 };
 
-// A collective over every group of devices along some mesh axes, all groups at once. What a device
-// brings is its tile; places are numbers of devices within their group (sharding/device_group.h).
-//   - all-reduce: tiles of one size become one tile, the same on all devices of the group. An
-//     unreduced axis is thereby reduced; a dimension partitioned over a reduced axis shrinks by it.
+// A collective in all groups of devices along some mesh axes at the same time. Each device
+// contributes its tile; places are numbers of devices within their group (sharding/device_group.h).
+//   - all-reduce: tiles of one size become one tile, the same on all devices of the group. This
+//     reduces an unreduced axis; a dimension partitioned over a reduced axis shrinks by it.
 //   - all-gather: a dimension partitioned over (..., axes) is joined along `axes`.
 //   - reduce-scatter: all-reduce, then each device keeps its part of `dimension`.
-//   - all-to-all: the same tensor laid out anew. `dimension`, partitioned over (..., axes), is
+//   - all-to-all: the same tensor in another layout. `dimension`, partitioned over (..., axes), is
 //     joined along `axes`, and `split_dimension` becomes partitioned over (..., axes).
-//   - broadcast: every device gets the tile of the place `root`. Layout as all-reduce: along an
-//     unreduced axis, the root's partial sums become the value.
-//   - reduce, gather: as all-reduce and all-gather, but the place `root` alone has the value. The
-//     others have zeros, and `axes` are unreduced in the result: their sum is the value.
-//   - scatter: each device gets its part, along `dimension`, of the root's tile. Layout as
-//     reduce-scatter.
-//   - permute: tiles move from places to places; a device that is no target gets zeros. The layout
-//     stays, so each of `axes` partitions a dimension or is unreduced: replicas would differ. Of
-//     one pair: the source sends, the target receives.
-//   - barrier: the value passes through as it is, after every device of the group has come.
-// Partial sums may be summed, and averaged (the value's mean is then the value times 1/n); their
-// product, least and greatest mean nothing and are refused. The other kinds but broadcast and
-// scatter move them as they are: what was unreduced stays so.
+//   - broadcast: every device gets the tile of the place `root`. The layout is that of all-reduce:
+//     along an unreduced axis, the root's partial sums become the value.
+//   - reduce, gather: like all-reduce and all-gather, but only the place `root` has the value. The
+//     others have zeros, and `axes` are unreduced in the result: the sum of all is the value.
+//   - scatter: each device gets its part, along `dimension`, of the root's tile. The layout is that
+//     of reduce-scatter.
+//   - permute: tiles move between places; a device that is no target gets zeros. The layout does
+//     not change. Each of `axes` must therefore partition a dimension or be unreduced: replicas
+//     would differ. With one pair, the source sends and the target receives.
+//   - barrier: the value does not change; it is ready once every device of the group has arrived.
+// Partial sums may be summed or averaged (the value's mean is then the value times 1/n). Their
+// product, minimum and maximum have no meaning and are refused. The other kinds, except broadcast
+// and scatter, move partial sums unchanged: an unreduced axis stays unreduced.
 //
-// Tiles may be unequal (cut points). Those of one group that are reduced, broadcast, scattered or
-// permuted are of one shape; those that are joined, and the parts that come of `counts`, need not
-// be.
+// Tiles may be unequal (cut points). Tiles of one group that are reduced, broadcast, scattered or
+// permuted must have one shape. Tiles that are joined, and the parts given by `counts`, may differ
+// in shape.
 struct CollectiveOp {
   ValueIndex input = 0;
   CollectiveKind kind = CollectiveKind::kAllReduce;
@@ -133,8 +133,8 @@ struct CollectiveOp {
   int64_t root = 0;                       // broadcast, reduce, gather, scatter; otherwise 0
   int64_t split_dimension = 0;            // all-to-all; not `dimension`
   std::vector<PermutePair> permutation = {};  // permute: at least one, no source or target twice
-  // reduce-scatter, all-to-all, scatter: how many indices of the dimension that is split the part
-  // of each place has, each at least 1, as many together as a tile has there. None: equal parts.
+  // reduce-scatter, all-to-all, scatter: the number of indices in the part of each place, along the
+  // split dimension. Each is at least 1; the sum is the tile's extent. Empty: equal parts.
   std::vector<int64_t> counts = {};
   CollectiveAlgorithm algorithm = CollectiveAlgorithm::kAuto;
   CollectiveOrder order = CollectiveOrder::kReproducible;  // of reductions
@@ -142,7 +142,7 @@ struct CollectiveOp {
   friend bool operator==(const CollectiveOp&, const CollectiveOp&) = default;
 };
 
-// The same tensor, laid out anew.
+// The same tensor in another layout.
 struct ReshardOp {
   ValueIndex input = 0;
   PartitionSpec spec;  // must fit

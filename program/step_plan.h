@@ -1,4 +1,4 @@
-// A program made ready for one mesh: what every device does to its own tiles, in order.
+// A program compiled for one mesh: the instructions for each device's tiles, in order.
 #ifndef SHARDMESH_PROGRAM_STEP_PLAN_H_
 #define SHARDMESH_PROGRAM_STEP_PLAN_H_
 
@@ -62,7 +62,7 @@ struct LocalSlice {
   friend bool operator==(const LocalSlice&, const LocalSlice&) = default;
 };
 
-// An exchange of tiles within each group along `axes`, by the algorithm that it names: not kAuto.
+// An exchange of tiles within each group along `axes`, by the given algorithm, never kAuto.
 using GroupCollective = CollectiveOp;
 
 struct Instruction {
@@ -78,13 +78,13 @@ struct Instruction {
 struct PlanCost {
   int64_t flops = 0;         // multiplications and additions
   int64_t sent_bytes = 0;    // to peers
-  int64_t memory_bytes = 0;  // of the values made
+  int64_t memory_bytes = 0;  // of all values made
 
   friend bool operator==(const PlanCost&, const PlanCost&) = default;
 };
 
-// Runs of a plan need nothing else but operands: each device derives its part from the plan and its
-// rank. Instruction i makes value operand_count + i.
+// A run of a plan needs only operands: each device derives its part from the plan and its rank.
+// Instruction i makes value operand_count + i.
 struct Plan {
   std::string mesh_id;
   int64_t mesh_revision = 0;
@@ -101,34 +101,34 @@ struct Plan {
 // The tiles of a value. Errors of Tiling::Create.
 absl::StatusOr<Tiling> TilingOf(const Plan& plan, const ValueDescriptor& value);
 
-// The result that is made in an operand's memory if the operand is donated: a collective's that
-// allows it (MayOverwriteOperand), whose tiles have the size of the operand's, where nothing else
+// The result that can be made in an operand's memory if the operand is donated. It is a
+// collective's (MayOverwriteOperand), its tiles have the size of the operand's, and no other use
 // needs the operand. Requires a plan that CheckPlan accepts, and operand < operand_count.
 std::optional<ValueIndex> ResultOverOperand(const Plan& plan, ValueIndex operand);
 
 // The values that an instruction reads.
 std::vector<ValueIndex> InputsOf(const Instruction& instruction);
 
-// The mesh on which a program is to run, as it is defined now.
+// The mesh on which a program runs, in its current definition.
 struct PlanTarget {
   std::string mesh_id;
   int64_t mesh_revision = 0;
   Mesh mesh;
-  // Between its ranks; algorithms of collectives are chosen by it.
+  // The links between its ranks: they determine the algorithms of collectives.
   LinkCost links = {};
-  // The configured algorithms of collectives for which the program names none.
+  // The configured algorithms for collectives whose algorithm the program leaves open.
   PreferredAlgorithms preferred = {};
 };
 
-// Plans a program for operands that lie as said.
+// Plans a program for operands with the given layouts.
 //
-// A product keeps one operand where it lies and brings the other to it; both ways are costed and
-// the one that sends less wins, the right operand staying put when equal. Axes that partition the
-// contracted dimension make partial sums, which are reduced before bias and activation; partial
-// sums of F16 and BF16 are F32.
+// A product keeps one operand in place and moves the other to it. The way that sends fewer bytes
+// is chosen; on a tie the right operand stays. Axes that partition the contracted dimension make
+// partial sums, which are reduced before bias and activation. Partial sums of F16 and BF16 are
+// F32.
 //
 // INVALID_ARGUMENT names the op: SHAPE_MISMATCH (operands do not fit each other),
-// UNSUPPORTED_DTYPE, AXIS_NOT_IN_MESH, NOT_DIVISIBLE, BAD_FIELD (a malformed program). Of
+// UNSUPPORTED_DTYPE, AXIS_NOT_IN_MESH, NOT_DIVISIBLE, BAD_FIELD (a malformed program). For
 // collectives also DUPLICATE_AXIS, MISSING_ARGUMENT (no axes, no pairs), INVALID_DIMENSION,
 // INVALID_SPEC (the layout does not allow it). UNIMPLEMENTED (NOT_AVAILABLE) for a product or a
 // reshard of unequal tiles.

@@ -1,4 +1,4 @@
-// Reads layouts off specs, and computes the sizes of tiles.
+// Derives layouts from specs, and computes the sizes of tiles.
 #include "program/value_layout.h"
 
 #include <algorithm>

@@ -26,8 +26,8 @@ bool Contains(const Axes& axes, std::string_view name);
 // How many devices a group along `axes` has.
 int64_t AxesSize(const Mesh& mesh, const Axes& axes);
 
-// A spec in the form in which layouts are compared: one list of axes per dimension. Axes of size 1
-// are left out, since they place nothing.
+// A spec in the form for comparing layouts: one list of axes per dimension. Axes of size 1 are
+// omitted, since they partition nothing.
 struct Layout {
   std::vector<Axes> dims;
   Axes unreduced = {};
@@ -38,7 +38,7 @@ struct Layout {
 Layout LayoutOf(const Mesh& mesh, const ValueDescriptor& value);
 PartitionSpec ToSpec(const Layout& layout);
 
-// Whether a dimension has cut points, hence unequal parts.
+// Whether a dimension has cut points, so that its parts are unequal.
 bool IsCut(const ValueDescriptor& value, size_t dim);
 // Where each part of a dimension begins and ends, cut or not.
 CutPoints PointsOf(const Mesh& mesh, const ValueDescriptor& value, size_t dim);
@@ -51,10 +51,10 @@ Shape TileShape(const Mesh& mesh, const ValueDescriptor& value);
 int64_t TileElements(const Mesh& mesh, const ValueDescriptor& value);
 int64_t TileBytes(const Mesh& mesh, const ValueDescriptor& value);
 
-// The type in which sums of products travel.
+// The type of partial sums of products in messages.
 Dtype PartialSumType(Dtype dtype);
 
-// a * b and sum + amount of counts that are not negative, at most INT64_MAX: plans that came over
+// a * b and sum + amount for counts that are not negative, at most INT64_MAX. Plans that came over
 // the wire may have any shapes.
 int64_t ProductOf(int64_t a, int64_t b);
 void AddTo(int64_t& sum, int64_t amount);

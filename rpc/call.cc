@@ -51,9 +51,9 @@ int Milliseconds(absl::Duration duration) {
   return static_cast<int>(absl::ToInt64Milliseconds(std::max(duration, absl::ZeroDuration())));
 }
 
-std::string AnswerNothing(const std::vector<std::string>& addresses) {
+std::string DoNotAnswer(const std::vector<std::string>& addresses) {
   return StrCat(StrJoin(addresses, ", "),
-                addresses.size() == 1 ? " answers nothing" : " answer nothing");
+                addresses.size() == 1 ? " does not answer" : " do not answer");
 }
 
 // Returns whether the listener accepts connections and closes them without sending a byte. A gRPC
@@ -69,7 +69,7 @@ bool ClosesAtOnce(std::string_view address) {
 // Returns the addresses of a host that do not answer, as the end of a sentence; empty if all
 // answer.
 std::string Silent(const DialledAddresses& dialled) {
-  return dialled.silent.empty() ? "" : StrCat("; of its addresses ", AnswerNothing(dialled.silent));
+  return dialled.silent.empty() ? "" : StrCat("; of its addresses ", DoNotAnswer(dialled.silent));
 }
 
 }  // namespace
@@ -150,8 +150,8 @@ absl::Status WaitForConnected(grpc::Channel& channel, std::string_view address,
           limit = SteadyDeadline::After(more);
           if (wait.on_wait) {
             wait.on_wait(
-                absl::UnavailableError(StrCat(address, ": ", AnswerNothing(dialled.silent),
-                                              "; going on to ", StrJoin(dialled.accepting, ", "))));
+                absl::UnavailableError(StrCat(address, ": ", DoNotAnswer(dialled.silent),
+                                              "; now trying ", StrJoin(dialled.accepting, ", "))));
           }
         }
         // No thread polled for the channel while this one dialled.
@@ -163,15 +163,16 @@ absl::Status WaitForConnected(grpc::Channel& channel, std::string_view address,
       const bool accepts =
           failed || !dialled.accepting.empty() || Dial(address, absl::Now() + kLastLook).ok();
       if (accepts && ClosesAtOnce(address)) {
-        return unavailable("what answers there closes connections at once",
-                           ": it is short of file descriptors (ulimit -n; its log says so), or is "
-                           "another server");
+        return unavailable("the process there closes connections at once",
+                           ": it is short of file descriptors (its log says so; raise ulimit -n), "
+                           "or it is another server");
       }
-      return unavailable(failed ? std::string("the connection failed")
-                                : StrCat("no connection within ", FormatRounded(time)),
-                         accepts ? "; something answers there, but not as a shardmesh process: it "
-                                   "is another server, hangs, or is short of file descriptors"
-                                 : kHint);
+      return unavailable(
+          failed ? std::string("the connection failed")
+                 : StrCat("no connection within ", FormatRounded(time)),
+          accepts ? "; a process accepts connections there, but does not answer as shardmesh does: "
+                    "it is another server, hangs, or is short of file descriptors"
+                  : kHint);
     }
     state = channel.GetState(/*try_to_connect=*/true);
   }
@@ -218,7 +219,9 @@ CallOptions OptionsOf(const grpc::ServerContextBase& context) {
 absl::Status OutcomeOf(const grpc::Status& status) {
   absl::Status outcome = FromGrpc(status);
   if (absl::IsCancelled(outcome) && ReasonOf(outcome) == Reason::kUnspecified) {
-    return absl::UnavailableError("it ended the call without an answer, as when it stops");
+    return absl::UnavailableError(
+        "the process ended the call without an answer; it may be stopping: try again when it is "
+        "back");
   }
   return ExplainCallMemory(std::move(outcome));
 }

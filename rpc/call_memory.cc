@@ -29,8 +29,8 @@ absl::Status ExplainCallMemory(absl::Status outcome) {
   }
   absl::Status explained = WithRetryDelay(
       WithReason(absl::ResourceExhaustedError(
-                     "its memory for calls is used up by those under way, and it ended this one; "
-                     "try again when there are fewer, or raise its --rpc-memory"),
+                     "the process ended this call because running calls have used up its memory "
+                     "for calls; try again when fewer calls run, or raise its --rpc-memory"),
                  Reason::kOverloaded),
       kRetryDelay);
   explained.SetPayload(kPayload, absl::Cord("1"));

@@ -21,7 +21,7 @@ struct ConnectOptions {
   std::function<void(const absl::Status& why)> on_wait = nullptr;
 };
 
-// As WaitForConnected of rpc/call.h, which does not wait beyond its timeout.
+// Like WaitForConnected of rpc/call.h, which does not wait beyond its timeout.
 absl::Status WaitForConnected(grpc::Channel& channel, std::string_view address,
                               const ConnectOptions& wait, const ChannelOptions& options);
 

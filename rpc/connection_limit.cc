@@ -54,14 +54,12 @@ std::string ConnectionLimit::Take(int descriptor, const sockaddr_storage& peer) 
   }
   if (is_over(CountOf(host), limits_.per_host)) {
     return absl::StrFormat(
-        "%s has %d connections, and may have %d (--max-connections-per-host); end those that "
-        "nobody uses",
+        "%s has %d connections, and may have %d (--max-connections-per-host); close unused ones",
         host, CountOf(host), limits_.per_host);
   }
   if (is_over(all_, limits_.all)) {
     return absl::StrFormat(
-        "there are %d connections, and there may be %d (--max-connections); end those that nobody "
-        "uses",
+        "there are %d connections, and there may be %d (--max-connections); close unused ones",
         all_, limits_.all);
   }
   hosts_[host].push_back({descriptor, InodeOf(descriptor)});

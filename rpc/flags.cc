@@ -32,7 +32,8 @@ absl::Status BadValue(std::string_view value, std::string_view expected) {
 // Refuses an address without a port that other processes can reach.
 absl::Status CheckHostPort(std::string_view value) {
   if (IsUnixAddress(value)) {
-    return WrongUse(StrCat("\"", value, "\" names no port, at which others could reach it; write ",
+    return WrongUse(StrCat("\"", value,
+                           "\" names no port, and others need one to reach this process; write ",
                            "HOST:PORT or [IPV6]:PORT"));
   }
   return ParseHostPort(value).status();
@@ -225,8 +226,8 @@ void FlagSet::AddSwitch(std::string name, std::string help, bool* target) {
 
 void FlagSet::AddTls(TlsFiles* target, const bool* insecure) {
   AddText("tls-cert", "FILE",
-          "this process's certificate (PEM); with the next two every connection is TLS with "
-          "certificates on both sides",
+          "this process's certificate (PEM); together with --tls-key and --tls-ca it turns on "
+          "mutual TLS for every connection",
           &target->certificate);
   AddText("tls-key", "FILE", "the certificate's key (PEM)", &target->private_key);
   AddText("tls-ca", "FILE", "the authorities that sign the certificates of peers (PEM)",
@@ -253,7 +254,7 @@ void FlagSet::AddLog(LogOptions* target) {
        }});
   Add({.name = "log-level",
        .placeholder = "LEVEL",
-       .help = "the least that is logged: debug, info, warning, error or off (default info)",
+       .help = "lowest level that is logged: debug, info, warning, error or off (default info)",
        .set = [target](std::string_view value) -> absl::Status {
          SHARDMESH_ASSIGN_OR_RETURN(target->level, ParseLogLevel(value));
          return absl::OkStatus();
@@ -339,7 +340,7 @@ std::string FlagSet::Help() const {
     rows.emplace_back(StrCat("--", flag.name, flag.is_switch ? "" : " ", flag.placeholder),
                       flag.help);
   }
-  rows.emplace_back(StrCat("--", kHelpFlag), "print this");
+  rows.emplace_back(StrCat("--", kHelpFlag), "print this help");
   size_t width = 0;
   for (const auto& [left, help] : rows) {
     width = std::max(width, left.size());

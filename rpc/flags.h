@@ -56,7 +56,7 @@ class FlagSet {
                 std::vector<std::string>* target);
   // An address to serve at or to call, see CheckAddress.
   void AddAddress(std::string name, std::string help, std::string* target);
-  // As AddAddress without unix sockets, for addresses that other processes reach at a port.
+  // Like AddAddress without unix sockets, for addresses that other processes reach at a port.
   // `may_be_empty`: an empty value means no address.
   void AddHostPort(std::string name, std::string help, std::string* target,
                    bool may_be_empty = false);

@@ -113,11 +113,11 @@ class Factory final : public grpc::experimental::ServerInterceptorFactoryInterfa
         methods_[StrCat("/", descriptor.service()->full_name(), "/", descriptor.name())];
     if (!descriptor.client_streaming()) {
       method.unparsed = ToGrpc(UnparsedMessage(*descriptor.input_type()));
-      method.threw = ToGrpc(
-          WithReason(absl::ResourceExhaustedError(StrCat(
-                         "the server could not answer ", label,
-                         ": most likely it ran out of memory; ask for less, or give it more")),
-                     Reason::kMemoryLimit));
+      method.threw = ToGrpc(WithReason(
+          absl::ResourceExhaustedError(StrCat(
+              "the server could not answer ", label,
+              ": most likely it ran out of memory; ask for less, or give the server more memory")),
+          Reason::kMemoryLimit));
     }
     if (metrics == nullptr) {
       return;

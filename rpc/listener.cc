@@ -201,8 +201,8 @@ bool Listener::Accept(int socket) {
   if (caller >= FirstReservedDescriptor()) {
     close(caller);
     Refuse(
-        "the rest of the file descriptors is for the process itself; raise its limit (ulimit "
-        "-n), or end connections that nobody uses");
+        "the remaining file descriptors are reserved for the process itself; raise its limit "
+        "(ulimit -n), or close unused connections");
     return true;
   }
   if (const std::string why = limit_.Take(caller, peer); !why.empty()) {
@@ -212,7 +212,7 @@ bool Listener::Accept(int socket) {
   }
   if (std::exchange(refused_in_a_row_, 0) > 0) {
     log_time_ = absl::InfinitePast();
-    LogInfo("connections are taken in again", {{"address", address_}});
+    LogInfo("connections are accepted again", {{"address", address_}});
   }
   handler_(caller);
   return true;

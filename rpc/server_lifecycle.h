@@ -28,9 +28,9 @@ class Service;
 namespace shardmesh::rpc {
 
 struct ServerOptions {
-  // `host:port`, port 0 for a free one; or `unix:/path`. Empty: the server listens nowhere, and
-  // calls come over server().InProcessChannel() alone. No such call may begin after Drain:
-  // gRPC 1.51 crashes on it.
+  // `host:port`, port 0 for a free one; or `unix:/path`. Empty: the server does not listen, and
+  // calls come only over server().InProcessChannel(). No such call may begin after Drain: gRPC 1.51
+  // crashes on it.
   std::string address = "127.0.0.1:0";
   Credentials credentials = Credentials::Insecure();
   // Allows plaintext beyond loopback.

@@ -1,4 +1,4 @@
-// Wires the coordinator: store below, decisions above it, services at the rim.
+// Builds the coordinator: the store at the bottom, decisions above it, services on top.
 #include "server/coordinator_server.h"
 
 #include <grpcpp/impl/service_type.h>
@@ -62,13 +62,13 @@ namespace shardmesh::server {
 namespace {
 
 constexpr std::string_view kDefaultMesh = "default";
-// The part of the time to drain that is kept for telling clients that their work was aborted.
+// The part of the drain time reserved for telling clients that their work was aborted.
 constexpr absl::Duration kTimeToTell = absl::Seconds(1);
-// Ranks that the store refused are written again after this.
+// After this time, ranks that the store refused are written again.
 constexpr absl::Duration kWriteAgainAfter = absl::Seconds(1);
-// Room between the epochs of one run and the next: no worker changes as often.
+// Gap between the epochs of two runs: no worker changes that often.
 constexpr int64_t kEpochsPerTerm = int64_t{1} << 32;
-// The same for the numbers of steps.
+// Gap between the step numbers of two runs.
 constexpr int64_t kSequencesPerTerm = int64_t{1} << 40;
 static_assert(kMaxTerm < std::numeric_limits<int64_t>::max() / kSequencesPerTerm);
 
@@ -76,7 +76,7 @@ static_assert(kMaxTerm < std::numeric_limits<int64_t>::max() / kSequencesPerTerm
 constexpr int64_t kArrivalBytes = rpc::kLookaheadBytes + (int64_t{1} << 20);
 constexpr int64_t kMostInventories = 256;
 
-// Returns how many inventories may be read at once: half of the memory stays for other calls.
+// Returns how many inventories may be read at once: half of the memory is left for other calls.
 int64_t MaxInventories(const CoordinatorLimits& limits) {
   return std::clamp<int64_t>(limits.rpc_memory_bytes / 2 / kArrivalBytes, 1, kMostInventories);
 }
@@ -91,7 +91,7 @@ class Server final : public CoordinatorServer {
       absl::MutexLock lock(&serving_mutex_);
       serving_ = nullptr;
     }
-    // Waits for what is being sent. Commits go on until the store ends, and hit nobody.
+    // Waits for messages being sent. Later commits, until the store ends, find no streams.
     absl::MutexLock lock(&streams_mutex_);
     streams_ = nullptr;
   }
@@ -105,7 +105,7 @@ class Server final : public CoordinatorServer {
 
  private:
   absl::Status OpenState();
-  // `name`: the full one, by which the health service answers.
+  // `name`: the full name, which the health service uses.
   void AddService(std::string_view name, std::unique_ptr<grpc::Service> service) {
     services_.emplace_back(std::string(name), std::move(service));
   }
@@ -131,15 +131,15 @@ class Server final : public CoordinatorServer {
   std::atomic<absl::Time> draining_since_ = absl::InfiniteFuture();
   rpc::Metrics metrics_;
 
-  // In the order in which they depend on one another; destroyed the other way round.
+  // In order of dependency; destroyed in reverse order.
   rpc::RealClock clock_;
   ClusterChanges changes_{&clock_};
   absl::Mutex serving_mutex_;
   // lifecycle_ as long as it is there, for the store's thread.
   rpc::ServerLifecycle* serving_ ABSL_GUARDED_BY(serving_mutex_) = nullptr;
   absl::Mutex streams_mutex_;
-  // worker_streams_ as long as it is there, for the store's thread, which tells it what is dropped.
-  // Not held while anything waits: what goes to workers is queued.
+  // worker_streams_ as long as it exists, for the store's thread, which passes drops to it. Never
+  // held during a wait: messages to workers are queued.
   WorkerStreams* streams_ ABSL_GUARDED_BY(streams_mutex_) = nullptr;
   absl::Mutex unwritten_mutex_;
   // Meshes whose ranks the store refused to take.
@@ -320,7 +320,7 @@ UnreadableRecords Server::FindUnreadable() const {
   return unreadable;
 }
 
-// Probes hear of it as soon as anybody; the store then ends the process.
+// Health probes see it at once; the store then ends the process.
 void Server::StoreFailed(const absl::Status& status) {
   {
     absl::MutexLock lock(&serving_mutex_);
@@ -357,7 +357,7 @@ absl::Status Server::DefineMesh() {
   return created;
 }
 
-// The membership has the meshes of the catalog, now and from now on.
+// The membership has the meshes of the catalog from now on, including later changes.
 absl::Status Server::KeepMeshes() {
   const std::shared_ptr<const Definitions> state = definition_store_->shared_state();
   std::set<std::string, std::less<>> identities;
@@ -385,19 +385,19 @@ void Server::MeshesChanged(const std::vector<DefinitionStore::Event>& events) {
     if (event.record != nullptr) {
       const auto definition = definition_store_->Read(event);
       if (!definition.ok()) {
-        rpc::LogError("a mesh's change was not taken over",
+        rpc::LogError("a change of a mesh was not applied",
                       {{"mesh", event.name}, {"error", definition.status()}});
         continue;
       }
       decoded = *definition;
       mesh = &std::get<rpc::MeshDefinition>(decoded->value);
-      // Ranks that were given here come back as an assignment.
+      // Ranks that this coordinator assigned come back as an assignment.
       if (ranks != nullptr && ranks->size == mesh->mesh.size() &&
           ranks->identities == WorkersOf(*decoded)) {
         continue;
       }
     }
-    // An event of an assignment has the definition as it was before.
+    // An event of an assignment has the same definition as before.
     const bool is_assignment = decoded != nullptr && decoded->revision != event.revision;
     const bool is_moved = is_assignment && ranks != nullptr && !ranks->identities.empty();
     absl::Status changed = is_moved ? membership_->SetRanks(event.name, WorkersOf(*decoded))
@@ -407,7 +407,7 @@ void Server::MeshesChanged(const std::vector<DefinitionStore::Event>& events) {
       changed.Update(membership_->AddMesh(event.name, mesh->mesh.size(), WorkersOf(*decoded)));
     }
     if (!changed.ok()) {
-      rpc::LogError("a mesh's change was not taken over",
+      rpc::LogError("a change of a mesh was not applied",
                     {{"mesh", event.name}, {"error", changed}});
     }
   }
@@ -421,7 +421,7 @@ void Server::WriteRanks(const std::string& mesh_id, const MeshRanks& ranks) {
   if (!definition.ok()) {
     return;
   }
-  // Ranks that a client wrote, or that were written before, stay as they are.
+  // Ranks that a client wrote, or that were written before, stay unchanged.
   if (!WorkersOf(**definition).empty()) {
     return;
   }
@@ -432,7 +432,7 @@ void Server::WriteRanks(const std::string& mesh_id, const MeshRanks& ranks) {
           return;
         }
         if (ReasonOf(written.status()) != Reason::kVersionMismatch) {
-          rpc::LogError("the ranks of a mesh could not be written down, will retry",
+          rpc::LogError("the ranks of a mesh could not be stored, will retry",
                         {{"mesh", mesh_id}, {"error", written.status()}});
         }
         absl::MutexLock lock(&unwritten_mutex_);
@@ -449,7 +449,7 @@ void Server::WriteRanksAgain() {
   }
   const std::shared_ptr<const MembershipView> view = membership_->view();
   for (const std::string& mesh_id : mesh_ids) {
-    // The mesh may be deleted, or defined again and without ranks.
+    // The mesh may be deleted, or defined again without ranks.
     const MeshRanks* ranks = view->FindMesh(mesh_id);
     if (ranks != nullptr && !ranks->identities.empty()) {
       WriteRanks(mesh_id, *ranks);
@@ -457,8 +457,8 @@ void Server::WriteRanksAgain() {
   }
 }
 
-// The tiles of the ranks are where their former workers are: out of use. The workers that have the
-// ranks now say what they have of the mesh.
+// The tiles of the ranks are on their former workers: out of use. The workers that now have the
+// ranks report their own tiles of the mesh.
 void Server::RanksMoved(const MembershipEvent& event) {
   const std::shared_ptr<const MembershipView> view = membership_->view();
   recovery_.MeshesChanged(*view);
@@ -473,7 +473,7 @@ void Server::RanksMoved(const MembershipEvent& event) {
   }
 }
 
-// Tells watchers of what became of a worker.
+// Tells watchers the new state of a worker.
 void Server::TellOfWorker(const MembershipEvent& event, WorkerChange::Kind kind) {
   if (!changes_.is_watched()) return;
   const bool is_loss = kind == WorkerChange::Kind::kLost;
@@ -532,7 +532,7 @@ void Server::MembershipChanged(const MembershipEvent& event) {
 void Server::SessionEnded(const EndedSession& session) {
   for (const std::string& transfer_id : session.transfers) {
     const std::string_view how = session.end == SessionEnd::kExpired ? "expired" : "was closed";
-    // One that is being committed ends by itself.
+    // A transfer that is being committed ends without help.
     transfers_
         ->Abort(transfer_id, absl::CancelledError(StrCat("its session ", session.id, " ", how)))
         .IgnoreError();
@@ -601,15 +601,15 @@ void Server::Drain(absl::Time deadline) {
   const auto end = rpc::SteadyDeadline::At(deadline);
   if (lifecycle_ != nullptr) {
     lifecycle_->SetReady(false);
-    // Steps and transfers end while their workers are still attached, and their clients are told.
+    // Steps and transfers end while workers are still attached and clients can get the results.
     const absl::Duration to_tell = std::clamp(end.left() / 4, absl::ZeroDuration(), kTimeToTell);
     if (const int64_t aborted = sequencer_->Drain(end.wall() - to_tell); aborted > 0) {
-      rpc::LogWarning("the grace ended before all that ran", {{"aborted", aborted}});
+      rpc::LogWarning("the grace ended before all steps and transfers did", {{"aborted", aborted}});
     }
     lifecycle_->Drain(end.wall());
   }
   endpoint_.reset();
-  // No lease, heartbeat or deadline ends from here on; what is live ends with the sequencer.
+  // From here on no lease, heartbeat or deadline expires; live work ends with the sequencer.
   clock_.Stop();
   mesh_watch_.reset();
   sequencer_.reset();

@@ -37,43 +37,43 @@ struct CoordinatorLimits {
   int64_t max_live_work = 10'000;        // steps and transfers
   int64_t max_connection_calls = 1'024;  // of one connection at a time
   rpc::ConnectionLimits max_connections = {};
-  // gRPC cancels streams at random where this is used up, those of workers too. It is far above
-  // what healthy workers need: half of it is for inventories, which are brought by as many workers
-  // at a time as that is enough for; one that is idle takes less than 512 KiB.
+  // If this is used up, gRPC cancels random streams, including those of workers. It is far above
+  // the need of healthy workers. Half of it is for inventories: it bounds how many workers bring
+  // theirs at the same time. An idle worker needs less than 512 KiB.
   int64_t rpc_memory_bytes = int64_t{4} << 30;
   int64_t max_inventory_tiles = 2'000'000;
   absl::Duration hello_timeout = absl::Seconds(10);
   absl::Duration inventory_timeout = absl::Minutes(5);
 };
 
-// Less than this is too little for the state's own tables and what is kept back for deletions.
+// A lower limit would not hold the state's own tables and the reserve for deletions.
 inline constexpr int64_t kMinStoreQuotaBytes = int64_t{1} << 20;
 
 struct CoordinatorOptions {
   std::string listen_address = "127.0.0.1:7070";  // port 0: a free one
-  std::string http_address = "127.0.0.1:7071";    // of the metrics; empty: none
-  // Where state is kept; empty: in memory, gone with the process.
+  std::string http_address = "127.0.0.1:7071";    // for metrics; empty: none
+  // Folder of the state; empty: in memory, lost when the process ends.
   std::string data_dir;
-  // How large the state on disk may grow, and how much and how long what was overwritten or deleted
-  // stays in it for watches and reads at older revisions.
+  // How large the state on disk may grow; and how much overwritten or deleted data it keeps, for
+  // how long, for watches and reads at older revisions.
   int64_t store_quota_bytes = SqliteStoreOptions().quota_bytes;
   int64_t history_bytes = static_cast<int64_t>(RetentionOptions().bytes);
   absl::Duration history_time = RetentionOptions().time;
-  // How long to wait for another coordinator that has the folder, which may be about to stop.
+  // How long to wait for another coordinator that holds the folder and may be about to stop.
   absl::Duration lock_timeout = absl::ZeroDuration();
-  // Defines the mesh "default" if there is none yet; if there is one, it must be this.
+  // Defines the mesh "default" if there is none yet. An existing one must be equal.
   std::optional<Mesh> mesh;
-  // The least elements of a tensor that is sharded, where a rule set leaves that open.
+  // The least number of elements of a sharded tensor, if a rule set does not set it.
   int64_t min_sharding_size = kDefaultMinSize;
-  // Algorithms of the collectives whose calls name none.
+  // Algorithms of collectives whose calls do not name one.
   PreferredAlgorithms preferred_algorithms;
   bool insecure = false;        // allows plaintext beyond loopback
-  bool http_plaintext = false;  // the same, of the metrics alone; with TLS too
+  bool http_plaintext = false;  // the same, for metrics only; with TLS too
   rpc::Credentials credentials = rpc::Credentials::Insecure();
   MembershipOptions membership;
-  // How long workers are expected back before callers are told what is missing.
+  // How long workers are expected back before callers get an error that names what is missing.
   absl::Duration return_grace = Recovery::kDefaultReturnGrace;
-  // How long arrays without names are kept after a start for who held them.
+  // How long arrays without names are kept after a start, for the sessions that held them.
   absl::Duration unnamed_grace = ArrayRegistry::kAdoptionGrace;
   // Limits on each caller's sessions; docs/limits.md has the table.
   SessionOptions sessions;
@@ -87,9 +87,9 @@ struct CoordinatorOptions {
 // Serves from Start to Drain. Thread-safe.
 class CoordinatorServer {
  public:
-  // Opens the state, binds, and serves. Errors name what could not be had: those of
-  // OpenSqliteStore, ArrayRegistry::Open and ServerLifecycle::Start; FAILED_PRECONDITION where the
-  // mesh "default" is defined otherwise.
+  // Opens the state, binds, and serves. Errors name the resource that is not available: those of
+  // OpenSqliteStore, ArrayRegistry::Open and ServerLifecycle::Start. FAILED_PRECONDITION if the
+  // mesh "default" has a different definition.
   static absl::StatusOr<std::unique_ptr<CoordinatorServer>> Start(CoordinatorOptions options);
   // Stops at once if Drain was not called.
   virtual ~CoordinatorServer() = default;
@@ -98,7 +98,7 @@ class CoordinatorServer {
   virtual int http_port() const = 0;  // 0: none
   virtual const std::string& address() const = 0;
 
-  // Not serving, refuses new calls, lets running ones finish until `deadline`, then ends them.
+  // Health becomes "not serving", and new calls are refused. Running calls may go on to `deadline`.
   virtual void Drain(absl::Time deadline) = 0;
 };
 

@@ -36,9 +36,9 @@
 namespace shardmesh::server {
 namespace {
 
-// Keeps what a large tree took for the next one: memory that goes back to the system after each
-// call is cleared by the kernel page by page when it is taken again, a tenth of such a call's time.
-// At most about 64 MiB in each of 8 arenas stay.
+// Keeps the memory of a large tree for the next one. Memory that returns to the system after each
+// call is cleared page by page when it is used again: a tenth of such a call's time. At most about
+// 64 MiB in each of 8 arenas stay.
 void KeepFreedMemory() {
 #ifdef __GLIBC__
   mallopt(M_ARENA_MAX, 8);
@@ -64,13 +64,13 @@ void Print(const StoreCheck& check, const std::string& folder, bool set_aside) {
                 static_cast<long long>(PositionOf(record.row_id).revision), record.why.c_str());
     if (record.key.starts_with("manifest/")) {
       std::printf(
-          "  it has the names of arrays that were loaded together: without it they are lost; a "
-          "snapshot may have them\n");
+          "  it has the names of arrays that were loaded together: without it those names are "
+          "lost; a snapshot may have them\n");
     }
   }
   for (const LostRows& lost : check.lost) {
     std::printf(
-        "lost: all between revisions %lld and %s: %s\n",
+        "lost: all records between revisions %lld and %s: %s\n",
         static_cast<long long>(FirstRevisionOf(lost)),
         lost.last == kLastRow ? "the newest" : StrCat(PositionOf(lost.last).revision).c_str(),
         lost.why.c_str());
@@ -78,15 +78,15 @@ void Print(const StoreCheck& check, const std::string& folder, bool set_aside) {
   for (const FormerRecord& former : check.former) {
     const std::string version = former.version == 0 ? "" : StrCat("version ", former.version, " ");
     std::printf(
-        "perhaps out of date: \"%s\", %sof revision %lld: a newer record of it may be among what "
-        "is lost\n",
+        "perhaps out of date: \"%s\", %sof revision %lld: a newer record of it may be among the "
+        "lost ones\n",
         absl::CEscape(former.key).c_str(), version.c_str(),
         static_cast<long long>(former.revision));
   }
   if (set_aside && !check.replaced.empty() && !check.former.empty()) {
     std::printf(
-        "each of these definitions has now a version above %lld: look at it, and update it "
-        "if need be\n",
+        "each of these definitions has now a version above %lld: check it, and update it if "
+        "needed\n",
         static_cast<long long>(kSkippedVersions));
   }
   for (const LostRanks& lost : check.lost_ranks) {
@@ -95,13 +95,13 @@ void Print(const StoreCheck& check, const std::string& folder, bool set_aside) {
         "arrays lie on it%s\n",
         static_cast<long long>(lost.mesh.size()), absl::CEscape(lost.mesh_id).c_str(),
         static_cast<long long>(lost.arrays),
-        set_aside ? ": the first that attach get them"
+        set_aside ? ": the first workers that attach get the ranks"
                   : "; --set-aside needs --ranks=MESH=WORKER,...");
   }
   if (check.lacks_cluster) {
     std::printf(
         "the record of its cluster is gone: no coordinator starts with this state; --set-aside "
-        "--cluster-of=SNAPSHOT takes it from a snapshot\n");
+        "--cluster-of=SNAPSHOT takes the record from a snapshot\n");
   }
   if (!check.taken_cluster_id.empty()) {
     std::printf("the state is of cluster %s now, as the snapshot says\n",
@@ -121,11 +121,11 @@ void Print(const StoreCheck& check, const std::string& folder, bool set_aside) {
                 check.lacks_cluster ? "a coordinator starts when the record of its cluster is back"
                                     : "the folder can be opened without it");
   } else if (check.log.ok() && check.pages.ok() && check.bounds.ok()) {
-    std::printf("the coordinator leaves out what is unreadable; --set-aside moves it away\n");
+    std::printf("the coordinator leaves out unreadable records; --set-aside moves them away\n");
   } else {
     std::printf(
-        "no coordinator starts with this state; --set-aside makes one of all that can be read, and "
-        "keeps this one\n");
+        "no coordinator starts with this state; --set-aside makes a new state of all that can be "
+        "read, and keeps the old one\n");
   }
 }
 
@@ -181,7 +181,7 @@ void PrintJson(const StoreCheck& check, const std::string& folder, bool set_asid
   std::printf("%s\n", document.dump(2, ' ', false, Json::error_handler_t::replace).c_str());
 }
 
-// Prints the error as the command line does, which runs this program under the name `program`.
+// Prints the error like the command line, which runs this program under the name `program`.
 void PrintError(const absl::Status& error, std::string_view program, bool json) {
   using Json = nlohmann::ordered_json;
   const std::string code = absl::StatusCodeToString(error.code());
@@ -219,7 +219,7 @@ absl::StatusOr<GivenRanks> ParseRanks(const std::string& text) {
   return ranks;
 }
 
-// Looks at a data folder, and prints what it found.
+// Examines a data folder, and prints the findings.
 int Check(const std::string& folder, bool set_aside, const std::string& cluster_of,
           const std::string& ranks, bool json, std::string_view program) {
   const absl::StatusOr<GivenRanks> given = ParseRanks(ranks);
@@ -234,7 +234,7 @@ int Check(const std::string& folder, bool set_aside, const std::string& cluster_
   return opens && !check->lacks_cluster ? rpc::FlagSet::kDone : rpc::FlagSet::kFailed;
 }
 
-// Puts a snapshot back, and says in the log what differs.
+// Restores a snapshot, and logs the differences.
 absl::Status Restore(const std::string& folder, const std::string& file) {
   const absl::StatusOr<Restored> restored = RestoreSnapshot(folder, file);
   if (!restored.ok()) {
@@ -255,7 +255,7 @@ absl::Status Restore(const std::string& folder, const std::string& file) {
                                               {"back", restored->back_count},
                                               {"changed", restored->changed_count}});
   if (!restored->unread.ok()) {
-    rpc::LogWarning("the state before could not be read, what differs is not known",
+    rpc::LogWarning("the previous state could not be read, so the differences are not known",
                     {{"error", restored->unread}});
   }
   for (const auto& [what, keys] :
@@ -277,7 +277,7 @@ struct CheckFlags {
   bool json;
 };
 
-// INVALID_ARGUMENT for flags that each read well and cannot be meant together.
+// INVALID_ARGUMENT for flags that are each valid but contradict each other.
 absl::Status CheckTogether(const CheckFlags& check, const std::string& restore,
                            const CoordinatorOptions& options) {
   if (!restore.empty() && options.data_dir.empty()) {
@@ -293,7 +293,7 @@ absl::Status CheckTogether(const CheckFlags& check, const std::string& restore,
                                            : "--ranks",
                " is for a check of a data folder; give --check FOLDER too"));
   }
-  // A worker whose next heartbeat comes after it counts as lost is lost again and again.
+  // A worker whose next heartbeat comes after this limit would be lost again and again.
   const MembershipOptions& membership = options.membership;
   if (membership.lost_after < 2 * membership.heartbeat_interval) {
     return absl::InvalidArgumentError(
@@ -304,7 +304,7 @@ absl::Status CheckTogether(const CheckFlags& check, const std::string& restore,
                absl::FormatDuration(2 * membership.heartbeat_interval),
                " or more, or a shorter --heartbeat-interval"));
   }
-  // Half of it is for inventories, of which each takes 9 MiB.
+  // Half of it is for inventories; each takes 9 MiB.
   constexpr int64_t kMinRpcMemoryBytes = int64_t{18} << 20;
   if (options.limits.rpc_memory_bytes < kMinRpcMemoryBytes) {
     return absl::InvalidArgumentError(
@@ -340,36 +340,36 @@ int Main(int argc, char** argv) {
   std::string cluster_of;
   std::string ranks;
   bool check_json = false;
-  flags.AddText(
-      "restore", "FILE",
-      "puts a snapshot into --data-dir before it serves, unless it was restored last; what "
-      "was there is kept in the folder",
-      &restore);
+  flags.AddText("restore", "FILE",
+                "snapshot to put into --data-dir before serving, unless it was the last one "
+                "restored; the previous state is kept in the folder",
+                &restore);
   flags.AddText("check", "FOLDER",
-                "looks for records that cannot be read in the data folder of a coordinator that "
-                "does not run, and ends",
+                "look for unreadable records in the data folder of a stopped coordinator, and exit",
                 &check);
-  flags.AddSwitch("set-aside", "with --check: moves them away, so that the folder opens",
-                  &set_aside);
+  flags.AddSwitch(
+      "set-aside",
+      "with --check: move unreadable records away, so that the folder opens without them",
+      &set_aside);
   flags.AddText("cluster-of", "FILE",
-                "with --set-aside: the snapshot that says of which cluster the state is, where its "
-                "own record of that is lost",
+                "with --set-aside: the snapshot that names the cluster of the state, if the state "
+                "has lost its own record of it",
                 &cluster_of);
-  flags.AddText(
-      "ranks", "MESH=WORKER,...;...",
-      "with --set-aside: which workers serve the ranks of meshes whose own record of that "
-      "is lost; MESH= lets the first that attach get them",
-      &ranks);
-  flags.AddSwitch("check-json", "with --check: prints what was found as JSON", &check_json);
+  flags.AddText("ranks", "MESH=WORKER,...;...",
+                "with --set-aside: the workers, by rank, of meshes whose record of their workers "
+                "is lost; MESH= gives the ranks to the first workers that attach",
+                &ranks);
+  flags.AddSwitch("check-json", "with --check: print the findings as JSON", &check_json);
   flags.AddBytes("store-quota", "how large the state in --data-dir may grow; at least 1MiB",
                  &options.store_quota_bytes, kMinStoreQuotaBytes);
   flags.AddBytes("history-bytes",
-                 "how much of what was overwritten or deleted stays for watches; the versions of "
-                 "definitions that are kept do not count",
+                 "how many bytes of overwritten or deleted state are kept for watches; kept "
+                 "versions of definitions do not count",
                  &options.history_bytes);
-  flags.AddDuration("history-time", "how long at most it stays", &options.history_time);
+  flags.AddDuration("history-time", "how long at most overwritten or deleted state is kept",
+                    &options.history_time);
   flags.AddDuration("lock-timeout",
-                    "how long to wait for another coordinator that has the data folder",
+                    "how long to wait while another coordinator holds the data folder",
                     &options.lock_timeout);
   flags.AddParsed("mesh", "AXIS=SIZE,...", "defines the mesh \"default\" if there is none yet",
                   [&options](std::string_view value) -> absl::Status {
@@ -378,33 +378,35 @@ int Main(int argc, char** argv) {
                     SHARDMESH_ASSIGN_OR_RETURN(options.mesh, Mesh::Parse(value));
                     return absl::OkStatus();
                   });
-  flags.AddInt("min-sharding-size",
-               "the least elements of a tensor that is sharded, for rules whose min_size is null",
-               0, std::numeric_limits<int64_t>::max(), &options.min_sharding_size);
-  flags.AddParsed(
-      "collective-algorithms", "KIND=ALGORITHM,...",
-      "algorithms to use where calls leave the choice, such as all-reduce=halving; of the "
-      "kinds not named, the one that is predicted to be fastest",
-      [&options](std::string_view value) -> absl::Status {
-        SHARDMESH_ASSIGN_OR_RETURN(options.preferred_algorithms, ParsePreferredAlgorithms(value));
-        return absl::OkStatus();
-      });
-  flags.AddDuration("heartbeat-interval", "how often workers show that they live",
+  flags.AddInt(
+      "min-sharding-size",
+      "least number of elements of a tensor that is sharded, for rules whose min_size is null", 0,
+      std::numeric_limits<int64_t>::max(), &options.min_sharding_size);
+  flags.AddParsed("collective-algorithms", "KIND=ALGORITHM,...",
+                  "algorithms for calls that name none, such as all-reduce=halving; kinds not "
+                  "listed here use the algorithm that is predicted to be fastest",
+                  [&options](std::string_view value) -> absl::Status {
+                    SHARDMESH_ASSIGN_OR_RETURN(options.preferred_algorithms,
+                                               ParsePreferredAlgorithms(value));
+                    return absl::OkStatus();
+                  });
+  flags.AddDuration("heartbeat-interval", "how often workers send a heartbeat",
                     &options.membership.heartbeat_interval);
   flags.AddDuration("lost-after", "how long a worker may be silent until it counts as lost",
                     &options.membership.lost_after);
   flags.AddDuration("return-grace",
-                    "how long workers that were lost, or have not attached since the start, are "
-                    "expected back: calls that need them are told to try again",
+                    "how long a worker that was lost, or has not attached since the start, is "
+                    "expected back; calls that need it fail with a retry delay until then",
                     &options.return_grace);
-  flags.AddDuration("unnamed-grace",
-                    "how long arrays without names are kept, after a start, for who held them",
-                    &options.unnamed_grace);
+  flags.AddDuration(
+      "unnamed-grace",
+      "how long, after a start, arrays without names are kept for the clients that held them",
+      &options.unnamed_grace);
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
   flags.AddInt("max-sessions", "sessions that may be open", 1, kMost,
                &options.sessions.max_sessions);
   flags.AddInt("max-sessions-per-caller",
-               "sessions of one caller, who is known by its certificate, or else its host", 1,
+               "sessions of one caller, identified by its certificate, or else by its host", 1,
                kMost, &options.sessions.max_sessions_per_caller);
   flags.AddInt("max-work-per-session", "transfers and steps that a session may have under way", 1,
                kMost, &options.sessions.max_work_per_session);
@@ -412,12 +414,12 @@ int Main(int argc, char** argv) {
                &options.max_put_streams_per_caller);
   flags.AddInt("step-answer-bytes", "bytes of answers to steps that are kept for repeated requests",
                0, kMost, &options.steps.max_bytes);
-  flags.AddInt("step-answer-bytes-per-caller", "the same of one caller", 0, kMost,
+  flags.AddInt("step-answer-bytes-per-caller", "the same for one caller", 0, kMost,
                &options.steps.max_bytes_per_caller);
   flags.AddInt("request-answer-bytes",
                "bytes of answers to other requests that are kept, in the store too", 0, kMost,
                &options.requests.max_bytes);
-  flags.AddInt("request-answer-bytes-per-caller", "the same of one caller", 0, kMost,
+  flags.AddInt("request-answer-bytes-per-caller", "the same for one caller", 0, kMost,
                &options.requests.max_bytes_per_caller);
   flags.AddInt("plan-bytes", "bytes of plans that are remembered", 0, kMost,
                &options.plans.max_bytes);
@@ -429,33 +431,35 @@ int Main(int argc, char** argv) {
   flags.AddInt("max-names", "names of arrays", 1, kMost, &limits.max_names);
   flags.AddInt("max-watches", "watches of the catalog, and as many of the cluster, at a time", 1,
                kMost, &limits.max_watches);
-  flags.AddInt("max-watches-per-caller", "the same of one caller", 1, kMost,
+  flags.AddInt("max-watches-per-caller", "the same for one caller", 1, kMost,
                &limits.max_watches_per_caller);
-  // Workers hold as many steps of a peer that is ahead, and no more.
+  // Workers hold the same number of steps of a peer that is ahead, and no more.
   flags.AddInt("max-live-work", "steps and transfers that have not ended", 1, rpc::kMaxLiveWork,
                &limits.max_live_work);
   flags.AddInt("max-connections", "connections; 0: as many as there are file descriptors for", 0,
                kMost, &limits.max_connections.all);
-  flags.AddInt("max-connections-per-host", "the same of one host; 0: no limit of its own", 0, kMost,
+  flags.AddInt("max-connections-per-host", "the same for one host; 0: no separate limit", 0, kMost,
                &limits.max_connections.per_host);
   flags.AddInt("max-connection-calls", "calls of one connection at a time; more wait at the client",
                1, std::numeric_limits<int32_t>::max(), &limits.max_connection_calls);
   flags.AddBytes("rpc-memory",
-                 "what calls under way may take before connections are refused and streams are "
-                 "cancelled, workers' too; at least 512KiB a worker",
+                 "memory that running calls may take before connections are refused and streams "
+                 "are cancelled, workers' too; at least 512KiB a worker",
                  &limits.rpc_memory_bytes);
   flags.AddInt("max-inventory-tiles", "tiles that a worker may bring when it attaches", 1, kMost,
                &limits.max_inventory_tiles);
-  flags.AddDuration("hello-timeout", "how long a worker's stream has to bring its hello",
+  flags.AddDuration("hello-timeout", "how long a worker may take to send its hello",
                     &limits.hello_timeout);
-  flags.AddDuration("inventory-timeout", "how long a worker has to bring its whole inventory",
+  flags.AddDuration("inventory-timeout", "how long a worker may take to send its whole inventory",
                     &limits.inventory_timeout);
   flags.AddDuration("forget-lost-after", "how long a lost worker that serves no rank is remembered",
                     &options.membership.forget_after);
   flags.AddTls(&tls, &options.insecure);
-  flags.AddSwitch("http-plaintext", "serve metrics in plaintext, beyond this host and with TLS too",
+  flags.AddSwitch("http-plaintext",
+                  "serve metrics in plaintext, also to other hosts and also with TLS",
                   &options.http_plaintext);
-  flags.AddSwitch("insecure", "allow plaintext beyond this host; not with TLS", &options.insecure);
+  flags.AddSwitch("insecure", "allow plaintext connections from other hosts; not with TLS",
+                  &options.insecure);
   flags.AddLog(&log);
   flags.AddFailpoints();
   flags.AddCheck([&] {

@@ -53,7 +53,7 @@ std::map<std::string_view, int64_t> ByState(const Sequencer::LiveCounts& live) {
 
 void ExportWorkers(rpc::Metrics* metrics, const MetricsSources& state) {
   const rpc::Gauge epoch =
-      metrics->AddGauge("shardmesh_epoch", "Version of who is alive; rises with each change.");
+      metrics->AddGauge("shardmesh_epoch", "Version of the membership; rises with each change.");
   const GaugeBy workers(metrics, "shardmesh_workers", "Workers by state.", "state",
                         {"joining", "ready", "draining", "lost"});
   const GaugeBy meshes(metrics, "shardmesh_meshes",
@@ -116,7 +116,7 @@ void ExportWork(rpc::Metrics* metrics, const MetricsSources& state) {
       metrics->AddGauge("shardmesh_store_file_bytes", "Size of the durable state's database.");
   const rpc::Gauge quota =
       metrics->AddGauge("shardmesh_store_quota_bytes",
-                        "What shardmesh_store_used_bytes may grow to; 0: state in memory only.");
+                        "Limit of shardmesh_store_used_bytes; 0: state in memory only.");
   const rpc::Gauge unreadable =
       metrics->AddGauge("shardmesh_store_unreadable_records",
                         "Records that could not be read when the coordinator started.");
@@ -154,11 +154,11 @@ void ExportState(rpc::Metrics* metrics, const MetricsSources& state) {
   metrics->AddGauge("shardmesh_term", "The coordinator's leadership version.")
       .Set(static_cast<double>(state.registry->term()));
   const GaugeBy coordinator(metrics, "shardmesh_coordinator_state",
-                            "1 for what the coordinator is doing, 0 for the rest.", "state",
+                            "1 for the coordinator's current state, 0 for the others.", "state",
                             {"recovering", "serving", "draining"});
   const rpc::Gauge changed =
       metrics->AddGauge("shardmesh_coordinator_state_changed_timestamp_seconds",
-                        "When the coordinator began to do that, in seconds since 1970.");
+                        "When the coordinator entered its current state, in seconds since 1970.");
   const rpc::Gauge awaited =
       metrics->AddGauge("shardmesh_coordinator_awaited_workers",
                         "Workers of ranks that have not attached since the coordinator started.");

@@ -39,7 +39,7 @@ class Server final : public QuestionServer {
   }
 
  private:
-  // In the order in which they depend on one another; destroyed the other way round.
+  // In order of dependency; destroyed in reverse order.
   rpc::RealClock clock_;
   std::unique_ptr<Store> store_;
   std::unique_ptr<ArrayRegistry> registry_;

@@ -12,11 +12,11 @@ class Channel;
 
 namespace shardmesh::server {
 
-// Serves CatalogService and the services of questions as a coordinator does that was just started:
-// there are no definitions and no arrays. Definitions are kept in memory, and go with the server.
-// Calls of other services end with UNIMPLEMENTED. Limits of messages are those of a coordinator.
+// Serves CatalogService and the services of questions like a coordinator that was just started:
+// there are no definitions and no arrays. Definitions are kept in memory, and end with the server.
+// Other services' calls return UNIMPLEMENTED. Limits of messages are those of a coordinator.
 //
-// Serves from Start on; the destructor cancels what still runs. Thread-safe.
+// Serves from Start on; the destructor cancels running calls. Thread-safe.
 class QuestionServer {
  public:
   // Errors: those of ArrayRegistry::Open, DefinitionStore::Open and rpc::ServerLifecycle::Start.

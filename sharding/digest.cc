@@ -115,11 +115,10 @@ bool HasNoLengthOfItsOwn(const EVP_MD* digest) {
 }
 
 absl::Status NoLength(std::string_view algorithm) {
-  return InvalidArgument(
-      Reason::kBadField,
-      StrCat("digests of ", PythonRepr(algorithm),
-             " have any length that is asked for, and none is here; use a sha3 instead"),
-      {{fact::kValue, algorithm}}, "Exception");
+  return InvalidArgument(Reason::kBadField,
+                         StrCat("digests of ", PythonRepr(algorithm),
+                                " need a length, and none can be given here; use a sha3 instead"),
+                         {{fact::kValue, algorithm}}, "Exception");
 }
 
 // Returns libcrypto's digest of that name, or of the name with `-` for each `_`.

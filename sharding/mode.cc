@@ -40,7 +40,7 @@ absl::StatusOr<RuntimeMode> Mode::Resolve(std::optional<absl::Span<const int64_t
   if (!shape.has_value()) {
     return InvalidArgument(
         Reason::kMissingArgument,
-        StrCat("the mode is to be told from dimension ", dim,
+        StrCat("the mode depends on dimension ", dim,
                ", but no shape is given; give the tensor's shape or name a mode"),
         {{fact::kField, "shape"}});
   }
@@ -48,8 +48,8 @@ absl::StatusOr<RuntimeMode> Mode::Resolve(std::optional<absl::Span<const int64_t
   if (dim < -rank || dim >= rank) {
     return InvalidArgument(
         Reason::kInvalidDimension,
-        StrCat("the mode is to be told from dimension ", dim, ", which a tensor of shape ",
-               ShapeToString(*shape), " does not have"),
+        StrCat("the mode depends on dimension ", dim, ", which a tensor of shape ",
+               ShapeToString(*shape), " does not have; name another dimension, or a mode"),
         {{fact::kDimension, dim}, {fact::kLimit, rank}}, "IndexError");
   }
   const int64_t extent = (*shape)[static_cast<size_t>(dim < 0 ? dim + rank : dim)];

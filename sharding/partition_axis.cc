@@ -540,7 +540,7 @@ absl::Status PartitionAxis::Rep::AppendMembers(const AxisValue& list, RuntimeMod
     if (!member.is_name()) {
       return InvalidArgument(Reason::kInvalidAxisValue,
                              StrCat("the list of axes ", list.ToString(), " holds ",
-                                    member.ToString(), "; it may hold names alone"),
+                                    member.ToString(), "; it may hold only names"),
                              {{fact::kValue, list.ToString()}}, "TypeError");
     }
     const Answer* answer = FindName(member.name(), mode);

@@ -145,7 +145,7 @@ class PartitionAxis {
       absl::Span<const AxisValue> axes, RuntimeMode mode,
       Compatibility compatibility = Compatibility::kDefault) const;
 
-  // As ResolveSpec, for the axes of a preset; `preset` is an index of Presets(). Answers are
+  // Like ResolveSpec, for the axes of a preset; `preset` is an index of Presets(). Answers are
   // cached: from the second call on, an answer costs a copy of the spec.
   absl::StatusOr<PartitionSpec> ResolvePreset(
       size_t preset, RuntimeMode mode, Compatibility compatibility = Compatibility::kDefault) const;

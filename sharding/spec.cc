@@ -107,7 +107,7 @@ absl::StatusOr<SpecEntry> SpecEntry::Create(const AxisValue& value) {
       axes.push_back(entry.name());
     } else {
       return InvalidSpec(StrCat("the axes ", value.ToString(), " hold ", entry.ToString(),
-                                "; a tuple of axes holds names alone, and no tuple"),
+                                "; a tuple of axes holds only names, and no tuple"),
                          value);
     }
   }

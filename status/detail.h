@@ -19,7 +19,7 @@ namespace shardmesh {
 absl::Status WithFact(absl::Status status, std::string_view key, std::string_view value);
 // Attaches each fact whose value is not empty. An OK status stays as it is.
 absl::Status WithFacts(absl::Status status, Facts facts);
-// Attaches the facts of `from`, of which `status` is another wording.
+// Attaches the facts of `from`; `status` is the same error in other words.
 absl::Status WithFactsOf(absl::Status status, const absl::Status& from);
 // The value of the fact `key`; nullopt if the status has none.
 std::optional<std::string> FactOf(const absl::Status& status, std::string_view key);

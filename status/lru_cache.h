@@ -12,8 +12,8 @@
 
 namespace shardmesh {
 
-// Keeps values by key, at most `entries` of them with at most `weight` in sum; the last one that
-// was added stays, whatever it weighs. Not thread-safe. Find and Add take constant time.
+// Keeps values by key: at most `entries` of them, with at most `weight` in sum. The last added one
+// stays, regardless of its weight. Not thread-safe. Find and Add take constant time.
 template <typename Key, typename Value>
 class LruCache {
   struct Entry {

@@ -50,7 +50,7 @@ class MemoryBudget {
   // RESOURCE_EXHAUSTED (MEMORY_LIMIT) states the purpose, the needed and the remaining bytes, and
   // the limit; `what` completes "... needed for <what>".
   absl::StatusOr<Reservation> Reserve(int64_t size_bytes, std::string_view what);
-  // As Reserve, without calling Reclaim functions: for optional memory, such as a cache.
+  // Like Reserve, without calling Reclaim functions: for optional memory, such as a cache.
   absl::StatusOr<Reservation> TryReserve(int64_t size_bytes, std::string_view what);
 
   // Releases dispensable memory so that size_bytes can be reserved; returns whether it released

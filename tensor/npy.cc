@@ -318,8 +318,8 @@ absl::Status WriteNpy(std::ostream& out, const TensorView& tensor) {
   out.write(tensor.bytes().data(), static_cast<std::streamsize>(tensor.bytes().size()));
   out.flush();
   return out ? absl::OkStatus()
-             : WithReason(absl::DataLossError("the output takes no more: it was closed, or its "
-                                              "disk is full"),
+             : WithReason(absl::DataLossError(
+                              "the output cannot be written: it was closed, or its disk is full"),
                           Reason::kBadFile);
 }
 

@@ -232,13 +232,14 @@ class TreeReader final : public nlohmann::json_sax<Json> {
   }
 
   bool Unexpected(std::string_view what) {
-    return Fail(Reason::kBadFile,
-                objects_.empty()
-                    ? StrCat(what, " stands where the tree's object should")
-                    : StrCat(what, " stands at the key ", Quoted(key_),
-                             "; a tensor has shape (a list of sizes), dtype (a name), and axes or "
-                             "spec (a list of null, names or lists of names)",
-                             is_line_ ? "" : "; all else are objects with tensors in them"));
+    return Fail(
+        Reason::kBadFile,
+        objects_.empty()
+            ? StrCat(what, " stands where the tree's object should")
+            : StrCat(what, " stands at the key ", Quoted(key_),
+                     "; a tensor has shape (a list of sizes), dtype (a name), and axes or "
+                     "spec (a list of null, names or lists of names)",
+                     is_line_ ? "" : "; every other value is an object with tensors in it"));
   }
 
   // Appends a part to the name.
@@ -280,9 +281,10 @@ class TreeReader final : public nlohmann::json_sax<Json> {
       return Fail(Reason::kBadFile, "has the keys of a tensor, and objects beside them");
     }
     if (name_.empty()) {
-      return Fail(Reason::kBadFile, is_line_ ? "a tensor has no name"
-                                             : "the whole is one tensor, without a name; write "
-                                               "{\"NAME\": {\"shape\": [...]}}");
+      return Fail(
+          Reason::kBadFile,
+          is_line_ ? "a tensor has no name"
+                   : "the file is one tensor without a name; write {\"NAME\": {\"shape\": [...]}}");
     }
     if (!object.has_shape) {
       return Fail(Reason::kBadFile, "has no shape");

@@ -108,7 +108,7 @@ absl::Status PasteTileBytes(absl::Span<const char> bytes, const Tile& tile, int6
 
 // Copies `region` from one tile of a tensor to another: `from` and `to` contain the tiles
 // `from_tile` and `to_tile`. The ranges of all three are relative to the whole tensor. The memory
-// of the two must not overlap. INVALID_ARGUMENT if the element types differ, a view has not its
+// of the two must not overlap. INVALID_ARGUMENT if the element types differ, a view lacks its
 // tile's shape, or `region` is not within both tiles (SHAPE_MISMATCH, BAD_TILE).
 //
 // Example: from_tile [0,4)x[0,16), to_tile [0,8)x[8,16), region [0,4)x[8,16): the right half of

@@ -1,4 +1,4 @@
-// The program shardmesh-worker: serves one device of a mesh until it is told to stop.
+// The program shardmesh-worker: serves one device of a mesh until it gets a signal to stop.
 #include <cstdio>
 #include <memory>
 #include <optional>
@@ -21,7 +21,7 @@
 namespace shardmesh::worker {
 namespace {
 
-// How often the main thread looks whether the coordinator has refused this worker for good.
+// How often the main thread checks whether the coordinator has refused this worker permanently.
 constexpr absl::Duration kFailurePollInterval = absl::Milliseconds(100);
 
 int Main(int argc, const char* const* argv) {
@@ -53,11 +53,11 @@ int Main(int argc, const char* const* argv) {
   flags.AddBytes("memory", "limit of the memory for tiles", &options.memory_bytes,
                  rpc::kMinWorkerMemoryBytes);
   int64_t rpc_memory = -1;
-  flags.AddBytes("rpc-memory",
-                 "what calls of clients may take of gRPC before connections are refused and "
-                 "streams are cancelled; at least 16MiB, by default a quarter of --memory, 256MiB "
-                 "to 4GiB",
-                 &rpc_memory, kMinRpcMemoryBytes);
+  flags.AddBytes(
+      "rpc-memory",
+      "gRPC memory that calls of clients may take before connections are refused and streams are "
+      "cancelled; at least 16MiB, by default a quarter of --memory, 256MiB to 4GiB",
+      &rpc_memory, kMinRpcMemoryBytes);
   flags.AddText("data-dir", "DIR", "keep tiles on disk too, in this folder", &options.data_dir);
   flags.AddBytes("quarantine-disk",
                  "bytes of tiles kept on disk in quarantine, by default 64 GiB and at most a "
@@ -73,14 +73,13 @@ int Main(int argc, const char* const* argv) {
       "threads for kernels; 0 for the cores and the quota that this process may use, divided "
       "by the parts of --host-part",
       0, 1024, &options.threads);
-  flags.AddParsed(
-      "host-part", "INDEX/COUNT",
-      "which of the workers of this host it is: it keeps to its part of the cores, and is "
-      "bound to them if they are at least 2 (default 0/1)",
-      [&options](std::string_view value) -> absl::Status {
-        SHARDMESH_ASSIGN_OR_RETURN(options.part, HostPart::Parse(std::string(value)));
-        return absl::OkStatus();
-      });
+  flags.AddParsed("host-part", "INDEX/COUNT",
+                  "this worker's index and the number of workers on this host: it uses only its "
+                  "part of the cores, and is bound to that part if it has at least 2 (default 0/1)",
+                  [&options](std::string_view value) -> absl::Status {
+                    SHARDMESH_ASSIGN_OR_RETURN(options.part, HostPart::Parse(std::string(value)));
+                    return absl::OkStatus();
+                  });
   flags.AddSwitch("no-binding", "do not bind this process to its part of the cores", &no_binding);
   flags.AddHostPort("http-listen",
                     "serve Prometheus metrics here: over HTTP, with TLS over HTTPS; empty for "
@@ -101,10 +100,13 @@ int Main(int argc, const char* const* argv) {
         return absl::OkStatus();
       });
   flags.AddTls(&tls, &options.insecure);
-  flags.AddSwitch("http-plaintext", "serve metrics in plaintext, beyond this host and with TLS too",
+  flags.AddSwitch("http-plaintext",
+                  "serve metrics in plaintext, also to other hosts and also with TLS",
                   &options.http_plaintext);
-  flags.AddSwitch("insecure", "allow plaintext beyond this host; not with TLS", &options.insecure);
-  flags.AddDuration("drain-timeout", "how long running steps and streams have when it stops",
+  flags.AddSwitch("insecure", "allow plaintext connections from other hosts; not with TLS",
+                  &options.insecure);
+  flags.AddDuration("drain-timeout",
+                    "how long running steps and streams may go on when the worker stops",
                     &drain_timeout);
   flags.AddLog(&log);
   flags.AddFailpoints();
@@ -117,12 +119,12 @@ int Main(int argc, const char* const* argv) {
   options.quarantine.memory_bytes =
       quarantine_memory < 0 ? options.memory_bytes / 8 : quarantine_memory;
   if (!no_binding) {
-    // Threads that start from now on are bound too; the signal's thread needs no core of its own.
+    // Threads that start from now on are bound too; the signal's thread needs no separate core.
     const absl::StatusOr<bool> bound = BindToPart(options.part);
     if (!bound.ok()) {
       rpc::LogWarning("not bound to its part of the cores", {{"error", bound.status()}});
     } else if (*bound) {
-      options.part.is_bound = true;  // the cores that are left are its own
+      options.part.is_bound = true;  // the remaining cores are its own
     }
   }
 

@@ -55,7 +55,7 @@ struct CollectiveSeries {
   rpc::Counter seconds;
 };
 
-// Frames that were not taken, by why.
+// Refused frames, by reason.
 struct DiscardedFrames {
   explicit DiscardedFrames(rpc::Metrics* metrics)
       : step_over(Add(metrics, "step_over")),
@@ -66,7 +66,7 @@ struct DiscardedFrames {
 
   static rpc::Counter Add(rpc::Metrics* metrics, const std::string& reason) {
     return metrics->AddCounter("shardmesh_worker_discarded_frames_total",
-                               "Frames from peers that were not taken, by why.",
+                               "Frames from peers that were discarded, by reason.",
                                {{"reason", reason}});
   }
 
@@ -115,7 +115,7 @@ StepObserver ObserveSteps(rpc::Metrics* metrics) {
   observer.collective = [=](CollectiveKind kind, CollectiveAlgorithm algorithm,
                             const StepObserver::CollectiveBytes& bytes, absl::Duration elapsed) {
     const auto found = collectives.find({kind, algorithm});
-    if (found == collectives.end()) return;  // refused: the kind has no such algorithm
+    if (found == collectives.end()) return;  // refused: the kind lacks this algorithm
     const CollectiveSeries& series = found->second;
     series.operations.Add();
     series.sent_bytes.Add(static_cast<double>(bytes.sent));
@@ -145,7 +145,8 @@ void ExportState(rpc::Metrics* metrics, const WorkerState& state) {
   const auto ready =
       metrics->AddGauge("shardmesh_worker_ready", "1 while attached and all peers are reached.");
   const auto epoch = metrics->AddGauge("shardmesh_worker_epoch", "Epoch of the last membership.");
-  const auto term = metrics->AddGauge("shardmesh_worker_term", "The newest term heard of.");
+  const auto term =
+      metrics->AddGauge("shardmesh_worker_term", "The newest term that this worker knows.");
   const auto sent = [metrics](const char* transport) {
     return metrics->AddCounter("shardmesh_worker_peer_sent_bytes_total",
                                "Payload sent to peers, by the way it took.",

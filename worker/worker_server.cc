@@ -1,4 +1,4 @@
-// Wires a worker, and takes it down in the opposite order.
+// Builds a worker, and destroys its parts in the opposite order.
 #include "worker/worker_server.h"
 
 #include <grpcpp/grpcpp.h>
@@ -53,7 +53,7 @@ std::string HostName() {
   return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "worker";
 }
 
-// Empty where the system does not tell.
+// Empty if the system does not report it.
 std::string BootId() {
   std::ifstream file("/proc/sys/kernel/random/boot_id");
   std::string id;
@@ -76,20 +76,20 @@ int64_t MaxIdleBytes(int64_t memory_bytes) { return memory_bytes / 8; }
 // A window of a stream (rpc/transport_args.h) and a message of the largest size fit.
 static_assert(kMinRpcMemoryBytes >= (int64_t{8} << 20) + 2 * rpc::kMaxDataMessageBytes);
 
-// `flag` names where the address stands.
+// `flag` is the flag that has the address.
 absl::StatusOr<rpc::HostPort> HostPortOf(std::string_view flag, const std::string& address) {
   if (rpc::IsUnixAddress(address)) {
     return WithReason(
         absl::InvalidArgumentError(StrCat("--", flag, "=", address,
-                                          ": a worker's peers reach it at a port of the same host, "
-                                          "which this does not name; say HOST:PORT")),
+                                          ": peers reach a worker at a port of this host, but the "
+                                          "value names no host; write HOST:PORT")),
         Reason::kBadField, {{fact::kField, StrCat("--", flag)}, {fact::kValue, address}});
   }
   return rpc::ParseHostPort(address);
 }
 
-// Where peers are served: on the same host, at a port of their own. No other service is there, so
-// nothing but the links' poller looks after their connections.
+// The address for peers: on the same host, at a separate port. No other service is there: only the
+// links' poller handles the connections of peers.
 absl::StatusOr<std::string> ExchangeListen(const WorkerOptions& options) {
   SHARDMESH_ASSIGN_OR_RETURN(rpc::HostPort address, HostPortOf("listen", options.listen));
   address.port = static_cast<int>(options.exchange_port);
@@ -111,9 +111,10 @@ absl::StatusOr<std::vector<std::string>> Endpoints(const WorkerOptions& options,
   }
   SHARDMESH_ASSIGN_OR_RETURN(const rpc::HostPort bound, rpc::ParseHostPort(server.address()));
   if (bound.host == "0.0.0.0" || bound.host == "::") {
-    return absl::FailedPreconditionError(
-        StrCat("the worker listens on all addresses (", options.listen,
-               "), so nobody knows which one leads to it; say it with --advertise HOST:0"));
+    return absl::FailedPreconditionError(StrCat("the worker listens on all addresses (",
+                                                options.listen,
+                                                "), so peers and clients cannot know which one "
+                                                "reaches it; name one with --advertise HOST:0"));
   }
   endpoints.push_back(server.address());
   return endpoints;
@@ -122,7 +123,7 @@ absl::StatusOr<std::vector<std::string>> Endpoints(const WorkerOptions& options,
 }  // namespace
 
 int64_t DefaultRpcMemoryBytes(int64_t memory_bytes) {
-  // Below that a few clients that put at once could use it up, and gRPC would cancel their streams.
+  // With less, a few concurrent puts could use it up: gRPC would then cancel their streams.
   constexpr int64_t kLeast = int64_t{256} << 20;
   constexpr int64_t kMost = int64_t{4} << 30;
   return std::clamp(memory_bytes / 4, kLeast, kMost);
@@ -143,8 +144,8 @@ class WorkerServer::Impl {
 
   ~Impl() {
     Drain(absl::InfinitePast());
-    // Each before what it calls. Streams of the links end on a queue of exchange_'s, which has to
-    // be there until the last of them has.
+    // Each member before those that it calls. Streams of the links end on a queue of exchange_,
+    // which must exist until the last of them has ended.
     link_.reset();
     executor_.reset();
     links_.reset();
@@ -280,13 +281,13 @@ class WorkerServer::Impl {
       return;
     }
     server_->SetReady(false);
-    // Steps and transfers that have begun go on.
+    // Steps and transfers that have begun continue.
     if (link_ != nullptr) {
       link_->Leave("it is draining", deadline);
     }
     gate_->Drain();
-    // First the streams of peers, of which no step is left: that takes no time. What goes on longer
-    // is tiles that clients put and get.
+    // First the streams of peers: no step is left, so that takes no time. Only puts and gets of
+    // tiles by clients continue.
     if (exchange_ != nullptr) exchange_->Drain(deadline);
     server_->Drain(deadline);
     metrics_endpoint_.reset();
@@ -302,7 +303,7 @@ class WorkerServer::Impl {
   }
 
  private:
-  // A worker that drains is not ready, whatever it reaches.
+  // A draining worker is not ready, even if it reaches all peers.
   void ReadyChanged(bool ready) {
     absl::MutexLock lock(&mutex_);
     if (!drained_) server_->SetReady(ready);
@@ -332,18 +333,18 @@ class WorkerServer::Impl {
   void LogMisfits() const {
     const std::vector<std::string> misfits = share_.MisfitsOf(options_.memory_bytes, threads_);
     if (misfits.empty()) return;
-    rpc::LogWarning("more is asked for than this process may use",
+    rpc::LogWarning("the settings ask for more than this process may use",
                     {{"identity", options_.identity}, {"error", StrJoin(misfits, "; ")}});
   }
 
   WorkerOptions options_;
   const HostShare share_ = HostShare::OfThisProcess();
 
-  // Each uses those above it, and is destroyed before them.
+  // Each member uses those above it, and is destroyed before them.
   rpc::RealClock clock_;
   rpc::Metrics metrics_{"worker"};
   MemoryBudget budget_;
-  const std::shared_ptr<ShmArena> arena_;  // null: memory is this process's alone
+  const std::shared_ptr<ShmArena> arena_;  // null: the memory is private to this process
   const std::shared_ptr<BufferPool> pool_;
   const int threads_;  // for kernels
   MatmulKernel kernel_;

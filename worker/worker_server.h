@@ -18,8 +18,8 @@
 
 namespace shardmesh::worker {
 
-// The least of WorkerOptions::rpc_memory_bytes: what one connection takes whose stream is not read,
-// with a message of the largest size to come.
+// The minimum of WorkerOptions::rpc_memory_bytes: the need of one connection with an unread stream
+// and a pending message of the largest size.
 inline constexpr int64_t kMinRpcMemoryBytes = int64_t{16} << 20;
 
 // Returns the default of WorkerOptions::rpc_memory_bytes: a quarter of `memory_bytes`, at least 256
@@ -29,11 +29,11 @@ int64_t DefaultRpcMemoryBytes(int64_t memory_bytes);
 struct WorkerOptions {
   std::string coordinator = "127.0.0.1:7070";
   std::string listen = "127.0.0.1:0";
-  // Addresses under which the coordinator, peers and clients reach it, best first; a port of 0
-  // stands for the bound one. Empty: the address that it listens on.
+  // Addresses at which the coordinator, peers and clients reach it, best first; port 0 stands for
+  // the bound one. Empty: the address on which it listens.
   std::vector<std::string> advertise;
-  // Where it serves its peers, on the host of `listen`, and where they reach it, on the hosts of
-  // `advertise`; 0 for a free port.
+  // The port for peers: on the host of `listen`, and reached on the hosts of `advertise`; 0 for a
+  // free port.
   int64_t exchange_port = 0;
   // Stable name; empty for the host's.
   std::string identity;
@@ -41,20 +41,20 @@ struct WorkerOptions {
   // Bytes that gRPC may use for calls of clients and the coordinator. Messages of peers are bounded
   // by `memory_bytes`. 0: DefaultRpcMemoryBytes.
   int64_t rpc_memory_bytes = 0;
-  std::string data_dir;  // empty: tiles are kept in memory alone
+  std::string data_dir;  // empty: tiles are only in memory
   QuarantineLimits quarantine = {};
   // For kernels; 0 for this process's share of the host, divided by how many parts it is one of.
   int64_t threads = 0;
   HostPart part = {};
   std::string metrics_listen;              // host:port of GET /metrics; empty for none
   bool insecure = false;                   // allows plaintext beyond loopback
-  bool http_plaintext = false;             // the same, of the metrics alone; with TLS too
+  bool http_plaintext = false;             // the same, for metrics only; with TLS too
   Transport transport = Transport::kAuto;  // of data between workers
   rpc::Credentials credentials = rpc::Credentials::Insecure();
 };
 
-// A running worker. Start binds and answers health, Identify and peers at once; health says that it
-// is ready when it is attached and reaches all its peers, and again after each loss of either.
+// A running worker. Start binds, and answers health, Identify and peers at once. Health reports
+// ready when the worker is attached and reaches all its peers, and again after each loss of either.
 //
 // Thread-safe.
 class WorkerServer {

@@ -48,8 +48,8 @@ constexpr char kProgram[] = "shardmesh";
 constexpr char kDefaultAddress[] = "127.0.0.1:7070";
 constexpr char kDefaultCluster[] = "default";
 constexpr char kAddressVariable[] = "SHARDMESH_ADDRESS";
-// Marks an error as one of the command line. Its text, where it has one, is the command whose help
-// the error points to.
+// Marks an error as wrong use of the command line. Its text, if any, is the command whose help the
+// error mentions.
 constexpr char kWrongUsePayload[] = "shardmesh.cli/wrong_use";
 
 absl::StatusOr<absl::Duration> ParseDeadline(std::string_view text) {
@@ -70,7 +70,7 @@ std::string ReasonSuffix(const absl::Status& status) {
                 ")");
 }
 
-// The error's further facts; empty where there are none.
+// The error's further facts; empty if there are none.
 Json DetailsJson(const absl::Status& status) {
   Json details = Json::object();
   for (const rpc::FieldViolation& violation : rpc::FieldViolationsOf(status)) {
@@ -112,7 +112,7 @@ Json ErrorTree(const absl::Status& status, const std::string& message) {
   return {{"error", std::move(error)}};
 }
 
-// Returns the form that the arguments ask for, before they are read, which may fail.
+// Returns the requested output form. It is needed before the arguments are parsed: that may fail.
 OutputForm AskedForm(int argc, const char* const* argv) {
   OutputForm form = OutputForm::kTable;
   for (int i = 1; i < argc; ++i) {
@@ -179,7 +179,7 @@ std::string DidYouMeanOneOf(std::string_view name, const std::vector<std::string
   return DidYouMean(name, std::vector<std::string_view>(known.begin(), known.end()));
 }
 
-// The innermost command that the arguments chose.
+// The innermost command in the arguments.
 CLI::App* Chosen(CLI::App* app) {
   const std::vector<CLI::App*> chosen = app->get_subcommands();
   return chosen.empty() ? app : Chosen(chosen.front());
@@ -235,7 +235,7 @@ absl::Status FlushOutput() {
     return absl::OkStatus();
   }
   constexpr char kLost[] = "the command was done, but its output is lost";
-  // errno is of the last write only. An earlier one may have failed.
+  // errno belongs to the last write only. An earlier write may have failed.
   if (errno == 0 && std::fflush(stdout) == 0) {
     return absl::UnknownError(StrCat(kLost, ": cannot write standard output"));
   }
@@ -452,7 +452,7 @@ std::vector<std::string> CommandLine::Arguments(int argc, const char* const* arg
                                                 const CLI::App* command, int after_command) const {
   const bool takes_specs = spec_commands_.find(command) != spec_commands_.end();
   std::vector<std::string> arguments;
-  bool is_value = false;  // of the option before
+  bool is_value = false;  // of the previous option
   for (int i = 1; i < argc; ++i) {
     const std::string_view argument = argv[i];
     if (argument == "--" && !is_value) {
@@ -521,8 +521,8 @@ std::string CommandLine::MessageOf(const absl::Status& status) {
   if (!rpc::LacksSubject(said)) {
     return message;
   }
-  // The field is the request's; often an option has the same name. Streamed calls have their fields
-  // in a header.
+  // The field is in the request. Often an option has the same name. Streamed calls have their
+  // fields in a header.
   std::string_view field = violations.front().field;
   constexpr std::string_view kHeader = "header.";
   const bool is_option = FindOption(Chosen(&app_), StrCat("--", field)) != nullptr;
@@ -586,7 +586,7 @@ Invocation CommandLine::MakeInvocation() const {
   invocation.quiet = common_.quiet;
   invocation.tls = common_.tls;
   invocation.given_tls = common_.tls;
-  // Each of these says that a cluster is meant.
+  // Each of these options means that a cluster is required.
   invocation.has_cluster =
       invocation.has_address || common_.cluster_name.has_value() || !common_.tls.empty();
   FillFromEnvironment(&invocation.tls);
@@ -610,9 +610,9 @@ Invocation CommandLine::MakeInvocation() const {
       invocation.tls = ClientTlsFiles(record->tls_folder);
     }
   } else if (absl::IsDataLoss(ReadRecord(ClusterFolder(invocation.cluster_name)).status())) {
-    invocation.has_cluster = true;  // nobody knows whether it is up
+    invocation.has_cluster = true;  // it may or may not be up
   } else if (invocation.cluster_name == kDefaultCluster) {
-    invocation.address = kDefaultAddress;  // a cluster that was named is meant, and no other
+    invocation.address = kDefaultAddress;  // a named cluster is required, and no other
   }
   return invocation;
 }
@@ -620,7 +620,7 @@ Invocation CommandLine::MakeInvocation() const {
 void CommandLine::Parse(int argc, const char* const* argv) {
   const auto [command, after_command] = FindCommand(argc, argv);
   std::vector<std::string> arguments = Arguments(argc, argv, command, after_command);
-  // CLI11 takes them from the end.
+  // CLI11 takes the arguments from the end.
   app_.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
 }
 

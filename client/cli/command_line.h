@@ -30,54 +30,54 @@ namespace shardmesh::client {
 inline constexpr int kExitDone = 0;
 inline constexpr int kExitFailed = 1;       // the operation failed, or the server refused it
 inline constexpr int kExitWrongUse = 2;     // the command line itself
-inline constexpr int kExitUnreachable = 3;  // no cluster at the address
+inline constexpr int kExitUnreachable = 3;  // no cluster answers at the address
 
-// Settings of one run of one command, apart from its own options.
+// Settings of one run of one command, besides its own options.
 struct Invocation {
-  // The coordinator: --address, else --context, else $SHARDMESH_ADDRESS, else of the current
-  // context, else of the cluster that `up` recorded, else 127.0.0.1:7070. Empty where there is
-  // none.
+  // The coordinator: --address, else --context, else $SHARDMESH_ADDRESS, else that of the
+  // current context, else of the cluster that `up` recorded, else 127.0.0.1:7070. Empty if there
+  // is none.
   std::string address;
   // Whether --address was given.
   bool has_address = false;
   // Whether the address is $SHARDMESH_ADDRESS.
   bool is_from_environment = false;
-  // The context that gave the address; empty: none did.
+  // The context that gave the address; empty if none did.
   std::string context;
-  // Why the context that is meant gives no address: the error of Connect.
+  // Why the chosen context has no address: the error of Connect.
   absl::Status context_error;
-  // Whether the command is about some cluster: an address or a context was given, --cluster or TLS
-  // options were, or a cluster's record was found. Questions are answered in process otherwise.
+  // Whether the command requires a cluster: an address, a context, --cluster or TLS options were
+  // given, or a cluster's record was found. Otherwise questions are answered in process.
   bool has_cluster = false;
-  // Of the cluster that `up` and `down` are about.
+  // The name of the cluster for `up` and `down`.
   std::string cluster_name;
-  // As given; otherwise commands that move tensors use their own, longer deadline.
+  // As given. Otherwise commands that move tensors use their own, longer deadline.
   std::optional<absl::Duration> deadline;
   OutputForm output = OutputForm::kTable;
   // Whether the answer is a tree of values, which Print writes: JSON or YAML.
   bool json = false;
-  // --no-headers: tables have neither header lines nor sums.
+  // --no-headers: tables have neither headers nor totals.
   bool headers = true;
-  // --quiet: nothing on standard error but errors.
+  // --quiet: only errors on standard error.
   bool quiet = false;
-  // As given by options or in the environment, else of the context or the client's files of the
-  // cluster recorded by `up`; empty for plaintext.
+  // As given by options or in the environment, else from the context, or the client's files of the
+  // cluster that `up` recorded; empty for plaintext.
   rpc::TlsFiles tls = {};
   // As given by options.
   rpc::TlsFiles given_tls = {};
 
   // Whether only names are printed (PrintNames).
   bool names() const { return output == OutputForm::kName; }
-  // Writes a document to standard output, as --output says.
+  // Writes a document to standard output in the form of --output.
   void Print(const Json& json_value) const { PrintTree(json_value, output); }
   absl::Duration DeadlineOr(absl::Duration otherwise) const { return deadline.value_or(otherwise); }
   // Errors of rpc::Credentials::FromFiles.
   absl::StatusOr<rpc::Credentials> Credentials() const { return rpc::Credentials::FromFiles(tls); }
-  // Errors of Credentials and of MeshClient::Connect; UNAVAILABLE where a cluster was named that is
+  // Errors of Credentials and of MeshClient::Connect; UNAVAILABLE if a cluster was named that is
   // not up here.
   absl::StatusOr<std::unique_ptr<MeshClient>> Connect() const;
-  // The client for questions that need no worker and no array: of the cluster, else one that
-  // answers in this process. Errors of Connect, and of LocalQuestions::Start.
+  // The client for questions that need neither workers nor arrays: that of the cluster, else one
+  // that answers in this process. Errors of Connect, and of LocalQuestions::Start.
   absl::StatusOr<std::shared_ptr<MeshClient>> ConnectToAsk() const;
   // Set by ConnectToAsk: whether this process answers.
   std::shared_ptr<bool> is_local = std::make_shared<bool>(false);
@@ -89,11 +89,11 @@ struct Invocation {
 // Runs a command. Results go to standard output, all other text to standard error.
 using Handler = std::function<absl::Status(const Invocation&)>;
 
-// An error of the command line, for which the exit code is kExitWrongUse.
+// A wrong-use error: its exit code is kExitWrongUse.
 absl::Status WrongUse(std::string_view message);
 
-// The code with which the program ends after `status`: an UNAVAILABLE that bears no reason comes
-// from the connection, not from a server.
+// The program's exit code after `status`: an UNAVAILABLE without a reason comes from the
+// connection, not from a server.
 int ExitCodeOf(const absl::Status& status);
 
 // The program's commands. Not thread-safe.
@@ -101,35 +101,35 @@ class CommandLine {
  public:
   CommandLine();
 
-  // Defines a command below `parent` (null: the program). Returns an app for its own options; the
-  // common ones are the program's and may stand before or after a command.
+  // Defines a command below `parent` (null: the program). Returns an app for its own options.
+  // Common options belong to the program and may stand before or after a command.
   CLI::App* AddCommand(const std::string& name, const std::string& help, Handler handler,
                        CLI::App* parent = nullptr);
-  // Says that a command prints names with `--output name`; other commands refuse that.
+  // Lets a command print names with `--output name`; other commands refuse that.
   void PrintsNames(const CLI::App* command) { name_commands_.insert(command); }
-  // Says that a command may be repeated with --watch; other commands refuse that.
+  // Lets a command repeat with --watch; other commands refuse that.
   void CanBeWatched(const CLI::App* command) { watched_commands_.insert(command); }
-  // Says that the operands of a command are specs, so that one may begin with a dash: `-,tp`.
+  // Marks the operands of a command as specs, so that one may begin with a dash: `-,tp`.
   void TakeSpecOperands(const CLI::App* command) { spec_commands_.insert(command); }
   // Defines a group of commands, or returns the existing group.
   CLI::App* AddGroup(const std::string& name, const std::string& help, CLI::App* parent = nullptr);
 
-  // Puts the program's commands of these names into a section of its help. Sections stand in the
+  // Puts the program's commands with these names into a section of its help. Sections appear in the
   // order of the calls.
   void AddSection(const std::string& title, const std::vector<std::string>& commands);
-  // Ends the help of the command that each text names, such as `shardmesh ls layers`, with it. The
-  // shell's quotes part the words.
+  // Appends each text to the help of the command that it names, such as `shardmesh ls layers`. The
+  // shell's quotes separate the words.
   void AddExamples(const std::vector<std::string>& examples);
   // The examples of a command.
   std::vector<std::string> ExamplesOf(const CLI::App* command) const;
   // The program with all its commands.
   const CLI::App& app() const { return app_; }
-  // Whether the arguments, without the program's name, name a command and its options. Once for
-  // each object.
+  // Whether the arguments, without the program's name, are a command and its options. Call it once
+  // for each object.
   absl::Status Check(const std::vector<std::string>& arguments);
 
-  // Runs the command that the arguments name; returns the program's exit code. Errors go to
-  // standard error as `shardmesh: message (REASON)`, or with --output json or yaml in that form.
+  // Runs the command in the arguments; returns the program's exit code. Writes errors to standard
+  // error as `shardmesh: message (REASON)`, or in the form of --output json or yaml.
   int Run(int argc, const char* const* argv);
 
  private:
@@ -147,30 +147,30 @@ class CommandLine {
   };
 
   void AddCommonOptions();
-  // The option of the command or of the program that `argument` begins with; null: none.
+  // The option of the command or the program with which `argument` begins; null: none.
   const CLI::Option* FindOption(const CLI::App* command, const std::string& argument) const;
-  // The command that the words name, and the place after its name. Common options may stand
-  // between. Null where another option does. Throws CLI::ParseError where the words name none.
+  // The command that the words name, and the index after its name. Common options may be in
+  // between; other options give null. Throws CLI::ParseError if the words name no command.
   std::pair<const CLI::App*, int> FindCommand(int argc, const char* const* argv) const;
-  // The arguments in the writing that CLI11 takes: `--shape=` as `--shape ''`, and a spec's dash at
-  // the beginning of an operand as the underscore that means the same.
+  // The arguments in CLI11's notation: `--shape=` becomes `--shape ''`, and a spec's leading dash
+  // becomes the underscore, which has the same meaning.
   std::vector<std::string> Arguments(int argc, const char* const* argv, const CLI::App* command,
                                      int after_command) const;
   // Reads the arguments into the options' targets. Throws CLI::ParseError.
   void Parse(int argc, const char* const* argv);
-  // Wrong use where the common options do not go with the command or with each other.
+  // A wrong-use error if the common options do not fit the command or each other.
   absl::Status CheckCommonOptions(const CLI::App* command) const;
   // Converts wrong arguments to a usage error.
   absl::Status ParseErrorStatus(const CLI::ParseError& error);
-  // An error for a person: where it is about a field that its text does not name, with that name,
-  // or the option of the same name.
+  // An error for a person. If it concerns a field that its text does not name, adds the name of the
+  // field, or of the option with the same name.
   std::string MessageOf(const absl::Status& status);
-  // The cluster that a command is about: the options, then the environment, then the current
-  // context, then the records.
+  // The cluster of a command: from the options, then the environment, then the current context,
+  // then the records.
   Invocation MakeInvocation() const;
-  // Takes the address and the TLS files of the context that is meant, if one is.
+  // Takes the address and the TLS files of the chosen context, if any.
   void UseContext(Invocation* invocation) const;
-  // Runs the handler of the command that was parsed.
+  // Runs the handler of the parsed command.
   absl::Status RunHandler(const Invocation& invocation);
   // Writes an error to standard error; returns the exit code.
   int Report(const absl::Status& status);
@@ -185,8 +185,8 @@ class CommandLine {
   CommonOptions common_;
 };
 
-// Adds an option whose text `parse` reads into `*target`, which outlives the app; an error of
-// `parse` is one of wrong use. Target may be T or std::optional<T>.
+// Adds an option whose text `parse` reads into `*target`, which outlives the app. An error of
+// `parse` counts as wrong use. Target may be T or std::optional<T>.
 template <typename Parse, typename Target>
 CLI::Option* AddParsedOption(CLI::App* app, const std::string& names, Target* target, Parse parse,
                              const std::string& help) {
@@ -195,7 +195,7 @@ CLI::Option* AddParsedOption(CLI::App* app, const std::string& names, Target* ta
       [target, parse, names](const std::string& text) {
         auto value = parse(std::string_view(text));
         if (!value.ok()) {
-          // The error names the option, which stands after the positional name, if any.
+          // The error names the option: its name comes after the positional name, if any.
           throw CLI::ValidationError(names.substr(names.rfind(',') + 1),
                                      std::string(value.status().message()));
         }

@@ -25,9 +25,9 @@ struct ContextFile {
 
   // NOT_FOUND with the nearest name.
   absl::StatusOr<Context> Find(std::string_view name) const;
-  // Adds the context, or replaces that of its name.
+  // Adds the context, or replaces the one with its name.
   void Set(Context context);
-  // NOT_FOUND with the nearest name. A current context that is removed leaves none.
+  // NOT_FOUND with the nearest name. If the current context is removed, there is none.
   absl::Status Remove(std::string_view name);
 };
 
@@ -35,16 +35,16 @@ struct ContextFile {
 absl::Status CheckContextName(std::string_view name);
 
 // $SHARDMESH_CONFIG, else $XDG_CONFIG_HOME/shardmesh/config.yaml, else
-// $HOME/.config/shardmesh/config.yaml; empty where there is no home either.
+// $HOME/.config/shardmesh/config.yaml; empty if there is no home directory.
 std::string ContextFilePath();
 
-// Without a file there are no contexts. INVALID_ARGUMENT (BAD_FILE), with the line where it is
-// known, for a file that is no file of contexts; unknown keys are refused.
+// Without a file there are no contexts. INVALID_ARGUMENT (BAD_FILE), with the line if it is known,
+// for a file that has another format; unknown keys are refused.
 absl::StatusOr<ContextFile> ReadContexts(const std::string& path);
-// Replaces the file, which only its owner may read, and makes its folder. The file is complete or
-// as it was.
+// Replaces the file, readable only by its owner, and creates its folder. The new file is complete,
+// or the old one stays.
 absl::Status WriteContexts(const std::string& path, const ContextFile& file);
-// What the file holds.
+// The contents of the file.
 Json ContextsTree(const ContextFile& file);
 
 }  // namespace shardmesh::client

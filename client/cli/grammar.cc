@@ -1,4 +1,4 @@
-// How the values of the command line's arguments are written.
+// The notation of values in command-line arguments.
 #include "client/cli/grammar.h"
 
 #include <unistd.h>
@@ -32,7 +32,7 @@ absl::Status Malformed(std::string_view text, std::string_view why) {
   return WrongUse(StrCat("\"", text, "\" ", why));
 }
 
-// Cuts `text` at each `separator` that stands in no parenthesis.
+// Cuts `text` at each `separator` outside parentheses.
 absl::StatusOr<std::vector<std::string_view>> Split(std::string_view text, char separator) {
   std::vector<std::string_view> pieces;
   std::string closers;
@@ -58,7 +58,7 @@ absl::StatusOr<std::vector<std::string_view>> Split(std::string_view text, char 
   return pieces;
 }
 
-// How deep parentheses may nest; the originals nest them once.
+// The deepest nesting of parentheses; the originals nest once.
 constexpr int kMaxDepth = 4;
 
 absl::StatusOr<AxisValue> ParseAxisValue(std::string_view text, int depth = 0);
@@ -122,7 +122,7 @@ absl::StatusOr<AxisValue> ParseAxisValue(std::string_view text, int depth) {
   return AxisValue::Name(std::string(text));
 }
 
-// The value whose name is `text`, among `known`.
+// The value with the name `text`, among `known`.
 template <typename T>
 absl::StatusOr<T> Named(std::string_view text,
                         const std::vector<std::pair<std::string_view, T>>& known) {
@@ -249,7 +249,7 @@ absl::StatusOr<int64_t> ParseSize(std::string_view text) {
   const std::string joined = StrCat(stripped.substr(0, digits), unit);
   absl::StatusOr<int64_t> bytes = rpc::ParseByteSize(joined);
   if (bytes.ok()) return bytes;
-  // A fraction that is no whole number of bytes: to the nearest one.
+  // A fraction is rounded to a whole number of bytes.
   const absl::StatusOr<int64_t> unit_bytes = rpc::ParseByteSize(StrCat("1", unit));
   double number = 0;
   if (!unit_bytes.ok() || *unit_bytes == 1 ||

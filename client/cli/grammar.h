@@ -26,12 +26,12 @@
 
 namespace shardmesh::client {
 
-// `30522,384` or, as tables show it, `30522x384`; empty or `scalar` for a scalar. Errors of
-// CheckShape too.
+// `30522,384` or, as in tables, `30522x384`; empty or `scalar` for a scalar. Also returns the
+// errors of CheckShape.
 absl::StatusOr<Shape> ParseShape(std::string_view text);
 
-// A slice of an array: as ParseTile, where an end that is left out is that of the dimension:
-// `0:16,:`. Errors of syntax alone.
+// A slice of an array: like ParseTile, but a missing end is that of the dimension: `0:16,:`. Only
+// errors of syntax.
 absl::StatusOr<ArraySlice> ParseSlice(std::string_view text);
 
 // A range of each dimension, half-open: `0:16,0:384`; nothing for a scalar.
@@ -50,19 +50,19 @@ absl::StatusOr<PartitionSpec> ParseSpec(std::string_view text);
 // Logical axes in the same grammar, where `[A,B]` is a composite axis.
 absl::StatusOr<std::vector<AxisValue>> ParseAxes(std::string_view text);
 
-// `NAME`, or `NAME@VERSION` for another version than the current one. A name that has an @ in it is
-// written with its version.
+// `NAME`, or `NAME@VERSION` for a version other than the current one. A name that contains an @
+// needs its version.
 absl::StatusOr<ArraySelector> ParseArrayName(std::string_view text);
 
-// A number of bytes as rpc::ParseByteSize reads it, or as tables show it, `86.7 MiB`, to the
-// nearest byte.
+// A number of bytes as rpc::ParseByteSize reads it, or as in tables, `86.7 MiB`, rounded to a
+// byte.
 absl::StatusOr<int64_t> ParseSize(std::string_view text);
 
 // The name of an element type, of safetensors (`F32`) or of NumPy (`float32`).
 absl::StatusOr<Dtype> ParseElementType(std::string_view text);
 
 // A mode's name with or without its underscores, or a dimension's number. With kExact any other
-// text is a mode too: see Mode::Parse.
+// text is a mode, too: see Mode::Parse.
 absl::StatusOr<Mode> ParseMode(std::string_view text,
                                Compatibility compatibility = Compatibility::kDefault);
 
@@ -70,8 +70,8 @@ absl::StatusOr<Mode> ParseMode(std::string_view text,
 // .yml or .json). Other text is the name of a catalog entry. A mesh may also be given by its axes,
 // `fsdp=2,tp=2`. Empty text selects the mesh named "default", and nothing else.
 //
-// Errors are those of rpc/config.h; axes that make no mesh are a usage error. In a mesh given by
-// axes or in a file one size may be -1, if `device_count` determines it. With kExact, axes make the
+// Errors are those of rpc/config.h; axes that are not a mesh are a usage error. One size in a mesh
+// given by axes or in a file may be -1, if `device_count` determines it. With kExact, axes make the
 // meshes that JAX accepts.
 absl::StatusOr<MeshSelector> SelectMesh(std::string_view text,
                                         std::optional<int64_t> device_count = std::nullopt,
@@ -81,9 +81,9 @@ absl::StatusOr<ProfileSelector> SelectProfile(std::string_view text);
 absl::StatusOr<RuleSetSelector> SelectRules(std::string_view text,
                                             Compatibility compatibility = Compatibility::kDefault);
 absl::StatusOr<LogicalRulesSelector> SelectLogicalRules(std::string_view text);
-// Whether `text` is taken for the axes of a mesh.
+// Whether `text` is interpreted as the axes of a mesh.
 bool LooksLikeAxes(std::string_view text);
-// Whether `text` is taken for a path by these, if it does not look like axes.
+// Whether these functions interpret `text` as a path, if it does not look like axes.
 bool LooksLikePath(std::string_view text);
 
 // The names of the options of computations, such as `gelu` or `reduce-scatter`.

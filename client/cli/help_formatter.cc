@@ -20,7 +20,7 @@ std::string HelpFormatter::make_help(const CLI::App* app, std::string name,
   if (mode == CLI::AppFormatMode::Sub) return make_expanded(app);
   std::string text = StrCat(make_description(app), make_usage(app, std::move(name)),
                             make_positionals(app), make_subcommands(app, mode));
-  // make_groups ends a group in a blank line if another follows.
+  // make_groups ends a group with a blank line if another follows.
   const std::string own = make_groups(app, mode);
   StrAppend(&text, own);
   if (const CLI::App* const root = RootOf(app); root != app && app->get_subcommands({}).empty()) {
@@ -34,7 +34,7 @@ std::string HelpFormatter::make_help(const CLI::App* app, std::string name,
 }
 
 std::string HelpFormatter::make_usage(const CLI::App* app, std::string name) const {
-  // CLI11 gives a command its last word alone, or all of its words.
+  // CLI11 names a command by its last word only, or by all of its words.
   if (app->get_parent() != nullptr) {
     name = app->get_name();
     for (const CLI::App* above = app->get_parent(); above != nullptr; above = above->get_parent()) {

@@ -14,7 +14,7 @@ inline constexpr char kCommonOptions[] = "Common options";
 
 class HelpFormatter : public CLI::Formatter {
  public:
-  // Sections, and the commands in them, stand in the order given here.
+  // Sections, and the commands in them, appear in the order given here.
   void AddSection(std::string title, std::vector<std::string> commands) {
     sections_.emplace_back(std::move(title), std::move(commands));
   }
@@ -30,7 +30,7 @@ class HelpFormatter : public CLI::Formatter {
   std::vector<std::pair<std::string, std::vector<std::string>>> sections_;
 };
 
-// The values that an option or operand takes, if they are listed; in their order.
+// The values of an option or operand, if they are listed; in their order.
 std::vector<std::string> ValuesOf(const CLI::Option* option);
 
 }  // namespace shardmesh::client

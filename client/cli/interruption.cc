@@ -22,15 +22,15 @@ namespace {
 constexpr char kPayload[] = "shardmesh.cli/interrupted";
 // Message for a put that the coordinator may have committed.
 constexpr char kUnknown[] = "the outcome is not known; look with `shardmesh ls`";
-// How often the watcher looks whether it is still needed.
+// How often the watcher checks whether it is still needed.
 constexpr absl::Duration kLook = absl::Milliseconds(20);
 
 // Time limit for the answer to the cancel, once the put has ended.
 constexpr absl::Duration kCancelWait = absl::Seconds(2);
-// How long the put has to end by itself once it is cancelled: a worker that takes nothing in holds
-// up a stream to it until it counts as silent.
+// How long a cancelled put may take to end by itself. A worker that does not read blocks a stream
+// to it until it counts as silent.
 constexpr absl::Duration kPutEnds = absl::Seconds(1);
-// For one try to cancel it, and between two: the client's own deadline may be hours.
+// Time limit of one attempt to cancel, and the pause between two. The client's may be hours.
 constexpr absl::Duration kCancelTime = absl::Seconds(3);
 constexpr absl::Duration kCancelPause = absl::Milliseconds(200);
 
@@ -73,7 +73,7 @@ Interruption::~Interruption() {
 
 void Interruption::Begun(MeshClient* client, const std::string& transfer_id) {
   absl::MutexLock lock(&mutex_);
-  while (canceller_.joinable()) {  // of a try that has ended
+  while (canceller_.joinable()) {  // joins an attempt that has ended
     std::thread before = std::move(canceller_);
     mutex_.Unlock();
     before.join();
@@ -120,7 +120,7 @@ void Interruption::Watch() {
     }
     const bool is_first = !std::exchange(signal_, signal).has_value();
     if (!is_first || is_ending_ || client_ == nullptr) {
-      // Before a put has begun nothing can be committed.
+      // Before a put has begun, nothing can be committed.
       std::cerr << StrCat("shardmesh: interrupted: ", client_ == nullptr ? outcome_ : kUnknown,
                           "\n");
       EndBy(*signal);
@@ -137,7 +137,7 @@ void Interruption::Cancel(MeshClient* client, const std::string& transfer_id) {
         absl::IsUnavailable(operation.status()) || absl::IsDeadlineExceeded(operation.status());
     absl::MutexLock lock(&mutex_);
     if (is_away && !mutex_.AwaitWithTimeout(absl::Condition(&is_ending_), kCancelPause)) continue;
-    // One that is being committed cannot be cancelled: the put then succeeds.
+    // A put that is being committed cannot be cancelled: it then succeeds.
     is_cancelled_ = operation.ok() && (operation->state == OperationState::kCancelled ||
                                        operation->state == OperationState::kFailed);
     is_cancelling_ = false;
@@ -170,7 +170,7 @@ void EndBy(int signal) {
   sigaddset(&signals, signal);
   pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
   raise(signal);
-  // The first process of a container does not die of a signal.
+  // A signal does not end the first process of a container.
   _exit(128 + signal);
 }
 
@@ -179,8 +179,8 @@ void SayIfAFileIsLost() {
   sigemptyset(&action.sa_mask);
   action.sa_handler = [](int) {
     constexpr char kText[] =
-        "shardmesh: a file was cut short while it was read, or its disk failed; let nobody write "
-        "to it, and run the command again (BAD_FILE)\n";
+        "shardmesh: a file was cut short while it was read, or its disk failed; make sure that no "
+        "other process writes to it, and run the command again (BAD_FILE)\n";
     [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, kText, sizeof(kText) - 1);
     _exit(kExitFailed);
   };

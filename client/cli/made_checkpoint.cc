@@ -46,7 +46,7 @@ void AddLlamaLayer(int64_t layer, int64_t hidden, Dtype dtype, std::vector<Tenso
   tensors->push_back({prefix + "mlp.down_proj.weight", dtype, {hidden, mlp}});
 }
 
-// Fills `out` with the elements from `first` on of one tensor.
+// Fills `out` with elements of one tensor, starting at `first`.
 absl::Status FillElements(Dtype dtype, uint64_t seed, int64_t first, absl::Span<char> out) {
   if (dtype != Dtype::kI64) {
     return FillNormal(dtype, seed, kDeviation, first, out);
@@ -134,7 +134,7 @@ absl::Status WriteRandomCheckpoint(const std::string& path, const std::vector<Te
           path, tensors, {{"made_by", "shardmesh make-checkpoint"}, {"seed", StrCat(seed)}}));
   const int64_t total_bytes = TotalBytes(tensors);
   int64_t done_bytes = 0;
-  // The 8-byte elements align it for every type.
+  // 8-byte elements align it for every type.
   std::vector<int64_t> piece(kPieceBytes / sizeof(int64_t));
   for (size_t i = 0; i < tensors.size(); ++i) {
     SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes, SizeBytes(tensors[i]));

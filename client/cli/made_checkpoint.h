@@ -15,12 +15,12 @@
 
 namespace shardmesh::client {
 
-// The tensors of all-MiniLM-L6-v2, names, shapes, types and order as in its own file.
+// The tensors of all-MiniLM-L6-v2: names, shapes, types and order as in its file.
 std::vector<SafetensorsWriter::Tensor> MiniLmTensors();
 
 // The tensors of a llama-like decoder whose weights take about size_bytes: never more, and less by
 // at most one layer. INVALID_ARGUMENT if not even one layer of the smallest such model fits, or if
-// dtype is no F16, BF16 or F32.
+// dtype is not F16, BF16 or F32.
 absl::StatusOr<std::vector<SafetensorsWriter::Tensor>> LlamaTensors(int64_t size_bytes,
                                                                     Dtype dtype);
 

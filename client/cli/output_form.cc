@@ -46,7 +46,7 @@ void EmitText(YAML::Emitter* out, const std::string& text) {
 
 void Emit(YAML::Emitter* out, const Json& tree) {
   if (tree.is_object()) {
-    // An empty block would be no value.
+    // An empty block would mean no value.
     if (tree.empty()) *out << YAML::Flow;
     *out << YAML::BeginMap;
     for (const auto& [key, value] : tree.items()) {
@@ -68,7 +68,7 @@ void Emit(YAML::Emitter* out, const Json& tree) {
   } else if (tree.is_null()) {
     *out << YAML::Null;
   } else {
-    *out << ToJson(tree, -1);  // numbers and booleans are written alike
+    *out << ToJson(tree, -1);  // the same notation for numbers and booleans
   }
 }
 

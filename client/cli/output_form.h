@@ -27,7 +27,7 @@ bool IsTree(OutputForm form);
 std::string ToYaml(const Json& tree);
 // The tree in a form for which IsTree is true; JSON is indented.
 std::string TreeText(const Json& tree, OutputForm form);
-// As TreeText, but JSON is one line.
+// Like TreeText, but JSON is one line.
 std::string TreeLine(const Json& tree, OutputForm form);
 // Writes TreeText to standard output.
 void PrintTree(const Json& tree, OutputForm form);

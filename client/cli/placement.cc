@@ -1,4 +1,4 @@
-// How the tensors of a tree are to lie, as tables.
+// The planned layouts of a tree's tensors, as tables.
 #include "client/cli/placement.h"
 
 #include <algorithm>
@@ -26,7 +26,7 @@ std::string WhyTheyDiffer(const TreeSpec& spec, const std::optional<Mesh>& mesh)
     return FormatCorrections(spec.corrections, mesh);
   }
   return spec.effective.empty() && !spec.requested.empty()
-             ? "nothing was asked for that cuts the tensor"
+             ? "no axis was asked for that cuts the tensor"
              : std::string();
 }
 
@@ -52,7 +52,7 @@ void PrintUsages(std::string_view title, const std::vector<TensorUsage>& tensors
 void PrintTensors(const Placement& placement) {
   std::vector<Table::Column> columns = {{"tensor"}, {"dtype"}, {"shape"}};
   if (placement.match_only) {
-    // Nothing was corrected for a mesh.
+    // There was no mesh to correct for.
     columns.insert(columns.end(), {{"spec"}, {"rule (from 0)", Table::Align::kRight}, {"remark"}});
   } else {
     columns.insert(columns.end(), {{"requested"},
@@ -195,7 +195,7 @@ void PrintPlacement(const Placement& placement, bool with_tensors) {
     const auto first =
         std::find_if(placement.tensors.begin(), placement.tensors.end(),
                      [](const TreeTensor& tensor) { return !tensor.dtype.has_value(); });
-    std::cout << "Without a dtype, and hence in no number of bytes: "
+    std::cout << "Not counted in bytes, because they have no dtype: "
               << FormatCount(uncounted, "tensor") << ", such as " << first->name << "\n";
   }
 }
@@ -204,7 +204,7 @@ void PrintReport(const Placement& placement) {
   const TreeReport& report = placement.answer.report;
   const LayoutReport& layout = report.layout;
   if (UncountedTensors(placement) == static_cast<int64_t>(placement.tensors.size())) {
-    PrintCorrections(placement);  // there are no bytes to tell of
+    PrintCorrections(placement);  // there are no bytes to print
     return;
   }
   const auto percent = [](double part, double whole) {

@@ -1,5 +1,5 @@
-// Placements of a tree's tensors: asked of the coordinator only by names, shapes and element types,
-// and shown as tables.
+// Placements of a tree's tensors. The request has only names, shapes and element types; the answer
+// is shown as tables.
 #ifndef SHARDMESH_CLIENT_CLI_PLACEMENT_H_
 #define SHARDMESH_CLIENT_CLI_PLACEMENT_H_
 
@@ -17,13 +17,13 @@ namespace shardmesh::client {
 struct Placement {
   std::vector<TreeTensor> tensors;
   TreeAnswer answer;
-  // Where the mesh lacks axes that were asked for; see MeshOfCorrections.
+  // Set if the mesh lacks requested axes; see MeshOfCorrections.
   std::optional<Mesh> mesh = std::nullopt;
-  // Only specs were asked for (TreeQuestion::match_only): there are no bytes.
+  // Only specs were requested (TreeQuestion::match_only): there are no bytes.
   bool match_only = false;
 };
 
-// Errors of MeshClient::ResolveTree; tensors that no rule matches are none.
+// Errors of MeshClient::ResolveTree. Tensors that no rule matches are no error.
 absl::StatusOr<Placement> AskPlacement(MeshClient* client, std::vector<TreeTensor> tensors,
                                        TreeQuestion question);
 
@@ -35,17 +35,17 @@ struct SpecUse {
 // By TreePlacement::spec_index.
 std::vector<SpecUse> UsesOfSpecs(const Placement& placement);
 
-// How many tensors have no dtype, and are therefore in no number of bytes.
+// How many tensors have no dtype, and therefore do not count in any number of bytes.
 int64_t UncountedTensors(const Placement& placement);
 
-// INVALID_ARGUMENT (UNMATCHED_TENSOR) says how many tensors no rule matches, and names the first.
+// INVALID_ARGUMENT (UNMATCHED_TENSOR) counts the tensors that no rule matches; names the first.
 absl::Status CheckAllMatched(const Placement& placement);
 
-// One row per tensor, unless these are left out, then the totals, to standard output.
+// One row per tensor, unless they are omitted, and then the totals, to standard output.
 void PrintPlacement(const Placement& placement, bool with_tensors = true);
 // Prints the summary: bytes per device, shares, specs, costly tensors, and corrections with fixes.
 void PrintReport(const Placement& placement);
-// Fixes stand at each tensor that has some.
+// Each tensor with fixes shows them.
 Json PlacementJson(const Placement& placement);
 Json ReportJson(const TreeReport& report);
 

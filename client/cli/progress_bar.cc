@@ -1,4 +1,4 @@
-// Shows on a terminal how far work is that takes more than a second.
+// Shows the progress of work that takes more than a second, on a terminal.
 #include "client/cli/progress_bar.h"
 
 #include <unistd.h>
@@ -21,7 +21,7 @@ double ShareOf(int64_t done, int64_t total) {
                     : std::clamp(static_cast<double>(done) / static_cast<double>(total), 0.0, 1.0);
 }
 
-// `, 3.00 s left`, at the rate up to now.
+// `, 3.00 s left`, at the rate so far.
 std::string TimeLeft(int64_t done, int64_t total, absl::Duration time) {
   if (done <= 0 || done >= total || time <= absl::ZeroDuration()) return "";
   const double rest = static_cast<double>(total - done) / static_cast<double>(done);

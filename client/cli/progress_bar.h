@@ -1,4 +1,4 @@
-// Shows on a terminal how far work is that takes more than a second.
+// Shows the progress of work that takes more than a second, on a terminal.
 #ifndef SHARDMESH_CLIENT_CLI_PROGRESS_BAR_H_
 #define SHARDMESH_CLIENT_CLI_PROGRESS_BAR_H_
 
@@ -11,12 +11,12 @@
 
 namespace shardmesh::client {
 
-// `40%  1.00 GiB of 2.50 GiB, 512 MiB/s, 3.00 s left`; without a rate before any time has passed.
+// `40%  1.00 GiB of 2.50 GiB, 512 MiB/s, 3.00 s left`; without a rate at time zero.
 std::string FormatByteProgress(int64_t done_bytes, int64_t total_bytes, absl::Duration time);
 // `40%  2 of 5, 3.00 s left`.
 std::string FormatCountProgress(int64_t done, int64_t total, absl::Duration time);
 
-// A bar on standard error; nothing where that is no terminal. Not thread-safe.
+// A bar on standard error; shows nothing if that is not a terminal. Not thread-safe.
 class ProgressBar {
  public:
   // `what` is the label, such as `load`. A quiet bar shows nothing.

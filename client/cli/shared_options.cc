@@ -1,4 +1,4 @@
-// Options that several commands have.
+// Options of several commands.
 #include "client/cli/shared_options.h"
 
 #include <algorithm>
@@ -58,7 +58,7 @@ void AddModeOption(CLI::App* app, ModeOption* option, std::string_view help_pref
   app->add_option("--mode", option->text,
                   StrCat(help_prefix,
                          "train, prefill, autoregressive, insert, or the dimension whose extent "
-                         "tells"));
+                         "decides the mode"));
 }
 
 absl::StatusOr<std::optional<Mode>> SelectMode(const ModeOption& option,

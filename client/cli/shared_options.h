@@ -32,14 +32,14 @@ struct MeshOption {
 };
 // `option` outlives the app. `help` is that of --mesh.
 void AddMeshOptions(CLI::App* app, MeshOption* option, std::string_view help = kMeshOptionHelp);
-// As SelectMesh of grammar.h. --devices without a mesh that is written out is wrong use.
+// Like SelectMesh of grammar.h. --devices without an inline mesh is wrong use.
 absl::StatusOr<MeshSelector> SelectMesh(const MeshOption& option,
                                         Compatibility compatibility = Compatibility::kDefault);
 
 // The mesh itself. Errors of GetEntry.
 absl::StatusOr<Mesh> FetchMesh(MeshClient* client, const MeshSelector& selector);
-// The mesh of a question where corrections in its answer are about axes that the mesh does not
-// have: their texts then list its axes. Nullopt otherwise, and where the mesh cannot be fetched.
+// The mesh of a question, if corrections in its answer are about axes that the mesh lacks: their
+// texts then list its axes. Otherwise, and if the mesh cannot be fetched, nullopt.
 std::optional<Mesh> MeshOfCorrections(MeshClient* client, const MeshSelector& selector,
                                       absl::Span<const Correction> corrections);
 
@@ -58,7 +58,7 @@ struct ModeOption {
   std::optional<std::string> text = std::nullopt;
 };
 void AddModeOption(CLI::App* app, ModeOption* option, std::string_view help_prefix = "");
-// Nullopt where it was not given. Errors are of wrong use.
+// Nullopt if it was not given. Errors are wrong use.
 absl::StatusOr<std::optional<Mode>> SelectMode(const ModeOption& option,
                                                Compatibility compatibility);
 

@@ -1,4 +1,4 @@
-// Parts a command into words as a shell does.
+// Splits a command into words as a shell does.
 #include "client/cli/shell_words.h"
 
 #include <optional>

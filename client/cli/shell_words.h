@@ -1,4 +1,4 @@
-// Parts a command into words as a shell does.
+// Splits a command into words as a shell does.
 #ifndef SHARDMESH_CLIENT_CLI_SHELL_WORDS_H_
 #define SHARDMESH_CLIENT_CLI_SHELL_WORDS_H_
 
@@ -8,7 +8,7 @@
 
 namespace shardmesh::client {
 
-// Words are parted by blanks; `'...'` and `"..."` keep blanks in a word. Nothing else is special.
+// Blanks separate words; `'...'` and `"..."` keep blanks in a word. Nothing else is special.
 std::vector<std::string> ShellWords(std::string_view command);
 
 }  // namespace shardmesh::client

@@ -13,7 +13,7 @@
 namespace shardmesh::client {
 
 // Specs, tile, corrections with their fixes, and the chain of reasons, to standard output.
-// `mode`: by which logical axes were read, if any were.
+// `mode`: the mode used for logical axes, if there were any.
 // `mesh`: see MeshOfCorrections.
 void PrintSpecAnswer(const SpecAnswer& answer, const std::optional<Mesh>& mesh,
                      std::optional<RuntimeMode> mode = std::nullopt);

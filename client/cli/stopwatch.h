@@ -1,4 +1,4 @@
-// How long something takes, whatever becomes of the wall clock.
+// Measures a duration, independently of changes of the wall clock.
 #ifndef SHARDMESH_CLIENT_CLI_STOPWATCH_H_
 #define SHARDMESH_CLIENT_CLI_STOPWATCH_H_
 
@@ -10,7 +10,7 @@ namespace shardmesh::client {
 
 class Stopwatch {
  public:
-  // Since it was made.
+  // The time since its construction.
   absl::Duration time() const {
     return absl::FromChrono(std::chrono::steady_clock::now() - start_);
   }

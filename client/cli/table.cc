@@ -1,4 +1,4 @@
-// Tables and values as a person reads them in a terminal, and as JSON.
+// Tables and values for people in a terminal, and as JSON.
 #include "client/cli/table.h"
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 namespace shardmesh::client {
 namespace {
 
-// Columns of a terminal that `text`, UTF-8, takes: its characters.
+// The number of terminal columns of `text`, in UTF-8: its characters.
 size_t Width(std::string_view text) {
   return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) {
     return (static_cast<unsigned char>(c) & 0xC0) != 0x80;
@@ -124,7 +124,7 @@ std::string NamePattern(std::string_view name) {
   bool in_number = false;
   for (const char c : name) {
     const bool is_digit = c >= '0' && c <= '9';
-    // A number is a whole part of the name: the 2 of `w2` stays.
+    // Only a number that is a whole part of the name is replaced: the 2 of `w2` stays.
     const bool begins = is_digit && !in_number &&
                         (pattern.empty() || pattern.back() == '.' || pattern.back() == '/' ||
                          pattern.back() == '_');

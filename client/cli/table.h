@@ -1,4 +1,4 @@
-// Tables and values as a person reads them in a terminal, and as JSON.
+// Tables and values for people in a terminal, and as JSON.
 #ifndef SHARDMESH_CLIENT_CLI_TABLE_H_
 #define SHARDMESH_CLIENT_CLI_TABLE_H_
 
@@ -31,7 +31,7 @@ class Table {
     Align align = Align::kLeft;
     Shown shown = Shown::kAlways;
   };
-  // How all tables of the program are printed.
+  // The style of all tables of the program.
   struct Style {
     bool headers = true;
     bool wide = false;
@@ -41,14 +41,14 @@ class Table {
 
   explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
 
-  // As many cells as there are columns. Control characters are shown as `\n`, `\t` or `\x07`.
+  // One cell for each column. Control characters are shown as `\n`, `\t` or `\x07`.
   void AddRow(std::vector<std::string> cells);
 
-  // Lines that end in a newline, without blanks at their ends.
+  // Lines that end in a newline, without trailing blanks.
   std::string ToString(const Style& style) const;
   // The same in the program's style.
   std::string ToString() const;
-  // To standard output.
+  // Prints to standard output.
   void Print() const;
 
  private:
@@ -56,13 +56,13 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
-// A name with its numbers left open: `layers.*.wq`.
+// A name with its numbers replaced: `layers.*.wq`.
 std::string NamePattern(std::string_view name);
 // `86.7 MiB`; units of 1024, three digits. rpc::ParseByteSize reads it, rounded as printed.
 std::string FormatBytes(int64_t bytes);
 // `1.23 ms`; three digits.
 std::string FormatTime(absl::Duration duration);
-// `held for 9m12s`; how long arrays without names are, from now on.
+// `held for 9m12s`; the remaining time for which arrays without names are held.
 std::string FormatHeld(absl::Duration held_for);
 // `1 tensor`, `2 tensors`; for nouns whose plural takes an s.
 std::string FormatCount(int64_t count, std::string_view noun);
@@ -72,8 +72,8 @@ std::string_view FormatDurability(Durability durability);
 std::string FormatShape(absl::Span<const int64_t> shape);
 // In the grammar of ParseSpec: `(fsdp,dp),-,tp`; `()` for P().
 std::string FormatSpec(const PartitionSpec& spec);
-// `dimension 1: ...; dimension 2: ...`; empty if there are none. With the mesh the text says which
-// axes there are, and which was probably meant.
+// `dimension 1: ...; dimension 2: ...`; empty if there are none. With the mesh, the text lists its
+// axes and names the axis that was probably meant.
 std::string FormatCorrections(absl::Span<const Correction> corrections,
                               const std::optional<Mesh>& mesh = std::nullopt);
 // Returns the change, and the whole spec to request, which needs no correction: `pad dimension 0

@@ -1,4 +1,4 @@
-// Where commands get the tensors of a model from.
+// The sources of a model's tensors for commands.
 #include "client/cli/tree_source.h"
 
 #include <filesystem>
@@ -61,7 +61,7 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
   return text;
 }
 
-// Whether a text that is no tree looks like the index of a checkpoint.
+// Whether a text that is not a tree looks like the index of a checkpoint.
 bool LooksLikeIndex(std::string_view text) {
   return text.find("\"weight_map\"") != std::string_view::npos;
 }

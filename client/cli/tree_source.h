@@ -1,4 +1,4 @@
-// Where commands get the tensors of a model from: checkpoints, tree files, standard input, the
+// The sources of a model's tensors for commands: checkpoints, tree files, standard input, the
 // catalog.
 #ifndef SHARDMESH_CLIENT_CLI_TREE_SOURCE_H_
 #define SHARDMESH_CLIENT_CLI_TREE_SOURCE_H_

@@ -16,12 +16,12 @@
 namespace shardmesh::client {
 namespace {
 
-// How often the watcher of signals looks whether it is still needed.
+// How often the watcher of signals checks whether it is still needed.
 constexpr absl::Duration kLook = absl::Milliseconds(20);
-// How long a run may go on after a signal.
+// How long a run may continue after a signal.
 constexpr absl::Duration kLastRun = absl::Milliseconds(500);
 
-// Takes what is written to std::cout during its lifetime.
+// Captures std::cout during its lifetime.
 class OutputCapture {
  public:
   OutputCapture() : before_(std::cout.rdbuf(text_.rdbuf())) {}
@@ -39,7 +39,7 @@ class OutputCapture {
 // A thread that waits for the signal.
 class StopWatcher {
  public:
-  // `on_stop` is called when the signal has come; may be null.
+  // `on_stop` is called after the signal; may be null.
   explicit StopWatcher(std::function<void()> on_stop = nullptr)
       : on_stop_(std::move(on_stop)), thread_([this] { Wait(); }) {}
   ~StopWatcher() {
@@ -50,7 +50,7 @@ class StopWatcher {
   StopWatcher& operator=(const StopWatcher&) = delete;
 
   bool stopped() const { return stopped_.HasBeenNotified(); }
-  // Returns whether the signal has come.
+  // Returns whether the signal has arrived.
   bool WaitFor(absl::Duration time) const { return stopped_.WaitForNotificationWithTimeout(time); }
 
  private:
@@ -60,7 +60,7 @@ class StopWatcher {
     }
     stopped_.Notify();
     if (on_stop_) on_stop_();
-    // A call to a coordinator that does not answer would last until its deadline.
+    // A call would last until its deadline if the coordinator does not answer.
     if (!over_.WaitForNotificationWithTimeout(kLastRun)) _exit(0);
   }
 
@@ -68,7 +68,7 @@ class StopWatcher {
   rpc::StopSignal stop_;
   absl::Notification stopped_;
   absl::Notification over_;
-  std::thread thread_;  // last: uses the above
+  std::thread thread_;  // last: uses the members above
 };
 
 }  // namespace
@@ -87,14 +87,14 @@ absl::Status Watch(const WatchOptions& options, const std::function<absl::Status
     if (watcher.stopped()) break;
     if (is_first && !status.ok() && text.empty()) return status;
     if (is_terminal) {
-      std::cout << "\033[H\033[2J" << text;  // to the first line, and the screen cleared
+      std::cout << "\033[H\033[2J" << text;  // moves to the top and clears
     } else if (!text.empty()) {
       std::cout << (is_first ? "" : options.output == OutputForm::kYaml ? "---\n" : "\n") << text;
     }
     std::cout.flush();
-    if (!std::cout.good()) break;  // the caller says why
+    if (!std::cout.good()) break;  // the caller gives the reason
     if (!status.ok()) {
-      std::cerr << StrCat("shardmesh: ", ToStd(status.message()), "; asked again in ",
+      std::cerr << StrCat("shardmesh: ", ToStd(status.message()), "; will ask again in ",
                           absl::FormatDuration(options.interval), "\n");
     }
     if (watcher.WaitFor(options.interval)) break;

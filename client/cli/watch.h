@@ -17,14 +17,14 @@ struct WatchOptions {
 };
 
 // Runs `run`, which writes to std::cout, again and again. A terminal is repainted; elsewhere one
-// block follows another. Returns OK after SIGINT or SIGTERM: at once where a run takes long. A
-// failure of the first run without output is returned; a later one is said on standard error, and
-// watching goes on. Returns once standard output cannot be written. Call it before any thread
+// block follows another. Returns OK after SIGINT or SIGTERM, at once if a run takes long. If the
+// first run fails without output, returns its error. Later errors go to standard error, and
+// watching continues. Returns once standard output cannot be written. Call it before any thread
 // starts.
 absl::Status Watch(const WatchOptions& options, const std::function<absl::Status()>& run);
 
-// Runs `run`. After SIGINT or SIGTERM, `stopped` is cancelled; `run` ends then, and so does the
-// program at once where it takes long. Call it before any thread starts.
+// Runs `run`. After SIGINT or SIGTERM, `stopped` is cancelled, and `run` then ends. If that takes
+// long, the program ends at once. Call it before any thread starts.
 absl::Status RunUntilStopped(const std::function<absl::Status(Cancellation* stopped)>& run);
 
 }  // namespace shardmesh::client

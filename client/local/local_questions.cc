@@ -1,4 +1,4 @@
-// Puts the remote client on a channel to a server of this process.
+// Connects the remote client to a server in this process.
 #include "client/local/local_questions.h"
 
 #include <string_view>

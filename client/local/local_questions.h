@@ -1,4 +1,4 @@
-// Questions answered in the caller's process, by the code that answers them in a coordinator.
+// Questions answered in the caller's process, by the same code as in a coordinator.
 #ifndef SHARDMESH_CLIENT_LOCAL_LOCAL_QUESTIONS_H_
 #define SHARDMESH_CLIENT_LOCAL_LOCAL_QUESTIONS_H_
 
@@ -23,7 +23,7 @@ namespace shardmesh::client {
 //   auto answer = (*local)->client().layouts().ResolveSpec({.axes = axes, .mesh = mesh, .shape =
 //   shape});
 //
-// Thread-safe. No call may be under way in the destructor.
+// Thread-safe. No call may be in progress in the destructor.
 class LocalQuestions {
  public:
   // Errors of server::QuestionServer::Start.
@@ -44,9 +44,9 @@ class LocalQuestions {
   const std::unique_ptr<MeshClient> client_;  // ends before the server
 };
 
-// `status` of a call of LocalQuestions::client(). If it says that a definition does not exist, adds
-// that there is no cluster, so no stored definition, and what to give instead. Code, reason and
-// details stay.
+// `status` of a call of LocalQuestions::client(). If a definition does not exist, adds that there
+// is no cluster, so no stored definition, and names the alternative. Code, reason and details do
+// not change.
 absl::Status ExplainMissingDefinition(const absl::Status& status);
 
 }  // namespace shardmesh::client

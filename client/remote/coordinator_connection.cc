@@ -1,4 +1,4 @@
-// Connects to a coordinator, and repeats calls where that may help.
+// Connects to a coordinator, and repeats calls if that may help.
 #include "client/remote/coordinator_connection.h"
 
 #include <algorithm>

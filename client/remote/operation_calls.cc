@@ -49,7 +49,7 @@ absl::StatusOr<Operation> WatchOperation(const CoordinatorConnection& connection
   }
   if (!is_wanted) {
     context.TryCancel();
-    stream->Finish();  // CANCELLED, as it was asked to be.
+    stream->Finish();  // CANCELLED, as requested
     return last;
   }
   const absl::Status status = connection.StatusOf(stream->Finish());

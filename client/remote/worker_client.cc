@@ -456,7 +456,7 @@ absl::Status WorkerClient::GetTiles(absl::Span<const FetchedTile> tiles, const T
   absl::Status local;  // an error of this side
   TileReceiver receiver(tiles, sink);
   if (stream.Write(rpc::SerializeMessage(request), /*more_follows=*/false) && stream.WritesDone()) {
-    // While one message is taken apart the next one is on its way.
+    // While one message is parsed, the next one is in transit.
     grpc::ByteBuffer message;
     bool is_there = stream.Read(&message);
     while (is_there) {

@@ -1,4 +1,4 @@
-// Arrays of the cluster, as a client puts, finds and gets them.
+// Arrays of the cluster in the client's puts, gets and lists.
 #ifndef SHARDMESH_CLIENT_TYPES_ARRAY_H_
 #define SHARDMESH_CLIENT_TYPES_ARRAY_H_
 
@@ -82,7 +82,7 @@ struct PutTensor {
   std::vector<CutPoints> cut_points = {};
 };
 
-// Bytes given to the network up to now, and in all; replicas count each time.
+// Bytes given to the network so far, and in total; replicas count each time.
 using ProgressCallback = std::function<void(int64_t done_bytes, int64_t total_bytes)>;
 
 struct PutOptions {
@@ -93,12 +93,12 @@ struct PutOptions {
   // For tensors with axes, or a preset, which has a mode. Nullopt: training.
   ProfileSelector profile = {};
   std::optional<Mode> mode = std::nullopt;
-  // Resolves axes and rules as the Python originals do to the letter.
+  // Resolves axes and rules exactly as the Python originals do.
   Compatibility compatibility = Compatibility::kDefault;
   // Turns the first correction into an error.
   bool strict = false;
-  // Plans and checks the put, and moves and changes nothing. The result then has the arrays alone,
-  // whose ids are nobody's.
+  // Plans and checks the put, but moves and changes nothing. The result has only the arrays, whose
+  // ids do not exist in the cluster.
   bool validate_only = false;
   // Called at most about 20 times a second, and once after the last byte; one call at a time, on
   // any thread. May be null.
@@ -124,7 +124,7 @@ struct PutResult {
   absl::Duration transfer_time = absl::ZeroDuration();
 };
 
-// A range of each dimension of an array, from 0. An end that is not given is that of the dimension.
+// A range of each dimension of an array, from 0. A missing end is that of the dimension.
 struct SliceRange {
   int64_t start = 0;
   std::optional<int64_t> stop = std::nullopt;
@@ -138,14 +138,14 @@ absl::StatusOr<Tile> TileOf(const ArraySlice& slice, const ArrayDescriptor& arra
 // A tensor, or a slice of one, gathered from the cluster. Movable; owns its memory.
 class GatheredTensor {
  public:
-  // Allocates memory for that part of `array`, bytes unspecified; nullopt: for all of it. Requires
-  // a part within the array. RESOURCE_EXHAUSTED if the host has none.
+  // Allocates memory for that part of `array`, with unspecified bytes; nullopt: for all of it.
+  // Requires a part within the array. RESOURCE_EXHAUSTED if the host has no memory.
   static absl::StatusOr<GatheredTensor> Allocate(Array array, std::optional<Tile> part = {});
 
   const Array& array() const { return array_; }
   // The part of the array that was gathered.
   const Tile& part() const { return part_; }
-  // Of the part's shape.
+  // The shape of the part.
   TensorView view() const;
   MutableTensorView mutable_view();
 

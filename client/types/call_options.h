@@ -18,8 +18,8 @@ struct CallOptions {
   // The call fails with DEADLINE_EXCEEDED after this time, retries included. Nullopt: the client's
   // own limit, MeshClientOptions::timeout, or transfer_timeout for calls that move tensors.
   std::optional<absl::Duration> timeout = std::nullopt;
-  // Cancelling it ends the call with CANCELLED (reason CANCELLED), also between retries. A change
-  // that the coordinator was asked for may have happened. May be null; outlives the call.
+  // Cancelling it ends the call with CANCELLED (reason CANCELLED), also between retries. A
+  // requested change may have happened. May be null; outlives the call.
   Cancellation* cancellation = nullptr;
   // The W3C trace context that the call passes on, such as `00-TRACE-SPAN-01`; empty for none.
   std::string traceparent = {};

@@ -42,8 +42,8 @@ struct Entry {
   int64_t version = 0;   // incremented by each update; the name never gets it again
   int64_t revision = 0;  // revision of the store at the last change
   std::string uid;       // drawn at creation, kept by updates
-  // Of a mesh: the workers that serve its ranks; empty until they are assigned. An update that
-  // names no workers and leaves the number of ranks as it is keeps them.
+  // For a mesh: the workers of its ranks; empty until they are assigned. They stay after an update
+  // that names no workers and does not change the number of ranks.
   std::vector<std::string> workers;
   absl::Time update_time = absl::InfinitePast();
 };

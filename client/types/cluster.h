@@ -121,7 +121,7 @@ struct QuarantineList {
   std::vector<UnreachedWorker> unreached;  // their quarantine is not listed
 };
 
-// An open session of any client. It has no id to act with.
+// An open session of any client. Its id is not shown, because it gives access to the session.
 struct OpenSessionInfo {
   int64_t number = 0;     // counts the sessions that the coordinator's process has opened, from 1
   std::string id_prefix;  // the first 8 characters of its id
@@ -265,12 +265,12 @@ struct ServedRank {
   int64_t rank = 0;
 };
 
-// What a worker that drains holds.
+// The ranks, work and tiles of a draining worker.
 struct DrainedWorker {
   std::vector<ServedRank> ranks;  // at most the first 1,000
   int64_t rank_count = 0;
-  int64_t work = 0;    // steps and transfers under way in which it takes part
-  int64_t arrays = 0;  // arrays of which it has a tile in use
+  int64_t work = 0;    // running steps and transfers with this worker
+  int64_t arrays = 0;  // arrays with a tile in use on this worker
   int64_t used_bytes = 0;
 };
 
@@ -280,12 +280,12 @@ struct ReplacedWorker {
   int64_t rank_count = 0;
 };
 
-// What a watch of the cluster is about.
+// The subjects of a watch of the cluster.
 enum class ClusterSubject { kWorkers, kArrays, kNames };
 
 // The first event of a watch: changes from here on follow.
 struct WatchStarted {
-  int64_t term = 0;  // another one than before: the coordinator has started anew
+  int64_t term = 0;  // a new value after each start of the coordinator
   int64_t epoch = 0;
   int64_t revision = 0;  // of the store
 };

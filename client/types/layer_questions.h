@@ -1,4 +1,4 @@
-// Questions about linear layers and their answers, as a client asks and gets them.
+// Questions about linear layers and their answers, in the client's form.
 #ifndef SHARDMESH_CLIENT_TYPES_LAYER_QUESTIONS_H_
 #define SHARDMESH_CLIENT_TYPES_LAYER_QUESTIONS_H_
 

@@ -1,4 +1,4 @@
-// Questions about layouts and their answers, as a client asks and gets them.
+// Questions about layouts and their answers, in the client's form.
 #ifndef SHARDMESH_CLIENT_TYPES_LAYOUT_QUESTIONS_H_
 #define SHARDMESH_CLIENT_TYPES_LAYOUT_QUESTIONS_H_
 
@@ -25,8 +25,8 @@
 
 namespace shardmesh::client {
 
-// By name in the catalog, or by value. The default is no mesh, which a question that needs one
-// refuses (MISSING_ARGUMENT); the profile without given fields; and no rules.
+// By name in the catalog, or by value. The default is no mesh, which is an error if the question
+// needs one (MISSING_ARGUMENT); the profile without given fields; and no rules.
 using MeshSelector = std::variant<std::monostate, std::string, Mesh>;
 using ProfileSelector = std::variant<std::monostate, std::string, PartitionAxis>;
 using RuleSetSelector = std::variant<std::monostate, std::string, rpc::RuleSetDefinition>;
@@ -51,7 +51,7 @@ struct ResolveSpecQuestion {
   bool suggest_fixes = false;
 };
 
-// Asks for the effective spec of an array, by names alone: cheaper than ResolveSpecQuestion.
+// Asks for the effective spec of an array, by names only: cheaper than ResolveSpecQuestion.
 struct EffectiveSpecQuestion {
   // Semantic axes by name, one a dimension (`_`: not partitioned); or the name of a preset, which
   // supplies axes and mode.

@@ -1,4 +1,4 @@
-// Questions about flax's logical names and their answers, as a client asks and gets them.
+// Questions about flax's logical names and their answers, in the client's form.
 #ifndef SHARDMESH_CLIENT_TYPES_LOGICAL_QUESTIONS_H_
 #define SHARDMESH_CLIENT_TYPES_LOGICAL_QUESTIONS_H_
 
@@ -47,7 +47,7 @@ struct LinenQuestion {
   std::vector<AxisValue> names;  // one a dimension, at most 16
   LogicalRulesSelector rules = {};
   RulesFallback fallback = RulesFallback::kAxisIsUnsharded;
-  // As with_logical_constraint: without any rules the array stays unchanged.
+  // Like with_logical_constraint: without any rules the array stays unchanged.
   bool constrain = false;
 };
 

@@ -1,4 +1,4 @@
-// Questions about profiles and hashes and their answers, as a client asks and gets them.
+// Questions about profiles and hashes and their answers, in the client's form.
 #ifndef SHARDMESH_CLIENT_TYPES_PROFILE_QUESTIONS_H_
 #define SHARDMESH_CLIENT_TYPES_PROFILE_QUESTIONS_H_
 
@@ -15,7 +15,7 @@
 
 namespace shardmesh::client {
 
-// A profile as written, which the coordinator resolves. See PartitionAxis::Create.
+// A profile in its original form, which the coordinator resolves. See PartitionAxis::Create.
 struct ProfileFields {
   std::vector<FieldValue> fields;
   std::vector<SemanticAxis> semantic_axes = {};

@@ -40,8 +40,8 @@ struct OutputOptions {
   std::vector<Precondition> preconditions = {};
   // Also returns the elements, at most 1 MiB in all.
   bool return_literals = false;
-  // By result: the spec that it is to have, which must fit as it is. Nullopt or missing: the
-  // planner chooses.
+  // The spec of each result, which must fit without correction. Nullopt or missing: the planner
+  // chooses.
   std::vector<std::optional<PartitionSpec>> specs = {};
 };
 
@@ -109,7 +109,7 @@ struct CollectiveCall {
 
 // One instruction of a plan. Every device of the mesh runs it on its own tiles.
 struct PlannedInstruction {
-  std::string label;  // as in errors and flight records: "op 0 (linear): all-reduce over tp"
+  std::string label;  // in errors and records: "op 0 (linear): all-reduce over tp"
   std::optional<CollectiveKind> collective;                    // none: the devices exchange nothing
   CollectiveAlgorithm algorithm = CollectiveAlgorithm::kAuto;  // with a collective never kAuto
   std::vector<std::string> axes;                               // of the collective, major first
@@ -130,8 +130,8 @@ struct CompiledProgram {
   std::vector<PlannedInstruction> instructions;  // in order; at least one for each op
   PlanCost cost;                                 // of one run, predicted
   std::vector<PlannedTraffic> traffic;           // each list of axes once
-  int64_t peak_bytes = 0;  // of values on one device at once, without operands
-  // Of all collectives of a run, without kernels; nullopt as in PlannedTraffic.
+  int64_t peak_bytes = 0;  // the most bytes of values on a device at any time; no operands
+  // The same time for all collectives of a run, without kernels; nullopt as in PlannedTraffic.
   std::optional<absl::Duration> exchange_time;
 };
 

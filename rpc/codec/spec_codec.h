@@ -53,7 +53,7 @@ absl::StatusOr<AxisValue> Decode(const v1::AxisValue& from);
 // Decodes a question's semantic axes: at most kMaxRank. Errors name `[i]`.
 absl::StatusOr<std::vector<AxisValue>> DecodeAxes(
     const google::protobuf::RepeatedPtrField<v1::AxisValue>& from);
-// As DecodeAxes, for axes that are all names.
+// Like DecodeAxes, for axes that are all names.
 absl::StatusOr<std::vector<AxisValue>> DecodeAxisNames(
     const google::protobuf::RepeatedPtrField<std::string>& from);
 

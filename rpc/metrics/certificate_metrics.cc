@@ -14,7 +14,7 @@ void ExportValidity(const Credentials& credentials, Metrics& metrics) {
                                         "When the certificate in use expires, as Unix time.");
   const Gauge not_before =
       metrics.AddGauge("shardmesh_certificate_not_before_timestamp_seconds",
-                       "From when on the certificate in use is valid, as Unix time.");
+                       "When the certificate in use becomes valid, as Unix time.");
   metrics.OnScrape([expiry, not_before, watch = credentials.watch()] {
     const CertificateFacts facts = watch->state()->facts;
     expiry.Set(static_cast<double>(absl::ToUnixSeconds(facts.not_after)));

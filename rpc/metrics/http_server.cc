@@ -51,10 +51,10 @@ std::string ReplyTo(std::string_view request, const HttpServer::Handler& handler
   const size_t method_end = line.find(' ');
   const size_t path_end = line.find(' ', method_end + 1);
   if (method_end == std::string_view::npos || path_end == std::string_view::npos) {
-    return Reply("400 Bad Request", "text/plain", "this is no request of HTTP\n");
+    return Reply("400 Bad Request", "text/plain", "this is not an HTTP request\n");
   }
   if (line.substr(0, method_end) != "GET") {
-    return Reply("405 Method Not Allowed", "text/plain", "there is GET alone\n");
+    return Reply("405 Method Not Allowed", "text/plain", "only GET is supported\n");
   }
   std::string_view path = line.substr(method_end + 1, path_end - method_end - 1);
   path = path.substr(0, path.find('?'));
@@ -265,7 +265,7 @@ void HttpServer::Run() {
     } else if (error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM) {
       if (quiet.is_over()) {
         quiet = SteadyDeadline::After(kLogInterval);
-        LogWarning("no descriptor is left for a caller of the HTTP port",
+        LogWarning("no file descriptor is left for an HTTP connection",
                    {{"port", port_}, {"error", std::strerror(error)}});
       }
       // Close the oldest connection to make room. Without one, other parts of the process must free

@@ -31,8 +31,9 @@ absl::StatusOr<std::unique_ptr<MetricsEndpoint>> MetricsEndpoint::Start(
   if (!is_tls && !plaintext && !IsLoopbackAddress(address)) {
     return absl::FailedPreconditionError(
         StrCat("refusing to serve metrics in plaintext on ", address,
-               ", which others than this host can reach; bind 127.0.0.1, turn on TLS, or pass ",
-               "--http-plaintext: they hold no secrets, and whoever reaches the port reads them"));
+               ", which other hosts can reach; bind 127.0.0.1, turn on TLS, or pass ",
+               "--http-plaintext: metrics hold no secrets, but anyone who reaches the port can "
+               "read them"));
   }
   SHARDMESH_ASSIGN_OR_RETURN(
       std::unique_ptr<HttpServer> server,

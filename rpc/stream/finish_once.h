@@ -45,7 +45,7 @@ class FinishOnce {
   bool is_at_work() const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  // Keeps the first error, and runs `finish` where that is due.
+  // Keeps the first error, and runs `finish` if that is due.
   void Note(absl::Status status, bool ends, int works) ABSL_LOCKS_EXCLUDED(mutex_);
 
   mutable absl::Mutex mutex_;

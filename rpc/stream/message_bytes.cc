@@ -62,7 +62,7 @@ size_t FirstBadByte(std::string_view text) {
 std::optional<FieldViolation> FindFault(CodedInputStream* from, const Descriptor& type,
                                         const std::string& path, int depth);
 
-// As FindFault, for the field after its tag. `path` is the field's own path.
+// Like FindFault, for the field after its tag. `path` is the field's own path.
 std::optional<FieldViolation> FindFaultInField(CodedInputStream* from, uint32_t tag,
                                                const FieldDescriptor* field,
                                                const std::string& path, int depth) {

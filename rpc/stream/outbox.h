@@ -93,9 +93,9 @@ class Outbox {
     }
   }
 
-  // Ends the outbox. Calls `closed` once, possibly within this call, when no write is in progress
-  // any more. Of several calls, the first one's `closed` counts, and kDrop wins. Returns whether
-  // this was the first call.
+  // Ends the outbox. Calls `closed` once, possibly within this call, when no write is in progress.
+  // If called several times, the first call's `closed` counts, and kDrop wins. Returns whether this
+  // was the first call.
   bool Close(CloseMode mode, absl::AnyInvocable<void()> closed) ABSL_LOCKS_EXCLUDED(mutex_) {
     bool is_first = false;
     absl::AnyInvocable<void()> due;

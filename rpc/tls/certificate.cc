@@ -153,7 +153,7 @@ absl::StatusOr<CertificateFacts> FactsOf(const X509* certificate, std::string_vi
     return BadFile(file, StrCat("bears ", names.empty() ? "no name" : "several names",
                                 " of the form spiffe://shardmesh/ROLE/IDENTITY among its "
                                 "alternative names (URI), with ROLE coordinator, worker or client; "
-                                "it must bear one, by which others know the process"));
+                                "it must bear exactly one, by which peers identify the process"));
   }
   return CertificateFacts{.name = names.front(),
                           .not_before = TimeOf(X509_get0_notBefore(certificate)),
@@ -167,8 +167,8 @@ std::string ExpiredText(absl::Time not_after, absl::Time now) {
 
 // For a certificate whose validity begins later, at `not_before`.
 std::string NotYetText(absl::Time not_before, absl::Time now) {
-  return StrCat("is valid from ", Text(not_before), " on, and it is ", Text(now),
-                "; wait, or look at the clock of this host");
+  return StrCat("is valid from ", Text(not_before), " on, and the time is ", Text(now),
+                "; wait, or check the clock of this host");
 }
 
 absl::Status CheckTime(const CertificateFacts& facts, std::string_view file, absl::Time now) {
@@ -401,7 +401,7 @@ absl::Status CheckComplete(const TlsFiles& files) {
 absl::StatusOr<std::string> ReadPemFile(const std::string& path, std::string_view what) {
   const auto hint = [&](const absl::Status& status) -> absl::Status {
     std::string text(status.message());
-    StrAppend(&text, "; it is to hold ", what);
+    StrAppend(&text, "; it must hold ", what);
     if (absl::IsPermissionDenied(status)) {
       StrAppend(&text, ", readable by the user of this process (uid ",
                 static_cast<int64_t>(geteuid()), ")");
@@ -415,7 +415,7 @@ absl::StatusOr<std::string> ReadPemFile(const std::string& path, std::string_vie
   }
   if (file->size_bytes > kMaxFileBytes) {
     return BadFile(path, StrCat("has ", file->size_bytes, " bytes; at most ", kMaxFileBytes,
-                                " are read of a file with ", what));
+                                " are allowed in a file with ", what));
   }
   std::string text(static_cast<size_t>(file->size_bytes), '\0');
   if (const absl::Status read = ReadExactly(*file, path, 0, absl::MakeSpan(text)); !read.ok()) {

@@ -137,7 +137,7 @@ void CertificateWatch::Look() {
     status = absl::FailedPreconditionError(
         StrCat(files_.certificate, " is now the certificate of ", loaded->facts.name.ToUri(),
                ", and this process is ", old->facts.name.ToUri(),
-               "; put its own there, or start the process anew"));
+               "; put this process's own certificate there, or restart the process"));
   }
   if (status.ok()) {
     const absl::Time not_after = loaded->facts.not_after;
@@ -157,7 +157,7 @@ void CertificateWatch::Look() {
     refused_ = seen;
     is_logged_ = false;
   } else if (!std::exchange(is_logged_, true)) {
-    LogWarning("changed certificate files cannot be used, those before stay in use",
+    LogWarning("the changed certificate files cannot be used; the previous ones stay in use",
                {{"error", status}});
   }
 }

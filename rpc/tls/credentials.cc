@@ -55,10 +55,10 @@ class NameVerifier final : public tls::ExternalCertificateVerifier {
               std::function<void(grpc::Status)> /*callback*/, grpc::Status* sync_status) override {
     const std::optional<PeerName> name = NameAmong(request->uri_names());
     if (!name.has_value() || !expected_.Matches(*name)) {
-      *sync_status = grpc::Status(
-          grpc::StatusCode::UNAUTHENTICATED,
-          StrCat("its certificate is that of ", name.has_value() ? name->ToUri() : "nobody here",
-                 ", and ", expected_.ToString(), " is expected"));
+      *sync_status = grpc::Status(grpc::StatusCode::UNAUTHENTICATED,
+                                  StrCat("its certificate is that of ",
+                                         name.has_value() ? name->ToUri() : "an unknown process",
+                                         ", and ", expected_.ToString(), " is expected"));
     }
     return true;
   }
@@ -153,7 +153,7 @@ absl::Status CheckCaller(const Credentials& own, const grpc::ServerContextBase& 
   }
   return absl::PermissionDeniedError(
       StrCat("the caller says that it is ", name.ToUri(), ", and its certificate is that of ",
-             caller.has_value() ? caller->ToUri() : "nobody here",
+             caller.has_value() ? caller->ToUri() : "an unknown process",
              "; give each worker the certificate of its own identity"));
 }
 
@@ -185,9 +185,8 @@ absl::Status CheckBindAddress(std::string_view address, bool insecure) {
   }
   return absl::FailedPreconditionError(
       StrCat("refusing to serve plaintext on ", address,
-             ", which others than this host can reach; bind 127.0.0.1, turn on TLS (--tls-cert, "
-             "--tls-key, "
-             "--tls-ca), or pass --insecure where the network itself is trusted"));
+             ", which other hosts can reach; bind 127.0.0.1, turn on TLS (--tls-cert, --tls-key, "
+             "--tls-ca), or pass --insecure if the network itself is trusted"));
 }
 
 }  // namespace shardmesh::rpc

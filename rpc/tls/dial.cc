@@ -147,7 +147,7 @@ std::string DiagnoseTls(TlsSession& session, const CertificateWatch& watch,
   const absl::Status fault = CheckPeer(session.ssl(), absl::Now());
   if (absl::IsFailedPrecondition(fault)) {
     return StrCat(std::string(fault.message()),
-                  "; renew it there, and look at the clocks of both hosts");
+                  "; renew it there, and check the clocks of both hosts");
   }
   if (!fault.ok()) {
     return StrCat("its certificate is not one of an authority in ", files.authorities, " (",
@@ -159,8 +159,9 @@ std::string DiagnoseTls(TlsSession& session, const CertificateWatch& watch,
     return std::string(facts.status().message());
   }
   if (!peer.Matches(facts->name)) {
-    return StrCat("its certificate is that of ", facts->name.ToUri(), ", and ", peer.ToString(),
-                  " is expected; is the address right, and did it get its own certificate?");
+    return StrCat(
+        "its certificate is that of ", facts->name.ToUri(), ", and ", peer.ToString(),
+        " is expected; is the address right, and does that process have its own certificate?");
   }
   // A refusal arrives with the server's first bytes, after the handshake.
   char byte = 0;
@@ -168,12 +169,12 @@ std::string DiagnoseTls(TlsSession& session, const CertificateWatch& watch,
   switch (session.Read(absl::MakeSpan(&byte, 1), &count, deadline)) {
     case Outcome::kRefused:
       return StrCat("it refuses the certificate in ", files.certificate, " (", session.reason(),
-                    "); both sides need certificates of one authority, not expired");
+                    "); both sides need unexpired certificates of one authority");
     case Outcome::kEnded:
-      return StrCat("it ends the connection when it has seen the certificate in ",
+      return StrCat("it ends the connection after it has received the certificate in ",
                     files.certificate,
-                    ", as those do that trust another authority; both sides need certificates of "
-                    "one authority, not expired");
+                    "; it probably trusts another authority: both sides need unexpired "
+                    "certificates of one authority");
     case Outcome::kDone:
     case Outcome::kNotTls:
     case Outcome::kTimeout:
@@ -200,7 +201,7 @@ absl::StatusOr<FileDescriptor> Dial(std::string_view address, absl::Time deadlin
   for (Attempt& attempt : attempts) {
     if (attempt.state == Attempt::kAccepts) return std::move(attempt.socket);
   }
-  return absl::UnavailableError(StrCat("nobody accepts connections at ", address));
+  return absl::UnavailableError(StrCat("no process accepts connections at ", address));
 }
 
 DialledAddresses DialEach(std::string_view address, absl::Time deadline) {
@@ -254,8 +255,8 @@ std::string DiagnoseConnection(std::string_view address, const Credentials& cred
       return StrCat("it speaks plaintext, and this process TLS; start it with ", kTlsFlags,
                     ", or leave them out here");
     case Outcome::kEnded:
-      return StrCat("it ends the connection when TLS is spoken to it, as a process without ",
-                    kTlsFlags, " does; start it with them, or leave them out here");
+      return StrCat("it ends the connection at the TLS handshake, as a process without ", kTlsFlags,
+                    " does; start that process with them, or leave them out here");
     case Outcome::kTimeout:
       break;
   }

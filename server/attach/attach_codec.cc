@@ -1,4 +1,4 @@
-// Encodes what workers are told, and decodes what they report.
+// Encodes messages to workers, and decodes their reports.
 #include "server/attach/attach_codec.h"
 
 #include <google/protobuf/io/coded_stream.h>
@@ -24,13 +24,13 @@ namespace {
 
 // Bounds the length of messages with lists of arrays.
 constexpr int kIdsPerMessage = 10'000;
-// Each with a reason.
+// For arrays that each have a reason.
 constexpr int kAsidePerMessage = 1'000;
 
 // A field's number and wire type, and its length, are varints of at most 5 and 10 bytes.
 constexpr size_t kMostFieldHeadBytes = 15;
 
-// Appends what comes before the bytes of a field that is bytes or a message.
+// Appends the tag and the length of a field that is bytes or a message.
 void AppendFieldHead(int number, size_t size, std::string* to) {
   using ::google::protobuf::internal::WireFormatLite;
   using ::google::protobuf::io::CodedOutputStream;
@@ -88,7 +88,7 @@ std::vector<WorkerMessage> EncodeVerdict(const InventoryVerdict& verdict, bool l
     to->add_drop_array_ids(array_id);
     flush_if_full();
   }
-  // Before the quarantine, for which the worker may have to make room.
+  // This field goes before the quarantine: the worker may have to make room for it.
   for (const std::string& array_id : verdict.live) {
     to->add_live_array_ids(array_id);
     flush_if_full();

@@ -37,7 +37,7 @@ WorkerMessage EncodeMessage(const internal::v1::AttachResponse& message);
 struct WorkerWelcome {
   std::string_view cluster_id;
   int64_t term = 0;
-  int32_t protocol = 0;  // that both sides speak from here on
+  int32_t protocol = 0;  // both sides speak it from now on
   absl::Duration heartbeat_interval;
   absl::Duration lost_after;
   std::string_view token_key;
@@ -62,14 +62,14 @@ WorkerMessage EncodeEndTransfer(const std::string& transfer_id, const absl::Stat
 
 WorkerHello DecodeHello(const internal::v1::Hello& from);
 // `find_unknown` returns the indices of tiles whose arrays are not known. Only those tiles get
-// their descriptors, where these can be read. INVALID_ARGUMENT (BAD_FIELD): a tile cannot be read.
+// their descriptors, if these can be read. INVALID_ARGUMENT (BAD_FIELD): a tile cannot be read.
 absl::StatusOr<std::vector<InventoryTile>> DecodeTiles(
     const internal::v1::InventoryPage& page,
     absl::FunctionRef<std::vector<size_t>(const std::vector<InventoryTile>&)> find_unknown);
 // A heartbeat without a time counts as sent at `now`. INVALID_ARGUMENT (BAD_FIELD).
 absl::StatusOr<FlightLog::Heartbeat> DecodeFlight(const internal::v1::Heartbeat& from,
                                                   absl::Time now);
-// The links of a heartbeat, their times put forward by `shift`. INVALID_ARGUMENT (BAD_FIELD).
+// The links of a heartbeat, their times moved forward by `shift`. INVALID_ARGUMENT (BAD_FIELD).
 absl::StatusOr<std::vector<rpc::MeasuredLink>> DecodeLinks(const internal::v1::Heartbeat& from,
                                                            absl::Duration shift);
 RankReport DecodeStaged(std::string_view identity, const internal::v1::TileStaged& from);

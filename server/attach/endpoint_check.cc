@@ -9,7 +9,7 @@
 namespace shardmesh::server {
 namespace {
 
-// Bytes of an unchecked identity in an error.
+// Most bytes of an unchecked identity that an error shows.
 constexpr size_t kMaxIdentityShown = 255;
 
 }  // namespace
@@ -61,8 +61,8 @@ absl::Status EndpointCheck::CheckAnswer(const absl::StatusOr<EndpointAnswer>& an
     return absl::OkStatus();
   }
   return absl::FailedPreconditionError(
-      StrCat("\"", absl::CHexEscape(answer->identity.substr(0, kMaxIdentityShown)),
-             "\" answers there, of another incarnation or name"));
+      StrCat("worker \"", absl::CHexEscape(answer->identity.substr(0, kMaxIdentityShown)),
+             "\" answers there, with another identity or incarnation"));
 }
 
 void EndpointCheck::Answered(size_t index, const absl::StatusOr<EndpointAnswer>& answer) {

@@ -19,33 +19,33 @@
 
 namespace shardmesh::server {
 
-// The worker at an address, by its own answer.
+// The worker at an address, as it identifies itself.
 struct EndpointAnswer {
   std::string identity;
   uint64_t incarnation = 0;
   std::string nonce;
 };
 
-// Asks the worker at `address` who it is; the worker must prove to be `identity` where the
-// transport can tell. Calls `answered` exactly once within `timeout`, from any thread, perhaps from
-// within. Returns a function that ends the question early. The function may be called at any time,
-// also after the answer.
+// Asks the worker at `address` for its identity. If the transport can tell, the worker must prove
+// that it is `identity`. Calls `answered` exactly once within `timeout`, from any thread, perhaps
+// before this returns. Returns a function that ends the question early. It may be called at any
+// time, also after the answer.
 using AskEndpoint = std::function<std::function<void()>(
     const std::string& address, const std::string& identity, absl::Duration timeout,
     absl::AnyInvocable<void(absl::StatusOr<EndpointAnswer>) &&> answered)>;
 
 // Asks all endpoints of a hello at once. `done` gets those that lead back to the worker, in the
-// hello's order, and for people the failures of the others. `done` is called exactly once.
+// hello's order, and the failures of the others, for people. It is called exactly once.
 //
-// Once one endpoint answers rightly, the others have kGrace more: an outdated address, where nobody
-// answers, must not hold the worker up. Thread-safe.
+// Once one endpoint answers correctly, the others have kGrace more: an outdated address, where
+// nothing answers, must not delay the worker. Thread-safe.
 class EndpointCheck : public std::enable_shared_from_this<EndpointCheck> {
  public:
-  // Enough for a name to be looked up and a handshake, between hosts that are there.
+  // Enough to resolve a name and complete a handshake between running hosts.
   static constexpr absl::Duration kGrace = absl::Milliseconds(250);
   using Done = absl::AnyInvocable<void(std::vector<std::string> verified, std::string failures) &&>;
 
-  // Lives until the last answer; the clock outlives it. `timeout`: of each endpoint.
+  // Lives until the last answer; the clock outlives it. Each endpoint has `timeout`.
   static void Start(const WorkerHello& hello, rpc::Clock* clock, const AskEndpoint& ask,
                     absl::Duration timeout, Done done);
 
@@ -61,7 +61,7 @@ class EndpointCheck : public std::enable_shared_from_this<EndpointCheck> {
   void Ask(size_t index, const AskEndpoint& ask, absl::Duration timeout);
   void Answered(size_t index, const absl::StatusOr<EndpointAnswer>& answer);
   absl::Status CheckAnswer(const absl::StatusOr<EndpointAnswer>& answer) const;
-  // Ends the questions that have no answer.
+  // Ends the questions that have no answer yet.
   void Cancel();
 
   const std::string identity_;

@@ -48,7 +48,7 @@ InventoryJudge::InventoryJudge(const Membership* membership, ArrayRegistry* regi
 JudgedInventory InventoryJudge::JudgeWhole(const std::string& identity, uint64_t attachment,
                                            std::vector<InventoryTile> tiles,
                                            std::vector<std::string> quarantined) const {
-  // Read before the view, which then has all of them.
+  // Read before the view: the view then has all of them.
   const std::vector<ServedRank> serves = membership_->RanksOf(identity);
   const std::shared_ptr<const MembershipView> view = membership_->view();
   const std::shared_ptr<const Definitions> state = definition_store_->shared_state();

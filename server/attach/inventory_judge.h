@@ -16,7 +16,7 @@ namespace shardmesh::server {
 
 struct JudgedInventory {
   InventoryVerdict verdict;
-  // Meshes without ranks: the tiles on them were not judged.
+  // Meshes without ranks: tiles on them were not judged.
   std::set<std::string> undecided;
 };
 
@@ -27,11 +27,11 @@ class InventoryJudge {
   InventoryJudge(const Membership* membership, ArrayRegistry* registry,
                  const DefinitionStore* definition_store);
 
-  // All that the worker holds. Blocks for as long as the registry takes.
+  // All tiles that the worker holds. Blocks for as long as the registry takes.
   JudgedInventory JudgeWhole(const std::string& identity, uint64_t attachment,
                              std::vector<InventoryTile> tiles,
                              std::vector<std::string> quarantined) const;
-  // Tiles that the worker took back from its quarantine. `mesh_ids`: of the tiles.
+  // Tiles that the worker took back from its quarantine. `mesh_ids`: the meshes of the tiles.
   JudgedInventory JudgeRestored(const std::string& identity, uint64_t attachment,
                                 std::vector<InventoryTile> tiles,
                                 const std::vector<std::string>& mesh_ids) const;
@@ -45,7 +45,7 @@ class InventoryJudge {
 // Estimate of the memory that a part of an inventory takes.
 int64_t InventoryBytes(const std::vector<InventoryTile>& tiles, int64_t quarantined);
 
-// Logs what a verdict removes or puts aside. `tiles`: how many were judged.
+// Logs the tiles that a verdict removes or quarantines. `tiles`: how many were judged.
 void LogVerdict(std::string_view identity, int64_t tiles, const InventoryVerdict& verdict);
 
 }  // namespace shardmesh::server

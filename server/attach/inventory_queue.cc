@@ -13,7 +13,7 @@
 namespace shardmesh::server {
 namespace {
 
-// The size of the last inventory predicts the next one for this time. Refused workers come back
+// The size of the last inventory predicts the next one for this time. Refused workers return
 // sooner.
 constexpr absl::Duration kSizeForgottenAfter = absl::Seconds(30);
 
@@ -52,9 +52,9 @@ absl::Status InventoryQueue::Keep(WorkerStream* stream, int64_t bytes) {
     if (beyond_ != nullptr) {
       return WithRetryDelay(
           WithReason(
-              absl::ResourceExhaustedError(StrCat(
-                  "inventories of ", kept_bytes_, " bytes wait to be taken in, the limit is ",
-                  limits_.bytes, "; attach again, and wait for a turn")),
+              absl::ResourceExhaustedError(StrCat("inventories of ", kept_bytes_,
+                                                  " bytes wait to be processed, the limit is ",
+                                                  limits_.bytes, "; attach again later")),
               Reason::kOverloaded, {{fact::kHave, kept_bytes_}, {fact::kLimit, limits_.bytes}}),
           absl::Seconds(1));
     }
@@ -95,7 +95,7 @@ void InventoryQueue::EndTurn(WorkerStream* stream) {
   for (Admit& admit : admitted) std::move(admit)();
 }
 
-// Whether one more stream may bring its inventory now. The next inventory is taken to be as large
+// Whether one more stream may bring its inventory now. The next inventory is assumed to be as large
 // as the largest recent one.
 bool InventoryQueue::HasTurn() const {
   if (bringing_.empty()) return true;

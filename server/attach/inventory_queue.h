@@ -1,4 +1,4 @@
-// The order in which workers bring their inventories and have them taken in.
+// The order in which workers bring their inventories and the registry processes them.
 #ifndef SHARDMESH_SERVER_ATTACH_INVENTORY_QUEUE_H_
 #define SHARDMESH_SERVER_ATTACH_INVENTORY_QUEUE_H_
 
@@ -25,37 +25,37 @@ namespace shardmesh::server {
 class InventoryQueue {
  public:
   struct Limits {
-    // Streams that bring their inventories at a time; at least 1.
+    // Streams that bring their inventories at the same time; at least 1.
     int64_t streams = 256;
-    // Bytes of inventories that were brought and are not taken in yet. One stream at a time may go
-    // beyond the limit. Other streams that bring more meanwhile are refused.
+    // Bytes of inventories that have arrived and are not processed yet. One stream at a time may
+    // exceed the limit. Other streams that bring more meanwhile are refused.
     int64_t bytes = int64_t{256} << 20;
   };
   using Admit = absl::AnyInvocable<void() &&>;
 
   // The clock outlives it.
   InventoryQueue(const rpc::Clock* clock, Limits limits);
-  // Takes in what waits, then ends its thread.
+  // Processes all waiting inventories, then ends its thread.
   ~InventoryQueue();
   InventoryQueue(const InventoryQueue&) = delete;
   InventoryQueue& operator=(const InventoryQueue&) = delete;
 
-  // Calls `admit` once the stream may bring its inventory: now, or when fewer others do. The stream
+  // Calls `admit` once the stream may bring its inventory: now, or once fewer others do. The stream
   // must not end before.
   void AwaitTurn(WorkerStream* stream, Admit admit);
-  // Counts `bytes` more of the stream's inventory. Nothing if its turn has ended.
-  // RESOURCE_EXHAUSTED (OVERLOADED), with a retry delay: too many bytes wait; the stream must
-  // drop these.
+  // Counts `bytes` more of the stream's inventory. No effect if its turn has ended.
+  // RESOURCE_EXHAUSTED (OVERLOADED), with a retry delay: too many bytes wait; the stream must drop
+  // these bytes.
   absl::Status Keep(WorkerStream* stream, int64_t bytes);
-  // The inventory is whole. The queue's thread calls TakeWholeInventory, for one stream after the
-  // other. The stream must not end before.
+  // The inventory is complete. The queue's thread calls TakeWholeInventory, for one stream after
+  // the other. The stream must not end before.
   void TakeIn(WorkerStream* stream);
-  // The inventory was taken in, or never will be. Admits the next streams. Nothing if the stream
+  // The inventory was processed, or never will be. Admits the next streams. No effect if the stream
   // has no turn.
   void EndTurn(WorkerStream* stream);
 
  private:
-  // A stream that brings its inventory, or whose whole inventory waits.
+  // A stream that brings its inventory, or whose complete inventory waits.
   struct Bringing {
     int64_t bytes = 0;
     bool is_whole = false;
@@ -70,11 +70,11 @@ class InventoryQueue {
   absl::Mutex mutex_;
   absl::flat_hash_map<WorkerStream*, Bringing> bringing_ ABSL_GUARDED_BY(mutex_);
   std::deque<std::pair<WorkerStream*, Admit>> waiting_ ABSL_GUARDED_BY(mutex_);  // for a turn
-  std::deque<WorkerStream*> whole_ ABSL_GUARDED_BY(mutex_);                      // to be taken in
+  std::deque<WorkerStream*> whole_ ABSL_GUARDED_BY(mutex_);                      // to be processed
   int64_t kept_bytes_ ABSL_GUARDED_BY(mutex_) = 0;                      // sum over bringing_
   int64_t largest_bytes_ ABSL_GUARDED_BY(mutex_) = 0;                   // of one recent inventory
   absl::Time last_end_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();  // of a turn
-  // The stream of bringing_ that goes beyond limits_.bytes; null: none.
+  // The stream of bringing_ that exceeds limits_.bytes; null: none.
   WorkerStream* beyond_ ABSL_GUARDED_BY(mutex_) = nullptr;
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;
 

@@ -1,4 +1,4 @@
-// Compares one view with the next, and cuts what differs into pages.
+// Compares one view with the next, and divides the differences into pages.
 #include "server/attach/membership_pages.h"
 
 #include <utility>
@@ -24,7 +24,7 @@ class Pager {
   explicit Pager(std::vector<Page>* pages) : pages_(pages) {}
 
   internal::v1::Membership& page() { return *response_.mutable_membership(); }
-  // An item of about so many bytes was added to the page.
+  // Records that an item of about this size was added to the page.
   void Added(int64_t size_bytes) {
     is_empty_ = false;
     size_bytes_ += size_bytes + kFramingBytes;
@@ -64,7 +64,7 @@ const Mesh& MeshOf(const Definition& definition) {
   return std::get<rpc::MeshDefinition>(definition.value).mesh;
 }
 
-// The whole mesh, its ranks cut where a page is full.
+// The whole mesh; its ranks continue on another page if one is full.
 std::vector<Page> PagesOf(const MeshRanks& ranks, const Definition& definition) {
   std::vector<Page> pages;
   Pager pager(&pages);
@@ -91,7 +91,7 @@ std::vector<Page> PagesOf(const MeshRanks& ranks, const Definition& definition) 
   return pages;
 }
 
-// The revision alone.
+// Only the revision.
 std::vector<Page> RevisionOf(const MeshRanks& ranks, const Definition& definition) {
   std::vector<Page> pages;
   Pager pager(&pages);
@@ -182,7 +182,7 @@ void MembershipPages::TellMeshes(const MembershipView& view, const Definitions& 
   for (const auto& [mesh_id, ranks] : view.meshes) {
     if (ranks->identities.empty()) continue;
     const auto definition = definitions.find(mesh_id);
-    // Definitions change first. The view follows, and then there is something to tell.
+    // Definitions change first. The view follows, and then there is a change to send.
     if (definition == definitions.end() ||
         MeshOf(*definition->second).size() != std::ssize(ranks->identities)) {
       continue;

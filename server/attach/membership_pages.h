@@ -20,14 +20,14 @@ class Membership;
 namespace shardmesh::server {
 
 // Turns each new view into messages of type internal::v1::AttachResponse (`membership`): a change
-// for workers that know the state before it, and a snapshot for those that know nothing. Each live
-// worker stands in them once, whatever the number of its meshes, and each page is encoded once and
-// shared by all streams: a change of one worker costs O(workers) to find and O(1) to encode.
+// for workers that know the state before it, and a snapshot for the others. Each live worker is in
+// them once, however many meshes it has. Each page is encoded once and shared by all streams: a
+// change of one worker costs O(workers) to find and O(1) to encode.
 //
 //   pages.Update(view, state);
 //   for each stream:  send(told ? pages.ChangeFor(identity) : pages.SnapshotFor(identity))
 //
-// A page has at most kPageBytes and what its last item adds. Not thread-safe.
+// A page has at most kPageBytes plus the bytes of its last item. Not thread-safe.
 class MembershipPages {
  public:
   using Page = WorkerMessage;
@@ -35,17 +35,17 @@ class MembershipPages {
 
   explicit MembershipPages(int64_t term) : term_(term) {}
 
-  // Takes over what is true now. Returns whether there is anything to tell those who know what was
-  // true before.
+  // Takes over the current state. Returns whether it differs from the previous one, so that workers
+  // need a change.
   bool Update(std::shared_ptr<const MembershipView> view, std::shared_ptr<const Definitions> state);
 
   // Returns the changes of the last Update for this worker, in the order to send.
   std::vector<Page> ChangeFor(std::string_view identity) const;
-  // All that is true as of the last Update, for this worker.
+  // Returns the complete state as of the last Update, for this worker.
   std::vector<Page> SnapshotFor(std::string_view identity) const;
 
  private:
-  // A mesh whose ranks are given, as workers know it.
+  // A mesh with its ranks, in the form that workers get.
   struct ToldMesh {
     std::shared_ptr<const MeshRanks> ranks;
     std::shared_ptr<const Definition> definition;
@@ -57,7 +57,7 @@ class MembershipPages {
     std::vector<Page> pages;
   };
 
-  // Makes `page` the last one of what is true as of `view`.
+  // Makes `page` the last page of the state as of `view`.
   void SetEnd(const MembershipView& view, internal::v1::Membership* page) const;
   void TellWorkers(const MembershipView& view);
   void TellMeshes(const MembershipView& view, const Definitions& state);

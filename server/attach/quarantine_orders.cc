@@ -1,4 +1,4 @@
-// Numbers the orders, and finds them again by the numbers of the answers.
+// Numbers the orders, and finds them by the numbers of their answers.
 #include "server/attach/quarantine_orders.h"
 
 #include <iterator>

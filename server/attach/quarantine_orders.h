@@ -32,18 +32,18 @@ class QuarantineAccess {
  public:
   virtual ~QuarantineAccess() = default;
 
-  // Has a worker do something with its quarantine. Calls `answered` once, without a lock, perhaps
-  // from within. Returns the order's number.
+  // Sends an order about its quarantine to a worker. Calls `answered` once, without a lock, perhaps
+  // before this returns. Returns the order's number.
   // UNAVAILABLE (WORKER_LOST): the worker is not attached, or its stream ended before the answer.
   // RESOURCE_EXHAUSTED (OVERLOADED), with a retry delay: too many orders wait for answers.
   virtual int64_t OrderQuarantine(const std::string& identity,
                                   const internal::v1::QuarantineOrder& order,
                                   QuarantineAnswered answered) = 0;
-  // Frees the room of an order whose answer is no longer wanted; nothing if it was answered. The
-  // worker may carry the order out nevertheless.
+  // Frees the memory of an order whose answer is no longer wanted. No effect if it was answered.
+  // The worker may still execute the order.
   virtual void ForgetQuarantineOrder(int64_t number) = 0;
-  // Tells a worker the verdict on tiles that the verdict on its inventory left as they were;
-  // nothing if the worker is not attached.
+  // Sends a worker the verdict on tiles that the verdict on its inventory left unchanged. No effect
+  // if the worker is not attached.
   virtual void SendVerdict(const std::string& identity, const InventoryVerdict& verdict) = 0;
 };
 
@@ -59,14 +59,14 @@ class QuarantineOrders {
   };
 
   // Sends the order and takes `*answered`. Returns the order's number.
-  // RESOURCE_EXHAUSTED (OVERLOADED), with a retry delay: kMaxOrders wait; `*answered` is left.
+  // RESOURCE_EXHAUSTED (OVERLOADED), with a retry delay: kMaxOrders wait. `*answered` is kept.
   absl::StatusOr<int64_t> Send(WorkerStream* stream, const internal::v1::QuarantineOrder& order,
                                QuarantineAnswered* answered);
   // Calls `answered` of the order if it went over this stream and still waits.
   void Answer(WorkerStream* stream, const internal::v1::QuarantineAnswer& answer);
   void Forget(int64_t number);
 
-  // Takes the orders out that went over this stream, for Fail without the caller's lock.
+  // Removes the orders that went over this stream, so that Fail can run without the caller's lock.
   std::vector<Unanswered> TakeOrdersOf(WorkerStream* stream);
   // Answers that the worker is not attached.
   static void Fail(std::vector<Unanswered> orders, std::string_view identity);

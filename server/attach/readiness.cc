@@ -1,4 +1,4 @@
-// Compares what is true of a mesh with what its workers know and report.
+// Compares a mesh's state with the knowledge and reports of its workers.
 #include "server/attach/readiness.h"
 
 #include <utility>
@@ -15,7 +15,7 @@
 namespace shardmesh::server {
 namespace {
 
-// Ranks, or peers of a rank, that an error names.
+// Most ranks, or peers of a rank, that an error names.
 constexpr size_t kMostRanksNamed = 16;
 // Workers connect to each other within this time after an attach or a lost connection.
 constexpr absl::Duration kTimeToMeet = absl::Seconds(5);
@@ -81,13 +81,12 @@ absl::Status Readiness::Check(std::string_view mesh_id) const {
   if (const absl::Status complete = view->CheckComplete(mesh_id); !complete.ok()) {
     return ranks == nullptr ? complete : Incomplete(*view, *ranks, complete);
   }
-  // New ranks are written beside the definition, which is then published anew.
+  // New ranks are written next to the definition, which is then published again.
   const std::shared_ptr<const Definitions> state = definition_store_->shared_state();
   SHARDMESH_ASSIGN_OR_RETURN(const auto definition, state->Find(DefinitionKind::kMesh, mesh_id));
   if (WorkersOf(*definition) != ranks->identities) {
-    return Recovering(StrCat("the mesh \"", mesh_id,
-                             "\" is not ready: its ranks are being given "
-                             "out; try again"));
+    return Recovering(
+        StrCat("the mesh \"", mesh_id, "\" is not ready: its ranks are being assigned; try again"));
   }
   std::vector<std::string> missing;
   std::vector<std::string> missing_ranks;
@@ -99,7 +98,7 @@ absl::Status Readiness::Check(std::string_view mesh_id) const {
                             : told_state_->Find(DefinitionKind::kMesh, mesh_id);
       !told.ok() || *told != definition || told_view_->FindMesh(mesh_id) != ranks) {
     return Recovering(StrCat("the mesh \"", mesh_id,
-                             "\" is not ready: its workers are being told of it; try again"));
+                             "\" is not ready: its workers are being notified; try again"));
   }
   for (size_t rank = 0; rank < ranks->identities.size(); ++rank) {
     const std::string& identity = ranks->identities[rank];
@@ -109,7 +108,7 @@ absl::Status Readiness::Check(std::string_view mesh_id) const {
                             : is_draining  ? "is draining"
                                            : FindUnmet(identity, *ranks, view->epoch);
     if (why.empty()) continue;
-    // A worker that is alive and no member brings its inventory, or is cut when that is overdue.
+    // A live worker that is no member yet brings its inventory, or its stream is cut as late.
     is_passing =
         is_passing && (is_draining ? worker.info.durable && !worker.is_held
                                    : !reports_.contains(identity) || MayMeetSoon(*view, *ranks));
@@ -133,7 +132,7 @@ absl::Status Readiness::Check(std::string_view mesh_id) const {
                    {{fact::kRank, StrJoin(missing_ranks, ",")}, {fact::kIdentity, identities}});
 }
 
-// `incomplete`, or RECOVERING where all missing ranks are expected back.
+// `incomplete`, or RECOVERING if all missing ranks are expected back.
 absl::Status Readiness::Incomplete(const MembershipView& view, const MeshRanks& ranks,
                                    const absl::Status& incomplete) const {
   const std::vector<int64_t> missing = view.MissingRanks(ranks);
@@ -169,8 +168,8 @@ std::string Readiness::FindUnmet(std::string_view identity, const MeshRanks& mes
   return apart.empty() ? "" : StrCat("does not reach ", StrJoin(apart, ", "));
 }
 
-// Whether some worker of the mesh attached, or lost sight of another one, within kTimeToMeet. The
-// peers of a worker that pauses miss it first.
+// Whether a worker of the mesh attached, or lost its connection to another one, within kTimeToMeet.
+// If a worker pauses, its peers notice first.
 bool Readiness::MayMeetSoon(const MembershipView& view, const MeshRanks& ranks) const {
   const absl::Time lately = clock_->Now() - kTimeToMeet;
   for (const std::string& identity : ranks.identities) {

@@ -20,8 +20,8 @@
 
 namespace shardmesh::server {
 
-// Knows which members reach which peers, and which view and definitions all members were told. A
-// member is a worker whose inventory was taken in. Thread-safe.
+// Knows which members reach which peers, and which view and definitions all members have received.
+// A member is a worker whose inventory was processed. Thread-safe.
 class Readiness {
  public:
   // All outlive it.
@@ -31,23 +31,23 @@ class Readiness {
   // The worker is a member from now on; its reports over an earlier stream no longer count.
   void Joined(std::string_view identity);
   void Left(std::string_view identity);
-  // The peers that a member does not reach, as of `epoch`. Nothing for others than members.
+  // The peers that a member does not reach, as of `epoch`. No effect for other workers.
   void PeersReported(std::string_view identity, int64_t epoch,
                      const std::vector<std::string>& unreached);
-  // All members were told of these.
+  // All members have received these.
   void Told(std::shared_ptr<const MembershipView> view, std::shared_ptr<const Definitions> state);
 
   // Whether the member reaches all its peers, as of the newest epoch.
   bool IsReady(std::string_view identity) const;
   // FAILED_PRECONDITION (MESH_INCOMPLETE) unless every rank of the mesh has a member that is not
-  // draining and reaches the other ranks; names the ranks. UNAVAILABLE (RECOVERING) while all that
-  // is missing is expected soon. NOT_FOUND: no such mesh.
+  // draining and reaches the other ranks; names the ranks. UNAVAILABLE (RECOVERING) if everything
+  // that is missing is expected soon. NOT_FOUND: no such mesh.
   absl::Status Check(std::string_view mesh_id) const;
 
  private:
   struct PeersReport {
     int64_t epoch = -1;  // of the last report
-    // The peers of that report, each with the time since which every report has named it.
+    // The unreached peers of that report, each with the time since which every report has named it.
     std::map<std::string, absl::Time, std::less<>> unreached = {};
   };
 

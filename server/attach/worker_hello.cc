@@ -1,4 +1,4 @@
-// Bounds of a hello's fields, and its fit with this cluster.
+// The limits of a hello's fields, and the checks against this cluster.
 #include "server/attach/worker_hello.h"
 
 #include "absl/strings/escaping.h"
@@ -13,13 +13,13 @@ namespace shardmesh::server {
 namespace {
 
 constexpr size_t kMaxEndpoints = 16;
-// Lengths of texts. Every list of workers shows most of them.
+// Lengths of texts. Every list of workers shows most of these texts.
 constexpr size_t kMaxEndpointBytes = 320;
 constexpr size_t kMaxTextBytes = 128;
 constexpr size_t kMaxClusterIdBytes = 64;
 constexpr size_t kMaxFeatures = 64;
 constexpr size_t kMaxFeatureBytes = 64;
-// Bytes of an unchecked identity in an error.
+// Most bytes of an unchecked identity that an error shows.
 constexpr size_t kMaxIdentityShown = 255;
 
 absl::Status CheckLength(std::string_view text, size_t max_bytes, std::string_view field) {
@@ -82,16 +82,17 @@ absl::Status CheckHello(const WorkerHello& hello, std::string_view cluster_id, i
                        {fact::kNeed, rpc::kNewestProtocol}});
   }
   if (!hello.cluster_id.empty() && hello.cluster_id != cluster_id) {
-    return WithReason(absl::FailedPreconditionError(StrCat(
-                          "worker \"", hello.identity, "\" holds data of cluster ",
-                          hello.cluster_id, ", this is cluster ", cluster_id,
-                          "; point it to its own coordinator; if that is this one, its state was "
-                          "lost: restore a snapshot of it; else give the worker an empty data "
-                          "folder")),
-                      Reason::kClusterMismatch,
-                      {{fact::kIdentity, hello.identity},
-                       {fact::kHave, hello.cluster_id},
-                       {fact::kNeed, cluster_id}});
+    return WithReason(
+        absl::FailedPreconditionError(
+            StrCat("worker \"", hello.identity, "\" holds data of cluster ", hello.cluster_id,
+                   ", this is cluster ", cluster_id,
+                   "; if the worker is of another cluster, point it to that cluster's coordinator; "
+                   "if it is of this one, the coordinator's state was lost: restore a snapshot of "
+                   "it; to use the worker here without its data, give it an empty data folder")),
+        Reason::kClusterMismatch,
+        {{fact::kIdentity, hello.identity},
+         {fact::kHave, hello.cluster_id},
+         {fact::kNeed, cluster_id}});
   }
   if (!hello.data_identity.empty() && hello.data_identity != hello.identity) {
     return WithReason(

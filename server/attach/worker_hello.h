@@ -1,4 +1,4 @@
-// The first message of a worker, and whether this coordinator takes it.
+// The first message of a worker, and the checks that decide whether this coordinator accepts it.
 #ifndef SHARDMESH_SERVER_ATTACH_WORKER_HELLO_H_
 #define SHARDMESH_SERVER_ATTACH_WORKER_HELLO_H_
 

@@ -1,4 +1,4 @@
-// Takes a worker in, and passes on its reports.
+// Accepts a worker, and passes on its reports.
 #include "server/attach/worker_session.h"
 
 #include <iterator>
@@ -23,7 +23,7 @@
 namespace shardmesh::server {
 namespace {
 
-// A worker is told the coordinator's clock again with the first heartbeat after this.
+// After this time, the next heartbeat makes the coordinator send its clock to the worker again.
 constexpr absl::Duration kClockInterval = absl::Seconds(5);
 
 }  // namespace
@@ -44,8 +44,8 @@ void WorkerSession::End() {
     attachment = attachment_;
     reason = end_reason_;
   }
-  // A worker that is sent away because the coordinator stops is not lost: its tiles are there when
-  // both meet again, and callers hear of the stop.
+  // If the coordinator stops and disconnects a worker, the worker is not lost: its tiles remain,
+  // and callers get the stop as the reason.
   if (attachment != 0 && !streams_->is_stopping()) {
     streams_->membership().Detach(attachment, std::move(reason));
   }
@@ -60,8 +60,8 @@ void WorkerSession::Send(WorkerMessage message) {
 
 void WorkerSession::Cut(const absl::Status& status) {
   Close(status);
-  // The worker does not read: neither what is queued nor a status would leave. The write under way
-  // fails, the wire then drops what is queued, and the stream ends as Close has it.
+  // The worker does not read, so neither queued messages nor a status would leave. The current
+  // write fails, the wire then drops the queue, and the stream ends with the status of Close.
   wire_->Break();
 }
 
@@ -88,7 +88,7 @@ void WorkerSession::Close(absl::Status status) {
 
 absl::Status WorkerSession::Hold(std::string_view what) {
   absl::MutexLock lock(&mutex_);
-  // Once Take returns, nothing keeps a closed session.
+  // Once Take returns, nothing keeps a closed session alive.
   if (closed_) return absl::CancelledError(StrCat("it was closed before ", what));
   ++holds_;
   return absl::OkStatus();
@@ -101,7 +101,7 @@ void WorkerSession::Release() {
     if (--holds_ > 0) return;
     if (closed_) closed = std::move(close_status_);
   }
-  // Nobody finished the stream while it was held; from here on the session may be gone.
+  // Nothing could finish the stream during the hold; from here on the session may be deleted.
   if (closed.has_value()) wire_->Finish(*std::move(closed));
 }
 
@@ -128,8 +128,8 @@ std::string WorkerSession::TakeDecidable(const MembershipView& view) {
 }
 
 void WorkerSession::Take(const internal::v1::AttachRequest& request) {
-  // Nothing is read while endpoints are verified: Verified, perhaps on another thread already, goes
-  // on.
+  // Nothing is read while endpoints are verified. Verified continues, perhaps already on another
+  // thread.
   const bool is_hello = phase_ == Phase::kHello;
   if (const absl::Status taken = Dispatch(request); !taken.ok()) return Close(taken);
   if (!is_hello) wire_->Read();
@@ -179,7 +179,7 @@ absl::Status WorkerSession::Dispatch(const internal::v1::AttachRequest& request)
     case Message::kLeaving:
       return TakeLeaving(request.leaving());
     case Message::MESSAGE_NOT_SET:
-      break;  // of a newer worker: not for us
+      break;  // from a newer worker; unknown here
   }
   return absl::OkStatus();
 }
@@ -200,7 +200,7 @@ absl::Status WorkerSession::TakeHello(const internal::v1::Hello& message) {
   }
   hello_ = std::move(hello);
   phase_ = Phase::kVerifying;
-  streams_->ExpectNothing(this);  // the check of its endpoints ends by itself
+  streams_->ExpectNothing(this);  // the check of its endpoints has its own limit
   SHARDMESH_RETURN_IF_ERROR(Hold("its endpoints were asked"));
   EndpointCheck::Start(hello_, options.clock, options.ask_endpoint, options.verify_timeout,
                        [this](std::vector<std::string> endpoints, std::string failures) {
@@ -265,7 +265,7 @@ void WorkerSession::Welcome() {
   clock_told_ = options.clock->Now();
   Send(EncodeWelcome({.cluster_id = options.cluster_id,
                       .term = options.term,
-                      // CheckHello found one.
+                      // CheckHello has found one.
                       .protocol = rpc::CommonProtocol(hello_.min_protocol, hello_.max_protocol)
                                       .value_or(rpc::kNewestProtocol),
                       .heartbeat_interval = timing.heartbeat_interval,
@@ -281,7 +281,7 @@ void WorkerSession::Welcome() {
 absl::Status WorkerSession::TakeInventory(uint64_t attachment,
                                           const internal::v1::InventoryPage& page) {
   SHARDMESH_FAILPOINT("attach.inventory");
-  // A page is a sign of life: heartbeats queue behind pages that the worker has sent at once.
+  // A page counts as a sign of life: heartbeats queue behind pages that were sent at once.
   SHARDMESH_RETURN_IF_ERROR(Beat(attachment));
   const int64_t all_tiles = std::ssize(inventory_) + page.tiles_size() + std::ssize(quarantined_) +
                             page.quarantined_array_ids_size();
@@ -315,7 +315,7 @@ void WorkerSession::TakeWholeInventory() {
     JudgedInventory judged = streams_->judge().JudgeWhole(
         identity(), attachment, std::exchange(inventory_, {}), std::exchange(quarantined_, {}));
     LeftUndecided(std::move(judged.undecided));
-    // Not of a worker that was lost meanwhile: its tiles were not counted.
+    // Not for a worker that was lost meanwhile: its tiles were not counted.
     if (const absl::Status alive = Beat(attachment); !alive.ok()) {
       Close(alive);
     } else if (!is_closed()) {
@@ -397,7 +397,7 @@ void WorkerSession::TakeTileStaged(const internal::v1::TileStaged& staged) {
   streams_->TileStaged(staged.transfer_id(), staged.size_bytes());
   const absl::Status reported = streams_->sequencer().ReportTransfer(
       staged.transfer_id(), staged.term(), DecodeStaged(identity(), staged));
-  // Too late: the worker drops the tile, as it did with the tiles that were staged in time.
+  // Too late: the worker drops the tile, and does the same with the tiles that were staged in time.
   if (!reported.ok()) Send(EncodeEndTransfer(staged.transfer_id(), reported));
 }
 

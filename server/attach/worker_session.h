@@ -40,13 +40,13 @@ class AttachWire {
 
   // OK if the other end may speak as this worker; otherwise the status that ends the stream.
   virtual absl::Status CheckCaller(const std::string& identity) const = 0;
-  // Reads one message, for WorkerSession::Take. Never called while a read is under way.
+  // Reads one message, for WorkerSession::Take. Never called while a read is in progress.
   virtual void Read() = 0;
-  // Queues a message. RESOURCE_EXHAUSTED: too much waits. Other errors: the stream has ended.
+  // Queues a message. RESOURCE_EXHAUSTED: too many bytes wait. Other errors: the stream has ended.
   virtual absl::Status Write(WorkerMessage message) = 0;
-  // Writes what is queued, then ends the stream. Called once; the session may be gone afterwards.
+  // Writes the queued messages, then ends the stream. Called once; may delete the session.
   virtual void Finish(absl::Status status) = 0;
-  // Breaks the stream: what is queued is dropped.
+  // Breaks the stream: queued messages are dropped.
   virtual void Break() = 0;
 };
 
@@ -57,11 +57,11 @@ class AttachWire {
 //   on the thread for inventories: verdict = judge(inventory); write(verdict); write(membership)
 //   while (report = read()) pass it on
 //   membership.Detach(attachment)
-// Reads go on one at a time, also while the inventory waits to be taken in: heartbeats are heard.
-// When the stream ends, for whatever reason, the worker is lost.
+// Reads continue one at a time, also while the inventory waits to be processed: the session still
+// receives heartbeats. When the stream ends, for any reason, the worker is lost.
 //
-// Thread-safe, but for Take: one call at a time. After Begin the wire calls Take for each message
-// and Close when the stream breaks; after Finish, and when no other call is under way, End.
+// Thread-safe, except Take: one call at a time. After Begin the wire calls Take for each message,
+// and Close when the stream breaks. After Finish, once no other call is in progress, it calls End.
 class WorkerSession final : public WorkerStream {
  public:
   // Both outlive the session.
@@ -71,7 +71,7 @@ class WorkerSession final : public WorkerStream {
 
   // Expects the hello. The wire then reads.
   void Begin();
-  // Handles a message and, if more may follow at once, has the wire read the next.
+  // Handles a message. If more may follow at once, makes the wire read the next one.
   void Take(const internal::v1::AttachRequest& request);
   // The last call.
   void End();
@@ -87,7 +87,7 @@ class WorkerSession final : public WorkerStream {
   std::string TakeDecidable(const MembershipView& view) override;
 
  private:
-  // Legal transitions: each to the next. Reads make them, but for the last two, which
+  // Legal transitions: each state to the next. Reads make them, except the last two, which
   // TakeWholeInventory makes.
   enum class Phase { kHello, kVerifying, kInventory, kTaking, kJudged, kMember };
 
@@ -104,7 +104,7 @@ class WorkerSession final : public WorkerStream {
   void TakeStepReport(const internal::v1::StepReport& report);
   absl::Status TakeLeaving(const internal::v1::Leaving& leaving);
 
-  // Keeps the session from its end while something outside Take uses it; CANCELLED: it is closed.
+  // Keeps the session alive while code outside Take uses it; CANCELLED: it is closed.
   absl::Status Hold(std::string_view what);
   void Release();
   // Counts as a sign of life, with the figures of the last heartbeat.
@@ -124,7 +124,7 @@ class WorkerSession final : public WorkerStream {
 
   mutable absl::Mutex mutex_;
   uint64_t attachment_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Bytes used, as the last heartbeat said.
+  // Bytes used, according to the last heartbeat.
   int64_t used_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   QuarantineCount quarantine_ ABSL_GUARDED_BY(mutex_);
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;

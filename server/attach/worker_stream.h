@@ -1,4 +1,4 @@
-// The stream to one worker, as those see it that send to workers.
+// The stream to one worker, as its senders see it.
 #ifndef SHARDMESH_SERVER_ATTACH_WORKER_STREAM_H_
 #define SHARDMESH_SERVER_ATTACH_WORKER_STREAM_H_
 
@@ -17,23 +17,23 @@ class WorkerStream {
  public:
   virtual ~WorkerStream() = default;
 
-  // The worker's, once its hello has come.
+  // The worker's identity, once its hello has arrived.
   virtual const std::string& identity() const = 0;
-  // Membership::Attach; 0 before.
+  // The result of Membership::Attach; 0 before.
   virtual uint64_t attachment() const = 0;
 
   // Queues a message; a stream that is closed drops it.
   virtual void Send(WorkerMessage message) = 0;
-  // Sends what is queued and ends the stream with this status. The first of several calls counts.
+  // Writes the queued messages and ends the stream with this status. Only the first call counts.
   virtual void Close(absl::Status status) = 0;
-  // Ends the stream without what is queued: its worker may not read.
+  // Ends the stream and drops queued messages: its worker may not read.
   virtual void Cut(const absl::Status& status) = 0;
 
-  // Takes in the whole inventory that the stream has brought. InventoryQueue makes this one call on
-  // its own thread; the call may block, and may call WorkerStreams.
+  // Processes the complete inventory that the stream has brought. InventoryQueue makes this one
+  // call on its own thread; the call may block, and may call WorkerStreams.
   virtual void TakeWholeInventory() = 0;
   // Returns a mesh that had no ranks when the worker's tiles on it came, and has ranks in `view`;
-  // empty if there is none. After such a mesh the stream names no other: it is about to end.
+  // empty if none. After such a mesh the stream names no other: it is about to end.
   virtual std::string TakeDecidable(const MembershipView& view) = 0;
 };
 

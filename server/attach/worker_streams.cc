@@ -18,10 +18,10 @@ namespace {
 
 // Arrays of the earlier mesh may be released for this time after a mesh got other workers.
 constexpr absl::Duration kMovedTime = absl::Minutes(1);
-// Streams that are told of a change before others get the lock.
+// Streams that get a change before the lock is released to others.
 constexpr int kStreamsPerTurn = 64;
-// Pause after a change for each worker that was told: about four times the cost of telling one.
-// When all workers attach at once, most changes are then told together.
+// Pause after a change for each worker that received it: about four times the cost of sending one.
+// When all workers attach at once, most changes are then sent together.
 constexpr absl::Duration kPausePerWorker = absl::Microseconds(250);
 constexpr size_t kMaxPlansKnown = 1024;
 
@@ -120,7 +120,7 @@ int64_t WorkerStreams::OrderQuarantine(const std::string& identity,
                                        QuarantineAnswered answered) {
   absl::Status refused;
   {
-    // An order over a stream that leaves is either found by Leave or refused here.
+    // Leave either finds an order over a departing stream, or the order is refused here.
     absl::MutexLock lock(&mutex_);
     if (WorkerStream* const stream = StreamOf(identity); stream == nullptr) {
       refused = NotAttached(identity);
@@ -143,7 +143,7 @@ void WorkerStreams::WorkerLost(std::string_view identity, uint64_t attachment) {
   absl::MutexLock lock(&mutex_);
   const absl::Status lost = WithReason(
       absl::UnavailableError("this attachment has ended; attach again"), Reason::kStaleEpoch);
-  // The stream takes nothing from here on; Leave removes it when it has ended.
+  // The stream accepts nothing from now on; Leave removes it when it has ended.
   if (const auto found = members_.find(identity);
       found != members_.end() && found->second.stream->attachment() == attachment) {
     found->second.stream->Cut(lost);
@@ -253,7 +253,7 @@ void WorkerStreams::Join(WorkerStream* stream) {
     attaching_.erase(stream);
     Member& member = members_[stream->identity()];
     if (member.stream != nullptr) {
-      // The same process over another stream. What was on its way on the earlier one is lost.
+      // The same process over another stream. Messages in transit on the earlier one are lost.
       unanswered = orders_.TakeOrdersOf(member.stream);
       member.stream->Cut(
           WithReason(absl::UnavailableError("the worker has attached over another stream since"),
@@ -295,7 +295,7 @@ void WorkerStreams::Drain(WorkerStream* stream) {
   membership_->Leave(stream->identity()).IgnoreError();  // it may be lost already
   sequencer_->WorkerLeaves(stream->identity(), [this, stream, identity = stream->identity()] {
     absl::MutexLock lock(&mutex_);
-    // Unless that stream has ended by itself.
+    // Unless that stream has ended already.
     if (const auto found = members_.find(identity);
         found != members_.end() && found->second.stream == stream) {
       stream->Close(absl::CancelledError("it left"));
@@ -307,12 +307,13 @@ void WorkerStreams::AttachAnew(std::string_view identity, const std::string& mes
   absl::MutexLock lock(&mutex_);
   WorkerStream* const stream = StreamOf(identity);
   if (stream == nullptr) return;
-  rpc::LogInfo("a worker has new ranks and is to bring its inventory anew",
+  rpc::LogInfo("a worker has new ranks and must send its inventory again",
                {{"identity", identity}, {"mesh", mesh_id}});
-  stream->Close(WithReason(absl::UnavailableError(StrCat("a rank of mesh \"", mesh_id,
-                                                         "\" is yours now; attach again, so that "
-                                                         "your tiles on it are judged")),
-                           Reason::kNotServing));
+  stream->Close(WithReason(
+      absl::UnavailableError(StrCat("a rank of mesh \"", mesh_id,
+                                    "\" is now served by this worker; attach again, so that the "
+                                    "coordinator checks its tiles on that mesh")),
+      Reason::kNotServing));
 }
 
 void WorkerStreams::PeersReported(WorkerStream* stream, int64_t epoch,
@@ -341,8 +342,8 @@ WorkerStream* WorkerStreams::StreamOf(std::string_view identity) const {
   return found == members_.end() ? nullptr : found->second.stream;
 }
 
-// The thread that tells members who is alive. Changes that come while it is at work are told
-// together: when all workers attach at once, most are told by the hundred.
+// The thread that sends members the list of live workers. Changes that arrive while it works are
+// sent together: when all workers attach at once, most are sent in hundreds.
 void WorkerStreams::TellOfMembership() {
   std::shared_ptr<const MembershipView> before;  // was told last
   for (;;) {
@@ -358,7 +359,7 @@ void WorkerStreams::TellOfMembership() {
     const std::shared_ptr<const MembershipView> view = membership_->view();
     EndUndecided(*view);
     const bool has_change = pages_.Update(view, state);
-    std::vector<std::string> moved;  // meshes that others served
+    std::vector<std::string> moved;  // meshes that other workers served before
     if (before != nullptr) {
       for (const auto& [mesh_id, ranks] : before->meshes) {
         if (!ranks->identities.empty() && view->FindMesh(mesh_id) != ranks.get()) {
@@ -366,7 +367,7 @@ void WorkerStreams::TellOfMembership() {
         }
       }
     }
-    std::optional<std::string> last;  // who was told last
+    std::optional<std::string> last;  // the last member that got the change
     while (TellSome(*view, has_change, &last)) {
     }
     const absl::Time now = options_.clock->Now();
@@ -383,28 +384,27 @@ void WorkerStreams::TellOfMembership() {
   }
 }
 
-// Closes the streams of workers whose tiles could not be judged while a mesh had no ranks, which
-// has ranks now. They attach again at once and bring their inventories anew; steps on their other
-// meshes end for that. It happens after a repair that lost the ranks, and where a mesh is defined
-// that the state does not know and workers have tiles on, as after a restore of an older snapshot.
+// A mesh that had no ranks has them now. Closes the streams of workers whose tiles on it could not
+// be judged. They attach again at once and bring their inventories again; that ends steps on their
+// other meshes. It happens after a repair that lost the ranks. It also happens if a mesh with tiles
+// is defined that the state does not know, as after a restore of an older snapshot.
 void WorkerStreams::EndUndecided(const MembershipView& view) {
   absl::MutexLock lock(&mutex_);
   for (const auto& [identity, member] : members_) {
     const std::string mesh_id = member.stream->TakeDecidable(view);
     if (mesh_id.empty()) continue;
     rpc::LogInfo(
-        "a mesh has its ranks now: a worker with tiles on it is to bring its inventory "
-        "anew",
+        "a mesh has its ranks now: a worker with tiles on it must send its inventory again",
         {{"identity", identity}, {"mesh", mesh_id}});
-    member.stream->Close(
-        WithReason(absl::UnavailableError(StrCat("mesh \"", mesh_id,
-                                                 "\" has its ranks now; attach again, so "
-                                                 "that the tiles on it are judged")),
-                   Reason::kNotServing));
+    member.stream->Close(WithReason(
+        absl::UnavailableError(StrCat(
+            "mesh \"", mesh_id,
+            "\" has its ranks now; attach again, so that the coordinator checks the tiles on it")),
+        Reason::kNotServing));
   }
 }
 
-// Tells the next few members after `*last` of `view`; false: there are no more. Their pages are
+// Sends to the next few members after `*last` of `view`; false: there are no more. Their pages are
 // chosen without the lock, which heartbeats and steps need.
 bool WorkerStreams::TellSome(const MembershipView& view, bool has_change,
                              std::optional<std::string>* last) {
@@ -424,8 +424,8 @@ bool WorkerStreams::TellSome(const MembershipView& view, bool has_change,
       const auto& [identity, member] = *next;
       if (member.told && !has_change) continue;
       const uint64_t attachment = member.stream->attachment();
-      // A snapshot has the worker itself. A worker that attached after the view was made has set
-      // changed_, and is told of the next view.
+      // A snapshot includes the worker itself. A worker that attached after the view was made has
+      // set changed_, and gets the next view.
       const WorkerStatus* const worker = view.FindWorker(identity);
       if (!member.told && (worker == nullptr || worker->attachment != attachment)) continue;
       turn.push_back({.identity = identity, .attachment = attachment, .by_change = member.told});
@@ -439,7 +439,7 @@ bool WorkerStreams::TellSome(const MembershipView& view, bool has_change,
   absl::MutexLock lock(&mutex_);
   for (const Told& each : turn) {
     const auto found = members_.find(each.identity);
-    // The worker left meanwhile, or attached again. Either has set changed_.
+    // The worker left meanwhile, or attached again. Either event has set changed_.
     if (found == members_.end() || found->second.stream->attachment() != each.attachment) {
       continue;
     }
@@ -461,7 +461,7 @@ void WorkerStreams::CutOverdue() {
       continue;
     }
     it->first->Cut(WithReason(
-        absl::DeadlineExceededError(StrCat("the stream did not bring its ", awaited.phase,
+        absl::DeadlineExceededError(StrCat("the stream did not deliver its ", awaited.phase,
                                            " within ", rpc::FormatRounded(awaited.time))),
         Reason::kDeadline, {{fact::kLimit, absl::ToDoubleSeconds(awaited.time)}}));
     attaching_.erase(it++);

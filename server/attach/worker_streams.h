@@ -1,4 +1,4 @@
-// The attached workers: their streams, and all that the coordinator sends over them.
+// The attached workers: their streams, and all messages that the coordinator sends over them.
 #ifndef SHARDMESH_SERVER_ATTACH_WORKER_STREAMS_H_
 #define SHARDMESH_SERVER_ATTACH_WORKER_STREAMS_H_
 
@@ -48,21 +48,21 @@ struct WorkerStreamsOptions {
   int64_t term = 0;
   std::string token_key;  // signs transfer tokens; workers get it
   std::string build_version;
-  AskEndpoint ask_endpoint = nullptr;  // calls a worker's endpoints back
-  // Take what heartbeats report of steps and links. Both outlive the streams.
+  AskEndpoint ask_endpoint = nullptr;  // asks a worker's endpoints for its identity
+  // Receive the reports of heartbeats on steps and links. Both outlive the streams.
   FlightLog* flight_log = nullptr;
   LinkTable* link_table = nullptr;
   rpc::Clock* clock = nullptr;
   const Recovery* recovery = nullptr;  // outlives the streams
-  // Called without a lock when a worker's inventory was taken in, on the thread for inventories:
+  // Called without a lock after a worker's inventory was processed, on the thread for inventories:
   // the next inventory waits for the call. May be null.
   std::function<void(std::string_view identity)> joined = nullptr;
-  // Time for an endpoint to answer who it is, where none has yet.
+  // Time for an endpoint to identify itself, while no endpoint has answered yet.
   absl::Duration verify_timeout = absl::Seconds(3);
-  // Time for a stream to bring its hello, and then its whole inventory.
+  // Time for a stream to bring its hello, and then its complete inventory.
   absl::Duration hello_timeout = absl::Seconds(10);
   absl::Duration inventory_timeout = absl::Minutes(5);
-  // Tiles of an inventory; a stream that brings more is refused.
+  // Most tiles of an inventory; a stream that brings more is refused.
   int64_t max_inventory_tiles = 2'000'000;
   // See InventoryQueue::Limits.
   int64_t max_inventories = 256;
@@ -75,11 +75,11 @@ struct WorkerStreamsOptions {
 // and from each of these to Leave. WorkerSession makes these calls. Only members get steps and
 // memberships.
 //
-// As the StepTransport it sends the message of a step to all participants; the plan's bytes go
-// along until each participant is known to have the plan.
+// As the StepTransport it sends the message of a step to all participants. The plan's bytes are
+// included until each participant is known to have the plan.
 //
-// A new member gets who is alive as a snapshot, and then each change (MembershipPages). A thread
-// sends them; changes that come at once are sent together.
+// A new member gets the list of live workers as a snapshot, and then each change (MembershipPages).
+// A thread sends them; changes that come at once are sent together.
 //
 // Thread-safe. Membership, registry, definition_store and clock outlive it; all streams have left
 // before its destructor. SetSequencer must be called before workers attach.
@@ -90,26 +90,26 @@ class WorkerStreams final : public StepTransport, public MeshEndpoints, public Q
   ~WorkerStreams() override;
 
   void SetSequencer(Sequencer* sequencer) { sequencer_ = sequencer; }
-  // Hears of each tile of a put that a rank has staged, before the sequencer does. Set before
+  // Called for each tile of a put that a rank has staged, before the sequencer gets it. Set before
   // workers attach.
   using TileListener = std::function<void(std::string_view transfer_id, int64_t size_bytes)>;
   void SetTileListener(TileListener listener) { tile_listener_ = std::move(listener); }
 
   // Whether the worker reaches all its peers, as of the newest epoch.
   bool IsReady(std::string_view identity) const { return readiness_.IsReady(identity); }
-  // The failed attempts to attach since the worker was a member last, of workers that the
+  // The failed attempts to attach since the worker was last a member; only workers that the
   // membership knows.
   AttachFailures::Failures FailedAttachesOf(std::string_view identity) const;
 
-  // Tells the workers that serve this mesh to drop these arrays of it; all workers, where others
-  // served the mesh a moment ago.
+  // Orders the workers that serve this mesh to drop these arrays of it. If other workers served the
+  // mesh until a moment ago, orders all workers.
   void Drop(const std::string& mesh_id, const std::vector<std::string>& array_ids);
-  // Has members told who is alive. For the membership's listener.
+  // Makes members get the list of live workers. For the membership's listener.
   void MembershipChanged();
-  // The worker of this attachment is lost: its stream is cut.
+  // The worker of this attachment is lost: cuts its stream.
   void WorkerLost(std::string_view identity, uint64_t attachment);
-  // The worker serves a rank of the mesh that another served: it brings its inventory anew. Nothing
-  // if it is no member.
+  // The worker now serves a rank that another worker served: it brings its inventory again. No
+  // effect if it is no member.
   void AttachAnew(std::string_view identity, const std::string& mesh_id);
   // The coordinator stops. Workers whose streams end from now on do not count as lost.
   void Stop() { stopping_ = true; }
@@ -139,37 +139,37 @@ class WorkerStreams final : public StepTransport, public MeshEndpoints, public Q
   QuarantineOrders& orders() { return orders_; }
   bool is_stopping() const { return stopping_; }
 
-  // Cuts the stream unless it comes to its next phase within `time`.
+  // Cuts the stream unless it reaches its next phase within `time`.
   void ExpectWithin(WorkerStream* stream, absl::Duration time, std::string_view phase);
-  // The stream has come to the phase that was expected.
+  // The stream has reached the expected phase.
   void ExpectNothing(WorkerStream* stream);
-  // The stream has brought its whole inventory: InventoryQueue::TakeIn, without a deadline.
+  // The stream has brought its complete inventory: InventoryQueue::TakeIn, without a deadline.
   void AwaitInventory(WorkerStream* stream);
-  // The verdict on the worker's inventory is next: the stream gets the drops from now on.
+  // The verdict on the worker's inventory is next: the stream gets orders to drop from now on.
   void Arrive(WorkerStream* stream);
-  // The worker is a member from now on, over this stream. An earlier stream of it is cut.
+  // The worker is a member from now on, over this stream. Its earlier stream is cut.
   void Join(WorkerStream* stream);
   // The stream has ended; it is not called any more.
   void Leave(WorkerStream* stream);
-  // Notes that a worker did not attach. Its identity is checked, and that it may bear it. Nothing
-  // of workers that the membership does not know.
+  // Records that a worker failed to attach. The caller has checked its identity and its right to
+  // use it. No effect for workers that the membership does not know.
   void AttachFailed(const std::string& identity, const absl::Status& status);
 
-  // The worker gets no further work; its stream is closed when the work that it has is done.
+  // The worker gets no more work. Its stream is closed when its current work is done.
   void Drain(WorkerStream* stream);
-  // Takes a report of a member over its current stream. Ignores others.
+  // Processes a report of a member over its current stream. Ignores other reports.
   void PeersReported(WorkerStream* stream, int64_t epoch,
                      const std::vector<std::string>& unreached);
   void TilesDropped(std::string_view identity, const std::vector<std::string>& array_ids);
   void TileStaged(std::string_view transfer_id, int64_t size_bytes);
-  // Sends the step again, with its plan. Nothing if the step has ended.
+  // Sends the step again, with its plan. No effect if the step has ended.
   void SendPlan(WorkerStream* stream, int64_t sequence);
 
  private:
   struct Member {
     WorkerStream* stream = nullptr;
     bool told = false;  // it has a snapshot, and each change since
-    // Hashes of plans that it has. It asks for one that it was wrongly believed to have.
+    // Hashes of plans that it has. It asks for a plan that it was wrongly believed to have.
     absl::flat_hash_set<std::string> plans = {};
   };
   // A live step, for a worker that asks for the plan.
@@ -213,10 +213,10 @@ class WorkerStreams final : public StepTransport, public MeshEndpoints, public Q
   absl::flat_hash_map<WorkerStream*, Awaited> attaching_ ABSL_GUARDED_BY(mutex_);
   AttachFailures failed_attaches_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<int64_t, Started> started_ ABSL_GUARDED_BY(mutex_);  // by sequence number
-  bool changed_ ABSL_GUARDED_BY(mutex_) = false;  // a member may have to be told of something
-  // All members were told of it; null before the first.
+  bool changed_ ABSL_GUARDED_BY(mutex_) = false;  // a member may need an update
+  // All members have received it; null before the first.
   std::shared_ptr<const MembershipView> told_view_ ABSL_GUARDED_BY(mutex_);
-  // Meshes that others served a moment ago, and when their members were told.
+  // Meshes that other workers served until recently, and when their members got the change.
   std::map<std::string, absl::Time, std::less<>> moved_ ABSL_GUARDED_BY(mutex_);
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;
 
@@ -225,7 +225,7 @@ class WorkerStreams final : public StepTransport, public MeshEndpoints, public Q
   rpc::Alarm overdue_;  // last: its destructor waits for CutOverdue
 };
 
-// UNAVAILABLE (NOT_SERVING), with a retry delay: the coordinator stops; `hint` says what to do.
+// UNAVAILABLE (NOT_SERVING), with a retry delay: the coordinator stops; `hint` is the remedy.
 absl::Status CoordinatorStops(std::string_view hint);
 
 }  // namespace shardmesh::server

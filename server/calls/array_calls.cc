@@ -1,4 +1,4 @@
-// Answers what clients ask about arrays.
+// Answers clients' questions about arrays.
 #include "server/calls/array_calls.h"
 
 #include <algorithm>
@@ -24,11 +24,11 @@
 namespace shardmesh::server {
 namespace {
 
-// How long streams may be opened with a token to read an array, at most; those that are open go on.
-// A client that needs longer begins again.
+// For how long a token to read an array opens streams, at most. Open streams go on after that. A
+// client that needs more time starts the read again.
 constexpr absl::Duration kGetTimeout = absl::Minutes(5);
-// Bytes from which on a page of arrays is full, so that it stays below a message's limit with the
-// last array.
+// A page of arrays is full from this many bytes on. It then stays below a message's limit even with
+// its last array.
 constexpr int64_t kListBytes = int64_t{1} << 20;
 // The first byte of a page's token says whether a name follows, or the id of an array without one.
 constexpr char kNamedPage = 'n';
@@ -83,7 +83,8 @@ absl::Status ListArrays(const CoordinatorParts& context, const v1::ListArraysReq
   }
   if (request.include_unnamed() && !request.prefix().empty()) {
     return rpc::BadField("include_unnamed",
-                         "is set with a prefix, which no array without a name has; leave one out");
+                         "is set together with a prefix, but an array without a name matches no "
+                         "prefix; leave one out");
   }
   response->set_revision(context.definition_store->settled_revision());
   const std::string& token = request.page_token();
@@ -163,7 +164,7 @@ absl::Status BeginGet(const CoordinatorParts& context, const v1::BeginGetRequest
     if (request.has_slice() && !holders.contains(endpoint.rank)) continue;
     Encode(endpoint, response->add_devices());
   }
-  // A renewal does not reach tokens that are out: none outlives the lease that it was made in.
+  // A renewal does not extend tokens that were issued before: each ends with the lease of its time.
   SHARDMESH_ASSIGN_OR_RETURN(const Session session, context.sessions->Get(request.session_id()));
   const rpc::TransferClaims claims{
       .direction = rpc::TransferDirection::kGet,

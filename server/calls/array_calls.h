@@ -14,7 +14,7 @@ absl::Status DescribeArray(const CoordinatorParts& context, const v1::DescribeAr
                            v1::DescribeArrayResponse* response);
 absl::Status ListArrays(const CoordinatorParts& context, const v1::ListArraysRequest& request,
                         v1::ListArraysResponse* response);
-// Pins the array for the session, which the caller may act in.
+// Pins the array for the session. The caller must be allowed to act in it.
 absl::Status BeginGet(const CoordinatorParts& context, const v1::BeginGetRequest& request,
                       v1::BeginGetResponse* response);
 

@@ -1,4 +1,4 @@
-// Answers what clients ask about definitions.
+// Answers clients' questions about definitions.
 #include "server/calls/catalog_calls.h"
 
 #include <algorithm>
@@ -13,8 +13,8 @@
 namespace shardmesh::server {
 namespace {
 
-// Bytes from which on a page of a list is full; the entry that fills it has at most as many as a
-// transaction of the store, so that the page fits a message.
+// A page of a list is full from this many bytes on. The entry that fills it is at most as large as
+// a transaction of the store, so the page fits a message.
 constexpr size_t kPageBytes = size_t{1} << 20;
 static_assert(kPageBytes + kMaxTransactionBytes < rpc::kMaxControlMessageBytes);
 

@@ -13,8 +13,8 @@ namespace shardmesh::server {
 // The answers to the calls of catalog_service.proto, which has their errors. `response` is empty
 // before.
 
-// For a name with a version the rules may take long to compile: see CompilesLong. `is_cancelled`,
-// asked meanwhile, may be null; true ends it with CANCELLED.
+// If the name has a version, the rules may take long to compile: see CompilesLong. `is_cancelled`
+// may be null. It is asked meanwhile; true ends the call with CANCELLED.
 absl::Status GetEntry(const DefinitionStore& definition_store, const v1::GetEntryRequest& request,
                       const std::function<bool()>& is_cancelled, v1::GetEntryResponse* response);
 absl::Status ListEntries(const DefinitionStore& definition_store,

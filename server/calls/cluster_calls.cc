@@ -1,4 +1,4 @@
-// Answers what the cluster does: flight records, links and the diagnosis.
+// Answers questions about the cluster: flight records, links and the diagnosis.
 #include "server/calls/cluster_calls.h"
 
 #include <iterator>
@@ -20,7 +20,7 @@
 namespace shardmesh::server {
 namespace {
 
-// Records of one worker in an answer, and bytes of those of all workers together.
+// Most records of one worker in an answer, and most bytes of the records of all workers together.
 constexpr size_t kDefaultFlightRecords = 64;
 constexpr int32_t kMaxFlightRecords = static_cast<int32_t>(FlightLog::kMaxRecords);
 constexpr int64_t kFlightBytes = int64_t{2} << 20;
@@ -57,7 +57,7 @@ absl::Status ClusterCalls::ListFlightRecords(const v1::ListFlightRecordsRequest&
         options_.flight_log->Find(identity, step, max_records);
     if (!flight.has_value()) {
       if (request.identity().empty()) continue;  // forgotten this moment
-      return WithReason(absl::NotFoundError(StrCat("nothing is known of a worker \"", identity,
+      return WithReason(absl::NotFoundError(StrCat("there is no worker \"", identity,
                                                    "\"; `shardmesh status` lists the workers")),
                         Reason::kNotFound, {{fact::kKind, "worker"}, {fact::kName, identity}});
     }
@@ -132,7 +132,7 @@ absl::Status ClusterCalls::Diagnose(const v1::DiagnoseRequest& request,
       options_.step_watch->Diagnose(step, options_.live(), DegradedArrays(), options_.unreadable);
   response->set_healthy(verdict.findings.empty());
   response->set_verdict(verdict.sentence);
-  // The sentence counts all.
+  // The sentence counts all of them, not only those listed.
   PageBudget budget(std::ssize(verdict.findings));
   for (const Finding& finding : verdict.findings) {
     if (budget.is_spent()) break;
@@ -148,7 +148,7 @@ void ClusterCalls::DescribeStart(v1::WatchStarted* to) const {
   to->set_revision(context_.definition_store->settled_revision());
 }
 
-// While workers are still to bring their inventories, arrays lack tiles only because of that.
+// While workers have yet to bring their inventories, arrays lack tiles for that reason only.
 int64_t ClusterCalls::DegradedArrays() const {
   return options_.recovery->awaited() > 0 ? 0 : context_.registry->CountArrays().degraded;
 }

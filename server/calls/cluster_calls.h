@@ -26,10 +26,10 @@ struct ClusterServiceOptions {
   const FlightLog* flight_log = nullptr;
   const StepWatch* step_watch = nullptr;
   UnreadableRecords unreadable = {};
-  // What the calls about workers change.
+  // The parts that the calls about workers change.
   Membership* membership = nullptr;
   DefinitionStore* definition_store = nullptr;
-  // Gets the orders about quarantines.
+  // Receives the orders about quarantines.
   QuarantineAccess* hub = nullptr;
   // The steps and transfers that are live now.
   std::function<std::vector<Sequencer::LiveWork>()> live;
@@ -38,7 +38,7 @@ struct ClusterServiceOptions {
 // The errors are in cluster_service.proto. Answers come in pages of bounded size. Thread-safe.
 class ClusterCalls {
  public:
-  // All that both name outlives it.
+  // All objects that both arguments name outlive it.
   ClusterCalls(const CoordinatorParts& context, const ClusterServiceOptions& options)
       : context_(context), options_(options) {}
 

@@ -13,10 +13,10 @@
 
 namespace shardmesh::server {
 
-// Bytes of a page: half of what a message may have, which leaves room for the last item.
+// Bytes of a page: half of a message's limit, which leaves room for the last item.
 inline constexpr int64_t kPageBytes = rpc::kMaxControlMessageBytes / 2;
 
-// Items of a page: `otherwise` if none are asked for. INVALID_ARGUMENT (BAD_FIELD).
+// Items of a page: `otherwise` if the request asks for none. INVALID_ARGUMENT (BAD_FIELD).
 absl::StatusOr<int64_t> PageSize(int32_t asked, int64_t otherwise);
 
 // The items and bytes that a page has room for.
@@ -35,12 +35,12 @@ class PageBudget {
   int64_t bytes_;
 };
 
-// The number of the last item of the page before, for lists by rising number; 0 for the first page.
+// The number of the last item on the page before, for lists in rising order; 0 for the first page.
 // INVALID_ARGUMENT (BAD_FIELD).
 absl::StatusOr<int64_t> NumberOfPageToken(const std::string& token);
 
 // Where a page of the status begins: `m/RANK/MESH`, a mesh and the first of its ranks, or
-// `w/IDENTITY`, behind this worker.
+// `w/IDENTITY`, after this worker.
 struct StatusPosition {
   bool in_meshes = true;
   std::string name;  // of the mesh or the worker
@@ -52,8 +52,8 @@ struct StatusPosition {
   static absl::StatusOr<StatusPosition> Parse(std::string_view token);
 };
 
-// Where a page of links begins: `w/INDEX`, a worker, or `l/INDEX/IDENTITY`, the link of this number
-// among those whose lower identity is this one.
+// Where a page of links begins: `w/INDEX`, a worker, or `l/INDEX/IDENTITY`, a link by its number
+// among those whose lower identity is IDENTITY.
 struct LinkPosition {
   bool in_workers = true;
   int64_t index = 0;

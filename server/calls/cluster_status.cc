@@ -55,7 +55,7 @@ absl::Status ClusterCalls::GetStatus(const v1::GetStatusRequest& request,
       if (!only.empty()) break;
     }
   }
-  // Where nobody serves the mesh that was asked about, anybody may be about to.
+  // If no worker serves the requested mesh, any worker may be about to serve it.
   const MeshRanks* const ranks = only.empty() ? nullptr : view->FindMesh(only);
   const bool is_any = ranks == nullptr || ranks->identities.empty();
   auto worker = from.in_meshes ? view->workers.begin() : view->workers.upper_bound(from.name);
@@ -100,7 +100,7 @@ void ClusterCalls::DescribeCluster(const MembershipView& view,
   response->set_live_worker_count(view.alive);
 }
 
-// The mesh with its ranks from `first_rank` on. Returns the first that found no room; 0: all did.
+// The mesh with its ranks from `first_rank` on. Returns the first rank without room; 0: all fit.
 int64_t ClusterCalls::DescribeMesh(const Definition& definition, const MembershipView& view,
                                    int64_t first_rank, v1::MeshStatus* to) const {
   to->set_mesh_id(definition.name);

@@ -79,7 +79,7 @@ struct WorkerCalls::Replacement {
   v1::ReplaceWorkerResponse* response = nullptr;
   Done done;
   std::vector<ServedRank> ranks;
-  size_t moved = 0;  // how many of them
+  size_t moved = 0;  // how many of the ranks
 };
 
 absl::Status WorkerCalls::CheckReplace(const v1::ReplaceWorkerRequest& request,
@@ -126,7 +126,7 @@ void WorkerCalls::ReplaceWorker(const v1::ReplaceWorkerRequest* request,
   if (const absl::Status status = CheckReplace(*request, replacement->ranks); !status.ok()) {
     return std::move(replacement->done)(status);
   }
-  // Nothing moves if a rank is known not to.
+  // No rank moves if one is known not to be movable.
   const std::shared_ptr<const MembershipView> view = membership_->view();
   const std::shared_ptr<const Definitions> state = definition_store_->shared_state();
   for (const ServedRank& rank : replacement->ranks) {

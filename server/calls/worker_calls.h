@@ -1,4 +1,4 @@
-// What platform engineers do to workers: drain, forget and replace them.
+// Operations on workers by platform engineers: drain, forget and replace.
 #ifndef SHARDMESH_SERVER_CALLS_WORKER_CALLS_H_
 #define SHARDMESH_SERVER_CALLS_WORKER_CALLS_H_
 

@@ -86,7 +86,7 @@ void Encode(const DefinitionStore::Event& event, const DefinitionStore& definiti
     return;
   }
   rpc::LogWarning(
-      "a change of a definition cannot be read, and is told without its value",
+      "a change of a definition cannot be read, and watchers get it without its value",
       {{"name", event.name}, {"revision", event.revision}, {"error", definition.status()}});
   to->mutable_entry()->set_name(event.name);
   to->mutable_entry()->set_revision(event.revision);

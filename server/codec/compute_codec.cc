@@ -20,7 +20,7 @@
 namespace shardmesh::server {
 namespace {
 
-// An Execute of a program of one op, which the caller fills in together with the operands.
+// An Execute with a program of one op. The caller fills in the op together with the operands.
 template <typename Request>
 v1::ExecuteRequest SingleOp(const Request& request) {
   v1::ExecuteRequest step;
@@ -33,7 +33,7 @@ v1::ExecuteRequest SingleOp(const Request& request) {
   step.mutable_program()->add_ops();
   return step;
 }
-// The operands are all there: the op's result, which follows them, is the program's.
+// The operands are complete: the op's result, which follows them, is the program's.
 v1::ExecuteRequest Finished(v1::ExecuteRequest step) {
   const auto operands = static_cast<uint32_t>(step.operands_size());
   step.mutable_program()->set_operand_count(operands);

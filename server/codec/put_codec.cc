@@ -21,9 +21,9 @@
 namespace shardmesh::server {
 namespace {
 
-// Bytes of an answer that are sent in one message.
+// Bytes of an answer in one message.
 constexpr int64_t kPieceBytes = int64_t{512} << 10;
-// The answer to a put's commit names its arrays, in one message and in one transaction.
+// The answer to a put's commit names all arrays in one message and one transaction.
 constexpr int64_t kMaxPutTensors = 40'000;
 
 }  // namespace

@@ -28,15 +28,15 @@ class PutRequests {
  public:
   explicit PutRequests(const PutPlanParts& parts) : plan_(parts) {}
 
-  // Whether Take of this message, the next one, may take too long for a reaction.
+  // Whether Take of the next message may take too long for a reaction.
   bool TakesLong(const v1::BeginPutRequest& request) const;
-  // CANCELLED soon after `is_cancelled` says so. RESOURCE_EXHAUSTED (LIMIT_EXCEEDED): too many
+  // CANCELLED soon after `is_cancelled` returns true. RESOURCE_EXHAUSTED (LIMIT_EXCEEDED): too many
   // tensors. Other errors are those of PutPlan, and name the field and the tensor.
   absl::Status Take(const v1::BeginPutRequest& request, const rpc::Caller& caller,
                     const std::function<bool()>& is_cancelled);
 
   PutPlan& plan() { return plan_; }
-  // PutMemory knows the request by its key, and by a digest of all that was taken.
+  // PutMemory identifies the request by its key and a digest of all its messages.
   std::string key() const;
   const std::string& fingerprint() const { return fingerprint_; }
 

@@ -1,4 +1,4 @@
-// Encodes statuses; a message is bounded where its list is long.
+// Encodes statuses; messages with long lists have a size limit.
 #include "server/codec/status_codec.h"
 
 #include <string>

@@ -1,4 +1,4 @@
-// Workers, their records and findings, as they are shown to people.
+// Workers, their records and findings, in the form for people.
 #ifndef SHARDMESH_SERVER_CODEC_STATUS_CODEC_H_
 #define SHARDMESH_SERVER_CODEC_STATUS_CODEC_H_
 
@@ -20,7 +20,7 @@ void Encode(const WorkerStatus& from, bool is_ready, const AttachFailures::Failu
             absl::Time now, v1::WorkerStatus* to);
 // Culprits beyond the first 256 are left out.
 void Encode(const Finding& from, v1::Finding* to);
-// Adds the last records that together have at most `max_bytes`, and how many are left out.
+// Adds the last records, at most `max_bytes` together, and the number of omitted ones.
 void EncodeLast(const WorkerFlight& flight, int64_t max_bytes, v1::WorkerFlight* to);
 
 }  // namespace shardmesh::server

@@ -1,4 +1,4 @@
-// Gives orders one after the other, and takes their answers.
+// Sends orders one after the other, and takes their answers.
 #include "server/quarantine/order_queue.h"
 
 #include <utility>
@@ -13,8 +13,8 @@ namespace shardmesh::server::quarantine {
 
 namespace {
 
-// How long a worker may take to answer: it may have to read or remove files of many gigabytes, but
-// a disk that hangs must not keep a caller without a deadline for ever.
+// How long a worker may take to answer. It may have to read or remove files of many gigabytes, but
+// a disk that hangs must not block a caller without a deadline for ever.
 constexpr absl::Duration kOrderTime = absl::Minutes(5);
 
 }  // namespace
@@ -50,19 +50,19 @@ void Orders::Next() {
       orders_.pop_front();
       number = waits_for_ = ++last_;
       order_ = 0;
-      timer_ = clock_->CallAt(
-          clock_->Now() + kOrderTime, [run = weak_from_this(), number, identity = next.identity] {
-            const auto self = run.lock();
-            if (self == nullptr) return;
-            self->Take(number, identity,
-                       WithReason(absl::DeadlineExceededError(
-                                      StrCat("worker \"", identity, "\" has not answered for ",
-                                             rpc::FormatRounded(kOrderTime),
-                                             " what is in its quarantine; does its disk hang?")),
-                                  Reason::kDeadline,
-                                  {{fact::kIdentity, identity},
-                                   {fact::kLimit, absl::ToDoubleSeconds(kOrderTime)}}));
-          });
+      timer_ = clock_->CallAt(clock_->Now() + kOrderTime, [run = weak_from_this(), number,
+                                                           identity = next.identity] {
+        const auto self = run.lock();
+        if (self == nullptr) return;
+        self->Take(number, identity,
+                   WithReason(absl::DeadlineExceededError(StrCat(
+                                  "worker \"", identity,
+                                  "\" has not answered a request about its quarantine within ",
+                                  rpc::FormatRounded(kOrderTime), "; look whether its disk hangs")),
+                              Reason::kDeadline,
+                              {{fact::kIdentity, identity},
+                               {fact::kLimit, absl::ToDoubleSeconds(kOrderTime)}}));
+      });
     }
   }
   if (number == 0) return std::move(done_)(Stopped());
@@ -94,7 +94,7 @@ void Orders::Stop() {
     is_stopped_ = true;
     number = waits_for_;
   }
-  // Between two orders whoever has the answer goes on, and finds that it was stopped.
+  // Between two orders the thread that has the answer goes on, and sees that the call was stopped.
   if (number != 0) Take(number, "", Stopped());
 }
 
@@ -117,7 +117,7 @@ void Orders::Take(uint64_t number, const std::string& identity,
     }
     goes_on = answered_(identity, *std::move(answer));
   }
-  // An empty identity: it was stopped.
+  // An empty identity means that the call was stopped.
   if (!status.ok() && (identity.empty() || !failed_ || !failed_(identity, status))) {
     return std::move(done_)(status);
   }

@@ -20,27 +20,27 @@
 
 namespace shardmesh::server::quarantine {
 
-// Most arrays in a page of a list, and in an answer.
+// Most arrays in a page of a list, and in an answer to an order.
 inline constexpr int kMaxPage = 1'000;
 
 using Action = internal::v1::QuarantineOrder;
 
-// One order after the other, each answered within kOrderTime and before the next; ends with the
-// first error, unless `failed` says to go on, or when it is stopped. An order that nobody waits for
-// any more is forgotten.
+// Sends one order after the other: each is answered within kOrderTime before the next is sent. Ends
+// with the first error, unless `failed` says to go on, or when it is stopped. An order whose answer
+// is no longer wanted is forgotten.
 class Orders : public std::enable_shared_from_this<Orders> {
  public:
   struct Order {
     std::string identity;
     internal::v1::QuarantineOrder order;
   };
-  // False: the rest is not asked. Of an answer with an error, what it has all the same comes first.
+  // False: sends no more orders. An answer with an error passes its partial result here first.
   using Answered =
       absl::AnyInvocable<bool(const std::string& identity, internal::v1::QuarantineAnswer)>;
-  // True: the rest is asked nevertheless.
+  // True: the next orders are sent nevertheless.
   using Failed = absl::AnyInvocable<bool(const std::string& identity, const absl::Status&)>;
 
-  // `stop` may be null: nothing but an error ends it.
+  // `stop` may be null: then only an error ends it.
   static void Run(rpc::Clock* clock, QuarantineAccess* hub, std::deque<Order> orders,
                   const QuarantineStopPtr& stop, Answered answered, QuarantineDone done,
                   Failed failed = nullptr);
@@ -48,19 +48,19 @@ class Orders : public std::enable_shared_from_this<Orders> {
  private:
   void Next();
 
-  // OK unless it was stopped.
+  // OK unless the call was stopped.
   absl::Status Stopped();
 
   void Stop();
 
-  // The answer to the order of this number, or why it is not waited for any longer. One that comes
-  // too late counts for nothing.
+  // The answer to the order of this number, or the reason why nothing waits for it any longer. A
+  // late answer is ignored.
   void Take(uint64_t number, const std::string& identity,
             absl::StatusOr<internal::v1::QuarantineAnswer> answer);
 
   rpc::Clock* clock_ = nullptr;
   QuarantineAccess* hub_ = nullptr;
-  // Touched by whoever has taken the answer that was waited for, one after the other.
+  // Touched only by the thread that has taken the awaited answer: one thread after the other.
   Answered answered_;
   Failed failed_;
   QuarantineDone done_;
@@ -68,8 +68,8 @@ class Orders : public std::enable_shared_from_this<Orders> {
   std::deque<Order> orders_ ABSL_GUARDED_BY(mutex_);
   bool is_stopped_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t last_ ABSL_GUARDED_BY(mutex_) = 0;
-  uint64_t waits_for_ ABSL_GUARDED_BY(mutex_) = 0;  // 0: for no answer
-  int64_t order_ ABSL_GUARDED_BY(mutex_) = 0;  // the hub's number of that one; 0: not known yet
+  uint64_t waits_for_ ABSL_GUARDED_BY(mutex_) = 0;  // 0: waits for no answer
+  int64_t order_ ABSL_GUARDED_BY(mutex_) = 0;  // the hub's number of that order; 0: not known yet
   rpc::Clock::TimerId timer_ ABSL_GUARDED_BY(mutex_);
 };
 

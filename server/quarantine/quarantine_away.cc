@@ -1,4 +1,4 @@
-// Finds and describes the workers that may have tiles aside.
+// Finds and describes the workers that may have tiles in quarantine.
 #include "server/quarantine/quarantine_away.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Workers that may have tiles aside: those to ask, and those that are away.
+// Workers that may have tiles in quarantine: those to ask, and those that are not attached.
 #ifndef SHARDMESH_SERVER_QUARANTINE_QUARANTINE_AWAY_H_
 #define SHARDMESH_SERVER_QUARANTINE_QUARANTINE_AWAY_H_
 
@@ -20,15 +20,15 @@ namespace shardmesh::server::quarantine {
 // Identities of the workers that are alive.
 std::vector<std::string> AliveWorkers(const MembershipView& view);
 
-// Attachments of the workers that were asked what they have, by identity.
+// Attachments of the workers that were asked for their tiles, by identity.
 using AskedWorkers = std::map<std::string, uint64_t>;
 
-// The workers that are alive and were not asked since they attached; they count as asked from here
-// on. Who attaches while others answer is among them, and so is who attaches anew: what it has may
-// be other than before.
+// Returns live workers that were not asked since they attached; from now on they count as asked. A
+// worker that attaches while others answer is among them. A worker that attaches again is asked
+// again: its tiles may have changed.
 std::vector<std::string> TakeUnasked(const MembershipView& view, AskedWorkers* asked);
 
-// The first of the names, and how many more there are.
+// The first of the names, and the number of the others.
 std::string FirstOf(const std::vector<std::string>& names);
 
 // A worker that serves ranks and is not attached.
@@ -39,9 +39,9 @@ struct AwayWorker {
 };
 using AwayWorkers = std::map<std::string, AwayWorker>;  // by identity
 
-// Of these meshes. Of all meshes if there are none, or one whose ranks are not known: any worker
-// may have tiles of its arrays. The view is the one by which the others were asked: so each worker
-// was asked or is away, whoever comes or goes meanwhile.
+// Workers of these meshes. All workers if there are no meshes, or the ranks of one are not known:
+// any worker may then have tiles of its arrays. Pass the view by which the others were asked: then
+// each worker was either asked or away, even if workers come or go meanwhile.
 AwayWorkers FindAway(const CoordinatorParts& context, const MembershipView& view,
                      const std::set<std::string>& mesh_ids);
 
@@ -53,18 +53,18 @@ bool AllComeBack(const AwayWorkers& away);
 
 void Encode(const std::string& identity, const AwayWorker& worker, v1::UnreachedWorker* to);
 
-// The identities of the workers joined by commas, as facts of errors have them.
+// The identities of the workers, joined by commas, in the form of a fact of an error.
 std::string IdentitiesOf(const AwayWorkers& away);
 
-// UNAVAILABLE (RECOVERING) while workers are expected back that may have what was asked for.
+// UNAVAILABLE (RECOVERING) while workers that may have the requested tiles are expected back.
 // NOT_FOUND otherwise.
 absl::Status NotQuarantined(const CoordinatorParts& context, const MembershipView& view,
                             std::string_view what);
 
-// How long an array is held that has no name, for people.
+// For people: the time for which an array without a name is held.
 std::string HeldFor(const CoordinatorParts& context, const UnnamedArray& array);
 
-// 1 to 64 bytes; the error names `field`.
+// Accepts 1 to 64 bytes; the error names `field`.
 absl::Status CheckArrayId(const std::string& array_id, std::string_view field);
 
 }  // namespace shardmesh::server::quarantine

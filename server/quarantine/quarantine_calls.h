@@ -22,16 +22,16 @@ class RestoreQuarantinedResponse;
 
 namespace shardmesh::server {
 
-// Ends a call whose client has gone: it then ends with CANCELLED, at once where it waits for a
-// worker. A worker that was asked to drop tiles may drop them nevertheless. A restore ends so only
-// while it asks who has tiles; once tiles are on their way back it goes on to its end.
+// Ends a call whose client has gone: with CANCELLED, at once if it waits for a worker. A
+// worker that was asked to drop tiles may still drop them. A restore ends early only while it
+// asks which workers have tiles; once workers take tiles back, it goes on to its end.
 // Thread-safe.
 class QuarantineStop {
  public:
   void Cancel();
 
-  // For the call: has `on_cancel`, in place of the one before, called once on Cancel, without a
-  // lock; at once where that was before.
+  // For the call: replaces the callback `on_cancel`. Cancel calls it once, without a lock. If
+  // Cancel was called before, it is called at once.
   void Set(absl::AnyInvocable<void() &&> on_cancel);
 
  private:
@@ -41,9 +41,9 @@ class QuarantineStop {
 };
 using QuarantineStopPtr = std::shared_ptr<QuarantineStop>;
 
-// Asks the attached workers, one after the other. Request and response outlive the call of `done`,
-// which comes once, on any thread; the errors are in cluster_service.proto. What `context` names
-// and the hub outlive it too.
+// Asks the attached workers, one after the other. Calls `done` once, on any thread; request and
+// response outlive that call, as do the hub and all objects that `context` names. The errors are in
+// cluster_service.proto.
 using QuarantineDone = absl::AnyInvocable<void(const absl::Status&) &&>;
 
 void ListQuarantine(const CoordinatorParts& context, QuarantineAccess* hub,

@@ -42,7 +42,7 @@ void DropListed(const DropPtr& drop) {
       drop->context.clock, drop->hub, std::move(orders), drop->stop,
       [drop](const std::string& identity, internal::v1::QuarantineAnswer answer) {
         drop->answered.insert(identity);
-        // A worker that was away and came back has no such tile any more.
+        // A worker that was away and came back no longer has such a tile.
         if (!answer.has_error() && drop->failed.count(identity) == 0) {
           drop->unreached.erase(identity);
         }
@@ -64,8 +64,7 @@ void DropListed(const DropPtr& drop) {
 
 void ListForDrop(const DropPtr& drop);
 
-// Asks the workers that have attached since the others were asked. When there are none, checks and
-// drops.
+// Asks the workers that attached since the others were asked. When none are left, checks and drops.
 void ListUnasked(const DropPtr& drop) {
   const std::shared_ptr<const MembershipView> view = drop->context.membership->view();
   for (const std::string& identity : TakeUnasked(*view, &drop->asked)) {

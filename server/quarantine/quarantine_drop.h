@@ -1,4 +1,4 @@
-// A drop of arrays, and what is told of one that ends with an error.
+// A drop of arrays, and the report on a drop that ends with an error.
 #ifndef SHARDMESH_SERVER_QUARANTINE_QUARANTINE_DROP_H_
 #define SHARDMESH_SERVER_QUARANTINE_QUARANTINE_DROP_H_
 
@@ -18,7 +18,7 @@
 
 namespace shardmesh::server::quarantine {
 
-// A part of an array that a worker has aside.
+// A part of an array that a worker has in quarantine.
 struct Part {
   std::string identity;
   std::string array_id;
@@ -27,7 +27,7 @@ struct Part {
   friend auto operator<=>(const Part&, const Part&) = default;
 };
 
-// The drop of some arrays: first it is asked who has parts of them.
+// The drop of some arrays. It first asks which workers have parts of them.
 struct Drop {
   const CoordinatorParts context;
   QuarantineAccess* const hub;
@@ -52,14 +52,14 @@ using DropPtr = std::shared_ptr<Drop>;
 // Goes on without the worker if the call has `even_partly`.
 bool GoOnWithout(const std::string& identity, const absl::Status& why, Drop* drop);
 
-// Returns the error with what was dropped before it and what was not. No client repeats the call by
-// itself, so the caller sees this error.
+// Returns the error with the parts dropped before it and the parts that remain. No client repeats
+// the call automatically, so the caller sees this error.
 absl::Status DescribeDrop(const Drop& drop, const absl::Status& error);
 
-// The error of a drop that went on without the workers that failed, and dropped nothing.
+// The error of a drop that went on without the failed workers, and dropped nothing.
 absl::Status AllFailed(const Drop& drop);
 
-// Nothing was dropped yet; all workers that are alive in the view were asked.
+// Requires that nothing was dropped yet and that all live workers of the view were asked.
 absl::Status CheckDrop(const MembershipView& view, Drop* drop);
 
 }  // namespace shardmesh::server::quarantine

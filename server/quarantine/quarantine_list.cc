@@ -1,4 +1,4 @@
-// Lists what workers have put aside, and arrays without a name.
+// Lists the tiles that workers have in quarantine, and arrays without a name.
 #include <algorithm>
 #include <deque>
 #include <memory>
@@ -30,8 +30,8 @@ bool IsFull(const v1::ListQuarantineResponse& page, int page_size) {
          page.ByteSizeLong() > kPageBytes;
 }
 
-// Arrays without a name behind the page's token, `/ARRAY`; whether they fill the page, which then
-// has a token for the next one.
+// Lists arrays without a name after the page's token, `/ARRAY`. Returns whether they fill the page,
+// which then has a token for the next one.
 bool ListUnnamed(const CoordinatorParts& context, std::string_view token, int page_size,
                  v1::ListQuarantineResponse* page) {
   const std::string_view start_after = token.empty() ? token : token.substr(1);
@@ -53,12 +53,12 @@ bool ListUnnamed(const CoordinatorParts& context, std::string_view token, int pa
   return false;
 }
 
-// A page of a list, which goes by the identities of workers, those that are away among the others:
-// so a page tells who is away now, and has room for all of its workers.
+// A page of a list, in the order of the workers' identities. Workers that are away are listed in
+// the same order: a page shows the present ones, and has room for all of its workers.
 struct QuarantinePage {
   v1::ListQuarantineResponse* const response;
   const int page_size;
-  AwayWorkers away;  // that are still to be told
+  AwayWorkers away;  // still to be listed
 
   // False: the page is full, and has a token for the next one.
   bool TellAway(const std::string* before = nullptr) {
@@ -117,7 +117,7 @@ void ListQuarantine(const CoordinatorParts& context, QuarantineAccess* hub,
       return std::move(done)(absl::OkStatus());
     }
     away = FindAway(context, *view, {});
-    // One of which the page before listed some arrays, and that is lost since, is told here.
+    // The page before listed some arrays of this worker, which is lost since: report it here.
     away.erase(away.begin(), last_array.empty() ? away.upper_bound(last_identity)
                                                 : away.lower_bound(last_identity));
   } else {
@@ -131,7 +131,7 @@ void ListQuarantine(const CoordinatorParts& context, QuarantineAccess* hub,
   }
   std::deque<Orders::Order> orders;
   for (const std::string& identity : identities) {
-    if (identity < last_identity) continue;  // it is empty behind arrays without a name
+    if (identity < last_identity) continue;  // last_identity is empty after arrays without a name
     Orders::Order& order = orders.emplace_back(OrderOf(identity, Action::ACTION_LIST, {}));
     order.order.set_max_arrays(page_size);
     if (identity == last_identity) order.order.set_start_after(last_array);

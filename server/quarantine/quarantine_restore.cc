@@ -17,7 +17,7 @@ namespace shardmesh::server {
 namespace quarantine {
 namespace {
 
-// Puts the tiles that workers took back into quarantine again, with the earlier reason.
+// Puts tiles that workers took back into quarantine again, with the earlier reason.
 void TakeBack(const Restore& restore) {
   if (!restore.staged.has_value()) return;
   const absl::StatusOr<Tiling> tiling = restore.staged->Tiling();
@@ -28,7 +28,7 @@ void TakeBack(const Restore& restore) {
         {restore.staged->array_id, tiling->TileOf(rank), held.reason(), held.array_lives()});
     restore.hub->SendVerdict(identity, verdict);
   }
-  // Last, since it has waiting tiles put aside without knowing why they were.
+  // The last step: it moves waiting tiles into quarantine without knowing their earlier reason.
   restore.context.registry->Discard({restore.staged->array_id});
 }
 
@@ -54,7 +54,7 @@ void CommitRestore(const RestorePtr& restore) {
                                     });
 }
 
-// No attached worker has tiles of the array aside.
+// No attached worker has tiles of the array in quarantine.
 absl::Status NothingToRestore(const Restore& restore, const absl::StatusOr<ArrayPtr>& known,
                               const std::optional<UnnamedArray>& unnamed) {
   const std::string what = StrCat("array ", restore.request->array_id());
@@ -72,7 +72,7 @@ absl::Status NothingToRestore(const Restore& restore, const absl::StatusOr<Array
   return NotQuarantined(restore.context, *restore.view, what);
 }
 
-// Workers did not find all tiles any more that they had a moment before.
+// Workers no longer found all tiles that they had a moment before.
 absl::Status Forestalled(const Restore& restore) {
   const std::string& array_id = restore.request->array_id();
   const absl::StatusOr<ArrayPtr> now = restore.context.registry->FindArray(array_id);
@@ -83,7 +83,9 @@ absl::Status Forestalled(const Restore& restore) {
         return std::binary_search(missing.begin(), missing.end(), each.first);
       });
   if (is_back) return InProgress(array_id);
-  return absl::UnavailableError("a worker dropped its tile meanwhile; look what is left");
+  return absl::UnavailableError(
+      "a worker dropped its tile meanwhile; `shardmesh admin quarantine list` shows the tiles that "
+      "are left");
 }
 
 void BeginRestore(const RestorePtr& restore) {
@@ -114,8 +116,8 @@ void BeginRestore(const RestorePtr& restore) {
   Orders::Run(
       restore->context.clock, restore->hub, std::move(orders), /*stop=*/nullptr,
       [restored](const std::string&, const internal::v1::QuarantineAnswer& answer) {
-        // The worker has told before that the tile is back in use: of an array that lives it counts
-        // at once, whatever becomes of the others.
+        // The worker has reported before that the tile is back in use. A tile of a live array
+        // counts at once, even if the others fail.
         if (answer.arrays_size() > 0) ++*restored;
         return true;
       },
@@ -128,7 +130,7 @@ void BeginRestore(const RestorePtr& restore) {
       });
 }
 
-// Asks who has tiles of the array, until nobody is left to ask.
+// Asks which workers have tiles of the array, until all were asked.
 void ListForRestore(const RestorePtr& restore) {
   restore->view = restore->context.membership->view();
   std::deque<Orders::Order> orders;

@@ -30,7 +30,7 @@ struct Restore {
   QuarantineDone done;
 
   AskedWorkers asked = {};
-  // All that are alive in it were asked.
+  // All live workers of this view were asked.
   std::shared_ptr<const MembershipView> view = nullptr;
   std::map<std::string, v1::QuarantinedArray> held = {};  // by identity
   // Identities of the workers whose tiles are restored, by rank.
@@ -42,8 +42,8 @@ using RestorePtr = std::shared_ptr<Restore>;
 
 absl::Status InProgress(const std::string& array_id);
 
-// Checks an array that no mesh holds whole. The error names the ranks that lack a tile, and what
-// helps.
+// Checks an array that no mesh holds completely. The error names the ranks that lack a tile, and
+// the remedy.
 absl::Status CheckAllThere(const Restore& restore, const ArrayDescriptor& array);
 
 // Chooses the missing tiles of an array that the registry knows.

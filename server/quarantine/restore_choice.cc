@@ -1,4 +1,4 @@
-// Chooses what a restore brings back, and refuses what could not be whole.
+// Chooses the tiles to restore, and refuses arrays that would not be complete.
 #include <algorithm>
 #include <utility>
 #include <variant>
@@ -41,7 +41,7 @@ absl::StatusOr<std::vector<std::pair<Tile, uint32_t>>> TilesOf(const v1::Quarant
   return tiles;
 }
 
-// The name that the array gets; one that could not be given is refused before any tile is moved.
+// The name that the array gets. A name that cannot be given is refused before any tile moves.
 absl::StatusOr<std::string> NewName(const Restore& restore) {
   const std::string& asked = restore.request->name();
   std::string name = asked.empty() ? StrCat("restored/", restore.request->array_id()) : asked;
@@ -148,7 +148,7 @@ absl::Status ChooseAll(Restore* restore) {
         ", which is ", mesh.ToString(), " now; define the mesh as it was"));
   }
   if (!descriptor.spec.unreduced().empty() && descriptor.mesh_revision != (*definition)->revision) {
-    // The place of a part does not say whose it is.
+    // The place of a part does not tell which rank it belongs to.
     return absl::FailedPreconditionError(StrCat(
         "the array is a partial sum on revision ", descriptor.mesh_revision, " of the mesh \"",
         descriptor.mesh_id, "\", which is at revision ", (*definition)->revision,
@@ -178,7 +178,7 @@ absl::Status ChooseAll(Restore* restore) {
   restore->commit.moves.push_back(
       {.name = name, .array_id = descriptor.array_id, .expected_version = 0});
   restore->response->set_name(std::move(name));
-  // Named arrays keep the revision that they were put at, unless the mesh was defined anew.
+  // Named arrays keep their revision, unless the mesh was defined again.
   descriptor.mesh_revision = (*definition)->revision;
   if (from.request->validate_only()) return absl::OkStatus();
   const absl::Status staged = from.context.registry->Stage({.descriptor = descriptor});

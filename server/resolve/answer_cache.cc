@@ -6,7 +6,7 @@
 namespace shardmesh::server {
 namespace {
 
-// Each entry's share of the map, about.
+// Approximate share of the map for each entry.
 constexpr size_t kOverheadBytes = 128;
 
 }  // namespace

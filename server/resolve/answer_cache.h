@@ -1,4 +1,4 @@
-// Answers to questions that come again: the processes of a job all ask the same when they start.
+// A cache of answers to repeated questions: all processes of a job ask the same when they start.
 #ifndef SHARDMESH_SERVER_RESOLVE_ANSWER_CACHE_H_
 #define SHARDMESH_SERVER_RESOLVE_ANSWER_CACHE_H_
 
@@ -35,13 +35,13 @@ class AnswerCache {
   // Requests and answers that together are longer are not kept.
   static constexpr size_t kMaxEntryBytes = 16 << 10;
 
-  // Keeps at most about `max_bytes` of requests and answers; the least recently used go first.
+  // Keeps at most about `max_bytes` of requests and answers; evicts the least recently used first.
   explicit AnswerCache(size_t max_bytes) : max_bytes_(max_bytes) {}
 
   // Nullopt if it is not known.
   std::optional<KnownAnswer> Find(int method, std::string_view request, int64_t revision);
 
-  // Keeps the answer if the question was asked before, or seems to have been: a question asked only
+  // Keeps the answer if the question was asked before, or seems to have been. A question asked only
   // once then costs neither memory nor time.
   void Keep(int method, std::string_view request, int64_t revision, const KnownAnswer& answer);
 
@@ -77,7 +77,7 @@ class AnswerCache {
   Answers young_ ABSL_GUARDED_BY(mutex_);
   Answers old_ ABSL_GUARDED_BY(mutex_);
   size_t young_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Hashes of questions that were asked lately, each at the place that it names.
+  // Hashes of recent questions, each at the index that it determines.
   std::array<size_t, 4096> asked_ ABSL_GUARDED_BY(mutex_) = {};
 };
 

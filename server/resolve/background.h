@@ -33,7 +33,7 @@ class Background {
   explicit Background(int threads)
       : pool_(threads, {.waiting = kMaxWaiting, .waiting_of_key = kMaxWaitingOfCaller}) {}
 
-  // False, and the task is dropped, if kMaxWaiting tasks wait already, or kMaxWaitingOfCaller of
+  // Returns false, and drops the task, if kMaxWaiting tasks wait already, or kMaxWaitingOfCaller of
   // this caller's (rpc::Caller::name).
   bool Run(std::string_view caller, Task task) { return pool_.Run(caller, std::move(task)); }
 
@@ -41,7 +41,7 @@ class Background {
   ThreadPool pool_;
 };
 
-// Status for calls whose task was not taken: RESOURCE_EXHAUSTED (OVERLOADED), with a retry
+// Status for calls whose task was refused: RESOURCE_EXHAUSTED (OVERLOADED), with a retry
 // delay.
 absl::Status TooManyWait();
 
@@ -50,7 +50,7 @@ absl::Status TooManyWait();
 class BackgroundStop {
  public:
   void Cancel() { cancelled_.store(true, std::memory_order_relaxed); }
-  // The call runs from now on: waiting does not count.
+  // The time limit of the call starts now: time in the queue does not count.
   void Begin() { limit_ns_.store(SteadyNow() + absl::ToInt64Nanoseconds(Background::kTimeLimit)); }
   bool is_due() const { return cancelled_.load(std::memory_order_relaxed) || is_over_time(); }
   // Returns the status of a call that ended: its own status, or DEADLINE_EXCEEDED if the time limit

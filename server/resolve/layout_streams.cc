@@ -34,8 +34,8 @@ absl::Status CheckSpecs(absl::Span<const TreeTensor> tensors) {
   for (const TreeTensor& tensor : tensors) {
     if (tensor.spec == nullptr) {
       return TensorError(InvalidArgument(Reason::kMissingArgument,
-                                         "there is no spec; this call sums up layouts that are "
-                                         "known, ResolveTree finds them out",
+                                         "there is no spec; give one, because this call adds up "
+                                         "given layouts, or call ResolveTree to resolve them",
                                          {{fact::kField, "tensors.spec_indexes"}}),
                          tensor.name);
     }
@@ -88,7 +88,7 @@ class AnalyzeAnswer {
   }
 
  private:
-  // A spec by its address, as the tensors of a tree share them, and a shape.
+  // A shape and a spec. The spec is identified by its address: the tensors of a tree share specs.
   using Source = std::pair<const PartitionSpec*, Shape>;
 
   absl::Status AddToAnalysis(const TreeTensor& tensor) {
@@ -106,7 +106,7 @@ class AnalyzeAnswer {
       ++replicated_tensors_;
       return absl::OkStatus();
     }
-    // The resolver has summed up all elements without an overflow: these are some of them.
+    // The resolver has summed all elements without an overflow; these are a part of them.
     SHARDMESH_ASSIGN_OR_RETURN(const int64_t elements, ElementCount(tensor.shape));
     sharded_parameters_ += elements;
     return absl::OkStatus();
@@ -183,7 +183,7 @@ class SearchAnswer {
   static constexpr int kMaxAxes = static_cast<int>(kMaxMeshAxes);
   static constexpr int32_t kDefaultResults = 20;
   static constexpr int32_t kMaxResults = 1000;
-  // Most layouts of a kind of tensor on a mesh: some minutes of work.
+  // Most layouts of one kind of tensor on a mesh: some minutes of work.
   static constexpr int64_t kMaxLayouts = int64_t{1} << 32;
 
   explicit SearchAnswer(std::shared_ptr<const Definitions> state) : state_(std::move(state)) {}
@@ -214,10 +214,11 @@ class SearchAnswer {
   absl::Status Add(absl::Span<const TreeTensor> tensors, const IsCancelled& is_cancelled) {
     for (const TreeTensor& tensor : tensors) {
       if (!tensor.dtype.has_value()) {
-        return TensorError(InvalidArgument(Reason::kMissingArgument,
-                                           "there is no dtype; meshes are ranked by bytes",
-                                           {{fact::kField, "tensors.dtypes"}}),
-                           tensor.name);
+        return TensorError(
+            InvalidArgument(Reason::kMissingArgument,
+                            "there is no dtype; give one, because meshes are ranked by bytes",
+                            {{fact::kField, "tensors.dtypes"}}),
+            tensor.name);
       }
     }
     SHARDMESH_ASSIGN_OR_RETURN(const std::vector<TreePlacement> placements,
@@ -452,7 +453,7 @@ class ListShardingsReactor final
     response_.shardings_size() == 0 ? Finish(grpc::Status::OK) : StartWrite(&response_);
   }
 
-  // Some of the registry's names behind last_name_.
+  // Some of the registry's names after last_name_.
   void AddNames() {
     const std::vector<ArrayRegistry::NamedArray> named =
         registry_->ListNames(request_->prefix(), last_name_, kNamesPerLook);

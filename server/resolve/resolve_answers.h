@@ -1,5 +1,5 @@
-// The answers to questions, by topic: each takes a request apart, asks the algebra, and puts the
-// answer together. The services of questions call them; none of them blocks, or locks for long.
+// The answers to questions, by topic. Each function decodes a request, calls the algebra, and
+// encodes the answer. The services of questions call them; none blocks, or locks for long.
 #ifndef SHARDMESH_SERVER_RESOLVE_RESOLVE_ANSWERS_H_
 #define SHARDMESH_SERVER_RESOLVE_RESOLVE_ANSWERS_H_
 
@@ -57,8 +57,8 @@ struct AnswerContext {
   CorrectionTally& corrections;
 };
 
-// The answer to one request; `response` is empty before. Errors as the contract says, each with the
-// path of the field that is at fault.
+// The answer to one request; `response` is empty before. Errors as in the contract, each with the
+// path of the invalid field.
 
 // resolve_specs.cc
 absl::Status Answer(const AnswerContext&, const v1::ResolveEffectiveSpecRequest&,
@@ -79,7 +79,7 @@ absl::Status Answer(const AnswerContext&, const v1::DescribeTilingRequest&,
 absl::Status Answer(const AnswerContext&, const v1::ListPresetsRequest&, v1::ListPresetsResponse*);
 
 // resolve_batches.cc
-// Can take a second. `is_cancelled`, asked before each item, may be null; true ends it with
+// Can take a second. `is_cancelled`, called before each item, may be null; true ends it with
 // CANCELLED.
 absl::Status Answer(const AnswerContext&, const v1::BatchResolveSpecsRequest&,
                     v1::BatchResolveSpecsResponse*, const std::function<bool()>& is_cancelled = {});
@@ -102,7 +102,7 @@ absl::Status Answer(const AnswerContext&, const compat::v1::ListSpecAxesRequest&
                     compat::v1::ListSpecAxesResponse*);
 
 // resolve_rules.cc
-// Can take a second. `is_cancelled`, asked now and then, may be null; true ends it with CANCELLED.
+// Can take a second. `is_cancelled`, called regularly, may be null; true ends it with CANCELLED.
 absl::Status Answer(const AnswerContext&, const compat::v1::ParsePatternRulesRequest&,
                     compat::v1::ParsePatternRulesResponse*,
                     const std::function<bool()>& is_cancelled = {});
@@ -141,14 +141,14 @@ absl::Status Answer(const AnswerContext&, const v1::PlanReshardRequest&, v1::Pla
   auto lhs = *std::move(lhs##_or)
 
 // Return the selected value: inline, or by name. Without either: INVALID_ARGUMENT
-// (MISSING_ARGUMENT) for a mesh, the profile of defaults, no logical rules. Names are references:
+// (MISSING_ARGUMENT) for a mesh, the default profile, no logical rules. Names are references:
 // errors are those of Definitions::FindReferred.
 absl::StatusOr<Mesh> SelectMesh(const Definitions& state, const v1::MeshSelector& selector,
                                 Compatibility compatibility);
-// The error of a question that names no mesh.
+// The error for a question without a mesh.
 absl::Status NoMeshGiven();
-// Returns the named mesh with its workers. Errors are those of SelectMesh; an inline mesh counts as
-// none.
+// Returns the named mesh with its workers. Errors are those of SelectMesh. An inline mesh has no
+// workers.
 absl::StatusOr<std::shared_ptr<const rpc::MeshDefinition>> FindMesh(
     const Definitions& state, const v1::MeshSelector& selector);
 absl::StatusOr<PartitionAxis> SelectProfile(const Definitions& state,
@@ -160,12 +160,12 @@ absl::StatusOr<std::optional<rpc::RuleSetDefinition>> SelectRules(
     const Definitions& state, const v1::RuleSetSelector& selector, Compatibility compatibility,
     const std::function<bool()>& is_cancelled = {});
 
-// Most instructions of patterns compiled in a reaction, by Pattern::CompileCostBound: about five
-// milliseconds of work, and more than twenty ordinary rules need.
+// Most instructions of patterns compiled in a reaction, by Pattern::CompileCostBound. It is about
+// five milliseconds of work, and enough for more than twenty ordinary rules.
 inline constexpr int64_t kMostInstructionsAtOnce = 16'384;
 
-// Return whether compiling may exceed the limit above, for a pattern, for inline rules, and for a
-// named version's rules, whatever they are.
+// Return whether compiling may exceed the limit above: for a pattern, for inline rules, and for a
+// named version's rules, which may be any.
 bool CompilesLong(std::string_view pattern);
 bool CompilesLong(const v1::RuleSet& rules);
 bool CompilesLong(const v1::RuleSetSelector& selector);
@@ -176,11 +176,11 @@ absl::StatusOr<std::shared_ptr<const StoredTree>> SelectTree(const Definitions& 
 absl::StatusOr<LogicalRules> SelectLogicalRules(const Definitions& state,
                                                 const v1::LogicalRulesSelector& selector);
 
-// Names the field that the error of a layout is about: the mode, the mesh, or `field`, which asks
-// for the layout.
+// Names the field that causes the error of a layout: the mode, the mesh, or `field`, which requests
+// the layout.
 absl::Status WithLayoutField(absl::Status status, std::string_view field);
 
-// Most devices that a question may list, or an answer.
+// Most devices that a question or an answer may list.
 inline constexpr int64_t kMaxListedDevices = 65'536;
 
 // Returns LIMIT_EXCEEDED of `field` if it has more than `limit` of `what`.
@@ -190,12 +190,12 @@ absl::Status CheckCount(int64_t count, int64_t limit, std::string_view what,
 // Returns BAD_FIELD of `field[index]` if `device` is not a position of the mesh.
 absl::Status CheckDevice(int64_t device, const Mesh& mesh, std::string_view field, int index);
 
-// The first correction as the error that it is under STRICT, with its fixes in words. All
-// corrections and their fixes are attached (rpc::CorrectionsOf).
+// The first correction as an error, for STRICT, with its fixes in words. All corrections and their
+// fixes are attached (rpc::CorrectionsOf).
 absl::Status FirstCorrection(const PartitionSpec& requested, absl::Span<const int64_t> shape,
                              const Mesh& mesh, const CorrectionResult& corrected);
 
-// Puts the corrections together, each with its fixes if asked for.
+// Encodes the corrections, each with its fixes if requested.
 void EncodeCorrections(const PartitionSpec& requested, absl::Span<const int64_t> shape,
                        const Mesh& mesh, const CorrectionResult& corrected, bool suggest_fixes,
                        google::protobuf::RepeatedPtrField<v1::Correction>* to);
@@ -203,7 +203,7 @@ void EncodeCorrections(const PartitionSpec& requested, absl::Span<const int64_t>
 // Corrections by reason, as a metric. Thread-safe.
 class CorrectionCounter {
  public:
-  // `metrics` may be null: nothing is counted then.
+  // `metrics` may be null: then nothing is counted.
   explicit CorrectionCounter(rpc::Metrics* metrics);
 
   void Count(const CorrectionTally& tally) const;

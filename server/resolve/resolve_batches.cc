@@ -1,4 +1,4 @@
-// Answers to many questions of one kind in a call, each as if it had been asked alone.
+// Answers to many questions of one kind in a call, each independent of the others.
 #include <cstdint>
 #include <functional>
 
@@ -17,7 +17,7 @@ constexpr int kMaxItems = 10'000;
 constexpr int64_t kMaxResultBytes = int64_t{3} << 20;
 
 bool NeedsProfile(const v1::ResolveSpecRequest&) { return true; }
-// A spec is its own answer to the question that a profile answers.
+// A spec needs no profile: it is already the answer.
 bool NeedsProfile(const v1::ConstrainArrayRequest& question) {
   return question.layout_case() != v1::ConstrainArrayRequest::kSpec;
 }

@@ -82,10 +82,12 @@ absl::Status AnswerSpmd(const AnswerContext& context, const LogicalQuestion& que
     return rpc::BadField("fallback", "is about linen; names without a rule stay here");
   }
   if (request.constrain()) {
-    return rpc::BadField("constrain", "is about linen; give a mesh to hear what becomes of arrays");
+    return rpc::BadField("constrain", "is about linen; give a mesh to see the layout of an array");
   }
   if (request.has_mesh() && request.values_only()) {
-    return rpc::BadField("values_only", "asks for no spec, and a mesh is given for one");
+    return rpc::BadField(
+        "values_only",
+        "asks for values without a spec, but a mesh is only used for a spec; leave one out");
   }
   std::optional<PartitionSpec> spec;
   if (request.has_mesh()) {

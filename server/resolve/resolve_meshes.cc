@@ -16,13 +16,13 @@
 namespace shardmesh::server {
 namespace {
 
-// A mesh takes 4.5 KB at most, unless blanks are around its names.
+// A mesh takes 4.5 KB at most, unless there are blanks around its names.
 constexpr int64_t kMaxMeshTextBytes = 8192;
 constexpr int64_t kMaxQueriedAxes = 64;
 constexpr int64_t kMaxListedSpecs = 10'000;
 constexpr int64_t kMaxListedNames = 65'536;
 
-// The mesh that is asked about.
+// The mesh of the question.
 absl::StatusOr<Mesh> MeshOf(const Definitions& state, const v1::DescribeMeshRequest& request,
                             Compatibility compatibility, v1::DescribeMeshResponse* response) {
   std::optional<int64_t> device_count;
@@ -38,7 +38,7 @@ absl::StatusOr<Mesh> MeshOf(const Definitions& state, const v1::DescribeMeshRequ
       }
       SHARDMESH_DECODE(named, "mesh", FindMesh(state, request.mesh()));
       std::vector<std::string> workers = named->workers;
-      // An older version has none but those that it names.
+      // An older version has only the workers that it names.
       if (const auto current = state.Find(DefinitionKind::kMesh, request.mesh().name());
           current.ok()) {
         workers = WorkersOf(**current);
@@ -69,7 +69,7 @@ absl::StatusOr<Mesh> MeshOf(const Definitions& state, const v1::DescribeMeshRequ
   return rpc::BadField("source", "is not set; give a mesh or its text");
 }
 
-// A part of the empty mesh is no answer.
+// A part of the empty mesh is not a valid answer.
 absl::Status CheckHasDevices(const Mesh& mesh) {
   return rpc::WithField(ContextMesh(absl::MakeConstSpan(&mesh, 1)).status(), "mesh");
 }

@@ -18,9 +18,8 @@
 namespace shardmesh::server {
 namespace {
 
-constexpr int kMaxListedDevices = 65'536;
 constexpr int64_t kMaxListedRegions = 65'536;
-// Left free in the answer's message.
+// Bytes left free in the answer's message.
 constexpr size_t kSpareMessageBytes = size_t{64} << 10;
 
 absl::Status OverLimit(std::string_view message, int64_t limit) {
@@ -168,7 +167,7 @@ class ReshardWriter {
                      rpc::kMaxControlMessageBytes);
   }
 
-  // Bounds the work of LinksOutOf over all sources: the devices whose tiles overlap the source's.
+  // Limits the work of LinksOutOf over all sources: the devices whose tiles overlap the source's.
   absl::Status CheckWalk(DeviceId source) {
     const Tile tile = plan_.from().TileOf(source);
     const Tiling& to = plan_.to();

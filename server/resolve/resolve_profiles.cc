@@ -80,7 +80,7 @@ absl::Status Answer(const AnswerContext& context, const v1::DescribeProfileReque
         EncodeName(profile, axis.name, std::nullopt, response->add_semantic_names()));
   }
   response->set_revision(context.state.revision());
-  // Axes that stand for others take many times the room that they took in the request.
+  // Axes that stand for others can become many times larger than in the request.
   if (const size_t size = response->ByteSizeLong();
       static_cast<int64_t>(size) > rpc::kMaxControlMessageBytes) {
     return TooLong("profile.value.semantic_axes", size,

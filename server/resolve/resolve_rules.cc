@@ -1,4 +1,4 @@
-// Answers about rules: read from a line of text, their patterns, and rules without exclusions.
+// Answers about rules: parsing a line of text, patterns, and rewriting rules without exclusions.
 #include <optional>
 #include <string>
 #include <utility>
@@ -55,7 +55,7 @@ absl::Status EncodeRules(absl::Span<const Rule> from, std::string_view field,
   return absl::OkStatus();
 }
 
-// Rules of which nothing depends on the mesh, though the original insists on one.
+// Rules that do not depend on the mesh, although the original requires one.
 absl::StatusOr<Mesh> MeshForText(const AnswerContext& context,
                                  const compat::v1::ParsePatternRulesRequest& request,
                                  Compatibility compatibility) {
@@ -123,7 +123,7 @@ absl::Status Answer(const AnswerContext&, const v1::CheckPatternRequest& request
 
 absl::Status Answer(const AnswerContext& context, const v1::RewriteRulesRequest& request,
                     v1::RewriteRulesResponse* response, const std::function<bool()>& is_cancelled) {
-  // Rules to be rewritten may not compile yet: only the rewriting checks their patterns.
+  // Rules to be rewritten may not compile yet: only the rewrite checks their patterns.
   SHARDMESH_DECODE(given, "rule_set",
                    rpc::Decode(request.rule_set(), Compatibility::kExact,
                                context.state.min_sharding_size(), is_cancelled));

@@ -49,7 +49,7 @@ class LintAnswer {
     SHARDMESH_DECODE(rules, "rule_set",
                      SelectRules(*state_, header.rule_set(), Compatibility::kExact, is_cancelled));
     if (!rules.has_value()) {
-      return rpc::BadField("rule_set", "is not set; it is what is looked through");
+      return rpc::BadField("rule_set", "is not set; give the rules to lint");
     }
     SHARDMESH_DECODE(profile, "profile", SelectProfile(*state_, header.profile()));
     SHARDMESH_RETURN_IF_ERROR(SelectMeshes(header, compatibility));
@@ -80,15 +80,14 @@ class LintAnswer {
       if (tensor.spec != nullptr) {
         return rpc::BadField("spec_indexes",
                              StrCat("gives tensor ", PythonRepr(tensor.name),
-                                    " a spec, of which neither rules nor axes are asked; leave it "
-                                    "out"));
+                                    " a spec, but only rules and axes are linted; leave it out"));
       }
       if (!given_trees_.empty() && trees_.size() == given_trees_.size()) {
         return InvalidArgument(
             Reason::kBadField,
-            StrCat("tensor ", PythonRepr(tensor.name), " comes after the ", tensors_.size(),
-                   " that header.given_trees tells of; raise the tensors of its tree, or leave it "
-                   "out"),
+            StrCat(
+                "tensor ", PythonRepr(tensor.name), " comes after the ", tensors_.size(),
+                " that header.given_trees announces; raise `tensors` of its tree, or leave it out"),
             {{fact::kValue, tensor.name}});
       }
       AddTensor(tensor);
@@ -283,7 +282,7 @@ class LintAnswer {
     options_.trees.push_back(std::move(text));
   }
 
-  // A tree without a name is the whole request.
+  // A tree without a name has all tensors of the request.
   void EndGivenTree(const std::string& name) {
     v1::LintTree wire;
     wire.set_source(v1::LintTree::SOURCE_REQUEST);
@@ -353,11 +352,11 @@ class LintAnswer {
     if (trees_.size() < given_trees_.size()) {
       const v1::LintGivenTree& tree = given_trees_[trees_.size()];
       return rpc::WithField(
-          rpc::BadField("given_trees",
-                        StrCat("tells of ", tree.tensors(), " tensors of ", PythonRepr(tree.name()),
-                               ", tree ", trees_.size() + 1, " of ", given_trees_.size(), "; ",
-                               of_given_tree_, " of them came, ", tensors_.size(),
-                               " in all: send the others, or lower its tensors")),
+          rpc::BadField("given_trees", StrCat("announces ", tree.tensors(), " tensors of ",
+                                              PythonRepr(tree.name()), ", tree ", trees_.size() + 1,
+                                              " of ", given_trees_.size(), "; ", of_given_tree_,
+                                              " of them came, ", tensors_.size(),
+                                              " in all: send the others, or lower its `tensors`")),
           "header");
     }
     if (!tensors_.empty() && !of_catalog_ && given_trees_.empty()) {
@@ -381,7 +380,7 @@ class LintAnswer {
       SHARDMESH_RETURN_IF_ERROR(CheckCount(tensors_.size() + held.size()));
       last = page.back().name.name;
     }
-    tensors_.reserve(tensors_.size() + held.size());  // names stay where they are from here on
+    tensors_.reserve(tensors_.size() + held.size());  // names keep their addresses from here on
     // Trees of several models may share tensor names, with different shapes.
     absl::flat_hash_set<std::string_view> names;
     absl::flat_hash_set<std::tuple<int64_t, std::string_view, absl::Span<const int64_t>>> tensors;
@@ -425,7 +424,7 @@ class LintAnswer {
     size_t place = 0;  // in the header, if it names trees
   };
   std::vector<StoredPlace> stored_;                   // by name and version
-  std::deque<std::vector<AxisValue>> axes_of_trees_;  // theirs; tensors have them by address
+  std::deque<std::vector<AxisValue>> axes_of_trees_;  // of stored trees; used by address
   std::vector<v1::LintGivenTree> given_trees_;
   int64_t of_given_tree_ = 0;        // tensors of the tree being added
   std::vector<v1::LintTree> trees_;  // trees added so far
@@ -492,7 +491,7 @@ class DiffAnswer {
   }
 
  private:
-  // Tensors between two questions whether to stop: a few milliseconds' work.
+  // Tensors between two checks for cancellation: a few milliseconds of work.
   static constexpr size_t kTensorsAtOnce = 1024;
 
   absl::Status MakeResolver(const v1::LayoutChoice& choice, Compatibility compatibility,
@@ -524,7 +523,7 @@ class DiffAnswer {
     if (budget.max_increase_bytes() < 0) {
       return rpc::BadField("max_increase_bytes", kNegative);
     }
-    if (!(budget.max_increase_ratio() >= 0)) {  // nor is it a number that is none
+    if (!(budget.max_increase_ratio() >= 0)) {  // NaN is refused, too
       return rpc::BadField("max_increase_ratio", kNegative);
     }
     if (budget.has_max_bytes_per_device()) {
@@ -561,7 +560,7 @@ class DiffAnswer {
     return placed;
   }
 
-  // The spec's place in the answer's table, to which it is added if it is new.
+  // The spec's index in the answer's table. A new spec is added to the table.
   uint32_t IndexOf(const PartitionSpec& spec, v1::DiffLayoutsResponse* response) {
     const auto [known, is_new] =
         spec_indexes_.try_emplace(spec.ToString(), static_cast<uint32_t>(spec_indexes_.size()));

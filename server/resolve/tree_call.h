@@ -21,8 +21,8 @@
 
 namespace shardmesh::server {
 
-// The refusal of tensors that are streamed though the header's `field` names stored ones; it is
-// about the message's field `tensors`.
+// The error for tensors in the stream although the header's `field` names stored ones. It names the
+// message's field `tensors`.
 inline absl::Status TensorsBesideStoredTree(std::string_view field) {
   return InvalidArgument(Reason::kBadField,
                          StrCat("tensors are given beside ", field, "; give one of both"));
@@ -35,7 +35,7 @@ class TreeCall {
  public:
   virtual ~TreeCall() = default;
 
-  // Whether taking this message, which is the next one, is too much for a reaction.
+  // Whether taking the next message, given here, is too much work for a reaction.
   virtual bool TakesLong(const Request& request) const = 0;
 
   // Takes a message. `is_tensors` is set if tensors came with it: as the message, or by a header
@@ -45,7 +45,7 @@ class TreeCall {
   virtual absl::Status Take(const Request& request, const std::function<bool()>& is_cancelled,
                             Response* response, bool* is_tensors) = 0;
 
-  // The client has sent everything; fills `response`, which is empty, with the (last) answer.
+  // The client has sent everything; fills the empty `response` with the (last) answer.
   virtual absl::Status End(Response* response, const std::function<bool()>& is_cancelled) = 0;
 };
 
@@ -58,7 +58,7 @@ class TreeCall {
 //   absl::Status End(Response*, const std::function<bool()>& is_cancelled);
 // clang-format on
 //
-// The errors of the first two are about the header and the tensors. `Work` may also have:
+// The errors of the first two concern the header and the tensors. `Work` may also have:
 //
 // clang-format off
 //   static bool BeginsLong(const Header&);

@@ -1,5 +1,5 @@
-// Calls whose client streams a tree: the two reactors that feed a TreeCall. They take and give
-// bytes: a message that does not parse is an error, and not the end of the tree.
+// Calls with a tree streamed by the client: the two reactors that feed a TreeCall. They use bytes:
+// a message that does not parse is an error, not the end of the tree.
 #ifndef SHARDMESH_SERVER_RESOLVE_TREE_REACTOR_H_
 #define SHARDMESH_SERVER_RESOLVE_TREE_REACTOR_H_
 
@@ -23,8 +23,8 @@
 
 namespace shardmesh::server {
 
-// Takes the messages of a stream out of their bytes; errors tell which message it was. For one
-// thread at a time.
+// Parses the messages of a stream from their bytes; errors name the message. For one thread at a
+// time.
 class MessageParser {
  public:
   absl::Status Parse(grpc::ByteBuffer* bytes, google::protobuf::Message* to) {
@@ -77,7 +77,7 @@ class TreeBidiReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
   void OnDone() override { delete this; }
 
  private:
-  // Drives the state machine. `is_mine`: the caller already owns it. After releasing ownership,
+  // Drives the state machine. `is_mine`: the caller already owns it. After this releases ownership,
   // `this` may be destroyed: on a background thread nothing keeps the call alive then.
   void Proceed(bool is_mine) {
     while (true) {
@@ -165,8 +165,8 @@ class TreeBidiReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
   bool is_broken_ ABSL_GUARDED_BY(mutex_) = false;    // answers cannot be written any more
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;      // the totals are written
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
-  absl::Status parsed_ ABSL_GUARDED_BY(mutex_);  // how requests_[current_] came out of its bytes
-  // Touched by one reaction at a time: reads follow one another.
+  absl::Status parsed_ ABSL_GUARDED_BY(mutex_);  // status of parsing requests_[current_]
+  // Only one reaction at a time uses these: reads follow one another.
   grpc::ByteBuffer read_;
   MessageParser parser_;
   // Used only by the thread that set is_busy_, except requests_[current_] while it is read.
@@ -242,7 +242,7 @@ class TreeReadReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   grpc::ByteBuffer* const response_;
   const std::string caller_;
   Background* const background_;
-  // Touched by one reaction at a time: reads follow one another, and the end follows them.
+  // Only one reaction at a time uses these: reads follow one another, and then the end.
   grpc::ByteBuffer read_;
   MessageParser parser_;
   Response answer_;

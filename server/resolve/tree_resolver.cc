@@ -19,7 +19,7 @@
 namespace shardmesh::server {
 namespace {
 
-// Tensors between two questions whether to stop; a tensor of many rules asks between them too.
+// Tensors between two checks for cancellation; matching many rules checks in between, too.
 constexpr size_t kTensorsPerCancellationCheck = 8;
 
 constexpr int64_t kNoRuleAsked = -1;
@@ -89,13 +89,13 @@ absl::StatusOr<TreeSpec> TreeResolver::Request(const TreeTensor& tensor, std::st
   } else if (source.rule >= 0) {
     const RuleSet& rules = question_.rules->rules;
     SHARDMESH_ASSIGN_OR_RETURN(RuleMatch match, rules.Apply(source.rule, rule_name, tensor.shape));
-    // The requested spec is the rule's, before it is fitted to the tensor's rank and size.
+    // The requested spec is the rule's spec, before it is fitted to the tensor's rank and size.
     spec.requested = match.corrections.empty()
                          ? match.spec
                          : rules.rules()[static_cast<size_t>(source.rule)].spec;
     spec.effective = std::move(match.spec);
     spec.corrections = std::move(match.corrections);
-    // Correction reports this where there is a mesh. The originals notice it only when an array is
+    // With a mesh, correction reports this. The original libraries notice it only when an array is
     // placed.
     if (!question_.mesh.has_value() && question_.compatibility != Compatibility::kExact) {
       SHARDMESH_RETURN_IF_ERROR(CheckDistinctAxes(spec.effective));

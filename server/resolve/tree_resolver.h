@@ -1,4 +1,4 @@
-// The layout of a whole tree of tensors, piece by piece: distinct specs once, tensors by index.
+// The layout of a whole tree of tensors, in pieces: distinct specs once, tensors by index.
 #ifndef SHARDMESH_SERVER_RESOLVE_TREE_RESOLVER_H_
 #define SHARDMESH_SERVER_RESOLVE_TREE_RESOLVER_H_
 
@@ -32,8 +32,8 @@
 
 namespace shardmesh::server {
 
-// The name and the shape of a tensor outlive the call; axes and spec, which the tensors of a tree
-// share, outlive the resolver: it knows them by their addresses.
+// The name and the shape of a tensor outlive the call. Axes and spec, which tensors of a tree
+// share, outlive the resolver: it identifies them by their addresses.
 using rpc::TreeTensor;
 
 // A spec that one or more tensors of a tree have.
@@ -41,7 +41,7 @@ struct TreeSpec {
   PartitionSpec requested;
   PartitionSpec effective;
   std::vector<Correction> corrections;
-  Shape shape;  // of the first tensor that has it: the corrections are about it
+  Shape shape;  // of the first such tensor: corrections refer to it
 };
 
 // The answer for one tensor.
@@ -57,9 +57,9 @@ struct TreeCounts {
   int64_t tensors = 0;
   int64_t parameters = 0;          // elements of all tensors
   int64_t sharded_parameters = 0;  // of tensors that are not replicated
-  int64_t corrected = 0;           // whose spec was corrected
-  int64_t replicated = 0;          // of which each device holds all
-  int64_t unmatched = 0;           // that no rule matches
+  int64_t corrected = 0;           // with a corrected spec
+  int64_t replicated = 0;          // each device holds all of these
+  int64_t unmatched = 0;           // matched by no rule
 };
 
 struct TreeQuestion {
@@ -69,9 +69,9 @@ struct TreeQuestion {
   // Nullopt: specs are the requested ones, nothing is corrected, no bytes are counted.
   std::optional<Mesh> mesh;
   bool strict = false;  // the first correction is an error
-  // A tensor that no rule matches is part of the answer; otherwise it is an error.
+  // A tensor that no rule matches is in the answer; otherwise it is an error.
   bool keep_unmatched = false;
-  // Specs that tensors bring may name only axes of the mesh, each once.
+  // Specs in the request may name only axes of the mesh, each once.
   bool own_specs_must_suit_mesh = false;
   Compatibility compatibility = Compatibility::kDefault;
 };
@@ -118,7 +118,7 @@ class TreeResolver {
     int64_t rule;
     absl::Span<const int64_t> shape;
   };
-  // A name with its hash, which a table that grows does not work out again.
+  // A name with its hash, so that a growing table does not compute it again.
   struct Name {
     absl::string_view bytes;
     size_t hash;
@@ -165,7 +165,7 @@ class TreeResolver {
   // Returns the requested spec: from the tensor's own axes, its spec, or its rule.
   absl::StatusOr<TreeSpec> Request(const TreeTensor& tensor, std::string_view rule_name,
                                    const SourceView& source) const;
-  // Corrects `spec.effective`, which is as the rules or axes give it.
+  // Corrects `spec.effective`, which comes from the rules or axes.
   absl::StatusOr<Placed> Place(TreeSpec spec, const TreeTensor& tensor);
 
   const TreeQuestion question_;
@@ -175,7 +175,7 @@ class TreeResolver {
   TreeCounts counts_;
   std::optional<LayoutAnalysis> analysis_;
   std::pmr::monotonic_buffer_resource name_bytes_{size_t{1} << 20};
-  absl::flat_hash_set<Name, NameHash, NameEqual> names_;     // of bytes in name_bytes_
+  absl::flat_hash_set<Name, NameHash, NameEqual> names_;     // views into name_bytes_
   std::string rule_name_;                                    // kept for its memory
   absl::flat_hash_map<std::string, uint32_t> spec_indexes_;  // by the specs' texts
   absl::flat_hash_map<Source, Placed, SourceHash, SourceEqual> placed_;

@@ -33,8 +33,8 @@ namespace {
 
 constexpr int64_t kPieceBytes = int64_t{1} << 20;
 constexpr absl::Duration kRetryDelay = absl::Seconds(5);
-// How long a caller may take for a piece; then its stream is cut off, since nobody else can have a
-// snapshot meanwhile.
+// Time limit for a caller to receive a piece. After that its stream is cut, because no other caller
+// can get a snapshot meanwhile.
 constexpr absl::Duration kPieceTime = absl::Seconds(30);
 
 // State that all calls share. One snapshot is made at a time.
@@ -44,7 +44,7 @@ struct SnapshotDesk {
   const std::string folder;
   std::atomic<bool> is_busy = false;
   std::atomic<int64_t> count = 0;
-  // Reads pieces: a reaction does not touch the disk.
+  // Reads pieces: a reaction must not access the disk.
   Background background{1};
 };
 
@@ -70,10 +70,10 @@ class SnapshotReactor final : public grpc::ServerWriteReactor<v1::SnapshotRespon
           kRetryDelay)));
     }
     is_ours_ = true;
-    // Made anew where it was removed under the process: then this is the last copy of the state.
+    // Created again if it was removed during the run: this is then the last copy of the state.
     mkdir(desk_->folder.c_str(), 0700);
     path_ = StrCat(desk_->folder, "/", kSnapshotPrefix, ++desk_->count, ".db");
-    // The store's thread, the background's and gRPC's take turns after this call.
+    // After this call, the threads of the store, the background and gRPC take turns.
     desk_->store->Backup(path_, [this](const absl::StatusOr<Revision>& revision) {
       if (!revision.ok()) return EndWith(rpc::ToGrpc(revision.status()));
       revision_ = *revision;
@@ -97,7 +97,7 @@ class SnapshotReactor final : public grpc::ServerWriteReactor<v1::SnapshotRespon
     file_.reset();
     if (std::exchange(is_ours_, false)) desk_->is_busy = false;
   }
-  // Frees the place before the answer: the caller may ask for another snapshot at once.
+  // Frees the slot before the answer: the caller may ask for another snapshot at once.
   void EndWith(const grpc::Status& status) {
     ReleaseSnapshot();
     Finish(status);
@@ -136,7 +136,7 @@ class SnapshotReactor final : public grpc::ServerWriteReactor<v1::SnapshotRespon
 
   absl::Status Open() {
     absl::StatusOr<InputFile> file = OpenInputFile(path_);
-    // The file loses its name here, and is deleted when it is closed.
+    // The file's name is removed here; the file is deleted when it is closed.
     std::error_code ignored;
     std::filesystem::remove(path_, ignored);
     if (!file.ok()) return absl::InternalError(file.status().message());
@@ -163,7 +163,8 @@ class SnapshotReactor final : public grpc::ServerWriteReactor<v1::SnapshotRespon
   void CutOffIfSlow() {
     const absl::Time until = taken_at_;
     if (desk_->clock->Now() < until) return alarm_.SetNoLaterThan(until);
-    rpc::LogWarning("a snapshot is given up: nobody reads it", {{"revision", revision_}});
+    rpc::LogWarning("a snapshot is given up: the client does not read it",
+                    {{"revision", revision_}});
     context_->TryCancel();
   }
 
@@ -178,7 +179,7 @@ class SnapshotReactor final : public grpc::ServerWriteReactor<v1::SnapshotRespon
   int64_t offset_ = 0;
   uint32_t whole_ = 0;
   v1::SnapshotResponse response_;
-  std::atomic<absl::Time> taken_at_ = absl::InfiniteFuture();  // at the latest, what is written
+  std::atomic<absl::Time> taken_at_ = absl::InfiniteFuture();  // time limit of the current write
   rpc::Alarm alarm_;                                           // last
 };
 

@@ -1,4 +1,4 @@
-// AdminService: care for a running coordinator.
+// AdminService: maintenance of a running coordinator.
 #ifndef SHARDMESH_SERVER_SERVICE_ADMIN_SERVICE_H_
 #define SHARDMESH_SERVER_SERVICE_ADMIN_SERVICE_H_
 

@@ -1,4 +1,4 @@
-// Arrays on the wire. Blocks nowhere: commits answer from the store's thread, and rules that take
+// Arrays on the wire. Never blocks: commits answer from the store's thread, and rules that take
 // long are compiled in the background.
 #include "server/service/array_service.h"
 
@@ -73,7 +73,7 @@ class ArrayService final : public ArrayServiceBase {
     if (checked.ok()) checked = CheckOwner(*context, *request);
     if (!checked.ok()) return Answer(context, checked);
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    // A little before the client's own deadline, so that it hears who was missing.
+    // A little before the client's own deadline, so that it gets the names of missing ranks.
     const absl::Time give_up =
         context_.clock->Now() +
         std::min(rpc::TimeLeft(*context) - absl::Milliseconds(100), kCommitTimeout);
@@ -171,7 +171,7 @@ class ArrayService final : public ArrayServiceBase {
     return reactor;
   }
 
-  // Whether the caller may end the transfer of a request. A session that is gone has none, but it
+  // Whether the caller may end the transfer of a request. A closed session has no transfer, but it
   // may repeat the request that committed one.
   template <typename Request>
   absl::Status CheckOwner(const grpc::CallbackServerContext& context,
@@ -190,7 +190,7 @@ class ArrayService final : public ArrayServiceBase {
                                  OnMoved on_moved) {
     const std::string& request_id = request.request_id();
     if (checked.ok()) checked = rpc::CheckRequestId(request_id, "request_id");
-    // A name is removed, rather than given to an array, only if it is there.
+    // Removing a name, rather than moving it to an array, requires that it exists.
     const auto expected = Decode(request.precondition(), /*must_exist=*/move.array_id.empty());
     checked.Update(expected.status());
     if (!checked.ok()) return Answer(context, checked);

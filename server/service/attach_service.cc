@@ -19,7 +19,7 @@
 namespace shardmesh::server {
 namespace {
 
-// A worker that lets this much wait is as good as lost: a few hundred of the largest steps.
+// A worker with this much unsent data counts as lost: a few hundred of the largest steps.
 constexpr int64_t kOutboxBytes = int64_t{256} << 20;
 // gRPC would end the stream for a longer message.
 constexpr int64_t kMaxMessageBytes = rpc::kMaxControlMessageBytes;
@@ -37,7 +37,7 @@ std::shared_ptr<const grpc::ByteBuffer> Lend(const WorkerMessage& message) {
 
 class AttachReactor;
 
-// Constant, but for the set, which synchronises itself.
+// Constant, except the set, which synchronises itself.
 struct Attachments {
   WorkerStreams* const streams;
   const rpc::Credentials credentials;
@@ -90,7 +90,7 @@ class AttachReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   absl::Status Write(WorkerMessage message) override {
     const auto size_bytes = static_cast<int64_t>(message->size());
     if (size_bytes > kMaxMessageBytes) {
-      // The makers of long messages check their lengths before.
+      // The code that makes long messages checks their lengths before.
       rpc::LogError("a message to a worker is too long, and was not sent",
                     {{"identity", session_.identity()},
                      {"size_bytes", size_bytes},

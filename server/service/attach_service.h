@@ -8,8 +8,8 @@
 
 namespace shardmesh::server {
 
-// `streams` outlives the service. `credentials` say which callers may speak as which workers.
-// `end_streams` stops `streams` first: workers attach anew elsewhere, or later.
+// `streams` outlives the service. `credentials` state which callers may act as which workers.
+// `end_streams` stops `streams` first: workers attach again elsewhere, or later.
 StreamingService MakeAttachService(WorkerStreams* streams, rpc::Credentials credentials);
 
 }  // namespace shardmesh::server

@@ -1,4 +1,4 @@
-// Calls of one question and one answer whose answer takes too long for a reaction.
+// Unary calls of questions that take too long for a reaction.
 #ifndef SHARDMESH_SERVER_SERVICE_BACKGROUND_REACTOR_H_
 #define SHARDMESH_SERVER_SERVICE_BACKGROUND_REACTOR_H_
 

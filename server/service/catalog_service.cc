@@ -188,7 +188,7 @@ class CatalogService final : public v1::CatalogService::CallbackService {
     };
   }
 
-  // The key that the answer is remembered under; empty if the request changes nothing.
+  // The key under which the answer is stored; empty if the request changes nothing.
   template <typename Request>
   static std::string KeyOf(const grpc::CallbackServerContext& context, std::string_view method,
                            const Request& request) {
@@ -197,15 +197,15 @@ class CatalogService final : public v1::CatalogService::CallbackService {
                : RequestKey(rpc::CallerOf(context).name, method, request.request_id());
   }
 
-  // Whether a mesh may be changed. Unless the request only asks, no array is staged on the mesh
-  // until the change ends.
+  // Whether a mesh may be changed. Unless the request only validates, no array is staged on the
+  // mesh until the change ends.
   template <typename Request>
   absl::Status BeginChange(const Request& request) {
     return request.validate_only() ? registry_->CheckMeshChange(request.name())
                                    : registry_->BeginMeshChange(request.name());
   }
 
-  // Where a mesh was changed, or was to be: arrays may be staged on it again.
+  // The change of a mesh ended or failed: arrays may be staged on the mesh again.
   DefinitionStore::Callback EndingChange(bool is_mesh, const std::string& mesh_id,
                                          DefinitionStore::Callback callback) {
     if (!is_mesh) return callback;

@@ -1,4 +1,4 @@
-// The methods of ClusterService, each one call of what answers it.
+// The methods of ClusterService. Each passes its call to the object that answers it.
 #include "server/service/cluster_service.h"
 
 #include <grpcpp/grpcpp.h>

@@ -1,5 +1,5 @@
-// Serves shardmesh.v1.ClusterService: what the cluster is, how it is doing, what its workers did,
-// and what changes.
+// Serves shardmesh.v1.ClusterService: the state and health of the cluster, the records of its
+// workers, and changes.
 #ifndef SHARDMESH_SERVER_SERVICE_CLUSTER_SERVICE_H_
 #define SHARDMESH_SERVER_SERVICE_CLUSTER_SERVICE_H_
 
@@ -10,7 +10,7 @@
 
 namespace shardmesh::server {
 
-// Thread-safe. What `context` names, and `changes`, outlive the service.
+// Thread-safe. All objects in `context`, and `changes`, outlive the service.
 StreamingService MakeClusterService(const CoordinatorParts& context, ClusterServiceOptions options,
                                     ClusterChanges* changes, const WatchLimits& limits);
 

@@ -23,7 +23,7 @@
 namespace shardmesh::server {
 namespace {
 
-// A unary call that runs a step; cancelled with it. `fill` turns the step's answer into the RPC's.
+// A unary call that runs a step; both are cancelled together. `fill` encodes the step's answer.
 template <typename Response>
 class StepReactor final : public grpc::ServerUnaryReactor {
  public:
@@ -65,7 +65,7 @@ class StepReactor final : public grpc::ServerUnaryReactor {
     }
   }
 
-  // Start may still be running when the call is over: the later of the two deletes.
+  // Start may still be running when the call is over: the later of the two deletes the object.
   void OnDone() override {
     {
       absl::MutexLock lock(&mutex_);

@@ -13,7 +13,7 @@
 namespace shardmesh::server {
 namespace {
 
-// Lives until the answer, and as long as the question may be ended.
+// Lives until the answer, and as long as the question can be cancelled.
 struct Probe {
   std::unique_ptr<v1::TileService::Stub> stub;
   grpc::ClientContext context;
@@ -22,7 +22,7 @@ struct Probe {
   absl::AnyInvocable<void(absl::StatusOr<EndpointAnswer>) &&> answered;
 
   void Answer(const absl::Status& status) {
-    // Moved out: the callback holds the check, which holds this.
+    // Moved out: the callback owns the check, which owns this object.
     auto done = std::move(answered);
     if (!status.ok()) return std::move(done)(status);
     std::move(done)(EndpointAnswer{.identity = response.identity(),
@@ -44,7 +44,7 @@ AskEndpoint ProbeEndpoints(rpc::Credentials credentials) {
     const auto channel = rpc::CreateChannel(
         address, {.credentials = credentials,
                   .peer = rpc::ExpectedPeer::Worker(identity),
-                  // No delay of an earlier check that failed, nor the address that it found.
+                  // A new channel has no backoff and no address from an earlier failed check.
                   .own_connection = true});
     if (!channel.ok()) {
       probe->Answer(channel.status());

@@ -1,4 +1,4 @@
-// Asks the workers at their endpoints who they are, over gRPC.
+// Asks workers at their endpoints for their identities, over gRPC.
 #ifndef SHARDMESH_SERVER_SERVICE_ENDPOINT_PROBE_H_
 #define SHARDMESH_SERVER_SERVICE_ENDPOINT_PROBE_H_
 

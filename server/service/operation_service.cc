@@ -25,7 +25,7 @@ namespace {
 
 constexpr absl::Duration kWatchInterval = absl::Milliseconds(100);
 constexpr int64_t kOutboxBytes = int64_t{64} << 10;
-// Bytes from which on a page of operations is full.
+// A page of operations is full from this many bytes on.
 constexpr int64_t kListBytes = int64_t{1} << 20;
 
 v1::OperationState StateOf(const TransferProgress& progress) {
@@ -52,7 +52,7 @@ void Encode(const TransferProgress& from, v1::Operation* to) {
 
 // WatchOperation, written straight:
 //   while (true) { write(progress); if (progress.ended) finish; sleep(kWatchInterval) }
-// The next look follows the write before it, so a slow client gets fewer.
+// The next look follows the previous write, so a slow client gets fewer messages.
 class WatchReactor final : public grpc::ServerWriteReactor<v1::WatchOperationResponse> {
  public:
   WatchReactor(rpc::Clock* clock, const Transfers* transfers, StreamSet<WatchReactor>* streams,
@@ -98,7 +98,7 @@ class WatchReactor final : public grpc::ServerWriteReactor<v1::WatchOperationRes
     auto response = std::make_shared<v1::WatchOperationResponse>();
     Encode(*progress, response->mutable_operation());
     const auto size_bytes = static_cast<int64_t>(response->ByteSizeLong());
-    // After a Close nothing is taken any more, which is as well.
+    // After a Close, queued messages are not accepted any more. That is harmless.
     outbox_.Push(std::move(response), size_bytes).IgnoreError();
     if (progress->ended) {
       outbox_.Close(Outbox::kFlush, [this] { Finish(grpc::Status::OK); });

@@ -9,7 +9,7 @@
 
 namespace shardmesh::server {
 
-// Thread-safe. All outlive the service; end its streams before the clock goes.
+// Thread-safe. All arguments outlive the service; end its streams before the clock is destroyed.
 StreamingService MakeOperationService(rpc::Clock* clock, Transfers* transfers,
                                       const SessionTable* sessions);
 

@@ -21,7 +21,7 @@
 namespace shardmesh::server {
 namespace {
 
-// A put whose tensors do not come is ended: after so long without a message, and in all.
+// A put whose tensors stop arriving is ended: limits between two messages, and in total.
 constexpr absl::Duration kIdleLimit = absl::Seconds(30);
 constexpr absl::Duration kTakeLimit = absl::Minutes(5);
 
@@ -108,7 +108,7 @@ class PutStreams::Stream final
   }
   void OnWriteDone(bool ok) override {
     if (!ok) {
-      // Unless a repeated request has the answer, nobody knows of the transfer.
+      // Unless a repeated request has the answer, no client knows the transfer.
       if (!transfer_id_.empty() && begun_->NotDelivered(key_)) {
         parts_.transfers
             ->Abort(transfer_id_, absl::CancelledError("the client left before it had the answer"))
@@ -119,7 +119,7 @@ class PutStreams::Stream final
     if (!answer_->is_at_end()) {
       return Write();
     }
-    // A call that holds may outlive its transfer, and is not to keep what that one had.
+    // A call that holds may outlive its transfer, and must not keep the transfer's data alive.
     answer_.reset();
     const bool holds = requests_.plan().header().hold;
     if (!transfer_id_.empty()) {
@@ -142,7 +142,7 @@ class PutStreams::Stream final
   }
 
  private:
-  // Makes the transfer's end finish the call.
+  // Makes the end of the transfer finish the call.
   void HoldTransfer() {
     bool is_cancelled = false;
     {
@@ -165,18 +165,17 @@ class PutStreams::Stream final
       Finish(grpc::Status::OK);
     });
   }
-  // The client has gone from a call that held. Where another call has the transfer too, or its
-  // commit was asked for, it goes on, and this call ends with it. A client that lost its connection
-  // asks for the commit again, over another one.
+  // The client of a holding call has gone. If another call has the transfer too, or its commit was
+  // requested, the transfer continues, and only this call ends. A client that lost its connection
+  // sends the commit request again, over a new one.
   void ReleasePut() {
     if (parts_.transfers->IsCommitAskedFor(transfer_id_)) return begun_->Ended(key_);
     if (!begun_->Release(key_)) return;
-    // The commit may be asked for just now.
+    // The commit request may arrive at this moment.
     parts_.transfers->Abandon(
-        transfer_id_,
-        WithReason(absl::CancelledError("the connection over which the client began the put broke "
-                                        "before its commit was asked for; put again"),
-                   Reason::kCancelled));
+        transfer_id_, WithReason(absl::CancelledError("the client's connection broke before it "
+                                                      "asked for the commit of the put; put again"),
+                                 Reason::kCancelled));
   }
 
   void Read() {
@@ -201,12 +200,12 @@ class PutStreams::Stream final
       }
       is_over_ = true;
     }
-    Finish(rpc::ToGrpc(WithReason(
-        absl::DeadlineExceededError(
-            StrCat("the put's tensors did not all come: at most ", absl::FormatDuration(kIdleLimit),
-                   " may pass without a message, and ", absl::FormatDuration(kTakeLimit),
-                   " until the client has sent all of them; put again")),
-        Reason::kDeadline, {{fact::kLimit, absl::ToDoubleSeconds(kTakeLimit)}})));
+    Finish(rpc::ToGrpc(
+        WithReason(absl::DeadlineExceededError(StrCat(
+                       "the client did not send all tensors of the put in time: at most ",
+                       absl::FormatDuration(kIdleLimit), " may pass between two messages, and ",
+                       absl::FormatDuration(kTakeLimit), " until the last one; put again")),
+                   Reason::kDeadline, {{fact::kLimit, absl::ToDoubleSeconds(kTakeLimit)}})));
   }
 
   void Write() {
@@ -230,7 +229,7 @@ class PutStreams::Stream final
 
   absl::Mutex mutex_;
   bool is_reading_ ABSL_GUARDED_BY(mutex_) = false;
-  bool is_over_ ABSL_GUARDED_BY(mutex_) = false;  // EndIfIdle has ended it
+  bool is_over_ ABSL_GUARDED_BY(mutex_) = false;  // ended by EndIfIdle
   bool is_held_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_cancelled_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Time due_ ABSL_GUARDED_BY(mutex_);  // while is_reading_

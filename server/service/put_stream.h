@@ -26,7 +26,7 @@ struct PutStreamParts {
   int64_t term = 0;
 };
 
-// Makes the streams, and keeps what they share: the puts that were begun, and how many streams each
+// Makes the streams. Keeps their shared data: the begun puts, and the number of streams that each
 // caller has open. Outlives the streams. Thread-safe.
 class PutStreams {
  public:

@@ -39,8 +39,8 @@ class QuestionCalls {
   Background* background() { return &background_; }
   Background* beginnings() { return &beginnings_; }
 
-  // Looks the request up among those that were answered before, or else answers it: in the
-  // background if `takes_long`, which may be null, says that it takes too long for a reaction.
+  // Returns a stored answer to the request, or else answers it: in the background if `takes_long`,
+  // which may be null, says that it takes too long for a reaction.
   template <typename Request, typename Response>
   grpc::ServerUnaryReactor* Remembered(grpc::CallbackServerContext* context,
                                        const grpc::ByteBuffer& request, grpc::ByteBuffer* response,
@@ -117,7 +117,7 @@ class QuestionCalls {
     return reactor;
   }
 
-  // Answers what is not known yet; `request` is the question's bytes.
+  // Answers a question that is not in the cache; `request` is its bytes.
   template <typename Response, typename Request>
   absl::Status AnswerAndKeep(const Definitions& state, const grpc::Slice& request,
                              const Request& question, const std::function<bool()>& is_cancelled,
@@ -140,7 +140,7 @@ class QuestionCalls {
     return absl::OkStatus();
   }
 
-  // Tells the calls of all services apart: no two take the same message.
+  // Numbers the calls of all services: no two calls use the same request type.
   template <typename Request>
   static int MethodOf() {
     static const int method = NextMethod();
@@ -157,8 +157,8 @@ class QuestionCalls {
   const QuestionOptions options_;
   const CorrectionCounter counter_;
   AnswerCache answers_{kRememberedBytes};
-  // Last: their tasks use the above. Headers of streams whose rules take long to compile have
-  // threads of their own, so that they do not wait behind calls that take seconds.
+  // Last: their tasks use the members above. Headers of streams whose rules take long to compile
+  // have threads of their own, so that they do not wait behind calls that take seconds.
   Background background_{2};
   Background beginnings_{2};
 };

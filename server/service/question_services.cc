@@ -1,4 +1,4 @@
-// Makes the services of questions over what they share.
+// Makes the services of questions from their shared parts.
 #include "server/service/question_services.h"
 
 #include <grpcpp/impl/service_type.h>

@@ -25,7 +25,7 @@ struct QuestionOptions {
   const DefinitionStore* definition_store = nullptr;
   // The cluster's arrays; null: there are none.
   const ArrayRegistry* registry = nullptr;
-  // Corrections by reason are counted there; may be null.
+  // Counts corrections by reason; may be null.
   rpc::Metrics* metrics = nullptr;
 };
 
@@ -38,7 +38,7 @@ struct QuestionService {
 // point to outlives the services.
 std::vector<QuestionService> MakeQuestionServices(const QuestionOptions& options);
 
-// Each service, in a source of its own.
+// Each service is in a source file of its own.
 using SharedCalls = std::shared_ptr<QuestionCalls>;
 std::unique_ptr<grpc::Service> MakeResolveService(SharedCalls calls);
 std::unique_ptr<grpc::Service> MakeLayoutService(SharedCalls calls);

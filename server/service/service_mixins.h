@@ -1,4 +1,4 @@
-// Services put together method by method: some take messages, some their bytes.
+// Services composed method by method: some take messages, some their bytes.
 #ifndef SHARDMESH_SERVER_SERVICE_SERVICE_MIXINS_H_
 #define SHARDMESH_SERVER_SERVICE_SERVICE_MIXINS_H_
 
@@ -9,7 +9,7 @@ namespace shardmesh::server {
 //   class MyService : public WithMethods<v1::MyService::Service,
 //                                        v1::MyService::WithRawCallbackMethod_Stream,
 //                                        v1::MyService::WithCallbackMethod_Unary>::Type
-// A method that is left out, and then overridden, does not compile.
+// If a method is left out and then overridden, the service does not compile.
 template <typename Base, template <typename> typename... Mixins>
 struct WithMethods {
   using Type = Base;

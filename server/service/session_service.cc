@@ -26,7 +26,7 @@ namespace shardmesh::server {
 namespace {
 
 constexpr size_t kMaxClientNameBytes = 255;
-// Bytes from which on a page of sessions is full.
+// A page of sessions is full from this many bytes on.
 constexpr int64_t kListBytes = int64_t{1} << 20;
 
 void Encode(const SessionInfo& from, v1::OpenSessionInfo* to) {
@@ -115,8 +115,8 @@ class SessionService final : public v1::SessionService::CallbackService {
     if (request.has_ttl()) {
       SHARDMESH_ASSIGN_OR_RETURN(ttl, rpc::Decode(request.ttl()));
     }
-    // A repeated request gets its session as long as that lives: sessions end with the process, and
-    // so does this memory of them.
+    // A repeated request gets its session while that lives. Sessions end with the process, and so
+    // does this record of them.
     const std::string key = RequestKey(caller.name, "OpenSession", request.request_id());
     const std::string fingerprint = Sha256(request.SerializeAsString());
     absl::MutexLock lock(&mutex_);
@@ -140,8 +140,8 @@ class SessionService final : public v1::SessionService::CallbackService {
     return Encode(session, response);
   }
 
-  // All of them, whenever there are twice as many as after the last time: each opening then costs
-  // no more than a few looks.
+  // Forgets all ended sessions whenever there are twice as many entries as after the last time.
+  // Each opening then costs only a few lookups on average.
   void ForgetEnded() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (opened_.size() < forget_at_) {
       return;

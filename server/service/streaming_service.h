@@ -1,4 +1,4 @@
-// A service some of whose streams live until somebody ends them.
+// A service with streams that live until somebody ends them.
 #ifndef SHARDMESH_SERVER_SERVICE_STREAMING_SERVICE_H_
 #define SHARDMESH_SERVER_SERVICE_STREAMING_SERVICE_H_
 

@@ -1,4 +1,4 @@
-// The one file of the registry that knows the store's messages.
+// The only file of the registry that uses the store's messages.
 #include "server/state/array_record.h"
 
 #include <iterator>

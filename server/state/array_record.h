@@ -14,32 +14,32 @@
 
 namespace shardmesh::server {
 
-// The bytes are messages of shardmesh.store.v1. Decode returns DATA_LOSS (STORE_FAILED), naming
-// `key`, for bytes that are not, or that describe something impossible.
+// The bytes are messages of shardmesh.store.v1. Decode returns DATA_LOSS (STORE_FAILED) with `key`
+// if they are malformed, or describe something impossible.
 
 struct ClusterRecord {
   std::string cluster_id;
   int64_t term = 0;
 };
-// Epochs and numbers of steps are made of the term: beyond this one they would overflow.
+// Epochs and step numbers are derived from the term: beyond this term they would overflow.
 inline constexpr int64_t kMaxTerm = (int64_t{1} << 23) - 2;
 // FAILED_PRECONDITION (STORE_FAILED): the term is higher.
 absl::Status CheckTerm(int64_t term);
 std::string EncodeCluster(const ClusterRecord& cluster);
 absl::StatusOr<ClusterRecord> DecodeCluster(std::string_view key, const std::string& bytes);
 
-// Key of the record that the state was restored, or has lost records.
+// Key of the record for a state that was restored, or has lost records.
 inline constexpr std::string_view kRestoredKey = "restored";
-// The digest where records were lost and that of the snapshot, if there was one, with them.
+// The digest of a state with lost records: the snapshot's digest, if any, was lost with them.
 inline constexpr std::string_view kUnknownSnapshot = "unknown";
 struct RestoredRecord {
   std::string digest;           // of the snapshot, or kUnknownSnapshot
-  bool may_lack_names = false;  // its arrays without a name may have, or have had, one
+  bool may_lack_names = false;  // arrays without a name may have or have had one
 };
 std::string EncodeRestored(const RestoredRecord& restored);
 absl::StatusOr<RestoredRecord> DecodeRestored(std::string_view key, const std::string& bytes);
 
-// A decoded array is degraded, every rank missing: its tiles are yet to be reported.
+// A decoded array is degraded, with every rank missing: workers report its tiles later.
 std::string EncodeArray(const Array& array);
 absl::StatusOr<Array> DecodeArray(std::string_view key, const std::string& bytes);
 
@@ -72,10 +72,10 @@ absl::StatusOr<ReleasedRecord> DecodeReleased(std::string_view key, const std::s
 // Prefixes of the keys of definitions. Only these keys keep their former values.
 inline constexpr std::string_view kDefinitionPrefixes[] = {"mesh/", "profile/", "rule_set/",
                                                            "logical_rules/", "tree/"};
-// The outline of a definition's record: its fields other than the definition, of any kind.
+// The content of a definition's record except the definition itself, of any kind.
 struct DefinitionOutline {
   int64_t version = 0;
-  bool has_ranks = false;  // of a mesh: its workers are named
+  bool has_ranks = false;  // of a mesh: it names its workers
 };
 absl::StatusOr<DefinitionOutline> DecodeDefinitionOutline(std::string_view key,
                                                           const std::string& bytes);
@@ -83,9 +83,9 @@ absl::StatusOr<DefinitionOutline> DecodeDefinitionOutline(std::string_view key,
 absl::StatusOr<std::string> WithDefinitionVersion(std::string_view key, const std::string& bytes,
                                                   int64_t version);
 
-// The definition of a mesh with workers for its ranks: that of the record `before`, or where that
-// is null a new one of `mesh`. INVALID_ARGUMENT: they are not as many as the ranks, not distinct,
-// or no identities.
+// The definition of a mesh with workers for its ranks: that of the record `before`, or if that is
+// null a new one of `mesh`. INVALID_ARGUMENT: there are not as many workers as ranks, two are
+// equal, or one is no valid identity.
 absl::StatusOr<std::string> WithRanks(std::string_view key, const std::string* before,
                                       const Mesh& mesh, const std::vector<std::string>& workers,
                                       int64_t version, absl::Time now);

@@ -1,4 +1,4 @@
-// Selects arrays, and says what is missing of those that are degraded.
+// Selects arrays, and reports the missing parts of degraded ones.
 #include "server/state/array_selection.h"
 
 #include <algorithm>
@@ -41,7 +41,7 @@ absl::Status Degraded(const SelectedArray& selected, const MembershipView& membe
                                ? StrCat("tensor \"", selected.name.name, "\"")
                                : StrCat("array ", descriptor.array_id);
   bool comes_back = has_ranks;
-  bool is_lost = false;  // a worker that is there lacks its tile
+  bool is_lost = false;  // a live worker lacks its tile
   for (const int64_t rank : array.missing_ranks) {
     if (!comes_back) break;
     const std::string& identity = mesh->identities[static_cast<size_t>(rank)];
@@ -61,11 +61,12 @@ absl::Status Degraded(const SelectedArray& selected, const MembershipView& membe
   }
   const std::string_view advice =
       is_lost
-          ? "its worker is there without the tile: `shardmesh admin quarantine list` shows whether "
-            "it is aside and can be restored; otherwise load it again"
+          ? "its worker is attached without the tile: `shardmesh admin quarantine list` shows "
+            "whether the tile is in quarantine and can be restored; otherwise load the array again"
       : array.durability == Durability::kDisk
           ? "start those workers again: the tiles are on their disks"
-          : "the tiles were in memory: load it again, unless those workers still run and come back";
+          : "the tiles were in memory: load the array again, unless those workers still run and "
+            "come back";
   return WithReason(
       absl::FailedPreconditionError(StrCat(name, " lacks the tiles of ", ranks, "; ", advice)),
       Reason::kArrayDegraded,

@@ -1,4 +1,4 @@
-// Finds an array by the name or the id that a caller gave.
+// Finds an array by the name or the id in a request.
 #ifndef SHARDMESH_SERVER_STATE_ARRAY_SELECTION_H_
 #define SHARDMESH_SERVER_STATE_ARRAY_SELECTION_H_
 
@@ -15,14 +15,14 @@
 
 namespace shardmesh::server {
 
-// The array that a caller means: by its name, or where that is empty by its id.
+// The array in a request: by its name, or if that is empty by its id.
 struct ArrayReference {
   std::string name = {};
   int64_t version = 0;  // of the name; 0: the current one
   std::string array_id = {};
 };
 
-// An array and the name that it was selected by; `name.version` 0 where it was selected by id.
+// An array and the name by which it was selected; `name.version` 0: selected by id.
 struct SelectedArray {
   ArrayPtr array;
   NameEntry name;
@@ -42,8 +42,8 @@ absl::Status Degraded(const SelectedArray& selected, const MembershipView& membe
 // the shape, is empty, or reaches beyond it.
 absl::Status CheckSlice(const Tile& slice, const ArrayDescriptor& array);
 
-// The tiles that make up a part of the array, each with its holders that are there, row-major.
-// Otherwise Degraded: a tile has no holder. Requires a part within the array.
+// The tiles that form a part of the array, row-major, each with its live holders. Otherwise
+// Degraded: a tile has no holder. Requires a part within the array.
 absl::StatusOr<std::vector<OwnedTile>> FindHolders(const SelectedArray& selected, const Tile& part,
                                                    const MembershipView& membership,
                                                    const Recovery& recovery);

@@ -34,7 +34,7 @@ void Encode(const Array& array, const NameEntry* name, v1::Array* to) {
   to->set_size_bytes(descriptor.SizeBytes().value_or(0));
   if (array.definition.requested_spec.has_value()) {
     rpc::Encode(*array.definition.requested_spec, to->mutable_requested_spec());
-    // The reasons follow from request, shape and mesh.
+    // The reasons are determined by request, shape and mesh.
     const auto corrected =
         Correct(*array.definition.requested_spec, descriptor.shape, descriptor.mesh);
     if (corrected.ok()) {

@@ -1,4 +1,4 @@
-// Arrays of the registry as clients and workers see them.
+// Arrays of the registry in the form for clients and workers.
 #ifndef SHARDMESH_SERVER_STATE_ARRAY_VIEW_CODEC_H_
 #define SHARDMESH_SERVER_STATE_ARRAY_VIEW_CODEC_H_
 
@@ -14,16 +14,16 @@
 namespace shardmesh::server {
 
 v1::Durability Encode(Durability durability);
-// Encodes the array, with the name that it was found by if `name` is not null.
+// Encodes the array. If `name` is not null, encodes it as the name by which the array was found.
 void Encode(const Array& array, const NameEntry* name, v1::Array* to);
 
 // INVALID_ARGUMENT for a selector that holds neither a name nor an id, or an empty one; names the
 // field `array`.
 absl::StatusOr<ArrayReference> Decode(const v1::ArraySelector& from);
 
-// The version that a change expects of a name: nullopt for any, 0 where there must be none.
-// INVALID_ARGUMENT (BAD_FIELD) names the field, also where the name `must_exist` to be changed and
-// the condition is that it does not.
+// The version that a change expects of a name: nullopt for any, 0 if the name must not exist.
+// INVALID_ARGUMENT (BAD_FIELD) names the field. With `must_exist`, it is also the error for the
+// condition that the name does not exist.
 absl::StatusOr<std::optional<int64_t>> Decode(const v1::Precondition& from, bool must_exist);
 
 }  // namespace shardmesh::server

@@ -28,12 +28,12 @@ constexpr std::string_view kReleasedPrefix = "released/";
 constexpr size_t kMaxReleased = 16'384;
 // Discarded arrays that are remembered.
 constexpr size_t kMaxDiscarded = 65'536;
-// Tiles of an inventory, or arrays that it may lack, that are looked at before others get the lock.
+// Tiles, or arrays that an inventory may lack, handled before other threads get the lock.
 constexpr size_t kTakenAtOnce = 2'048;
-// Meshes of which it is remembered when they were changed; beyond, the older half is forgotten.
+// Most meshes with a remembered time of change. Beyond it, the older half is forgotten.
 constexpr size_t kMaxMeshFloors = 16'384;
 
-// A commit within these limits is one transaction, with room for its fence and its answer.
+// A commit within these limits is one transaction, with room for the fence and the answer.
 constexpr size_t kMaxSmallOperations = 100;
 constexpr size_t kMaxSmallBytes = 1 << 20;
 
@@ -47,7 +47,7 @@ std::string ChunkKey(std::string_view id, int64_t chunk) {
 
 absl::Status NoArray(std::string_view id) {
   return WithReason(
-      absl::NotFoundError(StrCat("no array \"", id, "\"; it was released, or never was")),
+      absl::NotFoundError(StrCat("no array \"", id, "\"; it was released, or never existed")),
       Reason::kNotFound, {{fact::kKind, "array"}, {fact::kName, id}});
 }
 
@@ -83,7 +83,7 @@ ArrayPtr WithMissing(const Array& array, std::vector<int64_t> missing) {
   return changed;
 }
 
-// `change` more of a state.
+// Adds `change` to the count of a state.
 void Tally(ArrayState state, int64_t change, ArrayCounts* counts) {
   switch (state) {
     case ArrayState::kStaging:
@@ -349,8 +349,8 @@ absl::Status ArrayRegistry::Load() {
     const auto array = arrays.find(found.array_id);
     if (array == arrays.end() && !has_unreadable_ && !restored_from_.empty() &&
         absl::IsNotFound(store_->Get(ArrayKey(found.array_id)).status())) {
-      // The array's record was set aside, and its tiles will be, because the array is unknown. With
-      // the name still in the store every start would find the same problem.
+      // The array's record was set aside. Its tiles will go into quarantine, because the array is
+      // unknown. With the name still in the store, every start would find the same problem.
       rpc::LogWarning("a name is given up: the record of its array was set aside",
                       {{"name", name}, {"array", found.array_id}});
       given_up.push_back(name);
@@ -481,8 +481,7 @@ void ArrayRegistry::DiscardStaged(const std::vector<std::string>& array_ids) {
     for (const ArrayEntry::Waiting& waiting : found->second.waiting) {
       InventoryVerdict verdict;
       if (waiting.committed) {
-        verdict.quarantine.push_back(
-            {id, waiting.tile, "its array was to be taken back into use, which failed", false});
+        verdict.quarantine.push_back({id, waiting.tile, "its array could not be restored", false});
       } else {
         verdict.drop.push_back(id);
       }
@@ -712,7 +711,7 @@ void ArrayRegistry::Write(Pending* pending) {
     if (puts.size() + last.puts.size() + last.deletes.size() > kMaxSmallOperations) break;
   }
   for (const Put& put : puts) bytes += put.key.size() + put.value.size();
-  // A manifest has entries; without any there is nothing that it could take off the transaction.
+  // A manifest has entries. Without entries it could not make the transaction smaller.
   if (entries.empty() ||
       (bytes <= kMaxSmallBytes &&
        puts.size() + last.puts.size() + last.deletes.size() <= kMaxSmallOperations)) {
@@ -756,7 +755,7 @@ void ArrayRegistry::WriteChunk(std::shared_ptr<Pending> pending, size_t next) {
 void ArrayRegistry::Finish(const std::shared_ptr<Pending>& pending,
                            absl::StatusOr<Revision> revision) {
   SHARDMESH_PASSES("registry.finish");
-  // All that a commit compares is the fence, and that its manifest is new.
+  // The commit compares only the fence, and that its manifest is new.
   if (absl::IsAborted(revision.status())) {
     revision = WithReason(
         absl::FailedPreconditionError("another coordinator has taken over this store; stop this "
@@ -973,7 +972,7 @@ void ArrayRegistry::RewriteSparse() {
     rewrite = BeginRewrite();
   }
   if (rewrite == nullptr) return;
-  // Takes long where there are many names.
+  // Takes long if there are many names.
   rewrite->chunks = EncodeManifestChunks(rewrite->entries);
   absl::MutexLock lock(&mutex_);
   manifests_.find(rewrite->new_id)->second.chunks = std::ssize(rewrite->chunks);
@@ -1064,8 +1063,8 @@ void ArrayRegistry::ReleaseIfUnheld(std::string_view array_id) {
     PutAside(
         descriptor, entry.adopted_from,
         entry.may_lack_names
-            ? "no name of it is known any more; the state was made of a snapshot or has lost "
-              "records, and it may have had another one"
+            ? "it has no name, and may have lost one: the state was made from a snapshot or has "
+              "lost records"
             : "the coordinator found it without a name after its start, and nothing held it any "
               "more");
   } else {
@@ -1167,11 +1166,12 @@ absl::StatusOr<NameEntry> ArrayRegistry::FindName(std::string_view name, int64_t
       const auto found = former_.find({std::string(name), version});
       if (found == former_.end()) {
         return WithReason(
-            absl::NotFoundError(StrCat(
-                "version ", version, " of name \"", name, "\" is not there any more, or never was",
-                current == names_.end()
-                    ? "; there is no array of that name now"
-                    : StrCat("; the current version is ", current->second.entry.version))),
+            absl::NotFoundError(
+                StrCat("version ", version, " of name \"", name,
+                       "\" is not there any more, or never existed",
+                       current == names_.end()
+                           ? "; there is no array of that name now"
+                           : StrCat("; the current version is ", current->second.entry.version))),
             Reason::kNotFound, {{fact::kKind, "name"}, {fact::kName, StrCat(name, "@", version)}});
       }
       return NameEntry{std::string(name), found->second, version};
@@ -1324,8 +1324,8 @@ void ArrayRegistry::AddTombstones(const std::vector<Released>& released) {
         Transaction put = Fenced();
         put.puts.push_back({batch->key, EncodeReleased(record)});
         put.urgent = true;  // a deletion waits for it
-        // If this write fails, the records of these arrays may be deleted even so. A worker that
-        // was away then moves its tiles to quarantine instead of dropping them.
+        // If this write fails, the records of these arrays may still be deleted. A worker that was
+        // away then moves its tiles to quarantine instead of dropping them.
         CommitToStore(std::move(put), [](const absl::StatusOr<Revision>&) {});
       }
     }
@@ -1366,7 +1366,7 @@ int64_t ArrayRegistry::CountUnconfirmed() const {
 }
 
 void ArrayRegistry::TilesDropped(absl::Span<const std::string> array_ids, const RankOf& rank_of) {
-  // Asked without the lock.
+  // Called without the lock.
   std::map<std::string, std::optional<int64_t>, std::less<>> ranks;
   {
     absl::MutexLock lock(&mutex_);
@@ -1405,7 +1405,7 @@ absl::Status ArrayRegistry::CheckMeshChange(const std::string& mesh_id) const {
 absl::Status ArrayRegistry::CheckMeshChangeLocked(const std::string& mesh_id) const {
   if (const auto found = arrays_by_mesh_.find(mesh_id); found != arrays_by_mesh_.end()) {
     std::string example = StrCat("array ", found->second.begin()->first);
-    // Most names may belong to arrays on other meshes, and everybody waits for the lock.
+    // Most names may belong to arrays on other meshes, and all other calls wait for the lock.
     constexpr int64_t kNamesLookedAt = 1'000;
     int64_t looked_at = 0;
     for (const auto& [name, named] : names_) {
@@ -1437,7 +1437,7 @@ void ArrayRegistry::EndMeshChange(const std::string& mesh_id, std::optional<Revi
     changing_meshes_.erase(mesh_id);
     if (!revision.has_value()) return;
     Revision& floor = mesh_floors_[mesh_id];
-    floor = std::max(floor, *revision);  // a repeated request may tell of an earlier one
+    floor = std::max(floor, *revision);  // an answer may repeat an older revision
     if (mesh_floors_.size() > kMaxMeshFloors) {
       std::vector<Revision> floors;
       for (const auto& [id, each] : mesh_floors_) floors.push_back(each);
@@ -1498,8 +1498,8 @@ InventoryVerdict ArrayRegistry::TakeInventory(const Inventory& inventory) {
       taking.ranks.emplace(mesh_id, *mesh.rank);
     }
   }
-  // A piece at a time: others need not wait for the whole. Between two pieces the worker may be
-  // lost, which takes its ranks out; arrays that come, go or change are judged as they stand.
+  // In pieces, so that others do not wait for all of it. Between pieces the worker may be lost,
+  // which removes its ranks. Arrays that come, go or change are judged in their current state.
   const std::vector<InventoryTile>& tiles = inventory.tiles;
   for (size_t begin = 0; begin < tiles.size(); begin += kTakenAtOnce) {
     absl::MutexLock lock(&mutex_);
@@ -1624,7 +1624,7 @@ void ArrayRegistry::JudgeQuarantined(absl::Span<const std::string> array_ids,
       verdict->drop.push_back(id);
     } else if (grace_is_over_ && !is_damaged_ && !may_lack_names_) {
       verdict->unknown.push_back(id);
-    }  // otherwise the array may still live: keep what is known of it
+    }  // otherwise the array may be live: keep the entry
   }
 }
 
@@ -1676,7 +1676,7 @@ bool ArrayRegistry::Classify(const InventoryTile& tile, Taking* taking) {
   const bool lies_here = rank.has_value() && *rank < descriptor.mesh.size() && tiling.ok() &&
                          tiling->TileOf(*rank) == tile.tile;
   if (!lies_here && mesh.identities.empty()) {
-    // The mesh's record cannot be read, or its ranks are not given yet: then it may lie here.
+    // The mesh's record cannot be read, or its ranks are not assigned yet: it may be here.
     return false;
   }
   if (!lies_here) {
@@ -1691,14 +1691,14 @@ bool ArrayRegistry::Classify(const InventoryTile& tile, Taking* taking) {
     }
     return put_aside(
         StrCat("its array lives on mesh \"", descriptor.mesh_id, "\", where this part is ",
-               holders.empty() ? "nobody's" : StrCat("that of ", StrJoin(holders, ", of ")),
+               holders.empty() ? "no rank's" : StrCat("that of ", StrJoin(holders, ", of ")),
                rank.has_value() ? StrCat("; this worker serves rank ", *rank)
                                 : std::string("; this worker serves no rank of it")),
         true);
   }
   if (array.state == ArrayState::kStaging) {
-    // Report the outcome to this worker: its commit of an array that is then discarded would stay
-    // for ever.
+    // Report the outcome to this worker: otherwise its commit of a discarded array would stay for
+    // ever.
     entry.waiting.push_back({inventory.identity, *rank, tile.tile, tile.crc32c, tile.committed});
   } else if (array.tile_crc32c[static_cast<size_t>(*rank)] == tile.crc32c) {
     verdict.commit.push_back(tile.array_id);
@@ -1855,7 +1855,7 @@ void ArrayRegistry::EndGrace() {
       ReleaseIfUnheld(id);
     }
     FlushReleased();
-    // Behind the deletes of their records: until then each start puts them aside.
+    // After the deletes of their records: until then each start sets them aside.
     const bool is_left =
         std::any_of(arrays_.begin(), arrays_.end(), [](const Arrays::value_type& each) {
           return each.second.has_record && !each.second.was_named;

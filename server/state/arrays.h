@@ -66,7 +66,7 @@ struct ArrayDefinition {
   ArraySource source = {};
 };
 
-// An array as it stands. Immutable: a change makes another.
+// An array in one state. Immutable: a change makes a new object.
 struct Array {
   ArrayDefinition definition;
   ArrayState state = ArrayState::kStaging;
@@ -77,8 +77,8 @@ struct Array {
 };
 using ArrayPtr = std::shared_ptr<const Array>;
 
-// A name at one version. The version is the store's revision at which the name was moved there. It
-// is never repeated, even if the name is deleted and created again.
+// A name at one version. The version is the store's revision at which the name was moved there.
+// Versions never repeat, even if the name is deleted and created again.
 struct NameEntry {
   std::string name;
   std::string array_id;
@@ -99,7 +99,7 @@ struct NameMove {
   std::optional<int64_t> expected_version;  // 0: there must be no such name
 };
 
-// Everything in it happens, or nothing.
+// It takes effect completely, or not at all.
 struct CommitRequest {
   std::vector<ArrayCommit> arrays;
   std::vector<NameMove> moves;  // of distinct names
@@ -129,14 +129,14 @@ struct InventoryTile {
   uint32_t crc32c = 0;
   bool committed = true;
   bool on_disk = false;
-  // The array's descriptor as the tile has it; only needed for tiles of FindUnknown.
+  // The array's descriptor in the tile; only needed for tiles of FindUnknown.
   std::optional<ArrayDescriptor> descriptor = {};
 };
 
-// A mesh as it stands when an inventory is judged.
+// A mesh at the time when an inventory is judged.
 struct InventoryMesh {
   const Mesh* mesh = nullptr;
-  std::optional<int64_t> rank = {};               // that the worker serves
+  std::optional<int64_t> rank = {};               // the one that the worker serves
   absl::Span<const std::string> identities = {};  // the worker of each rank
 };
 
@@ -147,18 +147,18 @@ struct Inventory {
   std::map<std::string, InventoryMesh, std::less<>> meshes;  // by id: the meshes that the worker
                                                              // serves
   std::vector<InventoryTile> tiles;
-  std::vector<std::string> quarantined = {};  // arrays of which it has tiles that are not in use
-  // Looks up any other mesh, for tiles that lie there; called under the registry's lock. Null: no
-  // such mesh is served.
+  std::vector<std::string> quarantined = {};  // arrays with tiles there that are not in use
+  // Returns any other mesh, for tiles on it; called under the registry's lock. Null: no such mesh
+  // is served.
   std::function<InventoryMesh(std::string_view mesh_id)> other_mesh = nullptr;
 };
 
-// An array without a name that workers brought after ArrayRegistry::Open: see there.
+// An array without a name that workers brought after ArrayRegistry::Open; see there.
 struct UnnamedArray {
   ArrayDescriptor descriptor;
   Durability durability = Durability::kDisk;
   std::vector<int64_t> missing_ranks = {};  // rising: their tiles are not here (yet)
-  bool can_be_named = false;                // it is among the arrays: otherwise ranks are missing
+  bool can_be_named = false;                // all ranks are present
   absl::Time until;                         // InfiniteFuture: records cannot be read
 };
 
@@ -168,13 +168,13 @@ struct InventoryVerdict {
     std::string array_id;
     Tile tile;
     std::string reason;        // for people
-    bool array_lives = false;  // the array lives: its tile is never dropped for lack of space
+    bool array_lives = false;  // the tile is never dropped for lack of space
   };
   std::vector<std::string> commit;  // in the registry; commit those that are only staged on the
                                     // worker
   std::vector<std::string> drop;    // known to have been released
-  std::vector<Aside> quarantine;    // not this worker's, as far as the registry knows
-  // Arrays of Inventory::quarantined, known ones and unknown ones.
+  std::vector<Aside> quarantine;    // not this worker's, to the registry's knowledge
+  // Arrays of Inventory::quarantined, whether known or not.
   std::vector<std::string> live;
   std::vector<std::string> unknown;
 };
@@ -228,18 +228,18 @@ struct InventoryVerdict {
 class ArrayRegistry {
  public:
   using CommitCallback = absl::AnyInvocable<void(absl::StatusOr<CommitResult>) &&>;
-  // Arrays of this mesh that nothing holds any more: its workers are to free their tiles, and to
-  // confirm it.
+  // Arrays of this mesh that nothing holds any more: its workers must free their tiles and confirm
+  // that.
   using ReleaseListener =
       std::function<void(const std::string& mesh_id, const std::vector<std::string>& array_ids)>;
-  // Called with later verdicts on tiles that an inventory's verdict had left as they were.
+  // Called with later verdicts on tiles that an inventory's verdict left unchanged.
   using VerdictListener =
       std::function<void(const std::string& identity, const InventoryVerdict& verdict)>;
 
   static constexpr size_t kMaxNameBytes = 1024;
   static constexpr int64_t kMaxNames = 1'000'000;
   static constexpr absl::Duration kAdoptionGrace = absl::Minutes(10);
-  // Former versions of names that are found, of each array: the last ones.
+  // Former versions of names that can be found, for each array: the last ones.
   static constexpr size_t kFormerVersions = 256;
 
   // Loads everything from the store, removes the remains of interrupted commits, and begins a new
@@ -259,27 +259,27 @@ class ArrayRegistry {
   const std::vector<std::string>& left_out() const { return left_out_; }
   RequestMemory& requests() { return *requests_; }
 
-  // Names that there may be; before the first commit.
+  // Sets the most names that may exist. Call it before the first commit.
   void SetMaxNames(int64_t max_names) { max_names_ = max_names; }
   // RESOURCE_EXHAUSTED (LIMIT_EXCEEDED): there is no room for this many additional names.
   absl::Status CheckRoomForNames(int64_t more) const;
 
-  // Gets the arrays and names that come and go. Before the first commit; outlives the registry.
+  // Receives arrays and names that come and go; outlives this. Set it before the first commit.
   void SetChanges(ClusterChanges* changes) { changes_ = changes; }
-  // Before workers attach.
+  // Set it before workers attach.
   void SetVerdictListener(VerdictListener listener) { verdict_listener_ = std::move(listener); }
 
   // Registers an array whose tiles are about to arrive. ALREADY_EXISTS; INVALID_ARGUMENT from
-  // Tiling::Create; ABORTED (VERSION_MISMATCH): its mesh is being changed, or was since the
-  // revision that it names.
+  // Tiling::Create; ABORTED (VERSION_MISMATCH): its mesh is being changed, or was changed since the
+  // revision in the definition.
   absl::Status Stage(ArrayDefinition definition);
 
   // A mesh is about to be changed or deleted: until EndMeshChange no array is staged on it.
-  // FAILED_PRECONDITION: an array lies on it; names one. ABORTED: it is being changed.
+  // FAILED_PRECONDITION: an array is on it; names one. ABORTED: another change is running.
   absl::Status BeginMeshChange(const std::string& mesh_id);
   // Returns whether BeginMeshChange would succeed now, with its errors. Changes nothing.
   absl::Status CheckMeshChange(const std::string& mesh_id) const;
-  // `revision`: of the definition that holds from now on, or of its deletion; nullopt: nothing
+  // `revision`: that of the new definition, or of its deletion; nullopt: nothing
   // changed.
   void EndMeshChange(const std::string& mesh_id, std::optional<Revision> revision);
   // Forgets staged arrays whose transfer or step was aborted. Ignores other arrays.
@@ -306,11 +306,11 @@ class ArrayRegistry {
   // suggests a similar name. DATA_LOSS (STORE_FAILED): the store's record of the name, or of its
   // array, cannot be read; an older entry in a manifest is not returned instead.
   absl::StatusOr<NameEntry> FindName(std::string_view name, int64_t version = 0) const;
-  // The name's version; 0: there is no such name.
+  // The name's version; 0: the name does not exist.
   int64_t VersionOf(std::string_view name) const;
   // Returns whether an array could be committed under this new name; errors are those of Commit.
   absl::Status CheckNewName(const std::string& name) const;
-  // Returns whether Commit of this move alone would succeed now, with its errors. Changes nothing.
+  // Returns whether Commit of only this move would succeed now, with its errors. Changes nothing.
   absl::Status CheckNameMove(const NameMove& move) const;
   // Whether a name points to the array.
   bool HasName(std::string_view array_id) const;
@@ -319,18 +319,18 @@ class ArrayRegistry {
     NameEntry name;
     ArrayPtr array;
   };
-  // Names with this prefix behind `start_after`, in bytewise order, at most `limit`.
+  // Names with this prefix after `start_after`, in bytewise order, at most `limit`.
   std::vector<NamedArray> ListNames(std::string_view prefix, std::string_view start_after,
                                     int64_t limit) const;
   struct Nameless {
     std::vector<ArrayPtr> arrays;  // by rising id
-    // Where the next page starts after; empty on the last one.
+    // The name after which the next page starts; empty on the last page.
     std::string next_start_after;
   };
-  // Committed arrays that no name points to, behind the id `start_after`, at most `limit`. Looks at
-  // a bounded number of arrays: a page may have fewer, or none, although more follow.
+  // Committed arrays that no name points to, after the id `start_after`, at most `limit`. It
+  // examines a bounded number of arrays: a page may have fewer, or none, although more follow.
   Nameless ListNameless(std::string_view start_after, int64_t limit) const;
-  // All arrays behind the id `start_after`, by rising id, at most `limit`.
+  // All arrays after the id `start_after`, by rising id, at most `limit`.
   std::vector<ArrayPtr> ListArrays(std::string_view start_after, int64_t limit) const;
   // Arrays kept without a name since Open. ListUnnamed returns at most `limit` of them after
   // `start_after`, by rising id; FindUnnamed returns one; CountUnnamed counts them, in O(1).
@@ -342,10 +342,10 @@ class ArrayRegistry {
   // O(1).
   ArrayCounts CountArrays() const;
   int64_t CountNames() const;
-  // Committed arrays of which the worker of this rank has its tile. O(arrays on the mesh).
+  // Committed arrays whose tile is on the worker of this rank. O(arrays on the mesh).
   int64_t CountTiles(std::string_view mesh_id, int64_t rank) const;
 
-  // Adds one pin, a reason to keep the array. NOT_FOUND, also for an array that was given away.
+  // Adds one pin, a reason to keep the array. NOT_FOUND, also for an array after Give.
   absl::Status Pin(std::string_view array_id);
   // Removes one pin from each array. Ignores missing arrays. Releases together all arrays that
   // nothing holds any more.
@@ -360,7 +360,7 @@ class ArrayRegistry {
   // The worker of this rank and its tiles are lost. No effect if a later attachment of the rank's
   // worker has brought its inventory.
   void TilesLost(std::string_view mesh_id, int64_t rank, uint64_t attachment);
-  // Which of these tiles are of arrays that are neither here nor known to have been released.
+  // Returns the tiles of arrays that are neither in the registry nor known to have been released.
   std::vector<size_t> FindUnknown(const std::vector<InventoryTile>& tiles) const;
   // Takes the inventory of an attached worker, which holds exactly these tiles: other tiles on its
   // ranks are missing. The verdict is empty if the attachment was lost meanwhile, or replaced by
@@ -369,14 +369,14 @@ class ArrayRegistry {
   // O(its tiles, and the arrays and unconfirmed releases on its meshes), with the lock for a few
   // thousand of these at a time. A worker may bring millions: do not call it on a gRPC thread.
   InventoryVerdict TakeInventory(const Inventory& inventory);
-  // The worker has these tiles too, since its inventory was taken: out of its quarantine. They are
-  // judged as an inventory's.
+  // The worker also has these tiles, taken from its quarantine since its inventory. They are judged
+  // like those of an inventory.
   InventoryVerdict TakeRestored(const Inventory& restored);
   // Confirms that a worker has dropped tiles as ordered; `rank_of` returns its rank in a mesh.
   using RankOf = std::function<std::optional<int64_t>(std::string_view mesh_id)>;
   void TilesDropped(absl::Span<const std::string> array_ids, const RankOf& rank_of);
-  // Whether a tile that a worker has put aside is the rank's. FAILED_PRECONDITION: it is not this
-  // array's tile of the rank, or has another checksum. NOT_FOUND.
+  // Whether a tile in a worker's quarantine belongs to the rank. FAILED_PRECONDITION: it is not
+  // this array's tile of the rank, or has another checksum. NOT_FOUND.
   absl::Status CheckTile(std::string_view array_id, int64_t rank, const Tile& tile,
                          uint32_t crc32c) const;
 
@@ -398,10 +398,10 @@ class ArrayRegistry {
     // it gets a name, it goes into quarantine and is not deleted. By rank: the worker that has its
     // tile.
     std::vector<std::string> adopted_from = {};
-    // The array goes into quarantine at the end although it had a name, because another name may be
+    // The array finally goes into quarantine although it had a name, because another name may be
     // lost.
     bool may_lack_names = false;
-    // One of the pins is that of the grace period: the store had a record of the array and no name.
+    // One pin is that of the grace period: the store had a record of the array and no name.
     bool is_kept_for_grace = false;
     bool was_named = false;              // since Open
     bool has_record = false;             // under `array/` in the store, without a name at Open
@@ -412,7 +412,7 @@ class ArrayRegistry {
       int64_t rank = 0;
       Tile tile;
       uint32_t crc32c = 0;
-      bool committed = false;  // such as one that came back from quarantine
+      bool committed = false;  // e.g. one from quarantine
     };
     std::vector<Waiting> waiting = {};
   };
@@ -441,14 +441,14 @@ class ArrayRegistry {
     int64_t ranks = 0;
     bool durable = false;
   };
-  // The last that is known of a rank's worker.
+  // The last known state of a rank's worker.
   struct Presence {
     uint64_t attachment = 0;
     bool is_lost = false;
   };
   struct Name {
     NameEntry entry;
-    std::string manifest_id;  // where it is durable; empty: `name/NAME`
+    std::string manifest_id;  // empty: stored as `name/NAME`
   };
   using Names = std::map<std::string, Name, std::less<>>;
   using Arrays = std::map<std::string, ArrayEntry, std::less<>>;
@@ -473,7 +473,7 @@ class ArrayRegistry {
   absl::Status Load() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckMeshChangeLocked(const std::string& mesh_id) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Takes names out of the store that point to nothing. Should it fail, the next Open tries again.
+  // Removes names from the store that point to nothing. If it fails, the next Open tries again.
   void GiveUp(const std::vector<std::string>& names) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // A missing name, and the names next to it.
@@ -488,19 +488,19 @@ class ArrayRegistry {
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   absl::Status CheckMove(const NameMove& move, std::optional<MissingName>* missing) const
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);
-  // By how many names there are more once the request is committed; 0 if there are fewer.
+  // The number of names that the committed request would add; 0 if there would be fewer.
   int64_t MoreNames(const CommitRequest& request) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   absl::Status CheckRoom(int64_t more_names) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   MissingName Missing(std::string_view name) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   // Returns OK, or DATA_LOSS (STORE_FAILED): the name is unknown, but the store has an unreadable
   // record of it or of its array.
   absl::Status CheckReadable(std::string_view name) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
-  // NOT_FOUND, with the nearest name that there is. Takes up to some milliseconds.
+  // NOT_FOUND, with the nearest existing name. Takes up to some milliseconds.
   static absl::Status NoName(const MissingName& missing);
   // Fills in the transaction of a commit; if one does not suffice, everything except the manifest's
   // chunks.
   void Write(Pending* pending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Takes long where there are many names, so without the lock.
+  // Takes long if there are many names, so it runs without the lock.
   static void MakeChunks(Pending* pending);
   void WriteChunk(std::shared_ptr<Pending> pending, size_t next)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -511,23 +511,23 @@ class ArrayRegistry {
   ArrayEntry& AddArray(const std::string& array_id, ArrayPtr array)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SetArray(ArrayEntry& entry, ArrayPtr array) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The rank has no tile, or has it again; O(1). Nothing for ranks that the array does not have.
+  // The rank has no tile, or has it again; O(1). No effect for ranks that the array does not have.
   void SetMissing(ArrayEntry& entry, int64_t rank, bool is_missing)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The array as it stands.
+  // The array in its current state.
   const ArrayPtr& Current(const ArrayEntry& entry) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static ArrayState StateOf(const ArrayEntry& entry);
-  // Tells watchers, once the lock is given back.
+  // Calls watchers after the lock is released.
   void Tell(ClusterChange::Value change) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EraseArray(Arrays::iterator entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AddName(NameEntry entry, std::string manifest_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Takes a name away from where it points; `key_stays`: its own key was written again.
+  // Removes a name from its target; `key_stays`: its own key was written again.
   void DropName(Names::iterator name, bool key_stays) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // A name has left an array: FindName finds that version.
   void AddFormer(NameEntry former) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DropManifest(std::map<std::string, Manifest>::iterator manifest)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Notes the manifest if fewer than half of its names are current.
+  // Adds the manifest to the list if fewer than half of its names are current.
   void NoteIfSparse(const std::string& manifest_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Begins to rewrite the next sparse manifest, unless one is being rewritten.
   void RewriteSparse() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -547,13 +547,13 @@ class ArrayRegistry {
   void Confirm(Tombstones::iterator tombstone, int64_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Forget(Tombstones::iterator tombstone) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // An inventory that is being taken.
+  // An inventory that is being processed.
   struct Taking {
     const Inventory& inventory;
     InventoryVerdict verdict = {};
     // The worker's ranks by mesh, for which its tiles count.
     std::map<std::string_view, int64_t> ranks = {};
-    // The arrays that it lists, and whether its tile of each is where it belongs.
+    // The arrays that it lists, and whether its tile of each is in its place.
     absl::flat_hash_map<std::string_view, bool> listed = {};
 
     bool Holds(std::string_view array_id) const {
@@ -561,7 +561,7 @@ class ArrayRegistry {
       return found != listed.end() && found->second;
     }
   };
-  // Takes away the ranks at which the worker was lost meanwhile, or is back by another stream.
+  // Removes the ranks whose worker was lost meanwhile, or is back over another stream.
   void CheckRanks(Taking* taking) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   // Classifies one tile of an inventory; returns whether the tile is in its place.
   bool Classify(const InventoryTile& tile, Taking* taking) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -579,7 +579,7 @@ class ArrayRegistry {
   // reported.
   void JudgeQuarantined(absl::Span<const std::string> array_ids, InventoryVerdict* verdict) const
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);
-  // Whether the tile may be a part of an array to adopt, and is noted as such.
+  // Whether the tile may be a part of an array to adopt. If so, records it.
   bool MayBeAdoptedLater(const Inventory& inventory, const InventoryTile& tile) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Adopt(const Inventory& inventory, const InventoryTile& tile)

@@ -6,8 +6,8 @@
 namespace shardmesh::server {
 namespace {
 
-// The status with the text that the worker got, which is cut and begins with the field at fault;
-// without payloads, which may be long too.
+// Returns the status with the text that the worker got, but cut, and starting with the invalid
+// field. It has no payloads: they may be long, too.
 absl::Status Shortened(const absl::Status& status) {
   static_assert(rpc::kMaxStatusMessageBytes <= AttachFailures::kMaxErrorBytes);
   return {status.code(), rpc::WireMessage(status)};

@@ -1,4 +1,4 @@
-// The attempts of workers to attach that failed, for status and doctor.
+// Failed attempts of workers to attach, for status and doctor.
 #ifndef SHARDMESH_SERVER_STATE_ATTACH_FAILURES_H_
 #define SHARDMESH_SERVER_STATE_ATTACH_FAILURES_H_
 
@@ -14,26 +14,26 @@
 
 namespace shardmesh::server {
 
-// Failed attempts by identity, bounded: at most kMaxKept workers, none longer than kKeptFor after
-// its last attempt. Where there is no room, the worker whose last attempt is the longest ago gives
-// way. Identities are checked before (CheckIdentity), and errors have at most kMaxErrorBytes here.
-// Not thread-safe.
+// Failed attempts by identity, bounded: at most kMaxKept workers, none longer than kKeptFor
+// after its last attempt. If there is no room, the worker with the oldest last attempt is
+// removed. The caller checks identities (CheckIdentity). Errors are cut to kMaxErrorBytes. Not
+// thread-safe.
 class AttachFailures {
  public:
   static constexpr size_t kMaxKept = 4'096;
   static constexpr size_t kMaxErrorBytes = 1'024;
   static constexpr absl::Duration kKeptFor = absl::Hours(1);
 
-  // The attempts that failed since the worker took part last.
+  // The failed attempts since the worker was last attached.
   struct Failures {
     int64_t count = 0;
     absl::Status last;
     absl::Time last_time;
   };
 
-  // `now` does not go backwards.
+  // `now` never decreases.
   void Note(std::string_view identity, const absl::Status& status, absl::Time now);
-  // The worker takes part.
+  // The worker has attached.
   void Forget(std::string_view identity);
   // Returns a worker's failures; none for an unknown worker.
   Failures Of(std::string_view identity, absl::Time now) const;

@@ -1,4 +1,4 @@
-// Tells watchers of changes.
+// Sends changes to watchers.
 #include "server/state/cluster_changes.h"
 
 #include <utility>

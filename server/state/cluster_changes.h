@@ -1,4 +1,4 @@
-// Changes of workers, arrays and names, told to watchers as they happen.
+// Changes of workers, arrays and names, sent to watchers as they happen.
 #ifndef SHARDMESH_SERVER_STATE_CLUSTER_CHANGES_H_
 #define SHARDMESH_SERVER_STATE_CLUSTER_CHANGES_H_
 
@@ -28,7 +28,7 @@ struct WorkerChange {
   std::string reason;  // of a loss, for people
 };
 
-// An array became visible, or is no longer.
+// An array became visible, or is no longer visible.
 struct ArrayChange {
   std::string array_id;
   std::string mesh_id;
@@ -59,7 +59,7 @@ class ClusterChanges {
  public:
   using Callback = std::function<void(const ClusterChangePtr&)>;
 
-  // Ends a watch. Once its destructor has returned, the callback does not run any more.
+  // Ends a watch. Once its destructor has returned, the callback no longer runs.
   class Watch {
    public:
     Watch(ClusterChanges* changes, Callback callback);
@@ -76,7 +76,7 @@ class ClusterChanges {
   // The clock outlives it.
   explicit ClusterChanges(const rpc::Clock* clock) : clock_(clock) {}
 
-  // Whether anybody watches. Makers of changes ask it first, since most clusters are not watched.
+  // Whether there is any watch. Call it before making a change: most clusters have no watches.
   bool is_watched() const { return is_watched_.load(std::memory_order_acquire); }
 
   // Calls the callbacks, one change at a time. Call it without a lock.

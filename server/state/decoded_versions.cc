@@ -1,4 +1,4 @@
-// Which decoded versions are kept.
+// Decides which decoded versions are kept.
 #include "server/state/decoded_versions.h"
 
 #include <utility>

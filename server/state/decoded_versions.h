@@ -1,4 +1,4 @@
-// Replaced versions of definitions that questions named lately, decoded.
+// Decoded former versions of definitions that recent questions named.
 #ifndef SHARDMESH_SERVER_STATE_DECODED_VERSIONS_H_
 #define SHARDMESH_SERVER_STATE_DECODED_VERSIONS_H_
 
@@ -21,15 +21,15 @@ class DecodedVersions {
   using Record = std::shared_ptr<const std::string>;
   using DefinitionPtr = std::shared_ptr<const Definition>;
 
-  // More than the questions of a while name; decoded, a version is as large as a current one is.
+  // More than recent questions name. A decoded version is as large as a current one.
   static constexpr size_t kMaxVersions = 64;
   static constexpr size_t kMaxRecordBytes = size_t{8} << 20;  // of their records together
 
-  // Null if it is not kept.
+  // Null if it is not in the cache.
   DefinitionPtr Find(const Record& record);
 
   // Adds a definition and evicts the least recently used ones beyond the limit. Returns the cached
-  // one: of two decoded at the same time, the first.
+  // one: if two threads decoded it at the same time, the first one's.
   DefinitionPtr Keep(const Record& record, DefinitionPtr definition);
 
  private:

@@ -36,7 +36,7 @@ constexpr DefinitionKind kKinds[] = {DefinitionKind::kMesh, DefinitionKind::kPro
 static_assert(std::size(kKinds) == kDefinitionKindCount);
 static_assert(std::variant_size_v<DefinitionValue> == kDefinitionKindCount);
 
-// How often a change of whatever there is is tried.
+// How often to try a change that expects no version.
 constexpr int kMaxTries = 16;
 
 std::string KeyOf(DefinitionKind kind, std::string_view name) {
@@ -51,7 +51,7 @@ std::string WatermarkKeyOf(DefinitionKind kind) {
   return StrCat("watermark/", DefinitionKindName(kind));
 }
 
-// The uid of a definition that was written by a build without them. The same until the next write,
+// The uid of a definition written by a build without uids. It is the same until the next write,
 // which keeps it.
 std::string DerivedUid(std::string_view name, Revision revision) {
   constexpr size_t kUidDigits = 32;
@@ -78,7 +78,7 @@ absl::StatusOr<std::shared_ptr<const MeshAssignment>> DecodeAssignment(std::stri
       .workers = {record.workers().begin(), record.workers().end()}, .revision = revision});
 }
 
-// The kind and the name in a key of the store; nullopt for keys of other things.
+// The kind and the name in a key of the store; nullopt for keys of other records.
 std::optional<std::pair<DefinitionKind, std::string>> ParseKey(std::string_view key) {
   for (const DefinitionKind kind : kKinds) {
     const std::string prefix = KeyOf(kind, "");
@@ -135,7 +135,7 @@ absl::StatusOr<std::shared_ptr<Definition>> Decode(std::string_view name, std::s
   return definition;
 }
 
-// That of a record which cannot be read.
+// The status for a record that cannot be read.
 absl::Status UnreadableVersion(std::string_view name, int64_t version, const absl::Status& status) {
   return WithReason(absl::DataLossError(StrCat("cannot read version ", version, " of \"", name,
                                                "\" in the store: ", ToStd(status.message()))),
@@ -171,7 +171,7 @@ ReplacedDefinition MakeReplaced(std::string_view name, int64_t version, const Ke
   return replaced;
 }
 
-// Returns what `previous` knows of the version kept there; nullopt if nothing.
+// Returns the version in `previous`; nullopt if it is not known there.
 std::optional<ReplacedDefinition> KnownReplaced(const Definition& previous, const KeptValue& kept) {
   if (previous.revision == kept.mod_revision) {
     return ReplacedDefinition{.version = previous.version,
@@ -271,7 +271,7 @@ HistoryOptions DefinitionHistory() {
   HistoryOptions options;
   static_assert(std::size(kDefinitionPrefixes) == kDefinitionKindCount);
   options.prefixes.assign(std::begin(kDefinitionPrefixes), std::end(kDefinitionPrefixes));
-  // Nobody watches the records of arrays, the answers that are remembered, and the like.
+  // There are no watches on records of arrays, stored answers, and similar keys.
   options.others_have_none = true;
   return options;
 }
@@ -336,7 +336,7 @@ absl::StatusOr<std::shared_ptr<const Definition>> Definitions::Load(
   }
   SHARDMESH_ASSIGN_OR_RETURN(const auto decoded, Decode(referred.current->name, replaced,
                                                         min_sharding_size_, is_cancelled));
-  // A version that was written without an uid is one of this definition nevertheless.
+  // A version written without an uid still belongs to this definition.
   auto definition = std::make_shared<Definition>(*decoded);
   definition->uid = referred.current->uid;
   return decoded_->Keep(replaced.record, std::move(definition));
@@ -451,7 +451,7 @@ absl::Status DefinitionStore::Load() {
       const std::string name = ParseKey(item.key)->second;
       auto decoded = Decode(name, item.value, item.mod_revision, min_sharding_size_);
       if (!decoded.ok()) {
-        // The others are of use without it. Its key is not written over: see Write.
+        // The other definitions are of use without it. Its key is not overwritten: see Write.
         rpc::LogError("a definition in the store cannot be read and is left out",
                       {{"key", item.key}, {"error", decoded.status()}});
         undecoded_.insert(item.key);
@@ -459,7 +459,7 @@ absl::Status DefinitionStore::Load() {
       }
       const std::shared_ptr<Definition> definition = *std::move(decoded);
       if (kind == DefinitionKind::kMesh && !HasWorkers(*definition)) {
-        // Other workers would get the ranks of its arrays.
+        // Otherwise other workers would get the ranks of its arrays.
         if (const absl::Status assigned = LoadAssignment(definition.get()); !assigned.ok()) {
           rpc::LogError("the ranks of a mesh cannot be read, and it is left out",
                         {{"mesh", name}, {"error", assigned}});
@@ -514,7 +514,7 @@ absl::Status DefinitionStore::LoadWatermark(DefinitionKind kind,
   } else if (!absl::IsNotFound(stored.status())) {
     return stored.status();
   }
-  // A restored state, or one that lost records, got a revision far above all that went before.
+  // A restored state, or one that lost records, has a revision far above all earlier ones.
   if (const auto restored = store_->Get(kRestoredKey); restored.ok()) {
     watermark = std::max(watermark, restored->mod_revision);
   }
@@ -537,7 +537,7 @@ std::vector<ReplacedDefinition> DefinitionStore::ReplacedBy(const Definition& de
   std::vector<ReplacedDefinition> replaced;
   const auto history = store_->History(KeyOf(kind, definition.name), at);
   if (!history.ok()) {
-    rpc::LogWarning("the versions before this one are not to be had until it is updated",
+    rpc::LogWarning("the versions before this one are not available until it is updated",
                     {{"kind", DefinitionKindName(kind)},
                      {"name", definition.name},
                      {"version", definition.version},
@@ -733,7 +733,7 @@ void DefinitionStore::Write(Verb verb, Change change, DefinitionKind kind, std::
                        std::ssize((*existing)->assigned->workers) == RanksOf(definition->value);
     if (keeps) {
       definition->assigned = (*existing)->assigned;
-      // They may be given to other workers meanwhile.
+      // They may meanwhile be assigned to other workers.
       transaction.compares.push_back(
           {.key = RanksKeyOf(change.name), .mod_revision = (*existing)->assigned->revision});
     } else {
@@ -863,7 +863,7 @@ void DefinitionStore::WriteRanks(const std::shared_ptr<const Definition>& mesh,
   store::v1::MeshAssignment record;
   record.mutable_workers()->Assign(workers.begin(), workers.end());
   Transaction transaction;
-  // Ranks are not written beside what a client made of the mesh meanwhile.
+  // A client may have changed the mesh meanwhile: then the ranks are not written.
   transaction.compares.push_back(
       {.key = KeyOf(DefinitionKind::kMesh, mesh->name), .mod_revision = mesh->revision});
   if (mesh->assigned != nullptr) {
@@ -906,11 +906,9 @@ absl::Status DefinitionStore::CheckRoom(DefinitionKind kind) const {
   int64_t all = 0;
   for (const DefinitionKind each : kKinds) all += count(each);
   const auto over = [](int64_t have, std::string_view what, int64_t limit, std::string_view flag) {
-    return WithReason(absl::ResourceExhaustedError(
-                          StrCat("the catalog has ", have, " ", what, ", the limit is ", limit,
-                                 "; delete some that nobody needs, or start the coordinator with "
-                                 "more ",
-                                 flag)),
+    return WithReason(absl::ResourceExhaustedError(StrCat(
+                          "the catalog has ", have, " ", what, ", the limit is ", limit,
+                          "; delete unused ones, or start the coordinator with more ", flag)),
                       Reason::kLimitExceeded, {{fact::kHave, have}, {fact::kLimit, limit}});
   };
   const int64_t meshes = count(DefinitionKind::kMesh);
@@ -957,8 +955,8 @@ absl::StatusOr<std::unique_ptr<WatchHandle>> DefinitionStore::Watch(
         std::vector<Event> events;
         for (const WatchEvent& change : changes) {
           if (change.key.compare(0, kRanksPrefix.size(), kRanksPrefix) == 0) {
-            // Ranks that are taken away come with a change of the mesh. A mesh that is gone, or was
-            // changed meanwhile, has an event of its own after this one.
+            // A change of the mesh removes its ranks. A mesh that was deleted or changed meanwhile
+            // has an event of its own after this one.
             const Definitions::ByName& meshes = state->all(DefinitionKind::kMesh);
             const auto mesh = meshes.find(change.key.substr(kRanksPrefix.size()));
             if (change.value == nullptr || mesh == meshes.end() ||

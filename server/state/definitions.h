@@ -52,7 +52,7 @@ struct ReplacedDefinition {
   std::shared_ptr<const std::string> record;
 };
 
-// The workers that were given the ranks of a mesh whose definition names none. Immutable.
+// The workers assigned to the ranks of a mesh whose definition names none. Immutable.
 struct MeshAssignment {
   std::vector<std::string> workers;  // identities by rank
   Revision revision = 0;             // of the store, when they were assigned
@@ -69,19 +69,19 @@ struct Definition {
   // The serialised EntryValue that it was made from, which clients get back; for trees only in
   // GetEntry.
   std::string wire_value;
-  // The former versions that are kept, newest first. Only filled for current versions in a
+  // The kept former versions, newest first. Only filled for current versions in a
   // Definitions.
   std::vector<ReplacedDefinition> replaced;
-  // Of a mesh: state beside the definition, of no version. Null: not assigned.
+  // For a mesh: state beside the definition, without a version. Null: not assigned.
   std::shared_ptr<const MeshAssignment> assigned;
 };
 
-// Returns the identities by rank of the workers of a mesh: those that the definition names, or
-// those that were assigned. Empty if there are none yet.
+// Returns the identities of a mesh's workers by rank: those named in the definition, or those
+// assigned. Empty if there are none yet.
 const std::vector<std::string>& WorkersOf(const Definition& mesh);
 
-// Returns whether a reference names a version, `NAME@VERSION`. A replaced version may have to be
-// decoded, which takes as long as when the definition was created.
+// Returns whether a reference names a version, `NAME@VERSION`. A former version may have to be
+// decoded, which takes as long as at its creation.
 bool NamesVersion(std::string_view reference);
 
 // The history that the store of a DefinitionStore keeps of replaced definitions.
@@ -96,14 +96,14 @@ class Definitions {
     for (auto& definitions : definitions_) definitions = std::make_shared<const ByName>();
   }
 
-  // The store's revision that the answers hold for.
+  // The store's revision to which the answers belong.
   Revision revision() const { return revision_; }
-  // The least size of tensors that are sharded, where a rule set leaves it open.
+  // The least size of sharded tensors, if a rule set does not set it.
   int64_t min_sharding_size() const { return min_sharding_size_; }
   // By name.
   const ByName& all(DefinitionKind kind) const { return *definitions_[static_cast<size_t>(kind)]; }
 
-  // As it is now. NOT_FOUND names the kind and the nearest name that there is. DATA_LOSS
+  // The current definition. NOT_FOUND names the kind and the nearest existing name. DATA_LOSS
   // (STORE_FAILED): the store has a record of it that cannot be read.
   absl::StatusOr<std::shared_ptr<const Definition>> Find(DefinitionKind kind,
                                                          std::string_view name) const;
@@ -118,9 +118,9 @@ class Definitions {
   // Looks up a reference. INVALID_ARGUMENT (BAD_FIELD) for a malformed version. NOT_FOUND as for
   // Find, and for a version that is not kept; the message lists the kept ones.
   absl::StatusOr<Referred> Locate(DefinitionKind kind, std::string_view reference) const;
-  // The definition that was located. A version that was replaced is decoded, unless it was lately:
-  // DATA_LOSS (STORE_FAILED) names one whose record cannot be read. `is_cancelled`, if given, is
-  // asked meanwhile, and true ends it with CANCELLED.
+  // The definition that was located. Decodes a former version, unless it is in the cache. DATA_LOSS
+  // (STORE_FAILED) names a version whose record cannot be read. `is_cancelled`, if given, is called
+  // meanwhile; true ends it with CANCELLED.
   absl::StatusOr<std::shared_ptr<const Definition>> Load(
       const Referred& referred, const std::function<bool()>& is_cancelled = {}) const;
   // Returns the target of a reference: `NAME` for the current version, or `NAME@VERSION`. Equals
@@ -179,19 +179,19 @@ class DefinitionStore {
  public:
   using Callback = absl::AnyInvocable<void(absl::StatusOr<std::shared_ptr<const Definition>>) &&>;
 
-  // Loads every definition. Blocks. One that cannot be read is logged and left out; its name is not
-  // given to another, and a question for it gets DATA_LOSS. `min_sharding_size`: see Definitions.
+  // Loads every definition. Blocks. An unreadable one is logged and left out. Its name cannot be
+  // used again, and questions about it get DATA_LOSS. `min_sharding_size`: see Definitions.
   static absl::StatusOr<std::unique_ptr<DefinitionStore>> Open(
       Store* store, rpc::Clock* clock, RequestMemory* requests,
       int64_t min_sharding_size = kDefaultMinSize);
   ~DefinitionStore();
 
-  // Most definitions. Existing ones beyond a limit stay.
+  // Most definitions. Existing definitions beyond a limit stay.
   struct Limits {
     int64_t max_meshes = 10'000;
     int64_t max_definitions = 100'000;  // of all kinds
   };
-  // Before the first change.
+  // Call it before the first change.
   void SetLimits(const Limits& limits) { limits_ = limits; }
 
   // Returns the keys of the definitions that this build could not decode. Records that the store
@@ -201,14 +201,14 @@ class DefinitionStore {
   // The newest snapshot: one atomic read when nothing changed since this thread asked last. Valid
   // until this thread's next call.
   const Definitions& state() const;
-  // As state(), for callers that keep the snapshot.
+  // Like state(), for callers that keep the snapshot.
   std::shared_ptr<const Definitions> shared_state() const;
 
   // All changes up to this revision are in later results of state() and shared_state(). A watch can
   // begin after it.
   Revision settled_revision() const { return store_->settled_revision(); }
 
-  // Whether the answer to a change with this id is known: Update and Delete repeat it.
+  // Whether the answer to a change with this id is stored: Update and Delete then return it.
   bool Remembers(const std::string& request_id) const {
     return requests_->Find(request_id).has_value();
   }
@@ -218,8 +218,8 @@ class DefinitionStore {
     std::string request_id;
     std::string name;
     std::optional<int64_t> expected_version = std::nullopt;  // none: any
-    // Checks the change and makes none; requires an empty request id. The callback gets the
-    // definition as it would be, without revision, and without uid if it is to be created.
+    // Checks the change without making it; requires an empty request id. The callback gets the
+    // resulting definition, without revision, and without uid if it would be created.
     bool validate_only = false;
   };
   // Change a definition. The callback gets the new definition; after Delete, the former one,
@@ -244,29 +244,29 @@ class DefinitionStore {
               const std::function<bool()>& is_cancelled = {});
   void Delete(Change change, DefinitionKind kind, Callback callback);
 
-  // Writes down the workers that were given the ranks of a mesh, which gets no new version. The
-  // callback gets the mesh with them. Nothing is written, and the mesh returned as it is, if it has
-  // workers already, or another number of ranks. NOT_FOUND. ABORTED (VERSION_MISMATCH): the mesh
-  // changed meanwhile.
+  // Stores the workers that were assigned to the ranks of a mesh; the mesh gets no new version. The
+  // callback gets the mesh with them. If the mesh already has workers, or another number of ranks,
+  // nothing is written and it is returned unchanged. NOT_FOUND. ABORTED (VERSION_MISMATCH): the
+  // mesh changed meanwhile.
   void Assign(const std::string& mesh_id, std::vector<std::string> workers, Callback callback);
 
-  // Gives the rank of a mesh that worker `from` was assigned to worker `to`; the mesh gets no new
-  // version. Nothing is written, and the mesh returned as it is, if `from` serves no rank of it.
-  // NOT_FOUND. FAILED_PRECONDITION: the definition names the workers (RANKS_DEFINED), or `to`
-  // serves a rank of the mesh (WORKER_SERVES_RANK). ABORTED (VERSION_MISMATCH): the mesh or its
-  // ranks changed meanwhile. CheckReassign returns these errors but the last.
+  // Moves a rank of a mesh from worker `from` to worker `to`; the mesh gets no new version. If
+  // `from` serves no rank of it, nothing is written and the mesh is returned unchanged. NOT_FOUND.
+  // FAILED_PRECONDITION: the definition names the workers (RANKS_DEFINED), or `to` serves a rank of
+  // the mesh (WORKER_SERVES_RANK). ABORTED (VERSION_MISMATCH): the mesh or its ranks changed
+  // meanwhile. CheckReassign returns these errors except the last.
   static absl::Status CheckReassign(const Definitions& state, const std::string& mesh_id,
                                     const std::string& from, const std::string& to);
   void Reassign(const std::string& mesh_id, const std::string& from, const std::string& to,
                 Callback callback);
 
-  // A change of a definition, or of the workers that a mesh was assigned.
+  // A change of a definition, or of the workers assigned to a mesh.
   struct Event {
     DefinitionKind kind = DefinitionKind::kMesh;
     std::string name;
-    // As it is in the store; null: deleted. Of an assignment: the record of the workers.
+    // The stored record; null: deleted. For an assignment: the record of the workers.
     std::shared_ptr<const std::string> record;
-    // Null if it was deleted, or has changed again since: then Read makes it of the record.
+    // Null if it was deleted or has changed since. In the second case, Read decodes the record.
     std::shared_ptr<const Definition> definition;
     Revision revision = 0;
   };
@@ -276,16 +276,16 @@ class DefinitionStore {
   absl::StatusOr<std::unique_ptr<WatchHandle>> Watch(const std::vector<DefinitionKind>& kinds,
                                                      Revision from_revision,
                                                      WatchCallback callback);
-  // The definition of an event that is no deletion, with the workers that were assigned where the
-  // event has the definition. Takes as long as it took when the definition
-  // came, if the event has none. DATA_LOSS, INVALID_ARGUMENT: this build cannot read it.
+  // The definition of an event that is no deletion, with the assigned workers if the event has the
+  // definition. If the event has none, takes as long as at the definition's creation. DATA_LOSS,
+  // INVALID_ARGUMENT: this build cannot read it.
   absl::StatusOr<std::shared_ptr<const Definition>> Read(const Event& event) const;
-  // As Read, without the value except for a tree: the form for clients, without
-  // compiling rules.
+  // Like Read, without the value except for a tree. It is the form for clients, and does not
+  // compile rules.
   absl::StatusOr<std::shared_ptr<const Definition>> Describe(const Event& event) const;
 
   // The definition in a serialised v1::EntryValue. INVALID_ARGUMENT names the field.
-  // `is_cancelled`, if given, is asked while rules are compiled, and true ends it with CANCELLED.
+  // `is_cancelled`, if given, is called while rules are compiled; true ends it with CANCELLED.
   static absl::StatusOr<DefinitionValue> DecodeValue(
       std::string_view wire_value, int64_t min_sharding_size,
       const std::function<bool()>& is_cancelled = {});
@@ -301,15 +301,15 @@ class DefinitionStore {
   // that `previous` (the version before, may be null) knows are not read again.
   std::vector<ReplacedDefinition> ReplacedBy(const Definition& definition, DefinitionKind kind,
                                              Revision at, const Definition* previous) const;
-  // Reads the workers that were assigned to a mesh into `*mesh`.
+  // Reads the workers assigned to a mesh into `*mesh`.
   absl::Status LoadAssignment(Definition* mesh) const;
-  // Reads the watermark of the kind; a state that may have lost records, and so deletions, gets one
-  // above every version that it gave.
+  // Reads the watermark of the kind. A state that may have lost records, including deletions, gets
+  // one above every version that it gave.
   absl::Status LoadWatermark(DefinitionKind kind, const Definitions::ByName& definitions);
   // Returns whether one more definition of the kind has room beside the existing ones and those
   // that are being created. RESOURCE_EXHAUSTED (LIMIT_EXCEEDED).
   absl::Status CheckRoom(DefinitionKind kind) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // `tries`: how often another change was first.
+  // `tries`: how many attempts lost to another change.
   void Write(Verb verb, Change change, DefinitionKind kind, std::string wire_value,
              DefinitionValue value, Callback callback, int tries = 0);
   // Writes and publishes the ranks of a mesh, unless it has changed since `mesh`.
@@ -335,8 +335,8 @@ class DefinitionStore {
   int64_t in_flight_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t to_come_[kDefinitionKindCount] ABSL_GUARDED_BY(mutex_) = {};  // being created
 
-  // Held while a deletion takes its watermark and its place in the store's queue: later deletions
-  // write no lower one. Taken before mutex_.
+  // Held while a deletion takes its watermark and its place in the store's queue. Later deletions
+  // then write no lower one. Acquired before mutex_.
   absl::Mutex watermark_mutex_;
   // The highest version of a deleted definition, by kind. A new definition of the kind begins above
   // it.

@@ -7,19 +7,19 @@
 namespace shardmesh::server {
 namespace {
 
-// The finest figures that are believed: shorter ones are errors of a clock.
+// The lowest plausible figures: lower ones are errors of a clock.
 constexpr double kLeastLatencySeconds = 1e-7;
 constexpr double kLeastSecondsPerByte = 1e-12;
-// Most meshes with a cached cost: removed meshes leave theirs behind.
+// Most meshes with a cached cost: entries of removed meshes remain.
 constexpr size_t kMaxCosts = 256;
 
-// 0: it is not alive.
+// Returns 0 if the worker is not alive.
 uint64_t IncarnationOf(const MembershipView& view, std::string_view identity) {
   const WorkerStatus* const worker = view.FindWorker(identity);
   return worker == nullptr || worker->state == WorkerState::kLost ? 0 : worker->info.incarnation;
 }
 
-// Returns whether a report on incarnation `told` holds for the current one.
+// Returns whether a report on incarnation `told` is valid for the current one.
 bool Holds(uint64_t told, uint64_t now) { return now != 0 && told == now; }
 
 bool IsNow(const MembershipView& view, std::string_view identity, uint64_t incarnation) {
@@ -77,7 +77,7 @@ std::vector<WorkerLink> LinkTable::LinksOf(
            IsNow(view, peer, link->second.peer_incarnation);
   };
   const auto own = reports_.find(lower);
-  std::set<std::string_view> peers;  // of the links that either of the two reports
+  std::set<std::string_view> peers;  // links in either of the two reports
   if (own != reports_.end()) {
     for (auto each = own->second.links.upper_bound(lower); each != own->second.links.end();
          ++each) {
@@ -142,7 +142,7 @@ void LinkTable::TakeEpoch(const MembershipView& view, KnownCost* known) const {
       if (found == known->ranks.end() || found->second == rank) continue;
       Row& row = known->rows[found->second];
       const Report& report = reports_.find(teller)->second;
-      // A row that does not count has no links, and an invalid row is recomputed anyway.
+      // An ignored row has no links, and an invalid row is recomputed anyway.
       if (row.change != report.change ||
           !Holds(report.incarnation, known->incarnations[found->second])) {
         continue;

@@ -18,14 +18,14 @@
 
 namespace shardmesh::server {
 
-// A pair's link as one of the two measured it.
+// The link of a pair, measured by one of the two.
 struct WorkerLink {
-  std::string identity;  // of the one that measured
+  std::string identity;  // the worker that measured
   rpc::MeasuredLink measured;
 };
 
-// Keeps the last report of each attached worker. A link counts while both its workers are alive, in
-// the processes between which it was measured. Thread-safe.
+// Keeps the last report of each attached worker. A link counts while the two measured processes are
+// alive. Thread-safe.
 class LinkTable {
  public:
   // Replaces the worker's last report.
@@ -51,10 +51,10 @@ class LinkTable {
  private:
   struct Report {
     uint64_t incarnation = 0;
-    int64_t change = 0;                                           // the one that brought it
+    int64_t change = 0;                                           // the change that brought it
     std::map<std::string, rpc::MeasuredLink, std::less<>> links;  // by peer
   };
-  // The worst of some figures, the largest.
+  // The worst of several figures: the largest.
   class Worst {
    public:
     void Add(double value) {
@@ -71,7 +71,7 @@ class LinkTable {
 
    private:
     double value_ = 0;
-    int64_t count_ = 0;  // of figures that are as bad
+    int64_t count_ = 0;  // how many figures equal the worst
   };
   // One report's figures for a mesh.
   struct Row {
@@ -102,13 +102,13 @@ class LinkTable {
   void TakeEpoch(const MembershipView& view, KnownCost* known) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // `identity` does not tell of a link to `peer` any more.
+  // `identity` no longer reports a link to `peer`.
   void Forget(std::string_view peer, std::string_view identity)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   mutable absl::Mutex mutex_;
   std::map<std::string, Report, std::less<>> reports_ ABSL_GUARDED_BY(mutex_);  // by identity
-  // The workers that report a link to a worker, by that worker.
+  // The workers that report a link to a worker, by the latter.
   std::map<std::string, std::set<std::string, std::less<>>, std::less<>> told_by_
       ABSL_GUARDED_BY(mutex_);
   int64_t changes_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -17,9 +17,9 @@
 namespace shardmesh::server {
 namespace {
 
-// Ranks that an error names.
+// Most ranks that an error names.
 constexpr size_t kMostRanksNamed = 16;
-// How long this process may have been stopped for the workers' silence to count.
+// The longest stop of this process after which the silence of workers still counts.
 constexpr absl::Duration kLongestPause = absl::Seconds(1);
 
 bool IsAlive(const WorkerStatus& worker) { return worker.state != WorkerState::kLost; }
@@ -82,7 +82,7 @@ absl::Status NoMesh(std::string_view mesh_id, const Meshes& meshes) {
        {fact::kNearest, NearestName(mesh_id, known).value_or("")}});
 }
 
-// One worker for each rank, none for two.
+// Each rank has one worker, and no worker has two ranks.
 absl::Status CheckIdentities(std::string_view mesh_id, int64_t size,
                              const std::vector<std::string>& identities) {
   if (static_cast<int64_t>(identities.size()) != size) {
@@ -94,7 +94,7 @@ absl::Status CheckIdentities(std::string_view mesh_id, int64_t size,
   }
   std::set<std::string_view> distinct;
   for (const std::string& identity : identities) {
-    SHARDMESH_RETURN_IF_ERROR(rpc::CheckIdentity(identity, "a worker's identity"));
+    SHARDMESH_RETURN_IF_ERROR(rpc::CheckIdentity(identity, "workers"));
     if (!distinct.insert(identity).second) {
       return BadField(StrCat("mesh \"", mesh_id, "\" names worker \"", identity,
                              "\" for two ranks; a worker serves one rank of a mesh"));
@@ -167,7 +167,7 @@ absl::Status MembershipView::CheckComplete(std::string_view mesh_id) const {
                       Reason::kMeshIncomplete,
                       {{fact::kMesh, mesh_id}, {fact::kHave, alive}, {fact::kNeed, mesh->size}});
   }
-  // A mesh that is gone whole is described by its first ranks: the list must fit into an answer.
+  // A mesh that has lost all ranks is described by its first ranks: the list must fit an answer.
   std::vector<std::string> missing;
   std::vector<std::string> ranks;
   std::vector<std::string> identities;
@@ -206,7 +206,7 @@ std::vector<int64_t> MembershipView::MissingRanks(const MeshRanks& mesh) const {
 Membership::Membership(rpc::Clock* clock, MembershipOptions options)
     : clock_(clock),
       options_(options),
-      // A heartbeat may be an interval old when the process stops: short pauses leave time enough.
+      // A heartbeat may be an interval old when the process stops: short pauses leave enough time.
       pauses_(clock, std::min(kLongestPause, options.lost_after / 2), "workers"),
       silence_(clock, [this] { LoseSilent(); }) {
   state_.epoch = options.first_epoch;
@@ -474,7 +474,7 @@ void Membership::ForgetLater(const MeshRanks& mesh) {
 
 void Membership::LoseSilent() {
   const absl::Time now = clock_->Now();
-  // Heartbeats that came during a pause are read after it.
+  // Heartbeats that arrived during a pause are read after it.
   const absl::Time runs_since = pauses_.RunsSince(now);
   {
     absl::MutexLock lock(&mutex_);

@@ -108,7 +108,7 @@ struct WorkerStatus {
   std::shared_ptr<Vitals> vitals = std::make_shared<Vitals>();
 
   absl::Time last_heartbeat() const { return vitals->last_heartbeat(); }  // or attach
-  // The part of capacity_bytes in use, by its last heartbeat.
+  // The used part of capacity_bytes, by its last heartbeat.
   int64_t used_bytes() const { return vitals->used_bytes(); }
   QuarantineCount quarantine() const { return vitals->quarantine(); }  // likewise
 };
@@ -119,8 +119,8 @@ class MeshRanks {
   MeshRanks(std::string id, std::vector<std::string> by_rank, int64_t rank_count);
 
   const std::string mesh_id;
-  // The identity of each rank, once ranks are given: then it holds for the life of the definition,
-  // whether the worker is alive or not. Empty before.
+  // The identity of each rank once ranks are assigned. It then stays for the life of the
+  // definition, whether the worker is alive or not. Empty before.
   const std::vector<std::string> identities;
   const int64_t size;  // number of ranks
 
@@ -131,10 +131,10 @@ class MeshRanks {
   std::vector<uint32_t> by_identity_;  // ranks, in the order of their identities
 };
 
-// Everything at one epoch. Immutable, except for the vitals; copies share unchanged parts.
+// The state at one epoch. Immutable, except for the vitals; copies share unchanged parts.
 struct MembershipView {
   int64_t epoch = 0;
-  // By identity, lost ones included.
+  // By identity, including lost ones.
   std::map<std::string, std::shared_ptr<const WorkerStatus>, std::less<>> workers;
   std::map<std::string, std::shared_ptr<const MeshRanks>, std::less<>> meshes;  // by mesh id
   int64_t alive = 0;  // how many of the workers
@@ -158,18 +158,18 @@ struct MembershipEvent {
   enum class Kind {
     kAttached,       // `identity` became alive, or attached again
     kLost,           // `identity` is no longer alive
-    kDrainChanged,   // `identity` drains, or does not any more
+    kDrainChanged,   // `identity` drains, or no longer drains
     kMeshAdded,      // `mesh_id` is defined
-    kRanksAssigned,  // the ranks of `mesh_id` have their identities: write them down
-    kRanksMoved,     // ranks of `mesh_id` went from workers to others
+    kRanksAssigned,  // ranks of `mesh_id` have identities: store them
+    kRanksMoved,     // ranks of `mesh_id` moved to other workers
     kMeshRemoved,    // `mesh_id` is gone
-    kForgotten,      // `identity` was lost and serves no rank: it is not known any more
+    kForgotten,      // `identity` was lost, serves no rank, and is unknown now
   };
   Kind kind = Kind::kAttached;
   std::string identity = {};
   std::string mesh_id = {};
   int64_t epoch = 0;                                     // after the change
-  std::shared_ptr<const WorkerStatus> worker = nullptr;  // of `identity`, as it is or was last
+  std::shared_ptr<const WorkerStatus> worker = nullptr;  // of `identity`: current or last state
   std::shared_ptr<const MeshRanks> mesh = nullptr;       // of kRanksAssigned, kRanksMoved
   std::shared_ptr<const MeshRanks> former = nullptr;     // of kRanksMoved: the ranks before
 };
@@ -182,11 +182,11 @@ struct ServedRank {
 
 struct MembershipOptions {
   absl::Duration heartbeat_interval = absl::Seconds(1);  // sent to workers
-  // Without a heartbeat, while this process itself was not stopped for a while (PauseWatch).
+  // The longest time without a heartbeat, unless this process was stopped itself (PauseWatch).
   absl::Duration lost_after = absl::Seconds(5);
   // How long a lost worker that serves no rank is remembered.
   absl::Duration forget_after = absl::Minutes(10);
-  // The epoch before the first change; above every epoch of an earlier run.
+  // The epoch before the first change. It is above every epoch of an earlier run.
   int64_t first_epoch = 0;
 };
 
@@ -204,15 +204,15 @@ class Membership {
   // Adds a listener for the changes from now on. Only before workers attach.
   void AddListener(Listener listener);
 
-  // The newest view, heartbeats included. It is made when it is first asked for after a change.
+  // The newest view, including heartbeats. It is made at the first request after a change.
   std::shared_ptr<const MembershipView> view() const;
 
   // The ranks that this identity serves, by mesh. O(their number).
   std::vector<ServedRank> RanksOf(std::string_view identity) const;
 
-  // A worker attached; returns the number of this attachment, never 0, by which its stream is known
-  // from here on. The same incarnation attaching again takes over from its older stream, whose
-  // attachment ends silently.
+  // A worker attached. Returns the number of this attachment, never 0, which identifies its stream
+  // from here on. If the same incarnation attaches again, it replaces its older stream, and the
+  // older attachment ends silently.
   //   ALREADY_EXISTS (IDENTITY_IN_USE)  another incarnation has the identity and is alive; names
   //                                     its pid, host and endpoint. Retry when it is lost.
   //   INVALID_ARGUMENT                  a field is out of its range.
@@ -221,12 +221,12 @@ class Membership {
   // Records a heartbeat. ABORTED: this attachment ended; the worker must attach again. O(1).
   absl::Status Heartbeat(uint64_t attachment, int64_t used_bytes, QuarantineCount quarantine = {});
 
-  // The stream of an attachment ended; `reason` is for people ("its stream broke: ..."). Nothing if
-  // the attachment ended before.
+  // The stream of an attachment ended; `reason` is for people ("its stream broke: ..."). No effect
+  // if the attachment ended before.
   void Detach(uint64_t attachment, std::string reason);
 
-  // An operator takes the worker out of use, or into use again. NOT_FOUND: no live worker has the
-  // identity. FAILED_PRECONDITION (NOT_SERVING): it is leaving, and cannot be taken into use.
+  // An operator takes the worker out of use, or returns it to use. NOT_FOUND: no live worker has
+  // the identity. FAILED_PRECONDITION (NOT_SERVING): it is leaving, and cannot return to use.
   absl::Status Drain(std::string_view identity, bool draining);
   // Returns the error that Drain would return now. Changes nothing.
   absl::Status CheckDrain(std::string_view identity, bool draining) const;
@@ -243,8 +243,8 @@ class Membership {
   // identity, once there are that many. Several meshes may use the same workers. ALREADY_EXISTS,
   // INVALID_ARGUMENT.
   absl::Status AddMesh(std::string mesh_id, int64_t size, std::vector<std::string> identities);
-  // Gives the ranks of a mesh that are given already to other workers, each at most once.
-  // NOT_FOUND, INVALID_ARGUMENT.
+  // Assigns new workers to the already assigned ranks of a mesh, each at most once. NOT_FOUND,
+  // INVALID_ARGUMENT.
   absl::Status SetRanks(std::string_view mesh_id, std::vector<std::string> identities);
   // NOT_FOUND.
   absl::Status RemoveMesh(std::string_view mesh_id);
@@ -261,19 +261,19 @@ class Membership {
   absl::StatusOr<const WorkerStatus*> FindLive(std::string_view identity) const
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   absl::Status CheckLost(std::string_view identity) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
-  // Changes whether the live worker drains, and why.
+  // Changes whether the live worker drains, and the reason.
   absl::Status SetDraining(std::string_view identity,
                            const std::function<absl::Status(WorkerStatus*)>& change);
-  // Workers of the mesh may be due to be forgotten now.
+  // Workers of the mesh may now be old enough to forget.
   void ForgetLater(const MeshRanks& mesh) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Takes the ranks of the mesh away from their workers.
+  // Removes the assignment of the mesh's ranks.
   void TakeRanks(const MeshRanks& mesh) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Replaces the worker's known status by `worker`.
   void Replace(WorkerStatus worker) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Lose(WorkerStatus worker, std::string reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // When a lost worker is forgotten; never if it serves a rank.
+  // The time at which a lost worker is forgotten; never if it serves a rank.
   absl::Time ForgetTime(const WorkerStatus& worker) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
-  // Ranks of the mesh have these identities from now on.
+  // From now on ranks of the mesh have these identities.
   void SetMesh(std::string mesh_id, std::vector<std::string> identities, int64_t size)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AssignRanks() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

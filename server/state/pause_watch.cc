@@ -1,4 +1,4 @@
-// PauseWatch: an alarm that rings several times within the limit.
+// PauseWatch: an alarm that fires several times within the limit.
 #include "server/state/pause_watch.h"
 
 #include <algorithm>
@@ -22,7 +22,7 @@ PauseWatch::PauseWatch(rpc::Clock* clock, absl::Duration limit, std::string_view
 absl::Time PauseWatch::RunsSince(absl::Time now) {
   absl::MutexLock lock(&mutex_);
   if (now - last_look_ > limit_) {
-    rpc::LogWarning("this process did not run for a while; silence counts from now on",
+    rpc::LogWarning("this process was paused for a while; silence counts from now on",
                     {{"for", rpc::FormatRounded(now - last_look_)}, {"silence_of", whose_}});
     runs_since_ = now;
   }

@@ -1,4 +1,4 @@
-// Whether this process itself was away, so that others' silence says nothing.
+// Detects pauses of this process, during which the silence of others means nothing.
 #ifndef SHARDMESH_SERVER_STATE_PAUSE_WATCH_H_
 #define SHARDMESH_SERVER_STATE_PAUSE_WATCH_H_
 
@@ -21,7 +21,7 @@ class PauseWatch {
   // A gap of more than `limit` is a pause. `whose`: the silent party, for the log; a literal.
   PauseWatch(rpc::Clock* clock, absl::Duration limit, std::string_view whose);
 
-  // When the last pause ended; InfinitePast: there was none. `now` is of the clock.
+  // The end of the last pause; InfinitePast: there was none. `now` is the clock's time.
   absl::Time RunsSince(absl::Time now);
 
  private:

@@ -1,4 +1,4 @@
-// Recovery: identities that are awaited, and since when.
+// Recovery: awaited identities, and the time since when.
 #include "server/state/recovery.h"
 
 #include <utility>

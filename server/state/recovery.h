@@ -1,5 +1,5 @@
 // The workers whose return the coordinator expects: after its start those in its state, later those
-// that left or were lost a moment ago.
+// that left or were lost recently.
 #ifndef SHARDMESH_SERVER_STATE_RECOVERY_H_
 #define SHARDMESH_SERVER_STATE_RECOVERY_H_
 
@@ -19,9 +19,9 @@
 
 namespace shardmesh::server {
 
-// A coordinator recovers from its start until each worker that serves a rank by its durable state
-// has attached and brought its inventory once. Until then an array may be degraded only because its
-// tiles are not yet reported. It never recovers again: a worker lost later is lost. Without such
+// A coordinator recovers from its start until each worker with a rank in its durable state has
+// attached and brought its inventory once. Until then an array may be degraded only because its
+// tiles are not reported yet. It never recovers again: a worker lost later is lost. Without such
 // state it does not recover at all.
 //
 // A worker that keeps its tiles on disk and left or was lost is likely to restart. It is expected
@@ -34,24 +34,24 @@ class Recovery {
   // The clock outlives it.
   explicit Recovery(const rpc::Clock* clock, absl::Duration return_grace = kDefaultReturnGrace);
 
-  // The workers to wait for; to be called once, before they attach.
+  // The workers to wait for. Call it once, before they attach.
   void Begin(std::set<std::string, std::less<>> identities);
-  // The worker's inventory was taken in.
+  // The worker's inventory was processed.
   void Heard(std::string_view identity);
   // A worker whose tiles are on its disk left or was lost.
   void Lost(std::string_view identity);
-  // Meshes have changed: workers that serve no rank any more are not waited for.
+  // Meshes have changed: stops waiting for workers that no longer serve a rank.
   void MeshesChanged(const MembershipView& view);
 
-  // Whether the worker is expected back: it left, was lost, or the coordinator started, less than
-  // the grace ago, and its inventory was not taken in since.
+  // Whether the worker is expected back: it left or was lost, or the coordinator started, within
+  // the grace; and its inventory was not processed since.
   bool ComesBack(std::string_view identity) const;
-  // As ComesBack, for the start only: the tiles in the worker's memory come back then too.
+  // Like ComesBack, for the start only: then the tiles in the worker's memory come back too.
   bool IsAwaited(std::string_view identity) const;
 
-  // Workers that are waited for; 0: it has recovered.
+  // Number of awaited workers; 0: it has recovered.
   int64_t awaited() const;
-  // When it began to recover, or had recovered.
+  // The time when recovery began, or ended.
   absl::Time since() const;
 
  private:

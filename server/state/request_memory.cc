@@ -1,4 +1,4 @@
-// Remembering and forgetting answers.
+// Stores and forgets answers.
 #include "server/state/request_memory.h"
 
 #include <algorithm>
@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::string_view kPrefix = "request/";
 
-// Deletes of one transaction, within the store's limit.
+// Most deletes of one transaction, within the store's limit.
 constexpr size_t kDeletesAtOnce = 100;
 
 // Beyond a limit the memory shrinks to this fraction of it, so that not every answer causes a
@@ -48,7 +48,7 @@ std::string_view RequestIdOf(std::string_view key) {
 std::string RequestKey(std::string_view caller, std::string_view method,
                        std::string_view request_id) {
   if (request_id.empty()) return "";
-  // Callers' names are of any length, and have slashes.
+  // Callers' names can have any length, and contain slashes.
   return StrCat(absl::BytesToHexString(Sha256(caller).substr(0, 8)), "/", method, "/", request_id);
 }
 
@@ -61,8 +61,8 @@ absl::StatusOr<std::unique_ptr<RequestMemory>> RequestMemory::Open(Store* store,
   SHARDMESH_ASSIGN_OR_RETURN(KeyValues stored, store->List(kPrefix));
   std::sort(stored.items.begin(), stored.items.end(),
             [](const KeyValue& a, const KeyValue& b) { return a.mod_revision < b.mod_revision; });
-  // The wall clock may have been stepped since they were written, so their own times are not
-  // reliable. Each stays for the whole time, in order, so that the oldest goes first.
+  // The wall clock may have been changed since they were written, so their own times are not
+  // reliable. Each stays for the whole time, in order, so that the oldest is dropped first.
   absl::Time expires = clock->Now() + kRememberFor;
   absl::MutexLock lock(&memory->mutex_);
   for (const KeyValue& item : stored.items) {
@@ -186,7 +186,7 @@ void RequestMemory::KeepWithinLimits(std::string_view caller) {
   if (const auto found = callers_.find(caller);
       found != callers_.end() &&
       is_over(found->second, limits_.max_answers_per_caller, limits_.max_bytes_per_caller)) {
-    // The newest stays, so the caller does too.
+    // The newest answer stays, so the caller's entry does too.
     while (found->second.answers.size() > 1 &&
            is_over(found->second, share(limits_.max_answers_per_caller),
                    share(limits_.max_bytes_per_caller))) {

@@ -24,11 +24,11 @@ namespace shardmesh::server {
 // The answer to the first request.
 struct RememberedAnswer {
   std::string bytes;      // as given to AddTo: a serialised response, opaque here
-  Revision revision = 0;  // of the commit that it was remembered with: versions of names, ...
+  Revision revision = 0;  // of its commit: versions of names, ...
 };
 
-// Limits of the memory. Beyond one the oldest answers go first; answers of a caller over its own
-// limit go before those of others. A repeated request whose answer is gone runs again.
+// Limits of the memory. Beyond a limit the oldest answers are dropped first. A caller over its own
+// limit loses answers before others do. A repeated request whose answer was dropped runs again.
 struct RequestMemoryLimits {
   int64_t max_answers_per_caller = 20'000;
   int64_t max_bytes_per_caller = int64_t{8} << 20;
@@ -61,11 +61,11 @@ class RequestMemory {
   // Loads the answers from the store. Blocks.
   static absl::StatusOr<std::unique_ptr<RequestMemory>> Open(Store* store, rpc::Clock* clock);
 
-  // From now on.
+  // The limits apply from now on.
   void SetLimits(const RequestMemoryLimits& limits);
 
-  // Begins a request. Nullopt: it is the first with this id, and is running from now on. An answer:
-  // it was done before. `fingerprint` tells requests apart (a digest of method and contents).
+  // Begins a request. Nullopt: it is the first with this id, and now runs. Otherwise the answer of
+  // the first. `fingerprint` distinguishes requests (a digest of method and contents).
   //
   // clang-format off
   //   ABORTED           the first one is still running; retry after the delay in the error.
@@ -74,13 +74,13 @@ class RequestMemory {
   // clang-format on
   absl::StatusOr<std::optional<RememberedAnswer>> Begin(std::string_view request_id,
                                                         std::string_view fingerprint);
-  // The answer to a request that is done; nullopt: none is remembered.
+  // The answer to a completed request; nullopt: none is stored.
   std::optional<RememberedAnswer> Find(std::string_view request_id) const;
   // Adds the answer to the mutation's transaction: one put.
   void AddTo(Transaction* transaction, std::string_view request_id, std::string answer);
-  // The transaction happened.
+  // The transaction was committed.
   void Finish(std::string_view request_id, Revision revision);
-  // The mutation did not happen: the next request with this id is the first again.
+  // The mutation failed: the next request with this id counts as the first.
   void Abandon(std::string_view request_id);
 
  private:

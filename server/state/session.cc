@@ -16,7 +16,7 @@
 namespace shardmesh::server {
 namespace {
 
-// How long this process may have been stopped for sessions not to have been renewed meanwhile.
+// The longest stop of this process after which a missing renewal still counts.
 constexpr absl::Duration kLongestPause = absl::Seconds(1);
 
 absl::Status Gone(std::string_view id) {
@@ -245,7 +245,7 @@ void SessionTable::ExpireOld() {
     absl::Time next = absl::InfiniteFuture();
     std::vector<std::string> expired;
     for (auto& [id, entry] : sessions_) {
-      // A message of the pause, possibly a renewal, is read only after it.
+      // A message from the pause, possibly a renewal, is read only afterwards.
       entry.expires = std::max(entry.expires, runs_since + entry.ttl);
       if (entry.expires <= now) {
         expired.push_back(id);

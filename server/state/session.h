@@ -47,7 +47,7 @@ struct Session {
   int64_t transfers = 0;
 };
 
-// An open session as platform engineers see it: without its id, which acts for the session.
+// An open session in the form for platform engineers: without its id, which would give access.
 struct SessionInfo {
   int64_t number = 0;     // rises by one with each session that the table opens, from 1
   std::string id_prefix;  // the first kShownIdCharacters of the id
@@ -61,7 +61,7 @@ struct SessionInfo {
   int64_t steps = 0;  // running
 };
 
-// Characters of a session's id that others may see. 96 bits stay secret.
+// Characters of a session's id that others may see. 96 bits remain secret.
 inline constexpr size_t kShownIdCharacters = 8;
 
 enum class SessionEnd { kClosed, kExpired };
@@ -101,7 +101,7 @@ class SessionTable {
   // Returns OK if the session exists and the caller may use it. PERMISSION_DENIED (NOT_OWNER): it
   // is bound to another name than the caller's.
   absl::Status Check(std::string_view id, const rpc::Caller& caller) const;
-  // At most `limit` open sessions by rising number, from the first above `after`.
+  // At most `limit` open sessions by rising number, starting after `after`.
   std::vector<SessionInfo> List(int64_t after, int64_t limit) const;
   int64_t size() const;
 

@@ -1,4 +1,4 @@
-// An array that a session pins, in the session's book and in the registry's count together.
+// Pins and unpins arrays of a session, both in the session's list and in the registry's count.
 #ifndef SHARDMESH_SERVER_STATE_SESSION_PINS_H_
 #define SHARDMESH_SERVER_STATE_SESSION_PINS_H_
 

@@ -44,12 +44,13 @@ absl::StatusOr<StepMemory::Answer> StepMemory::Begin(const std::string& caller,
   }
   if (entry.answer == nullptr) {
     return WithReason(
-        absl::FailedPreconditionError(StrCat(
-            "this request was done ",
-            absl::FormatDuration(absl::Trunc(now - entry.finished, absl::Milliseconds(1))),
-            " ago, and its answer is no longer kept: answers have ", options_.max_bytes_per_caller,
-            " bytes a caller; it is not done again. Describe the names of its results, or run it "
-            "anew with a new request_id")),
+        absl::FailedPreconditionError(
+            StrCat("this request was done ",
+                   absl::FormatDuration(absl::Trunc(now - entry.finished, absl::Milliseconds(1))),
+                   " ago and is not done again; its answer is no longer kept: at most ",
+                   options_.max_bytes_per_caller,
+                   " bytes of answers are kept for a caller. Describe the names of its results, or "
+                   "run it with a new request_id")),
         Reason::kRequestIdReused, {{fact::kValue, RequestIdOf(key)}});
   }
   return entry.answer;

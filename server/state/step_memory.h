@@ -19,16 +19,16 @@ namespace shardmesh::server {
 
 struct StepMemoryOptions {
   absl::Duration remember_for = absl::Minutes(10);
-  // Most bytes of answers and their overhead. Beyond it answers are dropped, oldest first, of the
-  // caller over its own limit, or otherwise of the caller with the most bytes. The memory still
-  // knows that they were given.
+  // Most bytes of answers and their overhead. Beyond it answers are dropped, oldest first: those of
+  // the caller over its own limit, or otherwise of the caller with most bytes. The memory still
+  // records that they were given.
   int64_t max_bytes = int64_t{64} << 20;
   int64_t max_bytes_per_caller = int64_t{16} << 20;
-  // Requests, with an answer or without; over it the oldest are forgotten.
+  // Requests, with or without an answer. Beyond it the oldest are forgotten.
   int64_t max_requests_per_caller = 20'000;
 };
 
-// Idempotency cache of steps. It lives as long as the process, as do results without a name, which
+// Idempotency cache of steps. It lives as long as the process; so do results without a name, which
 // most are. The order of calls for a request:
 //
 // clang-format off
@@ -58,19 +58,19 @@ class StepMemory {
     std::string caller;
     std::string fingerprint;
     bool is_done = false;
-    Answer answer;  // null: it runs, or its answer is no longer kept
+    Answer answer;  // null: it runs, or its answer was dropped
     int64_t bytes = 0;
     absl::Time finished;
   };
   struct OfCaller {
-    // Keys of finished requests, oldest first; the first `dropped` have no answer any more.
+    // Keys of finished requests, oldest first; the first `dropped` no longer have an answer.
     std::deque<std::string> done;
     size_t dropped = 0;
     int64_t bytes = 0;
   };
   using Callers = std::map<std::string, OfCaller, std::less<>>;
 
-  // Drops the oldest answer that the caller has. False: it has none.
+  // Drops the caller's oldest answer. False: it has none.
   bool DropAnswer(OfCaller* caller) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Forgets the caller's oldest request.
   void Forget(OfCaller* caller) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

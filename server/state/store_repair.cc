@@ -1,4 +1,4 @@
-// Restoring, checking, salvaging.
+// Restores, checks and salvages states.
 #include "server/state/store_repair.h"
 
 #include <fcntl.h>
@@ -41,7 +41,7 @@ constexpr std::string_view kArrayPrefix = "array/";
 constexpr std::string_view kMeshPrefix = "mesh/";
 constexpr std::string_view kRanksPrefix = "ranks/";
 
-// One commit has room for more records than this.
+// One commit has room for more records than this number.
 constexpr size_t kMostGivenRanks = 100;
 constexpr std::string_view kReplacedPrefix = "replaced.db-";
 
@@ -64,7 +64,7 @@ std::string NoDatabase(const std::string& folder) {
   if (!fs::is_directory(folder, error)) {
     return StrCat(folder, " is no folder; give the --data-dir of a coordinator");
   }
-  // `shardmesh up --data-dir` has a folder for each process below its own.
+  // `shardmesh up --data-dir` makes a folder for each process below its own.
   const std::string below = (fs::path(folder) / "coordinator").string();
   return fs::exists(DatabasePath(below), error)
              ? StrCat("there is no database ", DatabasePath(folder),
@@ -116,18 +116,18 @@ bool HasContent(const std::string& file) {
   return !error && bytes > 0;
 }
 
-// Opens a database so that neither it nor its log change. DATA_LOSS: the log is damaged.
+// Opens a database without changing it or its log. DATA_LOSS: the log is damaged.
 absl::Status OpenToRead(Database& database) {
   SHARDMESH_ASSIGN_OR_RETURN(const WalFile log, WalFile::Read(LogOf(database.path())));
   SHARDMESH_RETURN_IF_ERROR(log.damage());
   const bool has_log = fs::exists(LogOf(database.path()));
   SHARDMESH_RETURN_IF_ERROR(database.Open());
-  // SQLite removes a log that it made for reading when it closes.
+  // SQLite removes on close a log that it made for reading.
   SHARDMESH_RETURN_IF_ERROR(database.KeepLog(has_log));
   return database.Execute("PRAGMA locking_mode = EXCLUSIVE");
 }
 
-// Reads all of a database, which stays as it is: one of an older schema may still be that of the
+// Reads a whole database without changing it: a database of an older schema may still belong to the
 // build that wrote it.
 absl::StatusOr<StoredState> ReadDatabase(const std::string& path,
                                          std::string_view if_damaged = Database::kStateIsDamaged) {
@@ -142,7 +142,7 @@ absl::StatusOr<StoredState> ReadDatabase(const std::string& path,
   return ReadState(database);
 }
 
-// As above, for the copy of a snapshot. Errors name the file that it was copied from.
+// Like the function above, for the copy of a snapshot. Errors name the source file.
 absl::StatusOr<StoredState> ReadSnapshot(const std::string& copy, const std::string& file) {
   absl::StatusOr<StoredState> state =
       ReadDatabase(copy, "it is damaged, or no snapshot; nothing was changed: ");
@@ -182,9 +182,9 @@ bool HasLog(const std::string& file) {
                      [&](const char* suffix) { return HasContent(file + suffix); });
 }
 
-// Before anything is copied or changed: whether `file` can be a snapshot at all.
+// Called before any copy or change: whether `file` can be a snapshot at all.
 absl::Status CheckMayBeSnapshot(const std::string& file) {
-  constexpr std::string_view kMagic("SQLite format 3", 16);  // with the NUL behind it
+  constexpr std::string_view kMagic("SQLite format 3", 16);  // including the NUL
   const auto refused = [&file](std::string_view why) {
     return StoreError(absl::StatusCode::kFailedPrecondition,
                       StrCat(file, " is no snapshot: ", why, "; nothing was changed; give a file ",
@@ -199,7 +199,7 @@ absl::Status CheckMayBeSnapshot(const std::string& file) {
   if (error) return FileError("look at", file, error);
   if (fs::is_directory(found)) return refused("it is a folder");
   if (!fs::is_regular_file(found)) return refused("it is no regular file");
-  // All of a database may be in its log.
+  // All data of a database may be in its log.
   if (HasLog(file)) return absl::OkStatus();
   std::ifstream in(file, std::ios::binary);
   if (!in) {
@@ -237,7 +237,7 @@ absl::StatusOr<std::optional<std::string>> RestoredFrom(const std::string& folde
       value = row.value == nullptr ? std::nullopt : std::optional(*row.value);
     }
   }));
-  // A record with a damaged key may be the one sought.
+  // A record with a damaged key may be the wanted one.
   if (!value.has_value() && !unreadable.empty()) {
     return StoreError(absl::StatusCode::kDataLoss, unreadable);
   }
@@ -245,7 +245,7 @@ absl::StatusOr<std::optional<std::string>> RestoredFrom(const std::string& folde
     SHARDMESH_ASSIGN_OR_RETURN(RestoredRecord restored, DecodeRestored(kRestoredKey, *value));
     if (restored.digest == kUnknownSnapshot) {
       return StoreError(absl::StatusCode::kDataLoss,
-                        "it has lost records, that of its snapshot perhaps among them");
+                        "it has lost records, perhaps also the record of its snapshot");
     }
     return std::move(restored.digest);
   }
@@ -261,7 +261,7 @@ absl::StatusOr<std::optional<std::string>> RestoredFrom(const std::string& folde
   return digest;
 }
 
-// Returns how often a snapshot replaced the folder's state, as far as the replaced states exist.
+// Returns how many snapshots replaced the folder's state, counting the replaced states that exist.
 absl::StatusOr<int64_t> CountReplaced(const std::string& folder) {
   std::error_code error;
   int64_t count = 0;
@@ -292,8 +292,8 @@ absl::Status RemoveDatabase(const std::string& path) {
 absl::Status CopyDatabase(const std::string& folder, const std::string& file,
                           const std::string& copy) {
   SHARDMESH_RETURN_IF_ERROR(RemoveDatabase(copy));
-  // Locked because a process that has the source open would write to it. This process holds
-  // `folder` itself.
+  // Locked because a process that has the source open would write to it. `folder` is already locked
+  // by this process.
   std::optional<FolderLock> lock;
   const fs::path source = fs::absolute(file);
   std::error_code error;
@@ -375,7 +375,7 @@ absl::Status Skip(const std::string& path, const ClusterRecord& cluster, Revisio
   });
 }
 
-// The readable rows and the unreadable parts, also of a database with damaged pages.
+// The readable rows and the unreadable parts of a database, even with damaged pages.
 struct Salvaged {
   std::vector<StoredRow> rows;
   std::vector<UnreadableRecord> unreadable;
@@ -406,7 +406,7 @@ absl::Status SalvagePage(const RowReader& reader, int64_t from, int64_t to, Salv
             {row.row_id, std::move(row.key), std::move(row.why), row.lost_key_crc});
       }
     });
-    // Behind the page's last row it is the next page that cannot be read.
+    // After the page's last row, the next page cannot be read.
     if (read.ok() || is_to_end) return absl::OkStatus();
     if (!absl::IsDataLoss(read)) return read;
     const absl::StatusOr<std::optional<int64_t>> next = reader.FindNext(from, to);
@@ -416,7 +416,7 @@ absl::Status SalvagePage(const RowReader& reader, int64_t from, int64_t to, Salv
       return absl::OkStatus();
     }
     if (!next->has_value()) return absl::OkStatus();
-    // The page is sound, but some of the row is on others: of a large value.
+    // The page is sound, but a part of the row, with a large value, is on other pages.
     const int64_t row_id = **next;
     const absl::StatusOr<std::string> key = reader.KeyOf(row_id);
     if (!key.ok() && !absl::IsDataLoss(key.status())) return key.status();
@@ -456,15 +456,15 @@ absl::StatusOr<Salvaged> Salvage(Database& database) {
   return salvaged;
 }
 
-// A database that is looked at.
+// A database under examination.
 struct Opened {
   std::unique_ptr<Database> database;
-  bool is_image = false;  // not the database itself, but the repaired copy
+  bool is_image = false;  // the repaired copy, not the database itself
   int64_t schema_version = 0;
-  absl::Status log;              // DATA_LOSS, as StoreCheck has it
-  bool is_log_whole = true;      // as WalFile has it
-  absl::Status pages;            // DATA_LOSS, as StoreCheck has it
-  bool are_pages_whole = false;  // but for the first, which has no records
+  absl::Status log;              // DATA_LOSS, as in StoreCheck
+  bool is_log_whole = true;      // as in WalFile
+  absl::Status pages;            // DATA_LOSS, as in StoreCheck
+  bool are_pages_whole = false;  // except the first, which has no records
 };
 
 absl::Status ResizeFile(const std::string& path, uintmax_t bytes) {
@@ -477,7 +477,7 @@ absl::Status ResizeFile(const std::string& path, uintmax_t bytes) {
 constexpr size_t kPageSizeOffset = 16;  // two bytes
 constexpr size_t kVersionsOffset = 18;  // versions for writing and reading: 2 with a log, 1 without
 constexpr size_t kPagesOffset = 28;
-constexpr size_t kFreePagesOffset = 32;  // the first of them, and how many there are
+constexpr size_t kFreePagesOffset = 32;  // the first one, and their number
 constexpr size_t kDatabaseHeaderBytes = 100;
 
 // The largest missing part of a truncated database. A page count in the first page beyond this is
@@ -514,14 +514,14 @@ absl::Status WriteStart(const std::string& path, std::string_view bytes) {
               : StoreError(absl::StatusCode::kInternal, StrCat("cannot write ", path));
 }
 
-// Writes a database with its log to `image`, as one file. It has as many pages as its first page
-// says; pages missing from a truncated file are zero.
+// Writes a database with its log to `image`, as one file. The image has the page count of its first
+// page; pages missing from a truncated file are zero.
 absl::Status WriteImage(const std::string& path, const WalFile& log, const std::string& image) {
   SHARDMESH_RETURN_IF_ERROR(RemoveDatabase(image));
   std::error_code error;
   fs::copy_file(path, image, error);
   if (error) return FileError("copy the state to", image, error);
-  // The original pages of an interrupted transaction; there are none where there is a log.
+  // The original pages of an interrupted transaction. With a log there are none.
   if (HasContent(path + "-journal")) {
     fs::copy_file(path + "-journal", image + "-journal", error);
     if (error) return FileError("copy the state to", image, error);
@@ -542,8 +542,8 @@ absl::Status WriteImage(const std::string& path, const WalFile& log, const std::
   return is_cut_off ? ResizeFile(image, wanted) : absl::OkStatus();
 }
 
-// Gives a database the first page common to all of ours with the newest schema: if no older build
-// made it, its tables are on the same pages.
+// Gives a database the common first page of the newest schema. If no older build made the database,
+// its tables are on the same pages.
 absl::Status MendFirstPage(const std::string& image) {
   SHARDMESH_RETURN_IF_ERROR(RemoveDatabase(image + "-first"));
   const absl::Cleanup remove = [&] { RemoveDatabase(image + "-first").IgnoreError(); };
@@ -566,8 +566,8 @@ absl::Status MendFirstPage(const std::string& image) {
   return WriteStart(image, page);
 }
 
-// Opens a database so that all that can be read of it, is. Where neither SQLite can read its log
-// nor its first page, that is an image of it, in one file. Without `writes` it stays as it is.
+// Opens a database so that as much as possible can be read. If SQLite can read neither its log nor
+// its first page, opens an image of it, in one file. Without `writes` it changes nothing.
 absl::StatusOr<Opened> OpenToCheck(const std::string& path, const std::string& image, bool writes) {
   Opened opened;
   SHARDMESH_ASSIGN_OR_RETURN(const WalFile log, WalFile::Read(LogOf(path)));
@@ -587,12 +587,12 @@ absl::StatusOr<Opened> OpenToCheck(const std::string& path, const std::string& i
     opened.pages = opened.database->CheckPages();
     return opened.pages;
   };
-  // A journal of an interrupted transaction is taken back by the first read.
+  // The first read rolls back a journal of an interrupted transaction.
   const bool has_journal = !writes && HasContent(path + "-journal");
   absl::Status status = opened.log;
   if (status.ok() && !has_journal) {
     status = open(path);
-    // Damaged pages are looked for in the database's one file.
+    // The search for damaged pages needs the database in one file.
     if (status.ok() || (absl::IsDataLoss(opened.pages) && (writes || !HasContent(LogOf(path))))) {
       return opened;
     }
@@ -636,7 +636,7 @@ struct Extent {
 Extent ExtentOf(const std::string& path) {
   Extent extent;
   Database database(path);
-  // As far as SQLite can read it, whatever its log is like.
+  // Reads as much as SQLite can, whatever the state of its log.
   if (!database.Open().ok() || !database.KeepLog(true).ok() ||
       !database.Execute("PRAGMA locking_mode = EXCLUSIVE").ok()) {
     return extent;
@@ -656,7 +656,7 @@ Extent ExtentOf(const std::string& path) {
 // Returns rows that replace records set aside, derived from the other records. A record with a
 // revision beyond the newest one gets none.
 std::vector<StoredRow> ReplacementsOf(const Salvaged& salvaged, Revision newest) {
-  std::map<std::string_view, int64_t> last;  // of each key that can be read, its newest row
+  std::map<std::string_view, int64_t> last;  // the newest row of each readable key
   std::map<std::string, int64_t> chunks;     // of each manifest, by its key
   bool has_manifests = false;
   for (const StoredRow& row : salvaged.rows) {
@@ -685,7 +685,7 @@ std::vector<StoredRow> ReplacementsOf(const Salvaged& salvaged, Revision newest)
       continue;
     }
     if (has_manifests && record.key.compare(0, kNamePrefix.size(), kNamePrefix) == 0) {
-      // Where a manifest has the name too, its older entry must not look current.
+      // If the name is in a manifest too, its older entry must not look current.
       replace(record, EncodeName(""));
     } else if (const auto found = chunks.find(record.key);
                found != chunks.end() && incomplete.count(record.key) == 0 &&
@@ -698,14 +698,14 @@ std::vector<StoredRow> ReplacementsOf(const Salvaged& salvaged, Revision newest)
   return replacements;
 }
 
-// The values given for lost parts of a state.
+// The given values for lost parts of a state.
 struct Given {
   std::optional<ClusterRecord> cluster;
   std::vector<Put> meshes;
 };
 
-// Returns the rows that a state with lost records gets, at its newest revision: that arrays without
-// a name may have had one among them, and the given values.
+// Returns the rows added to a state with lost records, at its newest revision: that arrays without
+// a name may have had one in a lost record, and the given values.
 std::vector<StoredRow> RowsOfLoss(const Salvaged& salvaged, Revision newest, const Given& given) {
   RestoredRecord restored{.digest = std::string(kUnknownSnapshot), .may_lack_names = true};
   EventPosition next{.revision = newest};  // after the last event of its commit
@@ -749,7 +749,7 @@ std::map<std::string_view, const UnreadableRecord*> NewestUnreadable(const Salva
   return newest;
 }
 
-// Returns the current rows, as far as they can be read.
+// Returns the current rows that can be read.
 std::map<std::string_view, const StoredRow*> CurrentRows(const Salvaged& salvaged) {
   const auto unreadable = NewestUnreadable(salvaged);
   std::map<std::string_view, const StoredRow*> current;
@@ -846,14 +846,14 @@ absl::StatusOr<std::vector<Put>> WithGivenRanks(const Salvaged& salvaged, const 
   for (LostRanks& each : *lost) {
     const auto given = ranks.find(each.mesh_id);
     if (given == ranks.end()) {
-      return WithReason(
-          absl::FailedPreconditionError(StrCat(
-              "which workers serve the ", each.mesh.size(), " ranks of mesh \"", each.mesh_id,
-              "\" is lost, and ", each.arrays, " arrays lie on it; name the workers in the ",
-              "order of their ranks, --ranks=", each.mesh_id,
-              "=WORKER,WORKER..., or none, --ranks=", each.mesh_id,
-              "=, if the first that attach shall get them")),
-          Reason::kMissingArgument, {{fact::kField, "--ranks"}});
+      return WithReason(absl::FailedPreconditionError(
+                            StrCat("the record of the workers that serve the ", each.mesh.size(),
+                                   " ranks of mesh \"", each.mesh_id, "\" is lost, and ",
+                                   each.arrays, " arrays lie on it; name the workers in the ",
+                                   "order of their ranks, --ranks=", each.mesh_id,
+                                   "=WORKER,WORKER..., or name none, --ranks=", each.mesh_id,
+                                   "=, to give the ranks to the first workers that attach")),
+                        Reason::kMissingArgument, {{fact::kField, "--ranks"}});
     }
     if (given->second.empty()) {
       left.push_back(std::move(each));
@@ -909,7 +909,7 @@ std::set<int64_t> FindBrokenHistory(const Salvaged& salvaged) {
   return broken;
 }
 
-// The cluster that a snapshot is of, at a term behind all that there can have been since.
+// The cluster of a snapshot, at a term beyond all terms that can have existed since.
 absl::StatusOr<ClusterRecord> ClusterOfSnapshot(const std::string& folder,
                                                 const std::string& file) {
   SHARDMESH_RETURN_IF_ERROR(CheckMayBeSnapshot(file));
@@ -919,7 +919,7 @@ absl::StatusOr<ClusterRecord> ClusterOfSnapshot(const std::string& folder,
   SHARDMESH_ASSIGN_OR_RETURN(const StoredState snapshot, ReadSnapshot(copy, file));
   SHARDMESH_ASSIGN_OR_RETURN(ClusterRecord cluster, ClusterOf(snapshot.index));
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t restores, CountReplaced(folder));
-  // The state without its cluster, and those before it, may each come from this snapshot.
+  // The state without its cluster, and each state before it, may come from this snapshot.
   cluster.term += (2 + restores) * kSkippedTerms;
   SHARDMESH_RETURN_IF_ERROR(CheckTerm(cluster.term));
   return cluster;
@@ -1027,7 +1027,7 @@ absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::s
     if (!last.ok()) {
       return StoreError(
           absl::StatusCode::kFailedPrecondition,
-          StrCat("cannot tell of which snapshot the state in ", folder,
+          StrCat("cannot tell from which snapshot the state in ", folder,
                  " was made: ", last.status().message(), "; to go on with that state, start ",
                  "without --restore; to put the snapshot in its place, put an empty file `",
                  kRestoreAgain, "` into the folder"));
@@ -1052,13 +1052,13 @@ absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::s
   restored.term = cluster.term;
   restored.revision = snapshot.index.newest();
   Revision newest = snapshot.index.newest();
-  bool is_known = false;  // how far the state before had come
+  bool is_known = false;  // whether the previous state's progress is known
   if (fs::exists(DatabasePath(folder))) {
     std::optional<ClusterRecord> replaced;
     const absl::StatusOr<StoredState> before = ReadDatabase(DatabasePath(folder));
     // A state of a newer schema is not damaged: its data would be lost.
     if (ReasonOf(before.status()) == Reason::kSchemaMismatch) return before.status();
-    // A state that the disk does not deliver is not damaged either.
+    // A state that the disk failed to read is not known to be damaged, either.
     if (absl::IsInternal(before.status()) && !is_asked_again) {
       return StoreError(absl::StatusCode::kInternal,
                         StrCat("cannot read the state in ", folder,
@@ -1087,8 +1087,8 @@ absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::s
     if (replaced.has_value()) cluster.term = std::max(cluster.term, replaced->term);
   }
   if (!is_known) {
-    // The state before, and those before it, may each come from this snapshot, and have skipped as
-    // much.
+    // The previous state, and each state before it, may come from this snapshot, and have skipped
+    // the same number.
     SHARDMESH_ASSIGN_OR_RETURN(int64_t restores, CountReplaced(folder));
     if (fs::exists(DatabasePath(folder))) ++restores;
     cluster.term += restores * kSkippedTerms;
@@ -1108,7 +1108,7 @@ absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::s
 absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_aside,
                                            const std::string& cluster_of, const GivenRanks& ranks) {
   std::error_code error;
-  // Not even a lock is left in a folder that is none of a coordinator.
+  // A folder that is not a coordinator's stays without even a lock file.
   SHARDMESH_ASSIGN_OR_RETURN(std::string next, NextDatabase(folder));
   if (next.empty() && !fs::exists(DatabasePath(folder), error)) {
     if (error) return FileError("look for", DatabasePath(folder), error);
@@ -1123,7 +1123,7 @@ absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_a
   }
   if (next.empty()) SHARDMESH_RETURN_IF_ERROR(CheckHasState(folder));
   StoreCheck check;
-  // Removed at the next start where this process cannot.
+  // The next start removes it if this process cannot.
   const std::string image = StrCat(folder, "/", kSnapshotPrefix, "check-", getpid());
   const absl::Cleanup remove_image = [&image] { RemoveDatabase(image).IgnoreError(); };
   SHARDMESH_ASSIGN_OR_RETURN(
@@ -1152,13 +1152,13 @@ absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_a
     check.pages = StoreError(absl::StatusCode::kDataLoss, salvaged.lost.front().why);
   }
   check.lost = salvaged.lost;
-  // Without checksums there is nothing that could tell a record that is not as it was.
+  // Without checksums, a changed record cannot be detected.
   if (check.schema_version < kFirstChecked) SHARDMESH_RETURN_IF_ERROR(check.pages);
   KeyFinder finder(&salvaged.unreadable);
   for (const StoredRow& row : salvaged.rows) finder.Find(row.key);
   check.records = static_cast<int64_t>(salvaged.rows.size());
   check.unreadable = salvaged.unreadable;
-  // If nothing found explains the damage, rows may be lost without a trace.
+  // If no finding explains the damage, rows may be lost without a trace.
   const bool is_explained = opened.is_log_whole && (!salvaged.unreadable.empty() ||
                                                     !check.bounds.ok() || opened.are_pages_whole);
   const bool is_rewritten = !check.pages.ok() || !opened.is_log_whole;
@@ -1240,7 +1240,7 @@ absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_a
     }
     return check;
   }
-  // The newest commits may have been on the pages that are lost: their revisions do not come again.
+  // The newest commits may have been on the lost pages: their revisions must not repeat.
   bounds.newest += kSkippedRevisions;
   bounds.compacted = check.compacted = check.newest = bounds.newest;
   const std::string salvage = folder + "/salvaged";

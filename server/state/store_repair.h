@@ -16,18 +16,18 @@
 namespace shardmesh::server {
 
 // Terms and revisions that a restored state skips: more than can have passed since the snapshot.
-// Workers therefore follow its coordinator, and no version of a name repeats. A term is a start of
-// the coordinator: with a restart every five minutes this many last eight weeks. kMaxTerm allows
+// Workers therefore follow its coordinator, and no version of a name repeats. Each start of the
+// coordinator uses a term: with a restart every five minutes they last eight weeks. kMaxTerm allows
 // 511 restores.
 inline constexpr int64_t kSkippedTerms = 16'384;
 inline constexpr int64_t kSkippedRevisions = int64_t{1} << 32;
 
 struct Restored {
   bool was_done_before = false;  // nothing was changed
-  int64_t term = 0;              // of the snapshot; the coordinator begins behind the skipped ones
+  int64_t term = 0;              // of the snapshot; the coordinator begins after the skipped ones
   Revision revision = 0;         // of the snapshot
-  std::string replaced;          // where the state before it is now; empty: there was none
-  absl::Status unread;  // why the state before it could not be read; OK: it was, or is none
+  std::string replaced;          // new path of the previous state; empty: there was none
+  absl::Status unread;           // error of reading the previous state; OK: none
   // Keys of the two states, without remembered answers: at most kListedKeys of each.
   std::vector<std::string> lost;     // in the state before, not in the snapshot
   std::vector<std::string> back;     // in the snapshot, not in the state before
@@ -59,56 +59,56 @@ inline constexpr size_t kListedKeys = 20;
 inline constexpr std::string_view kRestoreAgain = "restore-again";
 absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::string& file);
 
-// Row ids, both included, between which pages cannot be read: their rows are unknown.
+// Row ids, both included, between which pages cannot be read: the rows there are unknown.
 struct LostRows {
   int64_t first = 0;
   int64_t last = 0;
   std::string why;
 };
 
-// The newest readable record of its key, where a lost page may have had a newer one: it may be
-// replaced or deleted data that looks current.
+// The newest readable record of its key. A lost page may have had a newer one: this may be replaced
+// or deleted data that looks current.
 struct FormerRecord {
   std::string key;  // a definition's; or a manifest's, whose names may have been moved since
   Revision revision = 0;
   int64_t version = 0;  // of a definition
 };
-// Added by a salvage to the versions of such definitions, so that no version repeats. More than
-// there can be.
+// Added by a salvage to the versions of such definitions, so that no version repeats: more than can
+// exist.
 inline constexpr int64_t kSkippedVersions = 1'000'000'000;
 
-// A mesh on which arrays lie, while the record of which workers serve its ranks is lost.
+// A mesh with arrays whose record of the workers of its ranks is lost.
 struct LostRanks {
   std::string mesh_id;
   Mesh mesh;  // as the arrays have it
   int64_t arrays = 0;
 };
-// The workers of such meshes, by rank; none: the first workers that attach get the ranks.
+// The workers of such meshes, by rank. Empty: the first workers that attach get the ranks.
 using GivenRanks = std::map<std::string, std::vector<std::string>>;
 
 // The result of checking a data folder.
 struct StoreCheck {
   int64_t schema_version = 0;
-  int64_t records = 0;  // that can be read
+  int64_t records = 0;  // readable ones
   Revision compacted = 0;
   Revision newest = 0;
-  absl::Status log;     // DATA_LOSS: commits that were acknowledged are behind a damage in it
-  absl::Status pages;   // DATA_LOSS: they do not fit together, or the first one was not readable
-  absl::Status bounds;  // DATA_LOSS: they are not as they were written
+  absl::Status log;     // DATA_LOSS: acknowledged commits are after damage in it
+  absl::Status pages;   // DATA_LOSS: inconsistent, or the first page is unreadable
+  absl::Status bounds;  // DATA_LOSS: the checksum does not fit
   std::vector<UnreadableRecord> unreadable;
   std::vector<LostRows> lost;  // of damaged pages
   std::vector<FormerRecord> former;
-  std::vector<LostRanks> lost_ranks;  // that were not given
-  // The record `cluster` is not there, or not readable, in a state that is not new: no coordinator
+  std::vector<LostRanks> lost_ranks;  // without given workers
+  // In a state that is not new, the record `cluster` is missing or unreadable: no coordinator
   // starts with it.
   bool lacks_cluster = false;
   std::string taken_cluster_id;  // the cluster id in that record, if it was taken from a snapshot
   // After setting aside: where the damaged database was moved, if a new one had to be written.
   std::string replaced;
 
-  // Nothing was ever written into it.
+  // Nothing was ever written to it.
   bool is_empty() const { return schema_version == 0; }
-  // All that was written can be read.
+  // All written data can be read.
   bool is_sound() const {
     return !is_empty() && log.ok() && pages.ok() && bounds.ok() && unreadable.empty();
   }

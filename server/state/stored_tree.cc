@@ -1,4 +1,4 @@
-// Takes a stored tree apart, and sums it up.
+// Decodes a stored tree, and sums its tensors.
 #include "server/state/stored_tree.h"
 
 #include <limits>
@@ -26,7 +26,7 @@ absl::Status TooMuch(std::string_view what) {
       "tensors");
 }
 
-// Adds a tensor to the sum of elements or, packed, of bytes.
+// Adds a tensor to the sum of its elements, or of its bytes for a packed type.
 absl::Status AddUp(const rpc::TreeTensor& tensor, int64_t* parameters, int64_t* bytes) {
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t elements, ElementCount(tensor.shape));
   if (__builtin_add_overflow(*parameters, elements, parameters)) {
@@ -35,7 +35,7 @@ absl::Status AddUp(const rpc::TreeTensor& tensor, int64_t* parameters, int64_t* 
   if (!tensor.dtype.has_value()) {
     return absl::OkStatus();
   }
-  // Eight elements of n bits take n bytes; the last ones are rounded up.
+  // Eight elements of n bits take n bytes; the last group is rounded up.
   const int64_t bits = BitsPerElement(*tensor.dtype);
   int64_t tensor_bytes = 0;
   if (__builtin_mul_overflow(elements / 8, bits, &tensor_bytes) ||

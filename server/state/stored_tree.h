@@ -1,4 +1,4 @@
-// The tensors of a model as the catalog keeps them: taken apart once, for all questions that name
+// The tensors of a model in the catalog's form: decoded once, for all questions that name
 // them.
 #ifndef SHARDMESH_SERVER_STATE_STORED_TREE_H_
 #define SHARDMESH_SERVER_STATE_STORED_TREE_H_
@@ -13,7 +13,7 @@
 
 namespace shardmesh::server {
 
-// Immutable, hence safe to share between threads.
+// Immutable, so threads can share it.
 class StoredTree {
  public:
   // INVALID_ARGUMENT names the field of the message, such as `tensors.name_sizes[7]`. It has the
@@ -21,7 +21,7 @@ class StoredTree {
   // elements or bytes that together exceed 63 bits. Only the tensors of the message are read.
   static absl::StatusOr<std::shared_ptr<const StoredTree>> Create(v1::StoredTree from);
 
-  // In the order given; valid as long as this tree.
+  // In the given order; valid as long as this tree.
   absl::Span<const rpc::TreeTensor> tensors() const { return tensors_; }
 
   // Encodes everything except the tensors, for lists.

@@ -1,4 +1,4 @@
-// A put that was begun: its transfer, and what its client is told of it.
+// A put that was begun: its transfer, and the data that its client gets about it.
 #ifndef SHARDMESH_SERVER_STEPS_BEGUN_PUT_H_
 #define SHARDMESH_SERVER_STEPS_BEGUN_PUT_H_
 
@@ -13,7 +13,7 @@
 
 namespace shardmesh::server {
 
-// A transfer as its client is told of it. Lives as long as the transfer, which holds its items.
+// A transfer as its client gets it. Lives as long as the transfer, which owns its items.
 struct BegunPut {
   std::string transfer_id;  // empty: the put was only validated, and there is no transfer
   std::string session_id;

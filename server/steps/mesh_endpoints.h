@@ -1,4 +1,4 @@
-// Whether a mesh can run steps now, and where its workers are reached.
+// Whether a mesh can run steps now, and where its workers can be reached.
 #ifndef SHARDMESH_SERVER_STEPS_MESH_ENDPOINTS_H_
 #define SHARDMESH_SERVER_STEPS_MESH_ENDPOINTS_H_
 
@@ -20,15 +20,15 @@ struct RankEndpoint {
   std::vector<std::string> endpoints;  // best first
 };
 
-// What steps and puts ask of the attached workers. Thread-safe.
+// The questions of steps and puts about the attached workers. Thread-safe.
 class MeshEndpoints {
  public:
   virtual ~MeshEndpoints() = default;
 
   // FAILED_PRECONDITION (MESH_INCOMPLETE) unless every rank of the mesh has a worker that is not
-  // draining and reaches those of the other ranks; names the ranks. UNAVAILABLE (RECOVERING) while
-  // all that are missing are expected to be there soon. NOT_FOUND: no such mesh. UNAVAILABLE
-  // (NOT_SERVING) once the coordinator stops.
+  // draining and reaches those of the other ranks; names the ranks. UNAVAILABLE (RECOVERING) if all
+  // missing workers are expected soon. NOT_FOUND: no such mesh. UNAVAILABLE (NOT_SERVING) once the
+  // coordinator stops.
   virtual absl::Status CheckReady(std::string_view mesh_id) const = 0;
   // The live workers of a mesh, by rank. NOT_FOUND: no such mesh.
   virtual absl::StatusOr<std::vector<RankEndpoint>> Endpoints(std::string_view mesh_id) const = 0;

@@ -15,8 +15,8 @@
 namespace shardmesh::server {
 namespace {
 
-// Hashes the fields in which most requests differ. Links are left out: similar figures find one
-// plan.
+// Hashes the fields in which most requests differ. Links are left out, so that similar figures find
+// one plan.
 size_t DigestOf(const Program& program, absl::Span<const ValueDescriptor> operands,
                 const PlanTarget& target) {
   size_t digest = absl::HashOf(target.mesh_id, target.mesh_revision, program.operand_count,
@@ -30,8 +30,8 @@ size_t DigestOf(const Program& program, absl::Span<const ValueDescriptor> operan
   return digest;
 }
 
-// Returns the rough size of an entry: the plan exists as bytes and as values, which are some times
-// as large.
+// Returns the rough size of an entry: the plan exists as bytes and as values, which are several
+// times as large.
 int64_t SizeOf(const Program& program, absl::Span<const ValueDescriptor> operands,
                const PreparedPlan& prepared) {
   constexpr int64_t kPerByte = 8;

@@ -1,5 +1,5 @@
-// Plans, remembered: the same program over operands that lie the same way, on a mesh whose links
-// are about the same, is planned once.
+// A cache of plans: a program is planned once for operands with the same layouts, on a mesh whose
+// links are about the same.
 #ifndef SHARDMESH_SERVER_STEPS_PLANNER_H_
 #define SHARDMESH_SERVER_STEPS_PLANNER_H_
 
@@ -22,7 +22,7 @@
 
 namespace shardmesh::server {
 
-// A plan together with its bytes as workers get them, and their SHA-256 by which it is known.
+// A plan together with its bytes as workers get them, and their SHA-256, which identifies it.
 struct PreparedPlan {
   Plan plan;
   std::string bytes;
@@ -51,7 +51,7 @@ class Planner {
       std::string_view caller, const Program& program, absl::Span<const ValueDescriptor> operands,
       const PlanTarget& target);
 
-  // NOT_FOUND: no plan of that hash is remembered; send the program again.
+  // NOT_FOUND: no plan with that hash is remembered; send the program again.
   absl::StatusOr<std::shared_ptr<const PreparedPlan>> Find(std::string_view hash);
 
   int64_t size_bytes() const;
@@ -66,13 +66,13 @@ class Planner {
     size_t digest = 0;
     int64_t bytes = 0;
   };
-  using Entries = std::list<Entry>;  // asked for last, first
+  using Entries = std::list<Entry>;  // most recently requested first
   struct OfCaller {
     Entries entries;
     int64_t bytes = 0;
   };
 
-  // Null: none is remembered.
+  // Null: no plan is remembered.
   std::shared_ptr<const PreparedPlan> Known(size_t digest, const Program& program,
                                             absl::Span<const ValueDescriptor> operands,
                                             const PlanTarget& target)

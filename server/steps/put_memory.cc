@@ -11,7 +11,7 @@
 namespace shardmesh::server {
 namespace {
 
-// Old entries that one request looks at: more than come, so that all are looked at in time.
+// Old entries that one request examines: more than arrive, so that each is examined in time.
 constexpr int kLooks = 4;
 
 }  // namespace

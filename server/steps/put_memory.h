@@ -1,4 +1,4 @@
-// Puts that were begun, by request: a repeated BeginPut gets the first one's transfer.
+// Begun puts, by request: a repeated BeginPut gets the transfer of the first one.
 #ifndef SHARDMESH_SERVER_STEPS_PUT_MEMORY_H_
 #define SHARDMESH_SERVER_STEPS_PUT_MEMORY_H_
 
@@ -24,33 +24,33 @@ namespace shardmesh::server {
 //   Find -> nothing: begin the put -> Began -> the answer is sent -> Delivered or NotDelivered
 //        -> a put: the answer is sent       -> Delivered or NotDelivered
 // A call that holds its transfer goes on from Delivered to Release, or to Ended with the transfer.
-// Of a put that has ended some hundred bytes are kept, for kRememberFor. Nothing outlives the
-// process, as no transfer does. Thread-safe.
+// Some hundred bytes of an ended put are kept, for kRememberFor. Nothing outlives the process, as
+// no transfer does. Thread-safe.
 class PutMemory {
  public:
   static constexpr absl::Duration kRememberFor = absl::Minutes(10);
-  // How many requests are remembered at most; of those whose puts have ended the oldest go first.
+  // How many requests are remembered at most. Ended puts are forgotten first, oldest first.
   static constexpr size_t kMaxRequests = 50'000;
 
   // `clock` outlives it.
   explicit PutMemory(rpc::Clock* clock) : clock_(clock) {}
 
-  // Null: the request is the first with this key; Began follows. Otherwise its put, if that lives.
-  //   ABORTED, with a retry delay            the first request is still being taken in.
+  // Null: the request is the first with this key; Began follows. Otherwise its put, if it is live.
+  //   ABORTED, with a retry delay            the first request is still being processed.
   //   INVALID_ARGUMENT (REQUEST_ID_REUSED)   the first had another fingerprint.
   //   FAILED_PRECONDITION (REQUEST_ID_REUSED) the put has ended.
   absl::StatusOr<BegunPutPtr> Find(const std::string& key, const std::string& fingerprint);
-  // What the first request came to; null: it failed, and the next one is the first again.
+  // The result of the first request. Null: it failed, and the next request counts as the first.
   void Began(const std::string& key, const BegunPutPtr& put);
 
-  // The client has the whole answer; `holds`: the transfer is to go with the call.
+  // The client has the complete answer; `holds`: the transfer ends with the call.
   void Delivered(const std::string& key, bool holds);
-  // It has not. True if no other call has or may still get the transfer: the put is then forgotten,
-  // and is to be aborted.
+  // The client does not have it. True if no other call has or may still get the transfer: the put
+  // is then forgotten, and the caller must abort it.
   bool NotDelivered(const std::string& key);
-  // The client of a call that holds has gone. As NotDelivered.
+  // The client of a call that holds has gone. Same result as NotDelivered.
   bool Release(const std::string& key);
-  // The transfer of a call that holds has ended, or needs that call no longer.
+  // The transfer of a call that holds has ended, or no longer needs that call.
   void Ended(const std::string& key);
 
  private:
@@ -58,22 +58,22 @@ class PutMemory {
     std::string fingerprint;
     std::string transfer_id;            // empty: being begun
     std::weak_ptr<const BegunPut> put;  // gone: the put has ended
-    int64_t being_sent = 0;             // calls that are sent the answer now
-    int64_t holders = 0;                // calls that have the answer and hold
-    bool is_delivered = false;          // to a call that does not
+    int64_t being_sent = 0;             // calls that are sending the answer now
+    int64_t holders = 0;                // calls that have sent the answer and hold
+    bool is_delivered = false;          // to a call that does not hold
     absl::Time began;
   };
 
-  // Whether no call has the put any more, which is then forgotten.
+  // Whether no call has the put any more. Then the put is forgotten.
   bool ForgetUnwanted(std::map<std::string, Entry>::iterator entry)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Looks at a few of the oldest.
+  // Examines a few of the oldest entries.
   void ForgetOld() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   rpc::Clock* const clock_;
   absl::Mutex mutex_;
   std::map<std::string, Entry> entries_ ABSL_GUARDED_BY(mutex_);
-  // Keys by when they came or were last looked at; some are not in entries_ any more, or anew.
+  // Keys by arrival or last examination. Some are no longer in entries_, or were added again.
   std::deque<std::pair<absl::Time, std::string>> order_ ABSL_GUARDED_BY(mutex_);
 };
 

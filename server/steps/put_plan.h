@@ -1,4 +1,4 @@
-// Plans a put: which arrays it makes, how they lie on the mesh, and whether the workers have room.
+// Plans a put: its arrays, their layouts on the mesh, and whether the workers have room.
 #ifndef SHARDMESH_SERVER_STEPS_PUT_PLAN_H_
 #define SHARDMESH_SERVER_STEPS_PUT_PLAN_H_
 
@@ -35,7 +35,7 @@
 
 namespace shardmesh::server {
 
-// What a put is planned with. Everything outlives the plan.
+// The inputs for planning a put. All of them outlive the plan.
 struct PutPlanParts {
   rpc::Clock* clock = nullptr;
   const DefinitionStore* definition_store = nullptr;
@@ -45,11 +45,11 @@ struct PutPlanParts {
   Transfers* transfers = nullptr;
 };
 
-// What holds of all tensors of a put.
+// The fields that apply to all tensors of a put.
 struct PutHeader {
   std::string request_id = {};
   std::string session_id = {};
-  std::string mesh_id = "default";  // a mesh as it is now
+  std::string mesh_id = "default";  // the current version of this mesh
   bool strict = false;              // the first correction is an error
   bool hold = false;                // the put ends with the call that began it
   bool validate_only = false;       // Begin checks, and begins nothing
@@ -64,7 +64,7 @@ struct PutTensor {
   Dtype dtype = Dtype::kF32;
   Shape shape = {};
   std::vector<CutPoints> cut_points = {};
-  // At most one; none: the rules say it.
+  // At most one. If there is none, the rules choose the layout.
   std::optional<PartitionSpec> spec = {};
   std::optional<std::vector<AxisValue>> axes = {};  // logical, one a dimension
   std::string preset = {};                          // its name; it has axes and a mode
@@ -75,8 +75,8 @@ struct PutTensor {
 // After an error the plan is of no use. For one thread at a time.
 class PutPlan {
  public:
-  // The rules for tensors without a spec, of these definitions; nullopt: none. Errors name fields
-  // of the rule set.
+  // The rules of these definitions for tensors without a spec; nullopt: none. Errors name fields of
+  // the rule set.
   using RuleSource = std::function<absl::StatusOr<std::optional<rpc::RuleSetDefinition>>(
       const Definitions& definitions)>;
 
@@ -94,13 +94,13 @@ class PutPlan {
   const PutHeader& header() const { return header_; }
 
   // INVALID_ARGUMENT: a name came twice, or there is neither a layout nor a name for the rules;
-  // also the errors of FindPreset, ResolveSpec, TreeResolver::Add, Correct and Tiling::Create.
-  // Under `strict` the first correction is the error. A spec of a tensor with cut points is not
-  // corrected: it must fit.
+  // also the errors of FindPreset, ResolveSpec, TreeResolver::Add, Correct and Tiling::Create. With
+  // `strict` the first correction is an error. A spec of a tensor with cut points is not corrected:
+  // it must fit.
   absl::Status TakeTensor(PutTensor tensor);
 
-  // Begins the transfer. The plan has no tensors any more afterwards. With `validate_only` it
-  // begins none and changes nothing: the result has no transfer's id and no time.
+  // Begins the transfer. The plan has no tensors afterwards. With `validate_only` it begins none
+  // and changes nothing: the result has no transfer id and no time.
   //   INVALID_ARGUMENT (BAD_FIELD)           there are no tensors.
   //   FAILED_PRECONDITION (MESH_INCOMPLETE), with a retry delay: the mesh changed since TakeHeader.
   //   RESOURCE_EXHAUSTED (MEMORY_LIMIT)      a worker has no room for its tiles; names the rank.
@@ -115,10 +115,10 @@ class PutPlan {
   absl::StatusOr<PartitionSpec> Resolve(const PutTensor& tensor, const Shape& shape) const;
   absl::Status PlaceBySpec(PartitionSpec spec, ArrayDefinition* definition);
   absl::Status PlaceByRules(const std::string& name, ArrayDefinition* definition);
-  // The most that the put's tiles take on one rank. The largest number where that is too much to
-  // count.
+  // The most bytes that the put's tiles take on one rank. The largest int64 if the sum
+  // overflows.
   absl::StatusOr<int64_t> BytesPerRank() const;
-  // A put that cannot fit is refused before a byte of it moves.
+  // A put that cannot fit is refused before any of its bytes are sent.
   absl::Status CheckMemory(const std::vector<RankEndpoint>& endpoints) const;
 
   const PutPlanParts parts_;
@@ -126,7 +126,7 @@ class PutPlan {
   Revision mesh_revision_ = 0;
   Mesh mesh_;
   PartitionAxis profile_;
-  std::unique_ptr<TreeResolver> resolver_;  // null: no header was taken
+  std::unique_ptr<TreeResolver> resolver_;  // null: no header was received
   absl::flat_hash_set<std::string> names_;
   std::vector<PutItem> items_;
   std::vector<std::vector<Correction>> corrections_;  // by item

@@ -17,13 +17,13 @@
 namespace shardmesh::server {
 namespace {
 
-// As C++23's erase for keys of another type.
+// Like C++23's erase for keys of another type.
 template <typename Container>
 void EraseKey(Container& container, std::string_view key) {
   if (const auto found = container.find(key); found != container.end()) container.erase(found);
 }
 
-// Steps explained on one occasion, under the lock.
+// The most steps explained at one time, under the lock.
 constexpr int64_t kMaxExplanations = 16;
 
 std::string Name(const Participant& participant) {
@@ -36,7 +36,7 @@ std::string Name(const WorkRef& ref) {
                            : StrCat("step ", ref.sequence, " (", ref.op, ")");
 }
 
-// The step and the op that an error is about. A transfer has no number before its commit.
+// The step and op that an error concerns. A transfer has no number before its commit.
 absl::Status WithWork(absl::Status error, const WorkRef& ref) {
   return WithFacts(std::move(error),
                    {{fact::kStep, ref.sequence == 0 ? std::string() : StrCat(ref.sequence)},
@@ -57,8 +57,8 @@ absl::Status WithParticipants(absl::Status error, absl::Span<const Participant> 
         })}});
 }
 
-// Returns the error of one rank as all other ranks get it: its code and reason, with rank, identity
-// and op. A rank that reports another rank's failure is named as the reporter.
+// Returns the error of one rank in the form for all other ranks: its code and reason, with rank,
+// identity and op. A rank that reports another rank's failure is named as the reporter.
 absl::Status Attribute(const absl::Status& error, const WorkRef& ref,
                        const Participant& participant) {
   absl::Status named(
@@ -95,11 +95,11 @@ struct Sequencer::Work {
   CommitHook commit;
   WorkCallback callback;
   std::vector<RankResult> ranks;  // in the order of ref.participants
-  std::vector<bool> done;         // by rank as well
+  std::vector<bool> done;         // by rank, too
   int64_t not_done = 0;           // how many of them
-  // Likewise: where in `tiles` of the rank's result each array is.
+  // By rank, too: the position of each array in `tiles` of the rank's result.
   std::vector<absl::flat_hash_map<std::string, size_t>> tile_index;
-  bool commit_asked = true;  // of a transfer: by CommitTransfer
+  bool commit_asked = true;  // false: a transfer that waits for CommitTransfer
 
   std::vector<Participant> WaitingFor() const {
     std::vector<Participant> waiting;
@@ -233,8 +233,9 @@ absl::Status Sequencer::ReportStep(int64_t sequence, int64_t epoch, int64_t term
     SHARDMESH_RETURN_IF_ERROR(CheckTerm(term));
     const auto found = steps_.find(sequence);
     if (found == steps_.end()) {
-      return WithReason(absl::NotFoundError(StrCat("step ", sequence, " has ended or never was")),
-                        Reason::kNotFound, {{fact::kKind, "step"}, {fact::kName, sequence}});
+      return WithReason(
+          absl::NotFoundError(StrCat("step ", sequence, " has ended or never existed")),
+          Reason::kNotFound, {{fact::kKind, "step"}, {fact::kName, sequence}});
     }
     if (found->second->ref.epoch != epoch) {
       return WithReason(
@@ -447,7 +448,7 @@ absl::StatusOr<Sequencer::WorkPtr> Sequencer::FindTransfer(std::string_view tran
   const auto found = transfers_.find(ToAbsl(transfer_id));
   if (found != transfers_.end()) return found->second;
   return WithReason(
-      absl::NotFoundError(StrCat("transfer \"", transfer_id, "\" has ended or never was")),
+      absl::NotFoundError(StrCat("transfer \"", transfer_id, "\" has ended or never existed")),
       Reason::kNotFound, {{fact::kKind, "transfer"}, {fact::kName, transfer_id}});
 }
 
@@ -484,7 +485,7 @@ void Sequencer::RemoveOperands(const Work& work) {
       // After a reader, only the step that is first now may have waited for it.
       admissible_.insert(*operand.users.begin());
     } else {
-      // After a writer: the steps behind it, up to the next writer, which waits for the readers
+      // After a writer: the steps after it, up to the next writer, which waits for the readers
       // before it.
       for (auto user = operand.users.upper_bound(work.ticket); user != operand.users.end();
            ++user) {
@@ -542,7 +543,7 @@ absl::Status Sequencer::Report(const WorkPtr& work, RankReport report) {
   const auto is_reporter = [&](size_t i) {
     return participants[i].rank == report.rank && participants[i].identity == report.identity;
   };
-  // Most work has all ranks of its mesh in their order.
+  // Most work has all ranks of its mesh in order.
   auto place = static_cast<size_t>(std::max<int64_t>(report.rank, 0));
   if (place >= participants.size() || !is_reporter(place)) {
     place = 0;
@@ -555,7 +556,7 @@ absl::Status Sequencer::Report(const WorkPtr& work, RankReport report) {
   }
   if (work->state != State::kRunning || work->done[place]) return absl::OkStatus();
   if (!report.status.ok()) {
-    // A mismatch between two ranks is the fault of neither.
+    // If two ranks mismatch, neither is at fault.
     if (ReasonOf(report.status) != Reason::kCollectiveMismatch) {
       const std::string& blamed =
           report.blamed_identity.empty() ? report.identity : report.blamed_identity;

@@ -1,4 +1,4 @@
-// One order of steps for the whole pool of workers, and for each step one end: commit or abort.
+// One global order of steps for all workers, and exactly one end for each step: commit or abort.
 #ifndef SHARDMESH_SERVER_STEPS_SEQUENCER_H_
 #define SHARDMESH_SERVER_STEPS_SEQUENCER_H_
 
@@ -30,7 +30,7 @@ namespace shardmesh::server {
 struct Participant {
   int64_t rank = 0;
   std::string identity;
-  // How many tiles this rank must report staged; it is also done when a report says so.
+  // The number of tiles that this rank must report staged. A report can also say that it is done.
   int64_t expected_tiles = 0;
 };
 
@@ -69,8 +69,8 @@ struct WorkOutcome {
   std::vector<RankResult> ranks;  // by participant; only reported ones are filled
 };
 
-// Makes an outcome durable before the workers learn of it. Calls `decided` exactly once, from any
-// thread: OK commits, an error aborts.
+// Makes an outcome durable before workers get it. Calls `decided` exactly once, from any thread: OK
+// commits, an error aborts.
 using CommitHook = absl::AnyInvocable<void(const WorkOutcome& outcome,
                                            absl::AnyInvocable<void(absl::Status) &&> decided) &&>;
 using WorkCallback = absl::AnyInvocable<void(const WorkOutcome&) &&>;
@@ -84,7 +84,7 @@ struct StepRequest {
   std::vector<std::string> writes;  // ids of arrays that it makes, and of donated operands
   EncodedStepPtr message;           // for the transport: the same bytes for everyone
   absl::Duration timeout;           // from admission to the last report
-  CommitHook commit;                // optional: without, a step commits by itself
+  CommitHook commit;                // optional: a step without one commits directly
 };
 
 // An upload or a load: workers stage tiles that come from elsewhere, then all commit together.
@@ -103,7 +103,7 @@ struct WorkRef {
   std::string transfer_id = {};  // empty for a step
   std::string op = {};
   std::string mesh_id = {};
-  int64_t epoch = 0;  // the one at its admission, which its messages carry to the end
+  int64_t epoch = 0;  // at admission; its messages carry this epoch to the end
   int64_t term = 0;
   absl::Time started = absl::InfinitePast();  // when it was admitted
   absl::Time deadline = absl::InfiniteFuture();
@@ -116,16 +116,16 @@ struct WorkRef {
 
 // Why a step does not end, as far as it is known.
 struct StepExplanation {
-  // Which rank waits where for which other; empty: not known.
+  // Which ranks wait for which others, and where; empty: not known.
   std::string text = {};
   // Which ranks wait where: `ranks 0 and 1 waited in "op 0 (...)"`; empty: none, or not known.
   std::string waiting = {};
   std::vector<Participant> blamed = {};
 };
 
-// Carries the decisions to the workers. Called in one order, one call at a time, without a lock;
-// sends to each participant in the order of the calls, and neither blocks nor fails: a participant
-// that cannot be reached is lost, and is sent nothing.
+// Sends the decisions to the workers. Called in one order, one call at a time, without a lock.
+// Sends to each participant in the order of the calls. It neither blocks nor fails: a participant
+// that cannot be reached is lost, and gets nothing.
 class StepTransport {
  public:
   virtual ~StepTransport() = default;
@@ -169,12 +169,12 @@ class Sequencer {
  public:
   struct Options {
     int64_t term = 1;
-    // The last sequence number that may have been given before: numbers start above it.
+    // The last sequence number that may already be in use: new numbers start above it.
     int64_t last_sequence = 0;
-    // Most live steps and transfers; beyond it work is refused.
+    // Most live steps and transfers; further work is refused.
     int64_t max_live = 10'000;
-    // Asked, under the sequencer's lock, about a step that is overdue or has lost a worker, and the
-    // participants that have not reported; null: nothing is known of why.
+    // Explains a step that is overdue or has lost a worker, and the participants that have not
+    // reported. Called under the sequencer's lock. Null: the cause is not known.
     std::function<StepExplanation(const WorkRef& work, const std::vector<Participant>& waiting_for)>
         explain = nullptr;
   };
@@ -209,7 +209,7 @@ class Sequencer {
   absl::Status ReportTransfer(std::string_view transfer_id, int64_t term, RankReport report);
 
   // Membership events, in their order. The loss of a worker aborts the work that it takes part in.
-  // A new incarnation does so too, because it knows nothing of that work.
+  // So does a new incarnation, because it does not know that work.
   void WorkerAttached(std::string_view identity, int64_t epoch);
   void WorkerLost(std::string_view identity, int64_t epoch, std::string_view reason);
 
@@ -261,20 +261,20 @@ class Sequencer {
   StepTicket Add(WorkPtr work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Removes ended work from operands_. Steps that may have waited for it become admissible_.
   void RemoveOperands(const Work& work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Whether no live step before it has a common operand with it, one of the two writing it.
+  // Whether no earlier live step shares an operand with it such that one of the two writes it.
   bool MayRun(const Work& work) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   void Run(Work* work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AdmitWaiting() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Report(const WorkPtr& work, RankReport report) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CommitIfDone(const WorkPtr& work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Decide(const WorkPtr& work, absl::Status status);
-  // Aborts all that is live and not committing, with `code` and why, after its name; returns how
-  // many that were.
+  // Aborts all live work that is not committing, with `code` and the reason after its name; returns
+  // the number.
   int64_t AbortLive(absl::StatusCode code, Reason reason, std::string_view why)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Calls `idle` of draining workers that no live work needs.
   void TellDrained() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The one end of a piece of work.
+  // The only end of a piece of work.
   void End(const WorkPtr& work, absl::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FailIfInvolved(std::string_view identity, std::string_view what)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -304,7 +304,7 @@ class Sequencer {
   int64_t last_sequence_ ABSL_GUARDED_BY(mutex_) = 0;
   StepTicket next_ticket_ ABSL_GUARDED_BY(mutex_) = 1;
   int64_t deciding_ ABSL_GUARDED_BY(mutex_) = 0;   // hooks that have not decided
-  bool draining_ ABSL_GUARDED_BY(mutex_) = false;  // nothing new is taken in
+  bool draining_ ABSL_GUARDED_BY(mutex_) = false;  // new work is refused
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;   // waiting steps are not admitted either
 
   rpc::Alarm deadline_;  // last: its destructor waits for AbortOverdue

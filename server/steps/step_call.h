@@ -1,4 +1,4 @@
-// A step as its caller asks for it, and the result of a step.
+// The request and the result of a step.
 #ifndef SHARDMESH_SERVER_STEPS_STEP_CALL_H_
 #define SHARDMESH_SERVER_STEPS_STEP_CALL_H_
 
@@ -18,30 +18,30 @@
 
 namespace shardmesh::server {
 
-// An operand of a program: an array of the cluster, or a tensor that the call brings.
+// An operand of a program: an array of the cluster, or a tensor in the call.
 struct StepOperand {
   std::variant<ArrayReference, Literal> value = {};
-  // The step may use the array's memory, and the array is gone after it.
+  // The step may use the array's memory. The array no longer exists after the step.
   bool donate = false;
 };
 
-// The operands of a program, and the mesh if none of them is an array.
+// The operands of a program, and the mesh if no operand is an array.
 struct StepOperands {
   std::vector<StepOperand> operands = {};
   std::string mesh_id = {};  // empty: "default"
 };
 
-// What becomes of the results, in their order. An empty name, or a missing one, leaves a result
-// without a name.
+// The names of the results, in their order. An empty or missing name leaves a result without a
+// name.
 struct StepOutputs {
   std::vector<std::string> names = {};
-  // Of the names, as in NameMove; may be shorter.
+  // Expected versions of the names, as in NameMove; may be shorter.
   std::vector<std::optional<int64_t>> expected_versions = {};
   bool return_literals = false;
-  // How the results are to lie; nullopt, or missing: as the planner lays them out.
+  // The requested layouts of the results. Nullopt or missing: the planner chooses.
   std::vector<std::optional<PartitionSpec>> specs = {};
 
-  // Empty where the result gets no name.
+  // Empty if the result gets no name.
   const std::string& NameOf(size_t output) const {
     static const std::string none;
     return output < names.size() ? names[output] : none;
@@ -55,11 +55,11 @@ struct PlanHash {
 
 // A call that runs a step.
 struct StepCall {
-  // Request ids are told apart by session and method.
+  // Session and method distinguish equal request ids.
   std::string request_id = {};
   std::string session_id = {};
   std::string method = {};
-  // A digest of the request: another request with the same id has another one.
+  // A digest of the request: a different request with the same id has a different digest.
   std::string fingerprint = {};
   rpc::Caller caller = {};
   absl::Duration time_left = absl::InfiniteDuration();  // of the call
@@ -75,15 +75,15 @@ struct StepCall {
 struct StepResult {
   struct Output {
     ArrayPtr array;
-    NameEntry name;  // `version` 0: it got no name
+    NameEntry name;  // `version` 0: the result has no name
     std::optional<Literal> literal = {};
   };
   std::vector<Output> outputs = {};
   int64_t sequence = 0;
   std::string plan_hash = {};
-  absl::Duration total = {};       // from its admission to its end
-  absl::Duration kernel = {};      // of the rank that spent most
-  absl::Duration collective = {};  // of the rank that spent most
+  absl::Duration total = {};       // from admission to end
+  absl::Duration kernel = {};      // of the slowest rank
+  absl::Duration collective = {};  // of the slowest rank
   int64_t sent_bytes = 0;          // by all ranks
 };
 

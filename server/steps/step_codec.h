@@ -1,4 +1,4 @@
-// Steps between domain and wire: the message to the workers, their reports, the answer.
+// Steps between domain and wire: the message to the workers, their reports, and the answer.
 #ifndef SHARDMESH_SERVER_STEPS_STEP_CODEC_H_
 #define SHARDMESH_SERVER_STEPS_STEP_CODEC_H_
 
@@ -21,8 +21,8 @@
 
 namespace shardmesh::server {
 
-// What the workers of a step are sent: the same bytes for each of them. What the pointers name
-// outlives the message.
+// The data that the workers of a step get: the same bytes for each of them. The pointed-to objects
+// outlive the message.
 struct StepMessage {
   struct Operand {
     std::string array_id = {};         // empty: the literal
@@ -37,11 +37,11 @@ struct StepMessage {
 };
 EncodedStep Encode(const StepMessage& message);
 
-// The size in a message.
+// The size in bytes within a message.
 int64_t EncodedSizeBytes(const Literal& literal);
 int64_t EncodedSizeBytes(const ArrayDescriptor& descriptor);
 
-// What a rank says of a step that it has done.
+// The report of a rank on a step that it has completed.
 struct RankReportDetail {
   absl::Duration kernel;
   absl::Duration collective;
@@ -51,7 +51,7 @@ struct RankReportDetail {
 // From RankResult::detail.
 absl::StatusOr<RankReportDetail> DecodeReportDetail(const std::string& detail);
 
-// Leaves out which ranks lack tiles, if the answer would not fit into a message with them.
+// Omits the list of ranks that lack tiles if the answer would otherwise exceed a message.
 v1::ExecuteResponse Encode(StepResult result);
 
 }  // namespace shardmesh::server

@@ -1,4 +1,4 @@
-// Finds operands, and checks that they lie on one mesh as it is now.
+// Finds operands, and checks that they lie on the current version of one mesh.
 #include "server/steps/step_operands.h"
 
 #include <utility>

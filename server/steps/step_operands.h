@@ -1,4 +1,4 @@
-// The operands of a step: which arrays they are, and who may give them away.
+// The operands of a step: which arrays they are, and which session may donate them.
 #ifndef SHARDMESH_SERVER_STEPS_STEP_OPERANDS_H_
 #define SHARDMESH_SERVER_STEPS_STEP_OPERANDS_H_
 
@@ -25,7 +25,7 @@ struct FoundOperand {
   ArrayPtr array = nullptr;  // null: the literal
   Literal literal = {};
   ValueDescriptor described = {};
-  std::string name = {};  // as the caller gave it; empty: by its id
+  std::string name = {};  // the caller's name for it; empty: found by its id
   bool donate = false;
   bool overwritten = false;  // donated, and a result is made in its memory
 };
@@ -36,7 +36,7 @@ struct FoundOperands {
   PlanTarget target = {};
 };
 
-// Finds operands in the state of the coordinator. All that it is given outlives it. Thread-safe.
+// Finds operands in the coordinator's state. All arguments outlive this object. Thread-safe.
 class OperandFinder {
  public:
   struct Sources {
@@ -49,7 +49,7 @@ class OperandFinder {
   };
   explicit OperandFinder(Sources sources) : sources_(std::move(sources)) {}
 
-  // Takes the operands. Errors about one of them name its field.
+  // Finds the operands. Errors about one of them name its field.
   //   NOT_FOUND                              as Select; or the mesh.
   //   as Degraded                            an array lacks tiles.
   //   FAILED_PRECONDITION (SHAPE_MISMATCH)   they lie on different meshes.

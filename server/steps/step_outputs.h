@@ -1,4 +1,4 @@
-// The results of a step: what is checked of them, and how they are committed and returned.
+// The results of a step: how they are checked, committed and returned.
 #ifndef SHARDMESH_SERVER_STEPS_STEP_OUTPUTS_H_
 #define SHARDMESH_SERVER_STEPS_STEP_OUTPUTS_H_
 
@@ -21,10 +21,10 @@
 namespace shardmesh::server {
 
 // INVALID_ARGUMENT (BAD_FIELD): the plan has no results, there are more names than results, a name
-// is malformed, or literals are asked for that cannot be returned.
+// is malformed, or literals are requested that cannot be returned.
 absl::Status CheckOutputs(const StepOutputs& outputs, const Plan& plan);
 
-// The program with a reshard behind each result whose spec is given. INVALID_ARGUMENT (BAD_FIELD):
+// The program with a reshard after each result that has a given spec. INVALID_ARGUMENT (BAD_FIELD):
 // there are more specs than results.
 absl::StatusOr<Program> WithOutputSpecs(Program program, const StepOutputs& outputs);
 
@@ -41,8 +41,8 @@ absl::Status CheckMessageSizes(const PreparedPlan& plan, const std::vector<Found
 CommitRequest CommitOf(const std::vector<ArrayDescriptor>& described, const StepOutputs& outputs,
                        const WorkOutcome& outcome);
 
-// The whole result, put together of the tiles in the reports, which are by rank. INTERNAL: a tile
-// is missing there.
+// The complete result, assembled from the tiles in the reports, which are by rank. INTERNAL: a
+// report lacks a tile.
 absl::StatusOr<Literal> AssembleLiteral(const ArrayDescriptor& descriptor,
                                         absl::Span<const RankReportDetail> reports);
 

@@ -23,9 +23,9 @@ namespace shardmesh::server {
 namespace {
 
 constexpr absl::Duration kMaxStepTimeout = absl::Minutes(5);
-// Of an operand that only its donor holds: the session's pin and the step's own.
+// The pins of an operand that only its donor holds: the session's pin and the step's own.
 constexpr int64_t kDonorsPins = 2;
-// How long to wait before a step is run again whose worker was lost and is expected back.
+// Retry delay for a step whose worker was lost and is expected back.
 constexpr absl::Duration kRunAgainDelay = absl::Milliseconds(200);
 
 const std::string& IdOf(const FoundOperand& operand) {
@@ -47,7 +47,7 @@ std::string_view NameOf(const std::variant<Program, PlanHash>& work) {
   return std::visit(Names(), program->ops.front());
 }
 
-// The beginning of a long name, so that a message has room for the rest.
+// Returns the start of a long name, so that a message has room for the rest.
 std::string Beginning(const std::string& name) {
   constexpr size_t kMaxBytes = 96;
   if (name.size() <= kMaxBytes) return name;
@@ -56,7 +56,7 @@ std::string Beginning(const std::string& name) {
   return StrCat(name.substr(0, end), "...");
 }
 
-// The work with its operands as the client calls them: `linear of "x", "w"`; the first few of many.
+// The work with the operands' names from the client: `linear of "x", "w"`; only the first of many.
 std::string DescribeWork(const std::variant<Program, PlanHash>& work,
                          const std::vector<FoundOperand>& operands) {
   constexpr int64_t kNamed = 3;
@@ -76,8 +76,8 @@ std::string DescribeWork(const std::variant<Program, PlanHash>& work,
                 more == 0 ? "" : StrCat(" and ", more, " more"));
 }
 
-// How long the step may take. The client is to hear who was missing before its own deadline.
-// DEADLINE_EXCEEDED (DEADLINE): no time is left.
+// The time limit of the step. The client must get the names of missing ranks before its own
+// deadline. DEADLINE_EXCEEDED (DEADLINE): no time is left.
 absl::StatusOr<absl::Duration> TimeoutOf(const StepCall& call) {
   absl::Duration timeout = std::min(call.time_left, kMaxStepTimeout);
   if (call.timeout.has_value()) {
@@ -91,7 +91,7 @@ absl::StatusOr<absl::Duration> TimeoutOf(const StepCall& call) {
   return timeout;
 }
 
-// Every rank of the mesh is to stage one tile of each output.
+// Every rank of the mesh stages one tile of each output.
 std::vector<Participant> ParticipantsOf(const MembershipView& view, const std::string& mesh_id,
                                         int64_t outputs) {
   std::vector<Participant> participants;
@@ -192,7 +192,7 @@ absl::Status StepRunner::PinOperands(Running* running) const {
       continue;
     }
     if (const absl::Status pinned = parts_.registry->Pin(IdOf(operand)); !pinned.ok()) {
-      operand.array = nullptr;  // there is no pin to take back
+      operand.array = nullptr;  // there is no pin to undo
       result.Update(pinned);
     }
   }
@@ -207,16 +207,16 @@ void StepRunner::GiveOperands(Running* running, StepRequest* step) const {
     }
     const std::string& array_id = IdOf(operand);
     SHARDMESH_PASSES("compute.give");
-    // An array that a name or another pin holds is lent, not given: the step leaves it alone.
+    // An array that a name or another pin holds is lent, not given: the step does not change it.
     operand.donate = operand.donate && parts_.registry->Give(array_id, kDonorsPins);
     // The session may have released the array since CheckDonor, and another session may pin it:
-    // then that pin was counted. After Give no further pin comes.
+    // then that pin was counted. After Give no further pin is possible.
     if (operand.donate &&
         !parts_.sessions->PinsArray(running->session_id, array_id).value_or(false)) {
       parts_.registry->TakeBack(array_id);
       operand.donate = false;
     }
-    // Workers make no result over what is on their disks.
+    // Workers never overwrite durable tiles with a result.
     operand.overwritten =
         operand.donate && operand.array->durability == Durability::kMemory &&
         ResultOverOperand(running->prepared->plan, static_cast<ValueIndex>(i)).has_value();
@@ -256,7 +256,7 @@ absl::StatusOr<StepRunner::RunningPtr> StepRunner::Admit(StepCall call, StepRequ
   running->options = std::move(call.outputs);
   running->operands = std::move(found.operands);
   running->started = parts_.clock->Now();
-  // Whatever fails from here on, End takes back.
+  // If any later operation fails, End undoes all of this.
   absl::Status staged = StageOutputs(running.get());
   staged.Update(PinOperands(running.get()));
   if (staged.ok()) {
@@ -312,7 +312,7 @@ std::optional<Sequencer::StepTicket> StepRunner::Run(StepCall call, Callback cal
                                 absl::AnyInvocable<void(absl::Status) &&> decided) {
     Commit(running, outcome, std::move(decided));
   };
-  // The sequencer drops the callback if it refuses; the answer is then given here.
+  // If the sequencer refuses, it drops the callback: the code below gives the answer.
   auto shared_callback = std::make_shared<Callback>(std::move(callback));
   const absl::StatusOr<Sequencer::StepTicket> ticket = parts_.sequencer->Submit(
       std::move(step), [this, running, key, shared_callback](const WorkOutcome& outcome) {
@@ -352,7 +352,7 @@ void StepRunner::Commit(const RunningPtr& running, const WorkOutcome& outcome,
 
 absl::Status StepRunner::WithSecondRun(const Running& running, absl::Status status) const {
   const Reason reason = ReasonOf(status);
-  // A worker that does not know yet who is there says so by the latter two.
+  // These two reasons come from a worker that does not have the current member list yet.
   const bool is_passing = reason == Reason::kMeshIncomplete || reason == Reason::kStaleEpoch;
   if (reason != Reason::kWorkerLost && !is_passing) return status;
   const std::shared_ptr<const MembershipView> view = parts_.membership->view();
@@ -395,7 +395,7 @@ void StepRunner::End(const Running& running, const absl::Status& status, bool be
   ended.steps.Add();
   ended.seconds.Observe(absl::ToDoubleSeconds(parts_.clock->Now() - running.started));
   std::vector<std::string> pinned;       // by the step
-  std::vector<std::string> session_has;  // and shall have no longer
+  std::vector<std::string> session_has;  // the session's pins of these end
   std::vector<std::string> given;
   for (const FoundOperand& operand : running.operands) {
     if (operand.array == nullptr) {

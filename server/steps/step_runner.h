@@ -1,4 +1,4 @@
-// Runs steps: from a call with its operands to a committed result, or to nothing.
+// Runs steps: from a call with its operands to a committed result, or to no result at all.
 #ifndef SHARDMESH_SERVER_STEPS_STEP_RUNNER_H_
 #define SHARDMESH_SERVER_STEPS_STEP_RUNNER_H_
 
@@ -31,7 +31,7 @@
 
 namespace shardmesh::server {
 
-// What a step runs with. Everything outlives the runner.
+// The objects that a step uses. All of them outlive the runner.
 struct StepRunnerParts {
   rpc::Clock* clock = nullptr;
   const DefinitionStore* definition_store = nullptr;
@@ -43,7 +43,7 @@ struct StepRunnerParts {
   const Recovery* recovery = nullptr;
   Planner* planner = nullptr;
   Sequencer* sequencer = nullptr;
-  rpc::Metrics* metrics = nullptr;  // counts steps by how they ended
+  rpc::Metrics* metrics = nullptr;  // counts steps by outcome
   PreferredAlgorithms preferred_algorithms = {};
   StepMemoryOptions memory = {};
 };
@@ -54,8 +54,8 @@ using StepAnswer = absl::StatusOr<v1::ExecuteResponse>;
 // Runs steps through the sequencer. A step goes
 //   checked -> outputs staged, operands pinned -> donated operands given -> submitted -> ended
 // The step holds its pins until it has ended. A step that fails leaves no output staged, no operand
-// pinned and no operand given, whenever it fails. The exception is a donated operand in whose
-// memory a result was to be made: it is gone once workers may have begun, and the error says so.
+// pinned and no operand given, at any point of failure. The exception is a donated operand whose
+// memory a result would use: once workers may have begun it is lost, and the error names it.
 //
 // Steps with one request id in a session run once: see StepMemory.
 //
@@ -66,18 +66,18 @@ class StepRunner {
 
   explicit StepRunner(const StepRunnerParts& parts);
 
-  // A plan, and the links of its mesh.
+  // A plan, and the links of its mesh at planning.
   struct CompiledPlan {
     std::shared_ptr<const PreparedPlan> prepared;
     LinkCost links;
   };
-  // The plan by which a call with these operands would run. Errors: those of OperandFinder and of
+  // The plan that a call with these operands would run. Errors: those of OperandFinder and of
   // Planner::Prepare.
   absl::StatusOr<CompiledPlan> Compile(const rpc::Caller& caller, const Program& program,
                                        StepOperands operands) const;
 
-  // Calls back once, from any thread, perhaps before it returns. The ticket, if there is one, is
-  // for Cancel.
+  // Calls back once, from any thread, perhaps before it returns. The ticket, if any, is for
+  // Cancel.
   std::optional<Sequencer::StepTicket> Run(StepCall call, Callback callback);
   void Cancel(Sequencer::StepTicket ticket) { parts_.sequencer->Cancel(ticket); }
 
@@ -104,26 +104,26 @@ class StepRunner {
   absl::StatusOr<std::shared_ptr<const PreparedPlan>> Prepare(
       const rpc::Caller& caller, const Program& program, const std::vector<FoundOperand>& operands,
       const PlanTarget& target) const;
-  // The plan of the call's program, or the one of its hash if that suits the operands.
+  // The plan of the call's program, or the plan with its hash if that suits the operands.
   absl::StatusOr<std::shared_ptr<const PreparedPlan>> PlanOf(const StepCall& call,
                                                              const FoundOperands& found) const;
-  // Everything up to the submission; fills in what the sequencer needs.
+  // All work before the submission; fills in the fields that the sequencer needs.
   absl::StatusOr<RunningPtr> Admit(StepCall call, StepRequest* step);
   absl::Status StageOutputs(Running* running) const;
-  // From here on operands are pinned until End; one that is gone by now is the error.
+  // From here on operands are pinned until End. An operand that no longer exists is an error.
   absl::Status PinOperands(Running* running) const;
-  // Donates what may be donated, and says which arrays the step reads and writes.
+  // Donates the permitted operands, and lists the arrays that the step reads and writes.
   void GiveOperands(Running* running, StepRequest* step) const;
   EncodedStep MessageOf(const Running& running, absl::Duration timeout) const;
   void Commit(const RunningPtr& running, const WorkOutcome& outcome,
               absl::AnyInvocable<void(absl::Status) &&> decided);
-  // `began`: workers may have run some of it.
+  // `began`: workers may have run a part of it.
   void End(const Running& running, const absl::Status& status, bool began = false);
-  // If the step may be run again as it is, its error gets a retry delay: its operands are
-  // untouched, and all of them are there again once the lost worker is back. Another error stays as
-  // it is.
+  // Adds a retry delay to the step's error if the step may run again unchanged: its operands are
+  // untouched, and all of them are available once the lost worker is back. Other errors stay
+  // unchanged.
   absl::Status WithSecondRun(const Running& running, absl::Status status) const;
-  // The error of a step, with the donated operands that are gone with it.
+  // The error of a step, with the donated operands that the step destroyed.
   static absl::Status WithLosses(const Running& running, const WorkOutcome& outcome);
   absl::StatusOr<StepResult> ResultOf(const Running& running, const WorkOutcome& outcome) const;
 

@@ -16,7 +16,7 @@ namespace {
 // Most records of a step that show which instructions a rank has finished: other ranks cannot be
 // further behind.
 constexpr size_t kRecordsOfStep = 16;
-// Steps that are looked at, the oldest: a worker runs them in their order, and is stuck in one.
+// The number of oldest steps to examine. A worker runs steps in order, and is stuck in one.
 constexpr int64_t kMaxStepsJudged = 64;
 
 std::string Name(const Participant& participant) {
@@ -66,7 +66,7 @@ Finding FindingOf(const FailedStep& step, const MembershipView& view,
   return finding;
 }
 
-// Tiles that attached workers have put aside, as of their last heartbeats.
+// Tiles that attached workers have in quarantine, as of their last heartbeats.
 std::optional<Finding> FindQuarantined(const MembershipView& view, absl::Time now) {
   constexpr size_t kNamed = 8;
   int64_t arrays = 0;

@@ -19,13 +19,15 @@
 namespace shardmesh::server {
 namespace {
 
-// Puts that a page of a list looks at.
+// The most puts that one page of a list examines.
 constexpr int64_t kMostLooks = 2'000;
 
 absl::Status NoTransfer(std::string_view transfer_id) {
-  return WithReason(absl::NotFoundError(StrCat("there is no transfer \"", transfer_id,
-                                               "\"; it may have ended long ago")),
-                    Reason::kNotFound, {{fact::kKind, "transfer"}, {fact::kName, transfer_id}});
+  return WithReason(
+      absl::NotFoundError(StrCat(
+          "there is no transfer \"", transfer_id,
+          "\"; it may have ended long ago: `shardmesh ls` shows whether its arrays are there")),
+      Reason::kNotFound, {{fact::kKind, "transfer"}, {fact::kName, transfer_id}});
 }
 
 // Bytes of all tiles of an array, replicas included.
@@ -291,7 +293,7 @@ void Transfers::Commit(std::string_view transfer_id, std::string request_key, ab
   SHARDMESH_PASSES("transfer.commit");
   auto remembered =
       registry_->requests().Begin(request_key, Sha256(StrCat("commit ", transfer_id)));
-  // The first request with this key may still wait for the transfer, as this one may.
+  // The first request with this key may still wait for the transfer, like this one.
   const bool is_repeated = absl::IsAborted(remembered.status());
   if (!remembered.ok() && !is_repeated) {
     return std::move(callback)(remembered.status());
@@ -301,7 +303,7 @@ void Transfers::Commit(std::string_view transfer_id, std::string request_key, ab
   }
   absl::StatusOr<TransferResult> ended = NoTransfer(transfer_id);
   bool is_live = false;
-  std::optional<std::string> commit_key;  // of a transfer that is committed
+  std::optional<std::string> commit_key;  // of a committed transfer
   {
     absl::MutexLock lock(&mutex_);
     if (const TransferPtr transfer = Find(transfer_id); transfer != nullptr) {
@@ -334,8 +336,8 @@ void Transfers::Commit(std::string_view transfer_id, std::string request_key, ab
                   ? Answer(transfer_id, *first)
                   : WithReason(absl::FailedPreconditionError(
                                    StrCat("transfer ", transfer_id,
-                                          " is committed, and which arrays it made is no longer "
-                                          "remembered; describe its names")),
+                                          " is committed, but the list of its arrays is no longer "
+                                          "kept; describe its names")),
                                Reason::kRequestIdReused, {{fact::kValue, transfer_id}});
     }
     return std::move(callback)(std::move(ended));
@@ -414,7 +416,7 @@ void Transfers::AbortOverdue() {
     }
   }
   for (const std::string& transfer_id : overdue) {
-    // A transfer that is being committed is not given up.
+    // A transfer that is being committed is not aborted.
     Abort(transfer_id, WithReason(absl::DeadlineExceededError(StrCat(
                                       "tiles of transfer ", transfer_id,
                                       " were still missing at the commit's deadline; put again")),

@@ -26,14 +26,14 @@
 
 namespace shardmesh::server {
 
-// An array that a put is to make.
+// An array that a put will make.
 struct PutItem {
   ArrayDefinition definition;
   std::string name;                         // empty: none; the session then pins the array
   std::optional<int64_t> expected_version;  // of the name; see NameMove
 };
 
-// How far a put is.
+// The progress of a put.
 struct TransferProgress {
   std::string transfer_id;
   int64_t number = 0;  // rises by one with each put, from 1
@@ -68,11 +68,11 @@ class Transfers {
  public:
   using CommitCallback = absl::AnyInvocable<void(absl::StatusOr<TransferResult>) &&>;
 
-  // How long tiles of a put may arrive; its tokens hold as long.
+  // How long tiles of a put may arrive; its tokens are valid for the same time.
   static constexpr absl::Duration kTimeout = absl::Hours(1);
   // How long the outcome of a put is remembered.
   static constexpr absl::Duration kRememberFor = absl::Minutes(10);
-  // How many outcomes are remembered at most; the oldest go first. Each is some hundred bytes.
+  // How many outcomes are remembered at most; the oldest are dropped first. Each has ~100 bytes.
   static constexpr size_t kMaxEnded = 10'000;
 
   Transfers(rpc::Clock* clock, ArrayRegistry* registry, SessionTable* sessions);
@@ -92,7 +92,7 @@ class Transfers {
   // too.
   absl::Status CheckVersions(absl::Span<const PutItem> items) const;
 
-  // The client has sent everything: commits when the last tile is reported.
+  // The client has sent all tiles: commits when the last tile is reported.
   //
   // Calls `callback` at the end, or now if the transfer has ended. Aborts the transfer if tiles are
   // missing at `give_up`. `request_key` is RequestMemory's. A repeated request waits together with
@@ -102,25 +102,25 @@ class Transfers {
   void Commit(std::string_view transfer_id, std::string request_key, absl::Time give_up,
               CommitCallback callback);
 
-  // PERMISSION_DENIED (NOT_OWNER) if the transfer is another session's. OK where none is known.
+  // PERMISSION_DENIED (NOT_OWNER) if the transfer is another session's. OK if it is not known.
   absl::Status CheckOwner(std::string_view transfer_id, std::string_view session_id) const;
 
   // Aborts a transfer; no effect if it has ended or never existed. FAILED_PRECONDITION: it is being
   // committed.
   absl::Status Abort(std::string_view transfer_id, absl::Status reason);
 
-  // Whether Commit was called for the transfer, which lives or ended lately: it needs its client no
-  // longer.
+  // Whether Commit was called for the transfer, which is live or ended recently: it no longer needs
+  // its client.
   bool IsCommitAskedFor(std::string_view transfer_id) const;
-  // Aborts the transfer unless its commit was asked for: whichever comes first counts. A Commit
-  // that comes later ends with `reason`.
+  // Aborts the transfer unless Commit was called first. A later Commit ends with
+  // `reason`.
   void Abandon(std::string_view transfer_id, absl::Status reason);
 
-  // Has `ended` called when the transfer has ended; at once if it has, or never was.
+  // Calls `ended` when the transfer has ended; at once if it has ended or never existed.
   void OnEnd(std::string_view transfer_id, absl::AnyInvocable<void() &&> ended);
 
-  // The current puts, and the most bytes that they stage on each rank; for other users of the
-  // memory.
+  // The current puts, and the most bytes that they stage on each rank. For the other code that uses
+  // this memory.
   struct Live {
     int64_t puts = 0;
     int64_t bytes_per_rank = 0;
@@ -136,24 +136,24 @@ class Transfers {
   // A page of the puts that run or are remembered.
   struct Listed {
     std::vector<TransferProgress> puts;  // by rising number
-    // Where the next page starts after; 0 on the last one.
+    // The number after which the next page starts; 0 on the last page.
     int64_t next_after = 0;
   };
-  // The puts above the number `after` that `is_wanted` takes, at most `limit`. Looks at a bounded
-  // number of puts: a page may have fewer, or none, although more follow. `is_wanted` runs under
-  // the lock.
+  // The puts with numbers above `after` for which `is_wanted` is true, at most `limit`. It examines
+  // a bounded number of puts: a page may have fewer, or none, although more follow. `is_wanted`
+  // runs under the lock.
   Listed List(int64_t after, int64_t limit,
               const std::function<bool(const TransferProgress&)>& is_wanted) const;
 
  private:
   struct Transfer {
     TransferProgress progress;
-    std::string request_key;  // of the commit, until it is handed on
-    std::string commit_key;   // the same, once it was; under it the answer is remembered
+    std::string request_key;  // of the commit, until it is passed on
+    std::string commit_key;   // the same after that; the answer is stored under it
     // Until it has ended. The first is empty then, too.
     std::shared_ptr<const std::vector<PutItem>> items;
     bool is_commit_asked_for = false;
-    absl::Status abandoned;  // by Abandon, why; then no commit is asked for any more
+    absl::Status abandoned;  // the reason of Abandon; then Commit is refused
     bool committing = false;
     TransferResult result;
     std::vector<CommitCallback> waiting;

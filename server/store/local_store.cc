@@ -28,20 +28,20 @@ constexpr size_t kMaxGroupBytes = 4 << 20;
 // move the failure to the callers' deadlines.
 constexpr size_t kMaxQueuedCommits = 65'536;
 constexpr size_t kMaxQueuedBytes = 64 << 20;
-// When a caller that was refused should try again: disks write most of the queue by then.
+// Retry delay for a refused caller: by then the disk has written most of the queue.
 constexpr absl::Duration kRetryDelay = absl::Seconds(1);
 
-// Number of time marks of revisions: history lives longer than required by at most 1/kMarks of that
+// Number of time marks of revisions. History lives longer than required by at most 1/kMarks of that
 // time.
 constexpr int kMarks = 16;
 
-// Events that a compaction forgets at once, while readers wait.
+// Events that a compaction removes at a time while readers wait.
 constexpr size_t kForgottenAtOnce = 4096;
 
 // Delay after a failed compaction, because each attempt scans all data.
 constexpr absl::Duration kCompactAgainAfter = absl::Seconds(10);
 
-// How old a store's numbers may be.
+// The maximum age of a store's figures.
 constexpr absl::Duration kStatsEvery = absl::Seconds(1);
 
 StoreStats StatsOf(Journal& journal) {
@@ -237,8 +237,8 @@ Revision LocalStore::UnreadableRevision(std::string_view key) const {
 void LocalStore::Fail(const absl::Status& status) {
   if (options_.on_failure) options_.on_failure(status);
   rpc::LogError(
-      "a write to the store failed and it is not known whether it is on disk; the process ends, so "
-      "that nobody is told either; what the store holds counts when it starts again",
+      "a write to the store failed, and it is not known whether it is on disk; the process ends "
+      "without an answer to the caller; after a restart the content of the store counts",
       {{"error", status}});
   // _exit, not exit: other threads run, and their output might depend on the failed write.
   _exit(1);
@@ -497,7 +497,7 @@ absl::Status LocalStore::CompactNow(Revision revision) {
       break;
     }
   }
-  // Readers and callers are let in between.
+  // Readers and callers may run in between.
   for (size_t begin = 0; begin < superseded.size(); begin += kForgottenAtOnce) {
     absl::MutexLock lock(&mutex_);
     index_.Forget(absl::MakeConstSpan(superseded).subspan(begin, kForgottenAtOnce));

@@ -1,4 +1,4 @@
-// A store in this process's memory, with a journal behind it that makes its commits durable.
+// A store in this process's memory. A journal makes its commits durable.
 #ifndef SHARDMESH_SERVER_STORE_LOCAL_STORE_H_
 #define SHARDMESH_SERVER_STORE_LOCAL_STORE_H_
 
@@ -31,16 +31,16 @@ namespace shardmesh::server {
 // Changes to the journal by a group of commits.
 struct JournalWrite {
   absl::Span<const Event> events;           // of whole commits, in the order of positions
-  absl::Span<const EventPosition> dropped;  // events, of these or earlier ones, that go with it
-  Revision newest = 0;                      // the store's revision with it
-  bool urgent = false;                      // may use the space that is kept back
+  absl::Span<const EventPosition> dropped;  // events to remove, from this group or earlier
+  Revision newest = 0;                      // the store's revision after it
+  bool urgent = false;                      // may use the reserved space
 };
 
 // A copy of a journal that is being made. Destroying one that is not done removes its file.
 class JournalBackup {
  public:
   virtual ~JournalBackup() = default;
-  // Copies a little more: true when all is copied and synced. Ends with any error.
+  // Copies one more piece. Returns true when everything is copied and synced. An error ends it.
   virtual absl::StatusOr<bool> Step() = 0;
 };
 
@@ -56,10 +56,10 @@ class Journal {
   // error the store refuses writes, but reads and copies go on.
   virtual absl::Status Check() { return absl::OkStatus(); }
 
-  // Makes all of it durable, or nothing.
+  // Makes all changes durable, or none.
   virtual absl::Status Append(const JournalWrite& write) = 0;
 
-  // Drops the superseded events. `compacted` is the new oldest readable revision and `newest` the
+  // Drops the superseded events. `compacted` is the new oldest readable revision. `newest` is the
   // store's revision, which may have no event left. It may use the reserve of the quota but not the
   // disk's reserve, which is only for urgent writes.
   virtual absl::Status Drop(absl::Span<const EventPosition> superseded, Revision compacted,
@@ -67,7 +67,7 @@ class Journal {
 
   // Called between writes, for maintenance that must not delay them.
   virtual absl::Status Maintain() = 0;
-  // In how long Maintain has something to do though nothing is written.
+  // The time until Maintain next has work although nothing is written.
   virtual absl::Duration MaintainIn() const { return absl::InfiniteDuration(); }
 
   virtual absl::StatusOr<std::unique_ptr<JournalBackup>> BeginBackup(const std::string& path) = 0;
@@ -75,32 +75,32 @@ class Journal {
   // Adds its figures: bytes on disk, and the quota.
   virtual void AddStats(StoreStats* stats) = 0;
 
-  // As Store::UnreadableRevision, for records found unreadable at opening. Any thread may call.
+  // Like Store::UnreadableRevision, for records found unreadable at opening. Any thread may call.
   virtual Revision UnreadableRevision(std::string_view) const { return 0; }
-  // As Store::UnreadableKeys. Called by any thread.
+  // Like Store::UnreadableKeys. Called by any thread.
   virtual std::vector<std::string> UnreadableKeys() const { return {}; }
 };
 
 // How long overwritten or deleted data stays readable and watchable. The store compacts older
-// revisions when it is opened and whenever either bound is passed. It does so sooner if there is no
-// other room for a commit.
+// revisions when it is opened and whenever either bound is exceeded. It does so sooner if a commit
+// would otherwise have no room.
 struct RetentionOptions {
   size_t bytes = size_t{64} << 20;
   absl::Duration time = absl::Hours(1);
 };
-// Only Compact, or a full disk, forgets anything.
+// Only Compact, or a full disk, removes history.
 inline constexpr RetentionOptions kRetainAll = {.bytes = SIZE_MAX,
                                                 .time = absl::InfiniteDuration()};
 
 struct LocalStoreOptions {
   RetentionOptions retention = {};
-  // Which keys keep older values than that, or none at all.
+  // Keys that keep older values than that, or none at all.
   HistoryOptions history = {};
   // Called on the writer thread with the error of a write whose outcome is unknown. The data may be
   // on disk or not, so no caller may get either answer. No commit callback runs after it. It should
   // end the process. If it is empty or returns, the store logs the error and exits with code 1.
   std::function<void(const absl::Status&)> on_failure = {};
-  // Called on the writer thread with how long a commit took, from Commit to its callback; may be
+  // Called on the writer thread with the duration of a commit, from Commit to its callback; may be
   // empty.
   std::function<void(absl::Duration)> on_committed = {};
 };
@@ -166,7 +166,7 @@ class LocalStore final : public Store {
     Revision revision = 0;
     std::chrono::steady_clock::time_point time;
   };
-  // A group of commits as it would be written.
+  // A group of commits in the form in which it is written.
   struct Prepared {
     std::vector<absl::StatusOr<Revision>> results;  // of each commit
     std::vector<Event> events;
@@ -176,7 +176,7 @@ class LocalStore final : public Store {
   };
 
   void Run();
-  // When the writer has something to do though nothing is queued.
+  // When the writer has work although nothing is queued.
   absl::Time NextDue() const;
   std::vector<QueuedCommit> TakeGroup() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CommitGroup(absl::Span<QueuedCommit> group);
@@ -194,7 +194,7 @@ class LocalStore final : public Store {
   const LocalStoreOptions options_;
 
   mutable absl::Mutex mutex_;
-  // Only the writer thread writes it, under the mutex; that thread may therefore read it without.
+  // Only the writer thread writes it, under the mutex. That thread may read it without the mutex.
   RevisionIndex index_;
   Revision settled_ ABSL_GUARDED_BY(mutex_) = 0;
   StoreStats journal_stats_ ABSL_GUARDED_BY(mutex_);
@@ -205,10 +205,10 @@ class LocalStore final : public Store {
 
   // Used only by the writer thread.
   std::deque<Mark> marks_;   // rising
-  size_t kept_bytes_ = 0;    // of history that the last compaction left though it was old enough
+  size_t kept_bytes_ = 0;    // history that the last compaction kept despite its age
   bool is_cleared_ = false;  // superseded values of keys without history, from a store of an older
                              // version, are removed
-  std::chrono::steady_clock::time_point compact_after_;  // not sooner: it failed
+  std::chrono::steady_clock::time_point compact_after_;  // earliest time, after a failure
   bool stats_are_old_ = true;
   std::chrono::steady_clock::time_point stats_time_;
 

@@ -216,7 +216,7 @@ size_t RevisionIndex::HistoryBytesThrough(Revision revision) const {
 }
 
 void RevisionIndex::Forget(absl::Span<const EventPosition> positions) {
-  // A key's versions are cleared in one pass, however many of them go.
+  // Clears a key's versions in one pass, however many of them are removed.
   std::map<Keys::value_type*, std::vector<EventPosition>> by_key;
   for (const EventPosition& position : positions) {
     const auto event = history_.find(position);

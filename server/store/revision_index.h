@@ -1,4 +1,4 @@
-// Every key of a store with its values over the retained revisions, in memory.
+// All keys of a store with their values over the retained revisions, in memory.
 #ifndef SHARDMESH_SERVER_STORE_REVISION_INDEX_H_
 #define SHARDMESH_SERVER_STORE_REVISION_INDEX_H_
 
@@ -19,7 +19,7 @@
 
 namespace shardmesh::server {
 
-// Where an event stands in a store's history: its commit, and its place within it from 0.
+// The position of an event in a store's history: its commit, and its index there from 0.
 struct EventPosition {
   Revision revision = 0;
   int32_t place = 0;
@@ -43,7 +43,7 @@ bool KeepsHistory(std::string_view key, const HistoryOptions& options);
 class RevisionIndex {
  public:
   RevisionIndex() = default;
-  // Starts at `newest` with everything up to `compacted` forgotten: the frame in which a journal's
+  // Starts at `newest` with everything up to `compacted` removed: the state into which a journal's
   // events are restored.
   RevisionIndex(Revision compacted, Revision newest) : compacted_(compacted), newest_(newest) {}
   // Moves keep the pointers into the maps valid; copies would not.
@@ -56,7 +56,7 @@ class RevisionIndex {
   size_t live_bytes() const { return live_bytes_; }
   size_t history_bytes() const { return history_bytes_; }
 
-  // The commit that last wrote `key`; 0 if it is not there. O(log keys).
+  // The commit that last wrote `key`; 0 if the key does not exist. O(log keys).
   Revision ModRevision(std::string_view key) const;
 
   absl::StatusOr<KeyValue> Get(std::string_view key, Revision at) const;
@@ -65,12 +65,12 @@ class RevisionIndex {
   absl::StatusOr<std::vector<KeptValue>> History(std::string_view key, Revision at,
                                                  const HistoryOptions& options) const;
 
-  // The events of all commits from `from` on whose keys start with one of `prefixes`, in order.
+  // The events of all commits from `from` on, for keys that start with one of `prefixes`, in order.
   std::vector<WatchEvent> EventsFrom(absl::Span<const std::string> prefixes, Revision from) const;
 
-  // Adds an event. Its position is behind every one added before; newest() follows it.
+  // Adds an event. Its position must follow all earlier ones; newest() becomes its revision.
   void Add(Event event);
-  // Follows commits that left no event.
+  // Advances past commits that left no event.
   void RaiseNewest(Revision newest) { newest_ = std::max(newest_, newest); }
   // Returns the positions of a key's remaining values.
   std::vector<EventPosition> PositionsOf(std::string_view key) const;
@@ -78,8 +78,8 @@ class RevisionIndex {
   // Returns the events that Compact(revision) would forget: superseded values outside the kept
   // history, and deletions with the values that they deleted. Requires revision <= newest().
   std::vector<EventPosition> SupersededAt(Revision revision, const HistoryOptions& history) const;
-  // The newest revision behind which the superseded events are more than `bytes`; compacted() if
-  // all are fewer.
+  // The newest revision after which the superseded events exceed `bytes`; compacted() if they are
+  // fewer.
   Revision RevisionBehind(size_t bytes) const;
   // Returns the part of history_bytes() from events up to `revision`.
   size_t HistoryBytesThrough(Revision revision) const;

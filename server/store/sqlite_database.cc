@@ -40,7 +40,7 @@ void Database::Statement::BindText(int parameter, std::string_view text) const {
 }
 
 void Database::Statement::BindBytes(int parameter, std::string_view bytes) const {
-  // No bytes at all would be null.
+  // An empty value needs a pointer: SQLite would store null.
   sqlite3_bind_blob(statement_, parameter, bytes.empty() ? "" : bytes.data(),
                     static_cast<int>(bytes.size()), SQLITE_STATIC);
 }
@@ -92,8 +92,10 @@ absl::Status Database::Open(const std::string& vfs) {
       vfs.empty() ? FailingVfs() : vfs.c_str());
   if (code != SQLITE_OK) return Error(code, "open");
   if (sqlite3_db_readonly(handle_, "main") == 1) {
-    return StoreError(absl::StatusCode::kPermissionDenied,
-                      StrCat("cannot write ", path_, "; the coordinator needs to"), path_);
+    return StoreError(
+        absl::StatusCode::kPermissionDenied,
+        StrCat("cannot write ", path_, "; give the coordinator's user the right to write it"),
+        path_);
   }
   return absl::OkStatus();
 }
@@ -153,7 +155,7 @@ absl::Status Database::RolledBack(absl::Status because) {
 absl::Status Database::UseLog() {
   SHARDMESH_RETURN_IF_ERROR(Execute("PRAGMA journal_mode = WAL"));
   SHARDMESH_RETURN_IF_ERROR(Execute("PRAGMA synchronous = FULL"));
-  // SQLite's own checkpoints keep their errors to themselves.
+  // SQLite's automatic checkpoints report no errors.
   SHARDMESH_RETURN_IF_ERROR(Execute("PRAGMA wal_autocheckpoint = 0"));
   int stays = 1;
   if (const int code = sqlite3_file_control(handle_, "main", SQLITE_FCNTL_PERSIST_WAL, &stays);
@@ -203,14 +205,16 @@ absl::Status Database::CheckPages() {
   };
   SHARDMESH_ASSIGN_OR_RETURN(const std::string found, check());
   if (found == kSound) return absl::OkStatus();
-  // quick_check also reports pages that the disk did not deliver, which is no damage.
+  // quick_check also reports pages that the disk failed to read. That is no damage.
   SHARDMESH_RETURN_IF_ERROR(ReadFiles());
   SHARDMESH_ASSIGN_OR_RETURN(const std::string again, check());
   if (again == kSound) {
     return StoreError(
         absl::StatusCode::kInternal,
-        StrCat("the disk did not give all pages of ", path_,
-               ", and did so when it was asked again; look for what it reports: ", found),
+        StrCat(
+            "the disk could not read all pages of ", path_,
+            " at first, and could at the second attempt; check the disk. The first attempt found: ",
+            found),
         path_);
   }
   return StoreError(absl::StatusCode::kDataLoss,
@@ -265,7 +269,7 @@ absl::StatusOr<std::vector<int64_t>> Database::PageEnds(const std::string& table
     for (size_t i = 0; i < bytes; ++i) value = value << 8 | static_cast<uint8_t>(page[at + i]);
     return value;
   };
-  // Seven bits a byte as long as its highest is set, and all of the ninth.
+  // Each byte has seven bits while its highest bit is set. The ninth byte has eight.
   const auto row_id = [&page](size_t at) {
     uint64_t value = 0;
     for (size_t i = 0; i < 8; ++i) {
@@ -319,7 +323,7 @@ absl::StatusOr<std::unique_ptr<Database::Copy>> Database::BeginCopy(const std::s
   }
   std::unique_ptr<Copy> copy(new Copy(path));
   SHARDMESH_RETURN_IF_ERROR(copy->to_.Open());
-  // Nobody needs half of a copy, so there is nothing to roll back to.
+  // A partial copy is of no use, so there is nothing to roll back to.
   SHARDMESH_RETURN_IF_ERROR(copy->to_.Execute("PRAGMA journal_mode = OFF"));
   SHARDMESH_RETURN_IF_ERROR(copy->to_.Execute("PRAGMA synchronous = FULL"));
   copy->backup_ = sqlite3_backup_init(copy->to_.handle_, "main", handle_, "main");

@@ -1,4 +1,4 @@
-// One connection to an SQLite database, which converts its errors to ours; only its source uses
+// One connection to an SQLite database. It converts errors to ours; only its source file uses
 // SQLite.
 #ifndef SHARDMESH_SERVER_STORE_SQLITE_DATABASE_H_
 #define SHARDMESH_SERVER_STORE_SQLITE_DATABASE_H_
@@ -36,7 +36,7 @@ namespace shardmesh::server {
 // All except the first carry STORE_FAILED. Thread-compatible.
 class Database {
  public:
-  // A prepared statement. Parameters and columns count from 1 and from 0, as SQLite has it.
+  // A prepared statement. As in SQLite, parameters count from 1 and columns from 0.
   class Statement {
    public:
     Statement() = default;
@@ -60,7 +60,7 @@ class Database {
     bool IsText(int column) const;
     bool IsNumber(int column) const;
 
-    // Ends a run whose rows were not all read.
+    // Ends a run although rows may remain.
     void Reset() const;
 
    private:
@@ -68,18 +68,18 @@ class Database {
     sqlite3_stmt* statement_ = nullptr;
   };
 
-  // Start of the message of DATA_LOSS.
+  // Start of the message of a DATA_LOSS error.
   static constexpr std::string_view kStateIsDamaged =
       "the state database is damaged; see what can be read with `shardmesh admin check FOLDER`, or "
       "restore a snapshot: ";
-  // `if_damaged`: the same, of a database that is no coordinator's state.
+  // `if_damaged`: the start of the message for a database that is not a coordinator's state.
   explicit Database(std::string path, std::string_view if_damaged = kStateIsDamaged)
       : path_(std::move(path)), if_damaged_(if_damaged) {}
   ~Database();
   Database(const Database&) = delete;
   Database& operator=(const Database&) = delete;
 
-  // `vfs`: SQLite's layer below it, for tests that let it fail; empty: the system's files.
+  // `vfs`: the layer under SQLite, for tests with injected faults; empty: the system's files.
   // DATA_LOSS: the file is missing or empty, but its log is not; SQLite would remove the log.
   absl::Status Open(const std::string& vfs = "");
   // Sets whether closing leaves the log unchanged. By default, closing copies the log into the
@@ -112,13 +112,13 @@ class Database {
   // Copies the log into the database, and syncs it.
   absl::Status Checkpoint();
 
-  // The first page of the database as its file would have it.
+  // The first page of the database in the form that its file would have.
   absl::StatusOr<std::string> FirstPage();
 
-  // How many pages the database may grow to, or has if they are more.
+  // Sets how many pages the database may grow to, or its current size if that is larger.
   absl::Status LimitPages(int64_t pages);
 
-  // DATA_LOSS: the pages of the database do not fit together. INTERNAL: the disk did not give one.
+  // DATA_LOSS: the pages of the database are inconsistent. INTERNAL: the disk failed to read one.
   absl::Status CheckPages();
 
   // Returns the last row ids of the pages that hold a table's rows, rising, except for the last
@@ -126,9 +126,9 @@ class Database {
   // on another page. Copies the log into the database first.
   absl::StatusOr<std::vector<int64_t>> PageEnds(const std::string& table);
 
-  // A copy of the database, made a few pages at a time, between which it may change.
+  // A copy of the database, made a few pages at a time. The database may change in between.
   class Copy;
-  // ALREADY_EXISTS if there is such a file.
+  // ALREADY_EXISTS if the file exists.
   absl::StatusOr<std::unique_ptr<Copy>> BeginCopy(const std::string& path);
 
   const std::string& path() const { return path_; }
@@ -151,7 +151,7 @@ class Database::Copy {
   ~Copy();
   Copy(const Copy&) = delete;
   Copy& operator=(const Copy&) = delete;
-  // True when all is copied and synced.
+  // Returns true when everything is copied and synced.
   absl::StatusOr<bool> Step(int pages);
 
  private:

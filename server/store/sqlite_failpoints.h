@@ -1,4 +1,4 @@
-// Failpoints below SQLite: its files, of which an operation fails on demand.
+// Failpoints below SQLite: its files, with operations that fail on demand.
 #ifndef SHARDMESH_SERVER_STORE_SQLITE_FAILPOINTS_H_
 #define SHARDMESH_SERVER_STORE_SQLITE_FAILPOINTS_H_
 

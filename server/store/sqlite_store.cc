@@ -1,4 +1,4 @@
-// The journal in an SQLite database, and the space that is kept back for making room.
+// The journal in an SQLite database, and the space reserved for deletions.
 #include "server/store/sqlite_store.h"
 
 #include <fcntl.h>
@@ -30,16 +30,16 @@
 namespace shardmesh::server {
 namespace {
 
-// Pages that a step of a copy moves: about a millisecond, for which commits wait.
+// Pages that one step of a copy moves: it takes about a millisecond, and commits wait for it.
 constexpr int kCopiedPages = 256;
 
 // First piece that the reserve releases for a commit; each further piece is twice as large.
 constexpr int64_t kPieceBytes = int64_t{64} << 10;
 
-// Free pages that are given back to the disk when a store is opened, if they are more than half.
+// On opening, free pages are returned to the disk if they are more than this, and over half.
 constexpr int64_t kVacuumPages = 16'384;
 
-// More than SQLite can have.
+// More pages than SQLite can have.
 constexpr int64_t kUnlimitedPages = std::numeric_limits<int32_t>::max() - 1;
 
 // Unreadable records that are logged one by one.
@@ -48,8 +48,8 @@ constexpr size_t kLoggedRecords = 20;
 // Unit of st_blocks.
 constexpr int64_t kStatBlockBytes = 512;
 
-// Bytes that the disk has free for us; nullopt where its file system does not say, which is then no
-// reason to refuse anything.
+// Bytes of free disk space for this user. Nullopt if the file system does not report it: then no
+// write is refused for that reason.
 std::optional<int64_t> AvailableBytes(const std::string& folder) {
   struct statvfs disk;
   if (statvfs(folder.c_str(), &disk) != 0 || disk.f_blocks == 0) return std::nullopt;
@@ -62,14 +62,14 @@ class Reserve {
  public:
   Reserve(const std::string& folder, absl::Duration fill_every)
       : folder_(folder), path_(folder + "/reserve"), fill_every_(fill_every) {}
-  // The next process that opens the folder finds the blocks that the log frees on close.
+  // The log frees blocks on close. The next process that opens the folder takes them.
   ~Reserve() {
     if (is_open_) TakeBack();
   }
   Reserve(const Reserve&) = delete;
   Reserve& operator=(const Reserve&) = delete;
 
-  // Keeps the blocks of an earlier process, and fills the file up.
+  // Keeps the blocks of an earlier process, and takes the missing ones.
   void Open() {
     is_open_ = true;
     struct stat file;
@@ -82,8 +82,8 @@ class Reserve {
     if (!is_whole()) {
       was_used_ = true;
       rpc::LogWarning(
-          "the disk has too little room to keep back what deletions and the next start may need; "
-          "make room",
+          "the disk has too little room for the reserve that deletions and the next start may "
+          "need; make room",
           {{"folder", folder_}, {"reserved_bytes", bytes_}, {"wanted_bytes", kReservedBytes}});
     }
   }
@@ -98,15 +98,15 @@ class Reserve {
   void TakeBack() { Grow(AvailableBytes(folder_).value_or(kReservedBytes)); }
 
   bool is_whole() const { return bytes_ == kReservedBytes; }
-  // When to fill it again.
+  // The time of the next refill.
   std::chrono::steady_clock::time_point next() const { return next_; }
 
-  // Releases a piece to the caller; returns false if there is none.
+  // Releases a piece to the caller. Returns false if none is left.
   bool Release(int64_t piece) {
     if (bytes_ == 0) return false;
     if (!is_use_told_) {
       rpc::LogWarning(
-          "the disk is full: what is kept back for deletions and starts is being used; make room",
+          "the disk is full: the reserve for deletions and starts is being used; make room",
           {{"folder", folder_}, {"reserved_bytes", bytes_}});
       is_use_told_ = true;
     }
@@ -117,13 +117,13 @@ class Reserve {
 
  private:
   void Grow(int64_t most) {
-    // A disk may give less than it says is free: to this user, or for want of room for its own use.
+    // A disk may provide less than it reports as free: limits of this user, or its own needs.
     for (int64_t bytes = std::min(kReservedBytes - bytes_, most);
          bytes >= kPieceBytes && !Extend(bytes / kPieceBytes * kPieceBytes);) {
       bytes /= 2;
     }
     if (is_whole() && was_used_) {
-      rpc::LogInfo("what is kept back for deletions and starts is whole again",
+      rpc::LogInfo("the reserve for deletions and starts is whole again",
                    {{"folder", folder_}, {"reserved_bytes", bytes_}});
       was_used_ = false;
       is_use_told_ = false;
@@ -140,8 +140,8 @@ class Reserve {
     bytes_ = 0;
   }
 
-  // Adds blocks after the existing ones, which no failure loses. It never asks for existing blocks
-  // again: XFS requires free space for the whole request, even where a file has blocks already.
+  // Adds blocks after the existing ones, which stay even if it fails. It never requests existing
+  // blocks again: XFS requires free space for the whole request, even if a file has blocks already.
   bool Extend(int64_t more) {
     const int fd = open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
     if (fd < 0) return false;
@@ -174,13 +174,13 @@ class FileBlocks {
  public:
   FileBlocks() = default;
   ~FileBlocks() {
-    // SQLite's locks on a file end with the first descriptor of it that is closed: after SQLite's.
+    // SQLite loses its locks on a file when any descriptor of it is closed: close this one later.
     if (fd_ >= 0) close(fd_);
   }
   FileBlocks(const FileBlocks&) = delete;
   FileBlocks& operator=(const FileBlocks&) = delete;
 
-  // Without the file's descriptor nothing is taken before it is written.
+  // Without the file's descriptor, no blocks are allocated before a write.
   void Open(const std::string& path, const std::string& folder) {
     folder_ = folder;
     fd_ = open(path.c_str(), O_WRONLY | O_CLOEXEC);
@@ -190,7 +190,7 @@ class FileBlocks {
   absl::Status Take(int64_t bytes) {
     if (fd_ < 0 || bytes <= bytes_) return absl::OkStatus();
     struct stat file;
-    if (fstat(fd_, &file) != 0) return absl::OkStatus();  // the write will tell
+    if (fstat(fd_, &file) != 0) return absl::OkStatus();  // the write will show the error
     // A page that SQLite never wrote is a rare hole, which the copying of the log fills.
     bytes_ = std::max<int64_t>(bytes_, file.st_size);
     if (bytes <= bytes_) return absl::OkStatus();
@@ -204,7 +204,7 @@ class FileBlocks {
     if (!available.has_value() || *available > 2 * kReservedBytes) wanted += kSpareBytes;
     int error = Allocate(wanted);
     if (IsNoRoom(error) && wanted > bytes) error = Allocate(wanted = bytes);
-    // Blocks that an earlier process took: XFS wants as much free again.
+    // An earlier process may have the blocks already: XFS still wants the same space free.
     if (IsNoRoom(error) && blocks < bytes) return NoRoom(bytes, available);
     // Some file systems cannot allocate blocks beforehand; other errors show up at the write.
     bytes_ = error == 0 ? wanted : bytes;
@@ -302,7 +302,8 @@ class OpenFiles {
               "with `shardmesh admin snapshot`, and start with --restore of it")),
           Reason::kStoreFailed, {{fact::kFile, file.path}});
       if (!std::exchange(is_told_, true)) {
-        rpc::LogError("the state is not where it was", {{"error", gone}});
+        rpc::LogError("the database of the state was moved, removed or replaced",
+                      {{"error", gone}});
       }
       return gone;
     }
@@ -357,7 +358,7 @@ class SqliteJournal final : public Journal {
     blocks_.Open(database_->path(), folder_);
     absl::Status copied = CopyLog();
     reserve_.Open();
-    // Other programs took the room for it, or an older build left it so.
+    // Other programs, or an older build, may have used the space that this copy needs.
     copied = ReleaseUntilDone([this] { return CopyLog(); }, std::move(copied));
     if (!copied.ok() && !absl::IsResourceExhausted(copied)) return copied;
     SHARDMESH_ASSIGN_OR_RETURN(const bool needs_log, NeedsLog(*database_));
@@ -487,7 +488,7 @@ class SqliteJournal final : public Journal {
     return status;
   }
 
-  // After it the database has all that was committed, and needs no log; or the log stays.
+  // Afterwards the database has all commits and does not need the log. On failure the log stays.
   absl::Status Close() {
     if (!is_usable_) return absl::OkStatus();
     SHARDMESH_ASSIGN_OR_RETURN(const bool needs_log, NeedsLog(*database_));
@@ -511,7 +512,7 @@ class SqliteJournal final : public Journal {
     };
     absl::Status status = attempt();
     if (absl::IsResourceExhausted(status) && (database_->log_pages() > 0 || !is_copied_)) {
-      // The log may have room where it begins.
+      // The log may have room at its beginning.
       const absl::Status copied = CopyLog();
       if (copied.ok()) {
         status = attempt();
@@ -538,8 +539,8 @@ class SqliteJournal final : public Journal {
     return status;
   }
 
-  // Tries again with piece after piece of the reserve, until there is room or nothing left to give.
-  // A quota that is used up gets none.
+  // Tries again with one piece of the reserve after another, until there is room or no piece is
+  // left. If the quota is used up, it releases none.
   template <typename Attempt>
   absl::Status ReleaseUntilDone(Attempt attempt, absl::Status status) {
     for (int64_t piece = kPieceBytes;
@@ -551,7 +552,7 @@ class SqliteJournal final : public Journal {
     return status;
   }
 
-  // Within a transaction: the pages that the database has then.
+  // Call it within a transaction: returns the pages that the database will then have.
   absl::StatusOr<int64_t> Pages() {
     SHARDMESH_ASSIGN_OR_RETURN(const bool row, database_->Step(pages_));
     const int64_t pages = row ? pages_.Number(0) : 0;
@@ -559,7 +560,7 @@ class SqliteJournal final : public Journal {
     return pages;
   }
 
-  // Within a transaction that may use all of the quota.
+  // Call it within a transaction that may use the whole quota.
   absl::Status CheckQuota() {
     SHARDMESH_ASSIGN_OR_RETURN(const int64_t pages, Pages());
     is_over_quota_ = pages > urgent_pages_;
@@ -575,7 +576,7 @@ class SqliteJournal final : public Journal {
          {fact::kFile, folder_}});
   }
 
-  // Within a transaction: the blocks of all its pages.
+  // Call it within a transaction: allocates the blocks of all its pages.
   absl::Status TakeBlocks() {
     SHARDMESH_ASSIGN_OR_RETURN(const int64_t pages, Pages());
     return blocks_.Take(pages * page_bytes_);
@@ -589,7 +590,7 @@ class SqliteJournal final : public Journal {
     is_copied_ = copied.ok();
     if (!copied.ok() && !absl::IsResourceExhausted(copied)) is_usable_ = false;
     if (is_copied_) blocks_.Forget();
-    // A full disk leaves the pages in the log, where they are as safe; later there may be room.
+    // On a full disk the pages stay in the log, which is equally safe; later there may be room.
     checkpoint_at_ = is_copied_ ? log_pages_ : database_->log_pages() + log_pages_;
     return copied;
   }
@@ -625,13 +626,13 @@ class SqliteJournal final : public Journal {
   const int64_t log_pages_;
   int64_t page_bytes_ = 4096;
   int64_t urgent_pages_ = 0;
-  bool is_over_quota_ = false;  // the transaction, when it was tried last
+  bool is_over_quota_ = false;  // at the last attempt of the transaction
   Revision compacted_ = 0;
   int64_t checkpoint_at_ = log_pages_;
-  bool is_copied_ = false;  // the log, when it was tried last
-  // The file of the database says that it needs its log.
+  bool is_copied_ = false;  // result of the last attempt for the log
+  // The file of the database has the mark that it needs its log.
   bool needs_log_ = false;
-  // The journal is prepared, and since then only lack of space has failed it.
+  // The journal is prepared. Since then, the only failures were for lack of space.
   bool is_usable_ = false;
   OpenFiles files_;
   int64_t unreadable_ = 0;
@@ -699,9 +700,9 @@ absl::StatusOr<std::unique_ptr<Store>> OpenSqliteStore(SqliteStoreOptions option
   SHARDMESH_ASSIGN_OR_RETURN(const WalFile log, WalFile::Read(database->path() + "-wal"));
   SHARDMESH_RETURN_IF_ERROR(log.damage());
   SHARDMESH_RETURN_IF_ERROR(database->Open(options.vfs));
-  // A state that is refused stays as it is, and so does one whose coordinator fails.
+  // A refused state stays unchanged; so does a state whose coordinator fails.
   SHARDMESH_RETURN_IF_ERROR(database->KeepLog(true));
-  // One process, one connection: so the log's index needs no shared memory file.
+  // One process and one connection: the log's index therefore needs no shared memory file.
   SHARDMESH_RETURN_IF_ERROR(database->Execute("PRAGMA locking_mode = EXCLUSIVE"));
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t version, SchemaVersionOf(*database));
   if (version == 0) SHARDMESH_RETURN_IF_ERROR(CheckIsNew(options.folder));

@@ -22,20 +22,20 @@ struct SqliteStoreOptions {
   // How large the database may grow; a commit beyond it is RESOURCE_EXHAUSTED (STORE_FULL). A part
   // of it (kReservedShare, at most kReservedBytes) is kept for urgent transactions.
   int64_t quota_bytes = int64_t{2} << 30;
-  // How long to wait for another process that holds the folder, which may be about to stop.
+  // How long to wait for another process that holds the folder and may be about to stop.
   absl::Duration lock_timeout = absl::ZeroDuration();
   LocalStoreOptions local = {};
-  // Pages of the write-ahead log that are copied into the database at once: few enough that the log
-  // stays in the cache and on the blocks that it has, enough that a page that is written often is
-  // copied once.
+  // Pages of the write-ahead log that are copied into the database at once. Few enough that the
+  // log stays in the cache and on its blocks; enough that a page with many writes is copied
+  // once.
   int64_t log_pages = 1000;
-  // How often space is looked for on the disk that can be kept back again.
+  // How often to look for free disk space to refill the reserve.
   absl::Duration fill_reserve_every = absl::Seconds(10);
-  // SQLite's layer below it, for tests that let it fail; empty: the system's files.
+  // The layer under SQLite, for tests with injected faults; empty: the system's files.
   std::string vfs = {};
 };
 
-// Space that only urgent transactions use: of the quota, and as much on the disk.
+// Space for urgent transactions only: a part of the quota, and the same amount on the disk.
 inline constexpr int64_t kReservedBytes = int64_t{4} << 20;
 inline constexpr int64_t kReservedShare = 8;  // at most one part in this many of the quota
 
@@ -43,10 +43,10 @@ inline constexpr int64_t kReservedShare = 8;  // at most one part in this many o
 // earlier process.
 inline constexpr std::string_view kSnapshotPrefix = "snapshot-";
 
-// Opens the store of a folder, or makes an empty one; one of an older schema is brought to ours. An
-// acknowledged commit is synced to disk (write-ahead log, synchronous=FULL) and survives the death
-// of process and machine. One process at a time: an advisory lock on LOCK is held as long as the
-// store lives. Records that cannot be read are logged, counted and left out.
+// Opens the store of a folder, or creates an empty one; upgrades an older schema. An acknowledged
+// commit is synced to disk (write-ahead log, synchronous=FULL) and survives a crash of process and
+// machine. One process at a time: it holds an advisory lock on LOCK while the store lives. Records
+// that cannot be read are logged, counted and left out.
 //
 // Blocks, for reading the whole state. Errors name the file:
 //   FAILED_PRECONDITION  another process holds the folder (its pid is named); the database is of a

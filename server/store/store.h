@@ -19,7 +19,7 @@ namespace shardmesh::server {
 // Counts the commits of a store: 0 is the empty store, each commit that writes adds one.
 using Revision = int64_t;
 
-// Limits of one transaction; etcd's defaults, so that every store can keep the promise.
+// Limits of one transaction. They are etcd's defaults, so that any store could implement them.
 inline constexpr size_t kMaxTransactionOperations = 128;     // compares, puts and deletes together
 inline constexpr size_t kMaxTransactionBytes = 1536 * 1024;  // keys and values together
 inline constexpr size_t kMaxKeyBytes = 2048;
@@ -31,7 +31,7 @@ struct KeyValue {
   Revision mod_revision = 0;  // the commit that wrote this value
 };
 
-// The condition that `key` was last written by the commit `mod_revision`; 0: that it is not there.
+// The condition that the commit `mod_revision` last wrote `key`; 0: that the key does not exist.
 struct Compare {
   std::string key;
   Revision mod_revision = 0;
@@ -42,8 +42,8 @@ struct Put {
   std::string value;
 };
 
-// Either all of it happens, at one revision, or nothing. A key is written at most once; deleting a
-// key that is not there is no error, and by itself makes no revision.
+// Takes effect completely, at one revision, or not at all. It may write a key only once. Deleting a
+// missing key is no error, and alone makes no revision.
 struct Transaction {
   std::vector<Compare> compares = {};
   std::vector<Put> puts = {};
@@ -78,11 +78,11 @@ struct HistoryOptions {
 
 struct ListOptions {
   Revision at = 0;               // 0: the newest
-  std::string start_after = {};  // only keys behind this one
+  std::string start_after = {};  // only keys after this one
   int64_t limit = INT64_MAX;     // most items
 };
 
-// One change that a watch saw.
+// One change in a watch.
 struct WatchEvent {
   std::string key;
   std::shared_ptr<const std::string> value;  // shared by all watches; null: deleted
@@ -97,7 +97,7 @@ class WatchHandle {
   virtual ~WatchHandle() = default;
 };
 
-// What a store holds, and its limits.
+// The contents of a store, and its limits.
 struct StoreStats {
   int64_t live_bytes = 0;     // memory of keys and current values, overhead included
   int64_t history_bytes = 0;  // memory of kept values that were overwritten or deleted, overhead
@@ -143,8 +143,8 @@ class Store {
   // LocalStoreOptions::on_failure.
   virtual void Commit(Transaction transaction, CommitCallback callback) = 0;
 
-  // NOT_FOUND: not there at that revision (0: the newest). OUT_OF_RANGE: the revision is compacted,
-  // or still to come.
+  // NOT_FOUND: the key did not exist at that revision (0: the newest). OUT_OF_RANGE: the revision
+  // is compacted, or in the future.
   virtual absl::StatusOr<KeyValue> Get(std::string_view key, Revision at = 0) const = 0;
 
   // Returns the values of `key`, newest first: the value at that revision and, if the key keeps its
@@ -175,12 +175,12 @@ class Store {
   // ALREADY_EXISTS: the file exists. RESOURCE_EXHAUSTED: no room for it.
   virtual void Backup(std::string path, CommitCallback callback) = 0;
 
-  // The newest revision that reads see.
+  // The newest revision that is visible to reads.
   virtual Revision revision() const = 0;
   // Returns the newest revision for which all callbacks, and those of earlier revisions, have run.
   // State derived from callbacks is at least as new. Never less than compacted_revision().
   virtual Revision settled_revision() const = 0;
-  // The oldest revision that reads may ask for.
+  // The oldest revision that can be read.
   virtual Revision compacted_revision() const = 0;
   virtual StoreStats stats() const = 0;
 
@@ -193,7 +193,7 @@ class Store {
   virtual std::vector<std::string> UnreadableKeys() const { return {}; }
 };
 
-// Commit, and wait for its end. For start-up and tests: never on a gRPC or store thread.
+// Commits, and waits for the result. For start-up and tests: never on a gRPC or store thread.
 absl::StatusOr<Revision> CommitAndWait(Store& store, Transaction transaction);
 
 // Returns the errors that all stores share: INVALID_ARGUMENT as Commit says, else OK.

@@ -33,14 +33,14 @@
 namespace shardmesh::server {
 namespace {
 
-// In the database's header: that it is ours ("shdm").
+// The mark "shdm" in the database's header: it belongs to this program.
 constexpr int64_t kApplicationId = 0x7368646d;
 
 // Suffix of a database that will replace a folder's own. The name before the suffix is the new path
 // of the replaced database.
 constexpr std::string_view kNextSuffix = ".next";
 
-// Flag in user_version, beside the version: the database needs its log.
+// Flag in user_version, next to the version: the database needs its log.
 constexpr int64_t kNeedsLog = 0x10000;
 
 // Fields of a database's header, https://sqlite.org/fileformat2.html#the_database_header.
@@ -54,7 +54,7 @@ constexpr int64_t kLogHeaderBytes = 32 + 24;
 
 constexpr int kPlaceBits = 8;
 
-// Between a row and the one before it, more than any writer leaves.
+// The distance between a row and the row before it, larger than any writer leaves.
 constexpr Revision kMaxRevisionGap = Revision{1} << 33;
 static_assert(kMaxTransactionOperations <= (1 << kPlaceBits));
 
@@ -63,10 +63,10 @@ absl::Status StoreError(absl::StatusCode code, std::string_view message, std::st
                     {{fact::kFile, file}});
 }
 
-// How often the lock on a folder is tried, and how often the log repeats who has it.
+// How often to try the lock on a folder, and how often the log names its holder.
 constexpr absl::Duration kLockLogInterval = absl::Seconds(10);
 
-// What the lock's file says of the process that has it.
+// The text in the lock file about the process that holds the lock.
 std::string LockPath(const std::string& folder) { return folder + "/LOCK"; }
 
 absl::Status LockError(const absl::Status& status) {
@@ -127,7 +127,7 @@ uint32_t NumberAt(std::string_view bytes, size_t at, size_t size = 4) {
   return value;
 }
 
-// The header of a database of ours; empty: the file has none such.
+// The header of a coordinator's database; empty: the file has none.
 absl::StatusOr<std::string> ReadHeader(int fd, const std::string& path) {
   std::string header(kDatabaseHeaderBytes, '\0');
   const ssize_t count = pread(fd, header.data(), header.size(), 0);
@@ -138,7 +138,7 @@ absl::StatusOr<std::string> ReadHeader(int fd, const std::string& path) {
   return is_one ? header : "";
 }
 
-// Bytes of a number, the lowest first.
+// Returns the bytes of a number, the lowest first.
 std::string NumberBytes(uint64_t value) {
   std::string bytes(sizeof(value), '\0');
   for (char& byte : bytes) {
@@ -148,7 +148,7 @@ std::string NumberBytes(uint64_t value) {
   return bytes;
 }
 
-// From version 1 to 2.
+// From version 1 to version 2.
 absl::Status AddChecksums(Database& database) {
   SHARDMESH_RETURN_IF_ERROR(database.Execute(
       "ALTER TABLE event ADD COLUMN crc INTEGER;"
@@ -283,7 +283,7 @@ absl::Status FinishReplacement(const std::string& folder) {
       return SystemError("move", database + suffix);
     }
   }
-  unlink((database + "-shm").c_str());  // of no use without its log
+  unlink((database + "-shm").c_str());  // useless without its log
   SHARDMESH_RETURN_IF_ERROR(SyncFolder(folder));
   if (SHARDMESH_FAILS("store.replaced") || rename(next.c_str(), database.c_str()) != 0) {
     return SystemError("rename", next);
@@ -359,11 +359,10 @@ absl::Status CheckHasLog(const std::string& database) {
       StrCat("the write-ahead log ", log,
              is_there ? StrCat(" has only ", found.st_size, " bytes") : " is missing", ", but ",
              database,
-             " needs it: its coordinator did not stop cleanly, and acknowledged commits may be in "
-             "the log alone; put the log back as it was; without it, restore a snapshot with "
-             "--restore (where that flag is there already, put an empty file `restore-again` into "
-             "the folder), or go on without those commits: `shardmesh admin check FOLDER "
-             "--set-aside`"),
+             " needs it: its coordinator did not stop cleanly, and acknowledged commits may be "
+             "only in the log; put the log back as it was; without it, restore a snapshot with "
+             "--restore (if that flag is set already, put an empty file `restore-again` into the "
+             "folder), or go on without those commits: `shardmesh admin check FOLDER --set-aside`"),
       log);
 }
 

@@ -35,13 +35,13 @@ inline constexpr int64_t kFirstChecked = 2;
 
 std::string DatabasePath(std::string_view folder);
 
-// Makes the folder if it is not there, and its entry in the parent durable.
+// Creates the folder if it is missing, and makes its entry in the parent durable.
 absl::Status MakeDataFolder(const std::string& folder);
 // Makes the entries of a folder durable.
 absl::Status SyncFolder(const std::string& folder);
 
-// Makes the file `prepared` in the folder, a complete and synced database, the folder's database.
-// Moves the previous database to NAME-N, with its log, and returns its new path; empty: there was
+// Makes `prepared`, a complete and synced database in the folder, the folder's database. Moves
+// the previous database with its log to NAME-N, and returns its new path; empty: there was
 // none.
 //
 // One rename begins the replacement. If the process ends after that, FinishReplacement completes
@@ -60,7 +60,7 @@ absl::Status FinishReplacement(const std::string& folder);
 // folder shows that a coordinator kept its state there. OK for a folder that is new, and for one
 // whose first start was interrupted. Under the folder's lock, after FinishReplacement.
 absl::Status CheckHasState(const std::string& folder);
-// As CheckHasState, for a database that could be opened and has no tables (version 0).
+// Like CheckHasState, for a database that could be opened and has no tables (version 0).
 absl::Status CheckIsNew(const std::string& folder);
 
 // Sets whether the database needs its log, as part of a transaction.
@@ -73,17 +73,17 @@ absl::StatusOr<bool> NeedsLog(Database& database);
 // Clears the mark in the file of a copy that has all commits, and syncs the file. Requires that no
 // process has the copy open.
 absl::Status ForgetLog(const std::string& copy);
-// DATA_LOSS: the database needs its log, and the log is missing or has not one frame: commits that
-// were acknowledged are lost. Reads the files past SQLite, and changes nothing. OK for a database
-// that is missing or unreadable, of which others tell.
+// DATA_LOSS: the database needs its log, and the log is missing or has no frame: acknowledged
+// commits are lost. Reads the files without SQLite, and changes nothing. OK for a database that is
+// missing or unreadable: other checks report that.
 absl::Status CheckHasLog(const std::string& database);
 
-// The lock that one process at a time can have on a data folder. The kernel takes it back when the
-// process dies, however it dies.
+// The lock on a data folder, for one process at a time. The kernel releases it when the process
+// ends for any reason.
 class FolderLock {
  public:
-  // Locks the folder. While another process has it, waits up to `timeout` for that process's end,
-  // as it may be stopping, and logs its name. Then FAILED_PRECONDITION, naming that process and its
+  // Locks the folder. If another process holds the lock, waits up to `timeout` for it, because
+  // it may be stopping, and logs its name. Then FAILED_PRECONDITION, with that process and its
   // host.
   static absl::StatusOr<FolderLock> Take(const std::string& folder,
                                          absl::Duration timeout = absl::ZeroDuration());
@@ -112,12 +112,12 @@ inline constexpr char kInsertRecord[] = "INSERT INTO event VALUES (?1, ?2, ?3, ?
 absl::Status InsertRecord(Database& database, const Database::Statement& insert, int64_t row_id,
                           std::string_view key, const std::string* value);
 
-// Whether the database is a coordinator's, and of which version it is.
-// FAILED_PRECONDITION: it is another program's; or (SCHEMA_MISMATCH) of a version that this build
-// cannot read: both are named. An empty one has version 0.
+// Returns the version of a coordinator's database. FAILED_PRECONDITION: it belongs to another
+// program; or (SCHEMA_MISMATCH) this build cannot read the version: names both. An empty database
+// has version 0.
 absl::StatusOr<int64_t> SchemaVersionOf(Database& database);
-// Fills an empty database with our tables; brings one of an older version to ours, all of it or
-// nothing.
+// Creates the tables in an empty database. Upgrades an older version to the current one, completely
+// or not at all.
 absl::Status PrepareSchema(Database& database);
 
 // A record that cannot be read.
@@ -125,20 +125,20 @@ struct UnreadableRecord {
   int64_t row_id = 0;
   std::string key;
   std::string why;
-  // Set where it is the key that is damaged: `key` is as it stands there, and no record's. The
-  // checksum is that of the key that the record was of; older records with it are of that key too.
+  // Set if the key is damaged: `key` is then the stored bytes, and no record's key. The checksum is
+  // that of the original key; older records with this checksum have the same key.
   std::optional<uint32_t> lost_key_crc = {};
 };
 
-// Finds out of which keys unreadable records were whose own keys are damaged: their checksums tell,
-// given the keys that there are.
+// Finds the original keys of unreadable records with damaged keys, from their checksums and the
+// existing keys.
 class KeyFinder {
  public:
   // `records` must not move during the object's lifetime.
   explicit KeyFinder(std::vector<UnreadableRecord>* records);
   bool is_done() const { return lost_.empty(); }
-  // Names the records that were of this key. Returns the newest one's row id, before which nothing
-  // of the key is current; the least number if there is none.
+  // Names the records that had this key. Returns the newest one's row id: nothing before it is the
+  // key's current value. Returns the least number if there is none.
   int64_t Find(std::string_view key);
 
  private:
@@ -150,13 +150,13 @@ struct StoredState {
   std::vector<UnreadableRecord> unreadable;
 };
 
-// The newest revision, given a row that cannot be read: its row id is taken, so that its commit is
-// behind us too. But a row id far beyond all others is a part of the damage.
+// The newest revision, given an unreadable row: its row id is used, so its commit counts as past. A
+// row id far beyond all others is part of the damage.
 Revision NewestWith(Revision newest, int64_t unreadable_row);
 
-// Reads all records, also those of an older schema. For a key with an unreadable record it leaves
-// out older records, which would pass for the current one. DATA_LOSS: the bounds or the pages
-// cannot be read.
+// Reads all records, also those of an older schema. If a key has an unreadable record, leaves
+// out its older records: they would look current. DATA_LOSS: the bounds or the pages cannot be
+// read.
 absl::StatusOr<StoredState> ReadState(Database& database);
 
 // A row as stored in the database, also in one of an older schema. Rows of version 1 have no
@@ -165,7 +165,7 @@ struct StoredRow {
   int64_t row_id = 0;
   std::string key;
   std::shared_ptr<const std::string> value;   // null: a deletion
-  std::string why;                            // the error; empty: as it was written
+  std::string why;                            // the error; empty: the row is intact
   std::optional<uint32_t> lost_key_crc = {};  // as in UnreadableRecord
 };
 
@@ -180,9 +180,9 @@ class RowReader {
 
   // Calls back for each row from `from` to `to`, both included, until an error ends it.
   absl::Status Read(int64_t from, int64_t to, absl::FunctionRef<void(StoredRow)> callback) const;
-  // The first row from `from` to `to`, which itself may not be readable; nullopt: there is none.
+  // The first row from `from` to `to`, even if it is unreadable itself; nullopt: there is none.
   absl::StatusOr<std::optional<int64_t>> FindNext(int64_t from, int64_t to) const;
-  // The key of a row of which not all can be read, as it stands there.
+  // The stored key of a row that cannot be read completely.
   absl::StatusOr<std::string> KeyOf(int64_t row_id) const;
 
  private:
@@ -199,7 +199,7 @@ class RowReader {
 absl::Status ForEachRow(Database& database, absl::FunctionRef<void(StoredRow)> callback);
 
 // The bounds: nothing before `compacted` can be read, `newest` is the last commit. DATA_LOSS if
-// they are not as they were written.
+// their checksum does not fit.
 struct StoredBounds {
   Revision compacted = 0;
   Revision newest = 0;

@@ -1,4 +1,4 @@
-// Reading, judging and applying a write-ahead log.
+// Reads, checks and applies a write-ahead log.
 #include "server/store/wal_file.h"
 
 #include <fcntl.h>
@@ -24,7 +24,7 @@ namespace {
 
 constexpr int64_t kHeaderBytes = 32;
 constexpr int64_t kFrameHeaderBytes = 24;
-// Of a frame's header: page number and size, which the checksum covers.
+// The part of a frame's header that the checksum covers: page number and size.
 constexpr size_t kSummedBytes = 8;
 constexpr uint32_t kMagic = 0x377f0682;  // with the lowest bit: sums are over big-endian words
 constexpr uint32_t kVersion = 3'007'000;
@@ -34,7 +34,7 @@ constexpr int64_t kMostPageBytes = 65'536;
 // A disk writes this many bytes atomically.
 constexpr int64_t kSectorBytes = 512;
 
-// Frames that are mended, each of which is kept in memory.
+// The most repaired frames. Each of them is kept in memory.
 constexpr size_t kMostMended = 1024;
 
 absl::Status StoreError(absl::StatusCode code, std::string_view message) {
@@ -192,7 +192,7 @@ bool WalFile::MendHeader() {
 absl::StatusOr<bool> WalFile::Mend(int fd, int64_t frame, Sums from, Sums to) {
   Frame& it = frames_[static_cast<size_t>(frame - 1)];
   SHARDMESH_ASSIGN_OR_RETURN(std::string bytes, ReadFrame(fd, frame));
-  // No transaction makes the database larger than by a page a frame.
+  // A transaction makes the database larger by at most one page a frame.
   constexpr uint32_t kManyPages = 1 << 20;
   uint32_t most_pages = 0;
   for (const Frame& each : frames_) {
@@ -235,7 +235,7 @@ absl::StatusOr<bool> WalFile::Mend(int fd, int64_t frame, Sums from, Sums to) {
       fit.place = i;
       std::memcpy(fit.bytes, wanted, sizeof(fit.bytes));
     };
-    if (wrong_bytes == 0) {  // it is the frame's own checksum that is wrong, or its salts
+    if (wrong_bytes == 0) {  // the frame's own checksum or salts are wrong
       note(same);
       break;
     }
@@ -268,9 +268,9 @@ absl::Status WalFile::LookBehind(int fd, int64_t bad, Sums from) {
     return frame <= count && frames_[static_cast<size_t>(frame - 1)].salts == salts_;
   };
   const bool is_header_damaged = is_damaged_;
-  int64_t last = end_;      // frame that ends the last commit that counts
-  int64_t last_in_run = 0;  // the same, of the frames that run on from one another
-  bool is_proven = false;   // commits among those were acknowledged
+  int64_t last = end_;      // frame that ends the last valid commit
+  int64_t last_in_run = 0;  // the same, among frames that continue each other
+  bool is_proven = false;   // some of those commits were acknowledged
   const auto end_run = [&] {
     if (is_proven) last = std::max(last, last_in_run);
     last_in_run = 0;
@@ -290,7 +290,7 @@ absl::Status WalFile::LookBehind(int fd, int64_t bad, Sums from) {
     }
     if (i > 1) {
       const Frame& before = frames_[static_cast<size_t>(i - 2)];
-      // A mended frame proves nothing: a rolled-back frame may look like a valid one.
+      // A repaired frame proves nothing: a rolled-back frame may look like a valid one.
       if (EndsCommit(i - 1) && i - 1 > end_ && mended_.count(i) == 0 && !IsPadding(i)) {
         is_proven = true;
         last = i - 1;
@@ -374,7 +374,7 @@ absl::StatusOr<WalFile> WalFile::Read(const std::string& path, int64_t page_byte
     best.salts_ = best.frames_[i].salts;
     if (best.salts_ == best.frames_[i + 1].salts) break;
   }
-  // If the header stays unknown too, the first frame may not be as it was written.
+  // If the header remains unknown, the first frame may be damaged.
   const bool is_mended = best.MendHeader();
   Sums from = best.frames_.front().start;
   if (!is_mended) ++from.first;

@@ -1,5 +1,5 @@
-// SQLite's write-ahead log, read past SQLite. SQLite ends the log at the first frame that is not as
-// it was written, and drops all behind it without an error.
+// Reads SQLite's write-ahead log without SQLite. SQLite ends the log at the first damaged frame,
+// and drops all frames after it without an error.
 #ifndef SHARDMESH_SERVER_STORE_WAL_FILE_H_
 #define SHARDMESH_SERVER_STORE_WAL_FILE_H_
 
@@ -35,24 +35,24 @@ namespace shardmesh::server {
 // Movable; immutable and thread-safe.
 class WalFile {
  public:
-  // Reads the log at `path`. A file that is not there, or is empty, is a log without frames.
-  // `page_bytes` is the page size for a log whose header does not tell. INTERNAL: the disk did not
-  // give the file.
+  // Reads the log at `path`. A file that is missing or empty is a log without frames. `page_bytes`
+  // is the page size for a log whose header does not contain it. INTERNAL: the disk failed to read
+  // the file.
   static absl::StatusOr<WalFile> Read(const std::string& path, int64_t page_bytes = 4096);
 
-  // DATA_LOSS (STORE_FAILED): SQLite would drop commits that were acknowledged. The message names
-  // file, frame and byte, and how many commits lie behind.
+  // DATA_LOSS (STORE_FAILED): SQLite would drop acknowledged commits. The message names file, frame
+  // and byte, and the number of commits after it.
   absl::Status damage() const;
-  // Returns the number of commits after the damage, as far as they can be told apart; 0 without
+  // Returns the number of commits after the damage, if they can be distinguished; 0 without
   // damage.
   int64_t lost_commits() const { return lost_commits_; }
   // Returns whether all committed data is known for certain: the log is not damaged, or the
   // checksums around the damage determine it. They usually determine one wrong bit of a frame.
   bool is_whole() const { return is_whole_; }
 
-  // Writes the newest page of each number into the database file `to`, without its log, and gives
-  // the file the size that the last commit says. Pages of frames that are damaged and do not follow
-  // from their checksums are written as they stand, if there is no newer one. Does not sync.
+  // Writes the newest page of each number into the database file `to`, without its log. Sets the
+  // file to the size in the last commit. Damaged frames whose content does not follow from
+  // checksums are written unchanged if there is no newer page. Does not sync.
   absl::Status ApplyTo(const std::string& to) const;
 
  private:
@@ -64,13 +64,13 @@ class WalFile {
   };
   struct Frame {
     uint32_t page = 0;         // its number, from 1
-    uint32_t pages = 0;        // of the database, where it ends a commit; 0: it ends none
+    uint32_t pages = 0;        // database size, if it ends a commit; else 0
     bool ends_commit = false;  // as stored in the file
     uint64_t salts = 0;
     Sums start;             // the sums before its bytes that lead to `end`
     Sums end;               // as it says
     uint32_t content = 0;   // CRC-32C of the page
-    bool is_sound = false;  // continues the frame before, or is determined by those around it
+    bool is_sound = false;  // continues the frame before, or is determined by its neighbours
   };
 
   // Over 32-bit words of the log's byte order, two at a time.
@@ -84,7 +84,7 @@ class WalFile {
   // page.
   absl::StatusOr<std::string> ReadFrame(int fd, int64_t frame) const;
   bool RunsOn(int64_t frame, Sums from) const;
-  // How many frames run on from the one before.
+  // The number of frames that continue the one before them.
   int64_t CountLinks() const;
   bool MendHeader();
   // Finds the frame's original bytes, whose sums lead from `from` to `to`. Returns false if they
@@ -97,7 +97,7 @@ class WalFile {
   // Returns whether page number and size of a frame were certainly written with its checksum. If
   // the header spans two sectors, a torn write may leave those of an earlier frame.
   bool HasOwnNumbers(int64_t frame) const;
-  // As it stands in the file, where that is for certain.
+  // Whether the frame ends a commit: the value in the file, if that is certain.
   bool EndsCommit(int64_t frame) const;
   absl::Status LookBehind(int fd, int64_t bad, Sums from);
 
@@ -107,7 +107,7 @@ class WalFile {
   bool is_big_endian_ = false;
   uint64_t salts_ = 0;
   std::vector<Frame> frames_;
-  std::map<int64_t, std::string> mended_;  // by frame: its bytes as ReadFrame has them
+  std::map<int64_t, std::string> mended_;  // by frame: its bytes in the form of ReadFrame
   int64_t end_ = 0;                        // frames that count
   bool is_damaged_ = false;
   bool is_whole_ = true;

@@ -1,4 +1,4 @@
-// How much each caller has of something at once, within a limit.
+// How many of something each caller has at the same time, within a limit.
 #ifndef SHARDMESH_SERVER_WATCH_CALLER_COUNT_H_
 #define SHARDMESH_SERVER_WATCH_CALLER_COUNT_H_
 
@@ -38,11 +38,11 @@ class CallerCount {
 
   int64_t max_per_caller() const { return max_per_caller_; }
 
-  // Nothing if the caller (rpc::Caller::name) has as many as it may.
+  // Returns nullopt if the caller (rpc::Caller::name) already has as many as it may have.
   std::optional<Place> Take(const std::string& caller) {
     absl::MutexLock lock(&mutex_);
     int64_t& count = counts_[caller];
-    if (count >= max_per_caller_) {  // so it is not 0
+    if (count >= max_per_caller_) {  // `count` is not 0 then: no empty entry stays
       return std::nullopt;
     }
     ++count;

@@ -16,8 +16,8 @@ namespace {
 
 using Events = std::vector<DefinitionStore::Event>;
 
-// Bytes of the records after revision `counted_from`. Earlier ones are in the store's history
-// anyway: they do not count as waiting.
+// Bytes of the records after revision `counted_from`. Earlier records are in the store's history
+// anyway, so they do not count as waiting.
 size_t CountedBytes(const Events& events, Revision counted_from) {
   size_t bytes = 0;
   for (const DefinitionStore::Event& event : events) {

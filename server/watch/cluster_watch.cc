@@ -98,7 +98,7 @@ class ClusterWatches::Stream final
     if (!Admit(count)) return;
     const auto wanted = DecodeSubjects(request);
     if (!wanted.ok()) return Close(wanted.status());
-    // The confirmation is ahead of all changes, and is sent once there is none that it misses.
+    // The confirmation precedes all changes. It is sent once the watch sees every later change.
     feed()->Add(nullptr, 0);
     auto watch = changes_->Begin(
         [feed = feed(), pump = pump(), wanted = *wanted](const ClusterChangePtr& change) {

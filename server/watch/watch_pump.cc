@@ -6,7 +6,7 @@
 namespace shardmesh::server {
 namespace {
 
-// The time that a watcher which is cut off has to read the reason. Then its stream is cancelled.
+// Time for a cut-off watcher to read the reason. After it, its stream is cancelled.
 constexpr absl::Duration kCutOffGrace = absl::Seconds(5);
 
 }  // namespace

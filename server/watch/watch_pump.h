@@ -21,22 +21,22 @@ struct WatchLimits {
   int64_t max_watches_per_caller = 100;  // rpc::Caller::name
 };
 
-// What of the changes since it began a watcher may leave waiting before it is cut off.
+// The most bytes of changes that may wait for one watcher before it is cut off.
 inline constexpr size_t kWatchWaitingBytes = size_t{16} << 20;
 
 // The stream of a watcher. The pump calls it, and holds the feed's mutex meanwhile.
 class WatchSink {
  public:
   virtual ~WatchSink() = default;
-  // Writes what there is room for.
+  // Writes as many waiting items as there is room for.
   virtual void Pump() = 0;
-  // The watcher reads too slowly: ends the stream, and says so.
+  // The watcher reads too slowly: ends the stream, with the reason.
   virtual void CutOff() = 0;
-  // The stream has not ended though it was cut off.
+  // The stream is still open after it was cut off.
   virtual void Cancel() = 0;
 };
 
-// What waits for one watcher: see ItemFeed.
+// Waiting items of one watcher: see ItemFeed.
 struct WatchFeed {
   absl::Mutex mutex;
   // Null once the stream is gone.
@@ -57,7 +57,7 @@ class WatchPump {
     thread_.join();
   }
 
-  // Something waits in the feed, or there is room for it in the stream.
+  // There are items in the feed, or there is room for them in the stream.
   void Wake(std::shared_ptr<WatchFeed> feed) {
     absl::MutexLock lock(&mutex_);
     due_.push_back(std::move(feed));

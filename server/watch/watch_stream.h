@@ -1,4 +1,4 @@
-// The stream of a watcher: what the watches of the catalog and of the cluster share.
+// The stream of a watcher: the common part of the watches of the catalog and of the cluster.
 #ifndef SHARDMESH_SERVER_WATCH_WATCH_STREAM_H_
 #define SHARDMESH_SERVER_WATCH_WATCH_STREAM_H_
 
@@ -37,8 +37,8 @@ class WatchCount {
         max_watches_(limits.max_watches),
         by_caller_(limits.max_watches_per_caller) {}
 
-  // `watches`: how many there are, with this one. Sets `*place`, which counts until it is gone.
-  // RESOURCE_EXHAUSTED (OVERLOADED): too many, of the caller or in all.
+  // `watches`: the number of watches including this one. Sets `*place`, which counts until it is
+  // destroyed. RESOURCE_EXHAUSTED (OVERLOADED): too many, of the caller or in total.
   absl::Status Take(int64_t watches, const rpc::Caller& caller,
                     std::optional<CallerCount::Place>* place) {
     if (watches > max_watches_) {
@@ -83,7 +83,7 @@ struct ItemFeed final : WatchFeed {
   std::deque<Waiting> waiting ABSL_GUARDED_BY(mutex);
   size_t waiting_bytes ABSL_GUARDED_BY(mutex) = 0;
 
-  // A single item is never too much.
+  // One waiting item is always allowed, of any size.
   void Add(Item item, size_t size_bytes) {
     absl::MutexLock lock(&mutex);
     if (is_cut_off) return;
@@ -133,7 +133,7 @@ class WatchStream : public grpc::ServerWriteReactor<Response>, public WatchSink 
   void Cancel() final { context_->TryCancel(); }
 
   void OnWriteDone(bool ok) final {
-    // Once the outbox is closed this object may be gone.
+    // Once the outbox is closed this object may be deleted.
     const std::shared_ptr<Feed> feed = feed_;
     WatchPump* const pump = pump_;
     outbox_.OnWriteDone(ok);
@@ -153,7 +153,7 @@ class WatchStream : public grpc::ServerWriteReactor<Response>, public WatchSink 
   }
 
  protected:
-  // `hint` says what a watcher that was cut off does next.
+  // `hint` tells a cut-off watcher how to continue.
   WatchStream(Streams* streams, WatchPump* pump, grpc::CallbackServerContext* context,
               std::string_view hint)
       : streams_(streams),
@@ -199,7 +199,7 @@ class WatchStream : public grpc::ServerWriteReactor<Response>, public WatchSink 
   grpc::CallbackServerContext* const context_;
   const std::string_view hint_;
   const std::shared_ptr<Feed> feed_ = std::make_shared<Feed>();
-  std::optional<CallerCount::Place> place_;  // once it is let in
+  std::optional<CallerCount::Place> place_;  // once it is admitted
   rpc::Outbox<Response> outbox_;
 };
 

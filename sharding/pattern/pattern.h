@@ -73,7 +73,7 @@ class Pattern {
  private:
   Pattern() = default;
 
-  // As IsPlain, for this pattern.
+  // Like IsPlain, for this pattern.
   bool IsPlainHere(std::string_view name) const;
 
   std::string text_;

@@ -110,7 +110,8 @@ absl::Status NameWithoutAxes(absl::Span<const AxisValue> names, size_t dim,
     return InvalidArgument(
         Reason::kUnknownAxis,
         StrCat("dimension ", dim, " is called ", PythonRepr(name),
-               ", which no rule is for; add one, if only to none", DidYouMean(name, known)),
+               ", and no rule is for that name; add one, even one that gives none",
+               DidYouMean(name, known)),
         {{fact::kName, name},
          {fact::kNearest, NearestName(name, known).value_or("")},
          {fact::kDimension, dim}});

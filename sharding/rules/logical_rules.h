@@ -139,7 +139,7 @@ absl::StatusOr<std::optional<PartitionSpec>> ResolveLogicalAxes(
     absl::Span<const AxisValue> names, absl::Span<const LogicalRule> rules,
     RulesFallback fallback = RulesFallback::kAxisIsUnsharded);
 
-// Returns the spec that constrains an array (with_logical_constraint). As ResolveLogicalAxes, but
+// Returns the spec that constrains an array (with_logical_constraint). Like ResolveLogicalAxes, but
 // always nullopt if there are no rules.
 absl::StatusOr<std::optional<PartitionSpec>> ResolveLogicalConstraint(
     absl::Span<const AxisValue> names, absl::Span<const LogicalRule> rules,

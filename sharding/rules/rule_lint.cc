@@ -442,7 +442,7 @@ void Linter::ReportRules() {
           const absl::Span<const Rule> rules = rules_.rules();
           return StrCat(RuleText(rules_, earlier), " and ", RuleText(rules_, later), " both match ",
                         Tensors(listed.count), ", such as ", PythonRepr(listed.tensor),
-                        ", and the order alone makes that ",
+                        ", and only the order of the two makes the spec ",
                         rules[static_cast<size_t>(earlier)].spec.ToString(), " instead of ",
                         rules[static_cast<size_t>(later)].spec.ToString());
         });

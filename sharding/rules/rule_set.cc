@@ -82,7 +82,7 @@ struct RuleSet::State {
   // Returns the first rule that matches, searching one rule after another.
   absl::StatusOr<std::optional<int64_t>> FindRuleByRule(
       std::string_view name, const std::function<bool()>& is_cancelled) const;
-  // As FindRuleByRule, but uses `set` if that is exact for the name. `matching` is a reusable
+  // Like FindRuleByRule, but uses `set` if that is exact for the name. `matching` is a reusable
   // buffer.
   absl::StatusOr<std::optional<int64_t>> FindAtOnce(
       std::string_view name, const RE2::Set& set, std::vector<int>* matching,

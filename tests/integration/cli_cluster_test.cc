@@ -127,11 +127,12 @@ TEST_F(CommandLineTest, StartsAgainWhatEndedOfAClusterOnDisk) {
   ASSERT_NO_FATAL_FAILURE(Kill(before, "worker-1"));
   result = Run({"up", "--mesh", "fsdp=2", "--detach"});
   EXPECT_EQ(result.exit_code, 1) << "this one is in memory";
-  EXPECT_THAT(result.err, AllOf(HasSubstr("coordinator, worker-1 ended"),
+  EXPECT_THAT(result.err, AllOf(HasSubstr("have ended: coordinator, worker-1"),
                                 HasSubstr("--data-dir " + folder_ + "/data")));
   result = Run(up);
   ASSERT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("Started again what had ended: coordinator, worker-1"));
+  EXPECT_THAT(result.err,
+              HasSubstr("Restarted the processes that had ended: coordinator, worker-1"));
   const json after = json::parse(result.out);
   EXPECT_EQ(after["address"], before["address"]);
   EXPECT_NE(PidOf(after, "coordinator"), PidOf(before, "coordinator"));
@@ -155,7 +156,7 @@ TEST_F(CommandLineTest, StartsANewClusterWhenStateInMemoryIsGone) {
   ASSERT_NO_FATAL_FAILURE(Kill(before, "worker-1"));
   result = Run(up);
   ASSERT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("Started again what had ended: worker-1"));
+  EXPECT_THAT(result.err, HasSubstr("Restarted the processes that had ended: worker-1"));
 
   ASSERT_NO_FATAL_FAILURE(Kill(before, "coordinator"));
   result = Run(up);
@@ -223,7 +224,7 @@ TEST_F(CommandLineTest, FollowsAProcessThatWasStartedByHand) {
     }
     result = Run(up);
     ASSERT_EQ(result.exit_code, 0) << result.err;
-    EXPECT_THAT(result.err, HasSubstr("Started again what had ended: worker-1\n"));
+    EXPECT_THAT(result.err, HasSubstr("Restarted the processes that had ended: worker-1\n"));
     cluster = json::parse(result.out);
     const json& recorded = cluster["processes"][1];
     EXPECT_EQ(recorded["pid"], worker.id().pid);

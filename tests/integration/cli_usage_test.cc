@@ -196,7 +196,7 @@ TEST_F(CommandLineTest, KnowsAnotherServerFromACoordinator) {
   close(listener);
   EXPECT_EQ(result.exit_code, 3);
   EXPECT_THAT(result.err,
-              AllOf(HasSubstr(address), HasSubstr("answers there, but not as a shardmesh")));
+              AllOf(HasSubstr(address), HasSubstr("does not answer as shardmesh does")));
   EXPECT_LT(result.time, absl::Seconds(4));
 }
 

@@ -90,7 +90,7 @@ TEST_P(ProcessLimitsTest, ServesAgainWhenThereAreSome) {
   }
   EXPECT_TRUE(Eventually([&] { return IsAlive().value_or(false); })) << IsAlive().status() << "\n"
                                                                      << Log();
-  EXPECT_THAT(Log(), HasSubstr("connections are taken in again"));
+  EXPECT_THAT(Log(), HasSubstr("connections are accepted again"));
 }
 
 // The most memory that a process had so far.

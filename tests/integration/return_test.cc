@@ -67,8 +67,8 @@ class ReturnTest : public ::testing::Test {
           is_last = is_over;
           const CommandResult result = cluster_->Run(arguments);
           EXPECT_EQ(result.exit_code, 0) << arguments[0] << ": " << result.err;
-          EXPECT_THAT(result.err,
-                      AllOf(Not(HasSubstr("load it again")), Not(HasSubstr("start lost workers"))));
+          EXPECT_THAT(result.err, AllOf(Not(HasSubstr("load the array again")),
+                                        Not(HasSubstr("start lost workers"))));
           ++rounds;
         } while (!is_last);
       };

@@ -629,7 +629,7 @@ TEST_F(RotationTest, FilesThatCannotBeUsedChangeNothing) {
   folder_.Write("worker-1.key", client::ReadLog(folder_.Path("worker-0.key")));
   const std::string log = cluster_->folder() + "/shardmesh/test/worker-1.log";
   EXPECT_TRUE(Eventually([&] {
-    return absl::StrContains(client::ReadLog(log), "cannot be used, those before stay in use");
+    return absl::StrContains(client::ReadLog(log), "cannot be used; the previous ones stay in use");
   }));
   EXPECT_THAT(client::ReadLog(log), HasSubstr("is not the key of the certificate"));
   // worker-0 dials worker-1, and the client does.
@@ -659,7 +659,7 @@ TEST_F(CertsTest, MakesAnAuthorityAndCertificatesAndRenewsThese) {
   const CommandResult made = Run(
       {"certs", "--dir=" + folder_, "--workers=2", "--host=coordinator.example", "--output=json"});
   ASSERT_EQ(made.exit_code, 0) << made.err;
-  EXPECT_THAT(made.err, HasSubstr("for trying out"));
+  EXPECT_THAT(made.err, HasSubstr("only for trials"));
   const json list = json::parse(made.out);
   EXPECT_EQ(list["made_authority"], true);
   EXPECT_EQ(list["certificates"].size(), 4);

@@ -196,7 +196,7 @@ TEST_F(UpDownTest, AnUpThatIsKilledEndsOnlyWhatItStartedAgain) {
 
     up = Run(in_memory);
     ASSERT_EQ(up.exit_code, 0) << up.err;
-    EXPECT_EQ(up.err, "Started again what had ended: worker-1\n");
+    EXPECT_EQ(up.err, "Restarted the processes that had ended: worker-1\n");
     SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterRecord after, client::ReadRecord(record_));
     EXPECT_EQ(after.processes[0].id, before.processes[0].id);
     EXPECT_EQ(after.processes[1].id, before.processes[1].id);

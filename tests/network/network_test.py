@@ -349,7 +349,7 @@ class Network:
             for flags in [], ["--deadline=40s"]:
                 status = cluster.status(*flags)
                 assert status.returncode == 0, f"{cluster.kind} client {flags}: {status.stderr}"
-                assert f"{silent} answers nothing" in status.stderr, f"{cluster.kind} client {flags}: {status.stderr}"
+                assert f"{silent} does not answer" in status.stderr, f"{cluster.kind} client {flags}: {status.stderr}"
             self.resolver.set(cluster.name, cluster.address)
         # A worker gives up an address that answers nothing after the timeout of its keepalive.
         return [since + 3 for since in serves]

@@ -81,7 +81,7 @@ absl::Status ReceivePieces(
     const CollectiveCall& call, int64_t place, int64_t round, int64_t message_bytes,
     absl::FunctionRef<void(int64_t offset_bytes, absl::Span<const char> bytes)> take);
 
-// As ReceivePieces, but copies the message into place.
+// Like ReceivePieces, but copies the message into place.
 absl::Status ReceiveInto(const CollectiveCall& call, int64_t place, int64_t round,
                          absl::Span<char> out);
 

@@ -80,7 +80,7 @@ absl::Status Gather(const CollectiveCall& call, const CollectiveChoice& choice, 
 absl::Status Scatter(const CollectiveCall& call, const CollectiveChoice& choice, int64_t root,
                      absl::Span<const OwnedBytes> parts, absl::Span<char> out);
 
-// As Permute of pairwise.h.
+// Like Permute of pairwise.h.
 absl::Status Permute(const CollectiveCall& call, const CollectiveChoice& choice,
                      absl::Span<const std::optional<int64_t>> targets, const OwnedBytes& mine,
                      absl::Span<char> out);

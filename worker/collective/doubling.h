@@ -35,14 +35,14 @@ namespace shardmesh::worker {
 absl::Status DoublingAllReduce(const CollectiveCall& call, const Combiner& combiner,
                                const OwnedBytes& operand, absl::Span<char> out);
 
-// As PairwiseAllGather, but the data of each rank comes in one piece.
+// Like PairwiseAllGather, but the data of each rank comes in one piece.
 absl::Status DoublingAllGather(const CollectiveCall& call, const OwnedBytes& mine,
                                absl::Span<const int64_t> sizes_bytes, PlaceFn place_fn);
 
-// As PairwiseBarrier. In round r a rank receives from the rank 2^r places before it.
+// Like PairwiseBarrier. In round r a rank receives from the rank 2^r places before it.
 absl::Status DoublingBarrier(const CollectiveCall& call);
 
-// As DirectReduce. At each node of the tree one half sends to a rank of the other half: the half
+// Like DirectReduce. At each node of the tree one half sends to a rank of the other half: the half
 // without the root, or the right half if neither has the root.
 absl::Status BinomialReduce(const CollectiveCall& call, const Combiner& combiner, int64_t root,
                             const OwnedBytes& operand, absl::Span<char> out);

@@ -86,9 +86,9 @@ class Mailbox {
   Mailbox(const Mailbox&) = delete;
   Mailbox& operator=(const Mailbox&) = delete;
 
-  // Announces that this worker takes part in a step: the caller will open or close it, whatever
-  // steps it expects later. Drops the messages held for steps of lower numbers that were not
-  // expected. FAILED_PRECONDITION unless the number is above those of all steps expected before.
+  // Announces that this worker takes part in a step: the caller will open or close it, in any order
+  // with later steps. Drops messages held for lower steps that were not expected.
+  // FAILED_PRECONDITION unless the number is above those of all steps expected before.
   absl::Status ExpectStep(int64_t step);
 
   // Begins a step in which members[r] is the identity of the worker that serves rank r. Expects the
@@ -133,7 +133,7 @@ class Mailbox {
   absl::StatusOr<OwnedBytes> Receive(DeviceId peer, const Tag& tag, int64_t message_bytes,
                                      absl::Time deadline);
 
-  // As Receive, without waiting: nullopt if no piece has come.
+  // Like Receive, without waiting: nullopt if no piece has come.
   absl::StatusOr<std::optional<OwnedBytes>> TryReceive(DeviceId peer, const Tag& tag,
                                                        int64_t message_bytes);
 

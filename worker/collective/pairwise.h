@@ -71,7 +71,7 @@ absl::Status PairwiseAllToAll(const CollectiveCall& call, absl::Span<const Owned
 absl::Status PairwiseAllReduce(const CollectiveCall& call, const Combiner& combiner,
                                const OwnedBytes& operand, const OwnedMutableBytes& out);
 
-// As PairwiseAllReduce, but each rank receives all operands and combines them itself.
+// Like PairwiseAllReduce, but each rank receives all operands and combines them itself.
 absl::Status DirectAllReduce(const CollectiveCall& call, const Combiner& combiner,
                              const OwnedBytes& operand, absl::Span<char> out);
 
@@ -80,7 +80,7 @@ absl::Status DirectAllReduce(const CollectiveCall& call, const Combiner& combine
 absl::Status DirectReduce(const CollectiveCall& call, const Combiner& combiner, int64_t root,
                           const OwnedBytes& operand, absl::Span<char> out);
 
-// As DirectReduce, but each rank combines one part and sends it to the root.
+// Like DirectReduce, but each rank combines one part and sends it to the root.
 absl::Status PairwiseReduce(const CollectiveCall& call, const Combiner& combiner, int64_t root,
                             const OwnedBytes& operand, absl::Span<char> out);
 
@@ -89,7 +89,7 @@ absl::Status PairwiseReduce(const CollectiveCall& call, const Combiner& combiner
 absl::Status PairwiseBroadcast(const CollectiveCall& call, int64_t root, const OwnedBytes& mine,
                                absl::Span<char> out);
 
-// As PairwiseAllGather, but only the rank at place `root` receives data.
+// Like PairwiseAllGather, but only the rank at place `root` receives data.
 absl::Status PairwiseGather(const CollectiveCall& call, int64_t root, const OwnedBytes& mine,
                             absl::Span<const int64_t> sizes_bytes, PlaceFn place_fn);
 

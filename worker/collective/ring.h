@@ -30,7 +30,7 @@
 
 namespace shardmesh::worker {
 
-// As PairwiseReduceScatter, except for the order of combination.
+// Like PairwiseReduceScatter, except for the order of combination.
 absl::Status RingReduceScatter(const CollectiveCall& call, const Combiner& combiner,
                                absl::Span<const OwnedBytes> parts, absl::Span<char> out);
 
@@ -38,7 +38,7 @@ absl::Status RingReduceScatter(const CollectiveCall& call, const Combiner& combi
 absl::Status RingAllGather(const CollectiveCall& call, const OwnedBytes& mine,
                            absl::Span<const int64_t> sizes_bytes, PlaceFn place_fn);
 
-// As PairwiseAllReduce, except for the order of combination.
+// Like PairwiseAllReduce, except for the order of combination.
 absl::Status RingAllReduce(const CollectiveCall& call, const Combiner& combiner,
                            const OwnedBytes& operand, const OwnedMutableBytes& out);
 

@@ -43,8 +43,8 @@ class CompletionPoller {
  public:
   // How long the thread rests while no receiver polls.
   static constexpr absl::Duration kRest = absl::Milliseconds(1);
-  // Vain polls of a receiver before it sleeps. It yields its core between polls: they take about as
-  // many microseconds on an idle core, and at most kMostPolling on a busy one.
+  // Unsuccessful polls of a receiver before it sleeps. It yields its core between polls: they take
+  // about as many microseconds on an idle core, and at most kMostPolling on a busy one.
   static constexpr int kVainPolls = 200;
   static constexpr absl::Duration kMostPolling = absl::Milliseconds(2);
   // If yielding the core takes longer than this, the core is busy, and its scheduler prefers a

@@ -38,7 +38,7 @@ inline constexpr int64_t kProbeCallRound = Tag::kMaxRound;
 class ProbeMemory {
  public:
   // Allocates two buffers of at most 4 MiB, together at most a sixteenth of the free budget of the
-  // pool. RESOURCE_EXHAUSTED where that is less than 64 KiB each.
+  // pool. RESOURCE_EXHAUSTED if that is less than 64 KiB each.
   static absl::StatusOr<ProbeMemory> Allocate(BufferPool& pool);
 
   int64_t size_bytes() const { return static_cast<int64_t>(sent_->size()); }

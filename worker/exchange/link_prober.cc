@@ -17,7 +17,7 @@ namespace {
 // Least pauses between the probes of a link; a pause is at most half as long again.
 constexpr std::array<absl::Duration, 3> kPauses = {absl::Milliseconds(500), absl::Seconds(2),
                                                    absl::Seconds(4)};
-// A peer may be busy and answers others first, each in much less than a tenth of a second.
+// A busy peer answers other workers first, each in much less than a tenth of a second.
 constexpr absl::Duration kAnswerLimit = absl::Seconds(4);
 // For the answering end. The leading end retries no sooner.
 constexpr absl::Duration kCallLimit = absl::Seconds(2);

@@ -1,4 +1,4 @@
-// Measures the links of one worker to its peers, on threads of its own.
+// Measures the links of one worker to its peers, on its own threads.
 #ifndef SHARDMESH_WORKER_EXCHANGE_LINK_PROBER_H_
 #define SHARDMESH_WORKER_EXCHANGE_LINK_PROBER_H_
 

@@ -12,7 +12,7 @@
 namespace shardmesh::worker {
 namespace {
 
-// A piece of a frame, which the sender has credit for again when it is freed.
+// A piece of a frame. When it is freed, the sender gets its credit again.
 struct Received {
   grpc::Slice slice;
   std::shared_ptr<const void> charge;
@@ -93,7 +93,7 @@ void MessageIntake::DemandAwaited(PeerLink& link) {
       link.Demand(FrameTagOf(wait.tag), wait.left_bytes);
     }
   }
-  // Receivers of shared memory, some of whose messages come over the stream, look for themselves.
+  // Receivers of shared memory poll for themselves, also for messages over the stream.
   mailbox_.WakeSleepers();
   if (probe != nullptr) probe->WakeSleepers();
 }
@@ -178,8 +178,8 @@ PeerLinks::Counters MessageIntake::counters() const {
 void MessageIntake::Grant(const std::string& worker, const Tag& tag, int64_t size_bytes) {
   const std::shared_ptr<PeerLink> link = LinkTo(worker);
   if (link == nullptr) return;
-  // A sender that has used up its credit has the whole limit under way: lots of a quarter of it
-  // come back before that.
+  // A sender without credit has the whole limit in transit. Credit returns in lots of a quarter of
+  // the limit, so some returns before that.
   link->Grant(FrameTagOf(tag), size_bytes, std::max<int64_t>(1, links_.tag_limit_bytes / 4));
 }
 

@@ -1,5 +1,5 @@
-// Where messages of peers go, whichever way they come: into the mailbox of their step or probe.
-// Gives credit back for messages that were taken, and asks for those that are waited for.
+// Delivers messages of peers, over any transport, to the mailbox of their step or probe. Returns
+// credit for consumed messages, and asks for messages that receivers wait for.
 #ifndef SHARDMESH_WORKER_EXCHANGE_MESSAGE_INTAKE_H_
 #define SHARDMESH_WORKER_EXCHANGE_MESSAGE_INTAKE_H_
 
@@ -33,11 +33,11 @@ class MessageIntake {
   struct Options {
     // A receiver waits: see Mailbox::Options::poll.
     std::function<void(absl::FunctionRef<bool()> is_done)> poll;
-    // A peer calls for a probe. Called with the mutex held. False: links are not measured.
+    // A peer requests a probe. Called with the mutex held. False: links are not measured.
     std::function<bool(const Peer& peer, int64_t op)> probe_called;
   };
 
-  // `links` and `state` outlive the intake, and need not be there yet.
+  // `links` and `state` outlive the intake, and may be constructed after it.
   MessageIntake(const PeerLinks::Options& links, ExchangeState* state, Options options)
       : links_(links), state_(*state), options_(std::move(options)), mailbox_(MailboxOptions()) {}
   MessageIntake(const MessageIntake&) = delete;
@@ -55,23 +55,23 @@ class MessageIntake {
                          const std::shared_ptr<const void>& charge);
   void DemandAwaited(PeerLink& link);
 
-  // Takes in a message that came through shared memory and is not what a receiver waits for.
+  // Delivers a message that came through shared memory and that its reader does not wait for.
   absl::Status TakeShared(const std::string& identity, const ShmChannel* channel,
                           ShmChannel::Arrived arrived);
-  // Takes in all that came through shared memory and no receiver asks for; Refuse on an error.
+  // Delivers all messages in shared memory that no receiver asks for; calls Refuse on an error.
   void DrainShared(const std::string& identity, ShmChannel& channel);
-  // The peer broke the protocol: its stream is ended, and with it its channel.
+  // The peer broke the protocol: ends its stream, and thereby its channel.
   void Refuse(const std::string& identity, const ShmChannel* channel, const absl::Status& why);
   // Counts a fault of a peer that ends its stream.
   void CountRefused(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mutex);
 
-  // Has the worker send a message that is waited for, if the stream has no credit left.
+  // Asks the worker for an awaited message if the stream has no credit left.
   void Demand(const std::string& worker, const Tag& tag, int64_t left_bytes);
 
   void CountSent(int64_t size_bytes, bool is_shared) {
     (is_shared ? shared_bytes_ : streamed_bytes_).fetch_add(size_bytes, std::memory_order_relaxed);
   }
-  // Through shared memory, straight to a receiver.
+  // Received through shared memory, directly by a receiver.
   void CountReceived(int64_t size_bytes) {
     received_bytes_.fetch_add(size_bytes, std::memory_order_relaxed);
   }
@@ -80,7 +80,7 @@ class MessageIntake {
  private:
   void Grant(const std::string& worker, const Tag& tag, int64_t size_bytes);
   std::shared_ptr<PeerLink> LinkTo(const std::string& worker) const;
-  // Where a message from a peer goes; null if nobody waits for it. Errors of StepTable::Hold.
+  // The mailbox for a message from a peer; null: no receiver needs it. Errors of StepTable::Hold.
   absl::StatusOr<std::shared_ptr<Mailbox>> MailboxFor(const Peer& sender, const Tag& tag,
                                                       int64_t epoch)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mutex);

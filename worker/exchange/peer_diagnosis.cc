@@ -1,4 +1,4 @@
-// Dials anew, step by step, to see where it fails.
+// Dials again, step by step, to find the failing step.
 #include "worker/exchange/peer_diagnosis.h"
 
 #include <utility>

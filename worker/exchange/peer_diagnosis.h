@@ -13,15 +13,15 @@
 
 namespace shardmesh::worker {
 
-// One peer at a time, on a thread of its own, without the mutex of ExchangeState while it dials.
-// The destructor waits for it.
+// Examines one peer at a time, on its own thread, and dials without the mutex of ExchangeState. The
+// destructor waits for it.
 class PeerDiagnosis {
  public:
   // `links` and `state` outlive this object.
   PeerDiagnosis(const PeerLinks::Options& links, ExchangeState* state)
       : links_(links), state_(*state) {}
 
-  // No effect while another peer is looked at, and once the links are closed.
+  // No effect while another peer is examined, and once the links are closed.
   void Begin(const Peer& peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mutex);
 
  private:

@@ -475,7 +475,7 @@ absl::Status PeerLink::TakeData(const rpc::Frame& frame) {
     }
     if (urgent_bytes != nullptr) *urgent_bytes -= payload_bytes;
     if (header.offset_bytes + payload_bytes == header.message_bytes) {
-      // Nothing of the message is left to send.
+      // All bytes of the message have been sent.
       demanded_.erase(key);
       ended_demands_.erase(key);
       owed_credit_.erase(key);

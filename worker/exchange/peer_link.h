@@ -117,7 +117,7 @@ class PeerLink final : public ExchangeStream::Handler,
   // Returns the peer's identity: the dialled one, or else that of its hello (empty before).
   std::string peer() const;
   bool is_up() const;
-  // As ExchangeStream::CheckPeer; valid while the stream is open.
+  // Like ExchangeStream::CheckPeer; valid while the stream is open.
   absl::Status CheckPeer(const rpc::Credentials& own, const std::string& identity) const;
 
   // Queues a message of at least one byte for the peer. `signature`, if not empty, goes with it.
@@ -130,10 +130,10 @@ class PeerLink final : public ExchangeStream::Handler,
   void RememberStep(int64_t sequence);
   // Tells the peer that a step is over, and drops the step's unsent messages.
   void SendAbort(int64_t sequence, const rpc::FrameAbort& abort);
-  // Gives the peer `size_bytes` more credit under a tag. The peer is told in lots of `lot_bytes`.
+  // Gives the peer `size_bytes` more credit under a tag. The peer gets it in lots of `lot_bytes`.
   void Grant(const rpc::FrameTag& tag, int64_t size_bytes, int64_t lot_bytes);
-  // A receiver waits for a message of which `left_bytes` have not come. If the stream has no credit
-  // left, and no earlier demand is outstanding, the peer may send it in urgent frames.
+  // A receiver waits for a message that still lacks `left_bytes`. If the stream has no credit left,
+  // and no earlier demand is outstanding, the peer may send it in urgent frames.
   void Demand(const rpc::FrameTag& tag, int64_t left_bytes);
   void DropStep(int64_t sequence);
   // Forgets the notes about a step's messages: no thread receives them any more. Unsent messages of
@@ -153,8 +153,8 @@ class PeerLink final : public ExchangeStream::Handler,
   // Ends the stream; OnDown follows. See ExchangeStream::Close for the status that the peer gets.
   void Close(const absl::Status& status);
 
-  // The last kRememberedSteps steps of which data was sent: if the stream breaks, the peer may miss
-  // some of it.
+  // The last kRememberedSteps steps with sent data: if the stream breaks, the peer may miss some of
+  // this data.
   static constexpr size_t kRememberedSteps = 64;
   std::vector<int64_t> recent_steps() const;
 

@@ -22,8 +22,8 @@
 namespace shardmesh::worker {
 namespace {
 
-// Locks: state_.mutex guards the tables, and is taken before every other mutex. Links are told of
-// aborts and ends without it.
+// Locks: state_.mutex guards the tables, and is acquired before every other mutex. Calls to links
+// about aborts and ends are made without it.
 class PeerLinksImpl final : public PeerLinks {
  public:
   explicit PeerLinksImpl(Options options)
@@ -82,7 +82,7 @@ class PeerLinksImpl final : public PeerLinks {
   absl::StatusOr<LinkProber::End> OpenProbe(const LinkProber::Connection& connection, int64_t op,
                                             bool leads, absl::Time deadline);
 
-  // Destroyed from the last to the first: the streams wait for all that uses the others.
+  // Destroyed from the last to the first: the streams wait for all code that uses the others.
   const Options options_;
   MessageIntake intake_;
   ExchangeState state_;
@@ -125,7 +125,7 @@ absl::StatusOr<std::unique_ptr<StepLink>> PeerLinksImpl::OpenLink(std::string_vi
                       Reason::kDeadline);
   }
   if (state_.closed) return WorkerLost(StrCat(options_.self.identity, " is shutting down"));
-  // One that was aborted before it began is opened all the same, where it can be: it fails as one
+  // A step that was aborted before it began is still opened, if possible: it then fails like a step
   // that was aborted later.
   if (view.epoch < epoch) return mailbox.FailureOf(sequence);
   SHARDMESH_ASSIGN_OR_RETURN(const MeshMembers* const mesh, state_.peers.MeshFor(mesh_id, epoch));
@@ -146,7 +146,7 @@ void PeerLinksImpl::AbortStep(int64_t sequence, const absl::Status& status,
   {
     absl::MutexLock lock(&state_.mutex);
     Mailbox& mailbox = intake_.mailbox();
-    // Nobody is left to tell of a step that is over, but what this worker still had to send goes.
+    // No peer needs the abort of an ended step, but this worker's unsent messages are dropped.
     const bool is_first =
         state_.steps.Abort(sequence, /*has_failed=*/!mailbox.FailureOf(sequence).ok(), blamed);
     for (const auto& [identity, peer] : state_.peers.all()) {
@@ -164,7 +164,7 @@ void PeerLinksImpl::AbortStep(int64_t sequence, const absl::Status& status,
 absl::StatusOr<LinkProber::End> PeerLinksImpl::OpenProbe(const LinkProber::Connection& connection,
                                                          int64_t op, bool leads,
                                                          absl::Time deadline) {
-  // Both ends open one before either sends anything of it, but for the call.
+  // Both ends open a mailbox before either sends a probe message, except the request for the probe.
   auto mailbox = std::make_shared<Mailbox>(intake_.MailboxOptions());
   SHARDMESH_RETURN_IF_ERROR(
       mailbox->OpenStep(kProbeStep, {options_.self.identity, connection.peer}));
@@ -172,7 +172,7 @@ absl::StatusOr<LinkProber::End> PeerLinksImpl::OpenProbe(const LinkProber::Conne
   ways[0].identity = options_.self.identity;
   SHARDMESH_ASSIGN_OR_RETURN(ways[1], streams_.WayForProbe(connection, mailbox, deadline));
   PeerLink& link = *ways[1].link;
-  link.DropStep(kProbeStep);  // what is left of an earlier one
+  link.DropStep(kProbeStep);  // the rest of an earlier probe
   if (leads) {
     static constexpr char kCall[1] = {};
     SHARDMESH_ASSIGN_OR_RETURN(const Tag tag, Tag::Create(kProbeStep, op, kProbeCallRound));

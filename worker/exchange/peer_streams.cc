@@ -1,4 +1,4 @@
-// Keeps a stream to every member, and says what its loss means for steps.
+// Keeps a stream to every member, and decides how its loss affects steps.
 #include "worker/exchange/peer_streams.h"
 
 #include <set>
@@ -14,8 +14,8 @@
 namespace shardmesh::worker {
 namespace {
 
-// How long a peer on this host may take to share its memory before it counts as reached all the
-// same, over its stream.
+// How long a peer on this host may take to share its memory. After that it counts as reached over
+// its stream.
 constexpr absl::Duration kSharingLimit = absl::Seconds(2);
 
 }  // namespace
@@ -114,7 +114,7 @@ void PeerStreams::Tick() {
     if (due.next.has_value()) alarm_->SetNoLaterThan(*due.next);
   }
   for (const auto& link : due.links) link->Tick(options_.ping_interval, options_.silence_limit);
-  // Messages that no receiver asks for, of steps that failed or are yet to begin.
+  // Messages without a receiver, of steps that failed or have not begun yet.
   for (const auto& [identity, channel] : due.channels) {
     channel->Reap();
     intake_.DrainShared(identity, *channel);
@@ -259,7 +259,7 @@ void PeerStreams::OnAbort(PeerLink& link, int64_t sequence, const rpc::FrameAbor
     if (state_.steps.AbortByPeer(sequence, blamed)) {
       mailbox().Abort(sequence, abort.status);
     } else {
-      ++state_.counters.dropped_frames;  // but what a finished step had yet to send goes
+      ++state_.counters.dropped_frames;  // but unsent messages of an ended step are dropped
     }
     links = state_.peers.LinksUp();
   }
@@ -354,7 +354,7 @@ void PeerStreams::OnSharingEnded(const std::string& identity, uint64_t link, boo
     peer->shm_link = 0;
     peer->shm_deadline = absl::InfinitePast();
     Notify();
-    // Messages under way are lost, so the stream's promise is broken. Where shared memory is the
+    // Messages in transit are lost, so the stream cannot keep its promise. If shared memory is the
     // only transport, the next stream tries it again.
     if (was_connected || options_.transport == Transport::kShm) ended = peer->link;
   }

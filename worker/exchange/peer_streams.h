@@ -1,4 +1,4 @@
-// The streams and the shared memory between one worker and its peers: dialled, accepted, greeted,
+// The streams and the shared memory between one worker and its peers: dialled, accepted, greeted or
 // lost; and the probes that measure them.
 #ifndef SHARDMESH_WORKER_EXCHANGE_PEER_STREAMS_H_
 #define SHARDMESH_WORKER_EXCHANGE_PEER_STREAMS_H_
@@ -35,14 +35,14 @@
 
 namespace shardmesh::worker {
 
-// Thread-safe. Takes the mutex of ExchangeState itself where it needs it. Links are ticked, closed
-// and told without it.
+// Thread-safe. Acquires the mutex of ExchangeState where needed. Ticks, closes and notifies links
+// without it.
 class PeerStreams final : public PeerLink::Owner {
  public:
   // All three outlive the streams. `open_probe`: see LinkProber::Options::open.
   PeerStreams(const PeerLinks::Options& options, ExchangeState* state, MessageIntake* intake,
               decltype(LinkProber::Options::open) open_probe);
-  // Closes what is open, and waits for it. See ~PeerLinks.
+  // Closes everything, and waits for it. See ~PeerLinks.
   ~PeerStreams() override;
 
   ExchangeService& service() { return *service_; }
@@ -56,11 +56,11 @@ class PeerStreams final : public PeerLink::Owner {
     return prober_.has_value() ? prober_->measured() : MeasuredLinks{};
   }
 
-  // The way of a probe, once it is known whether memory is shared; its messages go to `mailbox`
-  // from then on. Waits until `deadline`. UNAVAILABLE: the connection is gone.
+  // The way for a probe, once it is known whether memory is shared; its messages go to `mailbox`
+  // from then on. Waits until `deadline`. UNAVAILABLE: the connection is lost.
   absl::StatusOr<PeerWay> WayForProbe(const LinkProber::Connection& connection,
                                       const std::shared_ptr<Mailbox>& mailbox, absl::Time deadline);
-  // A peer calls for a probe. False: links are not measured.
+  // A peer requests a probe. False: links are not measured.
   bool CallProber(const Peer& peer, int64_t op) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mutex) {
     if (prober_.has_value()) prober_->Called(peer.ConnectionOf(), op);
     return prober_.has_value();
@@ -84,21 +84,21 @@ class PeerStreams final : public PeerLink::Owner {
   Mailbox& mailbox() { return intake_.mailbox(); }
   std::shared_ptr<ExchangeStream::Handler> Accept(std::shared_ptr<ExchangeStream> stream);
 
-  // Dials, pings, tells of changes; on the clock's thread.
+  // Dials, pings, reports changes; runs on the clock's thread.
   void Tick();
-  // Has Tick called soon.
+  // Makes Tick run soon.
   void Notify() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mutex) {
-    // Once closed, the alarm may be gone.
+    // After closing, the alarm may already be destroyed.
     if (!state_.closed) alarm_->SetNoLaterThan(options_.clock->Now());
   }
   // A greeted peer takes part from now on.
   void Join(Peer& peer, const std::shared_ptr<PeerLink>& link)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mutex);
-  // The peer's stream is over: its steps fail.
+  // The peer's stream has ended: its steps fail.
   void Lose(Peer& peer, std::string_view reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mutex);
   void EndProbes(Peer& peer, std::string_view reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mutex);
 
-  // Shared memory, on the thread of ShmPeers.
+  // Shared memory. These calls run on the thread of ShmPeers.
   void ShareMemory();
   void OnShared(const std::string& identity, uint64_t link, std::shared_ptr<ShmChannel> channel);
   void OnSharingEnded(const std::string& identity, uint64_t link, bool was_connected,
@@ -117,7 +117,7 @@ class PeerStreams final : public PeerLink::Owner {
   std::unique_ptr<ShmPeers> shm_;  // null if nothing is shared
   std::unique_ptr<ExchangeService> service_;
   CompletionPoller poller_;
-  std::optional<rpc::Alarm> alarm_;   // starts when everything above is there
+  std::optional<rpc::Alarm> alarm_;   // starts when all members above exist
   std::optional<LinkProber> prober_;  // the same; none if links are not measured
   PeerDiagnosis diagnosis_;           // the same
 };

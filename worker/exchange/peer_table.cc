@@ -1,4 +1,4 @@
-// Keeps the peers in step with the membership, judges their hellos, and dials them.
+// Updates the peers with the membership, checks their hellos, and dials them.
 #include "worker/exchange/peer_table.h"
 
 #include <grpcpp/channel.h>
@@ -26,7 +26,7 @@ bool PeerTable::SetMembership(MembershipView view,
                               absl::FunctionRef<void(Peer& peer, std::string_view reason)> leave,
                               absl::FunctionRef<void(const std::string& identity)> join) {
   if (view.epoch < view_.epoch) return false;
-  // There may be thousands of meshes, hence no search through all of them for each.
+  // There may be thousands of meshes, so this avoids a search through all of them for each.
   std::map<std::string_view, const MeshMembers*> meshes_before;
   for (const MeshMembers& mesh : view_.meshes) meshes_before.emplace(mesh.mesh_id, &mesh);
   std::map<std::string, MeshDevice> members;
@@ -270,7 +270,7 @@ void PeerTable::Dial(Peer& peer, PeerLink::Owner* owner, grpc::CompletionQueue* 
       endpoint, {.credentials = options_.credentials,
                  .peer = rpc::ExpectedPeer::Worker(device.identity),
                  .max_message_bytes = rpc::kMaxFrameBytes,
-                 // A connection of its own: bulk data, and no backoff inherited from another dial.
+                 // A separate connection: for bulk data, and without the backoff of another dial.
                  .own_connection = true});
   if (!channel.ok()) {
     give_up(channel.status());

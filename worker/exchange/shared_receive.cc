@@ -1,4 +1,4 @@
-// The loop of a receiver of shared memory.
+// The receive loop for shared memory.
 #include "worker/exchange/shared_receive.h"
 
 #include <sched.h>
@@ -13,15 +13,15 @@
 namespace shardmesh::worker {
 namespace {
 
-// Looks without a pause between them, where every rank has a core.
+// Polls without a pause between them, if every rank has a core.
 constexpr int kSpins = 50;
-// How long a receiver yields its core between its looks before it sleeps.
+// How long a receiver yields its core between polls before it sleeps.
 constexpr absl::Duration kYielding = absl::Microseconds(500);
-// If sched_yield took longer than kLongYield, the core is busy with a thread that computes: the
-// receivers sleep at once for the next kNoYields. A sleeper that is woken goes before it.
+// If sched_yield took longer than kLongYield, the core is busy with a computing thread: receivers
+// sleep at once for the next kNoYields. The scheduler prefers a woken thread.
 constexpr absl::Duration kLongYield = absl::Microseconds(200);
 constexpr absl::Duration kNoYields = absl::Milliseconds(20);
-// Messages by another way, and the end of the step, wake the sleeper too: only for safety.
+// Messages over other ways, and the end of the step, also wake the sleeper: this is a safety limit.
 constexpr absl::Duration kLongestSleep = absl::Milliseconds(100);
 
 void Pause() {
@@ -58,7 +58,7 @@ absl::StatusOr<OwnedBytes> SharedReceive::Receive(ShmChannel& channel, const Awa
   const auto receive_streamed = [&] {
     return mailbox_.Receive(awaited.peer, awaited.tag, awaited.message_bytes, deadline);
   };
-  // The counter is read first: a message that comes after this line counts as a change.
+  // Read the counter first: a message that arrives after this line counts as a change.
   uint32_t seen_changes = mailbox_.changes();
   bool has_looked = seen_changes == checked_changes.load(std::memory_order_relaxed) &&
                     mailbox_.held_pieces() == 0;

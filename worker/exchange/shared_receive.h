@@ -1,5 +1,5 @@
-// Receiving a message from a peer that shares its memory: looks there and into the mailbox, and
-// spins, yields and sleeps between the looks.
+// Receives a message from a peer that shares its memory: polls that memory and the mailbox, and
+// spins, yields and sleeps between the polls.
 #ifndef SHARDMESH_WORKER_EXCHANGE_SHARED_RECEIVE_H_
 #define SHARDMESH_WORKER_EXCHANGE_SHARED_RECEIVE_H_
 
@@ -16,8 +16,8 @@
 
 namespace shardmesh::worker {
 
-// How the receivers of one step wait. A receiver looks again at once for a while, where every rank
-// has a core. Then it lets others run between its looks. Then it sleeps, and the sender wakes it.
+// How the receivers of one step wait. If every rank has a core, a receiver first polls without a
+// pause. Then it yields to other threads between polls. Then it sleeps, and the sender wakes it.
 //
 // Thread-safe: any number of receives at once. Holds no lock while it waits or calls its Owner.
 class SharedReceive {
@@ -26,34 +26,34 @@ class SharedReceive {
   class Owner {
    public:
     virtual ~Owner() = default;
-    // A message of `size_bytes` came straight to its receiver.
+    // A message of `size_bytes` came directly to its receiver.
     virtual void CountReceived(int64_t size_bytes) = 0;
-    // Takes in a message that is not the one waited for. An error is a breach of the protocol.
+    // Delivers a message that is not the awaited one. An error is a breach of the protocol.
     virtual absl::Status TakeOther(ShmChannel::Arrived arrived) = 0;
     // The peer broke the protocol: ends its stream, which fails the step.
     virtual void Refuse(const absl::Status& why) = 0;
     // Whether some stream has no credit left for its peer.
     virtual bool has_exhausted_streams() const = 0;
-    // The receiver goes to sleep: the message may be among those that shared memory had no room
-    // for, and whose stream has no credit left.
+    // The receiver is about to sleep: the message may be one for which shared memory had no room
+    // and the stream has no credit.
     virtual void Demand(const Tag& tag, int64_t message_bytes) = 0;
   };
 
-  // The message that is waited for.
+  // The awaited message.
   struct Awaited {
     DeviceId peer = 0;
     Tag tag;
     int64_t epoch = 0;
     int64_t message_bytes = 0;
-    uint64_t signature_hash = 0;  // of the tag's op, as this rank began it
+    uint64_t signature_hash = 0;  // of the tag's op, as begun by this rank
   };
 
-  // `ranks` of the step, this one among them, share memory. The mailbox outlives this object.
+  // `ranks` ranks of the step, including this one, share memory. The mailbox outlives this object.
   SharedReceive(Mailbox* mailbox, int64_t ranks);
 
-  // Link::Receive, from `channel` or by any other way by which the message came.
-  // `checked_changes`: Mailbox::changes(), or a larger number, when the step was last seen not to
-  // have failed.
+  // Link::Receive, from `channel` or over any other way by which the message came.
+  // `checked_changes`: Mailbox::changes(), or a larger number, of the last time when the step had
+  // not failed.
   absl::StatusOr<OwnedBytes> Receive(ShmChannel& channel, const Awaited& awaited,
                                      const std::atomic<uint64_t>& checked_changes, Owner& owner,
                                      absl::Time deadline);

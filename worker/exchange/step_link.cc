@@ -1,4 +1,4 @@
-// Sends through shared memory where there is some and it has room, over the stream elsewhere.
+// Sends through shared memory if it exists and has room, otherwise over the stream.
 #include "worker/exchange/step_link.h"
 
 #include <algorithm>
@@ -22,7 +22,7 @@ uint64_t HashOf(std::string_view text) {
   return hash == 0 ? 1 : hash;
 }
 
-// Ranks that share memory, this one among them.
+// The number of ranks that share memory, including this one.
 int64_t SharingRanks(const std::vector<PeerWay>& ways) {
   return std::count_if(ways.begin(), ways.end(),
                        [](const PeerWay& way) { return way.channel != nullptr; }) +
@@ -78,7 +78,7 @@ StepLinkImpl::StepLinkImpl(Parts parts, int64_t sequence, int64_t epoch, DeviceI
       ways_(std::move(ways)),
       told_(std::make_unique<Told[]>(ways_.size())),
       shared_receive_(&mailbox_, SharingRanks(ways_)) {
-  Reap(ways_);  // of the steps before
+  Reap(ways_);  // of earlier steps
 }
 
 StepLinkImpl::~StepLinkImpl() {
@@ -133,7 +133,7 @@ absl::Status StepLinkImpl::Send(DeviceId peer, const Tag& tag, OwnedBytes messag
         !sent.ok()) {
       return WithContext(sent, StrCat("rank ", peer, ", ", tag.ToString()));
     }
-    // The frame before it may be written by now.
+    // The frame before this one may already be written.
     if (way.link->is_behind()) parts_.poller->PollOnce();
   }
   sent_bytes_.fetch_add(size_bytes, std::memory_order_relaxed);

@@ -1,4 +1,4 @@
-// The link of one step: sends and receives by the ways to its ranks.
+// The link of one step: sends and receives over the ways to its ranks.
 #ifndef SHARDMESH_WORKER_EXCHANGE_STEP_LINK_H_
 #define SHARDMESH_WORKER_EXCHANGE_STEP_LINK_H_
 
@@ -25,7 +25,7 @@
 
 namespace shardmesh::worker {
 
-// Implements StepLink. Its own mutex guards the signature alone, and is free when another is taken.
+// Implements StepLink. Its own mutex guards only the signature, and no other is acquired under it.
 class StepLinkImpl final : public StepLink {
  public:
   // The parts of PeerLinks that a step uses; all outlive it.
@@ -51,14 +51,14 @@ class StepLinkImpl final : public StepLink {
   int64_t sent_bytes() const override { return sent_bytes_.load(std::memory_order_relaxed); }
 
  private:
-  // A rank, as the sender knows it.
+  // A rank, from the sender's view.
   struct Told {
     std::atomic<int64_t> op = -1;             // the last op whose signature went there
     std::atomic<bool> is_remembered = false;  // RememberStep was called
   };
   class FromPeer;
 
-  // The failure of the step, as this worker knows it.
+  // The failure of the step, if this worker knows it.
   absl::Status CheckFailure() const;
 
   const Parts parts_;
@@ -71,10 +71,10 @@ class StepLinkImpl final : public StepLink {
   SharedReceive shared_receive_;
 
   std::atomic<int64_t> sent_bytes_ = 0;
-  // Mailbox::changes(), or a larger number, when the step was last seen not to have failed.
+  // Mailbox::changes(), or a larger number, of the last time when the step had not failed.
   mutable std::atomic<uint64_t> checked_changes_ = ~uint64_t{0};
   std::atomic<uint64_t> signature_hash_ = 0;  // of op_'s
-  std::atomic<int64_t> op_ = -1;              // the op that was begun last
+  std::atomic<int64_t> op_ = -1;              // the last op that began
 
   absl::Mutex mutex_;
   std::string signature_ ABSL_GUARDED_BY(mutex_);  // of op_

@@ -1,4 +1,4 @@
-// Keeps registered and held steps apart, by their numbers.
+// Separates registered and held steps by their numbers.
 #include "worker/exchange/step_table.h"
 
 #include <algorithm>

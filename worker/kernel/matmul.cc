@@ -369,7 +369,7 @@ void Widen(Dtype dtype, const char* from, int64_t elements, float* to) {
   }
 }
 
-// As Widen, for `rows` runs of `columns` elements each, which lie `pitch` elements apart. The
+// Like Widen, for `rows` runs of `columns` elements each, which lie `pitch` elements apart. The
 // output has no gaps.
 void WidenRows(Dtype dtype, const char* from, int64_t rows, int64_t columns, int64_t pitch,
                float* to) {

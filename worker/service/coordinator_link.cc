@@ -786,8 +786,8 @@ absl::Status AttachLoop::KeepTerm() {
   }
   if (!std::exchange(is_term_late_, true)) {
     rpc::LogWarning(
-        "the coordinator's term is not kept yet, and will be when there is room: until "
-        "then a restart of this worker may follow an older coordinator",
+        "the coordinator's term could not be stored yet, make room on the disk: until it is "
+        "stored, this worker may follow an older coordinator after a restart",
         {{"term", term.number}, {"error", written}});
   }
   return absl::OkStatus();
@@ -795,13 +795,12 @@ absl::Status AttachLoop::KeepTerm() {
 
 absl::Status AttachLoop::CheckTerm(const KnownTerm& begun) const {
   if (begun.number < term_.number) {
-    return WithReason(absl::AbortedError(StrCat("the coordinator is of term ", begun.number,
-                                                ", this worker has heard of ", term_.number,
-                                                ": a newer one leads, or the coordinator's data "
-                                                "folder is an older copy, which is put back with "
-                                                "--restore")),
-                      Reason::kStaleTerm,
-                      {{fact::kHave, begun.number}, {fact::kNeed, term_.number}});
+    return WithReason(
+        absl::AbortedError(StrCat("the coordinator is of term ", begun.number,
+                                  ", this worker has heard of ", term_.number,
+                                  ": a newer coordinator leads, or this one runs on an older copy "
+                                  "of its data folder; put such a copy back with --restore")),
+        Reason::kStaleTerm, {{fact::kHave, begun.number}, {fact::kNeed, term_.number}});
   }
   if (begun.number > term_.number || term_.token_key_digest.empty() ||
       term_.token_key_digest == begun.token_key_digest) {

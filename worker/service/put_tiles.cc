@@ -191,7 +191,7 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   // the read under way has ended.
   void GiveUp() {
     if (end_.is_at_work()) return idle_.StartAnew();
-    end_.End(WithReason(absl::DeadlineExceededError(StrCat("nothing came on this stream for ",
+    end_.End(WithReason(absl::DeadlineExceededError(StrCat("no message came on this stream for ",
                                                            absl::FormatDuration(idle_.limit()))),
                         Reason::kDeadline, {{fact::kLimit, absl::ToDoubleSeconds(idle_.limit())}}));
   }

@@ -79,7 +79,7 @@ class IncomingTile {
 
   int64_t size_bytes() const { return staged_->size_bytes(); }
 
-  // As StagedTile::AppendParts. UNAVAILABLE (NOT_SERVING) once the gate was suspended.
+  // Like StagedTile::AppendParts. UNAVAILABLE (NOT_SERVING) once the gate was suspended.
   absl::Status Append(int64_t offset_bytes, absl::Span<const absl::Span<const char>> parts,
                       uint32_t crc32c);
   // Makes the tile staged and reports it. Call it once, at the end; with a data folder it waits for

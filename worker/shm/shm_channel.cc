@@ -317,7 +317,7 @@ void ShmChannel::Close() {
     absl::MutexLock lock(&send_mutex_);
     closed_.store(true, std::memory_order_release);
     own().closed.store(1, std::memory_order_seq_cst);
-    std::atomic_thread_fence(std::memory_order_seq_cst);  // before anything is written anew
+    std::atomic_thread_fence(std::memory_order_seq_cst);  // before anything is written again
     done.swap(pinned_);
   }
   absl::MutexLock lock(&views_mutex_);

@@ -320,7 +320,7 @@ absl::Status ShmPeersImpl::Take(Socket& socket, ReceivedDescriptors received) {
       return socket.channel->AddView(greeting.segment_id, std::move(view));
     }
     case Kind::kFreed:
-      if (socket.channel == nullptr) return refuse("freed what it never had");
+      if (socket.channel == nullptr) return refuse("freed memory that it never had");
       socket.channel->DropView(greeting.segment_id);
       return absl::OkStatus();
   }

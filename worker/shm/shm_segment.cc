@@ -78,7 +78,7 @@ absl::StatusOr<std::unique_ptr<ShmView>> ShmView::Open(FileDescriptor fd, int64_
   const int seals = fcntl(fd.get(), F_GET_SEALS);
   if (seals < 0 || (seals & kSeals) != kSeals) {
     return absl::InvalidArgumentError(
-        "what a peer hands over as its memory is not sealed against shrinking and writing");
+        "the memory that a peer hands over is not sealed against shrinking and writing");
   }
   struct stat known = {};
   if (fstat(fd.get(), &known) != 0 || known.st_size != size_bytes || size_bytes <= 0) {
@@ -187,7 +187,7 @@ absl::StatusOr<ReceivedDescriptors> ReceiveDescriptors(int socket) {
   if (size <= 0) {
     return size == 0 ? absl::UnavailableError("a peer on this host has hung up")
                      : KernelError(absl::StatusCode::kUnavailable,
-                                   "nothing can be heard from a peer on this host");
+                                   "cannot receive from a peer on this host");
   }
   // The kernel drops descriptors that exceed this process's limit, and reports it only by this
   // flag.

@@ -138,7 +138,7 @@ class StepExecutorImpl final : public StepExecutor {
         runs->second.abort = status;
       }
     }
-    // Links are told even if no step runs: peers may have sent data of the step, or wait for it.
+    // Notify links even if no step runs: peers may have sent data of the step, or wait for it.
     options_.links->AbortStep(sequence, status, "");
     if (waiting.has_value()) {
       options_.links->CloseStep(sequence);

@@ -143,9 +143,9 @@ absl::StatusOr<std::string> ReadOwner(const std::string& path, bool (*may_be_the
   SHARDMESH_ASSIGN_OR_RETURN(std::string text, ReadText(path, kMaxOwnerBytes));
   if (!std::all_of(text.begin(), text.end(), may_be_there)) {
     return WithReason(
-        absl::DataLossError(StrCat(path, " is damaged: it says \"", absl::CEscape(text),
-                                   "\"; no tile was touched: write back what it said, and start "
-                                   "the worker again")),
+        absl::DataLossError(StrCat(
+            path, " is damaged: it says \"", absl::CEscape(text),
+            "\"; no tile was touched: write its old content back, and start the worker again")),
         Reason::kBadFile, {{fact::kFile, path}});
   }
   return text;
@@ -157,7 +157,7 @@ absl::Status WriteText(const std::string& path, std::string_view text) {
   return file.Finish();
 }
 
-// As WriteText, also in one step, but not synced.
+// Like WriteText, also in one step, but not synced.
 absl::Status WriteTextUnsynced(const std::string& path, std::string_view text) {
   const std::string temporary = StrCat(path, kTemporarySuffix);
   FileDescriptor file(open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
@@ -602,8 +602,8 @@ absl::Status ShardStore::RecoverTile(const std::string& path, TileState state) {
                    ", but ", Path(data_dir_, kClusterIdFile), " says ", cluster_id_,
                    "; no sound tile was moved: if the tiles of this folder are of cluster ",
                    contents.header.cluster_id,
-                   ", remove that file, which the next start makes anew of them; "
-                   "otherwise move the tile file out of the folder")),
+                   ", remove that file: the next start writes it again from the tiles; otherwise "
+                   "move the tile file out of the folder")),
         Reason::kClusterMismatch,
         {{fact::kHave, contents.header.cluster_id}, {fact::kNeed, cluster_id_}});
   }
@@ -973,7 +973,7 @@ bool ShardStore::PutAside(const Unknown& unknown, absl::Time now,
     arrays_.erase(array);
   }
   if (!stored->durable() && state != TileState::kCommitted) {
-    rpc::LogWarning("dropped a tile that was in memory alone and never committed",
+    rpc::LogWarning("dropped an uncommitted tile that was only in memory",
                     {{"array", unknown.array_id},
                      {"tile", unknown.tile.ToString()},
                      {"reason", unknown.reason}});
@@ -1259,7 +1259,8 @@ absl::Status ShardStore::CheckRestorable(const QuarantinedArray& array) const {
     if (is_same || entry.state != TileState::kCommitted) {
       return WithReason(
           absl::AlreadyExistsError(
-              StrCat("array ", array.array_id, " is here beside what is in quarantine; drop one")),
+              StrCat("array ", array.array_id,
+                     " is in use on this worker and also in its quarantine; drop one of the two")),
           Reason::kAlreadyExists, {{fact::kKind, "array"}, {fact::kName, array.array_id}});
     }
   }
@@ -1495,7 +1496,7 @@ void ShardStore::RunFiles() {
     for (size_t i = 0; i < jobs.size(); ++i) {
       ended[i].Update(synced);
       if (!ended[i].ok()) {
-        rpc::LogError("files of tiles could not be moved; the next start finds them as they lie",
+        rpc::LogError("files of tiles could not be moved; the next start finds them where they are",
                       {{"arrays", jobs[i].array_ids.size()},
                        {"first", jobs[i].array_ids.empty() ? "" : jobs[i].array_ids.front()},
                        {"error", ended[i]}});
@@ -1728,7 +1729,7 @@ void ShardStore::RecoverQuarantined(const std::string& array_id) {
   array.on_disk = true;
   const absl::StatusOr<std::string> about = ReadText(Path(path, kAboutFile), kMaxAboutBytes);
   if (!about.ok() || !DecodeAbout(*about, &array)) {
-    array.reason = "the file that says why cannot be read";
+    array.reason = "the file with the reason cannot be read";
     array.array_lives = true;  // nothing is known to the contrary
   }
   bool is_all_read = true;

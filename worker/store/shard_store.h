@@ -95,7 +95,7 @@ class StagedTile {
   // CRC-32C. After both errors the tile is as before. ABORTED once the array was aborted.
   absl::Status Append(int64_t offset_bytes, absl::Span<const char> piece, uint32_t piece_crc32c);
 
-  // As Append, for a piece in several parts, joined in order. The caller has verified the CRC-32C
+  // Like Append, for a piece in several parts, joined in order. The caller has verified the CRC-32C
   // of the bytes: they are copied once and not checked again.
   absl::Status AppendParts(int64_t offset_bytes, absl::Span<const absl::Span<const char>> parts,
                            uint32_t piece_crc32c);
@@ -315,10 +315,10 @@ class ShardStore {
   void ExpireQuarantine(absl::Time now);
   QuarantineTotals quarantine_totals() const;
 
-  // Waits until the files reflect all calls that returned: dropped files are out of their place,
-  // and this is synced.
+  // Waits until the files reflect all calls that returned: dropped files were moved out of their
+  // folders, and this change is synced.
   void AwaitFiles();
-  // Waits until the disk space of dropped files is free as well.
+  // Waits until the disk space of dropped files is free, too.
   void AwaitRemovals();
 
   // Takes a committed tile that is only in memory out of the store, to reuse its memory. Returns
@@ -330,10 +330,10 @@ class ShardStore {
   absl::StatusOr<StoredTilePtr> Find(std::string_view array_id, const Tile& tile) const;
   // Returns all committed tiles of an array, by index range. NOT_FOUND if there are none.
   absl::StatusOr<std::vector<StoredTilePtr>> FindAll(std::string_view array_id) const;
-  // As FindAll, including staged tiles: for callers that know from elsewhere that the array is
+  // Like FindAll, including staged tiles: for callers that know from elsewhere that the array is
   // committed.
   absl::StatusOr<std::vector<StoredTilePtr>> FindAllStaged(std::string_view array_id) const;
-  // As Find, including a tile that is only Staged: for the step that made it.
+  // Like Find, including a tile that is only Staged: for the step that made it.
   absl::StatusOr<StoredTilePtr> FindStaged(std::string_view array_id, const Tile& tile) const;
 
   struct HeldTile {
@@ -447,9 +447,9 @@ class ShardStore {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Frees so many bytes of memory, if the droppable tiles suffice; returns whether it dropped any.
   bool DropQuarantinedMemory(int64_t need_bytes);
-  // As DropQuarantinedMemory; also returns idle buffers to the budget.
+  // Like DropQuarantinedMemory; also returns idle buffers to the budget.
   bool GiveUpMemory(int64_t need_bytes);
-  // As DropQuarantinedMemory, on a full disk whose free space is unknown. Waits for the removal.
+  // Like DropQuarantinedMemory, on a full disk whose free space is unknown. Waits for the removal.
   bool DropQuarantinedFiles(int64_t need_bytes);
   // Returns an error if a quarantined tile of the array is also in use.
   absl::Status CheckRestorable(const QuarantinedArray& array) const

@@ -70,7 +70,7 @@ Json UnreachedJson(const std::vector<UnreachedWorker>& workers) {
   return json;
 }
 
-// `what` says what happens to the tiles of these workers.
+// `what` describes the fate of the tiles of these workers.
 void PrintUnreached(const std::vector<UnreachedWorker>& workers, std::string_view what) {
   for (const UnreachedWorker& worker : workers) {
     std::cout << "Not reached: " << worker.identity << ", " << worker.reason
@@ -144,7 +144,7 @@ absl::Status RunList(const Invocation& invocation, const std::string& identity) 
     std::cout << (list.unreached.empty() ? "Nothing is in quarantine\n"
                                          : "Nothing is in quarantine of the attached workers\n");
   }
-  PrintUnreached(list.unreached, "what it has in quarantine is not listed");
+  PrintUnreached(list.unreached, "its quarantine is not listed");
   return absl::OkStatus();
 }
 
@@ -220,8 +220,8 @@ absl::Status RunDrop(const Invocation& invocation, const std::vector<std::string
   if (!absent.empty()) {
     std::cout << "Not in quarantine: " << StrJoin(absent, ", ") << "\n";
   }
-  PrintUnreached(dropped.unreached, validate_only ? "what it has of them would stay there"
-                                                  : "what it has of them is still there");
+  PrintUnreached(dropped.unreached, validate_only ? "its parts of these arrays would stay there"
+                                                  : "its parts of these arrays are still there");
   return absl::OkStatus();
 }
 
@@ -238,7 +238,7 @@ Json SessionJson(const OpenSessionInfo& session) {
           {"steps", session.steps}};
 }
 
-// The clocks of two hosts may differ: a time that is not yet over counts as now.
+// The clocks of two hosts may differ: a time in the future counts as now.
 std::string Ago(absl::Time time) {
   return StrCat(FormatTime(std::max(absl::Now() - time, absl::ZeroDuration())), " ago");
 }
@@ -434,14 +434,14 @@ absl::Status RunWatch(const Invocation& invocation, const std::vector<std::strin
         client->cluster().WatchChanges(subjects,
                                        [&invocation](const ClusterChange& change) {
                                          PrintChange(change, invocation);
-                                         return std::cout.good();  // the caller says why it is not
+                                         return std::cout.good();  // the caller gives the reason
                                        },
                                        {.cancellation = stopped});
     return stopped->is_cancelled() ? absl::OkStatus() : watched;
   });
 }
 
-// For the largest state, over a slow network.
+// Enough for the largest state over a slow network.
 constexpr absl::Duration kSnapshotTime = absl::Minutes(10);
 
 absl::Status RunSnapshot(const Invocation& invocation, const std::string& path) {
@@ -460,15 +460,15 @@ absl::Status RunSnapshot(const Invocation& invocation, const std::string& path) 
   return absl::OkStatus();
 }
 
-// The coordinator's program knows its folders: this process becomes that one. Returns why it could
-// not.
+// The coordinator's program checks its own folders: this process becomes that program. Returns the
+// error if that fails.
 absl::Status RunCheck(const Invocation& invocation, const std::string& folder, bool set_aside,
                       const std::string& cluster_of, const std::string& ranks) {
-  // The program would take none for no check at all, and serve.
+  // Without a folder the program would skip the check and start to serve.
   if (folder.empty()) return WrongUse("FOLDER is empty; give the coordinator's --data-dir");
   SHARDMESH_ASSIGN_OR_RETURN(const std::string binaries, OwnBinaryFolder());
   const std::string program = binaries + "/shardmesh-coordinator";
-  // Its errors bear the name that it is called by.
+  // Its errors use the name by which it is called.
   std::vector<std::string> words = {"shardmesh", "--check=" + folder};
   if (set_aside) words.emplace_back("--set-aside");
   if (!cluster_of.empty()) words.push_back("--cluster-of=" + cluster_of);
@@ -479,7 +479,7 @@ absl::Status RunCheck(const Invocation& invocation, const std::string& folder, b
   arguments.push_back(nullptr);
   execv(program.c_str(), arguments.data());
   return WithContext(FileError("run", program, errno),
-                     "checks are made by the coordinator's program");
+                     "`admin check` runs the coordinator's program");
 }
 
 }  // namespace
@@ -492,7 +492,7 @@ void AddAdminCommands(CommandLine* line) {
           "snapshot",
           "Save the state of a running coordinator, for `shardmesh-coordinator --restore FILE`",
           [=](const Invocation& i) { return RunSnapshot(i, *file); }, admin)
-      ->add_option("FILE", *file, "where to; a file that is there is replaced")
+      ->add_option("FILE", *file, "file to write; an existing file is replaced")
       ->required();
 
   auto folder = std::make_shared<std::string>();
@@ -500,7 +500,7 @@ void AddAdminCommands(CommandLine* line) {
   auto cluster_of = std::make_shared<std::string>();
   auto ranks = std::make_shared<std::string>();
   CLI::App* const check = line->AddCommand(
-      "check", "Look for unreadable records in the data folder of a coordinator that does not run",
+      "check", "Look for unreadable records in the data folder of a stopped coordinator",
       [=](const Invocation& i) { return RunCheck(i, *folder, *set_aside, *cluster_of, *ranks); },
       admin);
   check->add_option("FOLDER", *folder, "the coordinator's --data-dir, on this host")->required();
@@ -509,13 +509,13 @@ void AddAdminCommands(CommandLine* line) {
                       "moves unreadable records away, so that the folder opens without them");
   check
       ->add_option("--cluster-of", *cluster_of,
-                   "the snapshot that says of which cluster the state is, where its own record of "
-                   "that is lost")
+                   "the snapshot that names the cluster of the state, if the state has lost its "
+                   "own record of it")
       ->needs(aside);
   check
       ->add_option("--ranks", *ranks,
-                   "MESH=WORKER,...;...: the workers by rank of meshes whose own record of that is "
-                   "lost; MESH= lets the first that attach get the ranks")
+                   "MESH=WORKER,...;...: the workers, by rank, of meshes whose record of their "
+                   "workers is lost; MESH= gives the ranks to the first workers that attach")
       ->needs(aside);
 
   line->CanBeWatched(line->AddCommand(
@@ -541,13 +541,15 @@ void AddAdminCommands(CommandLine* line) {
 
   CLI::App* const quarantine = line->AddGroup(
       "quarantine",
-      "Tiles that workers put aside, since the registry does not count them as theirs", admin);
+      "Tiles that workers put aside, because the registry does not assign them to these workers",
+      admin);
 
   auto identity = std::make_shared<std::string>();
   CLI::App* const list = line->AddCommand(
-      "list", "List them, by worker; also arrays that are held without a name",
+      "list", "List the tiles in quarantine, by worker, and arrays that are held without a name",
       [=](const Invocation& i) { return RunList(i, *identity); }, quarantine);
-  list->add_option("--worker", *identity, "of this worker (default: of all that are attached)");
+  list->add_option("--worker", *identity,
+                   "only the quarantine of this worker (default: of all attached workers)");
   line->PrintsNames(list);
   line->CanBeWatched(list);
 
@@ -574,7 +576,7 @@ void AddAdminCommands(CommandLine* line) {
       quarantine);
   drop->add_option("ARRAY", *dropped, "ids of arrays")->required();
   drop->add_flag("--even-partly", *even_partly,
-                 "delete what can be reached, though workers with other parts are away");
+                 "delete the parts that can be reached, even if workers with other parts are away");
   drop->add_flag("--validate-only", *validates_drop, "check everything, and delete nothing");
 }
 

@@ -1,4 +1,4 @@
-// load, put, ls, get, describe, rm: tensors that lie on the workers.
+// load, put, ls, get, describe, rm: tensors on the workers.
 #include <algorithm>
 #include <iostream>
 #include <memory>
@@ -93,8 +93,8 @@ absl::Status CheckMeshName(MeshClient* client, const std::string& mesh) {
       " (`plan` takes any mesh)"));
 }
 
-// Opens a checkpoint. The content, not only the name, tells a description of a tree from a
-// checkpoint.
+// Opens a checkpoint. Its content, not only its name, distinguishes it from a description of a
+// tree.
 absl::StatusOr<Checkpoint> OpenCheckpoint(const std::string& path) {
   absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(path);
   if (checkpoint.ok() || !(path.ends_with(".json") || path.ends_with(".jsonl"))) {
@@ -115,7 +115,7 @@ absl::StatusOr<Checkpoint> OpenCheckpoint(const std::string& path) {
 absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(const Checkpoint checkpoint, OpenCheckpoint(flags.checkpoint));
   SHARDMESH_ASSIGN_OR_RETURN(const RuleSetSelector rules, SelectRules(flags.rules));
-  std::shared_ptr<MeshClient> client;  // of which the interruption makes use until its end
+  std::shared_ptr<MeshClient> client;  // the interruption uses it to its end
   Interruption interruption("nothing was loaded");
   SHARDMESH_ASSIGN_OR_RETURN(client, invocation.Connect());
   SHARDMESH_RETURN_IF_ERROR(CheckMeshName(client.get(), flags.mesh));
@@ -214,7 +214,7 @@ absl::Status RunPut(const Invocation& invocation, const PutFlags& flags) {
                          .spec = flags.spec,
                          .axes = flags.axes,
                          .preset = flags.preset};
-  std::shared_ptr<MeshClient> client;  // of which the interruption makes use until its end
+  std::shared_ptr<MeshClient> client;  // the interruption uses it to its end
   Interruption interruption("nothing was put");
   SHARDMESH_ASSIGN_OR_RETURN(client, invocation.Connect());
   SHARDMESH_RETURN_IF_ERROR(CheckMeshName(client.get(), flags.mesh));
@@ -346,8 +346,7 @@ absl::Status RunGet(const Invocation& invocation, const GetFlags& flags) {
   if (path == "-") {
     if (invocation.json) {
       return WrongUse(
-          "--out - writes the tensor to standard output, and so would --output "
-          "json or yaml");
+          "--out - and --output json or yaml both write to standard output; give one of them");
     }
     absl::StatusOr<GatheredTensor> gathered;
     {
@@ -357,7 +356,7 @@ absl::Status RunGet(const Invocation& invocation, const GetFlags& flags) {
     SHARDMESH_ASSIGN_OR_RETURN(const GatheredTensor tensor, std::move(gathered));
     return WriteNpy(std::cout, tensor.view());
   }
-  // A file that cannot be written is said before anything is gathered.
+  // Report a file that cannot be written before anything is gathered.
   SHARDMESH_RETURN_IF_ERROR(AtomicFileWriter::Create(path).status());
   absl::StatusOr<GatheredTensor> gathered;
   {
@@ -387,7 +386,7 @@ absl::Status RunGet(const Invocation& invocation, const GetFlags& flags) {
   return absl::OkStatus();
 }
 
-// Most devices whose tiles are shown one by one.
+// Most devices whose tiles are listed.
 constexpr int64_t kMaxShownDevices = 64;
 
 absl::Status RunDescribe(const Invocation& invocation, const ArraySelector& selector) {
@@ -448,7 +447,7 @@ absl::Status RunDescribe(const Invocation& invocation, const ArraySelector& sele
 absl::Status RunRm(const Invocation& invocation, const std::vector<std::string>& names,
                    bool validate_only) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
-  // All or nothing, but for names that go while the command runs.
+  // All or none. An exception: names that are removed while the command runs.
   for (const std::string& name : names) {
     SHARDMESH_RETURN_IF_ERROR(client->arrays().DescribeArray(ArraySelector::ByName(name)).status());
   }
@@ -529,7 +528,7 @@ void AddArrayCommands(CommandLine* line) {
   line->PrintsNames(ls);
   line->CanBeWatched(ls);
   CLI::Option* const prefix =
-      ls->add_option("prefix", ls_flags->prefix, "only names that begin so");
+      ls->add_option("prefix", ls_flags->prefix, "only names with this prefix");
   ls->add_flag("--unnamed", ls_flags->include_unnamed, "also arrays that no name points to")
       ->excludes(prefix);
 

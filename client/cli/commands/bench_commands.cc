@@ -72,8 +72,8 @@ struct Figure {
   int64_t calls = 0;
   double p50_us = 0;
   double p99_us = 0;
-  // As nccl-tests define them: the vector's bytes a second, and the least that each rank sends; 0
-  // where there is nothing to send.
+  // Defined as in nccl-tests: the vector's bytes per second, and the least that each rank sends; 0
+  // if there is nothing to send.
   double algorithm_bytes_per_second = 0;
   double bus_bytes_per_second = 0;
   std::optional<bool> is_right = std::nullopt;  // nullopt: not checked here
@@ -94,8 +94,8 @@ void SetBandwidth(Figure* figure) {
       BusShare(figure->op, figure->ranks) * figure->algorithm_bytes_per_second;
 }
 
-// A collective to be timed. `bytes` is the size of each rank's operand, or of the result where that
-// is longer.
+// A collective to measure. `bytes` is the size of each rank's operand, or of the result if that is
+// longer.
 struct Subject {
   CollectiveOp op;
   Shape shape;
@@ -145,7 +145,7 @@ std::vector<float> Pattern(const Shape& shape) {
   return elements;
 }
 
-// How long each of the step's `instructions` took the slowest of its ranks, once all have said so.
+// The time of each of the step's `instructions` on its slowest rank, once all have reported.
 absl::StatusOr<std::vector<double>> MicrosecondsOf(MeshClient* client, int64_t sequence,
                                                    size_t ranks,
                                                    const std::set<int64_t>& instructions) {
@@ -189,8 +189,8 @@ double Percentile(const std::vector<double>& sorted, double share) {
 absl::StatusOr<Figure> Measure(MeshClient* client, const BenchFlags& flags, const MeshStatus& mesh,
                                const Subject& subject, const std::string& array_id, int64_t bytes,
                                int64_t ranks) {
-  // A root that hands out its bytes is done before others have them and would run ahead, so that
-  // they find the next ones there: each of its calls begins when all have ended the last.
+  // A root that scatters its bytes ends before the others have them, and would run ahead: their
+  // next bytes would already be there. Each of its calls therefore begins after all ended the last.
   const bool is_one_way = subject.op.kind == CollectiveKind::kBroadcast;
   const int64_t calls =
       std::clamp<int64_t>(kStepBytes / std::max<int64_t>(bytes, 1), 5,
@@ -220,7 +220,7 @@ absl::StatusOr<Figure> Measure(MeshClient* client, const BenchFlags& flags, cons
   }
   const ExecuteCall execute = {
       .work = compiled.plan_hash, .operands = operands, .mesh_id = mesh.mesh_id};
-  // Once for the memory, the streams and the processors to be as they are in use.
+  // One run first, so that memory, streams and processors are in their usual state.
   SHARDMESH_ASSIGN_OR_RETURN(const StepResult warmed, client->compute().Execute(execute));
   const std::string& warm_id = warmed.outputs.front().array.descriptor.array_id;
   SHARDMESH_RETURN_IF_ERROR(client->arrays().ReleaseArrays({&warm_id, 1}).status());
@@ -268,7 +268,7 @@ std::string Quoted(const std::filesystem::path& path) {
   return quoted + "'";
 }
 
-// Runs the benchmark program of another library, which lies beside this one, and returns its
+// Runs the benchmark program of another library, which is in the same folder, and returns its
 // figures.
 absl::StatusOr<std::vector<Figure>> PeerFigures(const std::string& peer, int64_t ranks,
                                                 const std::vector<int64_t>& sizes,
@@ -294,7 +294,7 @@ absl::StatusOr<std::vector<Figure>> PeerFigures(const std::string& peer, int64_t
     if (mkdtemp(folder.data()) == nullptr) {
       return absl::UnavailableError(StrCat("no folder can be made at ", folder));
     }
-    // The ranks find one another through the folder; rank 0 prints.
+    // The ranks find each other through the folder; rank 0 prints.
     std::string line;
     for (int64_t rank = ranks; rank-- > 0;) {
       line += StrCat(Quoted(program), " ", ranks, " ", rank, " ", Quoted(folder), " ", options,

@@ -106,7 +106,7 @@ Json ValueJson(const EntryValue& value) {
   return std::visit(Visitor(), value);
 }
 
-// As Summary, with the workers that a mesh was assigned.
+// Like Summary, with the workers assigned to a mesh.
 std::string Summary(const Entry& entry) {
   const auto* const mesh = std::get_if<rpc::MeshDefinition>(&entry.value);
   if (mesh == nullptr || !mesh->workers.empty() || entry.workers.empty()) {
@@ -140,7 +140,7 @@ Json AxisJson(const AxisValue& axis) {
   return list;
 }
 
-// As a tree file has it.
+// The form in a tree file.
 Json TreeJson(const std::vector<TreeTensor>& tensors) {
   Json::object_t tree;
   tree.reserve(tensors.size());
@@ -158,7 +158,7 @@ Json TreeJson(const std::vector<TreeTensor>& tensors) {
     if (tensor.spec.has_value()) {
       json["spec"] = SpecJson(*tensor.spec);
     }
-    tree.emplace_back(tensor.name, std::move(json));  // names are unique: none has to be looked up
+    tree.emplace_back(tensor.name, std::move(json));  // names are unique, so no lookup is needed
   }
   return Json(std::move(tree));
 }
@@ -410,7 +410,7 @@ void AddCatalogCommands(CommandLine* line) {
       },
       "mesh, profile, rules, logical or tree (default: all)")
       ->type_name("{mesh,profile,rules,logical,tree}");
-  ls->add_option("--prefix", listed->prefix, "only entries whose name begins so");
+  ls->add_option("--prefix", listed->prefix, "only entries whose name has this prefix");
 
   auto got = std::make_shared<EntryFlags>();
   AddEntryCommand(line, catalog, "get", "Show an entry, or with NAME@VERSION an older one",

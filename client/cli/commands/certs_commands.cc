@@ -55,9 +55,10 @@ absl::Status RunCerts(const Invocation& invocation, const CertsFlags& flags) {
     table.Print();
   }
   std::cerr << (written.made_authority ? "Made an authority in " : "Signed by the authority in ")
-            << flags.folder << "; whoever reads " << flags.folder
-            << "/authority/ca.key can be anyone in the cluster. It is for trying out: give a "
-               "cluster that matters certificates of an authority that is kept apart\n";
+            << flags.folder << ". Anyone who reads " << flags.folder
+            << "/authority/ca.key can act as any process of the cluster. Use this authority only "
+               "for trials: give a production cluster certificates of an authority whose key is "
+               "kept elsewhere\n";
   return absl::OkStatus();
 }
 
@@ -70,19 +71,19 @@ void AddCertsCommands(CommandLine* line) {
       [flags](const Invocation& i) { return RunCerts(i, *flags); });
   certs
       ->add_option("--dir", flags->folder,
-                   "where they are written; an authority that is there is kept, certificates are "
+                   "folder to write; an existing authority is kept, existing certificates are "
                    "renewed with new keys")
       ->required();
-  CLI::Option* const workers =
-      certs->add_option("--workers", flags->workers,
-                        StrCat("certificates for so many workers, ", kWorkerPrefix, "0 and so on"));
+  CLI::Option* const workers = certs->add_option(
+      "--workers", flags->workers,
+      StrCat("number of workers to make certificates for, ", kWorkerPrefix, "0 and so on"));
   workers->check(CLI::Range(1, 1024));
   certs
       ->add_option("--worker", flags->worker_names, "a certificate for the worker of this identity")
       ->excludes(workers);
   certs->add_option("--host", flags->hosts,
                     "a further host name or address in the servers' certificates, for tools that "
-                    "compare it; shardmesh itself goes by identities");
+                    "check host names; shardmesh itself checks identities");
   certs->add_option("--days", flags->days, "how long certificates are valid (default: 365)")
       ->check(CLI::Range(1, 3650));
 }

@@ -37,7 +37,7 @@ namespace {
 constexpr char kDefaultMesh[] = "fsdp=2,tp=2";
 constexpr absl::Duration kStartTimeout = absl::Seconds(30);
 constexpr absl::Duration kGrace = absl::Seconds(10);
-// How long `down` asks a coordinator for restarted processes.
+// How long `down` asks a coordinator about restarted processes.
 constexpr absl::Duration kFollowTimeout = absl::Seconds(30);
 
 struct UpFlags {
@@ -53,10 +53,10 @@ struct UpFlags {
   std::string algorithms;
 };
 
-// Where `up` notes which mesh the cluster of a data folder has.
+// The file where `up` records the mesh of a data folder's cluster.
 std::string MeshFile(const std::string& data_folder) { return data_folder + "/mesh"; }
 
-// The mesh that was noted there; empty: none.
+// The recorded mesh; empty: none.
 std::string NotedMesh(const std::string& data_folder) {
   std::string text;
   if (std::ifstream file(MeshFile(data_folder)); !data_folder.empty() && file) {
@@ -73,8 +73,8 @@ absl::Status NoteMesh(const std::string& data_folder, const std::string& mesh) {
   return file.Finish();
 }
 
-// Returns the mesh of the flags, whose contradictions are usage errors; otherwise that of the data
-// folder.
+// Returns the mesh of the flags, or otherwise that of the data folder. Flags that contradict each
+// other are usage errors.
 absl::StatusOr<Mesh> MeshOf(const UpFlags& flags) {
   std::string text = flags.mesh;
   if (text.empty() && !flags.workers.has_value()) {
@@ -131,10 +131,11 @@ void ReportStopped(const std::string& name, const std::vector<std::string>& kill
   std::cerr << "Stopped the cluster \"" << name << "\"\n";
 }
 
-// Reports the state of an earlier cluster of the name.
+// Reports the state of an earlier cluster with the same name.
 void ReportEarlier(const LocalCluster& cluster) {
   if (!cluster.restarted().empty()) {
-    std::cerr << "Started again what had ended: " << StrJoin(cluster.restarted(), ", ") << "\n";
+    std::cerr << "Restarted the processes that had ended: " << StrJoin(cluster.restarted(), ", ")
+              << "\n";
   }
   if (const std::vector<std::string>& replaced = cluster.replaced(); !replaced.empty()) {
     std::cerr << cluster.replaced_why() << ": stopped " << StrJoin(replaced, ", ")
@@ -260,7 +261,7 @@ absl::Status RunDown(const Invocation& invocation) {
   return absl::OkStatus();
 }
 
-// Where processes of this host serve their metrics; empty where that is unknown.
+// The addresses of metrics for processes of this host; empty if unknown.
 class MetricsAddresses {
  public:
   explicit MetricsAddresses(const Invocation& invocation) {
@@ -352,7 +353,7 @@ Json StatusJson(const std::string& address, const ClusterStatus& status,
           {"workers", std::move(workers)}};
 }
 
-// The ranks of a worker, as `default:0`; of the only mesh, as `0`.
+// The ranks of a worker, as `default:0`; as `0` if there is only one mesh.
 std::string Ranks(const ClusterStatus& status, const std::string& identity) {
   std::vector<std::string> ranks;
   for (const MeshStatus& mesh : status.meshes) {
@@ -545,7 +546,7 @@ void AddClusterCommands(CommandLine* line) {
   up->add_option("--tls", flags->tls_folder,
                  "mutual TLS with the certificates in this folder, which are made if missing, as "
                  "`shardmesh certs` does (default: plaintext)");
-  up->add_option("--port", flags->port, "the coordinator's (default: a free one)")
+  up->add_option("--port", flags->port, "port of the coordinator (default: a free one)")
       ->check(CLI::Range(1, 65535));
   up->add_flag("--detach", flags->detach, "return when the cluster is healthy, and leave it up");
   AddParsedOption(
@@ -560,8 +561,8 @@ void AddClusterCommands(CommandLine* line) {
       },
       "most memory for tensors of each worker, such as 4GiB");
   up->add_option("--min-sharding-size", flags->min_sharding_size,
-                 "the least elements of a tensor that is sharded, for rules whose min_size is null "
-                 "(default: 16384)")
+                 "least number of elements of a tensor that is sharded, for rules whose min_size "
+                 "is null (default: 16384)")
       ->check(CLI::NonNegativeNumber);
   AddParsedOption(
       up, "--collective-algorithms", &flags->algorithms,
@@ -569,8 +570,8 @@ void AddClusterCommands(CommandLine* line) {
         SHARDMESH_RETURN_IF_ERROR(ParsePreferredAlgorithms(text).status());
         return std::string(text);
       },
-      "algorithms to use where calls leave the choice, as KIND=ALGORITHM,..., such as "
-      "all-reduce=halving; of other kinds, the one that is predicted to be fastest");
+      "algorithms for calls that name none, as KIND=ALGORITHM,..., such as all-reduce=halving; "
+      "kinds not listed here use the algorithm that is predicted to be fastest");
   up->add_option("--transport", flags->transport,
                  "how data goes between workers: through shared memory (shm), over streams "
                  "(stream), or as each pair can (auto, the default)")
@@ -579,7 +580,7 @@ void AddClusterCommands(CommandLine* line) {
   line->AddCommand("down", "Stop the cluster that `up` started",
                    [](const Invocation& i) { return RunDown(i); });
   CLI::App* const status =
-      line->AddCommand("status", "Show the meshes, the workers and how they are",
+      line->AddCommand("status", "Show the meshes, the workers and their state",
                        [](const Invocation& i) { return RunStatus(i); });
   line->PrintsNames(status);
   line->CanBeWatched(status);

@@ -18,7 +18,7 @@ const std::vector<std::pair<std::string, std::vector<std::string>>>& CommandSect
 
 struct CommandExample {
   std::string text;
-  // Whether it runs without a cluster, in a folder with what docs/examples has and with
+  // Whether it runs without a cluster, in a folder with the files of docs/examples and
   // model.safetensors.
   bool runs_alone = false;
 };

@@ -1,4 +1,4 @@
-// linear, matmul, collective: computations on arrays where they lie.
+// linear, matmul, collective: computations on the workers' arrays.
 #include <functional>
 #include <iostream>
 #include <memory>
@@ -22,7 +22,7 @@
 namespace shardmesh::client {
 namespace {
 
-// Where results go.
+// The destination of results.
 struct ResultFlags {
   std::string path;  // .npy file
   std::string name;  // in the cluster
@@ -30,7 +30,7 @@ struct ResultFlags {
 };
 
 // Returns the operand that `text` names: a .npy file, or an array of the cluster. A small file is
-// sent with the call. A larger file is put first, whole on every device, and released when the
+// sent with the call. A larger file is put first, replicated on every device, and released when the
 // command ends.
 absl::StatusOr<Operand> OperandOf(const Invocation& invocation, MeshClient* client,
                                   const std::string& text) {
@@ -107,14 +107,14 @@ absl::Status Finish(const Invocation& invocation, MeshClient* client, const Step
   return absl::OkStatus();
 }
 
-// Runs a step and finishes. A result without a name is in memory: if a worker or the coordinator
-// was replaced before it was gathered, the step is run again.
+// Runs a step to its end. A result without a name is in memory: if a worker or the coordinator was
+// replaced before the result was gathered, the step is run again.
 absl::Status RunAndFinish(const Invocation& invocation, MeshClient* client,
                           const ResultFlags& flags,
                           const std::function<absl::StatusOr<StepResult>()>& run) {
   constexpr int kMaxRuns = 3;
   if (!flags.path.empty()) {
-    // A file that cannot be written is said before anything runs.
+    // Report a file that cannot be written before anything runs.
     SHARDMESH_RETURN_IF_ERROR(AtomicFileWriter::Create(flags.path).status());
   }
   for (int runs = 1;; ++runs) {
@@ -240,7 +240,7 @@ void AddResultOptions(CLI::App* command, ResultFlags* flags) {
   command->add_option("--out", flags->path, "write the result to this .npy file");
   command->add_option("--as", flags->name, "keep the result in the cluster under this name");
   AddParsedOption(command, "--result-spec", &flags->spec, ParseSpec,
-                  "lay the result out so, as dp,-; it must fit (default: as costs least)");
+                  "spec of the result, such as dp,-; it must fit (default: the cheapest one)");
 }
 
 constexpr char kOperandHelp[] = "name of an array, NAME@VERSION, or a .npy file";
@@ -306,12 +306,11 @@ void AddComputeCommands(CommandLine* line) {
                    "of broadcast, reduce, gather and scatter: a place within each group, along the "
                    "axes (default: 0)")
       ->check(CLI::NonNegativeNumber);
-  CLI::Option* const pairs =
-      collective
-          ->add_option("--pairs", collective_flags->pairs,
-                       "of permute: source and target places, as 0:1,1:2; who is no target gets "
-                       "zeros")
-          ->delimiter(',');
+  CLI::Option* const pairs = collective
+                                 ->add_option("--pairs", collective_flags->pairs,
+                                              "of permute: source and target places, as 0:1,1:2; a "
+                                              "place that is no target gets zeros")
+                                 ->delimiter(',');
   CLI::Option* const from =
       collective->add_option("--from", collective_flags->from, "of send: the place that sends")
           ->check(CLI::NonNegativeNumber)
@@ -328,8 +327,8 @@ void AddComputeCommands(CommandLine* line) {
                    "as 3,2,2 (default: equal parts)")
       ->delimiter(',');
   AddParsedOption(collective, "--algorithm", &collective_flags->algorithm, ParseCollectiveAlgorithm,
-                  "auto, pairwise, direct, doubling, halving, ring, binomial or chain, as far as "
-                  "the kind has it (default: auto)")
+                  "auto, pairwise, direct, doubling, halving, ring, binomial or chain, if the kind "
+                  "has it (default: auto)")
       ->type_name("{auto,pairwise,direct,doubling,halving,ring,binomial,chain}");
   AddParsedOption(collective, "--order", &collective_flags->order, ParseCollectiveOrder,
                   "of sums: reproducible, or fastest, which allows a ring (default: reproducible)")

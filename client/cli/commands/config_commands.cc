@@ -18,12 +18,12 @@
 namespace shardmesh::client {
 namespace {
 
-// A path that means the same file in every folder.
+// A path that names the same file from every folder.
 std::string Absolute(const std::string& path) {
   return path.empty() ? path : std::filesystem::absolute(path).lexically_normal().string();
 }
 
-// Options that are not given keep their values of the context.
+// Options that are not given keep their values from the context.
 absl::Status RunSetContext(const Invocation& invocation, const std::string& name) {
   if (const absl::Status named = CheckContextName(name); !named.ok()) {
     return WrongUse(ToStd(named.message()));
@@ -116,9 +116,10 @@ absl::Status RunCurrentContext(const Invocation& invocation) {
   const std::string path = ContextFilePath();
   SHARDMESH_ASSIGN_OR_RETURN(const ContextFile file, ReadContexts(path));
   if (file.current.empty()) {
-    return WithReason(absl::NotFoundError(StrCat(
-                          path, " names no current context; `shardmesh config use-context` does")),
-                      Reason::kNotFound);
+    return WithReason(
+        absl::NotFoundError(StrCat(
+            path, " names no current context; choose one with `shardmesh config use-context`")),
+        Reason::kNotFound);
   }
   if (invocation.json) {
     invocation.Print(Json{{"name", file.current}});
@@ -128,7 +129,7 @@ absl::Status RunCurrentContext(const Invocation& invocation) {
   return absl::OkStatus();
 }
 
-// The file itself is YAML: so are its tables.
+// The file itself is YAML, so its tables are printed as YAML.
 absl::Status RunView(const Invocation& invocation) {
   SHARDMESH_ASSIGN_OR_RETURN(const ContextFile file, ReadContexts(ContextFilePath()));
   PrintTree(ContextsTree(file), invocation.json ? invocation.output : OutputForm::kYaml);

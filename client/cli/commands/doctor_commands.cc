@@ -210,13 +210,13 @@ absl::Status RunDoctor(const Invocation& invocation, const DoctorFlags& flags) {
 
 void AddDoctorCommands(CommandLine* line) {
   auto flags = std::make_shared<DoctorFlags>();
-  CLI::App* const doctor =
-      line->AddCommand("doctor", "Say who waits for whom, what failed lately and who is to blame",
-                       [flags](const Invocation& i) { return RunDoctor(i, *flags); });
+  CLI::App* const doctor = line->AddCommand(
+      "doctor", "Show which ranks wait for which, what failed lately, and which worker is to blame",
+      [flags](const Invocation& i) { return RunDoctor(i, *flags); });
   line->CanBeWatched(doctor);
-  doctor->add_option("--step", flags->step, "about this step alone (default: about all)")
+  doctor->add_option("--step", flags->step, "only about this step (default: about all)")
       ->check(CLI::PositiveNumber);
-  doctor->add_option("--worker", flags->worker, "show the records of this worker alone");
+  doctor->add_option("--worker", flags->worker, "show only the records of this worker");
   doctor
       ->add_option("--records", flags->records,
                    StrCat("how many of each worker's last instructions to show, 0 for none "

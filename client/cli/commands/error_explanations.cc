@@ -17,7 +17,7 @@
 namespace shardmesh::client {
 namespace {
 
-// A cell as a terminal shows it. Paths of links are relative to docs/.
+// A cell in the form for a terminal. Paths of links are relative to docs/.
 std::string PlainText(std::string_view cell) {
   std::string plain;
   while (true) {
@@ -34,7 +34,7 @@ std::string PlainText(std::string_view cell) {
   }
 }
 
-// The names between backticks.
+// The names in backticks.
 std::vector<std::string> QuotedNames(std::string_view cell) {
   std::vector<std::string> names;
   const std::vector<std::string> pieces = absl::StrSplit(ToAbsl(cell), '`');
@@ -56,7 +56,7 @@ bool IsStatusCode(std::string_view name) {
 std::vector<ErrorExplanation> ParseErrorsPage(std::string_view page) {
   std::vector<ErrorExplanation> explanations;
   for (const absl::string_view line : absl::StrSplit(ToAbsl(page), '\n')) {
-    // "| `REASON` | code | meaning | action | facts |" has an empty piece before and one behind it.
+    // "| `REASON` | code | meaning | action | facts |" has an empty piece at each end.
     const std::vector<absl::string_view> pieces = absl::StrSplit(line, '|');
     if (pieces.size() != 7 || !absl::StartsWith(line, "| `")) continue;
     const auto cell = [&](size_t i) {

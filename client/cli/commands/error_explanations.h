@@ -1,4 +1,4 @@
-// The meaning of each reason of an error, and the remedy, as docs/errors.md has them.
+// The meaning of each error reason and its remedy, from docs/errors.md.
 #ifndef SHARDMESH_CLIENT_CLI_COMMANDS_ERROR_EXPLANATIONS_H_
 #define SHARDMESH_CLIENT_CLI_COMMANDS_ERROR_EXPLANATIONS_H_
 
@@ -16,7 +16,7 @@ struct ErrorExplanation {
   std::string code;                // "INVALID_ARGUMENT, or a correction"
   std::string meaning;             // a sentence
   std::string action;              // a sentence: what the caller does
-  std::vector<std::string> facts;  // keys of facts that errors of the reason may have
+  std::vector<std::string> facts;  // keys of facts that errors of this reason may have
 };
 
 // The text of docs/errors.md, the only source of explanations. The build compiles it in.

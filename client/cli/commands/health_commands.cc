@@ -26,7 +26,7 @@ struct HealthOptions {
   bool wait = false;
 };
 
-// Asks until the answer is yes, or time is up.
+// Asks until the answer is positive or the time is over.
 absl::StatusOr<bool> Ask(const Invocation& invocation, const HealthOptions& options) {
   if (invocation.address.empty()) return invocation.Connect().status();
   SHARDMESH_ASSIGN_OR_RETURN(const rpc::Credentials credentials, invocation.Credentials());
@@ -71,7 +71,7 @@ void AddHealthCommands(CommandLine* line) {
                      "live: it runs; ready: it has all that it needs; or a service's full name "
                      "(default: ready)");
   health->add_flag("--wait", options->wait,
-                   "until it is, or the deadline is over (default: 2m; without --wait 5s)");
+                   "wait until it is, or the deadline is over (default: 2m; without --wait 5s)");
 }
 
 }  // namespace shardmesh::client

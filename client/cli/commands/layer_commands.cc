@@ -29,7 +29,7 @@ struct OutputFlags {
   std::string axis_name = "tp";
 };
 
-// Parses a spec, or `unplaced` or `single-device` in its place. The rank is that of the spec.
+// Parses a spec, `unplaced` or `single-device`. The rank is that of the spec.
 absl::StatusOr<ArrayLayout> ParseOperand(std::string_view text) {
   ArrayLayout layout;
   if (text == "unplaced") {
@@ -55,7 +55,7 @@ absl::Status RunOutput(const Invocation& invocation, const OutputFlags& flags) {
   const bool takes_rhs = question.kind != OutputSpecQuestion::Kind::kOperand;
   if (takes_rhs != flags.rhs.has_value()) {
     return WrongUse(takes_rhs ? "--rhs is missing; give the right operand's spec"
-                              : "--rhs is not for an operand, which is --lhs alone");
+                              : "--rhs is not for an operand, which is given by --lhs only");
   }
   if (takes_rhs) {
     question.rhs = *flags.rhs;
@@ -203,7 +203,7 @@ absl::Status RunPromote(const Invocation& invocation, const PromoteFlags& flags)
 void AddOutput(CommandLine* line, CLI::App* group) {
   auto flags = std::make_shared<OutputFlags>();
   CLI::App* const output = line->AddCommand(
-      "output", "Tell a result's spec from those of its operands",
+      "output", "Show the spec of a result, given those of its operands",
       [flags](const Invocation& i) { return RunOutput(i, *flags); }, group);
   AddParsedOption(output, "kind", &flags->kind, ParseOutputKind, "matmul, linear or operand")
       ->required();
@@ -239,7 +239,7 @@ void AddDescribe(CommandLine* line, CLI::App* group) {
   auto flags = std::make_shared<DescribeFlags>();
   ParallelLinearOptions* const options = &flags->question.options;
   CLI::App* const describe = line->AddCommand(
-      "describe", "Tell a linear layer's parameters",
+      "describe", "Show a linear layer's parameters",
       [flags](const Invocation& i) { return RunDescribe(i, *flags); }, group);
   describe->add_option("--in", options->in_features, "inputs")->required();
   describe

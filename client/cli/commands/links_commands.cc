@@ -51,7 +51,7 @@ void PrintMatrix(const ClusterLinks& links, std::string_view title, ToText to_te
 void PrintLinks(const ClusterLinks& links) {
   const auto workers = std::ssize(links.workers);
   if (workers < 2) {
-    std::cout << "One worker alone has no links\n";
+    std::cout << "A single worker has no links\n";
     return;
   }
   std::cout << links.links.size() << " of " << FormatCount(workers * (workers - 1) / 2, "link")
@@ -64,7 +64,7 @@ void PrintLinks(const ClusterLinks& links) {
   PrintMatrix(links, "latency", [](const auto& link) { return FormatTime(link.latency); });
   std::cout << "\n";
   PrintMatrix(links, "bandwidth", [](const rpc::MeasuredLink& link) {
-    // An answer may have any figure; FormatBytes takes only 64-bit integers.
+    // A figure in an answer may be any number; FormatBytes takes only 64-bit integers.
     return StrCat(FormatBytes(static_cast<int64_t>(std::min(link.bytes_per_second, 1e18))), "/s");
   });
   std::cout << "\n";

@@ -106,7 +106,7 @@ absl::Status RunSpmd(const Invocation& invocation, const ResolveFlags& flags) {
     return WrongUse("--fallback and --constrain go with --linen");
   }
   if (flags.values_only && !flags.mesh.empty()) {
-    return WrongUse("--values asks for no spec, and --mesh is given for one");
+    return WrongUse("--values shows no spec, but --mesh is only used for a spec; leave one out");
   }
   SpmdQuestion question{.names = flags.names,
                         .values_only = flags.values_only,
@@ -189,15 +189,15 @@ void AddLogicalCommands(CommandLine* line) {
   resolve->add_option("--context-rules", flags->context,
                       StrCat("those that hold around the array; ", kRulesHelp));
   AddMeshOptions(resolve, &flags->mesh,
-                 "tell what becomes of an array there: axes as dp=4,tp=8:explicit, YAML file, or "
-                 "name in the catalog");
+                 "show the layout of an array on this mesh: axes as dp=4,tp=8:explicit, YAML file, "
+                 "or name in the catalog");
   resolve->add_flag("--linen", flags->linen, "by flax.linen: rules in order, an axis used once");
   AddParsedOption(resolve, "--fallback", &flags->fallback, ParseFallback,
                   "linen, for names that get nothing: axis_is_unsharded (default), raise_error, "
                   "no_constraint");
   resolve->add_flag("--constrain", flags->constrain,
                     "linen: without any rules the array stays as it is");
-  resolve->add_flag("--values", flags->values_only, "the values alone, without a spec");
+  resolve->add_flag("--values", flags->values_only, "only the values, without a spec");
   AddExactOption(resolve, &flags->exact);
 
   auto composed = std::make_shared<ComposeFlags>();

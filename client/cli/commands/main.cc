@@ -1,4 +1,4 @@
-// The program shardmesh: everything that a user does with a cluster, from a terminal.
+// The program shardmesh: the command line for all operations on a cluster.
 #include "client/cli/command_line.h"
 #include "client/cli/commands/command_guide.h"
 #include "client/cli/interruption.h"

@@ -28,7 +28,7 @@ struct ShowFlags {
   bool exact = false;
 };
 
-// The coordinator reads axes, so that a size may be left for it to infer.
+// The coordinator parses axes, so that it can infer a missing size.
 absl::StatusOr<MeshQuestion> QuestionOf(const ShowFlags& flags) {
   MeshQuestion question;
   question.device_count = flags.devices;
@@ -121,7 +121,7 @@ absl::StatusOr<std::vector<std::string>> ParseNames(std::string_view text) {
   return names;
 }
 
-// The devices that the answers are about, in their order.
+// The devices in the answers, in their order.
 std::string DeviceText(const QueryFlags& flags, size_t i) {
   return StrCat(flags.devices.empty() ? static_cast<int64_t>(i) : flags.devices[i]);
 }

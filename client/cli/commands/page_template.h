@@ -1,4 +1,4 @@
-// The parts of a page, with places where data goes.
+// The parts of a page, with placeholders for data.
 //
 //   @@ row
 //   <tr>
@@ -7,8 +7,8 @@
 //
 //   PageTemplate(text).Fill("row", {{"name", "wq"}})   // "<tr><td>wq</td></tr>", and a line break
 //
-// A part reaches to the next line that begins with `@@`. Line breaks and indentation are left out;
-// `\n` at the end of a line stands for a line break. Data is put in as it is: escaped before.
+// A part extends to the next line that begins with `@@`. Line breaks and indentation are removed;
+// `\n` at the end of a line stands for a line break. Data is inserted unchanged: escape it before.
 #ifndef SHARDMESH_CLIENT_CLI_COMMANDS_PAGE_TEMPLATE_H_
 #define SHARDMESH_CLIENT_CLI_COMMANDS_PAGE_TEMPLATE_H_
 
@@ -21,9 +21,9 @@
 
 namespace shardmesh::client {
 
-// Immutable, hence safe to share between threads. Requires that every part and every place that a
-// caller names is there, and that every place is filled. The template is part of the program: a
-// fault in it ends the program with the name of the part or place.
+// Immutable, so threads can share it. Requires that every part and placeholder that a caller names
+// exists, and that every placeholder is filled. The template is part of the program: a fault in it
+// ends the program with the name of the part or placeholder.
 class PageTemplate {
  public:
   using Data = std::initializer_list<std::pair<std::string_view, std::string_view>>;
@@ -32,7 +32,7 @@ class PageTemplate {
 
   // A part, with each `{{name}}` replaced.
   std::string Fill(std::string_view part, Data data) const;
-  // The same of a part that has the place {{content}}: what comes before it, and after it.
+  // The same for a part with the placeholder {{content}}: the text before it and the text after.
   std::string Begin(std::string_view part, Data data = {}) const;
   std::string End(std::string_view part, Data data = {}) const;
 

@@ -63,7 +63,7 @@ absl::StatusOr<std::vector<MeshCriterion>> ParseRanking(std::string_view text) {
 
 struct PlanFlags {
   std::string file;  // positional
-  std::string tree;  // the same by its option
+  std::string tree;  // the same, from its option
   std::string stored_tree;
   std::string rules;
   std::string profile;
@@ -142,7 +142,7 @@ absl::Status CheckFlags(PlanFlags* flags) {
   if (flags->file.empty()) {
     flags->file = flags->tree;
   }
-  // A device is shown once.
+  // Each device is shown once.
   std::vector<int64_t> devices;
   for (const int64_t device : flags->devices) {
     if (std::find(devices.begin(), devices.end(), device) == devices.end()) {
@@ -163,7 +163,7 @@ absl::Status CheckFlags(PlanFlags* flags) {
       !flags->devices.empty() || flags->strict || flags->summary || flags->exact.exact) {
     return WrongUse(
         "--search finds meshes; --mesh, --devices, --html, --device, --strict, --summary and "
-        "--exact are about one that is given");
+        "--exact apply to a given mesh; leave them out");
   }
   return absl::OkStatus();
 }
@@ -181,7 +181,7 @@ absl::Status CheckHasRules(const PlanFlags& flags, const std::vector<TreeTensor>
   return absl::OkStatus();
 }
 
-// The tensors of the file; none where the tree is a stored one.
+// The tensors of the file; none if the tree is a stored one.
 absl::StatusOr<std::vector<TreeTensor>> ReadTreeOf(const PlanFlags& flags) {
   if (!flags.stored_tree.empty()) {
     return std::vector<TreeTensor>();
@@ -201,7 +201,7 @@ absl::Status CheckDevices(const std::vector<int64_t>& devices, const Mesh& mesh)
   return absl::OkStatus();
 }
 
-// Calls `visit(tensor, tiling)` for each tensor as it lies.
+// Calls `visit(tensor, tiling)` for each tensor with its layout.
 template <typename Visit>
 absl::Status ForEachTiling(const Placement& placement, const Mesh& mesh, const Visit& visit) {
   for (size_t i = 0; i < placement.tensors.size(); ++i) {
@@ -287,7 +287,7 @@ std::string MeshText(const MeshCandidate& candidate, const std::vector<SearchAxi
   return StrJoin(pieces, ",");
 }
 
-// A search that finds nothing has failed, though it was answered.
+// A search without a result counts as failed, although it was answered.
 absl::Status SearchVerdict(const MeshSearchResult& result) {
   return result.fitting > 0
              ? absl::OkStatus()
@@ -406,7 +406,7 @@ absl::Status RunPlan(const Invocation& invocation, PlanFlags flags) {
 struct ReshardFlags {
   std::string from;
   std::string to;
-  std::vector<std::string> partial;       // axes of the source that are not reduced
+  std::vector<std::string> partial;       // unreduced axes of the source
   std::vector<std::string> keep_partial;  // of the destination
   std::optional<Shape> shape;
   std::optional<Dtype> dtype;
@@ -628,7 +628,7 @@ void AddPlan(CommandLine* line) {
       "plan", "Show how a model would lie on a mesh, from its header alone, or search for a mesh",
       [flags](const Invocation& i) { return RunPlan(i, *flags); });
   plan->add_option("file", flags->file, kTreeHelp);
-  plan->add_option("--tree", flags->tree, "the same");
+  plan->add_option("--tree", flags->tree, "the same as FILE");
   plan->add_option("--stored-tree", flags->stored_tree, kStoredTreeHelp);
   plan->add_option("--rules", flags->rules,
                    "rules: YAML file, or name in the catalog; not needed where every tensor brings "
@@ -641,7 +641,7 @@ void AddPlan(CommandLine* line) {
   plan->add_flag("--summary", flags->summary, "leave out the table of tensors");
   AddExactOption(plan, &flags->exact);
   plan->add_option("--device", flags->devices,
-                   "a device of the mesh whose tiles to show; may be given again");
+                   "show the tiles of this device of the mesh; may be given again");
   plan->add_option("--html", flags->html, "also write a report with pictures to this file");
   plan->add_option("--search", flags->search,
                    "rank all meshes of that many devices over --axes, instead of a mesh")
@@ -649,10 +649,10 @@ void AddPlan(CommandLine* line) {
   AddParsedOption(plan, "--axes", &flags->axes, ParseSearchAxes,
                   "with --search, the axes: dp,fsdp,tp; tp=8 is fixed, tp=2..8 is bounded");
   AddParsedOption(plan, "--memory", &flags->memory, ParseMemory,
-                  "with --search, what a device can hold, such as 80GiB");
+                  "with --search, the memory of a device, such as 80GiB");
   plan->add_option("--keep", flags->keep, "with --search, how many meshes to show (default: 20)");
   AddParsedOption(plan, "--rank-by", &flags->ranking, ParseRanking,
-                  "with --search, what meshes are compared by, the first that differs decides "
+                  "with --search, the criteria that rank meshes; the first that differs decides "
                   "(default: fit,device_bytes,wasted_bytes,corrections)");
 }
 
@@ -688,7 +688,7 @@ void AddShardings(CommandLine* line) {
       line->AddCommand("shardings", "Show the layouts of the cluster's named arrays",
                        [flags](const Invocation& i) { return RunShardings(i, *flags); });
   line->PrintsNames(shardings);
-  shardings->add_option("prefix", flags->prefix, "what the names begin with");
+  shardings->add_option("prefix", flags->prefix, "only names with this prefix");
   CLI::Option* const specs = shardings->add_flag("--specs", flags->specs, "show the specs alone");
   AddMeshOptions(
       shardings, &flags->mesh,

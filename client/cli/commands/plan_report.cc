@@ -28,13 +28,13 @@ constexpr std::array<std::string_view, kMaxMeshAxes> kColors = {
     "#3b76d6", "#e07b28", "#2f9e63", "#c4417f", "#8455c9", "#b08a12", "#1a97ad", "#d14b3a",
     "#6a8f1f", "#4f5fd0", "#a35a2a", "#16866e", "#b34fb3", "#77736b", "#5b8bb0", "#94465e"};
 
-// Parsed once.
+// Parsed only once.
 const PageTemplate& Template() {
   static const PageTemplate* const page = new PageTemplate(kPlanReportHtml);
   return *page;
 }
 
-// Text as it stands between tags and in quoted attributes. Control characters, which XML does not
+// Text that is valid between tags and in quoted attributes. Control characters, which XML does not
 // allow, become U+FFFD.
 std::string Escape(std::string_view text) {
   std::string escaped;
@@ -108,9 +108,9 @@ std::string DtypeText(const std::optional<Dtype>& dtype) {
   return dtype.has_value() ? std::string(DtypeName(*dtype)) : "-";
 }
 
-// Tensors that a row or a picture stands for.
+// Tensors that share a row or a picture.
 struct Group {
-  std::string name;  // of the first, or their pattern
+  std::string name;  // of the first one, or their pattern
   size_t first = 0;
   int64_t tensors = 0;
   int64_t device_bytes = 0;  // together
@@ -139,7 +139,7 @@ class Page {
   }
 
  private:
-  // Axes as coloured chips.
+  // Axes as coloured labels.
   std::string Chip(std::string_view axis, std::string_view more = "", bool open = false) const {
     const std::optional<int64_t> index = mesh_.FindAxis(axis);
     const std::string_view color = index.has_value() ? ColorOf(*index) : "#888888";
@@ -313,7 +313,7 @@ class Page {
     return axes;
   }
 
-  // The colour of the cut before part `part` of a dimension: of the most major axis that steps on.
+  // The colour of the cut before part `part` of a dimension: of the most major axis that changes.
   std::string_view CutColor(const std::vector<int64_t>& axes, int64_t part) const {
     std::string_view color = "var(--edge)";
     int64_t span = 1;
@@ -326,8 +326,8 @@ class Page {
     return color;
   }
 
-  // The device of the least number that holds the tile at the part `part` of `dim`, and of
-  // `other_dim`; at the first part of every other dimension.
+  // The lowest device that holds the tile at the part `part` of `dim`, and of `other_dim`; at the
+  // first part of every other dimension.
   DeviceId HolderOf(const Tiling& tiling, int64_t dim, int64_t part, int64_t other_dim = -1,
                     int64_t other_part = 0) const {
     DeviceId device = 0;
@@ -345,7 +345,7 @@ class Page {
     return device;
   }
 
-  // The axes that cut nothing of a tensor: along them there are copies.
+  // The axes that do not cut a tensor: it has copies along them.
   std::vector<int64_t> CopyAxesOf(const Tiling& tiling) const {
     std::vector<bool> cuts(static_cast<size_t>(mesh_.axis_count()), false);
     for (int64_t dim = 0; dim < tiling.rank(); ++dim) {
@@ -362,11 +362,11 @@ class Page {
     return copies;
   }
 
-  // The devices that hold a tile, from the first of them on, in a cell of that size; as many as
-  // there is room for, which may be none.
+  // The devices that hold a tile, in ascending order, in a cell of that size. As many as fit,
+  // perhaps none.
   std::string HoldersLabel(const Tiling& tiling, DeviceId first, double x, double y, double width,
                            double height) const {
-    constexpr double kDigitWidth = 6.4;  // of 11 pixels' text
+    constexpr double kDigitWidth = 6.4;  // of text with 11 pixels
     if (height < 14) {
       return "";
     }
@@ -425,7 +425,7 @@ class Page {
       return ruler;
     }
     const size_t tail = 2;
-    const size_t head = most - tail - 2;  // the gap has the room of two
+    const size_t head = most - tail - 2;  // the gap takes the space of two
     const double width = 1.0 / static_cast<double>(most);
     for (size_t i = 0; i < head; ++i) {
       ruler.cells.push_back({static_cast<int64_t>(i), width * static_cast<double>(i),
@@ -478,7 +478,7 @@ class Page {
          {"others", group.tensors == 1 ? std::string()
                                        : StrCat(" and ", Grouped(group.tensors - 1),
                                                 group.tensors == 2 ? " other" : " others")}});
-    // Without a correction they differ in the dimensions that nothing was asked for at most.
+    // Without a correction they differ at most in dimensions without a request.
     if (const TreeSpec& asked = SpecOf(group.first); !asked.corrections.empty()) {
       html_ += page_.Fill("asked", {{"spec", SpecChips(asked.requested)}});
     }
@@ -512,7 +512,7 @@ class Page {
               body, "</svg>");
   }
 
-  // The two dimensions that are drawn as a plane: those of the most parts, later ones first.
+  // The two dimensions drawn as a plane: those with the most parts, later ones first.
   static std::pair<int64_t, int64_t> PlaneOf(const Tiling& tiling) {
     std::vector<int64_t> dims;
     for (int64_t dim = tiling.rank(); dim-- > 0;) {
@@ -524,7 +524,7 @@ class Page {
     return {std::min(dims[0], dims[1]), std::max(dims[0], dims[1])};
   }
 
-  // Two dimensions as a plane, the others as sheets behind it. Returns where the picture ends.
+  // Two dimensions as a plane, the others as sheets behind it. Returns the end of the picture.
   double Grid(const Tiling& tiling, std::string* body) const {
     const auto [down, across] = PlaneOf(tiling);
     int64_t sheets = 1;
@@ -610,7 +610,7 @@ class Page {
     return top + height + 2;
   }
 
-  // Every dimension as a bar, from `top` on. Returns where the bars end.
+  // Every dimension as a bar, from `top` on. Returns the end of the bars.
   double Bars(const Tiling& tiling, double top, double height, std::string* body) const {
     const double left = 52;
     const double width = 190;

@@ -1,4 +1,4 @@
-// A plan as one HTML page: what it comes to, and pictures of how tensors lie on the mesh.
+// A plan as one HTML page: its totals, and pictures of how tensors lie on the mesh.
 #ifndef SHARDMESH_CLIENT_CLI_COMMANDS_PLAN_REPORT_H_
 #define SHARDMESH_CLIENT_CLI_COMMANDS_PLAN_REPORT_H_
 
@@ -12,21 +12,21 @@
 namespace shardmesh::client {
 
 struct PlanReport {
-  std::string title;  // what was planned, such as the file's name
-  std::string rules;  // by which rules; may be empty
-  Mesh mesh;          // that the placement is for
+  std::string title;  // what was planned, e.g. the file's name
+  std::string rules;  // the rules used; may be empty
+  Mesh mesh;          // the mesh of the placement
   const Placement* placement = nullptr;
-  std::vector<DeviceId> devices = {};  // of the mesh, whose tiles to list
+  std::vector<DeviceId> devices = {};  // devices whose tiles are listed
 };
 
-// The most pictures and the most rows of the table of tensors that a page has; it says what it
-// leaves out. Tensors whose names differ in numbers alone, and which lie alike, share a row.
+// The most pictures and table rows on a page; the page states how many are omitted. Tensors share a
+// row if they have equal layouts and their names differ only in numbers.
 inline constexpr size_t kMaxPictures = 60;
 inline constexpr size_t kMaxTensorRows = 5000;
 
-// The page: HTML that is well-formed XML too, and loads nothing. All texts from the plan are
-// escaped. Costs nothing per device of the mesh. Errors: those of Tiling::Create for a placement
-// that is not one of the mesh.
+// The page: HTML that is also well-formed XML, and loads no other files. All texts from the plan
+// are escaped. The cost does not depend on the number of devices. Errors: those of Tiling::Create
+// if the placement does not fit the mesh.
 absl::StatusOr<std::string> PlanHtml(const PlanReport& report);
 
 }  // namespace shardmesh::client

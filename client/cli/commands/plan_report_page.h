@@ -1,4 +1,4 @@
-// The files of the page that plan_report fills in, as the build embeds them without their first
+// The files of the page that plan_report fills. The build embeds them without their first
 // lines.
 #ifndef SHARDMESH_CLIENT_CLI_COMMANDS_PLAN_REPORT_PAGE_H_
 #define SHARDMESH_CLIENT_CLI_COMMANDS_PLAN_REPORT_PAGE_H_

@@ -193,7 +193,7 @@ void AddProfileCommands(CommandLine* line) {
                    "as Python's hashlib names it, such as sha256 (default: md5)")
       ->excludes(attributes)
       ->excludes(profile_option);
-  hash->add_flag("--exact", flags->exact, "know hashlib's names alone");
+  hash->add_flag("--exact", flags->exact, "accept only hashlib's names");
 }
 
 }  // namespace shardmesh::client

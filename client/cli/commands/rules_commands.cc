@@ -27,7 +27,7 @@
 namespace shardmesh::client {
 namespace {
 
-// Returns an error for kExitFailed, though the question was answered.
+// Returns an error for kExitFailed, although the question was answered.
 absl::Status Verdict(std::string_view message) {
   return absl::FailedPreconditionError(ToAbsl(message));
 }
@@ -185,7 +185,7 @@ absl::Status RunLint(const Invocation& invocation, const LintFlags& flags) {
   question.max_findings = flags.max_findings;
   question.compatibility = flags.exact ? Compatibility::kExact : Compatibility::kDefault;
   SHARDMESH_ASSIGN_OR_RETURN(const std::vector<TreeTensor> tree, ReadTrees(flags.trees, &question));
-  // Stored trees and held arrays are a cluster's.
+  // Stored trees and held arrays exist only in a cluster.
   std::shared_ptr<MeshClient> client;
   if (question.held_prefix.has_value()) {
     SHARDMESH_ASSIGN_OR_RETURN(client, invocation.Connect());
@@ -446,7 +446,7 @@ absl::StatusOr<std::string> FileOf(const PatternRulesAnswer& answer,
 }
 
 absl::Status RunFromText(const Invocation& invocation, const FromTextFlags& flags) {
-  // As in the original it makes no rules, which is easily taken for a spec of everything.
+  // As in the original, this makes no rules; a user may mistake it for a spec of everything.
   if (flags.text.find("->") == std::string::npos && !invocation.json) {
     std::cerr << "No rule in \"" << flags.text << "\": a rule is written PATTERN->AXES\n";
   }
@@ -492,12 +492,13 @@ void AddLint(CommandLine* line, CLI::App* rules) {
       ->take_all();
   lint->add_option("--stored-tree", flags->stored_trees, kStoredTreeHelp)->expected(1)->take_all();
   lint->add_option("--held", flags->held_prefix,
-                   "also the cluster's arrays whose names begin so; \"\" for all");
+                   "also the cluster's arrays whose names have this prefix; \"\" for all");
   lint->add_option("--mesh", flags->meshes, StrCat(kMeshHelp, "every one of the catalog)"))
       ->expected(1)
       ->take_all();
   lint->add_option("--profile", flags->profile, kProfileHelp);
-  lint->add_option("--max-findings", flags->max_findings, "most to list of a kind (default: 100)")
+  lint->add_option("--max-findings", flags->max_findings,
+                   "most findings to list of each kind (default: 100)")
       ->check(CLI::Range(1, 1000));
   lint->add_flag("--strict", flags->strict, "fail for corrections too");
   lint->add_flag("--exact", flags->exact, "resolve logical axes as the Python originals do");
@@ -506,7 +507,7 @@ void AddLint(CommandLine* line, CLI::App* rules) {
 void AddDiff(CommandLine* line, CLI::App* rules) {
   auto flags = std::make_shared<DiffFlags>();
   CLI::App* const diff = line->AddCommand(
-      "diff", "Compare where a model lies by two rule sets, or on two meshes",
+      "diff", "Compare a model's layouts under two rule sets, or on two meshes",
       [flags](const Invocation& i) { return RunDiff(i, *flags); }, rules);
   diff->add_option("a", flags->a, StrCat("before; ", kRulesHelp))->required();
   diff->add_option("b", flags->b, StrCat("after; ", kRulesHelp))->required();
@@ -548,7 +549,7 @@ void AddFromText(CommandLine* line, CLI::App* rules) {
       "from-text", "Write rules given in one line as a file, or show the spec of one tensor",
       [flags](const Invocation& i) { return RunFromText(i, *flags); }, rules);
   from_text->add_option("text", flags->text, "such as 'attention|mlp->fsdp.tp,norm->'")->required();
-  from_text->add_option("--tensor", flags->tensor, "name whose spec is wanted");
+  from_text->add_option("--tensor", flags->tensor, "show the spec of the tensor of this name");
   AddParsedOption(from_text, "--default", &flags->default_spec, ParseSpec,
                   "spec of names that no rule matches (default: ())");
 }

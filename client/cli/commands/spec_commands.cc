@@ -59,7 +59,7 @@ absl::StatusOr<Shape> Needed(const std::optional<Shape>& shape) {
   return *shape;
 }
 
-// The tensor of that name, where it is to be looked up in a tree.
+// The tensor with that name, if it must be looked up in a tree.
 absl::StatusOr<TreeTensor> FindTensor(const std::string& path, const std::string& name) {
   SHARDMESH_ASSIGN_OR_RETURN(std::vector<TreeTensor> tensors, ReadTree(path));
   std::vector<std::string_view> names;
@@ -103,8 +103,8 @@ absl::StatusOr<ExplainQuestion> QuestionOf(const SpecFlags& flags) {
   return question;
 }
 
-// A spec that uses an axis twice has no effective spec. Prints the resolution steps as far as they
-// go without a shape. Prints nothing where that fails too.
+// A spec that uses an axis twice has no effective spec. Prints the resolution steps that are
+// possible without a shape. Prints nothing if that fails too.
 void PrintWayToError(const Invocation& invocation, MeshClient* client,
                      const ExplainQuestion& question) {
   SpecAnswer answer;
@@ -384,7 +384,7 @@ void AddSpecCommands(CommandLine* line) {
     AddLogicalOptions(command, flags.get());
     AddShapeAndMesh(command, flags.get());
     command->add_option("--tree", flags->tree,
-                        "where the tensor's shape stands, and its axes if it brings any: "
+                        "source of the tensor's shape, and of its axes if it brings any: "
                         "safetensors file, index, model folder, .json or .jsonl file");
     command->add_flag("--strict", flags->strict, "fail if anything is corrected");
     AddExactOption(command, &flags->exact);
@@ -418,16 +418,17 @@ void AddSpecCommands(CommandLine* line) {
   }
   {
     auto flags = std::make_shared<SpecFlags>();
-    CLI::App* const command =
-        line->AddCommand("tiles", "Show how a tensor lies on a mesh, and who holds what of it",
-                         [flags](const Invocation& i) { return RunTiles(i, *flags); });
+    CLI::App* const command = line->AddCommand(
+        "tiles", "Show how a tensor lies on a mesh, and which device holds which part",
+        [flags](const Invocation& i) { return RunTiles(i, *flags); });
     AddParsedOption(command, "--spec", &flags->spec, ParseSpec, kSpecHelp)->required();
     AddShapeAndMesh(command, flags.get());
-    command->add_option("--device", flags->devices, "a device whose tile to show; may be repeated");
+    command->add_option("--device", flags->devices,
+                        "show the tile of this device; may be repeated");
     command->add_option("--group-of", flags->groups_of,
-                        "a device of whose tile to show all holders; may be repeated");
+                        "show all devices that hold the tile of this device; may be repeated");
     AddParsedOption(command, "--range", &flags->range, ParseTile,
-                    "a range of the tensor whose holders to show, such as 0:16,0:384");
+                    "show the devices that hold this range of the tensor, such as 0:16,0:384");
     AddExactOption(command, &flags->exact);
   }
   {

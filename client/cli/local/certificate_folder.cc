@@ -21,7 +21,7 @@
 namespace shardmesh::client {
 namespace {
 
-// A host's name in every server's certificate.
+// The host name in every server's certificate.
 constexpr const char* kAnyServer = "shardmesh";
 constexpr char kCoordinator[] = "coordinator";
 constexpr char kClient[] = "client";
@@ -60,7 +60,7 @@ bool Exists(const std::string& path) {
 
 absl::Status Unusable(std::string_view what) { return absl::FailedPreconditionError(ToAbsl(what)); }
 
-// The folder's authority, made if there is none.
+// The folder's authority. Creates it if there is none.
 absl::StatusOr<rpc::KeyPair> OpenAuthority(const std::string& folder, absl::Time now,
                                            bool* made_authority) {
   const std::string certificate_path = folder + "/ca.crt";
@@ -70,8 +70,8 @@ absl::StatusOr<rpc::KeyPair> OpenAuthority(const std::string& folder, absl::Time
     return Unusable(StrCat(
         has_certificate ? certificate_path : key_path, " is there and ",
         has_certificate ? key_path : certificate_path,
-        " is not, so nothing can be signed; bring that back, or choose another --dir: an authority "
-        "is not replaced, since whoever trusts it would be cut off"));
+        " is not, so nothing can be signed; bring the missing file back, or choose another --dir: "
+        "an authority is not replaced, because processes that trust it would be cut off"));
   }
   if (has_certificate) {
     rpc::KeyPair authority;
@@ -89,7 +89,7 @@ absl::StatusOr<rpc::KeyPair> OpenAuthority(const std::string& folder, absl::Time
     if (now > not_after) {
       return Unusable(StrCat(
           "the authority in ", folder, " expired ", rpc::FormatRounded(now - not_after),
-          " ago, so nobody takes what it signs; remove ", certificate_path, " and ", key_path,
+          " ago, so peers reject what it signs; remove ", certificate_path, " and ", key_path,
           " and run `shardmesh certs --dir ", folder,
           "` again, which makes another authority and all certificates anew, then give the new ",
           "ca.crt to all who trusted the old one"));
@@ -100,14 +100,14 @@ absl::StatusOr<rpc::KeyPair> OpenAuthority(const std::string& folder, absl::Time
   SHARDMESH_ASSIGN_OR_RETURN(rpc::KeyPair authority,
                              rpc::MakeAuthority(now, now + kAuthorityLifetime));
   SHARDMESH_RETURN_IF_ERROR(MakeFolder(AuthorityFolder(folder), 0700));
-  // The key first: a certificate without it would be in the way of the next try.
+  // The key first: a certificate without a key would block the next attempt.
   SHARDMESH_RETURN_IF_ERROR(WriteFile(key_path, authority.private_key, kPrivate));
   SHARDMESH_RETURN_IF_ERROR(WriteFile(certificate_path, authority.certificate, kPublic));
   *made_authority = true;
   return authority;
 }
 
-// The workers whose certificates lie in the folder.
+// The workers with certificates in the folder.
 std::vector<std::string> WorkersIn(const std::string& folder) {
   std::vector<std::string> workers;
   std::error_code error;

@@ -28,7 +28,7 @@ rpc::TlsFiles ClientTlsFiles(const std::string& folder);
 
 struct CertificateFolderOptions {
   std::string folder;  // made if missing
-  // Beside coordinator and client. `coordinator` and `client` cannot be workers' names here.
+  // Besides coordinator and client. Workers cannot have the names `coordinator` and `client`.
   std::vector<std::string> workers;
   // Additional names and addresses in each server certificate; localhost, its loopback addresses
   // and the identity are always there.

@@ -28,7 +28,7 @@
 namespace shardmesh::client {
 namespace {
 
-// Field 22 of /proc/PID/stat, whose second field, the name in parentheses, may hold anything.
+// Field 22 of /proc/PID/stat. The second field, the name in parentheses, may contain anything.
 std::optional<uint64_t> ReadStartTicks(pid_t pid) {
   std::ifstream file(StrCat("/proc/", pid, "/stat"));
   const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
@@ -36,7 +36,7 @@ std::optional<uint64_t> ReadStartTicks(pid_t pid) {
   if (name_end == std::string::npos) {
     return std::nullopt;
   }
-  // From field 3 on.
+  // The fields from field 3 on.
   const std::vector<std::string> fields =
       absl::StrSplit(text.substr(name_end + 1), ' ', absl::SkipEmpty());
   uint64_t start_ticks = 0;
@@ -46,14 +46,14 @@ std::optional<uint64_t> ReadStartTicks(pid_t pid) {
   return start_ticks;
 }
 
-// Holds on to the process; not valid if it is gone, reaped and all.
+// A descriptor of the process; not valid if the process has ended and was reaped.
 FileDescriptor OpenProcess(const ProcessId& id) {
   FileDescriptor process(static_cast<int>(syscall(SYS_pidfd_open, id.pid, 0)));
   // Check the identity only now: the open descriptor prevents reuse of the pid.
   return ReadStartTicks(id.pid) == id.start_ticks ? std::move(process) : FileDescriptor();
 }
 
-// Whether the process ends, with all its threads, until `deadline`.
+// Whether the process ends, with all its threads, by `deadline`.
 bool AwaitEnd(const FileDescriptor& process, absl::Time deadline) {
   pollfd awaited = {.fd = process.get(), .events = POLLIN, .revents = 0};
   for (;;) {
@@ -79,12 +79,12 @@ int BecomeProgram(const ProcessOptions& options, char* const* arguments, int log
   if (sigprocmask(SIG_SETMASK, &none, nullptr) != 0) {
     return errno;
   }
-  // Nobody may know this process yet: until then it ends with its parent.
+  // No other process may know this process yet: until then it ends with its parent.
   if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) {
     return errno;
   }
   if (getppid() != parent) {
-    return ECHILD;  // the parent ended before it could be watched
+    return ECHILD;  // the parent ended before it was watched
   }
   char go = 0;
   ssize_t size = 0;
@@ -213,7 +213,7 @@ std::optional<std::string> ChildProcess::Ended() {
                             : StrCat("was killed by signal ", WTERMSIG(state), " (",
                                      strsignal(WTERMSIG(state)), ")");
   } else if (reaped < 0 && !IsRunning(id_)) {
-    end_ = "has ended";  // no child of this process: only its parent learns more
+    end_ = "has ended";  // not a child: only its parent gets the status
   }
   return end_;
 }

@@ -18,7 +18,7 @@
 
 namespace shardmesh::client {
 
-// A process for good: the system gives a pid to others later, but never with this start.
+// Identifies a process for ever: the system reuses pids, but never with this start time.
 struct ProcessId {
   pid_t pid = 0;
   // When it started, in the kernel's ticks since boot.
@@ -27,14 +27,14 @@ struct ProcessId {
   friend bool operator==(const ProcessId&, const ProcessId&) = default;
 };
 
-// NOT_FOUND if no process bears the pid.
+// NOT_FOUND if no process has the pid.
 absl::StatusOr<ProcessId> IdentifyProcess(pid_t pid);
-// Whether it still runs, any thread of it; one that has ended and waits to be reaped does not.
+// Whether any thread of it still runs; false for a process that has ended and is not reaped yet.
 bool IsRunning(const ProcessId& id);
-// Sends a signal to this very process. NOT_FOUND if it is gone, PERMISSION_DENIED if it is of
-// another user.
+// Sends a signal to exactly this process. NOT_FOUND if it has ended, PERMISSION_DENIED if it
+// belongs to another user.
 absl::Status SendSignal(const ProcessId& id, int signal);
-// Waits until it is gone; false if it still runs at `deadline`.
+// Waits until it has ended; returns false if it still runs at `deadline`.
 bool WaitUntilGone(const ProcessId& id, absl::Time deadline);
 
 struct ProcessOptions {
@@ -44,7 +44,7 @@ struct ProcessOptions {
   std::string log_path;
   // Gets SIGTERM when the thread that started it ends. Otherwise it continues in its own session.
   bool ends_with_parent = true;
-  // The signal for that; SIGKILL for a process that must leave nothing behind.
+  // The signal for that. SIGKILL for a process that must leave nothing behind.
   int parent_end_signal = 15;
 };
 
@@ -58,14 +58,14 @@ class ChildProcess {
   static absl::StatusOr<ChildProcess> Start(
       const ProcessOptions& options,
       const std::function<absl::Status(const ProcessId&)>& on_made = nullptr);
-  // One that another process started. Its log counts from the beginning.
+  // A process that another process started. Its log counts from the beginning.
   static ChildProcess TakeOver(const ProcessId& id, std::string log_path) {
     return {id, std::move(log_path), 0};
   }
 
   const ProcessId& id() const { return id_; }
   const std::string& log_path() const { return log_path_; }
-  // Where this process' own output begins in the log.
+  // The offset of this process's own output in the log.
   int64_t log_offset_bytes() const { return log_offset_bytes_; }
 
   // Returns nullopt while the process runs. Then returns how it ended, such as `exited with code 1`

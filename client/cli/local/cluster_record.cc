@@ -36,7 +36,7 @@ ProcessId ProcessFromJson(const Json& json) {
   return {json.at("pid").get<pid_t>(), json.at("start_ticks").get<uint64_t>()};
 }
 
-// Asks with SIGTERM, insists with SIGKILL; whether it had to insist.
+// Sends SIGTERM, and SIGKILL if that was not enough; returns whether SIGKILL was needed.
 bool StopProcess(const ProcessId& id, const rpc::SteadyDeadline& deadline) {
   if (!SendSignal(id, SIGTERM).ok() || WaitUntilGone(id, deadline.wall())) {
     return false;
@@ -218,9 +218,9 @@ std::vector<std::string> StopProcesses(const ClusterRecord& record, absl::Durati
       SendSignal(*record.supervisor, SIGTERM).ok()) {
     WaitUntilGone(*record.supervisor, absl::Now() + grace);
   }
-  // All workers at once, each with the whole grace; the coordinator, the first, when they are gone.
+  // Stops all workers at once, each with the whole grace; then the coordinator, the first process.
   for (size_t i = 1; i < record.processes.size(); ++i) {
-    SendSignal(record.processes[i].id, SIGTERM).IgnoreError();  // gone already is as well
+    SendSignal(record.processes[i].id, SIGTERM).IgnoreError();  // it may have ended already
   }
   auto deadline = rpc::SteadyDeadline::After(grace);
   for (size_t i = record.processes.size(); i-- > 0;) {
@@ -250,7 +250,7 @@ absl::Status FinishEnding(const std::string& folder, const ClusterRecord& record
   ClusterRecord ending = record;
   ending.processes = record.Ending();
   if (ending.processes.empty()) {
-    return absl::OkStatus();  // and a continuing `up` is not told to end
+    return absl::OkStatus();  // a continuing `up` gets no signal to end
   }
   StopProcesses(ending, grace);
   SHARDMESH_RETURN_IF_ERROR(CheckStopped(ending));
@@ -268,9 +268,10 @@ absl::Status CheckStopped(const ClusterRecord& record) {
     }
   }
   return running.empty() ? absl::OkStatus()
-                         : absl::FailedPreconditionError(StrCat(
-                               "of the cluster \"", record.name, "\" ", StrJoin(running, ", "),
-                               " does not end, though it was killed; try again when it has ended"));
+                         : absl::FailedPreconditionError(
+                               StrCat("processes of the cluster \"", record.name,
+                                      "\" were killed and still run: ", StrJoin(running, ", "),
+                                      "; try again when they have ended"));
 }
 
 }  // namespace shardmesh::client

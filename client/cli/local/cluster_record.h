@@ -25,10 +25,10 @@ struct RecordedProcess {
   ProcessId id;
   // Empty if unknown.
   std::string log_path;
-  // Where it serves its metrics, HOST:PORT; empty until the cluster was healthy.
+  // The address of its metrics, HOST:PORT; empty until the cluster was healthy.
   std::string metrics_address = {};
-  // Ends with the record's supervisor. Processes that already ran when a supervisor restarted the
-  // others do not.
+  // Whether it ends with the record's supervisor. Processes that already ran when a supervisor
+  // restarted the others do not.
   bool ends_with_supervisor = false;
 };
 
@@ -37,25 +37,25 @@ struct ClusterRecord {
   // Empty until the coordinator listens.
   std::string address;
   std::string mesh;
-  // By which the coordinator at the address is known as this cluster's; empty until the cluster was
+  // Identifies the coordinator at the address as this cluster's; empty until the cluster was
   // healthy.
   std::string cluster_id;
-  // Where state and tiles are kept; empty: in memory.
+  // The folder of state and tiles; empty: in memory.
   std::string data_folder;
-  // With the certificates of its processes and of its clients; empty: plaintext.
+  // The folder of certificates of its processes and clients; empty: plaintext.
   std::string tls_folder = {};
   // The coordinator first.
   std::vector<RecordedProcess> processes;
   // The `up` that stays in the foreground and stops the others when it is stopped.
   std::optional<ProcessId> supervisor;
-  // Set before the first process is told to stop, so that no command takes the remaining ones for a
-  // running cluster.
+  // Set before the first process gets a signal to stop. Commands then know that the remaining ones
+  // are not a running cluster.
   bool is_stopping = false;
 
   // Whether any of them still runs.
   bool IsUp() const;
-  // Returns the running processes that are about to end: all if a stop was begun, and those of a
-  // foreground `up` that is gone.
+  // Returns the running processes that are about to end: all if a stop has begun, and those whose
+  // foreground `up` has ended.
   std::vector<RecordedProcess> Ending() const;
 };
 
@@ -80,12 +80,12 @@ absl::StatusOr<FileDescriptor> LockCluster(
     const std::string& folder, const std::string& name, absl::Duration timeout,
     const std::function<void(const std::string& what)>& on_wait);
 
-// NOT_FOUND if there is no record in the folder; DATA_LOSS if it does not read.
+// NOT_FOUND if there is no record in the folder; DATA_LOSS if it cannot be parsed.
 absl::StatusOr<ClusterRecord> ReadRecord(const std::string& folder);
 absl::Status WriteRecord(const std::string& folder, const ClusterRecord& record);
 // Removes the record; the logs stay for inspection.
 void RemoveRecord(const std::string& folder);
-// Whether the folder's record is of the same processes: no other command has changed it since.
+// Whether the folder's record has the same processes: no other command has changed it since.
 bool IsRecorded(const std::string& folder, const ClusterRecord& record);
 
 // The record of the cluster of that name, if there is one and the cluster is up.
@@ -94,13 +94,13 @@ std::optional<ClusterRecord> RecordedCluster(const std::string& name);
 // Asks the processes to end, workers before the coordinator, and kills those still running after
 // `grace`. Returns the identities of the killed ones.
 std::vector<std::string> StopProcesses(const ClusterRecord& record, absl::Duration grace);
-// As StopProcesses, with the cluster's lock held: notes in the record that they stop, and removes
-// it when they have. It stays if one does not end even when it is killed; `record` then is up.
+// Like StopProcesses, with the cluster's lock held. First marks the record as stopping, and finally
+// removes it. It stays if a process does not end even by SIGKILL; `record` is then current.
 std::vector<std::string> StopRecorded(const std::string& folder, ClusterRecord record,
                                       absl::Duration grace);
-// As StopProcesses, only for processes about to end (ClusterRecord::Ending), with the cluster's
-// lock held. Removes the record if none of the cluster runs then. FAILED_PRECONDITION if a process
-// does not end even when it is killed.
+// Like StopProcesses, but only for processes about to end (ClusterRecord::Ending), with the
+// cluster's lock held. Removes the record if no process of the cluster runs then.
+// FAILED_PRECONDITION if a process does not end even by SIGKILL.
 absl::Status FinishEnding(const std::string& folder, const ClusterRecord& record,
                           absl::Duration grace);
 // FAILED_PRECONDITION, naming them, if some of the processes still run after they were killed.

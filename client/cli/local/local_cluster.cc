@@ -25,19 +25,19 @@ namespace shardmesh::client {
 namespace {
 
 constexpr char kCoordinator[] = "coordinator";
-constexpr char kMesh[] = "default";  // of the cluster; others may exist that no worker serves
+constexpr char kMesh[] = "default";  // its mesh; others may exist without workers
 constexpr char kCoordinatorProgram[] = "shardmesh-coordinator";
 constexpr char kWorkerProgram[] = "shardmesh-worker";
 constexpr char kListening[] = "shardmesh-coordinator listening on ";
 constexpr char kMetricsServed[] = "metrics served port=";
-// How often processes and logs are looked at.
+// How often to check processes and logs.
 constexpr absl::Duration kPollInterval = absl::Milliseconds(20);
 constexpr absl::Duration kGrace = absl::Seconds(10);
 constexpr int kLogLines = 10;
 // How long to wait for the lock in order to record optional data.
 constexpr absl::Duration kRecordLockTimeout = absl::Seconds(3);
 
-// The error of a start whose cluster is not its own any more.
+// The error of a start after another command has taken over the cluster.
 absl::Status TakenOver(const std::string& name) {
   return absl::AbortedError(
       StrCat("another command, such as `shardmesh down`, stopped or changed the cluster \"", name,
@@ -56,12 +56,12 @@ absl::StatusOr<std::unique_ptr<MeshClient>> ConnectUntil(const std::string& addr
   return MeshClient::Connect(address, options);
 }
 
-// The file that a process writes its log to; empty if that is no file.
+// The log file of a process; empty if the log is not a file.
 std::string LogOf(pid_t pid) {
   const std::string output = StrCat("/proc/", pid, "/fd/2");
   std::error_code error;
   if (!std::filesystem::is_regular_file(output, error)) {
-    return "";  // reading on a terminal would wait for its user
+    return "";  // reading from a terminal would wait for the user
   }
   return std::filesystem::read_symlink(output, error).string();
 }
@@ -116,16 +116,17 @@ std::vector<std::string> Choose(const ClusterRecord& record,
   return chosen;
 }
 
-// Returns OK if the ended processes of a cluster can be restarted as `options` say.
+// Returns OK if the ended processes of a cluster can be restarted with `options`.
 absl::Status CheckResumable(const ClusterRecord& record, const LocalClusterOptions& options,
                             const std::vector<std::string>& ended) {
   const auto refused = [&](std::string_view why) {
-    return WithReason(
-        absl::FailedPreconditionError(StrCat(
-            "of the cluster \"", record.name, "\" at ", record.address, " ", StrJoin(ended, ", "),
-            " ended and the others run; ", why, ", or stop them with `shardmesh down --cluster ",
-            record.name, "` and start again: what is under --data-dir stays")),
-        Reason::kAlreadyExists, {{fact::kKind, "cluster"}, {fact::kName, record.name}});
+    return WithReason(absl::FailedPreconditionError(StrCat(
+                          "the cluster \"", record.name, "\" at ", record.address,
+                          " runs without these processes, which have ended: ", StrJoin(ended, ", "),
+                          "; ", why, ", or stop them with `shardmesh down --cluster ", record.name,
+                          "` and start again: what is under --data-dir stays")),
+                      Reason::kAlreadyExists,
+                      {{fact::kKind, "cluster"}, {fact::kName, record.name}});
   };
   if (record.supervisor.has_value() && IsRunning(*record.supervisor)) {
     return refused(
@@ -135,7 +136,7 @@ absl::Status CheckResumable(const ClusterRecord& record, const LocalClusterOptio
       options.port == 0 || absl::EndsWith(record.address, StrCat(":", options.port));
   if (record.mesh != options.mesh.ToString() || record.data_folder != options.data_folder ||
       record.tls_folder != options.tls_folder || !same_port) {
-    return refused(StrCat("to have that started again give its own --mesh ", record.mesh,
+    return refused(StrCat("to start them again, give the cluster's own --mesh ", record.mesh,
                           record.data_folder.empty() ? " without --data-dir" : " and --data-dir ",
                           record.data_folder,
                           record.tls_folder.empty() ? ", without --tls" : " and --tls ",
@@ -275,7 +276,7 @@ absl::Status LocalCluster::NoteMetrics() {
       continue;
     }
     const std::string log = ReadLog(member.process.log_path(), member.process.log_offset_bytes());
-    // The log of an adopted process may contain earlier runs as well.
+    // The log of an adopted process may also contain earlier runs.
     const size_t line = log.rfind(kMetricsServed);
     if (line != std::string::npos) {
       const size_t begin = line + sizeof(kMetricsServed) - 1;
@@ -385,7 +386,7 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(LocalClusterOp
       if (listened && (!old->data_folder.empty() || IsRunning(old->processes.front().id))) {
         return Resume(std::move(options), *old, std::move(lock), limit.wall());
       }
-      replaced_why = listened ? "The coordinator had ended, and with it what it kept in memory"
+      replaced_why = listened ? "The coordinator had ended, and its state was only in memory"
                               : "An earlier start was cut off";
       StopRecorded(options.folder, *old, kGrace);
       SHARDMESH_RETURN_IF_ERROR(CheckStopped(*old));
@@ -499,8 +500,8 @@ absl::Status LocalCluster::Signal(const std::string& identity, int signal) {
   }
   SHARDMESH_RETURN_IF_ERROR(SendSignal(member->process.id(), signal));
   if (signal == SIGSTOP) {
-    // Its threads go on until the one that takes the signal has run. WNOWAIT: others wait for it
-    // too.
+    // Its threads continue until the one that gets the signal has run. WNOWAIT: other code also
+    // waits for it.
     const auto deadline = rpc::SteadyDeadline::After(absl::Seconds(10));
     siginfo_t info = {};
     while (waitid(P_PID, static_cast<id_t>(member->process.id().pid), &info,
@@ -540,7 +541,7 @@ absl::Status LocalCluster::StartAgain(const std::string& identity, absl::Time de
 }
 
 std::vector<std::string> LocalCluster::Stop(absl::Duration grace) {
-  // A `down` has the lock while it waits for the supervisor of processes that end with it: these
+  // A `down` holds the lock while it waits for the supervisor of processes that end with it. These
   // are stopped without the lock, and `down` removes the record.
   const bool is_start = lock_.valid();
   const absl::StatusOr<FileDescriptor> lock =
@@ -548,7 +549,7 @@ std::vector<std::string> LocalCluster::Stop(absl::Duration grace) {
                : LockCluster(options_.folder, options_.name,
                              options_.ends_with_parent ? absl::ZeroDuration() : kClusterLockTimeout,
                              nullptr);
-  // Under the lock of its start no other command has changed the record, whatever is in it.
+  // Its start holds the lock, so no other command has changed the record, whatever it contains.
   const bool is_own = is_start || IsRecorded(options_.folder, record_);
   if (!is_own && !options_.ends_with_parent) {
     return {};
@@ -564,7 +565,7 @@ std::vector<std::string> LocalCluster::Stop(absl::Duration grace) {
 
 void FollowRestarts(ClusterRecord* record, absl::Time deadline) {
   if (record->cluster_id.empty()) {
-    return;  // the coordinator that answers may be another cluster's
+    return;  // the answering coordinator may be another cluster's
   }
   const auto client = ConnectUntil(record->address, record->tls_folder, deadline);
   // Asks for all workers: their mesh may have been changed or deleted since they were started.
@@ -572,7 +573,7 @@ void FollowRestarts(ClusterRecord* record, absl::Time deadline) {
                                                    ? (*client)->cluster().GetStatus()
                                                    : absl::StatusOr<ClusterStatus>(client.status());
   if (!status.ok() || status->cluster_id != record->cluster_id) {
-    return;  // no coordinator knows more than the record
+    return;  // no coordinator has newer data than the record
   }
   const auto follow = [record](const std::string& identity, int64_t pid, std::string_view program) {
     for (RecordedProcess& process : record->processes) {

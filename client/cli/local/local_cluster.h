@@ -21,17 +21,17 @@ namespace shardmesh::client {
 
 struct LocalClusterOptions {
   std::string name = "default";
-  // For the record and the logs; see ClusterFolder. Made if missing.
+  // The name for the record and the logs; see ClusterFolder. The folder is made if missing.
   std::string folder;
-  // Where the programs shardmesh-coordinator and shardmesh-worker lie.
+  // The folder of the programs shardmesh-coordinator and shardmesh-worker.
   std::string binary_folder;
   // The mesh "default"; one worker for each device.
   Mesh mesh;
-  // The coordinator's; 0: a free one.
+  // The coordinator's port; 0: a free one.
   int port = 0;
   // Keeps state and tiles below this folder; empty: in memory.
   std::string data_folder;
-  // With certificates as WriteCertificates makes them, of workers named as here; empty: plaintext.
+  // The folder of WriteCertificates, for workers with these names; empty: plaintext.
   std::string tls_folder;
   // The flag --memory of each worker; empty: the worker's default.
   std::string worker_memory;
@@ -69,7 +69,7 @@ class LocalCluster {
   //   nothing is stopped, as after Detach. Only the restarted processes end with this process where
   //   ends_with_parent says so, even if it is killed. FAILED_PRECONDITION if the cluster has
   //   another mesh, port, data folder or certificates, or an `up` in the foreground.
-  // - A part of it is up, but unusable: the rest is stopped, and the cluster starts anew; see
+  // - A part of it is up, but unusable: the rest is stopped, and the cluster starts again; see
   //   replaced(). This holds if its start was cut off before the coordinator listened, if it is in
   //   memory and without a coordinator, or if all of it is about to end (ClusterRecord::Ending).
   // - Its record is unreadable: DATA_LOSS, as of ReadRecord.
@@ -87,9 +87,9 @@ class LocalCluster {
 
   const std::string& address() const { return record_.address; }
   const ClusterRecord& record() const { return record_; }
-  // The identities that Start found ended and started again.
+  // The identities of ended processes that Start restarted.
   const std::vector<std::string>& restarted() const { return restarted_; }
-  // The identities that Start stopped, and why, as the beginning of a sentence.
+  // The identities that Start stopped, and the reason, as the beginning of a sentence.
   const std::vector<std::string>& replaced() const { return replaced_; }
   const std::string& replaced_why() const { return replaced_why_; }
 
@@ -103,15 +103,15 @@ class LocalCluster {
   std::vector<EndedProcess> CollectEnded();
   bool AnyRunning() const;
 
-  // Sends a signal to the coordinator or a worker; one that is stopped (SIGSTOP) has stopped when
-  // this returns, or DEADLINE_EXCEEDED after 10 s. NOT_FOUND for another identity, or if it is
-  // gone.
+  // Sends a signal to the coordinator or a worker. A process that gets SIGSTOP has stopped when
+  // this returns, or DEADLINE_EXCEEDED after 10 s. NOT_FOUND for an unknown identity, or if the
+  // process has ended.
   absl::Status Signal(const std::string& identity, int signal);
-  // Starts it again, as it was: the coordinator at the same port, a worker with the same identity.
+  // Restarts it unchanged: the coordinator at the same port, a worker with the same identity.
   // FAILED_PRECONDITION while it still runs.
   absl::Status Restart(const std::string& identity, absl::Time deadline);
 
-  // Ends all processes (see StopRecorded); returns the identities of those that had to be killed.
+  // Ends all processes (see StopRecorded). Returns the identities that had to be killed.
   // Processes that outlive this one are not stopped if another command has taken them over.
   std::vector<std::string> Stop(absl::Duration grace);
   // Leaves the processes running when this object is destroyed.
@@ -136,23 +136,23 @@ class LocalCluster {
                                                               absl::Time deadline);
 
   std::string LogPath(const std::string& identity) const;
-  // The flags of TLS, where the cluster has it.
+  // The flags of TLS, if the cluster uses it.
   void AddTls(const rpc::TlsFiles& files, std::vector<std::string>* command) const;
   ProcessOptions CoordinatorProcess(const std::string& listen) const;
   ProcessOptions WorkerProcess(const std::string& identity) const;
-  // Starts a process, which is in the record before its program begins. With the lock held.
+  // Starts a process, which is in the record before its program begins. Requires the lock.
   absl::Status Launch(const std::string& identity, ProcessOptions process);
-  // As Restart, with the lock held.
+  // Like Restart, with the lock held.
   absl::Status StartAgain(const std::string& identity, absl::Time deadline);
   // Waits for the coordinator's line with its address.
   absl::Status WaitUntilListening(Member* coordinator, absl::Time deadline);
-  // Writes the record with the members, one of them replaced or a further one added. Where it
-  // cannot be written, record_ stays as it was.
+  // Writes the record with the members: one of them replaced, or one more added. If that fails,
+  // record_ stays unchanged.
   absl::Status WriteDown(const RecordedProcess* starting = nullptr);
-  // Reads from the logs where metrics are served, and notes it down if the record is still this
-  // cluster's.
+  // Reads the addresses of metrics from the logs, and writes them to the record if that is still
+  // this cluster's.
   absl::Status NoteMetrics();
-  // As WaitUntilHealthy, without a check for changes by other commands.
+  // Like WaitUntilHealthy, without a check for changes by other commands.
   absl::Status AwaitHealthy(absl::Time deadline);
   Member* Find(const std::string& identity);
   // An error about a member, with the end of its log.
@@ -165,7 +165,7 @@ class LocalCluster {
   std::vector<std::string> replaced_;
   std::string replaced_why_;
   bool detached_ = false;
-  FileDescriptor lock_;  // the cluster's, while Start has it: a start that fails stops under it
+  FileDescriptor lock_;  // held during Start; a failed start stops processes first
 };
 
 // Records a process that was restarted by hand as the one that the coordinator knows, if it runs on

@@ -118,8 +118,8 @@ TEST(CollectiveCheckTest, RefusesCollectivesThatCannotBeWithTheReason) {
        "there is nothing to exchange"},
       {{.kind = Kind::kAllReduce, .axes = tp, .reduction = Reduction::kMax},
        Reason::kInvalidSpec,
-       "partial sums along dp, of which products, minima and maxima mean nothing; sum over dp "
-       "first",
+       "partial sums along dp, and a product, minimum or maximum of partial sums means nothing; "
+       "sum over dp first",
        Spec({{"tp"}, {}}, {"dp"})},
       {{.kind = Kind::kReduceScatter, .axes = tp, .reduction = Reduction::kProduct},
        Reason::kInvalidSpec,
@@ -140,8 +140,8 @@ TEST(CollectiveCheckTest, RefusesCollectivesThatCannotBeWithTheReason) {
        "gather has no algorithm \"ring\"; those that fit: pairwise"},
       {{.axes = tp, .algorithm = CollectiveAlgorithm::kRing},
        Reason::kBadField,
-       "a ring sums in an order of its own, which all-reduce allows with the order \"fastest\" "
-       "alone; those that fit: pairwise, direct, doubling, halving"},
+       "a ring sums in an order of its own, and all-reduce allows that only with the order "
+       "\"fastest\"; those that fit: pairwise, direct, doubling, halving"},
   };
   for (const Case& c : cases) {
     const auto plan = PlanOf(c.op, Value(c.shape, c.spec, c.dtype));

@@ -80,7 +80,7 @@ TEST(TreeFileTest, RefusesWhatIsNoTreeAndNamesThePlace) {
       {"[]", Reason::kBadFile, "a list stands where the tree's object should"},
       {"7", Reason::kBadFile, "the number 7 stands where"},
       {"null", Reason::kBadFile, "null stands where"},
-      {R"({"shape": [1]})", Reason::kBadFile, "the whole is one tensor, without a name"},
+      {R"({"shape": [1]})", Reason::kBadFile, "the file is one tensor without a name"},
       {R"({"a": 3})", Reason::kBadFile, "the number 3 stands at the key \"a\""},
       {R"({"a": {"shape": [1], "kind": "x"}})", Reason::kBadFile, "\"a\": the text \"x\" stands"},
       {R"({"a": {"shape": [1], "kind": [1]}})", Reason::kBadFile, "a list stands at the key"},

@@ -372,7 +372,7 @@ TEST_F(CertificateWatchTest, AHalfWrittenPairIsNotTaken) {
   watch_.reset();  // it tells of what it did when that is done
   EXPECT_THAT(
       ::testing::internal::GetCapturedStderr(),
-      AllOf(HasSubstr("cannot be used, those before stay in use"),
+      AllOf(HasSubstr("cannot be used; the previous ones stay in use"),
             HasSubstr("is not the key of the certificate"), HasSubstr("certificates reloaded")));
 }
 
@@ -412,8 +412,9 @@ TEST_F(CertificateWatchTest, SaysOnceThatNewFilesCannotBeUsedThoughTheReasonTell
   absl::SleepFor(
       absl::Seconds(2));  // of several looks two tell of it: the fixture's watch, and this
   const std::string log = ::testing::internal::GetCapturedStderr();
-  const std::string line = StrCat(
-      "those before stay in use error=\"FAILED_PRECONDITION: ", files_.certificate, " expired");
+  const std::string line =
+      StrCat("the previous ones stay in use error=\"FAILED_PRECONDITION: ", files_.certificate,
+             " expired");
   size_t told = 0;  // of watches of earlier tests nothing counts, which live as long as the process
   for (size_t at = 0; (at = log.find(line, at)) != std::string::npos; ++at) {
     ++told;

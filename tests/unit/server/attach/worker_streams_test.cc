@@ -124,10 +124,11 @@ class WorkerStreamsTest : public WorkerStreamsFixture {
   void ReportPeers(FakeStream* stream, const std::vector<std::string>& unreached = {}) {
     streams_->PeersReported(stream, members_.view()->epoch, unreached);
   }
-  // Whether all were told of the newest view: the answer no longer says that they are being told.
+  // Whether all were told of the newest view: the answer no longer says that they are being
+  // notified.
   bool IsTold(const std::string& mesh_id) {
     return Eventually([&] {
-      return streams_->CheckReady(mesh_id).message().find("being told") == std::string::npos;
+      return streams_->CheckReady(mesh_id).message().find("being notified") == std::string::npos;
     });
   }
   static WorkRef Work(int64_t sequence, const std::vector<std::string>& identities) {

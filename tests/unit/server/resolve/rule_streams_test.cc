@@ -223,17 +223,19 @@ TEST_F(RuleStreamsTest, LooksThroughRulesOverSeveralTreesOfARequestByThemselves)
   absl::Status status = Lint(header, {pieces[0]});
   EXPECT_THAT(status, StatusIs(kInvalid, Reason::kBadField));
   EXPECT_EQ(FieldOf(status), "header.given_trees");
-  EXPECT_THAT(std::string(status.message()),
-              HasSubstr("tells of 3 tensors of 'bert.json', tree 1 of 2; 2 of them came, 2 in all: "
-                        "send the others, or lower its tensors"));
-  EXPECT_THAT(std::string(Lint(header, {pieces[0], pieces[1]}).message()),
-              HasSubstr("tells of 2 tensors of 'moe.json', tree 2 of 2; 1 of them came, 4 in all"));
+  EXPECT_THAT(
+      std::string(status.message()),
+      HasSubstr("announces 3 tensors of 'bert.json', tree 1 of 2; 2 of them came, 2 in all: "
+                "send the others, or lower its `tensors`"));
+  EXPECT_THAT(
+      std::string(Lint(header, {pieces[0], pieces[1]}).message()),
+      HasSubstr("announces 2 tensors of 'moe.json', tree 2 of 2; 1 of them came, 4 in all"));
   status = Lint(header, {pieces[0], pieces[1], pieces[2], pieces[2]});
   EXPECT_THAT(status, StatusIs(kInvalid, Reason::kBadField));
   EXPECT_EQ(FieldOf(status), "tensors");
   EXPECT_THAT(std::string(status.message()),
-              HasSubstr("tensor 'gate' comes after the 5 that header.given_trees tells of; raise "
-                        "the tensors of its tree, or leave it out"));
+              HasSubstr("tensor 'gate' comes after the 5 that header.given_trees announces; raise "
+                        "`tensors` of its tree, or leave it out"));
   EXPECT_THAT(Lint(header, {pieces[0], pieces[1], Columns({{"kernel", {9}}})}),
               StatusIs(kInvalid, Reason::kBadField))
       << "twice in a tree";

@@ -1121,7 +1121,7 @@ TEST_F(ArrayRegistryTest, FindsTheLastVersionsThatLeftAnArrayAndNoMore) {
   }
   EXPECT_THAT(registry_->FindName("keep0", registry_->VersionOf("keep0")), IsOk());
   EXPECT_THAT(std::string(registry_->FindName("w", versions[0]).status().message()),
-              EndsWith(StrCat("or never was; the current version is ", versions.back())));
+              EndsWith(StrCat("or never existed; the current version is ", versions.back())));
   EXPECT_THAT(std::string(registry_->FindName("nothing", 1).status().message()),
               EndsWith("; there is no array of that name now"));
 }

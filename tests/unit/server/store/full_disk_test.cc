@@ -330,9 +330,9 @@ TEST_F(FullDiskTest, TellsOfTheUseOfAPartThatAnEarlierProcessLeft) {
   EXPECT_TRUE(test::Eventually([&] { return ReserveBytes(disk) == kReservedBytes; }));
   store.reset();
   const std::string log = ::testing::internal::GetCapturedStderr();
-  EXPECT_THAT(log, HasSubstr("the disk has too little room to keep back"));
-  EXPECT_THAT(log, HasSubstr("what is kept back for deletions and starts is being used"));
-  EXPECT_THAT(log, HasSubstr("what is kept back for deletions and starts is whole again"));
+  EXPECT_THAT(log, HasSubstr("the disk has too little room for the reserve"));
+  EXPECT_THAT(log, HasSubstr("the reserve for deletions and starts is being used"));
+  EXPECT_THAT(log, HasSubstr("the reserve for deletions and starts is whole again"));
 }
 
 TEST_F(FullDiskTest, AQuotaThatIsUsedUpTakesNothingOfWhatTheDiskKeepsBack) {
