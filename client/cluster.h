@@ -44,7 +44,7 @@ class ClusterClient {
   // no such mesh. FAILED_PRECONDITION: no worker is attached, or a rank of the mesh has none.
   absl::StatusOr<ClusterLinks> ListLinks(const std::string& mesh_id = "",
                                          const CallOptions& options = {});
-  // `validate_only` of these five changes: makes all checks and no change, and returns the answer
+  // `validate_only` of the changes below: makes all checks and no change, and returns the answer
   // that the change would give, as far as it is known before.
 
   // Takes a worker out of use, or (`resume`) back into use. Returns its tiles and work. NOT_FOUND:

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "process/log.h"
+#include "rpc/codec/field_check.h"
 #include "rpc/codec/status.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
@@ -20,11 +21,6 @@ namespace {
 
 // Ranks that an answer names.
 constexpr int64_t kMostRanks = 1'000;
-
-absl::Status CheckIdentity(const std::string& identity, std::string_view field) {
-  if (!identity.empty()) return absl::OkStatus();
-  return rpc::BadField(field, "is empty; `shardmesh status` lists the workers");
-}
 
 template <typename Response>
 void Encode(const std::vector<ServedRank>& ranks, Response* to) {
@@ -42,7 +38,7 @@ void Encode(const std::vector<ServedRank>& ranks, Response* to) {
 absl::Status WorkerCalls::DrainWorker(const v1::DrainWorkerRequest& request,
                                       v1::DrainWorkerResponse* response) const {
   const std::string& identity = request.identity();
-  SHARDMESH_RETURN_IF_ERROR(CheckIdentity(identity, "identity"));
+  SHARDMESH_RETURN_IF_ERROR(rpc::CheckIdentity(identity, "identity"));
   if (request.validate_only()) {
     SHARDMESH_RETURN_IF_ERROR(membership_->CheckDrain(identity, !request.resume()));
   } else {
@@ -70,7 +66,7 @@ absl::Status WorkerCalls::DrainWorker(const v1::DrainWorkerRequest& request,
 }
 
 absl::Status WorkerCalls::ForgetWorker(const v1::ForgetWorkerRequest& request) const {
-  SHARDMESH_RETURN_IF_ERROR(CheckIdentity(request.identity(), "identity"));
+  SHARDMESH_RETURN_IF_ERROR(rpc::CheckIdentity(request.identity(), "identity"));
   if (request.validate_only()) return membership_->CheckForget(request.identity());
   SHARDMESH_RETURN_IF_ERROR(membership_->Forget(request.identity()));
   LogInfo("a worker is forgotten", {{"identity", request.identity()}});
@@ -88,8 +84,8 @@ struct WorkerCalls::Replacement {
 
 absl::Status WorkerCalls::CheckReplace(const v1::ReplaceWorkerRequest& request,
                                        const std::vector<ServedRank>& ranks) const {
-  SHARDMESH_RETURN_IF_ERROR(CheckIdentity(request.identity(), "identity"));
-  SHARDMESH_RETURN_IF_ERROR(CheckIdentity(request.replacement(), "replacement"));
+  SHARDMESH_RETURN_IF_ERROR(rpc::CheckIdentity(request.identity(), "identity"));
+  SHARDMESH_RETURN_IF_ERROR(rpc::CheckIdentity(request.replacement(), "replacement"));
   if (request.identity() == request.replacement()) {
     return rpc::BadField("replacement", "is the worker that is to be replaced; name another");
   }

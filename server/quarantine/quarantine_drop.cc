@@ -64,8 +64,7 @@ void DropListed(const DropPtr& drop) {
 
 void ListForDrop(const DropPtr& drop);
 
-// Asks the workers that have attached since the others were asked. When there are none, checks and
-// drops.
+// Asks the workers that attached since the others were asked. When none are left, checks and drops.
 void ListUnasked(const DropPtr& drop) {
   const std::shared_ptr<const MembershipView> view = drop->context.membership->view();
   for (const std::string& identity : TakeUnasked(*view, &drop->asked)) {

@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 
+#include "rpc/codec/field_check.h"
 #include "sharding/mesh.h"
 #include "status/fact_keys.h"
 #include "status/nearest_name.h"
@@ -16,7 +17,6 @@
 namespace shardmesh::server {
 namespace {
 
-constexpr size_t kMaxIdentityBytes = 255;
 // Most ranks that an error names.
 constexpr size_t kMostRanksNamed = 16;
 // The longest stop of this process after which the silence of workers still counts.
@@ -42,14 +42,8 @@ absl::Status BadField(std::string message) {
   return WithReason(absl::InvalidArgumentError(message), Reason::kBadField);
 }
 
-absl::Status CheckIdentity(const std::string& identity) {
-  if (!identity.empty() && identity.size() <= kMaxIdentityBytes) return absl::OkStatus();
-  return BadField(StrCat("a worker's identity has ", identity.size(), " bytes; it must have 1 to ",
-                         kMaxIdentityBytes));
-}
-
 absl::Status CheckInfo(const WorkerInfo& info) {
-  SHARDMESH_RETURN_IF_ERROR(CheckIdentity(info.identity));
+  SHARDMESH_RETURN_IF_ERROR(rpc::CheckIdentity(info.identity, "identity"));
   if (info.incarnation == 0) {
     return BadField(StrCat("worker \"", info.identity,
                            "\" has incarnation 0; it must draw another at each start"));
@@ -100,7 +94,7 @@ absl::Status CheckIdentities(std::string_view mesh_id, int64_t size,
   }
   std::set<std::string_view> distinct;
   for (const std::string& identity : identities) {
-    SHARDMESH_RETURN_IF_ERROR(CheckIdentity(identity));
+    SHARDMESH_RETURN_IF_ERROR(rpc::CheckIdentity(identity, "workers"));
     if (!distinct.insert(identity).second) {
       return BadField(StrCat("mesh \"", mesh_id, "\" names worker \"", identity,
                              "\" for two ranks; a worker serves one rank of a mesh"));

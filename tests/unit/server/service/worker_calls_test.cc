@@ -117,6 +117,19 @@ TEST_F(WorkerCallsTest, ADrainedWorkerGetsNoWorkUntilItIsResumed) {
   ASSERT_THAT(Drain(Worker(1), /*resume=*/true), IsOk()) << "once more";
 }
 
+TEST_F(WorkerCallsTest, AnIdentityThatNoWorkerCanHaveIsRefused) {
+  ASSERT_NO_FATAL_FAILURE(Start(1, 1));
+  for (const std::string& identity : {std::string("a\nb"), std::string()}) {
+    for (const absl::Status& refused :
+         {Drain(identity).status(), Forget(identity), Replace(identity, Worker(0)).status(),
+          Replace(Worker(0), identity).status()}) {
+      EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+    }
+  }
+  EXPECT_THAT(Drain(std::string(256, 'x')).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kLimitExceeded));
+}
+
 TEST_F(WorkerCallsTest, AWorkerWithoutAPortForItsPeersShowsNone) {
   ASSERT_NO_FATAL_FAILURE(Start(1, 1));
   const auto status = Status();
