@@ -240,7 +240,7 @@ absl::Status CheckUnequal(const CollectiveOp& op, const Axes& axes,
 }
 
 // Products, minima and maxima of partial sums have no meaning.
-absl::Status CheckPartialSums(const CollectiveOp& op, const Layout& layout) {
+absl::Status CheckPartialSums(const CollectiveOp& op, const ValueLayout& layout) {
   const bool is_linear = op.reduction == Reduction::kSum || op.reduction == Reduction::kMean;
   if (!IsReduction(op.kind) || is_linear || layout.unreduced.empty()) {
     return absl::OkStatus();
@@ -255,7 +255,7 @@ absl::Status CheckPartialSums(const CollectiveOp& op, const Layout& layout) {
 
 // A permutation may not make replicas differ.
 absl::Status CheckReplicas(const CollectiveOp& op, const Axes& axes, const ValueDescriptor& value,
-                           const Layout& layout) {
+                           const ValueLayout& layout) {
   if (op.kind != CollectiveKind::kPermute) {
     return absl::OkStatus();
   }
@@ -277,7 +277,7 @@ absl::Status CheckReplicas(const CollectiveOp& op, const Axes& axes, const Value
 
 // Tiles are joined along the minor axes of their dimension.
 absl::Status CheckJoinedAxes(const CollectiveOp& op, const Axes& axes, const ValueDescriptor& value,
-                             const Layout& layout) {
+                             const ValueLayout& layout) {
   if (!JoinsTiles(op.kind)) {
     return absl::OkStatus();
   }
@@ -362,7 +362,7 @@ absl::Status CheckCollective(const CollectiveOp& op, const Axes& axes, const Val
   SHARDMESH_RETURN_IF_ERROR(CheckParts(op, ranks, value.dtype, tile));
   SHARDMESH_RETURN_IF_ERROR(CheckChosenAlgorithm(op));
   SHARDMESH_RETURN_IF_ERROR(CheckUnequal(op, axes, value));
-  const Layout layout = LayoutOf(mesh, value);
+  const ValueLayout layout = LayoutOf(mesh, value);
   SHARDMESH_RETURN_IF_ERROR(CheckPartialSums(op, layout));
   SHARDMESH_RETURN_IF_ERROR(CheckReplicas(op, axes, value, layout));
   return CheckJoinedAxes(op, axes, value, layout);

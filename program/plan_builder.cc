@@ -46,7 +46,7 @@ struct CollectiveResult {
   const CollectiveOp& op;
   const Axes& axes;  // at least one
   ValueDescriptor value;
-  Layout layout;  // of `value`; its spec is made from it at the end
+  ValueLayout layout;  // of `value`; its spec is made from it at the end
 
   // Tiles stay unchanged: a dimension that the group partitions shrinks by it.
   void Merge() {
@@ -171,7 +171,7 @@ ValueIndex PlanBuilder::EmitCollective(CollectiveOp op, ValueDescriptor output) 
 }
 
 ValueIndex PlanBuilder::AllReduce(ValueIndex input, const Axes& axes, Reduction reduction) {
-  Layout layout = LayoutOf(input);
+  ValueLayout layout = LayoutOf(input);
   std::erase_if(layout.unreduced, [&](const std::string& axis) { return Contains(axes, axis); });
   ValueDescriptor output = value(input);
   output.spec = ToSpec(layout);
@@ -181,7 +181,7 @@ ValueIndex PlanBuilder::AllReduce(ValueIndex input, const Axes& axes, Reduction 
 }
 
 ValueIndex PlanBuilder::AllGather(ValueIndex input, const Axes& axes, int64_t dimension) {
-  Layout layout = LayoutOf(input);
+  ValueLayout layout = LayoutOf(input);
   Axes& gathered = layout.dims[static_cast<size_t>(dimension)];
   gathered.resize(gathered.size() - axes.size());
   ValueDescriptor output = value(input);
@@ -196,7 +196,7 @@ ValueIndex PlanBuilder::Reduced(ValueIndex input) {
   return unreduced.empty() ? input : AllReduce(input, unreduced, Reduction::kSum);
 }
 
-ValueIndex PlanBuilder::LaidOut(ValueIndex input, const Layout& target) {
+ValueIndex PlanBuilder::LaidOut(ValueIndex input, const ValueLayout& target) {
   ValueIndex current = Reduced(input);
   for (size_t dim = 0; dim < target.dims.size(); ++dim) {
     const Axes have = LayoutOf(current).dims[dim];
@@ -275,16 +275,16 @@ absl::Status PlanBuilder::CheckProduct(const Product& product) const {
 ValueIndex PlanBuilder::AddProduct(const Product& product, bool keep_rhs) {
   const ValueIndex lhs_value = Reduced(product.lhs);
   const ValueIndex rhs_value = Reduced(product.rhs);
-  Layout lhs = LayoutOf(lhs_value);
-  Layout rhs = LayoutOf(rhs_value);
+  ValueLayout lhs = LayoutOf(lhs_value);
+  ValueLayout rhs = LayoutOf(rhs_value);
   const size_t lhs_k = product.transpose_lhs ? 0 : lhs.dims.size() - 1;
   const size_t rhs_k = product.transpose_rhs ? 1 : 0;
   const size_t rhs_n = 1 - rhs_k;
 
   // The operand that moves gets the contracted dimension's axes. It keeps those of its other axes
   // that the operand at rest does not use.
-  Layout& moving = keep_rhs ? lhs : rhs;
-  const Layout& resting = keep_rhs ? rhs : lhs;
+  ValueLayout& moving = keep_rhs ? lhs : rhs;
+  const ValueLayout& resting = keep_rhs ? rhs : lhs;
   moving.dims[keep_rhs ? lhs_k : rhs_k] = resting.dims[keep_rhs ? rhs_k : lhs_k];
   for (size_t dim = 0; dim < moving.dims.size(); ++dim) {
     if (dim == (keep_rhs ? lhs_k : rhs_k)) {
@@ -302,7 +302,7 @@ ValueIndex PlanBuilder::AddProduct(const Product& product, bool keep_rhs) {
   const ValueIndex lhs_ready = LaidOut(lhs_value, lhs);
   const ValueIndex rhs_ready = LaidOut(rhs_value, rhs);
 
-  Layout result;
+  ValueLayout result;
   ValueDescriptor output;
   for (size_t dim = 0; dim < lhs.dims.size(); ++dim) {
     if (dim != lhs_k) {
@@ -318,7 +318,7 @@ ValueIndex PlanBuilder::AddProduct(const Product& product, bool keep_rhs) {
 
   std::optional<ValueIndex> bias = product.bias;
   if (bias.has_value()) {
-    bias = LaidOut(*bias, Layout{.dims = {result.dims.back()}});
+    bias = LaidOut(*bias, ValueLayout{.dims = {result.dims.back()}});
   }
 
   LocalMatmul matmul{.lhs = lhs_ready,

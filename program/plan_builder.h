@@ -63,7 +63,9 @@ class PlanBuilder {
   // An error about a step of the op; it names the op.
   absl::Status Error(const absl::Status& refusal) const;
 
-  Layout LayoutOf(ValueIndex index) const { return shardmesh::LayoutOf(plan_.mesh, value(index)); }
+  ValueLayout LayoutOf(ValueIndex index) const {
+    return shardmesh::LayoutOf(plan_.mesh, value(index));
+  }
   absl::Status CheckEqualTiles(ValueIndex input) const;
   absl::Status CheckProduct(const Product& product) const;
 
@@ -77,7 +79,7 @@ class PlanBuilder {
   // The value with all its partial sums added up.
   ValueIndex Reduced(ValueIndex input);
   // The value laid out as `target`, which has no unreduced axes.
-  ValueIndex LaidOut(ValueIndex input, const Layout& target);
+  ValueIndex LaidOut(ValueIndex input, const ValueLayout& target);
   ValueIndex Copy(ValueIndex input);
 
   // Adds the product with one operand at rest. Requires a product that CheckProduct accepts.

@@ -34,8 +34,8 @@ int64_t AxesSize(const Mesh& mesh, const Axes& axes) {
   return size;
 }
 
-Layout LayoutOf(const Mesh& mesh, const ValueDescriptor& value) {
-  Layout layout;
+ValueLayout LayoutOf(const Mesh& mesh, const ValueDescriptor& value) {
+  ValueLayout layout;
   layout.dims.resize(value.shape.size());
   for (size_t dim = 0; dim < layout.dims.size(); ++dim) {
     for (const AxisName& axis : value.spec.entry(static_cast<int64_t>(dim)).axes()) {
@@ -52,7 +52,7 @@ Layout LayoutOf(const Mesh& mesh, const ValueDescriptor& value) {
   return layout;
 }
 
-PartitionSpec ToSpec(const Layout& layout) {
+PartitionSpec ToSpec(const ValueLayout& layout) {
   std::vector<SpecEntry> entries;
   entries.reserve(layout.dims.size());
   for (const Axes& axes : layout.dims) {

@@ -28,15 +28,15 @@ int64_t AxesSize(const Mesh& mesh, const Axes& axes);
 
 // A spec in the form for comparing layouts: one list of axes per dimension. Axes of size 1 are
 // omitted, since they partition nothing.
-struct Layout {
+struct ValueLayout {
   std::vector<Axes> dims;
   Axes unreduced = {};
 
-  friend bool operator==(const Layout&, const Layout&) = default;
+  friend bool operator==(const ValueLayout&, const ValueLayout&) = default;
 };
 
-Layout LayoutOf(const Mesh& mesh, const ValueDescriptor& value);
-PartitionSpec ToSpec(const Layout& layout);
+ValueLayout LayoutOf(const Mesh& mesh, const ValueDescriptor& value);
+PartitionSpec ToSpec(const ValueLayout& layout);
 
 // Whether a dimension has cut points, so that its parts are unequal.
 bool IsCut(const ValueDescriptor& value, size_t dim);

@@ -12,8 +12,9 @@ namespace {
 
 TEST(ValueLayoutTest, LeavesOutAxesOfOneDevice) {
   const Mesh mesh = *Mesh::Parse("dp=3,one=1,tp=2");
-  const Layout layout = LayoutOf(mesh, Value({6, 4}, Spec({{"dp", "one"}, {}}, {"one", "tp"})));
-  EXPECT_EQ(layout, (Layout{.dims = {{"dp"}, {}}, .unreduced = {"tp"}}));
+  const ValueLayout layout =
+      LayoutOf(mesh, Value({6, 4}, Spec({{"dp", "one"}, {}}, {"one", "tp"})));
+  EXPECT_EQ(layout, (ValueLayout{.dims = {{"dp"}, {}}, .unreduced = {"tp"}}));
   EXPECT_EQ(ToSpec(layout), Spec({{"dp"}, {}}, {"tp"}));
   EXPECT_EQ(AxesSize(mesh, {"tp", "dp"}), 6);
   EXPECT_EQ(AxesSize(mesh, {}), 1);
