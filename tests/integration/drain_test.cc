@@ -21,6 +21,7 @@
 #include "rpc/codec/status.h"
 #include "shardmesh/v1/compute_service.grpc.pb.h"
 #include "shardmesh/v1/session_service.grpc.pb.h"
+#include "status/detail.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
 #include "tensor/literal.h"
@@ -273,10 +274,14 @@ TEST_F(LongStepDrainTest, EndsWithinTheGraceWhileNothingNewIsTakenIn) {
   EXPECT_THAT(ready.err, HasSubstr("is not ready"));
   const CommandResult live = cluster_->Run({"health", "live", "--deadline=30s"});
   EXPECT_EQ(live.exit_code, 0) << live.err;
+  const absl::Time refused_from = absl::Now();
   const absl::Status refused = Square(cluster_->client(), "refused").status();
+  EXPECT_LT(absl::Now() - refused_from, client::MeshClientOptions().timeout * 2 / 3)
+      << "the client asks a few times, not until its deadline";
   EXPECT_THAT(refused, StatusIs(absl::StatusCode::kUnavailable, Reason::kNotServing));
   EXPECT_THAT(std::string(refused.message()),
               HasSubstr("the coordinator is stopping and takes in nothing new"));
+  EXPECT_TRUE(RetryDelayOf(refused).has_value());
   EXPECT_EQ(step_.wait_for(std::chrono::seconds(0)), std::future_status::timeout)
       << "all this was while it ran";
 
@@ -327,6 +332,7 @@ TEST_F(LongStepDrainTest, EndsWithTheGraceAndItsClientHearsSo) {
   const absl::Status told = step_.get();
   EXPECT_THAT(told, StatusIs(absl::StatusCode::kUnavailable, Reason::kNotServing));
   EXPECT_THAT(std::string(told.message()), HasSubstr("its grace has ended"));
+  EXPECT_TRUE(RetryDelayOf(told).has_value());
 }
 
 }  // namespace
