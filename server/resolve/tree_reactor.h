@@ -15,6 +15,7 @@
 #include "absl/synchronization/mutex.h"
 #include "rpc/caller.h"
 #include "rpc/codec/status.h"
+#include "rpc/stream/finish_once.h"
 #include "rpc/stream/message_bytes.h"
 #include "server/resolve/background.h"
 #include "server/resolve/tree_call.h"
@@ -46,7 +47,7 @@ class MessageParser {
 //
 // A reaction answers one piece of at most 1 MiB; a background thread takes pieces that need longer.
 // The next piece is read and parsed while one is answered. A piece is answered when the answer
-// before it is written.
+// before it is written. One thread at a time owns the call: it answers, writes, or ends the call.
 template <typename Request, typename Response>
 class TreeBidiReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
@@ -58,18 +59,18 @@ class TreeBidiReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
   }
 
   void OnReadDone(bool ok) override {
-    const absl::Status parsed = ok ? parser_.Parse(&read_, &requests_[current_]) : absl::OkStatus();
+    absl::Status parsed = ok ? parser_.Parse(&read_, &requests_[current_]) : absl::OkStatus();
     {
       absl::MutexLock lock(&mutex_);
-      parsed_ = parsed;
+      parsed_ = std::move(parsed);
       (ok ? has_request_ : has_all_) = true;
     }
     Proceed(false);
   }
   void OnWriteDone(bool ok) override {
-    {
-      absl::MutexLock lock(&mutex_);
-      is_broken_ = is_broken_ || !ok;
+    // Answers cannot be written any more, or the totals are written.
+    if (!ok || closing_) {
+      return end_.End(absl::OkStatus());
     }
     Proceed(true);
   }
@@ -77,36 +78,28 @@ class TreeBidiReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
   void OnDone() override { delete this; }
 
  private:
-  // Drives the state machine. `is_mine`: the caller already owns it. After this releases ownership,
-  // `this` may be destroyed: on a background thread nothing keeps the call alive then.
+  // Takes what was read, until a write or a background thread continues, the next piece is awaited,
+  // or the call ends. `is_mine`: the caller already owns the call. Ownership of a call that has
+  // ended is not released, so that a read that ends later finds nothing to do.
   void Proceed(bool is_mine) {
     while (true) {
       bool at_end = false;
-      bool finishes = false;
       absl::Status parsed;
       {
         absl::MutexLock lock(&mutex_);
         if (is_busy_ && !is_mine) {
           return;
         }
-        is_busy_ = is_mine = !finished_ && (has_request_ || has_all_ || closing_ || is_broken_);
+        is_busy_ = is_mine = has_request_ || has_all_;
         if (!is_mine) {
           return;
         }
-        if (closing_ || is_broken_) {
-          finished_ = finishes = true;
-        } else if (has_request_) {
-          has_request_ = false;
-          parsed = parsed_;
-        } else {
-          at_end = closing_ = true;
-        }
-      }
-      if (finishes) {
-        return Finish(grpc::Status::OK);
+        at_end = !std::exchange(has_request_, false);
+        parsed = parsed_;
       }
       response_.Clear();
       if (at_end) {
+        closing_ = true;
         stop_.Begin();
         const absl::Status status = call_->End(&response_, is_cancelled_);
         return status.ok() ? Write() : Fail(status);
@@ -118,16 +111,26 @@ class TreeBidiReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
       current_ = 1 - current_;
       StartRead(&read_);
       if (call_->TakesLong(request)) {
-        const bool taken = background_->Run(caller_, [this, &request] {
-          if (Take(request)) {
-            Proceed(true);
-          }
-        });
-        return taken ? void() : Fail(TooManyWait());
+        return TakeInBackground(request);
       }
       if (!Take(request)) {
         return;
       }
+    }
+  }
+
+  void TakeInBackground(const Request& request) {
+    if (!end_.BeginWork().ok()) {
+      return;  // not reached: the owner has not ended the call
+    }
+    const bool taken = background_->Run(caller_, [this, &request] {
+      if (Take(request)) {
+        Proceed(true);
+      }
+      end_.EndWork(absl::OkStatus());
+    });
+    if (!taken) {
+      end_.EndWork(TooManyWait());
     }
   }
 
@@ -148,30 +151,23 @@ class TreeBidiReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
     StartWrite(&written_);
   }
 
-  void Fail(const absl::Status& status) {
-    {
-      absl::MutexLock lock(&mutex_);
-      finished_ = true;
-    }
-    Finish(rpc::ToGrpc(stop_.Explain(status)));
-  }
+  void Fail(const absl::Status& status) { end_.End(stop_.Explain(status)); }
 
   BackgroundStop stop_;
   const std::function<bool()> is_cancelled_ = [this] { return stop_.is_due(); };
+  rpc::FinishOnce end_{[this](const absl::Status& status) { Finish(rpc::ToGrpc(status)); }};
   absl::Mutex mutex_;
   bool has_request_ ABSL_GUARDED_BY(mutex_) = false;  // requests_[current_] is read and not taken
   bool has_all_ ABSL_GUARDED_BY(mutex_) = false;      // the client has sent everything
-  bool is_busy_ ABSL_GUARDED_BY(mutex_) = false;      // a thread answers or writes
-  bool is_broken_ ABSL_GUARDED_BY(mutex_) = false;    // answers cannot be written any more
-  bool closing_ ABSL_GUARDED_BY(mutex_) = false;      // the totals are written
-  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
-  absl::Status parsed_ ABSL_GUARDED_BY(mutex_);  // status of parsing requests_[current_]
+  bool is_busy_ ABSL_GUARDED_BY(mutex_) = false;      // a thread owns the call
+  absl::Status parsed_ ABSL_GUARDED_BY(mutex_);       // status of parsing requests_[current_]
   // Only one reaction at a time uses these: reads follow one another.
   grpc::ByteBuffer read_;
   MessageParser parser_;
-  // Used only by the thread that set is_busy_, except requests_[current_] while it is read.
+  // Used only by the owner, except requests_[current_] while it is read.
   Request requests_[2];
-  int current_ = 0;  // the request being read
+  int current_ = 0;       // the request being read
+  bool closing_ = false;  // the totals are made or written
   Response response_;
   grpc::ByteBuffer written_;
   const std::string caller_;
@@ -186,7 +182,8 @@ class TreeBidiReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
 //   on a background thread: call.End(&response); finish(response)
 // clang-format on
 //
-// `response` belongs to the gRPC call.
+// `response` belongs to the gRPC call. There is no FinishOnce: one reaction or one task runs at a
+// time, and its last act is to read on, to add the next task, or to finish.
 template <typename Request, typename Response>
 class TreeReadReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
  public:

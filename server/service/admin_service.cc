@@ -50,6 +50,7 @@ struct SnapshotDesk {
 
 // Snapshot, written straight:
 //   copy = store.Backup(); write(header); for (piece of copy) write(piece)
+// There is no FinishOnce: one thread at a time has the call, and only that thread ends it.
 class SnapshotReactor final : public grpc::ServerWriteReactor<v1::SnapshotResponse> {
  public:
   SnapshotReactor(StreamSet<SnapshotReactor>* streams, SnapshotDesk* desk,

@@ -17,7 +17,8 @@ namespace shardmesh::server {
 
 // A call that is answered in the background, and ends soon after it is cancelled:
 //   on a thread of the background: finish(answer(is_cancelled))
-// Lives until the call is done; the background outlives it.
+// Lives until the call is done; the background outlives it. There is no FinishOnce: the task
+// finishes the call, or the constructor if the task is refused.
 class BackgroundReactor final : public grpc::ServerUnaryReactor {
  public:
   // Fills the call's response.

@@ -9,8 +9,6 @@
 #include <string_view>
 #include <utility>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
 #include "program/plan_forecast.h"
 #include "rpc/caller.h"
 #include "rpc/codec/plan_codec.h"
@@ -24,6 +22,8 @@ namespace shardmesh::server {
 namespace {
 
 // A unary call that runs a step; both are cancelled together. `fill` encodes the step's answer.
+// There is no FinishOnce: a step is answered once. gRPC calls OnCancel and OnDone after the method
+// has returned its reactor, thus after Start, also if the step has ended before.
 template <typename Response>
 class StepReactor final : public grpc::ServerUnaryReactor {
  public:
@@ -33,49 +33,16 @@ class StepReactor final : public grpc::ServerUnaryReactor {
       : runner_(runner), response_(response), fill_(fill) {}
 
   void Start(StepCall call) {
-    std::optional<Sequencer::StepTicket> ticket =
+    ticket_ =
         runner_->Run(std::move(call), [this](StepAnswer answer) { Answered(std::move(answer)); });
-    StepRunner* const runner = runner_;  // from started_ on, OnDone may delete this
-    bool is_over = false;
-    {
-      absl::MutexLock lock(&mutex_);
-      started_ = true;
-      ticket_ = ticket;
-      is_over = done_;
-      if (!is_over && !cancelled_) {
-        return;
-      }
-    }
-    if (is_over) {
-      delete this;
-    } else if (ticket.has_value()) {
-      runner->Cancel(*ticket);
-    }
   }
 
   void OnCancel() override {
-    std::optional<Sequencer::StepTicket> ticket;
-    {
-      absl::MutexLock lock(&mutex_);
-      cancelled_ = true;
-      ticket = ticket_;
-    }
-    if (ticket.has_value()) {
-      runner_->Cancel(*ticket);
+    if (ticket_.has_value()) {
+      runner_->Cancel(*ticket_);
     }
   }
-
-  // Start may still be running when the call is over: the later of the two deletes the object.
-  void OnDone() override {
-    {
-      absl::MutexLock lock(&mutex_);
-      done_ = true;
-      if (!started_) {
-        return;
-      }
-    }
-    delete this;
-  }
+  void OnDone() override { delete this; }
 
  private:
   void Answered(StepAnswer answer) {
@@ -90,11 +57,7 @@ class StepReactor final : public grpc::ServerUnaryReactor {
   StepRunner* const runner_;
   Response* const response_;
   const Fill fill_;
-  absl::Mutex mutex_;
-  bool started_ ABSL_GUARDED_BY(mutex_) = false;
-  bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
-  bool done_ ABSL_GUARDED_BY(mutex_) = false;
-  std::optional<Sequencer::StepTicket> ticket_ ABSL_GUARDED_BY(mutex_);
+  std::optional<Sequencer::StepTicket> ticket_;  // nullopt if there is no step to cancel
 };
 
 // The answer of an RPC whose program has one result.

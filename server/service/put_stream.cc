@@ -11,11 +11,13 @@
 #include "absl/synchronization/mutex.h"
 #include "rpc/caller.h"
 #include "rpc/codec/status.h"
+#include "rpc/stream/finish_once.h"
 #include "rpc/stream/message_bytes.h"
 #include "server/codec/put_codec.h"
 #include "status/detail.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
+#include "status/status_macros.h"
 #include "status/str_cat.h"
 
 namespace shardmesh::server {
@@ -35,6 +37,8 @@ constexpr absl::Duration kTakeLimit = absl::Minutes(5);
 //   while (!answer.is_at_end()) write(answer.Next())
 //   if (plan.hold()) wait for the transfer's end; abort it if the client goes before its commit
 //   finish
+// An error of any step ends the call. OnReadDone and EndIfIdle may run at the same time: the one
+// that clears is_reading_ continues or ends the call, the other one does nothing.
 class PutStreams::Stream final
     : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
@@ -49,13 +53,13 @@ class PutStreams::Stream final
         requests_(parts_.plan),
         idle_(std::make_unique<Alarm>(parts_.clock, [this] { EndIfIdle(); })) {
     if (!place_.has_value()) {
-      Finish(rpc::ToGrpc(WithRetryDelay(
+      end_.End(WithRetryDelay(
           WithReason(absl::ResourceExhaustedError(
                          StrCat(caller_.name, " has ", streams->open_.max_per_caller(),
                                 " BeginPut streams open, the most that a caller may have; end one "
                                 "first")),
                      Reason::kOverloaded, {{fact::kLimit, streams->open_.max_per_caller()}}),
-          absl::Seconds(1))));
+          absl::Seconds(1)));
       return;
     }
     Read();
@@ -64,47 +68,13 @@ class PutStreams::Stream final
   void OnReadDone(bool ok) override {
     {
       absl::MutexLock lock(&mutex_);
-      if (is_over_) {
-        return;
-      }
-      is_reading_ = false;
-    }
-    if (ok) {
-      if (const absl::Status parsed = rpc::ParseMessage(&read_, &request_); !parsed.ok()) {
-        return Finish(rpc::ToGrpc(parsed));
-      }
-      if (!requests_.TakesLong(request_)) {
-        return TakeAndGoOn();
-      }
-      return streams_->background_.Run(caller_.name, [this] { TakeAndGoOn(); })
-                 ? void()
-                 : Finish(rpc::ToGrpc(TooManyWait()));
-    }
-    if (call_->IsCancelled()) {
-      return Finish(rpc::ToGrpc(absl::CancelledError("the client left before it had sent all")));
-    }
-    PutPlan& plan = requests_.plan();
-    if (!plan.has_header()) {
-      return Finish(
-          rpc::ToGrpc(rpc::BadField("header", "is missing; it must be the first message")));
-    }
-    absl::StatusOr<BegunPutPtr> put;
-    if (plan.header().validate_only) {
-      put = plan.Begin();
-    } else {
-      key_ = requests_.key();
-      put = begun_->Find(key_, requests_.fingerprint());
-      if (put.ok() && *put == nullptr) {
-        put = plan.Begin();
-        begun_->Began(key_, put.ok() ? *put : nullptr);
+      if (!std::exchange(is_reading_, false)) {
+        return;  // EndIfIdle has ended the call
       }
     }
-    if (!put.ok()) {
-      return Finish(rpc::ToGrpc(put.status()));
+    if (absl::Status status = ok ? TakeMessage() : BeginTransfer(); !status.ok()) {
+      end_.End(std::move(status));
     }
-    transfer_id_ = (*put)->transfer_id;
-    answer_.emplace(parts_.term, parts_.token_key, *std::move(put));
-    Write();
   }
   void OnWriteDone(bool ok) override {
     if (!ok) {
@@ -114,7 +84,7 @@ class PutStreams::Stream final
             ->Abort(transfer_id_, absl::CancelledError("the client left before it had the answer"))
             .IgnoreError();
       }
-      return Finish(grpc::Status::CANCELLED);
+      return end_.End(absl::CancelledError("the client left"));
     }
     if (!answer_->is_at_end()) {
       return Write();
@@ -126,7 +96,7 @@ class PutStreams::Stream final
       begun_->Delivered(key_, holds);
     }
     place_.reset();
-    holds ? HoldTransfer() : Finish(grpc::Status::OK);
+    holds ? HoldTransfer() : end_.End(absl::OkStatus());
   }
   void OnCancel() override {
     {
@@ -142,6 +112,51 @@ class PutStreams::Stream final
   }
 
  private:
+  absl::Status TakeMessage() {
+    SHARDMESH_RETURN_IF_ERROR(rpc::ParseMessage(&read_, &request_));
+    if (!requests_.TakesLong(request_)) {
+      return TakeAndReadOn();
+    }
+    SHARDMESH_RETURN_IF_ERROR(end_.BeginWork());
+    if (!streams_->background_.Run(caller_.name, [this] { end_.EndWork(TakeAndReadOn()); })) {
+      end_.EndWork(TooManyWait());
+    }
+    return absl::OkStatus();
+  }
+  absl::Status TakeAndReadOn() {
+    SHARDMESH_RETURN_IF_ERROR(
+        requests_.Take(request_, caller_, [this] { return call_->IsCancelled(); }));
+    Read();
+    return absl::OkStatus();
+  }
+
+  // The client has sent all tensors, or has left.
+  absl::Status BeginTransfer() {
+    if (call_->IsCancelled()) {
+      return absl::CancelledError("the client left before it had sent all");
+    }
+    PutPlan& plan = requests_.plan();
+    if (!plan.has_header()) {
+      return rpc::BadField("header", "is missing; it must be the first message");
+    }
+    absl::StatusOr<BegunPutPtr> put;
+    if (plan.header().validate_only) {
+      put = plan.Begin();
+    } else {
+      key_ = requests_.key();
+      put = begun_->Find(key_, requests_.fingerprint());
+      if (put.ok() && *put == nullptr) {
+        put = plan.Begin();
+        begun_->Began(key_, put.ok() ? *put : nullptr);
+      }
+    }
+    SHARDMESH_RETURN_IF_ERROR(put.status());
+    transfer_id_ = (*put)->transfer_id;
+    answer_.emplace(parts_.term, parts_.token_key, *std::move(put));
+    Write();
+    return absl::OkStatus();
+  }
+
   // Makes the end of the transfer finish the call.
   void HoldTransfer() {
     bool is_cancelled = false;
@@ -162,7 +177,7 @@ class PutStreams::Stream final
       if (is_held) {
         begun_->Ended(key_);
       }
-      Finish(grpc::Status::OK);
+      end_.End(absl::OkStatus());
     });
   }
   // The client of a holding call has gone. If another call has the transfer too, or its commit was
@@ -198,25 +213,19 @@ class PutStreams::Stream final
       if (parts_.clock->Now() < due_) {
         return idle_->SetNoLaterThan(due_);
       }
-      is_over_ = true;
+      is_reading_ = false;
     }
-    Finish(rpc::ToGrpc(
+    end_.End(
         WithReason(absl::DeadlineExceededError(StrCat(
                        "the client did not send all tensors of the put in time: at most ",
                        absl::FormatDuration(kIdleLimit), " may pass between two messages, and ",
                        absl::FormatDuration(kTakeLimit), " until the last one; put again")),
-                   Reason::kDeadline, {{fact::kLimit, absl::ToDoubleSeconds(kTakeLimit)}})));
+                   Reason::kDeadline, {{fact::kLimit, absl::ToDoubleSeconds(kTakeLimit)}}));
   }
 
   void Write() {
     write_ = rpc::SerializeMessage(answer_->Next());
     StartWrite(&write_);
-  }
-
-  void TakeAndGoOn() {
-    const absl::Status taken =
-        requests_.Take(request_, caller_, [this] { return call_->IsCancelled(); });
-    taken.ok() ? Read() : Finish(rpc::ToGrpc(taken));
   }
 
   PutStreams* const streams_;
@@ -227,9 +236,9 @@ class PutStreams::Stream final
   std::optional<CallerCount::Place> place_;  // until the answer is sent
   const absl::Time take_by_;
 
+  rpc::FinishOnce end_{[this](const absl::Status& status) { Finish(rpc::ToGrpc(status)); }};
   absl::Mutex mutex_;
   bool is_reading_ ABSL_GUARDED_BY(mutex_) = false;
-  bool is_over_ ABSL_GUARDED_BY(mutex_) = false;  // ended by EndIfIdle
   bool is_held_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_cancelled_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Time due_ ABSL_GUARDED_BY(mutex_);  // while is_reading_

@@ -8,6 +8,7 @@
 #include "rpc/codec/spec_codec.h"
 #include "rpc/codec/status.h"
 #include "rpc/contract.h"
+#include "rpc/stream/finish_once.h"
 #include "rpc/stream/message_bytes.h"
 #include "rpc/stream/tile_sender.h"
 #include "shardmesh/v1/tile_service.pb.h"
@@ -78,7 +79,7 @@ class GetTilesReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
                   grpc::ByteBuffer request)
       : idle_(options.clock, options.idle_limit, [context] { context->TryCancel(); }) {
     if (absl::Status status = Find(options, &request); !status.ok()) {
-      Finish(rpc::ToGrpc(status));
+      end_.End(std::move(status));
       return;
     }
     WriteNext();
@@ -86,7 +87,7 @@ class GetTilesReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
 
   void OnWriteDone(bool ok) override {
     if (!ok) {
-      return Finish(rpc::ToGrpc(absl::CancelledError("the client left, or stopped reading")));
+      return end_.End(absl::CancelledError("the client left, or stopped reading"));
     }
     idle_.NoteProgress();
     WriteNext();
@@ -136,12 +137,13 @@ class GetTilesReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
       }
       ++next_;
     }
-    Finish(grpc::Status::OK);
+    end_.End(absl::OkStatus());
   }
 
   std::vector<TileMessages> tiles_;
   size_t next_ = 0;
   grpc::ByteBuffer written_;
+  rpc::FinishOnce end_{[this](const absl::Status& status) { Finish(rpc::ToGrpc(status)); }};
   IdleLimit idle_;
 };
 
