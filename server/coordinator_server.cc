@@ -457,7 +457,7 @@ void Server::WriteRanksAgain() {
 }
 
 // The tiles of the ranks are on their former workers: out of use. The workers that now have the
-// ranks report their own tiles of the mesh.
+// ranks report their own tiles of the mesh. So does a former worker that is back already.
 void Server::RanksMoved(const MembershipEvent& event) {
   const std::shared_ptr<const MembershipView> view = membership_->view();
   recovery_.MeshesChanged(*view);
@@ -469,6 +469,7 @@ void Server::RanksMoved(const MembershipEvent& event) {
       registry_->TilesLost(event.mesh_id, static_cast<int64_t>(rank), worker->attachment);
     }
     worker_streams_->AttachAnew(identity, event.mesh_id);
+    worker_streams_->AttachAnew(former, event.mesh_id);
   }
 }
 

@@ -244,7 +244,7 @@ class Membership {
   // INVALID_ARGUMENT.
   absl::Status AddMesh(std::string mesh_id, int64_t size, std::vector<std::string> identities);
   // Assigns new workers to the already assigned ranks of a mesh, each at most once. NOT_FOUND,
-  // INVALID_ARGUMENT.
+  // INVALID_ARGUMENT. FAILED_PRECONDITION: the ranks are not assigned.
   absl::Status SetRanks(std::string_view mesh_id, std::vector<std::string> identities);
   // NOT_FOUND.
   absl::Status RemoveMesh(std::string_view mesh_id);
