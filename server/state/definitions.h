@@ -63,7 +63,7 @@ struct MeshAssignment {
 struct Definition {
   std::string name;
   std::string uid;        // drawn when created, kept by updates
-  int64_t version = 0;    // one more at each update; never used again for the name
+  int64_t version = 0;    // higher after each update; never used again for the name
   Revision revision = 0;  // of the store, at its last change
   absl::Time updated;
   DefinitionValue value;
@@ -231,8 +231,8 @@ class DefinitionStore {
   //   DATA_LOSS         the store's record of that name cannot be read.
   //   RESOURCE_EXHAUSTED  Create beyond the limits.
   //   NOT_FOUND         Update, Delete of a missing name.
-  //   ABORTED           VERSION_MISMATCH; or another change is running: retry. If no version is
-  //                     expected, the store itself retries some times first.
+  //   ABORTED           VERSION_MISMATCH; or another change is running: retry. Unless the version
+  //                     is not the expected one, the store itself retries some times first.
   //   as Store::Commit  otherwise.
   // clang-format on
   //
@@ -326,7 +326,10 @@ class DefinitionStore {
   const int64_t min_sharding_size_;
   Limits limits_;
   std::set<std::string, std::less<>> undecoded_;  // constant after Open
-  const uint64_t id_;                             // identifies the store in threads' caches
+  // The revision of the restoration of the state, or of the loss of records: versions up to it may
+  // have been given in a state that is gone. 0: neither. Constant after Open.
+  Revision restored_at_ = 0;
+  const uint64_t id_;  // identifies the store in threads' caches
 
   std::atomic<uint64_t> generation_ = 1;  // rises with each snapshot
   mutable absl::Mutex mutex_;
@@ -334,8 +337,9 @@ class DefinitionStore {
   int64_t in_flight_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t to_come_[kDefinitionKindCount] ABSL_GUARDED_BY(mutex_) = {};  // being created
 
-  // Held while a deletion takes its watermark and its place in the store's queue. Later deletions
-  // then write no lower one. Acquired before mutex_.
+  // Held while a creation or a deletion reads or raises the watermark and takes its place in the
+  // store's queue: later deletions write no lower one, and no version is given that an earlier one
+  // in the queue has deleted. Taken before mutex_.
   absl::Mutex watermark_mutex_;
   // The highest version of a deleted definition, by kind. A new definition of the kind begins above
   // it.
