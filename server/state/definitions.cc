@@ -271,6 +271,11 @@ const std::vector<std::string>& WorkersOf(const Definition& mesh) {
                                   : std::get<MeshDefinition>(mesh.value).workers;
 }
 
+Revision RanksRevisionOf(const Definition& mesh) {
+  return mesh.assigned == nullptr ? mesh.revision
+                                  : std::max(mesh.revision, mesh.assigned->revision);
+}
+
 bool NamesVersion(std::string_view reference) {
   return reference.find('@') != std::string_view::npos;
 }

@@ -81,6 +81,11 @@ struct Definition {
 // assigned. Empty if there are none yet.
 const std::vector<std::string>& WorkersOf(const Definition& mesh);
 
+// Returns the store's revision since which the ranks of a mesh have their workers: that of its
+// definition, or of the assignment if that is later. Arrays that are partial sums have it as the
+// revision of their mesh: their tiles do not say which rank had which.
+Revision RanksRevisionOf(const Definition& mesh);
+
 // Returns whether a reference names a version, `NAME@VERSION`. A former version may have to be
 // decoded, which takes as long as at its creation.
 bool NamesVersion(std::string_view reference);

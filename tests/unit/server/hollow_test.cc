@@ -734,6 +734,50 @@ TEST_F(AttachServiceTest, APartialSumOfAnEarlierRevisionOfItsMeshIsNotAdopted) {
   EXPECT_THAT(Adopted(), ::testing::UnorderedElementsAre(current.array_id, sharded.array_id));
 }
 
+// As after a repair that lost the ranks: the mesh's own revision is as it was.
+TEST_F(AttachServiceTest, APartialSumFromBeforeItsRanksWereGivenAnewIsNotAdopted) {
+  const server::Revision revision =
+      server::DefineMesh(definition_store_.get(), "m", *Mesh::Parse("x=2"));
+  ASSERT_THAT(membership_.AddMesh("m", 2, {}), IsOk());
+  workers_ = *HollowWorkers::Start({.coordinator = lifecycle_->address(), .count = 2});
+  ASSERT_TRUE(workers_->AwaitMembers(2, kTimeout)) << workers_->totals().last_end;
+  server::Revision assigned = 0;
+  absl::Notification written;
+  definition_store_->Assign("m", membership_.view()->FindMesh("m")->identities,
+                            [&](const auto& mesh) {
+                              EXPECT_THAT(mesh.status(), IsOk());
+                              if (mesh.ok()) assigned = (*mesh)->assigned->revision;
+                              written.Notify();
+                            });
+  written.WaitForNotification();
+  ASSERT_GT(assigned, revision);
+
+  ArrayDescriptor current{.array_id = server::RandomId(),
+                          .dtype = Dtype::kF32,
+                          .shape = {8, 4},
+                          .spec = PartitionSpec({}, {"x"}),
+                          .mesh_id = "m",
+                          .mesh_revision = assigned,
+                          .mesh = *Mesh::Parse("x=2"),
+                          .cut_points = {}};
+  ArrayDescriptor earlier = current;
+  earlier.array_id = server::RandomId();
+  earlier.mesh_revision = revision;
+  ArrayDescriptor sharded = earlier;
+  sharded.array_id = server::RandomId();
+  sharded.spec = PartitionSpec({SpecEntry::Axis("x")});
+  workers_ = *HollowWorkers::Start(
+      {.coordinator = lifecycle_->address(),
+       .count = 2,
+       .add_to_inventory = [&](int64_t index, internal::v1::InventoryPage* page) {
+         for (const ArrayDescriptor* const each : {&current, &earlier, &sharded}) {
+           AddTile(*each, index, page);
+         }
+       }});
+  ASSERT_TRUE(workers_->AwaitMembers(2, kTimeout)) << workers_->totals().last_end;
+  EXPECT_THAT(Adopted(), ::testing::UnorderedElementsAre(current.array_id, sharded.array_id));
+}
+
 // As after a repair that lost the ranks, and the names.
 TEST_F(AttachServiceTest, UnknownTilesOfAMeshWithoutRanksAreAdoptedWhenItHasThem) {
   const server::Revision revision =
