@@ -530,11 +530,12 @@ void Server::MembershipChanged(const MembershipEvent& event) {
 }
 
 void Server::SessionEnded(const EndedSession& session) {
+  // All clients see why an operation ended, and who knows a session's id can use it.
+  const std::string shown_id = session.id.substr(0, kShownIdCharacters);
   for (const std::string& transfer_id : session.transfers) {
     const std::string_view how = session.end == SessionEnd::kExpired ? "expired" : "was closed";
     // A transfer that is being committed ends without help.
-    transfers_
-        ->Abort(transfer_id, absl::CancelledError(StrCat("its session ", session.id, " ", how)))
+    transfers_->Abort(transfer_id, absl::CancelledError(StrCat("its session ", shown_id, " ", how)))
         .IgnoreError();
   }
   registry_->Unpin(session.arrays);
