@@ -491,6 +491,10 @@ void Server::MembershipChanged(const MembershipEvent& event) {
       flight_log_.Attached(event.identity, event.worker->info.incarnation);
       sequencer_->WorkerAttached(event.identity, event.epoch);
       TellOfWorker(event, WorkerChange::Kind::kAttached);
+      // A process that an operator drained drains over its next stream too.
+      if (event.worker->state == WorkerState::kDraining) {
+        TellOfWorker(event, WorkerChange::Kind::kDraining);
+      }
       break;
     case Kind::kLost: {
       const std::string& reason = event.worker->lost_because;
