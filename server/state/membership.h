@@ -35,7 +35,8 @@ namespace shardmesh::server {
 //   kDraining -> kAttached          Drain(false), unless it leaves
 //   kAttached, kDraining -> kLost   its stream broke, its heartbeats stopped, or it said good-bye
 //   kLost     -> kAttached          Attach, by the same or a new incarnation
-//   kLost     -> kDraining          Attach, by the incarnation that Drain(true) was about
+//   kLost     -> kDraining          Attach, by the incarnation that Drain(true) was about; once it
+//                                   is forgotten, so is the drain
 //   kLost     -> (unknown)          it serves no rank, and forget_after has passed; or Forget
 // clang-format on
 //
