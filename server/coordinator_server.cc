@@ -457,7 +457,7 @@ void Server::WriteRanksAgain() {
 }
 
 // The tiles of the ranks are on their former workers: out of use. The workers that now have the
-// ranks report their own tiles of the mesh.
+// ranks report their own tiles of the mesh. So does a former worker that is back already.
 void Server::RanksMoved(const MembershipEvent& event) {
   const std::shared_ptr<const MembershipView> view = membership_->view();
   recovery_.MeshesChanged(*view);
@@ -469,6 +469,7 @@ void Server::RanksMoved(const MembershipEvent& event) {
       registry_->TilesLost(event.mesh_id, static_cast<int64_t>(rank), worker->attachment);
     }
     worker_streams_->AttachAnew(identity, event.mesh_id);
+    worker_streams_->AttachAnew(former, event.mesh_id);
   }
 }
 
@@ -490,6 +491,10 @@ void Server::MembershipChanged(const MembershipEvent& event) {
       flight_log_.Attached(event.identity, event.worker->info.incarnation);
       sequencer_->WorkerAttached(event.identity, event.epoch);
       TellOfWorker(event, WorkerChange::Kind::kAttached);
+      // A process that an operator drained drains over its next stream too.
+      if (event.worker->state == WorkerState::kDraining) {
+        TellOfWorker(event, WorkerChange::Kind::kDraining);
+      }
       break;
     case Kind::kLost: {
       const std::string& reason = event.worker->lost_because;
@@ -529,11 +534,12 @@ void Server::MembershipChanged(const MembershipEvent& event) {
 }
 
 void Server::SessionEnded(const EndedSession& session) {
+  // All clients see why an operation ended, and who knows a session's id can use it.
+  const std::string shown_id = session.id.substr(0, kShownIdCharacters);
   for (const std::string& transfer_id : session.transfers) {
     const std::string_view how = session.end == SessionEnd::kExpired ? "expired" : "was closed";
     // A transfer that is being committed ends without help.
-    transfers_
-        ->Abort(transfer_id, absl::CancelledError(StrCat("its session ", session.id, " ", how)))
+    transfers_->Abort(transfer_id, absl::CancelledError(StrCat("its session ", shown_id, " ", how)))
         .IgnoreError();
   }
   registry_->Unpin(session.arrays);

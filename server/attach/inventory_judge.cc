@@ -10,9 +10,10 @@
 namespace shardmesh::server {
 namespace {
 
-// Removes the descriptors of partial sums whose mesh is no longer at the array's revision, so that
-// they are not adopted. Ranks can hold different values for the same place of a partial sum: only
-// the revision tells which rank had which. For other arrays the place is enough.
+// Removes the descriptors of partial sums whose mesh was changed, or whose ranks were given to
+// other workers, since the array's revision, so that they are not adopted. Ranks can hold different
+// values for the same place of a partial sum: only the revision tells which rank had which. For
+// other arrays the place is enough.
 void LeaveDoubtfulSums(const Definitions& state, std::vector<InventoryTile>* tiles) {
   std::map<std::string, Revision> revisions;  // 0: there is no such mesh
   for (InventoryTile& tile : *tiles) {
@@ -20,7 +21,7 @@ void LeaveDoubtfulSums(const Definitions& state, std::vector<InventoryTile>* til
     const auto [found, is_new] = revisions.try_emplace(tile.descriptor->mesh_id, 0);
     if (is_new) {
       const auto mesh = state.Find(DefinitionKind::kMesh, tile.descriptor->mesh_id);
-      if (mesh.ok()) found->second = (*mesh)->revision;
+      if (mesh.ok()) found->second = RanksRevisionOf(**mesh);
     }
     if (found->second != tile.descriptor->mesh_revision) tile.descriptor.reset();
   }

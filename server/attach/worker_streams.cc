@@ -312,14 +312,20 @@ void WorkerStreams::Drain(WorkerStream* stream) {
 
 void WorkerStreams::AttachAnew(std::string_view identity, const std::string& mesh_id) {
   absl::MutexLock lock(&mutex_);
-  WorkerStream* const stream = StreamOf(identity);
-  if (stream == nullptr) return;
-  LogInfo("a worker has new ranks and must send its inventory again",
+  // An inventory that is being judged may be judged by the ranks before; one that is not yet is
+  // judged by those of now.
+  std::set<WorkerStream*> streams = arriving_;
+  std::erase_if(streams, [&](WorkerStream* stream) { return stream->identity() != identity; });
+  if (WorkerStream* const member = StreamOf(identity); member != nullptr) streams.insert(member);
+  if (streams.empty()) return;
+  LogInfo("the ranks of a mesh have moved: a worker must send its inventory again",
           {{"identity", identity}, {"mesh", mesh_id}});
-  stream->Close(
-      AttachAgain(identity, StrCat("a rank of mesh \"", mesh_id,
-                                   "\" is now served by this worker; attach again, so "
-                                   "that the coordinator checks its tiles on that mesh")));
+  for (WorkerStream* const stream : streams) {
+    stream->Close(
+        AttachAgain(identity, StrCat("ranks of mesh \"", mesh_id,
+                                     "\" have moved to or from this worker; attach again, so that "
+                                     "the coordinator checks its tiles on that mesh")));
+  }
 }
 
 void WorkerStreams::PeersReported(WorkerStream* stream, int64_t epoch,

@@ -108,8 +108,8 @@ class WorkerStreams final : public StepTransport, public MeshEndpoints, public Q
   void MembershipChanged();
   // The worker of this attachment is lost: cuts its stream.
   void WorkerLost(std::string_view identity, uint64_t attachment);
-  // The worker now serves a rank that another worker served: it brings its inventory again. No
-  // effect if it is no member.
+  // The worker now serves a rank that another worker served, or no longer serves one: it brings its
+  // inventory again. No effect if it has brought none.
   void AttachAnew(std::string_view identity, const std::string& mesh_id);
   // The coordinator stops. Workers whose streams end from now on do not count as lost.
   void Stop() { stopping_ = true; }

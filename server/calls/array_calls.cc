@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "rpc/codec/field_check.h"
@@ -64,6 +66,25 @@ absl::StatusOr<SelectedArray> Find(const CoordinatorParts& context,
                                    const v1::ArraySelector& selector) {
   SHARDMESH_ASSIGN_OR_RETURN(const ArrayReference reference, Decode(selector));
   return Select(*context.registry, reference);
+}
+
+// Returns the array with the ranks missing that cannot be asked: the registry may not know yet that
+// their workers are lost.
+SelectedArray WithoutAway(const SelectedArray& selected,
+                          const std::vector<RankEndpoint>& endpoints) {
+  Array array = *selected.array;
+  std::set<int64_t> missing;
+  for (int64_t rank = 0; rank < array.definition.descriptor.mesh.size(); ++rank) {
+    missing.insert(rank);
+  }
+  for (const RankEndpoint& endpoint : endpoints) {
+    if (!std::binary_search(array.missing_ranks.begin(), array.missing_ranks.end(),
+                            endpoint.rank)) {
+      missing.erase(endpoint.rank);
+    }
+  }
+  array.missing_ranks.assign(missing.begin(), missing.end());
+  return {.array = std::make_shared<const Array>(std::move(array)), .name = selected.name};
 }
 
 }  // namespace
@@ -138,12 +159,15 @@ absl::Status BeginGet(const CoordinatorParts& context, const v1::BeginGetRequest
     }
     part = *std::move(slice);
   }
-  SHARDMESH_ASSIGN_OR_RETURN(
-      const std::vector<OwnedTile> tiles,
-      FindHolders(selected, part, *context.membership->view(), *context.recovery));
-  Encode(*selected.array, &selected.name, response->mutable_array());
   SHARDMESH_ASSIGN_OR_RETURN(const std::vector<RankEndpoint> endpoints,
                              context.hub->Endpoints(descriptor.mesh_id));
+  std::vector<OwnedTile> tiles;
+  if (request.has_slice() || !selected.array->missing_ranks.empty()) {
+    SHARDMESH_ASSIGN_OR_RETURN(
+        tiles, FindHolders(request.has_slice() ? WithoutAway(selected, endpoints) : selected, part,
+                           *context.membership->view(), *context.recovery));
+  }
+  Encode(*selected.array, &selected.name, response->mutable_array());
   const std::vector<int64_t>& missing = selected.array->missing_ranks;
   std::set<int64_t> holders;  // of parts of the slice
   for (const OwnedTile& tile : tiles) {

@@ -13,10 +13,16 @@
 namespace shardmesh::server {
 namespace {
 
-// A page of a list is full from this many bytes on. The entry that fills it is at most as large as
-// a transaction of the store, so the page fits a message.
+// A page of a list is full from this many bytes on.
 constexpr size_t kPageBytes = size_t{1} << 20;
-static_assert(kPageBytes + kMaxTransactionBytes < rpc::kMaxControlMessageBytes);
+// A page with several entries has at most as many. The entry that would exceed them begins the
+// next.
+constexpr size_t kMostPageBytes = size_t{3} << 20;
+// A single entry fits a message: the definition and the workers of a mesh have each been in a
+// transaction of the store, and the rest is small.
+constexpr size_t kMostOfRestBytes = size_t{64} << 10;
+static_assert(2 * kMaxTransactionBytes + kMostOfRestBytes < rpc::kMaxControlMessageBytes);
+static_assert(kMostPageBytes + kMostOfRestBytes < rpc::kMaxControlMessageBytes);
 
 }  // namespace
 
@@ -69,6 +75,10 @@ absl::Status ListEntries(const DefinitionStore& definition_store,
     v1::Entry* const entry = response->add_entries();
     Encode(*next->second, Tensors::kLeftOut, entry);
     bytes += entry->ByteSizeLong();
+    if (bytes > kMostPageBytes && response->entries_size() > 1) {
+      response->mutable_entries()->RemoveLast();
+      break;
+    }
   }
   if (is_left()) {
     response->set_next_page_token(response->entries(response->entries_size() - 1).name());

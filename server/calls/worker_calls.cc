@@ -82,6 +82,22 @@ struct WorkerCalls::Replacement {
   size_t moved = 0;  // how many of the ranks
 };
 
+absl::Status WorkerCalls::CheckLost(const std::string& identity) const {
+  if (membership_->view()->IsAlive(identity)) {
+    return WithReason(
+        absl::FailedPreconditionError(
+            StrCat("worker \"", identity, "\" is attached and keeps its ranks; stop it first")),
+        Reason::kWorkerAttached, {{fact::kIdentity, identity}});
+  }
+  // A worker that is well attaches soon after the coordinator's start, and keeps its ranks.
+  if (!recovery_->IsAwaited(identity)) return absl::OkStatus();
+  return Recovering(
+      StrCat("worker \"", identity,
+             "\" has not attached since the coordinator started, and is expected back; "
+             "try again"),
+      {{fact::kIdentity, identity}});
+}
+
 absl::Status WorkerCalls::CheckReplace(const v1::ReplaceWorkerRequest& request,
                                        const std::vector<ServedRank>& ranks) const {
   SHARDMESH_RETURN_IF_ERROR(rpc::CheckIdentity(request.identity(), "identity"));
@@ -98,12 +114,7 @@ absl::Status WorkerCalls::CheckReplace(const v1::ReplaceWorkerRequest& request,
   if (view->FindWorker(request.identity()) == nullptr && ranks.empty()) {
     return no_worker(request.identity(), "no worker has the identity");
   }
-  if (view->IsAlive(request.identity())) {
-    return WithReason(
-        absl::FailedPreconditionError(StrCat("worker \"", request.identity(),
-                                             "\" is attached and keeps its ranks; stop it first")),
-        Reason::kWorkerAttached, {{fact::kIdentity, request.identity()}});
-  }
+  SHARDMESH_RETURN_IF_ERROR(CheckLost(request.identity()));
   if (!view->IsAlive(request.replacement())) {
     return no_worker(request.replacement(), "no live worker has the identity");
   }
@@ -146,6 +157,10 @@ void WorkerCalls::ReplaceNext(std::shared_ptr<Replacement> replacement) const {
     Encode(replacement->ranks, replacement->response);
     return std::move(replacement->done)(absl::OkStatus());
   }
+  // It may have attached since the ranks before were moved.
+  if (const absl::Status status = CheckLost(replacement->request->identity()); !status.ok()) {
+    return std::move(replacement->done)(status);
+  }
   const std::string& mesh_id = replacement->ranks[replacement->moved].mesh_id;
   definition_store_->Reassign(
       mesh_id, replacement->request->identity(), replacement->request->replacement(),
@@ -154,6 +169,8 @@ void WorkerCalls::ReplaceNext(std::shared_ptr<Replacement> replacement) const {
         const ServedRank& rank = replacement->ranks[replacement->moved++];
         const std::vector<std::string>& workers = WorkersOf(**written);
         const auto place = static_cast<size_t>(rank.rank);
+        // Before the answer: a client that has it may forget the worker at once.
+        MoveRanks(rank.mesh_id);
         if (place >= workers.size() || workers[place] != replacement->request->replacement()) {
           return std::move(replacement->done)(WithReason(
               absl::AbortedError(StrCat("the ranks of mesh \"", rank.mesh_id,
@@ -166,6 +183,23 @@ void WorkerCalls::ReplaceNext(std::shared_ptr<Replacement> replacement) const {
                                               {"to", replacement->request->replacement()}});
         ReplaceNext(replacement);
       });
+}
+
+void WorkerCalls::MoveRanks(const std::string& mesh_id) const {
+  while (true) {
+    // The state is read first: the membership never stays behind a state that was read here.
+    const std::shared_ptr<const Definitions> state = definition_store_->shared_state();
+    const auto mesh = state->Find(DefinitionKind::kMesh, mesh_id);
+    if (!mesh.ok() || (*mesh)->assigned == nullptr) return;
+    const std::vector<std::string>& workers = (*mesh)->assigned->workers;
+    const std::shared_ptr<const MembershipView> view = membership_->view();
+    const MeshRanks* const ranks = view->FindMesh(mesh_id);
+    // A mesh that is new to the membership gets its ranks with its definition.
+    if (ranks == nullptr || ranks->identities.empty() || ranks->identities == workers ||
+        !membership_->SetRanks(mesh_id, workers).ok()) {
+      return;
+    }
+  }
 }
 
 }  // namespace shardmesh::server

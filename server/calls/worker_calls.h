@@ -10,6 +10,7 @@
 #include "server/state/arrays.h"
 #include "server/state/definitions.h"
 #include "server/state/membership.h"
+#include "server/state/recovery.h"
 #include "server/steps/sequencer.h"
 #include "shardmesh/v1/cluster_service.pb.h"
 
@@ -20,10 +21,12 @@ class WorkerCalls {
  public:
   // All outlive this object. `live` returns the steps and transfers that are live now.
   WorkerCalls(Membership* membership, DefinitionStore* definition_store,
-              const ArrayRegistry* registry, std::function<std::vector<Sequencer::LiveWork>()> live)
+              const ArrayRegistry* registry, const Recovery* recovery,
+              std::function<std::vector<Sequencer::LiveWork>()> live)
       : membership_(membership),
         definition_store_(definition_store),
         registry_(registry),
+        recovery_(recovery),
         live_(std::move(live)) {}
 
   absl::Status DrainWorker(const v1::DrainWorkerRequest& request,
@@ -37,13 +40,19 @@ class WorkerCalls {
  private:
   struct Replacement;
 
+  // Returns OK if ranks may be taken from the worker: it is lost, and not expected back from before
+  // the coordinator's start.
+  absl::Status CheckLost(const std::string& identity) const;
   absl::Status CheckReplace(const v1::ReplaceWorkerRequest& request,
                             const std::vector<ServedRank>& ranks) const;
   void ReplaceNext(std::shared_ptr<Replacement> replacement) const;
+  // Gives the membership the ranks that the mesh was assigned, if it has others.
+  void MoveRanks(const std::string& mesh_id) const;
 
   Membership* const membership_;
   DefinitionStore* const definition_store_;
   const ArrayRegistry* const registry_;
+  const Recovery* const recovery_;
   const std::function<std::vector<Sequencer::LiveWork>()> live_;
 };
 

@@ -149,12 +149,13 @@ absl::Status ChooseAll(Restore* restore) {
         "the array lies on the mesh \"", descriptor.mesh_id, "\" as ", descriptor.mesh.ToString(),
         ", which is ", mesh.ToString(), " now; define the mesh as it was"));
   }
-  if (!descriptor.spec.unreduced().empty() && descriptor.mesh_revision != (*definition)->revision) {
+  const Revision ranks_revision = RanksRevisionOf(**definition);
+  if (!descriptor.spec.unreduced().empty() && descriptor.mesh_revision != ranks_revision) {
     // The place of a part does not tell which rank it belongs to.
     return absl::FailedPreconditionError(StrCat(
         "the array is a partial sum on revision ", descriptor.mesh_revision, " of the mesh \"",
-        descriptor.mesh_id, "\", which is at revision ", (*definition)->revision,
-        " now: which rank had which part is not certain any more; compute it again"));
+        descriptor.mesh_id, "\", which has its ranks since revision ", ranks_revision,
+        ": which rank had which part is not certain any more; compute it again"));
   }
   SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, descriptor.Tiling());
   ArrayCommit commit{.array_id = descriptor.array_id,

@@ -6,7 +6,9 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -50,11 +52,34 @@ class CorrectionTally {
   std::array<int64_t, kReasons.size()> counts_ = {};
 };
 
+// The mesh and the profile that the questions of a batch share: each is looked up or decoded when
+// the first question needs it, and then kept.
+class SharedSelections {
+ public:
+  // All outlive it.
+  SharedSelections(const Definitions& state, const v1::MeshSelector& mesh,
+                   const v1::ProfileSelector& profile)
+      : state_(state), mesh_(mesh), profile_(profile) {}
+
+  // Return the result of SelectMesh and SelectProfile. Valid as long as this object.
+  const absl::StatusOr<Mesh>& mesh(Compatibility compatibility);
+  const absl::StatusOr<PartitionAxis>& profile();
+
+ private:
+  const Definitions& state_;
+  const v1::MeshSelector& mesh_;
+  const v1::ProfileSelector& profile_;
+  std::map<Compatibility, absl::StatusOr<Mesh>> meshes_;
+  std::optional<absl::StatusOr<PartitionAxis>> found_profile_;
+};
+
 // The input of an answer, and records of its work. Valid for the call. An answer depends only on
 // the request and the state.
 struct AnswerContext {
   const Definitions& state;
   CorrectionTally& corrections;
+  // For a question of a batch that names no mesh or no profile itself; null: it is asked alone.
+  SharedSelections* shared = nullptr;
 };
 
 // The answer to one request; `response` is empty before. Errors as in the contract, each with the

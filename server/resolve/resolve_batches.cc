@@ -16,29 +16,20 @@ constexpr int kMaxItems = 10'000;
 // Bytes of results in a message of at most 4 MiB. An item's answer has at most a few KiB.
 constexpr int64_t kMaxResultBytes = int64_t{3} << 20;
 
-bool NeedsProfile(const v1::ResolveSpecRequest&) { return true; }
-// A spec needs no profile: it is already the answer.
-bool NeedsProfile(const v1::ConstrainArrayRequest& question) {
-  return question.layout_case() != v1::ConstrainArrayRequest::kSpec;
-}
-
 template <typename Request, typename Response>
 absl::Status AnswerBatch(const AnswerContext& context, const Request& batch, Response* response,
                          const std::function<bool()>& is_cancelled) {
   SHARDMESH_RETURN_IF_ERROR(CheckCount(batch.requests_size(), kMaxItems, "questions", "requests"));
   response->set_revision(context.state.revision());
+  SharedSelections shared(context.state, batch.mesh(), batch.profile());
+  const AnswerContext of_batch = {context.state, context.corrections, &shared};
   int64_t bytes = 0;
-  for (const auto& item : batch.requests()) {
+  for (const auto& question : batch.requests()) {
     if (is_cancelled && is_cancelled()) {
       return WithReason(absl::CancelledError("the caller left"), Reason::kCancelled);
     }
-    auto question = item;
-    if (question.mesh().ByteSizeLong() == 0) *question.mutable_mesh() = batch.mesh();
-    if (NeedsProfile(question) && question.profile().ByteSizeLong() == 0) {
-      *question.mutable_profile() = batch.profile();
-    }
     auto* const result = response->add_results();
-    const absl::Status status = Answer(context, question, result->mutable_response());
+    const absl::Status status = Answer(of_batch, question, result->mutable_response());
     if (!status.ok()) rpc::Encode(status, result->mutable_error());
     bytes += static_cast<int64_t>(result->ByteSizeLong());
     if (bytes > kMaxResultBytes) {
@@ -56,6 +47,17 @@ absl::Status AnswerBatch(const AnswerContext& context, const Request& batch, Res
 }
 
 }  // namespace
+
+const absl::StatusOr<Mesh>& SharedSelections::mesh(Compatibility compatibility) {
+  const auto found = meshes_.find(compatibility);
+  if (found != meshes_.end()) return found->second;
+  return meshes_.emplace(compatibility, SelectMesh(state_, mesh_, compatibility)).first->second;
+}
+
+const absl::StatusOr<PartitionAxis>& SharedSelections::profile() {
+  if (!found_profile_.has_value()) found_profile_.emplace(SelectProfile(state_, profile_));
+  return *found_profile_;
+}
 
 absl::Status Answer(const AnswerContext& context, const v1::BatchResolveSpecsRequest& request,
                     v1::BatchResolveSpecsResponse* response,

@@ -39,9 +39,9 @@ absl::StatusOr<Mesh> MeshOf(const Definitions& state, const v1::DescribeMeshRequ
       SHARDMESH_DECODE(named, "mesh", FindMesh(state, request.mesh()));
       std::vector<std::string> workers = named->workers;
       // An older version has only the workers that it names.
-      if (const auto current = state.Find(DefinitionKind::kMesh, request.mesh().name());
-          current.ok()) {
-        workers = WorkersOf(**current);
+      if (const auto referred = state.FindReferred(DefinitionKind::kMesh, request.mesh().name());
+          referred.ok()) {
+        workers = WorkersOf(**referred);
       }
       response->mutable_workers()->Add(workers.begin(), workers.end());
       MeshOptions options;

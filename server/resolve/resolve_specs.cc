@@ -101,6 +101,26 @@ absl::Status EncodeShardShape(const Mesh& mesh, const PartitionSpec& spec, const
   return absl::OkStatus();
 }
 
+// Return the question's own mesh or profile, which goes into `*own`, or that of its batch.
+absl::StatusOr<const Mesh*> MeshOf(const AnswerContext& context, const v1::MeshSelector& selector,
+                                   Compatibility compatibility, absl::StatusOr<Mesh>* own) {
+  const bool is_shared = context.shared != nullptr && selector.ByteSizeLong() == 0;
+  if (!is_shared) *own = SelectMesh(context.state, selector, compatibility);
+  const absl::StatusOr<Mesh>& mesh = is_shared ? context.shared->mesh(compatibility) : *own;
+  if (!mesh.ok()) return mesh.status();
+  return &*mesh;
+}
+
+absl::StatusOr<const PartitionAxis*> ProfileOf(const AnswerContext& context,
+                                               const v1::ProfileSelector& selector,
+                                               absl::StatusOr<PartitionAxis>* own) {
+  const bool is_shared = context.shared != nullptr && selector.ByteSizeLong() == 0;
+  if (!is_shared) *own = SelectProfile(context.state, selector);
+  const absl::StatusOr<PartitionAxis>& profile = is_shared ? context.shared->profile() : *own;
+  if (!profile.ok()) return profile.status();
+  return &*profile;
+}
+
 }  // namespace
 
 absl::Status Answer(const AnswerContext& context, const v1::ResolveSpecRequest& request,
@@ -109,16 +129,19 @@ absl::Status Answer(const AnswerContext& context, const v1::ResolveSpecRequest& 
   SHARDMESH_DECODE(strict, "policy", rpc::DecodeIsStrict(request.policy()));
   SHARDMESH_DECODE(axes, "axes", rpc::DecodeAxes(request.axes()));
   SHARDMESH_DECODE(mode, "mode", rpc::Decode(request.mode(), compatibility));
-  SHARDMESH_DECODE(profile, "profile", SelectProfile(context.state, request.profile()));
+  absl::StatusOr<PartitionAxis> own_profile;
+  SHARDMESH_DECODE(profile, "profile", ProfileOf(context, request.profile(), &own_profile));
 
   HeldQuestion held;
   SHARDMESH_RETURN_IF_ERROR(SetAxes(std::move(axes), request.preset(), mode, compatibility, &held));
-  Mesh mesh;
+  absl::StatusOr<Mesh> own_mesh = Mesh();
+  const Mesh* selected = &*own_mesh;
   if (request.has_shape()) {
     SHARDMESH_RETURN_IF_ERROR(SetShape(request.shape(), &held));
-    SHARDMESH_DECODE(selected, "mesh", SelectMesh(context.state, request.mesh(), compatibility));
-    mesh = std::move(selected);
+    SHARDMESH_DECODE(found, "mesh", MeshOf(context, request.mesh(), compatibility, &own_mesh));
+    selected = found;
   }
+  const Mesh& mesh = *selected;
   // A mesh without axes means no mesh; the shape then only serves the mode.
   const bool corrects = request.has_shape() && !mesh.empty();
 
@@ -128,7 +151,7 @@ absl::Status Answer(const AnswerContext& context, const v1::ResolveSpecRequest& 
   PartitionSpec requested;
   CorrectionResult corrected;
   if (request.explain()) {
-    SHARDMESH_LAY_OUT(explanation, asked, Explain(profile, held.question, mesh));
+    SHARDMESH_LAY_OUT(explanation, asked, Explain(*profile, held.question, mesh));
     for (const ExplanationStep& step : explanation.steps) {
       rpc::Encode(step, response->add_explanation());
     }
@@ -136,7 +159,7 @@ absl::Status Answer(const AnswerContext& context, const v1::ResolveSpecRequest& 
     corrected = {.effective = std::move(explanation.effective),
                  .corrections = std::move(explanation.corrections)};
   } else {
-    SHARDMESH_LAY_OUT(resolved, asked, ResolveSpec(profile, held.question));
+    SHARDMESH_LAY_OUT(resolved, asked, ResolveSpec(*profile, held.question));
     requested = std::move(resolved);
     if (corrects) {
       SHARDMESH_LAY_OUT(result, asked, Correct(requested, held.shape, mesh));
@@ -264,7 +287,9 @@ absl::Status Answer(const AnswerContext& context, const v1::ConstrainArrayReques
   }
   HeldQuestion held;
   SHARDMESH_RETURN_IF_ERROR(SetShape(request.shape(), &held));
-  SHARDMESH_DECODE(mesh, "mesh", SelectMesh(context.state, request.mesh(), compatibility));
+  absl::StatusOr<Mesh> own_mesh;
+  SHARDMESH_DECODE(selected, "mesh", MeshOf(context, request.mesh(), compatibility, &own_mesh));
+  const Mesh& mesh = *selected;
 
   LogicalSharding sharding;
   if (request.layout_case() == v1::ConstrainArrayRequest::kSpec) {
@@ -281,7 +306,8 @@ absl::Status Answer(const AnswerContext& context, const v1::ConstrainArrayReques
     }
   } else {
     SHARDMESH_DECODE(mode, "mode", rpc::Decode(request.mode(), compatibility));
-    SHARDMESH_DECODE(profile, "profile", SelectProfile(context.state, request.profile()));
+    absl::StatusOr<PartitionAxis> own_profile;
+    SHARDMESH_DECODE(profile, "profile", ProfileOf(context, request.profile(), &own_profile));
     std::vector<AxisValue> axes;
     switch (request.layout_case()) {
       case v1::ConstrainArrayRequest::kAxes: {
@@ -303,7 +329,7 @@ absl::Status Answer(const AnswerContext& context, const v1::ConstrainArrayReques
                                           : std::string(),
                                       mode, compatibility, &held));
     SHARDMESH_LAY_OUT(applied, request.has_axes() ? "axes" : "preset",
-                      ApplyLogicalSharding(profile, held.question, mesh, request.auto_correct()));
+                      ApplyLogicalSharding(*profile, held.question, mesh, request.auto_correct()));
     sharding = std::move(applied);
   }
   context.corrections.Add(sharding.corrections);

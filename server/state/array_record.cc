@@ -277,15 +277,16 @@ absl::StatusOr<std::string> WithDefinitionVersion(std::string_view key, const st
   return record.SerializeAsString();
 }
 
-absl::StatusOr<std::string> WithRanks(std::string_view key, const std::string* before,
-                                      const Mesh& mesh, const std::vector<std::string>& workers,
-                                      int64_t version, absl::Time now) {
+absl::StatusOr<RanksRecords> WithRanks(std::string_view key, const std::string* before,
+                                       const Mesh& mesh, const std::vector<std::string>& workers,
+                                       int64_t version, absl::Time now) {
   proto::Definition record;
   if (before != nullptr) {
     SHARDMESH_ASSIGN_OR_RETURN(record, Parse<proto::Definition>(key, *before));
   }
   v1::MeshDefinition* const to = record.mutable_value()->mutable_mesh();
-  if (to->mesh().axes().empty()) rpc::Encode(mesh, to->mutable_mesh());
+  const bool is_lost = to->mesh().axes().empty();
+  if (is_lost) rpc::Encode(mesh, to->mutable_mesh());
   to->mutable_workers()->Assign(workers.begin(), workers.end());
   SHARDMESH_ASSIGN_OR_RETURN(const auto decoded, rpc::Decode(*to));
   if (decoded.mesh.size() != mesh.size() || std::ssize(workers) != mesh.size()) {
@@ -294,9 +295,14 @@ absl::StatusOr<std::string> WithRanks(std::string_view key, const std::string* b
                                           workers.size(), " workers are given")),
         Reason::kInvalidMesh, {{fact::kValue, workers.size()}});
   }
+  proto::MeshAssignment ranks;
+  ranks.mutable_workers()->Swap(to->mutable_workers());
+  RanksRecords records{.ranks = ranks.SerializeAsString()};
+  if (!is_lost) return records;
   record.set_version(version);
   Encode(now, record.mutable_update_time());
-  return record.SerializeAsString();
+  records.definition = record.SerializeAsString();
+  return records;
 }
 
 std::string EncodeReleased(const ReleasedRecord& released) {

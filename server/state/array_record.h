@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -83,12 +84,17 @@ absl::StatusOr<DefinitionOutline> DecodeDefinitionOutline(std::string_view key,
 absl::StatusOr<std::string> WithDefinitionVersion(std::string_view key, const std::string& bytes,
                                                   int64_t version);
 
-// The definition of a mesh with workers for its ranks: that of the record `before`, or if that is
-// null a new one of `mesh`. INVALID_ARGUMENT: there are not as many workers as ranks, two are
-// equal, or one is no valid identity.
-absl::StatusOr<std::string> WithRanks(std::string_view key, const std::string* before,
-                                      const Mesh& mesh, const std::vector<std::string>& workers,
-                                      int64_t version, absl::Time now);
+// The records of a mesh whose ranks get these workers: that of the ranks, and a definition of
+// `mesh` if the one before is lost (null) or has no axes. INVALID_ARGUMENT: there are not as many
+// workers as ranks, two are equal, or one is no valid identity.
+struct RanksRecords {
+  std::string ranks;
+  // Of this version; nullopt: the one before stays.
+  std::optional<std::string> definition = std::nullopt;
+};
+absl::StatusOr<RanksRecords> WithRanks(std::string_view key, const std::string* before,
+                                       const Mesh& mesh, const std::vector<std::string>& workers,
+                                       int64_t version, absl::Time now);
 
 struct RequestRecord {
   std::string fingerprint;

@@ -435,6 +435,28 @@ void ArrayRegistry::GiveUp(const std::vector<std::string>& names) {
   }
 }
 
+absl::Status ArrayRegistry::CheckStage(const ArrayDescriptor& descriptor) const {
+  absl::MutexLock lock(&mutex_);
+  return CheckMeshStays(descriptor);
+}
+
+absl::Status ArrayRegistry::CheckMeshStays(const ArrayDescriptor& descriptor) const {
+  const auto floor = mesh_floors_.find(descriptor.mesh_id);
+  if (!changing_meshes_.contains(descriptor.mesh_id) &&
+      (floor == mesh_floors_.end() || descriptor.mesh_revision >= floor->second)) {
+    return absl::OkStatus();
+  }
+  return WithReason(
+      absl::AbortedError(StrCat("the mesh \"", descriptor.mesh_id,
+                                "\" is being changed, or was since "
+                                "revision ",
+                                descriptor.mesh_revision, "; look it up and try again")),
+      Reason::kVersionMismatch,
+      {{fact::kKind, "mesh"},
+       {fact::kName, descriptor.mesh_id},
+       {fact::kNeed, descriptor.mesh_revision}});
+}
+
 absl::Status ArrayRegistry::Stage(ArrayDefinition definition) {
   SHARDMESH_PASSES("registry.stage");
   SHARDMESH_RETURN_IF_ERROR(definition.descriptor.Tiling().status());
@@ -442,20 +464,7 @@ absl::Status ArrayRegistry::Stage(ArrayDefinition definition) {
   array->definition = std::move(definition);
   const std::string& id = array->definition.descriptor.array_id;
   absl::MutexLock lock(&mutex_);
-  const ArrayDescriptor& descriptor = array->definition.descriptor;
-  const auto floor = mesh_floors_.find(descriptor.mesh_id);
-  if (changing_meshes_.contains(descriptor.mesh_id) ||
-      (floor != mesh_floors_.end() && descriptor.mesh_revision < floor->second)) {
-    return WithReason(
-        absl::AbortedError(StrCat("the mesh \"", descriptor.mesh_id,
-                                  "\" is being changed, or was since "
-                                  "revision ",
-                                  descriptor.mesh_revision, "; look it up and try again")),
-        Reason::kVersionMismatch,
-        {{fact::kKind, "mesh"},
-         {fact::kName, descriptor.mesh_id},
-         {fact::kNeed, descriptor.mesh_revision}});
-  }
+  SHARDMESH_RETURN_IF_ERROR(CheckMeshStays(array->definition.descriptor));
   if (arrays_.count(id) > 0) {
     return WithReason(absl::AlreadyExistsError(StrCat("array \"", id, "\" exists")),
                       Reason::kAlreadyExists, {{fact::kKind, "array"}, {fact::kName, id}});

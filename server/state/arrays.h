@@ -273,6 +273,8 @@ class ArrayRegistry {
   // Tiling::Create; ABORTED (VERSION_MISMATCH): its mesh is being changed, or was changed since the
   // revision in the definition.
   absl::Status Stage(ArrayDefinition definition);
+  // Returns OK if the array's mesh lets Stage succeed now, or its error. Changes nothing.
+  absl::Status CheckStage(const ArrayDescriptor& descriptor) const;
 
   // A mesh is about to be changed or deleted: until EndMeshChange no array is staged on it.
   // FAILED_PRECONDITION: an array is on it; names one. ABORTED: another change is running.
@@ -471,6 +473,8 @@ class ArrayRegistry {
   absl::Status BeginTerm();
   void DiscardStaged(const std::vector<std::string>& array_ids) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Load() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckMeshStays(const ArrayDescriptor& descriptor) const
+      ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   absl::Status CheckMeshChangeLocked(const std::string& mesh_id) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Removes names from the store that point to nothing. If it fails, the next Open tries again.

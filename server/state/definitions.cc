@@ -63,6 +63,12 @@ bool HasWorkers(const Definition& mesh) {
   return !std::get<MeshDefinition>(mesh.value).workers.empty();
 }
 
+// The condition that the workers of a mesh whose definition names none are still those, or none.
+Compare CompareRanks(const Definition& mesh) {
+  return {.key = RanksKeyOf(mesh.name),
+          .mod_revision = mesh.assigned == nullptr ? 0 : mesh.assigned->revision};
+}
+
 int64_t RanksOf(const DefinitionValue& mesh) { return std::get<MeshDefinition>(mesh).mesh.size(); }
 
 absl::StatusOr<std::shared_ptr<const MeshAssignment>> DecodeAssignment(std::string_view bytes,
@@ -152,8 +158,9 @@ absl::StatusOr<std::shared_ptr<const Definition>> Decode(
   return definition;
 }
 
-ReplacedDefinition MakeReplaced(std::string_view name, int64_t version, const KeptValue& kept) {
-  ReplacedDefinition replaced{.version = version,
+// `newer`: the version after it.
+ReplacedDefinition MakeReplaced(std::string_view name, int64_t newer, const KeptValue& kept) {
+  ReplacedDefinition replaced{.version = newer - 1,
                               .revision = kept.mod_revision,
                               .updated = {},
                               .readable = {},
@@ -161,9 +168,12 @@ ReplacedDefinition MakeReplaced(std::string_view name, int64_t version, const Ke
   std::string wire_value;
   const auto definition = DecodeWithoutValue(name, *kept.value, kept.mod_revision, &wire_value);
   if (!definition.ok()) {
-    replaced.readable = UnreadableVersion(name, version, definition.status());
+    replaced.readable = UnreadableVersion(name, replaced.version, definition.status());
     return replaced;
   }
+  // Updates after a restore skip versions.
+  const int64_t version = (*definition)->version;
+  if (version >= 1 && version < newer) replaced.version = version;
   replaced.updated = (*definition)->updated;
   replaced.size_bytes = static_cast<int64_t>(wire_value.size());
   return replaced;
@@ -259,6 +269,11 @@ std::string_view DefinitionKindName(DefinitionKind kind) {
 const std::vector<std::string>& WorkersOf(const Definition& mesh) {
   return mesh.assigned != nullptr ? mesh.assigned->workers
                                   : std::get<MeshDefinition>(mesh.value).workers;
+}
+
+Revision RanksRevisionOf(const Definition& mesh) {
+  return mesh.assigned == nullptr ? mesh.revision
+                                  : std::max(mesh.revision, mesh.assigned->revision);
 }
 
 bool NamesVersion(std::string_view reference) {
@@ -440,6 +455,11 @@ absl::Status DefinitionStore::Load() {
   SHARDMESH_PASSES("definitions.load");
   auto state = std::make_shared<Definitions>();
   state->min_sharding_size_ = min_sharding_size_;
+  // A restored state, or one that lost records, got a revision far above all that went before.
+  restored_at_ = store_->UnreadableRevision(kRestoredKey);
+  if (const auto restored = store_->Get(kRestoredKey); restored.ok()) {
+    restored_at_ = std::max(restored_at_, restored->mod_revision);
+  }
   for (const DefinitionKind kind : kKinds) {
     SHARDMESH_ASSIGN_OR_RETURN(const KeyValues stored, store_->List(KeyOf(kind, "")));
     state->revision_ = stored.revision;
@@ -511,10 +531,7 @@ absl::Status DefinitionStore::LoadWatermark(DefinitionKind kind,
   } else if (!absl::IsNotFound(stored.status())) {
     return stored.status();
   }
-  // A restored state, or one that lost records, has a revision far above all earlier ones.
-  if (const auto restored = store_->Get(kRestoredKey); restored.ok()) {
-    watermark = std::max(watermark, restored->mod_revision);
-  }
+  watermark = std::max(watermark, restored_at_);
   if (!is_known) {
     LogWarning("the watermark of versions cannot be read; new definitions start far above",
                {{"kind", DefinitionKindName(kind)}});
@@ -541,15 +558,14 @@ std::vector<ReplacedDefinition> DefinitionStore::ReplacedBy(const Definition& de
                 {"error", history.status()}});
     return replaced;
   }
-  // The definition itself comes first. Each update writes the key once, and adds one to the
-  // version.
+  // The definition itself comes first.
+  int64_t newer = definition.version;
   for (size_t i = 1; i < history->size(); ++i) {
     const KeptValue& kept = (*history)[i];
     auto known = previous == nullptr ? std::nullopt : KnownReplaced(*previous, kept);
-    replaced.push_back(
-        known.has_value()
-            ? *std::move(known)
-            : MakeReplaced(definition.name, definition.version - static_cast<int64_t>(i), kept));
+    replaced.push_back(known.has_value() ? *std::move(known)
+                                         : MakeReplaced(definition.name, newer, kept));
+    newer = replaced.back().version;
   }
   return replaced;
 }
@@ -673,6 +689,12 @@ void DefinitionStore::Write(Verb verb, Change change, DefinitionKind kind, std::
     if (definition.ok()) {
       (*definition)->value = std::move(value);
       (*definition)->wire_value = std::move(wire_value);
+      // Of no version: those of now, while the definition is the one of the answer.
+      const auto current = shared_state()->Find(kind, change.name);
+      if (current.ok() && (*current)->version == (*definition)->version &&
+          (*current)->uid == (*definition)->uid) {
+        (*definition)->assigned = (*current)->assigned;
+      }
     }
     return std::move(callback)(std::move(definition));
   }
@@ -710,11 +732,10 @@ void DefinitionStore::Write(Verb verb, Change change, DefinitionKind kind, std::
     definition->name = change.name;
     if (existing.ok()) {
       definition->uid = (*existing)->uid;
-      definition->version = (*existing)->version + 1;
-    } else {
-      if (!change.validate_only) definition->uid = RandomId();
-      absl::MutexLock lock(&watermark_mutex_);
-      definition->version = watermarks_[static_cast<size_t>(kind)] + 1;
+      // The state that a restore replaced may have given the next version to another value.
+      definition->version = std::max((*existing)->version, restored_at_) + 1;
+    } else if (!change.validate_only) {
+      definition->uid = RandomId();
     }
     definition->updated = clock_->Now();
     definition->value = std::move(value);
@@ -725,38 +746,45 @@ void DefinitionStore::Write(Verb verb, Change change, DefinitionKind kind, std::
   transaction.compares.push_back(
       {.key = key, .mod_revision = existing.ok() ? (*existing)->revision : 0});
   if (kind == DefinitionKind::kMesh) {
+    // They may be given, or given to other workers, meanwhile.
+    if (verb == Verb::kUpdate && !HasWorkers(**existing)) {
+      transaction.compares.push_back(CompareRanks(**existing));
+    }
     const bool keeps = verb == Verb::kUpdate && (*existing)->assigned != nullptr &&
                        !HasWorkers(*definition) &&
                        std::ssize((*existing)->assigned->workers) == RanksOf(definition->value);
     if (keeps) {
       definition->assigned = (*existing)->assigned;
-      // They may meanwhile be assigned to other workers.
-      transaction.compares.push_back(
-          {.key = RanksKeyOf(change.name), .mod_revision = (*existing)->assigned->revision});
     } else {
       transaction.deletes.push_back(RanksKeyOf(change.name));
     }
   }
-  requests_->AddTo(&transaction, change.request_id,
-                   EncodeWithoutValue(*definition).SerializeAsString());
-  if (verb == Verb::kDelete) {
-    transaction.deletes.push_back(key);
-    transaction.urgent = true;
-  } else {
-    transaction.puts.push_back({.key = key, .value = Encode(*definition)});
-  }
+  // Of a creation: once its version is known.
+  const auto add_records = [this, &transaction, &key, verb, definition,
+                            request_id = change.request_id] {
+    requests_->AddTo(&transaction, request_id, EncodeWithoutValue(*definition).SerializeAsString());
+    if (verb == Verb::kDelete) {
+      transaction.deletes.push_back(key);
+      transaction.urgent = true;
+    } else {
+      transaction.puts.push_back({.key = key, .value = Encode(*definition)});
+    }
+  };
   if (change.validate_only) {
+    if (verb == Verb::kCreate) {
+      absl::MutexLock lock(&watermark_mutex_);
+      definition->version = watermarks_[static_cast<size_t>(kind)] + 1;
+    }
+    add_records();
     const absl::Status checked = CheckTransaction(transaction);
     definition->revision = 0;
     return std::move(callback)(
         checked.ok() ? absl::StatusOr<std::shared_ptr<const Definition>>(std::move(definition))
                      : checked);
   }
-  const int64_t deleted_version = verb == Verb::kDelete ? definition->version : 0;
   Store::CommitCallback written =
-      [this, definition = std::move(definition), kind, verb,
-       previous = existing.ok() ? *existing : nullptr, request_id = change.request_id,
-       change = std::move(change), tries,
+      [this, definition, kind, verb, previous = existing.ok() ? *existing : nullptr,
+       request_id = change.request_id, change = std::move(change), tries,
        callback = std::move(callback)](absl::StatusOr<Revision> revision) mutable {
         const auto give_room_back = [&] {
           if (verb != Verb::kCreate) return;
@@ -766,9 +794,9 @@ void DefinitionStore::Write(Verb verb, Change change, DefinitionKind kind, std::
         if (!revision.ok()) {
           give_room_back();
           requests_->Abandon(request_id);
-          // Another change was first, for example an assignment of ranks to a mesh. A change
-          // without an expected version applies to the new version as well.
-          if (verb != Verb::kCreate && !change.expected_version.has_value() && tries < kMaxTries &&
+          // Another change was first, for example an assignment of ranks to a mesh, which makes no
+          // version. An expected version is compared again.
+          if (verb != Verb::kCreate && tries < kMaxTries &&
               ReasonOf(revision.status()) == Reason::kVersionMismatch) {
             std::string wire;
             DefinitionValue again;
@@ -790,12 +818,19 @@ void DefinitionStore::Write(Verb verb, Change change, DefinitionKind kind, std::
         requests_->Finish(request_id, *revision);
         std::move(callback)(std::move(definition));
       };
-  if (verb != Verb::kDelete) {
+  if (verb == Verb::kUpdate) {
+    add_records();
     return CommitToStore(std::move(transaction), std::move(written));
   }
   absl::MutexLock lock(&watermark_mutex_);
   int64_t& watermark = watermarks_[static_cast<size_t>(kind)];
-  watermark = std::max(watermark, deleted_version);
+  if (verb == Verb::kCreate) {
+    definition->version = watermark + 1;
+    add_records();
+    return CommitToStore(std::move(transaction), std::move(written));
+  }
+  add_records();
+  watermark = std::max(watermark, definition->version);
   store::v1::Watermark record;
   record.set_version(watermark);
   transaction.puts.push_back({.key = WatermarkKeyOf(kind), .value = record.SerializeAsString()});
@@ -863,10 +898,7 @@ void DefinitionStore::WriteRanks(const std::shared_ptr<const Definition>& mesh,
   // A client may have changed the mesh meanwhile: then the ranks are not written.
   transaction.compares.push_back(
       {.key = KeyOf(DefinitionKind::kMesh, mesh->name), .mod_revision = mesh->revision});
-  if (mesh->assigned != nullptr) {
-    transaction.compares.push_back(
-        {.key = RanksKeyOf(mesh->name), .mod_revision = mesh->assigned->revision});
-  }
+  transaction.compares.push_back(CompareRanks(*mesh));
   transaction.puts.push_back({.key = RanksKeyOf(mesh->name), .value = record.SerializeAsString()});
   CommitToStore(std::move(transaction),
                 [this, mesh, workers = std::move(workers),

@@ -63,7 +63,7 @@ struct MeshAssignment {
 struct Definition {
   std::string name;
   std::string uid;        // drawn when created, kept by updates
-  int64_t version = 0;    // one more at each update; never used again for the name
+  int64_t version = 0;    // higher after each update; never used again for the name
   Revision revision = 0;  // of the store, at its last change
   absl::Time updated;
   DefinitionValue value;
@@ -80,6 +80,11 @@ struct Definition {
 // Returns the identities of a mesh's workers by rank: those named in the definition, or those
 // assigned. Empty if there are none yet.
 const std::vector<std::string>& WorkersOf(const Definition& mesh);
+
+// Returns the store's revision since which the ranks of a mesh have their workers: that of its
+// definition, or of the assignment if that is later. Arrays that are partial sums have it as the
+// revision of their mesh: their tiles do not say which rank had which.
+Revision RanksRevisionOf(const Definition& mesh);
 
 // Returns whether a reference names a version, `NAME@VERSION`. A former version may have to be
 // decoded, which takes as long as at its creation.
@@ -231,8 +236,8 @@ class DefinitionStore {
   //   DATA_LOSS         the store's record of that name cannot be read.
   //   RESOURCE_EXHAUSTED  Create beyond the limits.
   //   NOT_FOUND         Update, Delete of a missing name.
-  //   ABORTED           VERSION_MISMATCH; or another change is running: retry. If no version is
-  //                     expected, the store itself retries some times first.
+  //   ABORTED           VERSION_MISMATCH; or another change is running: retry. Unless the version
+  //                     is not the expected one, the store itself retries some times first.
   //   as Store::Commit  otherwise.
   // clang-format on
   //
@@ -326,7 +331,10 @@ class DefinitionStore {
   const int64_t min_sharding_size_;
   Limits limits_;
   std::set<std::string, std::less<>> undecoded_;  // constant after Open
-  const uint64_t id_;                             // identifies the store in threads' caches
+  // The revision of the restoration of the state, or of the loss of records: versions up to it may
+  // have been given in a state that is gone. 0: neither. Constant after Open.
+  Revision restored_at_ = 0;
+  const uint64_t id_;  // identifies the store in threads' caches
 
   std::atomic<uint64_t> generation_ = 1;  // rises with each snapshot
   mutable absl::Mutex mutex_;
@@ -334,8 +342,9 @@ class DefinitionStore {
   int64_t in_flight_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t to_come_[kDefinitionKindCount] ABSL_GUARDED_BY(mutex_) = {};  // being created
 
-  // Held while a deletion takes its watermark and its place in the store's queue. Later deletions
-  // then write no lower one. Acquired before mutex_.
+  // Held while a creation or a deletion reads or raises the watermark and takes its place in the
+  // store's queue: later deletions write no lower one, and no version is given that an earlier one
+  // in the queue has deleted. Taken before mutex_.
   absl::Mutex watermark_mutex_;
   // The highest version of a deleted definition, by kind. A new definition of the kind begins above
   // it.

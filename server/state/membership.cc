@@ -429,6 +429,10 @@ absl::Status Membership::SetRanks(std::string_view mesh_id, std::vector<std::str
     if (found == state_.meshes.end()) return NoMesh(mesh_id, state_.meshes);
     const std::shared_ptr<const MeshRanks> former = found->second;
     SHARDMESH_RETURN_IF_ERROR(CheckIdentities(mesh_id, former->size, identities));
+    if (former->identities.empty()) {
+      return absl::FailedPreconditionError(
+          StrCat("the ranks of mesh \"", mesh_id, "\" are not given yet"));
+    }
     TakeRanks(*former);
     SetMesh(former->mesh_id, std::move(identities), former->size);
     Publish({.kind = MembershipEvent::Kind::kRanksMoved,

@@ -35,7 +35,8 @@ namespace shardmesh::server {
 //   kDraining -> kAttached          Drain(false), unless it leaves
 //   kAttached, kDraining -> kLost   its stream broke, its heartbeats stopped, or it said good-bye
 //   kLost     -> kAttached          Attach, by the same or a new incarnation
-//   kLost     -> kDraining          Attach, by the incarnation that Drain(true) was about
+//   kLost     -> kDraining          Attach, by the incarnation that Drain(true) was about; once it
+//                                   is forgotten, so is the drain
 //   kLost     -> (unknown)          it serves no rank, and forget_after has passed; or Forget
 // clang-format on
 //
@@ -244,7 +245,7 @@ class Membership {
   // INVALID_ARGUMENT.
   absl::Status AddMesh(std::string mesh_id, int64_t size, std::vector<std::string> identities);
   // Assigns new workers to the already assigned ranks of a mesh, each at most once. NOT_FOUND,
-  // INVALID_ARGUMENT.
+  // INVALID_ARGUMENT. FAILED_PRECONDITION: the ranks are not assigned.
   absl::Status SetRanks(std::string_view mesh_id, std::vector<std::string> identities);
   // NOT_FOUND.
   absl::Status RemoveMesh(std::string_view mesh_id);

@@ -170,6 +170,12 @@ absl::StatusOr<bool> SessionTable::PinsArray(std::string_view id, std::string_vi
   return entry->arrays.contains(ToAbsl(array_id));
 }
 
+absl::Status SessionTable::CheckWork(std::string_view id) const {
+  absl::MutexLock lock(&mutex_);
+  const Entry* entry = Find(id);
+  return entry == nullptr ? Gone(id) : CheckWork(id, *entry);
+}
+
 absl::Status SessionTable::AddTransfer(std::string_view id, std::string transfer_id) {
   absl::MutexLock lock(&mutex_);
   Entry* entry = Find(id);

@@ -115,6 +115,8 @@ class SessionTable {
   // Also RESOURCE_EXHAUSTED, with a retry delay, if max_work_per_session transfers and steps are
   // running. EndStep ignores a session that is gone.
   absl::Status AddTransfer(std::string_view id, std::string transfer_id);
+  // Returns the error that AddTransfer and BeginStep would return now. Changes nothing.
+  absl::Status CheckWork(std::string_view id) const;
   absl::Status BeginStep(std::string_view id);
   void EndStep(std::string_view id);
   // Removes a transfer that ended; no effect if the session is gone or does not own it.

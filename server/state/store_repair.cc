@@ -836,7 +836,8 @@ std::vector<LostRanks> FindLostRanks(const Salvaged& salvaged) {
   return lost;
 }
 
-// Returns the definitions of meshes with lost ranks, with the given ranks.
+// Returns the records of the given ranks, and of meshes that are lost with them. A user may replace
+// the workers of such ranks later, as those of others: no definition names them.
 absl::StatusOr<std::vector<Put>> WithGivenRanks(const Salvaged& salvaged, const GivenRanks& ranks,
                                                 std::vector<LostRanks>* lost) {
   for (const auto& [mesh_id, workers] : ranks) {
@@ -848,7 +849,7 @@ absl::StatusOr<std::vector<Put>> WithGivenRanks(const Salvaged& salvaged, const 
     }
   }
   const auto current = CurrentRows(salvaged);
-  std::vector<Put> definitions;
+  std::vector<Put> records;
   std::vector<LostRanks> left;
   for (LostRanks& each : *lost) {
     const auto given = ranks.find(each.mesh_id);
@@ -878,16 +879,21 @@ absl::StatusOr<std::vector<Put>> WithGivenRanks(const Salvaged& salvaged, const 
       }
     }
     SHARDMESH_ASSIGN_OR_RETURN(
-        std::string value, WithRanks(key, before, each.mesh, given->second, version, absl::Now()));
-    definitions.push_back({key, std::move(value)});
+        RanksRecords with_ranks,
+        WithRanks(key, before, each.mesh, given->second, version, absl::Now()));
+    records.push_back({StrCat(kRanksPrefix, each.mesh_id), std::move(with_ranks.ranks)});
+    if (with_ranks.definition.has_value()) {
+      records.push_back({key, *std::move(with_ranks.definition)});
+    }
   }
-  if (definitions.size() > kMostGivenRanks) {
+  if (records.size() > kMostGivenRanks) {
     return StoreError(absl::StatusCode::kInvalidArgument,
-                      StrCat("ranks of ", definitions.size(), " meshes are given; at most ",
-                             kMostGivenRanks, " can be, give none to the others"));
+                      StrCat("the given ranks, and the meshes that are lost, are ", records.size(),
+                             " records; at most ", kMostGivenRanks,
+                             " can be written, give no ranks to the others"));
   }
   *lost = std::move(left);
-  return definitions;
+  return records;
 }
 
 // Returns row ids of definitions' former values after which a version is missing. The version of a

@@ -171,7 +171,7 @@ absl::StatusOr<BegunPutPtr> PutPlan::Begin() {
   put->items = std::move(items_);
   put->corrections = std::move(corrections_);
   if (header_.validate_only) {
-    SHARDMESH_RETURN_IF_ERROR(parts_.transfers->CheckVersions(put->items));
+    SHARDMESH_RETURN_IF_ERROR(parts_.transfers->Check(header_.session_id, put->items));
     return put;
   }
   // The transfer keeps the data that a repeated request needs, as long as it lives.

@@ -69,6 +69,9 @@ absl::StatusOr<FoundOperands> OperandFinder::Find(StepOperands operands) const {
   const std::string name = first != nullptr           ? first->definition.descriptor.mesh_id
                            : operands.mesh_id.empty() ? "default"
                                                       : operands.mesh_id;
+  SHARDMESH_ASSIGN_OR_RETURN(const auto mesh,
+                             sources_.definition_store->state().Find(DefinitionKind::kMesh, name));
+  result.ranks_revision = RanksRevisionOf(*mesh);
   SHARDMESH_ASSIGN_OR_RETURN(result.target, FindTarget(name, result.operands));
   return result;
 }

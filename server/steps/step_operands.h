@@ -34,6 +34,7 @@ struct FoundOperand {
 struct FoundOperands {
   std::vector<FoundOperand> operands = {};
   PlanTarget target = {};
+  Revision ranks_revision = 0;  // RanksRevisionOf the mesh
 };
 
 // Finds operands in the coordinator's state. All arguments outlive this object. Thread-safe.

@@ -95,19 +95,20 @@ absl::StatusOr<Program> WithOutputSpecs(Program program, const StepOutputs& outp
   return program;
 }
 
-std::vector<ArrayDescriptor> DescribeOutputs(const Plan& plan) {
+std::vector<ArrayDescriptor> DescribeOutputs(const Plan& plan, Revision ranks_revision) {
   std::vector<ArrayDescriptor> described;
   described.reserve(plan.outputs.size());
   for (const ValueIndex output : plan.outputs) {
     const ValueDescriptor& value = plan.values[output];
-    described.push_back({.array_id = RandomId(),
-                         .dtype = value.dtype,
-                         .shape = value.shape,
-                         .spec = value.spec,
-                         .mesh_id = plan.mesh_id,
-                         .mesh_revision = plan.mesh_revision,
-                         .mesh = plan.mesh,
-                         .cut_points = value.cut_points});
+    described.push_back(
+        {.array_id = RandomId(),
+         .dtype = value.dtype,
+         .shape = value.shape,
+         .spec = value.spec,
+         .mesh_id = plan.mesh_id,
+         .mesh_revision = value.spec.unreduced().empty() ? plan.mesh_revision : ranks_revision,
+         .mesh = plan.mesh,
+         .cut_points = value.cut_points});
   }
   return described;
 }

@@ -28,8 +28,9 @@ absl::Status CheckOutputs(const StepOutputs& outputs, const Plan& plan);
 // there are more specs than results.
 absl::StatusOr<Program> WithOutputSpecs(Program program, const StepOutputs& outputs);
 
-// The plan's results as arrays with new ids.
-std::vector<ArrayDescriptor> DescribeOutputs(const Plan& plan);
+// The plan's results as arrays with new ids. `ranks_revision`: RanksRevisionOf the mesh, which
+// partial sums get.
+std::vector<ArrayDescriptor> DescribeOutputs(const Plan& plan, Revision ranks_revision);
 
 // INVALID_ARGUMENT (LIMIT_EXCEEDED): the message to the workers, or the answer, does not fit into
 // one message.

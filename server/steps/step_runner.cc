@@ -175,8 +175,8 @@ absl::StatusOr<std::shared_ptr<const PreparedPlan>> StepRunner::PlanOf(
   return prepared;
 }
 
-absl::Status StepRunner::StageOutputs(Running* running) const {
-  for (ArrayDescriptor& descriptor : DescribeOutputs(running->prepared->plan)) {
+absl::Status StepRunner::StageOutputs(Running* running, Revision ranks_revision) const {
+  for (ArrayDescriptor& descriptor : DescribeOutputs(running->prepared->plan, ranks_revision)) {
     SHARDMESH_RETURN_IF_ERROR(parts_.registry->Stage({.descriptor = descriptor}));
     const std::string array_id = descriptor.array_id;
     running->outputs.push_back(std::move(descriptor));
@@ -258,7 +258,7 @@ absl::StatusOr<StepRunner::RunningPtr> StepRunner::Admit(StepCall call, StepRequ
   running->operands = std::move(found.operands);
   running->started = parts_.clock->Now();
   // If any later operation fails, End undoes all of this.
-  absl::Status staged = StageOutputs(running.get());
+  absl::Status staged = StageOutputs(running.get(), found.ranks_revision);
   staged.Update(PinOperands(running.get()));
   if (staged.ok()) {
     staged = CheckMessageSizes(*running->prepared, running->operands, running->outputs,

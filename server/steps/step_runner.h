@@ -109,7 +109,7 @@ class StepRunner {
                                                              const FoundOperands& found) const;
   // All work before the submission; fills in the fields that the sequencer needs.
   absl::StatusOr<RunningPtr> Admit(StepCall call, StepRequest* step);
-  absl::Status StageOutputs(Running* running) const;
+  absl::Status StageOutputs(Running* running, Revision ranks_revision) const;
   // From here on operands are pinned until End. An operand that no longer exists is an error.
   absl::Status PinOperands(Running* running) const;
   // Donates the permitted operands, and lists the arrays that the step reads and writes.

@@ -81,11 +81,21 @@ absl::Status Transfers::CheckVersion(const PutItem& item) const {
        {fact::kNeed, *item.expected_version}});
 }
 
-absl::Status Transfers::CheckVersions(absl::Span<const PutItem> items) const {
+absl::Status Transfers::Check(const std::string& session_id,
+                              absl::Span<const PutItem> items) const {
+  int64_t more_names = 0;
   for (const PutItem& item : items) {
     SHARDMESH_RETURN_IF_ERROR(CheckVersion(item));
+    if (!item.name.empty() && registry_->VersionOf(item.name) == 0) ++more_names;
   }
-  return absl::OkStatus();
+  SHARDMESH_RETURN_IF_ERROR(registry_->CheckRoomForNames(more_names));
+  SHARDMESH_RETURN_IF_ERROR(sessions_->CheckWork(session_id));
+  return items.empty() ? absl::OkStatus()
+                       : registry_->CheckStage(items.front().definition.descriptor);
+}
+
+bool Transfers::IsForgotten(const TransferProgress& progress) const {
+  return progress.ended && progress.finished + kRememberFor < clock_->Now();
 }
 
 absl::StatusOr<std::string> Transfers::Begin(const std::string& session_id,
@@ -101,16 +111,13 @@ absl::StatusOr<std::string> Transfers::Begin(const std::string& session_id,
   transfer->ranks = static_cast<int64_t>(identities.size());
   progress.total_tiles = static_cast<int64_t>(items->size() * identities.size());
   progress.started = clock_->Now();
-  int64_t more_names = 0;
-  SHARDMESH_RETURN_IF_ERROR(CheckVersions(*items));
+  SHARDMESH_RETURN_IF_ERROR(Check(session_id, *items));
   for (const PutItem& item : *items) {
-    if (!item.name.empty() && registry_->VersionOf(item.name) == 0) ++more_names;
     SHARDMESH_ASSIGN_OR_RETURN(const int64_t bytes, TileBytes(item.definition));
     if (__builtin_add_overflow(progress.total_bytes, bytes, &progress.total_bytes)) {
       progress.total_bytes = std::numeric_limits<int64_t>::max();
     }
   }
-  SHARDMESH_RETURN_IF_ERROR(registry_->CheckRoomForNames(more_names));
   transfer->items = items;
   const std::string transfer_id = progress.transfer_id;
   SHARDMESH_ASSIGN_OR_RETURN(const Session session, sessions_->Get(session_id));
@@ -437,10 +444,9 @@ void Transfers::TileStaged(std::string_view transfer_id, int64_t size_bytes) {
 
 absl::StatusOr<TransferProgress> Transfers::Progress(std::string_view transfer_id) const {
   absl::MutexLock lock(&mutex_);
-  if (const TransferPtr transfer = Find(transfer_id); transfer != nullptr) {
-    return transfer->progress;
-  }
-  return NoTransfer(transfer_id);
+  const TransferPtr transfer = Find(transfer_id);
+  if (transfer == nullptr || IsForgotten(transfer->progress)) return NoTransfer(transfer_id);
+  return transfer->progress;
 }
 
 Transfers::Listed Transfers::List(
@@ -455,7 +461,8 @@ Transfers::Listed Transfers::List(
       break;
     }
     const TransferProgress& progress = each->second->progress;
-    if (is_wanted(progress)) listed.puts.push_back(progress);
+    // Without a put nothing has removed it.
+    if (!IsForgotten(progress) && is_wanted(progress)) listed.puts.push_back(progress);
   }
   return listed;
 }

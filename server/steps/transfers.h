@@ -88,9 +88,9 @@ class Transfers {
                                     const std::vector<std::string>& identities,
                                     std::shared_ptr<const std::vector<PutItem>> items);
 
-  // ABORTED (VERSION_MISMATCH) for a name that is not at the expected version. Begin checks this
-  // too.
-  absl::Status CheckVersions(absl::Span<const PutItem> items) const;
+  // Returns the error that Begin would return now for these items, which lie on one mesh, as far as
+  // names, the session and the mesh are concerned. Changes nothing.
+  absl::Status Check(const std::string& session_id, absl::Span<const PutItem> items) const;
 
   // The client has sent all tiles: commits when the last tile is reported.
   //
@@ -163,6 +163,8 @@ class Transfers {
   using TransferPtr = std::shared_ptr<Transfer>;
 
   absl::Status CheckVersion(const PutItem& item) const;
+  // Whether the put ended more than kRememberFor ago.
+  bool IsForgotten(const TransferProgress& progress) const;
   void CommitToRegistry(const TransferPtr& transfer, const WorkOutcome& outcome,
                         absl::AnyInvocable<void(absl::Status) &&> decided);
   void End(const TransferPtr& transfer, const absl::Status& status);

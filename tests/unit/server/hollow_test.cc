@@ -35,6 +35,7 @@
 #include "server/state/recovery.h"
 #include "server/steps/flight_log.h"
 #include "server/store/local_store.h"
+#include "shardmesh/v1/operation_service.grpc.pb.h"
 #include "status/detail.h"
 #include "status/reason.h"
 #include "tests/testing/proxy.h"
@@ -220,6 +221,65 @@ class HeldPut {
   std::string transfer_id_;
   bool is_finished_ = false;
 };
+
+TEST_F(HollowTest, ListsOperationsInPagesWithoutIdsOfSessions) {
+  StartCoordinator("tp=1");
+  StartWorkers(1);
+  ASSERT_TRUE(AwaitQuiet("default"));
+  const std::vector<std::string> sessions = {OpenSession(), OpenSession()};
+  HeldPut aborted(channel_, sessions[0]);
+  ASSERT_FALSE(aborted.transfer_id().empty()) << aborted.Finish();
+  HeldPut closed(channel_, sessions[1]);
+  ASSERT_FALSE(closed.transfer_id().empty()) << closed.Finish();
+  v1::AbortTransferRequest abort;
+  abort.set_transfer_id(aborted.transfer_id());
+  abort.set_session_id(sessions[0]);
+  v1::AbortTransferResponse abort_response;
+  ASSERT_THAT(
+      Call<v1::ArrayService>(&v1::ArrayService::Stub::AbortTransfer, abort, &abort_response),
+      IsOk());
+  v1::CloseSessionRequest close;
+  close.set_session_id(sessions[1]);
+  v1::CloseSessionResponse close_response;
+  ASSERT_THAT(
+      Call<v1::SessionService>(&v1::SessionService::Stub::CloseSession, close, &close_response),
+      IsOk());
+
+  v1::ListOperationsRequest request;
+  request.set_page_size(1);
+  const auto list = [&] {
+    std::vector<v1::Operation> listed;
+    request.clear_page_token();
+    do {
+      v1::ListOperationsResponse page;
+      EXPECT_THAT(
+          Call<v1::OperationService>(&v1::OperationService::Stub::ListOperations, request, &page),
+          IsOk());
+      EXPECT_LE(page.operations_size(), 1);
+      listed.insert(listed.end(), page.operations().begin(), page.operations().end());
+      request.set_page_token(page.next_page_token());
+    } while (!request.page_token().empty());
+    return listed;
+  };
+  request.add_states(v1::OPERATION_STATE_CANCELLED);
+  ASSERT_TRUE(Eventually([&] { return list().size() == 2; }));
+  request.clear_states();
+  const std::vector<v1::Operation> listed = list();
+  ASSERT_EQ(listed.size(), 2u);
+  EXPECT_EQ(listed[0].operation_id(), aborted.transfer_id());
+  EXPECT_EQ(listed[1].operation_id(), closed.transfer_id());
+  EXPECT_LT(listed[0].number(), listed[1].number());
+  EXPECT_NE(listed[0].session_number(), listed[1].session_number());
+  EXPECT_THAT(listed[1].error().message(),
+              AllOf(HasSubstr(sessions[1].substr(0, 8)), HasSubstr("was closed")));
+  for (const v1::Operation& operation : listed) {
+    for (const std::string& id : sessions) {
+      EXPECT_THAT(operation.SerializeAsString(), ::testing::Not(HasSubstr(id.substr(0, 9))));
+    }
+  }
+  request.add_states(v1::OPERATION_STATE_DONE);
+  EXPECT_TRUE(list().empty());
+}
 
 TEST_F(HollowTest, APutThatIsBegunAgainIsTheSamePutUntilItEnds) {
   StartCoordinator("tp=1");
@@ -730,6 +790,50 @@ TEST_F(AttachServiceTest, APartialSumOfAnEarlierRevisionOfItsMeshIsNotAdopted) {
   ASSERT_EQ(ranks, (std::vector<std::string>{workers_->IdentityOf(0), workers_->IdentityOf(1)}));
   workers_ = *HollowWorkers::Start(
       {.coordinator = lifecycle_->address(), .count = 2, .add_to_inventory = add_tiles});
+  ASSERT_TRUE(workers_->AwaitMembers(2, kTimeout)) << workers_->totals().last_end;
+  EXPECT_THAT(Adopted(), ::testing::UnorderedElementsAre(current.array_id, sharded.array_id));
+}
+
+// As after a repair that lost the ranks: the mesh's own revision is as it was.
+TEST_F(AttachServiceTest, APartialSumFromBeforeItsRanksWereGivenAnewIsNotAdopted) {
+  const server::Revision revision =
+      server::DefineMesh(definition_store_.get(), "m", *Mesh::Parse("x=2"));
+  ASSERT_THAT(membership_.AddMesh("m", 2, {}), IsOk());
+  workers_ = *HollowWorkers::Start({.coordinator = lifecycle_->address(), .count = 2});
+  ASSERT_TRUE(workers_->AwaitMembers(2, kTimeout)) << workers_->totals().last_end;
+  server::Revision assigned = 0;
+  absl::Notification written;
+  definition_store_->Assign("m", membership_.view()->FindMesh("m")->identities,
+                            [&](const auto& mesh) {
+                              EXPECT_THAT(mesh.status(), IsOk());
+                              if (mesh.ok()) assigned = (*mesh)->assigned->revision;
+                              written.Notify();
+                            });
+  written.WaitForNotification();
+  ASSERT_GT(assigned, revision);
+
+  ArrayDescriptor current{.array_id = server::RandomId(),
+                          .dtype = Dtype::kF32,
+                          .shape = {8, 4},
+                          .spec = PartitionSpec({}, {"x"}),
+                          .mesh_id = "m",
+                          .mesh_revision = assigned,
+                          .mesh = *Mesh::Parse("x=2"),
+                          .cut_points = {}};
+  ArrayDescriptor earlier = current;
+  earlier.array_id = server::RandomId();
+  earlier.mesh_revision = revision;
+  ArrayDescriptor sharded = earlier;
+  sharded.array_id = server::RandomId();
+  sharded.spec = PartitionSpec({SpecEntry::Axis("x")});
+  workers_ = *HollowWorkers::Start(
+      {.coordinator = lifecycle_->address(),
+       .count = 2,
+       .add_to_inventory = [&](int64_t index, internal::v1::InventoryPage* page) {
+         for (const ArrayDescriptor* const each : {&current, &earlier, &sharded}) {
+           AddTile(*each, index, page);
+         }
+       }});
   ASSERT_TRUE(workers_->AwaitMembers(2, kTimeout)) << workers_->totals().last_end;
   EXPECT_THAT(Adopted(), ::testing::UnorderedElementsAre(current.array_id, sharded.array_id));
 }

@@ -401,6 +401,25 @@ TEST_F(WorkerStreamsTest, AMeshThatGetsItsRanksHasTheirWorkersAttachAgain) {
   EXPECT_EQ(RetryDelayOf(*a->end()), absl::ZeroDuration()) << "it need not wait";
 }
 
+TEST_F(WorkerStreamsTest, AWorkerWhoseRanksMoveAttachesAgainAlsoWhileItsInventoryIsJudged) {
+  FakeStream* const member = Join("member");
+  FakeStream* const arriving = Attach("arriving");
+  FakeStream* const other = Attach("other");
+  FakeStream* const early = Attach("early");
+  streams_->ExpectWithin(early, absl::Minutes(1), "whole inventory");
+  streams_->Arrive(arriving);
+  streams_->Arrive(other);
+  for (const char* identity : {"member", "arriving", "early", "nobody"}) {
+    streams_->AttachAnew(identity, "m");
+  }
+  ASSERT_TRUE(member->end().has_value());
+  EXPECT_THAT(*member->end(), StatusIs(absl::StatusCode::kUnavailable, Reason::kNotServing));
+  ASSERT_TRUE(arriving->end().has_value());
+  EXPECT_THAT(*arriving->end(), StatusIs(absl::StatusCode::kUnavailable, Reason::kNotServing));
+  EXPECT_FALSE(other->end().has_value());
+  EXPECT_FALSE(early->end().has_value()) << "its inventory will be judged by the ranks of now";
+}
+
 TEST_F(WorkerStreamsTest, AnOrderAboutAQuarantineIsAnsweredOnce) {
   std::vector<absl::StatusOr<internal::v1::QuarantineAnswer>> answers;
   const auto answered = [&](absl::StatusOr<internal::v1::QuarantineAnswer> answer) {

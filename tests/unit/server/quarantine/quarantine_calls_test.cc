@@ -381,6 +381,28 @@ TEST_F(QuarantineCallsTest, ValidatesADropAndDropsNothing) {
   EXPECT_EQ(dropped_.unreached(0).identity(), "w1");
 }
 
+TEST_F(QuarantineCallsTest, APartialSumFromBeforeItsRanksWereGivenAnewIsNotRestored) {
+  ArrayDescriptor sum = NewDescriptor();
+  sum.spec = PartitionSpec({}, {"dp"});
+  const auto state = [&] { return definition_store_->shared_state(); };
+  sum.mesh_revision = (*state()->Find(DefinitionKind::kMesh, "m"))->revision;
+  absl::Notification assigned;
+  definition_store_->Assign("m", identities_, [&](const auto& mesh) {
+    EXPECT_THAT(mesh.status(), IsOk());
+    assigned.Notify();
+  });
+  assigned.WaitForNotification();
+  const absl::Status refused = Restore(sum.array_id, {Has(sum, 0), Has(sum, 1)});
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kFailedPrecondition));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("compute it again"));
+  EXPECT_TRUE(hub_.kept.empty()) << "no worker is asked to move a tile";
+
+  sum.mesh_revision = RanksRevisionOf(**state()->Find(DefinitionKind::kMesh, "m"));
+  EXPECT_THAT(Restore(sum.array_id, {Has(sum, 0), Has(sum, 1)}), HasNotEnded());
+  EXPECT_EQ(hub_.kept.size(), 2u) << "made with the ranks of now";
+  while (!hub_.kept.empty()) hub_.Answer(absl::UnavailableError("it left"));
+}
+
 TEST_F(QuarantineCallsTest, EachTileThatComesBackCountsWhateverBecomesOfTheOthers) {
   const ArrayDescriptor array = NewArray();
   ASSERT_THAT(MissingOf(array), ElementsAre(0, 1));

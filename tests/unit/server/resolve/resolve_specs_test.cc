@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "server/resolve/resolve_answers.h"
+#include "server/state/definitions.h"
 #include "shardmesh/v1/catalog_service.grpc.pb.h"
 #include "status/reason.h"
 #include "tests/testing/status_matchers.h"
@@ -44,6 +46,51 @@ TEST_F(PresetTest, IgnoresAModeBesideItAsTheOriginalDoes) {
   request_.set_compatibility(v1::COMPATIBILITY_EXACT);
   ASSERT_THAT(Ask(&v1::ResolveService::Stub::ResolveSpec, request_, &response_), IsOk());
   EXPECT_EQ(response_.requested().dimensions(0).name(), "ep");
+}
+
+TEST_F(PresetTest, QuestionsOfABatchShareMeshAndProfileUnlessTheyNameTheirOwn) {
+  request_.clear_mode();
+  v1::BatchResolveSpecsRequest batch;
+  *batch.mutable_mesh() = request_.mesh();
+  *batch.mutable_profile() = request_.profile();
+  request_.clear_mesh();
+  request_.clear_profile();
+  for (int i = 0; i < 4; ++i) *batch.add_requests() = request_;
+  batch.mutable_requests(1)
+      ->mutable_profile()
+      ->mutable_value()
+      ->mutable_decode_batch_axis()
+      ->set_name("tp");
+  batch.mutable_requests(2)->mutable_mesh()->set_name("none");
+  batch.mutable_requests(3)->set_compatibility(v1::COMPATIBILITY_EXACT);
+  v1::BatchResolveSpecsResponse answers;
+  ASSERT_THAT(Ask(&v1::ResolveService::Stub::BatchResolveSpecs, batch, &answers), IsOk());
+  ASSERT_EQ(answers.results_size(), 4);
+  EXPECT_EQ(answers.results(0).response().requested().dimensions(0).name(), "ep");
+  EXPECT_EQ(answers.results(1).response().requested().dimensions(0).name(), "tp");
+  EXPECT_TRUE(answers.results(2).has_error()) << answers.results(2).ShortDebugString();
+  EXPECT_EQ(answers.results(3).response().requested().dimensions(0).name(), "ep");
+}
+
+TEST(SharedSelectionsTest, DecodesMeshAndProfileOnce) {
+  const Definitions state;
+  v1::MeshSelector mesh;
+  mesh.mutable_value()->add_axes()->set_name("x");
+  mesh.mutable_value()->mutable_axes(0)->set_size(2);
+  v1::ProfileSelector profile;
+  profile.mutable_value()->mutable_decode_batch_axis()->set_name("x");
+  SharedSelections shared(state, mesh, profile);
+  ASSERT_THAT(shared.mesh(Compatibility::kDefault).status(), IsOk());
+  EXPECT_EQ(&shared.mesh(Compatibility::kDefault), &shared.mesh(Compatibility::kDefault));
+  EXPECT_NE(&shared.mesh(Compatibility::kDefault), &shared.mesh(Compatibility::kExact));
+  ASSERT_THAT(shared.profile().status(), IsOk());
+  EXPECT_EQ(&shared.profile(), &shared.profile());
+  const v1::MeshSelector none;
+  const v1::ProfileSelector defaults;
+  SharedSelections empty(state, none, defaults);
+  EXPECT_THAT(empty.mesh(Compatibility::kDefault).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kMissingArgument));
+  EXPECT_THAT(empty.profile().status(), IsOk()) << "the profile of defaults";
 }
 
 TEST_F(PresetTest, RefusesAxesBesideIt) {

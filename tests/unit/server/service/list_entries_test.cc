@@ -49,6 +49,33 @@ TEST_F(ListEntriesTest, ListsTheNamesWithThePrefixAndNoOthers) {
   EXPECT_THAT(All(""), ElementsAre("a", "ab", "ab.1", "ab.2", "ac", "b"));
 }
 
+// The workers that a definition names are in its entry a second time, as those of its ranks.
+TEST_F(ListEntriesTest, AnEntryThatWouldMakeAPageTooLargeBeginsTheNext) {
+  StartCoordinator("");
+  const auto create = [this](const std::string& name, int64_t workers) {
+    v1::CreateEntryRequest request;
+    request.set_request_id(name);
+    request.set_name(name);
+    v1::MeshDefinition* const mesh = request.mutable_value()->mutable_mesh();
+    mesh->mutable_mesh()->add_axes()->set_name("x");
+    mesh->mutable_mesh()->mutable_axes(0)->set_size(workers);
+    for (int64_t i = 0; i < workers; ++i) {
+      const std::string identity = StrCat("worker-", i);
+      mesh->add_workers(StrCat(identity, std::string(250 - identity.size(), 'w')));
+    }
+    v1::CreateEntryResponse response;
+    return Call<v1::CatalogService>(&v1::CatalogService::Stub::CreateEntry, request, &response);
+  };
+  ASSERT_THAT(create("a", 2'000), IsOk());  // an entry of a megabyte
+  ASSERT_THAT(create("b", 6'000), IsOk());  // of three
+  ASSERT_THAT(create("c", 1), IsOk());
+  std::string token;
+  EXPECT_THAT(Page("", 0, &token), ElementsAre("a"));
+  EXPECT_THAT(Page("", 0, &token), ElementsAre("b"));
+  EXPECT_THAT(Page("", 0, &token), ElementsAre("c"));
+  EXPECT_EQ(token, "");
+}
+
 TEST_F(ListEntriesTest, ThePagesOfAPrefixEndWithIt) {
   StartCoordinator("");
   for (const std::string name : {"a", "ab", "ab.1", "ab.2", "ac"}) {

@@ -138,6 +138,29 @@ TEST_F(WorkerCallsTest, AWorkerWithoutAPortForItsPeersShowsNone) {
   EXPECT_FALSE(status->workers(0).has_exchange_port());
 }
 
+TEST_F(WorkerCallsTest, AWatcherHearsThatAWorkerStillDrainsWhenItAttachesAgain) {
+  ASSERT_NO_FATAL_FAILURE(Start(1, 1));
+  const auto stub = v1::ClusterService::NewStub(channel_);
+  grpc::ClientContext context;
+  rpc::Apply(rpc::CallOptions::Within(kTimeout), &context);
+  v1::WatchClusterRequest request;
+  request.add_subjects(v1::CLUSTER_SUBJECT_WORKERS);
+  const auto stream = stub->WatchCluster(&context, request);
+  v1::WatchClusterResponse change;
+  ASSERT_TRUE(stream->Read(&change));
+  ASSERT_TRUE(change.has_started());
+  ASSERT_THAT(Drain(Worker(0)), IsOk());
+  workers_->AttachAgain(0);
+  for (const v1::WorkerChangeKind kind :
+       {v1::WORKER_CHANGE_KIND_DRAINING, v1::WORKER_CHANGE_KIND_ATTACHED,
+        v1::WORKER_CHANGE_KIND_DRAINING}) {
+    ASSERT_TRUE(stream->Read(&change));
+    EXPECT_EQ(change.worker().kind(), kind);
+  }
+  context.TryCancel();
+  static_cast<void>(stream->Finish());
+}
+
 TEST_F(WorkerCallsTest, ADrainEndsWithTheProcessOfTheWorker) {
   ASSERT_NO_FATAL_FAILURE(Start(1, 1));
   ASSERT_THAT(Drain(Worker(0)), IsOk());

@@ -4,8 +4,10 @@
 #include <atomic>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -15,6 +17,8 @@
 #include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/state/array_record.h"
+#include "server/state/store_repair.h"
 #include "server/store/local_store.h"
 #include "server/store/sqlite_database.h"
 #include "server/store/sqlite_store.h"
@@ -113,11 +117,15 @@ class DefinitionsTest : public testing::Test {
     });
   }
 
-  // The store in a folder, which forgets whatever it may at once.
-  void Reopen(const std::string& folder) {
+  void Close() {
     definition_store_.reset();
     requests_.reset();
     store_.reset();
+  }
+
+  // The store in a folder, which forgets whatever it may at once.
+  void Reopen(const std::string& folder) {
+    Close();
     Open(*OpenSqliteStore({.folder = folder,
                            .quota_bytes = 1 << 30,
                            .local = {.retention = {.bytes = 0}, .history = DefinitionHistory()}}));
@@ -263,6 +271,120 @@ TEST_F(DefinitionsTest, AWatermarkThatCannotBeReadLeavesNoVersionToRepeat) {
   EXPECT_GT((*Create("m", 2))->version, 2);
 }
 
+// Calls a function once, at the next question for the time.
+class HookedClock final : public Clock {
+ public:
+  absl::Time Now() const override {
+    if (hook_) std::exchange(hook_, nullptr)();
+    return absl::UnixEpoch();
+  }
+  TimerId CallAt(absl::Time, std::function<void()>) override { return {}; }
+  bool Cancel(TimerId) override { return true; }
+
+  void SetHook(std::function<void()> hook) { hook_ = std::move(hook); }
+
+ private:
+  mutable std::function<void()> hook_;
+};
+
+TEST_F(DefinitionsTest, ACreationThatIsOvertakenRepeatsNoVersion) {
+  HookedClock clock;
+  definition_store_ = *DefinitionStore::Open(store_.get(), &clock, requests_.get());
+  int64_t deleted = 0;
+  clock.SetHook([&] {
+    deleted = (*Create("m", 2))->version;
+    EXPECT_TRUE(Delete("m").ok());
+  });
+  const Answer created = Create("m", 4);
+  ASSERT_TRUE(created.ok());
+  EXPECT_EQ(deleted, 1);
+  EXPECT_GT((*created)->version, deleted);
+  definition_store_.reset();
+}
+
+TEST_F(DefinitionsTest, CreationsAndDeletionsThatRunTogetherRepeatNoVersion) {
+  constexpr int kThreads = 4;
+  absl::Mutex mutex;
+  std::vector<int64_t> versions;
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < kThreads; ++thread) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 200; ++i) {
+        if (const Answer created = Create("m", 2); created.ok()) {
+          absl::MutexLock lock(&mutex);
+          versions.push_back((*created)->version);
+        }
+        const Answer deleted = Delete("m");  // another thread may have been first
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  ASSERT_FALSE(versions.empty());
+  EXPECT_EQ(std::set<int64_t>(versions.begin(), versions.end()).size(), versions.size());
+}
+
+TEST_F(DefinitionsTest, ARestoredDefinitionRepeatsNoVersionThatWasGivenSince) {
+  const std::string folder = NewFolder();
+  const std::string snapshot = NewFolder() + "/snapshot";
+  Reopen(folder);
+  ASSERT_TRUE(
+      CommitAndWait(
+          *store_,
+          {.puts = {{"cluster", EncodeCluster({.cluster_id = std::string(32, 'c'), .term = 3})}}})
+          .ok());
+  const Answer created = Create("m", 2);
+  ASSERT_TRUE(Update("m", 4).ok());
+  Close();
+  std::filesystem::copy_file(folder + "/state.db", snapshot);
+  Reopen(folder);
+  const Answer gone = Update("m", 8);
+  ASSERT_TRUE(gone.ok());
+  EXPECT_EQ((*gone)->version, 3);
+  Close();
+  const auto restored = RestoreSnapshot(folder, snapshot);
+  ASSERT_TRUE(restored.ok()) << restored.status();
+  Reopen(folder);
+  EXPECT_EQ(SizeOf("m"), 4);
+  EXPECT_THAT(Update("m", 16, (*gone)->version).status(),
+              StatusIs(absl::StatusCode::kAborted, Reason::kVersionMismatch));
+  const Answer updated = Update("m", 16, 2);
+  ASSERT_TRUE(updated.ok()) << updated.status();
+  const int64_t version = (*updated)->version;
+  EXPECT_GT(version, (*gone)->version);
+  EXPECT_EQ((*updated)->uid, (*created)->uid);
+  EXPECT_EQ((*Update("m", 32))->version, version + 1) << "one more from there on";
+  for (int opened = 0; opened < 2; ++opened) {
+    EXPECT_THAT(VersionsOf("m"), testing::ElementsAre(version + 1, version, 2, 1));
+    EXPECT_EQ(SizeOf("m@" + std::to_string(version)), 16);
+    EXPECT_EQ(SizeOf("m@3"), -1) << "of the state that is gone";
+    EXPECT_EQ(SizeOf("m@2"), 4);
+    Reopen(folder);
+  }
+}
+
+TEST_F(DefinitionsTest, ARestorationWhoseRecordIsDamagedLeavesNoVersionToRepeat) {
+  const std::string folder = NewFolder();
+  Reopen(folder);
+  ASSERT_TRUE(Create("m", 2).ok());
+  for (int i = 0; i < 10; ++i) {
+    ASSERT_TRUE(CommitAndWait(*store_, {.puts = {{"other", std::to_string(i)}}}).ok());
+  }
+  const auto restored =
+      CommitAndWait(*store_, {.puts = {{std::string(kRestoredKey),
+                                        EncodeRestored({.digest = "d", .may_lack_names = true})}}});
+  ASSERT_TRUE(restored.ok());
+  Close();
+  {
+    Database database(DatabasePath(folder));
+    ASSERT_TRUE(database.Open().ok());
+    ASSERT_TRUE(database.Execute("UPDATE event SET crc = crc + 1 WHERE key = 'restored'").ok());
+  }
+  Reopen(folder);
+  ASSERT_EQ(store_->stats().unreadable_records, 1);
+  EXPECT_GT((*Create("n", 2))->version, *restored);
+  EXPECT_GT((*Update("m", 4))->version, *restored);
+}
+
 // Written by a build that knew neither uids nor watermarks, and wrote the workers into the mesh.
 TEST_F(DefinitionsTest, ReadsTheStateOfAnEarlierBuild) {
   const std::string folder = NewFolder();
@@ -374,6 +496,56 @@ TEST_F(DefinitionsTest, AnUpdateDoesNotUndoRanksThatMoveAtTheSameTime) {
   EXPECT_THAT(VersionsOf("m"), testing::ElementsAre(2, 1));
 }
 
+TEST_F(DefinitionsTest, AnUpdateDoesNotUndoRanksThatAreAssignedAtTheSameTime) {
+  for (const std::optional<int64_t> expected :
+       {std::optional<int64_t>(), std::optional<int64_t>(1)}) {
+    const std::string name = expected.has_value() ? "expected" : "any";
+    ASSERT_TRUE(Create(name, 2).ok());
+    absl::Notification gate;
+    store_->Commit({.puts = {{"other", name}}},
+                   [&](const absl::StatusOr<Revision>&) { gate.WaitForNotification(); });
+    absl::Notification assigned;
+    absl::Notification updated;
+    definition_store_->Assign(name, {"w0", "w1"}, [&](const Answer& answer) {
+      EXPECT_TRUE(answer.ok());
+      assigned.Notify();
+    });
+    definition_store_->Update({.request_id = "", .name = name, .expected_version = expected},
+                              MeshValue(2), [&](const Answer& answer) {
+                                EXPECT_TRUE(answer.ok()) << answer.status();
+                                updated.Notify();
+                              });
+    gate.Notify();
+    assigned.WaitForNotification();
+    updated.WaitForNotification();
+    EXPECT_THAT(WorkersOf(**definition_store_->state().Find(DefinitionKind::kMesh, name)),
+                testing::ElementsAre("w0", "w1"));
+    EXPECT_THAT(VersionsOf(name), testing::ElementsAre(2, 1));
+  }
+}
+
+TEST_F(DefinitionsTest, TheFirstOfTwoAssignmentsStays) {
+  ASSERT_TRUE(Create("m", 2).ok());
+  absl::Notification gate;
+  store_->Commit({.puts = {{"other", "1"}}},
+                 [&](const absl::StatusOr<Revision>&) { gate.WaitForNotification(); });
+  absl::Notification first;
+  absl::Notification second;
+  definition_store_->Assign("m", {"w0", "w1"}, [&](const Answer& answer) {
+    EXPECT_TRUE(answer.ok());
+    first.Notify();
+  });
+  definition_store_->Assign("m", {"w7", "w8"}, [&](const Answer& answer) {
+    EXPECT_THAT(answer.status(), StatusIs(absl::StatusCode::kAborted, Reason::kVersionMismatch));
+    second.Notify();
+  });
+  gate.Notify();
+  first.WaitForNotification();
+  second.WaitForNotification();
+  EXPECT_THAT(WorkersOf(**definition_store_->state().Find(DefinitionKind::kMesh, "m")),
+              testing::ElementsAre("w0", "w1"));
+}
+
 TEST_F(DefinitionsTest, AMeshWhoseRanksCannotBeReadIsLeftOut) {
   const std::string folder = NewFolder();
   Reopen(folder);
@@ -467,6 +639,19 @@ TEST_F(DefinitionsTest, GivesARepeatedRequestTheFirstAnswer) {
   EXPECT_EQ((*again)->revision, (*first)->revision);
   EXPECT_THAT(Create("m", 8, "request-1"),
               StatusIs(absl::StatusCode::kInvalidArgument, Reason::kRequestIdReused));
+}
+
+TEST_F(DefinitionsTest, ARepeatedAnswerHasTheWorkersThatTheMeshWasAssigned) {
+  ASSERT_TRUE(Create("m", 2, "request-1").ok());
+  ASSERT_TRUE(Assign("m", {"w0", "w1"}).ok());
+  const Answer again = Create("m", 2, "request-1");
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_THAT(WorkersOf(**again), testing::ElementsAre("w0", "w1"));
+  ASSERT_TRUE(Update("m", 2).ok());
+  const Answer former = Create("m", 2, "request-1");
+  ASSERT_TRUE(former.ok()) << former.status();
+  EXPECT_EQ((*former)->version, 1);
+  EXPECT_EQ((*former)->assigned, nullptr) << "the answer is of an older version";
 }
 
 TEST_F(DefinitionsTest, FindsItsDefinitionsAgainAfterARestart) {

@@ -253,6 +253,10 @@ TEST_F(MembershipTest, RanksMoveToOtherWorkers) {
               StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
   EXPECT_THAT(members_.SetRanks("n", {"c", "b"}),
               StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+  ASSERT_THAT(members_.AddMesh("waits", 9, {}), IsOk());
+  const std::vector<std::string> nine = {"1", "2", "3", "4", "5", "6", "7", "8", "9"};
+  EXPECT_THAT(members_.SetRanks("waits", nine), StatusIs(absl::StatusCode::kFailedPrecondition))
+      << "it has no ranks to move";
   clock_.Advance(members_.options().forget_after + absl::Seconds(1));
   EXPECT_EQ(members_.view()->FindWorker("a"), nullptr) << "it serves no rank any more";
 }

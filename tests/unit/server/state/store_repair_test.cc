@@ -25,6 +25,7 @@
 #include "process/random_bytes.h"
 #include "server/state/array_record.h"
 #include "server/state/arrays.h"
+#include "server/state/definitions.h"
 #include "server/store/sqlite_store.h"
 #include "server/store/store_file.h"
 #include "shardmesh/store/v1/definition.pb.h"
@@ -1442,6 +1443,14 @@ class RepairedCatalogueTest : public ::testing::Test {
     RunSql(folder_ + "/state.db", "UPDATE event SET crc = crc + 1 WHERE " + where);
   }
   void SetAside() { ASSERT_THAT(CheckDataFolder(folder_, true), IsOk()); }
+  // The workers that the mesh is assigned.
+  std::vector<std::string> RanksOf(const std::string& mesh_id) {
+    store::v1::MeshAssignment ranks;
+    const auto stored = store_->Get(StrCat("ranks/", mesh_id));
+    EXPECT_THAT(stored, IsOk());
+    EXPECT_TRUE(stored.ok() && ranks.ParseFromString(stored->value));
+    return {ranks.workers().begin(), ranks.workers().end()};
+  }
 
   static ArrayDescriptor Descriptor(const std::string& id) {
     ArrayDescriptor descriptor;
@@ -1651,8 +1660,29 @@ TEST_F(RepairedCatalogueTest, SetsNothingAsideWhereTheRanksOfAMeshWithArraysAreL
   EXPECT_THAT(CheckDataFolder(folder_, true, "", {{"m", {"w"}}})->lost_ranks, IsEmpty());
   Open();
   const auto outline = DecodeDefinitionOutline("mesh/m", store_->Get("mesh/m")->value);
-  EXPECT_TRUE(outline->has_ranks);
-  EXPECT_EQ(outline->version, 2 + kSkippedVersions);
+  EXPECT_FALSE(outline->has_ranks) << "no user named them";
+  EXPECT_EQ(outline->version, 2 + kSkippedVersions) << "it had no axes";
+  EXPECT_THAT(RanksOf("m"), ElementsAre("w"));
+}
+
+TEST_F(RepairedCatalogueTest, GivenRanksCanBeMovedLikeOthers) {
+  Put({"w"});
+  store::v1::Definition mesh;
+  mesh.set_version(2);
+  v1::MeshAxis* const axis = mesh.mutable_value()->mutable_mesh()->mutable_mesh()->add_axes();
+  axis->set_name("x");
+  axis->set_size(1);
+  ASSERT_THAT(
+      CommitAndWait(*store_, {.puts = {{"mesh/m", mesh.SerializeAsString()}, {"ranks/m", "lost"}}}),
+      IsOk());
+  Damage("key = 'ranks/m'");
+  ASSERT_THAT(CheckDataFolder(folder_, true, "", {{"m", {"a"}}}), IsOk());
+  Open();
+  EXPECT_EQ(DecodeDefinitionOutline("mesh/m", store_->Get("mesh/m")->value)->version, 2)
+      << "the definition is as it was";
+  EXPECT_THAT(RanksOf("m"), ElementsAre("a"));
+  const auto definitions = *DefinitionStore::Open(store_.get(), &clock_, &registry_->requests());
+  EXPECT_THAT(DefinitionStore::CheckReassign(*definitions->shared_state(), "m", "a", "b"), IsOk());
 }
 
 TEST_F(RepairedCatalogueTest, AMeshThatIsLostIsMadeOfItsArraysAndTheGivenRanks) {
@@ -1666,7 +1696,8 @@ TEST_F(RepairedCatalogueTest, AMeshThatIsLostIsMadeOfItsArraysAndTheGivenRanks) 
   store::v1::Definition record;
   ASSERT_TRUE(record.ParseFromString(store_->Get("mesh/m")->value));
   EXPECT_EQ(record.version(), kSkippedVersions);
-  EXPECT_THAT(record.value().mesh().workers(), ElementsAre("v"));
+  EXPECT_THAT(record.value().mesh().workers(), IsEmpty());
+  EXPECT_THAT(RanksOf("m"), ElementsAre("v"));
   EXPECT_EQ(record.value().mesh().mesh().axes_size(), 1);
   Damage("key = 'mesh/m'");
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoreCheck none,

@@ -7,6 +7,7 @@
 
 #include "gmock/gmock.h"
 #include "process/failpoint.h"
+#include "shardmesh/v1/mesh_service.grpc.pb.h"
 #include "tests/unit/server/hollow_fixture.h"
 
 namespace shardmesh::test {
@@ -60,6 +61,26 @@ TEST_F(MeshRanksTest, AChangeThatComesBeforeTheRanksAreWrittenStays) {
   EXPECT_TRUE(Eventually([] { return !IsArmed("coordinator.write_ranks"); }));
   EXPECT_THAT(ChangeMesh("y", 1), IsOk());
   ExpectMesh("y", {workers_->IdentityOf(0)});
+}
+
+TEST_F(MeshRanksTest, TheCurrentVersionHasItsWorkersByNumberToo) {
+  StartCoordinator("");
+  StartWorkers(1);
+  ASSERT_THAT(CreateMesh("m", 1), IsOk());
+  ASSERT_TRUE(Eventually([this] { return FindMesh().mesh_assignment().workers_size() == 1; }));
+  ASSERT_THAT(ChangeMesh("y", 1), IsOk());
+  const auto workers_of = [this](const std::string& reference) {
+    v1::DescribeMeshRequest request;
+    request.mutable_mesh()->set_name(reference);
+    v1::DescribeMeshResponse response;
+    EXPECT_THAT(Call<v1::MeshService>(&v1::MeshService::Stub::DescribeMesh, request, &response),
+                IsOk());
+    return std::vector<std::string>(response.workers().begin(), response.workers().end());
+  };
+  const std::vector<std::string> workers = {workers_->IdentityOf(0)};
+  EXPECT_EQ(workers_of("m"), workers);
+  EXPECT_EQ(workers_of("m@2"), workers);
+  EXPECT_THAT(workers_of("m@1"), IsEmpty()) << "an older version";
 }
 
 TEST_F(MeshRanksTest, RanksThatAClientGivesMeanwhileStay) {

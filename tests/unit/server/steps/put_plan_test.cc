@@ -232,6 +232,37 @@ TEST_F(PutPlanTest, ValidatesAndBeginsNothing) {
   EXPECT_THAT(other.Begin(), StatusIs(absl::StatusCode::kAborted, Reason::kVersionMismatch));
 }
 
+TEST_F(PutPlanTest, ValidatesAllThatBeginningChecks) {
+  // What each refuses now, validated and begun.
+  const auto refusals = [this](const std::string& name) {
+    std::vector<absl::Status> refused;
+    for (const bool validate_only : {true, false}) {
+      PutHeader header = Header();
+      header.validate_only = validate_only;
+      PutPlan plan = NewPlan();
+      EXPECT_THAT(TakeHeader(&plan, header), IsOk());
+      EXPECT_THAT(plan.TakeTensor(Tensor(name)), IsOk());
+      refused.push_back(plan.Begin().status());
+    }
+    return refused;
+  };
+  const auto both = [](const auto& matcher) { return ElementsAre(matcher, matcher); };
+  ASSERT_THAT(registry_->BeginMeshChange("m"), IsOk());
+  EXPECT_THAT(refusals("w"), both(StatusIs(absl::StatusCode::kAborted, Reason::kVersionMismatch)));
+  registry_->EndMeshChange("m", std::nullopt);
+
+  registry_->SetMaxNames(0);
+  EXPECT_THAT(refusals("w"),
+              both(StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded)));
+  registry_->SetMaxNames(1);
+
+  while (sessions_.BeginStep(session_).ok()) {
+  }
+  const std::vector<absl::Status> refused = refusals("w");
+  EXPECT_THAT(refused, both(StatusIs(absl::StatusCode::kResourceExhausted)));
+  EXPECT_EQ(refused[0].message(), refused[1].message());
+}
+
 TEST_F(PutPlanTest, CorrectsASpecThatDoesNotFit) {
   PutPlan plan = NewPlan();
   PutTensor tensor = Tensor("odd");

@@ -45,6 +45,27 @@ TEST(WithOutputSpecsTest, LaysAResultOutAsItIsAskedFor) {
   EXPECT_EQ(unset, free);
 }
 
+TEST(DescribeOutputsTest, PartialSumsHaveTheRevisionOfTheRanks) {
+  const auto described = [](CollectiveKind kind) {
+    const Program program = {.operand_count = 1,
+                             .ops = {CollectiveOp{.input = 0, .kind = kind, .axes = {"x"}}},
+                             .outputs = {1}};
+    const ValueDescriptor operand = {.dtype = Dtype::kF32, .shape = {8, 8}, .spec = Over("x")};
+    const absl::StatusOr<Plan> plan =
+        PlanProgram(program, std::vector<ValueDescriptor>{operand},
+                    {.mesh_id = "m", .mesh_revision = 1, .mesh = TheMesh()});
+    EXPECT_THAT(plan.status(), IsOk());
+    return DescribeOutputs(*plan, /*ranks_revision=*/9).front();
+  };
+  const ArrayDescriptor gathered = described(CollectiveKind::kAllGather);
+  EXPECT_TRUE(gathered.spec.unreduced().empty());
+  EXPECT_EQ(gathered.mesh_revision, 1);
+  // A reduction to one place leaves a partial sum.
+  const ArrayDescriptor partial = described(CollectiveKind::kReduce);
+  EXPECT_FALSE(partial.spec.unreduced().empty());
+  EXPECT_EQ(partial.mesh_revision, 9);
+}
+
 TEST(WithOutputSpecsTest, RefusesASpecThatDoesNotFit) {
   EXPECT_THAT(PlanOf({.specs = {Over("z")}}),
               StatusIs(absl::StatusCode::kInvalidArgument, Reason::kAxisNotInMesh));

@@ -125,6 +125,24 @@ class TransfersTest : public ::testing::Test {
   std::weak_ptr<const std::vector<PutItem>> items_;  // of the last put
 };
 
+TEST_F(TransfersTest, APutThatEndedLongAgoIsNotListed) {
+  const std::string transfer = Begin("w");
+  const auto listed = [this] {
+    return transfers_->List(0, 10, [](const TransferProgress&) { return true; }).puts.size();
+  };
+  clock_.Advance(Transfers::kRememberFor * 2);
+  EXPECT_EQ(listed(), 1u) << "it runs";
+  ASSERT_THAT(transfers_->Abort(transfer, absl::CancelledError("enough")), IsOk());
+  clock_.Advance(Transfers::kRememberFor);
+  EXPECT_EQ(listed(), 1u);
+  EXPECT_THAT(transfers_->Progress(transfer), IsOk());
+  // No other put ends meanwhile, and none begins.
+  clock_.Advance(absl::Seconds(1));
+  EXPECT_EQ(listed(), 0u);
+  EXPECT_THAT(transfers_->Progress(transfer),
+              StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+}
+
 TEST_F(TransfersTest, OnlyTheSessionThatBeganATransferOwnsIt) {
   const std::string transfer = Begin("w");
   EXPECT_THAT(transfers_->CheckOwner(transfer, session_), IsOk());

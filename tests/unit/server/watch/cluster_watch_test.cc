@@ -28,16 +28,16 @@ namespace {
 
 using ::shardmesh::test::StatusIs;
 using ::testing::ElementsAre;
+using ::testing::EndsWith;
 
 class WatchService final : public v1::ClusterService::CallbackService {
  public:
-  explicit WatchService(ClusterChanges* changes)
-      : watches_(changes, {.max_watches = 3, .max_watches_per_caller = 2},
-                 [](v1::WatchStarted* to) {
-                   to->set_term(3);
-                   to->set_epoch(7);
-                   to->set_revision(9);
-                 }) {}
+  WatchService(ClusterChanges* changes, const WatchLimits& limits)
+      : watches_(changes, limits, [](v1::WatchStarted* to) {
+          to->set_term(3);
+          to->set_epoch(7);
+          to->set_revision(9);
+        }) {}
 
   grpc::ServerWriteReactor<v1::WatchClusterResponse>* WatchCluster(
       grpc::CallbackServerContext* context, const v1::WatchClusterRequest* request) override {
@@ -51,7 +51,9 @@ class WatchService final : public v1::ClusterService::CallbackService {
 
 class ClusterWatchTest : public ::testing::Test {
  protected:
-  ClusterWatchTest() {
+  explicit ClusterWatchTest(const WatchLimits& limits = {.max_watches = 3,
+                                                         .max_watches_per_caller = 2})
+      : service_(&changes_, limits) {
     grpc::ServerBuilder builder;
     builder.RegisterService(&service_);
     server_ = builder.BuildAndStart();
@@ -95,7 +97,7 @@ class ClusterWatchTest : public ::testing::Test {
 
   RealClock clock_;
   ClusterChanges changes_{&clock_};
-  WatchService service_{&changes_};
+  WatchService service_;
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<v1::ClusterService::Stub> stub_;
 };
@@ -173,7 +175,21 @@ TEST_F(ClusterWatchTest, AChangeBehindTheConfirmationIsNotMissed) {
   changer.join();
 }
 
-TEST_F(ClusterWatchTest, WatchesAreLimitedInAllAndForEachCaller) {
+class LimitedInAllTest : public ClusterWatchTest {
+ protected:
+  LimitedInAllTest() : ClusterWatchTest({.max_watches = 1, .max_watches_per_caller = 2}) {}
+};
+
+TEST_F(LimitedInAllTest, WatchesAreLimitedInAll) {
+  const auto first = Begin();
+  ASSERT_TRUE(first->Read());
+  const absl::Status refused = EndOf({});
+  EXPECT_THAT(refused, test::CarriesFacts(Reason::kOverloaded, {{fact::kLimit, 1}}));
+  EXPECT_THAT(std::string(refused.message()), EndsWith("with more --max-watches"));
+  EXPECT_TRUE(RetryDelayOf(refused).has_value());
+}
+
+TEST_F(ClusterWatchTest, WatchesAreLimitedForEachCaller) {
   {
     const auto first = Begin();
     const auto second = Begin();
@@ -181,6 +197,7 @@ TEST_F(ClusterWatchTest, WatchesAreLimitedInAllAndForEachCaller) {
     ASSERT_TRUE(second->Read());
     const absl::Status refused = EndOf({});
     EXPECT_THAT(refused, test::CarriesFacts(Reason::kOverloaded, {{fact::kLimit, 2}}));
+    EXPECT_THAT(std::string(refused.message()), EndsWith("with more --max-watches-per-caller"));
     EXPECT_TRUE(RetryDelayOf(refused).has_value());
   }
   EXPECT_TRUE(test::Eventually([this] {

@@ -1,0 +1,129 @@
+// Gets from workers that were lost a moment ago, without gRPC.
+#include "server/calls/array_calls.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/synchronization/notification.h"
+#include "process/random_bytes.h"
+#include "rpc/codec/array_codec.h"
+#include "rpc/codec/spec_codec.h"
+#include "server/state/session.h"
+#include "shardmesh/v1/array_service.pb.h"
+#include "status/reason.h"
+#include "tests/testing/status_matchers.h"
+#include "tests/unit/server/worker_streams_fixture.h"
+
+namespace shardmesh::server {
+namespace {
+
+using ::shardmesh::test::IsOk;
+using ::shardmesh::test::StatusIs;
+using ::testing::ElementsAre;
+
+// The registry does not hear here that workers are lost: as in the moment before it does.
+class BeginGetTest : public WorkerStreamsFixture {
+ protected:
+  BeginGetTest() {
+    for (const char* identity : {"w0", "w1"}) {
+      const auto attachment = members_.Attach({.identity = identity,
+                                               .incarnation = 1,
+                                               .build_version = "1",
+                                               .endpoints = {"10.0.0.1:1"},
+                                               .host = "host"});
+      EXPECT_THAT(attachment, IsOk());
+      attachments_.push_back(attachment.value_or(0));
+    }
+    EXPECT_THAT(members_.AddMesh("m", 2, {"w0", "w1"}), IsOk());
+    session_ = sessions_.Open({.name = "host:10.0.0.1"}, "", absl::Hours(1))->id;
+  }
+
+  // An array of that spec under a name.
+  ArrayDescriptor AddArray(const std::string& name, const PartitionSpec& spec) {
+    const ArrayDescriptor descriptor{.array_id = RandomId(),
+                                     .dtype = Dtype::kF32,
+                                     .shape = {8},
+                                     .spec = spec,
+                                     .mesh_id = "m",
+                                     .mesh_revision = 1,
+                                     .mesh = *Mesh::Parse("x=2"),
+                                     .cut_points = {}};
+    EXPECT_THAT(registry_->Stage({.descriptor = descriptor}), IsOk());
+    CommitRequest commit;
+    commit.arrays.push_back({.array_id = descriptor.array_id, .tile_crc32c = {1, 2}});
+    commit.moves.push_back(
+        {.name = name, .array_id = descriptor.array_id, .expected_version = std::nullopt});
+    absl::Notification done;
+    registry_->Commit(std::move(commit), [&done](const absl::StatusOr<CommitResult>& result) {
+      EXPECT_THAT(result, IsOk());
+      done.Notify();
+    });
+    done.WaitForNotification();
+    return descriptor;
+  }
+  absl::StatusOr<v1::BeginGetResponse> Get(const std::string& name,
+                                           const std::optional<Tile>& slice) {
+    CoordinatorParts parts;
+    parts.clock = &clock_;
+    parts.definition_store = definition_store_.get();
+    parts.membership = &members_;
+    parts.hub = streams_.get();
+    parts.registry = registry_.get();
+    parts.sessions = &sessions_;
+    parts.recovery = &recovery_;
+    parts.token_key = "key";
+    v1::BeginGetRequest request;
+    request.set_session_id(session_);
+    request.mutable_array()->set_name(name);
+    if (slice.has_value()) rpc::Encode(*slice, request.mutable_slice());
+    v1::BeginGetResponse response;
+    const absl::Status status = BeginGet(parts, request, &response);
+    if (!status.ok()) return status;
+    return response;
+  }
+
+  std::vector<uint64_t> attachments_;
+  SessionTable sessions_{&clock_, [](const EndedSession&) {}};
+  std::string session_;
+};
+
+TEST_F(BeginGetTest, ASliceNamesOnlyRanksThatCanBeAsked) {
+  const ArrayDescriptor rows = AddArray("rows", PartitionSpec({SpecEntry::Axis("x")}));
+  AddArray("copies", PartitionSpec());
+  const Tile whole = Tile::Whole({8});
+  const auto before = Get("copies", whole);
+  ASSERT_THAT(before, IsOk());
+  EXPECT_THAT(before->tiles(0).ranks(), ElementsAre(0, 1));
+
+  members_.Detach(attachments_[1], "it is gone");
+  const auto copies = Get("copies", whole);
+  ASSERT_THAT(copies, IsOk());
+  ASSERT_EQ(copies->tiles_size(), 1);
+  EXPECT_THAT(copies->tiles(0).ranks(), ElementsAre(0));
+  ASSERT_EQ(copies->devices_size(), 1);
+  EXPECT_EQ(copies->devices(0).rank(), 0);
+
+  const auto first = Get("rows", rows.Tiling()->TileOf(0));
+  ASSERT_THAT(first, IsOk());
+  EXPECT_THAT(first->tiles(0).ranks(), ElementsAre(0));
+  EXPECT_THAT(Get("rows", rows.Tiling()->TileOf(1)).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kArrayDegraded));
+  EXPECT_THAT(Get("rows", whole).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kArrayDegraded));
+}
+
+TEST_F(BeginGetTest, AGetOfAWholeArrayListsNoTiles) {
+  AddArray("rows", PartitionSpec({SpecEntry::Axis("x")}));
+  const auto got = Get("rows", std::nullopt);
+  ASSERT_THAT(got, IsOk());
+  EXPECT_EQ(got->tiles_size(), 0);
+  EXPECT_EQ(got->devices_size(), 2);
+}
+
+}  // namespace
+}  // namespace shardmesh::server
