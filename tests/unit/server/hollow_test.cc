@@ -812,7 +812,7 @@ TEST_F(AttachServiceTest, APartialSumFromBeforeItsRanksWereGivenAnewIsNotAdopted
   written.WaitForNotification();
   ASSERT_GT(assigned, revision);
 
-  ArrayDescriptor current{.array_id = server::RandomId(),
+  ArrayDescriptor current{.array_id = RandomId(),
                           .dtype = Dtype::kF32,
                           .shape = {8, 4},
                           .spec = PartitionSpec({}, {"x"}),
@@ -821,10 +821,10 @@ TEST_F(AttachServiceTest, APartialSumFromBeforeItsRanksWereGivenAnewIsNotAdopted
                           .mesh = *Mesh::Parse("x=2"),
                           .cut_points = {}};
   ArrayDescriptor earlier = current;
-  earlier.array_id = server::RandomId();
+  earlier.array_id = RandomId();
   earlier.mesh_revision = revision;
   ArrayDescriptor sharded = earlier;
-  sharded.array_id = server::RandomId();
+  sharded.array_id = RandomId();
   sharded.spec = PartitionSpec({SpecEntry::Axis("x")});
   workers_ = *HollowWorkers::Start(
       {.coordinator = lifecycle_->address(),
