@@ -18,6 +18,7 @@
 #include "rpc/codec/worker_error_codec.h"
 #include "shardmesh/internal/v1/attach_service.pb.h"
 #include "status/status_macros.h"
+#include "status/str_cat.h"
 
 namespace shardmesh::server {
 namespace {
@@ -39,6 +40,17 @@ void AppendFieldHead(int number, size_t size, std::string* to) {
       WireFormatLite::MakeTag(number, WireFormatLite::WIRETYPE_LENGTH_DELIMITED), head.data());
   end = CodedOutputStream::WriteVarint64ToArray(size, end);
   to->append(head.data(), end);
+}
+
+absl::StatusOr<RankReportDetail> DecodeDetail(const internal::v1::StepReport& from) {
+  RankReportDetail detail;
+  SHARDMESH_ASSIGN_OR_RETURN(detail.kernel, rpc::Decode(from.kernel_time()));
+  SHARDMESH_ASSIGN_OR_RETURN(detail.collective, rpc::Decode(from.collective_time()));
+  detail.sent_bytes = from.sent_bytes();
+  for (const internal::v1::StagedOutput& output : from.outputs()) {
+    detail.tile_bytes.emplace(output.array_id(), output.data());
+  }
+  return detail;
 }
 
 }  // namespace
@@ -259,13 +271,20 @@ RankReport DecodeReport(std::string_view identity, const internal::v1::StepRepor
     if (report.status.ok()) {
       report.status = absl::InternalError("the worker names no error");
     }
+    return report;
   }
+  absl::StatusOr<RankReportDetail> detail = DecodeDetail(from);
+  if (!detail.ok()) {
+    report.status =
+        absl::InternalError(StrCat("its report cannot be read: ", detail.status().message()));
+    return report;
+  }
+  report.detail = *std::move(detail);
   for (const internal::v1::StagedOutput& output : from.outputs()) {
     report.tiles.push_back({.array_id = output.array_id(),
                             .crc32c = output.crc32c(),
                             .size_bytes = output.size_bytes()});
   }
-  report.detail = from.SerializeAsString();
   return report;
 }
 

@@ -73,6 +73,7 @@ absl::StatusOr<FlightLog::Heartbeat> DecodeFlight(const internal::v1::Heartbeat&
 absl::StatusOr<std::vector<MeasuredLink>> DecodeLinks(const internal::v1::Heartbeat& from,
                                                       absl::Duration shift);
 RankReport DecodeStaged(std::string_view identity, const internal::v1::TileStaged& from);
+// A report of success that cannot be read becomes a failure: INTERNAL.
 RankReport DecodeReport(std::string_view identity, const internal::v1::StepReport& from);
 
 }  // namespace shardmesh::server

@@ -583,7 +583,7 @@ absl::Status Sequencer::Report(const WorkPtr& work, RankReport report) {
       result.tiles[known->second] = std::move(tile);  // staged again: the last one counts
     }
   }
-  if (!report.detail.empty()) result.detail = std::move(report.detail);
+  result.detail = std::move(report.detail);
   const int64_t expected = participants[place].expected_tiles;
   work->done[place] =
       report.done || (expected > 0 && static_cast<int64_t>(result.tiles.size()) >= expected);

@@ -42,11 +42,19 @@ struct StagedTileReport {
   bool on_disk = false;  // synced
 };
 
+// A rank's account of a step that it has completed. The sequencer only passes it on.
+struct RankReportDetail {
+  absl::Duration kernel;
+  absl::Duration collective;
+  int64_t sent_bytes = 0;
+  std::map<std::string, std::string, std::less<>> tile_bytes = {};  // by array, where asked for
+};
+
 // A rank's reported results so far.
 struct RankResult {
   Participant participant;
   std::vector<StagedTileReport> tiles = {};  // each array once
-  std::string detail = {};  // the last report's, opaque here: timings, inline results
+  RankReportDetail detail = {};              // of the last report
 };
 
 // One report of one rank. Tiles of several reports add up.
@@ -56,7 +64,7 @@ struct RankReport {
   absl::Status status = {};  // an error fails the work
   std::vector<StagedTileReport> tiles = {};
   bool done = false;  // nothing more will come from this rank
-  std::string detail = {};
+  RankReportDetail detail = {};
   // With an error: the worker at fault; empty: this rank itself.
   std::string blamed_identity = {};
 };

@@ -1,4 +1,4 @@
-// Encodes and decodes the messages of a step.
+// Encodes the messages of a step.
 #include "server/steps/step_codec.h"
 
 #include <utility>
@@ -9,7 +9,6 @@
 #include "rpc/codec/time_codec.h"
 #include "server/state/array_view_codec.h"
 #include "shardmesh/internal/v1/attach_service.pb.h"
-#include "status/status_macros.h"
 
 namespace shardmesh::server {
 
@@ -50,21 +49,6 @@ int64_t EncodedSizeBytes(const ArrayDescriptor& descriptor) {
   v1::ArrayDescriptor encoded;
   rpc::Encode(descriptor, &encoded);
   return static_cast<int64_t>(encoded.ByteSizeLong());
-}
-
-absl::StatusOr<RankReportDetail> DecodeReportDetail(const std::string& detail) {
-  internal::v1::StepReport report;
-  if (!report.ParseFromString(detail)) {
-    return absl::InternalError("a rank's report cannot be read again");
-  }
-  RankReportDetail result;
-  SHARDMESH_ASSIGN_OR_RETURN(result.kernel, rpc::Decode(report.kernel_time()));
-  SHARDMESH_ASSIGN_OR_RETURN(result.collective, rpc::Decode(report.collective_time()));
-  result.sent_bytes = report.sent_bytes();
-  for (internal::v1::StagedOutput& output : *report.mutable_outputs()) {
-    result.tile_bytes.emplace(output.array_id(), std::move(*output.mutable_data()));
-  }
-  return result;
 }
 
 v1::ExecuteResponse Encode(StepResult result) {

@@ -1,16 +1,14 @@
-// Steps between domain and wire: the message to the workers, their reports, and the answer.
+// Steps between domain and wire: the message to the workers, and the answer.
 #ifndef SHARDMESH_SERVER_STEPS_STEP_CODEC_H_
 #define SHARDMESH_SERVER_STEPS_STEP_CODEC_H_
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <variant>
 #include <vector>
 
-#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "server/steps/encoded_step.h"
 #include "server/steps/planner.h"
@@ -40,16 +38,6 @@ EncodedStep Encode(const StepMessage& message);
 // The size in bytes within a message.
 int64_t EncodedSizeBytes(const Literal& literal);
 int64_t EncodedSizeBytes(const ArrayDescriptor& descriptor);
-
-// The report of a rank on a step that it has completed.
-struct RankReportDetail {
-  absl::Duration kernel;
-  absl::Duration collective;
-  int64_t sent_bytes = 0;
-  std::map<std::string, std::string, std::less<>> tile_bytes = {};  // by array, where asked for
-};
-// From RankResult::detail.
-absl::StatusOr<RankReportDetail> DecodeReportDetail(const std::string& detail);
 
 // Omits the list of ranks that lack tiles if the answer would otherwise exceed a message.
 v1::ExecuteResponse Encode(StepResult result);

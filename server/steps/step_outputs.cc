@@ -11,6 +11,7 @@
 #include "rpc/call.h"
 #include "rpc/codec/field_check.h"
 #include "rpc/codec/status.h"
+#include "server/steps/step_codec.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -177,7 +178,7 @@ CommitRequest CommitOf(const std::vector<ArrayDescriptor>& described, const Step
 }
 
 absl::StatusOr<Literal> AssembleLiteral(const ArrayDescriptor& descriptor,
-                                        absl::Span<const RankReportDetail> reports) {
+                                        absl::Span<const RankResult> ranks) {
   SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, descriptor.Tiling());
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes, descriptor.SizeBytes());
   Literal literal{.dtype = descriptor.dtype,
@@ -186,13 +187,14 @@ absl::StatusOr<Literal> AssembleLiteral(const ArrayDescriptor& descriptor,
   SHARDMESH_ASSIGN_OR_RETURN(
       const MutableTensorView whole,
       MutableTensorView::Create(literal.dtype, literal.shape, absl::MakeSpan(literal.bytes)));
-  for (size_t rank = 0; rank < reports.size(); ++rank) {
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
     const auto device = static_cast<DeviceId>(rank);
     if (tiling.ReplicaIdOf(device) != 0) {
       continue;
     }
-    const auto staged = reports[rank].tile_bytes.find(descriptor.array_id);
-    if (staged == reports[rank].tile_bytes.end()) {
+    const auto& tile_bytes = ranks[rank].detail.tile_bytes;
+    const auto staged = tile_bytes.find(descriptor.array_id);
+    if (staged == tile_bytes.end()) {
       return absl::InternalError(StrCat("rank ", rank, " returned no elements of its tile"));
     }
     SHARDMESH_RETURN_IF_ERROR(PasteTileBytes(staged->second, tiling.TileOf(device), 0, whole));

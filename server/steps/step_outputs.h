@@ -13,7 +13,6 @@
 #include "server/steps/planner.h"
 #include "server/steps/sequencer.h"
 #include "server/steps/step_call.h"
-#include "server/steps/step_codec.h"
 #include "server/steps/step_operands.h"
 #include "tensor/array_descriptor.h"
 #include "tensor/literal.h"
@@ -42,10 +41,10 @@ absl::Status CheckMessageSizes(const PreparedPlan& plan, const std::vector<Found
 CommitRequest CommitOf(const std::vector<ArrayDescriptor>& described, const StepOutputs& outputs,
                        const WorkOutcome& outcome);
 
-// The complete result, assembled from the tiles in the reports, which are by rank. INTERNAL: a
-// report lacks a tile.
+// The complete result, assembled from the tiles in the reports of `ranks`, which are in order.
+// INTERNAL: a report lacks a tile.
 absl::StatusOr<Literal> AssembleLiteral(const ArrayDescriptor& descriptor,
-                                        absl::Span<const RankReportDetail> reports);
+                                        absl::Span<const RankResult> ranks);
 
 }  // namespace shardmesh::server
 

@@ -423,13 +423,10 @@ void StepRunner::End(const Running& running, const absl::Status& status, bool be
 absl::StatusOr<StepResult> StepRunner::ResultOf(const Running& running,
                                                 const WorkOutcome& outcome) const {
   StepResult result{.sequence = outcome.sequence, .plan_hash = running.prepared->hash};
-  std::vector<RankReportDetail> reports;
   for (const RankResult& rank : outcome.ranks) {
-    SHARDMESH_ASSIGN_OR_RETURN(RankReportDetail report, DecodeReportDetail(rank.detail));
-    result.kernel = std::max(result.kernel, report.kernel);
-    result.collective = std::max(result.collective, report.collective);
-    result.sent_bytes += report.sent_bytes;
-    reports.push_back(std::move(report));
+    result.kernel = std::max(result.kernel, rank.detail.kernel);
+    result.collective = std::max(result.collective, rank.detail.collective);
+    result.sent_bytes += rank.detail.sent_bytes;
   }
   result.total = parts_.clock->Now() - running.started;
   for (size_t i = 0; i < running.outputs.size(); ++i) {
@@ -440,7 +437,7 @@ absl::StatusOr<StepResult> StepRunner::ResultOf(const Running& running,
       output.name = {.name = name, .array_id = descriptor.array_id, .version = running.revision};
     }
     if (running.options.return_literals) {
-      SHARDMESH_ASSIGN_OR_RETURN(output.literal, AssembleLiteral(descriptor, reports));
+      SHARDMESH_ASSIGN_OR_RETURN(output.literal, AssembleLiteral(descriptor, outcome.ranks));
     }
   }
   return result;

@@ -103,17 +103,13 @@ class StepRunnerTest : public ReadyCluster {
     const WorkRef work = transport_.work();
     RankReport report{
         .identity = StrCat("w", rank), .rank = rank, .status = std::move(status), .done = true};
-    internal::v1::StepReport detail;
-    detail.set_sent_bytes(10);
+    report.detail.sent_bytes = 10;
     const internal::v1::RunStep told = Told();
     for (const v1::ArrayDescriptor& output : told.outputs()) {
       report.tiles.push_back({.array_id = output.array_id(), .crc32c = 9});
-      internal::v1::StagedOutput* const staged = detail.add_outputs();
-      staged->set_array_id(output.array_id());
-      staged->set_data(bytes);
+      report.detail.tile_bytes.emplace(output.array_id(), bytes);
     }
     if (!report.status.ok()) report.tiles.clear();
-    report.detail = detail.SerializeAsString();
     return sequencer_->ReportStep(work.sequence, work.epoch, work.term, std::move(report));
   }
   StepAnswer Finish(const Ended& ended) {
