@@ -27,9 +27,9 @@ absl::Status Unauthenticated(std::string_view message) {
       Reason::kBadToken);
 }
 
-absl::Status Denied(std::string_view message, const TransferClaims& claims) {
+absl::Status Denied(std::string_view message, const ArrayDescriptor& array) {
   return WithReason(absl::PermissionDeniedError(ToAbsl(message)), Reason::kBadToken,
-                    {{fact::kArray, claims.array.array_id}});
+                    {{fact::kArray, array.array_id}});
 }
 
 }  // namespace
@@ -45,7 +45,7 @@ std::string SignToken(const TransferClaims& claims, std::string_view key) {
                                                                     : wire::TRANSFER_DIRECTION_GET);
   message.set_transfer_id(claims.transfer_id);
   message.set_session_id(claims.session_id);
-  Encode(claims.array, message.mutable_array());
+  message.set_array_descriptor(claims.array_descriptor);
   message.set_term(claims.term);
   Encode(claims.expire_time, message.mutable_expire_time());
 
@@ -55,8 +55,8 @@ std::string SignToken(const TransferClaims& claims, std::string_view key) {
   return token.SerializeAsString();
 }
 
-absl::StatusOr<TransferClaims> VerifyToken(std::string_view token, std::string_view key,
-                                           TransferDirection direction, absl::Time now) {
+absl::StatusOr<VerifiedToken> VerifyToken(std::string_view token, std::string_view key,
+                                          TransferDirection direction, absl::Time now) {
   if (token.empty()) {
     return Unauthenticated("the transfer token is missing");
   }
@@ -73,32 +73,37 @@ absl::StatusOr<TransferClaims> VerifyToken(std::string_view token, std::string_v
        message.direction() != wire::TRANSFER_DIRECTION_GET)) {
     return Unauthenticated("the transfer token is malformed");
   }
-  auto array = Decode(message.array());
+  auto array = ParseArrayDescriptorBytes(message.array_descriptor());
+  if (!array.ok()) {
+    return Unauthenticated(StrCat("the array descriptor of the transfer token is malformed: ",
+                                  array.status().message()));
+  }
   auto expire_time = Decode(message.expire_time());
-  if (!array.ok() || !expire_time.ok()) {
+  if (!expire_time.ok()) {
     return Unauthenticated("the transfer token is malformed");
   }
-  TransferClaims claims;
+  VerifiedToken verified{.claims = {}, .array = *std::move(array)};
+  TransferClaims& claims = verified.claims;
   claims.direction = message.direction() == wire::TRANSFER_DIRECTION_PUT ? TransferDirection::kPut
                                                                          : TransferDirection::kGet;
-  claims.transfer_id = message.transfer_id();
-  claims.session_id = message.session_id();
-  claims.array = *std::move(array);
+  claims.transfer_id = std::move(*message.mutable_transfer_id());
+  claims.session_id = std::move(*message.mutable_session_id());
+  claims.array_descriptor = std::move(*message.mutable_array_descriptor());
   claims.term = message.term();
   claims.expire_time = *expire_time;
   if (claims.direction != direction) {
     return Denied(StrCat("the transfer token is for a ", Verb(claims.direction), ", not for a ",
                          Verb(direction)),
-                  claims);
+                  verified.array);
   }
   if (now >= claims.expire_time) {
     return Denied(
         StrCat("the transfer token expired ",
                absl::FormatDuration(absl::Trunc(now - claims.expire_time, absl::Milliseconds(1))),
                " ago; begin the transfer anew"),
-        claims);
+        verified.array);
   }
-  return claims;
+  return verified;
 }
 
 }  // namespace shardmesh::rpc

@@ -23,12 +23,21 @@ struct TransferClaims {
   TransferDirection direction = TransferDirection::kGet;
   std::string transfer_id;  // of a put; empty for a get
   std::string session_id;
-  ArrayDescriptor array;
+  // The array's descriptor as ArrayDescriptorBytes makes it (rpc/codec/array_codec.h).
+  std::string array_descriptor;
   // The coordinator's term at signing. A worker that knows a newer term refuses puts.
   int64_t term = 0;
   absl::Time expire_time = absl::InfinitePast();
 
   friend bool operator==(const TransferClaims&, const TransferClaims&) = default;
+};
+
+// The content of a token with a valid signature.
+struct VerifiedToken {
+  TransferClaims claims;  // its array_descriptor has the signed bytes, unknown fields among them
+  ArrayDescriptor array;  // decoded from claims.array_descriptor
+
+  friend bool operator==(const VerifiedToken&, const VerifiedToken&) = default;
 };
 
 // Bytes of a signing key.
@@ -42,12 +51,13 @@ std::string TokenKeyDigest(std::string_view key);
 // never log a token.
 std::string SignToken(const TransferClaims& claims, std::string_view key);
 
-// Returns the claims of a token for `direction` that is valid at `now`. Errors, all BAD_TOKEN:
-// UNAUTHENTICATED if it is missing, malformed or not signed under `key`; PERMISSION_DENIED if it is
-// expired or for the other direction. The caller must compare the claims with its array and tile.
-// Takes the same time for any wrong signature.
-absl::StatusOr<TransferClaims> VerifyToken(std::string_view token, std::string_view key,
-                                           TransferDirection direction, absl::Time now);
+// Returns the content of a token for `direction` that is valid at `now`. Errors, all BAD_TOKEN:
+// UNAUTHENTICATED if the token is missing or not signed under `key`, or if the token or its array
+// descriptor is malformed; PERMISSION_DENIED if it is expired or for the other direction. The
+// caller must compare the content with its array and tile. Takes the same time for any wrong
+// signature.
+absl::StatusOr<VerifiedToken> VerifyToken(std::string_view token, std::string_view key,
+                                          TransferDirection direction, absl::Time now);
 
 }  // namespace shardmesh::rpc
 

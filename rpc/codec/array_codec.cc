@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -150,6 +151,22 @@ absl::StatusOr<ArrayDescriptor> Decode(const v1::ArrayDescriptor& from) {
     return WithField(std::move(size).status(), "shape");
   }
   return array;
+}
+
+std::string ArrayDescriptorBytes(const ArrayDescriptor& array) {
+  v1::ArrayDescriptor message;
+  Encode(array, &message);
+  return message.SerializeAsString();
+}
+
+absl::StatusOr<ArrayDescriptor> ParseArrayDescriptorBytes(std::string_view bytes) {
+  v1::ArrayDescriptor message;
+  if (bytes.size() > static_cast<size_t>(std::numeric_limits<int>::max()) ||
+      !message.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
+    return BadField("array_descriptor",
+                    StrCat("the ", bytes.size(), " bytes are no v1.ArrayDescriptor"));
+  }
+  return Decode(message);
 }
 
 void Encode(const Literal& from, v1::Literal* to) {

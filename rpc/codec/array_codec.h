@@ -3,6 +3,9 @@
 #ifndef SHARDMESH_RPC_CODEC_ARRAY_CODEC_H_
 #define SHARDMESH_RPC_CODEC_ARRAY_CODEC_H_
 
+#include <string>
+#include <string_view>
+
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "shardmesh/v1/array.pb.h"
@@ -21,6 +24,13 @@ absl::StatusOr<Dtype> Decode(v1::Dtype dtype);
 void Encode(const ArrayDescriptor& from, v1::ArrayDescriptor* to);
 // Checks the array's layout on its mesh: afterwards its Tiling() cannot fail.
 absl::StatusOr<ArrayDescriptor> Decode(const v1::ArrayDescriptor& from);
+
+// Returns the bytes of a v1::ArrayDescriptor, as tokens and messages between coordinator and worker
+// carry them.
+std::string ArrayDescriptorBytes(const ArrayDescriptor& array);
+// INVALID_ARGUMENT (BAD_FIELD) also for bytes that are not a v1::ArrayDescriptor. Ignores unknown
+// fields: a caller that passes the descriptor on passes on `bytes`.
+absl::StatusOr<ArrayDescriptor> ParseArrayDescriptorBytes(std::string_view bytes);
 
 void Encode(const Literal& from, v1::Literal* to);
 void Encode(Literal&& from, v1::Literal* to);

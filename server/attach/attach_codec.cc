@@ -207,7 +207,7 @@ absl::StatusOr<std::vector<InventoryTile>> DecodeTiles(
   tiles.reserve(static_cast<size_t>(page.tiles_size()));
   for (const internal::v1::HeldTile& held : page.tiles()) {
     InventoryTile& tile = tiles.emplace_back();
-    tile.array_id = held.array().array_id();
+    tile.array_id = held.array_id();
     SHARDMESH_ASSIGN_OR_RETURN(tile.tile, rpc::Decode(held.tile()));
     tile.crc32c = held.crc32c();
     tile.committed = held.committed();
@@ -215,13 +215,22 @@ absl::StatusOr<std::vector<InventoryTile>> DecodeTiles(
   }
   for (const size_t unknown : find_unknown(tiles)) {
     // The registry does not adopt an array that cannot be read.
-    if (absl::StatusOr<ArrayDescriptor> array =
-            rpc::Decode(page.tiles(static_cast<int>(unknown)).array());
-        array.ok()) {
+    absl::StatusOr<ArrayDescriptor> array =
+        rpc::ParseArrayDescriptorBytes(page.tiles(static_cast<int>(unknown)).array_descriptor());
+    if (array.ok() && array->array_id == tiles[unknown].array_id) {
       tiles[unknown].descriptor = *std::move(array);
     }
   }
   return tiles;
+}
+
+std::vector<std::string> DecodeMeshIds(const internal::v1::InventoryPage& page) {
+  std::vector<std::string> mesh_ids;
+  for (const internal::v1::HeldTile& held : page.tiles()) {
+    v1::ArrayDescriptor array;
+    mesh_ids.push_back(array.ParseFromString(held.array_descriptor()) ? array.mesh_id() : "");
+  }
+  return mesh_ids;
 }
 
 absl::StatusOr<FlightLog::Heartbeat> DecodeFlight(const internal::v1::Heartbeat& from,

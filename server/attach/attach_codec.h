@@ -66,6 +66,8 @@ WorkerHello DecodeHello(const internal::v1::Hello& from);
 absl::StatusOr<std::vector<InventoryTile>> DecodeTiles(
     const internal::v1::InventoryPage& page,
     absl::FunctionRef<std::vector<size_t>(const std::vector<InventoryTile>&)> find_unknown);
+// The mesh of each tile's array; empty where the descriptor cannot be parsed.
+std::vector<std::string> DecodeMeshIds(const internal::v1::InventoryPage& page);
 // A heartbeat without a time counts as sent at `now`. INVALID_ARGUMENT (BAD_FIELD).
 absl::StatusOr<FlightLog::Heartbeat> DecodeFlight(const internal::v1::Heartbeat& from,
                                                   absl::Time now);

@@ -332,11 +332,8 @@ void WorkerSession::TakeWholeInventory() {
 absl::Status WorkerSession::TakeRestored(uint64_t attachment,
                                          const internal::v1::InventoryPage& page) {
   SHARDMESH_ASSIGN_OR_RETURN(std::vector<InventoryTile> tiles, TilesOf(page));
-  std::vector<std::string> mesh_ids;
-  for (const internal::v1::HeldTile& held : page.tiles())
-    mesh_ids.push_back(held.array().mesh_id());
-  JudgedInventory judged =
-      streams_->judge().JudgeRestored(identity(), attachment, std::move(tiles), mesh_ids);
+  JudgedInventory judged = streams_->judge().JudgeRestored(identity(), attachment, std::move(tiles),
+                                                           DecodeMeshIds(page));
   SendVerdict(judged.verdict, /*last=*/false);
   if (!judged.undecided.empty()) {
     LeftUndecided(std::move(judged.undecided));

@@ -190,7 +190,7 @@ absl::Status BeginGet(const CoordinatorParts& context, const v1::BeginGetRequest
       .direction = rpc::TransferDirection::kGet,
       .transfer_id = "",
       .session_id = request.session_id(),
-      .array = descriptor,
+      .array_descriptor = response->array().array_descriptor().SerializeAsString(),
       .term = context.term,
       .expire_time = std::min(context.clock->Now() + kGetTimeout, session.expires)};
   response->set_token(rpc::SignToken(claims, context.token_key));

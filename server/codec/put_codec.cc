@@ -162,7 +162,7 @@ v1::BeginPutResponse PutAnswer::Next() {
   rpc::TransferClaims claims{.direction = rpc::TransferDirection::kPut,
                              .transfer_id = put_->transfer_id,
                              .session_id = put_->session_id,
-                             .array = {},
+                             .array_descriptor = {},
                              .term = term_,
                              .expire_time = put_->expire_time};
   const bool is_begun = !put_->transfer_id.empty();
@@ -178,10 +178,10 @@ v1::BeginPutResponse PutAnswer::Next() {
     }
   }
   for (int64_t size_bytes = 0; !is_at_end() && size_bytes <= kPieceBytes; ++next_) {
-    claims.array = put_->items[next_].definition.descriptor;
     v1::PutAssignment* assignment = message.add_assignments();
-    rpc::Encode(claims.array, assignment->mutable_array_descriptor());
+    rpc::Encode(put_->items[next_].definition.descriptor, assignment->mutable_array_descriptor());
     if (is_begun) {
+      claims.array_descriptor = assignment->array_descriptor().SerializeAsString();
       assignment->set_token(rpc::SignToken(claims, token_key_));
     }
     for (const Correction& correction : put_->corrections[next_]) {

@@ -25,7 +25,7 @@ EncodedStep Encode(const StepMessage& message) {
     }
   }
   for (const ArrayDescriptor& output : *message.outputs) {
-    rpc::Encode(output, to.add_outputs());
+    to.add_outputs(rpc::ArrayDescriptorBytes(output));
   }
   rpc::Encode(message.timeout, to.mutable_timeout());
   to.set_return_literals(message.return_literals);

@@ -23,17 +23,17 @@ void Check(std::string_view input) {
   token.set_claims(std::string(input));
   token.set_signature(HmacSha256(key, input));
   for (const auto direction : {rpc::TransferDirection::kGet, rpc::TransferDirection::kPut}) {
-    const auto claims = rpc::VerifyToken(token.SerializeAsString(), key, direction, now);
-    if (!claims.ok()) {
+    const auto verified = rpc::VerifyToken(token.SerializeAsString(), key, direction, now);
+    if (!verified.ok()) {
       continue;
     }
-    const auto tiling = claims->array.Tiling();
+    const auto tiling = verified->array.Tiling();
     Require(tiling.ok());
-    for (const DeviceId device : {DeviceId{0}, claims->array.mesh.size() - 1}) {
-      Require(claims->array.TileSizeBytes(tiling->TileOf(device)).ok());
+    for (const DeviceId device : {DeviceId{0}, verified->array.mesh.size() - 1}) {
+      Require(verified->array.TileSizeBytes(tiling->TileOf(device)).ok());
     }
-    const auto again = rpc::VerifyToken(rpc::SignToken(*claims, key), key, direction, now);
-    Require(again.ok() && *again == *claims);
+    const auto again = rpc::VerifyToken(rpc::SignToken(verified->claims, key), key, direction, now);
+    Require(again.ok() && *again == *verified);
   }
 }
 

@@ -239,15 +239,14 @@ class MismatchTest : public ::testing::TestWithParam<const char*> {
                         .bytes = dtype == Dtype::kF32 ? Bytes<float>() : Bytes<int32_t>()},
                 step->add_operands()->mutable_literal());
     const ValueDescriptor& output = plan.values[plan.outputs[0]];
-    rpc::Encode(ArrayDescriptor{.array_id = StrCat("sum-", sequence),
-                                .dtype = dtype,
-                                .shape = output.shape,
-                                .spec = output.spec,
-                                .mesh_id = "default",
-                                .mesh_revision = 1,
-                                .mesh = mesh,
-                                .cut_points = {}},
-                step->add_outputs());
+    step->add_outputs(rpc::ArrayDescriptorBytes({.array_id = StrCat("sum-", sequence),
+                                                 .dtype = dtype,
+                                                 .shape = output.shape,
+                                                 .spec = output.spec,
+                                                 .mesh_id = "default",
+                                                 .mesh_revision = 1,
+                                                 .mesh = mesh,
+                                                 .cut_points = {}}));
     rpc::Encode(kStepTimeout, step->mutable_timeout());
     step->set_return_literals(true);
     return response;

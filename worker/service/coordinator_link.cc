@@ -244,7 +244,8 @@ class AttachStream final
 
 using AttachStreamPtr = std::shared_ptr<AttachStream>;
 
-absl::StatusOr<StepOrder> Decode(internal::v1::RunStep&& from) {
+// Leaves the outputs in `from` if it fails.
+absl::StatusOr<StepOrder> Decode(internal::v1::RunStep& from) {
   StepOrder order;
   order.sequence = from.sequence();
   order.epoch = from.epoch();
@@ -264,11 +265,25 @@ absl::StatusOr<StepOrder> Decode(internal::v1::RunStep&& from) {
       added.value = operand.array_id();
     }
   }
-  for (const v1::ArrayDescriptor& output : from.outputs()) {
-    SHARDMESH_ASSIGN_OR_RETURN(ArrayDescriptor array, rpc::Decode(output));
-    order.outputs.push_back({.array = std::move(array), .encoded = output.SerializeAsString()});
+  for (const std::string& output : from.outputs()) {
+    SHARDMESH_ASSIGN_OR_RETURN(ArrayDescriptor array, rpc::ParseArrayDescriptorBytes(output));
+    order.outputs.push_back({.array = std::move(array), .encoded = {}});
+  }
+  for (size_t i = 0; i < order.outputs.size(); ++i) {
+    order.outputs[i].encoded = std::move(*from.mutable_outputs(static_cast<int>(i)));
   }
   return order;
+}
+
+// Returns the mesh of a step's results; empty if it has none.
+std::string MeshIdOf(const StepOrder& order) {
+  return order.outputs.empty() ? "" : order.outputs[0].array.mesh_id;
+}
+
+// The same for a step that cannot be decoded; also empty if its first result cannot be parsed.
+std::string MeshIdOf(const internal::v1::RunStep& step) {
+  v1::ArrayDescriptor first;
+  return step.outputs_size() > 0 && first.ParseFromString(step.outputs(0)) ? first.mesh_id() : "";
 }
 
 internal::v1::StepReport::Outcome Encode(StepOutcome outcome) {
@@ -311,10 +326,8 @@ internal::v1::AttachRequest Encode(StepResult result) {
 internal::v1::HeldTile Encode(const ShardStore::HeldTile& from) {
   internal::v1::HeldTile to;
   const TileDescription& description = from.tile->description();
-  if (!to.mutable_array()->ParseFromString(description.array_descriptor)) {
-    to.mutable_array()->Clear();
-  }
-  to.mutable_array()->set_array_id(description.array_id);
+  to.set_array_id(description.array_id);
+  to.set_array_descriptor(description.array_descriptor);
   rpc::Encode(description.tile, to.mutable_tile());
   to.set_crc32c(from.tile->crc32c());
   to.set_durability(from.tile->durable() ? v1::DURABILITY_DISK : v1::DURABILITY_MEMORY);
@@ -934,21 +947,22 @@ absl::Status AttachLoop::TakeMembership(const internal::v1::Membership& membersh
 
 void AttachLoop::TakeRunStep(internal::v1::RunStep step) {
   const AttachStreamPtr stream = AttachedStream();
+  absl::StatusOr<StepOrder> order = Decode(step);
   // The rank in the step's mesh; none where the plan is unknown or unreadable.
   std::optional<DeviceId> rank;
-  if (view_ != nullptr && step.outputs_size() > 0) {
-    if (const MeshMembers* mesh = view_->Find(step.outputs(0).mesh_id()); mesh != nullptr) {
+  if (view_ != nullptr) {
+    const std::string mesh_id = order.ok() ? MeshIdOf(*order) : MeshIdOf(step);
+    if (const MeshMembers* mesh = view_->Find(mesh_id); mesh != nullptr) {
       rank = mesh->RankOf(options_.self.identity);
     }
   }
-  StepResult refused;
-  refused.sequence = step.sequence();
-  refused.epoch = step.epoch();
-  refused.term = step.term();
-  refused.rank = rank.value_or(0);
-  refused.outcome = StepOutcome::kFailed;
-  absl::StatusOr<StepOrder> order = Decode(std::move(step));
   if (!order.ok()) {
+    StepResult refused;
+    refused.sequence = step.sequence();
+    refused.epoch = step.epoch();
+    refused.term = step.term();
+    refused.rank = rank.value_or(0);
+    refused.outcome = StepOutcome::kFailed;
     refused.status = WithContext(order.status(), StrCat("step ", refused.sequence));
     return stream->Send(Encode(std::move(refused)));
   }

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "process/failpoint.h"
-#include "rpc/codec/array_codec.h"
 #include "rpc/codec/status.h"
 #include "status/detail.h"
 #include "status/fact_keys.h"
@@ -31,19 +30,19 @@ absl::Status BadTile(std::string_view array_id, std::string_view message) {
                          {{fact::kArray, array_id}});
 }
 
-absl::StatusOr<rpc::TransferClaims> VerifyArrayToken(std::string_view token,
-                                                     std::string_view array_id,
-                                                     rpc::TransferDirection direction,
-                                                     const Attachment& attachment, absl::Time now) {
-  SHARDMESH_ASSIGN_OR_RETURN(rpc::TransferClaims claims,
+absl::StatusOr<rpc::VerifiedToken> VerifyArrayToken(std::string_view token,
+                                                    std::string_view array_id,
+                                                    rpc::TransferDirection direction,
+                                                    const Attachment& attachment, absl::Time now) {
+  SHARDMESH_ASSIGN_OR_RETURN(rpc::VerifiedToken verified,
                              rpc::VerifyToken(token, attachment.token_key, direction, now));
-  if (claims.array.array_id != array_id) {
+  if (verified.array.array_id != array_id) {
     return WithReason(
         absl::PermissionDeniedError(StrCat("the transfer token is for array ",
-                                           claims.array.array_id, ", not for ", array_id)),
+                                           verified.array.array_id, ", not for ", array_id)),
         Reason::kBadToken, {{fact::kArray, array_id}});
   }
-  return claims;
+  return verified;
 }
 
 bool Contains(const Tile& outer, const Tile& inner) {
@@ -178,9 +177,11 @@ absl::StatusOr<std::unique_ptr<IncomingTile>> TileGate::Open(const TileOffer& of
     coordinator_now = CoordinatorNow();
   }
   SHARDMESH_ASSIGN_OR_RETURN(
-      const rpc::TransferClaims claims,
+      rpc::VerifiedToken verified,
       VerifyArrayToken(offer.token, offer.array_id, rpc::TransferDirection::kPut, attachment,
                        coordinator_now));
+  rpc::TransferClaims& claims = verified.claims;
+  const ArrayDescriptor& array = verified.array;
   if (claims.term < attachment.term) {
     return WithReason(absl::AbortedError(StrCat("the transfer token is of term ", claims.term,
                                                 ", the coordinator is in ", attachment.term,
@@ -188,17 +189,15 @@ absl::StatusOr<std::unique_ptr<IncomingTile>> TileGate::Open(const TileOffer& of
                       Reason::kStaleTerm,
                       {{fact::kHave, claims.term}, {fact::kNeed, attachment.term}});
   }
-  if (absl::Status fits = CheckOffer(offer, claims, *view); !fits.ok()) {
-    const MeshMembers* mesh = view->Find(claims.array.mesh_id);
-    if (unknown != nullptr && (mesh == nullptr || mesh->revision < claims.array.mesh_revision)) {
-      *unknown = {.mesh_id = claims.array.mesh_id, .revision = claims.array.mesh_revision};
+  if (absl::Status fits = CheckOffer(offer, array, *view); !fits.ok()) {
+    const MeshMembers* mesh = view->Find(array.mesh_id);
+    if (unknown != nullptr && (mesh == nullptr || mesh->revision < array.mesh_revision)) {
+      *unknown = {.mesh_id = array.mesh_id, .revision = array.mesh_revision};
     }
     return fits;
   }
 
-  v1::ArrayDescriptor descriptor;
-  rpc::Encode(claims.array, &descriptor);
-  const std::string array_id = claims.array.array_id;
+  const std::string& array_id = array.array_id;
   {
     absl::MutexLock lock(&mutex_);
     if (ended_.contains(claims.transfer_id)) {
@@ -211,10 +210,10 @@ absl::StatusOr<std::unique_ptr<IncomingTile>> TileGate::Open(const TileOffer& of
   }
   absl::StatusOr<std::unique_ptr<StagedTile>> staged =
       options_.store->Stage({.array_id = array_id,
-                             .dtype = claims.array.dtype,
-                             .array_shape = claims.array.shape,
+                             .dtype = array.dtype,
+                             .array_shape = array.shape,
                              .tile = offer.tile,
-                             .array_descriptor = descriptor.SerializeAsString(),
+                             .array_descriptor = std::move(claims.array_descriptor),
                              .transfer_id = claims.transfer_id},
                             options_.store->has_data_dir());
   if (!staged.ok()) {
@@ -235,9 +234,8 @@ absl::StatusOr<std::unique_ptr<IncomingTile>> TileGate::Open(const TileOffer& of
   return tile;
 }
 
-absl::Status TileGate::CheckOffer(const TileOffer& offer, const rpc::TransferClaims& claims,
+absl::Status TileGate::CheckOffer(const TileOffer& offer, const ArrayDescriptor& array,
                                   const MembershipView& view) const {
-  const ArrayDescriptor& array = claims.array;
   const MeshMembers* mesh = view.Find(array.mesh_id);
   if (mesh == nullptr) {
     return BadTile(array.array_id, StrCat("this worker serves no rank of mesh \"", array.mesh_id,

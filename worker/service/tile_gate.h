@@ -23,6 +23,7 @@
 #include "rpc/transfer_token.h"
 #include "sharding/mesh.h"
 #include "sharding/tile.h"
+#include "tensor/array_descriptor.h"
 #include "worker/exchange/membership_view.h"
 #include "worker/store/shard_store.h"
 
@@ -164,7 +165,7 @@ class TileGate {
   static constexpr size_t kEndedTransfers = 4096;
 
   absl::StatusOr<Attachment> PutAttachment() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status CheckOffer(const TileOffer& offer, const rpc::TransferClaims& claims,
+  absl::Status CheckOffer(const TileOffer& offer, const ArrayDescriptor& array,
                           const MembershipView& view) const;
   void RememberEnded(const std::string& transfer_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool serving() const;

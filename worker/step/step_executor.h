@@ -41,7 +41,8 @@ struct StepOperand {
 // A result of a step.
 struct StepOutput {
   ArrayDescriptor array;
-  // `array` in the caller's encoding, kept with the tile (TileDescription::array_descriptor).
+  // The bytes from which the caller decoded `array`, kept with the tile
+  // (TileDescription::array_descriptor).
   std::string encoded;
 };
 

@@ -17,6 +17,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "rpc/call.h"
+#include "rpc/codec/array_codec.h"
 #include "rpc/codec/status.h"
 #include "rpc/codec/time_codec.h"
 #include "server/coordinator_server.h"
@@ -206,9 +207,9 @@ class HollowFixture : public testing::Test {
     report->set_term(step.term());
     report->set_rank(static_cast<int32_t>(rank));
     report->set_outcome(internal::v1::StepReport::OUTCOME_DONE);
-    for (const v1::ArrayDescriptor& output : step.outputs()) {
+    for (const std::string& output : step.outputs()) {
       internal::v1::StagedOutput* const staged = report->add_outputs();
-      staged->set_array_id(output.array_id());
+      staged->set_array_id(rpc::ParseArrayDescriptorBytes(output)->array_id);
       staged->set_size_bytes(16);
     }
     answering_.load()->Send(index, request);

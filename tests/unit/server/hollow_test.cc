@@ -594,7 +594,8 @@ class AttachServiceTest : public testing::Test {
   static void AddTile(const ArrayDescriptor& array, int64_t rank,
                       internal::v1::InventoryPage* page) {
     internal::v1::HeldTile* const held = page->add_tiles();
-    rpc::Encode(array, held->mutable_array());
+    held->set_array_id(array.array_id);
+    held->set_array_descriptor(rpc::ArrayDescriptorBytes(array));
     rpc::Encode(array.Tiling()->TileOf(rank), held->mutable_tile());
     held->set_crc32c(static_cast<uint32_t>(10 + rank));
     held->set_committed(true);

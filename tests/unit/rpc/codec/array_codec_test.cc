@@ -19,6 +19,8 @@ namespace {
 using ::shardmesh::test::IsOk;
 using ::shardmesh::test::IsOkAndHolds;
 using ::shardmesh::test::StatusIs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 
@@ -26,6 +28,10 @@ std::string FieldOf(const absl::Status& status) {
   const auto violations = FieldViolationsOf(status);
   return violations.size() == 1 ? violations[0].field : "";
 }
+
+// A field with number 100 and value 42. An encoder writes unknown fields last: at the front it
+// shows whether a message was encoded again.
+const std::string kUnknownField = "\xa0\x06\x2a";
 
 ArrayDescriptor SomeArray() {
   ArrayDescriptor array;
@@ -59,6 +65,14 @@ TEST(ArrayCodecTest, DescriptionsCrossTheWire) {
   v1::ArrayDescriptor wire;
   Encode(SomeArray(), &wire);
   EXPECT_THAT(Decode(wire), IsOkAndHolds(SomeArray()));
+}
+
+TEST(ArrayCodecTest, DescriptionsCrossAsBytes) {
+  const std::string bytes = ArrayDescriptorBytes(SomeArray());
+  EXPECT_THAT(ParseArrayDescriptorBytes(bytes), IsOkAndHolds(SomeArray()));
+  EXPECT_THAT(ParseArrayDescriptorBytes(kUnknownField + bytes), IsOkAndHolds(SomeArray()));
+  EXPECT_EQ(FieldOf(ParseArrayDescriptorBytes("\xff").status()), "array_descriptor");
+  EXPECT_EQ(FieldOf(ParseArrayDescriptorBytes("").status()), "array_id");
 }
 
 TEST(ArrayCodecTest, DescriptionsThatDoNotFitThemselvesAreRefused) {
@@ -110,13 +124,51 @@ class TransferTokenTest : public ::testing::Test {
  protected:
   const std::string key_ = std::string(kTokenKeyBytes, 'k');
   const absl::Time now_ = absl::FromUnixSeconds(1'800'000'000);
-  const TransferClaims claims_ = {TransferDirection::kPut, "t1", "s1", SomeArray(), 4,
-                                  now_ + absl::Seconds(60)};
+  const TransferClaims claims_ = {.direction = TransferDirection::kPut,
+                                  .transfer_id = "t1",
+                                  .session_id = "s1",
+                                  .array_descriptor = ArrayDescriptorBytes(SomeArray()),
+                                  .term = 4,
+                                  .expire_time = now_ + absl::Seconds(60)};
 };
 
 TEST_F(TransferTokenTest, ClaimsComeBackAsTheyWereSigned) {
   EXPECT_THAT(VerifyToken(SignToken(claims_, key_), key_, TransferDirection::kPut, now_),
-              IsOkAndHolds(claims_));
+              IsOkAndHolds(VerifiedToken{.claims = claims_, .array = SomeArray()}));
+}
+
+TEST_F(TransferTokenTest, TheDescriptorComesBackAsTheBytesThatWereSigned) {
+  TransferClaims claims = claims_;
+  claims.array_descriptor = kUnknownField + claims.array_descriptor;
+  EXPECT_THAT(VerifyToken(SignToken(claims, key_), key_, TransferDirection::kPut, now_),
+              IsOkAndHolds(VerifiedToken{.claims = claims, .array = SomeArray()}));
+}
+
+TEST_F(TransferTokenTest, ASignedTokenWithAMalformedDescriptorIsRefusedAndSaysWhy) {
+  const auto refused = [&](std::string descriptor) {
+    TransferClaims claims = claims_;
+    claims.array_descriptor = std::move(descriptor);
+    return VerifyToken(SignToken(claims, key_), key_, TransferDirection::kPut, now_).status();
+  };
+  ArrayDescriptor off_mesh = SomeArray();
+  off_mesh.mesh = Mesh();
+  ArrayDescriptor uneven = SomeArray();
+  uneven.cut_points.clear();
+  uneven.shape = {8, 47};
+  const struct {
+    std::string descriptor;
+    const char* why;
+  } cases[] = {{"\xff", "the 1 bytes are no v1.ArrayDescriptor"},
+               {"", "array_id is empty"},
+               {ArrayDescriptorBytes(off_mesh), "this one names no axes"},
+               {ArrayDescriptorBytes(uneven), "do not divide"}};
+  for (const auto& each : cases) {
+    const absl::Status status = refused(each.descriptor);
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnauthenticated, Reason::kBadToken));
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("the array descriptor of the transfer token is malformed"),
+                      HasSubstr(each.why)));
+  }
 }
 
 TEST_F(TransferTokenTest, AnyChangedByteIsRefused) {

@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "process/crc32c.h"
+#include "rpc/codec/array_codec.h"
 #include "rpc/codec/correction_codec.h"
 #include "rpc/codec/status.h"
 #include "rpc/stream/frame.h"
@@ -161,9 +162,11 @@ TEST(ErrorFactsTest, OfRequests) {
   EXPECT_THAT(rpc::BadField("spec", "is missing"),
               CarriesFacts(Reason::kBadField, {{fact::kField, "spec"}}));
   rpc::TransferClaims claims;
-  claims.array.array_id = "a-1";
-  claims.array.mesh = MeshOf("tp=2");
-  claims.array.mesh_id = "m";
+  ArrayDescriptor array;
+  array.array_id = "a-1";
+  array.mesh = MeshOf("tp=2");
+  array.mesh_id = "m";
+  claims.array_descriptor = rpc::ArrayDescriptorBytes(array);
   claims.expire_time = absl::UnixEpoch();
   const std::string key(rpc::kTokenKeyBytes, 'k');
   EXPECT_THAT(rpc::VerifyToken(rpc::SignToken(claims, key), key, rpc::TransferDirection::kGet,

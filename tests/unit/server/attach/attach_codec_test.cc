@@ -4,8 +4,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <numeric>
 #include <string>
+#include <vector>
 
+#include "rpc/codec/array_codec.h"
+#include "rpc/codec/spec_codec.h"
 #include "rpc/codec/time_codec.h"
 #include "shardmesh/internal/v1/attach_service.pb.h"
 #include "tests/testing/status_matchers.h"
@@ -18,6 +22,58 @@ using ::shardmesh::test::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Pair;
+
+ArrayDescriptor Rows(const std::string& id) {
+  return {.array_id = id,
+          .dtype = Dtype::kF32,
+          .shape = {4},
+          .spec = PartitionSpec({SpecEntry::Axis("x")}),
+          .mesh_id = "m",
+          .mesh_revision = 2,
+          .mesh = *Mesh::Parse("x=2"),
+          .cut_points = {}};
+}
+
+void AddTile(const std::string& id, const std::string& descriptor,
+             internal::v1::InventoryPage* page) {
+  internal::v1::HeldTile* const held = page->add_tiles();
+  held->set_array_id(id);
+  held->set_array_descriptor(descriptor);
+  rpc::Encode(Rows(id).Tiling()->TileOf(0), held->mutable_tile());
+}
+
+std::vector<size_t> All(const std::vector<InventoryTile>& tiles) {
+  std::vector<size_t> indices(tiles.size());
+  std::iota(indices.begin(), indices.end(), 0);
+  return indices;
+}
+
+TEST(AttachCodecTest, OnlyReadableDescriptorsOfTheTilesArrayAreTaken) {
+  internal::v1::InventoryPage page;
+  AddTile("a", rpc::ArrayDescriptorBytes(Rows("a")), &page);
+  AddTile("b", "not a descriptor", &page);
+  AddTile("c", "", &page);
+  AddTile("d", rpc::ArrayDescriptorBytes(Rows("a")), &page);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::vector<InventoryTile> tiles, DecodeTiles(page, All));
+  ASSERT_EQ(tiles.size(), 4u);
+  EXPECT_EQ(tiles[0].array_id, "a");
+  EXPECT_EQ(tiles[0].descriptor, Rows("a"));
+  for (const size_t i : {1, 2, 3}) {
+    EXPECT_EQ(tiles[i].array_id, page.tiles(static_cast<int>(i)).array_id());
+    EXPECT_FALSE(tiles[i].descriptor.has_value()) << i;
+  }
+  EXPECT_THAT(DecodeMeshIds(page), ElementsAre("m", "", "", "m"));
+}
+
+TEST(AttachCodecTest, DescriptorsOfKnownArraysAreNotRead) {
+  internal::v1::InventoryPage page;
+  AddTile("a", rpc::ArrayDescriptorBytes(Rows("a")), &page);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const std::vector<InventoryTile> tiles,
+      DecodeTiles(page, [](const std::vector<InventoryTile>&) { return std::vector<size_t>(); }));
+  ASSERT_EQ(tiles.size(), 1u);
+  EXPECT_FALSE(tiles[0].descriptor.has_value());
+}
 
 internal::v1::StepReport Done() {
   internal::v1::StepReport report;

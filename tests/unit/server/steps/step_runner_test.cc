@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/synchronization/notification.h"
+#include "rpc/codec/array_codec.h"
 #include "rpc/codec/status.h"
 #include "rpc/metrics/metrics.h"
 #include "sharding/digest.h"
@@ -105,9 +106,10 @@ class StepRunnerTest : public ReadyCluster {
         .identity = StrCat("w", rank), .rank = rank, .status = std::move(status), .done = true};
     report.detail.sent_bytes = 10;
     const internal::v1::RunStep told = Told();
-    for (const v1::ArrayDescriptor& output : told.outputs()) {
-      report.tiles.push_back({.array_id = output.array_id(), .crc32c = 9});
-      report.detail.tile_bytes.emplace(output.array_id(), bytes);
+    for (const std::string& output : told.outputs()) {
+      const std::string array_id = rpc::ParseArrayDescriptorBytes(output)->array_id;
+      report.tiles.push_back({.array_id = array_id, .crc32c = 9});
+      report.detail.tile_bytes.emplace(array_id, bytes);
     }
     if (!report.status.ok()) report.tiles.clear();
     return sequencer_->ReportStep(work.sequence, work.epoch, work.term, std::move(report));

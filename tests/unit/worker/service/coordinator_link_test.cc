@@ -44,6 +44,21 @@ using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
 constexpr absl::Duration kTimeout = absl::Seconds(20);
+// A field with number 100 and value 42. An encoder writes unknown fields last: at the front it
+// shows whether a message was encoded again.
+const std::string kUnknownField = "\xa0\x06\x2a";
+
+// An array of four elements on the mesh of one rank that Membership tells of.
+ArrayDescriptor OneOf(const std::string& id) {
+  return {.array_id = id,
+          .dtype = Dtype::kF32,
+          .shape = {4},
+          .spec = PartitionSpec(),
+          .mesh_id = "m",
+          .mesh_revision = 2,
+          .mesh = *Mesh::Parse("x=1"),
+          .cut_points = {}};
+}
 
 // Records what a worker asks of its peers' links; it has no peers.
 class RecordingLinks final : public PeerLinks {
@@ -359,12 +374,12 @@ class CoordinatorLinkTest : public ::testing::Test {
     EXPECT_TRUE(Eventually([&] { return link_->state().epoch == epoch; }));
   }
 
-  void Stage(const std::string& id) {
+  void Stage(const std::string& id, const std::string& descriptor = "") {
     auto staged = store_->Stage({.array_id = id,
                                  .dtype = Dtype::kF32,
                                  .array_shape = {4},
                                  .tile = {{{0, 4}}},
-                                 .array_descriptor = "",
+                                 .array_descriptor = descriptor,
                                  .transfer_id = "t"},
                                 /*durable=*/false);
     ASSERT_THAT(staged, IsOk());
@@ -527,7 +542,7 @@ TEST_F(CoordinatorLinkTest, BringsItsInventoryAndObeysTheVerdict) {
   coordinator_.Write(Welcome());
   const internal::v1::InventoryPage page = coordinator_.Read().inventory();
   ASSERT_THAT(page.tiles(), SizeIs(3));
-  EXPECT_EQ(page.tiles(0).array().array_id(), "commit");
+  EXPECT_EQ(page.tiles(0).array_id(), "commit");
   EXPECT_EQ(page.tiles(0).transfer_id(), "t");
   EXPECT_FALSE(page.tiles(0).committed());
   EXPECT_TRUE(page.tiles(1).committed());
@@ -570,7 +585,7 @@ TEST_F(CoordinatorLinkTest, ConfirmsWhatItDroppedAndMovesTilesAside) {
     coordinator_.Write(order);
     if (action == internal::v1::QuarantineOrder::ACTION_RESTORE) {
       const internal::v1::InventoryPage back = coordinator_.Read().inventory();
-      EXPECT_EQ(back.tiles(0).array().array_id(), "aside") << "before the answer";
+      EXPECT_EQ(back.tiles(0).array_id(), "aside") << "before the answer";
     }
     return coordinator_.Read().quarantine_answer();
   };
@@ -613,7 +628,7 @@ TEST_F(CoordinatorLinkTest, TellsOfATileThatComesBackWhenNobodyWaitsForIt) {
   coordinator_.Write(Verdict({}, {}));
   const internal::v1::InventoryPage restored = coordinator_.Read().inventory();
   ASSERT_THAT(restored.tiles(), SizeIs(1));
-  EXPECT_EQ(restored.tiles(0).array().array_id(), "aside");
+  EXPECT_EQ(restored.tiles(0).array_id(), "aside");
   EXPECT_TRUE(restored.tiles(0).committed());
   coordinator_.Write(back);
   EXPECT_TRUE(Eventually([&] { return store_->quarantine_totals().arrays == 1; }));
@@ -642,6 +657,21 @@ TEST_F(CoordinatorLinkTest, SaysWhatIsInQuarantineAndHearsWhatBecameOfIt) {
   EXPECT_FALSE(left[0].array_lives);
   EXPECT_EQ(left[1].array_id, "lives");
   EXPECT_TRUE(left[1].array_lives);
+}
+
+TEST_F(CoordinatorLinkTest, InventoriesBringDescriptorsInTheBytesOfTheStore) {
+  const std::string descriptor = kUnknownField + rpc::ArrayDescriptorBytes(OneOf("held"));
+  Stage("held", descriptor);
+  Stage("odd", "not a descriptor");
+  Start();
+  EXPECT_TRUE(coordinator_.Read().has_hello());
+  coordinator_.Write(Welcome());
+  const internal::v1::InventoryPage page = coordinator_.Read().inventory();
+  ASSERT_THAT(page.tiles(), SizeIs(2));
+  EXPECT_EQ(page.tiles(0).array_id(), "held");
+  EXPECT_EQ(page.tiles(0).array_descriptor(), descriptor);
+  EXPECT_EQ(page.tiles(1).array_id(), "odd");
+  EXPECT_EQ(page.tiles(1).array_descriptor(), "not a descriptor");
 }
 
 TEST_F(CoordinatorLinkTest, SaysWhatItHoldsAsSoonAsTheVerdictIsThere) {
@@ -700,16 +730,39 @@ TEST_F(CoordinatorLinkTest, RunsReportsAndEndsSteps) {
   EXPECT_THAT(executor_.With([](const auto& e) { return e.committed_; }), ElementsAre(5));
 }
 
+TEST_F(CoordinatorLinkTest, PassesDescriptorsOfResultsOnInTheBytesOfTheStep) {
+  Start();
+  TakeIn(1);
+  const std::string descriptor = kUnknownField + rpc::ArrayDescriptorBytes(OneOf("out"));
+  internal::v1::AttachResponse run;
+  run.mutable_run_step()->set_sequence(5);
+  run.mutable_run_step()->add_outputs(descriptor);
+  coordinator_.Write(run);
+  ASSERT_TRUE(Eventually(
+      [&] { return executor_.With([](const auto& e) { return e.runs_.size(); }) == 1; }));
+  auto [order, report] = executor_.With([](const auto& e) { return e.runs_[0]; });
+  ASSERT_THAT(order.outputs, SizeIs(1));
+  EXPECT_EQ(order.outputs[0].array, OneOf("out"));
+  EXPECT_EQ(order.outputs[0].encoded, descriptor);
+}
+
 TEST_F(CoordinatorLinkTest, RefusesAStepThatItCannotRead) {
   Start();
   TakeIn(1);
-  internal::v1::AttachResponse run;
-  run.mutable_run_step()->set_sequence(5);
-  run.mutable_run_step()->add_outputs()->set_array_id("no shape, no mesh");
-  coordinator_.Write(run);
-  const internal::v1::StepReport report = coordinator_.Read().step_report();
-  EXPECT_EQ(report.sequence(), 5);
-  EXPECT_EQ(report.outcome(), internal::v1::StepReport::OUTCOME_FAILED);
+  v1::ArrayDescriptor misfit;
+  rpc::Encode(OneOf("out"), &misfit);
+  misfit.clear_mesh();
+  for (const std::string& descriptor : {misfit.SerializeAsString(), std::string("\xff")}) {
+    internal::v1::AttachResponse run;
+    run.mutable_run_step()->set_sequence(5);
+    run.mutable_run_step()->add_outputs(descriptor);
+    coordinator_.Write(run);
+    const internal::v1::StepReport report = coordinator_.Read().step_report();
+    EXPECT_EQ(report.sequence(), 5);
+    EXPECT_EQ(report.rank(), 0);
+    EXPECT_EQ(report.outcome(), internal::v1::StepReport::OUTCOME_FAILED);
+    EXPECT_EQ(report.error().reason(), "BAD_FIELD");
+  }
 }
 
 TEST_F(CoordinatorLinkTest, AttachesAnewAfterABreakAndLeavesStagedStepsToTheVerdict) {

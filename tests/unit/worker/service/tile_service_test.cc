@@ -131,16 +131,19 @@ class TileServiceTest : public ::testing::Test {
   static Tile OwnTile(int64_t rows = 8) { return {{{rows / 2, rows}, {0, 256}}}; }
   static int64_t OwnBytes(int64_t rows = 8) { return rows / 2 * 256 * 4; }
 
+  // `descriptor`: the bytes that the token carries, if not those of `array`.
   std::string Token(const ArrayDescriptor& array, rpc::TransferDirection direction,
                     absl::Duration ttl = absl::Minutes(1), int64_t term = kTerm,
-                    const std::string& key = kKey) {
-    return rpc::SignToken({.direction = direction,
-                           .transfer_id = "t-" + array.array_id,
-                           .session_id = "s",
-                           .array = array,
-                           .term = term,
-                           .expire_time = clock_.Now() + ttl},
-                          key);
+                    const std::string& key = kKey,
+                    std::optional<std::string> descriptor = std::nullopt) {
+    return rpc::SignToken(
+        {.direction = direction,
+         .transfer_id = "t-" + array.array_id,
+         .session_id = "s",
+         .array_descriptor = descriptor.value_or(rpc::ArrayDescriptorBytes(array)),
+         .term = term,
+         .expire_time = clock_.Now() + ttl},
+        key);
   }
 
   // The messages of one put tile, for tests to spoil.
@@ -385,6 +388,46 @@ TEST_F(TileServiceTest, RefusesPutsWithoutARightfulToken) {
               StatusIs(absl::StatusCode::kUnauthenticated, Reason::kBadToken));
   EXPECT_THAT(Get(array, std::nullopt, Token(Array("b"), rpc::TransferDirection::kGet)),
               StatusIs(absl::StatusCode::kPermissionDenied, Reason::kBadToken));
+  EXPECT_THAT(reports(), SizeIs(0));
+  EXPECT_EQ(store_->used_bytes(), 0);
+}
+
+TEST_F(TileServiceTest, KeepsTheDescriptorInTheBytesOfTheToken) {
+  std::string folder = testing::TempDir() + "tile_service_XXXXXX";
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  Start(folder);
+  Serve();
+  const ArrayDescriptor array = Array("a");
+  // The field with number 100, which is unknown. At the front: an encoder would write it last.
+  const std::string descriptor = "\xa0\x06\x2a" + rpc::ArrayDescriptorBytes(array);
+  std::vector<v1::PutTilesRequest> messages = Messages(array, OwnTile(), Pattern(OwnBytes()));
+  messages[0].mutable_header()->set_token(
+      Token(array, rpc::TransferDirection::kPut, absl::Minutes(1), kTerm, kKey, descriptor));
+  ASSERT_THAT(Put(messages), IsOk());
+  ASSERT_THAT(gate_->EndTransfer("t-a", true), IsOk());
+  const auto kept = [this] { return (*store_->FindAll("a")).front()->description(); };
+  ASSERT_THAT(store_->FindAll("a"), IsOk());
+  EXPECT_EQ(kept().array_descriptor, descriptor);
+  TearDown();
+  server_.reset();
+  service_.reset();
+  gate_.reset();
+  store_.reset();
+  Start(folder);  // from the files
+  ASSERT_THAT(store_->FindAll("a"), IsOk());
+  EXPECT_EQ(kept().array_descriptor, descriptor);
+}
+
+TEST_F(TileServiceTest, RefusesASignedTokenWithAMalformedDescriptor) {
+  Start();
+  Serve();
+  const ArrayDescriptor array = Array("a");
+  std::vector<v1::PutTilesRequest> messages = Messages(array, OwnTile(), Pattern(OwnBytes()));
+  messages[0].mutable_header()->set_token(
+      Token(array, rpc::TransferDirection::kPut, absl::Minutes(1), kTerm, kKey, "\xff"));
+  const absl::Status refused = Put(messages).status();
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kUnauthenticated, Reason::kBadToken));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("no v1.ArrayDescriptor"));
   EXPECT_THAT(reports(), SizeIs(0));
   EXPECT_EQ(store_->used_bytes(), 0);
 }
