@@ -1,6 +1,7 @@
 // Parses command lines against the flags of a program.
 #include "rpc/flags.h"
 
+#include <CLI/App.hpp>
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -66,6 +67,19 @@ constexpr Unit kUnits[] = {{"", 1},
 std::string WrongUseText(std::string_view program, const absl::Status& status) {
   return StrCat(program, ": ", ToStd(status.message()), "\n`", program,
                 " --help` lists the flags\n");
+}
+
+// Returns the arguments in the order that CLI11 takes them, the last first. CLI11 would read
+// `--name=` as a flag whose value is the next argument, so it gets the empty value apart.
+std::vector<std::string> InReverse(absl::Span<const char* const> arguments) {
+  std::vector<std::string> reversed;
+  for (auto argument = arguments.rbegin(); argument != arguments.rend(); ++argument) {
+    const std::string_view text = *argument;
+    const bool is_empty_value = text.starts_with("--") && text.find('=') + 1 == text.size();
+    if (is_empty_value) reversed.emplace_back();
+    reversed.emplace_back(text.substr(0, text.size() - (is_empty_value ? 1 : 0)));
+  }
+  return reversed;
 }
 
 }  // namespace
@@ -271,42 +285,58 @@ void FlagSet::AddFailpoints() {
             &list_failpoints_);
 }
 
-absl::StatusOr<const FlagSet::Flag*> FlagSet::Find(std::string_view name) const {
-  std::vector<std::string_view> known = {kHelpFlag};
-  for (const Flag& flag : flags_) {
-    if (flag.name == name) {
-      return &flag;
-    }
-    known.push_back(flag.name);
+absl::Status FlagSet::UnknownArgument(std::string_view argument) const {
+  if (argument.size() < 3 || !argument.starts_with("--")) {
+    return WrongUse(StrCat("\"", argument, "\" is no flag; flags start with --"));
   }
+  const std::string_view name = argument.substr(2, argument.find('=', 2) - 2);
+  std::vector<std::string_view> known = {kHelpFlag};
+  for (const Flag& flag : flags_) known.push_back(flag.name);
   const std::optional<std::string_view> nearest = NearestName(name, known);
   return WrongUse(StrCat("there is no flag --", name,
                          nearest.has_value() ? StrCat("; did you mean --", *nearest, "?") : ""));
 }
 
 absl::Status FlagSet::Parse(absl::Span<const char* const> arguments) {
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    const std::string_view argument = arguments[i];
-    if (argument == "-h" || argument == "--help") {
-      return absl::CancelledError("help was asked for");
+  CLI::App app;
+  app.set_help_flag();  // the help text is ours
+  app.allow_extras();   // and so is the error for an unknown flag
+  absl::Status ended;
+  // The library calls `set` as soon as it has the flag's value. An error ends the parsing.
+  const auto add = [&app, &ended](const std::string& names, bool is_switch, Setter set) {
+    CLI::Option* const option =
+        app.add_option(names, [&ended, set = std::move(set)](const CLI::results_t& values) {
+          ended = set(values.front());
+          return ended.ok();
+        });
+    option->trigger_on_parse();
+    if (is_switch) option->expected(0);
+  };
+  try {
+    for (const Flag& flag : flags_) {
+      const std::string name = StrCat("--", flag.name);
+      add(name, flag.is_switch,
+          [&flag, name](std::string_view value) { return WithContext(flag.set(value), name); });
     }
-    if (argument.size() < 3 || argument.substr(0, 2) != "--") {
-      return WrongUse(StrCat("\"", argument, "\" is no flag; flags start with --"));
-    }
-    const size_t equals = argument.find('=');
-    const std::string_view name = argument.substr(2, equals - std::min(equals, size_t{2}));
-    SHARDMESH_ASSIGN_OR_RETURN(const Flag* flag, Find(name));
-    std::string_view value = "true";
-    if (equals != std::string_view::npos) {
-      value = argument.substr(equals + 1);
-    } else if (!flag->is_switch) {
-      if (++i == arguments.size()) {
-        return WrongUse(StrCat("--", name, " needs a value: --", name, " ", flag->placeholder));
+    add(StrCat("-h,--", kHelpFlag), /*is_switch=*/true,
+        [](std::string_view) { return absl::CancelledError("help was asked for"); });
+    app.parse(InReverse(arguments));
+  } catch (const CLI::ArgumentMismatch&) {
+    // The last argument is a flag without its value. Only the library's text for people names it.
+    for (const Flag& flag : flags_) {
+      if (StrCat("--", flag.name) == arguments.back()) {
+        ended = WrongUse(
+            StrCat("--", flag.name, " needs a value: --", flag.name, " ", flag.placeholder));
       }
-      value = arguments[i];
     }
-    SHARDMESH_RETURN_IF_ERROR(WithContext(flag->set(value), StrCat("--", name)));
+  } catch (const CLI::Error& error) {
+    if (ended.ok()) ended = WrongUse(error.what());
   }
+  // An unknown argument came before the error, which ended the parsing.
+  if (const std::vector<std::string> unknown = app.remaining(); !unknown.empty()) {
+    return UnknownArgument(unknown.front());
+  }
+  SHARDMESH_RETURN_IF_ERROR(ended);
   for (const auto& check : checks_) {
     SHARDMESH_RETURN_IF_ERROR(check());
   }

@@ -88,8 +88,8 @@ class FlagSet {
 
   // Parses the arguments, without the program's own name. INVALID_ARGUMENT (BAD_FIELD) for an
   // unknown flag, with the nearest name; a missing or malformed value; an argument that is no flag;
-  // flags that exclude each other. CANCELLED if help is requested. Targets before the error have
-  // their values.
+  // flags that exclude each other. CANCELLED if help is requested. Reports the first of several
+  // errors. Targets before it have their values; those after it may have theirs.
   absl::Status Parse(absl::Span<const char* const> arguments);
 
   // Parses the arguments of main. Returns nullopt if the program continues, else its exit code,
@@ -109,7 +109,8 @@ class FlagSet {
   };
 
   void Add(Flag flag) { flags_.push_back(std::move(flag)); }
-  absl::StatusOr<const Flag*> Find(std::string_view name) const;
+  // The error for an argument that is none of the flags, with the nearest name.
+  absl::Status UnknownArgument(std::string_view argument) const;
 
   const std::string program_;
   const std::string purpose_;

@@ -90,7 +90,7 @@ CONFINED = [
     ("yaml-cpp", r"yaml-cpp/", ["rpc/config.cc", "client/cli/context_file.cc", "client/cli/output_form.cc"]),
     ("oneDNN", r"(oneapi/)?dnnl|oneapi/", ["worker/kernel/*.cc"]),
     ("hwloc", r"hwloc", ["worker/kernel/host_share.cc"]),
-    ("CLI11", r"CLI/", ["client/cli/*"]),
+    ("CLI11", r"CLI/", ["client/cli/*", "rpc/flags.cc"]),
     ("certificates and TLS of OpenSSL", r"openssl/(pem|ssl|x509)", ["rpc/tls/certificate.cc", "rpc/tls/tls_session.cc"]),
     ("libcrypto", r"openssl/", ["sharding/digest.cc", "process/random_bytes.cc", "rpc/*", "client/*"]),
     ("RE2", r"re2/", ["sharding/*", "status/python_repr.cc"]),

@@ -11,8 +11,10 @@
 #include <system_error>
 #include <utility>
 
+#include "absl/time/time.h"
 #include "process/file.h"
 #include "process/host_port.h"
+#include "process/lock_file.h"
 #include "rpc/call.h"
 #include "status/nearest_name.h"
 #include "status/reason.h"
@@ -25,6 +27,8 @@ namespace {
 constexpr char kCurrentKey[] = "current-context";
 constexpr char kContextsKey[] = "contexts";
 constexpr size_t kMaxNameBytes = 64;
+// A change takes milliseconds. A process that was stopped in the middle must not block others.
+constexpr absl::Duration kLockTimeout = absl::Seconds(10);
 
 absl::Status BadFile(const std::string& path, const YAML::Mark& mark, std::string_view why) {
   return InvalidArgument(
@@ -182,7 +186,8 @@ absl::StatusOr<ContextFile> ReadContexts(const std::string& path) {
   }
 }
 
-absl::Status WriteContexts(const std::string& path, const ContextFile& file) {
+absl::StatusOr<ContextFile> UpdateContexts(
+    const std::string& path, const std::function<absl::Status(ContextFile* file)>& change) {
   if (path.empty()) {
     return absl::FailedPreconditionError(
         "no place for the file of contexts: set SHARDMESH_CONFIG, XDG_CONFIG_HOME or HOME");
@@ -193,10 +198,20 @@ absl::Status WriteContexts(const std::string& path, const ContextFile& file) {
     std::filesystem::create_directories(folder, error);
     if (error) return FileError("make", folder.string(), error.value());
   }
+  SHARDMESH_ASSIGN_OR_RETURN(const FileLock lock,
+                             TakeLock(path + ".lock", {.timeout = kLockTimeout, .mode = 0600}));
+  if (!lock.held.valid()) {
+    return absl::FailedPreconditionError(StrCat("process ", lock.holder, " has been changing ",
+                                                path, " for ", absl::FormatDuration(kLockTimeout),
+                                                "; try again when it has ended"));
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(ContextFile file, ReadContexts(path));
+  SHARDMESH_RETURN_IF_ERROR(change(&file));
   SHARDMESH_ASSIGN_OR_RETURN(AtomicFileWriter writer, AtomicFileWriter::Create(path, 0600));
   const std::string text = ToYaml(ContextsTree(file));
   SHARDMESH_RETURN_IF_ERROR(writer.Append(text));
-  return writer.Finish();
+  SHARDMESH_RETURN_IF_ERROR(writer.Finish());
+  return file;
 }
 
 Json ContextsTree(const ContextFile& file) {

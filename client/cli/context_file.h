@@ -2,6 +2,7 @@
 #ifndef SHARDMESH_CLIENT_CLI_CONTEXT_FILE_H_
 #define SHARDMESH_CLIENT_CLI_CONTEXT_FILE_H_
 
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -41,9 +42,14 @@ std::string ContextFilePath();
 // Without a file there are no contexts. INVALID_ARGUMENT (BAD_FILE), with the line if it is known,
 // for a file that has another format; unknown keys are refused.
 absl::StatusOr<ContextFile> ReadContexts(const std::string& path);
-// Replaces the file, readable only by its owner, and creates its folder. The new file is complete,
-// or the old one stays.
-absl::Status WriteContexts(const std::string& path, const ContextFile& file);
+// Reads the file, calls `change`, and replaces the file by the result, which it returns. The file
+// is readable only by its owner; its folder is created. The new file is complete, or the old one
+// stays. An error of `change` is returned, and the file stays as it is.
+//
+// Holds the lock of the file `path`.lock, so that no change of another process is lost.
+// FAILED_PRECONDITION if another process holds it for 10 seconds.
+absl::StatusOr<ContextFile> UpdateContexts(
+    const std::string& path, const std::function<absl::Status(ContextFile* file)>& change);
 // The contents of the file.
 Json ContextsTree(const ContextFile& file);
 

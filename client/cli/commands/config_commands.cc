@@ -28,22 +28,25 @@ absl::Status RunSetContext(const Invocation& invocation, const std::string& name
   if (const absl::Status named = CheckContextName(name); !named.ok()) {
     return WrongUse(ToStd(named.message()));
   }
-  const std::string path = ContextFilePath();
-  SHARDMESH_ASSIGN_OR_RETURN(ContextFile file, ReadContexts(path));
-  Context context = file.Find(name).value_or(Context{.name = name, .address = {}});
-  if (invocation.has_address) context.address = invocation.address;
-  if (!invocation.given_tls.empty()) {
-    SHARDMESH_RETURN_IF_ERROR(rpc::CheckComplete(invocation.given_tls));
-    context.tls = {.certificate = Absolute(invocation.given_tls.certificate),
-                   .private_key = Absolute(invocation.given_tls.private_key),
-                   .authorities = Absolute(invocation.given_tls.authorities)};
-  }
-  if (context.address.empty()) {
-    return WrongUse(StrCat("a new context \"", name, "\" needs its --address"));
-  }
-  file.Set(context);
-  if (file.contexts.size() == 1) file.current = name;
-  SHARDMESH_RETURN_IF_ERROR(WriteContexts(path, file));
+  Context context;
+  SHARDMESH_ASSIGN_OR_RETURN(
+      const ContextFile file,
+      UpdateContexts(ContextFilePath(), [&](ContextFile* changed) -> absl::Status {
+        context = changed->Find(name).value_or(Context{.name = name, .address = {}});
+        if (invocation.has_address) context.address = invocation.address;
+        if (!invocation.given_tls.empty()) {
+          SHARDMESH_RETURN_IF_ERROR(rpc::CheckComplete(invocation.given_tls));
+          context.tls = {.certificate = Absolute(invocation.given_tls.certificate),
+                         .private_key = Absolute(invocation.given_tls.private_key),
+                         .authorities = Absolute(invocation.given_tls.authorities)};
+        }
+        if (context.address.empty()) {
+          return WrongUse(StrCat("a new context \"", name, "\" needs its --address"));
+        }
+        changed->Set(context);
+        if (changed->contexts.size() == 1) changed->current = name;
+        return absl::OkStatus();
+      }));
   if (invocation.json) {
     invocation.Print(ContextsTree(file));
   } else {
@@ -55,11 +58,13 @@ absl::Status RunSetContext(const Invocation& invocation, const std::string& name
 }
 
 absl::Status RunUseContext(const Invocation& invocation, const std::string& name) {
-  const std::string path = ContextFilePath();
-  SHARDMESH_ASSIGN_OR_RETURN(ContextFile file, ReadContexts(path));
-  SHARDMESH_RETURN_IF_ERROR(file.Find(name).status());
-  file.current = name;
-  SHARDMESH_RETURN_IF_ERROR(WriteContexts(path, file));
+  SHARDMESH_ASSIGN_OR_RETURN(
+      const ContextFile file,
+      UpdateContexts(ContextFilePath(), [&](ContextFile* changed) -> absl::Status {
+        SHARDMESH_RETURN_IF_ERROR(changed->Find(name).status());
+        changed->current = name;
+        return absl::OkStatus();
+      }));
   if (invocation.json) {
     invocation.Print(ContextsTree(file));
   } else {
@@ -69,11 +74,12 @@ absl::Status RunUseContext(const Invocation& invocation, const std::string& name
 }
 
 absl::Status RunDeleteContext(const Invocation& invocation, const std::string& name) {
-  const std::string path = ContextFilePath();
-  SHARDMESH_ASSIGN_OR_RETURN(ContextFile file, ReadContexts(path));
-  const bool was_current = file.current == name;
-  SHARDMESH_RETURN_IF_ERROR(file.Remove(name));
-  SHARDMESH_RETURN_IF_ERROR(WriteContexts(path, file));
+  bool was_current = false;
+  SHARDMESH_ASSIGN_OR_RETURN(const ContextFile file,
+                             UpdateContexts(ContextFilePath(), [&](ContextFile* changed) {
+                               was_current = changed->current == name;
+                               return changed->Remove(name);
+                             }));
   if (invocation.json) {
     invocation.Print(ContextsTree(file));
   } else {

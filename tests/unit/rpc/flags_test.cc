@@ -133,6 +133,46 @@ TEST_F(FlagSetTest, RefusesArgumentsThatAreNoFlags) {
   }
 }
 
+TEST_F(FlagSetTest, TakesAnyArgumentAfterAFlagForItsValue) {
+  EXPECT_THAT(Parse({"--tls-cert", "--threads", "--tls-key", "-h", "--tls-ca", "[a,b]"}), IsOk());
+  EXPECT_EQ(tls_, (TlsFiles{"--threads", "-h", "[a,b]"}));
+  EXPECT_EQ(threads_, 2);
+}
+
+TEST_F(FlagSetTest, ReportsTheFirstErrorOfTheCommandLine) {
+  const struct Case {
+    std::vector<const char*> arguments;
+    absl::StatusCode code;
+    std::string message;
+  } kCases[] = {
+      {{"--threads=0", "--treads=1"}, absl::StatusCode::kInvalidArgument, "from 1 to 64"},
+      {{"--treads=1", "--threads=0"}, absl::StatusCode::kInvalidArgument, "no flag --treads;"},
+      {{"--treads", "--help"}, absl::StatusCode::kInvalidArgument, "no flag --treads;"},
+      {{"--help", "--threads=0"}, absl::StatusCode::kCancelled, ""},
+      {{"--threads=0", "--help"}, absl::StatusCode::kInvalidArgument, "from 1 to 64"},
+      {{"a", "--threads"}, absl::StatusCode::kInvalidArgument, "\"a\" is no flag"},
+      {{"--insecure", "--threads"},
+       absl::StatusCode::kInvalidArgument,
+       "--threads needs a value: --threads N"},
+      {{"--insecure", "true"}, absl::StatusCode::kInvalidArgument, "\"true\" is no flag"},
+      {{"--threads", "--", "--threads"},
+       absl::StatusCode::kInvalidArgument,
+       "--threads: \"--\" is not a whole number from 1 to 64"},
+  };
+  for (const Case& c : kCases) {
+    const absl::Status status = Parse(c.arguments);
+    EXPECT_THAT(status, StatusIs(c.code)) << c.message;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(c.message));
+  }
+}
+
+TEST_F(FlagSetTest, ParsesAgainAfterAnError) {
+  EXPECT_THAT(Parse({"--threads=0"}), StatusIs(absl::StatusCode::kInvalidArgument));
+  EXPECT_THAT(Parse({"--threads=3", "--advertise=x:1"}), IsOk());
+  EXPECT_EQ(threads_, 3);
+  EXPECT_THAT(advertise_, ElementsAre("x:1"));
+}
+
 TEST_F(FlagSetTest, TakesTheFilesOfTlsTogetherAndWithoutPlaintext) {
   EXPECT_THAT(Parse({"--tls-cert=c", "--tls-key=k", "--tls-ca=a"}), IsOk());
   EXPECT_EQ(tls_, (TlsFiles{"c", "k", "a"}));

@@ -5,12 +5,20 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <string>
+#include <thread>
+#include <vector>
 
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "process/lock_file.h"
 #include "status/reason.h"
+#include "status/str_cat.h"
 #include "tests/testing/status_matchers.h"
 
 namespace shardmesh::client {
@@ -45,7 +53,12 @@ TEST_F(ContextFileTest, ReadsWhatItWrites) {
             .address = "[::1]:7070",
             .tls = {.certificate = "/c: d", .private_key = "/k", .authorities = "/a"}});
   file.current = "prod";
-  ASSERT_THAT(WriteContexts(path_, file), IsOk());
+  const auto write = [&](ContextFile* written) {
+    *written = file;
+    return absl::OkStatus();
+  };
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const ContextFile written, UpdateContexts(path_, write));
+  EXPECT_EQ(ContextsTree(written), ContextsTree(file));
   struct stat status = {};
   ASSERT_EQ(stat(path_.c_str(), &status), 0);
   EXPECT_EQ(status.st_mode & 0777, 0600);
@@ -61,6 +74,68 @@ TEST_F(ContextFileTest, ReadsWhatItWrites) {
   ASSERT_THAT(read.Remove("prod"), IsOk());
   EXPECT_EQ(read.current, "");
   EXPECT_EQ(read.contexts.size(), 1U);
+}
+
+// Adds the contexts NAME0 to NAME9, each in a change of its own.
+void AddTen(const std::string& path, const std::string& name) {
+  for (int i = 0; i < 10; ++i) {
+    EXPECT_THAT(UpdateContexts(path,
+                               [&](ContextFile* file) {
+                                 file->Set({.name = StrCat(name, i), .address = "127.0.0.1:7070"});
+                                 return absl::OkStatus();
+                               })
+                    .status(),
+                IsOk());
+  }
+}
+
+TEST_F(ContextFileTest, KeepsTheChangesOfWritersAtTheSameTime) {
+  std::vector<std::thread> writers;
+  for (const char* name : {"a", "b", "c", "d"}) {
+    writers.emplace_back([this, name] { AddTen(path_, name); });
+  }
+  for (std::thread& writer : writers) writer.join();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const ContextFile file, ReadContexts(path_));
+  EXPECT_EQ(file.contexts.size(), 40U);
+}
+
+TEST_F(ContextFileTest, ReadsTheFileAfterItsLockIsFree) {
+  AddTen(path_, "old");
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(FileLock lock, TakeLock(path_ + ".lock"));
+  ASSERT_TRUE(lock.held.valid());
+  std::atomic<bool> is_read = false;
+  std::thread writer([&] {
+    EXPECT_THAT(UpdateContexts(path_,
+                               [&](ContextFile* file) {
+                                 is_read = true;
+                                 file->Set({.name = "new", .address = "127.0.0.1:7070"});
+                                 return absl::OkStatus();
+                               })
+                    .status(),
+                IsOk());
+  });
+  // Another writer's change, in the middle of which the writer above begins.
+  absl::SleepFor(absl::Milliseconds(50));
+  EXPECT_FALSE(is_read);
+  std::ofstream(path_) << "contexts: {other: {address: 'x:1'}}";
+  lock.held.Close();
+  writer.join();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const ContextFile file, ReadContexts(path_));
+  EXPECT_EQ(file.contexts.size(), 2U);
+}
+
+TEST_F(ContextFileTest, LeavesTheFileAfterAnErrorOfTheChange) {
+  AddTen(path_, "old");
+  const absl::Status status = UpdateContexts(path_, [](ContextFile* file) {
+                                file->contexts.clear();
+                                return absl::NotFoundError("no such context");
+                              }).status();
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kNotFound));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const ContextFile file, ReadContexts(path_));
+  EXPECT_EQ(file.contexts.size(), 10U);
+  // The file, its lock, and no temporary file.
+  const auto entries = std::filesystem::directory_iterator(folder_ + "/new");
+  EXPECT_EQ(std::distance(begin(entries), end(entries)), 2);
 }
 
 TEST_F(ContextFileTest, RefusesBrokenFilesWithTheirLines) {
