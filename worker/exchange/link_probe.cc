@@ -15,7 +15,7 @@
 namespace shardmesh::worker {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using Steady = std::chrono::steady_clock;
 
 constexpr int64_t kMaxBytes = int64_t{4} << 20;
 constexpr int64_t kMinBytes = int64_t{64} << 10;
@@ -72,11 +72,11 @@ class Conversation {
   // Returns the time of one exchange.
   absl::StatusOr<double> Run(ProbeMemory& memory, const Trial& trial) {
     SHARDMESH_RETURN_IF_ERROR(Exchange(memory, kShortBytes));
-    const Clock::time_point begin = Clock::now();
+    const Steady::time_point begin = Steady::now();
     for (int64_t i = 0; i < trial.exchanges; ++i) {
       SHARDMESH_RETURN_IF_ERROR(Exchange(memory, trial.size_bytes));
     }
-    return std::chrono::duration<double>(Clock::now() - begin).count() /
+    return std::chrono::duration<double>(Steady::now() - begin).count() /
            static_cast<double>(trial.exchanges);
   }
 
@@ -151,9 +151,9 @@ absl::StatusOr<ProbeFigures> LeadProbe(Link& link, DeviceId peer, int64_t op, Pr
   };
   // Returns the best of several trials.
   const auto run_several = [&](const Trial& trial) -> absl::StatusOr<double> {
-    const Clock::time_point begin = Clock::now();
+    const Steady::time_point begin = Steady::now();
     SHARDMESH_ASSIGN_OR_RETURN(double best, run(trial));
-    for (int i = 1; i < kTrials && Clock::now() - begin < kTrialsTime; ++i) {
+    for (int i = 1; i < kTrials && Steady::now() - begin < kTrialsTime; ++i) {
       SHARDMESH_ASSIGN_OR_RETURN(const double seconds, run(trial));
       best = std::min(best, seconds);
     }
