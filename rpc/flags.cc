@@ -1,7 +1,7 @@
 // Parses command lines against the flags of a program.
 #include "rpc/flags.h"
 
-#include <CLI/App.hpp>
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
