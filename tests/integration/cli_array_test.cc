@@ -34,6 +34,41 @@ TEST_F(CommandLineTest, MakesTheSameCheckpointFromTheSameSeed) {
   EXPECT_TRUE(ReadFile(folder_ + "/a") == ReadFile(folder_ + "/b"));
 }
 
+// Options that other tests do not use with their commands.
+TEST_F(ClusterCommandTest, AnswersWithEachOption) {
+  const std::string x = Path("x.npy");
+  const std::string rules = WriteFile(Path("w.yaml"), "rules:\n- {pattern: w, spec: [fsdp, tp]}\n");
+  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape=8,8", StrCat("--out=", x)}).exit_code, 0);
+  const struct Case {
+    std::vector<std::string> arguments;
+    int exit_code;
+    std::string text;  // of either stream
+  } kCases[] = {
+      {{"put", x, "--as=w", StrCat("--rules=", rules), "--mesh=default"}, 0, "spec fsdp,tp"},
+      {{"put", x, "--as=h", "--axes=__EMBED__,-", "--mode=train", "--exact"}, 0, "Put h"},
+      {{"put", x, "--as=i", "--spec=sp,-", "--strict"}, 1, "AXIS_NOT_IN_MESH"},
+      {{"put", x, "--as=i", "--spec=-,-", "--mesh=nope"}, 1, "there is no mesh named \"nope\""},
+      {{"shardings", "w", "--mesh=fsdp=-1", "--devices=4"}, 0, "fsdp,tp  fsdp=2,tp=2"},
+      {{"shardings", "w", "--mesh=fsdp=0", "--exact"}, 1, "NO_MESH"},
+      {{"collective", "all-reduce", "w", "--axes=tp", "--order=fastest"}, 0, "spec fsdp,-"},
+      {{"collective", "all-reduce", "w", "--axes=tp", "--result-spec=fsdp,tp"}, 0, "spec fsdp,tp"},
+      {{"linear", "--input=w", "--weight=w", "--scale=2", "--result-spec=fsdp,-"},
+       0,
+       "spec fsdp,-"},
+      {{"catalog", "put", "rules", "option", rules}, 0, "version 1"},
+      {{"catalog", "rm", "rules", "option", "--if-version=7"}, 1, "VERSION_MISMATCH"},
+      {{"catalog", "rm", "rules", "option", "--if-version=1"}, 0, "Removed rules option"},
+      {{"health", "ready", "--wait"}, 0, "ready"},
+      {{"admin", "quarantine", "list", "--worker=worker-1"}, 0, "Nothing is in quarantine"},
+  };
+  for (const Case& c : kCases) {
+    const CommandResult result = cluster_->Run(c.arguments);
+    const std::string words = StrJoin(c.arguments, " ");
+    EXPECT_EQ(result.exit_code, c.exit_code) << words << "\n" << result.err;
+    EXPECT_THAT(result.out + result.err, HasSubstr(c.text)) << words;
+  }
+}
+
 TEST_F(ClusterCommandTest, LoadsGetsAndComputes) {
   CommandResult result = cluster_->Run({"load", checkpoint_, "--rules", kRules, "--mesh", "tp=2"});
   EXPECT_EQ(result.exit_code, 2);

@@ -256,6 +256,124 @@ TEST_F(LocalCommandTest, PrintsNamesOrTablesWithoutHeaders) {
             std::count(rows.out.begin(), rows.out.end(), '\n') + 1);
 }
 
+// Options that other tests do not use with their commands. EXACT accepts meshes of no device, which
+// are a usage error otherwise.
+TEST_F(LocalCommandTest, AnswersWithEachOption) {
+  struct Case {
+    std::vector<std::string> arguments;
+    int exit_code;
+    std::string text;  // of either stream
+  };
+  const std::string tree = Tree();
+  const std::string axes = WriteText(
+      folder_ + "/axes.jsonl",
+      R"({"name": "h", "shape": [6, 8], "dtype": "F32", "axes": ["__BATCH__", "__EMBED__"]})"
+      "\n");
+  const std::string profile = WriteText(folder_ + "/profile.yaml", "batch_axis: data\n");
+  const std::string logical =
+      WriteText(folder_ + "/logical.yaml", "rules:\n- {name: batch, axes: data}\n");
+  const std::string longer =
+      WriteText(folder_ + "/long.yaml", "rules:\n- {pattern: dense, spec: [fsdp, tp]}\n");
+  const std::string bad =
+      WriteText(folder_ + "/bad.yaml", "rules:\n- {pattern: (dense, spec: [fsdp, tp]}\n");
+  const std::string out = folder_ + "/out.safetensors";
+  const Case kCases[] = {
+      {{"axes", "__BATCH__", "--mode", "train"}, 0, "('fsdp', 'dp')"},
+      {{"axes", "__BATCH__", "--exact"}, 0, "('fsdp', 'dp')"},
+      {{"compare", "fsdp", "fsdp,-", "--rank=2", "--mesh=fsdp=-1", "--devices=8"},
+       0,
+       "place every tensor alike"},
+      {{"compare", "-", "-,-", "--rank=2", "--mesh=fsdp=0", "--exact"}, 1, "NO_MESH"},
+      {{"constrain", "--axes=__BATCH__,__EMBED__", "--mode=train", "--shape=4,4",
+        "--mesh=fsdp=-1,tp=2", "--devices=4"},
+       0,
+       "the mesh fsdp=2,tp=2 has no axis 'dp'"},
+      {{"constrain", "--axes=__BATCH__", "--mode=train", StrCat("--profile=", profile), "--shape=4",
+        "--mesh=data=2"},
+       0,
+       "constraint data"},
+      {{"constrain", "--preset=AttnQSharding", "--shape=8,128,16,64", "--mesh=fsdp=2,tp=2"},
+       0,
+       "constraint -,-,tp,-"},
+      {{"constrain", "--spec=fsdp", "--shape=5", "--strict", "--mesh=fsdp=2"}, 1, "NOT_DIVISIBLE"},
+      {{"constrain", "--spec=fsdp", "--shape=4", "--mesh=fsdp=0", "--exact"}, 0, "constraint"},
+      {{"explain", "a", "--axes=__BATCH__", "--mode=train", "--shape=4", "--mesh=fsdp=-1",
+        "--devices=4"},
+       0,
+       "the mesh fsdp=4 has no axis 'dp'"},
+      {{"explain", "a", "--axes=__BATCH__", "--mode=train", "--shape=4", "--mesh=fsdp=0",
+        "--exact"},
+       1,
+       "NO_MESH"},
+      {{"hash", "x", "--algorithm=SHA-256", "--exact"}, 1, "is a name of OpenSSL's"},
+      {{"layer", "check", "--mesh=tp=2", "--method=all_gather", "--axis-name=y"},
+       1,
+       "axis_name 'y' is no axis of the mesh tp=2"},
+      {{"layer", "describe", "--in=4", "--out=8", "--dtype=BF16"}, 0, "BF16 4x8"},
+      {{"layer", "describe", "--in=4", "--out=8", "--exact"}, 0, "4x8"},
+      {{"layer", "output", "matmul", "--lhs=dp,tp", "--rank=3", "--rhs=tp,-"}, 0, "dp"},
+      {{"layer", "promote", "BF16", "I32", "--dtype=F16"}, 0, "F16"},
+      {{"logical", "resolve", "--names=batch", StrCat("--rules=", logical), "--mesh=data=-1",
+        "--devices=4"},
+       0,
+       "data"},
+      {{"logical", "resolve", "--names=batch", StrCat("--rules=", logical), "--mesh=data=0",
+        "--exact"},
+       0,
+       "data"},
+      {{"make-checkpoint", StrCat("--out=", out), "--size=40MiB", "--dtype=BF16"}, 0, "Wrote"},
+      {{"match", tree, StrCat("--rules=", longer), "--strict"}, 1, "RANK_TRUNCATED"},
+      {{"match", tree, StrCat("--rules=", bad), "--exact"},
+       1,
+       "tensor 'encoder.layer.0.output.dense.weight': rule 0: bad pattern"},
+      {{"mesh", "query", "size", "--axes=fsdp", "--mesh=fsdp=-1,tp=2", "--devices=8"}, 0, "4"},
+      {{"mesh", "query", "size", "--axes=fsdp", "--mesh=fsdp=0", "--exact"}, 0, "0"},
+      {{"plan", axes, "--mode=train", StrCat("--profile=", profile), "--mesh=data=2,tp=2"},
+       0,
+       "data,tp"},
+      {{"plan", axes, "--mode=train", "--strict", "--mesh=fsdp=4,tp=2"},
+       1,
+       "tensor 'h': dimension 0"},
+      {{"resolve", "--axes=__BATCH__", "--mesh=fsdp=-1", "--devices=8", "--shape=8"},
+       0,
+       "the mesh fsdp=8 has no axis 'dp'"},
+      {{"resolve", "--axes=__BATCH__", "--mesh=fsdp=2", "--exact"},
+       1,
+       "axes and mode are not both given"},
+      {{"resolve", "--preset=AttnQSharding", "--shape=8,128,16,64", "--mesh=fsdp=2,tp=2"},
+       0,
+       "effective  -,-,tp,-"},
+      {{"rules", "diff", kRules, kRules, StrCat("--tree=", tree), "--mesh=fsdp=-1,tp=2",
+        "--devices=4", "--max-bytes=1KiB"},
+       1,
+       "the budget allows 1024"},
+      {{"rules", "diff", kRules, kRules, StrCat("--tree=", axes), "--mode=train",
+        StrCat("--profile=", profile), "--mesh=data=2,tp=2"},
+       0,
+       "0 of 1 tensor differ"},
+      {{"rules", "diff", bad, bad, StrCat("--tree=", tree), "--exact", "--mesh=fsdp=2"},
+       1,
+       "layout A: tensor"},
+      {{"rules", "lint", bad, StrCat("--tree=", tree), "--exact", "--mesh=fsdp=2"},
+       1,
+       "BAD_PATTERN"},
+      {{"rules", "lint", kRules, StrCat("--tree=", axes), StrCat("--profile=", profile),
+        "--mesh=data=2,tp=2"},
+       1,
+       "DEAD"},
+      {{"tiles", "--spec=fsdp", "--shape=8", "--mesh=fsdp=-1", "--devices=4"},
+       0,
+       "distinct tiles  4"},
+      {{"tiles", "--spec=fsdp", "--shape=8", "--mesh=fsdp=0", "--exact"}, 1, "NO_MESH"},
+  };
+  for (const Case& c : kCases) {
+    const CommandResult result = Run(c.arguments);
+    const std::string words = StrJoin(c.arguments, " ");
+    EXPECT_EQ(result.exit_code, c.exit_code) << words << "\n" << result.err;
+    EXPECT_THAT(result.out + result.err, HasSubstr(c.text)) << words;
+  }
+}
+
 TEST_F(LocalCommandTest, ContextsNameClusters) {
   const std::string dead = DeadAddress();
   const std::string config = folder_ + "/shardmesh/config.yaml";
