@@ -39,7 +39,6 @@ class CatalogWatches::Stream final : public WatchStream<v1::WatchResponse, Event
         definition_store_(definition_store) {}
 
   void Start(WatchCount* count, const v1::WatchRequest& request) {
-    if (!Admit(count)) return;
     const Revision settled = definition_store_->settled_revision();
     const Revision now = std::max(settled, definition_store_->shared_state()->revision());
     const Revision from = request.has_start_revision() ? request.start_revision() : now + 1;
@@ -55,6 +54,8 @@ class CatalogWatches::Stream final : public WatchStream<v1::WatchResponse, Event
       }
       kinds.push_back(*decoded);
     }
+    // A request that is refused takes no watch's place.
+    if (!Admit(count)) return;
     auto confirmation = std::make_shared<v1::WatchResponse>();
     confirmation->set_revision(now);
     Send(std::move(confirmation));

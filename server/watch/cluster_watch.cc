@@ -95,9 +95,10 @@ class ClusterWatches::Stream final
         describe_(describe) {}
 
   void Start(WatchCount* count, const v1::WatchClusterRequest& request) {
-    if (!Admit(count)) return;
+    // A request that is refused takes no watch's place.
     const auto wanted = DecodeSubjects(request);
     if (!wanted.ok()) return Close(wanted.status());
+    if (!Admit(count)) return;
     // The confirmation precedes all changes. It is sent once the watch sees every later change.
     feed()->Add(nullptr, 0);
     auto watch = changes_->Begin(

@@ -218,8 +218,8 @@ TEST_F(ClusterCommandTest, PutsATensorAndGetsASliceOfIt) {
 
 TEST_F(ClusterCommandTest, ListsArraysWithoutANameByTheirIds) {
   const std::string bytes(4, 'x');
-  const client::PutTensor unnamed{.view = *TensorView::Create(Dtype::kU8, {4}, bytes),
-                                  .spec = PartitionSpec()};
+  const client::PutTensor unnamed{
+      .name = "", .view = *TensorView::Create(Dtype::kU8, {4}, bytes), .spec = PartitionSpec()};
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::PutResult put,
                                  cluster_->client().arrays().PutTensors({unnamed}));
   EXPECT_EQ(cluster_->Run({"ls", "--unnamed", "-o", "name"}).out,

@@ -145,7 +145,8 @@ TEST_F(NetworkTest, ARankThatIsCutOffFromTheOthersIsNamed) {
   EXPECT_THAT(std::string(result.status().message()),
               AllOf(HasSubstr("worker-2"), HasSubstr("step"), HasSubstr("all-reduce")));
   const client::ClusterFinding failed = AwaitBlame("worker-2", Kind::kFailed);
-  ExpectNamedByTheOthers("worker-2", failed.step, begun + kSilenceLimit + kNamedWithin);
+  ASSERT_TRUE(failed.step.has_value());
+  ExpectNamedByTheOthers("worker-2", *failed.step, begun + kSilenceLimit + kNamedWithin);
   const client::ClusterFinding finding = AwaitBlame("worker-2", Kind::kWorker);
   EXPECT_THAT(finding.summary, HasSubstr("do not reach each other"));
   ExpectDoctorNames("worker-2");

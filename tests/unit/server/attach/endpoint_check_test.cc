@@ -78,7 +78,7 @@ TEST_F(EndpointCheckTest, RefusesAnotherIncarnationNameOrNonce) {
   Answer(2, EndpointAnswer{.identity = "a", .incarnation = 4, .nonce = "other"});
   ASSERT_TRUE(verified_.has_value());
   EXPECT_THAT(*verified_, IsEmpty());
-  EXPECT_THAT(failures_, AllOf(HasSubstr("x: \"b\\n\" answers there"), HasSubstr("; y: "),
+  EXPECT_THAT(failures_, AllOf(HasSubstr("x: worker \"b\\n\" answers there"), HasSubstr("; y: "),
                                HasSubstr("; z: ")));
 }
 

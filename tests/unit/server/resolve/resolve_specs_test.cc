@@ -60,14 +60,18 @@ TEST_F(PresetTest, QuestionsOfABatchShareMeshAndProfileUnlessTheyNameTheirOwn) {
       ->mutable_profile()
       ->mutable_value()
       ->mutable_decode_batch_axis()
-      ->set_name("tp");
+      ->set_name("dp");
   batch.mutable_requests(2)->mutable_mesh()->set_name("none");
   batch.mutable_requests(3)->set_compatibility(v1::COMPATIBILITY_EXACT);
   v1::BatchResolveSpecsResponse answers;
   ASSERT_THAT(Ask(&v1::ResolveService::Stub::BatchResolveSpecs, batch, &answers), IsOk());
   ASSERT_EQ(answers.results_size(), 4);
+  for (const int i : {0, 1, 3}) {
+    ASSERT_EQ(answers.results(i).response().requested().dimensions_size(), 3)
+        << answers.results(i).ShortDebugString();
+  }
   EXPECT_EQ(answers.results(0).response().requested().dimensions(0).name(), "ep");
-  EXPECT_EQ(answers.results(1).response().requested().dimensions(0).name(), "tp");
+  EXPECT_EQ(answers.results(1).response().requested().dimensions(0).name(), "dp");
   EXPECT_TRUE(answers.results(2).has_error()) << answers.results(2).ShortDebugString();
   EXPECT_EQ(answers.results(3).response().requested().dimensions(0).name(), "ep");
 }
