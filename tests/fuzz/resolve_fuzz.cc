@@ -80,6 +80,8 @@ void CheckTree(const std::string& bytes) {
 void Check(std::string_view input) {
   using Call = void (*)(const std::string&);
 #define SHARDMESH_CALL(Method) CheckCall<v1::Method##Request, v1::Method##Response>
+#define SHARDMESH_COMPAT_CALL(Method) \
+  CheckCall<compat::v1::Method##Request, compat::v1::Method##Response>
   static constexpr std::array kCalls = {
       Call{CheckTree},
       Call{CheckReshard},
@@ -92,20 +94,21 @@ void Check(std::string_view input) {
       Call{SHARDMESH_CALL(ExplainTensor)},
       Call{SHARDMESH_CALL(DescribeTiling)},
       Call{SHARDMESH_CALL(DescribeProfile)},
-      Call{SHARDMESH_CALL(ComputeHash)},
+      Call{SHARDMESH_COMPAT_CALL(ComputeHash)},
       Call{SHARDMESH_CALL(DescribeMesh)},
-      Call{SHARDMESH_CALL(QueryMesh)},
-      Call{SHARDMESH_CALL(ListSpecAxes)},
-      Call{SHARDMESH_CALL(ParsePatternRules)},
+      Call{SHARDMESH_COMPAT_CALL(QueryMesh)},
+      Call{SHARDMESH_COMPAT_CALL(ListSpecAxes)},
+      Call{SHARDMESH_COMPAT_CALL(ParsePatternRules)},
       Call{SHARDMESH_CALL(CheckPattern)},
       Call{SHARDMESH_CALL(RewriteRules)},
       Call{SHARDMESH_CALL(ComposeLogicalRules)},
       Call{SHARDMESH_CALL(ResolveLogicalAxes)},
-      Call{SHARDMESH_CALL(ResolveOutputSpec)},
-      Call{SHARDMESH_CALL(CheckTensorParallel)},
-      Call{SHARDMESH_CALL(DescribeLinearLayer)},
-      Call{SHARDMESH_CALL(PromoteDtypes)},
+      Call{SHARDMESH_COMPAT_CALL(ResolveOutputSpec)},
+      Call{SHARDMESH_COMPAT_CALL(CheckTensorParallel)},
+      Call{SHARDMESH_COMPAT_CALL(DescribeLinearLayer)},
+      Call{SHARDMESH_COMPAT_CALL(PromoteDtypes)},
   };
+#undef SHARDMESH_COMPAT_CALL
 #undef SHARDMESH_CALL
   if (!input.empty()) {
     const auto call = static_cast<unsigned char>(input[0]) % kCalls.size();
