@@ -21,9 +21,9 @@ class ClientCore;
 // The arrays of a cluster. Each call that moves elements has the client's transfer timeout; every
 // other call has its timeout.
 //
-// Example:
-//   auto tensor = client->arrays().Gather(ArraySelector::ByName("w"));
-//
+// Example, with a `view` of TensorView::Create and a Cancellation `c` that another thread may use:
+//   auto put = client->arrays().PutTensors({{.name = "w", .view = view, .spec = spec}});
+//   auto w = client->arrays().Gather(ArraySelector::ByName("w"), nullptr, {.cancellation = &c});
 // Errors, retries and time limits are those of MeshClient, which owns this object. Thread-safe.
 class ArrayClient {
  public:
@@ -37,8 +37,8 @@ class ArrayClient {
   absl::StatusOr<PutResult> PutTensors(absl::Span<const PutTensor> tensors,
                                        const PutOptions& put_options = {},
                                        const CallOptions& options = {});
-  // Puts every tensor of a checkpoint under its name in the file. The path is one of
-  // Checkpoint::Open, whose errors come first.
+  // Puts every tensor of a checkpoint under its name in the file. `path`: a .safetensors file, an
+  // index or a folder (see Checkpoint::Open, whose errors come first).
   absl::StatusOr<PutResult> LoadCheckpoint(const Checkpoint& checkpoint,
                                            const PutOptions& put_options = {},
                                            const CallOptions& options = {});

@@ -52,9 +52,9 @@ struct MeshClientOptions {
 // do. A coordinator that cannot be reached is UNAVAILABLE, with its address, within the time of
 // MeshClientOptions::await_coordinator.
 //
-// Example:
+// Example; `.rules` is the name of rules in the catalog, or a RuleSetDefinition:
 //   auto client = MeshClient::Connect("127.0.0.1:7070");
-//   auto loaded = (*client)->arrays().LoadCheckpoint("model.safetensors", {.rules = rules});
+//   auto loaded = (*client)->arrays().LoadCheckpoint("model.safetensors", {.rules = "bert"});
 //   auto tensor = (*client)->arrays().Gather(ArraySelector::ByName("pooler.dense.weight"));
 //
 // Thread-safe. The destructor closes the session, which takes at most a second if the coordinator

@@ -26,6 +26,20 @@ HEAD = """# The API, call by call
 All calls and messages of the public packages, with the comments of their protos.
 `tests/api_page_test.py --write` makes this page; a test fails where it is older than the protos.
 Reasons of errors: [errors.md](errors.md). Words: [glossary.md](glossary.md).
+
+The full name of a method is `PACKAGE.SERVICE/METHOD`, such as
+`shardmesh.v1.ResolveService/BatchResolveSpecs`. Coordinator and workers have gRPC's reflection,
+hence a call needs no protos:
+
+```
+grpcurl -plaintext -d '{"requests": [{"axes": [{"name": "__BATCH__"}, {"name": "__HEAD__"}]}]}' \\
+    127.0.0.1:7070 shardmesh.v1.ResolveService/BatchResolveSpecs
+```
+
+With TLS, `-cacert`, `-cert` and `-key` take the place of `-plaintext`.
+
+## Services
+
 """
 
 
@@ -102,14 +116,31 @@ def escape(line):
     return re.sub(r"<(?=[A-Za-z/])", "&lt;", line)
 
 
-def item(node, depth):
-    """A field or value as an item of a list; the fields of a oneof are below it."""
+def bullet(text, depth):
     indent = "  " * depth
-    label = f"one of `{node.name}`" if node.kind == "oneof" else f"`{node.text}`"
-    text = escape(" ".join(line.strip() for line in node.comment if line.strip()))
-    lines = textwrap.wrap(
-        f"{label}: {text}", COLUMNS, initial_indent=f"{indent}* ", subsequent_indent=f"{indent}  ",
+    return textwrap.wrap(
+        text, COLUMNS, initial_indent=f"{indent}* ", subsequent_indent=f"{indent}  ",
         break_long_words=False, break_on_hyphens=False)
+
+
+def item(node, depth):
+    """A field or value as an item of a list; the items of its comment and the fields of a oneof are below it."""
+    label = f"one of `{node.name}`" if node.kind == "oneof" else f"`{node.text}`"
+    texts, after = [f"{label}:"], []
+    for line in node.comment:
+        if line.startswith("* "):
+            texts.append(line[2:].strip())
+        elif line.strip() and len(texts) > 1 and not line.startswith(" "):
+            after.append(line.strip())
+        elif line.strip():
+            texts[-1] += " " + line.strip()
+    lines = bullet(escape(texts[0]), depth)
+    for text in texts[1:]:
+        lines += bullet(escape(text), depth + 1)
+    if after:
+        indent = "  " * (depth + 1)
+        lines += ["", *textwrap.wrap(escape(" ".join(after)), COLUMNS, initial_indent=indent, subsequent_indent=indent,
+                                     break_long_words=False, break_on_hyphens=False)]
     for child in node.children:
         lines += item(child, depth + 1)
     return lines
@@ -130,18 +161,40 @@ def block(node, prefix):
     return lines
 
 
+def anchor(heading):
+    """The address that GitHub gives a heading."""
+    return "#" + re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def types_of(method, messages):
+    """Links to the messages of a method; one that two packages have, or none, stays without."""
+    _, request, response = re.fullmatch(METHOD, f"rpc {method.text};").groups()[:3]
+    links = []
+    for name in (request.removeprefix("stream "), response.removeprefix("stream ")):
+        if messages.count(name) == 1:
+            links.append(f"[`{name}`]({anchor('message ' + name)})")
+    return [", ".join(links), ""] if links else []
+
+
 def page_of(protos):
     """The page of the protos: texts by path below proto/."""
     lines = HEAD.splitlines()
+    roots = {path: parse(text) for path, text in protos.items()}
+    messages = [node.name for root in roots.values() for node in root.children if node.kind == "message"]
+    for path, root in roots.items():
+        package = path.rpartition("/")[0].replace("/", ".")
+        for node in root.children:
+            if node.kind == "service":
+                link = f"[`{package}.{node.name}`]({anchor('service ' + node.name)})"
+                lines += bullet(f"{link}: {escape(' '.join(node.comment).partition('. ')[0])}.".replace("..", "."), 0)
     lines.append("")
-    for path, text in protos.items():
-        root = parse(text)
+    for path, root in roots.items():
         lines += [f"## `{path}`", ""] + prose(root.comment)
         for node in root.children:
             if node.kind == "service":
                 lines += [f"### service `{node.name}`", ""] + prose(node.comment)
                 for method in node.children:
-                    lines += [f"#### `{method.text}`", ""] + prose(method.comment)
+                    lines += [f"#### `{method.text}`", ""] + prose(method.comment) + types_of(method, messages)
         for node in root.children:
             if node.kind in ("message", "enum"):
                 lines += block(node, "")
@@ -176,7 +229,11 @@ service S {
 
 // A question.
 message AskRequest {
-  // A name, at most <limit>.
+  // A name, at most <limit>, of:
+  // * a tree
+  //   of names.
+  // * a mesh.
+  // It is unique.
   repeated string name = 1;
   // Exactly one.
   oneof kind {
@@ -191,7 +248,8 @@ message AskResponse {}
 """
     page = page_of({"shardmesh/v1/s.proto": proto})
     for wanted in ["## `shardmesh/v1/s.proto`", "A file.", "#### `Ask(stream AskRequest) returns (AskResponse)`",
-                   "* NOT_FOUND: no such x.", "* `repeated string name = 1`: A name, at most &lt;limit>.",
+                   "* NOT_FOUND: no such x.", "* `repeated string name = 1`: A name, at most &lt;limit>, of:\n  * a tree of names.\n  * a mesh.\n\n  It is unique.\n",
+                   "* [`shardmesh.v1.S`](#service-s): A service.", "[`AskRequest`](#message-askrequest), [`AskResponse`](#message-askresponse)",
                    "* one of `kind`: Exactly one.", "  * `int64 number = 2`: A number.", "### message `AskResponse`"]:
         assert wanted in page, (wanted, page)
     assert page_of({"shardmesh/v1/s.proto": proto.replace("A number", "Another")}) != page

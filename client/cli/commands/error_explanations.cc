@@ -82,8 +82,9 @@ absl::StatusOr<ErrorExplanation> ExplainError(std::string_view reason) {
   const std::string message =
       IsStatusCode(reason)
           ? StrCat("\"", reason,
-                   "\" is a status code: an error that shows it has no reason, because the "
-                   "connection failed or because its server is newer; go by the message")
+                   "\" is a status code. An error that shows it has no reason: it is a verdict of "
+                   "the command, such as `plan --search` or `doctor`, or the connection failed, or "
+                   "the server is newer; read the message")
           : StrCat("no reason of an error is named \"", reason, "\"", DidYouMean(reason, known));
   return WithReason(absl::NotFoundError(ToAbsl(message)), Reason::kNotFound,
                     {{fact::kKind, "reason"},
