@@ -208,6 +208,11 @@ TEST_F(ClusterCommandTest, RewritesRulesThatExcludeNames) {
   EXPECT_EQ(cluster_->Run({"match", checkpoint_, "--rules", from_text}).exit_code, 0);
   result = cluster_->Run({"rules", "from-text", "word|bias->tp.fsdp", "--tensor", "a.bias"});
   EXPECT_EQ(result.out, "tp,fsdp\n");
+  EXPECT_THAT(result.err, IsEmpty());
+  result = cluster_->Run({"rules", "from-text", "attention>fsdp.tp,norm->,"});
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_THAT(result.out, HasSubstr("norm"));
+  EXPECT_EQ(result.err, "Passed over \"attention>fsdp.tp\": it has no `->`\n");
   result = cluster_->Run({"rules", "test", "ker(nel|n)$", "a.kernel", "a.bias"});
   EXPECT_THAT(result.out, AllOf(HasSubstr("a.kernel  yes"), HasSubstr("a.bias    no")));
 }
