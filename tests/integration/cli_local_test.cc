@@ -167,6 +167,15 @@ TEST_F(LocalCommandTest, FailsAStrictLintThatCheckedNoMesh) {
   EXPECT_THAT(result.err, HasSubstr("no mesh was checked"));
 }
 
+TEST_F(LocalCommandTest, NamesTheOptionThatTellsHowManyDevicesThereAre) {
+  for (const std::vector<std::string>& arguments : std::vector<std::vector<std::string>>{
+           {"mesh", "show", "dp=-1,tp=8"}, {"resolve", "--spec=tp", "--shape=8", "--mesh=dp=-1"}}) {
+    const CommandResult result = Run(arguments);
+    EXPECT_NE(result.exit_code, 0);
+    EXPECT_THAT(result.err, HasSubstr("give every size, or --devices N"));
+  }
+}
+
 TEST_F(LocalCommandTest, SaysThatNoDefinitionIsStored) {
   const std::string tree = Tree();
   const std::vector<std::string> kCases[] = {
