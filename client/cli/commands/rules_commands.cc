@@ -228,8 +228,9 @@ absl::Status RunLint(const Invocation& invocation, const LintFlags& flags) {
     std::cout << FormatCount(answer.tensors, "tensor")
               << (answer.trees.size() > 1 ? StrCat(" of ", answer.trees.size(), " trees") : "")
               << " on " << (answer.meshes == 1 ? "1 mesh" : StrCat(answer.meshes, " meshes"))
-              << ": " << FormatCount(all, "finding") << ", " << corrections
-              << " of them corrections";
+              << ": " << FormatCount(all - corrections, "finding") << ", "
+              << FormatCount(corrections, "correction")
+              << (flags.strict || corrections == 0 ? "" : " (not counted without --strict)");
     if (static_cast<int64_t>(answer.findings.size()) < all) {
       std::cout << "; " << all - static_cast<int64_t>(answer.findings.size()) << " not listed";
     }
