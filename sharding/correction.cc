@@ -9,16 +9,13 @@
 #include "absl/algorithm/container.h"
 #include "absl/container/inlined_vector.h"
 #include "sharding/shape.h"
+#include "sharding/usual_axes.h"
 #include "status/python_repr.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
 
 namespace shardmesh {
 namespace {
-
-// The mesh axes of a profile that names none. A mesh often lacks some of them, so a missing one is
-// not reported as a misspelt name.
-constexpr std::string_view kUsualAxes[] = {"dp", "fsdp", "tp", "sp", "ep"};
 
 constexpr int64_t kSaturated = std::numeric_limits<int64_t>::max();
 

@@ -505,6 +505,12 @@ absl::Status CommandLine::ParseErrorStatus(const CLI::ParseError& error) {
     message = StrCat(message.substr(0, value), "\"", message.substr(begin, range - begin),
                      "\" is no number from ", message.substr(range + kRange.size()));
   }
+  // `--html: 1 required TEXT missing`
+  constexpr std::string_view kRequired = ": 1 required ";
+  if (const size_t place = message.find(kRequired);
+      place != std::string::npos && message.ends_with(" missing")) {
+    message = StrCat(message.substr(0, place), " needs a value");
+  }
   return WrongUse(message);
 }
 

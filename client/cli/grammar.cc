@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <limits>
 #include <optional>
 #include <string>
@@ -177,6 +178,17 @@ absl::StatusOr<ArraySlice> ParseSlice(std::string_view text) {
     }
   }
   return slice;
+}
+
+absl::StatusOr<std::string> ParseNpyPath(std::string_view text, std::string_view command,
+                                         bool or_output) {
+  std::filesystem::path path(text);
+  if (!path.has_extension() || path.extension() == ".npy") {
+    return std::string(text);
+  }
+  return WrongUse(StrCat(command, " writes .npy files; name it ",
+                         path.replace_extension(".npy").string(),
+                         or_output ? ", or - for standard output" : ""));
 }
 
 absl::StatusOr<Tile> ParseTile(std::string_view text) {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -33,6 +34,11 @@ absl::StatusOr<Shape> ParseShape(std::string_view text);
 // A slice of an array: like ParseTile, but a missing end is that of the dimension: `0:16,:`. Only
 // errors of syntax.
 absl::StatusOr<ArraySlice> ParseSlice(std::string_view text);
+
+// The path of a .npy file that `command` writes, or another path without an extension, such as
+// /dev/null. With `or_output`, - means standard output.
+absl::StatusOr<std::string> ParseNpyPath(std::string_view text, std::string_view command,
+                                         bool or_output = false);
 
 // A range of each dimension, half-open: `0:16,0:384`; nothing for a scalar.
 absl::StatusOr<Tile> ParseTile(std::string_view text);

@@ -5,6 +5,7 @@
 #include <utility>
 #include <variant>
 
+#include "absl/strings/cord.h"
 #include "client/cli/command_line.h"
 #include "client/cli/grammar.h"
 #include "sharding/presets.h"
@@ -24,7 +25,22 @@ absl::StatusOr<MeshSelector> SelectMesh(const MeshOption& option, Compatibility 
     return WrongUse(
         "--devices goes with a --mesh that is written out, such as --mesh dp=-1,tp=8, or a file");
   }
-  return SelectMesh(option.text, option.devices, compatibility);
+  absl::StatusOr<MeshSelector> mesh = SelectMesh(option.text, option.devices, compatibility);
+  if (!mesh.ok()) {
+    return NameDevicesOption(mesh.status());
+  }
+  return mesh;
+}
+
+absl::Status NameDevicesOption(const absl::Status& status) {
+  if (!ToStd(status.message()).ends_with("is not known here; give every size")) {
+    return status;
+  }
+  absl::Status named(status.code(), ToAbsl(StrCat(ToStd(status.message()), ", or --devices N")));
+  status.ForEachPayload([&named](absl::string_view type, const absl::Cord& payload) {
+    named.SetPayload(type, payload);
+  });
+  return named;
 }
 
 absl::StatusOr<Mesh> FetchMesh(MeshClient* client, const MeshSelector& selector) {

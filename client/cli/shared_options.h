@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "client/mesh_client.h"
@@ -35,6 +36,9 @@ void AddMeshOptions(CLI::App* app, MeshOption* option, std::string_view help = k
 // Like SelectMesh of grammar.h. --devices without an inline mesh is wrong use.
 absl::StatusOr<MeshSelector> SelectMesh(const MeshOption& option,
                                         Compatibility compatibility = Compatibility::kDefault);
+// `status` of a question about a mesh. Where a size of -1 needs the number of devices, names the
+// option that gives it.
+absl::Status NameDevicesOption(const absl::Status& status);
 
 // The mesh itself. Errors of GetEntry.
 absl::StatusOr<Mesh> FetchMesh(MeshClient* client, const MeshSelector& selector);

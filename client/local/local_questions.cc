@@ -1,6 +1,7 @@
 // Connects the remote client to a server in this process.
 #include "client/local/local_questions.h"
 
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -31,10 +32,20 @@ LocalQuestions::~LocalQuestions() = default;
 
 absl::Status ExplainMissingDefinition(const absl::Status& status) {
   if (!absl::IsNotFound(status) || ReasonOf(status) != Reason::kNotFound) return status;
+  constexpr std::string_view kRuleSet = "there is no rule_set named";
+  std::string text(ToStd(status.message()));
+  // The options of the command line speak of rules, the store of a rule_set.
+  if (const size_t place = text.find(kRuleSet); place != std::string::npos) {
+    text.replace(place, kRuleSet.size(), "there are no rules named");
+  }
+  const auto is_about = [&text](std::string_view kind) {
+    return text.find(StrCat("there is no ", kind, " named")) != std::string::npos;
+  };
+  const std::string_view advice = is_about("mesh")   ? "give --mesh fsdp=2,tp=2, a YAML file, or "
+                                  : is_about("tree") ? "give --tree FILE, or "
+                                                     : "give a YAML file, or ";
   absl::Status explained = absl::NotFoundError(
-      StrCat(ToStd(status.message()),
-             "; there is no cluster, so no stored definition: give a file, write the value out, or "
-             "give --address"));
+      StrCat(text, "; there is no cluster, so no stored definition: ", advice, "--address"));
   status.ForEachPayload([&explained](absl::string_view type, const absl::Cord& payload) {
     explained.SetPayload(type, payload);
   });

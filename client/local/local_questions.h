@@ -45,8 +45,8 @@ class LocalQuestions {
 };
 
 // `status` of a call of LocalQuestions::client(). If a definition does not exist, adds that there
-// is no cluster, so no stored definition, and names the alternative. Code, reason and details do
-// not change.
+// is no cluster, so no stored definition, and names what to give for its kind. Code, reason and
+// details do not change.
 absl::Status ExplainMissingDefinition(const absl::Status& status);
 
 }  // namespace shardmesh::client

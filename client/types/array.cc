@@ -2,6 +2,9 @@
 #include "client/types/array.h"
 
 #include <limits>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "status/fact_keys.h"
 #include "status/reason.h"
@@ -9,6 +12,21 @@
 #include "status/str_cat.h"
 
 namespace shardmesh::client {
+
+namespace {
+
+// The slice in the command line's notation, cut or filled up to a range for each dimension.
+std::string FilledUp(const ArraySlice& slice, const Shape& shape) {
+  std::vector<std::string> ranges;
+  for (size_t dim = 0; dim < shape.size(); ++dim) {
+    const SliceRange range = dim < slice.size() ? slice[dim] : SliceRange();
+    ranges.push_back(StrCat(range.start > 0 || range.stop.has_value() ? StrCat(range.start) : "",
+                            ":", range.stop.has_value() ? StrCat(*range.stop) : ""));
+  }
+  return ranges.empty() ? "no slice" : StrJoin(ranges, ",");
+}
+
+}  // namespace
 
 absl::StatusOr<Tile> TileOf(const ArraySlice& slice, const ArrayDescriptor& array) {
   const Tile whole = Tile::Whole(array.shape);
@@ -23,13 +41,20 @@ absl::StatusOr<Tile> TileOf(const ArraySlice& slice, const ArrayDescriptor& arra
   if (fits) {
     return tile;
   }
-  return InvalidArgument(
-      Reason::kBadTile,
+  std::string text =
       StrCat("the slice ", tile.ToString(), " is empty or not within ", whole.ToString(),
-             ", the indexes of the array; give a range of at least one index for each dimension"),
-      {{fact::kArray, array.array_id},
-       {fact::kHave, tile.ToString()},
-       {fact::kNeed, whole.ToString()}});
+             ", the indexes of the array; give a range of at least one index for each dimension");
+  if (slice.size() != array.shape.size()) {
+    const auto count = [](size_t n, std::string_view noun) {
+      return StrCat(n, " ", noun, n == 1 ? "" : "s");
+    };
+    text = StrCat("the slice has ", count(slice.size(), "range"), ", the array ",
+                  count(array.shape.size(), "dimension"), "; write ", FilledUp(slice, array.shape));
+  }
+  return InvalidArgument(Reason::kBadTile, text,
+                         {{fact::kArray, array.array_id},
+                          {fact::kHave, tile.ToString()},
+                          {fact::kNeed, whole.ToString()}});
 }
 
 absl::StatusOr<GatheredTensor> GatheredTensor::Allocate(Array array, std::optional<Tile> part) {

@@ -141,8 +141,11 @@ absl::Status PutRequests::Take(const v1::BeginPutRequest& request, const rpc::Ca
           Reason::kLimitExceeded, {{fact::kHave, tensors_}, {fact::kLimit, kMaxPutTensors}});
     }
     if (const absl::Status taken = TakeTensor(tensor); !taken.ok()) {
-      return rpc::WithField(WithContext(taken, StrCat("tensor ", PythonRepr(tensor.name()))),
-                            "tensors.tensors", static_cast<size_t>(i));
+      // The rules' errors name the tensor already.
+      const std::string context = StrCat("tensor ", PythonRepr(tensor.name()));
+      const bool is_named = ToStd(taken.message()).starts_with(StrCat(context, ": "));
+      return rpc::WithField(is_named ? taken : WithContext(taken, context), "tensors.tensors",
+                            static_cast<size_t>(i));
     }
   }
   return absl::OkStatus();

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdlib>
+#include <iterator>
 #include <limits>
 #include <optional>
 #include <utility>
@@ -12,6 +13,7 @@
 #include "absl/numeric/int128.h"
 #include "absl/status/statusor.h"
 #include "sharding/axis_value.h"
+#include "sharding/usual_axes.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
 
@@ -26,14 +28,27 @@ struct KnownAxis {
   int64_t size = 1;
 };
 
-std::vector<KnownAxis> KnownAxes(const SpecEntry& entry, const Mesh& mesh) {
+// Returns the name itself if the mesh has it, else the axis that a misspelt name probably means:
+// the one that the text of the correction names. Empty if there is none.
+std::string IntendedAxis(const std::string& name, const Mesh& mesh) {
+  const bool is_usual =
+      std::find(std::begin(kUsualAxes), std::end(kUsualAxes), name) != std::end(kUsualAxes);
+  return is_usual || mesh.FindAxis(name).has_value() ? name : mesh.NearestAxis(name);
+}
+
+enum class Spelling { kAsWritten, kIntended };
+
+std::vector<KnownAxis> KnownAxes(const SpecEntry& entry, const Mesh& mesh,
+                                 Spelling spelling = Spelling::kAsWritten) {
   std::vector<KnownAxis> known;
-  for (const AxisName& name : entry.axes()) {
-    if (!name.has_value()) {
+  for (const AxisName& written : entry.axes()) {
+    if (!written.has_value()) {
       continue;
     }
-    if (const std::optional<int64_t> axis = mesh.FindAxis(*name); axis.has_value()) {
-      known.push_back({*name, mesh.axes()[static_cast<size_t>(*axis)].size});
+    const std::string name =
+        spelling == Spelling::kIntended ? IntendedAxis(*written, mesh) : *written;
+    if (const std::optional<int64_t> axis = mesh.FindAxis(name); axis.has_value()) {
+      known.push_back({name, mesh.axes()[static_cast<size_t>(*axis)].size});
     }
   }
   return known;
@@ -256,7 +271,7 @@ void Suggester::SuggestSubset(const Correction& correction, Fix fix) {
   fix.kind = Fix::Kind::kAxesSubset;
   if (fix.dim < rank()) {
     std::vector<KnownAxis> candidates;
-    for (KnownAxis& axis : KnownAxes(correction.requested, mesh_)) {
+    for (KnownAxis& axis : KnownAxes(correction.requested, mesh_, Spelling::kIntended)) {
       const auto is_same = [&axis](const auto& other) { return other == axis.name; };
       const std::vector<std::string> used = result_.effective.AxisNames();
       const absl::Span<const std::string> unreduced = result_.effective.unreduced();

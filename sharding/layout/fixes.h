@@ -45,9 +45,10 @@ struct Fix {
 // fixes of a correction are adjacent, at most one of each kind, in this order:
 // clang-format off
 //   kAxesSubset  (any)  The entry's axes with the largest product that divides the extent. Of equal
-//                products, the fewest dropped axes win, then the axes that stand first. Axes that
-//                the mesh lacks, that the rest of the spec uses or that occur again are dropped.
-//                The remaining set may be empty: the request then equals the given layout.
+//                products, the fewest dropped axes win, then the axes that stand first. A misspelt
+//                axis counts as the one that Correction::ToString(mesh) names. Axes that the mesh
+//                lacks, that the rest of the spec uses or that occur again are dropped. The
+//                remaining set may be empty: the request then equals the given layout.
 //   kPaddedSize  (NOT_DIVISIBLE, and AXIS_NOT_IN_MESH for the axes that exist)  The least larger
 //                extent that all axes divide. None if CheckShape would refuse the larger tensor.
 //   kAxisOrder   (NOT_DIVISIBLE, RANK_TRUNCATED)  The entries at other dimensions, such that every

@@ -204,13 +204,20 @@ TEST_F(ClusterCommandTest, PutsATensorAndGetsASliceOfIt) {
       << result.out;
   ExpectRefused({{"a slice that reaches beyond the array",
                   {"get", "x", "--out", Path("y.npy"), "--slice", "0:9,:"},
-                  "[0,8)x[0,12)"}});
+                  "[0,8)x[0,12)"},
+                 {"a slice without a range for each dimension",
+                  {"get", "x", "--out", Path("y.npy"), "--slice", "0:4"},
+                  "the slice has 1 range, the array 2 dimensions; write 0:4,: (BAD_TILE)"}});
   result = cluster_->Run({"put", Path("x.npy"), "--as", "y", "--spec", "-,-", "--preset", "p"});
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_THAT(result.err, HasSubstr("give one of"));
   result = cluster_->Run({"put", Path("x.npy"), "--as", "y", "--spec", "-,-", "--profile", "p"});
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_THAT(result.err, HasSubstr("--profile is about --axes and --preset"));
+  const std::string rules = WriteFile(Path("few.yaml"), "rules:\n- {pattern: b, spec: []}\n");
+  result = cluster_->Run({"put", Path("x.npy"), "--as", "y", "--rules", rules});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("shardmesh: tensor 'y': none of the 1 rules matches"));
   result = cluster_->Run({"put", Path("x.npy"), "--as", "", "--spec", "-,-"});
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_THAT(result.err, HasSubstr("the name is empty"));

@@ -397,8 +397,8 @@ TEST_F(ClusterCommandTest, ASecondWorkerOfAnIdentityWaitsAndSaysSo) {
     absl::SleepFor(absl::Milliseconds(20));
     log = client::ReadLog(options.log_path);
   }
-  EXPECT_THAT(log, AllOf(HasSubstr("cannot attach, will retry"), HasSubstr("worker-0"),
-                         HasSubstr("retry_in=")));
+  EXPECT_THAT(log, AllOf(HasSubstr("cannot attach, will retry"), HasSubstr("(IDENTITY_IN_USE)"),
+                         HasSubstr("worker-0"), HasSubstr("retry_in=")));
   EXPECT_THAT(client::SendSignal(second.id(), SIGKILL), IsOk());
   EXPECT_TRUE(client::WaitUntilGone(second.id(), deadline));
 }

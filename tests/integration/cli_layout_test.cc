@@ -347,6 +347,11 @@ TEST_F(ClusterCommandTest, FailsWhereNoMeshFits) {
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.out, HasSubstr("0 of 4 meshes of 8 devices fit in 1KiB per device"));
   EXPECT_THAT(result.err, HasSubstr("none of 4 meshes fits"));
+  result = cluster_->Run(search);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("best 4 of 4 meshes of 8 devices; no --memory was given, "
+                                          "so none was excluded for its bytes"),
+                                Not(HasSubstr("yes"))));
   arguments = search;
   arguments.insert(arguments.end(), {"--rank-by", "corrections,device_bytes", "--output=json"});
   result = cluster_->Run(arguments);

@@ -156,6 +156,26 @@ TEST_F(LocalCommandTest, JudgesInputAsACoordinatorDoes) {
   }
 }
 
+TEST_F(LocalCommandTest, FailsAStrictLintThatCheckedNoMesh) {
+  const std::string tree = Tree();
+  CommandResult result = Run({"rules", "lint", kRules, "--tree", tree});
+  EXPECT_THAT(result.err,
+              HasSubstr("no mesh was checked: give --mesh, such as --mesh fsdp=2,tp=2"));
+  EXPECT_NE(result.exit_code, 2);
+  result = Run({"rules", "lint", kRules, "--tree", tree, "--strict"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("no mesh was checked"));
+}
+
+TEST_F(LocalCommandTest, NamesTheOptionThatTellsHowManyDevicesThereAre) {
+  for (const std::vector<std::string>& arguments : std::vector<std::vector<std::string>>{
+           {"mesh", "show", "dp=-1,tp=8"}, {"resolve", "--spec=tp", "--shape=8", "--mesh=dp=-1"}}) {
+    const CommandResult result = Run(arguments);
+    EXPECT_NE(result.exit_code, 0);
+    EXPECT_THAT(result.err, HasSubstr("give every size, or --devices N"));
+  }
+}
+
 TEST_F(LocalCommandTest, SaysThatNoDefinitionIsStored) {
   const std::string tree = Tree();
   const std::vector<std::string> kCases[] = {
@@ -171,9 +191,9 @@ TEST_F(LocalCommandTest, SaysThatNoDefinitionIsStored) {
     SCOPED_TRACE(StrJoin(arguments, " "));
     const CommandResult result = Run(arguments);
     EXPECT_EQ(result.exit_code, 1) << result.out;
-    EXPECT_THAT(result.err, AllOf(HasSubstr("there is no cluster, so no stored definition: give a "
-                                            "file, write the value out, or give --address"),
-                                  HasSubstr("(NOT_FOUND)")));
+    EXPECT_THAT(result.err,
+                AllOf(HasSubstr("there is no cluster, so no stored definition: give "),
+                      HasSubstr(", or --address (NOT_FOUND)"), Not(HasSubstr("rule_set"))));
   }
 }
 

@@ -40,7 +40,8 @@ TEST_F(ClusterCommandTest, LooksThroughRules) {
   CommandResult result = cluster_->Run({"rules", "lint", kRules, "--tree", checkpoint_, "--mesh",
                                         "fsdp=2,tp=2", "--mesh", "fsdp=4,tp=64"});
   EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
-  EXPECT_THAT(result.out, HasSubstr("104 tensors on 2 meshes"));
+  EXPECT_THAT(result.out, AllOf(HasSubstr("104 tensors on 2 meshes: 0 findings, "),
+                                HasSubstr(" (not counted without --strict)")));
   result = cluster_->Run({"rules", "lint", kRules, "--tree", checkpoint_, "--mesh", "fsdp=4,tp=64",
                           "--strict", "--output=json"});
   EXPECT_EQ(result.exit_code, 1);
@@ -208,6 +209,11 @@ TEST_F(ClusterCommandTest, RewritesRulesThatExcludeNames) {
   EXPECT_EQ(cluster_->Run({"match", checkpoint_, "--rules", from_text}).exit_code, 0);
   result = cluster_->Run({"rules", "from-text", "word|bias->tp.fsdp", "--tensor", "a.bias"});
   EXPECT_EQ(result.out, "tp,fsdp\n");
+  EXPECT_THAT(result.err, IsEmpty());
+  result = cluster_->Run({"rules", "from-text", "attention>fsdp.tp,norm->,"});
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_THAT(result.out, HasSubstr("norm"));
+  EXPECT_EQ(result.err, "Passed over \"attention>fsdp.tp\": it has no `->`\n");
   result = cluster_->Run({"rules", "test", "ker(nel|n)$", "a.kernel", "a.bias"});
   EXPECT_THAT(result.out, AllOf(HasSubstr("a.kernel  yes"), HasSubstr("a.bias    no")));
 }

@@ -56,7 +56,7 @@ constexpr int64_t kInventoryPageTiles = 256;
 constexpr int64_t kInventoryMessageBytes = int64_t{128} << 10;
 // Overhead of a short text field in a message.
 constexpr int64_t kFieldBytes = 2;
-// Interval between log warnings about the same wait; each try in between logs at level info.
+// Interval between log warnings about the same wait; each try in between logs at level debug.
 constexpr absl::Duration kLogInterval = absl::Seconds(30);
 // An instruction that runs this long is reported at once.
 constexpr absl::Duration kSlowAfter = absl::Milliseconds(100);
@@ -661,11 +661,13 @@ void AttachLoop::Detached() {
 void AttachLoop::LogWait(const absl::Status& status, absl::Duration delay) {
   const absl::Time now = options_.clock->Now();
   std::string text = status.ToString(absl::StatusToStringMode::kWithNoExtraData);
+  if (const Reason reason = ReasonOf(status); reason != Reason::kUnspecified) {
+    StrAppend(&text, " (", ReasonName(reason), ")");
+  }
   const bool is_told = text == logged_wait_ && now - log_time_ < kLogInterval;
-  (is_told ? LogInfo : LogWarning)("cannot attach, will retry",
-                                   {{"coordinator", options_.coordinator},
-                                    {"error", status},
-                                    {"retry_in", FormatRounded(delay)}});
+  (is_told ? LogDebug : LogWarning)(
+      "cannot attach, will retry",
+      {{"coordinator", options_.coordinator}, {"error", text}, {"retry_in", FormatRounded(delay)}});
   if (!is_told) {
     logged_wait_ = std::move(text);
     log_time_ = now;

@@ -510,8 +510,10 @@ void AddGet(CommandLine* line) {
       line->AddCommand("get", "Gather a tensor from the workers into a .npy file",
                        [flags](const Invocation& i) { return RunGet(i, *flags); });
   AddParsedOption(get, "tensor", &flags->array, ParseArrayName, kArrayNameHelp)->required();
-  get->add_option("--out", flags->path,
-                  "file to write, complete or not at all; - for standard output")
+  AddParsedOption(
+      get, "--out", &flags->path,
+      [](std::string_view text) { return ParseNpyPath(text, "get", /*or_output=*/true); },
+      "file to write, complete or not at all; - for standard output")
       ->required();
   AddParsedOption(get, "--slice", &flags->slice, ParseSlice,
                   "only these indexes of each dimension, as 0:16,: (default: all)");

@@ -119,7 +119,10 @@ void AddCheckpointCommands(CommandLine* line) {
   CLI::App* const tensor = line->AddCommand(
       "make-tensor", "Write a .npy file of random values",
       [tensor_flags](const Invocation& i) { return RunMakeTensor(i, *tensor_flags); });
-  tensor->add_option("--out", tensor_flags->path, "file to write")->required();
+  AddParsedOption(
+      tensor, "--out", &tensor_flags->path,
+      [](std::string_view text) { return ParseNpyPath(text, "make-tensor"); }, "file to write")
+      ->required();
   AddParsedOption(tensor, "--shape", &tensor_flags->shape, ParseShape, "extents, such as 128,384")
       ->required();
   tensor->add_option("--seed", tensor_flags->seed,

@@ -237,7 +237,11 @@ absl::Status RunCollective(const Invocation& invocation, const CollectiveFlags& 
 }
 
 void AddResultOptions(CLI::App* command, ResultFlags* flags) {
-  command->add_option("--out", flags->path, "write the result to this .npy file");
+  const std::string name = command->get_name();
+  AddParsedOption(
+      command, "--out", &flags->path,
+      [name](std::string_view text) { return ParseNpyPath(text, name); },
+      "write the result to this .npy file");
   command->add_option("--as", flags->name, "keep the result in the cluster under this name");
   AddParsedOption(command, "--result-spec", &flags->spec, ParseSpec,
                   "spec of the result, such as dp,-; it must fit (default: the cheapest one)");

@@ -85,7 +85,11 @@ void PrintMesh(const Mesh& mesh) {
 absl::Status RunShow(const Invocation& invocation, const ShowFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(const MeshQuestion question, QuestionOf(flags));
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
-  SHARDMESH_ASSIGN_OR_RETURN(const MeshAnswer answer, client->layouts().DescribeMesh(question));
+  const absl::StatusOr<MeshAnswer> asked = client->layouts().DescribeMesh(question);
+  if (!asked.ok()) {
+    return NameDevicesOption(asked.status());
+  }
+  const MeshAnswer& answer = *asked;
   if (invocation.json) {
     invocation.Print({{"axes", AxesJson(answer.mesh)},
                       {"size", answer.mesh.size()},

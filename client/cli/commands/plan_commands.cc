@@ -335,20 +335,23 @@ absl::Status RunSearch(const Invocation& invocation, const PlanFlags& flags) {
     table.AddRow({MeshText(candidate, question.axes), FormatBytes(candidate.device_bytes),
                   FormatBytes(candidate.wasted_bytes), FormatBytes(candidate.sharded_bytes),
                   StrCat(candidate.corrected_tensors),
-                  candidate.fits ? "yes"
+                  candidate.fits ? (flags.memory.has_value() ? "yes" : "-")
                   : candidate.unplaceable_tensors > 0
                       ? StrCat("no, ", FormatCount(candidate.unplaceable_tensors, "tensor"),
                                " cannot be placed")
                       : "no"});
   }
   table.Print();
-  std::cout << "\n"
-            << result.fitting << " of " << result.evaluated << " meshes of "
-            << FormatCount(question.devices, "device") << " fit";
+  const std::string all =
+      StrCat(result.evaluated, " meshes of ", FormatCount(question.devices, "device"));
   if (flags.memory.has_value()) {
-    std::cout << " in " << flags.memory->text << " per device";
+    std::cout << "\n"
+              << result.fitting << " of " << all << " fit in " << flags.memory->text
+              << " per device\n";
+  } else {
+    std::cout << "\nbest " << result.best.size() << " of " << all
+              << "; no --memory was given, so none was excluded for its bytes\n";
   }
-  std::cout << "\n";
   return SearchVerdict(result);
 }
 

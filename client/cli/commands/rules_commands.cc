@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
 #include "client/cli/command_line.h"
 #include "client/cli/commands/commands.h"
 #include "client/cli/grammar.h"
@@ -199,6 +200,14 @@ absl::Status RunLint(const Invocation& invocation, const LintFlags& flags) {
         "there is nothing to look at: the cluster holds no arrays, and the catalog has no trees "
         "with tensors for rules; give --tree FILE, or store one by catalog put tree NAME FILE");
   }
+  if (answer.meshes == 0) {
+    // A check of a pipeline must not pass because it looked at nothing.
+    constexpr char kNoMesh[] = "no mesh was checked: give --mesh, such as --mesh fsdp=2,tp=2";
+    if (flags.strict) {
+      return WrongUse(kNoMesh);
+    }
+    std::cerr << kNoMesh << "\n";
+  }
   int64_t all = 0;
   for (const int64_t count : answer.counts) {
     all += count;
@@ -219,8 +228,9 @@ absl::Status RunLint(const Invocation& invocation, const LintFlags& flags) {
     std::cout << FormatCount(answer.tensors, "tensor")
               << (answer.trees.size() > 1 ? StrCat(" of ", answer.trees.size(), " trees") : "")
               << " on " << (answer.meshes == 1 ? "1 mesh" : StrCat(answer.meshes, " meshes"))
-              << ": " << FormatCount(all, "finding") << ", " << corrections
-              << " of them corrections";
+              << ": " << FormatCount(all - corrections, "finding") << ", "
+              << FormatCount(corrections, "correction")
+              << (flags.strict || corrections == 0 ? "" : " (not counted without --strict)");
     if (static_cast<int64_t>(answer.findings.size()) < all) {
       std::cout << "; " << all - static_cast<int64_t>(answer.findings.size()) << " not listed";
     }
@@ -449,6 +459,12 @@ absl::Status RunFromText(const Invocation& invocation, const FromTextFlags& flag
   // As in the original, this makes no rules; a user may mistake it for a spec of everything.
   if (flags.text.find("->") == std::string::npos && !invocation.json) {
     std::cerr << "No rule in \"" << flags.text << "\": a rule is written PATTERN->AXES\n";
+  } else {
+    for (const absl::string_view piece : absl::StrSplit(ToAbsl(flags.text), ',')) {
+      if (!piece.empty() && piece.find("->") == absl::string_view::npos) {
+        std::cerr << "Passed over \"" << piece << "\": it has no `->`\n";
+      }
+    }
   }
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
   SHARDMESH_ASSIGN_OR_RETURN(

@@ -107,7 +107,7 @@ absl::StatusOr<rpc::KeyPair> OpenAuthority(const std::string& folder, absl::Time
   return authority;
 }
 
-// The workers with certificates in the folder.
+// The workers with certificates in the folder, in the order of their names.
 std::vector<std::string> WorkersIn(const std::string& folder) {
   std::vector<std::string> workers;
   std::error_code error;
@@ -124,6 +124,7 @@ std::vector<std::string> WorkersIn(const std::string& folder) {
       workers.push_back(facts->name.identity);
     }
   }
+  std::sort(workers.begin(), workers.end());
   return workers;
 }
 

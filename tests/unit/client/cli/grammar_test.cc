@@ -36,6 +36,16 @@ TEST(GrammarTest, ReadsSlices) {
   }
 }
 
+TEST(GrammarTest, ReadsPathsOfNpyFiles) {
+  for (const char* right : {"w.npy", "a.b/w", "-", "/dev/full", "../w", ".w"}) {
+    EXPECT_THAT(ParseNpyPath(right, "get"), IsOkAndHolds(std::string(right)));
+  }
+  EXPECT_EQ(ParseNpyPath("a/w.safetensors", "get", /*or_output=*/true).status().message(),
+            "get writes .npy files; name it a/w.npy, or - for standard output");
+  EXPECT_EQ(ParseNpyPath("w.txt", "matmul").status().message(),
+            "matmul writes .npy files; name it w.npy");
+}
+
 TEST(GrammarTest, ReadsSpecs) {
   struct Case {
     std::string text;

@@ -248,8 +248,25 @@ TEST(ExplainMissingDefinitionTest, AddsWhatToGiveAndKeepsTheRest) {
   EXPECT_THAT(explained, StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
   EXPECT_THAT(std::string(explained.message()),
               HasSubstr("there is no mesh named \"m\"; there is no cluster, so no stored "
-                        "definition: give a file"));
+                        "definition: give --mesh fsdp=2,tp=2, a YAML file, or --address"));
   EXPECT_EQ(rpc::FieldViolationsOf(explained).size(), rpc::FieldViolationsOf(missing).size());
+}
+
+TEST(ExplainMissingDefinitionTest, NamesWhatToGiveForEachKind) {
+  const auto explained = [](std::string_view kind) {
+    return std::string(
+        ExplainMissingDefinition(
+            WithReason(absl::NotFoundError(StrCat("there is no ", kind, " named \"bert\"")),
+                       Reason::kNotFound))
+            .message());
+  };
+  const std::string no_cluster = "; there is no cluster, so no stored definition: ";
+  EXPECT_EQ(explained("rule_set"), StrCat("there are no rules named \"bert\"", no_cluster,
+                                          "give a YAML file, or --address"));
+  EXPECT_EQ(explained("tree"), StrCat("there is no tree named \"bert\"", no_cluster,
+                                      "give --tree FILE, or --address"));
+  EXPECT_EQ(explained("profile"), StrCat("there is no profile named \"bert\"", no_cluster,
+                                         "give a YAML file, or --address"));
 }
 
 TEST(ExplainMissingDefinitionTest, LeavesOtherStatusesAlone) {

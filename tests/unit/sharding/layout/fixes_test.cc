@@ -76,6 +76,19 @@ TEST(FixTest, DropsAxesThatTheMeshLacks) {
                           "along it"));
 }
 
+TEST(FixTest, AsksForTheAxisThatAMisspeltOneMeans) {
+  EXPECT_THAT(
+      Fixes(PartitionSpec({One("fspd"), One("tp")}), {384, 1536}, "fsdp=2,tp=2"),
+      ElementsAre("subset 0 0: P('fsdp', 'tp') (384, 1536) | ask for 'fsdp' along dimension 0"));
+  // Not where the axis is in use or does not divide, nor for an axis that meshes often lack.
+  EXPECT_THAT(Fixes(PartitionSpec({One("tpp"), One("tp")}), {4, 4}, "tp=2"),
+              ElementsAre("subset 0 0: P(None, 'tp') (4, 4) | ask for no axis along dimension 0"));
+  EXPECT_THAT(Fixes(PartitionSpec({One("tpp")}), {3}, "tp=2"),
+              ElementsAre("subset 0 0: P() (3,) | ask for no axis along dimension 0"));
+  EXPECT_THAT(Fixes(PartitionSpec({One("sp")}), {4}, "tp=2"),
+              ElementsAre("subset 0 0: P() (4,) | ask for no axis along dimension 0"));
+}
+
 TEST(FixTest, MovesWhatIsBeyondTheRankOrLeavesItOut) {
   EXPECT_THAT(
       Fixes(PartitionSpec({SpecEntry::None(), One("dp"), One("tp")}), {8, 8}, "dp=2,tp=4"),
