@@ -66,6 +66,8 @@ TEST_F(CommandLineTest, RefusesWrongUse) {
       {{"up", "--mesh", ""}, "--mesh: is empty; give axes such as fsdp=2,tp=2"},
       {{"up", "--memory", "1"}, "--memory: \"1\" is too little; give 1048576 bytes or more"},
       {{"make-checkpoint", "--out", "x", "--size", "1MiB"}, "the smallest of F32 takes"},
+      {{"make-checkpoint", "--out", "x", "--size", "8000TiB"},
+       "--size: 8796093022208000 bytes are over the limit of 1099511627776; give 1TiB or less"},
       {{"up", "--transport", "tcp"}, "--transport: tcp not in {auto,stream,shm}"},
       {{"up", "--collective-algorithms", "scatter=ring"}, "scatter has no algorithm \"ring\""},
       {{"up", "--cluster", "a/b"}, "\"a/b\" cannot name a cluster"},
