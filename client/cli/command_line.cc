@@ -324,13 +324,22 @@ CommandLine::CommandLine()
 }
 
 void CommandLine::AddCommonOptions() {
-  app_.add_option("--address", common_.address,
+  // An unset variable of a script must not mean another cluster.
+  const auto not_empty = [](std::string what) {
+    return [what = std::move(what)](std::string_view text) -> absl::StatusOr<std::string> {
+      if (text.empty()) {
+        return WrongUse(StrCat("is empty; give ", what, ", or leave the option out"));
+      }
+      return std::string(text);
+    };
+  };
+  AddParsedOption(&app_, "--address", &common_.address, not_empty("HOST:PORT"),
                   "the coordinator, HOST:PORT (default: $SHARDMESH_ADDRESS, else the current "
                   "context, else the cluster that `up` recorded; without one, questions about "
                   "layouts are answered in this process, and other commands ask 127.0.0.1:7070)");
-  app_.add_option("--cluster", common_.cluster_name,
+  AddParsedOption(&app_, "--cluster", &common_.cluster_name, not_empty("the name of a cluster"),
                   "name of the cluster on this host that `up` recorded (default: default)");
-  app_.add_option("--context", common_.context,
+  AddParsedOption(&app_, "--context", &common_.context, not_empty("the name of a context"),
                   "a cluster that `shardmesh config` knows (default: the current context)");
   AddParsedOption(&app_, "--deadline", &common_.deadline, ParseDeadline,
                   "time limit for each call, and for connecting before it (default: 30s; for "
