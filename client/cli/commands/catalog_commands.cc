@@ -429,7 +429,7 @@ void AddCatalogCommands(CommandLine* line) {
                       [put](const Invocation& i) { return RunPut(i, *put); });
   put_command->add_option("file", put->path, StrCat("YAML file; for a tree: ", kTreeHelp))
       ->required();
-  put_command->add_option("--if-version", put->version, kVersionHelp)->check(CLI::PositiveNumber);
+  put_command->add_option("--if-version", put->version, kVersionHelp)->check(WholeNumberFrom(1));
   put_command->add_flag("--validate-only", put->validate_only,
                         "check everything, and change nothing");
 
@@ -437,7 +437,7 @@ void AddCatalogCommands(CommandLine* line) {
   CLI::App* const rm =
       AddEntryCommand(line, catalog, "rm", "Remove an entry", removed.get(),
                       [removed](const Invocation& i) { return RunDelete(i, *removed); });
-  rm->add_option("--if-version", removed->version, kVersionHelp)->check(CLI::PositiveNumber);
+  rm->add_option("--if-version", removed->version, kVersionHelp)->check(WholeNumberFrom(1));
   rm->add_flag("--validate-only", removed->validate_only, "check everything, and remove nothing");
 }
 

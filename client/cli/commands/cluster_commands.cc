@@ -568,7 +568,7 @@ void AddClusterCommands(CommandLine* line) {
   up->add_option("--min-sharding-size", flags->min_sharding_size,
                  "least number of elements of a tensor that is sharded, for rules whose min_size "
                  "is null (default: 16384)")
-      ->check(CLI::NonNegativeNumber);
+      ->check(WholeNumberFrom(0));
   AddParsedOption(
       up, "--collective-algorithms", &flags->algorithms,
       [](std::string_view text) -> absl::StatusOr<std::string> {
