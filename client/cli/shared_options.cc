@@ -27,6 +27,11 @@ absl::StatusOr<MeshSelector> SelectMesh(const MeshOption& option, Compatibility 
   return SelectMesh(option.text, option.devices, compatibility);
 }
 
+Json MarkIfValidated(Json answer, bool validate_only) {
+  if (validate_only) answer["validate_only"] = true;
+  return answer;
+}
+
 absl::StatusOr<Mesh> FetchMesh(MeshClient* client, const MeshSelector& selector) {
   if (const Mesh* mesh = std::get_if<Mesh>(&selector)) {
     return *mesh;

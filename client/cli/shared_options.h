@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "client/cli/output_form.h"
 #include "client/mesh_client.h"
 #include "client/types/layout_questions.h"
 #include "sharding/compatibility.h"
@@ -35,6 +36,9 @@ void AddMeshOptions(CLI::App* app, MeshOption* option, std::string_view help = k
 // Like SelectMesh of grammar.h. --devices without an inline mesh is wrong use.
 absl::StatusOr<MeshSelector> SelectMesh(const MeshOption& option,
                                         Compatibility compatibility = Compatibility::kDefault);
+
+// The JSON of a command that changes something, with "validate_only": true if it only checked.
+Json MarkIfValidated(Json answer, bool validate_only);
 
 // The mesh itself. Errors of GetEntry.
 absl::StatusOr<Mesh> FetchMesh(MeshClient* client, const MeshSelector& selector);

@@ -246,7 +246,7 @@ absl::Status RunPut(const Invocation& invocation, const PutFlags& flags) {
       json["sent_bytes"] = result->sent_bytes;
       json["durability"] = std::string(DurabilityName(result->durability));
     }
-    invocation.Print(json);
+    invocation.Print(MarkIfValidated(std::move(json), flags.validate_only));
     return absl::OkStatus();
   }
   std::cout << (flags.validate_only ? "Would put " : "Put ") << flags.name << ": "
@@ -461,7 +461,7 @@ absl::Status RunRm(const Invocation& invocation, const std::vector<std::string>&
     }
   }
   if (invocation.json) {
-    invocation.Print({{"removed", names}});
+    invocation.Print(MarkIfValidated({{"removed", names}}, validate_only));
   }
   return absl::OkStatus();
 }

@@ -11,6 +11,7 @@
 #include "client/cli/command_line.h"
 #include "client/cli/commands/commands.h"
 #include "client/cli/grammar.h"
+#include "client/cli/shared_options.h"
 #include "client/cli/table.h"
 #include "client/cli/tree_source.h"
 #include "rpc/config.h"
@@ -351,7 +352,7 @@ absl::Status RunPut(const Invocation& invocation, const EntryFlags& flags) {
   }
   SHARDMESH_RETURN_IF_ERROR(entry.status());
   if (invocation.json) {
-    invocation.Print(EntryJson(*entry));
+    invocation.Print(MarkIfValidated(EntryJson(*entry), flags.validate_only));
   } else {
     std::cout << (flags.validate_only ? "Would put " : "Put ") << KindName(flags.kind) << " "
               << entry->name << ", version " << entry->version << "\n";
@@ -365,9 +366,9 @@ absl::Status RunDelete(const Invocation& invocation, const EntryFlags& flags) {
       const int64_t revision,
       client->catalog().DeleteEntry(flags.kind, flags.name, flags.version, flags.validate_only));
   if (invocation.json) {
-    invocation.Print({{"kind", std::string(KindName(flags.kind))},
-                      {"name", flags.name},
-                      {"revision", revision}});
+    invocation.Print(MarkIfValidated(
+        {{"kind", std::string(KindName(flags.kind))}, {"name", flags.name}, {"revision", revision}},
+        flags.validate_only));
   } else {
     std::cout << (flags.validate_only ? "Would remove " : "Removed ") << KindName(flags.kind) << " "
               << flags.name << "\n";
