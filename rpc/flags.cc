@@ -40,6 +40,11 @@ absl::Status CheckHostPort(std::string_view value) {
   return ParseHostPort(value).status();
 }
 
+// The error for an empty value, which an unset variable of a script leaves.
+absl::Status EmptyValue(std::string_view placeholder) {
+  return WrongUse(StrCat("is empty; give ", placeholder, ", or leave the flag out"));
+}
+
 std::string WithDefault(std::string help, std::string_view value) {
   return value.empty() ? help : StrCat(help, " (default ", value, ")");
 }
@@ -119,9 +124,10 @@ FlagSet::FlagSet(std::string program, std::string purpose)
 void FlagSet::AddText(std::string name, std::string placeholder, std::string help,
                       std::string* target) {
   Add({.name = std::move(name),
-       .placeholder = std::move(placeholder),
+       .placeholder = placeholder,
        .help = WithDefault(std::move(help), *target),
-       .set = [target](std::string_view value) {
+       .set = [target, placeholder](std::string_view value) -> absl::Status {
+         if (value.empty()) return EmptyValue(placeholder);
          *target = std::string(value);
          return absl::OkStatus();
        }});

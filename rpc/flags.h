@@ -49,7 +49,7 @@ class FlagSet {
 
   FlagSet(std::string program, std::string purpose);
 
-  // `placeholder` represents the value in the help text, such as "HOST:PORT".
+  // A text that is not empty. `placeholder` represents it in messages, such as "HOST:PORT".
   void AddText(std::string name, std::string placeholder, std::string help, std::string* target);
   // May be given several times: each value is appended.
   void AddTexts(std::string name, std::string placeholder, std::string help,

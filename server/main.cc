@@ -332,7 +332,7 @@ int Main(int argc, char** argv) {
   flags.AddAddress("listen", "where to serve; port 0 takes a free one", &options.listen_address);
   flags.AddHostPort("http-listen", "where to serve metrics; empty for nowhere",
                     &options.http_address, /*may_be_empty=*/true);
-  flags.AddText("data-dir", "FOLDER", "where to keep state; empty keeps it in memory",
+  flags.AddText("data-dir", "FOLDER", "where to keep state, by default only in memory",
                 &options.data_dir);
   std::string restore;
   std::string check;
@@ -373,8 +373,10 @@ int Main(int argc, char** argv) {
                     &options.lock_timeout);
   flags.AddParsed("mesh", "AXIS=SIZE,...", "defines the mesh \"default\" if there is none yet",
                   [&options](std::string_view value) -> absl::Status {
-                    options.mesh.reset();
-                    if (value.empty()) return absl::OkStatus();
+                    if (value.empty()) {
+                      return absl::InvalidArgumentError(
+                          "is empty; give axes such as fsdp=2,tp=2, or leave the flag out");
+                    }
                     SHARDMESH_ASSIGN_OR_RETURN(options.mesh, Mesh::Parse(value));
                     return absl::OkStatus();
                   });
@@ -386,6 +388,10 @@ int Main(int argc, char** argv) {
                   "algorithms for calls that name none, such as all-reduce=halving; kinds not "
                   "listed here use the algorithm that is predicted to be fastest",
                   [&options](std::string_view value) -> absl::Status {
+                    if (value.empty()) {
+                      return absl::InvalidArgumentError(
+                          "is empty; give some such as all-reduce=halving, or leave the flag out");
+                    }
                     SHARDMESH_ASSIGN_OR_RETURN(options.preferred_algorithms,
                                                ParsePreferredAlgorithms(value));
                     return absl::OkStatus();

@@ -42,7 +42,9 @@ std::optional<std::string_view> NearestName(std::string_view name,
   std::optional<std::string_view> nearest;
   int64_t least = 0;
   for (const std::string_view candidate : known) {
-    const auto longer = static_cast<int64_t>(std::max(name.size(), candidate.size()));
+    // EditDistance compares no more bytes than these.
+    const auto longer =
+        static_cast<int64_t>(std::min(kMaxBytes, std::max(name.size(), candidate.size())));
     const int64_t distance =
         absl::EqualsIgnoreCase(ToAbsl(name), ToAbsl(candidate)) ? 0 : EditDistance(name, candidate);
     const bool is_near = distance < longer && distance <= std::max<int64_t>(1, longer / 3);

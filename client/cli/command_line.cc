@@ -151,6 +151,19 @@ absl::Status CheckUtf8(int argc, const char* const* argv) {
   return absl::OkStatus();
 }
 
+// Escapes what a terminal would obey, such as a name's colors. Messages may have lines.
+std::string EscapeMessage(std::string_view message) {
+  std::string escaped;
+  for (const char c : message) {
+    if ((static_cast<unsigned char>(c) < 0x20 && c != '\n') || c == 0x7f) {
+      escaped += absl::CHexEscape(std::string(1, c));
+    } else {
+      escaped.push_back(c);
+    }
+  }
+  return escaped;
+}
+
 // Fills in options that were not given from the environment.
 void FillFromEnvironment(rpc::TlsFiles* files) {
   for (const auto& [name, path] : {std::pair("SHARDMESH_TLS_CERT", &files->certificate),
@@ -324,13 +337,22 @@ CommandLine::CommandLine()
 }
 
 void CommandLine::AddCommonOptions() {
-  app_.add_option("--address", common_.address,
+  // An unset variable of a script must not mean another cluster.
+  const auto not_empty = [](std::string what) {
+    return [what = std::move(what)](std::string_view text) -> absl::StatusOr<std::string> {
+      if (text.empty()) {
+        return WrongUse(StrCat("is empty; give ", what, ", or leave the option out"));
+      }
+      return std::string(text);
+    };
+  };
+  AddParsedOption(&app_, "--address", &common_.address, not_empty("HOST:PORT"),
                   "the coordinator, HOST:PORT (default: $SHARDMESH_ADDRESS, else the current "
                   "context, else the cluster that `up` recorded; without one, questions about "
                   "layouts are answered in this process, and other commands ask 127.0.0.1:7070)");
-  app_.add_option("--cluster", common_.cluster_name,
+  AddParsedOption(&app_, "--cluster", &common_.cluster_name, not_empty("the name of a cluster"),
                   "name of the cluster on this host that `up` recorded (default: default)");
-  app_.add_option("--context", common_.context,
+  AddParsedOption(&app_, "--context", &common_.context, not_empty("the name of a context"),
                   "a cluster that `shardmesh config` knows (default: the current context)");
   AddParsedOption(&app_, "--deadline", &common_.deadline, ParseDeadline,
                   "time limit for each call, and for connecting before it (default: 30s; for "
@@ -487,7 +509,8 @@ std::vector<std::string> CommandLine::Arguments(int argc, const char* const* arg
 absl::Status CommandLine::ParseErrorStatus(const CLI::ParseError& error) {
   const CLI::App* command = Chosen(&app_);
   std::string message = error.what();
-  const std::vector<std::string> rest = app_.remaining(/*recurse=*/true);
+  std::vector<std::string> rest = app_.remaining(/*recurse=*/true);
+  std::erase(rest, "--");  // ends the options; the error is about another argument
   if (!rest.empty()) {
     const std::string& first = rest.front();
     message = first.starts_with('-')
@@ -544,7 +567,7 @@ int CommandLine::Report(const absl::Status& done) {
     return exit_code;
   }
   const bool is_tree = IsTree(common_.output);
-  std::string message = is_tree ? std::string(status.message()) : MessageOf(status);
+  std::string message = is_tree ? std::string(status.message()) : EscapeMessage(MessageOf(status));
   if (exit_code == kExitWrongUse) {
     const std::string command(status.GetPayload(kWrongUsePayload).value_or(absl::Cord()));
     StrAppend(&message, " (see `", command.empty() ? FullName(Chosen(&app_)) : command,

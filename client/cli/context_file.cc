@@ -4,18 +4,19 @@
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 #include <system_error>
 #include <utility>
 
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "process/file.h"
 #include "process/host_port.h"
 #include "process/lock_file.h"
 #include "rpc/call.h"
+#include "status/fact_keys.h"
 #include "status/nearest_name.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -27,6 +28,8 @@ namespace {
 constexpr char kCurrentKey[] = "current-context";
 constexpr char kContextsKey[] = "contexts";
 constexpr size_t kMaxNameBytes = 64;
+// Thousands of contexts take less.
+constexpr int64_t kMaxFileBytes = int64_t{1} << 20;
 // A change takes milliseconds. A process that was stopped in the middle must not block others.
 constexpr absl::Duration kLockTimeout = absl::Seconds(10);
 
@@ -112,6 +115,27 @@ absl::StatusOr<ContextFile> ReadNode(const std::string& path, const YAML::Node& 
   return file;
 }
 
+// Returns the text of the file. BAD_FILE: it is a folder, a device or a pipe, is too large, or
+// cannot be read.
+absl::StatusOr<std::string> ReadText(const std::string& path) {
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) {
+    return BadFile(path, YAML::Mark::null_mark(), "is a folder, not a file of contexts");
+  }
+  const absl::StatusOr<InputFile> file = OpenInputFile(path);
+  if (!file.ok()) return InvalidArgument(Reason::kBadFile, ToStd(file.status().message()));
+  if (file->size_bytes > kMaxFileBytes) {
+    return InvalidArgument(Reason::kBadFile,
+                           StrCat(path, ": ", file->size_bytes, " bytes are more than the ",
+                                  kMaxFileBytes, " of a file of contexts"),
+                           {{fact::kFile, path}});
+  }
+  std::string text(static_cast<size_t>(file->size_bytes), '\0');
+  const absl::Status read = ReadExactly(*file, path, 0, absl::MakeSpan(text.data(), text.size()));
+  if (!read.ok()) return InvalidArgument(Reason::kBadFile, ToStd(read.message()));
+  return text;
+}
+
 }  // namespace
 
 absl::StatusOr<Context> ContextFile::Find(std::string_view name) const {
@@ -172,15 +196,9 @@ std::string ContextFilePath() {
 absl::StatusOr<ContextFile> ReadContexts(const std::string& path) {
   std::error_code error;
   if (path.empty() || !std::filesystem::exists(path, error)) return ContextFile();
-  std::ifstream file(path);
-  std::ostringstream text;
-  text << file.rdbuf();
-  // The operator fails for an empty file, and for a folder.
-  if (!file.is_open() || file.bad() || std::filesystem::is_directory(path, error)) {
-    return InvalidArgument(Reason::kBadFile, StrCat(path, ": cannot be read"));
-  }
+  SHARDMESH_ASSIGN_OR_RETURN(const std::string text, ReadText(path));
   try {
-    return ReadNode(path, YAML::Load(text.str()));
+    return ReadNode(path, YAML::Load(text));
   } catch (const YAML::Exception& exception) {
     return BadFile(path, exception.mark, StrCat("is no YAML: ", exception.msg));
   }

@@ -355,6 +355,17 @@ absl::StatusOr<LogicalRulesSelector> SelectLogicalRules(std::string_view text) {
   return std::string(text);
 }
 
+std::function<std::string(const std::string&)> WholeNumberFrom(int64_t min) {
+  return [min](const std::string& text) {
+    int64_t number = 0;
+    // Blanks and a plus sign are not the notation of any number here.
+    const bool is_number = text.find_first_not_of("-0123456789") == std::string::npos &&
+                           absl::SimpleAtoi(text, &number);
+    return is_number && number >= min ? std::string()
+                                      : StrCat("\"", text, "\" is not a whole number from ", min);
+  };
+}
+
 absl::StatusOr<Activation> ParseActivation(std::string_view text) {
   return Named<Activation>(text, {{"none", Activation::kNone},
                                   {"relu", Activation::kRelu},

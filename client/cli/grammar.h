@@ -4,6 +4,7 @@
 #define SHARDMESH_CLIENT_CLI_GRAMMAR_H_
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -91,6 +92,10 @@ absl::StatusOr<LogicalRulesSelector> SelectLogicalRules(std::string_view text);
 bool LooksLikeAxes(std::string_view text);
 // Whether these functions interpret `text` as a path, if it does not look like axes.
 bool LooksLikePath(std::string_view text);
+
+// A check for CLI::Option: a whole number from `min` on that an int64_t holds. Returns the error,
+// or nothing.
+std::function<std::string(const std::string&)> WholeNumberFrom(int64_t min);
 
 // The names of the options of computations, such as `gelu` or `reduce-scatter`.
 absl::StatusOr<Activation> ParseActivation(std::string_view text);

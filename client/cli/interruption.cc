@@ -6,13 +6,16 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <filesystem>
 #include <iostream>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/cord.h"
 #include "absl/strings/numbers.h"
 #include "absl/time/time.h"
 #include "client/cli/command_line.h"
+#include "process/file.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
 
@@ -51,8 +54,12 @@ bool IsNothingDone(const absl::Status& status) {
   }
 }
 
-Interruption::Interruption(std::string_view outcome)
-    : outcome_(outcome), watcher_([this] { Watch(); }) {}
+Interruption::Interruption(std::string_view outcome, OutputForm output,
+                           std::function<void()> at_end)
+    : outcome_(outcome),
+      output_(output),
+      at_end_(std::move(at_end)),
+      watcher_([this] { Watch(); }) {}
 
 Interruption::~Interruption() {
   std::thread canceller;
@@ -121,9 +128,7 @@ void Interruption::Watch() {
     const bool is_first = !std::exchange(signal_, signal).has_value();
     if (!is_first || is_ending_ || client_ == nullptr) {
       // Before a put has begun, nothing can be committed.
-      std::cerr << StrCat("shardmesh: interrupted: ", client_ == nullptr ? outcome_ : kUnknown,
-                          "\n");
-      EndBy(*signal);
+      SayAndEnd(client_ == nullptr ? outcome_ : kUnknown, *signal);
     }
     StartCancelling();
   }
@@ -145,10 +150,37 @@ void Interruption::Cancel(MeshClient* client, const std::string& transfer_id) {
     if (nothing_done && !mutex_.AwaitWithTimeout(absl::Condition(&is_ending_), kPutEnds)) {
       // The process is ending, which frees its memory.
       client->CloseSession();
-      std::cerr << StrCat("shardmesh: interrupted: ", outcome_, "\n");
-      EndBy(*signal_);
+      SayAndEnd(outcome_, *signal_);
     }
     return;
+  }
+}
+
+void Interruption::SayAndEnd(std::string_view outcome, int signal) const {
+  if (at_end_) at_end_();
+  const std::string message = StrCat("interrupted: ", outcome);
+  if (IsTree(output_)) {
+    const absl::Status status =
+        WithReason(absl::CancelledError(ToAbsl(message)), Reason::kCancelled);
+    std::cerr << TreeLine({{"error", ErrorJson(status, message)}}, output_);
+  } else {
+    std::cerr << StrCat("shardmesh: ", message, "\n");
+  }
+  EndBy(signal);
+}
+
+void RemoveTemporaryFilesOf(const std::string& path) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  // The file is beside the one to which a link leads.
+  const fs::path target = fs::weakly_canonical(fs::absolute(path, error), error);
+  const std::string prefix = StrCat(target.filename().string(), ".", getpid(), ".");
+  for (fs::directory_iterator entry(target.parent_path(), error), end; !error && entry != end;
+       entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    if (!name.starts_with(prefix) || !name.ends_with(kTemporarySuffix)) continue;
+    std::error_code ignored;
+    fs::remove(entry->path(), ignored);
   }
 }
 

@@ -2,6 +2,7 @@
 #ifndef SHARDMESH_CLIENT_CLI_INTERRUPTION_H_
 #define SHARDMESH_CLIENT_CLI_INTERRUPTION_H_
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -10,12 +11,14 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
+#include "client/cli/output_form.h"
 #include "client/mesh_client.h"
 #include "process/signal.h"
 
 namespace shardmesh::client {
 
-// Handles SIGINT and SIGTERM during its lifetime: create it before any thread starts.
+// Handles SIGINT and SIGTERM during its lifetime: create it before any thread starts. A message
+// goes to standard error in the form of the command's output.
 //
 // The first signal cancels the current put, which then returns CANCELLED, or succeeds if it was
 // being committed. If the coordinator is unreachable, the cancel is retried until the put has
@@ -24,8 +27,9 @@ namespace shardmesh::client {
 class Interruption {
  public:
   // `outcome` describes the result of a cancelled put, such as "nothing was loaded". If the
-  // coordinator may have committed it, the message says that the outcome is unknown.
-  explicit Interruption(std::string_view outcome);
+  // coordinator may have committed it, the message says that the outcome is unknown. `at_end` runs
+  // before a signal ends the program.
+  Interruption(std::string_view outcome, OutputForm output, std::function<void()> at_end = {});
   // Waits a few seconds at most for the answer of a coordinator.
   ~Interruption();
   Interruption(const Interruption&) = delete;
@@ -43,8 +47,11 @@ class Interruption {
   void Watch();
   void StartCancelling() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Cancel(MeshClient* client, const std::string& transfer_id);
+  [[noreturn]] void SayAndEnd(std::string_view outcome, int signal) const;
 
   const std::string outcome_;
+  const OutputForm output_;
+  const std::function<void()> at_end_;
   StopSignal stop_;
   mutable absl::Mutex mutex_;
   MeshClient* client_ ABSL_GUARDED_BY(mutex_) = nullptr;
@@ -63,6 +70,9 @@ class Interruption {
 // repeated: the first one may have succeeded, and its arrays are no longer remembered
 // (REQUEST_ID_REUSED), or no longer exist (NOT_FOUND).
 bool IsNothingDone(const absl::Status& status);
+
+// Removes the temporary files that this process has made to write the file at `path`.
+void RemoveTemporaryFilesOf(const std::string& path);
 
 // Returns the signal that interrupted the call with this status.
 std::optional<int> InterruptionOf(const absl::Status& status);

@@ -43,6 +43,11 @@ absl::Status NameDevicesOption(const absl::Status& status) {
   return named;
 }
 
+Json MarkIfValidated(Json answer, bool validate_only) {
+  if (validate_only) answer["validate_only"] = true;
+  return answer;
+}
+
 absl::StatusOr<Mesh> FetchMesh(MeshClient* client, const MeshSelector& selector) {
   if (const Mesh* mesh = std::get_if<Mesh>(&selector)) {
     return *mesh;

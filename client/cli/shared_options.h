@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "client/cli/output_form.h"
 #include "client/mesh_client.h"
 #include "client/types/layout_questions.h"
 #include "sharding/compatibility.h"
@@ -39,6 +40,9 @@ absl::StatusOr<MeshSelector> SelectMesh(const MeshOption& option,
 // `status` of a question about a mesh. Where a size of -1 needs the number of devices, names the
 // option that gives it.
 absl::Status NameDevicesOption(const absl::Status& status);
+
+// The JSON of a command that changes something, with "validate_only": true if it only checked.
+Json MarkIfValidated(Json answer, bool validate_only);
 
 // The mesh itself. Errors of GetEntry.
 absl::StatusOr<Mesh> FetchMesh(MeshClient* client, const MeshSelector& selector);

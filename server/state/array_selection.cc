@@ -11,6 +11,17 @@
 #include "status/str_cat.h"
 
 namespace shardmesh::server {
+namespace {
+
+// Whether the worker of the rank is expected back with its tile. A worker that keeps its tiles in
+// memory is expected back only after the coordinator's start, and then it has them. The durability
+// of the array does not matter: it is that of its least durable tile. `mesh` may be null.
+bool ComesBack(const MeshRanks* mesh, const Recovery& recovery, int64_t rank) {
+  return mesh != nullptr && !mesh->identities.empty() &&
+         recovery.ComesBack(mesh->identities[static_cast<size_t>(rank)]);
+}
+
+}  // namespace
 
 absl::StatusOr<SelectedArray> Select(const ArrayRegistry& registry,
                                      const ArrayReference& reference) {
@@ -28,36 +39,31 @@ absl::StatusOr<SelectedArray> Select(const ArrayRegistry& registry,
   return selected;
 }
 
-absl::Status Degraded(const SelectedArray& selected, const MembershipView& membership,
-                      const Recovery& recovery) {
+absl::Status Degraded(const SelectedArray& selected, const std::vector<int64_t>& missing,
+                      const MembershipView& membership, const Recovery& recovery) {
   const Array& array = *selected.array;
   const ArrayDescriptor& descriptor = array.definition.descriptor;
   const MeshRanks* const mesh = membership.FindMesh(descriptor.mesh_id);
   const bool has_ranks = mesh != nullptr && !mesh->identities.empty();
-  const std::string ranks = StrJoin(array.missing_ranks, ", ", [&](std::string* out, int64_t rank) {
+  const std::string ranks = StrJoin(missing, ", ", [&](std::string* out, int64_t rank) {
     StrAppend(out, has_ranks ? membership.DescribeRank(*mesh, rank) : StrCat("rank ", rank));
   });
   const std::string name = selected.name.version != 0
                                ? StrCat("tensor \"", selected.name.name, "\"")
                                : StrCat("array ", descriptor.array_id);
-  bool comes_back = has_ranks;
+  const bool comes_back = std::all_of(missing.begin(), missing.end(), [&](int64_t rank) {
+    return ComesBack(mesh, recovery, rank);
+  });
   bool is_lost = false;  // a live worker lacks its tile
-  for (const int64_t rank : array.missing_ranks) {
-    if (!comes_back) break;
-    const std::string& identity = mesh->identities[static_cast<size_t>(rank)];
-    comes_back = array.durability == Durability::kDisk ? recovery.ComesBack(identity)
-                                                       : recovery.IsAwaited(identity);
-  }
-  for (const int64_t rank : array.missing_ranks) {
+  for (const int64_t rank : missing) {
     is_lost =
         is_lost || (has_ranks && membership.IsAlive(mesh->identities[static_cast<size_t>(rank)]));
   }
   if (comes_back) {
-    return Recovering(
-        StrCat(name, " waits for the tiles of ", ranks, ", expected back; try again"),
-        {{fact::kIdentity, StrJoin(array.missing_ranks, ",", [&](std::string* out, int64_t rank) {
-            *out += mesh->identities[static_cast<size_t>(rank)];
-          })}});
+    return Recovering(StrCat(name, " waits for the tiles of ", ranks, ", expected back; try again"),
+                      {{fact::kIdentity, StrJoin(missing, ",", [&](std::string* out, int64_t rank) {
+                          *out += mesh->identities[static_cast<size_t>(rank)];
+                        })}});
   }
   const std::string_view advice =
       is_lost ? "a worker of these is attached without its tile: `shardmesh admin quarantine list` "
@@ -73,7 +79,7 @@ absl::Status Degraded(const SelectedArray& selected, const MembershipView& membe
       Reason::kArrayDegraded,
       {{fact::kArray, descriptor.array_id},
        {fact::kName, selected.name.version != 0 ? selected.name.name : std::string()},
-       {fact::kRank, StrJoin(array.missing_ranks, ",")}});
+       {fact::kRank, StrJoin(missing, ",")}});
 }
 
 absl::Status CheckSlice(const Tile& slice, const ArrayDescriptor& array) {
@@ -102,13 +108,24 @@ absl::StatusOr<std::vector<OwnedTile>> FindHolders(const SelectedArray& selected
   const std::vector<int64_t>& missing = array.missing_ranks;
   SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, array.definition.descriptor.Tiling());
   std::vector<OwnedTile> tiles = tiling.OwnersOf(part);
+  const MeshRanks* const mesh = membership.FindMesh(array.definition.descriptor.mesh_id);
+  std::vector<int64_t> needed;  // ranks of the tiles without a holder
   for (OwnedTile& tile : tiles) {
+    std::vector<DeviceId> owners = tile.devices;
     std::erase_if(tile.devices, [&](DeviceId device) {
       return std::binary_search(missing.begin(), missing.end(), device);
     });
-    if (tile.devices.empty()) {
-      return Degraded(selected, membership, recovery);
-    }
+    if (!tile.devices.empty()) continue;
+    // One replica that comes back is enough.
+    const auto away = std::stable_partition(owners.begin(), owners.end(), [&](DeviceId rank) {
+      return ComesBack(mesh, recovery, rank);
+    });
+    if (away != owners.begin()) owners.erase(away, owners.end());
+    needed.insert(needed.end(), owners.begin(), owners.end());
+  }
+  if (!needed.empty()) {
+    std::sort(needed.begin(), needed.end());
+    return Degraded(selected, needed, membership, recovery);
   }
   return tiles;
 }

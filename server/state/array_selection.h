@@ -34,9 +34,10 @@ absl::StatusOr<SelectedArray> Select(const ArrayRegistry& registry,
 
 // The error about an array that lacks tiles. It names the array, the ranks whose tiles are missing,
 // and their workers. UNAVAILABLE (RECOVERING) while those workers are expected back with the tiles;
-// FAILED_PRECONDITION (ARRAY_DEGRADED) otherwise, with advice.
-absl::Status Degraded(const SelectedArray& selected, const MembershipView& membership,
-                      const Recovery& recovery);
+// FAILED_PRECONDITION (ARRAY_DEGRADED) otherwise, with advice. `missing`: the missing ranks of the
+// array whose tiles the call needs, in order; not empty.
+absl::Status Degraded(const SelectedArray& selected, const std::vector<int64_t>& missing,
+                      const MembershipView& membership, const Recovery& recovery);
 
 // INVALID_ARGUMENT (BAD_TILE), with have and need: the slice has another number of dimensions than
 // the shape, is empty, or reaches beyond it.

@@ -24,7 +24,8 @@ absl::StatusOr<FoundOperand> OperandFinder::FindOne(StepOperand operand) const {
   const ArrayReference& reference = std::get<ArrayReference>(operand.value);
   SHARDMESH_ASSIGN_OR_RETURN(SelectedArray selected, Select(*sources_.registry, reference));
   if (selected.array->state == ArrayState::kDegraded) {
-    return Degraded(selected, *sources_.membership->view(), *sources_.recovery);
+    return Degraded(selected, selected.array->missing_ranks, *sources_.membership->view(),
+                    *sources_.recovery);
   }
   const ArrayDescriptor& descriptor = selected.array->definition.descriptor;
   found.described = {.dtype = descriptor.dtype,

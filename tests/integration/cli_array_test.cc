@@ -96,7 +96,11 @@ TEST_F(ClusterCommandTest, LoadsGetsAndComputes) {
   EXPECT_TRUE(std::filesystem::exists(Path("y.npy")));
 
   EXPECT_EQ(cluster_->Run({"rm", "hidden", "--validate-only"}).out, "Would remove hidden\n");
-  EXPECT_EQ(cluster_->Run({"rm", "hidden"}).exit_code, 0);
+  result = cluster_->Run({"rm", "hidden", "--validate-only", "-ojson"});
+  EXPECT_EQ(json::parse(result.out), json({{"removed", {"hidden"}}, {"validate_only", true}}));
+  result = cluster_->Run({"rm", "hidden", "-ojson"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(json::parse(result.out), json({{"removed", {"hidden"}}}));
   result = cluster_->Run({"describe", layer + "output.dense.weight"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("[0,192)x[0,768)"));

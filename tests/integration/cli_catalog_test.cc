@@ -33,7 +33,15 @@ TEST_F(ClusterCommandTest, KeepsDefinitions) {
   result = cluster_->Run({"catalog", "rm", "rules", "bert", "--validate-only"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("Would remove rules bert"));
-  // Neither changed it.
+  for (const std::vector<std::string>& command :
+       {std::vector<std::string>{"put", "rules", "bert", kRules}, {"rm", "rules", "bert"}}) {
+    std::vector<std::string> arguments = {"catalog"};
+    arguments.insert(arguments.end(), command.begin(), command.end());
+    arguments.insert(arguments.end(), {"--validate-only", "-ojson"});
+    result = cluster_->Run(arguments);
+    EXPECT_THAT(result.out, HasSubstr("\"validate_only\": true")) << result.err;
+  }
+  // None changed it.
   result = cluster_->Run({"catalog", "put", "rules", "bert", kRules, "--validate-only"});
   EXPECT_THAT(result.out, HasSubstr("Would put rules bert, version 3"));
   EXPECT_EQ(cluster_->Run({"match", checkpoint_, "--rules", "bert"}).exit_code, 0);

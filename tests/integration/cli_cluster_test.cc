@@ -530,6 +530,12 @@ TEST_F(ClusterCommandTest, AnotherWorkerTakesTheRankOfALostOne) {
   CommandResult result = cluster_->Run({"admin", "worker", "drain", "worker-3", "--validate-only"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("worker-3 would drain. It holds:"));
+  const auto is_marked = [&](std::vector<std::string> command) {
+    command.insert(command.begin(), {"admin", "worker"});
+    command.insert(command.end(), {"--validate-only", "-ojson"});
+    return HasText(cluster_->Run(command).out, "\"validate_only\": true");
+  };
+  EXPECT_TRUE(is_marked({"drain", "worker-3"}));
   ASSERT_THAT(PutFloats(client, "untouched", {2, 2}, values, PartitionSpec()), IsOk());
   ASSERT_THAT(client.arrays().DeleteName("untouched"), IsOk());
   result = cluster_->Run({"admin", "worker", "drain", "worker-3"});
@@ -556,11 +562,13 @@ TEST_F(ClusterCommandTest, AnotherWorkerTakesTheRankOfALostOne) {
   EXPECT_THAT(result.err, HasSubstr("(WORKER_SERVES_RANK)"));
   result = cluster_->Run({"admin", "worker", "replace", "worker-3", "spare", "--validate-only"});
   EXPECT_EQ(result.out, "spare would get from worker-3: rank 3 of mesh default\n") << result.err;
+  EXPECT_TRUE(is_marked({"replace", "worker-3", "spare"}));
   result = cluster_->Run({"admin", "worker", "replace", "worker-3", "spare"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(result.out, "spare has from worker-3: rank 3 of mesh default\n");
   result = cluster_->Run({"admin", "worker", "forget", "worker-3", "--validate-only"});
   EXPECT_EQ(result.out, "worker-3 would be forgotten\n") << result.err;
+  EXPECT_TRUE(is_marked({"forget", "worker-3"}));
   result = cluster_->Run({"admin", "worker", "forget", "worker-3"});
   EXPECT_EQ(result.out, "worker-3 is forgotten\n") << result.err;
   result = cluster_->Run({"admin", "worker", "replace", "worker-3", "spare"});

@@ -219,6 +219,11 @@ TEST_F(QuarantineTest, AnOlderStoreThatIsPutBackDeletesNothing) {
       cluster_->Run({"admin", "quarantine", "drop", newer, "--validate-only"});
   EXPECT_THAT(would_drop.out, AllOf(HasSubstr("Would drop "), HasSubstr("1 array")))
       << would_drop.err;
+  for (const char* command : {"restore", "drop"}) {
+    const CommandResult marked =
+        cluster_->Run({"admin", "quarantine", command, newer, "--validate-only", "-ojson"});
+    EXPECT_THAT(marked.out, HasSubstr("\"validate_only\": true")) << marked.err;
+  }
   EXPECT_THAT(client().arrays().DescribeArray(client::ArraySelector::ByName("newer")),
               StatusIs(absl::StatusCode::kNotFound));
   const CommandResult restored =

@@ -17,6 +17,7 @@
 #include "client/cli/command_line.h"
 #include "client/cli/commands/commands.h"
 #include "client/cli/local/local_cluster.h"
+#include "client/cli/shared_options.h"
 #include "client/cli/table.h"
 #include "client/cli/watch.h"
 #include "client/remote/snapshot_client.h"
@@ -186,7 +187,8 @@ absl::Status RunRestore(const Invocation& invocation, const std::vector<std::str
                       : "\n");
   }
   if (invocation.json) {
-    invocation.Print({{"restored", restored}, {"failed", std::move(failed)}});
+    invocation.Print(
+        MarkIfValidated({{"restored", restored}, {"failed", std::move(failed)}}, validate_only));
   }
   if (first_failure.ok() || array_ids.size() == 1) return first_failure;
   const size_t left = array_ids.size() - restored.size();
@@ -211,9 +213,10 @@ absl::Status RunDrop(const Invocation& invocation, const std::vector<std::string
   std::copy_if(array_ids.begin(), array_ids.end(), std::back_inserter(absent),
                [&](const std::string& id) { return there.count(id) == 0; });
   if (invocation.json) {
-    invocation.Print({{"dropped", ArraysJson(dropped.arrays)},
-                      {"absent", absent},
-                      {"unreached", UnreachedJson(dropped.unreached)}});
+    invocation.Print(MarkIfValidated({{"dropped", ArraysJson(dropped.arrays)},
+                                      {"absent", absent},
+                                      {"unreached", UnreachedJson(dropped.unreached)}},
+                                     validate_only));
     return absl::OkStatus();
   }
   std::cout << (validate_only ? "Would drop " : "Dropped ") << FormatBytes(size_bytes) << " of "

@@ -116,7 +116,7 @@ absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(const Checkpoint checkpoint, OpenCheckpoint(flags.checkpoint));
   SHARDMESH_ASSIGN_OR_RETURN(const RuleSetSelector rules, SelectRules(flags.rules));
   std::shared_ptr<MeshClient> client;  // the interruption uses it to its end
-  Interruption interruption("nothing was loaded");
+  Interruption interruption("nothing was loaded", invocation.output);
   SHARDMESH_ASSIGN_OR_RETURN(client, invocation.Connect());
   SHARDMESH_RETURN_IF_ERROR(CheckMeshName(client.get(), flags.mesh));
 
@@ -218,7 +218,7 @@ absl::Status RunPut(const Invocation& invocation, const PutFlags& flags) {
                          .axes = flags.axes,
                          .preset = flags.preset};
   std::shared_ptr<MeshClient> client;  // the interruption uses it to its end
-  Interruption interruption("nothing was put");
+  Interruption interruption("nothing was put", invocation.output);
   SHARDMESH_ASSIGN_OR_RETURN(client, invocation.Connect());
   SHARDMESH_RETURN_IF_ERROR(CheckMeshName(client.get(), flags.mesh));
   options.on_begun = [&](const std::string& transfer_id) {
@@ -246,7 +246,7 @@ absl::Status RunPut(const Invocation& invocation, const PutFlags& flags) {
       json["sent_bytes"] = result->sent_bytes;
       json["durability"] = std::string(DurabilityName(result->durability));
     }
-    invocation.Print(json);
+    invocation.Print(MarkIfValidated(std::move(json), flags.validate_only));
     return absl::OkStatus();
   }
   std::cout << (flags.validate_only ? "Would put " : "Put ") << flags.name << ": "
@@ -344,6 +344,11 @@ absl::StatusOr<GatheredTensor> Gather(MeshClient* client, const GetFlags& flags,
 
 absl::Status RunGet(const Invocation& invocation, const GetFlags& flags) {
   const std::string& path = flags.path;
+  std::optional<Interruption> interruption;
+  if (path != "-") {
+    interruption.emplace("no part of the file is left", invocation.output,
+                         [&path] { RemoveTemporaryFilesOf(path); });
+  }
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   const Stopwatch stopwatch;
   if (path == "-") {
@@ -461,7 +466,7 @@ absl::Status RunRm(const Invocation& invocation, const std::vector<std::string>&
     }
   }
   if (invocation.json) {
-    invocation.Print({{"removed", names}});
+    invocation.Print(MarkIfValidated({{"removed", names}}, validate_only));
   }
   return absl::OkStatus();
 }

@@ -11,6 +11,7 @@
 #include "client/cli/command_line.h"
 #include "client/cli/commands/commands.h"
 #include "client/cli/grammar.h"
+#include "client/cli/shared_options.h"
 #include "client/cli/table.h"
 #include "client/cli/tree_source.h"
 #include "rpc/config.h"
@@ -351,7 +352,7 @@ absl::Status RunPut(const Invocation& invocation, const EntryFlags& flags) {
   }
   SHARDMESH_RETURN_IF_ERROR(entry.status());
   if (invocation.json) {
-    invocation.Print(EntryJson(*entry));
+    invocation.Print(MarkIfValidated(EntryJson(*entry), flags.validate_only));
   } else {
     std::cout << (flags.validate_only ? "Would put " : "Put ") << KindName(flags.kind) << " "
               << entry->name << ", version " << entry->version << "\n";
@@ -365,9 +366,9 @@ absl::Status RunDelete(const Invocation& invocation, const EntryFlags& flags) {
       const int64_t revision,
       client->catalog().DeleteEntry(flags.kind, flags.name, flags.version, flags.validate_only));
   if (invocation.json) {
-    invocation.Print({{"kind", std::string(KindName(flags.kind))},
-                      {"name", flags.name},
-                      {"revision", revision}});
+    invocation.Print(MarkIfValidated(
+        {{"kind", std::string(KindName(flags.kind))}, {"name", flags.name}, {"revision", revision}},
+        flags.validate_only));
   } else {
     std::cout << (flags.validate_only ? "Would remove " : "Removed ") << KindName(flags.kind) << " "
               << flags.name << "\n";
@@ -429,7 +430,7 @@ void AddCatalogCommands(CommandLine* line) {
                       [put](const Invocation& i) { return RunPut(i, *put); });
   put_command->add_option("file", put->path, StrCat("YAML file; for a tree: ", kTreeHelp))
       ->required();
-  put_command->add_option("--if-version", put->version, kVersionHelp)->check(CLI::PositiveNumber);
+  put_command->add_option("--if-version", put->version, kVersionHelp)->check(WholeNumberFrom(1));
   put_command->add_flag("--validate-only", put->validate_only,
                         "check everything, and change nothing");
 
@@ -437,7 +438,7 @@ void AddCatalogCommands(CommandLine* line) {
   CLI::App* const rm =
       AddEntryCommand(line, catalog, "rm", "Remove an entry", removed.get(),
                       [removed](const Invocation& i) { return RunDelete(i, *removed); });
-  rm->add_option("--if-version", removed->version, kVersionHelp)->check(CLI::PositiveNumber);
+  rm->add_option("--if-version", removed->version, kVersionHelp)->check(WholeNumberFrom(1));
   rm->add_flag("--validate-only", removed->validate_only, "check everything, and remove nothing");
 }
 

@@ -24,6 +24,8 @@ namespace {
 
 constexpr char kMiniLm[] = "all-minilm-l6-v2";
 constexpr char kLlama[] = "llama";
+// The list of tensors alone would take all memory for sizes far above.
+constexpr int64_t kMaxSizeBytes = int64_t{1} << 40;
 
 struct CheckpointFlags {
   std::string path;
@@ -39,6 +41,10 @@ absl::Status RunMakeCheckpoint(const Invocation& invocation, const CheckpointFla
     return WrongUse(llama ? "--like llama needs a --size"
                           : StrCat("--size goes with --like ", kLlama, ": ", kMiniLm,
                                    " has the size that it has"));
+  }
+  if (llama && *flags.size_bytes > kMaxSizeBytes) {
+    return WrongUse(StrCat("--size: ", *flags.size_bytes, " bytes are over the limit of ",
+                           kMaxSizeBytes, "; give 1TiB or less"));
   }
   std::vector<SafetensorsWriter::Tensor> tensors = MiniLmTensors();
   if (llama) {

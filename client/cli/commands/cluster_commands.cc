@@ -541,8 +541,13 @@ void AddClusterCommands(CommandLine* line) {
       "N alone, else fsdp=2,tp=2)");
   up->add_option("--workers", flags->workers, "how many workers; must be the mesh's product")
       ->check(CLI::Range(1, 1024));
-  up->add_option("--data-dir", flags->data_folder,
-                 "keep state and tensors below this folder (default: in memory)");
+  AddParsedOption(
+      up, "--data-dir", &flags->data_folder,
+      [](std::string_view text) -> absl::StatusOr<std::string> {
+        if (text.empty()) return WrongUse("is empty; give a folder, or leave the option out");
+        return std::string(text);
+      },
+      "keep state and tensors below this folder (default: in memory)");
   up->add_option("--tls", flags->tls_folder,
                  "mutual TLS with the certificates in this folder, which are made if missing, as "
                  "`shardmesh certs` does (default: plaintext)");
@@ -563,10 +568,13 @@ void AddClusterCommands(CommandLine* line) {
   up->add_option("--min-sharding-size", flags->min_sharding_size,
                  "least number of elements of a tensor that is sharded, for rules whose min_size "
                  "is null (default: 16384)")
-      ->check(CLI::NonNegativeNumber);
+      ->check(WholeNumberFrom(0));
   AddParsedOption(
       up, "--collective-algorithms", &flags->algorithms,
       [](std::string_view text) -> absl::StatusOr<std::string> {
+        if (text.empty()) {
+          return WrongUse("is empty; give some such as all-reduce=halving, or leave it out");
+        }
         SHARDMESH_RETURN_IF_ERROR(ParsePreferredAlgorithms(text).status());
         return std::string(text);
       },

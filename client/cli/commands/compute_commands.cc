@@ -297,11 +297,11 @@ void AddComputeCommands(CommandLine* line) {
       ->add_option("--dimension", collective_flags->dimension,
                    "of all-gather, reduce-scatter, all-to-all (to be joined), gather and scatter "
                    "(default: 0)")
-      ->check(CLI::NonNegativeNumber);
+      ->check(WholeNumberFrom(0));
   collective
       ->add_option("--split-dimension", collective_flags->split_dimension,
                    "of all-to-all: the dimension to be partitioned instead")
-      ->check(CLI::NonNegativeNumber);
+      ->check(WholeNumberFrom(0));
   AddParsedOption(collective, "--reduction", &collective_flags->reduction, ParseReduction,
                   "sum, product, min, max or mean (default: sum)")
       ->type_name("{sum,product,min,max,mean}");
@@ -309,7 +309,7 @@ void AddComputeCommands(CommandLine* line) {
       ->add_option("--root", collective_flags->root,
                    "of broadcast, reduce, gather and scatter: a place within each group, along the "
                    "axes (default: 0)")
-      ->check(CLI::NonNegativeNumber);
+      ->check(WholeNumberFrom(0));
   CLI::Option* const pairs = collective
                                  ->add_option("--pairs", collective_flags->pairs,
                                               "of permute: source and target places, as 0:1,1:2; a "
@@ -317,11 +317,11 @@ void AddComputeCommands(CommandLine* line) {
                                  ->delimiter(',');
   CLI::Option* const from =
       collective->add_option("--from", collective_flags->from, "of send: the place that sends")
-          ->check(CLI::NonNegativeNumber)
+          ->check(WholeNumberFrom(0))
           ->excludes(pairs);
   CLI::Option* const to =
       collective->add_option("--to", collective_flags->to, "of send: the place that receives")
-          ->check(CLI::NonNegativeNumber)
+          ->check(WholeNumberFrom(0))
           ->excludes(pairs)
           ->needs(from);
   from->needs(to);

@@ -12,6 +12,7 @@
 #include "absl/time/time.h"
 #include "client/cli/command_line.h"
 #include "client/cli/commands/commands.h"
+#include "client/cli/grammar.h"
 #include "client/cli/table.h"
 #include "client/types/cluster.h"
 #include "status/status_macros.h"
@@ -213,7 +214,7 @@ void AddDoctorCommands(CommandLine* line) {
       [flags](const Invocation& i) { return RunDoctor(i, *flags); });
   line->CanBeWatched(doctor);
   doctor->add_option("--step", flags->step, "only about this step (default: about all)")
-      ->check(CLI::PositiveNumber);
+      ->check(WholeNumberFrom(1));
   doctor->add_option("--worker", flags->worker, "show only the records of this worker");
   doctor
       ->add_option("--records", flags->records,

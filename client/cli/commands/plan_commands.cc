@@ -648,7 +648,7 @@ void AddPlan(CommandLine* line) {
   plan->add_option("--html", flags->html, "also write a report with pictures to this file");
   plan->add_option("--search", flags->search,
                    "rank all meshes of that many devices over --axes, instead of a mesh")
-      ->check(CLI::PositiveNumber);
+      ->check(WholeNumberFrom(1));
   AddParsedOption(plan, "--axes", &flags->axes, ParseSearchAxes,
                   "with --search, the axes: dp,fsdp,tp; tp=8 is fixed, tp=2..8 is bounded");
   AddParsedOption(plan, "--memory", &flags->memory, ParseMemory,

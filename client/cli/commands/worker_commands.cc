@@ -8,6 +8,7 @@
 
 #include "client/cli/command_line.h"
 #include "client/cli/commands/commands.h"
+#include "client/cli/shared_options.h"
 #include "client/cli/table.h"
 #include "client/types/cluster.h"
 #include "status/status_macros.h"
@@ -44,13 +45,14 @@ absl::Status RunDrainWorker(const Invocation& invocation, const std::string& ide
   SHARDMESH_ASSIGN_OR_RETURN(const DrainedWorker worker,
                              client->cluster().DrainWorker(identity, resume, validate_only));
   if (invocation.json) {
-    invocation.Print({{"worker", identity},
-                      {"draining", !resume},
-                      {"ranks", RanksJson(worker.ranks)},
-                      {"rank_count", worker.rank_count},
-                      {"work", worker.work},
-                      {"arrays", worker.arrays},
-                      {"used_bytes", worker.used_bytes}});
+    invocation.Print(MarkIfValidated({{"worker", identity},
+                                      {"draining", !resume},
+                                      {"ranks", RanksJson(worker.ranks)},
+                                      {"rank_count", worker.rank_count},
+                                      {"work", worker.work},
+                                      {"arrays", worker.arrays},
+                                      {"used_bytes", worker.used_bytes}},
+                                     validate_only));
     return absl::OkStatus();
   }
   if (resume) {
@@ -70,7 +72,7 @@ absl::Status RunForgetWorker(const Invocation& invocation, const std::string& id
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   SHARDMESH_RETURN_IF_ERROR(client->cluster().ForgetWorker(identity, validate_only));
   if (invocation.json) {
-    invocation.Print({{"forgotten", identity}});
+    invocation.Print(MarkIfValidated({{"forgotten", identity}}, validate_only));
   } else {
     std::cout << identity << (validate_only ? " would be forgotten\n" : " is forgotten\n");
   }
@@ -83,10 +85,11 @@ absl::Status RunReplaceWorker(const Invocation& invocation, const std::string& i
   SHARDMESH_ASSIGN_OR_RETURN(const ReplacedWorker replaced,
                              client->cluster().ReplaceWorker(identity, replacement, validate_only));
   if (invocation.json) {
-    invocation.Print({{"worker", identity},
-                      {"replacement", replacement},
-                      {"ranks", RanksJson(replaced.ranks)},
-                      {"rank_count", replaced.rank_count}});
+    invocation.Print(MarkIfValidated({{"worker", identity},
+                                      {"replacement", replacement},
+                                      {"ranks", RanksJson(replaced.ranks)},
+                                      {"rank_count", replaced.rank_count}},
+                                     validate_only));
   } else if (replaced.rank_count == 0) {
     std::cout << identity
               << (validate_only ? " serves no rank; nothing would change\n"

@@ -111,7 +111,8 @@ TEST_F(FlagSetTest, RefusesWhatDoesNotReadAndNamesTheFlag) {
       {"--memory", "a lot"},   {"--interval", "5"},    {"--interval=-1s"},   {"--insecure=perhaps"},
       {"--log-format", "xml"}, {"--log-level", "all"}, {"--memory=15"},      {"--listen", "nohost"},
       {"--listen=unix:/s"},    {"--listen=::1:5"},     {"--advertise=x"},    {"--advertise="},
-      {"--coordinator", "a"},  {"--coordinator="},     {"--listen=a:65536"},
+      {"--coordinator", "a"},  {"--coordinator="},     {"--listen=a:65536"}, {"--tls-cert="},
+      {"--tls-key", ""},
   };
   for (const std::vector<const char*>& arguments : cases) {
     const absl::Status status = Parse(arguments);

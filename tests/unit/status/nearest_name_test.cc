@@ -30,6 +30,15 @@ TEST(NearestNameTest, FindsWhatWasProbablyMeant) {
   EXPECT_EQ(NearestName("x", {}), std::nullopt);
 }
 
+TEST(NearestNameTest, ALongNameIsNotNearToEachOther) {
+  const std::string x(1'000, 'x');
+  const std::string y(1'000, 'y');
+  EXPECT_EQ(NearestName(x, {"tp", "embed", y}), std::nullopt);
+  EXPECT_EQ(NearestName("tp", {x}), std::nullopt);
+  const std::string almost = "y" + x.substr(1);
+  EXPECT_EQ(NearestName(x, {"tp", almost, y}), almost);
+}
+
 TEST(NearestNameTest, EndsASentence) {
   EXPECT_EQ(DidYouMean("pt", {"tp", "dp"}), "; did you mean \"tp\"?");
   EXPECT_EQ(DidYouMean("sequence", {"tp", "dp"}), "");

@@ -164,7 +164,34 @@ TEST_F(ContextFileTest, RefusesBrokenFilesWithTheirLines) {
     EXPECT_THAT(std::string(status.message()),
                 ::testing::AllOf(::testing::StartsWith(path), HasSubstr(c.error)));
   }
-  EXPECT_EQ(ReasonOf(ReadContexts(folder_).status()), Reason::kBadFile);
+}
+
+TEST_F(ContextFileTest, ReadsOnlyRegularFilesOfALimitedSize) {
+  const std::string pipe = folder_ + "/pipe";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  const std::string large = folder_ + "/large.yaml";
+  std::ofstream(large) << "# " << std::string(size_t{1} << 20, 'x') << "\n";
+  const std::string link = folder_ + "/link.yaml";
+  std::filesystem::create_symlink("/dev/full", link);
+  const struct Case {
+    std::string path;
+    std::string error;
+  } kCases[] = {
+      {folder_, "is a folder"},
+      {pipe, "is not a regular file"},
+      {"/dev/full", "is not a regular file"},
+      {link, "is not a regular file"},
+      {large, ": 1048579 bytes are more than the 1048576 of a file of contexts"},
+  };
+  for (const Case& c : kCases) {
+    const absl::Status status = ReadContexts(c.path).status();
+    EXPECT_EQ(ReasonOf(status), Reason::kBadFile) << c.path;
+    EXPECT_THAT(std::string(status.message()),
+                ::testing::AllOf(::testing::StartsWith(c.path), HasSubstr(c.error)));
+  }
+  // The least file that is not too large is read.
+  std::ofstream(large) << "# " << std::string((size_t{1} << 20) - 3, 'x') << "\n";
+  EXPECT_THAT(ReadContexts(large).status(), IsOk());
 }
 
 TEST_F(ContextFileTest, AFileThatIsEmptyHasNoContexts) {

@@ -289,6 +289,17 @@ TEST(TableTest, WritesTheWholeRequestOfAFix) {
   EXPECT_EQ(FormatFix(fix), "move the axes: spec tp,-");
 }
 
+TEST(GrammarTest, ChecksWholeNumbers) {
+  for (const char* number : {"1", "7", "9223372036854775807"}) {
+    EXPECT_EQ(WholeNumberFrom(1)(number), "") << number;
+  }
+  EXPECT_EQ(WholeNumberFrom(0)("0"), "");
+  for (const char* wrong : {"0", "-1", "9223372036854775808", "1.5", "1e3", "+1", " 1", "x", ""}) {
+    EXPECT_EQ(WholeNumberFrom(1)(wrong),
+              "\"" + std::string(wrong) + "\" is not a whole number from 1");
+  }
+}
+
 TEST(TableTest, CountsOneInTheSingular) {
   EXPECT_EQ(FormatCount(0, "tensor"), "0 tensors");
   EXPECT_EQ(FormatCount(1, "tensor"), "1 tensor");

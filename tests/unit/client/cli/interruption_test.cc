@@ -1,7 +1,16 @@
 // What is said of a put that a signal interrupted.
 #include "client/cli/interruption.h"
 
+#include <signal.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <string>
+
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "gtest/gtest.h"
+#include "process/file.h"
 #include "status/reason.h"
 
 namespace shardmesh::client {
@@ -19,6 +28,25 @@ TEST(InterruptionTest, OnlyAPutThatIsKnownToBeUndoneIsSaidToBe) {
   EXPECT_FALSE(IsNothingDone(
       WithReason(absl::FailedPreconditionError("no longer remembered"), Reason::kRequestIdReused)));
   EXPECT_FALSE(IsNothingDone(WithReason(absl::NotFoundError("gone since"), Reason::kNotFound)));
+}
+
+TEST(InterruptionDeathTest, ASignalRemovesTemporaryFilesAndIsReportedInTheForm) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const std::string path = ::testing::TempDir() + "interrupted.npy";
+  const auto is_interrupted = [&path](OutputForm form, int signal) {
+    Interruption interruption("no file", form, [&path] { RemoveTemporaryFilesOf(path); });
+    const absl::StatusOr<AtomicFileWriter> writer = AtomicFileWriter::Create(path);
+    if (!writer.ok()) return;
+    kill(getpid(), signal);
+    absl::SleepFor(absl::Seconds(60));
+  };
+  EXPECT_EXIT(is_interrupted(OutputForm::kTable, SIGINT), ::testing::KilledBySignal(SIGINT),
+              "shardmesh: interrupted: no file");
+  EXPECT_EXIT(is_interrupted(OutputForm::kJson, SIGTERM), ::testing::KilledBySignal(SIGTERM),
+              "\"message\": ?\"interrupted: no file\"");
+  for (const auto& entry : std::filesystem::directory_iterator(::testing::TempDir())) {
+    EXPECT_FALSE(entry.path().filename().string().starts_with("interrupted.npy")) << entry.path();
+  }
 }
 
 }  // namespace

@@ -117,6 +117,33 @@ TEST_F(BeginGetTest, ASliceNamesOnlyRanksThatCanBeAsked) {
               StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kArrayDegraded));
 }
 
+// The arrays count as kept in memory, as when some of their workers have no data folder.
+TEST_F(BeginGetTest, AGetWaitsForTheWorkersOfItsTilesThatComeBack) {
+  const ArrayDescriptor rows = AddArray("rows", PartitionSpec({SpecEntry::Axis("x")}));
+  AddArray("copies", PartitionSpec());
+  const Tile whole = Tile::Whole({8});
+  const Tile first = rows.Tiling()->TileOf(0);
+  const Tile second = rows.Tiling()->TileOf(1);
+  const auto recovering = StatusIs(absl::StatusCode::kUnavailable, Reason::kRecovering);
+  const auto degraded = StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kArrayDegraded);
+
+  members_.Detach(attachments_[1], "it is gone");
+  recovery_.Lost("w1");  // its tiles are on its disk
+  EXPECT_THAT(Get("rows", first), IsOk());
+  EXPECT_THAT(Get("rows", second).status(), recovering);
+  EXPECT_THAT(Get("rows", whole).status(), recovering);
+
+  members_.Detach(attachments_[0], "it is gone");  // its tiles were in memory
+  EXPECT_THAT(Get("rows", first).status(), degraded);
+  EXPECT_THAT(Get("rows", second).status(), recovering);
+  EXPECT_THAT(Get("rows", whole).status(), degraded);
+  EXPECT_THAT(Get("copies", whole).status(), recovering) << "one replica is enough";
+
+  clock_.Advance(Recovery::kDefaultReturnGrace);
+  EXPECT_THAT(Get("rows", second).status(), degraded);
+  EXPECT_THAT(Get("copies", whole).status(), degraded);
+}
+
 TEST_F(BeginGetTest, AGetOfAWholeArrayListsNoTiles) {
   AddArray("rows", PartitionSpec({SpecEntry::Axis("x")}));
   const auto got = Get("rows", std::nullopt);
