@@ -39,7 +39,6 @@ KNOWN_GAPS = {
     "layer check": {"--reduce-output": "cli_local_test.cc adds it to the command in another statement",
                     "--reduce-scatter-output": "cli_local_test.cc adds it to the command in another statement"},
     "man": {"--dir": "this file uses it"},
-    "up": {"--min-sharding-size": "no test uses it"},
 }
 
 

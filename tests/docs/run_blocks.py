@@ -215,6 +215,17 @@ done
 """
 
 
+def await_end_of_group(group, seconds=2):
+    """Waits until no process of a killed group is left: the kernel ends them one after the other."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.01)
+
+
 class Shell:
     """The shell of one page, in a new folder. `stop` ends all that the page began."""
 
@@ -316,6 +327,7 @@ class Shell:
             except ProcessLookupError:
                 pass
             self._process.wait()
+            await_end_of_group(self._process.pid)
             for descriptor in (self._commands, self._answer):
                 if descriptor is not None:
                     os.close(descriptor)
