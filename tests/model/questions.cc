@@ -43,7 +43,7 @@ const Questions& AllQuestions() {
         {StrCat(R"(axes { name: "__BATCH__" } mode { name: "__autoregressive__" })")}}},
       {"ResolveService.ResolveEffectiveSpec",
        {{R"(axes: "__BATCH__" axes: "_" shape: 8 shape: 7 mesh: "default")"},
-        {R"(preset: "HiddenStateSharding" mode: "__train__" profile: "none")"}}},
+        {R"(preset: "HiddenStateSharding" shape: 8 shape: 1 shape: 8 mesh: "default")"}}},
       {"ClusterService.ListQuarantine", {{""}}},
       {"ResolveService.ResolveAxes", {{kAxes}}},
       {"ResolveService.CorrectSpec",
