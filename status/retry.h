@@ -20,7 +20,7 @@
 
 namespace shardmesh {
 
-// What the client library does by itself about an error of an idempotent call.
+// The retries that the client library makes by itself after an error of an idempotent call.
 enum class SelfRetry {
   kNo,             // it returns the error: somebody must act first, or the request must change
   kFewTimes,       // it makes kFewAttempts attempts: the state may last, or pass soon

@@ -89,7 +89,7 @@ absl::StatusOr<std::string> WithDefinitionVersion(std::string_view key, const st
 // workers as ranks, two are equal, or one is no valid identity.
 struct RanksRecords {
   std::string ranks;
-  // Of this version; nullopt: the one before stays.
+  // The record of the definition with this version; nullopt: it stays as it is.
   std::optional<std::string> definition = std::nullopt;
 };
 absl::StatusOr<RanksRecords> WithRanks(std::string_view key, const std::string* before,

@@ -689,7 +689,7 @@ void DefinitionStore::Write(Verb verb, Change change, DefinitionKind kind, std::
     if (definition.ok()) {
       (*definition)->value = std::move(value);
       (*definition)->wire_value = std::move(wire_value);
-      // Of no version: those of now, while the definition is the one of the answer.
+      // Ranks have no version: these are the current ones, if the definition is still the same.
       const auto current = shared_state()->Find(kind, change.name);
       if (current.ok() && (*current)->version == (*definition)->version &&
           (*current)->uid == (*definition)->uid) {
@@ -759,7 +759,7 @@ void DefinitionStore::Write(Verb verb, Change change, DefinitionKind kind, std::
       transaction.deletes.push_back(RanksKeyOf(change.name));
     }
   }
-  // Of a creation: once its version is known.
+  // A creation is encoded once its version is known.
   const auto add_records = [this, &transaction, &key, verb, definition,
                             request_id = change.request_id] {
     requests_->AddTo(&transaction, request_id, EncodeWithoutValue(*definition).SerializeAsString());

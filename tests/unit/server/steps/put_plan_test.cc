@@ -233,7 +233,7 @@ TEST_F(PutPlanTest, ValidatesAndBeginsNothing) {
 }
 
 TEST_F(PutPlanTest, ValidatesAllThatBeginningChecks) {
-  // What each refuses now, validated and begun.
+  // Returns how the same put is refused when it is validated and when it begins.
   const auto refusals = [this](const std::string& name) {
     std::vector<absl::Status> refused;
     for (const bool validate_only : {true, false}) {
