@@ -34,28 +34,32 @@ function(shardmesh_program_defaults target)
   endif()
 endfunction()
 
-# What is compiled for longer than it runs, tests above all, is not optimised under the sanitizers: optimising what they
-# add is half of such a build.
+# What is compiled for longer than it runs is not optimised under the sanitizers: optimising what they add is half of such
+# a build. Tests never are.
 function(shardmesh_compile_quickly target)
   if(SHARDMESH_SANITIZE)
     target_compile_options(${target} PRIVATE -O0)
   endif()
 endfunction()
 
+# shardmesh_compile_together(TARGET apart...): with SHARDMESH_UNITY eight sources are compiled as one, which reads their
+# headers and makes their templates once. It is for builds that compile everything and nothing twice: the sanitizers', CI's
+# and the image's. Apart stay sources with a name in an unnamed namespace that another source of the target has too.
+function(shardmesh_compile_together target)
+  if(SHARDMESH_UNITY)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
+    set_source_files_properties(${ARGN} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+  endif()
+endfunction()
+
 # shardmesh_library(NAME sharding SRCS ... [DEPS public...] [PRIVATE_DEPS ...] [APART ...]) defines shardmesh::NAME.
-#
-# With SHARDMESH_UNITY eight sources are compiled as one, which reads their headers once: the sanitizers' builds compile
-# everything and nothing twice. APART lists sources with a name in an unnamed namespace that another source has too.
 function(shardmesh_library)
   cmake_parse_arguments(arg "" "NAME" "SRCS;DEPS;PRIVATE_DEPS;APART" ${ARGN})
   set(target shardmesh_${arg_NAME})
   add_library(${target} STATIC ${arg_SRCS})
   add_library(shardmesh::${arg_NAME} ALIAS ${target})
   set_target_properties(${target} PROPERTIES EXPORT_NAME ${arg_NAME})
-  if(SHARDMESH_UNITY)
-    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
-    set_source_files_properties(${arg_APART} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
-  endif()
+  shardmesh_compile_together(${target} ${arg_APART})
   shardmesh_target_defaults(${target})
   target_link_libraries(${target} PUBLIC ${arg_DEPS} PRIVATE ${arg_PRIVATE_DEPS})
 endfunction()
@@ -70,17 +74,18 @@ function(shardmesh_binary)
   install(TARGETS ${arg_NAME} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT programs)
 endfunction()
 
-# shardmesh_test(NAME sharding_test SRCS ... DEPS ... LABELS unit [TIMEOUT s]) defines a GoogleTest program,
-# each of whose tests ctest runs by name. Labels: unit, or integration = starts clusters, one test of a program at
+# shardmesh_test(NAME sharding_test SRCS ... DEPS ... [APART ...] LABELS unit [TIMEOUT s]) defines a GoogleTest program, each
+# of whose tests ctest runs by name. Labels: unit, or integration = starts clusters, one test of a program at
 # a time; concurrent = also runs under TSan; long = only with ./dev test --long.
 function(shardmesh_test)
-  cmake_parse_arguments(arg "" "NAME;TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(arg "" "NAME;TIMEOUT" "SRCS;DEPS;APART;LABELS" ${ARGN})
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 120)
   endif()
   add_executable(${arg_NAME} ${arg_SRCS})
   shardmesh_program_defaults(${arg_NAME})
-  shardmesh_compile_quickly(${arg_NAME})
+  shardmesh_compile_together(${arg_NAME} ${arg_APART})
+  target_compile_options(${arg_NAME} PRIVATE -O0)
   target_link_libraries(${arg_NAME} PRIVATE ${arg_DEPS} shardmesh::test_main GTest::gmock GTest::gtest)
   target_compile_definitions(${arg_NAME} PRIVATE SHARDMESH_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
     SHARDMESH_BINARY_DIR="${CMAKE_BINARY_DIR}/bin")

@@ -4,7 +4,7 @@
 namespace shardmesh::conformance {
 namespace {
 
-class LibrarySubject final : public AnalysisSubject {
+class AnalysisLibrary final : public AnalysisSubject {
  public:
   absl::StatusOr<ExactAnalysis> Analyze(const std::vector<AnalyzedTensor>& tensors,
                                         const Mesh& mesh) const override {
@@ -31,7 +31,7 @@ class LibrarySubject final : public AnalysisSubject {
 }  // namespace
 
 std::shared_ptr<const AnalysisSubject> LibraryAnalysis() {
-  return std::make_shared<LibrarySubject>();
+  return std::make_shared<AnalysisLibrary>();
 }
 
 }  // namespace shardmesh::conformance

@@ -7,11 +7,9 @@
 namespace shardmesh::conformance {
 namespace {
 
-constexpr Compatibility kExact = Compatibility::kExact;
-
-class WireSubject final : public AnalysisSubject {
+class AnalysisWire final : public AnalysisSubject {
  public:
-  explicit WireSubject(client::MeshClient& client) : client_(client) {}
+  explicit AnalysisWire(client::MeshClient& client) : client_(client) {}
 
   absl::StatusOr<ExactAnalysis> Analyze(const std::vector<AnalyzedTensor>& tensors,
                                         const Mesh& mesh) const override {
@@ -33,7 +31,7 @@ class WireSubject final : public AnalysisSubject {
     }
     client::TreeQuestion question;
     question.mesh = mesh;
-    question.compatibility = kExact;
+    question.compatibility = Compatibility::kExact;
     question.own_specs_must_suit_mesh = true;
     SHARDMESH_ASSIGN_OR_RETURN(const client::TreeAnswer answer,
                                client_.layouts().ResolveTree(question, tree));
@@ -54,7 +52,7 @@ class WireSubject final : public AnalysisSubject {
       const std::vector<HeldLeaf>& leaves) const override {
     return Layouts({.kind = client::ShardingsQuestion::Kind::kLayouts,
                     .leaves = leaves,
-                    .compatibility = kExact});
+                    .compatibility = Compatibility::kExact});
   }
 
   absl::StatusOr<std::vector<std::optional<NamedSharding>>> Shardings(
@@ -62,7 +60,7 @@ class WireSubject final : public AnalysisSubject {
     return Layouts({.kind = client::ShardingsQuestion::Kind::kLayoutsOnMesh,
                     .leaves = leaves,
                     .mesh = mesh,
-                    .compatibility = kExact});
+                    .compatibility = Compatibility::kExact});
   }
 
   absl::StatusOr<std::vector<std::optional<PartitionSpec>>> PartitionSpecs(
@@ -71,7 +69,7 @@ class WireSubject final : public AnalysisSubject {
         std::vector<client::ShardingsEntry> entries,
         client_.layouts().ListShardings({.kind = client::ShardingsQuestion::Kind::kSpecs,
                                          .leaves = leaves,
-                                         .compatibility = kExact}));
+                                         .compatibility = Compatibility::kExact}));
     std::vector<std::optional<PartitionSpec>> specs;
     for (client::ShardingsEntry& entry : entries) {
       specs.push_back(std::move(entry.spec));
@@ -100,7 +98,7 @@ class WireSubject final : public AnalysisSubject {
 }  // namespace
 
 std::shared_ptr<const AnalysisSubject> WireAnalysis(client::MeshClient& client) {
-  return std::make_shared<WireSubject>(client);
+  return std::make_shared<AnalysisWire>(client);
 }
 
 }  // namespace shardmesh::conformance

@@ -27,8 +27,6 @@ using ::shardmesh::test::EncodeAxisValue;
 using ::shardmesh::test::EncodeSpec;
 using ::shardmesh::test::ThrowWrongForm;
 
-constexpr Compatibility kExact = Compatibility::kExact;
-
 absl::StatusOr<PartitionAxis> DecodeProfile(const Json& overrides) {
   std::vector<FieldValue> fields;
   for (const auto& [field, value] : overrides.items()) {
@@ -74,7 +72,7 @@ absl::StatusOr<std::vector<AxisValue>> DecodeAxes(const Json& axes) {
 // generation mode's name acts as train.
 RuntimeMode DecodeRuntimeMode(const Json& mode) {
   if (!mode.is_string()) return RuntimeMode::kTrain;
-  return *Mode::Parse(mode.get<std::string>(), kExact)->Resolve(std::nullopt);
+  return *Mode::Parse(mode.get<std::string>(), Compatibility::kExact)->Resolve(std::nullopt);
 }
 
 // A partition manager's mode. A boolean is an integer in Python.

@@ -14,12 +14,10 @@
 namespace shardmesh::conformance {
 namespace {
 
-constexpr Compatibility kExact = Compatibility::kExact;
-
 // A view of `arguments`, which must outlive it.
 absl::StatusOr<LogicalQuestion> QuestionOf(const LogicalArguments& arguments) {
   LogicalQuestion question;
-  question.compatibility = kExact;
+  question.compatibility = Compatibility::kExact;
   question.axes = arguments.axes;
   question.mode = arguments.mode;
   if (arguments.dynamic_axes.has_value()) question.dynamic_axes = &*arguments.dynamic_axes;
@@ -101,7 +99,7 @@ class Layout final : public LayoutSubject {
                                                      absl::Span<const AxisValue> axes,
                                                      const Mode& mode) const override {
     SHARDMESH_ASSIGN_OR_RETURN(const RuntimeMode resolved, mode.Resolve(std::nullopt));
-    return profile.ResolveAxis(axes, resolved, kExact);
+    return profile.ResolveAxis(axes, resolved, Compatibility::kExact);
   }
 
   absl::StatusOr<client::ConstraintAnswer> ApplyLogicalSharding(const LogicalArguments& arguments,

@@ -8,8 +8,6 @@
 namespace shardmesh::conformance {
 namespace {
 
-constexpr Compatibility kExact = Compatibility::kExact;
-
 class Layout final : public LayoutSubject {
  public:
   explicit Layout(client::MeshClient& client) : client_(client) {}
@@ -20,7 +18,7 @@ class Layout final : public LayoutSubject {
     question.profile = arguments.profile;
     question.mesh = mesh;
     question.shape = arguments.shape;
-    question.compatibility = kExact;
+    question.compatibility = Compatibility::kExact;
     // A request brings axes and mode or names a preset; dynamic axes of another make are their own
     // axes and mode.
     if (!arguments.axes.has_value() || !arguments.mode.has_value()) {
@@ -44,7 +42,7 @@ class Layout final : public LayoutSubject {
     SHARDMESH_ASSIGN_OR_RETURN(
         client::SpecAnswer answer,
         client_.layouts().CorrectSpec(
-            {.spec = spec, .shape = shape, .mesh = mesh, .compatibility = kExact}));
+            {.spec = spec, .shape = shape, .mesh = mesh, .compatibility = Compatibility::kExact}));
     return std::move(answer.effective);
   }
 
@@ -55,7 +53,7 @@ class Layout final : public LayoutSubject {
                                              .spec = spec,
                                              .shape = shape,
                                              .devices = {devices.begin(), devices.end()},
-                                             .compatibility = kExact});
+                                             .compatibility = Compatibility::kExact});
   }
 
   absl::StatusOr<client::TreeAnswer> ResolveTree(const RuleSet& rules,
@@ -65,7 +63,7 @@ class Layout final : public LayoutSubject {
     question.rules = RuleSetDefinition{.rules = rules, .slashes = false};
     question.match_only = !mesh.has_value();
     if (mesh.has_value()) question.mesh = *mesh;
-    question.compatibility = kExact;
+    question.compatibility = Compatibility::kExact;
     return client_.layouts().ResolveTree(question, tensors);
   }
 
@@ -75,7 +73,7 @@ class Layout final : public LayoutSubject {
     return client_.layouts().ResolveAxes({.axes = {axes.begin(), axes.end()},
                                           .mode = mode,
                                           .profile = profile,
-                                          .compatibility = kExact});
+                                          .compatibility = Compatibility::kExact});
   }
 
   absl::StatusOr<client::ConstraintAnswer> ApplyLogicalSharding(const LogicalArguments& arguments,
@@ -86,7 +84,7 @@ class Layout final : public LayoutSubject {
     question.shape = arguments.shape.value_or(Shape());
     question.mesh = mesh;
     question.auto_correct = auto_correct;
-    question.compatibility = kExact;
+    question.compatibility = Compatibility::kExact;
     question.mode = arguments.mode;
     if (arguments.axes.has_value() && arguments.mode.has_value()) {
       question.layout = *arguments.axes;
@@ -105,13 +103,13 @@ class Layout final : public LayoutSubject {
   absl::StatusOr<client::ConstraintAnswer> Constrain(const PartitionSpec& spec, const Shape& shape,
                                                      const Mesh& mesh) const override {
     return client_.layouts().ConstrainArray(
-        {.layout = spec, .shape = shape, .mesh = mesh, .compatibility = kExact});
+        {.layout = spec, .shape = shape, .mesh = mesh, .compatibility = Compatibility::kExact});
   }
 
   absl::StatusOr<client::Comparison> CompareSpecs(const PartitionSpec& a, const PartitionSpec& b,
                                                   const Mesh& mesh, int64_t rank) const override {
     return client_.layouts().CompareSpecs(
-        {.a = a, .b = b, .mesh = mesh, .rank = rank, .compatibility = kExact});
+        {.a = a, .b = b, .mesh = mesh, .rank = rank, .compatibility = Compatibility::kExact});
   }
 
  private:

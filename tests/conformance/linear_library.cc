@@ -6,7 +6,7 @@
 namespace shardmesh::conformance {
 namespace {
 
-class Library final : public LinearSubject {
+class LinearLibrary final : public LinearSubject {
  public:
   absl::StatusOr<std::optional<PartitionSpec>> Sharding(const ArrayLayout& array) const override {
     return GetSharding(array);
@@ -39,6 +39,6 @@ class Library final : public LinearSubject {
 
 }  // namespace
 
-std::shared_ptr<const LinearSubject> LibraryLinear() { return std::make_shared<Library>(); }
+std::shared_ptr<const LinearSubject> LibraryLinear() { return std::make_shared<LinearLibrary>(); }
 
 }  // namespace shardmesh::conformance

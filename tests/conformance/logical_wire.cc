@@ -7,8 +7,6 @@
 namespace shardmesh::conformance {
 namespace {
 
-constexpr Compatibility kExact = Compatibility::kExact;
-
 class Logical final : public LogicalSubject {
  public:
   explicit Logical(client::MeshClient& client) : client_(client) {}
@@ -22,8 +20,10 @@ class Logical final : public LogicalSubject {
       const std::vector<AxisValue>& names, const LogicalRules& rules) const override {
     SHARDMESH_ASSIGN_OR_RETURN(
         client::SpmdAnswer answer,
-        client_.layouts().ResolveSpmdAxes(
-            {.names = names, .rules = rules, .values_only = true, .compatibility = kExact}));
+        client_.layouts().ResolveSpmdAxes({.names = names,
+                                           .rules = rules,
+                                           .values_only = true,
+                                           .compatibility = Compatibility::kExact}));
     return std::move(answer.values);
   }
 
@@ -32,8 +32,10 @@ class Logical final : public LogicalSubject {
                                                    const LogicalRules& context) const override {
     SHARDMESH_ASSIGN_OR_RETURN(
         client::SpmdAnswer answer,
-        client_.layouts().ResolveSpmdAxes(
-            {.names = names, .rules = rules, .context_rules = context, .compatibility = kExact}));
+        client_.layouts().ResolveSpmdAxes({.names = names,
+                                           .rules = rules,
+                                           .context_rules = context,
+                                           .compatibility = Compatibility::kExact}));
     return answer.spec.value();
   }
 
@@ -41,12 +43,13 @@ class Logical final : public LogicalSubject {
   absl::StatusOr<ShardValueDecision> ResolveShardValue(const std::vector<AxisValue>& names,
                                                        const LogicalRules& rules, const Mesh& mesh,
                                                        const LogicalRules& context) const override {
-    SHARDMESH_ASSIGN_OR_RETURN(client::SpmdAnswer answer, client_.layouts().ResolveSpmdAxes(
-                                                              {.names = names,
-                                                               .rules = rules,
-                                                               .context_rules = context,
-                                                               .mesh = client::MeshSelector(mesh),
-                                                               .compatibility = kExact}));
+    SHARDMESH_ASSIGN_OR_RETURN(
+        client::SpmdAnswer answer,
+        client_.layouts().ResolveSpmdAxes({.names = names,
+                                           .rules = rules,
+                                           .context_rules = context,
+                                           .mesh = client::MeshSelector(mesh),
+                                           .compatibility = Compatibility::kExact}));
     return ShardValueDecision{answer.action.value(), answer.spec.value_or(PartitionSpec())};
   }
 

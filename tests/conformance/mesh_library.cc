@@ -6,7 +6,7 @@
 namespace shardmesh::conformance {
 namespace {
 
-class Library final : public MeshSubject {
+class MeshLibrary final : public MeshSubject {
  public:
   absl::StatusOr<Mesh> Make(absl::Span<const MeshAxis> axes,
                             absl::Span<const int64_t> device_ids) const override {
@@ -50,6 +50,6 @@ class Library final : public MeshSubject {
 
 }  // namespace
 
-std::shared_ptr<const MeshSubject> LibraryMeshes() { return std::make_shared<Library>(); }
+std::shared_ptr<const MeshSubject> LibraryMeshes() { return std::make_shared<MeshLibrary>(); }
 
 }  // namespace shardmesh::conformance

@@ -9,7 +9,7 @@
 namespace shardmesh::conformance {
 namespace {
 
-class Library final : public ProfileSubject {
+class ProfileLibrary final : public ProfileSubject {
  public:
   absl::StatusOr<ProfileDescription> Describe(absl::Span<const FieldValue> fields) const override {
     SHARDMESH_ASSIGN_OR_RETURN(const PartitionAxis profile, PartitionAxis::Create(fields));
@@ -51,6 +51,8 @@ class Library final : public ProfileSubject {
 
 }  // namespace
 
-std::shared_ptr<const ProfileSubject> LibraryProfiles() { return std::make_shared<Library>(); }
+std::shared_ptr<const ProfileSubject> LibraryProfiles() {
+  return std::make_shared<ProfileLibrary>();
+}
 
 }  // namespace shardmesh::conformance

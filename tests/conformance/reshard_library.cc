@@ -7,7 +7,7 @@
 namespace shardmesh::conformance {
 namespace {
 
-class LibrarySubject final : public ReshardSubject {
+class ReshardLibrary final : public ReshardSubject {
  public:
   absl::StatusOr<ReshardAnswer> Reshard(const ReshardQuestion& question) const override {
     SHARDMESH_ASSIGN_OR_RETURN(const Tiling from,
@@ -33,7 +33,7 @@ class LibrarySubject final : public ReshardSubject {
 }  // namespace
 
 std::shared_ptr<const ReshardSubject> LibraryReshard() {
-  return std::make_shared<LibrarySubject>();
+  return std::make_shared<ReshardLibrary>();
 }
 
 }  // namespace shardmesh::conformance

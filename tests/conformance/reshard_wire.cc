@@ -21,9 +21,9 @@ absl::StatusOr<Dtype> DtypeOfWidth(int64_t bits) {
   return InvalidArgument(Reason::kUnknownDtype, StrCat("no element type has ", bits, " bits"));
 }
 
-class WireSubject final : public ReshardSubject {
+class ReshardWire final : public ReshardSubject {
  public:
-  explicit WireSubject(client::MeshClient& client) : client_(client) {}
+  explicit ReshardWire(client::MeshClient& client) : client_(client) {}
 
   absl::StatusOr<ReshardAnswer> Reshard(const ReshardQuestion& question) const override {
     client::ReshardQuestion asked = {.from_mesh = question.from_mesh,
@@ -56,7 +56,7 @@ class WireSubject final : public ReshardSubject {
 }  // namespace
 
 std::shared_ptr<const ReshardSubject> WireReshard(client::MeshClient& client) {
-  return std::make_shared<WireSubject>(client);
+  return std::make_shared<ReshardWire>(client);
 }
 
 }  // namespace shardmesh::conformance

@@ -10,7 +10,7 @@
 namespace shardmesh::conformance {
 namespace {
 
-class Library final : public RulesSubject {
+class RulesLibrary final : public RulesSubject {
  public:
   absl::StatusOr<std::vector<PartitionSpec>> MatchTree(
       const std::vector<Rule>& rules, std::optional<int64_t> min_size, bool strict,
@@ -50,6 +50,6 @@ class Library final : public RulesSubject {
 
 }  // namespace
 
-std::shared_ptr<const RulesSubject> LibraryRules() { return std::make_shared<Library>(); }
+std::shared_ptr<const RulesSubject> LibraryRules() { return std::make_shared<RulesLibrary>(); }
 
 }  // namespace shardmesh::conformance

@@ -9,8 +9,6 @@
 namespace shardmesh::conformance {
 namespace {
 
-constexpr Compatibility kExact = Compatibility::kExact;
-
 class Rules final : public RulesSubject {
  public:
   explicit Rules(client::MeshClient& client) : client_(client) {}
@@ -30,7 +28,7 @@ class Rules final : public RulesSubject {
     question.rules = RuleSetDefinition{
         .rules = std::move(rule_set), .slashes = false, .default_min_size = !min_size.has_value()};
     question.match_only = true;
-    question.compatibility = kExact;
+    question.compatibility = Compatibility::kExact;
     std::vector<PartitionSpec> specs;
     while (!leaves.empty()) {
       std::vector<client::TreeTensor> tree;
@@ -57,7 +55,7 @@ class Rules final : public RulesSubject {
         client_.layouts().ParsePatternRules({.text = std::string(text),
                                              .name = std::string(name),
                                              .default_spec = default_spec,
-                                             .compatibility = kExact,
+                                             .compatibility = Compatibility::kExact,
                                              .mesh = client::MeshSelector(mesh)}));
     return answer.spec.value();
   }

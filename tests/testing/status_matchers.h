@@ -32,6 +32,10 @@
   lhs = *std::move(result)
 
 namespace shardmesh::test {
+
+// What most tests of bad input expect.
+inline constexpr absl::StatusCode kInvalid = absl::StatusCode::kInvalidArgument;
+
 namespace status_matchers_internal {
 
 inline const absl::Status& StatusOf(const absl::Status& status) { return status; }

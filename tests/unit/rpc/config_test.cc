@@ -16,7 +16,7 @@ using ::shardmesh::test::IsOkAndHolds;
 using ::shardmesh::test::StatusIs;
 using ::testing::HasSubstr;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+using ::shardmesh::test::kInvalid;
 
 std::string RulesError(std::string_view text) {
   const auto rules = ParseRules(text, "r.yaml");

@@ -13,7 +13,7 @@ using ::shardmesh::test::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::ElementsAreArray;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+using ::shardmesh::test::kInvalid;
 
 TEST(DeviceGroupTest, RunsAlongItsAxes) {
   const Mesh mesh = *Mesh::Parse("dp=2,tp=4");

@@ -27,7 +27,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using Names = std::vector<std::string>;
 
-constexpr absl::StatusCode kInvalid = absl::StatusCode::kInvalidArgument;
+using test::kInvalid;
 
 Mesh MakeMesh(std::string_view text, std::vector<int64_t> global_ids = {}) {
   MeshOptions options;

@@ -17,7 +17,7 @@ using ::shardmesh::test::IsOkAndHolds;
 using ::shardmesh::test::StatusIs;
 using ::testing::ElementsAre;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+using ::shardmesh::test::kInvalid;
 
 TEST(ParseMeshAxesTest, ReadsBothNotations) {
   const auto axes = ElementsAre(MeshAxis{"dp", 2}, MeshAxis{"tp", -1});

@@ -11,7 +11,7 @@ namespace {
 using ::shardmesh::test::IsOkAndHolds;
 using ::shardmesh::test::StatusIs;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+using ::shardmesh::test::kInvalid;
 
 TEST(ShapeTest, CountsElements) {
   EXPECT_THAT(ElementCount({}), IsOkAndHolds(1));

@@ -16,7 +16,7 @@ using ::shardmesh::test::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+using ::shardmesh::test::kInvalid;
 
 TEST(SpecEntryTest, NormalisesAsTheConstructorDoes) {
   const AxisValue none = AxisValue::None();

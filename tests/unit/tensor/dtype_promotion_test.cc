@@ -20,7 +20,7 @@ namespace {
 using test::IsOkAndHolds;
 using test::StatusIs;
 
-constexpr absl::StatusCode kInvalid = absl::StatusCode::kInvalidArgument;
+using test::kInvalid;
 
 std::vector<Dtype> Dtypes(std::string_view names) {
   std::vector<Dtype> dtypes;

@@ -22,7 +22,7 @@ using ::shardmesh::test::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+using ::shardmesh::test::kInvalid;
 
 std::string FieldOf(const absl::Status& status) {
   const auto violations = FieldViolationsOf(status);

@@ -12,7 +12,7 @@ namespace {
 using ::shardmesh::test::IsOkAndHolds;
 using ::shardmesh::test::StatusIs;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+using ::shardmesh::test::kInvalid;
 
 TEST(LintCodecTest, FindingsOfEveryKindCrossTheWire) {
   for (int64_t kind = 0; kind < kFindingKindCount; ++kind) {

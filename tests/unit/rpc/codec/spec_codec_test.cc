@@ -16,7 +16,7 @@ using ::shardmesh::test::IsOk;
 using ::shardmesh::test::IsOkAndHolds;
 using ::shardmesh::test::StatusIs;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+using ::shardmesh::test::kInvalid;
 
 template <typename Wire, typename Domain, typename... Args>
 auto RoundTrip(const Domain& value, const Args&... args) {

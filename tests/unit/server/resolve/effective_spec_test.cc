@@ -18,7 +18,7 @@ using test::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+using test::kInvalid;
 
 // The mesh axes of each dimension.
 using Dimensions = std::vector<std::vector<std::string>>;

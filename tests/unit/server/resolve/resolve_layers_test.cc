@@ -16,7 +16,7 @@ using test::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-constexpr absl::StatusCode kInvalid = absl::StatusCode::kInvalidArgument;
+using test::kInvalid;
 
 class ResolveLayersTest : public ResolveServiceTest {
  protected:

@@ -18,7 +18,7 @@ using test::IsOk;
 using test::StatusIs;
 using ::testing::HasSubstr;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+using test::kInvalid;
 constexpr int64_t kHuge = int64_t{1} << 62;
 
 v1::MeshAxis* AddAxis(const std::string& name, int64_t size, v1::MeshSelector* to) {

@@ -13,7 +13,7 @@ namespace {
 using test::IsOk;
 using test::StatusIs;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+using test::kInvalid;
 using Request = v1::ResolveLogicalAxesRequest;
 using Response = v1::ResolveLogicalAxesResponse;
 

@@ -16,7 +16,7 @@ using test::IsOk;
 using test::StatusIs;
 using ::testing::ElementsAre;
 
-constexpr absl::StatusCode kInvalid = absl::StatusCode::kInvalidArgument;
+using test::kInvalid;
 
 class ResolveMeshesTest : public ResolveServiceTest {
  protected:

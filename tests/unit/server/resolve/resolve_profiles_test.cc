@@ -15,7 +15,7 @@ namespace {
 using test::IsOk;
 using test::StatusIs;
 
-constexpr absl::StatusCode kInvalid = absl::StatusCode::kInvalidArgument;
+using test::kInvalid;
 
 class ResolveProfilesTest : public ResolveServiceTest {
  protected:

@@ -16,7 +16,7 @@ using test::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+using test::kInvalid;
 
 class ResolveRulesTest : public ResolveServiceTest {
  protected:

@@ -18,7 +18,7 @@ using test::IsOk;
 using test::StatusIs;
 using ::testing::HasSubstr;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+using test::kInvalid;
 
 void AddRule(const std::string& pattern, const std::vector<std::string>& axes,
              v1::RuleSetSelector* to) {

@@ -18,7 +18,7 @@ using test::IsOk;
 using test::StatusIs;
 using ::testing::HasSubstr;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+using test::kInvalid;
 
 class MalformedMessagesTest : public ResolveServiceTest {
  protected:

@@ -24,7 +24,7 @@ using test::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+using test::kInvalid;
 
 v1::RuleSetSelector Rules(const std::vector<std::pair<std::string, std::string>>& rules) {
   v1::RuleSetSelector selector;

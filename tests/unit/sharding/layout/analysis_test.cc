@@ -25,7 +25,7 @@ using ::shardmesh::test::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+using ::shardmesh::test::kInvalid;
 
 Mesh MeshOf(std::string_view text) { return *Mesh::Parse(text); }
 

@@ -21,7 +21,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+using ::shardmesh::test::kInvalid;
 
 Mesh SomeMesh(std::string_view text) { return Mesh::Parse(text).value(); }
 

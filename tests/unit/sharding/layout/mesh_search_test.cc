@@ -27,7 +27,7 @@ using ::shardmesh::test::IsOkAndHolds;
 using ::shardmesh::test::StatusIs;
 using ::testing::ElementsAre;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+using ::shardmesh::test::kInvalid;
 
 PartitionSpec P(std::vector<SpecEntry> entries) { return PartitionSpec(std::move(entries)); }
 SpecEntry Axis(std::string name) { return SpecEntry::Axis(std::move(name)); }

@@ -21,7 +21,7 @@ using test::StatusIs;
 using ::testing::HasSubstr;
 using Parts = std::vector<int64_t>;
 
-constexpr absl::StatusCode kInvalid = absl::StatusCode::kInvalidArgument;
+using test::kInvalid;
 constexpr Compatibility kDefault = Compatibility::kDefault;
 constexpr Compatibility kExact = Compatibility::kExact;
 

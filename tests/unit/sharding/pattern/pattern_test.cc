@@ -23,7 +23,7 @@ using ::shardmesh::test::LoadGoldens;
 using ::shardmesh::test::StatusIs;
 using ::testing::HasSubstr;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+using ::shardmesh::test::kInvalid;
 
 // --- Goldens ---
 

@@ -23,7 +23,7 @@ namespace {
 using ::shardmesh::test::StatusIs;
 using ::testing::HasSubstr;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+using ::shardmesh::test::kInvalid;
 
 // A pattern `^(?!BODY)...REST`, in parts; one without bodies is just `rest`.
 struct Parts {

@@ -31,7 +31,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+using ::shardmesh::test::kInvalid;
 
 AxisValue N(std::string name) { return AxisValue::Name(std::move(name)); }
 AxisValue T(std::vector<AxisValue> entries) { return AxisValue::Tuple(std::move(entries)); }

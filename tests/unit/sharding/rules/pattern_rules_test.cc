@@ -19,7 +19,7 @@ namespace {
 using ::shardmesh::test::StatusIs;
 using ::testing::HasSubstr;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+using ::shardmesh::test::kInvalid;
 
 // `pattern:spec` of each rule.
 std::string Parsed(std::string_view text) {
