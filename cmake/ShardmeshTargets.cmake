@@ -75,8 +75,9 @@ function(shardmesh_binary)
 endfunction()
 
 # shardmesh_test(NAME sharding_test SRCS ... DEPS ... [APART ...] LABELS unit [TIMEOUT s]) defines a GoogleTest program, each
-# of whose tests ctest runs by name. Labels: unit, or integration = starts clusters, one test of a program at
-# a time; concurrent = also runs under TSan; long = only with ./dev test --long.
+# of whose tests ctest runs by name; the sanitizers' presets run those without clusters in four parts. Labels: unit, or
+# integration = starts clusters, one test of a program at a time; concurrent = also runs under TSan; long = only with
+# ./dev test --long.
 function(shardmesh_test)
   cmake_parse_arguments(arg "" "NAME;TIMEOUT" "SRCS;DEPS;APART;LABELS" ${ARGN})
   if(NOT arg_TIMEOUT)
@@ -95,13 +96,20 @@ function(shardmesh_test)
   include(GoogleTest)
   # One label of several words, since gtest_discover_tests takes lists apart; ctest -L and the presets match a word of it.
   list(JOIN arg_LABELS "+" labels)
-  # Tests with clusters take turns, from the start on: what they do most is wait, while others run beside them.
-  set(turns)
   if("integration" IN_LIST arg_LABELS)
-    set(turns RESOURCE_LOCK ${arg_NAME} COST 1000)
+    # Tests with clusters take turns, from the start on: what they do most is wait, while others run beside them.
+    gtest_discover_tests(${arg_NAME} DISCOVERY_MODE PRE_TEST
+      PROPERTIES LABELS "${labels}" TIMEOUT ${arg_TIMEOUT} RESOURCE_LOCK ${arg_NAME} COST 1000)
+  elseif(SHARDMESH_SANITIZE)
+    # Beginning and ending a process costs more there than most tests do: a process runs a quarter of the program's.
+    foreach(shard RANGE 3)
+      add_test(NAME ${arg_NAME}.${shard} COMMAND ${arg_NAME})
+      set_tests_properties(${arg_NAME}.${shard} PROPERTIES LABELS "${labels}" TIMEOUT 900
+        ENVIRONMENT "GTEST_TOTAL_SHARDS=4;GTEST_SHARD_INDEX=${shard}")
+    endforeach()
+  else()
+    gtest_discover_tests(${arg_NAME} DISCOVERY_MODE PRE_TEST PROPERTIES LABELS "${labels}" TIMEOUT ${arg_TIMEOUT})
   endif()
-  gtest_discover_tests(${arg_NAME} DISCOVERY_MODE PRE_TEST
-    PROPERTIES LABELS "${labels}" TIMEOUT ${arg_TIMEOUT} ${turns})
 endfunction()
 
 # shardmesh_embed_texts(TARGET shardmesh_x HEADER folder/texts.h NAMESPACE ns TEXTS kName=file ...) adds a source to a
