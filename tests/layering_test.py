@@ -96,7 +96,7 @@ CONFINED = [
     ("RE2", r"re2/", ["sharding/*", "status/python_repr.cc"]),
     ("gRPC", r"grpc(pp)?/|.*\.grpc\.pb\.h", GRPC_HOMES),
     ("protobuf", r"google/protobuf/|.*\.pb\.h", ["rpc/*", "server/*", "worker/*", "client/*"]),
-    ("prometheus-cpp", r"prometheus/", ["rpc/metrics/*", "server/metrics.*", "worker/metrics.*"]),
+    ("prometheus-cpp", r"prometheus/", ["rpc/metrics/*", "server/coordinator_metrics.*", "worker/worker_metrics.*"]),
     ("spdlog", r"spdlog/", ["process/log.cc"]),
     ("JSON", r"nlohmann/", ["process/json_error.*", "tensor/*", "rpc/*", "server/*", "worker/*", "client/*"]),
 ]
@@ -247,7 +247,7 @@ PLANTED = [
     ("server/store/store.h", '// Message.\n#include "shardmesh/v1/mesh.pb.h"\n', 1),
     ("server/steps/planner.cc", '// Message.\n#include "shardmesh/v1/mesh.pb.h"\n', 1),
     ("server/steps/call.cc", "// gRPC.\n#include <grpcpp/grpcpp.h>\n", 1),
-    ("server/state/arrays.cc", "// SQL.\n#include <sqlite3.h>\n", 1),
+    ("server/state/array_registry.cc", "// SQL.\n#include <sqlite3.h>\n", 1),
     ("worker/step/step_executor.cc", "// oneDNN.\n#include <oneapi/dnnl/dnnl.hpp>\n", 1),
     ("tensor/silent.cc", '#include "sharding/mesh.h"\n', 1),
     ("rpc/call.cc", "// TLS.\n#include <openssl/ssl.h>\n", 1),

@@ -18,7 +18,7 @@
 #include "server/attach/worker_message.h"
 #include "server/attach/worker_stream.h"
 #include "server/attach/worker_streams.h"
-#include "server/state/arrays.h"
+#include "server/state/array_registry.h"
 #include "server/state/membership.h"
 
 namespace shardmesh::internal::v1 {

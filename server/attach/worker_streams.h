@@ -30,7 +30,7 @@
 #include "server/attach/readiness.h"
 #include "server/attach/worker_message.h"
 #include "server/attach/worker_stream.h"
-#include "server/state/arrays.h"
+#include "server/state/array_registry.h"
 #include "server/state/attach_failures.h"
 #include "server/state/definitions.h"
 #include "server/state/link_table.h"

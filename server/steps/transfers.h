@@ -20,7 +20,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "process/clock.h"
-#include "server/state/arrays.h"
+#include "server/state/array_registry.h"
 #include "server/state/session.h"
 #include "server/steps/sequencer.h"
 

@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "absl/synchronization/notification.h"
-#include "client/remote/array_calls.h"
 #include "client/remote/coordinator_connection.h"
 #include "client/remote/session_keeper.h"
+#include "client/remote/transfer_calls.h"
 #include "gmock/gmock.h"
 #include "process/clock.h"
 #include "process/failpoint.h"
@@ -28,7 +28,7 @@
 #include "rpc/server_lifecycle.h"
 #include "server/service/attach_service.h"
 #include "server/service/endpoint_probe.h"
-#include "server/state/arrays.h"
+#include "server/state/array_registry.h"
 #include "server/state/definitions.h"
 #include "server/state/link_table.h"
 #include "server/state/membership.h"

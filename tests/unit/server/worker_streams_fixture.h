@@ -14,7 +14,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/attach/worker_streams.h"
-#include "server/state/arrays.h"
+#include "server/state/array_registry.h"
 #include "server/state/definitions.h"
 #include "server/state/link_table.h"
 #include "server/state/membership.h"

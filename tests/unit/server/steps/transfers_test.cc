@@ -14,7 +14,7 @@
 
 #include "absl/synchronization/notification.h"
 #include "process/random_bytes.h"
-#include "server/state/arrays.h"
+#include "server/state/array_registry.h"
 #include "server/state/session.h"
 #include "server/steps/sequencer.h"
 #include "server/store/local_store.h"
