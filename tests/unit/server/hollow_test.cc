@@ -34,6 +34,7 @@
 #include "server/state/membership.h"
 #include "server/state/recovery.h"
 #include "server/steps/flight_log.h"
+#include "server/steps/sequencer.h"
 #include "server/store/local_store.h"
 #include "shardmesh/v1/operation_service.grpc.pb.h"
 #include "status/detail.h"
@@ -577,7 +578,10 @@ class AttachServiceTest : public testing::Test {
             .max_inventory_bytes = max_inventory_bytes});
     membership_.AddListener(
         [this](const server::MembershipEvent&) { streams_->MembershipChanged(); });
-    service_ = server::MakeAttachService(streams_.get(), rpc::Credentials::Insecure());
+    sequencer_ =
+        std::make_unique<server::Sequencer>(&clock_, streams_.get(), server::Sequencer::Options());
+    service_ =
+        server::MakeAttachService(streams_.get(), sequencer_.get(), rpc::Credentials::Insecure());
     rpc::ServerOptions options;
     options.on_drain = [this] { service_.end_streams(); };
     lifecycle_ = *rpc::ServerLifecycle::Start(
@@ -621,6 +625,7 @@ class AttachServiceTest : public testing::Test {
   server::LinkTable link_table_;
   server::Recovery recovery_{&clock_};
   std::unique_ptr<server::WorkerStreams> streams_;
+  std::unique_ptr<server::Sequencer> sequencer_;
   server::StreamingService service_;
   std::unique_ptr<rpc::ServerLifecycle> lifecycle_;
   std::unique_ptr<HollowWorkers> workers_;
