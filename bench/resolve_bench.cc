@@ -13,7 +13,7 @@
 #include "process/clock.h"
 #include "rpc/codec/spec_codec.h"
 #include "server/resolve/resolve_answers.h"
-#include "server/state/arrays.h"
+#include "server/state/array_registry.h"
 #include "server/state/definitions.h"
 #include "server/store/local_store.h"
 #include "sharding/correction.h"

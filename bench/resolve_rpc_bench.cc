@@ -38,7 +38,7 @@
 #include "rpc/server_lifecycle.h"
 #include "server/coordinator_server.h"
 #include "server/service/question_services.h"
-#include "server/state/arrays.h"
+#include "server/state/array_registry.h"
 #include "server/state/definitions.h"
 #include "server/store/local_store.h"
 #include "sharding/mesh.h"

@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "client/client_core.h"
-#include "client/remote/array_calls.h"
 #include "client/remote/coordinator_connection.h"
+#include "client/remote/transfer_calls.h"
 #include "client/remote/wire_enums.h"
 #include "process/steady_deadline.h"
 #include "rpc/call.h"

@@ -14,7 +14,7 @@
 #include "absl/types/span.h"
 #include "client/types/array.h"
 #include "client/types/call_options.h"
-#include "client/types/catalog.h"
+#include "client/types/catalog_entries.h"
 
 namespace shardmesh::client {
 

@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "client/types/call_options.h"
-#include "client/types/cluster.h"
+#include "client/types/cluster_status.h"
 
 namespace shardmesh::client {
 

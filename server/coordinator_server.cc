@@ -29,7 +29,7 @@
 #include "rpc/transfer_token.h"
 #include "rpc/transport_args.h"
 #include "server/attach/worker_streams.h"
-#include "server/metrics.h"
+#include "server/coordinator_metrics.h"
 #include "server/service/admin_service.h"
 #include "server/service/array_service.h"
 #include "server/service/attach_service.h"
@@ -41,7 +41,7 @@
 #include "server/service/question_services.h"
 #include "server/service/session_service.h"
 #include "server/state/array_record.h"
-#include "server/state/arrays.h"
+#include "server/state/array_registry.h"
 #include "server/state/cluster_changes.h"
 #include "server/state/definitions.h"
 #include "server/state/link_table.h"
@@ -211,7 +211,6 @@ absl::Status Server::OpenState() {
   membership_ = std::make_unique<Membership>(&clock_, membership);
   sessions_ = std::make_unique<SessionTable>(
       &clock_, [this](const EndedSession& session) { SessionEnded(session); }, options_.sessions);
-  transfers_ = std::make_unique<Transfers>(&clock_, registry_.get(), sessions_.get());
   const std::string token_key = RandomBytes(rpc::kTokenKeyBytes);
   token_key_digest_ = rpc::TokenKeyDigest(token_key);
   worker_streams_ = std::make_unique<WorkerStreams>(
@@ -227,6 +226,10 @@ absl::Status Server::OpenState() {
           .clock = &clock_,
           .recovery = &recovery_,
           .joined = [this](std::string_view identity) { recovery_.Heard(identity); },
+          .tile_staged =
+              [this](std::string_view transfer_id, int64_t size_bytes) {
+                transfers_->TileStaged(transfer_id, size_bytes);
+              },
           .hello_timeout = limits.hello_timeout,
           .inventory_timeout = limits.inventory_timeout,
           .max_inventory_tiles = limits.max_inventory_tiles,
@@ -247,11 +250,8 @@ absl::Status Server::OpenState() {
     return step_watch_->Explain(work, waiting_for);
   };
   sequencer_ = std::make_unique<Sequencer>(&clock_, worker_streams_.get(), std::move(sequencer));
-  worker_streams_->SetSequencer(sequencer_.get());
-  worker_streams_->SetTileListener([this](std::string_view transfer_id, int64_t size_bytes) {
-    transfers_->TileStaged(transfer_id, size_bytes);
-  });
-  transfers_->SetSequencer(sequencer_.get());
+  transfers_ =
+      std::make_unique<Transfers>(&clock_, registry_.get(), sessions_.get(), sequencer_.get());
   membership_->AddListener([this](const MembershipEvent& event) { MembershipChanged(event); });
 
   const CoordinatorParts context{.clock = &clock_,
@@ -300,8 +300,9 @@ absl::Status Server::OpenState() {
                       MakeOperationService(&clock_, transfers_.get(), sessions_.get()));
   AddStreamingService("shardmesh.v1.AdminService",
                       MakeAdminService(&clock_, store_.get(), options_.data_dir));
-  AddStreamingService("shardmesh.internal.v1.AttachService",
-                      MakeAttachService(worker_streams_.get(), options_.credentials));
+  AddStreamingService(
+      "shardmesh.internal.v1.AttachService",
+      MakeAttachService(worker_streams_.get(), sequencer_.get(), options_.credentials));
   return absl::OkStatus();
 }
 

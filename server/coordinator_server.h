@@ -13,7 +13,7 @@
 #include "program/collective_choice.h"
 #include "rpc/connection_limit.h"
 #include "rpc/tls/credentials.h"
-#include "server/state/arrays.h"
+#include "server/state/array_registry.h"
 #include "server/state/membership.h"
 #include "server/state/recovery.h"
 #include "server/state/request_memory.h"

@@ -14,7 +14,7 @@
 #include "rpc/server_lifecycle.h"
 #include "server/service/catalog_service.h"
 #include "server/service/question_services.h"
-#include "server/state/arrays.h"
+#include "server/state/array_registry.h"
 #include "server/state/definitions.h"
 #include "server/store/local_store.h"
 #include "status/status_macros.h"

@@ -1,5 +1,5 @@
 """Keeps the layers: reads the #include lines of all sources, and fails on one that goes up, sideways, or to a library
-that is confined elsewhere.
+that is confined elsewhere. Bounds the sizes of folders and services, and keeps the names of headers apart.
 
     layering_test.py [ROOT]      check the sources below ROOT (this project)
     layering_test.py --self-test show that planted violations are found
@@ -96,7 +96,7 @@ CONFINED = [
     ("RE2", r"re2/", ["sharding/*", "status/python_repr.cc"]),
     ("gRPC", r"grpc(pp)?/|.*\.grpc\.pb\.h", GRPC_HOMES),
     ("protobuf", r"google/protobuf/|.*\.pb\.h", ["rpc/*", "server/*", "worker/*", "client/*"]),
-    ("prometheus-cpp", r"prometheus/", ["rpc/metrics/*", "server/metrics.*", "worker/metrics.*"]),
+    ("prometheus-cpp", r"prometheus/", ["rpc/metrics/*", "server/coordinator_metrics.*", "worker/worker_metrics.*"]),
     ("spdlog", r"spdlog/", ["process/log.cc"]),
     ("JSON", r"nlohmann/", ["process/json_error.*", "tensor/*", "rpc/*", "server/*", "worker/*", "client/*"]),
 ]
@@ -126,6 +126,13 @@ FREE_OF_RPC = ["status/*", "process/*", "sharding/*", "tensor/*", "program/*", "
 FREE_OF_RPC_BUT = ["client/credentials.h", "client/client_core.h", "client/cli/*", "client/local/*", "client/remote/*"]
 # `rpc::Caller`, `shardmesh::rpc::Caller` and `namespace shardmesh::rpc {`; not google::rpc or grpc.
 RPC_NAME = re.compile(r"(?<!\w)(?<!google::)rpc::|\bnamespace\s+[\w:]*(?<!\w)rpc\b")
+
+# No two headers have one stem: a search for `mesh.h` finds Mesh and nothing else. These may share the stem of another
+# header, each for its reason.
+SHARED_STEMS = {
+    # Gives users their names for what rpc/tls/credentials.h holds: one concept, one word.
+    "client/credentials.h",
+}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 SOURCES = (".h", ".cc")
@@ -202,6 +209,17 @@ def long_services(root):
                 yield f"{path} has {lines} lines, more than {MOST_SERVICE_LINES}: what it does belongs below it"
 
 
+def shared_stems(root):
+    """The headers of one stem in several folders, but for SHARED_STEMS, in words."""
+    homes = collections.defaultdict(list)
+    for path in tracked_sources(root):
+        if path.endswith(".h") and path not in SHARED_STEMS:
+            homes[pathlib.PurePosixPath(path).stem].append(path)
+    for _, paths in sorted(homes.items()):
+        if len(paths) > 1:
+            yield f"{' and '.join(paths)} have one stem: rename the less prominent one after what it holds"
+
+
 def folders_missing_in_image(root):
     """The folders of TOPS that .dockerignore keeps from the image's build, in words."""
     ignore = root / ".dockerignore"
@@ -225,7 +243,8 @@ def check(root):
         for violation in violations_of(path, (root / path).read_text(encoding="utf-8")):
             print(f"{path}: {violation}")
             found += 1
-    for violation in (*crowded_folders(root), *long_services(root), *folders_missing_in_image(root)):
+    for violation in (*crowded_folders(root), *long_services(root), *shared_stems(root),
+                      *folders_missing_in_image(root)):
         print(violation)
         found += 1
     print(f"{len(sources)} files, {found} broken rules")
@@ -247,7 +266,7 @@ PLANTED = [
     ("server/store/store.h", '// Message.\n#include "shardmesh/v1/mesh.pb.h"\n', 1),
     ("server/steps/planner.cc", '// Message.\n#include "shardmesh/v1/mesh.pb.h"\n', 1),
     ("server/steps/call.cc", "// gRPC.\n#include <grpcpp/grpcpp.h>\n", 1),
-    ("server/state/arrays.cc", "// SQL.\n#include <sqlite3.h>\n", 1),
+    ("server/state/array_registry.cc", "// SQL.\n#include <sqlite3.h>\n", 1),
     ("worker/step/step_executor.cc", "// oneDNN.\n#include <oneapi/dnnl/dnnl.hpp>\n", 1),
     ("tensor/silent.cc", '#include "sharding/mesh.h"\n', 1),
     ("rpc/call.cc", "// TLS.\n#include <openssl/ssl.h>\n", 1),
@@ -255,12 +274,16 @@ PLANTED = [
     ("process/name.cc", "// Name.\nauto end = rpc::SteadyDeadline::After(time);\n", 1),
     ("process/nested.h", "// Nested.\nnamespace rpc {\n}\n", 1),
     ("client/public.h", "// Public.\n// See rpc::ConnectOptions.\n", 1),
-    ("client/types/public.h", "// Public.\nstd::vector<shardmesh::rpc::FlightRecord> records;\n", 1),
+    ("client/types/public_type.h", "// Public.\nstd::vector<shardmesh::rpc::FlightRecord> records;\n", 1),
     ("client/transport.h", '// Public.\n#include "rpc/call.h"\n', 1),
-    ("client/types/transport.h", '// Public.\n#include "rpc/codec/spec_codec.h"\n', 1),
+    ("client/types/transport_type.h", '// Public.\n#include "rpc/codec/spec_codec.h"\n', 1),
     ("rpc/odd/file.cc", "// A folder without a row.\n", 1),
     *((f"tensor/many/file_{i}.txt", "", 0) for i in range(MOST_FILES + 1)),
     ("server/service/long_service.cc", "// Long.\n" * (MOST_SERVICE_LINES + 1), 0),
+    ("sharding/twin.h", "// One.\n", 0),
+    ("worker/step/twin.h", "// The other.\n", 0),
+    ("worker/step/twin.cc", "// A source beside its header.\n", 0),
+    ("rpc/tls/credentials.h", "// Right: client/credentials.h may share its stem.\n", 0),
     ("client/credentials.h", '// Right.\n#include "rpc/tls/credentials.h"\nusing Credentials = rpc::Credentials;\n', 0),
     ("client/remote/right.h", '// Right.\n#include "rpc/call.h"\nconst rpc::Caller* caller;\n', 0),
     ("client/right.cc", "// Right.\nrpc::Encode(mesh, to);\n", 0),
@@ -282,8 +305,10 @@ def self_test():
         (root / ".dockerignore").write_text("".join(f"!{top}\n" for top in TOPS - {"tensor"}), encoding="utf-8")
         subprocess.run(["git", "-C", root, "add", "."], check=True)
         assert sorted(tracked_sources(root)) == sorted(path for path, _, _ in PLANTED if path.endswith(SOURCES))
-        # One more each: the folder of too many files, the long service, the folder that the image lacks.
-        assert check(root) == sum(expected for _, _, expected in PLANTED) + 3
+        # One more each: the folder of too many files, the long service, the stem of two headers, the folder that the
+        # image lacks.
+        assert check(root) == sum(expected for _, _, expected in PLANTED) + 4
+        assert [line.split(" have ")[0] for line in shared_stems(root)] == ["sharding/twin.h and worker/step/twin.h"]
     for path, text, expected in PLANTED:
         if not path.endswith(SOURCES):
             continue

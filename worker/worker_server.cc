@@ -32,7 +32,6 @@
 #include "tensor/buffer.h"
 #include "worker/exchange/peer_links.h"
 #include "worker/kernel/matmul.h"
-#include "worker/metrics.h"
 #include "worker/service/coordinator_link.h"
 #include "worker/service/tile_gate.h"
 #include "worker/service/tile_service.h"
@@ -40,6 +39,7 @@
 #include "worker/step/flight_recorder.h"
 #include "worker/step/step_executor.h"
 #include "worker/store/shard_store.h"
+#include "worker/worker_metrics.h"
 
 namespace shardmesh::worker {
 namespace {

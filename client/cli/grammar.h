@@ -12,7 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "client/types/array.h"
-#include "client/types/catalog.h"
+#include "client/types/catalog_entries.h"
 #include "client/types/layer_questions.h"
 #include "client/types/layout_questions.h"
 #include "client/types/logical_questions.h"

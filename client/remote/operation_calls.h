@@ -7,7 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "client/remote/coordinator_connection.h"
-#include "client/types/cluster.h"
+#include "client/types/cluster_status.h"
 #include "shardmesh/v1/operation_service.pb.h"
 
 namespace shardmesh::client {

@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "client/types/catalog.h"
+#include "client/types/catalog_entries.h"
 #include "client/types/layout_questions.h"
 #include "shardmesh/v1/tree.pb.h"
 

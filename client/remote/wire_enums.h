@@ -6,7 +6,7 @@
 #include <variant>
 
 #include "client/types/array.h"
-#include "client/types/cluster.h"
+#include "client/types/cluster_status.h"
 #include "shardmesh/v1/array.pb.h"
 #include "shardmesh/v1/cluster_service.pb.h"
 #include "shardmesh/v1/operation_service.pb.h"

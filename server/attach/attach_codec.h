@@ -14,7 +14,7 @@
 #include "program/measured_link.h"
 #include "server/attach/worker_hello.h"
 #include "server/attach/worker_message.h"
-#include "server/state/arrays.h"
+#include "server/state/array_registry.h"
 #include "server/steps/flight_log.h"
 #include "server/steps/sequencer.h"
 

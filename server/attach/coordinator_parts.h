@@ -8,7 +8,7 @@
 #include "process/clock.h"
 #include "program/collective_choice.h"
 #include "server/attach/worker_streams.h"
-#include "server/state/arrays.h"
+#include "server/state/array_registry.h"
 #include "server/state/definitions.h"
 #include "server/state/link_table.h"
 #include "server/state/recovery.h"

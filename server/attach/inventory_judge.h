@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "server/state/arrays.h"
+#include "server/state/array_registry.h"
 #include "server/state/definitions.h"
 #include "server/state/membership.h"
 

@@ -15,7 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "server/attach/worker_stream.h"
-#include "server/state/arrays.h"
+#include "server/state/array_registry.h"
 
 namespace shardmesh::internal::v1 {
 class QuarantineAnswer;

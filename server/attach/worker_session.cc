@@ -28,8 +28,8 @@ constexpr absl::Duration kClockInterval = absl::Seconds(5);
 
 }  // namespace
 
-WorkerSession::WorkerSession(WorkerStreams* streams, AttachWire* wire)
-    : streams_(streams), wire_(wire) {}
+WorkerSession::WorkerSession(WorkerStreams* streams, Sequencer* sequencer, AttachWire* wire)
+    : streams_(streams), sequencer_(sequencer), wire_(wire) {}
 
 void WorkerSession::Begin() {
   streams_->ExpectWithin(this, streams_->options().hello_timeout, "hello");
@@ -391,9 +391,10 @@ absl::Status WorkerSession::TakeHeartbeat(uint64_t attachment,
 }
 
 void WorkerSession::TakeTileStaged(const internal::v1::TileStaged& staged) {
-  streams_->TileStaged(staged.transfer_id(), staged.size_bytes());
-  const absl::Status reported = streams_->sequencer().ReportTransfer(
-      staged.transfer_id(), staged.term(), DecodeStaged(identity(), staged));
+  const WorkerStreamsOptions& options = streams_->options();
+  if (options.tile_staged) options.tile_staged(staged.transfer_id(), staged.size_bytes());
+  const absl::Status reported = sequencer_->ReportTransfer(staged.transfer_id(), staged.term(),
+                                                           DecodeStaged(identity(), staged));
   // Too late: the worker drops the tile, and does the same with the tiles that were staged in time.
   if (!reported.ok()) Send(EncodeEndTransfer(staged.transfer_id(), reported));
 }
@@ -402,7 +403,7 @@ void WorkerSession::TakeStepReport(const internal::v1::StepReport& report) {
   if (report.outcome() == internal::v1::StepReport::OUTCOME_NEED_PLAN) {
     return streams_->SendPlan(this, report.sequence());
   }
-  const absl::Status reported = streams_->sequencer().ReportStep(
+  const absl::Status reported = sequencer_->ReportStep(
       report.sequence(), report.epoch(), report.term(), DecodeReport(identity(), report));
   if (!reported.ok()) {
     LogDebug("report of a step that has ended",
@@ -416,7 +417,11 @@ absl::Status WorkerSession::TakeLeaving(const internal::v1::Leaving& leaving) {
     end_reason_ = StrCat("it left: ", leaving.reason());
   }
   if (phase_ != Phase::kMember) return absl::CancelledError("it left before it took part");
-  streams_->Drain(this);
+  // It gets no more work from here on. Its stream is closed when its current work is done.
+  streams_->membership().Leave(identity()).IgnoreError();  // it may be lost already
+  sequencer_->WorkerLeaves(identity(), [streams = streams_, identity = identity(), stream = this] {
+    streams->CloseDrained(identity, stream);
+  });
   return absl::OkStatus();
 }
 

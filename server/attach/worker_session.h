@@ -18,8 +18,9 @@
 #include "server/attach/worker_message.h"
 #include "server/attach/worker_stream.h"
 #include "server/attach/worker_streams.h"
-#include "server/state/arrays.h"
+#include "server/state/array_registry.h"
 #include "server/state/membership.h"
+#include "server/steps/sequencer.h"
 
 namespace shardmesh::internal::v1 {
 class AttachRequest;
@@ -64,8 +65,8 @@ class AttachWire {
 // and Close when the stream breaks. After Finish, once no other call is in progress, it calls End.
 class WorkerSession final : public WorkerStream {
  public:
-  // Both outlive the session.
-  WorkerSession(WorkerStreams* streams, AttachWire* wire);
+  // All outlive the session.
+  WorkerSession(WorkerStreams* streams, Sequencer* sequencer, AttachWire* wire);
   WorkerSession(const WorkerSession&) = delete;
   WorkerSession& operator=(const WorkerSession&) = delete;
 
@@ -113,6 +114,7 @@ class WorkerSession final : public WorkerStream {
   void LeftUndecided(std::set<std::string> mesh_ids);
 
   WorkerStreams* const streams_;
+  Sequencer* const sequencer_;
   AttachWire* const wire_;
 
   std::atomic<Phase> phase_ = Phase::kHello;

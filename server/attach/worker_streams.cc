@@ -298,16 +298,11 @@ void WorkerStreams::AttachFailed(const std::string& identity, const absl::Status
   failed_attaches_.Note(identity, status, now);
 }
 
-void WorkerStreams::Drain(WorkerStream* stream) {
-  membership_->Leave(stream->identity()).IgnoreError();  // it may be lost already
-  sequencer_->WorkerLeaves(stream->identity(), [this, stream, identity = stream->identity()] {
-    absl::MutexLock lock(&mutex_);
-    // Unless that stream has ended already.
-    if (const auto found = members_.find(identity);
-        found != members_.end() && found->second.stream == stream) {
-      stream->Close(absl::CancelledError("it left"));
-    }
-  });
+void WorkerStreams::CloseDrained(std::string_view identity, const WorkerStream* stream) {
+  absl::MutexLock lock(&mutex_);
+  if (WorkerStream* const current = StreamOf(identity); current == stream && current != nullptr) {
+    current->Close(absl::CancelledError("it left"));
+  }
 }
 
 void WorkerStreams::AttachAnew(std::string_view identity, const std::string& mesh_id) {
@@ -343,10 +338,6 @@ void WorkerStreams::TilesDropped(std::string_view identity,
     const MeshRanks* ranks = view->FindMesh(mesh_id);
     return ranks == nullptr ? std::nullopt : ranks->RankOf(identity);
   });
-}
-
-void WorkerStreams::TileStaged(std::string_view transfer_id, int64_t size_bytes) {
-  if (tile_listener_) tile_listener_(transfer_id, size_bytes);
 }
 
 WorkerStream* WorkerStreams::StreamOf(std::string_view identity) const {

@@ -30,7 +30,7 @@
 #include "server/attach/readiness.h"
 #include "server/attach/worker_message.h"
 #include "server/attach/worker_stream.h"
-#include "server/state/arrays.h"
+#include "server/state/array_registry.h"
 #include "server/state/attach_failures.h"
 #include "server/state/definitions.h"
 #include "server/state/link_table.h"
@@ -57,6 +57,9 @@ struct WorkerStreamsOptions {
   // Called without a lock after a worker's inventory was processed, on the thread for inventories:
   // the next inventory waits for the call. May be null.
   std::function<void(std::string_view identity)> joined = nullptr;
+  // Called without a lock for each tile of a put that a rank has staged, before the sequencer gets
+  // its report. May be null.
+  std::function<void(std::string_view transfer_id, int64_t size_bytes)> tile_staged = nullptr;
   // Time for an endpoint to identify itself, while no endpoint has answered yet.
   absl::Duration verify_timeout = absl::Seconds(3);
   // Time for a stream to bring its hello, and then its complete inventory.
@@ -82,18 +85,12 @@ struct WorkerStreamsOptions {
 // A thread sends them; changes that come at once are sent together.
 //
 // Thread-safe. Membership, registry, definition_store and clock outlive it; all streams have left
-// before its destructor. SetSequencer must be called before workers attach.
+// before its destructor.
 class WorkerStreams final : public StepTransport, public MeshEndpoints, public QuarantineAccess {
  public:
   WorkerStreams(Membership* membership, ArrayRegistry* registry,
                 const DefinitionStore* definition_store, WorkerStreamsOptions options);
   ~WorkerStreams() override;
-
-  void SetSequencer(Sequencer* sequencer) { sequencer_ = sequencer; }
-  // Called for each tile of a put that a rank has staged, before the sequencer gets it. Set before
-  // workers attach.
-  using TileListener = std::function<void(std::string_view transfer_id, int64_t size_bytes)>;
-  void SetTileListener(TileListener listener) { tile_listener_ = std::move(listener); }
 
   // Whether the worker reaches all its peers, as of the newest epoch.
   bool IsReady(std::string_view identity) const { return readiness_.IsReady(identity); }
@@ -134,7 +131,6 @@ class WorkerStreams final : public StepTransport, public MeshEndpoints, public Q
   Membership& membership() { return *membership_; }
   ArrayRegistry& registry() { return *registry_; }
   const InventoryJudge& judge() const { return judge_; }
-  Sequencer& sequencer() { return *sequencer_; }
   InventoryQueue& inventories() { return inventories_; }
   QuarantineOrders& orders() { return orders_; }
   bool is_stopping() const { return stopping_; }
@@ -155,13 +151,13 @@ class WorkerStreams final : public StepTransport, public MeshEndpoints, public Q
   // use it. No effect for workers that the membership does not know.
   void AttachFailed(const std::string& identity, const absl::Status& status);
 
-  // The worker gets no more work. Its stream is closed when its current work is done.
-  void Drain(WorkerStream* stream);
+  // The worker has drained: closes the stream, unless it has left already. `stream` may be deleted
+  // by then.
+  void CloseDrained(std::string_view identity, const WorkerStream* stream);
   // Processes a report of a member over its current stream. Ignores other reports.
   void PeersReported(WorkerStream* stream, int64_t epoch,
                      const std::vector<std::string>& unreached);
   void TilesDropped(std::string_view identity, const std::vector<std::string>& array_ids);
-  void TileStaged(std::string_view transfer_id, int64_t size_bytes);
   // Sends the step again, with its plan. No effect if the step has ended.
   void SendPlan(WorkerStream* stream, int64_t sequence);
 
@@ -197,8 +193,6 @@ class WorkerStreams final : public StepTransport, public MeshEndpoints, public Q
   const DefinitionStore* const definition_store_;
   const WorkerStreamsOptions options_;
   const InventoryJudge judge_;
-  Sequencer* sequencer_ = nullptr;  // set before workers attach, as is the listener
-  TileListener tile_listener_;
   std::atomic<bool> stopping_ = false;
   MembershipPages pages_;  // of the teller's thread
 

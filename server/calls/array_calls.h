@@ -1,6 +1,6 @@
 // Answers to clients' calls about arrays: describe, list, get.
-#ifndef SHARDMESH_SERVER_SERVICE_ARRAY_CALLS_H_
-#define SHARDMESH_SERVER_SERVICE_ARRAY_CALLS_H_
+#ifndef SHARDMESH_SERVER_CALLS_ARRAY_CALLS_H_
+#define SHARDMESH_SERVER_CALLS_ARRAY_CALLS_H_
 
 #include "absl/status/status.h"
 #include "server/attach/coordinator_parts.h"
@@ -20,4 +20,4 @@ absl::Status BeginGet(const CoordinatorParts& context, const v1::BeginGetRequest
 
 }  // namespace shardmesh::server
 
-#endif  // SHARDMESH_SERVER_SERVICE_ARRAY_CALLS_H_
+#endif  // SHARDMESH_SERVER_CALLS_ARRAY_CALLS_H_

@@ -1,6 +1,6 @@
 // Answers to clients' calls about definitions: get, list, list versions.
-#ifndef SHARDMESH_SERVER_SERVICE_CATALOG_CALLS_H_
-#define SHARDMESH_SERVER_SERVICE_CATALOG_CALLS_H_
+#ifndef SHARDMESH_SERVER_CALLS_CATALOG_CALLS_H_
+#define SHARDMESH_SERVER_CALLS_CATALOG_CALLS_H_
 
 #include <functional>
 
@@ -25,4 +25,4 @@ absl::Status ListEntryVersions(const DefinitionStore& definition_store,
 
 }  // namespace shardmesh::server
 
-#endif  // SHARDMESH_SERVER_SERVICE_CATALOG_CALLS_H_
+#endif  // SHARDMESH_SERVER_CALLS_CATALOG_CALLS_H_

@@ -1,6 +1,6 @@
 // The answers about the cluster: status, flight records, links and the diagnosis.
-#ifndef SHARDMESH_SERVER_SERVICE_CLUSTER_CALLS_H_
-#define SHARDMESH_SERVER_SERVICE_CLUSTER_CALLS_H_
+#ifndef SHARDMESH_SERVER_CALLS_CLUSTER_CALLS_H_
+#define SHARDMESH_SERVER_CALLS_CLUSTER_CALLS_H_
 
 #include <cstdint>
 #include <functional>
@@ -65,4 +65,4 @@ class ClusterCalls {
 
 }  // namespace shardmesh::server
 
-#endif  // SHARDMESH_SERVER_SERVICE_CLUSTER_CALLS_H_
+#endif  // SHARDMESH_SERVER_CALLS_CLUSTER_CALLS_H_

@@ -1,6 +1,6 @@
 // Pages of answers about the cluster: their sizes, and the tokens that say where one begins.
-#ifndef SHARDMESH_SERVER_SERVICE_CLUSTER_PAGES_H_
-#define SHARDMESH_SERVER_SERVICE_CLUSTER_PAGES_H_
+#ifndef SHARDMESH_SERVER_CALLS_CLUSTER_PAGES_H_
+#define SHARDMESH_SERVER_CALLS_CLUSTER_PAGES_H_
 
 #include <google/protobuf/message.h>
 
@@ -67,4 +67,4 @@ struct LinkPosition {
 
 }  // namespace shardmesh::server
 
-#endif  // SHARDMESH_SERVER_SERVICE_CLUSTER_PAGES_H_
+#endif  // SHARDMESH_SERVER_CALLS_CLUSTER_PAGES_H_

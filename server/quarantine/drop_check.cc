@@ -5,7 +5,7 @@
 
 #include "rpc/codec/status.h"
 #include "server/quarantine/quarantine_drop.h"
-#include "server/state/arrays.h"
+#include "server/state/array_registry.h"
 #include "server/state/recovery.h"
 #include "status/detail.h"
 #include "status/fact_keys.h"

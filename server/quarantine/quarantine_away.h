@@ -11,7 +11,7 @@
 
 #include "absl/status/status.h"
 #include "server/attach/coordinator_parts.h"
-#include "server/state/arrays.h"
+#include "server/state/array_registry.h"
 #include "server/state/membership.h"
 #include "shardmesh/v1/cluster_service.pb.h"
 

@@ -12,7 +12,7 @@
 #include "server/attach/coordinator_parts.h"
 #include "server/quarantine/quarantine_away.h"
 #include "server/quarantine/quarantine_calls.h"
-#include "server/state/arrays.h"
+#include "server/state/array_registry.h"
 #include "server/state/membership.h"
 #include "shardmesh/internal/v1/attach_service.pb.h"
 #include "shardmesh/v1/cluster_service.pb.h"

@@ -8,7 +8,7 @@
 
 #include "server/resolve/resolve_answers.h"
 #include "server/resolve/tree_call.h"
-#include "server/state/arrays.h"
+#include "server/state/array_registry.h"
 #include "server/state/definitions.h"
 #include "shardmesh/compat/v1/compat_service.pb.h"
 #include "shardmesh/v1/layout_service.pb.h"

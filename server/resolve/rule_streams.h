@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "server/resolve/tree_call.h"
-#include "server/state/arrays.h"
+#include "server/state/array_registry.h"
 #include "server/state/definitions.h"
 #include "shardmesh/v1/layout_service.pb.h"
 #include "shardmesh/v1/rule_service.pb.h"

@@ -40,6 +40,7 @@ class AttachReactor;
 // Constant, except the set, which synchronises itself.
 struct Attachments {
   WorkerStreams* const streams;
+  Sequencer* const sequencer;
   const rpc::Credentials credentials;
   StreamSet<AttachReactor> live = {};
 };
@@ -56,7 +57,7 @@ class AttachReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
       : attachments_(attachments),
         context_(context),
         outbox_(kOutboxBytes, [this](const grpc::ByteBuffer* m) { StartWrite(m); }),
-        session_(attachments->streams, this) {
+        session_(attachments->streams, attachments->sequencer, this) {
     session_.Begin();
     attachments_->live.Add(this);
     Read();
@@ -116,8 +117,9 @@ class AttachReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
 class AttachService final : public internal::v1::AttachService::WithRawCallbackMethod_Attach<
                                 internal::v1::AttachService::Service> {
  public:
-  AttachService(WorkerStreams* streams, rpc::Credentials credentials)
-      : attachments_{.streams = streams, .credentials = std::move(credentials)} {}
+  AttachService(WorkerStreams* streams, Sequencer* sequencer, rpc::Credentials credentials)
+      : attachments_{
+            .streams = streams, .sequencer = sequencer, .credentials = std::move(credentials)} {}
 
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Attach(
       grpc::CallbackServerContext* context) override {
@@ -135,8 +137,9 @@ class AttachService final : public internal::v1::AttachService::WithRawCallbackM
 
 }  // namespace
 
-StreamingService MakeAttachService(WorkerStreams* streams, rpc::Credentials credentials) {
-  auto service = std::make_unique<AttachService>(streams, std::move(credentials));
+StreamingService MakeAttachService(WorkerStreams* streams, Sequencer* sequencer,
+                                   rpc::Credentials credentials) {
+  auto service = std::make_unique<AttachService>(streams, sequencer, std::move(credentials));
   AttachService* const raw = service.get();
   return {.service = std::move(service), .end_streams = [raw] { raw->EndStreams(); }};
 }

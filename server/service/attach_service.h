@@ -5,12 +5,15 @@
 #include "rpc/tls/credentials.h"
 #include "server/attach/worker_streams.h"
 #include "server/service/streaming_service.h"
+#include "server/steps/sequencer.h"
 
 namespace shardmesh::server {
 
-// `streams` outlives the service. `credentials` state which callers may act as which workers.
+// `streams` outlives the service, and `sequencer` outlives its streams. `credentials` state which
+// callers may act as which workers.
 // `end_streams` stops `streams` first: workers attach again elsewhere, or later.
-StreamingService MakeAttachService(WorkerStreams* streams, rpc::Credentials credentials);
+StreamingService MakeAttachService(WorkerStreams* streams, Sequencer* sequencer,
+                                   rpc::Credentials credentials);
 
 }  // namespace shardmesh::server
 

@@ -3,7 +3,7 @@
 #define SHARDMESH_SERVER_SERVICE_CATALOG_SERVICE_H_
 
 #include "server/service/streaming_service.h"
-#include "server/state/arrays.h"
+#include "server/state/array_registry.h"
 #include "server/state/definitions.h"
 #include "server/watch/watch_pump.h"
 

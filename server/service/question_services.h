@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "server/state/arrays.h"
+#include "server/state/array_registry.h"
 #include "server/state/definitions.h"
 
 namespace shardmesh::rpc {

@@ -11,7 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "server/state/arrays.h"
+#include "server/state/array_registry.h"
 
 namespace shardmesh::server {
 

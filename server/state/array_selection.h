@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "server/state/arrays.h"
+#include "server/state/array_registry.h"
 #include "server/state/membership.h"
 #include "server/state/recovery.h"
 #include "sharding/tile.h"

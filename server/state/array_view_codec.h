@@ -6,8 +6,8 @@
 #include <optional>
 
 #include "absl/status/statusor.h"
+#include "server/state/array_registry.h"
 #include "server/state/array_selection.h"
-#include "server/state/arrays.h"
 #include "shardmesh/v1/array.pb.h"
 #include "shardmesh/v1/precondition.pb.h"
 

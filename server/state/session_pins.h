@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "server/state/arrays.h"
+#include "server/state/array_registry.h"
 #include "server/state/session.h"
 #include "status/status_macros.h"
 

@@ -11,8 +11,8 @@
 #include "absl/time/time.h"
 #include "program/program.h"
 #include "rpc/caller.h"
+#include "server/state/array_registry.h"
 #include "server/state/array_selection.h"
-#include "server/state/arrays.h"
 #include "sharding/spec.h"
 #include "tensor/literal.h"
 

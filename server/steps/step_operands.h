@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "program/collective_choice.h"
 #include "program/step_plan.h"
-#include "server/state/arrays.h"
+#include "server/state/array_registry.h"
 #include "server/state/definitions.h"
 #include "server/state/link_table.h"
 #include "server/state/membership.h"

@@ -9,7 +9,7 @@
 #include "absl/types/span.h"
 #include "program/program.h"
 #include "program/step_plan.h"
-#include "server/state/arrays.h"
+#include "server/state/array_registry.h"
 #include "server/steps/planner.h"
 #include "server/steps/sequencer.h"
 #include "server/steps/step_call.h"

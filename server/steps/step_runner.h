@@ -16,7 +16,7 @@
 #include "program/program.h"
 #include "rpc/caller.h"
 #include "rpc/metrics/metrics.h"
-#include "server/state/arrays.h"
+#include "server/state/array_registry.h"
 #include "server/state/definitions.h"
 #include "server/state/link_table.h"
 #include "server/state/membership.h"

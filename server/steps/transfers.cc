@@ -57,10 +57,12 @@ TransferResult DecodeAnswer(const RememberedAnswer& answer) {
 
 }  // namespace
 
-Transfers::Transfers(Clock* clock, ArrayRegistry* registry, SessionTable* sessions)
+Transfers::Transfers(Clock* clock, ArrayRegistry* registry, SessionTable* sessions,
+                     Sequencer* sequencer)
     : clock_(clock),
       registry_(registry),
       sessions_(sessions),
+      sequencer_(sequencer),
       give_up_alarm_(clock, [this] { AbortOverdue(); }) {}
 
 absl::Status Transfers::CheckVersion(const PutItem& item) const {

@@ -20,7 +20,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "process/clock.h"
-#include "server/state/arrays.h"
+#include "server/state/array_registry.h"
 #include "server/state/session.h"
 #include "server/steps/sequencer.h"
 
@@ -62,8 +62,9 @@ struct TransferResult {
 // be aborted: by Abort, the loss of a worker, the end of its session, or a timeout. An aborted put
 // leaves nothing behind.
 //
-// Thread-safe. Callbacks run without a lock. All arguments of the constructor outlive this object.
-// Only the sequencer is destroyed first, which ends the live puts: stop the clock before that.
+// Thread-safe. Callbacks run without a lock. All arguments of the constructor outlive this object,
+// except the sequencer. The sequencer is destroyed first, which ends the live puts: stop the clock
+// before that.
 class Transfers {
  public:
   using CommitCallback = absl::AnyInvocable<void(absl::StatusOr<TransferResult>) &&>;
@@ -75,10 +76,7 @@ class Transfers {
   // How many outcomes are remembered at most; the oldest are dropped first. Each has ~100 bytes.
   static constexpr size_t kMaxEnded = 10'000;
 
-  Transfers(Clock* clock, ArrayRegistry* registry, SessionTable* sessions);
-
-  // Call it before any other method.
-  void SetSequencer(Sequencer* sequencer) { sequencer_ = sequencer; }
+  Transfers(Clock* clock, ArrayRegistry* registry, SessionTable* sessions, Sequencer* sequencer);
 
   // Stages the arrays and waits for their tiles from every rank in `identities` (by rank); returns
   // the transfer's id. Keeps `items` until the transfer has ended. Errors: those of
@@ -178,7 +176,7 @@ class Transfers {
   Clock* const clock_;
   ArrayRegistry* const registry_;
   SessionTable* const sessions_;
-  Sequencer* sequencer_ = nullptr;
+  Sequencer* const sequencer_;
 
   mutable absl::Mutex mutex_;
   // The mutex guards the pointees too.

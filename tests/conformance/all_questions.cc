@@ -3,14 +3,14 @@
 
 #include <array>
 
-#include "tests/conformance/analysis.h"
-#include "tests/conformance/layout.h"
-#include "tests/conformance/linear.h"
-#include "tests/conformance/logical.h"
-#include "tests/conformance/mesh.h"
-#include "tests/conformance/profile.h"
-#include "tests/conformance/reshard.h"
-#include "tests/conformance/rules.h"
+#include "tests/conformance/analysis_subject.h"
+#include "tests/conformance/layout_subject.h"
+#include "tests/conformance/linear_subject.h"
+#include "tests/conformance/logical_subject.h"
+#include "tests/conformance/mesh_subject.h"
+#include "tests/conformance/profile_subject.h"
+#include "tests/conformance/reshard_subject.h"
+#include "tests/conformance/rules_subject.h"
 
 namespace shardmesh::conformance {
 

@@ -1,5 +1,5 @@
 // The library as the subject of questions about trees of tensors.
-#include "tests/conformance/analysis.h"
+#include "tests/conformance/analysis_subject.h"
 
 namespace shardmesh::conformance {
 namespace {

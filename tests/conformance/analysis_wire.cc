@@ -2,7 +2,7 @@
 #include <utility>
 
 #include "status/status_macros.h"
-#include "tests/conformance/analysis.h"
+#include "tests/conformance/analysis_subject.h"
 
 namespace shardmesh::conformance {
 namespace {

@@ -9,7 +9,7 @@
 #include "status/status_macros.h"
 #include "status/str_cat.h"
 #include "tensor/dtype.h"
-#include "tests/conformance/layout.h"
+#include "tests/conformance/layout_subject.h"
 
 namespace shardmesh::conformance {
 namespace {

@@ -3,7 +3,7 @@
 
 #include "sharding/rules/rule_set_definition.h"
 #include "status/status_macros.h"
-#include "tests/conformance/layout.h"
+#include "tests/conformance/layout_subject.h"
 
 namespace shardmesh::conformance {
 namespace {

@@ -1,7 +1,7 @@
 // The library's answers about linear layers.
 #include "status/status_macros.h"
 #include "tensor/dtype_promotion.h"
-#include "tests/conformance/linear.h"
+#include "tests/conformance/linear_subject.h"
 
 namespace shardmesh::conformance {
 namespace {

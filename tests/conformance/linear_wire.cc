@@ -1,6 +1,6 @@
 // A coordinator's answers about linear layers.
 #include "status/status_macros.h"
-#include "tests/conformance/linear.h"
+#include "tests/conformance/linear_subject.h"
 
 namespace shardmesh::conformance {
 namespace {

@@ -1,6 +1,6 @@
 // The library answers about logical axis rules.
 #include "sharding/rules/logical_rules.h"
-#include "tests/conformance/logical.h"
+#include "tests/conformance/logical_subject.h"
 
 namespace shardmesh::conformance {
 namespace {

@@ -2,7 +2,7 @@
 #include <utility>
 
 #include "status/status_macros.h"
-#include "tests/conformance/logical.h"
+#include "tests/conformance/logical_subject.h"
 
 namespace shardmesh::conformance {
 namespace {

@@ -1,7 +1,7 @@
 // The library's answers about meshes.
 #include "sharding/mesh_query.h"
 #include "status/status_macros.h"
-#include "tests/conformance/mesh.h"
+#include "tests/conformance/mesh_subject.h"
 
 namespace shardmesh::conformance {
 namespace {

@@ -1,6 +1,6 @@
 // A coordinator's answers about meshes.
 #include "status/status_macros.h"
-#include "tests/conformance/mesh.h"
+#include "tests/conformance/mesh_subject.h"
 
 namespace shardmesh::conformance {
 namespace {

@@ -4,7 +4,7 @@
 #include "sharding/digest.h"
 #include "sharding/profile_hash.h"
 #include "status/status_macros.h"
-#include "tests/conformance/profile.h"
+#include "tests/conformance/profile_subject.h"
 
 namespace shardmesh::conformance {
 namespace {

@@ -1,6 +1,6 @@
 // A coordinator's answers about profiles and hashes.
 #include "status/status_macros.h"
-#include "tests/conformance/profile.h"
+#include "tests/conformance/profile_subject.h"
 
 namespace shardmesh::conformance {
 namespace {

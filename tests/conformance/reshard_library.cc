@@ -2,7 +2,7 @@
 #include "sharding/layout/analysis.h"
 #include "sharding/tile.h"
 #include "status/status_macros.h"
-#include "tests/conformance/reshard.h"
+#include "tests/conformance/reshard_subject.h"
 
 namespace shardmesh::conformance {
 namespace {

@@ -6,7 +6,7 @@
 #include "status/status_macros.h"
 #include "status/str_cat.h"
 #include "tensor/dtype.h"
-#include "tests/conformance/reshard.h"
+#include "tests/conformance/reshard_subject.h"
 
 namespace shardmesh::conformance {
 namespace {

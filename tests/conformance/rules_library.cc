@@ -5,7 +5,7 @@
 #include "sharding/pattern/pattern.h"
 #include "sharding/rules/pattern_rules.h"
 #include "status/status_macros.h"
-#include "tests/conformance/rules.h"
+#include "tests/conformance/rules_subject.h"
 
 namespace shardmesh::conformance {
 namespace {

@@ -4,7 +4,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "sharding/compatibility.h"
 #include "status/status_macros.h"
-#include "tests/conformance/rules.h"
+#include "tests/conformance/rules_subject.h"
 
 namespace shardmesh::conformance {
 namespace {

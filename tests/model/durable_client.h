@@ -11,7 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "tests/model/caller.h"
+#include "tests/model/contract_caller.h"
 #include "tests/model/dice.h"
 #include "tests/model/tensors.h"
 

@@ -14,8 +14,8 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "status/str_cat.h"
-#include "tests/model/cluster.h"
 #include "tests/model/durable_client.h"
+#include "tests/model/process_cluster.h"
 #include "tests/model/runs.h"
 
 namespace shardmesh::model {

@@ -8,9 +8,9 @@
 
 #include "absl/time/clock.h"
 #include "status/str_cat.h"
-#include "tests/model/cluster.h"
 #include "tests/model/guests.h"
 #include "tests/model/load.h"
+#include "tests/model/process_cluster.h"
 #include "tests/model/runs.h"
 
 namespace shardmesh::model {

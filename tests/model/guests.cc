@@ -8,7 +8,7 @@
 #include "shardmesh/v1/catalog_service.pb.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
-#include "tests/model/caller.h"
+#include "tests/model/contract_caller.h"
 
 namespace shardmesh::model {
 namespace {

@@ -15,7 +15,7 @@
 #include "shardmesh/v1/array_service.pb.h"
 #include "shardmesh/v1/catalog_service.pb.h"
 #include "shardmesh/v1/compute_service.pb.h"
-#include "tests/model/caller.h"
+#include "tests/model/contract_caller.h"
 #include "tests/model/dice.h"
 #include "tests/model/tensors.h"
 

@@ -16,7 +16,7 @@
 #include "shardmesh/v1/array_service.pb.h"
 #include "shardmesh/v1/cluster_service.pb.h"
 #include "status/str_cat.h"
-#include "tests/model/cluster.h"
+#include "tests/model/process_cluster.h"
 #include "tests/model/random_client.h"
 #include "tests/model/runs.h"
 
@@ -256,7 +256,8 @@ std::optional<std::string> CheckComplete() {
       ++rpcs;
       const std::string name = line.substr(rpc.size(), line.find('(') - rpc.size());
       if (known.count(name) == 0) {
-        return StrCat(name, " of ", path, " is not among AllMethods in tests/model/caller.cc");
+        return StrCat(name, " of ", path,
+                      " is not among AllMethods in tests/model/contract_caller.cc");
       }
     }
   }

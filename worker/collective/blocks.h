@@ -7,7 +7,7 @@
 #include <bit>
 #include <cstdint>
 
-#include "worker/collective/call.h"
+#include "worker/collective/collective_call.h"
 
 namespace shardmesh::worker {
 

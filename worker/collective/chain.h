@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "worker/collective/call.h"
+#include "worker/collective/collective_call.h"
 
 namespace shardmesh::worker {
 

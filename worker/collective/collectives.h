@@ -20,7 +20,7 @@
 #include "absl/types/span.h"
 #include "program/program.h"
 #include "sharding/device_group.h"
-#include "worker/collective/call.h"
+#include "worker/collective/collective_call.h"
 #include "worker/collective/combiner.h"
 
 namespace shardmesh::worker {

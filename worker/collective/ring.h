@@ -26,7 +26,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "worker/collective/call.h"
+#include "worker/collective/collective_call.h"
 
 namespace shardmesh::worker {
 

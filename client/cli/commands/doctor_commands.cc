@@ -14,7 +14,7 @@
 #include "client/cli/commands/commands.h"
 #include "client/cli/grammar.h"
 #include "client/cli/table.h"
-#include "client/types/cluster.h"
+#include "client/types/cluster_status.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
 

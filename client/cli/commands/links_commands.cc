@@ -11,7 +11,7 @@
 #include "client/cli/command_line.h"
 #include "client/cli/commands/commands.h"
 #include "client/cli/table.h"
-#include "client/types/cluster.h"
+#include "client/types/cluster_status.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
 

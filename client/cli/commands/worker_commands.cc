@@ -10,7 +10,7 @@
 #include "client/cli/commands/commands.h"
 #include "client/cli/shared_options.h"
 #include "client/cli/table.h"
-#include "client/types/cluster.h"
+#include "client/types/cluster_status.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
 

@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "absl/synchronization/notification.h"
-#include "client/remote/array_calls.h"
 #include "client/remote/coordinator_connection.h"
 #include "client/remote/session_keeper.h"
+#include "client/remote/transfer_calls.h"
 #include "gmock/gmock.h"
 #include "process/clock.h"
 #include "process/failpoint.h"
@@ -28,12 +28,13 @@
 #include "rpc/server_lifecycle.h"
 #include "server/service/attach_service.h"
 #include "server/service/endpoint_probe.h"
-#include "server/state/arrays.h"
+#include "server/state/array_registry.h"
 #include "server/state/definitions.h"
 #include "server/state/link_table.h"
 #include "server/state/membership.h"
 #include "server/state/recovery.h"
 #include "server/steps/flight_log.h"
+#include "server/steps/sequencer.h"
 #include "server/store/local_store.h"
 #include "shardmesh/v1/operation_service.grpc.pb.h"
 #include "status/detail.h"
@@ -577,7 +578,10 @@ class AttachServiceTest : public testing::Test {
             .max_inventory_bytes = max_inventory_bytes});
     membership_.AddListener(
         [this](const server::MembershipEvent&) { streams_->MembershipChanged(); });
-    service_ = server::MakeAttachService(streams_.get(), rpc::Credentials::Insecure());
+    sequencer_ =
+        std::make_unique<server::Sequencer>(&clock_, streams_.get(), server::Sequencer::Options());
+    service_ =
+        server::MakeAttachService(streams_.get(), sequencer_.get(), rpc::Credentials::Insecure());
     rpc::ServerOptions options;
     options.on_drain = [this] { service_.end_streams(); };
     lifecycle_ = *rpc::ServerLifecycle::Start(
@@ -621,6 +625,7 @@ class AttachServiceTest : public testing::Test {
   server::LinkTable link_table_;
   server::Recovery recovery_{&clock_};
   std::unique_ptr<server::WorkerStreams> streams_;
+  std::unique_ptr<server::Sequencer> sequencer_;
   server::StreamingService service_;
   std::unique_ptr<rpc::ServerLifecycle> lifecycle_;
   std::unique_ptr<HollowWorkers> workers_;

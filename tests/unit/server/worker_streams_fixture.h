@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -14,7 +15,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/attach/worker_streams.h"
-#include "server/state/arrays.h"
+#include "server/state/array_registry.h"
 #include "server/state/definitions.h"
 #include "server/state/link_table.h"
 #include "server/state/membership.h"
@@ -89,13 +90,15 @@ class WorkerStreamsFixture : public testing::Test {
     options.link_table = &link_table_;
     options.clock = &clock_;
     options.recovery = &recovery_;
+    options.tile_staged = [this](std::string_view transfer_id, int64_t size_bytes) {
+      if (tile_staged_) tile_staged_(transfer_id, size_bytes);
+    };
     options.inventory_timeout = absl::Seconds(3);
     options.max_inventory_tiles = 2;
     streams_ = std::make_unique<WorkerStreams>(&members_, registry_.get(), definition_store_.get(),
                                                std::move(options));
     sequencer_ =
         std::make_unique<Sequencer>(&clock_, streams_.get(), Sequencer::Options{.term = 7});
-    streams_->SetSequencer(sequencer_.get());
     members_.AddListener([this](const MembershipEvent& event) {
       if (event.kind == MembershipEvent::Kind::kAttached) {
         sequencer_->WorkerAttached(event.identity, event.epoch);
@@ -117,6 +120,7 @@ class WorkerStreamsFixture : public testing::Test {
   LinkTable link_table_;
   Recovery recovery_{&clock_};
   std::vector<Question> questions_;
+  std::function<void(std::string_view, int64_t)> tile_staged_;  // set before workers attach
   std::unique_ptr<WorkerStreams> streams_;
   std::unique_ptr<Sequencer> sequencer_;
 };

@@ -5,6 +5,7 @@
 #include "status/detail.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
+#include "status/str_cat.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/unit/server/worker_streams_fixture.h"
 
@@ -24,7 +25,7 @@ using Down = internal::v1::AttachResponse;
 // A worker without a network. As with gRPC, its session ends after Finish.
 class FakeWorker final : public AttachWire {
  public:
-  explicit FakeWorker(WorkerStreams* streams) : session_(streams, this) {
+  FakeWorker(WorkerStreams* streams, Sequencer* sequencer) : session_(streams, sequencer, this) {
     session_.Begin();
     Read();
   }
@@ -139,14 +140,14 @@ class WorkerSessionTest : public WorkerStreamsFixture {
 };
 
 TEST_F(WorkerSessionTest, TheFirstMessageMustBeAHello) {
-  FakeWorker worker(streams_.get());
+  FakeWorker worker(streams_.get(), sequencer_.get());
   worker.BringInventory();
   ASSERT_TRUE(worker.end().has_value());
   EXPECT_THAT(*worker.end(), StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
 }
 
 TEST_F(WorkerSessionTest, AWorkerGetsWelcomeVerdictAndMembershipInThisOrder) {
-  FakeWorker worker(streams_.get());
+  FakeWorker worker(streams_.get(), sequencer_.get());
   worker.SayHello("a");
   EXPECT_FALSE(worker.is_read()) << "its endpoints are being asked";
   AnswerAs("a");
@@ -165,7 +166,7 @@ TEST_F(WorkerSessionTest, AWorkerGetsWelcomeVerdictAndMembershipInThisOrder) {
 }
 
 TEST_F(WorkerSessionTest, ACallerThatIsNotTheWorkerIsRefused) {
-  FakeWorker worker(streams_.get());
+  FakeWorker worker(streams_.get(), sequencer_.get());
   worker.caller = absl::PermissionDeniedError("another certificate");
   worker.SayHello("a");
   EXPECT_THAT(*worker.end(), StatusIs(absl::StatusCode::kPermissionDenied));
@@ -173,7 +174,7 @@ TEST_F(WorkerSessionTest, ACallerThatIsNotTheWorkerIsRefused) {
 }
 
 TEST_F(WorkerSessionTest, AnEndpointThatLeadsToAnotherWorkerIsRefused) {
-  FakeWorker worker(streams_.get());
+  FakeWorker worker(streams_.get(), sequencer_.get());
   worker.SayHello("a");
   AnswerAs("b");
   EXPECT_THAT(*worker.end(),
@@ -188,9 +189,9 @@ TEST_F(WorkerSessionTest, AnEndpointThatLeadsToAnotherWorkerIsRefused) {
 }
 
 TEST_F(WorkerSessionTest, AnotherProcessOfALiveWorkerIsRefusedAndCounted) {
-  FakeWorker first(streams_.get());
+  FakeWorker first(streams_.get(), sequencer_.get());
   BecomeMember(&first, "a", 1);
-  FakeWorker second(streams_.get());
+  FakeWorker second(streams_.get(), sequencer_.get());
   Welcome(&second, "a", 2);
   EXPECT_THAT(*second.end(), StatusIs(absl::StatusCode::kAlreadyExists, Reason::kIdentityInUse));
   EXPECT_EQ(streams_->FailedAttachesOf("a").count, 1);
@@ -200,9 +201,9 @@ TEST_F(WorkerSessionTest, AnotherProcessOfALiveWorkerIsRefusedAndCounted) {
 }
 
 TEST_F(WorkerSessionTest, ALaterStreamOfTheSameProcessTakesOver) {
-  FakeWorker first(streams_.get());
+  FakeWorker first(streams_.get(), sequencer_.get());
   BecomeMember(&first, "a", 1);
-  FakeWorker second(streams_.get());
+  FakeWorker second(streams_.get(), sequencer_.get());
   BecomeMember(&second, "a", 1);
   EXPECT_THAT(*first.end(), StatusIs(absl::StatusCode::kUnavailable, Reason::kStaleEpoch));
   EXPECT_TRUE(first.is_broken());
@@ -211,7 +212,7 @@ TEST_F(WorkerSessionTest, ALaterStreamOfTheSameProcessTakesOver) {
 }
 
 TEST_F(WorkerSessionTest, AWorkerWhoseStreamBreaksIsLost) {
-  FakeWorker worker(streams_.get());
+  FakeWorker worker(streams_.get(), sequencer_.get());
   BecomeMember(&worker, "a");
   worker.End();
   const auto view = members_.view();
@@ -220,7 +221,7 @@ TEST_F(WorkerSessionTest, AWorkerWhoseStreamBreaksIsLost) {
 }
 
 TEST_F(WorkerSessionTest, AWorkerWhoseStreamEndsAsTheCoordinatorStopsIsNotLost) {
-  FakeWorker worker(streams_.get());
+  FakeWorker worker(streams_.get(), sequencer_.get());
   BecomeMember(&worker, "a");
   streams_->Stop();
   worker.End();
@@ -228,7 +229,7 @@ TEST_F(WorkerSessionTest, AWorkerWhoseStreamEndsAsTheCoordinatorStopsIsNotLost) 
 }
 
 TEST_F(WorkerSessionTest, AStreamThatBreaksWhileItsEndpointsAreAskedEndsAfterTheAnswer) {
-  FakeWorker worker(streams_.get());
+  FakeWorker worker(streams_.get(), sequencer_.get());
   worker.SayHello("a");
   Question question = std::move(questions_.front());
   questions_.clear();
@@ -243,7 +244,7 @@ TEST_F(WorkerSessionTest, AStreamThatBreaksWhileItsEndpointsAreAskedEndsAfterThe
 }
 
 TEST_F(WorkerSessionTest, AStreamThatBringsNoHelloIsCut) {
-  FakeWorker worker(streams_.get());
+  FakeWorker worker(streams_.get(), sequencer_.get());
   clock_.Advance(absl::Seconds(9));
   EXPECT_FALSE(worker.end().has_value());
   clock_.Advance(absl::Seconds(1));
@@ -252,7 +253,7 @@ TEST_F(WorkerSessionTest, AStreamThatBringsNoHelloIsCut) {
 }
 
 TEST_F(WorkerSessionTest, AStreamThatBringsNoWholeInventoryIsCut) {
-  FakeWorker worker(streams_.get());
+  FakeWorker worker(streams_.get(), sequencer_.get());
   Welcome(&worker, "a");
   clock_.Advance(absl::Seconds(3));
   EXPECT_THAT(*worker.end(), StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
@@ -261,7 +262,7 @@ TEST_F(WorkerSessionTest, AStreamThatBringsNoWholeInventoryIsCut) {
 }
 
 TEST_F(WorkerSessionTest, AnInventoryOfTooManyTilesIsRefused) {
-  FakeWorker worker(streams_.get());
+  FakeWorker worker(streams_.get(), sequencer_.get());
   Welcome(&worker, "a");
   internal::v1::AttachRequest page;
   for (const char* id : {"x", "y", "z"}) page.mutable_inventory()->add_quarantined_array_ids(id);
@@ -271,7 +272,7 @@ TEST_F(WorkerSessionTest, AnInventoryOfTooManyTilesIsRefused) {
 }
 
 TEST_F(WorkerSessionTest, ASilentWorkerIsCut) {
-  FakeWorker worker(streams_.get());
+  FakeWorker worker(streams_.get(), sequencer_.get());
   BecomeMember(&worker, "a");
   for (int i = 0; i < 6; ++i) clock_.Advance(absl::Seconds(1));
   ASSERT_TRUE(worker.end().has_value());
@@ -280,7 +281,7 @@ TEST_F(WorkerSessionTest, ASilentWorkerIsCut) {
 }
 
 TEST_F(WorkerSessionTest, HeartbeatsKeepAWorkerAliveAndBringTheClock) {
-  FakeWorker worker(streams_.get());
+  FakeWorker worker(streams_.get(), sequencer_.get());
   BecomeMember(&worker, "a");
   internal::v1::AttachRequest beat;
   beat.mutable_heartbeat()->set_used_bytes(42);
@@ -295,14 +296,14 @@ TEST_F(WorkerSessionTest, HeartbeatsKeepAWorkerAliveAndBringTheClock) {
 }
 
 TEST_F(WorkerSessionTest, ASecondHelloEndsTheStream) {
-  FakeWorker worker(streams_.get());
+  FakeWorker worker(streams_.get(), sequencer_.get());
   Welcome(&worker, "a");
   worker.SayHello("a");
   EXPECT_THAT(*worker.end(), StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
 }
 
 TEST_F(WorkerSessionTest, AMessageOfANewerWorkerIsPassedOver) {
-  FakeWorker worker(streams_.get());
+  FakeWorker worker(streams_.get(), sequencer_.get());
   BecomeMember(&worker, "a");
   worker.Say(internal::v1::AttachRequest());
   EXPECT_FALSE(worker.end().has_value());
@@ -310,7 +311,7 @@ TEST_F(WorkerSessionTest, AMessageOfANewerWorkerIsPassedOver) {
 }
 
 TEST_F(WorkerSessionTest, AWorkerThatLeavesIsClosedWhenItsWorkIsDone) {
-  FakeWorker worker(streams_.get());
+  FakeWorker worker(streams_.get(), sequencer_.get());
   BecomeMember(&worker, "a");
   ASSERT_THAT(sequencer_->BeginTransfer({.transfer_id = "t",
                                          .op = "put",
@@ -332,7 +333,7 @@ TEST_F(WorkerSessionTest, AWorkerThatLeavesIsClosedWhenItsWorkIsDone) {
 }
 
 TEST_F(WorkerSessionTest, AWorkerThatLeavesBeforeItTookPartIsClosedAtOnce) {
-  FakeWorker worker(streams_.get());
+  FakeWorker worker(streams_.get(), sequencer_.get());
   Welcome(&worker, "a");
   internal::v1::AttachRequest leaving;
   leaving.mutable_leaving()->set_reason("maintenance");
@@ -340,8 +341,37 @@ TEST_F(WorkerSessionTest, AWorkerThatLeavesBeforeItTookPartIsClosedAtOnce) {
   EXPECT_THAT(*worker.end(), StatusIs(absl::StatusCode::kCancelled));
 }
 
+TEST_F(WorkerSessionTest, AStagedTileIsCountedBeforeItsReportCanEndThePut) {
+  std::vector<std::string> events;
+  tile_staged_ = [&](std::string_view transfer_id, int64_t size_bytes) {
+    events.push_back(StrCat(transfer_id, " staged ", size_bytes));
+  };
+  FakeWorker worker(streams_.get(), sequencer_.get());
+  BecomeMember(&worker, "a");
+  ASSERT_THAT(sequencer_->BeginTransfer(
+                  {.transfer_id = "t",
+                   .op = "put",
+                   .mesh_id = "m",
+                   .participants = {{.rank = 0, .identity = "a", .expected_tiles = 1}},
+                   .timeout = absl::Minutes(1),
+                   .commit = nullptr},
+                  [&](const WorkOutcome& outcome) {
+                    EXPECT_THAT(outcome.status, IsOk());
+                    events.push_back("ended");
+                  }),
+              IsOk());
+  ASSERT_THAT(sequencer_->CommitTransfer("t"), IsOk());
+  internal::v1::AttachRequest staged;
+  staged.mutable_tile_staged()->set_transfer_id("t");
+  staged.mutable_tile_staged()->set_array_id("w");
+  staged.mutable_tile_staged()->set_size_bytes(64);
+  staged.mutable_tile_staged()->set_term(7);
+  worker.Say(staged);
+  EXPECT_THAT(events, ElementsAre("t staged 64", "ended"));
+}
+
 TEST_F(WorkerSessionTest, ATileThatIsStagedTooLateIsAborted) {
-  FakeWorker worker(streams_.get());
+  FakeWorker worker(streams_.get(), sequencer_.get());
   BecomeMember(&worker, "a");
   internal::v1::AttachRequest staged;
   staged.mutable_tile_staged()->set_transfer_id("gone");
@@ -354,7 +384,7 @@ TEST_F(WorkerSessionTest, ATileThatIsStagedTooLateIsAborted) {
 }
 
 TEST_F(WorkerSessionTest, AWorkerThatDoesNotReadIsCut) {
-  FakeWorker worker(streams_.get());
+  FakeWorker worker(streams_.get(), sequencer_.get());
   BecomeMember(&worker, "a");
   worker.full = absl::ResourceExhaustedError("too much waits");
   internal::v1::AttachRequest staged;

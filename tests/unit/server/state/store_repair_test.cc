@@ -24,7 +24,7 @@
 #include "process/failpoint.h"
 #include "process/random_bytes.h"
 #include "server/state/array_record.h"
-#include "server/state/arrays.h"
+#include "server/state/array_registry.h"
 #include "server/state/definitions.h"
 #include "server/store/sqlite_store.h"
 #include "server/store/store_file.h"

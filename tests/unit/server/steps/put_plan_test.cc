@@ -35,7 +35,6 @@ std::string FieldOf(const absl::Status& status) {
 
 class PutPlanTest : public ReadyCluster {
  protected:
-  PutPlanTest() { transfers_.SetSequencer(sequencer_.get()); }
   ~PutPlanTest() override { sequencer_.reset(); }
 
   PutPlan NewPlan() {
@@ -66,7 +65,7 @@ class PutPlanTest : public ReadyCluster {
     return plan->TakeTensor(std::move(tensor));
   }
 
-  Transfers transfers_{&clock_, registry_.get(), &sessions_};
+  Transfers transfers_{&clock_, registry_.get(), &sessions_, sequencer_.get()};
   absl::StatusOr<std::optional<RuleSetDefinition>> rules_{std::nullopt};
   absl::StatusOr<PartitionAxis> profile_{PartitionAxis()};
 };

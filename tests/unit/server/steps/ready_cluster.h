@@ -14,7 +14,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "process/random_bytes.h"
-#include "server/state/arrays.h"
+#include "server/state/array_registry.h"
 #include "server/state/definitions.h"
 #include "server/state/link_table.h"
 #include "server/state/membership.h"

@@ -14,7 +14,7 @@
 
 #include "absl/synchronization/notification.h"
 #include "process/random_bytes.h"
-#include "server/state/arrays.h"
+#include "server/state/array_registry.h"
 #include "server/state/session.h"
 #include "server/steps/sequencer.h"
 #include "server/store/local_store.h"
@@ -56,11 +56,11 @@ class TransfersTest : public ::testing::Test {
     ASSERT_THAT(opened, IsOk());
     registry_ = *std::move(opened);
     sessions_ = std::make_unique<SessionTable>(&clock_, [](const EndedSession&) {});
-    transfers_ = std::make_unique<Transfers>(&clock_, registry_.get(), sessions_.get());
     sequencer_ = std::make_unique<Sequencer>(&clock_, &transport_,
                                              Sequencer::Options{.term = registry_->term()});
     sequencer_->WorkerAttached("w0", 1);
-    transfers_->SetSequencer(sequencer_.get());
+    transfers_ =
+        std::make_unique<Transfers>(&clock_, registry_.get(), sessions_.get(), sequencer_.get());
     session_ = sessions_->Open({.name = "host:10.0.0.1"}, "", absl::Hours(1))->id;
   }
 

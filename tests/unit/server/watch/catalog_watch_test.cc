@@ -11,7 +11,7 @@
 #include "process/clock.h"
 #include "rpc/codec/status.h"
 #include "server/service/catalog_service.h"
-#include "server/state/arrays.h"
+#include "server/state/array_registry.h"
 #include "server/state/definitions.h"
 #include "server/store/local_store.h"
 #include "shardmesh/store/v1/definition.pb.h"

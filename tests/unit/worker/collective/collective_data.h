@@ -14,7 +14,7 @@
 #include "tensor/dtype.h"
 #include "tensor/elementwise.h"
 #include "tensor/float_convert.h"
-#include "worker/collective/call.h"
+#include "worker/collective/collective_call.h"
 
 namespace shardmesh::worker {
 

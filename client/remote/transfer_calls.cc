@@ -1,0 +1,292 @@
+// Encodes puts and decodes the places of tiles.
+#include "client/remote/transfer_calls.h"
+
+#include <grpcpp/client_context.h>
+#include <grpcpp/completion_queue.h>
+
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "client/remote/wire_enums.h"
+#include "process/steady_deadline.h"
+#include "rpc/codec/array_codec.h"
+#include "rpc/codec/spec_codec.h"
+#include "rpc/codec/time_codec.h"
+#include "status/status_macros.h"
+
+namespace shardmesh::client {
+namespace {
+
+void EncodeTensor(const PutTensor& from, v1::PutTensor* to) {
+  to->set_name(from.name);
+  to->set_dtype(rpc::Encode(from.view.dtype()));
+  rpc::Encode(from.view.shape(), to->mutable_shape());
+  if (from.spec.has_value()) {
+    rpc::Encode(*from.spec, to->mutable_spec());
+  } else if (from.axes.has_value()) {
+    v1::LogicalAxes& axes = *to->mutable_axes();  // set also for a scalar, which has none
+    for (const AxisValue& axis : *from.axes) {
+      rpc::Encode(axis, axes.add_axes());
+    }
+  } else if (!from.preset.empty()) {
+    to->set_preset(from.preset);
+  }
+  SetPrecondition(from.precondition, to->mutable_precondition());
+  rpc::Encode(from.cut_points, to->mutable_cut_points());
+}
+
+void EncodeHeader(const std::string& request_id, const std::string& session_id,
+                  const PutOptions& from, v1::BeginPutHeader* to) {
+  to->set_request_id(request_id);
+  to->set_session_id(session_id);
+  if (!from.mesh.empty()) {
+    to->mutable_mesh()->set_name(from.mesh);
+  }
+  if (from.rules.index() != 0) {
+    EncodeSelector(from.rules, to->mutable_rule_set());
+  }
+  to->set_policy(EncodePolicy(from.strict));
+  EncodeSelector(from.profile, to->mutable_profile());
+  if (from.mode.has_value()) {
+    rpc::Encode(*from.mode, to->mutable_mode());
+  }
+  to->set_compatibility(EncodeCompatibility(from.compatibility));
+  to->set_validate_only(from.validate_only);
+  to->set_hold(true);
+}
+
+std::vector<TransferDevice> DecodeDevices(
+    const google::protobuf::RepeatedPtrField<v1::DeviceEndpoint>& from) {
+  std::vector<TransferDevice> devices;
+  for (const v1::DeviceEndpoint& wire : from) {
+    TransferDevice& device = devices.emplace_back();
+    device.rank = wire.rank();
+    device.identity = wire.identity();
+    device.incarnation = wire.incarnation();
+    for (const v1::Endpoint& endpoint : wire.endpoints()) {
+      device.addresses.push_back(endpoint.address());
+    }
+  }
+  return devices;
+}
+
+absl::Status Append(const v1::BeginPutResponse& from, BegunPut* to) {
+  if (from.devices_size() > 0) {
+    to->devices = DecodeDevices(from.devices());
+  }
+  if (!from.transfer_id().empty()) {
+    to->transfer_id = from.transfer_id();
+    SHARDMESH_ASSIGN_OR_RETURN(to->expire_time, DecodeAnswer(from.expire_time()));
+  }
+  for (const v1::PutAssignment& wire : from.assignments()) {
+    BegunPut::Assignment& assignment = to->assignments.emplace_back();
+    SHARDMESH_ASSIGN_OR_RETURN(assignment.array, DecodeAnswer(wire.array_descriptor()));
+    assignment.token = wire.token();
+    SHARDMESH_RETURN_IF_ERROR(DecodeAnswers(wire.corrections(), &assignment.corrections));
+  }
+  return absl::OkStatus();
+}
+
+// How long an attempt of BeginGet waits for its answer after its limit.
+constexpr absl::Duration kLateAnswerTime = absl::Seconds(1);
+// How often such an attempt looks for a cancellation.
+constexpr absl::Duration kCancellationInterval = absl::Milliseconds(20);
+
+// One attempt of BeginGet.
+absl::Status AskForGet(const CoordinatorConnection& connection, const v1::BeginGetRequest& request,
+                       const CallLimit& limit, v1::BeginGetResponse* response) {
+  const auto deadline = SteadyDeadline::At(limit.deadline);
+  if (deadline.is_over()) {
+    return connection.StatusOf({grpc::StatusCode::DEADLINE_EXCEEDED, "Deadline Exceeded"});
+  }
+  grpc::ClientContext context;
+  connection.Prepare({.deadline = limit.deadline + kLateAnswerTime,
+                      .cancellation = nullptr,
+                      .traceparent = limit.traceparent},
+                     &context);
+  grpc::CompletionQueue queue;
+  grpc::Status status;
+  const auto call = connection.arrays->AsyncBeginGet(&context, request, &queue);
+  call->Finish(response, &status, /*tag=*/nullptr);
+  void* tag = nullptr;
+  bool is_ok = false;
+  std::optional<SteadyDeadline> late;  // set once the limit's cancellation is cancelled
+  while (queue.AsyncNext(&tag, &is_ok, absl::ToChronoTime(absl::Now() + kCancellationInterval)) ==
+         grpc::CompletionQueue::TIMEOUT) {
+    if (!late.has_value() && limit.is_cancelled()) {
+      late = SteadyDeadline::After(kLateAnswerTime);
+    }
+    if (late.has_value() && late->is_over()) context.TryCancel();
+  }
+  queue.Shutdown();
+  while (queue.Next(&tag, &is_ok)) {
+  }
+  return connection.StatusOf(status);
+}
+
+// An open call of BeginPut; the destructor ends it.
+struct HeldPut {
+  ~HeldPut() {
+    if (stream != nullptr && !is_finished) {
+      context.TryCancel();
+      stream->Finish();  // any status: the transfer has ended, or is ending
+    }
+  }
+
+  grpc::ClientContext context;
+  std::unique_ptr<grpc::ClientReaderWriter<v1::BeginPutRequest, v1::BeginPutResponse>> stream;
+  bool is_finished = false;
+};
+
+}  // namespace
+
+absl::StatusOr<BegunPut> BeginPut(const CoordinatorConnection& connection,
+                                  const std::string& session_id,
+                                  absl::Span<const PutTensor> tensors,
+                                  const PutOptions& put_options, const CallLimit& limit) {
+  for (const PutTensor& tensor : tensors) {
+    if ((tensor.spec.has_value() ? 1 : 0) + (tensor.axes.has_value() ? 1 : 0) +
+            (tensor.preset.empty() ? 0 : 1) >
+        1) {
+      return absl::InvalidArgumentError(StrCat("tensor '", tensor.name, "' has several layouts; ",
+                                               "give one of spec, axes and preset"));
+    }
+  }
+  // One id for all attempts: the coordinator answers a repeated request with the put of the first
+  // one.
+  std::string request_id = NewRequestId();
+  BegunPut put;
+  const auto begin = [&](const CallLimit& attempt) -> absl::Status {
+    put = BegunPut();
+    auto call = std::make_shared<HeldPut>();
+    std::optional<Cancellation::Registration> registration;
+    if (attempt.cancellation != nullptr) {
+      registration.emplace(attempt.cancellation,
+                           [&context = call->context] { context.TryCancel(); });
+    }
+    connection.Prepare(attempt, &call->context);
+    call->stream = connection.arrays->BeginPut(&call->context);
+    absl::Status unreadable;
+    bool is_complete = false;
+    WriteWhileReading(
+        [&] {
+          v1::BeginPutRequest request;
+          EncodeHeader(request_id, session_id, put_options, request.mutable_header());
+          bool is_open = call->stream->Write(request);
+          for (size_t i = 0; i < tensors.size() && is_open;) {
+            request.Clear();
+            for (size_t bytes = 0; i < tensors.size() && bytes < kBatchBytes; ++i) {
+              v1::PutTensor& tensor = *request.mutable_tensors()->add_tensors();
+              EncodeTensor(tensors[i], &tensor);
+              bytes += tensor.ByteSizeLong();
+            }
+            is_open = call->stream->Write(request);
+          }
+          call->stream->WritesDone();
+        },
+        [&] {
+          v1::BeginPutResponse response;
+          while (unreadable.ok() && !is_complete && call->stream->Read(&response)) {
+            unreadable = Append(response, &put);
+            is_complete = unreadable.ok() &&
+                          (put_options.validate_only || !put.transfer_id.empty()) &&
+                          !tensors.empty() && put.assignments.size() == tensors.size();
+          }
+          if (!unreadable.ok()) {
+            call->context.TryCancel();
+          }
+        });
+    SHARDMESH_RETURN_IF_ERROR(unreadable);
+    if (is_complete) {
+      put.hold = std::move(call);
+      return absl::OkStatus();
+    }
+    call->is_finished = true;
+    return connection.StatusOf(call->stream->Finish());
+  };
+  absl::Status begun = connection.Repeat(limit, begin);
+  if (absl::IsFailedPrecondition(begun) && ReasonOf(begun) == Reason::kRequestIdReused) {
+    // An attempt whose answer was lost began a put, which has ended since. Only that attempt could
+    // have committed it, so it was not committed.
+    request_id = NewRequestId();
+    begun = connection.Repeat(limit, begin);
+  }
+  SHARDMESH_RETURN_IF_ERROR(begun);
+  if (put.transfer_id.empty() != put_options.validate_only ||
+      put.assignments.size() != tensors.size()) {
+    return BadAnswer(absl::InvalidArgumentError(StrCat(put.assignments.size(), " assignments of ",
+                                                       tensors.size(), " tensors in transfer '",
+                                                       put.transfer_id, "'")));
+  }
+  return put;
+}
+
+absl::StatusOr<CommittedPut> CommitTransfer(const CoordinatorConnection& connection,
+                                            const std::string& session_id,
+                                            const std::string& transfer_id,
+                                            const CallLimit& limit) {
+  v1::CommitTransferRequest request;
+  request.set_request_id(NewRequestId());
+  request.set_session_id(session_id);
+  request.set_transfer_id(transfer_id);
+  v1::CommitTransferResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection.Call(
+      connection.arrays, &v1::ArrayService::Stub::CommitTransfer, request, limit, &response));
+  CommittedPut put;
+  put.array_ids.assign(response.array_ids().begin(), response.array_ids().end());
+  put.revision = response.revision();
+  put.durability = DurabilityOf(response.durability());
+  SHARDMESH_ASSIGN_OR_RETURN(put.transfer_time, DecodeAnswer(response.transfer_time()));
+  return put;
+}
+
+absl::Status AbortTransfer(const CoordinatorConnection& connection, const std::string& session_id,
+                           const std::string& transfer_id, std::string_view reason,
+                           const CallLimit& limit) {
+  v1::AbortTransferRequest request;
+  request.set_session_id(session_id);
+  request.set_transfer_id(transfer_id);
+  request.set_reason(std::string(reason));
+  v1::AbortTransferResponse response;
+  return connection.Call(connection.arrays, &v1::ArrayService::Stub::AbortTransfer, request, limit,
+                         &response);
+}
+
+absl::StatusOr<BegunGet> BeginGet(const CoordinatorConnection& connection,
+                                  const std::string& session_id, const ArraySelector& array,
+                                  const std::optional<Tile>& part, const CallLimit& limit) {
+  v1::BeginGetRequest request;
+  request.set_session_id(session_id);
+  EncodeSelector(array, request.mutable_array());
+  if (part.has_value()) {
+    rpc::Encode(*part, request.mutable_slice());
+  }
+  v1::BeginGetResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection.Repeat(limit, [&](const CallLimit& attempt) {
+    response.Clear();
+    return AskForGet(connection, request, attempt, &response);
+  }));
+  BegunGet get;
+  SHARDMESH_ASSIGN_OR_RETURN(get.array, DecodeArray(response.array()));
+  get.devices = DecodeDevices(response.devices());
+  get.token = response.token();
+  get.pinned = response.pinned();
+  return get;
+}
+
+absl::StatusOr<int64_t> ReleaseArrays(const CoordinatorConnection& connection,
+                                      const std::string& session_id,
+                                      absl::Span<const std::string> array_ids,
+                                      const CallLimit& limit) {
+  v1::ReleaseArraysRequest request;
+  request.set_session_id(session_id);
+  request.mutable_array_ids()->Add(array_ids.begin(), array_ids.end());
+  v1::ReleaseArraysResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection.Call(
+      connection.arrays, &v1::ArrayService::Stub::ReleaseArrays, request, limit, &response));
+  return response.released();
+}
+
+}  // namespace shardmesh::client

@@ -1,0 +1,80 @@
+// Calls of transfers: how puts begin and end, and how gets begin. They belong to a session.
+#ifndef SHARDMESH_CLIENT_REMOTE_TRANSFER_CALLS_H_
+#define SHARDMESH_CLIENT_REMOTE_TRANSFER_CALLS_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "client/remote/coordinator_connection.h"
+#include "client/remote/transfer.h"
+#include "client/types/array.h"
+
+namespace shardmesh::client {
+
+// A started put, with the destinations of its tiles.
+struct BegunPut {
+  struct Assignment {
+    ArrayDescriptor array;
+    std::string token;
+    std::vector<Correction> corrections;
+  };
+  std::string transfer_id;
+  std::vector<TransferDevice> devices;
+  std::vector<Assignment> assignments;  // in the order of the tensors
+  absl::Time expire_time = absl::InfiniteFuture();
+  // The open call of BeginPut. If it ends before the commit, for example with this process, the
+  // coordinator aborts the transfer at once.
+  std::shared_ptr<void> hold;
+};
+
+// A committed put.
+struct CommittedPut {
+  std::vector<std::string> array_ids;
+  int64_t revision = 0;
+  Durability durability = Durability::kUnknown;
+  absl::Duration transfer_time = absl::ZeroDuration();
+};
+
+// A started get, with the sources of its tiles.
+struct BegunGet {
+  Array array;
+  std::vector<TransferDevice> devices;
+  std::string token;
+  bool pinned = false;  // pinned by this call; false if the session already pinned it
+};
+
+// `session_id` is that of the session that begins the transfer, or began it. All of these calls are
+// retried: see CoordinatorConnection.
+absl::StatusOr<BegunPut> BeginPut(const CoordinatorConnection& connection,
+                                  const std::string& session_id,
+                                  absl::Span<const PutTensor> tensors,
+                                  const PutOptions& put_options, const CallLimit& limit);
+absl::StatusOr<CommittedPut> CommitTransfer(const CoordinatorConnection& connection,
+                                            const std::string& session_id,
+                                            const std::string& transfer_id, const CallLimit& limit);
+absl::Status AbortTransfer(const CoordinatorConnection& connection, const std::string& session_id,
+                           const std::string& transfer_id, std::string_view reason,
+                           const CallLimit& limit);
+// The coordinator pins the array when it answers, and only the answer tells which array that is. An
+// attempt that is under way at the deadline or the cancellation therefore waits up to a second more
+// for its answer. The get may have begun after the limit; the caller checks.
+absl::StatusOr<BegunGet> BeginGet(const CoordinatorConnection& connection,
+                                  const std::string& session_id, const ArraySelector& array,
+                                  const std::optional<Tile>& part, const CallLimit& limit);
+// Returns how many of the arrays the session pinned.
+absl::StatusOr<int64_t> ReleaseArrays(const CoordinatorConnection& connection,
+                                      const std::string& session_id,
+                                      absl::Span<const std::string> array_ids,
+                                      const CallLimit& limit);
+
+}  // namespace shardmesh::client
+
+#endif  // SHARDMESH_CLIENT_REMOTE_TRANSFER_CALLS_H_

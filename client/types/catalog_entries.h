@@ -1,0 +1,76 @@
+// Named, versioned definitions of the cluster, as a client sees them.
+#ifndef SHARDMESH_CLIENT_TYPES_CATALOG_ENTRIES_H_
+#define SHARDMESH_CLIENT_TYPES_CATALOG_ENTRIES_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "client/types/layout_questions.h"
+#include "sharding/mesh_definition.h"
+#include "sharding/partition_axis.h"
+#include "sharding/rules/logical_rules.h"
+#include "sharding/rules/rule_set_definition.h"
+
+namespace shardmesh::client {
+
+enum class EntryKind { kMesh, kProfile, kRuleSet, kLogicalRules, kTree };
+
+// The tensors of a model: at most 100,000, with 1 MiB of names and shapes. Questions about trees
+// can refer to it by name.
+struct StoredTree {
+  // Each name once. Only GetEntry fills it; lists, watches and the answers to changes leave it
+  // empty.
+  std::vector<TreeTensor> tensors = {};
+  // Totals computed by the coordinator; ignored in changes.
+  int64_t tensor_count = 0;
+  int64_t parameters = 0;
+  int64_t bytes = 0;  // of the tensors with a dtype
+};
+
+// In the order of EntryKind: the index of the alternative equals the kind.
+using EntryValue =
+    std::variant<MeshDefinition, PartitionAxis, RuleSetDefinition, LogicalRules, StoredTree>;
+
+inline EntryKind KindOf(const EntryValue& value) { return static_cast<EntryKind>(value.index()); }
+
+struct Entry {
+  std::string name;
+  EntryValue value;
+  int64_t version = 0;   // incremented by each update; the name never gets it again
+  int64_t revision = 0;  // revision of the store at the last change
+  std::string uid;       // drawn at creation, kept by updates
+  // For a mesh: the workers of its ranks; empty until they are assigned. They stay after an update
+  // that names no workers and does not change the number of ranks.
+  std::vector<std::string> workers;
+  absl::Time update_time = absl::InfinitePast();
+};
+
+// A version of an entry, without its value.
+struct EntryVersion {
+  int64_t version = 0;
+  int64_t revision = 0;  // revision of the store at its creation
+  absl::Time update_time = absl::InfinitePast();
+  int64_t size_bytes = 0;  // bytes of its value on the wire
+};
+
+struct EntryChange {
+  EntryKind kind = EntryKind::kMesh;
+  std::string name;
+  // The entry after the change; nullopt if it was deleted.
+  std::optional<Entry> entry;
+};
+
+// All changes of one revision.
+struct CatalogChanges {
+  int64_t revision = 0;
+  // Empty in the first report of a watch, which only states the starting revision.
+  std::vector<EntryChange> changes;
+};
+
+}  // namespace shardmesh::client
+
+#endif  // SHARDMESH_CLIENT_TYPES_CATALOG_ENTRIES_H_

@@ -1,0 +1,323 @@
+// The description and health of a cluster, and the progress of its long operations.
+#ifndef SHARDMESH_CLIENT_TYPES_CLUSTER_STATUS_H_
+#define SHARDMESH_CLIENT_TYPES_CLUSTER_STATUS_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "program/flight_record.h"
+#include "program/measured_link.h"
+#include "sharding/mesh.h"
+#include "sharding/shape.h"
+
+namespace shardmesh::client {
+
+struct BuildVersion {
+  std::string version;   // semantic, such as 0.1.0
+  std::string revision;  // of the source; may be empty
+};
+
+struct ServerVersion {
+  BuildVersion build;
+  // Supported protocol versions, both included.
+  int32_t min_protocol = 0;
+  int32_t max_protocol = 0;
+  // Names of the supported optional features.
+  std::vector<std::string> features;
+  std::string cluster_id;
+};
+
+// kUnknown: a state that this build does not know.
+enum class WorkerState { kUnknown, kJoining, kReady, kDraining, kLost };
+enum class CoordinatorState { kUnknown, kRecovering, kServing, kDraining };
+enum class OperationState { kUnknown, kRunning, kDone, kFailed, kCancelled };
+
+// In lower case, as users see it: "ready".
+std::string_view WorkerStateName(WorkerState state);
+std::string_view CoordinatorStateName(CoordinatorState state);
+std::string_view OperationStateName(OperationState state);
+
+struct WorkerStatus {
+  std::string identity;
+  uint64_t incarnation = 0;
+  WorkerState state = WorkerState::kUnknown;
+  std::vector<std::string> addresses;  // best first
+  // The port for peers on the same hosts; nullopt: the port of the addresses.
+  std::optional<int> exchange_port = std::nullopt;
+  int64_t pid = 0;
+  int64_t capacity_bytes = 0;
+  int64_t used_bytes = 0;  // as reported by its last heartbeat
+  // Arrays with tiles in the worker's quarantine, and their bytes, as reported by its last
+  // heartbeat.
+  int64_t quarantined_arrays = 0;
+  int64_t quarantined_bytes = 0;
+  absl::Duration heartbeat_age = absl::ZeroDuration();
+  std::string lost_reason;
+  absl::Duration lost_age = absl::ZeroDuration();  // since it was lost
+  int64_t losses = 0;                              // since the coordinator started
+  // Failed attempts to attach since its last membership, and the error of the last one.
+  int64_t failed_attaches = 0;
+  std::string attach_error;
+  absl::Duration attach_error_age = absl::ZeroDuration();
+  BuildVersion build;
+};
+
+struct MeshStatus {
+  std::string mesh_id;
+  int64_t revision = 0;
+  Mesh mesh;
+  // Identities by rank; empty until ranks are assigned to workers.
+  std::vector<std::string> workers;
+  // Every rank has a ready worker.
+  bool complete = false;
+};
+
+// Tiles of an array that a worker has quarantined.
+struct QuarantinedArray {
+  std::string identity;  // the worker
+  std::string array_id;
+  // As recorded in the tiles; empty if unreadable.
+  std::string mesh_id;
+  std::string dtype;
+  Shape shape;
+  int64_t size_bytes = 0;
+  std::string reason;  // for people
+  absl::Time since;
+  bool committed = false;
+  bool on_disk = false;
+  bool array_lives = false;  // the registry knows the array: its tiles are never dropped to make
+                             // room
+};
+
+// An array without a name that workers reported after a restart of the coordinator. It is held for
+// a limited time, and then quarantined unless it gets a name.
+struct UnnamedArray {
+  std::string array_id;
+  std::string mesh_id;
+  std::string dtype;
+  Shape shape;
+  int64_t size_bytes = 0;
+  bool on_disk = false;
+  std::vector<int64_t> missing_ranks;  // ranks whose tiles no worker has reported yet
+  absl::Duration held_for = absl::InfiniteDuration();
+};
+
+// A worker whose quarantine could not be reached.
+struct UnreachedWorker {
+  std::string identity;
+  std::string reason;  // for people: its ranks, and the reason
+  bool expected_back = false;
+};
+
+struct QuarantineList {
+  std::vector<QuarantinedArray> arrays;
+  std::vector<UnnamedArray> unnamed;       // only for a question about all workers
+  std::vector<UnreachedWorker> unreached;  // their quarantine is not listed
+};
+
+// An open session of any client. Its id is not shown, because it gives access to the session.
+struct OpenSessionInfo {
+  int64_t number = 0;     // counts the sessions that the coordinator's process has opened, from 1
+  std::string id_prefix;  // the first 8 characters of its id
+  std::string caller;     // the identity in its certificate, or without TLS its host
+  std::string client_name;
+  absl::Time opened;
+  absl::Time renewed;  // `opened` if never
+  absl::Time expires;  // unless it is renewed
+  int64_t pinned_arrays = 0;
+  int64_t transfers = 0;  // under way
+  int64_t steps = 0;      // under way
+};
+
+// The tiles that a drop from quarantine deleted.
+struct QuarantineDrop {
+  std::vector<QuarantinedArray> arrays;
+  std::vector<UnreachedWorker> unreached;  // their quarantine is unchanged
+};
+
+// An array that was restored from quarantine.
+struct RestoredArray {
+  std::string name;  // empty: the array already had one
+  std::vector<std::string> identities;
+};
+
+struct ClusterStatus {
+  std::string cluster_id;
+  int64_t epoch = 0;
+  int64_t term = 0;
+  int64_t revision = 0;
+  CoordinatorState state = CoordinatorState::kUnknown;
+  std::vector<MeshStatus> meshes;     // by name
+  std::vector<WorkerStatus> workers;  // by identity
+  int64_t pid = 0;
+  int64_t arrays = 0;
+  int64_t degraded_arrays = 0;  // arrays with missing tiles
+  // Arrays held without a name, and the remaining time that they are held.
+  int64_t unnamed_arrays = 0;
+  absl::Duration unnamed_held_for = absl::InfiniteDuration();
+  int64_t sessions = 0;
+  // Records of the coordinator's store that were skipped at its start, and the keys of some.
+  int64_t unreadable_records = 0;
+  std::vector<std::string> unreadable_keys;
+};
+
+// The activity of one worker in its last steps. Times are the coordinator's.
+struct WorkerFlight {
+  std::string identity;
+  uint64_t incarnation = 0;
+  WorkerState state = WorkerState::kUnknown;
+  absl::Duration heartbeat_age = absl::ZeroDuration();
+  std::optional<StepProgress> progress;  // as reported by its last heartbeat
+  std::vector<FlightRecord> records;     // finished instructions, in order
+  int64_t omitted_records = 0;           // older ones that are left out
+};
+
+struct FlightQuestion {
+  std::string identity = {};                   // only this worker; empty: all
+  std::optional<int64_t> step = std::nullopt;  // only this step; nullopt: all
+  int32_t max_records = 0;                     // for each worker; 0: 64. At most 1,024
+};
+
+// The speeds of the links between workers. Each pair occurs at most once; a missing pair is not
+// measured yet.
+struct ClusterLinks {
+  struct Worker {
+    std::string identity;
+    std::optional<int64_t> rank = {};  // in the mesh of the question
+  };
+  struct Link {
+    std::string identity;  // of the measuring worker; its peer is the other one
+    MeasuredLink measured;
+  };
+  std::vector<Worker> workers;  // by rank, or by identity without a mesh
+  std::vector<Link> links;      // by identities
+
+  // Returns the link between two workers, measured by either; null if neither has.
+  const MeasuredLink* Find(std::string_view one, std::string_view other) const;
+};
+
+// One fault of a cluster.
+struct ClusterFinding {
+  // kUnknown: a kind that this build does not know.
+  enum class Kind {
+    kUnknown,
+    kStuck,
+    kDeadlock,
+    kCutOff,
+    kFailed,
+    kWorker,
+    kDegraded,
+    kQuarantined,
+    kUnreadable
+  };
+  struct Culprit {
+    std::optional<int64_t> rank;  // nullopt: unknown
+    std::string identity;
+    std::string reason;  // "has sent no heartbeat for 2.1s"
+  };
+
+  Kind kind = Kind::kUnknown;
+  std::string summary;  // one sentence
+  std::optional<int64_t> step;
+  std::string op;
+  std::string mesh_id;
+  std::optional<int64_t> instruction;  // the instruction in which ranks wait
+  std::string label;                   // its label
+  std::vector<int64_t> waiting_ranks;
+  std::vector<Culprit> culprits;
+  absl::Time time = absl::InfinitePast();  // begin of the fault; for a failed step, its time
+};
+// `stuck`, `deadlock`, `cut-off`, `failed`, `worker`, `degraded`, `quarantined`, `unreadable`.
+std::string_view ClusterFindingName(ClusterFinding::Kind kind);
+
+struct Diagnosis {
+  bool healthy = false;
+  std::string verdict;                   // one sentence
+  std::vector<ClusterFinding> findings;  // the worst first
+};
+
+struct Operation {
+  std::string operation_id;
+  std::string description;
+  OperationState state = OperationState::kUnknown;
+  // In units of the operation (tiles for a put), and in bytes.
+  int64_t done = 0;
+  int64_t total = 0;
+  int64_t done_bytes = 0;
+  int64_t total_bytes = 0;
+  absl::Time start_time = absl::InfinitePast();
+  std::optional<absl::Time> end_time;
+  // The error of a failed operation; otherwise OK.
+  absl::Status error;
+  int64_t number = 0;  // counts the operations that the coordinator's process has begun, from 1
+  int64_t session_number = 0;  // OpenSessionInfo::number of the session that began it
+};
+
+// A rank that a worker serves.
+struct ServedRank {
+  std::string mesh_id;
+  int64_t rank = 0;
+};
+
+// The ranks, work and tiles of a draining worker.
+struct DrainedWorker {
+  std::vector<ServedRank> ranks;  // at most the first 1,000
+  int64_t rank_count = 0;
+  int64_t work = 0;    // running steps and transfers with this worker
+  int64_t arrays = 0;  // arrays with a tile in use on this worker
+  int64_t used_bytes = 0;
+};
+
+// The ranks that a replacement got.
+struct ReplacedWorker {
+  std::vector<ServedRank> ranks;  // at most the first 1,000
+  int64_t rank_count = 0;
+};
+
+// The subjects of a watch of the cluster.
+enum class ClusterSubject { kWorkers, kArrays, kNames };
+
+// The first event of a watch: changes from here on follow.
+struct WatchStarted {
+  int64_t term = 0;  // a new value after each start of the coordinator
+  int64_t epoch = 0;
+  int64_t revision = 0;  // of the store
+};
+
+struct WorkerChange {
+  enum class Kind { kUnknown, kAttached, kLost, kDraining, kResumed, kForgotten };
+  Kind kind = Kind::kUnknown;
+  std::string identity;
+  uint64_t incarnation = 0;
+  int64_t epoch = 0;   // after the change
+  std::string reason;  // of a loss
+};
+std::string_view WorkerChangeName(WorkerChange::Kind kind);  // "attached"
+
+struct ArrayChange {
+  std::string array_id;
+  std::string mesh_id;
+  bool is_deleted = false;  // otherwise it was created
+};
+
+struct NameChange {
+  std::string name;
+  std::string array_id;  // empty if it was deleted
+  int64_t version = 0;
+  bool is_deleted = false;  // otherwise it points to the array
+};
+
+struct ClusterChange {
+  absl::Time time = absl::InfinitePast();  // by the coordinator's clock; unset at the start
+  std::variant<WatchStarted, WorkerChange, ArrayChange, NameChange> event;
+};
+
+}  // namespace shardmesh::client
+
+#endif  // SHARDMESH_CLIENT_TYPES_CLUSTER_STATUS_H_

@@ -1,0 +1,1910 @@
+// Staging, committing and releasing arrays; recovery from the store.
+#include "server/state/array_registry.h"
+
+#include <algorithm>
+#include <set>
+
+#include "process/failpoint.h"
+#include "process/log.h"
+#include "process/random_bytes.h"
+#include "server/state/array_record.h"
+#include "status/fact_keys.h"
+#include "status/nearest_name.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+#include "status/utf8.h"
+
+namespace shardmesh::server {
+namespace {
+
+constexpr std::string_view kClusterKey = "cluster";
+constexpr std::string_view kArrayPrefix = "array/";
+constexpr std::string_view kNamePrefix = "name/";
+constexpr std::string_view kManifestPrefix = "manifest/";
+constexpr std::string_view kReleasedPrefix = "released/";
+
+// Most arrays in one record of released arrays, of about half a MiB.
+constexpr size_t kMaxReleased = 16'384;
+// Discarded arrays that are remembered.
+constexpr size_t kMaxDiscarded = 65'536;
+// Tiles, or arrays that an inventory may lack, handled before other threads get the lock.
+constexpr size_t kTakenAtOnce = 2'048;
+// Most meshes with a remembered time of change. Beyond it, the older half is forgotten.
+constexpr size_t kMaxMeshFloors = 16'384;
+
+// A commit within these limits is one transaction, with room for the fence and the answer.
+constexpr size_t kMaxSmallOperations = 100;
+constexpr size_t kMaxSmallBytes = 1 << 20;
+
+std::string ArrayKey(std::string_view id) { return StrCat(kArrayPrefix, id); }
+std::string NameKey(std::string_view name) { return StrCat(kNamePrefix, name); }
+std::string ReleasedKey(std::string_view id) { return StrCat(kReleasedPrefix, id); }
+std::string ManifestKey(std::string_view id) { return StrCat(kManifestPrefix, id); }
+std::string ChunkKey(std::string_view id, int64_t chunk) {
+  return StrCat(kManifestPrefix, id, "/", absl::Dec(chunk, absl::kZeroPad6));
+}
+
+absl::Status NoArray(std::string_view id) {
+  return WithReason(
+      absl::NotFoundError(StrCat("no array \"", id, "\"; it was released, or never existed")),
+      Reason::kNotFound, {{fact::kKind, "array"}, {fact::kName, id}});
+}
+
+absl::Status Given(std::string_view id) {
+  return WithReason(
+      absl::NotFoundError(StrCat("array \"", id, "\" was donated to a step that has not ended")),
+      Reason::kNotFound, {{fact::kKind, "array"}, {fact::kName, id}});
+}
+
+absl::Status CheckName(const std::string& name) {
+  const bool control = std::any_of(name.begin(), name.end(), [](char c) {
+    return static_cast<unsigned char>(c) < 0x20 || c == 0x7f;
+  });
+  if (!name.empty() && name.size() <= ArrayRegistry::kMaxNameBytes && !control &&
+      DecodeUtf8(name).has_value()) {
+    return absl::OkStatus();
+  }
+  return WithReason(
+      absl::InvalidArgumentError(StrCat("a name must be 1 to ", ArrayRegistry::kMaxNameBytes,
+                                        " bytes of UTF-8 without control characters; this one has ",
+                                        name.size(), " bytes")),
+      Reason::kBadField, {{fact::kValue, name}});
+}
+
+// The same array with other missing ranks.
+ArrayPtr WithMissing(const Array& array, std::vector<int64_t> missing) {
+  auto changed = std::make_shared<Array>(array);
+  changed->missing_ranks = std::move(missing);
+  if (changed->state != ArrayState::kStaging) {
+    changed->state =
+        changed->missing_ranks.empty() ? ArrayState::kAvailable : ArrayState::kDegraded;
+  }
+  return changed;
+}
+
+// Adds `change` to the count of a state.
+void Tally(ArrayState state, int64_t change, ArrayCounts* counts) {
+  switch (state) {
+    case ArrayState::kStaging:
+      counts->staging += change;
+      break;
+    case ArrayState::kAvailable:
+      counts->available += change;
+      break;
+    case ArrayState::kDegraded:
+      counts->degraded += change;
+      break;
+    case ArrayState::kReleased:
+      break;
+  }
+}
+
+std::string OtherChecksum(uint32_t found, const Array& array, int64_t rank) {
+  return StrCat("its checksum is ", absl::Hex(found, absl::kZeroPad8), ", the registry's of rank ",
+                rank, " is ",
+                absl::Hex(array.tile_crc32c[static_cast<size_t>(rank)], absl::kZeroPad8));
+}
+
+std::string_view IdOf(const std::string& id) { return id; }
+template <typename Value>
+std::string_view IdOf(const std::pair<const std::string_view, Value>& each) {
+  return each.first;
+}
+
+template <typename ByMesh>
+void TakeFrom(ByMesh& by_mesh, std::string_view mesh_id, std::string_view id) {
+  const auto mesh = by_mesh.find(mesh_id);
+  if (mesh == by_mesh.end()) return;
+  if (const auto found = mesh->second.find(id); found != mesh->second.end()) {
+    mesh->second.erase(found);
+  }
+  if (mesh->second.empty()) by_mesh.erase(mesh);
+}
+
+// Calls back for the next kTakenAtOnce objects of a mesh after `*last`, which advances. A callback
+// may erase its own object. Returns true after the last one.
+template <typename ByMesh, typename Callback>
+bool ForSomeOf(ByMesh& by_mesh, std::string_view mesh_id, std::string* last,
+               const Callback& callback) {
+  const auto mesh = by_mesh.find(mesh_id);
+  if (mesh == by_mesh.end()) return true;
+  auto next = mesh->second.upper_bound(*last);
+  for (size_t i = 0; i < kTakenAtOnce; ++i) {
+    if (next == mesh->second.end()) return true;
+    const auto each = next++;
+    const bool is_last = next == mesh->second.end();
+    if (i + 1 == kTakenAtOnce) *last = std::string(IdOf(*each));
+    callback(*each);
+    if (is_last) return true;  // the mesh may be gone with it
+  }
+  return false;
+}
+
+}  // namespace
+
+std::string_view ArrayStateName(ArrayState state) {
+  switch (state) {
+    case ArrayState::kStaging:
+      return "STAGING";
+    case ArrayState::kAvailable:
+      return "AVAILABLE";
+    case ArrayState::kDegraded:
+      return "DEGRADED";
+    case ArrayState::kReleased:
+      return "RELEASED";
+  }
+  return "UNKNOWN";
+}
+
+struct ArrayRegistry::Pending {
+  CommitRequest request;
+  CommitCallback callback;
+  std::vector<ArrayPtr> arrays;  // the committed forms of the staged arrays, as in request.arrays
+  absl::flat_hash_map<std::string_view, ArrayPtr> by_id = {};  // the same
+  std::vector<ManifestEntry> entries = {};  // names that get an array, and their new entries
+  int64_t more_names = 0;                   // MoreNames of the request
+  std::string manifest_id;                  // empty: one transaction is enough
+  std::vector<std::string> chunks;
+  Transaction last;  // the transaction that makes the manifest valid
+};
+
+ArrayRegistry::ArrayRegistry(Store* store, Clock* clock, ReleaseListener listener,
+                             absl::Duration adoption_grace)
+    : store_(store),
+      clock_(clock),
+      listener_(std::move(listener)),
+      adoption_grace_(adoption_grace) {}
+
+ArrayRegistry::~ArrayRegistry() {
+  grace_alarm_.reset();
+  auto idle = [this] {
+    mutex_.AssertReaderHeld();
+    return in_flight_ == 0;
+  };
+  absl::MutexLock lock(&mutex_);
+  mutex_.Await(absl::Condition(&idle));
+}
+
+absl::StatusOr<std::unique_ptr<ArrayRegistry>> ArrayRegistry::Open(Store* store, Clock* clock,
+                                                                   ReleaseListener listener,
+                                                                   absl::Duration adoption_grace) {
+  std::unique_ptr<ArrayRegistry> registry(
+      new ArrayRegistry(store, clock, std::move(listener), adoption_grace));
+  SHARDMESH_RETURN_IF_ERROR(registry->BeginTerm());
+  SHARDMESH_ASSIGN_OR_RETURN(registry->requests_, RequestMemory::Open(store, clock));
+  {
+    absl::MutexLock lock(&registry->mutex_);
+    SHARDMESH_RETURN_IF_ERROR(registry->Load());
+  }
+  registry->RewriteSparse();
+  ArrayRegistry* const raw = registry.get();
+  if (adoption_grace > absl::ZeroDuration()) {
+    registry->grace_alarm_ = std::make_unique<Alarm>(clock, [raw] { raw->EndGrace(); });
+    registry->grace_end_ = clock->Now() + adoption_grace;
+    registry->grace_alarm_->SetNoLaterThan(registry->grace_end_);
+  } else {
+    registry->EndGrace();
+  }
+  return registry;
+}
+
+absl::Status ArrayRegistry::BeginTerm() {
+  SHARDMESH_FAILPOINT("registry.begin_term");
+  ClusterRecord cluster;
+  Revision seen = 0;
+  const absl::StatusOr<KeyValue> stored = store_->Get(kClusterKey);
+  if (stored.ok()) {
+    SHARDMESH_ASSIGN_OR_RETURN(cluster, DecodeCluster(stored->key, stored->value));
+    seen = stored->mod_revision;
+  } else if (absl::IsNotFound(stored.status())) {
+    // Workers would not follow a new id, and the state's content would be lost.
+    if (store_->stats().unreadable_records > 0 || store_->revision() > 0) {
+      return WithReason(
+          absl::DataLossError("the record that says which cluster this state is of cannot be read, "
+                              "or was set aside; take it from a snapshot with `shardmesh admin "
+                              "check FOLDER --set-aside --cluster-of SNAPSHOT`, or restore the "
+                              "snapshot with --restore"),
+          Reason::kStoreFailed);
+    }
+    cluster.cluster_id = RandomId();
+  } else {
+    return stored.status();
+  }
+  ++cluster.term;
+  SHARDMESH_RETURN_IF_ERROR(CheckTerm(cluster.term));
+  SHARDMESH_ASSIGN_OR_RETURN(
+      cluster_revision_,
+      CommitAndWait(*store_, {.compares = {{std::string(kClusterKey), seen}},
+                              .puts = {{std::string(kClusterKey), EncodeCluster(cluster)}},
+                              .urgent = true}));
+  cluster_id_ = cluster.cluster_id;
+  term_ = cluster.term;
+  return absl::OkStatus();
+}
+
+absl::Status ArrayRegistry::Load() {
+  SHARDMESH_PASSES("registry.load");
+  // Names at their newest revision, and every array that a record describes.
+  struct Found {
+    Revision revision = 0;
+    std::string array_id;  // empty: deleted
+    std::string manifest_id;
+  };
+  std::map<std::string, Found> names;
+  std::map<std::string, ArrayPtr> arrays;
+  const auto found_name = [&](const std::string& name, Found found) {
+    Found& newest = names[name];
+    if (found.revision > newest.revision) newest = std::move(found);
+  };
+
+  // Unreadable records do not prevent the use of the others. But it is then unknown which of the
+  // others are obsolete, so nothing is removed.
+  has_unreadable_ = store_->stats().unreadable_records > 0;
+  is_damaged_ = has_unreadable_;
+  const auto leave_out = [&](const std::string& key, const absl::Status& status) {
+    is_damaged_ = true;
+    left_out_.push_back(key);
+    LogError("a record in the store cannot be read and is left out",
+             {{"key", key}, {"error", status}});
+  };
+  if (const absl::StatusOr<KeyValue> stored = store_->Get(kRestoredKey); stored.ok()) {
+    const absl::StatusOr<RestoredRecord> restored = DecodeRestored(stored->key, stored->value);
+    if (restored.ok()) {
+      restored_from_ = restored->digest;
+      may_lack_names_ = restored->may_lack_names;
+    } else {
+      leave_out(stored->key, restored.status());
+    }
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const KeyValues stored_arrays, store_->List(kArrayPrefix));
+  for (const KeyValue& item : stored_arrays.items) {
+    absl::StatusOr<Array> array = DecodeArray(item.key, item.value);
+    if (!array.ok()) {
+      leave_out(item.key, array.status());
+      continue;
+    }
+    arrays[item.key.substr(kArrayPrefix.size())] = std::make_shared<const Array>(*std::move(array));
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const KeyValues stored_names, store_->List(kNamePrefix));
+  for (const KeyValue& item : stored_names.items) {
+    absl::StatusOr<std::string> array_id = DecodeName(item.key, item.value);
+    if (!array_id.ok()) {
+      leave_out(item.key, array_id.status());
+      continue;
+    }
+    found_name(item.key.substr(kNamePrefix.size()), {item.mod_revision, *std::move(array_id), ""});
+  }
+  // A manifest's record sorts before its chunks; chunks without one are an interrupted commit's.
+  SHARDMESH_ASSIGN_OR_RETURN(const KeyValues stored_chunks, store_->List(kManifestPrefix));
+  std::map<std::string, Revision> manifest_revisions;
+  for (const KeyValue& item : stored_chunks.items) {
+    const std::string path = item.key.substr(kManifestPrefix.size());
+    const size_t slash = path.find('/');
+    const std::string id = path.substr(0, slash);
+    if (slash == std::string::npos) {
+      const absl::StatusOr<int64_t> chunks = DecodeManifest(item.key, item.value);
+      if (!chunks.ok()) {
+        leave_out(item.key, chunks.status());
+        continue;
+      }
+      manifests_[id].chunks = *chunks;
+      manifest_revisions[id] = item.mod_revision;
+      continue;
+    }
+    if (manifest_revisions.count(id) == 0) {
+      dead_keys_.push_back(item.key);
+      continue;
+    }
+    const auto entries = DecodeManifestChunk(item.key, item.value);
+    if (!entries.ok()) {
+      leave_out(item.key, entries.status());
+      continue;
+    }
+    for (const ManifestEntry& entry : *entries) {
+      const std::string& array_id = entry.array->definition.descriptor.array_id;
+      arrays[array_id] = entry.array;
+      manifests_[id].names.push_back(entry.name);
+      ++manifest_mentions_[entry.name];
+      found_name(entry.name,
+                 {entry.version > 0 ? entry.version : manifest_revisions[id], array_id, id});
+    }
+  }
+
+  for (const KeyValue& item : stored_names.items) {
+    const bool outdated = names[item.key.substr(kNamePrefix.size())].revision != item.mod_revision;
+    if (outdated) dead_keys_.push_back(item.key);
+  }
+  std::vector<std::string> given_up;
+  for (auto& [name, found] : names) {
+    if (found.array_id.empty()) {
+      if (manifest_mentions_.count(name) == 0) dead_keys_.push_back(NameKey(name));
+      continue;
+    }
+    // The manifest's entry of the name may be older than the name's own record.
+    if (!found.manifest_id.empty() && has_unreadable_ &&
+        store_->UnreadableRevision(NameKey(name)) > found.revision) {
+      continue;
+    }
+    const auto array = arrays.find(found.array_id);
+    if (array == arrays.end() && !has_unreadable_ && !restored_from_.empty() &&
+        absl::IsNotFound(store_->Get(ArrayKey(found.array_id)).status())) {
+      // The array's record was set aside. Its tiles will go into quarantine, because the array is
+      // unknown. With the name still in the store, every start would find the same problem.
+      LogWarning("a name is given up: the record of its array was set aside",
+                 {{"name", name}, {"array", found.array_id}});
+      given_up.push_back(name);
+      continue;
+    }
+    if (array == arrays.end()) {
+      const std::string key = ArrayKey(found.array_id);
+      unreadable_names_[name] = key;
+      leave_out(NameKey(name), absl::DataLossError(StrCat("it points to the array of the record \"",
+                                                          key, "\", which cannot be read")));
+      continue;
+    }
+    AddArray(found.array_id, array->second);
+    AddName({name, found.array_id, found.revision}, found.manifest_id);
+  }
+  // Released arrays: each rank has yet to confirm, or to bring an inventory without the array.
+  SHARDMESH_ASSIGN_OR_RETURN(const KeyValues stored_released, store_->List(kReleasedPrefix));
+  for (const KeyValue& item : stored_released.items) {
+    const absl::StatusOr<ReleasedRecord> record = DecodeReleased(item.key, item.value);
+    if (!record.ok()) {
+      leave_out(item.key, record.status());
+      continue;
+    }
+    const auto batch = std::make_shared<ReleasedBatch>(ReleasedBatch{.key = item.key});
+    for (const std::string& id : record->array_ids) {
+      if (arrays_.count(id) == 0) AddTombstone(id, record->mesh_id, record->ranks, batch);
+    }
+    if (batch->arrays == 0) dead_keys_.push_back(item.key);
+  }
+  for (const KeyValue& item : stored_arrays.items) {
+    const std::string id = item.key.substr(kArrayPrefix.size());
+    if (arrays_.count(id) > 0 || arrays.count(id) == 0) continue;
+    if (tombstones_.contains(id)) {
+      dead_keys_.push_back(item.key);
+      continue;
+    }
+    // A session held the array when its last name was deleted, or it was about to be released. If
+    // some records are unreadable, its name may be among them: the array stays then.
+    ArrayEntry& entry = AddArray(id, arrays[id]);
+    entry.pins = 1;
+    entry.is_kept_for_grace = !is_damaged_;
+    entry.has_record = true;
+  }
+  if (is_damaged_ || may_lack_names_) {
+    for (auto& [id, entry] : arrays_) {
+      entry.adopted_from.resize(
+          static_cast<size_t>(entry.array->definition.descriptor.mesh.size()));
+      entry.may_lack_names = true;
+      if (entry.names == 0) unnamed_.insert(id);
+    }
+  }
+  for (auto manifest = manifests_.begin(); manifest != manifests_.end();) {
+    const auto next = std::next(manifest);
+    // A manifest that stays in the store still has its names: a later delete of one must be
+    // recorded there.
+    if (manifest->second.current_names == 0 && !is_damaged_) {
+      DropManifest(manifest);
+    } else {
+      NoteIfSparse(manifest->first);
+    }
+    manifest = next;
+  }
+  if (is_damaged_) dead_keys_.clear();
+  FlushReleased();
+  GiveUp(given_up);
+  return absl::OkStatus();
+}
+
+void ArrayRegistry::GiveUp(const std::vector<std::string>& names) {
+  for (size_t begin = 0; begin < names.size(); begin += kMaxSmallOperations) {
+    Transaction transaction = Fenced();
+    transaction.urgent = true;
+    const size_t end = std::min(names.size(), begin + kMaxSmallOperations);
+    for (size_t i = begin; i < end; ++i) {
+      if (manifest_mentions_.contains(names[i])) {
+        transaction.puts.push_back({NameKey(names[i]), EncodeName("")});
+      } else {
+        transaction.deletes.push_back(NameKey(names[i]));
+      }
+    }
+    CommitToStore(std::move(transaction), [](const absl::StatusOr<Revision>&) {});
+  }
+}
+
+absl::Status ArrayRegistry::CheckStage(const ArrayDescriptor& descriptor) const {
+  absl::MutexLock lock(&mutex_);
+  return CheckMeshStays(descriptor);
+}
+
+absl::Status ArrayRegistry::CheckMeshStays(const ArrayDescriptor& descriptor) const {
+  const auto floor = mesh_floors_.find(descriptor.mesh_id);
+  if (!changing_meshes_.contains(descriptor.mesh_id) &&
+      (floor == mesh_floors_.end() || descriptor.mesh_revision >= floor->second)) {
+    return absl::OkStatus();
+  }
+  return WithReason(
+      absl::AbortedError(StrCat("the mesh \"", descriptor.mesh_id,
+                                "\" is being changed, or was since "
+                                "revision ",
+                                descriptor.mesh_revision, "; look it up and try again")),
+      Reason::kVersionMismatch,
+      {{fact::kKind, "mesh"},
+       {fact::kName, descriptor.mesh_id},
+       {fact::kNeed, descriptor.mesh_revision}});
+}
+
+absl::Status ArrayRegistry::Stage(ArrayDefinition definition) {
+  SHARDMESH_PASSES("registry.stage");
+  SHARDMESH_RETURN_IF_ERROR(definition.descriptor.Tiling().status());
+  auto array = std::make_shared<Array>();
+  array->definition = std::move(definition);
+  const std::string& id = array->definition.descriptor.array_id;
+  absl::MutexLock lock(&mutex_);
+  SHARDMESH_RETURN_IF_ERROR(CheckMeshStays(array->definition.descriptor));
+  if (arrays_.count(id) > 0) {
+    return WithReason(absl::AlreadyExistsError(StrCat("array \"", id, "\" exists")),
+                      Reason::kAlreadyExists, {{fact::kKind, "array"}, {fact::kName, id}});
+  }
+  AddArray(id, array);
+  return absl::OkStatus();
+}
+
+void ArrayRegistry::Discard(const std::vector<std::string>& array_ids) {
+  SHARDMESH_PASSES("registry.discard");
+  DiscardStaged(array_ids);
+  events_.MakeCalls();
+}
+
+void ArrayRegistry::DiscardStaged(const std::vector<std::string>& array_ids) {
+  absl::MutexLock lock(&mutex_);
+  for (const std::string& id : array_ids) {
+    const auto found = arrays_.find(id);
+    if (found == arrays_.end() || found->second.array->state != ArrayState::kStaging ||
+        committing_arrays_.contains(id)) {
+      continue;
+    }
+    for (const ArrayEntry::Waiting& waiting : found->second.waiting) {
+      InventoryVerdict verdict;
+      if (waiting.committed) {
+        verdict.quarantine.push_back({id, waiting.tile, "its array could not be restored", false});
+      } else {
+        verdict.drop.push_back(id);
+      }
+      AddVerdict(waiting.identity, std::move(verdict));
+    }
+    EraseArray(found);
+    if (discarded_.insert(id).second) {
+      discarded_order_.push_back(id);
+      if (discarded_order_.size() > kMaxDiscarded) {
+        discarded_.erase(discarded_order_.front());
+        discarded_order_.pop_front();
+      }
+    }
+  }
+}
+
+void ArrayRegistry::Commit(CommitRequest request, CommitCallback callback) {
+  SHARDMESH_PASSES("registry.commit");
+  auto pending = std::make_shared<Pending>();
+  pending->request = std::move(request);
+  pending->callback = std::move(callback);
+  bool needs_chunks = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    std::optional<MissingName> missing;
+    if (absl::Status status = CheckCommit(pending->request, &missing); !status.ok()) {
+      requests_->Abandon(pending->request.request_id);
+      events_.Add([pending, status = std::move(status), missing = std::move(missing)] {
+        std::move(pending->callback)(missing.has_value() ? NoName(*missing) : status);
+      });
+    } else {
+      const absl::Time now = clock_->Now();
+      for (const ArrayCommit& commit : pending->request.arrays) {
+        auto array = std::make_shared<Array>(*arrays_.find(commit.array_id)->second.array);
+        array->state = ArrayState::kAvailable;
+        array->durability = commit.durability;
+        array->tile_crc32c = commit.tile_crc32c;
+        array->created = now;
+        const std::string& id = array->definition.descriptor.array_id;
+        pending->by_id.emplace(id, array);
+        pending->arrays.push_back(std::move(array));
+        committing_arrays_.insert(commit.array_id);
+      }
+      pending->more_names = MoreNames(pending->request);
+      names_to_come_ += pending->more_names;
+      for (const NameMove& move : pending->request.moves) {
+        moving_names_.insert(move.name);
+        if (!move.array_id.empty()) ++arrays_.find(move.array_id)->second.pins;
+      }
+      Write(pending.get());
+      if (!pending->manifest_id.empty()) {
+        needs_chunks = true;
+      } else if (pending->last.puts.empty() && pending->last.deletes.empty()) {
+        events_.Add([this, pending] { Finish(pending, 0); });
+      } else {
+        CommitToStore(std::move(pending->last), [this, pending](absl::StatusOr<Revision> revision) {
+          Finish(pending, std::move(revision));
+        });
+      }
+    }
+  }
+  if (needs_chunks) {
+    // Until Finish no other commit moves these names or changes these arrays.
+    MakeChunks(pending.get());
+    absl::MutexLock lock(&mutex_);
+    WriteChunk(pending, 0);
+  }
+  events_.MakeCalls();
+}
+
+absl::Status ArrayRegistry::CheckCommit(const CommitRequest& request,
+                                        std::optional<MissingName>* missing) const {
+  std::set<std::string_view> staged;
+  for (const ArrayCommit& commit : request.arrays) {
+    const auto found = arrays_.find(commit.array_id);
+    if (found == arrays_.end() || found->second.array->state != ArrayState::kStaging) {
+      return WithReason(absl::NotFoundError(StrCat("no staged array \"", commit.array_id, "\"")),
+                        Reason::kNotFound,
+                        {{fact::kKind, "array"}, {fact::kName, commit.array_id}});
+    }
+    if (committing_arrays_.contains(commit.array_id) || !staged.insert(commit.array_id).second) {
+      return absl::AbortedError(
+          StrCat("array \"", commit.array_id, "\" is being committed by another request"));
+    }
+    const int64_t ranks = found->second.array->definition.descriptor.mesh.size();
+    if (static_cast<int64_t>(commit.tile_crc32c.size()) != ranks) {
+      return WithReason(absl::InvalidArgumentError(
+                            StrCat("array \"", commit.array_id, "\" has ", ranks, " tiles and ",
+                                   commit.tile_crc32c.size(), " checksums; give one per rank")),
+                        Reason::kBadField,
+                        {{fact::kField, "tile_crc32c"}, {fact::kValue, commit.tile_crc32c.size()}});
+    }
+  }
+  std::set<std::string_view> names;
+  size_t deletions = 0;
+  for (const NameMove& move : request.moves) {
+    SHARDMESH_RETURN_IF_ERROR(CheckMove(move, missing));
+    if (!names.insert(move.name).second) {
+      return WithReason(
+          absl::InvalidArgumentError(StrCat("name \"", move.name, "\" is moved twice")),
+          Reason::kBadField, {{fact::kValue, move.name}});
+    }
+    if (!move.array_id.empty()) {
+      const auto found = arrays_.find(move.array_id);
+      const bool there =
+          found != arrays_.end() &&
+          (found->second.array->state != ArrayState::kStaging || staged.count(move.array_id) > 0);
+      if (!there) return NoArray(move.array_id);
+      if (found->second.is_given) return Given(move.array_id);
+    } else if (++deletions > kMaxSmallOperations) {
+      return WithReason(absl::InvalidArgumentError(StrCat("a commit deletes at most ",
+                                                          kMaxSmallOperations, " names; split it")),
+                        Reason::kLimitExceeded, {{fact::kLimit, kMaxSmallOperations}});
+    }
+  }
+  return CheckRoom(MoreNames(request));
+}
+
+int64_t ArrayRegistry::MoreNames(const CommitRequest& request) const {
+  int64_t more = 0;
+  for (const NameMove& move : request.moves) {
+    if (move.array_id.empty()) {
+      --more;
+    } else if (names_.find(move.name) == names_.end()) {
+      ++more;
+    }
+  }
+  return std::max<int64_t>(more, 0);
+}
+
+absl::Status ArrayRegistry::CheckRoom(int64_t more_names) const {
+  const int64_t have = std::ssize(names_) + names_to_come_;
+  if (more_names == 0 || have + more_names <= max_names_) return absl::OkStatus();
+  return WithReason(
+      absl::ResourceExhaustedError(StrCat("there are ", have, " names, and ", more_names,
+                                          " more would exceed the limit of ", max_names_,
+                                          "; delete some, or start the coordinator with more "
+                                          "--max-names")),
+      Reason::kLimitExceeded, {{fact::kHave, have + more_names}, {fact::kLimit, max_names_}});
+}
+
+absl::Status ArrayRegistry::CheckRoomForNames(int64_t more) const {
+  absl::MutexLock lock(&mutex_);
+  return CheckRoom(more);
+}
+
+absl::Status ArrayRegistry::CheckNewName(const std::string& name) const {
+  absl::MutexLock lock(&mutex_);
+  std::optional<MissingName> missing;
+  SHARDMESH_RETURN_IF_ERROR(
+      CheckMove({.name = name, .array_id = "any", .expected_version = 0}, &missing));
+  return CheckRoom(1);
+}
+
+absl::Status ArrayRegistry::CheckNameMove(const NameMove& move) const {
+  CommitRequest request;
+  request.moves.push_back(move);
+  std::optional<MissingName> missing;
+  absl::Status status;
+  {
+    absl::MutexLock lock(&mutex_);
+    status = CheckCommit(request, &missing);
+  }
+  return missing.has_value() ? NoName(*missing) : status;
+}
+
+absl::Status ArrayRegistry::CheckMove(const NameMove& move,
+                                      std::optional<MissingName>* missing) const {
+  SHARDMESH_RETURN_IF_ERROR(CheckName(move.name));
+  if (moving_names_.contains(move.name)) {
+    return WithReason(absl::AbortedError(StrCat("name \"", move.name,
+                                                "\" is being moved by another request; retry")),
+                      Reason::kVersionMismatch, {{fact::kKind, "name"}, {fact::kName, move.name}});
+  }
+  const auto found = names_.find(move.name);
+  const int64_t version = found == names_.end() ? 0 : found->second.entry.version;
+  if (move.expected_version.has_value() || move.array_id.empty()) {
+    SHARDMESH_RETURN_IF_ERROR(CheckReadable(move.name));
+  }
+  if (move.expected_version.has_value() && *move.expected_version != version) {
+    return WithReason(absl::AbortedError(StrCat(
+                          "name \"", move.name, "\" is at version ", version, ", expected ",
+                          *move.expected_version, version == 0 ? " (there is no such name)" : "",
+                          *move.expected_version == 0 ? " (a new name); choose another name"
+                                                      : "; look it up again and retry")),
+                      Reason::kVersionMismatch,
+                      {{fact::kKind, "name"},
+                       {fact::kName, move.name},
+                       {fact::kHave, version},
+                       {fact::kNeed, *move.expected_version}});
+  }
+  if (move.array_id.empty() && version == 0) {
+    *missing = Missing(move.name);
+    return absl::NotFoundError("no such name");
+  }
+  return absl::OkStatus();
+}
+
+void ArrayRegistry::Write(Pending* pending) {
+  SHARDMESH_PASSES("registry.write");
+  const CommitRequest& request = pending->request;
+  Transaction& last = pending->last;
+  last = Fenced();
+  std::vector<ManifestEntry>& entries = pending->entries;
+  std::set<std::string_view> written;
+  for (const NameMove& move : request.moves) {
+    if (move.array_id.empty()) {
+      // Record the deletion if a manifest mentions the name, or an unreadable record may have it.
+      if (has_unreadable_ || manifest_mentions_.contains(move.name)) {
+        last.puts.push_back({NameKey(move.name), EncodeName("")});
+      } else {
+        last.deletes.push_back(NameKey(move.name));
+      }
+      continue;
+    }
+    const auto committed = pending->by_id.find(move.array_id);
+    entries.push_back({move.name, committed != pending->by_id.end()
+                                      ? committed->second
+                                      : arrays_.find(move.array_id)->second.array});
+  }
+  std::vector<Put> puts;
+  size_t bytes = request.answer.size();
+  for (const ManifestEntry& entry : entries) {
+    const std::string& id = entry.array->definition.descriptor.array_id;
+    if (written.insert(id).second) puts.push_back({ArrayKey(id), EncodeArray(*entry.array)});
+    puts.push_back({NameKey(entry.name), EncodeName(id)});
+    if (puts.size() + last.puts.size() + last.deletes.size() > kMaxSmallOperations) break;
+  }
+  for (const Put& put : puts) bytes += put.key.size() + put.value.size();
+  // A manifest has entries. Without entries it could not make the transaction smaller.
+  if (entries.empty() ||
+      (bytes <= kMaxSmallBytes &&
+       puts.size() + last.puts.size() + last.deletes.size() <= kMaxSmallOperations)) {
+    for (Put& put : puts) last.puts.push_back(std::move(put));
+  } else {
+    pending->manifest_id = RandomId();
+    last.compares.push_back({ManifestKey(pending->manifest_id), 0});
+  }
+  requests_->AddTo(&last, request.request_id, request.answer);
+  // A transaction that only deletes names frees space.
+  last.urgent = !request.moves.empty() && entries.empty();
+}
+
+void ArrayRegistry::MakeChunks(Pending* pending) {
+  pending->chunks = EncodeManifestChunks(std::exchange(pending->entries, {}));
+  pending->last.puts.push_back({ManifestKey(pending->manifest_id),
+                                EncodeManifest(static_cast<int64_t>(pending->chunks.size()))});
+}
+
+void ArrayRegistry::WriteChunk(std::shared_ptr<Pending> pending, size_t next) {
+  if (next == pending->chunks.size()) {
+    Transaction last = std::move(pending->last);
+    CommitToStore(std::move(last), [this, pending](absl::StatusOr<Revision> revision) {
+      Finish(pending, std::move(revision));
+    });
+    return;
+  }
+  Transaction chunk = Fenced();
+  chunk.puts.push_back({ChunkKey(pending->manifest_id, static_cast<int64_t>(next)),
+                        std::move(pending->chunks[next])});
+  CommitToStore(std::move(chunk), [this, pending, next](absl::StatusOr<Revision> revision) {
+    if (!revision.ok()) {
+      Finish(pending, std::move(revision));
+      return;
+    }
+    absl::MutexLock lock(&mutex_);
+    WriteChunk(pending, next + 1);
+  });
+}
+
+void ArrayRegistry::Finish(const std::shared_ptr<Pending>& pending,
+                           absl::StatusOr<Revision> revision) {
+  SHARDMESH_PASSES("registry.finish");
+  // The commit compares only the fence, and that its manifest is new.
+  if (absl::IsAborted(revision.status())) {
+    revision = WithReason(
+        absl::FailedPreconditionError("another coordinator has taken over this store; stop this "
+                                      "one"),
+        Reason::kStaleTerm, {{fact::kHave, term_}});
+  }
+  {
+    absl::MutexLock lock(&mutex_);
+    const CommitRequest& request = pending->request;
+    for (const ArrayCommit& commit : request.arrays) committing_arrays_.erase(commit.array_id);
+    for (const NameMove& move : request.moves) moving_names_.erase(move.name);
+    names_to_come_ -= pending->more_names;
+    if (revision.ok()) {
+      requests_->Finish(request.request_id, *revision);
+      Apply(*pending, *revision);
+    } else {
+      requests_->Abandon(request.request_id);
+      for (size_t i = 0; i < pending->chunks.size(); ++i) {
+        dead_keys_.push_back(ChunkKey(pending->manifest_id, static_cast<int64_t>(i)));
+      }
+    }
+    // Undo the commit's own pins last. Until each name points to its new array, a pin may be all
+    // that holds the array, for example if its only name is moved to it again.
+    for (const NameMove& move : request.moves) {
+      if (move.array_id.empty()) continue;
+      --arrays_.find(move.array_id)->second.pins;
+      ReleaseIfUnheld(move.array_id);
+    }
+    events_.Add([pending, result = std::move(revision)] {
+      if (result.ok()) {
+        std::move(pending->callback)(CommitResult{*result});
+      } else {
+        std::move(pending->callback)(result.status());
+      }
+    });
+    FlushReleased();
+  }
+  events_.MakeCalls();
+  RewriteSparse();
+}
+
+void ArrayRegistry::Apply(const Pending& pending, Revision revision) {
+  SHARDMESH_PASSES("registry.apply");
+  for (const ArrayPtr& array : pending.arrays) {
+    ArrayEntry& entry = arrays_.find(array->definition.descriptor.array_id)->second;
+    // Ranks may have been lost since the commit began.
+    SetArray(entry, WithMissing(*array, Current(entry)->missing_ranks));
+    for (const ArrayEntry::Waiting& waiting : std::exchange(entry.waiting, {})) {
+      const std::string& id = array->definition.descriptor.array_id;
+      InventoryVerdict verdict;
+      if (array->tile_crc32c[static_cast<size_t>(waiting.rank)] == waiting.crc32c) {
+        verdict.commit.push_back(id);
+      } else {
+        SetMissing(entry, waiting.rank, true);
+        verdict.quarantine.push_back(
+            {id, waiting.tile, OtherChecksum(waiting.crc32c, *array, waiting.rank), true});
+      }
+      AddVerdict(waiting.identity, std::move(verdict));
+    }
+    const ArrayDescriptor& descriptor = array->definition.descriptor;
+    Tell(ArrayChange{.array_id = descriptor.array_id, .mesh_id = descriptor.mesh_id});
+  }
+  if (!pending.manifest_id.empty()) {
+    Manifest& manifest = manifests_[pending.manifest_id];
+    manifest.chunks = static_cast<int64_t>(pending.chunks.size());
+    for (const NameMove& move : pending.request.moves) {
+      if (move.array_id.empty()) continue;
+      manifest.names.push_back(move.name);
+      ++manifest_mentions_[move.name];
+    }
+  }
+  for (const NameMove& move : pending.request.moves) {
+    const bool own_key = pending.manifest_id.empty() || move.array_id.empty();
+    if (const auto old = names_.find(move.name); old != names_.end()) DropName(old, own_key);
+    unreadable_names_.erase(move.name);
+    if (!move.array_id.empty()) {
+      AddName({move.name, move.array_id, revision}, pending.manifest_id);
+    }
+    Tell(NameChange{.name = move.name, .array_id = move.array_id, .version = revision});
+  }
+  for (const ArrayPtr& array : pending.arrays) {
+    ReleaseIfUnheld(array->definition.descriptor.array_id);
+  }
+}
+
+ArrayRegistry::ArrayEntry& ArrayRegistry::AddArray(const std::string& array_id, ArrayPtr array) {
+  const auto [added, is_new] = arrays_.try_emplace(array_id);
+  if (is_new) {
+    arrays_by_mesh_[array->definition.descriptor.mesh_id].emplace(added->first, &added->second);
+  }
+  SetArray(added->second, std::move(array));
+  return added->second;
+}
+
+void ArrayRegistry::SetArray(ArrayEntry& entry, ArrayPtr array) {
+  if (entry.array != nullptr) Tally(StateOf(entry), -1, &counts_);
+  entry.missing.assign(static_cast<size_t>(array->definition.descriptor.mesh.size()), false);
+  for (const int64_t rank : array->missing_ranks) entry.missing[static_cast<size_t>(rank)] = true;
+  entry.missing_count = std::ssize(array->missing_ranks);
+  entry.array = std::move(array);
+  entry.is_outdated = false;
+  Tally(StateOf(entry), 1, &counts_);
+}
+
+void ArrayRegistry::SetMissing(ArrayEntry& entry, int64_t rank, bool is_missing) {
+  const auto place = static_cast<size_t>(rank);
+  if (place >= entry.missing.size() || entry.missing[place] == is_missing) return;
+  Tally(StateOf(entry), -1, &counts_);
+  entry.missing[place] = is_missing;
+  entry.missing_count += is_missing ? 1 : -1;
+  entry.is_outdated = true;
+  Tally(StateOf(entry), 1, &counts_);
+}
+
+const ArrayPtr& ArrayRegistry::Current(const ArrayEntry& entry) const {
+  if (std::exchange(entry.is_outdated, false)) {
+    std::vector<int64_t> missing;
+    missing.reserve(static_cast<size_t>(entry.missing_count));
+    for (size_t rank = 0; rank < entry.missing.size(); ++rank) {
+      if (entry.missing[rank]) missing.push_back(static_cast<int64_t>(rank));
+    }
+    entry.array = WithMissing(*entry.array, std::move(missing));
+  }
+  return entry.array;
+}
+
+ArrayState ArrayRegistry::StateOf(const ArrayEntry& entry) {
+  if (entry.array->state == ArrayState::kStaging) return ArrayState::kStaging;
+  return entry.missing_count == 0 ? ArrayState::kAvailable : ArrayState::kDegraded;
+}
+
+void ArrayRegistry::Tell(ClusterChange::Value change) {
+  if (changes_ == nullptr || !changes_->is_watched()) return;
+  events_.Add([changes = changes_, change = std::move(change)] { changes->Add(change); });
+}
+
+void ArrayRegistry::EraseArray(Arrays::iterator entry) {
+  Tally(StateOf(entry->second), -1, &counts_);
+  TakeFrom(arrays_by_mesh_, entry->second.array->definition.descriptor.mesh_id, entry->first);
+  unnamed_.erase(entry->first);
+  arrays_.erase(entry);
+}
+
+void ArrayRegistry::AddName(NameEntry entry, std::string manifest_id) {
+  ArrayEntry& array = arrays_.find(entry.array_id)->second;
+  ++array.names;
+  array.was_named = true;
+  unnamed_.erase(entry.array_id);
+  if (!manifest_id.empty()) ++manifests_[manifest_id].current_names;
+  std::string name = entry.name;
+  names_[std::move(name)] = {std::move(entry), std::move(manifest_id)};
+}
+
+void ArrayRegistry::DropName(Names::iterator name, bool key_stays) {
+  const Name old = std::move(name->second);
+  names_.erase(name);
+  AddFormer(old.entry);
+  if (old.manifest_id.empty()) {
+    if (!key_stays) dead_keys_.push_back(NameKey(old.entry.name));
+  } else if (const auto manifest = manifests_.find(old.manifest_id);
+             --manifest->second.current_names == 0) {
+    DropManifest(manifest);
+  } else {
+    NoteIfSparse(old.manifest_id);
+  }
+  --arrays_.find(old.entry.array_id)->second.names;
+  ReleaseIfUnheld(old.entry.array_id);
+}
+
+void ArrayRegistry::AddFormer(NameEntry former) {
+  std::vector<NameEntry>& all = arrays_.find(former.array_id)->second.former;
+  if (all.size() == kFormerVersions) {
+    former_.erase({all.front().name, all.front().version});
+    all.erase(all.begin());
+  }
+  former_[{former.name, former.version}] = former.array_id;
+  all.push_back(std::move(former));
+}
+
+void ArrayRegistry::DropManifest(std::map<std::string, Manifest>::iterator manifest) {
+  // Delete the record first: chunks without it are invalid.
+  dead_keys_.push_back(ManifestKey(manifest->first));
+  for (int64_t chunk = 0; chunk < manifest->second.chunks; ++chunk) {
+    dead_keys_.push_back(ChunkKey(manifest->first, chunk));
+  }
+  for (const std::string& name : manifest->second.names) {
+    const auto mentions = manifest_mentions_.find(name);
+    if (--mentions->second == 0) manifest_mentions_.erase(mentions);
+  }
+  sparse_manifests_.erase(manifest->first);
+  manifests_.erase(manifest);
+}
+
+struct ArrayRegistry::Rewrite {
+  std::string old_id;
+  std::string new_id;
+  std::vector<ManifestEntry> entries;
+  std::vector<std::string> chunks = {};
+};
+
+void ArrayRegistry::NoteIfSparse(const std::string& manifest_id) {
+  // While records cannot be read, a name that seems gone may still be needed.
+  if (is_damaged_) return;
+  const Manifest& manifest = manifests_.find(manifest_id)->second;
+  if (2 * manifest.current_names < std::ssize(manifest.names)) {
+    sparse_manifests_.insert(manifest_id);
+  }
+}
+
+void ArrayRegistry::RewriteSparse() {
+  std::shared_ptr<Rewrite> rewrite;
+  {
+    absl::MutexLock lock(&mutex_);
+    rewrite = BeginRewrite();
+  }
+  if (rewrite == nullptr) return;
+  // Takes long if there are many names.
+  rewrite->chunks = EncodeManifestChunks(rewrite->entries);
+  absl::MutexLock lock(&mutex_);
+  manifests_.find(rewrite->new_id)->second.chunks = std::ssize(rewrite->chunks);
+  WriteAnew(std::move(rewrite), 0);
+}
+
+std::shared_ptr<ArrayRegistry::Rewrite> ArrayRegistry::BeginRewrite() {
+  if (is_rewriting_ || sparse_manifests_.empty()) return nullptr;
+  is_rewriting_ = true;
+  auto rewrite = std::make_shared<Rewrite>(
+      Rewrite{.old_id = *sparse_manifests_.begin(), .new_id = RandomId(), .entries = {}});
+  sparse_manifests_.erase(sparse_manifests_.begin());
+  // Its names count as mentioned from here on: the manifest must not bring back a name that is
+  // deleted before it is written. A name that moves meanwhile has a newer version.
+  Manifest& manifest = manifests_[rewrite->new_id];
+  for (const std::string& name : manifests_.find(rewrite->old_id)->second.names) {
+    const auto found = names_.find(name);
+    if (found == names_.end() || found->second.manifest_id != rewrite->old_id) continue;
+    const NameEntry& entry = found->second.entry;
+    rewrite->entries.push_back({name, arrays_.find(entry.array_id)->second.array, entry.version});
+    manifest.names.push_back(name);
+    ++manifest_mentions_[name];
+  }
+  return rewrite;
+}
+
+void ArrayRegistry::WriteAnew(std::shared_ptr<Rewrite> rewrite, size_t next_chunk) {
+  Transaction transaction = Fenced();
+  const bool is_last = next_chunk == rewrite->chunks.size();
+  if (is_last) {
+    transaction.compares.push_back({ManifestKey(rewrite->new_id), 0});
+    transaction.puts.push_back({ManifestKey(rewrite->new_id),
+                                EncodeManifest(static_cast<int64_t>(rewrite->chunks.size()))});
+    transaction.deletes.push_back(ManifestKey(rewrite->old_id));
+  } else {
+    transaction.puts.push_back({ChunkKey(rewrite->new_id, static_cast<int64_t>(next_chunk)),
+                                std::move(rewrite->chunks[next_chunk])});
+  }
+  CommitToStore(std::move(transaction),
+                [this, rewrite, next_chunk, is_last](const absl::StatusOr<Revision>& revision) {
+                  if (is_last || !revision.ok()) return EndRewrite(*rewrite, revision.status());
+                  absl::MutexLock lock(&mutex_);
+                  WriteAnew(rewrite, next_chunk + 1);
+                });
+}
+
+void ArrayRegistry::EndRewrite(const Rewrite& rewrite, const absl::Status& written) {
+  {
+    absl::MutexLock lock(&mutex_);
+    is_rewriting_ = false;
+    const auto fresh = manifests_.find(rewrite.new_id);
+    if (written.ok()) {
+      for (const ManifestEntry& entry : rewrite.entries) {
+        const auto found = names_.find(entry.name);
+        if (found == names_.end() || found->second.manifest_id != rewrite.old_id) continue;
+        found->second.manifest_id = rewrite.new_id;
+        ++fresh->second.current_names;
+      }
+      // The old manifest is already gone if its last name was deleted meanwhile.
+      if (const auto old = manifests_.find(rewrite.old_id); old != manifests_.end()) {
+        DropManifest(old);
+      }
+    }
+    // If the store has no room for it now, the next deleted name tries again.
+    if (fresh->second.current_names == 0) {
+      DropManifest(fresh);
+    } else {
+      NoteIfSparse(rewrite.new_id);
+    }
+    FlushReleased();
+  }
+  events_.MakeCalls();
+  RewriteSparse();
+}
+
+void ArrayRegistry::ReleaseIfUnheld(std::string_view array_id) {
+  const auto found = arrays_.find(array_id);
+  if (found == arrays_.end()) return;
+  ArrayEntry& entry = found->second;
+  if (entry.names > 0 || entry.pins > 0 || entry.array->state == ArrayState::kStaging) return;
+  // The record exists if a name with its own key ever pointed to the array; deleting a missing
+  // record is no error.
+  const bool was_named = entry.was_named || entry.has_record;
+  if (was_named) dead_keys_.push_back(ArrayKey(array_id));
+  for (const NameEntry& version : entry.former) former_.erase({version.name, version.version});
+  const ArrayDescriptor& descriptor = entry.array->definition.descriptor;
+  if (!entry.adopted_from.empty() && (!entry.was_named || entry.may_lack_names)) {
+    PutAside(
+        descriptor, entry.adopted_from,
+        entry.may_lack_names
+            ? "it has no name, and may have lost one: the state was made from a snapshot or has "
+              "lost records"
+            : "the coordinator found it without a name after its start, and nothing held it any "
+              "more");
+  } else {
+    released_.push_back({.array_id = found->first,
+                         .mesh_id = descriptor.mesh_id,
+                         .ranks = descriptor.mesh.size(),
+                         .durable = was_named || entry.array->durability == Durability::kDisk});
+  }
+  Tell(ArrayChange{.array_id = found->first, .mesh_id = descriptor.mesh_id, .is_deleted = true});
+  EraseArray(found);
+}
+
+void ArrayRegistry::FlushReleased() {
+  SHARDMESH_PASSES("registry.flush_released");
+  if (!released_.empty()) {
+    AddTombstones(released_);
+    std::map<std::string, std::vector<std::string>> by_mesh;
+    for (Released& released : std::exchange(released_, {})) {
+      by_mesh[std::move(released.mesh_id)].push_back(std::move(released.array_id));
+    }
+    events_.Add([this, by_mesh = std::move(by_mesh)] {
+      SHARDMESH_PASSES("registry.tell_released");
+      for (const auto& [mesh_id, ids] : by_mesh) listener_(mesh_id, ids);
+    });
+  }
+  // Called under the lock, so that a later write of the same key comes after this delete. If the
+  // delete fails, the next Open finds the dead keys and tries again.
+  for (size_t begin = 0; begin < dead_keys_.size(); begin += kMaxSmallOperations) {
+    const size_t end = std::min(begin + kMaxSmallOperations, dead_keys_.size());
+    Transaction deletes = Fenced();
+    deletes.deletes.assign(dead_keys_.begin() + static_cast<ptrdiff_t>(begin),
+                           dead_keys_.begin() + static_cast<ptrdiff_t>(end));
+    CommitToStore(std::move(deletes), [](absl::StatusOr<Revision>) {});
+  }
+  dead_keys_.clear();
+}
+
+Transaction ArrayRegistry::Fenced() const {
+  return {.compares = {{std::string(kClusterKey), cluster_revision_}}};
+}
+
+void ArrayRegistry::CommitToStore(Transaction transaction, Store::CommitCallback callback) {
+  ++in_flight_;
+  store_->Commit(std::move(transaction),
+                 [this, callback = std::move(callback)](absl::StatusOr<Revision> revision) mutable {
+                   std::move(callback)(std::move(revision));
+                   absl::MutexLock lock(&mutex_);
+                   --in_flight_;
+                 });
+}
+
+absl::StatusOr<ArrayPtr> ArrayRegistry::FindArray(std::string_view array_id) const {
+  absl::MutexLock lock(&mutex_);
+  const auto found = arrays_.find(array_id);
+  if (found == arrays_.end()) return NoArray(array_id);
+  return Current(found->second);
+}
+
+ArrayRegistry::MissingName ArrayRegistry::Missing(std::string_view name) const {
+  return {std::string(name), NeighboursOf(name, names_)};
+}
+
+absl::Status ArrayRegistry::CheckReadable(std::string_view name) const {
+  if (!has_unreadable_ && unreadable_names_.empty()) return absl::OkStatus();
+  if (names_.find(name) != names_.end()) return absl::OkStatus();
+  std::string key = NameKey(name);
+  if (const auto found = unreadable_names_.find(ToAbsl(name)); found != unreadable_names_.end()) {
+    key = found->second;
+  } else if (store_->UnreadableRevision(key) == 0) {
+    return absl::OkStatus();
+  }
+  return WithReason(
+      absl::DataLossError(StrCat("the record \"", key, "\" of the store cannot be read, so it is ",
+                                 "not known which array has the name \"", name, "\"; look at it ",
+                                 "with `shardmesh admin check FOLDER`; --set-aside gives the name ",
+                                 "up, and a snapshot may have it")),
+      Reason::kStoreFailed);
+}
+
+absl::Status ArrayRegistry::NoName(const MissingName& missing) {
+  const std::vector<std::string_view> known(missing.neighbours.begin(), missing.neighbours.end());
+  return WithReason(absl::NotFoundError(StrCat("no array is named \"", missing.name, "\"",
+                                               DidYouMean(missing.name, known))),
+                    Reason::kNotFound,
+                    {{fact::kKind, "name"},
+                     {fact::kName, missing.name},
+                     {fact::kNearest, NearestName(missing.name, known).value_or("")}});
+}
+
+absl::StatusOr<NameEntry> ArrayRegistry::FindName(std::string_view name, int64_t version) const {
+  MissingName missing;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (version != 0) {
+      const auto current = names_.find(name);
+      if (current != names_.end() && current->second.entry.version == version) {
+        return current->second.entry;
+      }
+      const auto found = former_.find({std::string(name), version});
+      if (found == former_.end()) {
+        return WithReason(
+            absl::NotFoundError(
+                StrCat("version ", version, " of name \"", name,
+                       "\" is not there any more, or never existed",
+                       current == names_.end()
+                           ? "; there is no array of that name now"
+                           : StrCat("; the current version is ", current->second.entry.version))),
+            Reason::kNotFound, {{fact::kKind, "name"}, {fact::kName, StrCat(name, "@", version)}});
+      }
+      return NameEntry{std::string(name), found->second, version};
+    }
+    const auto found = names_.find(name);
+    if (found != names_.end()) return found->second.entry;
+    SHARDMESH_RETURN_IF_ERROR(CheckReadable(name));
+    missing = Missing(name);
+  }
+  return NoName(missing);
+}
+
+int64_t ArrayRegistry::VersionOf(std::string_view name) const {
+  absl::MutexLock lock(&mutex_);
+  const auto found = names_.find(name);
+  return found == names_.end() ? 0 : found->second.entry.version;
+}
+
+bool ArrayRegistry::HasName(std::string_view array_id) const {
+  absl::MutexLock lock(&mutex_);
+  const auto found = arrays_.find(array_id);
+  return found != arrays_.end() && found->second.names > 0;
+}
+
+std::vector<ArrayRegistry::NamedArray> ArrayRegistry::ListNames(std::string_view prefix,
+                                                                std::string_view start_after,
+                                                                int64_t limit) const {
+  std::vector<NamedArray> page;
+  absl::MutexLock lock(&mutex_);
+  auto at = start_after < prefix ? names_.lower_bound(prefix) : names_.upper_bound(start_after);
+  for (; at != names_.end() && std::string_view(at->first).substr(0, prefix.size()) == prefix &&
+         static_cast<int64_t>(page.size()) < limit;
+       ++at) {
+    page.push_back({at->second.entry, Current(arrays_.find(at->second.entry.array_id)->second)});
+  }
+  return page;
+}
+
+ArrayRegistry::Nameless ArrayRegistry::ListNameless(std::string_view start_after,
+                                                    int64_t limit) const {
+  constexpr int64_t kMaxLookedAt = 20'000;
+  Nameless page;
+  absl::MutexLock lock(&mutex_);
+  int64_t looked_at = 0;
+  std::string_view last = start_after;
+  for (auto at = arrays_.upper_bound(start_after); at != arrays_.end(); ++at) {
+    if (std::ssize(page.arrays) == limit || looked_at == kMaxLookedAt) {
+      page.next_start_after = std::string(last);
+      break;
+    }
+    ++looked_at;
+    last = at->first;
+    if (at->second.names == 0 && at->second.array->state != ArrayState::kStaging) {
+      page.arrays.push_back(Current(at->second));
+    }
+  }
+  return page;
+}
+
+std::vector<ArrayPtr> ArrayRegistry::ListArrays(std::string_view start_after, int64_t limit) const {
+  std::vector<ArrayPtr> page;
+  absl::MutexLock lock(&mutex_);
+  for (auto at = arrays_.upper_bound(start_after);
+       at != arrays_.end() && static_cast<int64_t>(page.size()) < limit; ++at) {
+    page.push_back(Current(at->second));
+  }
+  return page;
+}
+
+ArrayCounts ArrayRegistry::CountArrays() const {
+  absl::MutexLock lock(&mutex_);
+  return counts_;
+}
+
+int64_t ArrayRegistry::CountNames() const {
+  absl::MutexLock lock(&mutex_);
+  return static_cast<int64_t>(names_.size());
+}
+
+int64_t ArrayRegistry::CountTiles(std::string_view mesh_id, int64_t rank) const {
+  absl::MutexLock lock(&mutex_);
+  const auto arrays = arrays_by_mesh_.find(mesh_id);
+  if (arrays == arrays_by_mesh_.end()) return 0;
+  return std::count_if(arrays->second.begin(), arrays->second.end(), [rank](const auto& each) {
+    const ArrayEntry& entry = *each.second;
+    const auto place = static_cast<size_t>(rank);
+    return entry.array->state != ArrayState::kStaging && place < entry.missing.size() &&
+           !entry.missing[place];
+  });
+}
+
+absl::Status ArrayRegistry::Pin(std::string_view array_id) {
+  SHARDMESH_PASSES("registry.pin");
+  absl::MutexLock lock(&mutex_);
+  const auto found = arrays_.find(array_id);
+  if (found == arrays_.end()) return NoArray(array_id);
+  if (found->second.is_given) return Given(array_id);
+  ++found->second.pins;
+  return absl::OkStatus();
+}
+
+bool ArrayRegistry::Give(std::string_view array_id, int64_t pins) {
+  absl::MutexLock lock(&mutex_);
+  const auto found = arrays_.find(array_id);
+  if (found == arrays_.end() || found->second.names > 0 || found->second.pins > pins) return false;
+  found->second.is_given = true;
+  return true;
+}
+
+void ArrayRegistry::TakeBack(std::string_view array_id) {
+  absl::MutexLock lock(&mutex_);
+  if (const auto found = arrays_.find(array_id); found != arrays_.end()) {
+    found->second.is_given = false;
+  }
+}
+
+void ArrayRegistry::Unpin(absl::Span<const std::string> array_ids) {
+  SHARDMESH_PASSES("registry.unpin");
+  {
+    absl::MutexLock lock(&mutex_);
+    for (const std::string& array_id : array_ids) {
+      const auto found = arrays_.find(array_id);
+      if (found == arrays_.end() || found->second.pins == 0) continue;
+      --found->second.pins;
+      ReleaseIfUnheld(array_id);
+    }
+    FlushReleased();
+  }
+  events_.MakeCalls();
+}
+
+void ArrayRegistry::AddTombstones(const std::vector<Released>& released) {
+  // Released arrays by mesh, and by whether the store remembers them.
+  std::map<std::pair<std::string_view, bool>, std::vector<const Released*>> groups;
+  for (const Released& each : released) {
+    groups[{each.mesh_id, each.durable}].push_back(&each);
+  }
+  for (const auto& [group, members] : groups) {
+    for (size_t begin = 0; begin < members.size(); begin += kMaxReleased) {
+      const size_t end = std::min(members.size(), begin + kMaxReleased);
+      auto batch = std::make_shared<ReleasedBatch>();
+      ReleasedRecord record{
+          .mesh_id = std::string(group.first), .ranks = members[begin]->ranks, .array_ids = {}};
+      for (size_t i = begin; i < end; ++i) {
+        AddTombstone(members[i]->array_id, record.mesh_id, members[i]->ranks, batch);
+        if (group.second) record.array_ids.push_back(members[i]->array_id);
+      }
+      if (group.second && batch->arrays > 0) {
+        batch->key = ReleasedKey(RandomId());
+        Transaction put = Fenced();
+        put.puts.push_back({batch->key, EncodeReleased(record)});
+        put.urgent = true;  // a deletion waits for it
+        // If this write fails, the records of these arrays may still be deleted. A worker that was
+        // away then moves its tiles to quarantine instead of dropping them.
+        CommitToStore(std::move(put), [](const absl::StatusOr<Revision>&) {});
+      }
+    }
+  }
+}
+
+void ArrayRegistry::AddTombstone(std::string array_id, const std::string& mesh_id, int64_t ranks,
+                                 const std::shared_ptr<ReleasedBatch>& batch) {
+  if (ranks < 1) return;
+  const auto [tombstone, is_new] = tombstones_.try_emplace(std::move(array_id));
+  if (!is_new) return;
+  tombstones_by_mesh_[mesh_id].insert(tombstone->first);
+  tombstone->second = {.batch = batch,
+                       .mesh_id = mesh_id,
+                       .confirmed = std::vector<bool>(static_cast<size_t>(ranks)),
+                       .unconfirmed = ranks};
+  ++batch->arrays;
+}
+
+void ArrayRegistry::Confirm(Tombstones::iterator tombstone, int64_t rank) {
+  Tombstone& released = tombstone->second;
+  const auto place = static_cast<size_t>(rank);
+  if (place >= released.confirmed.size() || released.confirmed[place]) return;
+  released.confirmed[place] = true;
+  if (--released.unconfirmed == 0) Forget(tombstone);
+}
+
+void ArrayRegistry::Forget(Tombstones::iterator tombstone) {
+  ReleasedBatch& batch = *tombstone->second.batch;
+  if (--batch.arrays == 0 && !batch.key.empty()) dead_keys_.push_back(batch.key);
+  TakeFrom(tombstones_by_mesh_, tombstone->second.mesh_id, tombstone->first);
+  tombstones_.erase(tombstone);
+}
+
+int64_t ArrayRegistry::CountUnconfirmed() const {
+  absl::MutexLock lock(&mutex_);
+  return static_cast<int64_t>(tombstones_.size());
+}
+
+void ArrayRegistry::TilesDropped(absl::Span<const std::string> array_ids, const RankOf& rank_of) {
+  // Called without the lock.
+  std::map<std::string, std::optional<int64_t>, std::less<>> ranks;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (const std::string& id : array_ids) {
+      if (const auto found = tombstones_.find(id); found != tombstones_.end()) {
+        ranks.emplace(found->second.mesh_id, std::nullopt);
+      }
+    }
+  }
+  for (auto& [mesh_id, rank] : ranks) rank = rank_of(mesh_id);
+  {
+    absl::MutexLock lock(&mutex_);
+    for (const std::string& id : array_ids) {
+      const auto found = tombstones_.find(id);
+      if (found == tombstones_.end()) continue;
+      const auto rank = ranks.find(found->second.mesh_id);
+      if (rank != ranks.end() && rank->second.has_value()) Confirm(found, *rank->second);
+    }
+    FlushReleased();
+  }
+  events_.MakeCalls();
+}
+
+absl::Status ArrayRegistry::BeginMeshChange(const std::string& mesh_id) {
+  absl::MutexLock lock(&mutex_);
+  SHARDMESH_RETURN_IF_ERROR(CheckMeshChangeLocked(mesh_id));
+  changing_meshes_.insert(mesh_id);
+  return absl::OkStatus();
+}
+
+absl::Status ArrayRegistry::CheckMeshChange(const std::string& mesh_id) const {
+  absl::MutexLock lock(&mutex_);
+  return CheckMeshChangeLocked(mesh_id);
+}
+
+absl::Status ArrayRegistry::CheckMeshChangeLocked(const std::string& mesh_id) const {
+  if (const auto found = arrays_by_mesh_.find(mesh_id); found != arrays_by_mesh_.end()) {
+    std::string example = StrCat("array ", found->second.begin()->first);
+    // Most names may belong to arrays on other meshes, and all other calls wait for the lock.
+    constexpr int64_t kNamesLookedAt = 1'000;
+    int64_t looked_at = 0;
+    for (const auto& [name, named] : names_) {
+      if (found->second.contains(named.entry.array_id)) {
+        example = StrCat("\"", name, "\"");
+        break;
+      }
+      if (++looked_at == kNamesLookedAt) break;
+    }
+    return WithReason(absl::FailedPreconditionError(
+                          StrCat("arrays lie on the mesh \"", mesh_id, "\", such as ", example,
+                                 "; delete their names and release them first")),
+                      Reason::kMeshInUse,
+                      {{fact::kMesh, mesh_id},
+                       {fact::kArray, found->second.begin()->first},
+                       {fact::kHave, found->second.size()}});
+  }
+  if (changing_meshes_.contains(mesh_id)) {
+    return WithReason(absl::AbortedError(StrCat("the mesh \"", mesh_id,
+                                                "\" is being changed by another request; retry")),
+                      Reason::kVersionMismatch, {{fact::kKind, "mesh"}, {fact::kName, mesh_id}});
+  }
+  return absl::OkStatus();
+}
+
+void ArrayRegistry::EndMeshChange(const std::string& mesh_id, std::optional<Revision> revision) {
+  {
+    absl::MutexLock lock(&mutex_);
+    changing_meshes_.erase(mesh_id);
+    if (!revision.has_value()) return;
+    Revision& floor = mesh_floors_[mesh_id];
+    floor = std::max(floor, *revision);  // an answer may repeat an older revision
+    if (mesh_floors_.size() > kMaxMeshFloors) {
+      std::vector<Revision> floors;
+      for (const auto& [id, each] : mesh_floors_) floors.push_back(each);
+      const auto middle = floors.begin() + static_cast<ptrdiff_t>(floors.size() / 2);
+      std::nth_element(floors.begin(), middle, floors.end());
+      std::erase_if(mesh_floors_, [&](const auto& each) { return each.second < *middle; });
+    }
+    for (auto each = presence_.lower_bound({mesh_id, 0});
+         each != presence_.end() && each->first.first == mesh_id;) {
+      each = presence_.erase(each);
+    }
+    // The mesh has other ranks now: the former ones will not confirm. Tiles that their workers
+    // still have go into quarantine.
+    while (tombstones_by_mesh_.count(mesh_id) > 0) {
+      Forget(tombstones_.find(*tombstones_by_mesh_.find(mesh_id)->second.begin()));
+    }
+    FlushReleased();
+  }
+  events_.MakeCalls();
+}
+
+void ArrayRegistry::TilesLost(std::string_view mesh_id, int64_t rank, uint64_t attachment) {
+  SHARDMESH_PASSES("registry.tiles_lost");
+  absl::MutexLock lock(&mutex_);
+  Presence& presence = presence_[{std::string(mesh_id), rank}];
+  if (presence.attachment > attachment) return;  // the worker is back
+  presence = {.attachment = attachment, .is_lost = true};
+  const auto arrays = arrays_by_mesh_.find(mesh_id);
+  if (arrays == arrays_by_mesh_.end()) return;
+  for (const auto& [id, entry] : arrays->second) SetMissing(*entry, rank, true);
+}
+
+std::vector<size_t> ArrayRegistry::FindUnknown(const std::vector<InventoryTile>& tiles) const {
+  std::vector<size_t> unknown;
+  absl::MutexLock lock(&mutex_);
+  if (grace_is_over_) return unknown;
+  for (size_t i = 0; i < tiles.size(); ++i) {
+    if (arrays_.count(tiles[i].array_id) == 0 && !tombstones_.contains(tiles[i].array_id)) {
+      unknown.push_back(i);
+    }
+  }
+  return unknown;
+}
+
+InventoryVerdict ArrayRegistry::TakeInventory(const Inventory& inventory) {
+  SHARDMESH_PASSES("registry.take_inventory");
+  Taking taking{.inventory = inventory};
+  {
+    absl::MutexLock lock(&mutex_);
+    for (const auto& [mesh_id, mesh] : inventory.meshes) {
+      if (!mesh.rank.has_value()) continue;
+      Presence& presence = presence_[{mesh_id, *mesh.rank}];
+      if (presence.attachment > inventory.attachment ||
+          (presence.attachment == inventory.attachment && presence.is_lost)) {
+        continue;
+      }
+      presence = {.attachment = inventory.attachment, .is_lost = false};
+      taking.ranks.emplace(mesh_id, *mesh.rank);
+    }
+  }
+  // In pieces, so that others do not wait for all of it. Between pieces the worker may be lost,
+  // which removes its ranks. Arrays that come, go or change are judged in their current state.
+  const std::vector<InventoryTile>& tiles = inventory.tiles;
+  for (size_t begin = 0; begin < tiles.size(); begin += kTakenAtOnce) {
+    absl::MutexLock lock(&mutex_);
+    CheckRanks(&taking);
+    const size_t end = std::min(tiles.size(), begin + kTakenAtOnce);
+    for (size_t i = begin; i < end; ++i) {
+      // A rank may list another, superfluous tile of the array: one tile in its place suffices.
+      const bool is_held = Classify(tiles[i], &taking);
+      taking.listed[tiles[i].array_id] |= is_held;
+    }
+  }
+  const absl::Span<const std::string> quarantined = inventory.quarantined;
+  for (size_t begin = 0; begin < quarantined.size(); begin += kTakenAtOnce) {
+    absl::MutexLock lock(&mutex_);
+    JudgeQuarantined(quarantined.subspan(begin, kTakenAtOnce), &taking.verdict);
+  }
+  for (const std::string& id : quarantined) taking.listed.try_emplace(id, false);
+  const auto in_pieces = [&](const auto& take_some) {
+    for (const auto& [mesh_id, mesh] : inventory.meshes) {
+      std::string last;
+      for (bool is_done = false; !is_done;) {
+        absl::MutexLock lock(&mutex_);
+        CheckRanks(&taking);
+        const auto rank = taking.ranks.find(mesh_id);
+        is_done = rank == taking.ranks.end() || take_some(mesh_id, rank->second, &last);
+        FlushReleased();
+      }
+    }
+  };
+  in_pieces([&](std::string_view mesh_id, int64_t rank, std::string* last) {
+    mutex_.AssertHeld();
+    return MissArrays(mesh_id, rank, taking, last);
+  });
+  in_pieces([&](std::string_view mesh_id, int64_t rank, std::string* last) {
+    mutex_.AssertHeld();
+    return MissOrphans(mesh_id, rank, taking, last);
+  });
+  in_pieces([&](std::string_view mesh_id, int64_t rank, std::string* last) {
+    mutex_.AssertHeld();
+    return ConfirmUnlisted(mesh_id, rank, taking, last);
+  });
+  events_.MakeCalls();
+  return std::move(taking.verdict);
+}
+
+InventoryVerdict ArrayRegistry::TakeRestored(const Inventory& restored) {
+  InventoryVerdict verdict;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (const InventoryTile& tile : restored.tiles) {
+      Taking taking{.inventory = restored};
+      Classify(tile, &taking);
+      InventoryVerdict& judged = taking.verdict;
+      std::move(judged.drop.begin(), judged.drop.end(), std::back_inserter(verdict.drop));
+      std::move(judged.quarantine.begin(), judged.quarantine.end(),
+                std::back_inserter(verdict.quarantine));
+      if (judged.commit.empty()) continue;
+      // The tile is in its place, if the worker is still attached.
+      ArrayEntry& entry = arrays_.find(tile.array_id)->second;
+      const std::string& mesh_id = entry.array->definition.descriptor.mesh_id;
+      const int64_t rank = *restored.meshes.find(mesh_id)->second.rank;
+      const auto found = presence_.find({mesh_id, rank});
+      const Presence presence = found == presence_.end() ? Presence() : found->second;
+      const bool is_gone = presence.attachment > restored.attachment ||
+                           (presence.attachment == restored.attachment && presence.is_lost);
+      if (!is_gone) SetMissing(entry, rank, false);
+    }
+  }
+  events_.MakeCalls();
+  return verdict;
+}
+
+void ArrayRegistry::CheckRanks(Taking* taking) const {
+  for (auto rank = taking->ranks.begin(); rank != taking->ranks.end();) {
+    const auto next = std::next(rank);
+    const auto presence = presence_.find({std::string(rank->first), rank->second});
+    if (presence == presence_.end() ||
+        presence->second.attachment != taking->inventory.attachment || presence->second.is_lost) {
+      taking->ranks.erase(rank);
+    }
+    rank = next;
+  }
+}
+
+bool ArrayRegistry::MissArrays(std::string_view mesh_id, int64_t rank, const Taking& taking,
+                               std::string* last) {
+  return ForSomeOf(arrays_by_mesh_, mesh_id, last, [&](const auto& each) {
+    mutex_.AssertHeld();
+    if (!taking.Holds(each.first)) SetMissing(*each.second, rank, true);
+  });
+}
+
+// A rank that has lost its tile of an array since it reported it.
+bool ArrayRegistry::MissOrphans(std::string_view mesh_id, int64_t rank, const Taking& taking,
+                                std::string* last) {
+  return ForSomeOf(orphans_by_mesh_, mesh_id, last, [&](const std::string& id) {
+    mutex_.AssertHeld();
+    const auto orphan = orphans_.find(id);
+    Orphan& found = orphan->second;
+    if (rank >= std::ssize(found.identities) || taking.Holds(id)) return;
+    std::string& identity = found.identities[static_cast<size_t>(rank)];
+    if (!std::exchange(identity, "").empty() && --found.reported == 0) EraseOrphan(orphan);
+  });
+}
+
+// A rank that lists a released array neither in its inventory nor in quarantine has confirmed it.
+bool ArrayRegistry::ConfirmUnlisted(std::string_view mesh_id, int64_t rank, const Taking& taking,
+                                    std::string* last) {
+  return ForSomeOf(tombstones_by_mesh_, mesh_id, last, [&](const std::string& id) {
+    mutex_.AssertHeld();
+    if (!taking.listed.contains(id)) Confirm(tombstones_.find(id), rank);
+  });
+}
+
+void ArrayRegistry::JudgeQuarantined(absl::Span<const std::string> array_ids,
+                                     InventoryVerdict* verdict) const {
+  for (const std::string& id : array_ids) {
+    if (const auto found = arrays_.find(id); found != arrays_.end()) {
+      // A staged array is being restored, which may fail.
+      if (found->second.array->state != ArrayState::kStaging) verdict->live.push_back(id);
+    } else if (tombstones_.contains(id)) {
+      verdict->drop.push_back(id);
+    } else if (grace_is_over_ && !is_damaged_ && !may_lack_names_) {
+      verdict->unknown.push_back(id);
+    }  // otherwise the array may be live: keep the entry
+  }
+}
+
+// Whether the tile's mesh has no ranks yet, so that the tile cannot be judged. The worker brings
+// its inventory again when the mesh has ranks.
+bool ArrayRegistry::MayBeAdoptedLater(const Inventory& inventory, const InventoryTile& tile) const {
+  if (grace_is_over_ || !tile.descriptor.has_value() || inventory.other_mesh == nullptr ||
+      inventory.meshes.contains(tile.descriptor->mesh_id)) {
+    return false;
+  }
+  const InventoryMesh mesh = inventory.other_mesh(tile.descriptor->mesh_id);
+  return mesh.mesh != nullptr && mesh.identities.empty() && tile.descriptor->mesh == *mesh.mesh;
+}
+
+bool ArrayRegistry::Classify(const InventoryTile& tile, Taking* taking) {
+  const Inventory& inventory = taking->inventory;
+  InventoryVerdict& verdict = taking->verdict;
+  const auto put_aside = [&](std::string reason, bool array_lives) {
+    verdict.quarantine.push_back({tile.array_id, tile.tile, std::move(reason), array_lives});
+    return false;
+  };
+  const auto found = arrays_.find(tile.array_id);
+  if (found == arrays_.end()) {
+    const auto tombstone = tombstones_.find(tile.array_id);
+    if (tombstone != tombstones_.end() || (!tile.committed && discarded_.contains(tile.array_id))) {
+      if (verdict.drop.empty() || verdict.drop.back() != tile.array_id) {
+        verdict.drop.push_back(tile.array_id);
+      }
+    } else if (tile.committed && MayBeAdoptedLater(inventory, tile)) {
+      return false;
+    } else if (!tile.committed || !Adopt(inventory, tile)) {
+      return put_aside(tile.committed ? "the registry does not know its array"
+                                      : "the registry does not know its put or step",
+                       false);
+    }
+    return true;
+  }
+  ArrayEntry& entry = found->second;
+  const Array& array = *entry.array;
+  const ArrayDescriptor& descriptor = array.definition.descriptor;
+  const auto own = inventory.meshes.find(descriptor.mesh_id);
+  InventoryMesh other;
+  if (own == inventory.meshes.end() && inventory.other_mesh != nullptr) {
+    other = inventory.other_mesh(descriptor.mesh_id);
+  }
+  const InventoryMesh& mesh = own != inventory.meshes.end() ? own->second : other;
+  const std::optional<int64_t> rank = mesh.rank;
+  const absl::StatusOr<Tiling> tiling = descriptor.Tiling();
+  const bool lies_here = rank.has_value() && *rank < descriptor.mesh.size() && tiling.ok() &&
+                         tiling->TileOf(*rank) == tile.tile;
+  if (!lies_here && mesh.identities.empty()) {
+    // The mesh's record cannot be read, or its ranks are not assigned yet: it may be here.
+    return false;
+  }
+  if (!lies_here) {
+    std::vector<std::string> holders;
+    for (int64_t each = 0; tiling.ok() && each < descriptor.mesh.size() && holders.size() < 8;
+         ++each) {
+      if (tiling->TileOf(each) != tile.tile) continue;
+      const auto place = static_cast<size_t>(each);
+      holders.push_back(place < mesh.identities.size() ? StrCat("rank ", each, ", which \"",
+                                                                mesh.identities[place], "\" serves")
+                                                       : StrCat("rank ", each));
+    }
+    return put_aside(
+        StrCat("its array lives on mesh \"", descriptor.mesh_id, "\", where this part is ",
+               holders.empty() ? "no rank's" : StrCat("that of ", StrJoin(holders, ", of ")),
+               rank.has_value() ? StrCat("; this worker serves rank ", *rank)
+                                : std::string("; this worker serves no rank of it")),
+        true);
+  }
+  if (array.state == ArrayState::kStaging) {
+    // Report the outcome to this worker: otherwise its commit of a discarded array would stay for
+    // ever.
+    entry.waiting.push_back({inventory.identity, *rank, tile.tile, tile.crc32c, tile.committed});
+  } else if (array.tile_crc32c[static_cast<size_t>(*rank)] == tile.crc32c) {
+    verdict.commit.push_back(tile.array_id);
+    if (!entry.adopted_from.empty()) {
+      entry.adopted_from[static_cast<size_t>(*rank)] = inventory.identity;
+    }
+  } else {
+    return put_aside(OtherChecksum(tile.crc32c, array, *rank), true);
+  }
+  if (taking->ranks.count(descriptor.mesh_id) > 0) SetMissing(entry, *rank, false);
+  return true;
+}
+
+void ArrayRegistry::EraseOrphan(std::map<std::string, Orphan, std::less<>>::iterator orphan) {
+  TakeFrom(orphans_by_mesh_, orphan->second.descriptor.mesh_id, orphan->first);
+  orphans_.erase(orphan);
+}
+
+bool ArrayRegistry::Adopt(const Inventory& inventory, const InventoryTile& tile) {
+  if (grace_is_over_ || !tile.descriptor.has_value()) return false;
+  const ArrayDescriptor& descriptor = *tile.descriptor;
+  const auto mesh = inventory.meshes.find(descriptor.mesh_id);
+  if (mesh == inventory.meshes.end() || !mesh->second.rank.has_value() ||
+      mesh->second.mesh == nullptr || !(descriptor.mesh == *mesh->second.mesh) ||
+      changing_meshes_.contains(descriptor.mesh_id)) {
+    return false;
+  }
+  const int64_t rank = *mesh->second.rank;
+  const absl::StatusOr<Tiling> tiling = descriptor.Tiling();
+  if (!tiling.ok() || tiling->TileOf(rank) != tile.tile) return false;
+  const auto [found, is_new] = orphans_.try_emplace(tile.array_id);
+  Orphan& orphan = found->second;
+  if (is_new) {
+    orphans_by_mesh_[descriptor.mesh_id].insert(tile.array_id);
+    orphan.descriptor = descriptor;
+    orphan.identities.resize(static_cast<size_t>(descriptor.mesh.size()));
+    orphan.tile_crc32c.resize(orphan.identities.size());
+  } else if (!(orphan.descriptor == descriptor)) {
+    return false;
+  }
+  const auto place = static_cast<size_t>(rank);
+  orphan.reported += orphan.identities[place].empty() ? 1 : 0;
+  orphan.identities[place] = inventory.identity;
+  orphan.tile_crc32c[place] = tile.crc32c;
+  if (!tile.on_disk) orphan.durability = Durability::kMemory;
+  if (orphan.reported < descriptor.mesh.size()) return true;
+  auto array = std::make_shared<Array>();
+  array->definition.descriptor = orphan.descriptor;
+  array->state = ArrayState::kAvailable;
+  array->durability = orphan.durability;
+  array->tile_crc32c = std::move(orphan.tile_crc32c);
+  array->created = clock_->Now();
+  Tell(ArrayChange{.array_id = tile.array_id, .mesh_id = descriptor.mesh_id});
+  ArrayEntry& entry = AddArray(tile.array_id, std::move(array));
+  entry.pins = 1;  // the grace's
+  entry.is_kept_for_grace = true;
+  entry.adopted_from = std::move(orphan.identities);
+  unnamed_.insert(tile.array_id);
+  // Ranks that were lost since they reported.
+  for (int64_t each = 0; each < descriptor.mesh.size(); ++each) {
+    const auto presence = presence_.find({descriptor.mesh_id, each});
+    if (presence != presence_.end() && presence->second.is_lost) {
+      SetMissing(entry, each, true);
+    }
+  }
+  EraseOrphan(found);
+  return true;
+}
+
+void ArrayRegistry::PutAside(const ArrayDescriptor& descriptor,
+                             const std::vector<std::string>& identities, std::string_view reason) {
+  const absl::StatusOr<Tiling> tiling = descriptor.Tiling();
+  for (size_t rank = 0; tiling.ok() && rank < identities.size(); ++rank) {
+    if (identities[rank].empty()) continue;
+    InventoryVerdict verdict;
+    verdict.quarantine.push_back({descriptor.array_id, tiling->TileOf(static_cast<DeviceId>(rank)),
+                                  std::string(reason), false});
+    AddVerdict(identities[rank], std::move(verdict));
+  }
+}
+
+UnnamedArray ArrayRegistry::UnnamedOf(const ArrayEntry& entry) const {
+  const Array& array = *Current(entry);
+  return {.descriptor = array.definition.descriptor,
+          .durability = array.durability,
+          .missing_ranks = array.missing_ranks,
+          .can_be_named = true,
+          .until = entry.is_kept_for_grace ? grace_end_ : absl::InfiniteFuture()};
+}
+
+UnnamedArray ArrayRegistry::UnnamedOf(const Orphan& orphan) const {
+  UnnamedArray array{
+      .descriptor = orphan.descriptor, .durability = orphan.durability, .until = grace_end_};
+  for (size_t rank = 0; rank < orphan.identities.size(); ++rank) {
+    if (orphan.identities[rank].empty()) {
+      array.missing_ranks.push_back(static_cast<int64_t>(rank));
+    }
+  }
+  return array;
+}
+
+std::vector<UnnamedArray> ArrayRegistry::ListUnnamed(std::string_view start_after,
+                                                     int64_t limit) const {
+  std::vector<UnnamedArray> result;
+  absl::MutexLock lock(&mutex_);
+  auto entry = unnamed_.upper_bound(start_after);
+  auto orphan = orphans_.upper_bound(start_after);
+  while (std::ssize(result) < limit && (entry != unnamed_.end() || orphan != orphans_.end())) {
+    if (orphan == orphans_.end() || (entry != unnamed_.end() && *entry < orphan->first)) {
+      result.push_back(UnnamedOf(arrays_.find(*entry++)->second));
+    } else {
+      result.push_back(UnnamedOf((orphan++)->second));
+    }
+  }
+  return result;
+}
+
+std::optional<UnnamedArray> ArrayRegistry::FindUnnamed(std::string_view array_id) const {
+  absl::MutexLock lock(&mutex_);
+  if (unnamed_.find(array_id) != unnamed_.end()) {
+    return UnnamedOf(arrays_.find(array_id)->second);
+  }
+  const auto orphan = orphans_.find(array_id);
+  return orphan == orphans_.end() ? std::nullopt : std::optional(UnnamedOf(orphan->second));
+}
+
+int64_t ArrayRegistry::CountUnnamed() const {
+  absl::MutexLock lock(&mutex_);
+  return std::ssize(unnamed_) + std::ssize(orphans_);
+}
+
+void ArrayRegistry::EndGrace() {
+  {
+    absl::MutexLock lock(&mutex_);
+    grace_is_over_ = true;
+    orphans_by_mesh_.clear();
+    for (const auto& [id, orphan] : std::exchange(orphans_, {})) {
+      std::vector<int64_t> missing;
+      for (size_t rank = 0; rank < orphan.identities.size() && missing.size() < 8; ++rank) {
+        if (orphan.identities[rank].empty()) missing.push_back(static_cast<int64_t>(rank));
+      }
+      PutAside(orphan.descriptor, orphan.identities,
+               StrCat("the registry does not know its array, and not every rank has its tile: "
+                      "missing are ",
+                      StrJoin(missing, ", ")));
+    }
+    std::vector<std::string> kept;
+    for (auto& [id, entry] : arrays_) {
+      if (std::exchange(entry.is_kept_for_grace, false)) kept.push_back(id);
+    }
+    for (const std::string& id : kept) {
+      unnamed_.erase(id);
+      --arrays_.find(id)->second.pins;
+      ReleaseIfUnheld(id);
+    }
+    FlushReleased();
+    // After the deletes of their records: until then each start sets them aside.
+    const bool is_left =
+        std::any_of(arrays_.begin(), arrays_.end(), [](const Arrays::value_type& each) {
+          return each.second.has_record && !each.second.was_named;
+        });
+    if (may_lack_names_ && !is_left) {
+      may_lack_names_ = false;
+      Transaction settled = Fenced();
+      settled.puts.push_back(
+          {std::string(kRestoredKey), EncodeRestored({restored_from_, /*may_lack_names=*/false})});
+      CommitToStore(std::move(settled), [](const absl::StatusOr<Revision>&) {});
+    }
+  }
+  events_.MakeCalls();
+}
+
+void ArrayRegistry::AddVerdict(const std::string& identity, InventoryVerdict verdict) {
+  events_.Add([this, identity, verdict = std::move(verdict)] {
+    if (verdict_listener_) verdict_listener_(identity, verdict);
+  });
+}
+
+absl::Status ArrayRegistry::CheckTile(std::string_view array_id, int64_t rank, const Tile& tile,
+                                      uint32_t crc32c) const {
+  absl::MutexLock lock(&mutex_);
+  const auto found = arrays_.find(array_id);
+  if (found == arrays_.end()) return NoArray(array_id);
+  const Array& array = *found->second.array;
+  const ArrayDescriptor& descriptor = array.definition.descriptor;
+  SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, descriptor.Tiling());
+  if (array.state == ArrayState::kStaging || rank >= descriptor.mesh.size() ||
+      tiling.TileOf(rank) != tile) {
+    return absl::FailedPreconditionError(
+        StrCat("tile ", tile.ToString(), " of array ", array_id, " is not that of rank ", rank));
+  }
+  if (array.tile_crc32c[static_cast<size_t>(rank)] != crc32c) {
+    return WithReason(absl::FailedPreconditionError(StrCat("array ", array_id, " lives, and ",
+                                                           OtherChecksum(crc32c, array, rank))),
+                      Reason::kChecksumMismatch, {{fact::kArray, array_id}});
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace shardmesh::server

@@ -1,0 +1,85 @@
+// Cluster: real processes that are killed, stopped and restarted, each with its own flags.
+#ifndef SHARDMESH_TESTS_MODEL_PROCESS_CLUSTER_H_
+#define SHARDMESH_TESTS_MODEL_PROCESS_CLUSTER_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "client/cli/local/child_process.h"
+
+namespace shardmesh::model {
+
+// A coordinator (index 0) and its workers (1 and on) on loopback, with the mesh "default", fsdp=1,
+// tp=WORKERS. All calls come from the thread that made it, which outlives it; the processes end
+// with that thread.
+class Cluster {
+ public:
+  struct Options {
+    int workers = 2;
+    // Keep state and tiles on disk.
+    bool durable = false;
+    // Only the coordinator keeps its state on disk.
+    bool durable_coordinator = false;
+    std::string binary_folder;
+    std::vector<std::string> coordinator_flags;
+    std::vector<std::string> worker_flags;
+    // Memory of each worker.
+    std::string memory = "256MiB";
+    // Returns the address that workers dial, from the coordinator's; null: the coordinator's.
+    std::function<std::string(const std::string& address)> worker_coordinator;
+  };
+
+  // Ready when this returns.
+  static absl::StatusOr<std::unique_ptr<Cluster>> Start(const Options& options);
+  // Kills all.
+  ~Cluster();
+
+  const std::string& address() const { return address_; }
+  int size() const { return options_.workers + 1; }
+  // "coordinator", "worker-0", ...
+  std::string NameOf(int index) const;
+
+  absl::Status Signal(int index, int signal);
+  // SIGKILL, then waits until it is gone.
+  absl::Status Kill(int index);
+  // Restarts a process at its address, with `flags` in addition to its own. FAILED_PRECONDITION
+  // while it runs.
+  absl::Status Restart(int index, const std::vector<std::string>& flags = {});
+  // Returns how a process ended; nullopt while it runs.
+  std::optional<std::string> Ended(int index);
+  // Waits until every rank has a ready worker, and returns how long that took. DEADLINE_EXCEEDED
+  // after `timeout`, with the missing ranks and the ends of the logs. UNAVAILABLE when a process
+  // ended.
+  absl::StatusOr<absl::Duration> WaitUntilReady(absl::Duration timeout);
+  // Resident memory.
+  int64_t MemoryBytes(int index) const;
+  // Returns the process's log since its last start.
+  std::string Log(int index) const;
+
+ private:
+  struct Member {
+    std::vector<std::string> command;
+    std::string log_path;
+    std::optional<client::ChildProcess> process;
+    std::optional<std::string> end;
+  };
+
+  explicit Cluster(Options options) : options_(std::move(options)) {}
+  absl::Status Launch(int index, const std::vector<std::string>& flags);
+
+  const Options options_;
+  std::string folder_;
+  std::string address_;
+  std::vector<Member> members_;
+};
+
+}  // namespace shardmesh::model
+
+#endif  // SHARDMESH_TESTS_MODEL_PROCESS_CLUSTER_H_

@@ -1,0 +1,29 @@
+// A worker's metrics; docs/metrics.md explains each.
+#ifndef SHARDMESH_WORKER_WORKER_METRICS_H_
+#define SHARDMESH_WORKER_WORKER_METRICS_H_
+
+#include "rpc/metrics/metrics.h"
+#include "tensor/buffer.h"
+#include "worker/exchange/peer_links.h"
+#include "worker/service/coordinator_link.h"
+#include "worker/step/step_executor.h"
+#include "worker/store/shard_store.h"
+
+namespace shardmesh::worker {
+
+// Counts steps, kernels and collectives in `metrics`, which outlives the observer. Every series is
+// made here: an outcome, kind or algorithm that never came is 0.
+StepObserver ObserveSteps(rpc::Metrics* metrics);
+
+// Objects that each scrape reads. They outlive the metrics' endpoints.
+struct WorkerState {
+  const ShardStore* store = nullptr;
+  const BufferPool* pool = nullptr;
+  const PeerLinks* links = nullptr;
+  const CoordinatorLink* coordinator = nullptr;
+};
+void ExportState(rpc::Metrics* metrics, const WorkerState& state);
+
+}  // namespace shardmesh::worker
+
+#endif  // SHARDMESH_WORKER_WORKER_METRICS_H_
