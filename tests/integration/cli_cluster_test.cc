@@ -510,6 +510,23 @@ TEST_F(ClusterCommandTest, PrintsChangesAsTheyHappenUntilItIsStopped) {
   EXPECT_EQ(cluster_->Run({"admin", "watch", "--of", "steps"}).exit_code, 2);
 }
 
+TEST_F(ClusterCommandTest, AWatchSaysThatItsConnectionBroke) {
+  client::ProcessOptions options;
+  options.command = {SHARDMESH_BINARY_DIR "/shardmesh", "admin", "watch",
+                     "--address=" + cluster_->address()};
+  options.log_path = Path("broken.log");
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(client::ChildProcess watch, client::ChildProcess::Start(options));
+  const auto log = [&] { return client::ReadLog(Path("broken.log")); };
+  ASSERT_TRUE(Eventually([&] { return HasText(log(), "watching since epoch "); }));
+  ASSERT_THAT(cluster_->Kill("coordinator"), IsOk());
+  ASSERT_TRUE(client::WaitUntilGone(watch.id(), absl::Now() + absl::Seconds(30)));
+  EXPECT_EQ(watch.Ended(), "exited with code 3");
+  EXPECT_THAT(log(),
+              HasSubstr("the watch has ended, because the connection broke (coordinator at " +
+                        cluster_->address() + ": "));
+  EXPECT_THAT(log(), HasSubstr("watch again when `shardmesh status` answers (UNAVAILABLE)"));
+}
+
 TEST_F(ClusterCommandTest, ADeadlineEndsAWatch) {
   const CommandResult result = cluster_->Run({"admin", "watch", "--deadline", "3s"});
   EXPECT_EQ(result.exit_code, 0) << result.err;

@@ -449,7 +449,13 @@ absl::Status RunWatch(const Invocation& invocation, const std::vector<std::strin
     const bool is_over = has_begun && invocation.deadline.has_value() &&
                          absl::IsDeadlineExceeded(watched) &&
                          ReasonOf(watched) == Reason::kUnspecified;
-    return stopped->is_cancelled() || is_over ? absl::OkStatus() : watched;
+    if (stopped->is_cancelled() || is_over) return absl::OkStatus();
+    if (has_begun && absl::IsUnavailable(watched) && ReasonOf(watched) == Reason::kUnspecified) {
+      return absl::UnavailableError(
+          StrCat("the watch has ended, because the connection broke (", ToStd(watched.message()),
+                 "); later changes are not shown: watch again when `shardmesh status` answers"));
+    }
+    return watched;
   });
 }
 
