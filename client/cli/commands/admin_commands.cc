@@ -16,6 +16,8 @@
 #include "absl/time/clock.h"
 #include "client/cli/command_line.h"
 #include "client/cli/commands/commands.h"
+#include "client/cli/grammar.h"
+#include "client/cli/interruption.h"
 #include "client/cli/local/local_cluster.h"
 #include "client/cli/shared_options.h"
 #include "client/cli/table.h"
@@ -147,6 +149,14 @@ absl::Status RunList(const Invocation& invocation, const std::string& identity) 
   }
   PrintUnreached(list.unreached, "its quarantine is not listed");
   return absl::OkStatus();
+}
+
+// The ids of arrays that are given as in `admin quarantine list`, or as @ID.
+std::vector<std::string> IdsOf(std::vector<std::string> arrays) {
+  for (std::string& array : arrays) {
+    if (IsArrayId(array)) array.erase(0, 1);
+  }
+  return arrays;
 }
 
 // Restores the arrays one after the other. If one cannot be restored, the next one is tried.
@@ -576,7 +586,7 @@ void AddAdminCommands(CommandLine* line) {
   auto validates_restore = std::make_shared<bool>(false);
   CLI::App* const restore = line->AddCommand(
       "restore", "Take arrays back into use, under a name each",
-      [=](const Invocation& i) { return RunRestore(i, *restored, *as, *validates_restore); },
+      [=](const Invocation& i) { return RunRestore(i, IdsOf(*restored), *as, *validates_restore); },
       quarantine);
   restore->add_option("ARRAY", *restored, "ids of arrays")->required();
   restore->add_option("--as", *as, "the name that one array gets (default: restored/ARRAY)")
@@ -590,7 +600,9 @@ void AddAdminCommands(CommandLine* line) {
   auto validates_drop = std::make_shared<bool>(false);
   CLI::App* const drop = line->AddCommand(
       "drop", "Delete arrays from the quarantine, for good",
-      [=](const Invocation& i) { return RunDrop(i, *dropped, *even_partly, *validates_drop); },
+      [=](const Invocation& i) {
+        return RunDrop(i, IdsOf(*dropped), *even_partly, *validates_drop);
+      },
       quarantine);
   drop->add_option("ARRAY", *dropped, "ids of arrays")->required();
   drop->add_flag("--even-partly", *even_partly,

@@ -247,7 +247,7 @@ void AddResultOptions(CLI::App* command, ResultFlags* flags) {
                   "spec of the result, such as dp,-; it must fit (default: the cheapest one)");
 }
 
-constexpr char kOperandHelp[] = "name of an array, NAME@VERSION, or a .npy file";
+constexpr char kOperandHelp[] = "name of an array, NAME@VERSION, @ID, or a .npy file";
 
 }  // namespace
 

@@ -245,8 +245,27 @@ TEST(GrammarTest, ReadsTheVersionOfAnArrayName) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(array, ParseArrayName("a@b@3"));
   EXPECT_EQ(array.name, "a@b");
   EXPECT_EQ(array.version, 3);
-  for (const char* const text : {"wq@", "wq@0", "wq@-1", "wq@x", "@3"}) {
+  for (const char* const text : {"wq@", "wq@0", "wq@-1", "wq@x", "@3", "@"}) {
     EXPECT_EQ(ExitCodeOf(ParseArrayName(text).status()), kExitWrongUse) << text;
+  }
+}
+
+TEST(GrammarTest, ReadsTheIdOfAnArrayAndPrintsItTheSameWay) {
+  const std::string id = "24218fd54f1307227f6c2aeed67b36a6";
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(ArraySelector array, ParseArrayName("@" + id));
+  EXPECT_EQ(array.array_id, id);
+  EXPECT_EQ(array.name, "");
+  EXPECT_EQ(FormatArray(array), "@" + id);
+  // A name may look like an id, and then needs its version.
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(array, ParseArrayName("@" + id + "@3"));
+  EXPECT_EQ(array.name, "@" + id);
+  EXPECT_EQ(array.version, 3);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(array, ParseArrayName(id));
+  EXPECT_EQ(array.name, id);
+  EXPECT_EQ(FormatArray(array), id);
+  for (const std::string& text : {"@" + id + "0", "@" + id.substr(1), "@X" + id.substr(1)}) {
+    EXPECT_THAT(std::string(ParseArrayName(text).status().message()), HasSubstr("and no @ID"))
+        << text;
   }
 }
 
