@@ -7,6 +7,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -15,6 +16,7 @@
 
 #include "status/str_cat.h"
 #include "tests/integration/cli_fixture.h"
+#include "tests/testing/eventually.h"
 #include "tests/testing/read_file.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/test_cluster.h"
@@ -246,6 +248,31 @@ TEST_F(CommandLineTest, OutputThatCannotBeWrittenIsAnError) {
     EXPECT_TRUE(WIFEXITED(ended) && WEXITSTATUS(ended) == 1) << ended;
     EXPECT_THAT(ReadFile(errors), HasSubstr("cannot write standard output: the disk is full"));
   }
+}
+
+TEST_F(CommandLineTest, AnInterruptedCommandLeavesNoPartOfItsFile) {
+  const std::string out = folder_ + "/out";
+  std::filesystem::create_directory(out);
+  const auto files = [&out] {
+    std::vector<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(out)) {
+      names.push_back(entry.path().filename());
+    }
+    return names;
+  };
+  client::ProcessOptions options;
+  options.command = {SHARDMESH_BINARY_DIR "/shardmesh", "make-checkpoint", "--size=8GiB",
+                     "--out=" + out + "/model.safetensors"};
+  options.log_path = folder_ + "/make.log";
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(client::ChildProcess make, client::ChildProcess::Start(options));
+  ASSERT_TRUE(Eventually([&] { return !files().empty(); }));
+  EXPECT_THAT(files(), ::testing::ElementsAre(HasSubstr(".partial")));
+  ASSERT_THAT(client::SendSignal(make.id(), SIGINT), IsOk());
+  ASSERT_TRUE(client::WaitUntilGone(make.id(), absl::Now() + absl::Seconds(30)));
+  EXPECT_THAT(make.Ended(), ::testing::Optional(HasSubstr("was killed by signal 2")));
+  EXPECT_THAT(files(), IsEmpty());
+  EXPECT_THAT(ReadFile(options.log_path),
+              HasSubstr("shardmesh: interrupted: no part of the file is left"));
 }
 
 // The system would give their numbers to the files that the program opens.

@@ -473,6 +473,8 @@ absl::Status RunWatch(const Invocation& invocation, const std::vector<std::strin
 constexpr absl::Duration kSnapshotTime = absl::Minutes(10);
 
 absl::Status RunSnapshot(const Invocation& invocation, const std::string& path) {
+  if (path.empty()) return WrongUse("FILE is empty; name the file that gets the snapshot");
+  const auto interruption = GuardOutputFile(path, invocation.output);
   if (invocation.address.empty()) return invocation.Connect().status();
   SHARDMESH_ASSIGN_OR_RETURN(const rpc::Credentials credentials, invocation.Credentials());
   SHARDMESH_ASSIGN_OR_RETURN(

@@ -351,11 +351,7 @@ absl::StatusOr<GatheredTensor> Gather(MeshClient* client, const GetFlags& flags,
 
 absl::Status RunGet(const Invocation& invocation, const GetFlags& flags) {
   const std::string& path = flags.path;
-  std::optional<Interruption> interruption;
-  if (path != "-") {
-    interruption.emplace("no part of the file is left", invocation.output,
-                         [&path] { RemoveTemporaryFilesOf(path); });
-  }
+  const auto interruption = GuardOutputFile(path, invocation.output);
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   const Stopwatch stopwatch;
   if (path == "-") {
