@@ -151,19 +151,6 @@ absl::Status CheckUtf8(int argc, const char* const* argv) {
   return absl::OkStatus();
 }
 
-// Escapes what a terminal would obey, such as a name's colors. Messages may have lines.
-std::string EscapeMessage(std::string_view message) {
-  std::string escaped;
-  for (const char c : message) {
-    if ((static_cast<unsigned char>(c) < 0x20 && c != '\n') || c == 0x7f) {
-      escaped += absl::CHexEscape(std::string(1, c));
-    } else {
-      escaped.push_back(c);
-    }
-  }
-  return escaped;
-}
-
 // Fills in options that were not given from the environment.
 void FillFromEnvironment(rpc::TlsFiles* files) {
   for (const auto& [name, path] : {std::pair("SHARDMESH_TLS_CERT", &files->certificate),
@@ -268,7 +255,9 @@ MeshClientOptions Invocation::ClientOptions() const {
   if (!json) {
     options.on_wait = [said = std::make_shared<std::once_flag>()](const absl::Status& why) {
       std::call_once(*said, [&] {
-        std::cerr << StrCat(kProgram, ": waiting: ", ToStd(why.message()), ReasonSuffix(why), "\n");
+        std::cerr << StrCat(
+            kProgram, ": waiting: ", EscapeForTerminal(ToStd(why.message()), /*keep_lines=*/true),
+            ReasonSuffix(why), "\n");
       });
     };
   }
@@ -567,7 +556,8 @@ int CommandLine::Report(const absl::Status& done) {
     return exit_code;
   }
   const bool is_tree = IsTree(common_.output);
-  std::string message = is_tree ? std::string(status.message()) : EscapeMessage(MessageOf(status));
+  std::string message = is_tree ? std::string(status.message())
+                                : EscapeForTerminal(MessageOf(status), /*keep_lines=*/true);
   if (exit_code == kExitWrongUse) {
     const std::string command(status.GetPayload(kWrongUsePayload).value_or(absl::Cord()));
     StrAppend(&message, " (see `", command.empty() ? FullName(Chosen(&app_)) : command,

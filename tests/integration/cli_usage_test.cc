@@ -55,6 +55,8 @@ TEST_F(CommandLineTest, RefusesWrongUse) {
       {{"describe", "--", "@"}, "\"@\" is no NAME@VERSION"},
       {{"describe", "--", "a", "-b"}, "unknown option -b"},
       {{"\x1b[31mlist"}, "unknown command \"\\x1b[31mlist\""},
+      {{"\u009b31mlist"}, "unknown command \"\\u009b31mlist\""},
+      {{"admin", "snapshot", ""}, "FILE is empty; name the file that gets the snapshot (see `"},
       {{"get", "wq@0", "--out", "x"}, "\"wq@0\" is no NAME@VERSION"},
       {{"version", "-o", "name"}, "--output name: this command lists no names; these do: "},
       {{"down", "--watch"}, "--watch: this command cannot be repeated; these can: "},

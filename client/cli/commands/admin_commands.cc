@@ -419,7 +419,8 @@ void PrintChange(const ClusterChange& change, const Invocation& invocation) {
               << TreeLine(json, invocation.output);
   } else {
     std::cout << (has_time ? StrCat(Timestamp(change.time), " ") : std::string())
-              << std::visit([](const auto& event) { return EventText(event); }, change.event)
+              << EscapeForTerminal(
+                     std::visit([](const auto& event) { return EventText(event); }, change.event))
               << "\n";
   }
   std::cout.flush();

@@ -285,6 +285,17 @@ TEST(TableTest, KeepsARowOnItsLine) {
   EXPECT_EQ(table.ToString(), "name\na\\nb\\tc\\x07\n");
 }
 
+TEST(TableTest, EscapesCharactersThatATerminalObeysOrThatReorderText) {
+  EXPECT_EQ(EscapeForTerminal("a\x1b[31m\x7f\r\t\n"), "a\\x1b[31m\\x7f\\x0d\\t\\n");
+  EXPECT_EQ(EscapeForTerminal("a\nb", /*keep_lines=*/true), "a\nb");
+  // CSI of eight bits, a mark that turns the direction of text, and a separator of lines.
+  EXPECT_EQ(EscapeForTerminal("\u009b31m \u202e \u2066 \u2028"),
+            "\\u009b31m \\u202e \\u2066 \\u2028");
+  for (const char* const plain : {"", "wq é ß 漢字 😀 \u00a0", "\xc2", "\xe2\x80", "\x9b"}) {
+    EXPECT_EQ(EscapeForTerminal(plain), plain);
+  }
+}
+
 TEST(TableTest, LeavesTheNumbersOfNamesOpen) {
   EXPECT_EQ(NamePattern("layers.12.w2"), "layers.*.w2");
   EXPECT_EQ(NamePattern("h_3/b"), "h_*/b");
