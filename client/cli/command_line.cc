@@ -151,6 +151,27 @@ absl::Status CheckUtf8(int argc, const char* const* argv) {
   return absl::OkStatus();
 }
 
+// The error of a call whose deadline passed, with the deadline and advice. gRPC gives no more than
+// its own short text. Returns other errors as they are.
+absl::Status ExplainDeadline(const absl::Status& status, std::optional<absl::Duration> deadline) {
+  constexpr std::string_view kText = "Deadline Exceeded";
+  std::string message(status.message());
+  if (!absl::IsDeadlineExceeded(status) || ReasonOf(status) != Reason::kUnspecified ||
+      !message.ends_with(kText)) {
+    return status;
+  }
+  message.resize(message.size() - kText.size());
+  if (!deadline.has_value()) {
+    return WithReason(absl::DeadlineExceededError(StrCat(
+                          message, "no answer came in time; give more time with --deadline")),
+                      Reason::kDeadline);
+  }
+  return WithReason(
+      absl::DeadlineExceededError(StrCat(message, "no answer came within the --deadline of ",
+                                         absl::FormatDuration(*deadline), "; give more time")),
+      Reason::kDeadline, {{fact::kLimit, absl::ToDoubleSeconds(*deadline)}});
+}
+
 // Fills in options that were not given from the environment.
 void FillFromEnvironment(rpc::TlsFiles* files) {
   for (const auto& [name, path] : {std::pair("SHARDMESH_TLS_CERT", &files->certificate),
@@ -667,7 +688,8 @@ absl::Status CommandLine::CheckCommonOptions(const CLI::App* command) const {
 }
 
 absl::Status CommandLine::RunHandler(const Invocation& invocation) {
-  absl::Status status = handlers_.at(Chosen(&app_))(invocation);
+  const absl::Status status =
+      ExplainDeadline(handlers_.at(Chosen(&app_))(invocation), invocation.deadline);
   return *invocation.is_local ? ExplainMissingDefinition(status) : status;
 }
 

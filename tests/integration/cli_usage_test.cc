@@ -320,9 +320,24 @@ TEST_F(ClusterCommandTest, GivesUpWhenTheDeadlineIsOver) {
     // Where connecting came first the call is late.
     EXPECT_THAT(result.exit_code, AnyOf(3, 1));
     EXPECT_THAT(result.err,
-                HasSubstr(result.exit_code == 3 ? std::string("no connection within")
-                                                : cluster_->address() + ": Deadline Exceeded"));
+                HasSubstr(result.exit_code == 3
+                              ? std::string("no connection within")
+                              : cluster_->address() + ": no answer came within the --deadline of "
+                                                      "1ns; give more time (DEADLINE)"));
   }
+}
+
+TEST_F(ClusterCommandTest, TellsOfALateAnswerInTheErrorAsJson) {
+  const CommandResult result = cluster_->Run({"ls", "--deadline=1us", "--output=json"});
+  const json error = json::parse(result.err)["error"];
+  if (result.exit_code == 3) {  // connecting was late already
+    EXPECT_EQ(error["code"], "UNAVAILABLE");
+    return;
+  }
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_EQ(error["code"], "DEADLINE_EXCEEDED");
+  EXPECT_EQ(error["reason"], "DEADLINE");
+  EXPECT_EQ(error["details"]["facts"]["limit"], "1e-06");
 }
 
 TEST_F(ClusterCommandTest, NamesAWorkerAsNoCoordinator) {
