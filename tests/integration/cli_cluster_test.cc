@@ -496,6 +496,8 @@ TEST_F(ClusterCommandTest, PrintsChangesAsTheyHappenUntilItIsStopped) {
   ASSERT_THAT(cluster_->Restart("worker-3"), IsOk());
   EXPECT_TRUE(await("lines.log", "worker worker-3 attached\n"));
   EXPECT_TRUE(await("workers.log", R"("event":"worker attached","worker":"worker-3")"));
+  // An id of 64 bits: as a number, readers that keep numbers as doubles would round it.
+  EXPECT_TRUE(HasText(client::ReadLog(Path("workers.log")), R"("incarnation":")"));
   EXPECT_FALSE(HasText(client::ReadLog(Path("workers.log")), "watched"));
 
   ASSERT_THAT(client::SendSignal(lines.id(), SIGINT), IsOk());

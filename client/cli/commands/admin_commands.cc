@@ -376,7 +376,7 @@ Json EventJson(const WatchStarted& started) {
 Json EventJson(const WorkerChange& change) {
   return {{"event", StrCat("worker ", WorkerChangeName(change.kind))},
           {"worker", change.identity},
-          {"incarnation", change.incarnation},
+          {"incarnation", StrCat(change.incarnation)},
           {"epoch", change.epoch},
           {"reason", change.reason}};
 }
