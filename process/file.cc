@@ -163,6 +163,10 @@ AtomicFileWriter::AtomicFileWriter(FileDescriptor descriptor, std::string path,
 
 absl::StatusOr<AtomicFileWriter> AtomicFileWriter::Create(const std::string& path, mode_t mode) {
   static std::atomic<uint64_t> next_number = 0;
+  if (path.empty()) {
+    return InvalidArgument(Reason::kBadFile, "the path of the file to write is empty; name a file",
+                           {{fact::kFile, path}});
+  }
   std::string target = path;
   if (struct stat status = {}; stat(path.c_str(), &status) == 0) {
     // Renaming would fail too, but only after all bytes are written.

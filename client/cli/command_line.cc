@@ -151,17 +151,25 @@ absl::Status CheckUtf8(int argc, const char* const* argv) {
   return absl::OkStatus();
 }
 
-// Escapes what a terminal would obey, such as a name's colors. Messages may have lines.
-std::string EscapeMessage(std::string_view message) {
-  std::string escaped;
-  for (const char c : message) {
-    if ((static_cast<unsigned char>(c) < 0x20 && c != '\n') || c == 0x7f) {
-      escaped += absl::CHexEscape(std::string(1, c));
-    } else {
-      escaped.push_back(c);
-    }
+// The error of a call whose deadline passed, with the deadline and advice. gRPC gives no more than
+// its own short text. Returns other errors as they are.
+absl::Status ExplainDeadline(const absl::Status& status, std::optional<absl::Duration> deadline) {
+  constexpr std::string_view kText = "Deadline Exceeded";
+  std::string message(status.message());
+  if (!absl::IsDeadlineExceeded(status) || ReasonOf(status) != Reason::kUnspecified ||
+      !message.ends_with(kText)) {
+    return status;
   }
-  return escaped;
+  message.resize(message.size() - kText.size());
+  if (!deadline.has_value()) {
+    return WithReason(absl::DeadlineExceededError(StrCat(
+                          message, "no answer came in time; give more time with --deadline")),
+                      Reason::kDeadline);
+  }
+  return WithReason(
+      absl::DeadlineExceededError(StrCat(message, "no answer came within the --deadline of ",
+                                         absl::FormatDuration(*deadline), "; give more time")),
+      Reason::kDeadline, {{fact::kLimit, absl::ToDoubleSeconds(*deadline)}});
 }
 
 // Fills in options that were not given from the environment.
@@ -268,7 +276,9 @@ MeshClientOptions Invocation::ClientOptions() const {
   if (!json) {
     options.on_wait = [said = std::make_shared<std::once_flag>()](const absl::Status& why) {
       std::call_once(*said, [&] {
-        std::cerr << StrCat(kProgram, ": waiting: ", ToStd(why.message()), ReasonSuffix(why), "\n");
+        std::cerr << StrCat(
+            kProgram, ": waiting: ", EscapeForTerminal(ToStd(why.message()), /*keep_lines=*/true),
+            ReasonSuffix(why), "\n");
       });
     };
   }
@@ -567,7 +577,8 @@ int CommandLine::Report(const absl::Status& done) {
     return exit_code;
   }
   const bool is_tree = IsTree(common_.output);
-  std::string message = is_tree ? std::string(status.message()) : EscapeMessage(MessageOf(status));
+  std::string message = is_tree ? std::string(status.message())
+                                : EscapeForTerminal(MessageOf(status), /*keep_lines=*/true);
   if (exit_code == kExitWrongUse) {
     const std::string command(status.GetPayload(kWrongUsePayload).value_or(absl::Cord()));
     StrAppend(&message, " (see `", command.empty() ? FullName(Chosen(&app_)) : command,
@@ -677,7 +688,8 @@ absl::Status CommandLine::CheckCommonOptions(const CLI::App* command) const {
 }
 
 absl::Status CommandLine::RunHandler(const Invocation& invocation) {
-  absl::Status status = handlers_.at(Chosen(&app_))(invocation);
+  const absl::Status status =
+      ExplainDeadline(handlers_.at(Chosen(&app_))(invocation), invocation.deadline);
   return *invocation.is_local ? ExplainMissingDefinition(status) : status;
 }
 

@@ -241,14 +241,28 @@ absl::StatusOr<PartitionSpec> ParseSpec(std::string_view text) {
   return spec;
 }
 
+bool IsArrayId(std::string_view text) {
+  constexpr size_t kDigits = 32;
+  return text.size() == 1 + kDigits && text.front() == '@' &&
+         text.find_first_not_of("0123456789abcdef", 1) == std::string_view::npos;
+}
+
 absl::StatusOr<ArraySelector> ParseArrayName(std::string_view text) {
+  if (IsArrayId(text)) return ArraySelector::ById(std::string(text.substr(1)));
   const size_t at = text.rfind('@');
   if (at == std::string_view::npos) return ArraySelector::ByName(std::string(text));
   int64_t version = 0;
   if (at == 0 || !absl::SimpleAtoi(ToAbsl(text.substr(at + 1)), &version) || version < 1) {
-    return Malformed(text, "is no NAME@VERSION, whose version is a number from 1");
+    return at == 0 ? Malformed(text,
+                               "is no NAME@VERSION, and no @ID, whose id is the 32 digits that "
+                               "`shardmesh ls --unnamed` shows")
+                   : Malformed(text, "is no NAME@VERSION, whose version is a number from 1");
   }
   return ArraySelector::ByName(std::string(text.substr(0, at)), version);
+}
+
+std::string FormatArray(const ArraySelector& array) {
+  return array.name.empty() ? StrCat("@", array.array_id) : array.name;
 }
 
 absl::StatusOr<int64_t> ParseSize(std::string_view text) {

@@ -57,9 +57,13 @@ absl::StatusOr<PartitionSpec> ParseSpec(std::string_view text);
 // Logical axes in the same grammar, where `[A,B]` is a composite axis.
 absl::StatusOr<std::vector<AxisValue>> ParseAxes(std::string_view text);
 
-// `NAME`, or `NAME@VERSION` for a version other than the current one. A name that contains an @
-// needs its version.
+// Whether the text is `@ID`, the notation of an array by its id: 32 hexadecimal digits.
+bool IsArrayId(std::string_view text);
+// `NAME`, `NAME@VERSION` for a version other than the current one, or `@ID`. A name that contains
+// an @ needs its version.
 absl::StatusOr<ArraySelector> ParseArrayName(std::string_view text);
+// The array in the notation of ParseArrayName, without a version.
+std::string FormatArray(const ArraySelector& array);
 
 // A number of bytes as rpc::ParseByteSize reads it, or as in tables, `86.7 MiB`, rounded to a
 // byte.

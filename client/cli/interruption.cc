@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <iostream>
+#include <memory>
 #include <system_error>
 #include <utility>
 
@@ -182,6 +183,12 @@ void RemoveTemporaryFilesOf(const std::string& path) {
     std::error_code ignored;
     fs::remove(entry->path(), ignored);
   }
+}
+
+std::unique_ptr<Interruption> GuardOutputFile(const std::string& path, OutputForm output) {
+  if (path.empty() || path == "-") return nullptr;
+  return std::make_unique<Interruption>("no part of the file is left", output,
+                                        [path] { RemoveTemporaryFilesOf(path); });
 }
 
 std::optional<int> InterruptionOf(const absl::Status& status) {

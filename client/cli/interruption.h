@@ -3,6 +3,7 @@
 #define SHARDMESH_CLIENT_CLI_INTERRUPTION_H_
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -73,6 +74,10 @@ bool IsNothingDone(const absl::Status& status);
 
 // Removes the temporary files that this process has made to write the file at `path`.
 void RemoveTemporaryFilesOf(const std::string& path);
+
+// Returns an interruption that removes the temporary files of `path`, a file that the command
+// writes. Null if `path` is empty or `-`, standard output. Create it before any thread starts.
+std::unique_ptr<Interruption> GuardOutputFile(const std::string& path, OutputForm output);
 
 // Returns the signal that interrupted the call with this status.
 std::optional<int> InterruptionOf(const absl::Status& status);

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdio>
 #include <iostream>
+#include <utility>
 
 #include "absl/strings/str_format.h"
 #include "status/reason.h"
@@ -21,20 +22,25 @@ size_t Width(std::string_view text) {
   }));
 }
 
-std::string EscapeControls(std::string_view text) {
-  std::string escaped;
-  for (const char c : text) {
-    if (c == '\n') {
-      escaped += "\\n";
-    } else if (c == '\t') {
-      escaped += "\\t";
-    } else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
-      absl::StrAppendFormat(&escaped, "\\x%02x", c);
-    } else {
-      escaped.push_back(c);
-    }
+// C1 control characters, marks of the direction of text, and line separators.
+bool IsUnsafe(char32_t c) {
+  return (c >= 0x80 && c < 0xa0) || c == 0x61c || c == 0x200e || c == 0x200f ||
+         (c >= 0x2028 && c <= 0x202e) || (c >= 0x2066 && c <= 0x2069);
+}
+
+// The length and the value of the character that begins at `text`, if it has two or three bytes;
+// else its first byte.
+std::pair<size_t, char32_t> FirstCharacter(std::string_view text) {
+  const auto byte = [text](size_t i) { return static_cast<unsigned char>(text[i]); };
+  const auto tail = [&](size_t i) { return static_cast<char32_t>(byte(i) & 0x3F); };
+  const auto is_tail = [&](size_t i) { return i < text.size() && (byte(i) & 0xC0) == 0x80; };
+  if ((byte(0) & 0xE0) == 0xC0 && is_tail(1)) {
+    return {2, (static_cast<char32_t>(byte(0) & 0x1F) << 6) | tail(1)};
   }
-  return escaped;
+  if ((byte(0) & 0xF0) == 0xE0 && is_tail(1) && is_tail(2)) {
+    return {3, (static_cast<char32_t>(byte(0) & 0x0F) << 12) | (tail(1) << 6) | tail(2)};
+  }
+  return {1, byte(0)};
 }
 
 // Three digits of a number below 1000.
@@ -75,7 +81,7 @@ Table::Style& ProgramStyle() {
 
 void Table::AddRow(std::vector<std::string> cells) {
   for (std::string& cell : cells) {
-    cell = EscapeControls(cell);
+    cell = EscapeForTerminal(cell);
   }
   rows_.push_back(std::move(cells));
 }
@@ -118,6 +124,26 @@ std::string Table::ToString(const Style& style) const {
 }
 
 void Table::Print() const { std::cout << ToString(); }
+
+std::string EscapeForTerminal(std::string_view text, bool keep_lines) {
+  std::string escaped;
+  while (!text.empty()) {
+    const auto [length, character] = FirstCharacter(text);
+    if (character == '\n') {
+      escaped += keep_lines ? "\n" : "\\n";
+    } else if (character == '\t') {
+      escaped += "\\t";
+    } else if (character < 0x20 || character == 0x7f) {
+      absl::StrAppendFormat(&escaped, "\\x%02x", static_cast<uint32_t>(character));
+    } else if (length > 1 && IsUnsafe(character)) {
+      absl::StrAppendFormat(&escaped, "\\u%04x", static_cast<uint32_t>(character));
+    } else {
+      escaped += text.substr(0, length);
+    }
+    text.remove_prefix(length);
+  }
+  return escaped;
+}
 
 std::string NamePattern(std::string_view name) {
   std::string pattern;

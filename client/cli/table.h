@@ -41,7 +41,7 @@ class Table {
 
   explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
 
-  // One cell for each column. Control characters are shown as `\n`, `\t` or `\x07`.
+  // One cell for each column, shown as by EscapeForTerminal.
   void AddRow(std::vector<std::string> cells);
 
   // Lines that end in a newline, without trailing blanks.
@@ -55,6 +55,11 @@ class Table {
   const std::vector<Column> columns_;
   std::vector<std::vector<std::string>> rows_;
 };
+
+// The text with those characters escaped that a terminal would obey or that change the order of the
+// text: control characters as `\n`, `\x1b` or `\u009b`, marks of the direction and line separators
+// as `\u202e`. `keep_lines`: newlines stay. `text` is UTF-8.
+std::string EscapeForTerminal(std::string_view text, bool keep_lines = false);
 
 // A name with its numbers replaced: `layers.*.wq`.
 std::string NamePattern(std::string_view name);

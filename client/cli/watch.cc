@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "absl/synchronization/notification.h"
+#include "client/cli/table.h"
 #include "process/signal.h"
 #include "status/str_cat.h"
 
@@ -94,8 +95,9 @@ absl::Status Watch(const WatchOptions& options, const std::function<absl::Status
     std::cout.flush();
     if (!std::cout.good()) break;  // the caller gives the reason
     if (!status.ok()) {
-      std::cerr << StrCat("shardmesh: ", ToStd(status.message()), "; will ask again in ",
-                          absl::FormatDuration(options.interval), "\n");
+      std::cerr << StrCat(
+          "shardmesh: ", EscapeForTerminal(ToStd(status.message()), /*keep_lines=*/true),
+          "; will ask again in ", absl::FormatDuration(options.interval), "\n");
     }
     if (watcher.WaitFor(options.interval)) break;
   }

@@ -838,12 +838,14 @@ void ArrayRegistry::Apply(const Pending& pending, Revision revision) {
   }
   for (const NameMove& move : pending.request.moves) {
     const bool own_key = pending.manifest_id.empty() || move.array_id.empty();
+    // Before the release of the name's former array: a watcher never sees a name of a deleted
+    // array.
+    Tell(NameChange{.name = move.name, .array_id = move.array_id, .version = revision});
     if (const auto old = names_.find(move.name); old != names_.end()) DropName(old, own_key);
     unreadable_names_.erase(move.name);
     if (!move.array_id.empty()) {
       AddName({move.name, move.array_id, revision}, pending.manifest_id);
     }
-    Tell(NameChange{.name = move.name, .array_id = move.array_id, .version = revision});
   }
   for (const ArrayPtr& array : pending.arrays) {
     ReleaseIfUnheld(array->definition.descriptor.array_id);

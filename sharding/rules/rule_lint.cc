@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <map>
 #include <tuple>
 #include <utility>
@@ -13,6 +14,7 @@
 #include "sharding/pattern/syntax.h"
 #include "sharding/rules/rule_explanation.h"
 #include "sharding/spec.h"
+#include "sharding/usual_axes.h"
 #include "status/python_repr.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -26,6 +28,7 @@ constexpr size_t kMaxPairs = 1'000'000;
 constexpr int64_t kTakersNamed = 3;
 constexpr int64_t kNearestNamed = 3;
 constexpr size_t kTreesNamed = 3;
+constexpr size_t kAxesNamed = 3;
 
 // Modes in a pair always give equal answers; the first stands for both.
 constexpr RuntimeMode kModePairs[2][2] = {{RuntimeMode::kTrain, RuntimeMode::kPrefill},
@@ -95,8 +98,6 @@ std::string ReasonText(Reason reason) {
   switch (reason) {
     case Reason::kNotDivisible:
       return "the product of the axes does not divide the dimension";
-    case Reason::kAxisNotInMesh:
-      return "the mesh lacks an axis";
     case Reason::kRankTruncated:
       return "the spec is longer than the rank, and is cut";
     case Reason::kUnconstrained:
@@ -151,6 +152,9 @@ class Linter {
   void Add(Finding finding, const Fill& fill);
   // Returns ` (in tree 'a', tree 'b' and 2 more)`; an empty string if there is only one tree.
   std::string TreesText(const Finding& finding) const;
+  // Returns `the mesh lacks the axis 'fsd' (did you mean 'fsdp'?)`.
+  std::string AbsentAxesText(Subject subject, int64_t mesh,
+                             absl::Span<const RuntimeMode> modes) const;
   std::string MeshName(int64_t mesh) const {
     return mesh == kNoMesh ? "" : meshes_[static_cast<size_t>(mesh)].name;
   }
@@ -175,6 +179,8 @@ class Linter {
   std::map<Reason, std::string> bad_axes_errors_;  // the first of each reason
   std::map<Blame, Tally> duplicates_;
   std::map<Blame, Tally> corrected_;
+  // The axes that a mesh lacks, in their order.
+  std::map<std::pair<Subject, int64_t>, std::vector<std::string>> absent_axes_;
   LintReport report_;
 };
 
@@ -306,8 +312,43 @@ void Linter::LookAtSpec(const Subject& subject, const PartitionSpec& spec, size_
         seen.push_back(correction.reason);
         corrected_[{subject, mesh_key, correction.reason}].AddWorst(index, tree, elements);
       }
+      for (const std::string& axis : correction.absent_axes) {
+        std::vector<std::string>& absent = absent_axes_[{subject, mesh_key}];
+        if (std::find(absent.begin(), absent.end(), axis) == absent.end()) absent.push_back(axis);
+      }
     }
   }
+}
+
+std::string Linter::AbsentAxesText(Subject subject, int64_t mesh,
+                                   absl::Span<const RuntimeMode> modes) const {
+  std::vector<std::string> axes;
+  const auto add_axes = [&] {
+    const auto found = absent_axes_.find({subject, mesh});
+    if (found == absent_axes_.end()) return;
+    for (const std::string& axis : found->second) {
+      if (std::find(axes.begin(), axes.end(), axis) == axes.end()) axes.push_back(axis);
+    }
+  };
+  add_axes();
+  if (std::find(modes.begin(), modes.end(), kModePairs[1][0]) != modes.end()) {
+    subject.mode_pair = 1;  // the finding may be about both pairs
+    add_axes();
+  }
+  if (axes.empty()) return "the mesh lacks an axis";  // a none within a tuple
+  const size_t named = std::min(axes.size(), kAxesNamed);
+  std::string text = axes.size() == 1 ? "the mesh lacks the axis " : "the mesh lacks the axes ";
+  for (size_t i = 0; i < named; ++i) {
+    StrAppend(&text, i == 0 ? "" : ", ", PythonRepr(axes[i]));
+    // One usual axis is no misspelling of another.
+    if (std::find(std::begin(kUsualAxes), std::end(kUsualAxes), axes[i]) != std::end(kUsualAxes)) {
+      continue;
+    }
+    const std::string nearest = meshes_[static_cast<size_t>(mesh)].mesh.NearestAxis(axes[i]);
+    if (!nearest.empty()) StrAppend(&text, " (did you mean ", PythonRepr(nearest), "?)");
+  }
+  if (axes.size() > named) StrAppend(&text, " and ", axes.size() - named, " more");
+  return text;
 }
 
 template <typename Fill>
@@ -484,11 +525,12 @@ void Linter::ReportBlames(Finding::Kind kind, const std::map<Blame, Tally>& blam
                                                          }));
       const std::string where =
           listed.mesh.empty() ? "" : StrCat(" on mesh ", PythonRepr(listed.mesh));
-      const std::string what = kind == Finding::Kind::kBadAxes
-                                   ? StrCat("do not resolve (", bad_axes_errors_.at(reason), ")")
-                               : kind == Finding::Kind::kDuplicateAxis
-                                   ? std::string("an axis is used twice")
-                                   : ReasonText(reason);
+      const std::string what =
+          kind == Finding::Kind::kBadAxes
+              ? StrCat("do not resolve (", bad_axes_errors_.at(reason), ")")
+          : kind == Finding::Kind::kDuplicateAxis ? std::string("an axis is used twice")
+          : reason == Reason::kAxisNotInMesh      ? AbsentAxesText(subject, mesh, listed.modes)
+                                                  : ReasonText(reason);
       return StrCat(who, where, ": ", what, ", for ", Tensors(tally.count),
                     kind == Finding::Kind::kCorrected ? ", the largest " : ", the first ",
                     PythonRepr(listed.tensor));

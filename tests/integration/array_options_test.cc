@@ -223,14 +223,39 @@ TEST_F(ClusterCommandTest, PutsATensorAndGetsASliceOfIt) {
   EXPECT_THAT(result.err, HasSubstr("the name is empty"));
 }
 
-TEST_F(ClusterCommandTest, ListsArraysWithoutANameByTheirIds) {
+TEST_F(ClusterCommandTest, ListsArraysWithoutANameByIdsThatCommandsTake) {
   const std::string bytes(4, 'x');
   const client::PutTensor unnamed{
       .name = "", .view = *TensorView::Create(Dtype::kU8, {4}, bytes), .spec = PartitionSpec()};
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::PutResult put,
                                  cluster_->client().arrays().PutTensors({unnamed}));
-  EXPECT_EQ(cluster_->Run({"ls", "--unnamed", "-o", "name"}).out,
-            put.arrays[0].descriptor.array_id + "\n");
+  const std::string id = "@" + put.arrays[0].descriptor.array_id;
+  EXPECT_EQ(cluster_->Run({"ls", "--unnamed", "-o", "name"}).out, id + "\n");
+  EXPECT_THAT(cluster_->Run({"ls", "--unnamed"}).out, HasSubstr("\n" + id + " "));
+
+  CommandResult result = cluster_->Run({"describe", id});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("name        -\narray       " + id.substr(1) + "\n"));
+  result = cluster_->Run({"get", id, "--out", Path("x.npy")});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr(": " + id + ", U8 4, "));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const NpyFile file, NpyFile::Open(Path("x.npy")));
+  EXPECT_EQ(std::string(file.View().bytes().data(), file.View().bytes().size()), bytes);
+  result = cluster_->Run({"collective", "barrier", id, "--axes", "fsdp"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+
+  const std::string unknown = "@" + std::string(32, '0');
+  ExpectRefused({
+      {"an array without a name is not removed by hand",
+       {"rm", id},
+       "rm takes names; an array without a name goes when the session that holds it ends"},
+      {"an id that no array has",
+       {"describe", unknown},
+       "no array \"" + unknown.substr(1) + "\"; it was released, or never existed"},
+  });
+  result = cluster_->Run({"describe", "--", "@"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("\"@\" is no NAME@VERSION, and no @ID, "));
 }
 
 }  // namespace

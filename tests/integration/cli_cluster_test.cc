@@ -496,6 +496,8 @@ TEST_F(ClusterCommandTest, PrintsChangesAsTheyHappenUntilItIsStopped) {
   ASSERT_THAT(cluster_->Restart("worker-3"), IsOk());
   EXPECT_TRUE(await("lines.log", "worker worker-3 attached\n"));
   EXPECT_TRUE(await("workers.log", R"("event":"worker attached","worker":"worker-3")"));
+  // An id of 64 bits: as a number, readers that keep numbers as doubles would round it.
+  EXPECT_TRUE(HasText(client::ReadLog(Path("workers.log")), R"("incarnation":")"));
   EXPECT_FALSE(HasText(client::ReadLog(Path("workers.log")), "watched"));
 
   ASSERT_THAT(client::SendSignal(lines.id(), SIGINT), IsOk());
@@ -508,6 +510,23 @@ TEST_F(ClusterCommandTest, PrintsChangesAsTheyHappenUntilItIsStopped) {
   EXPECT_TRUE(HasText(client::ReadLog(Path("workers.log")), R"("reason":"NOT_SERVING")"));
 
   EXPECT_EQ(cluster_->Run({"admin", "watch", "--of", "steps"}).exit_code, 2);
+}
+
+TEST_F(ClusterCommandTest, AWatchSaysThatItsConnectionBroke) {
+  client::ProcessOptions options;
+  options.command = {SHARDMESH_BINARY_DIR "/shardmesh", "admin", "watch",
+                     "--address=" + cluster_->address()};
+  options.log_path = Path("broken.log");
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(client::ChildProcess watch, client::ChildProcess::Start(options));
+  const auto log = [&] { return client::ReadLog(Path("broken.log")); };
+  ASSERT_TRUE(Eventually([&] { return HasText(log(), "watching since epoch "); }));
+  ASSERT_THAT(cluster_->Kill("coordinator"), IsOk());
+  ASSERT_TRUE(client::WaitUntilGone(watch.id(), absl::Now() + absl::Seconds(30)));
+  EXPECT_EQ(watch.Ended(), "exited with code 3");
+  EXPECT_THAT(log(),
+              HasSubstr("the watch has ended, because the connection broke (coordinator at " +
+                        cluster_->address() + ": "));
+  EXPECT_THAT(log(), HasSubstr("watch again when `shardmesh status` answers (UNAVAILABLE)"));
 }
 
 TEST_F(ClusterCommandTest, ADeadlineEndsAWatch) {

@@ -7,6 +7,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -15,6 +16,7 @@
 
 #include "status/str_cat.h"
 #include "tests/integration/cli_fixture.h"
+#include "tests/testing/eventually.h"
 #include "tests/testing/read_file.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/test_cluster.h"
@@ -53,6 +55,8 @@ TEST_F(CommandLineTest, RefusesWrongUse) {
       {{"describe", "--", "@"}, "\"@\" is no NAME@VERSION"},
       {{"describe", "--", "a", "-b"}, "unknown option -b"},
       {{"\x1b[31mlist"}, "unknown command \"\\x1b[31mlist\""},
+      {{"\u009b31mlist"}, "unknown command \"\\u009b31mlist\""},
+      {{"admin", "snapshot", ""}, "FILE is empty; name the file that gets the snapshot (see `"},
       {{"get", "wq@0", "--out", "x"}, "\"wq@0\" is no NAME@VERSION"},
       {{"version", "-o", "name"}, "--output name: this command lists no names; these do: "},
       {{"down", "--watch"}, "--watch: this command cannot be repeated; these can: "},
@@ -248,6 +252,31 @@ TEST_F(CommandLineTest, OutputThatCannotBeWrittenIsAnError) {
   }
 }
 
+TEST_F(CommandLineTest, AnInterruptedCommandLeavesNoPartOfItsFile) {
+  const std::string out = folder_ + "/out";
+  std::filesystem::create_directory(out);
+  const auto files = [&out] {
+    std::vector<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(out)) {
+      names.push_back(entry.path().filename());
+    }
+    return names;
+  };
+  client::ProcessOptions options;
+  options.command = {SHARDMESH_BINARY_DIR "/shardmesh", "make-checkpoint", "--size=8GiB",
+                     "--out=" + out + "/model.safetensors"};
+  options.log_path = folder_ + "/make.log";
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(client::ChildProcess make, client::ChildProcess::Start(options));
+  ASSERT_TRUE(Eventually([&] { return !files().empty(); }));
+  EXPECT_THAT(files(), ::testing::ElementsAre(HasSubstr(".partial")));
+  ASSERT_THAT(client::SendSignal(make.id(), SIGINT), IsOk());
+  ASSERT_TRUE(client::WaitUntilGone(make.id(), absl::Now() + absl::Seconds(30)));
+  EXPECT_THAT(make.Ended(), ::testing::Optional(HasSubstr("was killed by signal 2")));
+  EXPECT_THAT(files(), IsEmpty());
+  EXPECT_THAT(ReadFile(options.log_path),
+              HasSubstr("shardmesh: interrupted: no part of the file is left"));
+}
+
 // The system would give their numbers to the files that the program opens.
 TEST_F(CommandLineTest, StandardStreamsThatAreClosedAreNotWrittenIntoFiles) {
   const auto run = [&](const std::string& arguments) {
@@ -291,9 +320,24 @@ TEST_F(ClusterCommandTest, GivesUpWhenTheDeadlineIsOver) {
     // Where connecting came first the call is late.
     EXPECT_THAT(result.exit_code, AnyOf(3, 1));
     EXPECT_THAT(result.err,
-                HasSubstr(result.exit_code == 3 ? std::string("no connection within")
-                                                : cluster_->address() + ": Deadline Exceeded"));
+                HasSubstr(result.exit_code == 3
+                              ? std::string("no connection within")
+                              : cluster_->address() + ": no answer came within the --deadline of "
+                                                      "1ns; give more time (DEADLINE)"));
   }
+}
+
+TEST_F(ClusterCommandTest, TellsOfALateAnswerInTheErrorAsJson) {
+  const CommandResult result = cluster_->Run({"ls", "--deadline=1us", "--output=json"});
+  const json error = json::parse(result.err)["error"];
+  if (result.exit_code == 3) {  // connecting was late already
+    EXPECT_EQ(error["code"], "UNAVAILABLE");
+    return;
+  }
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_EQ(error["code"], "DEADLINE_EXCEEDED");
+  EXPECT_EQ(error["reason"], "DEADLINE");
+  EXPECT_EQ(error["details"]["facts"]["limit"], "1e-06");
 }
 
 TEST_F(ClusterCommandTest, NamesAWorkerAsNoCoordinator) {

@@ -16,6 +16,8 @@
 #include "absl/time/clock.h"
 #include "client/cli/command_line.h"
 #include "client/cli/commands/commands.h"
+#include "client/cli/grammar.h"
+#include "client/cli/interruption.h"
 #include "client/cli/local/local_cluster.h"
 #include "client/cli/shared_options.h"
 #include "client/cli/table.h"
@@ -147,6 +149,14 @@ absl::Status RunList(const Invocation& invocation, const std::string& identity) 
   }
   PrintUnreached(list.unreached, "its quarantine is not listed");
   return absl::OkStatus();
+}
+
+// The ids of arrays that are given as in `admin quarantine list`, or as @ID.
+std::vector<std::string> IdsOf(std::vector<std::string> arrays) {
+  for (std::string& array : arrays) {
+    if (IsArrayId(array)) array.erase(0, 1);
+  }
+  return arrays;
 }
 
 // Restores the arrays one after the other. If one cannot be restored, the next one is tried.
@@ -366,7 +376,7 @@ Json EventJson(const WatchStarted& started) {
 Json EventJson(const WorkerChange& change) {
   return {{"event", StrCat("worker ", WorkerChangeName(change.kind))},
           {"worker", change.identity},
-          {"incarnation", change.incarnation},
+          {"incarnation", StrCat(change.incarnation)},
           {"epoch", change.epoch},
           {"reason", change.reason}};
 }
@@ -409,7 +419,8 @@ void PrintChange(const ClusterChange& change, const Invocation& invocation) {
               << TreeLine(json, invocation.output);
   } else {
     std::cout << (has_time ? StrCat(Timestamp(change.time), " ") : std::string())
-              << std::visit([](const auto& event) { return EventText(event); }, change.event)
+              << EscapeForTerminal(
+                     std::visit([](const auto& event) { return EventText(event); }, change.event))
               << "\n";
   }
   std::cout.flush();
@@ -449,7 +460,13 @@ absl::Status RunWatch(const Invocation& invocation, const std::vector<std::strin
     const bool is_over = has_begun && invocation.deadline.has_value() &&
                          absl::IsDeadlineExceeded(watched) &&
                          ReasonOf(watched) == Reason::kUnspecified;
-    return stopped->is_cancelled() || is_over ? absl::OkStatus() : watched;
+    if (stopped->is_cancelled() || is_over) return absl::OkStatus();
+    if (has_begun && absl::IsUnavailable(watched) && ReasonOf(watched) == Reason::kUnspecified) {
+      return absl::UnavailableError(
+          StrCat("the watch has ended, because the connection broke (", ToStd(watched.message()),
+                 "); later changes are not shown: watch again when `shardmesh status` answers"));
+    }
+    return watched;
   });
 }
 
@@ -457,6 +474,8 @@ absl::Status RunWatch(const Invocation& invocation, const std::vector<std::strin
 constexpr absl::Duration kSnapshotTime = absl::Minutes(10);
 
 absl::Status RunSnapshot(const Invocation& invocation, const std::string& path) {
+  if (path.empty()) return WrongUse("FILE is empty; name the file that gets the snapshot");
+  const auto interruption = GuardOutputFile(path, invocation.output);
   if (invocation.address.empty()) return invocation.Connect().status();
   SHARDMESH_ASSIGN_OR_RETURN(const rpc::Credentials credentials, invocation.Credentials());
   SHARDMESH_ASSIGN_OR_RETURN(
@@ -570,7 +589,7 @@ void AddAdminCommands(CommandLine* line) {
   auto validates_restore = std::make_shared<bool>(false);
   CLI::App* const restore = line->AddCommand(
       "restore", "Take arrays back into use, under a name each",
-      [=](const Invocation& i) { return RunRestore(i, *restored, *as, *validates_restore); },
+      [=](const Invocation& i) { return RunRestore(i, IdsOf(*restored), *as, *validates_restore); },
       quarantine);
   restore->add_option("ARRAY", *restored, "ids of arrays")->required();
   restore->add_option("--as", *as, "the name that one array gets (default: restored/ARRAY)")
@@ -584,7 +603,9 @@ void AddAdminCommands(CommandLine* line) {
   auto validates_drop = std::make_shared<bool>(false);
   CLI::App* const drop = line->AddCommand(
       "drop", "Delete arrays from the quarantine, for good",
-      [=](const Invocation& i) { return RunDrop(i, *dropped, *even_partly, *validates_drop); },
+      [=](const Invocation& i) {
+        return RunDrop(i, IdsOf(*dropped), *even_partly, *validates_drop);
+      },
       quarantine);
   drop->add_option("ARRAY", *dropped, "ids of arrays")->required();
   drop->add_flag("--even-partly", *even_partly,

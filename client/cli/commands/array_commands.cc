@@ -69,7 +69,8 @@ Json ArrayJson(const Array& array) {
           {"durability", std::string(DurabilityName(array.durability))}};
 }
 
-constexpr char kArrayNameHelp[] = "name of the array, or NAME@VERSION (default: the current one)";
+constexpr char kArrayNameHelp[] =
+    "name of the array, NAME@VERSION (default: the current one), or @ID as `ls --unnamed` shows it";
 
 struct LoadFlags {
   std::string checkpoint;
@@ -262,6 +263,12 @@ absl::Status RunPut(const Invocation& invocation, const PutFlags& flags) {
   return absl::OkStatus();
 }
 
+// An array of a list as other commands take it.
+ArraySelector SelectorOf(const Array& array) {
+  return array.name.empty() ? ArraySelector::ById(array.descriptor.array_id)
+                            : ArraySelector::ByName(array.name);
+}
+
 absl::Status RunLs(const Invocation& invocation, const std::string& prefix, bool include_unnamed) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   SHARDMESH_ASSIGN_OR_RETURN(const std::vector<Array> arrays,
@@ -277,7 +284,7 @@ absl::Status RunLs(const Invocation& invocation, const std::string& prefix, bool
   if (invocation.names()) {
     std::vector<std::string> names;
     for (const Array& array : arrays) {
-      names.push_back(array.name.empty() ? array.descriptor.array_id : array.name);
+      names.push_back(FormatArray(SelectorOf(array)));
     }
     PrintNames(names);
     return absl::OkStatus();
@@ -299,17 +306,17 @@ absl::Status RunLs(const Invocation& invocation, const std::string& prefix, bool
   int64_t total_bytes = 0;
   for (const Array& array : arrays) {
     total_bytes += array.size_bytes;
-    table.AddRow({array.name.empty() ? StrCat("(", array.descriptor.array_id, ")") : array.name,
-                  StrCat(array.name_version), std::string(DtypeName(array.descriptor.dtype)),
-                  FormatShape(array.descriptor.shape), FormatSpec(array.descriptor.spec),
-                  FormatSpec(array.requested_spec.value_or(array.descriptor.spec)),
-                  FormatBytes(array.size_bytes), array.descriptor.mesh_id,
-                  std::string(DurabilityName(array.durability)), array.descriptor.array_id,
-                  array.missing_ranks.empty()
-                      ? std::string(StateName(array.state))
-                      : StrCat(StateName(array.state), ", rank",
-                               array.missing_ranks.size() == 1 ? " " : "s ",
-                               StrJoin(array.missing_ranks, ","), " missing")});
+    table.AddRow(
+        {FormatArray(SelectorOf(array)), array.name.empty() ? "-" : StrCat(array.name_version),
+         std::string(DtypeName(array.descriptor.dtype)), FormatShape(array.descriptor.shape),
+         FormatSpec(array.descriptor.spec),
+         FormatSpec(array.requested_spec.value_or(array.descriptor.spec)),
+         FormatBytes(array.size_bytes), array.descriptor.mesh_id,
+         std::string(DurabilityName(array.durability)), array.descriptor.array_id,
+         array.missing_ranks.empty() ? std::string(StateName(array.state))
+                                     : StrCat(StateName(array.state), ", rank",
+                                              array.missing_ranks.size() == 1 ? " " : "s ",
+                                              StrJoin(array.missing_ranks, ","), " missing")});
   }
   if (!arrays.empty()) {
     table.Print();
@@ -344,11 +351,7 @@ absl::StatusOr<GatheredTensor> Gather(MeshClient* client, const GetFlags& flags,
 
 absl::Status RunGet(const Invocation& invocation, const GetFlags& flags) {
   const std::string& path = flags.path;
-  std::optional<Interruption> interruption;
-  if (path != "-") {
-    interruption.emplace("no part of the file is left", invocation.output,
-                         [&path] { RemoveTemporaryFilesOf(path); });
-  }
+  const auto interruption = GuardOutputFile(path, invocation.output);
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   const Stopwatch stopwatch;
   if (path == "-") {
@@ -386,7 +389,7 @@ absl::Status RunGet(const Invocation& invocation, const GetFlags& flags) {
     invocation.Print(json);
     return absl::OkStatus();
   }
-  std::cout << "Wrote " << path << ": " << flags.array.name
+  std::cout << "Wrote " << path << ": " << FormatArray(flags.array)
             << (flags.slice.has_value() ? StrCat(" ", tensor.part().ToString()) : "") << ", "
             << DtypeName(view.dtype()) << " "
             << FormatShape(Shape(view.shape().begin(), view.shape().end())) << ", "
@@ -419,7 +422,10 @@ absl::Status RunDescribe(const Invocation& invocation, const ArraySelector& sele
     invocation.Print(json);
     return absl::OkStatus();
   }
-  std::cout << "name        " << array.name << " version " << array.name_version << "\n"
+  std::cout << "name        "
+            << (array.name.empty() ? std::string("-")
+                                   : StrCat(array.name, " version ", array.name_version))
+            << "\n"
             << "array       " << array.descriptor.array_id << "\n"
             << "tensor      " << DtypeName(array.descriptor.dtype) << " "
             << FormatShape(array.descriptor.shape) << ", " << FormatBytes(array.size_bytes) << "\n"
@@ -457,7 +463,13 @@ absl::Status RunRm(const Invocation& invocation, const std::vector<std::string>&
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   // All or none. An exception: names that are removed while the command runs.
   for (const std::string& name : names) {
-    SHARDMESH_RETURN_IF_ERROR(client->arrays().DescribeArray(ArraySelector::ByName(name)).status());
+    const absl::Status there = client->arrays().DescribeArray(ArraySelector::ByName(name)).status();
+    if (absl::IsNotFound(there) && IsArrayId(name)) {
+      return WithContext(there,
+                         "rm takes names; an array without a name goes when the session that "
+                         "holds it ends (`shardmesh admin sessions`)");
+    }
+    SHARDMESH_RETURN_IF_ERROR(there);
   }
   for (const std::string& name : names) {
     SHARDMESH_RETURN_IF_ERROR(client->arrays().DeleteName(name, std::nullopt, validate_only));

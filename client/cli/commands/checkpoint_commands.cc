@@ -9,6 +9,7 @@
 #include "client/cli/command_line.h"
 #include "client/cli/commands/commands.h"
 #include "client/cli/grammar.h"
+#include "client/cli/interruption.h"
 #include "client/cli/made_checkpoint.h"
 #include "client/cli/progress_bar.h"
 #include "client/cli/table.h"
@@ -55,6 +56,7 @@ absl::Status RunMakeCheckpoint(const Invocation& invocation, const CheckpointFla
   } else if (flags.dtype != Dtype::kF32) {
     return WrongUse(StrCat("--dtype goes with --like ", kLlama));
   }
+  const auto interruption = GuardOutputFile(flags.path, invocation.output);
   {
     ProgressBar bar("writing", invocation.quiet);
     SHARDMESH_RETURN_IF_ERROR(WriteRandomCheckpoint(flags.path, tensors, flags.seed, ShowOn(&bar)));
@@ -85,6 +87,7 @@ absl::Status RunMakeTensor(const Invocation& invocation, const TensorFlags& flag
   if (elements > int64_t{1} << 32) {
     return WrongUse(StrCat(FormatShape(flags.shape), " has more than 2^32 elements"));
   }
+  const auto interruption = GuardOutputFile(flags.path, invocation.output);
   std::vector<float> values(static_cast<size_t>(elements));
   const absl::Span<char> bytes(reinterpret_cast<char*>(values.data()),
                                values.size() * sizeof(float));

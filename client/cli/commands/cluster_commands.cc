@@ -297,7 +297,7 @@ class MetricsAddresses {
 Json WorkerJson(const WorkerStatus& worker, const std::string& metrics) {
   return {
       {"identity", worker.identity},
-      {"incarnation", worker.incarnation},
+      {"incarnation", StrCat(worker.incarnation)},
       {"state", std::string(WorkerStateName(worker.state))},
       {"pid", worker.pid},
       {"addresses", worker.addresses},

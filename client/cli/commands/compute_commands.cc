@@ -10,6 +10,7 @@
 #include "client/cli/command_line.h"
 #include "client/cli/commands/commands.h"
 #include "client/cli/grammar.h"
+#include "client/cli/interruption.h"
 #include "client/cli/progress_bar.h"
 #include "client/cli/table.h"
 #include "process/file.h"
@@ -150,6 +151,7 @@ struct LinearFlags {
 };
 
 absl::Status RunLinear(const Invocation& invocation, const LinearFlags& flags) {
+  const auto interruption = GuardOutputFile(flags.result.path, invocation.output);
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   SHARDMESH_ASSIGN_OR_RETURN(Operand input, OperandOf(invocation, client.get(), flags.input));
   SHARDMESH_ASSIGN_OR_RETURN(Operand weight, OperandOf(invocation, client.get(), flags.weight));
@@ -176,6 +178,7 @@ struct MatmulFlags {
 };
 
 absl::Status RunMatmul(const Invocation& invocation, const MatmulFlags& flags) {
+  const auto interruption = GuardOutputFile(flags.result.path, invocation.output);
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   SHARDMESH_ASSIGN_OR_RETURN(Operand lhs, OperandOf(invocation, client.get(), flags.lhs));
   SHARDMESH_ASSIGN_OR_RETURN(Operand rhs, OperandOf(invocation, client.get(), flags.rhs));
@@ -218,6 +221,7 @@ absl::StatusOr<std::vector<PermutePair>> PermutationOf(const CollectiveFlags& fl
 
 absl::Status RunCollective(const Invocation& invocation, const CollectiveFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(std::vector<PermutePair> permutation, PermutationOf(flags));
+  const auto interruption = GuardOutputFile(flags.result.path, invocation.output);
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   SHARDMESH_ASSIGN_OR_RETURN(Operand input, OperandOf(invocation, client.get(), flags.input));
   const CollectiveCall call{.input = std::move(input),
@@ -247,7 +251,7 @@ void AddResultOptions(CLI::App* command, ResultFlags* flags) {
                   "spec of the result, such as dp,-; it must fit (default: the cheapest one)");
 }
 
-constexpr char kOperandHelp[] = "name of an array, NAME@VERSION, or a .npy file";
+constexpr char kOperandHelp[] = "name of an array, NAME@VERSION, @ID, or a .npy file";
 
 }  // namespace
 

@@ -160,7 +160,7 @@ Json DoctorJson(const Diagnosis& diagnosis, const std::vector<WorkerFlight>& fli
                                       : Json()}};
     }
     workers.push_back({{"identity", flight.identity},
-                       {"incarnation", flight.incarnation},
+                       {"incarnation", StrCat(flight.incarnation)},
                        {"state", std::string(WorkerStateName(flight.state))},
                        {"heartbeat_age_s", Seconds(flight.heartbeat_age)},
                        {"progress", std::move(progress)},

@@ -15,6 +15,7 @@
 #include "client/cli/commands/commands.h"
 #include "client/cli/commands/plan_report.h"
 #include "client/cli/grammar.h"
+#include "client/cli/interruption.h"
 #include "client/cli/placement.h"
 #include "client/cli/shared_options.h"
 #include "client/cli/table.h"
@@ -360,6 +361,7 @@ absl::Status RunPlan(const Invocation& invocation, PlanFlags flags) {
   if (flags.search.has_value()) {
     return RunSearch(invocation, flags);
   }
+  const auto interruption = GuardOutputFile(flags.html, invocation.output);
   TreeQuestion question;
   question.strict = flags.strict;
   question.suggest_fixes = true;

@@ -245,8 +245,27 @@ TEST(GrammarTest, ReadsTheVersionOfAnArrayName) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(array, ParseArrayName("a@b@3"));
   EXPECT_EQ(array.name, "a@b");
   EXPECT_EQ(array.version, 3);
-  for (const char* const text : {"wq@", "wq@0", "wq@-1", "wq@x", "@3"}) {
+  for (const char* const text : {"wq@", "wq@0", "wq@-1", "wq@x", "@3", "@"}) {
     EXPECT_EQ(ExitCodeOf(ParseArrayName(text).status()), kExitWrongUse) << text;
+  }
+}
+
+TEST(GrammarTest, ReadsTheIdOfAnArrayAndPrintsItTheSameWay) {
+  const std::string id = "24218fd54f1307227f6c2aeed67b36a6";
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(ArraySelector array, ParseArrayName("@" + id));
+  EXPECT_EQ(array.array_id, id);
+  EXPECT_EQ(array.name, "");
+  EXPECT_EQ(FormatArray(array), "@" + id);
+  // A name may look like an id, and then needs its version.
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(array, ParseArrayName("@" + id + "@3"));
+  EXPECT_EQ(array.name, "@" + id);
+  EXPECT_EQ(array.version, 3);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(array, ParseArrayName(id));
+  EXPECT_EQ(array.name, id);
+  EXPECT_EQ(FormatArray(array), id);
+  for (const std::string& text : {"@" + id + "0", "@" + id.substr(1), "@X" + id.substr(1)}) {
+    EXPECT_THAT(std::string(ParseArrayName(text).status().message()), HasSubstr("and no @ID"))
+        << text;
   }
 }
 
@@ -264,6 +283,17 @@ TEST(TableTest, KeepsARowOnItsLine) {
   Table table({{"name"}});
   table.AddRow({"a\nb\tc\x07"});
   EXPECT_EQ(table.ToString(), "name\na\\nb\\tc\\x07\n");
+}
+
+TEST(TableTest, EscapesCharactersThatATerminalObeysOrThatReorderText) {
+  EXPECT_EQ(EscapeForTerminal("a\x1b[31m\x7f\r\t\n"), "a\\x1b[31m\\x7f\\x0d\\t\\n");
+  EXPECT_EQ(EscapeForTerminal("a\nb", /*keep_lines=*/true), "a\nb");
+  // CSI of eight bits, a mark that turns the direction of text, and a separator of lines.
+  EXPECT_EQ(EscapeForTerminal("\u009b31m \u202e \u2066 \u2028"),
+            "\\u009b31m \\u202e \\u2066 \\u2028");
+  for (const char* const plain : {"", "wq é ß 漢字 😀 \u00a0", "\xc2", "\xe2\x80", "\x9b"}) {
+    EXPECT_EQ(EscapeForTerminal(plain), plain);
+  }
 }
 
 TEST(TableTest, LeavesTheNumbersOfNamesOpen) {

@@ -49,5 +49,24 @@ TEST(InterruptionDeathTest, ASignalRemovesTemporaryFilesAndIsReportedInTheForm) 
   }
 }
 
+TEST(InterruptionDeathTest, AnOutputFileIsGuardedUnlessItIsStandardOutput) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EQ(GuardOutputFile("", OutputForm::kTable), nullptr);
+  EXPECT_EQ(GuardOutputFile("-", OutputForm::kTable), nullptr);
+  const std::string path = ::testing::TempDir() + "guarded.npy";
+  const auto is_interrupted = [&path] {
+    const auto interruption = GuardOutputFile(path, OutputForm::kTable);
+    const absl::StatusOr<AtomicFileWriter> writer = AtomicFileWriter::Create(path);
+    if (!writer.ok()) return;
+    kill(getpid(), SIGTERM);
+    absl::SleepFor(absl::Seconds(60));
+  };
+  EXPECT_EXIT(is_interrupted(), ::testing::KilledBySignal(SIGTERM),
+              "shardmesh: interrupted: no part of the file is left");
+  for (const auto& entry : std::filesystem::directory_iterator(::testing::TempDir())) {
+    EXPECT_FALSE(entry.path().filename().string().starts_with("guarded.npy")) << entry.path();
+  }
+}
+
 }  // namespace
 }  // namespace shardmesh::client

@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 #include <yaml-cpp/yaml.h>
 
+#include <cstdint>
+#include <limits>
 #include <random>
 #include <string>
 
@@ -71,6 +73,17 @@ TEST(OutputFormTest, YamlHoldsTheValuesOfTheTree) {
 TEST(OutputFormTest, YamlIsReadable) {
   EXPECT_EQ(ToYaml({{"name", "wq"}, {"shape", {8, 16}}, {"rules", {{{"min", nullptr}}}}}),
             "name: wq\nshape: [8, 16]\nrules:\n  - min: null\n");
+}
+
+TEST(OutputFormTest, NumbersKeepAllTheirDigits) {
+  constexpr int64_t kLeast = std::numeric_limits<int64_t>::min();
+  constexpr uint64_t kMost = std::numeric_limits<uint64_t>::max();
+  const Json tree = {{"least", kLeast}, {"most", kMost}, {"odd", (int64_t{1} << 53) + 1}};
+  EXPECT_EQ(TreeLine(tree, OutputForm::kJson),
+            "{\"least\":-9223372036854775808,\"most\":18446744073709551615,"
+            "\"odd\":9007199254740993}\n");
+  EXPECT_EQ(ToYaml(tree),
+            "least: -9223372036854775808\nmost: 18446744073709551615\nodd: 9007199254740993\n");
 }
 
 TEST(OutputFormTest, FindsFormsByTheirNames) {

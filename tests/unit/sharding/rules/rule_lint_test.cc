@@ -270,6 +270,22 @@ TEST(RuleLintTest, CountsCorrectionsOnEveryMeshAndNamesTheWorst) {
                   "CORRECTED 0 large AXIS_NOT_IN_MESH x3 c"));
 }
 
+TEST(RuleLintTest, NamesTheAxesThatAMeshLacksAndThoseThatWereProbablyMeant) {
+  const auto text_of = [](const std::vector<std::string>& spec, const std::string& mesh) {
+    const absl::StatusOr<RuleSet> rules = RuleSet::Create({{"", Spec(spec)}}, {});
+    const std::vector<LintTensor> tree = {{"w", Shape(spec.size(), 8)}};
+    return LintRules(*rules, tree, nullptr, Meshes({{"m", mesh}}))->findings.front().text;
+  };
+  EXPECT_EQ(text_of({"fsd", "tp"}, "fsdp=2,tp=2"),
+            "rule 0 '' on mesh 'm': the mesh lacks the axis 'fsd' (did you mean 'fsdp'?), for 1 "
+            "tensor, the largest 'w'");
+  // One usual axis is no misspelling of another.
+  EXPECT_THAT(text_of({"sp", "model"}, "fsdp=2,tp=2"),
+              HasSubstr(": the mesh lacks the axes 'sp', 'model', for 1 tensor"));
+  EXPECT_THAT(text_of({"a", "b", "c", "d"}, "fsdp=2,tp=2"),
+              HasSubstr(": the mesh lacks the axes 'a', 'b', 'c' and 1 more, for 1 tensor"));
+}
+
 TEST(RuleLintTest, FindsAnAxisThatStaysTwiceOnTheMeshesWhereItDoes) {
   const std::vector<Rule> rules = {{"", Spec({"tp", "tp"})}};
   const std::vector<LintTensor> tree = {{"w", Shape{8, 3}}, {"v", Shape{8, 8}}};
