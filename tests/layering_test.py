@@ -79,8 +79,8 @@ ABOVE = ["tests/*", "bench/*"]
 # rpc, the services, the links, and what makes calls.
 GRPC_HOMES = [
     "rpc/*", "server/service/*", "server/watch/*", "server/coordinator_server.*", "server/question_server.*",
-    "worker/service/*", "worker/worker_server.*",
-    "worker/exchange/*", "client/remote/*",
+    "worker/service/*_service.*", "worker/service/*_tiles.*", "worker/service/attach_stream.*",
+    "worker/service/coordinator_link.cc", "worker/worker_server.*", "worker/exchange/*", "client/remote/*",
     # Streams of questions, and answers kept as slices that gRPC sends without a copy.
     "server/resolve/*_streams.*", "server/resolve/tree_reactor.*", "server/resolve/answer_cache.*",
 ]
@@ -109,7 +109,8 @@ MESSAGE_HOMES = [
     "rpc/stream/tile_piece.cc", "rpc/transfer_token.cc", "server/service/*", "server/watch/*", "server/calls/*", "server/quarantine/*", "server/*_streams.*",
     "server/resolve/resolve_answers.*", "rpc/server_lifecycle.cc", "server/coordinator_server.cc",
     "client/remote/*_client.*", "client/remote/*_calls.*", "client/remote/coordinator_connection.*", "client/remote/health.cc",
-    "worker/*_service.*", "worker/service/*_tiles.*", "worker/*_link.*", "worker/*_server.*",
+    "worker/*_service.*", "worker/service/*_tiles.*", "worker/service/attach_*.*", "worker/*_link.*",
+    "worker/*_server.*",
     # Exceptions: kept as messages, since that is how they are stored, sent on or answered again.
     "server/state/stored_tree.*", "server/state/definitions.cc", "server/state/step_memory.*",
     "worker/service/membership_book.*", "server/attach/membership_pages.*", "server/attach/quarantine_orders.*",
@@ -267,6 +268,7 @@ PLANTED = [
     ("server/steps/planner.cc", '// Message.\n#include "shardmesh/v1/mesh.pb.h"\n', 1),
     ("server/steps/call.cc", "// gRPC.\n#include <grpcpp/grpcpp.h>\n", 1),
     ("server/state/array_registry.cc", "// SQL.\n#include <sqlite3.h>\n", 1),
+    ("worker/service/attach_reports.cc", "// gRPC.\n#include <grpcpp/grpcpp.h>\n", 1),
     ("worker/step/step_executor.cc", "// oneDNN.\n#include <oneapi/dnnl/dnnl.hpp>\n", 1),
     ("tensor/silent.cc", '#include "sharding/mesh.h"\n', 1),
     ("rpc/call.cc", "// TLS.\n#include <openssl/ssl.h>\n", 1),

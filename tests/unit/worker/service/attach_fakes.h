@@ -1,0 +1,129 @@
+// The surroundings of the parts that handle the attach stream: its write side, links and steps.
+#ifndef SHARDMESH_TESTS_UNIT_WORKER_SERVICE_ATTACH_FAKES_H_
+#define SHARDMESH_TESTS_UNIT_WORKER_SERVICE_ATTACH_FAKES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "shardmesh/internal/v1/attach_service.pb.h"
+#include "worker/exchange/peer_links.h"
+#include "worker/service/attach_sink.h"
+#include "worker/step/step_executor.h"
+#include "worker/store/shard_store.h"
+
+namespace shardmesh::worker {
+
+// Keeps the messages for the coordinator. Thread-safe.
+class KeptMessages final : public AttachSink {
+ public:
+  void Send(internal::v1::AttachRequest request) override {
+    absl::MutexLock lock(&mutex_);
+    messages_.push_back(std::move(request));
+  }
+  std::string peer() const override { return "ipv4:10.0.0.1:7"; }
+
+  // The messages since the last call.
+  std::vector<internal::v1::AttachRequest> Take() {
+    absl::MutexLock lock(&mutex_);
+    return std::exchange(messages_, {});
+  }
+  size_t count() const {
+    absl::MutexLock lock(&mutex_);
+    return messages_.size();
+  }
+
+ private:
+  mutable absl::Mutex mutex_;
+  std::vector<internal::v1::AttachRequest> messages_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Links of a worker without peers. For one thread.
+class NoPeers final : public PeerLinks {
+ public:
+  void Customize(grpc::ServerBuilder& /*builder*/) override {}
+  grpc::Service* service() override { return nullptr; }
+  void Start() override {}
+  void Close() override {}
+  void SetClusterId(std::string cluster_id) override { cluster_id_ = std::move(cluster_id); }
+  void SetMembership(MembershipView view) override { view_ = std::move(view); }
+  MembershipView membership() const override { return view_; }
+  absl::Status ExpectStep(int64_t /*sequence*/, int64_t /*epoch*/) override {
+    return absl::OkStatus();
+  }
+  void CloseStep(int64_t /*sequence*/) override {}
+  absl::StatusOr<std::unique_ptr<StepLink>> OpenLink(std::string_view /*mesh_id*/,
+                                                     int64_t /*sequence*/, int64_t /*epoch*/,
+                                                     absl::Time /*deadline*/) override {
+    return absl::UnavailableError("no peers");
+  }
+  void AbortStep(int64_t /*sequence*/, const absl::Status& /*status*/,
+                 std::string_view /*blamed*/) override {}
+  std::string BlamedFor(int64_t /*sequence*/) const override { return ""; }
+  MeasuredLinks measured_links() const override { return {}; }
+  Counters counters() const override { return {}; }
+
+  const std::string& cluster_id() const { return cluster_id_; }
+
+ private:
+  std::string cluster_id_;
+  MembershipView view_;
+};
+
+// Keeps the orders, and runs no step. For one thread.
+class KeptOrders final : public StepExecutor {
+ public:
+  void Run(StepOrder order, Report report) override {
+    runs.emplace_back(std::move(order), std::move(report));
+  }
+  absl::Status Commit(int64_t sequence) override {
+    committed.push_back(sequence);
+    return commit_status;
+  }
+  void Abort(int64_t /*sequence*/, const absl::Status& status) override {
+    aborted.push_back(status);
+  }
+  void AbortUnfinished(const absl::Status& /*status*/) override {}
+  void KeepStaged() override { ++kept_staged; }
+  void Forget(absl::Span<const std::string> array_ids) override {
+    forgotten.insert(forgotten.end(), array_ids.begin(), array_ids.end());
+  }
+  std::vector<StepProgress> progress() const override { return {}; }
+
+  absl::Status commit_status;
+  std::vector<std::pair<StepOrder, Report>> runs;
+  std::vector<int64_t> committed;
+  std::vector<absl::Status> aborted;
+  int kept_staged = 0;
+  std::vector<std::string> forgotten;
+};
+
+// Stages an array of four elements with one tile, in memory. Returns whether that worked.
+inline bool StageFour(ShardStore& store, const std::string& array_id,
+                      const std::string& descriptor = "") {
+  auto staged = store.Stage({.array_id = array_id,
+                             .dtype = Dtype::kF32,
+                             .array_shape = {4},
+                             .tile = {{{0, 4}}},
+                             .array_descriptor = descriptor,
+                             .transfer_id = "t"},
+                            /*durable=*/false);
+  if (!staged.ok()) return false;
+  (*staged)->mutable_bytes()[0] = 'x';
+  return (*staged)->Finish(std::nullopt).ok();
+}
+
+}  // namespace shardmesh::worker
+
+#endif  // SHARDMESH_TESTS_UNIT_WORKER_SERVICE_ATTACH_FAKES_H_

@@ -1,0 +1,83 @@
+// The coordinator's messages to this worker, carried out in order.
+#ifndef SHARDMESH_WORKER_SERVICE_ATTACH_HANDLER_H_
+#define SHARDMESH_WORKER_SERVICE_ATTACH_HANDLER_H_
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "google/protobuf/repeated_ptr_field.h"
+#include "process/clock.h"
+#include "process/thread_pool.h"
+#include "shardmesh/internal/v1/attach_service.pb.h"
+#include "worker/exchange/membership_view.h"
+#include "worker/exchange/peer_links.h"
+#include "worker/service/attach_reports.h"
+#include "worker/service/attach_sink.h"
+#include "worker/service/membership_book.h"
+#include "worker/service/term_keeper.h"
+#include "worker/service/tile_gate.h"
+#include "worker/step/step_executor.h"
+#include "worker/store/shard_store.h"
+
+namespace shardmesh::worker {
+
+// Owns the membership and the key of the last attach, and the thread for orders that wait for the
+// disk. It hands each message to the part of the worker that it concerns, and knows no gRPC.
+//
+// For one thread, which handles one stream after the other.
+class AttachHandler {
+ public:
+  // Pointers outlive the handler.
+  struct Options {
+    std::string coordinator;  // host:port, for the log
+    std::string identity;     // this worker's
+    Clock* clock = nullptr;
+    ShardStore* store = nullptr;
+    TileGate* gate = nullptr;
+    PeerLinks* links = nullptr;
+    StepExecutor* executor = nullptr;
+    TermKeeper* terms = nullptr;
+    AttachReports* reports = nullptr;
+  };
+
+  explicit AttachHandler(Options options) : options_(std::move(options)) {}
+  // Waits for the store's files and for orders under way. Take must have ended.
+  ~AttachHandler();
+  AttachHandler(const AttachHandler&) = delete;
+  AttachHandler& operator=(const AttachHandler&) = delete;
+
+  // Carries out a message of the stream that `stream` is the write side of. The first one must be
+  // the welcome, which makes the worker attached. After an error the caller ends the stream; the
+  // error says why.
+  absl::Status Take(internal::v1::AttachResponse message, const AttachSinkPtr& stream);
+
+  // Returns whether the coordinator's last message Detach left no hope for another attach.
+  bool is_detached_for_good() const { return detached_for_good_; }
+
+ private:
+  absl::Status TakeWelcome(const internal::v1::Welcome& welcome, const AttachSinkPtr& stream);
+  absl::Status TakeCoordinatorTime(const google::protobuf::Timestamp& time);
+  absl::Status TakeVerdict(const internal::v1::InventoryVerdict& verdict);
+  absl::Status TakeMembership(const internal::v1::Membership& membership);
+  void TakeRunStep(internal::v1::RunStep step, const AttachSinkPtr& stream);
+  absl::Status TakeEndStep(const internal::v1::EndStep& end);
+  absl::Status TakeEndTransfer(const internal::v1::EndTransfer& end);
+  absl::Status TakeDetach(const internal::v1::Detach& detach);
+  void Drop(const google::protobuf::RepeatedPtrField<std::string>& array_ids);
+  void TakeQuarantineOrder(internal::v1::QuarantineOrder order, const AttachSinkPtr& stream);
+
+  const Options options_;
+
+  MembershipBook book_;                         // of this attach
+  std::shared_ptr<const MembershipView> view_;  // the last one
+  Attachment attachment_;                       // the last one
+  bool detached_for_good_ = false;
+
+  ThreadPool orders_{1};  // what waits for the disk; last: its thread uses the above
+};
+
+}  // namespace shardmesh::worker
+
+#endif  // SHARDMESH_WORKER_SERVICE_ATTACH_HANDLER_H_

@@ -1,0 +1,88 @@
+// Reads and writes the messages of the call Attach.
+#include "worker/service/attach_stream.h"
+
+#include <utility>
+
+#include "rpc/codec/status.h"
+
+namespace shardmesh::worker {
+
+AttachStream::AttachStream(const std::shared_ptr<grpc::Channel>& channel)
+    : stub_(internal::v1::AttachService::NewStub(channel)),
+      outbox_(kOutboxBytes, [this](const internal::v1::AttachRequest* m) { StartWrite(m); }) {}
+
+void AttachStream::Start() {
+  self_ = shared_from_this();
+  stub_->async()->Attach(&context_, this);
+  AddHold();  // for the outbox; its close releases the hold
+  AddHold();  // for the inbox; its end releases the hold
+  StartRead(&read_);
+  StartCall();
+}
+
+void AttachStream::Send(internal::v1::AttachRequest request) {
+  const auto size_bytes = static_cast<int64_t>(request.ByteSizeLong());
+  auto message = std::make_shared<const internal::v1::AttachRequest>(std::move(request));
+  if (absl::IsResourceExhausted(outbox_.Push(std::move(message), size_bytes))) {
+    Cancel();
+  }
+}
+
+void AttachStream::CloseAfterWrites() {
+  outbox_.Close(Outbox::kFlush, [this] {
+    StartWritesDone();
+    RemoveHold();
+  });
+}
+
+std::optional<internal::v1::AttachResponse> AttachStream::Next() {
+  bool resume = false;
+  std::optional<internal::v1::AttachResponse> message;
+  {
+    absl::MutexLock lock(&mutex_);
+    mutex_.Await(absl::Condition(this, &AttachStream::HasNextOrIsOver));
+    if (inbox_.empty()) {
+      return std::nullopt;
+    }
+    message = std::move(inbox_.front());
+    inbox_.pop_front();
+    resume = std::exchange(paused_, false);
+  }
+  if (resume) {
+    StartRead(&read_);
+  }
+  return message;
+}
+
+absl::Status AttachStream::Wait() {
+  absl::MutexLock lock(&mutex_);
+  mutex_.Await(absl::Condition(&over_));
+  return status_;
+}
+
+void AttachStream::OnReadDone(bool ok) {
+  if (!ok) {
+    outbox_.Close(Outbox::kDrop, [this] { RemoveHold(); });
+    RemoveHold();
+    return;
+  }
+  {
+    absl::MutexLock lock(&mutex_);
+    inbox_.push_back(std::move(read_));
+    paused_ = inbox_.size() >= kMaxInbox;
+    if (paused_) {
+      return;
+    }
+  }
+  read_.Clear();
+  StartRead(&read_);
+}
+
+void AttachStream::OnDone(const grpc::Status& status) {
+  const std::shared_ptr<AttachStream> self = std::move(self_);
+  absl::MutexLock lock(&mutex_);
+  status_ = rpc::FromGrpc(status);
+  over_ = true;
+}
+
+}  // namespace shardmesh::worker

@@ -1,0 +1,67 @@
+// The newest term of a coordinator that this worker knows, in memory and on disk.
+#ifndef SHARDMESH_WORKER_SERVICE_TERM_KEEPER_H_
+#define SHARDMESH_WORKER_SERVICE_TERM_KEEPER_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+
+namespace shardmesh::worker {
+
+// The newest known term, and the coordinator that began it. Each start of a coordinator makes a new
+// token key and begins a new term. Two keys of one term therefore mean two coordinators.
+struct KnownTerm {
+  int64_t number = 0;
+  std::string token_key_digest = {};  // empty: unknown
+
+  friend bool operator==(const KnownTerm&, const KnownTerm&) = default;
+};
+
+// Decides which coordinator the worker follows, and remembers the decision across restarts: the
+// file `term` of the data folder has the number, a blank and the digest of the key. Files of older
+// versions lack the digest.
+//
+// Follow and Keep: for one thread. The other calls are thread-safe.
+class TermKeeper {
+ public:
+  // Reads the file; the term is 0 where none was kept yet. Without a data folder (empty) the term
+  // is only in memory. DATA_LOSS (BAD_FILE) for a damaged file; errors of the file system.
+  static absl::StatusOr<std::unique_ptr<TermKeeper>> Open(const std::string& data_dir);
+  TermKeeper(const TermKeeper&) = delete;
+  TermKeeper& operator=(const TermKeeper&) = delete;
+
+  KnownTerm known() const;
+
+  // Makes `begun` the known term. ABORTED (STALE_TERM) if the coordinator at `peer`, which began
+  // it, must not be followed: the worker knows a newer term, or another coordinator of this one.
+  absl::Status Follow(const KnownTerm& begun, std::string_view peer);
+
+  // Writes the known term to disk if it is not there yet. A full disk is no error: the log says so
+  // once, and the caller calls again later. Otherwise errors of the file system.
+  absl::Status Keep();
+
+ private:
+  TermKeeper(std::string path, KnownTerm kept);
+
+  absl::Status CheckTerm(const KnownTerm& begun, std::string_view peer) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const std::string path_;  // empty: only in memory
+
+  // Used only by the thread of Follow and Keep.
+  KnownTerm kept_;  // on disk
+  bool is_late_ = false;
+
+  mutable absl::Mutex mutex_;
+  KnownTerm known_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace shardmesh::worker
+
+#endif  // SHARDMESH_WORKER_SERVICE_TERM_KEEPER_H_
