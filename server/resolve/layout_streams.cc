@@ -43,6 +43,24 @@ absl::Status CheckSpecs(absl::Span<const TreeTensor> tensors) {
   return absl::OkStatus();
 }
 
+// Counts tensors that have specs with `resolver`, and calls `add` for each. Errors of `add` get the
+// tensor's name. CANCELLED leaves the later tensors out.
+template <typename AddOne>
+absl::Status AddLaidOut(absl::Span<const TreeTensor> tensors, TreeResolver& resolver,
+                        const IsCancelled& is_cancelled, const AddOne& add) {
+  SHARDMESH_RETURN_IF_ERROR(CheckSpecs(tensors));
+  SHARDMESH_RETURN_IF_ERROR(resolver.Add(tensors, is_cancelled).status());
+  for (const TreeTensor& tensor : tensors) {
+    if (is_cancelled()) {
+      return absl::CancelledError("cancelled while tensors were added up");
+    }
+    if (const absl::Status status = add(tensor); !status.ok()) {
+      return TensorError(status, tensor.name);
+    }
+  }
+  return absl::OkStatus();
+}
+
 // AnalyzeLayout.
 class AnalyzeAnswer {
  public:
@@ -61,17 +79,8 @@ class AnalyzeAnswer {
   const StoredTree* stored_tree() const { return stored_tree_.get(); }
 
   absl::Status Add(absl::Span<const TreeTensor> tensors, const IsCancelled& is_cancelled) {
-    SHARDMESH_RETURN_IF_ERROR(CheckSpecs(tensors));
-    SHARDMESH_RETURN_IF_ERROR(resolver_->Add(tensors, is_cancelled).status());
-    for (const TreeTensor& tensor : tensors) {
-      if (is_cancelled()) {
-        return absl::CancelledError("cancelled while tensors were added up");
-      }
-      if (const absl::Status status = AddToAnalysis(tensor); !status.ok()) {
-        return TensorError(status, tensor.name);
-      }
-    }
-    return absl::OkStatus();
+    return AddLaidOut(tensors, *resolver_, is_cancelled,
+                      [this](const TreeTensor& tensor) { return AddToAnalysis(tensor); });
   }
 
   absl::Status End(v1::AnalyzeLayoutResponse* response, const IsCancelled&) {
@@ -142,17 +151,12 @@ class ShardingStrategyAnswer {
   const StoredTree* stored_tree() const { return stored_tree_.get(); }
 
   absl::Status Add(absl::Span<const TreeTensor> tensors, const IsCancelled& is_cancelled) {
-    SHARDMESH_RETURN_IF_ERROR(CheckSpecs(tensors));
-    SHARDMESH_RETURN_IF_ERROR(resolver_->Add(tensors, is_cancelled).status());
-    for (const TreeTensor& tensor : tensors) {
-      if (is_cancelled()) {
-        return absl::CancelledError("cancelled while tensors were added up");
-      }
+    return AddLaidOut(tensors, *resolver_, is_cancelled, [this](const TreeTensor& tensor) {
       tensors_.push_back({.name = std::string(tensor.name),
                           .shape = Shape(tensor.shape.begin(), tensor.shape.end()),
                           .spec = *tensor.spec});
-    }
-    return absl::OkStatus();
+      return absl::OkStatus();
+    });
   }
 
   absl::Status End(compat::v1::AnalyzeShardingStrategyResponse* response, const IsCancelled&) {
