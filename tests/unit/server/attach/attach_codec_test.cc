@@ -12,34 +12,25 @@
 #include "rpc/codec/spec_codec.h"
 #include "rpc/codec/time_codec.h"
 #include "shardmesh/internal/v1/attach_service.pb.h"
+#include "tests/testing/row_array.h"
 #include "tests/testing/status_matchers.h"
 
 namespace shardmesh::server {
 namespace {
 
 using ::shardmesh::test::IsOk;
+using ::shardmesh::test::RowArray;
 using ::shardmesh::test::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Pair;
-
-ArrayDescriptor Rows(const std::string& id) {
-  return {.array_id = id,
-          .dtype = Dtype::kF32,
-          .shape = {4},
-          .spec = PartitionSpec({SpecEntry::Axis("x")}),
-          .mesh_id = "m",
-          .mesh_revision = 2,
-          .mesh = *Mesh::Parse("x=2"),
-          .cut_points = {}};
-}
 
 void AddTile(const std::string& id, const std::string& descriptor,
              internal::v1::InventoryPage* page) {
   internal::v1::HeldTile* const held = page->add_tiles();
   held->set_array_id(id);
   held->set_array_descriptor(descriptor);
-  rpc::Encode(Rows(id).Tiling()->TileOf(0), held->mutable_tile());
+  rpc::Encode(RowArray(id).Tiling()->TileOf(0), held->mutable_tile());
 }
 
 std::vector<size_t> All(const std::vector<InventoryTile>& tiles) {
@@ -50,14 +41,14 @@ std::vector<size_t> All(const std::vector<InventoryTile>& tiles) {
 
 TEST(AttachCodecTest, OnlyReadableDescriptorsOfTheTilesArrayAreTaken) {
   internal::v1::InventoryPage page;
-  AddTile("a", rpc::ArrayDescriptorBytes(Rows("a")), &page);
+  AddTile("a", rpc::ArrayDescriptorBytes(RowArray("a")), &page);
   AddTile("b", "not a descriptor", &page);
   AddTile("c", "", &page);
-  AddTile("d", rpc::ArrayDescriptorBytes(Rows("a")), &page);
+  AddTile("d", rpc::ArrayDescriptorBytes(RowArray("a")), &page);
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::vector<InventoryTile> tiles, DecodeTiles(page, All));
   ASSERT_EQ(tiles.size(), 4u);
   EXPECT_EQ(tiles[0].array_id, "a");
-  EXPECT_EQ(tiles[0].descriptor, Rows("a"));
+  EXPECT_EQ(tiles[0].descriptor, RowArray("a"));
   for (const size_t i : {1, 2, 3}) {
     EXPECT_EQ(tiles[i].array_id, page.tiles(static_cast<int>(i)).array_id());
     EXPECT_FALSE(tiles[i].descriptor.has_value()) << i;
@@ -67,7 +58,7 @@ TEST(AttachCodecTest, OnlyReadableDescriptorsOfTheTilesArrayAreTaken) {
 
 TEST(AttachCodecTest, DescriptorsOfKnownArraysAreNotRead) {
   internal::v1::InventoryPage page;
-  AddTile("a", rpc::ArrayDescriptorBytes(Rows("a")), &page);
+  AddTile("a", rpc::ArrayDescriptorBytes(RowArray("a")), &page);
   SHARDMESH_ASSERT_OK_AND_ASSIGN(
       const std::vector<InventoryTile> tiles,
       DecodeTiles(page, [](const std::vector<InventoryTile>&) { return std::vector<size_t>(); }));

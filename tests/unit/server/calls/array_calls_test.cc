@@ -13,11 +13,10 @@
 #include "process/random_bytes.h"
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/spec_codec.h"
-#include "server/state/session.h"
 #include "shardmesh/v1/array_service.pb.h"
 #include "status/reason.h"
 #include "tests/testing/status_matchers.h"
-#include "tests/unit/server/worker_streams_fixture.h"
+#include "tests/unit/server/calls_fixture.h"
 
 namespace shardmesh::server {
 namespace {
@@ -26,22 +25,11 @@ using ::shardmesh::test::IsOk;
 using ::shardmesh::test::StatusIs;
 using ::testing::ElementsAre;
 
-// The registry does not hear here that workers are lost: as in the moment before it does.
-class BeginGetTest : public WorkerStreamsFixture {
+class BeginGetTest : public CallsFixture {
  protected:
-  BeginGetTest() {
-    for (const char* identity : {"w0", "w1"}) {
-      const auto attachment = members_.Attach({.identity = identity,
-                                               .incarnation = 1,
-                                               .build_version = "1",
-                                               .endpoints = {"10.0.0.1:1"},
-                                               .host = "host"});
-      EXPECT_THAT(attachment, IsOk());
-      attachments_.push_back(attachment.value_or(0));
-    }
-    EXPECT_THAT(members_.AddMesh("m", 2, {"w0", "w1"}), IsOk());
-    session_ = sessions_.Open({.name = "host:10.0.0.1"}, "", absl::Hours(1))->id;
-  }
+  BeginGetTest()
+      : CallsFixture({"w0", "w1"}),
+        session_(sessions_.Open({.name = "host:10.0.0.1"}, "", absl::Hours(1))->id) {}
 
   // An array of that spec under a name.
   ArrayDescriptor AddArray(const std::string& name, const PartitionSpec& spec) {
@@ -68,28 +56,17 @@ class BeginGetTest : public WorkerStreamsFixture {
   }
   absl::StatusOr<v1::BeginGetResponse> Get(const std::string& name,
                                            const std::optional<Tile>& slice) {
-    CoordinatorParts parts;
-    parts.clock = &clock_;
-    parts.definition_store = definition_store_.get();
-    parts.membership = &members_;
-    parts.hub = streams_.get();
-    parts.registry = registry_.get();
-    parts.sessions = &sessions_;
-    parts.recovery = &recovery_;
-    parts.token_key = "key";
     v1::BeginGetRequest request;
     request.set_session_id(session_);
     request.mutable_array()->set_name(name);
     if (slice.has_value()) rpc::Encode(*slice, request.mutable_slice());
     v1::BeginGetResponse response;
-    const absl::Status status = BeginGet(parts, request, &response);
+    const absl::Status status = BeginGet(Parts(), request, &response);
     if (!status.ok()) return status;
     return response;
   }
 
-  std::vector<uint64_t> attachments_;
-  SessionTable sessions_{&clock_, [](const EndedSession&) {}};
-  std::string session_;
+  const std::string session_;
 };
 
 TEST_F(BeginGetTest, ASliceNamesOnlyRanksThatCanBeAsked) {

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "rpc/transfer_token.h"
+#include "tests/testing/row_array.h"
 #include "tests/testing/status_matchers.h"
 
 namespace shardmesh::server {
@@ -24,15 +25,7 @@ BegunPutPtr PutOfOne(const std::string& transfer_id) {
   put->session_id = "s";
   put->expire_time = kExpire;
   put->corrections.resize(1);
-  PutItem& item = put->items.emplace_back();
-  item.definition.descriptor = {.array_id = "a",
-                                .dtype = Dtype::kF32,
-                                .shape = {4},
-                                .spec = PartitionSpec({SpecEntry::Axis("x")}),
-                                .mesh_id = "m",
-                                .mesh_revision = 2,
-                                .mesh = *Mesh::Parse("x=2"),
-                                .cut_points = {}};
+  put->items.emplace_back().definition.descriptor = test::RowArray("a");
   return put;
 }
 

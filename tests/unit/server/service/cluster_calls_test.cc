@@ -1,11 +1,8 @@
 // Answers about the cluster, without a server: pages, bounds, and what is refused.
 #include "server/calls/cluster_calls.h"
 
-#include "rpc/codec/spec_codec.h"
-#include "server/state/session.h"
 #include "status/reason.h"
-#include "tests/unit/server/define_mesh.h"
-#include "tests/unit/server/worker_streams_fixture.h"
+#include "tests/unit/server/calls_fixture.h"
 
 namespace shardmesh::server {
 namespace {
@@ -15,43 +12,22 @@ using ::shardmesh::test::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-class ClusterCallsTest : public WorkerStreamsFixture {
+class ClusterCallsTest : public CallsFixture {
  protected:
-  ClusterCallsTest() {
-    for (const char* identity : {"a", "b", "c"}) {
-      EXPECT_THAT(members_.Attach({.identity = identity,
-                                   .incarnation = 1,
-                                   .build_version = "1",
-                                   .endpoints = {"10.0.0.1:1"},
-                                   .host = "host"}),
-                  IsOk());
-    }
-    DefineMesh(definition_store_.get(), "m", *Mesh::Parse("x=2"));
-    EXPECT_THAT(members_.AddMesh("m", 2, {"a", "b"}), IsOk());
-  }
+  ClusterCallsTest() : CallsFixture({"a", "b", "c"}) {}
 
   ClusterCalls Calls() {
-    CoordinatorParts parts;
-    parts.clock = &clock_;
-    parts.definition_store = definition_store_.get();
-    parts.membership = &members_;
-    parts.hub = streams_.get();
-    parts.registry = registry_.get();
-    parts.sessions = &sessions_;
-    parts.links = &link_table_;
-    parts.term = 7;
-    return ClusterCalls(parts, {.cluster_id = "cluster",
-                                .build_version = "1",
-                                .is_draining = [this] { return is_draining_; },
-                                .recovery = &recovery_,
-                                .flight_log = &flight_log_,
-                                .step_watch = &step_watch_,
-                                .hub = streams_.get(),
-                                .live = [this] { return sequencer_->Live(); }});
+    return ClusterCalls(Parts(), {.cluster_id = "cluster",
+                                  .build_version = "1",
+                                  .is_draining = [this] { return is_draining_; },
+                                  .recovery = &recovery_,
+                                  .flight_log = &flight_log_,
+                                  .step_watch = &step_watch_,
+                                  .hub = streams_.get(),
+                                  .live = [this] { return sequencer_->Live(); }});
   }
 
   bool is_draining_ = false;
-  SessionTable sessions_{&clock_, [](const EndedSession&) {}};
   StepWatch step_watch_{&clock_, &members_, &flight_log_};
 };
 
@@ -140,7 +116,7 @@ TEST_F(ClusterCallsTest, ALostWorkerOfAMeshIsAFinding) {
   v1::DiagnoseResponse healthy;
   ASSERT_THAT(Calls().Diagnose({}, &healthy), IsOk());
   EXPECT_TRUE(healthy.healthy()) << healthy.verdict();
-  members_.Detach(1, "killed");
+  members_.Detach(attachments_[0], "killed");
   v1::DiagnoseResponse ill;
   ASSERT_THAT(Calls().Diagnose({}, &ill), IsOk());
   EXPECT_FALSE(ill.healthy());
