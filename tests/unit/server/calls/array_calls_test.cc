@@ -1,51 +1,70 @@
-// Gets from workers that were lost a moment ago, without gRPC.
+// Calls about arrays, without gRPC: descriptions, pages of lists, and gets, also from workers that
+// were lost a moment ago.
 #include "server/calls/array_calls.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/synchronization/notification.h"
 #include "process/random_bytes.h"
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/spec_codec.h"
+#include "rpc/codec/status.h"
+#include "rpc/codec/time_codec.h"
+#include "rpc/transfer_token.h"
 #include "shardmesh/v1/array_service.pb.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
+#include "tests/testing/row_array.h"
+#include "tests/testing/sharding_printers.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/unit/server/calls_fixture.h"
 
 namespace shardmesh::server {
 namespace {
 
+using ::shardmesh::test::CarriesFacts;
 using ::shardmesh::test::IsOk;
+using ::shardmesh::test::IsOkAndHolds;
+using ::shardmesh::test::kInvalid;
 using ::shardmesh::test::StatusIs;
 using ::testing::ElementsAre;
+using ::testing::Field;
+using ::testing::IsEmpty;
 
-class BeginGetTest : public CallsFixture {
+const PartitionSpec kRows({SpecEntry::Axis("x")});
+
+class ArrayCallsTest : public CallsFixture {
  protected:
-  BeginGetTest()
-      : CallsFixture({"w0", "w1"}),
-        session_(sessions_.Open({.name = "host:10.0.0.1"}, "", absl::Hours(1))->id) {}
+  ArrayCallsTest() : CallsFixture({"w0", "w1"}) {}
 
-  // An array of that spec under a name.
-  ArrayDescriptor AddArray(const std::string& name, const PartitionSpec& spec) {
+  // An array of that spec under a name. Without a name, a pin keeps it.
+  ArrayDescriptor AddArray(const std::string& name, const PartitionSpec& spec,
+                           const std::string& mesh_id = "m") {
     const ArrayDescriptor descriptor{.array_id = RandomId(),
                                      .dtype = Dtype::kF32,
                                      .shape = {8},
                                      .spec = spec,
-                                     .mesh_id = "m",
+                                     .mesh_id = mesh_id,
                                      .mesh_revision = 1,
                                      .mesh = *Mesh::Parse("x=2"),
                                      .cut_points = {}};
     EXPECT_THAT(registry_->Stage({.descriptor = descriptor}), IsOk());
     CommitRequest commit;
     commit.arrays.push_back({.array_id = descriptor.array_id, .tile_crc32c = {1, 2}});
-    commit.moves.push_back(
-        {.name = name, .array_id = descriptor.array_id, .expected_version = std::nullopt});
+    if (name.empty()) {
+      EXPECT_THAT(registry_->Pin(descriptor.array_id), IsOk());
+    } else {
+      commit.moves.push_back(
+          {.name = name, .array_id = descriptor.array_id, .expected_version = std::nullopt});
+    }
     absl::Notification done;
     registry_->Commit(std::move(commit), [&done](const absl::StatusOr<CommitResult>& result) {
       EXPECT_THAT(result, IsOk());
@@ -54,6 +73,208 @@ class BeginGetTest : public CallsFixture {
     done.WaitForNotification();
     return descriptor;
   }
+};
+
+class DescribeArrayTest : public ArrayCallsTest {
+ protected:
+  absl::StatusOr<v1::Array> Describe(const v1::ArraySelector& selector) {
+    v1::DescribeArrayRequest request;
+    *request.mutable_array() = selector;
+    v1::DescribeArrayResponse response;
+    const absl::Status status = DescribeArray(Parts(), request, &response);
+    if (!status.ok()) return status;
+    return response.array();
+  }
+  static v1::ArraySelector Named(const std::string& name) {
+    v1::ArraySelector selector;
+    selector.set_name(name);
+    return selector;
+  }
+  static v1::ArraySelector WithId(const std::string& id) {
+    v1::ArraySelector selector;
+    selector.set_array_id(id);
+    return selector;
+  }
+};
+
+TEST_F(DescribeArrayTest, FindsAnArrayByNameByVersionAndById) {
+  const ArrayDescriptor rows = AddArray("rows", kRows);
+  const auto by_name = Describe(Named("rows"));
+  ASSERT_THAT(by_name, IsOk());
+  EXPECT_THAT(rpc::Decode(by_name->array_descriptor()), IsOkAndHolds(rows));
+  EXPECT_EQ(by_name->name(), "rows");
+  EXPECT_GE(by_name->name_version(), 1);
+  EXPECT_EQ(by_name->size_bytes(), 32);
+  EXPECT_EQ(by_name->state(), v1::ARRAY_STATE_AVAILABLE);
+  EXPECT_EQ(by_name->durability(), v1::DURABILITY_MEMORY);
+  EXPECT_FALSE(by_name->has_requested_spec());
+
+  v1::ArraySelector versioned = Named("rows");
+  versioned.set_version(by_name->name_version());
+  const auto by_version = Describe(versioned);
+  ASSERT_THAT(by_version, IsOk());
+  EXPECT_EQ(by_version->SerializeAsString(), by_name->SerializeAsString());
+
+  const auto by_id = Describe(WithId(rows.array_id));
+  ASSERT_THAT(by_id, IsOk());
+  EXPECT_EQ(by_id->array_descriptor().array_id(), rows.array_id);
+  EXPECT_EQ(by_id->name(), "") << "the selector has no name";
+  EXPECT_EQ(by_id->name_version(), 0);
+}
+
+TEST_F(DescribeArrayTest, RefusesSelectorsThatSelectNothing) {
+  AddArray("rows", kRows);
+  for (const v1::ArraySelector& empty : {v1::ArraySelector(), Named(""), WithId("")}) {
+    EXPECT_THAT(Describe(empty), CarriesFacts(Reason::kBadField, {{fact::kField, "array"}}));
+  }
+  for (const int64_t version : {int64_t{0}, int64_t{-1}}) {
+    v1::ArraySelector selector = Named("rows");
+    selector.set_version(version);
+    EXPECT_THAT(Describe(selector), StatusIs(kInvalid, Reason::kBadField)) << version;
+    EXPECT_THAT(Describe(selector),
+                CarriesFacts(Reason::kBadField, {{fact::kField, "array.version"}}));
+  }
+}
+
+TEST_F(DescribeArrayTest, NamesTheArrayThatIsNotThere) {
+  AddArray("rows", kRows);
+  const auto not_found = StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound);
+  EXPECT_THAT(Describe(Named("rowz")), not_found);
+  EXPECT_THAT(Describe(Named("rowz")), CarriesFacts(Reason::kNotFound, {{fact::kKind, "name"},
+                                                                        {fact::kName, "rowz"},
+                                                                        {fact::kNearest, "rows"}}));
+  EXPECT_THAT(Describe(WithId("gone")), not_found);
+  EXPECT_THAT(Describe(WithId("gone")),
+              CarriesFacts(Reason::kNotFound, {{fact::kKind, "array"}, {fact::kName, "gone"}}));
+  v1::ArraySelector selector = Named("rows");
+  selector.set_version(99);
+  EXPECT_THAT(Describe(selector),
+              CarriesFacts(Reason::kNotFound, {{fact::kKind, "name"}, {fact::kName, "rows@99"}}));
+}
+
+TEST_F(DescribeArrayTest, AnArrayThatIsNotCommittedIsNotFound) {
+  ArrayDescriptor staged = test::RowArray("staged");
+  ASSERT_THAT(registry_->Stage({.descriptor = staged}), IsOk());
+  EXPECT_THAT(Describe(WithId("staged")), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+}
+
+class ListArraysTest : public ArrayCallsTest {
+ protected:
+  // A page as the names of its arrays, the ids of those without one, and its next token.
+  struct Page {
+    std::vector<std::string> names;
+    std::vector<std::string> ids;
+    std::string token;
+  };
+  absl::StatusOr<Page> List(const v1::ListArraysRequest& request) {
+    v1::ListArraysResponse response;
+    const absl::Status status = ListArrays(Parts(), request, &response);
+    if (!status.ok()) return status;
+    EXPECT_GT(response.revision(), 0);
+    EXPECT_LE(response.revision(), definition_store_->settled_revision());
+    Page page{.names = {}, .ids = {}, .token = response.next_page_token()};
+    for (const v1::Array& array : response.arrays()) {
+      if (array.name().empty()) {
+        page.ids.push_back(array.array_descriptor().array_id());
+      } else {
+        EXPECT_THAT(page.ids, IsEmpty()) << "arrays without a name come last";
+        page.names.push_back(array.name());
+      }
+    }
+    return page;
+  }
+  // All pages of at most `page_size` arrays, joined.
+  Page All(v1::ListArraysRequest request, int32_t page_size) {
+    request.set_page_size(page_size);
+    Page all;
+    for (int pages = 0; pages < 20; ++pages) {
+      const auto page = List(request);
+      EXPECT_THAT(page, IsOk());
+      if (!page.ok()) break;
+      EXPECT_LE(page->names.size() + page->ids.size(), static_cast<size_t>(page_size));
+      all.names.insert(all.names.end(), page->names.begin(), page->names.end());
+      all.ids.insert(all.ids.end(), page->ids.begin(), page->ids.end());
+      if (page->token.empty()) return all;
+      request.set_page_token(page->token);
+    }
+    ADD_FAILURE() << "the list does not end";
+    return all;
+  }
+};
+
+TEST_F(ListArraysTest, PagesOfAnySizeAddUp) {
+  for (const char* name : {"b", "a", "b.2", "b.1", "c"}) AddArray(name, kRows);
+  std::vector<std::string> ids = {AddArray("", kRows).array_id, AddArray("", kRows).array_id};
+  std::sort(ids.begin(), ids.end());
+  v1::ListArraysRequest named;
+  v1::ListArraysRequest prefixed;
+  prefixed.set_prefix("b");
+  v1::ListArraysRequest everything;
+  everything.set_include_unnamed(true);
+  for (int32_t page_size = 1; page_size <= 8; ++page_size) {
+    SCOPED_TRACE(page_size);
+    EXPECT_THAT(All(named, page_size).names, ElementsAre("a", "b", "b.1", "b.2", "c"));
+    EXPECT_THAT(All(named, page_size).ids, IsEmpty());
+    EXPECT_THAT(All(prefixed, page_size).names, ElementsAre("b", "b.1", "b.2"));
+    EXPECT_THAT(All(everything, page_size).names, ElementsAre("a", "b", "b.1", "b.2", "c"));
+    EXPECT_EQ(All(everything, page_size).ids, ids);
+  }
+}
+
+TEST_F(ListArraysTest, AFullPageOfTheLastNamesIsTheLastOne) {
+  AddArray("a", kRows);
+  AddArray("b", kRows);
+  v1::ListArraysRequest request;
+  request.set_page_size(2);
+  const auto page = List(request);
+  ASSERT_THAT(page, IsOk());
+  EXPECT_THAT(page->names, ElementsAre("a", "b"));
+  EXPECT_EQ(page->token, "");
+  request.set_prefix("c");
+  const auto empty = List(request);
+  ASSERT_THAT(empty, IsOk());
+  EXPECT_THAT(empty->names, IsEmpty());
+  EXPECT_EQ(empty->token, "");
+}
+
+TEST_F(ListArraysTest, AListGoesOnAfterANameThatIsGone) {
+  for (const char* name : {"a", "c"}) AddArray(name, kRows);
+  v1::ListArraysRequest request;
+  request.set_page_token("nb");
+  const auto page = List(request);
+  ASSERT_THAT(page, IsOk());
+  EXPECT_THAT(page->names, ElementsAre("c"));
+}
+
+TEST_F(ListArraysTest, RefusesSizesAndTokensOfNoPage) {
+  const auto refused = [this](const auto& change) {
+    v1::ListArraysRequest request;
+    change(request);
+    return List(request);
+  };
+  const auto field = [](const char* name) {
+    return CarriesFacts(Reason::kBadField, {{fact::kField, name}});
+  };
+  EXPECT_THAT(refused([](auto& request) { request.set_page_size(-1); }), field("page_size"));
+  EXPECT_THAT(refused([](auto& request) { request.set_page_token("x"); }), field("page_token"));
+  EXPECT_THAT(refused([](auto& request) { request.set_page_token("i"); }), field("page_token"))
+      << "of a list that includes arrays without a name";
+  EXPECT_THAT(refused([](auto& request) {
+                request.set_include_unnamed(true);
+                request.set_page_token("x");
+              }),
+              field("page_token"));
+  EXPECT_THAT(refused([](auto& request) {
+                request.set_include_unnamed(true);
+                request.set_prefix("a");
+              }),
+              field("include_unnamed"));
+  EXPECT_THAT(refused([](auto& request) { request.set_page_size(1'000'000); }), IsOk())
+      << "a size over the most is the most";
+}
+
+class BeginGetTest : public ArrayCallsTest {
+ protected:
   absl::StatusOr<v1::BeginGetResponse> Get(const std::string& name,
                                            const std::optional<Tile>& slice) {
     v1::BeginGetRequest request;
@@ -65,12 +286,117 @@ class BeginGetTest : public CallsFixture {
     if (!status.ok()) return status;
     return response;
   }
+  std::string Open(absl::Duration ttl) {
+    return sessions_.Open({.name = "host:10.0.0.1"}, "", ttl)->id;
+  }
 
-  const std::string session_;
+  std::string session_ = Open(absl::Hours(1));
 };
 
+TEST_F(BeginGetTest, TheTokenOpensTheArrayForFiveMinutes) {
+  const ArrayDescriptor rows = AddArray("rows", kRows);
+  const auto got = Get("rows", std::nullopt);
+  ASSERT_THAT(got, IsOk());
+  const absl::Time end = clock_.Now() + absl::Minutes(5);
+  EXPECT_THAT(rpc::Decode(got->expire_time()), IsOkAndHolds(end));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const rpc::VerifiedToken token,
+                                 rpc::VerifyToken(got->token(), "key", rpc::TransferDirection::kGet,
+                                                  end - absl::Nanoseconds(1)));
+  EXPECT_EQ(token.array, rows);
+  EXPECT_EQ(token.claims.array_descriptor, got->array().array_descriptor().SerializeAsString());
+  EXPECT_EQ(token.claims.session_id, session_);
+  EXPECT_EQ(token.claims.transfer_id, "");
+  EXPECT_EQ(token.claims.term, 7);
+  EXPECT_EQ(token.claims.expire_time, end);
+  EXPECT_THAT(rpc::VerifyToken(got->token(), "key", rpc::TransferDirection::kPut, clock_.Now()),
+              StatusIs(absl::StatusCode::kPermissionDenied, Reason::kBadToken));
+}
+
+TEST_F(BeginGetTest, TheTokenEndsWithTheLeaseOfItsTime) {
+  AddArray("rows", kRows);
+  session_ = Open(absl::Seconds(30));
+  const absl::Time first_end = clock_.Now() + absl::Seconds(30);
+  const auto first = Get("rows", std::nullopt);
+  ASSERT_THAT(first, IsOk());
+  EXPECT_THAT(rpc::Decode(first->expire_time()), IsOkAndHolds(first_end));
+  clock_.Advance(absl::Seconds(20));
+  ASSERT_THAT(sessions_.Renew(session_), IsOk());
+  const auto second = Get("rows", std::nullopt);
+  ASSERT_THAT(second, IsOk());
+  EXPECT_THAT(rpc::Decode(second->expire_time()), IsOkAndHolds(first_end + absl::Seconds(20)));
+}
+
+TEST_F(BeginGetTest, OnlyTheFirstGetOfASessionPinsTheArray) {
+  AddArray("rows", kRows);
+  const auto is_pinned_by_get = [this] {
+    const auto got = Get("rows", std::nullopt);
+    EXPECT_THAT(got, IsOk());
+    return got.ok() && got->pinned();
+  };
+  EXPECT_TRUE(is_pinned_by_get());
+  EXPECT_FALSE(is_pinned_by_get());
+  EXPECT_EQ(sessions_.Get(session_)->pinned_arrays, 1);
+  session_ = Open(absl::Hours(1));
+  EXPECT_TRUE(is_pinned_by_get()) << "another session";
+}
+
+TEST_F(BeginGetTest, AGetThatFailsPinsNothing) {
+  AddArray("rows", kRows);
+  EXPECT_THAT(Get("row", std::nullopt), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+  EXPECT_THAT(Get("rows", Tile{{{0, 9}}}), StatusIs(kInvalid, Reason::kBadTile));
+  EXPECT_THAT(Get("", std::nullopt), StatusIs(kInvalid, Reason::kBadField));
+  EXPECT_EQ(sessions_.Get(session_)->pinned_arrays, 0);
+  ASSERT_THAT(sessions_.Close(session_), IsOk());
+  EXPECT_THAT(Get("rows", std::nullopt),
+              StatusIs(absl::StatusCode::kNotFound, Reason::kSessionGone));
+  EXPECT_THAT(Get("rows", std::nullopt),
+              CarriesFacts(Reason::kSessionGone, {{fact::kName, session_}}));
+}
+
+TEST_F(BeginGetTest, RefusesSlicesThatAreNotWithinTheArray) {
+  const ArrayDescriptor rows = AddArray("rows", kRows);
+  for (const Tile& slice :
+       {Tile{}, Tile{{{0, 8}, {0, 1}}}, Tile{{{3, 3}}}, Tile{{{8, 9}}}, Tile{{{0, 9}}}}) {
+    SCOPED_TRACE(slice.ToString());
+    const auto got = Get("rows", slice);
+    EXPECT_THAT(got, StatusIs(kInvalid, Reason::kBadTile));
+    EXPECT_THAT(got, CarriesFacts(Reason::kBadTile, {{fact::kArray, rows.array_id},
+                                                     {fact::kHave, slice.ToString()},
+                                                     {fact::kNeed, "[0,8)"}}));
+    EXPECT_THAT(rpc::FieldViolationsOf(got.status()),
+                ElementsAre(Field(&rpc::FieldViolation::field, "slice")));
+  }
+  for (const Tile& slice : {Tile{{{-1, 8}}}, Tile{{{5, 4}}}}) {
+    const auto got = Get("rows", slice);
+    EXPECT_THAT(got, StatusIs(kInvalid, Reason::kBadTile));
+    EXPECT_THAT(rpc::FieldViolationsOf(got.status()),
+                ElementsAre(Field(&rpc::FieldViolation::field, "slice.ranges[0]")));
+  }
+}
+
+TEST_F(BeginGetTest, ASliceOverSeveralTilesListsThemInOrder) {
+  AddArray("rows", kRows);
+  const auto got = Get("rows", Tile{{{2, 6}}});
+  ASSERT_THAT(got, IsOk());
+  ASSERT_EQ(got->tiles_size(), 2);
+  EXPECT_THAT(rpc::Decode(got->tiles(0).tile()), IsOkAndHolds(Tile{{{2, 4}}}));
+  EXPECT_THAT(got->tiles(0).ranks(), ElementsAre(0));
+  EXPECT_THAT(rpc::Decode(got->tiles(1).tile()), IsOkAndHolds(Tile{{{4, 6}}}));
+  EXPECT_THAT(got->tiles(1).ranks(), ElementsAre(1));
+  ASSERT_EQ(got->devices_size(), 2);
+  EXPECT_EQ(got->devices(1).identity(), "w1");
+  EXPECT_EQ(got->devices(1).incarnation(), 1u);
+  EXPECT_EQ(got->devices(1).endpoints(0).address(), "10.0.0.1:1");
+}
+
+TEST_F(BeginGetTest, AMeshThatIsGoneIsNamed) {
+  AddArray("rows", kRows, "other");
+  EXPECT_THAT(Get("rows", std::nullopt),
+              CarriesFacts(Reason::kNotFound, {{fact::kKind, "mesh"}, {fact::kName, "other"}}));
+}
+
 TEST_F(BeginGetTest, ASliceNamesOnlyRanksThatCanBeAsked) {
-  const ArrayDescriptor rows = AddArray("rows", PartitionSpec({SpecEntry::Axis("x")}));
+  const ArrayDescriptor rows = AddArray("rows", kRows);
   AddArray("copies", PartitionSpec());
   const Tile whole = Tile::Whole({8});
   const auto before = Get("copies", whole);
@@ -96,7 +422,7 @@ TEST_F(BeginGetTest, ASliceNamesOnlyRanksThatCanBeAsked) {
 
 // The arrays count as kept in memory, as when some of their workers have no data folder.
 TEST_F(BeginGetTest, AGetWaitsForTheWorkersOfItsTilesThatComeBack) {
-  const ArrayDescriptor rows = AddArray("rows", PartitionSpec({SpecEntry::Axis("x")}));
+  const ArrayDescriptor rows = AddArray("rows", kRows);
   AddArray("copies", PartitionSpec());
   const Tile whole = Tile::Whole({8});
   const Tile first = rows.Tiling()->TileOf(0);
@@ -122,7 +448,7 @@ TEST_F(BeginGetTest, AGetWaitsForTheWorkersOfItsTilesThatComeBack) {
 }
 
 TEST_F(BeginGetTest, AGetOfAWholeArrayListsNoTiles) {
-  AddArray("rows", PartitionSpec({SpecEntry::Axis("x")}));
+  AddArray("rows", kRows);
   const auto got = Get("rows", std::nullopt);
   ASSERT_THAT(got, IsOk());
   EXPECT_EQ(got->tiles_size(), 0);
