@@ -1,0 +1,416 @@
+// Codec of steps: the programs of short calls, the fields of a call, the paths of bad fields, and
+// the summary of a plan.
+#include "server/codec/compute_codec.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "rpc/codec/array_codec.h"
+#include "rpc/codec/plan_codec.h"
+#include "rpc/codec/spec_codec.h"
+#include "rpc/codec/status.h"
+#include "rpc/codec/time_codec.h"
+#include "status/fact_keys.h"
+#include "status/reason.h"
+#include "tests/testing/sharding_printers.h"
+#include "tests/testing/status_matchers.h"
+
+namespace shardmesh::server {
+namespace {
+
+using ::shardmesh::test::CarriesFacts;
+using ::shardmesh::test::IsOk;
+using ::shardmesh::test::IsOkAndHolds;
+using ::shardmesh::test::kInvalid;
+using ::shardmesh::test::StatusIs;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+v1::Operand ArrayOperand(const std::string& name) {
+  v1::Operand operand;
+  operand.mutable_array()->set_name(name);
+  return operand;
+}
+
+v1::Operand LiteralOperand(const Literal& literal) {
+  v1::Operand operand;
+  rpc::Encode(literal, operand.mutable_literal());
+  return operand;
+}
+
+// With all fields that short calls have beside their op.
+template <typename Request>
+Request ShortCall() {
+  Request request;
+  request.set_request_id("r1");
+  request.set_session_id("s1");
+  request.mutable_output()->add_names("y");
+  request.mutable_output()->set_return_literals(true);
+  rpc::Encode(absl::Seconds(9), request.mutable_timeout());
+  return request;
+}
+
+// An Execute of the same fields, with a program of one op over all operands.
+void ExpectIsStepOf(const v1::ExecuteRequest& step, const std::vector<std::string>& operands) {
+  EXPECT_EQ(step.request_id(), "r1");
+  EXPECT_EQ(step.session_id(), "s1");
+  EXPECT_THAT(step.output().names(), ElementsAre("y"));
+  EXPECT_TRUE(step.output().return_literals());
+  EXPECT_THAT(rpc::Decode(step.timeout()), IsOkAndHolds(absl::Seconds(9)));
+  EXPECT_EQ(step.mesh_id(), "");
+  std::vector<std::string> names;
+  for (const v1::Operand& operand : step.operands()) names.push_back(operand.array().name());
+  EXPECT_EQ(names, operands);
+  EXPECT_EQ(step.program().operand_count(), operands.size());
+  EXPECT_EQ(step.program().ops_size(), 1);
+  EXPECT_THAT(step.program().outputs(), ElementsAre(operands.size()));
+  EXPECT_THAT(Decode(step), IsOk());
+}
+
+TEST(AsExecuteTest, ALinearLayerIsAProgramOfOneOp) {
+  auto request = ShortCall<v1::LinearRequest>();
+  *request.mutable_input() = ArrayOperand("x");
+  request.mutable_input()->set_donate(true);
+  *request.mutable_weight() = ArrayOperand("w");
+  const v1::ExecuteRequest plain = AsExecute(request);
+  ExpectIsStepOf(plain, {"x", "w"});
+  EXPECT_TRUE(plain.operands(0).donate());
+  EXPECT_FALSE(plain.operands(1).donate());
+  EXPECT_FALSE(plain.program().ops(0).linear().has_bias());
+  EXPECT_FALSE(plain.program().ops(0).linear().has_scale());
+
+  *request.mutable_bias() = ArrayOperand("b");
+  request.set_weight_layout(v1::WEIGHT_LAYOUT_IN_OUT);
+  request.set_activation(v1::ACTIVATION_SILU);
+  request.set_scale(0);  // set, and not the default
+  const v1::ExecuteRequest full = AsExecute(request);
+  ExpectIsStepOf(full, {"x", "w", "b"});
+  const auto program = rpc::Decode(full.program());
+  ASSERT_THAT(program, IsOk());
+  EXPECT_EQ(std::get<LinearOp>(program->ops[0]),
+            (LinearOp{0, 1, 2, WeightLayout::kInOut, Activation::kSilu, 0.0f}));
+}
+
+TEST(AsExecuteTest, AProductIsAProgramOfOneOp) {
+  for (const auto& [transpose_lhs, transpose_rhs] :
+       {std::pair(false, true), std::pair(true, false)}) {
+    auto request = ShortCall<v1::MatmulRequest>();
+    *request.mutable_lhs() = ArrayOperand("a");
+    *request.mutable_rhs() = ArrayOperand("b");
+    request.set_transpose_lhs(transpose_lhs);
+    request.set_transpose_rhs(transpose_rhs);
+    const v1::ExecuteRequest step = AsExecute(request);
+    ExpectIsStepOf(step, {"a", "b"});
+    const auto program = rpc::Decode(step.program());
+    ASSERT_THAT(program, IsOk());
+    EXPECT_EQ(std::get<MatmulOp>(program->ops[0]), (MatmulOp{0, 1, transpose_lhs, transpose_rhs}));
+  }
+}
+
+// A field that is set to 0 is not one that is unset: kinds that have no such field refuse it.
+TEST(AsExecuteTest, ACollectiveIsAProgramOfOneOpWithTheFieldsThatAreSet) {
+  auto request = ShortCall<v1::CollectiveRequest>();
+  *request.mutable_input() = ArrayOperand("x");
+  request.set_kind(v1::COLLECTIVE_KIND_BARRIER);
+  request.add_axes("tp");
+  const v1::ExecuteRequest plain = AsExecute(request);
+  ExpectIsStepOf(plain, {"x"});
+  const v1::CollectiveOp& unset = plain.program().ops(0).collective();
+  EXPECT_FALSE(unset.has_dimension() || unset.has_root() || unset.has_split_dimension());
+
+  request.set_kind(v1::COLLECTIVE_KIND_ALL_TO_ALL);
+  request.add_axes("dp");
+  request.set_dimension(0);
+  request.set_split_dimension(1);
+  request.set_reduction(v1::REDUCTION_MAX);
+  request.set_algorithm(v1::COLLECTIVE_ALGORITHM_PAIRWISE);
+  request.set_order(v1::COLLECTIVE_ORDER_FASTEST);
+  request.add_counts(3);
+  request.add_counts(5);
+  const v1::ExecuteRequest exchange = AsExecute(request);
+  ExpectIsStepOf(exchange, {"x"});
+  const auto program = rpc::Decode(exchange.program());
+  ASSERT_THAT(program, IsOk());
+  EXPECT_EQ(std::get<CollectiveOp>(program->ops[0]),
+            (CollectiveOp{.input = 0,
+                          .kind = CollectiveKind::kAllToAll,
+                          .axes = {"tp", "dp"},
+                          .dimension = 0,
+                          .reduction = Reduction::kMax,
+                          .split_dimension = 1,
+                          .counts = {3, 5},
+                          .algorithm = CollectiveAlgorithm::kPairwise,
+                          .order = CollectiveOrder::kFastest}));
+
+  request.set_root(0);
+  v1::PermutePair* const pair = request.add_permutation();
+  pair->set_source(1);
+  const v1::ExecuteRequest odd = AsExecute(request);
+  EXPECT_TRUE(odd.program().ops(0).collective().has_root());
+  EXPECT_EQ(odd.program().ops(0).collective().permutation(0).source(), 1);
+  EXPECT_THAT(Decode(odd),
+              CarriesFacts(Reason::kBadField, {{fact::kField, "program.ops[0].collective.root"}}));
+}
+
+TEST(AsExecuteTest, ACallWithoutATimeoutIsAStepWithoutOne) {
+  v1::MatmulRequest request;
+  *request.mutable_lhs() = ArrayOperand("a");
+  *request.mutable_rhs() = ArrayOperand("b");
+  const v1::ExecuteRequest step = AsExecute(request);
+  EXPECT_FALSE(step.has_timeout());
+  const auto call = Decode(step);
+  ASSERT_THAT(call, IsOk());
+  EXPECT_EQ(call->timeout, std::nullopt);
+}
+
+TEST(AsExecuteTest, AnOperandThatIsMissingIsRefusedByItsPlace) {
+  v1::MatmulRequest request;
+  *request.mutable_lhs() = ArrayOperand("a");
+  EXPECT_THAT(Decode(AsExecute(request)),
+              CarriesFacts(Reason::kBadField, {{fact::kField, "operands[1].operand"}}));
+  EXPECT_THAT(Decode(AsExecute(v1::LinearRequest())),
+              CarriesFacts(Reason::kBadField, {{fact::kField, "operands[0].operand"}}));
+}
+
+// The product of an array and a literal, with all fields.
+v1::ExecuteRequest GoodExecute() {
+  v1::ExecuteRequest request;
+  request.set_request_id("r1");
+  request.set_session_id("s1");
+  request.set_mesh_id("m");
+  rpc::Encode(Program{.operand_count = 2, .ops = {MatmulOp{0, 1}}, .outputs = {2}},
+              request.mutable_program());
+  *request.add_operands() = ArrayOperand("x");
+  request.mutable_operands(0)->mutable_array()->set_version(3);
+  *request.add_operands() = LiteralOperand({Dtype::kU8, {2, 2}, "abcd"});
+  request.mutable_operands(1)->set_donate(true);
+  v1::OutputOptions* const output = request.mutable_output();
+  output->add_names("y");
+  output->add_names("");
+  output->add_preconditions()->set_version(4);
+  output->add_preconditions()->set_must_not_exist(true);
+  output->add_preconditions();
+  output->set_return_literals(true);
+  output->add_layouts();
+  rpc::Encode(PartitionSpec({SpecEntry::Axis("tp")}), output->add_layouts()->mutable_output_spec());
+  rpc::Encode(PartitionSpec(), output->add_layouts()->mutable_output_spec());
+  rpc::Encode(absl::Milliseconds(1500), request.mutable_timeout());
+  return request;
+}
+
+TEST(DecodeExecuteTest, TakesEveryField) {
+  const auto call = Decode(GoodExecute());
+  ASSERT_THAT(call, IsOk());
+  EXPECT_EQ(call->request_id, "r1");
+  EXPECT_EQ(call->session_id, "s1");
+  EXPECT_EQ(call->timeout, absl::Milliseconds(1500));
+  EXPECT_EQ(std::get<Program>(call->work),
+            (Program{.operand_count = 2, .ops = {MatmulOp{0, 1}}, .outputs = {2}}));
+  EXPECT_EQ(call->operands.mesh_id, "m");
+  ASSERT_EQ(call->operands.operands.size(), 2u);
+  const auto& array = std::get<ArrayReference>(call->operands.operands[0].value);
+  EXPECT_EQ(array.name, "x");
+  EXPECT_EQ(array.version, 3);
+  EXPECT_EQ(array.array_id, "");
+  EXPECT_FALSE(call->operands.operands[0].donate);
+  EXPECT_EQ(std::get<Literal>(call->operands.operands[1].value),
+            (Literal{Dtype::kU8, {2, 2}, "abcd"}));
+  EXPECT_TRUE(call->operands.operands[1].donate);
+  EXPECT_THAT(call->outputs.names, ElementsAre("y", ""));
+  EXPECT_TRUE(call->outputs.return_literals);
+  EXPECT_THAT(call->outputs.expected_versions,
+              ElementsAre(std::optional<int64_t>(4), std::optional<int64_t>(0), std::nullopt));
+  ASSERT_EQ(call->outputs.specs.size(), 3u);
+  EXPECT_EQ(call->outputs.specs[0], std::nullopt);
+  EXPECT_EQ(call->outputs.specs[1], PartitionSpec({SpecEntry::Axis("tp")}));
+  EXPECT_EQ(call->outputs.specs[2], PartitionSpec()) << "P() is a layout";
+}
+
+TEST(DecodeExecuteTest, LeavesOutWhatIsUnset) {
+  v1::ExecuteRequest request;
+  request.set_plan_hash("hash");
+  const auto call = Decode(request);
+  ASSERT_THAT(call, IsOk());
+  EXPECT_EQ(std::get<PlanHash>(call->work).bytes, "hash");
+  EXPECT_EQ(call->timeout, std::nullopt);
+  EXPECT_THAT(call->operands.operands, IsEmpty());
+  EXPECT_EQ(call->operands.mesh_id, "");
+  EXPECT_THAT(call->outputs.names, IsEmpty());
+  EXPECT_THAT(call->outputs.expected_versions, IsEmpty());
+  EXPECT_THAT(call->outputs.specs, IsEmpty());
+  EXPECT_FALSE(call->outputs.return_literals);
+}
+
+TEST(DecodeExecuteTest, AnotherRequestHasAnotherFingerprint) {
+  const std::string fingerprint = Decode(GoodExecute())->fingerprint;
+  EXPECT_EQ(fingerprint.size(), 32u);
+  EXPECT_EQ(Decode(GoodExecute())->fingerprint, fingerprint);
+  v1::ExecuteRequest other = GoodExecute();
+  other.mutable_operands(0)->set_donate(true);
+  EXPECT_NE(Decode(other)->fingerprint, fingerprint);
+  other = GoodExecute();
+  other.mutable_output()->set_names(1, "z");
+  EXPECT_NE(Decode(other)->fingerprint, fingerprint);
+}
+
+struct BadExecute {
+  std::string field;  // its path
+  Reason reason;
+  std::function<void(v1::ExecuteRequest*)> change;
+};
+
+TEST(DecodeExecuteTest, NamesTheFieldAtFault) {
+  const BadExecute cases[] = {
+      {"work", Reason::kBadField, [](auto* request) { request->clear_work(); }},
+      {"operands[1].operand", Reason::kBadField,
+       [](auto* request) { request->mutable_operands(1)->clear_operand(); }},
+      {"operands[0].array", Reason::kBadField,
+       [](auto* request) { request->mutable_operands(0)->mutable_array()->clear_array(); }},
+      {"operands[0].array", Reason::kBadField,
+       [](auto* request) { request->mutable_operands(0)->mutable_array()->set_name(""); }},
+      {"operands[0].array.version", Reason::kBadField,
+       [](auto* request) { request->mutable_operands(0)->mutable_array()->set_version(0); }},
+      {"operands[1].literal.dtype", Reason::kUnknownDtype,
+       [](auto* request) { request->mutable_operands(1)->mutable_literal()->clear_dtype(); }},
+      {"operands[1].literal.dtype", Reason::kUnknownDtype,
+       [](auto* request) {
+         request->mutable_operands(1)->mutable_literal()->set_dtype(static_cast<v1::Dtype>(63));
+       }},
+      {"operands[1].literal.data", Reason::kBadField,
+       [](auto* request) { request->mutable_operands(1)->mutable_literal()->clear_data(); }},
+      {"operands[1].literal.data", Reason::kLimitExceeded,
+       [](auto* request) {
+         rpc::Encode(Literal{Dtype::kU8,
+                             {kMaxLiteralBytes + 1},
+                             std::string(static_cast<size_t>(kMaxLiteralBytes) + 1, 'x')},
+                     request->mutable_operands(1)->mutable_literal());
+       }},
+      {"output.layouts[1].output_spec.dimensions", Reason::kLimitExceeded,
+       [](auto* request) {
+         v1::PartitionSpec* const spec =
+             request->mutable_output()->mutable_layouts(1)->mutable_output_spec();
+         while (spec->dimensions_size() < 17) spec->add_dimensions();
+       }},
+      {"program.outputs[0]", Reason::kBadField,
+       [](auto* request) { request->mutable_program()->set_outputs(0, 3); }},
+      {"program.ops[0].op", Reason::kBadField,
+       [](auto* request) { request->mutable_program()->mutable_ops(0)->clear_op(); }},
+  };
+  for (const BadExecute& each : cases) {
+    SCOPED_TRACE(each.field);
+    v1::ExecuteRequest request = GoodExecute();
+    each.change(&request);
+    const absl::Status status = Decode(request).status();
+    EXPECT_THAT(status, StatusIs(kInvalid, each.reason));
+    const auto violations = rpc::FieldViolationsOf(status);
+    ASSERT_EQ(violations.size(), 1u);
+    EXPECT_EQ(violations[0].field, each.field);
+  }
+}
+
+TEST(DecodeExecuteTest, ALiteralOfTheLargestSizeIsTaken) {
+  v1::ExecuteRequest request = GoodExecute();
+  const Literal largest{
+      Dtype::kU8, {kMaxLiteralBytes}, std::string(static_cast<size_t>(kMaxLiteralBytes), 'x')};
+  *request.mutable_operands(1) = LiteralOperand(largest);
+  const auto call = Decode(request);
+  ASSERT_THAT(call, IsOk());
+  EXPECT_TRUE(std::get<Literal>(call->operands.operands[1].value) == largest);
+}
+
+TEST(DecodeOperandsTest, OperandsOfACompileAreThoseOfAnExecute) {
+  const v1::ExecuteRequest execute = GoodExecute();
+  v1::CompileRequest request;
+  *request.mutable_operands() = execute.operands();
+  request.set_mesh_id("m");
+  const auto operands = DecodeOperands(request);
+  ASSERT_THAT(operands, IsOk());
+  EXPECT_EQ(operands->mesh_id, "m");
+  ASSERT_EQ(operands->operands.size(), 2u);
+  EXPECT_EQ(std::get<ArrayReference>(operands->operands[0].value).name, "x");
+  EXPECT_TRUE(operands->operands[1].donate);
+  request.add_operands();
+  EXPECT_THAT(DecodeOperands(request),
+              CarriesFacts(Reason::kBadField, {{fact::kField, "operands[2].operand"}}));
+}
+
+TEST(EncodePlanTest, TellsTheInstructionsInOrderAndTheExchangeOfCollectives) {
+  PreparedPlan prepared;
+  prepared.hash = std::string("\0\xff", 2);
+  prepared.plan.cost = {.flops = 1, .sent_bytes = 2, .memory_bytes = 3};
+  prepared.plan.instructions.push_back(
+      {.output = 1, .kind = LocalMatmul{}, .label = "op 0 (matmul): product"});
+  prepared.plan.instructions.push_back(
+      {.output = 2,
+       .kind = GroupCollective{.kind = CollectiveKind::kAllReduce,
+                               .axes = {"tp", "dp"},
+                               .algorithm = CollectiveAlgorithm::kHalving},
+       .label = "op 0 (matmul): all-reduce over tp, dp"});
+  v1::CompileResponse response;
+  Encode(prepared, &response);
+  EXPECT_EQ(response.plan_hash(), prepared.hash);
+  EXPECT_EQ(response.cost().flops(), 1);
+  EXPECT_EQ(response.cost().sent_bytes(), 2);
+  EXPECT_EQ(response.cost().memory_bytes(), 3);
+  ASSERT_EQ(response.instructions_size(), 2);
+  EXPECT_EQ(response.instructions(0).label(), "op 0 (matmul): product");
+  EXPECT_EQ(response.instructions(0).collective(), v1::COLLECTIVE_KIND_UNSPECIFIED);
+  EXPECT_EQ(response.instructions(0).algorithm(), v1::COLLECTIVE_ALGORITHM_UNSPECIFIED);
+  EXPECT_THAT(response.instructions(0).axes(), IsEmpty());
+  EXPECT_EQ(response.instructions(1).label(), "op 0 (matmul): all-reduce over tp, dp");
+  EXPECT_EQ(response.instructions(1).collective(), v1::COLLECTIVE_KIND_ALL_REDUCE);
+  EXPECT_EQ(response.instructions(1).algorithm(), v1::COLLECTIVE_ALGORITHM_HALVING);
+  EXPECT_THAT(response.instructions(1).axes(), ElementsAre("tp", "dp"));
+}
+
+TEST(EncodePlanTest, TellsTimesOnlyOfMeasuredLinks) {
+  const PlanForecast forecast{
+      .traffic = {{.axes = {"tp"}, .collectives = 2, .sent_bytes = 100, .seconds = 0.25},
+                  {.axes = {"dp", "tp"}, .collectives = 1, .sent_bytes = 7, .seconds = 0}},
+      .peak_bytes = 11,
+      .exchange_seconds = 0.25};
+  for (const bool is_measured : {false, true}) {
+    SCOPED_TRACE(is_measured);
+    v1::CompileResponse response;
+    Encode(forecast, is_measured, &response);
+    EXPECT_EQ(response.peak_bytes(), 11);
+    ASSERT_EQ(response.traffic_size(), 2);
+    EXPECT_THAT(response.traffic(0).axes(), ElementsAre("tp"));
+    EXPECT_EQ(response.traffic(0).collectives(), 2);
+    EXPECT_EQ(response.traffic(0).sent_bytes(), 100);
+    EXPECT_THAT(response.traffic(1).axes(), ElementsAre("dp", "tp"));
+    EXPECT_EQ(response.has_exchange_time(), is_measured);
+    EXPECT_EQ(response.traffic(0).has_exchange_time(), is_measured);
+    EXPECT_EQ(response.traffic(1).has_exchange_time(), is_measured) << "no time is a time";
+    if (!is_measured) continue;
+    EXPECT_THAT(rpc::Decode(response.exchange_time()), IsOkAndHolds(absl::Milliseconds(250)));
+    EXPECT_THAT(rpc::Decode(response.traffic(0).exchange_time()),
+                IsOkAndHolds(absl::Milliseconds(250)));
+    EXPECT_THAT(rpc::Decode(response.traffic(1).exchange_time()),
+                IsOkAndHolds(absl::ZeroDuration()));
+  }
+}
+
+TEST(EncodePlanTest, ATimeBeyondTheMessagesRangeIsTheLargest) {
+  for (const double seconds : {1e300, std::numeric_limits<double>::infinity()}) {
+    PlanForecast forecast;
+    forecast.exchange_seconds = seconds;
+    v1::CompileResponse response;
+    Encode(forecast, /*is_measured=*/true, &response);
+    EXPECT_EQ(response.exchange_time().seconds(), 315'576'000'000) << seconds;
+    EXPECT_THAT(rpc::Decode(response.exchange_time()), IsOk());
+  }
+}
+
+}  // namespace
+}  // namespace shardmesh::server
