@@ -16,6 +16,7 @@
 #include "server/state/array_view_codec.h"
 #include "sharding/digest.h"
 #include "status/status_macros.h"
+#include "status/str_cat.h"
 
 namespace shardmesh::server {
 namespace {
@@ -79,11 +80,10 @@ absl::StatusOr<StepOutputs> Decode(const v1::OutputOptions& from) {
   StepOutputs outputs{.names = {from.names().begin(), from.names().end()},
                       .return_literals = from.return_literals()};
   for (int i = 0; i < from.preconditions_size(); ++i) {
-    const auto expected = server::Decode(from.preconditions(i), /*must_exist=*/false);
-    if (!expected.ok()) {
-      return rpc::WithField(expected.status(), "output.preconditions", static_cast<size_t>(i));
-    }
-    outputs.expected_versions.push_back(*expected);
+    SHARDMESH_ASSIGN_OR_RETURN(const std::optional<int64_t> expected,
+                               server::Decode(from.preconditions(i), /*must_exist=*/false,
+                                              StrCat("output.preconditions[", i, "]")));
+    outputs.expected_versions.push_back(expected);
   }
   for (int i = 0; i < from.layouts_size(); ++i) {
     std::optional<PartitionSpec>& spec = outputs.specs.emplace_back();
@@ -171,7 +171,11 @@ absl::StatusOr<StepCall> Decode(const v1::ExecuteRequest& request) {
       return rpc::BadField("work", "is neither a program nor a plan's hash");
   }
   if (request.has_timeout()) {
-    SHARDMESH_ASSIGN_OR_RETURN(call.timeout, rpc::Decode(request.timeout()));
+    auto timeout = rpc::Decode(request.timeout());
+    if (!timeout.ok()) {
+      return rpc::WithField(timeout.status(), "timeout");
+    }
+    call.timeout = *timeout;
   }
   return call;
 }

@@ -58,22 +58,23 @@ absl::StatusOr<ArrayReference> Decode(const v1::ArraySelector& from) {
       .name = from.name(), .version = from.version(), .array_id = from.array_id()};
 }
 
-absl::StatusOr<std::optional<int64_t>> Decode(const v1::Precondition& from, bool must_exist) {
+absl::StatusOr<std::optional<int64_t>> Decode(const v1::Precondition& from, bool must_exist,
+                                              std::string_view path) {
   switch (from.condition_case()) {
     case v1::Precondition::kMustNotExist:
       if (!from.must_not_exist()) {
-        return rpc::BadField("precondition.must_not_exist",
+        return rpc::BadField(StrCat(path, ".must_not_exist"),
                              "is false; set it to true, or leave "
                              "the precondition unset for any state");
       }
       if (must_exist) {
-        return rpc::BadField("precondition.must_not_exist",
+        return rpc::BadField(StrCat(path, ".must_not_exist"),
                              "cannot hold for a change of what exists; name a version, or create");
       }
       return std::optional<int64_t>(0);
     case v1::Precondition::kVersion:
       if (from.version() < 1) {
-        return rpc::BadField("precondition.version",
+        return rpc::BadField(StrCat(path, ".version"),
                              "is below 1; leave the precondition unset for any version");
       }
       return std::optional(from.version());

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string_view>
 
 #include "absl/status/statusor.h"
 #include "server/state/array_registry.h"
@@ -22,9 +23,11 @@ void Encode(const Array& array, const NameEntry* name, v1::Array* to);
 absl::StatusOr<ArrayReference> Decode(const v1::ArraySelector& from);
 
 // The version that a change expects of a name: nullopt for any, 0 if the name must not exist.
-// INVALID_ARGUMENT (BAD_FIELD) names the field. With `must_exist`, it is also the error for the
-// condition that the name does not exist.
-absl::StatusOr<std::optional<int64_t>> Decode(const v1::Precondition& from, bool must_exist);
+// INVALID_ARGUMENT (BAD_FIELD) names the field below `path`, where the request has the
+// precondition. With `must_exist`, it is also the error for the condition that the name does not
+// exist.
+absl::StatusOr<std::optional<int64_t>> Decode(const v1::Precondition& from, bool must_exist,
+                                              std::string_view path = "precondition");
 
 }  // namespace shardmesh::server
 

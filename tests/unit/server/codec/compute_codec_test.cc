@@ -295,6 +295,16 @@ TEST(DecodeExecuteTest, NamesTheFieldAtFault) {
                              std::string(static_cast<size_t>(kMaxLiteralBytes) + 1, 'x')},
                      request->mutable_operands(1)->mutable_literal());
        }},
+      {"output.preconditions[0].version", Reason::kBadField,
+       [](auto* request) { request->mutable_output()->mutable_preconditions(0)->set_version(0); }},
+      {"output.preconditions[1].must_not_exist", Reason::kBadField,
+       [](auto* request) {
+         request->mutable_output()->mutable_preconditions(1)->set_must_not_exist(false);
+       }},
+      {"timeout.nanos", Reason::kBadField,
+       [](auto* request) { request->mutable_timeout()->set_nanos(-1); }},
+      {"timeout.seconds", Reason::kBadField,
+       [](auto* request) { request->mutable_timeout()->set_seconds(315'576'000'001); }},
       {"output.layouts[1].output_spec.dimensions", Reason::kLimitExceeded,
        [](auto* request) {
          v1::PartitionSpec* const spec =
