@@ -1,4 +1,4 @@
-// Arrays, literals, plans and the tokens that carry an array's description.
+// Arrays, literals and plans across the wire.
 #include "rpc/codec/array_codec.h"
 
 #include <gmock/gmock.h>
@@ -10,7 +10,6 @@
 #include "process/random_bytes.h"
 #include "rpc/codec/plan_codec.h"
 #include "rpc/codec/status.h"
-#include "rpc/transfer_token.h"
 #include "tests/testing/status_matchers.h"
 
 namespace shardmesh::rpc {
@@ -18,11 +17,8 @@ namespace {
 
 using ::shardmesh::test::IsOk;
 using ::shardmesh::test::IsOkAndHolds;
-using ::shardmesh::test::StatusIs;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-
 using ::shardmesh::test::kInvalid;
+using ::shardmesh::test::StatusIs;
 
 std::string FieldOf(const absl::Status& status) {
   const auto violations = FieldViolationsOf(status);
@@ -118,84 +114,6 @@ TEST(ArrayCodecTest, LiteralsCrossTheWireAndAreChecked) {
   lying.set_dtype(v1::DTYPE_F32);
   lying.add_shape(int64_t{1} << 40);
   EXPECT_THAT(Decode(lying).status(), StatusIs(kInvalid, Reason::kLimitExceeded));
-}
-
-class TransferTokenTest : public ::testing::Test {
- protected:
-  const std::string key_ = std::string(kTokenKeyBytes, 'k');
-  const absl::Time now_ = absl::FromUnixSeconds(1'800'000'000);
-  const TransferClaims claims_ = {.direction = TransferDirection::kPut,
-                                  .transfer_id = "t1",
-                                  .session_id = "s1",
-                                  .array_descriptor = ArrayDescriptorBytes(SomeArray()),
-                                  .term = 4,
-                                  .expire_time = now_ + absl::Seconds(60)};
-};
-
-TEST_F(TransferTokenTest, ClaimsComeBackAsTheyWereSigned) {
-  EXPECT_THAT(VerifyToken(SignToken(claims_, key_), key_, TransferDirection::kPut, now_),
-              IsOkAndHolds(VerifiedToken{.claims = claims_, .array = SomeArray()}));
-}
-
-TEST_F(TransferTokenTest, TheDescriptorComesBackAsTheBytesThatWereSigned) {
-  TransferClaims claims = claims_;
-  claims.array_descriptor = kUnknownField + claims.array_descriptor;
-  EXPECT_THAT(VerifyToken(SignToken(claims, key_), key_, TransferDirection::kPut, now_),
-              IsOkAndHolds(VerifiedToken{.claims = claims, .array = SomeArray()}));
-}
-
-TEST_F(TransferTokenTest, ASignedTokenWithAMalformedDescriptorIsRefusedAndSaysWhy) {
-  const auto refused = [&](std::string descriptor) {
-    TransferClaims claims = claims_;
-    claims.array_descriptor = std::move(descriptor);
-    return VerifyToken(SignToken(claims, key_), key_, TransferDirection::kPut, now_).status();
-  };
-  ArrayDescriptor off_mesh = SomeArray();
-  off_mesh.mesh = Mesh();
-  ArrayDescriptor uneven = SomeArray();
-  uneven.cut_points.clear();
-  uneven.shape = {8, 47};
-  const struct {
-    std::string descriptor;
-    const char* why;
-  } cases[] = {{"\xff", "the 1 bytes are no v1.ArrayDescriptor"},
-               {"", "array_id is empty"},
-               {ArrayDescriptorBytes(off_mesh), "this one names no axes"},
-               {ArrayDescriptorBytes(uneven), "do not divide"}};
-  for (const auto& each : cases) {
-    const absl::Status status = refused(each.descriptor);
-    EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnauthenticated, Reason::kBadToken));
-    EXPECT_THAT(std::string(status.message()),
-                AllOf(HasSubstr("the array descriptor of the transfer token is malformed"),
-                      HasSubstr(each.why)));
-  }
-}
-
-TEST_F(TransferTokenTest, AnyChangedByteIsRefused) {
-  const std::string token = SignToken(claims_, key_);
-  for (size_t i = 0; i < token.size(); ++i) {
-    for (const int flip : {1, 0x80, 0xff}) {
-      std::string forged = token;
-      forged[i] = static_cast<char>(forged[i] ^ flip);
-      EXPECT_THAT(VerifyToken(forged, key_, TransferDirection::kPut, now_).status(),
-                  StatusIs(absl::StatusCode::kUnauthenticated, Reason::kBadToken));
-    }
-  }
-}
-
-TEST_F(TransferTokenTest, MissingForeignExpiredAndMisusedTokensAreToldApart) {
-  const std::string token = SignToken(claims_, key_);
-  const auto verify = [&](const std::string& text, const std::string& key,
-                          TransferDirection direction, absl::Time now) {
-    return VerifyToken(text, key, direction, now).status();
-  };
-  const auto unauthenticated = StatusIs(absl::StatusCode::kUnauthenticated, Reason::kBadToken);
-  const auto denied = StatusIs(absl::StatusCode::kPermissionDenied, Reason::kBadToken);
-  EXPECT_THAT(verify("", key_, TransferDirection::kPut, now_), unauthenticated);
-  EXPECT_THAT(verify(token, std::string(kTokenKeyBytes, 'x'), TransferDirection::kPut, now_),
-              unauthenticated);
-  EXPECT_THAT(verify(token, key_, TransferDirection::kGet, now_), denied);
-  EXPECT_THAT(verify(token, key_, TransferDirection::kPut, claims_.expire_time), denied);
 }
 
 TEST(RandomBytesTest, AreNotTheSameTwice) {
