@@ -27,11 +27,17 @@ void Encode(const TensorUsage& from, v1::TensorUsage* to) {
 }
 
 absl::StatusOr<TensorUsage> Decode(const v1::TensorUsage& from) {
-  SHARDMESH_ASSIGN_OR_RETURN(PartitionSpec spec, rpc::Decode(from.spec()));
-  SHARDMESH_ASSIGN_OR_RETURN(Shape shape, DecodeShape(from.shape()));
+  auto spec = rpc::Decode(from.spec());
+  if (!spec.ok()) {
+    return WithField(std::move(spec).status(), "spec");
+  }
+  auto shape = DecodeShape(from.shape());
+  if (!shape.ok()) {
+    return WithField(std::move(shape).status(), "shape");
+  }
   return TensorUsage{.name = from.name(),
-                     .shape = std::move(shape),
-                     .spec = std::move(spec),
+                     .shape = *std::move(shape),
+                     .spec = *std::move(spec),
                      .bytes = from.bytes(),
                      .device_bytes = from.device_bytes(),
                      .held_bytes = from.held_bytes(),
@@ -88,7 +94,8 @@ absl::StatusOr<LayoutReport> Decode(const v1::LayoutReport& from) {
     const v1::SpecUsage& wire = from.specs(i);
     auto spec = rpc::Decode(wire.spec());
     if (!spec.ok()) {
-      return WithField(std::move(spec).status(), "specs", static_cast<size_t>(i));
+      return WithField(WithField(std::move(spec).status(), "spec"), "specs",
+                       static_cast<size_t>(i));
     }
     report.specs.push_back({.spec = *std::move(spec),
                             .tensors = wire.tensors(),

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <set>
 #include <string>
@@ -107,6 +108,30 @@ TEST(LayoutCodecTest, AReportHasTheFirstSpecsUpToItsBound) {
     EXPECT_EQ(wire.specs(0).tensors(), 0);
     EXPECT_EQ(wire.specs(wire.specs_size() - 1).tensors(), wire.specs_size() - 1);
   }
+}
+
+TEST(LayoutCodecTest, NamesTheWholePathOfABadSpecOrShapeOfAReport) {
+  const auto path_after = [](const std::function<void(v1::LayoutReport*)>& change) {
+    v1::LayoutReport wire;
+    Encode(SomeReport(), &wire);
+    change(&wire);
+    const absl::Status status = Decode(wire).status();
+    EXPECT_THAT(status, StatusIs(kInvalid));
+    return PathOf(status);
+  };
+  const auto spoil = [](v1::PartitionSpec* spec) {
+    while (spec->dimensions_size() < 17) spec->add_dimensions();
+  };
+  EXPECT_EQ(path_after([&](auto* report) { spoil(report->mutable_specs(1)->mutable_spec()); }),
+            "specs[1].spec.dimensions");
+  EXPECT_EQ(path_after([&](auto* report) { spoil(report->mutable_worst(1)->mutable_spec()); }),
+            "worst[1].spec.dimensions");
+  EXPECT_EQ(path_after([&](auto* report) { spoil(report->mutable_largest(0)->mutable_spec()); }),
+            "largest[0].spec.dimensions");
+  EXPECT_EQ(path_after([](auto* report) { report->mutable_worst(0)->set_shape(1, -1); }),
+            "worst[0].shape");
+  EXPECT_EQ(path_after([](auto* report) { report->mutable_largest(0)->set_shape(0, -1); }),
+            "largest[0].shape");
 }
 
 TEST(LayoutCodecTest, PatternsCrossTheWireAndUnknownOnesAreGeneral) {
