@@ -1,6 +1,7 @@
 // Tiles cut into pieces: order, checksums, and bytes that are lent or gathered.
 #include "rpc/stream/tile_sender.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -8,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
+#include "absl/types/span.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "process/crc32c.h"
@@ -19,6 +22,7 @@ namespace shardmesh::rpc {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::IsEmpty;
 
 std::string Bytes(size_t size) {
   std::string bytes(size, '\0');
@@ -88,6 +92,129 @@ TEST(TileSenderTest, ALentSliceKeepsItsOwner) {
     EXPECT_EQ(slice.size(), owner->size());
   }
   EXPECT_EQ(owner.use_count(), 1);
+}
+
+// Records how it is asked.
+class RecordingLender final : public PieceLender {
+ public:
+  grpc::Slice Borrow(absl::Span<const char> bytes) override {
+    borrowed.push_back(bytes);
+    return LendSlice(bytes, nullptr);
+  }
+  grpc::Slice Make(size_t size_bytes, absl::FunctionRef<void(char*)> fill) override {
+    made.push_back(size_bytes);
+    return owned_.Make(size_bytes, fill);
+  }
+
+  std::vector<absl::Span<const char>> borrowed;
+  std::vector<size_t> made;
+
+ private:
+  OwnedPieces owned_{nullptr};
+};
+
+TEST(TileSenderTest, OneByteOverTheLimitIsAPieceOfItsOwn) {
+  const std::string whole = Bytes(static_cast<size_t>(kMaxTilePieceBytes) + 1);
+  OwnedPieces lender(nullptr);
+  const Sent sent =
+      Send(whole, {kMaxTilePieceBytes + 1}, Tile{{{0, kMaxTilePieceBytes + 1}}}, lender);
+  EXPECT_THAT(sent.sizes, ElementsAre(kMaxTilePieceBytes, 1));
+  EXPECT_TRUE(sent.bytes == whole);
+}
+
+TEST(TileSenderTest, BytesInOneRunAreLentWhereTheyLie) {
+  const std::string whole = Bytes(static_cast<size_t>(kMaxTilePieceBytes) + 100);
+  RecordingLender lender;
+  Send(whole, {kMaxTilePieceBytes + 100}, Tile{{{7, kMaxTilePieceBytes + 17}}}, lender);
+  EXPECT_THAT(lender.made, IsEmpty());
+  ASSERT_EQ(lender.borrowed.size(), 2u);
+  EXPECT_EQ(lender.borrowed[0].data(), whole.data() + 7);
+  EXPECT_EQ(lender.borrowed[0].size(), static_cast<size_t>(kMaxTilePieceBytes));
+  EXPECT_EQ(lender.borrowed[1].data(), whole.data() + 7 + kMaxTilePieceBytes);
+  EXPECT_EQ(lender.borrowed[1].size(), 10u);
+}
+
+// The first piece ends in the middle of the second row.
+TEST(TileSenderTest, ATileOfManyRunsIsCutWithinARun) {
+  constexpr int64_t kRow = 700'000;
+  const std::string whole = Bytes(static_cast<size_t>(3 * kRow));
+  RecordingLender lender;
+  const Sent sent = Send(whole, {3, kRow}, Tile{{{0, 3}, {1, kRow - 1}}}, lender);
+  std::string expected;
+  for (size_t row = 0; row < 3; ++row) {
+    expected += whole.substr(row * static_cast<size_t>(kRow) + 1, static_cast<size_t>(kRow) - 2);
+  }
+  EXPECT_TRUE(sent.bytes == expected);
+  const int64_t rest = 3 * (kRow - 2) - 2 * kMaxTilePieceBytes;
+  ASSERT_GT(rest, 0);
+  EXPECT_THAT(sent.sizes, ElementsAre(kMaxTilePieceBytes, kMaxTilePieceBytes, rest));
+  EXPECT_THAT(lender.borrowed, IsEmpty());
+  EXPECT_THAT(lender.made, ElementsAre(kMaxTilePieceBytes, kMaxTilePieceBytes, rest));
+}
+
+TEST(TileSenderTest, AnEmptyTileAsksForNoMemory) {
+  RecordingLender lender;
+  Send(Bytes(6), {2, 3}, Tile{{{1, 2}, {3, 3}}}, lender);
+  EXPECT_THAT(lender.borrowed, IsEmpty());
+  EXPECT_THAT(lender.made, IsEmpty());
+}
+
+TEST(TileSenderTest, AScalarIsOnePiece) {
+  const std::string whole = "12345678";
+  const auto region = TileRegion::Create(Dtype::kF64, {}, Tile{});
+  ASSERT_TRUE(region.ok());
+  TileSender sender(whole, *region);
+  OwnedPieces lender(nullptr);
+  auto piece = sender.Next(lender);
+  ASSERT_TRUE(piece.has_value());
+  EXPECT_EQ(piece->size_bytes, 8);
+  const auto read = ReadTilePiece(&piece->message);
+  ASSERT_TRUE(read.ok() && read->has_value());
+  EXPECT_EQ((*read)->header.tile_crc32c, Crc32c(whole));
+}
+
+TEST(TileSenderTest, NothingComesAfterTheLastPiece) {
+  const std::string whole = Bytes(4);
+  const auto region = TileRegion::Create(Dtype::kU8, {4}, Tile{{{0, 4}}});
+  ASSERT_TRUE(region.ok());
+  TileSender sender(whole, *region);
+  RecordingLender lender;
+  EXPECT_TRUE(sender.Next(lender).has_value());
+  for (int i = 0; i < 2; ++i) EXPECT_FALSE(sender.Next(lender).has_value());
+  EXPECT_EQ(lender.borrowed.size(), 1u);
+}
+
+TEST(TileSenderTest, AnUnsentPieceKeepsTheOwnerOfATileThatIsGivenUp) {
+  const auto owner =
+      std::make_shared<const std::string>(Bytes(static_cast<size_t>(2 * kMaxTilePieceBytes)));
+  const auto region =
+      TileRegion::Create(Dtype::kU8, {2 * kMaxTilePieceBytes}, Tile{{{0, 2 * kMaxTilePieceBytes}}});
+  ASSERT_TRUE(region.ok());
+  std::optional<TileSender::Piece> piece;
+  {
+    TileSender sender(*owner, *region);
+    OwnedPieces lender(owner);
+    piece = sender.Next(lender);
+  }
+  EXPECT_EQ(owner.use_count(), 2) << "the piece's";
+  piece.reset();
+  EXPECT_EQ(owner.use_count(), 1);
+}
+
+TEST(TileSenderTest, AMadeSliceOutlivesItsLender) {
+  grpc::Slice slice;
+  {
+    OwnedPieces lender(nullptr);
+    slice = lender.Make(1000, [](char* at) { std::fill_n(at, 1000, 'm'); });
+  }
+  EXPECT_EQ(std::string(slice.begin(), slice.end()), std::string(1000, 'm'));
+}
+
+TEST(TileSenderTest, ASliceWithoutAnOwnerIsTheBytesThemselves) {
+  const std::string bytes = Bytes(100);
+  const grpc::Slice slice = LendSlice(bytes, nullptr);
+  EXPECT_EQ(reinterpret_cast<const char*>(slice.begin()), bytes.data());
+  EXPECT_EQ(slice.size(), bytes.size());
 }
 
 }  // namespace
