@@ -14,6 +14,7 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/time/clock.h"
+#include "absl/types/span.h"
 #include "process/host_port.h"
 #include "process/steady_deadline.h"
 #include "rpc/tls/certificate.h"
@@ -109,6 +110,18 @@ std::vector<Attempt> Begin(const SocketAddresses& addresses) {
   return attempts;
 }
 
+// Polls until a deadline, which may be further away than one poll can wait. Signals do not end it.
+int PollUntil(absl::Span<pollfd> descriptors, const SteadyDeadline& end) {
+  constexpr int kLongest = std::numeric_limits<int>::max();
+  while (true) {
+    const auto left =
+        static_cast<int>(std::min<int64_t>(absl::ToInt64Milliseconds(end.left()), kLongest));
+    const int ready = poll(descriptors.data(), descriptors.size(), left);
+    const bool goes_on = ready < 0 ? errno == EINTR : ready == 0 && left == kLongest;
+    if (!goes_on) return ready;
+  }
+}
+
 // Waits until all attempts have ended, or with `first_is_enough` until one is accepted; at most
 // until `deadline`.
 void Await(std::vector<Attempt>& attempts, absl::Time deadline, bool first_is_enough) {
@@ -122,12 +135,7 @@ void Await(std::vector<Attempt>& attempts, absl::Time deadline, bool first_is_en
       pending.push_back({.fd = attempt.socket.get(), .events = POLLOUT, .revents = 0});
       of_pending.push_back(&attempt);
     }
-    const auto left = static_cast<int>(
-        std::min<int64_t>(absl::ToInt64Milliseconds(end.left()), std::numeric_limits<int>::max()));
-    if (pending.empty()) return;
-    const int ready = poll(pending.data(), pending.size(), left);
-    if (ready < 0 && errno == EINTR) continue;
-    if (ready <= 0) return;
+    if (pending.empty() || PollUntil(absl::MakeSpan(pending), end) <= 0) return;
     for (size_t i = 0; i < pending.size(); ++i) {
       if (pending[i].revents == 0) continue;
       int error = 0;
@@ -186,11 +194,10 @@ std::string DiagnoseTls(TlsSession& session, const CertificateWatch& watch,
 }  // namespace
 
 bool AwaitReady(int descriptor, short events, absl::Time deadline, int stop) {
-  const absl::Duration left = std::max(deadline - absl::Now(), absl::ZeroDuration());
   // poll ignores a negative descriptor.
   pollfd ready[] = {{.fd = descriptor, .events = events, .revents = 0},
                     {.fd = stop, .events = POLLIN, .revents = 0}};
-  return poll(ready, 2, static_cast<int>(absl::ToInt64Milliseconds(left))) > 0 &&
+  return PollUntil(absl::MakeSpan(ready), SteadyDeadline::At(deadline)) > 0 &&
          ready[1].revents == 0;
 }
 

@@ -7,9 +7,12 @@
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <pthread.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <thread>
@@ -151,6 +154,35 @@ TEST_F(AwaitReadyTest, WaitsUntilTheDeadline) {
   const absl::Time start = absl::Now();
   EXPECT_FALSE(IsReady(start + absl::Milliseconds(100)));
   EXPECT_GE(absl::Now() - start, absl::Milliseconds(90));
+}
+
+// 2^32 ms are 50 days, and the most that one poll can wait is half of that.
+TEST_F(AwaitReadyTest, AFarDeadlineIsNotANearOne) {
+  const absl::Time deadline = absl::Now() + absl::Milliseconds((int64_t{1} << 32) + 20);
+  std::thread writer([this] {
+    absl::SleepFor(absl::Milliseconds(200));
+    pipe_.Fill();
+  });
+  EXPECT_TRUE(IsReady(deadline));
+  writer.join();
+}
+
+TEST_F(AwaitReadyTest, ASignalDoesNotEndTheWait) {
+  struct sigaction ignoring = {};
+  ignoring.sa_handler = [](int) {};
+  struct sigaction before = {};
+  ASSERT_EQ(sigaction(SIGUSR1, &ignoring, &before), 0);
+  const pthread_t waiting = pthread_self();
+  std::thread interrupter([this, waiting] {
+    for (int i = 0; i < 10; ++i) {
+      absl::SleepFor(absl::Milliseconds(10));
+      pthread_kill(waiting, SIGUSR1);
+    }
+    pipe_.Fill();
+  });
+  EXPECT_TRUE(IsReady(Soon()));
+  interrupter.join();
+  sigaction(SIGUSR1, &before, nullptr);
 }
 
 TEST_F(AwaitReadyTest, TheEndOfThePeerIsAnEvent) {
