@@ -1,17 +1,13 @@
 // Real servers and clients with certificates: who reaches whom, what is said where they do not, and
-// files that change.
+// certificates that are renewed.
 #include "rpc/tls/credentials.h"
 
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
-#include <filesystem>
-#include <functional>
 #include <memory>
 #include <string>
-#include <thread>
 
 #include "absl/time/clock.h"
 #include "grpc/health/v1/health.grpc.pb.h"
@@ -24,7 +20,6 @@
 #include "shardmesh/v1/session_service.grpc.pb.h"
 #include "tests/testing/certificates.h"
 #include "tests/testing/eventually.h"
-#include "tests/testing/read_file.h"
 #include "tests/testing/status_matchers.h"
 
 namespace shardmesh::rpc {
@@ -344,138 +339,6 @@ TEST_F(CredentialsTest, AChannelReconnectsWithTheRenewedCertificate) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto successor, ServerLifecycle::Start(options, {}));
   successor->SetReady(true);
   EXPECT_TRUE(Eventually([&] { return client.CheckHealth().ok(); })) << client.CheckHealth();
-}
-
-class CertificateWatchTest : public ::testing::Test {
- protected:
-  static constexpr absl::Duration kInterval = absl::Milliseconds(5);
-
-  std::string InUse() const { return watch_->state()->texts.certificate; }
-
-  const TestAuthority authority_;
-  const CertificateFolder folder_;
-  const KeyPair first_ = authority_.Issue(kWorker);
-  const TlsFiles files_ = folder_.Write("w", first_, authority_.certificate());
-  std::unique_ptr<CertificateWatch> watch_ = *CertificateWatch::Start(files_, kInterval);
-};
-
-TEST_F(CertificateWatchTest, AHalfWrittenPairIsNotTaken) {
-  const KeyPair second = authority_.Issue(kWorker);
-  ::testing::internal::CaptureStderr();
-  folder_.Write("w.crt", second.certificate);
-  absl::SleepFor(absl::Seconds(1));  // time for two looks, and nothing is to happen
-  EXPECT_EQ(InUse(), first_.certificate);
-  EXPECT_EQ(test::ReadFile(watch_->pair_path()), first_.certificate + "\n" + first_.private_key);
-  folder_.Write("w.key", second.private_key);
-  EXPECT_TRUE(Eventually([&] { return InUse() == second.certificate; }));
-  EXPECT_EQ(test::ReadFile(watch_->pair_path()), second.certificate + "\n" + second.private_key);
-  watch_.reset();  // it tells of what it did when that is done
-  EXPECT_THAT(
-      ::testing::internal::GetCapturedStderr(),
-      AllOf(HasSubstr("cannot be used; the previous ones stay in use"),
-            HasSubstr("is not the key of the certificate"), HasSubstr("certificates reloaded")));
-}
-
-TEST_F(CertificateWatchTest, KeepsWhatItHasWhateverTheFilesBecome) {
-  const std::function<void()> damages[] = {
-      [&] { folder_.Write("w.key", "no key"); },
-      [&] { folder_.Write("w.crt", ""); },
-      [&] { std::filesystem::remove(files_.authorities); },
-      [&] { folder_.Write("w-ca.crt", TestAuthority().certificate()); },
-      [&] {
-        folder_.Write(
-            "w",
-            authority_.Issue(kWorker, absl::Now() - absl::Hours(2), absl::Now() - absl::Hours(1)),
-            authority_.certificate());
-      },
-      [&] {
-        folder_.Write("w", authority_.Issue({PeerRole::kWorker, "worker-1"}),
-                      authority_.certificate());
-      }};
-  for (const auto& damage : damages) {
-    damage();
-    absl::SleepFor(10 * kInterval);  // nothing is to happen
-    EXPECT_EQ(InUse(), first_.certificate);
-  }
-  const KeyPair good = authority_.Issue(kWorker);
-  folder_.Write("w", good, authority_.certificate());
-  EXPECT_TRUE(Eventually([&] { return InUse() == good.certificate; }));
-}
-
-TEST_F(CertificateWatchTest, SaysOnceThatNewFilesCannotBeUsedThoughTheReasonTellsTheTime) {
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto watch,
-                                 CertificateWatch::Start(files_, absl::Milliseconds(200)));
-  ::testing::internal::CaptureStderr();
-  folder_.Write(
-      "w", authority_.Issue(kWorker, absl::Now() - absl::Hours(2), absl::Now() - absl::Hours(1)),
-      authority_.certificate());
-  absl::SleepFor(
-      absl::Seconds(2));  // of several looks two tell of it: the fixture's watch, and this
-  const std::string log = ::testing::internal::GetCapturedStderr();
-  const std::string line =
-      StrCat("the previous ones stay in use error=\"FAILED_PRECONDITION: ", files_.certificate,
-             " expired");
-  size_t told = 0;  // of watches of earlier tests nothing counts, which live as long as the process
-  for (size_t at = 0; (at = log.find(line, at)) != std::string::npos; ++at) {
-    ++told;
-  }
-  EXPECT_EQ(told, 2u) << log;
-}
-
-TEST_F(CertificateWatchTest, SaysThatTheCertificateInUseHasExpired) {
-  ::testing::internal::CaptureStderr();
-  const absl::Time start = absl::Now();
-  const TlsFiles files = folder_.Write(
-      "short", authority_.Issue(kWorker, start - absl::Hours(1), start + absl::Seconds(4)),
-      authority_.certificate());
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto watch, CertificateWatch::Start(files, kInterval));
-  EXPECT_TRUE(Eventually([&] { return absl::Now() > watch->state()->facts.not_after; }));
-  // Whoever takes this one has looked since.
-  const KeyPair next = authority_.Issue(kWorker);
-  folder_.Write("short", next, authority_.certificate());
-  EXPECT_TRUE(Eventually([&] { return watch->state()->texts.certificate == next.certificate; }));
-  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
-              AllOf(HasSubstr("the certificate in use has expired"), HasSubstr("short.crt")));
-}
-
-// As the kubelet updates a mounted secret: the files are links into a folder that is a link itself,
-// which is swapped.
-TEST_F(CertificateWatchTest, FollowsALinkThatIsSwapped) {
-  const CertificateFolder mount;
-  const auto place = [&](const std::string& name, const KeyPair& pair) {
-    std::filesystem::create_directory(mount.Path(name));
-    mount.Write(name + "/w", pair, authority_.certificate());
-    std::filesystem::create_symlink(name, mount.Path("..data_tmp"));
-    std::filesystem::rename(mount.Path("..data_tmp"), mount.Path("..data"));
-  };
-  place("..one", first_);
-  for (const char* file : {"w.crt", "w.key", "w-ca.crt"}) {
-    std::filesystem::create_symlink(StrCat("..data/", file), mount.Path(file));
-  }
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto watch,
-                                 CertificateWatch::Start(mount.FilesOf("w"), kInterval));
-  const KeyPair second = authority_.Issue(kWorker);
-  place("..two", second);
-  std::filesystem::remove_all(mount.Path("..one"));
-  EXPECT_TRUE(Eventually([&] { return watch->state()->texts.certificate == second.certificate; }));
-}
-
-TEST_F(CertificateWatchTest, ReadersSeeCertificateAndKeyThatBelongTogether) {
-  std::atomic<bool> done = false;
-  std::thread reader([&] {
-    while (!done) {
-      const std::string text = test::ReadFile(watch_->pair_path());
-      const TlsTexts texts{text, text, authority_.certificate()};
-      EXPECT_THAT(CheckTls(files_, texts, absl::Now()).status(), IsOk());
-    }
-  });
-  for (int i = 0; i < 10; ++i) {
-    const KeyPair next = authority_.Issue(kWorker);
-    folder_.Write("w", next, authority_.certificate());
-    EXPECT_TRUE(Eventually([&] { return InUse() == next.certificate; }));
-  }
-  done = true;
-  reader.join();
 }
 
 }  // namespace
