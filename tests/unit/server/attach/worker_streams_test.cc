@@ -354,7 +354,8 @@ TEST_F(WorkerStreamsTest, AMeshWithADrainingWorkerIsNotReady) {
   ASSERT_TRUE(IsTold("m"));
   ReportPeers(a);
   EXPECT_THAT(streams_->CheckReady("m"), IsOk());
-  streams_->Drain(a);
+  ASSERT_THAT(members_.Leave("a"), IsOk());
+  sequencer_->WorkerLeaves("a", [&] { streams_->CloseDrained("a", a); });
   EXPECT_THAT(streams_->CheckReady("m"),
               StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kMeshIncomplete));
   EXPECT_THAT(*a->end(), StatusIs(absl::StatusCode::kCancelled)) << "nothing needs it";
