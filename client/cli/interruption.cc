@@ -1,13 +1,13 @@
 // One thread waits for the signals, another cancels the put at the coordinator.
 #include "client/cli/interruption.h"
 
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <cstdio>
 #include <filesystem>
-#include <iostream>
 #include <memory>
 #include <system_error>
 #include <utility>
@@ -160,21 +160,25 @@ void Interruption::Cancel(MeshClient* client, const std::string& transfer_id) {
 void Interruption::SayAndEnd(std::string_view outcome, int signal) const {
   if (at_end_) at_end_();
   const std::string message = StrCat("interrupted: ", outcome);
+  std::string line = StrCat("shardmesh: ", message, "\n");
   if (IsTree(output_)) {
     const absl::Status status =
         WithReason(absl::CancelledError(ToAbsl(message)), Reason::kCancelled);
-    std::cerr << TreeLine({{"error", ErrorJson(status, message)}}, output_);
-  } else {
-    std::cerr << StrCat("shardmesh: ", message, "\n");
+    line = TreeLine({{"error", ErrorJson(status, message)}}, output_);
   }
+  std::fputs(line.c_str(), stderr);  // std::cerr would flush std::cout first, which may block
   EndBy(signal);
 }
 
 void RemoveTemporaryFilesOf(const std::string& path) {
   namespace fs = std::filesystem;
   std::error_code error;
-  // The file is beside the one to which a link leads.
-  const fs::path target = fs::weakly_canonical(fs::absolute(path, error), error);
+  // The file is beside the one to which links lead, which may not exist yet.
+  constexpr int kMostLinks = 40;  // the kernel's own limit
+  fs::path target = fs::absolute(path, error);
+  for (int links = 0; links < kMostLinks && fs::is_symlink(target, error); ++links) {
+    target = target.parent_path() / fs::read_symlink(target, error);
+  }
   const std::string prefix = StrCat(target.filename().string(), ".", getpid(), ".");
   for (fs::directory_iterator entry(target.parent_path(), error), end; !error && entry != end;
        entry.increment(error)) {
@@ -187,7 +191,7 @@ void RemoveTemporaryFilesOf(const std::string& path) {
 
 std::unique_ptr<Interruption> GuardOutputFile(const std::string& path, OutputForm output) {
   if (path.empty() || path == "-") return nullptr;
-  return std::make_unique<Interruption>("no part of the file is left", output,
+  return std::make_unique<Interruption>("no unfinished file is left", output,
                                         [path] { RemoveTemporaryFilesOf(path); });
 }
 
@@ -201,8 +205,13 @@ std::optional<int> InterruptionOf(const absl::Status& status) {
 }
 
 void EndBy(int signal) {
-  std::cout.flush();
-  std::fflush(nullptr);
+  // Must not block. Another thread may hold a stream's lock while it waits for a pipe or terminal;
+  // fflush(nullptr) takes the locks of all streams, standard input among them.
+  pollfd out = {.fd = STDOUT_FILENO, .events = POLLOUT, .revents = 0};
+  if (ftrylockfile(stdout) == 0) {
+    if (poll(&out, 1, 0) > 0) std::fflush(stdout);
+    funlockfile(stdout);
+  }
   ::signal(signal, SIG_DFL);
   sigset_t signals;
   sigemptyset(&signals);

@@ -274,7 +274,7 @@ TEST_F(CommandLineTest, AnInterruptedCommandLeavesNoPartOfItsFile) {
   EXPECT_THAT(make.Ended(), ::testing::Optional(HasSubstr("was killed by signal 2")));
   EXPECT_THAT(files(), IsEmpty());
   EXPECT_THAT(ReadFile(options.log_path),
-              HasSubstr("shardmesh: interrupted: no part of the file is left"));
+              HasSubstr("shardmesh: interrupted: no unfinished file is left"));
 }
 
 // The system would give their numbers to the files that the program opens.

@@ -44,9 +44,21 @@ TEST(InterruptionDeathTest, ASignalRemovesTemporaryFilesAndIsReportedInTheForm) 
               "shardmesh: interrupted: no file");
   EXPECT_EXIT(is_interrupted(OutputForm::kJson, SIGTERM), ::testing::KilledBySignal(SIGTERM),
               "\"message\": ?\"interrupted: no file\"");
-  for (const auto& entry : std::filesystem::directory_iterator(::testing::TempDir())) {
+  // The child process has a folder of its own in this one's.
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(::testing::TempDir())) {
     EXPECT_FALSE(entry.path().filename().string().starts_with("interrupted.npy")) << entry.path();
   }
+}
+
+TEST(InterruptionTest, FindsTemporaryFilesBesideTheMissingFileThatALinkLeadsTo) {
+  const std::string folder = ::testing::TempDir() + "linked";
+  const std::string link = ::testing::TempDir() + "link.npy";
+  std::filesystem::create_directory(folder);
+  std::filesystem::create_symlink("linked/new.npy", link);
+  const absl::StatusOr<AtomicFileWriter> writer = AtomicFileWriter::Create(link);
+  EXPECT_FALSE(std::filesystem::is_empty(folder));
+  RemoveTemporaryFilesOf(link);
+  EXPECT_TRUE(std::filesystem::is_empty(folder));
 }
 
 TEST(InterruptionDeathTest, AnOutputFileIsGuardedUnlessItIsStandardOutput) {
@@ -62,8 +74,9 @@ TEST(InterruptionDeathTest, AnOutputFileIsGuardedUnlessItIsStandardOutput) {
     absl::SleepFor(absl::Seconds(60));
   };
   EXPECT_EXIT(is_interrupted(), ::testing::KilledBySignal(SIGTERM),
-              "shardmesh: interrupted: no part of the file is left");
-  for (const auto& entry : std::filesystem::directory_iterator(::testing::TempDir())) {
+              "shardmesh: interrupted: no unfinished file is left");
+  // The child process has a folder of its own in this one's.
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(::testing::TempDir())) {
     EXPECT_FALSE(entry.path().filename().string().starts_with("guarded.npy")) << entry.path();
   }
 }
