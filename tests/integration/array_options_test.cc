@@ -253,7 +253,7 @@ TEST_F(ClusterCommandTest, ListsArraysWithoutANameByIdsThatCommandsTake) {
        {"describe", unknown},
        "no array \"" + unknown.substr(1) + "\"; it was released, or never existed"},
   });
-  result = cluster_->Run({"describe", "--", "@"});
+  result = cluster_->Run({"describe", "@"});
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_THAT(result.err, HasSubstr("\"@\" is no NAME@VERSION, and no @ID, "));
 }

@@ -8,6 +8,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "process/crc32c.h"
@@ -195,7 +196,7 @@ TEST(TilePieceTest, TheLastOfRepeatedFieldsCounts) {
   first.set_data("discarded");
   v1::TilePiece second;
   second.set_offset_bytes(2);
-  second.set_crc32c(Crc32c("ab"));
+  second.set_crc32c(Crc32c(std::string_view("ab")));
   second.set_data("ab");
   const std::string body = first.SerializeAsString() + second.SerializeAsString();
   grpc::ByteBuffer buffer =
