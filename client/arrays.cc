@@ -74,7 +74,8 @@ absl::StatusOr<GatheredTensor> GatherPart(ClientCore& core, const ArraySelector&
     if (outcome.tensor.ok() || !outcome.may_have_moved) {
       return std::move(outcome.tensor);
     }
-    // The tiles were not where the coordinator said: it knows by now, or soon, why.
+    // The coordinator's answer was out of date: it did not know yet that tiles had moved or were
+    // lost. Wait until it does, then ask again.
     const absl::Duration delay = backoff.NextDelay(outcome.tensor.status());
     if (attempt == kMaxGatherAttempts || delay >= deadline.left()) {
       return WithoutReach(std::move(outcome.tensor).status());

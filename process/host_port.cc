@@ -31,6 +31,9 @@ absl::StatusOr<HostPort> ParseHostPort(std::string_view address) {
                                           "; write HOST:PORT, [IPV6]:PORT or unix:/PATH")),
         Reason::kBadField, {{fact::kValue, address}});
   };
+  if (address.find("://") != std::string_view::npos) {
+    return bad("begins with a scheme");
+  }
   const size_t colon = address.rfind(':');
   if (colon == std::string_view::npos || address.ends_with(']')) {
     return bad("has no port");

@@ -118,7 +118,7 @@ absl::StatusOr<AxisValue> ParseAxisValue(std::string_view text, int depth) {
     return AxisValue::Tuple(std::move(entries));
   }
   if (text.find_first_of("()[] =\t") != std::string_view::npos) {
-    return Malformed(text, "is no axis: names are separated by commas, one for each dimension");
+    return Malformed(text, "is no axis; write one entry for each dimension, such as fsdp,-,tp");
   }
   return AxisValue::Name(std::string(text));
 }

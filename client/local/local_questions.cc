@@ -32,12 +32,7 @@ LocalQuestions::~LocalQuestions() = default;
 
 absl::Status ExplainMissingDefinition(const absl::Status& status) {
   if (!absl::IsNotFound(status) || ReasonOf(status) != Reason::kNotFound) return status;
-  constexpr std::string_view kRuleSet = "there is no rule_set named";
-  std::string text(ToStd(status.message()));
-  // The options of the command line speak of rules, the store of a rule_set.
-  if (const size_t place = text.find(kRuleSet); place != std::string::npos) {
-    text.replace(place, kRuleSet.size(), "there are no rules named");
-  }
+  const std::string text(ToStd(status.message()));
   const auto is_about = [&text](std::string_view kind) {
     return text.find(StrCat("there is no ", kind, " named")) != std::string::npos;
   };

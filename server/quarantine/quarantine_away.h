@@ -39,9 +39,10 @@ struct AwayWorker {
 };
 using AwayWorkers = std::map<std::string, AwayWorker>;  // by identity
 
-// Workers of these meshes. All workers if there are no meshes, or the ranks of one are not known:
-// any worker may then have tiles of its arrays. Pass the view by which the others were asked: then
-// each worker was either asked or away, even if workers come or go meanwhile.
+// Returns the workers of these meshes that are away. Without meshes, or if the ranks of a mesh are
+// not known, returns all workers that are away: any of them may have tiles. `view` must be the view
+// by which the live workers were asked: then each worker was either asked or away, even if workers
+// come or go meanwhile.
 AwayWorkers FindAway(const CoordinatorParts& context, const MembershipView& view,
                      const std::set<std::string>& mesh_ids);
 

@@ -1426,9 +1426,9 @@ absl::Status ArrayRegistry::CheckMeshChangeLocked(const std::string& mesh_id) co
       }
       if (++looked_at == kNamesLookedAt) break;
     }
-    return WithReason(absl::FailedPreconditionError(
-                          StrCat("arrays lie on the mesh \"", mesh_id, "\", such as ", example,
-                                 "; delete their names and release them first")),
+    return WithReason(absl::FailedPreconditionError(StrCat(
+                          "arrays lie on the mesh \"", mesh_id, "\", such as ", example,
+                          "; delete their names (`shardmesh rm NAME`) and release them first")),
                       Reason::kMeshInUse,
                       {{fact::kMesh, mesh_id},
                        {fact::kArray, found->second.begin()->first},

@@ -66,10 +66,10 @@ absl::Status Degraded(const SelectedArray& selected, const std::vector<int64_t>&
                         })}});
   }
   const std::string_view advice =
-      is_lost ? "a worker of these is attached without its tile: `shardmesh admin quarantine list` "
-                "shows which tiles are in quarantine and can be restored; otherwise load the array "
-                "again; if it was a result of a computation, its tiles were in memory: compute it "
-                "again, or `shardmesh rm NAME`"
+      is_lost ? "a worker of these ranks is attached and lacks its tile: `shardmesh admin "
+                "quarantine list` shows which tiles are in quarantine and can be restored; "
+                "otherwise load the array again; if it was a result of a computation, its tiles "
+                "were in memory: compute it again, or `shardmesh rm NAME`"
       : array.durability == Durability::kDisk
           ? "start those workers again: the tiles are on their disks"
           : "the tiles were in memory: load the array again, unless those workers still run and "

@@ -43,6 +43,13 @@ std::string KeyOf(DefinitionKind kind, std::string_view name) {
   return StrCat(DefinitionKindName(kind), "/", name);
 }
 
+// Returns the kind in the words of messages.
+std::string_view WordsOf(DefinitionKind kind) {
+  return kind == DefinitionKind::kRuleSet        ? "rule set"
+         : kind == DefinitionKind::kLogicalRules ? "list of logical rules"
+                                                 : DefinitionKindName(kind);
+}
+
 constexpr std::string_view kRanksPrefix = "ranks/";
 
 std::string RanksKeyOf(std::string_view mesh_id) { return StrCat(kRanksPrefix, mesh_id); }
@@ -211,8 +218,8 @@ absl::Status NoSuchVersion(DefinitionKind kind, const Definition& current, int64
       current.replaced.empty() ? current.version : current.replaced.back().version;
   return WithReason(
       absl::NotFoundError(
-          StrCat("version ", version, " of the ", DefinitionKindName(kind), " \"", current.name,
-                 "\" is ", version > current.version ? "still to come" : "no longer kept", "; ",
+          StrCat("version ", version, " of the ", WordsOf(kind), " \"", current.name, "\" is ",
+                 version > current.version ? "still to come" : "no longer kept", "; ",
                  oldest == current.version
                      ? StrCat("version ", oldest, " is the only one kept")
                      : StrCat("kept are versions ", oldest, " to ", current.version))),
@@ -224,7 +231,7 @@ absl::Status UnreadableDefinition(DefinitionKind kind, std::string_view name) {
   return WithReason(
       absl::DataLossError(StrCat(
           "the record \"", KeyOf(kind, name), "\" of the store cannot be ",
-          "read, so it is not known what the ", DefinitionKindName(kind), " \"", name,
+          "read, so it is not known what the ", WordsOf(kind), " \"", name,
           "\" is; look at it with `shardmesh admin check FOLDER`; ",
           "--set-aside gives it up where it is damaged, a snapshot or the build that wrote it "
           "may read it, and another name is free")),
@@ -234,8 +241,8 @@ absl::Status UnreadableDefinition(DefinitionKind kind, std::string_view name) {
 absl::Status VersionMismatch(DefinitionKind kind, std::string_view name, int64_t have,
                              int64_t expected) {
   return WithReason(
-      absl::AbortedError(StrCat("the ", DefinitionKindName(kind), " \"", name, "\" is at version ",
-                                have, ", not ", expected, "; read it and decide again")),
+      absl::AbortedError(StrCat("the ", WordsOf(kind), " \"", name, "\" is at version ", have,
+                                ", not ", expected, "; read it and decide again")),
       Reason::kVersionMismatch,
       {{fact::kKind, DefinitionKindName(kind)},
        {fact::kName, name},
@@ -304,8 +311,8 @@ absl::StatusOr<std::shared_ptr<const Definition>> Definitions::Find(DefinitionKi
   }
   const std::vector<std::string> neighbours = NeighboursOf(name, definitions);
   const std::vector<std::string_view> known(neighbours.begin(), neighbours.end());
-  return WithReason(absl::NotFoundError(StrCat("there is no ", DefinitionKindName(kind),
-                                               " named \"", name, "\"", DidYouMean(name, known))),
+  return WithReason(absl::NotFoundError(StrCat("there is no ", WordsOf(kind), " named \"", name,
+                                               "\"", DidYouMean(name, known))),
                     Reason::kNotFound,
                     {{fact::kKind, DefinitionKindName(kind)},
                      {fact::kName, name},
@@ -708,12 +715,12 @@ void DefinitionStore::Write(Verb verb, Change change, DefinitionKind kind, std::
     refused = CheckRoom(kind);
     if (refused.ok() && !change.validate_only) ++to_come_[static_cast<size_t>(kind)];
   } else if (verb == Verb::kCreate) {
-    refused = WithReason(absl::AlreadyExistsError(
-                             StrCat("there is a ", DefinitionKindName(kind), " named \"",
-                                    change.name, "\" already, at version ", (*existing)->version,
-                                    "; update it, or choose another name")),
-                         Reason::kAlreadyExists,
-                         {{fact::kKind, DefinitionKindName(kind)}, {fact::kName, change.name}});
+    refused = WithReason(
+        absl::AlreadyExistsError(StrCat("there is a ", WordsOf(kind), " named \"", change.name,
+                                        "\" already, at version ", (*existing)->version,
+                                        "; update it, or choose another name")),
+        Reason::kAlreadyExists,
+        {{fact::kKind, DefinitionKindName(kind)}, {fact::kName, change.name}});
   } else if (verb != Verb::kCreate && !existing.ok()) {
     refused = existing.status();
   } else if (change.expected_version.has_value() && existing.ok() &&

@@ -358,10 +358,11 @@ absl::Status Membership::Leave(std::string_view identity) {
 absl::Status Membership::CheckLost(std::string_view identity) const {
   if (const auto ranks = ranks_of_.find(ToAbsl(identity)); ranks != ranks_of_.end()) {
     const auto& [mesh_id, rank] = *ranks->second.begin();
+    const size_t others = ranks->second.size() - 1;
     return WithReason(absl::FailedPreconditionError(
-                          StrCat("worker \"", identity, "\" serves ", ranks->second.size(),
-                                 " ranks, such as rank ", rank, " of mesh \"", mesh_id,
-                                 "\"; give them to another worker first, or change the meshes")),
+                          StrCat("worker \"", identity, "\" serves rank ", rank, " of mesh \"",
+                                 mesh_id, "\"", others > 0 ? StrCat(" and ", others, " more") : "",
+                                 "; give its ranks to another worker first, or change the meshes")),
                       Reason::kWorkerServesRank,
                       {{fact::kIdentity, identity},
                        {fact::kMesh, mesh_id},

@@ -24,7 +24,7 @@ namespace {
 // `descriptors_bytes`: of the encoded descriptors.
 absl::Status CheckAnswerSize(const std::vector<ArrayDescriptor>& described,
                              const StepOutputs& outputs, int64_t descriptors_bytes) {
-  // Tags, lengths and numbers of the answer, of each of its arrays and of each literal.
+  // Upper bounds of protobuf's framing and numbers: of the answer, of each array, of each literal.
   constexpr int64_t kFramingBytes = 256;
   constexpr int64_t kItemFramingBytes = 96;
   constexpr int64_t kLiteralFramingBytes = 32 + 10 * kMaxRank;

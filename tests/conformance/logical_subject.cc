@@ -112,7 +112,7 @@ using LinenMethod = absl::StatusOr<std::optional<PartitionSpec>> (LogicalSubject
 
 absl::StatusOr<Json> AskLinen(const LogicalSubject& subject, LinenMethod method,
                               const Json& input) {
-  // None for names is an array that nothing is said about; linen hands it back.
+  // names=None: no constraint is asked for, and linen returns the array unchanged.
   if (input.at("names").is_null()) {
     return nullptr;
   }

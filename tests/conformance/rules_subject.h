@@ -20,7 +20,7 @@
 
 namespace shardmesh::conformance {
 
-// Who answers. All of it as the originals do, errors included.
+// The implementation under test. Each method answers as the original does, errors included.
 class RulesSubject {
  public:
   virtual ~RulesSubject() = default;

@@ -71,7 +71,7 @@ TEST_F(ClusterCommandTest, ReadsAndUsesOlderVersionsOfDefinitions) {
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, AllOf(HasSubstr("rules r1, version 1"), HasSubstr("first")));
   EXPECT_THAT(cluster_->Run({"catalog", "get", "rules", "r1@4"}).err,
-              HasSubstr("version 4 of the rule_set \"r1\" is still to come; kept are versions 1 to "
+              HasSubstr("version 4 of the rule set \"r1\" is still to come; kept are versions 1 to "
                         "3 (NOT_FOUND)"));
   result = cluster_->Run({"catalog", "history", "rules", "r1"});
   ASSERT_EQ(result.exit_code, 0) << result.err;

@@ -1,6 +1,7 @@
 // Addresses, and which of them only this host can reach.
 #include "process/host_port.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "rpc/tls/credentials.h"
@@ -27,6 +28,8 @@ TEST(HostPortTest, RefusesWhatIsNoAddress) {
         << text;
   }
   EXPECT_THAT(CheckAddress("unix:/tmp/s"), IsOk());
+  EXPECT_THAT(std::string(CheckAddress("http://host:7070").message()),
+              ::testing::HasSubstr("begins with a scheme; write HOST:PORT"));
 }
 
 TEST(HostPortTest, PutsAnotherPortInItsPlace) {

@@ -1,4 +1,4 @@
-// Signals that arrive while somebody waits, and before.
+// Signals that arrive during a wait, and before it.
 #include "process/signal.h"
 
 #include <gtest/gtest.h>

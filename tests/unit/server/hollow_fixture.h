@@ -186,7 +186,7 @@ class HollowFixture : public testing::Test {
     return Call<v1::ArrayService>(&v1::ArrayService::Stub::ReleaseArrays, request, &response);
   }
 
-  // What worker `index` was told, of messages that `is_one`.
+  // Returns the messages to worker `index` for which `is_one` is true.
   std::vector<internal::v1::AttachResponse> Heard(
       int64_t index, const std::function<bool(const internal::v1::AttachResponse&)>& is_one) {
     std::vector<internal::v1::AttachResponse> found;

@@ -354,7 +354,8 @@ TEST_F(HollowTest, APutWhoseCommitWasAskedForOutlivesItsCall) {
     } while (ReasonOf(outcome) == Reason::kRequestIdReused);  // by a question below
     return outcome;
   });
-  // Once the coordinator has it, the id is that of a request for another transfer.
+  // The coordinator has received the first commit when it refuses the same request id for another
+  // transfer.
   EXPECT_TRUE(Eventually(
       [&] { return ReasonOf(commit("another", absl::Seconds(10))) == Reason::kRequestIdReused; }));
   put.Break();

@@ -189,7 +189,7 @@ TEST_F(ContextFileTest, ReadsOnlyRegularFilesOfALimitedSize) {
     EXPECT_THAT(std::string(status.message()),
                 ::testing::AllOf(::testing::StartsWith(c.path), HasSubstr(c.error)));
   }
-  // The least file that is not too large is read.
+  // A file of exactly the largest size is read.
   std::ofstream(large) << "# " << std::string((size_t{1} << 20) - 3, 'x') << "\n";
   EXPECT_THAT(ReadContexts(large).status(), IsOk());
 }

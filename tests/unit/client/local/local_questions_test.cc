@@ -261,7 +261,7 @@ TEST(ExplainMissingDefinitionTest, NamesWhatToGiveForEachKind) {
             .message());
   };
   const std::string no_cluster = "; there is no cluster, so no stored definition: ";
-  EXPECT_EQ(explained("rule_set"), StrCat("there are no rules named \"bert\"", no_cluster,
+  EXPECT_EQ(explained("rule set"), StrCat("there is no rule set named \"bert\"", no_cluster,
                                           "give a YAML file, or --address"));
   EXPECT_EQ(explained("tree"), StrCat("there is no tree named \"bert\"", no_cluster,
                                       "give --tree FILE, or --address"));

@@ -1,5 +1,5 @@
-// Plans, sums of layouts, searches and held layouts over real gRPC: what is answered, and what is
-// refused with which field's path.
+// Plans, totals of layouts, searches and layouts of held arrays over real gRPC: the answers, and
+// the field's path in each refusal.
 #include <grpcpp/grpcpp.h>
 
 #include <functional>

@@ -286,7 +286,7 @@ TEST_F(TransfersTest, EitherACommitOrItsClientsEndIsFirst) {
   ASSERT_TRUE(commit->done.WaitForNotificationWithTimeout(absl::Seconds(10)));
   EXPECT_THAT(commit->result, IsOk());
 
-  // The client's end is first; while the abort is on its way, the commit is asked for.
+  // The client goes away first. The commit is requested while the abort is under way, and fails.
   const std::string abandoned = Begin("v");
   std::unique_ptr<Commit> late;
   absl::Notification was_asked;
@@ -302,7 +302,7 @@ TEST_F(TransfersTest, EitherACommitOrItsClientsEndIsFirst) {
   EXPECT_THAT(late->result, StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled));
   EXPECT_FALSE(transfers_->IsCommitAskedFor(abandoned));
   EXPECT_TRUE(test::Eventually([&] { return transfers_->Progress(abandoned)->ended; }));
-  // Its request is remembered of nothing.
+  // A repeated request is refused in the same way.
   EXPECT_THAT(CommitNow(abandoned, "s"),
               StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled));
 }

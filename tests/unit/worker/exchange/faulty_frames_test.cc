@@ -296,7 +296,7 @@ TEST_P(FaultyFrames, ThatAreCorruptedRepeatedOrCutOffNeverGiveAWrongSum) {
           EXPECT_THAT(std::string(outcome.status.message()), HasSubstr("rank "));
         }
       }
-      // A repeated frame may come after all is done; the others cannot go unnoticed.
+      // A repeated frame may arrive after the step is done. Every other fault makes a rank fail.
       if (network.faults() > 0 && fault != Fault::kDuplicate) {
         EXPECT_FALSE(all_done);
       }
