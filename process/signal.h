@@ -1,4 +1,4 @@
-// SIGTERM and SIGINT as events that the main thread waits for.
+// SIGTERM, SIGINT and SIGHUP as events that the main thread waits for.
 #ifndef SHARDMESH_PROCESS_SIGNAL_H_
 #define SHARDMESH_PROCESS_SIGNAL_H_
 
@@ -10,9 +10,9 @@
 
 namespace shardmesh {
 
-// Blocks SIGTERM and SIGINT in the constructing thread and in all threads that it starts
-// afterwards. Construct it first in main, before any thread starts. No code runs in a signal
-// handler. For use by one thread.
+// Blocks SIGTERM, SIGINT and SIGHUP in the constructing thread and in all threads that it starts
+// afterwards. SIGHUP, the end of the terminal, stays ignored if it was (nohup). Construct it first
+// in main, before any thread starts. No code runs in a signal handler. For use by one thread.
 class StopSignal {
  public:
   StopSignal();
