@@ -45,4 +45,6 @@ std::optional<int> StopSignal::WaitFor(absl::Duration timeout) {
   }
 }
 
+void IgnoreFileSizeSignal() { signal(SIGXFSZ, SIG_IGN); }
+
 }  // namespace shardmesh

@@ -31,6 +31,10 @@ class StopSignal {
   sigset_t previous_mask_;
 };
 
+// Ignores SIGXFSZ: a write beyond the limit on the size of files (ulimit -f) then fails with EFBIG
+// and does not end the process. Call it first in main. Child processes inherit it.
+void IgnoreFileSizeSignal();
+
 }  // namespace shardmesh
 
 #endif  // SHARDMESH_PROCESS_SIGNAL_H_
