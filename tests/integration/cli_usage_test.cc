@@ -50,6 +50,11 @@ TEST_F(CommandLineTest, RefusesWrongUse) {
        "a command is missing: snapshot, check, sessions, operations, watch, quarantine, worker "
        "(see `shardmesh admin --help`)"},
       {{"--adress", "x:1", "status"}, "unknown option --adress; did you mean \"--address\"?"},
+      {{"--spec", "tp", "resolve", "--shape", "8"},
+       "option --spec stands before its command; write it after `shardmesh resolve` (see `"},
+      {{"resolve", "--spec", "tp", "--spec=-", "--shape", "8"}, "--spec is given more than once ("},
+      {{"--output", "json", "status", "-o", "yaml"}, "--output is given more than once"},
+      {{"describe", "--", "a", "--address"}, "unknown option --address (see"},
       {{"get", "wq", "--out", "x", "--version", "3"},
        "unknown option --version; NAME@VERSION names a version (see `shardmesh get --help`)"},
       {{"describe", "--", "@"}, "\"@\" is no NAME@VERSION"},
