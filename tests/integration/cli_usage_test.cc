@@ -132,6 +132,9 @@ TEST_F(CommandLineTest, RefusesWrongUse) {
       {{"bench", "collectives", "--sizes", "8,3"}, "\"3\" is no size from 4 to 1GiB"},
       {{"bench", "collectives", "--calls", "61"}, "--calls"},
       {{"bench", "collectives", "--peer", "nccl"}, "\"nccl\" is neither gloo nor mpi"},
+      {{"make-checkpoint", "--out", "-"}, "--out: this is not written to standard output; name a"},
+      {{"make-tensor", "--shape", "2", "--out", "-"}, "--out: this is not written to"},
+      {{"admin", "snapshot", "-"}, "FILE: this is not written to standard output"},
       {{"make-checkpoint", "--out", "x", "--like", "llama"}, "--like llama needs a --size"},
   };
   for (const Case& c : kCases) {

@@ -524,7 +524,8 @@ void AddAdminCommands(CommandLine* line) {
           "Save the state of a running coordinator, for `shardmesh-coordinator --restore FILE`",
           [=](const Invocation& i) { return RunSnapshot(i, *file); }, admin)
       ->add_option("FILE", *file, "file to write; an existing file is replaced")
-      ->required();
+      ->required()
+      ->check(RefuseStandardOutput);
 
   auto folder = std::make_shared<std::string>();
   auto set_aside = std::make_shared<bool>(false);
