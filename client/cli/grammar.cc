@@ -256,6 +256,10 @@ bool IsArrayId(std::string_view text) {
          text.find_first_not_of("0123456789abcdef", 1) == std::string_view::npos;
 }
 
+std::string RefuseIdAsName(const std::string& name) {
+  return IsArrayId(name) ? StrCat("\"", name, "\" is the id of an array, not a name") : "";
+}
+
 absl::StatusOr<ArraySelector> ParseArrayName(std::string_view text) {
   if (IsArrayId(text)) return ArraySelector::ById(std::string(text.substr(1)));
   const size_t at = text.rfind('@');

@@ -63,6 +63,9 @@ absl::StatusOr<std::vector<AxisValue>> ParseAxes(std::string_view text);
 
 // Whether the text is `@ID`, the notation of an array by its id: 32 hexadecimal digits.
 bool IsArrayId(std::string_view text);
+// Why an array cannot get this name: it reads as `@ID`, so that no command would find the array by
+// it. Empty if it can. A check of CLI11.
+std::string RefuseIdAsName(const std::string& name);
 // `NAME`, `NAME@VERSION` for a version other than the current one, or `@ID`. A name that contains
 // an @ needs its version.
 absl::StatusOr<ArraySelector> ParseArrayName(std::string_view text);

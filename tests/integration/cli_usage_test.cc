@@ -134,6 +134,9 @@ TEST_F(CommandLineTest, RefusesWrongUse) {
       {{"bench", "collectives", "--peer", "nccl"}, "\"nccl\" is neither gloo nor mpi"},
       {{"make-checkpoint", "--out", "-"}, "--out: this is not written to standard output; name a"},
       {{"make-tensor", "--shape", "2", "--out", "-"}, "--out: this is not written to"},
+      {{"put", "x.npy", "--spec", "-", "--as", "@0123456789abcdef0123456789abcdef"},
+       "--as: \"@0123456789abcdef0123456789abcdef\" is the id of an array, not a name"},
+      {{"matmul", "a", "b", "--as", "@0123456789abcdef0123456789abcdef"}, "is the id of an array"},
       {{"admin", "snapshot", "-"}, "FILE: this is not written to standard output"},
       {{"make-checkpoint", "--out", "x", "--like", "llama"}, "--like llama needs a --size"},
   };
