@@ -77,6 +77,14 @@ absl::Status FileError(std::string_view verb, std::string_view path, int error) 
                    "; free space and try again")),
         Reason::kStoreFull, {{fact::kFile, path}});
   }
+  if (error == EFBIG) {
+    // Not STORE_FULL, for which a worker deletes tiles in quarantine.
+    return InvalidArgument(Reason::kBadFile,
+                           StrCat(message,
+                                  ": this process or file system allows no file of that size; "
+                                  "raise the limit (ulimit -f) and try again"),
+                           {{fact::kFile, path}});
+  }
   return absl::ErrnoToStatus(error, message);
 }
 

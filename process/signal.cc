@@ -13,6 +13,11 @@ StopSignal::StopSignal() {
   sigemptyset(&signals_);
   sigaddset(&signals_, SIGTERM);
   sigaddset(&signals_, SIGINT);
+  struct sigaction hangup = {};
+  // An ignored signal that is blocked would still be delivered to the wait.
+  if (sigaction(SIGHUP, nullptr, &hangup) == 0 && hangup.sa_handler != SIG_IGN) {
+    sigaddset(&signals_, SIGHUP);
+  }
   pthread_sigmask(SIG_BLOCK, &signals_, &previous_mask_);
 }
 
@@ -39,5 +44,7 @@ std::optional<int> StopSignal::WaitFor(absl::Duration timeout) {
     }
   }
 }
+
+void IgnoreFileSizeSignal() { signal(SIGXFSZ, SIG_IGN); }
 
 }  // namespace shardmesh

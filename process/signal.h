@@ -1,4 +1,4 @@
-// SIGTERM and SIGINT as events that the main thread waits for.
+// SIGTERM, SIGINT and SIGHUP as events that the main thread waits for.
 #ifndef SHARDMESH_PROCESS_SIGNAL_H_
 #define SHARDMESH_PROCESS_SIGNAL_H_
 
@@ -10,9 +10,9 @@
 
 namespace shardmesh {
 
-// Blocks SIGTERM and SIGINT in the constructing thread and in all threads that it starts
-// afterwards. Construct it first in main, before any thread starts. No code runs in a signal
-// handler. For use by one thread.
+// Blocks SIGTERM, SIGINT and SIGHUP in the constructing thread and in all threads that it starts
+// afterwards. SIGHUP, the end of the terminal, stays ignored if it was (nohup). Construct it first
+// in main, before any thread starts. No code runs in a signal handler. For use by one thread.
 class StopSignal {
  public:
   StopSignal();
@@ -30,6 +30,10 @@ class StopSignal {
   sigset_t signals_;
   sigset_t previous_mask_;
 };
+
+// Ignores SIGXFSZ: a write beyond the limit on the size of files (ulimit -f) then fails with EFBIG
+// and does not end the process. Call it first in main. Child processes inherit it.
+void IgnoreFileSizeSignal();
 
 }  // namespace shardmesh
 

@@ -125,7 +125,7 @@ absl::Status WaitForConnected(grpc::Channel& channel, std::string_view address,
   };
   constexpr std::string_view kHint = "; is it running, and is the address right?";
   const auto end = SteadyDeadline::After(std::max(wait.limit, wait.timeout));
-  absl::Duration time = wait.timeout;
+  absl::Duration time = std::max(wait.timeout, absl::ZeroDuration());  // what is left of a deadline
   auto limit = SteadyDeadline::After(time);
   // Keeps some of the time to find out which addresses answer.
   auto deadline = SteadyDeadline::After(time - std::min(kDialTime, time / 2));

@@ -320,6 +320,7 @@ int Main(int argc, char** argv) {
   KeepStandardDescriptors();
   rpc::RaiseDescriptorLimit();
   SkipMutexChecks();
+  IgnoreFileSizeSignal();
   StopSignal stop;
   CoordinatorOptions options;
   options.lock_timeout = absl::Seconds(10);

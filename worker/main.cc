@@ -30,6 +30,7 @@ int Main(int argc, const char* const* argv) {
   KeepMessageMemory();
   SkipMutexChecks();
   rpc::PollOwnConnections();
+  IgnoreFileSizeSignal();
   StopSignal stop;  // before any thread starts
   WorkerOptions options;
   rpc::TlsFiles tls;

@@ -520,13 +520,22 @@ absl::Status CommandLine::ParseErrorStatus(const CLI::ParseError& error) {
   const CLI::App* command = Chosen(&app_);
   std::string message = error.what();
   std::vector<std::string> rest = app_.remaining(/*recurse=*/true);
-  std::erase(rest, "--");  // ends the options; the error is about another argument
+  // `--` ends the options; the error is about another argument.
+  const bool has_end = std::erase(rest, "--") > 0;
   if (!rest.empty()) {
     const std::string& first = rest.front();
-    message = first.starts_with('-')
-                  ? StrCat("unknown option ", first,
-                           DidYouMeanOneOf(first.substr(0, first.find('=')), OptionNames(*command)))
-                  : StrCat("unexpected argument \"", first, "\"");
+    const std::string name = first.substr(0, first.find('='));
+    const std::vector<std::string> known = OptionNames(*command);
+    const bool is_known = std::find(known.begin(), known.end(), name) != known.end();
+    if (!first.starts_with('-')) {
+      message = StrCat("unexpected argument \"", first, "\"");
+    } else if (is_known && !has_end) {
+      message = StrCat("option ", name, " stands before its command; write it after `",
+                       FullName(command), "`");
+    } else {
+      message =
+          StrCat("unknown option ", first, is_known ? std::string() : DidYouMeanOneOf(name, known));
+    }
   }
   // The library does not quote a value that is out of its range.
   constexpr std::string_view kValue = "Value ";
@@ -543,6 +552,11 @@ absl::Status CommandLine::ParseErrorStatus(const CLI::ParseError& error) {
   if (const size_t place = message.find(kRequired);
       place != std::string::npos && message.ends_with(" missing")) {
     message = StrCat(message.substr(0, place), " needs a value");
+  }
+  // `--spec: At Most 1 required but received 2`
+  if (const size_t place = message.find(": At Most 1 required but received ");
+      place != std::string::npos) {
+    message = StrCat(message.substr(0, place), " is given more than once");
   }
   return WrongUse(message);
 }

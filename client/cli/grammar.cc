@@ -180,8 +180,17 @@ absl::StatusOr<ArraySlice> ParseSlice(std::string_view text) {
   return slice;
 }
 
+std::string RefuseStandardOutput(const std::string& path) {
+  return path == "-" ? "this is not written to standard output; name a file, such as ./-" : "";
+}
+
 absl::StatusOr<std::string> ParseNpyPath(std::string_view text, std::string_view command,
                                          bool or_output) {
+  if (!or_output) {
+    if (std::string refusal = RefuseStandardOutput(std::string(text)); !refusal.empty()) {
+      return WrongUse(refusal);
+    }
+  }
   std::filesystem::path path(text);
   if (!path.has_extension() || path.extension() == ".npy") {
     return std::string(text);
@@ -245,6 +254,10 @@ bool IsArrayId(std::string_view text) {
   constexpr size_t kDigits = 32;
   return text.size() == 1 + kDigits && text.front() == '@' &&
          text.find_first_not_of("0123456789abcdef", 1) == std::string_view::npos;
+}
+
+std::string RefuseIdAsName(const std::string& name) {
+  return IsArrayId(name) ? StrCat("\"", name, "\" is the id of an array, not a name") : "";
 }
 
 absl::StatusOr<ArraySelector> ParseArrayName(std::string_view text) {

@@ -36,8 +36,12 @@ absl::StatusOr<Shape> ParseShape(std::string_view text);
 // errors of syntax.
 absl::StatusOr<ArraySlice> ParseSlice(std::string_view text);
 
+// Why a command that writes only files does not take this path: it is -, which elsewhere means
+// standard output. Empty if it takes the path. A check of CLI11.
+std::string RefuseStandardOutput(const std::string& path);
+
 // The path of a .npy file that `command` writes, or another path without an extension, such as
-// /dev/null. With `or_output`, - means standard output.
+// /dev/null. With `or_output`, - means standard output; otherwise it is refused.
 absl::StatusOr<std::string> ParseNpyPath(std::string_view text, std::string_view command,
                                          bool or_output = false);
 
@@ -59,6 +63,9 @@ absl::StatusOr<std::vector<AxisValue>> ParseAxes(std::string_view text);
 
 // Whether the text is `@ID`, the notation of an array by its id: 32 hexadecimal digits.
 bool IsArrayId(std::string_view text);
+// Why an array cannot get this name: it reads as `@ID`, so that no command would find the array by
+// it. Empty if it can. A check of CLI11.
+std::string RefuseIdAsName(const std::string& name);
 // `NAME`, `NAME@VERSION` for a version other than the current one, or `@ID`. A name that contains
 // an @ needs its version.
 absl::StatusOr<ArraySelector> ParseArrayName(std::string_view text);

@@ -78,6 +78,16 @@ class FirstError {
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
 };
 
+absl::Status TimeIsOver() {
+  return WithReason(absl::DeadlineExceededError("the transfer's time is over"), Reason::kDeadline);
+}
+
+// Whether a stream may end so because the put has ended. At the deadline the coordinator ends the
+// put, and a worker may say so before the stream's own deadline.
+bool IsOfEndedPut(const absl::Status& status) {
+  return absl::IsCancelled(status) || ReasonOf(status) == Reason::kStaleTerm;
+}
+
 std::string NameOf(const TransferDevice& device) {
   return StrCat("rank ", device.rank, " (worker ", device.identity, ")");
 }
@@ -250,7 +260,9 @@ absl::StatusOr<int64_t> Upload(absl::Span<const TransferDevice> devices,
                      cancellation, {options.deadline.wall(), options.traceparent})
           .status();
     };
-    if (error.Set(WithContext(put(), NameOf(*plan[i].device)))) {
+    absl::Status status = put();
+    if (IsOfEndedPut(status) && options.deadline.is_over()) status = TimeIsOver();
+    if (error.Set(WithContext(status, NameOf(*plan[i].device)))) {
       cancellation->Cancel();
     }
   });
@@ -300,7 +312,7 @@ absl::Status Download(const ArrayDescriptor& array, const Tile& part, std::strin
       return absl::CancelledError("the transfer was cancelled");
     }
     if (options.deadline.is_over()) {
-      const absl::Status over = absl::DeadlineExceededError("the transfer's time is over");
+      const absl::Status over = TimeIsOver();
       return last_loss.ok() ? over : WithContext(over, ToStd(last_loss.message()));
     }
     absl::StatusOr<std::vector<Inbound>> plan = PlanDownload(pending, lost, array);

@@ -49,7 +49,8 @@ struct TransferOptions {
 // Sends every device its tile of every tensor, with one stream and one thread for each worker; no
 // stream waits for another. Returns the bytes sent. The first failure, or `cancellation`, ends all
 // streams and attempts to connect. The error is that of the stream that failed first, and names
-// rank and identity of its worker. Uses a few MiB for each worker, for tensors of any size.
+// rank and identity of its worker. DEADLINE_EXCEEDED (DEADLINE) if the put was ended because its
+// time is over. Uses a few MiB for each worker, for tensors of any size.
 //
 // The devices must be those of every rank of the tensors' one mesh: INTERNAL otherwise.
 absl::StatusOr<int64_t> Upload(absl::Span<const TransferDevice> devices,

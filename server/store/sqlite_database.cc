@@ -340,7 +340,8 @@ absl::Status Database::Error(int code, std::string_view doing) const {
       system == 0 ? "" : StrCat(", system: ", std::strerror(system)), ", in: ", doing, ")");
   // A write that the system refused for lack of space has not happened. After a failed sync the
   // outcome is unknown.
-  if ((code & 0xff) == SQLITE_FULL || (code == SQLITE_IOERR_WRITE && system == EDQUOT)) {
+  const bool is_refused = system == EDQUOT || system == EFBIG;
+  if ((code & 0xff) == SQLITE_FULL || (code == SQLITE_IOERR_WRITE && is_refused)) {
     return WithReason(
         absl::ResourceExhaustedError(
             StrCat("no room for the state on disk, or its quota is used up; delete what is not "

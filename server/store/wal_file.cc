@@ -44,7 +44,7 @@ absl::Status StoreError(absl::StatusCode code, std::string_view message, const s
 
 absl::Status SystemError(std::string_view doing, const std::string& path) {
   const int error = errno;
-  const bool is_full = error == ENOSPC || error == EDQUOT;
+  const bool is_full = error == ENOSPC || error == EDQUOT || error == EFBIG;
   return WithReason(
       absl::Status(is_full ? absl::StatusCode::kResourceExhausted : absl::StatusCode::kInternal,
                    StrCat("cannot ", doing, " ", path, ": ", std::strerror(error))),

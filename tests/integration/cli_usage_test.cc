@@ -50,6 +50,11 @@ TEST_F(CommandLineTest, RefusesWrongUse) {
        "a command is missing: snapshot, check, sessions, operations, watch, quarantine, worker "
        "(see `shardmesh admin --help`)"},
       {{"--adress", "x:1", "status"}, "unknown option --adress; did you mean \"--address\"?"},
+      {{"--spec", "tp", "resolve", "--shape", "8"},
+       "option --spec stands before its command; write it after `shardmesh resolve` (see `"},
+      {{"resolve", "--spec", "tp", "--spec=-", "--shape", "8"}, "--spec is given more than once ("},
+      {{"--output", "json", "status", "-o", "yaml"}, "--output is given more than once"},
+      {{"describe", "--", "a", "--address"}, "unknown option --address (see"},
       {{"get", "wq", "--out", "x", "--version", "3"},
        "unknown option --version; NAME@VERSION names a version (see `shardmesh get --help`)"},
       {{"describe", "--", "@"}, "\"@\" is no NAME@VERSION"},
@@ -127,6 +132,12 @@ TEST_F(CommandLineTest, RefusesWrongUse) {
       {{"bench", "collectives", "--sizes", "8,3"}, "\"3\" is no size from 4 to 1GiB"},
       {{"bench", "collectives", "--calls", "61"}, "--calls"},
       {{"bench", "collectives", "--peer", "nccl"}, "\"nccl\" is neither gloo nor mpi"},
+      {{"make-checkpoint", "--out", "-"}, "--out: this is not written to standard output; name a"},
+      {{"make-tensor", "--shape", "2", "--out", "-"}, "--out: this is not written to"},
+      {{"put", "x.npy", "--spec", "-", "--as", "@0123456789abcdef0123456789abcdef"},
+       "--as: \"@0123456789abcdef0123456789abcdef\" is the id of an array, not a name"},
+      {{"matmul", "a", "b", "--as", "@0123456789abcdef0123456789abcdef"}, "is the id of an array"},
+      {{"admin", "snapshot", "-"}, "FILE: this is not written to standard output"},
       {{"make-checkpoint", "--out", "x", "--like", "llama"}, "--like llama needs a --size"},
   };
   for (const Case& c : kCases) {

@@ -524,7 +524,8 @@ void AddAdminCommands(CommandLine* line) {
           "Save the state of a running coordinator, for `shardmesh-coordinator --restore FILE`",
           [=](const Invocation& i) { return RunSnapshot(i, *file); }, admin)
       ->add_option("FILE", *file, "file to write; an existing file is replaced")
-      ->required();
+      ->required()
+      ->check(RefuseStandardOutput);
 
   auto folder = std::make_shared<std::string>();
   auto set_aside = std::make_shared<bool>(false);
@@ -594,7 +595,8 @@ void AddAdminCommands(CommandLine* line) {
   restore->add_option("ARRAY", *restored, "ids of arrays")->required();
   restore->add_option("--as", *as, "the name that one array gets (default: restored/ARRAY)")
       ->check([](const std::string& name) {
-        return name.empty() ? "the name is empty; leave --as out for restored/ARRAY" : "";
+        return name.empty() ? "the name is empty; leave --as out for restored/ARRAY"
+                            : RefuseIdAsName(name);
       });
   restore->add_flag("--validate-only", *validates_restore, "check everything, and restore nothing");
 

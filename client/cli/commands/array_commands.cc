@@ -505,7 +505,8 @@ void AddPut(CommandLine* line) {
   put->add_option("--as", flags->name, "name of the array")
       ->required()
       ->check([](const std::string& name) {
-        return name.empty() ? "the name is empty, and nothing would hold the array" : "";
+        return name.empty() ? "the name is empty, and nothing would hold the array"
+                            : RefuseIdAsName(name);
       });
   AddParsedOption(put, "--spec", &flags->spec, ParseSpec,
                   "mesh axes, one entry a dimension: fsdp,tp; - for none");

@@ -112,7 +112,9 @@ void AddCheckpointCommands(CommandLine* line) {
   CLI::App* const checkpoint =
       line->AddCommand("make-checkpoint", "Write a safetensors checkpoint of random values",
                        [made](const Invocation& i) { return RunMakeCheckpoint(i, *made); });
-  checkpoint->add_option("--out", made->path, "file to write")->required();
+  checkpoint->add_option("--out", made->path, "file to write")
+      ->required()
+      ->check(RefuseStandardOutput);
   checkpoint
       ->add_option("--like", made->like,
                    StrCat("architecture: ", kMiniLm, ", or ", kLlama,

@@ -246,7 +246,8 @@ void AddResultOptions(CLI::App* command, ResultFlags* flags) {
       command, "--out", &flags->path,
       [name](std::string_view text) { return ParseNpyPath(text, name); },
       "write the result to this .npy file");
-  command->add_option("--as", flags->name, "keep the result in the cluster under this name");
+  command->add_option("--as", flags->name, "keep the result in the cluster under this name")
+      ->check(RefuseIdAsName);
   AddParsedOption(command, "--result-spec", &flags->spec, ParseSpec,
                   "spec of the result, such as dp,-; it must fit (default: the cheapest one)");
 }

@@ -5,6 +5,7 @@
 #include "process/allocator.h"
 #include "process/descriptor_limit.h"
 #include "process/mutex_checks.h"
+#include "process/signal.h"
 #include "rpc/library_logs.h"
 
 int main(int argc, char** argv) {
@@ -12,6 +13,7 @@ int main(int argc, char** argv) {
   shardmesh::KeepMessageMemory();
   shardmesh::SkipMutexChecks();
   shardmesh::rpc::TakeLibraryLogs();
+  shardmesh::IgnoreFileSizeSignal();
   shardmesh::client::SayIfAFileIsLost();
   shardmesh::client::CommandLine line;
   shardmesh::client::AddAllCommands(&line);

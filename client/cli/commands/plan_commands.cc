@@ -647,7 +647,8 @@ void AddPlan(CommandLine* line) {
   AddExactOption(plan, &flags->exact);
   plan->add_option("--device", flags->devices,
                    "show the tiles of this device of the mesh; may be given again");
-  plan->add_option("--html", flags->html, "also write a report with pictures to this file");
+  plan->add_option("--html", flags->html, "also write a report with pictures to this file")
+      ->check(RefuseStandardOutput);
   plan->add_option("--search", flags->search,
                    "rank all meshes of that many devices over --axes, instead of a mesh")
       ->check(WholeNumberFrom(1));

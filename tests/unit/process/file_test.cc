@@ -1,6 +1,7 @@
 // Files that appear complete or not at all.
 #include "process/file.h"
 
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -8,6 +9,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "process/signal.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
 #include "tests/testing/status_matchers.h"
@@ -24,6 +26,26 @@ TEST(AtomicFileWriterTest, RefusesAnEmptyPathAndLeavesNothing) {
   const std::string of_this_process = StrCat(".", getpid(), ".");
   for (const auto& entry : std::filesystem::directory_iterator(".")) {
     EXPECT_FALSE(entry.path().filename().string().starts_with(of_this_process)) << entry.path();
+  }
+}
+
+TEST(AtomicFileWriterTest, SaysThatAFileMayNotBeThatLarge) {
+  IgnoreFileSizeSignal();
+  const std::string path = ::testing::TempDir() + "large.npy";
+  rlimit former = {};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &former), 0);
+  rlimit small = former;
+  small.rlim_cur = 4096;
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  absl::Status status;
+  {
+    absl::StatusOr<AtomicFileWriter> writer = AtomicFileWriter::Create(path);
+    status = writer.ok() ? writer->Append(std::string(8192, 'x')) : writer.status();
+  }
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &former), 0);
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadFile));
+  for (const auto& entry : std::filesystem::directory_iterator(::testing::TempDir())) {
+    EXPECT_FALSE(entry.path().filename().string().starts_with("large.npy")) << entry.path();
   }
 }
 

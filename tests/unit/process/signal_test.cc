@@ -15,6 +15,21 @@ TEST(StopSignalTest, ReturnsSignalsThatArrivedBefore) {
   EXPECT_EQ(stop.WaitFor(absl::Seconds(30)), SIGINT);
 }
 
+TEST(StopSignalTest, ReturnsTheEndOfTheTerminalUnlessItIsIgnored) {
+  {
+    StopSignal stop;
+    ASSERT_EQ(pthread_kill(pthread_self(), SIGHUP), 0);
+    EXPECT_EQ(stop.WaitFor(absl::Seconds(30)), SIGHUP);
+  }
+  const auto former = signal(SIGHUP, SIG_IGN);
+  {
+    StopSignal stop;
+    ASSERT_EQ(pthread_kill(pthread_self(), SIGHUP), 0);
+    EXPECT_EQ(stop.WaitFor(absl::Milliseconds(1)), std::nullopt);
+  }
+  signal(SIGHUP, former);
+}
+
 TEST(StopSignalTest, GivesUpAfterTheTimeout) {
   StopSignal stop;
   EXPECT_EQ(stop.WaitFor(absl::Milliseconds(1)), std::nullopt);

@@ -115,6 +115,16 @@ TEST(WaitForConnectedTest, EndsSoonAfterItIsCancelled) {
   EXPECT_LT(Clock::now() - start, std::chrono::seconds(5));
 }
 
+TEST(WaitForConnectedTest, NamesNoNegativeTime) {
+  const SilentSocket silent;
+  const ChannelOptions options{.own_connection = true};
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto channel, CreateChannel(silent.address(), options));
+  const absl::Status status =
+      WaitForConnected(*channel, silent.address(), absl::Microseconds(-824), options);
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("no connection within 0"));
+}
+
 TEST(ConnectorTest, RefusesTextThatIsNoAddress) {
   EXPECT_THAT(Connector::Create("nowhere", {}).status(),
               StatusIs(absl::StatusCode::kInvalidArgument));

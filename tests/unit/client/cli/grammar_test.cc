@@ -37,9 +37,12 @@ TEST(GrammarTest, ReadsSlices) {
 }
 
 TEST(GrammarTest, ReadsPathsOfNpyFiles) {
-  for (const char* right : {"w.npy", "a.b/w", "-", "/dev/full", "../w", ".w"}) {
+  for (const char* right : {"w.npy", "a.b/w", "./-", "/dev/full", "../w", ".w"}) {
     EXPECT_THAT(ParseNpyPath(right, "get"), IsOkAndHolds(std::string(right)));
   }
+  EXPECT_THAT(ParseNpyPath("-", "get", /*or_output=*/true), IsOkAndHolds(std::string("-")));
+  EXPECT_EQ(ParseNpyPath("-", "matmul").status().message(),
+            "this is not written to standard output; name a file, such as ./-");
   EXPECT_EQ(ParseNpyPath("a/w.safetensors", "get", /*or_output=*/true).status().message(),
             "get writes .npy files; name it a/w.npy, or - for standard output");
   EXPECT_EQ(ParseNpyPath("w.txt", "matmul").status().message(),

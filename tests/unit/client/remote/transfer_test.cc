@@ -171,6 +171,16 @@ TEST_F(TransferTest, ReadsNothingOfTheTensorsOnceCancelled) {
   tensors.clear();
 }
 
+TEST_F(TransferTest, AnUploadThatEndsWithItsTimeSaysSo) {
+  std::vector<TestTensor> tensors;
+  tensors.emplace_back("late", mesh_, Spec({kFsdp}), Shape{64, 48});
+  options_.deadline = SteadyDeadline::After(absl::ZeroDuration());
+  cancellation_.Cancel();  // as when the coordinator has ended the put
+  const absl::Status status = UploadAll(tensors).status();
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("the transfer's time is over"));
+}
+
 TEST_F(TransferTest, AWorkerThatIsNotThereIsNamedWithItsAddress) {
   workers_[3]->Stop();
   std::vector<TestTensor> tensors;
