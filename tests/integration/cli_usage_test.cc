@@ -53,7 +53,7 @@ TEST_F(CommandLineTest, RefusesWrongUse) {
       {{"--spec", "tp", "resolve", "--shape", "8"},
        "option --spec stands before its command; write it after `shardmesh resolve` (see `"},
       {{"resolve", "--spec", "tp", "--spec=-", "--shape", "8"}, "--spec is given more than once ("},
-      {{"--output", "json", "status", "-o", "yaml"}, "--output is given more than once"},
+      {{"--output", "table", "status", "-o", "wide"}, "--output is given more than once"},
       {{"describe", "--", "a", "--address"}, "unknown option --address (see"},
       {{"get", "wq", "--out", "x", "--version", "3"},
        "unknown option --version; NAME@VERSION names a version (see `shardmesh get --help`)"},
