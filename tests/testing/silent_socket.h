@@ -19,17 +19,22 @@
 
 namespace shardmesh::test {
 
+// Binds a socket to a free port of 127.0.0.1. Returns its address.
+inline std::string BindToLoopback(int socket) {
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  EXPECT_EQ(bind(socket, reinterpret_cast<sockaddr*>(&address), size), 0);
+  EXPECT_EQ(getsockname(socket, reinterpret_cast<sockaddr*>(&address), &size), 0);
+  return StrCat("127.0.0.1:", ntohs(address.sin_port));
+}
+
 // A socket of this host that listens and takes no connection in: further SYNs are swallowed.
 class SilentSocket {
  public:
   SilentSocket() : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    sockaddr_in address = {};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t size = sizeof(address);
-    EXPECT_EQ(bind(socket_.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
-    EXPECT_EQ(getsockname(socket_.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
-    address_ = StrCat("127.0.0.1:", ntohs(address.sin_port));
+    address_ = BindToLoopback(socket_.get());
     Listen();
   }
   // At that port of the other loopback address, ::1.

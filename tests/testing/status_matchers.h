@@ -33,7 +33,7 @@
 
 namespace shardmesh::test {
 
-// What most tests of bad input expect.
+// The code of most refusals of bad input.
 inline constexpr absl::StatusCode kInvalid = absl::StatusCode::kInvalidArgument;
 
 namespace status_matchers_internal {

@@ -18,7 +18,7 @@
 
 namespace shardmesh::worker {
 
-// What a worker says of itself when it attaches, besides the version and protocols of its build.
+// The fields of a worker's Hello. The encoder adds the version and the protocols of the build.
 struct WorkerHello {
   WorkerSelf self = {};
   std::string cluster_id = {};     // of the store; empty: none yet

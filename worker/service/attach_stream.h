@@ -71,7 +71,7 @@ class AttachStream final
     return over_ || !inbox_.empty();
   }
 
-  // Of a connection only for this stream.
+  // Has a connection of its own: no other stream or call uses it.
   const std::unique_ptr<internal::v1::AttachService::Stub> stub_;
   grpc::ClientContext context_;
   Outbox outbox_;

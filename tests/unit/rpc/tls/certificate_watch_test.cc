@@ -204,7 +204,7 @@ TEST_F(CertificateWatchTest, SaysThatTheCertificateInUseHasExpired) {
       authority_.certificate());
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto watch, CertificateWatch::Start(files, kInterval));
   EXPECT_TRUE(Eventually([&] { return absl::Now() > watch->state()->facts.not_after; }));
-  // Whoever takes this one has looked since.
+  // Once the watch uses this certificate, it has checked the time after the other one expired.
   const KeyPair next = authority_.Issue(kOwnName);
   folder_.Write("short", next, authority_.certificate());
   EXPECT_TRUE(Eventually([&] { return watch->state()->texts.certificate == next.certificate; }));

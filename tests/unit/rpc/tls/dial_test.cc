@@ -39,22 +39,16 @@ absl::Time Soon() { return absl::Now() + absl::Seconds(20); }
 // A port of 127.0.0.1. It refuses connections until Listen.
 class LocalPort {
  public:
-  LocalPort() : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    sockaddr_in address = {};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t size = sizeof(address);
-    EXPECT_EQ(bind(socket_.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
-    EXPECT_EQ(getsockname(socket_.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
-    address_ = StrCat("127.0.0.1:", ntohs(address.sin_port));
-  }
+  LocalPort()
+      : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)),
+        address_(test::BindToLoopback(socket_.get())) {}
   void Listen() { EXPECT_EQ(listen(socket_.get(), 8), 0); }
   FileDescriptor Accept() { return FileDescriptor(accept4(socket_.get(), nullptr, nullptr, 0)); }
   const std::string& address() const { return address_; }
 
  private:
   const FileDescriptor socket_;
-  std::string address_;
+  const std::string address_;
 };
 
 TEST(DialTest, ConnectsWithASocketThatDoesNotBlock) {

@@ -109,6 +109,43 @@ class KeptOrders final : public StepExecutor {
   std::vector<std::string> forgotten;
 };
 
+// An array of four elements on the mesh of one rank that MembershipOf tells of for one worker.
+inline ArrayDescriptor FourOnMesh(const std::string& id) {
+  return {.array_id = id,
+          .dtype = Dtype::kF32,
+          .shape = {4},
+          .spec = PartitionSpec(),
+          .mesh_id = "m",
+          .mesh_revision = 2,
+          .mesh = *Mesh::Parse("x=1"),
+          .cut_points = {}};
+}
+
+// A snapshot in term 3: mesh m, one axis x, whose ranks are these workers in order.
+inline internal::v1::AttachResponse MembershipOf(int64_t epoch,
+                                                 const std::vector<std::string>& identities) {
+  internal::v1::AttachResponse response;
+  internal::v1::Membership* membership = response.mutable_membership();
+  membership->set_epoch(epoch);
+  membership->set_term(3);
+  internal::v1::MeshMembership* mesh = membership->add_meshes();
+  mesh->set_mesh_id("m");
+  mesh->set_mesh_revision(2);
+  v1::MeshAxis* axis = mesh->mutable_mesh()->add_axes();
+  axis->set_name("x");
+  axis->set_size(static_cast<int64_t>(identities.size()));
+  for (const std::string& identity : identities) {
+    mesh->add_identities(identity);
+    internal::v1::LiveWorker* worker = membership->add_workers();
+    worker->set_identity(identity);
+    worker->set_incarnation(7);
+    worker->add_endpoints()->set_address("127.0.0.1:1");
+  }
+  membership->set_snapshot(true);
+  membership->set_last(true);
+  return response;
+}
+
 // Stages an array of four elements with one tile, in memory. Returns whether that worked.
 inline bool StageFour(ShardStore& store, const std::string& array_id,
                       const std::string& descriptor = "") {

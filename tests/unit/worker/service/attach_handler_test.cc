@@ -71,28 +71,7 @@ class AttachHandlerTest : public testing::Test {
     rpc::Encode(absl::Seconds(10), welcome->mutable_heartbeat_interval());
     return message;
   }
-  static Message Membership(int64_t epoch) {
-    Message message;
-    internal::v1::Membership* membership = message.mutable_membership();
-    membership->set_epoch(epoch);
-    membership->set_term(3);
-    internal::v1::MeshMembership* mesh = membership->add_meshes();
-    mesh->set_mesh_id("m");
-    mesh->set_mesh_revision(2);
-    v1::MeshAxis* axis = mesh->mutable_mesh()->add_axes();
-    axis->set_name("x");
-    axis->set_size(2);
-    for (const char* identity : {"w0", "w1"}) {
-      mesh->add_identities(identity);
-      internal::v1::LiveWorker* worker = membership->add_workers();
-      worker->set_identity(identity);
-      worker->set_incarnation(7);
-      worker->add_endpoints()->set_address("127.0.0.1:1");
-    }
-    membership->set_snapshot(true);
-    membership->set_last(true);
-    return message;
-  }
+  static Message Membership(int64_t epoch) { return MembershipOf(epoch, {"w0", "w1"}); }
   // Takes the worker in, and forgets the messages of the attach.
   void Attach() {
     ASSERT_THAT(Take(Welcome()), IsOk());

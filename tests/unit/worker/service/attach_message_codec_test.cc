@@ -13,6 +13,7 @@
 #include "rpc/codec/worker_error_codec.h"
 #include "rpc/contract.h"
 #include "tests/testing/status_matchers.h"
+#include "tests/unit/worker/service/attach_fakes.h"
 
 namespace shardmesh::worker {
 namespace {
@@ -22,17 +23,6 @@ using ::shardmesh::test::IsOkAndHolds;
 using ::shardmesh::test::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::SizeIs;
-
-ArrayDescriptor FourOnMesh(const std::string& id) {
-  return {.array_id = id,
-          .dtype = Dtype::kF32,
-          .shape = {4},
-          .spec = PartitionSpec(),
-          .mesh_id = "m",
-          .mesh_revision = 2,
-          .mesh = *Mesh::Parse("x=1"),
-          .cut_points = {}};
-}
 
 TEST(AttachMessageCodecTest, AHelloHasTheProtocolsOfTheBuild) {
   const internal::v1::Hello hello =

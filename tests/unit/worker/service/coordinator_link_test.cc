@@ -30,6 +30,7 @@
 #include "tests/testing/eventually.h"
 #include "tests/testing/read_file.h"
 #include "tests/testing/status_matchers.h"
+#include "tests/unit/worker/service/attach_fakes.h"
 
 namespace shardmesh::worker {
 namespace {
@@ -47,18 +48,6 @@ constexpr absl::Duration kTimeout = absl::Seconds(20);
 // A field with number 100 and value 42. An encoder writes unknown fields last: at the front it
 // shows whether a message was encoded again.
 const std::string kUnknownField = "\xa0\x06\x2a";
-
-// An array of four elements on the mesh of one rank that Membership tells of.
-ArrayDescriptor OneOf(const std::string& id) {
-  return {.array_id = id,
-          .dtype = Dtype::kF32,
-          .shape = {4},
-          .spec = PartitionSpec(),
-          .mesh_id = "m",
-          .mesh_revision = 2,
-          .mesh = *Mesh::Parse("x=1"),
-          .cut_points = {}};
-}
 
 // Records what a worker asks of its peers' links; it has no peers.
 class RecordingLinks final : public PeerLinks {
@@ -332,24 +321,7 @@ class CoordinatorLinkTest : public ::testing::Test {
     return response;
   }
   static internal::v1::AttachResponse Membership(int64_t epoch) {
-    internal::v1::AttachResponse response;
-    internal::v1::Membership* membership = response.mutable_membership();
-    membership->set_epoch(epoch);
-    membership->set_term(3);
-    internal::v1::MeshMembership* mesh = membership->add_meshes();
-    mesh->set_mesh_id("m");
-    mesh->set_mesh_revision(2);
-    v1::MeshAxis* axis = mesh->mutable_mesh()->add_axes();
-    axis->set_name("x");
-    axis->set_size(1);
-    mesh->add_identities("w1");
-    internal::v1::LiveWorker* worker = membership->add_workers();
-    worker->set_identity("w1");
-    worker->set_incarnation(7);
-    worker->add_endpoints()->set_address("127.0.0.1:1");
-    membership->set_snapshot(true);
-    membership->set_last(true);
-    return response;
+    return MembershipOf(epoch, {"w1"});
   }
   static internal::v1::AttachResponse Verdict(std::vector<std::string> commit,
                                               std::vector<std::string> drop) {
@@ -660,7 +632,7 @@ TEST_F(CoordinatorLinkTest, SaysWhatIsInQuarantineAndHearsWhatBecameOfIt) {
 }
 
 TEST_F(CoordinatorLinkTest, InventoriesBringDescriptorsInTheBytesOfTheStore) {
-  const std::string descriptor = kUnknownField + rpc::ArrayDescriptorBytes(OneOf("held"));
+  const std::string descriptor = kUnknownField + rpc::ArrayDescriptorBytes(FourOnMesh("held"));
   Stage("held", descriptor);
   Stage("odd", "not a descriptor");
   Start();
@@ -733,7 +705,7 @@ TEST_F(CoordinatorLinkTest, RunsReportsAndEndsSteps) {
 TEST_F(CoordinatorLinkTest, PassesDescriptorsOfResultsOnInTheBytesOfTheStep) {
   Start();
   TakeIn(1);
-  const std::string descriptor = kUnknownField + rpc::ArrayDescriptorBytes(OneOf("out"));
+  const std::string descriptor = kUnknownField + rpc::ArrayDescriptorBytes(FourOnMesh("out"));
   internal::v1::AttachResponse run;
   run.mutable_run_step()->set_sequence(5);
   run.mutable_run_step()->add_outputs(descriptor);
@@ -742,7 +714,7 @@ TEST_F(CoordinatorLinkTest, PassesDescriptorsOfResultsOnInTheBytesOfTheStep) {
       [&] { return executor_.With([](const auto& e) { return e.runs_.size(); }) == 1; }));
   auto [order, report] = executor_.With([](const auto& e) { return e.runs_[0]; });
   ASSERT_THAT(order.outputs, SizeIs(1));
-  EXPECT_EQ(order.outputs[0].array, OneOf("out"));
+  EXPECT_EQ(order.outputs[0].array, FourOnMesh("out"));
   EXPECT_EQ(order.outputs[0].encoded, descriptor);
 }
 
@@ -750,7 +722,7 @@ TEST_F(CoordinatorLinkTest, RefusesAStepThatItCannotRead) {
   Start();
   TakeIn(1);
   v1::ArrayDescriptor misfit;
-  rpc::Encode(OneOf("out"), &misfit);
+  rpc::Encode(FourOnMesh("out"), &misfit);
   misfit.clear_mesh();
   for (const std::string& descriptor : {misfit.SerializeAsString(), std::string("\xff")}) {
     internal::v1::AttachResponse run;
