@@ -393,7 +393,7 @@ TEST(PeerLinksTest, AShortMessageOvertakesALongOneThatIsUnderWay) {
   const OwnedBytes long_message = Own(std::string(kLongBytes, 'l'));
   bool has_overtaken = false;
   // On a busy machine all may have come before the short one is sent, or before it is looked at.
-  for (int64_t op = 0; op < 20 && !has_overtaken; op += 2) {
+  for (int64_t op = 0; op < 200 && !has_overtaken; op += 2) {
     const Tag tag = *Tag::Create(1, op, 0);
     const Tag short_tag = *Tag::Create(1, op + 1, 0);
     const int64_t received_before = workers.links(1).counters().received_bytes;
