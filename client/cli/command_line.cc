@@ -298,10 +298,19 @@ absl::StatusOr<std::unique_ptr<MeshClient>> Invocation::Connect() const {
   MeshClientOptions options = ClientOptions();
   SHARDMESH_ASSIGN_OR_RETURN(options.credentials, Credentials());
   absl::StatusOr<std::unique_ptr<MeshClient>> client = MeshClient::Connect(address, options);
-  if (client.ok() || has_address) return client;
-  if (is_from_environment) return WithContext(client.status(), kAddressVariable);
-  if (!context.empty()) return WithContext(client.status(), StrCat("context \"", context, "\""));
-  return ExplainUnreachable(client.status(), cluster_name);
+  if (!client.ok()) return WithOrigin(client.status());
+  return client;
+}
+
+absl::Status Invocation::ExplainUnanswered(const absl::Status& error) const {
+  return ExitCodeOf(error) == kExitUnreachable ? WithOrigin(error) : error;
+}
+
+absl::Status Invocation::WithOrigin(const absl::Status& error) const {
+  if (has_address) return error;
+  if (is_from_environment) return WithContext(error, kAddressVariable);
+  if (!context.empty()) return WithContext(error, StrCat("context \"", context, "\""));
+  return ExplainUnreachable(error, cluster_name);
 }
 
 absl::StatusOr<std::shared_ptr<MeshClient>> Invocation::ConnectToAsk() const {

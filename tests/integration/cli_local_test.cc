@@ -226,6 +226,13 @@ TEST_F(LocalCommandTest, AsksTheAddressThatIsGivenAndNoOther) {
   const CommandResult variable = Run(question);
   EXPECT_EQ(variable.exit_code, 3);
   EXPECT_THAT(variable.err, AllOf(HasSubstr("SHARDMESH_ADDRESS"), HasSubstr(address)));
+  for (const std::vector<std::string>& arguments : std::vector<std::vector<std::string>>{
+           {"health"}, {"admin", "snapshot", folder_ + "/snapshot"}}) {
+    SCOPED_TRACE(arguments.front());
+    const CommandResult result = Run(arguments);
+    EXPECT_EQ(result.exit_code, 3);
+    EXPECT_THAT(result.err, AllOf(HasSubstr("SHARDMESH_ADDRESS"), HasSubstr(address)));
+  }
   std::vector<std::string> with_name = question;
   with_name.push_back("--cluster=other");
   EXPECT_THAT(Run(with_name).err, HasSubstr("no cluster \"other\" is up on this host"))
