@@ -172,6 +172,35 @@ absl::Status ExplainDeadline(const absl::Status& status, std::optional<absl::Dur
       Reason::kDeadline, {{fact::kLimit, absl::ToDoubleSeconds(*deadline)}});
 }
 
+// The error of a cluster that lacks a definition, with the nearest name and the command that lists
+// the definitions of that kind. Returns other errors as they are.
+absl::Status ExplainUnknownDefinition(const absl::Status& status) {
+  constexpr std::pair<std::string_view, std::string_view> kKinds[] = {{"mesh", "mesh"},
+                                                                      {"profile", "profile"},
+                                                                      {"rule_set", "rules"},
+                                                                      {"logical_rules", "logical"},
+                                                                      {"tree", "tree"}};
+  if (!absl::IsNotFound(status) || ReasonOf(status) != Reason::kNotFound) return status;
+  const std::string kind = FactOf(status, fact::kKind).value_or("");
+  const auto* const known = std::find_if(std::begin(kKinds), std::end(kKinds),
+                                         [&kind](const auto& each) { return each.first == kind; });
+  // The error about a version of an existing definition says which versions are kept.
+  const bool is_version = FactOf(status, fact::kName).value_or("").find('@') != std::string::npos;
+  if (known == std::end(kKinds) || is_version) return status;
+  std::string message(status.message());
+  if (const std::optional<std::string> nearest = FactOf(status, fact::kNearest);
+      nearest.has_value() && message.find("did you mean") == std::string::npos) {
+    StrAppend(&message, "; did you mean \"", *nearest, "\"?");
+  }
+  StrAppend(&message, message.ends_with('?') ? "" : ";", " `", kProgram, " catalog ls ",
+            known->second, "` lists what there is");
+  absl::Status explained = absl::NotFoundError(message);
+  status.ForEachPayload([&explained](absl::string_view type, const absl::Cord& payload) {
+    explained.SetPayload(type, payload);
+  });
+  return explained;
+}
+
 // Fills in options that were not given from the environment.
 void FillFromEnvironment(rpc::TlsFiles* files) {
   for (const auto& [name, path] : {std::pair("SHARDMESH_TLS_CERT", &files->certificate),
@@ -713,7 +742,7 @@ absl::Status CommandLine::CheckCommonOptions(const CLI::App* command) const {
 absl::Status CommandLine::RunHandler(const Invocation& invocation) {
   const absl::Status status =
       ExplainDeadline(handlers_.at(Chosen(&app_))(invocation), invocation.deadline);
-  return *invocation.is_local ? ExplainMissingDefinition(status) : status;
+  return *invocation.is_local ? ExplainMissingDefinition(status) : ExplainUnknownDefinition(status);
 }
 
 absl::Status CommandLine::Check(const std::vector<std::string>& arguments) {
