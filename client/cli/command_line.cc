@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_split.h"
 #include "client/cli/context_file.h"
@@ -226,6 +227,23 @@ CLI::App* Chosen(CLI::App* app) {
 std::string FullName(const CLI::App* app) {
   return app->get_parent() == nullptr ? kProgram
                                       : FullName(app->get_parent()) + " " + app->get_name();
+}
+
+// The argument's name as in the manual, such as `CHECKPOINT`.
+std::string ArgumentName(const CLI::Option& argument) {
+  return absl::AsciiStrToUpper(argument.get_name(/*positional=*/true));
+}
+
+// The command with its arguments, without options: `shardmesh rm TENSOR...`.
+std::string UsageOf(const CLI::App* command) {
+  std::string usage = FullName(command);
+  for (const CLI::Option* argument : command->get_options()) {
+    if (!argument->get_positional()) continue;
+    const std::string name =
+        StrCat(ArgumentName(*argument), argument->get_items_expected_max() > 1 ? "..." : "");
+    StrAppend(&usage, " ", argument->get_required() ? name : StrCat("[", name, "]"));
+  }
+  return usage;
 }
 
 // The arguments name no command below `at`. The message includes the part that they do name.
@@ -584,6 +602,17 @@ absl::Status CommandLine::ParseErrorStatus(const CLI::ParseError& error) {
     const size_t begin = value + kValue.size();
     message = StrCat(message.substr(0, value), "\"", message.substr(begin, range - begin),
                      "\" is no number from ", message.substr(range + kRange.size()));
+  }
+  // `tensor is required`
+  constexpr std::string_view kIsRequired = " is required";
+  if (rest.empty() && message.ends_with(kIsRequired)) {
+    const CLI::Option* const argument =
+        command->get_option_no_throw(message.substr(0, message.size() - kIsRequired.size()));
+    if (argument != nullptr && argument->get_positional() && !argument->nonpositional()) {
+      message =
+          StrCat("the argument ", ArgumentName(*argument),
+                 " is missing: ", argument->get_description(), "; write `", UsageOf(command), "`");
+    }
   }
   // `--html: 1 required TEXT missing`
   constexpr std::string_view kRequired = ": 1 required ";
