@@ -452,6 +452,11 @@ TEST_F(LocalCommandTest, ABrokenFileOfContextsIsNamed) {
                                   HasSubstr("did you mean \"address\"?"), HasSubstr("BAD_FILE")));
   }
   EXPECT_EQ(Run({"explain-error", "NO_MESH"}).exit_code, 0) << "it asks no cluster";
+  EXPECT_EQ(Run({"explain-error", "NO_MESH", "-oname"}).out, "NO_MESH\n");
+  EXPECT_THAT(Run({"explain-error"}).out,
+              AllOf(HasSubstr("A mesh is needed and none is there."), HasSubstr("\nRECOVERING ")));
+  EXPECT_THAT(Run({"explain-error", "-oname"}).out, HasSubstr("\nNOT_FOUND\n"));
+  EXPECT_EQ(Run({"explain-error", ""}).exit_code, 1) << "an empty name is no reason";
   EXPECT_THAT(Run({"status", "--address=" + DeadAddress()}).err, Not(HasSubstr("broken.yaml")));
   unsetenv("SHARDMESH_CONFIG");
 }
