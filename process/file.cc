@@ -27,8 +27,6 @@ std::string FolderOf(const std::string& path) {
   return folder.empty() ? "." : folder;
 }
 
-// Follows dangling links and returns the path of the file to create; returns `path` if it is no
-// link.
 // The error of a path under which no file can be written: BAD_FILE with advice, if the path itself
 // is the reason; otherwise FileError.
 absl::Status PathError(std::string_view verb, const std::string& path, int error) {
@@ -45,6 +43,8 @@ absl::Status PathError(std::string_view verb, const std::string& path, int error
       Reason::kBadFile, {{fact::kFile, path}});
 }
 
+// Follows dangling links and returns the path of the file to create; returns `path` if it is no
+// link.
 absl::StatusOr<std::string> FollowLinks(const std::string& path) {
   constexpr int kMostLinks = 40;  // the kernel's own limit
   std::filesystem::path target = path;
