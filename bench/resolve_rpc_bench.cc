@@ -79,15 +79,16 @@ double Percentile(std::vector<double> samples, double p) {
 }
 
 // Keeps kOutstanding calls of one kind outstanding for kRateTime; returns the answers per second.
-// `start` begins a call, and calls `done` with whether the answer was right.
-double RateOf(const std::function<void(std::function<void(bool)> done)>& start) {
+// `start` begins a call in one of kOutstanding slots, and calls `done` with whether the answer was
+// right. A slot has one call at a time.
+double RateOf(const std::function<void(int slot, std::function<void(bool)> done)>& start) {
   absl::Mutex mutex;
   int outstanding = 0;
   int64_t answered = 0;
   bool wrong = false;
   const absl::Time begin = absl::Now();
-  const std::function<void()> next = [&] {
-    start([&](bool right) {
+  const std::function<void(int)> next = [&](int slot) {
+    start(slot, [&, slot](bool right) {
       bool again = false;
       {
         absl::MutexLock lock(&mutex);
@@ -97,7 +98,7 @@ double RateOf(const std::function<void(std::function<void(bool)> done)>& start) 
         outstanding -= again ? 0 : 1;
       }
       if (again) {
-        next();
+        next(slot);
       }
     });
   };
@@ -105,8 +106,8 @@ double RateOf(const std::function<void(std::function<void(bool)> done)>& start) 
     absl::MutexLock lock(&mutex);
     outstanding = kOutstanding;
   }
-  for (int i = 0; i < kOutstanding; ++i) {
-    next();
+  for (int slot = 0; slot < kOutstanding; ++slot) {
+    next(slot);
   }
   absl::MutexLock lock(&mutex);
   mutex.Await(absl::Condition(
@@ -208,19 +209,11 @@ struct ResolveCall {
   Response& answer = *google::protobuf::Arena::CreateMessage<Response>(&arena);
 };
 
-// `first_size`: another size of the first dimension than the question's.
 template <typename Kind>
 void StartResolve(v1::ResolveService::Stub& resolve, const typename Kind::Request& question,
-                  std::optional<int64_t> first_size, std::function<void(bool)> done) {
+                  std::function<void(bool)> done) {
   auto* call = new ResolveCall<Kind>;
-  const typename Kind::Request* asked = &question;
-  if (first_size.has_value()) {
-    auto* const copy = google::protobuf::Arena::CreateMessage<typename Kind::Request>(&call->arena);
-    *copy = question;
-    SetFirstSize(*first_size, copy);
-    asked = copy;
-  }
-  Kind::kStart(resolve, &call->context, asked, &call->answer,
+  Kind::kStart(resolve, &call->context, &question, &call->answer,
                std::function([call, done = std::move(done)](grpc::Status status) {
                  const bool right = status.ok() && IsRight(call->answer);
                  delete call;
@@ -310,8 +303,8 @@ int MeasureMetrics() {
   std::vector<double> with_rates, without_rates, cost_ratios;
   for (int round = 0; round < kMetricsRounds; ++round) {
     const auto sample = [&](Resolver& resolver) {
-      return RateOf([&](std::function<void(bool)> done) {
-        StartResolve<Full>(*resolver.stub, question, std::nullopt, std::move(done));
+      return RateOf([&](int, std::function<void(bool)> done) {
+        StartResolve<Full>(*resolver.stub, question, std::move(done));
       });
     };
     const double first = sample(round % 2 == 0 ? with : without);
@@ -375,14 +368,18 @@ void Measure(v1::ResolveService::Stub& resolve, grpc::health::v1::Health::Stub& 
   std::vector<double> empty_rates;
   std::atomic<int64_t> next = fresh;
   SetFirstSize(32, &question);
+  // As a caller that varies one number: its call is over when it changes the message.
+  std::vector<typename Kind::Request> new_questions(kOutstanding, question);
   for (int round = 0; round < extent.rate_rounds; ++round) {
-    ours_rates.push_back(RateOf([&](std::function<void(bool)> done) {
-      StartResolve<Kind>(resolve, question, std::nullopt, std::move(done));
+    ours_rates.push_back(RateOf([&](int, std::function<void(bool)> done) {
+      StartResolve<Kind>(resolve, question, std::move(done));
     }));
-    new_rates.push_back(RateOf([&](std::function<void(bool)> done) {
-      StartResolve<Kind>(resolve, question, ++next, std::move(done));
+    new_rates.push_back(RateOf([&](int slot, std::function<void(bool)> done) {
+      auto& asked = new_questions[static_cast<size_t>(slot)];
+      SetFirstSize(++next, &asked);
+      StartResolve<Kind>(resolve, asked, std::move(done));
     }));
-    empty_rates.push_back(RateOf([&](std::function<void(bool)> done) {
+    empty_rates.push_back(RateOf([&](int, std::function<void(bool)> done) {
       auto* call = new CheckCall;
       health.async()->Check(&call->context, &empty_request, &call->answer,
                             [call, done = std::move(done)](const grpc::Status& status) {
