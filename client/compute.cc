@@ -212,6 +212,16 @@ absl::StatusOr<CompiledProgram> ComputeClient::Compile(const Program& program,
       SHARDMESH_ASSIGN_OR_RETURN(to.exchange_time, DecodeAnswer(from.exchange_time()));
     }
   }
+  if (response.has_link_traffic()) {
+    PlannedLinks& to = compiled.links.emplace();
+    for (const v1::LinkTraffic& from : response.link_traffic().busiest_links()) {
+      to.busiest.push_back({.sender_rank = from.sender_rank(),
+                            .receiver_rank = from.receiver_rank(),
+                            .sent_bytes = from.sent_bytes()});
+    }
+    to.link_count = response.link_traffic().link_count();
+    to.sent_bytes = response.link_traffic().sent_bytes();
+  }
   compiled.peak_bytes = response.peak_bytes();
   if (response.has_exchange_time()) {
     SHARDMESH_ASSIGN_OR_RETURN(compiled.exchange_time, DecodeAnswer(response.exchange_time()));

@@ -1,12 +1,22 @@
-// Adds up the costs of a plan's collectives, and follows its values from first to last use.
+// Adds up the costs of a plan's collectives, by axes and by links, and follows its values from
+// first to last use.
 #include "program/plan_forecast.h"
 
 #include <algorithm>
 #include <limits>
+#include <map>
+#include <tuple>
+#include <utility>
 #include <variant>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/numeric/int128.h"
+#include "absl/types/span.h"
+#include "program/collective_check.h"
+#include "program/collective_traffic.h"
 #include "program/value_layout.h"
+#include "sharding/device_group.h"
+#include "sharding/tile.h"
 #include "tensor/dtype.h"
 
 namespace shardmesh {
@@ -21,6 +31,148 @@ AxisTraffic& TrafficAlong(const std::vector<std::string>& axes, PlanForecast* fo
   added.axes = axes;
   return added;
 }
+
+// The tiles of any group, all alike.
+GroupTiles EqualTiles(const Mesh& mesh, const GroupCollective& op, const ValueDescriptor& operand,
+                      const ValueDescriptor& result) {
+  const auto places = static_cast<size_t>(AxesSize(mesh, op.axes));
+  GroupTiles tiles = {.operand_dtype = operand.dtype,
+                      .result_dtype = result.dtype,
+                      .elements = std::vector<int64_t>(places, TileElements(mesh, operand))};
+  if (SplitsTiles(op.kind)) {
+    const int64_t extent = TileShape(mesh, result)[static_cast<size_t>(SplitDimension(op))];
+    tiles.split_extents.assign(places, extent);
+  }
+  return tiles;
+}
+
+// The tiles of the group of these devices.
+GroupTiles TilesOfGroup(const GroupCollective& op, Dtype operand_dtype, Dtype result_dtype,
+                        const Tiling& operand, const Tiling& result,
+                        absl::Span<const DeviceId> group) {
+  GroupTiles tiles = {.operand_dtype = operand_dtype, .result_dtype = result_dtype, .elements = {}};
+  for (const DeviceId device : group) {
+    tiles.elements.push_back(operand.TileOf(device).element_count());
+    if (SplitsTiles(op.kind)) {
+      const auto dim = static_cast<size_t>(SplitDimension(op));
+      tiles.split_extents.push_back(result.TileOf(device).ranges[dim].size());
+    }
+  }
+  return tiles;
+}
+
+// Sums the bytes of each link over the collectives of a plan, which outlives it.
+class LinkTally {
+ public:
+  explicit LinkTally(const Plan& plan) : plan_(plan) {}
+
+  void Add(const GroupCollective& op, const ValueDescriptor& result) {
+    const ValueDescriptor& operand = plan_.values[op.input];
+    const int64_t places = AxesSize(plan_.mesh, op.axes);
+    if (places == 1) return;
+    if (operand.cut_points.empty() && result.cut_points.empty()) {
+      AddEqual(op, operand, result, places);
+    } else {
+      AddUnequal(op, operand, result, places);
+    }
+  }
+
+  // Call once, at the end. Returns nullopt if there were more than kMostLinkPairs pairs.
+  std::optional<LinkTrafficSummary> Finish() {
+    if (pairs_ > kMostLinkPairs) return std::nullopt;
+    for (const auto& [axes, traffic] : equal_groups_) {
+      ForEachGroup(axes, [this, &traffic = traffic](absl::Span<const DeviceId> group) {
+        AddGroup(traffic, group);
+      });
+    }
+    LinkTrafficSummary summary;
+    summary.link_count = static_cast<int64_t>(bytes_.size());
+    std::vector<LinkTraffic>& links = summary.busiest;
+    links.reserve(bytes_.size());
+    for (const auto& [link, bytes] : bytes_) {
+      links.push_back({.sender = link.first, .receiver = link.second, .sent_bytes = bytes});
+      AddTo(summary.sent_bytes, bytes);
+    }
+    const size_t listed = std::min(links.size(), kMostBusiestLinks);
+    std::partial_sort(links.begin(), links.begin() + static_cast<std::ptrdiff_t>(listed),
+                      links.end(), [](const LinkTraffic& a, const LinkTraffic& b) {
+                        return std::tie(b.sent_bytes, a.sender, a.receiver) <
+                               std::tie(a.sent_bytes, b.sender, b.receiver);
+                      });
+    links.resize(listed);
+    links.shrink_to_fit();
+    return summary;
+  }
+
+ private:
+  // Sums over the places of one group first: all groups along these axes are alike.
+  void AddEqual(const GroupCollective& op, const ValueDescriptor& operand,
+                const ValueDescriptor& result, int64_t places) {
+    const auto found = equal_groups_.find(op.axes);
+    if (found == equal_groups_.end()) AddTo(pairs_, PairsOfAllGroups(places));
+    AddTo(pairs_, places * (places - 1));
+    if (pairs_ > kMostLinkPairs) return;
+    PlaceTraffic& traffic = found != equal_groups_.end()
+                                ? found->second
+                                : equal_groups_.try_emplace(op.axes, places).first->second;
+    AddCollectiveTraffic(op, EqualTiles(plan_.mesh, op, operand, result), &traffic);
+  }
+
+  void AddUnequal(const GroupCollective& op, const ValueDescriptor& operand,
+                  const ValueDescriptor& result, int64_t places) {
+    AddTo(pairs_, PairsOfAllGroups(places));
+    if (pairs_ > kMostLinkPairs) return;
+    const Tiling operand_tiling = *TilingOf(plan_, operand);
+    const Tiling result_tiling = *TilingOf(plan_, result);
+    ForEachGroup(op.axes, [&](absl::Span<const DeviceId> group) {
+      PlaceTraffic traffic(places);
+      AddCollectiveTraffic(
+          op, TilesOfGroup(op, operand.dtype, result.dtype, operand_tiling, result_tiling, group),
+          &traffic);
+      AddGroup(traffic, group);
+    });
+  }
+
+  int64_t PairsOfAllGroups(int64_t places) const {
+    return ProductOf(plan_.mesh.size(), places - 1);
+  }
+
+  // Calls fn(devices) for each group along the axes.
+  template <typename Fn>
+  void ForEachGroup(const std::vector<std::string>& axes, Fn fn) const {
+    const Mesh& mesh = plan_.mesh;
+    const DeviceGroup first = *DeviceGroup::Create(mesh, axes, 0);
+    std::vector<int64_t> numbers;
+    for (const std::string& axis : axes) numbers.push_back(*mesh.FindAxis(axis));
+    std::vector<DeviceId> group(first.devices().size());
+    for (DeviceId device = 0; device < mesh.size(); ++device) {
+      const bool is_first = std::all_of(numbers.begin(), numbers.end(), [&](int64_t axis) {
+        return mesh.CoordinateOf(device, axis) == 0;
+      });
+      if (!is_first) continue;
+      std::transform(first.devices().begin(), first.devices().end(), group.begin(),
+                     [device](DeviceId member) { return device + member; });
+      fn(absl::MakeConstSpan(group));
+    }
+  }
+
+  void AddGroup(const PlaceTraffic& traffic, absl::Span<const DeviceId> group) {
+    for (size_t sender = 0; sender < group.size(); ++sender) {
+      for (size_t receiver = 0; receiver < group.size(); ++receiver) {
+        const int64_t bytes =
+            traffic.BytesBetween(static_cast<int64_t>(sender), static_cast<int64_t>(receiver));
+        if (bytes > 0) AddTo(bytes_[std::pair(group[sender], group[receiver])], bytes);
+      }
+    }
+  }
+
+  const Plan& plan_;
+  int64_t pairs_ = 0;  // as kMostLinkPairs counts them
+  // Collectives on equal tiles, by their axes.
+  std::map<std::vector<std::string>, PlaceTraffic> equal_groups_;
+  // By sender and receiver. Only links that carry bytes.
+  absl::flat_hash_map<std::pair<DeviceId, DeviceId>, int64_t> bytes_;
+};
 
 int64_t PeakBytesOf(const Plan& plan) {
   // The instruction after which each value is freed; outputs never are.
@@ -61,6 +213,7 @@ CollectiveLoad LoadOf(const Mesh& mesh, const ValueDescriptor& operand,
 
 PlanForecast ForecastOf(const Plan& plan, const LinkCost& links) {
   PlanForecast forecast;
+  LinkTally tally(plan);
   for (const Instruction& instruction : plan.instructions) {
     const auto* const op = std::get_if<GroupCollective>(&instruction.kind);
     if (op == nullptr) continue;
@@ -72,7 +225,9 @@ PlanForecast ForecastOf(const Plan& plan, const LinkCost& links) {
     AddTo(traffic.sent_bytes, cost.sent_bytes);
     traffic.seconds += seconds;
     forecast.exchange_seconds += seconds;
+    tally.Add(*op, plan.values[instruction.output]);
   }
+  forecast.link_traffic = tally.Finish();
   forecast.peak_bytes = PeakBytesOf(plan);
   return forecast;
 }

@@ -2,7 +2,9 @@
 #ifndef SHARDMESH_PROGRAM_PLAN_FORECAST_H_
 #define SHARDMESH_PROGRAM_PLAN_FORECAST_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,8 +28,39 @@ struct AxisTraffic {
   friend bool operator==(const AxisTraffic&, const AxisTraffic&) = default;
 };
 
+// The exchange of one run from one rank to another.
+struct LinkTraffic {
+  DeviceId sender = 0;
+  DeviceId receiver = 0;
+  int64_t sent_bytes = 0;
+
+  friend bool operator==(const LinkTraffic&, const LinkTraffic&) = default;
+};
+
+// The most links that a forecast lists.
+inline constexpr size_t kMostBusiestLinks = 32;
+// The most pairs of a sender and a receiver that a forecast by link looks at: bounds its time and
+// memory. A collective counts with the pairs of one group, and each list of mesh axes once more
+// with the pairs of all its groups. A collective on unequal tiles counts with the pairs of all
+// groups instead.
+inline constexpr int64_t kMostLinkPairs = int64_t{1} << 18;
+
+// The exchange of one run by links, which are ordered pairs of ranks. Counts the contents of
+// messages, not their frames.
+struct LinkTrafficSummary {
+  // At most kMostBusiestLinks, the one with the most bytes first. Equal ones are ordered by sender,
+  // then by receiver.
+  std::vector<LinkTraffic> busiest;
+  int64_t link_count = 0;  // links that carry bytes
+  int64_t sent_bytes = 0;  // over all links
+
+  friend bool operator==(const LinkTrafficSummary&, const LinkTrafficSummary&) = default;
+};
+
 struct PlanForecast {
   std::vector<AxisTraffic> traffic;  // each list of axes once, in the order of the instructions
+  // nullopt: the collectives have more than kMostLinkPairs pairs.
+  std::optional<LinkTrafficSummary> link_traffic = std::nullopt;
   // The most bytes of values that exist together on one device. A value exists from the instruction
   // that makes it to the last that reads it; an output exists to the end. No operands.
   int64_t peak_bytes = 0;

@@ -124,12 +124,31 @@ struct PlannedTraffic {
   std::optional<absl::Duration> exchange_time;
 };
 
+// The exchange of one run of a plan from one rank of its mesh to another.
+struct PlannedLink {
+  int64_t sender_rank = 0;
+  int64_t receiver_rank = 0;
+  int64_t sent_bytes = 0;
+};
+
+// The exchange of one run of a plan by links: bytes of tiles, partial sums and barriers, without
+// the headers of frames.
+struct PlannedLinks {
+  // Most bytes first, then by sender and receiver: at most 32, and all of them if there are no
+  // more.
+  std::vector<PlannedLink> busiest;
+  int64_t link_count = 0;  // links that carry bytes
+  int64_t sent_bytes = 0;  // over all links
+};
+
 // Summary of a plan.
 struct CompiledProgram {
   std::string plan_hash;                         // 32 raw bytes
   std::vector<PlannedInstruction> instructions;  // in order; at least one for each op
   PlanCost cost;                                 // of one run, predicted
   std::vector<PlannedTraffic> traffic;           // each list of axes once
+  // nullopt: the coordinator does not look at so many pairs of ranks, or it is an older build.
+  std::optional<PlannedLinks> links;
   int64_t peak_bytes = 0;  // the most bytes of values on a device at any time; no operands
   // The same time for all collectives of a run, without kernels; nullopt as in PlannedTraffic.
   std::optional<absl::Duration> exchange_time;

@@ -208,6 +208,17 @@ void Encode(const PlanForecast& forecast, bool is_measured, v1::CompileResponse*
       rpc::Encode(absl::Seconds(from.seconds), traffic->mutable_exchange_time());
     }
   }
+  if (forecast.link_traffic.has_value()) {
+    v1::LinkTrafficSummary* const summary = to->mutable_link_traffic();
+    for (const LinkTraffic& from : forecast.link_traffic->busiest) {
+      v1::LinkTraffic* const link = summary->add_busiest_links();
+      link->set_sender_rank(from.sender);
+      link->set_receiver_rank(from.receiver);
+      link->set_sent_bytes(from.sent_bytes);
+    }
+    summary->set_link_count(forecast.link_traffic->link_count);
+    summary->set_sent_bytes(forecast.link_traffic->sent_bytes);
+  }
   to->set_peak_bytes(forecast.peak_bytes);
   if (is_measured) {
     rpc::Encode(absl::Seconds(forecast.exchange_seconds), to->mutable_exchange_time());

@@ -92,6 +92,67 @@ TEST_F(ClusterCommandTest, ExchangesTiles) {
   EXPECT_EQ(cluster_->Run({"rm", "uneven"}).exit_code, 0);
 }
 
+TEST_F(ClusterCommandTest, ShowsWhatAStepWouldSendAndRunsNothing) {
+  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape", "8,4", "--out", Path("a.npy")}).exit_code, 0);
+  ASSERT_EQ(cluster_
+                ->Run({"collective", "scatter", Path("a.npy"), "--axes", "fsdp,tp", "--root", "0",
+                       "--as", "rows"})
+                .exit_code,
+            0);
+  CommandResult result =
+      cluster_->Run({"collective", "all-gather", "rows", "--axes", "tp", "--algorithm", "pairwise",
+                     "--plan-only", "--output", "json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json plan = json::parse(result.out);
+  EXPECT_EQ(plan["plan_hash"].get<std::string>().size(), 64u);
+  ASSERT_EQ(plan["instructions"].size(), 1u);
+  EXPECT_EQ(plan["instructions"][0]["collective"], "all-gather");
+  EXPECT_EQ(plan["instructions"][0]["algorithm"], "pairwise");
+  EXPECT_EQ(plan["instructions"][0]["axes"], json::array({"tp"}));
+  ASSERT_EQ(plan["traffic"].size(), 1u);
+  EXPECT_EQ(plan["traffic"][0]["axes"], json::array({"tp"}));
+  EXPECT_EQ(plan["traffic"][0]["collectives"], 1);
+  EXPECT_EQ(plan["traffic"][0]["sent_bytes"], 32) << "two rows of four floats";
+  EXPECT_EQ(plan["peak_bytes"], 64);
+  EXPECT_EQ(plan["links"], json::parse(R"({"busiest": [
+      {"sender_rank": 0, "receiver_rank": 1, "sent_bytes": 32},
+      {"sender_rank": 1, "receiver_rank": 0, "sent_bytes": 32},
+      {"sender_rank": 2, "receiver_rank": 3, "sent_bytes": 32},
+      {"sender_rank": 3, "receiver_rank": 2, "sent_bytes": 32}],
+      "link_count": 4, "sent_bytes": 128})"));
+
+  result = cluster_->Run({"collective", "broadcast", "rows", "--axes", "tp", "--root", "1",
+                          "--algorithm", "pairwise", "--plan-only"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("instruction"), HasSubstr("over tp"),
+                                HasSubstr("Values take at most 32 B of each device at once\n"),
+                                HasSubstr("busiest device sends"),
+                                HasSubstr("sender  receiver  sent\n"
+                                          "     1         0  32 B\n"
+                                          "     3         2  32 B\n"
+                                          "2 of 2 links, which carry 64 B together\n")));
+  result = cluster_->Run(
+      {"matmul", "rows", Path("a.npy"), "--transpose-b", "--plan-only", "--output", "json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(json::parse(result.out)["links"]["link_count"], 0) << "each rank multiplies its rows";
+  result = cluster_->Run({"matmul", "rows", Path("a.npy"), "--transpose-b", "--plan-only",
+                          "--result-spec=fsdp,-", "--output", "json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(json::parse(result.out)["links"]["link_count"], 4) << "pairs along tp";
+  result =
+      cluster_->Run({"linear", "--input", Path("a.npy"), "--weight", Path("a.npy"), "--plan-only"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("Devices send nothing to each other\n"));
+
+  for (const char* const kept : {"--as=made", "--out=made.npy"}) {
+    result = cluster_->Run({"matmul", "rows", "rows", "--plan-only", kept});
+    EXPECT_EQ(result.exit_code, 2) << kept;
+    EXPECT_THAT(result.err, HasSubstr("--plan-only"));
+  }
+  EXPECT_THAT(cluster_->Run({"ls"}).out, Not(HasSubstr("made")));
+  EXPECT_EQ(cluster_->Run({"rm", "rows"}).exit_code, 0);
+}
+
 TEST_F(ClusterCommandTest, TimesCollectivesAndChecksTheirResults) {
   const CommandResult result =
       cluster_->Run({"bench", "collectives", "--sizes", "100000", "--calls", "5", "--algorithms",

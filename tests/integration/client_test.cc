@@ -491,6 +491,37 @@ TEST_P(CollectiveClientTest, AStepThatFailsSaysWhichDonatedOperandIsGoneWithIt) 
               StatusIs(absl::StatusCode::kNotFound));
 }
 
+TEST_P(CollectiveClientTest, AStepSendsTheBytesThatItsPlanForecastsByLink) {
+  // Of groups along tp, and of all four ranks: pairs along tp are in both.
+  const Program program{
+      .operand_count = 1,
+      .ops = {CollectiveOp{.input = 0,
+                           .kind = CollectiveKind::kAllGather,
+                           .axes = {"tp"},
+                           .algorithm = CollectiveAlgorithm::kPairwise},
+              CollectiveOp{
+                  .input = 1, .axes = {"fsdp", "tp"}, .algorithm = CollectiveAlgorithm::kDirect}},
+      .outputs = {2}};
+  const std::vector<client::Operand> operands = {client::ArraySelector::ByName("m")};
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::CompiledProgram compiled,
+                                 client().compute().Compile(program, operands));
+  ASSERT_TRUE(compiled.links.has_value());
+  constexpr int64_t kRow = 4 * 4;
+  EXPECT_EQ(compiled.links->link_count, 4 * 3);
+  EXPECT_EQ(compiled.links->sent_bytes, 4 * 2 * kRow + 4 * 3 * 4 * kRow);
+  ASSERT_EQ(compiled.links->busiest.size(), 12u);
+  EXPECT_EQ(compiled.links->busiest[0].sender_rank, 0);
+  EXPECT_EQ(compiled.links->busiest[0].receiver_rank, 1);
+  EXPECT_EQ(compiled.links->busiest[0].sent_bytes, (2 + 4) * kRow);
+  EXPECT_EQ(compiled.links->busiest[11].sender_rank, 3);
+  EXPECT_EQ(compiled.links->busiest[11].receiver_rank, 1);
+  EXPECT_EQ(compiled.links->busiest[11].sent_bytes, 4 * kRow);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const client::StepResult result,
+      client().compute().Execute({.work = compiled.plan_hash, .operands = operands}));
+  EXPECT_EQ(result.timings.sent_bytes, compiled.links->sent_bytes);
+}
+
 TEST_P(CollectiveClientTest, RefusesWhatCannotBeBeforeAnyByteMoves) {
   const client::Operand m = client::ArraySelector::ByName("m");
   const auto refusal = [&](const client::CollectiveCall& call) {

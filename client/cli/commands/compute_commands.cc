@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/escaping.h"
 #include "client/cli/command_line.h"
 #include "client/cli/commands/commands.h"
 #include "client/cli/grammar.h"
@@ -14,6 +15,7 @@
 #include "client/cli/progress_bar.h"
 #include "client/cli/table.h"
 #include "process/file.h"
+#include "program/program.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -28,6 +30,7 @@ struct ResultFlags {
   std::string path;  // .npy file
   std::string name;  // in the cluster
   std::optional<PartitionSpec> spec;
+  bool plan_only = false;  // show the plan, and run nothing
 };
 
 // Returns the operand that `text` names: a .npy file, or an array of the cluster. A small file is
@@ -140,6 +143,113 @@ OutputOptions OutputOf(const ResultFlags& flags) {
   return output;
 }
 
+Json PlanJson(const CompiledProgram& plan) {
+  const auto time_json = [](const std::optional<absl::Duration>& time) {
+    return time.has_value() ? Json(Seconds(*time)) : Json();
+  };
+  Json instructions = Json::array();
+  for (const PlannedInstruction& planned : plan.instructions) {
+    Json instruction = {{"label", planned.label},
+                        {"collective", Json()},
+                        {"algorithm", Json()},
+                        {"axes", planned.axes}};
+    if (planned.collective.has_value()) {
+      instruction["collective"] = std::string(CollectiveKindName(*planned.collective));
+      instruction["algorithm"] = std::string(CollectiveAlgorithmName(planned.algorithm));
+    }
+    instructions.push_back(std::move(instruction));
+  }
+  Json traffic = Json::array();
+  for (const PlannedTraffic& along : plan.traffic) {
+    traffic.push_back({{"axes", along.axes},
+                       {"collectives", along.collectives},
+                       {"sent_bytes", along.sent_bytes},
+                       {"exchange_s", time_json(along.exchange_time)}});
+  }
+  Json links;
+  if (plan.links.has_value()) {
+    Json busiest = Json::array();
+    for (const PlannedLink& link : plan.links->busiest) {
+      busiest.push_back({{"sender_rank", link.sender_rank},
+                         {"receiver_rank", link.receiver_rank},
+                         {"sent_bytes", link.sent_bytes}});
+    }
+    links = {{"busiest", std::move(busiest)},
+             {"link_count", plan.links->link_count},
+             {"sent_bytes", plan.links->sent_bytes}};
+  }
+  return {{"plan_hash", absl::BytesToHexString(plan.plan_hash)},
+          {"instructions", std::move(instructions)},
+          {"traffic", std::move(traffic)},
+          {"links", std::move(links)},
+          {"peak_bytes", plan.peak_bytes},
+          {"exchange_s", time_json(plan.exchange_time)}};
+}
+
+void PrintPlan(const CompiledProgram& plan) {
+  using Align = Table::Align;
+  Table instructions({{"instruction"}, {"algorithm"}});
+  for (const PlannedInstruction& planned : plan.instructions) {
+    instructions.AddRow(
+        {planned.label, planned.collective.has_value()
+                            ? std::string(CollectiveAlgorithmName(planned.algorithm))
+                            : "-"});
+  }
+  instructions.Print();
+  std::cout << "Values take at most " << FormatBytes(plan.peak_bytes)
+            << " of each device at once\n";
+  if (plan.traffic.empty()) {
+    std::cout << "Devices send nothing to each other\n";
+    return;
+  }
+  std::cout << "\n";
+  Table traffic({{"axes"},
+                 {"collectives", Align::kRight},
+                 {"busiest device sends", Align::kRight},
+                 {"time", Align::kRight}});
+  for (const PlannedTraffic& along : plan.traffic) {
+    traffic.AddRow({StrJoin(along.axes, ","), StrCat(along.collectives),
+                    FormatBytes(along.sent_bytes),
+                    along.exchange_time.has_value() ? FormatTime(*along.exchange_time)
+                                                    : "links are not measured yet"});
+  }
+  traffic.Print();
+  std::cout << "\n";
+  if (!plan.links.has_value()) {
+    std::cout << "Bytes by link are not known: too many pairs of ranks exchange data\n";
+    return;
+  }
+  Table links({{"sender", Align::kRight}, {"receiver", Align::kRight}, {"sent", Align::kRight}});
+  for (const PlannedLink& link : plan.links->busiest) {
+    links.AddRow(
+        {StrCat(link.sender_rank), StrCat(link.receiver_rank), FormatBytes(link.sent_bytes)});
+  }
+  links.Print();
+  std::cout << plan.links->busiest.size() << " of " << FormatCount(plan.links->link_count, "link")
+            << ", which carry " << FormatBytes(plan.links->sent_bytes) << " together\n";
+}
+
+// Shows the plan of one op on these operands, without running it.
+absl::Status ShowPlan(const Invocation& invocation, MeshClient* client, ProgramOp op,
+                      const std::vector<Operand>& operands,
+                      const std::optional<PartitionSpec>& result_spec) {
+  const auto result = static_cast<ValueIndex>(operands.size());
+  Program program{.operand_count = result, .ops = {}, .outputs = {result}};
+  program.ops.push_back(std::move(op));
+  if (result_spec.has_value()) {
+    program.ops.push_back(ReshardOp{.input = result, .spec = *result_spec});
+    program.outputs = {result + 1};
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const CompiledProgram plan,
+                             client->compute().Compile(program, operands));
+  if (invocation.json) {
+    invocation.Print(PlanJson(plan));
+  } else {
+    PrintPlan(plan);
+  }
+  return absl::OkStatus();
+}
+
 struct LinearFlags {
   std::string input;
   std::string weight;
@@ -165,6 +275,19 @@ absl::Status RunLinear(const Invocation& invocation, const LinearFlags& flags) {
   if (!flags.bias.empty()) {
     SHARDMESH_ASSIGN_OR_RETURN(call.bias, OperandOf(invocation, client.get(), flags.bias));
   }
+  if (flags.result.plan_only) {
+    LinearOp op{.input = 0,
+                .weight = 1,
+                .weight_layout = call.weight_layout,
+                .activation = call.activation,
+                .scale = call.scale};
+    std::vector<Operand> operands = {call.input, call.weight};
+    if (call.bias.has_value()) {
+      op.bias = 2;
+      operands.push_back(*call.bias);
+    }
+    return ShowPlan(invocation, client.get(), op, operands, flags.result.spec);
+  }
   return RunAndFinish(invocation, client.get(), flags.result,
                       [&] { return client->compute().Linear(call); });
 }
@@ -187,6 +310,13 @@ absl::Status RunMatmul(const Invocation& invocation, const MatmulFlags& flags) {
                         .transpose_lhs = flags.transpose_lhs,
                         .transpose_rhs = flags.transpose_rhs,
                         .output = OutputOf(flags.result)};
+  if (flags.result.plan_only) {
+    const MatmulOp op{.lhs = 0,
+                      .rhs = 1,
+                      .transpose_lhs = call.transpose_lhs,
+                      .transpose_rhs = call.transpose_rhs};
+    return ShowPlan(invocation, client.get(), op, {call.lhs, call.rhs}, flags.result.spec);
+  }
   return RunAndFinish(invocation, client.get(), flags.result,
                       [&] { return client->compute().Matmul(call); });
 }
@@ -236,20 +366,41 @@ absl::Status RunCollective(const Invocation& invocation, const CollectiveFlags& 
                             .algorithm = flags.algorithm,
                             .order = flags.order,
                             .output = OutputOf(flags.result)};
+  if (flags.result.plan_only) {
+    const CollectiveOp op{.input = 0,
+                          .kind = call.kind,
+                          .axes = call.axes,
+                          .dimension = call.dimension,
+                          .reduction = call.reduction,
+                          .root = call.root,
+                          .split_dimension = call.split_dimension,
+                          .permutation = call.permutation,
+                          .counts = call.counts,
+                          .algorithm = call.algorithm,
+                          .order = call.order};
+    return ShowPlan(invocation, client.get(), op, {call.input}, flags.result.spec);
+  }
   return RunAndFinish(invocation, client.get(), flags.result,
                       [&] { return client->compute().Collective(call); });
 }
 
 void AddResultOptions(CLI::App* command, ResultFlags* flags) {
   const std::string name = command->get_name();
-  AddParsedOption(
+  CLI::Option* const out = AddParsedOption(
       command, "--out", &flags->path,
       [name](std::string_view text) { return ParseNpyPath(text, name); },
       "write the result to this .npy file");
-  command->add_option("--as", flags->name, "keep the result in the cluster under this name")
-      ->check(RefuseIdAsName);
+  CLI::Option* const as =
+      command->add_option("--as", flags->name, "keep the result in the cluster under this name")
+          ->check(RefuseIdAsName);
   AddParsedOption(command, "--result-spec", &flags->spec, ParseSpec,
                   "spec of the result, such as dp,-; it must fit (default: the cheapest one)");
+  command
+      ->add_flag("--plan-only", flags->plan_only,
+                 "run nothing; show the instructions, and the bytes that devices would send, by "
+                 "mesh axes and by links")
+      ->excludes(out)
+      ->excludes(as);
 }
 
 constexpr char kOperandHelp[] = "name of an array, NAME@VERSION, @ID, or a .npy file";

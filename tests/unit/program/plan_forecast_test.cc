@@ -5,6 +5,11 @@
 
 #include <cstdint>
 #include <limits>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "tests/unit/program/plan_examples.h"
@@ -69,6 +74,110 @@ TEST(PlanForecastTest, APlanWithoutCollectivesExchangesNothing) {
   EXPECT_TRUE(forecast.traffic.empty());
   EXPECT_EQ(forecast.exchange_seconds, 0);
   EXPECT_EQ(forecast.peak_bytes, kTile / 2);
+  EXPECT_EQ(forecast.link_traffic, LinkTrafficSummary());
+}
+
+// A collective on an operand that every device has whole.
+CollectiveOp Among(std::vector<std::string> axes, CollectiveKind kind,
+                   CollectiveAlgorithm algorithm, ValueIndex input = 0) {
+  return {.input = input, .kind = kind, .axes = std::move(axes), .algorithm = algorithm};
+}
+
+TEST(PlanForecastTest, AddsUpLinksThatCollectivesOfDifferentAxesShare) {
+  const Program program = {
+      .operand_count = 1,
+      .ops = {Among({"tp"}, CollectiveKind::kAllReduce, CollectiveAlgorithm::kDirect, 0),
+              Among({"dp", "tp"}, CollectiveKind::kAllReduce, CollectiveAlgorithm::kDirect, 1)},
+      .outputs = {2}};
+  const Plan plan = *PlanProgram(program, {Value({4, 4}, PartitionSpec())}, Target("dp=2,tp=2"));
+  const PlanForecast forecast = ForecastOf(plan, {});
+  ASSERT_TRUE(forecast.link_traffic.has_value());
+  EXPECT_EQ(forecast.link_traffic->link_count, 12);
+  EXPECT_EQ(forecast.link_traffic->sent_bytes, (4 + 12) * kTile);
+  const std::vector<LinkTraffic> expected = {
+      {0, 1, 2 * kTile}, {1, 0, 2 * kTile}, {2, 3, 2 * kTile}, {3, 2, 2 * kTile},
+      {0, 2, kTile},     {0, 3, kTile},     {1, 2, kTile},     {1, 3, kTile},
+      {2, 0, kTile},     {2, 1, kTile},     {3, 0, kTile},     {3, 1, kTile}};
+  EXPECT_EQ(forecast.link_traffic->busiest, expected);
+}
+
+TEST(PlanForecastTest, LinksFollowTheOrderOfTheAxes) {
+  const auto links_of = [](std::vector<std::string> axes) {
+    const Plan plan =
+        *PlanOf(Among(std::move(axes), CollectiveKind::kBroadcast, CollectiveAlgorithm::kChain),
+                Value({4, 4}, PartitionSpec()), "dp=2,tp=2");
+    return ForecastOf(plan, {}).link_traffic->busiest;
+  };
+  const std::vector<LinkTraffic> dp_major = {{0, 1, kTile}, {1, 2, kTile}, {2, 3, kTile}};
+  EXPECT_EQ(links_of({"dp", "tp"}), dp_major);
+  const std::vector<LinkTraffic> tp_major = {{0, 2, kTile}, {1, 3, kTile}, {2, 1, kTile}};
+  EXPECT_EQ(links_of({"tp", "dp"}), tp_major);
+}
+
+TEST(PlanForecastTest, ListsTheBusiestLinksOnly) {
+  CollectiveOp op = Among({"tp"}, CollectiveKind::kAllGather, CollectiveAlgorithm::kPairwise);
+  const Plan plan = *PlanOf(std::move(op), Value({8, 4}, Spec({{"tp"}})), "tp=8");
+  const PlanForecast forecast = ForecastOf(plan, {});
+  ASSERT_TRUE(forecast.link_traffic.has_value());
+  constexpr int64_t kRow = 4 * 4;
+  EXPECT_EQ(forecast.link_traffic->link_count, 8 * 7);
+  EXPECT_EQ(forecast.link_traffic->sent_bytes, 8 * 7 * kRow);
+  const std::vector<LinkTraffic>& busiest = forecast.link_traffic->busiest;
+  ASSERT_EQ(busiest.size(), kMostBusiestLinks);
+  EXPECT_EQ(busiest.front(), (LinkTraffic{0, 1, kRow}));
+  EXPECT_EQ(busiest[7], (LinkTraffic{1, 0, kRow}));
+  EXPECT_EQ(busiest.back(), (LinkTraffic{4, 3, kRow})) << "7 links of each rank before it";
+}
+
+TEST(PlanForecastTest, LinksOfUnequalTilesCarryTheBytesOfTheirOwn) {
+  // Rows of 7 elements: 1, 2 and 7 where x is 0, and 5, 1 and 4 where x is 1.
+  constexpr int64_t kRow = 7 * 4;
+  const Plan plan =
+      *PlanOf(Among({"y"}, CollectiveKind::kAllGather, CollectiveAlgorithm::kPairwise),
+              CutValue({20, 7}, Spec({{"x", "y"}}), {{0, 1, 3, 10, 15, 16, 20}, {}}), "x=2,y=3");
+  const PlanForecast forecast = ForecastOf(plan, {});
+  ASSERT_TRUE(forecast.link_traffic.has_value());
+  EXPECT_EQ(forecast.link_traffic->link_count, 12);
+  EXPECT_EQ(forecast.link_traffic->sent_bytes, 2 * 20 * kRow) << "each row goes to two ranks";
+  const std::vector<LinkTraffic> expected = {{2, 0, 7 * kRow}, {2, 1, 7 * kRow}, {3, 4, 5 * kRow},
+                                             {3, 5, 5 * kRow}, {5, 3, 4 * kRow}, {5, 4, 4 * kRow},
+                                             {1, 0, 2 * kRow}, {1, 2, 2 * kRow}, {0, 1, kRow},
+                                             {0, 2, kRow},     {4, 3, kRow},     {4, 5, kRow}};
+  EXPECT_EQ(forecast.link_traffic->busiest, expected);
+}
+
+TEST(PlanForecastTest, OneRankHasNoLinks) {
+  const Plan plan =
+      *PlanOf(Among({"tp"}, CollectiveKind::kAllReduce, CollectiveAlgorithm::kPairwise),
+              Value({4, 4}, PartitionSpec()), "tp=1");
+  EXPECT_EQ(ForecastOf(plan, {}).link_traffic, LinkTrafficSummary());
+}
+
+TEST(PlanForecastTest, LooksAtALimitedNumberOfPairs) {
+  // Barriers send a byte from each rank to each other.
+  const auto links_of = [](ValueIndex barriers, std::string_view mesh) {
+    Program program = {.operand_count = 1, .ops = {}, .outputs = {barriers}};
+    for (ValueIndex i = 0; i < barriers; ++i) {
+      program.ops.push_back(
+          Among({"tp"}, CollectiveKind::kBarrier, CollectiveAlgorithm::kPairwise, i));
+    }
+    const Plan plan = *PlanProgram(program, {Value({4, 4}, PartitionSpec())}, Target(mesh));
+    PlanForecast forecast = ForecastOf(plan, {});
+    EXPECT_EQ(forecast.traffic.size(), 1u) << "the traffic by axes is told in any case";
+    return std::move(forecast.link_traffic);
+  };
+  // The pairs of the mesh and, for each barrier, those of its group.
+  constexpr int64_t kPairs = 256 * 255;
+  static_assert(4 * kPairs <= kMostLinkPairs && 5 * kPairs > kMostLinkPairs);
+  const std::optional<LinkTrafficSummary> links = links_of(3, "tp=256");
+  ASSERT_TRUE(links.has_value());
+  EXPECT_EQ(links->link_count, kPairs);
+  EXPECT_EQ(links->sent_bytes, 3 * kPairs);
+  EXPECT_EQ(links_of(4, "tp=256"), std::nullopt);
+  // Of many small groups, and of one that has no room for a matrix of its pairs.
+  EXPECT_TRUE(links_of(1, "dp=65536,tp=2").has_value());
+  EXPECT_EQ(links_of(1, "dp=262144,tp=2"), std::nullopt);
+  EXPECT_EQ(links_of(1, "tp=2147483648"), std::nullopt);
 }
 
 TEST(PlanForecastTest, ForgetsHugeTemporariesAsItCountedThem) {
@@ -94,6 +203,9 @@ TEST(PlanForecastTest, CutsHugeNumbersOff) {
   const PlanForecast forecast = ForecastOf(plan, {});
   EXPECT_EQ(forecast.peak_bytes, std::numeric_limits<int64_t>::max());
   EXPECT_EQ(forecast.traffic[0].sent_bytes, std::numeric_limits<int64_t>::max());
+  ASSERT_TRUE(forecast.link_traffic.has_value());
+  EXPECT_EQ(forecast.link_traffic->busiest[0].sent_bytes, std::numeric_limits<int64_t>::max());
+  EXPECT_EQ(forecast.link_traffic->sent_bytes, std::numeric_limits<int64_t>::max());
 }
 
 }  // namespace

@@ -411,6 +411,36 @@ TEST(EncodePlanTest, TellsTimesOnlyOfMeasuredLinks) {
   }
 }
 
+TEST(EncodePlanTest, TellsTheBusiestLinksInOrderAndTheSumOfAll) {
+  PlanForecast forecast;
+  v1::CompileResponse unknown;
+  Encode(forecast, /*is_measured=*/false, &unknown);
+  EXPECT_FALSE(unknown.has_link_traffic());
+
+  forecast.link_traffic =
+      LinkTrafficSummary{.busiest = {{.sender = 3, .receiver = 0, .sent_bytes = 64},
+                                     {.sender = 0, .receiver = 3, .sent_bytes = 8}},
+                         .link_count = 40,
+                         .sent_bytes = 100};
+  v1::CompileResponse response;
+  Encode(forecast, /*is_measured=*/false, &response);
+  ASSERT_TRUE(response.has_link_traffic());
+  const v1::LinkTrafficSummary& links = response.link_traffic();
+  EXPECT_EQ(links.link_count(), 40);
+  EXPECT_EQ(links.sent_bytes(), 100);
+  ASSERT_EQ(links.busiest_links_size(), 2);
+  EXPECT_EQ(links.busiest_links(0).sender_rank(), 3);
+  EXPECT_EQ(links.busiest_links(0).receiver_rank(), 0);
+  EXPECT_EQ(links.busiest_links(0).sent_bytes(), 64);
+  EXPECT_EQ(links.busiest_links(1).sender_rank(), 0);
+  EXPECT_EQ(links.busiest_links(1).receiver_rank(), 3);
+  EXPECT_EQ(links.busiest_links(1).sent_bytes(), 8);
+
+  forecast.link_traffic = LinkTrafficSummary();
+  Encode(forecast, /*is_measured=*/false, &unknown);
+  EXPECT_TRUE(unknown.has_link_traffic()) << "no bytes are known too";
+}
+
 TEST(EncodePlanTest, ATimeBeyondTheMessagesRangeIsTheLargest) {
   for (const double seconds : {1e300, std::numeric_limits<double>::infinity()}) {
     PlanForecast forecast;

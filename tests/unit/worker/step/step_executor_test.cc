@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "program/collective_choice.h"
+#include "program/plan_forecast.h"
 #include "program/step_plan.h"
 #include "rpc/codec/plan_codec.h"
 #include "sharding/device_group.h"
@@ -151,6 +152,10 @@ class StepExecutorTest : public testing::TestWithParam<Transport> {
     auto plan =
         PlanProgram(program, operands_, {.mesh_id = "default", .mesh_revision = 1, .mesh = mesh()});
     ASSERT_TRUE(plan.ok()) << plan.status();
+    const auto links = ForecastOf(*plan, {}).link_traffic;
+    ASSERT_TRUE(links.has_value());
+    ASSERT_EQ(static_cast<int64_t>(links->busiest.size()), links->link_count);
+    links_ = links->busiest;
     order_.sequence = sequence;
     order_.epoch = 1;
     order_.term = 1;
@@ -163,6 +168,15 @@ class StepExecutorTest : public testing::TestWithParam<Transport> {
       order_.outputs.push_back(
           {Describe(StrCat("out-", sequence, "-", i), plan->values[plan->outputs[i]]), "encoded"});
     }
+  }
+
+  // The bytes that a rank sends in the ordered step by the forecast of its links.
+  int64_t ForecastBytes(DeviceId sender) const {
+    int64_t bytes = 0;
+    for (const LinkTraffic& link : links_) {
+      if (link.sender == sender) bytes += link.sent_bytes;
+    }
+    return bytes;
   }
 
   void Run(DeviceId device, const StepOrder& order) {
@@ -230,6 +244,7 @@ class StepExecutorTest : public testing::TestWithParam<Transport> {
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::vector<ValueDescriptor> operands_;
   StepOrder order_;
+  std::vector<LinkTraffic> links_;  // all of the ordered plan
   absl::Mutex mutex_;
   std::map<DeviceId, std::vector<StepResult>> results_ ABSL_GUARDED_BY(mutex_);
 };
@@ -366,6 +381,7 @@ TEST_P(StepExecutorTest, FeedForwardColumnThenRowParallelEqualsPlainLoops) {
   EXPECT_THAT(flights[0].what, HasSubstr("all-reduce over tp"));
   EXPECT_TRUE(flights[0].outcome.ok());
   EXPECT_GT(Await(0).sent_bytes, 0);
+  EXPECT_EQ(Await(0).sent_bytes, ForecastBytes(0));
 }
 
 TEST_P(StepExecutorTest, CollectivesAlongAnyDimensionEqualTheirDefinition) {
@@ -599,6 +615,7 @@ class CollectiveStepTest : public StepExecutorTest {
     for (DeviceId device = 0; device < mesh().size(); ++device) {
       const StepResult result = Await(device);
       ASSERT_EQ(result.outcome, StepOutcome::kDone) << result.status;
+      EXPECT_EQ(result.sent_bytes, ForecastBytes(device)) << "from device " << device;
       ASSERT_TRUE(rank(device).executor->Commit(order_.sequence).ok());
       const StoredTilePtr tile =
           *rank(device).store->Find(out.array_id, out.Tiling()->TileOf(device));
@@ -763,6 +780,7 @@ class UnequalTilesTest : public CollectiveStepTest {
     for (DeviceId device = 0; device < mesh().size(); ++device) {
       const StepResult result = Await(device);
       ASSERT_EQ(result.outcome, StepOutcome::kDone) << result.status;
+      EXPECT_EQ(result.sent_bytes, ForecastBytes(device)) << "from device " << device;
       ASSERT_TRUE(rank(device).executor->Commit(sequence).ok());
       const Tile tile = tiling.TileOf(device);
       const StoredTilePtr stored = *rank(device).store->Find(out.array_id, tile);
