@@ -34,7 +34,7 @@ struct ResolveFlags {
   ExactOption exact;
 };
 
-// The answer, and the mesh of its corrections (MeshOfCorrections).
+// The answer, and the mesh that its corrections are about (see MeshOfCorrections).
 struct Resolved {
   SpecAnswer answer;
   std::optional<Mesh> mesh = std::nullopt;
