@@ -8,7 +8,7 @@
 namespace shardmesh::client {
 
 // Paths of PEM files: `certificate` of the client, its `private_key`, and the `authorities` that it
-// trusts. All three or none.
+// trusts. Set all three or none.
 using TlsFiles = rpc::TlsFiles;
 
 // The certificates that a client presents and requires. Immutable except for reloaded certificates,

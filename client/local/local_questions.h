@@ -26,7 +26,7 @@ namespace shardmesh::client {
 // Thread-safe. No call may be in progress in the destructor.
 class LocalQuestions {
  public:
-  // Errors of server::QuestionServer::Start.
+  // Starts a server in this process. Errors of server::QuestionServer::Start.
   static absl::StatusOr<std::unique_ptr<LocalQuestions>> Start(
       const MeshClientOptions& options = {});
   ~LocalQuestions();
@@ -41,12 +41,12 @@ class LocalQuestions {
                  std::unique_ptr<MeshClient> client);
 
   const std::unique_ptr<server::QuestionServer> server_;
-  const std::unique_ptr<MeshClient> client_;  // ends before the server
+  const std::unique_ptr<MeshClient> client_;  // declared last: must be destroyed before the server
 };
 
-// `status` of a call of LocalQuestions::client(). If a definition does not exist, adds that there
-// is no cluster, so no stored definition, and names what to give for its kind. Code, reason and
-// details do not change.
+// Returns `status`, the result of a call of LocalQuestions::client(). If the error is a missing
+// definition, the message adds that there is no cluster with stored definitions, and what to give
+// instead. Code, reason and details do not change.
 absl::Status ExplainMissingDefinition(const absl::Status& status);
 
 }  // namespace shardmesh::client
