@@ -21,8 +21,8 @@
 namespace shardmesh::client {
 namespace {
 
-// Most attempts of a gather. If tiles are not where the coordinator says, the client asks again:
-// the coordinator learns of lost workers at once, or within its heartbeat limit of 5 s.
+// Most attempts of a gather. If tiles are not where the coordinator says, the client asks again.
+// The coordinator learns of lost workers at once, or within its heartbeat limit of 5 s.
 constexpr int kMaxGatherAttempts = 8;
 
 // Returns the error for an array whose workers this client cannot reach, although the coordinator

@@ -50,8 +50,8 @@ class ArrayClient {
   // Gathers a whole tensor: each tile from a worker that holds it, with every checksum checked.
   // FAILED_PRECONDITION (ARRAY_DEGRADED) if no live worker holds some tile. `progress`: like
   // PutOptions::progress, for the received bytes; the count restarts if the gather is retried. If
-  // the time limit or a cancellation ends the gather before the coordinator answers, the gather
-  // waits up to a second longer for that answer, and releases the array that the answer pinned.
+  // the time limit or a cancellation comes before the coordinator's first answer, the gather waits
+  // up to a second longer for it. The gather then releases the array that the answer pinned.
   absl::StatusOr<GatheredTensor> Gather(const ArraySelector& array,
                                         const ProgressCallback& progress = nullptr,
                                         const CallOptions& options = {});
@@ -61,7 +61,8 @@ class ArrayClient {
   absl::StatusOr<GatheredTensor> Gather(const ArraySelector& array, const ArraySlice& slice,
                                         const ProgressCallback& progress = nullptr,
                                         const CallOptions& options = {});
-  // Gathers into a .npy file (see WriteNpy), which appears complete or not at all.
+  // Gathers a tensor and writes it to a .npy file (see WriteNpy), which appears complete or not at
+  // all.
   absl::StatusOr<Array> GatherToNpy(const ArraySelector& array, const std::string& path,
                                     const ProgressCallback& progress = nullptr,
                                     const CallOptions& options = {});

@@ -31,7 +31,7 @@ absl::StatusOr<EntryKind> DecodeKind(v1::EntryKind from) {
   return static_cast<EntryKind>(static_cast<int>(from) - 1);
 }
 
-// Checks the size of a stored tree before the call: a tree above the coordinator's limit might also
+// Checks the size of a stored tree before the call. A tree above the coordinator's limit might also
 // exceed gRPC's message limit, whose error says less.
 absl::Status EncodeValue(const EntryValue& from, v1::EntryValue* to) {
   struct Encoder {

@@ -48,13 +48,13 @@ class CatalogClient {
   absl::StatusOr<std::vector<EntryVersion>> ListEntryVersions(EntryKind kind,
                                                               const std::string& name,
                                                               const CallOptions& options = {});
-  // Entries whose names begin with `prefix`, by name.
+  // The entries whose names begin with `prefix`, sorted by name.
   absl::StatusOr<std::vector<Entry>> ListEntries(EntryKind kind, const std::string& prefix = "",
                                                  const CallOptions& options = {});
   absl::StatusOr<Entry> UpdateEntry(const std::string& name, const EntryValue& value,
                                     std::optional<int64_t> expected_version = std::nullopt,
                                     bool validate_only = false, const CallOptions& options = {});
-  // Returns the store's revision after the change; 0 with `validate_only`.
+  // Deletes an entry. Returns the store's revision after the change; 0 with `validate_only`.
   absl::StatusOr<int64_t> DeleteEntry(EntryKind kind, const std::string& name,
                                       std::optional<int64_t> expected_version = std::nullopt,
                                       bool validate_only = false, const CallOptions& options = {});

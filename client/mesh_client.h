@@ -47,12 +47,12 @@ struct MeshClientOptions {
 // then releases arrays without a name that the client made.
 //
 // Errors are the server's own: code, message, reason (ReasonOf) and details are unchanged. The
-// client repeats a call until its timeout while the coordinator recovers (RECOVERING), and a few
-// times if the coordinator is overloaded, does not serve or is not reached: status/retry.h has the
-// rule. Mutations of definitions, arrays and names carry an id by which the server detects a
-// repetition. Calls about workers carry no such id: if the first answer is lost, the repeated call
-// reports only what is left to do. A coordinator that cannot be reached is UNAVAILABLE, with its
-// address, within the time of MeshClientOptions::await_coordinator.
+// client repeats a call until its timeout while the coordinator recovers (RECOVERING). It repeats a
+// call a few times if the coordinator is overloaded, does not serve or is not reached:
+// status/retry.h has the rule. Mutations of definitions, arrays and names carry an id by which the
+// server detects a repetition. Calls about workers carry no such id: if the first answer is lost,
+// the repeated call reports only what is left to do. A coordinator that cannot be reached is
+// UNAVAILABLE, with its address, within the time of MeshClientOptions::await_coordinator.
 //
 // Example; `.rules` is the name of rules in the catalog, or a RuleSetDefinition:
 //   auto client = MeshClient::Connect("127.0.0.1:7070");
@@ -83,7 +83,8 @@ class MeshClient {
   ClusterClient& cluster() { return cluster_; }
 
   // Closes the client's session, like the destructor, and waits at most two seconds for the answer.
-  // Its transfers end, and its arrays are released. A later call opens another session.
+  // The session's transfers end, and the coordinator releases the arrays that the session pins. A
+  // later call opens another session.
   void CloseSession();
 
  private:

@@ -29,18 +29,18 @@ namespace shardmesh::client {
 // Exit codes of the program; part of its contract.
 inline constexpr int kExitDone = 0;
 inline constexpr int kExitFailed = 1;       // the operation failed, or the server refused it
-inline constexpr int kExitWrongUse = 2;     // the command line itself
+inline constexpr int kExitWrongUse = 2;     // the command line itself is wrong
 inline constexpr int kExitUnreachable = 3;  // no cluster answers at the address
 
 // Settings of one run of one command, besides its own options.
 struct Invocation {
-  // The coordinator: --address, else --context, else $SHARDMESH_ADDRESS, else that of the
-  // current context, else of the cluster that `up` recorded, else 127.0.0.1:7070. Empty if there
-  // is none.
+  // The coordinator's address: --address, else that of --context, else $SHARDMESH_ADDRESS, else
+  // that of the current context, else that of the cluster that `up` recorded, else 127.0.0.1:7070.
+  // Empty if there is none.
   std::string address;
   // Whether the option --address was given.
   bool has_address = false;
-  // Whether the address is $SHARDMESH_ADDRESS.
+  // Whether the address comes from $SHARDMESH_ADDRESS.
   bool is_from_environment = false;
   // The context that gave the address; empty if none did.
   std::string context;
@@ -49,7 +49,7 @@ struct Invocation {
   // Whether the command requires a cluster: an address, a context, --cluster or TLS options were
   // given, or a cluster's record was found. Otherwise questions are answered in process.
   bool has_cluster = false;
-  // The name of the cluster for `up` and `down`.
+  // The name of the local cluster that `up` starts and `down` stops.
   std::string cluster_name;
   // The value of --deadline; nullopt if it was not given. Commands that move tensors then use a
   // longer deadline than other commands.
@@ -168,8 +168,8 @@ class CommandLine {
   absl::Status CheckCommonOptions(const CLI::App* command) const;
   // Converts wrong arguments to a usage error.
   absl::Status ParseErrorStatus(const CLI::ParseError& error);
-  // Returns the error's message for a person. If the error is about one field of the request and
-  // the message does not name that field, prepends the field's name, or the option of that name.
+  // Returns the error's message for a person. If the error is about one field of the request, and
+  // the message does not name it, prepends the field's name or the option of that name.
   std::string MessageOf(const absl::Status& status);
   // Returns the settings of the parsed command. The cluster comes from the options, else the
   // environment, else the current context, else the record of `up`.

@@ -24,7 +24,7 @@ struct ContextFile {
   std::string current;  // empty: none
   std::vector<Context> contexts;
 
-  // NOT_FOUND with the nearest name.
+  // Returns the context of that name. NOT_FOUND with the nearest name.
   absl::StatusOr<Context> Find(std::string_view name) const;
   // Adds the context, or replaces the context of that name.
   void Set(Context context);
@@ -36,7 +36,7 @@ struct ContextFile {
 // A name has 1 to 64 letters, digits, `.`, `_` and `-`. INVALID_ARGUMENT for other names.
 absl::Status CheckContextName(std::string_view name);
 
-// $SHARDMESH_CONFIG, else $XDG_CONFIG_HOME/shardmesh/config.yaml, else
+// The file's path: $SHARDMESH_CONFIG, else $XDG_CONFIG_HOME/shardmesh/config.yaml, else
 // $HOME/.config/shardmesh/config.yaml; empty if there is no home directory.
 std::string ContextFilePath();
 

@@ -28,8 +28,8 @@
 
 namespace shardmesh::client {
 
-// `30522,384` or, as in tables, `30522x384`; empty or `scalar` for a scalar. Also returns the
-// errors of CheckShape.
+// Parses a shape: `30522,384` or, as in tables, `30522x384`; empty or `scalar` for a scalar. Also
+// returns the errors of CheckShape.
 absl::StatusOr<Shape> ParseShape(std::string_view text);
 
 // Parses a slice of an array, such as `0:16,:`. Like ParseTile, but a missing end means the end of
@@ -61,7 +61,7 @@ absl::StatusOr<PartitionSpec> ParseSpec(std::string_view text);
 // Parses logical axes in the grammar of ParseSpec, in which `[A,B]` also means a composite axis.
 absl::StatusOr<std::vector<AxisValue>> ParseAxes(std::string_view text);
 
-// Whether the text is `@ID`, the notation of an array by its id: 32 hexadecimal digits.
+// Whether the text has the form `@ID`, which names an array by its id of 32 hexadecimal digits.
 bool IsArrayId(std::string_view text);
 // A check for CLI::Option: returns an error for a name that has the form `@ID`, because commands
 // would take it as an id. Otherwise returns an empty string.
@@ -69,7 +69,7 @@ std::string RefuseIdAsName(const std::string& name);
 // `NAME`, `NAME@VERSION` for a version other than the current one, or `@ID`. If the name itself
 // contains an @, the version is required.
 absl::StatusOr<ArraySelector> ParseArrayName(std::string_view text);
-// The array in the notation of ParseArrayName, without a version.
+// Formats the selected array in the notation of ParseArrayName, without a version.
 std::string FormatArray(const ArraySelector& array);
 
 // Parses a number of bytes in the notation of rpc::ParseByteSize or of tables, such as `86.7 MiB`.
@@ -102,7 +102,7 @@ absl::StatusOr<RuleSetSelector> SelectRules(std::string_view text,
 absl::StatusOr<LogicalRulesSelector> SelectLogicalRules(std::string_view text);
 // Whether `text` is interpreted as the axes of a mesh.
 bool LooksLikeAxes(std::string_view text);
-// Whether these functions interpret `text` as a path, if it does not look like axes.
+// Whether the functions above interpret `text` as a path, if it does not look like axes.
 bool LooksLikePath(std::string_view text);
 
 // Returns a check for CLI::Option: the text must be a whole number of at least `min` that fits

@@ -72,7 +72,8 @@ void AddModeOption(CLI::App* app, ModeOption* option, std::string_view help_pref
 absl::StatusOr<std::optional<Mode>> SelectMode(const ModeOption& option,
                                                Compatibility compatibility);
 
-// Returns the mode that reads axes, or the preset's own mode; nullopt if it cannot be determined.
+// Returns the mode in which axes are resolved: the preset's own mode, or `mode`, or training.
+// Nullopt if the preset is unknown or the mode needs a missing shape.
 std::optional<RuntimeMode> ModeOf(const std::optional<Mode>& mode, std::string_view preset,
                                   const std::optional<Shape>& shape);
 

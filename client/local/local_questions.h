@@ -15,8 +15,8 @@ class QuestionServer;
 namespace shardmesh::client {
 
 // A MeshClient without a cluster. It answers questions about layouts, rules, meshes and plans, and
-// keeps definitions in memory while it lives. Nothing is defined at the start. Calls that need a
-// cluster fail with UNIMPLEMENTED: puts, gets, computations, status.
+// keeps definitions in memory during the object's lifetime. Nothing is defined at the start. Calls
+// that need a cluster fail with UNIMPLEMENTED: puts, gets, computations, status.
 //
 // Example:
 //   auto local = LocalQuestions::Start();
@@ -33,7 +33,7 @@ class LocalQuestions {
   LocalQuestions(const LocalQuestions&) = delete;
   LocalQuestions& operator=(const LocalQuestions&) = delete;
 
-  // Lives as long as this object.
+  // The client, which lives as long as this object.
   MeshClient& client() { return *client_; }
 
  private:

@@ -197,7 +197,7 @@ class CallContext {
 
 // The error of a call that its caller cancelled.
 absl::Status CancelledByCaller();
-// Waits for `delay`, or until `cancellation`, which may be null, is cancelled.
+// Waits for `delay`, but only until `cancellation`, which may be null, is cancelled.
 void SleepUnlessCancelled(absl::Duration delay, Cancellation* cancellation);
 
 template <typename Stub, typename Request, typename Response>

@@ -60,7 +60,7 @@ class ProgressMeter {
 // Keeps the first error. Thread-safe.
 class FirstError {
  public:
-  // True if this error is the first.
+  // Returns true if this error is the first.
   bool Set(absl::Status status) {
     absl::MutexLock lock(&mutex_);
     if (!status_.ok() || status.ok()) {

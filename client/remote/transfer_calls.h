@@ -31,8 +31,8 @@ struct BegunPut {
   std::vector<TransferDevice> devices;
   std::vector<Assignment> assignments;  // in the order of the tensors
   absl::Time expire_time = absl::InfiniteFuture();
-  // The open call of BeginPut. If it ends before the commit, for example with this process, the
-  // coordinator aborts the transfer at once.
+  // Owns the open call of BeginPut. If that call ends before the commit, for example with this
+  // process, the coordinator aborts the transfer at once.
   std::shared_ptr<void> hold;
 };
 

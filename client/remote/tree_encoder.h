@@ -46,7 +46,7 @@ class TreeEncoder {
 // INVALID_ARGUMENT, with the request's field, if the tree exceeds the limits of
 // CheckStoredTreeSize.
 absl::Status Encode(const StoredTree& from, v1::StoredTree* to);
-// Errors of TreeDecoder.
+// Decodes a stored tree. Errors of TreeDecoder.
 absl::StatusOr<StoredTree> Decode(const v1::StoredTree& from);
 
 // Writes `request`, which has the header, and then all tensors. Stops if the stream breaks.

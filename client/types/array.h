@@ -42,7 +42,8 @@ struct Array {
   Durability durability = Durability::kUnknown;
   absl::Time create_time = absl::InfinitePast();
   int64_t size_bytes = 0;  // each element once
-  // The requested spec, if it differs from the effective one, and the reasons.
+  // The requested spec, if it differs from the effective one, and the corrections, which are the
+  // reasons.
   std::optional<PartitionSpec> requested_spec;
   std::vector<Correction> corrections;
 };
@@ -84,7 +85,8 @@ struct PutTensor {
   std::vector<CutPoints> cut_points = {};
 };
 
-// Bytes given to the network so far, and in total; replicas count each time.
+// Receives the bytes transferred so far, and in total. A replica counts as often as it is
+// transferred.
 using ProgressCallback = std::function<void(int64_t done_bytes, int64_t total_bytes)>;
 
 struct PutOptions {
@@ -136,8 +138,8 @@ struct SliceRange {
 using ArraySlice = std::vector<SliceRange>;
 
 // Returns the tile that a slice of the array means. INVALID_ARGUMENT (BAD_TILE), with have and
-// need, if the number of ranges differs from the array's rank, or a range is empty or reaches
-// beyond its dimension.
+// need: the number of ranges differs from the array's rank, or a range is empty or exceeds its
+// dimension.
 absl::StatusOr<Tile> TileOf(const ArraySlice& slice, const ArrayDescriptor& array);
 
 // A tensor, or a slice of one, gathered from the cluster. Movable; owns its memory.

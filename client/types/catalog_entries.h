@@ -54,7 +54,7 @@ struct EntryVersion {
   int64_t version = 0;
   int64_t revision = 0;  // revision of the store at its creation
   absl::Time update_time = absl::InfinitePast();
-  int64_t size_bytes = 0;  // bytes of its value on the wire
+  int64_t size_bytes = 0;  // size of the value on the wire
 };
 
 struct EntryChange {

@@ -20,7 +20,7 @@ namespace shardmesh::client {
 
 struct BuildVersion {
   std::string version;   // semantic, such as 0.1.0
-  std::string revision;  // of the source; may be empty
+  std::string revision;  // revision of the source code; may be empty
 };
 
 struct ServerVersion {
@@ -199,10 +199,10 @@ struct ClusterLinks {
     std::optional<int64_t> rank = {};  // the worker's rank in the mesh of the question
   };
   struct Link {
-    std::string identity;  // of the measuring worker; its peer is the other one
+    std::string identity;  // the worker that measured the link; `measured.peer` is the other
     MeasuredLink measured;
   };
-  std::vector<Worker> workers;  // by rank, or by identity without a mesh
+  std::vector<Worker> workers;  // sorted by rank, or by identity if the question has no mesh
   std::vector<Link> links;      // by identities
 
   // Returns the link between two workers, measured by either of them. Null if neither has measured

@@ -118,9 +118,9 @@ struct SpecAnswer {
   int64_t revision = 0;
 };
 
-// Asks for the constraint on an existing array of this shape.
+// Asks to which spec, if any, a layout constrains an existing array of this shape.
 struct ConstrainQuestion {
-  // A spec; or semantic axes or the name of a preset, with a mode and a profile.
+  // The layout: a spec; or semantic axes or the name of a preset, with a mode and a profile.
   std::variant<PartitionSpec, std::vector<AxisValue>, std::string> layout;
   std::optional<Mode> mode = std::nullopt;
   ProfileSelector profile = {};

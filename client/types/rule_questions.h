@@ -18,8 +18,8 @@
 
 namespace shardmesh::client {
 
-// Asks for the rules in one line of text, and optionally for the spec that they give a name. See
-// sharding/rules/pattern_rules.h.
+// Asks to parse the rules in one line of text, and optionally which spec these rules give to a
+// name. See sharding/rules/pattern_rules.h.
 struct PatternRulesQuestion {
   std::string text;  // at most 64 KiB
   // The name for which to return a spec. Nullopt: the answer has only the rules.
@@ -52,7 +52,8 @@ struct RewriteAnswer {
   bool changed = false;
 };
 
-// Asks for questionable parts of rules, over a tree, in every mode and on every mesh.
+// Asks for questionable parts of rules, applied to the tensors of a tree in every mode and on every
+// mesh.
 struct LintQuestion {
   // The rules to check; required. Unusable patterns become findings only if the rules defer pattern
   // errors.

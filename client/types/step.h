@@ -22,7 +22,7 @@ namespace shardmesh::client {
 // whole.
 struct Operand {
   Operand(ArraySelector array) : value(std::move(array)) {}  // NOLINT: an array is an operand.
-  Operand(Literal literal) : value(std::move(literal)) {}    // NOLINT: a literal is one too.
+  Operand(Literal literal) : value(std::move(literal)) {}    // NOLINT: a literal is an operand.
 
   std::variant<ArraySelector, Literal> value;
   // Whether the step may reuse the array's memory; the array no longer exists afterwards. An
@@ -52,8 +52,8 @@ struct StepOutput {
 
 struct StepTimings {
   absl::Duration total = absl::ZeroDuration();       // from admission to commit
-  absl::Duration kernel = absl::ZeroDuration();      // the longest of all ranks
-  absl::Duration collective = absl::ZeroDuration();  // the longest of all ranks
+  absl::Duration kernel = absl::ZeroDuration();      // kernel time of the slowest rank
+  absl::Duration collective = absl::ZeroDuration();  // communication time of the slowest rank
   int64_t sent_bytes = 0;                            // sent between workers, sum over all ranks
 };
 
@@ -63,7 +63,8 @@ struct StepResult {
   StepTimings timings;
 };
 
-// Runs a program, or a plan by the hash that Compile returned, with its operands.
+// Asks to run a program with its operands. `work` is the program, or the hash of a plan that
+// Compile returned.
 struct ExecuteCall {
   std::variant<Program, std::string> work;
   std::vector<Operand> operands;

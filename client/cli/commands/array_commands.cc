@@ -464,7 +464,8 @@ absl::Status RunDescribe(const Invocation& invocation, const ArraySelector& sele
 absl::Status RunRm(const Invocation& invocation, const std::vector<std::string>& names,
                    bool validate_only) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
-  // All or none. An exception: names that are removed while the command runs.
+  // Check first that all names exist, so that the command removes all names or none. Another client
+  // may still remove a name meanwhile.
   for (const std::string& name : names) {
     const absl::Status there = client->arrays().DescribeArray(ArraySelector::ByName(name)).status();
     if (absl::IsNotFound(there) && IsArrayId(name)) {

@@ -39,7 +39,7 @@ namespace {
 // Most instructions of a step. Each measured call is one instruction; a broadcast is two. Workers
 // report the instructions' times in heartbeats, which have room for this many.
 constexpr int64_t kMostCalls = 60;
-// Memory for results of one step, on each worker.
+// Most bytes of one step's results on each worker; bounds the number of calls in a step.
 constexpr int64_t kStepBytes = int64_t{256} << 20;
 constexpr int64_t kMostBytes = int64_t{1} << 30;
 constexpr absl::Duration kHeartbeatLimit = absl::Seconds(20);

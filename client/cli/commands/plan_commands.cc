@@ -421,7 +421,8 @@ struct ReshardFlags {
   std::vector<int64_t> sources;
 };
 
-// `MESH:SPEC`, or only a spec. Specs have no colon, meshes may.
+// The parts of `MESH:SPEC`, or of only a spec. The last colon ends the mesh: meshes may have
+// colons, but specs have none.
 struct LayoutText {
   std::optional<std::string> mesh;
   std::string spec;

@@ -1,7 +1,7 @@
 // The record of `shardmesh up` about a cluster of this host, for later commands.
 //
 // The folder of cluster NAME is $XDG_RUNTIME_DIR/shardmesh/NAME, or /tmp/shardmesh-UID/NAME without
-// that variable. It holds the record cluster.json, and the processes' logs.
+// that variable. The folder holds the record cluster.json, and the processes' logs.
 #ifndef SHARDMESH_CLIENT_CLI_LOCAL_CLUSTER_RECORD_H_
 #define SHARDMESH_CLIENT_CLI_LOCAL_CLUSTER_RECORD_H_
 
@@ -20,10 +20,10 @@
 namespace shardmesh::client {
 
 struct RecordedProcess {
-  // `coordinator`, or a worker's identity.
+  // The process's identity: `coordinator`, or that of a worker.
   std::string identity;
   ProcessId id;
-  // Empty if unknown.
+  // The path of the process's log; empty if unknown.
   std::string log_path;
   // The address where the process serves metrics, HOST:PORT; empty until the cluster was healthy.
   std::string metrics_address = {};
@@ -55,8 +55,8 @@ struct ClusterRecord {
 
   // Whether any of the processes still runs.
   bool IsUp() const;
-  // Returns the running processes that are about to end: all of them if a stop has begun, otherwise
-  // those that end with the supervisor if it has ended.
+  // Returns the running processes that are about to end: all if a stop has begun. If the supervisor
+  // has ended, those that end with the supervisor.
   std::vector<RecordedProcess> Ending() const;
 };
 
@@ -69,7 +69,7 @@ std::string ClusterFolder(const std::string& name);
 // folders belongs to another user.
 absl::Status MakeClusterFolder(const std::string& folder);
 
-// How long `up` and `down` wait for each other.
+// How long `up` and `down` wait at most for the cluster's lock, which the other command may hold.
 inline constexpr absl::Duration kClusterLockTimeout = absl::Seconds(20);
 
 // Locks a cluster. Each command that starts or stops its processes, or changes its record, takes

@@ -31,7 +31,8 @@ struct LocalClusterOptions {
   int port = 0;
   // Keeps state and tiles below this folder; empty: in memory.
   std::string data_folder;
-  // The folder of WriteCertificates, for workers with these names; empty: plaintext.
+  // The folder of WriteCertificates, with certificates for the workers' identities; empty:
+  // plaintext.
   std::string tls_folder;
   // The flag --memory of each worker; empty: the worker's default.
   std::string worker_memory;
@@ -67,13 +68,13 @@ class LocalCluster {
   // - It is up: ALREADY_EXISTS.
   // - None of its processes runs: Start replaces its record.
   // - Some of its processes run: Start restarts the ended ones; see restarted(). If that fails,
-  //   nothing is stopped, as after Detach. Only the restarted processes end with this process where
-  //   ends_with_parent says so, even if it is killed. FAILED_PRECONDITION if the cluster has
-  //   another mesh, port, data folder or certificates, or an `up` in the foreground.
+  //   nothing is stopped, as after Detach. With ends_with_parent, only the restarted processes end
+  //   with this process, even if it is killed. FAILED_PRECONDITION if the cluster has another mesh,
+  //   port, data folder or certificates, or an `up` in the foreground.
   // - Some of its processes run, but are unusable: Start stops them and starts a new cluster; see
-  //   replaced(). This holds if the earlier start was interrupted before the coordinator listened,
-  //   if the cluster is in memory and its coordinator has ended, or if all of its processes are
-  //   about to end (ClusterRecord::Ending).
+  //   replaced(). They are unusable in three cases. The earlier start was interrupted before the
+  //   coordinator listened; or the cluster is in memory and its coordinator has ended; or all of
+  //   its processes are about to end (ClusterRecord::Ending).
   // - Its record is unreadable: DATA_LOSS, as of ReadRecord.
   //
   // Waits for another command that starts or stops the cluster, with the errors of LockCluster.
@@ -147,7 +148,7 @@ class LocalCluster {
   absl::Status Launch(const std::string& identity, ProcessOptions process);
   // Like Restart, with the lock held.
   absl::Status StartAgain(const std::string& identity, absl::Time deadline);
-  // Waits for the coordinator's line with its address.
+  // Waits until the coordinator has written its address to its log.
   absl::Status WaitUntilListening(Member* coordinator, absl::Time deadline);
   // Writes the record with the current members. `starting`, if given, replaces the member of its
   // identity or is added. If the write fails, record_ stays unchanged.
