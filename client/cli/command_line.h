@@ -169,7 +169,7 @@ class CommandLine {
   // Converts wrong arguments to a usage error.
   absl::Status ParseErrorStatus(const CLI::ParseError& error);
   // Returns the error's message for a person. If the error is about one field of the request, and
-  // the message does not name it, prepends the field's name or the option of that name.
+  // the message does not name it, prepends the field or the option of that name.
   std::string MessageOf(const absl::Status& status);
   // Returns the settings of the parsed command. The cluster comes from the options, else the
   // environment, else the current context, else the record of `up`.

@@ -1,4 +1,4 @@
-// Options of several commands: the mesh, the mode, and the form of answers.
+// Options that several commands share: the mesh, the mode, and the form of answers.
 #ifndef SHARDMESH_CLIENT_CLI_SHARED_OPTIONS_H_
 #define SHARDMESH_CLIENT_CLI_SHARED_OPTIONS_H_
 

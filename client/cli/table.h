@@ -91,9 +91,9 @@ Json SpecJson(const PartitionSpec& spec);
 Json CorrectionsJson(absl::Span<const Correction> corrections,
                      const std::optional<Mesh>& mesh = std::nullopt);
 Json ShapeJson(absl::Span<const int64_t> shape);
-// [[0, 4], [8, 16]]: start and stop in each dimension.
+// An array with the start and the stop of each dimension: [[0, 4], [8, 16]].
 Json TileJson(const Tile& tile);
-// {"fsdp": 2, "tp": 2}.
+// An object with the size of each axis: {"fsdp": 2, "tp": 2}.
 Json MeshJson(const Mesh& mesh);
 // `2026-01-02T03:04:05.678Z`.
 std::string Timestamp(absl::Time time);

@@ -160,8 +160,8 @@ class CoordinatorConnection {
     rpc::Apply({limit.deadline, limit.traceparent}, context);
   }
 
-  // Makes a unary call, with the retries of the class comment. Example: Call(sessions,
-  // &v1::SessionService::Stub::CloseSession, request, limit, &response)
+  // Makes a unary call, with the retries of the class comment.
+  // Example: Call(sessions, &v1::SessionService::Stub::CloseSession, request, limit, &response)
   template <typename Stub, typename Request, typename Response>
   absl::Status Call(const std::unique_ptr<Stub>& stub,
                     grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),

@@ -55,8 +55,8 @@ struct WorkerStatus {
   int64_t capacity_bytes = 0;
   int64_t used_bytes = 0;  // as reported by its last heartbeat
   // The number of arrays with tiles in the worker's quarantine, and the tiles' bytes, as reported
-  // by the worker's last heartbeat. Quarantine keeps tiles that the coordinator does not know as in
-  // use.
+  // by the worker's last heartbeat. A worker's quarantine keeps tiles that the coordinator does not
+  // count as in use.
   int64_t quarantined_arrays = 0;
   int64_t quarantined_bytes = 0;
   absl::Duration heartbeat_age = absl::ZeroDuration();

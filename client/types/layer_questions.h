@@ -1,4 +1,4 @@
-// Questions about linear layers and their answers, in the client's form.
+// Questions about linear layers and their answers, as types of the client library.
 #ifndef SHARDMESH_CLIENT_TYPES_LAYER_QUESTIONS_H_
 #define SHARDMESH_CLIENT_TYPES_LAYER_QUESTIONS_H_
 

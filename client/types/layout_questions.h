@@ -1,4 +1,4 @@
-// Questions about layouts and their answers, in the client's form.
+// Questions about layouts and their answers, as types of the client library.
 #ifndef SHARDMESH_CLIENT_TYPES_LAYOUT_QUESTIONS_H_
 #define SHARDMESH_CLIENT_TYPES_LAYOUT_QUESTIONS_H_
 

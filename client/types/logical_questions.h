@@ -1,4 +1,4 @@
-// Questions about flax's logical names and their answers, in the client's form.
+// Questions about flax's logical names and their answers, as types of the client library.
 #ifndef SHARDMESH_CLIENT_TYPES_LOGICAL_QUESTIONS_H_
 #define SHARDMESH_CLIENT_TYPES_LOGICAL_QUESTIONS_H_
 

@@ -1,4 +1,4 @@
-// Questions about meshes and their answers, in the client's form.
+// Questions about meshes and their answers, as types of the client library.
 #ifndef SHARDMESH_CLIENT_TYPES_MESH_QUESTIONS_H_
 #define SHARDMESH_CLIENT_TYPES_MESH_QUESTIONS_H_
 

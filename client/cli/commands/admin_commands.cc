@@ -1,4 +1,5 @@
-// admin snapshot, check, sessions, operations, watch; admin quarantine list, restore, drop.
+// The commands admin snapshot, check, sessions, operations and watch, and admin quarantine list,
+// restore and drop.
 #include <unistd.h>
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// load, put, ls, get, describe, rm: tensors on the workers.
+// Commands load, put, ls, get, describe, rm: tensors on the workers.
 #include <algorithm>
 #include <iostream>
 #include <memory>

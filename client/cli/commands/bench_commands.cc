@@ -1,4 +1,5 @@
-// bench: the time of collectives on a running cluster, compared with other libraries on this host.
+// Command bench: the time of collectives on a running cluster, compared with other libraries on
+// this host.
 #include <sys/wait.h>
 #include <unistd.h>
 

@@ -1,4 +1,5 @@
-// catalog ls, get, history, put, rm: named definitions of meshes, profiles, rules and trees.
+// Commands catalog ls, get, history, put, rm: named definitions of meshes, profiles, rules and
+// trees.
 #include <iostream>
 #include <memory>
 #include <optional>

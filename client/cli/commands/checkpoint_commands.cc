@@ -1,4 +1,4 @@
-// make-checkpoint, make-tensor: files of random values, for trials and benchmarks.
+// Commands make-checkpoint, make-tensor: files of random values, for trials and benchmarks.
 #include <iostream>
 #include <memory>
 #include <optional>

@@ -1,4 +1,4 @@
-// up, down, status, version.
+// The commands up, down, status and version.
 #include <unistd.h>
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// linear, matmul, collective: computations on the workers' arrays.
+// Commands linear, matmul, collective: computations on the workers' arrays.
 #include <functional>
 #include <iostream>
 #include <memory>

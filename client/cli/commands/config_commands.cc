@@ -1,4 +1,5 @@
-// config set-context, use-context, get-contexts, current-context, delete-context, view.
+// The commands config set-context, use-context, get-contexts, current-context, delete-context and
+// view.
 #include <filesystem>
 #include <iostream>
 #include <memory>

@@ -1,4 +1,4 @@
-// doctor: which ranks wait for which, failures, and each rank's last instructions.
+// Command doctor: which ranks wait for which, failures, and each rank's last instructions.
 #include <algorithm>
 #include <iostream>
 #include <memory>

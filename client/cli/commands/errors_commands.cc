@@ -1,4 +1,4 @@
-// explain-error: the meaning of a reason, and what to do about it.
+// Command explain-error: the meaning of a reason, and what to do about it.
 #include <iostream>
 #include <memory>
 #include <string>

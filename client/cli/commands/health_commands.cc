@@ -1,4 +1,4 @@
-// health: whether a process is alive and ready, for probes.
+// Command health: whether a process is alive and ready, for probes.
 #include <algorithm>
 #include <iostream>
 #include <memory>

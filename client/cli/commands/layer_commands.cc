@@ -1,4 +1,4 @@
-// layer output, check, describe, promote: linear layers without their arrays.
+// Commands layer output, check, describe, promote: linear layers without their arrays.
 #include <cstdint>
 #include <iostream>
 #include <memory>

@@ -1,4 +1,4 @@
-// resolve, match, presets: questions about layouts, which need no worker.
+// Commands resolve, match, presets: questions about layouts, which need no worker.
 #include <iostream>
 #include <memory>
 #include <optional>

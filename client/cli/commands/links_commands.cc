@@ -1,4 +1,4 @@
-// links: how fast the links between workers are.
+// Command links: how fast the links between workers are.
 #include <algorithm>
 #include <iostream>
 #include <iterator>

@@ -1,4 +1,4 @@
-// logical resolve, compose: questions about flax's logical names, which need no worker.
+// Commands logical resolve, compose: questions about flax's logical names, which need no worker.
 #include <iostream>
 #include <memory>
 #include <optional>

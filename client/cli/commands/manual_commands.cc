@@ -1,4 +1,4 @@
-// completion, man: scripts for shells and pages of the manual.
+// Commands completion, man: scripts for shells and pages of the manual.
 #include <filesystem>
 #include <iostream>
 #include <memory>

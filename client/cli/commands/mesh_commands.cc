@@ -1,4 +1,5 @@
-// mesh show, mesh query, spec axes: meshes, some of their axes, and the axes that specs name.
+// Commands mesh show, mesh query, spec axes: meshes, some of their axes, and the axes that specs
+// name.
 #include <cstdint>
 #include <iostream>
 #include <memory>
@@ -125,7 +126,7 @@ absl::StatusOr<std::vector<std::string>> ParseNames(std::string_view text) {
   return names;
 }
 
-// Returns the id of the device that the answer at index `i` is about.
+// Returns the position of the device that the answer at index `i` is about.
 std::string DeviceText(const QueryFlags& flags, size_t i) {
   return StrCat(flags.devices.empty() ? static_cast<int64_t>(i) : flags.devices[i]);
 }

@@ -1,4 +1,5 @@
-// plan, reshard, shardings: costs of layouts, data moved between them, and the tiles of arrays.
+// Commands plan, reshard, shardings: costs of layouts, data moved between them, and the tiles of
+// arrays.
 #include <algorithm>
 #include <array>
 #include <iostream>

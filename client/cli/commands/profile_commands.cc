@@ -1,4 +1,4 @@
-// profile show, hash: resolved profiles, and hashes of texts and of objects.
+// Commands profile show, hash: resolved profiles, and hashes of texts and of objects.
 #include <iostream>
 #include <memory>
 #include <optional>

@@ -1,4 +1,4 @@
-// rules lint, diff, test, rewrite, from-text: questions about rules, which need no worker.
+// Commands rules lint, diff, test, rewrite, from-text: questions about rules, which need no worker.
 #include <algorithm>
 #include <cmath>
 #include <iostream>

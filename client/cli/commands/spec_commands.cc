@@ -1,5 +1,5 @@
-// explain, constrain, compare, tiles, axes: questions about the spec of one tensor; they need no
-// worker.
+// Commands explain, constrain, compare, tiles, axes: questions about the spec of one tensor; they
+// need no worker.
 #include <algorithm>
 #include <iostream>
 #include <memory>

@@ -1,4 +1,4 @@
-// admin worker drain, forget, replace.
+// The commands admin worker drain, forget and replace.
 #include <cstdint>
 #include <iostream>
 #include <iterator>
