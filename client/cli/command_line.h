@@ -77,6 +77,10 @@ struct Invocation {
   // Connects to the cluster. Errors of Credentials and of MeshClient::Connect; UNAVAILABLE if
   // --cluster names a cluster that is not up on this host.
   absl::StatusOr<std::unique_ptr<MeshClient>> Connect() const;
+  // Explains the error of a command that calls `address` without Connect. If `error` says that the
+  // address cannot be reached, the message adds where the address comes from, or that no cluster is
+  // up on this host and how to start one. Returns other errors unchanged.
+  absl::Status ExplainUnanswered(const absl::Status& error) const;
   // Returns a client for questions that need neither workers nor arrays. The cluster answers if
   // `has_cluster`, otherwise this process does. Errors of Connect, and of LocalQuestions::Start.
   absl::StatusOr<std::shared_ptr<MeshClient>> ConnectToAsk() const;
@@ -85,6 +89,8 @@ struct Invocation {
 
  private:
   MeshClientOptions ClientOptions() const;
+  // Adds to any error of a connection what ExplainUnanswered adds.
+  absl::Status WithOrigin(const absl::Status& error) const;
 };
 
 // Runs a command. Results go to standard output, all other text to standard error.

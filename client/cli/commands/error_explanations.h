@@ -26,7 +26,7 @@ std::string_view ErrorsPage();
 std::vector<ErrorExplanation> ParseErrorsPage(std::string_view page);
 
 // The explanation of a reason. NOT_FOUND if there is no such reason; the message has the most
-// similar one.
+// similar reason, and the command that lists all reasons.
 absl::StatusOr<ErrorExplanation> ExplainError(std::string_view reason);
 
 }  // namespace shardmesh::client
