@@ -86,7 +86,7 @@ absl::StatusOr<Mode> ParseMode(std::string_view text,
 
 // Reads the file `text` if it exists, or if `text` looks like a path (has a slash or ends in .yaml,
 // .yml or .json). Other text is the name of a catalog entry. A mesh may also be given by its axes,
-// `fsdp=2,tp=2`. Empty text selects the mesh named "default", and nothing else.
+// `fsdp=2,tp=2`. Empty text selects the mesh named "default"; for other kinds, it selects nothing.
 //
 // Errors are those of rpc/config.h; axes that form no valid mesh are a usage error. In a mesh given
 // by axes or in a file, one size may be -1 if `device_count` determines it. With kExact, axes may
