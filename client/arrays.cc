@@ -21,11 +21,12 @@
 namespace shardmesh::client {
 namespace {
 
-// How many times to ask for an array whose tiles are not where the coordinator says. The
-// coordinator learns of lost workers at once, or within its heartbeat limit of 5 s.
+// Most attempts of a gather. If tiles are not where the coordinator says, the client asks again.
+// The coordinator learns of lost workers at once, or within its heartbeat limit of 5 s.
 constexpr int kMaxGatherAttempts = 8;
 
-// The error for an array with workers that live for the coordinator but cannot be reached here.
+// Returns the error for an array whose workers this client cannot reach, although the coordinator
+// counts them as attached.
 absl::Status WithoutReach(const absl::Status& status) {
   if (ReasonOf(status) != Reason::kArrayDegraded) {
     return status;
@@ -46,7 +47,7 @@ absl::StatusOr<Array> Describe(const CoordinatorConnection& connection, const Ar
   return DecodeArray(response.array());
 }
 
-// Gathers the array, or that slice of it; null: all of it.
+// Gathers the array, or only `slice` of it if `slice` is not null.
 absl::StatusOr<GatheredTensor> GatherPart(ClientCore& core, const ArraySelector& array,
                                           const ArraySlice* slice, const ProgressCallback& progress,
                                           const CallOptions& options) {
@@ -56,8 +57,7 @@ absl::StatusOr<GatheredTensor> GatherPart(ClientCore& core, const ArraySelector&
   };
   rpc::Backoff backoff({.max_delay = absl::Seconds(1)});
   for (int attempt = 1;; ++attempt) {
-    // A slice is resolved anew for each attempt: the name may have moved to an array of another
-    // shape.
+    // Resolve the slice anew for each attempt: the name may now refer to an array of another shape.
     std::optional<Tile> part;
     std::string array_id;
     if (slice != nullptr) {
@@ -67,15 +67,16 @@ absl::StatusOr<GatheredTensor> GatherPart(ClientCore& core, const ArraySelector&
     }
     GatherOutcome outcome = core.Gather(array, part, array_id, progress, deadline, options);
     if (slice != nullptr && absl::IsInvalidArgument(outcome.tensor.status())) {
-      // The part is within the array that was described, so the name may have moved to another.
+      // The part fits the described array. An error therefore suggests that the name now refers to
+      // another array.
       const absl::StatusOr<Array> now = describe();
       outcome.may_have_moved = now.ok() && now->descriptor.array_id != array_id;
     }
     if (outcome.tensor.ok() || !outcome.may_have_moved) {
       return std::move(outcome.tensor);
     }
-    // The coordinator's answer was out of date: it did not know yet that tiles had moved or were
-    // lost. Wait until it does, then ask again.
+    // The coordinator's answer was out of date: the coordinator did not know yet that tiles had
+    // moved or were lost. Give the coordinator time to learn it, then ask again.
     const absl::Duration delay = backoff.NextDelay(outcome.tensor.status());
     if (attempt == kMaxGatherAttempts || delay >= deadline.left()) {
       return WithoutReach(std::move(outcome.tensor).status());

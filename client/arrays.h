@@ -18,8 +18,8 @@ namespace shardmesh::client {
 
 class ClientCore;
 
-// The arrays of a cluster. Each call that moves elements has the client's transfer timeout; every
-// other call has its timeout.
+// The arrays of a cluster. MeshClientOptions::transfer_timeout limits each call that moves
+// elements; MeshClientOptions::timeout limits every other call.
 //
 // Example, with a `view` of TensorView::Create and a Cancellation `c` that another thread may use:
 //   auto put = client->arrays().PutTensors({{.name = "w", .view = view, .spec = spec}});
@@ -32,8 +32,9 @@ class ArrayClient {
   ArrayClient(const ArrayClient&) = delete;
   ArrayClient& operator=(const ArrayClient&) = delete;
 
-  // Puts tensors onto a mesh: all of them become visible together, or none does. Bytes go straight
-  // to the workers, from where they lie. UNAVAILABLE (WORKER_LOST) names the worker that was lost.
+  // Puts tensors onto a mesh: all of them become visible together, or none does. The client sends
+  // the bytes directly to the workers, without a copy of contiguous tiles. UNAVAILABLE
+  // (WORKER_LOST) names the worker that was lost.
   absl::StatusOr<PutResult> PutTensors(absl::Span<const PutTensor> tensors,
                                        const PutOptions& put_options = {},
                                        const CallOptions& options = {});
@@ -46,21 +47,22 @@ class ArrayClient {
                                            const PutOptions& put_options = {},
                                            const CallOptions& options = {});
 
-  // Gathers a whole tensor: each tile from a worker that holds it, with every checksum
-  // checked. FAILED_PRECONDITION (ARRAY_DEGRADED) if no live worker holds some tile.
-  // `progress`: like PutOptions::progress, for the received bytes; starts again if the gather
-  // is retried. A gather that ends while it begins waits up to a second longer for the
-  // coordinator's answer, and releases what that answer pinned.
+  // Gathers a whole tensor: each tile from a worker that holds it, with every checksum checked.
+  // FAILED_PRECONDITION (ARRAY_DEGRADED) if no live worker holds some tile. `progress`: like
+  // PutOptions::progress, for the received bytes; the count restarts if the gather is retried. If
+  // the time limit or a cancellation comes before the coordinator's first answer, the gather waits
+  // up to a second longer for it. The gather then releases the array that the answer pinned.
   absl::StatusOr<GatheredTensor> Gather(const ArraySelector& array,
                                         const ProgressCallback& progress = nullptr,
                                         const CallOptions& options = {});
-  // Gathers a slice of a tensor. Reads only the tiles that overlap it, and only their part of it;
-  // other tiles may be missing. The slice is of the array that the name means when the transfer
-  // begins. INVALID_ARGUMENT (BAD_TILE) as in TileOf.
+  // Gathers a slice of a tensor. Reads only the overlapping parts of the tiles that overlap the
+  // slice; other tiles may be missing. The slice is taken from the array to which the name refers
+  // when the transfer begins. INVALID_ARGUMENT (BAD_TILE) as in TileOf.
   absl::StatusOr<GatheredTensor> Gather(const ArraySelector& array, const ArraySlice& slice,
                                         const ProgressCallback& progress = nullptr,
                                         const CallOptions& options = {});
-  // Gathers into a .npy file (see WriteNpy), which appears complete or not at all.
+  // Gathers a tensor and writes it to a .npy file (see WriteNpy), which appears complete or not at
+  // all.
   absl::StatusOr<Array> GatherToNpy(const ArraySelector& array, const std::string& path,
                                     const ProgressCallback& progress = nullptr,
                                     const CallOptions& options = {});
@@ -70,13 +72,14 @@ class ArrayClient {
                                     const CallOptions& options = {});
 
   absl::StatusOr<Array> DescribeArray(const ArraySelector& array, const CallOptions& options = {});
-  // All named arrays whose names begin with `prefix`, by name. `include_unnamed` adds those without
-  // a name, by id; then `prefix` must be empty.
+  // All named arrays whose names begin with `prefix`, sorted by name. `include_unnamed` adds the
+  // arrays without a name, sorted by id; `prefix` must then be empty.
   absl::StatusOr<std::vector<Array>> ListArrays(const std::string& prefix = "",
                                                 bool include_unnamed = false,
                                                 const CallOptions& options = {});
-  // Returns the name's version; 0 with `validate_only`, which makes all checks and no change.
-  // ABORTED (VERSION_MISMATCH) if the name is not in the expected state.
+  // Makes the name refer to the array. Returns the name's new version; 0 with `validate_only`,
+  // which makes all checks and no change. ABORTED (VERSION_MISMATCH) if the name is not in the
+  // expected state.
   absl::StatusOr<int64_t> MoveName(const std::string& name, const std::string& array_id,
                                    const Precondition& precondition = std::nullopt,
                                    bool validate_only = false, const CallOptions& options = {});

@@ -31,7 +31,8 @@ absl::StatusOr<EntryKind> DecodeKind(v1::EntryKind from) {
   return static_cast<EntryKind>(static_cast<int>(from) - 1);
 }
 
-// A tree that the coordinator would refuse may exceed a message, so the size is checked here.
+// Checks the size of a stored tree before the call. A tree above the coordinator's limit might also
+// exceed gRPC's message limit, whose error says less.
 absl::Status EncodeValue(const EntryValue& from, v1::EntryValue* to) {
   struct Encoder {
     v1::EntryValue* to;
@@ -246,7 +247,8 @@ absl::Status CatalogClient::Watch(absl::Span<const EntryKind> kinds,
   }
   const absl::Status status = connection.StatusOf(stream->Finish());
   if (!status.ok() && limit.is_cancelled()) return CancelledByCaller();
-  // gRPC measures a call's time with the steady clock, and its own error has no reason.
+  // The watch reached `until`. gRPC measures a call's time with the steady clock, and gRPC's own
+  // DEADLINE_EXCEEDED has no reason.
   return !is_limited && absl::IsDeadlineExceeded(status) && ReasonOf(status) == Reason::kUnspecified
              ? absl::OkStatus()
              : status;

@@ -36,33 +36,33 @@ class CatalogClient {
 
   // Definitions. `expected_version`: the version to replace or delete (ABORTED, VERSION_MISMATCH,
   // if the current one differs); nullopt: any. CreateEntry: ALREADY_EXISTS for a taken name. Only
-  // GetEntry returns trees with their tensors. Like the selectors of questions, it also takes
-  // `NAME@VERSION`; NOT_FOUND lists the kept versions. `validate_only` makes all checks and no
-  // change. It returns the resulting entry, with revision 0, and an empty uid if the entry would be
-  // created.
+  // GetEntry returns trees with their tensors. GetEntry also takes `NAME@VERSION`, like the
+  // selectors of questions; its NOT_FOUND lists the kept versions. With `validate_only`, a call
+  // makes all checks and no change. The call then returns the resulting entry, with revision 0; the
+  // uid is empty if the entry would be created.
   absl::StatusOr<Entry> CreateEntry(const std::string& name, const EntryValue& value,
                                     bool validate_only = false, const CallOptions& options = {});
   absl::StatusOr<Entry> GetEntry(EntryKind kind, const std::string& name,
                                  const CallOptions& options = {});
-  // The kept versions, newest first.
+  // The versions of the entry that the coordinator keeps, newest first.
   absl::StatusOr<std::vector<EntryVersion>> ListEntryVersions(EntryKind kind,
                                                               const std::string& name,
                                                               const CallOptions& options = {});
-  // Entries whose names begin with `prefix`, by name.
+  // The entries whose names begin with `prefix`, sorted by name.
   absl::StatusOr<std::vector<Entry>> ListEntries(EntryKind kind, const std::string& prefix = "",
                                                  const CallOptions& options = {});
   absl::StatusOr<Entry> UpdateEntry(const std::string& name, const EntryValue& value,
                                     std::optional<int64_t> expected_version = std::nullopt,
                                     bool validate_only = false, const CallOptions& options = {});
-  // Returns the store's revision after the change; 0 with `validate_only`.
+  // Deletes an entry. Returns the store's revision after the change; 0 with `validate_only`.
   absl::StatusOr<int64_t> DeleteEntry(EntryKind kind, const std::string& name,
                                       std::optional<int64_t> expected_version = std::nullopt,
                                       bool validate_only = false, const CallOptions& options = {});
   // Reports changes of entries of `kinds` (none: all kinds) from `start_revision` on (nullopt: from
   // now on) until `on_changes` returns false or `until` is reached. Both end the watch with OK.
-  // DEADLINE_EXCEEDED if the options' timeout ends before `until`; without a timeout no other limit
-  // applies. Changes of the wall clock have no effect. OUT_OF_RANGE (COMPACTED): the revision is
-  // gone.
+  // DEADLINE_EXCEEDED if the options' timeout ends before `until`; without that timeout, only
+  // `until` limits the watch. Changes of the wall clock have no effect. OUT_OF_RANGE (COMPACTED):
+  // the coordinator no longer keeps changes since `start_revision`.
   absl::Status Watch(absl::Span<const EntryKind> kinds, std::optional<int64_t> start_revision,
                      absl::Time until, const std::function<bool(const CatalogChanges&)>& on_changes,
                      const CallOptions& options = {});

@@ -1,4 +1,4 @@
-// Puts and gathers of ClientCore: transfers in the session, and their ends.
+// Puts and gathers of ClientCore: begins, runs and ends transfers in the session.
 #include "client/client_core.h"
 
 #include <algorithm>
@@ -14,18 +14,19 @@
 namespace shardmesh::client {
 namespace {
 
-// How long to wait for the coordinator's report on a broken transfer: it takes 5 s at most to
-// notice that a worker is lost.
+// How long to wait for the coordinator's report on a broken transfer. The coordinator takes 5 s at
+// most to notice that a worker is lost.
 constexpr absl::Duration kVerdictTimeout = absl::Seconds(7);
-// Time limit for the abort of a broken transfer. The end of the session aborts it anyway.
+// Time limit for the call that aborts a broken transfer. Without that call, the end of the session
+// aborts the transfer.
 constexpr absl::Duration kAbortTimeout = absl::Seconds(2);
-// The same after the put's deadline, on which the caller relies.
+// Like kAbortTimeout, but after the put's deadline: the caller expects the put to end at that time.
 constexpr absl::Duration kLateAbortTimeout = absl::Milliseconds(500);
-// The same for the release of an array that was read.
+// Time limit for the release of an array that was read.
 constexpr absl::Duration kReleaseTimeout = absl::Seconds(2);
 
-// Whether the coordinator may know the cause of a stream's error: a worker is lost, or the transfer
-// has ended.
+// Whether a stream's error may be only a symptom of which the coordinator knows the cause: a worker
+// is lost, or the transfer has ended.
 bool IsSymptom(const absl::Status& status) {
   switch (status.code()) {
     case absl::StatusCode::kUnavailable:
@@ -39,8 +40,9 @@ bool IsSymptom(const absl::Status& status) {
   }
 }
 
-// Whether a download's error may be due to a change since the coordinator's answer: a worker was
-// lost, or another coordinator signs the tokens.
+// Whether a download's error may be due to a change since the coordinator's answer, so that a new
+// answer may help. For example, a worker was lost, or a restarted coordinator signs tokens with
+// another key.
 bool MayHaveMoved(const absl::Status& status) {
   const Reason reason = ReasonOf(status);
   return reason == Reason::kArrayDegraded || reason == Reason::kBadToken ||
@@ -49,7 +51,7 @@ bool MayHaveMoved(const absl::Status& status) {
          (absl::IsUnavailable(status) && reason == Reason::kUnspecified);
 }
 
-// The error of a put whose commit got no answer because the memory for calls was exhausted.
+// The error of a put whose commit got no answer because gRPC's memory for calls was exhausted.
 absl::Status OutcomeUnknown(const absl::Status& status) {
   return WithReason(
       absl::DeadlineExceededError(StrCat(
@@ -58,8 +60,8 @@ absl::Status OutcomeUnknown(const absl::Status& status) {
       Reason::kDeadline);
 }
 
-// Cancels a transfer's streams as soon as the coordinator reports that it failed. Otherwise they
-// would keep sending to a worker that no longer reads.
+// Cancels a transfer's streams as soon as the coordinator reports that the transfer failed.
+// Otherwise a stream to a worker that no longer reads would stay blocked.
 class TransferWatch {
  public:
   TransferWatch(const CoordinatorConnection& connection, const std::string& transfer_id,
@@ -81,10 +83,11 @@ class TransferWatch {
 
  private:
   Cancellation stop_;
-  std::thread thread_;  // last: uses the members above
+  std::thread thread_;  // declared last: the thread uses the members above
 };
 
-// The limit of a call that ends what a call with `options` began: its cancellation does not apply.
+// The limit of a call that cleans up after a call with `options`. The cancellation of `options`
+// does not apply, because the cleanup must run after it.
 CallLimit Aftermath(absl::Duration timeout, const CallOptions& options) {
   CallLimit limit = CallLimit::Within(timeout);
   limit.traceparent = options.traceparent;
@@ -169,7 +172,7 @@ GatherOutcome ClientCore::Gather(const ArraySelector& array, const std::optional
       read_pins_.EndLettingGo();
     }
   };
-  // The answer may have come after the limit.
+  // BeginGet may return an answer after the time limit or the cancellation: check both.
   if (LimitAt(deadline, options).is_cancelled()) return {CancelledByCaller()};
   if (deadline.is_over()) {
     return {connection_->StatusOf({grpc::StatusCode::DEADLINE_EXCEEDED, "Deadline Exceeded"})};
@@ -200,13 +203,15 @@ absl::StatusOr<CommittedPut> ClientCore::Conclude(const std::string& session_id,
   if (sent.ok()) {
     absl::StatusOr<CommittedPut> committed =
         CommitTransfer(*connection_, session_id, transfer_id, LimitAt(deadline, options));
-    // It was asked until the time limit, and may have committed after the first request.
+    // The client repeated the commit until the time limit. The coordinator may have committed the
+    // put on an earlier request.
     return rpc::IsShortOfCallMemory(committed.status()) ? OutcomeUnknown(committed.status())
                                                         : std::move(committed);
   }
   const bool may_know_better = IsSymptom(sent) && !is_cancelled;
   if (may_know_better) {
-    // The coordinator answers as soon as it knows the cause, or that all tiles are there.
+    // Ask the coordinator to commit anyway: it answers as soon as it knows the cause of the
+    // failure, or that all tiles have arrived.
     CallLimit limit = Aftermath(std::min(deadline.left(), kVerdictTimeout), options);
     limit.cancellation = options.cancellation;
     absl::StatusOr<CommittedPut> verdict =

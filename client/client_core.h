@@ -1,4 +1,5 @@
-// ClientCore: the transport, the session and the time limits that the sub-clients share.
+// ClientCore: the transport, the session and the time limits that the sub-clients (ArrayClient,
+// ...) share.
 #ifndef SHARDMESH_CLIENT_CLIENT_CORE_H_
 #define SHARDMESH_CLIENT_CLIENT_CORE_H_
 
@@ -26,16 +27,17 @@ namespace shardmesh::client {
 
 struct GatherOutcome {
   absl::StatusOr<GatheredTensor> tensor;
-  bool may_have_moved = false;  // the coordinator's next answer may differ
+  bool may_have_moved = false;  // if asked again, the coordinator may give another answer
 };
 
-// The arrays that the session pins only for readers. The coordinator reports which reader was the
-// first to pin an array; the last reader releases it. A release must not drop a pin that a
-// concurrent read relies on. Therefore no read begins while an array is being released, and no
-// release begins while a read begins. Thread-safe.
+// The arrays that the session pins only because this client is reading them. The coordinator
+// reports which reader was the first to pin an array; the last reader releases it. A release must
+// not drop a pin that a concurrent read relies on. Therefore no read begins while an array is being
+// released, and no release begins while a read begins. Thread-safe.
 class ReadPins {
  public:
-  // Brackets the request that pins an array. Waits at most for the time of one call.
+  // Call BeginAsking before the request that pins an array, and EndAsking after it. BeginAsking
+  // waits while another thread releases arrays: at most for the time of one call.
   void BeginAsking() {
     absl::MutexLock lock(&mutex_);
     mutex_.Await(absl::Condition(
@@ -51,14 +53,14 @@ class ReadPins {
       reading.pinned |= get->pinned;
     }
   }
-  // Ends a read. Returns the arrays to release now. If there are any, call EndLettingGo after their
-  // release.
+  // Ends a read. Returns the arrays that the caller must release now. If there are any, the caller
+  // must call EndLettingGo after their release.
   std::vector<std::string> EndReading(const std::string& array_id) {
     absl::MutexLock lock(&mutex_);
     --readings_[array_id].readers;
     std::vector<std::string> idle;
     if (asking_ > 0 || letting_go_) {
-      return idle;  // a reader that ends later releases them
+      return idle;  // the end of a later read returns these arrays
     }
     for (auto it = readings_.begin(); it != readings_.end();) {
       const auto current = it++;
@@ -114,10 +116,10 @@ class CompiledPrograms {
 
   mutable absl::Mutex mutex_;
   absl::flat_hash_map<std::string, Program> programs_ ABSL_GUARDED_BY(mutex_);
-  std::deque<std::string> order_ ABSL_GUARDED_BY(mutex_);  // in the order of compilation
+  std::deque<std::string> order_ ABSL_GUARDED_BY(mutex_);  // hashes in the order of compilation
 };
 
-// Private to the sub-clients. Thread-safe.
+// The state that the sub-clients share; users of MeshClient do not see it. Thread-safe.
 class ClientCore {
  public:
   ClientCore(std::unique_ptr<CoordinatorConnection> connection, const MeshClientOptions& options)
@@ -127,7 +129,7 @@ class ClientCore {
 
   const CoordinatorConnection& connection() const { return *connection_; }
   CompiledPrograms& programs() { return programs_; }
-  // The time limit of a call that begins now.
+  // The limits of a call that begins now.
   CallLimit LimitOf(const CallOptions& options) const {
     return LimitAt(Deadline(options), options);
   }
@@ -136,7 +138,7 @@ class ClientCore {
             .cancellation = options.cancellation,
             .traceparent = options.traceparent};
   }
-  // The deadline of an operation with several calls: each gets the remaining time.
+  // The deadline of an operation with several calls: each call gets the remaining time.
   SteadyDeadline Deadline(const CallOptions& options) const {
     return SteadyDeadline::After(options.timeout.value_or(options_.timeout));
   }
@@ -153,7 +155,8 @@ class ClientCore {
 
   void CloseSession() { session_.Close(); }
 
-  // Calls `call` with the session's id. If that session is gone, calls it once more with a new one.
+  // Calls `call` with the id of the session. If the coordinator no longer has that session, opens a
+  // new one and calls `call` once more.
   template <typename Call>
   auto InSession(const SteadyDeadline& deadline, const CallOptions& options, const Call& call)
       -> decltype(call("", CallLimit())) {
@@ -167,15 +170,15 @@ class ClientCore {
     return call(session_id, LimitAt(deadline, options));
   }
 
-  // Requests the array once and downloads it, or a part of it. `expected_id`: the array that the
-  // part is of; empty: any. ABORTED, and it may have moved, if the selector now means another
-  // array.
+  // Requests the array once and downloads it, or a part of it. `expected_id`: the id of the array
+  // to which `part` belongs; empty: any array. If the selector now refers to another array, returns
+  // ABORTED with `may_have_moved`.
   GatherOutcome Gather(const ArraySelector& array, const std::optional<Tile>& part,
                        const std::string& expected_id, const ProgressCallback& progress,
                        const SteadyDeadline& deadline, const CallOptions& options);
 
-  // Puts the tensors once. `*is_taken_back`: the put failed while tiles were sent and before its
-  // commit, and the coordinator reports its transfer as ended. It then changed nothing.
+  // Puts the tensors once. Sets `*is_taken_back` if the put failed while it sent tiles, before its
+  // commit, and the coordinator confirmed the abort. The put then changed nothing.
   absl::StatusOr<PutResult> Put(absl::Span<const PutTensor> tensors, const PutOptions& put_options,
                                 const SteadyDeadline& deadline, const CallOptions& options,
                                 bool* is_taken_back);
@@ -184,8 +187,8 @@ class ClientCore {
     if (options_.on_wait) options_.on_wait(why);
   }
 
-  // Ends a put whose tiles were sent, or whose sending failed with `sent`. `*is_taken_back`: see
-  // Put.
+  // Ends a put: commits it if `sent` is OK; otherwise asks the coordinator for the cause, and
+  // aborts the transfer. `*is_taken_back`: see Put.
   absl::StatusOr<CommittedPut> Conclude(const std::string& session_id,
                                         const std::string& transfer_id, const absl::Status& sent,
                                         const SteadyDeadline& deadline, const CallOptions& options,

@@ -66,7 +66,7 @@ absl::StatusOr<QuarantinedArray> DecodeQuarantined(const v1::QuarantinedArray& f
   return array;
 }
 
-// Returns InfiniteDuration if the field is unset.
+// Decodes how long an array is held; InfiniteDuration if the field is unset.
 absl::StatusOr<absl::Duration> HeldFor(bool is_said, const google::protobuf::Duration& from) {
   if (!is_said) return absl::InfiniteDuration();
   return DecodeAnswer(from);
@@ -132,7 +132,8 @@ WorkerChange::Kind KindOf(v1::WorkerChangeKind kind) {
   }
 }
 
-// Nullopt: a newer coordinator sent an event, or a kind of change, that this build does not know.
+// Decodes an event of a watch. Returns nullopt for an event, or a kind of change, that this build
+// does not know, because the coordinator is newer.
 absl::StatusOr<std::optional<ClusterChange>> DecodeChange(const v1::WatchClusterResponse& from) {
   ClusterChange change;
   if (from.has_time()) {
@@ -223,7 +224,7 @@ absl::StatusOr<ClusterStatus> ClusterClient::GetStatus(const std::string& mesh_i
     for (const v1::MeshStatus& from : response.meshes()) {
       SHARDMESH_ASSIGN_OR_RETURN(MeshStatus mesh, DecodeMesh(from));
       if (!status.meshes.empty() && status.meshes.back().mesh_id == mesh.mesh_id) {
-        // Continues the mesh's ranks from the previous page.
+        // This page continues the ranks of the last mesh of the previous page.
         std::vector<std::string>& workers = status.meshes.back().workers;
         workers.insert(workers.end(), mesh.workers.begin(), mesh.workers.end());
       } else {
@@ -443,7 +444,7 @@ absl::Status ClusterClient::ForgetWorker(const std::string& identity, bool valid
   v1::ForgetWorkerRequest request;
   request.set_identity(identity);
   request.set_validate_only(validate_only);
-  bool may_be_forgotten = false;  // by an attempt whose answer was lost
+  bool may_be_forgotten = false;  // an attempt without an answer may have succeeded
   return connection.Repeat(limit, [&](const CallLimit& attempt) {
     CallContext context(connection, attempt);
     v1::ForgetWorkerResponse response;

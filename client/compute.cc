@@ -45,11 +45,11 @@ void EncodeOutput(const OutputOptions& from, v1::OutputOptions* to) {
   }
 }
 
-// The coordinator ends a step that exceeds the time of its call, and its answer names the missing
-// ranks. The client waits this much longer for that answer.
+// How much longer than its time limit the client waits for a step. The coordinator ends a step at
+// the time limit, and its answer names the ranks that did not finish.
 constexpr absl::Duration kVerdictTime = absl::Seconds(1);
 
-// Encodes the common fields of requests for one step; returns the limit for the call.
+// Encodes the fields that all requests for one step have; returns the limit for the call.
 template <typename Request>
 CallLimit EncodeStep(const std::string& session_id, const OutputOptions& output,
                      const CallLimit& limit, Request* to) {
@@ -74,7 +74,7 @@ absl::StatusOr<StepOutput> DecodeOutput(const v1::StepOutput& from) {
   return output;
 }
 
-// Decodes the common fields of answers of one step.
+// Decodes the fields that all answers of one step have.
 template <typename Response>
 absl::StatusOr<StepResult> DecodeStep(const Response& from) {
   StepResult result;
@@ -241,8 +241,8 @@ absl::StatusOr<StepResult> ComputeClient::Execute(const ExecuteCall& call,
                             if (hash == nullptr || ReasonOf(result.status()) != Reason::kNotFound) {
                               return result;
                             }
-                            // The coordinator has forgotten the plan. A restarted coordinator has
-                            // forgotten all plans.
+                            // The coordinator no longer has the plan, for example because it was
+                            // restarted. Send the program itself, if this client compiled it.
                             std::optional<Program> program = core_->programs().Find(*hash);
                             if (!program.has_value()) {
                               return result;

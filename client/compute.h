@@ -26,7 +26,8 @@ class ComputeClient {
   ComputeClient(const ComputeClient&) = delete;
   ComputeClient& operator=(const ComputeClient&) = delete;
 
-  // Computation. Every rank takes part. Either all results exist or none; operands do not change.
+  // Every rank of the mesh takes part in a computation. Either all results exist afterwards, or
+  // none. Operands do not change, unless they are donated.
   absl::StatusOr<CompiledProgram> Compile(const Program& program,
                                           absl::Span<const Operand> operands,
                                           const std::string& mesh_id = "",

@@ -8,14 +8,14 @@
 namespace shardmesh::client {
 
 // Paths of PEM files: `certificate` of the client, its `private_key`, and the `authorities` that it
-// trusts. All three or none.
+// trusts. Set all three or none.
 using TlsFiles = rpc::TlsFiles;
 
-// The certificates that a client presents and requires. Immutable except for reloaded certificates,
-// and safe to share between threads; copies are cheap. A client uses these members:
+// The certificates that a client presents and requires. Immutable, except that certificates are
+// reloaded; safe to share between threads; copies are cheap. A client uses these members:
 //   Credentials::Insecure()        plaintext, without authentication;
 //   Credentials::FromFiles(files)  certificates from TlsFiles, which are reloaded when they change;
-//                                  an error where they cannot be used.
+//                                  an error if they cannot be used.
 //
 // Example:
 //   auto credentials = Credentials::FromFiles(

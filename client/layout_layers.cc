@@ -13,7 +13,7 @@
 namespace shardmesh::client {
 namespace {
 
-// The wire keeps 0 for "not set" and has the kinds in the same order.
+// The wire enum has the same kinds in the same order, after 0 for "not set".
 static_assert(static_cast<int>(OutputSpecQuestion::Kind::kOperand) + 1 ==
               compat::v1::ResolveOutputSpecRequest::KIND_OPERAND);
 

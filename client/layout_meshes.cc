@@ -11,7 +11,7 @@
 namespace shardmesh::client {
 namespace {
 
-// The wire keeps 0 for "not set" and has the questions in the same order.
+// The wire enum has the same questions in the same order, after 0 for "not set".
 static_assert(static_cast<int>(MeshAxesQuestion::Kind::kSubmesh) + 1 ==
               compat::v1::QueryMeshRequest::QUESTION_SUBMESH);
 

@@ -34,7 +34,7 @@ absl::StatusOr<ResolvedName> DecodeName(const v1::SemanticName& from) {
   return name;
 }
 
-// UNKNOWN_FIELD for a field that there is not.
+// Encodes a profile. UNKNOWN_FIELD if a profile has no field of a given name.
 absl::Status EncodeProfile(const ProfileQuestion& from, v1::ProfileSelector* to) {
   if (const auto* name = std::get_if<std::string>(&from.profile)) {
     to->set_name(*name);

@@ -126,7 +126,8 @@ void EncodeHeader(const DiffQuestion& from, v1::DiffLayoutsHeader* to) {
   to->set_stored_tree(from.stored_tree);
 }
 
-// Appends the contents of a message; `specs` is the answer's table.
+// Appends one message of the streamed answer to `to`. `specs` collects the specs of all messages,
+// to which changes refer by index.
 absl::Status Append(const v1::DiffLayoutsResponse& from, std::vector<PartitionSpec>* specs,
                     DiffAnswer* to) {
   SHARDMESH_RETURN_IF_ERROR(DecodeAnswers(from.specs(), specs));

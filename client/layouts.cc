@@ -76,7 +76,7 @@ absl::Status Append(const v1::TreeSpec& from, std::vector<TreeSpec>* to) {
   return DecodeCorrections(from.corrections(), &spec.corrections, &spec.fixes);
 }
 
-// Returns whether a column has an entry for each of `count` tensors, or is left out.
+// Returns whether a column of the answer has an entry for each of `count` tensors, or is empty.
 bool IsColumn(int have, int count) { return have == 0 || have == count; }
 
 absl::Status Append(const v1::TreePlacements& from, TreeAnswer* to) {
@@ -169,7 +169,8 @@ absl::StatusOr<SpecAnswer> DecodeSpec(const ResolveSpecQuestion& question,
   return answer;
 }
 
-// The answers of a batch, one for each question: `decode` makes one from a question and a response.
+// Decodes the answers of a batch, one for each question. `decode` makes an answer from a question
+// and its response.
 template <typename Answer, typename Question, typename Response, typename Decode>
 absl::StatusOr<std::vector<absl::StatusOr<Answer>>> DecodeBatch(
     absl::Span<const Question> questions, const Response& response, const Decode& decode) {

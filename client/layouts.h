@@ -22,8 +22,9 @@ namespace shardmesh::client {
 
 class ClientCore;
 
-// Pure questions about layouts, which need no worker. A cluster and a process without one give
-// equal answers. Shapes and tiles are in elements; a tile is half-open. Sizes are in bytes.
+// Pure questions about layouts, which need no worker. A coordinator and LocalQuestions, which needs
+// no cluster, give equal answers. Shapes and tiles are in elements; a tile is half-open. Sizes are
+// in bytes.
 //
 // Example:
 //   auto answer = client->layouts().ResolveSpec({.axes = axes, .mesh = mesh, .shape = shape});
@@ -38,10 +39,11 @@ class LayoutClient {
 
   absl::StatusOr<SpecAnswer> ResolveSpec(const ResolveSpecQuestion& question,
                                          const CallOptions& options = {});
-  // Returns only the spec that fits: the result of ResolveSpec at less cost for each call.
+  // Returns only the spec after corrections. Gives the same result as ResolveSpec at less cost for
+  // each call.
   absl::StatusOr<EffectiveSpec> ResolveEffectiveSpec(const EffectiveSpecQuestion& question,
                                                      const CallOptions& options = {});
-  // Answers many questions in one call, each with its own answer or error. At most 10,000.
+  // Answers at most 10,000 questions in one call. Each question has its own answer or error.
   absl::StatusOr<std::vector<absl::StatusOr<SpecAnswer>>> BatchResolveSpecs(
       absl::Span<const ResolveSpecQuestion> questions, const CallOptions& options = {});
   absl::StatusOr<SpecAnswer> CorrectSpec(const CorrectSpecQuestion& question,
@@ -60,48 +62,53 @@ class LayoutClient {
   absl::StatusOr<TilingAnswer> DescribeTiling(const TilingQuestion& question,
                                               const CallOptions& options = {});
   absl::StatusOr<std::vector<NamedPreset>> ListPresets(const CallOptions& options = {});
-  // UNKNOWN_FIELD (TypeError) for an unknown field, before the coordinator is asked.
+  // UNKNOWN_FIELD (TypeError in Python) for an unknown field; the coordinator is then not asked.
   absl::StatusOr<ProfileAnswer> DescribeProfile(const ProfileQuestion& question,
                                                 const CallOptions& options = {});
-  // The digest of a text, of an object's attributes or of a profile, in decimal. For a text,
-  // without the value of hash().
+  // The digest of a text, of an object's attributes or of a profile, in decimal. For a text, the
+  // answer lacks the value of Python's hash().
   absl::StatusOr<PythonHash> ComputeHash(const HashQuestion& question,
                                          const CallOptions& options = {});
   absl::StatusOr<MeshAnswer> DescribeMesh(const MeshQuestion& question,
                                           const CallOptions& options = {});
   absl::StatusOr<MeshAxesAnswer> QueryMesh(const MeshAxesQuestion& question,
                                            const CallOptions& options = {});
-  // The axes that specs name, each once, sorted. At most 10,000 specs.
+  // The distinct axes that specs name, sorted. At most 10,000 specs.
   absl::StatusOr<std::vector<std::string>> ListSpecAxes(absl::Span<const PartitionSpec> specs,
                                                         const CallOptions& options = {});
-  // Nullopt: the result has no spec, because an operand is not placed.
+  // Returns the spec of a layer's result; nullopt if it has none, because an operand is not placed.
   absl::StatusOr<std::optional<PartitionSpec>> ResolveOutputSpec(const OutputSpecQuestion& question,
                                                                  const CallOptions& options = {});
   absl::StatusOr<TensorParallelConfig> CheckTensorParallel(const TensorParallelQuestion& question,
                                                            const CallOptions& options = {});
   absl::StatusOr<LinearLayer> DescribeLinearLayer(const LinearLayerQuestion& question,
                                                   const CallOptions& options = {});
-  // See PromoteDtype. At most 10,000 types.
+  // Returns the type to which a layer casts arrays of these types, like promote_dtype of flax.nnx;
+  // see PromoteDtype. At most 10,000 types.
   absl::StatusOr<Dtype> PromoteDtypes(absl::Span<const Dtype> dtypes,
                                       std::optional<Dtype> dtype = std::nullopt,
                                       const CallOptions& options = {});
-  // At most 1,000,000 tensors; none, here and below, if the question names a stored tree.
+  // Resolves the layouts of at most 1,000,000 tensors. Here and below, `tensors` must be empty if
+  // the question names a stored tree.
   absl::StatusOr<TreeAnswer> ResolveTree(const TreeQuestion& question,
                                          absl::Span<const TreeTensor> tensors,
                                          const CallOptions& options = {});
 
-  // Rules. INVALID_ARGUMENT names the faulty part of a bad or unsupported pattern.
+  // Parses rules from one line of text. INVALID_ARGUMENT names the faulty part of a bad or
+  // unsupported pattern.
   absl::StatusOr<PatternRulesAnswer> ParsePatternRules(const PatternRulesQuestion& question,
                                                        const CallOptions& options = {});
-  // Returns the names in which the pattern is found; at most 10,000 names of at most 1,024 bytes.
+  // Returns in which of the names the pattern is found. At most 10,000 names of at most 1,024 bytes
+  // each.
   absl::StatusOr<PatternCheck> CheckPattern(const std::string& pattern,
                                             absl::Span<const std::string> names,
                                             const CallOptions& options = {});
-  // The rules without exclusions such as `^(?!.*bias)`; pattern errors are deferred.
-  // INVALID_ARGUMENT names the rule that cannot be rewritten.
+  // Returns equivalent rules without exclusions (negative lookaheads) such as `^(?!.*bias)`.
+  // Pattern errors are deferred. INVALID_ARGUMENT names the rule that cannot be rewritten.
   absl::StatusOr<RewriteAnswer> RewriteRules(const RuleSetDefinition& rules,
                                              const CallOptions& options = {});
-  // Over at most 1,000,000 tensors, none with a spec of its own.
+  // Finds questionable parts of rules, over at most 1,000,000 tensors. No tensor may have its own
+  // spec.
   absl::StatusOr<LintAnswer> LintRules(const LintQuestion& question,
                                        absl::Span<const TreeTensor> tensors,
                                        const CallOptions& options = {});
@@ -109,21 +116,21 @@ class LayoutClient {
                                          absl::Span<const TreeTensor> tensors,
                                          const CallOptions& options = {});
 
-  // Logical names of flax. Functions and errors are those of
+  // Questions about flax's logical names. The functions and errors are those of
   // sharding/rules/logical_rules.h.
   absl::StatusOr<LogicalRules> ComposeLogicalRules(const LogicalRulesSelector& first,
                                                    const LogicalRulesSelector& second,
                                                    const CallOptions& options = {});
   absl::StatusOr<SpmdAnswer> ResolveSpmdAxes(const SpmdQuestion& question,
                                              const CallOptions& options = {});
-  // Nullopt: the array keeps its layout.
+  // Returns nullopt if the array keeps its layout.
   absl::StatusOr<std::optional<PartitionSpec>> ResolveLinenAxes(const LinenQuestion& question,
                                                                 const CallOptions& options = {});
-  // Plans: also pure questions. The data that must move to turn one layout of an array into
-  // another.
+  // Plans the data movement from one layout of an array to another. This and the following
+  // questions move no data.
   absl::StatusOr<ReshardAnswer> PlanReshard(const ReshardQuestion& question,
                                             const CallOptions& options = {});
-  // The totals of a layout. Every tensor brings its spec; at most 1,000,000 tensors.
+  // The totals of a layout of at most 1,000,000 tensors. Every tensor must have its own spec.
   absl::StatusOr<AnalyzeAnswer> AnalyzeLayout(const AnalyzeQuestion& question,
                                               absl::Span<const TreeTensor> tensors,
                                               const CallOptions& options = {});
@@ -131,11 +138,12 @@ class LayoutClient {
   absl::StatusOr<ShardingStrategyAnswer> AnalyzeShardingStrategy(
       const AnalyzeQuestion& question, absl::Span<const TreeTensor> tensors,
       const CallOptions& options = {});
-  // The best meshes for a tree of at most 1,000,000 tensors, each with its dtype.
+  // The best meshes for a tree of at most 1,000,000 tensors. Every tensor must have a dtype.
   absl::StatusOr<SearchAnswer> SearchMeshes(const SearchQuestion& question,
                                             absl::Span<const TreeTensor> tensors,
                                             const CallOptions& options = {});
-  // First the leaves in their order, then the cluster's arrays by name.
+  // Returns the layouts of the question's leaves in their order, then those of the cluster's
+  // arrays, sorted by name.
   absl::StatusOr<std::vector<ShardingsEntry>> ListShardings(const ShardingsQuestion& question,
                                                             const CallOptions& options = {});
 

@@ -1,4 +1,4 @@
-// The facade: connects, and hands out the sub-clients.
+// Connects to a coordinator, and creates the sub-clients.
 #include "client/mesh_client.h"
 
 #include <utility>
@@ -27,7 +27,7 @@ absl::StatusOr<std::unique_ptr<MeshClient>> MeshClient::Connect(const std::strin
   rpc::Backoff backoff({.max_delay = absl::Milliseconds(500)});
   absl::StatusOr<std::unique_ptr<CoordinatorConnection>> connected;
   for (;;) {
-    // Each attempt resolves the name again, since the coordinator's address may have changed.
+    // Each attempt resolves the host name again: the coordinator may have moved to another address.
     connected =
         CoordinatorConnection::Connect(address, options.credentials, deadline.left(), retries);
     if (!options.await_coordinator || !absl::IsUnavailable(connected.status())) break;

@@ -23,34 +23,36 @@ class CoordinatorConnection;
 
 struct MeshClientOptions {
   Credentials credentials = Credentials::Insecure();
-  // Each call fails with DEADLINE_EXCEEDED after this time, retries included. A computation has up
-  // to a second more for its answer, which names the ranks that did not finish.
+  // Each call fails with DEADLINE_EXCEEDED after this time, retries included. A computation waits
+  // up to a second longer for the coordinator's answer, which names the ranks that did not finish.
   absl::Duration timeout = absl::Seconds(30);
-  // The same for calls that move tensors: puts, loads and gathers.
+  // Like `timeout`, for calls that move tensors: puts, loads and gathers.
   absl::Duration transfer_timeout = absl::Minutes(30);
-  // How long arrays without a name outlive a client that has died. 1 s to 1 h.
+  // How long the cluster keeps the client's arrays without a name after the client has died. 1 s to
+  // 1 h.
   absl::Duration session_ttl = absl::Seconds(30);
-  // For people who look at the cluster's sessions. At most 255 bytes.
+  // A name shown to people who list the cluster's sessions. At most 255 bytes.
   std::string client_name = "shardmesh";
-  // Whether to wait until a call's timeout, also in Connect, for a coordinator that cannot be
-  // reached or does not serve. Otherwise an error within 3 s. If a host has several addresses, each
-  // address that does not answer adds up to 10 s, within the call's timeout.
+  // Whether calls, and Connect, wait until their timeout for a coordinator that cannot be reached
+  // or does not serve. Otherwise they return an error within 3 s. If a host has several addresses,
+  // each address that does not answer adds up to 10 s, within the call's timeout.
   bool await_coordinator = false;
-  // Called before each wait that precedes a retry, with the reason, such as that the coordinator
-  // recovers. Called on any thread; must be quick.
+  // The client calls this function before it waits to retry a call, with the error that is the
+  // reason, such as RECOVERING. Called on any thread; must be quick.
   std::function<void(const absl::Status& why)> on_wait = nullptr;
 };
 
-// A connection to a cluster. Its session is opened when first needed, renewed in the background,
-// and ends with the client. Arrays that it made without a name are then released.
+// A connection to a cluster. The client opens a session (a lease at the coordinator) when it first
+// needs one, and renews it in the background. The session ends with the client; the coordinator
+// then releases arrays without a name that the client made.
 //
-// Errors are the server's own: code, message, reason (ReasonOf) and details are unchanged. A call
-// is repeated until its timeout while the coordinator recovers (RECOVERING), and a few times if the
-// coordinator is overloaded, does not serve or is not reached: status/retry.h has the rule.
-// Mutations of definitions, arrays and names carry an id by which the server detects a repetition.
-// Calls about workers carry none: repeated after a lost answer, they report what is then left to
-// do. A coordinator that cannot be reached is UNAVAILABLE, with its address, within the time of
-// MeshClientOptions::await_coordinator.
+// Errors are the server's own: code, message, reason (ReasonOf) and details are unchanged. The
+// client repeats a call until its timeout while the coordinator recovers (RECOVERING). It repeats a
+// call a few times if the coordinator is overloaded, does not serve or is not reached:
+// status/retry.h has the rule. Mutations of definitions, arrays and names carry an id by which the
+// server detects a repetition. Calls about workers carry no such id: if the first answer is lost,
+// the repeated call reports only what is left to do. A coordinator that cannot be reached is
+// UNAVAILABLE, with its address, within the time of MeshClientOptions::await_coordinator.
 //
 // Example; `.rules` is the name of rules in the catalog, or a RuleSetDefinition:
 //   auto client = MeshClient::Connect("127.0.0.1:7070");
@@ -62,10 +64,11 @@ struct MeshClientOptions {
 class MeshClient {
  public:
   // Connects to the coordinator at `address`: `host:port`, `[v6]:port` or `unix:/path`.
-  // INVALID_ARGUMENT for other text; UNAVAILABLE as above.
+  // INVALID_ARGUMENT for other text; UNAVAILABLE as described for the class.
   static absl::StatusOr<std::unique_ptr<MeshClient>> Connect(const std::string& address,
                                                              const MeshClientOptions& options = {});
-  // A client over this connection; credentials of the options are used only for workers.
+  // Returns a client that uses this connection. The credentials of the options are used only for
+  // connections to workers.
   static std::unique_ptr<MeshClient> Over(std::unique_ptr<CoordinatorConnection> connection,
                                           const MeshClientOptions& options = {});
   ~MeshClient();
@@ -80,13 +83,14 @@ class MeshClient {
   ClusterClient& cluster() { return cluster_; }
 
   // Closes the client's session, like the destructor, and waits at most two seconds for the answer.
-  // Its transfers end, and its arrays are released. A later call opens another session.
+  // The session's transfers end, and the coordinator releases the arrays that the session pins. A
+  // later call opens another session.
   void CloseSession();
 
  private:
   explicit MeshClient(std::unique_ptr<ClientCore> core);
 
-  const std::unique_ptr<ClientCore> core_;  // first: the others use it
+  const std::unique_ptr<ClientCore> core_;  // declared first: the sub-clients use it
   LayoutClient layouts_;
   CatalogClient catalog_;
   ArrayClient arrays_;

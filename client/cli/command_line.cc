@@ -1,4 +1,4 @@
-// The frame of the command line; CLI11 reads the arguments, and its exceptions end here.
+// The frame of the command line. CLI11 reads the arguments; this file catches CLI11's exceptions.
 #include "client/cli/command_line.h"
 
 #include <algorithm>
@@ -49,8 +49,8 @@ constexpr char kProgram[] = "shardmesh";
 constexpr char kDefaultAddress[] = "127.0.0.1:7070";
 constexpr char kDefaultCluster[] = "default";
 constexpr char kAddressVariable[] = "SHARDMESH_ADDRESS";
-// Marks an error as wrong use of the command line. Its text, if any, is the command whose help the
-// error mentions.
+// Type of the payload that marks a status as wrong use of the command line. The payload's text, if
+// any, is the command to whose help the message refers.
 constexpr char kWrongUsePayload[] = "shardmesh.cli/wrong_use";
 
 absl::StatusOr<absl::Duration> ParseDeadline(std::string_view text) {
@@ -71,7 +71,7 @@ std::string ReasonSuffix(const absl::Status& status) {
                 ")");
 }
 
-// The error's further facts; empty if there are none.
+// Returns the error's further facts as an object, which is empty if there are none.
 Json DetailsJson(const absl::Status& status) {
   Json details = Json::object();
   for (const rpc::FieldViolation& violation : rpc::FieldViolationsOf(status)) {
@@ -100,7 +100,8 @@ Json DetailsJson(const absl::Status& status) {
   return details;
 }
 
-// Returns the requested output form. It is needed before the arguments are parsed: that may fail.
+// Returns the requested output form. The output form is read before CLI11 parses the arguments,
+// because an error of the parser must be printed in that form too.
 OutputForm AskedForm(int argc, const char* const* argv) {
   OutputForm form = OutputForm::kTable;
   for (int i = 1; i < argc; ++i) {
@@ -139,7 +140,8 @@ std::vector<std::string> CommandNames(const CLI::App& app) {
   return names;
 }
 
-// Requests hold text, which is UTF-8 on the wire.
+// INVALID_ARGUMENT unless each argument is UTF-8: arguments become texts of requests, which are
+// UTF-8 on the wire.
 absl::Status CheckUtf8(int argc, const char* const* argv) {
   for (int i = 1; i < argc; ++i) {
     if (!DecodeUtf8(argv[i]).has_value()) {
@@ -152,8 +154,8 @@ absl::Status CheckUtf8(int argc, const char* const* argv) {
   return absl::OkStatus();
 }
 
-// The error of a call whose deadline passed, with the deadline and advice. gRPC gives no more than
-// its own short text. Returns other errors as they are.
+// Returns gRPC's DEADLINE_EXCEEDED, whose own text is only "Deadline Exceeded", with the deadline
+// and advice. Returns other errors unchanged.
 absl::Status ExplainDeadline(const absl::Status& status, std::optional<absl::Duration> deadline) {
   constexpr std::string_view kText = "Deadline Exceeded";
   std::string message(status.message());
@@ -173,8 +175,8 @@ absl::Status ExplainDeadline(const absl::Status& status, std::optional<absl::Dur
       Reason::kDeadline, {{fact::kLimit, absl::ToDoubleSeconds(*deadline)}});
 }
 
-// The error of a cluster that lacks a definition, with the nearest name and the command that lists
-// the definitions of that kind. Returns other errors as they are.
+// If `status` says that the cluster lacks a definition, adds the nearest name and the command that
+// lists the definitions of that kind. Returns other errors unchanged.
 absl::Status ExplainUnknownDefinition(const absl::Status& status) {
   constexpr std::pair<std::string_view, std::string_view> kKinds[] = {{"mesh", "mesh"},
                                                                       {"profile", "profile"},
@@ -185,7 +187,7 @@ absl::Status ExplainUnknownDefinition(const absl::Status& status) {
   const std::string kind = FactOf(status, fact::kKind).value_or("");
   const auto* const known = std::find_if(std::begin(kKinds), std::end(kKinds),
                                          [&kind](const auto& each) { return each.first == kind; });
-  // The error about a version of an existing definition says which versions are kept.
+  // The server's error about a missing version already lists the kept versions.
   const bool is_version = FactOf(status, fact::kName).value_or("").find('@') != std::string::npos;
   if (known == std::end(kKinds) || is_version) return status;
   std::string message(status.message());
@@ -217,24 +219,24 @@ std::string DidYouMeanOneOf(std::string_view name, const std::vector<std::string
   return DidYouMean(name, std::vector<std::string_view>(known.begin(), known.end()));
 }
 
-// The innermost command in the arguments.
+// Returns the innermost command that CLI11 found in the arguments.
 CLI::App* Chosen(CLI::App* app) {
   const std::vector<CLI::App*> chosen = app->get_subcommands();
   return chosen.empty() ? app : Chosen(chosen.front());
 }
 
-// `shardmesh catalog get`.
+// Returns the full name of a command, such as `shardmesh catalog get`.
 std::string FullName(const CLI::App* app) {
   return app->get_parent() == nullptr ? kProgram
                                       : FullName(app->get_parent()) + " " + app->get_name();
 }
 
-// The argument's name as in the manual, such as `CHECKPOINT`.
+// Returns an argument's name as in the manual, such as `CHECKPOINT`.
 std::string ArgumentName(const CLI::Option& argument) {
   return absl::AsciiStrToUpper(argument.get_name(/*positional=*/true));
 }
 
-// The command with its arguments, without options: `shardmesh rm TENSOR...`.
+// Returns a command with its arguments, but without options: `shardmesh rm TENSOR...`.
 std::string UsageOf(const CLI::App* command) {
   std::string usage = FullName(command);
   for (const CLI::Option* argument : command->get_options()) {
@@ -246,7 +248,8 @@ std::string UsageOf(const CLI::App* command) {
   return usage;
 }
 
-// The arguments name no command below `at`. The message includes the part that they do name.
+// The error for arguments that name no subcommand of `at`. The message includes the words that do
+// name a command.
 class WrongCommand : public CLI::ParseError {
  public:
   WrongCommand(const CLI::App* at, std::string message)
@@ -262,8 +265,8 @@ class WrongCommand : public CLI::ParseError {
   std::string at_;
 };
 
-// Returns advice if the coordinator recorded by `up` has ended and therefore does not answer.
-// Otherwise returns `error` itself.
+// Returns an explained error if the coordinator is unreachable because it has ended, or because no
+// cluster of that name was started on this host. Otherwise returns `error` itself.
 absl::Status ExplainUnreachable(const absl::Status& error, const std::string& cluster_name) {
   if (ExitCodeOf(error) != kExitUnreachable || !CheckClusterName(cluster_name).ok()) return error;
   const absl::StatusOr<ClusterRecord> record = ReadRecord(ClusterFolder(cluster_name));
@@ -290,7 +293,8 @@ absl::Status FlushOutput() {
     return absl::OkStatus();
   }
   constexpr char kLost[] = "the command was done, but its output is lost";
-  // errno belongs to the last write only. An earlier write may have failed.
+  // An errno of zero does not prove success: it belongs to the last write, and an earlier write may
+  // have failed.
   if (errno == 0 && std::fflush(stdout) == 0) {
     return absl::UnknownError(StrCat(kLost, ": cannot write standard output"));
   }
@@ -382,7 +386,7 @@ int ExitCodeOf(const absl::Status& status) {
   if (status.GetPayload(kWrongUsePayload).has_value()) {
     return kExitWrongUse;
   }
-  // Without a reason the error is not from a coordinator that supports the request.
+  // Each error of a coordinator that knows the request has a reason.
   const bool is_unreachable = (absl::IsUnavailable(status) || absl::IsUnimplemented(status)) &&
                               ReasonOf(status) == Reason::kUnspecified;
   return is_unreachable ? kExitUnreachable : kExitFailed;
@@ -403,7 +407,7 @@ CommandLine::CommandLine()
 }
 
 void CommandLine::AddCommonOptions() {
-  // An unset variable of a script must not mean another cluster.
+  // Refuses empty values: an unset variable of a script must not select another cluster.
   const auto not_empty = [](std::string what) {
     return [what = std::move(what)](std::string_view text) -> absl::StatusOr<std::string> {
       if (text.empty()) {
@@ -498,7 +502,7 @@ CLI::App* CommandLine::AddGroup(const std::string& name, const std::string& help
 
 const CLI::Option* CommandLine::FindOption(const CLI::App* command,
                                            const std::string& argument) const {
-  // `-ojson` is -o with its value.
+  // `-ojson` is the option -o followed by its value.
   const std::string name =
       argument.starts_with("--") ? argument.substr(0, argument.find('=')) : argument.substr(0, 2);
   for (const CLI::App* app = command; app != nullptr; app = app->get_parent()) {
@@ -540,7 +544,7 @@ std::vector<std::string> CommandLine::Arguments(int argc, const char* const* arg
                                                 const CLI::App* command, int after_command) const {
   const bool takes_specs = spec_commands_.find(command) != spec_commands_.end();
   std::vector<std::string> arguments;
-  bool is_value = false;  // of the previous option
+  bool is_value = false;  // the argument is the value of the previous option
   for (int i = 1; i < argc; ++i) {
     const std::string_view argument = argv[i];
     if (argument == "--" && !is_value) {
@@ -576,7 +580,7 @@ absl::Status CommandLine::ParseErrorStatus(const CLI::ParseError& error) {
   const CLI::App* command = Chosen(&app_);
   std::string message = error.what();
   std::vector<std::string> rest = app_.remaining(/*recurse=*/true);
-  // `--` ends the options; the error is about another argument.
+  // `--` ends the options and is itself correct; the parser's error is about another argument.
   const bool has_end = std::erase(rest, "--") > 0;
   if (!rest.empty()) {
     const std::string& first = rest.front();
@@ -593,7 +597,7 @@ absl::Status CommandLine::ParseErrorStatus(const CLI::ParseError& error) {
           StrCat("unknown option ", first, is_known ? std::string() : DidYouMeanOneOf(name, known));
     }
   }
-  // The library does not quote a value that is out of its range.
+  // CLI11 does not quote a value that is out of its range.
   constexpr std::string_view kValue = "Value ";
   constexpr std::string_view kRange = " not in range ";
   const size_t value = message.find(kValue);
@@ -603,7 +607,7 @@ absl::Status CommandLine::ParseErrorStatus(const CLI::ParseError& error) {
     message = StrCat(message.substr(0, value), "\"", message.substr(begin, range - begin),
                      "\" is no number from ", message.substr(range + kRange.size()));
   }
-  // `tensor is required`
+  // Matches a message of CLI11 such as `tensor is required`.
   constexpr std::string_view kIsRequired = " is required";
   if (rest.empty() && message.ends_with(kIsRequired)) {
     const CLI::Option* const argument =
@@ -614,13 +618,13 @@ absl::Status CommandLine::ParseErrorStatus(const CLI::ParseError& error) {
                  " is missing: ", argument->get_description(), "; write `", UsageOf(command), "`");
     }
   }
-  // `--html: 1 required TEXT missing`
+  // Matches a message of CLI11 such as `--html: 1 required TEXT missing`.
   constexpr std::string_view kRequired = ": 1 required ";
   if (const size_t place = message.find(kRequired);
       place != std::string::npos && message.ends_with(" missing")) {
     message = StrCat(message.substr(0, place), " needs a value");
   }
-  // `--spec: At Most 1 required but received 2`
+  // Matches a message of CLI11 such as `--spec: At Most 1 required but received 2`.
   if (const size_t place = message.find(": At Most 1 required but received ");
       place != std::string::npos) {
     message = StrCat(message.substr(0, place), " is given more than once");
@@ -634,15 +638,15 @@ std::string CommandLine::MessageOf(const absl::Status& status) {
   if (violations.size() != 1) {
     return message;
   }
-  // A server's message begins with the field.
+  // A server's message begins with the name of the field.
   const std::string in_front = StrCat(violations.front().field, " ");
   const std::string said =
       message.starts_with(in_front) ? message.substr(in_front.size()) : message;
   if (!rpc::LacksSubject(said)) {
     return message;
   }
-  // The field is in the request. Often an option has the same name. Streamed calls have their
-  // fields in a header.
+  // The field belongs to the request; often an option has the same name. Requests of streamed calls
+  // have their fields in `header`.
   std::string_view field = violations.front().field;
   constexpr std::string_view kHeader = "header.";
   const bool is_option = FindOption(Chosen(&app_), StrCat("--", field)) != nullptr;
@@ -707,7 +711,7 @@ Invocation CommandLine::MakeInvocation() const {
   invocation.quiet = common_.quiet;
   invocation.tls = common_.tls;
   invocation.given_tls = common_.tls;
-  // Each of these options means that a cluster is required.
+  // A user who gives one of these options expects a cluster to answer, not this process.
   invocation.has_cluster =
       invocation.has_address || common_.cluster_name.has_value() || !common_.tls.empty();
   FillFromEnvironment(&invocation.tls);
@@ -731,9 +735,9 @@ Invocation CommandLine::MakeInvocation() const {
       invocation.tls = ClientTlsFiles(record->tls_folder);
     }
   } else if (absl::IsDataLoss(ReadRecord(ClusterFolder(invocation.cluster_name)).status())) {
-    invocation.has_cluster = true;  // it may or may not be up
+    invocation.has_cluster = true;  // the unreadable record does not show whether the cluster is up
   } else if (invocation.cluster_name == kDefaultCluster) {
-    invocation.address = kDefaultAddress;  // a named cluster is required, and no other
+    invocation.address = kDefaultAddress;  // a cluster of another name must be recorded
   }
   return invocation;
 }
@@ -741,7 +745,7 @@ Invocation CommandLine::MakeInvocation() const {
 void CommandLine::Parse(int argc, const char* const* argv) {
   const auto [command, after_command] = FindCommand(argc, argv);
   std::vector<std::string> arguments = Arguments(argc, argv, command, after_command);
-  // CLI11 takes the arguments from the end.
+  // CLI11 expects the arguments in reverse order.
   app_.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
 }
 

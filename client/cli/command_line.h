@@ -29,18 +29,18 @@ namespace shardmesh::client {
 // Exit codes of the program; part of its contract.
 inline constexpr int kExitDone = 0;
 inline constexpr int kExitFailed = 1;       // the operation failed, or the server refused it
-inline constexpr int kExitWrongUse = 2;     // the command line itself
+inline constexpr int kExitWrongUse = 2;     // the command line itself is wrong
 inline constexpr int kExitUnreachable = 3;  // no cluster answers at the address
 
 // Settings of one run of one command, besides its own options.
 struct Invocation {
-  // The coordinator: --address, else --context, else $SHARDMESH_ADDRESS, else that of the
-  // current context, else of the cluster that `up` recorded, else 127.0.0.1:7070. Empty if there
-  // is none.
+  // The coordinator's address: --address, else that of --context, else $SHARDMESH_ADDRESS, else
+  // that of the current context, else that of the cluster that `up` recorded, else 127.0.0.1:7070.
+  // Empty if there is none.
   std::string address;
-  // Whether --address was given.
+  // Whether the option --address was given.
   bool has_address = false;
-  // Whether the address is $SHARDMESH_ADDRESS.
+  // Whether the address comes from $SHARDMESH_ADDRESS.
   bool is_from_environment = false;
   // The context that gave the address; empty if none did.
   std::string context;
@@ -49,21 +49,22 @@ struct Invocation {
   // Whether the command requires a cluster: an address, a context, --cluster or TLS options were
   // given, or a cluster's record was found. Otherwise questions are answered in process.
   bool has_cluster = false;
-  // The name of the cluster for `up` and `down`.
+  // The name of the local cluster that `up` starts and `down` stops.
   std::string cluster_name;
-  // As given. Otherwise commands that move tensors use their own, longer deadline.
+  // The value of --deadline; nullopt if it was not given. Commands that move tensors then use a
+  // longer deadline than other commands.
   std::optional<absl::Duration> deadline;
   OutputForm output = OutputForm::kTable;
-  // Whether the answer is a tree of values, which Print writes: JSON or YAML.
+  // Whether the answer is printed as JSON or YAML (by Print).
   bool json = false;
   // --no-headers: tables have neither headers nor totals.
   bool headers = true;
   // --quiet: only errors on standard error.
   bool quiet = false;
-  // As given by options or in the environment, else from the context, or the client's files of the
-  // cluster that `up` recorded; empty for plaintext.
+  // The files given by options or in the environment; else those of the context, or the client's
+  // files of the cluster that `up` recorded. Empty for plaintext.
   rpc::TlsFiles tls = {};
-  // As given by options.
+  // The files given by options only.
   rpc::TlsFiles given_tls = {};
 
   // Whether only names are printed (PrintNames).
@@ -71,38 +72,38 @@ struct Invocation {
   // Writes a document to standard output in the form of --output.
   void Print(const Json& json_value) const { PrintTree(json_value, output); }
   absl::Duration DeadlineOr(absl::Duration otherwise) const { return deadline.value_or(otherwise); }
-  // Errors of rpc::Credentials::FromFiles.
+  // Loads `tls`. Errors of rpc::Credentials::FromFiles.
   absl::StatusOr<rpc::Credentials> Credentials() const { return rpc::Credentials::FromFiles(tls); }
-  // Errors of Credentials and of MeshClient::Connect; UNAVAILABLE if a cluster was named that is
-  // not up here.
+  // Connects to the cluster. Errors of Credentials and of MeshClient::Connect; UNAVAILABLE if
+  // --cluster names a cluster that is not up on this host.
   absl::StatusOr<std::unique_ptr<MeshClient>> Connect() const;
-  // For commands that call `address` without Connect. If `error` says that it cannot be reached,
-  // adds the origin of the address, or that no cluster is up on this host and what starts one.
-  // Returns other errors as they are.
+  // Explains the error of a command that calls `address` without Connect. If `error` says that the
+  // address cannot be reached, the message adds where the address comes from, or that no cluster is
+  // up on this host and how to start one. Returns other errors unchanged.
   absl::Status ExplainUnanswered(const absl::Status& error) const;
-  // The client for questions that need neither workers nor arrays: that of the cluster, else one
-  // that answers in this process. Errors of Connect, and of LocalQuestions::Start.
+  // Returns a client for questions that need neither workers nor arrays. The cluster answers if
+  // `has_cluster`, otherwise this process does. Errors of Connect, and of LocalQuestions::Start.
   absl::StatusOr<std::shared_ptr<MeshClient>> ConnectToAsk() const;
-  // Set by ConnectToAsk: whether this process answers.
+  // Whether this process answers the questions; set by ConnectToAsk.
   std::shared_ptr<bool> is_local = std::make_shared<bool>(false);
 
  private:
   MeshClientOptions ClientOptions() const;
-  // As ExplainUnanswered, of every error of a connection.
+  // Adds to any error of a connection what ExplainUnanswered adds.
   absl::Status WithOrigin(const absl::Status& error) const;
 };
 
 // Runs a command. Results go to standard output, all other text to standard error.
 using Handler = std::function<absl::Status(const Invocation&)>;
 
-// A wrong-use error: its exit code is kExitWrongUse.
+// Returns a wrong-use error, for which the program exits with kExitWrongUse.
 absl::Status WrongUse(std::string_view message);
 
 // An error as `--output json` shows it: code, reason, `message`, retryable and details.
 Json ErrorJson(const absl::Status& status, std::string_view message);
 
-// The program's exit code after `status`: an UNAVAILABLE without a reason comes from the
-// connection, not from a server.
+// The program's exit code after `status`. UNAVAILABLE or UNIMPLEMENTED without a reason means
+// kExitUnreachable: the error comes from the connection or from another server.
 int ExitCodeOf(const absl::Status& status);
 
 // The program's commands. Not thread-safe.
@@ -114,11 +115,11 @@ class CommandLine {
   // Common options belong to the program and may stand before or after a command.
   CLI::App* AddCommand(const std::string& name, const std::string& help, Handler handler,
                        CLI::App* parent = nullptr);
-  // Lets a command print names with `--output name`; other commands refuse that.
+  // Lets a command print names with `--output name`; other commands refuse the form `name`.
   void PrintsNames(const CLI::App* command) { name_commands_.insert(command); }
-  // Lets a command repeat with --watch; other commands refuse that.
+  // Lets a command repeat with --watch; other commands refuse --watch.
   void CanBeWatched(const CLI::App* command) { watched_commands_.insert(command); }
-  // Marks the operands of a command as specs, so that one may begin with a dash: `-,tp`.
+  // Marks the operands of a command as specs, so that an operand may begin with a dash: `-,tp`.
   void TakeSpecOperands(const CLI::App* command) { spec_commands_.insert(command); }
   // Defines a group of commands, or returns the existing group.
   CLI::App* AddGroup(const std::string& name, const std::string& help, CLI::App* parent = nullptr);
@@ -126,15 +127,15 @@ class CommandLine {
   // Puts the program's commands with these names into a section of its help. Sections appear in the
   // order of the calls.
   void AddSection(const std::string& title, const std::vector<std::string>& commands);
-  // Appends each text to the help of the command that it names, such as `shardmesh ls layers`. The
-  // shell's quotes separate the words.
+  // Appends each example, such as `shardmesh ls layers`, to the help of its command. The text is
+  // split into words as a shell does.
   void AddExamples(const std::vector<std::string>& examples);
   // The examples of a command.
   std::vector<std::string> ExamplesOf(const CLI::App* command) const;
   // The program with all its commands.
   const CLI::App& app() const { return app_; }
-  // Whether the arguments, without the program's name, are a command and its options. Call it once
-  // for each object.
+  // Returns OK if the arguments, without the program's name, are a valid command with valid
+  // options. Runs nothing. Call Check at most once for each object.
   absl::Status Check(const std::vector<std::string>& arguments);
 
   // Runs the command in the arguments; returns the program's exit code. Writes errors to standard
@@ -156,10 +157,12 @@ class CommandLine {
   };
 
   void AddCommonOptions();
-  // The option of the command or the program with which `argument` begins; null: none.
+  // Returns the option of the command, or of a group or program above it, with which `argument`
+  // begins; null if there is none.
   const CLI::Option* FindOption(const CLI::App* command, const std::string& argument) const;
-  // The command that the words name, and the index after its name. Common options may be in
-  // between; other options give null. Throws CLI::ParseError if the words name no command.
+  // Returns the command that the arguments name, and the index of the argument after its name.
+  // Common options may stand between the words of the name; after any other option, the command is
+  // null. Throws CLI::ParseError if the words name no command.
   std::pair<const CLI::App*, int> FindCommand(int argc, const char* const* argv) const;
   // The arguments in CLI11's notation: `--shape=` becomes `--shape ''`, and a spec's leading dash
   // becomes the underscore, which has the same meaning.
@@ -171,11 +174,11 @@ class CommandLine {
   absl::Status CheckCommonOptions(const CLI::App* command) const;
   // Converts wrong arguments to a usage error.
   absl::Status ParseErrorStatus(const CLI::ParseError& error);
-  // An error for a person. If it concerns a field that its text does not name, adds the name of the
-  // field, or of the option with the same name.
+  // Returns the error's message for a person. If the error is about one field of the request, and
+  // the message does not name it, prepends the field or the option of that name.
   std::string MessageOf(const absl::Status& status);
-  // The cluster of a command: from the options, then the environment, then the current context,
-  // then the records.
+  // Returns the settings of the parsed command. The cluster comes from the options, else the
+  // environment, else the current context, else the record of `up`.
   Invocation MakeInvocation() const;
   // Takes the address and the TLS files of the chosen context, if any.
   void UseContext(Invocation* invocation) const;
@@ -204,7 +207,7 @@ CLI::Option* AddParsedOption(CLI::App* app, const std::string& names, Target* ta
       [target, parse, names](const std::string& text) {
         auto value = parse(std::string_view(text));
         if (!value.ok()) {
-          // The error names the option: its name comes after the positional name, if any.
+          // The error shows the option's last name, which follows the positional name, if any.
           throw CLI::ValidationError(names.substr(names.rfind(',') + 1),
                                      std::string(value.status().message()));
         }

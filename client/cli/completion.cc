@@ -48,7 +48,8 @@ constexpr char kBashHead[] =
 declare -gA _shardmesh_commands=() _shardmesh_options=() _shardmesh_valued=() _shardmesh_values=()
 )";
 
-// Bash cuts words at each `=`, `:` and `@`: the text after one belongs to the word before it.
+// The function that completes a word. Bash splits words at each `=`, `:` and `@`; the function
+// therefore joins the text after such a character to the word before it.
 constexpr char kBashTail[] = R"(
 _shardmesh() {
   local cur="${COMP_WORDS[COMP_CWORD]}" path=shardmesh option='' prefix='' word words=''
@@ -99,7 +100,7 @@ std::string BashEntry(std::string_view array, std::string_view key,
              : StrCat("_shardmesh_", array, "['", key, "']='", StrJoin(words, " "), "'\n");
 }
 
-// Escapes text within single quotes, and within brackets of _arguments.
+// Escapes text for use within single quotes and within the brackets of zsh's function _arguments.
 std::string ZshText(const std::string& text) {
   return absl::StrReplaceAll(
       text, {{"\\", "\\\\"}, {"'", "'\\''"}, {"[", "\\["}, {"]", "\\]"}, {":", "\\:"}});
@@ -110,7 +111,7 @@ std::string ZshValues(const CLI::Option* option) {
   return values.empty() ? "_files" : StrCat("(", StrJoin(values, " "), ")");
 }
 
-// The arguments of _arguments for the options and operands of an app.
+// The arguments that zsh's function _arguments needs for the options and operands of `app`.
 std::string ZshOptions(const CLI::App* app) {
   std::string text;
   for (const CLI::Option* option : OptionsOf(app)) {

@@ -7,7 +7,7 @@
 
 namespace shardmesh::client {
 
-// Made from the tree of commands below `app`, the program.
+// Returns a script for the shell, made from the tree of commands below `app`, the program.
 std::string BashCompletion(const CLI::App& app);
 std::string ZshCompletion(const CLI::App& app);
 

@@ -28,9 +28,10 @@ namespace {
 constexpr char kCurrentKey[] = "current-context";
 constexpr char kContextsKey[] = "contexts";
 constexpr size_t kMaxNameBytes = 64;
-// Thousands of contexts take less.
+// Largest file that is read; thousands of contexts take less.
 constexpr int64_t kMaxFileBytes = int64_t{1} << 20;
-// A change takes milliseconds. A process that was stopped in the middle must not block others.
+// How long to wait for the lock. A change takes milliseconds, but a process that is stopped
+// (SIGSTOP) in the middle must not block others for ever.
 constexpr absl::Duration kLockTimeout = absl::Seconds(10);
 
 absl::Status BadFile(const std::string& path, const YAML::Mark& mark, std::string_view why) {
@@ -39,7 +40,7 @@ absl::Status BadFile(const std::string& path, const YAML::Mark& mark, std::strin
       StrCat(path, mark.is_null() ? std::string() : StrCat(":", mark.line + 1), ": ", why));
 }
 
-// Reads the values of a mapping that has no other keys than `keys`.
+// Reads texts from a YAML mapping. BAD_FILE if the mapping has a key that is not in `keys`.
 absl::Status ReadTexts(const std::string& path, const YAML::Node& node,
                        const std::vector<std::pair<std::string_view, std::string*>>& keys) {
   if (!node.IsMap()) return BadFile(path, node.Mark(), "a context is a mapping of keys to texts");
@@ -115,8 +116,8 @@ absl::StatusOr<ContextFile> ReadNode(const std::string& path, const YAML::Node& 
   return file;
 }
 
-// Returns the text of the file. BAD_FILE: it is a folder, a device or a pipe, is too large, or
-// cannot be read.
+// Returns the text of the file. BAD_FILE if the file is a folder, a device or a pipe, is too large,
+// or cannot be read.
 absl::StatusOr<std::string> ReadText(const std::string& path) {
   std::error_code error;
   if (std::filesystem::is_directory(path, error)) {

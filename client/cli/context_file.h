@@ -24,33 +24,34 @@ struct ContextFile {
   std::string current;  // empty: none
   std::vector<Context> contexts;
 
-  // NOT_FOUND with the nearest name.
+  // Returns the context of that name. NOT_FOUND with the nearest name.
   absl::StatusOr<Context> Find(std::string_view name) const;
-  // Adds the context, or replaces the one with its name.
+  // Adds the context, or replaces the context of that name.
   void Set(Context context);
-  // NOT_FOUND with the nearest name. If the current context is removed, there is none.
+  // Removes a context; if it was the current one, no context is current afterwards. NOT_FOUND with
+  // the nearest name.
   absl::Status Remove(std::string_view name);
 };
 
-// A name has 1 to 64 letters, digits, `.`, `_` and `-`. INVALID_ARGUMENT for others.
+// A name has 1 to 64 letters, digits, `.`, `_` and `-`. INVALID_ARGUMENT for other names.
 absl::Status CheckContextName(std::string_view name);
 
-// $SHARDMESH_CONFIG, else $XDG_CONFIG_HOME/shardmesh/config.yaml, else
+// The file's path: $SHARDMESH_CONFIG, else $XDG_CONFIG_HOME/shardmesh/config.yaml, else
 // $HOME/.config/shardmesh/config.yaml; empty if there is no home directory.
 std::string ContextFilePath();
 
-// Without a file there are no contexts. INVALID_ARGUMENT (BAD_FILE), with the line if it is known,
-// for a file that has another format; unknown keys are refused.
+// Reads the file. A missing file has no contexts. INVALID_ARGUMENT (BAD_FILE) for a file that has
+// another format or unknown keys; the message has the line if it is known.
 absl::StatusOr<ContextFile> ReadContexts(const std::string& path);
-// Reads the file, calls `change`, and replaces the file by the result, which it returns. The file
-// is readable only by its owner; its folder is created. The new file is complete, or the old one
-// stays. An error of `change` is returned, and the file stays as it is.
+// Reads the file, calls `change`, and replaces the file by the result, which it returns. Creates
+// the folder if needed; only the owner can read the file. The replacement is atomic. If `change`
+// returns an error, returns it and leaves the file unchanged.
 //
-// Holds the lock of the file `path`.lock, so that no change of another process is lost.
-// FAILED_PRECONDITION if another process holds it for 10 seconds.
+// Locks the file `path`.lock meanwhile, so that no change of another process is lost.
+// FAILED_PRECONDITION if another process holds the lock for 10 seconds.
 absl::StatusOr<ContextFile> UpdateContexts(
     const std::string& path, const std::function<absl::Status(ContextFile* file)>& change);
-// The contents of the file.
+// Returns the contexts in the format of the file.
 Json ContextsTree(const ContextFile& file);
 
 }  // namespace shardmesh::client

@@ -59,7 +59,7 @@ absl::StatusOr<std::vector<std::string_view>> Split(std::string_view text, char 
   return pieces;
 }
 
-// The deepest nesting of parentheses; the originals nest once.
+// The deepest nesting of parentheses. The Python originals nest once.
 constexpr int kMaxDepth = 4;
 
 absl::StatusOr<AxisValue> ParseAxisValue(std::string_view text, int depth = 0);
@@ -123,7 +123,7 @@ absl::StatusOr<AxisValue> ParseAxisValue(std::string_view text, int depth) {
   return AxisValue::Name(std::string(text));
 }
 
-// The value with the name `text`, among `known`.
+// Returns the value of `known` whose name is `text`.
 template <typename T>
 absl::StatusOr<T> Named(std::string_view text,
                         const std::vector<std::pair<std::string_view, T>>& known) {
@@ -288,7 +288,8 @@ absl::StatusOr<int64_t> ParseSize(std::string_view text) {
   const std::string joined = StrCat(stripped.substr(0, digits), unit);
   absl::StatusOr<int64_t> bytes = rpc::ParseByteSize(joined);
   if (bytes.ok()) return bytes;
-  // A fraction is rounded to a whole number of bytes.
+  // ParseByteSize refuses fractions of a byte, but tables print rounded sizes such as `86.7 MiB`:
+  // round to a whole number of bytes.
   const absl::StatusOr<int64_t> unit_bytes = rpc::ParseByteSize(StrCat("1", unit));
   double number = 0;
   if (!unit_bytes.ok() || *unit_bytes == 1 ||
@@ -312,7 +313,8 @@ absl::StatusOr<Mode> ParseMode(std::string_view text, Compatibility compatibilit
   const std::string name = text.starts_with('_') ? std::string(text) : StrCat("__", text, "__");
   absl::StatusOr<Mode> mode = Mode::Parse(name, compatibility);
   if (!mode.ok()) {
-    // The error repeats the typed text. Mode::Parse takes names with underscores only.
+    // Parse the typed text again, so that the message repeats it and not the name with added
+    // underscores.
     return WrongUse(ToStd(Mode::Parse(text, compatibility).status().message()));
   }
   return mode;
@@ -382,7 +384,7 @@ absl::StatusOr<LogicalRulesSelector> SelectLogicalRules(std::string_view text) {
 std::function<std::string(const std::string&)> WholeNumberFrom(int64_t min) {
   return [min](const std::string& text) {
     int64_t number = 0;
-    // Blanks and a plus sign are not the notation of any number here.
+    // SimpleAtoi would accept blanks and a plus sign.
     const bool is_number = text.find_first_not_of("-0123456789") == std::string::npos &&
                            absl::SimpleAtoi(text, &number);
     return is_number && number >= min ? std::string()

@@ -28,24 +28,24 @@
 
 namespace shardmesh::client {
 
-// `30522,384` or, as in tables, `30522x384`; empty or `scalar` for a scalar. Also returns the
-// errors of CheckShape.
+// Parses a shape: `30522,384` or, as in tables, `30522x384`; empty or `scalar` for a scalar. Also
+// returns the errors of CheckShape.
 absl::StatusOr<Shape> ParseShape(std::string_view text);
 
-// A slice of an array: like ParseTile, but a missing end is that of the dimension: `0:16,:`. Only
-// errors of syntax.
+// Parses a slice of an array, such as `0:16,:`. Like ParseTile, but a missing end means the end of
+// the dimension. Checks only the syntax, not the bounds.
 absl::StatusOr<ArraySlice> ParseSlice(std::string_view text);
 
-// Why a command that writes only files does not take this path: it is -, which elsewhere means
-// standard output. Empty if it takes the path. A check of CLI11.
+// A check for CLI::Option of a command that writes only files. Returns an error for `-`, which
+// other commands take as standard output; otherwise an empty string.
 std::string RefuseStandardOutput(const std::string& path);
 
 // The path of a .npy file that `command` writes, or another path without an extension, such as
-// /dev/null. With `or_output`, - means standard output; otherwise it is refused.
+// /dev/null. With `or_output`, `-` means standard output; otherwise `-` is an error.
 absl::StatusOr<std::string> ParseNpyPath(std::string_view text, std::string_view command,
                                          bool or_output = false);
 
-// A range of each dimension, half-open: `0:16,0:384`; nothing for a scalar.
+// A tile: a half-open range of each dimension, such as `0:16,0:384`; an empty text for a scalar.
 absl::StatusOr<Tile> ParseTile(std::string_view text);
 
 // One value per dimension, separated by commas; blanks are ignored:
@@ -58,68 +58,69 @@ absl::StatusOr<Tile> ParseTile(std::string_view text);
 // The axes of a partial sum follow: `dp,- unreduced tp`.
 absl::StatusOr<PartitionSpec> ParseSpec(std::string_view text);
 
-// Logical axes in the same grammar, where `[A,B]` is a composite axis.
+// Parses logical axes in the grammar of ParseSpec, in which `[A,B]` also means a composite axis.
 absl::StatusOr<std::vector<AxisValue>> ParseAxes(std::string_view text);
 
-// Whether the text is `@ID`, the notation of an array by its id: 32 hexadecimal digits.
+// Whether the text has the form `@ID`, which names an array by its id of 32 hexadecimal digits.
 bool IsArrayId(std::string_view text);
-// Why an array cannot get this name: it reads as `@ID`, so that no command would find the array by
-// it. Empty if it can. A check of CLI11.
+// A check for CLI::Option: returns an error for a name that has the form `@ID`, because commands
+// would take it as an id. Otherwise returns an empty string.
 std::string RefuseIdAsName(const std::string& name);
-// `NAME`, `NAME@VERSION` for a version other than the current one, or `@ID`. A name that contains
-// an @ needs its version.
+// `NAME`, `NAME@VERSION` for a version other than the current one, or `@ID`. If the name itself
+// contains an @, the version is required.
 absl::StatusOr<ArraySelector> ParseArrayName(std::string_view text);
-// The array in the notation of ParseArrayName, without a version.
+// Formats the selected array in the notation of ParseArrayName, without a version.
 std::string FormatArray(const ArraySelector& array);
 
-// A number of bytes as rpc::ParseByteSize reads it, or as in tables, `86.7 MiB`, rounded to a
-// byte.
+// Parses a number of bytes in the notation of rpc::ParseByteSize or of tables, such as `86.7 MiB`.
+// Rounds to a whole byte.
 absl::StatusOr<int64_t> ParseSize(std::string_view text);
 
-// The name of an element type, of safetensors (`F32`) or of NumPy (`float32`).
+// Parses an element type by its name in safetensors (`F32`) or NumPy (`float32`).
 absl::StatusOr<Dtype> ParseElementType(std::string_view text);
 
-// A mode's name with or without its underscores, or a dimension's number. With kExact any other
-// text is a mode, too: see Mode::Parse.
+// Parses a mode's name, with or without its underscores, or a dimension's number. With kExact, any
+// other text is also a mode: see Mode::Parse.
 absl::StatusOr<Mode> ParseMode(std::string_view text,
                                Compatibility compatibility = Compatibility::kDefault);
 
-// Reads `text` as a file if that exists, or if it looks like a path (has a slash or ends in .yaml,
+// Reads the file `text` if it exists, or if `text` looks like a path (has a slash or ends in .yaml,
 // .yml or .json). Other text is the name of a catalog entry. A mesh may also be given by its axes,
-// `fsdp=2,tp=2`. Empty text selects the mesh named "default", and nothing else.
+// `fsdp=2,tp=2`. Empty text selects the mesh named "default"; for other kinds, it selects nothing.
 //
-// Errors are those of rpc/config.h; axes that are not a mesh are a usage error. One size in a mesh
-// given by axes or in a file may be -1, if `device_count` determines it. With kExact, axes make the
-// meshes that JAX accepts.
+// Errors are those of rpc/config.h; axes that form no valid mesh are a usage error. In a mesh given
+// by axes or in a file, one size may be -1 if `device_count` determines it. With kExact, axes may
+// form any mesh that JAX accepts.
 absl::StatusOr<MeshSelector> SelectMesh(std::string_view text,
                                         std::optional<int64_t> device_count = std::nullopt,
                                         Compatibility compatibility = Compatibility::kDefault);
 absl::StatusOr<ProfileSelector> SelectProfile(std::string_view text);
-// `compatibility`: kExact keeps faulty patterns of a file.
+// Selects rules as SelectMesh selects a mesh. `compatibility`: kExact keeps faulty patterns of a
+// file.
 absl::StatusOr<RuleSetSelector> SelectRules(std::string_view text,
                                             Compatibility compatibility = Compatibility::kDefault);
 absl::StatusOr<LogicalRulesSelector> SelectLogicalRules(std::string_view text);
 // Whether `text` is interpreted as the axes of a mesh.
 bool LooksLikeAxes(std::string_view text);
-// Whether these functions interpret `text` as a path, if it does not look like axes.
+// Whether the functions above interpret `text` as a path, if it does not look like axes.
 bool LooksLikePath(std::string_view text);
 
-// A check for CLI::Option: a whole number from `min` on that an int64_t holds. Returns the error,
-// or nothing.
+// Returns a check for CLI::Option: the text must be a whole number of at least `min` that fits
+// int64_t. The check returns the error, or an empty string.
 std::function<std::string(const std::string&)> WholeNumberFrom(int64_t min);
 
-// The names of the options of computations, such as `gelu` or `reduce-scatter`.
+// Parse the names of the options of computations, such as `gelu` or `reduce-scatter`.
 absl::StatusOr<Activation> ParseActivation(std::string_view text);
 absl::StatusOr<WeightLayout> ParseWeightLayout(std::string_view text);
-// Also accepts `send`, a permute of one pair.
+// Also accepts `send`, which means a permute of one pair.
 absl::StatusOr<CollectiveKind> ParseCollectiveKind(std::string_view text);
 absl::StatusOr<CollectiveAlgorithm> ParseCollectiveAlgorithm(std::string_view text);
 absl::StatusOr<CollectiveOrder> ParseCollectiveOrder(std::string_view text);
-// `0:1`: from place 0 to place 1.
+// Parses a pair: `0:1` sends from place 0 of the device group to place 1.
 absl::StatusOr<PermutePair> ParsePermutePair(std::string_view text);
 absl::StatusOr<Reduction> ParseReduction(std::string_view text);
 absl::StatusOr<EntryKind> ParseEntryKind(std::string_view text);
-// The names of questions, such as `mapped-size` and `matmul`.
+// Parses the name of a question, such as `mapped-size` or `matmul`.
 absl::StatusOr<MeshAxesQuestion::Kind> ParseMeshAxesKind(std::string_view text);
 absl::StatusOr<OutputSpecQuestion::Kind> ParseOutputKind(std::string_view text);
 

@@ -34,7 +34,7 @@ std::string HelpFormatter::make_help(const CLI::App* app, std::string name,
 }
 
 std::string HelpFormatter::make_usage(const CLI::App* app, std::string name) const {
-  // CLI11 names a command by its last word only, or by all of its words.
+  // CLI11 passes only the last word of a command's name, or all words: build the full name here.
   if (app->get_parent() != nullptr) {
     name = app->get_name();
     for (const CLI::App* above = app->get_parent(); above != nullptr; above = above->get_parent()) {

@@ -23,14 +23,14 @@ class HelpFormatter : public CLI::Formatter {
                         CLI::AppFormatMode mode) const override;
   std::string make_usage(const CLI::App* app, std::string name) const override;
   std::string make_subcommands(const CLI::App* app, CLI::AppFormatMode mode) const override;
-  // Like the default, but values to choose from are not preceded by their type.
+  // Like CLI11's default, but omits the type before a list of possible values.
   std::string make_option_opts(const CLI::Option* option) const override;
 
  private:
   std::vector<std::pair<std::string, std::vector<std::string>>> sections_;
 };
 
-// The values of an option or operand, if they are listed; in their order.
+// The possible values of an option or operand, in their listed order; empty if they are not listed.
 std::vector<std::string> ValuesOf(const CLI::Option* option);
 
 }  // namespace shardmesh::client

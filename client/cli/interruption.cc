@@ -1,4 +1,4 @@
-// One thread waits for the signals, another cancels the put at the coordinator.
+// One thread waits for signals; a second thread asks the coordinator to cancel the put.
 #include "client/cli/interruption.h"
 
 #include <poll.h>
@@ -26,15 +26,16 @@ namespace {
 constexpr char kPayload[] = "shardmesh.cli/interrupted";
 // Message for a put that the coordinator may have committed.
 constexpr char kUnknown[] = "the outcome is not known; look with `shardmesh ls`";
-// How often the watcher checks whether it is still needed.
+// How often the watcher thread checks whether the object is being destroyed.
 constexpr absl::Duration kLook = absl::Milliseconds(20);
 
-// Time limit for the answer to the cancel, once the put has ended.
+// How long Outcome waits for the coordinator's answer to the cancel, after the put has ended.
 constexpr absl::Duration kCancelWait = absl::Seconds(2);
-// How long a cancelled put may take to end by itself. A worker that does not read blocks a stream
-// to it until it counts as silent.
+// How long a cancelled put may take to end by itself; then the program ends anyway. A worker that
+// does not read blocks the put's stream until the worker counts as silent.
 constexpr absl::Duration kPutEnds = absl::Seconds(1);
-// Time limit of one attempt to cancel, and the pause between two. The client's may be hours.
+// Time limit of one attempt to cancel, and the pause between two attempts. The client's own timeout
+// may be hours.
 constexpr absl::Duration kCancelTime = absl::Seconds(3);
 constexpr absl::Duration kCancelPause = absl::Milliseconds(200);
 
@@ -70,7 +71,7 @@ Interruption::~Interruption() {
     canceller = std::move(canceller_);
   }
   if (canceller.joinable()) {
-    canceller.join();  // a signal ends the program meanwhile
+    canceller.join();  // a second signal still ends the program while this waits
   }
   {
     absl::MutexLock lock(&mutex_);
@@ -81,7 +82,7 @@ Interruption::~Interruption() {
 
 void Interruption::Begun(MeshClient* client, const std::string& transfer_id) {
   absl::MutexLock lock(&mutex_);
-  while (canceller_.joinable()) {  // joins an attempt that has ended
+  while (canceller_.joinable()) {  // join the canceller of an earlier attempt
     std::thread before = std::move(canceller_);
     mutex_.Unlock();
     before.join();
@@ -106,7 +107,8 @@ absl::Status Interruption::Outcome(const absl::Status& status) const {
   if (status.ok() || !signal_.has_value()) {
     return status;
   }
-  // Workers may end the put before the coordinator answers the cancel.
+  // Workers may end the put before the coordinator answers the cancel. Wait for that answer: it
+  // says whether the put was committed.
   const auto has_answer = [this]()
                               ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !is_cancelling_; };
   mutex_.AwaitWithTimeout(absl::Condition(&has_answer), kCancelWait);
@@ -128,7 +130,7 @@ void Interruption::Watch() {
     }
     const bool is_first = !std::exchange(signal_, signal).has_value();
     if (!is_first || is_ending_ || client_ == nullptr) {
-      // Before a put has begun, nothing can be committed.
+      // Without a client no put has begun, so nothing can have been committed.
       SayAndEnd(client_ == nullptr ? outcome_ : kUnknown, *signal);
     }
     StartCancelling();
@@ -143,13 +145,13 @@ void Interruption::Cancel(MeshClient* client, const std::string& transfer_id) {
         absl::IsUnavailable(operation.status()) || absl::IsDeadlineExceeded(operation.status());
     absl::MutexLock lock(&mutex_);
     if (is_away && !mutex_.AwaitWithTimeout(absl::Condition(&is_ending_), kCancelPause)) continue;
-    // A put that is being committed cannot be cancelled: it then succeeds.
+    // The coordinator does not cancel a put that it is committing: such a put succeeds.
     is_cancelled_ = operation.ok() && (operation->state == OperationState::kCancelled ||
                                        operation->state == OperationState::kFailed);
     is_cancelling_ = false;
     const bool nothing_done = is_cancelled_ && signal_.has_value();
     if (nothing_done && !mutex_.AwaitWithTimeout(absl::Condition(&is_ending_), kPutEnds)) {
-      // The process is ending, which frees its memory.
+      // Close the session explicitly: the process ends without destroying the client.
       client->CloseSession();
       SayAndEnd(outcome_, *signal_);
     }
@@ -173,8 +175,9 @@ void Interruption::SayAndEnd(std::string_view outcome, int signal) const {
 void RemoveTemporaryFilesOf(const std::string& path) {
   namespace fs = std::filesystem;
   std::error_code error;
-  // The file is beside the one to which links lead, which may not exist yet.
-  constexpr int kMostLinks = 40;  // the kernel's own limit
+  // AtomicFileWriter puts the temporary file beside the target of symbolic links. The target may
+  // not exist yet.
+  constexpr int kMostLinks = 40;  // as in the kernel
   fs::path target = fs::absolute(path, error);
   for (int links = 0; links < kMostLinks && fs::is_symlink(target, error); ++links) {
     target = target.parent_path() / fs::read_symlink(target, error);
@@ -205,8 +208,9 @@ std::optional<int> InterruptionOf(const absl::Status& status) {
 }
 
 void EndBy(int signal) {
-  // Must not block. Another thread may hold a stream's lock while it waits for a pipe or terminal;
-  // fflush(nullptr) takes the locks of all streams, standard input among them.
+  // This must not block. Another thread may hold a stream's lock while it waits for a pipe or
+  // terminal. fflush(nullptr) would block, because it takes the locks of all streams, also of
+  // standard input.
   pollfd out = {.fd = STDOUT_FILENO, .events = POLLOUT, .revents = 0};
   if (ftrylockfile(stdout) == 0) {
     if (poll(&out, 1, 0) > 0) std::fflush(stdout);
@@ -218,7 +222,7 @@ void EndBy(int signal) {
   sigaddset(&signals, signal);
   pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
   raise(signal);
-  // A signal does not end the first process of a container.
+  // The raised signal does not end a process with pid 1, such as the first process of a container.
   _exit(128 + signal);
 }
 

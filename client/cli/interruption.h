@@ -18,30 +18,32 @@
 
 namespace shardmesh::client {
 
-// Handles SIGINT and SIGTERM during its lifetime: create it before any thread starts. A message
-// goes to standard error in the form of the command's output.
+// Handles SIGINT and SIGTERM during its lifetime. Create it before any thread starts, so that all
+// threads block these signals. Writes its message to standard error in the form of the command's
+// output.
 //
-// The first signal cancels the current put, which then returns CANCELLED, or succeeds if it was
-// being committed. If the coordinator is unreachable, the cancel is retried until the put has
-// ended. The program ends at once before a put has begun, at the second signal, and during this
-// object's destruction. The coordinator then aborts the transfer.
+// The first signal asks the coordinator to cancel the current put. The put then returns CANCELLED,
+// or succeeds if the coordinator was committing it. If the coordinator is unreachable, the cancel
+// is retried until the put has ended. A signal ends the program at once if no put has begun, if it
+// is the second signal, or during this object's destruction. The coordinator then aborts the
+// transfer.
 class Interruption {
  public:
   // `outcome` describes the result of a cancelled put, such as "nothing was loaded". If the
-  // coordinator may have committed it, the message says that the outcome is unknown. `at_end` runs
-  // before a signal ends the program.
+  // coordinator may have committed the put, the message says that the outcome is unknown. `at_end`
+  // runs before a signal ends the program.
   Interruption(std::string_view outcome, OutputForm output, std::function<void()> at_end = {});
-  // Waits a few seconds at most for the answer of a coordinator.
+  // Waits a few seconds at most for the coordinator's answer to a cancel.
   ~Interruption();
   Interruption(const Interruption&) = delete;
   Interruption& operator=(const Interruption&) = delete;
 
-  // From PutOptions::on_begun: once for each attempt of a put. An attempt is cancelled if the
-  // signal came before it. `client` outlives this.
+  // Call it from PutOptions::on_begun, once for each attempt of a put. If the signal came before,
+  // cancels that attempt. `client` outlives this object.
   void Begun(MeshClient* client, const std::string& transfer_id);
 
-  // Returns `status` of the put, or CANCELLED with the outcome if a signal ended it. The program
-  // then ends by that signal, as its parent expects (InterruptionOf).
+  // Returns `status`, the put's result, or CANCELLED with the outcome if a signal ended the put.
+  // The command line then ends the program by that signal, as its parent expects (InterruptionOf).
   absl::Status Outcome(const absl::Status& status) const;
 
  private:
@@ -58,36 +60,39 @@ class Interruption {
   MeshClient* client_ ABSL_GUARDED_BY(mutex_) = nullptr;
   std::string transfer_id_ ABSL_GUARDED_BY(mutex_);
   std::optional<int> signal_ ABSL_GUARDED_BY(mutex_);
-  bool is_ending_ ABSL_GUARDED_BY(mutex_) = false;      // cancels nothing from now on
+  // Later signals cancel nothing: they end the program.
+  bool is_ending_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_over_ ABSL_GUARDED_BY(mutex_) = false;        // nor watched
   bool is_cancelling_ ABSL_GUARDED_BY(mutex_) = false;  // the coordinator has not answered yet
-  bool is_cancelled_ ABSL_GUARDED_BY(mutex_) = false;   // confirmed: nothing is committed
+  // The coordinator confirmed that nothing is committed.
+  bool is_cancelled_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread canceller_ ABSL_GUARDED_BY(mutex_);
-  std::thread watcher_;  // last: uses the members above
+  std::thread watcher_;  // declared last: the thread uses the members above
 };
 
-// Whether a begun put with this end is known not to be committed: its transfer was cancelled, or
-// the coordinator refused it. That is unknown if no answer came. It is also unknown if a commit was
-// repeated: the first one may have succeeded, and its arrays are no longer remembered
-// (REQUEST_ID_REUSED), or no longer exist (NOT_FOUND).
+// Whether `status` proves that a begun put was not committed: its transfer was cancelled, or the
+// coordinator refused it. Without an answer of the coordinator, nothing is proved. The same holds
+// if the commit was repeated. The first commit may then have succeeded, and the coordinator no
+// longer remembers its arrays (REQUEST_ID_REUSED), or they no longer exist (NOT_FOUND).
 bool IsNothingDone(const absl::Status& status);
 
 // Removes the temporary files that this process has made to write the file at `path`.
 void RemoveTemporaryFilesOf(const std::string& path);
 
 // Returns an interruption that removes the temporary files of `path`, a file that the command
-// writes. Null if `path` is empty or `-`, standard output. Create it before any thread starts.
+// writes. Null if `path` is empty, or `-` for standard output. Create it before any thread starts.
 std::unique_ptr<Interruption> GuardOutputFile(const std::string& path, OutputForm output);
 
 // Returns the signal that interrupted the call with this status.
 std::optional<int> InterruptionOf(const absl::Status& status);
-// Ends this process as the signal would have, or with the exit code that shells use for it.
+// Ends this process by the signal's default action. If that does not end it, exits with the code
+// that shells use for the signal, 128 + `signal`.
 [[noreturn]] void EndBy(int signal);
 
-// From now on, the loss of a mapped file is reported before the program ends with kExitFailed.
-// Otherwise a file that is truncated meanwhile, or whose disk fails, would end the process by
-// SIGBUS without a message. The current transfer is not committed. Call it before any thread
-// starts.
+// Installs a handler for SIGBUS, which the system raises if a mapped file is truncated or its disk
+// fails. The handler writes a message and ends the program with kExitFailed; without it, the
+// process would end without a message. The current transfer is not committed. Call this function
+// before any thread starts.
 void SayIfAFileIsLost();
 
 }  // namespace shardmesh::client

@@ -17,7 +17,8 @@ namespace {
 using Tensor = SafetensorsWriter::Tensor;
 
 constexpr double kDeviation = 0.02;
-// Elements are made in pieces of this many bytes, so that any size takes little memory.
+// Size of the pieces in which a checkpoint is generated and written, so that any checkpoint takes
+// little memory.
 constexpr int64_t kPieceBytes = int64_t{1} << 22;
 
 absl::StatusOr<int64_t> SizeBytes(const Tensor& tensor) {
@@ -134,7 +135,7 @@ absl::Status WriteRandomCheckpoint(const std::string& path, const std::vector<Te
           path, tensors, {{"made_by", "shardmesh make-checkpoint"}, {"seed", StrCat(seed)}}));
   const int64_t total_bytes = TotalBytes(tensors);
   int64_t done_bytes = 0;
-  // 8-byte elements align it for every type.
+  // A vector of 8-byte elements is aligned for every element type.
   std::vector<int64_t> piece(kPieceBytes / sizeof(int64_t));
   for (size_t i = 0; i < tensors.size(); ++i) {
     SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes, SizeBytes(tensors[i]));
@@ -142,7 +143,7 @@ absl::Status WriteRandomCheckpoint(const std::string& path, const std::vector<Te
     for (int64_t offset = 0; offset < size_bytes; offset += kPieceBytes) {
       const absl::Span<char> bytes(reinterpret_cast<char*>(piece.data()),
                                    static_cast<size_t>(std::min(kPieceBytes, size_bytes - offset)));
-      // Each tensor has its own stream of values.
+      // Each tensor has its own seed, so that tensors differ.
       SHARDMESH_RETURN_IF_ERROR(FillElements(tensors[i].dtype, seed + i * 0x9E3779B97F4A7C15u,
                                              offset / element_bytes, bytes));
       SHARDMESH_RETURN_IF_ERROR(writer.Append(bytes));

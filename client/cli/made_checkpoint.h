@@ -19,14 +19,14 @@ namespace shardmesh::client {
 std::vector<SafetensorsWriter::Tensor> MiniLmTensors();
 
 // The tensors of a llama-like decoder whose weights take about size_bytes: never more, and less by
-// at most one layer. INVALID_ARGUMENT if not even one layer of the smallest such model fits, or if
-// dtype is not F16, BF16 or F32.
+// at most one layer. INVALID_ARGUMENT if size_bytes is too small for the smallest such model with
+// one layer, or if dtype is not F16, BF16 or F32.
 absl::StatusOr<std::vector<SafetensorsWriter::Tensor>> LlamaTensors(int64_t size_bytes,
                                                                     Dtype dtype);
 
 // Writes a checkpoint of these tensors. Floats are normally distributed with deviation 0.02;
-// weights of norms have another mean. Integers count up from 0 (as positions do). The same seed and
-// tensors give the same file on every host.
+// weights of norms have another mean. Integers count up from 0, like position ids. The same seed
+// and tensors give the same file on every host.
 absl::Status WriteRandomCheckpoint(const std::string& path,
                                    const std::vector<SafetensorsWriter::Tensor>& tensors,
                                    uint64_t seed,

@@ -12,7 +12,7 @@
 namespace shardmesh::client {
 namespace {
 
-// A line of text that roff does not interpret as a request.
+// Escapes a line of text so that roff does not interpret it as a request.
 std::string Text(const std::string& text) {
   std::string escaped = absl::StrReplaceAll(text, {{"\\", "\\e"}, {"-", "\\-"}, {"\n", " "}});
   return escaped.starts_with('.') || escaped.starts_with('\'') ? "\\&" + escaped : escaped;

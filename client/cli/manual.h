@@ -9,11 +9,12 @@
 
 namespace shardmesh::client {
 
-// `shardmesh-catalog-get`; `shardmesh` for the program.
+// The name of a command's manual page, such as `shardmesh-catalog-get`; `shardmesh` for the
+// program.
 std::string ManualPageName(const CLI::App* app);
-// The page of the program, a group or a command, for man(1).
+// The manual page of the program, a group or a command, in roff for man(1).
 std::string ManualPage(const CommandLine& line, const CLI::App* app);
-// The program, its groups and its commands.
+// All subjects of manual pages: the program, its groups and its commands.
 std::vector<const CLI::App*> ManualSubjects(const CommandLine& line);
 
 }  // namespace shardmesh::client

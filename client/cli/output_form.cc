@@ -1,4 +1,4 @@
-// Trees of values as JSON and YAML.
+// Prints trees of values as JSON and YAML.
 #include "client/cli/output_form.h"
 
 #include <yaml-cpp/yaml.h>
@@ -18,7 +18,7 @@ constexpr std::array kForms = {
     std::pair("json", OutputForm::kJson), std::pair("yaml", OutputForm::kYaml),
     std::pair("name", OutputForm::kName)};
 
-// Whether each parser of YAML 1.1 and 1.2 reads the text as this text without quotes.
+// Whether the text needs no quotes in YAML: parsers of YAML 1.1 and 1.2 read it as the same text.
 bool IsPlainText(const std::string& text) {
   const auto is_letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); };
   const auto is_plain = [&](char c) {
@@ -46,7 +46,8 @@ void EmitText(YAML::Emitter* out, const std::string& text) {
 
 void Emit(YAML::Emitter* out, const Json& tree) {
   if (tree.is_object()) {
-    // An empty block would mean no value.
+    // An empty map needs the flow style `{}`: in block style, nothing would be written, which means
+    // null.
     if (tree.empty()) *out << YAML::Flow;
     *out << YAML::BeginMap;
     for (const auto& [key, value] : tree.items()) {
@@ -68,7 +69,7 @@ void Emit(YAML::Emitter* out, const Json& tree) {
   } else if (tree.is_null()) {
     *out << YAML::Null;
   } else {
-    *out << ToJson(tree, -1);  // the same notation for numbers and booleans
+    *out << ToJson(tree, -1);  // numbers and booleans look the same in JSON and YAML
   }
 }
 

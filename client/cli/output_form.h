@@ -13,25 +13,25 @@ namespace shardmesh::client {
 // JSON whose keys stay in the order in which they were written.
 using Json = nlohmann::ordered_json;
 
-// kWide: tables with all their columns. kName: only names, one a line.
+// kWide: tables with all their columns. kName: only names, one per line.
 enum class OutputForm { kTable, kWide, kJson, kYaml, kName };
 
-// `table`, `wide`, `json`, `yaml`, `name`.
+// The names of the forms: `table`, `wide`, `json`, `yaml`, `name`.
 std::vector<std::string> OutputFormNames();
 std::optional<OutputForm> FindOutputForm(std::string_view name);
-// Whether the answer is printed as a tree of values.
+// Whether the form prints the answer as a tree of values: kJson and kYaml.
 bool IsTree(OutputForm form);
 
 // The tree as YAML, which ends in a newline. A YAML parser reads the same values: texts that look
-// like other values are quoted.
+// like numbers, booleans or null are quoted.
 std::string ToYaml(const Json& tree);
-// The tree in a form for which IsTree is true; JSON is indented.
+// The tree as text. Requires IsTree(form). JSON is indented.
 std::string TreeText(const Json& tree, OutputForm form);
 // Like TreeText, but JSON is one line.
 std::string TreeLine(const Json& tree, OutputForm form);
 // Writes TreeText to standard output.
 void PrintTree(const Json& tree, OutputForm form);
-// Writes names to standard output, one a line.
+// Writes names to standard output, one per line.
 void PrintNames(const std::vector<std::string>& names);
 
 }  // namespace shardmesh::client

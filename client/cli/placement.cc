@@ -20,7 +20,8 @@ namespace shardmesh::client {
 
 namespace {
 
-// Returns why the two specs differ; empty if they are equal apart from trailing entries `none`.
+// Returns why the effective spec differs from the requested one; empty if they are equal apart from
+// trailing entries `none`.
 std::string WhyTheyDiffer(const TreeSpec& spec, const std::optional<Mesh>& mesh) {
   if (!spec.corrections.empty()) {
     return FormatCorrections(spec.corrections, mesh);
@@ -52,7 +53,7 @@ void PrintUsages(std::string_view title, const std::vector<TensorUsage>& tensors
 void PrintTensors(const Placement& placement) {
   std::vector<Table::Column> columns = {{"tensor"}, {"dtype"}, {"shape"}};
   if (placement.match_only) {
-    // There was no mesh to correct for.
+    // Only the rules were asked: without a mesh there is no effective spec.
     columns.insert(columns.end(), {{"spec"}, {"rule (from 0)", Table::Align::kRight}, {"remark"}});
   } else {
     columns.insert(columns.end(), {{"requested"},
@@ -86,7 +87,7 @@ void PrintTensors(const Placement& placement) {
   std::cout << "\n";
 }
 
-// A row for each correction of each spec, with its fixes and how many tensors it is about.
+// Prints each corrected spec with its corrections, its fixes and the number of its tensors.
 void PrintCorrections(const Placement& placement) {
   const std::vector<SpecUse> uses = UsesOfSpecs(placement);
   bool has_title = false;
@@ -204,7 +205,7 @@ void PrintReport(const Placement& placement) {
   const TreeReport& report = placement.answer.report;
   const LayoutReport& layout = report.layout;
   if (UncountedTensors(placement) == static_cast<int64_t>(placement.tensors.size())) {
-    PrintCorrections(placement);  // there are no bytes to print
+    PrintCorrections(placement);  // no tensor has a dtype, so there are no bytes to print
     return;
   }
   const auto percent = [](double part, double whole) {

@@ -17,17 +17,19 @@ namespace shardmesh::client {
 struct Placement {
   std::vector<TreeTensor> tensors;
   TreeAnswer answer;
-  // Set if the mesh lacks requested axes; see MeshOfCorrections.
+  // The mesh of the question; set only if the mesh lacks requested axes (see MeshOfCorrections).
   std::optional<Mesh> mesh = std::nullopt;
   // Only specs were requested (TreeQuestion::match_only): there are no bytes.
   bool match_only = false;
 };
 
-// Errors of MeshClient::ResolveTree. Tensors that no rule matches are no error.
+// Resolves the layouts of a tree's tensors. Errors of LayoutClient::ResolveTree. A tensor that no
+// rule matches is not an error.
 absl::StatusOr<Placement> AskPlacement(MeshClient* client, std::vector<TreeTensor> tensors,
                                        TreeQuestion question);
 
-// How many tensors have a spec of the answer, and the first of them.
+// The number of tensors that have one of the answer's specs, and the index of the first of these
+// tensors.
 struct SpecUse {
   int64_t tensors = 0;
   size_t first = 0;
@@ -38,14 +40,15 @@ std::vector<SpecUse> UsesOfSpecs(const Placement& placement);
 // How many tensors have no dtype, and therefore do not count in any number of bytes.
 int64_t UncountedTensors(const Placement& placement);
 
-// INVALID_ARGUMENT (UNMATCHED_TENSOR) counts the tensors that no rule matches; names the first.
+// INVALID_ARGUMENT (UNMATCHED_TENSOR) if some tensors match no rule; the message has their number
+// and the first one's name.
 absl::Status CheckAllMatched(const Placement& placement);
 
-// One row per tensor, unless they are omitted, and then the totals, to standard output.
+// Prints one row for each tensor (only `with_tensors`), and then the totals.
 void PrintPlacement(const Placement& placement, bool with_tensors = true);
 // Prints the summary: bytes per device, shares, specs, costly tensors, and corrections with fixes.
 void PrintReport(const Placement& placement);
-// Each tensor with fixes shows them.
+// The placement as JSON. A tensor's fixes, if any, are in its object.
 Json PlacementJson(const Placement& placement);
 Json ReportJson(const TreeReport& report);
 

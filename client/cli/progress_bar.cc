@@ -21,7 +21,7 @@ double ShareOf(int64_t done, int64_t total) {
                     : std::clamp(static_cast<double>(done) / static_cast<double>(total), 0.0, 1.0);
 }
 
-// `, 3.00 s left`, at the rate so far.
+// Returns text such as `, 3.00 s left`, an estimate from the rate so far.
 std::string TimeLeft(int64_t done, int64_t total, absl::Duration time) {
   if (done <= 0 || done >= total || time <= absl::ZeroDuration()) return "";
   const double rest = static_cast<double>(total - done) / static_cast<double>(done);
@@ -71,7 +71,7 @@ void ProgressBar::ShowCount(int64_t done, int64_t total) {
 
 void ProgressBar::Draw(int64_t done, int64_t total, const std::string& numbers) {
   const auto filled = static_cast<size_t>(ShareOf(done, total) * kWidth);
-  // The escape sequence clears the rest of an earlier, longer line.
+  // The escape sequence clears what an earlier, longer line left to the right.
   std::fprintf(stderr, "\r%s [%s%s] %s\033[K", what_.c_str(), std::string(filled, '#').c_str(),
                std::string(kWidth - filled, ' ').c_str(), numbers.c_str());
   std::fflush(stderr);

@@ -11,22 +11,23 @@
 
 namespace shardmesh::client {
 
-// `40%  1.00 GiB of 2.50 GiB, 512 MiB/s, 3.00 s left`; without a rate at time zero.
+// Returns text such as `40%  1.00 GiB of 2.50 GiB, 512 MiB/s, 3.00 s left`. At time zero, the text
+// has no rate and no time left.
 std::string FormatByteProgress(int64_t done_bytes, int64_t total_bytes, absl::Duration time);
 // `40%  2 of 5, 3.00 s left`.
 std::string FormatCountProgress(int64_t done, int64_t total, absl::Duration time);
 
-// A bar on standard error; shows nothing if that is not a terminal. Not thread-safe.
+// A bar on standard error; shows nothing if standard error is not a terminal. Not thread-safe.
 class ProgressBar {
  public:
   // `what` is the label, such as `load`. A quiet bar shows nothing.
   ProgressBar(std::string what, bool quiet);
-  // Removes the bar.
+  // Removes the bar from the screen.
   ~ProgressBar();
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
 
-  // Nothing is shown in the first second.
+  // Updates the bar; shows nothing in the first second.
   void Show(int64_t done_bytes, int64_t total_bytes);
   void ShowCount(int64_t done, int64_t total);
 
@@ -40,7 +41,7 @@ class ProgressBar {
   bool open_ = false;  // the bar is on the screen
 };
 
-// Shows bytes on a bar that outlives it.
+// Returns a progress callback that shows bytes on `bar`, which must outlive the callback.
 inline std::function<void(int64_t, int64_t)> ShowOn(ProgressBar* bar) {
   return [bar](int64_t done, int64_t total) { bar->Show(done, total); };
 }

@@ -1,4 +1,4 @@
-// Options of several commands.
+// Options that several commands share.
 #include "client/cli/shared_options.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Options of several commands: the mesh, the mode, and the form of answers.
+// Options that several commands share: the mesh, the mode, and the form of answers.
 #ifndef SHARDMESH_CLIENT_CLI_SHARED_OPTIONS_H_
 #define SHARDMESH_CLIENT_CLI_SHARED_OPTIONS_H_
 
@@ -25,29 +25,30 @@ namespace shardmesh::client {
 inline constexpr char kMeshOptionHelp[] =
     "a mesh: axes as dp=4,tp=8, YAML file, or name in the catalog (default: default)";
 
-// --mesh and --devices.
+// The values of --mesh and --devices.
 struct MeshOption {
   std::string text;
   std::optional<int64_t> devices = std::nullopt;
 
   bool empty() const { return text.empty(); }
 };
-// `option` outlives the app. `help` is that of --mesh.
+// Adds --mesh and --devices. `option` outlives the app. `help` is the help of --mesh.
 void AddMeshOptions(CLI::App* app, MeshOption* option, std::string_view help = kMeshOptionHelp);
-// Like SelectMesh of grammar.h. --devices without an inline mesh is wrong use.
+// Like SelectMesh of grammar.h. --devices together with the name of a mesh is wrong use.
 absl::StatusOr<MeshSelector> SelectMesh(const MeshOption& option,
                                         Compatibility compatibility = Compatibility::kDefault);
-// `status` of a question about a mesh. Where a size of -1 needs the number of devices, names the
-// option that gives it.
+// Returns `status`, the error of a question about a mesh. If a size of -1 needs the number of
+// devices, the message also names the option --devices.
 absl::Status NameDevicesOption(const absl::Status& status);
 
-// The JSON of a command that changes something, with "validate_only": true if it only checked.
+// Returns the JSON answer of a command that changes something. Adds "validate_only": true if the
+// command only checked.
 Json MarkIfValidated(Json answer, bool validate_only);
 
-// The mesh itself. Errors of GetEntry.
+// Returns the selected mesh; fetches a mesh that is given by name. Errors of GetEntry.
 absl::StatusOr<Mesh> FetchMesh(MeshClient* client, const MeshSelector& selector);
-// The mesh of a question, if corrections in its answer are about axes that the mesh lacks: their
-// texts then list its axes. Otherwise, and if the mesh cannot be fetched, nullopt.
+// Returns the question's mesh if some corrections are about axes that the mesh lacks, so that their
+// texts can list its axes. Returns nullopt otherwise, or if the mesh cannot be fetched.
 std::optional<Mesh> MeshOfCorrections(MeshClient* client, const MeshSelector& selector,
                                       absl::Span<const Correction> corrections);
 
@@ -61,16 +62,18 @@ struct ExactOption {
 };
 void AddExactOption(CLI::App* app, ExactOption* option);
 
-// --mode. The valid modes depend on --exact, so it is parsed after all options.
+// The text of --mode. SelectMode parses it after all options, because the valid modes depend on
+// --exact.
 struct ModeOption {
   std::optional<std::string> text = std::nullopt;
 };
 void AddModeOption(CLI::App* app, ModeOption* option, std::string_view help_prefix = "");
-// Nullopt if it was not given. Errors are wrong use.
+// Parses the mode; nullopt if --mode was not given. Errors are wrong use.
 absl::StatusOr<std::optional<Mode>> SelectMode(const ModeOption& option,
                                                Compatibility compatibility);
 
-// Returns the mode that reads axes, or the preset's own mode; nullopt if it cannot be determined.
+// Returns the mode in which axes are resolved: the preset's own mode, or `mode`, or training.
+// Nullopt if the preset is unknown or the mode needs a missing shape.
 std::optional<RuntimeMode> ModeOf(const std::optional<Mode>& mode, std::string_view preset,
                                   const std::optional<Shape>& shape);
 

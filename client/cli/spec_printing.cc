@@ -1,4 +1,4 @@
-// The answer about one tensor's spec, as text and as JSON.
+// Prints the answer about one tensor's spec, as text and as JSON.
 #include "client/cli/spec_printing.h"
 
 #include <iostream>
@@ -78,7 +78,7 @@ void PrintExplanation(const SpecAnswer& answer, const std::optional<Mesh>& mesh,
     if (step.kind == ExplanationStep::Kind::kModeVariant && mode.has_value()) {
       StrAppend(&kind, " ", RuntimeModeName(*mode));
     }
-    // A correction's reason says more than its result.
+    // For a correction that drops all axes, show its reason: the result would only be `None`.
     std::string result = step.result;
     for (const Correction& correction : answer.corrections) {
       if (step.kind == ExplanationStep::Kind::kCorrection && step.dim >= 0 &&

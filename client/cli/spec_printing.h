@@ -1,4 +1,4 @@
-// The answer about one tensor's spec, as text and as JSON.
+// Prints the answer about one tensor's spec, as text and as JSON.
 #ifndef SHARDMESH_CLIENT_CLI_SPEC_PRINTING_H_
 #define SHARDMESH_CLIENT_CLI_SPEC_PRINTING_H_
 
@@ -12,21 +12,21 @@
 
 namespace shardmesh::client {
 
-// Specs, tile, corrections with their fixes, and the chain of reasons, to standard output.
-// `mode`: the mode used for logical axes, if there were any.
-// `mesh`: see MeshOfCorrections.
+// Prints specs, tile, corrections with their fixes, and the chain of reasons to standard output.
+// `mode` is the mode in which logical axes were resolved, if there were any. `mesh`: see
+// MeshOfCorrections.
 void PrintSpecAnswer(const SpecAnswer& answer, const std::optional<Mesh>& mesh,
                      std::optional<RuntimeMode> mode = std::nullopt);
 Json SpecAnswerJson(const SpecAnswer& answer, const std::optional<Mesh>& mesh,
                     std::optional<RuntimeMode> mode = std::nullopt);
-// A line for each correction, with its fixes below it.
+// Prints a line for each correction, with its fixes below it.
 void PrintCorrections(const std::vector<Correction>& corrections, const std::vector<Fix>& fixes,
                       const std::optional<Mesh>& mesh);
 // Prints only the chain of reasons.
 void PrintExplanation(const SpecAnswer& answer, const std::optional<Mesh>& mesh,
                       std::optional<RuntimeMode> mode);
 Json ExplanationJson(const std::vector<ExplanationStep>& steps);
-// {"kind", "correction", "spec", "shape", "text"} each.
+// An array with an object {"kind", "correction", "spec", "shape", "text"} for each fix.
 Json FixesJson(const std::vector<Fix>& fixes);
 
 }  // namespace shardmesh::client

@@ -15,21 +15,22 @@
 namespace shardmesh::client {
 namespace {
 
-// The number of terminal columns of `text`, in UTF-8: its characters.
+// The number of terminal columns of `text`: the number of its UTF-8 characters.
 size_t Width(std::string_view text) {
   return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) {
     return (static_cast<unsigned char>(c) & 0xC0) != 0x80;
   }));
 }
 
-// C1 control characters, marks of the direction of text, and line separators.
+// Whether a character is a C1 control character, a mark of the direction of text, or a line
+// separator.
 bool IsUnsafe(char32_t c) {
   return (c >= 0x80 && c < 0xa0) || c == 0x61c || c == 0x200e || c == 0x200f ||
          (c >= 0x2028 && c <= 0x202e) || (c >= 0x2066 && c <= 0x2069);
 }
 
-// The length and the value of the character that begins at `text`, if it has two or three bytes;
-// else its first byte.
+// The length in bytes and the value of the first character of `text`, if it has two or three bytes.
+// Otherwise 1 and the first byte.
 std::pair<size_t, char32_t> FirstCharacter(std::string_view text) {
   const auto byte = [text](size_t i) { return static_cast<unsigned char>(text[i]); };
   const auto tail = [&](size_t i) { return static_cast<char32_t>(byte(i) & 0x3F); };
@@ -43,7 +44,7 @@ std::pair<size_t, char32_t> FirstCharacter(std::string_view text) {
   return {1, byte(0)};
 }
 
-// Three digits of a number below 1000.
+// Formats a number below 1000 with three digits.
 std::string ThreeDigits(double value) {
   return absl::StrFormat("%.*f", value < 9.995 ? 2 : value < 99.95 ? 1 : 0, value);
 }
@@ -150,7 +151,7 @@ std::string NamePattern(std::string_view name) {
   bool in_number = false;
   for (const char c : name) {
     const bool is_digit = c >= '0' && c <= '9';
-    // Only a number that is a whole part of the name is replaced: the 2 of `w2` stays.
+    // Replace only a number that follows `.`, `/` or `_` or begins the name: the 2 of `w2` stays.
     const bool begins = is_digit && !in_number &&
                         (pattern.empty() || pattern.back() == '.' || pattern.back() == '/' ||
                          pattern.back() == '_');
@@ -172,7 +173,7 @@ std::string FormatBytes(int64_t bytes) {
   }
   double value = static_cast<double>(bytes) / 1024;
   size_t unit = 0;
-  // `1000 KiB` would have four digits.
+  // Use the next unit from 999.5 on: `1000 KiB` would have four digits.
   for (; value >= 999.5 && unit + 1 < kUnits.size(); ++unit) {
     value /= 1024;
   }

@@ -24,7 +24,7 @@ namespace shardmesh::client {
 class Table {
  public:
   enum class Align { kLeft, kRight };
-  // kWide: only with --output wide.
+  // kWide: the column is shown only with --output wide.
   enum class Shown { kAlways, kWide };
   struct Column {
     std::string title;
@@ -36,17 +36,17 @@ class Table {
     bool headers = true;
     bool wide = false;
   };
-  // Call it before any table is printed.
+  // Sets the style of all tables. Call it before any table is printed.
   static void UseStyle(const Style& style);
 
   explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
 
-  // One cell for each column, shown as by EscapeForTerminal.
+  // Adds a row with one cell for each column. Cells are escaped by EscapeForTerminal.
   void AddRow(std::vector<std::string> cells);
 
-  // Lines that end in a newline, without trailing blanks.
+  // The table's lines; each ends in a newline and has no trailing blanks.
   std::string ToString(const Style& style) const;
-  // The same in the program's style.
+  // Like ToString(style), in the style of UseStyle.
   std::string ToString() const;
   // Prints to standard output.
   void Print() const;
@@ -56,14 +56,15 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
-// The text with those characters escaped that a terminal would obey or that change the order of the
-// text: control characters as `\n`, `\x1b` or `\u009b`, marks of the direction and line separators
-// as `\u202e`. `keep_lines`: newlines stay. `text` is UTF-8.
+// Escapes the characters of a UTF-8 text that a terminal would obey, or that change the order of
+// the text. Control characters become `\n`, `\x1b` or `\u009b`; marks of the text's direction and
+// line separators become `\u202e` and the like. `keep_lines`: newlines stay.
 std::string EscapeForTerminal(std::string_view text, bool keep_lines = false);
 
-// A name with its numbers replaced: `layers.*.wq`.
+// A name with its numbers replaced by `*`: `layers.*.wq`.
 std::string NamePattern(std::string_view name);
-// `86.7 MiB`; units of 1024, three digits. rpc::ParseByteSize reads it, rounded as printed.
+// `86.7 MiB`: three digits, and units that are powers of 1024. ParseSize reads the text back,
+// rounded as printed.
 std::string FormatBytes(int64_t bytes);
 // `1.23 ms`; three digits.
 std::string FormatTime(absl::Duration duration);
@@ -77,22 +78,22 @@ std::string_view FormatDurability(Durability durability);
 std::string FormatShape(absl::Span<const int64_t> shape);
 // In the grammar of ParseSpec: `(fsdp,dp),-,tp`; `()` for P().
 std::string FormatSpec(const PartitionSpec& spec);
-// `dimension 1: ...; dimension 2: ...`; empty if there are none. With the mesh, the text lists its
-// axes and names the axis that was probably meant.
+// `dimension 1: ...; dimension 2: ...`; empty if there are none. With a mesh, the text lists the
+// mesh's axes and names the axis that the user probably meant.
 std::string FormatCorrections(absl::Span<const Correction> corrections,
                               const std::optional<Mesh>& mesh = std::nullopt);
-// Returns the change, and the whole spec to request, which needs no correction: `pad dimension 0
+// Returns the change and the whole resulting request, which needs no correction: `pad dimension 0
 // from 30 to 32: spec tp,-, shape 32,8`. Uses the grammar of ParseSpec and ParseShape.
 std::string FormatFix(const Fix& fix);
 
-// A list with null, a name or a list of names for each dimension; unreduced axes are not in it.
+// A list with null, a name or a list of names for each dimension. Unreduced axes are left out.
 Json SpecJson(const PartitionSpec& spec);
 Json CorrectionsJson(absl::Span<const Correction> corrections,
                      const std::optional<Mesh>& mesh = std::nullopt);
 Json ShapeJson(absl::Span<const int64_t> shape);
-// [[0, 4], [8, 16]]: start and stop in each dimension.
+// An array with the start and the stop of each dimension: [[0, 4], [8, 16]].
 Json TileJson(const Tile& tile);
-// {"fsdp": 2, "tp": 2}.
+// An object with the size of each axis: {"fsdp": 2, "tp": 2}.
 Json MeshJson(const Mesh& mesh);
 // `2026-01-02T03:04:05.678Z`.
 std::string Timestamp(absl::Time time);

@@ -21,11 +21,11 @@ std::vector<TreeTensor> TensorsOf(const Checkpoint& checkpoint);
 // - a JSON file (a name that ends in .json, see ParseTree);
 // - JSON lines (.jsonl, see ParseTreeLines), also on standard input for `-`.
 //
-// Errors: those of Checkpoint::Open and of those two; NOT_FOUND or the system's error for a file
-// that cannot be read; BAD_FILE for a tree without tensors.
+// Errors: those of Checkpoint::Open, ParseTree and ParseTreeLines; NOT_FOUND or the system's error
+// for a file that cannot be read; BAD_FILE for a tree without tensors.
 absl::StatusOr<std::vector<TreeTensor>> ReadTree(const std::string& path);
 
-// The tensors of a stored tree, for commands that show each of them. Errors of GetEntry.
+// Fetches the tensors of a stored tree, for commands that show each tensor. Errors of GetEntry.
 absl::StatusOr<std::vector<TreeTensor>> FetchTree(MeshClient* client, const std::string& name);
 
 // Help of the options that name trees.

@@ -1,4 +1,4 @@
-// Repeats a command and shows its newest answer: --watch. Ends a command at Ctrl-C.
+// Repeats a command and shows its newest answer: --watch. Ends a command on Ctrl-C.
 #include "client/cli/watch.h"
 
 #include <unistd.h>
@@ -17,12 +17,12 @@
 namespace shardmesh::client {
 namespace {
 
-// How often the watcher of signals checks whether it is still needed.
+// How often the thread that waits for signals checks whether its owner is being destroyed.
 constexpr absl::Duration kLook = absl::Milliseconds(20);
-// How long a run may continue after a signal.
+// How long the current run may continue after a signal; then the program exits.
 constexpr absl::Duration kLastRun = absl::Milliseconds(500);
 
-// Captures std::cout during its lifetime.
+// Captures the text written to std::cout during the object's lifetime.
 class OutputCapture {
  public:
   OutputCapture() : before_(std::cout.rdbuf(text_.rdbuf())) {}
@@ -37,10 +37,10 @@ class OutputCapture {
   std::streambuf* const before_;
 };
 
-// A thread that waits for the signal.
+// Owns a thread that waits for SIGINT or SIGTERM.
 class StopWatcher {
  public:
-  // `on_stop` is called after the signal; may be null.
+  // The thread calls `on_stop`, if not null, after the signal.
   explicit StopWatcher(std::function<void()> on_stop = nullptr)
       : on_stop_(std::move(on_stop)), thread_([this] { Wait(); }) {}
   ~StopWatcher() {
@@ -51,7 +51,7 @@ class StopWatcher {
   StopWatcher& operator=(const StopWatcher&) = delete;
 
   bool stopped() const { return stopped_.HasBeenNotified(); }
-  // Returns whether the signal has arrived.
+  // Waits at most `time`; returns whether the signal has arrived.
   bool WaitFor(absl::Duration time) const { return stopped_.WaitForNotificationWithTimeout(time); }
 
  private:
@@ -61,7 +61,8 @@ class StopWatcher {
     }
     stopped_.Notify();
     if (on_stop_) on_stop_();
-    // A call would last until its deadline if the coordinator does not answer.
+    // Exit if the run does not end soon: a call to a coordinator that does not answer lasts until
+    // its deadline.
     if (!over_.WaitForNotificationWithTimeout(kLastRun)) _exit(0);
   }
 
@@ -69,7 +70,7 @@ class StopWatcher {
   StopSignal stop_;
   absl::Notification stopped_;
   absl::Notification over_;
-  std::thread thread_;  // last: uses the members above
+  std::thread thread_;  // declared last: the thread uses the members above
 };
 
 }  // namespace
@@ -88,12 +89,13 @@ absl::Status Watch(const WatchOptions& options, const std::function<absl::Status
     if (watcher.stopped()) break;
     if (is_first && !status.ok() && text.empty()) return status;
     if (is_terminal) {
-      std::cout << "\033[H\033[2J" << text;  // moves to the top and clears
+      // Escape sequences: cursor to the top, clear the screen.
+      std::cout << "\033[H\033[2J" << text;
     } else if (!text.empty()) {
       std::cout << (is_first ? "" : options.output == OutputForm::kYaml ? "---\n" : "\n") << text;
     }
     std::cout.flush();
-    if (!std::cout.good()) break;  // the caller gives the reason
+    if (!std::cout.good()) break;  // the command line reports why the output failed
     if (!status.ok()) {
       std::cerr << StrCat(
           "shardmesh: ", EscapeForTerminal(ToStd(status.message()), /*keep_lines=*/true),

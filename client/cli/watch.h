@@ -1,4 +1,4 @@
-// Repeats a command and shows its newest answer: --watch. Ends a command at Ctrl-C.
+// Repeats a command and shows its newest answer: --watch. Ends a command on Ctrl-C.
 #ifndef SHARDMESH_CLIENT_CLI_WATCH_H_
 #define SHARDMESH_CLIENT_CLI_WATCH_H_
 
@@ -16,15 +16,15 @@ struct WatchOptions {
   OutputForm output = OutputForm::kTable;
 };
 
-// Runs `run`, which writes to std::cout, again and again. A terminal is repainted; elsewhere one
-// block follows another. Returns OK after SIGINT or SIGTERM, at once if a run takes long. If the
-// first run fails without output, returns its error. Later errors go to standard error, and
-// watching continues. Returns once standard output cannot be written. Call it before any thread
-// starts.
+// Runs `run`, which writes to std::cout, again and again. On a terminal, each answer replaces the
+// one before; otherwise one block follows another. After SIGINT or SIGTERM, returns OK; if the
+// current run does not end within 0.5 s, the program exits. If the first run fails without output,
+// returns its error. Later errors go to standard error, and watching continues. Also returns if
+// standard output cannot be written. Call it before any thread starts.
 absl::Status Watch(const WatchOptions& options, const std::function<absl::Status()>& run);
 
-// Runs `run`. After SIGINT or SIGTERM, `stopped` is cancelled, and `run` then ends. If that takes
-// long, the program ends at once. Call it before any thread starts.
+// Runs `run`. After SIGINT or SIGTERM, cancels `stopped`, on which `run` must end. If `run` does
+// not end within 0.5 s, the program exits. Call it before any thread starts.
 absl::Status RunUntilStopped(const std::function<absl::Status(Cancellation* stopped)>& run);
 
 }  // namespace shardmesh::client

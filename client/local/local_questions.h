@@ -15,8 +15,8 @@ class QuestionServer;
 namespace shardmesh::client {
 
 // A MeshClient without a cluster. It answers questions about layouts, rules, meshes and plans, and
-// keeps definitions in memory while it lives. Nothing is defined at the start. Calls that need a
-// cluster fail with UNIMPLEMENTED: puts, gets, computations, status.
+// keeps definitions in memory during the object's lifetime. Nothing is defined at the start. Calls
+// that need a cluster fail with UNIMPLEMENTED: puts, gets, computations, status.
 //
 // Example:
 //   auto local = LocalQuestions::Start();
@@ -26,14 +26,14 @@ namespace shardmesh::client {
 // Thread-safe. No call may be in progress in the destructor.
 class LocalQuestions {
  public:
-  // Errors of server::QuestionServer::Start.
+  // Starts a server in this process. Errors of server::QuestionServer::Start.
   static absl::StatusOr<std::unique_ptr<LocalQuestions>> Start(
       const MeshClientOptions& options = {});
   ~LocalQuestions();
   LocalQuestions(const LocalQuestions&) = delete;
   LocalQuestions& operator=(const LocalQuestions&) = delete;
 
-  // Lives as long as this object.
+  // The client, which lives as long as this object.
   MeshClient& client() { return *client_; }
 
  private:
@@ -41,12 +41,12 @@ class LocalQuestions {
                  std::unique_ptr<MeshClient> client);
 
   const std::unique_ptr<server::QuestionServer> server_;
-  const std::unique_ptr<MeshClient> client_;  // ends before the server
+  const std::unique_ptr<MeshClient> client_;  // declared last: must be destroyed before the server
 };
 
-// `status` of a call of LocalQuestions::client(). If a definition does not exist, adds that there
-// is no cluster, so no stored definition, and names what to give for its kind. Code, reason and
-// details do not change.
+// Returns `status`, the result of a call of LocalQuestions::client(). If the error is a missing
+// definition, the message adds that there is no cluster with stored definitions, and what to give
+// instead. Code, reason and details do not change.
 absl::Status ExplainMissingDefinition(const absl::Status& status);
 
 }  // namespace shardmesh::client

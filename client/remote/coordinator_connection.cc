@@ -98,7 +98,7 @@ absl::Status CoordinatorConnection::Repeat(
     const std::function<absl::Status(const CallLimit& attempt)>& call) const {
   rpc::Backoff backoff({.max_delay = absl::Milliseconds(500)});
   const auto deadline = SteadyDeadline::At(limit.deadline);
-  absl::Status last;  // why the call is repeated
+  absl::Status last;  // error of the last attempt: why the call is repeated
   int few = 0;        // attempts that ended with an error of SelfRetry::kFewTimes
   for (;;) {
     if (limit.is_cancelled()) return CancelledByCaller();
@@ -108,7 +108,8 @@ absl::Status CoordinatorConnection::Repeat(
     if (absl::IsDeadlineExceeded(status) && reason == Reason::kUnspecified && !last.ok()) {
       return last;
     }
-    // gRPC ended the call before the coordinator did anything. The calls under way end.
+    // If gRPC's memory for calls was exhausted, gRPC refused the call before the coordinator did
+    // anything. Retry: the calls in progress end and free memory.
     const SelfRetry rule =
         rpc::IsShortOfCallMemory(status) ? SelfRetry::kUntilDeadline : SelfRetryOf(status);
     const bool is_away = absl::IsUnavailable(status) &&

@@ -59,7 +59,7 @@ struct RetryOptions {
 
 // The limits of one call, or of one of its attempts.
 struct CallLimit {
-  // InfiniteFuture: none, for long-lived streams.
+  // InfiniteFuture means no deadline, for long-lived streams.
   absl::Time deadline = absl::InfiniteFuture();
   Cancellation* cancellation = nullptr;  // may be null
   std::string traceparent = {};
@@ -74,23 +74,23 @@ struct CallLimit {
 //
 // Call and Repeat retry by the rule of status/retry.h, and never beyond the deadline:
 //   - until the deadline while the coordinator recovers, while it still runs the first request with
-//     this request_id, and after gRPC ended a call for want of memory for calls;
+//     this request_id, and after gRPC ended a call because its memory for calls was exhausted;
 //   - a few times (kFewAttempts) if the coordinator is unreachable, does not serve or is
-//     overloaded. With RetryOptions::await_coordinator, attempts go on until the deadline if it is
-//     unreachable or does not serve;
+//     overloaded. With RetryOptions::await_coordinator, attempts go on until the deadline if the
+//     coordinator is unreachable or does not serve;
 //   - not at all after other errors, even if they have a retry delay: a person or the caller must
 //     act first.
 // The delay between attempts is never less than the coordinator asks for. Thread-safe.
 class CoordinatorConnection {
  public:
-  // Connects. INVALID_ARGUMENT for text that is no address. UNAVAILABLE, with the address, after at
-  // most 3 s. If one address of the host does not answer and another accepts, the limit is
-  // `timeout`.
+  // Connects. INVALID_ARGUMENT if `address` is malformed. UNAVAILABLE, with the address, after at
+  // most 3 s. The limit is `timeout` instead if the host has several addresses, of which one does
+  // not answer and another accepts.
   static absl::StatusOr<std::unique_ptr<CoordinatorConnection>> Connect(
       const std::string& address, const rpc::Credentials& credentials,
       absl::Duration timeout = rpc::kConnectTimeout, const RetryOptions& retries = {});
-  // Asks over a channel to a server of this process, which outlives the connection. It has no
-  // address, and is never connected to again.
+  // Returns a connection over a channel to a server of this process. The server outlives the
+  // connection. The connection has no address and never reconnects.
   static std::unique_ptr<CoordinatorConnection> InProcess(
       const std::shared_ptr<grpc::Channel>& channel, const RetryOptions& retries = {});
 
@@ -112,7 +112,7 @@ class CoordinatorConnection {
         rules(v1::RuleService::NewStub(channel)),
         sessions(v1::SessionService::NewStub(channel)) {}
 
-  // How long each attempt of a call waits for a lost connection.
+  // How long each attempt of a call waits until a lost connection is restored.
   static constexpr absl::Duration kReconnectTimeout = absl::Seconds(1);
 
   const std::string address;  // empty: the server is in this process
@@ -151,8 +151,8 @@ class CoordinatorConnection {
                : status;
   }
 
-  // Sets up `context` for a call; if the connection was lost, waits for a new one. The caller
-  // registers the limit's cancellation: see CallContext.
+  // Sets up `context` for a call; if the connection was lost, waits for a new one. Does not
+  // register the limit's cancellation; CallContext does that.
   void Prepare(const CallLimit& limit, grpc::ClientContext* context) const {
     if (!address.empty()) {
       rpc::AwaitReconnected(*channel, std::min(limit.deadline, absl::Now() + kReconnectTimeout));
@@ -160,21 +160,22 @@ class CoordinatorConnection {
     rpc::Apply({limit.deadline, limit.traceparent}, context);
   }
 
-  // Makes a unary call, with retries where they may help.
+  // Makes a unary call, with the retries of the class comment.
   // Example: Call(sessions, &v1::SessionService::Stub::CloseSession, request, limit, &response)
   template <typename Stub, typename Request, typename Response>
   absl::Status Call(const std::unique_ptr<Stub>& stub,
                     grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
                     const Request& request, const CallLimit& limit, Response* response) const;
 
-  // Makes an idempotent call until it succeeds or fails permanently. Each attempt has its own
-  // limit, because the steady clock counts the remaining time. CANCELLED (CANCELLED) once the
-  // limit's cancellation is cancelled.
+  // Repeats an idempotent call until it succeeds or fails permanently. Each attempt gets a newly
+  // computed wall-clock deadline, because the remaining time is measured with the steady clock.
+  // CANCELLED (CANCELLED) once the limit's cancellation is cancelled.
   absl::Status Repeat(const CallLimit& limit,
                       const std::function<absl::Status(const CallLimit& attempt)>& call) const;
 };
 
-// The context of one attempt of a call. The limit's cancellation cancels it.
+// The gRPC context of one attempt of a call. Cancelling the limit's cancellation cancels the
+// context.
 class CallContext {
  public:
   CallContext(const CoordinatorConnection& connection, const CallLimit& limit) {
@@ -191,12 +192,12 @@ class CallContext {
 
  private:
   grpc::ClientContext context_;
-  std::optional<Cancellation::Registration> registration_;  // last: uses the context
+  std::optional<Cancellation::Registration> registration_;  // declared last: uses the context
 };
 
 // The error of a call that its caller cancelled.
 absl::Status CancelledByCaller();
-// Waits for `delay`, or until `cancellation`, which may be null, is cancelled.
+// Waits for `delay`, but only until `cancellation`, which may be null, is cancelled.
 void SleepUnlessCancelled(absl::Duration delay, Cancellation* cancellation);
 
 template <typename Stub, typename Request, typename Response>
@@ -206,7 +207,7 @@ absl::Status CoordinatorConnection::Call(const std::unique_ptr<Stub>& stub,
                                          const Request& request, const CallLimit& limit,
                                          Response* response) const {
   return Repeat(limit, [&](const CallLimit& attempt) {
-    if (absl::Now() >= attempt.deadline) {  // gRPC would still give it a millisecond
+    if (absl::Now() >= attempt.deadline) {  // gRPC would send the call and give it a millisecond
       return StatusOf({grpc::StatusCode::DEADLINE_EXCEEDED, "Deadline Exceeded"});
     }
     CallContext context(*this, attempt);
@@ -217,8 +218,8 @@ absl::Status CoordinatorConnection::Call(const std::unique_ptr<Stub>& stub,
 // Returns an id that no other request has.
 std::string NewRequestId();
 
-// Runs `write` on another thread while this one reads. Neither side of a stream then waits for the
-// other to finish.
+// Runs `write` on another thread and `read` on this one. The two directions of a stream then do not
+// wait for each other.
 template <typename Write, typename Read>
 void WriteWhileReading(const Write& write, const Read& read) {
   std::thread writer(write);
@@ -244,7 +245,8 @@ void EncodeSelector(const ArraySelector& from, v1::ArraySelector* to);
 v1::CorrectionPolicy EncodePolicy(bool strict);
 v1::Compatibility EncodeCompatibility(Compatibility compatibility);
 
-// Returns the error of an answer that does not decode: INTERNAL, the server's fault.
+// Returns the error for an answer of the server that cannot be decoded: INTERNAL, because the
+// server is at fault.
 absl::Status BadAnswer(const absl::Status& status);
 template <typename Wire>
 auto DecodeAnswer(const Wire& from) {

@@ -1,4 +1,4 @@
-// One question to grpc.health.v1.Health.
+// Makes one call to the service grpc.health.v1.Health.
 #include "client/remote/health.h"
 
 #include <grpcpp/channel.h>
@@ -22,7 +22,7 @@ namespace shardmesh::client {
 
 absl::StatusOr<bool> IsServing(const std::string& address, const std::string& service,
                                const rpc::Credentials& credentials, absl::Time deadline) {
-  // A unix socket is plaintext, even if the host's network port speaks TLS.
+  // Servers listen on unix sockets in plaintext, even if their network port uses TLS.
   const rpc::ChannelOptions options{
       .credentials = IsUnixAddress(address) ? rpc::Credentials::Insecure() : credentials,
       .peer = rpc::ExpectedPeer::AnyServer()};

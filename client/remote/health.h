@@ -1,4 +1,4 @@
-// Queries the liveness and readiness of a cluster's process, by the standard health service.
+// Queries the liveness and readiness of a cluster's process through gRPC's standard health service.
 #ifndef SHARDMESH_CLIENT_REMOTE_HEALTH_H_
 #define SHARDMESH_CLIENT_REMOTE_HEALTH_H_
 
@@ -11,9 +11,9 @@
 namespace shardmesh::client {
 
 // Asks the coordinator or worker at `address`, which may be its HealthAddress, whether it serves
-// `service`: `live`, `ready`, or a service's full name. Returns false if the answer is not serving.
-// NOT_FOUND, with the known names, for an unknown name; UNAVAILABLE, with the address, if there is
-// no connection before `deadline`; DEADLINE_EXCEEDED if the answer is too slow.
+// `service`: `live`, `ready`, or a service's full name. Returns false if the answer is NOT_SERVING.
+// NOT_FOUND for an unknown name; the message has the known names. UNAVAILABLE, with the address, if
+// no connection succeeds before `deadline`. DEADLINE_EXCEEDED if the answer comes too late.
 absl::StatusOr<bool> IsServing(const std::string& address, const std::string& service,
                                const rpc::Credentials& credentials, absl::Time deadline);
 

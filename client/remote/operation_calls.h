@@ -1,4 +1,4 @@
-// Calls about operations that several sub-clients make.
+// Calls about the coordinator's long operations that several sub-clients make.
 #ifndef SHARDMESH_CLIENT_REMOTE_OPERATION_CALLS_H_
 #define SHARDMESH_CLIENT_REMOTE_OPERATION_CALLS_H_
 
@@ -14,8 +14,8 @@ namespace shardmesh::client {
 
 absl::StatusOr<Operation> DecodeOperation(const v1::Operation& from);
 
-// Runs until the operation has ended or `on_progress` returns false; returns the last reported
-// state. CANCELLED (CANCELLED) after the limit's cancellation.
+// Reports the operation's progress until it has ended or `on_progress` returns false. Returns the
+// last reported state. CANCELLED (CANCELLED) if the limit's cancellation is cancelled.
 absl::StatusOr<Operation> WatchOperation(const CoordinatorConnection& connection,
                                          const std::string& operation_id,
                                          const std::function<bool(const Operation&)>& on_progress,

@@ -13,10 +13,11 @@
 namespace shardmesh::client {
 namespace {
 
-// Time limit of one renewal. The end of the client waits at most this long for a running renewal.
+// Time limit of one renewal. The client's destructor waits at most this long for a renewal in
+// progress.
 constexpr absl::Duration kCallTimeout = absl::Seconds(1);
-// Longest time that the end of the client waits for the session to close. A call without an answer
-// by then may be lost: nothing is staged any more, and the session expires.
+// Longest time that the client waits for the coordinator to close the session. If no answer comes
+// by then, nothing is lost: no transfer is in progress, and the session expires.
 constexpr absl::Duration kCloseTimeout = absl::Seconds(2);
 // Delay between attempts to renew while the coordinator does not answer.
 constexpr absl::Duration kRetryDelay = absl::Milliseconds(500);
@@ -43,7 +44,7 @@ absl::StatusOr<OpenedSession> OpenSession(const CoordinatorConnection& connectio
   return session;
 }
 
-// Returns the remaining time to live.
+// Renews the session; returns its remaining time to live.
 absl::StatusOr<absl::Duration> RenewSession(const CoordinatorConnection& connection,
                                             const std::string& session_id, const CallLimit& limit) {
   v1::RenewSessionRequest request;
@@ -84,7 +85,8 @@ SessionKeeper::~SessionKeeper() {
 
 absl::Status SessionKeeper::AwaitOpening(const CallLimit& limit) {
   bool is_cancelled = false;
-  // Registered before `mutex_` is taken: a cancellation takes it under its own lock.
+  // Register before locking `mutex_`. The callback locks `mutex_` while Cancellation holds its own
+  // lock, so the other order could deadlock.
   std::optional<Cancellation::Registration> registration;
   if (limit.cancellation != nullptr) {
     registration.emplace(limit.cancellation, [this, &is_cancelled] {
@@ -135,7 +137,7 @@ void SessionKeeper::Close() {
     changed_.Signal();
   }
   if (!session_id.empty()) {
-    // Best effort: a session that is not closed expires.
+    // Best effort: if the call fails, the session expires at the coordinator.
     CloseSession(*connection_, session_id, CallLimit::Within(kCloseTimeout)).IgnoreError();
   }
 }
@@ -154,7 +156,7 @@ void SessionKeeper::Renew() {
   std::string renewed = session_id_;
   while (!stopping_) {
     if (session_id_.empty() || session_id_ != renewed) {
-      // Another session, or none, since the last check.
+      // Since the last check, the session was replaced or dropped: restart the timer.
       renewed = session_id_;
       next = SteadyDeadline::After(session_id_.empty() ? absl::InfiniteDuration() : renew_after_);
     }

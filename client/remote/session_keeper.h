@@ -15,9 +15,9 @@
 
 namespace shardmesh::client {
 
-// Renews after a third of the time to live. If the server no longer knows a session (SESSION_GONE),
-// the keeper drops it, and the next Get opens another. Other failures to renew are retried.
-// Thread-safe.
+// Renews the client's session after a third of its time to live. If the server no longer knows a
+// session (SESSION_GONE), the keeper drops it, and the next Get opens another. Other failures to
+// renew are retried. Thread-safe.
 class SessionKeeper {
  public:
   // `connection` must outlive the keeper.
@@ -28,8 +28,9 @@ class SessionKeeper {
   SessionKeeper(const SessionKeeper&) = delete;
   SessionKeeper& operator=(const SessionKeeper&) = delete;
 
-  // Returns the session's id. While another call opens the session, waits for it until the deadline
-  // (DEADLINE_EXCEEDED) or the cancellation (CANCELLED) of `limit`. Errors of OpenSession.
+  // Returns the session's id; opens a session if there is none. While another call opens the
+  // session, waits for that call, until the deadline (DEADLINE_EXCEEDED) or the cancellation
+  // (CANCELLED) of `limit`. Errors of OpenSession.
   absl::StatusOr<std::string> Get(const CallLimit& limit);
   // Drops a session that the server no longer knows: the next Get opens another.
   void Forget(const std::string& session_id);
@@ -45,13 +46,14 @@ class SessionKeeper {
   const absl::Duration ttl_;
   const std::string client_name_;
 
-  absl::Mutex mutex_;                                // not held while a session is opened
+  // Not held during the calls that open, renew or close a session.
+  absl::Mutex mutex_;
   bool is_opening_ ABSL_GUARDED_BY(mutex_) = false;  // a call of Get opens a session
   std::string session_id_ ABSL_GUARDED_BY(mutex_);   // empty: none is open
   absl::Duration renew_after_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteDuration();
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   absl::CondVar changed_;
-  std::thread renewer_ ABSL_GUARDED_BY(mutex_);  // runs from the first session on
+  std::thread renewer_ ABSL_GUARDED_BY(mutex_);  // started with the first session
 };
 
 }  // namespace shardmesh::client

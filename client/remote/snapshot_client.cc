@@ -24,7 +24,7 @@
 namespace shardmesh::client {
 namespace {
 
-// The pieces received until now.
+// The snapshot's bytes received so far; checks each piece and writes it to the file.
 class Snapshot {
  public:
   explicit Snapshot(AtomicFileWriter file) : file_(std::move(file)) {}
@@ -71,7 +71,7 @@ class Snapshot {
   SavedSnapshot saved_;
   int64_t received_ = 0;
   uint32_t whole_ = 0;
-  std::optional<uint32_t> stated_;  // in the last piece
+  std::optional<uint32_t> stated_;  // checksum of all bytes, from the last piece
 };
 
 }  // namespace

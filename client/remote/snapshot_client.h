@@ -1,4 +1,4 @@
-// Copies of a running coordinator's durable state.
+// Saves copies (snapshots) of a running coordinator's durable state.
 #ifndef SHARDMESH_CLIENT_REMOTE_SNAPSHOT_CLIENT_H_
 #define SHARDMESH_CLIENT_REMOTE_SNAPSHOT_CLIENT_H_
 
@@ -18,7 +18,7 @@ struct SavedSnapshot {
 
 // Saves a snapshot of the coordinator at `address` as the file `path`, for `shardmesh-coordinator
 // --restore`. The file appears complete or not at all, and only its owner may open it. The function
-// uses its own connection, so that the bytes delay no other call. Blocks.
+// uses its own connection, so that the snapshot's bytes do not delay other calls. Blocks.
 //
 // DATA_LOSS (CHECKSUM_MISMATCH) if the received bytes differ from the sent ones. Else errors of
 // AdminService.Snapshot, of connecting (UNAVAILABLE), and of writing the file.

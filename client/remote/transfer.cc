@@ -1,4 +1,5 @@
-// One thread and one stream for each worker; the first failure ends all streams.
+// Transfers tiles with one thread and one stream for each worker. The first failure ends all
+// streams.
 #include "client/remote/transfer.h"
 
 #include <algorithm>
@@ -59,7 +60,7 @@ class ProgressMeter {
 // Keeps the first error. Thread-safe.
 class FirstError {
  public:
-  // True if this error is the first.
+  // Returns true if this error is the first.
   bool Set(absl::Status status) {
     absl::MutexLock lock(&mutex_);
     if (!status_.ok() || status.ok()) {
@@ -82,8 +83,9 @@ absl::Status TimeIsOver() {
   return WithReason(absl::DeadlineExceededError("the transfer's time is over"), Reason::kDeadline);
 }
 
-// Whether a stream may end so because the put has ended. At the deadline the coordinator ends the
-// put, and a worker may say so before the stream's own deadline.
+// Whether a stream may have ended with `status` because the coordinator has ended the put. The
+// coordinator does so at the put's deadline, and a worker may report it before the stream's own
+// deadline.
 bool IsOfEndedPut(const absl::Status& status) {
   return absl::IsCancelled(status) || ReasonOf(status) == Reason::kStaleTerm;
 }
@@ -92,7 +94,7 @@ std::string NameOf(const TransferDevice& device) {
   return StrCat("rank ", device.rank, " (worker ", device.identity, ")");
 }
 
-// Runs `body` for each of `count` workers on a thread of its own, and waits for all.
+// Runs `body(i)` for each of `count` workers, each on its own thread, and waits for all threads.
 template <typename Body>
 void RunOnThreads(size_t count, const Body& body) {
   std::vector<std::thread> threads;
@@ -107,7 +109,7 @@ void RunOnThreads(size_t count, const Body& body) {
 
 // The tiles of one worker, in sending order.
 struct Outbound {
-  const TransferDevice* device;  // the first of its ranks
+  const TransferDevice* device;  // the worker, with the first of its ranks
   std::vector<OutgoingTile> tiles;
 };
 
@@ -152,12 +154,12 @@ absl::StatusOr<std::vector<Outbound>> PlanUpload(absl::Span<const TransferDevice
 // A tile to fetch, with its holders.
 struct PendingTile {
   Tile tile;   // of the array
-  Tile place;  // the same in the part that is downloaded
+  Tile place;  // the tile's place within the downloaded part
   int64_t size_bytes = 0;
   std::vector<const TransferDevice*> holders;
 };
 
-// The tile with indexes that count from the start of `part`.
+// Returns the tile in coordinates relative to the start of `part`.
 Tile WithOrigin(Tile tile, const Tile& part) {
   for (size_t dim = 0; dim < tile.ranges.size(); ++dim) {
     tile.ranges[dim].start -= part.ranges[dim].start;
@@ -174,8 +176,8 @@ struct Inbound {
   bool is_done = false;
 };
 
-// Assigns each tile to the holder with the least assigned bytes. ARRAY_DEGRADED for a tile that
-// only lost workers hold.
+// Assigns each tile to the holder with the least assigned bytes. ARRAY_DEGRADED if all holders of a
+// tile are lost.
 absl::StatusOr<std::vector<Inbound>> PlanDownload(const std::vector<PendingTile>& pending,
                                                   const absl::flat_hash_set<std::string>& lost,
                                                   const ArrayDescriptor& array) {
@@ -209,8 +211,8 @@ absl::StatusOr<std::vector<Inbound>> PlanDownload(const std::vector<PendingTile>
   return plan;
 }
 
-// Fetches one worker's share, piece by piece, directly into place. If it fails, none of it counts
-// as progress.
+// Fetches the tiles of one worker; writes each piece directly to its place in `into`. If the fetch
+// fails, takes back the progress of all its bytes, because another worker must send them again.
 absl::Status Fetch(const Inbound& inbound, std::string_view token, const ArrayDescriptor& array,
                    const MutableTensorView& into, ProgressMeter& progress,
                    Cancellation* cancellation, const TransferOptions& options) {
@@ -303,8 +305,8 @@ absl::Status Download(const ArrayDescriptor& array, const Tile& part, std::strin
   }
   ProgressMeter progress(options.progress, total_bytes);
 
-  // Every round asks the remaining holders for the missing tiles. Each round except the last loses
-  // a holder.
+  // Each round requests the missing tiles from the remaining holders. The loop ends, because each
+  // round that leaves tiles missing adds a lost worker.
   absl::flat_hash_set<std::string> lost;
   absl::Status last_loss;
   while (!pending.empty()) {
@@ -334,7 +336,8 @@ absl::Status Download(const ArrayDescriptor& array, const Tile& part, std::strin
       if (status.ok()) {
         inbound.is_done = true;
       } else if (absl::IsUnavailable(status) || absl::IsNotFound(status)) {
-        // The worker is gone, or restarted without the tile: another holder may have it.
+        // The worker is lost, or has restarted without the tile. The next round tries another
+        // holder.
         absl::MutexLock lock(&mutex);
         lost.insert(inbound.device->identity);
         last_loss = std::move(status);

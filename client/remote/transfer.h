@@ -1,5 +1,5 @@
-// Splits tensors into tiles and streams, and joins them again: the bytes of puts and gets, between
-// this process and the workers.
+// Moves the bytes of puts and gets between this process and the workers. Upload cuts tensors into
+// tiles; Download joins tiles to a tensor.
 #ifndef SHARDMESH_CLIENT_REMOTE_TRANSFER_H_
 #define SHARDMESH_CLIENT_REMOTE_TRANSFER_H_
 
@@ -30,7 +30,8 @@ struct TransferDevice {
   std::vector<std::string> addresses;  // best first
 };
 
-// A tensor to send: the array that it becomes, the token for the workers, and its elements.
+// A tensor to send: the array that it becomes, the token that permits the upload to the workers,
+// and the tensor's elements.
 struct UploadTensor {
   const ArrayDescriptor* array;
   std::string_view token;
@@ -48,25 +49,26 @@ struct TransferOptions {
 
 // Sends every device its tile of every tensor, with one stream and one thread for each worker; no
 // stream waits for another. Returns the bytes sent. The first failure, or `cancellation`, ends all
-// streams and attempts to connect. The error is that of the stream that failed first, and names
-// rank and identity of its worker. DEADLINE_EXCEEDED (DEADLINE) if the put was ended because its
-// time is over. Uses a few MiB for each worker, for tensors of any size.
+// streams and attempts to connect. Returns the error of the stream that failed first, with the rank
+// and identity of its worker. DEADLINE_EXCEEDED (DEADLINE) if the put ended because its time is
+// over. Uses a few MiB for each worker, for tensors of any size.
 //
-// The devices must be those of every rank of the tensors' one mesh: INTERNAL otherwise.
+// All tensors must be on one mesh, and `devices` must have every rank of that mesh: INTERNAL
+// otherwise.
 absl::StatusOr<int64_t> Upload(absl::Span<const TransferDevice> devices,
                                absl::Span<const UploadTensor> tensors, Cancellation* cancellation,
                                const TransferOptions& options);
 
-// Fills `into`, which must have the array's dtype and the shape of `part`, from the workers. `part`
-// is within the array. Each distinct tile of it
-// comes from one of its holders; the load is spread over all. If a worker is lost meanwhile,
-// another holder replaces it. Every checksum is checked. `token` grants access to the array on the
-// workers.
+// Downloads `part` of the array from the workers to `into`. Requires that `part` is within the
+// array, and that `into` has the array's dtype and the shape of `part`. Each distinct tile comes
+// from one of the workers that hold it; the load is spread over all holders. If a worker is lost
+// meanwhile, another holder replaces it. Every checksum is checked. `token` grants access to the
+// array on the workers.
 //
 // Errors: FAILED_PRECONDITION (ARRAY_DEGRADED), with the tile, if no holder is left;
-// FAILED_PRECONDITION for an array of partial sums; otherwise as a stream's. CANCELLED after
-// `cancellation`, which may be null; DEADLINE_EXCEEDED once no time is left to ask another holder.
-// After an error, `into` is partly filled.
+// FAILED_PRECONDITION for an array of partial sums; CANCELLED if `cancellation`, which may be null,
+// is cancelled; DEADLINE_EXCEEDED if no time is left to ask another holder; otherwise the error of
+// a stream. After an error, `into` is partly filled.
 absl::Status Download(const ArrayDescriptor& array, const Tile& part, std::string_view token,
                       absl::Span<const TransferDevice> devices, const MutableTensorView& into,
                       Cancellation* cancellation, const TransferOptions& options);

@@ -26,7 +26,7 @@ void EncodeTensor(const PutTensor& from, v1::PutTensor* to) {
   if (from.spec.has_value()) {
     rpc::Encode(*from.spec, to->mutable_spec());
   } else if (from.axes.has_value()) {
-    v1::LogicalAxes& axes = *to->mutable_axes();  // set also for a scalar, which has none
+    v1::LogicalAxes& axes = *to->mutable_axes();  // created even for a scalar, which has no axes
     for (const AxisValue& axis : *from.axes) {
       rpc::Encode(axis, axes.add_axes());
     }
@@ -89,12 +89,13 @@ absl::Status Append(const v1::BeginPutResponse& from, BegunPut* to) {
   return absl::OkStatus();
 }
 
-// How long an attempt of BeginGet waits for its answer after its limit.
+// How long an attempt of BeginGet waits for the coordinator's answer after its deadline or
+// cancellation.
 constexpr absl::Duration kLateAnswerTime = absl::Seconds(1);
-// How often such an attempt looks for a cancellation.
+// How often an attempt of BeginGet checks its cancellation.
 constexpr absl::Duration kCancellationInterval = absl::Milliseconds(20);
 
-// One attempt of BeginGet.
+// Makes one attempt of the call BeginGet; see there why it may exceed `limit`.
 absl::Status AskForGet(const CoordinatorConnection& connection, const v1::BeginGetRequest& request,
                        const CallLimit& limit, v1::BeginGetResponse* response) {
   const auto deadline = SteadyDeadline::At(limit.deadline);
@@ -112,7 +113,7 @@ absl::Status AskForGet(const CoordinatorConnection& connection, const v1::BeginG
   call->Finish(response, &status, /*tag=*/nullptr);
   void* tag = nullptr;
   bool is_ok = false;
-  std::optional<SteadyDeadline> late;  // set once the limit's cancellation is cancelled
+  std::optional<SteadyDeadline> late;  // set when the caller cancels
   while (queue.AsyncNext(&tag, &is_ok, absl::ToChronoTime(absl::Now() + kCancellationInterval)) ==
          grpc::CompletionQueue::TIMEOUT) {
     if (!late.has_value() && limit.is_cancelled()) {
@@ -126,12 +127,12 @@ absl::Status AskForGet(const CoordinatorConnection& connection, const v1::BeginG
   return connection.StatusOf(status);
 }
 
-// An open call of BeginPut; the destructor ends it.
+// An open call of BeginPut; the destructor cancels it, so that the coordinator aborts the put.
 struct HeldPut {
   ~HeldPut() {
     if (stream != nullptr && !is_finished) {
       context.TryCancel();
-      stream->Finish();  // any status: the transfer has ended, or is ending
+      stream->Finish();  // the status does not matter: the transfer has ended, or is ending
     }
   }
 
@@ -154,8 +155,8 @@ absl::StatusOr<BegunPut> BeginPut(const CoordinatorConnection& connection,
                                                "give one of spec, axes and preset"));
     }
   }
-  // One id for all attempts: the coordinator answers a repeated request with the put of the first
-  // one.
+  // All attempts use one id, by which the coordinator recognises a repeated request and answers
+  // with the put that the first request began.
   std::string request_id = NewRequestId();
   BegunPut put;
   const auto begin = [&](const CallLimit& attempt) -> absl::Status {
@@ -208,8 +209,8 @@ absl::StatusOr<BegunPut> BeginPut(const CoordinatorConnection& connection,
   };
   absl::Status begun = connection.Repeat(limit, begin);
   if (absl::IsFailedPrecondition(begun) && ReasonOf(begun) == Reason::kRequestIdReused) {
-    // An attempt whose answer was lost began a put, which has ended since. Only that attempt could
-    // have committed it, so it was not committed.
+    // An earlier attempt began a put, but its answer was lost, and the put has ended meanwhile.
+    // Nobody else knew the put's id, so it was not committed: begin a new put.
     request_id = NewRequestId();
     begun = connection.Repeat(limit, begin);
   }

@@ -1,4 +1,5 @@
-// Calls of transfers: how puts begin and end, and how gets begin. They belong to a session.
+// Calls to the coordinator that begin and end puts, and begin gets. Each transfer belongs to a
+// session.
 #ifndef SHARDMESH_CLIENT_REMOTE_TRANSFER_CALLS_H_
 #define SHARDMESH_CLIENT_REMOTE_TRANSFER_CALLS_H_
 
@@ -19,7 +20,7 @@
 
 namespace shardmesh::client {
 
-// A started put, with the destinations of its tiles.
+// A put that the coordinator has begun, with the destinations of its tiles.
 struct BegunPut {
   struct Assignment {
     ArrayDescriptor array;
@@ -30,8 +31,8 @@ struct BegunPut {
   std::vector<TransferDevice> devices;
   std::vector<Assignment> assignments;  // in the order of the tensors
   absl::Time expire_time = absl::InfiniteFuture();
-  // The open call of BeginPut. If it ends before the commit, for example with this process, the
-  // coordinator aborts the transfer at once.
+  // Owns the open call of BeginPut. If that call ends before the commit, for example with this
+  // process, the coordinator aborts the transfer at once.
   std::shared_ptr<void> hold;
 };
 
@@ -43,15 +44,15 @@ struct CommittedPut {
   absl::Duration transfer_time = absl::ZeroDuration();
 };
 
-// A started get, with the sources of its tiles.
+// A get that the coordinator has begun, with the sources of its tiles.
 struct BegunGet {
   Array array;
   std::vector<TransferDevice> devices;
   std::string token;
-  bool pinned = false;  // pinned by this call; false if the session already pinned it
+  bool pinned = false;  // this call pinned the array; false if the session had already pinned it
 };
 
-// `session_id` is that of the session that begins the transfer, or began it. All of these calls are
+// `session_id` is the id of the session to which the transfer belongs. All calls of this file are
 // retried: see CoordinatorConnection.
 absl::StatusOr<BegunPut> BeginPut(const CoordinatorConnection& connection,
                                   const std::string& session_id,
@@ -63,13 +64,14 @@ absl::StatusOr<CommittedPut> CommitTransfer(const CoordinatorConnection& connect
 absl::Status AbortTransfer(const CoordinatorConnection& connection, const std::string& session_id,
                            const std::string& transfer_id, std::string_view reason,
                            const CallLimit& limit);
-// The coordinator pins the array when it answers, and only the answer tells which array that is. An
-// attempt that is under way at the deadline or the cancellation therefore waits up to a second more
-// for its answer. The get may have begun after the limit; the caller checks.
+// The coordinator pins the array when it answers, and the client needs the answer to know which
+// array to release. An attempt in progress at the deadline or cancellation therefore waits up to a
+// second longer for its answer. BeginGet may thus succeed after the limit; the caller must check
+// the limit.
 absl::StatusOr<BegunGet> BeginGet(const CoordinatorConnection& connection,
                                   const std::string& session_id, const ArraySelector& array,
                                   const std::optional<Tile>& part, const CallLimit& limit);
-// Returns how many of the arrays the session pinned.
+// Releases arrays that the session pins; returns how many of them it had pinned.
 absl::StatusOr<int64_t> ReleaseArrays(const CoordinatorConnection& connection,
                                       const std::string& session_id,
                                       absl::Span<const std::string> array_ids,

@@ -16,11 +16,11 @@
 
 namespace shardmesh::client {
 
-// Packs the tensors of one tree into messages. For one thread.
+// Packs the tensors of one tree into messages. Not thread-safe.
 class TreeEncoder {
  public:
-  // Upper bound on the bytes of tensors in one message, and on the bytes of its tables. It is well
-  // below the message limit.
+  // Upper bound on the bytes of tensors in one message, and also on the bytes of the message's
+  // tables. This is well below gRPC's message limit.
   static constexpr size_t kMessageBytes = size_t{256} << 10;
 
   // `message_bytes`: see kMessageBytes.
@@ -37,18 +37,19 @@ class TreeEncoder {
 
   const size_t message_bytes_;
   absl::Span<const TreeTensor> rest_;
-  size_t table_bytes_ = 0;  // of the current message
-  // 1 + the index in the table, by text.
+  size_t table_bytes_ = 0;  // bytes of the current message's tables
+  // Map a value's text to 1 + its index in the current message's table.
   absl::flat_hash_map<std::string, uint32_t> axes_;
   absl::flat_hash_map<std::string, uint32_t> specs_;
 };
 
-// INVALID_ARGUMENT, as CheckStoredTreeSize, with the message's field.
+// INVALID_ARGUMENT, with the request's field, if the tree exceeds the limits of
+// CheckStoredTreeSize.
 absl::Status Encode(const StoredTree& from, v1::StoredTree* to);
-// Errors of TreeDecoder.
+// Decodes a stored tree. Errors of TreeDecoder.
 absl::StatusOr<StoredTree> Decode(const v1::StoredTree& from);
 
-// Writes the header in `request`, and then all tensors; stops if the stream breaks.
+// Writes `request`, which has the header, and then all tensors. Stops if the stream breaks.
 template <typename Stream, typename Request>
 void WriteTree(Stream* stream, Request* request, absl::Span<const TreeTensor> tensors) {
   TreeEncoder encoder(tensors);

@@ -1,4 +1,4 @@
-// The contract's enums that a client reads, as its own.
+// Converts enums of the wire protocol to the client's own enums, and back.
 #ifndef SHARDMESH_CLIENT_REMOTE_WIRE_ENUMS_H_
 #define SHARDMESH_CLIENT_REMOTE_WIRE_ENUMS_H_
 
@@ -14,7 +14,8 @@
 
 namespace shardmesh::client {
 
-// A value that this build does not know becomes kUnknown, because a newer server may have new ones.
+// All conversions from the wire return kUnknown for a value that this build does not know, because
+// a newer server may have new values.
 
 inline Durability DurabilityOf(v1::Durability from) {
   switch (from) {
@@ -104,7 +105,7 @@ inline OperationState StateOf(v1::OperationState from) {
   }
 }
 
-// kUnknown is unspecified, which servers refuse.
+// Encodes a state. kUnknown becomes OPERATION_STATE_UNSPECIFIED, which servers refuse.
 inline v1::OperationState Encode(OperationState from) {
   switch (from) {
     case OperationState::kRunning:
@@ -121,7 +122,7 @@ inline v1::OperationState Encode(OperationState from) {
   return v1::OPERATION_STATE_UNSPECIFIED;
 }
 
-// Leaves the message as it is for nullopt.
+// Sets the precondition; for nullopt, does not change `to`.
 inline void SetPrecondition(const Precondition& from, v1::Precondition* to) {
   if (!from.has_value()) return;
   if (const int64_t* const version = std::get_if<int64_t>(&*from); version != nullptr) {

@@ -1,4 +1,5 @@
-// Streams of tiles over gRPC's generic stub. Their bytes are sent as slices of their own memory.
+// Streams tiles over gRPC's generic stub. A tile's bytes are sent as slices of the tensor's memory,
+// without a copy where possible.
 #include "client/remote/worker_client.h"
 
 #include <grpcpp/channel.h>
@@ -34,15 +35,17 @@ namespace {
 
 constexpr const char* kPutTiles = "/shardmesh.v1.TileService/PutTiles";
 constexpr const char* kGetTiles = "/shardmesh.v1.TileService/GetTiles";
-// Time limit for a connection. The coordinator has reported the worker as present, so a busy one is
-// awaited. A worker that is gone refuses the connection at once.
+// Time limit for a connection. The coordinator has reported the worker as present, so the client
+// waits for a busy worker. The host of a worker that has ended refuses the connection at once.
 constexpr absl::Duration kConnectTimeout = absl::Seconds(10);
-// Time for one of several addresses to accept a connection before the next one is tried. An address
-// whose packets are lost never answers. It gets the whole time if no other address answers.
+// How long one of several addresses may take to accept a connection before the next address is
+// tried. An address whose packets are lost never answers. If no other address answers, the address
+// is tried again with kConnectTimeout.
 constexpr absl::Duration kDialTime = absl::Milliseconds(500);
 
-// The memory that slices of one stream lie in: the tensors' own, and blocks for bytes that had to
-// be cut out. It knows which of them gRPC still holds, and recycles its blocks. Thread-safe.
+// The memory of the slices of one stream: the tensors' own memory, and blocks for tiles that are
+// not contiguous and had to be copied. Counts the slices that gRPC still holds, and reuses blocks.
+// Thread-safe.
 class PieceMemory final : public rpc::PieceLender,
                           public std::enable_shared_from_this<PieceMemory> {
  public:
@@ -67,7 +70,7 @@ class PieceMemory final : public rpc::PieceLender,
   }
 
  private:
-  // Lives as long as gRPC holds the slice.
+  // The owner of one slice; destroyed when gRPC releases the slice.
   class Loan {
    public:
     Loan(std::shared_ptr<PieceMemory> memory, std::unique_ptr<char[]> block)
@@ -90,7 +93,7 @@ class PieceMemory final : public rpc::PieceLender,
     std::unique_ptr<char[]> block_;
   };
 
-  // A block of kMaxTilePieceBytes.
+  // Returns a block of kMaxTilePieceBytes, reused if possible.
   std::unique_ptr<char[]> TakeBlock() {
     absl::MutexLock lock(&mutex_);
     if (idle_.empty()) {
@@ -115,8 +118,8 @@ absl::Status Parse(grpc::ByteBuffer* bytes, Message* message) {
   return absl::OkStatus();
 }
 
-// One call with byte buffers, driven by the thread that makes it. Operations are started and
-// awaited one after the other; only one write or read may be in progress meanwhile.
+// One streaming call with byte buffers, driven by the thread that makes it. The thread starts and
+// awaits operations one after the other: at most one write or read is in progress.
 class ByteStream {
  public:
   ByteStream(const std::shared_ptr<grpc::Channel>& channel, const char* method,
@@ -135,8 +138,8 @@ class ByteStream {
     }
   }
 
-  // Sends a message, after gRPC has accepted the previous one. Returns false after the stream
-  // broke.
+  // Waits until gRPC has accepted the previous message, then starts to send this one. Returns false
+  // if the stream is broken.
   bool Write(const grpc::ByteBuffer& message, bool more_follows) {
     if (!Flush()) {
       return false;
@@ -147,7 +150,7 @@ class ByteStream {
     is_writing_ = true;
     return true;
   }
-  // Waits until gRPC has accepted the previous message.
+  // Waits until gRPC has accepted the previous message. Returns false if the stream is broken.
   bool Flush() {
     if (std::exchange(is_writing_, false)) {
       is_open_ = Await() && is_open_;
@@ -170,7 +173,8 @@ class ByteStream {
   }
 
   void Cancel() { context_.TryCancel(); }
-  // Drives the connection, after Finish, until `is_done` or until `timeout`.
+  // After Finish, polls the completion queue, which drives the connection, until `is_done` or
+  // `timeout`.
   template <typename Done>
   void DriveUntil(const Done& is_done, absl::Duration timeout) {
     void* tag;
@@ -179,7 +183,7 @@ class ByteStream {
       queue_.AsyncNext(&tag, &ok, absl::ToChronoTime(absl::Now() + absl::Milliseconds(5)));
     }
   }
-  // Waits for the call's outcome and returns it. Called once, when no operation is in progress.
+  // Waits for the call's outcome and returns it. Call it once, when no read is in progress.
   absl::Status Finish() {
     Flush();
     grpc::Status status;
@@ -201,10 +205,10 @@ class ByteStream {
   bool is_open_ = false;
   bool is_writing_ = false;
   Cancellation* const cancellation_;
-  Cancellation::Registration registration_;  // last: uses the context
+  Cancellation::Registration registration_;  // declared last: uses the context
 };
 
-// Sends one tile: header, then pieces. Returns false after the stream broke.
+// Sends one tile: header, then pieces. Returns false if the stream is broken.
 absl::StatusOr<bool> SendTile(const OutgoingTile& tile, PieceMemory& memory,
                               const std::function<void(int64_t)>& on_sent, ByteStream& stream) {
   SHARDMESH_ASSIGN_OR_RETURN(
@@ -279,7 +283,7 @@ class TileReceiver {
   absl::Status ReceivePiece(const rpc::TilePiece& piece) {
     const int64_t size = piece.size_bytes();
     if (!is_open_) {
-      // The piece that completes an empty tile.
+      // An empty tile has one piece without bytes after its opening.
       return opened_ > 0 && size == 0 ? absl::OkStatus()
                                       : absl::InternalError("the worker sends bytes of no tile");
     }
@@ -306,7 +310,7 @@ class TileReceiver {
 
   const absl::Span<const FetchedTile> tiles_;
   const TileSink& sink_;
-  size_t opened_ = 0;     // tiles, including the open one
+  size_t opened_ = 0;     // tiles whose opening has arrived, including the open one
   bool is_open_ = false;  // further bytes of tile opened_ - 1 must follow
   int64_t offset_ = 0;
   uint32_t crc_ = 0;
@@ -372,7 +376,7 @@ absl::StatusOr<std::unique_ptr<WorkerClient>> WorkerClient::Connect(
     failure = failures.size() == 1 ? connected : absl::UnavailableError(StrJoin(failures, "; "));
     return nullptr;
   };
-  std::vector<const std::string*> silent;  // addresses without an answer, or that refuse
+  std::vector<const std::string*> silent;  // addresses that did not answer, or that refused
   for (const std::string& address : addresses) {
     if (is_cancelled()) return cancelled;
     if (addresses.size() > 1) {
@@ -416,7 +420,8 @@ absl::StatusOr<PutTilesAnswer> WorkerClient::PutTiles(absl::Span<const OutgoingT
   PutTilesAnswer answer;
   {
     ByteStream stream(impl_->channel(), kPutTiles, cancellation, options);
-    absl::Status local;  // an error of this side
+    // An error that this side found, such as a tile that does not fit its tensor.
+    absl::Status local;
     bool is_open = true;
     for (size_t i = 0; i < tiles.size() && is_open; ++i) {
       absl::StatusOr<bool> sent = SendTile(tiles[i], *memory, on_sent, stream);
@@ -437,12 +442,11 @@ absl::StatusOr<PutTilesAnswer> WorkerClient::PutTiles(absl::Span<const OutgoingT
                           : absl::InternalError("the worker ended the stream without an answer");
       answer = {response.tiles(), response.size_bytes(), DurabilityOf(response.durability())};
     }
-    // A broken stream may still hold bytes that are being sent.
+    // gRPC may still hold slices of a broken stream: wait, because the caller may free the tensors.
     stream.DriveUntil([&memory] { return memory->is_returned(); }, absl::Seconds(1));
   }
   if (!memory->is_returned()) {
-    // Closing the connection releases them, at the latest when the worker does not answer its
-    // pings.
+    // Closing the connection releases the slices, at the latest when keepalive pings get no answer.
     impl_->Close();
     memory->AwaitReturned();
   }
@@ -463,10 +467,11 @@ absl::Status WorkerClient::GetTiles(absl::Span<const FetchedTile> tiles, const T
     selector.set_token(std::string(tile.token));
   }
   ByteStream stream(impl_->channel(), kGetTiles, cancellation, options);
-  absl::Status local;  // an error of this side
+  absl::Status local;  // an error that this side found in the answer
   TileReceiver receiver(tiles, sink);
   if (stream.Write(rpc::SerializeMessage(request), /*more_follows=*/false) && stream.WritesDone()) {
-    // While one message is parsed, the next one is in transit.
+    // Start the next read before parsing a message, so that the next message is in transit
+    // meanwhile.
     grpc::ByteBuffer message;
     bool is_there = stream.Read(&message);
     while (is_there) {

@@ -1,4 +1,4 @@
-// WorkerClient: the calls that a client makes to one worker, mainly to send and fetch tiles.
+// WorkerClient: the calls that a client makes to one worker, mainly to send and to fetch tiles.
 #ifndef SHARDMESH_CLIENT_REMOTE_WORKER_CLIENT_H_
 #define SHARDMESH_CLIENT_REMOTE_WORKER_CLIENT_H_
 
@@ -21,7 +21,7 @@
 
 namespace shardmesh::client {
 
-// A tile to send. Token and id must outlive the call.
+// A tile to send. The memory of token and id must outlive the call.
 struct OutgoingTile {
   std::string_view token;
   std::string_view array_id;
@@ -37,7 +37,7 @@ struct PutTilesAnswer {
   Durability durability = Durability::kUnknown;
 };
 
-// A tile to fetch. Token and id must outlive the call.
+// A tile to fetch. The memory of token and id must outlive the call.
 struct FetchedTile {
   std::string_view token;
   std::string_view array_id;
@@ -45,8 +45,9 @@ struct FetchedTile {
   int64_t size_bytes = 0;  // of the tile
 };
 
-// Receives bytes of the tile with this index, from `offset_bytes` of the tile on; they are valid
-// during the call. An error ends the stream and becomes the error of the RPC.
+// Receives bytes of the tile at `index` of the request, which begin at `offset_bytes` of the tile.
+// The bytes are valid only during the call. An error ends the stream and becomes the error of
+// GetTiles.
 using TileSink =
     std::function<absl::Status(size_t index, int64_t offset_bytes, absl::Span<const char> bytes)>;
 
@@ -56,16 +57,15 @@ struct WorkerIdentity {
   std::string cluster_id;
 };
 
-// One connection of its own, closed with the client.
-// Errors are the worker's; if the connection failed, the address is prepended. Nothing is retried,
-// because a stream cannot be resumed. Not thread-safe, except for the cancellations passed to
-// calls.
+// A client with its own connection to one worker; the destructor closes the connection. Errors are
+// the worker's; if the connection failed, the address is prepended. Calls are not retried, because
+// a stream cannot be resumed. Not thread-safe, except for the cancellations passed to calls.
 class WorkerClient {
  public:
   // Connects to the first of `addresses` (best first) that answers before `deadline`, with at most
-  // 10 s for each. An address that accepts nothing for half a second is tried again after the
-  // others. With TLS, the server must be the worker of that identity. UNAVAILABLE names all
-  // addresses if none answers. CANCELLED after `cancellation`, which may be null.
+  // 10 s for each. An address that does not accept a connection within half a second is tried again
+  // after the others. With TLS, the server must be the worker of that identity. UNAVAILABLE names
+  // all addresses if none answers. CANCELLED if `cancellation`, which may be null, is cancelled.
   static absl::StatusOr<std::unique_ptr<WorkerClient>> Connect(
       const std::string& identity, absl::Span<const std::string> addresses,
       const rpc::Credentials& credentials, absl::Time deadline,
@@ -76,10 +76,11 @@ class WorkerClient {
 
   absl::StatusOr<WorkerIdentity> Identify(const rpc::CallOptions& options);
 
-  // Streams the tiles, each in pieces of 1 MiB with checksums. Contiguous tiles are sent from their
-  // own memory; others are copied piece by piece, a few MiB ahead of the network. `on_sent` is
-  // called with the bytes of each piece when the network has accepted them. After this returns,
-  // also with an error, no thread reads the tensors. CANCELLED after `cancellation`.
+  // Streams the tiles, each in pieces of 1 MiB with checksums. Contiguous tiles are sent from the
+  // tensor's memory; other tiles are copied piece by piece, a few MiB ahead of the network. Calls
+  // `on_sent` with the number of bytes of each piece that gRPC has taken for sending. After
+  // PutTiles returns, even with an error, no thread reads the tensors. CANCELLED if `cancellation`
+  // is cancelled.
   absl::StatusOr<PutTilesAnswer> PutTiles(absl::Span<const OutgoingTile> tiles,
                                           const std::function<void(int64_t)>& on_sent,
                                           Cancellation* cancellation,

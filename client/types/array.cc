@@ -15,7 +15,8 @@ namespace shardmesh::client {
 
 namespace {
 
-// The slice in the command line's notation, cut or filled up to a range for each dimension.
+// The slice in the command line's notation, with a range for each dimension of the shape: extra
+// ranges are cut off, missing ones are `:`.
 std::string FilledUp(const ArraySlice& slice, const Shape& shape) {
   std::vector<std::string> ranges;
   for (size_t dim = 0; dim < shape.size(); ++dim) {
@@ -62,7 +63,7 @@ absl::StatusOr<GatheredTensor> GatheredTensor::Allocate(Array array, std::option
     part = Tile::Whole(array.descriptor.shape);
   }
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes, array.descriptor.TileSizeBytes(*part));
-  // Only the host's memory limits the allocation.
+  // The budget is unlimited: only the host's memory limits the allocation.
   auto budget = std::make_shared<MemoryBudget>(std::numeric_limits<int64_t>::max());
   const auto pool = BufferPool::Create(budget.get(), /*max_idle_bytes=*/0);
   SHARDMESH_ASSIGN_OR_RETURN(
@@ -71,7 +72,7 @@ absl::StatusOr<GatheredTensor> GatheredTensor::Allocate(Array array, std::option
 }
 
 TensorView GatheredTensor::view() const {
-  // Allocate gave the buffer the size that dtype and shape need.
+  // Cannot fail: Allocate made the buffer as large as dtype and shape need.
   return *TensorView::Create(array_.descriptor.dtype, part_.shape(), buffer_.bytes());
 }
 

@@ -26,22 +26,24 @@
 
 namespace shardmesh::client {
 
-// Where acknowledged bytes are: in the workers' memory, or synced to their disks.
+// Where an acknowledged array's bytes are: in the workers' memory, or synced to the workers' disks.
 enum class Durability { kUnknown, kMemory, kDisk };
-// kDegraded: some tiles are missing at present.
+// kDegraded: no live worker holds some of the tiles.
 enum class ArrayState { kUnknown, kAvailable, kDegraded };
 
 struct Array {
   ArrayDescriptor descriptor;
   ArrayState state = ArrayState::kUnknown;
   std::vector<int32_t> missing_ranks;  // rising
-  // The name by which the array was found, and its version; empty and 0 otherwise.
+  // The name by which the caller selected the array, and the name's version. Empty and 0 if the
+  // array was not selected by name.
   std::string name;
   int64_t name_version = 0;
   Durability durability = Durability::kUnknown;
   absl::Time create_time = absl::InfinitePast();
   int64_t size_bytes = 0;  // each element once
-  // The requested spec, if it differs from the effective one, and the reasons.
+  // The requested spec, if it differs from the effective one, and the corrections, which are the
+  // reasons.
   std::optional<PartitionSpec> requested_spec;
   std::vector<Correction> corrections;
 };
@@ -58,8 +60,8 @@ struct ArraySelector {
   int64_t version = 0;
 };
 
-// The state that a change expects of a name: that it does not exist, or is at this version (at
-// least 1). Nullopt: any state.
+// The state in which a change expects a name: it must not exist, or must be at this version (at
+// least 1). Nullopt means any state.
 struct MustNotExist {
   explicit MustNotExist() = default;
   friend bool operator==(const MustNotExist&, const MustNotExist&) = default;
@@ -68,48 +70,51 @@ using Precondition = std::optional<std::variant<MustNotExist, int64_t>>;
 
 // A tensor to put.
 struct PutTensor {
-  // The name that will refer to it: at most 1,024 bytes; empty for an array without a name.
+  // The name that will refer to the array, at most 1,024 bytes. Empty for an array without a name.
   std::string name;
-  // Its bytes, which must not change until the put returns.
+  // The tensor's elements, which must not change until the put returns.
   TensorView view;
-  // The layout, at most one of these; none: the rules decide. `axes` are logical, one a dimension.
+  // The layout: set at most one of these three members. If none is set, PutOptions::rules decide.
+  // `axes` are logical axes, one per dimension.
   std::optional<PartitionSpec> spec = std::nullopt;
   std::optional<std::vector<AxisValue>> axes = std::nullopt;
   std::string preset = {};
-  // The state of the name that the put replaces.
+  // The state in which the put expects `name`; otherwise the put fails.
   Precondition precondition = std::nullopt;
   // As in Tiling::Create.
   std::vector<CutPoints> cut_points = {};
 };
 
-// Bytes given to the network so far, and in total; replicas count each time.
+// Receives the bytes transferred so far, and in total. A replica counts as often as it is
+// transferred.
 using ProgressCallback = std::function<void(int64_t done_bytes, int64_t total_bytes)>;
 
 struct PutOptions {
   // The mesh's name; empty means "default".
   std::string mesh = {};
-  // For tensors without a layout.
+  // The rules for tensors without a layout.
   RuleSetSelector rules = {};
-  // For tensors with axes, or a preset, which has a mode. Nullopt: training.
+  // The profile and the mode that resolve `axes` and `preset` of tensors. Without a mode, the
+  // preset's mode applies, or training.
   ProfileSelector profile = {};
   std::optional<Mode> mode = std::nullopt;
   // Resolves axes and rules exactly as the Python originals do.
   Compatibility compatibility = Compatibility::kDefault;
-  // Turns the first correction into an error.
+  // Whether the first correction of a spec is an error.
   bool strict = false;
   // Plans and checks the put, but moves and changes nothing. The result has only the arrays, whose
   // ids do not exist in the cluster.
   bool validate_only = false;
-  // Called at most about 20 times a second, and once after the last byte; one call at a time, on
-  // any thread. May be null.
+  // The client calls this at most about 20 times a second, and once after the last byte; one call
+  // at a time, on any thread. May be null.
   ProgressCallback progress = nullptr;
-  // Called with the id of the transfer before its first byte moves; the id can cancel the transfer
-  // as an operation. Called again for each retry after a worker was short of memory for calls. May
+  // Called with the id of the transfer before its first byte moves. ClusterClient::CancelOperation
+  // accepts this id. Called again for each retry after a worker was short of memory for calls. May
   // be null.
   std::function<void(const std::string& transfer_id)> on_begun = nullptr;
 };
 
-// An array as put, with the corrections of its requested spec.
+// An array that a put made, with the corrections of its requested spec.
 struct PutArray {
   ArrayDescriptor descriptor;
   std::vector<Correction> corrections;
@@ -124,28 +129,31 @@ struct PutResult {
   absl::Duration transfer_time = absl::ZeroDuration();
 };
 
-// A range of each dimension of an array, from 0. A missing end is that of the dimension.
+// A half-open range of one dimension of an array, counted from 0. A missing end means the end of
+// the dimension. A slice has one range for each dimension.
 struct SliceRange {
   int64_t start = 0;
   std::optional<int64_t> stop = std::nullopt;
 };
 using ArraySlice = std::vector<SliceRange>;
 
-// INVALID_ARGUMENT (BAD_TILE), with have and need: another number of ranges than the shape has
-// dimensions, or a range that is empty or reaches beyond its dimension.
+// Returns the tile that a slice of the array means. INVALID_ARGUMENT (BAD_TILE), with have and
+// need: the number of ranges differs from the array's rank, or a range is empty or exceeds its
+// dimension.
 absl::StatusOr<Tile> TileOf(const ArraySlice& slice, const ArrayDescriptor& array);
 
 // A tensor, or a slice of one, gathered from the cluster. Movable; owns its memory.
 class GatheredTensor {
  public:
-  // Allocates memory for that part of `array`, with unspecified bytes; nullopt: for all of it.
-  // Requires a part within the array. RESOURCE_EXHAUSTED if the host has no memory.
+  // Allocates memory for `part` of the array; nullopt: for the whole array. The bytes are
+  // unspecified. Requires that the part is within the array. RESOURCE_EXHAUSTED if the host has not
+  // enough memory.
   static absl::StatusOr<GatheredTensor> Allocate(Array array, std::optional<Tile> part = {});
 
   const Array& array() const { return array_; }
   // The part of the array that was gathered.
   const Tile& part() const { return part_; }
-  // The shape of the part.
+  // The gathered elements, in the shape of the part.
   TensorView view() const;
   MutableTensorView mutable_view();
 

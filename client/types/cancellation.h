@@ -1,4 +1,4 @@
-// Ends the calls of several threads at once.
+// Cancellation: ends the calls of several threads at the same time.
 #ifndef SHARDMESH_CLIENT_TYPES_CANCELLATION_H_
 #define SHARDMESH_CLIENT_TYPES_CANCELLATION_H_
 
@@ -11,12 +11,12 @@
 
 namespace shardmesh::client {
 
-// A cancellation is permanent. Cancel calls every registered function; later registrations call
-// theirs at once. Functions must be quick, and must not call this object. Thread-safe.
+// Cancel is permanent. Cancel calls every registered function; a registration after it calls its
+// function at once. Functions must be quick, and must not call this object. Thread-safe.
 class Cancellation {
  public:
-  // Makes Cancel call `cancel` while the registration exists. Its destructor waits for a running
-  // call.
+  // Registers `cancel`, which Cancel calls, as long as this object exists. The destructor waits for
+  // a call in progress.
   class Registration {
    public:
     Registration(Cancellation* cancellation, std::function<void()> cancel)

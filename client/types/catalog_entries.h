@@ -20,18 +20,18 @@ namespace shardmesh::client {
 enum class EntryKind { kMesh, kProfile, kRuleSet, kLogicalRules, kTree };
 
 // The tensors of a model: at most 100,000, with 1 MiB of names and shapes. Questions about trees
-// can refer to it by name.
+// can refer to a stored tree by its name.
 struct StoredTree {
-  // Each name once. Only GetEntry fills it; lists, watches and the answers to changes leave it
-  // empty.
+  // The tensors, with distinct names. Only GetEntry fills this member; lists, watches and the
+  // answers to changes leave it empty.
   std::vector<TreeTensor> tensors = {};
   // Totals computed by the coordinator; ignored in changes.
   int64_t tensor_count = 0;
   int64_t parameters = 0;
-  int64_t bytes = 0;  // of the tensors with a dtype
+  int64_t bytes = 0;  // of the tensors that have a dtype
 };
 
-// In the order of EntryKind: the index of the alternative equals the kind.
+// The alternatives have the order of EntryKind, so that an alternative's index equals its kind.
 using EntryValue =
     std::variant<MeshDefinition, PartitionAxis, RuleSetDefinition, LogicalRules, StoredTree>;
 
@@ -40,11 +40,11 @@ inline EntryKind KindOf(const EntryValue& value) { return static_cast<EntryKind>
 struct Entry {
   std::string name;
   EntryValue value;
-  int64_t version = 0;   // incremented by each update; the name never gets it again
+  int64_t version = 0;   // each update increments it; the name never gets a version again
   int64_t revision = 0;  // revision of the store at the last change
-  std::string uid;       // drawn at creation, kept by updates
-  // For a mesh: the workers of its ranks; empty until they are assigned. They stay after an update
-  // that names no workers and does not change the number of ranks.
+  std::string uid;       // made at creation; updates keep it
+  // For a mesh: the identities of its workers by rank; empty until workers are assigned. An update
+  // keeps them if it names no workers and does not change the number of ranks.
   std::vector<std::string> workers;
   absl::Time update_time = absl::InfinitePast();
 };
@@ -54,7 +54,7 @@ struct EntryVersion {
   int64_t version = 0;
   int64_t revision = 0;  // revision of the store at its creation
   absl::Time update_time = absl::InfinitePast();
-  int64_t size_bytes = 0;  // bytes of its value on the wire
+  int64_t size_bytes = 0;  // size of the value on the wire
 };
 
 struct EntryChange {

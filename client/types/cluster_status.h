@@ -1,4 +1,4 @@
-// The description and health of a cluster, and the progress of its long operations.
+// The state and health of a cluster, and the progress of its long operations.
 #ifndef SHARDMESH_CLIENT_TYPES_CLUSTER_STATUS_H_
 #define SHARDMESH_CLIENT_TYPES_CLUSTER_STATUS_H_
 
@@ -20,12 +20,12 @@ namespace shardmesh::client {
 
 struct BuildVersion {
   std::string version;   // semantic, such as 0.1.0
-  std::string revision;  // of the source; may be empty
+  std::string revision;  // revision of the source code; may be empty
 };
 
 struct ServerVersion {
   BuildVersion build;
-  // Supported protocol versions, both included.
+  // The supported versions of the protocol, from min_protocol to max_protocol inclusive.
   int32_t min_protocol = 0;
   int32_t max_protocol = 0;
   // Names of the supported optional features.
@@ -33,12 +33,12 @@ struct ServerVersion {
   std::string cluster_id;
 };
 
-// kUnknown: a state that this build does not know.
+// kUnknown stands for a state that this build does not know, from a newer server.
 enum class WorkerState { kUnknown, kJoining, kReady, kDraining, kLost };
 enum class CoordinatorState { kUnknown, kRecovering, kServing, kDraining };
 enum class OperationState { kUnknown, kRunning, kDone, kFailed, kCancelled };
 
-// In lower case, as users see it: "ready".
+// The state's name in lower case, as users see it: "ready".
 std::string_view WorkerStateName(WorkerState state);
 std::string_view CoordinatorStateName(CoordinatorState state);
 std::string_view OperationStateName(OperationState state);
@@ -48,20 +48,24 @@ struct WorkerStatus {
   uint64_t incarnation = 0;
   WorkerState state = WorkerState::kUnknown;
   std::vector<std::string> addresses;  // best first
-  // The port for peers on the same hosts; nullopt: the port of the addresses.
+  // The port on which other workers reach the worker, at the same hosts as `addresses`. Nullopt:
+  // the port of the addresses.
   std::optional<int> exchange_port = std::nullopt;
   int64_t pid = 0;
   int64_t capacity_bytes = 0;
   int64_t used_bytes = 0;  // as reported by its last heartbeat
-  // Arrays with tiles in the worker's quarantine, and their bytes, as reported by its last
-  // heartbeat.
+  // The number of arrays with tiles in the worker's quarantine, and the tiles' bytes, as reported
+  // by the worker's last heartbeat. A worker's quarantine keeps tiles that the coordinator does not
+  // count as in use.
   int64_t quarantined_arrays = 0;
   int64_t quarantined_bytes = 0;
   absl::Duration heartbeat_age = absl::ZeroDuration();
   std::string lost_reason;
-  absl::Duration lost_age = absl::ZeroDuration();  // since it was lost
-  int64_t losses = 0;                              // since the coordinator started
-  // Failed attempts to attach since its last membership, and the error of the last one.
+  absl::Duration lost_age = absl::ZeroDuration();  // time since the worker was lost
+  // How often the worker was lost since the coordinator started.
+  int64_t losses = 0;
+  // The number of the worker's failed attempts to attach since it was last attached, and the error
+  // of the last attempt.
   int64_t failed_attaches = 0;
   std::string attach_error;
   absl::Duration attach_error_age = absl::ZeroDuration();
@@ -72,17 +76,17 @@ struct MeshStatus {
   std::string mesh_id;
   int64_t revision = 0;
   Mesh mesh;
-  // Identities by rank; empty until ranks are assigned to workers.
+  // The workers' identities by rank; empty until ranks are assigned to workers.
   std::vector<std::string> workers;
-  // Every rank has a ready worker.
+  // Whether every rank has a ready worker.
   bool complete = false;
 };
 
-// Tiles of an array that a worker has quarantined.
+// The tiles of one array that are in one worker's quarantine.
 struct QuarantinedArray {
   std::string identity;  // the worker
   std::string array_id;
-  // As recorded in the tiles; empty if unreadable.
+  // Mesh, dtype and shape as recorded in the tiles; empty if they are unreadable.
   std::string mesh_id;
   std::string dtype;
   Shape shape;
@@ -95,8 +99,8 @@ struct QuarantinedArray {
                              // room
 };
 
-// An array without a name that workers reported after a restart of the coordinator. It is held for
-// a limited time, and then quarantined unless it gets a name.
+// An array without a name that workers reported after a restart of the coordinator. The coordinator
+// holds the array for a limited time, and then quarantines it unless it has got a name.
 struct UnnamedArray {
   std::string array_id;
   std::string mesh_id;
@@ -108,28 +112,29 @@ struct UnnamedArray {
   absl::Duration held_for = absl::InfiniteDuration();
 };
 
-// A worker whose quarantine could not be reached.
+// A worker that the coordinator could not ask about its quarantine.
 struct UnreachedWorker {
   std::string identity;
-  std::string reason;  // for people: its ranks, and the reason
+  std::string reason;  // for people: the worker's ranks, and why it was not reached
   bool expected_back = false;
 };
 
 struct QuarantineList {
   std::vector<QuarantinedArray> arrays;
   std::vector<UnnamedArray> unnamed;       // only for a question about all workers
-  std::vector<UnreachedWorker> unreached;  // their quarantine is not listed
+  std::vector<UnreachedWorker> unreached;  // workers whose quarantine is not listed
 };
 
 // An open session of any client. Its id is not shown, because it gives access to the session.
 struct OpenSessionInfo {
-  int64_t number = 0;     // counts the sessions that the coordinator's process has opened, from 1
-  std::string id_prefix;  // the first 8 characters of its id
-  std::string caller;     // the identity in its certificate, or without TLS its host
+  int64_t number = 0;     // counts, from 1, the sessions that the coordinator's process has opened
+  std::string id_prefix;  // the first 8 characters of the session's id
+  // The identity in the client's certificate; without TLS, the client's host.
+  std::string caller;
   std::string client_name;
   absl::Time opened;
   absl::Time renewed;  // `opened` if never
-  absl::Time expires;  // unless it is renewed
+  absl::Time expires;  // time at which it ends, unless the client renews it
   int64_t pinned_arrays = 0;
   int64_t transfers = 0;  // under way
   int64_t steps = 0;      // under way
@@ -138,12 +143,12 @@ struct OpenSessionInfo {
 // The tiles that a drop from quarantine deleted.
 struct QuarantineDrop {
   std::vector<QuarantinedArray> arrays;
-  std::vector<UnreachedWorker> unreached;  // their quarantine is unchanged
+  std::vector<UnreachedWorker> unreached;  // workers whose quarantine is unchanged
 };
 
 // An array that was restored from quarantine.
 struct RestoredArray {
-  std::string name;  // empty: the array already had one
+  std::string name;  // the name that it got; empty if it already had a name
   std::vector<std::string> identities;
 };
 
@@ -158,53 +163,56 @@ struct ClusterStatus {
   int64_t pid = 0;
   int64_t arrays = 0;
   int64_t degraded_arrays = 0;  // arrays with missing tiles
-  // Arrays held without a name, and the remaining time that they are held.
+  // The number of arrays that are held without a name, and how long they will still be held.
   int64_t unnamed_arrays = 0;
   absl::Duration unnamed_held_for = absl::InfiniteDuration();
   int64_t sessions = 0;
-  // Records of the coordinator's store that were skipped at its start, and the keys of some.
+  // The number of records of its store that the coordinator could not read at its start and
+  // skipped, and the keys of some of them.
   int64_t unreadable_records = 0;
   std::vector<std::string> unreadable_keys;
 };
 
-// The activity of one worker in its last steps. Times are the coordinator's.
+// The recent activity of one worker: its last instructions, as in a flight recorder. Times are by
+// the coordinator's clock.
 struct WorkerFlight {
   std::string identity;
   uint64_t incarnation = 0;
   WorkerState state = WorkerState::kUnknown;
   absl::Duration heartbeat_age = absl::ZeroDuration();
-  std::optional<StepProgress> progress;  // as reported by its last heartbeat
+  std::optional<StepProgress> progress;  // as reported by the worker's last heartbeat
   std::vector<FlightRecord> records;     // finished instructions, in order
-  int64_t omitted_records = 0;           // older ones that are left out
+  int64_t omitted_records = 0;           // older records that the answer leaves out
 };
 
 struct FlightQuestion {
   std::string identity = {};                   // only this worker; empty: all
   std::optional<int64_t> step = std::nullopt;  // only this step; nullopt: all
-  int32_t max_records = 0;                     // for each worker; 0: 64. At most 1,024
+  int32_t max_records = 0;                     // limit for each worker, at most 1,024; 0 means 64
 };
 
-// The speeds of the links between workers. Each pair occurs at most once; a missing pair is not
-// measured yet.
+// The speeds of the links between workers. Each pair of workers occurs at most once. A pair that is
+// missing has not been measured yet.
 struct ClusterLinks {
   struct Worker {
     std::string identity;
-    std::optional<int64_t> rank = {};  // in the mesh of the question
+    std::optional<int64_t> rank = {};  // the worker's rank in the mesh of the question
   };
   struct Link {
-    std::string identity;  // of the measuring worker; its peer is the other one
+    std::string identity;  // the worker that measured the link; `measured.peer` is the other
     MeasuredLink measured;
   };
-  std::vector<Worker> workers;  // by rank, or by identity without a mesh
+  std::vector<Worker> workers;  // sorted by rank, or by identity if the question has no mesh
   std::vector<Link> links;      // by identities
 
-  // Returns the link between two workers, measured by either; null if neither has.
+  // Returns the link between two workers, measured by either of them. Null if neither has measured
+  // it.
   const MeasuredLink* Find(std::string_view one, std::string_view other) const;
 };
 
 // One fault of a cluster.
 struct ClusterFinding {
-  // kUnknown: a kind that this build does not know.
+  // kUnknown stands for a kind that this build does not know, from a newer coordinator.
   enum class Kind {
     kUnknown,
     kStuck,
@@ -219,7 +227,7 @@ struct ClusterFinding {
   struct Culprit {
     std::optional<int64_t> rank;  // nullopt: unknown
     std::string identity;
-    std::string reason;  // "has sent no heartbeat for 2.1s"
+    std::string reason;  // such as "has sent no heartbeat for 2.1s"
   };
 
   Kind kind = Kind::kUnknown;
@@ -231,9 +239,11 @@ struct ClusterFinding {
   std::string label;                   // its label
   std::vector<int64_t> waiting_ranks;
   std::vector<Culprit> culprits;
-  absl::Time time = absl::InfinitePast();  // begin of the fault; for a failed step, its time
+  // When the fault began; for a failed step, when it failed.
+  absl::Time time = absl::InfinitePast();
 };
-// `stuck`, `deadlock`, `cut-off`, `failed`, `worker`, `degraded`, `quarantined`, `unreadable`.
+// The name of a kind: `stuck`, `deadlock`, `cut-off`, `failed`, `worker`, `degraded`,
+// `quarantined`, `unreadable`.
 std::string_view ClusterFindingName(ClusterFinding::Kind kind);
 
 struct Diagnosis {
@@ -246,7 +256,7 @@ struct Operation {
   std::string operation_id;
   std::string description;
   OperationState state = OperationState::kUnknown;
-  // In units of the operation (tiles for a put), and in bytes.
+  // The progress in units of the operation (tiles for a put), and in bytes.
   int64_t done = 0;
   int64_t total = 0;
   int64_t done_bytes = 0;
@@ -255,8 +265,8 @@ struct Operation {
   std::optional<absl::Time> end_time;
   // The error of a failed operation; otherwise OK.
   absl::Status error;
-  int64_t number = 0;  // counts the operations that the coordinator's process has begun, from 1
-  int64_t session_number = 0;  // OpenSessionInfo::number of the session that began it
+  int64_t number = 0;  // counts, from 1, the operations that the coordinator's process has begun
+  int64_t session_number = 0;  // OpenSessionInfo::number of the session that began the operation
 };
 
 // A rank that a worker serves.
@@ -274,18 +284,18 @@ struct DrainedWorker {
   int64_t used_bytes = 0;
 };
 
-// The ranks that a replacement got.
+// The ranks that the replacement of a lost worker got.
 struct ReplacedWorker {
   std::vector<ServedRank> ranks;  // at most the first 1,000
   int64_t rank_count = 0;
 };
 
-// The subjects of a watch of the cluster.
+// What a watch of the cluster reports on.
 enum class ClusterSubject { kWorkers, kArrays, kNames };
 
-// The first event of a watch: changes from here on follow.
+// The first event of a watch: all changes after this state follow.
 struct WatchStarted {
-  int64_t term = 0;  // a new value after each start of the coordinator
+  int64_t term = 0;  // changes at each start of the coordinator
   int64_t epoch = 0;
   int64_t revision = 0;  // of the store
 };
@@ -303,18 +313,18 @@ std::string_view WorkerChangeName(WorkerChange::Kind kind);  // "attached"
 struct ArrayChange {
   std::string array_id;
   std::string mesh_id;
-  bool is_deleted = false;  // otherwise it was created
+  bool is_deleted = false;  // false: the array was created
 };
 
 struct NameChange {
   std::string name;
-  std::string array_id;  // empty if it was deleted
+  std::string array_id;  // empty if the name was deleted
   int64_t version = 0;
-  bool is_deleted = false;  // otherwise it points to the array
+  bool is_deleted = false;  // false: the name now points to the array
 };
 
 struct ClusterChange {
-  absl::Time time = absl::InfinitePast();  // by the coordinator's clock; unset at the start
+  absl::Time time = absl::InfinitePast();  // by the coordinator's clock; unset for WatchStarted
   std::variant<WatchStarted, WorkerChange, ArrayChange, NameChange> event;
 };
 

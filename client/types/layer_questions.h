@@ -1,4 +1,4 @@
-// Questions about linear layers and their answers, in the client's form.
+// Questions about linear layers and their answers, as types of the client library.
 #ifndef SHARDMESH_CLIENT_TYPES_LAYER_QUESTIONS_H_
 #define SHARDMESH_CLIENT_TYPES_LAYER_QUESTIONS_H_
 
@@ -12,7 +12,7 @@
 
 namespace shardmesh::client {
 
-// Asks for the spec of a result, given the layouts of its operands.
+// Asks for the spec of a layer's or matmul's result, given the layouts of the operands.
 struct OutputSpecQuestion {
   enum class Kind {
     kMatmul,   // lhs @ rhs; see GetMatmulOutputSharding
@@ -27,14 +27,14 @@ struct OutputSpecQuestion {
 
 // Asks whether a tensor-parallel layer's settings are valid. See CheckTensorParallelConfig.
 struct TensorParallelQuestion {
-  // Nullopt: the context's mesh.
+  // Nullopt means the mesh of the layer's context, `context_mesh`.
   std::optional<MeshSelector> mesh = std::nullopt;
   std::string axis_name = "tp";
-  // Nullopt: nothing is checked.
+  // Nullopt means that nothing is checked.
   std::optional<std::string> matmul_method = std::nullopt;
   bool reduce_output = false;
   bool reduce_scatter_output = false;
-  // The mesh of the layer's context; nullopt: none.
+  // The mesh of the layer's context; nullopt if the context has none.
   std::optional<MeshSelector> context_mesh = std::nullopt;
   Compatibility compatibility = Compatibility::kDefault;
 };

@@ -1,4 +1,4 @@
-// Questions about layouts and their answers, in the client's form.
+// Questions about layouts and their answers, as types of the client library.
 #ifndef SHARDMESH_CLIENT_TYPES_LAYOUT_QUESTIONS_H_
 #define SHARDMESH_CLIENT_TYPES_LAYOUT_QUESTIONS_H_
 
@@ -25,61 +25,65 @@
 
 namespace shardmesh::client {
 
-// By name in the catalog, or by value. The default is no mesh, which is an error if the question
-// needs one (MISSING_ARGUMENT); the profile without given fields; and no rules.
+// Select a mesh, a profile or rules: by name in the catalog, or by value. The default (monostate)
+// is no mesh, the profile without given fields, or no rules. A question that needs a mesh then
+// fails with MISSING_ARGUMENT.
 using MeshSelector = std::variant<std::monostate, std::string, Mesh>;
 using ProfileSelector = std::variant<std::monostate, std::string, PartitionAxis>;
 using RuleSetSelector = std::variant<std::monostate, std::string, RuleSetDefinition>;
 
 // Asks for the spec that logical axes resolve to.
 struct ResolveSpecQuestion {
-  // Semantic axes, one a dimension; or the name of a preset, which supplies axes and mode.
+  // Semantic axes, one per dimension; or the name of a preset, which supplies axes and mode. Set
+  // only one of the two.
   std::vector<AxisValue> axes = {};
   std::string preset = {};
-  // Nullopt: the preset's mode, or training.
+  // Nullopt means the preset's mode, or training.
   std::optional<Mode> mode = std::nullopt;
-  // Without a shape there is no correction, and no mesh is needed.
+  // The array's shape. Without a shape, the spec is not corrected, and no mesh is needed.
   std::optional<Shape> shape = std::nullopt;
   ProfileSelector profile = {};
   MeshSelector mesh = {};
-  // Turns the first correction into an error.
+  // Whether the first correction is an error.
   bool strict = false;
   Compatibility compatibility = Compatibility::kDefault;
-  // Return the chain of reasons.
+  // Whether to return the chain of reasons.
   bool explain = false;
-  // Return fixes of the corrections.
+  // Whether to return fixes (alternative requests that need no correction).
   bool suggest_fixes = false;
 };
 
-// Asks for the effective spec of an array, by names only: cheaper than ResolveSpecQuestion.
+// Asks for the effective spec of an array. Refers to axes, profile and mesh by name only, which is
+// cheaper than ResolveSpecQuestion.
 struct EffectiveSpecQuestion {
-  // Semantic axes by name, one a dimension (`_`: not partitioned); or the name of a preset, which
+  // Semantic axes by name, one per dimension (`_`: not partitioned); or the name of a preset, which
   // supplies axes and mode.
   std::vector<std::string> axes = {};
   std::string preset = {};
-  // Empty: the preset's mode, or training.
+  // Empty means the preset's mode, or training.
   std::string mode = {};
   Shape shape = {};
-  // Names in the catalog, or NAME@VERSION. Empty profile: defaults. The mesh is required.
+  // Names in the catalog, or NAME@VERSION. An empty profile means the default profile. The mesh is
+  // required.
   std::string profile = {};
   std::string mesh = {};
-  // Turns the first correction into an error.
+  // Whether the first correction is an error.
   bool strict = false;
 };
 
-// The spec that fits.
+// The spec after correction: it fits shape and mesh.
 struct EffectiveSpec {
   PartitionSpec spec;
-  // Dimensions whose axes were dropped because they do not fit, rising.
+  // The dimensions whose axes were dropped because they do not fit, in ascending order.
   std::vector<int64_t> corrected_dimensions;
   Shape shard_shape;     // of each device's tile, in elements
   int64_t revision = 0;  // of the catalog
 };
 
-// Asks for the mesh axes of each of these logical axes.
+// Asks to which mesh axes each of these logical axes resolves.
 struct ResolveAxesQuestion {
   std::vector<AxisValue> axes;
-  // Nullopt: training. A dimension is not allowed.
+  // Nullopt means training. A mode that is a dimension's number is not allowed.
   std::optional<Mode> mode = std::nullopt;
   ProfileSelector profile = {};
   Compatibility compatibility = Compatibility::kDefault;
@@ -92,37 +96,37 @@ struct CorrectSpecQuestion {
   MeshSelector mesh = {};
   bool strict = false;
   Compatibility compatibility = Compatibility::kDefault;
-  // Return fixes of the corrections.
+  // Whether to return fixes (alternative requests that need no correction).
   bool suggest_fixes = false;
-  // An empty mesh gives P() instead of an error.
+  // Whether an empty mesh gives P() instead of an error.
   bool allow_empty_mesh = false;
 };
 
 struct SpecAnswer {
   PartitionSpec requested;
-  // After correction; equal to `requested` without a shape.
+  // The spec after correction; equal to `requested` if the question has no shape.
   PartitionSpec effective;
-  // By rising dimension.
+  // The corrections, sorted by dimension.
   std::vector<Correction> corrections;
-  // Empty unless requested; see SuggestFixes.
+  // Empty unless the question asks for fixes; see SuggestFixes.
   std::vector<Fix> fixes;
-  // Empty unless requested.
+  // The chain of reasons; empty unless the question asks for it.
   std::vector<ExplanationStep> explanation;
-  // The tile's extent in each dimension; nullopt without a shape.
+  // The extent of a device's tile in each dimension; nullopt if the question has no shape.
   std::optional<Shape> shard_shape;
-  // The catalog's revision that the answer is based on.
+  // The revision of the catalog on which the answer is based.
   int64_t revision = 0;
 };
 
-// Asks for the constraint on an existing array of this shape.
+// Asks to which spec, if any, a layout constrains an existing array of this shape.
 struct ConstrainQuestion {
-  // A spec; or semantic axes or the name of a preset, with a mode and a profile.
+  // The layout: a spec; or semantic axes or the name of a preset, with a mode and a profile.
   std::variant<PartitionSpec, std::vector<AxisValue>, std::string> layout;
   std::optional<Mode> mode = std::nullopt;
   ProfileSelector profile = {};
   Shape shape;
   MeshSelector mesh = {};
-  // With axes or a preset: see ApplyLogicalSharding.
+  // Only for a layout of axes or a preset: see ApplyLogicalSharding.
   bool auto_correct = false;
   bool strict = false;
   Compatibility compatibility = Compatibility::kDefault;
@@ -130,7 +134,7 @@ struct ConstrainQuestion {
 
 struct ConstraintAnswer {
   PartitionSpec requested;
-  // Nullopt: the array stays unchanged.
+  // The spec to which the array is constrained; nullopt if the array stays unchanged.
   std::optional<PartitionSpec> constraint;
   std::vector<Correction> corrections;
   int64_t revision = 0;
@@ -147,7 +151,7 @@ struct CompareQuestion {
 
 struct Comparison {
   bool equal = false;       // P() and P(None) are not equal
-  bool equivalent = false;  // every tensor of that rank has the same placement
+  bool equivalent = false;  // every tensor of that rank has the same placement by both specs
   bool a_fully_replicated = false;
   bool b_fully_replicated = false;
 };
@@ -157,7 +161,7 @@ struct ExplainQuestion {
   std::string name;  // 1 to 1,024 bytes
   Shape shape;
   RuleSetSelector rules = {};
-  // Instead of rules: semantic axes, with a profile and a mode.
+  // Semantic axes, which replace the rules; resolved with the profile and the mode.
   std::optional<std::vector<AxisValue>> axes = std::nullopt;
   ProfileSelector profile = {};
   std::optional<Mode> mode = std::nullopt;
@@ -166,7 +170,7 @@ struct ExplainQuestion {
 };
 
 struct TensorExplanation {
-  SpecAnswer spec;  // with fixes and the chain of reasons
+  SpecAnswer spec;  // includes fixes and the chain of reasons
   std::optional<int64_t> rule_index;
 };
 
@@ -175,19 +179,19 @@ struct TilingQuestion {
   MeshSelector mesh;
   PartitionSpec spec;  // must fit
   Shape shape;
-  // Positions to return tiles for, at most 65,536.
+  // Positions of the devices for which to return tiles, at most 65,536.
   std::vector<DeviceId> devices = {};
   Compatibility compatibility = Compatibility::kDefault;
-  // A range of the tensor to return owners for.
+  // A part of the tensor for which to return the devices that hold it.
   std::optional<Tile> range = std::nullopt;
-  // Positions to return replica groups for, at most 65,536.
+  // Positions of the devices for which to return replica groups, at most 65,536.
   std::vector<DeviceId> replica_groups_of = {};
 };
 
 struct DeviceTile {
   DeviceId device = 0;
   Tile tile;
-  // The number of this copy of the tile, from 0 in mesh order.
+  // The index of this device among the devices that hold the tile, from 0 in mesh order.
   int64_t replica_id = 0;
 };
 
@@ -195,51 +199,52 @@ struct TilingAnswer {
   Shape shard_shape;
   int64_t distinct_tiles = 0;
   bool fully_replicated = false;
-  // For the requested devices, in their order.
+  // The tiles of the requested devices, in the order of the question.
   std::vector<DeviceTile> tiles;
-  // The pieces of the requested range, in row-major order.
+  // The pieces of the requested range, each with its devices, in row-major order.
   std::vector<OwnedTile> owners;
   // For each requested position, all devices that hold its tile.
   std::vector<std::vector<DeviceId>> replica_groups;
   int64_t revision = 0;
 };
 
-// A preset always has a mode.
+// A named list of axes with a mode. In a preset, the mode is always set.
 struct NamedPreset {
   std::string name;
   std::vector<AxisValue> axes;
   Mode mode = RuntimeMode::kTrain;
 };
 
-// Settings for a whole tree of tensors.
+// Asks for the layouts of a whole tree of tensors.
 struct TreeQuestion {
-  // For tensors without axes of their own.
+  // The rules for tensors without their own axes or spec.
   RuleSetSelector rules = {};
-  // For tensors with axes.
+  // The profile for tensors with axes.
   ProfileSelector profile = {};
   std::optional<Mode> mode = std::nullopt;
   MeshSelector mesh = {};
   bool strict = false;
   Compatibility compatibility = Compatibility::kDefault;
-  // Returns the specs of the rules only: without a mesh, corrections or bytes.
+  // Whether to return only the specs that the rules give. The answer then has no corrections and no
+  // bytes, and no mesh is needed.
   bool match_only = false;
-  // Reports a tensor without a matching rule in the answer; otherwise it ends the call with
-  // UNMATCHED_TENSOR.
+  // Whether the answer reports a tensor without a matching rule. Otherwise such a tensor ends the
+  // call with UNMATCHED_TENSOR.
   bool keep_unmatched = false;
-  // Return fixes of the corrections.
+  // Whether to return fixes (alternative requests that need no correction).
   bool suggest_fixes = false;
-  // Specs of the tensors themselves may name only axes of the mesh, each once, although correction
-  // would drop the others.
+  // Whether a tensor's own spec is an error if it names an axis that the mesh lacks, or an axis
+  // twice. Otherwise correction drops such axes.
   bool own_specs_must_suit_mesh = false;
-  // The name of a tree of the catalog; excludes tensors in the request.
+  // The name of a tree of the catalog. The request must then have no tensors.
   std::string stored_tree = {};
 };
 
 struct TreeTensor {
   std::string name;  // unique in the tree, 1 to 1,024 bytes
   Shape shape;
-  std::optional<Dtype> dtype = std::nullopt;  // nullopt: bytes are not counted
-  // Instead of rules: semantic axes, or the tensor's own spec.
+  std::optional<Dtype> dtype = std::nullopt;  // nullopt: the tensor's bytes are not counted
+  // The tensor's own semantic axes or spec, which replace the rules.
   std::optional<std::vector<AxisValue>> axes = std::nullopt;
   std::optional<PartitionSpec> spec = std::nullopt;
 };
@@ -248,23 +253,25 @@ struct TreeSpec {
   PartitionSpec requested;
   PartitionSpec effective;
   std::vector<Correction> corrections;
-  // Empty unless requested; see SuggestFixes.
+  // Empty unless the question asks for fixes; see SuggestFixes.
   std::vector<Fix> fixes;
-  // Fixes were requested but left out, because the answer's fixes reached their size limit.
+  // Whether requested fixes were left out, because the answer's fixes reached their size limit.
   bool fixes_left_out = false;
 };
 
 struct TreePlacement {
   // Index into TreeAnswer::specs.
   size_t spec_index = 0;
-  // The rule that matched, from 0; nullopt if none was needed, or none matched.
+  // The index of the rule that matched, from 0; nullopt if no rule was needed, or none matched.
   std::optional<int64_t> rule_index;
-  // No rule matched, and the tensor counts as replicated; see TreeQuestion::keep_unmatched.
+  // Whether no rule matched, so that the tensor counts as replicated; see
+  // TreeQuestion::keep_unmatched.
   bool unmatched = false;
   int64_t bytes_per_device = 0;
 };
 
-// A report, with the number of tensors of some kinds. Bytes count only tensors with a dtype.
+// The totals of a layout, and the number of tensors of some kinds. Bytes count only tensors with a
+// dtype.
 struct TreeReport {
   LayoutReport layout;
   int64_t devices = 0;             // 0 without a mesh
@@ -274,9 +281,9 @@ struct TreeReport {
 };
 
 struct TreeAnswer {
-  // The distinct specs.
+  // The distinct specs of the tensors.
   std::vector<TreeSpec> specs;
-  // One for each tensor, in the order of the question or of the stored tree.
+  // One placement for each tensor, in the order of the question or of the stored tree.
   std::vector<TreePlacement> placements;
   TreeReport report;
   int64_t revision = 0;

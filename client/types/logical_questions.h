@@ -1,4 +1,4 @@
-// Questions about flax's logical names and their answers, in the client's form.
+// Questions about flax's logical names and their answers, as types of the client library.
 #ifndef SHARDMESH_CLIENT_TYPES_LOGICAL_QUESTIONS_H_
 #define SHARDMESH_CLIENT_TYPES_LOGICAL_QUESTIONS_H_
 
@@ -16,38 +16,39 @@
 
 namespace shardmesh::client {
 
-// By name in the catalog, or by value; the default is no rules.
+// Selects logical rules by name in the catalog, or by value. The default is no rules.
 using LogicalRulesSelector = std::variant<std::monostate, std::string, LogicalRules>;
 
-// Asks for the meaning of logical names by the rules of flax.core.spmd.
+// Asks to which mesh axes logical names resolve, as flax.core.spmd resolves them.
 struct SpmdQuestion {
-  std::vector<AxisValue> names;  // one a dimension, at most 16
+  std::vector<AxisValue> names;  // one per dimension, at most 16
   LogicalRulesSelector rules = {};
-  // The rules of the array's context; merged with its own.
+  // The rules of the array's context, which are merged with `rules`.
   LogicalRulesSelector context_rules = {};
-  // The array's mesh; nullopt: the answer has no action. With a mesh, an empty list of names means
-  // an array without names.
+  // The array's mesh; nullopt: the answer has no action. With a mesh, an empty `names` means that
+  // the array has no logical names.
   std::optional<MeshSelector> mesh = std::nullopt;
-  // Returns only the values, also if they form no legal spec. Excludes a mesh.
+  // Whether to return only the values, even if they form no legal spec. Not allowed with a mesh.
   bool values_only = false;
   Compatibility compatibility = Compatibility::kDefault;
 };
 
 struct SpmdAnswer {
-  std::vector<AxisValue> values;  // one a dimension; empty for an array that stays unchanged
+  std::vector<AxisValue> values;  // one per dimension; empty for an array that stays unchanged
   // Nullopt with values_only, and for an array that stays unchanged.
   std::optional<PartitionSpec> spec;
-  // Only with a mesh.
+  // Set only if the question has a mesh.
   std::optional<ShardValueAction> action;
   int64_t revision = 0;
 };
 
-// Asks for the meaning of logical names by the rules of flax.linen.
+// Asks to which mesh axes logical names resolve, as flax.linen resolves them.
 struct LinenQuestion {
-  std::vector<AxisValue> names;  // one a dimension, at most 16
+  std::vector<AxisValue> names;  // one per dimension, at most 16
   LogicalRulesSelector rules = {};
   RulesFallback fallback = RulesFallback::kAxisIsUnsharded;
-  // Like with_logical_constraint: without any rules the array stays unchanged.
+  // Whether to act like flax's with_logical_constraint: without any rules, the array stays
+  // unchanged.
   bool constrain = false;
 };
 

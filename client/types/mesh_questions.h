@@ -1,4 +1,4 @@
-// Questions about meshes and their answers, in the client's form.
+// Questions about meshes and their answers, as types of the client library.
 #ifndef SHARDMESH_CLIENT_TYPES_MESH_QUESTIONS_H_
 #define SHARDMESH_CLIENT_TYPES_MESH_QUESTIONS_H_
 
@@ -14,30 +14,30 @@
 
 namespace shardmesh::client {
 
-// A mesh as written, which the coordinator validates. See Mesh::Create.
+// A mesh as the user wrote it, not validated: the coordinator validates it. See Mesh::Create.
 struct MeshFields {
   std::vector<MeshAxis> axes;
   std::vector<int64_t> device_ids = {};
 };
-// `dp=2,tp=4`; see ParseMeshAxes. At most 8 KiB.
+// A mesh as text, such as `dp=2,tp=4`; see ParseMeshAxes. At most 8 KiB.
 struct MeshText {
   std::string text;
 };
 
-// Asks for the facts of a mesh.
+// Asks for a validated mesh and its workers.
 struct MeshQuestion {
   std::variant<MeshSelector, MeshFields, MeshText> mesh = {};
-  // The required number of devices; a size of -1 is inferred.
+  // The required number of devices, from which the coordinator infers a size of -1.
   std::optional<int64_t> device_count = std::nullopt;
-  // Turns an empty mesh into an error (FAILED_PRECONDITION, NO_MESH).
+  // Whether an empty mesh is an error (FAILED_PRECONDITION, NO_MESH).
   bool required = false;
-  // kExact accepts all that JAX accepts; see MeshOptions::allow_degenerate.
+  // kExact accepts all meshes that JAX accepts; see MeshOptions::allow_degenerate.
   Compatibility compatibility = Compatibility::kDefault;
 };
 
 struct MeshAnswer {
   Mesh mesh;
-  // Identities by rank, if the mesh is in the catalog and has them.
+  // The workers' identities by rank, if the mesh is in the catalog and workers are assigned to it.
   std::vector<std::string> workers;
   int64_t revision = 0;
 };
@@ -45,18 +45,19 @@ struct MeshAnswer {
 // Asks about some axes of a mesh.
 struct MeshAxesQuestion {
   enum class Kind {
-    kPresent,     // do the axes exist?
+    kPresent,     // whether the axes exist
     kSize,        // AxesSize
     kMappedSize,  // MappedAxesSize
     kIndex,       // SubmeshIndices
-    kGroups,      // DeviceGroup of each device given, or all DeviceGroups
+    kGroups,      // DeviceGroup of each given device; DeviceGroups if none is given
     kSubmesh,     // SubmeshOf
   };
   Kind kind = Kind::kPresent;
   MeshSelector mesh = {};
   // At most 64.
   std::vector<std::string> axes = {};
-  // kIndex, kGroups: at most 65,536 positions; none: all. kSubmesh: one; none: 0.
+  // For kIndex and kGroups: at most 65,536 positions; empty means all devices. For kSubmesh: one
+  // position; empty means 0.
   std::vector<DeviceId> devices = {};
   Compatibility compatibility = Compatibility::kDefault;
 };
@@ -65,11 +66,12 @@ struct MeshAxesAnswer {
   // kPresent.
   bool present = false;
   std::vector<std::string> absent_axes;
-  // kSize, kMappedSize.
+  // For kSize and kMappedSize.
   int64_t size = 0;
-  // kIndex: one for each device.
+  // For kIndex: one index for each device.
   std::vector<int64_t> indexes;
-  // kGroups: positions; in the order of the devices, else by least member. At most 65,536 in all.
+  // For kGroups: the positions of each group's devices, at most 65,536 in all. The groups have the
+  // order of the question's devices; without devices, they are sorted by least member.
   std::vector<std::vector<DeviceId>> groups;
   // kSubmesh.
   Mesh submesh;

@@ -22,30 +22,30 @@
 
 namespace shardmesh::client {
 
-// Asks for the data movement from one layout of an array to another. Devices of the two meshes with
-// equal ids are the same device.
+// Asks for the data movement from one layout of an array to another. If two devices of the two
+// meshes have equal ids, they are the same device.
 struct ReshardQuestion {
   MeshSelector from_mesh = {};
-  PartitionSpec from = {};  // must fit, like `to`
+  PartitionSpec from = {};  // must fit the shape, like `to`
   MeshSelector to_mesh = {};
   PartitionSpec to = {};
   Shape shape = {};
   Dtype dtype = Dtype::kF32;
-  // `devices` are positions in the destination's mesh; the answer lists their needs and sources.
-  // `sources` are positions in the source's mesh; the answer lists what they send. At most 65,536
-  // each. The answer must fit 4 MiB (RESOURCE_EXHAUSTED, LIMIT_EXCEEDED), and has at most 65,536
-  // regions of either kind.
+  // `devices` are positions in the destination's mesh: the answer lists what these devices need and
+  // from which devices. `sources` are positions in the source's mesh: the answer lists what these
+  // devices send. At most 65,536 positions each. The answer must fit 4 MiB (RESOURCE_EXHAUSTED,
+  // LIMIT_EXCEEDED), and has at most 65,536 regions of either kind.
   std::vector<DeviceId> devices = {};
   std::vector<DeviceId> sources = {};
-  // Leaves out the regions that `devices` receive.
+  // Whether to leave out the regions that `devices` receive.
   bool omit_regions = false;
   Compatibility compatibility = Compatibility::kDefault;
 };
 
 // A region that one device sends to another.
 struct ReshardTransfer {
-  DeviceId source = 0;       // of the source's mesh
-  DeviceId destination = 0;  // of the destination's mesh
+  DeviceId source = 0;       // position in the source's mesh
+  DeviceId destination = 0;  // position in the destination's mesh
   Tile tile;
   int64_t bytes = 0;
 };
@@ -54,7 +54,7 @@ struct ReshardDevice {
   DeviceId device = 0;
   DeviceReshard part;
   int64_t needed_bytes = 0;
-  // In row-major order; empty if they were left out.
+  // The regions that the device receives, in row-major order; empty with omit_regions.
   std::vector<ReshardTransfer> regions;
 };
 
@@ -62,13 +62,13 @@ struct ReshardAnswer {
   ReshardPattern pattern = ReshardPattern::kGeneral;
   std::vector<ReshardStep> steps;
   int64_t elements = 0;  // of the array
-  // As in sharding/reshard/plan.h, in elements by default. `mean_sent`, `max_link` and `max_sent`
-  // are unset; the bytes below replace them.
+  // Totals as in sharding/reshard/plan.h, in elements unless stated otherwise. `mean_sent`,
+  // `max_link` and `max_sent` are unset; the bytes below replace them.
   ReshardTotals totals;
   int64_t total_needed_bytes = 0;
   int64_t max_needed_bytes = 0;  // of one device
   int64_t max_link_bytes = 0;    // the most that one device sends to another
-  double mean_sent_bytes = 0;    // average over the source's devices
+  double mean_sent_bytes = 0;    // average over the source mesh's devices
   // The most that one device sends; nullopt if the computation would take too long.
   std::optional<int64_t> max_sent_bytes;
   std::vector<ReshardDevice> devices;  // in the order of the question
@@ -76,10 +76,10 @@ struct ReshardAnswer {
   int64_t revision = 0;
 };
 
-// Asks for the totals of a tree whose tensors have their own fitting specs.
+// Asks for the totals of a tree. Each tensor has its own spec, which must fit without correction.
 struct AnalyzeQuestion {
   MeshSelector mesh = {};
-  // The name of a tree of the catalog; excludes tensors in the request.
+  // The name of a tree of the catalog. The request must then have no tensors.
   std::string stored_tree = {};
 };
 
@@ -88,28 +88,29 @@ struct AnalyzeAnswer {
   int64_t revision = 0;
 };
 
-// The original's counts of such a tree.
+// The counts that eformer's analyze_sharding_strategy gives for the tree of an AnalyzeQuestion.
 struct ShardingStrategyAnswer {
   ExactAnalysis analysis;
   int64_t revision = 0;
 };
 
-// Asks for the best mesh of this many devices for a tree.
+// Asks which meshes of `devices` devices are the best for a tree.
 struct SearchQuestion {
   int64_t devices = 0;  // 1 to 2^31
   // At most 16.
   std::vector<SearchAxis> axes;
-  // Memory of a device; nullopt: unlimited.
+  // The memory of a device; nullopt means unlimited.
   std::optional<int64_t> device_memory_bytes = std::nullopt;
-  // For tensors without axes and spec.
+  // The rules for tensors without axes and spec.
   RuleSetSelector rules = {};
-  // For tensors with axes.
+  // The profile for tensors with axes.
   ProfileSelector profile = {};
   std::optional<Mode> mode = std::nullopt;
   int64_t keep = 20;  // 1 to 1,000
-  // The first criterion that differs decides; empty means all, in their order.
+  // Criteria by which meshes are ranked: the first criterion in which two meshes differ decides.
+  // Empty means all criteria, in the order of the enum.
   std::vector<MeshCriterion> ranking = {};
-  // The name of a tree of the catalog; excludes tensors in the request.
+  // The name of a tree of the catalog. The request must then have no tensors.
   std::string stored_tree = {};
 };
 
@@ -122,13 +123,13 @@ struct SearchAnswer {
 struct ShardingsQuestion {
   enum class Kind {
     kLayouts,        // mesh and spec; nullopt for a leaf without them
-    kLayoutsOnMesh,  // the same, and a bare spec is a layout on `mesh`, which must not be empty
-    kSpecs,          // the spec; an error for a leaf without one; P() for numbers
+    kLayoutsOnMesh,  // as kLayouts; a leaf with only a spec is on `mesh`, which must be nonempty
+    kSpecs,          // the spec; an error for a leaf without a spec; P() for numbers
   };
   Kind kind = Kind::kLayouts;
-  // At most 100,000, in messages of 4 MiB.
+  // At most 100,000 leaves, in messages of at most 4 MiB.
   std::vector<HeldLeaf> leaves = {};
-  // Also includes the cluster's arrays whose names have this prefix; nullopt: none. The list is not
+  // If set, the answer also has the cluster's arrays whose names have this prefix. The list is not
   // a snapshot: names that are added or deleted meanwhile may be missing or present.
   std::optional<std::string> prefix = std::nullopt;
   MeshSelector mesh = {};

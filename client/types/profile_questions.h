@@ -1,4 +1,4 @@
-// Questions about profiles and hashes and their answers, in the client's form.
+// Questions about profiles and hashes and their answers, as types of the client library.
 #ifndef SHARDMESH_CLIENT_TYPES_PROFILE_QUESTIONS_H_
 #define SHARDMESH_CLIENT_TYPES_PROFILE_QUESTIONS_H_
 
@@ -15,7 +15,8 @@
 
 namespace shardmesh::client {
 
-// A profile in its original form, which the coordinator resolves. See PartitionAxis::Create.
+// A profile as the user wrote it, before resolution: the coordinator resolves it. See
+// PartitionAxis::Create.
 struct ProfileFields {
   std::vector<FieldValue> fields;
   std::vector<SemanticAxis> semantic_axes = {};
@@ -23,17 +24,19 @@ struct ProfileFields {
 
 // Asks for the resolved form of a profile.
 struct ProfileQuestion {
-  // By name in the catalog, or by value; the default is the profile without given fields.
+  // The profile, by name in the catalog or by value. The default is the profile without given
+  // fields.
   std::variant<std::monostate, std::string, PartitionAxis, ProfileFields> profile = {};
 };
 
 // A semantic name with its mesh axes.
 struct ResolvedName {
   std::string name;
-  // Nullopt for a user-defined axis, and for the name that reads no field.
+  // The profile's field that gives the axes. Nullopt for a user-defined axis, and for the built-in
+  // name that reads no field.
   std::optional<AxisField> field;
-  // The field that replaces `field` in generation modes unless it is none; nullopt if no such field
-  // exists.
+  // The field that replaces `field` in generation modes, unless the field's value is none. Nullopt
+  // if no such field exists.
   std::optional<AxisField> generation_field;
   AxisValue value;
   AxisValue generation_value;
@@ -42,19 +45,19 @@ struct ResolvedName {
 struct ProfileAnswer {
   PartitionAxis profile;
   std::string text;  // as Python's repr
-  // 64 hexadecimal digits over every field and every user-defined axis; see Fingerprint.
+  // A digest of all fields and user-defined axes, as 64 hexadecimal digits; see Fingerprint.
   std::string fingerprint;
   // The built-in names, then the user-defined ones.
   std::vector<ResolvedName> semantic_names;
   int64_t revision = 0;
 };
 
-// Asks for the hash of a text, or for the original's of an object with these attributes or of a
-// profile; see HashProfile.
+// Asks for the hash of a text; or for the hash that the Python original gives an object with these
+// attributes, or a profile. See HashProfile.
 struct HashQuestion {
-  // At most 1 MiB of text.
+  // A text of at most 1 MiB, an object's attributes, or a profile.
   std::variant<std::string, std::vector<PythonValue>, ProfileQuestion> subject;
-  // For a text; see SafeHashInt. Nullopt: md5.
+  // The algorithm for a text; see SafeHashInt. Nullopt means md5.
   std::optional<std::string> algorithm = std::nullopt;
   Compatibility compatibility = Compatibility::kDefault;
 };

@@ -1,4 +1,4 @@
-// Questions about rules and their answers, in the client's form.
+// Questions about rules and their answers, as types of the client library.
 #ifndef SHARDMESH_CLIENT_TYPES_RULE_QUESTIONS_H_
 #define SHARDMESH_CLIENT_TYPES_RULE_QUESTIONS_H_
 
@@ -18,57 +18,63 @@
 
 namespace shardmesh::client {
 
-// Asks for the rules in one line of text, and optionally for the spec that they give a name. See
-// sharding/rules/pattern_rules.h.
+// Asks to parse the rules in one line of text, and optionally which spec these rules give to a
+// name. See sharding/rules/pattern_rules.h.
 struct PatternRulesQuestion {
   std::string text;  // at most 64 KiB
-  // Nullopt: returns only the rules.
+  // The name for which to return a spec. Nullopt: the answer has only the rules.
   std::optional<std::string> name = std::nullopt;
   PartitionSpec default_spec = {};
   Compatibility compatibility = Compatibility::kDefault;
-  // kExact: the mesh that the original requires; nullopt skips its check.
+  // With kExact, the mesh that the Python original requires. Nullopt skips the original's check of
+  // the mesh.
   std::optional<MeshSelector> mesh = std::nullopt;
 };
 
 struct PatternRulesAnswer {
   std::vector<Rule> rules;
-  // With a name: its spec, and the rule that gave it; rule_index is nullopt for the default spec.
+  // If the question has a name: the name's spec, and the index of the rule that gave it.
+  // `rule_index` is nullopt if `spec` is the default spec.
   std::optional<PartitionSpec> spec;
   std::optional<int64_t> rule_index;
 };
 
 // The result of matching a pattern.
 struct PatternCheck {
-  std::vector<bool> found;  // per requested name, in their order
-  std::string re2_pattern;  // empty if RE2 cannot express it
+  std::vector<bool> found;  // whether the pattern is found, for each requested name in order
+  std::string re2_pattern;  // equivalent pattern for RE2; empty if RE2 cannot express it
 };
 
-// Rules without exclusions; see sharding/rules/exclusion.h.
+// Equivalent rules without exclusions (negative lookaheads); see sharding/rules/exclusion.h.
 struct RewriteAnswer {
   RuleSetDefinition rules;
-  std::vector<int64_t> origins;  // per rule, the index of the given rule that its spec comes from
+  std::vector<int64_t> origins;  // for each new rule, the index of the given rule whose spec it has
   bool changed = false;
 };
 
-// Asks for questionable parts of rules, over a tree, in every mode and on every mesh.
+// Asks for questionable parts of rules, applied to the tensors of a tree in every mode and on every
+// mesh.
 struct LintQuestion {
-  // Required. Unusable patterns are findings, so pass rules that defer their errors.
+  // The rules to check; required. Unusable patterns become findings only if the rules defer pattern
+  // errors.
   RuleSetSelector rules;
-  // For tensors with semantic axes.
+  // The profile for tensors with semantic axes.
   ProfileSelector profile = {};
-  // At most 256 nonempty meshes. Empty: every mesh of the catalog.
+  // The meshes to check, at most 256, none of them empty. An empty list means every mesh of the
+  // catalog.
   std::vector<MeshSelector> meshes = {};
-  // Also checks the cluster's named arrays with this prefix.
+  // If set, also checks the cluster's named arrays whose names have this prefix.
   std::optional<std::string> held_prefix = std::nullopt;
-  // For each kind: 1 to 1,000. The findings of a kind never exceed 256 KiB.
+  // The most findings of each kind that are listed, 1 to 1,000. The findings of one kind never
+  // exceed 256 KiB.
   int64_t max_findings = 100;
   Compatibility compatibility = Compatibility::kDefault;  // how axes resolve
-  // Trees of the catalog: the listed ones, at most 1,000, each once; or all. They exclude tensors
-  // in the request. Their tensors with own specs are skipped.
+  // Trees of the catalog to check: at most 1,000 distinct names, or all trees. The request must
+  // then have no tensors. Tensors of these trees that have their own spec are skipped.
   std::vector<std::string> stored_trees = {};
   bool all_stored_trees = false;
-  // The trees that the given tensors belong to, in order, at most 1,000, with distinct names of 1
-  // to 4,096 bytes. Empty: all belong to one tree without a name.
+  // The trees to which the request's tensors belong, in the order of the tensors. At most 1,000
+  // trees, with distinct names of 1 to 4,096 bytes. An empty list means one tree without a name.
   struct GivenTree {
     std::string name;
     int64_t tensors = 0;  // at least 1
@@ -80,7 +86,7 @@ struct LintQuestion {
 struct LintedTree {
   enum class Source { kGiven, kCatalog, kHeld };
   Source source = Source::kGiven;
-  // Name of the tree in the catalog or in the request; may be empty in the latter case.
+  // The tree's name in the catalog or in the request. May be empty for a tree of the request.
   std::string name;
   // For a tree of the catalog: its version, and the number of skipped tensors.
   int64_t version = 0;
@@ -89,10 +95,10 @@ struct LintedTree {
 };
 
 struct LintAnswer {
-  std::vector<Finding> findings;  // by kind, then by rule and tensor
-  // Number of findings by kind, listed or not.
+  std::vector<Finding> findings;  // sorted by kind, then by rule and tensor
+  // The number of findings of each kind, including those that are not listed.
   std::array<int64_t, kFindingKindCount> counts = {};
-  // Findings refer to them by index.
+  // The checked trees, to which findings refer by index.
   std::vector<LintedTree> trees;
   int64_t tensors = 0;  // checked
   int64_t meshes = 0;   // checked
@@ -115,7 +121,7 @@ struct DiffQuestion {
   LayoutChoice b;
   LayoutBudget budget = {};
   Compatibility compatibility = Compatibility::kDefault;
-  // The name of a tree of the catalog; excludes tensors in the request.
+  // The name of a tree of the catalog. The request must then have no tensors.
   std::string stored_tree = {};
 };
 
@@ -124,7 +130,7 @@ struct DiffAnswer {
   TreeReport a;
   TreeReport b;
   bool within_budget = true;
-  std::string budget_text;  // a sentence on the exceeded budget
+  std::string budget_text;  // a sentence about the exceeded budget
   int64_t revision = 0;
 };
 

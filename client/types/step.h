@@ -1,4 +1,4 @@
-// Computations on arrays as a client requests them, and their results.
+// Requests for computations on arrays, and their results.
 #ifndef SHARDMESH_CLIENT_TYPES_STEP_H_
 #define SHARDMESH_CLIENT_TYPES_STEP_H_
 
@@ -22,26 +22,26 @@ namespace shardmesh::client {
 // whole.
 struct Operand {
   Operand(ArraySelector array) : value(std::move(array)) {}  // NOLINT: an array is an operand.
-  Operand(Literal literal) : value(std::move(literal)) {}    // NOLINT: a literal is one too.
+  Operand(Literal literal) : value(std::move(literal)) {}    // NOLINT: a literal is an operand.
 
   std::variant<ArraySelector, Literal> value;
-  // Lets the step reuse the array's memory; the array no longer exists afterwards. An all-reduce,
-  // broadcast or barrier works in place if tiles keep their size. The array is then lost even if
-  // the step fails, as the error states. An array that has a name, or that others hold, is never
-  // consumed.
+  // Whether the step may reuse the array's memory; the array no longer exists afterwards. An
+  // all-reduce, broadcast or barrier works in place if tiles keep their size. The array is then
+  // lost even if the step fails, as the error states. An array that has a name, or that others
+  // hold, is never consumed.
   bool donate = false;
 };
 
-// The handling of results.
+// How a step stores and returns its results.
 struct OutputOptions {
-  // By result, in order; an empty or missing name leaves the result without a name.
+  // The names of the results, in order. A result whose name is empty or missing gets no name.
   std::vector<std::string> names = {};
-  // Expected states of the names; nullopt or missing: any.
+  // The expected states of the names, in order; nullopt or missing means any state.
   std::vector<Precondition> preconditions = {};
-  // Also returns the elements, at most 1 MiB in all.
+  // Whether to return the results' elements too, at most 1 MiB in all.
   bool return_literals = false;
-  // The spec of each result, which must fit without correction. Nullopt or missing: the planner
-  // chooses.
+  // The spec of each result, which must fit without correction. If nullopt or missing, the planner
+  // chooses the spec.
   std::vector<std::optional<PartitionSpec>> specs = {};
 };
 
@@ -52,9 +52,9 @@ struct StepOutput {
 
 struct StepTimings {
   absl::Duration total = absl::ZeroDuration();       // from admission to commit
-  absl::Duration kernel = absl::ZeroDuration();      // the longest of all ranks
-  absl::Duration collective = absl::ZeroDuration();  // the longest of all ranks
-  int64_t sent_bytes = 0;                            // between workers, sum over all ranks
+  absl::Duration kernel = absl::ZeroDuration();      // kernel time of the slowest rank
+  absl::Duration collective = absl::ZeroDuration();  // communication time of the slowest rank
+  int64_t sent_bytes = 0;                            // sent between workers, sum over all ranks
 };
 
 struct StepResult {
@@ -63,16 +63,17 @@ struct StepResult {
   StepTimings timings;
 };
 
-// Runs a program, or a plan by the hash that Compile returned, with its operands.
+// Asks to run a program with its operands. `work` is the program, or the hash of a plan that
+// Compile returned.
 struct ExecuteCall {
   std::variant<Program, std::string> work;
   std::vector<Operand> operands;
-  // Required if no operand is an array.
+  // The mesh's name; required if no operand is an array of the cluster.
   std::string mesh_id = {};
   OutputOptions output = {};
 };
 
-// activation(scale * input * weight + bias).
+// Computes activation(scale * input * weight + bias).
 struct LinearCall {
   Operand input;  // [..., in]
   Operand weight;
@@ -96,7 +97,7 @@ struct CollectiveCall {
   Operand input;
   CollectiveKind kind = CollectiveKind::kAllReduce;
   std::vector<std::string> axes;
-  int64_t dimension = 0;  // not 0 for a kind that has none: refused; likewise the next two
+  int64_t dimension = 0;  // must be 0 for kinds without it; likewise root and split_dimension
   Reduction reduction = Reduction::kSum;
   int64_t root = 0;
   int64_t split_dimension = 0;
@@ -109,18 +110,21 @@ struct CollectiveCall {
 
 // One instruction of a plan. Every device of the mesh runs it on its own tiles.
 struct PlannedInstruction {
-  std::string label;  // in errors and records: "op 0 (linear): all-reduce over tp"
-  std::optional<CollectiveKind> collective;                    // none: the devices exchange nothing
-  CollectiveAlgorithm algorithm = CollectiveAlgorithm::kAuto;  // with a collective never kAuto
-  std::vector<std::string> axes;                               // of the collective, major first
+  std::string label;  // shown in errors and records, such as "op 0 (linear): all-reduce over tp"
+  // Nullopt: the devices exchange nothing.
+  std::optional<CollectiveKind> collective;
+  CollectiveAlgorithm algorithm = CollectiveAlgorithm::kAuto;  // not kAuto if there is a collective
+  // Mesh axes of the collective, major first.
+  std::vector<std::string> axes;
 };
 
-// The exchange of one run of a plan along one list of mesh axes.
+// The data that one run of a plan exchanges along one list of mesh axes.
 struct PlannedTraffic {
   std::vector<std::string> axes;  // major first
   int64_t collectives = 0;
-  int64_t sent_bytes = 0;  // by the busiest device
-  // Predicted by the slowest measured link of the mesh; nullopt: no link is measured yet.
+  int64_t sent_bytes = 0;  // sent by the busiest device
+  // The predicted time of the exchange, from the slowest measured link of the mesh. Nullopt if no
+  // link has been measured yet.
   std::optional<absl::Duration> exchange_time;
 };
 
@@ -145,12 +149,12 @@ struct PlannedLinks {
 struct CompiledProgram {
   std::string plan_hash;                         // 32 raw bytes
   std::vector<PlannedInstruction> instructions;  // in order; at least one for each op
-  PlanCost cost;                                 // of one run, predicted
-  std::vector<PlannedTraffic> traffic;           // each list of axes once
-  // nullopt: the coordinator does not look at so many pairs of ranks, or it is an older build.
+  PlanCost cost;                                 // predicted cost of one run
+  std::vector<PlannedTraffic> traffic;           // one entry for each list of axes
+  // Nullopt: the program has too many pairs of ranks to sum up, or the coordinator is an older build.
   std::optional<PlannedLinks> links;
-  int64_t peak_bytes = 0;  // the most bytes of values on a device at any time; no operands
-  // The same time for all collectives of a run, without kernels; nullopt as in PlannedTraffic.
+  int64_t peak_bytes = 0;  // most bytes of values on a device at any time, without operands
+  // The predicted time of all collectives of a run, without kernels. Nullopt as in PlannedTraffic.
   std::optional<absl::Duration> exchange_time;
 };
 

@@ -1,4 +1,4 @@
-// Fixtures of the tests of the command line: without a cluster, and against one.
+// Fixtures for tests of the command line, without a cluster and against a cluster.
 #ifndef SHARDMESH_TESTS_INTEGRATION_CLI_FIXTURE_H_
 #define SHARDMESH_TESTS_INTEGRATION_CLI_FIXTURE_H_
 
@@ -35,7 +35,8 @@ inline std::string WriteFile(const std::string& path, const std::string& text) {
   return path;
 }
 
-// A file with this header, `length` before it (its true one by default), and so many bytes of data.
+// Returns the text of a safetensors file with this header and `data_bytes` bytes of data. `length`
+// is the header's declared length; by default the true length.
 inline std::string Safetensors(const std::string& header, size_t data_bytes, int64_t length = -1) {
   const uint64_t declared = length < 0 ? header.size() : static_cast<uint64_t>(length);
   std::string text(sizeof(declared), '\0');
@@ -43,7 +44,7 @@ inline std::string Safetensors(const std::string& header, size_t data_bytes, int
   return text + header + std::string(data_bytes, 'x');
 }
 
-// A socket bound to a free port of this host, and its address.
+// Returns a socket bound to a free port of the loopback address; `text` gets its address.
 inline int BindLoopback(std::string* text) {
   const int socket_fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address = {};
@@ -56,7 +57,7 @@ inline int BindLoopback(std::string* text) {
   return socket_fd;
 }
 
-// Tests without a cluster.
+// A fixture for tests without a cluster of their own; tests may start clusters with `up`.
 class CommandLineTest : public ::testing::Test {
  protected:
   ~CommandLineTest() override { std::filesystem::remove_all(folder_); }
@@ -65,7 +66,7 @@ class CommandLineTest : public ::testing::Test {
     return RunShardmesh(arguments, folder_);
   }
 
-  // In what `up --output json` said.
+  // Returns the pid of a process in the output of `up --output json`.
   static pid_t PidOf(const nlohmann::json& cluster, const std::string& identity) {
     for (const nlohmann::json& process : cluster["processes"]) {
       if (process["identity"] == identity) {
@@ -82,13 +83,13 @@ class CommandLineTest : public ::testing::Test {
     ASSERT_TRUE(client::WaitUntilGone(id, absl::Now() + absl::Seconds(10)));
   }
 
-  // Of a cluster's, by its name.
+  // The folder of a cluster's record, by the cluster's name.
   std::string RecordFolder(const std::string& name) const { return folder_ + "/shardmesh/" + name; }
 
   const std::string folder_ = MakeTestFolder("records");
 };
 
-// Tests against one cluster.
+// A fixture for tests against one cluster.
 class ClusterCommandTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -97,7 +98,7 @@ class ClusterCommandTest : public ::testing::Test {
     ASSERT_EQ(cluster_->Run({"make-checkpoint", "--out", checkpoint_}).exit_code, 0);
   }
 
-  // The cluster's arrays and definitions.
+  // The cluster's arrays and definitions, as JSON text.
   std::string Contents() const {
     return cluster_->Run({"ls", "--output=json"}).out +
            cluster_->Run({"catalog", "ls", "--output=json"}).out;
@@ -108,7 +109,8 @@ class ClusterCommandTest : public ::testing::Test {
     std::vector<std::string> arguments;
     std::string error;
   };
-  // Each fails with its error, and the cluster is as it was.
+  // Expects that each command fails with its error, and that the commands do not change the
+  // cluster.
   void ExpectRefused(const std::vector<Refused>& cases) const {
     const std::string before = Contents();
     for (const Refused& c : cases) {

@@ -1,4 +1,5 @@
-// Certificates for tests: an authority in memory, and files that it signs, in a folder of the test.
+// Certificates for tests: an authority in memory, and a folder with certificate files that it
+// signed.
 #ifndef SHARDMESH_TESTS_TESTING_CERTIFICATES_H_
 #define SHARDMESH_TESTS_TESTING_CERTIFICATES_H_
 
@@ -38,7 +39,7 @@ class TestAuthority {
   const rpc::KeyPair pair_;
 };
 
-// A folder below the test's own temporary one, removed in the end.
+// A folder below the test's temporary folder; the destructor removes it.
 class CertificateFolder {
  public:
   CertificateFolder() : path_(StrCat(::testing::TempDir(), "shardmesh-tls-XXXXXX")) {
@@ -73,14 +74,14 @@ class CertificateFolder {
   std::string path_;
 };
 
-// A certificate, followed by that of an intermediate authority, "middle", which signed it and
-// expired a day ago; and the authority above both.
+// A certificate chain and its root authority. The chain is a certificate, and the certificate of
+// the intermediate authority "middle", which signed the first one and expired a day ago.
 struct ChainWithExpiredMiddle {
   rpc::KeyPair pair;
   std::string authorities;
 };
 
-// Uses OpenSSL's command line, in a temporary folder.
+// Makes such a chain with OpenSSL's command line, in a temporary folder.
 inline ChainWithExpiredMiddle MakeChainWithExpiredMiddle(const rpc::PeerName& name) {
   const CertificateFolder folder;
   const std::string new_key = "-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes";
@@ -98,7 +99,7 @@ inline ChainWithExpiredMiddle MakeChainWithExpiredMiddle(const rpc::PeerName& na
     text << std::ifstream(folder.Path(file)).rdbuf();
     return text.str();
   };
-  // Signed while the middle was valid.
+  // Sign with a valid certificate of the middle; the chain gets its expired one below.
   rpc::KeyPair own = *rpc::MakeCertificate({read("valid.crt"), read("middle.key")},
                                            {.name = name,
                                             .hosts = {},

@@ -10,12 +10,13 @@
 
 namespace shardmesh::test {
 
-// Asks again and again, until it is so or the time is over; a minute is enough for a slow machine
-// too. Whether it was so.
+// Calls `is_so` repeatedly until it returns true or the time is over. Returns whether it returned
+// true. A minute is enough even on a slow machine.
 inline bool Eventually(const std::function<bool()>& is_so,
                        absl::Duration within = absl::Seconds(60)) {
   const absl::Time deadline = absl::Now() + within;
-  // Short at first, for fast conditions; then long enough to leave the processor to others.
+  // The pause is short at first, for conditions that become true fast, and then long enough to
+  // leave the processor to other threads.
   absl::Duration pause = absl::Milliseconds(1);
   while (!is_so()) {
     if (absl::Now() > deadline) return false;

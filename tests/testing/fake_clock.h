@@ -1,4 +1,4 @@
-// A clock whose hands the test turns.
+// FakeClock: a clock that the test advances.
 #ifndef SHARDMESH_TESTS_TESTING_FAKE_CLOCK_H_
 #define SHARDMESH_TESTS_TESTING_FAKE_CLOCK_H_
 
@@ -56,13 +56,13 @@ class FakeClock final : public Clock {
     now_ = until;
   }
 
-  // As if the process had been stopped: the hands move on, and nothing is called until Advance.
+  // Simulates a stopped process: the time moves on, and no function is called until Advance.
   void Pause(absl::Duration duration) {
     absl::MutexLock lock(&mutex_);
     now_ += duration;
   }
 
-  // How many functions wait for their time.
+  // The number of functions that are not due yet.
   int64_t pending() const {
     absl::MutexLock lock(&mutex_);
     return static_cast<int64_t>(timers_.size());

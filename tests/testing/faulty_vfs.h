@@ -12,16 +12,17 @@ struct DiskFault {
   enum class Error { kInputOutput, kNoSpace };
 
   Operation operation = Operation::kWrite;
-  int64_t at = 0;  // the operation that fails, counted from 1; 0: none
+  int64_t at = 0;  // which operation fails, counted from 1; 0: none fails
   Error error = Error::kInputOutput;
-  // A failure loses unsynced data, as if the machine crashed with it.
+  // Whether the failure also loses unsynced data, as if the machine crashed.
   bool loses_unsynced = false;
-  // While this file exists, each write fails for lack of space; empty: none fails.
+  // The path of a file. While the file exists, each write fails with a full disk. Empty: no write
+  // fails so.
   std::string full_while;
 };
 
-// Registers the layer, under the name that it returns, and sets how it fails. For a process in
-// which one thread at a time uses SQLite.
+// Registers the layer with SQLite and sets its failure; returns the name under which it is
+// registered. Requires that only one thread at a time uses SQLite.
 std::string UseFaultyVfs(const DiskFault& fault);
 
 }  // namespace shardmesh::test

@@ -1,4 +1,5 @@
-// Golden answers: reading them, decoding their values, and comparing ours with them.
+// Golden answers, recorded from the Python originals: reads them, decodes their values, and
+// compares the project's answers with them.
 #ifndef SHARDMESH_TESTS_TESTING_GOLDEN_H_
 #define SHARDMESH_TESTS_TESTING_GOLDEN_H_
 
@@ -51,29 +52,30 @@ Json LoadGoldenDocument(std::string_view file);
 using Answer = std::function<absl::StatusOr<Json>(const Json& input)>;
 
 // Passes every question about function `fn` in `file` to `answer`. Reports each line that differs,
-// with its id, the expected and the actual result. An expected error must come back as an error
-// whose PythonTypeOf is the golden's. `count` detects lines that are silently lost.
+// with its id, the expected and the actual result. If the golden expects an error, `answer` must
+// return an error with the same PythonTypeOf. `count` is the number of questions, which detects
+// lines that are silently lost.
 void ExpectGoldens(std::string_view file, std::string_view fn, int64_t count, const Answer& answer);
 
-// Decoders. A value that does not have the form in tests/data/goldens/README.md throws
-// Json::exception. Values that the libraries themselves refuse, such as a nested tuple in a spec,
-// return our error.
+// Decoders. For a value that does not have the form in tests/data/goldens/README.md, they throw
+// Json::exception. For a value that the Python libraries themselves refuse, such as a nested tuple
+// in a spec, they return the project's error.
 
 // Throws Json's exception for a value of the wrong type.
 [[noreturn]] void ThrowWrongForm(std::string_view message);
 
-// Meaning of a plain JSON array: a tuple in fields and specs, a list among semantic axes.
+// What a plain JSON array means: a tuple in fields and specs, but a list among semantic axes.
 enum class ArrayMeans { kTuple, kList };
 AxisValue DecodeAxisValue(const Json& value, ArrayMeans array_means = ArrayMeans::kTuple);
 absl::StatusOr<PartitionSpec> DecodeSpec(const Json& value);
 // Decodes a mesh; null is the empty mesh. Accepts the meshes that JAX accepts
 // (MeshOptions::allow_degenerate).
 absl::StatusOr<Mesh> DecodeMesh(const Json& value);
-// A number without a fraction, in 64 bits.
+// Decodes a number without a fraction that fits 64 bits.
 int64_t DecodeInteger(const Json& value);
 Shape DecodeShape(const Json& value);
 
-// Encoders to the goldens' form. Lists and tuples both become arrays.
+// Encoders to the form of golden files. Lists and tuples both become arrays.
 Json EncodeAxisValue(const AxisValue& value);
 Json EncodeSpec(const PartitionSpec& spec);
 

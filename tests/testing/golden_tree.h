@@ -1,4 +1,4 @@
-// Trees of tensors as the golden files have them.
+// Reads trees of tensors from golden files.
 #ifndef SHARDMESH_TESTS_TESTING_GOLDEN_TREE_H_
 #define SHARDMESH_TESTS_TESTING_GOLDEN_TREE_H_
 
@@ -17,9 +17,9 @@ struct TreeLeaf {
   std::optional<Shape> shape;
 };
 
-// The leaves of a case's `tree`, or its flat `params`, in the order in which JAX visits them: keys
-// sorted by code point (as UTF-8 sorts) at each level, positions of lists and tuples as names; None
-// is no leaf.
+// The leaves of a case's `tree`, or of its flat `params`, in the order in which JAX visits them. At
+// each level, keys are sorted by code point, as UTF-8 sorts. Positions in lists and tuples serve as
+// names. None is not a leaf.
 std::vector<TreeLeaf> DecodeTree(const Json& input);
 
 }  // namespace shardmesh::test

@@ -1,4 +1,4 @@
-// HTTP for tests: only GET, of a server on this host.
+// An HTTP client for tests: only GET, from a server on this host.
 #ifndef SHARDMESH_TESTS_TESTING_HTTP_GET_H_
 #define SHARDMESH_TESTS_TESTING_HTTP_GET_H_
 
@@ -14,7 +14,7 @@ namespace shardmesh::test {
 // for a status other than 200.
 absl::StatusOr<std::string> HttpGet(std::string_view address, std::string_view path);
 
-// A text as part of a query string.
+// Encodes a text for use in a query string.
 std::string UrlEncoded(std::string_view text);
 
 }  // namespace shardmesh::test

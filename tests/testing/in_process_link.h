@@ -1,5 +1,5 @@
-// Ranks as threads of one process, connected by links that pass memory; and a link with injected
-// faults.
+// Ranks as threads of one process, connected by links that pass memory; and FaultyLink, a link with
+// injected faults.
 #ifndef SHARDMESH_TESTS_TESTING_IN_PROCESS_LINK_H_
 #define SHARDMESH_TESTS_TESTING_IN_PROCESS_LINK_H_
 
@@ -26,11 +26,12 @@
 
 namespace shardmesh::test {
 
-// Ranks 0 to n-1 of a mesh, rank r served by the worker "worker-r". Messages go straight into the
-// receiver's mailbox, cut into pieces of a given size. Thread-safe; links live as long as this.
+// Ranks 0 to n-1 of a mesh, rank r served by the worker "worker-r". Messages are cut into pieces of
+// a given size and put directly into the receiver's mailbox. Thread-safe; links live as long as
+// this.
 class InProcessRanks {
  public:
-  // A piece size that is no multiple of an element's makes elements span pieces.
+  // If the piece size is not a multiple of an element's size, elements span pieces.
   explicit InProcessRanks(int64_t count, int64_t piece_bytes = int64_t{1} << 20)
       : piece_bytes_(piece_bytes) {
     worker::Mailbox::Options options;
@@ -59,7 +60,7 @@ class InProcessRanks {
     return absl::OkStatus();
   }
 
-  // Runs body(rank) on a thread for each rank; the results in rank order.
+  // Runs body(rank) for each rank, each on its own thread. Returns the results in rank order.
   std::vector<absl::Status> RunOnAll(const std::function<absl::Status(DeviceId)>& body) {
     std::vector<absl::Status> results(links_.size());
     std::vector<std::thread> threads;
@@ -137,15 +138,16 @@ class InProcessRanks {
   std::vector<std::unique_ptr<RankLink>> links_;
 };
 
-// The fault of a FaultyLink for a message to be sent.
+// What a FaultyLink does with a message to be sent.
 enum class Fault {
   kNone,
   kDrop,   // it is lost
-  kDelay,  // it is held until Release, which sends the last one first
-  kCut,    // the connection is gone: sending fails, as do all later sends to that rank
+  kDelay,  // the message is held until Release, which sends the last one first
+  kCut,    // the connection is broken: this send fails, as do all later sends to that rank
 };
 
-// Passes messages on to `base`, which outlives it, as `decide` says of each. Thread-safe.
+// Passes messages on to `base`, with the fault that `decide` returns for each message. `base`
+// outlives this object. Thread-safe.
 class FaultyLink final : public worker::Link {
  public:
   using Decide = std::function<Fault(DeviceId peer, const worker::Tag& tag)>;
@@ -189,8 +191,8 @@ class FaultyLink final : public worker::Link {
     return base_->Receive(peer, tag, message_bytes, deadline);
   }
 
-  // Waits until `count` messages are held, and sends them in reverse order. DEADLINE_EXCEEDED if
-  // there are fewer at the deadline.
+  // Waits until at least `count` messages are held, and sends all held messages in reverse order.
+  // DEADLINE_EXCEEDED if fewer messages are held at the deadline.
   absl::Status Release(size_t count, absl::Time deadline) {
     std::vector<Delayed> released;
     {

@@ -1,4 +1,4 @@
-// The metrics of a process, as numbers.
+// Reads the metrics of a process as numbers.
 #ifndef SHARDMESH_TESTS_TESTING_METRIC_VALUES_H_
 #define SHARDMESH_TESTS_TESTING_METRIC_VALUES_H_
 
@@ -9,7 +9,7 @@
 
 namespace shardmesh::test {
 
-// The series that the process at HOST:PORT serves with their values, such as
+// Returns the values of the time series that the process at HOST:PORT serves, by series, such as
 // `shardmesh_workers{state="ready"}`. Errors of HttpGet.
 absl::StatusOr<std::map<std::string, double>> MetricValues(const std::string& address);
 

@@ -16,18 +16,18 @@
 
 namespace shardmesh::test {
 
-// Accepts TCP connections on loopback and passes their bytes to a server and back, as its mode
-// says. Thread-safe.
+// Accepts TCP connections on loopback and passes their bytes to a server and back, in the way of
+// the current mode. Thread-safe.
 class Proxy {
  public:
   enum class Mode {
     kPass,
     kDelay,    // bytes arrive later, in their order
-    kHold,     // nothing arrives, until the mode is another
-    kSwallow,  // nothing arrives, and sent bytes are lost: the connections end with this mode
+    kHold,     // nothing arrives until the mode changes
+    kSwallow,  // sent bytes are lost; a connection that lost bytes ends when the mode changes
   };
 
-  // `target`: an address like 127.0.0.1:1234. Nobody need listen there yet.
+  // `target`: an address like 127.0.0.1:1234. The server may start to listen there later.
   static absl::StatusOr<std::unique_ptr<Proxy>> Start(const std::string& target);
   ~Proxy();
 
@@ -36,9 +36,9 @@ class Proxy {
   // Resets each connection after this many more bytes in either direction, usually in the middle of
   // a message; 0: at once.
   void CutAfter(int64_t bytes);
-  // Cancels CutAfter. When this returns, no connection will be cut.
+  // Cancels CutAfter. After CutNoMore has returned, no connection is cut.
   void CutNoMore();
-  // Bytes that were swallowed so far.
+  // The number of bytes that kSwallow has discarded so far.
   int64_t swallowed_bytes() const { return swallowed_bytes_; }
 
  private:
@@ -50,19 +50,19 @@ class Proxy {
     absl::Time due;
     std::string bytes;
   };
-  // One direction. Its bytes wait here until they are due.
+  // One direction of a connection. Its bytes wait in the pipe until they are due.
   struct Pipe {
     int from = -1;
     int to = -1;
     std::deque<Piece> waiting;
     int64_t waiting_bytes = 0;
     bool has_ended = false;  // `from` has half-closed
-    bool is_done = false;    // and the proxy has half-closed `to`
+    bool is_done = false;    // after has_ended, the proxy has half-closed `to` too
   };
   struct Connection {
     Pipe up;
     Pipe down;
-    int64_t left_bytes = -1;  // until it is cut; -1: it is not
+    int64_t left_bytes = -1;  // bytes until the connection is cut; -1: it is not cut
     bool has_lost_bytes = false;
     bool is_broken = false;
   };

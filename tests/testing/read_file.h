@@ -1,4 +1,4 @@
-// All bytes of a file.
+// Reads all bytes of a file.
 #pragma once
 
 #include <fstream>
@@ -6,8 +6,8 @@
 
 namespace shardmesh::test {
 
-// Empty if it cannot be read. A block at a time: byte by byte takes minutes for a large file under
-// the sanitizers.
+// Returns the file's bytes; empty if the file cannot be read. Reads block by block: under the
+// sanitizers, reading a large file byte by byte takes minutes.
 inline std::string ReadFile(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   std::string bytes;

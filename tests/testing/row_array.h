@@ -12,7 +12,7 @@
 
 namespace shardmesh::test {
 
-// Four elements on the mesh `m`, x=2, at its revision 2.
+// Returns an array of four elements on the mesh `m` (x=2), at the mesh's revision 2.
 inline ArrayDescriptor RowArray(const std::string& id) {
   return {.array_id = id,
           .dtype = Dtype::kF32,

@@ -1,4 +1,5 @@
-// How GoogleTest prints the algebra's values. Include it wherever they are compared in a test.
+// Prints meshes, specs, tiles and similar values for GoogleTest. Include this file wherever a test
+// compares such values.
 #ifndef SHARDMESH_TESTS_TESTING_SHARDING_PRINTERS_H_
 #define SHARDMESH_TESTS_TESTING_SHARDING_PRINTERS_H_
 

@@ -1,4 +1,4 @@
-// An address that answers nothing, as where packets are lost.
+// An address that never answers, as if all packets to it were lost.
 #ifndef SHARDMESH_TESTS_TESTING_SILENT_SOCKET_H_
 #define SHARDMESH_TESTS_TESTING_SILENT_SOCKET_H_
 
@@ -30,14 +30,15 @@ inline std::string BindToLoopback(int socket) {
   return StrCat("127.0.0.1:", ntohs(address.sin_port));
 }
 
-// A socket of this host that listens and takes no connection in: further SYNs are swallowed.
+// A socket of this host that listens with a full queue and accepts no connection: the kernel drops
+// further SYNs.
 class SilentSocket {
  public:
   SilentSocket() : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
     address_ = BindToLoopback(socket_.get());
     Listen();
   }
-  // At that port of the other loopback address, ::1.
+  // Listens at `port` of the IPv6 loopback address, ::1.
   explicit SilentSocket(int port) : socket_(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
     sockaddr_in6 address = {};
     address.sin6_family = AF_INET6;
@@ -53,7 +54,7 @@ class SilentSocket {
  private:
   void Listen() {
     EXPECT_EQ(listen(socket_.get(), 0), 0);
-    // As many as its queue has room for.
+    // Fill the socket's queue of connections, so that the kernel drops further SYNs.
     while (true) {
       auto queued = rpc::Dial(this->address(), absl::Now() + absl::Milliseconds(200));
       if (!queued.ok()) break;

@@ -1,4 +1,4 @@
-// A disk of a few MiB that a test can fill, with nothing of it left behind.
+// A disk of a few MiB that a test can fill; nothing remains after the test.
 #ifndef SHARDMESH_TESTS_TESTING_SMALL_DISK_H_
 #define SHARDMESH_TESTS_TESTING_SMALL_DISK_H_
 
@@ -21,8 +21,8 @@
 namespace shardmesh::test {
 
 // A private tmpfs. The thread that makes it, and all threads and processes that it starts later,
-// are in a private mount namespace. The disk therefore vanishes with them, however they end. Needs
-// root.
+// are in a private mount namespace. The disk therefore vanishes when these threads and processes
+// have ended, in whatever way. Needs root.
 class SmallDisk {
  public:
   explicit SmallDisk(int64_t bytes) {
@@ -52,7 +52,7 @@ class SmallDisk {
                ? static_cast<int64_t>(disk.f_bavail * disk.f_frsize)
                : -1;
   }
-  // Takes all that is free.
+  // Fills all free space.
   void Fill() {
     const std::string path = folder_ + "/others";
     const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
@@ -64,7 +64,7 @@ class SmallDisk {
     close(fd);
     EXPECT_LT(free_bytes(), std::ssize(page));
   }
-  // Gives back all that Fill took.
+  // Frees the space that Fill has filled.
   void MakeRoom() { std::filesystem::remove(folder_ + "/others"); }
 
  private:
@@ -73,7 +73,7 @@ class SmallDisk {
   bool is_mounted_ = false;
 };
 
-// Skips a test without a disk that it can fill, but in CI, where that is a failure.
+// Skips the test if the disk could not be made. In CI, the test fails instead.
 #define SHARDMESH_NEEDS_DISK(disk)                                                               \
   if (!(disk).error().empty()) {                                                                 \
     const char* const ci = std::getenv("CI");                                                    \

@@ -33,7 +33,7 @@
 
 namespace shardmesh::test {
 
-// The code of most refusals of bad input.
+// The status code of most errors about bad input.
 inline constexpr absl::StatusCode kInvalid = absl::StatusCode::kInvalidArgument;
 
 namespace status_matchers_internal {
@@ -112,7 +112,8 @@ MATCHER_P2(StatusIs, code, reason,
   return status.code() == code && ReasonOf(status) == reason;
 }
 
-// Has the reason and exactly these facts, of those that the table of facts allows the reason.
+// The status has the reason and exactly these facts. The table of facts must allow each of the
+// facts for the reason.
 //   EXPECT_THAT(status, CarriesFacts(Reason::kRankMismatch, {{fact::kHave, 3}, {fact::kNeed, 2}}));
 MATCHER_P2(CarriesExactly, reason, facts,
            StrCat(negation ? "has not the reason " : "has the reason ", ReasonName(reason),
@@ -127,11 +128,11 @@ MATCHER_P2(CarriesExactly, reason, facts,
   return ReasonOf(status) == reason && have == facts;
 }
 inline auto CarriesFacts(Reason reason, Facts facts) {
-  // As FactsOf returns them.
+  // Convert the facts to the form in which FactsOf returns them.
   return CarriesExactly(reason, FactsOf(WithFacts(absl::UnknownError(""), facts)));
 }
 
-// `value` is a value or a matcher.
+// Matches an absl::StatusOr that holds `value`, which is a value or a matcher.
 template <typename Value>
 auto IsOkAndHolds(Value value) {
   return status_matchers_internal::IsOkAndHoldsMatcher<Value>(std::move(value));

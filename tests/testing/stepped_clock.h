@@ -1,4 +1,4 @@
-// A clock on a host whose wall clock was stepped since the process started.
+// A clock that simulates a host whose wall clock was stepped after the process started.
 #ifndef SHARDMESH_TESTS_TESTING_STEPPED_CLOCK_H_
 #define SHARDMESH_TESTS_TESTING_STEPPED_CLOCK_H_
 
@@ -10,7 +10,7 @@
 
 namespace shardmesh::test {
 
-// Shows `ahead` more than `clock`, which outlives it. Thread-safe.
+// Shows the time of `clock` plus `ahead`. `clock` outlives this object. Thread-safe.
 class SteppedClock final : public Clock {
  public:
   SteppedClock(Clock* clock, absl::Duration ahead) : clock_(clock), ahead_(ahead) {}

@@ -20,33 +20,34 @@ namespace shardmesh::test {
 
 // How a run of the command line ended.
 struct CommandResult {
-  int exit_code = -1;  // -1: killed, by a signal or because it took too long
+  int exit_code = -1;  // -1 if it was killed, by a signal or because it took too long
   std::string out;
   std::string err;
   absl::Duration time;
 };
 
-// Runs `shardmesh ARGUMENTS...` and waits at most `timeout` for its end. Cluster records are kept
-// below `runtime_folder`.
+// Runs `shardmesh ARGUMENTS...` and waits at most `timeout` for its end. The command keeps cluster
+// records below `runtime_folder`.
 CommandResult RunShardmesh(const std::vector<std::string>& arguments,
                            const std::string& runtime_folder,
                            absl::Duration timeout = absl::Seconds(60));
-// As RunShardmesh, of another program of this build.
+// Like RunShardmesh, for another program of this build.
 CommandResult RunProgram(const std::string& program, const std::vector<std::string>& arguments,
                          const std::string& runtime_folder,
                          absl::Duration timeout = absl::Seconds(60));
 
-// A new, empty folder below the test's own temporary one.
+// Makes a new, empty folder below the test's temporary folder.
 std::string MakeTestFolder(const std::string& name);
 
 // Puts a tensor of F32 onto a mesh, by default the cluster's own; returns the array's id.
 absl::StatusOr<std::string> PutFloats(client::MeshClient& client, const std::string& name,
                                       const Shape& shape, absl::Span<const float> elements,
                                       const PartitionSpec& spec, const std::string& mesh = {});
-// The elements of a tensor of F32.
+// Decodes the elements of an F32 tensor.
 std::vector<float> FloatsOf(absl::Span<const char> bytes);
 
-// One of the servers, such as `shardmesh-worker`, started by hand; killed in the end.
+// A process of one server program, such as `shardmesh-worker`, with given flags. The destructor
+// kills the process.
 class ServerProcess {
  public:
   ServerProcess(const std::string& program, const std::vector<std::string>& flags);
@@ -55,7 +56,8 @@ class ServerProcess {
   ServerProcess& operator=(const ServerProcess&) = delete;
 
   std::string Log() const { return client::ReadLog(process_->log_path()); }
-  // How it ended, such as `exited with code 1`; `it still runs` after half a minute.
+  // Waits for the process's end. Returns how it ended, such as `exited with code 1`; `it still
+  // runs` after half a minute.
   std::string AwaitEnd();
   bool AwaitInLog(const std::string& text) const;
 
@@ -64,47 +66,47 @@ class ServerProcess {
   std::unique_ptr<client::ChildProcess> process_;
 };
 
-// A cluster with its own runtime folder. Processes end with the thread that started it, however the
-// test ends. Not thread-safe, except client().
+// A cluster with its own runtime folder. The processes end with the thread that started the
+// cluster, in whatever way the test ends. Not thread-safe, except client().
 class TestCluster {
  public:
   struct Options {
     std::string mesh = "fsdp=2,tp=2";
-    // Keep state and tiles on disk.
+    // Whether the cluster keeps state and tiles on disk.
     bool durable = false;
-    // Mutual TLS with certificates in this folder, which are made if missing; empty: plaintext.
+    // The folder of certificates for mutual TLS; missing certificates are made. Empty: plaintext.
     std::string tls_folder = {};
     std::vector<std::string> coordinator_flags;
     std::vector<std::string> worker_flags;
-    // Folder of the programs; empty: those of this build.
+    // The folder of the programs; empty: the programs of this build.
     std::string binary_folder = {};
   };
 
-  // Healthy when this returns.
+  // Starts a cluster and waits until it is healthy.
   static absl::StatusOr<std::unique_ptr<TestCluster>> Start(const Options& options);
   static absl::StatusOr<std::unique_ptr<TestCluster>> Start() { return Start(Options()); }
   ~TestCluster();
 
   const std::string& address() const { return cluster_->address(); }
   const std::string& folder() const { return folder_; }
-  // Where each process, the coordinator first, serves its metrics, as HOST:PORT.
+  // The addresses (HOST:PORT) where the processes serve their metrics, the coordinator's first.
   std::vector<std::string> metrics_addresses() const;
-  // Connected since the start.
+  // A client that is connected since the start.
   client::MeshClient& client() { return *client_; }
-  // Waits for all ranks.
+  // Waits until all ranks have ready workers.
   absl::Status WaitUntilHealthy();
 
   // Runs a command against this cluster.
   CommandResult Run(std::vector<std::string> arguments) const;
 
-  // Identities are `coordinator` and `worker-0` to `worker-N`.
+  // Sends a signal to a process. Identities are `coordinator`, `worker-0`, `worker-1`, ...
   absl::Status Signal(const std::string& identity, int signal) {
     return cluster_->Signal(identity, signal);
   }
-  // Waits until the process is gone: how it ended, such as `exited with code 0`.
+  // Waits until the process is gone. Returns how it ended, such as `exited with code 0`.
   absl::StatusOr<std::string> AwaitEnd(const std::string& identity,
                                        absl::Duration timeout = absl::Seconds(60));
-  // Sends SIGTERM, then as AwaitEnd.
+  // Sends SIGTERM, then waits like AwaitEnd.
   absl::StatusOr<std::string> Terminate(const std::string& identity,
                                         absl::Duration timeout = absl::Seconds(60));
   // Kills with SIGKILL and waits until the process is gone.
@@ -119,7 +121,7 @@ class TestCluster {
   std::string folder_;
   std::string tls_folder_;
   std::unique_ptr<client::LocalCluster> cluster_;
-  std::unique_ptr<client::MeshClient> client_;  // closes before the cluster ends
+  std::unique_ptr<client::MeshClient> client_;  // declared last: closes before the cluster ends
 };
 
 }  // namespace shardmesh::test

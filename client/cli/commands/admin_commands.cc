@@ -1,4 +1,5 @@
-// admin snapshot, check, sessions, operations, watch; admin quarantine list, restore, drop.
+// The commands admin snapshot, check, sessions, operations and watch, and admin quarantine list,
+// restore and drop.
 #include <unistd.h>
 
 #include <algorithm>
@@ -73,7 +74,8 @@ Json UnreachedJson(const std::vector<UnreachedWorker>& workers) {
   return json;
 }
 
-// `what` describes the fate of the tiles of these workers.
+// Prints the workers whose quarantine could not be reached; `what` says what happened to their
+// tiles.
 void PrintUnreached(const std::vector<UnreachedWorker>& workers, std::string_view what) {
   for (const UnreachedWorker& worker : workers) {
     std::cout << "Not reached: " << worker.identity << ", " << worker.reason
@@ -130,7 +132,7 @@ absl::Status RunList(const Invocation& invocation, const std::string& identity) 
     return absl::OkStatus();
   }
   if (invocation.names()) {
-    // Each worker has a part of an array.
+    // The list has an entry for each worker with a tile of an array: print each id once.
     std::set<std::string> names;
     for (const UnnamedArray& array : list.unnamed) names.insert(array.array_id);
     for (const QuarantinedArray& array : list.arrays) names.insert(array.array_id);
@@ -151,7 +153,8 @@ absl::Status RunList(const Invocation& invocation, const std::string& identity) 
   return absl::OkStatus();
 }
 
-// The ids of arrays that are given as in `admin quarantine list`, or as @ID.
+// Removes the @ of ids that are given in the notation @ID; other ids are as `admin quarantine list`
+// prints them.
 std::vector<std::string> IdsOf(std::vector<std::string> arrays) {
   for (std::string& array : arrays) {
     if (IsArrayId(array)) array.erase(0, 1);
@@ -159,7 +162,8 @@ std::vector<std::string> IdsOf(std::vector<std::string> arrays) {
   return arrays;
 }
 
-// Restores the arrays one after the other. If one cannot be restored, the next one is tried.
+// Restores the arrays one after the other. A failure does not stop the command, unless the
+// coordinator is unreachable: then it does not ask for the remaining arrays.
 absl::Status RunRestore(const Invocation& invocation, const std::vector<std::string>& array_ids,
                         const std::string& name, bool validate_only) {
   if (array_ids.size() > 1 && !name.empty()) {
@@ -171,7 +175,8 @@ absl::Status RunRestore(const Invocation& invocation, const std::vector<std::str
   Json restored = Json::array();
   Json failed = Json::array();
   absl::Status first_failure;
-  absl::Status unreachable;  // after it no other worker is asked
+  // Set once the coordinator is unreachable: the remaining arrays are not tried.
+  absl::Status unreachable;
   for (const std::string& array_id : array_ids) {
     const absl::StatusOr<RestoredArray> array =
         unreachable.ok() ? client->cluster().RestoreQuarantined(array_id, name, validate_only)
@@ -212,7 +217,7 @@ absl::Status RunDrop(const Invocation& invocation, const std::vector<std::string
   SHARDMESH_ASSIGN_OR_RETURN(
       const QuarantineDrop dropped,
       client->cluster().DropQuarantined(array_ids, even_partly, validate_only));
-  // Each worker has a part of an array: the answer lists an array once for each such worker.
+  // The answer lists an array once for each worker that had a tile of it.
   std::set<std::string> there;
   int64_t size_bytes = 0;
   for (const QuarantinedArray& array : dropped.arrays) {
@@ -252,7 +257,8 @@ Json SessionJson(const OpenSessionInfo& session) {
           {"steps", session.steps}};
 }
 
-// The clocks of two hosts may differ: a time in the future counts as now.
+// Returns the time since `time`. The clocks of two hosts may differ: a time in the future counts as
+// now.
 std::string Ago(absl::Time time) {
   return StrCat(FormatTime(std::max(absl::Now() - time, absl::ZeroDuration())), " ago");
 }
@@ -409,7 +415,7 @@ std::string EventText(const NameChange& change) {
                                     ", version ", change.version);
 }
 
-// One line, or a YAML document.
+// Prints the change as one line, or as a YAML document.
 void PrintChange(const ClusterChange& change, const Invocation& invocation) {
   const bool has_time = change.time != absl::InfinitePast();
   if (invocation.json) {
@@ -453,10 +459,12 @@ absl::Status RunWatch(const Invocation& invocation, const std::vector<std::strin
                                        [&](const ClusterChange& change) {
                                          has_begun = true;
                                          PrintChange(change, invocation);
-                                         return std::cout.good();  // the caller gives the reason
+                                         // False ends the watch; the command line reports why the
+                                         // output failed.
+                                         return std::cout.good();
                                        },
                                        {.timeout = invocation.deadline, .cancellation = stopped});
-    // --deadline ends a watch as Ctrl-C does.
+    // A watch that reaches --deadline has succeeded, as after Ctrl-C.
     const bool is_over = has_begun && invocation.deadline.has_value() &&
                          absl::IsDeadlineExceeded(watched) &&
                          ReasonOf(watched) == Reason::kUnspecified;
@@ -470,7 +478,7 @@ absl::Status RunWatch(const Invocation& invocation, const std::vector<std::strin
   });
 }
 
-// Enough for the largest state over a slow network.
+// Default time limit of a snapshot: enough for the largest state over a slow network.
 constexpr absl::Duration kSnapshotTime = absl::Minutes(10);
 
 absl::Status RunSnapshot(const Invocation& invocation, const std::string& path) {
@@ -491,15 +499,15 @@ absl::Status RunSnapshot(const Invocation& invocation, const std::string& path) 
   return absl::OkStatus();
 }
 
-// The coordinator's program checks its own folders: this process becomes that program. Returns the
-// error if that fails.
+// Replaces this process by the coordinator's program (exec), which checks its own folders. Returns
+// only if that fails, with the error.
 absl::Status RunCheck(const Invocation& invocation, const std::string& folder, bool set_aside,
                       const std::string& cluster_of, const std::string& ranks) {
   // Without a folder the program would skip the check and start to serve.
   if (folder.empty()) return WrongUse("FOLDER is empty; give the coordinator's --data-dir");
   SHARDMESH_ASSIGN_OR_RETURN(const std::string binaries, OwnBinaryFolder());
   const std::string program = binaries + "/shardmesh-coordinator";
-  // Its errors use the name by which it is called.
+  // The program's error messages begin with argv[0].
   std::vector<std::string> words = {"shardmesh", "--check=" + folder};
   if (set_aside) words.emplace_back("--set-aside");
   if (!cluster_of.empty()) words.push_back("--cluster-of=" + cluster_of);

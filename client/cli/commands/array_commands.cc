@@ -1,4 +1,4 @@
-// load, put, ls, get, describe, rm: tensors on the workers.
+// Commands load, put, ls, get, describe, rm: tensors on the workers.
 #include <algorithm>
 #include <iostream>
 #include <memory>
@@ -79,7 +79,8 @@ struct LoadFlags {
   bool strict = false;
 };
 
-// Refuses a mesh given by its axes or a file, and lists the cluster's meshes.
+// Returns a wrong-use error if `mesh` is not a name but axes or a file. The message lists the
+// cluster's meshes.
 absl::Status CheckMeshName(MeshClient* client, const std::string& mesh) {
   if (mesh.find_first_of("=/") == std::string::npos) {
     return absl::OkStatus();
@@ -94,8 +95,8 @@ absl::Status CheckMeshName(MeshClient* client, const std::string& mesh) {
       " (`plan` takes any mesh)"));
 }
 
-// Opens a checkpoint. Its content, not only its name, distinguishes it from a description of a
-// tree.
+// Opens a checkpoint. A .json file may be an index of a checkpoint or a description of a tree; only
+// its content shows which. A tree is a BAD_FILE error.
 absl::StatusOr<Checkpoint> OpenCheckpoint(const std::string& path) {
   absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(path);
   if (checkpoint.ok() || !(path.ends_with(".json") || path.ends_with(".jsonl"))) {
@@ -116,7 +117,8 @@ absl::StatusOr<Checkpoint> OpenCheckpoint(const std::string& path) {
 absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(const Checkpoint checkpoint, OpenCheckpoint(flags.checkpoint));
   SHARDMESH_ASSIGN_OR_RETURN(const RuleSetSelector rules, SelectRules(flags.rules));
-  std::shared_ptr<MeshClient> client;  // the interruption uses it to its end
+  // Declared before the interruption, which uses it until its destruction.
+  std::shared_ptr<MeshClient> client;
   Interruption interruption("nothing was loaded", invocation.output);
   SHARDMESH_ASSIGN_OR_RETURN(client, invocation.Connect());
   SHARDMESH_RETURN_IF_ERROR(CheckMeshName(client.get(), flags.mesh));
@@ -218,7 +220,8 @@ absl::Status RunPut(const Invocation& invocation, const PutFlags& flags) {
                          .spec = flags.spec,
                          .axes = flags.axes,
                          .preset = flags.preset};
-  std::shared_ptr<MeshClient> client;  // the interruption uses it to its end
+  // Declared before the interruption, which uses it until its destruction.
+  std::shared_ptr<MeshClient> client;
   Interruption interruption("nothing was put", invocation.output);
   SHARDMESH_ASSIGN_OR_RETURN(client, invocation.Connect());
   SHARDMESH_RETURN_IF_ERROR(CheckMeshName(client.get(), flags.mesh));
@@ -263,7 +266,7 @@ absl::Status RunPut(const Invocation& invocation, const PutFlags& flags) {
   return absl::OkStatus();
 }
 
-// An array of a list as other commands take it.
+// Selects an array of a list as other commands do: by name if it has one, else by id.
 ArraySelector SelectorOf(const Array& array) {
   return array.name.empty() ? ArraySelector::ById(array.descriptor.array_id)
                             : ArraySelector::ByName(array.name);
@@ -367,7 +370,7 @@ absl::Status RunGet(const Invocation& invocation, const GetFlags& flags) {
     SHARDMESH_ASSIGN_OR_RETURN(const GatheredTensor tensor, std::move(gathered));
     return WriteNpy(std::cout, tensor.view());
   }
-  // Report a file that cannot be written before anything is gathered.
+  // Report a file that cannot be written before the gather, which may take long.
   SHARDMESH_RETURN_IF_ERROR(AtomicFileWriter::Create(path).status());
   absl::StatusOr<GatheredTensor> gathered;
   {
@@ -397,11 +400,12 @@ absl::Status RunGet(const Invocation& invocation, const GetFlags& flags) {
   return absl::OkStatus();
 }
 
-// Most devices whose tiles are listed.
+// Most devices for which the tiles are listed.
 constexpr int64_t kMaxShownDevices = 64;
 
-// Returns the array under each name that points to it. An answer about an array that was found by
-// name has this name; about one that was found by id it has none, so all names are listed.
+// Returns one entry for each name that points to the array. If the caller selected the array by
+// name, `array` has that name, and the result is `array` itself. If the caller selected the array
+// by id, looks up all its names.
 absl::StatusOr<std::vector<Array>> UnderEachName(MeshClient* client, const Array& array) {
   if (!array.name.empty()) return std::vector<Array>{array};
   SHARDMESH_ASSIGN_OR_RETURN(std::vector<Array> named, client->arrays().ListArrays());
@@ -478,7 +482,8 @@ absl::Status RunDescribe(const Invocation& invocation, const ArraySelector& sele
 absl::Status RunRm(const Invocation& invocation, const std::vector<std::string>& names,
                    bool validate_only) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
-  // All or none. An exception: names that are removed while the command runs.
+  // Check first that all names exist, so that the command removes all names or none. Another client
+  // may still remove a name meanwhile.
   for (const std::string& name : names) {
     const absl::Status there = client->arrays().DescribeArray(ArraySelector::ByName(name)).status();
     if (absl::IsNotFound(there) && IsArrayId(name)) {

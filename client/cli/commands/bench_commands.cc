@@ -1,4 +1,5 @@
-// bench: the time of collectives on a running cluster, compared with other libraries on this host.
+// Command bench: the time of collectives on a running cluster, compared with other libraries on
+// this host.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -36,10 +37,10 @@
 namespace shardmesh::client {
 namespace {
 
-// Most instructions of a step. A call is one, a broadcast two. Their times come with the workers'
-// heartbeats, which have room for this many.
+// Most instructions of a step. Each measured call is one instruction; a broadcast is two. Workers
+// report the instructions' times in heartbeats, which have room for this many.
 constexpr int64_t kMostCalls = 60;
-// Memory for results of one step, on each worker.
+// Most bytes of one step's results on each worker; bounds the number of calls in a step.
 constexpr int64_t kStepBytes = int64_t{256} << 20;
 constexpr int64_t kMostBytes = int64_t{1} << 30;
 constexpr absl::Duration kHeartbeatLimit = absl::Seconds(20);
@@ -72,14 +73,15 @@ struct Figure {
   int64_t calls = 0;
   double p50_us = 0;
   double p99_us = 0;
-  // Defined as in nccl-tests: the vector's bytes per second, and the least that each rank sends; 0
-  // if there is nothing to send.
+  // The algorithm and bus bandwidth of nccl-tests: the vector's bytes per second, and that rate
+  // times the share that each rank must send. 0 if there is nothing to send.
   double algorithm_bytes_per_second = 0;
   double bus_bytes_per_second = 0;
-  std::optional<bool> is_right = std::nullopt;  // nullopt: not checked here
+  std::optional<bool> is_right = std::nullopt;  // nullopt: this program does not check the result
 };
 
-// Returns the bytes that each rank has to send, as a fraction of S.
+// Returns the least number of bytes that each rank must send, divided by the vector's bytes
+// (Subject::bytes).
 double BusShare(std::string_view op, int64_t ranks) {
   const double others = static_cast<double>(ranks - 1) / static_cast<double>(ranks);
   if (op == "all-reduce") return 2 * others;
@@ -100,7 +102,7 @@ struct Subject {
   CollectiveOp op;
   Shape shape;
   PartitionSpec spec;
-  double factor = 1;  // of the operand's elements, in the result
+  double factor = 1;  // of each element of the result, relative to the operand's
 };
 
 absl::StatusOr<Subject> SubjectOf(CollectiveKind kind, int64_t bytes,
@@ -140,12 +142,13 @@ std::vector<float> Pattern(const Shape& shape) {
   int64_t count = 1;
   for (const int64_t size : shape) count *= size;
   std::vector<float> elements(static_cast<size_t>(count));
-  // Whole numbers, whose sums are exact.
+  // The elements are whole numbers, so that their sums are exact in any order.
   for (size_t i = 0; i < elements.size(); ++i) elements[i] = static_cast<float>(i * 7 % 251);
   return elements;
 }
 
-// The time of each of the step's `instructions` on its slowest rank, once all have reported.
+// Waits until all ranks have reported. Returns the time of each of the step's `instructions` on its
+// slowest rank, in microseconds.
 absl::StatusOr<std::vector<double>> MicrosecondsOf(MeshClient* client, int64_t sequence,
                                                    size_t ranks,
                                                    const std::set<int64_t>& instructions) {
@@ -189,8 +192,9 @@ double Percentile(const std::vector<double>& sorted, double share) {
 absl::StatusOr<Figure> Measure(MeshClient* client, const BenchFlags& flags, const MeshStatus& mesh,
                                const Subject& subject, const std::string& array_id, int64_t bytes,
                                int64_t ranks) {
-  // A root that scatters its bytes ends before the others have them, and would run ahead: their
-  // next bytes would already be there. Each of its calls therefore begins after all ended the last.
+  // The root of a broadcast finishes its call before the other ranks have all bytes. It could then
+  // send the bytes of the next call early, so that the next call would seem faster. A barrier
+  // before each call prevents this.
   const bool is_one_way = subject.op.kind == CollectiveKind::kBroadcast;
   const int64_t calls =
       std::clamp<int64_t>(kStepBytes / std::max<int64_t>(bytes, 1), 5,
@@ -220,14 +224,14 @@ absl::StatusOr<Figure> Measure(MeshClient* client, const BenchFlags& flags, cons
   }
   const ExecuteCall execute = {
       .work = compiled.plan_hash, .operands = operands, .mesh_id = mesh.mesh_id};
-  // One run first, so that memory, streams and processors are in their usual state.
+  // Warm up: run the step once, so that memory, streams and processors are in their usual state.
   SHARDMESH_ASSIGN_OR_RETURN(const StepResult warmed, client->compute().Execute(execute));
   const std::string& warm_id = warmed.outputs.front().array.descriptor.array_id;
   SHARDMESH_RETURN_IF_ERROR(client->arrays().ReleaseArrays({&warm_id, 1}).status());
   SHARDMESH_ASSIGN_OR_RETURN(const StepResult result, client->compute().Execute(execute));
   SHARDMESH_ASSIGN_OR_RETURN(std::vector<double> times,
                              MicrosecondsOf(client, result.sequence, mesh.workers.size(), timed));
-  // The first call includes the wait for the last rank to begin the step.
+  // Drop the first call: its time includes the wait for the last rank to begin the step.
   if (times.size() > 1) times.erase(times.begin());
   std::sort(times.begin(), times.end());
   figure.p50_us = Percentile(times, 0.5);
@@ -294,7 +298,7 @@ absl::StatusOr<std::vector<Figure>> PeerFigures(const std::string& peer, int64_t
     if (mkdtemp(folder.data()) == nullptr) {
       return absl::UnavailableError(StrCat("no folder can be made at ", folder));
     }
-    // The ranks find each other through the folder; rank 0 prints.
+    // The ranks find each other through the folder; only rank 0 prints results.
     std::string line;
     for (int64_t rank = ranks; rank-- > 0;) {
       line += StrCat(Quoted(program), " ", ranks, " ", rank, " ", Quoted(folder), " ", options,
@@ -423,7 +427,7 @@ absl::Status RunCollectives(const Invocation& invocation, const BenchFlags& flag
   std::vector<Figure> figures;
   bool all_right = true;
   std::optional<ProgressBar> bar(std::in_place, "measuring", invocation.quiet);
-  int64_t rows_done = 0;  // of one kind and size
+  int64_t rows_done = 0;  // with the current kind and size
   const auto rows = static_cast<int64_t>(kinds.size() * sizes.size());
   for (const CollectiveKind kind : kinds) {
     for (const int64_t bytes : sizes) {

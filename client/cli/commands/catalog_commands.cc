@@ -1,4 +1,5 @@
-// catalog ls, get, history, put, rm: named definitions of meshes, profiles, rules and trees.
+// Commands catalog ls, get, history, put, rm: named definitions of meshes, profiles, rules and
+// trees.
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -39,7 +40,7 @@ std::string_view KindName(EntryKind kind) {
   return "entry";
 }
 
-// One line about a definition.
+// Returns one line about a definition.
 std::string Summary(const EntryValue& value) {
   struct Visitor {
     std::string operator()(const MeshDefinition& mesh) const {
@@ -141,7 +142,7 @@ Json AxisJson(const AxisValue& axis) {
   return list;
 }
 
-// The form in a tree file.
+// Returns the tensors in the form of a tree file.
 Json TreeJson(const std::vector<TreeTensor>& tensors) {
   Json::object_t tree;
   tree.reserve(tensors.size());
@@ -296,7 +297,7 @@ absl::Status RunGetEntry(const Invocation& invocation, const EntryFlags& flags) 
   SHARDMESH_ASSIGN_OR_RETURN(const Entry entry, client->catalog().GetEntry(flags.kind, flags.name));
   const auto* const tree = std::get_if<StoredTree>(&entry.value);
   if (invocation.json) {
-    // Prints a tree in the form of a tree file; `ls` shows its version.
+    // Prints a stored tree as a tree file, which has no version; `catalog ls` shows the version.
     invocation.Print(tree == nullptr ? EntryJson(entry) : TreeJson(tree->tensors));
   } else {
     std::cout << KindName(flags.kind) << " " << entry.name << ", version " << entry.version
@@ -306,7 +307,7 @@ absl::Status RunGetEntry(const Invocation& invocation, const EntryFlags& flags) 
   return absl::OkStatus();
 }
 
-// In UTC, to the second.
+// Returns the time in UTC, to the second.
 std::string FormatDate(absl::Time time) {
   return absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", time, absl::UTCTimeZone());
 }
@@ -376,7 +377,7 @@ absl::Status RunDelete(const Invocation& invocation, const EntryFlags& flags) {
   return absl::OkStatus();
 }
 
-// A command about one entry; `run` gets its kind and name.
+// Defines a command about one entry. The command calls `run` with the entry's kind and name.
 CLI::App* AddEntryCommand(CommandLine* line, CLI::App* catalog, const std::string& name,
                           const std::string& help, EntryFlags* flags, Handler handler) {
   CLI::App* const command = line->AddCommand(name, help, std::move(handler), catalog);

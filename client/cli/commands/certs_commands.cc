@@ -1,4 +1,4 @@
-// certs: a test authority, and certificates for the processes of a cluster.
+// Command certs: a test authority, and certificates for the processes of a cluster.
 #include <iostream>
 #include <memory>
 #include <optional>

@@ -1,4 +1,4 @@
-// make-checkpoint, make-tensor: files of random values, for trials and benchmarks.
+// Commands make-checkpoint, make-tensor: files of random values, for trials and benchmarks.
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -25,7 +25,8 @@ namespace {
 
 constexpr char kMiniLm[] = "all-minilm-l6-v2";
 constexpr char kLlama[] = "llama";
-// The list of tensors alone would take all memory for sizes far above.
+// Largest size of a made checkpoint. For far larger sizes, even the list of tensors would exhaust
+// memory.
 constexpr int64_t kMaxSizeBytes = int64_t{1} << 40;
 
 struct CheckpointFlags {

@@ -1,4 +1,4 @@
-// up, down, status, version.
+// The commands up, down, status and version.
 #include <unistd.h>
 
 #include <algorithm>
@@ -37,7 +37,8 @@ namespace {
 constexpr char kDefaultMesh[] = "fsdp=2,tp=2";
 constexpr absl::Duration kStartTimeout = absl::Seconds(30);
 constexpr absl::Duration kGrace = absl::Seconds(10);
-// How long `down` asks a coordinator about restarted processes.
+// How long `down` waits, without --deadline, for the cluster's lock and for the coordinator's
+// answer about restarted processes.
 constexpr absl::Duration kFollowTimeout = absl::Seconds(30);
 
 struct UpFlags {
@@ -56,7 +57,7 @@ struct UpFlags {
 // The file where `up` records the mesh of a data folder's cluster.
 std::string MeshFile(const std::string& data_folder) { return data_folder + "/mesh"; }
 
-// The recorded mesh; empty: none.
+// The mesh that `up` recorded in the data folder; empty if there is none.
 std::string NotedMesh(const std::string& data_folder) {
   std::string text;
   if (std::ifstream file(MeshFile(data_folder)); !data_folder.empty() && file) {
@@ -73,8 +74,8 @@ absl::Status NoteMesh(const std::string& data_folder, const std::string& mesh) {
   return file.Finish();
 }
 
-// Returns the mesh of the flags, or otherwise that of the data folder. Flags that contradict each
-// other are usage errors.
+// Returns the mesh that the flags give, or otherwise the mesh recorded in the data folder. Flags
+// that contradict each other are usage errors.
 absl::StatusOr<Mesh> MeshOf(const UpFlags& flags) {
   std::string text = flags.mesh;
   if (text.empty() && !flags.workers.has_value()) {
@@ -109,7 +110,8 @@ Json RecordJson(const ClusterRecord& record) {
           {"processes", std::move(processes)}};
 }
 
-// Waits for a signal, and reports processes that end. FAILED_PRECONDITION once none is left.
+// Waits for a signal, and reports processes that end. FAILED_PRECONDITION once no process of the
+// cluster runs.
 absl::Status Supervise(LocalCluster* cluster, StopSignal* stop) {
   while (!stop->WaitFor(absl::Milliseconds(200)).has_value()) {
     for (const EndedProcess& ended : cluster->CollectEnded()) {
@@ -131,7 +133,7 @@ void ReportStopped(const std::string& name, const std::vector<std::string>& kill
   std::cerr << "Stopped the cluster \"" << name << "\"\n";
 }
 
-// Reports the state of an earlier cluster with the same name.
+// Reports what Start did with an earlier cluster of the same name.
 void ReportEarlier(const LocalCluster& cluster) {
   if (!cluster.restarted().empty()) {
     std::cerr << "Restarted the processes that had ended: " << StrJoin(cluster.restarted(), ", ")
@@ -261,7 +263,8 @@ absl::Status RunDown(const Invocation& invocation) {
   return absl::OkStatus();
 }
 
-// The addresses of metrics for processes of this host; empty if unknown.
+// The metrics addresses of the cluster's processes on this host, from the record of `up`; empty if
+// unknown.
 class MetricsAddresses {
  public:
   explicit MetricsAddresses(const Invocation& invocation) {
@@ -278,7 +281,7 @@ class MetricsAddresses {
   }
 
   const char* scheme() const { return scheme_; }
-  // Returns whether any process is known.
+  // Whether the metrics address of any process is known.
   bool known() const { return !processes_.empty(); }
   std::string Of(int64_t pid) const {
     for (const RecordedProcess& process : processes_) {
@@ -353,7 +356,7 @@ Json StatusJson(const std::string& address, const ClusterStatus& status,
           {"workers", std::move(workers)}};
 }
 
-// The ranks of a worker, as `default:0`; as `0` if there is only one mesh.
+// The ranks of a worker, such as `default:0,small:1`, or only `0` if there is one mesh.
 std::string Ranks(const ClusterStatus& status, const std::string& identity) {
   std::vector<std::string> ranks;
   for (const MeshStatus& mesh : status.meshes) {
@@ -366,7 +369,8 @@ std::string Ranks(const ClusterStatus& status, const std::string& identity) {
   return ranks.empty() ? "-" : StrJoin(ranks, ",");
 }
 
-// Returns a worker's history: why it is lost, and later events.
+// Returns remarks about a worker: why it is lost, its failed attempts to attach, and how often it
+// was lost.
 std::string Remark(const WorkerStatus& worker) {
   std::vector<std::string> remarks;
   if (worker.state == WorkerState::kLost) {

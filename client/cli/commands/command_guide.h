@@ -13,12 +13,12 @@ namespace shardmesh::client {
 // Adds every command, section and example.
 void AddAllCommands(CommandLine* line);
 
-// Titles with the commands of each section, in the order of the help.
+// The titles of the help's sections with their commands, in the order of the help.
 const std::vector<std::pair<std::string, std::vector<std::string>>>& CommandSections();
 
 struct CommandExample {
   std::string text;
-  // Whether it runs without a cluster, in a folder with the files of docs/examples and
+  // Whether the example runs without a cluster, in a folder with the files of docs/examples and
   // model.safetensors.
   bool runs_alone = false;
 };

@@ -6,7 +6,7 @@
 
 namespace shardmesh::client {
 
-void AddAdminCommands(CommandLine* line);       // admin quarantine list, restore, drop
+void AddAdminCommands(CommandLine* line);       // admin snapshot, check, ..., quarantine
 void AddWorkerCommands(CommandLine* line);      // admin worker drain, forget, replace
 void AddClusterCommands(CommandLine* line);     // up, down, status, version
 void AddBenchCommands(CommandLine* line);       // bench collectives
@@ -20,9 +20,9 @@ void AddProfileCommands(CommandLine* line);     // profile show, hash
 void AddMeshCommands(CommandLine* line);        // mesh show, mesh query, spec axes
 void AddLayerCommands(CommandLine* line);       // layer output, check, describe, promote
 void AddPlanCommands(CommandLine* line);        // plan, reshard, shardings
-void AddArrayCommands(CommandLine* line);       // load, ls, get, describe, rm
+void AddArrayCommands(CommandLine* line);       // load, put, ls, get, describe, rm
 void AddComputeCommands(CommandLine* line);     // linear, matmul, collective
-void AddCatalogCommands(CommandLine* line);     // catalog ls, get, put, rm
+void AddCatalogCommands(CommandLine* line);     // catalog ls, get, history, put, rm
 void AddRulesCommands(CommandLine* line);       // rules lint, diff, test, rewrite, from-text
 void AddLogicalCommands(CommandLine* line);     // logical resolve, compose
 void AddCertsCommands(CommandLine* line);       // certs

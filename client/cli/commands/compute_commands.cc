@@ -1,4 +1,4 @@
-// linear, matmul, collective: computations on the workers' arrays.
+// Commands linear, matmul, collective: computations on the workers' arrays.
 #include <functional>
 #include <iostream>
 #include <memory>
@@ -25,7 +25,7 @@
 namespace shardmesh::client {
 namespace {
 
-// The destination of results.
+// Flags that say where results go.
 struct ResultFlags {
   std::string path;  // .npy file
   std::string name;  // in the cluster
@@ -33,9 +33,9 @@ struct ResultFlags {
   bool plan_only = false;  // show the plan, and run nothing
 };
 
-// Returns the operand that `text` names: a .npy file, or an array of the cluster. A small file is
-// sent with the call. A larger file is put first, replicated on every device, and released when the
-// command ends.
+// Returns the operand that `text` names: a .npy file, or an array of the cluster. The command sends
+// a small file with the call. It puts a larger file first, replicated on every device, and releases
+// that array when the command ends.
 absl::StatusOr<Operand> OperandOf(const Invocation& invocation, MeshClient* client,
                                   const std::string& text) {
   if (!text.ends_with(".npy")) {
@@ -77,7 +77,7 @@ Json StepJson(const StepResult& result, const ResultFlags& flags) {
   return json;
 }
 
-// Saves and shows the only result of a step.
+// Saves and shows the step's result, of which there is exactly one.
 absl::Status Finish(const Invocation& invocation, MeshClient* client, const StepResult& result,
                     const ResultFlags& flags) {
   const Array& array = result.outputs.front().array;
@@ -111,14 +111,14 @@ absl::Status Finish(const Invocation& invocation, MeshClient* client, const Step
   return absl::OkStatus();
 }
 
-// Runs a step to its end. A result without a name is in memory: if a worker or the coordinator was
-// replaced before the result was gathered, the step is run again.
+// Runs a step to its end. A result without a name exists only in the workers' memory. If it is lost
+// before it is gathered, because a worker or the coordinator was replaced, runs the step again.
 absl::Status RunAndFinish(const Invocation& invocation, MeshClient* client,
                           const ResultFlags& flags,
                           const std::function<absl::StatusOr<StepResult>()>& run) {
   constexpr int kMaxRuns = 3;
   if (!flags.path.empty()) {
-    // Report a file that cannot be written before anything runs.
+    // Report a file that cannot be written before the step runs, which may take long.
     SHARDMESH_RETURN_IF_ERROR(AtomicFileWriter::Create(flags.path).status());
   }
   for (int runs = 1;; ++runs) {

@@ -1,4 +1,5 @@
-// config set-context, use-context, get-contexts, current-context, delete-context, view.
+// The commands config set-context, use-context, get-contexts, current-context, delete-context and
+// view.
 #include <filesystem>
 #include <iostream>
 #include <memory>
@@ -18,12 +19,12 @@
 namespace shardmesh::client {
 namespace {
 
-// A path that names the same file from every folder.
+// Returns an absolute path, which names the same file from every working directory.
 std::string Absolute(const std::string& path) {
   return path.empty() ? path : std::filesystem::absolute(path).lexically_normal().string();
 }
 
-// Options that are not given keep their values from the context.
+// Creates or changes a context. Values of options that are not given stay as the context has them.
 absl::Status RunSetContext(const Invocation& invocation, const std::string& name) {
   if (const absl::Status named = CheckContextName(name); !named.ok()) {
     return WrongUse(ToStd(named.message()));
@@ -135,7 +136,7 @@ absl::Status RunCurrentContext(const Invocation& invocation) {
   return absl::OkStatus();
 }
 
-// The file itself is YAML, so its tables are printed as YAML.
+// Prints the context file. The form `table` also means YAML here, because the file itself is YAML.
 absl::Status RunView(const Invocation& invocation) {
   SHARDMESH_ASSIGN_OR_RETURN(const ContextFile file, ReadContexts(ContextFilePath()));
   PrintTree(ContextsTree(file), invocation.json ? invocation.output : OutputForm::kYaml);

@@ -1,4 +1,4 @@
-// doctor: which ranks wait for which, failures, and each rank's last instructions.
+// Command doctor: which ranks wait for which, failures, and each rank's last instructions.
 #include <algorithm>
 #include <iostream>
 #include <memory>
@@ -37,7 +37,7 @@ std::string TimeOfDay(absl::Time time) {
   return absl::FormatTime("%H:%M:%E3S", time, absl::UTCTimeZone());
 }
 
-// The ranks whose data has come, or has not.
+// The ranks whose data has arrived (`has_come`), or has not arrived yet.
 std::string PeersText(const FlightRecord& record, bool has_come) {
   std::vector<DeviceId> ranks;
   for (const FlightRecord::Peer& peer : record.peers) {

@@ -18,7 +18,7 @@
 namespace shardmesh::client {
 namespace {
 
-// A cell in the form for a terminal. Paths of links are relative to docs/.
+// Returns a cell's text for a terminal: a link `[text](path)` becomes `text (docs/path)`.
 std::string PlainText(std::string_view cell) {
   std::string plain;
   while (true) {
@@ -35,7 +35,7 @@ std::string PlainText(std::string_view cell) {
   }
 }
 
-// The names in backticks.
+// Returns the texts between backticks.
 std::vector<std::string> QuotedNames(std::string_view cell) {
   std::vector<std::string> names;
   const std::vector<std::string> pieces = absl::StrSplit(ToAbsl(cell), '`');
@@ -57,7 +57,8 @@ bool IsStatusCode(std::string_view name) {
 std::vector<ErrorExplanation> ParseErrorsPage(std::string_view page) {
   std::vector<ErrorExplanation> explanations;
   for (const absl::string_view line : absl::StrSplit(ToAbsl(page), '\n')) {
-    // "| `REASON` | code | meaning | action | facts |" has an empty piece at each end.
+    // The line "| `REASON` | code | meaning | action | facts |" splits into seven pieces: its first
+    // and last piece are empty.
     const std::vector<absl::string_view> pieces = absl::StrSplit(line, '|');
     if (pieces.size() != 7 || !absl::StartsWith(line, "| `")) continue;
     const auto cell = [&](size_t i) {

@@ -1,4 +1,4 @@
-// explain-error: the meaning of a reason, and what to do about it; all reasons.
+// Command explain-error: the meaning of a reason, and what to do about it; or all reasons.
 #include <algorithm>
 #include <iostream>
 #include <memory>
@@ -32,7 +32,7 @@ absl::Status ListReasons(const Invocation& invocation) {
   for (const ErrorExplanation& each : ParseErrorsPage(ErrorsPage())) {
     list.push_back(ReasonJson(each));
     names.push_back(each.reason);
-    // The explanation of the reason has the other sentences.
+    // The table shows only the first sentence; the explanation of one reason shows all.
     const size_t end = std::min(each.meaning.find(". "), each.meaning.size() - 1);
     table.AddRow({each.reason, each.code, each.meaning.substr(0, end + 1)});
   }

@@ -1,4 +1,4 @@
-// health: whether a process is alive and ready, for probes.
+// Command health: whether a process is alive and ready, for probes.
 #include <algorithm>
 #include <iostream>
 #include <memory>
@@ -26,7 +26,7 @@ struct HealthOptions {
   bool wait = false;
 };
 
-// Asks until the answer is positive or the time is over.
+// Asks repeatedly until the process serves, or until the time is over.
 absl::StatusOr<bool> Ask(const Invocation& invocation, const HealthOptions& options) {
   if (invocation.address.empty()) return invocation.Connect().status();
   SHARDMESH_ASSIGN_OR_RETURN(const rpc::Credentials credentials, invocation.Credentials());

@@ -1,4 +1,4 @@
-// layer output, check, describe, promote: linear layers without their arrays.
+// Commands layer output, check, describe, promote: linear layers without their arrays.
 #include <cstdint>
 #include <iostream>
 #include <memory>
@@ -29,7 +29,8 @@ struct OutputFlags {
   std::string axis_name = "tp";
 };
 
-// Parses a spec, `unplaced` or `single-device`. The rank is that of the spec.
+// Parses an operand's layout: a spec, `unplaced` or `single-device`. The operand's rank is the
+// number of the spec's entries.
 absl::StatusOr<ArrayLayout> ParseOperand(std::string_view text) {
   ArrayLayout layout;
   if (text == "unplaced") {
@@ -112,7 +113,7 @@ struct DescribeFlags {
   bool exact = false;
 };
 
-// A factor, or the name of a rule.
+// Parses a scale: a factor, or the name of a rule.
 absl::StatusOr<std::variant<double, std::string>> ParseScale(std::string_view text) {
   double factor = 0;
   if (absl::SimpleAtod(ToAbsl(text), &factor)) {

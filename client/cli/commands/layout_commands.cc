@@ -1,4 +1,4 @@
-// resolve, match, presets: questions about layouts, which need no worker.
+// Commands resolve, match, presets: questions about layouts, which need no worker.
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -34,7 +34,7 @@ struct ResolveFlags {
   ExactOption exact;
 };
 
-// The answer, and the mesh of its corrections (MeshOfCorrections).
+// The answer, and the mesh that its corrections are about (see MeshOfCorrections).
 struct Resolved {
   SpecAnswer answer;
   std::optional<Mesh> mesh = std::nullopt;

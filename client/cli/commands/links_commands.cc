@@ -1,4 +1,4 @@
-// links: how fast the links between workers are.
+// Command links: how fast the links between workers are.
 #include <algorithm>
 #include <iostream>
 #include <iterator>
@@ -26,7 +26,7 @@ std::string NameOf(const ClusterLinks::Worker& worker) {
   return worker.rank.has_value() ? StrCat(*worker.rank, " ", worker.identity) : worker.identity;
 }
 
-// A row and a column for each worker.
+// Prints a matrix with a row and a column for each worker.
 template <typename ToText>
 void PrintMatrix(const ClusterLinks& links, std::string_view title, ToText to_text) {
   std::vector<Table::Column> columns = {{std::string(title)}};
@@ -64,7 +64,7 @@ void PrintLinks(const ClusterLinks& links) {
   PrintMatrix(links, "latency", [](const auto& link) { return FormatTime(link.latency); });
   std::cout << "\n";
   PrintMatrix(links, "bandwidth", [](const MeasuredLink& link) {
-    // A figure in an answer may be any number; FormatBytes takes only 64-bit integers.
+    // A rate in an answer may be any double; FormatBytes takes only 64-bit integers.
     return StrCat(FormatBytes(static_cast<int64_t>(std::min(link.bytes_per_second, 1e18))), "/s");
   });
   std::cout << "\n";

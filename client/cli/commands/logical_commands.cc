@@ -1,4 +1,4 @@
-// logical resolve, compose: questions about flax's logical names, which need no worker.
+// Commands logical resolve, compose: questions about flax's logical names, which need no worker.
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -21,7 +21,8 @@ std::string FormatValue(const AxisValue& value) {
   return value.is_name() ? value.name() : value.is_none() ? "-" : value.ToString();
 }
 
-// Returns null, a name, or a list; other values in Python's notation.
+// Returns null, a name or a list for these kinds of values; other values as text in Python's
+// notation.
 Json ValueJson(const AxisValue& value) {
   if (value.is_none()) {
     return nullptr;

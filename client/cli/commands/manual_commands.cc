@@ -1,4 +1,4 @@
-// completion, man: scripts for shells and pages of the manual.
+// Commands completion, man: scripts for shells and pages of the manual.
 #include <filesystem>
 #include <iostream>
 #include <memory>
@@ -23,7 +23,7 @@ struct ManualFlags {
   std::string folder;
 };
 
-// The program, group or command with these words.
+// Returns the group or command that these words name; no words name the program.
 absl::StatusOr<const CLI::App*> FindSubject(const CLI::App& program,
                                             const std::vector<std::string>& words) {
   const CLI::App* app = &program;

@@ -1,4 +1,5 @@
-// mesh show, mesh query, spec axes: meshes, some of their axes, and the axes that specs name.
+// Commands mesh show, mesh query, spec axes: meshes, some of their axes, and the axes that specs
+// name.
 #include <cstdint>
 #include <iostream>
 #include <memory>
@@ -28,7 +29,7 @@ struct ShowFlags {
   bool exact = false;
 };
 
-// The coordinator parses axes, so that it can infer a missing size.
+// Sends axes as text: the coordinator parses them, because only it can infer a size of -1.
 absl::StatusOr<MeshQuestion> QuestionOf(const ShowFlags& flags) {
   MeshQuestion question;
   question.device_count = flags.devices;
@@ -125,7 +126,7 @@ absl::StatusOr<std::vector<std::string>> ParseNames(std::string_view text) {
   return names;
 }
 
-// The devices in the answers, in their order.
+// Returns the position of the device that the answer at index `i` is about.
 std::string DeviceText(const QueryFlags& flags, size_t i) {
   return StrCat(flags.devices.empty() ? static_cast<int64_t>(i) : flags.devices[i]);
 }

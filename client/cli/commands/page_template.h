@@ -22,17 +22,18 @@
 namespace shardmesh::client {
 
 // Immutable, so threads can share it. Requires that every part and placeholder that a caller names
-// exists, and that every placeholder is filled. The template is part of the program: a fault in it
-// ends the program with the name of the part or placeholder.
+// exists, and that the caller fills every placeholder. A violation is a bug of the program: it ends
+// the program with the name of the part or placeholder.
 class PageTemplate {
  public:
   using Data = std::initializer_list<std::pair<std::string_view, std::string_view>>;
 
   explicit PageTemplate(std::string_view text);
 
-  // A part, with each `{{name}}` replaced.
+  // Returns a part, with each `{{name}}` replaced by its data.
   std::string Fill(std::string_view part, Data data) const;
-  // The same for a part with the placeholder {{content}}: the text before it and the text after.
+  // Like Fill, for a part with the placeholder {{content}}: Begin returns the text before that
+  // placeholder, End the text after it.
   std::string Begin(std::string_view part, Data data = {}) const;
   std::string End(std::string_view part, Data data = {}) const;
 

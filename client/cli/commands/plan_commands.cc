@@ -1,4 +1,5 @@
-// plan, reshard, shardings: costs of layouts, data moved between them, and the tiles of arrays.
+// Commands plan, reshard, shardings: costs of layouts, data moved between them, and the tiles of
+// arrays.
 #include <algorithm>
 #include <array>
 #include <iostream>
@@ -31,7 +32,7 @@
 namespace shardmesh::client {
 namespace {
 
-// The memory of a device, and its original text.
+// The memory of a device, and the text that the user gave for it.
 struct Memory {
   int64_t bytes = 0;
   std::string text;
@@ -42,7 +43,7 @@ absl::StatusOr<Memory> ParseMemory(std::string_view text) {
   return Memory{bytes, std::string(text)};
 }
 
-// Criteria by their names, such as `fit,wasted_bytes`.
+// Parses a list of criteria, such as `fit,wasted_bytes`.
 absl::StatusOr<std::vector<MeshCriterion>> ParseRanking(std::string_view text) {
   std::vector<MeshCriterion> ranking;
   for (const absl::string_view piece : absl::StrSplit(ToAbsl(text), ',')) {
@@ -64,7 +65,7 @@ absl::StatusOr<std::vector<MeshCriterion>> ParseRanking(std::string_view text) {
 
 struct PlanFlags {
   std::string file;  // positional
-  std::string tree;  // the same, from its option
+  std::string tree;  // like `file`, but from the option --tree
   std::string stored_tree;
   std::string rules;
   std::string profile;
@@ -143,7 +144,7 @@ absl::Status CheckFlags(PlanFlags* flags) {
   if (flags->file.empty()) {
     flags->file = flags->tree;
   }
-  // Each device is shown once.
+  // Show each device once, even if the user names it twice.
   std::vector<int64_t> devices;
   for (const int64_t device : flags->devices) {
     if (std::find(devices.begin(), devices.end(), device) == devices.end()) {
@@ -182,7 +183,7 @@ absl::Status CheckHasRules(const PlanFlags& flags, const std::vector<TreeTensor>
   return absl::OkStatus();
 }
 
-// The tensors of the file; none if the tree is a stored one.
+// The tensors of the file; empty if the question is about a stored tree.
 absl::StatusOr<std::vector<TreeTensor>> ReadTreeOf(const PlanFlags& flags) {
   if (!flags.stored_tree.empty()) {
     return std::vector<TreeTensor>();
@@ -288,7 +289,8 @@ std::string MeshText(const MeshCandidate& candidate, const std::vector<SearchAxi
   return StrJoin(pieces, ",");
 }
 
-// A search without a result counts as failed, although it was answered.
+// Returns an error if no mesh was found: the exit code then says so, although the search was
+// answered.
 absl::Status SearchVerdict(const MeshSearchResult& result) {
   return result.fitting > 0
              ? absl::OkStatus()
@@ -379,7 +381,8 @@ absl::Status RunPlan(const Invocation& invocation, PlanFlags flags) {
     question.mesh = mesh;
   }
   if (!flags.stored_tree.empty()) {
-    // The tensors are shown: table and question must use the same version of the tree.
+    // Fetch the tensors, because the output lists them. Table and question then use the same
+    // version of the tree.
     SHARDMESH_ASSIGN_OR_RETURN(tensors, FetchTree(client.get(), flags.stored_tree));
     SHARDMESH_RETURN_IF_ERROR(CheckHasRules(flags, tensors));
   }
@@ -411,7 +414,7 @@ absl::Status RunPlan(const Invocation& invocation, PlanFlags flags) {
 struct ReshardFlags {
   std::string from;
   std::string to;
-  std::vector<std::string> partial;       // unreduced axes of the source
+  std::vector<std::string> partial;       // unreduced axes of the source layout
   std::vector<std::string> keep_partial;  // of the destination
   std::optional<Shape> shape;
   std::optional<Dtype> dtype;
@@ -419,7 +422,8 @@ struct ReshardFlags {
   std::vector<int64_t> sources;
 };
 
-// `MESH:SPEC`, or only a spec. Specs have no colon, meshes may.
+// The parts of `MESH:SPEC`, or of only a spec. The last colon ends the mesh: meshes may have
+// colons, but specs have none.
 struct LayoutText {
   std::optional<std::string> mesh;
   std::string spec;

@@ -1,4 +1,4 @@
-// Fills plan_report.html with a plan, and draws the pictures.
+// Fills plan_report.html with a plan, and draws its pictures as SVG.
 #include "client/cli/commands/plan_report.h"
 
 #include <algorithm>
@@ -28,14 +28,14 @@ constexpr std::array<std::string_view, kMaxMeshAxes> kColors = {
     "#3b76d6", "#e07b28", "#2f9e63", "#c4417f", "#8455c9", "#b08a12", "#1a97ad", "#d14b3a",
     "#6a8f1f", "#4f5fd0", "#a35a2a", "#16866e", "#b34fb3", "#77736b", "#5b8bb0", "#94465e"};
 
-// Parsed only once.
+// Returns the page's template, which is parsed only once.
 const PageTemplate& Template() {
   static const PageTemplate* const page = new PageTemplate(kPlanReportHtml);
   return *page;
 }
 
-// Text that is valid between tags and in quoted attributes. Control characters, which XML does not
-// allow, become U+FFFD.
+// Escapes text for use between tags and in quoted attributes. Control characters, which XML does
+// not allow, become U+FFFD.
 std::string Escape(std::string_view text) {
   std::string escaped;
   escaped.reserve(text.size());
@@ -77,7 +77,7 @@ std::string Grouped(int64_t count) {
   return digits;
 }
 
-// `1,024`, `65.5 k`, `2.15 G`: at most five characters of a number.
+// Formats a count briefly: `1,024`, `65.5 k`, `2.15 G`. The number has at most five characters.
 std::string Short(int64_t count) {
   if (count < 100'000) {
     return Grouped(count);
@@ -110,11 +110,11 @@ std::string DtypeText(const std::optional<Dtype>& dtype) {
 
 // Tensors that share a row or a picture.
 struct Group {
-  std::string name;  // of the first one, or their pattern
+  std::string name;  // of the first tensor, or the pattern of the tensors' names
   size_t first = 0;
   int64_t tensors = 0;
   int64_t device_bytes = 0;  // together
-  int64_t bytes = 0;         // one copy of each
+  int64_t bytes = 0;         // of one copy of each tensor
 };
 
 class Page {
@@ -139,7 +139,7 @@ class Page {
   }
 
  private:
-  // Axes as coloured labels.
+  // Returns an axis as a coloured label.
   std::string Chip(std::string_view axis, std::string_view more = "", bool open = false) const {
     const std::optional<int64_t> index = mesh_.FindAxis(axis);
     const std::string_view color = index.has_value() ? ColorOf(*index) : "#888888";
@@ -248,7 +248,7 @@ class Page {
     html_ += page_.End("specs");
   }
 
-  // Groups of tensors, the largest on a device first.
+  // Returns groups of tensors, ordered by their bytes on a device, largest first.
   template <typename KeyOf>
   std::vector<Group> GroupBy(const KeyOf& key_of) const {
     std::vector<Group> groups;
@@ -301,7 +301,7 @@ class Page {
   }
   static int64_t AsCount(size_t count) { return static_cast<int64_t>(count); }
 
-  // The axes that cut a dimension into more than one part, major to minor, by their index.
+  // The indexes of the mesh axes that cut a dimension into more than one part, major to minor.
   std::vector<int64_t> AxesOf(const Tiling& tiling, int64_t dim) const {
     std::vector<int64_t> axes;
     for (const AxisName& name : tiling.spec().entry(dim).axes()) {
@@ -313,7 +313,8 @@ class Page {
     return axes;
   }
 
-  // The colour of the cut before part `part` of a dimension: of the most major axis that changes.
+  // The colour of the cut before part `part` of a dimension: that of the most major axis whose
+  // coordinate changes there.
   std::string_view CutColor(const std::vector<int64_t>& axes, int64_t part) const {
     std::string_view color = "var(--edge)";
     int64_t span = 1;
@@ -326,8 +327,8 @@ class Page {
     return color;
   }
 
-  // The lowest device that holds the tile at the part `part` of `dim`, and of `other_dim`; at the
-  // first part of every other dimension.
+  // The lowest device that holds the tile at index `part` of dimension `dim`, `other_part` of
+  // `other_dim`, and 0 of every other dimension.
   DeviceId HolderOf(const Tiling& tiling, int64_t dim, int64_t part, int64_t other_dim = -1,
                     int64_t other_part = 0) const {
     DeviceId device = 0;
@@ -345,7 +346,7 @@ class Page {
     return device;
   }
 
-  // The axes that do not cut a tensor: it has copies along them.
+  // The axes that do not cut a tensor: the tensor has copies along them.
   std::vector<int64_t> CopyAxesOf(const Tiling& tiling) const {
     std::vector<bool> cuts(static_cast<size_t>(mesh_.axis_count()), false);
     for (int64_t dim = 0; dim < tiling.rank(); ++dim) {
@@ -362,11 +363,11 @@ class Page {
     return copies;
   }
 
-  // The devices that hold a tile, in ascending order, in a cell of that size. As many as fit,
-  // perhaps none.
+  // The label of a tile's cell: the devices that hold the tile, in ascending order. Lists as many
+  // as fit into a cell of that size, perhaps none.
   std::string HoldersLabel(const Tiling& tiling, DeviceId first, double x, double y, double width,
                            double height) const {
-    constexpr double kDigitWidth = 6.4;  // of text with 11 pixels
+    constexpr double kDigitWidth = 6.4;  // of text in 11 px
     if (height < 14) {
       return "";
     }
@@ -404,7 +405,7 @@ class Page {
         on_dark ? "class=\"on\" text-anchor=\"middle\"" : "class=\"s\" text-anchor=\"middle\"");
   }
 
-  // How one dimension is drawn: some parts at its beginning, a gap, the last ones.
+  // How one dimension is drawn: the first parts, a gap for omitted parts, and the last parts.
   struct Ruler {
     struct Cell {
       int64_t part = 0;  // -1: the gap
@@ -425,7 +426,7 @@ class Page {
       return ruler;
     }
     const size_t tail = 2;
-    const size_t head = most - tail - 2;  // the gap takes the space of two
+    const size_t head = most - tail - 2;  // the gap takes the space of two parts
     const double width = 1.0 / static_cast<double>(most);
     for (size_t i = 0; i < head; ++i) {
       ruler.cells.push_back({static_cast<int64_t>(i), width * static_cast<double>(i),
@@ -478,7 +479,8 @@ class Page {
          {"others", group.tensors == 1 ? std::string()
                                        : StrCat(" and ", Grouped(group.tensors - 1),
                                                 group.tensors == 2 ? " other" : " others")}});
-    // Without a correction they differ at most in dimensions without a request.
+    // Without a correction, the requested and the effective spec differ only in dimensions for
+    // which nothing was requested.
     if (const TreeSpec& asked = SpecOf(group.first); !asked.corrections.empty()) {
       html_ += page_.Fill("asked", {{"spec", SpecChips(asked.requested)}});
     }
@@ -512,7 +514,8 @@ class Page {
               body, "</svg>");
   }
 
-  // The two dimensions drawn as a plane: those with the most parts, later ones first.
+  // The two dimensions that are drawn as a plane: those with the most parts; of equal ones, the
+  // later.
   static std::pair<int64_t, int64_t> PlaneOf(const Tiling& tiling) {
     std::vector<int64_t> dims;
     for (int64_t dim = tiling.rank(); dim-- > 0;) {
@@ -524,7 +527,8 @@ class Page {
     return {std::min(dims[0], dims[1]), std::max(dims[0], dims[1])};
   }
 
-  // Two dimensions as a plane, the others as sheets behind it. Returns the end of the picture.
+  // Draws two dimensions as a plane, and the others as sheets behind it. Returns the y coordinate
+  // of the picture's end.
   double Grid(const Tiling& tiling, std::string* body) const {
     const auto [down, across] = PlaneOf(tiling);
     int64_t sheets = 1;
@@ -610,7 +614,7 @@ class Page {
     return top + height + 2;
   }
 
-  // Every dimension as a bar, from `top` on. Returns the end of the bars.
+  // Draws every dimension as a bar, from `top` downwards. Returns the y coordinate below the bars.
   double Bars(const Tiling& tiling, double top, double height, std::string* body) const {
     const double left = 52;
     const double width = 190;
@@ -642,7 +646,7 @@ class Page {
     return top;
   }
 
-  // The first few devices of device 0's replica group, in mesh order.
+  // The first devices, at most `most`, of device 0's replica group, in mesh order.
   std::vector<DeviceId> FirstCopies(const std::vector<int64_t>& axes, size_t most) const {
     std::vector<DeviceId> devices = {0};
     for (auto axis = axes.rbegin(); axis != axes.rend() && devices.size() < most; ++axis) {

@@ -1,4 +1,4 @@
-// profile show, hash: resolved profiles, and hashes of texts and of objects.
+// Commands profile show, hash: resolved profiles, and hashes of texts and of objects.
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -87,7 +87,7 @@ struct HashFlags {
   bool exact = false;
 };
 
-// A value of JSON as Python's json module reads it.
+// Returns the value that Python's json module gives for this JSON.
 PythonValue FromJson(const Json& json) {
   switch (json.type()) {
     case Json::value_t::boolean:
@@ -96,7 +96,7 @@ PythonValue FromJson(const Json& json) {
       return PythonValue::Int(json.get<int64_t>());
     case Json::value_t::number_unsigned: {
       auto integer = PythonValue::BigInt(StrCat(json.get<uint64_t>()));
-      return *std::move(integer);  // a text of only digits is always an integer
+      return *std::move(integer);  // cannot fail: the text has only digits
     }
     case Json::value_t::number_float:
       return PythonValue::Float(json.get<double>());
@@ -121,7 +121,7 @@ PythonValue FromJson(const Json& json) {
   }
 }
 
-// The values of an object's attributes, in their order.
+// Reads a JSON object. Returns the values of its attributes, in their order.
 absl::StatusOr<std::vector<PythonValue>> ReadAttributes(const std::string& text) {
   const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) {

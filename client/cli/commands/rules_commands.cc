@@ -1,4 +1,4 @@
-// rules lint, diff, test, rewrite, from-text: questions about rules, which need no worker.
+// Commands rules lint, diff, test, rewrite, from-text: questions about rules, which need no worker.
 #include <algorithm>
 #include <cmath>
 #include <iostream>
@@ -28,7 +28,8 @@
 namespace shardmesh::client {
 namespace {
 
-// Returns an error for kExitFailed, although the question was answered.
+// Returns an error whose exit code is kExitFailed: the question was answered, but the verdict is
+// negative.
 absl::Status Verdict(std::string_view message) {
   return absl::FailedPreconditionError(ToAbsl(message));
 }
@@ -53,8 +54,8 @@ struct LintFlags {
   bool exact = false;
 };
 
-// Reads the tensors of all trees, one tree after another. The tensors of several trees carry their
-// files.
+// Reads the tensors of all trees, one tree after another. If there are several trees, the question
+// records which tensors belong to which file.
 absl::StatusOr<std::vector<TreeTensor>> ReadTrees(const std::vector<std::string>& paths,
                                                   LintQuestion* question) {
   std::vector<TreeTensor> all;
@@ -140,7 +141,7 @@ Json LintJson(const LintAnswer& answer) {
           {"revision", answer.revision}};
 }
 
-// Prints per-tree counts (skipped for a single inline tree).
+// Prints counts for each tree; prints nothing for a single tree of the request.
 void PrintTrees(const std::vector<LintedTree>& trees) {
   if (trees.empty() || (trees.size() == 1 && trees[0].source == LintedTree::Source::kGiven)) {
     return;
@@ -186,7 +187,8 @@ absl::Status RunLint(const Invocation& invocation, const LintFlags& flags) {
   question.max_findings = flags.max_findings;
   question.compatibility = flags.exact ? Compatibility::kExact : Compatibility::kDefault;
   SHARDMESH_ASSIGN_OR_RETURN(const std::vector<TreeTensor> tree, ReadTrees(flags.trees, &question));
-  // Stored trees and held arrays exist only in a cluster.
+  // Stored trees and the cluster's arrays exist only in a cluster; otherwise this process may
+  // answer.
   std::shared_ptr<MeshClient> client;
   if (question.held_prefix.has_value()) {
     SHARDMESH_ASSIGN_OR_RETURN(client, invocation.Connect());
@@ -201,7 +203,7 @@ absl::Status RunLint(const Invocation& invocation, const LintFlags& flags) {
         "with tensors for rules; give --tree FILE, or store one by catalog put tree NAME FILE");
   }
   if (answer.meshes == 0) {
-    // A check of a pipeline must not pass because it looked at nothing.
+    // A check in a CI pipeline must not pass because it checked nothing.
     constexpr char kNoMesh[] = "no mesh was checked: give --mesh, such as --mesh fsdp=2,tp=2";
     if (flags.strict) {
       return WrongUse(kNoMesh);
@@ -246,7 +248,7 @@ absl::Status RunLint(const Invocation& invocation, const LintFlags& flags) {
                                       flags.strict ? "" : " beside corrections"));
 }
 
-// `5%` or a number of bytes.
+// An increase in bytes: `5%` or a number of bytes.
 struct Increase {
   std::optional<int64_t> bytes;
   std::optional<double> ratio;
@@ -300,7 +302,7 @@ Json DiffJson(const DiffAnswer& answer) {
           {"budget", answer.budget_text},  {"revision", answer.revision}};
 }
 
-// Tensors of a diff whose names differ only in numbers and which change alike.
+// Tensors of a diff that have the same change, and whose names differ only in numbers.
 struct ChangeGroup {
   const TensorDiff* first = nullptr;
   int64_t tensors = 0;
@@ -444,8 +446,9 @@ struct FromTextFlags {
   PartitionSpec default_spec;
 };
 
-// Returns the rules as a file that gives every name the same spec. In a file, shapes count unless
-// it says otherwise, and every name must have a rule.
+// Returns a rules file that gives every name the same spec as the parsed text. A last rule has the
+// default spec, because every name must match a rule. `strict: false` keeps shapes out of the
+// decision, as in the text.
 absl::StatusOr<std::string> FileOf(const PatternRulesAnswer& answer,
                                    const PartitionSpec& default_spec) {
   std::vector<Rule> rules = answer.rules;
@@ -456,7 +459,8 @@ absl::StatusOr<std::string> FileOf(const PatternRulesAnswer& answer,
 }
 
 absl::Status RunFromText(const Invocation& invocation, const FromTextFlags& flags) {
-  // As in the original, this makes no rules; a user may mistake it for a spec of everything.
+  // As in eformer, text without `->` makes no rules. Warn: a user may expect a spec for every
+  // tensor.
   if (flags.text.find("->") == std::string::npos && !invocation.json) {
     std::cerr << "No rule in \"" << flags.text << "\": a rule is written PATTERN->AXES\n";
   } else {

@@ -1,5 +1,5 @@
-// explain, constrain, compare, tiles, axes: questions about the spec of one tensor; they need no
-// worker.
+// Commands explain, constrain, compare, tiles, axes: questions about the spec of one tensor; they
+// need no worker.
 #include <algorithm>
 #include <iostream>
 #include <memory>
@@ -28,7 +28,7 @@ constexpr char kAxesHelp[] =
 constexpr char kSpecHelp[] =
     "mesh axes, one entry a dimension: fsdp,tp; fsdp+dp or (fsdp,dp) for several; - for none";
 
-// Options of the commands; each command has some of them.
+// Options of these commands; each command offers some of them.
 struct SpecFlags {
   std::string name;
   std::string rules;
@@ -59,7 +59,7 @@ absl::StatusOr<Shape> Needed(const std::optional<Shape>& shape) {
   return *shape;
 }
 
-// The tensor with that name, if it must be looked up in a tree.
+// Finds the tensor with that name in the tree at `path`.
 absl::StatusOr<TreeTensor> FindTensor(const std::string& path, const std::string& name) {
   SHARDMESH_ASSIGN_OR_RETURN(std::vector<TreeTensor> tensors, ReadTree(path));
   std::vector<std::string_view> names;
@@ -103,8 +103,8 @@ absl::StatusOr<ExplainQuestion> QuestionOf(const SpecFlags& flags) {
   return question;
 }
 
-// A spec that uses an axis twice has no effective spec. Prints the resolution steps that are
-// possible without a shape. Prints nothing if that fails too.
+// Prints the resolution steps that lead to a spec without an effective spec, such as one that uses
+// an axis twice. Asks again without a shape; prints nothing if that fails too.
 void PrintWayToError(const Invocation& invocation, MeshClient* client,
                      const ExplainQuestion& question) {
   SpecAnswer answer;
@@ -208,7 +208,7 @@ absl::Status RunConstrain(const Invocation& invocation, const SpecFlags& flags) 
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
   SHARDMESH_ASSIGN_OR_RETURN(const ConstraintAnswer answer,
                              client->layouts().ConstrainArray(question));
-  // Specs that need no correction.
+  // Alternatives to the requested spec that need no correction.
   std::vector<Fix> fixes;
   if (!answer.corrections.empty()) {
     SHARDMESH_ASSIGN_OR_RETURN(SpecAnswer corrected, client->layouts().CorrectSpec(

@@ -21,7 +21,7 @@
 namespace shardmesh::client {
 namespace {
 
-// The host name in every server's certificate.
+// A host name that every server's certificate contains.
 constexpr const char* kAnyServer = "shardmesh";
 constexpr char kCoordinator[] = "coordinator";
 constexpr char kClient[] = "client";
@@ -60,7 +60,7 @@ bool Exists(const std::string& path) {
 
 absl::Status Unusable(std::string_view what) { return absl::FailedPreconditionError(ToAbsl(what)); }
 
-// The folder's authority. Creates it if there is none.
+// Returns the folder's authority; creates one if the folder has none.
 absl::StatusOr<rpc::KeyPair> OpenAuthority(const std::string& folder, absl::Time now,
                                            bool* made_authority) {
   const std::string certificate_path = folder + "/ca.crt";
@@ -100,7 +100,8 @@ absl::StatusOr<rpc::KeyPair> OpenAuthority(const std::string& folder, absl::Time
   SHARDMESH_ASSIGN_OR_RETURN(rpc::KeyPair authority,
                              rpc::MakeAuthority(now, now + kAuthorityLifetime));
   SHARDMESH_RETURN_IF_ERROR(MakeFolder(AuthorityFolder(folder), 0700));
-  // The key first: a certificate without a key would block the next attempt.
+  // Write the key first, so that no certificate exists without its key. After an interruption
+  // between the two writes, the next attempt fails.
   SHARDMESH_RETURN_IF_ERROR(WriteFile(key_path, authority.private_key, kPrivate));
   SHARDMESH_RETURN_IF_ERROR(WriteFile(certificate_path, authority.certificate, kPublic));
   *made_authority = true;
@@ -183,7 +184,8 @@ absl::StatusOr<WrittenCertificates> WriteCertificates(const CertificateFolderOpt
                                     .not_before = now - rpc::kClockSkew,
                                     .not_after = now + options.lifetime};
     if (name.role != rpc::PeerRole::kClient) {
-      // Metrics scrapers ask for the last name: they know neither identities nor stable addresses.
+      // Metrics scrapers verify the last name, `shardmesh`: they know neither identities nor stable
+      // addresses.
       request.hosts = {"localhost", "127.0.0.1", "::1", name.identity, kAnyServer};
       request.hosts.insert(request.hosts.end(), options.hosts.begin(), options.hosts.end());
     }

@@ -28,14 +28,15 @@ rpc::TlsFiles ClientTlsFiles(const std::string& folder);
 
 struct CertificateFolderOptions {
   std::string folder;  // made if missing
-  // Besides coordinator and client. Workers cannot have the names `coordinator` and `client`.
+  // Identities of the workers that get certificates, besides coordinator and client. A worker
+  // cannot have the identity `coordinator` or `client`.
   std::vector<std::string> workers;
-  // Additional names and addresses in each server certificate; localhost, its loopback addresses
-  // and the identity are always there.
+  // Additional names and addresses in each server certificate; each certificate always has
+  // localhost, its loopback addresses and the identity.
   std::vector<std::string> hosts;
   absl::Duration lifetime = absl::Hours(24 * 365);
-  // Keeps existing certificates. Otherwise all are renewed, including those of workers that are not
-  // named.
+  // Keeps existing certificates. Otherwise renews all certificates of the folder, including those
+  // of workers that `workers` does not list.
   bool only_missing = false;
 };
 

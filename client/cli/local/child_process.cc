@@ -1,4 +1,4 @@
-// Processes of this host, by fork and exec, /proc and process descriptors.
+// Starts and watches processes of this host with fork and exec, /proc and pidfds.
 #include "client/cli/local/child_process.h"
 
 #include <fcntl.h>
@@ -28,7 +28,8 @@
 namespace shardmesh::client {
 namespace {
 
-// Field 22 of /proc/PID/stat. The second field, the name in parentheses, may contain anything.
+// Reads field 22 of /proc/PID/stat, the start time. The second field is the program's name in
+// parentheses and may contain any character, so parsing begins after the last parenthesis.
 std::optional<uint64_t> ReadStartTicks(pid_t pid) {
   std::ifstream file(StrCat("/proc/", pid, "/stat"));
   const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
@@ -36,7 +37,7 @@ std::optional<uint64_t> ReadStartTicks(pid_t pid) {
   if (name_end == std::string::npos) {
     return std::nullopt;
   }
-  // The fields from field 3 on.
+  // The fields from field 3 on: the start time has index 22 - 3 = 19.
   const std::vector<std::string> fields =
       absl::StrSplit(text.substr(name_end + 1), ' ', absl::SkipEmpty());
   uint64_t start_ticks = 0;
@@ -46,10 +47,11 @@ std::optional<uint64_t> ReadStartTicks(pid_t pid) {
   return start_ticks;
 }
 
-// A descriptor of the process; not valid if the process has ended and was reaped.
+// Returns a pidfd of the process; not valid if the process has ended and its parent has reaped it.
 FileDescriptor OpenProcess(const ProcessId& id) {
   FileDescriptor process(static_cast<int>(syscall(SYS_pidfd_open, id.pid, 0)));
-  // Check the identity only now: the open descriptor prevents reuse of the pid.
+  // Check the identity only after the pidfd is open, because the pidfd then refers to the checked
+  // process even if the pid is reused.
   return ReadStartTicks(id.pid) == id.start_ticks ? std::move(process) : FileDescriptor();
 }
 
@@ -70,8 +72,9 @@ absl::Status Gone(const ProcessId& id) {
   return absl::NotFoundError(StrCat("process ", id.pid, " is gone"));
 }
 
-// Runs in the child between fork and exec: it may call only async-signal-safe functions. Begins
-// when the parent writes to `gate`. Returns errno's value.
+// Executes the program in the child process. Runs between fork and exec, so it may call only
+// async-signal-safe functions. Waits until the parent writes to `gate`. Returns errno's value if a
+// step fails.
 int BecomeProgram(const ProcessOptions& options, char* const* arguments, int log, int input,
                   int gate, pid_t parent) {
   sigset_t none;
@@ -79,12 +82,13 @@ int BecomeProgram(const ProcessOptions& options, char* const* arguments, int log
   if (sigprocmask(SIG_SETMASK, &none, nullptr) != 0) {
     return errno;
   }
-  // No other process may know this process yet: until then it ends with its parent.
+  // Until the parent has recorded this process, no later command could find it: it must end with
+  // its parent.
   if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) {
     return errno;
   }
   if (getppid() != parent) {
-    return ECHILD;  // the parent ended before it was watched
+    return ECHILD;  // the parent ended before prctl took effect
   }
   char go = 0;
   ssize_t size = 0;
@@ -161,7 +165,8 @@ absl::StatusOr<ChildProcess> ChildProcess::Start(
   if (pipe2(gate_pipe, O_CLOEXEC) != 0) {
     return FileError("prepare to start", program, errno);
   }
-  const FileDescriptor gate(gate_pipe[0]);  // open here too: a write to it raises no SIGPIPE
+  // Stays open here, so that a write to the pipe raises no SIGPIPE.
+  const FileDescriptor gate(gate_pipe[0]);
   FileDescriptor gate_writer(gate_pipe[1]);
 
   std::vector<char*> arguments;
@@ -185,12 +190,12 @@ absl::StatusOr<ChildProcess> ChildProcess::Start(
   const absl::StatusOr<ProcessId> id = IdentifyProcess(pid);
   const absl::Status made = !id.ok() ? id.status() : on_made ? on_made(*id) : absl::OkStatus();
   if (made.ok()) {
-    // Fails only if the child is gone, which the other pipe shows.
+    // The write fails only if the child is gone; the error pipe then shows it.
     const char go = 1;
     [[maybe_unused]] const ssize_t written = write(gate_writer.get(), &go, sizeof(go));
   }
   gate_writer.Close();
-  // The pipe closes without data when exec succeeds.
+  // A successful exec closes the error pipe without data.
   int error = 0;
   ssize_t size = 0;
   do {
@@ -213,7 +218,7 @@ std::optional<std::string> ChildProcess::Ended() {
                             : StrCat("was killed by signal ", WTERMSIG(state), " (",
                                      strsignal(WTERMSIG(state)), ")");
   } else if (reaped < 0 && !IsRunning(id_)) {
-    end_ = "has ended";  // not a child: only its parent gets the status
+    end_ = "has ended";  // only a parent gets the exit status, and this process is not the parent
   }
   return end_;
 }

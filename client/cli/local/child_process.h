@@ -18,23 +18,24 @@
 
 namespace shardmesh::client {
 
-// Identifies a process for ever: the system reuses pids, but never with this start time.
+// Identifies a process for ever: the system may reuse the pid, but not with the same start time.
 struct ProcessId {
   pid_t pid = 0;
-  // When it started, in the kernel's ticks since boot.
+  // The start time, in the kernel's clock ticks since boot.
   uint64_t start_ticks = 0;
 
   friend bool operator==(const ProcessId&, const ProcessId&) = default;
 };
 
-// NOT_FOUND if no process has the pid.
+// Returns the identity of the process that now has the pid. NOT_FOUND if no process has it.
 absl::StatusOr<ProcessId> IdentifyProcess(pid_t pid);
-// Whether any thread of it still runs; false for a process that has ended and is not reaped yet.
+// Whether any thread of the process still runs; false for a process that has ended, even if its
+// parent has not reaped it yet.
 bool IsRunning(const ProcessId& id);
 // Sends a signal to exactly this process. NOT_FOUND if it has ended, PERMISSION_DENIED if it
 // belongs to another user.
 absl::Status SendSignal(const ProcessId& id, int signal);
-// Waits until it has ended; returns false if it still runs at `deadline`.
+// Waits until the process has ended; returns false if it still runs at `deadline`.
 bool WaitUntilGone(const ProcessId& id, absl::Time deadline);
 
 struct ProcessOptions {
@@ -42,34 +43,39 @@ struct ProcessOptions {
   std::vector<std::string> command;
   // Standard output and error are appended to this file; standard input is empty.
   std::string log_path;
-  // Gets SIGTERM when the thread that started it ends. Otherwise it continues in its own session.
+  // Whether the process gets a signal (`parent_end_signal`) when the thread that started it ends.
+  // Otherwise it continues in its own session.
   bool ends_with_parent = true;
-  // The signal for that. SIGKILL for a process that must leave nothing behind.
+  // The signal that the process gets when its parent thread ends; 15 is SIGTERM. Use SIGKILL for a
+  // process that must leave nothing behind.
   int parent_end_signal = 15;
 };
 
-// A process that this one started, or took over. Not thread-safe. The destructor leaves it running.
+// A process that this process started, or took over. Not thread-safe. The destructor leaves the
+// process running.
 class ChildProcess {
  public:
   // Starts a process. Calls `on_made`, if given, when the process exists and before its program
-  // begins: the caller can record it even if the caller is killed later. If the caller ends before
-  // that, or `on_made` fails, the program never begins. Errors are the system's, such as NOT_FOUND
-  // for a missing program, and those of `on_made`.
+  // begins: `on_made` can record the process before it does anything. If the caller ends earlier,
+  // or `on_made` fails, the program never begins. Errors are the system's, such as NOT_FOUND for a
+  // missing program, and those of `on_made`.
   static absl::StatusOr<ChildProcess> Start(
       const ProcessOptions& options,
       const std::function<absl::Status(const ProcessId&)>& on_made = nullptr);
-  // A process that another process started. Its log counts from the beginning.
+  // Returns an object for a process that another process started. All of the log counts as this
+  // process's output.
   static ChildProcess TakeOver(const ProcessId& id, std::string log_path) {
     return {id, std::move(log_path), 0};
   }
 
   const ProcessId& id() const { return id_; }
   const std::string& log_path() const { return log_path_; }
-  // The offset of this process's own output in the log.
+  // The offset in the log file at which this process's own output begins.
   int64_t log_offset_bytes() const { return log_offset_bytes_; }
 
-  // Returns nullopt while the process runs. Then returns how it ended, such as `exited with code 1`
-  // or `was killed by signal 9`; for an adopted process only `has ended`. Reaps it.
+  // Returns nullopt while the process runs. Afterwards reaps the process and returns how it ended,
+  // such as `exited with code 1` or `was killed by signal 9 (Killed)`. For a process that was taken
+  // over, returns only `has ended`.
   std::optional<std::string> Ended();
 
  private:

@@ -1,4 +1,4 @@
-// The record of `shardmesh up` about a cluster, as a JSON file.
+// Reads and writes the record of `shardmesh up` about a cluster, a JSON file.
 #include "client/cli/local/cluster_record.h"
 
 #include <signal.h>
@@ -36,7 +36,8 @@ ProcessId ProcessFromJson(const Json& json) {
   return {json.at("pid").get<pid_t>(), json.at("start_ticks").get<uint64_t>()};
 }
 
-// Sends SIGTERM, and SIGKILL if that was not enough; returns whether SIGKILL was needed.
+// Sends SIGTERM, and SIGKILL if the process still runs at `deadline`. Returns whether SIGKILL was
+// needed.
 bool StopProcess(const ProcessId& id, const SteadyDeadline& deadline) {
   if (!SendSignal(id, SIGTERM).ok() || WaitUntilGone(id, deadline.wall())) {
     return false;
@@ -140,7 +141,7 @@ absl::StatusOr<ClusterRecord> ReadRecord(const std::string& folder) {
     record.name = json.at("name").get<std::string>();
     record.address = json.at("address").get<std::string>();
     record.mesh = json.at("mesh").get<std::string>();
-    // Records of older builds lack the fields read with a default below.
+    // Records of older builds may lack the following fields, which therefore have defaults.
     record.cluster_id = json.value("cluster_id", "");
     record.data_folder = json.value("data_dir", "");
     record.tls_folder = json.value("tls_dir", "");
@@ -218,9 +219,11 @@ std::vector<std::string> StopProcesses(const ClusterRecord& record, absl::Durati
       SendSignal(*record.supervisor, SIGTERM).ok()) {
     WaitUntilGone(*record.supervisor, absl::Now() + grace);
   }
-  // Stops all workers at once, each with the whole grace; then the coordinator, the first process.
+  // Stop all workers at the same time, each with the whole grace; then the coordinator, which is
+  // the first process.
   for (size_t i = 1; i < record.processes.size(); ++i) {
-    SendSignal(record.processes[i].id, SIGTERM).IgnoreError();  // it may have ended already
+    // The process may have ended already.
+    SendSignal(record.processes[i].id, SIGTERM).IgnoreError();
   }
   auto deadline = SteadyDeadline::After(grace);
   for (size_t i = record.processes.size(); i-- > 0;) {
@@ -250,7 +253,7 @@ absl::Status FinishEnding(const std::string& folder, const ClusterRecord& record
   ClusterRecord ending = record;
   ending.processes = record.Ending();
   if (ending.processes.empty()) {
-    return absl::OkStatus();  // a continuing `up` gets no signal to end
+    return absl::OkStatus();  // no signal: the supervisor may be an `up` that continues
   }
   StopProcesses(ending, grace);
   SHARDMESH_RETURN_IF_ERROR(CheckStopped(ending));

@@ -1,7 +1,7 @@
 // The record of `shardmesh up` about a cluster of this host, for later commands.
 //
 // The folder of cluster NAME is $XDG_RUNTIME_DIR/shardmesh/NAME, or /tmp/shardmesh-UID/NAME without
-// that variable. It holds the record cluster.json, and the processes' logs.
+// that variable. The folder holds the record cluster.json, and the processes' logs.
 #ifndef SHARDMESH_CLIENT_CLI_LOCAL_CLUSTER_RECORD_H_
 #define SHARDMESH_CLIENT_CLI_LOCAL_CLUSTER_RECORD_H_
 
@@ -20,90 +20,94 @@
 namespace shardmesh::client {
 
 struct RecordedProcess {
-  // `coordinator`, or a worker's identity.
+  // The process's identity: `coordinator`, or that of a worker.
   std::string identity;
   ProcessId id;
-  // Empty if unknown.
+  // The path of the process's log; empty if unknown.
   std::string log_path;
-  // The address of its metrics, HOST:PORT; empty until the cluster was healthy.
+  // The address where the process serves metrics, HOST:PORT; empty until the cluster was healthy.
   std::string metrics_address = {};
-  // Whether it ends with the record's supervisor. Processes that already ran when a supervisor
-  // restarted the others do not.
+  // Whether the process ends with the record's supervisor. False for processes that already ran
+  // when the supervisor restarted the others.
   bool ends_with_supervisor = false;
 };
 
 struct ClusterRecord {
   std::string name;
-  // Empty until the coordinator listens.
+  // The coordinator's address; empty until the coordinator listens.
   std::string address;
   std::string mesh;
-  // Identifies the coordinator at the address as this cluster's; empty until the cluster was
-  // healthy.
+  // The cluster's id, by which a command checks that the coordinator at `address` is this
+  // cluster's. Empty until the cluster was healthy.
   std::string cluster_id;
   // The folder of state and tiles; empty: in memory.
   std::string data_folder;
   // The folder of certificates of its processes and clients; empty: plaintext.
   std::string tls_folder = {};
-  // The coordinator first.
+  // The cluster's processes, the coordinator first.
   std::vector<RecordedProcess> processes;
-  // The `up` that stays in the foreground and stops the others when it is stopped.
+  // The `up` process that stays in the foreground, and stops the cluster's processes when it is
+  // stopped.
   std::optional<ProcessId> supervisor;
-  // Set before the first process gets a signal to stop. Commands then know that the remaining ones
-  // are not a running cluster.
+  // Set before the first process gets a signal to stop. Commands then do not mistake the remaining
+  // processes for a running cluster.
   bool is_stopping = false;
 
-  // Whether any of them still runs.
+  // Whether any of the processes still runs.
   bool IsUp() const;
-  // Returns the running processes that are about to end: all if a stop has begun, and those whose
-  // foreground `up` has ended.
+  // Returns the running processes that are about to end: all if a stop has begun. If the supervisor
+  // has ended, those that end with the supervisor.
   std::vector<RecordedProcess> Ending() const;
 };
 
-// INVALID_ARGUMENT unless 1 to 64 characters of [A-Za-z0-9_.-], the first no dot.
+// INVALID_ARGUMENT unless the name has 1 to 64 characters of [A-Za-z0-9_.-] and does not begin with
+// a dot.
 absl::Status CheckClusterName(std::string_view name);
 // The folder of the cluster, which need not exist.
 std::string ClusterFolder(const std::string& name);
-// Makes the folder and its parents, readable only by this user. FAILED_PRECONDITION if one of them
-// belongs to another user.
+// Makes the folder and its parents, readable only by this user. FAILED_PRECONDITION if one of these
+// folders belongs to another user.
 absl::Status MakeClusterFolder(const std::string& folder);
 
-// How long `up` and `down` wait for each other.
+// How long `up` and `down` wait at most for the cluster's lock, which the other command may hold.
 inline constexpr absl::Duration kClusterLockTimeout = absl::Seconds(20);
 
 // Locks a cluster. Each command that starts or stops its processes, or changes its record, takes
 // this lock. The open descriptor holds it; the system releases it when the command ends in any way.
 //
-// While another process holds the lock, calls `on_wait` (may be empty) once with its description,
-// and waits for `timeout`, at most kClusterLockTimeout. ALREADY_EXISTS after that, naming the
-// process. NOT_FOUND if the folder is missing.
+// If another process holds the lock, calls `on_wait` (may be empty) once with a description of that
+// process. Waits for `timeout`, at most kClusterLockTimeout, and then returns ALREADY_EXISTS, which
+// names the process. NOT_FOUND if the folder is missing.
 absl::StatusOr<FileDescriptor> LockCluster(
     const std::string& folder, const std::string& name, absl::Duration timeout,
     const std::function<void(const std::string& what)>& on_wait);
 
-// NOT_FOUND if there is no record in the folder; DATA_LOSS if it cannot be parsed.
+// Reads the folder's record. NOT_FOUND if there is none; DATA_LOSS if it cannot be parsed.
 absl::StatusOr<ClusterRecord> ReadRecord(const std::string& folder);
 absl::Status WriteRecord(const std::string& folder, const ClusterRecord& record);
 // Removes the record; the logs stay for inspection.
 void RemoveRecord(const std::string& folder);
-// Whether the folder's record has the same processes: no other command has changed it since.
+// Whether the folder's record still has the processes of `record`, so that no other command has
+// changed it.
 bool IsRecorded(const std::string& folder, const ClusterRecord& record);
 
 // The record of the cluster of that name, if there is one and the cluster is up.
 std::optional<ClusterRecord> RecordedCluster(const std::string& name);
 
-// Asks the processes to end, workers before the coordinator, and kills those still running after
-// `grace`. Returns the identities of the killed ones.
+// Sends SIGTERM to the processes, workers before the coordinator, and SIGKILL to those that still
+// run after `grace`. Returns the identities of the killed processes.
 std::vector<std::string> StopProcesses(const ClusterRecord& record, absl::Duration grace);
 // Like StopProcesses, with the cluster's lock held. First marks the record as stopping, and finally
-// removes it. It stays if a process does not end even by SIGKILL; `record` is then current.
+// removes it. If a process does not end even by SIGKILL, the record stays.
 std::vector<std::string> StopRecorded(const std::string& folder, ClusterRecord record,
                                       absl::Duration grace);
 // Like StopProcesses, but only for processes about to end (ClusterRecord::Ending), with the
-// cluster's lock held. Removes the record if no process of the cluster runs then.
+// cluster's lock held. Afterwards removes the record if no process of the cluster runs.
 // FAILED_PRECONDITION if a process does not end even by SIGKILL.
 absl::Status FinishEnding(const std::string& folder, const ClusterRecord& record,
                           absl::Duration grace);
-// FAILED_PRECONDITION, naming them, if some of the processes still run after they were killed.
+// FAILED_PRECONDITION if some of the processes still run although they were killed; the message
+// names them.
 absl::Status CheckStopped(const ClusterRecord& record);
 
 }  // namespace shardmesh::client

@@ -25,7 +25,7 @@ namespace shardmesh::client {
 namespace {
 
 constexpr char kCoordinator[] = "coordinator";
-constexpr char kMesh[] = "default";  // its mesh; others may exist without workers
+constexpr char kMesh[] = "default";  // the cluster's mesh; other meshes may have no workers
 constexpr char kCoordinatorProgram[] = "shardmesh-coordinator";
 constexpr char kWorkerProgram[] = "shardmesh-worker";
 constexpr char kListening[] = "shardmesh-coordinator listening on ";
@@ -34,10 +34,10 @@ constexpr char kMetricsServed[] = "metrics served port=";
 constexpr absl::Duration kPollInterval = absl::Milliseconds(20);
 constexpr absl::Duration kGrace = absl::Seconds(10);
 constexpr int kLogLines = 10;
-// How long to wait for the lock in order to record optional data.
+// How long NoteMetrics waits for the cluster's lock, only to record optional data.
 constexpr absl::Duration kRecordLockTimeout = absl::Seconds(3);
 
-// The error of a start after another command has taken over the cluster.
+// The error of a start if another command has meanwhile stopped or changed the cluster.
 absl::Status TakenOver(const std::string& name) {
   return absl::AbortedError(
       StrCat("another command, such as `shardmesh down`, stopped or changed the cluster \"", name,
@@ -61,12 +61,12 @@ std::string LogOf(pid_t pid) {
   const std::string output = StrCat("/proc/", pid, "/fd/2");
   std::error_code error;
   if (!std::filesystem::is_regular_file(output, error)) {
-    return "";  // reading from a terminal would wait for the user
+    return "";  // a terminal is not a log: reading it would wait for the user
   }
   return std::filesystem::read_symlink(output, error).string();
 }
 
-// The ranks of the default mesh that have no ready worker, as `worker-2 (joining)`.
+// The workers that are not ready, with their states, such as `worker-2 (joining)`.
 std::vector<std::string> Missing(const ClusterStatus& status,
                                  const std::vector<std::string>& identities) {
   std::vector<std::string> missing;
@@ -87,7 +87,7 @@ bool IsComplete(const ClusterStatus& status) {
                      [](const MeshStatus& mesh) { return mesh.mesh_id == kMesh && mesh.complete; });
 }
 
-// The coordinator, then the workers.
+// The identities of the coordinator and then of the workers.
 std::vector<std::string> IdentitiesOn(const Mesh& mesh) {
   std::vector<std::string> identities = {kCoordinator};
   for (int64_t i = 0; i < mesh.size(); ++i) {
@@ -103,7 +103,7 @@ const RecordedProcess* FindProcess(const ClusterRecord& record, const std::strin
   return found == record.processes.end() ? nullptr : &*found;
 }
 
-// Returns those of `identities` that run, or those that do not.
+// Returns those of `identities` whose processes run (`running`), or do not run.
 std::vector<std::string> Choose(const ClusterRecord& record,
                                 const std::vector<std::string>& identities, bool running) {
   std::vector<std::string> chosen;
@@ -265,7 +265,8 @@ absl::Status LocalCluster::WriteDown(const RecordedProcess* starting) {
 }
 
 absl::Status LocalCluster::NoteMetrics() {
-  // A `down` may have the lock while it waits for this process to end: do not wait long for it.
+  // A `down` command may hold the lock while it waits for this process to end: do not wait long for
+  // the lock.
   SHARDMESH_ASSIGN_OR_RETURN(const FileDescriptor lock, LockCluster(options_.folder, options_.name,
                                                                     kRecordLockTimeout, nullptr));
   if (!IsRecorded(options_.folder, record_)) {
@@ -276,7 +277,7 @@ absl::Status LocalCluster::NoteMetrics() {
       continue;
     }
     const std::string log = ReadLog(member.process.log_path(), member.process.log_offset_bytes());
-    // The log of an adopted process may also contain earlier runs.
+    // The log of a process that was taken over may also contain earlier runs: use the last line.
     const size_t line = log.rfind(kMetricsServed);
     if (line != std::string::npos) {
       const size_t begin = line + sizeof(kMetricsServed) - 1;
@@ -290,7 +291,8 @@ absl::Status LocalCluster::NoteMetrics() {
 absl::Status LocalCluster::WaitUntilListening(Member* coordinator, absl::Time deadline) {
   const auto limit = SteadyDeadline::At(deadline);
   for (;;) {
-    // Check before the log is read, so that the log has the process's last lines.
+    // Check whether the process has ended before reading the log. If it has, the log then contains
+    // its last lines.
     const std::optional<std::string> end = coordinator->process.Ended();
     const std::string log =
         ReadLog(coordinator->process.log_path(), coordinator->process.log_offset_bytes());
@@ -500,8 +502,8 @@ absl::Status LocalCluster::Signal(const std::string& identity, int signal) {
   }
   SHARDMESH_RETURN_IF_ERROR(SendSignal(member->process.id(), signal));
   if (signal == SIGSTOP) {
-    // Its threads continue until the one that gets the signal has run. WNOWAIT: other code also
-    // waits for it.
+    // The other threads of the process continue until the thread that gets SIGSTOP has run, so wait
+    // for the stop. WNOWAIT leaves the exit status for Ended().
     const auto deadline = SteadyDeadline::After(absl::Seconds(10));
     siginfo_t info = {};
     while (waitid(P_PID, static_cast<id_t>(member->process.id().pid), &info,
@@ -541,15 +543,16 @@ absl::Status LocalCluster::StartAgain(const std::string& identity, absl::Time de
 }
 
 std::vector<std::string> LocalCluster::Stop(absl::Duration grace) {
-  // A `down` holds the lock while it waits for the supervisor of processes that end with it. These
-  // are stopped without the lock, and `down` removes the record.
+  // A `down` command holds the lock while it waits for this process, the supervisor, to end. If the
+  // processes end with their parent, stop them even without the lock; `down` removes the record.
   const bool is_start = lock_.valid();
   const absl::StatusOr<FileDescriptor> lock =
       is_start ? std::move(lock_)
                : LockCluster(options_.folder, options_.name,
                              options_.ends_with_parent ? absl::ZeroDuration() : kClusterLockTimeout,
                              nullptr);
-  // Its start holds the lock, so no other command has changed the record, whatever it contains.
+  // During Start this object holds the lock, so no other command can have changed the record,
+  // whatever it contains.
   const bool is_own = is_start || IsRecorded(options_.folder, record_);
   if (!is_own && !options_.ends_with_parent) {
     return {};
@@ -565,15 +568,16 @@ std::vector<std::string> LocalCluster::Stop(absl::Duration grace) {
 
 void FollowRestarts(ClusterRecord* record, absl::Time deadline) {
   if (record->cluster_id.empty()) {
-    return;  // the answering coordinator may be another cluster's
+    return;  // without an id, the coordinator at the address may belong to another cluster
   }
   const auto client = ConnectUntil(record->address, record->tls_folder, deadline);
-  // Asks for all workers: their mesh may have been changed or deleted since they were started.
+  // Ask for all workers, not only for those of a mesh: the mesh may have been changed or deleted
+  // since.
   const absl::StatusOr<ClusterStatus> status = client.ok()
                                                    ? (*client)->cluster().GetStatus()
                                                    : absl::StatusOr<ClusterStatus>(client.status());
   if (!status.ok() || status->cluster_id != record->cluster_id) {
-    return;  // no coordinator has newer data than the record
+    return;  // no coordinator of this cluster answers: the record stays as it is
   }
   const auto follow = [record](const std::string& identity, int64_t pid, std::string_view program) {
     for (RecordedProcess& process : record->processes) {

@@ -1,4 +1,4 @@
-// CallsFixture: the parts of a coordinator for calls that are answered without a server.
+// CallsFixture: the parts of a coordinator, for tests that make calls without a server.
 #ifndef SHARDMESH_TESTS_UNIT_SERVER_CALLS_FIXTURE_H_
 #define SHARDMESH_TESTS_UNIT_SERVER_CALLS_FIXTURE_H_
 
@@ -14,8 +14,8 @@
 
 namespace shardmesh::server {
 
-// The first two workers serve the mesh `m`, x=2. The registry does not hear that workers are lost:
-// as in the moment before it does.
+// The first two workers serve the mesh `m` (x=2). The registry is not notified when workers are
+// lost, as in the moment before a real coordinator notifies it.
 class CallsFixture : public WorkerStreamsFixture {
  protected:
   explicit CallsFixture(const std::vector<std::string>& identities) {
@@ -48,7 +48,7 @@ class CallsFixture : public WorkerStreamsFixture {
     return parts;
   }
 
-  std::vector<uint64_t> attachments_;  // of the workers, in their order
+  std::vector<uint64_t> attachments_;  // of the workers, in the order of the identities
   SessionTable sessions_{&clock_, [](const EndedSession&) {}};
 };
 

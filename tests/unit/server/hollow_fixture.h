@@ -1,5 +1,5 @@
-// A coordinator, and workers that hold nothing and compute nothing, for tests of what goes between
-// them.
+// A coordinator with simulated workers that hold no tiles and compute nothing, for tests of the
+// messages between them.
 #ifndef SHARDMESH_TESTS_UNIT_SERVER_HOLLOW_FIXTURE_H_
 #define SHARDMESH_TESTS_UNIT_SERVER_HOLLOW_FIXTURE_H_
 
@@ -48,7 +48,8 @@ class HollowFixture : public testing::Test {
     coordinator_.reset();
   }
 
-  // A coordinator with this mesh as "default", or with none; `adjust` may change its options.
+  // Starts a coordinator with this mesh as "default", or with no mesh if `mesh` is empty. `adjust`
+  // may change its options.
   void StartCoordinator(const std::string& mesh, const CoordinatorLimits& limits = {},
                         const std::function<void(server::CoordinatorOptions*)>& adjust = nullptr) {
     server::CoordinatorOptions options;
@@ -62,7 +63,7 @@ class HollowFixture : public testing::Test {
     coordinator_ = *std::move(started);
     channel_ = *rpc::CreateChannel(coordinator_->address());
   }
-  // Begins workers whose messages are kept; see Heard.
+  // Starts workers and records the messages that they get; see Heard.
   void Begin(HollowWorkers::Options options) {
     options.coordinator = coordinator_->address();
     options.heard = [this](int64_t index, const internal::v1::AttachResponse& message) {
@@ -106,7 +107,8 @@ class HollowFixture : public testing::Test {
     if (!status.ok()) return status;
     return response;
   }
-  // Every worker has heard of the newest epoch, and the mesh is complete.
+  // Waits until every worker has received the newest epoch and the mesh is complete; returns
+  // whether that happened.
   bool AwaitQuiet(const std::string& mesh_id) {
     return Eventually([&] {
       v1::GetStatusRequest request;
@@ -117,7 +119,7 @@ class HollowFixture : public testing::Test {
     });
   }
 
-  // The id of a new session.
+  // Opens a session; returns its id.
   std::string OpenSession(absl::Duration ttl = absl::Hours(1)) {
     v1::OpenSessionRequest request;
     request.set_request_id(StrCat("session-", ++requests_));
@@ -128,7 +130,8 @@ class HollowFixture : public testing::Test {
         IsOk());
     return response.session_id();
   }
-  // A product of two matrices of 2 x 2: literals on a mesh, or the left one an array.
+  // Returns a request to multiply two 2 x 2 matrices. Both are literals on a mesh; if `array_id` is
+  // given, the left one is that array.
   v1::ExecuteRequest Product(const std::string& session_id, const std::string& mesh_id,
                              const std::string& array_id = "") {
     v1::ExecuteRequest request;
@@ -161,7 +164,7 @@ class HollowFixture : public testing::Test {
     if (!status.ok()) return status;
     return response;
   }
-  // The id of a new array without a name, which the session pins.
+  // Makes an array without a name, which the session pins; returns its id.
   std::string MakeArray(const std::string& session_id, const std::string& mesh_id) {
     const auto made = Execute(Product(session_id, mesh_id));
     EXPECT_THAT(made, IsOk());
@@ -196,9 +199,9 @@ class HollowFixture : public testing::Test {
     }
     return found;
   }
-  // Whether workers report each step as done.
+  // Sets whether workers report each step as done.
   void AnswerSteps(bool answer) { answers_steps_ = answer; }
-  // Reports a step as done for the worker, which serves that rank.
+  // Reports a step as done in the name of worker `index`, which serves `rank`.
   void ReportDone(int64_t index, const internal::v1::RunStep& step, int64_t rank) {
     internal::v1::AttachRequest request;
     internal::v1::StepReport* const report = request.mutable_step_report();
@@ -219,7 +222,8 @@ class HollowFixture : public testing::Test {
   std::shared_ptr<grpc::Channel> channel_;
 
  private:
-  // Ranks are given by the order of identities, which is that of indexes.
+  // Records a message to a worker, and answers a step if asked to. A worker's index is its rank,
+  // because ranks are assigned in the order of identities.
   void Hear(int64_t index, const internal::v1::AttachResponse& message) {
     if (message.has_membership()) return;
     {
@@ -236,7 +240,7 @@ class HollowFixture : public testing::Test {
   std::atomic<HollowWorkers*> answering_ = nullptr;
 
  protected:
-  std::unique_ptr<HollowWorkers> workers_;  // last: its destructor waits for Hear
+  std::unique_ptr<HollowWorkers> workers_;  // declared last: its destructor waits for calls of Hear
 };
 
 }  // namespace shardmesh::test

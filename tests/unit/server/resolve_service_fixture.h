@@ -1,4 +1,4 @@
-// A coordinator without workers, and a stub to ask it about layouts.
+// A coordinator without workers, and stubs to ask it about layouts.
 #ifndef SHARDMESH_TESTS_UNIT_SERVER_RESOLVE_SERVICE_FIXTURE_H_
 #define SHARDMESH_TESTS_UNIT_SERVER_RESOLVE_SERVICE_FIXTURE_H_
 
@@ -25,7 +25,7 @@
 
 namespace shardmesh::server {
 
-// Its mesh "default" is fsdp=2,tp=2.
+// The coordinator's mesh "default" is fsdp=2,tp=2.
 class ResolveServiceTest : public testing::Test {
  protected:
   ResolveServiceTest() {
@@ -41,10 +41,10 @@ class ResolveServiceTest : public testing::Test {
   }
   ~ResolveServiceTest() override { Drain(absl::Now() + absl::Seconds(5)); }
 
-  // Ends the coordinator, which waits for its calls until then.
+  // Ends the coordinator, which waits until `deadline` for its calls in progress.
   void Drain(absl::Time deadline) { server_->Drain(deadline); }
 
-  // Asks, with `*response` emptied before; the status as the client library sees it.
+  // Clears `*response` and makes the call. Returns the status that the client library would see.
   template <typename Stub, typename Request, typename Response>
   absl::Status Ask(grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
                    const Request& request, Response* response) {
@@ -54,7 +54,7 @@ class ResolveServiceTest : public testing::Test {
     return rpc::FromGrpc((stub<Stub>().*method)(&context, request, response));
   }
 
-  // For calls that stream, and for other services.
+  // The stub for direct use, for example for streaming calls.
   template <typename Stub>
   Stub& stub() {
     return *std::get<std::unique_ptr<Stub>>(stubs_);

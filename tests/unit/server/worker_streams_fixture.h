@@ -30,7 +30,7 @@
 
 namespace shardmesh::server {
 
-// What came down a stream. Thread-safe.
+// The messages that the coordinator has sent on a worker's stream. Thread-safe.
 class SentMessages {
  public:
   void Add(const WorkerMessage& message) {
@@ -43,7 +43,7 @@ class SentMessages {
     absl::MutexLock lock(&mutex_);
     return sent_;
   }
-  // The kinds of the messages but memberships, in order.
+  // The kinds of all messages except memberships, in order.
   std::vector<internal::v1::AttachResponse::MessageCase> kinds() const {
     std::vector<internal::v1::AttachResponse::MessageCase> kinds;
     for (const internal::v1::AttachResponse& each : all()) {
@@ -64,10 +64,10 @@ class SentMessages {
   std::vector<internal::v1::AttachResponse> sent_;
 };
 
-// A coordinator's core: listeners as in coordinator_server.cc.
+// The core of a coordinator, connected by the same listeners as in coordinator_server.cc.
 class WorkerStreamsFixture : public testing::Test {
  protected:
-  // A question about an endpoint that waits for its answer.
+  // A pending question to a worker's endpoint; the test calls `answered` to answer it.
   struct Question {
     std::string address;
     absl::AnyInvocable<void(absl::StatusOr<EndpointAnswer>) &&> answered;
