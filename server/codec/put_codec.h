@@ -49,8 +49,8 @@ class PutRequests {
   int64_t tensors_ = 0;
 };
 
-// The messages of an answer to BeginPut. Each is made only when it is about to be sent, because
-// signing its tokens takes time.
+// The messages of an answer to BeginPut. Next makes one message at a time and signs its tokens, so
+// call it only when the message is about to be sent.
 class PutAnswer {
  public:
   // `token_key` signs the transfer tokens; see rpc/transfer_token.h.

@@ -192,7 +192,7 @@ struct InventoryVerdict {
 // registry remembers each release until every rank of the mesh has confirmed it. An inventory
 // without the array also confirms. For that time, the store keeps the releases of arrays that were
 // named or on disk. If an array is neither known nor released, its workers move its tiles to
-// quarantine.
+// quarantine, where they are neither served nor deleted.
 //
 // Adoption. For a grace period after Open, the registry adopts an unknown committed array instead,
 // once every rank has reported its tile. Unnamed arrays thus survive a restart of the coordinator.

@@ -25,8 +25,8 @@ absl::StatusOr<ArrayReference> Decode(const v1::ArraySelector& from);
 
 // Returns the version of a name that a change expects: nullopt for any, 0 if the name must not
 // exist. INVALID_ARGUMENT (BAD_FIELD) names the field below `path`, the place of the precondition
-// in the request. If `must_exist` is set, the condition that the name must not exist is also this
-// error.
+// in the request. If `must_exist` is set, a precondition that the name does not exist also gets
+// this error.
 absl::StatusOr<std::optional<int64_t>> Decode(const v1::Precondition& from, bool must_exist,
                                               std::string_view path = "precondition");
 

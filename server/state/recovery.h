@@ -20,9 +20,9 @@
 namespace shardmesh::server {
 
 // After its start, a coordinator awaits each worker with a rank in its durable state. Recovery ends
-// once each of them has attached and its inventory was processed. Until then an array may be
-// degraded only because its tiles are not reported yet. Recovery happens once: a worker lost later
-// is not awaited. Without such workers there is no recovery.
+// once each of them has attached and its inventory (the list of its tiles) was processed. Until
+// then an array may be degraded only because its tiles are not reported yet. Recovery happens once:
+// a worker lost later is not awaited. Without such workers there is no recovery.
 //
 // A worker that keeps its tiles on disk is likely to restart after it left or was lost. The
 // coordinator expects it back for `return_grace`. It also expects each awaited worker for that time

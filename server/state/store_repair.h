@@ -126,7 +126,8 @@ struct StoreCheck {
 // - It moves the unreadable records to the table `set_aside` and repairs the bounds. If pages are
 //   damaged, it writes a new database of the readable records. A coordinator can then open the
 //   folder, without the unreadable records.
-// - It rewrites a lost record of a manifest whose chunks all exist.
+// - It rewrites a lost record of a manifest (a commit too large for one transaction) whose chunks
+//   all exist.
 // - It marks the state: its arrays without a name may have had one (RestoredRecord). Their tiles
 //   are then not deleted.
 // - It keeps the schema of a sound state, so that the build that wrote the state can still use it.

@@ -55,7 +55,7 @@ class Journal {
   virtual ~Journal() = default;
 
   // Returns OK if the next start of the process would find what is written now. The store calls
-  // Check before each write. After an error it refuses the write, but still serves reads and
+  // Check before each write. After an error the store refuses the write, but still serves reads and
   // copies.
   virtual absl::Status Check() { return absl::OkStatus(); }
 

@@ -107,8 +107,8 @@ class Database {
   }
 
   // Switches to a write-ahead log, which each commit syncs and only Checkpoint copies into the
-  // database. Closing the database keeps the log's file: a full disk may have no room for a new
-  // one. On XFS this holds even for an empty file.
+  // database. Closing the database keeps the log's file, because a full disk may have no room for a
+  // new one. On XFS even a new empty file may need room.
   absl::Status UseLog();
   // Number of pages in the log that no Checkpoint has copied yet.
   int64_t log_pages() const { return log_pages_; }

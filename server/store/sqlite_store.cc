@@ -284,8 +284,8 @@ class SqliteBackup final : public JournalBackup {
 };
 
 // The files of a state, as they were at opening. If a file is removed or renamed while the process
-// runs, the file still accepts writes, but the next start does not find them. SQLite's own check
-// (HAS_MOVED) covers only the database, not its log.
+// runs, the file still accepts writes, but the next start does not find the file. SQLite's own
+// check (HAS_MOVED) covers only the database, not its log.
 class OpenFiles {
  public:
   void Remember(const std::string& database) {
