@@ -151,7 +151,8 @@ struct CompiledProgram {
   std::vector<PlannedInstruction> instructions;  // in order; at least one for each op
   PlanCost cost;                                 // predicted cost of one run
   std::vector<PlannedTraffic> traffic;           // one entry for each list of axes
-  // Nullopt: the program has too many pairs of ranks to sum up, or the coordinator is an older build.
+  // Nullopt: the program has too many pairs of ranks to sum up, or the coordinator is an older
+  // build.
   std::optional<PlannedLinks> links;
   int64_t peak_bytes = 0;  // most bytes of values on a device at any time, without operands
   // The predicted time of all collectives of a run, without kernels. Nullopt as in PlannedTraffic.

@@ -26,13 +26,14 @@
 namespace shardmesh::server {
 namespace {
 
-// For how long a token to read an array opens streams, at most. Open streams go on after that. A
-// client that needs more time starts the read again.
+// Longest validity of a token to read an array. A worker checks the token only when the client
+// opens a stream, so open streams go on after that. A client that needs more time starts the read
+// again.
 constexpr absl::Duration kGetTimeout = absl::Minutes(5);
-// A page of arrays is full from this many bytes on. It then stays below a message's limit even with
-// its last array.
+// A page of arrays is full once it has this many bytes. The page then stays below a message's limit
+// even with its last array.
 constexpr int64_t kListBytes = int64_t{1} << 20;
-// The first byte of a page's token says whether a name follows, or the id of an array without one.
+// The first byte of a page token: a name follows, or the id of an array without a name.
 constexpr char kNamedPage = 'n';
 constexpr char kNamelessPage = 'i';
 
@@ -68,8 +69,8 @@ absl::StatusOr<SelectedArray> Find(const CoordinatorParts& context,
   return Select(*context.registry, reference);
 }
 
-// Returns the array with the ranks missing that cannot be asked: the registry may not know yet that
-// their workers are lost.
+// Returns the array with every rank marked missing that is not among `endpoints`, the reachable
+// ranks. The registry may not know yet that the workers of such ranks are lost.
 SelectedArray WithoutAway(const SelectedArray& selected,
                           const std::vector<RankEndpoint>& endpoints) {
   Array array = *selected.array;
@@ -169,7 +170,7 @@ absl::Status BeginGet(const CoordinatorParts& context, const v1::BeginGetRequest
   }
   Encode(*selected.array, &selected.name, response->mutable_array());
   const std::vector<int64_t>& missing = selected.array->missing_ranks;
-  std::set<int64_t> holders;  // of parts of the slice
+  std::set<int64_t> holders;  // ranks that hold parts of the slice
   for (const OwnedTile& tile : tiles) {
     if (!request.has_slice()) break;
     v1::HeldTile* const held = response->add_tiles();
@@ -184,7 +185,8 @@ absl::Status BeginGet(const CoordinatorParts& context, const v1::BeginGetRequest
     if (request.has_slice() && !holders.contains(endpoint.rank)) continue;
     Encode(endpoint, response->add_devices());
   }
-  // A renewal does not extend tokens that were issued before: each ends with the lease of its time.
+  // A token expires no later than the session's lease as it is now. A later lease renewal does not
+  // extend the token.
   SHARDMESH_ASSIGN_OR_RETURN(const Session session, context.sessions->Get(request.session_id()));
   const rpc::TransferClaims claims{
       .direction = rpc::TransferDirection::kGet,
@@ -195,7 +197,7 @@ absl::Status BeginGet(const CoordinatorParts& context, const v1::BeginGetRequest
       .expire_time = std::min(context.clock->Now() + kGetTimeout, session.expires)};
   response->set_token(rpc::SignToken(claims, context.token_key));
   rpc::Encode(claims.expire_time, response->mutable_expire_time());
-  // Last: a client that gets an error does not know that it has to release the array.
+  // Pin last: after an error the client does not know that it has to release the array.
   SHARDMESH_ASSIGN_OR_RETURN(
       const bool pinned, PinForSession(*context.registry, *context.sessions, request.session_id(),
                                        descriptor.array_id));

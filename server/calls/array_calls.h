@@ -8,13 +8,14 @@
 
 namespace shardmesh::server {
 
-// The answers to the calls of array_service.proto, which has their errors. `response` is empty
-// before. None of them blocks.
+// Answer the calls of array_service.proto, which lists their errors. `response` must be empty. None
+// of these functions blocks.
 absl::Status DescribeArray(const CoordinatorParts& context, const v1::DescribeArrayRequest& request,
                            v1::DescribeArrayResponse* response);
 absl::Status ListArrays(const CoordinatorParts& context, const v1::ListArraysRequest& request,
                         v1::ListArraysResponse* response);
-// Pins the array for the session. The caller must be allowed to act in it.
+// Pins the array for the session. The caller has already checked that the client may use the
+// session.
 absl::Status BeginGet(const CoordinatorParts& context, const v1::BeginGetRequest& request,
                       v1::BeginGetResponse* response);
 

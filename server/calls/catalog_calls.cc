@@ -13,13 +13,13 @@
 namespace shardmesh::server {
 namespace {
 
-// A page of a list is full from this many bytes on.
+// A page of a list is full once it has this many bytes.
 constexpr size_t kPageBytes = size_t{1} << 20;
-// A page with several entries has at most as many. The entry that would exceed them begins the
-// next.
+// Most bytes of a page with several entries. An entry that would exceed the limit begins the next
+// page.
 constexpr size_t kMostPageBytes = size_t{3} << 20;
-// A single entry fits a message: the definition and the workers of a mesh have each been in a
-// transaction of the store, and the rest is small.
+// A single entry always fits a message: the definition, and the workers of a mesh, were each stored
+// in one transaction of at most kMaxTransactionBytes. The rest of the entry is at most this large.
 constexpr size_t kMostOfRestBytes = size_t{64} << 10;
 static_assert(2 * kMaxTransactionBytes + kMostOfRestBytes < rpc::kMaxControlMessageBytes);
 static_assert(kMostPageBytes + kMostOfRestBytes < rpc::kMaxControlMessageBytes);
@@ -64,7 +64,7 @@ absl::Status ListEntries(const DefinitionStore& definition_store,
   const Definitions& state = definition_store.state();
   const Definitions::ByName& definitions = state.all(kind);
   const std::string& prefix = request.prefix();
-  // A page's token is the last name on it.
+  // The page token is the last name on the previous page.
   auto next = request.page_token() < prefix ? definitions.lower_bound(prefix)
                                             : definitions.upper_bound(request.page_token());
   const auto is_left = [&] {

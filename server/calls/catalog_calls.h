@@ -10,11 +10,11 @@
 
 namespace shardmesh::server {
 
-// The answers to the calls of catalog_service.proto, which has their errors. `response` is empty
-// before.
+// Answer the calls of catalog_service.proto, which lists their errors. `response` must be empty.
 
-// If the name has a version, the rules may take long to compile: see CompilesLong. `is_cancelled`
-// may be null. It is asked meanwhile; true ends the call with CANCELLED.
+// If the requested name has a version (`NAME@VERSION`), compiling its rules may take long: see
+// CompilesLong. `is_cancelled` may be null. The function polls `is_cancelled` while it compiles;
+// true ends the call with CANCELLED.
 absl::Status GetEntry(const DefinitionStore& definition_store, const v1::GetEntryRequest& request,
                       const std::function<bool()>& is_cancelled, v1::GetEntryResponse* response);
 absl::Status ListEntries(const DefinitionStore& definition_store,

@@ -20,11 +20,11 @@
 namespace shardmesh::server {
 namespace {
 
-// Most records of one worker in an answer, and most bytes of the records of all workers together.
+// Limits of an answer: records of one worker, and bytes of the records of all workers together.
 constexpr size_t kDefaultFlightRecords = 64;
 constexpr int32_t kMaxFlightRecords = static_cast<int32_t>(FlightLog::kMaxRecords);
 constexpr int64_t kFlightBytes = int64_t{2} << 20;
-// Links of a page.
+// Links on a page if the request sets no page size.
 constexpr int64_t kDefaultLinks = 5'000;
 
 // Returns the step that the request names; 0 if it names none.
@@ -56,7 +56,7 @@ absl::Status ClusterCalls::ListFlightRecords(const v1::ListFlightRecordsRequest&
     const std::optional<WorkerFlight> flight =
         options_.flight_log->Find(identity, step, max_records);
     if (!flight.has_value()) {
-      if (request.identity().empty()) continue;  // forgotten this moment
+      if (request.identity().empty()) continue;  // forgotten meanwhile
       return WithReason(absl::NotFoundError(StrCat("there is no worker \"", identity,
                                                    "\"; `shardmesh status` lists the workers")),
                         Reason::kNotFound, {{fact::kKind, "worker"}, {fact::kName, identity}});
@@ -132,7 +132,7 @@ absl::Status ClusterCalls::Diagnose(const v1::DiagnoseRequest& request,
       options_.step_watch->Diagnose(step, options_.live(), DegradedArrays(), options_.unreadable);
   response->set_healthy(verdict.findings.empty());
   response->set_verdict(verdict.sentence);
-  // The sentence counts all of them, not only those listed.
+  // The verdict's sentence counts all findings, also those that do not fit the answer.
   PageBudget budget(std::ssize(verdict.findings));
   for (const Finding& finding : verdict.findings) {
     if (budget.is_spent()) break;
@@ -148,7 +148,8 @@ void ClusterCalls::DescribeStart(v1::WatchStarted* to) const {
   to->set_revision(context_.definition_store->settled_revision());
 }
 
-// While workers have yet to bring their inventories, arrays lack tiles for that reason only.
+// Returns 0 while the coordinator still awaits inventories: until then arrays lack tiles only
+// because their workers have not reported them.
 int64_t ClusterCalls::DegradedArrays() const {
   return options_.recovery->awaited() > 0 ? 0 : context_.registry->CountArrays().degraded;
 }

@@ -26,19 +26,20 @@ struct ClusterServiceOptions {
   const FlightLog* flight_log = nullptr;
   const StepWatch* step_watch = nullptr;
   UnreadableRecords unreadable = {};
-  // The parts that the calls about workers change.
+  // The parts that the calls about workers (drain, forget, replace) change.
   Membership* membership = nullptr;
   DefinitionStore* definition_store = nullptr;
-  // Receives the orders about quarantines.
+  // Passes an operator's orders about quarantined tiles to the workers.
   QuarantineAccess* hub = nullptr;
-  // The steps and transfers that are live now.
+  // Returns the steps and transfers that run now.
   std::function<std::vector<Sequencer::LiveWork>()> live;
 };
 
-// The errors are in cluster_service.proto. Answers come in pages of bounded size. Thread-safe.
+// Answers the calls of cluster_service.proto, which lists their errors. Answers come in pages of
+// bounded size. Thread-safe.
 class ClusterCalls {
  public:
-  // All objects that both arguments name outlive it.
+  // All objects that `context` and `options` point to must outlive this object.
   ClusterCalls(const CoordinatorParts& context, const ClusterServiceOptions& options)
       : context_(context), options_(options) {}
 
@@ -49,7 +50,7 @@ class ClusterCalls {
   absl::Status ListLinks(const v1::ListLinksRequest& request,
                          v1::ListLinksResponse* response) const;
   absl::Status Diagnose(const v1::DiagnoseRequest& request, v1::DiagnoseResponse* response) const;
-  // Where a watch starts.
+  // Fills in the term, epoch and revision at which a watch starts.
   void DescribeStart(v1::WatchStarted* to) const;
 
  private:

@@ -13,13 +13,15 @@
 
 namespace shardmesh::server {
 
-// Bytes of a page: half of a message's limit, which leaves room for the last item.
+// Most bytes of a page before its last item: half of a message's limit, which leaves room for that
+// item.
 inline constexpr int64_t kPageBytes = rpc::kMaxControlMessageBytes / 2;
 
-// Items of a page: `otherwise` if the request asks for none. INVALID_ARGUMENT (BAD_FIELD).
+// Returns the number of items on a page: `asked`, or `otherwise` if `asked` is 0. INVALID_ARGUMENT
+// (BAD_FIELD): `asked` is out of range.
 absl::StatusOr<int64_t> PageSize(int32_t asked, int64_t otherwise);
 
-// The items and bytes that a page has room for.
+// The number of items and bytes that still fit the page.
 class PageBudget {
  public:
   explicit PageBudget(int64_t items, int64_t bytes = kPageBytes) : items_(items), bytes_(bytes) {}
@@ -35,12 +37,12 @@ class PageBudget {
   int64_t bytes_;
 };
 
-// The number of the last item on the page before, for lists in rising order; 0 for the first page.
-// INVALID_ARGUMENT (BAD_FIELD).
+// Parses a page token of a list in rising order: the number of the last item on the previous page;
+// 0 for the first page. INVALID_ARGUMENT (BAD_FIELD): the token is malformed.
 absl::StatusOr<int64_t> NumberOfPageToken(const std::string& token);
 
-// Where a page of the status begins: `m/RANK/MESH`, a mesh and the first of its ranks, or
-// `w/IDENTITY`, after this worker.
+// Where a page of the cluster's status begins. The token `m/RANK/MESH` names a mesh and the first
+// rank to list. The token `w/IDENTITY` means the workers after this one.
 struct StatusPosition {
   bool in_meshes = true;
   std::string name;  // of the mesh or the worker
@@ -52,8 +54,8 @@ struct StatusPosition {
   static absl::StatusOr<StatusPosition> Parse(std::string_view token);
 };
 
-// Where a page of links begins: `w/INDEX`, a worker, or `l/INDEX/IDENTITY`, a link by its number
-// among those whose lower identity is IDENTITY.
+// Where a page of links begins. The token `w/INDEX` is the index of a worker. The token
+// `l/INDEX/IDENTITY` is the index of a link among those whose lower identity is IDENTITY.
 struct LinkPosition {
   bool in_workers = true;
   int64_t index = 0;

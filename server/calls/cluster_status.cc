@@ -16,7 +16,7 @@
 namespace shardmesh::server {
 namespace {
 
-// Meshes and workers of a page.
+// Meshes and workers on a page if the request sets no page size.
 constexpr int64_t kDefaultStatusItems = 1'000;
 
 }  // namespace
@@ -55,7 +55,7 @@ absl::Status ClusterCalls::GetStatus(const v1::GetStatusRequest& request,
       if (!only.empty()) break;
     }
   }
-  // If no worker serves the requested mesh, any worker may be about to serve it.
+  // If the requested mesh has no ranks yet, list all workers: any of them may get its ranks.
   const MeshRanks* const ranks = only.empty() ? nullptr : view->FindMesh(only);
   const bool is_any = ranks == nullptr || ranks->identities.empty();
   auto worker = from.in_meshes ? view->workers.begin() : view->workers.upper_bound(from.name);
@@ -100,7 +100,8 @@ void ClusterCalls::DescribeCluster(const MembershipView& view,
   response->set_live_worker_count(view.alive);
 }
 
-// The mesh with its ranks from `first_rank` on. Returns the first rank without room; 0: all fit.
+// Describes the mesh with its ranks from `first_rank` on. Returns the first rank without room on
+// the page; 0 if all ranks fit.
 int64_t ClusterCalls::DescribeMesh(const Definition& definition, const MembershipView& view,
                                    int64_t first_rank, v1::MeshStatus* to) const {
   to->set_mesh_id(definition.name);

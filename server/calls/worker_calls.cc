@@ -19,7 +19,7 @@
 namespace shardmesh::server {
 namespace {
 
-// Ranks that an answer names.
+// Most ranks that an answer names.
 constexpr int64_t kMostRanks = 1'000;
 
 template <typename Response>
@@ -79,7 +79,7 @@ struct WorkerCalls::Replacement {
   v1::ReplaceWorkerResponse* response = nullptr;
   Done done;
   std::vector<ServedRank> ranks;
-  size_t moved = 0;  // how many of the ranks
+  size_t moved = 0;  // number of `ranks` that have moved
 };
 
 absl::Status WorkerCalls::CheckLost(const std::string& identity) const {
@@ -89,7 +89,8 @@ absl::Status WorkerCalls::CheckLost(const std::string& identity) const {
             StrCat("worker \"", identity, "\" is attached and keeps its ranks; stop it first")),
         Reason::kWorkerAttached, {{fact::kIdentity, identity}});
   }
-  // A worker that is well attaches soon after the coordinator's start, and keeps its ranks.
+  // A healthy worker attaches soon after the coordinator's start and keeps its ranks, so wait for
+  // it.
   if (!recovery_->IsAwaited(identity)) return absl::OkStatus();
   return Recovering(
       StrCat("worker \"", identity,
@@ -137,7 +138,7 @@ void WorkerCalls::ReplaceWorker(const v1::ReplaceWorkerRequest* request,
   if (const absl::Status status = CheckReplace(*request, replacement->ranks); !status.ok()) {
     return std::move(replacement->done)(status);
   }
-  // No rank moves if one is known not to be movable.
+  // Check all ranks before moving any: if one cannot move, none should.
   const std::shared_ptr<const MembershipView> view = membership_->view();
   const std::shared_ptr<const Definitions> state = definition_store_->shared_state();
   for (const ServedRank& rank : replacement->ranks) {
@@ -157,7 +158,7 @@ void WorkerCalls::ReplaceNext(std::shared_ptr<Replacement> replacement) const {
     Encode(replacement->ranks, replacement->response);
     return std::move(replacement->done)(absl::OkStatus());
   }
-  // It may have attached since the ranks before were moved.
+  // The replaced worker may have attached while earlier ranks moved.
   if (const absl::Status status = CheckLost(replacement->request->identity()); !status.ok()) {
     return std::move(replacement->done)(status);
   }
@@ -169,7 +170,8 @@ void WorkerCalls::ReplaceNext(std::shared_ptr<Replacement> replacement) const {
         const ServedRank& rank = replacement->ranks[replacement->moved++];
         const std::vector<std::string>& workers = WorkersOf(**written);
         const auto place = static_cast<size_t>(rank.rank);
-        // Before the answer: a client that has it may forget the worker at once.
+        // Move the ranks before answering: a client may forget the worker as soon as it has the
+        // answer.
         MoveRanks(rank.mesh_id);
         if (place >= workers.size() || workers[place] != replacement->request->replacement()) {
           return std::move(replacement->done)(WithReason(
@@ -187,14 +189,16 @@ void WorkerCalls::ReplaceNext(std::shared_ptr<Replacement> replacement) const {
 
 void WorkerCalls::MoveRanks(const std::string& mesh_id) const {
   while (true) {
-    // The state is read first: the membership never stays behind a state that was read here.
+    // Read the definitions first and repeat until both agree. Otherwise a concurrent change could
+    // leave the membership with older ranks than the definitions.
     const std::shared_ptr<const Definitions> state = definition_store_->shared_state();
     const auto mesh = state->Find(DefinitionKind::kMesh, mesh_id);
     if (!mesh.ok() || (*mesh)->assigned == nullptr) return;
     const std::vector<std::string>& workers = (*mesh)->assigned->workers;
     const std::shared_ptr<const MembershipView> view = membership_->view();
     const MeshRanks* const ranks = view->FindMesh(mesh_id);
-    // A mesh that is new to the membership gets its ranks with its definition.
+    // A mesh that the membership does not know yet gets its ranks later, together with its
+    // definition.
     if (ranks == nullptr || ranks->identities.empty() || ranks->identities == workers ||
         !membership_->SetRanks(mesh_id, workers).ok()) {
       return;

@@ -16,10 +16,10 @@
 
 namespace shardmesh::server {
 
-// The errors are in cluster_service.proto. Thread-safe.
+// Answers calls of cluster_service.proto, which lists their errors. Thread-safe.
 class WorkerCalls {
  public:
-  // All outlive this object. `live` returns the steps and transfers that are live now.
+  // All arguments must outlive this object. `live` returns the steps and transfers that run now.
   WorkerCalls(Membership* membership, DefinitionStore* definition_store,
               const ArrayRegistry* registry, const Recovery* recovery,
               std::function<std::vector<Sequencer::LiveWork>()> live)
@@ -32,7 +32,8 @@ class WorkerCalls {
   absl::Status DrainWorker(const v1::DrainWorkerRequest& request,
                            v1::DrainWorkerResponse* response) const;
   absl::Status ForgetWorker(const v1::ForgetWorkerRequest& request) const;
-  // Calls `done` once, on this thread or the store's; request and response live until then.
+  // Calls `done` once, on this thread or the store's. The request and the response must live until
+  // then.
   using Done = absl::AnyInvocable<void(const absl::Status&) &&>;
   void ReplaceWorker(const v1::ReplaceWorkerRequest* request, v1::ReplaceWorkerResponse* response,
                      Done done) const;
@@ -40,13 +41,13 @@ class WorkerCalls {
  private:
   struct Replacement;
 
-  // Returns OK if ranks may be taken from the worker: it is lost, and not expected back from before
-  // the coordinator's start.
+  // Returns OK if the worker's ranks may move to another worker. The worker must be lost, and must
+  // not be one that the coordinator has awaited since its start.
   absl::Status CheckLost(const std::string& identity) const;
   absl::Status CheckReplace(const v1::ReplaceWorkerRequest& request,
                             const std::vector<ServedRank>& ranks) const;
   void ReplaceNext(std::shared_ptr<Replacement> replacement) const;
-  // Gives the membership the ranks that the mesh was assigned, if it has others.
+  // Copies the ranks assigned in the mesh's definition to the membership, if the two differ.
   void MoveRanks(const std::string& mesh_id) const;
 
   Membership* const membership_;

@@ -1,4 +1,4 @@
-// Definitions between wire and domain.
+// Converts definitions between wire and domain types.
 #ifndef SHARDMESH_SERVER_CODEC_CATALOG_CODEC_H_
 #define SHARDMESH_SERVER_CODEC_CATALOG_CODEC_H_
 
@@ -12,14 +12,15 @@ v1::EntryKind Encode(DefinitionKind kind);
 // INVALID_ARGUMENT (BAD_FIELD) names the field `kind`.
 absl::StatusOr<DefinitionKind> Decode(v1::EntryKind kind);
 
-// Whether to include a tree's tensors: they can be as large as a message, and few need them.
+// Whether to include a tree's tensors. They can fill a whole message, and few callers need them.
 enum class Tensors { kLeftOut, kWithTree };
 
 void Encode(const Definition& definition, Tensors tensors, v1::Entry* to);
 void Encode(const Definitions::Version& version, v1::EntryVersion* to);
 
-// A change in the form for watchers, without a tree's tensors. A definition that cannot be read has
-// no value: the watcher learns that it changed, and can read it again.
+// Encodes a change for watchers, without a tree's tensors. A definition that cannot be read is
+// encoded without its value. The watcher then knows that the definition changed, and can get it
+// again.
 void Encode(const DefinitionStore::Event& event, const DefinitionStore& definition_store,
             v1::EntryChange* to);
 

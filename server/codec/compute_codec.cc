@@ -21,7 +21,7 @@
 namespace shardmesh::server {
 namespace {
 
-// An Execute with a program of one op. The caller fills in the op together with the operands.
+// Returns an Execute with a program of one op. The caller fills in the op and its operands.
 template <typename Request>
 v1::ExecuteRequest SingleOp(const Request& request) {
   v1::ExecuteRequest step;
@@ -34,7 +34,8 @@ v1::ExecuteRequest SingleOp(const Request& request) {
   step.mutable_program()->add_ops();
   return step;
 }
-// The operands are complete: the op's result, which follows them, is the program's.
+// Called once all operands are added. Makes the op's result the program's output: its value index
+// follows those of the operands.
 v1::ExecuteRequest Finished(v1::ExecuteRequest step) {
   const auto operands = static_cast<uint32_t>(step.operands_size());
   step.mutable_program()->set_operand_count(operands);

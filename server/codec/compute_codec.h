@@ -1,4 +1,4 @@
-// Calls that run steps, between wire and domain.
+// Converts the calls that run steps between wire and domain types.
 #ifndef SHARDMESH_SERVER_CODEC_COMPUTE_CODEC_H_
 #define SHARDMESH_SERVER_CODEC_COMPUTE_CODEC_H_
 
@@ -10,19 +10,19 @@
 
 namespace shardmesh::server {
 
-// The Execute that does the same: a program of one op, whose result is the program's.
+// Return the equivalent Execute request: a program of one op, whose result is the program's result.
 v1::ExecuteRequest AsExecute(const v1::LinearRequest& request);
 v1::ExecuteRequest AsExecute(const v1::MatmulRequest& request);
 v1::ExecuteRequest AsExecute(const v1::CollectiveRequest& request);
 
-// Decodes the request. The service adds the caller, the method and the deadline. INVALID_ARGUMENT
-// names the field.
+// Decodes the request. The service fills in the caller, the method and the deadline of the result.
+// INVALID_ARGUMENT names the field.
 absl::StatusOr<StepCall> Decode(const v1::ExecuteRequest& request);
 
 absl::StatusOr<StepOperands> DecodeOperands(const v1::CompileRequest& request);
 
 void Encode(const PreparedPlan& prepared, v1::CompileResponse* to);
-// `is_measured`: times are those of measured links. Without it no time is encoded.
+// `is_measured`: the forecast's times come from measured links. If false, times are left out.
 void Encode(const PlanForecast& forecast, bool is_measured, v1::CompileResponse* to);
 
 }  // namespace shardmesh::server

@@ -21,9 +21,10 @@
 namespace shardmesh::server {
 namespace {
 
-// Bytes of an answer in one message.
+// A message of an answer is full once it has this many bytes.
 constexpr int64_t kPieceBytes = int64_t{512} << 10;
-// The answer to a put's commit names all arrays in one message and one transaction.
+// Most tensors of a put. The answer to its commit names all arrays in one message, which is stored
+// in one transaction.
 constexpr int64_t kMaxPutTensors = 40'000;
 
 }  // namespace

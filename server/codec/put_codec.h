@@ -1,4 +1,4 @@
-// Puts between wire and domain: the requests of BeginPut in, its answer out.
+// Converts puts between wire and domain types: the requests of BeginPut, and its answer.
 #ifndef SHARDMESH_SERVER_CODEC_PUT_CODEC_H_
 #define SHARDMESH_SERVER_CODEC_PUT_CODEC_H_
 
@@ -23,15 +23,16 @@ void Encode(const RankEndpoint& from, v1::DeviceEndpoint* to);
 absl::StatusOr<PutHeader> Decode(const v1::BeginPutHeader& from);
 absl::StatusOr<PutTensor> Decode(const v1::PutTensor& from);
 
-// Takes the messages of a BeginPut into the plan of a put. For one thread at a time.
+// Adds the messages of one BeginPut call to the plan of its put. Not thread-safe.
 class PutRequests {
  public:
   explicit PutRequests(const PutPlanParts& parts) : plan_(parts) {}
 
-  // Whether Take of the next message may take too long for a reaction.
+  // Returns whether Take of this message may be too slow for a gRPC reaction.
   bool TakesLong(const v1::BeginPutRequest& request) const;
-  // CANCELLED soon after `is_cancelled` returns true. RESOURCE_EXHAUSTED (LIMIT_EXCEEDED): too many
-  // tensors. Other errors are those of PutPlan, and name the field and the tensor.
+  // Adds one message. CANCELLED: `is_cancelled`, which Take polls, returned true.
+  // RESOURCE_EXHAUSTED (LIMIT_EXCEEDED): too many tensors. Other errors are those of PutPlan, and
+  // name the field and the tensor.
   absl::Status Take(const v1::BeginPutRequest& request, const rpc::Caller& caller,
                     const std::function<bool()>& is_cancelled);
 
@@ -48,7 +49,8 @@ class PutRequests {
   int64_t tensors_ = 0;
 };
 
-// The messages of an answer to BeginPut, made one by one: tokens are signed as they are sent.
+// The messages of an answer to BeginPut. Next makes one message at a time and signs its tokens, so
+// call it only when the message is about to be sent.
 class PutAnswer {
  public:
   // `token_key` signs the transfer tokens; see rpc/transfer_token.h.
@@ -56,14 +58,14 @@ class PutAnswer {
       : term_(term), token_key_(std::move(token_key)), put_(std::move(put)) {}
 
   bool is_at_end() const { return next_ == put_->items.size(); }
-  // The next message; the first one if there was none.
+  // Returns the next message, beginning with the first.
   v1::BeginPutResponse Next();
 
  private:
   const int64_t term_;
   const std::string token_key_;
   const BegunPutPtr put_;
-  size_t next_ = 0;  // of its items
+  size_t next_ = 0;  // index in put_->items
 };
 
 }  // namespace shardmesh::server

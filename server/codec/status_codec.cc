@@ -1,4 +1,4 @@
-// Encodes statuses; messages with long lists have a size limit.
+// Encodes statuses. Cuts long lists so that each message stays below its size limit.
 #include "server/codec/status_codec.h"
 
 #include <string>

@@ -1,4 +1,4 @@
-// Workers, their records and findings, in the form for people.
+// Encodes workers, their flight records and findings for answers to people.
 #ifndef SHARDMESH_SERVER_CODEC_STATUS_CODEC_H_
 #define SHARDMESH_SERVER_CODEC_STATUS_CODEC_H_
 
@@ -15,12 +15,13 @@ namespace shardmesh::server {
 
 // `is_ready`: the worker reaches all its peers.
 v1::WorkerState EncodeState(const WorkerStatus& worker, bool is_ready);
-// Ages are those at `now`.
+// The encoded ages are those at time `now`.
 void Encode(const WorkerStatus& from, bool is_ready, const AttachFailures::Failures& failed,
             absl::Time now, v1::WorkerStatus* to);
 // Culprits beyond the first 256 are left out.
 void Encode(const Finding& from, v1::Finding* to);
-// Adds the last records, at most `max_bytes` together, and the number of omitted ones.
+// Adds the worker's last flight records, at most `max_bytes` together, and the number of omitted
+// records.
 void EncodeLast(const WorkerFlight& flight, int64_t max_bytes, v1::WorkerFlight* to);
 
 }  // namespace shardmesh::server

@@ -1,4 +1,4 @@
-// The only file of the registry that uses the store's messages.
+// Encodes and decodes records. Only this file of the registry uses the store's messages.
 #include "server/state/array_record.h"
 
 #include <iterator>
@@ -228,7 +228,7 @@ std::vector<std::string> EncodeManifestChunks(const std::vector<ManifestEntry>& 
     record.set_name(entry.name);
     record.set_version(entry.version);
     Encode(*entry.array, record.mutable_array());
-    // A repeated message costs its tag and length in addition to its bytes.
+    // As a repeated field, the record takes its tag and length in addition to its own bytes.
     const size_t size = record.ByteSizeLong() + 6;
     if (bytes > 0 && bytes + size > kMaxChunkBytes) flush();
     bytes += size;

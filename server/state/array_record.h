@@ -1,4 +1,4 @@
-// Arrays, names, manifests and answers as bytes of the store, and back.
+// Converts arrays, names, manifests and answers to bytes for the store, and back.
 #ifndef SHARDMESH_SERVER_STATE_ARRAY_RECORD_H_
 #define SHARDMESH_SERVER_STATE_ARRAY_RECORD_H_
 
@@ -15,36 +15,37 @@
 
 namespace shardmesh::server {
 
-// The bytes are messages of shardmesh.store.v1. Decode returns DATA_LOSS (STORE_FAILED) with `key`
-// if they are malformed, or describe something impossible.
+// The bytes are messages of shardmesh.store.v1. Decode returns DATA_LOSS (STORE_FAILED), which
+// names `key`, if the bytes are malformed or describe an impossible value.
 
 struct ClusterRecord {
   std::string cluster_id;
   int64_t term = 0;
 };
-// Epochs and step numbers are derived from the term: beyond this term they would overflow.
+// The highest term. Epochs and step numbers are derived from the term, and would overflow beyond
+// it.
 inline constexpr int64_t kMaxTerm = (int64_t{1} << 23) - 2;
-// FAILED_PRECONDITION (STORE_FAILED): the term is higher.
+// FAILED_PRECONDITION (STORE_FAILED): the term is above kMaxTerm.
 absl::Status CheckTerm(int64_t term);
 std::string EncodeCluster(const ClusterRecord& cluster);
 absl::StatusOr<ClusterRecord> DecodeCluster(std::string_view key, const std::string& bytes);
 
-// Key of the record for a state that was restored, or has lost records.
+// Key of the record in a state that was restored from a snapshot, or that has lost records.
 inline constexpr std::string_view kRestoredKey = "restored";
 // The digest of a state with lost records: the snapshot's digest, if any, was lost with them.
 inline constexpr std::string_view kUnknownSnapshot = "unknown";
 struct RestoredRecord {
   std::string digest;           // of the snapshot, or kUnknownSnapshot
-  bool may_lack_names = false;  // arrays without a name may have or have had one
+  bool may_lack_names = false;  // an array without a name may have one in a lost record
 };
 std::string EncodeRestored(const RestoredRecord& restored);
 absl::StatusOr<RestoredRecord> DecodeRestored(std::string_view key, const std::string& bytes);
 
-// A decoded array is degraded, with every rank missing: workers report its tiles later.
+// A decoded array is degraded, with all ranks missing, until workers report its tiles.
 std::string EncodeArray(const Array& array);
 absl::StatusOr<Array> DecodeArray(std::string_view key, const std::string& bytes);
 
-// The array's id; empty: the name is deleted.
+// The record of a name holds the id of its array; an empty id means that the name is deleted.
 std::string EncodeName(std::string_view array_id);
 absl::StatusOr<std::string> DecodeName(std::string_view key, const std::string& bytes);
 
@@ -53,7 +54,7 @@ struct ManifestEntry {
   ArrayPtr array;
   int64_t version = 0;  // of the name; 0: the revision of the manifest's record
 };
-// Splits the entries into chunks of at most kMaxChunkBytes (but an entry is never split).
+// Splits the entries into chunks of at most kMaxChunkBytes. A larger entry gets a chunk to itself.
 inline constexpr size_t kMaxChunkBytes = 1 << 20;
 std::vector<std::string> EncodeManifestChunks(const std::vector<ManifestEntry>& entries);
 absl::StatusOr<std::vector<ManifestEntry>> DecodeManifestChunk(std::string_view key,
@@ -73,23 +74,24 @@ absl::StatusOr<ReleasedRecord> DecodeReleased(std::string_view key, const std::s
 // Prefixes of the keys of definitions. Only these keys keep their former values.
 inline constexpr std::string_view kDefinitionPrefixes[] = {"mesh/", "profile/", "rule_set/",
                                                            "logical_rules/", "tree/"};
-// The content of a definition's record except the definition itself, of any kind.
+// A definition's record without the definition itself; the same for all kinds.
 struct DefinitionOutline {
   int64_t version = 0;
-  bool has_ranks = false;  // of a mesh: it names its workers
+  bool has_ranks = false;  // for a mesh: the definition names the workers of its ranks
 };
 absl::StatusOr<DefinitionOutline> DecodeDefinitionOutline(std::string_view key,
                                                           const std::string& bytes);
-// The same definition as another version.
+// Returns the record `bytes` with another version.
 absl::StatusOr<std::string> WithDefinitionVersion(std::string_view key, const std::string& bytes,
                                                   int64_t version);
 
-// The records of a mesh whose ranks get these workers: that of the ranks, and a definition of
-// `mesh` if the one before is lost (null) or has no axes. INVALID_ARGUMENT: there are not as many
-// workers as ranks, two are equal, or one is no valid identity.
+// The records that assign workers to the ranks of a mesh: the record of the ranks, and if needed a
+// definition of the mesh. The definition is made from `mesh` if the record before is lost (null) or
+// has no axes. INVALID_ARGUMENT: the number of workers is not that of the ranks, two workers are
+// equal, or a worker's identity is invalid.
 struct RanksRecords {
   std::string ranks;
-  // The record of the definition with this version; nullopt: it stays as it is.
+  // The new record of the definition, with version `version`; nullopt: keep the present record.
   std::optional<std::string> definition = std::nullopt;
 };
 absl::StatusOr<RanksRecords> WithRanks(std::string_view key, const std::string* before,

@@ -24,16 +24,18 @@ constexpr std::string_view kNamePrefix = "name/";
 constexpr std::string_view kManifestPrefix = "manifest/";
 constexpr std::string_view kReleasedPrefix = "released/";
 
-// Most arrays in one record of released arrays, of about half a MiB.
+// Most arrays in one record of released arrays. Such a record takes about half a MiB.
 constexpr size_t kMaxReleased = 16'384;
-// Discarded arrays that are remembered.
+// Most discarded arrays whose ids the registry remembers.
 constexpr size_t kMaxDiscarded = 65'536;
-// Tiles, or arrays that an inventory may lack, handled before other threads get the lock.
+// Most tiles or arrays of an inventory that are handled before the lock is released for other
+// threads.
 constexpr size_t kTakenAtOnce = 2'048;
-// Most meshes with a remembered time of change. Beyond it, the older half is forgotten.
+// Most meshes whose time of change is remembered. Beyond this, the older half is forgotten.
 constexpr size_t kMaxMeshFloors = 16'384;
 
-// A commit within these limits is one transaction, with room for the fence and the answer.
+// A commit within these limits is written as one transaction. They leave room for the fence (the
+// compare of `cluster`) and the stored answer.
 constexpr size_t kMaxSmallOperations = 100;
 constexpr size_t kMaxSmallBytes = 1 << 20;
 
@@ -72,7 +74,7 @@ absl::Status CheckName(const std::string& name) {
       Reason::kBadField, {{fact::kValue, name}});
 }
 
-// The same array with other missing ranks.
+// Returns the same array with other missing ranks.
 ArrayPtr WithMissing(const Array& array, std::vector<int64_t> missing) {
   auto changed = std::make_shared<Array>(array);
   changed->missing_ranks = std::move(missing);
@@ -83,7 +85,7 @@ ArrayPtr WithMissing(const Array& array, std::vector<int64_t> missing) {
   return changed;
 }
 
-// Adds `change` to the count of a state.
+// Adds `change` to the count of arrays in this state.
 void Tally(ArrayState state, int64_t change, ArrayCounts* counts) {
   switch (state) {
     case ArrayState::kStaging:
@@ -122,8 +124,8 @@ void TakeFrom(ByMesh& by_mesh, std::string_view mesh_id, std::string_view id) {
   if (mesh->second.empty()) by_mesh.erase(mesh);
 }
 
-// Calls back for the next kTakenAtOnce objects of a mesh after `*last`, which advances. A callback
-// may erase its own object. Returns true after the last one.
+// Calls back for the next kTakenAtOnce objects of a mesh after the id `*last`, and advances
+// `*last`. A callback may erase its own object. Returns true once the mesh has no more objects.
 template <typename ByMesh, typename Callback>
 bool ForSomeOf(ByMesh& by_mesh, std::string_view mesh_id, std::string* last,
                const Callback& callback) {
@@ -136,7 +138,7 @@ bool ForSomeOf(ByMesh& by_mesh, std::string_view mesh_id, std::string* last,
     const bool is_last = next == mesh->second.end();
     if (i + 1 == kTakenAtOnce) *last = std::string(IdOf(*each));
     callback(*each);
-    if (is_last) return true;  // the mesh may be gone with it
+    if (is_last) return true;  // the callback may have erased the mesh with its last object
   }
   return false;
 }
@@ -160,10 +162,10 @@ std::string_view ArrayStateName(ArrayState state) {
 struct ArrayRegistry::Pending {
   CommitRequest request;
   CommitCallback callback;
-  std::vector<ArrayPtr> arrays;  // the committed forms of the staged arrays, as in request.arrays
-  absl::flat_hash_map<std::string_view, ArrayPtr> by_id = {};  // the same
-  std::vector<ManifestEntry> entries = {};  // names that get an array, and their new entries
-  int64_t more_names = 0;                   // MoreNames of the request
+  std::vector<ArrayPtr> arrays;  // request.arrays, in the same order, as committed arrays
+  absl::flat_hash_map<std::string_view, ArrayPtr> by_id = {};  // by array id
+  std::vector<ManifestEntry> entries = {};  // names that now point to an array, as manifest entries
+  int64_t more_names = 0;                   // MoreNames(request)
   std::string manifest_id;                  // empty: one transaction is enough
   std::vector<std::string> chunks;
   Transaction last;  // the transaction that makes the manifest valid
@@ -218,7 +220,8 @@ absl::Status ArrayRegistry::BeginTerm() {
     SHARDMESH_ASSIGN_OR_RETURN(cluster, DecodeCluster(stored->key, stored->value));
     seen = stored->mod_revision;
   } else if (absl::IsNotFound(stored.status())) {
-    // Workers would not follow a new id, and the state's content would be lost.
+    // Do not invent a new cluster id: workers would refuse it, and the content of the state would
+    // be lost.
     if (store_->stats().unreadable_records > 0 || store_->revision() > 0) {
       return WithReason(
           absl::DataLossError("the record that says which cluster this state is of cannot be read, "
@@ -245,7 +248,7 @@ absl::Status ArrayRegistry::BeginTerm() {
 
 absl::Status ArrayRegistry::Load() {
   SHARDMESH_PASSES("registry.load");
-  // Names at their newest revision, and every array that a record describes.
+  // The newest record of each name, and every array that has a record.
   struct Found {
     Revision revision = 0;
     std::string array_id;  // empty: deleted
@@ -258,8 +261,8 @@ absl::Status ArrayRegistry::Load() {
     if (found.revision > newest.revision) newest = std::move(found);
   };
 
-  // Unreadable records do not prevent the use of the others. But it is then unknown which of the
-  // others are obsolete, so nothing is removed.
+  // Load the readable records even if others are unreadable. An unreadable record might have
+  // replaced or deleted a readable one, so remove nothing.
   has_unreadable_ = store_->stats().unreadable_records > 0;
   is_damaged_ = has_unreadable_;
   const auto leave_out = [&](const std::string& key, const absl::Status& status) {
@@ -295,7 +298,8 @@ absl::Status ArrayRegistry::Load() {
     }
     found_name(item.key.substr(kNamePrefix.size()), {item.mod_revision, *std::move(array_id), ""});
   }
-  // A manifest's record sorts before its chunks; chunks without one are an interrupted commit's.
+  // A manifest's record sorts before its chunks. Chunks without such a record are left over from an
+  // interrupted commit.
   SHARDMESH_ASSIGN_OR_RETURN(const KeyValues stored_chunks, store_->List(kManifestPrefix));
   std::map<std::string, Revision> manifest_revisions;
   for (const KeyValue& item : stored_chunks.items) {
@@ -341,7 +345,8 @@ absl::Status ArrayRegistry::Load() {
       if (manifest_mentions_.count(name) == 0) dead_keys_.push_back(NameKey(name));
       continue;
     }
-    // The manifest's entry of the name may be older than the name's own record.
+    // The name's own record is unreadable and newer than its entry in the manifest: the entry is
+    // outdated.
     if (!found.manifest_id.empty() && has_unreadable_ &&
         store_->UnreadableRevision(NameKey(name)) > found.revision) {
       continue;
@@ -349,8 +354,9 @@ absl::Status ArrayRegistry::Load() {
     const auto array = arrays.find(found.array_id);
     if (array == arrays.end() && !has_unreadable_ && !restored_from_.empty() &&
         absl::IsNotFound(store_->Get(ArrayKey(found.array_id)).status())) {
-      // The array's record was set aside. Its tiles will go into quarantine, because the array is
-      // unknown. With the name still in the store, every start would find the same problem.
+      // The array's record was set aside. The array is thus unknown, and its tiles will go into
+      // quarantine. Delete the name from the store too: otherwise each start would report the same
+      // problem.
       LogWarning("a name is given up: the record of its array was set aside",
                  {{"name", name}, {"array", found.array_id}});
       given_up.push_back(name);
@@ -366,7 +372,8 @@ absl::Status ArrayRegistry::Load() {
     AddArray(found.array_id, array->second);
     AddName({name, found.array_id, found.revision}, found.manifest_id);
   }
-  // Released arrays: each rank has yet to confirm, or to bring an inventory without the array.
+  // Released arrays whose release some ranks have not confirmed yet. A rank confirms by a message,
+  // or by an inventory without the array.
   SHARDMESH_ASSIGN_OR_RETURN(const KeyValues stored_released, store_->List(kReleasedPrefix));
   for (const KeyValue& item : stored_released.items) {
     const absl::StatusOr<ReleasedRecord> record = DecodeReleased(item.key, item.value);
@@ -387,8 +394,9 @@ absl::Status ArrayRegistry::Load() {
       dead_keys_.push_back(item.key);
       continue;
     }
-    // A session held the array when its last name was deleted, or it was about to be released. If
-    // some records are unreadable, its name may be among them: the array stays then.
+    // The array has a record but no name: a session held it when its last name was deleted, or its
+    // release was interrupted. If some records are unreadable, its name may be in one of them: keep
+    // the array.
     ArrayEntry& entry = AddArray(id, arrays[id]);
     entry.pins = 1;
     entry.is_kept_for_grace = !is_damaged_;
@@ -404,8 +412,8 @@ absl::Status ArrayRegistry::Load() {
   }
   for (auto manifest = manifests_.begin(); manifest != manifests_.end();) {
     const auto next = std::next(manifest);
-    // A manifest that stays in the store still has its names: a later delete of one must be
-    // recorded there.
+    // If the manifest stays in the store, so do its names. A later deletion of such a name must
+    // then be recorded in the store.
     if (manifest->second.current_names == 0 && !is_damaged_) {
       DropManifest(manifest);
     } else {
@@ -553,7 +561,8 @@ void ArrayRegistry::Commit(CommitRequest request, CommitCallback callback) {
     }
   }
   if (needs_chunks) {
-    // Until Finish no other commit moves these names or changes these arrays.
+    // Encode without the lock. Until Finish, no other commit moves these names or changes these
+    // arrays.
     MakeChunks(pending.get());
     absl::MutexLock lock(&mutex_);
     WriteChunk(pending, 0);
@@ -698,7 +707,8 @@ void ArrayRegistry::Write(Pending* pending) {
   std::set<std::string_view> written;
   for (const NameMove& move : request.moves) {
     if (move.array_id.empty()) {
-      // Record the deletion if a manifest mentions the name, or an unreadable record may have it.
+      // Record the deletion if a manifest mentions the name, or if an unreadable record may mention
+      // it.
       if (has_unreadable_ || manifest_mentions_.contains(move.name)) {
         last.puts.push_back({NameKey(move.name), EncodeName("")});
       } else {
@@ -720,7 +730,7 @@ void ArrayRegistry::Write(Pending* pending) {
     if (puts.size() + last.puts.size() + last.deletes.size() > kMaxSmallOperations) break;
   }
   for (const Put& put : puts) bytes += put.key.size() + put.value.size();
-  // A manifest has entries. Without entries it could not make the transaction smaller.
+  // Deletions stay in the last transaction. Without entries, a manifest would not make it smaller.
   if (entries.empty() ||
       (bytes <= kMaxSmallBytes &&
        puts.size() + last.puts.size() + last.deletes.size() <= kMaxSmallOperations)) {
@@ -764,7 +774,8 @@ void ArrayRegistry::WriteChunk(std::shared_ptr<Pending> pending, size_t next) {
 void ArrayRegistry::Finish(const std::shared_ptr<Pending>& pending,
                            absl::StatusOr<Revision> revision) {
   SHARDMESH_PASSES("registry.finish");
-  // The commit compares only the fence, and that its manifest is new.
+  // The last transaction compares only the fence and the absence of its new manifest. A failed
+  // compare therefore means that another coordinator has written `cluster`.
   if (absl::IsAborted(revision.status())) {
     revision = WithReason(
         absl::FailedPreconditionError("another coordinator has taken over this store; stop this "
@@ -786,8 +797,8 @@ void ArrayRegistry::Finish(const std::shared_ptr<Pending>& pending,
         dead_keys_.push_back(ChunkKey(pending->manifest_id, static_cast<int64_t>(i)));
       }
     }
-    // Undo the commit's own pins last. Until each name points to its new array, a pin may be all
-    // that holds the array, for example if its only name is moved to it again.
+    // Undo the commit's own pins only after each name points to its new array. If a name moves to
+    // the array that it already has, the pin alone keeps that array meanwhile.
     for (const NameMove& move : request.moves) {
       if (move.array_id.empty()) continue;
       --arrays_.find(move.array_id)->second.pins;
@@ -838,8 +849,8 @@ void ArrayRegistry::Apply(const Pending& pending, Revision revision) {
   }
   for (const NameMove& move : pending.request.moves) {
     const bool own_key = pending.manifest_id.empty() || move.array_id.empty();
-    // Before the release of the name's former array: a watcher never sees a name of a deleted
-    // array.
+    // Report the name before releasing its former array. A watcher then never sees a name whose
+    // array is deleted.
     Tell(NameChange{.name = move.name, .array_id = move.array_id, .version = revision});
     if (const auto old = names_.find(move.name); old != names_.end()) DropName(old, own_key);
     unreadable_names_.erase(move.name);
@@ -947,7 +958,7 @@ void ArrayRegistry::AddFormer(NameEntry former) {
 }
 
 void ArrayRegistry::DropManifest(std::map<std::string, Manifest>::iterator manifest) {
-  // Delete the record first: chunks without it are invalid.
+  // Delete the manifest's record first: without it, remaining chunks are invalid.
   dead_keys_.push_back(ManifestKey(manifest->first));
   for (int64_t chunk = 0; chunk < manifest->second.chunks; ++chunk) {
     dead_keys_.push_back(ChunkKey(manifest->first, chunk));
@@ -968,7 +979,7 @@ struct ArrayRegistry::Rewrite {
 };
 
 void ArrayRegistry::NoteIfSparse(const std::string& manifest_id) {
-  // While records cannot be read, a name that seems gone may still be needed.
+  // An unreadable record may be what makes a name in the manifest look outdated: keep the manifest.
   if (is_damaged_) return;
   const Manifest& manifest = manifests_.find(manifest_id)->second;
   if (2 * manifest.current_names < std::ssize(manifest.names)) {
@@ -983,7 +994,7 @@ void ArrayRegistry::RewriteSparse() {
     rewrite = BeginRewrite();
   }
   if (rewrite == nullptr) return;
-  // Takes long if there are many names.
+  // Encode without the lock: this takes long if there are many names.
   rewrite->chunks = EncodeManifestChunks(rewrite->entries);
   absl::MutexLock lock(&mutex_);
   manifests_.find(rewrite->new_id)->second.chunks = std::ssize(rewrite->chunks);
@@ -996,8 +1007,9 @@ std::shared_ptr<ArrayRegistry::Rewrite> ArrayRegistry::BeginRewrite() {
   auto rewrite = std::make_shared<Rewrite>(
       Rewrite{.old_id = *sparse_manifests_.begin(), .new_id = RandomId(), .entries = {}});
   sparse_manifests_.erase(sparse_manifests_.begin());
-  // Its names count as mentioned from here on: the manifest must not bring back a name that is
-  // deleted before it is written. A name that moves meanwhile has a newer version.
+  // Count the names as mentioned by the new manifest from now on. If a name is deleted before the
+  // manifest is written, the deletion is then recorded, and the manifest does not restore the name.
+  // A name that moves meanwhile gets a newer version.
   Manifest& manifest = manifests_[rewrite->new_id];
   for (const std::string& name : manifests_.find(rewrite->old_id)->second.names) {
     const auto found = names_.find(name);
@@ -1042,12 +1054,13 @@ void ArrayRegistry::EndRewrite(const Rewrite& rewrite, const absl::Status& writt
         found->second.manifest_id = rewrite.new_id;
         ++fresh->second.current_names;
       }
-      // The old manifest is already gone if its last name was deleted meanwhile.
+      // If its last name was deleted meanwhile, the old manifest no longer exists.
       if (const auto old = manifests_.find(rewrite.old_id); old != manifests_.end()) {
         DropManifest(old);
       }
     }
-    // If the store has no room for it now, the next deleted name tries again.
+    // If the store had no room for the new manifest, the next deletion of a name tries the rewrite
+    // again.
     if (fresh->second.current_names == 0) {
       DropManifest(fresh);
     } else {
@@ -1064,8 +1077,8 @@ void ArrayRegistry::ReleaseIfUnheld(std::string_view array_id) {
   if (found == arrays_.end()) return;
   ArrayEntry& entry = found->second;
   if (entry.names > 0 || entry.pins > 0 || entry.array->state == ArrayState::kStaging) return;
-  // The record exists if a name with its own key ever pointed to the array; deleting a missing
-  // record is no error.
+  // The array has a record if a name with its own key ever pointed to it. Deleting a missing record
+  // is no error.
   const bool was_named = entry.was_named || entry.has_record;
   if (was_named) dead_keys_.push_back(ArrayKey(array_id));
   for (const NameEntry& version : entry.former) former_.erase({version.name, version.version});
@@ -1101,8 +1114,8 @@ void ArrayRegistry::FlushReleased() {
       for (const auto& [mesh_id, ids] : by_mesh) listener_(mesh_id, ids);
     });
   }
-  // Called under the lock, so that a later write of the same key comes after this delete. If the
-  // delete fails, the next Open finds the dead keys and tries again.
+  // Queue the deletes under the lock: a later write of the same key must come after them. If a
+  // delete fails, the next Open finds the obsolete keys and deletes them.
   for (size_t begin = 0; begin < dead_keys_.size(); begin += kMaxSmallOperations) {
     const size_t end = std::min(begin + kMaxSmallOperations, dead_keys_.size());
     Transaction deletes = Fenced();
@@ -1334,9 +1347,7 @@ void ArrayRegistry::AddTombstones(const std::vector<Released>& released) {
         batch->key = ReleasedKey(RandomId());
         Transaction put = Fenced();
         put.puts.push_back({batch->key, EncodeReleased(record)});
-        put.urgent = true;  // a deletion waits for it
-        // If this write fails, the records of these arrays may still be deleted. A worker that was
-        // away then moves its tiles to quarantine instead of dropping them.
+        put.urgent = true;  // the deletion of the arrays waits for it
         CommitToStore(std::move(put), [](const absl::StatusOr<Revision>&) {});
       }
     }
@@ -1377,7 +1388,7 @@ int64_t ArrayRegistry::CountUnconfirmed() const {
 }
 
 void ArrayRegistry::TilesDropped(absl::Span<const std::string> array_ids, const RankOf& rank_of) {
-  // Called without the lock.
+  // Call `rank_of` without the lock.
   std::map<std::string, std::optional<int64_t>, std::less<>> ranks;
   {
     absl::MutexLock lock(&mutex_);
@@ -1416,7 +1427,8 @@ absl::Status ArrayRegistry::CheckMeshChange(const std::string& mesh_id) const {
 absl::Status ArrayRegistry::CheckMeshChangeLocked(const std::string& mesh_id) const {
   if (const auto found = arrays_by_mesh_.find(mesh_id); found != arrays_by_mesh_.end()) {
     std::string example = StrCat("array ", found->second.begin()->first);
-    // Most names may belong to arrays on other meshes, and all other calls wait for the lock.
+    // Bound the search for an example: most names may belong to arrays on other meshes, and all
+    // other calls wait for the lock.
     constexpr int64_t kNamesLookedAt = 1'000;
     int64_t looked_at = 0;
     for (const auto& [name, named] : names_) {
@@ -1448,7 +1460,7 @@ void ArrayRegistry::EndMeshChange(const std::string& mesh_id, std::optional<Revi
     changing_meshes_.erase(mesh_id);
     if (!revision.has_value()) return;
     Revision& floor = mesh_floors_[mesh_id];
-    floor = std::max(floor, *revision);  // an answer may repeat an older revision
+    floor = std::max(floor, *revision);  // a repeated request may report an older revision
     if (mesh_floors_.size() > kMaxMeshFloors) {
       std::vector<Revision> floors;
       for (const auto& [id, each] : mesh_floors_) floors.push_back(each);
@@ -1460,8 +1472,8 @@ void ArrayRegistry::EndMeshChange(const std::string& mesh_id, std::optional<Revi
          each != presence_.end() && each->first.first == mesh_id;) {
       each = presence_.erase(each);
     }
-    // The mesh has other ranks now: the former ones will not confirm. Tiles that their workers
-    // still have go into quarantine.
+    // The changed mesh has other ranks, and the former ranks will not confirm releases: stop
+    // waiting for them. Tiles that their workers still have will go into quarantine.
     while (tombstones_by_mesh_.count(mesh_id) > 0) {
       Forget(tombstones_.find(*tombstones_by_mesh_.find(mesh_id)->second.begin()));
     }
@@ -1474,7 +1486,7 @@ void ArrayRegistry::TilesLost(std::string_view mesh_id, int64_t rank, uint64_t a
   SHARDMESH_PASSES("registry.tiles_lost");
   absl::MutexLock lock(&mutex_);
   Presence& presence = presence_[{std::string(mesh_id), rank}];
-  if (presence.attachment > attachment) return;  // the worker is back
+  if (presence.attachment > attachment) return;  // the worker has attached again since
   presence = {.attachment = attachment, .is_lost = true};
   const auto arrays = arrays_by_mesh_.find(mesh_id);
   if (arrays == arrays_by_mesh_.end()) return;
@@ -1509,15 +1521,17 @@ InventoryVerdict ArrayRegistry::TakeInventory(const Inventory& inventory) {
       taking.ranks.emplace(mesh_id, *mesh.rank);
     }
   }
-  // In pieces, so that others do not wait for all of it. Between pieces the worker may be lost,
-  // which removes its ranks. Arrays that come, go or change are judged in their current state.
+  // Handle the tiles in pieces, so that other threads get the lock in between. If the worker is
+  // lost between two pieces, its ranks are removed from `taking`. Each array is judged in its state
+  // at the time of its piece.
   const std::vector<InventoryTile>& tiles = inventory.tiles;
   for (size_t begin = 0; begin < tiles.size(); begin += kTakenAtOnce) {
     absl::MutexLock lock(&mutex_);
     CheckRanks(&taking);
     const size_t end = std::min(tiles.size(), begin + kTakenAtOnce);
     for (size_t i = begin; i < end; ++i) {
-      // A rank may list another, superfluous tile of the array: one tile in its place suffices.
+      // A rank may list several tiles of one array. The array is held if one of them is the rank's
+      // tile.
       const bool is_held = Classify(tiles[i], &taking);
       taking.listed[tiles[i].array_id] |= is_held;
     }
@@ -1568,7 +1582,7 @@ InventoryVerdict ArrayRegistry::TakeRestored(const Inventory& restored) {
       std::move(judged.quarantine.begin(), judged.quarantine.end(),
                 std::back_inserter(verdict.quarantine));
       if (judged.commit.empty()) continue;
-      // The tile is in its place, if the worker is still attached.
+      // The worker now holds the tile of its rank, provided that it is still attached.
       ArrayEntry& entry = arrays_.find(tile.array_id)->second;
       const std::string& mesh_id = entry.array->definition.descriptor.mesh_id;
       const int64_t rank = *restored.meshes.find(mesh_id)->second.rank;
@@ -1603,7 +1617,8 @@ bool ArrayRegistry::MissArrays(std::string_view mesh_id, int64_t rank, const Tak
   });
 }
 
-// A rank that has lost its tile of an array since it reported it.
+// Removes the rank from orphans (unknown committed arrays) whose tile it reported before but no
+// longer lists.
 bool ArrayRegistry::MissOrphans(std::string_view mesh_id, int64_t rank, const Taking& taking,
                                 std::string* last) {
   return ForSomeOf(orphans_by_mesh_, mesh_id, last, [&](const std::string& id) {
@@ -1616,7 +1631,7 @@ bool ArrayRegistry::MissOrphans(std::string_view mesh_id, int64_t rank, const Ta
   });
 }
 
-// A rank that lists a released array neither in its inventory nor in quarantine has confirmed it.
+// A rank confirms a release if it lists the array neither in its inventory nor in its quarantine.
 bool ArrayRegistry::ConfirmUnlisted(std::string_view mesh_id, int64_t rank, const Taking& taking,
                                     std::string* last) {
   return ForSomeOf(tombstones_by_mesh_, mesh_id, last, [&](const std::string& id) {
@@ -1629,7 +1644,8 @@ void ArrayRegistry::JudgeQuarantined(absl::Span<const std::string> array_ids,
                                      InventoryVerdict* verdict) const {
   for (const std::string& id : array_ids) {
     if (const auto found = arrays_.find(id); found != arrays_.end()) {
-      // A staged array is being restored, which may fail.
+      // A staged array may be one that is being restored. The restoration may fail: give no verdict
+      // yet.
       if (found->second.array->state != ArrayState::kStaging) verdict->live.push_back(id);
     } else if (tombstones_.contains(id)) {
       verdict->drop.push_back(id);
@@ -1639,8 +1655,8 @@ void ArrayRegistry::JudgeQuarantined(absl::Span<const std::string> array_ids,
   }
 }
 
-// Whether the tile's mesh has no ranks yet, so that the tile cannot be judged. The worker brings
-// its inventory again when the mesh has ranks.
+// Returns whether the tile's mesh has no ranks yet, so that the tile cannot be judged now. The
+// worker sends its inventory again once the mesh has ranks.
 bool ArrayRegistry::MayBeAdoptedLater(const Inventory& inventory, const InventoryTile& tile) const {
   if (grace_is_over_ || !tile.descriptor.has_value() || inventory.other_mesh == nullptr ||
       inventory.meshes.contains(tile.descriptor->mesh_id)) {
@@ -1687,7 +1703,8 @@ bool ArrayRegistry::Classify(const InventoryTile& tile, Taking* taking) {
   const bool lies_here = rank.has_value() && *rank < descriptor.mesh.size() && tiling.ok() &&
                          tiling->TileOf(*rank) == tile.tile;
   if (!lies_here && mesh.identities.empty()) {
-    // The mesh's record cannot be read, or its ranks are not assigned yet: it may be here.
+    // The mesh's record cannot be read, or its ranks are not assigned yet. The tile may still
+    // belong to this worker.
     return false;
   }
   if (!lies_here) {
@@ -1708,8 +1725,8 @@ bool ArrayRegistry::Classify(const InventoryTile& tile, Taking* taking) {
         true);
   }
   if (array.state == ArrayState::kStaging) {
-    // Report the outcome to this worker: otherwise its commit of a discarded array would stay for
-    // ever.
+    // Remember to send the outcome of the running commit to this worker. Otherwise it would keep
+    // its committed tile of a discarded array for ever.
     entry.waiting.push_back({inventory.identity, *rank, tile.tile, tile.crc32c, tile.committed});
   } else if (array.tile_crc32c[static_cast<size_t>(*rank)] == tile.crc32c) {
     verdict.commit.push_back(tile.array_id);
@@ -1764,11 +1781,11 @@ bool ArrayRegistry::Adopt(const Inventory& inventory, const InventoryTile& tile)
   array->created = clock_->Now();
   Tell(ArrayChange{.array_id = tile.array_id, .mesh_id = descriptor.mesh_id});
   ArrayEntry& entry = AddArray(tile.array_id, std::move(array));
-  entry.pins = 1;  // the grace's
+  entry.pins = 1;  // held by the grace period
   entry.is_kept_for_grace = true;
   entry.adopted_from = std::move(orphan.identities);
   unnamed_.insert(tile.array_id);
-  // Ranks that were lost since they reported.
+  // Some ranks may have been lost after they reported their tiles.
   for (int64_t each = 0; each < descriptor.mesh.size(); ++each) {
     const auto presence = presence_.find({descriptor.mesh_id, each});
     if (presence != presence_.end() && presence->second.is_lost) {
@@ -1866,7 +1883,8 @@ void ArrayRegistry::EndGrace() {
       ReleaseIfUnheld(id);
     }
     FlushReleased();
-    // After the deletes of their records: until then each start sets them aside.
+    // End the state's may_lack_names mark only after the records of nameless arrays are deleted.
+    // Until then, each start must put these arrays into quarantine.
     const bool is_left =
         std::any_of(arrays_.begin(), arrays_.end(), [](const Arrays::value_type& each) {
           return each.second.has_record && !each.second.was_named;

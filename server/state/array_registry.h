@@ -42,7 +42,7 @@ namespace shardmesh::server {
 //   kStaging   -> kAvailable, kDegraded    Commit (degraded if a rank was lost meanwhile)
 //   kStaging   -> kReleased                Discard
 //   kAvailable -> kDegraded                TilesLost
-//   kDegraded  -> kAvailable               TilesFound brought the last missing rank
+//   kDegraded  -> kAvailable               an inventory brought the last missing tile
 //   kAvailable, kDegraded -> kReleased     the last name and the last pin are gone
 // clang-format on
 //
@@ -50,19 +50,19 @@ namespace shardmesh::server {
 enum class ArrayState { kStaging, kAvailable, kDegraded, kReleased };
 std::string_view ArrayStateName(ArrayState state);  // "STAGING", ...
 
-// The guarantee for an array's tiles once a commit is acknowledged.
+// Where an array's tiles are kept once its commit is acknowledged.
 enum class Durability { kMemory, kDisk };
 
 // Where an array's bytes came from, so that lost tiles can be read again.
 struct ArraySource {
-  std::string path;    // as workers read it; empty: from a client
-  std::string tensor;  // its name in the file
+  std::string path;    // path on the workers; empty: a client sent the bytes
+  std::string tensor;  // the tensor's name in the file
 };
 
 // The definition of an array, and its origin.
 struct ArrayDefinition {
   ArrayDescriptor descriptor;                        // array_id is a RandomId()
-  std::optional<PartitionSpec> requested_spec = {};  // where it differs from the effective one
+  std::optional<PartitionSpec> requested_spec = {};  // if it differs from the effective spec
   ArraySource source = {};
 };
 
@@ -71,7 +71,7 @@ struct Array {
   ArrayDefinition definition;
   ArrayState state = ArrayState::kStaging;
   Durability durability = Durability::kMemory;
-  std::vector<int64_t> missing_ranks;  // rising; not empty exactly when degraded
+  std::vector<int64_t> missing_ranks;  // rising; not empty if and only if degraded
   std::vector<uint32_t> tile_crc32c;   // by rank, once committed
   absl::Time created;                  // when committed
 };
@@ -92,24 +92,26 @@ struct ArrayCommit {
   std::vector<uint32_t> tile_crc32c;  // by rank: as many as the mesh has devices
 };
 
-// Points `name` to an array, or to nothing.
+// Points `name` to an array, or deletes the name.
 struct NameMove {
   std::string name;                         // 1 to 1,024 bytes of UTF-8 without control characters
   std::string array_id;                     // empty: delete the name
-  std::optional<int64_t> expected_version;  // 0: there must be no such name
+  std::optional<int64_t> expected_version;  // 0: the name must not exist
 };
 
-// It takes effect completely, or not at all.
+// All its changes take effect, or none.
 struct CommitRequest {
   std::vector<ArrayCommit> arrays;
   std::vector<NameMove> moves;  // of distinct names
-  // Begun in requests(), if not empty; the commit finishes or abandons it.
+  // If not empty, the caller has begun this request in requests(). Commit finishes or abandons it,
+  // and stores `answer` with it.
   std::string request_id;
   std::string answer;
 };
 
 struct CommitResult {
-  // The store's revision, and the new version of every moved name. 0 if nothing durable changed.
+  // The store's revision after the commit, which is also the new version of every moved name. 0 if
+  // nothing durable changed.
   Revision revision = 0;
 };
 
@@ -122,59 +124,59 @@ struct ArrayCounts {
   int64_t total() const { return staging + available + degraded; }
 };
 
-// A tile that a worker has, by its inventory.
+// A tile in a worker's inventory.
 struct InventoryTile {
   std::string array_id;
   Tile tile;
   uint32_t crc32c = 0;
   bool committed = true;
   bool on_disk = false;
-  // The array's descriptor in the tile; only needed for tiles of FindUnknown.
+  // The array's descriptor as stored with the tile; needed only for tiles that FindUnknown returns.
   std::optional<ArrayDescriptor> descriptor = {};
 };
 
 // A mesh at the time when an inventory is judged.
 struct InventoryMesh {
   const Mesh* mesh = nullptr;
-  std::optional<int64_t> rank = {};               // the one that the worker serves
+  std::optional<int64_t> rank = {};               // the worker's own rank
   absl::Span<const std::string> identities = {};  // the worker of each rank
 };
 
-// A worker's tiles: exactly these.
+// The complete list of a worker's tiles.
 struct Inventory {
   std::string identity;
   uint64_t attachment = 0;                                   // Membership::Attach
   std::map<std::string, InventoryMesh, std::less<>> meshes;  // by id: the meshes that the worker
                                                              // serves
   std::vector<InventoryTile> tiles;
-  std::vector<std::string> quarantined = {};  // arrays with tiles there that are not in use
-  // Returns any other mesh, for tiles on it; called under the registry's lock. Null: no such mesh
-  // is served.
+  std::vector<std::string> quarantined = {};  // arrays with tiles in the worker's quarantine
+  // Returns a mesh that is not in `meshes`, for tiles that lie on it; its `mesh` is null if no such
+  // mesh is served. The registry calls it under its lock.
   std::function<InventoryMesh(std::string_view mesh_id)> other_mesh = nullptr;
 };
 
-// An array without a name that workers brought after ArrayRegistry::Open; see there.
+// A nameless array whose tiles workers reported after ArrayRegistry::Open: see "Adoption" there.
 struct UnnamedArray {
   ArrayDescriptor descriptor;
   Durability durability = Durability::kDisk;
-  std::vector<int64_t> missing_ranks = {};  // rising: their tiles are not here (yet)
+  std::vector<int64_t> missing_ranks = {};  // rising: no worker has reported their tiles (yet)
   bool can_be_named = false;                // all ranks are present
-  absl::Time until;                         // InfiniteFuture: records cannot be read
+  absl::Time until;                         // InfiniteFuture if records cannot be read
 };
 
-// A worker's orders for its tiles. Tiles that are not named stay as they are.
+// The registry's orders to a worker about its tiles. The worker leaves other tiles unchanged.
 struct InventoryVerdict {
   struct Aside {
     std::string array_id;
     Tile tile;
     std::string reason;        // for people
-    bool array_lives = false;  // the tile is never dropped for lack of space
+    bool array_lives = false;  // the worker must never drop the tile for lack of space
   };
-  std::vector<std::string> commit;  // in the registry; commit those that are only staged on the
-                                    // worker
-  std::vector<std::string> drop;    // known to have been released
-  std::vector<Aside> quarantine;    // not this worker's, to the registry's knowledge
-  // Arrays of Inventory::quarantined, whether known or not.
+  // Arrays in the registry. The worker commits those that it has only staged.
+  std::vector<std::string> commit;
+  std::vector<std::string> drop;  // released; the worker deletes them
+  std::vector<Aside> quarantine;  // tiles that the registry does not count as this worker's
+  // Arrays of Inventory::quarantined that are live, and those that the registry does not know.
   std::vector<std::string> live;
   std::vector<std::string> unknown;
 };
@@ -183,44 +185,47 @@ struct InventoryVerdict {
 // After a restart they exist again, degraded until the workers report their tiles. Unnamed arrays
 // are not in the store.
 //
-// An array lives as long as a name points to it, or a session or a running step pins it. Each pin
-// must be undone by its holder.
+// An array lives as long as a name points to it, or a session or a running step pins it. The holder
+// of a pin must remove the pin itself.
 //
-// Releases. Workers delete tiles only after a release that the registry knows. The registry
-// remembers each release until every rank of the mesh has confirmed it, or brought an inventory
-// without the array. Releases of arrays that were named or on disk are kept in the store for that
-// time. Tiles of arrays that are neither known nor released go into quarantine on their worker.
+// Releases. Workers delete tiles only of arrays whose release the registry has recorded. The
+// registry remembers each release until every rank of the mesh has confirmed it. An inventory
+// without the array also confirms. For that time, the store keeps the releases of arrays that were
+// named or on disk. If an array is neither known nor released, its workers move its tiles to
+// quarantine, where they are neither served nor deleted.
 //
-// Adoption. For a grace period after Open, unknown committed arrays are adopted instead, once every
-// rank has reported its tile. Unnamed arrays thus outlive a coordinator. An adopted array has no
-// pin. If it has no name and no pin when the grace period ends, or loses the last one later, it
-// goes into quarantine and is not deleted. The reason: after a restore of an older store it may
-// have had a name. Tiles of arrays still incomplete at that time go into quarantine as well.
+// Adoption. For a grace period after Open, the registry adopts an unknown committed array instead,
+// once every rank has reported its tile. Unnamed arrays thus survive a restart of the coordinator.
+// An adopted array has no pin. If it has no name and no pin when the grace period ends, its tiles
+// go into quarantine and are not deleted. The same holds if it loses its last name or pin later.
+// The reason: after a restore of an older store it may have had a name. Tiles of arrays that are
+// still incomplete when the grace period ends go into quarantine as well.
 //
-// Arrays with a record but no name in the store, for example arrays that sessions held after their
-// names were deleted, are kept for the grace period and then released. There are exceptions:
-// - In a state made from a snapshot they go into quarantine, as they may have had a name later than
-//   the snapshot. The same holds for a state of which records were set aside.
-// - In such a state, and in one with unreadable records, any array known at Open goes into
-//   quarantine when its last known name is deleted: it may have another, unknown name.
+// Arrays with a record but no name in the store are kept for the grace period and then released.
+// For example, a session may have held the array after its name was deleted. There are exceptions:
+// - In a state made from a snapshot, such arrays go into quarantine: they may have got a name after
+//   the snapshot. The same holds for a state from which records were set aside.
+// - In these states, and in a state with unreadable records, any array known at Open goes into
+//   quarantine when its last known name is deleted. The array may have another, unknown name.
 //
 // In the store:
 //
 // clang-format off
 //   cluster              cluster id and term
-//   restored             the snapshot that this state was made from, or that it has lost records
+//   restored             the snapshot of this state, or a mark that the state has lost records
 //   array/ID             an array that a name under `name/` points to
-//   name/NAME            a name, or that it was deleted though a manifest has it
-//   manifest/ID          makes the manifest's chunks valid: its names and arrays as of here
+//   name/NAME            a name; or its deletion, if a manifest still mentions the name
+//   manifest/ID          makes the manifest's chunks (names with arrays) valid, at its revision
 //   manifest/ID/NNNNNN   a chunk of a manifest, at most 1 MiB
 //   released/ID          arrays that were released and that workers may still have
 // clang-format on
 //
 // A commit too large for one transaction is written as a manifest. The chunks come first and are
-// not yet valid. The key that makes them valid comes last, and must not exist before. Where a name
-// is in several places the newest version holds. A manifest with fewer than half of its names
-// current is rewritten with these, at their versions. Every transaction requires that `cluster` is
-// unchanged, so that a replaced coordinator cannot write.
+// not yet valid. The key `manifest/ID` comes last and makes them valid; the transaction requires
+// that it does not exist before. If a name occurs in several records, the newest version is valid.
+// If fewer than half of a manifest's names are current, the registry rewrites it with only the
+// current names, at their versions. Every transaction requires that `cluster` is unchanged, so that
+// a replaced coordinator cannot write.
 //
 // Thread-safe. Callbacks and the release listener run without a lock, in the order of the events,
 // on the caller's or the store's thread. Destroy the registry after the last call has called back;
@@ -228,31 +233,31 @@ struct InventoryVerdict {
 class ArrayRegistry {
  public:
   using CommitCallback = absl::AnyInvocable<void(absl::StatusOr<CommitResult>) &&>;
-  // Arrays of this mesh that nothing holds any more: its workers must free their tiles and confirm
-  // that.
+  // Called with arrays of one mesh that nothing holds any more. The listener must make the mesh's
+  // workers free the tiles and confirm it.
   using ReleaseListener =
       std::function<void(const std::string& mesh_id, const std::vector<std::string>& array_ids)>;
-  // Called with later verdicts on tiles that an inventory's verdict left unchanged.
+  // Called with verdicts on tiles that became known only after the verdict on their inventory.
   using VerdictListener =
       std::function<void(const std::string& identity, const InventoryVerdict& verdict)>;
 
   static constexpr size_t kMaxNameBytes = 1024;
   static constexpr int64_t kMaxNames = 1'000'000;
   static constexpr absl::Duration kAdoptionGrace = absl::Minutes(10);
-  // Former versions of names that can be found, for each array: the last ones.
+  // Most former name versions that FindName can find, for each array; the newest ones are kept.
   static constexpr size_t kFormerVersions = 256;
 
   // Loads everything from the store, removes the remains of interrupted commits, and begins a new
-  // term. Blocks. DATA_LOSS: the record `cluster` cannot be read, or is missing though the store is
-  // not new.
+  // term. Blocks. DATA_LOSS: the record `cluster` cannot be read. DATA_LOSS too if that record is
+  // missing although the store is not new.
   static absl::StatusOr<std::unique_ptr<ArrayRegistry>> Open(
       Store* store, Clock* clock, ReleaseListener listener,
       absl::Duration adoption_grace = kAdoptionGrace);
   ~ArrayRegistry();
 
-  // Random, made with the first Open of the store: 32 hexadecimal digits.
+  // A random id that the first Open of the store makes: 32 hexadecimal digits.
   const std::string& cluster_id() const { return cluster_id_; }
-  // One more than at the last Open of the store.
+  // The number of this Open; it is higher by one at each Open of the store.
   int64_t term() const { return term_; }
   // Returns the keys of the records that Open left out: it could not decode them, or they point to
   // an unreadable record. Records that the store itself could not read are not included.
@@ -264,57 +269,60 @@ class ArrayRegistry {
   // RESOURCE_EXHAUSTED (LIMIT_EXCEEDED): there is no room for this many additional names.
   absl::Status CheckRoomForNames(int64_t more) const;
 
-  // Receives arrays and names that come and go; outlives this. Set it before the first commit.
+  // `changes` receives arrays and names that come and go; it must outlive this object. Set it
+  // before the first commit.
   void SetChanges(ClusterChanges* changes) { changes_ = changes; }
   // Set it before workers attach.
   void SetVerdictListener(VerdictListener listener) { verdict_listener_ = std::move(listener); }
 
-  // Registers an array whose tiles are about to arrive. ALREADY_EXISTS; INVALID_ARGUMENT from
-  // Tiling::Create; ABORTED (VERSION_MISMATCH): its mesh is being changed, or was changed since the
-  // revision in the definition.
+  // Registers an array whose tiles are about to arrive. ALREADY_EXISTS: the id exists.
+  // INVALID_ARGUMENT: see Tiling::Create. ABORTED (VERSION_MISMATCH): a change of its mesh is
+  // running, or the mesh was changed after the revision in the definition.
   absl::Status Stage(ArrayDefinition definition);
-  // Returns OK if the array's mesh lets Stage succeed now, or its error. Changes nothing.
+  // Returns the error that Stage would return now. Changes nothing.
   absl::Status CheckStage(const ArrayDescriptor& descriptor) const;
 
-  // A mesh is about to be changed or deleted: until EndMeshChange no array is staged on it.
-  // FAILED_PRECONDITION: an array is on it; names one. ABORTED: another change is running.
+  // Announces a change or deletion of a mesh: until EndMeshChange, Stage refuses arrays on it.
+  // FAILED_PRECONDITION: an array is on the mesh; the message names one. ABORTED: another change of
+  // the mesh is running.
   absl::Status BeginMeshChange(const std::string& mesh_id);
-  // Returns whether BeginMeshChange would succeed now, with its errors. Changes nothing.
+  // Returns the error that BeginMeshChange would return now. Changes nothing.
   absl::Status CheckMeshChange(const std::string& mesh_id) const;
-  // `revision`: that of the new definition, or of its deletion; nullopt: nothing
-  // changed.
+  // `revision`: the revision of the new definition, or of its deletion; nullopt: the mesh did not
+  // change.
   void EndMeshChange(const std::string& mesh_id, std::optional<Revision> revision);
   // Forgets staged arrays whose transfer or step was aborted. Ignores other arrays.
   void Discard(const std::vector<std::string>& array_ids);
 
-  // Makes staged arrays available and moves names, together. Arrays that end without name and pin
-  // are released at once.
-  //   NOT_FOUND            an array that is not there, or was not staged; a name to delete.
-  //   DATA_LOSS            (STORE_FAILED) a name whose record cannot be read is to be deleted, or
-  //                        is expected to have a version, or not to be there.
+  // Makes staged arrays available and moves names, in one atomic change. Arrays that then have
+  // neither name nor pin are released at once.
+  //   NOT_FOUND            an array that does not exist or is not staged; a name to be deleted.
+  //   DATA_LOSS            (STORE_FAILED) the record of a name cannot be read, and the request
+  //                        deletes the name, or expects a version or absence of the name.
   //   ABORTED              (VERSION_MISMATCH) a name has another version than expected; or another
-  //                        commit is moving it at this moment: retry.
+  //                        commit is moving the name: retry.
   //   INVALID_ARGUMENT     a malformed name, a name twice, a wrong number of checksums.
   //   FAILED_PRECONDITION  another coordinator has taken over this store.
-  //   RESOURCE_EXHAUSTED   (LIMIT_EXCEEDED) there would be more names than there may.
+  //   RESOURCE_EXHAUSTED   (LIMIT_EXCEEDED) there would be more names than SetMaxNames allows.
   //   as Store::Commit     for the rest.
-  // After an error staged arrays are still staged, names where they were.
+  // After an error, staged arrays are still staged and names are unchanged.
   void Commit(CommitRequest request, CommitCallback callback);
 
-  // NOT_FOUND names the array. Staged arrays are found too.
+  // Returns the array, also a staged one. NOT_FOUND names the array.
   absl::StatusOr<ArrayPtr> FindArray(std::string_view array_id) const;
   // Returns a name at a version; 0: the current one. An older version is found while its array
-  // lives, if it is among the last kFormerVersions at which a name left that array. NOT_FOUND
-  // suggests a similar name. DATA_LOSS (STORE_FAILED): the store's record of the name, or of its
-  // array, cannot be read; an older entry in a manifest is not returned instead.
+  // lives, if it is among the last kFormerVersions at which a name left that array. NOT_FOUND: no
+  // such name; the message suggests a similar one. DATA_LOSS (STORE_FAILED): the store's record of
+  // the name, or of its array, cannot be read. FindName then does not return an older entry from a
+  // manifest.
   absl::StatusOr<NameEntry> FindName(std::string_view name, int64_t version = 0) const;
-  // The name's version; 0: the name does not exist.
+  // Returns the name's current version; 0: the name does not exist.
   int64_t VersionOf(std::string_view name) const;
-  // Returns whether an array could be committed under this new name; errors are those of Commit.
+  // Returns the error that Commit would return for an array under this new name.
   absl::Status CheckNewName(const std::string& name) const;
-  // Returns whether Commit of only this move would succeed now, with its errors. Changes nothing.
+  // Returns the error that Commit of only this move would return now. Changes nothing.
   absl::Status CheckNameMove(const NameMove& move) const;
-  // Whether a name points to the array.
+  // Returns whether a name points to the array.
   bool HasName(std::string_view array_id) const;
 
   struct NamedArray {
@@ -329,66 +337,72 @@ class ArrayRegistry {
     // The name after which the next page starts; empty on the last page.
     std::string next_start_after;
   };
-  // Committed arrays that no name points to, after the id `start_after`, at most `limit`. It
-  // examines a bounded number of arrays: a page may have fewer, or none, although more follow.
+  // Returns committed arrays that no name points to, after the id `start_after`, at most `limit`.
+  // Each call examines a bounded number of arrays. A page may therefore have fewer arrays, or none,
+  // although more follow.
   Nameless ListNameless(std::string_view start_after, int64_t limit) const;
   // All arrays after the id `start_after`, by rising id, at most `limit`.
   std::vector<ArrayPtr> ListArrays(std::string_view start_after, int64_t limit) const;
-  // Arrays kept without a name since Open. ListUnnamed returns at most `limit` of them after
-  // `start_after`, by rising id; FindUnnamed returns one; CountUnnamed counts them, in O(1).
+  // List, find and count the arrays that are kept without a name since Open. ListUnnamed returns at
+  // most `limit` of them after `start_after`, by rising id. CountUnnamed takes O(1).
   std::vector<UnnamedArray> ListUnnamed(std::string_view start_after, int64_t limit) const;
   std::optional<UnnamedArray> FindUnnamed(std::string_view array_id) const;
   int64_t CountUnnamed() const;
-  // The time until which those are kept, except those without such a time.
+  // The time until which unnamed arrays are kept. If records cannot be read, they are kept longer:
+  // see UnnamedArray::until.
   absl::Time unnamed_until() const { return grace_end_; }
   // O(1).
   ArrayCounts CountArrays() const;
   int64_t CountNames() const;
-  // Committed arrays whose tile is on the worker of this rank. O(arrays on the mesh).
+  // Returns the number of committed arrays with a tile on this rank's worker. O(arrays on the
+  // mesh).
   int64_t CountTiles(std::string_view mesh_id, int64_t rank) const;
 
-  // Adds one pin, a reason to keep the array. NOT_FOUND, also for an array after Give.
+  // Adds one pin, which keeps the array alive. NOT_FOUND: no such array, or it was given away by
+  // Give.
   absl::Status Pin(std::string_view array_id);
-  // Removes one pin from each array. Ignores missing arrays. Releases together all arrays that
-  // nothing holds any more.
+  // Removes one pin from each array. Ignores missing arrays. Releases all arrays that now have
+  // neither name nor pin, as one batch.
   void Unpin(absl::Span<const std::string> array_ids);
   void Unpin(const std::string& array_id) { Unpin(absl::MakeConstSpan(&array_id, 1)); }
-  // Gives the array to a step that may make its result in the array's memory. Requires that no name
-  // points to it and at most `pins` pins hold it; otherwise returns false and does nothing. Until
-  // TakeBack the array can no longer be pinned or named, as if it were gone.
+  // Gives the array to a step that may reuse its memory for a result. Requires that no name points
+  // to the array and at most `pins` pins hold it; otherwise returns false and changes nothing.
+  // Until TakeBack the array can be neither pinned nor named, as if it did not exist.
   bool Give(std::string_view array_id, int64_t pins);
   void TakeBack(std::string_view array_id);
 
-  // The worker of this rank and its tiles are lost. No effect if a later attachment of the rank's
-  // worker has brought its inventory.
+  // Records that the worker of this rank is lost, with its tiles. No effect if a later attachment
+  // of the rank's worker has already brought its inventory.
   void TilesLost(std::string_view mesh_id, int64_t rank, uint64_t attachment);
-  // Returns the tiles of arrays that are neither in the registry nor known to have been released.
+  // Returns the indexes of the tiles whose array is neither in the registry nor known as released.
   std::vector<size_t> FindUnknown(const std::vector<InventoryTile>& tiles) const;
-  // Takes the inventory of an attached worker, which holds exactly these tiles: other tiles on its
-  // ranks are missing. The verdict is empty if the attachment was lost meanwhile, or replaced by
-  // another one.
+  // Processes the inventory of an attached worker. The inventory is complete: other tiles of the
+  // worker's ranks count as missing. The verdict is empty if the attachment has ended meanwhile, or
+  // was replaced by another one.
   //
-  // O(its tiles, and the arrays and unconfirmed releases on its meshes), with the lock for a few
-  // thousand of these at a time. A worker may bring millions: do not call it on a gRPC thread.
+  // Takes time linear in the worker's tiles and in the arrays and unconfirmed releases on its
+  // meshes. Holds the lock for a few thousand of these at a time. A worker may bring millions of
+  // tiles: do not call TakeInventory on a gRPC thread.
   InventoryVerdict TakeInventory(const Inventory& inventory);
-  // The worker also has these tiles, taken from its quarantine since its inventory. They are judged
-  // like those of an inventory.
+  // Processes tiles that the worker has restored from its quarantine since its inventory. They are
+  // judged like tiles of an inventory.
   InventoryVerdict TakeRestored(const Inventory& restored);
-  // Confirms that a worker has dropped tiles as ordered; `rank_of` returns its rank in a mesh.
+  // Records that a worker has dropped tiles as ordered. `rank_of` returns the worker's rank in a
+  // mesh.
   using RankOf = std::function<std::optional<int64_t>(std::string_view mesh_id)>;
   void TilesDropped(absl::Span<const std::string> array_ids, const RankOf& rank_of);
-  // Whether a tile in a worker's quarantine belongs to the rank. FAILED_PRECONDITION: it is not
-  // this array's tile of the rank, or has another checksum. NOT_FOUND.
+  // Checks that a tile in a worker's quarantine is the rank's tile of the array.
+  // FAILED_PRECONDITION: it is not, or its checksum differs. NOT_FOUND: no such array.
   absl::Status CheckTile(std::string_view array_id, int64_t rank, const Tile& tile,
                          uint32_t crc32c) const;
 
-  // Releases that ranks have not confirmed yet.
+  // Returns the number of releases that some ranks have not confirmed yet.
   int64_t CountUnconfirmed() const;
 
  private:
   struct ArrayEntry {
-    // Up to date except for the missing ranks and the state derived from them: see Current.
-    // Thousands of workers may come or go before the next query.
+    // Up to date, except for the missing ranks and the state derived from them. Current() brings
+    // these up to date only when somebody asks, because thousands of workers may come or go before.
     mutable ArrayPtr array = nullptr;
     mutable bool is_outdated = false;
     std::vector<bool> missing = {};  // by rank
@@ -396,29 +410,31 @@ class ArrayRegistry {
     int64_t names = 0;
     int64_t pins = 0;
     bool is_given = false;
-    // Not empty: the array was found on workers, or belongs to a state that may lack names. Unless
-    // it gets a name, it goes into quarantine and is not deleted. By rank: the worker that has its
-    // tile.
+    // By rank: the worker that reported the tile. Not empty if the array was found on workers, or
+    // belongs to a state that may lack names. If such an array has no name, it finally goes into
+    // quarantine and is not deleted.
     std::vector<std::string> adopted_from = {};
-    // The array finally goes into quarantine although it had a name, because another name may be
-    // lost.
+    // Another name of the array may be lost. Without its last known name, the array therefore goes
+    // into quarantine and is not deleted.
     bool may_lack_names = false;
-    // One pin is that of the grace period: the store had a record of the array and no name.
+    // One of the pins belongs to the grace period: at Open the store had a record of the array, or
+    // workers had its tiles, but it had no name.
     bool is_kept_for_grace = false;
-    bool was_named = false;              // since Open
-    bool has_record = false;             // under `array/` in the store, without a name at Open
-    std::vector<NameEntry> former = {};  // names that pointed here, the last kFormerVersions
-    // Attached workers that have tiles and wait for the outcome of the commit.
+    bool was_named = false;              // a name pointed to it since Open
+    bool has_record = false;             // at Open: under `array/` in the store, without a name
+    std::vector<NameEntry> former = {};  // the last kFormerVersions names that pointed here
+    // Attached workers that have tiles of this staged array and await the outcome of its commit.
     struct Waiting {
       std::string identity;
       int64_t rank = 0;
       Tile tile;
       uint32_t crc32c = 0;
-      bool committed = false;  // e.g. one from quarantine
+      bool committed = false;  // on the worker, e.g. a tile from quarantine
     };
     std::vector<Waiting> waiting = {};
   };
-  // An unknown committed array that some ranks have reported.
+  // A committed array that the registry does not know and that only some ranks have reported so
+  // far.
   struct Orphan {
     ArrayDescriptor descriptor;
     Durability durability = Durability::kDisk;
@@ -426,9 +442,9 @@ class ArrayRegistry {
     std::vector<uint32_t> tile_crc32c;
     int64_t reported = 0;
   };
-  // Arrays that were released together.
+  // Arrays that were released together and share one record.
   struct ReleasedBatch {
-    std::string key;  // in the store; empty: not there
+    std::string key;  // key of the record in the store; empty: no record
     int64_t arrays = 0;
   };
   struct Tombstone {
@@ -454,15 +470,15 @@ class ArrayRegistry {
   };
   using Names = std::map<std::string, Name, std::less<>>;
   using Arrays = std::map<std::string, ArrayEntry, std::less<>>;
-  // Objects that lie on meshes: by mesh, then by id.
+  // Objects by the mesh that they lie on, then by id.
   using ArraysByMesh = std::map<std::string, std::map<std::string_view, ArrayEntry*>, std::less<>>;
   using IdsByMesh = std::map<std::string, std::set<std::string, std::less<>>, std::less<>>;
   struct Manifest {
     int64_t chunks = 0;
-    int64_t current_names = 0;       // number of its names for which it still has the current entry
+    int64_t current_names = 0;       // names whose current entry is in this manifest
     std::vector<std::string> names;  // all of them
   };
-  // A commit between its checks and the store's answer.
+  // A commit that has passed its checks and awaits the store's answer.
   struct Pending;
   // A manifest that is being rewritten.
   struct Rewrite;
@@ -477,63 +493,67 @@ class ArrayRegistry {
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   absl::Status CheckMeshChangeLocked(const std::string& mesh_id) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Removes names from the store that point to nothing. If it fails, the next Open tries again.
+  // Deletes names from the store whose array has no record. If a delete fails, the next Open tries
+  // again.
   void GiveUp(const std::vector<std::string>& names) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // A missing name, and the names next to it.
+  // A name that does not exist, and the existing names next to it.
   struct MissingName {
     std::string name;
     std::vector<std::string> neighbours;
   };
 
-  // Sets `missing` where a name is missing. The caller then makes the error NoName after it has
-  // released the lock.
+  // Sets `missing` if a requested name does not exist. The caller then builds the error with NoName
+  // after it has released the lock.
   absl::Status CheckCommit(const CommitRequest& request, std::optional<MissingName>* missing) const
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   absl::Status CheckMove(const NameMove& move, std::optional<MissingName>* missing) const
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);
-  // The number of names that the committed request would add; 0 if there would be fewer.
+  // Returns how many names the request would add; 0 if it would reduce their number.
   int64_t MoreNames(const CommitRequest& request) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   absl::Status CheckRoom(int64_t more_names) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   MissingName Missing(std::string_view name) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
-  // Returns OK, or DATA_LOSS (STORE_FAILED): the name is unknown, but the store has an unreadable
-  // record of it or of its array.
+  // Returns DATA_LOSS (STORE_FAILED) if the name is unknown, but the store has an unreadable record
+  // of the name or of its array. Otherwise OK.
   absl::Status CheckReadable(std::string_view name) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
-  // NOT_FOUND, with the nearest existing name. Takes up to some milliseconds.
+  // Returns NOT_FOUND with the nearest existing name. Takes up to some milliseconds.
   static absl::Status NoName(const MissingName& missing);
-  // Fills in the transaction of a commit; if one does not suffice, everything except the manifest's
-  // chunks.
+  // Fills in the transaction of a commit. If one transaction does not suffice, fills in all except
+  // the manifest's chunks.
   void Write(Pending* pending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Takes long if there are many names, so it runs without the lock.
+  // Encodes the manifest's chunks. Runs without the lock, because it takes long with many names.
   static void MakeChunks(Pending* pending);
   void WriteChunk(std::shared_ptr<Pending> pending, size_t next)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Finish(const std::shared_ptr<Pending>& pending, absl::StatusOr<Revision> revision);
   void Apply(const Pending& pending, Revision revision) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Return or create the entry of an id with this array; change an entry's array; erase an entry.
-  // They maintain the counts and the index.
+  // AddArray returns the entry of an id with this array, and creates it if needed. SetArray changes
+  // the array of an entry; EraseArray erases an entry. All of them maintain the counts and the
+  // index.
   ArrayEntry& AddArray(const std::string& array_id, ArrayPtr array)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SetArray(ArrayEntry& entry, ArrayPtr array) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The rank has no tile, or has it again; O(1). No effect for ranks that the array does not have.
+  // Records that the rank lacks its tile, or has it again; O(1). No effect for ranks that the array
+  // does not have.
   void SetMissing(ArrayEntry& entry, int64_t rank, bool is_missing)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The array in its current state.
+  // Returns the array in its current state.
   const ArrayPtr& Current(const ArrayEntry& entry) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static ArrayState StateOf(const ArrayEntry& entry);
-  // Calls watchers after the lock is released.
+  // Queues a change for watchers, who are called after the lock is released.
   void Tell(ClusterChange::Value change) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EraseArray(Arrays::iterator entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AddName(NameEntry entry, std::string manifest_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Removes a name from its target; `key_stays`: its own key was written again.
+  // Removes a name from its array. `key_stays`: the commit wrote the name's own key again, so the
+  // key is not deleted.
   void DropName(Names::iterator name, bool key_stays) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // A name has left an array: FindName finds that version.
+  // Records that a name no longer points to its array, so that FindName finds this version.
   void AddFormer(NameEntry former) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DropManifest(std::map<std::string, Manifest>::iterator manifest)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Adds the manifest to the list if fewer than half of its names are current.
+  // Adds the manifest to sparse_manifests_ if fewer than half of its names are current.
   void NoteIfSparse(const std::string& manifest_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Begins to rewrite the next sparse manifest, unless one is being rewritten.
+  // Begins to rewrite the next sparse manifest, unless a rewrite is running.
   void RewriteSparse() ABSL_LOCKS_EXCLUDED(mutex_);
   std::shared_ptr<Rewrite> BeginRewrite() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WriteAnew(std::shared_ptr<Rewrite> rewrite, size_t next_chunk)
@@ -542,7 +562,8 @@ class ArrayRegistry {
   void ReleaseIfUnheld(std::string_view array_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Passes released arrays to the listener, and deletable records to the store.
   void FlushReleased() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Remembers released arrays; in the store if that must outlive this process.
+  // Remembers released arrays until their ranks confirm. Also writes a record to the store if the
+  // memory must survive this process.
   void AddTombstones(const std::vector<Released>& released) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AddTombstone(std::string array_id, const std::string& mesh_id, int64_t ranks,
                     const std::shared_ptr<ReleasedBatch>& batch)
@@ -555,9 +576,10 @@ class ArrayRegistry {
   struct Taking {
     const Inventory& inventory;
     InventoryVerdict verdict = {};
-    // The worker's ranks by mesh, for which its tiles count.
+    // By mesh: the worker's rank, as long as this attachment is valid. Only tiles of these ranks
+    // count.
     std::map<std::string_view, int64_t> ranks = {};
-    // The arrays that it lists, and whether its tile of each is in its place.
+    // The listed arrays, and whether the worker holds its rank's tile of each.
     absl::flat_hash_map<std::string_view, bool> listed = {};
 
     bool Holds(std::string_view array_id) const {
@@ -565,12 +587,13 @@ class ArrayRegistry {
       return found != listed.end() && found->second;
     }
   };
-  // Removes the ranks whose worker was lost meanwhile, or is back over another stream.
+  // Removes the ranks whose worker was lost meanwhile, or has attached again over another stream.
   void CheckRanks(Taking* taking) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
-  // Classifies one tile of an inventory; returns whether the tile is in its place.
+  // Judges one tile of an inventory. Returns whether it is the tile of the worker's rank.
   bool Classify(const InventoryTile& tile, Taking* taking) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Handles the next few objects after `*last`, on a mesh of the worker, that the worker does not
-  // hold. Returns true after the last ones.
+  // MissArrays marks tiles of arrays as missing, MissOrphans removes the rank from orphans, and
+  // ConfirmUnlisted confirms releases. Each handles the next few objects on the mesh after `*last`
+  // that the worker does not hold. Each returns true after the last object.
   bool MissArrays(std::string_view mesh_id, int64_t rank, const Taking& taking, std::string* last)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool MissOrphans(std::string_view mesh_id, int64_t rank, const Taking& taking, std::string* last)
@@ -579,11 +602,11 @@ class ArrayRegistry {
                        std::string* last) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EraseOrphan(std::map<std::string, Orphan, std::less<>>::iterator orphan)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Judges arrays in a worker's quarantine: released ones are to be dropped, live ones are
-  // reported.
+  // Judges arrays in a worker's quarantine: the worker must drop released ones. Live and unknown
+  // ones are reported to it.
   void JudgeQuarantined(absl::Span<const std::string> array_ids, InventoryVerdict* verdict) const
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);
-  // Whether the tile may be a part of an array to adopt. If so, records it.
+  // Returns whether the tile's mesh has no ranks yet, so that its array may be adopted later.
   bool MayBeAdoptedLater(const Inventory& inventory, const InventoryTile& tile) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Adopt(const Inventory& inventory, const InventoryTile& tile)
@@ -596,7 +619,7 @@ class ArrayRegistry {
   void AddVerdict(const std::string& identity, InventoryVerdict verdict)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Transaction Fenced() const;
-  // Store::Commit, counted in in_flight_ until after its callback.
+  // Calls Store::Commit. The commit counts in in_flight_ until its callback has returned.
   void CommitToStore(Transaction transaction, Store::CommitCallback callback)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -613,8 +636,8 @@ class ArrayRegistry {
   Revision cluster_revision_ = 0;
   absl::Time grace_end_ = absl::InfinitePast();
   std::string restored_from_;    // RestoredRecord::digest; empty: this state has no such record
-  bool has_unreadable_ = false;  // the store has records that cannot be read
-  bool is_damaged_ = false;      // the content of some records is unknown
+  bool has_unreadable_ = false;  // the store reported unreadable records at Open
+  bool is_damaged_ = false;      // some records are unreadable, or Open could not decode them
   std::vector<std::string> left_out_;
   std::unique_ptr<RequestMemory> requests_;
 
@@ -624,41 +647,41 @@ class ArrayRegistry {
   // Only AddArray, SetArray, SetMissing and EraseArray change it.
   Arrays arrays_ ABSL_GUARDED_BY(mutex_);
   ArrayCounts counts_ ABSL_GUARDED_BY(mutex_);           // of arrays_
-  ArraysByMesh arrays_by_mesh_ ABSL_GUARDED_BY(mutex_);  // the same arrays
+  ArraysByMesh arrays_by_mesh_ ABSL_GUARDED_BY(mutex_);  // arrays_ by mesh
   Names names_ ABSL_GUARDED_BY(mutex_);
-  // The array of each version that a name had, of arrays that live: ArrayEntry::former.
+  // The id of the live array that each former version of a name pointed to: see ArrayEntry::former.
   std::map<std::pair<std::string, int64_t>, std::string> former_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, Manifest> manifests_ ABSL_GUARDED_BY(mutex_);
   std::set<std::string> sparse_manifests_ ABSL_GUARDED_BY(mutex_);
   bool is_rewriting_ ABSL_GUARDED_BY(mutex_) = false;
-  // In how many manifests a name occurs.
+  // The number of manifests in which each name occurs.
   absl::flat_hash_map<std::string, int64_t> manifest_mentions_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_set<std::string> moving_names_ ABSL_GUARDED_BY(mutex_);
-  // Names with an unknown target, and the key of the record that would give it. The store knows the
-  // names whose own record is unreadable.
+  // Names whose array is unknown, each with the key of the unreadable record of its array. Names
+  // whose own record is unreadable are not here: the store knows them.
   absl::flat_hash_map<std::string, std::string> unreadable_names_ ABSL_GUARDED_BY(mutex_);
-  // Number of names that running commits add to names_.
+  // Number of names that running commits will add to names_.
   int64_t names_to_come_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::flat_hash_set<std::string> committing_arrays_ ABSL_GUARDED_BY(mutex_);
   std::vector<Released> released_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::string> dead_keys_ ABSL_GUARDED_BY(mutex_);
   Tombstones tombstones_ ABSL_GUARDED_BY(mutex_);
   IdsByMesh tombstones_by_mesh_ ABSL_GUARDED_BY(mutex_);
-  // Recently discarded staged arrays, whose tiles are dropped when reported. The oldest are
-  // forgotten first; tiles of forgotten arrays go into quarantine.
+  // Ids of staged arrays that were discarded recently. When a worker reports their tiles, it must
+  // drop them. The oldest ids are forgotten first; tiles of forgotten arrays go into quarantine.
   absl::flat_hash_set<std::string> discarded_ ABSL_GUARDED_BY(mutex_);
   std::deque<std::string> discarded_order_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, Orphan, std::less<>> orphans_ ABSL_GUARDED_BY(mutex_);
   IdsByMesh orphans_by_mesh_ ABSL_GUARDED_BY(mutex_);
-  // Arrays in arrays_ that had no name at Open, have got none since, and may have had one before.
+  // Arrays in arrays_ without a name since Open that may have had a name before.
   std::set<std::string, std::less<>> unnamed_ ABSL_GUARDED_BY(mutex_);
   bool grace_is_over_ ABSL_GUARDED_BY(mutex_) = false;
   std::map<std::pair<std::string, int64_t>, Presence> presence_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_set<std::string> changing_meshes_ ABSL_GUARDED_BY(mutex_);
-  // Whether arrays without a name may have, or have had, one: RestoredRecord.
+  // RestoredRecord::may_lack_names: a lost record may name arrays that seem to have no name.
   bool may_lack_names_ ABSL_GUARDED_BY(mutex_) = false;
-  // The lowest valid revision for arrays on each changed mesh. The oldest entries are removed once
-  // there are many: by then every put resolved before them has ended.
+  // By changed mesh: the lowest revision of the mesh that arrays may be staged for. Once there are
+  // too many entries, the oldest are removed: every put that began before them has ended by then.
   std::map<std::string, Revision, std::less<>> mesh_floors_ ABSL_GUARDED_BY(mutex_);
   int64_t in_flight_ ABSL_GUARDED_BY(mutex_) = 0;
 

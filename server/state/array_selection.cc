@@ -13,9 +13,10 @@
 namespace shardmesh::server {
 namespace {
 
-// Whether the worker of the rank is expected back with its tile. A worker that keeps its tiles in
-// memory is expected back only after the coordinator's start, and then it has them. The durability
-// of the array does not matter: it is that of its least durable tile. `mesh` may be null.
+// Returns whether the worker of the rank is expected back with its tile. A worker that keeps its
+// tiles in memory is expected back only after the coordinator's start, when it still has them. The
+// array's durability does not matter here: it is that of the least durable tile. `mesh` may be
+// null.
 bool ComesBack(const MeshRanks* mesh, const Recovery& recovery, int64_t rank) {
   return mesh != nullptr && !mesh->identities.empty() &&
          recovery.ComesBack(mesh->identities[static_cast<size_t>(rank)]);
@@ -54,7 +55,7 @@ absl::Status Degraded(const SelectedArray& selected, const std::vector<int64_t>&
   const bool comes_back = std::all_of(missing.begin(), missing.end(), [&](int64_t rank) {
     return ComesBack(mesh, recovery, rank);
   });
-  bool is_lost = false;  // a live worker lacks its tile
+  bool is_lost = false;  // a live worker lacks the tile of its rank
   for (const int64_t rank : missing) {
     is_lost =
         is_lost || (has_ranks && membership.IsAlive(mesh->identities[static_cast<size_t>(rank)]));
@@ -117,7 +118,7 @@ absl::StatusOr<std::vector<OwnedTile>> FindHolders(const SelectedArray& selected
       return std::binary_search(missing.begin(), missing.end(), device);
     });
     if (!tile.devices.empty()) continue;
-    // One replica that comes back is enough.
+    // If some replicas come back, wait only for these: one replica is enough.
     const auto away = std::stable_partition(owners.begin(), owners.end(), [&](DeviceId rank) {
       return ComesBack(mesh, recovery, rank);
     });

@@ -15,27 +15,27 @@
 
 namespace shardmesh::server {
 
-// The array in a request: by its name, or if that is empty by its id.
+// How a request identifies an array: by its name or, if the name is empty, by its id.
 struct ArrayReference {
   std::string name = {};
   int64_t version = 0;  // of the name; 0: the current one
   std::string array_id = {};
 };
 
-// An array and the name by which it was selected; `name.version` 0: selected by id.
+// An array, and the name by which the request selected it; `name.version` is 0 if it used the id.
 struct SelectedArray {
   ArrayPtr array;
   NameEntry name;
 };
 
-// NOT_FOUND as ArrayRegistry says, also for arrays that are not committed.
+// NOT_FOUND: see FindName and FindArray of ArrayRegistry; also for an array that is not committed.
 absl::StatusOr<SelectedArray> Select(const ArrayRegistry& registry,
                                      const ArrayReference& reference);
 
-// The error about an array that lacks tiles. It names the array, the ranks whose tiles are missing,
-// and their workers. UNAVAILABLE (RECOVERING) while those workers are expected back with the tiles;
-// FAILED_PRECONDITION (ARRAY_DEGRADED) otherwise, with advice. `missing`: the missing ranks of the
-// array whose tiles the call needs, in order; not empty.
+// Returns the error for an array that lacks tiles. It names the array, the ranks whose tiles are
+// missing, and their workers. UNAVAILABLE (RECOVERING) while those workers are expected back with
+// the tiles; otherwise FAILED_PRECONDITION (ARRAY_DEGRADED), with advice. `missing`: the missing
+// ranks whose tiles the call needs, rising; not empty.
 absl::Status Degraded(const SelectedArray& selected, const std::vector<int64_t>& missing,
                       const MembershipView& membership, const Recovery& recovery);
 
@@ -43,8 +43,8 @@ absl::Status Degraded(const SelectedArray& selected, const std::vector<int64_t>&
 // the shape, is empty, or reaches beyond it.
 absl::Status CheckSlice(const Tile& slice, const ArrayDescriptor& array);
 
-// The tiles that form a part of the array, row-major, each with its live holders. Otherwise
-// Degraded: a tile has no holder. Requires a part within the array.
+// Returns the tiles that form `part` of the array, row-major, each with its live holders. If a tile
+// has no holder, returns the error Degraded. Requires that `part` lies within the array.
 absl::StatusOr<std::vector<OwnedTile>> FindHolders(const SelectedArray& selected, const Tile& part,
                                                    const MembershipView& membership,
                                                    const Recovery& recovery);

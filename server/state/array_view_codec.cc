@@ -30,11 +30,11 @@ void Encode(const Array& array, const NameEntry* name, v1::Array* to) {
   }
   to->set_durability(Encode(array.durability));
   rpc::Encode(array.created, to->mutable_create_time());
-  // The registry checked the descriptor when the array was put.
+  // SizeBytes cannot fail here: the registry checked the descriptor when the array was put.
   to->set_size_bytes(descriptor.SizeBytes().value_or(0));
   if (array.definition.requested_spec.has_value()) {
     rpc::Encode(*array.definition.requested_spec, to->mutable_requested_spec());
-    // The reasons are determined by request, shape and mesh.
+    // The reasons are not stored: they follow from the requested spec, the shape and the mesh.
     const auto corrected =
         Correct(*array.definition.requested_spec, descriptor.shape, descriptor.mesh);
     if (corrected.ok()) {

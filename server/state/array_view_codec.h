@@ -1,4 +1,4 @@
-// Arrays of the registry in the form for clients and workers.
+// Encodes arrays of the registry for clients and workers.
 #ifndef SHARDMESH_SERVER_STATE_ARRAY_VIEW_CODEC_H_
 #define SHARDMESH_SERVER_STATE_ARRAY_VIEW_CODEC_H_
 
@@ -15,17 +15,18 @@
 namespace shardmesh::server {
 
 v1::Durability Encode(Durability durability);
-// Encodes the array. If `name` is not null, encodes it as the name by which the array was found.
+// Encodes the array. If `name` is not null, also encodes the name by which the request found the
+// array.
 void Encode(const Array& array, const NameEntry* name, v1::Array* to);
 
-// INVALID_ARGUMENT for a selector that holds neither a name nor an id, or an empty one; names the
-// field `array`.
+// INVALID_ARGUMENT: the selector has neither a name nor an id, or an empty one. The message names
+// the field `array`.
 absl::StatusOr<ArrayReference> Decode(const v1::ArraySelector& from);
 
-// The version that a change expects of a name: nullopt for any, 0 if the name must not exist.
-// INVALID_ARGUMENT (BAD_FIELD) names the field below `path`, where the request has the
-// precondition. With `must_exist`, it is also the error for the condition that the name does not
-// exist.
+// Returns the version of a name that a change expects: nullopt for any, 0 if the name must not
+// exist. INVALID_ARGUMENT (BAD_FIELD) names the field below `path`, the place of the precondition
+// in the request. If `must_exist` is set, a precondition that the name does not exist also gets
+// this error.
 absl::StatusOr<std::optional<int64_t>> Decode(const v1::Precondition& from, bool must_exist,
                                               std::string_view path = "precondition");
 

@@ -6,8 +6,8 @@
 namespace shardmesh::server {
 namespace {
 
-// Returns the status with the text that the worker got, but cut, and starting with the invalid
-// field. It has no payloads: they may be long, too.
+// Returns the status with a shortened message that begins with the invalid field. Payloads are
+// removed, because they may be long too.
 absl::Status Shortened(const absl::Status& status) {
   static_assert(rpc::kMaxStatusMessageBytes <= AttachFailures::kMaxErrorBytes);
   return {status.code(), rpc::WireMessage(status)};

@@ -14,10 +14,9 @@
 
 namespace shardmesh::server {
 
-// Failed attempts by identity, bounded: at most kMaxKept workers, none longer than kKeptFor
-// after its last attempt. If there is no room, the worker with the oldest last attempt is
-// removed. The caller checks identities (CheckIdentity). Errors are cut to kMaxErrorBytes. Not
-// thread-safe.
+// Failed attempts by identity, bounded: at most kMaxKept workers, each for at most kKeptFor after
+// its last attempt. If there is no room, the worker with the oldest last attempt is removed. The
+// caller checks identities (CheckIdentity). Errors are cut to kMaxErrorBytes. Not thread-safe.
 class AttachFailures {
  public:
   static constexpr size_t kMaxKept = 4'096;
@@ -31,9 +30,9 @@ class AttachFailures {
     absl::Time last_time;
   };
 
-  // `now` never decreases.
+  // Records a failed attempt. `now` must not decrease between calls.
   void Note(std::string_view identity, const absl::Status& status, absl::Time now);
-  // The worker has attached.
+  // Removes the worker's failures, because it has attached.
   void Forget(std::string_view identity);
   // Returns a worker's failures; none for an unknown worker.
   Failures Of(std::string_view identity, absl::Time now) const;
@@ -44,7 +43,7 @@ class AttachFailures {
   void Remove(ByIdentity::iterator entry);
 
   ByIdentity by_identity_;
-  // Its keys, by the time of the last attempt.
+  // The entries of the map above, by the time of the last attempt.
   std::map<std::pair<absl::Time, std::string>, ByIdentity::iterator> by_time_;
 };
 

@@ -24,8 +24,8 @@ struct WorkerChange {
   Kind kind = Kind::kAttached;
   std::string identity;
   uint64_t incarnation = 0;
-  int64_t epoch = 0;   // of the membership, after the change
-  std::string reason;  // of a loss, for people
+  int64_t epoch = 0;   // the membership's epoch after the change
+  std::string reason;  // why the worker was lost, for people
 };
 
 // An array became visible, or is no longer visible.
@@ -39,7 +39,7 @@ struct ArrayChange {
 struct NameChange {
   std::string name;
   std::string array_id;  // empty: deleted
-  int64_t version = 0;   // of the name; of a deletion: the store's revision
+  int64_t version = 0;   // the name's version; for a deletion the store's revision
 };
 
 struct ClusterChange {
@@ -48,12 +48,12 @@ struct ClusterChange {
   absl::Time time;
   Value value;
 
-  // Memory that the change takes, roughly.
+  // Returns roughly how much memory the change takes.
   size_t SizeBytes() const;
 };
 using ClusterChangePtr = std::shared_ptr<const ClusterChange>;
 
-// Passes each change to all watchers. Keeps nothing: a watcher that begins later does not get it.
+// Passes each change to all watchers. Keeps no changes: a watcher gets only those after its Begin.
 // Thread-safe.
 class ClusterChanges {
  public:
@@ -73,17 +73,17 @@ class ClusterChanges {
     const Callback callback_;
   };
 
-  // The clock outlives it.
+  // `clock` must outlive this object.
   explicit ClusterChanges(const Clock* clock) : clock_(clock) {}
 
-  // Whether there is any watch. Call it before making a change: most clusters have no watches.
+  // Returns whether there is any watch. Most clusters have none: check this before making a change.
   bool is_watched() const { return is_watched_.load(std::memory_order_acquire); }
 
-  // Calls the callbacks, one change at a time. Call it without a lock.
+  // Calls all callbacks, one change at a time. The caller must hold no lock.
   void Add(ClusterChange::Value value);
 
-  // Calls `callback` with each change from now on, under a lock: it must be quick, and may not call
-  // this object. Destroy the watch before this object.
+  // Begins a watch: from now on, each change is passed to `callback` under a lock. The callback
+  // must therefore be quick, and must not call this object. Destroy the watch before this object.
   std::unique_ptr<Watch> Begin(Callback callback);
 
  private:

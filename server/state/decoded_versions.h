@@ -1,4 +1,4 @@
-// Decoded former versions of definitions that recent questions named.
+// Cache of former versions of definitions that recent requests named, in decoded form.
 #ifndef SHARDMESH_SERVER_STATE_DECODED_VERSIONS_H_
 #define SHARDMESH_SERVER_STATE_DECODED_VERSIONS_H_
 
@@ -21,15 +21,15 @@ class DecodedVersions {
   using Record = std::shared_ptr<const std::string>;
   using DefinitionPtr = std::shared_ptr<const Definition>;
 
-  // More than recent questions name. A decoded version is as large as a current one.
+  // More versions than recent requests name. A decoded former version is as large as a current one.
   static constexpr size_t kMaxVersions = 64;
-  static constexpr size_t kMaxRecordBytes = size_t{8} << 20;  // of their records together
+  static constexpr size_t kMaxRecordBytes = size_t{8} << 20;  // together
 
-  // Null if it is not in the cache.
+  // Returns null if the definition is not in the cache.
   DefinitionPtr Find(const Record& record);
 
   // Adds a definition and evicts the least recently used ones beyond the limit. Returns the cached
-  // one: if two threads decoded it at the same time, the first one's.
+  // definition: if two threads decoded it at the same time, the one that was added first.
   DefinitionPtr Keep(const Record& record, DefinitionPtr definition);
 
  private:

@@ -36,14 +36,14 @@ constexpr DefinitionKind kKinds[] = {DefinitionKind::kMesh, DefinitionKind::kPro
 static_assert(std::size(kKinds) == kDefinitionKindCount);
 static_assert(std::variant_size_v<DefinitionValue> == kDefinitionKindCount);
 
-// How often to try a change that expects no version.
+// Most attempts for a change that expects no version, if other changes keep winning.
 constexpr int kMaxTries = 16;
 
 std::string KeyOf(DefinitionKind kind, std::string_view name) {
   return StrCat(DefinitionKindName(kind), "/", name);
 }
 
-// Returns the kind in the words of messages.
+// Returns the name of the kind as messages use it.
 std::string_view WordsOf(DefinitionKind kind) {
   return kind == DefinitionKind::kRuleSet        ? "rule set"
          : kind == DefinitionKind::kLogicalRules ? "list of logical rules"
@@ -58,8 +58,8 @@ std::string WatermarkKeyOf(DefinitionKind kind) {
   return StrCat("watermark/", DefinitionKindName(kind));
 }
 
-// The uid of a definition written by a build without uids. It is the same until the next write,
-// which keeps it.
+// Returns a uid for a definition that a build without uids wrote. It depends only on name and
+// revision, so it stays the same until the next write, which stores it.
 std::string DerivedUid(std::string_view name, Revision revision) {
   constexpr size_t kUidDigits = 32;
   const std::string digest = Sha256(StrCat("uid\n", name, "\n", revision));
@@ -70,7 +70,8 @@ bool HasWorkers(const Definition& mesh) {
   return !std::get<MeshDefinition>(mesh.value).workers.empty();
 }
 
-// The condition that the workers of a mesh whose definition names none are still those, or none.
+// Returns the condition that the mesh still has the same assigned workers, or still none. For a
+// mesh whose definition names no workers.
 Compare CompareRanks(const Definition& mesh) {
   return {.key = RanksKeyOf(mesh.name),
           .mod_revision = mesh.assigned == nullptr ? 0 : mesh.assigned->revision};
@@ -89,7 +90,7 @@ absl::StatusOr<std::shared_ptr<const MeshAssignment>> DecodeAssignment(std::stri
       .workers = {record.workers().begin(), record.workers().end()}, .revision = revision});
 }
 
-// The kind and the name in a key of the store; nullopt for keys of other records.
+// Returns the kind and the name in a key of the store; nullopt for keys of other records.
 std::optional<std::pair<DefinitionKind, std::string>> ParseKey(std::string_view key) {
   for (const DefinitionKind kind : kKinds) {
     const std::string prefix = KeyOf(kind, "");
@@ -114,7 +115,7 @@ std::string Encode(const Definition& definition) {
   return record.SerializeAsString();
 }
 
-// `*wire_value` is the record's value.
+// Decodes a record except its value, which it stores in `*wire_value`.
 absl::StatusOr<std::shared_ptr<Definition>> DecodeWithoutValue(std::string_view name,
                                                                std::string_view bytes,
                                                                Revision revision,
@@ -146,7 +147,7 @@ absl::StatusOr<std::shared_ptr<Definition>> Decode(std::string_view name, std::s
   return definition;
 }
 
-// The status for a record that cannot be read.
+// Returns the error for a version whose record cannot be read.
 absl::Status UnreadableVersion(std::string_view name, int64_t version, const absl::Status& status) {
   return WithReason(absl::DataLossError(StrCat("cannot read version ", version, " of \"", name,
                                                "\" in the store: ", ToStd(status.message()))),
@@ -165,7 +166,8 @@ absl::StatusOr<std::shared_ptr<const Definition>> Decode(
   return definition;
 }
 
-// `newer`: the version after it.
+// `newer`: the next newer version of the definition. The version of an unreadable record is derived
+// from it.
 ReplacedDefinition MakeReplaced(std::string_view name, int64_t newer, const KeptValue& kept) {
   ReplacedDefinition replaced{.version = newer - 1,
                               .revision = kept.mod_revision,
@@ -178,7 +180,8 @@ ReplacedDefinition MakeReplaced(std::string_view name, int64_t newer, const Kept
     replaced.readable = UnreadableVersion(name, replaced.version, definition.status());
     return replaced;
   }
-  // Updates after a restore skip versions.
+  // Prefer the recorded version: after a restore, the next version is not `newer - 1` but skips
+  // some.
   const int64_t version = (*definition)->version;
   if (version >= 1 && version < newer) replaced.version = version;
   replaced.updated = (*definition)->updated;
@@ -186,7 +189,7 @@ ReplacedDefinition MakeReplaced(std::string_view name, int64_t newer, const Kept
   return replaced;
 }
 
-// Returns the version in `previous`; nullopt if it is not known there.
+// Returns the version that `kept` holds, if `previous` knows it; otherwise nullopt.
 std::optional<ReplacedDefinition> KnownReplaced(const Definition& previous, const KeptValue& kept) {
   if (previous.revision == kept.mod_revision) {
     return ReplacedDefinition{.version = previous.version,
@@ -204,7 +207,7 @@ std::optional<ReplacedDefinition> KnownReplaced(const Definition& previous, cons
   return std::nullopt;
 }
 
-// Parses the part after the '@' of a reference; nullopt if it is no version.
+// Parses the part of a reference after the '@'; nullopt if it is no valid version.
 std::optional<int64_t> ParseVersion(std::string_view text) {
   int64_t version = 0;
   const bool is_number = !text.empty() && text.front() != '0' &&
@@ -291,7 +294,7 @@ HistoryOptions DefinitionHistory() {
   HistoryOptions options;
   static_assert(std::size(kDefinitionPrefixes) == kDefinitionKindCount);
   options.prefixes.assign(std::begin(kDefinitionPrefixes), std::end(kDefinitionPrefixes));
-  // There are no watches on records of arrays, stored answers, and similar keys.
+  // Nobody watches the records of arrays, stored answers and similar keys, so they need no history.
   options.others_have_none = true;
   return options;
 }
@@ -356,7 +359,7 @@ absl::StatusOr<std::shared_ptr<const Definition>> Definitions::Load(
   }
   SHARDMESH_ASSIGN_OR_RETURN(const auto decoded, Decode(referred.current->name, replaced,
                                                         min_sharding_size_, is_cancelled));
-  // A version written without an uid still belongs to this definition.
+  // A build without uids may have written this version, but it belongs to the same definition.
   auto definition = std::make_shared<Definition>(*decoded);
   definition->uid = referred.current->uid;
   return decoded_->Keep(replaced.record, std::move(definition));
@@ -462,7 +465,8 @@ absl::Status DefinitionStore::Load() {
   SHARDMESH_PASSES("definitions.load");
   auto state = std::make_shared<Definitions>();
   state->min_sharding_size_ = min_sharding_size_;
-  // A restored state, or one that lost records, got a revision far above all that went before.
+  // Only a state that was restored or lost records has kRestoredKey. The record's revision is above
+  // all versions given before.
   restored_at_ = store_->UnreadableRevision(kRestoredKey);
   if (const auto restored = store_->Get(kRestoredKey); restored.ok()) {
     restored_at_ = std::max(restored_at_, restored->mod_revision);
@@ -475,7 +479,7 @@ absl::Status DefinitionStore::Load() {
       const std::string name = ParseKey(item.key)->second;
       auto decoded = Decode(name, item.value, item.mod_revision, min_sharding_size_);
       if (!decoded.ok()) {
-        // The other definitions are of use without it. Its key is not overwritten: see Write.
+        // Serve the other definitions. Write never overwrites the key of the one that is left out.
         LogError("a definition in the store cannot be read and is left out",
                  {{"key", item.key}, {"error", decoded.status()}});
         undecoded_.insert(item.key);
@@ -483,7 +487,8 @@ absl::Status DefinitionStore::Load() {
       }
       const std::shared_ptr<Definition> definition = *std::move(decoded);
       if (kind == DefinitionKind::kMesh && !HasWorkers(*definition)) {
-        // Otherwise other workers would get the ranks of its arrays.
+        // Without its assignment, the mesh would assign its ranks to other workers, which lack the
+        // tiles of its arrays.
         if (const absl::Status assigned = LoadAssignment(definition.get()); !assigned.ok()) {
           LogError("the ranks of a mesh cannot be read, and it is left out",
                    {{"mesh", name}, {"error", assigned}});
@@ -565,7 +570,7 @@ std::vector<ReplacedDefinition> DefinitionStore::ReplacedBy(const Definition& de
                 {"error", history.status()}});
     return replaced;
   }
-  // The definition itself comes first.
+  // Skip the first item, which is the definition itself.
   int64_t newer = definition.version;
   for (size_t i = 1; i < history->size(); ++i) {
     const KeptValue& kept = (*history)[i];
@@ -583,8 +588,7 @@ std::shared_ptr<const Definitions> DefinitionStore::shared_state() const {
 }
 
 const Definitions& DefinitionStore::state() const {
-  // Ids and generations are never used again, so a cache left by another definition_store cannot
-  // match.
+  // Ids and generations are never reused, so the cache of an earlier DefinitionStore never matches.
   struct Cache {
     uint64_t definition_store = 0;
     uint64_t generation = 0;
@@ -689,14 +693,16 @@ void DefinitionStore::Write(Verb verb, Change change, DefinitionKind kind, std::
     return std::move(callback)(remembered.status());
   }
   if (remembered->has_value()) {
-    // The value is that of this request, because the fingerprints are equal.
+    // The stored answer has no value. This request has the same value, because the fingerprints are
+    // equal.
     std::string ignored;
     auto definition =
         DecodeWithoutValue(change.name, (*remembered)->bytes, (*remembered)->revision, &ignored);
     if (definition.ok()) {
       (*definition)->value = std::move(value);
       (*definition)->wire_value = std::move(wire_value);
-      // Ranks have no version: these are the current ones, if the definition is still the same.
+      // The assigned workers have no version. If the definition is still the same, add the current
+      // ones.
       const auto current = shared_state()->Find(kind, change.name);
       if (current.ok() && (*current)->version == (*definition)->version &&
           (*current)->uid == (*definition)->uid) {
@@ -739,7 +745,8 @@ void DefinitionStore::Write(Verb verb, Change change, DefinitionKind kind, std::
     definition->name = change.name;
     if (existing.ok()) {
       definition->uid = (*existing)->uid;
-      // The state that a restore replaced may have given the next version to another value.
+      // A state that a later restore replaced may have given the next version to another value.
+      // Versions up to restored_at_ are therefore skipped.
       definition->version = std::max((*existing)->version, restored_at_) + 1;
     } else if (!change.validate_only) {
       definition->uid = RandomId();
@@ -753,7 +760,7 @@ void DefinitionStore::Write(Verb verb, Change change, DefinitionKind kind, std::
   transaction.compares.push_back(
       {.key = key, .mod_revision = existing.ok() ? (*existing)->revision : 0});
   if (kind == DefinitionKind::kMesh) {
-    // They may be given, or given to other workers, meanwhile.
+    // The update must fail if the mesh's workers are assigned or moved meanwhile.
     if (verb == Verb::kUpdate && !HasWorkers(**existing)) {
       transaction.compares.push_back(CompareRanks(**existing));
     }
@@ -766,7 +773,7 @@ void DefinitionStore::Write(Verb verb, Change change, DefinitionKind kind, std::
       transaction.deletes.push_back(RanksKeyOf(change.name));
     }
   }
-  // A creation is encoded once its version is known.
+  // Called later for a creation, whose version is not known yet.
   const auto add_records = [this, &transaction, &key, verb, definition,
                             request_id = change.request_id] {
     requests_->AddTo(&transaction, request_id, EncodeWithoutValue(*definition).SerializeAsString());
@@ -801,8 +808,8 @@ void DefinitionStore::Write(Verb verb, Change change, DefinitionKind kind, std::
         if (!revision.ok()) {
           give_room_back();
           requests_->Abandon(request_id);
-          // Another change was first, for example an assignment of ranks to a mesh, which makes no
-          // version. An expected version is compared again.
+          // Another change came first, perhaps an assignment of ranks, which makes no new version:
+          // try again. The next attempt compares an expected version again.
           if (verb != Verb::kCreate && tries < kMaxTries &&
               ReasonOf(revision.status()) == Reason::kVersionMismatch) {
             std::string wire;
@@ -902,7 +909,7 @@ void DefinitionStore::WriteRanks(const std::shared_ptr<const Definition>& mesh,
   store::v1::MeshAssignment record;
   record.mutable_workers()->Assign(workers.begin(), workers.end());
   Transaction transaction;
-  // A client may have changed the mesh meanwhile: then the ranks are not written.
+  // If a client changes the mesh meanwhile, these ranks must not be written.
   transaction.compares.push_back(
       {.key = KeyOf(DefinitionKind::kMesh, mesh->name), .mod_revision = mesh->revision});
   transaction.compares.push_back(CompareRanks(*mesh));
@@ -963,7 +970,7 @@ void DefinitionStore::Publish(std::shared_ptr<const Definition> definition, Defi
   absl::MutexLock lock(&mutex_);
   auto next = std::make_shared<Definitions>(*state_);
   next->revision_ = revision;
-  // Other kinds are shared with the previous snapshot.
+  // Only this kind is copied. The new snapshot shares the other kinds with the previous one.
   auto definitions = std::make_shared<Definitions::ByName>(state_->all(kind));
   if (deleted) {
     definitions->erase(definition->name);
@@ -991,8 +998,8 @@ absl::StatusOr<std::unique_ptr<WatchHandle>> DefinitionStore::Watch(
         std::vector<Event> events;
         for (const WatchEvent& change : changes) {
           if (change.key.compare(0, kRanksPrefix.size(), kRanksPrefix) == 0) {
-            // A change of the mesh removes its ranks. A mesh that was deleted or changed meanwhile
-            // has an event of its own after this one.
+            // Skip this event if the mesh was changed or deleted meanwhile: that removes the ranks,
+            // and has a later event of its own.
             const Definitions::ByName& meshes = state->all(DefinitionKind::kMesh);
             const auto mesh = meshes.find(change.key.substr(kRanksPrefix.size()));
             if (change.value == nullptr || mesh == meshes.end() ||
@@ -1013,7 +1020,7 @@ absl::StatusOr<std::unique_ptr<WatchHandle>> DefinitionStore::Watch(
                       .record = change.value,
                       .definition = nullptr,
                       .revision = change.revision};
-          // The published definition is usually still the current one.
+          // In most cases the published definition is still the one of this event.
           const Definitions::ByName& current = state->all(event.kind);
           if (const auto found = current.find(event.name);
               found != current.end() && found->second->revision == event.revision) {

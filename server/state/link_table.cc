@@ -1,4 +1,4 @@
-// LinkTable: the last report of each worker.
+// LinkTable keeps the last report of each worker.
 #include "server/state/link_table.h"
 
 #include <algorithm>
@@ -7,19 +7,21 @@
 namespace shardmesh::server {
 namespace {
 
-// The lowest plausible figures: lower ones are errors of a clock.
+// The lowest plausible figures. Lower ones come from clock errors.
 constexpr double kLeastLatencySeconds = 1e-7;
 constexpr double kLeastSecondsPerByte = 1e-12;
-// Most meshes with a cached cost: entries of removed meshes remain.
+// Most meshes with a cached cost. The cache is cleared at this size, because removed meshes stay in
+// it.
 constexpr size_t kMaxCosts = 256;
 
-// Returns 0 if the worker is not alive.
+// Returns the worker's incarnation; 0 if the worker is not alive.
 uint64_t IncarnationOf(const MembershipView& view, std::string_view identity) {
   const WorkerStatus* const worker = view.FindWorker(identity);
   return worker == nullptr || worker->state == WorkerState::kLost ? 0 : worker->info.incarnation;
 }
 
-// Returns whether a report on incarnation `told` is valid for the current one.
+// Returns whether a report about incarnation `told` of a worker is valid while its incarnation is
+// `now` (0: not alive).
 bool Holds(uint64_t told, uint64_t now) { return now != 0 && told == now; }
 
 bool IsNow(const MembershipView& view, std::string_view identity, uint64_t incarnation) {
@@ -77,7 +79,7 @@ std::vector<WorkerLink> LinkTable::LinksOf(
            IsNow(view, peer, link->second.peer_incarnation);
   };
   const auto own = reports_.find(lower);
-  std::set<std::string_view> peers;  // links in either of the two reports
+  std::set<std::string_view> peers;  // workers that `lower` reports, or that report `lower`
   if (own != reports_.end()) {
     for (auto each = own->second.links.upper_bound(lower); each != own->second.links.end();
          ++each) {
@@ -127,7 +129,7 @@ LinkTable::Row LinkTable::RowOf(const KnownCost& known, size_t rank, const Repor
 
 void LinkTable::TakeEpoch(const MembershipView& view, KnownCost* known) const {
   known->epoch = view.epoch;
-  std::vector<std::pair<size_t, uint64_t>> changed;  // changed ranks, and their former values
+  std::vector<std::pair<size_t, uint64_t>> changed;  // changed ranks, with former incarnations
   for (size_t rank = 0; rank < known->identities.size(); ++rank) {
     const uint64_t incarnation = IncarnationOf(view, known->identities[rank]);
     if (known->incarnations[rank] == incarnation) continue;
@@ -142,7 +144,8 @@ void LinkTable::TakeEpoch(const MembershipView& view, KnownCost* known) const {
       if (found == known->ranks.end() || found->second == rank) continue;
       Row& row = known->rows[found->second];
       const Report& report = reports_.find(teller)->second;
-      // An ignored row has no links, and an invalid row is recomputed anyway.
+      // Update only a row that is up to date. A row of a worker that is not alive has no links; an
+      // outdated row is recomputed later.
       if (row.change != report.change ||
           !Holds(report.incarnation, known->incarnations[found->second])) {
         continue;

@@ -18,14 +18,14 @@
 
 namespace shardmesh::server {
 
-// The link of a pair, measured by one of the two.
+// The link between two workers, as one of them measured it.
 struct WorkerLink {
-  std::string identity;  // the worker that measured
+  std::string identity;  // the worker that measured the link
   MeasuredLink measured;
 };
 
-// Keeps the last report of each attached worker. A link counts while the two measured processes are
-// alive. Thread-safe.
+// Keeps the last report of each attached worker. A measured link is valid as long as both worker
+// processes are alive. Thread-safe.
 class LinkTable {
  public:
   // Replaces the worker's last report.
@@ -33,27 +33,29 @@ class LinkTable {
   // Drops the report of a worker that is no longer alive.
   void Lost(std::string_view identity);
 
-  // Returns the valid links between `lower` and those of these workers whose identities are above
-  // it, sorted by identity; each pair once. Costs O(links of `lower`), however many workers there
-  // are.
+  // Returns the valid links between `lower` and those of `identities` that sort after `lower`, by
+  // identity. Each pair occurs once. Costs O(links of `lower`), independent of the number of
+  // workers.
   std::vector<WorkerLink> LinksOf(const MembershipView& view, const std::string& lower,
                                   const std::set<std::string, std::less<>>& identities) const;
 
-  // Returns the cost of links between ranks of a mesh, for the choice of algorithms. It has the
-  // longest latency and the least bandwidth of all valid links, since a collective waits for the
-  // slowest pair, and whether all share memory. Returns the default if there is no valid link or no
-  // such mesh. After a report, or a new epoch, O(workers of the mesh, and the links of those that
-  // reported, came or went); otherwise O(1). It costs more only when the removed figure was the
-  // worst of many workers.
+  // Returns the cost of links between ranks of a mesh, for the choice of algorithms. The cost has
+  // the longest latency and the least bandwidth of all valid links, since a collective waits for
+  // the slowest pair. It also says whether all links share memory. Returns the default if there is
+  // no valid link or no such mesh.
+  //
+  // After a report or a new epoch, takes time linear in two numbers: the workers of the mesh, and
+  // the links of the workers that reported, came or went. Otherwise O(1). It costs more only if a
+  // removed link was the worst of many other workers, whose figures are then recomputed.
   LinkCost CostOf(const MembershipView& view, std::string_view mesh_id) const;
 
  private:
   struct Report {
     uint64_t incarnation = 0;
-    int64_t change = 0;                                      // the change that brought it
+    int64_t change = 0;                                      // value of changes_ at this report
     std::map<std::string, MeasuredLink, std::less<>> links;  // by peer
   };
-  // The worst of several figures: the largest.
+  // The largest (worst) of several figures, with a count, so that figures can be removed.
   class Worst {
    public:
     void Add(double value) {
@@ -64,30 +66,30 @@ class LinkTable {
         ++count_;
       }
     }
-    // Returns false if the worst figure is no longer known.
+    // Returns false if the largest figure is unknown after the removal.
     bool Remove(double value) { return count_ > 0 && (value < value_ || --count_ > 0); }
     double value() const { return value_; }
 
    private:
     double value_ = 0;
-    int64_t count_ = 0;  // how many figures equal the worst
+    int64_t count_ = 0;  // number of figures equal to the largest
   };
-  // One report's figures for a mesh.
+  // The figures of one worker's report about links within a mesh.
   struct Row {
-    int64_t change = 0;  // of the report; 0: recompute
-    int64_t links = 0;   // that count
+    int64_t change = 0;  // Report::change; 0: recompute the row
+    int64_t links = 0;   // number of valid links
     int64_t not_shared = 0;
     Worst latency_seconds = {};
     Worst seconds_per_byte = {};
 
     void Add(const MeasuredLink& link);
-    // Returns false if the row must be recomputed.
+    // Returns false if the row must be recomputed from the report.
     bool Remove(const MeasuredLink& link);
   };
-  // A mesh's cost in one epoch, with its parts.
+  // The cached cost of a mesh in one epoch, and the figures that it was computed from.
   struct KnownCost {
     int64_t epoch = 0;
-    int64_t changes = 0;  // when `cost` was made
+    int64_t changes = 0;  // changes_ when `cost` was computed
     std::vector<std::string> identities = {};
     absl::flat_hash_map<std::string_view, size_t> ranks = {};  // of `identities`
     std::vector<uint64_t> incarnations = {};                   // by rank; 0: lost
@@ -96,18 +98,18 @@ class LinkTable {
   };
 
   static Row RowOf(const KnownCost& known, size_t rank, const Report& report);
-  // Applies the live workers of `view`: invalidates the rows of workers that came or went, and
-  // updates the rows of others with their links.
+  // Applies a new epoch: marks the rows of workers that came or went for recomputation, and adds or
+  // removes their links in the rows of other workers.
   void TakeEpoch(const MembershipView& view, KnownCost* known) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // `identity` no longer reports a link to `peer`.
+  // Records that `identity` no longer reports a link to `peer`.
   void Forget(std::string_view peer, std::string_view identity)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   mutable absl::Mutex mutex_;
   std::map<std::string, Report, std::less<>> reports_ ABSL_GUARDED_BY(mutex_);  // by identity
-  // The workers that report a link to a worker, by the latter.
+  // By worker: the workers that report a link to it.
   std::map<std::string, std::set<std::string, std::less<>>, std::less<>> told_by_
       ABSL_GUARDED_BY(mutex_);
   int64_t changes_ ABSL_GUARDED_BY(mutex_) = 0;

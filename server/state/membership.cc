@@ -1,4 +1,4 @@
-// Attaching, losing and draining workers; giving ranks; publishing views.
+// Attaches, drains and loses workers, assigns ranks, and publishes views.
 #include "server/state/membership.h"
 
 #include <algorithm>
@@ -17,14 +17,14 @@
 namespace shardmesh::server {
 namespace {
 
-// Most ranks that an error names.
+// Most ranks that one error names.
 constexpr size_t kMostRanksNamed = 16;
-// The longest stop of this process after which the silence of workers still counts.
+// A pause of this process up to this length is ignored: the workers' silence still counts.
 constexpr absl::Duration kLongestPause = absl::Seconds(1);
 
 bool IsAlive(const WorkerStatus& worker) { return worker.state != WorkerState::kLost; }
 
-// Whether the worker can be taken into use again.
+// Returns OK if the worker may be used again after a drain.
 absl::Status CheckResume(const WorkerStatus& worker) {
   if (!worker.is_leaving) return absl::OkStatus();
   const std::string& identity = worker.info.identity;
@@ -82,7 +82,7 @@ absl::Status NoMesh(std::string_view mesh_id, const Meshes& meshes) {
        {fact::kNearest, NearestName(mesh_id, known).value_or("")}});
 }
 
-// Each rank has one worker, and no worker has two ranks.
+// Checks that each rank has one worker and no worker has two ranks.
 absl::Status CheckIdentities(std::string_view mesh_id, int64_t size,
                              const std::vector<std::string>& identities) {
   if (static_cast<int64_t>(identities.size()) != size) {
@@ -167,7 +167,7 @@ absl::Status MembershipView::CheckComplete(std::string_view mesh_id) const {
                       Reason::kMeshIncomplete,
                       {{fact::kMesh, mesh_id}, {fact::kHave, alive}, {fact::kNeed, mesh->size}});
   }
-  // A mesh that has lost all ranks is described by its first ranks: the list must fit an answer.
+  // Name only the first missing ranks, so that the error fits an answer.
   std::vector<std::string> missing;
   std::vector<std::string> ranks;
   std::vector<std::string> identities;
@@ -207,7 +207,8 @@ std::vector<int64_t> MembershipView::MissingRanks(const MeshRanks& mesh) const {
 Membership::Membership(Clock* clock, MembershipOptions options)
     : clock_(clock),
       options_(options),
-      // A heartbeat may be an interval old when the process stops: short pauses leave enough time.
+      // At most half of lost_after. The last heartbeat may be an interval old when the process is
+      // stopped. After a shorter pause, there is still enough time for the next heartbeat.
       pauses_(clock, std::min(kLongestPause, options.lost_after / 2), "workers"),
       silence_(clock, [this] { LoseSilent(); }) {
   state_.epoch = options.first_epoch;
@@ -269,7 +270,8 @@ absl::StatusOr<uint64_t> Membership::Attach(WorkerInfo info) {
     const std::string identity = worker.info.identity;
     attachments_.emplace(attachment, Attachment{identity, worker.vitals});
     silence_.SetNoLaterThan(now + options_.lost_after);
-    // Also if a new stream takes over: messages in transit on the old one are lost.
+    // Raise the epoch even if a new stream replaces an older one: messages in transit on the old
+    // stream are lost.
     ++state_.epoch;
     Replace(std::move(worker));
     Publish({.kind = MembershipEvent::Kind::kAttached, .identity = identity});
@@ -480,7 +482,8 @@ void Membership::ForgetLater(const MeshRanks& mesh) {
 
 void Membership::LoseSilent() {
   const absl::Time now = clock_->Now();
-  // Heartbeats that arrived during a pause are read after it.
+  // Heartbeats that arrived during a pause of this process are read only after the pause, so do not
+  // count the pause as silence.
   const absl::Time runs_since = pauses_.RunsSince(now);
   {
     absl::MutexLock lock(&mutex_);

@@ -1,5 +1,5 @@
-// The attached workers, the ranks of meshes that they serve, and the epoch that counts changes of
-// the live workers.
+// The attached workers, the ranks that they serve, and the epoch. The epoch rises with each change
+// of the live workers.
 #ifndef SHARDMESH_SERVER_STATE_MEMBERSHIP_H_
 #define SHARDMESH_SERVER_STATE_MEMBERSHIP_H_
 
@@ -33,10 +33,10 @@ namespace shardmesh::server {
 //   (unknown) -> kAttached          Attach
 //   kAttached -> kDraining          Leave, or Drain(true): gets no new work, keeps its tiles
 //   kDraining -> kAttached          Drain(false), unless it leaves
-//   kAttached, kDraining -> kLost   its stream broke, its heartbeats stopped, or it said good-bye
+//   kAttached, kDraining -> kLost   its stream broke or ended, or its heartbeats stopped
 //   kLost     -> kAttached          Attach, by the same or a new incarnation
-//   kLost     -> kDraining          Attach, by the incarnation that Drain(true) was about; once it
-//                                   is forgotten, so is the drain
+//   kLost     -> kDraining          Attach, by the incarnation that Drain(true) named;
+//                                   forgetting the worker ends the drain
 //   kLost     -> (unknown)          it serves no rank, and forget_after has passed; or Forget
 // clang-format on
 //
@@ -45,18 +45,18 @@ namespace shardmesh::server {
 enum class WorkerState { kAttached, kDraining, kLost };
 std::string_view WorkerStateName(WorkerState state);  // "ATTACHED", ...
 
-// A worker's own data when it attaches, once its endpoints are verified.
+// What a worker says about itself when it attaches, with verified endpoints.
 struct WorkerInfo {
   std::string identity;      // stable over restarts, 1 to 255 bytes
   uint64_t incarnation = 0;  // new at each start; not 0
   std::string build_version;
   std::vector<std::string> endpoints;  // gRPC targets, best first; at least one
-  // The port where its peers reach it, on the hosts of its endpoints; nullopt: at its endpoints.
+  // The port for its peers, on the hosts of its endpoints; nullopt: its peers use its endpoints.
   std::optional<int> exchange_port = std::nullopt;
-  int64_t pid = 0;             // on its host; 0: not known
+  int64_t pid = 0;             // process id on its host; 0: unknown
   std::string host;            // for people
   int64_t capacity_bytes = 0;  // memory for shards
-  bool durable = false;        // committed tiles are kept on disk
+  bool durable = false;        // keeps committed tiles on disk
 };
 
 // A worker's quarantine: the number of arrays with tiles there, and the bytes of these tiles.
@@ -65,8 +65,8 @@ struct QuarantineCount {
   int64_t size_bytes = 0;
 };
 
-// Figures of one worker from its heartbeats. All views share them: a heartbeat changes no view.
-// Thread-safe.
+// Figures of one worker from its heartbeats. All views share this object, so a heartbeat needs no
+// new view. Thread-safe.
 class Vitals {
  public:
   absl::Time last_heartbeat() const {
@@ -100,18 +100,18 @@ struct WorkerStatus {
   WorkerInfo info;
   WorkerState state = WorkerState::kAttached;
   bool is_leaving = false;   // its process is ending
-  bool is_held = false;      // Drain(true), for the life of its process
+  bool is_held = false;      // by Drain(true), until its process ends
   uint64_t attachment = 0;   // see Membership::Attach
-  absl::Time attached;       // when it last attached
+  absl::Time attached;       // time of its last Attach
   std::string lost_because;  // when kLost
-  absl::Time lost;           // likewise
-  int64_t losses = 0;        // how often it was lost
+  absl::Time lost;           // when kLost
+  int64_t losses = 0;        // number of times that it was lost
   std::shared_ptr<Vitals> vitals = std::make_shared<Vitals>();
 
-  absl::Time last_heartbeat() const { return vitals->last_heartbeat(); }  // or attach
-  // The used part of capacity_bytes, by its last heartbeat.
+  absl::Time last_heartbeat() const { return vitals->last_heartbeat(); }  // or Attach
+  // The used part of capacity_bytes, as of the last heartbeat.
   int64_t used_bytes() const { return vitals->used_bytes(); }
-  QuarantineCount quarantine() const { return vitals->quarantine(); }  // likewise
+  QuarantineCount quarantine() const { return vitals->quarantine(); }  // as of the last heartbeat
 };
 
 // The workers of the ranks of one mesh. Immutable.
@@ -120,8 +120,8 @@ class MeshRanks {
   MeshRanks(std::string id, std::vector<std::string> by_rank, int64_t rank_count);
 
   const std::string mesh_id;
-  // The identity of each rank once ranks are assigned. It then stays for the life of the
-  // definition, whether the worker is alive or not. Empty before.
+  // The identity of each rank; empty until the ranks are assigned. The assignment stays as long as
+  // the mesh is defined, whether or not the workers are alive.
   const std::vector<std::string> identities;
   const int64_t size;  // number of ranks
 
@@ -132,25 +132,26 @@ class MeshRanks {
   std::vector<uint32_t> by_identity_;  // ranks, in the order of their identities
 };
 
-// The state at one epoch. Immutable, except for the vitals; copies share unchanged parts.
+// The membership at one epoch. Immutable except for the vitals. Copies share unchanged parts.
 struct MembershipView {
   int64_t epoch = 0;
-  // By identity, including lost ones.
+  // By identity, including lost workers.
   std::map<std::string, std::shared_ptr<const WorkerStatus>, std::less<>> workers;
   std::map<std::string, std::shared_ptr<const MeshRanks>, std::less<>> meshes;  // by mesh id
-  int64_t alive = 0;  // how many of the workers
+  int64_t alive = 0;  // number of live workers
 
   const WorkerStatus* FindWorker(std::string_view identity) const;
   const MeshRanks* FindMesh(std::string_view mesh_id) const;
   bool IsAlive(std::string_view identity) const;
-  // Returns text for errors: the rank, its worker, and why that worker is lost if it is: `rank 1
-  // (worker-1: no heartbeat for 5s)`. Requires that the mesh's ranks are assigned, and this is one
-  // of them.
+  // Returns text for errors: the rank, its worker and, if the worker is lost, the reason: `rank 1
+  // (worker-1: no heartbeat for 5s)`. Requires that the mesh's ranks are assigned and that `rank`
+  // is one of them.
   std::string DescribeRank(const MeshRanks& mesh, int64_t rank) const;
-  // FAILED_PRECONDITION (MESH_INCOMPLETE): not every rank of the mesh has a live worker; names the
-  // first of those ranks and their workers. NOT_FOUND: no such mesh.
+  // FAILED_PRECONDITION (MESH_INCOMPLETE): some rank of the mesh has no live worker. The message
+  // names the first such ranks and their workers. NOT_FOUND: no such mesh.
   absl::Status CheckComplete(std::string_view mesh_id) const;
-  // Returns the ranks of the mesh without a live worker; none if the ranks are not assigned.
+  // Returns the ranks of the mesh without a live worker. Returns none if the ranks are not
+  // assigned.
   std::vector<int64_t> MissingRanks(const MeshRanks& mesh) const;
 };
 
@@ -161,18 +162,18 @@ struct MembershipEvent {
     kLost,           // `identity` is no longer alive
     kDrainChanged,   // `identity` drains, or no longer drains
     kMeshAdded,      // `mesh_id` is defined
-    kRanksAssigned,  // ranks of `mesh_id` have identities: store them
+    kRanksAssigned,  // the listener must store the identities of the ranks of `mesh_id`
     kRanksMoved,     // ranks of `mesh_id` moved to other workers
     kMeshRemoved,    // `mesh_id` is gone
-    kForgotten,      // `identity` was lost, serves no rank, and is unknown now
+    kForgotten,      // `identity` was lost, served no rank, and is no longer known
   };
   Kind kind = Kind::kAttached;
   std::string identity = {};
   std::string mesh_id = {};
   int64_t epoch = 0;                                     // after the change
-  std::shared_ptr<const WorkerStatus> worker = nullptr;  // of `identity`: current or last state
+  std::shared_ptr<const WorkerStatus> worker = nullptr;  // the current or last state of `identity`
   std::shared_ptr<const MeshRanks> mesh = nullptr;       // of kRanksAssigned, kRanksMoved
-  std::shared_ptr<const MeshRanks> former = nullptr;     // of kRanksMoved: the ranks before
+  std::shared_ptr<const MeshRanks> former = nullptr;     // for kRanksMoved: the former ranks
 };
 
 // A rank that a worker serves.
@@ -183,17 +184,18 @@ struct ServedRank {
 
 struct MembershipOptions {
   absl::Duration heartbeat_interval = absl::Seconds(1);  // sent to workers
-  // The longest time without a heartbeat, unless this process was stopped itself (PauseWatch).
+  // A worker without a heartbeat for this time is lost. Time in which this process itself was
+  // stopped does not count (PauseWatch).
   absl::Duration lost_after = absl::Seconds(5);
-  // How long a lost worker that serves no rank is remembered.
+  // Time after which a lost worker that serves no rank is forgotten.
   absl::Duration forget_after = absl::Minutes(10);
-  // The epoch before the first change. It is above every epoch of an earlier run.
+  // The epoch before the first change. It must be above every epoch of earlier runs.
   int64_t first_epoch = 0;
 };
 
-// Thread-safe. Listeners are called in the order of the changes, one at a time, without a lock, on
-// the thread that made the change or the clock's. Destroy the membership before its clock and the
-// objects that the listeners use.
+// Thread-safe. Listeners get the changes in order, one at a time, without a lock held. They run on
+// the thread that made the change, or on the clock's thread. Destroy the membership before its
+// clock and before the objects that the listeners use.
 class Membership {
  public:
   using Listener = std::function<void(const MembershipEvent&)>;
@@ -202,52 +204,55 @@ class Membership {
 
   const MembershipOptions& options() const { return options_; }
 
-  // Adds a listener for the changes from now on. Only before workers attach.
+  // Adds a listener for later changes. Call it before workers attach.
   void AddListener(Listener listener);
 
-  // The newest view, including heartbeats. It is made at the first request after a change.
+  // Returns the newest view, including heartbeats. After a change, the first call makes the view.
   std::shared_ptr<const MembershipView> view() const;
 
-  // The ranks that this identity serves, by mesh. O(their number).
+  // Returns the ranks that this identity serves, by mesh. O(number of these ranks).
   std::vector<ServedRank> RanksOf(std::string_view identity) const;
 
-  // A worker attached. Returns the number of this attachment, never 0, which identifies its stream
-  // from here on. If the same incarnation attaches again, it replaces its older stream, and the
-  // older attachment ends silently.
+  // Records that a worker attached. Returns the number of this attachment, never 0, which
+  // identifies the worker's stream in later calls. If the same incarnation attaches again, the new
+  // stream replaces the older one. The older attachment then ends without an event.
   //   ALREADY_EXISTS (IDENTITY_IN_USE)  another incarnation has the identity and is alive; names
   //                                     its pid, host and endpoint. Retry when it is lost.
   //   INVALID_ARGUMENT                  a field is out of its range.
   absl::StatusOr<uint64_t> Attach(WorkerInfo info);
 
-  // Records a heartbeat. ABORTED: this attachment ended; the worker must attach again. O(1).
+  // Records a heartbeat. ABORTED: this attachment has ended, and the worker must attach again.
+  // O(1).
   absl::Status Heartbeat(uint64_t attachment, int64_t used_bytes, QuarantineCount quarantine = {});
 
-  // The stream of an attachment ended; `reason` is for people ("its stream broke: ..."). No effect
-  // if the attachment ended before.
+  // Records that the stream of an attachment ended. `reason` is for people ("its stream broke:
+  // ..."). No effect if the attachment has already ended.
   void Detach(uint64_t attachment, std::string reason);
 
-  // An operator takes the worker out of use, or returns it to use. NOT_FOUND: no live worker has
-  // the identity. FAILED_PRECONDITION (NOT_SERVING): it is leaving, and cannot return to use.
+  // Takes the worker out of use for an operator, or returns it to use. NOT_FOUND: no live worker
+  // has the identity. FAILED_PRECONDITION (NOT_SERVING): the worker is leaving, and cannot return
+  // to use.
   absl::Status Drain(std::string_view identity, bool draining);
   // Returns the error that Drain would return now. Changes nothing.
   absl::Status CheckDrain(std::string_view identity, bool draining) const;
-  // The worker's process is ending. NOT_FOUND: no live worker has the identity.
+  // Records that the worker's process is ending. NOT_FOUND: no live worker has the identity.
   absl::Status Leave(std::string_view identity);
-  // Forgets a lost worker. NOT_FOUND. FAILED_PRECONDITION: it is alive (WORKER_ATTACHED), or serves
-  // a rank (WORKER_SERVES_RANK).
+  // Forgets a lost worker. NOT_FOUND: no such worker. FAILED_PRECONDITION: the worker is alive
+  // (WORKER_ATTACHED), or serves a rank (WORKER_SERVES_RANK).
   absl::Status Forget(std::string_view identity);
   // Returns the error that Forget would return now. Changes nothing.
   absl::Status CheckForget(std::string_view identity) const;
 
   // Defines a mesh of `size` ranks. `identities` names the worker of each rank, each at most once,
-  // or is empty. If empty, the ranks go to the first `size` attached workers by bytewise order of
-  // identity, once there are that many. Several meshes may use the same workers. ALREADY_EXISTS,
-  // INVALID_ARGUMENT.
+  // or is empty. If it is empty, the ranks wait until `size` workers are attached. They then go to
+  // the first of these, by bytewise order of identity. Several meshes may use the same workers.
+  // ALREADY_EXISTS: the mesh is defined. INVALID_ARGUMENT: the size, the number of identities or an
+  // identity is wrong.
   absl::Status AddMesh(std::string mesh_id, int64_t size, std::vector<std::string> identities);
-  // Assigns new workers to the already assigned ranks of a mesh, each at most once. NOT_FOUND,
-  // INVALID_ARGUMENT. FAILED_PRECONDITION: the ranks are not assigned.
+  // Gives the already assigned ranks of a mesh to other workers, each at most once. NOT_FOUND: no
+  // such mesh. INVALID_ARGUMENT: see AddMesh. FAILED_PRECONDITION: the ranks are not assigned.
   absl::Status SetRanks(std::string_view mesh_id, std::vector<std::string> identities);
-  // NOT_FOUND.
+  // Removes a mesh with its ranks. NOT_FOUND: no such mesh.
   absl::Status RemoveMesh(std::string_view mesh_id);
 
  private:
@@ -262,23 +267,23 @@ class Membership {
   absl::StatusOr<const WorkerStatus*> FindLive(std::string_view identity) const
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   absl::Status CheckLost(std::string_view identity) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
-  // Changes whether the live worker drains, and the reason.
+  // Lets `change` set the fields that decide whether the live worker drains, and updates its state.
   absl::Status SetDraining(std::string_view identity,
                            const std::function<absl::Status(WorkerStatus*)>& change);
-  // Workers of the mesh may now be old enough to forget.
+  // Schedules the check for forgettable workers: the mesh's workers may no longer serve any rank.
   void ForgetLater(const MeshRanks& mesh) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Removes the assignment of the mesh's ranks.
+  // Removes the mesh from ranks_of_ and unassigned_.
   void TakeRanks(const MeshRanks& mesh) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Replaces the worker's known status by `worker`.
+  // Replaces the known status of this worker by `worker`.
   void Replace(WorkerStatus worker) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Lose(WorkerStatus worker, std::string reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The time at which a lost worker is forgotten; never if it serves a rank.
+  // Returns when a lost worker is forgotten; InfiniteFuture if it serves a rank.
   absl::Time ForgetTime(const WorkerStatus& worker) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
-  // From now on ranks of the mesh have these identities.
+  // Sets the identities of the mesh's ranks.
   void SetMesh(std::string mesh_id, std::vector<std::string> identities, int64_t size)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AssignRanks() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Calls the listeners, after filling in the fields common to all events.
+  // Fills in the fields common to all events, and queues the event for the listeners.
   void Publish(MembershipEvent event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   Clock* const clock_;
@@ -288,8 +293,8 @@ class Membership {
 
   mutable absl::Mutex mutex_;
   MembershipView state_ ABSL_GUARDED_BY(mutex_);
-  // A copy of state_; null if that has changed since the last query. A copy for each change would
-  // cost the square of the number of workers when all attach.
+  // A copy of state_ for readers; null if state_ has changed since the last view(). A copy at each
+  // change would take quadratic time when all workers attach.
   mutable std::shared_ptr<const MembershipView> view_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<uint64_t, Attachment> attachments_ ABSL_GUARDED_BY(mutex_);
   // Indexes of state_: the meshes and ranks of each identity, and the meshes without ranks by their

@@ -1,4 +1,5 @@
-// Detects pauses of this process, during which the silence of others means nothing.
+// Detects pauses of this process. During a pause, messages of others are not read, so their silence
+// means nothing.
 #ifndef SHARDMESH_SERVER_STATE_PAUSE_WATCH_H_
 #define SHARDMESH_SERVER_STATE_PAUSE_WATCH_H_
 
@@ -11,17 +12,20 @@
 
 namespace shardmesh::server {
 
-// Reads the clock regularly. A gap means that the process was stopped, or had no processor.
-// Messages that others sent meanwhile wait in the sockets, and the process reads the clock before
-// it reads them. Code that measures another's silence must count it from RunsSince at the earliest.
+// Reads the clock at regular intervals. A gap between two readings means that the process was
+// stopped, or got no processor. Messages that arrived in the gap wait in the sockets, and the
+// process reads the clock before it reads them. Code that measures another party's silence must
+// therefore count it from RunsSince at the earliest.
 //
-// Thread-safe. The clock outlives it.
+// Thread-safe. `clock` must outlive this object.
 class PauseWatch {
  public:
-  // A gap of more than `limit` is a pause. `whose`: the silent party, for the log; a literal.
+  // A gap of more than `limit` is a pause. `whose` names the silent party for the log, and must be
+  // a literal.
   PauseWatch(Clock* clock, absl::Duration limit, std::string_view whose);
 
-  // The end of the last pause; InfinitePast: there was none. `now` is the clock's time.
+  // Returns the end of the last pause; InfinitePast if there was none. `now` must be the clock's
+  // time.
   absl::Time RunsSince(absl::Time now);
 
  private:

@@ -1,4 +1,4 @@
-// Recovery: awaited identities, and the time since when.
+// Recovery keeps the awaited workers, and the time since when it waits.
 #include "server/state/recovery.h"
 
 #include <utility>

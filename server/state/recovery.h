@@ -1,5 +1,5 @@
-// The workers whose return the coordinator expects: after its start those in its state, later those
-// that left or were lost recently.
+// The workers whose return the coordinator expects: after its start the workers in its durable
+// state, later those that recently left or were lost.
 #ifndef SHARDMESH_SERVER_STATE_RECOVERY_H_
 #define SHARDMESH_SERVER_STATE_RECOVERY_H_
 
@@ -19,43 +19,45 @@
 
 namespace shardmesh::server {
 
-// A coordinator recovers from its start until each worker with a rank in its durable state has
-// attached and brought its inventory once. Until then an array may be degraded only because its
-// tiles are not reported yet. It never recovers again: a worker lost later is lost. Without such
-// state it does not recover at all.
+// After its start, a coordinator awaits each worker with a rank in its durable state. Recovery ends
+// once each of them has attached and its inventory (the list of its tiles) was processed. Until
+// then an array may be degraded only because its tiles are not reported yet. Recovery happens once:
+// a worker lost later is not awaited. Without such workers there is no recovery.
 //
-// A worker that keeps its tiles on disk and left or was lost is likely to restart. It is expected
-// back for `return_grace`, and so is each awaited worker after the coordinator's start. Until then
-// callers get RECOVERING, and retry, instead of an error that tiles or ranks are gone. Thread-safe.
+// A worker that keeps its tiles on disk is likely to restart after it left or was lost. The
+// coordinator expects it back for `return_grace`. It also expects each awaited worker for that time
+// after its own start. Meanwhile, callers get RECOVERING and retry, instead of an error that tiles
+// or ranks are gone. Thread-safe.
 class Recovery {
  public:
   static constexpr absl::Duration kDefaultReturnGrace = absl::Seconds(60);
 
-  // The clock outlives it.
+  // `clock` must outlive this object.
   explicit Recovery(const Clock* clock, absl::Duration return_grace = kDefaultReturnGrace);
 
-  // The workers to wait for. Call it once, before they attach.
+  // Sets the workers to await. Call it once, before they attach.
   void Begin(std::set<std::string, std::less<>> identities);
-  // The worker's inventory was processed.
+  // Records that the worker's inventory was processed.
   void Heard(std::string_view identity);
-  // A worker whose tiles are on its disk left or was lost.
+  // Records that a worker left or was lost. Call it only for workers that keep their tiles on disk.
   void Lost(std::string_view identity);
-  // Meshes have changed: stops waiting for workers that no longer serve a rank.
+  // After a change of meshes, stops awaiting workers that no longer serve a rank.
   void MeshesChanged(const MembershipView& view);
 
-  // Whether the worker is expected back: it left or was lost, or the coordinator started, within
-  // the grace; and its inventory was not processed since.
+  // Returns whether the worker is expected back. It is if it left or was lost within the grace, or
+  // is awaited and the coordinator started within the grace. A processed inventory ends this.
   bool ComesBack(std::string_view identity) const;
-  // Like ComesBack, for the start only: then the tiles in the worker's memory come back too.
+  // Returns whether the worker is awaited since the coordinator's start and expected back. Such a
+  // worker still has its tiles, even those in memory.
   bool IsAwaited(std::string_view identity) const;
 
-  // For how long workers are expected back and what the caller does, for the end of an error that
-  // names them: "for at most 1m (--return-grace of the coordinator); try again, ...".
+  // Returns the end of an error that names such workers: for how long they are expected back, and
+  // what to do. Example: "for at most 1m (--return-grace of the coordinator); try again, ...".
   std::string WaitAdvice() const;
 
-  // Number of awaited workers; 0: it has recovered.
+  // Returns the number of awaited workers; 0: recovery has ended.
   int64_t awaited() const;
-  // The time when recovery began, or ended.
+  // Returns when recovery began or, if it has ended, when it ended.
   absl::Time since() const;
 
  private:
@@ -68,7 +70,7 @@ class Recovery {
   mutable absl::Mutex mutex_;
   std::set<std::string, std::less<>> awaited_ ABSL_GUARDED_BY(mutex_);
   absl::Time since_ ABSL_GUARDED_BY(mutex_);
-  std::map<std::string, absl::Time, std::less<>> lost_ ABSL_GUARDED_BY(mutex_);  // when
+  std::map<std::string, absl::Time, std::less<>> lost_ ABSL_GUARDED_BY(mutex_);  // and when
 };
 
 // UNAVAILABLE (RECOVERING) with a delay after which the call may be tried again.

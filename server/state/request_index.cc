@@ -26,7 +26,7 @@ std::string_view RequestIdOf(std::string_view key) {
 std::string RequestKey(std::string_view caller, std::string_view method,
                        std::string_view request_id) {
   if (request_id.empty()) return "";
-  // Callers' names are of any length, and have slashes.
+  // Hash the caller: its name may have any length and contain slashes.
   return StrCat(absl::BytesToHexString(Sha256(caller).substr(0, 8)), "/", method, "/", request_id);
 }
 

@@ -1,4 +1,5 @@
-// Requests by idempotency key, and their answers: the mechanism of every memory of requests.
+// Index of requests by idempotency key, with their answers. All memories of requests are built on
+// it.
 #ifndef SHARDMESH_SERVER_STATE_REQUEST_INDEX_H_
 #define SHARDMESH_SERVER_STATE_REQUEST_INDEX_H_
 
@@ -19,18 +20,18 @@
 
 namespace shardmesh::server {
 
-// Returns the key of a request: ids are scoped by caller (an identity, a host, a session) and
+// Returns the key of a request: the id, scoped by caller (an identity, a host or a session) and
 // method. Empty for an empty id.
 std::string RequestKey(std::string_view caller, std::string_view method,
                        std::string_view request_id);
-// The request id of a key, as the client gave it.
+// Returns the request id in a key, as the client sent it.
 std::string_view RequestIdOf(std::string_view key);
 
-// Texts of the errors of one memory. `$0` stands for the request id.
+// Error messages of one memory of requests. `$0` stands for the request id.
 struct RequestMessages {
   std::string_view reused = "";       // the id was used for another request
   std::string_view running = "";      // the first request has no answer yet
-  std::string_view python_type = "";  // of `reused`: see WithPythonType
+  std::string_view python_type = "";  // Python type for `reused`: see WithPythonType
 };
 
 // INVALID_ARGUMENT (REQUEST_ID_REUSED).
@@ -44,16 +45,17 @@ absl::Status RequestStillRuns(const RequestMessages& messages, std::string_view 
 //   Begin -> Finish, or Forget if it failed.
 // clang-format on
 //
-// An answer stays until its memory forgets it: the index orders answers by their time of expiry, of
-// all callers and of each, and counts them and their bytes. Each memory has its own limits. Of two
-// answers that expire at one time, the one that was finished first is the older.
+// An answer stays until the memory that owns the index forgets it. The index orders answers by
+// expiry, over all callers and per caller, and counts them and their bytes. Each memory sets its
+// own limits. If two answers expire at the same time, the one that was finished first counts as
+// older.
 //
-// Four memories stand on it. RequestMemory adds the store. StepMemory drops answers before it
-// forgets their requests. PutMemory and SessionService have answers that stand for an object: they
-// stay as long as that lives.
+// Four memories use it. RequestMemory also stores answers in the store. StepMemory drops answers
+// before it forgets their requests. The answers of PutMemory and SessionService each stand for an
+// object, and stay as long as that object lives.
 //
-// Not thread-safe. Pointers to a request are valid until it is forgotten. Calls take constant or
-// logarithmic time, unless they say otherwise.
+// Not thread-safe. A pointer to a request is valid until the request is forgotten. Calls take
+// constant or logarithmic time, unless stated otherwise.
 template <typename Answer>
 class RequestIndex {
  public:
@@ -61,10 +63,10 @@ class RequestIndex {
     std::string_view caller;
     std::string fingerprint;
     Answer answer{};
-    absl::Time expires;  // of an answer; a change takes no effect after Finish
+    absl::Time expires;  // expiry of the answer; changing it after Finish has no effect
   };
   struct Usage {
-    int64_t answers = 0;  // also those that were dropped
+    int64_t answers = 0;  // including dropped ones
     int64_t bytes = 0;
   };
 
@@ -72,9 +74,10 @@ class RequestIndex {
   RequestIndex(const RequestIndex&) = delete;
   RequestIndex& operator=(const RequestIndex&) = delete;
 
-  // Null: the request is the first with this key, and runs from now on. Otherwise the first one
-  // with its answer. `fingerprint` tells requests apart: a digest of all that they contain. The
-  // answer will count against `caller`. Errors: those of RequestIdReused and RequestStillRuns.
+  // Returns null if the request is the first with this key; it then counts as running. Otherwise
+  // returns the first request, with its answer. `fingerprint` is a digest of the whole request, and
+  // detects a different request with the same key. The answer will count against `caller`. Errors:
+  // those of RequestIdReused and RequestStillRuns.
   absl::StatusOr<Request*> Begin(std::string_view caller, std::string_view key,
                                  std::string_view fingerprint) {
     const auto [found, is_new] = entries_.try_emplace(std::string(key));
@@ -91,7 +94,7 @@ class RequestIndex {
     return &entry.request;
   }
 
-  // Keeps the answer. Null, without effect: no request with this key runs.
+  // Keeps the answer. Returns null and does nothing if no request with this key is running.
   Request* Finish(std::string_view key, Answer answer, absl::Time expires, int64_t bytes) {
     const auto found = entries_.find(ToAbsl(key));
     if (found == entries_.end() || found->second.state != State::kRunning) return nullptr;
@@ -106,29 +109,29 @@ class RequestIndex {
     return &entry.request;
   }
 
-  // Null: no request with this key has an answer.
+  // Returns null if no request with this key has an answer.
   Request* Find(std::string_view key) { return FindIf(key, false); }
   const Request* Find(std::string_view key) const {
     return const_cast<RequestIndex*>(this)->Find(key);
   }
-  // Null: no request with this key runs.
+  // Returns null if no request with this key is running.
   Request* FindRunning(std::string_view key) { return FindIf(key, true); }
 
-  // Forgets the request, running or answered: the next one with this key is the first again.
+  // Forgets the request, running or answered. The next request with this key counts as the first.
   void Forget(std::string_view key) {
     if (const auto found = entries_.find(ToAbsl(key)); found != entries_.end()) Erase(&*found);
   }
 
-  // Forgets the oldest request that has an answer, of all or of one caller. Returns its key. There
-  // is one.
+  // Forget the oldest answered request, of all callers or of one. Return its key. Require that
+  // there is such a request.
   std::string ForgetOldest() { return Erase(by_age_.begin()->second); }
   std::string ForgetOldestOf(std::string_view caller) {
     const OfCaller& of_caller = callers_.find(caller)->second;
     return Erase(
         (of_caller.dropped.empty() ? of_caller.answered : of_caller.dropped).begin()->second);
   }
-  // Drops the caller's oldest answer: it becomes Answer(), and the request stays. False: the caller
-  // has none.
+  // Drops the caller's oldest answer: its value becomes Answer(), and the request stays. Returns
+  // false if the caller has no answer.
   bool DropOldestOf(std::string_view caller) {
     const auto found = callers_.find(caller);
     if (found == callers_.end() || found->second.answered.empty()) return false;
@@ -141,10 +144,11 @@ class RequestIndex {
     bytes_ -= std::exchange(entry.bytes, 0);
     return true;
   }
-  // Looks at a few of the oldest answers that have expired by `now`, or while there are more than
-  // `max_requests`. Those of which `lives(answer)` is true become the newest and stay until
-  // `expires`. Forgets the others. Call it before each Begin: it then looks at more answers than
-  // come, and so at all of them in time.
+  // Examines up to kLooks of the oldest answers that have expired by `now`; unexpired ones too
+  // while there are more than `max_requests` requests. If `lives(answer)` is true, the answer
+  // becomes the newest and stays until `expires`; otherwise its request is forgotten. Call it
+  // before each Begin. It then examines more answers than are added, so each answer is examined in
+  // time.
   template <typename Lives>
   void ForgetEnded(absl::Time now, int64_t max_requests, absl::Time expires, const Lives& lives) {
     for (int i = 0; i < kLooks && !by_age_.empty(); ++i) {
@@ -159,13 +163,13 @@ class RequestIndex {
     }
   }
 
-  // Requests, running or answered.
+  // Number of requests, running or answered.
   int64_t size() const { return static_cast<int64_t>(entries_.size()); }
-  // Answered ones.
+  // Number of answered requests.
   int64_t answers() const { return static_cast<int64_t>(by_age_.size()); }
-  // Bytes of the answers that are not dropped, as given to Finish.
+  // Bytes of all answers that are not dropped, as passed to Finish.
   int64_t bytes() const { return bytes_; }
-  // InfiniteFuture if there is no answer.
+  // The expiry of the oldest answer; InfiniteFuture if there is no answer.
   absl::Time next_expiry() const {
     return by_age_.empty() ? absl::InfiniteFuture() : by_age_.begin()->first.first;
   }
@@ -175,7 +179,8 @@ class RequestIndex {
     return {.answers = std::ssize(found->second.answered) + std::ssize(found->second.dropped),
             .bytes = found->second.bytes};
   }
-  // The caller with the most bytes. There are requests. Takes time linear in the callers.
+  // Returns the caller with the most bytes. Requires that there are requests. Takes time linear in
+  // the number of callers.
   std::string_view HeaviestCaller() const {
     return std::max_element(
                callers_.begin(), callers_.end(),
@@ -187,7 +192,7 @@ class RequestIndex {
   static constexpr int kLooks = 4;
 
   enum class State { kRunning, kAnswered, kDropped };
-  using Age = std::pair<absl::Time, int64_t>;  // expiry, and the number of the answer
+  using Age = std::pair<absl::Time, int64_t>;  // expiry, and serial number of the answer
   struct Entry;
   using Node = std::pair<const std::string, Entry>;  // by key
   using Order = std::map<Age, Node*>;
@@ -242,7 +247,7 @@ class RequestIndex {
 
   const RequestMessages messages_;
   absl::node_hash_map<std::string, Entry> entries_;
-  Callers callers_;  // with requests
+  Callers callers_;  // that have requests
   Order by_age_;     // of all callers
   int64_t last_number_ = 0;
   int64_t bytes_ = 0;

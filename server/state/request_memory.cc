@@ -23,11 +23,11 @@ constexpr RequestMessages kMessages = {
 // Most deletes of one transaction, within the store's limit.
 constexpr size_t kDeletesAtOnce = 100;
 
-// Beyond a limit the memory shrinks to this fraction of it, so that not every answer causes a
-// delete.
+// Beyond a limit, the memory shrinks to this fraction of the limit. Otherwise each further answer
+// would cause a delete.
 constexpr double kKept = 0.9;
 
-// Memory of an entry without its strings, in all indexes.
+// Memory of an entry in all indexes, without its strings.
 constexpr int64_t kEntryBytes = 256;
 
 int64_t SizeOf(std::string_view id, const std::string& fingerprint, const std::string& answer) {
@@ -47,8 +47,9 @@ absl::StatusOr<std::unique_ptr<RequestMemory>> RequestMemory::Open(Store* store,
   SHARDMESH_ASSIGN_OR_RETURN(KeyValues stored, store->List(kPrefix));
   std::sort(stored.items.begin(), stored.items.end(),
             [](const KeyValue& a, const KeyValue& b) { return a.mod_revision < b.mod_revision; });
-  // The wall clock may have been changed since they were written, so their own times are not
-  // reliable. Each stays for the whole time, in order, so that the oldest is dropped first.
+  // Do not trust the stored times: the wall clock may have been changed since. Each answer stays
+  // for the whole time again. They are added oldest first, so that the oldest is also dropped
+  // first.
   absl::Time expires = clock->Now() + kRememberFor;
   absl::MutexLock lock(&memory->mutex_);
   for (const KeyValue& item : stored.items) {
@@ -124,8 +125,8 @@ void RequestMemory::Delete(std::string_view request_id, Transaction* deletes) {
   if (deletes->deletes.size() == kDeletesAtOnce) Commit(deletes);
 }
 
-// Called under the lock, so that a later write of the same id comes after it. If it fails, the next
-// Open finds the expired record and tries again.
+// Called under the lock: a later write of the same id must come after this delete. If the delete
+// fails, the next Open loads the record again, and it expires later.
 void RequestMemory::Commit(Transaction* deletes) {
   if (!deletes->deletes.empty()) {
     store_->Commit(std::exchange(*deletes, {}), [](auto) {});

@@ -1,4 +1,4 @@
-// Answers to recent mutations, so that a repeated request gets the first one's answer.
+// Idempotency cache of mutations: a repeated request gets the answer to the first one.
 #ifndef SHARDMESH_SERVER_STATE_REQUEST_MEMORY_H_
 #define SHARDMESH_SERVER_STATE_REQUEST_MEMORY_H_
 
@@ -19,14 +19,15 @@
 
 namespace shardmesh::server {
 
-// The answer to the first request.
+// The stored answer to a request.
 struct RememberedAnswer {
-  std::string bytes;      // as given to AddTo: a serialised response, opaque here
-  Revision revision = 0;  // of its commit: versions of names, ...
+  std::string bytes;      // as passed to AddTo: a serialised response, opaque here
+  Revision revision = 0;  // revision of the commit, e.g. for versions of names
 };
 
-// Limits of the memory. Beyond a limit the oldest answers are dropped first. A caller over its own
-// limit loses answers before others do. A repeated request whose answer was dropped runs again.
+// Limits of the memory. Beyond a limit, the oldest answers are dropped first. A caller over its own
+// limit loses answers before other callers do. If its answer was dropped, a repeated request runs
+// again.
 struct RequestMemoryLimits {
   int64_t max_answers_per_caller = 20'000;
   int64_t max_bytes_per_caller = int64_t{8} << 20;
@@ -39,11 +40,13 @@ struct RequestMemoryLimits {
 //   Begin -> its transaction, with AddTo -> Finish(revision), or Abandon if it failed.
 // clang-format on
 //
-// The answer is part of the transaction: it is remembered if and only if the mutation happened, for
-// kRememberFor, across a restart, within RequestMemoryLimits. Keys in the store: `request/KEY`.
+// The answer is part of the mutation's transaction, so it is stored if and only if the mutation
+// happened. It stays for kRememberFor, also across a restart, within RequestMemoryLimits. Keys in
+// the store: `request/KEY`.
 //
-// Ids are RequestKey's. An empty id is not remembered: Begin always returns nothing, and the other
-// calls have no effect. Thread-safe. Destroy it before its clock; the store outlives both.
+// A request id here is a key made by RequestKey. For an empty id nothing is remembered: Begin
+// returns nullopt, and the other calls have no effect. Thread-safe. Destroy this object before its
+// clock. The store must outlive both.
 class RequestMemory {
  public:
   static constexpr absl::Duration kRememberFor = absl::Minutes(10);
@@ -52,26 +55,27 @@ class RequestMemory {
   // Loads the answers from the store. Blocks.
   static absl::StatusOr<std::unique_ptr<RequestMemory>> Open(Store* store, Clock* clock);
 
-  // The limits apply from now on.
+  // Sets the limits for later answers.
   void SetLimits(const RequestMemoryLimits& limits);
 
-  // Begins a request. Nullopt: it is the first with this id, and now runs. Otherwise the answer of
-  // the first. `fingerprint` distinguishes requests (a digest of method and contents).
+  // Begins a request. Returns nullopt if it is the first with this id; it then counts as running.
+  // Otherwise returns the answer to the first. `fingerprint` is a digest of method and contents,
+  // and detects a different request with the same id.
   //
   // clang-format off
-  //   ABORTED           the first one is still running; retry after the delay in the error.
+  //   ABORTED           the first request is still running; retry after the delay in the error.
   //   INVALID_ARGUMENT  (REQUEST_ID_REUSED) the id was used with another fingerprint; or it is
   //                     longer than kMaxRequestIdBytes.
   // clang-format on
   absl::StatusOr<std::optional<RememberedAnswer>> Begin(std::string_view request_id,
                                                         std::string_view fingerprint);
-  // The answer to a completed request; nullopt: none is stored.
+  // Returns the answer to a completed request; nullopt if none is stored.
   std::optional<RememberedAnswer> Find(std::string_view request_id) const;
-  // Adds the answer to the mutation's transaction: one put.
+  // Adds the answer to the mutation's transaction, as one put.
   void AddTo(Transaction* transaction, std::string_view request_id, std::string answer);
-  // The transaction was committed.
+  // Records that the mutation's transaction was committed.
   void Finish(std::string_view request_id, Revision revision);
-  // The mutation failed: the next request with this id counts as the first.
+  // Records that the mutation failed: the next request with this id counts as the first.
   void Abandon(std::string_view request_id);
 
  private:
@@ -79,10 +83,10 @@ class RequestMemory {
 
   RequestMemory(Store* store, Clock* clock);
   void ForgetOld();
-  // Keeps the answer of a request that runs.
+  // Keeps the answer to a running request.
   void Remember(std::string_view request_id, RememberedAnswer answer, absl::Time expires)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Adds the delete of a forgotten answer to the transaction; commits the transaction if it is
+  // Adds the deletion of a forgotten answer to the transaction. Commits the transaction if it is
   // full.
   void Delete(std::string_view request_id, Transaction* deletes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

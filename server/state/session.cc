@@ -16,7 +16,7 @@
 namespace shardmesh::server {
 namespace {
 
-// The longest stop of this process after which a missing renewal still counts.
+// A pause of this process up to this length is ignored: a missing lease renewal still counts.
 constexpr absl::Duration kLongestPause = absl::Seconds(1);
 
 absl::Status Gone(std::string_view id) {
@@ -251,7 +251,8 @@ void SessionTable::ExpireOld() {
     absl::Time next = absl::InfiniteFuture();
     std::vector<std::string> expired;
     for (auto& [id, entry] : sessions_) {
-      // A message from the pause, possibly a renewal, is read only afterwards.
+      // A lease renewal that arrived during a pause is read only after the pause, so extend the
+      // lease.
       entry.expires = std::max(entry.expires, runs_since + entry.ttl);
       if (entry.expires <= now) {
         expired.push_back(id);

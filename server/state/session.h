@@ -23,13 +23,13 @@
 
 namespace shardmesh::server {
 
-// Limits of a session's time to live. The contract states them too (session_service.proto).
+// Limits of a session's time to live. session_service.proto documents them too.
 inline constexpr absl::Duration kMinSessionTtl = absl::Seconds(1);
 inline constexpr absl::Duration kMaxSessionTtl = absl::Hours(1);
 inline constexpr absl::Duration kDefaultSessionTtl = absl::Seconds(30);
 
 struct SessionOptions {
-  // Bounds the sessions of clients that never close them.
+  // Bounds the number of sessions whose clients never close them.
   int64_t max_sessions = 10'000;
   // Most open sessions of one caller (rpc::Caller::name).
   int64_t max_sessions_per_caller = 1'000;
@@ -40,14 +40,14 @@ struct SessionOptions {
 struct Session {
   std::string id;      // 32 hexadecimal digits, unguessable
   int64_t number = 0;  // see SessionInfo
-  std::string client;  // the client's name for itself; for people
+  std::string client;  // chosen by the client; for people
   absl::Duration ttl;
   absl::Time expires;
   int64_t pinned_arrays = 0;
   int64_t transfers = 0;
 };
 
-// An open session in the form for platform engineers: without its id, which would give access.
+// An open session as platform engineers see it: without its id, which would give access.
 struct SessionInfo {
   int64_t number = 0;     // rises by one with each session that the table opens, from 1
   std::string id_prefix;  // the first kShownIdCharacters of the id
@@ -61,12 +61,12 @@ struct SessionInfo {
   int64_t steps = 0;  // running
 };
 
-// Characters of a session's id that others may see. 96 bits remain secret.
+// Number of leading characters of a session's id that others may see. 96 bits remain secret.
 inline constexpr size_t kShownIdCharacters = 8;
 
 enum class SessionEnd { kClosed, kExpired };
 
-// The objects of an ended session, each id once, in bytewise order.
+// The objects that an ended session held, each id once, in bytewise order.
 struct EndedSession {
   std::string id;
   SessionEnd end = SessionEnd::kClosed;
@@ -75,51 +75,55 @@ struct EndedSession {
 };
 
 // A session is a lease. It ends when it is closed, or when its TTL has passed without a lease
-// renewal. After a pause of this process, in which a renewal may have come, the TTL counts from the
-// end of the pause. Until its end the session pins arrays and owns transfers; it pins each array at
-// most once. Sessions do not outlive the coordinator: a client whose session is gone opens another.
+// renewal. If this process was paused, a renewal may have arrived meanwhile; the TTL then counts
+// from the end of the pause. Until it ends, the session pins arrays (each at most once) and owns
+// transfers. Sessions do not survive a restart of the coordinator: a client whose session is gone
+// must open another.
 //
-// Every method that takes a session id returns NOT_FOUND (SESSION_GONE) when it is unknown, closed
-// or expired. Thread-safe. The listener is called in order, without a lock, on the thread of the
-// caller or of the clock. Destroy the table before its clock and the objects that the listener
-// uses.
+// Every method that takes a session id returns NOT_FOUND (SESSION_GONE) if the session is unknown,
+// closed or expired. Thread-safe. The listener is called in order, without a lock held, on the
+// caller's thread or the clock's. Destroy the table before its clock and the objects that the
+// listener uses.
 class SessionTable {
  public:
   using Listener = std::function<void(const EndedSession&)>;
 
-  // Calls `listener` once for each session that ended. `clock` outlives the table.
+  // Calls `listener` once for each session that ends. `clock` must outlive the table.
   SessionTable(Clock* clock, Listener listener, SessionOptions options = {});
 
-  // A session of a caller whose name is proven is bound to that name. INVALID_ARGUMENT (BAD_FIELD):
-  // `ttl` is not kMinSessionTtl to kMaxSessionTtl. RESOURCE_EXHAUSTED, with a retry delay:
-  // max_sessions or max_sessions_per_caller are open.
+  // Opens a session. If the caller's name is authenticated, only that name may use the session.
+  // INVALID_ARGUMENT (BAD_FIELD): `ttl` is outside kMinSessionTtl to kMaxSessionTtl.
+  // RESOURCE_EXHAUSTED, with a retry delay: max_sessions or max_sessions_per_caller sessions are
+  // open.
   absl::StatusOr<Session> Open(const rpc::Caller& caller, std::string client, absl::Duration ttl);
   // Renews the lease for its whole TTL.
   absl::StatusOr<Session> Renew(std::string_view id);
   absl::Status Close(std::string_view id);
   absl::StatusOr<Session> Get(std::string_view id) const;
-  // Returns OK if the session exists and the caller may use it. PERMISSION_DENIED (NOT_OWNER): it
-  // is bound to another name than the caller's.
+  // Returns OK if the session exists and the caller may use it. PERMISSION_DENIED (NOT_OWNER): the
+  // session is bound to another caller's name.
   absl::Status Check(std::string_view id, const rpc::Caller& caller) const;
-  // At most `limit` open sessions by rising number, starting after `after`.
+  // Returns at most `limit` open sessions by rising number, after number `after`.
   std::vector<SessionInfo> List(int64_t after, int64_t limit) const;
   int64_t size() const;
 
-  // Returns true if the session did not pin the array before: the caller then counts one more pin.
+  // Returns true if the session did not pin the array before. The caller must then add one pin in
+  // the registry.
   absl::StatusOr<bool> PinArray(std::string_view id, std::string array_id);
-  // Returns true if the session had pinned the array: the caller then counts one pin less.
+  // Returns true if the session had pinned the array. The caller must then remove one pin in the
+  // registry.
   absl::StatusOr<bool> UnpinArray(std::string_view id, std::string_view array_id);
-  // Whether the session pins the array.
+  // Returns whether the session pins the array.
   absl::StatusOr<bool> PinsArray(std::string_view id, std::string_view array_id) const;
 
-  // Also RESOURCE_EXHAUSTED, with a retry delay, if max_work_per_session transfers and steps are
-  // running. EndStep ignores a session that is gone.
+  // AddTransfer and BeginStep also return RESOURCE_EXHAUSTED, with a retry delay, if
+  // max_work_per_session transfers and steps are running. EndStep ignores a session that is gone.
   absl::Status AddTransfer(std::string_view id, std::string transfer_id);
   // Returns the error that AddTransfer and BeginStep would return now. Changes nothing.
   absl::Status CheckWork(std::string_view id) const;
   absl::Status BeginStep(std::string_view id);
   void EndStep(std::string_view id);
-  // Removes a transfer that ended; no effect if the session is gone or does not own it.
+  // Removes a transfer that ended. No effect if the session is gone or does not own the transfer.
   void RemoveTransfer(std::string_view id, std::string_view transfer_id);
 
  private:
@@ -138,7 +142,7 @@ class SessionTable {
   absl::Status CheckWork(std::string_view id, const Entry& entry) const;
   static Session Describe(const std::string& id, const Entry& entry);
   void ExpireOld();
-  // Null: the session is gone.
+  // Returns null if the session is gone.
   Entry* Find(std::string_view id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   const Entry* Find(std::string_view id) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   void End(const std::string& id, SessionEnd end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -153,7 +157,7 @@ class SessionTable {
   absl::flat_hash_map<std::string, Entry> sessions_ ABSL_GUARDED_BY(mutex_);
   int64_t last_number_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<int64_t, std::string> by_number_ ABSL_GUARDED_BY(mutex_);             // ids
-  absl::flat_hash_map<std::string, int64_t> by_caller_ ABSL_GUARDED_BY(mutex_);  // none is 0
+  absl::flat_hash_map<std::string, int64_t> by_caller_ ABSL_GUARDED_BY(mutex_);  // never 0
 
   PauseWatch pauses_;
   Alarm expiry_;  // last: its destructor waits for ExpireOld

@@ -1,4 +1,5 @@
-// Pins and unpins arrays of a session, both in the session's list and in the registry's count.
+// Pin and unpin arrays for a session. The session keeps a list of its arrays, and the registry
+// counts the pins of each array; these functions change both.
 #ifndef SHARDMESH_SERVER_STATE_SESSION_PINS_H_
 #define SHARDMESH_SERVER_STATE_SESSION_PINS_H_
 
@@ -17,8 +18,9 @@
 namespace shardmesh::server {
 
 // Pins an array for a session. Returns whether the session did not pin it before; a second pin has
-// no effect. NOT_FOUND: no such array, or SESSION_GONE. The registry comes first: if the session
-// drops the array at any moment, there is a pin to undo.
+// no effect. NOT_FOUND: no such array, or no such session (SESSION_GONE). Pins in the registry
+// before it adds the array to the session. If the session ends at any moment, there is thus a pin
+// to remove.
 inline absl::StatusOr<bool> PinForSession(ArrayRegistry& registry, SessionTable& sessions,
                                           std::string_view session_id,
                                           const std::string& array_id) {
@@ -30,8 +32,8 @@ inline absl::StatusOr<bool> PinForSession(ArrayRegistry& registry, SessionTable&
   return is_new;
 }
 
-// Unpins arrays; returns how many the session had pinned. A session that is gone has already
-// unpinned them.
+// Unpins arrays. Returns how many of them the session had pinned. A session that is gone has
+// already unpinned its arrays.
 inline int64_t UnpinForSession(ArrayRegistry& registry, SessionTable& sessions,
                                std::string_view session_id,
                                absl::Span<const std::string> array_ids) {

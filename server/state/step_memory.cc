@@ -1,4 +1,4 @@
-// Keeps and drops answers of steps.
+// Keeps, drops and forgets the answers of steps.
 #include "server/state/step_memory.h"
 
 #include <string>
@@ -12,7 +12,7 @@
 namespace shardmesh::server {
 namespace {
 
-// Rough memory of an entry without its answer.
+// Approximate memory of an entry without its answer.
 constexpr int64_t kEntryBytes = 512;
 
 constexpr RequestMessages kMessages = {

@@ -1,4 +1,4 @@
-// Answers to recent steps, so that a repeated request does not run its step again.
+// Idempotency cache of steps: a repeated request does not run its step again.
 #ifndef SHARDMESH_SERVER_STATE_STEP_MEMORY_H_
 #define SHARDMESH_SERVER_STATE_STEP_MEMORY_H_
 
@@ -17,17 +17,18 @@ namespace shardmesh::server {
 
 struct StepMemoryOptions {
   absl::Duration remember_for = absl::Minutes(10);
-  // Most bytes of answers and their overhead. Beyond it answers are dropped, oldest first: those of
-  // the caller over its own limit, or otherwise of the caller with most bytes. The memory still
-  // records that they were given.
+  // Most bytes of answers, including their overhead. Beyond the limit, answers are dropped, oldest
+  // first: those of a caller over its own limit, otherwise those of the caller with the most bytes.
+  // The memory still knows that these requests were answered.
   int64_t max_bytes = int64_t{64} << 20;
   int64_t max_bytes_per_caller = int64_t{16} << 20;
-  // Requests, with or without an answer. Beyond it the oldest are forgotten.
+  // Most requests of one caller, with or without an answer. Beyond the limit, the oldest are
+  // forgotten.
   int64_t max_requests_per_caller = 20'000;
 };
 
-// Idempotency cache of steps. It lives as long as the process; so do results without a name, which
-// most are. The order of calls for a request:
+// Idempotency cache of steps. It lives only as long as the process. That suffices: most results
+// have no name, and also live only as long as the process. The order of calls for a request:
 //
 // clang-format off
 //   Begin -> Finish, or Abandon if it failed.
@@ -40,10 +41,11 @@ class StepMemory {
 
   explicit StepMemory(StepMemoryOptions options);
 
-  // Null: the request is the first with this key (see RequestKey). Otherwise its answer.
-  //   INVALID_ARGUMENT (REQUEST_ID_REUSED)   the first had another fingerprint.
-  //   ABORTED, with a retry delay            it still runs.
-  //   FAILED_PRECONDITION (REQUEST_ID_REUSED) it was done, and its answer is no longer kept.
+  // Returns null if the request is the first with this key (see RequestKey). Otherwise returns its
+  // answer. Errors:
+  //   INVALID_ARGUMENT (REQUEST_ID_REUSED)   the first request had another fingerprint.
+  //   ABORTED, with a retry delay            the first request is still running.
+  //   FAILED_PRECONDITION (REQUEST_ID_REUSED) the step was done, but its answer is no longer kept.
   absl::StatusOr<Answer> Begin(std::string_view caller, std::string_view key,
                                std::string_view fingerprint, absl::Time now);
   void Finish(std::string_view key, const v1::ExecuteResponse& answer, absl::Time now);

@@ -1,4 +1,4 @@
-// Restores, checks and salvages states.
+// Restores snapshots, and checks and salvages states.
 #include "server/state/store_repair.h"
 
 #include <fcntl.h>
@@ -41,11 +41,11 @@ constexpr std::string_view kArrayPrefix = "array/";
 constexpr std::string_view kMeshPrefix = "mesh/";
 constexpr std::string_view kRanksPrefix = "ranks/";
 
-// One commit has room for more records than this number.
+// Most records for given ranks. One commit has room for this many and its other records.
 constexpr size_t kMostGivenRanks = 100;
 constexpr std::string_view kReplacedPrefix = "replaced.db-";
 
-// `path`: the file or folder at fault; empty if the message names none.
+// `path`: the file or folder that the error is about; empty if there is none.
 absl::Status StoreError(absl::StatusCode code, std::string_view message,
                         std::string_view path = {}) {
   return WithReason(absl::Status(code, ToAbsl(message)), Reason::kStoreFailed,
@@ -60,14 +60,14 @@ absl::Status FileError(std::string_view doing, const std::string& path, std::err
       is_full ? Reason::kStoreFull : Reason::kStoreFailed, {{fact::kFile, path}});
 }
 
-// Returns the message about a folder without a database.
+// Returns the message for a folder without a database.
 std::string NoDatabase(const std::string& folder) {
   std::error_code error;
   if (!fs::exists(folder, error)) return StrCat("there is no folder ", folder);
   if (!fs::is_directory(folder, error)) {
     return StrCat(folder, " is no folder; give the --data-dir of a coordinator");
   }
-  // `shardmesh up --data-dir` makes a folder for each process below its own.
+  // `shardmesh up --data-dir` makes a subfolder for each process, so look for the coordinator's.
   const std::string below = (fs::path(folder) / "coordinator").string();
   return fs::exists(DatabasePath(below), error)
              ? StrCat("there is no database ", DatabasePath(folder),
@@ -76,7 +76,7 @@ std::string NoDatabase(const std::string& folder) {
                       "; give the --data-dir of a coordinator");
 }
 
-// Returns the current values of a state's keys.
+// Returns the current values of a state's keys, except the cluster's records and stored answers.
 std::map<std::string, std::string> CurrentOf(const RevisionIndex& index) {
   std::map<std::string, std::string> current;
   const absl::StatusOr<KeyValues> all = index.List("", {});
@@ -119,19 +119,19 @@ bool HasContent(const std::string& file) {
   return !error && bytes > 0;
 }
 
-// Opens a database without changing it or its log. DATA_LOSS: the log is damaged.
+// Opens a database without changing the database or its log. DATA_LOSS: the log is damaged.
 absl::Status OpenToRead(Database& database) {
   SHARDMESH_ASSIGN_OR_RETURN(const WalFile log, WalFile::Read(LogOf(database.path())));
   SHARDMESH_RETURN_IF_ERROR(log.damage());
   const bool has_log = fs::exists(LogOf(database.path()));
   SHARDMESH_RETURN_IF_ERROR(database.Open());
-  // SQLite removes on close a log that it made for reading.
+  // If there was no log, let SQLite remove on close the one that it makes for reading.
   SHARDMESH_RETURN_IF_ERROR(database.KeepLog(has_log));
   return database.Execute("PRAGMA locking_mode = EXCLUSIVE");
 }
 
-// Reads a whole database without changing it: a database of an older schema may still belong to the
-// build that wrote it.
+// Reads a whole database without changing it. It may have an older schema, and the build that wrote
+// it may need it again.
 absl::StatusOr<StoredState> ReadDatabase(const std::string& path,
                                          std::string_view if_damaged = Database::kStateIsDamaged) {
   Database database(path, if_damaged);
@@ -145,7 +145,7 @@ absl::StatusOr<StoredState> ReadDatabase(const std::string& path,
   return ReadState(database);
 }
 
-// Like the function above, for the copy of a snapshot. Errors name the source file.
+// Like ReadDatabase, for the copy of a snapshot. Errors name the source file.
 absl::StatusOr<StoredState> ReadSnapshot(const std::string& copy, const std::string& file) {
   absl::StatusOr<StoredState> state =
       ReadDatabase(copy, "it is damaged, or no snapshot; nothing was changed: ");
@@ -163,7 +163,7 @@ absl::StatusOr<ClusterRecord> ClusterOf(const RevisionIndex& index) {
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   std::ostringstream content;
-  // For an empty file, copying the stream would set its error state.
+  // Skip an empty file: copying its stream would set the error state.
   if (in && in.peek() != std::ifstream::traits_type::eof()) content << in.rdbuf();
   if (!in.is_open() || in.bad() || content.fail()) {
     return StoreError(absl::StatusCode::kInternal, StrCat("cannot read ", path), path);
@@ -176,8 +176,8 @@ absl::StatusOr<std::string> DigestOfFile(const std::string& file) {
   return absl::BytesToHexString(ToAbsl(Sha256(content)));
 }
 
-// Logs with a part of a database: commits not yet in its file, or the original pages of an
-// interrupted transaction.
+// Logs that contain a part of a database: commits that are not in its file yet, or the original
+// pages of an interrupted transaction.
 constexpr const char* kLogSuffixes[] = {"-wal", "-journal"};
 
 bool HasLog(const std::string& file) {
@@ -185,7 +185,7 @@ bool HasLog(const std::string& file) {
                      [&](const char* suffix) { return HasContent(file + suffix); });
 }
 
-// Called before any copy or change: whether `file` can be a snapshot at all.
+// Checks whether `file` can be a snapshot at all. Called before anything is copied or changed.
 absl::Status CheckMayBeSnapshot(const std::string& file) {
   constexpr std::string_view kMagic("SQLite format 3", 16);  // including the NUL
   const auto refused = [&file](std::string_view why) {
@@ -203,7 +203,7 @@ absl::Status CheckMayBeSnapshot(const std::string& file) {
   if (error) return FileError("look at", file, error);
   if (fs::is_directory(found)) return refused("it is a folder");
   if (!fs::is_regular_file(found)) return refused("it is no regular file");
-  // All data of a database may be in its log.
+  // If there is a log, the database file may be empty: all data may be in the log.
   if (HasLog(file)) return absl::OkStatus();
   std::ifstream in(file, std::ios::binary);
   if (!in) {
@@ -216,8 +216,8 @@ absl::Status CheckMayBeSnapshot(const std::string& file) {
   return head == kMagic ? absl::OkStatus() : refused("it does not begin as an SQLite database");
 }
 
-// Returns the snapshot that the state of a folder was made from; nullopt: none, or there is no
-// state.
+// Returns the digest of the snapshot that the state of a folder was made from. Returns nullopt if
+// it was made from none, or if there is no state.
 absl::StatusOr<std::optional<std::string>> RestoredFrom(const std::string& folder) {
   std::error_code error;
   if (!fs::exists(DatabasePath(folder), error)) {
@@ -225,7 +225,7 @@ absl::StatusOr<std::optional<std::string>> RestoredFrom(const std::string& folde
     return std::nullopt;
   }
   if (fs::is_regular_file(DatabasePath(folder), error) && !HasContent(DatabasePath(folder))) {
-    return std::nullopt;  // lost, or never written
+    return std::nullopt;  // the database was lost, or never written
   }
   Database database(DatabasePath(folder));
   SHARDMESH_RETURN_IF_ERROR(OpenToRead(database));
@@ -241,7 +241,7 @@ absl::StatusOr<std::optional<std::string>> RestoredFrom(const std::string& folde
       value = row.value == nullptr ? std::nullopt : std::optional(*row.value);
     }
   }));
-  // A record with a damaged key may be the wanted one.
+  // If no record is found, an unreadable record with a damaged key may be the wanted one.
   if (!value.has_value() && !unreadable.empty()) {
     return StoreError(absl::StatusCode::kDataLoss, unreadable, folder);
   }
@@ -253,7 +253,7 @@ absl::StatusOr<std::optional<std::string>> RestoredFrom(const std::string& folde
     }
     return std::move(restored.digest);
   }
-  // The file in which older builds recorded it.
+  // Older builds recorded the digest in this file.
   const std::string mark = folder + "/restored";
   if (!fs::exists(mark, error)) {
     if (error) return FileError("look at", mark, error);
@@ -267,7 +267,8 @@ absl::StatusOr<std::optional<std::string>> RestoredFrom(const std::string& folde
   return digest;
 }
 
-// Returns how many snapshots replaced the folder's state, counting the replaced states that exist.
+// Returns how often snapshots replaced the folder's state: the number of replaced states in the
+// folder.
 absl::StatusOr<int64_t> CountReplaced(const std::string& folder) {
   std::error_code error;
   int64_t count = 0;
@@ -283,7 +284,8 @@ absl::StatusOr<int64_t> CountReplaced(const std::string& folder) {
   return count;
 }
 
-// Removes a database and SQLite's files beside it: the next database must not use its log.
+// Removes a database and SQLite's files beside it. A new database with this name must not use the
+// old log.
 absl::Status RemoveDatabase(const std::string& path) {
   for (const char* suffix : {"", "-wal", "-shm", "-journal"}) {
     std::error_code error;
@@ -293,13 +295,13 @@ absl::Status RemoveDatabase(const std::string& path) {
   return absl::OkStatus();
 }
 
-// Copies a database to `copy` in the folder, with the content of its log. The copy is one file,
-// which only this process's user can access, whatever the mode of the source.
+// Copies a database, with the content of its log, to the file `copy` in the folder. Only this
+// process's user can access the copy, whatever the mode of the source.
 absl::Status CopyDatabase(const std::string& folder, const std::string& file,
                           const std::string& copy) {
   SHARDMESH_RETURN_IF_ERROR(RemoveDatabase(copy));
-  // Locked because a process that has the source open would write to it. `folder` is already locked
-  // by this process.
+  // Lock the source: a process that has it open may write to it. `folder` is already locked by this
+  // process.
   std::optional<FolderLock> lock;
   const fs::path source = fs::absolute(file);
   std::error_code error;
@@ -332,7 +334,7 @@ absl::Status CopyDatabase(const std::string& folder, const std::string& file,
     Database database(copy);
     SHARDMESH_RETURN_IF_ERROR(database.Open());
     SHARDMESH_RETURN_IF_ERROR(database.Execute("PRAGMA locking_mode = EXCLUSIVE"));
-    // The first read rolls back an interrupted transaction.
+    // This first read makes SQLite roll back an interrupted transaction.
     SHARDMESH_RETURN_IF_ERROR(SchemaVersionOf(database).status());
     SHARDMESH_RETURN_IF_ERROR(database.Checkpoint());
   }
@@ -343,8 +345,9 @@ absl::Status CopyDatabase(const std::string& folder, const std::string& file,
   return absl::OkStatus();
 }
 
-// Makes the database begin after everything ever acknowledged from it, and records its snapshot.
-// Upgrades an older schema to ours. The result is one synced file.
+// Makes the terms and revisions of the database begin above all that were ever acknowledged, and
+// records the digest of its snapshot. Upgrades an older schema to the current one. The result is
+// one synced file.
 absl::Status Skip(const std::string& path, const ClusterRecord& cluster, Revision newest,
                   const std::string& digest) {
   Database database(path);
@@ -352,7 +355,8 @@ absl::Status Skip(const std::string& path, const ClusterRecord& cluster, Revisio
   SHARDMESH_RETURN_IF_ERROR(database.Execute("PRAGMA locking_mode = EXCLUSIVE"));
   SHARDMESH_RETURN_IF_ERROR(database.Execute("PRAGMA synchronous = FULL"));
   {
-    // A snapshot has a log, which closing the database copies without reporting errors.
+    // Copy the snapshot's log into its file here, because closing the database would copy it
+    // without reporting errors.
     SHARDMESH_ASSIGN_OR_RETURN(const auto mode, database.Prepare("PRAGMA journal_mode = DELETE"));
     SHARDMESH_ASSIGN_OR_RETURN(const bool row, database.Step(mode));
     if (!row || mode.Bytes(0) != "delete") {
@@ -376,19 +380,20 @@ absl::Status Skip(const std::string& path, const ClusterRecord& cluster, Revisio
       SHARDMESH_RETURN_IF_ERROR(database.Run(erase));
       SHARDMESH_RETURN_IF_ERROR(InsertRecord(database, insert, row_id, key, &record));
     }
-    // Watchers from earlier revisions must list again: the changes since the snapshot are missing.
+    // Watchers from earlier revisions must list again, because the changes after the snapshot are
+    // missing.
     return WriteBounds(database, {.compacted = newest, .newest = newest});
   });
 }
 
-// The readable rows and the unreadable parts of a database, even with damaged pages.
+// What can be read of a database, which may have damaged pages, and what cannot.
 struct Salvaged {
   std::vector<StoredRow> rows;
   std::vector<UnreadableRecord> unreadable;
   std::vector<LostRows> lost;  // rising
 };
 
-// Records that the rows between two row ids, both included, cannot be read.
+// Records that the rows from row id `from` to `to`, both included, cannot be read.
 void Lose(int64_t from, int64_t to, const absl::Status& why, Salvaged* salvaged) {
   if (!salvaged->lost.empty() && salvaged->lost.back().last + 1 == from) {
     salvaged->lost.back().last = to;
@@ -397,8 +402,8 @@ void Lose(int64_t from, int64_t to, const absl::Status& why, Salvaged* salvaged)
   }
 }
 
-// Adds the rows between two row ids, which are on one page. Errors other than DATA_LOSS are read
-// errors, and say nothing about the rows.
+// Adds the rows from row id `from` to `to`, which are all on one page. DATA_LOSS is handled here.
+// Other errors are read errors of the disk: they do not show whether the rows are damaged.
 absl::Status SalvagePage(const RowReader& reader, int64_t from, int64_t to, Salvaged* salvaged) {
   while (true) {
     bool is_to_end = false;
@@ -412,7 +417,7 @@ absl::Status SalvagePage(const RowReader& reader, int64_t from, int64_t to, Salv
             {row.row_id, std::move(row.key), std::move(row.why), row.lost_key_crc});
       }
     });
-    // After the page's last row, the next page cannot be read.
+    // If `to` was read, the error is about the next page.
     if (read.ok() || is_to_end) return absl::OkStatus();
     if (!absl::IsDataLoss(read)) return read;
     const absl::StatusOr<std::optional<int64_t>> next = reader.FindNext(from, to);
@@ -422,7 +427,8 @@ absl::Status SalvagePage(const RowReader& reader, int64_t from, int64_t to, Salv
       return absl::OkStatus();
     }
     if (!next->has_value()) return absl::OkStatus();
-    // The page is sound, but a part of the row, with a large value, is on other pages.
+    // The page itself is sound. The row has a large value, part of which is on another, damaged
+    // page.
     const int64_t row_id = **next;
     const absl::StatusOr<std::string> key = reader.KeyOf(row_id);
     if (!key.ok() && !absl::IsDataLoss(key.status())) return key.status();
@@ -436,7 +442,8 @@ absl::Status SalvagePage(const RowReader& reader, int64_t from, int64_t to, Salv
   }
 }
 
-// Errors other than DATA_LOSS are read errors: the rows are then unknown.
+// Reads all rows that can be read. Errors are read errors of the disk, which do not show whether
+// rows are damaged.
 absl::StatusOr<Salvaged> Salvage(Database& database) {
   Salvaged salvaged;
   SHARDMESH_ASSIGN_OR_RETURN(const RowReader reader, RowReader::Create(database));
@@ -450,7 +457,7 @@ absl::StatusOr<Salvaged> Salvage(Database& database) {
   });
   if (read.ok()) return salvaged;
   if (!absl::IsDataLoss(read)) return read;
-  // Page by page: the rows after an unreadable page are on the next one.
+  // Read page by page: the rows after an unreadable page begin on the next page.
   salvaged = {};
   SHARDMESH_ASSIGN_OR_RETURN(std::vector<int64_t> ends, database.PageEnds("event"));
   if (ends.empty() || ends.back() != kLastRow) ends.push_back(kLastRow);
@@ -462,15 +469,15 @@ absl::StatusOr<Salvaged> Salvage(Database& database) {
   return salvaged;
 }
 
-// A database under examination.
+// A database that is being checked.
 struct Opened {
   std::unique_ptr<Database> database;
-  bool is_image = false;  // the repaired copy, not the database itself
+  bool is_image = false;  // `database` is a repaired copy
   int64_t schema_version = 0;
   absl::Status log;              // DATA_LOSS, as in StoreCheck
   bool is_log_whole = true;      // as in WalFile
   absl::Status pages;            // DATA_LOSS, as in StoreCheck
-  bool are_pages_whole = false;  // except the first, which has no records
+  bool are_pages_whole = false;  // except the first page, which has no records
 };
 
 absl::Status ResizeFile(const std::string& path, uintmax_t bytes) {
@@ -481,13 +488,13 @@ absl::Status ResizeFile(const std::string& path, uintmax_t bytes) {
 
 // Fields of a database's first page, https://sqlite.org/fileformat2.html#the_database_header.
 constexpr size_t kPageSizeOffset = 16;  // two bytes
-constexpr size_t kVersionsOffset = 18;  // versions for writing and reading: 2 with a log, 1 without
+constexpr size_t kVersionsOffset = 18;  // write and read version: 2 with a log, 1 without
 constexpr size_t kPagesOffset = 28;
-constexpr size_t kFreePagesOffset = 32;  // the first one, and their number
+constexpr size_t kFreePagesOffset = 32;  // number of the first free page, and the count
 constexpr size_t kDatabaseHeaderBytes = 100;
 
-// The largest missing part of a truncated database. A page count in the first page beyond this is
-// damage too.
+// A truncated database may lack at most this part. If the page count in the first page exceeds the
+// file by more, that count is damaged.
 constexpr uintmax_t kMostLostShare = 64;
 constexpr uintmax_t kMostLostBytes = uintmax_t{64} << 20;
 
@@ -521,14 +528,14 @@ absl::Status WriteStart(const std::string& path, std::string_view bytes) {
               : StoreError(absl::StatusCode::kInternal, StrCat("cannot write ", path), path);
 }
 
-// Writes a database with its log to `image`, as one file. The image has the page count of its first
-// page; pages missing from a truncated file are zero.
+// Writes a database with its log to `image`, as one file. Its size is the page count in its first
+// page. Pages that a truncated file lacks are filled with zeros.
 absl::Status WriteImage(const std::string& path, const WalFile& log, const std::string& image) {
   SHARDMESH_RETURN_IF_ERROR(RemoveDatabase(image));
   std::error_code error;
   fs::copy_file(path, image, error);
   if (error) return FileError("copy the state to", image, error);
-  // The original pages of an interrupted transaction. With a log there are none.
+  // Copy the original pages of an interrupted transaction too. A database with a log has none.
   if (HasContent(path + "-journal")) {
     fs::copy_file(path + "-journal", image + "-journal", error);
     if (error) return FileError("copy the state to", image, error);
@@ -538,7 +545,7 @@ absl::Status WriteImage(const std::string& path, const WalFile& log, const std::
   std::string header(kDatabaseHeaderBytes, '\0');
   in.read(header.data(), static_cast<std::streamsize>(header.size()));
   if (!in) return absl::OkStatus();
-  // The merged image has no log.
+  // Mark the image as a database without a log, because the log is merged.
   header[kVersionsOffset] = header[kVersionsOffset + 1] = 1;
   SHARDMESH_RETURN_IF_ERROR(WriteStart(image, header));
   const uintmax_t bytes = fs::file_size(image, error);
@@ -549,8 +556,8 @@ absl::Status WriteImage(const std::string& path, const WalFile& log, const std::
   return is_cut_off ? ResizeFile(image, wanted) : absl::OkStatus();
 }
 
-// Gives a database the common first page of the newest schema. If no older build made the database,
-// its tables are on the same pages.
+// Overwrites the first page with that of a new database of the newest schema. This fits unless an
+// older build made the database: its tables may then be on other pages.
 absl::Status MendFirstPage(const std::string& image) {
   SHARDMESH_RETURN_IF_ERROR(RemoveDatabase(image + "-first"));
   const absl::Cleanup remove = [&] { RemoveDatabase(image + "-first").IgnoreError(); };
@@ -573,8 +580,9 @@ absl::Status MendFirstPage(const std::string& image) {
   return WriteStart(image, page);
 }
 
-// Opens a database so that as much as possible can be read. If SQLite can read neither its log nor
-// its first page, opens an image of it, in one file. Without `writes` it changes nothing.
+// Opens a database so that as much as possible can be read. If its log or its first page is
+// unreadable for SQLite, opens an image of it, in one file. Without `writes`, changes nothing in
+// the database.
 absl::StatusOr<Opened> OpenToCheck(const std::string& path, const std::string& image, bool writes) {
   Opened opened;
   SHARDMESH_ASSIGN_OR_RETURN(const WalFile log, WalFile::Read(LogOf(path)));
@@ -594,16 +602,17 @@ absl::StatusOr<Opened> OpenToCheck(const std::string& path, const std::string& i
     opened.pages = opened.database->CheckPages();
     return opened.pages;
   };
-  // The first read rolls back a journal of an interrupted transaction.
+  // Opening a database with a journal rolls back its transaction. Without `writes`, use an image
+  // then.
   const bool has_journal = !writes && HasContent(path + "-journal");
   absl::Status status = opened.log;
   if (status.ok() && !has_journal) {
     status = open(path);
-    // The search for damaged pages needs the database in one file.
+    // Searching for damaged pages needs the database in one file, with its log merged.
     if (status.ok() || (absl::IsDataLoss(opened.pages) && (writes || !HasContent(LogOf(path))))) {
       return opened;
     }
-    // A read error says nothing about the content.
+    // An error of the disk does not show whether the content is damaged.
     if (!absl::IsDataLoss(status)) return status;
   }
   opened.database.reset();
@@ -616,7 +625,7 @@ absl::StatusOr<Opened> OpenToCheck(const std::string& path, const std::string& i
     SHARDMESH_RETURN_IF_ERROR(MendFirstPage(image));
     const absl::Status mended = open(image);
     opened.are_pages_whole = mended.ok();
-    if (mended.ok()) opened.pages = status;  // it is rewritten in any case
+    if (mended.ok()) opened.pages = status;  // report the damage: the database will be rewritten
     status = mended;
   }
   if (!status.ok() && !absl::IsDataLoss(status)) return status;
@@ -624,7 +633,7 @@ absl::StatusOr<Opened> OpenToCheck(const std::string& path, const std::string& i
   return opened;
 }
 
-// Returns the cluster of these rows; nullopt if no row has it.
+// Returns the newest cluster record among the rows; nullopt if there is none.
 std::optional<ClusterRecord> ClusterOf(const std::vector<StoredRow>& rows) {
   std::optional<ClusterRecord> cluster;
   for (const StoredRow& row : rows) {
@@ -634,7 +643,7 @@ std::optional<ClusterRecord> ClusterOf(const std::vector<StoredRow>& rows) {
   return cluster;
 }
 
-// The progress of a database that is only partly readable.
+// How far a damaged database had come: its cluster with the term, and its newest revision.
 struct Extent {
   std::optional<ClusterRecord> cluster;
   Revision newest = 0;
@@ -643,7 +652,7 @@ struct Extent {
 Extent ExtentOf(const std::string& path) {
   Extent extent;
   Database database(path);
-  // Reads as much as SQLite can, whatever the state of its log.
+  // Ignore the state of the log, and read as much as SQLite can.
   if (!database.Open().ok() || !database.KeepLog(true).ok() ||
       !database.Execute("PRAGMA locking_mode = EXCLUSIVE").ok()) {
     return extent;
@@ -660,11 +669,11 @@ Extent ExtentOf(const std::string& path) {
   return extent;
 }
 
-// Returns rows that replace records set aside, derived from the other records. A record with a
-// revision beyond the newest one gets none.
+// Returns rows that replace unreadable records, derived from the readable ones. Skips records whose
+// revision is beyond `newest`.
 std::vector<StoredRow> ReplacementsOf(const Salvaged& salvaged, Revision newest) {
   std::map<std::string_view, int64_t> last;  // the newest row of each readable key
-  std::map<std::string, int64_t> chunks;     // of each manifest, by its key
+  std::map<std::string, int64_t> chunks;     // number of chunks of each manifest, by its key
   bool has_manifests = false;
   for (const StoredRow& row : salvaged.rows) {
     last[row.key] = row.row_id;
@@ -692,30 +701,31 @@ std::vector<StoredRow> ReplacementsOf(const Salvaged& salvaged, Revision newest)
       continue;
     }
     if (has_manifests && record.key.compare(0, kNamePrefix.size(), kNamePrefix) == 0) {
-      // If the name is in a manifest too, its older entry must not look current.
+      // A manifest may have an older entry of the name, which must not look current.
       replace(record, EncodeName(""));
     } else if (const auto found = chunks.find(record.key);
                found != chunks.end() && incomplete.count(record.key) == 0 &&
                last.count(StrCat(record.key, "/", absl::Dec(found->second - 1, absl::kZeroPad6))) >
                    0) {
-      // A manifest's record is written when all of its chunks exist.
+      // All chunks exist, so the commit reached the point where the manifest's record is written.
       replace(record, EncodeManifest(found->second));
     }
   }
   return replacements;
 }
 
-// The given values for lost parts of a state.
+// Values that the operator gives for lost parts of a state.
 struct Given {
   std::optional<ClusterRecord> cluster;
   std::vector<Put> meshes;
 };
 
-// Returns the rows added to a state with lost records, at its newest revision: that arrays without
-// a name may have had one in a lost record, and the given values.
+// Returns the rows to add to a state that has lost records, at its newest revision. One row is the
+// mark that arrays without a name may have a name in a lost record. The others are the given
+// values.
 std::vector<StoredRow> RowsOfLoss(const Salvaged& salvaged, Revision newest, const Given& given) {
   RestoredRecord restored{.digest = std::string(kUnknownSnapshot), .may_lack_names = true};
-  EventPosition next{.revision = newest};  // after the last event of its commit
+  EventPosition next{.revision = newest};  // will follow the last event at that revision
   const auto go_behind = [&](int64_t row_id) {
     const EventPosition position = PositionOf(row_id);
     if (position.revision == newest) next.place = std::max(next.place, position.place + 1);
@@ -745,7 +755,8 @@ std::vector<StoredRow> RowsOfLoss(const Salvaged& salvaged, Revision newest, con
   return rows;
 }
 
-// Returns the newest unreadable record of each known key: an older record must not look current.
+// Returns the newest unreadable record of each known key. Older records of the key must not look
+// current.
 std::map<std::string_view, const UnreadableRecord*> NewestUnreadable(const Salvaged& salvaged) {
   std::map<std::string_view, const UnreadableRecord*> newest;
   for (const UnreadableRecord& record : salvaged.unreadable) {
@@ -756,7 +767,7 @@ std::map<std::string_view, const UnreadableRecord*> NewestUnreadable(const Salva
   return newest;
 }
 
-// Returns the current rows that can be read.
+// Returns the current row of each key, except keys whose newest record is unreadable.
 std::map<std::string_view, const StoredRow*> CurrentRows(const Salvaged& salvaged) {
   const auto unreadable = NewestUnreadable(salvaged);
   std::map<std::string_view, const StoredRow*> current;
@@ -778,13 +789,14 @@ bool IsDefinition(std::string_view key) {
       [&](std::string_view prefix) { return absl::StartsWith(ToAbsl(key), ToAbsl(prefix)); });
 }
 
-// A manifest's record, not a chunk's.
+// Returns whether this is the key of a manifest's record, not of a chunk.
 bool IsManifest(std::string_view key) {
   return absl::StartsWith(ToAbsl(key), ToAbsl(kManifestPrefix)) &&
          key.find('/', kManifestPrefix.size()) == std::string_view::npos;
 }
 
-// For a database with damaged pages. Rows newer than all lost rows are certain.
+// Returns the definitions and manifests for which a damaged page may have held a newer record. A
+// row newer than all lost rows is certainly current.
 std::vector<FormerRecord> FindFormer(const Salvaged& salvaged) {
   const int64_t lost_to = salvaged.lost.empty() ? kLastRow : salvaged.lost.back().last;
   std::vector<FormerRecord> former;
@@ -793,7 +805,7 @@ std::vector<FormerRecord> FindFormer(const Salvaged& salvaged) {
     FormerRecord record{.key = std::string(key), .revision = PositionOf(row->row_id).revision};
     if (IsDefinition(key)) {
       const auto outline = DecodeDefinitionOutline(key, *row->value);
-      if (!outline.ok()) continue;  // no coordinator serves it
+      if (!outline.ok()) continue;  // no coordinator would serve it
       record.version = outline->version;
     }
     former.push_back(std::move(record));
@@ -836,8 +848,8 @@ std::vector<LostRanks> FindLostRanks(const Salvaged& salvaged) {
   return lost;
 }
 
-// Returns the records of the given ranks, and of meshes that are lost with them. A user may replace
-// the workers of such ranks later, as those of others: no definition names them.
+// Returns the records for the given ranks, and for meshes whose definitions are lost too. These
+// definitions name no workers, so a user may later replace the workers of such ranks as usual.
 absl::StatusOr<std::vector<Put>> WithGivenRanks(const Salvaged& salvaged, const GivenRanks& ranks,
                                                 std::vector<LostRanks>* lost) {
   for (const auto& [mesh_id, workers] : ranks) {
@@ -896,12 +908,13 @@ absl::StatusOr<std::vector<Put>> WithGivenRanks(const Salvaged& salvaged, const 
   return records;
 }
 
-// Returns row ids of definitions' former values after which a version is missing. The version of a
-// former value follows from its place: each is one less than the next one's.
+// Returns the row ids of former values of definitions, where a version is missing between the value
+// and its next newer one. The store derives a former version from its place: each is one less than
+// the next newer version.
 std::set<int64_t> FindBrokenHistory(const Salvaged& salvaged) {
   constexpr int64_t kAny = 0;
   constexpr int64_t kNone = -1;
-  std::map<std::string_view, int64_t> expected;  // of the next older row
+  std::map<std::string_view, int64_t> expected;  // version of the next older row
   std::set<int64_t> broken;
   for (auto row = salvaged.rows.rbegin(); row != salvaged.rows.rend(); ++row) {
     if (!IsDefinition(row->key)) continue;
@@ -922,7 +935,7 @@ std::set<int64_t> FindBrokenHistory(const Salvaged& salvaged) {
   return broken;
 }
 
-// The cluster of a snapshot, at a term beyond all terms that can have existed since.
+// Returns the cluster of a snapshot, with a term above all terms that can have existed since.
 absl::StatusOr<ClusterRecord> ClusterOfSnapshot(const std::string& folder,
                                                 const std::string& file) {
   SHARDMESH_RETURN_IF_ERROR(CheckMayBeSnapshot(file));
@@ -932,7 +945,8 @@ absl::StatusOr<ClusterRecord> ClusterOfSnapshot(const std::string& folder,
   SHARDMESH_ASSIGN_OR_RETURN(const StoredState snapshot, ReadSnapshot(copy, file));
   SHARDMESH_ASSIGN_OR_RETURN(ClusterRecord cluster, ClusterOf(snapshot.index));
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t restores, CountReplaced(folder));
-  // The state without its cluster, and each state before it, may come from this snapshot.
+  // The state whose cluster is lost, and each state that was replaced before, may come from this
+  // snapshot. Each of them has skipped kSkippedTerms.
   cluster.term += (2 + restores) * kSkippedTerms;
   SHARDMESH_RETURN_IF_ERROR(CheckTerm(cluster.term));
   return cluster;
@@ -942,7 +956,7 @@ absl::Status Insert(Database& database, const Database::Statement& insert, const
   return InsertRecord(database, insert, row.row_id, row.key, row.value.get());
 }
 
-// Moves unreadable records, and former records of their keys, to the table `set_aside`.
+// Moves unreadable records, and older records of the same keys, to the table `set_aside`.
 absl::Status MoveAside(Database& database, const Salvaged& salvaged) {
   SHARDMESH_ASSIGN_OR_RETURN(
       const auto move,
@@ -969,7 +983,8 @@ absl::Status MoveAside(Database& database, const Salvaged& salvaged) {
   return absl::OkStatus();
 }
 
-// `bounds` is after the skipped revisions. Rewritten definitions get the first of these.
+// Writes a new database of the salvaged rows. `bounds.newest` includes the skipped revisions;
+// rewritten definitions get the first of the skipped revisions.
 absl::Status WriteSalvaged(const std::string& path, const Salvaged& salvaged,
                            const std::vector<FormerRecord>& former, const StoredBounds& bounds,
                            const Given& given) {
@@ -1015,7 +1030,8 @@ absl::Status WriteSalvaged(const std::string& path, const Salvaged& salvaged,
 
 absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::string& file) {
   SHARDMESH_RETURN_IF_ERROR(CheckMayBeSnapshot(file));
-  // The digest covers the file with its log merged, as it is once a process has opened it.
+  // The digest must be that of the file with its log merged: another process may open and close the
+  // file, which merges the log.
   const bool has_log = HasLog(file);
   std::string digest;
   if (!has_log) {
@@ -1035,7 +1051,7 @@ absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::s
   const bool is_asked_again = fs::exists(again);
   if (!is_asked_again) {
     const absl::StatusOr<std::optional<std::string>> last = RestoredFrom(folder);
-    // A newer schema is refused even with `restore-again`.
+    // A newer schema is refused even if the file `restore-again` exists.
     if (ReasonOf(last.status()) == Reason::kSchemaMismatch) return last.status();
     if (!last.ok()) {
       return StoreError(
@@ -1067,13 +1083,14 @@ absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::s
   restored.term = cluster.term;
   restored.revision = snapshot.index.newest();
   Revision newest = snapshot.index.newest();
-  bool is_known = false;  // whether the previous state's progress is known
+  bool is_known = false;  // terms and revisions of the previous state are known
   if (fs::exists(DatabasePath(folder))) {
     std::optional<ClusterRecord> replaced;
     const absl::StatusOr<StoredState> before = ReadDatabase(DatabasePath(folder));
-    // A state of a newer schema is not damaged: its data would be lost.
+    // A state of a newer schema is not damaged. Replacing it would lose its data.
     if (ReasonOf(before.status()) == Reason::kSchemaMismatch) return before.status();
-    // A state that the disk failed to read is not known to be damaged, either.
+    // The disk failed to read the state, which may be undamaged: do not replace it without an
+    // order.
     if (absl::IsInternal(before.status()) && !is_asked_again) {
       return StoreError(absl::StatusCode::kInternal,
                         StrCat("cannot read the state in ", folder,
@@ -1085,7 +1102,7 @@ absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::s
     if (before.ok()) {
       if (auto found = ClusterOf(before->index); found.ok()) replaced = *std::move(found);
       newest = std::max(newest, before->index.newest());
-      // The content of a lost log is unknown.
+      // If its log is lost, the state may have had more commits than can be read.
       is_known = replaced.has_value() && CheckHasLog(DatabasePath(folder)).ok();
       CompareStates(before->index, snapshot.index, &restored);
     } else {
@@ -1104,8 +1121,8 @@ absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::s
     if (replaced.has_value()) cluster.term = std::max(cluster.term, replaced->term);
   }
   if (!is_known) {
-    // The previous state, and each state before it, may come from this snapshot, and have skipped
-    // the same number.
+    // The previous state, and each state that was replaced before, may come from this snapshot.
+    // Each of them has skipped the same numbers of terms and revisions.
     SHARDMESH_ASSIGN_OR_RETURN(int64_t restores, CountReplaced(folder));
     if (fs::exists(DatabasePath(folder))) ++restores;
     cluster.term += restores * kSkippedTerms;
@@ -1125,7 +1142,7 @@ absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::s
 absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_aside,
                                            const std::string& cluster_of, const GivenRanks& ranks) {
   std::error_code error;
-  // A folder that is not a coordinator's stays without even a lock file.
+  // If the folder is not a coordinator's, do not even create a lock file in it.
   SHARDMESH_ASSIGN_OR_RETURN(std::string next, NextDatabase(folder));
   if (next.empty() && !fs::exists(DatabasePath(folder), error)) {
     if (error) return FileError("look for", DatabasePath(folder), error);
@@ -1140,7 +1157,7 @@ absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_a
   }
   if (next.empty()) SHARDMESH_RETURN_IF_ERROR(CheckHasState(folder));
   StoreCheck check;
-  // The next start removes it if this process cannot.
+  // If this process cannot remove the image, the coordinator's next start removes it.
   const std::string image = StrCat(folder, "/", kSnapshotPrefix, "check-", getpid());
   const absl::Cleanup remove_image = [&image] { RemoveDatabase(image).IgnoreError(); };
   SHARDMESH_ASSIGN_OR_RETURN(
@@ -1149,7 +1166,7 @@ absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_a
   check.schema_version = opened.schema_version;
   check.log = opened.log;
   check.pages = opened.pages;
-  if (check.is_empty()) {  // nothing was ever written into it
+  if (check.is_empty()) {  // nothing was ever written to the database
     SHARDMESH_RETURN_IF_ERROR(CheckIsNew(folder));
     if (!check.log.ok()) return TooDamaged(DatabasePath(folder));
     return check;
@@ -1169,13 +1186,13 @@ absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_a
     check.pages = StoreError(absl::StatusCode::kDataLoss, salvaged.lost.front().why, folder);
   }
   check.lost = salvaged.lost;
-  // Without checksums, a changed record cannot be detected.
+  // Without checksums, a changed record in a damaged page cannot be detected: give up.
   if (check.schema_version < kFirstChecked) SHARDMESH_RETURN_IF_ERROR(check.pages);
   KeyFinder finder(&salvaged.unreadable);
   for (const StoredRow& row : salvaged.rows) finder.Find(row.key);
   check.records = static_cast<int64_t>(salvaged.rows.size());
   check.unreadable = salvaged.unreadable;
-  // If no finding explains the damage, rows may be lost without a trace.
+  // If no finding explains the damage, rows may be missing without a trace.
   const bool is_explained = opened.is_log_whole && (!salvaged.unreadable.empty() ||
                                                     !check.bounds.ok() || opened.are_pages_whole);
   const bool is_rewritten = !check.pages.ok() || !opened.is_log_whole;
@@ -1190,7 +1207,8 @@ absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_a
   for (const UnreadableRecord& record : salvaged.unreadable) {
     bounds.newest = NewestWith(bounds.newest, record.row_id);
   }
-  // The compacted revision is no longer known: no earlier revision can be watched then.
+  // If the bounds are unreadable, the compacted revision is unknown: allow no watch from an earlier
+  // revision.
   if (!read.ok()) bounds.compacted = bounds.newest;
   check.compacted = bounds.compacted;
   check.newest = bounds.newest;
@@ -1217,7 +1235,7 @@ absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_a
   }
 
   if (!opened.is_log_whole && !given.cluster.has_value()) {
-    // The start of the newest term may be among the lost records.
+    // The newest term's record may be lost with the end of the log, so skip terms.
     given.cluster = ClusterOf(salvaged.rows);
     if (given.cluster.has_value()) {
       given.cluster->term += kSkippedTerms;
@@ -1246,7 +1264,8 @@ absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_a
     });
     SHARDMESH_RETURN_IF_ERROR(moved);
     SHARDMESH_RETURN_IF_ERROR(database->Checkpoint());
-    // Copy all other pages first: the page with the mark would be copied first.
+    // Clear the mark only now: a checkpoint copies the page with the mark first, and all other
+    // pages must be in the file before.
     SHARDMESH_RETURN_IF_ERROR(
         database->InTransaction([&] { return SetNeedsLog(*database, false); }));
     SHARDMESH_RETURN_IF_ERROR(database->Checkpoint());
@@ -1257,7 +1276,7 @@ absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_a
     }
     return check;
   }
-  // The newest commits may have been on the lost pages: their revisions must not repeat.
+  // The lost pages may have held newer commits, whose revisions must not be used again.
   bounds.newest += kSkippedRevisions;
   bounds.compacted = check.compacted = check.newest = bounds.newest;
   const std::string salvage = folder + "/salvaged";

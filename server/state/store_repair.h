@@ -15,22 +15,22 @@
 
 namespace shardmesh::server {
 
-// Terms and revisions that a restored state skips: more than can have passed since the snapshot.
-// Workers therefore follow its coordinator, and no version of a name repeats. Each start of the
-// coordinator uses a term: with a restart every five minutes they last eight weeks. kMaxTerm allows
-// 511 restores.
+// A restored state skips this many terms and revisions: more than can have been used since the
+// snapshot. Workers therefore accept its coordinator, and no version of a name repeats. Each start
+// of the coordinator uses one term: with a restart every five minutes they last eight weeks.
+// kMaxTerm allows 511 restores.
 inline constexpr int64_t kSkippedTerms = 16'384;
 inline constexpr int64_t kSkippedRevisions = int64_t{1} << 32;
 
 struct Restored {
   bool was_done_before = false;  // nothing was changed
-  int64_t term = 0;              // of the snapshot; the coordinator begins after the skipped ones
+  int64_t term = 0;              // of the snapshot; the restored state skips kSkippedTerms
   Revision revision = 0;         // of the snapshot
   std::string replaced;          // new path of the previous state; empty: there was none
-  absl::Status unread;           // error of reading the previous state; OK: none
-  // Keys of the two states, without remembered answers: at most kListedKeys of each.
-  std::vector<std::string> lost;     // in the state before, not in the snapshot
-  std::vector<std::string> back;     // in the snapshot, not in the state before
+  absl::Status unread;           // error when reading the previous state; OK: none
+  // Keys that differ between the two states, except stored answers: at most kListedKeys of each.
+  std::vector<std::string> lost;     // in the previous state, not in the snapshot
+  std::vector<std::string> back;     // in the snapshot, not in the previous state
   std::vector<std::string> changed;  // in both, with other values
   int64_t lost_count = 0;
   int64_t back_count = 0;
@@ -38,52 +38,53 @@ struct Restored {
 };
 inline constexpr size_t kListedKeys = 20;
 
-// Makes the snapshot in `file` the state of the data folder. The previous state is set aside in the
-// folder, not deleted. The file that was restored last is not restored again, so a flag that stays
-// set does no harm: the state records its file. A file kRestoreAgain in the folder requests another
-// restore, and is removed.
+// Makes the snapshot in `file` the state of the data folder. Moves the previous state aside in the
+// folder, and does not delete it. The state records the digest of its snapshot, and the same
+// snapshot is not restored again. A `--restore` flag that stays set therefore does no harm. A file
+// kRestoreAgain in the folder requests another restore; RestoreSnapshot removes that file.
 //
 // The file may be the database of another folder, or one that was moved away. The commits in its
 // log (`FILE-wal`) are restored with it.
 //
 // FAILED_PRECONDITION, in one of these cases:
-// - A process holds the folder, or that of the file.
-// - The file is no snapshot, or its term is too high to continue.
+// - A process has locked the folder, or the folder of the file.
+// - The file is no snapshot, or its term is too high to skip more terms.
 // - The file, or the state to be replaced, has a newer schema (SCHEMA_MISMATCH).
 // - The current state cannot tell which snapshot it was made from, and there is no kRestoreAgain:
 //   restoring the same snapshot again would undo all changes acknowledged since.
 //
-// DATA_LOSS: the snapshot is damaged. NOT_FOUND: no file. INTERNAL: the disk does not deliver the
-// current state, and there is no kRestoreAgain. After an error the state is unchanged and not
-// upgraded to our schema: the build that wrote it can continue with it.
+// DATA_LOSS: the snapshot is damaged. NOT_FOUND: there is no such file. INTERNAL: the disk failed
+// to read the current state, and there is no kRestoreAgain. After an error the state is unchanged.
+// Its schema is not upgraded either, so the build that wrote the state can still use it.
 inline constexpr std::string_view kRestoreAgain = "restore-again";
 absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::string& file);
 
-// Row ids, both included, between which pages cannot be read: the rows there are unknown.
+// A range of row ids, both included, whose pages cannot be read. The rows in it are unknown.
 struct LostRows {
   int64_t first = 0;
   int64_t last = 0;
   std::string why;
 };
 
-// The newest readable record of its key. A lost page may have had a newer one: this may be replaced
-// or deleted data that looks current.
+// The newest readable record of its key, if a lost page may have held a newer record. This record
+// looks current, but may have been replaced or deleted.
 struct FormerRecord {
-  std::string key;  // a definition's; or a manifest's, whose names may have been moved since
+  std::string key;  // of a definition, or of a manifest whose names may have moved
   Revision revision = 0;
   int64_t version = 0;  // of a definition
 };
-// Added by a salvage to the versions of such definitions, so that no version repeats: more than can
-// exist.
+// A salvage adds this number to the versions of such definitions. It is more than can exist, so no
+// version repeats.
 inline constexpr int64_t kSkippedVersions = 1'000'000'000;
 
-// A mesh with arrays whose record of the workers of its ranks is lost.
+// A mesh that has arrays, but whose record of its ranks' workers is lost.
 struct LostRanks {
   std::string mesh_id;
-  Mesh mesh;  // as the arrays have it
+  Mesh mesh;  // as recorded in the arrays
   int64_t arrays = 0;
 };
-// The workers of such meshes, by rank. Empty: the first workers that attach get the ranks.
+// By mesh: the workers of the lost ranks, in the order of ranks. An empty list means that the first
+// workers that attach get the ranks.
 using GivenRanks = std::map<std::string, std::vector<std::string>>;
 
 // The result of checking a data folder.
@@ -92,60 +93,65 @@ struct StoreCheck {
   int64_t records = 0;  // readable ones
   Revision compacted = 0;
   Revision newest = 0;
-  absl::Status log;     // DATA_LOSS: acknowledged commits are after damage in it
-  absl::Status pages;   // DATA_LOSS: inconsistent, or the first page is unreadable
-  absl::Status bounds;  // DATA_LOSS: the checksum does not fit
+  absl::Status log;     // DATA_LOSS: acknowledged commits follow the damaged place in the log
+  absl::Status pages;   // DATA_LOSS: pages are inconsistent, or the first is unreadable
+  absl::Status bounds;  // DATA_LOSS: their checksum does not match
   std::vector<UnreadableRecord> unreadable;
   std::vector<LostRows> lost;  // of damaged pages
   std::vector<FormerRecord> former;
   std::vector<LostRanks> lost_ranks;  // without given workers
-  // In a state that is not new, the record `cluster` is missing or unreadable: no coordinator
-  // starts with it.
+  // The state is not new, but its record `cluster` is missing or unreadable. No coordinator starts
+  // with such a state.
   bool lacks_cluster = false;
-  std::string taken_cluster_id;  // the cluster id in that record, if it was taken from a snapshot
-  // After setting aside: where the damaged database was moved, if a new one had to be written.
+  // The cluster id that was taken from the snapshot `cluster_of`; empty if none was taken.
+  std::string taken_cluster_id;
+  // With `set_aside`: new path of the damaged database, if a new database had to be written.
   std::string replaced;
 
-  // Nothing was ever written to it.
+  // Returns whether nothing was ever written to the database.
   bool is_empty() const { return schema_version == 0; }
-  // All written data can be read.
+  // Returns whether all written data can be read.
   bool is_sound() const {
     return !is_empty() && log.ok() && pages.ok() && bounds.ok() && unreadable.empty();
   }
 };
 
-// Reads all readable records of the database in a data folder. Without `set_aside` no file of the
-// folder changes, is created or is removed; only a copy lies there meanwhile if the log or the
-// first page is damaged.
+// Reads all readable records of the database in a data folder. Without `set_aside`, it leaves the
+// folder as it was. If the log or the first page is damaged, it makes a temporary copy of the
+// database in the folder.
 //
 // With `set_aside`:
-// - It first finishes an interrupted replacement, as each start does.
-// - It moves the unreadable records to the table `set_aside` and mends the bounds. If pages are
-//   damaged, it writes a new database of the readable records. The folder opens afterwards, without
-//   the unreadable records.
-// - It rewrites the record of a manifest whose chunks are all there.
-// - The state records from then on that its arrays without a name may have had one
-//   (RestoredRecord), so that their tiles are not deleted.
-// - A sound state keeps its schema: the build that wrote it can continue with it.
+// - It first finishes an interrupted replacement of the database, as each start of a coordinator
+//   does.
+// - It moves the unreadable records to the table `set_aside` and repairs the bounds. If pages are
+//   damaged, it writes a new database of the readable records. A coordinator can then open the
+//   folder, without the unreadable records.
+// - It rewrites a lost record of a manifest (a commit too large for one transaction) whose chunks
+//   all exist.
+// - It marks the state: its arrays without a name may have had one (RestoredRecord). Their tiles
+//   are then not deleted.
+// - It keeps the schema of a sound state, so that the build that wrote the state can still use it.
 //
-// Commits after a damage of the log (WalFile) are taken into the new database. Where a damaged
-// frame does not follow from its checksums, records may be lost without a trace, the newest term
-// too. Revisions, terms and versions then skip as many as after damaged pages or a restore.
+// The new database includes commits after a damaged frame of the log (WalFile). If the content of
+// that frame cannot be derived from checksums, records may be lost without a trace, even that of
+// the newest term. Revisions, terms and versions then skip as many as after damaged pages or a
+// restore.
 //
-// Where pages are lost, the definitions of StoreCheck::former are written once more, at the newest
-// revision, with kSkippedVersions added to their versions. Their history is removed.
+// If pages are lost, it writes the definitions in StoreCheck::former again, at new revisions, with
+// kSkippedVersions added to their versions. It removes their history.
 //
-// With `set_aside`, a missing record `cluster` is taken from the snapshot in `cluster_of`, if that
-// is not empty; the term is then after the skipped ones.
+// With `set_aside`, it takes a missing record `cluster` from the snapshot in the file `cluster_of`,
+// unless that argument is empty. The term is then above the skipped terms.
 //
-// Where ranks are lost, the next start would assign other workers to them, and the tiles there
-// would no longer count. `ranks` must therefore name the workers of each such mesh.
+// If the record of a mesh's workers is lost, the next start would assign its ranks to other
+// workers. The tiles on the former workers would then no longer count. `ranks` must therefore name
+// the workers of each such mesh.
 //
-// Nothing is set aside after one of these errors:
-// - FAILED_PRECONDITION: a process holds the folder; or the folder or the snapshot is another
-//   program's or a newer schema's; or ranks are lost that `ranks` does not give.
-// - INVALID_ARGUMENT: `ranks` does not fit such a mesh.
-// - INTERNAL: the disk did not deliver existing data, which is no damage.
+// After one of these errors, nothing was set aside:
+// - FAILED_PRECONDITION: a process has locked the folder. Or the database or the snapshot belongs
+//   to another program, or has a newer schema. Or ranks are lost that `ranks` does not give.
+// - INVALID_ARGUMENT: `ranks` does not match a mesh with lost ranks.
+// - INTERNAL: the disk failed to read existing data. This does not mean that the data is damaged.
 //
 // NOT_FOUND: there is no database. DATA_LOSS: the state is lost (CheckHasState), or no record of it
 // can be read.

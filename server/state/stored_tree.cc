@@ -26,7 +26,7 @@ absl::Status TooMuch(std::string_view what) {
       "tensors");
 }
 
-// Adds a tensor to the sum of its elements, or of its bytes for a packed type.
+// Adds a tensor's elements to `*parameters` and, if its type is known, its bytes to `*bytes`.
 absl::Status AddUp(const rpc::TreeTensor& tensor, int64_t* parameters, int64_t* bytes) {
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t elements, ElementCount(tensor.shape));
   if (__builtin_add_overflow(*parameters, elements, parameters)) {
@@ -35,7 +35,8 @@ absl::Status AddUp(const rpc::TreeTensor& tensor, int64_t* parameters, int64_t* 
   if (!tensor.dtype.has_value()) {
     return absl::OkStatus();
   }
-  // Eight elements of n bits take n bytes; the last group is rounded up.
+  // Types may have less than a byte per element: eight elements of n bits take n bytes, and the
+  // bits of the remaining elements are rounded up to bytes.
   const int64_t bits = BitsPerElement(*tensor.dtype);
   int64_t tensor_bytes = 0;
   if (__builtin_mul_overflow(elements / 8, bits, &tensor_bytes) ||

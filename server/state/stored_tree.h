@@ -1,5 +1,5 @@
-// The tensors of a model in the catalog's form: decoded once, for all questions that name
-// them.
+// The tensors of a model as the catalog stores them, decoded once for all requests that name the
+// tree.
 #ifndef SHARDMESH_SERVER_STATE_STORED_TREE_H_
 #define SHARDMESH_SERVER_STATE_STORED_TREE_H_
 
@@ -13,18 +13,19 @@
 
 namespace shardmesh::server {
 
-// Immutable, so threads can share it.
+// Immutable, so threads may share it.
 class StoredTree {
  public:
-  // INVALID_ARGUMENT names the field of the message, such as `tensors.name_sizes[7]`. It has the
-  // errors of TreeDecoder and CheckStoredTreeSize, a tensor listed twice, and LIMIT_EXCEEDED for
-  // elements or bytes that together exceed 63 bits. Only the tensors of the message are read.
+  // INVALID_ARGUMENT names the field of the message, such as `tensors.name_sizes[7]`. The cases are
+  // the errors of TreeDecoder and CheckStoredTreeSize, and a tensor that occurs twice.
+  // LIMIT_EXCEEDED: elements or bytes together exceed 63 bits. Create reads only the tensors of the
+  // message.
   static absl::StatusOr<std::shared_ptr<const StoredTree>> Create(v1::StoredTree from);
 
-  // In the given order; valid as long as this tree.
+  // The tensors in their stored order; valid as long as this tree.
   absl::Span<const rpc::TreeTensor> tensors() const { return tensors_; }
 
-  // Encodes everything except the tensors, for lists.
+  // Encodes everything except the tensors. Lists use this form.
   void EncodeSummary(v1::StoredTree* to) const;
 
  private:
@@ -32,7 +33,7 @@ class StoredTree {
 
   absl::Status Take(v1::StoredTree from);
 
-  v1::TreeTensors columns_;  // the tensors are views into these
+  v1::TreeTensors columns_;  // the elements of `tensors_` are views into it
   rpc::TreeDecoder decoder_;
   absl::Span<const rpc::TreeTensor> tensors_;
   int64_t parameters_ = 0;

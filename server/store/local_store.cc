@@ -1,4 +1,4 @@
-// The writer thread: groups, journals, publishes, calls back.
+// The writer thread: groups commits, writes them to the journal, publishes them and calls back.
 #include "server/store/local_store.h"
 
 #include <unistd.h>
@@ -19,29 +19,29 @@
 namespace shardmesh::server {
 namespace {
 
-// Most commits that share one sync: enough to share the cost among all waiting writers, few enough
-// that the first does not wait long for the last one's bytes.
+// Most commits that share one sync. Enough to spread its cost over all waiting writers. Few enough
+// that the first commit does not wait long for the bytes of the last one.
 constexpr size_t kMaxGroupCommits = 256;
 constexpr size_t kMaxGroupBytes = 4 << 20;
 
-// Most commits that wait for the disk. Beyond this the disk cannot keep up, and queueing would only
-// move the failure to the callers' deadlines.
+// Most commits that wait for the disk. Beyond this the disk cannot keep up, and a longer queue
+// would only turn the refusal into a missed deadline.
 constexpr size_t kMaxQueuedCommits = 65'536;
 constexpr size_t kMaxQueuedBytes = 64 << 20;
-// Retry delay for a refused caller: by then the disk has written most of the queue.
+// Retry delay for refused callers. After it, the disk has written most of the queue.
 constexpr absl::Duration kRetryDelay = absl::Seconds(1);
 
-// Number of time marks of revisions. History lives longer than required by at most 1/kMarks of that
-// time.
+// The retention time is divided into this many marks, each with a time and the revision at it. Data
+// outlives the retention time by at most 1/kMarks of it.
 constexpr int kMarks = 16;
 
-// Events that a compaction removes at a time while readers wait.
+// Events that a compaction removes before it releases the lock for readers.
 constexpr size_t kForgottenAtOnce = 4096;
 
-// Delay after a failed compaction, because each attempt scans all data.
+// Delay before a failed compaction is tried again, because each attempt scans all data.
 constexpr absl::Duration kCompactAgainAfter = absl::Seconds(10);
 
-// The maximum age of a store's figures.
+// Maximum age of the journal's figures in stats().
 constexpr absl::Duration kStatsEvery = absl::Seconds(1);
 
 StoreStats StatsOf(Journal& journal) {
@@ -240,7 +240,8 @@ void LocalStore::Fail(const absl::Status& status) {
       "a write to the store failed, and it is not known whether it is on disk; the process ends "
       "without an answer to the caller; after a restart the content of the store counts",
       {{"error", status}});
-  // _exit, not exit: other threads run, and their output might depend on the failed write.
+  // Use _exit, not exit: other threads still run, and no output that depends on the failed write
+  // may be flushed.
   _exit(1);
 }
 
@@ -323,7 +324,8 @@ std::vector<LocalStore::QueuedCommit> LocalStore::TakeGroup() {
 LocalStore::Prepared LocalStore::Prepare(absl::Span<const QueuedCommit> group) const {
   Prepared prepared;
   prepared.newest = index_.newest();
-  // The future writes of this group, for its later commits; revision 0 marks a future delete.
+  // Keys that earlier commits of this group will write, for the compares of its later commits.
+  // Revision 0 means that the key will be deleted.
   absl::flat_hash_map<std::string, EventPosition> changed;
   const auto mod_revision = [&](const std::string& key) {
     const auto found = changed.find(key);
@@ -400,8 +402,8 @@ void LocalStore::CommitGroup(absl::Span<QueuedCommit> group) {
   Prepared prepared = Prepare(group);
   absl::Status written = Write(&prepared);
   if (!written.ok() && group.size() > 1) {
-    // Commit one by one: commits that fit, and those that free space, need not fail with the
-    // others.
+    // Try each commit alone: those that fit, and those that free space, need not fail with the
+    // rest.
     for (QueuedCommit& commit : group) CommitGroup(absl::MakeSpan(&commit, 1));
     return;
   }
@@ -451,7 +453,7 @@ void LocalStore::CompactIfDue() {
   }
   if (now < compact_after_) return;
   Revision target = 0;
-  // Compact to half of the bound, so that the next commit does not need it again.
+  // Compact to half of the bound, so that the next commit does not exceed it again.
   if (droppable > bytes) target = index_.RevisionBehind(bytes / 2);
   while (!marks_.empty() && absl::FromChrono(now - marks_.front().time) >= time) {
     target = std::max(target, marks_.front().revision);
@@ -487,7 +489,7 @@ absl::Status LocalStore::CompactNow(Revision revision) {
   if (!dropped.ok()) Fail(dropped);
   is_cleared_ = true;
   stats_are_old_ = true;
-  // A watch that was promised these changes gets them first.
+  // Deliver these changes first to every watch that still needs them.
   while (true) {
     DeliverToWatchers();
     absl::MutexLock lock(&mutex_);
@@ -497,7 +499,7 @@ absl::Status LocalStore::CompactNow(Revision revision) {
       break;
     }
   }
-  // Readers and callers may run in between.
+  // Forget in pieces, so that readers and callers get the lock in between.
   for (size_t begin = 0; begin < superseded.size(); begin += kForgottenAtOnce) {
     absl::MutexLock lock(&mutex_);
     index_.Forget(absl::MakeConstSpan(superseded).subspan(begin, kForgottenAtOnce));

@@ -1,4 +1,4 @@
-// A store in this process's memory. A journal makes its commits durable.
+// A store that keeps all data in this process's memory. A journal makes its commits durable.
 #ifndef SHARDMESH_SERVER_STORE_LOCAL_STORE_H_
 #define SHARDMESH_SERVER_STORE_LOCAL_STORE_H_
 
@@ -28,89 +28,93 @@
 
 namespace shardmesh::server {
 
-// Changes to the journal by a group of commits.
+// What a group of commits changes in the journal.
 struct JournalWrite {
   absl::Span<const Event> events;           // of whole commits, in the order of positions
-  absl::Span<const EventPosition> dropped;  // events to remove, from this group or earlier
-  Revision newest = 0;                      // the store's revision after it
+  absl::Span<const EventPosition> dropped;  // superseded events to remove, perhaps of this group
+  Revision newest = 0;                      // the store's revision after this write
   bool urgent = false;                      // may use the reserved space
 };
 
-// A copy of a journal that is being made. Destroying one that is not done removes its file.
+// A copy of a journal in progress. Destroying an unfinished copy removes its file.
 class JournalBackup {
  public:
   virtual ~JournalBackup() = default;
-  // Copies one more piece. Returns true when everything is copied and synced. An error ends it.
+  // Copies one more piece. Returns true once everything is copied and synced. After an error the
+  // copy cannot continue.
   virtual absl::StatusOr<bool> Step() = 0;
 };
 
-// Where a LocalStore writes commits before it acknowledges them. Called by one thread at a time.
+// A LocalStore writes commits to its journal before it acknowledges them. One thread at a time
+// calls the journal.
 //
 // RESOURCE_EXHAUSTED guarantees that nothing was written. After any other error the state on disk
-// is unknown, and no more calls may follow.
+// is unknown, and the store must not call the journal again.
 class Journal {
  public:
   virtual ~Journal() = default;
 
-  // Returns OK if the next start would find the next write. Called before each write: after an
-  // error the store refuses writes, but reads and copies go on.
+  // Returns OK if the next start of the process would find what is written now. The store calls
+  // Check before each write. After an error the store refuses the write, but still serves reads and
+  // copies.
   virtual absl::Status Check() { return absl::OkStatus(); }
 
-  // Makes all changes durable, or none.
+  // Makes all changes durable, or none of them.
   virtual absl::Status Append(const JournalWrite& write) = 0;
 
-  // Drops the superseded events. `compacted` is the new oldest readable revision. `newest` is the
-  // store's revision, which may have no event left. It may use the reserve of the quota but not the
-  // disk's reserve, which is only for urgent writes.
+  // Removes the superseded events. `compacted` is the new oldest readable revision. `newest` is the
+  // store's revision, which may have no event left. Drop may use the reserve of the quota, but not
+  // the disk's reserve, which is only for urgent writes.
   virtual absl::Status Drop(absl::Span<const EventPosition> superseded, Revision compacted,
                             Revision newest) = 0;
 
-  // Called between writes, for maintenance that must not delay them.
+  // The store calls Maintain between writes, for work that must not delay them.
   virtual absl::Status Maintain() = 0;
-  // The time until Maintain next has work although nothing is written.
+  // Returns the time until Maintain next has work even if nothing is written.
   virtual absl::Duration MaintainIn() const { return absl::InfiniteDuration(); }
 
   virtual absl::StatusOr<std::unique_ptr<JournalBackup>> BeginBackup(const std::string& path) = 0;
 
-  // Adds its figures: bytes on disk, and the quota.
+  // Adds the journal's figures to `stats`: bytes on disk, and the quota.
   virtual void AddStats(StoreStats* stats) = 0;
 
-  // Like Store::UnreadableRevision, for records found unreadable at opening. Any thread may call.
+  // Like Store::UnreadableRevision, for records that were unreadable when the journal was opened.
+  // Any thread may call it.
   virtual Revision UnreadableRevision(std::string_view) const { return 0; }
-  // Like Store::UnreadableKeys. Called by any thread.
+  // Like Store::UnreadableKeys. Any thread may call it.
   virtual std::vector<std::string> UnreadableKeys() const { return {}; }
 };
 
 // How long overwritten or deleted data stays readable and watchable. The store compacts older
-// revisions when it is opened and whenever either bound is exceeded. It does so sooner if a commit
-// would otherwise have no room.
+// revisions at opening and whenever either bound is exceeded, and earlier if a commit would have no
+// room.
 struct RetentionOptions {
   size_t bytes = size_t{64} << 20;
   absl::Duration time = absl::Hours(1);
 };
-// Only Compact, or a full disk, removes history.
+// Keeps all history, until Compact or a full disk removes it.
 inline constexpr RetentionOptions kRetainAll = {.bytes = SIZE_MAX,
                                                 .time = absl::InfiniteDuration()};
 
 struct LocalStoreOptions {
   RetentionOptions retention = {};
-  // Keys that keep older values than that, or none at all.
+  // Which keys keep old values beyond the retention, and whether other keys keep none at all.
   HistoryOptions history = {};
-  // Called on the writer thread with the error of a write whose outcome is unknown. The data may be
-  // on disk or not, so no caller may get either answer. No commit callback runs after it. It should
+  // Called on the writer thread with the error of a write whose outcome is unknown. The data may or
+  // may not be on disk, so no caller may get an answer: no commit callback runs after it. It should
   // end the process. If it is empty or returns, the store logs the error and exits with code 1.
   std::function<void(const absl::Status&)> on_failure = {};
-  // Called on the writer thread with the duration of a commit, from Commit to its callback; may be
+  // Called on the writer thread with the duration of a commit, from Commit to its callback. May be
   // empty.
   std::function<void(absl::Duration)> on_committed = {};
 };
 
 // A store that reads only from memory. One thread writes: it takes all queued commits, journals
 // them as one group, makes them visible and calls back. Many writers thus share the cost of one
-// sync. The state of the whole control plane is a few dozen MiB, so all of it is in memory.
+// sync. The state of the whole control plane is a few dozen MiB, so it fits into memory.
 class LocalStore final : public Store {
  public:
-  // `index` is the journal's content at opening. Starts the writer thread.
+  // `index` must hold the journal's content. Starts the writer thread.
   LocalStore(RevisionIndex index, std::unique_ptr<Journal> journal, LocalStoreOptions options = {});
   ~LocalStore() override;
   LocalStore(const LocalStore&) = delete;
@@ -147,7 +151,7 @@ class LocalStore final : public Store {
     bool urgent = false;
     CommitCallback callback;
     size_t size_bytes = 0;
-    absl::Status refusal;  // the error, if the queue refused it
+    absl::Status refusal;  // why the queue refused the commit, if it did
     std::chrono::steady_clock::time_point began;
   };
   struct QueuedCompaction {
@@ -159,14 +163,14 @@ class LocalStore final : public Store {
     CommitCallback callback;
     std::unique_ptr<JournalBackup> backup;  // null: not begun
   };
-  struct WakeUp {};  // a watch was added
+  struct WakeUp {};  // wakes up the writer after a watch was added
   using Work = std::variant<QueuedCommit, QueuedCompaction, QueuedBackup, WakeUp>;
-  // When the store was at a revision.
+  // The time at which the store was at a revision.
   struct Mark {
     Revision revision = 0;
     std::chrono::steady_clock::time_point time;
   };
-  // A group of commits in the form in which it is written.
+  // A group of commits, ready for the journal.
   struct Prepared {
     std::vector<absl::StatusOr<Revision>> results;  // of each commit
     std::vector<Event> events;
@@ -176,12 +180,12 @@ class LocalStore final : public Store {
   };
 
   void Run();
-  // When the writer has work although nothing is queued.
+  // Returns when the writer next has work even if nothing is queued.
   absl::Time NextDue() const;
   std::vector<QueuedCommit> TakeGroup() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CommitGroup(absl::Span<QueuedCommit> group);
   Prepared Prepare(absl::Span<const QueuedCommit> group) const;
-  // OK: the events are in the index. RESOURCE_EXHAUSTED: nothing happened.
+  // Returns OK once the events are journaled and in the index. RESOURCE_EXHAUSTED: nothing changed.
   absl::Status Write(Prepared* prepared);
   void ContinueBackup(QueuedBackup backup);
   absl::Status CompactNow(Revision revision);
@@ -194,7 +198,7 @@ class LocalStore final : public Store {
   const LocalStoreOptions options_;
 
   mutable absl::Mutex mutex_;
-  // Only the writer thread writes it, under the mutex. That thread may read it without the mutex.
+  // Only the writer thread changes it, under the mutex. The writer may read it without the mutex.
   RevisionIndex index_;
   Revision settled_ ABSL_GUARDED_BY(mutex_) = 0;
   StoreStats journal_stats_ ABSL_GUARDED_BY(mutex_);
@@ -204,18 +208,19 @@ class LocalStore final : public Store {
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
 
   // Used only by the writer thread.
-  std::deque<Mark> marks_;   // rising
-  size_t kept_bytes_ = 0;    // history that the last compaction kept despite its age
-  bool is_cleared_ = false;  // superseded values of keys without history, from a store of an older
-                             // version, are removed
-  std::chrono::steady_clock::time_point compact_after_;  // earliest time, after a failure
+  std::deque<Mark> marks_;  // rising
+  size_t kept_bytes_ = 0;   // history bytes that the last compaction had to keep
+  // True once the values that an older build kept for keys without history are removed.
+  bool is_cleared_ = false;
+  std::chrono::steady_clock::time_point compact_after_;  // after a failure: earliest retry
   bool stats_are_old_ = true;
   std::chrono::steady_clock::time_point stats_time_;
 
-  std::thread writer_;  // last: starts when all members above exist
+  std::thread writer_;  // last: starts once all members above exist
 };
 
-// A store that forgets everything when the process ends: for a coordinator without --data-dir.
+// Creates a store that loses everything when the process ends, for a coordinator without
+// --data-dir.
 std::unique_ptr<Store> CreateMemoryStore(LocalStoreOptions options = {});
 
 }  // namespace shardmesh::server

@@ -16,7 +16,7 @@ bool StartsWith(std::string_view text, std::string_view prefix) {
   return text.substr(0, prefix.size()) == prefix;
 }
 
-// Memory of an event in addition to key and value: nodes of two maps, a version, a shared pointer.
+// Memory of an event besides its key and value: nodes of two maps, a version and a shared pointer.
 constexpr size_t kEventOverheadBytes = 192;
 
 bool StartsWithAny(std::string_view text, absl::Span<const std::string> prefixes) {
@@ -61,7 +61,7 @@ absl::Status RevisionIndex::CheckReadable(Revision at) const {
 }
 
 const RevisionIndex::Version* RevisionIndex::VersionAt(const Versions& versions, Revision at) {
-  // Most queries ask for the newest revision, so the search starts from the end.
+  // Search from the newest version, because most queries ask for the newest revision.
   const auto found = std::find_if(versions.rbegin(), versions.rend(), [at](const Version& version) {
     return version.position.revision <= at;
   });
@@ -84,7 +84,7 @@ const RevisionIndex::Version* RevisionIndex::OldestKept(const Versions& versions
   size_t bytes = 0;
   while (oldest != versions.data() && newest - oldest + 1 < options.values) {
     const Version* const before = oldest - 1;
-    if (before->value == nullptr) break;  // a deletion separates the key's histories
+    if (before->value == nullptr) break;  // the older values belong to a deleted key
     bytes += before->value->size();
     if (bytes > options.bytes) break;
     oldest = before;
@@ -216,7 +216,8 @@ size_t RevisionIndex::HistoryBytesThrough(Revision revision) const {
 }
 
 void RevisionIndex::Forget(absl::Span<const EventPosition> positions) {
-  // Clears a key's versions in one pass, however many of them are removed.
+  // Group the positions by key. Each key's versions are then cleared in one pass, however many are
+  // removed.
   std::map<Keys::value_type*, std::vector<EventPosition>> by_key;
   for (const EventPosition& position : positions) {
     const auto event = history_.find(position);

@@ -1,4 +1,4 @@
-// The calls of SQLite.
+// Wraps the calls of SQLite.
 #include "server/store/sqlite_database.h"
 
 #include <sqlite3.h>
@@ -18,7 +18,7 @@
 namespace shardmesh::server {
 namespace {
 
-// The answer of quick_check when it finds no problem.
+// The result of `PRAGMA quick_check` if there is no problem.
 constexpr std::string_view kSound = "ok";
 
 absl::Status StoreError(absl::StatusCode code, std::string_view message, std::string_view file) {
@@ -40,7 +40,7 @@ void Database::Statement::BindText(int parameter, std::string_view text) const {
 }
 
 void Database::Statement::BindBytes(int parameter, std::string_view bytes) const {
-  // An empty value needs a pointer: SQLite would store null.
+  // Pass a pointer even for an empty value: SQLite would store a null pointer as NULL.
   sqlite3_bind_blob(statement_, parameter, bytes.empty() ? "" : bytes.data(),
                     static_cast<int>(bytes.size()), SQLITE_STATIC);
 }
@@ -141,7 +141,7 @@ absl::StatusOr<std::optional<int64_t>> Database::Number(const std::string& sql) 
 }
 
 absl::Status Database::RolledBack(absl::Status because) {
-  // After some errors SQLite has rolled back already; then there is nothing left to do.
+  // Some errors make SQLite roll back by itself. Nothing is left to do then.
   if (sqlite3_get_autocommit(handle_) == 0) {
     const int code = sqlite3_exec(handle_, "ROLLBACK", nullptr, nullptr, nullptr);
     if (code != SQLITE_OK && sqlite3_get_autocommit(handle_) == 0) {
@@ -155,7 +155,7 @@ absl::Status Database::RolledBack(absl::Status because) {
 absl::Status Database::UseLog() {
   SHARDMESH_RETURN_IF_ERROR(Execute("PRAGMA journal_mode = WAL"));
   SHARDMESH_RETURN_IF_ERROR(Execute("PRAGMA synchronous = FULL"));
-  // SQLite's automatic checkpoints report no errors.
+  // Disable SQLite's automatic checkpoints, because they report no errors.
   SHARDMESH_RETURN_IF_ERROR(Execute("PRAGMA wal_autocheckpoint = 0"));
   int stays = 1;
   if (const int code = sqlite3_file_control(handle_, "main", SQLITE_FCNTL_PERSIST_WAL, &stays);
@@ -205,7 +205,8 @@ absl::Status Database::CheckPages() {
   };
   SHARDMESH_ASSIGN_OR_RETURN(const std::string found, check());
   if (found == kSound) return absl::OkStatus();
-  // quick_check also reports pages that the disk failed to read. That is no damage.
+  // quick_check also complains about pages that the disk failed to read. Such pages are not
+  // damaged, so check whether the disk can read the files.
   SHARDMESH_RETURN_IF_ERROR(ReadFiles());
   SHARDMESH_ASSIGN_OR_RETURN(const std::string again, check());
   if (again == kSound) {
@@ -256,20 +257,21 @@ absl::StatusOr<std::vector<int64_t>> Database::PageEnds(const std::string& table
   sqlite3_file_control(handle_, "main", SQLITE_FCNTL_FILE_POINTER, &file);
   std::vector<int64_t> ends;
   if (!root.has_value() || file == nullptr || file->pMethods == nullptr) return ends;
-  // An inner page (https://sqlite.org/fileformat2.html) has the number of its last child in its
-  // header, and cells of a child and the last row id in it.
+  // The header of an inner page holds the number of its last child page. Each cell holds the number
+  // of another child and the last row id below that child. https://sqlite.org/fileformat2.html
   constexpr size_t kHeaderBytes = 12;
   constexpr size_t kChildBytes = 4;
   constexpr size_t kMostRowIdBytes = 9;
   constexpr char kInnerPage = 5;
   const auto size = static_cast<size_t>(*page_bytes);
-  std::string page(size + kMostRowIdBytes, '\0');  // large enough for every row id
+  std::string page(size + kMostRowIdBytes, '\0');  // with room for a row id at the page's end
   const auto number = [&page](size_t at, size_t bytes) {
     uint64_t value = 0;
     for (size_t i = 0; i < bytes; ++i) value = value << 8 | static_cast<uint8_t>(page[at + i]);
     return value;
   };
-  // Each byte has seven bits while its highest bit is set. The ninth byte has eight.
+  // SQLite's varint: seven bits per byte; the highest bit says that another byte follows. The ninth
+  // byte has eight bits.
   const auto row_id = [&page](size_t at) {
     uint64_t value = 0;
     for (size_t i = 0; i < 8; ++i) {
@@ -323,7 +325,7 @@ absl::StatusOr<std::unique_ptr<Database::Copy>> Database::BeginCopy(const std::s
   }
   std::unique_ptr<Copy> copy(new Copy(path));
   SHARDMESH_RETURN_IF_ERROR(copy->to_.Open());
-  // A partial copy is of no use, so there is nothing to roll back to.
+  // The copy needs no rollback: a partial copy is of no use.
   SHARDMESH_RETURN_IF_ERROR(copy->to_.Execute("PRAGMA journal_mode = OFF"));
   SHARDMESH_RETURN_IF_ERROR(copy->to_.Execute("PRAGMA synchronous = FULL"));
   copy->backup_ = sqlite3_backup_init(copy->to_.handle_, "main", handle_, "main");
@@ -338,8 +340,8 @@ absl::Status Database::Error(int code, std::string_view doing) const {
   const std::string what = StrCat(
       path_, ": ", sqlite3_errstr(code), " (", sqlite3_errmsg(handle_), "; SQLite code ", code,
       system == 0 ? "" : StrCat(", system: ", std::strerror(system)), ", in: ", doing, ")");
-  // A write that the system refused for lack of space has not happened. After a failed sync the
-  // outcome is unknown.
+  // If the system refuses a write for lack of space, nothing was written. After a failed sync, by
+  // contrast, the outcome is unknown.
   const bool is_refused = system == EDQUOT || system == EFBIG;
   if ((code & 0xff) == SQLITE_FULL || (code == SQLITE_IOERR_WRITE && is_refused)) {
     return WithReason(

@@ -1,5 +1,5 @@
-// One connection to an SQLite database. It converts errors to ours; only its source file uses
-// SQLite.
+// One connection to an SQLite database. Converts SQLite's errors to statuses. Only the source file
+// of this header uses SQLite.
 #ifndef SHARDMESH_SERVER_STORE_SQLITE_DATABASE_H_
 #define SHARDMESH_SERVER_STORE_SQLITE_DATABASE_H_
 
@@ -21,19 +21,19 @@ struct sqlite3_stmt;
 
 namespace shardmesh::server {
 
-// Errors name the file, SQLite's message and the statement:
+// One connection to an SQLite database. Errors name the file, SQLite's message and the statement:
 //
 // clang-format off
-//   RESOURCE_EXHAUSTED  (STORE_FULL) the disk or the page limit is full; nothing was written, for
-//                       certain.
+//   RESOURCE_EXHAUSTED  (STORE_FULL) the disk or the page limit is full. It is certain that
+//                       nothing was written.
 //   DATA_LOSS           the database is damaged.
 //   PERMISSION_DENIED   the file cannot be written.
-//   FAILED_PRECONDITION another program has it open.
+//   FAILED_PRECONDITION another program has the database open.
 //   INTERNAL            all other errors, such as an error of the disk; the outcome of a write is
 //                       unknown.
 // clang-format on
 //
-// All except the first carry STORE_FAILED. Thread-compatible.
+// All errors except the first carry STORE_FAILED. Thread-compatible.
 class Database {
  public:
   // A prepared statement. As in SQLite, parameters count from 1 and columns from 0.
@@ -47,20 +47,20 @@ class Database {
       return *this;
     }
 
-    // Bytes are not copied: they live until the statement has run.
+    // Bind a parameter. Texts and bytes are not copied: they must live until the statement has run.
     void BindNumber(int parameter, int64_t value) const;
     void BindText(int parameter, std::string_view text) const;
     void BindBytes(int parameter, std::string_view bytes) const;
     void BindNull(int parameter) const;
 
     int64_t Number(int column) const;
-    // The bytes of a text or a blob; valid until the next step.
+    // Returns the bytes of a text or a blob, which are valid until the next Step.
     std::string_view Bytes(int column) const;
     bool IsNull(int column) const;
     bool IsText(int column) const;
     bool IsNumber(int column) const;
 
-    // Ends a run although rows may remain.
+    // Ends a run of the statement, even if rows remain.
     void Reset() const;
 
    private:
@@ -68,33 +68,36 @@ class Database {
     sqlite3_stmt* statement_ = nullptr;
   };
 
-  // Start of the message of a DATA_LOSS error.
+  // How the message of a DATA_LOSS error begins.
   static constexpr std::string_view kStateIsDamaged =
       "the state database is damaged; see what can be read with `shardmesh admin check FOLDER`, or "
       "restore a snapshot: ";
-  // `if_damaged`: the start of the message for a database that is not a coordinator's state.
+  // `if_damaged`: how the message of a DATA_LOSS error begins, if the database is not a
+  // coordinator's state.
   explicit Database(std::string path, std::string_view if_damaged = kStateIsDamaged)
       : path_(std::move(path)), if_damaged_(if_damaged) {}
   ~Database();
   Database(const Database&) = delete;
   Database& operator=(const Database&) = delete;
 
-  // `vfs`: the layer under SQLite, for tests with injected faults; empty: the system's files.
-  // DATA_LOSS: the file is missing or empty, but its log is not; SQLite would remove the log.
+  // Opens the database. `vfs` names a replacement for SQLite's file layer, for tests with injected
+  // faults; empty means the system's files. DATA_LOSS: the file is missing or empty although its
+  // log is not empty; SQLite would remove the log.
   absl::Status Open(const std::string& vfs = "");
   // Sets whether closing leaves the log unchanged. By default, closing copies the log into the
-  // database, as far as SQLite can read it, and removes it. After UseLog, closing empties it.
+  // database, as far as SQLite can read the log, and then removes the log. After UseLog, closing
+  // empties the log's file instead of removing it.
   absl::Status KeepLog(bool keep);
   absl::Status Execute(const std::string& sql);
   absl::StatusOr<Statement> Prepare(const std::string& sql);
   // Runs a statement that returns no rows.
   absl::Status Run(const Statement& statement);
-  // True if there is a row.
+  // Runs the statement to its next row. Returns whether there is a row.
   absl::StatusOr<bool> Step(const Statement& statement);
-  // The number in the first column of the first row; nullopt without rows.
+  // Returns the number in the first column of the first row; nullopt if there is no row.
   absl::StatusOr<std::optional<int64_t>> Number(const std::string& sql);
 
-  // Runs `writes` as one transaction. RESOURCE_EXHAUSTED: it was rolled back.
+  // Runs `writes` as one transaction. RESOURCE_EXHAUSTED: the transaction was rolled back.
   template <typename Writes>
   absl::Status InTransaction(Writes writes) {
     SHARDMESH_RETURN_IF_ERROR(Execute("BEGIN IMMEDIATE"));
@@ -103,38 +106,39 @@ class Database {
     return status.ok() ? status : RolledBack(std::move(status));
   }
 
-  // Switches to a write-ahead log that is synced with each commit, and that only Checkpoint copies
-  // into the database. Its file stays when the database is closed: a full disk may have no room for
-  // a new one, also where it is empty (XFS).
+  // Switches to a write-ahead log, which each commit syncs and only Checkpoint copies into the
+  // database. Closing the database keeps the log's file, because a full disk may have no room for a
+  // new one. On XFS even a new empty file may need room.
   absl::Status UseLog();
-  // Pages in the log that Checkpoint has not copied.
+  // Number of pages in the log that no Checkpoint has copied yet.
   int64_t log_pages() const { return log_pages_; }
-  // Copies the log into the database, and syncs it.
+  // Copies the log into the database and syncs the database.
   absl::Status Checkpoint();
 
-  // The first page of the database in the form that its file would have.
+  // Returns the first page of the database as its file would store it.
   absl::StatusOr<std::string> FirstPage();
 
-  // Sets how many pages the database may grow to, or its current size if that is larger.
+  // Limits the database to this many pages, or to its current size if that is larger.
   absl::Status LimitPages(int64_t pages);
 
-  // DATA_LOSS: the pages of the database are inconsistent. INTERNAL: the disk failed to read one.
+  // DATA_LOSS: the pages of the database are inconsistent. INTERNAL: the disk failed to read a
+  // page.
   absl::Status CheckPages();
 
-  // Returns the last row ids of the pages that hold a table's rows, rising, except for the last
-  // page. It covers the part of the table whose inner pages can be read. Rows after such an id are
-  // on another page. Copies the log into the database first.
+  // Returns the last row id of each page that holds rows of a table, rising, except for the last
+  // page. Rows after such an id are on another page. Inner pages that cannot be read are left out.
+  // Copies the log into the database first.
   absl::StatusOr<std::vector<int64_t>> PageEnds(const std::string& table);
 
-  // A copy of the database, made a few pages at a time. The database may change in between.
+  // A copy of the database, made a few pages at a time. The database may change between two steps.
   class Copy;
-  // ALREADY_EXISTS if the file exists.
+  // ALREADY_EXISTS: the file `path` exists.
   absl::StatusOr<std::unique_ptr<Copy>> BeginCopy(const std::string& path);
 
   const std::string& path() const { return path_; }
 
  private:
-  // Reads all of the database's files without SQLite's cache: an error shows that the disk fails.
+  // Reads all files of the database, bypassing SQLite's cache. An error shows that the disk fails.
   absl::Status ReadFiles();
   // Converts an SQLite error code to our status codes.
   absl::Status Error(int code, std::string_view doing) const;
@@ -151,7 +155,7 @@ class Database::Copy {
   ~Copy();
   Copy(const Copy&) = delete;
   Copy& operator=(const Copy&) = delete;
-  // Returns true when everything is copied and synced.
+  // Copies up to `pages` more pages. Returns true once everything is copied and synced.
   absl::StatusOr<bool> Step(int pages);
 
  private:

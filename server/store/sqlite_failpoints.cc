@@ -1,4 +1,4 @@
-// A VFS of SQLite whose operations are failpoints.
+// An SQLite VFS (file layer) whose operations are failpoints.
 #include "server/store/sqlite_failpoints.h"
 
 #include <sqlite3.h>
@@ -10,7 +10,7 @@
 namespace shardmesh::server {
 namespace {
 
-// A file of this VFS, with the system's file after it in the same memory.
+// A file of this VFS. The system's file follows it in the same allocation.
 struct File {
   sqlite3_file base;
   sqlite3_file* real() { return reinterpret_cast<sqlite3_file*>(this + 1); }
@@ -19,7 +19,8 @@ sqlite3_file* Real(sqlite3_file* file) { return reinterpret_cast<File*>(file)->r
 const sqlite3_io_methods& Methods(sqlite3_file* file) { return *Real(file)->pMethods; }
 sqlite3_vfs* System(sqlite3_vfs* vfs) { return static_cast<sqlite3_vfs*>(vfs->pAppData); }
 
-// Like the system's VFS: a write without space is SQLITE_FULL, any other error an I/O error.
+// Returns the error code as the system's VFS would: SQLITE_FULL for a write without space,
+// otherwise the I/O error.
 int Code(int io_error, bool has_room_of_its_own = true) {
   return !has_room_of_its_own && errno == ENOSPC ? SQLITE_FULL : io_error;
 }
@@ -65,7 +66,7 @@ const sqlite3_io_methods kMethods = {
     .xSectorSize = [](sqlite3_file* file) { return Methods(file).xSectorSize(Real(file)); },
     .xDeviceCharacteristics =
         [](sqlite3_file* file) { return Methods(file).xDeviceCharacteristics(Real(file)); },
-    // Of versions 2 and 3: memory shared by processes.
+    // Methods of versions 2 and 3 (memory shared by processes) are not supported.
     .xShmMap = nullptr,
     .xShmLock = nullptr,
     .xShmBarrier = nullptr,
@@ -79,7 +80,7 @@ int Open(sqlite3_vfs* vfs, const char* name, sqlite3_file* file, int flags, int*
   if (SHARDMESH_FAILS("sqlite.open")) return SQLITE_CANTOPEN;
   sqlite3_file* const real = Real(file);
   const int code = System(vfs)->xOpen(System(vfs), name, real, flags, out_flags);
-  // SQLite closes each file that has methods, even if it could not be opened.
+  // SQLite closes each file whose pMethods is set, even if it could not be opened.
   if (real->pMethods != nullptr) file->pMethods = &kMethods;
   return code;
 }

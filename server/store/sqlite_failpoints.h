@@ -1,12 +1,13 @@
-// Failpoints below SQLite: its files, with operations that fail on demand.
+// Failpoints below SQLite: tests make its file operations fail on demand.
 #ifndef SHARDMESH_SERVER_STORE_SQLITE_FAILPOINTS_H_
 #define SHARDMESH_SERVER_STORE_SQLITE_FAILPOINTS_H_
 
 namespace shardmesh::server {
 
-// Returns the name of an SQLite VFS that passes all operations to the system's files, except those
-// that an armed failpoint `sqlite.` makes fail. Null if none is armed: SQLite then uses its files
-// directly. A database opened with it is for one process: it shares no memory.
+// Returns the name of an SQLite VFS (file layer). It passes all operations to the system's files,
+// except those that an armed failpoint `sqlite.*` makes fail. Returns null if no such failpoint is
+// armed: SQLite then uses its files directly. Only one process may open a database with this VFS,
+// because it has no shared memory.
 const char* FailingVfs();
 
 }  // namespace shardmesh::server

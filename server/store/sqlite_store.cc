@@ -1,4 +1,4 @@
-// The journal in an SQLite database, and the space reserved for deletions.
+// The journal in an SQLite database, and the disk space reserved for deletions.
 #include "server/store/sqlite_store.h"
 
 #include <fcntl.h>
@@ -30,46 +30,47 @@
 namespace shardmesh::server {
 namespace {
 
-// Pages that one step of a copy moves: it takes about a millisecond, and commits wait for it.
+// Pages that one step of a copy moves. A step takes about a millisecond, and commits wait for it.
 constexpr int kCopiedPages = 256;
 
-// First piece that the reserve releases for a commit; each further piece is twice as large.
+// Bytes of the first piece that the reserve releases for a commit. Each further piece is twice as
+// large.
 constexpr int64_t kPieceBytes = int64_t{64} << 10;
 
-// On opening, free pages are returned to the disk if they are more than this, and over half.
+// Opening returns free pages to the disk if there are more than this, and over half of all pages.
 constexpr int64_t kVacuumPages = 16'384;
 
-// More pages than SQLite can have.
+// A page limit above what SQLite can have.
 constexpr int64_t kUnlimitedPages = std::numeric_limits<int32_t>::max() - 1;
 
-// Unreadable records that are logged one by one.
+// Most unreadable records that are logged one by one.
 constexpr size_t kLoggedRecords = 20;
 
-// Unit of st_blocks.
+// The unit of `st_blocks`.
 constexpr int64_t kStatBlockBytes = 512;
 
-// Bytes of free disk space for this user. Nullopt if the file system does not report it: then no
-// write is refused for that reason.
+// Returns the free disk space for this user. Returns nullopt if the file system does not report it;
+// no write is then refused for lack of space in advance.
 std::optional<int64_t> AvailableBytes(const std::string& folder) {
   struct statvfs disk;
   if (statvfs(folder.c_str(), &disk) != 0 || disk.f_blocks == 0) return std::nullopt;
   return static_cast<int64_t>(disk.f_bavail * disk.f_frsize);
 }
 
-// A file that keeps disk blocks for the database when the disk has no others. It releases them
-// piece by piece, since other writers on the disk may take free blocks.
+// A file that reserves disk blocks, which the database may use when the disk is full. The reserve
+// releases them piece by piece: once released, other programs may take the blocks too.
 class Reserve {
  public:
   Reserve(const std::string& folder, absl::Duration fill_every)
       : folder_(folder), path_(folder + "/reserve"), fill_every_(fill_every) {}
-  // The log frees blocks on close. The next process that opens the folder takes them.
+  // Closing the log frees blocks. Take them, so that the next process has a full reserve.
   ~Reserve() {
     if (is_open_) TakeBack();
   }
   Reserve(const Reserve&) = delete;
   Reserve& operator=(const Reserve&) = delete;
 
-  // Keeps the blocks of an earlier process, and takes the missing ones.
+  // Keeps the blocks that an earlier process reserved, and reserves the missing ones.
   void Open() {
     is_open_ = true;
     struct stat file;
@@ -88,20 +89,20 @@ class Reserve {
     }
   }
 
-  // Takes the missing blocks, but at most half of the free space.
+  // Reserves the missing blocks, but at most half of the free space.
   void Fill() {
     next_ = std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(fill_every_);
     const std::optional<int64_t> available = AvailableBytes(folder_);
     Grow(available.has_value() ? *available / 2 : kReservedBytes);
   }
-  // Takes the missing blocks, as far as there is space.
+  // Reserves the missing blocks, as far as there is space.
   void TakeBack() { Grow(AvailableBytes(folder_).value_or(kReservedBytes)); }
 
   bool is_whole() const { return bytes_ == kReservedBytes; }
-  // The time of the next refill.
+  // The time of the next attempt to fill the reserve.
   std::chrono::steady_clock::time_point next() const { return next_; }
 
-  // Releases a piece to the caller. Returns false if none is left.
+  // Frees one piece, so that the caller can use its blocks. Returns false if the reserve is empty.
   bool Release(int64_t piece) {
     if (bytes_ == 0) return false;
     if (!is_use_told_) {
@@ -116,7 +117,8 @@ class Reserve {
 
  private:
   void Grow(int64_t most) {
-    // A disk may provide less than it reports as free: limits of this user, or its own needs.
+    // Try less and less: a disk may provide less than it reports as free, because of limits of this
+    // user or for its own metadata.
     for (int64_t bytes = std::min(kReservedBytes - bytes_, most);
          bytes >= kPieceBytes && !Extend(bytes / kPieceBytes * kPieceBytes);) {
       bytes /= 2;
@@ -139,8 +141,9 @@ class Reserve {
     bytes_ = 0;
   }
 
-  // Adds blocks after the existing ones, which stay even if it fails. It never requests existing
-  // blocks again: XFS requires free space for the whole request, even if a file has blocks already.
+  // Adds blocks after the existing ones. If that fails, the existing ones stay. Requests only new
+  // blocks: XFS requires free space for the whole request, even if the file already has some of its
+  // blocks.
   bool Extend(int64_t more) {
     const int fd = open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
     if (fd < 0) return false;
@@ -158,44 +161,48 @@ class Reserve {
   const absl::Duration fill_every_;
   bool is_open_ = false;
   int64_t bytes_ = 0;
-  // Since the reserve was last full: any transaction used it, and this process logged the use.
+  // Since the reserve was last full: a transaction has used it (was_used_), and this process has
+  // logged the use (is_use_told_).
   bool was_used_ = false;
   bool is_use_told_ = false;
   std::chrono::steady_clock::time_point next_;
 };
 
-// The blocks of the database's file. A commit gets the blocks of all its pages before it happens.
-// The log can therefore always be copied into the file, and restarts on the blocks that it has.
-// Without this, the log would grow with each deletion on a full disk.
+// Allocates disk blocks for the database's file. Before a commit, the file gets the blocks of all
+// its pages. The log can therefore always be copied into the file, and then starts again on its own
+// blocks. Without this, the log would grow with each deletion on a full disk.
 //
 // Blocks beyond the end of the file do not change its size. Thread-compatible.
 class FileBlocks {
  public:
   FileBlocks() = default;
   ~FileBlocks() {
-    // SQLite loses its locks on a file when any descriptor of it is closed: close this one later.
+    // Close this descriptor after SQLite's: closing any descriptor of a file drops SQLite's locks
+    // on it.
     if (fd_ >= 0) close(fd_);
   }
   FileBlocks(const FileBlocks&) = delete;
   FileBlocks& operator=(const FileBlocks&) = delete;
 
-  // Without the file's descriptor, no blocks are allocated before a write.
+  // If the file cannot be opened, Take allocates no blocks.
   void Open(const std::string& path, const std::string& folder) {
     folder_ = folder;
     fd_ = open(path.c_str(), O_WRONLY | O_CLOEXEC);
   }
 
-  // RESOURCE_EXHAUSTED (STORE_FULL): the disk has too few blocks for a file of this size.
+  // Allocates blocks for a file of this size. RESOURCE_EXHAUSTED (STORE_FULL): the disk has too
+  // few.
   absl::Status Take(int64_t bytes) {
     if (fd_ < 0 || bytes <= bytes_) return absl::OkStatus();
     struct stat file;
-    if (fstat(fd_, &file) != 0) return absl::OkStatus();  // the write will show the error
-    // A page that SQLite never wrote is a rare hole, which the copying of the log fills.
+    if (fstat(fd_, &file) != 0) return absl::OkStatus();  // the write will report the error
+    // Count the whole file as allocated. A page that SQLite never wrote is a rare hole, which
+    // copying the log fills.
     bytes_ = std::max<int64_t>(bytes_, file.st_size);
     if (bytes <= bytes_) return absl::OkStatus();
     const std::optional<int64_t> available = AvailableBytes(folder_);
     const int64_t blocks = file.st_blocks * kStatBlockBytes;
-    // A request that fails may use up all free blocks first.
+    // Check first: a failing request may use up all free blocks before it fails.
     if (available.has_value() && bytes - std::max(bytes_, blocks) > *available) {
       return NoRoom(bytes, available);
     }
@@ -203,14 +210,16 @@ class FileBlocks {
     if (!available.has_value() || *available > 2 * kReservedBytes) wanted += kSpareBytes;
     int error = Allocate(wanted);
     if (IsNoRoom(error) && wanted > bytes) error = Allocate(wanted = bytes);
-    // An earlier process may have the blocks already: XFS still wants the same space free.
+    // If an earlier process has allocated the blocks already, ignore the error: XFS requires the
+    // same amount of free space even then.
     if (IsNoRoom(error) && blocks < bytes) return NoRoom(bytes, available);
-    // Some file systems cannot allocate blocks beforehand; other errors show up at the write.
+    // Ignore other errors: some file systems cannot allocate blocks in advance, and the write will
+    // report errors of the disk.
     bytes_ = error == 0 ? wanted : bytes;
     return absl::OkStatus();
   }
-  // Forgets the counted blocks: the file was truncated to its size, which may free blocks beyond
-  // it.
+  // Forgets the counted blocks. Copying the log truncated the file to its size, which may have
+  // freed the blocks beyond its end.
   void Forget() { bytes_ = 0; }
 
  private:
@@ -218,8 +227,8 @@ class FileBlocks {
 
   static bool IsNoRoom(int error) { return error == ENOSPC || error == EDQUOT; }
 
-  // Allocates the blocks between the existing ones and `to`. It never asks for existing blocks
-  // again: XFS requires free space for the whole request. Returns 0 or an errno.
+  // Allocates the blocks from the existing ones up to `to`. Requests only new blocks: XFS requires
+  // free space for the whole request. Returns 0 or an errno.
   int Allocate(int64_t to) const {
     int result = 0;
     do {
@@ -262,7 +271,7 @@ class SqliteBackup final : public JournalBackup {
     SHARDMESH_ASSIGN_OR_RETURN(const bool is_copied, copy_->Step(kCopiedPages));
     if (!is_copied) return false;
     copy_.reset();
-    // The copy contains the log's content.
+    // Clear the mark that the copy needs a log: it includes the log's content.
     SHARDMESH_RETURN_IF_ERROR(ForgetLog(path_));
     is_whole_ = true;
     return true;
@@ -274,9 +283,9 @@ class SqliteBackup final : public JournalBackup {
   bool is_whole_ = false;
 };
 
-// The files of a state, as they were at opening. A file that is removed or renamed while the
-// process runs still accepts writes, but no start finds it. (SQLite's own check, HAS_MOVED, covers
-// only the database and not its log.)
+// The files of a state, as they were at opening. If a file is removed or renamed while the process
+// runs, the file still accepts writes, but the next start does not find the file. SQLite's own
+// check (HAS_MOVED) covers only the database, not its log.
 class OpenFiles {
  public:
   void Remember(const std::string& database) {
@@ -330,7 +339,7 @@ class SqliteJournal final : public Journal {
         folder_(options.folder),
         quota_bytes_(options.quota_bytes),
         log_pages_(options.log_pages) {}
-  // On close, a log that could not be copied completely stays for the next start.
+  // Closes the database. If the log cannot be copied completely, it stays for the next start.
   ~SqliteJournal() override { Close().IgnoreError(); }
   SqliteJournal(const SqliteJournal&) = delete;
   SqliteJournal& operator=(const SqliteJournal&) = delete;
@@ -347,16 +356,18 @@ class SqliteJournal final : public Journal {
     SHARDMESH_ASSIGN_OR_RETURN(const auto pages, database_->Number("PRAGMA page_count"));
     page_bytes_ = *page_size;
     compacted_ = bounds.compacted;
-    // A database already over its quota may still grow by this much.
+    // Even if the database is already over its quota, urgent transactions may add the reserved
+    // pages.
     urgent_pages_ =
         std::max(quota_bytes_ / page_bytes_, *pages + std::max<int64_t>(ReservedPages(), 1));
-    // A large transaction does not leave a large log for good.
+    // Shrink the log's file after a large transaction.
     SHARDMESH_RETURN_IF_ERROR(database_->Execute(StrCat(
         "PRAGMA journal_size_limit = ", std::max(kReservedBytes, 2 * log_pages_ * page_bytes_))));
     blocks_.Open(database_->path(), folder_);
     absl::Status copied = CopyLog();
     reserve_.Open();
-    // Other programs, or an older build, may have used the space that this copy needs.
+    // Copy again with the reserve: other programs, or an older build, may have used the space that
+    // the copy needs.
     copied = ReleaseUntilDone([this] { return CopyLog(); }, std::move(copied));
     if (!copied.ok() && !absl::IsResourceExhausted(copied)) return copied;
     SHARDMESH_ASSIGN_OR_RETURN(const bool needs_log, NeedsLog(*database_));
@@ -376,7 +387,8 @@ class SqliteJournal final : public Journal {
       }
       SHARDMESH_FAILPOINT("store.append");
       SHARDMESH_RETURN_IF_ERROR(Erase(write.dropped));
-      // The newest remaining event records the revision, if there is one.
+      // If the last event has the newest revision and stays, it records that revision. Otherwise
+      // write the revision to the bounds.
       const bool tells =
           !write.events.empty() && write.events.back().position.revision == write.newest &&
           std::find(write.dropped.begin(), write.dropped.end(), write.events.back().position) ==
@@ -438,7 +450,8 @@ class SqliteJournal final : public Journal {
 
   std::vector<std::string> UnreadableKeys() const override { return named_keys_; }
 
-  // Call it before other threads use the object. `index` has the readable records.
+  // Records which records are unreadable. Call it before other threads use the object. `index` must
+  // hold the readable records.
   void SetUnreadable(const std::vector<UnreadableRecord>& records, const RevisionIndex& index) {
     unreadable_ = static_cast<int64_t>(records.size());
     std::set<std::string> keys;
@@ -448,7 +461,7 @@ class SqliteJournal final : public Journal {
       if (record.lost_key_crc.has_value()) {
         Revision& newest = lost_keys_[*record.lost_key_crc];
         newest = std::max(newest, revision);
-      } else if (index.PositionsOf(record.key).empty()) {  // otherwise a newer record is known
+      } else if (index.PositionsOf(record.key).empty()) {  // otherwise a newer record is readable
         Revision& newest = unreadable_keys_[record.key];
         newest = std::max(newest, revision);
       }
@@ -465,11 +478,12 @@ class SqliteJournal final : public Journal {
   }
   int64_t OrdinaryPages() const { return quota_bytes_ / page_bytes_ - ReservedPages(); }
 
-  // Which reserves a transaction may use.
+  // The reserves that a transaction may use: none, that of the quota, or also that of the disk.
   enum class KeptBack { kNothing, kOfQuota, kAll };
 
-  // The first commit is copied into the database at once, together with the mark that the database
-  // needs its log. Later data is only in the log, and its loss is then noticed.
+  // Runs a transaction. The first one also marks the database as needing its log, and is copied
+  // into the database at once. Later commits are only in the log, and the mark in the database's
+  // file reveals the loss of the log.
   template <typename Writes>
   absl::Status Transact(KeptBack kept_back, Writes writes) {
     absl::Status status = TryTransaction(kept_back, [&]() -> absl::Status {
@@ -479,19 +493,22 @@ class SqliteJournal final : public Journal {
     if (status.ok() && !needs_log_) {
       status = CopyLog();
       needs_log_ = status.ok();
-      // The transaction is committed; the next one copies it.
+      // Without room for the copy, report success: the transaction is committed, and the next one
+      // copies it.
       if (absl::IsResourceExhausted(status)) status = absl::OkStatus();
     }
     if (!status.ok() && !absl::IsResourceExhausted(status)) is_usable_ = false;
     return status;
   }
 
-  // Afterwards the database has all commits and does not need the log. On failure the log stays.
+  // Copies all commits into the database, which then does not need the log. After an error the log
+  // stays.
   absl::Status Close() {
     if (!is_usable_) return absl::OkStatus();
     SHARDMESH_ASSIGN_OR_RETURN(const bool needs_log, NeedsLog(*database_));
     if (needs_log) {
-      // Copy all other pages first: the page with the mark would be copied first.
+      // Clear the mark only after this: a checkpoint copies the page with the mark first, and all
+      // other pages must be in the file before.
       SHARDMESH_RETURN_IF_ERROR(CopyLog());
       SHARDMESH_RETURN_IF_ERROR(
           TryTransaction(KeptBack::kAll, [this] { return SetNeedsLog(*database_, false); }));
@@ -510,7 +527,8 @@ class SqliteJournal final : public Journal {
     };
     absl::Status status = attempt();
     if (absl::IsResourceExhausted(status) && (database_->log_pages() > 0 || !is_copied_)) {
-      // The log may have room at its beginning.
+      // Copying the log lets SQLite write the transaction to the log's beginning, where there is
+      // room.
       const absl::Status copied = CopyLog();
       if (copied.ok()) {
         status = attempt();
@@ -519,7 +537,8 @@ class SqliteJournal final : public Journal {
       }
     }
     if (!absl::IsResourceExhausted(status) || kept_back == KeptBack::kNothing) return status;
-    // With a limit in SQLite, nobody could tell whether SQLite or the disk refused a page.
+    // Lift SQLite's page limit and check the quota here. Otherwise it is unknown whether the limit
+    // or the disk refused a page.
     SHARDMESH_RETURN_IF_ERROR(database_->LimitPages(kUnlimitedPages));
     const auto urgent_attempt = [&] {
       return database_->InTransaction([&]() -> absl::Status {
@@ -537,8 +556,8 @@ class SqliteJournal final : public Journal {
     return status;
   }
 
-  // Tries again with one piece of the reserve after another, until there is room or no piece is
-  // left. If the quota is used up, it releases none.
+  // Repeats `attempt`, each time after the reserve has released another piece, until there is room
+  // or the reserve is empty. If the quota is used up, releases nothing.
   template <typename Attempt>
   absl::Status ReleaseUntilDone(Attempt attempt, absl::Status status) {
     for (int64_t piece = kPieceBytes;
@@ -550,7 +569,7 @@ class SqliteJournal final : public Journal {
     return status;
   }
 
-  // Call it within a transaction: returns the pages that the database will then have.
+  // Returns the number of pages of the database after the current transaction. Call it within one.
   absl::StatusOr<int64_t> Pages() {
     SHARDMESH_ASSIGN_OR_RETURN(const bool row, database_->Step(pages_));
     const int64_t pages = row ? pages_.Number(0) : 0;
@@ -558,7 +577,7 @@ class SqliteJournal final : public Journal {
     return pages;
   }
 
-  // Call it within a transaction that may use the whole quota.
+  // Checks the current transaction against the whole quota. Call it within a transaction.
   absl::Status CheckQuota() {
     SHARDMESH_ASSIGN_OR_RETURN(const int64_t pages, Pages());
     is_over_quota_ = pages > urgent_pages_;
@@ -574,13 +593,13 @@ class SqliteJournal final : public Journal {
          {fact::kFile, folder_}});
   }
 
-  // Call it within a transaction: allocates the blocks of all its pages.
+  // Allocates the blocks of all pages of the database. Call it within a transaction.
   absl::Status TakeBlocks() {
     SHARDMESH_ASSIGN_OR_RETURN(const int64_t pages, Pages());
     return blocks_.Take(pages * page_bytes_);
   }
 
-  // Copies the log into the database; the log then starts again.
+  // Copies the log into the database. The next transaction then starts at the log's beginning.
   absl::Status CopyLog() {
     SHARDMESH_PASSES("store.checkpoint");
     absl::Status copied = TakeBlocks();
@@ -588,7 +607,8 @@ class SqliteJournal final : public Journal {
     is_copied_ = copied.ok();
     if (!copied.ok() && !absl::IsResourceExhausted(copied)) is_usable_ = false;
     if (is_copied_) blocks_.Forget();
-    // On a full disk the pages stay in the log, which is equally safe; later there may be room.
+    // If the disk is full, the pages stay in the log, where they are just as safe. Try again after
+    // log_pages_ further pages, when there may be room.
     checkpoint_at_ = is_copied_ ? log_pages_ : database_->log_pages() + log_pages_;
     return copied;
   }
@@ -608,8 +628,8 @@ class SqliteJournal final : public Journal {
     return database_->Run(update_);
   }
 
-  // Order of destruction: the statements before their connection, the connection before its files,
-  // the lock last.
+  // Declared in this order for destruction: statements before their connection, the connection
+  // before its files, the lock last.
   const FolderLock lock_;
   Reserve reserve_;
   FileBlocks blocks_;
@@ -624,24 +644,24 @@ class SqliteJournal final : public Journal {
   const int64_t log_pages_;
   int64_t page_bytes_ = 4096;
   int64_t urgent_pages_ = 0;
-  bool is_over_quota_ = false;  // at the last attempt of the transaction
+  bool is_over_quota_ = false;  // the last attempt exceeded the quota
   Revision compacted_ = 0;
   int64_t checkpoint_at_ = log_pages_;
-  bool is_copied_ = false;  // result of the last attempt for the log
-  // The file of the database has the mark that it needs its log.
+  bool is_copied_ = false;  // whether the last CopyLog succeeded
+  // The mark that the database needs its log is in the database's file.
   bool needs_log_ = false;
-  // The journal is prepared. Since then, the only failures were for lack of space.
+  // The journal is prepared, and has not failed since except for lack of space.
   bool is_usable_ = false;
   OpenFiles files_;
   int64_t unreadable_ = 0;
   std::vector<std::string> named_keys_;
-  // The commits that wrote unreadable records: by key, and by the checksum of a key that is
-  // unreadable too. Constant once other threads use the object.
+  // The revisions of unreadable records: by key, or by the key's checksum if the key is unreadable
+  // too. Constant once other threads use the object.
   absl::flat_hash_map<std::string, Revision> unreadable_keys_;
   absl::flat_hash_map<uint32_t, Revision> lost_keys_;
 };
 
-// Removes copies of an earlier process that were never fetched.
+// Removes copies that an earlier process made and nobody fetched.
 void RemoveSnapshots(const std::string& folder) {
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
@@ -652,14 +672,14 @@ void RemoveSnapshots(const std::string& folder) {
   }
 }
 
-// Returns disk space that the store no longer uses.
+// Returns free pages of the database to the disk.
 absl::Status GiveBackFreePages(Database& database, const std::string& folder) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto pages, database.Number("PRAGMA page_count"));
   SHARDMESH_ASSIGN_OR_RETURN(const auto free, database.Number("PRAGMA freelist_count"));
   if (*free < kVacuumPages || *free < *pages / 2) return absl::OkStatus();
   SHARDMESH_ASSIGN_OR_RETURN(const auto page_bytes, database.Number("PRAGMA page_size"));
-  // The database is written twice: to a temporary file, and to the log. If the free space is
-  // unknown, the pages stay and are used again.
+  // VACUUM writes the database twice: to a temporary file and to the log. If there may be no space
+  // for this, keep the free pages for later records.
   if (AvailableBytes(folder).value_or(0) <
       2 * (*pages - *free) * *page_bytes + 2 * kReservedBytes) {
     return absl::OkStatus();
@@ -694,19 +714,23 @@ absl::StatusOr<std::unique_ptr<Store>> OpenSqliteStore(SqliteStoreOptions option
   SHARDMESH_RETURN_IF_ERROR(CheckHasLog(DatabasePath(options.folder)));
 
   auto database = std::make_unique<Database>(DatabasePath(options.folder));
-  // SQLite would drop the log's content after a damaged frame.
+  // Check the log before SQLite opens it: SQLite would drop the log's content after a damaged
+  // frame.
   SHARDMESH_ASSIGN_OR_RETURN(const WalFile log, WalFile::Read(database->path() + "-wal"));
   SHARDMESH_RETURN_IF_ERROR(log.damage());
   SHARDMESH_RETURN_IF_ERROR(database->Open(options.vfs));
-  // A refused state stays unchanged; so does a state whose coordinator fails.
+  // Keep the log on close: a state that is refused, or whose coordinator fails, must stay
+  // unchanged.
   SHARDMESH_RETURN_IF_ERROR(database->KeepLog(true));
-  // One process and one connection: the log's index therefore needs no shared memory file.
+  // Only this connection uses the database, so SQLite needs no shared memory file for the log's
+  // index.
   SHARDMESH_RETURN_IF_ERROR(database->Execute("PRAGMA locking_mode = EXCLUSIVE"));
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t version, SchemaVersionOf(*database));
   if (version == 0) SHARDMESH_RETURN_IF_ERROR(CheckIsNew(options.folder));
   SHARDMESH_RETURN_IF_ERROR(database->CheckPages());
   SHARDMESH_RETURN_IF_ERROR(database->UseLog());
-  // The log's content may exist although its sync failed: it counts once it is copied and synced.
+  // An earlier process may have failed to sync the log's content. Copy and sync the content, so
+  // that it is durable before it is served.
   if (const absl::Status copied = database->Checkpoint();
       !copied.ok() && !absl::IsResourceExhausted(copied)) {
     return copied;

@@ -15,49 +15,50 @@
 namespace shardmesh::server {
 
 struct SqliteStoreOptions {
-  // The data folder, created if missing; its parent must exist. It holds `state.db` (and SQLite's
-  // `state.db-wal`), `LOCK`, and `reserve`. On a full disk, the space of `reserve` goes piece by
-  // piece to urgent transactions, and only to these.
+  // The data folder; created if missing, but its parent must exist. It holds `state.db` (and
+  // SQLite's `state.db-wal`), `LOCK` and `reserve`. On a full disk, only urgent transactions get
+  // the space of `reserve`, piece by piece.
   std::string folder;
-  // How large the database may grow; a commit beyond it is RESOURCE_EXHAUSTED (STORE_FULL). A part
-  // of it (kReservedShare, at most kReservedBytes) is kept for urgent transactions.
+  // Most bytes of the database. A commit beyond it gets RESOURCE_EXHAUSTED (STORE_FULL). A part of
+  // the quota (one part in kReservedShare, at most kReservedBytes) is reserved for urgent
+  // transactions.
   int64_t quota_bytes = int64_t{2} << 30;
-  // How long to wait for another process that holds the folder and may be about to stop.
+  // How long to wait if another process has locked the folder, since that process may be stopping.
   absl::Duration lock_timeout = absl::ZeroDuration();
   LocalStoreOptions local = {};
-  // Pages of the write-ahead log that are copied into the database at once. Few enough that the
-  // log stays in the cache and on its blocks; enough that a page with many writes is copied
+  // The write-ahead log is copied into the database once it has this many pages. Few enough that
+  // the log stays in the cache and on its blocks. Enough that a page with many writes is copied
   // once.
   int64_t log_pages = 1000;
-  // How often to look for free disk space to refill the reserve.
+  // How often to look for free disk space if the reserve is not full.
   absl::Duration fill_reserve_every = absl::Seconds(10);
-  // The layer under SQLite, for tests with injected faults; empty: the system's files.
+  // Replacement for SQLite's file layer, for tests with injected faults; empty: the system's files.
   std::string vfs = {};
 };
 
-// Space for urgent transactions only: a part of the quota, and the same amount on the disk.
+// Most bytes reserved for urgent transactions, both in the quota and on the disk.
 inline constexpr int64_t kReservedBytes = int64_t{4} << 20;
-inline constexpr int64_t kReservedShare = 8;  // at most one part in this many of the quota
+inline constexpr int64_t kReservedShare = 8;  // the reserve is at most quota/kReservedShare
 
-// Prefix of the copies that Backup writes into the folder. Opening the folder removes those of an
-// earlier process.
+// Prefix of the copies that Backup writes into the folder. OpenSqliteStore removes copies that an
+// earlier process left.
 inline constexpr std::string_view kSnapshotPrefix = "snapshot-";
 
-// Opens the store of a folder, or creates an empty one; upgrades an older schema. An acknowledged
+// Opens the store of a folder, or creates an empty one. Upgrades an older schema. An acknowledged
 // commit is synced to disk (write-ahead log, synchronous=FULL) and survives a crash of process and
-// machine. One process at a time: it holds an advisory lock on LOCK while the store lives. Records
-// that cannot be read are logged, counted and left out.
+// machine. The process holds an advisory lock on LOCK while the store lives, so only one process
+// has the folder open. Logs, counts and leaves out records that cannot be read.
 //
-// Blocks, for reading the whole state. Errors name the file:
+// Blocks while it reads the whole state. Errors name the file:
 //   FAILED_PRECONDITION  another process holds the folder (its pid is named); the database is of a
 //                        newer schema (SCHEMA_MISMATCH), or is not one of ours.
 //   PERMISSION_DENIED    folder or file cannot be written.
-//   NOT_FOUND            the folder's parent is not there.
+//   NOT_FOUND            the folder's parent does not exist.
 //   DATA_LOSS            the database's pages or its log are damaged, or the database is missing or
 //                        empty in a folder that had one; see `shardmesh admin check`. The folder's
 //                        files stay as they are.
-//   RESOURCE_EXHAUSTED   the disk is full (STORE_FULL), and an empty store or one of an older
-//                        schema cannot be written for that.
+//   RESOURCE_EXHAUSTED   (STORE_FULL) the disk is full. A new store cannot be created, or an
+//                        older schema cannot be upgraded.
 absl::StatusOr<std::unique_ptr<Store>> OpenSqliteStore(SqliteStoreOptions options);
 
 }  // namespace shardmesh::server

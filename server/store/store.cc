@@ -1,4 +1,4 @@
-// Parts shared by all stores: the check of a transaction, and waiting for one.
+// Code shared by all stores: the check of a transaction, and CommitAndWait.
 #include "server/store/store.h"
 
 #include <utility>

@@ -1,4 +1,4 @@
-// Locks, schema, migrations, checksums.
+// Folder locks, schema versions, migrations and checksums.
 #include "server/store/store_file.h"
 
 #include <fcntl.h>
@@ -33,14 +33,14 @@
 namespace shardmesh::server {
 namespace {
 
-// The mark "shdm" in the database's header: it belongs to this program.
+// The application id "shdm" in the database's header: the database belongs to this program.
 constexpr int64_t kApplicationId = 0x7368646d;
 
-// Suffix of a database that will replace a folder's own. The name before the suffix is the new path
-// of the replaced database.
+// Suffix of a database that is about to replace the folder's database. Its name without the suffix
+// is the new name of the replaced database.
 constexpr std::string_view kNextSuffix = ".next";
 
-// Flag in user_version, next to the version: the database needs its log.
+// Flag in user_version, beside the schema version: the database needs its log.
 constexpr int64_t kNeedsLog = 0x10000;
 
 // Fields of a database's header, https://sqlite.org/fileformat2.html#the_database_header.
@@ -49,12 +49,12 @@ constexpr std::string_view kMagic("SQLite format 3\0", 16);
 constexpr size_t kPageSizeOffset = 16;  // two bytes; 1 stands for 65,536
 constexpr size_t kUserVersionOffset = 60;
 constexpr size_t kApplicationIdOffset = 68;
-// Sizes of a log's header and of a frame's, https://sqlite.org/fileformat2.html#walformat.
+// Sizes of a log's header and of a frame's header, https://sqlite.org/fileformat2.html#walformat.
 constexpr int64_t kLogHeaderBytes = 32 + 24;
 
 constexpr int kPlaceBits = 8;
 
-// The distance between a row and the row before it, larger than any writer leaves.
+// A larger gap between the revisions of two successive rows cannot come from a writer.
 constexpr Revision kMaxRevisionGap = Revision{1} << 33;
 static_assert(kMaxTransactionOperations <= (1 << kPlaceBits));
 
@@ -63,10 +63,10 @@ absl::Status StoreError(absl::StatusCode code, std::string_view message, std::st
                     {{fact::kFile, file}});
 }
 
-// How often to try the lock on a folder, and how often the log names its holder.
+// How often the log names the process that holds the lock, while this process waits for it.
 constexpr absl::Duration kLockLogInterval = absl::Seconds(10);
 
-// The text in the lock file about the process that holds the lock.
+// The path of the lock file. Its text describes the process that holds the lock.
 std::string LockPath(const std::string& folder) { return folder + "/LOCK"; }
 
 absl::Status LockError(const absl::Status& status) {
@@ -95,8 +95,8 @@ absl::Status FileSystemError(std::string_view doing, const std::string& path,
   return SystemError(doing, path);
 }
 
-// Returns a file that a coordinator left in the folder beside its database; empty: none. A
-// coordinator makes such files only after its first commit was synced.
+// Returns a file in the folder that only a coordinator with a state makes, besides the database.
+// Such files exist only after the first commit was synced. Returns "" if there is none.
 absl::StatusOr<std::string> TraceOf(const std::string& folder) {
   std::error_code error;
   for (std::filesystem::directory_iterator entry(folder, error), end; !error && entry != end;
@@ -127,7 +127,7 @@ uint32_t NumberAt(std::string_view bytes, size_t at, size_t size = 4) {
   return value;
 }
 
-// The header of a coordinator's database; empty: the file has none.
+// Returns the header of a coordinator's database; empty if the file is no such database.
 absl::StatusOr<std::string> ReadHeader(int fd, const std::string& path) {
   std::string header(kDatabaseHeaderBytes, '\0');
   const ssize_t count = pread(fd, header.data(), header.size(), 0);
@@ -148,7 +148,7 @@ std::string NumberBytes(uint64_t value) {
   return bytes;
 }
 
-// From version 1 to version 2.
+// Upgrades version 1 to version 2.
 absl::Status AddChecksums(Database& database) {
   SHARDMESH_RETURN_IF_ERROR(database.Execute(
       "ALTER TABLE event ADD COLUMN crc INTEGER;"
@@ -182,8 +182,8 @@ absl::Status AddChecksums(Database& database) {
   return WriteBounds(database, {.compacted = *compacted, .newest = *newest});
 }
 
-// Upgrades version 2 to 3. An unreadable record gets no checksum of its key: either of the two may
-// be damaged.
+// Upgrades version 2 to 3. An unreadable record gets no checksum of its key, because its key may be
+// the damaged part.
 absl::Status AddKeyChecksums(Database& database) {
   SHARDMESH_RETURN_IF_ERROR(database.Execute("ALTER TABLE event ADD COLUMN key_crc INTEGER"));
   SHARDMESH_ASSIGN_OR_RETURN(
@@ -210,7 +210,7 @@ absl::Status AddKeyChecksums(Database& database) {
   }
 }
 
-// kMigrations[v - 1] brings version v to v + 1.
+// kMigrations[v - 1] upgrades version v to v + 1.
 using Migration = absl::Status (*)(Database& database);
 constexpr Migration kMigrations[] = {&AddChecksums, &AddKeyChecksums};
 static_assert(std::size(kMigrations) == kSchemaVersion - 1);
@@ -275,7 +275,8 @@ absl::Status FinishReplacement(const std::string& folder) {
   if (next.empty()) return absl::OkStatus();
   const std::string database = DatabasePath(folder);
   const std::string to = next.substr(0, next.size() - kNextSuffix.size());
-  // Moves the log too, or the next database would use it. Files that were moved before are missing.
+  // Move the log too: otherwise the next database would use it. If an earlier process was
+  // interrupted here, some files are already moved.
   for (const char* suffix : {"", "-wal", "-journal"}) {
     if ((SHARDMESH_FAILS("store.move_aside") ||
          rename((database + suffix).c_str(), (to + suffix).c_str()) != 0) &&

@@ -1,4 +1,4 @@
-// The coordinator's data folder and its database: locking, schema versions, and reading of records.
+// The coordinator's data folder and its database: locks, schema versions, and how records are read.
 #ifndef SHARDMESH_SERVER_STORE_STORE_FILE_H_
 #define SHARDMESH_SERVER_STORE_STORE_FILE_H_
 
@@ -26,8 +26,8 @@ namespace shardmesh::server {
 //
 // clang-format off
 //   1  event(position, key, value), bounds(compacted, newest)
-//   2  a CRC-32C with each record and with the bounds; set_aside for records that were unreadable
-//   3  a CRC-32C of each record's key only, so that a damaged key is not taken for another one
+//   2  adds a CRC-32C of each record and of the bounds, and set_aside for unreadable records
+//   3  adds a CRC-32C of each record's key alone, so that a damaged key is not taken for another
 // clang-format on
 inline constexpr int64_t kSchemaVersion = 3;
 // The first version with checksums.
@@ -35,89 +35,90 @@ inline constexpr int64_t kFirstChecked = 2;
 
 std::string DatabasePath(std::string_view folder);
 
-// Creates the folder if it is missing, and makes its entry in the parent durable.
+// Creates the folder if it is missing, and syncs its entry in the parent folder.
 absl::Status MakeDataFolder(const std::string& folder);
-// Makes the entries of a folder durable.
+// Syncs the folder, so that its entries are durable.
 absl::Status SyncFolder(const std::string& folder);
 
-// Makes `prepared`, a complete and synced database in the folder, the folder's database. Moves
-// the previous database with its log to NAME-N, and returns its new path; empty: there was
-// none.
+// Replaces the folder's database by `prepared`, a complete and synced database in the folder. Moves
+// the previous database with its log to NAME-N, where NAME is `name`. Returns that path; empty if
+// there was no previous database.
 //
-// One rename begins the replacement. If the process ends after that, FinishReplacement completes
-// it, so no start finds a folder without its state. Requires the folder's lock, with neither
-// database open.
+// One rename begins the replacement. If the process ends after that rename, FinishReplacement
+// completes the replacement, so no start finds a folder without its state. Requires that the caller
+// holds the folder's lock and that neither database is open.
 absl::StatusOr<std::string> ReplaceDatabase(const std::string& folder, const std::string& prepared,
                                             std::string_view name);
-// Returns the database of an interrupted replacement, which FinishReplacement has to finish. Empty
-// if there is none, or no folder.
+// Returns the new database of an interrupted replacement, which FinishReplacement has to complete.
+// Returns "" if there is none, or no folder.
 absl::StatusOr<std::string> NextDatabase(const std::string& folder);
-// Completes an interrupted replacement; no effect if there is none. A process that has locked a
-// folder calls it before it opens the database.
+// Completes an interrupted replacement; no effect if there is none. Each process that has locked a
+// folder must call it before it opens the database.
 absl::Status FinishReplacement(const std::string& folder);
 
-// DATA_LOSS: the folder has lost its database, which is missing or empty, though something in the
-// folder shows that a coordinator kept its state there. OK for a folder that is new, and for one
-// whose first start was interrupted. Under the folder's lock, after FinishReplacement.
+// DATA_LOSS: the database is missing or empty, although something in the folder shows that a
+// coordinator kept its state there. OK for a new folder, and for one whose first start was
+// interrupted. Requires the folder's lock; call it after FinishReplacement.
 absl::Status CheckHasState(const std::string& folder);
-// Like CheckHasState, for a database that could be opened and has no tables (version 0).
+// Like CheckHasState, for a database that can be opened but has no tables (version 0).
 absl::Status CheckIsNew(const std::string& folder);
 
-// Sets whether the database needs its log, as part of a transaction.
+// Sets or clears the mark that the database needs its log. Call it within a transaction.
 //
-// The mark is in the database's header. It is set from the first commit of each process, once that
-// is on the disk, until a clean shutdown has copied the log into the database. A database without
-// the mark is complete without its log; one with the mark shows that a missing log was lost.
+// The mark is in the database's header. Each process sets it once its first commit is on the disk.
+// A clean shutdown copies the log into the database and clears the mark. A database without the
+// mark is complete without its log. If a database has the mark but no log, the log was lost.
 absl::Status SetNeedsLog(Database& database, bool needs_log);
 absl::StatusOr<bool> NeedsLog(Database& database);
-// Clears the mark in the file of a copy that has all commits, and syncs the file. Requires that no
-// process has the copy open.
+// Clears the mark in the file of a copy that includes all commits, and syncs the file. Requires
+// that no process has the copy open.
 absl::Status ForgetLog(const std::string& copy);
-// DATA_LOSS: the database needs its log, and the log is missing or has no frame: acknowledged
-// commits are lost. Reads the files without SQLite, and changes nothing. OK for a database that is
-// missing or unreadable: other checks report that.
+// DATA_LOSS: the database needs its log, but the log is missing or has no frame, so acknowledged
+// commits are lost. Reads the files without SQLite, and changes nothing. Returns OK for a database
+// that is missing or unreadable, because other checks report that.
 absl::Status CheckHasLog(const std::string& database);
 
-// The lock on a data folder, for one process at a time. The kernel releases it when the process
-// ends for any reason.
+// The lock on a data folder, which one process at a time can hold. The kernel releases the lock
+// when the process ends for any reason.
 class FolderLock {
  public:
-  // Locks the folder. If another process holds the lock, waits up to `timeout` for it, because
-  // it may be stopping, and logs its name. Then FAILED_PRECONDITION, with that process and its
-  // host.
+  // Locks the folder. If another process holds the lock, it may be stopping: Take logs that process
+  // and waits up to `timeout`. FAILED_PRECONDITION names the process and its host.
   static absl::StatusOr<FolderLock> Take(const std::string& folder,
                                          absl::Duration timeout = absl::ZeroDuration());
   // Locks a folder for reading, shared with other readers. The folder may belong to another user
-  // and be read-only. Takes no lock if the folder was never opened. FAILED_PRECONDITION: a process
-  // has it.
+  // and be read-only. If the folder was never opened, takes no lock. FAILED_PRECONDITION: a process
+  // holds the exclusive lock.
   static absl::StatusOr<FolderLock> TakeToRead(const std::string& folder);
 
  private:
   explicit FolderLock(FileDescriptor held) : held_(std::move(held)) {}
-  FileDescriptor held_;  // not valid for a reader of a folder without a lock
+  FileDescriptor held_;  // not valid if the folder has no lock file to read-lock
 };
 
-// Returns an event's row id: its revision, then its place in the commit. The table is therefore in
-// the order of the history, and needs no index.
+// Returns an event's row id: its revision, then its place in the commit. The rows are therefore in
+// the order of the history, and the table needs no further index.
 int64_t RowId(EventPosition position);
 EventPosition PositionOf(int64_t row_id);
 
-// Returns the checksum stored with a record, and with the bounds.
+// Return the checksums stored with a record, of its whole row and of its key alone, and with the
+// bounds.
 uint32_t RecordChecksum(int64_t row_id, std::string_view key, const std::string* value);
 uint32_t KeyChecksum(std::string_view key);
 uint32_t BoundsChecksum(Revision compacted, Revision newest);
 
-// Writes a record with its checksums by a statement of kInsertRecord; a null value for a deletion.
+// Writes a record with its checksums. `insert` must be a statement prepared from kInsertRecord. A
+// null `value` means a deletion.
 inline constexpr char kInsertRecord[] = "INSERT INTO event VALUES (?1, ?2, ?3, ?4, ?5)";
 absl::Status InsertRecord(Database& database, const Database::Statement& insert, int64_t row_id,
                           std::string_view key, const std::string* value);
 
-// Returns the version of a coordinator's database. FAILED_PRECONDITION: it belongs to another
-// program; or (SCHEMA_MISMATCH) this build cannot read the version: names both. An empty database
-// has version 0.
+// Returns the schema version of a coordinator's database; 0 if the database is empty.
+// FAILED_PRECONDITION: the database belongs to another program. FAILED_PRECONDITION
+// (SCHEMA_MISMATCH): this build cannot read the version; the message names both versions.
 absl::StatusOr<int64_t> SchemaVersionOf(Database& database);
-// Creates the tables in an empty database. Upgrades an older version to the current one, completely
-// or not at all.
+// Creates the tables in an empty database, or upgrades an older version to the current one. Does
+// all of it in one transaction.
 absl::Status PrepareSchema(Database& database);
 
 // A record that cannot be read.
@@ -125,20 +126,20 @@ struct UnreadableRecord {
   int64_t row_id = 0;
   std::string key;
   std::string why;
-  // Set if the key is damaged: `key` is then the stored bytes, and no record's key. The checksum is
-  // that of the original key; older records with this checksum have the same key.
+  // Set if the key itself is damaged: the checksum of the original key. `key` then holds the
+  // damaged stored bytes. Records whose key has this checksum have the original key.
   std::optional<uint32_t> lost_key_crc = {};
 };
 
-// Finds the original keys of unreadable records with damaged keys, from their checksums and the
-// existing keys.
+// Finds the original keys of unreadable records whose keys are damaged: an existing key with the
+// stored checksum is the original key.
 class KeyFinder {
  public:
-  // `records` must not move during the object's lifetime.
+  // `records` must not move while this object lives.
   explicit KeyFinder(std::vector<UnreadableRecord>* records);
   bool is_done() const { return lost_.empty(); }
-  // Names the records that had this key. Returns the newest one's row id: nothing before it is the
-  // key's current value. Returns the least number if there is none.
+  // Sets the key of all records that had the key `key`. Returns the row id of the newest of them:
+  // rows before it are not the key's current value. Returns the lowest int64_t if there is none.
   int64_t Find(std::string_view key);
 
  private:
@@ -150,39 +151,40 @@ struct StoredState {
   std::vector<UnreadableRecord> unreadable;
 };
 
-// The newest revision, given an unreadable row: its row id is used, so its commit counts as past. A
-// row id far beyond all others is part of the damage.
+// Returns the newest revision, including that of an unreadable row: its row id shows that the
+// revision was used. Ignores a row id far beyond `newest`, which is part of the damage.
 Revision NewestWith(Revision newest, int64_t unreadable_row);
 
-// Reads all records, also those of an older schema. If a key has an unreadable record, leaves
-// out its older records: they would look current. DATA_LOSS: the bounds or the pages cannot be
-// read.
+// Reads all records, also those of an older schema. If a key has an unreadable record, leaves out
+// its older records, which would otherwise look current. DATA_LOSS: the bounds or the pages cannot
+// be read.
 absl::StatusOr<StoredState> ReadState(Database& database);
 
-// A row as stored in the database, also in one of an older schema. Rows of version 1 have no
-// checksums and count as correct.
+// A row as stored in the database, of any schema version. Rows of version 1 have no checksums, and
+// count as intact.
 struct StoredRow {
   int64_t row_id = 0;
   std::string key;
   std::shared_ptr<const std::string> value;   // null: a deletion
-  std::string why;                            // the error; empty: the row is intact
+  std::string why;                            // why the row is unreadable; empty: it is intact
   std::optional<uint32_t> lost_key_crc = {};  // as in UnreadableRecord
 };
 
 inline constexpr int64_t kFirstRow = std::numeric_limits<int64_t>::min();
 inline constexpr int64_t kLastRow = std::numeric_limits<int64_t>::max();
 
-// Reads the rows of a database, in order, even with damaged pages. Errors are the database's:
-// DATA_LOSS from a page that cannot be read. The database outlives the reader.
+// Reads the rows of a database in order, even if pages are damaged. Returns the errors of Database:
+// DATA_LOSS for a page that cannot be read. The database must outlive the reader.
 class RowReader {
  public:
   static absl::StatusOr<RowReader> Create(Database& database);
 
-  // Calls back for each row from `from` to `to`, both included, until an error ends it.
+  // Calls back for each row from `from` to `to`, both included. Stops at the first error.
   absl::Status Read(int64_t from, int64_t to, absl::FunctionRef<void(StoredRow)> callback) const;
-  // The first row from `from` to `to`, even if it is unreadable itself; nullopt: there is none.
+  // Returns the id of the first row from `from` to `to`, even if that row is unreadable; nullopt if
+  // there is none.
   absl::StatusOr<std::optional<int64_t>> FindNext(int64_t from, int64_t to) const;
-  // The stored key of a row that cannot be read completely.
+  // Returns the stored key of a row whose value cannot be read.
   absl::StatusOr<std::string> KeyOf(int64_t row_id) const;
 
  private:
@@ -198,14 +200,14 @@ class RowReader {
 // Calls back for each row, in order. Returns the error that ended the loop, or OK.
 absl::Status ForEachRow(Database& database, absl::FunctionRef<void(StoredRow)> callback);
 
-// The bounds: nothing before `compacted` can be read, `newest` is the last commit. DATA_LOSS if
-// their checksum does not fit.
+// The bounds of the stored history: the oldest readable revision, and the last commit. ReadBounds
+// returns DATA_LOSS if their checksum does not match.
 struct StoredBounds {
   Revision compacted = 0;
   Revision newest = 0;
 };
 absl::StatusOr<StoredBounds> ReadBounds(Database& database);
-// Replaces the bounds, if any; part of a transaction.
+// Replaces the stored bounds. Call it within a transaction.
 absl::Status WriteBounds(Database& database, StoredBounds bounds);
 
 }  // namespace shardmesh::server

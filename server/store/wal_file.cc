@@ -24,9 +24,9 @@ namespace {
 
 constexpr int64_t kHeaderBytes = 32;
 constexpr int64_t kFrameHeaderBytes = 24;
-// The part of a frame's header that the checksum covers: page number and size.
+// The bytes of a frame's header that the checksum covers: page number and database size.
 constexpr size_t kSummedBytes = 8;
-constexpr uint32_t kMagic = 0x377f0682;  // with the lowest bit: sums are over big-endian words
+constexpr uint32_t kMagic = 0x377f0682;  // lowest bit set: sums over big-endian words
 constexpr uint32_t kVersion = 3'007'000;
 constexpr int64_t kLeastPageBytes = 512;
 constexpr int64_t kMostPageBytes = 65'536;
@@ -34,7 +34,7 @@ constexpr int64_t kMostPageBytes = 65'536;
 // A disk writes this many bytes atomically.
 constexpr int64_t kSectorBytes = 512;
 
-// The most repaired frames. Each of them is kept in memory.
+// Most frames that are repaired, because each repaired frame is kept in memory.
 constexpr size_t kMostMended = 1024;
 
 absl::Status StoreError(absl::StatusCode code, std::string_view message, const std::string& path) {
@@ -69,7 +69,7 @@ void PutWord(uint32_t value, bool is_big_endian, char* bytes) {
   std::memcpy(bytes, &value, sizeof(value));
 }
 
-// Reads `size` bytes, or as many as there are.
+// Reads `size` bytes, or fewer at the end of the file. Returns their number.
 absl::StatusOr<size_t> ReadAt(int fd, int64_t offset, char* to, size_t size,
                               const std::string& path) {
   size_t done = 0;
@@ -178,8 +178,8 @@ bool WalFile::EndsCommit(int64_t frame) const {
 }
 
 bool WalFile::MendHeader() {
-  // All fields are known except the count of checkpoints, which follows from the checksum and the
-  // page size.
+  // All fields of the header are known except the count of checkpoints. The checksum and the page
+  // size determine that count.
   char bytes[8];
   PutWord(BigEndian("\x37\x7f\x06\x82") | (is_big_endian_ ? 1 : 0), true, bytes);
   PutWord(kVersion, true, bytes + 4);
@@ -193,25 +193,26 @@ bool WalFile::MendHeader() {
 absl::StatusOr<bool> WalFile::Mend(int fd, int64_t frame, Sums from, Sums to) {
   Frame& it = frames_[static_cast<size_t>(frame - 1)];
   SHARDMESH_ASSIGN_OR_RETURN(std::string bytes, ReadFrame(fd, frame));
-  // A transaction makes the database larger by at most one page a frame.
+  // Each frame of a transaction can add at most one page to the database. This bounds plausible
+  // page numbers.
   constexpr uint32_t kManyPages = 1 << 20;
   uint32_t most_pages = 0;
   for (const Frame& each : frames_) {
     if (each.is_sound) most_pages = std::max(most_pages, each.pages);
   }
   const uint64_t limit = uint64_t{most_pages == 0 ? kManyPages : most_pages} + frames_.size();
-  // For each place of eight bytes, the sums after it if all later bytes are right. With the sums
-  // before it they determine the bytes at this place.
+  // For each group of eight bytes: the sums after the group, if all later bytes are right. Together
+  // with the sums before the group, they determine its bytes.
   std::vector<Sums> behind(bytes.size() / 8 + 1);
   behind.back() = to;
   for (size_t i = behind.size() - 1; i > 0; --i) {
     behind[i - 1] =
         Backward(behind[i], std::string_view(bytes).substr(8 * (i - 1), 8), is_big_endian_);
   }
-  // Each place could be changed to fit. A place that fits after a change of one bit is certain if
-  // it is the only such place. Otherwise a place that fits after a change of one byte is, under the
-  // same condition. In the highest byte of a word that often fails, as the sums carry nothing from
-  // it. The last resort are valid numbers in a frame's header.
+  // Any group could be changed so that the sums fit. If exactly one group fits after a change of
+  // one bit, take it. Otherwise, if exactly one fits after a change of one byte, take that one. A
+  // change in the highest byte of a word often has several fits, because the sums carry nothing
+  // from that byte. The last resort is the frame's header, if the numbers that fit are valid.
   struct Fit {
     int places = 0;
     size_t place = 0;
@@ -236,7 +237,7 @@ absl::StatusOr<bool> WalFile::Mend(int fd, int64_t frame, Sums from, Sums to) {
       fit.place = i;
       std::memcpy(fit.bytes, wanted, sizeof(fit.bytes));
     };
-    if (wrong_bytes == 0) {  // the frame's own checksum or salts are wrong
+    if (wrong_bytes == 0) {  // only the frame's own checksum or salts are wrong
       note(same);
       break;
     }
@@ -269,9 +270,9 @@ absl::Status WalFile::LookBehind(int fd, int64_t bad, Sums from) {
     return frame <= count && frames_[static_cast<size_t>(frame - 1)].salts == salts_;
   };
   const bool is_header_damaged = is_damaged_;
-  int64_t last = end_;      // frame that ends the last valid commit
-  int64_t last_in_run = 0;  // the same, among frames that continue each other
-  bool is_proven = false;   // some of those commits were acknowledged
+  int64_t last = end_;      // the frame that ends the last valid commit
+  int64_t last_in_run = 0;  // the same, within the current run of connected frames
+  bool is_proven = false;   // some commits of the run were acknowledged
   const auto end_run = [&] {
     if (is_proven) last = std::max(last, last_in_run);
     last_in_run = 0;
@@ -291,7 +292,8 @@ absl::Status WalFile::LookBehind(int fd, int64_t bad, Sums from) {
     }
     if (i > 1) {
       const Frame& before = frames_[static_cast<size_t>(i - 2)];
-      // A repaired frame proves nothing: a rolled-back frame may look like a valid one.
+      // A repaired frame is no proof of an acknowledged commit: a frame that was rolled back may
+      // look valid after the repair.
       if (EndsCommit(i - 1) && i - 1 > end_ && mended_.count(i) == 0 && !IsPadding(i)) {
         is_proven = true;
         last = i - 1;
@@ -339,7 +341,7 @@ absl::StatusOr<WalFile> WalFile::Read(const std::string& path, int64_t page_byte
   const bool is_header_sound = (magic & ~1u) == kMagic && IsPageSize(stored_page_bytes) &&
                                Forward({}, {header, 24}, log.is_big_endian_) == header_sums;
   if (is_header_sound) {
-    if (BigEndian(header + 4) != kVersion) return log;  // SQLite refuses it, and changes nothing
+    if (BigEndian(header + 4) != kVersion) return log;  // SQLite refuses the log, and keeps it
     SHARDMESH_RETURN_IF_ERROR(log.ReadFrames(fd));
     Sums from = header_sums;
     int64_t next = 1;
@@ -352,7 +354,8 @@ absl::StatusOr<WalFile> WalFile::Read(const std::string& path, int64_t page_byte
     SHARDMESH_RETURN_IF_ERROR(log.LookBehind(fd, next, from));
     return log;
   }
-  // If the header is unreadable, frames that continue each other reveal it.
+  // The header is unreadable. Try page sizes and byte orders: with the right ones, frames continue
+  // each other's checksums.
   WalFile best;
   int64_t most_links = -1;
   for (const int64_t bytes : {stored_page_bytes, page_bytes}) {
@@ -375,7 +378,7 @@ absl::StatusOr<WalFile> WalFile::Read(const std::string& path, int64_t page_byte
     best.salts_ = best.frames_[i].salts;
     if (best.salts_ == best.frames_[i + 1].salts) break;
   }
-  // If the header remains unknown, the first frame may be damaged.
+  // If the header cannot be repaired, treat the first frame as possibly damaged.
   const bool is_mended = best.MendHeader();
   Sums from = best.frames_.front().start;
   if (!is_mended) ++from.first;
@@ -408,7 +411,8 @@ absl::Status WalFile::ApplyTo(const std::string& to) const {
   const int database = open(to.c_str(), O_WRONLY | O_CLOEXEC);
   if (database < 0) return SystemError("open", to);
   const absl::Cleanup close_database = [database] { close(database); };
-  // The page count of the last commit; if that is damaged, enough for all frames.
+  // The page count of the last commit. If that count is damaged, a size that has room for all
+  // frames.
   uint32_t pages = 0;
   bool is_certain = false;
   for (int64_t i = 1; i <= end_; ++i) {

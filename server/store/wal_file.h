@@ -1,5 +1,5 @@
-// Reads SQLite's write-ahead log without SQLite. SQLite ends the log at the first damaged frame,
-// and drops all frames after it without an error.
+// Reads SQLite's write-ahead log without SQLite. SQLite itself ends the log at the first damaged
+// frame, and drops all later frames without an error.
 #ifndef SHARDMESH_SERVER_STORE_WAL_FILE_H_
 #define SHARDMESH_SERVER_STORE_WAL_FILE_H_
 
@@ -14,90 +14,91 @@
 
 namespace shardmesh::server {
 
-// One log, as it was when it was read. The format is that of
+// The content of one log at the time of Read. The format is that of
 // https://sqlite.org/fileformat2.html#walformat: a header, then frames of one page each. A frame
-// that ends a commit holds the database's page count after it. The checksum of each frame continues
-// that of the frame before.
+// that ends a commit also holds the database's page count after the commit. The checksum of each
+// frame continues that of the frame before.
 //
 // Definition of damage. A commit is acknowledged when its frames are synced, and the frames of the
-// next commit continue its checksum. A frame that continues a commit's last frame therefore proves
-// that all frames up to that one were on the disk. This holds even if the last frame is damaged:
-// its header, in one sector, shows that it ends a commit, and holds its checksum.
+// next commit continue its checksum. If a frame continues the checksum of a commit's last frame,
+// all frames up to that last frame were therefore on the disk. This holds even if the last frame is
+// damaged. Its header, which lies in one sector, shows that the frame ends a commit, and holds its
+// checksum.
 //
-// The log is damaged if SQLite ends it before a commit with such a proof. Three things are no
-// damage. A commit being written when process or machine died has no frame after it. Frames of an
-// earlier pass over the file may follow the end. Frames of a transaction that was rolled back may
-// follow it too.
+// The log is damaged if SQLite would end it before a commit that is thus proven. Three things are
+// not damage. First, a commit that was being written when the process or the machine died: no frame
+// follows it. Second, frames after the end that are left from an earlier pass over the file. Third,
+// frames after the end of a transaction that was rolled back.
 //
-// SQLite syncs the header before it writes the first frame. A changed header is therefore damage
-// where frames follow.
+// SQLite syncs the header before it writes the first frame. If frames follow a changed header, the
+// log is therefore damaged.
 //
 // Movable; immutable and thread-safe.
 class WalFile {
  public:
-  // Reads the log at `path`. A file that is missing or empty is a log without frames. `page_bytes`
-  // is the page size for a log whose header does not contain it. INTERNAL: the disk failed to read
-  // the file.
+  // Reads the log at `path`. A missing or empty file is a log without frames. `page_bytes` is the
+  // page size to try if the header is damaged. INTERNAL: the disk failed to read the file.
   static absl::StatusOr<WalFile> Read(const std::string& path, int64_t page_bytes = 4096);
 
-  // DATA_LOSS (STORE_FAILED): SQLite would drop acknowledged commits. The message names file, frame
-  // and byte, and the number of commits after it.
+  // Returns DATA_LOSS (STORE_FAILED) if SQLite would drop acknowledged commits. The message names
+  // file, frame and byte, and the number of commits after the damage.
   absl::Status damage() const;
-  // Returns the number of commits after the damage, if they can be distinguished; 0 without
+  // Returns the number of commits after the damage, as far as they can be told apart; 0 without
   // damage.
   int64_t lost_commits() const { return lost_commits_; }
-  // Returns whether all committed data is known for certain: the log is not damaged, or the
-  // checksums around the damage determine it. They usually determine one wrong bit of a frame.
+  // Returns whether all committed data is known for certain. It is if the log is not damaged, or if
+  // checksums determine the damaged bytes. They usually determine one wrong bit of a frame.
   bool is_whole() const { return is_whole_; }
 
-  // Writes the newest page of each number into the database file `to`, without its log. Sets the
-  // file to the size in the last commit. Damaged frames whose content does not follow from
-  // checksums are written unchanged if there is no newer page. Does not sync.
+  // Writes the newest version of each page to the database file `to`, which must have no log of its
+  // own. Sets the file's size to that of the last commit. A damaged frame that cannot be repaired
+  // is written as it is, unless a newer frame has its page. Does not sync.
   absl::Status ApplyTo(const std::string& to) const;
 
  private:
-  // The two sums of SQLite's checksum.
+  // The two running sums of SQLite's checksum.
   struct Sums {
     uint32_t first = 0;
     uint32_t second = 0;
     bool operator==(const Sums&) const = default;
   };
   struct Frame {
-    uint32_t page = 0;         // its number, from 1
-    uint32_t pages = 0;        // database size, if it ends a commit; else 0
+    uint32_t page = 0;         // page number, from 1
+    uint32_t pages = 0;        // database size in pages if it ends a commit, else 0
     bool ends_commit = false;  // as stored in the file
     uint64_t salts = 0;
-    Sums start;             // the sums before its bytes that lead to `end`
-    Sums end;               // as it says
+    Sums start;             // sums before the frame that lead to `end`
+    Sums end;               // as stored in the frame
     uint32_t content = 0;   // CRC-32C of the page
-    bool is_sound = false;  // continues the frame before, or is determined by its neighbours
+    bool is_sound = false;  // it continues the frame before, or was repaired
   };
 
-  // Over 32-bit words of the log's byte order, two at a time.
+  // Advance the sums over `bytes`, or take them back. They process 32-bit words of the log's byte
+  // order, two at a time.
   static Sums Forward(Sums sums, std::string_view bytes, bool is_big_endian);
   static Sums Backward(Sums sums, std::string_view bytes, bool is_big_endian);
 
   int64_t OffsetOf(int64_t frame) const;
-  // Reads all frames. Does not yet check which of them continue the one before.
+  // Reads all frames. Does not yet check whether each continues the checksum of the frame before.
   absl::Status ReadFrames(int fd);
-  // Returns the bytes that a frame's checksum covers: the first eight bytes of its header, and its
+  // Returns the bytes that a frame's checksum covers: the first eight bytes of its header, then its
   // page.
   absl::StatusOr<std::string> ReadFrame(int fd, int64_t frame) const;
   bool RunsOn(int64_t frame, Sums from) const;
-  // The number of frames that continue the one before them.
+  // Returns the number of frames that continue the checksum of the frame before.
   int64_t CountLinks() const;
   bool MendHeader();
-  // Finds the frame's original bytes, whose sums lead from `from` to `to`. Returns false if they
-  // are not certain.
+  // Repairs a frame: finds the original bytes, for which the sums lead from `from` to `to`. Returns
+  // false if these bytes are not certain.
   absl::StatusOr<bool> Mend(int fd, int64_t frame, Sums from, Sums to);
-  // Returns whether the frame is a copy of the one before, which pads a commit to a whole sector.
-  // SQLite pads only where a torn write may damage neighbouring data, which our disks do not
-  // report.
+  // Returns whether the frame is a copy of the frame before, added to fill a commit up to a whole
+  // sector. SQLite adds such copies only on disks where a torn write may damage neighbouring data.
+  // Our disks do not report that.
   bool IsPadding(int64_t frame) const;
-  // Returns whether page number and size of a frame were certainly written with its checksum. If
-  // the header spans two sectors, a torn write may leave those of an earlier frame.
+  // Returns whether the stored page number and size of a frame certainly belong to its checksum. If
+  // the header spans two sectors, a torn write may leave the numbers of an earlier frame.
   bool HasOwnNumbers(int64_t frame) const;
-  // Whether the frame ends a commit: the value in the file, if that is certain.
+  // Returns whether the frame certainly ends a commit. The value in the file alone may be damaged.
   bool EndsCommit(int64_t frame) const;
   absl::Status LookBehind(int fd, int64_t bad, Sums from);
 
@@ -107,11 +108,11 @@ class WalFile {
   bool is_big_endian_ = false;
   uint64_t salts_ = 0;
   std::vector<Frame> frames_;
-  std::map<int64_t, std::string> mended_;  // by frame: its bytes in the form of ReadFrame
-  int64_t end_ = 0;                        // frames that count
+  std::map<int64_t, std::string> mended_;  // by frame; bytes as returned by ReadFrame
+  int64_t end_ = 0;                        // frames up to the last valid commit
   bool is_damaged_ = false;
   bool is_whole_ = true;
-  int64_t bad_frame_ = 0;  // from 1; 0: the header
+  int64_t bad_frame_ = 0;  // first damaged frame, from 1; 0: the header
   int64_t lost_commits_ = 0;
 };
 

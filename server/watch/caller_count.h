@@ -1,4 +1,4 @@
-// How many of something each caller has at the same time, within a limit.
+// Counts how many of something each caller has at the same time, within a limit.
 #ifndef SHARDMESH_SERVER_WATCH_CALLER_COUNT_H_
 #define SHARDMESH_SERVER_WATCH_CALLER_COUNT_H_
 
@@ -16,7 +16,7 @@ namespace shardmesh::server {
 // Thread-safe.
 class CallerCount {
  public:
-  // Counts until it is destroyed; the count outlives it.
+  // One counted use of a caller, until it is destroyed. The CallerCount must outlive it.
   class Place {
    public:
     Place(CallerCount* count, std::string caller) : count_(count), caller_(std::move(caller)) {}
@@ -38,11 +38,11 @@ class CallerCount {
 
   int64_t max_per_caller() const { return max_per_caller_; }
 
-  // Returns nullopt if the caller (rpc::Caller::name) already has as many as it may have.
+  // Returns nullopt if the caller (rpc::Caller::name) has already reached the limit.
   std::optional<Place> Take(const std::string& caller) {
     absl::MutexLock lock(&mutex_);
     int64_t& count = counts_[caller];
-    if (count >= max_per_caller_) {  // `count` is not 0 then: no empty entry stays
+    if (count >= max_per_caller_) {  // a new entry (0) is below the limit: none stays
       return std::nullopt;
     }
     ++count;
@@ -59,7 +59,7 @@ class CallerCount {
 
   const int64_t max_per_caller_;
   absl::Mutex mutex_;
-  absl::flat_hash_map<std::string, int64_t> counts_ ABSL_GUARDED_BY(mutex_);  // none is 0
+  absl::flat_hash_map<std::string, int64_t> counts_ ABSL_GUARDED_BY(mutex_);  // never 0
 };
 
 }  // namespace shardmesh::server

@@ -16,8 +16,8 @@ namespace {
 
 using Events = std::vector<DefinitionStore::Event>;
 
-// Bytes of the records after revision `counted_from`. Earlier records are in the store's history
-// anyway, so they do not count as waiting.
+// Returns the bytes of the records after revision `counted_from`. The store's history holds earlier
+// records anyway, so they do not count against the watcher's limit.
 size_t CountedBytes(const Events& events, Revision counted_from) {
   size_t bytes = 0;
   for (const DefinitionStore::Event& event : events) {
@@ -28,7 +28,7 @@ size_t CountedBytes(const Events& events, Revision counted_from) {
 
 }  // namespace
 
-// Watch, written straight:
+// Watch as synchronous code:
 //   write(confirmation)
 //   for (changes of interest from start_revision on) write(changes)   // until the client leaves
 class CatalogWatches::Stream final : public WatchStream<v1::WatchResponse, Events> {
@@ -54,7 +54,7 @@ class CatalogWatches::Stream final : public WatchStream<v1::WatchResponse, Event
       }
       kinds.push_back(*decoded);
     }
-    // A request that is refused takes no watch's place.
+    // Admit last: a refused request must not count as a watch.
     if (!Admit(count)) return;
     auto confirmation = std::make_shared<v1::WatchResponse>();
     confirmation->set_revision(now);
@@ -81,7 +81,7 @@ class CatalogWatches::Stream final : public WatchStream<v1::WatchResponse, Event
 
   DefinitionStore* const definition_store_;
   absl::Mutex mutex_;
-  // Last: its destructor waits for a running callback.
+  // Last: its destructor waits for a running callback, which may use the other members.
   std::unique_ptr<WatchHandle> handle_ ABSL_GUARDED_BY(mutex_);
 };
 

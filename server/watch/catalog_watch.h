@@ -13,16 +13,16 @@
 
 namespace shardmesh::server {
 
-// Makes the streams of Watch, and counts them. Outlives the streams. Thread-safe.
+// Makes and counts the streams of Watch. Must outlive the streams. Thread-safe.
 class CatalogWatches {
  public:
   CatalogWatches(DefinitionStore* definition_store, const WatchLimits& limits);
   ~CatalogWatches();
 
-  // The stream deletes itself.
+  // Opens a stream, which deletes itself when it is done.
   grpc::ServerWriteReactor<v1::WatchResponse>* Open(grpc::CallbackServerContext* context,
                                                     const v1::WatchRequest& request);
-  // Ends all streams with UNAVAILABLE (NOT_SERVING), now and from now on.
+  // Ends all present and future streams with UNAVAILABLE (NOT_SERVING).
   void EndAll();
 
  private:

@@ -55,7 +55,7 @@ void EncodeTo(const NameChange& from, v1::WatchClusterResponse* response) {
   to->set_version(from.version);
 }
 
-// Whether changes are wanted, by their place in ClusterChange::Value.
+// Which kinds of changes the client wants, by their index in ClusterChange::Value.
 using Wanted = std::array<bool, std::variant_size_v<ClusterChange::Value>>;
 
 absl::StatusOr<Wanted> DecodeSubjects(const v1::WatchClusterRequest& request) {
@@ -82,7 +82,7 @@ absl::StatusOr<Wanted> DecodeSubjects(const v1::WatchClusterRequest& request) {
 
 }  // namespace
 
-// WatchCluster, written straight:
+// WatchCluster as synchronous code:
 //   write(confirmation)
 //   for (changes of interest from now on) write(change)   // until the client leaves
 class ClusterWatches::Stream final
@@ -95,11 +95,12 @@ class ClusterWatches::Stream final
         describe_(describe) {}
 
   void Start(WatchCount* count, const v1::WatchClusterRequest& request) {
-    // A request that is refused takes no watch's place.
+    // Check the request before Admit: a refused request must not count as a watch.
     const auto wanted = DecodeSubjects(request);
     if (!wanted.ok()) return Close(wanted.status());
     if (!Admit(count)) return;
-    // The confirmation precedes all changes. It is sent once the watch sees every later change.
+    // Queue the confirmation before all changes, but send it only after Begin: from then on the
+    // watch gets every change.
     feed()->Add(nullptr, 0);
     auto watch = changes_->Begin(
         [feed = feed(), pump = pump(), wanted = *wanted](const ClusterChangePtr& change) {
@@ -115,7 +116,7 @@ class ClusterWatches::Stream final
   }
 
  private:
-  // Null: the confirmation.
+  // A null `change` stands for the confirmation.
   void Encode(const ClusterChangePtr& change, v1::WatchClusterResponse* to) override {
     if (change == nullptr) return describe_(to->mutable_started());
     rpc::Encode(change->time, to->mutable_time());
@@ -125,7 +126,7 @@ class ClusterWatches::Stream final
   ClusterChanges* const changes_;
   const std::function<void(v1::WatchStarted*)>& describe_;  // of the owner
   absl::Mutex mutex_;
-  // Last: its destructor waits for a running callback.
+  // Last: its destructor waits for a running callback, which may use the other members.
   std::unique_ptr<ClusterChanges::Watch> watch_ ABSL_GUARDED_BY(mutex_);
 };
 

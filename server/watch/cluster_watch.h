@@ -13,19 +13,19 @@
 
 namespace shardmesh::server {
 
-// Makes the streams of WatchCluster, and counts them. Outlives the streams. Thread-safe.
+// Makes and counts the streams of WatchCluster. Must outlive the streams. Thread-safe.
 class ClusterWatches {
  public:
-  // `describe` fills in where a watch starts; called once it gets all changes. `changes` outlives
-  // this object.
+  // `describe` fills in where a watch starts. A stream calls it once the watch gets all later
+  // changes. `changes` must outlive this object.
   ClusterWatches(ClusterChanges* changes, const WatchLimits& limits,
                  std::function<void(v1::WatchStarted*)> describe);
   ~ClusterWatches();
 
-  // The stream deletes itself.
+  // Opens a stream, which deletes itself when it is done.
   grpc::ServerWriteReactor<v1::WatchClusterResponse>* Open(grpc::CallbackServerContext* context,
                                                            const v1::WatchClusterRequest& request);
-  // Ends all streams with UNAVAILABLE (NOT_SERVING), now and from now on.
+  // Ends all present and future streams with UNAVAILABLE (NOT_SERVING).
   void EndAll();
 
  private:

@@ -1,4 +1,4 @@
-// The live streams of a service, so that somebody can end them.
+// The live streams of a service, so that the service can end them when it stops.
 #ifndef SHARDMESH_SERVER_WATCH_STREAM_SET_H_
 #define SHARDMESH_SERVER_WATCH_STREAM_SET_H_
 
@@ -10,8 +10,8 @@
 
 namespace shardmesh::server {
 
-// The live streams of a service. `Stream` has End(), which may be called at any time until it has
-// left, and more than once. Thread-safe.
+// The live streams of a service. `Stream` must have a method End(), which EndAll may call at any
+// time until Remove, and more than once. Thread-safe.
 template <typename Stream>
 class StreamSet {
  public:
@@ -26,7 +26,7 @@ class StreamSet {
       stream->End();
     }
   }
-  // The last thing that a stream does: once it returned, End is not called any more.
+  // A stream calls this last of all. Once Remove has returned, the set does not call End again.
   void Remove(Stream* stream) {
     absl::MutexLock lock(&mutex_);
     streams_.erase(stream);

@@ -6,7 +6,7 @@
 namespace shardmesh::server {
 namespace {
 
-// Time for a cut-off watcher to read the reason. After it, its stream is cancelled.
+// Time in which a cut-off watcher can read the reason. The pump then cancels the stream.
 constexpr absl::Duration kCutOffGrace = absl::Seconds(5);
 
 }  // namespace

@@ -1,4 +1,4 @@
-// One thread that makes messages of changes for all watchers of a service.
+// One thread that encodes changes as messages for all watchers of a service.
 #ifndef SHARDMESH_SERVER_WATCH_WATCH_PUMP_H_
 #define SHARDMESH_SERVER_WATCH_WATCH_PUMP_H_
 
@@ -15,37 +15,38 @@
 
 namespace shardmesh::server {
 
-// Watches of one service at a time.
+// Limits of the simultaneous watches of one service.
 struct WatchLimits {
   int64_t max_watches = 1'000;
   int64_t max_watches_per_caller = 100;  // rpc::Caller::name
 };
 
-// The most bytes of changes that may wait for one watcher before it is cut off.
+// Most bytes of changes that may wait for one watcher. Beyond this, the watcher is cut off.
 inline constexpr size_t kWatchWaitingBytes = size_t{16} << 20;
 
-// The stream of a watcher. The pump calls it, and holds the feed's mutex meanwhile.
+// The stream of a watcher, as the pump sees it. The pump holds the feed's mutex during these calls.
 class WatchSink {
  public:
   virtual ~WatchSink() = default;
-  // Writes as many waiting items as there is room for.
+  // Writes as many waiting items as the stream has room for.
   virtual void Pump() = 0;
-  // The watcher reads too slowly: ends the stream, with the reason.
+  // Ends the stream with an error, because the watcher reads too slowly.
   virtual void CutOff() = 0;
-  // The stream is still open after it was cut off.
+  // Cancels a stream that is still open some time after CutOff.
   virtual void Cancel() = 0;
 };
 
-// Waiting items of one watcher: see ItemFeed.
+// The queue of one watcher. ItemFeed adds the waiting items.
 struct WatchFeed {
   absl::Mutex mutex;
-  // Null once the stream is gone.
+  // Null once the stream no longer exists.
   WatchSink* sink ABSL_GUARDED_BY(mutex) = nullptr;
   bool is_cut_off ABSL_GUARDED_BY(mutex) = false;
   bool knows_it_is_cut_off ABSL_GUARDED_BY(mutex) = false;
 };
 
-// One thread that makes messages of changes, so that no commit waits for it. Thread-safe.
+// Encodes changes as messages on a thread of its own, so that no commit waits for this.
+// Thread-safe.
 class WatchPump {
  public:
   WatchPump() : thread_([this] { Run(); }) {}
@@ -57,7 +58,7 @@ class WatchPump {
     thread_.join();
   }
 
-  // There are items in the feed, or there is room for them in the stream.
+  // Call it when the feed has new items, or when its stream has room for more.
   void Wake(std::shared_ptr<WatchFeed> feed) {
     absl::MutexLock lock(&mutex_);
     due_.push_back(std::move(feed));
@@ -69,9 +70,10 @@ class WatchPump {
   absl::Mutex mutex_;
   std::deque<std::shared_ptr<WatchFeed>> due_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  // Streams to cancel at these times if they are still open. Only the thread uses them.
+  // Cut-off streams, each with the time at which it is cancelled if still open. Only the thread
+  // uses it.
   std::deque<std::pair<SteadyDeadline, std::shared_ptr<WatchFeed>>> cut_off_;
-  std::thread thread_;  // last
+  std::thread thread_;  // last: it uses the members above
 };
 
 }  // namespace shardmesh::server

@@ -1,4 +1,4 @@
-// The stream of a watcher: the common part of the watches of the catalog and of the cluster.
+// The stream of a watcher: what the watches of the catalog and of the cluster have in common.
 #ifndef SHARDMESH_SERVER_WATCH_WATCH_STREAM_H_
 #define SHARDMESH_SERVER_WATCH_WATCH_STREAM_H_
 
@@ -28,17 +28,18 @@
 
 namespace shardmesh::server {
 
-// Counts the watches of a service and bounds them. Thread-safe.
+// Counts and limits the watches of a service. Thread-safe.
 class WatchCount {
  public:
-  // `what` is watched, for people: "the catalog".
+  // `what` names the watched thing in messages: "the catalog".
   WatchCount(std::string what, const WatchLimits& limits)
       : what_(std::move(what)),
         max_watches_(limits.max_watches),
         by_caller_(limits.max_watches_per_caller) {}
 
-  // `watches`: the number of watches including this one. Sets `*place`, which counts until it is
-  // destroyed. RESOURCE_EXHAUSTED (OVERLOADED): too many, of the caller or in total.
+  // Admits a watch. `watches` is the number of watches including this one. Sets `*place`; the watch
+  // counts until `*place` is destroyed. RESOURCE_EXHAUSTED (OVERLOADED): the caller, or all callers
+  // together, have too many watches.
   absl::Status Take(int64_t watches, const rpc::Caller& caller,
                     std::optional<CallerCount::Place>* place) {
     if (watches > max_watches_) {
@@ -73,17 +74,19 @@ class WatchCount {
   CallerCount by_caller_;
 };
 
-// Items that wait for one watcher. The thread of the change adds them, the pump takes them.
+// The items that wait for one watcher. The thread that makes a change adds them, and the pump
+// removes them.
 template <typename Item>
 struct ItemFeed final : WatchFeed {
   struct Waiting {
     Item item;
-    size_t size_bytes = 0;  // that counts against kWatchWaitingBytes
+    size_t size_bytes = 0;  // bytes that count against kWatchWaitingBytes
   };
   std::deque<Waiting> waiting ABSL_GUARDED_BY(mutex);
   size_t waiting_bytes ABSL_GUARDED_BY(mutex) = 0;
 
-  // One waiting item is always allowed, of any size.
+  // Adds an item. Cuts the watcher off if more than kWatchWaitingBytes wait, unless this is the
+  // only waiting item.
   void Add(Item item, size_t size_bytes) {
     absl::MutexLock lock(&mutex);
     if (is_cut_off) return;
@@ -96,16 +99,16 @@ struct ItemFeed final : WatchFeed {
   }
 };
 
-// Streams items as responses until the client leaves. The owner of a watch begins it with Admit,
-// a first Send, and items added to feed() with a Wake each. A watcher that leaves more than
-// kWatchWaitingBytes waiting is cut off. Deletes itself.
+// Streams items as responses until the client leaves. To begin a watch, its owner calls Admit,
+// sends a first message, and then adds items to feed() with a Wake after each. If more than
+// kWatchWaitingBytes wait for a slow watcher, the watcher is cut off. The stream deletes itself.
 template <typename Response, typename Item>
 class WatchStream : public grpc::ServerWriteReactor<Response>, public WatchSink {
  public:
   using Feed = ItemFeed<Item>;
   using Streams = StreamSet<WatchStream>;
 
-  // For StreamSet.
+  // StreamSet calls it when the coordinator stops.
   void End() {
     Close(WithRetryDelay(
         WithReason(absl::UnavailableError("the coordinator is stopping; watch again later"),
@@ -133,7 +136,7 @@ class WatchStream : public grpc::ServerWriteReactor<Response>, public WatchSink 
   void Cancel() final { context_->TryCancel(); }
 
   void OnWriteDone(bool ok) final {
-    // Once the outbox is closed this object may be deleted.
+    // Copy both first: if the outbox is closed, its OnWriteDone may delete this object.
     const std::shared_ptr<Feed> feed = feed_;
     WatchPump* const pump = pump_;
     outbox_.OnWriteDone(ok);
@@ -153,7 +156,7 @@ class WatchStream : public grpc::ServerWriteReactor<Response>, public WatchSink 
   }
 
  protected:
-  // `hint` tells a cut-off watcher how to continue.
+  // `hint` says in the error of a cut-off watcher how to continue.
   WatchStream(Streams* streams, WatchPump* pump, grpc::CallbackServerContext* context,
               std::string_view hint)
       : streams_(streams),
@@ -171,7 +174,8 @@ class WatchStream : public grpc::ServerWriteReactor<Response>, public WatchSink 
 
   virtual void Encode(const Item& item, Response* to) = 0;
 
-  // The watch counts until it ends. Returns whether there is room; it is closed otherwise.
+  // Counts this watch until it ends. If there are too many watches, closes the stream and returns
+  // false.
   bool Admit(WatchCount* count) {
     absl::Status status = count->Take(streams_->size(), rpc::CallerOf(*context_), &place_);
     if (!status.ok()) Close(std::move(status));
@@ -182,7 +186,7 @@ class WatchStream : public grpc::ServerWriteReactor<Response>, public WatchSink 
 
   void Send(std::shared_ptr<const Response> response) {
     const auto size_bytes = static_cast<int64_t>(response->ByteSizeLong());
-    outbox_.Push(std::move(response), size_bytes).IgnoreError();  // refused: it is closed
+    outbox_.Push(std::move(response), size_bytes).IgnoreError();  // fails if it is closed
   }
   void Close(absl::Status status) {
     outbox_.Close(rpc::Outbox<Response>::kDrop,
@@ -190,8 +194,8 @@ class WatchStream : public grpc::ServerWriteReactor<Response>, public WatchSink 
   }
 
  private:
-  // Bytes of messages that wait for the stream; other changes wait in the feed, where all watchers
-  // share them.
+  // Most bytes of encoded messages that wait in one stream. Further changes wait in the feed, in a
+  // form that all watchers share.
   static constexpr int64_t kWatchOutboxBytes = int64_t{4} << 20;
 
   Streams* const streams_;
@@ -199,7 +203,7 @@ class WatchStream : public grpc::ServerWriteReactor<Response>, public WatchSink 
   grpc::CallbackServerContext* const context_;
   const std::string_view hint_;
   const std::shared_ptr<Feed> feed_ = std::make_shared<Feed>();
-  std::optional<CallerCount::Place> place_;  // once it is admitted
+  std::optional<CallerCount::Place> place_;  // set by Admit
   rpc::Outbox<Response> outbox_;
 };
 
