@@ -302,7 +302,7 @@ class StepDiagnosis {
       const std::vector<int64_t> targets =
           TargetsOf(*InstructionOf(*found->second, step_.sequence));
       rank = targets.front();
-      // a rank of another mesh: its state is not known here
+      // A rank of another mesh: its state is not known here.
       if (ranks_.count(rank) == 0) return {};
     }
     path.erase(path.begin(), std::find(path.begin(), path.end(), rank));

@@ -29,7 +29,7 @@ struct WorkerFlight {
   std::optional<StepProgress> progress = {};
   std::vector<FlightRecord> records = {};  // ended instructions, in order
   int64_t omitted = 0;                     // how many older records were left out
-  // peers that the worker does not reach, by its last report
+  // Peers that the worker does not reach, by its last report.
   std::vector<std::string> unreached = {};
 };
 

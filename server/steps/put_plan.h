@@ -59,7 +59,7 @@ struct PutHeader {
 
 // A tensor of a put.
 struct PutTensor {
-  // empty: the array gets no name; the session then pins it
+  // empty: the array gets no name; the session then pins it.
   std::string name = {};
   std::optional<int64_t> expected_version = {};  // expected version of the name; see NameMove
   Dtype dtype = Dtype::kF32;
@@ -68,7 +68,7 @@ struct PutTensor {
   // At most one of `spec`, `axes` and `preset`. Without any of them, the rules choose the layout.
   std::optional<PartitionSpec> spec = {};
   std::optional<std::vector<AxisValue>> axes = {};  // one logical axis for each dimension
-  // name of a preset, which has logical axes and a mode
+  // Name of a preset, which has logical axes and a mode.
   std::string preset = {};
 };
 

@@ -482,7 +482,7 @@ Sequencer::StepTicket Sequencer::Add(WorkPtr work) {
 void Sequencer::RemoveOperands(const Work& work) {
   const auto remove = [&](const std::string& id) {
     const auto found = operands_.find(id);
-    // already removed: a step may both read and write the array
+    // Already removed: a step may both read and write the array.
     if (found == operands_.end()) return;
     Operand& operand = found->second;
     operand.users.erase(work.ticket);
@@ -583,7 +583,7 @@ absl::Status Sequencer::Report(const WorkPtr& work, RankReport report) {
     if (is_new) {
       result.tiles.push_back(std::move(tile));
     } else {
-      // the tile was staged again: the last report counts
+      // The tile was staged again: the last report counts.
       result.tiles[known->second] = std::move(tile);
     }
   }

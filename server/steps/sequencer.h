@@ -49,7 +49,7 @@ struct RankReportDetail {
   absl::Duration kernel;
   absl::Duration collective;
   int64_t sent_bytes = 0;
-  // by array id, if the step returns literals
+  // By array id, if the step returns literals.
   std::map<std::string, std::string, std::less<>> tile_bytes = {};
 };
 

@@ -29,7 +29,7 @@ namespace shardmesh::server {
 // An array that a put will make.
 struct PutItem {
   ArrayDefinition definition;
-  // empty: the array gets no name; the session then pins it
+  // empty: the array gets no name; the session then pins it.
   std::string name;
   std::optional<int64_t> expected_version;  // expected version of the name; see NameMove
 };
