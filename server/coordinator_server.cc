@@ -67,8 +67,8 @@ constexpr std::string_view kDefaultMesh = "default";
 constexpr absl::Duration kTimeToTell = absl::Seconds(1);
 // If the store refused to write a mesh's ranks, the coordinator tries again after this time.
 constexpr absl::Duration kWriteAgainAfter = absl::Seconds(1);
-// Gap between the epochs of two runs of the coordinator. The membership never changes that often in
-// one run.
+// Gap between the epochs (versions of the membership) of two runs of the coordinator. The
+// membership never changes that often in one run.
 constexpr int64_t kEpochsPerTerm = int64_t{1} << 32;
 // Gap between the step numbers of two runs of the coordinator.
 constexpr int64_t kSequencesPerTerm = int64_t{1} << 40;

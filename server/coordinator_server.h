@@ -76,8 +76,7 @@ struct CoordinatorOptions {
   // How long the coordinator expects lost workers back. After that, callers get an error that names
   // what is missing.
   absl::Duration return_grace = Recovery::kDefaultReturnGrace;
-  // How long arrays without names are kept after a start. Their sessions can claim them in this
-  // time.
+  // How long arrays without names, which only sessions kept, stay after a start of the coordinator.
   absl::Duration unnamed_grace = ArrayRegistry::kAdoptionGrace;
   // Limits on each caller's sessions; docs/limits.md has the table.
   SessionOptions sessions;

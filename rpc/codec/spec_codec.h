@@ -1,8 +1,8 @@
 // Converts specs, meshes, profiles, rules and tiles between messages and the types of sharding/.
 //
 // Rules for all codecs: only decoders check for malformed values. An error of a decoder is
-// INVALID_ARGUMENT, names the field, and has a reason: BAD_FIELD, LIMIT_EXCEEDED, or the reason of
-// the function in sharding/ that refused the value. Field paths (FieldViolationsOf) start at the
+// INVALID_ARGUMENT and names the field. Its reason is BAD_FIELD, LIMIT_EXCEEDED, or that of the
+// function in sharding/ which refused the value. Field paths (FieldViolationsOf) start at the
 // decoded message; callers prepend their own path with WithField. Encoders cannot fail, and require
 // an empty target.
 #ifndef SHARDMESH_RPC_CODEC_SPEC_CODEC_H_
@@ -44,7 +44,7 @@ namespace shardmesh::rpc {
 // Most levels of nested tuples and lists, and most values within one field's value.
 inline constexpr int kMaxAxisValueDepth = 8;
 inline constexpr int64_t kMaxAxisValues = 256;
-// Most user-defined semantic axes of a profile.
+// Most user-defined semantic axes (logical axes such as `__BATCH__`) of a profile.
 inline constexpr int64_t kMaxSemanticAxes = 256;
 
 v1::Reason Encode(Reason reason);

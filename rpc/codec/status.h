@@ -36,10 +36,11 @@ std::string WireMessage(const absl::Status& status);
 // Encodes code, message, and the details that are attached to the status:
 //   - google.rpc.ErrorInfo (domain "shardmesh"): the reason, and as metadata the Python exception
 //     class (`python_type`) and the facts of status/detail.h;
-//   - RetryInfo (status/retry.h), BadRequest, shardmesh.v1.CorrectionFailure;
-//   - ResourceInfo, QuotaFailure or PreconditionFailure, which repeat facts.
-// The details are limited in bytes. A later detail without room is omitted, and as many corrections
-// as have no room.
+//   - RetryInfo (status/retry.h) and BadRequest;
+//   - ResourceInfo, QuotaFailure or PreconditionFailure, which repeat facts;
+//   - shardmesh.v1.CorrectionFailure.
+// The details, in this order, are limited in bytes. A detail without room is omitted, and so are
+// the corrections that have no room.
 void Encode(const absl::Status& status, google::rpc::Status* to);
 grpc::Status ToGrpc(const absl::Status& status);
 

@@ -1,4 +1,5 @@
-// Decodes a tree from the columns of its messages, and checks the size of stored trees.
+// Decodes a tree (names, shapes and element types of a model's tensors) from the columns of its
+// messages, and checks the size of stored trees.
 #ifndef SHARDMESH_RPC_CODEC_TREE_DECODER_H_
 #define SHARDMESH_RPC_CODEC_TREE_DECODER_H_
 
@@ -53,7 +54,7 @@ class TreeDecoder {
 };
 
 // Limits of a stored tree. Within them, the tree fits into a message and into a transaction of the
-// store, and one answer about all of its tensors fits into a message.
+// store. One answer about all of its tensors also fits into a message.
 inline constexpr int64_t kMaxStoredTreeBytes = int64_t{1} << 20;  // as TreeTensors
 inline constexpr int64_t kMaxStoredTreeTensors = 100'000;
 

@@ -19,7 +19,7 @@
 namespace shardmesh::rpc {
 
 // For a reactor of gRPC's callback API, of a server or a client. The reactor passes its StartWrite
-// to the constructor, calls OnWriteDone from its own OnWriteDone, and ends its stream in the
+// to the constructor, and calls OnWriteDone from its own OnWriteDone. It ends its stream in the
 // function that it passes to Close:
 //
 //   outbox_([this](const Message* m) { StartWrite(m); })

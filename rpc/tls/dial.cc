@@ -172,7 +172,8 @@ std::string DiagnoseTls(TlsSession& session, const CertificateWatch& watch,
         "its certificate is that of ", facts->name.ToUri(), ", and ", peer.ToString(),
         " is expected; is the address right, and does that process have its own certificate?");
   }
-  // In TLS 1.3 a server's refusal arrives only after the handshake, with the server's first bytes.
+  // A server's refusal of the client's certificate arrives only after the handshake, with the
+  // server's first bytes.
   char byte = 0;
   size_t count = 0;
   switch (session.Read(absl::MakeSpan(&byte, 1), &count, deadline)) {

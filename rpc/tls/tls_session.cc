@@ -16,7 +16,7 @@
 namespace shardmesh::rpc {
 namespace {
 
-// First byte of a TLS connection: the smallest type of a record.
+// A TLS record begins with one byte for its type. These are the first and the last type.
 constexpr int kFirstRecordType = 0x14;
 constexpr int kLastRecordType = 0x17;
 

@@ -34,8 +34,9 @@ using AskEndpoint = std::function<std::function<void()>(
     const std::string& address, const std::string& identity, absl::Duration timeout,
     absl::AnyInvocable<void(absl::StatusOr<EndpointAnswer>) &&> answered)>;
 
-// Asks all endpoints of a hello at once. `done` receives the endpoints that lead back to the
-// worker, in the hello's order, and the failures of the others as text. It is called exactly once.
+// Asks all endpoints of a hello (a worker's first message) at once. `done` receives the endpoints
+// that lead back to the worker, in the hello's order, and the failures of the others as text. It is
+// called exactly once.
 //
 // After the first correct answer, the other endpoints have kGrace more to answer. An outdated
 // address, where nothing answers, therefore does not delay the worker. Thread-safe.

@@ -1,4 +1,5 @@
-// Decides what a worker does with the tiles of its inventory: the verdict.
+// Decides what a worker does with the tiles of its inventory (the list of tiles that it holds): the
+// verdict.
 #ifndef SHARDMESH_SERVER_ATTACH_INVENTORY_JUDGE_H_
 #define SHARDMESH_SERVER_ATTACH_INVENTORY_JUDGE_H_
 

@@ -1,4 +1,5 @@
-// The order in which workers bring their inventories and the registry processes them.
+// The order in which workers send their inventories (lists of the tiles that they hold) and the
+// registry processes them.
 #ifndef SHARDMESH_SERVER_ATTACH_INVENTORY_QUEUE_H_
 #define SHARDMESH_SERVER_ATTACH_INVENTORY_QUEUE_H_
 
@@ -71,8 +72,9 @@ class InventoryQueue {
   absl::flat_hash_map<WorkerStream*, Bringing> bringing_ ABSL_GUARDED_BY(mutex_);
   std::deque<std::pair<WorkerStream*, Admit>> waiting_ ABSL_GUARDED_BY(mutex_);  // for a turn
   std::deque<WorkerStream*> whole_ ABSL_GUARDED_BY(mutex_);                      // to be processed
-  int64_t kept_bytes_ ABSL_GUARDED_BY(mutex_) = 0;                      // sum over bringing_
-  int64_t largest_bytes_ ABSL_GUARDED_BY(mutex_) = 0;                   // of one recent inventory
+  int64_t kept_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // sum over bringing_
+  // Of the largest recent inventory.
+  int64_t largest_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Time last_end_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();  // of a turn
   // The one stream that has exceeded limits_.bytes; null: none.
   WorkerStream* beyond_ ABSL_GUARDED_BY(mutex_) = nullptr;

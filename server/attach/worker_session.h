@@ -1,4 +1,5 @@
-// One worker's attachment: the legal order of its messages, and the reply to each.
+// One worker's attachment, which is its stream to the coordinator: the legal order of its messages,
+// and the reply to each.
 #ifndef SHARDMESH_SERVER_ATTACH_WORKER_SESSION_H_
 #define SHARDMESH_SERVER_ATTACH_WORKER_SESSION_H_
 

@@ -396,8 +396,8 @@ void WorkerStreams::TellOfMembership() {
 // These workers attach again at once and send their inventories again, which ends steps on their
 // other meshes.
 //
-// This happens after a repair that lost the ranks. It also happens if a client defines a mesh that
-// the state does not know while workers hold tiles of it, as after a restore of an older snapshot.
+// This happens after a repair that lost the ranks. It also happens after a restore of an older
+// snapshot that lacks a mesh: a client defines the mesh again while workers hold its tiles.
 void WorkerStreams::EndUndecided(const MembershipView& view) {
   absl::MutexLock lock(&mutex_);
   for (const auto& [identity, member] : members_) {

@@ -75,8 +75,8 @@ struct WorkerStreamsOptions {
 // A stream passes these calls:
 //   ExpectWithin (hello) -> ExpectNothing -> AwaitTurn -> ExpectWithin (inventory) ->
 //   AwaitInventory -> Arrive -> Join, now a member -> Leave
-// Leave may follow each of them. WorkerSession makes these calls. Only members get steps and
-// memberships.
+// Leave may follow each of them. WorkerSession makes these calls. Only members, whose inventory
+// (list of tiles) was processed, get steps and memberships.
 //
 // As the StepTransport it sends the message of a step to all participants. The plan's bytes are
 // included until each participant is known to have the plan.

@@ -1,4 +1,4 @@
-// A drop of quarantined arrays, and the errors of a drop that fails.
+// A drop of quarantined arrays (tiles that workers put aside), and the errors of a drop that fails.
 #ifndef SHARDMESH_SERVER_QUARANTINE_QUARANTINE_DROP_H_
 #define SHARDMESH_SERVER_QUARANTINE_QUARANTINE_DROP_H_
 

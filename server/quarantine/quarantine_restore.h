@@ -1,4 +1,5 @@
-// The restore of a quarantined array: which worker's tile each rank gets, and the array's name.
+// The restore of a quarantined array (tiles that workers put aside): which worker's tile each rank
+// gets, and the array's name.
 #ifndef SHARDMESH_SERVER_QUARANTINE_QUARANTINE_RESTORE_H_
 #define SHARDMESH_SERVER_QUARANTINE_QUARANTINE_RESTORE_H_
 

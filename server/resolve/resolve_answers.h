@@ -88,8 +88,6 @@ struct AnswerContext {
 // Each overload answers one request and fills `response`, which must be empty. Errors are those of
 // the contract (proto/), with the path of the invalid field.
 //
-// Overloads without a comment return soon enough for a reaction (a gRPC callback).
-//
 // resolve_specs.cc
 
 // resolve_specs.cc
@@ -199,7 +197,7 @@ absl::StatusOr<std::optional<RuleSetDefinition>> SelectRules(
     const Definitions& state, const v1::RuleSetSelector& selector, Compatibility compatibility,
     const std::function<bool()>& is_cancelled = {});
 
-// Most instructions of patterns that a reaction may compile, as counted by
+// Most instructions of patterns that a reaction (gRPC callback) may compile, as counted by
 // Pattern::CompileCostBound. They take about five milliseconds, and suffice for more than twenty
 // ordinary rules.
 inline constexpr int64_t kMostInstructionsAtOnce = 16'384;

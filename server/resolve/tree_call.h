@@ -1,4 +1,5 @@
-// Processes a tree that a client streams: a header, then the tensors.
+// Processes a tree (names, shapes and element types of a model's tensors) that a client streams: a
+// header, then the tensors.
 #ifndef SHARDMESH_SERVER_RESOLVE_TREE_CALL_H_
 #define SHARDMESH_SERVER_RESOLVE_TREE_CALL_H_
 

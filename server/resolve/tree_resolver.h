@@ -1,5 +1,5 @@
-// The layout of a whole tree of tensors, resolved in pieces: each distinct spec once, tensors by
-// index.
+// The layout of a whole tree (names, shapes and element types of a model's tensors), resolved in
+// pieces: each distinct spec once, tensors by index.
 #ifndef SHARDMESH_SERVER_RESOLVE_TREE_RESOLVER_H_
 #define SHARDMESH_SERVER_RESOLVE_TREE_RESOLVER_H_
 

@@ -1,4 +1,5 @@
-// Puts that have begun, by their request: a repeated BeginPut gets the transfer of the first one.
+// Puts (uploads of arrays) that have begun, by their request: a repeated BeginPut gets the transfer
+// of the first one.
 #ifndef SHARDMESH_SERVER_STEPS_PUT_MEMORY_H_
 #define SHARDMESH_SERVER_STEPS_PUT_MEMORY_H_
 

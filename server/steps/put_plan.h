@@ -1,4 +1,5 @@
-// Plans a put: its arrays, their layouts on the mesh, and whether the workers have room.
+// Plans a put (an upload of arrays): its arrays, their layouts on the mesh, and whether the workers
+// have room.
 #ifndef SHARDMESH_SERVER_STEPS_PUT_PLAN_H_
 #define SHARDMESH_SERVER_STEPS_PUT_PLAN_H_
 

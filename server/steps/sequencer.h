@@ -98,7 +98,7 @@ struct StepRequest {
   CommitHook commit;                // null: the step commits without a hook
 };
 
-// A put: workers stage tiles that a client sends, then all commit together.
+// An upload or a load: workers stage tiles that do not come from a step, then all commit together.
 struct TransferRequest {
   std::string transfer_id;  // differs from that of every live transfer
   std::string op;           // "put", "load"
@@ -114,7 +114,7 @@ struct WorkRef {
   std::string transfer_id = {};  // empty for a step
   std::string op = {};
   std::string mesh_id = {};
-  int64_t epoch = 0;  // at admission; all messages of this work carry this epoch
+  int64_t epoch = 0;  // version of the membership at admission; all messages of this work carry it
   int64_t term = 0;
   absl::Time started = absl::InfinitePast();  // when it was admitted
   absl::Time deadline = absl::InfiniteFuture();

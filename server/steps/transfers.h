@@ -1,4 +1,4 @@
-// Current puts, and puts that ended recently.
+// Current puts (uploads of arrays), and puts that ended recently.
 #ifndef SHARDMESH_SERVER_STEPS_TRANSFERS_H_
 #define SHARDMESH_SERVER_STEPS_TRANSFERS_H_
 
