@@ -41,9 +41,10 @@ class Readiness {
 
   // Whether the member reaches all its peers, as of the newest epoch.
   bool IsReady(std::string_view identity) const;
-  // FAILED_PRECONDITION (MESH_INCOMPLETE) unless every rank of the mesh has a member that is not
-  // draining and reaches the other ranks; names the ranks. UNAVAILABLE (RECOVERING) if everything
-  // that is missing is expected soon. NOT_FOUND: no such mesh.
+  // OK if every rank of the mesh has a member that is not draining and reaches the members of all
+  // other ranks. FAILED_PRECONDITION (MESH_INCOMPLETE) otherwise; the error names the ranks.
+  // UNAVAILABLE (RECOVERING) if everything that is missing is expected soon. NOT_FOUND: no such
+  // mesh.
   absl::Status Check(std::string_view mesh_id) const;
 
  private:

@@ -55,7 +55,7 @@ class AttachWire {
   virtual void Break() = 0;
 };
 
-// A session, written straight:
+// A session, as synchronous code:
 //   hello = read(); endpoints = verify(hello)
 //   attachment = membership.Attach(hello, endpoints); write(welcome)
 //   inventory = read() ...

@@ -355,7 +355,7 @@ class SearchAnswer {
   TensorGroups groups_;
 };
 
-// ListShardings, written straight:
+// ListShardings, as synchronous code:
 //   answer the leaves of the request
 //   while (page = some leaves, then some of the registry's names) write(page)
 class ListShardingsReactor final

@@ -48,7 +48,7 @@ struct SnapshotDesk {
   Background background{1};
 };
 
-// Snapshot, written straight:
+// Snapshot, as synchronous code:
 //   copy = store.Backup(); write(header); for (piece of copy) write(piece)
 // FinishOnce is not needed: one thread at a time owns the call, and only that thread ends it.
 class SnapshotReactor final : public grpc::ServerWriteReactor<v1::SnapshotResponse> {

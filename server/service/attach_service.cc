@@ -47,7 +47,7 @@ struct Attachments {
   StreamSet<AttachReactor> live = {};
 };
 
-// Attach, written straight:
+// Attach, as synchronous code:
 //   session.Begin()
 //   while (message = read()) session.Take(message)     // the session asks for each read
 //   session.Close(broken); flush outbox; finish(); session.End()

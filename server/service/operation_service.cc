@@ -50,7 +50,7 @@ void Encode(const TransferProgress& from, v1::Operation* to) {
   if (!from.status.ok()) rpc::Encode(from.status, to->mutable_error());
 }
 
-// WatchOperation, written straight:
+// WatchOperation, as synchronous code:
 //   while (true) { write(progress); if (progress.ended) finish; sleep(kWatchInterval) }
 // The interval starts when the previous message is written, so a slow client gets fewer messages.
 class WatchReactor final : public grpc::ServerWriteReactor<v1::WatchOperationResponse> {

@@ -31,7 +31,7 @@ constexpr absl::Duration kTakeLimit = absl::Minutes(5);
 
 }  // namespace
 
-// BeginPut, written straight:
+// BeginPut, as synchronous code:
 //   requests.Take(read()), on a thread of the background if that takes long
 //   while (tensors = read()) requests.Take(tensors)
 //   plan = requests.plan()
