@@ -32,7 +32,8 @@ namespace shardmesh::rpc {
 namespace {
 
 constexpr const char* kTraceparent = "traceparent";
-// Time limit for one attempt to connect; a caller that waits for it may give up earlier.
+// Time limit for one attempt to connect. A caller that waits for the connection may give up
+// earlier.
 constexpr absl::Duration kAttemptTimeout = absl::Seconds(10);
 
 // gRPC 1.51 reads connect()'s errno after other calls, one of which may have changed it. It then
@@ -41,14 +42,14 @@ constexpr absl::Duration kAttemptTimeout = absl::Seconds(10);
 // 120 ms.
 constexpr absl::Duration kSecondAttempt = absl::Milliseconds(500);
 
-// Extra time, beyond the connect timeout, to find out which addresses do not answer.
+// Extra time after the connect timeout, to find out which addresses do not answer.
 constexpr absl::Duration kLastLook = absl::Milliseconds(100);
-// Time for the addresses of a host to answer, within the connect timeout.
+// Part of the connect timeout in which the host's addresses are dialled, to find out which answer.
 constexpr absl::Duration kDialTime = absl::Seconds(1);
-// How often a wait for a connection asks whether it is cancelled.
+// Interval at which a wait for a connection calls `is_cancelled`.
 constexpr absl::Duration kCancellationInterval = absl::Milliseconds(50);
 
-// Returns the duration in milliseconds, at least 0.
+// Converts to milliseconds; negative durations give 0.
 int Milliseconds(absl::Duration duration) {
   return static_cast<int>(absl::ToInt64Milliseconds(std::max(duration, absl::ZeroDuration())));
 }
@@ -58,8 +59,8 @@ std::string DoNotAnswer(const std::vector<std::string>& addresses) {
                 addresses.size() == 1 ? " does not answer" : " do not answer");
 }
 
-// Returns whether the listener accepts connections and closes them without sending a byte. A gRPC
-// server sends the first bytes.
+// Whether the listener at `address` accepts connections and closes them without sending a byte. A
+// gRPC server would send the first bytes.
 bool ClosesAtOnce(std::string_view address) {
   const absl::Time deadline = absl::Now() + kLastLook;
   const absl::StatusOr<FileDescriptor> dialled = Dial(address, deadline);
@@ -68,8 +69,9 @@ bool ClosesAtOnce(std::string_view address) {
          recv(dialled->get(), &first, sizeof(first), MSG_DONTWAIT) <= 0;
 }
 
-// Waits until the channel leaves `state`, until `deadline`, or for long enough to ask again whether
-// the wait is cancelled. Returns false once the wait is over without a change.
+// Waits until the channel leaves `state`. Also returns at `deadline`, and after
+// kCancellationInterval, so that the caller can check for cancellation. Returns false if the wait
+// is over without a change.
 bool AwaitChange(grpc::Channel& channel, grpc_connectivity_state state,
                  const SteadyDeadline& deadline, const std::function<bool()>& is_cancelled) {
   if (!is_cancelled) return channel.WaitForStateChange(state, absl::ToChronoTime(deadline.wall()));
@@ -81,8 +83,7 @@ bool AwaitChange(grpc::Channel& channel, grpc_connectivity_state state,
   return false;
 }
 
-// Returns the addresses of a host that do not answer, as the end of a sentence; empty if all
-// answer.
+// Returns the host's addresses that do not answer, as the end of a sentence; empty if all answer.
 std::string Silent(const DialledAddresses& dialled) {
   return dialled.silent.empty() ? "" : StrCat("; of its addresses ", DoNotAnswer(dialled.silent));
 }
@@ -103,15 +104,15 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> CreateChannel(const std::string& 
   args.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   args.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-  // gRPC uses this option as the timeout of an attempt, despite its name.
+  // Despite the option's name, gRPC uses it as the time limit of an attempt to connect.
   args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, Milliseconds(kAttemptTimeout));
   args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, options.own_connection ? 1 : 0);
-  // A host name may soon lead to another address, when its process restarts elsewhere.
+  // A process may restart on another host, so a host name may soon lead to another address.
   args.SetInt(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, 1000);
-  // Our code retries; gRPC's retries would buffer every message of a stream.
+  // Retry below retries calls. gRPC's own retries would buffer every message of a stream.
   args.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
-  // A proxy in the environment is for the web, not for traffic inside a cluster.
+  // Ignores the environment's proxy: it is for the web, not for traffic inside a cluster.
   args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   return grpc::CreateCustomChannel(address, options.credentials.channel(options.peer), args);
 }
@@ -125,9 +126,10 @@ absl::Status WaitForConnected(grpc::Channel& channel, std::string_view address,
   };
   constexpr std::string_view kHint = "; is it running, and is the address right?";
   const auto end = SteadyDeadline::After(std::max(wait.limit, wait.timeout));
-  absl::Duration time = std::max(wait.timeout, absl::ZeroDuration());  // what is left of a deadline
+  // Time that is left in the whole wait.
+  absl::Duration time = std::max(wait.timeout, absl::ZeroDuration());
   auto limit = SteadyDeadline::After(time);
-  // Keeps some of the time to find out which addresses answer.
+  // Reserves some of the time to find out which addresses answer.
   auto deadline = SteadyDeadline::After(time - std::min(kDialTime, time / 2));
   bool has_dialled = false;
   bool failed = false;
@@ -175,7 +177,8 @@ absl::Status WaitForConnected(grpc::Channel& channel, std::string_view address,
                                               "; now trying ", StrJoin(dialled.accepting, ", "))));
           }
         }
-        // No thread polled for the channel while this one dialled.
+        // While this thread dialled, nobody polled for the channel. Give the channel time to report
+        // its state.
         const absl::Duration least = dialled.silent.empty() ? absl::ZeroDuration() : kLastLook;
         deadline = SteadyDeadline::After(std::max(limit.left(), least));
         state = channel.GetState(/*try_to_connect=*/true);
@@ -208,7 +211,7 @@ absl::Status WaitForConnected(grpc::Channel& channel, std::string_view address,
 void AwaitReconnected(grpc::Channel& channel, absl::Time deadline) {
   grpc_connectivity_state state = channel.GetState(/*try_to_connect=*/true);
   if (state != GRPC_CHANNEL_TRANSIENT_FAILURE) {
-    return;  // a call waits for an attempt in progress, and polls
+    return;  // a call waits for an attempt in progress, and polls for it meanwhile
   }
   while (state != GRPC_CHANNEL_READY && state != GRPC_CHANNEL_SHUTDOWN &&
          channel.WaitForStateChange(state, absl::ToChronoTime(deadline))) {

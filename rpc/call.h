@@ -1,4 +1,4 @@
-// The calling side: channels, deadlines and trace context of calls, and retries of idempotent ones.
+// The client side of RPCs: channels, deadlines and trace context, and retries of idempotent calls.
 #ifndef SHARDMESH_RPC_CALL_H_
 #define SHARDMESH_RPC_CALL_H_
 
@@ -28,35 +28,36 @@ class Status;
 
 namespace shardmesh::rpc {
 
-// Message limit of control services, on both sides. Longer data is streamed in pieces of 1 MiB.
+// Limit of a message to or from control services. Longer data is streamed in pieces of 1 MiB.
 inline constexpr int64_t kMaxControlMessageBytes = int64_t{4} << 20;
-// Message limit of the workers' services and of the channels to them.
+// Limit of a message to or from the workers' services.
 inline constexpr int64_t kMaxDataMessageBytes = (int64_t{1} << 20) + (int64_t{64} << 10);
 
 struct ChannelOptions {
   Credentials credentials = Credentials::Insecure();
-  // The expected peer. Plaintext does not authenticate it.
+  // The peer that the certificate must name. Plaintext does not authenticate the peer.
   ExpectedPeer peer = ExpectedPeer::Coordinator();
   int64_t max_message_bytes = kMaxControlMessageBytes;
-  // An idle connection is probed at this interval, and broken if no answer comes within the
-  // timeout.
+  // Keepalive: an idle connection is probed at this interval. The connection is closed if no answer
+  // comes within the timeout.
   absl::Duration keepalive_interval = absl::Seconds(10);
   absl::Duration keepalive_timeout = absl::Seconds(5);
-  // By default, channels of one process to one address share a connection.
+  // Whether the channel has its own connection. By default, the channels of one process to one
+  // address share a connection.
   bool own_connection = false;
 };
 
-// Creates a channel. It connects at its first use, and again after each loss of the connection, at
-// most 1 s apart. `address`: `host:port`, `[v6]:port` or `unix:/path`. INVALID_ARGUMENT for other
-// text.
+// Creates a channel. The channel connects when it is first used, and again after each loss of the
+// connection, with pauses of at most 1 s. `address`: `host:port`, `[v6]:port` or `unix:/path`.
+// INVALID_ARGUMENT for other text.
 absl::StatusOr<std::shared_ptr<grpc::Channel>> CreateChannel(const std::string& address,
                                                              const ChannelOptions& options = {});
 
 // Time limit for establishing a connection.
 inline constexpr absl::Duration kConnectTimeout = absl::Seconds(3);
 
-// Blocks until the channel, made for `address` with `options`, is connected. Returns UNAVAILABLE,
-// with the address, in these cases:
+// Blocks until `channel` is connected, which was made for `address` with `options`. Returns
+// UNAVAILABLE, with the address, in these cases:
 // - after `timeout`;
 // - at once if the connection is refused or the fault is known (plaintext against TLS, a rejected
 //   certificate);
@@ -65,48 +66,49 @@ absl::Status WaitForConnected(grpc::Channel& channel, std::string_view address,
                               absl::Duration timeout = kConnectTimeout,
                               const ChannelOptions& options = {});
 
-// For use before a call on a channel that lost its connection. If the last attempt to connect
-// failed, a call would fail at once; this function waits until a new attempt succeeds, at most
+// Call this before a call on a channel that lost its connection. If the last attempt to connect
+// failed, a call would fail at once. This function waits until a new attempt succeeds, at most
 // until `deadline`. It polls meanwhile, because an attempt proceeds only while a thread polls.
 void AwaitReconnected(grpc::Channel& channel, absl::Time deadline);
 
 // Options of one call.
 struct CallOptions {
-  // The call fails with DEADLINE_EXCEEDED at this time. InfiniteFuture: never, for long-lived
-  // streams.
+  // When the call fails with DEADLINE_EXCEEDED. InfiniteFuture: never, for streams that live long.
   absl::Time deadline = absl::InfiniteFuture();
-  // W3C trace context to pass on; empty for none.
+  // W3C trace context to send with the call; empty: none.
   std::string traceparent;
 
   static CallOptions Within(absl::Duration timeout) { return {absl::Now() + timeout, {}}; }
 };
 
-// Sets up `context` for a call.
+// Applies the options of a call to its context.
 void Apply(const CallOptions& options, grpc::ClientContext* context);
-// Returns the options for outgoing calls on behalf of a call that this process serves: its deadline
-// and trace context.
+// Returns the options for calls that this process makes while it serves a call: the served call's
+// deadline and trace context.
 CallOptions OptionsOf(const grpc::ServerContextBase& context);
 
-// Returns the outcome of a call that this side did not cancel. As FromGrpc, but UNAVAILABLE if the
-// call ended without an answer: gRPC reports CANCELLED for a call that reaches a stopping server.
+// Converts the status of a call that this side did not cancel. Like FromGrpc, but if the call ended
+// without an answer, returns UNAVAILABLE: gRPC reports CANCELLED for a call that reaches a stopping
+// server.
 absl::Status OutcomeOf(const grpc::Status& status);
 
-// The delays between attempts.
+// The delays between the attempts of Retry.
 struct RetryPolicy {
   int max_attempts = 5;
   absl::Duration initial_delay = absl::Milliseconds(50);
   absl::Duration max_delay = absl::Seconds(2);
 };
 
-// Delays that double each time. Each delay is random between half and all of its nominal length, so
-// that many failed clients do not retry simultaneously. Not thread-safe.
+// Delays that double each time. Each delay is chosen at random between half and all of its nominal
+// length. Many clients that failed at once therefore do not retry at once. Not thread-safe.
 class Backoff {
  public:
   explicit Backoff(const RetryPolicy& policy) : policy_(policy), delay_(policy.initial_delay) {}
 
-  // Returns the delay before the next attempt; never less than the server asked for (RetryDelayOf).
+  // Returns the delay before the next attempt. It is at least the delay that the server requested
+  // (RetryDelayOf).
   absl::Duration NextDelay(const absl::Status& last_error);
-  // Restarts at the initial delay, after a success.
+  // Returns to the initial delay; for use after a success.
   void Reset() { delay_ = policy_.initial_delay; }
 
  private:
@@ -115,13 +117,13 @@ class Backoff {
   absl::BitGen random_;
 };
 
-// Returns whether a retry of the same call may succeed: after UNAVAILABLE, or an error with a retry
+// Whether a retry of the same call may succeed: after UNAVAILABLE, or after an error with a retry
 // delay.
 bool IsRetryable(const absl::Status& status);
 
-// Makes an idempotent call until it succeeds, fails permanently, the attempts are used up or the
-// next attempt would begin after `deadline`. Returns the last outcome. Blocks between the attempts.
-// A call is idempotent if it changes nothing or carries a request_id.
+// Makes an idempotent call until it succeeds or fails permanently. Also stops if the attempts are
+// used up, or if the next one would begin after `deadline`. Returns the last outcome. Blocks
+// between the attempts. A call is idempotent if it changes nothing or carries a request_id.
 absl::Status Retry(const RetryPolicy& policy, absl::Time deadline,
                    const std::function<absl::Status()>& idempotent_call);
 

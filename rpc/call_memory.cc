@@ -1,4 +1,4 @@
-// Distinguishes a stream reset by gRPC's memory quota from an error of a service.
+// Recognises streams that a peer's gRPC reset because its memory quota was used up.
 #include "rpc/call_memory.h"
 
 #include <string_view>
@@ -14,9 +14,9 @@
 namespace shardmesh::rpc {
 namespace {
 
-// Set only in this process: it does not cross the wire.
+// Marks a status within this process. The mark is not sent to peers.
 constexpr char kPayload[] = "shardmesh.rpc/call_memory";
-// ENHANCE_YOUR_CALM, which gRPC 1.51 sends only for a stream that its quota ends.
+// HTTP/2 error ENHANCE_YOUR_CALM. gRPC 1.51 sends it only for a stream that its memory quota ends.
 constexpr std::string_view kReset = "RST_STREAM with error code 11";
 constexpr absl::Duration kRetryDelay = absl::Milliseconds(200);
 

@@ -1,4 +1,4 @@
-// The caller of an RPC and its remaining time.
+// The client that made an RPC, and the time left until the RPC's deadline.
 #ifndef SHARDMESH_RPC_CALLER_H_
 #define SHARDMESH_RPC_CALLER_H_
 
@@ -12,13 +12,14 @@ class ServerContextBase;
 
 namespace shardmesh::rpc {
 
-// The caller of an RPC.
+// The client that made an RPC.
 struct Caller {
-  // The name that limits are counted by and request ids belong to. With TLS, it is the URI of the
-  // caller's certificate, or its subject without a URI: `spiffe://shardmesh/client/ada`. Without
-  // TLS, it is the host of the connection: `host:10.0.0.7`, `host:unix`.
+  // The name to which limits apply and request ids belong. With TLS: the URI of the client's
+  // certificate, such as `spiffe://shardmesh/client/ada`, or its subject if it has no URI. Without
+  // TLS: the host of the connection: `host:10.0.0.7`, `host:unix`.
   std::string name;
-  // Whether a certificate proves the name. Without one, two callers of one host share a name.
+  // Whether a certificate proves the name. Without a certificate, all clients of one host share a
+  // name.
   bool is_proven = false;
 
   friend bool operator==(const Caller&, const Caller&) = default;
@@ -27,11 +28,11 @@ struct Caller {
 Caller CallerOf(const grpc::ServerContextBase& context);
 
 // Returns the host of a gRPC peer: `10.0.0.7` of "ipv4:10.0.0.7:4711", `::1` of
-// "ipv6:%5B::1%5D:4711", `unix` of "unix:/run/socket"; the peer itself if it has another form.
+// "ipv6:%5B::1%5D:4711", `unix` of "unix:/run/socket". Returns a peer of any other form unchanged.
 std::string HostOfPeer(const std::string& peer);
 
-// Returns the time until the call's deadline, by gRPC's own steady clock: a step of the wall clock
-// has no effect. Negative after the deadline; InfiniteDuration without one.
+// Returns the time until the call's deadline. Uses gRPC's steady clock, so a step of the wall clock
+// has no effect. Negative after the deadline; InfiniteDuration without a deadline.
 absl::Duration TimeLeft(const grpc::ServerContextBase& context);
 
 }  // namespace shardmesh::rpc

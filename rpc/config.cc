@@ -1,4 +1,4 @@
-// Reads YAML into the algebra's types; the only file that knows yaml-cpp.
+// Reads YAML into the types of sharding/. The only file that uses yaml-cpp.
 #include "rpc/config.h"
 
 #include <fcntl.h>
@@ -31,12 +31,12 @@
 namespace shardmesh::rpc {
 namespace {
 
-// The wire's limits, and upper bounds for lists that people write by hand.
+// Limits of the wire contract, and upper bounds for lists that people write by hand.
 constexpr int64_t kMaxSemanticAxes = 256;
 constexpr int64_t kMaxWorkers = 65'536;
 constexpr int64_t kMaxOrderedDevices = 65'536;
 
-// The file's name and the checks that all kinds of files share. Every error contains the position.
+// The checks that all kinds of files share. Every error contains the file's name and the position.
 class File {
  public:
   explicit File(std::string_view name) : name_(name) {}
@@ -45,7 +45,8 @@ class File {
     return At(mark, InvalidArgument(Reason::kBadFile, message));
   }
 
-  // Prepends the position to the message; code, reason and Python class stay.
+  // Prepends the position to the message. Keeps the code, the reason and the Python exception
+  // class.
   absl::Status At(const YAML::Mark& mark, const absl::Status& status) const {
     const std::string place =
         mark.is_null() ? name_ : StrCat(name_, ":", mark.line + 1, ":", mark.column + 1);
@@ -57,7 +58,7 @@ class File {
                : placed;
   }
 
-  // Accepts a mapping of known keys, each at most once.
+  // Requires a mapping whose keys are all known and distinct.
   absl::Status CheckMap(const YAML::Node& node, std::string_view what,
                         absl::Span<const std::string_view> keys) const {
     if (!node.IsMap()) {
@@ -118,7 +119,7 @@ class File {
                               {{fact::kHave, have}, {fact::kLimit, limit}}));
   }
 
-  // Accepts null, a name, or a sequence of these, which means a tuple.
+  // Reads null, a name, or a sequence of these, which means a tuple.
   absl::StatusOr<AxisValue> Axes(const YAML::Node& node, std::string_view what,
                                  int depth = 0) const {
     if (node.IsNull()) {
@@ -165,12 +166,12 @@ class File {
   const std::string name_;
 };
 
-// Returns whether the character is forbidden in YAML. Within double quotes it can be escaped.
+// Whether YAML forbids the character. Between double quotes, such a character can be escaped.
 bool IsForbidden(char c) {
   return static_cast<unsigned char>(c) < 0x20 && c != '\t' && c != '\n' && c != '\r';
 }
 
-// Loads the document. The library bounds its depth. Readers count values, because an alias could
+// Loads the document. yaml-cpp bounds its depth. Readers must count values, because an alias could
 // expand to too many.
 absl::StatusOr<YAML::Node> Load(const File& file, std::string_view text) {
   if (static_cast<int64_t>(text.size()) > kMaxConfigBytes) {
@@ -183,7 +184,7 @@ absl::StatusOr<YAML::Node> Load(const File& file, std::string_view text) {
   if (!DecodeUtf8(text).has_value()) {
     return file.At(YAML::Mark::null_mark(), InvalidArgument(Reason::kBadFile, "it is not UTF-8"));
   }
-  // YAML forbids these characters, but the library accepts them.
+  // YAML forbids these characters, but yaml-cpp accepts them.
   const auto control = std::find_if(text.begin(), text.end(), IsForbidden);
   if (control != text.end()) {
     return file.At(YAML::Mark::null_mark(),
@@ -197,7 +198,7 @@ absl::StatusOr<YAML::Node> Load(const File& file, std::string_view text) {
   return YAML::Load(std::string(text));
 }
 
-// Runs a parser and converts the exceptions of its library to a status.
+// Runs a parser of yaml-cpp, and converts its exceptions to a status.
 template <typename Parse>
 auto WithoutExceptions(const File& file, const Parse& parse) -> decltype(parse()) {
   try {
@@ -270,8 +271,8 @@ absl::StatusOr<RuleSetDefinition> ParseRulesNode(const File& file, std::string_v
                            /*default_min_size=*/!options.min_size.has_value()};
 }
 
-// Accepts flax's form, [[batch, data], [heads, [tensor, sequence]], [mlp, null]]. MaxText has such
-// a list under logical_axis_rules, among other keys.
+// Reads flax's form of logical rules: [[batch, data], [heads, [tensor, sequence]], [mlp, null]].
+// MaxText's files have such a list under logical_axis_rules, among other keys.
 absl::StatusOr<LogicalRules> ParseLogicalPairs(const File& file, const YAML::Node& list) {
   SHARDMESH_RETURN_IF_ERROR(file.CheckCount(list, "logical rules", kMaxLogicalRules));
   LogicalRules rules;
@@ -437,7 +438,8 @@ absl::StatusOr<MeshDefinition> ParseMeshNode(const File& file, std::string_view 
   return definition;
 }
 
-// Writes a text that the library would not escape in double quotes, where it does escape.
+// Writes a text in the form `otherwise`. A text with characters that YAML forbids is written in
+// double quotes, where yaml-cpp escapes them.
 void WriteText(const std::string& text, YAML::EMITTER_MANIP otherwise, YAML::Emitter* out) {
   *out << (std::any_of(text.begin(), text.end(), IsForbidden) ? YAML::DoubleQuoted : otherwise)
        << text;
@@ -474,7 +476,7 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
   if (!S_ISREG(info.st_mode)) {
     return absl::FailedPreconditionError(StrCat(path, " is no regular file"));
   }
-  // Read one byte more than allowed, so that a longer file is refused.
+  // Reads one byte more than allowed, to detect a file that is too long.
   std::string text(static_cast<size_t>(kMaxConfigBytes) + 1, '\0');
   size_t filled = 0;
   while (filled < text.size()) {
@@ -494,7 +496,7 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
   return text;
 }
 
-// Checks the limits of the wire, because the definitions of a file are sent.
+// Checks the limits of the wire contract, because the definitions of a file are sent in messages.
 template <typename Message, typename Defined, typename... DecodeArgs>
 absl::StatusOr<Defined> Sendable(const File& file, absl::StatusOr<Defined> defined,
                                  DecodeArgs... arguments) {

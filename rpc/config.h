@@ -1,4 +1,5 @@
-// The YAML files that users write: rules, profiles and meshes; docs/formats.md has their schema.
+// Reads the YAML files that users write: rules, profiles and meshes; docs/formats.md has their
+// schema.
 #ifndef SHARDMESH_RPC_CONFIG_H_
 #define SHARDMESH_RPC_CONFIG_H_
 
@@ -16,28 +17,28 @@
 
 namespace shardmesh::rpc {
 
-// Upper bound on the bytes of such a file.
+// Most bytes of such a file.
 inline constexpr int64_t kMaxConfigBytes = int64_t{4} << 20;
 
-// Parse the text of a file; `name` names the file in errors.
-// Errors are INVALID_ARGUMENT:
+// Parse the text of a file; `name` names the file in errors. Errors are INVALID_ARGUMENT:
 // - BAD_FILE for text that is not YAML, an unknown or repeated key, or a value of the wrong kind,
 //   such as `bert.yaml:3:7: unknown key "patern"; did you mean "pattern"?`;
 // - LIMIT_EXCEEDED for a text that is too long;
-// - else the algebra's own reason, with the position prepended.
+// - otherwise the reason of the function of sharding/ that refuses a value; its message follows the
+//   position.
 //
-// With kExact a faulty pattern of rules is kept, as in RuleSet::Create.
+// With kExact, a rule with a faulty pattern is kept, as in RuleSet::Create.
 absl::StatusOr<RuleSetDefinition> ParseRules(std::string_view text, std::string_view name,
                                              Compatibility compatibility = Compatibility::kDefault);
 absl::StatusOr<PartitionAxis> ParseProfile(std::string_view text, std::string_view name);
-// A size of -1 needs workers in the file or a `device_count`.
+// A size of -1 is computed. It needs workers in the file or a `device_count`.
 absl::StatusOr<MeshDefinition> ParseMesh(std::string_view text, std::string_view name,
                                          std::optional<int64_t> device_count = std::nullopt);
 
 absl::StatusOr<LogicalRules> ParseLogicalRules(std::string_view text, std::string_view name);
 
 // Read the file at `path`. Further errors, with the path: NOT_FOUND, PERMISSION_DENIED, or
-// FAILED_PRECONDITION if it is not a regular file.
+// FAILED_PRECONDITION if `path` is not a regular file.
 absl::StatusOr<RuleSetDefinition> LoadRules(const std::string& path,
                                             Compatibility compatibility = Compatibility::kDefault);
 absl::StatusOr<PartitionAxis> LoadProfile(const std::string& path);
@@ -45,8 +46,8 @@ absl::StatusOr<LogicalRules> LoadLogicalRules(const std::string& path);
 absl::StatusOr<MeshDefinition> LoadMesh(const std::string& path,
                                         std::optional<int64_t> device_count = std::nullopt);
 
-// Returns the text of a file that ParseRules parses as `rules`, faulty patterns included. Requires
-// specs that such a file can express: nothing unconstrained, nothing unreduced.
+// Returns the text of a file that ParseRules reads as `rules`, including faulty patterns. Requires
+// specs that such a file can express: no unconstrained dimension and no unreduced axes.
 std::string FormatRules(const RuleSetDefinition& rules);
 
 }  // namespace shardmesh::rpc

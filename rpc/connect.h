@@ -1,4 +1,4 @@
-// Waits for a connection to a host whose addresses may partly not answer.
+// Waits for a connection to a host of which some addresses may not answer.
 #ifndef SHARDMESH_RPC_CONNECT_H_
 #define SHARDMESH_RPC_CONNECT_H_
 
@@ -14,16 +14,16 @@ namespace shardmesh::rpc {
 struct ConnectOptions {
   absl::Duration timeout = kConnectTimeout;
   // A host may have several addresses, which gRPC tries in turn. If one of them does not answer and
-  // another accepts connections, the wait continues beyond `timeout`: 10 s for each silent address
-  // and 3 s more, but at most `limit` in all.
+  // another accepts connections, the wait continues beyond `timeout`. It takes 10 s for each silent
+  // address and 3 s more, but at most `limit` in all.
   absl::Duration limit = absl::ZeroDuration();
-  // Called once before that longer wait, with the silent addresses. May be empty.
+  // Called once before that longer wait, with the silent addresses. May be null.
   std::function<void(const absl::Status& why)> on_wait = nullptr;
-  // Asked every 50 ms. The wait ends with CANCELLED once it returns true. May be empty.
+  // Called every 50 ms. The wait ends with CANCELLED once the callback returns true. May be null.
   std::function<bool()> is_cancelled = nullptr;
 };
 
-// Like WaitForConnected of rpc/call.h, which does not wait beyond its timeout.
+// Like WaitForConnected of rpc/call.h, but can wait beyond the timeout: see `limit`.
 absl::Status WaitForConnected(grpc::Channel& channel, std::string_view address,
                               const ConnectOptions& wait, const ChannelOptions& options);
 

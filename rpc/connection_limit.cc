@@ -1,4 +1,4 @@
-// ConnectionLimit: a table of descriptors that is purged when it seems full.
+// Keeps a table of connections, and removes closed ones when the table seems full.
 #include "rpc/connection_limit.h"
 
 #include <arpa/inet.h>
@@ -14,11 +14,11 @@
 namespace shardmesh::rpc {
 namespace {
 
-// Without a total limit, closed connections are purged when the table has this many entries, and
-// twice as many as were open at the last purge.
+// Without a total limit, closed connections are removed once the table is both this large and twice
+// as large as after the last removal.
 constexpr int64_t kFewestLookedAt = 1024;
 
-constexpr size_t kNetworkBytes = 8;  // of an IPv6 address
+constexpr size_t kNetworkBytes = 8;  // of an IPv6 address: a /64 network
 
 ino_t InodeOf(int descriptor) {
   struct stat found;
@@ -68,8 +68,8 @@ std::string ConnectionLimit::Take(int descriptor, const sockaddr_storage& peer) 
 }
 
 void ConnectionLimit::LookAgain() {
-  // When callers are refused one after the other, purges take at most an eighth of the listener's
-  // time.
+  // If many callers are refused in a row, the search for closed connections takes at most an eighth
+  // of the listener's time.
   const auto began = std::chrono::steady_clock::now();
   if (began < next_look_) return;
   all_ = 0;

@@ -1,4 +1,4 @@
-// Connector: two parallel attempts, polled by the thread that waits for them.
+// Makes two parallel attempts to connect. The thread that waits for them also polls for gRPC.
 #include "rpc/connector.h"
 
 #include <grpcpp/channel.h>
@@ -18,11 +18,11 @@
 namespace shardmesh::rpc {
 namespace {
 
-// Interval at which the states are read, changed or not. It bounds the time that Cancel and the end
-// of Connect take.
+// Interval at which the channels' states are read even if nothing is reported. Bounds the time that
+// Cancel and the end of Connect take.
 constexpr absl::Duration kLook = absl::Milliseconds(20);
 
-// Channels that are connecting, and the queue whose polling drives them.
+// The channels that are connecting, and the completion queue whose polling makes them progress.
 class Attempts {
  public:
   ~Attempts() {
@@ -33,12 +33,13 @@ class Attempts {
     }
   }
 
-  // Replaces the channel at `place`.
+  // Replaces the channel at index `place`.
   void Begin(size_t place, std::shared_ptr<grpc::Channel> channel) {
     channels_[place] = std::move(channel);
   }
 
-  // Returns the first connected channel, else the first failed one; null if there is none.
+  // Returns the first connected channel, or else the first failed one; null if all are still
+  // connecting.
   std::shared_ptr<grpc::Channel> Ended() {
     std::shared_ptr<grpc::Channel> failed;
     for (const auto& channel : channels_) {
@@ -50,7 +51,7 @@ class Attempts {
     return failed;
   }
 
-  // Polls until a state may have changed, for at most kLook.
+  // Polls until the state of a channel may have changed, for at most kLook.
   void Poll() {
     const auto deadline = absl::ToChronoTime(absl::Now() + kLook);
     for (size_t i = 0; i < channels_.size(); ++i) {
@@ -65,7 +66,7 @@ class Attempts {
   }
 
  private:
-  // The channel in the second place may be replaced while its watch is active, for at most kLook.
+  // A watch can outlive the second channel's replacement, for at most kLook.
   std::array<std::shared_ptr<grpc::Channel>, 2> channels_;
   std::array<bool, 2> watched_ = {};
   grpc::CompletionQueue queue_;

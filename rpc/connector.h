@@ -1,4 +1,4 @@
-// New connections to an address at which earlier connections were lost.
+// Connects again to an address at which earlier connections were lost.
 #ifndef SHARDMESH_RPC_CONNECTOR_H_
 #define SHARDMESH_RPC_CONNECTOR_H_
 
@@ -20,19 +20,19 @@ namespace shardmesh::rpc {
 // - The kernel resends a lost SYN only after seconds.
 // - While its calls fail at once, no thread polls its socket (PollOwnConnections), and a TLS
 //   handshake does not proceed.
-// Here the calling thread polls, and no state is kept.
+// A Connector avoids this: the calling thread polls, and nothing is kept between connections.
 //
-// At most two attempts run at a time. The first has 10 s, for slow servers. The second is replaced
-// every kRenewal: the new one resolves the name and sends a SYN again, for addresses that do not
-// answer. A connection is therefore established within kRenewal and the time of a handshake after
-// the server becomes reachable.
+// At most two attempts run at a time. The first one has 10 s, for slow servers. The second one is
+// replaced every kRenewal, for addresses that do not answer: each new attempt resolves the name and
+// sends a SYN again. A connection is therefore established at most kRenewal and the time of a
+// handshake after the server becomes reachable.
 //
 // Thread-safe; one call of Connect at a time.
 class Connector {
  public:
   static constexpr absl::Duration kRenewal = absl::Seconds(1);
 
-  // INVALID_ARGUMENT for text that is not an address.
+  // `address` as in CreateChannel; INVALID_ARGUMENT for other text.
   static absl::StatusOr<std::unique_ptr<Connector>> Create(std::string address,
                                                            ChannelOptions options);
   Connector(const Connector&) = delete;
@@ -43,7 +43,8 @@ class Connector {
   // CANCELLED after Cancel.
   absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(absl::Duration timeout);
 
-  // Ends a call of Connect within some tens of milliseconds; later calls return at once.
+  // Ends a running call of Connect within some tens of milliseconds. Later calls of Connect return
+  // at once.
   void Cancel();
 
  private:

@@ -11,22 +11,24 @@
 namespace shardmesh::rpc {
 
 // The versions of the protocol between coordinator, workers and clients that this build speaks: the
-// newest one and the one before it, so that a cluster is upgraded one process after the other.
+// newest one and its predecessor. A cluster can therefore be upgraded one process after the other.
 inline constexpr int32_t kNewestProtocol = 1;
 inline constexpr int32_t kOldestProtocol = std::max(1, kNewestProtocol - 1);
 
-// The newest version that this build has in common with a peer that speaks `min` to `max`.
+// Returns the newest version that this build has in common with a peer that speaks versions `min`
+// to `max`; nullopt if there is none.
 constexpr std::optional<int32_t> CommonProtocol(int32_t min, int32_t max) {
   const int32_t newest = std::min(max, kNewestProtocol);
   if (newest < min || newest < kOldestProtocol) return std::nullopt;
   return newest;
 }
 
-// An ability of this build's coordinator that another build may lack. GetVersion lists the names;
-// their meaning is in cluster_service.proto.
+// An ability of this build's coordinator that a coordinator of another build may lack. GetVersion
+// lists the names; cluster_service.proto explains them.
 struct Feature {
   std::string_view name;
-  // The methods and fields that have it: full names of protobuf, then empty places.
+  // The methods and fields that belong to the ability, as full protobuf names. Unused places are
+  // empty.
   std::array<std::string_view, 11> elements;
 };
 inline constexpr Feature kFeatures[] = {
@@ -58,7 +60,7 @@ inline constexpr Feature kFeatures[] = {
       "shardmesh.v1.ClusterService.ReplaceWorker"}},
 };
 
-// Most tiles that one GetTiles call asks for.
+// Most tiles that one GetTiles call may request.
 inline constexpr int kMaxTilesPerGet = 10'000;
 
 }  // namespace shardmesh::rpc

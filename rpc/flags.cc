@@ -30,7 +30,7 @@ absl::Status BadValue(std::string_view value, std::string_view expected) {
   return WrongUse(StrCat("\"", value, "\" is not ", expected));
 }
 
-// Refuses an address without a port that other processes can reach.
+// Refuses an address without a host and port: other processes must be able to reach it.
 absl::Status CheckHostPort(std::string_view value) {
   if (IsUnixAddress(value)) {
     return WrongUse(StrCat("\"", value,
@@ -40,7 +40,7 @@ absl::Status CheckHostPort(std::string_view value) {
   return ParseHostPort(value).status();
 }
 
-// The error for an empty value, which an unset variable of a script leaves.
+// The error for an empty value, which comes from an unset variable of a script.
 absl::Status EmptyValue(std::string_view placeholder) {
   return WrongUse(StrCat("is empty; give ", placeholder, ", or leave the flag out"));
 }
@@ -68,14 +68,14 @@ constexpr Unit kUnits[] = {{"", 1},
                            {"pb", 1e15},
                            {"eb", 1e18}};
 
-// Returns the line that states the error and points to --help.
+// Returns the text for a wrong command line: the error, and a reference to --help.
 std::string WrongUseText(std::string_view program, const absl::Status& status) {
   return StrCat(program, ": ", ToStd(status.message()), "\n`", program,
                 " --help` lists the flags\n");
 }
 
-// Returns the arguments in the order that CLI11 takes them, the last first. CLI11 would read
-// `--name=` as a flag whose value is the next argument, so it gets the empty value apart.
+// Returns the arguments in reverse order, as CLI11 takes them. For `--name=`, CLI11 would take the
+// next argument as the value. So the empty value becomes an argument of its own.
 std::vector<std::string> InReverse(absl::Span<const char* const> arguments) {
   std::vector<std::string> reversed;
   for (auto argument = arguments.rbegin(); argument != arguments.rend(); ++argument) {
@@ -94,7 +94,7 @@ absl::StatusOr<int64_t> ParseByteSize(std::string_view text) {
   const size_t digits = std::min(text.find_first_not_of("0123456789."), text.size());
   const std::string unit_name = absl::AsciiStrToLower(ToAbsl(text.substr(digits)));
   double number = 0;
-  // SimpleAtod would also accept "inf" and exponents.
+  // Passes only digits and a point: SimpleAtod would also accept "inf" and exponents.
   if (digits == 0 || !absl::SimpleAtod(ToAbsl(text.substr(0, digits)), &number)) {
     return BadValue(text, kExpected);
   }
@@ -104,7 +104,7 @@ absl::StatusOr<int64_t> ParseByteSize(std::string_view text) {
     }
     int64_t whole = 0;
     if (unit.bytes == 1 && absl::SimpleAtoi(ToAbsl(text.substr(0, digits)), &whole)) {
-      return whole;  // a double would round numbers above 2^53
+      return whole;  // exact: a double would round numbers above 2^53
     }
     const double bytes = number * unit.bytes;
     if (bytes != std::floor(bytes)) {
@@ -305,10 +305,10 @@ absl::Status FlagSet::UnknownArgument(std::string_view argument) const {
 
 absl::Status FlagSet::Parse(absl::Span<const char* const> arguments) {
   CLI::App app;
-  app.set_help_flag();  // the help text is ours
-  app.allow_extras();   // and so is the error for an unknown flag
+  app.set_help_flag();  // FlagSet writes the help text itself
+  app.allow_extras();   // FlagSet reports unknown flags itself
   absl::Status ended;
-  // The library calls `set` as soon as it has the flag's value. An error ends the parsing.
+  // CLI11 calls `set` as soon as it has the flag's value. An error of `set` ends the parsing.
   const auto add = [&app, &ended](const std::string& names, bool is_switch, Setter set) {
     CLI::Option* const option =
         app.add_option(names, [&ended, set = std::move(set)](const CLI::results_t& values) {
@@ -328,7 +328,8 @@ absl::Status FlagSet::Parse(absl::Span<const char* const> arguments) {
         [](std::string_view) { return absl::CancelledError("help was asked for"); });
     app.parse(InReverse(arguments));
   } catch (const CLI::ArgumentMismatch&) {
-    // The last argument is a flag without its value. Only the library's text for people names it.
+    // The last argument is a flag without its value. CLI11 names the flag only in its message, so
+    // find it here.
     for (const Flag& flag : flags_) {
       if (StrCat("--", flag.name) == arguments.back()) {
         ended = WrongUse(
@@ -338,7 +339,7 @@ absl::Status FlagSet::Parse(absl::Span<const char* const> arguments) {
   } catch (const CLI::Error& error) {
     if (ended.ok()) ended = WrongUse(error.what());
   }
-  // An unknown argument came before the error, which ended the parsing.
+  // The parsing ended at an error, but an unknown argument came before it: report that one.
   if (const std::vector<std::string> unknown = app.remaining(); !unknown.empty()) {
     return UnknownArgument(unknown.front());
   }

@@ -18,7 +18,7 @@
 
 namespace shardmesh::rpc {
 
-// The least memory for tiles with which a worker starts.
+// Least memory for tiles with which a worker starts.
 inline constexpr int64_t kMinWorkerMemoryBytes = int64_t{1} << 20;
 
 // Parses a number of bytes as users write it: `1024`, `64KiB`, `4GiB`, `1.5TB`. Units are B, KiB to
@@ -37,63 +37,66 @@ absl::StatusOr<int64_t> ParseByteSize(std::string_view text);
 //     return *code;
 //   }
 //
-// A target's value before parsing is the flag's default, which the help text shows. The target must
-// outlive the set. If a flag is repeated, the last value counts, except for AddTexts. For one
+// The value of a target before parsing is the flag's default, which the help text shows. Targets
+// must outlive the set. If a flag is repeated, the last value counts, except for AddTexts. For one
 // thread.
 class FlagSet {
  public:
-  // Exit codes of programs.
+  // Exit codes of the programs.
   static constexpr int kDone = 0;
   static constexpr int kFailed = 1;
   static constexpr int kWrongUse = 2;
 
   FlagSet(std::string program, std::string purpose);
 
-  // A text that is not empty. `placeholder` represents it in messages, such as "HOST:PORT".
+  // Adds a flag with a non-empty text. Messages show `placeholder`, such as "HOST:PORT", for the
+  // value.
   void AddText(std::string name, std::string placeholder, std::string help, std::string* target);
-  // May be given several times: each value is appended.
+  // Adds a flag that may be given several times: each value is appended.
   void AddTexts(std::string name, std::string placeholder, std::string help,
                 std::vector<std::string>* target);
-  // An address to serve at or to call, see CheckAddress.
+  // Adds a flag with an address to serve at or to call; see CheckAddress.
   void AddAddress(std::string name, std::string help, std::string* target);
-  // Like AddAddress without unix sockets, for addresses that other processes reach at a port.
+  // Like AddAddress, but without unix sockets: other processes must reach the address at a port.
   // `may_be_empty`: an empty value means no address.
   void AddHostPort(std::string name, std::string help, std::string* target,
                    bool may_be_empty = false);
-  // May be given several times: each value is appended.
+  // Like AddHostPort for a flag that may be given several times: each value is appended.
   void AddHostPorts(std::string name, std::string help, std::vector<std::string>* target);
-  // A value that `set` accepts; its error describes the legal values.
+  // Adds a flag whose values `set` checks and stores. Its error describes the legal values.
   void AddParsed(std::string name, std::string placeholder, std::string help,
                  std::function<absl::Status(std::string_view value)> set);
-  // A whole number, min <= value <= max.
+  // Adds a flag with a whole number, min <= value <= max.
   void AddInt(std::string name, std::string help, int64_t min, int64_t max, int64_t* target);
-  // See ParseByteSize; at least `min`.
+  // Adds a flag with a number of bytes, at least `min`; see ParseByteSize.
   void AddBytes(std::string name, std::string help, int64_t* target, int64_t min = 1);
-  // `5s`, `250ms`, `1m30s`; above zero.
+  // Adds a flag with a duration above zero: `5s`, `250ms`, `1m30s`.
   void AddDuration(std::string name, std::string help, absl::Duration* target);
-  // Takes no value: `--insecure`, but also `--insecure=false`.
+  // Adds a flag that needs no value: `--insecure`, but also `--insecure=false`.
   void AddSwitch(std::string name, std::string help, bool* target);
-  // --tls-cert, --tls-key and --tls-ca: all or none. They exclude `*insecure`, the target of a
-  // switch of that name.
+  // Adds --tls-cert, --tls-key and --tls-ca. Users must give all or none of them. They exclude the
+  // switch whose target is `insecure`.
   void AddTls(TlsFiles* target, const bool* insecure);
-  // --log-format and --log-level.
+  // Adds --log-format and --log-level.
   void AddLog(LogOptions* target);
-  // --failpoints, which arms failpoints (see process/failpoint.h), and --list-failpoints, which
-  // makes ParseMain print their names and end the program.
+  // Adds --failpoints, which arms failpoints (see process/failpoint.h), and --list-failpoints. The
+  // latter makes ParseMain print their names and end the program.
   void AddFailpoints();
 
-  // Adds a check of several flags together. Parse makes these checks in order, after it has parsed
-  // all flags.
+  // Adds a check of several flags together. After Parse has read all flags, it makes these checks
+  // in the order of their addition.
   void AddCheck(std::function<absl::Status()> check) { checks_.push_back(std::move(check)); }
 
-  // Parses the arguments, without the program's own name. INVALID_ARGUMENT (BAD_FIELD) for an
-  // unknown flag, with the nearest name; a missing or malformed value; an argument that is no flag;
-  // flags that exclude each other. CANCELLED if help is requested. Reports the first of several
-  // errors. Targets before it have their values; those after it may have theirs.
+  // Parses the arguments, without the program's own name. Reports only the first of several errors.
+  // Targets of flags before it have their values; those of flags after it may have theirs.
+  //
+  // INVALID_ARGUMENT (BAD_FIELD): an unknown flag, with the nearest name; a missing or malformed
+  // value; an argument that is no flag; flags that exclude each other. CANCELLED: help is
+  // requested.
   absl::Status Parse(absl::Span<const char* const> arguments);
 
-  // Parses the arguments of main. Returns nullopt if the program continues, else its exit code,
-  // after the help text on standard output or the error on standard error.
+  // Parses the arguments of main. Returns nullopt if the program should continue. Otherwise prints
+  // the help text on standard output or the error on standard error, and returns the exit code.
   std::optional<int> ParseMain(int argc, const char* const* argv);
 
   std::string Help() const;
@@ -109,13 +112,13 @@ class FlagSet {
   };
 
   void Add(Flag flag) { flags_.push_back(std::move(flag)); }
-  // The error for an argument that is none of the flags, with the nearest name.
+  // The error for an argument that is no known flag, with the nearest name.
   absl::Status UnknownArgument(std::string_view argument) const;
 
   const std::string program_;
   const std::string purpose_;
   std::vector<Flag> flags_;
-  std::vector<std::function<absl::Status()>> checks_;  // of several flags together
+  std::vector<std::function<absl::Status()>> checks_;  // each checks several flags together
   bool list_failpoints_ = false;
 };
 

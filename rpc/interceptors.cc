@@ -1,4 +1,4 @@
-// One server interceptor per call, which acts only at the end of the call.
+// Makes one server interceptor for each call. It acts only at the end of the call.
 #include "rpc/interceptors.h"
 
 #include <google/protobuf/descriptor.h>
@@ -28,13 +28,14 @@ using grpc::experimental::ServerRpcInfo;
 
 constexpr int kCodes = static_cast<int>(grpc::StatusCode::UNAUTHENTICATED) + 1;
 
-// Facts about a method, computed once.
+// What an interceptor needs to know about a method; computed once.
 struct Method {
-  // For methods with one request: the errors for a malformed request and for a handler that threw.
+  // For methods with one request: the errors for a malformed request and for a handler that threw
+  // an exception.
   std::optional<grpc::Status> unparsed;
   grpc::Status threw;
-  std::vector<Counter> handled;      // by code; empty without metrics
-  std::optional<Histogram> seconds;  // of unary methods, with metrics
+  std::vector<Counter> handled;      // by status code; empty without metrics
+  std::optional<Histogram> seconds;  // for unary methods, with metrics
 };
 
 class CallInterceptor final : public Interceptor {
@@ -56,7 +57,7 @@ class CallInterceptor final : public Interceptor {
   }
 
  private:
-  // Returns the code that is sent.
+  // Repairs the call's status if necessary. Returns the code that is sent.
   grpc::StatusCode Mend(InterceptorBatchMethods* methods) const {
     const grpc::Status status = methods->GetSendStatus();
     const bool is_unparsed = method_->unparsed.has_value() &&
@@ -65,7 +66,7 @@ class CallInterceptor final : public Interceptor {
     if (!is_unparsed) {
       return status.error_code();
     }
-    // gRPC reports a handler that threw like a message that it could not parse.
+    // gRPC reports a handler that threw an exception like a request that it could not parse.
     const grpc::Status& mended = parsed_ ? method_->threw : *method_->unparsed;
     methods->ModifySendStatus(mended);
     return mended.error_code();
@@ -84,7 +85,7 @@ class CallInterceptor final : public Interceptor {
 
   const Method* const method_;
   bool parsed_ = false;                          // whether the request was parsed
-  std::chrono::steady_clock::time_point start_;  // start of a timed call
+  std::chrono::steady_clock::time_point start_;  // start of a call whose duration is measured
 };
 
 class Factory final : public grpc::experimental::ServerInterceptorFactoryInterface {
@@ -101,7 +102,7 @@ class Factory final : public grpc::experimental::ServerInterceptorFactoryInterfa
 
   Interceptor* CreateServerInterceptor(ServerRpcInfo* info) override {
     const auto found = methods_.find(info->method());
-    // gRPC skips a null interceptor.
+    // gRPC accepts null: no interceptor for this call.
     return found == methods_.end() ? nullptr : new CallInterceptor(&found->second);
   }
 
@@ -136,7 +137,7 @@ class Factory final : public grpc::experimental::ServerInterceptorFactoryInterfa
     }
   }
 
-  // Methods by path. Constant after construction, so the addresses of methods are stable.
+  // Methods by path. Constant after construction, so interceptors can keep pointers to methods.
   absl::flat_hash_map<std::string, Method> methods_;
 };
 

@@ -1,4 +1,4 @@
-// Work at the end of each call of a server: repairs one status, counts, and measures time.
+// Acts at the end of each call of a server: repairs one kind of status, counts, and measures time.
 #ifndef SHARDMESH_RPC_INTERCEPTORS_H_
 #define SHARDMESH_RPC_INTERCEPTORS_H_
 
@@ -14,8 +14,8 @@ class ServerInterceptorFactoryInterface;
 
 namespace shardmesh::rpc {
 
-// Returns interceptors for every call to the services named (full names). Other services are not
-// touched.
+// Returns interceptors for all calls of the given services (full names). Other services are not
+// affected.
 //
 // * A call whose single request does not parse gets UnparsedMessage's error
 //   (rpc/stream/message_bytes.h). gRPC itself answers as for an unknown call: UNIMPLEMENTED without

@@ -17,7 +17,7 @@ void TakeLibraryLogs() {
     });
     google::protobuf::SetLogHandler(
         [](google::protobuf::LogLevel level, const char*, int, const std::string& message) {
-          // A fatal message ends the process.
+          // Protobuf ends the process after a fatal message, so log it as an error.
           level == google::protobuf::LOGLEVEL_FATAL ? LogError("protobuf", {{"message", message}})
                                                     : LogDebug("protobuf", {{"message", message}});
         });

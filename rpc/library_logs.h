@@ -4,8 +4,9 @@
 
 namespace shardmesh::rpc {
 
-// Redirects their lines to this process's log (process/log.h), at level debug. Relevant errors also
-// arrive as a status. For programs; starting a server does it too. Thread-safe and idempotent.
+// Redirects the log lines of gRPC and protobuf to this process's log (process/log.h), at level
+// debug. Relevant errors also reach the callers as a status. For programs that start no server:
+// starting a server calls this, too. Thread-safe and idempotent.
 void TakeLibraryLogs();
 
 }  // namespace shardmesh::rpc

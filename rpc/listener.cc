@@ -1,4 +1,4 @@
-// Listener: binds as gRPC does, and accepts on a thread of its own.
+// Binds addresses as gRPC does, and accepts connections on its own thread.
 #include "rpc/listener.h"
 
 #include <netdb.h>
@@ -31,9 +31,9 @@
 namespace shardmesh::rpc {
 namespace {
 
-// Pause of the listener when the system has no free descriptor.
+// Pause after accept() failed because no file descriptor was free.
 constexpr absl::Duration kRest = absl::Milliseconds(100);
-// Interval at which the log repeats that connections are refused.
+// Least time between two log lines about refused connections.
 constexpr absl::Duration kLogInterval = absl::Seconds(10);
 constexpr std::string_view kUnix = "unix:";
 constexpr std::string_view kUnixAbstract = "unix-abstract:";
@@ -69,7 +69,7 @@ absl::StatusOr<std::vector<FileDescriptor>> ListenOnHost(const std::string& addr
       bound = ListenAt(AF_INET6, reinterpret_cast<const sockaddr*>(&any), sizeof(any));
     }
     if (!bound.valid()) {
-      // All further addresses use the port of the first.
+      // Binds the further addresses at the port of the first.
       if (each->ai_family == AF_INET6) {
         reinterpret_cast<sockaddr_in6*>(each->ai_addr)->sin6_port =
             htons(static_cast<uint16_t>(*port));
@@ -110,7 +110,7 @@ absl::StatusOr<std::vector<FileDescriptor>> ListenOnUnix(const std::string& addr
   if (!is_abstract) {
     *path = std::string(name);
     unlink(path->c_str());
-    ++size;  // the 0 at the end
+    ++size;  // counts the 0 at the end of the path
   }
   FileDescriptor bound = ListenAt(AF_UNIX, reinterpret_cast<const sockaddr*>(&to), size);
   if (!bound.valid()) return CannotListen(address, errno);
@@ -165,7 +165,7 @@ void Listener::Stop() {
   absl::MutexLock lock(&mutex_);
   if (std::exchange(stopped_, true)) return;
   const uint64_t one = 1;
-  // Cannot fail: the counter is at 0.
+  // Cannot fail: nobody else adds to the eventfd's counter, which is 0.
   [[maybe_unused]] const ssize_t written = write(stop_.get(), &one, sizeof(one));
   if (thread_.joinable()) thread_.join();
   sockets_.clear();
@@ -196,7 +196,7 @@ bool Listener::Accept(int socket) {
   if (caller < 0) {
     const bool is_short = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
     if (is_short) Refuse(std::strerror(errno));
-    return !is_short;  // otherwise the caller has gone
+    return !is_short;  // otherwise the client has closed the connection: continue
   }
   if (caller >= FirstReservedDescriptor()) {
     close(caller);

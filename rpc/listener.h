@@ -20,21 +20,22 @@
 
 namespace shardmesh::rpc {
 
-// Raises the limit of this process's file descriptors to its allowed maximum. Each connection and
-// each large tile in shared memory needs a descriptor; the usual limit is 1024. Call it in main.
+// Raises this process's limit of open file descriptors to the allowed maximum. Each connection and
+// each large tile in shared memory needs a descriptor, and the usual limit is 1024. Call this in
+// main.
 void RaiseDescriptorLimit();
 
-// Listens, and passes each connection to a handler. gRPC's own listener stops permanently and
-// silently when accept() fails for lack of a descriptor. This one continues.
+// Accepts connections and passes each one to a handler. If accept() fails for lack of a descriptor,
+// gRPC's own listener stops for good, without a message. This one continues.
 //
-// The listener reserves descriptors for the process itself, for files and outgoing connections: an
-// eighth of the limit, 32 to 256. A connection that would take a reserved one is closed at once.
+// The listener reserves descriptors for the process's files and outgoing connections: an eighth of
+// the limit, but 32 to 256. It closes a connection that would take a reserved descriptor at once.
 // The log reports that, and reports when connections are accepted again.
 //
 // Thread-safe.
 class Listener {
  public:
-  // `descriptor` is a connected non-blocking socket, which the function owns. Called on the
+  // `descriptor` is a connected non-blocking socket, which the handler owns. Called on the
   // listener's thread.
   using Handler = std::function<void(int descriptor)>;
 
@@ -43,7 +44,7 @@ class Listener {
   //   IPv6 addresses if there are any.
   // - `unix:/path`: replaces an existing file.
   // - `unix-abstract:name`.
-  // `refused` counts connections that were closed at once, including those over a limit.
+  // `refused` counts connections that the listener closed at once, including those over a limit.
   //
   // ALREADY_EXISTS for an address that is in use or cannot be bound, INVALID_ARGUMENT for other
   // text.
@@ -55,12 +56,13 @@ class Listener {
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;
 
-  // The port of `host:port`; 0 for a unix socket.
+  // The bound port of `host:port`; 0 for a unix socket.
   int port() const { return port_; }
 
-  // Begins to accept connections; earlier ones have waited in the backlog. Call it once.
+  // Starts to accept connections. Clients that connected earlier have waited in the backlog. Call
+  // it once.
   void Start(Handler handler);
-  // Closes the sockets; the handler is not called any more. A second call does nothing.
+  // Closes the sockets. The handler is not called any more. A second call does nothing.
   void Stop();
 
  private:
@@ -68,18 +70,18 @@ class Listener {
            std::string path, std::optional<Counter> refused, ConnectionLimits limits);
 
   void Run();
-  // Accepts the waiting connections of one socket; returns false if the listener must pause.
+  // Accepts the connections that wait at one socket. Returns false if the listener must pause.
   bool Accept(int socket);
   void Refuse(const std::string& why);
 
   const std::string address_;
   const int port_;
-  const std::string path_;  // of a unix socket, removed at the end; may be empty
+  const std::string path_;  // of a unix socket, whose file is removed at the end; may be empty
   const std::optional<Counter> refused_;
   const FileDescriptor stop_;  // readable after Stop
   Handler handler_;            // constant after Start
 
-  // Used only by the thread while it runs.
+  // While the thread runs, only the thread uses these.
   std::vector<FileDescriptor> sockets_;
   ConnectionLimit limit_;
   int64_t refused_in_a_row_ = 0;

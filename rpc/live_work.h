@@ -1,4 +1,4 @@
-// The bound on concurrent steps and transfers, for objects that keep state for each.
+// The most steps and transfers at one time, for objects that keep state for each.
 #ifndef SHARDMESH_RPC_LIVE_WORK_H_
 #define SHARDMESH_RPC_LIVE_WORK_H_
 
@@ -6,8 +6,8 @@
 
 namespace shardmesh::rpc {
 
-// Upper bound on running steps and transfers of a coordinator, for any flags. A worker may be that
-// far ahead of a slow peer, whose streams must not break for that.
+// Most running steps and transfers of a coordinator, whatever its flags say. A worker may be that
+// many steps ahead of a slow peer, and their streams must not break because of it.
 inline constexpr int64_t kMaxLiveWork = 100'000;
 
 }  // namespace shardmesh::rpc

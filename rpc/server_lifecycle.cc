@@ -1,4 +1,4 @@
-// Builds a server, maintains its health, and drains it.
+// Builds a server, sets its health status, and drains it.
 #include "rpc/server_lifecycle.h"
 
 #include <grpc/grpc.h>
@@ -27,7 +27,8 @@ namespace {
 constexpr const char* kLive = "live";
 constexpr const char* kReady = "ready";
 
-// Peers probe idle connections at the intervals of ChannelOptions; gRPC's own minimum is minutes.
+// Least interval of a peer's keepalive pings. Peers ping at the intervals of ChannelOptions; gRPC's
+// default minimum is minutes.
 constexpr absl::Duration kMinPingInterval = absl::Seconds(1);
 
 int MillisecondsOf(absl::Duration duration) {
@@ -36,7 +37,8 @@ int MillisecondsOf(absl::Duration duration) {
 
 using Acceptor = grpc::experimental::ExternalConnectionAcceptor;
 
-// Must be called before the server is built.
+// Adds an acceptor, to which a Listener passes its connections. Call this before the server is
+// built.
 std::unique_ptr<Acceptor> AddAcceptor(grpc::ServerBuilder& builder,
                                       std::shared_ptr<grpc::ServerCredentials> credentials) {
   return builder.experimental().AddExternalConnectionAcceptor(
@@ -44,7 +46,7 @@ std::unique_ptr<Acceptor> AddAcceptor(grpc::ServerBuilder& builder,
       std::move(credentials));
 }
 
-// Must be called after the server runs.
+// Starts to pass the listener's connections to the server. Call this when the server runs.
 void Serve(Listener& listener, std::unique_ptr<Acceptor> acceptor) {
   listener.Start([acceptor = std::shared_ptr<Acceptor>(std::move(acceptor))](int descriptor) {
     Acceptor::NewConnectionParameters connection;
@@ -53,29 +55,29 @@ void Serve(Listener& listener, std::unique_ptr<Acceptor> acceptor) {
   });
 }
 
-// An uncompressed message cannot exceed its limit. A compressed one may inflate a thousandfold, and
-// gRPC 1.51 checks the size only after inflating it.
+// Refuses compressed messages. A compressed message may inflate a thousandfold, and gRPC 1.51
+// checks the size limit only afterwards.
 void RefuseCompression(grpc::ServerBuilder& builder) {
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
-  // gRPC checks the algorithm in parallel with the message, not before it.
+  // Otherwise gRPC inflates the message while it checks the algorithm, not after the check.
   builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
 }
 
-// gRPC 1.51 ends the threads of its callback queue with the last server of a process, and sometimes
-// aborts in them. An unused server therefore stays until the process ends.
+// Returns a server that exists until the process ends. With the last server of a process, gRPC 1.51
+// ends the threads of its callback queue, and sometimes aborts in them.
 grpc::Server* KeptServer() {
   grpc::ServerBuilder builder;
   return builder.BuildAndStart().release();
 }
 
-// gRPC's health service and reflection must be enabled before the first builder exists.
+// Enables gRPC's health service and reflection. This must happen before the first builder exists.
 void EnablePlugins() {
   static const grpc::Server* const kept = [] {
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     TakeLibraryLogs();
-    // Links the descriptor of the health service, so that reflection can describe it.
+    // Links the health service's descriptor into the program, so that reflection can describe it.
     grpc::health::v1::HealthCheckRequest::descriptor();
     return KeptServer();
   }();
@@ -233,7 +235,7 @@ void ServerLifecycle::Drain(absl::Time deadline) {
     on_drain_();
   }
   if (listener_ != nullptr) listener_->Stop();
-  // Sends GOAWAY to peers, refuses new calls, and cancels calls that still run at the deadline.
+  // Sends GOAWAY to peers, refuses new calls, and cancels the calls that still run at the deadline.
   server_->Shutdown(absl::ToChronoTime(deadline));
   server_->Wait();
   if (local_health_ != nullptr) {

@@ -28,92 +28,93 @@ class Service;
 namespace shardmesh::rpc {
 
 struct ServerOptions {
-  // `host:port`, port 0 for a free one; or `unix:/path`. Empty: the server does not listen, and
-  // calls come only over server().InProcessChannel(). No such call may begin after Drain: gRPC 1.51
-  // crashes on it.
+  // `host:port` (port 0: any free port) or `unix:/path`. Empty: the server does not listen, and
+  // calls come only over server().InProcessChannel(). After Drain no such call may begin: gRPC 1.51
+  // would crash.
   std::string address = "127.0.0.1:0";
   Credentials credentials = Credentials::Insecure();
-  // Allows plaintext beyond loopback.
+  // Allows plaintext on addresses beyond loopback.
   bool insecure = false;
   int64_t max_message_bytes = kMaxControlMessageBytes;
-  // Bytes that gRPC may use for running calls. Above the quota, gRPC refuses connections and
-  // cancels streams at random. 0: no limit, for servers that bound their peers themselves.
+  // Memory that gRPC may use for running calls. Above it, gRPC refuses connections and cancels
+  // random streams. 0: no limit, for servers that bound the memory of their peers themselves.
   int64_t memory_quota_bytes = 0;
-  // Concurrent calls of one connection; further calls wait at the client.
+  // Most concurrent calls of one connection. Further calls wait in the client.
   int max_streams = 1024;
-  // An idle connection is probed at this interval, and broken if no answer comes within the
-  // timeout. Otherwise a peer whose host is cut off would hold its streams for hours.
+  // Keepalive: an idle connection is probed at this interval. The connection is closed if no answer
+  // comes within the timeout. Without this, a peer whose host is cut off would keep its streams for
+  // hours.
   absl::Duration keepalive_interval = absl::Seconds(20);
   absl::Duration keepalive_timeout = absl::Seconds(10);
-  // A connection without calls is closed after this time; its client reconnects for the next call.
-  // The age of a connection has no limit: Attach and Exchange streams live as long as their
+  // A connection without calls is closed after this time. Its client reconnects for the next call.
+  // The age of a connection has no limit, because Attach and Exchange streams live as long as their
   // processes.
   absl::Duration max_idle = absl::Minutes(10);
-  // Limits on connections; a connection above a limit is closed at once.
+  // Limits on connections. A connection above a limit is closed at once.
   ConnectionLimits max_connections = {};
-  // Whether the server has the health service. gRPC's own threads poll for that service, and they
-  // serve every connection of the server. A server that polls its own queue is faster without it.
+  // Whether the server has the health service. gRPC's own threads poll for that service, and so
+  // serve all connections of the server. A server that polls its own queue is faster without it.
   bool health = true;
-  // Counts and times calls by method and code, and counts connections that were refused for lack of
-  // descriptors or over a limit. Null: no metrics. Must outlive the server.
+  // Counts and times calls by method and code. Also counts refused connections: those over a limit,
+  // and those for which no descriptor was free. Null: no metrics. Must outlive the server.
   Metrics* metrics = nullptr;
-  // Called once at the start of Drain, after the server stops being ready and before it refuses
-  // calls. It ends streams that would not end by themselves. May be empty.
+  // Called once at the start of Drain: after the server stops being ready and before it refuses
+  // calls. Should end the streams that would not end by themselves. May be null.
   std::function<void()> on_drain = nullptr;
-  // Adds further settings to the builder, such as completion queues. May be empty.
+  // Makes further settings of the builder, such as completion queues. May be null.
   std::function<void(grpc::ServerBuilder&)> customize = nullptr;
 };
 
-// A service with its full name: `{MyService::service_full_name(), &service}` for the generated
-// class.
+// A service and its full name. For a generated class: `{MyService::service_full_name(), &service}`.
 struct NamedService {
   std::string name;
   grpc::Service* service = nullptr;
 };
 
 // A running server. Beside the given services it has reflection and, unless disabled, the standard
-// health service. There, "live" serves from the start; "", "ready" and each service's full name
-// follow SetReady. With TLS the health service is also at HealthAddress(port()).
+// health service. In the health service, "live" is serving from the start. "", "ready" and each
+// service's full name follow SetReady. With TLS, the health service is also at
+// HealthAddress(port()).
 //
 // A Listener accepts the connections. Calls with a compressed message fail, because gRPC 1.51 would
-// inflate it before it checks its size. The error code depends on which fails first: gRPC's check,
-// or parsing.
+// inflate the message before it checks the size. The error code depends on what fails first: gRPC's
+// check of the message, or its parsing.
 //
 // States: not ready -> (SetReady) <-> ready -> draining (Drain) -> stopped. Thread-safe.
 class ServerLifecycle {
  public:
-  // Binds and serves; not ready yet. `services` must outlive the server. Errors:
-  // CheckBindAddress's; ALREADY_EXISTS for a port that is in use or cannot be bound.
+  // Binds the address and serves, not ready yet. `services` must outlive the server. Errors: those
+  // of CheckBindAddress; ALREADY_EXISTS: the port is in use or cannot be bound.
   static absl::StatusOr<std::unique_ptr<ServerLifecycle>> Start(
       const ServerOptions& options, absl::Span<const NamedService> services);
-  // Stops at once if Drain was not called.
+  // Stops at once, unless Drain was called.
   ~ServerLifecycle();
   ServerLifecycle(const ServerLifecycle&) = delete;
   ServerLifecycle& operator=(const ServerLifecycle&) = delete;
 
-  // The port that was bound; 0 for a unix socket, and where the server listens nowhere.
+  // The bound port; 0 for a unix socket, and if the server does not listen.
   int port() const { return port_; }
   // Returns the address with the bound port.
   const std::string& address() const { return address_; }
   grpc::Server& server() { return *server_; }
 
-  // Sets the health status. No effect while draining.
+  // Sets the health status of "", "ready" and the services. No effect while draining.
   void SetReady(bool ready);
   bool ready() const;
 
-  // Sets the health status to not serving, for "live" too: the process cannot continue and is about
-  // to end. Callable on any thread; does not wait for another thread.
+  // Sets the health status to not serving, also for "live": the process cannot continue and is
+  // about to end. May be called on any thread; does not wait for another thread.
   void Fail();
 
   // Drains the server: sets it not ready, calls on_drain, refuses new calls (UNAVAILABLE), waits
-  // for running calls until `deadline`, then cancels them. Returns when all have ended. Must not be
-  // called from a reaction. A second call waits for the first.
+  // for running calls until `deadline`, then cancels them. Returns when all calls have ended. Must
+  // not be called from a reaction (gRPC callback). A second call waits for the first.
   void Drain(absl::Time deadline);
 
  private:
   ServerLifecycle(std::function<void()> on_drain, std::vector<std::string> health_names);
 
-  // Sets one name on all servers.
+  // Sets the health status of one name on all servers.
   void SetServing(const std::string& name, bool serving);
   void SetHealth(bool serving);
 
@@ -121,7 +122,7 @@ class ServerLifecycle {
   const std::vector<std::string> health_names_;  // names that follow SetReady
   std::string address_;
   int port_ = 0;
-  // A listener passes its connections to a server, so it must end first.
+  // Listeners pass connections to a server, so they must end before the server.
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<Listener> listener_;
   std::unique_ptr<grpc::Server> local_health_;  // with TLS: see HealthAddress

@@ -1,5 +1,5 @@
-// Transfer tokens: a token lets a client put or get the tiles of one array on any worker. A worker
-// verifies it without stored state.
+// Transfer tokens. A token lets a client put or get the tiles of one array on any worker. A worker
+// verifies a token without stored state.
 #ifndef SHARDMESH_RPC_TRANSFER_TOKEN_H_
 #define SHARDMESH_RPC_TRANSFER_TOKEN_H_
 
@@ -21,41 +21,43 @@ enum class TransferDirection {
 // The rights that a token grants.
 struct TransferClaims {
   TransferDirection direction = TransferDirection::kGet;
-  std::string transfer_id;  // of a put; empty for a get
+  std::string transfer_id;  // id of a put; empty for a get
   std::string session_id;
-  // The array's descriptor as ArrayDescriptorBytes makes it (rpc/codec/array_codec.h).
+  // The array's descriptor as ArrayDescriptorBytes (rpc/codec/array_codec.h) encodes it.
   std::string array_descriptor;
-  // The coordinator's term at signing. A worker that knows a newer term refuses puts.
+  // The coordinator's term (number of its start) when it signed. A worker that knows a newer term
+  // refuses puts.
   int64_t term = 0;
   absl::Time expire_time = absl::InfinitePast();
 
   friend bool operator==(const TransferClaims&, const TransferClaims&) = default;
 };
 
-// The content of a token with a valid signature.
+// The content of a token whose signature is valid.
 struct VerifiedToken {
-  TransferClaims claims;  // its array_descriptor has the signed bytes, unknown fields among them
+  TransferClaims claims;  // array_descriptor has the signed bytes, including unknown fields
   ArrayDescriptor array;  // decoded from claims.array_descriptor
 
   friend bool operator==(const VerifiedToken&, const VerifiedToken&) = default;
 };
 
-// Bytes of a signing key.
+// Size of a signing key.
 inline constexpr size_t kTokenKeyBytes = 32;
 
-// Identifies a key: the first 16 bytes of the SHA-256 of the key, as 32 hexadecimal digits. It may
-// be logged and stored, because it does not reveal the key.
+// Returns an identifier of a key: the first 16 bytes of the key's SHA-256, as 32 hexadecimal
+// digits. It may be logged and stored, because it does not reveal the key.
 std::string TokenKeyDigest(std::string_view key);
 
-// Returns the claims with their HMAC-SHA256 under `key`. The holder of a token has its rights:
-// never log a token.
+// Returns a token: the claims with their HMAC-SHA256 under `key`. The holder of a token has its
+// rights, so never log a token.
 std::string SignToken(const TransferClaims& claims, std::string_view key);
 
-// Returns the content of a token for `direction` that is valid at `now`. Errors, all BAD_TOKEN:
-// UNAUTHENTICATED if the token is missing or not signed under `key`, or if the token or its array
-// descriptor is malformed; PERMISSION_DENIED if it is expired or for the other direction. The
-// caller must compare the content with its array and tile. Takes the same time for any wrong
-// signature.
+// Returns the content of a token for `direction` that is valid at `now`. The caller must compare
+// the content with its array and tile. Takes the same time for any wrong signature. Errors, all
+// BAD_TOKEN:
+//   - UNAUTHENTICATED: the token is missing or not signed under `key`, or the token or its array
+//     descriptor is malformed;
+//   - PERMISSION_DENIED: the token is expired or for the other direction.
 absl::StatusOr<VerifiedToken> VerifyToken(std::string_view token, std::string_view key,
                                           TransferDirection direction, absl::Time now);
 

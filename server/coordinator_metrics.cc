@@ -1,4 +1,4 @@
-// The metrics of a coordinator that are read off its parts.
+// The coordinator's metrics that each scrape reads from its parts.
 #include "server/coordinator_metrics.h"
 
 #include <map>
@@ -10,7 +10,7 @@
 namespace shardmesh::server {
 namespace {
 
-// A gauge with one series for each of some values of a label.
+// A gauge with one series for each of the given values of a label.
 class GaugeBy {
  public:
   GaugeBy(rpc::Metrics* metrics, const std::string& name, const std::string& help,
@@ -22,7 +22,7 @@ class GaugeBy {
     }
   }
 
-  // The values that `counts` lacks are 0.
+  // Sets each series to its count, or to 0 if `counts` lacks the value.
   void Set(const std::map<std::string_view, int64_t>& counts) const {
     for (const auto& [value, gauge] : gauges_) {
       const auto count = counts.find(value);

@@ -15,7 +15,7 @@
 
 namespace shardmesh::server {
 
-// Objects that each scrape reads. They outlive the metrics' endpoints.
+// The objects that each scrape reads. They outlive the endpoints that serve metrics.
 struct MetricsSources {
   const Store* store = nullptr;
   const ArrayRegistry* registry = nullptr;
@@ -24,7 +24,7 @@ struct MetricsSources {
   const SessionTable* sessions = nullptr;
   const Sequencer* sequencer = nullptr;
   const Recovery* recovery = nullptr;
-  // When the coordinator began to drain; absl::InfiniteFuture() before.
+  // When the coordinator began to drain; absl::InfiniteFuture() before that.
   std::function<absl::Time()> draining_since;
 };
 void ExportState(rpc::Metrics* metrics, const MetricsSources& state);

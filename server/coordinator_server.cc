@@ -1,4 +1,5 @@
-// Builds the coordinator: the store at the bottom, decisions above it, services on top.
+// Builds the coordinator from its parts: first the store, then registry and sequencer, then the
+// services.
 #include "server/coordinator_server.h"
 
 #include <grpcpp/impl/service_type.h>
@@ -62,21 +63,23 @@ namespace shardmesh::server {
 namespace {
 
 constexpr std::string_view kDefaultMesh = "default";
-// The part of the drain time reserved for telling clients that their work was aborted.
+// Most of the drain time that is kept for sending clients the outcome of aborted work.
 constexpr absl::Duration kTimeToTell = absl::Seconds(1);
-// After this time, ranks that the store refused are written again.
+// If the store refused to write a mesh's ranks, the coordinator tries again after this time.
 constexpr absl::Duration kWriteAgainAfter = absl::Seconds(1);
-// Gap between the epochs of two runs: no worker changes that often.
+// Gap between the epochs (versions of the membership) of two runs of the coordinator. The
+// membership never changes that often in one run.
 constexpr int64_t kEpochsPerTerm = int64_t{1} << 32;
-// Gap between the step numbers of two runs.
+// Gap between the step numbers of two runs of the coordinator.
 constexpr int64_t kSequencesPerTerm = int64_t{1} << 40;
 static_assert(kMaxTerm < std::numeric_limits<int64_t>::max() / kSequencesPerTerm);
 
-// Bytes that gRPC may hold of one worker's inventory: its lookahead and its buffers.
+// Bytes that gRPC may hold of one worker's inventory: its receive window and its buffers.
 constexpr int64_t kArrivalBytes = rpc::kLookaheadBytes + (int64_t{1} << 20);
 constexpr int64_t kMostInventories = 256;
 
-// Returns how many inventories may be read at once: half of the memory is left for other calls.
+// Returns how many workers may send their inventories at once. Half of the memory stays free for
+// other calls.
 int64_t MaxInventories(const CoordinatorLimits& limits) {
   return std::clamp<int64_t>(limits.rpc_memory_bytes / 2 / kArrivalBytes, 1, kMostInventories);
 }
@@ -91,7 +94,7 @@ class Server final : public CoordinatorServer {
       absl::MutexLock lock(&serving_mutex_);
       serving_ = nullptr;
     }
-    // Waits for messages being sent. Later commits, until the store ends, find no streams.
+    // Waits until the store's thread sends no message. Later commits of the store find no streams.
     absl::MutexLock lock(&streams_mutex_);
     streams_ = nullptr;
   }
@@ -105,7 +108,7 @@ class Server final : public CoordinatorServer {
 
  private:
   absl::Status OpenState();
-  // `name`: the full name, which the health service uses.
+  // `name`: the service's full name, under which the health service lists it.
   void AddService(std::string_view name, std::unique_ptr<grpc::Service> service) {
     services_.emplace_back(std::string(name), std::move(service));
   }
@@ -122,7 +125,7 @@ class Server final : public CoordinatorServer {
   void RanksMoved(const MembershipEvent& event);
   void TellOfWorker(const MembershipEvent& event, WorkerChange::Kind kind);
   void WriteRanks(const std::string& mesh_id, const MeshRanks& ranks);
-  // Tries again to write down ranks that the store refused.
+  // Tries again to write ranks that the store refused.
   void WriteRanksAgain();
   void SessionEnded(const EndedSession& session);
 
@@ -131,18 +134,18 @@ class Server final : public CoordinatorServer {
   std::atomic<absl::Time> draining_since_ = absl::InfiniteFuture();
   rpc::Metrics metrics_;
 
-  // In order of dependency; destroyed in reverse order.
+  // Each member depends only on earlier ones. They are destroyed in reverse order.
   RealClock clock_;
   ClusterChanges changes_{&clock_};
   absl::Mutex serving_mutex_;
-  // lifecycle_ as long as it is there, for the store's thread.
+  // Points to lifecycle_ while it exists. The store's thread uses it.
   rpc::ServerLifecycle* serving_ ABSL_GUARDED_BY(serving_mutex_) = nullptr;
   absl::Mutex streams_mutex_;
-  // worker_streams_ as long as it exists, for the store's thread, which passes drops to it. Never
-  // held during a wait: messages to workers are queued.
+  // Points to worker_streams_ while it exists. The store's thread passes drops of arrays to it.
+  // Holding the mutex never blocks for long: messages to workers are queued.
   WorkerStreams* streams_ ABSL_GUARDED_BY(streams_mutex_) = nullptr;
   absl::Mutex unwritten_mutex_;
-  // Meshes whose ranks the store refused to take.
+  // Meshes whose ranks the store refused to write.
   std::set<std::string> unwritten_ ABSL_GUARDED_BY(unwritten_mutex_);
   Alarm write_again_{&clock_, [this] { WriteRanksAgain(); }};
   std::unique_ptr<Store> store_;
@@ -306,7 +309,7 @@ absl::Status Server::OpenState() {
   return absl::OkStatus();
 }
 
-// Returns the records that store, registry and definition_store could not read.
+// Returns the records that the store, the registry and the definition store could not read.
 UnreadableRecords Server::FindUnreadable() const {
   UnreadableRecords unreadable{.count = store_->stats().unreadable_records};
   const auto name = [&unreadable](const std::string& key) {
@@ -321,7 +324,7 @@ UnreadableRecords Server::FindUnreadable() const {
   return unreadable;
 }
 
-// Health probes see it at once; the store then ends the process.
+// Called when the store failed. Health probes learn it at once; the store then ends the process.
 void Server::StoreFailed(const absl::Status& status) {
   {
     absl::MutexLock lock(&serving_mutex_);
@@ -358,7 +361,7 @@ absl::Status Server::DefineMesh() {
   return created;
 }
 
-// The membership has the meshes of the catalog from now on, including later changes.
+// Adds the catalog's meshes to the membership, now and after each later change.
 absl::Status Server::KeepMeshes() {
   const std::shared_ptr<const Definitions> state = definition_store_->shared_state();
   std::set<std::string, std::less<>> identities;
@@ -392,13 +395,13 @@ void Server::MeshesChanged(const std::vector<DefinitionStore::Event>& events) {
       }
       decoded = *definition;
       mesh = &std::get<MeshDefinition>(decoded->value);
-      // Ranks that this coordinator assigned come back as an assignment.
+      // This coordinator assigned these ranks itself; the event only reports that they are stored.
       if (ranks != nullptr && ranks->size == mesh->mesh.size() &&
           ranks->identities == WorkersOf(*decoded)) {
         continue;
       }
     }
-    // An event of an assignment has the same definition as before.
+    // If an event only assigns ranks, the definition's own revision is older than the event.
     const bool is_assignment = decoded != nullptr && decoded->revision != event.revision;
     const bool is_moved = is_assignment && ranks != nullptr && !ranks->identities.empty();
     absl::Status changed = is_moved ? membership_->SetRanks(event.name, WorkersOf(*decoded))
@@ -411,7 +414,7 @@ void Server::MeshesChanged(const std::vector<DefinitionStore::Event>& events) {
       LogError("a change of a mesh was not applied", {{"mesh", event.name}, {"error", changed}});
     }
   }
-  worker_streams_->MembershipChanged();  // of the revisions at least
+  worker_streams_->MembershipChanged();  // members at least need the new revisions
 }
 
 void Server::WriteRanks(const std::string& mesh_id, const MeshRanks& ranks) {
@@ -421,7 +424,7 @@ void Server::WriteRanks(const std::string& mesh_id, const MeshRanks& ranks) {
   if (!definition.ok()) {
     return;
   }
-  // Ranks that a client wrote, or that were written before, stay unchanged.
+  // Keeps ranks that a client gave, or that were written before.
   if (!WorkersOf(**definition).empty()) {
     return;
   }
@@ -449,7 +452,7 @@ void Server::WriteRanksAgain() {
   }
   const std::shared_ptr<const MembershipView> view = membership_->view();
   for (const std::string& mesh_id : mesh_ids) {
-    // The mesh may be deleted, or defined again without ranks.
+    // The mesh may have been deleted meanwhile, or defined again without ranks.
     const MeshRanks* ranks = view->FindMesh(mesh_id);
     if (ranks != nullptr && !ranks->identities.empty()) {
       WriteRanks(mesh_id, *ranks);
@@ -457,8 +460,9 @@ void Server::WriteRanksAgain() {
   }
 }
 
-// The tiles of the ranks are on their former workers: out of use. The workers that now have the
-// ranks report their own tiles of the mesh. So does a former worker that is back already.
+// Called when ranks of a mesh have moved to other workers. The former workers' tiles no longer
+// count for these ranks. The new workers attach again and report their own tiles of the mesh, and
+// so do former workers that are attached.
 void Server::RanksMoved(const MembershipEvent& event) {
   const std::shared_ptr<const MembershipView> view = membership_->view();
   recovery_.MeshesChanged(*view);
@@ -474,7 +478,7 @@ void Server::RanksMoved(const MembershipEvent& event) {
   }
 }
 
-// Tells watchers the new state of a worker.
+// Reports the new state of a worker to the clients that watch the cluster.
 void Server::TellOfWorker(const MembershipEvent& event, WorkerChange::Kind kind) {
   if (!changes_.is_watched()) return;
   const bool is_loss = kind == WorkerChange::Kind::kLost;
@@ -492,7 +496,8 @@ void Server::MembershipChanged(const MembershipEvent& event) {
       flight_log_.Attached(event.identity, event.worker->info.incarnation);
       sequencer_->WorkerAttached(event.identity, event.epoch);
       TellOfWorker(event, WorkerChange::Kind::kAttached);
-      // A process that an operator drained drains over its next stream too.
+      // An operator's drain of a process outlives its stream: the worker attaches in the draining
+      // state.
       if (event.worker->state == WorkerState::kDraining) {
         TellOfWorker(event, WorkerChange::Kind::kDraining);
       }
@@ -535,11 +540,12 @@ void Server::MembershipChanged(const MembershipEvent& event) {
 }
 
 void Server::SessionEnded(const EndedSession& session) {
-  // All clients see why an operation ended, and who knows a session's id can use it.
+  // All clients can read why an operation ended, but a session's full id gives access to the
+  // session. Show only its first characters.
   const std::string shown_id = session.id.substr(0, kShownIdCharacters);
   for (const std::string& transfer_id : session.transfers) {
     const std::string_view how = session.end == SessionEnd::kExpired ? "expired" : "was closed";
-    // A transfer that is being committed ends without help.
+    // Abort fails if the transfer is already being committed. It then commits.
     transfers_->Abort(transfer_id, absl::CancelledError(StrCat("its session ", shown_id, " ", how)))
         .IgnoreError();
   }
@@ -607,7 +613,8 @@ void Server::Drain(absl::Time deadline) {
   const auto end = SteadyDeadline::At(deadline);
   if (lifecycle_ != nullptr) {
     lifecycle_->SetReady(false);
-    // Steps and transfers end while workers are still attached and clients can get the results.
+    // Steps and transfers end first, while workers are attached and clients can still get the
+    // results.
     const absl::Duration to_tell = std::clamp(end.left() / 4, absl::ZeroDuration(), kTimeToTell);
     if (const int64_t aborted = sequencer_->Drain(end.wall() - to_tell); aborted > 0) {
       LogWarning("the grace ended before all steps and transfers did", {{"aborted", aborted}});
@@ -615,7 +622,7 @@ void Server::Drain(absl::Time deadline) {
     lifecycle_->Drain(end.wall());
   }
   endpoint_.reset();
-  // From here on no lease, heartbeat or deadline expires; live work ends with the sequencer.
+  // From now on no lease, heartbeat or deadline expires. Destroying the sequencer ends live work.
   clock_.Stop();
   mesh_watch_.reset();
   sequencer_.reset();

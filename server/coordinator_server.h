@@ -27,7 +27,7 @@
 
 namespace shardmesh::server {
 
-// Limits on what clients and workers use of the coordinator; docs/limits.md has the table.
+// Limits on the coordinator's resources for clients and workers; docs/limits.md has the table.
 struct CoordinatorLimits {
   int64_t max_meshes = 10'000;
   int64_t max_definitions = 100'000;
@@ -35,49 +35,52 @@ struct CoordinatorLimits {
   int64_t max_watches = 1'000;
   int64_t max_watches_per_caller = 100;
   int64_t max_live_work = 10'000;        // steps and transfers
-  int64_t max_connection_calls = 1'024;  // of one connection at a time
+  int64_t max_connection_calls = 1'024;  // running calls of one connection
   rpc::ConnectionLimits max_connections = {};
-  // If this is used up, gRPC cancels random streams, including those of workers. It is far above
-  // the need of healthy workers. Half of it is for inventories: it bounds how many workers bring
-  // theirs at the same time. An idle worker needs less than 512 KiB.
+  // Memory of gRPC for calls. If it is used up, gRPC cancels random streams, including those of
+  // workers. The default is far above what healthy workers need: an idle worker needs less than 512
+  // KiB. Half of the memory is for inventories, so it bounds how many workers send theirs at the
+  // same time.
   int64_t rpc_memory_bytes = int64_t{4} << 30;
   int64_t max_inventory_tiles = 2'000'000;
   absl::Duration hello_timeout = absl::Seconds(10);
   absl::Duration inventory_timeout = absl::Minutes(5);
 };
 
-// A lower limit would not hold the state's own tables and the reserve for deletions.
+// Least quota of the store: the state's own tables and the reserve for deletions must fit.
 inline constexpr int64_t kMinStoreQuotaBytes = int64_t{1} << 20;
 
 struct CoordinatorOptions {
-  std::string listen_address = "127.0.0.1:7070";  // port 0: a free one
-  std::string http_address = "127.0.0.1:7071";    // for metrics; empty: none
-  // Folder of the state; empty: in memory, lost when the process ends.
+  std::string listen_address = "127.0.0.1:7070";  // port 0: any free port
+  std::string http_address = "127.0.0.1:7071";    // for metrics; empty: no metrics
+  // Folder of the durable state. Empty: the state is in memory and is lost when the process ends.
   std::string data_dir;
-  // How large the state on disk may grow; and how much overwritten or deleted data it keeps, for
-  // how long, for watches and reads at older revisions.
+  // Most bytes of the state on disk. Of overwritten or deleted data, the store keeps at most
+  // `history_bytes` for `history_time`. Watches and reads at older revisions need that data.
   int64_t store_quota_bytes = SqliteStoreOptions().quota_bytes;
   int64_t history_bytes = static_cast<int64_t>(RetentionOptions().bytes);
   absl::Duration history_time = RetentionOptions().time;
-  // How long to wait for another coordinator that holds the folder and may be about to stop.
+  // How long Start waits if another coordinator, which may be about to stop, holds the folder.
   absl::Duration lock_timeout = absl::ZeroDuration();
-  // Defines the mesh "default" if there is none yet. An existing one must be equal.
+  // Defines the mesh "default" if it does not exist. An existing one must be equal.
   std::optional<Mesh> mesh;
-  // The least number of elements of a sharded tensor, if a rule set does not set it.
+  // Least number of elements of a tensor that is sharded, for rule sets that do not set this
+  // number.
   int64_t min_sharding_size = kDefaultMinSize;
-  // Algorithms of collectives whose calls do not name one.
+  // Algorithms for calls of collectives that do not name an algorithm.
   PreferredAlgorithms preferred_algorithms;
-  bool insecure = false;        // allows plaintext beyond loopback
-  bool http_plaintext = false;  // the same, for metrics only; with TLS too
+  bool insecure = false;        // allows plaintext on addresses beyond loopback
+  bool http_plaintext = false;  // allows plaintext for metrics only, also with TLS
   rpc::Credentials credentials = rpc::Credentials::Insecure();
   MembershipOptions membership;
-  // How long workers are expected back before callers get an error that names what is missing.
+  // How long the coordinator expects lost workers back. After that, callers get an error that names
+  // what is missing.
   absl::Duration return_grace = Recovery::kDefaultReturnGrace;
-  // How long arrays without names are kept after a start, for the sessions that held them.
+  // How long arrays without names, which only sessions kept, stay after a start of the coordinator.
   absl::Duration unnamed_grace = ArrayRegistry::kAdoptionGrace;
   // Limits on each caller's sessions; docs/limits.md has the table.
   SessionOptions sessions;
-  int64_t max_put_streams_per_caller = 64;  // BeginPut calls whose answer is not sent yet
+  int64_t max_put_streams_per_caller = 64;  // BeginPut calls whose answer is not sent completely
   RequestMemoryLimits requests;
   StepMemoryOptions steps;
   PlannerOptions plans;
@@ -87,18 +90,19 @@ struct CoordinatorOptions {
 // Serves from Start to Drain. Thread-safe.
 class CoordinatorServer {
  public:
-  // Opens the state, binds, and serves. Errors name the resource that is not available: those of
-  // OpenSqliteStore, ArrayRegistry::Open and ServerLifecycle::Start. FAILED_PRECONDITION if the
-  // mesh "default" has a different definition.
+  // Opens the state, binds the addresses, and serves. Errors: those of OpenSqliteStore,
+  // ArrayRegistry::Open and ServerLifecycle::Start, which name the resource that is not available.
+  // FAILED_PRECONDITION: the mesh "default" has a different definition.
   static absl::StatusOr<std::unique_ptr<CoordinatorServer>> Start(CoordinatorOptions options);
-  // Stops at once if Drain was not called.
+  // Stops at once, unless Drain was called.
   virtual ~CoordinatorServer() = default;
 
   virtual int port() const = 0;
   virtual int http_port() const = 0;  // 0: none
   virtual const std::string& address() const = 0;
 
-  // Health becomes "not serving", and new calls are refused. Running calls may go on to `deadline`.
+  // Sets the health status to "not serving" and refuses new calls. Running calls may continue until
+  // `deadline`.
   virtual void Drain(absl::Time deadline) = 0;
 };
 

@@ -36,9 +36,9 @@
 namespace shardmesh::server {
 namespace {
 
-// Keeps the memory of a large tree for the next one. Memory that returns to the system after each
-// call is cleared page by page when it is used again: a tenth of such a call's time. At most about
-// 64 MiB in each of 8 arenas stay.
+// Keeps the freed memory of a large tree in the process, for the next tree. Otherwise the system
+// would clear each page when it is used again, which takes a tenth of such a call's time. At most
+// about 64 MiB in each of 8 arenas stay.
 void KeepFreedMemory() {
 #ifdef __GLIBC__
   mallopt(M_ARENA_MAX, 8);
@@ -51,7 +51,7 @@ Revision FirstRevisionOf(const LostRows& lost) {
   return std::max<Revision>(0, PositionOf(lost.first).revision);
 }
 
-// Prints the result of checking a data folder, for people.
+// Prints the result of checking a data folder as text.
 void Print(const StoreCheck& check, const std::string& folder, bool set_aside) {
   std::printf("%s: schema %lld, %lld records can be read, revisions %lld to %lld\n", folder.c_str(),
               static_cast<long long>(check.schema_version), static_cast<long long>(check.records),
@@ -129,7 +129,7 @@ void Print(const StoreCheck& check, const std::string& folder, bool set_aside) {
   }
 }
 
-// The same for programs.
+// Prints the result of checking a data folder as JSON.
 void PrintJson(const StoreCheck& check, const std::string& folder, bool set_aside) {
   using Json = nlohmann::ordered_json;
   Json damaged = Json::array();
@@ -181,7 +181,8 @@ void PrintJson(const StoreCheck& check, const std::string& folder, bool set_asid
   std::printf("%s\n", document.dump(2, ' ', false, Json::error_handler_t::replace).c_str());
 }
 
-// Prints the error like the command line, which runs this program under the name `program`.
+// Prints the error in the form of the command line `shardmesh`, which runs this program and passes
+// its own name as `program`.
 void PrintError(const absl::Status& error, std::string_view program, bool json) {
   using Json = nlohmann::ordered_json;
   const std::string code = absl::StatusCodeToString(error.code());
@@ -234,7 +235,7 @@ int Check(const std::string& folder, bool set_aside, const std::string& cluster_
   return opens && !check->lacks_cluster ? rpc::FlagSet::kDone : rpc::FlagSet::kFailed;
 }
 
-// Restores a snapshot, and logs the differences.
+// Restores a snapshot, and logs how the restored state differs from the previous one.
 absl::Status Restore(const std::string& folder, const std::string& file) {
   const absl::StatusOr<Restored> restored = RestoreSnapshot(folder, file);
   if (!restored.ok()) {
@@ -277,13 +278,13 @@ struct CheckFlags {
   bool json;
 };
 
-// INVALID_ARGUMENT for flags that are each valid but contradict each other.
+// Checks the flags together. INVALID_ARGUMENT if valid flags contradict each other.
 absl::Status CheckTogether(const CheckFlags& check, const std::string& restore,
                            const CoordinatorOptions& options) {
   if (!restore.empty() && options.data_dir.empty()) {
     return absl::InvalidArgumentError("--restore needs --data-dir, where the state goes");
   }
-  // These flags belong to --check. Without it the program would start a coordinator.
+  // These flags need --check. Without it, the program would start a coordinator and ignore them.
   if (check.folder.empty() &&
       (check.set_aside || check.json || !check.cluster_of.empty() || !check.ranks.empty())) {
     return absl::InvalidArgumentError(
@@ -293,7 +294,7 @@ absl::Status CheckTogether(const CheckFlags& check, const std::string& restore,
                                            : "--ranks",
                " is for a check of a data folder; give --check FOLDER too"));
   }
-  // A worker whose next heartbeat comes after this limit would be lost again and again.
+  // The coordinator would repeatedly lose workers whose next heartbeat is due after this limit.
   const MembershipOptions& membership = options.membership;
   if (membership.lost_after < 2 * membership.heartbeat_interval) {
     return absl::InvalidArgumentError(
@@ -304,7 +305,7 @@ absl::Status CheckTogether(const CheckFlags& check, const std::string& restore,
                absl::FormatDuration(2 * membership.heartbeat_interval),
                " or more, or a shorter --heartbeat-interval"));
   }
-  // Half of it is for inventories; each takes 9 MiB.
+  // Half of the memory is for inventories, and one inventory takes 9 MiB.
   constexpr int64_t kMinRpcMemoryBytes = int64_t{18} << 20;
   if (options.limits.rpc_memory_bytes < kMinRpcMemoryBytes) {
     return absl::InvalidArgumentError(
@@ -440,7 +441,7 @@ int Main(int argc, char** argv) {
                kMost, &limits.max_watches);
   flags.AddInt("max-watches-per-caller", "the same for one caller", 1, kMost,
                &limits.max_watches_per_caller);
-  // Workers hold the same number of steps of a peer that is ahead, and no more.
+  // A worker holds at most this many steps that a faster peer has already reached.
   flags.AddInt("max-live-work", "steps and transfers that have not ended", 1, rpc::kMaxLiveWork,
                &limits.max_live_work);
   flags.AddInt("max-connections", "connections; 0: as many as there are file descriptors for", 0,

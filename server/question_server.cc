@@ -1,4 +1,4 @@
-// Wires the services of questions over a store in memory.
+// Wires the question services to a store in memory.
 #include "server/question_server.h"
 
 #include <grpcpp/channel.h>
@@ -25,7 +25,7 @@ namespace {
 class Server final : public QuestionServer {
  public:
   ~Server() override {
-    lifecycle_.reset();  // cancels calls, and waits for them
+    lifecycle_.reset();  // cancels running calls and waits until they end
     clock_.Stop();
   }
 
@@ -39,7 +39,7 @@ class Server final : public QuestionServer {
   }
 
  private:
-  // In order of dependency; destroyed in reverse order.
+  // Each member depends only on earlier ones. They are destroyed in reverse order.
   RealClock clock_;
   std::unique_ptr<Store> store_;
   std::unique_ptr<ArrayRegistry> registry_;

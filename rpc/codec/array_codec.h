@@ -1,5 +1,5 @@
-// Arrays between wire and domain: element types, descriptions, literals. spec_codec.h states the
-// rules for all codecs.
+// Converts arrays between messages and the types of tensor/ and sharding/: element types,
+// descriptions, literals. spec_codec.h states the rules for all codecs.
 #ifndef SHARDMESH_RPC_CODEC_ARRAY_CODEC_H_
 #define SHARDMESH_RPC_CODEC_ARRAY_CODEC_H_
 
@@ -22,20 +22,21 @@ v1::Dtype Encode(Dtype dtype);
 absl::StatusOr<Dtype> Decode(v1::Dtype dtype);
 
 void Encode(const ArrayDescriptor& from, v1::ArrayDescriptor* to);
-// Checks the array's layout on its mesh: afterwards its Tiling() cannot fail.
+// Checks that the array's layout fits its mesh. Afterwards its Tiling() cannot fail.
 absl::StatusOr<ArrayDescriptor> Decode(const v1::ArrayDescriptor& from);
 
-// Returns the bytes of a v1::ArrayDescriptor, as tokens and messages between coordinator and worker
-// carry them.
+// Returns the bytes of a v1::ArrayDescriptor, the form in transfer tokens and in messages between
+// coordinator and workers.
 std::string ArrayDescriptorBytes(const ArrayDescriptor& array);
-// INVALID_ARGUMENT (BAD_FIELD) also for bytes that are not a v1::ArrayDescriptor. Ignores unknown
-// fields: a caller that passes the descriptor on passes on `bytes`.
+// Parses the bytes of a v1::ArrayDescriptor. INVALID_ARGUMENT (BAD_FIELD) also for bytes that are
+// no such message. The result lacks unknown fields, so a caller that forwards the descriptor must
+// forward `bytes`.
 absl::StatusOr<ArrayDescriptor> ParseArrayDescriptorBytes(std::string_view bytes);
 
 void Encode(const Literal& from, v1::Literal* to);
 void Encode(Literal&& from, v1::Literal* to);
-// Requires as many bytes as dtype and shape need, at most kMaxLiteralBytes (LIMIT_EXCEEDED). The
-// second function moves the bytes out of `from`.
+// Requires as many bytes as dtype and shape need, and at most kMaxLiteralBytes (LIMIT_EXCEEDED).
+// The second function moves the bytes out of `from`.
 absl::StatusOr<Literal> Decode(const v1::Literal& from);
 absl::StatusOr<Literal> Decode(v1::Literal&& from);
 

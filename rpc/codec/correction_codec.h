@@ -1,4 +1,4 @@
-// The corrections that an error under CORRECTION_POLICY_STRICT carries, with their fixes.
+// The corrections, with their fixes, in an error under CORRECTION_POLICY_STRICT.
 #ifndef SHARDMESH_RPC_CODEC_CORRECTION_CODEC_H_
 #define SHARDMESH_RPC_CODEC_CORRECTION_CODEC_H_
 
@@ -13,20 +13,20 @@
 
 namespace shardmesh::rpc {
 
-// Attaches corrections as shardmesh.v1.CorrectionFailure, and the facts of the first one.
-// Fix::correction is an index into `corrections`. `mesh` is named in their messages. An OK status
-// stays as it is.
+// Attaches corrections as shardmesh.v1.CorrectionFailure, and the facts of the first correction.
+// Fix::correction is an index into `corrections`. `mesh` is named in the corrections' messages. An
+// OK status stays unchanged.
 absl::Status WithCorrections(absl::Status status, absl::Span<const Correction> corrections,
                              absl::Span<const Fix> fixes, const Mesh& mesh);
 
-// The corrections that WithCorrections attached, as far as the error had room.
+// The corrections that WithCorrections attached. It omits the last ones if the error has no room.
 struct CorrectionFailure {
   std::vector<Correction> corrections;
   std::vector<Fix> fixes;
   int64_t omitted = 0;  // number of further corrections
 };
 
-// The corrections of an error; empty where it has none, or where they are malformed.
+// Returns the corrections of an error; empty if it has none, or if they are malformed.
 CorrectionFailure CorrectionsOf(const absl::Status& status);
 
 }  // namespace shardmesh::rpc

@@ -34,7 +34,7 @@ absl::Status CheckLength(std::string_view value, size_t limit, std::string_view 
   return absl::OkStatus();
 }
 
-// Accepts 1 to `limit` letters, digits and characters of `punctuation`.
+// Requires 1 to `limit` characters: letters, digits and those of `punctuation`.
 absl::Status CheckIdentifier(std::string_view value, size_t limit, std::string_view punctuation,
                              std::string_view field) {
   if (absl::Status status = CheckLength(value, limit, field); !status.ok()) {

@@ -1,5 +1,5 @@
-// Checks of the names and ids that requests carry. Each error is INVALID_ARGUMENT (BAD_FIELD;
-// LIMIT_EXCEEDED for a value that is too long) and names the field given.
+// Checks of the names and ids in requests. Each error is INVALID_ARGUMENT and names `field`. The
+// reason is LIMIT_EXCEEDED for a value that is too long, otherwise BAD_FIELD.
 #ifndef SHARDMESH_RPC_CODEC_FIELD_CHECK_H_
 #define SHARDMESH_RPC_CODEC_FIELD_CHECK_H_
 
@@ -11,17 +11,17 @@
 
 namespace shardmesh::rpc {
 
-// Accepts a catalog entry's name: 1 to 255 characters of [A-Za-z0-9._-].
+// Requires a catalog entry's name: 1 to 255 characters of [A-Za-z0-9._-].
 absl::Status CheckEntryName(std::string_view name, std::string_view field);
-// Accepts an array's name as users give it: 1 to 1,024 bytes of UTF-8 without control characters.
+// Requires an array's name as users give it: 1 to 1,024 bytes of UTF-8 without control characters.
 absl::Status CheckArrayName(std::string_view name, std::string_view field);
-// Accepts 1 to 64 characters of [A-Za-z0-9_-].
+// Requires 1 to 64 characters of [A-Za-z0-9_-].
 absl::Status CheckArrayId(std::string_view id, std::string_view field);
-// Accepts 1 to 64 bytes of UTF-8.
+// Requires 1 to 64 bytes of UTF-8.
 absl::Status CheckRequestId(std::string_view id, std::string_view field);
-// Accepts a worker's identity: 1 to 255 bytes of UTF-8 without control characters.
+// Requires a worker's identity: 1 to 255 bytes of UTF-8 without control characters.
 absl::Status CheckIdentity(std::string_view identity, std::string_view field);
-// Returns the effective page size: 100 for 0, at most 1,000. A negative size is an error.
+// Returns the page size to use: 100 for 0, at most 1,000. A negative size is an error.
 absl::StatusOr<int64_t> CheckPageSize(int64_t page_size, std::string_view field);
 
 }  // namespace shardmesh::rpc

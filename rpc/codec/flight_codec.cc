@@ -1,4 +1,4 @@
-// Encodes and decodes flight records, within their bounds.
+// Encodes and decodes flight records (records of instructions that ran), within their bounds.
 #include "rpc/codec/flight_codec.h"
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 namespace shardmesh::rpc {
 namespace {
 
-// Returns at most `max_bytes` bytes of a text, cut between characters.
+// Returns at most `max_bytes` bytes of a text. Does not cut inside a UTF-8 character.
 std::string Shortened(std::string_view text, size_t max_bytes) {
   if (text.size() <= max_bytes) return std::string(text);
   size_t size = max_bytes;

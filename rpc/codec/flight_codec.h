@@ -1,5 +1,5 @@
-// Flight records and the progress of steps between wire and domain. spec_codec.h states the rules
-// for all codecs.
+// Converts flight records (records of instructions that ran) and the progress of steps between
+// messages and values. spec_codec.h states the rules for all codecs.
 #ifndef SHARDMESH_RPC_CODEC_FLIGHT_CODEC_H_
 #define SHARDMESH_RPC_CODEC_FLIGHT_CODEC_H_
 
@@ -9,14 +9,14 @@
 
 namespace shardmesh::rpc {
 
-// Upper bounds on the bytes of a record's label and error, and on its peers. Longer ones are
-// truncated in both directions.
+// Most bytes of a record's label and error, and most peers of a record. Encoding and decoding
+// truncate longer ones.
 inline constexpr size_t kMaxFlightLabelBytes = 256;
 inline constexpr size_t kMaxFlightMessageBytes = 512;
 inline constexpr size_t kMaxFlightPeers = 64;
 
 void Encode(const FlightRecord& from, v1::FlightRecord* to);
-// INVALID_ARGUMENT (BAD_FIELD) for an invalid time.
+// INVALID_ARGUMENT (BAD_FIELD): a time is invalid.
 absl::StatusOr<FlightRecord> Decode(const v1::FlightRecord& from);
 
 void Encode(const StepProgress& from, v1::StepProgress* to);

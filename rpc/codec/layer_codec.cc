@@ -15,7 +15,7 @@
 namespace shardmesh::rpc {
 namespace {
 
-// The wire keeps 0 for "along neither" and has the directions in the same order.
+// The wire's enum has the same directions in the same order; its 0 means "along neither".
 static_assert(static_cast<int>(ParallelDirection::kColumn) ==
               compat::v1::PARALLEL_DIRECTION_COLUMN);
 

@@ -1,5 +1,5 @@
-// Linear layers and their operands between wire and algebra. spec_codec.h states the rules for all
-// codecs.
+// Converts linear layers and their operands between messages and the types of sharding/.
+// spec_codec.h states the rules for all codecs.
 #ifndef SHARDMESH_RPC_CODEC_LAYER_CODEC_H_
 #define SHARDMESH_RPC_CODEC_LAYER_CODEC_H_
 
@@ -11,16 +11,16 @@
 
 namespace shardmesh::rpc {
 
-// Upper bound on the layers that are merged into one.
+// Most layers that can be merged into one.
 inline constexpr int64_t kMaxMergedLayers = 10'000;
 
 void Encode(const ArrayLayout& from, compat::v1::OperandLayout* to);
-// Only KIND_NAMED has a spec. The algebra checks the rank.
+// Only KIND_NAMED has a spec. The rank is not checked here, but where the layout is used.
 absl::StatusOr<ArrayLayout> Decode(const compat::v1::OperandLayout& from);
 
-// Sets the construction of a layer; element type and compatibility are set elsewhere.
+// Encodes the construction of a layer. The caller sets the element type and the compatibility.
 void Encode(const ParallelLinearOptions& from, compat::v1::DescribeLinearLayerRequest* to);
-// The algebra checks shapes and scale.
+// Shapes and scale are not checked here, but by sharding/.
 absl::StatusOr<ParallelLinearOptions> Decode(const compat::v1::DescribeLinearLayerRequest& from);
 
 // Encodes all facts except the element type.

@@ -1,4 +1,5 @@
-// Plans, and reports on layouts of whole trees, between wire and algebra.
+// Converts reshard plans, and reports on the layout of trees, between messages and the types of
+// sharding/.
 #include "rpc/codec/layout_codec.h"
 
 #include <algorithm>
@@ -121,7 +122,7 @@ absl::StatusOr<LayoutReport> Decode(const v1::LayoutReport& from) {
 
 namespace {
 
-// The domain values of the wire's enums.
+// Pairs of the domain's and the wire's values of an enum.
 constexpr std::array<std::pair<ReshardPattern, v1::ReshardPattern>, 9> kPatterns = {{
     {ReshardPattern::kNoop, v1::RESHARD_PATTERN_NOOP},
     {ReshardPattern::kSlice, v1::RESHARD_PATTERN_SLICE},
@@ -149,14 +150,14 @@ constexpr std::array<std::pair<HeldLeaf::Kind, compat::v1::ArrayLeaf::Kind>, 7> 
     {HeldLeaf::Kind::kOther, compat::v1::ArrayLeaf::KIND_OTHER},
 }};
 
-// Returns the wire's number of a value that is in the table.
+// Returns the wire's value for a value that must be in the table.
 template <typename Table, typename Ours>
 auto ToWire(const Table& table, Ours value) {
   return std::find_if(std::begin(table), std::end(table),
                       [&](const auto& entry) { return entry.first == value; })
       ->second;
 }
-// Returns null for a number that is not in the table.
+// Returns the domain's value for a value of the wire; null if the table lacks it.
 template <typename Table, typename Wire>
 auto FromWire(const Table& table, Wire value) {
   const auto entry = std::find_if(std::begin(table), std::end(table),

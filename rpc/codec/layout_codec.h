@@ -1,4 +1,5 @@
-// Plans, and reports on layouts of whole trees, between wire and algebra.
+// Converts reshard plans, and reports on the layout of trees, between messages and the types of
+// sharding/.
 #ifndef SHARDMESH_RPC_CODEC_LAYOUT_CODEC_H_
 #define SHARDMESH_RPC_CODEC_LAYOUT_CODEC_H_
 
@@ -15,10 +16,10 @@
 
 namespace shardmesh::rpc {
 
-// Upper bound on the entries of LayoutReport::specs on the wire.
+// Most entries of LayoutReport::specs in a message.
 inline constexpr size_t kMaxReportedSpecs = 1000;
 
-// Encodes a LayoutReport; the caller sets the counts of kinds of tensors.
+// Encodes a LayoutReport. The caller sets the numbers of tensors by kind.
 void Encode(const LayoutReport& from, v1::LayoutReport* to);
 // Errors name the field.
 absl::StatusOr<LayoutReport> Decode(const v1::LayoutReport& from);
@@ -33,8 +34,8 @@ v1::SearchMeshesHeader::Criterion Encode(MeshCriterion criterion);
 absl::StatusOr<MeshCriterion> Decode(v1::SearchMeshesHeader::Criterion from);
 
 void Encode(const HeldLeaf& from, compat::v1::ArrayLeaf* to);
-// Requires a name of at most kMaxLeafNameBytes. Only kinds that have a mesh and a spec may carry
-// them.
+// Requires a name of at most kMaxLeafNameBytes. A mesh and a spec are allowed only for the kinds of
+// leaves that have them.
 absl::StatusOr<HeldLeaf> Decode(const compat::v1::ArrayLeaf& from, Compatibility compatibility);
 inline constexpr size_t kMaxLeafNameBytes = 1024;
 

@@ -1,4 +1,5 @@
-// Measured links between wire and domain. spec_codec.h states the rules for all codecs.
+// Converts measured links between messages and values. spec_codec.h states the rules for all
+// codecs.
 #ifndef SHARDMESH_RPC_CODEC_LINK_CODEC_H_
 #define SHARDMESH_RPC_CODEC_LINK_CODEC_H_
 
@@ -9,8 +10,8 @@
 namespace shardmesh::rpc {
 
 void Encode(const MeasuredLink& from, v1::MeasuredLink* to);
-// INVALID_ARGUMENT (BAD_FIELD) for an unknown transport, a negative latency, an invalid time, and
-// bytes per second that are not finite and above 0.
+// INVALID_ARGUMENT (BAD_FIELD): an unknown transport, a negative latency, an invalid time, or a
+// number of bytes per second that is not finite or not above 0.
 absl::StatusOr<MeasuredLink> Decode(const v1::MeasuredLink& from);
 
 }  // namespace shardmesh::rpc

@@ -1,4 +1,4 @@
-// Findings about rules, between wire and algebra.
+// Converts findings about rules between messages and the types of sharding/.
 #include "rpc/codec/lint_codec.h"
 
 #include <optional>
@@ -11,7 +11,7 @@
 
 namespace shardmesh::rpc {
 
-// The wire keeps 0 for "not set" and has the kinds in the same order.
+// The wire's enum has the same kinds in the same order; its 0 means "not set".
 static_assert(static_cast<int>(Finding::Kind::kBadPattern) + 1 ==
               v1::LintFinding::KIND_BAD_PATTERN);
 static_assert(static_cast<int>(Finding::Kind::kCorrected) + 1 == v1::LintFinding::KIND_CORRECTED);

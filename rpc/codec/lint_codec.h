@@ -1,4 +1,4 @@
-// Findings about rules, between wire and algebra.
+// Converts findings about rules between messages and the types of sharding/.
 #ifndef SHARDMESH_RPC_CODEC_LINT_CODEC_H_
 #define SHARDMESH_RPC_CODEC_LINT_CODEC_H_
 
@@ -12,7 +12,7 @@ v1::LintFinding::Kind Encode(Finding::Kind kind);
 void Encode(const Finding& from, v1::LintFinding* to);
 
 // Errors are INVALID_ARGUMENT (BAD_FIELD) and name the field: a kind that is unset or unknown to
-// this build, a mode with an unknown name.
+// this build, or a mode with an unknown name.
 absl::StatusOr<Finding::Kind> Decode(v1::LintFinding::Kind from);
 absl::StatusOr<Finding> Decode(const v1::LintFinding& from);
 

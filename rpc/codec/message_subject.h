@@ -1,4 +1,4 @@
-// Tests whether a message about a field names that field.
+// Tests whether an error message about a field names the field.
 #ifndef SHARDMESH_RPC_CODEC_MESSAGE_SUBJECT_H_
 #define SHARDMESH_RPC_CODEC_MESSAGE_SUBJECT_H_
 
@@ -8,7 +8,7 @@
 
 namespace shardmesh::rpc {
 
-// Returns whether a message describes a field without naming it: `is 0; it must be from 1 to 16`.
+// Whether a message describes a field without naming it, such as `is 0; it must be from 1 to 16`.
 inline bool LacksSubject(std::string_view message) {
   constexpr std::string_view kVerbs[] = {"is",    "has",   "must",  "ends",   "begins", "needs",
                                          "lacks", "holds", "names", "occurs", "may",    "cannot"};

@@ -23,7 +23,7 @@
 namespace shardmesh::rpc {
 namespace {
 
-// Values of these enums are one more on the wire, which keeps 0 for "not set".
+// The wire's enums reserve 0 for "not set", so their values are one more than the domain's.
 static_assert(static_cast<int>(Activation::kSilu) + 1 == v1::ACTIVATION_SILU);
 static_assert(static_cast<int>(Reduction::kMean) + 1 == v1::REDUCTION_MEAN);
 static_assert(static_cast<int>(CollectiveKind::kBarrier) + 1 == v1::COLLECTIVE_KIND_BARRIER);
@@ -53,7 +53,7 @@ absl::Status TooMany(std::string_view field, int64_t have) {
       field);
 }
 
-// Accepts 0 to the largest rank. Planning checks that the value has this dimension.
+// Requires 0 to the largest rank. Planning checks that the value has this dimension.
 absl::StatusOr<int64_t> DecodeDimension(int32_t dimension, std::string_view field) {
   if (dimension < 0 || dimension >= kMaxRank) {
     return BadField(field, StrCat(field, " ", dimension, " is not from 0 to ", kMaxRank - 1));
@@ -79,8 +79,8 @@ absl::StatusOr<std::vector<std::string>> DecodeAxisNames(
   return std::vector<std::string>(from.begin(), from.end());
 }
 
-// v1::CollectiveOp and internal::v1::GroupCollective have the same fields. In the former, those
-// that only some kinds have are set for these kinds alone.
+// Works for both v1::CollectiveOp and internal::v1::GroupCollective, which have the same fields. A
+// CollectiveOp has a field that applies to some kinds only if its kind is one of these.
 template <typename Wire>
 void EncodeCollective(const CollectiveOp& from, Wire* to) {
   to->set_input(from.input);
@@ -188,7 +188,7 @@ absl::StatusOr<ProgramOp> DecodeReshard(const v1::ReshardOp& from) {
   return ReshardOp{from.input(), *std::move(spec)};
 }
 
-// Returns the op, or its error with the name of the set case as its field.
+// Returns the op. An error names the case of the message that is set.
 absl::StatusOr<ProgramOp> DecodeOp(const v1::ProgramOp& from) {
   const auto at = [](std::string_view field, absl::StatusOr<ProgramOp> op) {
     return op.ok() ? std::move(op) : WithField(std::move(op).status(), field);
@@ -395,7 +395,7 @@ absl::StatusOr<Program> Decode(const v1::Program& from) {
   Program program;
   program.operand_count = from.operand_count();
   program.ops.reserve(static_cast<size_t>(from.ops_size()));
-  ValueIndex known = from.operand_count();  // values that the next op may refer to
+  ValueIndex known = from.operand_count();  // number of values to which the next op may refer
   for (int i = 0; i < from.ops_size(); ++i, ++known) {
     auto op = DecodeOp(from.ops(i));
     if (!op.ok()) {

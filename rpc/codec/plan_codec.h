@@ -1,4 +1,5 @@
-// Programs and plans between wire and domain. spec_codec.h states the rules for all codecs.
+// Converts programs and plans between messages and the types of program/. spec_codec.h states the
+// rules for all codecs.
 #ifndef SHARDMESH_RPC_CODEC_PLAN_CODEC_H_
 #define SHARDMESH_RPC_CODEC_PLAN_CODEC_H_
 
@@ -16,11 +17,11 @@
 namespace shardmesh::rpc {
 
 void Encode(const Program& from, v1::Program* to);
-// Accepts at most kMaxProgramSize operands, ops and outputs. Ops may refer only to earlier values.
+// Requires at most kMaxProgramSize operands, ops and outputs. Ops may refer only to earlier values.
 absl::StatusOr<Program> Decode(const v1::Program& from);
 
-// Enums that requests also carry directly. An unset value means the default of the contract; a
-// collective's kind has no default.
+// Requests also contain these enums directly. An unset value means the default of the contract
+// (proto/). A collective's kind has no default.
 v1::Activation Encode(Activation from);
 absl::StatusOr<Activation> Decode(v1::Activation from);
 v1::Reduction Encode(Reduction from);
@@ -34,8 +35,9 @@ absl::StatusOr<CollectiveOrder> Decode(v1::CollectiveOrder from);
 v1::WeightLayout Encode(WeightLayout from);
 absl::StatusOr<WeightLayout> Decode(v1::WeightLayout from);
 
-// Sets dimension, root and split_dimension of a collective (a CollectiveOp or a CollectiveCall):
-// those that its kind has. Sets another one too if it is not 0; the decoder refuses it.
+// Sets dimension, root and split_dimension of a collective (a CollectiveOp or a CollectiveCall), as
+// far as its kind has them. Also sets a field that its kind lacks if the value is not 0, so that
+// the decoder refuses it.
 template <typename From, typename Wire>
 void EncodePlaces(const From& from, Wire* to) {
   if (HasDimension(from.kind) || from.dimension != 0) {
@@ -57,12 +59,13 @@ void Encode(const PlanCost& from, v1::PlanCost* to);
 PlanCost Decode(const v1::PlanCost& from);
 
 void Encode(const Plan& from, internal::v1::Plan* to);
-// The last check is CheckPlan.
+// After all other checks, requires CheckPlan to succeed.
 absl::StatusOr<Plan> Decode(const internal::v1::Plan& from);
 
-// Returns the bytes of a plan as every worker receives them. The plan's hash is their Sha256.
+// Returns the bytes of a plan, which are the same for all workers. The plan's hash is their
+// SHA-256.
 std::string PlanBytes(const Plan& plan);
-// INVALID_ARGUMENT also for bytes that are not a internal::v1::Plan.
+// INVALID_ARGUMENT also for bytes that are not an internal::v1::Plan.
 absl::StatusOr<Plan> ParsePlanBytes(std::string_view bytes);
 
 }  // namespace shardmesh::rpc

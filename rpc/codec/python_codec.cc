@@ -1,4 +1,4 @@
-// Decodes Python's values within limits, and encodes them.
+// Encodes Python values, and decodes them within limits.
 #include "rpc/codec/python_codec.h"
 
 #include <string_view>
@@ -26,7 +26,7 @@ void Encode(const PythonValue& from, compat::v1::PythonValue* to) {
       to->set_integer(from.text());
       return;
     case PythonValue::Kind::kFloat: {
-      // A float as Python prints it parses back to the same number.
+      // Exact: Python prints a float such that parsing the text gives the same number.
       double number = 0;
       (void)absl::SimpleAtod(from.text(), &number);
       to->set_number(number);
@@ -53,7 +53,7 @@ void Encode(const PythonValue& from, compat::v1::PythonValue* to) {
   }
 }
 
-// The number of values and bytes that are still allowed.
+// The values and bytes that a decoder may still accept.
 struct Budget {
   int64_t values = kMaxPythonValues;
   int64_t bytes = kMaxHashedBytes;

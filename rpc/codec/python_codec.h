@@ -1,4 +1,5 @@
-// Python's values between wire and algebra. spec_codec.h states the rules for all codecs.
+// Converts Python values between messages and the types of sharding/. spec_codec.h states the rules
+// for all codecs.
 #ifndef SHARDMESH_RPC_CODEC_PYTHON_CODEC_H_
 #define SHARDMESH_RPC_CODEC_PYTHON_CODEC_H_
 
@@ -13,8 +14,8 @@
 
 namespace shardmesh::rpc {
 
-// Upper bounds on the nesting of lists, tuples and dicts, on the values in all, and on the bytes of
-// their texts and integers.
+// Most levels of nested lists, tuples and dicts, most values in all, and most bytes of their texts
+// and integers.
 inline constexpr int kMaxPythonDepth = 16;
 inline constexpr int64_t kMaxPythonValues = 65'536;
 inline constexpr int64_t kMaxHashedBytes = int64_t{1} << 20;

@@ -1,4 +1,4 @@
-// Decodes with all checks that untrusted messages need, and encodes.
+// Encodes messages, and decodes untrusted ones with all necessary checks.
 #include "rpc/codec/spec_codec.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@
 #include "status/status_macros.h"
 #include "status/str_cat.h"
 
-// The fields of a profile, in the order of AxisField and of their numbers on the wire.
+// The fields of a profile, in the order of AxisField and of their field numbers in the message.
 #define SHARDMESH_PROFILE_FIELDS(X)   \
   X(data_parallel_axis)               \
   X(fully_sharded_data_parallel_axis) \
@@ -74,7 +74,7 @@ constexpr std::array kProfileFields = {
 };
 static_assert(kProfileFields.size() == kAxisFieldCount);
 
-// `budget` counts the values that are still allowed.
+// `budget`: how many more values the decoder accepts.
 absl::StatusOr<AxisValue> DecodeValue(const v1::AxisValue& from, int depth, int64_t& budget);
 
 absl::StatusOr<std::vector<AxisValue>> DecodeEntries(const v1::AxisValueList& from, int depth,
@@ -99,7 +99,7 @@ absl::StatusOr<std::vector<AxisValue>> DecodeEntries(const v1::AxisValueList& fr
   return entries;
 }
 
-// Applies the same limits to a value that was derived from others.
+// Checks the same limits for a value that was not decoded, but derived from other values.
 absl::Status CheckLimits(const AxisValue& value, int depth, std::string_view field,
                          int64_t& budget) {
   if (!value.is_tuple() && !value.is_list()) {
@@ -170,8 +170,9 @@ void Encode(const AxisName& from, v1::AxisValue* to) {
   }
 }
 
-// Written without AxisValue for speed, since every answer contains specs. A single empty name reads
-// as none, as in JAX; in a tuple of one it stays an axis.
+// Does not use AxisValue, for speed: every answer contains specs. A single empty name would be
+// decoded as none, as in JAX. It is therefore encoded as a tuple of one name, in which it stays an
+// axis.
 void Encode(const SpecEntry& from, v1::AxisValue* to) {
   if (from.is_unconstrained()) {
     to->set_constant(v1::AXIS_CONSTANT_UNCONSTRAINED);
@@ -220,7 +221,8 @@ absl::Status CheckUnreduced(const v1::PartitionSpec& from) {
   return absl::OkStatus();
 }
 
-// Reasons have different numbers on the wire and in memory; their names are equal.
+// A table between the reasons of the wire and of memory. Their numbers differ, but their names are
+// equal.
 struct ReasonTable {
   static constexpr int kSize = static_cast<int>(Reason::kLast) + 1;
   std::array<v1::Reason, kSize> to_wire;
@@ -365,7 +367,7 @@ absl::StatusOr<PartitionSpec> Decode(const v1::PartitionSpec& from) {
 }
 
 v1::AxisType Encode(AxisType from) {
-  // The wire keeps 0 for "not set" and has the types in the same order.
+  // The wire's enum has the same types in the same order; its 0 means "not set".
   static_assert(static_cast<int>(AxisType::kManual) + 1 == v1::AXIS_TYPE_MANUAL);
   return static_cast<v1::AxisType>(static_cast<int>(from) + 1);
 }
@@ -393,7 +395,8 @@ void Encode(const Mesh& from, v1::Mesh* to) {
       added->set_type(Encode(axis.type));
     }
   }
-  // Ids that equal the positions are left out. The comparison avoids a loop over all devices.
+  // The encoder omits ids that equal their positions. This comparison avoids a loop over all
+  // devices.
   MeshOptions options;
   options.allow_degenerate = true;
   const auto plain = Mesh::Create({from.axes().begin(), from.axes().end()}, options);
@@ -549,7 +552,8 @@ absl::StatusOr<PartitionAxis> Decode(const v1::PartitionAxis& from) {
   if (!profile.ok()) {
     return WithField(std::move(profile).status(), axes.empty() ? "fields" : "semantic_axes");
   }
-  // A missing field takes the value of others, which may exceed the limits: the batch axis has two.
+  // A field that the message lacks takes its value from other fields, and may exceed the limits:
+  // the batch axis combines two fields.
   for (size_t i = 0; i < kProfileFields.size(); ++i) {
     int64_t budget = kMaxAxisValues;
     SHARDMESH_RETURN_IF_ERROR(CheckLimits(profile->field(static_cast<AxisField>(i)), /*depth=*/0,
@@ -579,7 +583,7 @@ absl::StatusOr<RuleSetDefinition> Decode(const v1::RuleSet& from, Compatibility 
   if (from.rules_size() > RuleSet::kMaxRules) {
     return LimitExceeded("rules", "rules", from.rules_size(), RuleSet::kMaxRules);
   }
-  // A negative size acts as 0, and the originals accept it.
+  // The original libraries accept a negative size, which acts as 0. By default it is an error here.
   if (from.min_size() < 0 && compatibility == Compatibility::kDefault) {
     return BadField("min_size", StrCat("min_size is ", from.min_size(), "; it must be at least 0"));
   }
@@ -628,7 +632,8 @@ absl::Status WithRewriteHint(absl::Status status, absl::Span<const Rule> rules) 
 
 void Encode(const Mode& from, v1::ModeSelector* to) {
   if (const auto dimension = from.dimension(); dimension.has_value()) {
-    // No tensor has a dimension beyond either bound, so the clamped value is refused as well.
+    // No tensor has a dimension beyond these bounds, so the receiver refuses the clamped value just
+    // as it would refuse the original one.
     to->set_dimension(static_cast<int32_t>(std::clamp<int64_t>(
         *dimension, std::numeric_limits<int32_t>::min(), std::numeric_limits<int32_t>::max())));
   } else {
@@ -695,7 +700,7 @@ absl::StatusOr<Shape> DecodeShape(const google::protobuf::RepeatedField<int64_t>
 
 namespace {
 
-// Returns the dimension; -1 if it is unset, for the whole spec.
+// Returns the dimension; -1 if it is unset, which means the whole spec.
 template <typename Wire>
 absl::StatusOr<int64_t> DecodeDimension(const Wire& from) {
   if (!from.has_dimension()) return -1;
@@ -704,7 +709,7 @@ absl::StatusOr<int64_t> DecodeDimension(const Wire& from) {
                   StrCat("dimension ", from.dimension(), " is not from 0 to ", kMaxRank - 1));
 }
 
-// Whether corrections for the reason have an actual and a needed value.
+// Whether corrections of this reason have an actual and a required number (have and need).
 bool HasFigures(Reason reason) {
   return reason == Reason::kNotDivisible || reason == Reason::kAxisNotInMesh ||
          reason == Reason::kRankTruncated || reason == Reason::kBelowMinSize;
@@ -716,7 +721,7 @@ void Encode(const Correction& from, v1::Correction* to) {
   if (from.dim >= 0) to->set_dimension(static_cast<int32_t>(from.dim));
   Encode(from.requested, to->mutable_requested());
   to->set_reason(Encode(from.reason));
-  // Those of a reason that this build does not know are passed on.
+  // Numbers of a reason that this build does not know are passed on.
   if (HasFigures(from.reason) || from.have != 0 || from.need != 0) {
     to->set_have(from.have);
     to->set_need(from.need);
@@ -737,7 +742,7 @@ absl::StatusOr<Correction> Decode(const v1::Correction& from) {
 }
 
 void Encode(const Fix& from, v1::Fix* to) {
-  // The wire keeps 0 for "not set" and has the kinds in the same order.
+  // The wire's enum has the same kinds in the same order; its 0 means "not set".
   static_assert(static_cast<int>(Fix::Kind::kAxisOrder) + 1 == v1::Fix::KIND_AXIS_ORDER);
   to->set_kind(static_cast<v1::Fix::Kind>(static_cast<int>(from.kind) + 1));
   if (from.dim >= 0) to->set_dimension(static_cast<int32_t>(from.dim));
@@ -803,7 +808,7 @@ absl::StatusOr<LogicalRules> Decode(const v1::LogicalRules& from) {
 }
 
 void Encode(const ExplanationStep& from, v1::ExplanationStep* to) {
-  // The wire keeps 0 for "not set" and has the kinds in the same order.
+  // The wire's enum has the same kinds in the same order; its 0 means "not set".
   static_assert(static_cast<int>(ExplanationStep::Kind::kNearMiss) + 1 ==
                 v1::ExplanationStep::KIND_NEAR_MISS);
   to->set_kind(static_cast<v1::ExplanationStep::Kind>(static_cast<int>(from.kind) + 1));
@@ -866,7 +871,7 @@ void Encode(absl::Span<const CutPoints> from,
     }
     v1::CutPoints* added = to->Add();
     added->set_dimension(static_cast<int32_t>(dim));
-    // The first and last points, 0 and the extent, are left out.
+    // The message omits the first and last points, which are 0 and the extent.
     for (size_t i = 1; i + 1 < from[dim].size(); ++i) {
       added->add_starts(from[dim][i]);
     }

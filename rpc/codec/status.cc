@@ -1,4 +1,4 @@
-// Converts statuses to and from the wire; their payloads are google.rpc details.
+// Converts statuses to messages and back. The payloads of statuses are google.rpc details.
 #include "rpc/codec/status.h"
 
 #include <grpcpp/support/status.h>
@@ -25,19 +25,19 @@ namespace {
 constexpr std::string_view kDomain = "shardmesh";
 constexpr std::string_view kPythonTypeKey = "python_type";
 
-// The keys of payloads are the type URLs of their messages.
+// Keys of a status's payloads. They are the type URLs of the payloads' messages.
 constexpr absl::string_view kErrorInfoUrl = "type.googleapis.com/google.rpc.ErrorInfo";
 constexpr absl::string_view kBadRequestUrl = "type.googleapis.com/google.rpc.BadRequest";
 
-// The trailers contain the message twice and are limited to gRPC's 8 KiB. Details are written as
-// base64, which takes a third more.
+// Limits of details. gRPC limits the trailers of a call to 8 KiB. They contain the message twice,
+// and the details in base64, which takes a third more.
 constexpr size_t kMaxDetailTextBytes = kMaxStatusMessageBytes / 4;
 constexpr size_t kMaxDetailsBytes = 3800;
 constexpr int kMaxFieldViolations = 4;
-// No reason has more facts than this.
+// Most facts of a detail; no reason has more.
 constexpr int kMaxMetadata = 8;
 
-// Returns the message in the payload `url`; the default message if there is none.
+// Returns the message in the payload with key `url`; the default message if there is none.
 template <typename Message>
 Message PayloadOf(const absl::Status& status, absl::string_view url) {
   Message message;
@@ -85,7 +85,7 @@ google::rpc::BadRequest WireBadRequest(const absl::Status& status) {
   return cut;
 }
 
-// The text of a fact; empty where there is none.
+// Returns the text of a fact; empty if the status has no such fact.
 std::string TextOf(const absl::Status& status, FactKey key) {
   return WireText(FactOf(status, key).value_or(""), kMaxDetailTextBytes);
 }
@@ -128,7 +128,7 @@ google::rpc::PreconditionFailure WirePreconditionFailure(const absl::Status& sta
   return failure;
 }
 
-// Appends details to a status as long as they have room.
+// Appends details to a status, as long as the limit of bytes leaves room.
 class DetailWriter {
  public:
   explicit DetailWriter(google::rpc::Status* to) : to_(to) {}
@@ -144,7 +144,8 @@ class DetailWriter {
     return true;
   }
 
-  // Leaves out fixes first, then corrections from the end on.
+  // Adds the corrections. If there is no room for all, omits first the fixes and then the
+  // corrections, both from the end.
   void AddCorrections(v1::CorrectionFailure failure) {
     const auto last_with_fixes = [&failure] {
       auto* const corrections = failure.mutable_corrections();
@@ -165,14 +166,14 @@ class DetailWriter {
   }
 
  private:
-  // Tag and length of a detail.
+  // Size of a detail's tag and length.
   static constexpr size_t kFramingBytes = 4;
 
   google::rpc::Status* to_;
   size_t used_bytes_ = 0;
 };
 
-// Adds the standard detail that repeats the facts of errors of this reason.
+// Adds google.rpc's detail for errors of this reason, which repeats the error's facts.
 void AddStandardDetail(const absl::Status& status, DetailWriter* to) {
   switch (ReasonOf(status)) {
     case Reason::kNotFound:
@@ -311,7 +312,7 @@ absl::Status WithDetails(absl::Status result, const google::rpc::Status& wire) {
 }  // namespace
 
 absl::Status Decode(const google::rpc::Status& from) {
-  // absl's constructor would keep a code without a name.
+  // absl::Status would keep an unknown code as it is, so such a code becomes kUnknown.
   constexpr int kLastCode = static_cast<int>(absl::StatusCode::kUnauthenticated);
   const bool is_known = from.code() >= 0 && from.code() <= kLastCode;
   absl::Status result(
@@ -327,7 +328,7 @@ absl::Status FromGrpc(const grpc::Status& status) {
   absl::Status result(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
   google::rpc::Status wire;
   if (!wire.ParseFromString(status.error_details())) {
-    return result;  // The details have another type; code and message are still valid.
+    return result;  // The details are of another type. Code and message are still valid.
   }
   return WithDetails(std::move(result), wire);
 }

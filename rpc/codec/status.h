@@ -21,32 +21,36 @@ class Status;
 
 namespace shardmesh::rpc {
 
-// Upper bound on the bytes of a message on the wire. A call's trailers are limited to 8 KiB and
-// contain the message twice. Longer messages are cut between characters and end in "...". Other
-// texts of details are cut at a quarter of the bound.
+// Most bytes of a message that is sent. A call's trailers are limited to 8 KiB and contain the
+// message twice. Longer messages are cut between UTF-8 characters and end in "...". Other texts of
+// details are cut at a quarter of this bound.
 inline constexpr size_t kMaxStatusMessageBytes = 1024;
 
-// Valid UTF-8 of at most `limit` bytes; an ellipsis replaces the cut part.
+// Returns valid UTF-8 of at most `limit` bytes. "..." replaces the part that was cut.
 std::string WireText(std::string_view text, size_t limit);
 
-// The message of `status` as it goes on the wire: it begins with the field at fault, and is cut at
+// Returns the message of `status` as it is sent. It begins with the field at fault, and is cut at
 // kMaxStatusMessageBytes.
 std::string WireMessage(const absl::Status& status);
 
-// Code, message, and details, each where attached: google.rpc.ErrorInfo (domain "shardmesh"; the
-// reason, the Python class as metadata.python_type, facts of status/detail.h as metadata),
-// RetryInfo (status/retry.h), BadRequest, and shardmesh.v1.CorrectionFailure. ResourceInfo,
-// QuotaFailure and PreconditionFailure repeat facts. The details have a limit of bytes, in this
-// order; a detail that has no room is left out, and corrections as many as have none.
+// Encodes code, message, and the details that are attached to the status:
+//   - google.rpc.ErrorInfo (domain "shardmesh"): the reason, and as metadata the Python exception
+//     class (`python_type`) and the facts of status/detail.h;
+//   - RetryInfo (status/retry.h) and BadRequest;
+//   - ResourceInfo, QuotaFailure or PreconditionFailure, which repeat facts;
+//   - shardmesh.v1.CorrectionFailure.
+// The details, in this order, are limited in bytes. A detail without room is omitted, and so are
+// the corrections that have no room.
 void Encode(const absl::Status& status, google::rpc::Status* to);
 grpc::Status ToGrpc(const absl::Status& status);
 
-// The inverse. Drops details of other types, and an ErrorInfo of another domain. A reason that this
-// build does not know becomes kUnspecified, and ToGrpc still passes it on.
+// The inverse of Encode and ToGrpc. Drops details of other types, and an ErrorInfo of another
+// domain. A reason that this build does not know becomes kUnspecified, but ToGrpc still passes it
+// on.
 absl::Status Decode(const google::rpc::Status& from);
 absl::Status FromGrpc(const grpc::Status& status);
 
-// The path of an invalid field of a request, and the fault.
+// The path of an invalid field of a request, and what is wrong with it.
 struct FieldViolation {
   std::string field;
   std::string description;
@@ -54,20 +58,20 @@ struct FieldViolation {
   friend bool operator==(const FieldViolation&, const FieldViolation&) = default;
 };
 
-// Attaches the field of a request that the error is about. For the error of a nested message,
-// prepends the outer field: WithField(WithField(s, "dimensions[1]"), "spec") names
-// `spec.dimensions[1]`. It is also the fact `field` where errors of the reason have one. An OK
-// status stays unchanged.
+// Attaches the field of a request that the error is about. If the error has a field already,
+// prepends `field` as the outer one: WithField(WithField(s, "dimensions[1]"), "spec") names
+// `spec.dimensions[1]`. If errors of this reason have the fact `field`, sets it, too. An OK status
+// stays unchanged.
 absl::Status WithField(absl::Status status, std::string_view field);
-// As above, for an entry of a repeated field: `dimensions[1]`.
+// Like WithField above, for an entry of a repeated field: `dimensions[1]`.
 absl::Status WithField(absl::Status status, std::string_view field, size_t index);
-// Returns an empty list if the status names no field.
+// Returns the fields that the status names; empty if it names none.
 std::vector<FieldViolation> FieldViolationsOf(const absl::Status& status);
 
-// Returns INVALID_ARGUMENT (BAD_FIELD) for one field.
+// Returns INVALID_ARGUMENT (BAD_FIELD) about one field.
 absl::Status BadField(std::string_view field, std::string_view message);
 
-// Key of the payload of WithCorrections: the type URL of shardmesh.v1.CorrectionFailure.
+// Key of the payload that WithCorrections attaches: the type URL of shardmesh.v1.CorrectionFailure.
 inline constexpr absl::string_view kCorrectionFailureUrl =
     "type.googleapis.com/shardmesh.v1.CorrectionFailure";
 

@@ -1,4 +1,4 @@
-// Encodes and decodes protobuf's times; seconds and nanoseconds are separate fields.
+// Converts protobuf's times, in which seconds and nanoseconds are separate fields.
 #include "rpc/codec/time_codec.h"
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace shardmesh::rpc {
 namespace {
 
 constexpr int64_t kNanosPerSecond = 1'000'000'000;
-// The ranges of a Duration (10,000 years) and of a Timestamp (years 1 to 9999).
+// Ranges of seconds: of a Duration (10,000 years), and of a Timestamp (years 1 to 9999).
 constexpr int64_t kMaxDurationSeconds = 315'576'000'000;
 constexpr int64_t kMinTimestampSeconds = -62'135'596'800;
 constexpr int64_t kMaxTimestampSeconds = 253'402'300'799;

@@ -1,4 +1,4 @@
-// Durations and times between protobuf's well-known messages and Abseil's types.
+// Converts durations and times between protobuf's well-known messages and Abseil's types.
 #ifndef SHARDMESH_RPC_CODEC_TIME_CODEC_H_
 #define SHARDMESH_RPC_CODEC_TIME_CODEC_H_
 
@@ -9,11 +9,11 @@
 
 namespace shardmesh::rpc {
 
-// A value beyond the range of the message (10,000 years) becomes the nearest value within it.
+// A value beyond the message's range (10,000 years) becomes the nearest value in the range.
 void Encode(absl::Duration from, google::protobuf::Duration* to);
 void Encode(absl::Time from, google::protobuf::Timestamp* to);
 
-// INVALID_ARGUMENT (BAD_FIELD) for seconds or nanoseconds outside the message's range, or of
+// INVALID_ARGUMENT (BAD_FIELD): seconds or nanoseconds are outside the message's range, or have
 // different signs.
 absl::StatusOr<absl::Duration> Decode(const google::protobuf::Duration& from);
 absl::StatusOr<absl::Time> Decode(const google::protobuf::Timestamp& from);

@@ -1,4 +1,4 @@
-// Decodes the columns of a tree on the wire, and checks the size of stored trees.
+// Decodes a tree from the columns of its messages, and checks the size of stored trees.
 #include "rpc/codec/tree_decoder.h"
 
 #include <string>
@@ -36,7 +36,7 @@ absl::Status CheckTable(size_t have, int more, std::string_view table) {
                    table);
 }
 
-// Returns the entry for a column's index; null for 0.
+// Returns the table entry for an index of a column. Index 0 means no entry: null.
 template <typename Entry>
 absl::StatusOr<const Entry*> Find(const std::deque<Entry>& table, uint32_t index,
                                   std::string_view column, int place) {
@@ -53,10 +53,11 @@ absl::StatusOr<const Entry*> Find(const std::deque<Entry>& table, uint32_t index
   return &table[index - 1];
 }
 
-// Returns whether a byte begins a UTF-8 character.
+// Whether this byte begins a UTF-8 character.
 bool BeginsCharacter(char c) { return (c & 0xc0) != 0x80; }
 
-// Returns the name of tensor `place`: the next bytes of `names`, which is UTF-8 as a whole.
+// Takes the next bytes of `names` as the name of the tensor at index `place`. The caller has
+// checked that `names` as a whole is UTF-8.
 absl::StatusOr<std::string_view> TakeName(std::string_view* names, uint32_t size, int place) {
   const auto refuse = [place](Reason reason, std::string_view message, Facts facts = {}) {
     return WithField(InvalidArgument(reason, message, facts), "name_sizes",

@@ -1,4 +1,5 @@
-// Decodes the columns of a tree on the wire, and checks the size of stored trees.
+// Decodes a tree (names, shapes and element types of a model's tensors) from the columns of its
+// messages, and checks the size of stored trees.
 #ifndef SHARDMESH_RPC_CODEC_TREE_DECODER_H_
 #define SHARDMESH_RPC_CODEC_TREE_DECODER_H_
 
@@ -19,42 +20,46 @@
 
 namespace shardmesh::rpc {
 
-// A tensor of a tree. It has only views: into a message, and into tables that the tensors of a tree
+// A tensor of a tree. Consists of views: of a message, and of tables that the tensors of a tree
 // share. The address of a table's entry identifies the entry.
 struct TreeTensor {
   std::string_view name;
   absl::Span<const int64_t> shape;
-  std::optional<Dtype> dtype = std::nullopt;     // nullopt: no bytes are counted
-  const std::vector<AxisValue>* axes = nullptr;  // semantic, instead of rules
-  const PartitionSpec* spec = nullptr;           // the tensor's own, instead of either
+  std::optional<Dtype> dtype = std::nullopt;     // nullopt: the tensor's bytes are not counted
+  const std::vector<AxisValue>* axes = nullptr;  // semantic axes; null: the rules apply
+  const PartitionSpec* spec = nullptr;           // the tensor's own spec, without axes and rules
 };
 
-// Decodes the messages of one tree and keeps their shared tables. For one thread.
+// Decodes the messages of one tree, and keeps the tables that the tensors share. For one thread.
 class TreeDecoder {
  public:
   static constexpr size_t kMaxNameBytes = 1024;
-  // Upper bound on the entries of either table.
+  // Most entries of each of the two tables.
   static constexpr size_t kMaxTableSize = 100'000;
 
-  // Returns the tensors of the next message. They view into the message and this decoder, and are
-  // valid until the next call. INVALID_ARGUMENT names the field, such as `names[7]`: an empty or
-  // over-long name, one that is not UTF-8, columns of different lengths, a shape that CheckShape
-  // refuses, an index beyond its table, axes and a spec for the same tensor.
+  // Returns the tensors of the next message. They are views of the message and of this decoder,
+  // valid until the next call. INVALID_ARGUMENT names the field, such as `names[7]`:
+  //   - a name that is empty, too long or not UTF-8;
+  //   - columns of different lengths;
+  //   - a shape that CheckShape refuses;
+  //   - an index beyond its table;
+  //   - both axes and a spec for one tensor.
   absl::StatusOr<absl::Span<const TreeTensor>> Decode(const v1::TreeTensors& from);
 
  private:
-  std::deque<std::vector<AxisValue>> axes_;  // deques: the addresses of entries must not change
+  // Deques, because the addresses of entries must not change.
+  std::deque<std::vector<AxisValue>> axes_;
   std::deque<PartitionSpec> specs_;
   std::vector<TreeTensor> tensors_;
 };
 
-// Upper bounds on a stored tree. It fits into a message and a store transaction, and so does one
-// answer about all of its tensors.
+// Limits of a stored tree. Within them, the tree fits into a message and into a transaction of the
+// store. One answer about all of its tensors also fits into a message.
 inline constexpr int64_t kMaxStoredTreeBytes = int64_t{1} << 20;  // as TreeTensors
 inline constexpr int64_t kMaxStoredTreeTensors = 100'000;
 
-// Checks only the size. INVALID_ARGUMENT (BAD_FIELD without tensors, LIMIT_EXCEEDED over a limit
-// above) names the field `tensors` of a StoredTree.
+// Checks only the size. INVALID_ARGUMENT names the field `tensors` of a StoredTree: BAD_FIELD
+// without tensors, LIMIT_EXCEEDED above one of these limits.
 absl::Status CheckStoredTreeSize(const v1::TreeTensors& tensors);
 
 }  // namespace shardmesh::rpc

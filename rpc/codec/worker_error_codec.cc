@@ -1,4 +1,4 @@
-// Encodes and decodes the errors inside the attach stream.
+// Encodes and decodes the errors in messages of the attach stream.
 #include "rpc/codec/worker_error_codec.h"
 
 #include <string>
@@ -32,7 +32,7 @@ void Encode(const absl::Status& from, internal::v1::WorkerError* to) {
 }
 
 absl::Status Decode(const internal::v1::WorkerError& from) {
-  // absl's constructor would keep a code without a name.
+  // absl::Status would keep an unknown code as it is, so such a code becomes kUnknown.
   constexpr int kLastCode = static_cast<int>(absl::StatusCode::kUnauthenticated);
   const bool is_known = from.code() >= 0 && from.code() <= kLastCode;
   const auto code =

@@ -1,4 +1,4 @@
-// Errors that workers and coordinator report inside their streams, as an absl::Status.
+// Converts errors that workers and the coordinator report within their streams.
 #ifndef SHARDMESH_RPC_CODEC_WORKER_ERROR_CODEC_H_
 #define SHARDMESH_RPC_CODEC_WORKER_ERROR_CODEC_H_
 
@@ -9,7 +9,7 @@ namespace shardmesh::rpc {
 
 // Encodes only code, message and reason.
 void Encode(const absl::Status& from, internal::v1::WorkerError* to);
-// An unknown code becomes UNKNOWN. The default message is OK.
+// An unknown code becomes UNKNOWN. The default message means OK.
 absl::Status Decode(const internal::v1::WorkerError& from);
 
 }  // namespace shardmesh::rpc

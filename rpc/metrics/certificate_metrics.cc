@@ -1,4 +1,4 @@
-// Gauges that read the certificate watch at each scrape.
+// Sets gauges from the certificate watch at each scrape.
 #include "rpc/metrics/certificate_metrics.h"
 
 #include "absl/time/time.h"

@@ -7,7 +7,7 @@
 
 namespace shardmesh::rpc {
 
-// Exports to `metrics` the begin and end of validity of the current certificate:
+// Exports the times from which and until which the current certificate is valid:
 // shardmesh_certificate_not_before_timestamp_seconds and
 // shardmesh_certificate_expiry_timestamp_seconds. Exports nothing for plaintext.
 void ExportValidity(const Credentials& credentials, Metrics& metrics);

@@ -1,4 +1,4 @@
-// HttpServer: one thread polls all connections and advances each as far as its socket allows.
+// One thread polls all connections, and advances each as far as its socket allows without blocking.
 #include "rpc/metrics/http_server.h"
 
 #include <netdb.h>
@@ -32,13 +32,13 @@ namespace {
 
 using Outcome = TlsSession::Outcome;
 
-// As a deadline, it makes a call return without waiting.
+// A deadline in the past: a call with it returns without waiting.
 constexpr absl::Time kAtOnce = absl::InfinitePast();
-// Bytes that are written before the socket is polled again.
+// Most bytes that are written before the thread polls the socket again.
 constexpr size_t kPieceBytes = size_t{16} << 10;
-// Pause of the listener when no descriptor is free for a caller.
+// Pause of the listener if no file descriptor is free for a new connection.
 constexpr absl::Duration kRest = absl::Milliseconds(100);
-// Interval at which the log repeats that.
+// Least time between two log lines about missing descriptors.
 constexpr absl::Duration kLogInterval = absl::Seconds(10);
 
 std::string Reply(std::string_view status, std::string_view content_type, std::string_view body) {
@@ -83,7 +83,7 @@ absl::StatusOr<FileDescriptor> OpenListener(const std::string& address) {
   return listener;
 }
 
-// Returns an eighth of the process's descriptors, at most kMaxConnections.
+// Returns an eighth of the process's descriptors, but 4 to kMaxConnections.
 size_t MaxConnections() {
   rlimit limit = {};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return HttpServer::kMaxConnections;
@@ -92,7 +92,8 @@ size_t MaxConnections() {
 
 }  // namespace
 
-// One caller: a handshake, a request, an answer. Each call advances it without waiting.
+// One connection: a handshake, a request, an answer. Each call of Advance does what is possible
+// without waiting.
 class HttpServer::Connection {
  public:
   Connection(FileDescriptor socket, SteadyDeadline deadline)
@@ -100,23 +101,24 @@ class HttpServer::Connection {
 
   SteadyDeadline deadline() const { return deadline_; }
   pollfd watched() const {
-    // Bytes after the request are not read, so only room to write matters from there on.
+    // After the request, the server reads nothing more. It then needs only room to write.
     const int events = has_reply_ ? POLLOUT : has_unsent() ? POLLIN | POLLOUT : POLLIN;
     return {.fd = socket_.get(), .events = static_cast<short>(events), .revents = 0};
   }
 
-  // Returns false when the connection is over.
+  // Advances the connection without waiting. Returns false when the connection is over.
   bool Advance(const HttpServer& server) {
     if (server.watch_ != nullptr && tls_ == nullptr) {
       absl::StatusOr<TlsContext> context = TlsContext::ForServer(server.watch_->state()->texts);
-      if (!context.ok()) return false;  // the texts were checked, so memory is exhausted
+      if (!context.ok()) return false;  // the texts were checked before, so memory is exhausted
       context_ = std::make_unique<TlsContext>(*std::move(context));
       tls_ = std::make_unique<TlsSession>(*context_, socket_.get());
     }
     if (tls_ != nullptr && !has_accepted_) {
       const Outcome outcome = tls_->Accept(kAtOnce);
       if (outcome == Outcome::kTimeout) return true;
-      // Accepts only callers with a name; the authorities may have signed other certificates.
+      // The authorities may have signed certificates for other purposes. Only those with a name of
+      // PeerName's form are accepted.
       if (outcome != Outcome::kDone || !ReadPeerCertificate(tls_->ssl()).ok()) return false;
       has_accepted_ = true;
     }
@@ -138,8 +140,8 @@ class HttpServer::Connection {
     return sent_bytes_ < reply_.size() || (tls_ != nullptr && tls_->has_unsent());
   }
 
-  // Reads up to the empty line that ends a request without a body. kRefused: the request is too
-  // long.
+  // Reads up to the empty line that ends a request without a body. Returns kRefused if the request
+  // is too long.
   Outcome ReadRequest() {
     char buffer[1024];
     while (request_.find("\r\n\r\n") == std::string::npos) {
@@ -163,7 +165,7 @@ class HttpServer::Connection {
     return received > 0 ? Outcome::kDone : Outcome::kEnded;
   }
 
-  // Sends as much of the answer as the socket accepts; returns false if the socket is closed.
+  // Sends as much of the answer as the socket accepts. Returns false if the socket is closed.
   bool Send() {
     for (;;) {
       const std::string_view left = std::string_view(reply_).substr(sent_bytes_);
@@ -172,7 +174,8 @@ class HttpServer::Connection {
         if (!tls_->Flush(kAtOnce)) return tls_->is_open();
         if (piece.empty()) return true;
         const Outcome outcome = tls_->Write(piece, kAtOnce);
-        // The session owns written bytes, even if the socket has not accepted them yet.
+        // The TLS session keeps written bytes that the socket has not accepted, so they count as
+        // sent.
         if (outcome != Outcome::kDone && !tls_->has_unsent()) return false;
         sent_bytes_ += piece.size();
         continue;
@@ -187,7 +190,7 @@ class HttpServer::Connection {
   const FileDescriptor socket_;
   const SteadyDeadline deadline_;
   std::unique_ptr<TlsContext> context_;
-  std::unique_ptr<TlsSession> tls_;  // null for plaintext, and until the first byte
+  std::unique_ptr<TlsSession> tls_;  // null for plaintext, and before the first byte
   bool has_accepted_ = false;
   std::string request_;
   bool has_reply_ = false;
@@ -219,7 +222,7 @@ HttpServer::HttpServer(FileDescriptor listener, FileDescriptor stop, int port,
 
 HttpServer::~HttpServer() {
   const uint64_t one = 1;
-  // Cannot fail: the counter is at 0.
+  // Cannot fail: nobody else adds to the eventfd's counter, which is 0.
   [[maybe_unused]] const ssize_t written = write(stop_.get(), &one, sizeof(one));
   thread_.join();
 }
@@ -227,9 +230,9 @@ HttpServer::~HttpServer() {
 void HttpServer::Run() {
   std::deque<std::unique_ptr<Connection>> connections;  // the oldest first
   std::vector<pollfd> watched;
-  auto rest = SteadyDeadline::After(absl::ZeroDuration());  // while no descriptor is free for a
-                                                            // caller
-  auto quiet = rest;                                        // until the log repeats the warning
+  // The listener pauses while `rest` runs; the log repeats no warning while `quiet` runs.
+  auto rest = SteadyDeadline::After(absl::ZeroDuration());
+  auto quiet = rest;
   for (;;) {
     while (!connections.empty() && connections.front()->deadline().is_over()) {
       connections.pop_front();
@@ -237,7 +240,7 @@ void HttpServer::Run() {
     const bool rests = !rest.is_over();
     watched = {
         {.fd = stop_.get(), .events = POLLIN, .revents = 0},
-        // poll ignores a negative descriptor.
+        // poll ignores a negative descriptor: the listener pauses.
         {.fd = rests ? -1 : listener_.get(), .events = POLLIN, .revents = 0},
     };
     for (const auto& each : connections) watched.push_back(each->watched());
@@ -268,8 +271,8 @@ void HttpServer::Run() {
         LogWarning("no file descriptor is left for an HTTP connection",
                    {{"port", port_}, {"error", std::strerror(error)}});
       }
-      // Close the oldest connection to make room. Without one, other parts of the process must free
-      // descriptors.
+      // Closes the oldest connection to free a descriptor. If there is none, waits until other
+      // parts of the process free descriptors.
       if (connections.empty()) {
         rest = SteadyDeadline::After(kRest);
       } else {

@@ -1,4 +1,4 @@
-// A small HTTP server for rare reads, such as metrics: one GET for each connection.
+// A small HTTP server for rare requests, such as reading metrics: one GET for each connection.
 #ifndef SHARDMESH_RPC_METRICS_HTTP_SERVER_H_
 #define SHARDMESH_RPC_METRICS_HTTP_SERVER_H_
 
@@ -16,14 +16,15 @@
 
 namespace shardmesh::rpc {
 
-// Answers `GET PATH` in HTTP/1.1, without keep-alive. With a CertificateWatch it speaks TLS, to
-// callers that present a certificate of the current authorities. Each connection uses the
+// Answers `GET PATH` in HTTP/1.1, without keep-alive. With a CertificateWatch, the server uses TLS
+// and accepts only clients with a certificate of the current authorities. Each connection uses the
 // certificates that are current at its first byte.
 //
-// One thread serves all connections and blocks on none: a caller that is silent, slow, or stops
-// halfway delays no other. Each connection has kPatience from start to end. At most kMaxConnections
-// are open at a time, or fewer if the process may have less than 2,048 descriptors; one more ends
-// the oldest. A client that opens many connections can therefore end those of others.
+// One thread serves all connections and never blocks on one. A client that is silent, slow, or
+// stops halfway does not delay other clients. Each connection has kPatience from start to end. At
+// most kMaxConnections are open at a time, or fewer if the process may have less than 2,048
+// descriptors. A further connection closes the oldest one. A client that opens many connections can
+// therefore close those of others.
 //
 // Thread-safe.
 class HttpServer {
@@ -36,17 +37,19 @@ class HttpServer {
     std::string content_type;
     std::string body;
   };
-  // Returns nullopt for an unknown path. Called on the server's thread, so it must not block.
+  // Returns the answer for a path; nullopt if the path is unknown. Called on the server's thread,
+  // so it must not block.
   using Handler = std::function<std::optional<Answer>(std::string_view path)>;
 
-  // `address`: `IP:port`, port 0 for a free port. `watch` is null for plaintext. The watch, and
+  // `address`: `IP:port`; port 0: any free port. `watch`: null for plaintext. `watch`, and the
   // objects that the handler uses, must outlive the server.
-  // Errors: INVALID_ARGUMENT for other text; ALREADY_EXISTS if the port is in use or cannot be
+  //
+  // INVALID_ARGUMENT: `address` is other text. ALREADY_EXISTS: the port is in use or cannot be
   // bound.
   static absl::StatusOr<std::unique_ptr<HttpServer>> Start(const std::string& address,
                                                            const CertificateWatch* watch,
                                                            Handler handler);
-  // Ends all connections.
+  // Closes all connections.
   ~HttpServer();
   HttpServer(const HttpServer&) = delete;
   HttpServer& operator=(const HttpServer&) = delete;
@@ -62,13 +65,13 @@ class HttpServer {
   void Run();
 
   const FileDescriptor listener_;
-  const FileDescriptor stop_;  // readable once the destructor runs
+  const FileDescriptor stop_;  // becomes readable when the destructor runs
   const int port_;
   const CertificateWatch* const watch_;
   const Handler handler_;
   const size_t max_connections_;
 
-  std::thread thread_;  // last: it uses all members above
+  std::thread thread_;  // last: the thread uses all members above
 };
 
 }  // namespace shardmesh::rpc

@@ -1,4 +1,5 @@
-// Metrics over prometheus-cpp, whose headers stay here and in metrics_endpoint.cc.
+// Implements metrics with prometheus-cpp. Only this file and metrics_endpoint.cc include its
+// headers.
 #include "rpc/metrics/metrics.h"
 
 #include <array>

@@ -20,16 +20,17 @@ class Registry;
 
 namespace shardmesh::rpc {
 
-// Label names and values; few values per name, and never one per tensor or request.
+// Label names and values. Use few values for each name, and never one for each tensor or request.
 using MetricLabels = std::map<std::string, std::string>;
 
-// One time series each. Handles are cheap to copy, thread-safe, and valid as long as their Metrics.
+// Handles of one time series each. They are cheap to copy, thread-safe, and valid as long as their
+// Metrics.
 class Counter {
  public:
   // amount >= 0.
   void Add(double amount = 1) const;
-  // For a value that only rises and is counted elsewhere: adds the difference to `total`. For one
-  // thread at a time, such as that of OnScrape.
+  // Adds the difference to `total`, for a value that is counted elsewhere and only rises. For one
+  // thread at a time, such as the thread of OnScrape.
   void RaiseTo(double total) const;
   double value() const;
 
@@ -61,7 +62,7 @@ class Histogram {
   prometheus::Histogram* histogram_;
 };
 
-// Returns upper bounds in seconds, from 25 us to 100 s, for any latency.
+// Returns bucket bounds for latencies, in seconds, from 25 us to 100 s.
 absl::Span<const double> LatencyBuckets();
 
 // All metrics of a process. Names follow Prometheus' conventions: prefix `shardmesh_`, base units
@@ -69,8 +70,8 @@ absl::Span<const double> LatencyBuckets();
 // same series. One name has one help text and one kind. Thread-safe.
 class Metrics {
  public:
-  // Starts with shardmesh_build_info{version, component} and the metrics of the process
-  // (rpc/metrics/process_metrics.h). `component` is `coordinator` or `worker`.
+  // Adds shardmesh_build_info{version, component} and the metrics of the process
+  // (rpc/metrics/process_metrics.h). `component`: `coordinator` or `worker`.
   explicit Metrics(const std::string& component);
   ~Metrics();
   Metrics(const Metrics&) = delete;
@@ -80,13 +81,13 @@ class Metrics {
                                      const MetricLabels& labels = {});
   shardmesh::rpc::Gauge AddGauge(const std::string& name, const std::string& help,
                                  const MetricLabels& labels = {});
-  // `buckets`: rising upper bounds.
+  // `buckets`: upper bounds, in rising order.
   shardmesh::rpc::Histogram AddHistogram(const std::string& name, const std::string& help,
                                          const MetricLabels& labels = {},
                                          absl::Span<const double> buckets = LatencyBuckets());
 
-  // Calls `function` before each scrape, on the scraping thread, one at a time, to set gauges from
-  // other objects. These objects must outlive the endpoints of the metrics.
+  // Calls `function` before each scrape, on the scraping thread, one call at a time. The function
+  // sets gauges from other objects, which must outlive the endpoints of the metrics.
   void OnScrape(std::function<void()> function);
 
   // Returns all metrics in Prometheus' text format.

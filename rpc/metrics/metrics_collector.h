@@ -1,4 +1,4 @@
-// The collector of a scrape: runs the functions that set gauges, then reads the registry of a
+// Collects the series of a scrape: runs the functions that set gauges, then reads the registry of a
 // Metrics. Only for metrics.cc and metrics_endpoint.cc.
 #ifndef SHARDMESH_RPC_METRICS_METRICS_COLLECTOR_H_
 #define SHARDMESH_RPC_METRICS_METRICS_COLLECTOR_H_
@@ -23,7 +23,7 @@ class Metrics::Collector final : public prometheus::Collectable {
   prometheus::Registry& registry() { return registry_; }
 
  private:
-  // Merging: a second request for a family returns the same family.
+  // Merge: a second request for a family of series returns the existing family.
   prometheus::Registry registry_{prometheus::Registry::InsertBehavior::Merge};
   mutable absl::Mutex mutex_;
   std::vector<std::function<void()>> on_scrape_ ABSL_GUARDED_BY(mutex_);

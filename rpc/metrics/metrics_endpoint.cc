@@ -15,7 +15,7 @@ namespace shardmesh::rpc {
 namespace {
 
 constexpr std::string_view kPath = "/metrics";
-// The type of Prometheus' text format.
+// Content type of Prometheus' text format.
 constexpr const char* kContentType = "text/plain; version=0.0.4; charset=utf-8";
 
 }  // namespace
@@ -25,7 +25,7 @@ absl::StatusOr<std::unique_ptr<MetricsEndpoint>> MetricsEndpoint::Start(
     bool plaintext) {
   SHARDMESH_ASSIGN_OR_RETURN(HostPort parsed, ParseHostPort(address));
   if (parsed.host == "localhost") {
-    parsed.host = "127.0.0.1";  // The server accepts no names.
+    parsed.host = "127.0.0.1";  // HttpServer accepts addresses only, not host names.
   }
   const bool is_tls = credentials.is_secure() && !plaintext;
   if (!is_tls && !plaintext && !IsLoopbackAddress(address)) {

@@ -13,15 +13,16 @@ namespace shardmesh::rpc {
 class Credentials;
 class HttpServer;
 
-// Serves `GET /metrics` until destroyed. If the process has certificates, it uses TLS and answers
-// only callers with a certificate of the authority. Otherwise it answers everybody in plaintext.
-// Thread-safe.
+// Serves `GET /metrics` until destroyed. If the process has certificates, the endpoint uses TLS and
+// answers only clients with a certificate of the authority. Otherwise it answers all clients in
+// plaintext. Thread-safe.
 class MetricsEndpoint {
  public:
-  // `address`: `host:port`, port 0 for a free port. `plaintext`: HTTP despite certificates, and
-  // beyond loopback. `metrics` must outlive the endpoint.
-  // Errors: FAILED_PRECONDITION for HTTP beyond loopback without `plaintext`; INVALID_ARGUMENT for
-  // text that is no address; ALREADY_EXISTS if the port is in use or cannot be bound.
+  // `address`: `host:port`; port 0: any free port. `plaintext`: use HTTP even if there are
+  // certificates, and on addresses beyond loopback. `metrics` must outlive the endpoint.
+  //
+  // FAILED_PRECONDITION: HTTP beyond loopback without `plaintext`. INVALID_ARGUMENT: `address` is
+  // other text. ALREADY_EXISTS: the port is in use or cannot be bound.
   static absl::StatusOr<std::unique_ptr<MetricsEndpoint>> Start(const Metrics& metrics,
                                                                 const std::string& address,
                                                                 const Credentials& credentials,

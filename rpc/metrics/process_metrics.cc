@@ -1,4 +1,4 @@
-// Reads /proc/self as proc(5) describes it.
+// Reads this process's figures from /proc/self, as proc(5) describes them.
 #include "rpc/metrics/process_metrics.h"
 
 #include <dirent.h>
@@ -33,8 +33,8 @@ std::string ReadFile(const char* path) {
 }
 
 std::optional<ProcessStat> ReadStat() {
-  // Field numbers start at the state, which follows the name in parentheses; the name may contain
-  // spaces.
+  // Numbers of the fields, counted from the state. The fields before are the pid and the name in
+  // parentheses, which may contain spaces.
   constexpr size_t kUserTicks = 11;
   constexpr size_t kSystemTicks = 12;
   constexpr size_t kStartTicks = 19;
@@ -61,7 +61,7 @@ std::optional<ProcessStat> ReadStat() {
   return valid ? std::optional(stat) : std::nullopt;
 }
 
-// Returns seconds since the epoch; nullopt if /proc does not contain them.
+// Returns the time of the system's start, in seconds since the epoch; nullopt if /proc lacks it.
 std::optional<double> BootTime() {
   for (const absl::string_view line : absl::StrSplit(ReadFile("/proc/stat"), '\n')) {
     const std::vector<absl::string_view> words = absl::StrSplit(line, ' ');
@@ -79,7 +79,7 @@ std::optional<int64_t> CountDescriptors() {
   int64_t entries = 0;
   while (readdir(folder) != nullptr) ++entries;
   closedir(folder);
-  constexpr int64_t kNotOurs = 3;  // `.`, `..`, and the folder's own descriptor
+  constexpr int64_t kNotOurs = 3;  // `.`, `..`, and the descriptor of the open folder
   return entries - kNotOurs;
 }
 

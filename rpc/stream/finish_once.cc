@@ -1,4 +1,4 @@
-// Counts works, and takes the callback out of the object before it runs.
+// Counts the work in progress, and moves the callback out of the object before the callback runs.
 #include "rpc/stream/finish_once.h"
 
 #include <utility>
@@ -37,7 +37,8 @@ void FinishOnce::Note(absl::Status status, bool ends, int works) {
   {
     absl::MutexLock lock(&mutex_);
     works_ += works;
-    // A second End changes nothing; a work may still fail after the first.
+    // Keeps the first error. The status of a second End does not count, but work may still fail
+    // after End.
     if (status_.ok() && (works != 0 || !ended_)) {
       status_ = std::move(status);
     }

@@ -1,4 +1,4 @@
-// The end of a stream on which several threads work: it is finished once, after the last of them.
+// Ends a stream on which several threads work: once, when no thread works on it any more.
 #ifndef SHARDMESH_RPC_STREAM_FINISH_ONCE_H_
 #define SHARDMESH_RPC_STREAM_FINISH_ONCE_H_
 
@@ -11,9 +11,10 @@
 
 namespace shardmesh::rpc {
 
-// A reactor ends its stream through this object, and brackets all work outside of gRPC's reactions
-// with BeginWork and EndWork. `finish` runs once: when the stream has ended and no work is under
-// way. It runs without a lock, as the last use of this object, which it may destroy.
+// A reactor ends its stream through this object. Work outside of reactions (gRPC callbacks) happens
+// between BeginWork and EndWork. `finish` runs once: when the stream has ended and no work is in
+// progress. It runs without a lock and is the last use of this object, so it may destroy the
+// object.
 //
 //   void OnReadDone(bool ok) { if (!ok) return end_.End(absl::OkStatus()); ... }
 //   void OnCancel() { end_.End(absl::CancelledError("the client left")); }
@@ -25,31 +26,32 @@ namespace shardmesh::rpc {
 // Thread-safe.
 class FinishOnce {
  public:
-  // Gets the first status of End and EndWork that is not OK; OK if there was none.
+  // Receives the first status of End and EndWork that is not OK; OK if there was none.
   using Finish = absl::AnyInvocable<void(const absl::Status&) &&>;
 
   explicit FinishOnce(Finish finish) : finish_(std::move(finish)) {}
   FinishOnce(const FinishOnce&) = delete;
   FinishOnce& operator=(const FinishOnce&) = delete;
 
-  // Keeps the stream from being finished until EndWork. CANCELLED: it has ended, and may be gone.
+  // Begins work, which delays `finish` until EndWork. CANCELLED: the stream has ended, and may be
+  // gone.
   absl::Status BeginWork() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Ends a work; a status that is not OK ends the stream. The caller must not touch the stream
-  // afterwards.
+  // Ends work. A status that is not OK ends the stream. Afterwards the caller must not use the
+  // stream.
   void EndWork(absl::Status status) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Ends the stream. The first call counts. Outside of a reaction of gRPC's or of a work, the
-  // caller must not touch the stream afterwards.
+  // Ends the stream. Only the first call counts. Afterwards the caller may use the stream only in a
+  // reaction or between BeginWork and EndWork.
   void End(absl::Status status) ABSL_LOCKS_EXCLUDED(mutex_);
 
   bool has_ended() const ABSL_LOCKS_EXCLUDED(mutex_);
   bool is_at_work() const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  // Keeps the first error, and runs `finish` if that is due.
+  // Records the first error, and runs `finish` if the stream has ended and no work is in progress.
   void Note(absl::Status status, bool ends, int works) ABSL_LOCKS_EXCLUDED(mutex_);
 
   mutable absl::Mutex mutex_;
-  Finish finish_ ABSL_GUARDED_BY(mutex_);  // null once it ran
+  Finish finish_ ABSL_GUARDED_BY(mutex_);  // null after it ran
   int works_ ABSL_GUARDED_BY(mutex_) = 0;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);

@@ -1,7 +1,7 @@
-// Writes frames from the memory of their payload, and reads them without copying it.
+// Writes frames without copying their payload, and reads frames without copying their payload.
 //
-// The outer message is parsed by hand: its payload is never joined, and its checksum covers the
-// bytes as received. Generated code parses the nested messages.
+// Parses the outer message by hand: the payload's pieces are never joined, and the checksum covers
+// the bytes as received. Generated code parses the nested messages.
 #include "rpc/stream/frame.h"
 
 #include <algorithm>
@@ -27,7 +27,7 @@ using google::protobuf::internal::WireFormatLite;
 using google::protobuf::io::CodedInputStream;
 using google::protobuf::io::CodedOutputStream;
 
-// ExchangeRequest and ExchangeResponse have the same fields; one stands for both.
+// ExchangeRequest and ExchangeResponse have the same fields, so this file uses one for both.
 using Wire = internal::v1::ExchangeRequest;
 
 constexpr uint32_t MakeTag(int field, WireFormatLite::WireType type) {
@@ -37,10 +37,11 @@ constexpr uint32_t kCrcTag = MakeTag(Wire::kCrc32CFieldNumber, WireFormatLite::W
 constexpr uint32_t kPayloadTag =
     MakeTag(Wire::kPayloadFieldNumber, WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
 static_assert(kCrcTag < 0x80 && kPayloadTag < 0x80, "each tag is one byte");
-// The checksum's tag and its four bytes.
+// Size of the checksum field: its tag and four bytes.
 constexpr size_t kCrcFieldBytes = 5;
 
-// `field`: the frame's field at fault; empty if the frame cannot be read.
+// The error for a malformed frame. `field`: the field at fault; empty if the frame cannot be
+// parsed.
 absl::Status BadFrame(std::string_view message, std::string_view field = {}) {
   return WithReason(absl::InvalidArgumentError(StrCat("malformed frame: ", message)),
                     Reason::kBadField, {{fact::kField, field}});
@@ -108,7 +109,7 @@ FrameAbort DecodeAbort(const internal::v1::FrameAbort& from) {
 }
 
 void EncodeHeader(const FrameHeader& from, Wire* to) {
-  // The wire keeps 0 for "not set" and has the kinds in the same order.
+  // The wire's enum has the same kinds in the same order; its 0 means "not set".
   static_assert(static_cast<int>(FrameKind::kPing) + 1 == internal::v1::FRAME_KIND_PING);
   to->set_kind(static_cast<internal::v1::FrameKind>(static_cast<int>(from.kind) + 1));
   to->set_epoch(from.epoch);
@@ -186,7 +187,7 @@ absl::StatusOr<FrameHeader> DecodeHeader(const Wire& from, int64_t payload_bytes
 
 // --- Reading.
 
-// The bytes of a frame across its received slices.
+// Reads the bytes of a frame across its received slices.
 class SliceInput final : public google::protobuf::io::ZeroCopyInputStream {
  public:
   explicit SliceInput(absl::Span<const grpc::Slice> slices) : slices_(slices) {}
@@ -231,7 +232,7 @@ class SliceInput final : public google::protobuf::io::ZeroCopyInputStream {
   int64_t position_ = 0;
 };
 
-// Bytes [begin, end) of the joined slices, without copying.
+// Returns bytes [begin, end) of the joined slices as slices, without copying.
 std::vector<grpc::Slice> Cut(absl::Span<const grpc::Slice> slices, size_t begin, size_t end) {
   std::vector<grpc::Slice> cut;
   size_t start = 0;
@@ -247,7 +248,7 @@ std::vector<grpc::Slice> Cut(absl::Span<const grpc::Slice> slices, size_t begin,
   return cut;
 }
 
-// Compares the checksum at the start of the frame, if present, with that of the remaining bytes.
+// Compares the checksum at the start of the frame with that of the remaining bytes.
 absl::Status CheckCrc(absl::Span<const grpc::Slice> slices, size_t size) {
   std::array<char, kCrcFieldBytes> field;
   if (size < field.size()) {
@@ -277,7 +278,7 @@ absl::Status CheckCrc(absl::Span<const grpc::Slice> slices, size_t size) {
   return absl::OkStatus();
 }
 
-// The position of the payload in a frame, and the raw header fields for the generated code.
+// Where the payload lies in a frame, and the bytes of the header fields for the generated code.
 struct Layout {
   std::string header;  // all fields except checksum and payload, in their order
   size_t payload_begin = 0;
@@ -347,7 +348,7 @@ absl::StatusOr<grpc::ByteBuffer> WriteFrame(const FrameHeader& header,
   }
   Wire wire;
   EncodeHeader(header, &wire);
-  // Checksum, header fields, and the payload's tag and length.
+  // The head consists of the checksum, the header fields, and the payload's tag and length.
   const size_t header_bytes = wire.ByteSizeLong();
   const auto length = static_cast<uint32_t>(payload_bytes);
   const size_t prefix_bytes = payload_bytes == 0 ? 0 : 1 + CodedOutputStream::VarintSize32(length);
@@ -356,7 +357,8 @@ absl::StatusOr<grpc::ByteBuffer> WriteFrame(const FrameHeader& header,
     return OverLimit("a frame", static_cast<int64_t>(head_bytes + payload_bytes), kMaxFrameBytes);
   }
   grpc::Slice head(head_bytes);
-  auto* const start = const_cast<uint8_t*>(head.begin());  // not shared before it is sent
+  // writable: gRPC does not share the slice yet.
+  auto* const start = const_cast<uint8_t*>(head.begin());
   uint8_t* at = start + kCrcFieldBytes;
   at = wire.SerializeWithCachedSizesToArray(at);
   if (payload_bytes > 0) {
@@ -369,7 +371,8 @@ absl::StatusOr<grpc::ByteBuffer> WriteFrame(const FrameHeader& header,
   }
   start[0] = kCrcTag;
   CodedOutputStream::WriteLittleEndian32ToArray(crc, start + 1);
-  // Copied only now: a short slice contains its bytes.
+  // Copies `head` only when it is complete: a short slice contains its bytes, so a copy is
+  // separate.
   std::vector<grpc::Slice> slices = {head};
   slices.reserve(1 + payload.size());
   for (const absl::Span<const char> piece : payload) {

@@ -2,8 +2,8 @@
 // own memory, and received in the pieces that the network delivered.
 //
 // On the wire a frame is a shardmesh.internal.v1.ExchangeRequest, or an ExchangeResponse, which has
-// the same fields. The CRC-32C of all bytes after it comes first, then header fields, and the
-// payload last.
+// the same fields. First comes a CRC-32C of all following bytes, then the header fields, and last
+// the payload.
 #ifndef SHARDMESH_RPC_STREAM_FRAME_H_
 #define SHARDMESH_RPC_STREAM_FRAME_H_
 
@@ -22,10 +22,10 @@
 
 namespace shardmesh::rpc {
 
-// Upper bounds on the bytes of a payload and of a whole frame. Channels and servers for frames use
-// the latter as their message limit.
+// Most bytes of a payload, and of a whole frame. Channels and servers for frames use the latter as
+// their message limit.
 inline constexpr int64_t kMaxFramePayloadBytes = int64_t{1} << 20;
-// Upper bound on the bytes of a signature.
+// Most bytes of a signature.
 inline constexpr int64_t kMaxSignatureBytes = 512;
 inline constexpr int64_t kMaxFrameBytes = kMaxFramePayloadBytes + (int64_t{64} << 10);
 
@@ -33,11 +33,11 @@ enum class FrameKind {
   kHello,   // first frame on a stream, once in each direction
   kData,    // bytes of a message
   kCredit,  // the receiver of this frame may send more bytes
-  kAbort,   // a step is over on the sender
-  kPing,    // asks for a sign of life, or answers
+  kAbort,   // the sender has ended a step
+  kPing,    // asks the peer for a sign of life, or answers
 };
 
-// Identifies the message and step of a frame.
+// Identifies the step, op and round of a frame's message.
 struct FrameTag {
   int64_t sequence = 0;
   uint32_t op = 0;
@@ -46,7 +46,7 @@ struct FrameTag {
   friend bool operator==(const FrameTag&, const FrameTag&) = default;
 };
 
-// The dialling worker, and the worker that it expects.
+// First frame of a stream: who the sender is, and which worker it expects as its peer.
 struct FrameHello {
   std::string identity;
   uint64_t incarnation = 0;
@@ -55,14 +55,14 @@ struct FrameHello {
   std::string cluster_id;
   int64_t initial_credit_bytes = 0;
   std::string boot_id;
-  std::string shm_socket = {};  // abstract, on the sender's host; empty: no shared memory
+  std::string shm_socket = {};  // abstract socket on the sender's host; empty: no shared memory
   std::string shm_token = {};   // 16 bytes, or none
   int64_t link_credit_bytes = 0;
 
   friend bool operator==(const FrameHello&, const FrameHello&) = default;
 };
 
-// Why a step is over. The status travels as code, message and reason.
+// Why the sender has ended a step. Only code, message and reason of the status are sent.
 struct FrameAbort {
   absl::Status status;
   std::string blamed_identity = {};
@@ -70,32 +70,34 @@ struct FrameAbort {
   friend bool operator==(const FrameAbort&, const FrameAbort&) = default;
 };
 
-// All fields except the payload. The kind determines the fields in use; the others keep their
+// All fields except the payload. The kind determines which fields are used; the others keep their
 // default.
 struct FrameHeader {
   FrameKind kind = FrameKind::kPing;
   int64_t epoch = 0;
   int64_t term = 0;
   FrameTag tag = {};
-  int64_t offset_bytes = 0;       // data: where the payload goes in the message
-  int64_t message_bytes = 0;      // data: bytes of the whole message
-  int64_t credit_bytes = 0;       // credit: bytes beyond those allowed before
-  int64_t link_credit_bytes = 0;  // credit: the same, for the whole stream
-  // Data: uses no credit of the stream. Credit: permits such data for the tag.
+  int64_t offset_bytes = 0;       // kData: offset of the payload in the message
+  int64_t message_bytes = 0;      // kData: size of the whole message
+  int64_t credit_bytes = 0;       // kCredit: how many more bytes the peer may send
+  int64_t link_credit_bytes = 0;  // kCredit: the same, for the stream as a whole
+  // For kData: the bytes use no credit of the stream. For kCredit: permits such data for the tag.
   bool is_urgent = false;
   std::optional<FrameHello> hello = std::nullopt;  // hello
   std::optional<FrameAbort> abort = std::nullopt;  // abort
-  int64_t ping = 0;                                // ping: a positive number asks for its negative
-  std::string signature = {};                      // data: the operation that the sender runs under
-                                                   // the tag's op
+  // KPing: a positive number asks the peer to send its negative.
+  int64_t ping = 0;
+  // For kData: the operation that the sender runs as the tag's op; the receiver compares it.
+  std::string signature = {};
 
   friend bool operator==(const FrameHeader&, const FrameHeader&) = default;
 };
 
-// Returns a frame to send, with the pieces of `payload` joined in order. The bytes are not copied:
-// they must stay unchanged until gRPC releases `owner`. gRPC does so once it no longer uses any of
-// them, on any thread, also when the stream breaks. A null owner means that the bytes outlive the
-// stream. INVALID_ARGUMENT (LIMIT_EXCEEDED) for a payload or a frame over its limit. Thread-safe.
+// Returns a frame to send. Its payload consists of the pieces of `payload` in order. The bytes are
+// not copied: they must not change until gRPC releases `owner`. gRPC does so, on any thread, when
+// it no longer uses any of them, also when the stream breaks. A null owner means that the bytes
+// outlive the stream. INVALID_ARGUMENT (LIMIT_EXCEEDED): the payload or the frame exceeds its
+// limit. Thread-safe.
 absl::StatusOr<grpc::ByteBuffer> WriteFrame(const FrameHeader& header,
                                             absl::Span<const absl::Span<const char>> payload = {},
                                             std::shared_ptr<const void> owner = nullptr);
@@ -103,13 +105,13 @@ absl::StatusOr<grpc::ByteBuffer> WriteFrame(const FrameHeader& header,
 // A received frame. A copy shares the payload's memory.
 struct Frame {
   FrameHeader header;
-  // The pieces of the payload in order, in the memory that received them. Empty if there is none.
+  // The pieces of the payload in order, in the memory that received them. Empty without a payload.
   std::vector<grpc::Slice> payload;
 
   int64_t payload_bytes() const;
 };
 
-// Checks and parses a frame. Fields may be in any order, except the checksum, which is first.
+// Checks and parses a frame. The checksum must come first; the other fields may be in any order.
 // Unknown fields are skipped, the last of a repeated field counts, and a missing field has its
 // default.
 //

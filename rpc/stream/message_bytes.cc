@@ -1,4 +1,4 @@
-// Parses fast, and searches for the fault only if parsing fails.
+// Parses with generated code, and searches for the fault only if that fails.
 #include "rpc/stream/message_bytes.h"
 
 #include <google/protobuf/io/coded_stream.h>
@@ -28,9 +28,9 @@ using google::protobuf::FieldDescriptor;
 using google::protobuf::internal::WireFormatLite;
 using google::protobuf::io::CodedInputStream;
 
-// Messages nested deeper are refused by protobuf.
+// Most levels of nested messages; protobuf refuses deeper ones.
 constexpr int kMaxDepth = 100;
-// Upper bound on the bytes of a string that an error shows.
+// Most bytes of a string that an error shows.
 constexpr size_t kShownBytes = 16;
 
 std::string Joined(const grpc::ByteBuffer& bytes) {
@@ -58,11 +58,11 @@ size_t FirstBadByte(std::string_view text) {
   return at;
 }
 
-// Returns the first fault that makes the bytes malformed, if one is found.
+// Returns the first fault that makes the bytes malformed; nullopt if none is found.
 std::optional<FieldViolation> FindFault(CodedInputStream* from, const Descriptor& type,
                                         const std::string& path, int depth);
 
-// Like FindFault, for the field after its tag. `path` is the field's own path.
+// Like FindFault, for one field whose tag was read. `path`: the path of this field.
 std::optional<FieldViolation> FindFaultInField(CodedInputStream* from, uint32_t tag,
                                                const FieldDescriptor* field,
                                                const std::string& path, int depth) {
@@ -104,7 +104,7 @@ std::optional<FieldViolation> FindFault(CodedInputStream* from, const Descriptor
   if (depth > kMaxDepth) {
     return FieldViolation{path, StrCat("nests more than ", kMaxDepth, " messages")};
   }
-  std::map<int, int> counts;  // of repeated fields, by number
+  std::map<int, int> counts;  // of repeated fields seen so far, by number
   while (from->BytesUntilLimit() > 0) {
     const uint32_t tag = from->ReadTag();
     const int number = WireFormatLite::GetTagFieldNumber(tag);

@@ -18,36 +18,38 @@
 
 namespace shardmesh::rpc {
 
-// For a reactor of gRPC's callback API, on either side. The reactor passes its StartWrite in, calls
-// OnWriteDone from its own OnWriteDone, and ends its stream in the function given to Close:
+// For a reactor of gRPC's callback API, of a server or a client. The reactor passes its StartWrite
+// to the constructor, and calls OnWriteDone from its own OnWriteDone. It ends its stream in the
+// function that it passes to Close:
 //
 //   outbox_([this](const Message* m) { StartWrite(m); })
 //   void OnWriteDone(bool ok) override { outbox_.OnWriteDone(ok); }
 //   outbox_.Close(Outbox<Message>::kFlush, [this] { Finish(grpc::Status::OK); });
 //
 // States: open -> closing (Close) -> closed (no write is in progress, `closed` was called). A
-// failed write drops the queue and makes later pushes fail; the outbox must still be closed. No
-// write starts after the call of `closed`, so Finish never races with a write.
+// failed write drops the queue and makes later pushes fail. The reactor must call Close also then.
+// No write starts after the call of `closed`, so Finish never races with a write.
 //
-// Thread-safe. `start_write` and `closed` are called without a lock held, on the thread that made
-// them due. The outbox must outlive the last call of OnWriteDone and Close, including `closed`.
+// Thread-safe. `start_write` and `closed` run without a lock, within the call of Push, OnWriteDone
+// or Close that triggers them. The outbox must outlive the last call of OnWriteDone and Close,
+// including `closed`.
 template <typename Message>
 class Outbox {
  public:
   enum CloseMode {
-    kFlush,  // queued messages are written first
-    kDrop,   // only the write in progress is awaited
+    kFlush,  // queued messages are written before `closed` is called
+    kDrop,   // only the write in progress ends before that
   };
 
-  // Holds at most `limit_bytes`, or one message of any size.
+  // The queue holds at most `limit_bytes`, or one message of any size.
   Outbox(int64_t limit_bytes, std::function<void(const Message*)> start_write)
       : limit_bytes_(limit_bytes), start_write_(std::move(start_write)) {}
   Outbox(const Outbox&) = delete;
   Outbox& operator=(const Outbox&) = delete;
 
-  // Adds a message of about `size_bytes`. One message can be in many outboxes without a copy.
-  // RESOURCE_EXHAUSTED (LIMIT_EXCEEDED), with have and need, if there is no room: the peer is too
-  // slow. UNAVAILABLE after Close or a failed write.
+  // Queues a message of about `size_bytes`. One message can be in many outboxes without a copy.
+  // RESOURCE_EXHAUSTED (LIMIT_EXCEEDED), with have and need: there is no room, because the peer
+  // reads too slowly. UNAVAILABLE after Close or a failed write.
   absl::Status Push(std::shared_ptr<const Message> message, int64_t size_bytes)
       ABSL_LOCKS_EXCLUDED(mutex_) {
     const Message* first = nullptr;
@@ -72,7 +74,7 @@ class Outbox {
     return absl::OkStatus();
   }
 
-  // Ends the write in progress, and starts the next.
+  // Records the end of the write in progress, and starts the next write.
   void OnWriteDone(bool ok) ABSL_LOCKS_EXCLUDED(mutex_) {
     const Message* next = nullptr;
     absl::AnyInvocable<void()> closed;
@@ -93,9 +95,9 @@ class Outbox {
     }
   }
 
-  // Ends the outbox. Calls `closed` once, possibly within this call, when no write is in progress.
-  // If called several times, the first call's `closed` counts, and kDrop wins. Returns whether this
-  // was the first call.
+  // Closes the outbox. Calls `closed` once, when no write is in progress, possibly within this
+  // call. If called several times, the `closed` of the first call counts, and kDrop wins over
+  // kFlush. Returns whether this was the first call.
   bool Close(CloseMode mode, absl::AnyInvocable<void()> closed) ABSL_LOCKS_EXCLUDED(mutex_) {
     bool is_first = false;
     absl::AnyInvocable<void()> due;
@@ -117,7 +119,7 @@ class Outbox {
     return is_first;
   }
 
-  // Returns the bytes of the queued messages, including the one being written.
+  // The bytes of the queued messages, including the one that is being written.
   int64_t queued_bytes() const ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
     return queued_bytes_;
@@ -171,7 +173,8 @@ class Outbox {
   const std::function<void(const Message*)> start_write_;
 
   mutable absl::Mutex mutex_;
-  std::deque<Entry> queue_ ABSL_GUARDED_BY(mutex_);  // front: being written if writing_
+  // The front message is being written if writing_ is true.
+  std::deque<Entry> queue_ ABSL_GUARDED_BY(mutex_);
   int64_t queued_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool broken_ ABSL_GUARDED_BY(mutex_) = false;

@@ -1,4 +1,5 @@
-// Writes and reads the outer message of a piece by hand, so that its bytes are never joined.
+// Writes and parses the outer message of a piece by hand, so that the piece's bytes are never
+// joined.
 #include "rpc/stream/tile_piece.h"
 
 #include <grpcpp/support/proto_buffer_reader.h>
@@ -39,14 +40,15 @@ constexpr uint32_t kDataTag =
 static_assert(int{v1::PutTilesRequest::kPieceFieldNumber} ==
               int{v1::GetTilesResponse::kPieceFieldNumber});
 
-// `field`: the field at fault; empty if the message cannot be read.
+// The error for a malformed message. `field`: the field at fault; empty if the message cannot be
+// parsed.
 absl::Status BadPiece(std::string_view message, std::string_view field = {}) {
   return WithReason(
       absl::InvalidArgumentError(StrCat("malformed message of a tile stream: ", message)),
       Reason::kBadField, {{fact::kField, field}});
 }
 
-// Reads the fields of a piece up to the input's limit.
+// Parses the fields of a piece, up to the input's limit.
 absl::Status ReadFields(CodedInputStream& input, TilePiece* piece) {
   while (const uint32_t tag = input.ReadTag()) {
     if (tag == kOffsetTag) {
@@ -118,7 +120,8 @@ absl::Status Check(const TilePiece& piece) {
 }  // namespace
 
 grpc::ByteBuffer WriteTilePiece(const TilePieceHeader& header, const grpc::Slice& data) {
-  // Inner fields, with the tag and length of the data; before them the outer tag and length.
+  // `inner` has the inner fields, and the tag and length of the data. The outer tag and length
+  // precede it.
   std::array<uint8_t, 64> inner;
   uint8_t* at = inner.data();
   if (header.offset_bytes != 0) {

@@ -1,8 +1,8 @@
-// Pieces of tiles between a client and a worker: sent from the memory of their bytes, and read in
-// the memory that received them.
+// Pieces of tiles between a client and a worker. They are sent and received without copying their
+// bytes.
 //
-// On the wire a piece is field 15 of a shardmesh.v1.PutTilesRequest or GetTilesResponse. Its bytes
-// are its last field.
+// On the wire a piece is field 15 of a shardmesh.v1.PutTilesRequest or GetTilesResponse. The data
+// is the last field of the piece.
 #ifndef SHARDMESH_RPC_STREAM_TILE_PIECE_H_
 #define SHARDMESH_RPC_STREAM_TILE_PIECE_H_
 
@@ -18,14 +18,14 @@
 
 namespace shardmesh::rpc {
 
-// Upper bound on the bytes of a piece.
+// Most bytes of a piece.
 inline constexpr int64_t kMaxTilePieceBytes = int64_t{1} << 20;
 
 // All fields except the bytes.
 struct TilePieceHeader {
   int64_t offset_bytes = 0;  // in the tile
   uint32_t crc32c = 0;       // of the bytes
-  // Checksum of the whole tile; only in its last piece.
+  // Checksum of the whole tile; only the last piece has it.
   std::optional<uint32_t> tile_crc32c = std::nullopt;
 };
 
@@ -35,16 +35,17 @@ grpc::ByteBuffer WriteTilePiece(const TilePieceHeader& header, const grpc::Slice
 // A piece as received.
 struct TilePiece {
   TilePieceHeader header;
-  // Its bytes, to be joined in order. They are part of the message and valid as long as it.
+  // The piece's bytes, in order. They are part of the message, and valid as long as the message.
   std::vector<absl::Span<const char>> data;
 
   int64_t size_bytes() const;
 };
 
-// Parses a message of either kind and checks the piece's own checksum. Returns nullopt if the
-// message carries no piece; parse it with the generated code then. Fields may be in any order.
-// Errors: DATA_LOSS (CHECKSUM_MISMATCH); INVALID_ARGUMENT (BAD_FIELD) for a malformed message or a
-// negative offset; LIMIT_EXCEEDED for a piece over its limit. Thread-safe.
+// Parses a message of either kind, and checks the piece's own checksum. Returns nullopt if the
+// message carries no piece; the caller then parses it with the generated code. Fields may be in any
+// order. Errors: DATA_LOSS (CHECKSUM_MISMATCH). INVALID_ARGUMENT (BAD_FIELD): the message is
+// malformed, or the offset is negative. INVALID_ARGUMENT (LIMIT_EXCEEDED): the piece exceeds its
+// limit. Thread-safe.
 absl::StatusOr<std::optional<TilePiece>> ReadTilePiece(grpc::ByteBuffer* message);
 
 }  // namespace shardmesh::rpc

@@ -1,4 +1,4 @@
-// Lends or gathers the bytes of each piece, and sums up the tile's checksum.
+// Makes each piece from the tensor's own bytes or from a copy, and computes the tile's checksum.
 #include "rpc/stream/tile_sender.h"
 
 #include <algorithm>
@@ -23,7 +23,7 @@ grpc::Slice LendSlice(absl::Span<const char> bytes, const std::shared_ptr<const 
   if (owner == nullptr) {
     return grpc::Slice(bytes.data(), bytes.size(), grpc::Slice::STATIC_SLICE);
   }
-  // gRPC takes the bytes as void* and never writes to them.
+  // gRPC's parameter is a void*, but gRPC never writes to the bytes.
   return grpc::Slice(const_cast<char*>(bytes.data()), bytes.size(), &ReleaseOwner,
                      new std::shared_ptr<const void>(owner));
 }

@@ -1,4 +1,4 @@
-// The messages that carry the bytes of one tile, for both directions of TileService.
+// The messages that carry the bytes of one tile, for PutTiles and GetTiles.
 #ifndef SHARDMESH_RPC_STREAM_TILE_SENDER_H_
 #define SHARDMESH_RPC_STREAM_TILE_SENDER_H_
 
@@ -16,21 +16,22 @@
 
 namespace shardmesh::rpc {
 
-// A slice over `bytes`, without a copy. `owner` keeps them until gRPC has sent the slice; null: the
-// bytes stay for ever.
+// Returns a slice over `bytes`, without a copy. `owner` keeps the bytes alive until gRPC has sent
+// the slice. Null: the bytes are never freed.
 grpc::Slice LendSlice(absl::Span<const char> bytes, const std::shared_ptr<const void>& owner);
 
-// The memory in which pieces lie while gRPC sends them.
+// Provides the memory of pieces while gRPC sends them.
 class PieceLender {
  public:
   virtual ~PieceLender() = default;
-  // A slice over bytes of the tensor itself.
+  // Returns a slice over bytes of the tensor itself.
   virtual grpc::Slice Borrow(absl::Span<const char> bytes) = 0;
-  // A slice over `size_bytes`, at most kMaxTilePieceBytes, which `fill` writes.
+  // Returns a slice over `size_bytes`, at most kMaxTilePieceBytes, which `fill` has written.
   virtual grpc::Slice Make(size_t size_bytes, absl::FunctionRef<void(char*)> fill) = 0;
 };
 
-// Lends bytes that `owner` keeps, and allocates what has to be put together.
+// Uses the tensor's bytes, which `owner` keeps alive, and allocates pieces that `fill` has to
+// write.
 class OwnedPieces final : public PieceLender {
  public:
   explicit OwnedPieces(std::shared_ptr<const void> owner) : owner_(std::move(owner)) {}
@@ -42,11 +43,11 @@ class OwnedPieces final : public PieceLender {
 };
 
 // Cuts a tile into pieces of at most kMaxTilePieceBytes, in order, each with its checksum. The last
-// piece has the checksum of the whole tile; an empty tile is one empty piece. Bytes that lie in one
-// run are lent, others are gathered. Not thread-safe.
+// piece also has the checksum of the whole tile. An empty tile is one empty piece. A piece that is
+// contiguous in the tensor is sent without a copy; others are copied together. Not thread-safe.
 class TileSender {
  public:
-  // `whole` are the bytes of the tensor in which `region` lies. They stay while the sender does.
+  // `whole`: the bytes of the tensor in which `region` lies. They must outlive the sender.
   TileSender(absl::Span<const char> whole, const TileRegion& region)
       : whole_(whole), region_(region) {}
 
@@ -54,7 +55,7 @@ class TileSender {
     grpc::ByteBuffer message;
     int64_t size_bytes = 0;  // of the tile
   };
-  // The next piece; nullopt after the last.
+  // Returns the next piece; nullopt after the last one.
   std::optional<Piece> Next(PieceLender& lender);
 
  private:

@@ -1,4 +1,4 @@
-// Certificates by OpenSSL.
+// Reads, checks and makes certificates with OpenSSL.
 #include "rpc/tls/certificate.h"
 
 #include <arpa/inet.h>
@@ -33,7 +33,7 @@ namespace {
 
 constexpr int64_t kMaxFileBytes = int64_t{1} << 20;
 
-// Frees a stack that does not own its certificates.
+// Frees a stack, but not its certificates, which others own.
 void FreeStack(STACK_OF(X509) * stack) { sk_X509_free(stack); }
 
 using Bio = OpensslOwned<BIO, BIO_free_all>;
@@ -45,7 +45,7 @@ Bio OpenText(std::string_view text) {
   return Bio(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())));
 }
 
-// Returns OpenSSL's last error of this thread, and clears it.
+// Returns OpenSSL's last error on this thread, and clears it.
 std::string LastError() {
   const unsigned long error = ERR_peek_last_error();
   ERR_clear_error();
@@ -62,7 +62,7 @@ absl::Status Failed(std::string_view what) {
   return absl::InternalError(StrCat("cannot ", what, ": ", LastError()));
 }
 
-// Keys with a passphrase are refused; OpenSSL would ask for the passphrase.
+// Refuses keys with a passphrase, for which OpenSSL would otherwise ask the user. Sets `*asked`.
 int NoPassphrase(char* /*buffer*/, int /*size*/, int /*writing*/, void* asked) {
   *static_cast<bool*>(asked) = true;
   return -1;
@@ -76,7 +76,7 @@ absl::StatusOr<std::vector<Certificate>> ParseCertificates(std::string_view text
   while (X509* certificate = PEM_read_bio_X509(bio.get(), nullptr, nullptr, nullptr)) {
     certificates.emplace_back(certificate);
   }
-  // This error means the end of the text; any other error means a malformed certificate.
+  // This error marks the end of the text. Any other error marks a malformed certificate.
   const unsigned long error = ERR_peek_last_error();
   const bool is_end =
       ERR_GET_LIB(error) == ERR_LIB_PEM && ERR_GET_REASON(error) == PEM_R_NO_START_LINE;
@@ -127,7 +127,7 @@ std::string ToText(const X509_NAME* name) {
   return std::string(data, static_cast<size_t>(size));
 }
 
-// Returns those URIs of the certificate that PeerName can parse.
+// Returns the URIs of the certificate that PeerName can parse.
 std::vector<PeerName> PeerNamesOf(const X509* certificate) {
   std::vector<PeerName> found;
   const OpensslOwned<GENERAL_NAMES, GENERAL_NAMES_free> names(static_cast<GENERAL_NAMES*>(
@@ -160,12 +160,12 @@ absl::StatusOr<CertificateFacts> FactsOf(const X509* certificate, std::string_vi
                           .not_after = TimeOf(X509_get0_notAfter(certificate))};
 }
 
-// For a certificate whose validity ended at `not_after`.
+// Describes a certificate whose validity ended at `not_after`.
 std::string ExpiredText(absl::Time not_after, absl::Time now) {
   return StrCat("expired at ", Text(not_after), ", ", FormatRounded(now - not_after), " ago");
 }
 
-// For a certificate whose validity begins later, at `not_before`.
+// Describes a certificate whose validity begins at `not_before`, which is later than `now`.
 std::string NotYetText(absl::Time not_before, absl::Time now) {
   return StrCat("is valid from ", Text(not_before), " on, and the time is ", Text(now),
                 "; wait, or check the clock of this host");
@@ -186,9 +186,9 @@ absl::Status CheckTime(const CertificateFacts& facts, std::string_view file, abs
 // Why a certificate chain is not trusted.
 struct ChainFault {
   int error = X509_V_ERR_UNSPECIFIED;  // OpenSSL's number
-  int depth = 0;                       // 0 is the process's own certificate, 1 its signer's, and so
-                                       // on
-  Certificate at;                      // the certificate at this depth; null if unknown
+  // Position in the chain: 0 for the process's own certificate, 1 for its signer's, and so on.
+  int depth = 0;
+  Certificate at;  // the certificate at this depth; null if unknown
 
   std::string what() const { return X509_verify_cert_error_string(error); }
   bool is_of_time() const {
@@ -197,7 +197,8 @@ struct ChainFault {
   }
 };
 
-// `purpose`: OpenSSL's name, or null for any.
+// Checks the chain from `own` to an authority in `store`. Returns its fault; nullopt if the chain
+// is trusted. `purpose`: a purpose by OpenSSL's name; null: any.
 std::optional<ChainFault> FindFault(X509_STORE* store, X509* own, STACK_OF(X509) * between,
                                     const char* purpose, absl::Time now) {
   const OpensslOwned<X509_STORE_CTX, X509_STORE_CTX_free> context(X509_STORE_CTX_new());
@@ -275,7 +276,8 @@ absl::Status CheckPurpose(X509* certificate, const PeerName& name, std::string_v
   return absl::OkStatus();
 }
 
-// Returns OK if TLS accepts the two. OpenSSL refuses, for example, keys that are too short.
+// Returns OK if TLS accepts the certificate with the key. OpenSSL refuses, for example, keys that
+// are too short.
 absl::Status CheckUsable(X509* certificate, EVP_PKEY* key, const TlsFiles& files) {
   const OpensslOwned<SSL_CTX, SSL_CTX_free> context(SSL_CTX_new(TLS_method()));
   if (context == nullptr) {
@@ -487,7 +489,7 @@ absl::Status CheckPeer(const SSL* connection, absl::Time now) {
   if (result == X509_V_OK) {
     return absl::OkStatus();
   }
-  // OpenSSL does not record which certificate failed.
+  // OpenSSL records the fault, but not which certificate has it: check the chain again.
   const Certificate own(SSL_get1_peer_certificate(connection));
   const std::optional<ChainFault> fault =
       FindFault(SSL_CTX_get_cert_store(SSL_get_SSL_CTX(connection)), own.get(),
@@ -508,7 +510,7 @@ absl::StatusOr<KeyPair> MakeAuthority(absl::Time now, absl::Time not_after) {
   if (key == nullptr) {
     return Failed("make a key");
   }
-  // Distinct names let OpenSSL find each of two authorities in one bundle.
+  // Each authority gets a distinct name, so that OpenSSL can find the right one of two in a bundle.
   const std::string name = StrCat("test authority ", ToStd(absl::BytesToHexString(RandomBytes(4))));
   const Extension extensions[] = {{NID_basic_constraints, "critical,CA:TRUE,pathlen:0"},
                                   {NID_key_usage, "critical,keyCertSign,cRLSign"},

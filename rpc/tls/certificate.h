@@ -1,5 +1,5 @@
-// TLS certificates of a process and of the authorities that it trusts, read from files and checked;
-// and the creation of a test authority's certificates.
+// Reads and checks the TLS certificates of a process and of its trusted authorities. Also makes the
+// certificates of a test authority.
 #ifndef SHARDMESH_RPC_TLS_CERTIFICATE_H_
 #define SHARDMESH_RPC_TLS_CERTIFICATE_H_
 
@@ -18,9 +18,9 @@ struct ssl_st;      // ... and SSL
 
 namespace shardmesh::rpc {
 
-// Paths of PEM files; all three or none.
+// Paths of PEM files. Either all three are set, or none.
 struct TlsFiles {
-  std::string certificate;  // the process's, and intermediates up to the authority
+  std::string certificate;  // the process's certificate, and intermediates up to an authority
   std::string private_key;
   std::string authorities;  // authorities that sign the certificates of peers and of this process
 
@@ -31,11 +31,11 @@ struct TlsFiles {
   friend auto operator<=>(const TlsFiles&, const TlsFiles&) = default;
 };
 
-// Returns OK for all three files or none. INVALID_ARGUMENT names the missing flags: --tls-cert,
-// --tls-key and --tls-ca.
+// Requires all three files or none. INVALID_ARGUMENT names the missing flags: --tls-cert, --tls-key
+// and --tls-ca.
 absl::Status CheckComplete(const TlsFiles& files);
 
-// The same as PEM texts.
+// The contents of TlsFiles, as PEM texts.
 struct TlsTexts {
   std::string certificate;
   std::string private_key;
@@ -44,44 +44,45 @@ struct TlsTexts {
   friend bool operator==(const TlsTexts&, const TlsTexts&) = default;
 };
 
-// Reads a file that contains `what`, such as "the authority's key". Errors name both: NOT_FOUND,
-// PERMISSION_DENIED, ... of FileError; INVALID_ARGUMENT (BAD_FILE) for one that is not a regular
-// file or is over 1 MiB.
+// Reads a file that contains `what`, such as "the authority's key". Errors name the path and
+// `what`: NOT_FOUND, PERMISSION_DENIED, ... of FileError; INVALID_ARGUMENT (BAD_FILE) for a file
+// that is not regular or is over 1 MiB.
 absl::StatusOr<std::string> ReadPemFile(const std::string& path, std::string_view what);
-// Errors of ReadPemFile.
+// Errors: those of ReadPemFile.
 absl::StatusOr<TlsTexts> ReadTlsFiles(const TlsFiles& files);
 
-// The facts in a certificate about its owner.
+// What a certificate says about its owner.
 struct CertificateFacts {
   PeerName name;
   absl::Time not_before;
   absl::Time not_after;
 };
 
-// Checks that `texts`, which came from `files`, are usable at `now`. Each error names the file, the
-// fault and the remedy:
+// Checks that `texts`, which were read from `files`, are usable at `now`. Each error names the
+// file, the fault and the remedy:
 // clang-format off
 //   INVALID_ARGUMENT (BAD_FILE)  A text is not PEM. The key has a passphrase or does not belong to
-//                                the certificate. No given authority signed the certificate. It is
-//                                not for TLS clients (or, for a coordinator or worker, servers). It
-//                                has no name of PeerName's form, or several.
+//                                the certificate. No given authority signed the certificate. The
+//                                certificate is not for TLS clients (or, for a coordinator or
+//                                worker, not for servers). The certificate has no name of
+//                                PeerName's form, or several.
 //   FAILED_PRECONDITION          The certificate, or that of an authority above it, is not valid
 //                                yet or is no longer valid.
 // clang-format on
 absl::StatusOr<CertificateFacts> CheckTls(const TlsFiles& files, const TlsTexts& texts,
                                           absl::Time now);
 
-// Makes connections of `context` present the certificate and its intermediates, prove ownership by
-// the key, and trust the authorities. Servers also send the authorities' names to callers. Returns
-// the errors of CheckTls for texts that it would refuse.
+// Sets up `context`: its connections present the certificate and its intermediates, prove that they
+// own the key, and trust the authorities. Servers also send the authorities' names to clients.
+// Errors: those of CheckTls, for texts that CheckTls would refuse.
 absl::Status UseTls(const TlsTexts& texts, ssl_ctx_st* context);
 
-// Returns the facts of the peer's certificate. NOT_FOUND if the peer presented none; errors of
-// ReadCertificate for one without a name.
+// Returns the facts of the peer's certificate. NOT_FOUND: the peer presented none. Otherwise the
+// errors of ReadCertificate, such as for a certificate without a name.
 absl::StatusOr<CertificateFacts> ReadPeerCertificate(const ssl_st* connection);
 
 // Checks that this process trusts the certificates that the server presented, and that they are
-// valid at `now`:
+// valid at `now`. Errors:
 // clang-format off
 //   FAILED_PRECONDITION  one is not valid yet, or no longer valid; the message names it
 //   INVALID_ARGUMENT     they do not lead to an authority; the message is OpenSSL's reason
@@ -94,33 +95,33 @@ struct KeyPair {
   std::string private_key;
 };
 
-// Certificates become valid this long before their creation, for hosts whose clocks lag.
+// Certificates become valid this long before they are made, for hosts whose clocks lag.
 inline constexpr absl::Duration kClockSkew = absl::Minutes(5);
 
-// Returns a new authority of P-256 whose certificate is valid from kClockSkew before `now` to
-// `not_after`. Only for trials and tests, because its key lies in a file.
+// Returns a new authority with a P-256 key. Its certificate is valid from kClockSkew before `now`
+// to `not_after`. Only for trials and tests, because the authority's key lies in a file.
 absl::StatusOr<KeyPair> MakeAuthority(absl::Time now, absl::Time not_after);
 
 struct CertificateRequest {
   PeerName name;
-  // Further names, for tools that verify the host: host names and IP addresses. INVALID_ARGUMENT
-  // for other text.
+  // Further names, for tools that verify the host: host names and IP addresses. Other text:
+  // INVALID_ARGUMENT.
   std::vector<std::string> hosts;
   absl::Time not_before;
-  absl::Time not_after;  // never later than the authority's own
+  absl::Time not_after;  // at most the authority's own
 };
 
-// Returns a new key of P-256, with a certificate that `authority` signs.
+// Returns a new P-256 key, with a certificate that `authority` signs.
 absl::StatusOr<KeyPair> MakeCertificate(const KeyPair& authority,
                                         const CertificateRequest& request);
 
 // Returns the certificate in `bundle` (PEM) that belongs to the key; NOT_FOUND if there is none.
 absl::StatusOr<std::string> FindCertificateOf(std::string_view private_key,
                                               std::string_view bundle);
-// Returns the facts of the first certificate in a PEM text. Unlike CheckTls, checks nothing else.
+// Returns the facts of the first certificate in a PEM text. Makes none of the checks of CheckTls.
 absl::StatusOr<CertificateFacts> ReadCertificate(std::string_view text);
-// Returns the end of validity of the first certificate in a PEM text. The certificate needs no
-// name, as those of authorities.
+// Returns the time at which the first certificate in a PEM text expires. Also for a certificate
+// without a name, such as an authority's.
 absl::StatusOr<absl::Time> ReadExpiry(std::string_view text);
 
 }  // namespace shardmesh::rpc

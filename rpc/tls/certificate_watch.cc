@@ -1,4 +1,4 @@
-// Polls certificate files, and stores the current ones where gRPC reads them.
+// Polls certificate files, and keeps the current contents where gRPC reads them.
 #include "rpc/tls/certificate_watch.h"
 
 #include <fcntl.h>
@@ -29,7 +29,8 @@ absl::Status CertificateWatch::MemoryFile::Set(std::string_view text) {
     }
     text.remove_prefix(static_cast<size_t>(count));
   }
-  // gRPC compares times in whole seconds to detect a change between its two reads.
+  // Each version gets another time, in whole seconds: gRPC compares times to detect a change
+  // between its two reads.
   const timespec time{.tv_sec = ++version_, .tv_nsec = 0};
   const timespec times[] = {time, time};
   if (futimens(fresh.get(), times) != 0) {
@@ -50,8 +51,8 @@ std::string CertificateWatch::MemoryFile::path() const {
 absl::StatusOr<std::unique_ptr<CertificateWatch>> CertificateWatch::Start(const TlsFiles& files,
                                                                           absl::Duration interval) {
   std::unique_ptr<CertificateWatch> watch(new CertificateWatch(files, interval));
-  watch->taken_ = watch->LookAtFiles();  // before they are read: a change meanwhile is then
-                                         // detected
+  // Before the files are read, so that the next poll detects a change that happens meanwhile.
+  watch->taken_ = watch->LookAtFiles();
   SHARDMESH_ASSIGN_OR_RETURN(State state, watch->Load());
   SHARDMESH_RETURN_IF_ERROR(watch->Use(std::move(state)));
   watch->thread_ = std::thread([watch = watch.get()] { watch->Run(); });
@@ -129,7 +130,7 @@ void CertificateWatch::Look() {
   absl::StatusOr<State> loaded = Load();
   absl::Status status = loaded.status();
   if (status.ok() && loaded->texts == old->texts) {
-    taken_ = seen;  // rewritten with the same content
+    taken_ = seen;  // the files were rewritten with the same content
     refused_.reset();
     return;
   }

@@ -1,5 +1,5 @@
 // CertificateWatch: certificate files that may be replaced while the process runs. The last valid
-// ones stay in use.
+// contents stay in use.
 #ifndef SHARDMESH_RPC_TLS_CERTIFICATE_WATCH_H_
 #define SHARDMESH_RPC_TLS_CERTIFICATE_WATCH_H_
 
@@ -20,17 +20,18 @@
 
 namespace shardmesh::rpc {
 
-// Polls the three files on its own thread. Changed files that pass CheckTls are used from then on,
-// and the log reports it. Invalid files keep the previous ones in use. They are logged after two
-// consecutive failures, because certificate and key may be replaced non-atomically. An expired
-// current certificate is logged too.
+// Polls the three files on its own thread. If changed files pass CheckTls, the watch uses them from
+// then on and logs that. Otherwise the previous contents stay in use. The watch logs invalid files
+// after two consecutive failures, because certificate and key may be replaced one after the other.
+// It also logs that the current certificate has expired.
 //
-// Files may be replaced, rewritten, or swapped with their folder, as Kubernetes does. A certificate
-// with another name is refused: the identity of a process does not change while it runs.
+// Files may be replaced or rewritten. Their folder may be swapped, as Kubernetes does. A
+// certificate with another name is refused, because the identity of a process does not change while
+// the process runs.
 //
-// Readers that accept only files, as gRPC's provider does, use pair_path() and authorities_path().
-// These name memory of this process that is replaced as a whole, so certificate and key always
-// belong together. The paths are valid in this process while the watch lives.
+// Readers that accept only files, such as gRPC's certificate provider, use pair_path() and
+// authorities_path(). These paths lead to memory files that are replaced as a whole, so certificate
+// and key always belong together. The paths are valid in this process while the watch lives.
 //
 // Thread-safe.
 class CertificateWatch {
@@ -42,7 +43,7 @@ class CertificateWatch {
 
   static constexpr absl::Duration kInterval = absl::Seconds(1);
 
-  // Errors of ReadTlsFiles and CheckTls; RESOURCE_EXHAUSTED if there is no descriptor left.
+  // Errors: those of ReadTlsFiles and CheckTls. RESOURCE_EXHAUSTED: no file descriptor is left.
   static absl::StatusOr<std::unique_ptr<CertificateWatch>> Start(
       const TlsFiles& files, absl::Duration interval = kInterval);
   ~CertificateWatch();
@@ -52,23 +53,23 @@ class CertificateWatch {
   const TlsFiles& files() const { return files_; }
   // Returns the current certificates; never null.
   std::shared_ptr<const State> state() const;
-  // Certificate and key in one PEM text; the authorities in another.
+  // Paths of the current contents: certificate and key in one PEM text, the authorities in another.
   std::string pair_path() const { return pair_.path(); }
   std::string authorities_path() const { return authorities_.path(); }
 
  private:
-  // A text in memory that can be opened by a path.
+  // A text in memory that readers open by a path.
   class MemoryFile {
    public:
-    // Replaces the text. Readers with the file already open read the old text to its end.
+    // Replaces the text. Readers that opened the file before read the old text to its end.
     absl::Status Set(std::string_view text);
     std::string path() const;
 
    private:
-    FileDescriptor descriptor_;  // its number stays the same
+    FileDescriptor descriptor_;  // keeps its number, which is part of the path
     int64_t version_ = 0;
   };
-  // Detects changed files.
+  // State of the three files (device, inode, time and size), to detect changes.
   using Fingerprint = std::array<std::array<int64_t, 5>, 3>;
 
   CertificateWatch(const TlsFiles& files, absl::Duration interval)
@@ -83,11 +84,11 @@ class CertificateWatch {
   const TlsFiles files_;
   const absl::Duration interval_;
 
-  // Used only by the thread after it starts.
+  // Once the thread runs, only the thread uses these.
   MemoryFile pair_;
   MemoryFile authorities_;
-  Fingerprint taken_ = {};              // of the files in use
-  std::optional<Fingerprint> refused_;  // of the files that the last poll refused
+  Fingerprint taken_ = {};              // state of the files in use
+  std::optional<Fingerprint> refused_;  // state of the files that the last poll refused
   bool is_logged_ = false;              // whether the refusal was logged
   bool is_expiry_logged_ = false;
 
@@ -95,7 +96,7 @@ class CertificateWatch {
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::shared_ptr<const State> state_ ABSL_GUARDED_BY(mutex_);
 
-  std::thread thread_;  // last: starts when all members above exist
+  std::thread thread_;  // last: the thread uses all members above
 };
 
 }  // namespace shardmesh::rpc

@@ -1,4 +1,4 @@
-// Credentials, and the test whether an address is beyond this host.
+// Makes credentials, and tests whether an address is beyond this host.
 #include "rpc/tls/credentials.h"
 
 #include <arpa/inet.h>
@@ -29,11 +29,11 @@ namespace {
 
 namespace tls = grpc::experimental;
 
-// Interval in seconds at which gRPC checks whether the watch replaced its files.
+// Interval, in seconds, at which gRPC checks whether the watch has replaced its memory files.
 constexpr unsigned int kProviderInterval = 1;
 
-// Returns this project's name among the URIs of a certificate; nullopt if there is none, or
-// several.
+// Returns the one URI of a certificate that has PeerName's form; nullopt if none or several have
+// it.
 template <typename Uris>
 std::optional<PeerName> NameAmong(const Uris& uris) {
   std::optional<PeerName> found;
@@ -46,7 +46,7 @@ std::optional<PeerName> NameAmong(const Uris& uris) {
   return found;
 }
 
-// Accepts peers by the name in their certificate, which gRPC has verified against the authority.
+// Accepts a peer by the name in its certificate. gRPC has verified the certificate before.
 class NameVerifier final : public tls::ExternalCertificateVerifier {
  public:
   explicit NameVerifier(ExpectedPeer expected) : expected_(std::move(expected)) {}
@@ -71,7 +71,7 @@ class NameVerifier final : public tls::ExternalCertificateVerifier {
 void WatchAll(tls::TlsCredentialsOptions& options) {
   options.watch_root_certs();
   options.watch_identity_key_cert_pairs();
-  options.set_check_call_host(false);  // the verifier checks names
+  options.set_check_call_host(false);  // NameVerifier checks the name instead
 }
 
 }  // namespace
@@ -89,8 +89,8 @@ absl::StatusOr<Credentials> Credentials::FromFiles(const TlsFiles& files) {
   if (files.empty()) {
     return Insecure();
   }
-  // Never destroyed: a thread of gRPC's reads the watch's files even after the last channel is
-  // gone.
+  // Never destroyed: a thread of gRPC reads the watch's files even after the last channel is
+  // destroyed.
   static absl::Mutex& mutex = *new absl::Mutex;
   static auto& all = *new std::map<TlsFiles, Tls*>;
   absl::MutexLock lock(&mutex);

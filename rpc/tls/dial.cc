@@ -1,4 +1,4 @@
-// Dials, and speaks as much TLS as a diagnosis needs.
+// Makes plain connections, and as much of a TLS handshake as a diagnosis needs.
 #include "rpc/tls/dial.h"
 
 #include <netdb.h>
@@ -37,7 +37,7 @@ struct SocketAddress {
 };
 using SocketAddresses = std::vector<SocketAddress>;
 
-// Returns the addresses of a host, each once. Errors of Dial.
+// Returns the addresses of a host, each once. Errors: those of Dial.
 absl::StatusOr<SocketAddresses> Resolve(std::string_view address) {
   if (IsUnixAddress(address)) {
     return absl::UnimplementedError("a unix socket is not dialled");
@@ -85,14 +85,14 @@ std::string TextOf(const SocketAddress& address) {
                                              : StrCat(host, ":", port);
 }
 
-// A connection in progress, or its outcome.
+// An attempt to connect to one address, or its outcome.
 struct Attempt {
   enum State { kPending, kAccepts, kRefuses };
   FileDescriptor socket;
   State state = kPending;
 };
 
-// Begins an attempt for each address, in their order.
+// Starts an attempt for each address, in the order of the addresses.
 std::vector<Attempt> Begin(const SocketAddresses& addresses) {
   std::vector<Attempt> attempts;
   for (const SocketAddress& to : addresses) {
@@ -110,7 +110,7 @@ std::vector<Attempt> Begin(const SocketAddresses& addresses) {
   return attempts;
 }
 
-// Polls until a deadline, which may be further away than one poll can wait. Signals do not end it.
+// Polls until `end`, which may be later than one call of poll can wait. Continues after a signal.
 int PollUntil(absl::Span<pollfd> descriptors, const SteadyDeadline& end) {
   constexpr int kLongest = std::numeric_limits<int>::max();
   while (true) {
@@ -122,8 +122,8 @@ int PollUntil(absl::Span<pollfd> descriptors, const SteadyDeadline& end) {
   }
 }
 
-// Waits until all attempts have ended, or with `first_is_enough` until one is accepted; at most
-// until `deadline`.
+// Waits until all attempts have ended, or with `first_is_enough` until one is accepted. Waits at
+// most until `deadline`.
 void Await(std::vector<Attempt>& attempts, absl::Time deadline, bool first_is_enough) {
   const auto end = SteadyDeadline::At(deadline);
   while (true) {
@@ -147,7 +147,8 @@ void Await(std::vector<Attempt>& attempts, absl::Time deadline, bool first_is_en
   }
 }
 
-// Diagnoses a TLS server for a TLS client.
+// Returns why a TLS server, with which the handshake succeeded, does not fit this TLS client; empty
+// if no fault is found.
 std::string DiagnoseTls(TlsSession& session, const CertificateWatch& watch,
                         const ExpectedPeer& peer, absl::Time deadline) {
   using Outcome = TlsSession::Outcome;
@@ -171,7 +172,8 @@ std::string DiagnoseTls(TlsSession& session, const CertificateWatch& watch,
         "its certificate is that of ", facts->name.ToUri(), ", and ", peer.ToString(),
         " is expected; is the address right, and does that process have its own certificate?");
   }
-  // A refusal arrives with the server's first bytes, after the handshake.
+  // A server's refusal of the client's certificate arrives only after the handshake, with the
+  // server's first bytes.
   char byte = 0;
   size_t count = 0;
   switch (session.Read(absl::MakeSpan(&byte, 1), &count, deadline)) {
@@ -194,7 +196,7 @@ std::string DiagnoseTls(TlsSession& session, const CertificateWatch& watch,
 }  // namespace
 
 bool AwaitReady(int descriptor, short events, absl::Time deadline, int stop) {
-  // poll ignores a negative descriptor.
+  // poll ignores a negative descriptor, so `stop` may be negative.
   pollfd ready[] = {{.fd = descriptor, .events = events, .revents = 0},
                     {.fd = stop, .events = POLLIN, .revents = 0}};
   return PollUntil(absl::MakeSpan(ready), SteadyDeadline::At(deadline)) > 0 &&
@@ -239,7 +241,7 @@ std::string DiagnoseConnection(std::string_view address, const Credentials& cred
   const absl::StatusOr<TlsContext> context =
       TlsContext::ForClient(state == nullptr ? nullptr : &state->texts);
   if (!context.ok()) {
-    return "";  // they were checked, so memory is exhausted
+    return "";  // the texts were checked before, so memory is exhausted
   }
   TlsSession session(*context, fd->get());
   const Outcome outcome = session.Connect(deadline);

@@ -1,4 +1,4 @@
-// Owners of OpenSSL's objects: OpensslOwned<X509, X509_free>.
+// Smart pointers for OpenSSL's objects: OpensslOwned<X509, X509_free>.
 #ifndef SHARDMESH_RPC_TLS_OPENSSL_OWNED_H_
 #define SHARDMESH_RPC_TLS_OPENSSL_OWNED_H_
 

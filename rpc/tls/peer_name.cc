@@ -1,4 +1,4 @@
-// Parses and formats names in certificates.
+// Parses and formats the names in certificates.
 #include "rpc/tls/peer_name.h"
 
 #include <algorithm>

@@ -13,7 +13,7 @@ namespace shardmesh::rpc {
 
 enum class PeerRole { kCoordinator, kWorker, kClient };
 
-// `coordinator`, `worker`, `client`.
+// Returns `coordinator`, `worker` or `client`.
 std::string_view PeerRoleName(PeerRole role);
 
 // A name in a certificate, `spiffe://shardmesh/ROLE/IDENTITY`.
@@ -28,25 +28,25 @@ struct PeerName {
   friend bool operator==(const PeerName&, const PeerName&) = default;
 };
 
-// Returns nullopt for a URI of another form.
+// Returns nullopt for a URI of any other form.
 std::optional<PeerName> ParsePeerName(std::string_view uri);
 
-// Returns OK for a legal identity: 1 to 63 characters of [A-Za-z0-9._-], the first a letter or
-// digit. Such an identity can be part of a URI, a file name and a label of a host name.
-// INVALID_ARGUMENT (BAD_FIELD) otherwise.
+// Checks an identity: 1 to 63 characters of [A-Za-z0-9._-], the first a letter or digit. Such an
+// identity can be part of a URI, a file name and a label of a host name. INVALID_ARGUMENT
+// (BAD_FIELD): it has another form.
 absl::Status CheckCertificateIdentity(std::string_view identity);
 
-// The peer that a client expects at an address. A plaintext connection proves nothing, and nothing
-// is expected of it.
+// The peer that a client expects at an address. Applies to TLS only: over plaintext, nothing proves
+// who the peer is, and nothing is checked.
 class ExpectedPeer {
  public:
   static ExpectedPeer Coordinator() { return ExpectedPeer(PeerRole::kCoordinator, {}); }
   static ExpectedPeer Worker(std::string identity) {
     return ExpectedPeer(PeerRole::kWorker, std::move(identity));
   }
-  // A coordinator or any worker; for questions that both answer, such as health.
+  // A coordinator or any worker; for calls that both serve, such as health checks.
   static ExpectedPeer AnyServer() { return ExpectedPeer(std::nullopt, {}); }
-  // Any peer with a name: the requirement of a server on its callers.
+  // Any peer with a name: what a server requires of its clients.
   static ExpectedPeer Anybody() {
     ExpectedPeer anybody(std::nullopt, {});
     anybody.is_client_taken_ = true;
@@ -54,14 +54,14 @@ class ExpectedPeer {
   }
 
   bool Matches(const PeerName& name) const;
-  // Returns `a coordinator (spiffe://shardmesh/coordinator/...)`, ... for messages.
+  // Returns a text for messages, such as `a coordinator (spiffe://shardmesh/coordinator/...)`.
   std::string ToString() const;
 
  private:
   ExpectedPeer(std::optional<PeerRole> role, std::string identity)
       : role_(role), identity_(std::move(identity)) {}
 
-  std::optional<PeerRole> role_;  // nullopt: coordinator or worker, and client for Anybody
+  std::optional<PeerRole> role_;  // nullopt: coordinator or worker; for Anybody also client
   std::string identity_;          // empty: any
   bool is_client_taken_ = false;
 };

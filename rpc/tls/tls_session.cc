@@ -16,11 +16,11 @@
 namespace shardmesh::rpc {
 namespace {
 
-// A TLS record begins with its type.
+// A TLS record begins with one byte for its type. These are the first and the last type.
 constexpr int kFirstRecordType = 0x14;
 constexpr int kLastRecordType = 0x17;
 
-// Bytes that are written at once: the maximum of a record.
+// Most bytes that are written at once: the largest TLS record.
 constexpr size_t kPieceBytes = size_t{16} << 10;
 
 absl::Status NoMemory() {
@@ -41,7 +41,7 @@ absl::StatusOr<TlsContext> TlsContext::ForServer(const TlsTexts& texts) {
   SSL_CTX_set_min_proto_version(context.get(), TLS1_2_VERSION);
   SHARDMESH_RETURN_IF_ERROR(UseTls(texts, context.get()));
   SSL_CTX_set_verify(context.get(), SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
-  // Every connection requires the caller's certificate again.
+  // No session resumption: each connection must present the client's certificate again.
   SSL_CTX_set_session_cache_mode(context.get(), SSL_SESS_CACHE_OFF);
   SSL_CTX_set_options(context.get(), SSL_OP_NO_TICKET);
   return context;
@@ -89,7 +89,7 @@ TlsSession::Outcome TlsSession::Write(std::string_view text, absl::Time deadline
       return outcome;
     }
     if (has_unsent()) {
-      return Outcome::kEnded;  // the socket did not accept it
+      return Outcome::kEnded;  // the socket did not accept all bytes
     }
   }
   return Outcome::kDone;
@@ -110,7 +110,7 @@ TlsSession::Outcome TlsSession::Drive(absl::FunctionRef<int()> step, absl::Time 
     const char* const text = ERR_reason_error_string(ERR_peek_error());
     reason_ = text == nullptr ? "unknown" : text;
     ERR_clear_error();
-    // If the socket accepts no more bytes, the peer's last bytes are still read.
+    // Even if the socket accepts no more bytes, continue: the peer's last bytes can still be read.
     Flush(deadline);
     if (result > 0) {
       return Outcome::kDone;

@@ -23,12 +23,12 @@
 namespace shardmesh::server {
 namespace {
 
-// Bounds the length of messages with lists of arrays.
+// Most array ids in one message, which bounds the message's size.
 constexpr int kIdsPerMessage = 10'000;
-// For arrays that each have a reason.
+// Most quarantined tiles in one message. Each carries a text with its reason.
 constexpr int kAsidePerMessage = 1'000;
 
-// A field's number and wire type, and its length, are varints of at most 5 and 10 bytes.
+// Most bytes in front of a field's content: a tag of at most 5 and a length of at most 10 bytes.
 constexpr size_t kMostFieldHeadBytes = 15;
 
 // Appends the tag and the length of a field that is bytes or a message.
@@ -100,7 +100,8 @@ std::vector<WorkerMessage> EncodeVerdict(const InventoryVerdict& verdict, bool l
     to->add_drop_array_ids(array_id);
     flush_if_full();
   }
-  // This field goes before the quarantine: the worker may have to make room for it.
+  // The live arrays go before the quarantined tiles: the worker may have to make room for a live
+  // array first.
   for (const std::string& array_id : verdict.live) {
     to->add_live_array_ids(array_id);
     flush_if_full();
@@ -214,7 +215,7 @@ absl::StatusOr<std::vector<InventoryTile>> DecodeTiles(
     tile.on_disk = held.durability() == v1::DURABILITY_DISK;
   }
   for (const size_t unknown : find_unknown(tiles)) {
-    // The registry does not adopt an array that cannot be read.
+    // The registry does not adopt an array whose descriptor cannot be decoded.
     absl::StatusOr<ArrayDescriptor> array =
         rpc::ParseArrayDescriptorBytes(page.tiles(static_cast<int>(unknown)).array_descriptor());
     if (array.ok() && array->array_id == tiles[unknown].array_id) {

@@ -1,4 +1,4 @@
-// The messages of attach streams between wire and domain.
+// Converts the messages of attach streams between protobuf and the coordinator's types.
 #ifndef SHARDMESH_SERVER_ATTACH_ATTACH_CODEC_H_
 #define SHARDMESH_SERVER_ATTACH_ATTACH_CODEC_H_
 
@@ -37,7 +37,7 @@ WorkerMessage EncodeMessage(const internal::v1::AttachResponse& message);
 struct WorkerWelcome {
   std::string_view cluster_id;
   int64_t term = 0;
-  int32_t protocol = 0;  // both sides speak it from now on
+  int32_t protocol = 0;  // the protocol version of the stream from now on
   absl::Duration heartbeat_interval;
   absl::Duration lost_after;
   std::string_view token_key;
@@ -46,36 +46,41 @@ struct WorkerWelcome {
 };
 WorkerMessage EncodeWelcome(const WorkerWelcome& welcome);
 WorkerMessage EncodeClock(absl::Time now);
-// A verdict in messages of bounded size; none for an empty verdict that is not `last`.
+// Splits a verdict on an inventory (the list of a worker's tiles) into messages of bounded size. An
+// empty verdict gives no message, unless it is the `last` one.
 std::vector<WorkerMessage> EncodeVerdict(const InventoryVerdict& verdict, bool last);
-// The order to drop these arrays, in messages of bounded size.
+// Splits the order to drop these arrays into messages of bounded size.
 std::vector<WorkerMessage> EncodeDrops(const std::vector<std::string>& array_ids);
 
-// The start of a step. Joins the bytes of the step behind its number, epoch and term, and
-// serialises only these.
+// The message that starts a step. Serialises only the step's number, epoch and term. The bytes of
+// the step itself are already encoded and are appended unchanged.
 WorkerMessage EncodeStart(const WorkNumber& number, const EncodedStep& step, bool with_plan);
-// The end of a step or transfer: OK commits.
+// The message that ends a step or transfer. OK commits; an error aborts.
 WorkerMessage EncodeEnd(const WorkRef& work, const absl::Status& status);
 WorkerMessage EncodeEndTransfer(const std::string& transfer_id, const absl::Status& status);
 
 // Messages from workers.
 
 WorkerHello DecodeHello(const internal::v1::Hello& from);
-// `find_unknown` returns the indices of tiles whose arrays are not known. Only those tiles get
-// their descriptors, if these can be read. INVALID_ARGUMENT (BAD_FIELD): a tile cannot be read.
+// Decodes the tiles of a page. `find_unknown` returns the indices of tiles whose arrays the
+// registry does not know. Only those tiles get their array's descriptor, if it can be decoded.
+// INVALID_ARGUMENT (BAD_FIELD): a tile cannot be decoded.
 absl::StatusOr<std::vector<InventoryTile>> DecodeTiles(
     const internal::v1::InventoryPage& page,
     absl::FunctionRef<std::vector<size_t>(const std::vector<InventoryTile>&)> find_unknown);
-// The mesh of each tile's array; empty where the descriptor cannot be parsed.
+// The mesh of each tile's array; empty where the array's descriptor cannot be parsed.
 std::vector<std::string> DecodeMeshIds(const internal::v1::InventoryPage& page);
-// A heartbeat without a time counts as sent at `now`. INVALID_ARGUMENT (BAD_FIELD).
+// Decodes the running and ended instructions of a heartbeat. A heartbeat without a time counts as
+// sent at `now`. INVALID_ARGUMENT (BAD_FIELD).
 absl::StatusOr<FlightLog::Heartbeat> DecodeFlight(const internal::v1::Heartbeat& from,
                                                   absl::Time now);
-// The links of a heartbeat, their times moved forward by `shift`. INVALID_ARGUMENT (BAD_FIELD).
+// Decodes the measured links of a heartbeat and adds `shift` to their times. INVALID_ARGUMENT
+// (BAD_FIELD).
 absl::StatusOr<std::vector<MeasuredLink>> DecodeLinks(const internal::v1::Heartbeat& from,
                                                       absl::Duration shift);
 RankReport DecodeStaged(std::string_view identity, const internal::v1::TileStaged& from);
-// A report of success that cannot be read becomes a failure: INTERNAL.
+// Decodes a rank's report on a step. A report of success that cannot be decoded counts as a
+// failure: INTERNAL.
 RankReport DecodeReport(std::string_view identity, const internal::v1::StepReport& from);
 
 }  // namespace shardmesh::server

@@ -18,7 +18,7 @@
 
 namespace shardmesh::server {
 
-// The parts that the array, compute and cluster services work with. All outlive the services.
+// The parts that the array, compute and cluster services work with. All parts outlive the services.
 struct CoordinatorParts {
   Clock* clock = nullptr;
   const DefinitionStore* definition_store = nullptr;

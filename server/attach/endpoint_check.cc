@@ -1,4 +1,4 @@
-// Asks each endpoint, and counts the answers.
+// Asks each endpoint of a worker for its identity, and collects the answers.
 #include "server/attach/endpoint_check.h"
 
 #include <utility>
@@ -9,7 +9,7 @@
 namespace shardmesh::server {
 namespace {
 
-// Most bytes of an unchecked identity that an error shows.
+// Most bytes that an error shows of an identity that nobody has checked.
 constexpr size_t kMaxIdentityShown = 255;
 
 }  // namespace

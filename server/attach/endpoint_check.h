@@ -26,26 +26,28 @@ struct EndpointAnswer {
   std::string nonce;
 };
 
-// Asks the worker at `address` for its identity. If the transport can tell, the worker must prove
-// that it is `identity`. Calls `answered` exactly once within `timeout`, from any thread, perhaps
-// before this returns. Returns a function that ends the question early. It may be called at any
-// time, also after the answer.
+// Asks the worker at `address` for its identity. If the transport can authenticate the worker, the
+// worker must prove that it is `identity`. Calls `answered` exactly once within `timeout`, from any
+// thread, perhaps before this function returns. Returns a function that cancels the question. The
+// caller may cancel at any time, also after the answer.
 using AskEndpoint = std::function<std::function<void()>(
     const std::string& address, const std::string& identity, absl::Duration timeout,
     absl::AnyInvocable<void(absl::StatusOr<EndpointAnswer>) &&> answered)>;
 
-// Asks all endpoints of a hello at once. `done` gets those that lead back to the worker, in the
-// hello's order, and the failures of the others, for people. It is called exactly once.
+// Asks all endpoints of a hello (a worker's first message) at once. `done` receives the endpoints
+// that lead back to the worker, in the hello's order, and the failures of the others as text. It is
+// called exactly once.
 //
-// Once one endpoint answers correctly, the others have kGrace more: an outdated address, where
-// nothing answers, must not delay the worker. Thread-safe.
+// After the first correct answer, the other endpoints have kGrace more to answer. An outdated
+// address, where nothing answers, therefore does not delay the worker. Thread-safe.
 class EndpointCheck : public std::enable_shared_from_this<EndpointCheck> {
  public:
   // Enough to resolve a name and complete a handshake between running hosts.
   static constexpr absl::Duration kGrace = absl::Milliseconds(250);
   using Done = absl::AnyInvocable<void(std::vector<std::string> verified, std::string failures) &&>;
 
-  // Lives until the last answer; the clock outlives it. Each endpoint has `timeout`.
+  // Starts the check. The check keeps itself alive until the last answer; `clock` must outlive it.
+  // Each endpoint has `timeout` to answer.
   static void Start(const WorkerHello& hello, Clock* clock, const AskEndpoint& ask,
                     absl::Duration timeout, Done done);
 
@@ -61,7 +63,7 @@ class EndpointCheck : public std::enable_shared_from_this<EndpointCheck> {
   void Ask(size_t index, const AskEndpoint& ask, absl::Duration timeout);
   void Answered(size_t index, const absl::StatusOr<EndpointAnswer>& answer);
   absl::Status CheckAnswer(const absl::StatusOr<EndpointAnswer>& answer) const;
-  // Ends the questions that have no answer yet.
+  // Cancels the questions that have no answer yet.
   void Cancel();
 
   const std::string identity_;
@@ -73,7 +75,7 @@ class EndpointCheck : public std::enable_shared_from_this<EndpointCheck> {
   Done done_ ABSL_GUARDED_BY(mutex_);
   std::vector<Probe> probes_ ABSL_GUARDED_BY(mutex_);
   size_t waiting_ ABSL_GUARDED_BY(mutex_);
-  bool found_ ABSL_GUARDED_BY(mutex_) = false;  // an endpoint that leads back
+  bool found_ ABSL_GUARDED_BY(mutex_) = false;  // whether an endpoint led back to the worker
   bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
 };
 

@@ -1,4 +1,4 @@
-// Finds the meshes of an inventory's tiles, and asks the registry.
+// Finds the mesh of each tile of an inventory, and asks the registry for the verdict.
 #include "server/attach/inventory_judge.h"
 
 #include <map>
@@ -10,12 +10,13 @@
 namespace shardmesh::server {
 namespace {
 
-// Removes the descriptors of partial sums whose mesh was changed, or whose ranks were given to
-// other workers, since the array's revision, so that they are not adopted. Ranks can hold different
-// values for the same place of a partial sum: only the revision tells which rank had which. For
-// other arrays the place is enough.
+// Removes the descriptors of doubtful partial sums, so that the registry does not adopt these
+// arrays. A partial sum is doubtful if its mesh, or the workers of the mesh's ranks, changed after
+// the array's revision. Ranks can hold different values for the same place of a partial sum, so the
+// tile must come from the rank of that revision. For other arrays the place alone identifies the
+// data.
 void LeaveDoubtfulSums(const Definitions& state, std::vector<InventoryTile>* tiles) {
-  std::map<std::string, Revision> revisions;  // 0: there is no such mesh
+  std::map<std::string, Revision> revisions;  // 0: no mesh of this name exists
   for (InventoryTile& tile : *tiles) {
     if (!tile.descriptor.has_value() || tile.descriptor->spec.unreduced().empty()) continue;
     const auto [found, is_new] = revisions.try_emplace(tile.descriptor->mesh_id, 0);
@@ -49,7 +50,7 @@ InventoryJudge::InventoryJudge(const Membership* membership, ArrayRegistry* regi
 JudgedInventory InventoryJudge::JudgeWhole(const std::string& identity, uint64_t attachment,
                                            std::vector<InventoryTile> tiles,
                                            std::vector<std::string> quarantined) const {
-  // Read before the view: the view then has all of them.
+  // The ranks are read before the view, so the view contains all of their meshes.
   const std::vector<ServedRank> serves = membership_->RanksOf(identity);
   const std::shared_ptr<const MembershipView> view = membership_->view();
   const std::shared_ptr<const Definitions> state = definition_store_->shared_state();
@@ -65,14 +66,16 @@ JudgedInventory InventoryJudge::JudgeWhole(const std::string& identity, uint64_t
                         auto found = others.find(mesh_id);
                         if (found == others.end()) {
                           InventoryMesh mesh = MeshOf(*view, *state, identity, mesh_id);
-                          // The mesh got its ranks after `serves` was read.
+                          // The mesh got its ranks after `serves` was read: judge the tile without
+                          // a rank.
                           if (mesh.rank.has_value()) mesh = {.mesh = mesh.mesh};
                           if (mesh.identities.empty()) judged.undecided.emplace(mesh_id);
                           found = others.emplace(mesh_id, mesh).first;
                         }
                         return found->second;
                       }};
-  // All meshes that the worker serves: the registry finds arrays there whose tiles it lacks.
+  // The inventory lists every mesh that the worker serves, also one without tiles. The registry can
+  // then find arrays of the mesh whose tiles the worker lacks.
   for (const ServedRank& served : serves) {
     inventory.meshes.emplace(served.mesh_id, MeshOf(*view, *state, identity, served.mesh_id));
   }
@@ -105,7 +108,7 @@ JudgedInventory InventoryJudge::JudgeRestored(const std::string& identity, uint6
 }
 
 int64_t InventoryBytes(const std::vector<InventoryTile>& tiles, int64_t quarantined) {
-  constexpr int64_t kBlockBytes = 64;  // of one heap block of a tile, such as its id
+  constexpr int64_t kBlockBytes = 64;  // size of one heap block of a tile, such as its id
   int64_t bytes = 0;
   for (const InventoryTile& tile : tiles) {
     bytes +=

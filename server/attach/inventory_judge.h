@@ -1,4 +1,5 @@
-// The verdict on the tiles that a worker holds.
+// Decides what a worker does with the tiles of its inventory (the list of tiles that it holds): the
+// verdict.
 #ifndef SHARDMESH_SERVER_ATTACH_INVENTORY_JUDGE_H_
 #define SHARDMESH_SERVER_ATTACH_INVENTORY_JUDGE_H_
 
@@ -16,22 +17,23 @@ namespace shardmesh::server {
 
 struct JudgedInventory {
   InventoryVerdict verdict;
-  // Meshes without ranks: tiles on them were not judged.
+  // Meshes whose ranks have no workers yet. Tiles on these meshes got no verdict.
   std::set<std::string> undecided;
 };
 
 // Tells the registry which ranks of which meshes a worker's tiles belong to. Thread-safe.
 class InventoryJudge {
  public:
-  // All outlive it.
+  // All arguments outlive the judge.
   InventoryJudge(const Membership* membership, ArrayRegistry* registry,
                  const DefinitionStore* definition_store);
 
-  // All tiles that the worker holds. Blocks for as long as the registry takes.
+  // Judges all tiles that the worker holds. Blocks while the registry processes them.
   JudgedInventory JudgeWhole(const std::string& identity, uint64_t attachment,
                              std::vector<InventoryTile> tiles,
                              std::vector<std::string> quarantined) const;
-  // Tiles that the worker took back from its quarantine. `mesh_ids`: the meshes of the tiles.
+  // Judges tiles that the worker took back from its quarantine. `mesh_ids`: the meshes of the
+  // tiles.
   JudgedInventory JudgeRestored(const std::string& identity, uint64_t attachment,
                                 std::vector<InventoryTile> tiles,
                                 const std::vector<std::string>& mesh_ids) const;
@@ -42,10 +44,10 @@ class InventoryJudge {
   const DefinitionStore* const definition_store_;
 };
 
-// Estimate of the memory that a part of an inventory takes.
+// Estimated memory, in bytes, of a part of an inventory.
 int64_t InventoryBytes(const std::vector<InventoryTile>& tiles, int64_t quarantined);
 
-// Logs the tiles that a verdict removes or quarantines. `tiles`: how many were judged.
+// Logs the tiles that a verdict drops or quarantines. `tiles`: number of judged tiles.
 void LogVerdict(std::string_view identity, int64_t tiles, const InventoryVerdict& verdict);
 
 }  // namespace shardmesh::server

@@ -1,4 +1,4 @@
-// Gives turns by the size of recent inventories.
+// Admits streams according to the size of recent inventories.
 #include "server/attach/inventory_queue.h"
 
 #include <algorithm>
@@ -13,8 +13,8 @@
 namespace shardmesh::server {
 namespace {
 
-// The size of the last inventory predicts the next one for this time. Refused workers return
-// sooner.
+// For this time, the size of the last inventory predicts the size of the next one. A refused worker
+// attaches again within this time.
 constexpr absl::Duration kSizeForgottenAfter = absl::Seconds(30);
 
 }  // namespace
@@ -95,8 +95,8 @@ void InventoryQueue::EndTurn(WorkerStream* stream) {
   for (Admit& admit : admitted) std::move(admit)();
 }
 
-// Whether one more stream may bring its inventory now. The next inventory is assumed to be as large
-// as the largest recent one.
+// Whether one more stream may bring its inventory now. Assumes that an unfinished inventory will
+// become as large as the largest recent one.
 bool InventoryQueue::HasTurn() const {
   if (bringing_.empty()) return true;
   if (std::ssize(bringing_) >= limits_.streams) return false;

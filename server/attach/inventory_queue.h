@@ -1,4 +1,5 @@
-// The order in which workers bring their inventories and the registry processes them.
+// The order in which workers send their inventories (lists of the tiles that they hold) and the
+// registry processes them.
 #ifndef SHARDMESH_SERVER_ATTACH_INVENTORY_QUEUE_H_
 #define SHARDMESH_SERVER_ATTACH_INVENTORY_QUEUE_H_
 
@@ -19,43 +20,43 @@
 
 namespace shardmesh::server {
 
-// Bounds the memory of inventories that wait. A stream goes
+// Bounds the memory of inventories that wait to be processed. Calls for one stream, in this order:
 //   AwaitTurn -> its `admit` -> Keep for each page -> TakeIn -> TakeWholeInventory -> EndTurn
-// and from each of these to EndTurn. Thread-safe. Callbacks are called without a lock.
+// A stream may call EndTurn at any point. Thread-safe. Callbacks run without a lock.
 class InventoryQueue {
  public:
   struct Limits {
-    // Streams that bring their inventories at the same time; at least 1.
+    // Most streams that bring their inventories at the same time; at least 1.
     int64_t streams = 256;
-    // Bytes of inventories that have arrived and are not processed yet. One stream at a time may
-    // exceed the limit. Other streams that bring more meanwhile are refused.
+    // Most bytes of inventories that have arrived and still wait. One stream at a time may exceed
+    // the limit. Meanwhile the queue refuses inventories of other streams that would exceed it too.
     int64_t bytes = int64_t{256} << 20;
   };
   using Admit = absl::AnyInvocable<void() &&>;
 
-  // The clock outlives it.
+  // `clock` outlives the queue.
   InventoryQueue(const Clock* clock, Limits limits);
   // Processes all waiting inventories, then ends its thread.
   ~InventoryQueue();
   InventoryQueue(const InventoryQueue&) = delete;
   InventoryQueue& operator=(const InventoryQueue&) = delete;
 
-  // Calls `admit` once the stream may bring its inventory: now, or once fewer others do. The stream
-  // must not end before.
+  // Calls `admit` once the stream may bring its inventory: now, or when fewer other streams do. The
+  // stream must not end before `admit` ran.
   void AwaitTurn(WorkerStream* stream, Admit admit);
-  // Counts `bytes` more of the stream's inventory. No effect if its turn has ended.
-  // RESOURCE_EXHAUSTED (OVERLOADED), with a retry delay: too many bytes wait; the stream must drop
-  // these bytes.
+  // Counts `bytes` more of the stream's inventory. No effect if the stream's turn has ended.
+  // RESOURCE_EXHAUSTED (OVERLOADED), with a retry delay: too many bytes of inventories wait. The
+  // stream must then drop these bytes.
   absl::Status Keep(WorkerStream* stream, int64_t bytes);
-  // The inventory is complete. The queue's thread calls TakeWholeInventory, for one stream after
-  // the other. The stream must not end before.
+  // Queues the stream's complete inventory. The queue's thread calls TakeWholeInventory of one
+  // stream after the other. The stream must not end before its call.
   void TakeIn(WorkerStream* stream);
-  // The inventory was processed, or never will be. Admits the next streams. No effect if the stream
-  // has no turn.
+  // Ends the stream's turn: its inventory was processed, or never will be. Admits the next streams.
+  // No effect if the stream has no turn.
   void EndTurn(WorkerStream* stream);
 
  private:
-  // A stream that brings its inventory, or whose complete inventory waits.
+  // A stream that is bringing its inventory, or whose complete inventory waits to be processed.
   struct Bringing {
     int64_t bytes = 0;
     bool is_whole = false;
@@ -71,14 +72,15 @@ class InventoryQueue {
   absl::flat_hash_map<WorkerStream*, Bringing> bringing_ ABSL_GUARDED_BY(mutex_);
   std::deque<std::pair<WorkerStream*, Admit>> waiting_ ABSL_GUARDED_BY(mutex_);  // for a turn
   std::deque<WorkerStream*> whole_ ABSL_GUARDED_BY(mutex_);                      // to be processed
-  int64_t kept_bytes_ ABSL_GUARDED_BY(mutex_) = 0;                      // sum over bringing_
-  int64_t largest_bytes_ ABSL_GUARDED_BY(mutex_) = 0;                   // of one recent inventory
+  int64_t kept_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // sum over bringing_
+  // Of the largest recent inventory.
+  int64_t largest_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Time last_end_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();  // of a turn
-  // The stream of bringing_ that exceeds limits_.bytes; null: none.
+  // The one stream that has exceeded limits_.bytes; null: none.
   WorkerStream* beyond_ ABSL_GUARDED_BY(mutex_) = nullptr;
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;
 
-  std::thread taker_;  // last: starts when everything above is there
+  std::thread taker_;  // last: the thread uses all members above
 };
 
 }  // namespace shardmesh::server

@@ -1,4 +1,4 @@
-// Compares one view with the next, and divides the differences into pages.
+// Compares two successive views of the membership, and divides the differences into pages.
 #include "server/attach/membership_pages.h"
 
 #include <utility>
@@ -15,7 +15,7 @@ namespace {
 
 using Page = MembershipPages::Page;
 
-// Tag and length of an item.
+// Size of an item's tag and length.
 constexpr int64_t kFramingBytes = 6;
 
 // Collects items, and begins a new page when one is full.
@@ -30,8 +30,8 @@ class Pager {
     size_bytes_ += size_bytes + kFramingBytes;
     if (size_bytes_ >= MembershipPages::kPageBytes) Flush();
   }
-  // Ends the page. A page without items is kept only under `even_if_empty`, because it has other
-  // fields.
+  // Ends the page. Drops a page without items, unless `even_if_empty` says that other fields of the
+  // page matter.
   void Flush(bool even_if_empty = false) {
     if (is_empty_ && !even_if_empty) return;
     pages_->push_back(EncodeMessage(response_));
@@ -63,7 +63,7 @@ const Mesh& MeshOf(const Definition& definition) {
   return std::get<MeshDefinition>(definition.value).mesh;
 }
 
-// The whole mesh; its ranks continue on another page if one is full.
+// Encodes the whole mesh. If a page is full, the remaining ranks continue on the next one.
 std::vector<Page> PagesOf(const MeshRanks& ranks, const Definition& definition) {
   std::vector<Page> pages;
   Pager pager(&pages);
@@ -90,7 +90,7 @@ std::vector<Page> PagesOf(const MeshRanks& ranks, const Definition& definition) 
   return pages;
 }
 
-// Only the revision.
+// Encodes only the mesh's new revision, for workers that know the mesh.
 std::vector<Page> RevisionOf(const MeshRanks& ranks, const Definition& definition) {
   std::vector<Page> pages;
   Pager pager(&pages);
@@ -135,7 +135,7 @@ void MembershipPages::TellWorkers(const MembershipView& view) {
     pager.page().add_lost_workers(identity);
     pager.Added(static_cast<int64_t>(identity.size()) + 3);
   };
-  // Both are in the order of identities.
+  // Both lists of workers are sorted by identity, so one pass compares them.
   auto before = told.workers.begin();
   for (const auto& [identity, worker] : view.workers) {
     for (; before != told.workers.end() && before->first < identity; ++before) {
@@ -181,7 +181,8 @@ void MembershipPages::TellMeshes(const MembershipView& view, const Definitions& 
   for (const auto& [mesh_id, ranks] : view.meshes) {
     if (ranks->identities.empty()) continue;
     const auto definition = definitions.find(mesh_id);
-    // Definitions change first. The view follows, and then there is a change to send.
+    // The definitions change before the view does. Wait for the view: its next Update sends this
+    // mesh.
     if (definition == definitions.end() ||
         MeshOf(*definition->second).size() != std::ssize(ranks->identities)) {
       continue;

@@ -1,4 +1,4 @@
-// The list of members, encoded once for all workers.
+// The list of live workers and meshes for the attached workers, encoded once for all of them.
 #ifndef SHARDMESH_SERVER_ATTACH_MEMBERSHIP_PAGES_H_
 #define SHARDMESH_SERVER_ATTACH_MEMBERSHIP_PAGES_H_
 
@@ -19,10 +19,10 @@ class Membership;
 
 namespace shardmesh::server {
 
-// Turns each new view into messages of type internal::v1::AttachResponse (`membership`): a change
-// for workers that know the state before it, and a snapshot for the others. Each live worker is in
-// them once, however many meshes it has. Each page is encoded once and shared by all streams: a
-// change of one worker costs O(workers) to find and O(1) to encode.
+// Encodes each new view as messages of type internal::v1::AttachResponse (field `membership`).
+// Workers that have the previous state get the change; other workers get a snapshot. Each message
+// lists a live worker once, however many meshes it serves. Each page is encoded once and shared by
+// all streams: a change of one worker costs O(workers) to find and O(1) to encode.
 //
 //   pages.Update(view, state);
 //   for each stream:  send(told ? pages.ChangeFor(identity) : pages.SnapshotFor(identity))
@@ -35,8 +35,8 @@ class MembershipPages {
 
   explicit MembershipPages(int64_t term) : term_(term) {}
 
-  // Takes over the current state. Returns whether it differs from the previous one, so that workers
-  // need a change.
+  // Adopts `view` and `state` as the current state. Returns whether workers need a change, because
+  // the state differs from the previous one.
   bool Update(std::shared_ptr<const MembershipView> view, std::shared_ptr<const Definitions> state);
 
   // Returns the changes of the last Update for this worker, in the order to send.
@@ -51,7 +51,7 @@ class MembershipPages {
     std::shared_ptr<const Definition> definition;
     std::vector<Page> pages;  // the whole mesh
   };
-  // A mesh of the last change.
+  // A mesh that the last Update changed.
   struct ChangedMesh {
     std::shared_ptr<const MeshRanks> ranks;
     std::vector<Page> pages;
@@ -67,14 +67,14 @@ class MembershipPages {
   std::shared_ptr<const Definitions> state_;
   std::map<std::string, ToldMesh, std::less<>> meshes_;  // by mesh id
 
-  // Pages of the last change. Every worker gets those before and after the meshes. A mesh's pages
-  // go to the workers that serve it.
+  // Pages of the last change, in the order to send. Every worker gets the pages before and after
+  // the meshes. Only workers that serve a mesh get its pages.
   std::vector<Page> before_meshes_;
   std::vector<ChangedMesh> changed_meshes_;
   std::vector<Page> after_meshes_;
 
-  // Pages of the snapshot, before and after the meshes. They are made at the first use after a
-  // change.
+  // Pages of the snapshot, before and after the meshes. SnapshotFor makes them at its first call
+  // after a change.
   mutable std::vector<Page> all_workers_;
   mutable Page end_;
 };

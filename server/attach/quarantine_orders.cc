@@ -1,4 +1,4 @@
-// Numbers the orders, and finds them by the numbers of their answers.
+// Numbers the orders, and finds the order that an answer belongs to.
 #include "server/attach/quarantine_orders.h"
 
 #include <iterator>
@@ -48,7 +48,7 @@ void QuarantineOrders::Answer(WorkerStream* stream, const internal::v1::Quaranti
 }
 
 void QuarantineOrders::Forget(int64_t number) {
-  // The callback is destroyed without the lock.
+  // Destroys the callback after the lock is released.
   decltype(orders_)::node_type forgotten;
   absl::MutexLock lock(&mutex_);
   forgotten = orders_.extract(number);

@@ -1,4 +1,4 @@
-// Orders to workers about their quarantines, and the answers.
+// Orders to workers about their quarantines (tiles that a worker put aside), and the answers.
 #ifndef SHARDMESH_SERVER_ATTACH_QUARANTINE_ORDERS_H_
 #define SHARDMESH_SERVER_ATTACH_QUARANTINE_ORDERS_H_
 
@@ -32,18 +32,19 @@ class QuarantineAccess {
  public:
   virtual ~QuarantineAccess() = default;
 
-  // Sends an order about its quarantine to a worker. Calls `answered` once, without a lock, perhaps
-  // before this returns. Returns the order's number.
+  // Sends the worker an order about its quarantine. Calls `answered` once, without a lock, perhaps
+  // before this function returns. Returns the order's number.
+  //
   // UNAVAILABLE (WORKER_LOST): the worker is not attached, or its stream ended before the answer.
   // RESOURCE_EXHAUSTED (OVERLOADED), with a retry delay: too many orders wait for answers.
   virtual int64_t OrderQuarantine(const std::string& identity,
                                   const internal::v1::QuarantineOrder& order,
                                   QuarantineAnswered answered) = 0;
-  // Frees the memory of an order whose answer is no longer wanted. No effect if it was answered.
-  // The worker may still execute the order.
+  // Frees the memory of an order whose answer the caller no longer wants. No effect if the answer
+  // has come. The worker may still execute the order.
   virtual void ForgetQuarantineOrder(int64_t number) = 0;
-  // Sends a worker the verdict on tiles that the verdict on its inventory left unchanged. No effect
-  // if the worker is not attached.
+  // Sends a worker a later verdict on tiles that the verdict on its inventory left unchanged. No
+  // effect if the worker is not attached.
   virtual void SendVerdict(const std::string& identity, const InventoryVerdict& verdict) = 0;
 };
 
@@ -52,23 +53,25 @@ class QuarantineOrders {
  public:
   static constexpr size_t kMaxOrders = 1'000;
 
-  // An order without its answer, and the stream that carried it.
+  // An order whose answer has not come, and the stream that carried the order.
   struct Unanswered {
     WorkerStream* stream = nullptr;
     QuarantineAnswered answered;
   };
 
-  // Sends the order and takes `*answered`. Returns the order's number.
-  // RESOURCE_EXHAUSTED (OVERLOADED), with a retry delay: kMaxOrders wait. `*answered` is kept.
+  // Sends the order and moves from `*answered`. Returns the order's number. RESOURCE_EXHAUSTED
+  // (OVERLOADED), with a retry delay: kMaxOrders orders wait; `*answered` is then unchanged.
   absl::StatusOr<int64_t> Send(WorkerStream* stream, const internal::v1::QuarantineOrder& order,
                                QuarantineAnswered* answered);
-  // Calls `answered` of the order if it went over this stream and still waits.
+  // Calls the order's `answered`, if the order went over this stream and still waits for its
+  // answer.
   void Answer(WorkerStream* stream, const internal::v1::QuarantineAnswer& answer);
   void Forget(int64_t number);
 
-  // Removes the orders that went over this stream, so that Fail can run without the caller's lock.
+  // Removes and returns the orders that went over this stream. The caller then calls Fail without
+  // its lock.
   std::vector<Unanswered> TakeOrdersOf(WorkerStream* stream);
-  // Answers that the worker is not attached.
+  // Answers each order with the error that the worker is not attached.
   static void Fail(std::vector<Unanswered> orders, std::string_view identity);
   static void Fail(QuarantineAnswered answered, absl::Status status);
 
@@ -78,7 +81,7 @@ class QuarantineOrders {
   int64_t last_number_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-// UNAVAILABLE (WORKER_LOST), with a retry delay.
+// The error for a worker that is not attached: UNAVAILABLE (WORKER_LOST), with a retry delay.
 absl::Status NotAttached(std::string_view identity);
 
 }  // namespace shardmesh::server

@@ -1,4 +1,4 @@
-// Compares a mesh's state with the knowledge and reports of its workers.
+// Compares a mesh's current state with the state that its workers have received and reported.
 #include "server/attach/readiness.h"
 
 #include <utility>
@@ -16,7 +16,7 @@ namespace {
 
 // Most ranks, or peers of a rank, that an error names.
 constexpr size_t kMostRanksNamed = 16;
-// Workers connect to each other within this time after an attach or a lost connection.
+// Workers normally connect to each other within this time after an attach or a lost connection.
 constexpr absl::Duration kTimeToMeet = absl::Seconds(5);
 
 absl::Status NotReady(std::string_view mesh_id, std::string_view why, Facts facts) {
@@ -80,7 +80,8 @@ absl::Status Readiness::Check(std::string_view mesh_id) const {
   if (const absl::Status complete = view->CheckComplete(mesh_id); !complete.ok()) {
     return ranks == nullptr ? complete : Incomplete(*view, *ranks, complete);
   }
-  // New ranks are written next to the definition, which is then published again.
+  // Assigning ranks writes them to the definition, which is then published again. Until then the
+  // published definition lacks the new ranks.
   const std::shared_ptr<const Definitions> state = definition_store_->shared_state();
   SHARDMESH_ASSIGN_OR_RETURN(const auto definition, state->Find(DefinitionKind::kMesh, mesh_id));
   if (WorkersOf(*definition) != ranks->identities) {
@@ -108,7 +109,8 @@ absl::Status Readiness::Check(std::string_view mesh_id) const {
                             : is_draining  ? "is draining"
                                            : FindUnmet(identity, *ranks, view->epoch);
     if (why.empty()) continue;
-    // A live worker that is no member yet brings its inventory, or its stream is cut as late.
+    // A live worker without a report has not finished attaching: it becomes a member soon, or its
+    // stream is cut as late.
     is_passing =
         is_passing && (is_draining ? worker.info.durable && !worker.is_held
                                    : !reports_.contains(identity) || MayMeetSoon(*view, *ranks));
@@ -138,7 +140,7 @@ absl::Status Readiness::Check(std::string_view mesh_id) const {
                    {{fact::kRank, StrJoin(missing_ranks, ",")}, {fact::kIdentity, identities}});
 }
 
-// `incomplete`, or RECOVERING if all missing ranks are expected back.
+// Returns `incomplete`, or RECOVERING if the workers of all missing ranks are expected back.
 absl::Status Readiness::Incomplete(const MembershipView& view, const MeshRanks& ranks,
                                    const absl::Status& incomplete) const {
   const std::vector<int64_t> missing = view.MissingRanks(ranks);
@@ -155,7 +157,7 @@ absl::Status Readiness::Incomplete(const MembershipView& view, const MeshRanks& 
                            " to come back, ", recovery_->WaitAdvice()));
 }
 
-// Peers that serve only other meshes do not count.
+// Unreached peers that serve only other meshes do not matter here.
 std::string Readiness::FindUnmet(std::string_view identity, const MeshRanks& mesh,
                                  int64_t epoch) const {
   const auto found = reports_.find(identity);
@@ -174,8 +176,8 @@ std::string Readiness::FindUnmet(std::string_view identity, const MeshRanks& mes
   return apart.empty() ? "" : StrCat("does not reach ", StrJoin(apart, ", "));
 }
 
-// Whether a worker of the mesh attached, or lost its connection to another one, within kTimeToMeet.
-// If a worker pauses, its peers notice first.
+// Whether a worker of the mesh attached, or lost its connection to a peer, within kTimeToMeet. If a
+// worker pauses, its peers report the lost connection first.
 bool Readiness::MayMeetSoon(const MembershipView& view, const MeshRanks& ranks) const {
   const absl::Time lately = clock_->Now() - kTimeToMeet;
   for (const std::string& identity : ranks.identities) {

@@ -20,28 +20,31 @@
 
 namespace shardmesh::server {
 
-// Knows which members reach which peers, and which view and definitions all members have received.
+// Tracks which peers each member reaches, and which view and definitions all members have received.
 // A member is a worker whose inventory was processed. Thread-safe.
 class Readiness {
  public:
-  // All outlive it.
+  // All arguments outlive this object.
   Readiness(const Membership* membership, const DefinitionStore* definition_store,
             const Recovery* recovery, const Clock* clock);
 
-  // The worker is a member from now on; its reports over an earlier stream no longer count.
+  // Records that the worker is a member from now on. Its reports over an earlier stream no longer
+  // count.
   void Joined(std::string_view identity);
   void Left(std::string_view identity);
-  // The peers that a member does not reach, as of `epoch`. No effect for other workers.
+  // Records the peers that a member does not reach, as of `epoch`. No effect if the worker is not a
+  // member.
   void PeersReported(std::string_view identity, int64_t epoch,
                      const std::vector<std::string>& unreached);
-  // All members have received these.
+  // Records that all members have received this view and these definitions.
   void Told(std::shared_ptr<const MembershipView> view, std::shared_ptr<const Definitions> state);
 
   // Whether the member reaches all its peers, as of the newest epoch.
   bool IsReady(std::string_view identity) const;
-  // FAILED_PRECONDITION (MESH_INCOMPLETE) unless every rank of the mesh has a member that is not
-  // draining and reaches the other ranks; names the ranks. UNAVAILABLE (RECOVERING) if everything
-  // that is missing is expected soon. NOT_FOUND: no such mesh.
+  // OK if every rank of the mesh has a member that is not draining and reaches the members of all
+  // other ranks. FAILED_PRECONDITION (MESH_INCOMPLETE) otherwise; the error names the ranks.
+  // UNAVAILABLE (RECOVERING) if everything that is missing is expected soon. NOT_FOUND: no such
+  // mesh.
   absl::Status Check(std::string_view mesh_id) const;
 
  private:
@@ -53,7 +56,7 @@ class Readiness {
 
   absl::Status Incomplete(const MembershipView& view, const MeshRanks& ranks,
                           const absl::Status& incomplete) const;
-  // Why the worker cannot take part in a step of this mesh; empty if it can.
+  // Returns why the worker cannot take part in a step of this mesh; empty if it can.
   std::string FindUnmet(std::string_view identity, const MeshRanks& mesh, int64_t epoch) const
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   bool MayMeetSoon(const MembershipView& view, const MeshRanks& ranks) const
@@ -65,7 +68,7 @@ class Readiness {
   const Clock* const clock_;
 
   mutable absl::Mutex mutex_;
-  // Reports of all members by identity.
+  // The last report of each member, by identity.
   std::map<std::string, PeersReport, std::less<>> reports_ ABSL_GUARDED_BY(mutex_);
   // Null before the first Told.
   std::shared_ptr<const MembershipView> told_view_ ABSL_GUARDED_BY(mutex_);

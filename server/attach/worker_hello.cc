@@ -1,4 +1,4 @@
-// The limits of a hello's fields, and the checks against this cluster.
+// Limits of a hello's fields, and the checks of a hello against this cluster.
 #include "server/attach/worker_hello.h"
 
 #include "absl/strings/escaping.h"
@@ -13,13 +13,13 @@ namespace shardmesh::server {
 namespace {
 
 constexpr size_t kMaxEndpoints = 16;
-// Lengths of texts. Every list of workers shows most of these texts.
+// Most bytes of each text. Every list of workers shows most of these texts.
 constexpr size_t kMaxEndpointBytes = 320;
 constexpr size_t kMaxTextBytes = 128;
 constexpr size_t kMaxClusterIdBytes = 64;
 constexpr size_t kMaxFeatures = 64;
 constexpr size_t kMaxFeatureBytes = 64;
-// Most bytes of an unchecked identity that an error shows.
+// Most bytes that an error shows of an identity that nobody has checked.
 constexpr size_t kMaxIdentityShown = 255;
 
 absl::Status CheckLength(std::string_view text, size_t max_bytes, std::string_view field) {

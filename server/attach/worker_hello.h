@@ -33,7 +33,8 @@ struct WorkerHello {
   std::string data_identity;
 };
 
-// Checks all but the identity, which must have passed rpc::CheckIdentity.
+// Checks all fields except the identity. The caller has checked the identity with
+// rpc::CheckIdentity.
 //   INVALID_ARGUMENT (BAD_FIELD)             a field is out of its range.
 //   FAILED_PRECONDITION (PROTOCOL_MISMATCH)  no protocol in common.
 //   FAILED_PRECONDITION (CLUSTER_MISMATCH)   the worker holds data of another cluster.

@@ -7,7 +7,7 @@
 
 namespace shardmesh::server {
 
-// The bytes of a internal::v1::AttachResponse. Immutable, hence shared by all streams without a
+// The bytes of an internal::v1::AttachResponse. Immutable, so all streams share them without a
 // copy.
 using WorkerMessage = std::shared_ptr<const std::string>;
 

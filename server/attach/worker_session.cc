@@ -44,8 +44,8 @@ void WorkerSession::End() {
     attachment = attachment_;
     reason = end_reason_;
   }
-  // If the coordinator stops and disconnects a worker, the worker is not lost: its tiles remain,
-  // and callers get the stop as the reason.
+  // When the coordinator stops, it disconnects its workers. These workers are not lost: their tiles
+  // remain, and callers get the stop as the reason.
   if (attachment != 0 && !streams_->is_stopping()) {
     streams_->membership().Detach(attachment, std::move(reason));
   }
@@ -60,8 +60,9 @@ void WorkerSession::Send(WorkerMessage message) {
 
 void WorkerSession::Cut(const absl::Status& status) {
   Close(status);
-  // The worker does not read, so neither queued messages nor a status would leave. The current
-  // write fails, the wire then drops the queue, and the stream ends with the status of Close.
+  // The worker does not read, so it would receive neither the queued messages nor a status. Break
+  // makes the current write fail. The wire then drops its queue, and the stream ends with the
+  // status of Close.
   wire_->Break();
 }
 
@@ -88,7 +89,7 @@ void WorkerSession::Close(absl::Status status) {
 
 absl::Status WorkerSession::Hold(std::string_view what) {
   absl::MutexLock lock(&mutex_);
-  // Once Take returns, nothing keeps a closed session alive.
+  // A closed session may be deleted once Take returns: without a hold nothing keeps it alive.
   if (closed_) return absl::CancelledError(StrCat("it was closed before ", what));
   ++holds_;
   return absl::OkStatus();
@@ -101,7 +102,8 @@ void WorkerSession::Release() {
     if (--holds_ > 0) return;
     if (closed_) closed = std::move(close_status_);
   }
-  // Nothing could finish the stream during the hold; from here on the session may be deleted.
+  // The hold kept Close from finishing the stream, so Release finishes it. The session may be
+  // deleted by this call.
   if (closed.has_value()) wire_->Finish(*std::move(closed));
 }
 
@@ -121,15 +123,15 @@ std::string WorkerSession::TakeDecidable(const MembershipView& view) {
     const MeshRanks* const ranks = view.FindMesh(mesh_id);
     if (ranks == nullptr || ranks->identities.empty()) continue;
     std::string found = mesh_id;
-    undecided_.clear();  // the stream ends for it
+    undecided_.clear();  // the stream is about to end
     return found;
   }
   return "";
 }
 
 void WorkerSession::Take(const internal::v1::AttachRequest& request) {
-  // Nothing is read while endpoints are verified. Verified continues, perhaps already on another
-  // thread.
+  // The session reads nothing while its endpoints are verified. Verified reads on, perhaps already
+  // on another thread.
   const bool is_hello = phase_ == Phase::kHello;
   if (const absl::Status taken = Dispatch(request); !taken.ok()) return Close(taken);
   if (!is_hello) wire_->Read();
@@ -179,7 +181,7 @@ absl::Status WorkerSession::Dispatch(const internal::v1::AttachRequest& request)
     case Message::kLeaving:
       return TakeLeaving(request.leaving());
     case Message::MESSAGE_NOT_SET:
-      break;  // from a newer worker; unknown here
+      break;  // a message of a newer protocol: ignored
   }
   return absl::OkStatus();
 }
@@ -200,7 +202,7 @@ absl::Status WorkerSession::TakeHello(const internal::v1::Hello& message) {
   }
   hello_ = std::move(hello);
   phase_ = Phase::kVerifying;
-  streams_->ExpectNothing(this);  // the check of its endpoints has its own limit
+  streams_->ExpectNothing(this);  // the check of the endpoints has its own time limit
   SHARDMESH_RETURN_IF_ERROR(Hold("its endpoints were asked"));
   EndpointCheck::Start(hello_, options.clock, options.ask_endpoint, options.verify_timeout,
                        [this](std::vector<std::string> endpoints, std::string failures) {
@@ -210,7 +212,7 @@ absl::Status WorkerSession::TakeHello(const internal::v1::Hello& message) {
 }
 
 void WorkerSession::Verified(std::vector<std::string> endpoints, std::string failures) {
-  if (endpoints.empty()) {  // it brings no inventory
+  if (endpoints.empty()) {  // the check failed: no inventory, so no turn
     Admit({}, failures);
     return Release();
   }
@@ -265,7 +267,7 @@ void WorkerSession::Welcome() {
   clock_told_ = options.clock->Now();
   Send(EncodeWelcome({.cluster_id = options.cluster_id,
                       .term = options.term,
-                      // CheckHello has found one.
+                      // CheckHello has made sure that a common protocol exists.
                       .protocol = rpc::CommonProtocol(hello_.min_protocol, hello_.max_protocol)
                                       .value_or(rpc::kNewestProtocol),
                       .heartbeat_interval = timing.heartbeat_interval,
@@ -315,7 +317,7 @@ void WorkerSession::TakeWholeInventory() {
     JudgedInventory judged = streams_->judge().JudgeWhole(
         identity(), attachment, std::exchange(inventory_, {}), std::exchange(quarantined_, {}));
     LeftUndecided(std::move(judged.undecided));
-    // Not for a worker that was lost meanwhile: its tiles were not counted.
+    // A worker that was lost meanwhile gets no verdict: the registry did not count its tiles.
     if (const absl::Status alive = Beat(attachment); !alive.ok()) {
       Close(alive);
     } else if (!is_closed()) {
@@ -337,7 +339,7 @@ absl::Status WorkerSession::TakeRestored(uint64_t attachment,
   SendVerdict(judged.verdict, /*last=*/false);
   if (!judged.undecided.empty()) {
     LeftUndecided(std::move(judged.undecided));
-    streams_->MembershipChanged();  // they may have got their ranks meanwhile
+    streams_->MembershipChanged();  // the meshes may have got their ranks meanwhile
   }
   return absl::OkStatus();
 }
@@ -395,7 +397,8 @@ void WorkerSession::TakeTileStaged(const internal::v1::TileStaged& staged) {
   if (options.tile_staged) options.tile_staged(staged.transfer_id(), staged.size_bytes());
   const absl::Status reported = sequencer_->ReportTransfer(staged.transfer_id(), staged.term(),
                                                            DecodeStaged(identity(), staged));
-  // Too late: the worker drops the tile, and does the same with the tiles that were staged in time.
+  // The tile came too late for its transfer. The worker drops this tile, and the transfer's tiles
+  // that were staged in time.
   if (!reported.ok()) Send(EncodeEndTransfer(staged.transfer_id(), reported));
 }
 
@@ -417,7 +420,8 @@ absl::Status WorkerSession::TakeLeaving(const internal::v1::Leaving& leaving) {
     end_reason_ = StrCat("it left: ", leaving.reason());
   }
   if (phase_ != Phase::kMember) return absl::CancelledError("it left before it took part");
-  // It gets no more work from here on. Its stream is closed when its current work is done.
+  // The worker gets no more work from now on. CloseDrained closes its stream when its current work
+  // is done.
   streams_->membership().Leave(identity()).IgnoreError();  // it may be lost already
   sequencer_->WorkerLeaves(identity(), [streams = streams_, identity = identity(), stream = this] {
     streams->CloseDrained(identity, stream);

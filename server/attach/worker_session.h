@@ -1,4 +1,5 @@
-// One worker's attachment: the order of its messages, and the answer to each.
+// One worker's attachment, which is its stream to the coordinator: the legal order of its messages,
+// and the reply to each.
 #ifndef SHARDMESH_SERVER_ATTACH_WORKER_SESSION_H_
 #define SHARDMESH_SERVER_ATTACH_WORKER_SESSION_H_
 
@@ -39,11 +40,14 @@ class AttachWire {
  public:
   virtual ~AttachWire() = default;
 
-  // OK if the other end may speak as this worker; otherwise the status that ends the stream.
+  // Returns OK if the caller of the stream is authorised to be this worker; otherwise the status
+  // that ends the stream.
   virtual absl::Status CheckCaller(const std::string& identity) const = 0;
-  // Reads one message, for WorkerSession::Take. Never called while a read is in progress.
+  // Reads one message and passes it to WorkerSession::Take. Never called while a read is in
+  // progress.
   virtual void Read() = 0;
-  // Queues a message. RESOURCE_EXHAUSTED: too many bytes wait. Other errors: the stream has ended.
+  // Queues a message. RESOURCE_EXHAUSTED: the queue is full, in bytes. Other errors: the stream has
+  // ended.
   virtual absl::Status Write(WorkerMessage message) = 0;
   // Writes the queued messages, then ends the stream. Called once; may delete the session.
   virtual void Finish(absl::Status status) = 0;
@@ -51,30 +55,31 @@ class AttachWire {
   virtual void Break() = 0;
 };
 
-// A session, written straight:
+// A session, as synchronous code:
 //   hello = read(); endpoints = verify(hello)
 //   attachment = membership.Attach(hello, endpoints); write(welcome)
 //   inventory = read() ...
 //   on the thread for inventories: verdict = judge(inventory); write(verdict); write(membership)
 //   while (report = read()) pass it on
 //   membership.Detach(attachment)
-// Reads continue one at a time, also while the inventory waits to be processed: the session still
+// Reads continue one at a time while the inventory waits to be processed, so the session still
 // receives heartbeats. When the stream ends, for any reason, the worker is lost.
 //
-// Thread-safe, except Take: one call at a time. After Begin the wire calls Take for each message,
-// and Close when the stream breaks. After Finish, once no other call is in progress, it calls End.
+// Thread-safe, except Take: the wire makes one call at a time. After Begin the wire calls Take for
+// each message, and Close when the stream breaks. After Finish, once no other call is in progress,
+// the wire calls End.
 class WorkerSession final : public WorkerStream {
  public:
-  // All outlive the session.
+  // All arguments outlive the session.
   WorkerSession(WorkerStreams* streams, Sequencer* sequencer, AttachWire* wire);
   WorkerSession(const WorkerSession&) = delete;
   WorkerSession& operator=(const WorkerSession&) = delete;
 
-  // Expects the hello. The wire then reads.
+  // Starts the session: sets the deadline of the hello. The wire then reads.
   void Begin();
-  // Handles a message. If more may follow at once, makes the wire read the next one.
+  // Handles a message. Makes the wire read the next message, if one may follow now.
   void Take(const internal::v1::AttachRequest& request);
-  // The last call.
+  // Ends the session. The wire makes no call after this one.
   void End();
   bool is_closed() const;
 
@@ -88,8 +93,8 @@ class WorkerSession final : public WorkerStream {
   std::string TakeDecidable(const MembershipView& view) override;
 
  private:
-  // Legal transitions: each state to the next. Reads make them, except the last two, which
-  // TakeWholeInventory makes.
+  // Legal transitions: each state to the next. Take makes the first and the third, Welcome the
+  // second, and TakeWholeInventory the last two.
   enum class Phase { kHello, kVerifying, kInventory, kTaking, kJudged, kMember };
 
   absl::Status Dispatch(const internal::v1::AttachRequest& request);
@@ -105,10 +110,11 @@ class WorkerSession final : public WorkerStream {
   void TakeStepReport(const internal::v1::StepReport& report);
   absl::Status TakeLeaving(const internal::v1::Leaving& leaving);
 
-  // Keeps the session alive while code outside Take uses it; CANCELLED: it is closed.
+  // Keeps the session alive until Release, while code outside Take uses it. CANCELLED: the session
+  // is closed.
   absl::Status Hold(std::string_view what);
   void Release();
-  // Counts as a sign of life, with the figures of the last heartbeat.
+  // Records a sign of life, with the figures of the last heartbeat.
   absl::Status Beat(uint64_t attachment);
   void SendVerdict(const InventoryVerdict& verdict, bool last);
   void LeftUndecided(std::set<std::string> mesh_ids);
@@ -118,22 +124,22 @@ class WorkerSession final : public WorkerStream {
   AttachWire* const wire_;
 
   std::atomic<Phase> phase_ = Phase::kHello;
-  // Touched by one Take at a time.
+  // Used only by Take, one call at a time.
   WorkerHello hello_;
   std::vector<InventoryTile> inventory_;  // while kTaking, TakeWholeInventory's
   std::vector<std::string> quarantined_;  // likewise
-  absl::Time clock_told_;                 // when the worker was last told the time
+  absl::Time clock_told_;                 // when the coordinator last sent its clock to the worker
 
   mutable absl::Mutex mutex_;
   uint64_t attachment_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Bytes used, according to the last heartbeat.
+  // Bytes that the worker uses, according to its last heartbeat.
   int64_t used_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   QuarantineCount quarantine_ ABSL_GUARDED_BY(mutex_);
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
-  // Meshes without ranks: the worker's tiles on them were not judged.
+  // Meshes whose ranks have no workers yet. The worker's tiles on them got no verdict.
   std::set<std::string> undecided_ ABSL_GUARDED_BY(mutex_);
   int holds_ ABSL_GUARDED_BY(mutex_) = 0;              // calls of Hold without their Release
-  absl::Status close_status_ ABSL_GUARDED_BY(mutex_);  // of a Close during a hold
+  absl::Status close_status_ ABSL_GUARDED_BY(mutex_);  // status of a Close during a hold
   std::string end_reason_ ABSL_GUARDED_BY(mutex_) = "its stream broke";
 };
 

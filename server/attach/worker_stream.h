@@ -1,4 +1,4 @@
-// The stream to one worker, as its senders see it.
+// The stream to one worker, as the code that sends to the worker sees it.
 #ifndef SHARDMESH_SERVER_ATTACH_WORKER_STREAM_H_
 #define SHARDMESH_SERVER_ATTACH_WORKER_STREAM_H_
 
@@ -11,29 +11,32 @@
 
 namespace shardmesh::server {
 
-// The stream takes these calls from its first call of WorkerStreams until WorkerStreams::Leave
-// returns, also after it was closed. None of them blocks or calls WorkerStreams. Thread-safe.
+// WorkerStreams calls these functions from the stream's first call of WorkerStreams until
+// WorkerStreams::Leave returns, also after the stream was closed. None of them blocks or calls
+// WorkerStreams, except TakeWholeInventory. Thread-safe.
 class WorkerStream {
  public:
   virtual ~WorkerStream() = default;
 
   // The worker's identity, once its hello has arrived.
   virtual const std::string& identity() const = 0;
-  // The result of Membership::Attach; 0 before.
+  // The attachment's number from Membership::Attach; 0 before the worker is attached.
   virtual uint64_t attachment() const = 0;
 
-  // Queues a message; a stream that is closed drops it.
+  // Queues a message. A closed stream drops the message.
   virtual void Send(WorkerMessage message) = 0;
   // Writes the queued messages and ends the stream with this status. Only the first call counts.
   virtual void Close(absl::Status status) = 0;
-  // Ends the stream and drops queued messages: its worker may not read.
+  // Ends the stream with this status and drops its queued messages. For a worker that may no longer
+  // read.
   virtual void Cut(const absl::Status& status) = 0;
 
-  // Processes the complete inventory that the stream has brought. InventoryQueue makes this one
-  // call on its own thread; the call may block, and may call WorkerStreams.
+  // Processes the complete inventory that the stream has brought. InventoryQueue calls this once,
+  // on its own thread. The call may block, and may call WorkerStreams.
   virtual void TakeWholeInventory() = 0;
-  // Returns a mesh that had no ranks when the worker's tiles on it came, and has ranks in `view`;
-  // empty if none. After such a mesh the stream names no other: it is about to end.
+  // Returns a mesh whose tiles on this worker got no verdict, because the mesh had no ranks, and
+  // whose ranks are in `view`. Empty: no such mesh. Returns at most one mesh, because the caller
+  // then ends the stream.
   virtual std::string TakeDecidable(const MembershipView& view) = 0;
 };
 

@@ -1,4 +1,4 @@
-// Sends steps, memberships and drops to the streams of members, and cuts streams that are late.
+// Sends steps, memberships and drops to members, and cuts streams that miss a deadline.
 #include "server/attach/worker_streams.h"
 
 #include <algorithm>
@@ -16,16 +16,18 @@
 namespace shardmesh::server {
 namespace {
 
-// Arrays of the earlier mesh may be released for this time after a mesh got other workers.
+// For this time after a mesh got other workers, the registry may still release arrays of the
+// earlier workers.
 constexpr absl::Duration kMovedTime = absl::Minutes(1);
-// Streams that get a change before the lock is released to others.
+// Most streams that get a change before the lock is released, so that other threads are not
+// delayed.
 constexpr int kStreamsPerTurn = 64;
-// Pause after a change for each worker that received it: about four times the cost of sending one.
-// When all workers attach at once, most changes are then sent together.
+// Pause after a change, for each member: about four times the cost of sending one change. When all
+// workers attach at once, most changes are then sent together.
 constexpr absl::Duration kPausePerWorker = absl::Microseconds(250);
 constexpr size_t kMaxPlansKnown = 1024;
 
-// Ends a stream whose worker may attach again at once.
+// The status for a stream whose worker may attach again at once.
 absl::Status AttachAgain(std::string_view identity, std::string_view why) {
   return WithRetryDelay(WithReason(absl::UnavailableError(ToAbsl(why)), Reason::kNotServing,
                                    {{fact::kIdentity, identity}}),
@@ -102,7 +104,7 @@ void WorkerStreams::Drop(const std::string& mesh_id, const std::vector<std::stri
       for (const std::string& identity : ranks->identities) {
         if (WorkerStream* stream = StreamOf(identity); stream != nullptr) stream->Send(message);
       }
-    } else {  // the mesh is gone or has moved since: the arrays may be the earlier mesh's
+    } else {  // the mesh is gone or has moved: earlier workers may hold tiles
       for (const auto& [identity, member] : members_) member.stream->Send(message);
     }
     for (WorkerStream* stream : arriving_) stream->Send(message);
@@ -127,7 +129,8 @@ int64_t WorkerStreams::OrderQuarantine(const std::string& identity,
                                        QuarantineAnswered answered) {
   absl::Status refused;
   {
-    // Leave either finds an order over a departing stream, or the order is refused here.
+    // Under one lock, a stream that is leaving cannot be missed. Either Leave finds this order, or
+    // the order is refused here.
     absl::MutexLock lock(&mutex_);
     if (WorkerStream* const stream = StreamOf(identity); stream == nullptr) {
       refused = NotAttached(identity);
@@ -150,12 +153,13 @@ void WorkerStreams::WorkerLost(std::string_view identity, uint64_t attachment) {
   absl::MutexLock lock(&mutex_);
   const absl::Status lost = WithReason(
       absl::UnavailableError("this attachment has ended; attach again"), Reason::kStaleEpoch);
-  // The stream accepts nothing from now on; Leave removes it when it has ended.
+  // The cut stream ignores further messages. Leave removes it once it has ended.
   if (const auto found = members_.find(identity);
       found != members_.end() && found->second.stream->attachment() == attachment) {
     found->second.stream->Cut(lost);
   }
-  // The worker may still send its inventory, or the registry may still be reading it.
+  // A worker that is not a member yet may still send its inventory, or the registry may be reading
+  // it.
   for (const auto& [stream, awaited] : attaching_) {
     if (stream->attachment() == attachment) stream->Cut(lost);
   }
@@ -174,8 +178,8 @@ void WorkerStreams::Start(const WorkRef& work, const EncodedStepPtr& message) {
       all_know &= !plans.insert(message->plan_hash).second;
     }
   }
-  // Encoding runs without the lock. A worker that attaches over another stream meanwhile asks for
-  // the plan.
+  // Encodes without the lock, which heartbeats need. A worker that attaches over another stream
+  // meanwhile asks for the plan.
   const WorkerMessage start = EncodeStart(number, *message, /*with_plan=*/!all_know);
   absl::MutexLock lock(&mutex_);
   started_.emplace(
@@ -260,7 +264,8 @@ void WorkerStreams::Join(WorkerStream* stream) {
     attaching_.erase(stream);
     Member& member = members_[stream->identity()];
     if (member.stream != nullptr) {
-      // The same process over another stream. Messages in transit on the earlier one are lost.
+      // The worker attached again over another stream. Messages in transit on the earlier stream
+      // are lost.
       unanswered = orders_.TakeOrdersOf(member.stream);
       member.stream->Cut(
           WithReason(absl::UnavailableError("the worker has attached over another stream since"),
@@ -307,8 +312,8 @@ void WorkerStreams::CloseDrained(std::string_view identity, const WorkerStream* 
 
 void WorkerStreams::AttachAnew(std::string_view identity, const std::string& mesh_id) {
   absl::MutexLock lock(&mutex_);
-  // An inventory that is being judged may be judged by the ranks before; one that is not yet is
-  // judged by those of now.
+  // Streams between Arrive and Join may be judged by the earlier ranks, so their workers attach
+  // again too. An inventory whose judging has not begun will be judged by the current ranks.
   std::set<WorkerStream*> streams = arriving_;
   std::erase_if(streams, [&](WorkerStream* stream) { return stream->identity() != identity; });
   if (WorkerStream* const member = StreamOf(identity); member != nullptr) streams.insert(member);
@@ -345,8 +350,8 @@ WorkerStream* WorkerStreams::StreamOf(std::string_view identity) const {
   return found == members_.end() ? nullptr : found->second.stream;
 }
 
-// The thread that sends members the list of live workers. Changes that arrive while it works are
-// sent together: when all workers attach at once, most are sent in hundreds.
+// Runs on its own thread, and sends members the list of live workers. Changes that arrive meanwhile
+// are sent together: when all workers attach at once, a message mostly covers hundreds of changes.
 void WorkerStreams::TellOfMembership() {
   std::shared_ptr<const MembershipView> before;  // was told last
   for (;;) {
@@ -370,7 +375,7 @@ void WorkerStreams::TellOfMembership() {
         }
       }
     }
-    std::optional<std::string> last;  // the last member that got the change
+    std::optional<std::string> last;  // the last member that was handled
     while (TellSome(*view, has_change, &last)) {
     }
     const absl::Time now = options_.clock->Now();
@@ -387,10 +392,12 @@ void WorkerStreams::TellOfMembership() {
   }
 }
 
-// A mesh that had no ranks has them now. Closes the streams of workers whose tiles on it could not
-// be judged. They attach again at once and bring their inventories again; that ends steps on their
-// other meshes. It happens after a repair that lost the ranks. It also happens if a mesh with tiles
-// is defined that the state does not know, as after a restore of an older snapshot.
+// Closes the streams of workers with unjudged tiles on a mesh that had no ranks and has them now.
+// These workers attach again at once and send their inventories again, which ends steps on their
+// other meshes.
+//
+// This happens after a repair that lost the ranks. It also happens after a restore of an older
+// snapshot that lacks a mesh: a client defines the mesh again while workers hold its tiles.
 void WorkerStreams::EndUndecided(const MembershipView& view) {
   absl::MutexLock lock(&mutex_);
   for (const auto& [identity, member] : members_) {
@@ -405,8 +412,8 @@ void WorkerStreams::EndUndecided(const MembershipView& view) {
   }
 }
 
-// Sends to the next few members after `*last` of `view`; false: there are no more. Their pages are
-// chosen without the lock, which heartbeats and steps need.
+// Sends to the next few members of `view` after `*last`. Returns false if no more follow. Chooses
+// their pages without the lock, which heartbeats and steps need.
 bool WorkerStreams::TellSome(const MembershipView& view, bool has_change,
                              std::optional<std::string>* last) {
   struct Told {
@@ -425,8 +432,8 @@ bool WorkerStreams::TellSome(const MembershipView& view, bool has_change,
       const auto& [identity, member] = *next;
       if (member.told && !has_change) continue;
       const uint64_t attachment = member.stream->attachment();
-      // A snapshot includes the worker itself. A worker that attached after the view was made has
-      // set changed_, and gets the next view.
+      // A worker's snapshot must include the worker itself. If the worker attached after `view` was
+      // made, its Join has set changed_: it gets the next view.
       const WorkerStatus* const worker = view.FindWorker(identity);
       if (!member.told && (worker == nullptr || worker->attachment != attachment)) continue;
       turn.push_back({.identity = identity, .attachment = attachment, .by_change = member.told});
@@ -440,7 +447,8 @@ bool WorkerStreams::TellSome(const MembershipView& view, bool has_change,
   absl::MutexLock lock(&mutex_);
   for (const Told& each : turn) {
     const auto found = members_.find(each.identity);
-    // The worker left meanwhile, or attached again. Either event has set changed_.
+    // The worker left meanwhile, or attached again. In both cases changed_ is set, and the next
+    // round covers the worker.
     if (found == members_.end() || found->second.stream->attachment() != each.attachment) {
       continue;
     }

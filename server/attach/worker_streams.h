@@ -46,37 +46,37 @@ namespace shardmesh::server {
 struct WorkerStreamsOptions {
   std::string cluster_id;
   int64_t term = 0;
-  std::string token_key;  // signs transfer tokens; workers get it
+  std::string token_key;  // signs transfer tokens; the coordinator sends it to workers
   std::string build_version;
   AskEndpoint ask_endpoint = nullptr;  // asks a worker's endpoints for its identity
-  // Receive the reports of heartbeats on steps and links. Both outlive the streams.
+  // Receive what heartbeats report on steps and links. Both objects outlive the streams.
   FlightLog* flight_log = nullptr;
   LinkTable* link_table = nullptr;
   Clock* clock = nullptr;
   const Recovery* recovery = nullptr;  // outlives the streams
-  // Called without a lock after a worker's inventory was processed, on the thread for inventories:
-  // the next inventory waits for the call. May be null.
+  // Called without a lock on the thread for inventories, after a worker's inventory was processed.
+  // The next inventory waits until this call returns. May be null.
   std::function<void(std::string_view identity)> joined = nullptr;
-  // Called without a lock for each tile of a put that a rank has staged, before the sequencer gets
-  // its report. May be null.
+  // Called without a lock for each tile of a put that a rank has staged (received, but not
+  // committed), before the sequencer gets the report. May be null.
   std::function<void(std::string_view transfer_id, int64_t size_bytes)> tile_staged = nullptr;
-  // Time for an endpoint to identify itself, while no endpoint has answered yet.
+  // Time for a worker's endpoints to identify themselves, until the first one has answered.
   absl::Duration verify_timeout = absl::Seconds(3);
-  // Time for a stream to bring its hello, and then its complete inventory.
+  // Time for a stream to send its hello, and then time to send its complete inventory.
   absl::Duration hello_timeout = absl::Seconds(10);
   absl::Duration inventory_timeout = absl::Minutes(5);
-  // Most tiles of an inventory; a stream that brings more is refused.
+  // Most tiles of an inventory. A stream that sends more is refused.
   int64_t max_inventory_tiles = 2'000'000;
   // See InventoryQueue::Limits.
   int64_t max_inventories = 256;
   int64_t max_inventory_bytes = int64_t{256} << 20;
 };
 
-// A stream goes
+// A stream passes these calls:
 //   ExpectWithin (hello) -> ExpectNothing -> AwaitTurn -> ExpectWithin (inventory) ->
 //   AwaitInventory -> Arrive -> Join, now a member -> Leave
-// and from each of these to Leave. WorkerSession makes these calls. Only members get steps and
-// memberships.
+// Leave may follow each of them. WorkerSession makes these calls. Only members, whose inventory
+// (list of tiles) was processed, get steps and memberships.
 //
 // As the StepTransport it sends the message of a step to all participants. The plan's bytes are
 // included until each participant is known to have the plan.
@@ -92,23 +92,24 @@ class WorkerStreams final : public StepTransport, public MeshEndpoints, public Q
                 const DefinitionStore* definition_store, WorkerStreamsOptions options);
   ~WorkerStreams() override;
 
-  // Whether the worker reaches all its peers, as of the newest epoch.
+  // Whether the worker has reported, for the newest epoch, that it reaches all its peers.
   bool IsReady(std::string_view identity) const { return readiness_.IsReady(identity); }
-  // The failed attempts to attach since the worker was last a member; only workers that the
-  // membership knows.
+  // The failed attempts to attach since the worker was last a member. Empty for workers that the
+  // membership does not know.
   AttachFailures::Failures FailedAttachesOf(std::string_view identity) const;
 
-  // Orders the workers that serve this mesh to drop these arrays of it. If other workers served the
-  // mesh until a moment ago, orders all workers.
+  // Orders the workers that serve this mesh to drop these arrays of the mesh. If other workers
+  // served the mesh until recently, orders all workers.
   void Drop(const std::string& mesh_id, const std::vector<std::string>& array_ids);
-  // Makes members get the list of live workers. For the membership's listener.
+  // Sends members the changed list of live workers, later and on another thread. The membership's
+  // listener calls this.
   void MembershipChanged();
-  // The worker of this attachment is lost: cuts its stream.
+  // Cuts the stream of a lost worker, if its attachment is still this one.
   void WorkerLost(std::string_view identity, uint64_t attachment);
-  // The worker now serves a rank that another worker served, or no longer serves one: it brings its
-  // inventory again. No effect if it has brought none.
+  // Makes the worker bring its inventory again, because it serves a rank that another worker
+  // served, or no longer serves one. No effect if the worker has brought none.
   void AttachAnew(std::string_view identity, const std::string& mesh_id);
-  // The coordinator stops. Workers whose streams end from now on do not count as lost.
+  // Called when the coordinator stops. Workers whose streams end from now on do not count as lost.
   void Stop() { stopping_ = true; }
 
   // MeshEndpoints.
@@ -137,38 +138,41 @@ class WorkerStreams final : public StepTransport, public MeshEndpoints, public Q
 
   // Cuts the stream unless it reaches its next phase within `time`.
   void ExpectWithin(WorkerStream* stream, absl::Duration time, std::string_view phase);
-  // The stream has reached the expected phase.
+  // Removes the stream's deadline: the stream has reached the expected phase.
   void ExpectNothing(WorkerStream* stream);
-  // The stream has brought its complete inventory: InventoryQueue::TakeIn, without a deadline.
+  // Removes the stream's deadline and queues its complete inventory (InventoryQueue::TakeIn).
   void AwaitInventory(WorkerStream* stream);
-  // The verdict on the worker's inventory is next: the stream gets orders to drop from now on.
+  // Called before the registry judges the worker's inventory. From now on the stream gets orders to
+  // drop arrays.
   void Arrive(WorkerStream* stream);
-  // The worker is a member from now on, over this stream. Its earlier stream is cut.
+  // Makes the worker a member over this stream, and cuts its earlier stream.
   void Join(WorkerStream* stream);
-  // The stream has ended; it is not called any more.
+  // Removes the stream, which has ended. It gets no call after this one.
   void Leave(WorkerStream* stream);
   // Records that a worker failed to attach. The caller has checked its identity and its right to
   // use it. No effect for workers that the membership does not know.
   void AttachFailed(const std::string& identity, const absl::Status& status);
 
-  // The worker has drained: closes the stream, unless it has left already. `stream` may be deleted
-  // by then.
+  // Closes the stream of a worker that has drained, unless the stream has left already. In that
+  // case `stream` may point to a deleted object.
   void CloseDrained(std::string_view identity, const WorkerStream* stream);
-  // Processes a report of a member over its current stream. Ignores other reports.
+  // Processes a member's report of the peers that it does not reach. Ignores reports over any but
+  // its current stream.
   void PeersReported(WorkerStream* stream, int64_t epoch,
                      const std::vector<std::string>& unreached);
   void TilesDropped(std::string_view identity, const std::vector<std::string>& array_ids);
-  // Sends the step again, with its plan. No effect if the step has ended.
+  // Sends the step again, now with its plan. No effect if the step has ended.
   void SendPlan(WorkerStream* stream, int64_t sequence);
 
  private:
   struct Member {
     WorkerStream* stream = nullptr;
-    bool told = false;  // it has a snapshot, and each change since
-    // Hashes of plans that it has. It asks for a plan that it was wrongly believed to have.
+    bool told = false;  // the worker has a snapshot and every change since
+    // SHA-256 of the plans that the worker is believed to have. The worker asks for a plan that it
+    // lacks.
     absl::flat_hash_set<std::string> plans = {};
   };
-  // A live step, for a worker that asks for the plan.
+  // A live step, kept for workers that ask for its plan.
   struct Started {
     WorkNumber number;
     EncodedStepPtr step;
@@ -194,21 +198,21 @@ class WorkerStreams final : public StepTransport, public MeshEndpoints, public Q
   const WorkerStreamsOptions options_;
   const InventoryJudge judge_;
   std::atomic<bool> stopping_ = false;
-  MembershipPages pages_;  // of the teller's thread
+  MembershipPages pages_;  // used only by the thread of TellOfMembership
 
-  // Synchronise themselves; may be called under mutex_.
+  // These synchronise themselves, and may be called under mutex_.
   Readiness readiness_;
   QuarantineOrders orders_;
 
   mutable absl::Mutex mutex_;
   std::map<std::string, Member, std::less<>> members_ ABSL_GUARDED_BY(mutex_);
   std::set<WorkerStream*> arriving_ ABSL_GUARDED_BY(mutex_);  // between Arrive and Join
-  // Streams that are no members yet, and their next phases.
+  // Streams that are not members yet, with the phase that each must reach next.
   absl::flat_hash_map<WorkerStream*, Awaited> attaching_ ABSL_GUARDED_BY(mutex_);
   AttachFailures failed_attaches_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<int64_t, Started> started_ ABSL_GUARDED_BY(mutex_);  // by sequence number
   bool changed_ ABSL_GUARDED_BY(mutex_) = false;  // a member may need an update
-  // All members have received it; null before the first.
+  // The view that all members have received; null before the first one.
   std::shared_ptr<const MembershipView> told_view_ ABSL_GUARDED_BY(mutex_);
   // Meshes that other workers served until recently, and when their members got the change.
   std::map<std::string, absl::Time, std::less<>> moved_ ABSL_GUARDED_BY(mutex_);
@@ -219,7 +223,8 @@ class WorkerStreams final : public StepTransport, public MeshEndpoints, public Q
   Alarm overdue_;  // last: its destructor waits for CutOverdue
 };
 
-// UNAVAILABLE (NOT_SERVING), with a retry delay: the coordinator stops; `hint` is the remedy.
+// The error while the coordinator stops: UNAVAILABLE (NOT_SERVING), with a retry delay. `hint` says
+// what the caller can do.
 absl::Status CoordinatorStops(std::string_view hint);
 
 }  // namespace shardmesh::server

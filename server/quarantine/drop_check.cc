@@ -1,4 +1,4 @@
-// Checks drops before they begin, and describes those that fail.
+// Checks a drop before it begins, and describes a drop that failed.
 #include <iterator>
 #include <optional>
 #include <vector>
@@ -44,7 +44,8 @@ absl::Status DescribeDrop(const Drop& drop, const absl::Status& error) {
   Reason reason = ReasonOf(error);
   if (reason == Reason::kUnspecified && absl::IsUnavailable(error)) reason = Reason::kWorkerLost;
   const absl::Status described = WithFactsOf(absl::Status(error.code(), ToAbsl(text)), error);
-  // The caller reads what was dropped before it asks again.
+  // The caller must read what was dropped before it repeats the call, so the error allows no
+  // automatic retry.
   return reason == Reason::kUnspecified ? described : WithoutRetry(WithReason(described, reason));
 }
 

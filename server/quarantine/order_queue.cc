@@ -1,4 +1,4 @@
-// Sends orders one after the other, and takes their answers.
+// Sends orders one after the other, and processes their answers.
 #include "server/quarantine/order_queue.h"
 
 #include <utility>
@@ -13,8 +13,8 @@ namespace shardmesh::server::quarantine {
 
 namespace {
 
-// How long a worker may take to answer. It may have to read or remove files of many gigabytes, but
-// a disk that hangs must not block a caller without a deadline for ever.
+// Time limit for a worker's answer. A worker may have to read or remove files of many gigabytes.
+// But a disk that hangs must not block a call without a deadline for ever.
 constexpr absl::Duration kOrderTime = absl::Minutes(5);
 
 }  // namespace
@@ -79,7 +79,7 @@ void Orders::Next() {
       return;
     }
   }
-  hub_->ForgetQuarantineOrder(order);  // unless it was answered
+  hub_->ForgetQuarantineOrder(order);  // the answer or Stop came meanwhile
 }
 
 absl::Status Orders::Stopped() {
@@ -94,7 +94,7 @@ void Orders::Stop() {
     is_stopped_ = true;
     number = waits_for_;
   }
-  // Between two orders the thread that has the answer goes on, and sees that the call was stopped.
+  // Between two orders (number 0) there is nothing to end: Next sees is_stopped_ and ends the call.
   if (number != 0) Take(number, "", Stopped());
 }
 
@@ -108,7 +108,7 @@ void Orders::Take(uint64_t number, const std::string& identity,
     clock_->Cancel(timer_);
     order = std::exchange(order_, 0);
   }
-  if (order != 0) hub_->ForgetQuarantineOrder(order);  // unless it was answered
+  if (order != 0) hub_->ForgetQuarantineOrder(order);  // no effect if the worker has answered
   absl::Status status = answer.status();
   bool goes_on = true;
   if (answer.ok()) {
@@ -117,7 +117,7 @@ void Orders::Take(uint64_t number, const std::string& identity,
     }
     goes_on = answered_(identity, *std::move(answer));
   }
-  // An empty identity means that the call was stopped.
+  // An empty identity means that Stop made this call: then `failed_` is not asked.
   if (!status.ok() && (identity.empty() || !failed_ || !failed_(identity, status))) {
     return std::move(done_)(status);
   }

@@ -1,4 +1,4 @@
-// Orders to the workers' quarantines.
+// Sends orders about quarantines (tiles that workers put aside) to the workers.
 #ifndef SHARDMESH_SERVER_QUARANTINE_ORDER_QUEUE_H_
 #define SHARDMESH_SERVER_QUARANTINE_ORDER_QUEUE_H_
 
@@ -25,22 +25,23 @@ inline constexpr int kMaxPage = 1'000;
 
 using Action = internal::v1::QuarantineOrder;
 
-// Sends one order after the other: each is answered within kOrderTime before the next is sent. Ends
-// with the first error, unless `failed` says to go on, or when it is stopped. An order whose answer
-// is no longer wanted is forgotten.
+// Sends orders one after the other. The next order follows the answer to the previous one, for
+// which a worker has kOrderTime. Ends with the first error, unless `failed` allows to continue.
+// Also ends when the call is stopped. Forgets an order whose answer nobody needs any more.
 class Orders : public std::enable_shared_from_this<Orders> {
  public:
   struct Order {
     std::string identity;
     internal::v1::QuarantineOrder order;
   };
-  // False: sends no more orders. An answer with an error passes its partial result here first.
+  // Called for each answer. Returns false to send no more orders. If an answer has an error, this
+  // call gets the answer's partial result before `failed` gets the error.
   using Answered =
       absl::AnyInvocable<bool(const std::string& identity, internal::v1::QuarantineAnswer)>;
-  // True: the next orders are sent nevertheless.
+  // Called for each error. Returns true to send the remaining orders nevertheless.
   using Failed = absl::AnyInvocable<bool(const std::string& identity, const absl::Status&)>;
 
-  // `stop` may be null: then only an error ends it.
+  // Sends the orders. `stop` may be null: then the call cannot be stopped.
   static void Run(Clock* clock, QuarantineAccess* hub, std::deque<Order> orders,
                   const QuarantineStopPtr& stop, Answered answered, QuarantineDone done,
                   Failed failed = nullptr);
@@ -48,19 +49,19 @@ class Orders : public std::enable_shared_from_this<Orders> {
  private:
   void Next();
 
-  // OK unless the call was stopped.
+  // OK, or CANCELLED if the call was stopped.
   absl::Status Stopped();
 
   void Stop();
 
-  // The answer to the order of this number, or the reason why nothing waits for it any longer. A
-  // late answer is ignored.
+  // Processes the answer to the order of this number, or the reason why the answer is no longer
+  // awaited. Ignores an answer that comes later.
   void Take(uint64_t number, const std::string& identity,
             absl::StatusOr<internal::v1::QuarantineAnswer> answer);
 
   Clock* clock_ = nullptr;
   QuarantineAccess* hub_ = nullptr;
-  // Touched only by the thread that has taken the awaited answer: one thread after the other.
+  // Only the thread that has taken the awaited answer uses these: one thread after the other.
   Answered answered_;
   Failed failed_;
   QuarantineDone done_;
@@ -68,8 +69,9 @@ class Orders : public std::enable_shared_from_this<Orders> {
   std::deque<Order> orders_ ABSL_GUARDED_BY(mutex_);
   bool is_stopped_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t last_ ABSL_GUARDED_BY(mutex_) = 0;
-  uint64_t waits_for_ ABSL_GUARDED_BY(mutex_) = 0;  // 0: waits for no answer
-  int64_t order_ ABSL_GUARDED_BY(mutex_) = 0;  // the hub's number of that order; 0: not known yet
+  uint64_t waits_for_ ABSL_GUARDED_BY(mutex_) = 0;  // 0: no answer is awaited
+  // The hub's number of the awaited order; 0: not known yet.
+  int64_t order_ ABSL_GUARDED_BY(mutex_) = 0;
   Clock::TimerId timer_ ABSL_GUARDED_BY(mutex_);
 };
 

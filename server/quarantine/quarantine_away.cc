@@ -1,4 +1,4 @@
-// Finds and describes the workers that may have tiles in quarantine.
+// Finds and describes workers that are not attached and may have tiles in quarantine.
 #include "server/quarantine/quarantine_away.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace {
 
 constexpr size_t kMaxArrayIdBytes = 64;
 constexpr size_t kMaxUnreachedReason = 1024;
-// The most workers, and the most parts of arrays, that an error names.
+// Most workers, and most parts of arrays, that an error names.
 constexpr size_t kMostNamed = 8;
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Workers that may have tiles in quarantine: those to ask, and those that are not attached.
+// The workers that may have tiles in quarantine (put aside): attached ones, which are asked, and
+// absent ones.
 #ifndef SHARDMESH_SERVER_QUARANTINE_QUARANTINE_AWAY_H_
 #define SHARDMESH_SERVER_QUARANTINE_QUARANTINE_AWAY_H_
 
@@ -17,18 +18,18 @@
 
 namespace shardmesh::server::quarantine {
 
-// Identities of the workers that are alive.
+// Returns the identities of the workers that are alive.
 std::vector<std::string> AliveWorkers(const MembershipView& view);
 
-// Attachments of the workers that were asked for their tiles, by identity.
+// For each worker that was asked for its tiles, by identity: its attachment at that time.
 using AskedWorkers = std::map<std::string, uint64_t>;
 
-// Returns live workers that were not asked since they attached; from now on they count as asked. A
-// worker that attaches while others answer is among them. A worker that attaches again is asked
-// again: its tiles may have changed.
+// Returns the live workers that were not asked since they attached, and marks them as asked. This
+// includes a worker that attached while others answered. It also includes a worker that attached
+// again, because its tiles may have changed.
 std::vector<std::string> TakeUnasked(const MembershipView& view, AskedWorkers* asked);
 
-// The first of the names, and the number of the others.
+// Returns the first names and how many others there are, as text.
 std::string FirstOf(const std::vector<std::string>& names);
 
 // A worker that serves ranks and is not attached.
@@ -39,14 +40,15 @@ struct AwayWorker {
 };
 using AwayWorkers = std::map<std::string, AwayWorker>;  // by identity
 
-// Returns the workers of these meshes that are away. Without meshes, or if the ranks of a mesh are
-// not known, returns all workers that are away: any of them may have tiles. `view` must be the view
-// by which the live workers were asked: then each worker was either asked or away, even if workers
-// come or go meanwhile.
+// Returns the absent workers of these meshes. If `mesh_ids` is empty, or the ranks of a mesh are
+// not known, returns all absent workers: any of them may have tiles. `view` must be the view from
+// which the caller took the workers to ask. Then each worker was either asked or is absent here,
+// even if workers come or go meanwhile.
 AwayWorkers FindAway(const CoordinatorParts& context, const MembershipView& view,
                      const std::set<std::string>& mesh_ids);
 
-// `worker-1 (rank 1 of mesh "m": not attached since the coordinator started), ...`
+// Describes absent workers: `worker-1 (rank 1 of mesh "m": not attached since the coordinator
+// started), ...`
 std::string Describe(const AwayWorkers& away);
 
 bool AnyComesBack(const AwayWorkers& away);
@@ -54,18 +56,18 @@ bool AllComeBack(const AwayWorkers& away);
 
 void Encode(const std::string& identity, const AwayWorker& worker, v1::UnreachedWorker* to);
 
-// The identities of the workers, joined by commas, in the form of a fact of an error.
+// Returns the workers' identities, joined by commas, as a fact of an error has them.
 std::string IdentitiesOf(const AwayWorkers& away);
 
-// UNAVAILABLE (RECOVERING) while workers that may have the requested tiles are expected back.
-// NOT_FOUND otherwise.
+// The error for tiles that no attached worker has. UNAVAILABLE (RECOVERING) while absent workers
+// that may have the tiles are expected back; NOT_FOUND otherwise.
 absl::Status NotQuarantined(const CoordinatorParts& context, const MembershipView& view,
                             std::string_view what);
 
-// For people: the time for which an array without a name is held.
+// Describes for messages how long an array without a name is still kept.
 std::string HeldFor(const CoordinatorParts& context, const UnnamedArray& array);
 
-// Accepts 1 to 64 bytes; the error names `field`.
+// Requires 1 to 64 bytes. The error names `field`.
 absl::Status CheckArrayId(const std::string& array_id, std::string_view field);
 
 }  // namespace shardmesh::server::quarantine

@@ -1,4 +1,4 @@
-// Answers to clients' calls about tiles in quarantine: list, restore, drop.
+// Answers to clients' calls about tiles in quarantine (put aside by workers): list, restore, drop.
 #ifndef SHARDMESH_SERVER_QUARANTINE_QUARANTINE_CALLS_H_
 #define SHARDMESH_SERVER_QUARANTINE_QUARANTINE_CALLS_H_
 
@@ -22,16 +22,16 @@ class RestoreQuarantinedResponse;
 
 namespace shardmesh::server {
 
-// Ends a call whose client has gone: with CANCELLED, at once if it waits for a worker. A
-// worker that was asked to drop tiles may still drop them. A restore ends early only while it
-// asks which workers have tiles; once workers take tiles back, it goes on to its end.
+// Ends a call whose client has gone, with CANCELLED: at once if the call waits for a worker. A
+// worker that has an order to drop tiles may still drop them. A restore ends early only while it
+// asks which workers have tiles. Once workers take tiles back, the restore continues to its end.
 // Thread-safe.
 class QuarantineStop {
  public:
   void Cancel();
 
-  // For the call: replaces the callback `on_cancel`. Cancel calls it once, without a lock. If
-  // Cancel was called before, it is called at once.
+  // Sets or replaces the callback of Cancel; the call uses it. Cancel runs the callback once,
+  // without a lock. If Cancel was called before, Set runs it at once.
   void Set(absl::AnyInvocable<void() &&> on_cancel);
 
  private:
@@ -41,9 +41,9 @@ class QuarantineStop {
 };
 using QuarantineStopPtr = std::shared_ptr<QuarantineStop>;
 
-// Asks the attached workers, one after the other. Calls `done` once, on any thread; request and
-// response outlive that call, as do the hub and all objects that `context` names. The errors are in
-// cluster_service.proto.
+// Ask the attached workers, one after the other. They call `done` once, on any thread. Request,
+// response, the hub and all objects of `context` must live until then. cluster_service.proto lists
+// the errors.
 using QuarantineDone = absl::AnyInvocable<void(const absl::Status&) &&>;
 
 void ListQuarantine(const CoordinatorParts& context, QuarantineAccess* hub,

@@ -1,4 +1,4 @@
-// Drops arrays from the workers' quarantines.
+// Drops arrays from workers' quarantines.
 #include "server/quarantine/quarantine_drop.h"
 
 #include <deque>
@@ -42,7 +42,7 @@ void DropListed(const DropPtr& drop) {
       drop->context.clock, drop->hub, std::move(orders), drop->stop,
       [drop](const std::string& identity, internal::v1::QuarantineAnswer answer) {
         drop->answered.insert(identity);
-        // A worker that was away and came back no longer has such a tile.
+        // The worker was absent, came back and has now dropped its tiles.
         if (!answer.has_error() && drop->failed.count(identity) == 0) {
           drop->unreached.erase(identity);
         }
@@ -64,7 +64,8 @@ void DropListed(const DropPtr& drop) {
 
 void ListForDrop(const DropPtr& drop);
 
-// Asks the workers that attached since the others were asked. When none are left, checks and drops.
+// Asks the workers that attached since the last round. If there are none, checks the drop and then
+// drops the tiles.
 void ListUnasked(const DropPtr& drop) {
   const std::shared_ptr<const MembershipView> view = drop->context.membership->view();
   for (const std::string& identity : TakeUnasked(*view, &drop->asked)) {
@@ -88,7 +89,8 @@ void ListUnasked(const DropPtr& drop) {
   DropListed(drop);
 }
 
-// Asks for the next piece of each worker's list, until all are complete.
+// Asks each worker with an incomplete list for the next page of its list, until all lists are
+// complete.
 void ListForDrop(const DropPtr& drop) {
   const std::vector<std::string> ids(drop->request->array_ids().begin(),
                                      drop->request->array_ids().end());

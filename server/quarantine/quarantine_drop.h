@@ -1,4 +1,4 @@
-// A drop of arrays, and the report on a drop that ends with an error.
+// A drop of quarantined arrays (tiles that workers put aside), and the errors of a drop that fails.
 #ifndef SHARDMESH_SERVER_QUARANTINE_QUARANTINE_DROP_H_
 #define SHARDMESH_SERVER_QUARANTINE_QUARANTINE_DROP_H_
 
@@ -27,7 +27,7 @@ struct Part {
   friend auto operator<=>(const Part&, const Part&) = default;
 };
 
-// The drop of some arrays. It first asks which workers have parts of them.
+// The drop of some arrays. First it asks which workers have parts of the arrays.
 struct Drop {
   const CoordinatorParts context;
   QuarantineAccess* const hub;
@@ -37,29 +37,32 @@ struct Drop {
   QuarantineDone done;
 
   AskedWorkers asked = {};
-  std::map<Part, std::string> listed = {};  // the mesh on which it lies; empty: not known
-  // With `validate_only`: the listed parts, as the answer has them.
+  std::map<Part, std::string> listed = {};  // by part: the mesh of the array; empty: not known
+  // Only with `validate_only`: the listed parts, as the response shows them.
   std::map<Part, v1::QuarantinedArray> described = {};
-  // Workers whose list has further pages, with the array that the next page begins after.
+  // Workers whose list has further pages. The value is the last array of the pages so far.
   std::map<std::string, std::string> unlisted = {};
   std::set<Part> dropped = {};
   std::map<std::string, absl::Status> failed = {};  // by worker
-  std::set<std::string> answered = {};  // workers that said what they dropped, failed or not
-  AwayWorkers unreached = {};           // with `even_partly`
+  // Workers that reported what they dropped, also if that was incomplete.
+  std::set<std::string> answered = {};
+  AwayWorkers unreached = {};  // with `even_partly`
 };
 using DropPtr = std::shared_ptr<Drop>;
 
-// Goes on without the worker if the call has `even_partly`.
+// Whether the call continues without the worker: only with `even_partly`. Then records the worker
+// as failed.
 bool GoOnWithout(const std::string& identity, const absl::Status& why, Drop* drop);
 
-// Returns the error with the parts dropped before it and the parts that remain. No client repeats
-// the call automatically, so the caller sees this error.
+// Returns the error, extended by the parts that were dropped and those that remain. No client
+// repeats the call automatically, so the caller sees this error.
 absl::Status DescribeDrop(const Drop& drop, const absl::Status& error);
 
-// The error of a drop that went on without the failed workers, and dropped nothing.
+// The error of a drop that continued without the failed workers, and dropped nothing.
 absl::Status AllFailed(const Drop& drop);
 
-// Requires that nothing was dropped yet and that all live workers of the view were asked.
+// Checks that the drop may begin. Requires that nothing was dropped yet, and that all live workers
+// of `view` were asked.
 absl::Status CheckDrop(const MembershipView& view, Drop* drop);
 
 }  // namespace shardmesh::server::quarantine

@@ -30,8 +30,8 @@ bool IsFull(const v1::ListQuarantineResponse& page, int page_size) {
          page.ByteSizeLong() > kPageBytes;
 }
 
-// Lists arrays without a name after the page's token, `/ARRAY`. Returns whether they fill the page,
-// which then has a token for the next one.
+// Lists arrays without a name that follow the page token, which has the form `/ARRAY`. Returns true
+// if they fill the page, and sets the token of the next page.
 bool ListUnnamed(const CoordinatorParts& context, std::string_view token, int page_size,
                  v1::ListQuarantineResponse* page) {
   const std::string_view start_after = token.empty() ? token : token.substr(1);
@@ -53,14 +53,15 @@ bool ListUnnamed(const CoordinatorParts& context, std::string_view token, int pa
   return false;
 }
 
-// A page of a list, in the order of the workers' identities. Workers that are away are listed in
-// the same order: a page shows the present ones, and has room for all of its workers.
+// A page of a list, sorted by the workers' identities. Attached workers show their tiles. Absent
+// workers stand in the same order, each as one entry.
 struct QuarantinePage {
   v1::ListQuarantineResponse* const response;
   const int page_size;
-  AwayWorkers away;  // still to be listed
+  AwayWorkers away;  // absent workers that are not listed yet
 
-  // False: the page is full, and has a token for the next one.
+  // Lists the absent workers before the identity `before`, or all if that is null. Returns false if
+  // the page is full, and sets the token of the next page.
   bool TellAway(const std::string* before = nullptr) {
     while (!away.empty() && (before == nullptr || away.begin()->first < *before)) {
       const auto first = away.extract(away.begin());
@@ -100,7 +101,7 @@ void ListQuarantine(const CoordinatorParts& context, QuarantineAccess* hub,
         "page_size", StrCat("is ", request->page_size(), "; it must be from 0 to ", kMaxPage)));
   }
   const int page_size = request->page_size() == 0 ? kDefaultPage : request->page_size();
-  // The last worker on the page before, and its last array.
+  // A token has the last worker of the previous page and the last array of this worker.
   const std::string& token = request->page_token();
   const size_t slash = token.rfind('/');
   if (!token.empty() && slash == std::string::npos) {
@@ -112,12 +113,14 @@ void ListQuarantine(const CoordinatorParts& context, QuarantineAccess* hub,
   std::vector<std::string> identities = AliveWorkers(*view);
   AwayWorkers away;
   if (request->identity().empty()) {
-    // Arrays without a name come first. The page before had some, or this one is the first.
+    // Arrays without a name come first. last_identity is empty on the first page, and after a page
+    // that ended with such arrays.
     if (last_identity.empty() && ListUnnamed(context, token, page_size, response)) {
       return std::move(done)(absl::OkStatus());
     }
     away = FindAway(context, *view, {});
-    // The page before listed some arrays of this worker, which is lost since: report it here.
+    // Skip the absent workers of previous pages. The exception is a worker with arrays on the
+    // previous page that was lost since: list it as absent now.
     away.erase(away.begin(), last_array.empty() ? away.upper_bound(last_identity)
                                                 : away.lower_bound(last_identity));
   } else {

@@ -17,7 +17,8 @@ namespace shardmesh::server {
 namespace quarantine {
 namespace {
 
-// Puts tiles that workers took back into quarantine again, with the earlier reason.
+// Undoes a restore: puts the tiles that workers took back into quarantine again, with their earlier
+// reason.
 void TakeBack(const Restore& restore) {
   if (!restore.staged.has_value()) return;
   const absl::StatusOr<Tiling> tiling = restore.staged->Tiling();
@@ -28,7 +29,8 @@ void TakeBack(const Restore& restore) {
         {restore.staged->array_id, tiling->TileOf(rank), held.reason(), held.array_lives()});
     restore.hub->SendVerdict(identity, verdict);
   }
-  // The last step: it moves waiting tiles into quarantine without knowing their earlier reason.
+  // Comes last: Discard moves tiles that still wait into quarantine, but does not know their
+  // earlier reason.
   restore.context.registry->Discard({restore.staged->array_id});
 }
 
@@ -54,7 +56,7 @@ void CommitRestore(const RestorePtr& restore) {
                                     });
 }
 
-// No attached worker has tiles of the array in quarantine.
+// The error if no attached worker has tiles of the array in quarantine.
 absl::Status NothingToRestore(const Restore& restore, const absl::StatusOr<ArrayPtr>& known,
                               const std::optional<UnnamedArray>& unnamed) {
   const std::string what = StrCat("array ", restore.request->array_id());
@@ -72,7 +74,7 @@ absl::Status NothingToRestore(const Restore& restore, const absl::StatusOr<Array
   return NotQuarantined(restore.context, *restore.view, what);
 }
 
-// Workers no longer found all tiles that they had a moment before.
+// The error if workers no longer found all tiles that they had listed just before.
 absl::Status Forestalled(const Restore& restore) {
   const std::string& array_id = restore.request->array_id();
   const absl::StatusOr<ArrayPtr> now = restore.context.registry->FindArray(array_id);
@@ -104,7 +106,7 @@ void BeginRestore(const RestorePtr& restore) {
   if (needs_name) chosen = ChooseName(**known, restore.get());
   if (chosen.ok() && !restore->held.empty()) {
     chosen = known.ok() ? ChooseMissing(*known, restore.get()) : ChooseAll(restore.get());
-    // The array gets its name although no tile in quarantine fits.
+    // The array gets its name even if no tile in quarantine fits.
     if (needs_name) chosen = absl::OkStatus();
   }
   if (!chosen.ok() || restore->request->validate_only()) return EndRestore(restore, chosen);
@@ -116,8 +118,8 @@ void BeginRestore(const RestorePtr& restore) {
   Orders::Run(
       restore->context.clock, restore->hub, std::move(orders), /*stop=*/nullptr,
       [restored](const std::string&, const internal::v1::QuarantineAnswer& answer) {
-        // The worker has reported before that the tile is back in use. A tile of a live array
-        // counts at once, even if the others fail.
+        // Before this answer the worker has reported that the tile is in use again. If the array is
+        // live, the tile counts from then on, even if other workers fail.
         if (answer.arrays_size() > 0) ++*restored;
         return true;
       },
@@ -130,7 +132,7 @@ void BeginRestore(const RestorePtr& restore) {
       });
 }
 
-// Asks which workers have tiles of the array, until all were asked.
+// Asks the live workers which of them have tiles of the array, until all were asked.
 void ListForRestore(const RestorePtr& restore) {
   restore->view = restore->context.membership->view();
   std::deque<Orders::Order> orders;

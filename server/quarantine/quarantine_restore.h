@@ -1,4 +1,5 @@
-// The plan of a restore: the tiles of each rank, and the name.
+// The restore of a quarantined array (tiles that workers put aside): which worker's tile each rank
+// gets, and the array's name.
 #ifndef SHARDMESH_SERVER_QUARANTINE_QUARANTINE_RESTORE_H_
 #define SHARDMESH_SERVER_QUARANTINE_QUARANTINE_RESTORE_H_
 
@@ -30,10 +31,10 @@ struct Restore {
   QuarantineDone done;
 
   AskedWorkers asked = {};
-  // All live workers of this view were asked.
+  // A view whose live workers were all asked.
   std::shared_ptr<const MembershipView> view = nullptr;
   std::map<std::string, v1::QuarantinedArray> held = {};  // by identity
-  // Identities of the workers whose tiles are restored, by rank.
+  // For each rank: the identity of the worker whose tile is restored.
   std::map<int64_t, std::string> ranks = {};
   CommitRequest commit = {};
   std::optional<ArrayDescriptor> staged = {};
@@ -42,16 +43,16 @@ using RestorePtr = std::shared_ptr<Restore>;
 
 absl::Status InProgress(const std::string& array_id);
 
-// Checks an array that no mesh holds completely. The error names the ranks that lack a tile, and
-// the remedy.
+// Checks that the quarantines have all tiles of an array. The error names the ranks that lack a
+// tile, and the remedy.
 absl::Status CheckAllThere(const Restore& restore, const ArrayDescriptor& array);
 
-// Chooses the missing tiles of an array that the registry knows.
+// Chooses the tiles that an array of the registry lacks.
 absl::Status ChooseMissing(const ArrayPtr& array, Restore* restore);
-// Chooses every rank's tile of an array that the registry does not know, and stages the array
+// Chooses the tiles of all ranks, for an array that the registry does not know. Stages the array,
 // unless the request has `validate_only`.
 absl::Status ChooseAll(Restore* restore);
-// Chooses the name of an array that is held without one.
+// Chooses the name of an array that the registry keeps without one.
 absl::Status ChooseName(const Array& array, Restore* restore);
 
 }  // namespace shardmesh::server::quarantine

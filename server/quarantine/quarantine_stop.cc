@@ -1,4 +1,4 @@
-// Ends calls about the quarantine after their clients have gone.
+// Ends calls about quarantines after their clients have gone.
 #include <utility>
 
 #include "server/quarantine/quarantine_calls.h"

@@ -22,7 +22,8 @@ namespace shardmesh::server::quarantine {
 
 namespace {
 
-// Returns the rank whose tile of the array this worker has in quarantine.
+// Returns the rank of this worker in the array's mesh: the tile in its quarantine belongs to that
+// rank.
 absl::StatusOr<int64_t> RankIn(const Restore& restore, const std::string& mesh_id,
                                const std::string& identity) {
   const MeshRanks* ranks = restore.view->FindMesh(mesh_id);
@@ -42,7 +43,7 @@ absl::StatusOr<std::vector<std::pair<Tile, uint32_t>>> TilesOf(const v1::Quarant
   return tiles;
 }
 
-// The name that the array gets. A name that cannot be given is refused before any tile moves.
+// Returns the name that the array will get. Checks the name before any tile moves.
 absl::StatusOr<std::string> NewName(const Restore& restore) {
   const std::string& asked = restore.request->name();
   std::string name = asked.empty() ? StrCat("restored/", restore.request->array_id()) : asked;
@@ -151,7 +152,8 @@ absl::Status ChooseAll(Restore* restore) {
   }
   const Revision ranks_revision = RanksRevisionOf(**definition);
   if (!descriptor.spec.unreduced().empty() && descriptor.mesh_revision != ranks_revision) {
-    // The place of a part does not tell which rank it belongs to.
+    // Tiles of a partial sum can cover the same place, so the place does not tell which rank a tile
+    // belongs to.
     return absl::FailedPreconditionError(StrCat(
         "the array is a partial sum on revision ", descriptor.mesh_revision, " of the mesh \"",
         descriptor.mesh_id, "\", which has its ranks since revision ", ranks_revision,
@@ -181,7 +183,8 @@ absl::Status ChooseAll(Restore* restore) {
   restore->commit.moves.push_back(
       {.name = name, .array_id = descriptor.array_id, .expected_version = 0});
   restore->response->set_name(std::move(name));
-  // Named arrays keep their revision, unless the mesh was defined again.
+  // The array gets the mesh's current revision. It differs from the array's own only if the mesh
+  // was defined again.
   descriptor.mesh_revision = (*definition)->revision;
   if (from.request->validate_only()) return absl::OkStatus();
   const absl::Status staged = from.context.registry->Stage({.descriptor = descriptor});

@@ -1,4 +1,4 @@
-// Two generations of answers in maps by method and request.
+// Keeps answers in two maps, a younger and an older generation, by method and request.
 #include "server/resolve/answer_cache.h"
 
 #include <utility>
@@ -6,7 +6,7 @@
 namespace shardmesh::server {
 namespace {
 
-// Approximate share of the map for each entry.
+// Approximate memory of the map for each entry, beyond request and answer.
 constexpr size_t kOverheadBytes = 128;
 
 }  // namespace

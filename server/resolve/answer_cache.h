@@ -1,4 +1,5 @@
-// A cache of answers to repeated questions: all processes of a job ask the same when they start.
+// A cache of answers to repeated questions: at its start, a job's processes all ask the same
+// questions.
 #ifndef SHARDMESH_SERVER_RESOLVE_ANSWER_CACHE_H_
 #define SHARDMESH_SERVER_RESOLVE_ANSWER_CACHE_H_
 
@@ -21,7 +22,7 @@
 
 namespace shardmesh::server {
 
-// An answer as sent, and the corrections made for it.
+// An answer as the client gets it, and the corrections that it reports.
 struct KnownAnswer {
   grpc::Slice bytes;
   CorrectionTally corrections;
@@ -31,22 +32,22 @@ struct KnownAnswer {
 // the same method, at the same revision of the definitions, get the same answer. Answers of other
 // revisions are dropped. Thread-safe.
 //
-// It is not an LruCache, because it is on the path of every question. An answer that is found in
-// the younger generation is only read: no list is relinked under the lock. The key of a lookup is a
-// view of the request, and old answers leave by the generation, at the price of one move.
+// Every question passes through this cache, so it is cheaper than an LruCache. A hit in the younger
+// generation only reads: no list is relinked under the lock. A lookup takes a view of the request
+// as its key. Answers are evicted a whole generation at a time, at the price of one move.
 class AnswerCache {
  public:
-  // Requests and answers that together are longer are not kept.
+  // Most bytes of a request and its answer together. Longer ones are not cached.
   static constexpr size_t kMaxEntryBytes = 16 << 10;
 
   // Keeps at most about `max_bytes` of requests and answers; evicts the least recently used first.
   explicit AnswerCache(size_t max_bytes) : max_bytes_(max_bytes) {}
 
-  // Nullopt if it is not known.
+  // Returns the cached answer; nullopt if there is none.
   std::optional<KnownAnswer> Find(int method, std::string_view request, int64_t revision);
 
-  // Keeps the answer if the question was asked before, or seems to have been. A question asked only
-  // once then costs neither memory nor time.
+  // Caches the answer if the same question was probably asked before, judged by its hash. A
+  // question that is asked only once therefore costs neither memory nor time.
   void Keep(int method, std::string_view request, int64_t revision, const KnownAnswer& answer);
 
  private:
@@ -66,22 +67,25 @@ class AnswerCache {
   };
   using Answers = absl::flat_hash_map<std::pair<int, std::string>, KnownAnswer, Hash, Same>;
 
-  // Drops answers of other revisions. Returns whether `revision` is the newest known.
+  // Drops all answers if `revision` is newer than theirs. Returns whether `revision` is the newest
+  // known one.
   bool Turn(int64_t revision) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Moves dropped answers to `forgotten`, to be destroyed without the lock.
+  // Adds an answer to the younger generation. Moves evicted answers to `forgotten`; the caller
+  // destroys them without the lock.
   void Add(const Question& question, const KnownAnswer& answer, Answers* forgotten)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const size_t max_bytes_;
   absl::Mutex mutex_;
   int64_t revision_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Two generations: entries used since the younger one began, and older ones. An answer found in
-  // the older generation moves to the younger. When the younger has half of the bytes, it becomes
-  // the older one.
+  // The younger generation has the answers that were used since it began; the older one has the
+  // rest. A hit in the older generation moves the answer to the younger. When the younger one has
+  // half of the bytes, it replaces the older one.
   Answers young_ ABSL_GUARDED_BY(mutex_);
   Answers old_ ABSL_GUARDED_BY(mutex_);
   size_t young_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Hashes of recent questions, each at the index that it determines.
+  // Hashes of recent questions, each at the index (hash % size). A newer hash replaces an older
+  // one.
   std::array<size_t, 4096> asked_ ABSL_GUARDED_BY(mutex_) = {};
 };
 

@@ -1,4 +1,4 @@
-// Threads for answers that take too long for a reaction.
+// Threads for answers that take too long for a reaction (a gRPC callback).
 #include "server/resolve/background.h"
 
 #include "status/detail.h"

@@ -1,4 +1,4 @@
-// Threads for answers that take too long for a reaction.
+// Threads for answers that take too long for a reaction (a gRPC callback).
 #ifndef SHARDMESH_SERVER_RESOLVE_BACKGROUND_H_
 #define SHARDMESH_SERVER_RESOLVE_BACKGROUND_H_
 
@@ -16,25 +16,25 @@
 
 namespace shardmesh::server {
 
-// Runs a few tasks at a time: tasks of one caller in their order of arrival, callers in turns.
-// Thread-safe.
+// Runs tasks on a few threads. The tasks of one caller start in their order of arrival; callers
+// take turns. Thread-safe.
 class Background {
  public:
   using Task = ThreadPool::Task;
 
-  // Most waiting tasks: each is a call that a client waits for, and a longer queue would only add
-  // waiting time.
+  // Most waiting tasks. Each one is a call whose client waits, and a longer queue would only
+  // lengthen the wait.
   static constexpr size_t kMaxWaiting = 64;
-  // Most waiting tasks of one caller, which leaves places for others.
+  // Most waiting tasks of one caller, so that other callers find places.
   static constexpr size_t kMaxWaitingOfCaller = 32;
-  // Longest run of a task, also if its caller has set no deadline.
+  // Time limit of a running task, also if the client has set no deadline.
   static constexpr absl::Duration kTimeLimit = absl::Minutes(5);
 
   explicit Background(int threads)
       : pool_(threads, {.waiting = kMaxWaiting, .waiting_of_key = kMaxWaitingOfCaller}) {}
 
-  // Returns false, and drops the task, if kMaxWaiting tasks wait already, or kMaxWaitingOfCaller of
-  // this caller's (rpc::Caller::name).
+  // Queues the task. Returns false and drops the task if kMaxWaiting tasks wait already, or
+  // kMaxWaitingOfCaller tasks of this caller (rpc::Caller::name).
   bool Run(std::string_view caller, Task task) { return pool_.Run(caller, std::move(task)); }
 
  private:
@@ -45,12 +45,12 @@ class Background {
 // delay.
 absl::Status TooManyWait();
 
-// Tells a call that runs in the background when to stop: once it is cancelled, or has run for
+// Tells a call that runs in the background when to stop: when it is cancelled, or has run for
 // Background::kTimeLimit. Thread-safe.
 class BackgroundStop {
  public:
   void Cancel() { cancelled_.store(true, std::memory_order_relaxed); }
-  // The time limit of the call starts now: time in the queue does not count.
+  // Starts the time limit of the call. Time in the queue does not count.
   void Begin() { limit_ns_.store(SteadyNow() + absl::ToInt64Nanoseconds(Background::kTimeLimit)); }
   bool is_due() const { return cancelled_.load(std::memory_order_relaxed) || is_over_time(); }
   // Returns the status of a call that ended: its own status, or DEADLINE_EXCEEDED if the time limit

@@ -1,4 +1,4 @@
-// The calls of questions about plans and held layouts.
+// The streams of questions about layouts that are planned or held by arrays.
 #include "server/resolve/layout_streams.h"
 
 #include <optional>
@@ -24,12 +24,12 @@ namespace {
 
 using IsCancelled = std::function<bool()>;
 
-// Returns an error about one tensor.
+// Adds the tensor's name to an error about it.
 absl::Status TensorError(const absl::Status& status, std::string_view name) {
   return WithContext(status, StrCat("tensor ", PythonRepr(name)));
 }
 
-// Each tensor of a layout that is known has its spec.
+// Checks that each tensor has a spec: these calls add up given layouts and resolve none.
 absl::Status CheckSpecs(absl::Span<const TreeTensor> tensors) {
   for (const TreeTensor& tensor : tensors) {
     if (tensor.spec == nullptr) {
@@ -43,8 +43,8 @@ absl::Status CheckSpecs(absl::Span<const TreeTensor> tensors) {
   return absl::OkStatus();
 }
 
-// Counts tensors that have specs with `resolver`, and calls `add` for each. Errors of `add` get the
-// tensor's name. CANCELLED leaves the later tensors out.
+// Counts tensors that have specs with `resolver`, and calls `add` for each tensor. Adds the
+// tensor's name to errors of `add`. After CANCELLED the remaining tensors are not added.
 template <typename AddOne>
 absl::Status AddLaidOut(absl::Span<const TreeTensor> tensors, TreeResolver& resolver,
                         const IsCancelled& is_cancelled, const AddOne& add) {
@@ -71,7 +71,7 @@ class AnalyzeAnswer {
     SHARDMESH_ASSIGN_OR_RETURN(stored_tree_, SelectTree(*state_, header.stored_tree()));
     mesh_ = std::move(mesh);
     SHARDMESH_ASSIGN_OR_RETURN(analysis_, LayoutAnalysis::Create(mesh_));
-    // A question without a mesh only checks names and counts.
+    // Without a mesh the resolver only checks the tensors' names and counts.
     SHARDMESH_ASSIGN_OR_RETURN(resolver_, TreeResolver::Create(TreeQuestion()));
     return absl::OkStatus();
   }
@@ -97,7 +97,8 @@ class AnalyzeAnswer {
   }
 
  private:
-  // A shape and a spec. The spec is identified by its address: the tensors of a tree share specs.
+  // A spec and a shape. The spec is identified by its address, because the tensors of a tree share
+  // their specs.
   using Source = std::pair<const PartitionSpec*, Shape>;
 
   absl::Status AddToAnalysis(const TreeTensor& tensor) {
@@ -115,7 +116,7 @@ class AnalyzeAnswer {
       ++replicated_tensors_;
       return absl::OkStatus();
     }
-    // The resolver has summed all elements without an overflow; these are a part of them.
+    // Cannot overflow: the resolver has already summed the elements of all tensors.
     SHARDMESH_ASSIGN_OR_RETURN(const int64_t elements, ElementCount(tensor.shape));
     sharded_parameters_ += elements;
     return absl::OkStatus();
@@ -141,7 +142,7 @@ class ShardingStrategyAnswer {
     SHARDMESH_DECODE(mesh, "mesh", SelectMesh(*state_, header.mesh(), Compatibility::kExact));
     SHARDMESH_ASSIGN_OR_RETURN(stored_tree_, SelectTree(*state_, header.stored_tree()));
     mesh_ = std::move(mesh);
-    // A question without a mesh only checks names and counts.
+    // Without a mesh the resolver only checks the tensors' names and counts.
     TreeQuestion question;
     question.compatibility = Compatibility::kExact;
     SHARDMESH_ASSIGN_OR_RETURN(resolver_, TreeResolver::Create(std::move(question)));
@@ -232,7 +233,7 @@ class SearchAnswer {
       if (is_cancelled()) {
         return absl::CancelledError("cancelled while tensors were grouped");
       }
-      // The meshes are queried with the spec after the rule's own conditions.
+      // The search uses the effective spec: the rule's spec, fitted to the tensor's rank and size.
       const PartitionSpec& spec = resolver_->specs()[placements[i].spec_index].effective;
       SHARDMESH_RETURN_IF_ERROR(groups_.Add(spec, tensor.shape, BitsPerElement(*tensor.dtype)));
     }
@@ -354,7 +355,7 @@ class SearchAnswer {
   TensorGroups groups_;
 };
 
-// ListShardings, written straight:
+// ListShardings, as synchronous code:
 //   answer the leaves of the request
 //   while (page = some leaves, then some of the registry's names) write(page)
 class ListShardingsReactor final
@@ -457,7 +458,7 @@ class ListShardingsReactor final
     response_.shardings_size() == 0 ? Finish(grpc::Status::OK) : StartWrite(&response_);
   }
 
-  // Some of the registry's names after last_name_.
+  // Adds the registry's next names after last_name_ to the response.
   void AddNames() {
     const std::vector<ArrayRegistry::NamedArray> named =
         registry_->ListNames(request_->prefix(), last_name_, kNamesPerLook);
@@ -489,7 +490,7 @@ class ListShardingsReactor final
   const std::shared_ptr<const Definitions> state_;
   const ArrayRegistry* const registry_;
   const compat::v1::ListShardingsRequest* const request_;
-  // Only one reaction at a time uses these.
+  // No lock: only one reaction (gRPC callback) runs at a time.
   std::vector<Leaf> leaves_;
   size_t next_leaf_ = 0;
   bool lists_names_ = false;

@@ -1,4 +1,4 @@
-// The calls of questions about plans and held layouts that stream.
+// The streamed questions about layouts that are planned or held by arrays.
 #ifndef SHARDMESH_SERVER_RESOLVE_LAYOUT_STREAMS_H_
 #define SHARDMESH_SERVER_RESOLVE_LAYOUT_STREAMS_H_
 
@@ -15,7 +15,7 @@
 
 namespace shardmesh::server {
 
-// Each reactor lives until its call is done. The call owns requests and responses; all other
+// Each reactor lives until its call is done. gRPC's call owns the requests and responses. All other
 // pointers and references outlive the reactor.
 
 using AnalyzeLayoutCall = TreeCall<v1::AnalyzeLayoutRequest, v1::AnalyzeLayoutResponse>;
@@ -28,8 +28,8 @@ std::unique_ptr<ShardingStrategyCall> MakeShardingStrategyCall(
     std::shared_ptr<const Definitions> state);
 std::unique_ptr<SearchMeshesCall> MakeSearchMeshesCall(std::shared_ptr<const Definitions> state);
 
-// Lives until its call is done. The request is the call's own; `registry`, which outlives it, may
-// be null: then there are no named arrays.
+// Lives until its call is done. The call owns `request`. `registry` outlives the call; null: there
+// are no named arrays.
 grpc::ServerWriteReactor<compat::v1::ListShardingsResponse>* MakeListShardingsReactor(
     std::shared_ptr<const Definitions> state, const ArrayRegistry* registry,
     const compat::v1::ListShardingsRequest* request);

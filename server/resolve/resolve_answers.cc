@@ -15,7 +15,7 @@
 
 namespace shardmesh::server {
 absl::Status NoMeshGiven() {
-  // An answer for another mesh than the intended one would look right.
+  // There is no default mesh: the answer for an unintended mesh would look right.
   return InvalidArgument(Reason::kMissingArgument,
                          "no mesh is given; name one of the catalog (`default` is what a cluster "
                          "starts with), or give one by value",
@@ -163,7 +163,8 @@ absl::Status FirstCorrection(const PartitionSpec& requested, absl::Span<const in
   std::vector<std::string> fixes;
   for (const Fix& fix : suggested) {
     if (fix.correction == 0) {
-      // The fix's text covers this correction only, so it is given only if there is no other.
+      // The fix's text covers only this correction. If there are others, append the spec that the
+      // fix leads to.
       fixes.push_back(corrected.corrections.size() == 1 || fix.kind == Fix::Kind::kAxisOrder
                           ? fix.text
                           : StrCat(fix.text, ": ", fix.spec.ToString()));

@@ -1,5 +1,6 @@
-// The answers to questions, by topic. Each function decodes a request, calls the algebra, and
-// encodes the answer. The services of questions call them; none blocks, or locks for long.
+// Answers to questions about layouts, by topic. Each function decodes a request, calls the
+// functions of sharding/, and encodes the answer. The question services call them. None of them
+// blocks or holds a lock for long.
 #ifndef SHARDMESH_SERVER_RESOLVE_RESOLVE_ANSWERS_H_
 #define SHARDMESH_SERVER_RESOLVE_RESOLVE_ANSWERS_H_
 
@@ -35,33 +36,34 @@
 
 namespace shardmesh::server {
 
-// How many corrections of each reason were made.
+// Counts corrections by their reason.
 class CorrectionTally {
  public:
   static constexpr std::array kReasons = {Reason::kNotDivisible, Reason::kAxisNotInMesh,
                                           Reason::kRankTruncated, Reason::kBelowMinSize,
                                           Reason::kUnconstrained};
 
-  // Counts each of the corrections `times` times.
+  // Adds `times` to the count of each correction's reason.
   void Add(const std::vector<Correction>& corrections, int64_t times = 1);
 
-  // Counts by the reason's index in kReasons.
+  // The counts, by the index of the reason in kReasons.
   const std::array<int64_t, kReasons.size()>& counts() const { return counts_; }
 
  private:
   std::array<int64_t, kReasons.size()> counts_ = {};
 };
 
-// The mesh and the profile that the questions of a batch share: each is looked up or decoded when
+// The mesh and the profile that the questions of a batch share. Each is looked up or decoded when
 // the first question needs it, and then kept.
 class SharedSelections {
  public:
-  // All outlive it.
+  // All arguments outlive this object.
   SharedSelections(const Definitions& state, const v1::MeshSelector& mesh,
                    const v1::ProfileSelector& profile)
       : state_(state), mesh_(mesh), profile_(profile) {}
 
-  // Return the result of SelectMesh and SelectProfile. Valid as long as this object.
+  // Return the results of SelectMesh and SelectProfile. The references are valid as long as this
+  // object.
   const absl::StatusOr<Mesh>& mesh(Compatibility compatibility);
   const absl::StatusOr<PartitionAxis>& profile();
 
@@ -73,17 +75,20 @@ class SharedSelections {
   std::optional<absl::StatusOr<PartitionAxis>> found_profile_;
 };
 
-// The input of an answer, and records of its work. Valid for the call. An answer depends only on
-// the request and the state.
+// The input of an answer, and a tally of the corrections made for it. Valid during the call. An
+// answer depends only on the request and on `state`.
 struct AnswerContext {
   const Definitions& state;
   CorrectionTally& corrections;
-  // For a question of a batch that names no mesh or no profile itself; null: it is asked alone.
+  // In a batch: the mesh and the profile for a question that names none itself. Null outside a
+  // batch.
   SharedSelections* shared = nullptr;
 };
 
-// The answer to one request; `response` is empty before. Errors as in the contract, each with the
-// path of the invalid field.
+// Each overload answers one request and fills `response`, which must be empty. Errors are those of
+// the contract (proto/), with the path of the invalid field.
+//
+// resolve_specs.cc
 
 // resolve_specs.cc
 absl::Status Answer(const AnswerContext&, const v1::ResolveEffectiveSpecRequest&,
@@ -95,8 +100,8 @@ absl::Status Answer(const AnswerContext&, const v1::ConstrainArrayRequest&,
                     v1::ConstrainArrayResponse*);
 absl::Status Answer(const AnswerContext&, const v1::CompareSpecsRequest&,
                     v1::CompareSpecsResponse*);
-// The rules may take long to compile: see CompilesLong. `is_cancelled` (may be null) is called
-// meanwhile; true ends it with CANCELLED.
+// May have to compile rules for long: see CompilesLong. Calls `is_cancelled` (may be null)
+// meanwhile. If it returns true, the answer ends with CANCELLED.
 absl::Status Answer(const AnswerContext&, const v1::ExplainTensorRequest&,
                     v1::ExplainTensorResponse*, const std::function<bool()>& is_cancelled = {});
 absl::Status Answer(const AnswerContext&, const v1::DescribeTilingRequest&,
@@ -104,8 +109,9 @@ absl::Status Answer(const AnswerContext&, const v1::DescribeTilingRequest&,
 absl::Status Answer(const AnswerContext&, const v1::ListPresetsRequest&, v1::ListPresetsResponse*);
 
 // resolve_batches.cc
-// Can take a second. `is_cancelled`, called before each item, may be null; true ends it with
-// CANCELLED.
+//
+// May take a second. Calls `is_cancelled` (may be null) before each item. If it returns true, the
+// answer ends with CANCELLED.
 absl::Status Answer(const AnswerContext&, const v1::BatchResolveSpecsRequest&,
                     v1::BatchResolveSpecsResponse*, const std::function<bool()>& is_cancelled = {});
 absl::Status Answer(const AnswerContext&, const v1::BatchConstrainArraysRequest&,
@@ -127,7 +133,9 @@ absl::Status Answer(const AnswerContext&, const compat::v1::ListSpecAxesRequest&
                     compat::v1::ListSpecAxesResponse*);
 
 // resolve_rules.cc
-// Can take a second. `is_cancelled`, called regularly, may be null; true ends it with CANCELLED.
+//
+// May take a second. Calls `is_cancelled` (may be null) regularly. If it returns true, the answer
+// ends with CANCELLED.
 absl::Status Answer(const AnswerContext&, const compat::v1::ParsePatternRulesRequest&,
                     compat::v1::ParsePatternRulesResponse*,
                     const std::function<bool()>& is_cancelled = {});
@@ -152,12 +160,14 @@ absl::Status Answer(const AnswerContext&, const compat::v1::DescribeLinearLayerR
 absl::Status Answer(const AnswerContext&, const compat::v1::PromoteDtypesRequest&,
                     compat::v1::PromoteDtypesResponse*);
 
-// Defined in resolve_plans.cc. May run as long as the answers above, and is cancelled in the same
-// way.
+// resolve_plans.cc
+//
+// May take a second. Calls `is_cancelled` regularly. If it returns true, the answer ends with
+// CANCELLED.
 absl::Status Answer(const AnswerContext&, const v1::PlanReshardRequest&, v1::PlanReshardResponse*,
                     const std::function<bool()>& is_cancelled);
 
-// Decodes a field, and names it in the error.
+// Decodes a field of the request. If that fails, returns the error with the field's name.
 #define SHARDMESH_DECODE(lhs, field, decoded)                   \
   auto lhs##_or = (decoded);                                    \
   if (!lhs##_or.ok()) {                                         \
@@ -165,9 +175,11 @@ absl::Status Answer(const AnswerContext&, const v1::PlanReshardRequest&, v1::Pla
   }                                                             \
   auto lhs = *std::move(lhs##_or)
 
-// Return the selected value: inline, or by name. Without either: INVALID_ARGUMENT
-// (MISSING_ARGUMENT) for a mesh, the default profile, no logical rules. Names are references:
-// errors are those of Definitions::FindReferred.
+// Return the selected value, which the request gives inline or by name. If it gives neither:
+//   - a mesh: INVALID_ARGUMENT (MISSING_ARGUMENT);
+//   - a profile: the default profile;
+//   - logical rules: no rules.
+// Errors for names are those of Definitions::FindReferred.
 absl::StatusOr<Mesh> SelectMesh(const Definitions& state, const v1::MeshSelector& selector,
                                 Compatibility compatibility);
 // The error for a question without a mesh.
@@ -178,45 +190,47 @@ absl::StatusOr<std::shared_ptr<const MeshDefinition>> FindMesh(const Definitions
                                                                const v1::MeshSelector& selector);
 absl::StatusOr<PartitionAxis> SelectProfile(const Definitions& state,
                                             const v1::ProfileSelector& selector);
-// Returns the selected rules; nullopt if none are selected. Compiles inline rules, and those of a
-// replaced version, for which see CompilesLong. Calls `is_cancelled`, if given, meanwhile; true
-// ends it with CANCELLED.
+// Returns the selected rules; nullopt if none are selected. Compiles inline rules and the rules of
+// a replaced version, which may take long: see CompilesLong. Calls `is_cancelled`, if given,
+// meanwhile. If it returns true, the result is CANCELLED.
 absl::StatusOr<std::optional<RuleSetDefinition>> SelectRules(
     const Definitions& state, const v1::RuleSetSelector& selector, Compatibility compatibility,
     const std::function<bool()>& is_cancelled = {});
 
-// Most instructions of patterns compiled in a reaction, by Pattern::CompileCostBound. It is about
-// five milliseconds of work, and enough for more than twenty ordinary rules.
+// Most instructions of patterns that a reaction (gRPC callback) may compile, as counted by
+// Pattern::CompileCostBound. They take about five milliseconds, and suffice for more than twenty
+// ordinary rules.
 inline constexpr int64_t kMostInstructionsAtOnce = 16'384;
 
-// Return whether compiling may exceed the limit above: for a pattern, for inline rules, and for a
-// named version's rules, which may be any.
+// Return whether compiling may exceed this limit: of a pattern, of inline rules, of selected rules.
+// A selected version may have any rules, so it always counts as long.
 bool CompilesLong(std::string_view pattern);
 bool CompilesLong(const v1::RuleSet& rules);
 bool CompilesLong(const v1::RuleSetSelector& selector);
 
-// Null for an empty reference. The error names `stored_tree`.
+// Returns the stored tree; null for an empty reference. Errors name the field `stored_tree`.
 absl::StatusOr<std::shared_ptr<const StoredTree>> SelectTree(const Definitions& state,
                                                              const std::string& reference);
 absl::StatusOr<LogicalRules> SelectLogicalRules(const Definitions& state,
                                                 const v1::LogicalRulesSelector& selector);
 
-// Names the field that causes the error of a layout: the mode, the mesh, or `field`, which requests
+// Adds to a layout's error the field that caused it: the mode, the mesh, or `field`, which requests
 // the layout.
 absl::Status WithLayoutField(absl::Status status, std::string_view field);
 
 // Most devices that a question or an answer may list.
 inline constexpr int64_t kMaxListedDevices = 65'536;
 
-// Returns LIMIT_EXCEEDED of `field` if it has more than `limit` of `what`.
+// Returns LIMIT_EXCEEDED, with `field`, if `count` exceeds `limit`. `what` names the counted
+// things.
 absl::Status CheckCount(int64_t count, int64_t limit, std::string_view what,
                         std::string_view field);
 
-// Returns BAD_FIELD of `field[index]` if `device` is not a position of the mesh.
+// Returns BAD_FIELD, with `field[index]`, if `device` is not a device of the mesh.
 absl::Status CheckDevice(int64_t device, const Mesh& mesh, std::string_view field, int index);
 
-// The first correction as an error, for STRICT, with its fixes in words. All corrections and their
-// fixes are attached (rpc::CorrectionsOf).
+// The error of a strict question: the first correction, with its fixes as text. Carries all
+// corrections and their fixes for rpc::CorrectionsOf.
 absl::Status FirstCorrection(const PartitionSpec& requested, absl::Span<const int64_t> shape,
                              const Mesh& mesh, const CorrectionResult& corrected);
 
@@ -225,16 +239,16 @@ void EncodeCorrections(const PartitionSpec& requested, absl::Span<const int64_t>
                        const Mesh& mesh, const CorrectionResult& corrected, bool suggest_fixes,
                        google::protobuf::RepeatedPtrField<v1::Correction>* to);
 
-// Corrections by reason, as a metric. Thread-safe.
+// A metric: the number of corrections by reason. Thread-safe.
 class CorrectionCounter {
  public:
-  // `metrics` may be null: then nothing is counted.
+  // Null `metrics`: nothing is counted.
   explicit CorrectionCounter(rpc::Metrics* metrics);
 
   void Count(const CorrectionTally& tally) const;
 
  private:
-  std::vector<rpc::Counter> counters_;  // by the place of the reason in the tally
+  std::vector<rpc::Counter> counters_;  // by index in CorrectionTally::kReasons
 };
 
 }  // namespace shardmesh::server

@@ -1,4 +1,4 @@
-// Answers to many questions of one kind in a call, each independent of the others.
+// Answers a batch of questions of one kind. Each question is independent of the others.
 #include <cstdint>
 #include <functional>
 
@@ -13,7 +13,7 @@ namespace shardmesh::server {
 namespace {
 
 constexpr int kMaxItems = 10'000;
-// Bytes of results in a message of at most 4 MiB. An item's answer has at most a few KiB.
+// Most bytes of results in an answer. Messages have at most 4 MiB, and one result has a few KiB.
 constexpr int64_t kMaxResultBytes = int64_t{3} << 20;
 
 template <typename Request, typename Response>

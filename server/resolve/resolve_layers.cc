@@ -24,7 +24,7 @@ absl::Status CheckName(std::string_view name, std::string_view field) {
                     "bytes", field);
 }
 
-// The element type of a field `dtype`, which may be empty.
+// Decodes an optional field `dtype`; nullopt if the field is unset.
 absl::StatusOr<std::optional<Dtype>> DecodeOptional(v1::Dtype from) {
   if (from == v1::DTYPE_UNSPECIFIED) {
     return std::nullopt;

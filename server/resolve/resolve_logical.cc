@@ -70,7 +70,8 @@ absl::Status AnswerLinen(const LogicalQuestion& question, const Request& request
   return absl::OkStatus();
 }
 
-// Adds the subject of a flax.core.spmd error: rules that contradict the context's, or the names.
+// Adds the field at fault to an error of flax.core.spmd: `rules` if the rules contradict those of
+// the context, otherwise `names`.
 absl::Status About(absl::Status status, const LogicalQuestion& question) {
   const bool rules_agree = CompositeRules(question.context, question.rules).ok();
   return rpc::WithField(std::move(status), rules_agree ? "names" : "rules");

@@ -1,4 +1,4 @@
-// Answers about meshes, some of their axes, and the axes that specs name.
+// Answers about meshes, a selection of their axes, and the axes that specs name.
 #include <numeric>
 #include <optional>
 #include <string>
@@ -16,13 +16,13 @@
 namespace shardmesh::server {
 namespace {
 
-// A mesh takes 4.5 KB at most, unless there are blanks around its names.
+// Longest text of a mesh. A mesh needs 4.5 KB at most, plus any blanks around its names.
 constexpr int64_t kMaxMeshTextBytes = 8192;
 constexpr int64_t kMaxQueriedAxes = 64;
 constexpr int64_t kMaxListedSpecs = 10'000;
 constexpr int64_t kMaxListedNames = 65'536;
 
-// The mesh of the question.
+// Returns the mesh that the question names or describes.
 absl::StatusOr<Mesh> MeshOf(const Definitions& state, const v1::DescribeMeshRequest& request,
                             Compatibility compatibility, v1::DescribeMeshResponse* response) {
   std::optional<int64_t> device_count;
@@ -38,7 +38,7 @@ absl::StatusOr<Mesh> MeshOf(const Definitions& state, const v1::DescribeMeshRequ
       }
       SHARDMESH_DECODE(named, "mesh", FindMesh(state, request.mesh()));
       std::vector<std::string> workers = named->workers;
-      // An older version has only the workers that it names.
+      // For an older version, list only the workers that this version itself names.
       if (const auto referred = state.FindReferred(DefinitionKind::kMesh, request.mesh().name());
           referred.ok()) {
         workers = WorkersOf(**referred);
@@ -69,7 +69,7 @@ absl::StatusOr<Mesh> MeshOf(const Definitions& state, const v1::DescribeMeshRequ
   return rpc::BadField("source", "is not set; give a mesh or its text");
 }
 
-// A part of the empty mesh is not a valid answer.
+// Returns an error for the empty mesh: a part of it is not a valid answer.
 absl::Status CheckHasDevices(const Mesh& mesh) {
   return rpc::WithField(ContextMesh(absl::MakeConstSpan(&mesh, 1)).status(), "mesh");
 }

@@ -1,4 +1,4 @@
-// Answers about the data moved between two layouts of an array.
+// Answers about the data that moves between two layouts of an array.
 #include <algorithm>
 #include <optional>
 #include <utility>
@@ -19,7 +19,7 @@ namespace shardmesh::server {
 namespace {
 
 constexpr int64_t kMaxListedRegions = 65'536;
-// Bytes left free in the answer's message.
+// Bytes of the answer's message that stay free for its other fields.
 constexpr size_t kSpareMessageBytes = size_t{64} << 10;
 
 absl::Status OverLimit(std::string_view message, int64_t limit) {
@@ -56,7 +56,7 @@ absl::Status CheckDevices(const google::protobuf::RepeatedField<int64_t>& device
   return absl::OkStatus();
 }
 
-// Collects the content of one answer, up to its limits.
+// Writes the content of one answer, and checks the answer's limits.
 class ReshardWriter {
  public:
   ReshardWriter(const ReshardPlan& plan, int bits_per_element, bool omit_regions,
@@ -152,7 +152,7 @@ class ReshardWriter {
                      kMaxListedRegions);
   }
 
-  // Keeps the answer within one message.
+  // Returns an error if the answer would no longer fit into one message with this part.
   template <typename Part>
   absl::Status CheckRoom(const Part& part) {
     if (is_cancelled_ != nullptr && is_cancelled_()) {
@@ -167,7 +167,8 @@ class ReshardWriter {
                      rpc::kMaxControlMessageBytes);
   }
 
-  // Limits the work of LinksOutOf over all sources: the devices whose tiles overlap the source's.
+  // Bounds the work of LinksOutOf, summed over all sources. The work for a source is the number of
+  // devices whose tiles overlap its tile.
   absl::Status CheckWalk(DeviceId source) {
     const Tile tile = plan_.from().TileOf(source);
     const Tiling& to = plan_.to();

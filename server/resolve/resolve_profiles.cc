@@ -48,7 +48,7 @@ absl::Status EncodeName(const PartitionAxis& profile, std::string_view name,
   return EncodeValue(profile, name, RuntimeMode::kAutoregressive, to->mutable_generation_value());
 }
 
-// The hash of an object, which is the request's `field`.
+// Encodes the hash of an object. `field`: the request's field with the object.
 absl::Status EncodeHash(std::string_view field, bool has_algorithm, PythonHash hash,
                         compat::v1::ComputeHashResponse* to) {
   if (has_algorithm) {
@@ -80,7 +80,8 @@ absl::Status Answer(const AnswerContext& context, const v1::DescribeProfileReque
         EncodeName(profile, axis.name, std::nullopt, response->add_semantic_names()));
   }
   response->set_revision(context.state.revision());
-  // Axes that stand for others can become many times larger than in the request.
+  // An axis that stands for other axes is written out, so the answer can become many times larger
+  // than the request.
   if (const size_t size = response->ByteSizeLong();
       static_cast<int64_t>(size) > rpc::kMaxControlMessageBytes) {
     return TooLong("profile.value.semantic_axes", size,

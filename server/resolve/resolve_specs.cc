@@ -22,7 +22,7 @@ namespace {
 
 constexpr int64_t kMaxListedPieces = 65'536;
 
-// A question about logical axes, together with the data that its views refer to.
+// A question about logical axes, with the data to which its views point.
 struct HeldQuestion {
   std::vector<AxisValue> axes;
   Shape shape;
@@ -33,7 +33,7 @@ struct HeldQuestion {
   HeldQuestion& operator=(const HeldQuestion&) = delete;
 };
 
-// SHARDMESH_ASSIGN_OR_RETURN, with the field that caused a layout error.
+// Like SHARDMESH_ASSIGN_OR_RETURN, and adds to a layout's error the field that caused it.
 #define SHARDMESH_LAY_OUT(lhs, field, layout)                    \
   auto lhs##_or = (layout);                                      \
   if (!lhs##_or.ok()) {                                          \
@@ -41,8 +41,8 @@ struct HeldQuestion {
   }                                                              \
   auto lhs = *std::move(lhs##_or)
 
-// Sets the axes and their mode. `axes` and `preset` follow the contract: one of the two, or both
-// under EXACT.
+// Sets the axes and their mode. The request may set either `axes` or `preset`; under EXACT it may
+// set both.
 absl::Status SetAxes(std::vector<AxisValue> axes, const std::string& preset_name,
                      std::optional<Mode> mode, Compatibility compatibility, HeldQuestion* to) {
   to->axes = std::move(axes);
@@ -64,7 +64,8 @@ absl::Status SetAxes(std::vector<AxisValue> axes, const std::string& preset_name
     to->question.axes = absl::MakeConstSpan(to->axes);
     to->question.dynamic_axes = &preset->dynamic_axes;
   } else if (mode.has_value() && !exact) {
-    // The original library uses the preset's mode, and ignores the given one without an error.
+    // The original library silently ignores the given mode and uses the preset's. Here that is an
+    // error.
     return rpc::BadField(
         "mode", StrCat("must not be set where a preset is given, which has its own (", preset_name,
                        " goes by ", preset->dynamic_axes.mode.ToString(),
@@ -83,7 +84,8 @@ absl::Status SetShape(const v1::TensorShape& from, HeldQuestion* to) {
   return absl::OkStatus();
 }
 
-// `spec` was corrected to `mesh` and `shape`: its axes are in the mesh and divide the extents.
+// Encodes the shape of a shard. `spec` was corrected to `mesh` and `shape`: its axes are in the
+// mesh and divide the extents.
 absl::Status EncodeShardShape(const Mesh& mesh, const PartitionSpec& spec, const Shape& shape,
                               google::protobuf::RepeatedField<int64_t>* to) {
   if (!mesh.empty() && spec.unreduced().empty()) {
@@ -101,7 +103,8 @@ absl::Status EncodeShardShape(const Mesh& mesh, const PartitionSpec& spec, const
   return absl::OkStatus();
 }
 
-// Return the question's own mesh or profile, which goes into `*own`, or that of its batch.
+// Returns the question's own mesh, stored in `*own`, or else the mesh of its batch. ProfileOf does
+// the same for profiles.
 absl::StatusOr<const Mesh*> MeshOf(const AnswerContext& context, const v1::MeshSelector& selector,
                                    Compatibility compatibility, absl::StatusOr<Mesh>* own) {
   const bool is_shared = context.shared != nullptr && selector.ByteSizeLong() == 0;
@@ -142,7 +145,8 @@ absl::Status Answer(const AnswerContext& context, const v1::ResolveSpecRequest& 
     selected = found;
   }
   const Mesh& mesh = *selected;
-  // A mesh without axes means no mesh; the shape then only serves the mode.
+  // An empty mesh counts as no mesh, so nothing is corrected. The shape is then used only to
+  // determine the mode.
   const bool corrects = request.has_shape() && !mesh.empty();
 
   const std::string_view asked = request.axes().empty() && !request.preset().empty()
@@ -364,7 +368,8 @@ absl::Status Answer(const AnswerContext& context, const v1::CompareSpecsRequest&
     return rpc::BadField("rank",
                          StrCat("is ", request.rank(), "; it must be from 0 to ", kMaxRank));
   }
-  // A tensor without elements has any such shape, and every axis divides it.
+  // Every axis divides an extent of 0, so this check finds only errors that no shape of this rank
+  // avoids.
   const Shape shape(static_cast<size_t>(request.rank()), 0);
   for (const auto& [spec, field] : {std::pair(&a, "a"), std::pair(&b, "b")}) {
     const absl::Status fits = Tiling::Create(mesh, *spec, shape).status();

@@ -1,4 +1,4 @@
-// The calls of questions that check rules, and compare layouts, over a streamed tree.
+// The streamed questions that lint rules or compare layouts over a tree.
 #include "server/resolve/rule_streams.h"
 
 #include <algorithm>
@@ -33,7 +33,7 @@ namespace {
 
 using IsCancelled = std::function<bool()>;
 
-// LintRules. Checks the rules at the end, when all tensors have come.
+// LintRules. Lints the rules at the end, when all tensors have come.
 class LintAnswer {
  public:
   LintAnswer(std::shared_ptr<const Definitions> state, const ArrayRegistry* registry)
@@ -45,7 +45,7 @@ class LintAnswer {
 
   absl::Status Begin(const v1::LintRulesHeader& header, const IsCancelled& is_cancelled) {
     SHARDMESH_DECODE(compatibility, "compatibility", rpc::Decode(header.compatibility()));
-    // Patterns that cannot be used are findings, not errors.
+    // EXACT, because patterns that cannot be used are findings here, not errors.
     SHARDMESH_DECODE(rules, "rule_set",
                      SelectRules(*state_, header.rule_set(), Compatibility::kExact, is_cancelled));
     if (!rules.has_value()) {
@@ -138,7 +138,7 @@ class LintAnswer {
 
  private:
   static constexpr int kMaxFindings = 1'000;
-  // All kinds together stay well below the limit of a message.
+  // Most bytes of each kind of finding. All kinds together stay well below the limit of a message.
   static constexpr size_t kMaxBytesOfAKind = size_t{256} << 10;
   static constexpr int kMaxMeshes = 256;
   static constexpr size_t kMaxStoredTrees = 1'000;
@@ -268,7 +268,7 @@ class LintAnswer {
     return absl::OkStatus();
   }
 
-  // For the next tree, or the one being added.
+  // Adds a tensor to the tree that the next EndTree ends.
   void AddTensor(const TreeTensor& tensor) {
     tensors_.push_back({.name = NameForRules(*rules_, tensor.name),
                         .shape = Shape(tensor.shape.begin(), tensor.shape.end()),
@@ -276,13 +276,13 @@ class LintAnswer {
                         .tree = static_cast<int64_t>(trees_.size())});
   }
 
-  // Ends a tree, which has the tensors added since the one before.
+  // Ends a tree. It consists of the tensors that were added since the previous EndTree.
   void EndTree(v1::LintTree tree, std::string text) {
     trees_.push_back(std::move(tree));
     options_.trees.push_back(std::move(text));
   }
 
-  // A tree without a name has all tensors of the request.
+  // Ends a tree of the request. A tree without a name has all tensors of the request.
   void EndGivenTree(const std::string& name) {
     v1::LintTree wire;
     wire.set_source(v1::LintTree::SOURCE_REQUEST);
@@ -291,8 +291,9 @@ class LintAnswer {
             name.empty() ? "the tensors given" : StrCat("tree ", PythonRepr(name)));
   }
 
-  // Decodes replaced versions one at a time, and keeps only the needed parts. Trees beyond the
-  // limit are not decoded.
+  // Adds the stored trees that the header names. Decodes replaced versions one at a time and keeps
+  // only the parts that linting needs. Once the trees exceed the limit of tensors, no more are
+  // decoded.
   absl::Status AddStored(const IsCancelled& is_cancelled) {
     size_t of_trees = 0;
     for (const auto& [tree, place] : stored_) {
@@ -347,7 +348,7 @@ class LintAnswer {
     return absl::OkStatus();
   }
 
-  // Adds the cluster's arrays, and refuses tensors that occur twice in the request's tree.
+  // Adds the cluster's arrays. Refuses a tree of the request in which a tensor occurs twice.
   absl::Status AddHeld(const IsCancelled& is_cancelled) {
     if (trees_.size() < given_trees_.size()) {
       const v1::LintGivenTree& tree = given_trees_[trees_.size()];
@@ -380,8 +381,9 @@ class LintAnswer {
       SHARDMESH_RETURN_IF_ERROR(CheckCount(tensors_.size() + held.size()));
       last = page.back().name.name;
     }
-    tensors_.reserve(tensors_.size() + held.size());  // names keep their addresses from here on
-    // Trees of several models may share tensor names, with different shapes.
+    // No reallocation below: `names` has views of these tensors.
+    tensors_.reserve(tensors_.size() + held.size());
+    // Trees of several models may have tensors of the same name with different shapes.
     absl::flat_hash_set<std::string_view> names;
     absl::flat_hash_set<std::tuple<int64_t, std::string_view, absl::Span<const int64_t>>> tensors;
     for (const LintTensor& tensor : tensors_) {
@@ -416,17 +418,17 @@ class LintAnswer {
   std::optional<RuleSetDefinition> rules_;
   PartitionAxis profile_;
   std::vector<LintMesh> meshes_;
-  // Trees of the catalog take the place of tensors in the request.
+  // Whether the tensors come from trees of the catalog instead of from the request.
   bool of_catalog_ = false;
   std::string_view stored_field_;
   struct StoredPlace {
     Definitions::Referred tree;
-    size_t place = 0;  // in the header, if it names trees
+    size_t place = 0;  // index in the header, if the header names trees
   };
   std::vector<StoredPlace> stored_;                   // by name and version
-  std::deque<std::vector<AxisValue>> axes_of_trees_;  // of stored trees; used by address
+  std::deque<std::vector<AxisValue>> axes_of_trees_;  // of stored trees; tensors point to these
   std::vector<v1::LintGivenTree> given_trees_;
-  int64_t of_given_tree_ = 0;        // tensors of the tree being added
+  int64_t of_given_tree_ = 0;        // tensors so far of the tree that is being added
   std::vector<v1::LintTree> trees_;  // trees added so far
   std::optional<std::string> held_prefix_;
   LintOptions options_;
@@ -491,7 +493,7 @@ class DiffAnswer {
   }
 
  private:
-  // Tensors between two checks for cancellation: a few milliseconds of work.
+  // Most tensors between two checks for cancellation: a few milliseconds of work.
   static constexpr size_t kTensorsAtOnce = 1024;
 
   absl::Status MakeResolver(const v1::LayoutChoice& choice, Compatibility compatibility,
@@ -523,7 +525,7 @@ class DiffAnswer {
     if (budget.max_increase_bytes() < 0) {
       return rpc::BadField("max_increase_bytes", kNegative);
     }
-    if (!(budget.max_increase_ratio() >= 0)) {  // NaN is refused, too
+    if (!(budget.max_increase_ratio() >= 0)) {  // also refuses NaN
       return rpc::BadField("max_increase_ratio", kNegative);
     }
     if (budget.has_max_bytes_per_device()) {
@@ -560,7 +562,7 @@ class DiffAnswer {
     return placed;
   }
 
-  // The spec's index in the answer's table. A new spec is added to the table.
+  // Returns the spec's index in the answer's table, to which a new spec is added.
   uint32_t IndexOf(const PartitionSpec& spec, v1::DiffLayoutsResponse* response) {
     const auto [known, is_new] =
         spec_indexes_.try_emplace(spec.ToString(), static_cast<uint32_t>(spec_indexes_.size()));
@@ -575,7 +577,7 @@ class DiffAnswer {
   std::unique_ptr<TreeResolver> a_;
   std::unique_ptr<TreeResolver> b_;
   LayoutBudget budget_;
-  absl::flat_hash_map<std::string, uint32_t> spec_indexes_;  // by the specs' texts
+  absl::flat_hash_map<std::string, uint32_t> spec_indexes_;  // by the text of the spec
 };
 
 }  // namespace

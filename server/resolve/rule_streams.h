@@ -1,4 +1,4 @@
-// The calls of questions that look through rules, and compare layouts, over a streamed tree.
+// The streamed questions that lint rules or compare layouts over a tree.
 #ifndef SHARDMESH_SERVER_RESOLVE_RULE_STREAMS_H_
 #define SHARDMESH_SERVER_RESOLVE_RULE_STREAMS_H_
 

@@ -1,4 +1,5 @@
-// The processing of a tree that a client streams: a header, then tensors.
+// Processes a tree (names, shapes and element types of a model's tensors) that a client streams: a
+// header, then the tensors.
 #ifndef SHARDMESH_SERVER_RESOLVE_TREE_CALL_H_
 #define SHARDMESH_SERVER_RESOLVE_TREE_CALL_H_
 
@@ -21,35 +22,36 @@
 
 namespace shardmesh::server {
 
-// The error for tensors in the stream although the header's `field` names stored ones. It names the
-// message's field `tensors`.
+// The error for a stream with tensors whose header already names stored tensors in `field`. The
+// error names the field `tensors`.
 inline absl::Status TensorsBesideStoredTree(std::string_view field) {
   return InvalidArgument(Reason::kBadField,
                          StrCat("tensors are given beside ", field, "; give one of both"));
 }
 
-// Takes the messages of one stream in order, from the reactors of tree_reactor.h. For one thread at
-// a time.
+// Processes the messages of one stream in order; the reactors of tree_reactor.h call it. For one
+// thread at a time.
 template <typename Request, typename Response>
 class TreeCall {
  public:
   virtual ~TreeCall() = default;
 
-  // Whether taking the next message, given here, is too much work for a reaction.
+  // Whether Take of this message, the next one, takes too long for a reaction (a gRPC callback).
   virtual bool TakesLong(const Request& request) const = 0;
 
-  // Takes a message. `is_tensors` is set if tensors came with it: as the message, or by a header
-  // that names a stored tree. A call that answers each piece fills `response`, which is empty
-  // before. Errors are those of the call, and CANCELLED soon after `is_cancelled` returns true.
-  // After an error the call is over.
+  // Takes a message. Sets `*is_tensors` if tensors came with the message: in the message itself, or
+  // by a header that names a stored tree. A call that answers each piece fills `*response`, which
+  // must be empty. Errors are those of the call, and CANCELLED soon after `is_cancelled` returns
+  // true. After an error the call must not be used.
   virtual absl::Status Take(const Request& request, const std::function<bool()>& is_cancelled,
                             Response* response, bool* is_tensors) = 0;
 
-  // The client has sent everything; fills the empty `response` with the (last) answer.
+  // Called when the client has sent everything. Fills the empty `*response` with the last or only
+  // answer.
   virtual absl::Status End(Response* response, const std::function<bool()>& is_cancelled) = 0;
 };
 
-// A call whose `Work` has:
+// Implements a TreeCall by a class `Work`, which must have:
 //
 // clang-format off
 //   absl::Status Begin(const Header&, const std::function<bool()>& is_cancelled);
@@ -58,17 +60,17 @@ class TreeCall {
 //   absl::Status End(Response*, const std::function<bool()>& is_cancelled);
 // clang-format on
 //
-// The errors of the first two concern the header and the tensors. `Work` may also have:
+// Errors of Begin concern the header, those of Add the tensors. `Work` may also have:
 //
 // clang-format off
 //   static bool BeginsLong(const Header&);
 //   const StoredTree* stored_tree() const;
 // clang-format on
 //
-// BeginsLong returns whether Begin takes too long for a reaction; a header with a version of a
-// stored tree always does. stored_tree() returns the tree that the header names, or null; it lives
-// as long as the work. Such a tree is added as one piece with the header, and no other piece may
-// follow.
+// BeginsLong returns whether Begin takes too long for a reaction. A header that names a version of
+// a stored tree always takes too long. stored_tree() returns the tree that the header names, or
+// null. The tree must live as long as `Work`. All its tensors are added with the header, and no
+// other piece may follow.
 template <typename Work, typename Request, typename Response>
 class TreeFeeder final : public TreeCall<Request, Response> {
  public:

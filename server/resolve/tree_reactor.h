@@ -1,5 +1,5 @@
-// Calls with a tree streamed by the client: the two reactors that feed a TreeCall. They use bytes:
-// a message that does not parse is an error, not the end of the tree.
+// The two reactors of calls whose client streams a tree. They feed a TreeCall. They read bytes, not
+// messages, so that a message that does not parse is an error and not the end of the tree.
 #ifndef SHARDMESH_SERVER_RESOLVE_TREE_REACTOR_H_
 #define SHARDMESH_SERVER_RESOLVE_TREE_REACTOR_H_
 
@@ -24,8 +24,8 @@
 
 namespace shardmesh::server {
 
-// Parses the messages of a stream from their bytes; errors name the message. For one thread at a
-// time.
+// Parses the messages of a stream from their bytes. Errors contain the message's number. For one
+// thread at a time.
 class MessageParser {
  public:
   absl::Status Parse(grpc::ByteBuffer* bytes, google::protobuf::Message* to) {
@@ -45,13 +45,14 @@ class MessageParser {
 //   call.End(&response); write(response); finish
 // clang-format on
 //
-// A reaction answers one piece of at most 1 MiB; a background thread takes pieces that need longer.
-// The next piece is read and parsed while one is answered. A piece is answered when the answer
-// before it is written. One thread at a time owns the call: it answers, writes, or ends the call.
+// A reaction (gRPC callback) answers one piece of at most 1 MiB; a background thread takes pieces
+// that need longer. While one piece is answered, the next one is read and parsed. Its answer begins
+// after the previous answer is written. One thread at a time owns the call: it answers, writes, or
+// ends the call.
 template <typename Request, typename Response>
 class TreeBidiReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
-  // The background outlives it.
+  // `background` outlives the reactor.
   TreeBidiReactor(const grpc::CallbackServerContext& context,
                   std::unique_ptr<TreeCall<Request, Response>> call, Background* background)
       : caller_(rpc::CallerOf(context).name), background_(background), call_(std::move(call)) {
@@ -68,7 +69,7 @@ class TreeBidiReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
     Proceed(false);
   }
   void OnWriteDone(bool ok) override {
-    // Answers cannot be written any more, or the totals are written.
+    // Either the stream accepts no more answers, or the totals were the last one.
     if (!ok || closing_) {
       return end_.End(absl::OkStatus());
     }
@@ -78,9 +79,10 @@ class TreeBidiReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
   void OnDone() override { delete this; }
 
  private:
-  // Takes what was read, until a write or a background thread continues, the next piece is awaited,
-  // or the call ends. `is_mine`: the caller already owns the call. Ownership of a call that has
-  // ended is not released, so that a read that ends later finds nothing to do.
+  // Answers the pieces that were read. Returns when a write or a background thread will continue,
+  // when the next piece has not come, or when the call ends. `is_mine`: the calling thread already
+  // owns the call. The owner of an ended call keeps it, so that a later OnReadDone finds nothing to
+  // do.
   void Proceed(bool is_mine) {
     while (true) {
       bool at_end = false;
@@ -121,7 +123,7 @@ class TreeBidiReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
 
   void TakeInBackground(const Request& request) {
     if (!end_.BeginWork().ok()) {
-      return;  // not reached: the owner has not ended the call
+      return;  // never happens: only the owner ends the call
     }
     const bool taken = background_->Run(caller_, [this, &request] {
       if (Take(request)) {
@@ -134,7 +136,8 @@ class TreeBidiReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
     }
   }
 
-  // Returns whether there is more to do: false if a callback will continue, and after the end.
+  // Takes one piece. Returns whether the caller should continue. False: OnWriteDone will continue,
+  // or the call has ended.
   bool Take(const Request& request) {
     stop_.Begin();
     bool is_tensors = false;
@@ -157,17 +160,17 @@ class TreeBidiReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
   const std::function<bool()> is_cancelled_ = [this] { return stop_.is_due(); };
   rpc::FinishOnce end_{[this](const absl::Status& status) { Finish(rpc::ToGrpc(status)); }};
   absl::Mutex mutex_;
-  bool has_request_ ABSL_GUARDED_BY(mutex_) = false;  // requests_[current_] is read and not taken
+  bool has_request_ ABSL_GUARDED_BY(mutex_) = false;  // requests_[current_] is read, but not taken
   bool has_all_ ABSL_GUARDED_BY(mutex_) = false;      // the client has sent everything
   bool is_busy_ ABSL_GUARDED_BY(mutex_) = false;      // a thread owns the call
-  absl::Status parsed_ ABSL_GUARDED_BY(mutex_);       // status of parsing requests_[current_]
-  // Only one reaction at a time uses these: reads follow one another.
+  absl::Status parsed_ ABSL_GUARDED_BY(mutex_);       // result of parsing requests_[current_]
+  // No lock: reads follow one another, so only one reaction at a time uses these.
   grpc::ByteBuffer read_;
   MessageParser parser_;
-  // Used only by the owner, except requests_[current_] while it is read.
+  // Only the owner of the call uses these. The exception is requests_[current_] while it is read.
   Request requests_[2];
-  int current_ = 0;       // the request being read
-  bool closing_ = false;  // the totals are made or written
+  int current_ = 0;       // index of the request that is being read
+  bool closing_ = false;  // the totals are being made, or are written
   Response response_;
   grpc::ByteBuffer written_;
   const std::string caller_;
@@ -182,8 +185,8 @@ class TreeBidiReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
 //   on a background thread: call.End(&response); finish(response)
 // clang-format on
 //
-// `response` belongs to the gRPC call. There is no FinishOnce: one reaction or one task runs at a
-// time, and its last act is to read on, to add the next task, or to finish.
+// gRPC's call owns `response`. FinishOnce is not needed, because one reaction or one task runs at a
+// time. Its last act is to start the next read, to add the next task, or to finish.
 template <typename Request, typename Response>
 class TreeReadReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
  public:
@@ -239,7 +242,7 @@ class TreeReadReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   grpc::ByteBuffer* const response_;
   const std::string caller_;
   Background* const background_;
-  // Only one reaction at a time uses these: reads follow one another, and then the end.
+  // No lock: only one reaction at a time uses these, because reads and the end follow one another.
   grpc::ByteBuffer read_;
   MessageParser parser_;
   Response answer_;

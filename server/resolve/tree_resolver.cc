@@ -1,4 +1,4 @@
-// Matches or resolves, corrects and counts the tensors of a tree.
+// Resolves, corrects and counts the tensors of a tree.
 #include "server/resolve/tree_resolver.h"
 
 #include <algorithm>
@@ -19,7 +19,8 @@
 namespace shardmesh::server {
 namespace {
 
-// Tensors between two checks for cancellation; matching many rules checks in between, too.
+// Most tensors between two checks for cancellation. Matching against many rules makes further
+// checks.
 constexpr size_t kTensorsPerCancellationCheck = 8;
 
 constexpr int64_t kNoRuleAsked = -1;
@@ -33,7 +34,7 @@ std::string TextOf(const TreeSpec& spec) {
   return text;
 }
 
-// Refuses a spec that correction would otherwise change.
+// Returns an error for a spec that correction would have to change.
 absl::Status CheckSuits(const PartitionSpec& spec, const Mesh& mesh) {
   SHARDMESH_RETURN_IF_ERROR(CheckDistinctAxes(spec));
   return CheckAxesInMesh(spec, mesh);
@@ -63,7 +64,7 @@ absl::Status TreeResolver::Remember(std::string_view name) {
   }
   char* const bytes = static_cast<char*>(name_bytes_.allocate(name.size(), 1));
   std::memcpy(bytes, name.data(), name.size());
-  // The same bytes at another address: the key's hash and equality do not change.
+  // The key only moves to a copy of its bytes, so its hash and equality do not change.
   const_cast<absl::string_view&>(place->bytes) = absl::string_view(bytes, name.size());
   return absl::OkStatus();
 }
@@ -89,14 +90,15 @@ absl::StatusOr<TreeSpec> TreeResolver::Request(const TreeTensor& tensor, std::st
   } else if (source.rule >= 0) {
     const RuleSet& rules = question_.rules->rules;
     SHARDMESH_ASSIGN_OR_RETURN(RuleMatch match, rules.Apply(source.rule, rule_name, tensor.shape));
-    // The requested spec is the rule's spec, before it is fitted to the tensor's rank and size.
+    // The requested spec is the rule's own spec, not the one that Apply fitted to the tensor's rank
+    // and size.
     spec.requested = match.corrections.empty()
                          ? match.spec
                          : rules.rules()[static_cast<size_t>(source.rule)].spec;
     spec.effective = std::move(match.spec);
     spec.corrections = std::move(match.corrections);
-    // With a mesh, correction reports this. The original libraries notice it only when an array is
-    // placed.
+    // With a mesh, the correction reports repeated axes. The original libraries report them only
+    // when an array is placed, so EXACT skips this check.
     if (!question_.mesh.has_value() && question_.compatibility != Compatibility::kExact) {
       SHARDMESH_RETURN_IF_ERROR(CheckDistinctAxes(spec.effective));
     }

@@ -1,4 +1,5 @@
-// The layout of a whole tree of tensors, in pieces: distinct specs once, tensors by index.
+// The layout of a whole tree (names, shapes and element types of a model's tensors), resolved in
+// pieces: each distinct spec once, tensors by index.
 #ifndef SHARDMESH_SERVER_RESOLVE_TREE_RESOLVER_H_
 #define SHARDMESH_SERVER_RESOLVE_TREE_RESOLVER_H_
 
@@ -32,74 +33,75 @@
 
 namespace shardmesh::server {
 
-// The name and the shape of a tensor outlive the call. Axes and spec, which tensors of a tree
-// share, outlive the resolver: it identifies them by their addresses.
+// A tensor's name and shape need to live only during a call of Add. Its axes and spec must outlive
+// the resolver, which identifies them by address: the tensors of a tree share them.
 using rpc::TreeTensor;
 
-// A spec that one or more tensors of a tree have.
+// A spec that at least one tensor of a tree has.
 struct TreeSpec {
   PartitionSpec requested;
   PartitionSpec effective;
   std::vector<Correction> corrections;
-  Shape shape;  // of the first such tensor: corrections refer to it
+  Shape shape;  // of the first tensor with this spec; the corrections refer to this shape
 };
 
-// The answer for one tensor.
+// The result for one tensor.
 struct TreePlacement {
   uint32_t spec_index = 0;
-  std::optional<int64_t> rule = std::nullopt;  // that matched
-  bool unmatched = false;                      // no rule did: counted as replicated
-  int64_t bytes_per_device = 0;                // on the device that holds most
+  std::optional<int64_t> rule = std::nullopt;  // the rule that matched
+  bool unmatched = false;                      // no rule matched; counted as replicated
+  int64_t bytes_per_device = 0;                // on the device that holds the most
 };
 
-// How many tensors a tree has of some kinds.
+// Numbers of a tree's tensors, by kind.
 struct TreeCounts {
   int64_t tensors = 0;
   int64_t parameters = 0;          // elements of all tensors
-  int64_t sharded_parameters = 0;  // of tensors that are not replicated
-  int64_t corrected = 0;           // with a corrected spec
-  int64_t replicated = 0;          // each device holds all of these
-  int64_t unmatched = 0;           // matched by no rule
+  int64_t sharded_parameters = 0;  // elements of tensors that are not replicated
+  int64_t corrected = 0;           // tensors with a corrected spec
+  int64_t replicated = 0;          // tensors that every device holds as a whole
+  int64_t unmatched = 0;           // tensors that no rule matched
 };
 
 struct TreeQuestion {
   std::optional<RuleSetDefinition> rules;  // for tensors without axes and spec
   PartitionAxis profile;                   // for tensors with axes
   std::optional<Mode> mode;                // nullopt: training
-  // Nullopt: specs are the requested ones, nothing is corrected, no bytes are counted.
+  // Nullopt: no spec is corrected, and no bytes are counted.
   std::optional<Mesh> mesh;
-  bool strict = false;  // the first correction is an error
-  // A tensor that no rule matches is in the answer; otherwise it is an error.
+  bool strict = false;  // the first correction of a spec is an error
+  // Whether a tensor that no rule matches is part of the answer. Otherwise it is an error.
   bool keep_unmatched = false;
-  // Specs in the request may name only axes of the mesh, each once.
+  // Whether a spec in the request may name only axes of the mesh, each once.
   bool own_specs_must_suit_mesh = false;
   Compatibility compatibility = Compatibility::kDefault;
 };
 
-// Answers a tree. Costs little for a tensor whose source of layout and shape occurred before. For
-// one thread.
+// Resolves a tree. A tensor with the same source of layout and the same shape as an earlier one
+// costs little. For one thread.
 class TreeResolver {
  public:
   static constexpr int64_t kMaxTensors = 1'000'000;
 
-  // FAILED_PRECONDITION (NO_MESH) for an empty mesh.
+  // FAILED_PRECONDITION (NO_MESH): the mesh is empty.
   static absl::StatusOr<std::unique_ptr<TreeResolver>> Create(TreeQuestion question);
 
-  // Answers the next tensors, in order, and appends their new specs to specs(). Calls
-  // `is_cancelled` at every tensor, and within a tensor every few rules; true ends the call with
-  // CANCELLED. Only one part cannot be cancelled: the automaton of all rules, built after some
-  // hundred tensors, takes ten milliseconds for a thousand rules.
+  // Resolves the next tensors, in order, and appends their new specs to specs(). Calls
+  // `is_cancelled` at every tensor, and within a tensor every few rules. If it returns true, the
+  // result is CANCELLED. Only one part cannot be cancelled: building the automaton of all rules,
+  // after some hundred tensors, which takes ten milliseconds for a thousand rules.
   //
   // Errors name the tensor. INVALID_ARGUMENT: the errors of RuleSet::Match, ResolveSpec and
-  // Correct; a repeated name; MISSING_ARGUMENT for neither rules nor axes nor spec; under strict
-  // the first correction, with its reason. RESOURCE_EXHAUSTED (LIMIT_EXCEEDED): over kMaxTensors.
+  // Correct; a repeated name; MISSING_ARGUMENT if there are neither rules nor axes nor a spec; with
+  // `strict` the first correction, with its reason. RESOURCE_EXHAUSTED (LIMIT_EXCEEDED): more than
+  // kMaxTensors tensors.
   absl::StatusOr<std::vector<TreePlacement>> Add(absl::Span<const TreeTensor> tensors,
                                                  const std::function<bool()>& is_cancelled = {});
 
   const TreeQuestion& question() const { return question_; }
   // The distinct specs so far, in order of their first appearance.
   const std::vector<TreeSpec>& specs() const { return specs_; }
-  // How many tensors have the spec of that index.
+  // The number of tensors that have the spec of this index.
   int64_t UsesOf(uint32_t spec_index) const { return uses_[spec_index]; }
   // Counts over all tensors so far.
   const TreeCounts& counts() const { return counts_; }
@@ -107,10 +109,12 @@ class TreeResolver {
   const LayoutAnalysis* analysis() const { return analysis_.has_value() ? &*analysis_ : nullptr; }
 
  private:
-  // The source of a tensor's layout, and its shape: equal for tensors placed alike.
+  // Where a tensor's layout comes from, and its shape. Tensors with equal sources get the same
+  // layout.
   struct Source {
-    const void* given = nullptr;  // axes or spec
-    int64_t rule = 0;             // otherwise the rule; -1 if none was tried, -2 if none matched
+    const void* given = nullptr;  // the tensor's own axes or spec; null: none
+    // If `given` is null: the rule; -1: no rule was tried, -2: no rule matched.
+    int64_t rule = 0;
     Shape shape;
   };
   struct SourceView {
@@ -118,7 +122,7 @@ class TreeResolver {
     int64_t rule;
     absl::Span<const int64_t> shape;
   };
-  // A name with its hash, so that a growing table does not compute it again.
+  // A name with its hash, so that a growing hash table does not hash the name again.
   struct Name {
     absl::string_view bytes;
     size_t hash;
@@ -162,7 +166,7 @@ class TreeResolver {
   absl::StatusOr<TreePlacement> Answer(const TreeTensor& tensor,
                                        const std::function<bool()>& is_cancelled);
   absl::Status Remember(std::string_view name);
-  // Returns the requested spec: from the tensor's own axes, its spec, or its rule.
+  // Returns the requested spec: from the tensor's own spec, its axes, or its rule.
   absl::StatusOr<TreeSpec> Request(const TreeTensor& tensor, std::string_view rule_name,
                                    const SourceView& source) const;
   // Corrects `spec.effective`, which comes from the rules or axes.
@@ -175,9 +179,10 @@ class TreeResolver {
   TreeCounts counts_;
   std::optional<LayoutAnalysis> analysis_;
   std::pmr::monotonic_buffer_resource name_bytes_{size_t{1} << 20};
-  absl::flat_hash_set<Name, NameHash, NameEqual> names_;     // views into name_bytes_
-  std::string rule_name_;                                    // kept for its memory
-  absl::flat_hash_map<std::string, uint32_t> spec_indexes_;  // by the specs' texts
+  absl::flat_hash_set<Name, NameHash, NameEqual> names_;  // views into name_bytes_
+  // Reused, so that its memory is allocated once.
+  std::string rule_name_;
+  absl::flat_hash_map<std::string, uint32_t> spec_indexes_;  // by the text of the spec
   absl::flat_hash_map<Source, Placed, SourceHash, SourceEqual> placed_;
 };
 

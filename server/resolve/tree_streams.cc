@@ -1,4 +1,4 @@
-// The calls of questions that stream trees.
+// The streamed questions about the layout of a tree.
 #include "server/resolve/tree_streams.h"
 
 #include <algorithm>
@@ -83,16 +83,17 @@ class TreeAnswer {
   }
 
  private:
-  // Limit on specs with fixes in one call; bounds both the message and the computation.
+  // Most bytes of specs with fixes in one call. Bounds the message and the time to find fixes.
   static constexpr size_t kMaxFixedBytes = size_t{1} << 20;
 
   static absl::Status Cancelled() {
     return absl::CancelledError("cancelled while the specs of the tree were written");
   }
 
-  // Adds specs to the table. A corrected spec has one entry for each shape, because fixes depend on
-  // the shape. Once the fixes have kMaxFixedBytes, one further entry has no fixes. Converts the
-  // resolver's indexes into those of this table.
+  // Adds the tensors' specs to the answer's table. Fixes depend on the shape, so a corrected spec
+  // gets one entry for each shape. Once the entries with fixes exceed kMaxFixedBytes, all further
+  // shapes of a spec share one entry without fixes. Converts the resolver's spec indexes into
+  // indexes of this table.
   absl::Status AddSpecsByShape(absl::Span<const TreeTensor> tensors,
                                const IsCancelled& is_cancelled,
                                std::vector<TreePlacement>* placements,
@@ -125,7 +126,7 @@ class TreeAnswer {
     return absl::OkStatus();
   }
 
-  // No other spec helps a tensor that is too small to be sharded.
+  // Whether fixes are possible. No other spec helps a tensor that is too small to be sharded.
   static bool MayHaveFixes(const TreeSpec& spec) {
     return std::any_of(
         spec.corrections.begin(), spec.corrections.end(),
@@ -141,7 +142,7 @@ class TreeAnswer {
                       to->mutable_corrections());
   }
 
-  // Columns that say nothing stay away.
+  // Encodes the placements as columns. Omits a column without information.
   static void Encode(const std::vector<TreePlacement>& from, v1::TreePlacements* to) {
     const auto count = static_cast<int>(from.size());
     to->mutable_spec_indexes()->Reserve(count);
@@ -174,11 +175,11 @@ class TreeAnswer {
   std::shared_ptr<const StoredTree> stored_tree_;
   bool suggest_fixes_ = false;
   std::unique_ptr<TreeResolver> resolver_;
-  // Indexes into the answer's table, by the resolver's index and the shape. The shape is empty
-  // where no fixes are asked for.
+  // Indexes into the answer's table of specs, by the resolver's index and the shape. The shape is
+  // empty where the answer has no fixes.
   using Key = std::pair<uint32_t, Shape>;
   absl::flat_hash_map<Key, uint32_t> indexes_by_shape_;
-  size_t fixed_bytes_ = 0;  // of the specs with fixes
+  size_t fixed_bytes_ = 0;  // size of the specs with fixes
 };
 
 }  // namespace

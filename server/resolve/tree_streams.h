@@ -1,4 +1,4 @@
-// The calls of questions that stream trees.
+// The streamed questions about the layout of a tree.
 #ifndef SHARDMESH_SERVER_RESOLVE_TREE_STREAMS_H_
 #define SHARDMESH_SERVER_RESOLVE_TREE_STREAMS_H_
 
@@ -12,7 +12,8 @@
 
 namespace shardmesh::server {
 
-// The totals of a tree, byte counts only where there is a mesh. Errors: LayoutAnalysis::Report's.
+// Encodes the totals of a tree. Bytes are counted only with a mesh. Errors: those of
+// LayoutAnalysis::Report.
 absl::Status EncodeReport(const TreeResolver& from, v1::LayoutReport* to);
 
 using ResolveTreeCall = TreeCall<v1::ResolveTreeRequest, v1::ResolveTreeResponse>;

@@ -1,4 +1,4 @@
-// Snapshots on the wire.
+// Serves snapshots of the coordinator's state.
 #include "server/service/admin_service.h"
 
 #include <sys/stat.h>
@@ -33,24 +33,24 @@ namespace {
 
 constexpr int64_t kPieceBytes = int64_t{1} << 20;
 constexpr absl::Duration kRetryDelay = absl::Seconds(5);
-// Time limit for a caller to receive a piece. After that its stream is cut, because no other caller
-// can get a snapshot meanwhile.
+// Time limit for a caller to receive one piece. A slower stream is cut, because no other caller can
+// get a snapshot meanwhile.
 constexpr absl::Duration kPieceTime = absl::Seconds(30);
 
-// State that all calls share. One snapshot is made at a time.
+// State that all calls share. Only one snapshot is made at a time.
 struct SnapshotDesk {
   Clock* const clock;
   Store* const store;
   const std::string folder;
   std::atomic<bool> is_busy = false;
   std::atomic<int64_t> count = 0;
-  // Reads pieces: a reaction must not access the disk.
+  // Reads the pieces of the file: a reaction (gRPC callback) must not access the disk.
   Background background{1};
 };
 
-// Snapshot, written straight:
+// Snapshot, as synchronous code:
 //   copy = store.Backup(); write(header); for (piece of copy) write(piece)
-// There is no FinishOnce: one thread at a time has the call, and only that thread ends it.
+// FinishOnce is not needed: one thread at a time owns the call, and only that thread ends it.
 class SnapshotReactor final : public grpc::ServerWriteReactor<v1::SnapshotResponse> {
  public:
   SnapshotReactor(StreamSet<SnapshotReactor>* streams, SnapshotDesk* desk,
@@ -71,10 +71,11 @@ class SnapshotReactor final : public grpc::ServerWriteReactor<v1::SnapshotRespon
           kRetryDelay)));
     }
     is_ours_ = true;
-    // Created again if it was removed during the run: this is then the last copy of the state.
+    // Creates the folder again if somebody removed it meanwhile: the snapshot may then be the last
+    // copy of the state.
     mkdir(desk_->folder.c_str(), 0700);
     path_ = StrCat(desk_->folder, "/", kSnapshotPrefix, ++desk_->count, ".db");
-    // After this call, the threads of the store, the background and gRPC take turns.
+    // From now on, threads of the store, of the background and of gRPC own the call in turns.
     desk_->store->Backup(path_, [this](const absl::StatusOr<Revision>& revision) {
       if (!revision.ok()) return EndWith(rpc::ToGrpc(revision.status()));
       revision_ = *revision;
@@ -98,7 +99,7 @@ class SnapshotReactor final : public grpc::ServerWriteReactor<v1::SnapshotRespon
     file_.reset();
     if (std::exchange(is_ours_, false)) desk_->is_busy = false;
   }
-  // Frees the slot before the answer: the caller may ask for another snapshot at once.
+  // Releases the snapshot before the answer, because the caller may request another one at once.
   void EndWith(const grpc::Status& status) {
     ReleaseSnapshot();
     Finish(status);
@@ -137,7 +138,7 @@ class SnapshotReactor final : public grpc::ServerWriteReactor<v1::SnapshotRespon
 
   absl::Status Open() {
     absl::StatusOr<InputFile> file = OpenInputFile(path_);
-    // The file's name is removed here; the file is deleted when it is closed.
+    // Removes the file's name now. The file itself is deleted when it is closed.
     std::error_code ignored;
     std::filesystem::remove(path_, ignored);
     if (!file.ok()) return absl::InternalError(file.status().message());

@@ -10,8 +10,8 @@
 
 namespace shardmesh::server {
 
-// `folder`: where a snapshot is written before it is sent; the data folder. Clock and store outlive
-// the service.
+// `folder`: where a snapshot is written before it is sent; the coordinator's data folder. `clock`
+// and `store` outlive the service.
 StreamingService MakeAdminService(Clock* clock, Store* store, std::string folder);
 
 }  // namespace shardmesh::server

@@ -1,5 +1,5 @@
-// Arrays on the wire. Never blocks: commits answer from the store's thread, and rules that take
-// long are compiled in the background.
+// The methods of ArrayService. They never block: the store's thread sends the answers of commits,
+// and rules that take long are compiled in the background.
 #include "server/service/array_service.h"
 
 #include <grpcpp/grpcpp.h>
@@ -32,10 +32,10 @@ namespace shardmesh::server {
 namespace {
 
 constexpr int kMaxReleased = 10'000;
-// The time that a commit without a deadline waits for missing tiles.
+// How long a commit without a deadline waits for missing tiles.
 constexpr absl::Duration kCommitTimeout = absl::Minutes(5);
 
-// BeginPut's requests come as bytes: see rpc/stream/message_bytes.h.
+// BeginPut takes its requests as bytes (rpc/stream/message_bytes.h), the other methods as messages.
 #define SHARDMESH_MESSAGES(Method) v1::ArrayService::WithCallbackMethod_##Method
 using ArrayServiceBase =
     WithMethods<v1::ArrayService::Service, v1::ArrayService::WithRawCallbackMethod_BeginPut,
@@ -73,7 +73,8 @@ class ArrayService final : public ArrayServiceBase {
     if (checked.ok()) checked = CheckOwner(*context, *request);
     if (!checked.ok()) return Answer(context, checked);
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    // A little before the client's own deadline, so that it gets the names of missing ranks.
+    // Gives up shortly before the client's own deadline, so that the client still gets an error
+    // that names the missing ranks.
     const absl::Time give_up =
         context_.clock->Now() +
         std::min(rpc::TimeLeft(*context) - absl::Milliseconds(100), kCommitTimeout);
@@ -171,8 +172,8 @@ class ArrayService final : public ArrayServiceBase {
     return reactor;
   }
 
-  // Whether the caller may end the transfer of a request. A closed session has no transfer, but it
-  // may repeat the request that committed one.
+  // Checks that the caller may end the request's transfer. A closed session is no error: it has no
+  // transfer any more, but may repeat the request that committed one.
   template <typename Request>
   absl::Status CheckOwner(const grpc::CallbackServerContext& context,
                           const Request& request) const {
@@ -190,7 +191,7 @@ class ArrayService final : public ArrayServiceBase {
                                  OnMoved on_moved) {
     const std::string& request_id = request.request_id();
     if (checked.ok()) checked = rpc::CheckRequestId(request_id, "request_id");
-    // Removing a name, rather than moving it to an array, requires that it exists.
+    // A request without an array removes the name, which must exist. Other requests may create it.
     const auto expected = Decode(request.precondition(), /*must_exist=*/move.array_id.empty());
     checked.Update(expected.status());
     if (!checked.ok()) return Answer(context, checked);

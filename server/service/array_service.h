@@ -1,4 +1,4 @@
-// Serves shardmesh.v1.ArrayService: begins and ends puts and gets, and moves names.
+// Serves shardmesh.v1.ArrayService, which begins and ends puts and gets, and moves names.
 #ifndef SHARDMESH_SERVER_SERVICE_ARRAY_SERVICE_H_
 #define SHARDMESH_SERVER_SERVICE_ARRAY_SERVICE_H_
 

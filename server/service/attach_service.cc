@@ -1,4 +1,4 @@
-// Carries the messages of worker sessions over bidirectional streams.
+// Connects each worker's bidirectional stream to a WorkerSession.
 #include "server/service/attach_service.h"
 
 #include <grpcpp/grpcpp.h>
@@ -19,14 +19,16 @@
 namespace shardmesh::server {
 namespace {
 
-// A worker with this much unsent data counts as lost: a few hundred of the largest steps.
+// Most unsent bytes for one worker: a few hundred of the largest steps. A worker with more counts
+// as lost.
 constexpr int64_t kOutboxBytes = int64_t{256} << 20;
-// gRPC would end the stream for a longer message.
+// Longest message. gRPC would end the stream for a longer one.
 constexpr int64_t kMaxMessageBytes = rpc::kMaxControlMessageBytes;
 
 using RawOutbox = rpc::Outbox<grpc::ByteBuffer>;
 
-// Lends the message's bytes to gRPC, which keeps the message while it needs them.
+// Passes the message's bytes to gRPC without a copy. gRPC keeps the message alive while it needs
+// the bytes.
 std::shared_ptr<const grpc::ByteBuffer> Lend(const WorkerMessage& message) {
   auto* const kept = new WorkerMessage(message);
   const grpc::Slice slice(
@@ -37,7 +39,7 @@ std::shared_ptr<const grpc::ByteBuffer> Lend(const WorkerMessage& message) {
 
 class AttachReactor;
 
-// Constant, except the set, which synchronises itself.
+// What all streams share. Constant, except the set of streams, which synchronises itself.
 struct Attachments {
   WorkerStreams* const streams;
   Sequencer* const sequencer;
@@ -45,11 +47,11 @@ struct Attachments {
   StreamSet<AttachReactor> live = {};
 };
 
-// Attach, written straight:
+// Attach, as synchronous code:
 //   session.Begin()
 //   while (message = read()) session.Take(message)     // the session asks for each read
 //   session.Close(broken); flush outbox; finish(); session.End()
-// All writes go through the outbox.
+// All writes go through the outbox, which queues them.
 class AttachReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
                             private AttachWire {
  public:
@@ -91,7 +93,7 @@ class AttachReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   absl::Status Write(WorkerMessage message) override {
     const auto size_bytes = static_cast<int64_t>(message->size());
     if (size_bytes > kMaxMessageBytes) {
-      // The code that makes long messages checks their lengths before.
+      // Should not happen: the code that makes long messages checks their lengths.
       LogError("a message to a worker is too long, and was not sent",
                {{"identity", session_.identity()},
                 {"size_bytes", size_bytes},

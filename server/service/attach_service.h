@@ -1,4 +1,4 @@
-// Serves shardmesh.internal.v1.AttachService: the streams of workers.
+// Serves shardmesh.internal.v1.AttachService: one stream for each attached worker.
 #ifndef SHARDMESH_SERVER_SERVICE_ATTACH_SERVICE_H_
 #define SHARDMESH_SERVER_SERVICE_ATTACH_SERVICE_H_
 
@@ -9,9 +9,9 @@
 
 namespace shardmesh::server {
 
-// `streams` outlives the service, and `sequencer` outlives its streams. `credentials` state which
-// callers may act as which workers.
-// `end_streams` stops `streams` first: workers attach again elsewhere, or later.
+// `streams` outlives the service, and `sequencer` outlives its streams. `credentials` say which
+// callers may act as which workers. `end_streams` of the result first stops `streams`; the workers
+// attach again elsewhere, or later.
 StreamingService MakeAttachService(WorkerStreams* streams, Sequencer* sequencer,
                                    rpc::Credentials credentials);
 

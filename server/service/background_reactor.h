@@ -1,4 +1,4 @@
-// Unary calls of questions that take too long for a reaction.
+// Unary calls whose answers take too long for a reaction (a gRPC callback).
 #ifndef SHARDMESH_SERVER_SERVICE_BACKGROUND_REACTOR_H_
 #define SHARDMESH_SERVER_SERVICE_BACKGROUND_REACTOR_H_
 
@@ -15,13 +15,13 @@
 
 namespace shardmesh::server {
 
-// A call that is answered in the background, and ends soon after it is cancelled:
+// Answers a call on a thread of the background. The call ends soon after it is cancelled:
 //   on a thread of the background: finish(answer(is_cancelled))
-// Lives until the call is done; the background outlives it. There is no FinishOnce: the task
-// finishes the call, or the constructor if the task is refused.
+// Lives until the call is done; the background outlives the reactor. FinishOnce is not needed:
+// either the task finishes the call, or the constructor if the task is refused.
 class BackgroundReactor final : public grpc::ServerUnaryReactor {
  public:
-  // Fills the call's response.
+  // Computes the answer and fills the call's response.
   using Answering = absl::AnyInvocable<absl::Status(const std::function<bool()>& is_cancelled)>;
 
   BackgroundReactor(const grpc::CallbackServerContext& context, Answering answer,

@@ -1,4 +1,4 @@
-// Definitions on the wire: create, get, list, their versions, update, delete, watch.
+// The methods of CatalogService: create, get, list, list versions, update, delete, watch.
 #include "server/service/catalog_service.h"
 
 #include <grpcpp/grpcpp.h>
@@ -159,8 +159,8 @@ class CatalogService final : public v1::CatalogService::CallbackService {
  private:
   using IsCancelled = std::function<bool()>;
 
-  // Makes a change that decodes `value` first: on a thread of the background if that takes too long
-  // for a reaction.
+  // Decodes `value`, then makes the change. Runs on a thread of the background if decoding takes
+  // too long for a reaction (a gRPC callback).
   template <typename Change>
   void Decoding(const grpc::CallbackServerContext* context, const v1::EntryValue& value,
                 grpc::ServerUnaryReactor* reactor, Change change) {
@@ -188,7 +188,7 @@ class CatalogService final : public v1::CatalogService::CallbackService {
     };
   }
 
-  // The key under which the answer is stored; empty if the request changes nothing.
+  // Returns the key under which the answer is remembered; empty if the request changes nothing.
   template <typename Request>
   static std::string KeyOf(const grpc::CallbackServerContext& context, std::string_view method,
                            const Request& request) {
@@ -197,15 +197,16 @@ class CatalogService final : public v1::CatalogService::CallbackService {
                : RequestKey(rpc::CallerOf(context).name, method, request.request_id());
   }
 
-  // Whether a mesh may be changed. Unless the request only validates, no array is staged on the
-  // mesh until the change ends.
+  // Checks that the mesh may be changed. Unless the request only validates, also prevents arrays
+  // from being staged on the mesh until the change ends.
   template <typename Request>
   absl::Status BeginChange(const Request& request) {
     return request.validate_only() ? registry_->CheckMeshChange(request.name())
                                    : registry_->BeginMeshChange(request.name());
   }
 
-  // The change of a mesh ended or failed: arrays may be staged on the mesh again.
+  // Wraps the callback of a change: when the change has ended or failed, arrays may be staged on
+  // the mesh again.
   DefinitionStore::Callback EndingChange(bool is_mesh, const std::string& mesh_id,
                                          DefinitionStore::Callback callback) {
     if (!is_mesh) return callback;
@@ -220,7 +221,7 @@ class CatalogService final : public v1::CatalogService::CallbackService {
   DefinitionStore* const definition_store_;
   ArrayRegistry* const registry_;
   CatalogWatches watches_;
-  Background background_{2};  // last: its tasks use the above
+  Background background_{2};  // last: its tasks use the members above
 };
 
 }  // namespace

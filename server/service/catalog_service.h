@@ -9,8 +9,8 @@
 
 namespace shardmesh::server {
 
-// A mesh on which arrays of `registry` lie cannot be changed or deleted. Both outlive the service.
-// Watches beyond the limits are refused with RESOURCE_EXHAUSTED (OVERLOADED).
+// A mesh on which arrays of `registry` lie cannot be changed or deleted. Both arguments outlive the
+// service. Watches beyond the limits are refused with RESOURCE_EXHAUSTED (OVERLOADED).
 StreamingService MakeCatalogService(DefinitionStore* definition_store, ArrayRegistry* registry,
                                     const WatchLimits& limits = {});
 

@@ -1,5 +1,5 @@
-// Serves shardmesh.v1.ClusterService: the state and health of the cluster, the records of its
-// workers, and changes.
+// Serves shardmesh.v1.ClusterService: state and health of the cluster, and records and changes of
+// its workers.
 #ifndef SHARDMESH_SERVER_SERVICE_CLUSTER_SERVICE_H_
 #define SHARDMESH_SERVER_SERVICE_CLUSTER_SERVICE_H_
 

@@ -17,7 +17,7 @@ namespace shardmesh::server {
 namespace {
 
 #define SHARDMESH_MESSAGES(Method) compat::v1::CompatService::WithCallbackMethod_##Method
-// Requests come as bytes: see rpc/stream/message_bytes.h, and the cache of answers.
+// Requests come as bytes (rpc/stream/message_bytes.h), because the cache of answers compares bytes.
 #define SHARDMESH_BYTES(Method) compat::v1::CompatService::WithRawCallbackMethod_##Method
 using CompatServiceBase =
     WithMethods<compat::v1::CompatService::Service, SHARDMESH_BYTES(ComputeHash),
@@ -33,7 +33,7 @@ class CompatService final : public CompatServiceBase {
  public:
   explicit CompatService(SharedCalls calls) : calls_(std::move(calls)) {}
 
-// A call of one question and one answer.
+// Defines a unary call.
 #define SHARDMESH_UNARY(Method)                                                                 \
   grpc::ServerUnaryReactor* Method(grpc::CallbackServerContext* context,                        \
                                    const grpc::ByteBuffer* request, grpc::ByteBuffer* response) \
@@ -56,7 +56,7 @@ class CompatService final : public CompatServiceBase {
                                calls_->background());
   }
 
-  // Ordinary questions about patterns are answered at once.
+  // Patterns of ordinary size are compiled at once; longer ones go to the background.
   grpc::ServerUnaryReactor* ParsePatternRules(
       grpc::CallbackServerContext* context, const compat::v1::ParsePatternRulesRequest* request,
       compat::v1::ParsePatternRulesResponse* response) override {

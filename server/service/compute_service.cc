@@ -1,4 +1,4 @@
-// ComputeService's calls: decoded here, run by the step runner.
+// The methods of ComputeService: decode the request, and let StepRunner run the step.
 #include "server/service/compute_service.h"
 
 #include <grpcpp/grpcpp.h>
@@ -21,9 +21,9 @@
 namespace shardmesh::server {
 namespace {
 
-// A unary call that runs a step; both are cancelled together. `fill` encodes the step's answer.
-// There is no FinishOnce: a step is answered once. gRPC calls OnCancel and OnDone after the method
-// has returned its reactor, thus after Start, also if the step has ended before.
+// A unary call that runs a step; cancelling the call cancels the step. `fill` encodes the step's
+// answer. FinishOnce is not needed, because a step is answered once. gRPC calls OnCancel and OnDone
+// only after the method has returned the reactor, so after Start, even if the step ended before.
 template <typename Response>
 class StepReactor final : public grpc::ServerUnaryReactor {
  public:
@@ -57,10 +57,10 @@ class StepReactor final : public grpc::ServerUnaryReactor {
   StepRunner* const runner_;
   Response* const response_;
   const Fill fill_;
-  std::optional<Sequencer::StepTicket> ticket_;  // nullopt if there is no step to cancel
+  std::optional<Sequencer::StepTicket> ticket_;  // nullopt: there is no step to cancel
 };
 
-// The answer of an RPC whose program has one result.
+// Converts a step's answer for an RPC whose program has one result.
 template <typename Response>
 void FillSingle(v1::ExecuteResponse answer, Response* response) {
   *response->mutable_output() = std::move(*answer.mutable_outputs(0));

@@ -1,4 +1,4 @@
-// One channel and one call of Identify for each question.
+// Makes one channel and one call of Identify for each question.
 #include "server/service/endpoint_probe.h"
 
 #include <grpcpp/grpcpp.h>
@@ -13,7 +13,7 @@
 namespace shardmesh::server {
 namespace {
 
-// Lives until the answer, and as long as the question can be cancelled.
+// The call. Lives until the answer has come and nobody can cancel the call any more.
 struct Probe {
   std::unique_ptr<v1::TileService::Stub> stub;
   grpc::ClientContext context;
@@ -22,7 +22,7 @@ struct Probe {
   absl::AnyInvocable<void(absl::StatusOr<EndpointAnswer>) &&> answered;
 
   void Answer(const absl::Status& status) {
-    // Moved out: the callback owns the check, which owns this object.
+    // Moved to the stack: the callback owns the check, and the check owns this object.
     auto done = std::move(answered);
     if (!status.ok()) return std::move(done)(status);
     std::move(done)(EndpointAnswer{.identity = response.identity(),
@@ -44,7 +44,7 @@ AskEndpoint ProbeEndpoints(rpc::Credentials credentials) {
     const auto channel = rpc::CreateChannel(
         address, {.credentials = credentials,
                   .peer = rpc::ExpectedPeer::Worker(identity),
-                  // A new channel has no backoff and no address from an earlier failed check.
+                  // A shared channel may be in backoff or use an outdated address.
                   .own_connection = true});
     if (!channel.ok()) {
       probe->Answer(channel.status());

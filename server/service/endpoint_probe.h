@@ -1,4 +1,4 @@
-// Asks workers at their endpoints for their identities, over gRPC.
+// Asks workers for their identities, over gRPC, at the endpoints that they advertise.
 #ifndef SHARDMESH_SERVER_SERVICE_ENDPOINT_PROBE_H_
 #define SHARDMESH_SERVER_SERVICE_ENDPOINT_PROBE_H_
 
@@ -7,7 +7,7 @@
 
 namespace shardmesh::server {
 
-// Calls TileService.Identify, each time over a connection of its own.
+// Calls TileService.Identify, each time over a new connection.
 AskEndpoint ProbeEndpoints(rpc::Credentials credentials);
 
 }  // namespace shardmesh::server

@@ -16,7 +16,7 @@
 namespace shardmesh::server {
 namespace {
 
-// Requests come as bytes: see rpc/stream/message_bytes.h, and the cache of answers.
+// Requests come as bytes (rpc/stream/message_bytes.h), because the cache of answers compares bytes.
 #define SHARDMESH_BYTES(Method) v1::LayoutService::WithRawCallbackMethod_##Method
 using LayoutServiceBase =
     WithMethods<v1::LayoutService::Service, SHARDMESH_BYTES(ResolveTree),
@@ -28,7 +28,7 @@ class LayoutService final : public LayoutServiceBase {
  public:
   explicit LayoutService(SharedCalls calls) : calls_(std::move(calls)) {}
 
-// A call of one question and one answer.
+// Defines a unary call.
 #define SHARDMESH_UNARY(Method)                                                                 \
   grpc::ServerUnaryReactor* Method(grpc::CallbackServerContext* context,                        \
                                    const grpc::ByteBuffer* request, grpc::ByteBuffer* response) \

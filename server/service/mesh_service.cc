@@ -12,7 +12,7 @@
 namespace shardmesh::server {
 namespace {
 
-// Requests come as bytes: see rpc/stream/message_bytes.h, and the cache of answers.
+// Requests come as bytes (rpc/stream/message_bytes.h), because the cache of answers compares bytes.
 #define SHARDMESH_BYTES(Method) v1::MeshService::WithRawCallbackMethod_##Method
 using MeshServiceBase = WithMethods<v1::MeshService::Service, SHARDMESH_BYTES(DescribeMesh)>::Type;
 #undef SHARDMESH_BYTES
@@ -21,7 +21,7 @@ class MeshService final : public MeshServiceBase {
  public:
   explicit MeshService(SharedCalls calls) : calls_(std::move(calls)) {}
 
-// A call of one question and one answer.
+// Defines a unary call.
 #define SHARDMESH_UNARY(Method)                                                                 \
   grpc::ServerUnaryReactor* Method(grpc::CallbackServerContext* context,                        \
                                    const grpc::ByteBuffer* request, grpc::ByteBuffer* response) \

@@ -1,4 +1,4 @@
-// Progress and end of puts on the wire, and their list.
+// The methods of OperationService: progress and end of a put, and the list of puts.
 #include "server/service/operation_service.h"
 
 #include <grpcpp/grpcpp.h>
@@ -25,7 +25,7 @@ namespace {
 
 constexpr absl::Duration kWatchInterval = absl::Milliseconds(100);
 constexpr int64_t kOutboxBytes = int64_t{64} << 10;
-// A page of operations is full from this many bytes on.
+// A page of operations ends once it has this many bytes.
 constexpr int64_t kListBytes = int64_t{1} << 20;
 
 v1::OperationState StateOf(const TransferProgress& progress) {
@@ -50,9 +50,9 @@ void Encode(const TransferProgress& from, v1::Operation* to) {
   if (!from.status.ok()) rpc::Encode(from.status, to->mutable_error());
 }
 
-// WatchOperation, written straight:
+// WatchOperation, as synchronous code:
 //   while (true) { write(progress); if (progress.ended) finish; sleep(kWatchInterval) }
-// The next look follows the previous write, so a slow client gets fewer messages.
+// The interval starts when the previous message is written, so a slow client gets fewer messages.
 class WatchReactor final : public grpc::ServerWriteReactor<v1::WatchOperationResponse> {
  public:
   WatchReactor(Clock* clock, const Transfers* transfers, StreamSet<WatchReactor>* streams,
@@ -98,7 +98,8 @@ class WatchReactor final : public grpc::ServerWriteReactor<v1::WatchOperationRes
     auto response = std::make_shared<v1::WatchOperationResponse>();
     Encode(*progress, response->mutable_operation());
     const auto size_bytes = static_cast<int64_t>(response->ByteSizeLong());
-    // After a Close, queued messages are not accepted any more. That is harmless.
+    // After Close the outbox refuses messages. The call is then ending, so nobody misses the
+    // message.
     outbox_.Push(std::move(response), size_bytes).IgnoreError();
     if (progress->ended) {
       outbox_.Close(Outbox::kFlush, [this] { Finish(grpc::Status::OK); });

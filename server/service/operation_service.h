@@ -1,4 +1,4 @@
-// Serves shardmesh.v1.OperationService; the operations are the puts.
+// Serves shardmesh.v1.OperationService. Its operations are the puts.
 #ifndef SHARDMESH_SERVER_SERVICE_OPERATION_SERVICE_H_
 #define SHARDMESH_SERVER_SERVICE_OPERATION_SERVICE_H_
 

@@ -1,4 +1,5 @@
-// Serves one BeginPut: takes its tensors, begins the transfer, answers, and perhaps holds it.
+// Serves one BeginPut: takes the tensors, begins the transfer, and answers. If requested, ends the
+// transfer with the call.
 #include "server/service/put_stream.h"
 
 #include <algorithm>
@@ -23,22 +24,23 @@
 namespace shardmesh::server {
 namespace {
 
-// A put whose tensors stop arriving is ended: limits between two messages, and in total.
+// Time limits for the client: between two messages, and for all of them. A put that exceeds one is
+// ended.
 constexpr absl::Duration kIdleLimit = absl::Seconds(30);
 constexpr absl::Duration kTakeLimit = absl::Minutes(5);
 
 }  // namespace
 
-// BeginPut, written straight:
+// BeginPut, as synchronous code:
 //   requests.Take(read()), on a thread of the background if that takes long
 //   while (tensors = read()) requests.Take(tensors)
 //   plan = requests.plan()
-//   put = memory.Find(plan), or plan.Begin(), which begins nothing if it only validates
+//   put = memory.Find(plan), or else plan.Begin(), which begins nothing if it only validates
 //   while (!answer.is_at_end()) write(answer.Next())
-//   if (plan.hold()) wait for the transfer's end; abort it if the client goes before its commit
+//   if (plan.hold()) wait for the transfer's end; abort the transfer if the client goes before
 //   finish
-// An error of any step ends the call. OnReadDone and EndIfIdle may run at the same time: the one
-// that clears is_reading_ continues or ends the call, the other one does nothing.
+// An error of any step ends the call. OnReadDone and EndIfIdle may run at the same time. The one
+// that clears is_reading_ continues or ends the call; the other one does nothing.
 class PutStreams::Stream final
     : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
@@ -78,7 +80,7 @@ class PutStreams::Stream final
   }
   void OnWriteDone(bool ok) override {
     if (!ok) {
-      // Unless a repeated request has the answer, no client knows the transfer.
+      // If no repeated request has got the answer either, no client knows the transfer: abort it.
       if (!transfer_id_.empty() && begun_->NotDelivered(key_)) {
         parts_.transfers
             ->Abort(transfer_id_, absl::CancelledError("the client left before it had the answer"))
@@ -89,7 +91,8 @@ class PutStreams::Stream final
     if (!answer_->is_at_end()) {
       return Write();
     }
-    // A call that holds may outlive its transfer, and must not keep the transfer's data alive.
+    // A holding call waits for the transfer's end, and must not keep the transfer's data alive
+    // longer.
     answer_.reset();
     const bool holds = requests_.plan().header().hold;
     if (!transfer_id_.empty()) {
@@ -130,7 +133,7 @@ class PutStreams::Stream final
     return absl::OkStatus();
   }
 
-  // The client has sent all tensors, or has left.
+  // Begins the transfer after the client's last message. CANCELLED: the client has left.
   absl::Status BeginTransfer() {
     if (call_->IsCancelled()) {
       return absl::CancelledError("the client left before it had sent all");
@@ -157,7 +160,7 @@ class PutStreams::Stream final
     return absl::OkStatus();
   }
 
-  // Makes the end of the transfer finish the call.
+  // Waits: the end of the transfer will finish the call.
   void HoldTransfer() {
     bool is_cancelled = false;
     {
@@ -180,13 +183,13 @@ class PutStreams::Stream final
       end_.End(absl::OkStatus());
     });
   }
-  // The client of a holding call has gone. If another call has the transfer too, or its commit was
-  // requested, the transfer continues, and only this call ends. A client that lost its connection
-  // sends the commit request again, over a new one.
+  // Called when the client of a holding call has gone. The transfer continues if another call has
+  // it too, or if its commit was requested. Then only this call ends. A client that lost its
+  // connection sends its commit request again, over a new connection.
   void ReleasePut() {
     if (parts_.transfers->IsCommitAskedFor(transfer_id_)) return begun_->Ended(key_);
     if (!begun_->Release(key_)) return;
-    // The commit request may arrive at this moment.
+    // Abandon checks again, because a commit request may arrive at this moment.
     parts_.transfers->Abandon(
         transfer_id_, WithReason(absl::CancelledError("the client's connection broke before it "
                                                       "asked for the commit of the put; put again"),
@@ -208,7 +211,7 @@ class PutStreams::Stream final
     {
       absl::MutexLock lock(&mutex_);
       if (!is_reading_) {
-        return;  // the next Read sets the alarm
+        return;  // the next Read sets the alarm again
       }
       if (parts_.clock->Now() < due_) {
         return idle_->SetNoLaterThan(due_);
@@ -243,7 +246,7 @@ class PutStreams::Stream final
   bool is_cancelled_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Time due_ ABSL_GUARDED_BY(mutex_);  // while is_reading_
 
-  // Touched by one reaction at a time.
+  // No lock: one reaction (gRPC callback) at a time uses these.
   grpc::ByteBuffer read_;
   v1::BeginPutRequest request_;
   PutRequests requests_;

@@ -16,7 +16,7 @@
 
 namespace shardmesh::server {
 
-// The objects that the streams use. Each outlives them.
+// The objects that the streams use. All of them outlive the streams.
 struct PutStreamParts {
   PutPlanParts plan = {};
   Clock* clock = nullptr;
@@ -26,14 +26,14 @@ struct PutStreamParts {
   int64_t term = 0;
 };
 
-// Makes the streams. Keeps their shared data: the begun puts, and the number of streams that each
-// caller has open. Outlives the streams. Thread-safe.
+// Makes the streams, and keeps what they share: the puts that have begun, and the number of open
+// streams of each caller. Outlives the streams. Thread-safe.
 class PutStreams {
  public:
   explicit PutStreams(const PutStreamParts& parts)
       : parts_(parts), begun_(parts.clock), open_(parts.max_streams_per_caller) {}
 
-  // Requests come as bytes: see rpc/stream/message_bytes.h. The stream deletes itself.
+  // Starts a stream, which deletes itself. Requests come as bytes (rpc/stream/message_bytes.h).
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Open(
       const grpc::CallbackServerContext* call);
 
@@ -43,7 +43,7 @@ class PutStreams {
   const PutStreamParts parts_;
   PutMemory begun_;
   CallerCount open_;
-  Background background_{2};  // last: its tasks use the above
+  Background background_{2};  // last: its tasks use the members above
 };
 
 }  // namespace shardmesh::server

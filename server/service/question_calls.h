@@ -1,4 +1,4 @@
-// Shared parts of the services of questions: one cache, one set of threads and one counter for all.
+// What the question services share: one cache, one set of threads, and one counter of corrections.
 #ifndef SHARDMESH_SERVER_SERVICE_QUESTION_CALLS_H_
 #define SHARDMESH_SERVER_SERVICE_QUESTION_CALLS_H_
 
@@ -25,7 +25,7 @@
 
 namespace shardmesh::server {
 
-// Calls of questions, as reactors. Thread-safe. Outlives its calls.
+// Makes the reactors of calls that ask questions. Thread-safe. Outlives its calls.
 class QuestionCalls {
  public:
   explicit QuestionCalls(const QuestionOptions& options)
@@ -39,8 +39,9 @@ class QuestionCalls {
   Background* background() { return &background_; }
   Background* beginnings() { return &beginnings_; }
 
-  // Returns a stored answer to the request, or else answers it: in the background if `takes_long`,
-  // which may be null, says that it takes too long for a reaction.
+  // Answers the request from the cache, or else computes the answer. Computes in the background if
+  // `takes_long` (may be null) says that the answer takes too long for a reaction (a gRPC
+  // callback).
   template <typename Request, typename Response>
   grpc::ServerUnaryReactor* Remembered(grpc::CallbackServerContext* context,
                                        const grpc::ByteBuffer& request, grpc::ByteBuffer* response,
@@ -87,7 +88,7 @@ class QuestionCalls {
                     Answer({options_.definition_store->state(), corrections}, *request, response));
   }
 
-  // A call whose answer takes too long for a reaction.
+  // Makes a call whose answer always takes too long for a reaction.
   template <typename Request, typename Response>
   grpc::ServerUnaryReactor* InBackground(const grpc::CallbackServerContext* context,
                                          const Request* request, Response* response) {
@@ -105,9 +106,9 @@ class QuestionCalls {
   }
 
  private:
-  // Room on the stack for an ordinary question and its answer.
+  // Stack memory for an ordinary question and its answer.
   static constexpr size_t kArenaBlockBytes = 4096;
-  // Some ten thousand answers to ordinary questions.
+  // Bytes of cached answers: some ten thousand ordinary questions.
   static constexpr size_t kRememberedBytes = size_t{32} << 20;
 
   static grpc::ServerUnaryReactor* Finished(grpc::CallbackServerContext* context,
@@ -117,7 +118,8 @@ class QuestionCalls {
     return reactor;
   }
 
-  // Answers a question that is not in the cache; `request` is its bytes.
+  // Answers a question that is not in the cache, and caches the answer. `request`: the question's
+  // bytes.
   template <typename Response, typename Request>
   absl::Status AnswerAndKeep(const Definitions& state, const grpc::Slice& request,
                              const Request& question, const std::function<bool()>& is_cancelled,
@@ -140,7 +142,8 @@ class QuestionCalls {
     return absl::OkStatus();
   }
 
-  // Numbers the calls of all services: no two calls use the same request type.
+  // Returns a number for each request type. No two methods of the services use the same request
+  // type, so the number identifies the method in the cache.
   template <typename Request>
   static int MethodOf() {
     static const int method = NextMethod();
@@ -157,8 +160,8 @@ class QuestionCalls {
   const QuestionOptions options_;
   const CorrectionCounter counter_;
   AnswerCache answers_{kRememberedBytes};
-  // Last: their tasks use the members above. Headers of streams whose rules take long to compile
-  // have threads of their own, so that they do not wait behind calls that take seconds.
+  // Last: their tasks use the members above. Stream headers whose rules take long to compile run in
+  // `beginnings_`, so that they do not wait behind calls that take seconds.
   Background background_{2};
   Background beginnings_{2};
 };

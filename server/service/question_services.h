@@ -1,5 +1,5 @@
-// Serves questions from the newest snapshot of the definitions: ResolveService, LayoutService,
-// RuleService, MeshService, ReshardService and compat.v1's CompatService.
+// Serves questions about layouts from the newest snapshot of the definitions: ResolveService,
+// LayoutService, RuleService, MeshService, ReshardService and compat.v1's CompatService.
 #ifndef SHARDMESH_SERVER_SERVICE_QUESTION_SERVICES_H_
 #define SHARDMESH_SERVER_SERVICE_QUESTION_SERVICES_H_
 
@@ -25,7 +25,7 @@ struct QuestionOptions {
   const DefinitionStore* definition_store = nullptr;
   // The cluster's arrays; null: there are none.
   const ArrayRegistry* registry = nullptr;
-  // Counts corrections by reason; may be null.
+  // For the numbers of corrections by reason; may be null.
   rpc::Metrics* metrics = nullptr;
 };
 
@@ -34,11 +34,11 @@ struct QuestionService {
   std::unique_ptr<grpc::Service> service;
 };
 
-// Returns all services of questions. Thread-safe. They share a cache and threads. What the options
-// point to outlives the services.
+// Makes all question services, which share a cache and threads. Thread-safe. The objects that the
+// options point to outlive the services.
 std::vector<QuestionService> MakeQuestionServices(const QuestionOptions& options);
 
-// Each service is in a source file of its own.
+// One function for each service, each in its own source file.
 using SharedCalls = std::shared_ptr<QuestionCalls>;
 std::unique_ptr<grpc::Service> MakeResolveService(SharedCalls calls);
 std::unique_ptr<grpc::Service> MakeLayoutService(SharedCalls calls);

@@ -13,7 +13,7 @@
 namespace shardmesh::server {
 namespace {
 
-// Requests come as bytes: see rpc/stream/message_bytes.h, and the cache of answers.
+// Requests come as bytes (rpc/stream/message_bytes.h), because the cache of answers compares bytes.
 #define SHARDMESH_BYTES(Method) v1::ResolveService::WithRawCallbackMethod_##Method
 using ResolveServiceBase =
     WithMethods<v1::ResolveService::Service, SHARDMESH_BYTES(ResolveSpec),
@@ -29,7 +29,7 @@ class ResolveService final : public ResolveServiceBase {
  public:
   explicit ResolveService(SharedCalls calls) : calls_(std::move(calls)) {}
 
-// A call of one question and one answer.
+// Defines a unary call.
 #define SHARDMESH_UNARY(Method)                                                                 \
   grpc::ServerUnaryReactor* Method(grpc::CallbackServerContext* context,                        \
                                    const grpc::ByteBuffer* request, grpc::ByteBuffer* response) \
@@ -47,7 +47,7 @@ class ResolveService final : public ResolveServiceBase {
   SHARDMESH_UNARY(ListPresets)
 #undef SHARDMESH_UNARY
 
-  // The rules may take long to compile.
+  // In the background if the rules take long to compile.
   grpc::ServerUnaryReactor* ExplainTensor(grpc::CallbackServerContext* context,
                                           const grpc::ByteBuffer* request,
                                           grpc::ByteBuffer* response) override {

@@ -16,7 +16,7 @@ namespace shardmesh::server {
 namespace {
 
 #define SHARDMESH_MESSAGES(Method) v1::RuleService::WithCallbackMethod_##Method
-// Requests come as bytes: see rpc/stream/message_bytes.h, and the cache of answers.
+// Requests come as bytes (rpc/stream/message_bytes.h), because the cache of answers compares bytes.
 #define SHARDMESH_BYTES(Method) v1::RuleService::WithRawCallbackMethod_##Method
 using RuleServiceBase =
     WithMethods<v1::RuleService::Service, SHARDMESH_BYTES(LintRules),
@@ -29,7 +29,7 @@ class RuleService final : public RuleServiceBase {
  public:
   explicit RuleService(SharedCalls calls) : calls_(std::move(calls)) {}
 
-// A call of one question and one answer.
+// Defines a unary call.
 #define SHARDMESH_UNARY(Method)                                                                 \
   grpc::ServerUnaryReactor* Method(grpc::CallbackServerContext* context,                        \
                                    const grpc::ByteBuffer* request, grpc::ByteBuffer* response) \
@@ -47,7 +47,8 @@ class RuleService final : public RuleServiceBase {
                                response, calls_->background());
   }
 
-  // Ordinary questions about patterns are answered at once.
+  // Few names and a pattern of ordinary size are answered at once; other requests go to the
+  // background.
   grpc::ServerUnaryReactor* CheckPattern(grpc::CallbackServerContext* context,
                                          const v1::CheckPatternRequest* request,
                                          v1::CheckPatternResponse* response) override {

@@ -1,15 +1,15 @@
-// Services composed method by method: some take messages, some their bytes.
+// Composes a service method by method: some methods take messages, others the messages' bytes.
 #ifndef SHARDMESH_SERVER_SERVICE_SERVICE_MIXINS_H_
 #define SHARDMESH_SERVER_SERVICE_SERVICE_MIXINS_H_
 
 namespace shardmesh::server {
 
-// `Base` with each of the generated mixins around it, for a service that cannot be the generated
-// CallbackService because a stream of it comes as bytes (see rpc/stream/message_bytes.h):
+// Derives a service from `Base` with each of the generated mixins. For a service that cannot be the
+// generated CallbackService, because one of its streams takes bytes (rpc/stream/message_bytes.h):
 //   class MyService : public WithMethods<v1::MyService::Service,
 //                                        v1::MyService::WithRawCallbackMethod_Stream,
 //                                        v1::MyService::WithCallbackMethod_Unary>::Type
-// If a method is left out and then overridden, the service does not compile.
+// A service that overrides a method without listing its mixin does not compile.
 template <typename Base, template <typename> typename... Mixins>
 struct WithMethods {
   using Type = Base;

@@ -1,4 +1,4 @@
-// Leases on the wire: open, renew, close, list.
+// The methods of SessionService: open, renew, close and list sessions, which are leases.
 #include "server/service/session_service.h"
 
 #include <grpcpp/grpcpp.h>
@@ -23,7 +23,7 @@ namespace shardmesh::server {
 namespace {
 
 constexpr size_t kMaxClientNameBytes = 255;
-// A page of sessions is full from this many bytes on.
+// A page of sessions ends once it has this many bytes.
 constexpr int64_t kListBytes = int64_t{1} << 20;
 
 constexpr RequestMessages kMessages = {
@@ -118,13 +118,13 @@ class SessionService final : public v1::SessionService::CallbackService {
       if (!given.ok()) return rpc::WithField(given.status(), "ttl");
       ttl = *given;
     }
-    // A repeated request gets its session while that lives. Sessions end with the process, and so
-    // does this record of them.
+    // A repeated request gets the session of the first one, as long as that session lives. Sessions
+    // end with the process, so this record need not outlive the process either.
     const std::string key = RequestKey(caller.name, "OpenSession", request.request_id());
     const std::string fingerprint = Sha256(request.SerializeAsString());
     absl::MutexLock lock(&mutex_);
     const auto lives = [this](const std::string& id) { return sessions_->Get(id).ok(); };
-    // Each call looks at a few sessions, so that those that ended are forgotten in turn.
+    // Each call examines a few remembered sessions, so that ended ones are forgotten in time.
     opened_.ForgetEnded(absl::InfinitePast(), 0, absl::InfiniteFuture(), lives);
     if (const auto* const found = opened_.Find(key); found != nullptr && !lives(found->answer)) {
       opened_.Forget(key);

@@ -15,7 +15,8 @@ namespace shardmesh::server {
 
 struct StreamingService {
   std::unique_ptr<grpc::Service> service;
-  // Ends all its streams with UNAVAILABLE, now and from now on, so that the server can stop.
+  // Ends all current and future streams of the service with UNAVAILABLE, so that the server can
+  // stop.
   std::function<void()> end_streams;
 };
 

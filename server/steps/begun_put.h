@@ -1,4 +1,4 @@
-// A put that was begun: its transfer, and the data that its client gets about it.
+// A put that has begun: its transfer, and the data that its client gets about the transfer.
 #ifndef SHARDMESH_SERVER_STEPS_BEGUN_PUT_H_
 #define SHARDMESH_SERVER_STEPS_BEGUN_PUT_H_
 
@@ -13,7 +13,8 @@
 
 namespace shardmesh::server {
 
-// A transfer as its client gets it. Lives as long as the transfer, which owns its items.
+// A transfer in the form that its client gets. The transfer owns `items`, so this object lives as
+// long as the transfer.
 struct BegunPut {
   std::string transfer_id;  // empty: the put was only validated, and there is no transfer
   std::string session_id;

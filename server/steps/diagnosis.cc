@@ -1,4 +1,4 @@
-// Follows waiting ranks to the ranks that they wait for.
+// Walks the wait-for graph of a step's ranks to the ranks that hold up the others.
 #include "server/steps/diagnosis.h"
 
 #include <algorithm>
@@ -16,21 +16,21 @@
 namespace shardmesh::server {
 namespace {
 
-// Position of a rank in a step.
+// What a rank is doing, as seen from one step.
 enum class Position {
   kDone,       // has reported
-  kLost,       // its worker is not attached
-  kSilent,     // its heartbeats have ceased
+  kLost,       // the rank's worker is not attached
+  kSilent,     // the worker's heartbeats have ceased
   kElsewhere,  // runs another step
-  kIdle,       // has not begun the step
-  kStarting,   // is before the step's first instruction
-  kEnding,     // is past the last one
-  kWorks,      // runs an instruction that needs no other rank
-  kWaits,      // is in an instruction that needs others' data
+  kIdle,       // the rank has not begun the step
+  kStarting,   // the rank has not reached the step's first instruction
+  kEnding,     // the rank is past the last instruction
+  kWorks,      // the rank runs an instruction that needs no other rank
+  kWaits,      // the rank is in an instruction that needs data of other ranks
 };
 
 constexpr absl::Duration kSilenceOfAll = absl::Seconds(2);
-// Most ranks shown in a sentence.
+// Most ranks that a sentence names.
 constexpr size_t kShown = 8;
 
 std::string NameOf(const ObservedRank& rank) {
@@ -45,8 +45,8 @@ std::string TimeOfDay(absl::Time time) {
   return absl::FormatTime("%H:%M:%S UTC", time, absl::UTCTimeZone());
 }
 
-// Finds workers whose heartbeats have ceased. If the heartbeats of all are slightly late, this host
-// or the network is slow, and their last reports still hold.
+// Finds workers whose heartbeats have ceased. If the heartbeats of all workers are slightly late,
+// this host or the network is slow. The workers' last reports then still hold.
 class Silence {
  public:
   Silence(absl::Span<const ObservedRank> ranks, const DiagnosisOptions& options)
@@ -56,7 +56,8 @@ class Silence {
       if (rank.lost_because.empty()) heard.push_back(rank.last_heartbeat);
     }
     std::sort(heard.begin(), heard.end(), std::greater<>());
-    // With several workers, the first of the slightly late heartbeats may already be here.
+    // With three or more workers, the newest heartbeat may be the first of a late round. Compare
+    // with the second newest.
     if (!heard.empty()) others_ = heard[heard.size() > 2 ? 1 : 0];
     is_alone_ = heard.size() == 1;
   }
@@ -84,14 +85,14 @@ std::string LostText(const ObservedRank& rank) {
   return StrCat("is lost since ", TimeOfDay(rank.lost), " (", rank.lost_because, ")");
 }
 
-// Returns the instruction of the step that the rank runs, as far as it is known; null if none.
+// Returns the instruction of the step that the rank runs now; null if none is known.
 const FlightRecord* InstructionOf(const ObservedRank& rank, int64_t sequence) {
   const bool runs_it = rank.progress.has_value() && rank.progress->step == sequence;
   return runs_it && rank.progress->instruction.has_value() ? &*rank.progress->instruction : nullptr;
 }
 
-// Returns the ranks whose data an instruction waits for: the rank that it asked last, or otherwise
-// all missing ranks.
+// Returns the ranks whose data an instruction waits for: the rank that it asked last, or else all
+// ranks whose data is missing.
 std::vector<int64_t> TargetsOf(const FlightRecord& instruction) {
   if (instruction.waits_for.has_value()) return {*instruction.waits_for};
   std::vector<int64_t> missing;
@@ -101,7 +102,7 @@ std::vector<int64_t> TargetsOf(const FlightRecord& instruction) {
   return missing;
 }
 
-// The first ones, and how many more there are: a step may have thousands of ranks.
+// Joins the first texts and says how many more there are: a step may have thousands of ranks.
 std::string JoinFirst(absl::Span<const std::string> texts, std::string_view separator) {
   if (texts.size() <= kShown) return StrJoin(texts, separator);
   return StrCat(StrJoin(texts.first(kShown), separator), separator, texts.size() - kShown, " more");
@@ -159,7 +160,8 @@ class StepDiagnosis {
     return StrCat(", for ", FormatRounded(options_.now - started));
   }
 
-  // Returns what a rank does while others wait for it in instruction `op` (-1: in none).
+  // Returns what the rank does while other ranks wait for it in instruction `op`. -1: they wait in
+  // no instruction.
   std::string ReasonOf(const ObservedRank& rank, int64_t op) const {
     const FlightRecord* instruction = InstructionOf(rank, step_.sequence);
     switch (PositionOf(rank)) {
@@ -200,7 +202,8 @@ class StepDiagnosis {
     return {.rank = rank.rank, .identity = rank.identity, .reason = ReasonOf(rank, op)};
   }
 
-  // No rank is known to wait: a rank that has not done its part is at fault.
+  // For a step in which no rank is known to wait: every rank that has not done its part is at
+  // fault.
   Finding WithoutWaiting() const {
     Finding finding{.since = step_.started, .is_blocked = false};
     std::vector<std::string> texts;
@@ -221,7 +224,7 @@ class StepDiagnosis {
   }
 
   Finding WithWaiting() {
-    // Walk from every waiting rank to ranks that do not wait.
+    // Follow the waiting ranks to the ranks that they wait for and that do not wait themselves.
     std::set<int64_t> seen(waiting_.begin(), waiting_.end());
     std::set<int64_t> ends;
     std::map<int64_t, int64_t> votes;
@@ -258,7 +261,7 @@ class StepDiagnosis {
     return finding;
   }
 
-  // The instruction in which most ranks wait, the first of several.
+  // The instruction in which most ranks wait; of several, the first.
   const FlightRecord& MostCommonInstruction() const {
     std::map<int64_t, std::vector<const FlightRecord*>> by_op;
     for (const int64_t rank : waiting_) {
@@ -286,7 +289,8 @@ class StepDiagnosis {
                   DescribeInstruction(*finding.instruction, finding.label));
   }
 
-  // A circle of ranks that wait for each other. There is one: every rank that is waited for waits.
+  // Finds a cycle of ranks that wait for each other. A cycle exists: every rank that others wait
+  // for waits, too.
   std::vector<int64_t> FindCircle() const {
     std::vector<int64_t> path;
     std::set<int64_t> passed;
@@ -298,21 +302,22 @@ class StepDiagnosis {
       const std::vector<int64_t> targets =
           TargetsOf(*InstructionOf(*found->second, step_.sequence));
       rank = targets.front();
-      if (ranks_.count(rank) == 0) return {};  // of another mesh: not to be followed
+      // A rank of another mesh: its state is not known here.
+      if (ranks_.count(rank) == 0) return {};
     }
     path.erase(path.begin(), std::find(path.begin(), path.end(), rank));
     return path;
   }
 
-  // Returns whether `target` runs the same op in `instruction` as the waiting rank, or is known to
-  // have run it.
+  // Whether `target` takes part in the op that the waiting rank is in (`instruction`): it runs the
+  // op, has run it, or may still reach it.
   bool DoesTheSame(const FlightRecord& instruction, const ObservedRank& target) const {
     const auto is_same = [&](const FlightRecord& other) {
       return other.op == instruction.op && other.what == instruction.what;
     };
     const FlightRecord& running = *InstructionOf(target, step_.sequence);
     if (running.op == instruction.op) return is_same(running);
-    // A rank that has not reached the op may still run the same.
+    // A rank that has not reached the op may still run the same op.
     return running.op < instruction.op ||
            std::any_of(target.ended.begin(), target.ended.end(), is_same);
   }
@@ -348,8 +353,8 @@ class StepDiagnosis {
                names.size() == 1 ? "to or from " : "among ", JoinFirst(names, ", "));
   }
 
-  // Returns the ranks with broken connections: those that most others report as unreachable,
-  // otherwise those that most others wait for, otherwise the whole circle.
+  // Returns the ranks with broken connections: the ranks in the most reports of unreachable peers.
+  // Without such reports, returns the ranks that most others wait for, or else the whole cycle.
   std::vector<int64_t> CutOff(const std::vector<int64_t>& circle,
                               const std::map<int64_t, int64_t>& votes) const {
     std::map<std::string_view, int64_t> rank_of;
@@ -426,7 +431,7 @@ std::vector<Finding> DiagnoseWorkers(absl::Span<const ObservedRank> ranks,
   for (const ObservedRank& rank : ranks) {
     if (rank.lost_because.empty() && !silence.IsOf(rank)) heard[rank.identity] = &rank;
   }
-  // By rank: the ranks that do not reach it, or that it does not reach.
+  // For each rank: the ranks that it does not reach, or that do not reach it.
   std::map<const ObservedRank*, std::set<const ObservedRank*>> apart;
   for (const ObservedRank& rank : ranks) {
     if (!rank.lost_because.empty()) {
@@ -445,7 +450,7 @@ std::vector<Finding> DiagnoseWorkers(absl::Span<const ObservedRank> ranks,
     }
   }
   while (!apart.empty()) {
-    // The finding names the rank that most differs from the others.
+    // The rank with the most broken connections is named first: most likely it is the cause.
     const auto most =
         std::max_element(apart.begin(), apart.end(), [](const auto& a, const auto& b) {
           return a.second.size() != b.second.size() ? a.second.size() < b.second.size()

@@ -14,22 +14,22 @@
 
 namespace shardmesh::server {
 
-// The known state of a rank, and of the worker that serves it.
+// The known state of a rank and of the worker that serves it.
 struct ObservedRank {
   int64_t rank = 0;
   std::string identity;
-  // Empty while the worker is alive.
+  // Why the worker is lost; empty while it is alive.
   std::string lost_because = {};
-  absl::Time lost = absl::InfinitePast();  // InfinitePast: it was never attached
+  absl::Time lost = absl::InfinitePast();  // InfinitePast: the worker was never attached
   absl::Time last_heartbeat = absl::InfinitePast();
   std::vector<std::string> unreached = {};  // identities of peers
-  // The rank has reported that its part of the step is done.
+  // Whether the rank has reported that its part of the step is done.
   bool is_done = false;
   std::optional<StepProgress> progress = {};  // as of the last heartbeat
   std::vector<FlightRecord> ended = {};       // instructions of the step that ended, in order
 };
 
-// A step that runs.
+// A running step.
 struct ObservedStep {
   int64_t sequence = 0;
   std::string op = {};
@@ -38,11 +38,11 @@ struct ObservedStep {
   std::vector<ObservedRank> ranks = {};  // by rank
 };
 
-// Records of the store that were left out at the start: they cannot be read, or point to one that
-// cannot.
+// Records of the store that the coordinator skipped at its start, because they cannot be read or
+// refer to a record that cannot be read.
 struct UnreadableRecords {
   int64_t count = 0;
-  std::vector<std::string> keys = {};  // of the first of them, with C escapes
+  std::vector<std::string> keys = {};  // keys of the first records, with C escapes
 };
 
 struct Culprit {
@@ -59,12 +59,12 @@ enum class FindingKind {
   kWorker,       // a worker that serves a rank is lost, silent, or does not reach its peers
   kDegraded,     // arrays lack tiles
   kQuarantined,  // workers hold tiles in quarantine
-  kUnreadable,   // records of the store were left out
+  kUnreadable,   // the store has records that cannot be read
 };
 
 struct Finding {
   FindingKind kind = FindingKind::kStuck;
-  // One sentence: `step 12 (linear of "x", "w") is stuck: ` and the explanation below.
+  // One sentence: `step 12 (linear of "x", "w") is stuck: `, followed by `explanation`.
   std::string summary = {};
   // `ranks 0 and 1 wait in "op 0 (linear): all-reduce over tp" for rank 2 (worker-2), which has not
   // begun the step`
@@ -77,34 +77,37 @@ struct Finding {
   std::vector<int64_t> waiting = {};  // ranks, rising
   std::vector<Culprit> culprits = {};
   absl::Time since = absl::InfinitePast();
-  // Whether a rank waits, is lost or silent, or has not begun the step; false if all ranks merely
-  // work.
+  // Whether some rank waits, is lost or silent, or has not begun the step. False if all ranks are
+  // merely at work.
   bool is_blocked = true;
 };
 
 struct DiagnosisOptions {
   absl::Time now;
-  // Interval of heartbeats. A worker is silent, and at fault, if its last heartbeat is one and a
-  // half intervals older than that of the others; with three or more workers, than that of the
-  // second newest. It is also silent after the same time without a heartbeat, and at least two
-  // seconds unless it is the only worker.
+  // The workers' heartbeat interval. A worker whose heartbeat is overdue counts as silent, and at
+  // fault, in two cases:
+  //   - its last heartbeat is 1.5 intervals older than the newest one (with three or more workers:
+  //     than the second newest);
+  //   - it has sent no heartbeat for 1.5 intervals, and for at least two seconds unless it is the
+  //     only worker.
   absl::Duration heartbeat_interval = absl::Seconds(1);
 };
 
-// Returns what keeps a step from its end, as far as it is known. The diagnosis follows waiting
-// ranks from each to the rank whose data it waits for. It ends at ranks that do not wait (lost,
-// silent, not yet in the step, busy, or past the instruction), or at a circle. Nullopt if the known
-// facts do not suffice.
+// Returns what keeps a step from ending. The diagnosis follows each waiting rank to the rank whose
+// data it waits for. It stops at ranks that do not wait (lost, silent, not yet in the step, busy,
+// or past the instruction), or at a cycle. Nullopt if the known facts do not suffice.
 std::optional<Finding> DiagnoseStep(const ObservedStep& step, const DiagnosisOptions& options);
 
-// Workers of a mesh, one an entry, that are lost, silent, or do not reach each other.
+// Returns one finding for each worker of a mesh that is lost, silent, or does not reach its peers.
 std::vector<Finding> DiagnoseWorkers(absl::Span<const ObservedRank> ranks,
                                      const std::string& mesh_id, const DiagnosisOptions& options);
 
-// `"op 0 (linear): all-reduce over tp"`, by its label; `instruction 3` where it has none.
+// Names an instruction by its label: `"op 0 (linear): all-reduce over tp"`. Without a label:
+// `instruction 3`.
 std::string DescribeInstruction(int64_t instruction, std::string_view label);
 
-// `rank 3`, `ranks 0, 1 and 2`; of more than eight the first and how many more.
+// Names ranks: `rank 3`, `ranks 0, 1 and 2`. Of more than eight, names the first eight and counts
+// the others.
 std::string DescribeRanks(absl::Span<const int64_t> ranks);
 
 }  // namespace shardmesh::server

@@ -8,9 +8,9 @@
 
 namespace shardmesh::server {
 
-// The parts of an internal::v1::RunStep. The transport puts a WorkNumber before them, and leaves
-// out the plan where every worker has it. A message of protobuf is the concatenation of its parts,
-// so the transport neither parses nor serialises them.
+// The parts of an encoded internal::v1::RunStep. The transport puts a WorkNumber before them, and
+// omits the plan if every worker has it. A protobuf message is the concatenation of its fields, so
+// the transport neither parses nor serialises these parts.
 struct EncodedStep {
   std::string plan_hash;
   std::shared_ptr<const std::string>
@@ -19,7 +19,8 @@ struct EncodedStep {
 };
 using EncodedStepPtr = std::shared_ptr<const EncodedStep>;
 
-// A step's place in the one order of steps; see WorkRef.
+// A step's place in the one order of all steps; see WorkRef. `epoch`: version of the membership.
+// `term`: number of the coordinator's start.
 struct WorkNumber {
   int64_t sequence = 0;
   int64_t epoch = 0;

@@ -13,7 +13,7 @@ int64_t SizeOf(const FlightRecord& record) {
                               record.peers.size() * sizeof(FlightRecord::Peer));
 }
 
-// From the worker's clock to the coordinator's.
+// Converts the record's times from the worker's clock to the coordinator's.
 void Shift(absl::Duration by, FlightRecord* record) {
   record->started += by;
   record->ended += by;

@@ -1,4 +1,5 @@
-// The workers' last and running instructions, from their heartbeats, and the last failed steps.
+// Running and recent instructions of each worker, from its heartbeats, and the steps that failed
+// last.
 #ifndef SHARDMESH_SERVER_STEPS_FLIGHT_LOG_H_
 #define SHARDMESH_SERVER_STEPS_FLIGHT_LOG_H_
 
@@ -23,11 +24,13 @@ namespace shardmesh::server {
 struct WorkerFlight {
   std::string identity;
   uint64_t incarnation = 0;
-  // A running step, as of the last heartbeat: the requested one, or otherwise the lowest.
+  // A running step, as of the last heartbeat: the requested step, or else the one with the lowest
+  // number.
   std::optional<StepProgress> progress = {};
-  std::vector<FlightRecord> records = {};   // instructions that ended, in order
-  int64_t omitted = 0;                      // older ones that are not there
-  std::vector<std::string> unreached = {};  // peers, by its last report
+  std::vector<FlightRecord> records = {};  // ended instructions, in order
+  int64_t omitted = 0;                     // how many older records were left out
+  // Peers that the worker does not reach, by its last report.
+  std::vector<std::string> unreached = {};
 };
 
 // A step that was aborted.
@@ -37,23 +40,25 @@ struct FailedStep {
   absl::Status status;
 };
 
-// Keeps the records of attached workers, and of kMaxLost lost workers until their identity attaches
-// again. Times are those of the coordinator's clock. Thread-safe.
+// Keeps the records of attached workers. Also keeps those of the last kMaxLost lost workers, each
+// until a worker of that identity attaches again. Times are those of the coordinator's clock.
+// Thread-safe.
 class FlightLog {
  public:
   // Most records kept for each worker.
   static constexpr size_t kMaxRecords = 1024;
   static constexpr int64_t kMaxRecordBytes = int64_t{1} << 20;
-  // Most lost workers kept, the last ones.
+  // Most lost workers whose records are kept: those lost last.
   static constexpr size_t kMaxLost = 256;
   static constexpr size_t kMaxFailed = 32;
 
-  // Records that a worker attached. Drops the records of another process of the same identity.
+  // Records that a worker attached. Drops the records of an earlier process of the same identity.
   void Attached(std::string_view identity, uint64_t incarnation);
   void Lost(std::string_view identity);
 
-  // A heartbeat, sent at `sent` by the worker's clock and received at `now`: the running steps, and
-  // the instructions that ended. Known records are skipped.
+  // The running steps and the ended instructions of one heartbeat. The worker sent it at `sent`, by
+  // its own clock; the coordinator received it at `now`. Records that the log already has are
+  // skipped.
   struct Heartbeat {
     absl::Time sent;
     std::vector<StepProgress> progress = {};  // the lowest first
@@ -62,14 +67,14 @@ class FlightLog {
   void Heard(std::string_view identity, uint64_t incarnation, Heartbeat heartbeat, absl::Time now);
   void PeersReported(std::string_view identity, std::vector<std::string> unreached);
 
-  // Returns a worker's last `max_records` records, of one step or of all (0); nullopt if the worker
-  // is unknown.
+  // Returns the last `max_records` records of a worker: those of one step, or of all steps if
+  // `step` is 0. Nullopt if the worker is not known.
   std::optional<WorkerFlight> Find(std::string_view identity, int64_t step = 0,
                                    size_t max_records = kMaxRecords) const;
   std::vector<std::string> Identities() const;
 
   void StepFailed(FailedStep step);
-  // The last kMaxFailed, the last one first.
+  // The last kMaxFailed failed steps, newest first.
   std::vector<FailedStep> Failed() const;
 
  private:
@@ -78,15 +83,15 @@ class FlightLog {
     std::vector<StepProgress> progress = {};
     std::deque<FlightRecord> records = {};
     int64_t record_bytes = 0;
-    int64_t next_number = 0;  // of the record that is not known yet
+    int64_t next_number = 0;  // number of the first record that is not known yet
     std::vector<std::string> unreached = {};
   };
   Worker& Of(std::string_view identity, uint64_t incarnation) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   mutable absl::Mutex mutex_;
   std::map<std::string, Worker, std::less<>> workers_ ABSL_GUARDED_BY(mutex_);  // by identity
-  std::deque<std::string> lost_ ABSL_GUARDED_BY(mutex_);   // identities, the longest lost first
-  std::deque<FailedStep> failed_ ABSL_GUARDED_BY(mutex_);  // the last one first
+  std::deque<std::string> lost_ ABSL_GUARDED_BY(mutex_);   // lost workers, longest lost first
+  std::deque<FailedStep> failed_ ABSL_GUARDED_BY(mutex_);  // newest first
 };
 
 }  // namespace shardmesh::server

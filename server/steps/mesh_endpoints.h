@@ -12,7 +12,7 @@
 
 namespace shardmesh::server {
 
-// A live worker and where a client reaches it.
+// A live worker, with the addresses where clients reach it.
 struct RankEndpoint {
   int64_t rank = 0;
   std::string identity;
@@ -20,15 +20,15 @@ struct RankEndpoint {
   std::vector<std::string> endpoints;  // best first
 };
 
-// The questions of steps and puts about the attached workers. Thread-safe.
+// Tells steps and puts about the attached workers. Thread-safe.
 class MeshEndpoints {
  public:
   virtual ~MeshEndpoints() = default;
 
-  // FAILED_PRECONDITION (MESH_INCOMPLETE) unless every rank of the mesh has a worker that is not
-  // draining and reaches those of the other ranks; names the ranks. UNAVAILABLE (RECOVERING) if all
-  // missing workers are expected soon. NOT_FOUND: no such mesh. UNAVAILABLE (NOT_SERVING) once the
-  // coordinator stops.
+  // OK if every rank of the mesh has a worker that is not draining and reaches the workers of all
+  // other ranks. FAILED_PRECONDITION (MESH_INCOMPLETE) otherwise; the error names the ranks.
+  // UNAVAILABLE (RECOVERING) if all missing workers are expected soon. NOT_FOUND: no such mesh.
+  // UNAVAILABLE (NOT_SERVING) once the coordinator stops.
   virtual absl::Status CheckReady(std::string_view mesh_id) const = 0;
   // The live workers of a mesh, by rank. NOT_FOUND: no such mesh.
   virtual absl::StatusOr<std::vector<RankEndpoint>> Endpoints(std::string_view mesh_id) const = 0;

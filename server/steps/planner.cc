@@ -15,8 +15,8 @@
 namespace shardmesh::server {
 namespace {
 
-// Hashes the fields in which most requests differ. Links are left out, so that similar figures find
-// one plan.
+// Hashes the fields in which most requests differ. Leaves out the links' figures, because requests
+// with similar figures share a plan.
 size_t DigestOf(const Program& program, absl::Span<const ValueDescriptor> operands,
                 const PlanTarget& target) {
   size_t digest = absl::HashOf(target.mesh_id, target.mesh_revision, program.operand_count,
@@ -30,8 +30,8 @@ size_t DigestOf(const Program& program, absl::Span<const ValueDescriptor> operan
   return digest;
 }
 
-// Returns the rough size of an entry: the plan exists as bytes and as values, which are several
-// times as large.
+// Returns the rough size of a cache entry. The plan is kept as bytes and as values, and the values
+// are several times as large as the bytes.
 int64_t SizeOf(const Program& program, absl::Span<const ValueDescriptor> operands,
                const PreparedPlan& prepared) {
   constexpr int64_t kPerByte = 8;
@@ -87,7 +87,7 @@ absl::StatusOr<std::shared_ptr<const PreparedPlan>> Planner::Prepare(
 
   absl::MutexLock lock(&mutex_);
   if (auto known = Known(digest, program, operands, target); known != nullptr) {
-    return known;  // another thread planned it meanwhile
+    return known;  // another thread planned the same program meanwhile
   }
   const int64_t bytes = SizeOf(program, operands, *prepared);
   auto entry = std::make_unique<const Entry>(Entry{.program = program,

@@ -1,5 +1,5 @@
-// A cache of plans: a program is planned once for operands with the same layouts, on a mesh whose
-// links are about the same.
+// A cache of plans. A program is planned once for operands with the same layouts, on a mesh whose
+// links have about the same speed.
 #ifndef SHARDMESH_SERVER_STEPS_PLANNER_H_
 #define SHARDMESH_SERVER_STEPS_PLANNER_H_
 
@@ -23,7 +23,7 @@
 
 namespace shardmesh::server {
 
-// A plan together with its bytes as workers get them, and their SHA-256, which identifies it.
+// A plan with its bytes in the form that workers get, and their SHA-256, which identifies the plan.
 struct PreparedPlan {
   Plan plan;
   std::string bytes;
@@ -31,9 +31,9 @@ struct PreparedPlan {
 };
 
 struct PlannerOptions {
-  // Most bytes of cached plans. Beyond it the planner evicts plans of the caller with the most
-  // bytes, the least recently used first. A caller that plans without end therefore evicts only its
-  // own plans.
+  // Most bytes of cached plans. Beyond it the planner evicts the least recently used plans of the
+  // caller with the most bytes. A caller with many different plans therefore evicts only its own
+  // plans.
   int64_t max_bytes = int64_t{64} << 20;
 };
 
@@ -44,15 +44,17 @@ class Planner {
 
   // Returns the plan of a program, from the cache if possible.
   //
-  // A cached plan keeps the link figures that it was made with. It is found while they are close to
-  // the current ones (AreAlike), so small differences between measurements never change a call's
-  // algorithm. `target.preferred` is always the same. A new plan counts against `caller`
-  // (rpc::Caller::name); all callers find it. Errors: those of PlanProgram.
+  // A cached plan keeps the link figures that it was made with. The plan is reused while these
+  // figures are close to the current ones (AreAlike). Small differences between measurements
+  // therefore never change the algorithm of a call. `target.preferred` must be the same in all
+  // calls. A new plan counts against `caller` (rpc::Caller::name); all callers can reuse it.
+  // Errors: those of PlanProgram.
   absl::StatusOr<std::shared_ptr<const PreparedPlan>> Prepare(
       std::string_view caller, const Program& program, absl::Span<const ValueDescriptor> operands,
       const PlanTarget& target);
 
-  // NOT_FOUND: no plan with that hash is remembered; send the program again.
+  // Returns a cached plan by its hash. NOT_FOUND: the plan is no longer cached; the client must
+  // send the program again.
   absl::StatusOr<std::shared_ptr<const PreparedPlan>> Find(std::string_view hash);
 
   int64_t size_bytes() const;
@@ -66,24 +68,25 @@ class Planner {
     std::string caller;
     size_t digest = 0;
   };
-  // Without limits of its own: the planner's limit is for the plans of all callers.
+  // These caches have no limit of their own, because the planner limits the plans of all callers
+  // together.
   using Plans = LruCache<const Entry*, std::unique_ptr<const Entry>>;
   using Callers = std::map<std::string, Plans, std::less<>>;
 
-  // Null: no plan is remembered.
+  // Returns a cached plan for this question; null if there is none.
   std::shared_ptr<const PreparedPlan> Known(size_t digest, const Program& program,
                                             absl::Span<const ValueDescriptor> operands,
                                             const PlanTarget& target)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Returns the plan, which becomes the one used last of its caller.
+  // Returns the entry's plan and marks it as its caller's most recently used one.
   std::shared_ptr<const PreparedPlan> Use(const Entry* entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ForgetOldestOf(Callers::iterator caller) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const PlannerOptions options_;
   mutable absl::Mutex mutex_;
   Callers callers_ ABSL_GUARDED_BY(mutex_);  // with plans
-  // Indexes of the entries: by a digest of the question, and by the plan's hash. Two questions may
-  // have one plan.
+  // Indexes of the entries: by a digest of program, operands and mesh, and by the plan's hash.
+  // Different programs can have the same plan.
   absl::flat_hash_map<size_t, std::vector<const Entry*>> by_question_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<std::string, std::vector<const Entry*>> by_hash_ ABSL_GUARDED_BY(mutex_);
   int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -1,4 +1,5 @@
-// Begun puts, by request: a repeated BeginPut gets the transfer of the first one.
+// Puts (uploads of arrays) that have begun, by their request: a repeated BeginPut gets the transfer
+// of the first one.
 #ifndef SHARDMESH_SERVER_STEPS_PUT_MEMORY_H_
 #define SHARDMESH_SERVER_STEPS_PUT_MEMORY_H_
 
@@ -17,49 +18,52 @@
 
 namespace shardmesh::server {
 
-// A request goes
-//   Find -> nothing: begin the put -> Began -> the answer is sent -> Delivered or NotDelivered
-//        -> a put: the answer is sent       -> Delivered or NotDelivered
-// A call that holds its transfer goes on from Delivered to Release, or to Ended with the transfer.
-// Some hundred bytes of an ended put are kept, for kRememberFor. Nothing outlives the process, as
-// no transfer does. Thread-safe.
+// Calls for one request:
+//   Find -> null: begin the put -> Began -> send the answer -> Delivered or NotDelivered
+//        -> a put: send the answer        -> Delivered or NotDelivered
+// A call "holds" its transfer if the transfer is to end with the call. After Delivered, such a call
+// makes one more call: Release when its client leaves, or Ended when the transfer ends. Some
+// hundred bytes of an ended put are kept for kRememberFor. Nothing is kept across a restart of the
+// process, which ends all transfers. Thread-safe.
 class PutMemory {
  public:
   static constexpr absl::Duration kRememberFor = absl::Minutes(10);
-  // How many requests are remembered at most. Ended puts are forgotten first, oldest first.
+  // Most requests that are remembered. Ended puts are forgotten first, oldest first.
   static constexpr int64_t kMaxRequests = 50'000;
 
-  // `clock` outlives it.
+  // `clock` outlives this object.
   explicit PutMemory(Clock* clock);
 
-  // Null: the request is the first with this key; Began follows. Otherwise its put, if it is live.
+  // Null: the request is the first with this key, and the caller must call Began. Otherwise returns
+  // the put that the first request began, if the put is live.
   //   ABORTED, with a retry delay            the first request is still being processed.
   //   INVALID_ARGUMENT (REQUEST_ID_REUSED)   the first had another fingerprint.
   //   FAILED_PRECONDITION (REQUEST_ID_REUSED) the put has ended.
   absl::StatusOr<BegunPutPtr> Find(std::string_view key, std::string_view fingerprint);
-  // The result of the first request. Null: it failed, and the next request counts as the first.
+  // Records the result of the first request. Null: the request failed, and the next one counts as
+  // the first.
   void Began(std::string_view key, const BegunPutPtr& put);
 
-  // The client has the complete answer; `holds`: the transfer ends with the call.
+  // Records that the client has the complete answer. `holds`: the transfer ends with the call.
   void Delivered(std::string_view key, bool holds);
-  // The client does not have it. True if no other call has or may still get the transfer: the put
-  // is then forgotten, and the caller must abort it.
+  // Records that the client did not get the answer. Returns true if no other call has the transfer
+  // or may still get it. The put is then forgotten, and the caller must abort the transfer.
   bool NotDelivered(std::string_view key);
-  // The client of a call that holds has gone. Same result as NotDelivered.
+  // Records that the client of a holding call has gone. Same result as NotDelivered.
   bool Release(std::string_view key);
-  // The transfer of a call that holds has ended, or no longer needs that call.
+  // Records that the transfer of a holding call has ended, or no longer needs that call.
   void Ended(std::string_view key);
 
  private:
   struct Begun {
     std::string transfer_id;
-    std::weak_ptr<const BegunPut> put;  // gone: the put has ended
+    std::weak_ptr<const BegunPut> put;  // expired: the put has ended
     int64_t being_sent = 0;             // calls that are sending the answer now
-    int64_t holders = 0;                // calls that have sent the answer and hold
-    bool is_delivered = false;          // to a call that does not hold
+    int64_t holders = 0;                // holding calls that have sent the answer
+    bool is_delivered = false;          // whether a call that does not hold has sent the answer
   };
 
-  // Whether no call has the put any more. Then the put is forgotten.
+  // If no call has the put any more, forgets it and returns true.
   bool ForgetUnwanted(std::string_view key, const Begun& put) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   Clock* const clock_;

@@ -111,7 +111,8 @@ absl::StatusOr<PartitionSpec> PutPlan::Resolve(const PutTensor& tensor, const Sh
 absl::Status PutPlan::PlaceBySpec(PartitionSpec spec, ArrayDefinition* definition) {
   ArrayDescriptor* const array = &definition->descriptor;
   if (!array->cut_points.empty()) {
-    // The array must fit unchanged: correction supports only equal parts.
+    // The spec must fit as it is: correction supports only equal parts, and this array has cut
+    // points.
     array->spec = std::move(spec);
     corrections_.emplace_back();
     return array->Tiling().status();
@@ -174,7 +175,7 @@ absl::StatusOr<BegunPutPtr> PutPlan::Begin() {
     SHARDMESH_RETURN_IF_ERROR(parts_.transfers->Check(header_.session_id, put->items));
     return put;
   }
-  // The transfer keeps the data that a repeated request needs, as long as it lives.
+  // The transfer keeps `put` alive through its items, because a repeated request needs it.
   SHARDMESH_ASSIGN_OR_RETURN(
       put->transfer_id,
       parts_.transfers->Begin(header_.session_id, mesh_id, identities,

@@ -1,4 +1,5 @@
-// Plans a put: its arrays, their layouts on the mesh, and whether the workers have room.
+// Plans a put (an upload of arrays): its arrays, their layouts on the mesh, and whether the workers
+// have room.
 #ifndef SHARDMESH_SERVER_STEPS_PUT_PLAN_H_
 #define SHARDMESH_SERVER_STEPS_PUT_PLAN_H_
 
@@ -35,7 +36,7 @@
 
 namespace shardmesh::server {
 
-// The inputs for planning a put. All of them outlive the plan.
+// The objects that planning a put uses. All of them outlive the plan.
 struct PutPlanParts {
   Clock* clock = nullptr;
   const DefinitionStore* definition_store = nullptr;
@@ -49,58 +50,61 @@ struct PutPlanParts {
 struct PutHeader {
   std::string request_id = {};
   std::string session_id = {};
-  std::string mesh_id = "default";  // the current version of this mesh
-  bool strict = false;              // the first correction is an error
-  bool hold = false;                // the put ends with the call that began it
-  bool validate_only = false;       // Begin checks, and begins nothing
-  std::optional<Mode> mode = {};    // of tensors with axes; nullopt: training
+  std::string mesh_id = "default";  // the mesh's current version is used
+  bool strict = false;              // the first correction of a spec is an error
+  bool hold = false;                // the transfer ends with the call that began it
+  bool validate_only = false;       // Begin only checks the put
+  std::optional<Mode> mode = {};    // for tensors with logical axes; nullopt: training
   Compatibility compatibility = Compatibility::kDefault;
 };
 
 // A tensor of a put.
 struct PutTensor {
-  std::string name = {};                         // empty: none; the session then pins the array
-  std::optional<int64_t> expected_version = {};  // of the name; see NameMove
+  // empty: the array gets no name; the session then pins it.
+  std::string name = {};
+  std::optional<int64_t> expected_version = {};  // expected version of the name; see NameMove
   Dtype dtype = Dtype::kF32;
   Shape shape = {};
   std::vector<CutPoints> cut_points = {};
-  // At most one. If there is none, the rules choose the layout.
+  // At most one of `spec`, `axes` and `preset`. Without any of them, the rules choose the layout.
   std::optional<PartitionSpec> spec = {};
-  std::optional<std::vector<AxisValue>> axes = {};  // logical, one a dimension
-  std::string preset = {};                          // its name; it has axes and a mode
+  std::optional<std::vector<AxisValue>> axes = {};  // one logical axis for each dimension
+  // Name of a preset, which has logical axes and a mode.
+  std::string preset = {};
 };
 
-// A put as its client describes it:
+// Collects a put as its client describes it. Calls, in this order:
 //   TakeHeader, TakeTensor for each tensor, Begin
-// After an error the plan is of no use. For one thread at a time.
+// After an error the plan must not be used. For one thread at a time.
 class PutPlan {
  public:
-  // The rules of these definitions for tensors without a spec; nullopt: none. Errors name fields of
-  // the rule set.
+  // Returns the rules of these definitions for tensors without a layout; nullopt: there are no
+  // rules. Errors name fields of the rule set.
   using RuleSource = std::function<absl::StatusOr<std::optional<RuleSetDefinition>>(
       const Definitions& definitions)>;
 
-  // The profile for tensors with axes or a preset. Errors name fields of the profile.
+  // Returns the profile that resolves logical axes and presets. Errors name fields of the profile.
   using ProfileSource = std::function<absl::StatusOr<PartitionAxis>(const Definitions&)>;
 
   explicit PutPlan(const PutPlanParts& parts) : parts_(parts) {}
 
-  // INVALID_ARGUMENT (BAD_FIELD): the mesh is named at a version. Also the errors of
-  // SessionTable::Check, of MeshEndpoints::CheckReady and of the rules; NOT_FOUND: no such mesh.
+  // Checks the header, and looks up the mesh and the rules. INVALID_ARGUMENT (BAD_FIELD): the mesh
+  // is named with a version. NOT_FOUND: no such mesh. Also the errors of SessionTable::Check, of
+  // MeshEndpoints::CheckReady and of the rules.
   absl::Status TakeHeader(PutHeader header, const rpc::Caller& caller,
                           const RuleSource& rule_source, const ProfileSource& profile_source);
 
   bool has_header() const { return resolver_ != nullptr; }
   const PutHeader& header() const { return header_; }
 
-  // INVALID_ARGUMENT: a name came twice, or there is neither a layout nor a name for the rules;
-  // also the errors of FindPreset, ResolveSpec, TreeResolver::Add, Correct and Tiling::Create. With
-  // `strict` the first correction is an error. A spec of a tensor with cut points is not corrected:
-  // it must fit.
+  // Adds a tensor and chooses its layout. INVALID_ARGUMENT: the name occurs twice, or the tensor
+  // has neither a layout nor a name for the rules. Also the errors of FindPreset, ResolveSpec,
+  // TreeResolver::Add, Correct and Tiling::Create. With `strict` the first correction is an error.
+  // The spec of a tensor with cut points must fit, because it is not corrected.
   absl::Status TakeTensor(PutTensor tensor);
 
-  // Begins the transfer. The plan has no tensors afterwards. With `validate_only` it begins none
-  // and changes nothing: the result has no transfer id and no time.
+  // Begins the transfer. The plan has no tensors afterwards. With `validate_only` Begin starts no
+  // transfer and changes nothing: the result has no transfer id and no time.
   //   INVALID_ARGUMENT (BAD_FIELD)           there are no tensors.
   //   FAILED_PRECONDITION (MESH_INCOMPLETE), with a retry delay: the mesh changed since TakeHeader.
   //   RESOURCE_EXHAUSTED (MEMORY_LIMIT)      a worker has no room for its tiles; names the rank.
@@ -109,16 +113,16 @@ class PutPlan {
 
  private:
   absl::Status MeshChanged() const;
-  // Gives the array its spec: the tensor's own, or the rules'.
+  // Gives the array its spec: from the tensor's own layout, or else from the rules.
   absl::Status Place(PutTensor tensor, ArrayDefinition* definition);
-  // The spec that the tensor's axes or preset resolve to, uncorrected.
+  // Returns the uncorrected spec that the tensor's axes or preset resolve to.
   absl::StatusOr<PartitionSpec> Resolve(const PutTensor& tensor, const Shape& shape) const;
   absl::Status PlaceBySpec(PartitionSpec spec, ArrayDefinition* definition);
   absl::Status PlaceByRules(const std::string& name, ArrayDefinition* definition);
-  // The most bytes that the put's tiles take on one rank. The largest int64 if the sum
-  // overflows.
+  // Returns the most bytes that the put's tiles take on one rank. If the sum overflows, returns the
+  // largest int64.
   absl::StatusOr<int64_t> BytesPerRank() const;
-  // A put that cannot fit is refused before any of its bytes are sent.
+  // Refuses a put that does not fit into the workers' memory, before the client sends any bytes.
   absl::Status CheckMemory(const std::vector<RankEndpoint>& endpoints) const;
 
   const PutPlanParts parts_;
@@ -126,7 +130,7 @@ class PutPlan {
   Revision mesh_revision_ = 0;
   Mesh mesh_;
   PartitionAxis profile_;
-  std::unique_ptr<TreeResolver> resolver_;  // null: no header was received
+  std::unique_ptr<TreeResolver> resolver_;  // null: no header has come
   absl::flat_hash_set<std::string> names_;
   std::vector<PutItem> items_;
   std::vector<std::vector<Correction>> corrections_;  // by item

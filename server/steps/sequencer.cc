@@ -1,4 +1,4 @@
-// Admission, reports, and the one end of each piece of work.
+// Admits steps and transfers, takes their reports, and ends each exactly once.
 #include "server/steps/sequencer.h"
 
 #include <algorithm>
@@ -17,13 +17,13 @@
 namespace shardmesh::server {
 namespace {
 
-// Like C++23's erase for keys of another type.
+// Erases by a key of another type, as erase of C++23 can.
 template <typename Container>
 void EraseKey(Container& container, std::string_view key) {
   if (const auto found = container.find(key); found != container.end()) container.erase(found);
 }
 
-// The most steps explained at one time, under the lock.
+// Most steps that one call explains, because the explanations run under the lock.
 constexpr int64_t kMaxExplanations = 16;
 
 std::string Name(const Participant& participant) {
@@ -36,14 +36,14 @@ std::string Name(const WorkRef& ref) {
                            : StrCat("step ", ref.sequence, " (", ref.op, ")");
 }
 
-// The step and op that an error concerns. A transfer has no number before its commit.
+// Adds the step and op that an error concerns. A transfer has no sequence number before its commit.
 absl::Status WithWork(absl::Status error, const WorkRef& ref) {
   return WithFacts(std::move(error),
                    {{fact::kStep, ref.sequence == 0 ? std::string() : StrCat(ref.sequence)},
                     {fact::kOp, ref.op}});
 }
 
-// Participants of a step, as facts.
+// Adds the participants of a step to an error, as facts.
 absl::Status WithParticipants(absl::Status error, absl::Span<const Participant> participants) {
   constexpr size_t kMostNamed = 16;
   participants = participants.subspan(0, kMostNamed);
@@ -57,8 +57,9 @@ absl::Status WithParticipants(absl::Status error, absl::Span<const Participant> 
         })}});
 }
 
-// Returns the error of one rank in the form for all other ranks: its code and reason, with rank,
-// identity and op. A rank that reports another rank's failure is named as the reporter.
+// Returns one rank's error in the form that all other ranks get: its code and reason, with rank,
+// identity and op. If the rank reports the failure of another rank, the text names it as the
+// reporter.
 absl::Status Attribute(const absl::Status& error, const WorkRef& ref,
                        const Participant& participant) {
   absl::Status named(
@@ -73,7 +74,7 @@ absl::Status Attribute(const absl::Status& error, const WorkRef& ref,
   if (MayHave(reason, fact::kStep)) {
     named = WithWork(std::move(named), ref);
   }
-  // A reporter may have named the rank at fault.
+  // A rank may report that another rank is at fault; the facts then name that other rank.
   const std::vector<Participant> at_fault =
       ref.blamed.empty() ? std::vector<Participant>{participant} : ref.blamed;
   if (MayHave(reason, fact::kRank) && !FactOf(error, fact::kRank).has_value()) {
@@ -95,9 +96,9 @@ struct Sequencer::Work {
   CommitHook commit;
   WorkCallback callback;
   std::vector<RankResult> ranks;  // in the order of ref.participants
-  std::vector<bool> done;         // by rank, too
-  int64_t not_done = 0;           // how many of them
-  // By rank, too: the position of each array in `tiles` of the rank's result.
+  std::vector<bool> done;         // in the same order
+  int64_t not_done = 0;           // how many participants are not done
+  // In the same order: the position of each array in `tiles` of the rank's result.
   std::vector<absl::flat_hash_map<std::string, size_t>> tile_index;
   bool commit_asked = true;  // false: a transfer that waits for CommitTransfer
 
@@ -481,17 +482,18 @@ Sequencer::StepTicket Sequencer::Add(WorkPtr work) {
 void Sequencer::RemoveOperands(const Work& work) {
   const auto remove = [&](const std::string& id) {
     const auto found = operands_.find(id);
-    if (found == operands_.end()) return;  // already removed: the array is among reads and writes
+    // Already removed: a step may both read and write the array.
+    if (found == operands_.end()) return;
     Operand& operand = found->second;
     operand.users.erase(work.ticket);
     if (operand.users.empty()) {
       operands_.erase(found);
     } else if (operand.writers.erase(work.ticket) == 0) {
-      // After a reader, only the step that is first now may have waited for it.
+      // A reader ended. Of the remaining users, at most the first one was waiting for it.
       admissible_.insert(*operand.users.begin());
     } else {
-      // After a writer: the steps after it, up to the next writer, which waits for the readers
-      // before it.
+      // A writer ended. The steps after it may run, up to and including the next writer. Steps
+      // behind that writer still wait for it.
       for (auto user = operand.users.upper_bound(work.ticket); user != operand.users.end();
            ++user) {
         admissible_.insert(*user);
@@ -527,7 +529,8 @@ void Sequencer::Run(Work* work) {
 
 void Sequencer::AdmitWaiting() {
   if (closing_) return;
-  // In order of arrival. A waiting step also holds up later steps that share its operands.
+  // Tries the steps in order of arrival. A step that still waits also holds up later steps that
+  // share an operand with it.
   const std::set<StepTicket> candidates = std::exchange(admissible_, {});
   for (const StepTicket ticket : candidates) {
     const auto found = live_.find(ticket);
@@ -548,7 +551,7 @@ absl::Status Sequencer::Report(const WorkPtr& work, RankReport report) {
   const auto is_reporter = [&](size_t i) {
     return participants[i].rank == report.rank && participants[i].identity == report.identity;
   };
-  // Most work has all ranks of its mesh in order.
+  // In most work the participant at index i serves rank i.
   auto place = static_cast<size_t>(std::max<int64_t>(report.rank, 0));
   if (place >= participants.size() || !is_reporter(place)) {
     place = 0;
@@ -561,7 +564,7 @@ absl::Status Sequencer::Report(const WorkPtr& work, RankReport report) {
   }
   if (work->state != State::kRunning || work->done[place]) return absl::OkStatus();
   if (!report.status.ok()) {
-    // If two ranks mismatch, neither is at fault.
+    // If ranks run different collectives, the error does not say which of them is wrong.
     if (ReasonOf(report.status) != Reason::kCollectiveMismatch) {
       const std::string& blamed =
           report.blamed_identity.empty() ? report.identity : report.blamed_identity;
@@ -580,7 +583,8 @@ absl::Status Sequencer::Report(const WorkPtr& work, RankReport report) {
     if (is_new) {
       result.tiles.push_back(std::move(tile));
     } else {
-      result.tiles[known->second] = std::move(tile);  // staged again: the last one counts
+      // The tile was staged again: the last report counts.
+      result.tiles[known->second] = std::move(tile);
     }
   }
   result.detail = std::move(report.detail);

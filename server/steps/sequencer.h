@@ -1,4 +1,5 @@
-// One global order of steps for all workers, and exactly one end for each step: commit or abort.
+// Gives all steps one global order across workers, and ends each step exactly once: by commit or
+// abort.
 #ifndef SHARDMESH_SERVER_STEPS_SEQUENCER_H_
 #define SHARDMESH_SERVER_STEPS_SEQUENCER_H_
 
@@ -26,46 +27,48 @@
 
 namespace shardmesh::server {
 
-// A worker that takes part, in the rank that it serves there.
+// A worker that takes part in a step or transfer, and the rank that it serves there.
 struct Participant {
   int64_t rank = 0;
   std::string identity;
-  // The number of tiles that this rank must report staged. A report can also say that it is done.
+  // Number of tiles that this rank must report as staged. A report can also say that the rank is
+  // done.
   int64_t expected_tiles = 0;
 };
 
 // A tile that a rank has staged.
 struct StagedTileReport {
   std::string array_id;
-  uint32_t crc32c = 0;  // of its bytes, row-major little-endian
+  uint32_t crc32c = 0;  // of the tile's bytes, row-major little-endian
   int64_t size_bytes = 0;
   bool on_disk = false;  // synced
 };
 
-// A rank's account of a step that it has completed. The sequencer only passes it on.
+// A rank's figures about its completed part of a step. The sequencer passes them on unchanged.
 struct RankReportDetail {
   absl::Duration kernel;
   absl::Duration collective;
   int64_t sent_bytes = 0;
-  std::map<std::string, std::string, std::less<>> tile_bytes = {};  // by array, where asked for
+  // By array id, if the step returns literals.
+  std::map<std::string, std::string, std::less<>> tile_bytes = {};
 };
 
-// A rank's reported results so far.
+// The results that a rank has reported so far.
 struct RankResult {
   Participant participant;
   std::vector<StagedTileReport> tiles = {};  // each array once
-  RankReportDetail detail = {};              // of the last report
+  RankReportDetail detail = {};              // from the last report
 };
 
-// One report of one rank. Tiles of several reports add up.
+// One report of one rank. The tiles of several reports add up.
 struct RankReport {
   std::string identity;
   int64_t rank = 0;
-  absl::Status status = {};  // an error fails the work
+  absl::Status status = {};  // an error fails the step or transfer
   std::vector<StagedTileReport> tiles = {};
-  bool done = false;  // nothing more will come from this rank
+  bool done = false;  // the rank will report nothing more
   RankReportDetail detail = {};
-  // With an error: the worker at fault; empty: this rank itself.
+  // With an error: identity of the worker at fault; empty: the reporting rank itself.
   std::string blamed_identity = {};
 };
 
@@ -74,30 +77,30 @@ struct RankReport {
 struct WorkOutcome {
   absl::Status status;
   int64_t sequence = 0;
-  std::vector<RankResult> ranks;  // by participant; only reported ones are filled
+  std::vector<RankResult> ranks;  // in the order of participants; ranks without a report are empty
 };
 
-// Makes an outcome durable before workers get it. Calls `decided` exactly once, from any thread: OK
-// commits, an error aborts.
+// Makes an outcome durable before the workers learn of it. Calls `decided` exactly once, from any
+// thread. OK commits the work; an error aborts it.
 using CommitHook = absl::AnyInvocable<void(const WorkOutcome& outcome,
                                            absl::AnyInvocable<void(absl::Status) &&> decided) &&>;
 using WorkCallback = absl::AnyInvocable<void(const WorkOutcome&) &&>;
 
 // A run of a program, or of one op.
 struct StepRequest {
-  std::string op;       // for people and records: `linear of "x", "w"`
-  std::string mesh_id;  // whose ranks the participants are
+  std::string op;       // text for people and records: `linear of "x", "w"`
+  std::string mesh_id;  // the participants serve ranks of this mesh
   std::vector<Participant> participants;
   std::vector<std::string> reads;   // ids of operands
-  std::vector<std::string> writes;  // ids of arrays that it makes, and of donated operands
-  EncodedStepPtr message;           // for the transport: the same bytes for everyone
+  std::vector<std::string> writes;  // ids of arrays that the step makes, and of donated operands
+  EncodedStepPtr message;           // the transport sends the same bytes to all participants
   absl::Duration timeout;           // from admission to the last report
-  CommitHook commit;                // optional: a step without one commits directly
+  CommitHook commit;                // null: the step commits without a hook
 };
 
-// An upload or a load: workers stage tiles that come from elsewhere, then all commit together.
+// An upload or a load: workers stage tiles that do not come from a step, then all commit together.
 struct TransferRequest {
-  std::string transfer_id;  // not one of a live transfer
+  std::string transfer_id;  // differs from that of every live transfer
   std::string op;           // "put", "load"
   std::string mesh_id;
   std::vector<Participant> participants;
@@ -105,20 +108,21 @@ struct TransferRequest {
   CommitHook commit;       // optional, as above
 };
 
-// A step or transfer in the form that the transport gets.
+// A step or transfer, as the transport sees it.
 struct WorkRef {
-  int64_t sequence = 0;          // always set for a step; for a transfer only at its commit, else 0
+  int64_t sequence = 0;          // 0 for a transfer before its commit
   std::string transfer_id = {};  // empty for a step
   std::string op = {};
   std::string mesh_id = {};
-  int64_t epoch = 0;  // at admission; its messages carry this epoch to the end
+  int64_t epoch = 0;  // version of the membership at admission; all messages of this work carry it
   int64_t term = 0;
   absl::Time started = absl::InfinitePast();  // when it was admitted
   absl::Time deadline = absl::InfiniteFuture();
   std::vector<Participant> participants = {};
-  std::vector<Participant> blamed = {};  // after a failure: the participants at fault, as far as
-                                         // known
-  // The participant that blames another one; nullopt if the coordinator does.
+  // After a failure: the participants at fault, if they are known.
+  std::vector<Participant> blamed = {};
+  // After a failure: the participant that reported the blamed one; nullopt if the coordinator
+  // blames it.
   std::optional<Participant> blamed_by = {};
 };
 
@@ -131,9 +135,10 @@ struct StepExplanation {
   std::vector<Participant> blamed = {};
 };
 
-// Sends the decisions to the workers. Called in one order, one call at a time, without a lock.
-// Sends to each participant in the order of the calls. It neither blocks nor fails: a participant
-// that cannot be reached is lost, and gets nothing.
+// Sends the sequencer's decisions to the workers. The sequencer makes one call at a time, in the
+// order of the decisions, without a lock. Implementations send to each participant in the order of
+// the calls, and neither block nor fail. A participant that cannot be reached gets nothing: it is
+// lost, and the membership reports that.
 class StepTransport {
  public:
   virtual ~StepTransport() = default;
@@ -143,9 +148,9 @@ class StepTransport {
 };
 
 // Admission: a step waits while an earlier live step shares an operand with it and at least one of
-// the two writes it. Then the step gets the next sequence number and starts on all its workers. All
-// workers therefore start their steps in one order, and independent steps run at the same time. A
-// waiting step holds up later steps that share operands with it.
+// the two steps writes that operand. An admitted step gets the next sequence number and starts on
+// all its workers. All workers therefore start their steps in one order, and independent steps run
+// at the same time. A waiting step holds up later steps that share operands with it.
 //
 // States:
 //
@@ -167,26 +172,27 @@ class StepTransport {
 //   the hook's                   the hook refused
 // clang-format on
 //
-// From kCommitting on only the hook decides.
+// From kCommitting on, only the hook decides whether the work commits.
 //
 // Thread-safe. Hooks, callbacks and transport calls run without a lock, on a caller's or the
 // clock's thread. Each Submit or BeginTransfer that returned OK has its callback called exactly
-// once, after the call of the transport. The destructor aborts live work. Destroy it before its
-// clock and transport.
+// once, after the transport was called for the end. The destructor aborts live work. Destroy it
+// before its clock and transport.
 class Sequencer {
  public:
   struct Options {
     int64_t term = 1;
-    // The last sequence number that may already be in use: new numbers start above it.
+    // The last sequence number that an earlier run of the coordinator may have used. New numbers
+    // start above it.
     int64_t last_sequence = 0;
-    // Most live steps and transfers; further work is refused.
+    // Most live steps and transfers. Further work is refused.
     int64_t max_live = 10'000;
-    // Explains a step that is overdue or has lost a worker, and the participants that have not
-    // reported. Called under the sequencer's lock. Null: the cause is not known.
+    // Explains a step that is overdue or has lost a worker. `waiting_for`: the participants that
+    // have not reported. Called under the sequencer's lock. Null: no explanations.
     std::function<StepExplanation(const WorkRef& work, const std::vector<Participant>& waiting_for)>
         explain = nullptr;
   };
-  // Names a submitted step until its end; never 0.
+  // Identifies a submitted step until its end; never 0.
   using StepTicket = int64_t;
 
   Sequencer(Clock* clock, StepTransport* transport, Options options);
@@ -194,44 +200,46 @@ class Sequencer {
   Sequencer(const Sequencer&) = delete;
   Sequencer& operator=(const Sequencer&) = delete;
 
-  // Queues a step; it may be started, and even end, before this returns.
+  // Queues a step. The step may start, and even end, before this function returns.
   //   UNAVAILABLE (WORKER_LOST)  a participant is not alive.
   //   RESOURCE_EXHAUSTED         max_live pieces of work are live.
   //   INVALID_ARGUMENT           no participants, one twice, or no timeout.
   absl::StatusOr<StepTicket> Submit(StepRequest request, WorkCallback callback);
-  // Aborts a step that has not reached kCommitting; otherwise no effect.
+  // Aborts a step. No effect if the step has reached kCommitting or has ended.
   void Cancel(StepTicket ticket);
 
-  // Begins to collect the reports of a transfer. Same errors, and ALREADY_EXISTS.
+  // Starts a transfer: collects the reports of its participants. Same errors as Submit, and
+  // ALREADY_EXISTS.
   absl::Status BeginTransfer(TransferRequest request, WorkCallback callback);
-  // The client has sent everything: commit as soon as every rank is done. A repeated call changes
-  // nothing. NOT_FOUND: no such live transfer.
+  // Called when the client has sent everything. The transfer commits as soon as every rank is done.
+  // A repeated call changes nothing. NOT_FOUND: no such live transfer.
   absl::Status CommitTransfer(std::string_view transfer_id);
   // NOT_FOUND. FAILED_PRECONDITION: it is committing.
   absl::Status AbortTransfer(std::string_view transfer_id, absl::Status reason);
 
-  // Takes a rank's report on a step or transfer. NOT_FOUND: it has ended or never existed, which a
-  // late reporter can ignore. ABORTED (STALE_EPOCH, STALE_TERM): the report is of another run.
-  // PERMISSION_DENIED: the reporter is not this work's participant in that rank.
+  // Takes a rank's report on a step or transfer. NOT_FOUND: the work has ended or never existed; a
+  // late reporter can ignore this error. ABORTED (STALE_EPOCH, STALE_TERM): the report belongs to
+  // another run. PERMISSION_DENIED: the reporter does not serve that rank in this work.
   absl::Status ReportStep(int64_t sequence, int64_t epoch, int64_t term, RankReport report);
   absl::Status ReportTransfer(std::string_view transfer_id, int64_t term, RankReport report);
 
-  // Membership events, in their order. The loss of a worker aborts the work that it takes part in.
-  // So does a new incarnation, because it does not know that work.
+  // Membership events; the caller passes them in their order. The loss of a worker aborts the work
+  // that the worker takes part in. A new incarnation of the worker does the same, because the new
+  // process does not know the work.
   void WorkerAttached(std::string_view identity, int64_t epoch);
   void WorkerLost(std::string_view identity, int64_t epoch, std::string_view reason);
 
   // Drains a worker: accepts no further work for it until it attaches again. Calls `idle` once,
-  // when no live work needs the worker; at once if it is not attached. Never calls it if the worker
-  // is lost first.
+  // when no live work needs the worker; at once if the worker is not attached. If the worker is
+  // lost first, `idle` is never called.
   void WorkerLeaves(std::string_view identity, absl::AnyInvocable<void() &&> idle);
 
   // Refuses new work: Submit and BeginTransfer return UNAVAILABLE (NOT_SERVING) from now on. Waits
-  // until all live work has ended, waiting steps included. At `deadline` aborts the rest with
-  // UNAVAILABLE (NOT_SERVING), except committing work. Returns how many it aborted.
+  // until all live work has ended, waiting steps included. At `deadline` aborts the remaining work
+  // with UNAVAILABLE (NOT_SERVING), except committing work. Returns how many it aborted.
   int64_t Drain(absl::Time deadline);
 
-  // One item of live work, for status and doctor.
+  // One live step or transfer, for status pages and `shardmesh doctor`.
   struct LiveWork {
     WorkRef work;
     std::string state;  // "WAITING", "RUNNING", "COMMITTING"
@@ -239,7 +247,7 @@ class Sequencer {
   };
   std::vector<LiveWork> Live() const;
 
-  // How much is live, by state.
+  // Numbers of live steps and transfers, by state.
   struct LiveCounts {
     int64_t waiting = 0;
     int64_t running = 0;
@@ -248,7 +256,7 @@ class Sequencer {
   LiveCounts CountSteps() const;
   LiveCounts CountTransfers() const;
 
-  // The last sequence number given.
+  // The last sequence number that a step or transfer got.
   int64_t last_sequence() const;
 
  private:
@@ -267,26 +275,29 @@ class Sequencer {
   absl::StatusOr<WorkPtr> FindTransfer(std::string_view transfer_id) const
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   StepTicket Add(WorkPtr work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Removes ended work from operands_. Steps that may have waited for it become admissible_.
+  // Removes ended work from operands_, and adds the steps that may have waited for it to
+  // admissible_.
   void RemoveOperands(const Work& work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Whether no earlier live step shares an operand with it such that one of the two writes it.
+  // Whether the step need not wait: no earlier live step shares an operand with it that one of the
+  // two steps writes.
   bool MayRun(const Work& work) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   void Run(Work* work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AdmitWaiting() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Report(const WorkPtr& work, RankReport report) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CommitIfDone(const WorkPtr& work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Decide(const WorkPtr& work, absl::Status status);
-  // Aborts all live work that is not committing, with `code` and the reason after its name; returns
-  // the number.
+  // Aborts all live work that is not committing. The error has `code`, `reason` and a text of the
+  // work's name and `why`. Returns the number of aborted steps and transfers.
   int64_t AbortLive(absl::StatusCode code, Reason reason, std::string_view why)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Calls `idle` of draining workers that no live work needs.
+  // Calls `idle` of each draining worker that no live work needs.
   void TellDrained() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The only end of a piece of work.
+  // Ends a step or transfer. All ends go through this function.
   void End(const WorkPtr& work, absl::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FailIfInvolved(std::string_view identity, std::string_view what)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Returns nothing once `left` explanations have been given: most steps wait for earlier steps.
+  // Explains a step. `left` counts down the explanations of one call; at 0 the result is empty,
+  // because most steps only wait for earlier steps.
   StepExplanation Explain(const Work& work, int64_t* left) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   void AbortOverdue();
 
@@ -300,20 +311,20 @@ class Sequencer {
   std::map<StepTicket, WorkPtr> live_ ABSL_GUARDED_BY(mutex_);  // in order of arrival
   std::map<int64_t, WorkPtr> steps_ ABSL_GUARDED_BY(mutex_);    // admitted, by sequence number
   absl::flat_hash_map<std::string, WorkPtr> transfers_ ABSL_GUARDED_BY(mutex_);
-  // By array id: the live steps that use the array, and those that write it.
+  // By array id: the live steps that use the array, and those of them that write it.
   absl::flat_hash_map<std::string, Operand> operands_ ABSL_GUARDED_BY(mutex_);
-  // Waiting steps that may be able to run: new ones, and those for which an earlier step ended.
+  // Waiting steps to examine: new steps, and steps that waited for a step that has ended.
   std::set<StepTicket> admissible_ ABSL_GUARDED_BY(mutex_);
   std::set<std::string, std::less<>> alive_ ABSL_GUARDED_BY(mutex_);
-  // Workers draining, with the callback to run once they are idle (null after it ran).
+  // Draining workers, each with the callback to run once it is idle (null after it ran).
   std::map<std::string, absl::AnyInvocable<void() &&>, std::less<>> leaving_
       ABSL_GUARDED_BY(mutex_);
   int64_t epoch_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t last_sequence_ ABSL_GUARDED_BY(mutex_) = 0;
   StepTicket next_ticket_ ABSL_GUARDED_BY(mutex_) = 1;
-  int64_t deciding_ ABSL_GUARDED_BY(mutex_) = 0;   // hooks that have not decided
+  int64_t deciding_ ABSL_GUARDED_BY(mutex_) = 0;   // commit hooks that have not decided
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;  // new work is refused
-  bool closing_ ABSL_GUARDED_BY(mutex_) = false;   // waiting steps are not admitted either
+  bool closing_ ABSL_GUARDED_BY(mutex_) = false;   // waiting steps are no longer admitted either
 
   Alarm deadline_;  // last: its destructor waits for AbortOverdue
 };

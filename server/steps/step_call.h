@@ -18,14 +18,14 @@
 
 namespace shardmesh::server {
 
-// An operand of a program: an array of the cluster, or a tensor in the call.
+// An operand of a program: an array of the cluster, or a literal tensor in the call.
 struct StepOperand {
   std::variant<ArrayReference, Literal> value = {};
-  // The step may use the array's memory. The array no longer exists after the step.
+  // Whether the step may use the array's memory. The array no longer exists after the step.
   bool donate = false;
 };
 
-// The operands of a program, and the mesh if no operand is an array.
+// The operands of a program. `mesh_id` counts only if no operand is an array.
 struct StepOperands {
   std::vector<StepOperand> operands = {};
   std::string mesh_id = {};  // empty: "default"
@@ -35,13 +35,13 @@ struct StepOperands {
 // name.
 struct StepOutputs {
   std::vector<std::string> names = {};
-  // Expected versions of the names, as in NameMove; may be shorter.
+  // Expected versions of the names, as in NameMove. May be shorter than `names`.
   std::vector<std::optional<int64_t>> expected_versions = {};
   bool return_literals = false;
-  // The requested layouts of the results. Nullopt or missing: the planner chooses.
+  // The requested layouts of the results. Nullopt or missing: the planner chooses the layout.
   std::vector<std::optional<PartitionSpec>> specs = {};
 
-  // Empty if the result gets no name.
+  // Returns the name of a result; empty if it gets none.
   const std::string& NameOf(size_t output) const {
     static const std::string none;
     return output < names.size() ? names[output] : none;
@@ -55,15 +55,16 @@ struct PlanHash {
 
 // A call that runs a step.
 struct StepCall {
-  // Session and method distinguish equal request ids.
+  // Identifies the request within its session and method. A repeated request gets the first one's
+  // answer.
   std::string request_id = {};
   std::string session_id = {};
   std::string method = {};
-  // A digest of the request: a different request with the same id has a different digest.
+  // A digest of the request. It detects a different request that reuses the id.
   std::string fingerprint = {};
   rpc::Caller caller = {};
   absl::Duration time_left = absl::InfiniteDuration();  // of the call
-  // The step's own time limit, if the caller gave one.
+  // The caller's time limit for the step; nullopt: none.
   std::optional<absl::Duration> timeout = {};
 
   std::variant<Program, PlanHash> work = {};
@@ -75,13 +76,13 @@ struct StepCall {
 struct StepResult {
   struct Output {
     ArrayPtr array;
-    NameEntry name;  // `version` 0: the result has no name
+    NameEntry name;  // version 0: the result has no name
     std::optional<Literal> literal = {};
   };
   std::vector<Output> outputs = {};
   int64_t sequence = 0;
   std::string plan_hash = {};
-  absl::Duration total = {};       // from admission to end
+  absl::Duration total = {};       // from admission to the end
   absl::Duration kernel = {};      // of the slowest rank
   absl::Duration collective = {};  // of the slowest rank
   int64_t sent_bytes = 0;          // by all ranks

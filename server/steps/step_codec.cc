@@ -39,7 +39,7 @@ int64_t EncodedSizeBytes(const Literal& literal) {
   rpc::Encode({.dtype = literal.dtype, .shape = literal.shape, .bytes = {}}, &without_bytes);
   const size_t size_bytes = without_bytes.ByteSizeLong();
   if (literal.bytes.empty()) return static_cast<int64_t>(size_bytes);
-  static_assert(v1::Literal::kDataFieldNumber < 16);  // its tag has one byte
+  static_assert(v1::Literal::kDataFieldNumber < 16);  // so the tag takes one byte
   return static_cast<int64_t>(
       size_bytes + 1 + google::protobuf::io::CodedOutputStream::VarintSize64(literal.bytes.size()) +
       literal.bytes.size());
@@ -67,8 +67,8 @@ v1::ExecuteResponse Encode(StepResult result) {
       rpc::Encode(*std::move(output.literal), to->mutable_literal());
     }
   }
-  // Workers may have been lost since the limit was checked: their ranks were not counted then. A
-  // caller that needs them describes the array.
+  // Workers may have been lost since the size was checked, so the list of missing ranks may have
+  // grown. A client that needs the list can describe the array.
   if (static_cast<int64_t>(response.ByteSizeLong()) > rpc::kMaxControlMessageBytes) {
     for (v1::StepOutput& output : *response.mutable_outputs()) {
       output.mutable_array()->clear_missing_ranks();

@@ -1,4 +1,4 @@
-// Steps between domain and wire: the message to the workers, and the answer.
+// Converts steps to messages: the message to the workers, and the answer to the client.
 #ifndef SHARDMESH_SERVER_STEPS_STEP_CODEC_H_
 #define SHARDMESH_SERVER_STEPS_STEP_CODEC_H_
 
@@ -19,8 +19,8 @@
 
 namespace shardmesh::server {
 
-// The data that the workers of a step get: the same bytes for each of them. The pointed-to objects
-// outlive the message.
+// The data of a step for its workers: the same bytes for each of them. The objects that it points
+// to outlive it.
 struct StepMessage {
   struct Operand {
     std::string array_id = {};         // empty: the literal
@@ -35,11 +35,12 @@ struct StepMessage {
 };
 EncodedStep Encode(const StepMessage& message);
 
-// The size in bytes within a message.
+// The size in bytes that a literal takes within a message.
 int64_t EncodedSizeBytes(const Literal& literal);
 int64_t EncodedSizeBytes(const ArrayDescriptor& descriptor);
 
-// Omits the list of ranks that lack tiles if the answer would otherwise exceed a message.
+// Encodes the answer to the client. Omits the lists of ranks that lack tiles if the answer would
+// otherwise exceed the limit of a message.
 v1::ExecuteResponse Encode(StepResult result);
 
 }  // namespace shardmesh::server

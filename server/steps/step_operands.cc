@@ -82,8 +82,8 @@ absl::StatusOr<PlanTarget> OperandFinder::FindTarget(
   SHARDMESH_ASSIGN_OR_RETURN(const auto definition, sources_.definition_store->state().Find(
                                                         DefinitionKind::kMesh, mesh_id));
   const Mesh& mesh = std::get<MeshDefinition>(definition->value).mesh;
-  // The mesh itself is compared, not its revision: a repair or a restore gives the same mesh
-  // another revision. The array's state says whether each rank's worker has its tile.
+  // Compares the meshes themselves, not their revisions: a repair or a restore gives the same mesh
+  // another revision. Whether each rank's worker has its tile is known from the array's state.
   for (size_t i = 0; i < operands.size(); ++i) {
     const ArrayPtr& array = operands[i].array;
     if (array == nullptr || array->definition.descriptor.mesh == mesh) {

@@ -1,4 +1,4 @@
-// The operands of a step: which arrays they are, and which session may donate them.
+// Finds the operands of a step, and checks which of them its session may donate.
 #ifndef SHARDMESH_SERVER_STEPS_STEP_OPERANDS_H_
 #define SHARDMESH_SERVER_STEPS_STEP_OPERANDS_H_
 
@@ -25,9 +25,9 @@ struct FoundOperand {
   ArrayPtr array = nullptr;  // null: the literal
   Literal literal = {};
   ValueDescriptor described = {};
-  std::string name = {};  // the caller's name for it; empty: found by its id
+  std::string name = {};  // the name by which the caller referred to it; empty: by id
   bool donate = false;
-  bool overwritten = false;  // donated, and a result is made in its memory
+  bool overwritten = false;  // donated, and a result will overwrite its memory
 };
 
 // The operands of a call and the mesh on which they lie.
@@ -37,7 +37,7 @@ struct FoundOperands {
   Revision ranks_revision = 0;  // RanksRevisionOf the mesh
 };
 
-// Finds operands in the coordinator's state. All arguments outlive this object. Thread-safe.
+// Finds operands in the coordinator's state. All arguments outlive the finder. Thread-safe.
 class OperandFinder {
  public:
   struct Sources {
@@ -50,11 +50,11 @@ class OperandFinder {
   };
   explicit OperandFinder(Sources sources) : sources_(std::move(sources)) {}
 
-  // Finds the operands. Errors about one of them name its field.
-  //   NOT_FOUND                              as Select; or the mesh.
+  // Finds the operands. An error about one operand names its field.
+  //   NOT_FOUND                              as Select; or no such mesh.
   //   as Degraded                            an array lacks tiles.
-  //   FAILED_PRECONDITION (SHAPE_MISMATCH)   they lie on different meshes.
-  //   FAILED_PRECONDITION (VERSION_MISMATCH) the mesh was changed since an array was put there.
+  //   FAILED_PRECONDITION (MESH_MISMATCH)    the operands lie on different meshes.
+  //   FAILED_PRECONDITION (MESH_MISMATCH)    the mesh changed since an array was put there.
   absl::StatusOr<FoundOperands> Find(StepOperands operands) const;
 
  private:
@@ -65,8 +65,9 @@ class OperandFinder {
   const Sources sources_;
 };
 
-// An array may be donated only by a session that pins it. PERMISSION_DENIED (NOT_OWNER) otherwise.
-// If the session does not pin it and a name keeps it, the array is lent: `donate` becomes false.
+// Checks that the session may donate the operands: it must pin their arrays. If it does not pin an
+// array that has a name, sets `donate` to false, and the step only reads the array.
+// PERMISSION_DENIED (NOT_OWNER) for an array that has no name either.
 absl::Status CheckDonor(const ArrayRegistry& registry, const SessionTable& sessions,
                         const std::string& session_id, std::vector<FoundOperand>* operands);
 

@@ -21,10 +21,12 @@
 namespace shardmesh::server {
 namespace {
 
-// `descriptors_bytes`: of the encoded descriptors.
+// Checks that the answer fits into one message. `descriptors_bytes`: size of the encoded
+// descriptors.
 absl::Status CheckAnswerSize(const std::vector<ArrayDescriptor>& described,
                              const StepOutputs& outputs, int64_t descriptors_bytes) {
-  // Upper bounds of protobuf's framing and numbers: of the answer, of each array, of each literal.
+  // Upper bounds of the bytes that protobuf adds for tags, lengths and numbers: to the answer, to
+  // each array, to each literal.
   constexpr int64_t kFramingBytes = 256;
   constexpr int64_t kItemFramingBytes = 96;
   constexpr int64_t kLiteralFramingBytes = 32 + 10 * kMaxRank;
@@ -117,7 +119,7 @@ std::vector<ArrayDescriptor> DescribeOutputs(const Plan& plan, Revision ranks_re
 absl::Status CheckMessageSizes(const PreparedPlan& plan, const std::vector<FoundOperand>& operands,
                                const std::vector<ArrayDescriptor>& described,
                                const StepOutputs& outputs) {
-  // Tags, lengths and numbers of the message, and of each operand and output.
+  // Upper bounds of tags, lengths and numbers: of the message, and of each operand and output.
   constexpr int64_t kFramingBytes = 256;
   constexpr int64_t kItemFramingBytes = 16;
   const int64_t plan_bytes = std::ssize(plan.bytes);
@@ -151,7 +153,7 @@ absl::Status CheckMessageSizes(const PreparedPlan& plan, const std::vector<Found
 CommitRequest CommitOf(const std::vector<ArrayDescriptor>& described, const StepOutputs& outputs,
                        const WorkOutcome& outcome) {
   CommitRequest commit;
-  absl::flat_hash_map<std::string_view, size_t> places;  // of the outputs, by array
+  absl::flat_hash_map<std::string_view, size_t> places;  // index of each output, by array id
   for (size_t i = 0; i < described.size(); ++i) {
     const std::string& array_id = described[i].array_id;
     places.emplace(array_id, i);

@@ -1,4 +1,4 @@
-// The results of a step: how they are checked, committed and returned.
+// Checks, describes, commits and returns the results of a step.
 #ifndef SHARDMESH_SERVER_STEPS_STEP_OUTPUTS_H_
 #define SHARDMESH_SERVER_STEPS_STEP_OUTPUTS_H_
 
@@ -23,25 +23,26 @@ namespace shardmesh::server {
 // is malformed, or literals are requested that cannot be returned.
 absl::Status CheckOutputs(const StepOutputs& outputs, const Plan& plan);
 
-// The program with a reshard after each result that has a given spec. INVALID_ARGUMENT (BAD_FIELD):
-// there are more specs than results.
+// Returns the program with a reshard after each result that has a requested spec. INVALID_ARGUMENT
+// (BAD_FIELD): there are more specs than results.
 absl::StatusOr<Program> WithOutputSpecs(Program program, const StepOutputs& outputs);
 
-// The plan's results as arrays with new ids. `ranks_revision`: RanksRevisionOf the mesh, which
-// partial sums get.
+// Describes the plan's results as arrays with new ids. Partial sums get `ranks_revision`
+// (RanksRevisionOf of the mesh) as their mesh revision.
 std::vector<ArrayDescriptor> DescribeOutputs(const Plan& plan, Revision ranks_revision);
 
-// INVALID_ARGUMENT (LIMIT_EXCEEDED): the message to the workers, or the answer, does not fit into
-// one message.
+// INVALID_ARGUMENT (LIMIT_EXCEEDED): the message to the workers, or the answer to the client,
+// exceeds the limit of one message.
 absl::Status CheckMessageSizes(const PreparedPlan& plan, const std::vector<FoundOperand>& operands,
                                const std::vector<ArrayDescriptor>& described,
                                const StepOutputs& outputs);
 
-// Makes the results available and gives them their names.
+// Returns the registry's commit of a step: it makes the results available and moves the names to
+// them.
 CommitRequest CommitOf(const std::vector<ArrayDescriptor>& described, const StepOutputs& outputs,
                        const WorkOutcome& outcome);
 
-// The complete result, assembled from the tiles in the reports of `ranks`, which are in order.
+// Assembles a complete result from the tiles in the reports of `ranks`, which are sorted by rank.
 // INTERNAL: a report lacks a tile.
 absl::StatusOr<Literal> AssembleLiteral(const ArrayDescriptor& descriptor,
                                         absl::Span<const RankResult> ranks);

@@ -24,14 +24,15 @@ namespace shardmesh::server {
 namespace {
 
 constexpr absl::Duration kMaxStepTimeout = absl::Minutes(5);
-// The pins of an operand that only its donor holds: the session's pin and the step's own.
+// Pins of an operand that nobody but its donor needs: one of the session, one of the step.
 constexpr int64_t kDonorsPins = 2;
 
 const std::string& IdOf(const FoundOperand& operand) {
   return operand.array->definition.descriptor.array_id;
 }
 
-// The first op's name, for people: "linear", "matmul", "program" for several.
+// The first op's name for messages, such as "linear" or "matmul"; "program" if there are several
+// ops.
 std::string_view NameOf(const std::variant<Program, PlanHash>& work) {
   const Program* const program = std::get_if<Program>(&work);
   if (program == nullptr || program->ops.size() != 1) {
@@ -46,16 +47,17 @@ std::string_view NameOf(const std::variant<Program, PlanHash>& work) {
   return std::visit(Names(), program->ops.front());
 }
 
-// Returns the start of a long name, so that a message has room for the rest.
+// Shortens a long name to its beginning, so that a message has room for the rest.
 std::string Beginning(const std::string& name) {
   constexpr size_t kMaxBytes = 96;
   if (name.size() <= kMaxBytes) return name;
   size_t end = kMaxBytes;
-  while (end > 0 && (name[end] & 0xC0) == 0x80) --end;  // not within a character
+  while (end > 0 && (name[end] & 0xC0) == 0x80) --end;  // do not cut inside a UTF-8 character
   return StrCat(name.substr(0, end), "...");
 }
 
-// The work with the operands' names from the client: `linear of "x", "w"`; only the first of many.
+// Describes the work with the client's names of its operands: `linear of "x", "w"`. Names only the
+// first operands of many.
 std::string DescribeWork(const std::variant<Program, PlanHash>& work,
                          const std::vector<FoundOperand>& operands) {
   constexpr int64_t kNamed = 3;
@@ -75,8 +77,8 @@ std::string DescribeWork(const std::variant<Program, PlanHash>& work,
                 more == 0 ? "" : StrCat(" and ", more, " more"));
 }
 
-// The time limit of the step. The client must get the names of missing ranks before its own
-// deadline. DEADLINE_EXCEEDED (DEADLINE): no time is left.
+// Returns the step's time limit. It ends before the client's own deadline, so that the client still
+// gets an error that names the missing ranks. DEADLINE_EXCEEDED (DEADLINE): no time is left.
 absl::StatusOr<absl::Duration> TimeoutOf(const StepCall& call) {
   absl::Duration timeout = std::min(call.time_left, kMaxStepTimeout);
   if (call.timeout.has_value()) {
@@ -92,7 +94,7 @@ absl::StatusOr<absl::Duration> TimeoutOf(const StepCall& call) {
   return timeout;
 }
 
-// Every rank of the mesh stages one tile of each output.
+// The participants of a step: each rank of the mesh, which stages one tile of each output.
 std::vector<Participant> ParticipantsOf(const MembershipView& view, const std::string& mesh_id,
                                         int64_t outputs) {
   std::vector<Participant> participants;
@@ -193,7 +195,7 @@ absl::Status StepRunner::PinOperands(Running* running) const {
       continue;
     }
     if (const absl::Status pinned = parts_.registry->Pin(IdOf(operand)); !pinned.ok()) {
-      operand.array = nullptr;  // there is no pin to undo
+      operand.array = nullptr;  // not pinned, so End must not unpin it
       result.Update(pinned);
     }
   }
@@ -208,16 +210,18 @@ void StepRunner::GiveOperands(Running* running, StepRequest* step) const {
     }
     const std::string& array_id = IdOf(operand);
     SHARDMESH_PASSES("compute.give");
-    // An array that a name or another pin holds is lent, not given: the step does not change it.
+    // If the array has a name or another pin, the registry refuses Give: the step then only reads
+    // the array and does not change it.
     operand.donate = operand.donate && parts_.registry->Give(array_id, kDonorsPins);
-    // The session may have released the array since CheckDonor, and another session may pin it:
-    // then that pin was counted. After Give no further pin is possible.
+    // Give counts pins, but not whose they are. If the session released the array since CheckDonor,
+    // one of the two pins is another session's, and the step must not take the array. After Give
+    // nobody can pin the array any more.
     if (operand.donate &&
         !parts_.sessions->PinsArray(running->session_id, array_id).value_or(false)) {
       parts_.registry->TakeBack(array_id);
       operand.donate = false;
     }
-    // Workers never overwrite durable tiles with a result.
+    // Workers never write a result over durable tiles, so such an operand survives a failed step.
     operand.overwritten =
         operand.donate && operand.array->durability == Durability::kMemory &&
         ResultOverOperand(running->prepared->plan, static_cast<ValueIndex>(i)).has_value();
@@ -257,7 +261,7 @@ absl::StatusOr<StepRunner::RunningPtr> StepRunner::Admit(StepCall call, StepRequ
   running->options = std::move(call.outputs);
   running->operands = std::move(found.operands);
   running->started = parts_.clock->Now();
-  // If any later operation fails, End undoes all of this.
+  // If any operation below fails, End undoes everything from here on.
   absl::Status staged = StageOutputs(running.get(), found.ranks_revision);
   staged.Update(PinOperands(running.get()));
   if (staged.ok()) {
@@ -313,7 +317,8 @@ std::optional<Sequencer::StepTicket> StepRunner::Run(StepCall call, Callback cal
                                 absl::AnyInvocable<void(absl::Status) &&> decided) {
     Commit(running, outcome, std::move(decided));
   };
-  // If the sequencer refuses, it drops the callback: the code below gives the answer.
+  // If the sequencer refuses the step, it drops its copy of the callback; this function then
+  // answers.
   auto shared_callback = std::make_shared<Callback>(std::move(callback));
   const absl::StatusOr<Sequencer::StepTicket> ticket = parts_.sequencer->Submit(
       std::move(step), [this, running, key, shared_callback](const WorkOutcome& outcome) {
@@ -353,7 +358,7 @@ void StepRunner::Commit(const RunningPtr& running, const WorkOutcome& outcome,
 
 absl::Status StepRunner::WithSecondRun(const Running& running, absl::Status status) const {
   const Reason reason = ReasonOf(status);
-  // These two reasons come from a worker that does not have the current member list yet.
+  // A worker reports these two reasons if it does not have the current list of members yet.
   const bool is_passing = reason == Reason::kMeshIncomplete || reason == Reason::kStaleEpoch;
   if (reason != Reason::kWorkerLost && !is_passing) return status;
   const std::shared_ptr<const MembershipView> view = parts_.membership->view();
@@ -370,7 +375,7 @@ absl::Status StepRunner::WithSecondRun(const Running& running, absl::Status stat
                (operand.array->durability == Durability::kDisk && !operand.donate);
       });
   if (!is_untouched) return status;
-  // Clients repeat the call by themselves after this reason, and not after the one before.
+  // A client retries by itself after RECOVERING, but not after the earlier reason.
   const absl::Status recovering = Recovering(ToStd(status.message()));
   return is_passing ? recovering : WithFactsOf(recovering, status);
 }
@@ -397,7 +402,7 @@ void StepRunner::End(const Running& running, const absl::Status& status, bool be
   ended.steps.Add();
   ended.seconds.Observe(absl::ToDoubleSeconds(parts_.clock->Now() - running.started));
   std::vector<std::string> pinned;       // by the step
-  std::vector<std::string> session_has;  // the session's pins of these end
+  std::vector<std::string> session_has;  // arrays that the session no longer pins
   std::vector<std::string> given;
   for (const FoundOperand& operand : running.operands) {
     if (operand.array == nullptr) {

@@ -1,4 +1,5 @@
-// Runs steps: from a call with its operands to a committed result, or to no result at all.
+// Runs steps: from a call with its operands to a committed result, or to an error that leaves no
+// result.
 #ifndef SHARDMESH_SERVER_STEPS_STEP_RUNNER_H_
 #define SHARDMESH_SERVER_STEPS_STEP_RUNNER_H_
 
@@ -31,7 +32,7 @@
 
 namespace shardmesh::server {
 
-// The objects that a step uses. All of them outlive the runner.
+// The objects that the runner uses. All of them outlive it.
 struct StepRunnerParts {
   Clock* clock = nullptr;
   const DefinitionStore* definition_store = nullptr;
@@ -48,41 +49,41 @@ struct StepRunnerParts {
   StepMemoryOptions memory = {};
 };
 
-// The answer to a step, as StepMemory keeps it.
+// The answer to a step, as StepMemory keeps it for repeated requests.
 using StepAnswer = absl::StatusOr<v1::ExecuteResponse>;
 
-// Runs steps through the sequencer. A step goes
+// Runs steps through the sequencer. The phases of a step:
 //   checked -> outputs staged, operands pinned -> donated operands given -> submitted -> ended
-// The step holds its pins until it has ended. A step that fails leaves no output staged, no operand
-// pinned and no operand given, at any point of failure. The exception is a donated operand whose
-// memory a result would use: once workers may have begun it is lost, and the error names it.
+// The step holds its pins until it has ended. Wherever a step fails, it leaves no output staged, no
+// operand pinned and no operand given. The exception is a donated operand whose memory a result
+// would use. Once workers may have begun, that operand is lost, and the error names it.
 //
-// Steps with one request id in a session run once: see StepMemory.
+// A repeated request id in a session does not run the step again: see StepMemory.
 //
-// Thread-safe. The sequencer has ended all steps before the runner is destroyed.
+// Thread-safe. The sequencer must have ended all steps before the runner is destroyed.
 class StepRunner {
  public:
   using Callback = absl::AnyInvocable<void(StepAnswer) &&>;
 
   explicit StepRunner(const StepRunnerParts& parts);
 
-  // A plan, and the links of its mesh at planning.
+  // A plan, and the figures of its mesh's links at the time of planning.
   struct CompiledPlan {
     std::shared_ptr<const PreparedPlan> prepared;
     LinkCost links;
   };
-  // The plan that a call with these operands would run. Errors: those of OperandFinder and of
-  // Planner::Prepare.
+  // Returns the plan that a call with these operands would run. Errors: those of OperandFinder and
+  // of Planner::Prepare.
   absl::StatusOr<CompiledPlan> Compile(const rpc::Caller& caller, const Program& program,
                                        StepOperands operands) const;
 
-  // Calls back once, from any thread, perhaps before it returns. The ticket, if any, is for
-  // Cancel.
+  // Runs the step. Calls `callback` once, from any thread, perhaps before Run returns. Returns the
+  // ticket for Sequencer::Cancel, if the step was submitted.
   std::optional<Sequencer::StepTicket> Run(StepCall call, Callback callback);
   void Cancel(Sequencer::StepTicket ticket) { parts_.sequencer->Cancel(ticket); }
 
  private:
-  // Counts the steps that ended in one way.
+  // Metrics of the steps that ended in one way.
   struct Outcome {
     Outcome(rpc::Metrics* metrics, const std::string& outcome);
 
@@ -95,7 +96,7 @@ class StepRunner {
     StepOutputs options;
     std::shared_ptr<const PreparedPlan> prepared;
     std::vector<FoundOperand> operands;
-    std::vector<ArrayDescriptor> outputs;  // those that were staged
+    std::vector<ArrayDescriptor> outputs;  // the outputs that are staged
     absl::Time started;
     Revision revision = 0;  // of its commit
   };
@@ -104,26 +105,28 @@ class StepRunner {
   absl::StatusOr<std::shared_ptr<const PreparedPlan>> Prepare(
       const rpc::Caller& caller, const Program& program, const std::vector<FoundOperand>& operands,
       const PlanTarget& target) const;
-  // The plan of the call's program, or the plan with its hash if that suits the operands.
+  // Returns the plan of the call's program. If the call names a plan by its hash, returns that plan
+  // if it suits the operands.
   absl::StatusOr<std::shared_ptr<const PreparedPlan>> PlanOf(const StepCall& call,
                                                              const FoundOperands& found) const;
-  // All work before the submission; fills in the fields that the sequencer needs.
+  // Does all work before the submission. Fills in the fields of `step` that the sequencer needs.
   absl::StatusOr<RunningPtr> Admit(StepCall call, StepRequest* step);
   absl::Status StageOutputs(Running* running, Revision ranks_revision) const;
-  // From here on operands are pinned until End. An operand that no longer exists is an error.
+  // Pins the operands until End. An operand that no longer exists is an error.
   absl::Status PinOperands(Running* running) const;
-  // Donates the permitted operands, and lists the arrays that the step reads and writes.
+  // Gives the step the donated operands that it may have, and lists the arrays that the step reads
+  // and writes.
   void GiveOperands(Running* running, StepRequest* step) const;
   EncodedStep MessageOf(const Running& running, absl::Duration timeout) const;
   void Commit(const RunningPtr& running, const WorkOutcome& outcome,
               absl::AnyInvocable<void(absl::Status) &&> decided);
-  // `began`: workers may have run a part of it.
+  // Undoes or settles pins and outputs. `began`: workers may have run a part of the step.
   void End(const Running& running, const absl::Status& status, bool began = false);
-  // Returns RECOVERING in place of an error after which the step may run again unchanged: its
-  // operands are untouched, and all of them are available once the lost worker is back. Other
-  // errors stay unchanged.
+  // Replaces `status` with RECOVERING if the client may run the step again unchanged. That holds if
+  // the operands are untouched, and all of them are available once the lost worker is back. Returns
+  // other errors unchanged.
   absl::Status WithSecondRun(const Running& running, absl::Status status) const;
-  // The error of a step, with the donated operands that the step destroyed.
+  // Returns the step's error, extended by the donated operands that the step destroyed.
   static absl::Status WithLosses(const Running& running, const WorkOutcome& outcome);
   absl::StatusOr<StepResult> ResultOf(const Running& running, const WorkOutcome& outcome) const;
 
@@ -131,7 +134,7 @@ class StepRunner {
   const OperandFinder finder_;
   const Outcome committed_;
   const Outcome failed_;
-  const Outcome cancelled_;  // by its client, or because the coordinator stops
+  const Outcome cancelled_;  // cancelled by the client, or because the coordinator stops
   StepMemory memory_;
 };
 

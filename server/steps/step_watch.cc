@@ -13,18 +13,20 @@
 namespace shardmesh::server {
 namespace {
 
-// Most records of a step that show which instructions a rank has finished: other ranks cannot be
-// further behind.
+// Most records of a step that are read for a rank. They show which instructions the rank has
+// finished: other ranks cannot be further behind.
 constexpr size_t kRecordsOfStep = 16;
-// The number of oldest steps to examine. A worker runs steps in order, and is stuck in one.
+// How many steps are examined, oldest first. A worker runs its steps in order, so the oldest ones
+// are the stuck ones.
 constexpr int64_t kMaxStepsJudged = 64;
 
 std::string Name(const Participant& participant) {
   return StrCat("rank ", participant.rank, " (", participant.identity, ")");
 }
 
-// If two participants do not reach each other, either may be at fault. The blamed one is at fault
-// only if it is gone since, or silent while the reporter is not.
+// Returns the participants to blame. If two participants do not reach each other, either may be at
+// fault, so the reporter is added. The exception is a blamed worker that is gone since, or that is
+// silent while the reporter is not.
 std::vector<Participant> BlamedFor(const FailedStep& step, const MembershipView& view,
                                    absl::Duration heartbeat_interval) {
   std::vector<Participant> blamed = step.work.blamed;
@@ -66,7 +68,8 @@ Finding FindingOf(const FailedStep& step, const MembershipView& view,
   return finding;
 }
 
-// Tiles that attached workers have in quarantine, as of their last heartbeats.
+// Returns a finding on the tiles in the quarantines of attached workers, as of their last
+// heartbeats.
 std::optional<Finding> FindQuarantined(const MembershipView& view, absl::Time now) {
   constexpr size_t kNamed = 8;
   int64_t arrays = 0;
@@ -149,7 +152,7 @@ StepExplanation StepWatch::Explain(const WorkRef& work,
 namespace {
 
 std::string Describe(const UnreadableRecords& unreadable) {
-  // A few are enough for a sentence.
+  // Three keys are enough for one sentence.
   constexpr size_t kNamed = 3;
   std::string keys;
   for (size_t i = 0; i < std::min(kNamed, unreadable.keys.size()); ++i) {
@@ -187,7 +190,7 @@ StepWatch::Verdict StepWatch::Diagnose(int64_t sequence,
     }
   }
   if (sequence == 0) {
-    std::set<std::string> told;  // a worker that serves in several meshes is named once
+    std::set<std::string> told;  // a worker that serves several meshes is named once
     for (const auto& [mesh_id, mesh] : view->meshes) {
       std::vector<ObservedRank> ranks;
       for (size_t rank = 0; rank < mesh->identities.size(); ++rank) {

@@ -15,10 +15,10 @@
 
 namespace shardmesh::server {
 
-// Thread-safe: it reads membership and log, which outlive it, as does the clock.
+// Judges running and failed steps. Thread-safe. Membership, log and clock outlive this object.
 class StepWatch {
  public:
-  // A step whose ranks have waited for less than this is in progress, not stuck.
+  // A step whose ranks have waited for less than this time is in progress, not stuck.
   static constexpr absl::Duration kStuckAfter = absl::Seconds(1);
   // A step that failed longer ago is not reported.
   static constexpr absl::Duration kFailedWithin = absl::Minutes(5);
@@ -30,14 +30,14 @@ class StepWatch {
   StepExplanation Explain(const WorkRef& work, const std::vector<Participant>& waiting_for) const;
 
   struct Verdict {
-    // All in one sentence.
+    // The whole verdict in one sentence.
     std::string sentence;
-    // The worst first: stuck steps, failed ones from the last to the first, workers,
-    // arrays, records.
+    // In this order: stuck steps, failed steps from the last to the first, workers, arrays,
+    // records.
     std::vector<Finding> findings;
   };
-  // Returns the verdict on one step, or on all (0), from the current live work, the workers, the
-  // arrays and the omitted records.
+  // Returns the verdict on one step, or on all steps if `sequence` is 0. It is derived from the
+  // live work, the workers, the arrays and the unreadable records.
   Verdict Diagnose(int64_t sequence, const std::vector<Sequencer::LiveWork>& live,
                    int64_t degraded_arrays = 0, const UnreadableRecords& unreadable = {}) const;
 

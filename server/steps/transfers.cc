@@ -1,4 +1,4 @@
-// Puts from their beginning to their commit or abort.
+// Puts, from their beginning to their commit or abort.
 #include "server/steps/transfers.h"
 
 #include <algorithm>
@@ -19,7 +19,7 @@
 namespace shardmesh::server {
 namespace {
 
-// The most puts that one page of a list examines.
+// Most puts that one page of a list examines, because it does so under the lock.
 constexpr int64_t kMostLooks = 2'000;
 
 absl::Status NoTransfer(std::string_view transfer_id) {
@@ -30,7 +30,7 @@ absl::Status NoTransfer(std::string_view transfer_id) {
       Reason::kNotFound, {{fact::kKind, "transfer"}, {fact::kName, transfer_id}});
 }
 
-// Bytes of all tiles of an array, replicas included.
+// Bytes of all tiles of an array, including replicas.
 absl::StatusOr<int64_t> TileBytes(const ArrayDefinition& array) {
   SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, array.descriptor.Tiling());
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t bytes, array.descriptor.SizeBytes());
@@ -41,7 +41,7 @@ absl::StatusOr<int64_t> TileBytes(const ArrayDefinition& array) {
   return of_replicas;
 }
 
-// Returns RequestMemory's record of a commit: its durability, and a line for each array.
+// Encodes what RequestMemory remembers of a commit: the durability, and one line for each array.
 std::string EncodeAnswer(const TransferResult& result) {
   return StrCat(static_cast<int>(result.durability), "\n", StrJoin(result.array_ids, "\n"));
 }
@@ -170,7 +170,7 @@ absl::StatusOr<std::string> Transfers::Begin(const std::string& session_id,
     End(transfer, status);
     return status;
   }
-  // If the session ended meanwhile, its end did not find this transfer to abort it.
+  // If the session ended before this transfer was added to it, nobody else will abort the transfer.
   if (const absl::Status lives = sessions_->Get(session_id).status(); !lives.ok()) {
     Abort(transfer_id, lives).IgnoreError();
     return lives;
@@ -242,7 +242,7 @@ void Transfers::End(const TransferPtr& transfer, const absl::Status& status) {
   std::vector<absl::AnyInvocable<void() &&>> on_end;
   std::string request_key;
   TransferResult result;
-  std::shared_ptr<const std::vector<PutItem>> items;  // freed without the lock
+  std::shared_ptr<const std::vector<PutItem>> items;  // freed after the lock is released
   {
     absl::MutexLock lock(&mutex_);
     transfer->progress.ended = true;
@@ -302,7 +302,8 @@ void Transfers::Commit(std::string_view transfer_id, std::string request_key, ab
   SHARDMESH_PASSES("transfer.commit");
   auto remembered =
       registry_->requests().Begin(request_key, Sha256(StrCat("commit ", transfer_id)));
-  // The first request with this key may still wait for the transfer, like this one.
+  // Aborted: the first request with this key has no answer yet. This request then waits for the
+  // same transfer.
   const bool is_repeated = absl::IsAborted(remembered.status());
   if (!remembered.ok() && !is_repeated) {
     return std::move(callback)(remembered.status());
@@ -312,7 +313,7 @@ void Transfers::Commit(std::string_view transfer_id, std::string request_key, ab
   }
   absl::StatusOr<TransferResult> ended = NoTransfer(transfer_id);
   bool is_live = false;
-  std::optional<std::string> commit_key;  // of a committed transfer
+  std::optional<std::string> commit_key;  // key of the request that committed the transfer
   {
     absl::MutexLock lock(&mutex_);
     if (const TransferPtr transfer = Find(transfer_id); transfer != nullptr) {
@@ -334,8 +335,8 @@ void Transfers::Commit(std::string_view transfer_id, std::string request_key, ab
     }
   }
   if (!is_repeated && !request_key.empty()) {
-    // Another request commits, or committed, the transfer: return its outcome without remembering
-    // it.
+    // Another request commits or has committed the transfer. Return its outcome, and do not
+    // remember it under this key.
     registry_->requests().Abandon(request_key);
   }
   if (!is_live) {
@@ -352,7 +353,7 @@ void Transfers::Commit(std::string_view transfer_id, std::string request_key, ab
     return std::move(callback)(std::move(ended));
   }
   give_up_alarm_.SetNoLaterThan(give_up);
-  // If the transfer ended meanwhile, the callback has already run.
+  // An error means that the transfer has ended meanwhile. End has then already run the callback.
   sequencer_->CommitTransfer(transfer_id).IgnoreError();
 }
 
@@ -406,7 +407,7 @@ void Transfers::Abandon(std::string_view transfer_id, absl::Status reason) {
     if (transfer == nullptr || transfer->progress.ended || transfer->is_commit_asked_for) return;
     transfer->abandoned = reason;
   }
-  // The client has not asked for a commit, so the transfer is not committing.
+  // Cannot fail: without a call of Commit the transfer is not committing.
   Abort(transfer_id, std::move(reason)).IgnoreError();
 }
 
@@ -425,7 +426,7 @@ void Transfers::AbortOverdue() {
     }
   }
   for (const std::string& transfer_id : overdue) {
-    // A transfer that is being committed is not aborted.
+    // Abort has no effect on a transfer that is already committing.
     Abort(transfer_id, WithReason(absl::DeadlineExceededError(StrCat(
                                       "tiles of transfer ", transfer_id,
                                       " were still missing at the commit's deadline; put again")),
@@ -463,7 +464,7 @@ Transfers::Listed Transfers::List(
       break;
     }
     const TransferProgress& progress = each->second->progress;
-    // Without a put nothing has removed it.
+    // A forgotten put can still be in the map: only the next put's end removes it.
     if (!IsForgotten(progress) && is_wanted(progress)) listed.puts.push_back(progress);
   }
   return listed;

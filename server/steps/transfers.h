@@ -1,4 +1,4 @@
-// Current puts, and puts that ended recently.
+// Current puts (uploads of arrays), and puts that ended recently.
 #ifndef SHARDMESH_SERVER_STEPS_TRANSFERS_H_
 #define SHARDMESH_SERVER_STEPS_TRANSFERS_H_
 
@@ -29,8 +29,9 @@ namespace shardmesh::server {
 // An array that a put will make.
 struct PutItem {
   ArrayDefinition definition;
-  std::string name;                         // empty: none; the session then pins the array
-  std::optional<int64_t> expected_version;  // of the name; see NameMove
+  // empty: the array gets no name; the session then pins it.
+  std::string name;
+  std::optional<int64_t> expected_version;  // expected version of the name; see NameMove
 };
 
 // The progress of a put.
@@ -40,92 +41,95 @@ struct TransferProgress {
   std::string session_id;
   int64_t session_number = 0;  // SessionInfo::number
   std::string description;
-  // Running, or ended with `status`: CANCELLED where its owner ended it.
+  // Whether the put has ended, with `status`. CANCELLED: its owner ended it.
   bool ended = false;
   absl::Status status;
   int64_t staged_tiles = 0;
   int64_t total_tiles = 0;
   int64_t staged_bytes = 0;
-  int64_t total_bytes = 0;  // of all tiles, replicas included
+  int64_t total_bytes = 0;  // of all tiles, including replicas
   absl::Time started;
   absl::Time finished = absl::InfiniteFuture();
 };
 
 // The result of a put.
 struct TransferResult {
-  std::vector<std::string> array_ids;  // in the order of its items
+  std::vector<std::string> array_ids;  // in the order of the put's items
   Revision revision = 0;
   Durability durability = Durability::kMemory;
 };
 
-// States of a put: Begin -> tiles are staged -> Commit -> committed. Before the last state it can
-// be aborted: by Abort, the loss of a worker, the end of its session, or a timeout. An aborted put
-// leaves nothing behind.
+// States of a put: Begin -> tiles are staged -> Commit -> committed. Before the last state a put
+// can be aborted: by Abort, the loss of a worker, the end of its session, or a timeout. An aborted
+// put leaves nothing behind.
 //
 // Thread-safe. Callbacks run without a lock. All arguments of the constructor outlive this object,
-// except the sequencer. The sequencer is destroyed first, which ends the live puts: stop the clock
+// except the sequencer. Destroy the sequencer first, which ends the live puts, and stop the clock
 // before that.
 class Transfers {
  public:
   using CommitCallback = absl::AnyInvocable<void(absl::StatusOr<TransferResult>) &&>;
 
-  // How long tiles of a put may arrive; its tokens are valid for the same time.
+  // Time limit of a put, in which its tiles must arrive. Its transfer tokens are valid for the same
+  // time.
   static constexpr absl::Duration kTimeout = absl::Hours(1);
-  // How long the outcome of a put is remembered.
+  // Time for which the outcome of a put is remembered.
   static constexpr absl::Duration kRememberFor = absl::Minutes(10);
-  // How many outcomes are remembered at most; the oldest are dropped first. Each has ~100 bytes.
+  // Most outcomes that are remembered; the oldest are dropped first. Each takes ~100 bytes.
   static constexpr size_t kMaxEnded = 10'000;
 
   Transfers(Clock* clock, ArrayRegistry* registry, SessionTable* sessions, Sequencer* sequencer);
 
   // Stages the arrays and waits for their tiles from every rank in `identities` (by rank); returns
   // the transfer's id. Keeps `items` until the transfer has ended. Errors: those of
-  // ArrayRegistry::Stage, SessionTable and Sequencer::BeginTransfer. ABORTED (VERSION_MISMATCH) for
-  // a name that is not at the expected version already.
+  // ArrayRegistry::Stage, SessionTable and Sequencer::BeginTransfer. ABORTED (VERSION_MISMATCH) : a
+  // name is already at another version than the expected one.
   absl::StatusOr<std::string> Begin(const std::string& session_id, const std::string& mesh_id,
                                     const std::vector<std::string>& identities,
                                     std::shared_ptr<const std::vector<PutItem>> items);
 
-  // Returns the error that Begin would return now for these items, which lie on one mesh, as far as
-  // names, the session and the mesh are concerned. Changes nothing.
+  // Returns the error that Begin would return now for these items, which lie on one mesh. Covers
+  // the errors of the names, the session and the mesh. Changes nothing.
   absl::Status Check(const std::string& session_id, absl::Span<const PutItem> items) const;
 
-  // The client has sent all tiles: commits when the last tile is reported.
+  // Called when the client has sent all tiles. Commits the transfer when workers have reported the
+  // last tile.
   //
   // Calls `callback` at the end, or now if the transfer has ended. Aborts the transfer if tiles are
   // missing at `give_up`. `request_key` is RequestMemory's. A repeated request waits together with
-  // the first one, or gets its answer if that has ended. NOT_FOUND where there is no such transfer,
-  // or the arrays of a remembered answer are gone. FAILED_PRECONDITION (REQUEST_ID_REUSED): the
-  // transfer is committed, but its arrays are no longer known.
+  // the first one. If the first one has ended, the repeated request gets its answer. NOT_FOUND: no
+  // such transfer, or the arrays of a remembered answer are gone. FAILED_PRECONDITION
+  // (REQUEST_ID_REUSED): the transfer is committed, but its arrays are no longer known.
   void Commit(std::string_view transfer_id, std::string request_key, absl::Time give_up,
               CommitCallback callback);
 
-  // PERMISSION_DENIED (NOT_OWNER) if the transfer is another session's. OK if it is not known.
+  // PERMISSION_DENIED (NOT_OWNER) if the transfer belongs to another session. OK if the transfer is
+  // not known.
   absl::Status CheckOwner(std::string_view transfer_id, std::string_view session_id) const;
 
-  // Aborts a transfer; no effect if it has ended or never existed. FAILED_PRECONDITION: it is being
-  // committed.
+  // Aborts a transfer; no effect if it has ended or never existed. FAILED_PRECONDITION: the
+  // transfer is being committed.
   absl::Status Abort(std::string_view transfer_id, absl::Status reason);
 
-  // Whether Commit was called for the transfer, which is live or ended recently: it no longer needs
-  // its client.
+  // Whether Commit was called for a transfer that is live or ended recently. If so, the transfer no
+  // longer needs its client.
   bool IsCommitAskedFor(std::string_view transfer_id) const;
-  // Aborts the transfer unless Commit was called first. A later Commit ends with
-  // `reason`.
+  // Aborts the transfer unless Commit was called before. If Commit is called afterwards, it ends
+  // with `reason`.
   void Abandon(std::string_view transfer_id, absl::Status reason);
 
   // Calls `ended` when the transfer has ended; at once if it has ended or never existed.
   void OnEnd(std::string_view transfer_id, absl::AnyInvocable<void() &&> ended);
 
-  // The current puts, and the most bytes that they stage on each rank. For the other code that uses
-  // this memory.
+  // The number of live puts, and the most bytes that they stage on each rank. For other code that
+  // must share the workers' memory with them.
   struct Live {
     int64_t puts = 0;
     int64_t bytes_per_rank = 0;
   };
   Live LivePuts() const;
 
-  // A rank reported a tile.
+  // Records that a rank has reported a staged tile of this size.
   void TileStaged(std::string_view transfer_id, int64_t size_bytes);
 
   // NOT_FOUND: no such transfer, or it ended more than kRememberFor ago.
@@ -137,21 +141,21 @@ class Transfers {
     // The number after which the next page starts; 0 on the last page.
     int64_t next_after = 0;
   };
-  // The puts with numbers above `after` for which `is_wanted` is true, at most `limit`. It examines
-  // a bounded number of puts: a page may have fewer, or none, although more follow. `is_wanted`
-  // runs under the lock.
+  // Returns the puts with numbers above `after` for which `is_wanted` is true, at most `limit`.
+  // Examines a bounded number of puts, so a page may have fewer puts, or none, although more
+  // follow. `is_wanted` runs under the lock.
   Listed List(int64_t after, int64_t limit,
               const std::function<bool(const TransferProgress&)>& is_wanted) const;
 
  private:
   struct Transfer {
     TransferProgress progress;
-    std::string request_key;  // of the commit, until it is passed on
-    std::string commit_key;   // the same after that; the answer is stored under it
-    // Until it has ended. The first is empty then, too.
+    std::string request_key;  // key of the first Commit, until RequestMemory gets it
+    std::string commit_key;   // the same key afterwards; RequestMemory has the answer under it
+    // Null once the transfer has ended. `request_key` is then empty, too.
     std::shared_ptr<const std::vector<PutItem>> items;
     bool is_commit_asked_for = false;
-    absl::Status abandoned;  // the reason of Abandon; then Commit is refused
+    absl::Status abandoned;  // the reason of Abandon; from then on Commit is refused
     bool committing = false;
     TransferResult result;
     std::vector<CommitCallback> waiting;
@@ -167,7 +171,7 @@ class Transfers {
                         absl::AnyInvocable<void(absl::Status) &&> decided);
   void End(const TransferPtr& transfer, const absl::Status& status);
   void AbortOverdue();
-  // Returns the remembered answer to a commit, if its arrays still exist.
+  // Returns the remembered answer to a commit. NOT_FOUND if its arrays no longer exist.
   absl::StatusOr<TransferResult> Answer(std::string_view transfer_id,
                                         const RememberedAnswer& remembered) const;
   void Forget() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -179,7 +183,7 @@ class Transfers {
   Sequencer* const sequencer_;
 
   mutable absl::Mutex mutex_;
-  // The mutex guards the pointees too.
+  // The mutex also guards the objects that these maps point to.
   std::map<std::string, TransferPtr, std::less<>> transfers_ ABSL_GUARDED_BY(mutex_);
   std::map<int64_t, TransferPtr> by_number_ ABSL_GUARDED_BY(mutex_);
   int64_t last_number_ ABSL_GUARDED_BY(mutex_) = 0;
