@@ -22,17 +22,18 @@
 
 namespace shardmesh::worker {
 
-// With distances counted from the root around the group, place d receives from the place at
-// distance d without its lowest set bit.
+// Broadcasts along a binomial tree. The rank at distance d from the root, counted around the group,
+// receives from the rank at the distance that remains when d's lowest set bit is cleared.
 absl::Status BinomialBroadcast(const CollectiveCall& call, int64_t root, const OwnedBytes& mine,
                                const OwnedMutableBytes& out);
 
-// Every place receives from the place before it; the chain begins at the root.
+// Broadcasts along a chain that begins at the root: every rank receives from the place before its
+// own.
 absl::Status ChainBroadcast(const CollectiveCall& call, int64_t root, const OwnedBytes& mine,
                             const OwnedMutableBytes& out);
 
-// Returns the place that a rank of the binomial tree receives from; nothing for the root. Requires
-// that `root` is a place of the group.
+// Returns the place from which this rank receives in BinomialBroadcast; nothing for the root.
+// Requires that `root` is a place of the group.
 std::vector<int64_t> BinomialBroadcastSources(const DeviceGroup& group, int64_t root);
 
 }  // namespace shardmesh::worker

@@ -49,9 +49,10 @@
 
 namespace shardmesh::worker {
 
-// parts[p] is this rank's operand for the rank at place p. On all ranks parts[p] has the size of
-// the result at place p. There is one part for each place, of whole elements. `out` gets T over the
-// ranks' operands for this place; it may not overlap an operand.
+// Combines, for each rank, the operands that all ranks have for it. parts[p] is this rank's operand
+// for the rank at place p, and has the size of the result there. There is one part for each place,
+// of whole elements. `out` gets T over the ranks' operands for this place; it may not overlap an
+// operand.
 absl::Status PairwiseReduceScatter(const CollectiveCall& call, const Combiner& combiner,
                                    absl::Span<const OwnedBytes> parts, absl::Span<char> out);
 
@@ -61,13 +62,14 @@ absl::Status PairwiseReduceScatter(const CollectiveCall& call, const Combiner& c
 absl::Status PairwiseAllGather(const CollectiveCall& call, const OwnedBytes& mine,
                                absl::Span<const int64_t> sizes_bytes, PlaceFn place_fn);
 
-// Sends parts[p] to the rank at place p. Passes each rank's part for this one, its own included, to
+// Sends parts[p] to the rank at place p. Passes the parts for this rank, its own part included, to
 // `place_fn` as PairwiseAllGather does. sizes_bytes[p] is the size of the part that the rank at
-// place p has for this one.
+// place p sends to this rank.
 absl::Status PairwiseAllToAll(const CollectiveCall& call, absl::Span<const OwnedBytes> parts,
                               absl::Span<const int64_t> sizes_bytes, PlaceFn place_fn);
 
-// `out` gets T over the ranks' operands, which have one size. `out` may not overlap an operand.
+// Combines one operand of each rank; all operands have one size. `out` gets T over the ranks'
+// operands, and may not overlap an operand.
 absl::Status PairwiseAllReduce(const CollectiveCall& call, const Combiner& combiner,
                                const OwnedBytes& operand, const OwnedMutableBytes& out);
 
@@ -75,17 +77,19 @@ absl::Status PairwiseAllReduce(const CollectiveCall& call, const Combiner& combi
 absl::Status DirectAllReduce(const CollectiveCall& call, const Combiner& combiner,
                              const OwnedBytes& operand, absl::Span<char> out);
 
-// At the place `root`, `out` gets T over the ranks' operands, which have one size; other ranks'
-// `out` is ignored. The root combines the operands that all ranks send to it.
+// Combines one operand of each rank; all operands have one size. Every rank sends its operand to
+// the rank at place `root`, whose `out` gets T over the ranks' operands. On other ranks `out` is
+// ignored.
 absl::Status DirectReduce(const CollectiveCall& call, const Combiner& combiner, int64_t root,
                           const OwnedBytes& operand, absl::Span<char> out);
 
-// Like DirectReduce, but each rank combines one part and sends it to the root.
+// Like DirectReduce, but each rank combines one part of the operands and sends its result to the
+// root.
 absl::Status PairwiseReduce(const CollectiveCall& call, const Combiner& combiner, int64_t root,
                             const OwnedBytes& operand, absl::Span<char> out);
 
-// `out` gets `mine` of the rank at place `root`, of out.size() bytes; other ranks' `mine` is
-// ignored.
+// Sends `mine` of the rank at place `root` to the `out` of every rank. Both have out.size() bytes.
+// On other ranks `mine` is ignored.
 absl::Status PairwiseBroadcast(const CollectiveCall& call, int64_t root, const OwnedBytes& mine,
                                absl::Span<char> out);
 
@@ -93,18 +97,18 @@ absl::Status PairwiseBroadcast(const CollectiveCall& call, int64_t root, const O
 absl::Status PairwiseGather(const CollectiveCall& call, int64_t root, const OwnedBytes& mine,
                             absl::Span<const int64_t> sizes_bytes, PlaceFn place_fn);
 
-// `out` gets the part for this place from `parts` of the rank at place `root`; other ranks' `parts`
-// is ignored.
+// Sends parts[p] of the rank at place `root` to the `out` of the rank at place p. On other ranks
+// `parts` is ignored.
 absl::Status PairwiseScatter(const CollectiveCall& call, int64_t root,
                              absl::Span<const OwnedBytes> parts, absl::Span<char> out);
 
-// targets[p] is the place to which the rank at place p sends its `mine`, if to any. No place is the
-// target of two. `out` gets the data sent to this rank, or zeros if no rank sends to it. On all
-// ranks `mine` and `out` have one size.
+// targets[p] is the place to which the rank at place p sends its `mine`; none if it sends nothing.
+// At most one rank sends to each place. `out` gets the data sent to this rank, or zeros if no rank
+// sends to it. On all ranks `mine` and `out` have the same size.
 absl::Status Permute(const CollectiveCall& call, absl::Span<const std::optional<int64_t>> targets,
                      const OwnedBytes& mine, absl::Span<char> out);
 
-// Returns when every rank of the group has called it.
+// Returns when every rank of the group has called PairwiseBarrier.
 absl::Status PairwiseBarrier(const CollectiveCall& call);
 
 }  // namespace shardmesh::worker
