@@ -29,20 +29,21 @@
 
 namespace shardmesh::worker {
 
-// The step of the probes' tags; no real step has this number.
+// The step number in the tags of probe messages. No real step has this number.
 inline constexpr int64_t kProbeStep = 0;
-// The round of the message that asks the other end to answer; above all other rounds.
+// The round of the message with which the leading end asks the other end to answer; above all other
+// rounds.
 inline constexpr int64_t kProbeCallRound = Tag::kMaxRound;
 
-// Send and receive buffers of one end of a probe.
+// Send and receive buffers for one end of a probe.
 class ProbeMemory {
  public:
-  // Allocates two buffers of at most 4 MiB, together at most a sixteenth of the free budget of the
-  // pool. RESOURCE_EXHAUSTED if that is less than 64 KiB each.
+  // Allocates two buffers of at most 4 MiB each, which together take at most a sixteenth of the
+  // pool's free budget. RESOURCE_EXHAUSTED if that allows less than 64 KiB for each.
   static absl::StatusOr<ProbeMemory> Allocate(BufferPool& pool);
 
   int64_t size_bytes() const { return static_cast<int64_t>(sent_->size()); }
-  // Returns the first bytes of the send buffer; the same bytes each time.
+  // Returns the first `size_bytes` bytes of the send buffer; every call returns the same memory.
   OwnedBytes ToSend(int64_t size_bytes) const {
     return {sent_->bytes().subspan(0, static_cast<size_t>(size_bytes)), sent_};
   }
@@ -52,26 +53,28 @@ class ProbeMemory {
   ProbeMemory(std::shared_ptr<const Buffer> sent, Buffer received)
       : sent_(std::move(sent)), received_(std::move(received)) {}
 
-  std::shared_ptr<const Buffer> sent_;  // until the peer has read the last message
+  // The link keeps it until the peer has read the last message.
+  std::shared_ptr<const Buffer> sent_;
   Buffer received_;
 };
 
-// The figures of MeasuredLink, documented there.
+// The figures of a link, as MeasuredLink documents them.
 struct ProbeFigures {
   absl::Duration latency;
   double bytes_per_second = 0;
 };
 
-// Leads a probe with the rank `peer` of the link, as op `op` of step kProbeStep: 0 <= op <=
-// Tag::kMaxOp, the same at both ends. The answering end must send its offer by `answer_by`, and
-// complete the rest within a second after it.
+// Leads a probe with the rank `peer` of the link. The probe's messages use op `op` of step
+// kProbeStep: 0 <= op <= Tag::kMaxOp, the same at both ends. The answering end must send its offer
+// by `answer_by`, and complete the rest within a second after the offer.
 //
-// Errors are those of the link. RESOURCE_EXHAUSTED if the peer has no memory to offer,
-// INVALID_ARGUMENT if its messages make no sense.
+// Errors are those of the link. RESOURCE_EXHAUSTED if the peer has no memory for a probe.
+// INVALID_ARGUMENT if the peer's messages break the protocol.
 absl::StatusOr<ProbeFigures> LeadProbe(Link& link, DeviceId peer, int64_t op, ProbeMemory& memory,
                                        absl::Time answer_by);
 
-// Answers one probe, until `deadline`. Without memory `memory` is null, and the answer says this.
+// Answers one probe, until `deadline`. `memory` is null if this end has no memory for a probe; the
+// offer then tells the leading end so.
 absl::Status AnswerProbe(Link& link, DeviceId peer, int64_t op, ProbeMemory* memory,
                          absl::Time deadline);
 

@@ -12,10 +12,10 @@
 
 namespace shardmesh::worker {
 
-// This process among the workers.
+// This worker process, as its peers know it.
 struct WorkerSelf {
   std::string identity;      // stable; compared bytewise
-  uint64_t incarnation = 0;  // new at each start, not 0
+  uint64_t incarnation = 0;  // a new number at each process start, not 0
   std::string boot_id;       // of the host; empty if not known
 };
 
@@ -24,13 +24,13 @@ struct MeshDevice {
   DeviceId rank = 0;
   std::string identity;
   uint64_t incarnation = 0;
-  // Addresses of its ExchangeService, best first.
+  // Addresses of the worker's ExchangeService, best first.
   std::vector<std::string> endpoints;
 
   friend bool operator==(const MeshDevice&, const MeshDevice&) = default;
 };
 
-// A mesh and its devices by rising rank; ranks without a live worker are missing.
+// A mesh and its devices in rising order of rank. Ranks without a live worker are missing.
 struct MeshMembers {
   std::string mesh_id;
   int64_t revision = 0;
@@ -38,7 +38,7 @@ struct MeshMembers {
   std::vector<MeshDevice> devices;
 
   bool complete() const { return static_cast<int64_t>(devices.size()) == mesh.size(); }
-  // Returns the lowest rank that a worker serves; nullopt if none.
+  // Returns the lowest rank that the worker serves; nullopt if it serves none.
   std::optional<DeviceId> RankOf(std::string_view identity) const {
     for (const MeshDevice& device : devices) {
       if (device.identity == identity) return device.rank;
@@ -49,8 +49,8 @@ struct MeshMembers {
   friend bool operator==(const MeshMembers&, const MeshMembers&) = default;
 };
 
-// The live workers in the coordinator's last view. A plain value; epoch and term never fall from
-// one view to the next.
+// The live workers, as in the last message of the coordinator. A plain value. Epoch and term never
+// fall from one view to the next.
 struct MembershipView {
   int64_t epoch = 0;
   int64_t term = 0;
