@@ -120,8 +120,8 @@ int Main(int argc, const char* const* argv) {
   options.quarantine.memory_bytes =
       quarantine_memory < 0 ? options.memory_bytes / 8 : quarantine_memory;
   if (!no_binding) {
-    // The cores are bound here because threads that start from now on inherit the binding. The
-    // signal thread, which already runs, needs no core of its own.
+    // Bind now: threads that start later inherit the binding. The thread that waits for signals
+    // needs no core of its own.
     const absl::StatusOr<bool> bound = BindToPart(options.part);
     if (!bound.ok()) {
       LogWarning("not bound to its part of the cores", {{"error", bound.status()}});

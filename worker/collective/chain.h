@@ -22,8 +22,8 @@
 
 namespace shardmesh::worker {
 
-// Broadcasts along a binomial tree. The rank at distance d from the root, counted around the group,
-// receives from the rank at the distance that remains when d's lowest set bit is cleared.
+// Broadcasts along a binomial tree. Distances are counted from the root around the group. The rank
+// at distance d receives from the rank at distance d without its lowest set bit.
 absl::Status BinomialBroadcast(const CollectiveCall& call, int64_t root, const OwnedBytes& mine,
                                const OwnedMutableBytes& out);
 

@@ -51,7 +51,7 @@ class CoordinatorLink {
     std::string coordinator;  // host:port
     rpc::Credentials credentials = rpc::Credentials::Insecure();
     WorkerSelf self;
-    std::string nonce;                   // secret with which this worker answers Identify
+    std::string nonce;                   // random bytes in the hello, which Identify returns
     std::vector<std::string> endpoints;  // where clients reach this worker, best first
     // The port at which peers reach this worker, on the same hosts; nullopt: the ports in
     // `endpoints`.

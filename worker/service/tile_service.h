@@ -24,7 +24,7 @@ inline constexpr int64_t kLargeTileBytes = int64_t{16} << 20;
 
 struct TileServiceOptions {
   WorkerSelf self;
-  std::string nonce;  // the secret in this worker's hello, with which it answers Identify
+  std::string nonce;  // the random bytes in this worker's hello, which Identify returns
   // These objects outlive the service.
   ShardStore* store = nullptr;
   TileGate* gate = nullptr;
