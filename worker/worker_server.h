@@ -37,11 +37,11 @@ struct WorkerOptions {
   int64_t exchange_port = 0;
   // Stable name of the worker. Empty: the host's name.
   std::string identity;
-  int64_t memory_bytes = int64_t{4} << 30;  // limit of shard memory
+  int64_t memory_bytes = int64_t{4} << 30;  // memory limit of the shard store and the buffer pool
   // Bytes that gRPC may use for calls of clients and the coordinator; 0: DefaultRpcMemoryBytes.
   // Messages of peers count in `memory_bytes` instead.
   int64_t rpc_memory_bytes = 0;
-  std::string data_dir;  // empty: tiles are only in memory
+  std::string data_dir;  // empty: the worker keeps tiles only in memory
   QuarantineLimits quarantine = {};
   // Threads for kernels. 0: as many as HostPart::Threads allows this process.
   int64_t threads = 0;
@@ -50,7 +50,7 @@ struct WorkerOptions {
   bool insecure = false;       // allows plaintext beyond the loopback interface
   // Allows plaintext beyond loopback for metrics only, also with TLS.
   bool http_plaintext = false;
-  Transport transport = Transport::kAuto;  // of data between workers
+  Transport transport = Transport::kAuto;  // how workers exchange data
   rpc::Credentials credentials = rpc::Credentials::Insecure();
 };
 

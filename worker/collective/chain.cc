@@ -1,4 +1,4 @@
-// Broadcasts that forward each chunk to the next ranks as soon as it arrives.
+// Broadcasts in which a rank forwards each chunk to the next ranks as soon as the chunk arrives.
 #include "worker/collective/chain.h"
 
 #include <algorithm>

@@ -1,12 +1,12 @@
 // Broadcasts in which ranks forward the data that they receive.
 //
-// The functions are called as PairwiseBroadcast. Costs per rank, for P ranks, S bytes and C chunks
-// of at most 256 KiB:
+// The functions are called like PairwiseBroadcast (pairwise.h). A place is a rank's index in its
+// group. Costs per rank, for P ranks, S bytes and C chunks of at most 256 KiB:
 //
 // clang-format off
-//   function           rounds on the way   bytes sent          scratch memory
-//   BinomialBroadcast  ceil(log2 P)        up to S log2 P      none
-//   ChainBroadcast     P - 2 + C           S, the last one 0   none
+//   function           rounds until the end   bytes sent           scratch memory
+//   BinomialBroadcast  ceil(log2 P)           up to S log2 P       none
+//   ChainBroadcast     P - 2 + C              S, the last rank 0   none
 // clang-format on
 //
 // A call uses one round for each chunk. The binomial tree reaches all ranks in the fewest rounds:

@@ -1,4 +1,5 @@
-// Arguments of every collective: this rank's part in it, and memory together with its owner.
+// The arguments that every collective takes: this rank's part in the collective, and memory
+// together with its owner.
 #ifndef SHARDMESH_WORKER_COLLECTIVE_COLLECTIVE_CALL_H_
 #define SHARDMESH_WORKER_COLLECTIVE_COLLECTIVE_CALL_H_
 
@@ -33,13 +34,13 @@ struct CopiedBytes {
   int64_t received = 0;  // from a message to the result, without combining
 };
 
-// This rank's part in one collective.
+// This rank's part in one collective. A place is the index of a rank in the group.
 struct CollectiveCall {
   Link* link = nullptr;                // its rank is group->device_at(group->place())
-  const DeviceGroup* group = nullptr;  // seen from this rank
+  const DeviceGroup* group = nullptr;  // the group that contains this rank
   int64_t step = 0;
   int64_t op = 0;
-  // First round to use. Each function documents how many rounds it uses.
+  // The first round that the function uses. Each function documents how many rounds it uses.
   int64_t round = 0;
   absl::Time deadline = absl::InfiniteFuture();
   // If set: called when all data that `peer` sends in one round has arrived.
@@ -71,7 +72,7 @@ using PlaceFn =
 // Form of the elements in a message or in memory: operands, or partial results.
 enum class ElementForm { kOperand, kPartial };
 
-// The building blocks of the algorithms. They return the errors of the link and of `call.scratch`.
+// Building blocks of the algorithms. Their errors are those of the link and of `call.scratch`.
 
 // Sends `bytes` to the rank at `place` under the round call.round + round. Sends nothing if `bytes`
 // is empty.

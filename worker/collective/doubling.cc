@@ -1,4 +1,4 @@
-// Exchanges between sibling blocks, from single ranks up to the whole group.
+// Exchanges between sibling blocks of places (blocks.h), from single ranks up to the whole group.
 #include "worker/collective/doubling.h"
 
 #include <cstring>

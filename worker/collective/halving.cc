@@ -1,4 +1,4 @@
-// HalvingAllReduce: which rank holds which part at which level, and the exchanges that follow.
+// HalvingAllReduce: computes which rank holds which part at each level, and runs the exchanges.
 #include "worker/collective/halving.h"
 
 #include <algorithm>

@@ -22,15 +22,16 @@
 // Costs per rank, for P ranks, C chunks and S bytes of operand, with L = ceil(log2 P):
 //
 // clang-format off
-//   rounds on the way   2 L
-//   rounds of the call  2 L P C
-//   bytes sent          about 2 S (P-1)/P, the first half of it as partial results from the second
-//                       level on
-//   scratch memory      none; partial results of the operand where they are larger than results
+//   rounds until the end  2 L for one chunk
+//   round numbers used    2 L P C
+//   bytes sent            about 2 S (P-1)/P; from the second level on, the first half of this are
+//                         partial results
+//   scratch memory        none; partial results of the operand if they are larger than results
 // clang-format on
 //
-// A rank sends about 2 L messages, where the pairwise exchange sends P-1. Use this algorithm for
-// groups so large, or links so slow to start, that the number of messages dominates the cost.
+// A rank sends about 2 L messages for each chunk; in the pairwise exchange it sends P-1. Use this
+// algorithm if groups are so large, or the latency of links so high, that the number of messages
+// dominates the cost.
 #ifndef SHARDMESH_WORKER_COLLECTIVE_HALVING_H_
 #define SHARDMESH_WORKER_COLLECTIVE_HALVING_H_
 

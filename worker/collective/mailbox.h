@@ -77,10 +77,11 @@ class Mailbox {
 
   // A part of a message, as Deliver takes it.
   struct Piece {
-    int64_t offset_bytes = 0;    // where the piece begins in the message
-    int64_t message_bytes = 0;   // length of the whole message
-    OwnedBytes content;          // not empty
-    std::string signature = {};  // the sender's signature of the tag's op, if the piece carries it
+    int64_t offset_bytes = 0;   // where the piece begins in the message
+    int64_t message_bytes = 0;  // length of the whole message
+    OwnedBytes content;         // not empty
+    // The sender's signature of the tag's op; only the first piece to each peer has it.
+    std::string signature = {};
     // The content lies in the sender's memory, so it takes no memory of this worker and no credit.
     bool is_lent = false;
   };
@@ -176,12 +177,12 @@ class Mailbox {
     bool is_lent = false;
   };
   struct Message {
-    std::deque<Held> pieces;    // arrived, not yet taken
-    int64_t message_bytes = 0;  // 0 until the first piece states it
+    std::deque<Held> pieces;    // arrived, but not taken by a receiver yet
+    int64_t message_bytes = 0;  // 0 until the first piece has arrived, which states it
     int64_t arrived_bytes = 0;
     int64_t taken_bytes = 0;
     absl::CondVar changed;
-    bool awaited = false;  // a receiver waits, and there is no piece
+    bool awaited = false;  // a receiver waits because there is no piece
 
     // The receiver took the whole message, so no further piece may come.
     bool is_over() const { return message_bytes > 0 && taken_bytes == message_bytes; }
@@ -251,7 +252,8 @@ class Mailbox {
 
   const Options options_;
   std::atomic<int64_t> own_awaited_ = 0;
-  std::atomic<int64_t>& awaited_;  // messages that receivers wait for; changed with the mutex held
+  // Messages that receivers wait for; changed only with mutex_ held.
+  std::atomic<int64_t>& awaited_;
   // Increments changes_ and wakes the threads in Sleep.
   void Changed();
 

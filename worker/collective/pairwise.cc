@@ -47,7 +47,7 @@ absl::Status CheckSameSize(std::string_view what, size_t mine, size_t out) {
       StrCat(what, " of ", mine, " bytes to memory of ", out, " bytes"));
 }
 
-// The parts of an operand by place, and the sizes of their results.
+// The parts of an operand, by place, and where their results begin and how long they are.
 struct EvenParts {
   absl::InlinedVector<OwnedBytes, 8> operands;
   absl::InlinedVector<int64_t, 8> result_cuts;  // in bytes

@@ -1,4 +1,4 @@
-// Collectives in which every rank of a group exchanges its data with every other directly.
+// Collectives in which every rank of a group exchanges data with every other rank directly.
 //
 // Every rank of a group calls the function with the same step, op and round, and with matching
 // arguments. The call returns when this rank's part is done. Sends never wait, so ranks may call in
@@ -26,10 +26,11 @@
 // A round costs P-1 messages, which suits groups of up to some tens of ranks. DirectAllReduce has
 // the fewest rounds: use it for operands so small that rounds dominate the cost.
 //
-// Order of combination: x(p) is the operand at place p of the group. The result is T(0, P), where
-// T(lo, 1) = x(lo) and T(lo, n) = T(lo, k) + T(lo+k, n-k), with k the largest power of two below n.
-// The bits of a result depend only on the operands and the group: not on the chunk, the message
-// size, or the order of arrival. Example: five ranks give ((x0+x1) + (x2+x3)) + x4.
+// Order of combination: x(p) is the operand of the rank at place p; a place is a rank's index in
+// the group. The result is T(0, P), where T(lo, 1) = x(lo) and T(lo, n) = T(lo, k) + T(lo+k, n-k),
+// with k the largest power of two below n. The bits of a result depend only on the operands and the
+// group: not on the chunk, the message size, or the order of arrival. Example: five ranks give
+// ((x0+x1) + (x2+x3)) + x4.
 //
 // Reductions use operands as they arrive, without a copy of the message. All other functions copy
 // each arriving byte once, into its place. Operands and sent results must not change until the link

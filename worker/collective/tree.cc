@@ -1,4 +1,4 @@
-// TreeSplit and TreeCombiner.
+// TreeSplit and TreeCombiner: the canonical order of combination.
 #include "worker/collective/tree.h"
 
 #include <algorithm>

@@ -34,9 +34,9 @@ class TreeCombiner {
   // Most elements of a block: at least 1024, or the `count` of the constructor if that is less.
   int64_t block_elements() const { return block_elements_; }
 
-  // Combines operands[p][0, count) over all p into results. Requires 0 <= count <=
-  // block_elements(). `results` may be one of the operands where the sizes of their elements are
-  // equal.
+  // Combines operands[p][0, count) over all p into `results`. Requires 0 <= count <=
+  // block_elements(). `results` may be the memory of one operand if the elements of both have the
+  // same size.
   void Combine(absl::Span<const char* const> operands, int64_t count, char* results);
 
  private:

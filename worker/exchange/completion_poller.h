@@ -42,7 +42,7 @@ class Completion {
 // Thread-safe.
 class CompletionPoller {
  public:
-  // How long the thread rests while no receiver polls.
+  // How long the poller's thread rests while no receiver polls.
   static constexpr absl::Duration kRest = absl::Milliseconds(1);
   // Unsuccessful polls after which a receiver stops polling and sleeps. It yields its core between
   // polls. On an idle core these polls take about kVainPolls microseconds; on a busy one the

@@ -1,4 +1,4 @@
-// The state that the parts of PeerLinks share, under one mutex.
+// The state that the parts of PeerLinks share, guarded by one mutex.
 #ifndef SHARDMESH_WORKER_EXCHANGE_EXCHANGE_STATE_H_
 #define SHARDMESH_WORKER_EXCHANGE_EXCHANGE_STATE_H_
 
@@ -20,7 +20,7 @@ struct ExchangeState {
   bool closed ABSL_GUARDED_BY(mutex) = false;
   PeerTable peers ABSL_GUARDED_BY(mutex);
   StepTable steps ABSL_GUARDED_BY(mutex);
-  // Counters, except those that MessageIntake counts without the mutex.
+  // All counters except those that MessageIntake counts without the mutex.
   PeerLinks::Counters counters ABSL_GUARDED_BY(mutex);
 };
 

@@ -105,7 +105,7 @@ class ExchangeStream : public std::enable_shared_from_this<ExchangeStream> {
   // Returns true if StartFinish ends the call (accepted stream), false if it waits for the peer to
   // end the call (dialled stream).
   virtual bool finish_ends_call() const = 0;
-  // Returns how the other side ended the call; valid after Finish.
+  // Returns the status with which the other side ended the call. Valid after Finish.
   virtual absl::Status PeerStatus() const = 0;
 
   void OnRead(bool ok) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -125,8 +125,8 @@ class ExchangeStream : public std::enable_shared_from_this<ExchangeStream> {
 
   absl::Mutex mutex_;
   bool opening_ ABSL_GUARDED_BY(mutex_) = true;
-  bool reading_ ABSL_GUARDED_BY(mutex_) = false;  // a read is pending, or its frame is being
-                                                  // handled
+  // True while a read is pending, and while its frame is handled.
+  bool reading_ ABSL_GUARDED_BY(mutex_) = false;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;  // a read has failed, so no more can be read
   bool finishing_ ABSL_GUARDED_BY(mutex_) = false;

@@ -1,20 +1,23 @@
-// Measures how fast a link is: the protocol between two workers.
+// Measures how fast a link is: the protocol between the two workers. One leads the probe, the other
+// answers.
 //
 // clang-format off
-//   answering:  offer ------------------------->   the longest message that it has memory for
-//   leading:          <------------------ trial    a number of exchanges, and their size in bytes
-//   both:       an exchange of 8 bytes, from whose end on the leading one takes the time; then
-//               those of the trial, one after the other
-//               ... further trials; the last one has no exchange, and ends the probe
+//   answering end:  offer ------------------------->   the longest message for which it has memory
+//   leading end:          <------------------ trial    a number of exchanges, and their size
+//   both ends:      one exchange of 8 bytes; when it has ended, the leading end starts its clock
+//                   the exchanges of the trial, one after the other
+//                   ... further trials; a trial without exchanges ends the probe
 // clang-format on
 //
-// In an exchange each end sends a message, waits for the other's and copies it into a buffer, as
-// ranks do in a round of a collective. All messages use tags of one op, each once.
+// In an exchange, each end sends a message, waits for the other end's message and copies it into a
+// buffer. Ranks do the same in a round of a collective. All messages of a probe use tags of one op,
+// each tag once.
 //
-// The first trials have 20 exchanges of 8 bytes; there are 5, or fewer if 30 ms have passed. As
-// many trials of 4 exchanges of 64 KiB follow, to find the size of messages that take about 2 ms.
-// As many trials of that size follow, of at most 4 MiB. Only the best of each kind counts: other
-// load disturbed the rest.
+// The leading end asks for three kinds of trials, 5 of each kind, or fewer if 30 ms have passed.
+// The first kind has 20 exchanges of 8 bytes. The second kind has 4 exchanges of 64 KiB, to find
+// the size of messages that take about 2 ms. The third kind has messages of this size, at most 4
+// MiB. Only the fastest trial of each kind counts, because other load may have disturbed the
+// others.
 #ifndef SHARDMESH_WORKER_EXCHANGE_LINK_PROBE_H_
 #define SHARDMESH_WORKER_EXCHANGE_LINK_PROBE_H_
 

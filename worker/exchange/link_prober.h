@@ -58,7 +58,7 @@ class LinkProber {
   };
   struct Options {
     std::string identity;
-    // Memory for the messages.
+    // The pool from which messages of probes get their memory.
     std::shared_ptr<BufferPool> pool;
     // Opens this worker's end of the probe `op`. Waits, at most until `deadline`, until both
     // workers have chosen the transport for data. If `leads`, also asks the peer to answer. Returns
@@ -92,7 +92,7 @@ class LinkProber {
     Connection connection;
     int64_t next_op = 1;
     int probes = 0;    // successful ones
-    int failures = 0;  // since the last success
+    int failures = 0;  // failed probes since the last successful one
     absl::Time due = absl::InfinitePast();
     std::optional<MeasuredLink> best = {};
   };

@@ -1,4 +1,5 @@
-// A worker's view of its cluster: its identity, and the workers that serve the ranks of its meshes.
+// A worker's view of its cluster: its own identity, and which worker serves which rank of each
+// mesh.
 #ifndef SHARDMESH_WORKER_EXCHANGE_MEMBERSHIP_VIEW_H_
 #define SHARDMESH_WORKER_EXCHANGE_MEMBERSHIP_VIEW_H_
 
@@ -16,7 +17,7 @@ namespace shardmesh::worker {
 struct WorkerSelf {
   std::string identity;      // stable; compared bytewise
   uint64_t incarnation = 0;  // a new number at each process start, not 0
-  std::string boot_id;       // of the host; empty if not known
+  std::string boot_id;       // of the host's present boot; empty if not known
 };
 
 // A device of a mesh and the worker that serves it.
@@ -49,12 +50,13 @@ struct MeshMembers {
   friend bool operator==(const MeshMembers&, const MeshMembers&) = default;
 };
 
-// The live workers, as in the last message of the coordinator. A plain value. Epoch and term never
-// fall from one view to the next.
+// The live workers, as in the last message of the coordinator. A plain value. The epoch (the
+// version of the membership) and the term (the number of the coordinator's start) never fall from
+// one view to the next.
 struct MembershipView {
   int64_t epoch = 0;
   int64_t term = 0;
-  std::vector<MeshMembers> meshes;  // that this worker serves
+  std::vector<MeshMembers> meshes;  // only the meshes of which this worker serves a rank
 
   // Returns null if this worker does not serve the mesh.
   const MeshMembers* Find(std::string_view mesh_id) const {

@@ -11,7 +11,7 @@
 namespace shardmesh::worker {
 namespace {
 
-// The log repeats at most once in this time that a peer is not reached.
+// The log repeats the same reason for the same peer at most once in this time.
 constexpr absl::Duration kLogInterval = absl::Seconds(30);
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Finds out why a peer that was dialled is not reached, and logs it.
+// Finds out why a dialled peer cannot be reached, and logs the reason.
 #ifndef SHARDMESH_WORKER_EXCHANGE_PEER_DIAGNOSIS_H_
 #define SHARDMESH_WORKER_EXCHANGE_PEER_DIAGNOSIS_H_
 

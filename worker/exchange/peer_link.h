@@ -81,8 +81,8 @@ class PeerLink final : public ExchangeStream::Handler,
     std::atomic<int64_t> waits = 0;
   };
 
-  // Decides about incoming frames and takes their data. Called on the stream's thread, with no lock
-  // held; must not block.
+  // Checks incoming frames and takes their data. The link calls it on the stream's thread, with no
+  // lock held. Its methods must not block.
   class Owner {
    public:
     virtual ~Owner() = default;
@@ -196,7 +196,7 @@ class PeerLink final : public ExchangeStream::Handler,
   };
   // Holds a frame's cost in the stream's credit. The destructor returns the credit to the peer.
   struct Charge;
-  // A frame to be written; its payload is empty for control frames.
+  // A frame to be written. Control frames have no payload.
   struct NextFrame {
     rpc::FrameHeader header;
     OwnedBytes payload = {};
@@ -248,8 +248,8 @@ class PeerLink final : public ExchangeStream::Handler,
   absl::Time pinged_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
   int64_t pings_ ABSL_GUARDED_BY(mutex_) = 0;
 
-  bool can_write_ ABSL_GUARDED_BY(mutex_) = false;  // the stream is open, and no frame is being
-                                                    // written
+  // True if the stream is open and no frame is being written.
+  bool can_write_ ABSL_GUARDED_BY(mutex_) = false;
   std::deque<rpc::FrameHeader> control_ ABSL_GUARDED_BY(mutex_);
   std::map<TagKey, Outgoing> outgoing_ ABSL_GUARDED_BY(mutex_);
   // Tags of outgoing messages that have credit. Next() skips tags whose messages were dropped.
@@ -272,7 +272,8 @@ class PeerLink final : public ExchangeStream::Handler,
   std::atomic<int64_t> lot_bytes_ = 1;
   int64_t allowed_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   std::atomic<int64_t> freed_bytes_ = 0;
-  std::map<TagKey, int64_t> demanded_ ABSL_GUARDED_BY(mutex_);  // urgent bytes, by tag
+  // Urgent bytes that the peer may still send, by tag.
+  std::map<TagKey, int64_t> demanded_ ABSL_GUARDED_BY(mutex_);
   // Demands of steps that ended here. Some of their urgent frames may be in transit, and are
   // dropped on arrival. If there are too many, those of the lowest steps are forgotten first.
   std::map<TagKey, int64_t> ended_demands_ ABSL_GUARDED_BY(mutex_);

@@ -71,9 +71,9 @@ class ShmArena;  // worker/shm/shm_arena.h
 
 // How peers exchange data.
 enum class Transport {
-  kAuto,    // through shared memory where peers are on one host, over streams elsewhere
+  kAuto,    // through shared memory if the peer is on this host, otherwise over the stream
   kStream,  // over streams alone
-  kShm,     // through shared memory: a peer that shares none counts as unreachable
+  kShm,     // only through shared memory: a peer that shares none counts as unreachable
 };
 
 // Returns the transport named `auto`, `stream` or `shm`; nullopt for other text.

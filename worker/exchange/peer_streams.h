@@ -118,10 +118,10 @@ class PeerStreams final : public PeerLink::Owner {
 
   // Constant after construction, or synchronised by themselves. C++ destroys them from the last to
   // the first, so threads end before the members that they use.
-  std::unique_ptr<ShmPeers> shm_;  // null if nothing is shared
+  std::unique_ptr<ShmPeers> shm_;  // null if this worker shares no memory
   std::unique_ptr<ExchangeService> service_;
   CompletionPoller poller_;
-  std::optional<Alarm> alarm_;        // starts when all members above exist
+  std::optional<Alarm> alarm_;        // declared here because Tick uses all members above
   std::optional<LinkProber> prober_;  // also; none if links are not measured
   PeerDiagnosis diagnosis_;           // also
 };

@@ -51,7 +51,7 @@ struct Peer {
     return {.peer = device.identity, .peer_incarnation = device.incarnation, .number = connection};
   }
 
-  MeshDevice device;               // its identity, incarnation and endpoints
+  MeshDevice device;               // identity, incarnation and endpoints of the peer
   std::shared_ptr<PeerLink> link;  // the dialled or greeted stream; null if there is none
   bool up = false;
   // Only for a peer on this host, in this order. The address of its memory, from its last hello.
@@ -147,7 +147,7 @@ class PeerTable {
     std::vector<std::shared_ptr<PeerLink>> links;  // to be ticked
     std::vector<std::pair<std::string, std::shared_ptr<ShmChannel>>> channels;
     std::vector<std::string> unreached;  // identities, sorted
-    std::optional<absl::Time> next;      // next time to check; none without peers
+    std::optional<absl::Time> next;      // when to call Look next; none without peers
   };
   // Dials the peers whose time to dial has come, over `queue`. Returns what else is due. The links'
   // owner must exist until `queue` has returned all operations.
@@ -171,7 +171,7 @@ class PeerTable {
 
   const PeerLinks::Options& options_;
   std::string cluster_id_;
-  std::optional<ShmAddress> shm_address_;  // none if nothing is shared
+  std::optional<ShmAddress> shm_address_;  // none if this worker shares no memory
   MembershipView view_;
   // For each mesh: the epoch in which its workers last changed.
   std::map<std::string, int64_t, std::less<>> changed_epoch_;

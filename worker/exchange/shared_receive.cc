@@ -1,4 +1,4 @@
-// The receive loop for shared memory.
+// SharedReceive: the loop in which a receiver polls shared memory and the mailbox.
 #include "worker/exchange/shared_receive.h"
 
 #include <sched.h>

@@ -31,7 +31,7 @@ class SharedReceive {
     // Delivers a message that the receiver found but does not wait for. An error means that the
     // peer broke the protocol.
     virtual absl::Status TakeOther(ShmChannel::Arrived arrived) = 0;
-    // The peer broke the protocol: ends its stream, which fails the step.
+    // The peer broke the protocol. Ends the peer's stream, so the step fails.
     virtual void Refuse(const absl::Status& why) = 0;
     // Returns whether some stream has no credit left for its peer.
     virtual bool has_exhausted_streams() const = 0;
@@ -40,7 +40,7 @@ class SharedReceive {
     virtual void Demand(const Tag& tag, int64_t message_bytes) = 0;
   };
 
-  // The awaited message.
+  // The message for which the receiver waits.
   struct Awaited {
     DeviceId peer = 0;
     Tag tag;

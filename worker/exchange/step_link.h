@@ -76,7 +76,7 @@ class StepLinkImpl final : public StepLink {
   // initial value is larger than any such value.
   mutable std::atomic<uint64_t> checked_changes_ = ~uint64_t{0};
   std::atomic<uint64_t> signature_hash_ = 0;  // of op_'s
-  std::atomic<int64_t> op_ = -1;              // the last op that began
+  std::atomic<int64_t> op_ = -1;              // the op that began last
 
   absl::Mutex mutex_;
   std::string signature_ ABSL_GUARDED_BY(mutex_);  // of op_

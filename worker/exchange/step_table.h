@@ -1,5 +1,6 @@
 // The steps of one worker: expected and open steps, steps that peers began first, and the workers
-// at fault for failed steps.
+// at fault for failed steps. The epoch of a step is the version of the membership for which it was
+// ordered.
 #ifndef SHARDMESH_WORKER_EXCHANGE_STEP_TABLE_H_
 #define SHARDMESH_WORKER_EXCHANGE_STEP_TABLE_H_
 

@@ -17,8 +17,8 @@ namespace shardmesh::worker {
 //
 // Example: in a container with `--cpus 2.5` on 64 cores, Threads() is 2.
 struct HostShare {
-  int cores = 1;                                       // in the affinity mask
-  std::optional<double> quota_cores = std::nullopt;    // processor seconds per second
+  int cores = 1;                                       // cores in the affinity mask
+  std::optional<double> quota_cores = std::nullopt;    // CPU quota, in processor seconds per second
   std::optional<int64_t> memory_bytes = std::nullopt;  // memory limit of the control group
 
   // Returns how many threads can compute at once without throttling by the quota: at least 1.

@@ -469,8 +469,8 @@ class MatmulKernel::Cache {
     int64_t columns;
     // LayoutNumber of the right-hand side: packings of one shape can differ by their m.
     uint64_t layout;
-    int64_t rhs_pitch;  // of an unpacked right-hand side: a converted panel is narrower than its
-                        // operand
+    // Only for an unpacked right-hand side: a converted panel has another pitch than its operand.
+    int64_t rhs_pitch;
 
     friend bool operator==(const Key&, const Key&) = default;
     template <typename H>

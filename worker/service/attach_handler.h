@@ -23,9 +23,9 @@
 
 namespace shardmesh::worker {
 
-// Owns the membership and the token key of the last attach, and a thread for orders that wait for
-// the disk. Passes each message to the part of the worker that it concerns. Has no gRPC calls of
-// its own.
+// Owns the membership (which worker serves which rank) and the token key of the last attach. Also
+// owns a thread for orders that wait for the disk. Passes each message to the part of the worker
+// that it concerns. Has no gRPC calls of its own.
 //
 // Not thread-safe: one thread passes in the messages of one stream after the other.
 class AttachHandler {

@@ -1,5 +1,5 @@
 // The inventory (the list of tiles that this worker holds): its encoding for the coordinator, and
-// the coordinator's verdict on it.
+// the coordinator's verdict (its decision about each tile).
 #ifndef SHARDMESH_WORKER_SERVICE_ATTACH_INVENTORY_H_
 #define SHARDMESH_WORKER_SERVICE_ATTACH_INVENTORY_H_
 
@@ -30,8 +30,9 @@ void SendInventory(ShardStore& store, AttachSink& stream);
 absl::Status ApplyVerdict(const internal::v1::InventoryVerdict& verdict, ShardStore& store,
                           const Clock& clock);
 
-// Carries out an order about the quarantine and returns the answer. Waits for the disk. `identity`
-// is this worker's. Calls `restored` with each array that is in use again.
+// Carries out an order about the quarantine, which has tiles that the coordinator's registry does
+// not know as this worker's. Returns the answer. Waits for the disk. `identity` is this worker's.
+// Calls `restored` with each array that is in use again.
 internal::v1::QuarantineAnswer CarryOut(
     const internal::v1::QuarantineOrder& order, const std::string& identity, ShardStore& store,
     const std::function<void(const std::string& array_id)>& restored);

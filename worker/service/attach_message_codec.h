@@ -18,7 +18,7 @@
 
 namespace shardmesh::worker {
 
-// The fields of a worker's Hello. The encoder adds the version and the protocols of the build.
+// The fields of a worker's Hello. Encode adds the version and the protocols of this build.
 struct WorkerHello {
   WorkerSelf self = {};
   std::string cluster_id = {};     // of the store; empty if it has none yet
@@ -42,7 +42,7 @@ internal::v1::HeldTile Encode(const ShardStore::HeldTile& from);
 // array's id in its place.
 v1::QuarantinedArray Encode(const QuarantinedArray& from, const std::string& identity);
 
-// Limit for the encoded records of instructions in one heartbeat.
+// Most bytes of encoded instruction records in one heartbeat.
 inline constexpr int64_t kMaxHeartbeatRecordBytes = int64_t{32} << 10;
 // Adds the newest records, as many as fit into kMaxHeartbeatRecordBytes.
 void EncodeRecords(const std::vector<FlightRecord>& from, internal::v1::Heartbeat* to);

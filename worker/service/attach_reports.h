@@ -23,7 +23,7 @@
 namespace shardmesh::worker {
 
 // Owns the stage of the current attach, the reports that are not yet sent, and the alarm for
-// heartbeats.
+// heartbeats. The verdict is the coordinator's decision about each tile in the inventory.
 //
 // clang-format off
 //   detached -> (Attached) -> attached -> (Judged, MemberAt, in any order) -> member
@@ -68,7 +68,7 @@ class AttachReports {
   struct State {
     bool attached = false;
     bool ready = false;
-    int64_t epoch = 0;  // of the last membership
+    int64_t epoch = 0;  // epoch of the last membership
   };
   State state() const;
 

@@ -25,7 +25,8 @@
 
 namespace shardmesh::worker {
 
-// Keeps the worker attached:
+// Keeps the worker attached. The inventory lists the tiles that the worker holds. With its verdict,
+// the coordinator decides about each of them. A membership says which worker serves which rank.
 //
 // clang-format off
 //   detached -> (hello, welcome) -> attached -> (inventory, verdict, membership) -> member
@@ -102,8 +103,8 @@ class CoordinatorLink {
   struct State {
     bool attached = false;
     bool ready = false;
-    int64_t epoch = 0;  // of the last membership
-    int64_t term = 0;   // the newest known term
+    int64_t epoch = 0;  // epoch of the last membership
+    int64_t term = 0;   // the newest term that the worker knows
   };
   virtual State state() const = 0;
 

@@ -218,7 +218,7 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   // starts the next read.
   grpc::ByteBuffer read_;
   std::unique_ptr<IncomingTile> tile_;  // the tile that is being received; null between tiles
-  int64_t received_bytes_ = 0;          // of the current tile
+  int64_t received_bytes_ = 0;          // bytes of tile_ received so far
 
   rpc::FinishOnce end_{[this](const absl::Status& status) { FinishWith(status); }};
   absl::Mutex mutex_;

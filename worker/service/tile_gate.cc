@@ -1,4 +1,4 @@
-// Checks puts and gets against the coordinator's latest state.
+// TileGate: checks puts and gets against the state that the coordinator sent last.
 #include "worker/service/tile_gate.h"
 
 #include <utility>

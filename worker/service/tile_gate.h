@@ -1,4 +1,5 @@
-// The gate for incoming and outgoing tiles: verifies transfer tokens, and tracks the current puts.
+// The gate for incoming and outgoing tiles. It verifies transfer tokens, which the coordinator
+// signs as permissions, and tracks the current puts.
 #ifndef SHARDMESH_WORKER_SERVICE_TILE_GATE_H_
 #define SHARDMESH_WORKER_SERVICE_TILE_GATE_H_
 
@@ -47,7 +48,7 @@ struct TileReport {
   int64_t term = 0;              // of the token
 };
 
-// A client's description of a tile before it sends it.
+// What a client says about a tile before it sends the bytes.
 struct TileOffer {
   std::string_view token;
   std::string_view array_id;
@@ -62,7 +63,7 @@ struct UnknownMesh {
   int64_t revision = 0;
 };
 
-// A committed tile, and the requested part of it.
+// A committed tile, and the part of it that the client wants.
 struct RequestedTile {
   StoredTilePtr stored;
   Tile range;  // within stored->description().tile
@@ -192,7 +193,7 @@ class TileGate {
   absl::Duration coordinator_ahead_ ABSL_GUARDED_BY(mutex_);
   bool suspended_ ABSL_GUARDED_BY(mutex_) = false;
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
-  std::multiset<std::string> receiving_ ABSL_GUARDED_BY(mutex_);  // arrays of incoming tiles
+  std::multiset<std::string> receiving_ ABSL_GUARDED_BY(mutex_);  // arrays of the incoming tiles
   // For each transfer in progress: the arrays of which it has brought tiles.
   std::map<std::string, std::set<std::string>> transfers_ ABSL_GUARDED_BY(mutex_);
   std::set<std::string> ended_ ABSL_GUARDED_BY(mutex_);

@@ -1,4 +1,5 @@
-// ShmArena: best fit in shared segments, one segment for each large block.
+// ShmArena: allocates small blocks in shared segments by best fit, and large blocks in segments of
+// their own.
 #include "worker/shm/shm_arena.h"
 
 #include <sys/mman.h>

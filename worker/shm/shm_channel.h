@@ -163,8 +163,8 @@ class ShmChannel : public std::enable_shared_from_this<ShmChannel> {
   RingWriter writer_ ABSL_GUARDED_BY(send_mutex_);
   std::deque<Pinned> pinned_ ABSL_GUARDED_BY(send_mutex_);
   std::set<uint64_t> introduced_ ABSL_GUARDED_BY(send_mutex_);
-  std::deque<uint64_t> untold_ ABSL_GUARDED_BY(send_mutex_);  // freed, the other end not yet
-                                                              // notified
+  // Segments that were freed, of which the other end is not yet informed.
+  std::deque<uint64_t> untold_ ABSL_GUARDED_BY(send_mutex_);
 
   absl::Mutex receive_mutex_;
   RingReader reader_ ABSL_GUARDED_BY(receive_mutex_);

@@ -117,7 +117,8 @@ class ShmPeersImpl final : public ShmPeers {
   // A connection to a peer. Used only by this object's thread.
   struct Socket {
     std::shared_ptr<const FileDescriptor> fd;
-    std::string peer;                               // empty until the peer has identified itself
+    // Empty until the other end has identified itself.
+    std::string peer;
     std::unique_ptr<ShmSegment> control = nullptr;  // null once there is a channel
     std::shared_ptr<ShmChannel> channel = nullptr;
     bool dials = false;

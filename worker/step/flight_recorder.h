@@ -66,9 +66,9 @@ class FlightRecorder {
 
   // Records of instructions that ended since an earlier call.
   struct Tail {
-    std::vector<FlightRecord> records;  // the oldest first; only the last ones if there are too
-                                        // many
-    int64_t next = 0;                   // the argument `first` for the next call
+    // The oldest comes first. If there are too many, the oldest are missing.
+    std::vector<FlightRecord> records;
+    int64_t next = 0;  // the argument `first` for the next call
   };
   // Returns the records from number `first` on. If there are more than `max_records`, returns the
   // last ones.

@@ -1,4 +1,5 @@
-// Runs this rank's part of the steps that the coordinator orders.
+// Runs this rank's part of the steps that the coordinator orders. A step is one run of a plan,
+// which says what every rank does.
 #ifndef SHARDMESH_WORKER_STEP_STEP_EXECUTOR_H_
 #define SHARDMESH_WORKER_STEP_STEP_EXECUTOR_H_
 
@@ -61,7 +62,7 @@ struct StepOrder {
 };
 
 enum class StepOutcome {
-  kDone,      // every output is staged
+  kDone,      // every output is staged in the store
   kFailed,    // nothing is staged
   kNeedPlan,  // the plan is unknown; the step waits for another call of Run, with the plan's bytes
 };

@@ -41,7 +41,7 @@ class WeightCache {
   // Everything on which a packing depends, except the number of rows.
   using Key = std::tuple<std::string, int64_t, int64_t, Dtype, Dtype, Dtype, bool, bool>;
   struct Entry {
-    std::shared_ptr<const PackedWeights> weights = nullptr;  // null: no memory for it
+    std::shared_ptr<const PackedWeights> weights = nullptr;  // null: there was no memory for them
     MemoryBudget::Reservation reservation = {};              // empty if there was no memory for it
     int64_t size_bytes = 0;                                  // of the weights
     std::weak_ptr<const void> tile = {};

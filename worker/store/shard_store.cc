@@ -3,11 +3,11 @@
 // A data folder holds:
 //
 // clang-format off
-//   LOCK               locked by the store that has it open; names the store's process
+//   LOCK               locked by the process that has the folder open; has the process's id
 //   cluster_id         the cluster that the tiles belong to
-//   identity           the worker that they belong to
+//   identity           the worker that the tiles belong to
 //   staged/ARRAY/      a file for each durable tile that is Staged
-//   arrays/ARRAY/      the same for Committed ones: an array commits by one rename of its folder
+//   arrays/ARRAY/      a file for each durable tile that is Committed; a commit renames the folder
 //   quarantine/ARRAY/  tiles in quarantine, and a file `about` with the reason
 //   trash/             folders to be removed
 //   corrupt/           files that could not be read back

@@ -1,4 +1,5 @@
-// The store of a worker's tiles: staged, verified, committed, released.
+// The store of a worker's tiles. It receives and verifies them, and commits or releases them as the
+// coordinator orders.
 #ifndef SHARDMESH_WORKER_STORE_SHARD_STORE_H_
 #define SHARDMESH_WORKER_STORE_SHARD_STORE_H_
 
@@ -211,9 +212,9 @@ struct RecoveryReport {
 // Commit, Abort, Release, Drop and Quarantine change the store's content before they return, and do
 // no disk work. The store's own thread applies the changes to the files in the same order, with one
 // sync for all waiting changes. If the store cannot change a file, it logs this, and the next Open
-// finds the file unchanged. The coordinator's verdict on the inventory then repairs the difference.
-// For a staged tile whose array is committed in the registry, it orders the commit again. For a
-// released tile, it orders the drop again.
+// finds the file unchanged. The coordinator's verdict on the inventory (the list of held tiles,
+// sent at attach) then repairs the difference. For a staged tile whose array is committed in the
+// registry, it orders the commit again. For a released tile, it orders the drop again.
 //
 // Thread-safe. Reading takes a short lock and copies nothing.
 class ShardStore {
@@ -375,11 +376,11 @@ class ShardStore {
   };
   struct TileEntry {
     TileState state = TileState::kReceiving;
-    StoredTilePtr stored;  // null while Receiving, and while Aborted until its receiver is
-                           // destroyed
+    // Null while Receiving, and while Aborted until the StagedTile is destroyed.
+    StoredTilePtr stored;
   };
   struct ArrayEntry {
-    // All tiles are Committed, or none is.
+    // Either all tiles are Committed, or none is.
     absl::btree_map<Tile, TileEntry, TileOrder> tiles;
   };
   using ArrayMap = absl::btree_map<std::string, ArrayEntry>;
@@ -410,7 +411,7 @@ class ShardStore {
   absl::Status WriteStagedFile(const StoredTile& tile);
   void RemoveStagedFile(const TileDescription& description);
 
-  // Called by Open.
+  // Called by Open to read the data folder.
   absl::Status Recover();
   absl::Status RecoverArrays(const std::string& folder, TileState state);
   absl::Status RecoverArray(const std::string& folder, TileState state);
@@ -514,7 +515,7 @@ class ShardStore {
   int64_t next_discard_ = 0;  // used only by the files' thread
 
   absl::Mutex owner_mutex_
-      ABSL_ACQUIRED_BEFORE(mutex_);  // held while the folder's owner is written
+      ABSL_ACQUIRED_BEFORE(mutex_);  // held while the name of the folder's owner is written
   mutable absl::Mutex mutex_;
   std::string cluster_id_ ABSL_GUARDED_BY(mutex_);
   std::string data_identity_ ABSL_GUARDED_BY(mutex_);
@@ -525,8 +526,8 @@ class ShardStore {
   DropOrder droppable_on_disk_ ABSL_GUARDED_BY(mutex_);
   DropOrder droppable_in_memory_ ABSL_GUARDED_BY(mutex_);
   QuarantineTotals quarantine_totals_ ABSL_GUARDED_BY(mutex_);
-  std::optional<absl::Time> first_now_ ABSL_GUARDED_BY(mutex_);  // the first time passed by a
-                                                                 // caller
+  // The time in the first call that had one.
+  std::optional<absl::Time> first_now_ ABSL_GUARDED_BY(mutex_);
   bool corrupt_expired_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<FileJob> jobs_ ABSL_GUARDED_BY(mutex_);  // in order
   // Arrays with unfinished file jobs, and the number of these jobs. No tile of such an array may
