@@ -31,7 +31,7 @@ int Main(int argc, const char* const* argv) {
   SkipMutexChecks();
   rpc::PollOwnConnections();
   IgnoreFileSizeSignal();
-  StopSignal stop;  // before any thread starts
+  StopSignal stop;  // before any thread starts, so that all threads inherit its signal mask
   WorkerOptions options;
   rpc::TlsFiles tls;
   LogOptions log;
@@ -120,12 +120,13 @@ int Main(int argc, const char* const* argv) {
   options.quarantine.memory_bytes =
       quarantine_memory < 0 ? options.memory_bytes / 8 : quarantine_memory;
   if (!no_binding) {
-    // Threads that start from now on are bound too; the signal's thread needs no separate core.
+    // Bind now: threads that start later inherit the binding. The thread that waits for signals
+    // needs no core of its own.
     const absl::StatusOr<bool> bound = BindToPart(options.part);
     if (!bound.ok()) {
       LogWarning("not bound to its part of the cores", {{"error", bound.status()}});
     } else if (*bound) {
-      options.part.is_bound = true;  // the remaining cores are its own
+      options.part.is_bound = true;  // the process may now use only the cores of its part
     }
   }
 

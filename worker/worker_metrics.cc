@@ -32,7 +32,7 @@ std::string KindLabel(CollectiveKind kind) {
   return label;
 }
 
-// The series of one kind and algorithm.
+// The metrics of one kind of collective with one algorithm.
 struct CollectiveSeries {
   CollectiveSeries(rpc::Metrics* metrics, const rpc::MetricLabels& labels)
       : operations(metrics->AddCounter("shardmesh_worker_collectives_total",
@@ -55,7 +55,7 @@ struct CollectiveSeries {
   rpc::Counter seconds;
 };
 
-// Refused frames, by reason.
+// Counters of discarded frames, by reason.
 struct DiscardedFrames {
   explicit DiscardedFrames(rpc::Metrics* metrics)
       : step_over(Add(metrics, "step_over")),
@@ -115,7 +115,8 @@ StepObserver ObserveSteps(rpc::Metrics* metrics) {
   observer.collective = [=](CollectiveKind kind, CollectiveAlgorithm algorithm,
                             const StepObserver::CollectiveBytes& bytes, absl::Duration elapsed) {
     const auto found = collectives.find({kind, algorithm});
-    if (found == collectives.end()) return;  // refused: the kind lacks this algorithm
+    // The kind lacks this algorithm, so the collective was refused.
+    if (found == collectives.end()) return;
     const CollectiveSeries& series = found->second;
     series.operations.Add();
     series.sent_bytes.Add(static_cast<double>(bytes.sent));

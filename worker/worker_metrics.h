@@ -11,11 +11,12 @@
 
 namespace shardmesh::worker {
 
-// Counts steps, kernels and collectives in `metrics`, which outlives the observer. Every series is
-// made here: an outcome, kind or algorithm that never came is 0.
+// Returns an observer that counts steps, kernels and collectives in `metrics`, which outlives the
+// observer. Creates all series at once, so outcomes, kinds and algorithms that never occur are
+// exported as 0.
 StepObserver ObserveSteps(rpc::Metrics* metrics);
 
-// Objects that each scrape reads. They outlive the metrics' endpoints.
+// The objects from which each scrape reads values. They outlive the metrics' endpoints.
 struct WorkerState {
   const ShardStore* store = nullptr;
   const BufferPool* pool = nullptr;

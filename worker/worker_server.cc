@@ -1,4 +1,4 @@
-// Builds a worker, and destroys its parts in the opposite order.
+// Builds the parts of a worker, and destroys them in the opposite order.
 #include "worker/worker_server.h"
 
 #include <grpcpp/grpcpp.h>
@@ -44,7 +44,8 @@
 namespace shardmesh::worker {
 namespace {
 
-// Two tiles are synced at a time; more would only queue at the disk.
+// Threads for work that waits for disks. Two tiles are synced at a time; more would only wait in
+// the disk's queue.
 constexpr int kWorkThreads = 2;
 constexpr size_t kNonceBytes = 32;
 
@@ -53,7 +54,7 @@ std::string HostName() {
   return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "worker";
 }
 
-// Empty if the system does not report it.
+// Returns the host's boot id; empty if the system does not report it.
 std::string BootId() {
   std::ifstream file("/proc/sys/kernel/random/boot_id");
   std::string id;
@@ -70,13 +71,14 @@ uint64_t RandomIncarnation() {
   return incarnation;
 }
 
-// Buffers that wait for reuse take at most this part of the memory.
+// Returns the most bytes that idle buffers of the pool may take.
 int64_t MaxIdleBytes(int64_t memory_bytes) { return memory_bytes / 8; }
 
-// A window of a stream (rpc/transport_args.h) and a message of the largest size fit.
+// The minimum must cover a stream's flow-control window (rpc/transport_args.h) and two messages of
+// the largest size.
 static_assert(kMinRpcMemoryBytes >= (int64_t{8} << 20) + 2 * rpc::kMaxDataMessageBytes);
 
-// `flag` is the flag that has the address.
+// Parses an address, which must name a host. `flag` is the flag with this address, for the error.
 absl::StatusOr<HostPort> HostPortOf(std::string_view flag, const std::string& address) {
   if (IsUnixAddress(address)) {
     return WithReason(
@@ -88,8 +90,9 @@ absl::StatusOr<HostPort> HostPortOf(std::string_view flag, const std::string& ad
   return ParseHostPort(address);
 }
 
-// The address for peers: on the same host, at a separate port. No other service is there: only the
-// links' poller handles the connections of peers.
+// Returns the address on which this worker listens for peers: the host of --listen, with a separate
+// port. Only the ExchangeService is there, so only the poller of the links handles these
+// connections.
 absl::StatusOr<std::string> ExchangeListen(const WorkerOptions& options) {
   SHARDMESH_ASSIGN_OR_RETURN(HostPort address, HostPortOf("listen", options.listen));
   address.port = static_cast<int>(options.exchange_port);
@@ -123,7 +126,8 @@ absl::StatusOr<std::vector<std::string>> Endpoints(const WorkerOptions& options,
 }  // namespace
 
 int64_t DefaultRpcMemoryBytes(int64_t memory_bytes) {
-  // With less, a few concurrent puts could use it up: gRPC would then cancel their streams.
+  // With less than this, a few concurrent puts could use it up, and gRPC would cancel their
+  // streams.
   constexpr int64_t kLeast = int64_t{256} << 20;
   constexpr int64_t kMost = int64_t{4} << 30;
   return std::clamp(memory_bytes / 4, kLeast, kMost);
@@ -144,8 +148,8 @@ class WorkerServer::Impl {
 
   ~Impl() {
     Drain(absl::InfinitePast());
-    // Each member before those that it calls. Streams of the links end on a queue of exchange_,
-    // which must exist until the last of them has ended.
+    // Destroy each member before those that it calls. The links' streams end on a completion queue
+    // of exchange_, so exchange_ must exist until the last stream has ended.
     link_.reset();
     executor_.reset();
     links_.reset();
@@ -281,13 +285,13 @@ class WorkerServer::Impl {
       return;
     }
     server_->SetReady(false);
-    // Steps and transfers that have begun continue.
+    // While Leave waits, steps and transfers that have begun continue.
     if (link_ != nullptr) {
       link_->Leave("it is draining", deadline);
     }
     gate_->Drain();
-    // First the streams of peers: no step is left, so that takes no time. Only puts and gets of
-    // tiles by clients continue.
+    // Drain the peers' server first: no step is left, so this takes no time. Only clients' puts and
+    // gets still run, on server_.
     if (exchange_ != nullptr) exchange_->Drain(deadline);
     server_->Drain(deadline);
     metrics_endpoint_.reset();
@@ -303,7 +307,7 @@ class WorkerServer::Impl {
   }
 
  private:
-  // A draining worker is not ready, even if it reaches all peers.
+  // A draining worker does not become ready again, even if it reaches all peers.
   void ReadyChanged(bool ready) {
     absl::MutexLock lock(&mutex_);
     if (!drained_) server_->SetReady(ready);
@@ -340,7 +344,7 @@ class WorkerServer::Impl {
   WorkerOptions options_;
   const HostShare share_ = HostShare::OfThisProcess();
 
-  // Each member uses those above it, and is destroyed before them.
+  // Each member uses members declared before it, and is destroyed before them.
   RealClock clock_;
   rpc::Metrics metrics_{"worker"};
   MemoryBudget budget_;

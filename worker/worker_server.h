@@ -1,4 +1,4 @@
-// A worker: its store, kernels, links and services, wired together.
+// A worker: creates its store, kernels, links and services, and connects them.
 #ifndef SHARDMESH_WORKER_WORKER_SERVER_H_
 #define SHARDMESH_WORKER_WORKER_SERVER_H_
 
@@ -18,8 +18,8 @@
 
 namespace shardmesh::worker {
 
-// The minimum of WorkerOptions::rpc_memory_bytes: the need of one connection with an unread stream
-// and a pending message of the largest size.
+// The minimum of WorkerOptions::rpc_memory_bytes. One connection needs this much for an unread
+// stream and a pending message of the largest size.
 inline constexpr int64_t kMinRpcMemoryBytes = int64_t{16} << 20;
 
 // Returns the default of WorkerOptions::rpc_memory_bytes: a quarter of `memory_bytes`, at least 256
@@ -29,57 +29,61 @@ int64_t DefaultRpcMemoryBytes(int64_t memory_bytes);
 struct WorkerOptions {
   std::string coordinator = "127.0.0.1:7070";
   std::string listen = "127.0.0.1:0";
-  // Addresses at which the coordinator, peers and clients reach it, best first; port 0 stands for
-  // the bound one. Empty: the address on which it listens.
+  // Addresses at which the coordinator, peers and clients reach this worker, best first. A port of
+  // 0 stands for the port on which the worker listens. If empty: the address on which it listens.
   std::vector<std::string> advertise;
-  // The port for peers: on the host of `listen`, and reached on the hosts of `advertise`; 0 for a
-  // free port.
+  // The port for peers; 0 for a free port. The worker listens on the host of `listen`, and peers
+  // reach it on the hosts of `advertise`.
   int64_t exchange_port = 0;
-  // Stable name; empty for the host's.
+  // Stable name of the worker. Empty: the host's name.
   std::string identity;
-  int64_t memory_bytes = int64_t{4} << 30;  // limit of shard memory
-  // Bytes that gRPC may use for calls of clients and the coordinator. Messages of peers are bounded
-  // by `memory_bytes`. 0: DefaultRpcMemoryBytes.
+  int64_t memory_bytes = int64_t{4} << 30;  // memory limit of the shard store and the buffer pool
+  // Bytes that gRPC may use for calls of clients and the coordinator; 0: DefaultRpcMemoryBytes.
+  // Messages of peers count in `memory_bytes` instead.
   int64_t rpc_memory_bytes = 0;
-  std::string data_dir;  // empty: tiles are only in memory
+  std::string data_dir;  // empty: the worker keeps tiles only in memory
   QuarantineLimits quarantine = {};
-  // For kernels; 0 for this process's share of the host, divided by how many parts it is one of.
+  // Threads for kernels. 0: as many as HostPart::Threads allows this process.
   int64_t threads = 0;
   HostPart part = {};
-  std::string metrics_listen;              // host:port of GET /metrics; empty for none
-  bool insecure = false;                   // allows plaintext beyond loopback
-  bool http_plaintext = false;             // the same, for metrics only; with TLS too
-  Transport transport = Transport::kAuto;  // of data between workers
+  std::string metrics_listen;  // host:port of GET /metrics; empty for none
+  bool insecure = false;       // allows plaintext beyond the loopback interface
+  // Allows plaintext beyond loopback for metrics only, also with TLS.
+  bool http_plaintext = false;
+  Transport transport = Transport::kAuto;  // how workers exchange data
   rpc::Credentials credentials = rpc::Credentials::Insecure();
 };
 
-// A running worker. Start binds, and answers health, Identify and peers at once. Health reports
-// ready when the worker is attached and reaches all its peers, and again after each loss of either.
+// A running worker. After Start it listens, and answers health checks, Identify and peers at once.
+// Health reports ready while the worker is attached and reaches all its peers.
 //
 // Thread-safe.
 class WorkerServer {
  public:
-  // Errors of ShardStore::Open, ServerLifecycle::Start, MetricsEndpoint::Start and
-  // CoordinatorLink::Create; INVALID_ARGUMENT for a bad identity or address, and for less than
-  // kMinRpcMemoryBytes; FAILED_PRECONDITION if it listens on all addresses and none is advertised,
-  // or with the certificate of somebody else.
+  // Starts a worker. Errors: those of ShardStore::Open, ServerLifecycle::Start,
+  // MetricsEndpoint::Start and CoordinatorLink::Create.
+  //
+  // INVALID_ARGUMENT for a malformed identity or address, and for less RPC memory than
+  // kMinRpcMemoryBytes. FAILED_PRECONDITION if the worker listens on all addresses and `advertise`
+  // is empty, or if its certificate is for another worker.
   static absl::StatusOr<std::unique_ptr<WorkerServer>> Start(WorkerOptions options);
-  // Stops at once if Drain was not called.
+  // Stops at once, unless Drain was called before.
   ~WorkerServer();
   WorkerServer(const WorkerServer&) = delete;
   WorkerServer& operator=(const WorkerServer&) = delete;
 
   const std::string& identity() const;
-  // host:port with the port that was bound.
+  // Returns host:port, with the port on which the worker listens.
   const std::string& address() const;
-  // The port of the metrics endpoint; 0 if there is none.
+  // Returns the port of the metrics endpoint; 0 if there is none.
   int metrics_port() const;
   bool ready() const;
-  // Why the coordinator refuses the worker for good; nullopt as long as it does not.
+  // Returns why the coordinator permanently refuses this worker; nullopt if it does not.
   std::optional<absl::Status> failure() const;
 
-  // No longer ready, refuses transfers, tells the coordinator that it leaves, waits until
-  // `deadline` for steps and streams that run, and stops. Must not be called from a reaction.
+  // Stops the worker after its work has ended. It reports not ready, refuses transfers and tells
+  // the coordinator that it leaves. Then it waits, at most until `deadline`, for running steps and
+  // streams, and stops. Must not be called from a gRPC reaction.
   void Drain(absl::Time deadline);
 
  private:

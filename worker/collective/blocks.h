@@ -1,5 +1,6 @@
-// The nodes of the canonical tree as blocks of places: level l has blocks of 2^l places, and the
-// last block of a level may have fewer.
+// The nodes of the canonical tree (the fixed order of summation, tree.h) as blocks of places. A
+// place is a rank's index in its device group. Level l has blocks of 2^l places; the last block of
+// a level may have fewer.
 #ifndef SHARDMESH_WORKER_COLLECTIVE_BLOCKS_H_
 #define SHARDMESH_WORKER_COLLECTIVE_BLOCKS_H_
 
@@ -13,9 +14,10 @@ namespace shardmesh::worker {
 
 // Places [begin, begin + size).
 //
-// A block of level l+1 joins a block of level l, always full, with its right neighbour. The right
-// neighbour may have fewer places, or none. T over a block combines T over its left half with T
-// over its right half. This is the rule of TreeSplit, read from the leaves up.
+// Two neighbouring blocks of level l form one block of level l+1. The left one of the two is always
+// full. The right one may have fewer places, or none. T(block), the combination of a block's
+// operands, combines T of the left half with T of the right half. This is the rule of TreeSplit
+// (tree.h), applied from the leaves upwards.
 struct Block {
   int64_t begin = 0;
   int64_t size = 0;
@@ -23,16 +25,19 @@ struct Block {
   bool contains(int64_t place) const { return place >= begin && place < begin + size; }
 };
 
-// Returns the levels until one block has all `ranks` places: ceil(log2 ranks). Requires ranks >= 1.
+// Returns the number of the lowest level with only one block: ceil(log2 ranks). Requires ranks >=
+// 1.
 inline int64_t LevelsOf(int64_t ranks) { return std::bit_width(static_cast<uint64_t>(ranks - 1)); }
 
-// Returns the block number `index` of a level. Beyond the last block, the result has no places.
+// Returns the block number `index` of a level. If `index` is beyond the last block, the returned
+// block has no places.
 inline Block BlockAt(int64_t ranks, int64_t level, int64_t index) {
   const int64_t begin = std::min(index << level, ranks);
   return {begin, std::min(int64_t{1} << level, ranks - begin)};
 }
 
-// Two sibling blocks of a level, which the next level joins, as seen by one of their places.
+// Two sibling blocks of one level, which together form a block of the next level. `mine` is the
+// block that contains the place given to PairOf.
 struct BlockPair {
   Block mine;
   Block sibling;  // of size 0 where the block of the next level consists of `mine` only
@@ -46,8 +51,8 @@ inline BlockPair PairOf(int64_t ranks, int64_t level, int64_t place) {
           .is_left = index % 2 == 0};
 }
 
-// Returns the form of a rank's data in a reduction over the block: its operand, or a partial
-// result.
+// Returns the form of the data that a rank holds for the block during a reduction: its operand if
+// the block is one place, otherwise a partial result.
 inline ElementForm FormOf(const Block& block) {
   return block.size == 1 ? ElementForm::kOperand : ElementForm::kPartial;
 }

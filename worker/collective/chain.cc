@@ -1,4 +1,4 @@
-// Broadcasts that forward each chunk to the next ranks as soon as it arrives.
+// Broadcasts in which a rank forwards each chunk to the next ranks as soon as the chunk arrives.
 #include "worker/collective/chain.h"
 
 #include <algorithm>
@@ -14,8 +14,8 @@ namespace {
 
 constexpr int64_t kChunkBytes = int64_t{256} << 10;
 
-// The place that a rank receives from (none for the root), and the places that it sends to, in this
-// order.
+// The place from which a rank receives (none for the root), and the places to which the rank sends,
+// in the order of sending.
 struct Neighbours {
   std::optional<int64_t> before;
   std::vector<int64_t> after;
@@ -47,7 +47,7 @@ absl::Status PassOn(const CollectiveCall& call, const Neighbours& neighbours,
   return absl::OkStatus();
 }
 
-// Returns the distance of this place from the root, counted around the group.
+// Returns the distance of this rank's place from `root`, counted upwards around the group.
 absl::StatusOr<int64_t> DistanceFrom(int64_t root, const DeviceGroup& group) {
   if (root < 0 || root >= group.size()) {
     return absl::InvalidArgumentError(StrCat("broadcast with place ", root, " of a group of ",
@@ -64,7 +64,8 @@ absl::Status BinomialBroadcast(const CollectiveCall& call, int64_t root, const O
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t distance, DistanceFrom(root, *call.group));
   const auto place_at = [&](int64_t behind) { return (root + behind) % ranks; };
   Neighbours neighbours;
-  // The lowest set bit of this rank's distance. For the root: a bit above all distances.
+  // This rank sends to the ranks at distance + bit/2, ..., distance + 2, distance + 1. `bit` is the
+  // lowest set bit of this rank's distance; for the root, a bit above all distances.
   int64_t bit = int64_t{1} << std::bit_width(static_cast<uint64_t>(ranks - 1));
   if (distance != 0) {
     bit = distance & -distance;

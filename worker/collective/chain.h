@@ -1,12 +1,12 @@
 // Broadcasts in which ranks forward the data that they receive.
 //
-// The functions are called as PairwiseBroadcast. Costs per rank, for P ranks, S bytes and C chunks
-// of at most 256 KiB:
+// The functions are called like PairwiseBroadcast (pairwise.h). A place is a rank's index in its
+// group. Costs per rank, for P ranks, S bytes and C chunks of at most 256 KiB:
 //
 // clang-format off
-//   function           rounds on the way   bytes sent          scratch memory
-//   BinomialBroadcast  ceil(log2 P)        up to S log2 P      none
-//   ChainBroadcast     P - 2 + C           S, the last one 0   none
+//   function           rounds until the end   bytes sent           scratch memory
+//   BinomialBroadcast  ceil(log2 P)           up to S log2 P       none
+//   ChainBroadcast     P - 2 + C              S, the last rank 0   none
 // clang-format on
 //
 // A call uses one round for each chunk. The binomial tree reaches all ranks in the fewest rounds:
@@ -22,17 +22,18 @@
 
 namespace shardmesh::worker {
 
-// With distances counted from the root around the group, place d receives from the place at
-// distance d without its lowest set bit.
+// Broadcasts along a binomial tree. Distances are counted from the root around the group. The rank
+// at distance d receives from the rank at distance d without its lowest set bit.
 absl::Status BinomialBroadcast(const CollectiveCall& call, int64_t root, const OwnedBytes& mine,
                                const OwnedMutableBytes& out);
 
-// Every place receives from the place before it; the chain begins at the root.
+// Broadcasts along a chain that begins at the root: every rank receives from the place before its
+// own.
 absl::Status ChainBroadcast(const CollectiveCall& call, int64_t root, const OwnedBytes& mine,
                             const OwnedMutableBytes& out);
 
-// Returns the place that a rank of the binomial tree receives from; nothing for the root. Requires
-// that `root` is a place of the group.
+// Returns the place from which this rank receives in BinomialBroadcast; nothing for the root.
+// Requires that `root` is a place of the group.
 std::vector<int64_t> BinomialBroadcastSources(const DeviceGroup& group, int64_t root);
 
 }  // namespace shardmesh::worker

@@ -1,4 +1,5 @@
-// Arguments of every collective: this rank's part in it, and memory together with its owner.
+// The arguments that every collective takes: this rank's part in the collective, and memory
+// together with its owner.
 #ifndef SHARDMESH_WORKER_COLLECTIVE_COLLECTIVE_CALL_H_
 #define SHARDMESH_WORKER_COLLECTIVE_COLLECTIVE_CALL_H_
 
@@ -19,87 +20,90 @@
 
 namespace shardmesh::worker {
 
-// Memory to write a result to, with its owner: results are sent on from where they lie.
+// Memory for a result, with its owner. The owner keeps the memory valid, because a collective may
+// send the result to further ranks directly from there.
 struct OwnedMutableBytes {
   absl::Span<char> bytes;
   std::shared_ptr<const void> owner;
 };
 
-// Bytes of messages that collectives on one thread copied in memory here. Copies by the network and
-// the kernel do not count.
+// Counts the bytes of messages that the collectives of one thread copied in this process. Copies by
+// the network stack and the operating system's kernel do not count.
 struct CopiedBytes {
-  int64_t to_send = 0;   // to join scattered parts into one piece
-  int64_t received = 0;  // into place, without combining
+  int64_t to_send = 0;   // to join scattered parts into one message
+  int64_t received = 0;  // from a message to the result, without combining
 };
 
-// This rank's part in one collective.
+// This rank's part in one collective. A place is the index of a rank in the group.
 struct CollectiveCall {
-  Link* link = nullptr;                // its rank is the group's device at its place
-  const DeviceGroup* group = nullptr;  // seen from this rank
+  Link* link = nullptr;                // its rank is group->device_at(group->place())
+  const DeviceGroup* group = nullptr;  // the group that contains this rank
   int64_t step = 0;
   int64_t op = 0;
-  // First round to use. Each function documents how many rounds it uses.
+  // The first round that the function uses. Each function documents how many rounds it uses.
   int64_t round = 0;
   absl::Time deadline = absl::InfiniteFuture();
-  // If set: called when all data of one round has arrived from `peer`.
+  // If set: called when all data that `peer` sends in one round has arrived.
   std::function<void(DeviceId peer)> received = nullptr;
-  // Returns memory of at least one byte for partial results that are sent on, or
+  // Returns memory of at least one byte for partial results that this rank sends to a peer, or
   // RESOURCE_EXHAUSTED. If not set, this memory comes from the heap.
   std::function<absl::StatusOr<OwnedMutableBytes>(int64_t size_bytes)> scratch = nullptr;
-  // If set: counts the bytes that the functions copy. A caller that takes pieces in its own PlaceFn
-  // counts its copies itself.
+  // If set: the functions add the bytes that they copy. A caller whose PlaceFn copies pieces counts
+  // those copies itself.
   CopiedBytes* copied = nullptr;
 };
 
-// Copies a peer's bytes into place, and counts them.
+// Copies a peer's bytes to `to`, and counts them in call.copied.
 void CopyReceived(const CollectiveCall& call, absl::Span<const char> bytes, char* to);
 
-// Copies this rank's own bytes to its result, unless both are the same memory. Requires equal
-// sizes.
+// Copies this rank's own bytes to its result, unless `bytes` and `out` are the same memory.
+// Requires equal sizes.
 void CopyUnlessThere(absl::Span<const char> bytes, absl::Span<char> out);
 
 // Returns the P+1 cut points of `count` elements in P parts, from 0 to `count`. The first count % P
 // parts have one element more than the others. Requires count >= 0 and P >= 1.
 std::vector<int64_t> EvenCuts(int64_t count, int64_t parts);
 
-// Takes the bytes [offset_bytes, offset_bytes + bytes.size()) of the data from the rank at `place`.
+// Takes the bytes [offset_bytes, offset_bytes + bytes.size()) of the data that comes from the rank
+// at `place`.
 using PlaceFn =
     absl::FunctionRef<void(int64_t place, int64_t offset_bytes, absl::Span<const char> bytes)>;
 
 // Form of the elements in a message or in memory: operands, or partial results.
 enum class ElementForm { kOperand, kPartial };
 
-// The building blocks of the algorithms. They return the errors of the link and of `call.scratch`.
+// Building blocks of the algorithms. Their errors are those of the link and of `call.scratch`.
 
 // Sends `bytes` to the rank at `place` under the round call.round + round. Sends nothing if `bytes`
 // is empty.
 absl::Status SendTo(const CollectiveCall& call, int64_t place, int64_t round, OwnedBytes bytes);
 
-// Receives the message of that round from the rank at `place`, piece by piece in order. Does not
-// call `take` if the message is empty.
+// Receives the message under the round call.round + round from the rank at `place`. Passes its
+// pieces to `take` in order. Does not call `take` if the message is empty.
 absl::Status ReceivePieces(
     const CollectiveCall& call, int64_t place, int64_t round, int64_t message_bytes,
     absl::FunctionRef<void(int64_t offset_bytes, absl::Span<const char> bytes)> take);
 
-// Like ReceivePieces, but copies the message into place.
+// Like ReceivePieces, but copies the message to `out`.
 absl::Status ReceiveInto(const CollectiveCall& call, int64_t place, int64_t round,
                          absl::Span<char> out);
 
-// One operand of a combination.
+// This rank's operand of a combination with data that arrives.
 struct CombineSide {
-  absl::Span<const char> elements;  // all elements that arrive
+  absl::Span<const char> elements;  // as many as the message brings
   ElementForm form = ElementForm::kOperand;
-  bool is_left = true;  // its elements are the left operands
+  bool is_left = true;  // `elements` are the left operands of the combination
 };
 
-// Combines `mine` with as many elements from the rank at `place`, sent under that round, as they
-// arrive. Writes partial results to `out`, which may be the memory of the partial results of
-// `mine`.
+// Combines `mine` with equally many elements that the rank at `place` sent under the round
+// call.round + round, as they arrive. Writes partial results to `out`, which may be the memory of
+// mine.elements if those are partial results.
 absl::Status CombineArriving(const CollectiveCall& call, const Combiner& combiner,
                              const CombineSide& mine, int64_t place, int64_t round,
                              ElementForm arriving, char* out);
 
-// Returns memory of this size to be sent on from.
+// Returns memory of `size_bytes` from which this rank can send partial results. See
+// CollectiveCall::scratch for its source and errors.
 absl::StatusOr<OwnedMutableBytes> Scratch(const CollectiveCall& call, int64_t size_bytes);
 
 // Returns the part [begin_bytes, end_bytes) of `whole`, with the same owner.
@@ -110,8 +114,8 @@ OwnedMutableBytes PartOf(const OwnedMutableBytes& whole, int64_t begin_bytes, in
 // overlap the operands.
 void CombineAlone(const Combiner& combiner, absl::Span<const char> operands, char* results);
 
-// Returns INVALID_ARGUMENT unless `operand` consists of whole elements, and `result_bytes` is their
-// size as results. `what` begins the message: "all-reduce".
+// Returns INVALID_ARGUMENT unless `operand` consists of whole elements whose results take
+// `result_bytes`. `what` begins the message, such as "all-reduce".
 absl::Status CheckReduction(std::string_view what, const Combiner& combiner,
                             absl::Span<const char> operand, size_t result_bytes);
 

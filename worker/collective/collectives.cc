@@ -1,4 +1,4 @@
-// Dispatches from a kind and an algorithm to the function.
+// Calls the function for a collective's kind and algorithm.
 #include "worker/collective/collectives.h"
 
 #include <algorithm>
@@ -72,7 +72,7 @@ std::string_view NameOf(Reduction reduction) {
   return "";
 }
 
-// Returns the arguments of a collective's kind, beyond its operand, as text.
+// Returns the arguments of a collective other than its operand, as text.
 std::string DetailsOf(const CollectiveOp& op) {
   switch (op.kind) {
     case CollectiveKind::kAllReduce:

@@ -1,12 +1,12 @@
-// One function for each kind of collective, which dispatches to the algorithm given.
+// One function for each kind of collective, which calls the function of the chosen algorithm.
 //
-// The functions are called as those of pairwise.h, by every rank of a group, with the same
-// algorithm and order. The header of each algorithm states its costs.
+// Every rank of a group calls the function, as pairwise.h describes, with the same algorithm and
+// order. The header of each algorithm states its costs.
 //
-// Errors: INVALID_ARGUMENT, naming the algorithms that fit, in three cases. The kind does not have
-// the algorithm. A reduction around a ring has an order other than kFastest. The algorithm is
-// kAuto: the caller resolves it first (program/collective_choice.h). Other errors are those of the
-// algorithms.
+// Errors: INVALID_ARGUMENT in three cases. The kind does not have the algorithm. A reduction around
+// a ring has an order other than kFastest. The algorithm is kAuto, which the caller must replace by
+// an actual algorithm first (program/collective_choice.h). The message names the algorithms that
+// fit. Other errors are those of the algorithms.
 #ifndef SHARDMESH_WORKER_COLLECTIVE_COLLECTIVES_H_
 #define SHARDMESH_WORKER_COLLECTIVE_COLLECTIVES_H_
 
@@ -25,20 +25,21 @@
 
 namespace shardmesh::worker {
 
-// The algorithm of a collective, and its order of summation.
+// The algorithm of a collective, and the order in which it combines operands.
 struct CollectiveChoice {
   CollectiveAlgorithm algorithm = CollectiveAlgorithm::kPairwise;
   CollectiveOrder order = CollectiveOrder::kReproducible;
 };
 
-// Returns the places that a rank receives from in a collective of a plan, each once, in rising
-// order. With very small operands some parts are empty, and the rank may receive from fewer places.
+// Returns the places (indices in the group) from which a rank receives in a collective of a plan,
+// each once, in rising order. With very small operands some parts are empty, and the rank may
+// receive from fewer places.
 std::vector<int64_t> PlacesHeard(const CollectiveOp& op, const DeviceGroup& group);
 
 // Returns the description of an op for Link::Begin: the same text on every rank that runs the same
 // op. Example: `all-reduce (sum) of F32[2,3] to F32[2,3] over tp, 4 ranks, by pairwise`. `in` and
-// `out` describe the rank's operand and result. A text over 512 bytes is cut, and a checksum is
-// added.
+// `out` describe the rank's operand and result. If the text is longer than 512 bytes, the function
+// cuts it and appends a checksum.
 std::string SignatureOf(const CollectiveOp& op, int64_t ranks, std::string_view in,
                         std::string_view out);
 
@@ -80,7 +81,7 @@ absl::Status Gather(const CollectiveCall& call, const CollectiveChoice& choice, 
 absl::Status Scatter(const CollectiveCall& call, const CollectiveChoice& choice, int64_t root,
                      absl::Span<const OwnedBytes> parts, absl::Span<char> out);
 
-// Like Permute of pairwise.h.
+// See Permute in pairwise.h.
 absl::Status Permute(const CollectiveCall& call, const CollectiveChoice& choice,
                      absl::Span<const std::optional<int64_t>> targets, const OwnedBytes& mine,
                      absl::Span<char> out);

@@ -1,4 +1,4 @@
-// How elements are combined: the arithmetic of a reduction, passed to the algorithms.
+// The arithmetic of a reduction, as the algorithms call it.
 #ifndef SHARDMESH_WORKER_COLLECTIVE_COMBINER_H_
 #define SHARDMESH_WORKER_COLLECTIVE_COMBINER_H_
 
@@ -7,24 +7,25 @@
 
 namespace shardmesh::worker {
 
-// The functions of a reduction: operands become partial results, partial results are combined along
-// the canonical tree, the root's partial result becomes the result.
+// The functions of a reduction. `widen` converts operands to partial results, `combine` combines
+// partial results along the canonical tree (tree.h), and `finish` converts the root's partial
+// result to the result.
 //
-// No memory needs alignment. All functions take a number of elements. Several threads may call them
-// at once.
+// Memory need not be aligned. `count` is a number of elements. Several threads may call the
+// functions at once.
 struct Combiner {
   // Sizes of one element, 1 to 16 bytes.
   int64_t operand_bytes = 0;
   int64_t partial_bytes = 0;
   int64_t result_bytes = 0;
 
-  // Converts operands to partial results. Empty where operands already are partial results.
+  // Converts operands to partial results. Not set if operands need no conversion.
   std::function<void(const char* operands, int64_t count, char* partials)> widen;
-  // Combines left with right into out, element by element; `left` is the left operand. `out` may be
-  // `left` or `right`; it may not overlap them otherwise.
+  // Combines `left` with `right` into `out`, element by element; `left` is the left operand. `out`
+  // may be the same memory as `left` or `right`, but may not overlap either of them in part.
   std::function<void(const char* left, const char* right, int64_t count, char* out)> combine;
-  // Converts the root's partial results to results. Empty where partial results already are
-  // results. `results` may be `partials` where the sizes are equal.
+  // Converts the root's partial results to results. Not set if partial results need no conversion.
+  // `results` may be the same memory as `partials` if the sizes are equal.
   std::function<void(const char* partials, int64_t count, char* results)> finish;
 };
 

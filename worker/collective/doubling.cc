@@ -1,4 +1,4 @@
-// Exchanges between sibling blocks, from single ranks up to the whole group.
+// Exchanges between sibling blocks of places (blocks.h), from single ranks up to the whole group.
 #include "worker/collective/doubling.h"
 
 #include <cstring>
@@ -11,18 +11,19 @@
 namespace shardmesh::worker {
 namespace {
 
-// A rank's data in a reduction: operands before its first combination, partial results after it.
+// The data that a rank holds during a reduction: its operand before its first combination, then
+// partial results.
 struct Held {
   OwnedBytes bytes;
   ElementForm form = ElementForm::kOperand;
 };
 
-// Returns the place of the sibling block that this place receives from.
+// Returns the place of the sibling block from which the rank at `place` receives.
 int64_t SourceOf(const BlockPair& pair, int64_t place) {
   return pair.sibling.begin + (place - pair.mine.begin) % pair.sibling.size;
 }
 
-// Sends to each place of the sibling block that receives from this one.
+// Sends `bytes` to each place of the sibling block that receives from this rank (see SourceOf).
 absl::Status SendToSibling(const CollectiveCall& call, const BlockPair& pair, int64_t round,
                            const OwnedBytes& bytes) {
   for (int64_t offset = call.group->place() - pair.mine.begin; offset < pair.sibling.size;
@@ -32,18 +33,19 @@ absl::Status SendToSibling(const CollectiveCall& call, const BlockPair& pair, in
   return absl::OkStatus();
 }
 
-// Returns the place that holds T over a block in a reduction to `root`.
+// Returns the place that holds T(block), the block's combined operands, in a reduction to `root`.
 int64_t LeaderOf(const Block& block, int64_t root) {
   return block.contains(root) ? root : block.begin;
 }
 
-// Returns whether the sibling's leader receives this block's data.
+// Returns whether the sibling block's leader receives the data of the block `pair.mine`. Otherwise
+// it is the sender.
 bool SiblingLeads(const BlockPair& pair, int64_t root) {
   return pair.sibling.contains(root) || (!pair.is_left && !pair.mine.contains(root));
 }
 
-// Returns memory for the partial results of one more combination. For the last combination this is
-// the result's own memory, where partial results are the result.
+// Returns memory for the partial results of one more combination. The last combination writes to
+// `out` if partial results are results without conversion.
 absl::StatusOr<OwnedMutableBytes> NextPartials(const CollectiveCall& call, const Combiner& combiner,
                                                int64_t count, bool is_last, absl::Span<char> out) {
   if (is_last && !combiner.finish) return OwnedMutableBytes{out, nullptr};

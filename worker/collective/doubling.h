@@ -2,12 +2,13 @@
 //
 // Use them for messages so small that the number of rounds and messages dominates the cost.
 //
-// The functions are called as those in pairwise.h, and their results have the same bits: neighbours
-// combine first, so a combination at distance d has the canonical tree's nodes of d operands.
+// The functions are called like those in pairwise.h, and their results have the same bits.
+// Neighbours combine first, so the operands of a combination at distance d are nodes of the
+// canonical tree (tree.h) over d operands each.
 //
-// P need not be a power of two. Where the sibling of a full block of d places has only m places,
-// each of these serves up to ceil(d/m) places of the full block. This multiplies its messages in
-// that round.
+// P need not be a power of two. A full block of d places may have a sibling block of only m < d
+// places. Each of those m places then sends to up to ceil(d/m) places of the full block, one
+// message each.
 //
 // Costs are per rank, with L = ceil(log2 P). Partial results of F16 and BF16 are larger than
 // operands.
@@ -35,20 +36,21 @@ namespace shardmesh::worker {
 absl::Status DoublingAllReduce(const CollectiveCall& call, const Combiner& combiner,
                                const OwnedBytes& operand, absl::Span<char> out);
 
-// Like PairwiseAllGather, but the data of each rank comes in one piece.
+// Like PairwiseAllGather, but passes the data of each rank to `place_fn` in one piece.
 absl::Status DoublingAllGather(const CollectiveCall& call, const OwnedBytes& mine,
                                absl::Span<const int64_t> sizes_bytes, PlaceFn place_fn);
 
 // Like PairwiseBarrier. In round r a rank receives from the rank 2^r places before it.
 absl::Status DoublingBarrier(const CollectiveCall& call);
 
-// Like DirectReduce. At each node of the tree one half sends to a rank of the other half: the half
-// without the root, or the right half if neither has the root.
+// Like DirectReduce. At each node of the tree, one half sends its partial result to one rank of the
+// other half. The sending half is the half without the root, or the right half if neither has the
+// root.
 absl::Status BinomialReduce(const CollectiveCall& call, const Combiner& combiner, int64_t root,
                             const OwnedBytes& operand, absl::Span<char> out);
 
-// Return the places that a rank receives from: in the all-reduce and the all-gather, in the
-// barrier, and in the reduce. `root` must be a place of the group.
+// Return the places from which a rank receives in DoublingAllReduce and DoublingAllGather, in
+// DoublingBarrier, and in BinomialReduce. `root` must be a place of the group.
 std::vector<int64_t> DoublingSources(const DeviceGroup& group);
 std::vector<int64_t> DoublingBarrierSources(const DeviceGroup& group);
 std::vector<int64_t> BinomialReduceSources(const DeviceGroup& group, int64_t root);

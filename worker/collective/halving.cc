@@ -1,4 +1,4 @@
-// HalvingAllReduce: which rank holds which part at which level, and the exchanges that follow.
+// HalvingAllReduce: computes which rank holds which part at each level, and runs the exchanges.
 #include "worker/collective/halving.h"
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kMinChunkBytes = int64_t{256} << 10;
 constexpr int64_t kMaxChunks = 16;
 
-// Returns all ranks in the order of their bit-reversed numbers.
+// Returns the places of all ranks in the order of their bit-reversed numbers.
 std::vector<int64_t> BackwardOrder(int64_t ranks) {
   const int64_t levels = LevelsOf(ranks);
   std::vector<int64_t> order;
@@ -28,27 +28,28 @@ std::vector<int64_t> BackwardOrder(int64_t ranks) {
   return order;
 }
 
-// Returns the rank that has T over block `index` of a level for the part that the rank `owner`
-// gets.
+// Returns the place that holds T(block) for one part: the combined operands of the block with
+// number `index` of a level. `owner` is the place that owns the part.
 int64_t HolderOf(int64_t ranks, int64_t level, int64_t index, int64_t owner) {
   const Block block = BlockAt(ranks, level, index);
   if (block.contains(owner)) return owner;
   const int64_t same_place = block.begin + (owner & ((int64_t{1} << level) - 1));
   if (same_place < block.begin + block.size) return same_place;
-  // The block is not full. Its left half holds the parts of the missing places.
+  // The place that matches `owner` is missing, because the block is not full. A place in the
+  // block's left half holds the part instead.
   return HolderOf(ranks, level - 1, index * 2, owner);
 }
 
-// Parts [first, last) in bit-reversed order that this rank exchanges with one peer, in one
-// direction.
+// Consecutive parts [first, last), in bit-reversed order, that this rank exchanges with one peer in
+// one direction.
 struct Run {
   int64_t first = 0;
   int64_t last = 0;
   int64_t peer = 0;    // its place
-  bool hands = false;  // this rank hands the parts over; otherwise it takes them
+  bool hands = false;  // this rank sends the parts; otherwise it receives them
 };
 
-// Returns the exchanges of one level in which this rank takes part, by rising part.
+// Returns this rank's exchanges at one level, in rising order of parts.
 std::vector<Run> RunsOf(const std::vector<int64_t>& order, int64_t level, int64_t place) {
   const auto ranks = static_cast<int64_t>(order.size());
   std::vector<Run> runs;
@@ -70,12 +71,12 @@ std::vector<Run> RunsOf(const std::vector<int64_t>& order, int64_t level, int64_
   return runs;
 }
 
-// One chunk of the vector, which passes through all levels.
+// One chunk of the vector, which goes through the exchanges of all levels.
 class Chunk {
  public:
-  // `runs`, by level, and the combiner outlive the chunk. Partial results lie at their elements'
-  // places in `partials`, which may be `out`: the peer has combined the parts handed over before
-  // their results come back.
+  // `runs` has the exchanges of each level. `runs` and the combiner outlive the chunk. The partial
+  // result of an element lies at the element's position in `partials`. `partials` may be the same
+  // memory as `out`: results overwrite a part only after the peer has read its partial results.
   Chunk(const CollectiveCall& call, const Combiner& combiner,
         const std::vector<std::vector<Run>>& runs, OwnedBytes operand, OwnedMutableBytes partials,
         OwnedMutableBytes out)
@@ -109,7 +110,7 @@ class Chunk {
     return absl::OkStatus();
   }
 
-  // Converts a part, combined over all ranks, to results.
+  // Converts the partial results of a part, which now cover all ranks, to results.
   void Finish(int64_t part) {
     const Run own = {.first = part, .last = part + 1};
     const int64_t count = cuts_[Index(part) + 1] - cuts_[Index(part)];
@@ -118,7 +119,8 @@ class Chunk {
     }
   }
 
-  // The second half: a rank that took parts over sends their results back.
+  // The second half of the all-reduce: a rank that took parts over sends the results of these parts
+  // back.
   absl::Status HandBack(int64_t level) {
     for (const Run& run : runs_[Index(level)]) {
       if (run.hands) continue;
@@ -138,7 +140,7 @@ class Chunk {
   }
 
  private:
-  // The first exchanged part tells the rounds of one level apart.
+  // Runs of one level have different first parts, so each run gets its own round.
   int64_t RoundOf(int64_t level, const Run& run) const { return level * ranks_ + run.first; }
   int64_t BackRoundOf(int64_t level, const Run& run) const {
     return (static_cast<int64_t>(runs_.size()) + level) * ranks_ + run.first;
@@ -152,7 +154,8 @@ class Chunk {
     return PartOf(out_, cuts_[Index(run.first)] * combiner_.result_bytes,
                   cuts_[Index(run.last)] * combiner_.result_bytes);
   }
-  // Returns this rank's data for the parts of a run at a level.
+  // Returns this rank's data for the parts of a run: its operand at the first level, then partial
+  // results.
   OwnedBytes Held(int64_t level, const Run& run) const {
     if (FormOf(PairOf(ranks_, level, place_).mine) == ElementForm::kOperand) {
       return PartOf(operand_, cuts_[Index(run.first)] * combiner_.operand_bytes,
@@ -170,7 +173,7 @@ class Chunk {
   OwnedBytes operand_;
   OwnedMutableBytes partials_;
   OwnedMutableBytes out_;
-  std::vector<int64_t> cuts_;  // of the parts, in elements
+  std::vector<int64_t> cuts_;  // where the parts begin and end, in elements
 };
 
 }  // namespace

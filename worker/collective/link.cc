@@ -1,4 +1,4 @@
-// Tag: composed with its bounds checked.
+// Tag: creates tags and checks their bounds.
 #include "worker/collective/link.h"
 
 #include "status/str_cat.h"

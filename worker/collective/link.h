@@ -1,4 +1,4 @@
-// The interface by which members of a step exchange bytes: tagged messages between the ranks of one
+// The interface through which the ranks of a step exchange tagged messages. All ranks belong to one
 // mesh.
 #ifndef SHARDMESH_WORKER_COLLECTIVE_LINK_H_
 #define SHARDMESH_WORKER_COLLECTIVE_LINK_H_
@@ -19,7 +19,7 @@ namespace shardmesh::worker {
 
 // Identifies one message of one step: step, op within the step, round within the op.
 //
-// A sender and a receiver use each tag for one message. Immutable and thread-safe. Example:
+// A sender and a receiver use each tag for only one message. Immutable and thread-safe. Example:
 // Tag::Create(7, 2, 1) is the second round of the third op of step 7.
 class Tag {
  public:
@@ -51,56 +51,57 @@ class Tag {
   int32_t round_;
 };
 
-// Bytes together with the owner that keeps them alive and unchanged. The owner is shard memory for
-// outgoing bytes, and a network buffer or a peer's mapped memory for incoming bytes. A copy shares
-// the owner. `owner` may be null for bytes that outlive every use.
+// Bytes together with the owner that keeps them alive and unchanged. The owner of outgoing bytes is
+// memory of the shard store. The owner of incoming bytes is a network buffer or a peer's mapped
+// memory. A copy shares the owner. `owner` may be null for bytes that outlive every use.
 struct OwnedBytes {
   absl::Span<const char> bytes;
   std::shared_ptr<const void> owner;
 };
 
-// One rank's ends of the connections to its peers, for one mesh and the duration of a step.
+// One rank's connections to its peers in one mesh, for the duration of one step.
 //
-// Each message from one rank to another arrives whole and once. Messages under different tags
-// arrive in any order, and none of them waits for another. The implementation chooses the transport
-// (frames, shared memory, a function call) and its flow control.
+// Each message from one rank to another arrives completely and exactly once. Messages under
+// different tags arrive in any order, and none of them waits for another. The implementation
+// chooses the transport (frames, shared memory, a function call) and its flow control.
 //
 // Thread-safe. Only one thread at a time may receive under one tag.
 class Link {
  public:
   virtual ~Link() = default;
 
-  // This end's rank.
+  // This rank.
   virtual DeviceId rank() const = 0;
 
   // Declares op `op` of the step before this rank sends or receives any message of it.
   //
   // `signature` describes the kind, reduction, element types, sizes, group and algorithm. It has at
   // most 512 bytes and must be the same on every rank of the group. The first message to each peer
-  // carries it. If a peer declares another signature, now or later, the step fails with
-  // FAILED_PRECONDITION (COLLECTIVE_MISMATCH), and the error shows both signatures. Ops are begun
-  // one after the other. INVALID_ARGUMENT for an op already begun, or a longer text.
+  // carries it. If a peer declares a different signature, before or after this call, the step fails
+  // with FAILED_PRECONDITION (COLLECTIVE_MISMATCH), and the error shows both signatures. The caller
+  // begins ops one after the other. INVALID_ARGUMENT if the op has begun already, or if the
+  // signature is too long.
   virtual absl::Status Begin(int64_t op, std::string signature) = 0;
 
   // Starts to send `message`, of at least one byte, as the message `tag` to `peer`.
   //
   // Returns without waiting for the receiver, so no order of sends and receives can deadlock. The
-  // owner is released once the bytes are no longer needed, also after an abort. Until then the
-  // bytes must not change. INVALID_ARGUMENT for an empty message, and for a peer that is this rank
-  // or not of the mesh. UNAVAILABLE for a peer that is known to be gone. After an abort: the status
-  // of the abort.
+  // link releases the message's owner when it no longer needs the bytes, also after an abort. Until
+  // then the bytes must not change. INVALID_ARGUMENT for an empty message, and for a peer that is
+  // this rank or not of the mesh. UNAVAILABLE for a peer that is known to be gone. After an abort:
+  // the status of the abort.
   virtual absl::Status Send(DeviceId peer, const Tag& tag, OwnedBytes message) = 0;
 
   // Waits until `deadline` for the next piece of the message `tag` from `peer`.
   //
   // Pieces come in order and have at least one byte. They may be cut anywhere and need no
-  // alignment. `message_bytes` is the expected length of the whole message. The caller calls until
-  // it has that many bytes, and not again.
+  // alignment. `message_bytes` is the expected length of the whole message. The caller repeats the
+  // call until it has received `message_bytes` bytes, and does not call again.
   //
-  // A failure names the rank waited for, the step and the op:
+  // An error names the peer that this rank waited for, the step and the op:
   // - DEADLINE_EXCEEDED: no piece came in time.
-  // - UNAVAILABLE: a rank of the step is gone.
-  // - DATA_LOSS: the message has another length.
+  // - UNAVAILABLE: a rank of the step is lost.
+  // - DATA_LOSS: the message's length is not `message_bytes`.
   // - Otherwise: the status of an abort.
   virtual absl::StatusOr<OwnedBytes> Receive(DeviceId peer, const Tag& tag, int64_t message_bytes,
                                              absl::Time deadline) = 0;

@@ -1,4 +1,5 @@
-// Mailbox: takes in pieces in order per worker and tag; wakes receivers one by one.
+// Mailbox: accepts pieces in order for each worker and tag, and wakes only the receiver of a
+// message.
 #include "worker/collective/mailbox.h"
 
 #include <linux/futex.h>
@@ -18,13 +19,14 @@
 namespace shardmesh::worker {
 namespace {
 
-// Charge of a held piece beyond its bytes, which bounds a flood of tiny messages too.
+// Bytes that a held piece costs in the worker's limit beyond its content. They bound the number of
+// held pieces too, so a flood of tiny messages cannot exhaust memory.
 constexpr int64_t kPieceOverheadBytes = 256;
-// Most signatures in one step held for ops that this worker has not begun.
+// Most signatures that a step holds for ops that this worker has not begun.
 constexpr int64_t kMaxEarlySignatures = 16'384;
 
-// Returns `failure` with the message waited for at that time; machine-readable details stay
-// attached.
+// Returns `failure` with the text `waited_for` appended to its message. Keeps the machine-readable
+// details.
 absl::Status Annotate(const absl::Status& failure, std::string_view waited_for) {
   absl::Status annotated(failure.code(), StrCat(ToStd(failure.message()), "; ", waited_for));
   failure.ForEachPayload([&](absl::string_view url, const absl::Cord& payload) {
@@ -267,7 +269,7 @@ absl::Status Mailbox::Deliver(const std::string& worker, const Tag& tag, Piece p
                                                      worker, piece.signature);
                !same.ok()) {
       Fail(*step, std::move(same), dropped);
-      return absl::OkStatus();  // the step is at fault, not the stream
+      return absl::OkStatus();  // the step is at fault, not the peer's stream
     }
   }
 
@@ -305,7 +307,7 @@ absl::StatusOr<OwnedBytes> Mailbox::Receive(DeviceId peer, const Tag& tag, int64
       awaited_.fetch_add(1, std::memory_order_release);
       const int64_t left_bytes = message_bytes - message.arrived_bytes;
       waiting = BeginWait(worker, tag, left_bytes);
-      // From here on, a thread that sees a stream's credit used up finds this receiver in waiting_.
+      // From here on, a thread that sees a stream without credit finds this receiver in waiting_.
       const bool starves =
           options_.exhausted != nullptr && options_.exhausted->load(std::memory_order_seq_cst) > 0;
       if (starves || options_.poll) {
@@ -383,7 +385,7 @@ absl::StatusOr<Mailbox::Step*> Mailbox::FindToReceive(DeviceId peer, const Tag& 
                                              ") is not of the step's mesh, which has ",
                                              step.members.size(), " ranks"));
   }
-  // A failed step has released its messages; do not create new ones.
+  // A failed step has released its messages. A new message would never be received.
   if (!step.failure.ok()) {
     return Annotate(step.failure, WaitedFor(peer, step.members[static_cast<size_t>(peer)], tag));
   }
@@ -405,7 +407,7 @@ absl::StatusOr<OwnedBytes> Mailbox::TakeFirst(DeviceId peer, const std::string& 
   held_bytes_ -= size_bytes;
   held_pieces_.fetch_sub(1, std::memory_order_release);
   charged_bytes_[worker] -= ChargeOf(taken);
-  // The sender of a message that has arrived whole needs no more credit.
+  // If the whole message has arrived, its sender needs no more credit.
   *is_credited = !taken.is_lent && message.arrived_bytes != message.message_bytes;
   return std::move(taken.content);
 }
@@ -420,7 +422,8 @@ std::vector<Mailbox::Wait> Mailbox::WaitsFor(const std::string& worker) const {
 }
 
 void Mailbox::Changed() {
-  // Either a thread about to sleep sees the new number, or this thread sees the sleeper.
+  // Both counters are sequentially consistent. Therefore either a thread about to sleep sees the
+  // new number, or this thread sees the sleeper and wakes it.
   changes_.fetch_add(1, std::memory_order_seq_cst);
   if (sleepers_.load(std::memory_order_seq_cst) > 0) {
     syscall(SYS_futex, &changes_, FUTEX_WAKE_PRIVATE, std::numeric_limits<int>::max(), nullptr,
@@ -449,7 +452,8 @@ void Mailbox::Fail(Step& step, absl::Status failure, std::vector<OwnedBytes>& dr
   if (!step.failure.ok()) return;
   step.failure = std::move(failure);
   Changed();
-  // The Message objects stay: receivers wait on them.
+  // Drop empties the Message objects but does not destroy them, because receivers wait on their
+  // condition variables.
   for (auto& [key, message] : step.messages) {
     Drop(key.first, message, dropped);
     message.changed.SignalAll();

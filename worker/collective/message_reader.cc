@@ -1,4 +1,4 @@
-// MessageReader: assembles whole elements from pieces that are cut anywhere.
+// MessageReader: puts whole elements together from pieces that are cut at any byte.
 #include "worker/collective/message_reader.h"
 
 #include <algorithm>

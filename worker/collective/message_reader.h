@@ -14,8 +14,9 @@
 
 namespace shardmesh::worker {
 
-// One message of a known length, in elements of `element_bytes` (1 to 16), read in place. The
-// reader copies only an element that two pieces share. For one thread; the link outlives it.
+// One message of a known length, in elements of `element_bytes` (1 to 16). The caller reads the
+// elements in place; the reader copies only an element that is split over two pieces. Used by one
+// thread. The link outlives the reader.
 class MessageReader {
  public:
   // The message to receive.
@@ -28,9 +29,9 @@ class MessageReader {
         element_bytes_(static_cast<size_t>(element_bytes)),
         deadline_(deadline) {}
 
-  // Returns the next elements: at least one, and as many as are contiguous. They stay valid until
-  // the next call of Skip. Waits if needed; errors are those of Link::Receive. Requires that the
-  // message is not at its end.
+  // Returns the next elements: at least one, and as many as are contiguous in memory. They stay
+  // valid until the next call of Skip. Waits for a piece if none has arrived; errors are those of
+  // Link::Receive. Requires that the message is not at its end.
   absl::StatusOr<absl::Span<const char>> Peek();
 
   // Advances by `size_bytes` of Peek's result, a whole number of elements.
@@ -45,7 +46,7 @@ class MessageReader {
   absl::Time deadline_;
 
   OwnedBytes piece_;             // the unread rest of the current piece
-  std::array<char, 16> shared_;  // an element that two pieces share
+  std::array<char, 16> shared_;  // an element that is split over two pieces
   size_t shared_bytes_ = 0;
 };
 

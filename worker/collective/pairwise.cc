@@ -1,5 +1,5 @@
-// Pairwise exchange: every rank sends to every other; the owner of a part combines it in tree
-// order.
+// Pairwise exchange: every rank sends to every other rank. The owner of a part combines the
+// operands in the order of the canonical tree (tree.h).
 #include "worker/collective/pairwise.h"
 
 #include <algorithm>
@@ -18,8 +18,8 @@
 namespace shardmesh::worker {
 namespace {
 
-// Calls fn(place) for every other place of the group. The order begins with the next place, so that
-// the ranks do not all send to the same place first.
+// Calls fn(place) for every other place of the group, beginning with the place after this rank's.
+// Otherwise all ranks would send to the same place first.
 template <typename Fn>
 absl::Status ForEachPeer(const DeviceGroup& group, Fn fn) {
   for (int64_t distance = 1; distance < group.size(); ++distance) {
@@ -47,7 +47,7 @@ absl::Status CheckSameSize(std::string_view what, size_t mine, size_t out) {
       StrCat(what, " of ", mine, " bytes to memory of ", out, " bytes"));
 }
 
-// The parts of an operand by place, and the sizes of their results.
+// The parts of an operand, by place, and where their results begin and how long they are.
 struct EvenParts {
   absl::InlinedVector<OwnedBytes, 8> operands;
   absl::InlinedVector<int64_t, 8> result_cuts;  // in bytes
@@ -104,7 +104,8 @@ absl::Status CombineAll(const CollectiveCall& call, const Combiner& combiner,
   return absl::OkStatus();
 }
 
-// Sends part_for(place) to each peer, and takes one part from each rank, this one included.
+// Sends part_for(place) to each peer, and passes the part from each rank, this one included, to
+// `place_fn`.
 absl::Status ExchangeParts(const CollectiveCall& call,
                            absl::FunctionRef<const OwnedBytes&(int64_t place)> part_for,
                            absl::Span<const int64_t> sizes_bytes, PlaceFn place_fn) {
@@ -176,7 +177,7 @@ absl::Status PairwiseAllReduce(const CollectiveCall& call, const Combiner& combi
   gather.round = call.round + 1;
   return PairwiseAllGather(gather, OwnedBytes{own.bytes, own.owner}, parts.result_bytes,
                            [&](int64_t place, int64_t offset_bytes, absl::Span<const char> bytes) {
-                             if (place == group.place()) return;  // already in its place
+                             if (place == group.place()) return;  // already in `out`
                              CopyReceived(
                                  call, bytes,
                                  out.bytes.data() + parts.result_cuts[Index(place)] + offset_bytes);
@@ -221,7 +222,7 @@ absl::Status PairwiseReduce(const CollectiveCall& call, const Combiner& combiner
   gather.round = call.round + 1;
   return PairwiseGather(gather, root, OwnedBytes{own.bytes, own.owner}, parts.result_bytes,
                         [&](int64_t place, int64_t offset_bytes, absl::Span<const char> bytes) {
-                          if (place == root) return;  // already in its place
+                          if (place == root) return;  // already in `out`
                           CopyReceived(call, bytes,
                                        out.data() + parts.result_cuts[Index(place)] + offset_bytes);
                         });

@@ -1,4 +1,4 @@
-// Collectives in which every rank of a group exchanges its data with every other directly.
+// Collectives in which every rank of a group exchanges data with every other rank directly.
 //
 // Every rank of a group calls the function with the same step, op and round, and with matching
 // arguments. The call returns when this rank's part is done. Sends never wait, so ranks may call in
@@ -26,10 +26,11 @@
 // A round costs P-1 messages, which suits groups of up to some tens of ranks. DirectAllReduce has
 // the fewest rounds: use it for operands so small that rounds dominate the cost.
 //
-// Order of combination: x(p) is the operand at place p of the group. The result is T(0, P), where
-// T(lo, 1) = x(lo) and T(lo, n) = T(lo, k) + T(lo+k, n-k), with k the largest power of two below n.
-// The bits of a result depend only on the operands and the group: not on the chunk, the message
-// size, or the order of arrival. Example: five ranks give ((x0+x1) + (x2+x3)) + x4.
+// Order of combination: x(p) is the operand of the rank at place p; a place is a rank's index in
+// the group. The result is T(0, P), where T(lo, 1) = x(lo) and T(lo, n) = T(lo, k) + T(lo+k, n-k),
+// with k the largest power of two below n. The bits of a result depend only on the operands and the
+// group: not on the chunk, the message size, or the order of arrival. Example: five ranks give
+// ((x0+x1) + (x2+x3)) + x4.
 //
 // Reductions use operands as they arrive, without a copy of the message. All other functions copy
 // each arriving byte once, into its place. Operands and sent results must not change until the link
@@ -49,9 +50,10 @@
 
 namespace shardmesh::worker {
 
-// parts[p] is this rank's operand for the rank at place p. On all ranks parts[p] has the size of
-// the result at place p. There is one part for each place, of whole elements. `out` gets T over the
-// ranks' operands for this place; it may not overlap an operand.
+// Combines, for each rank, the operands that all ranks have for it. parts[p] is this rank's operand
+// for the rank at place p, and has the size of the result there. There is one part for each place,
+// of whole elements. `out` gets T over the ranks' operands for this place; it may not overlap an
+// operand.
 absl::Status PairwiseReduceScatter(const CollectiveCall& call, const Combiner& combiner,
                                    absl::Span<const OwnedBytes> parts, absl::Span<char> out);
 
@@ -61,13 +63,14 @@ absl::Status PairwiseReduceScatter(const CollectiveCall& call, const Combiner& c
 absl::Status PairwiseAllGather(const CollectiveCall& call, const OwnedBytes& mine,
                                absl::Span<const int64_t> sizes_bytes, PlaceFn place_fn);
 
-// Sends parts[p] to the rank at place p. Passes each rank's part for this one, its own included, to
+// Sends parts[p] to the rank at place p. Passes the parts for this rank, its own part included, to
 // `place_fn` as PairwiseAllGather does. sizes_bytes[p] is the size of the part that the rank at
-// place p has for this one.
+// place p sends to this rank.
 absl::Status PairwiseAllToAll(const CollectiveCall& call, absl::Span<const OwnedBytes> parts,
                               absl::Span<const int64_t> sizes_bytes, PlaceFn place_fn);
 
-// `out` gets T over the ranks' operands, which have one size. `out` may not overlap an operand.
+// Combines one operand of each rank; all operands have one size. `out` gets T over the ranks'
+// operands, and may not overlap an operand.
 absl::Status PairwiseAllReduce(const CollectiveCall& call, const Combiner& combiner,
                                const OwnedBytes& operand, const OwnedMutableBytes& out);
 
@@ -75,17 +78,19 @@ absl::Status PairwiseAllReduce(const CollectiveCall& call, const Combiner& combi
 absl::Status DirectAllReduce(const CollectiveCall& call, const Combiner& combiner,
                              const OwnedBytes& operand, absl::Span<char> out);
 
-// At the place `root`, `out` gets T over the ranks' operands, which have one size; other ranks'
-// `out` is ignored. The root combines the operands that all ranks send to it.
+// Combines one operand of each rank; all operands have one size. Every rank sends its operand to
+// the rank at place `root`, whose `out` gets T over the ranks' operands. On other ranks `out` is
+// ignored.
 absl::Status DirectReduce(const CollectiveCall& call, const Combiner& combiner, int64_t root,
                           const OwnedBytes& operand, absl::Span<char> out);
 
-// Like DirectReduce, but each rank combines one part and sends it to the root.
+// Like DirectReduce, but each rank combines one part of the operands and sends its result to the
+// root.
 absl::Status PairwiseReduce(const CollectiveCall& call, const Combiner& combiner, int64_t root,
                             const OwnedBytes& operand, absl::Span<char> out);
 
-// `out` gets `mine` of the rank at place `root`, of out.size() bytes; other ranks' `mine` is
-// ignored.
+// Sends `mine` of the rank at place `root` to the `out` of every rank. Both have out.size() bytes.
+// On other ranks `mine` is ignored.
 absl::Status PairwiseBroadcast(const CollectiveCall& call, int64_t root, const OwnedBytes& mine,
                                absl::Span<char> out);
 
@@ -93,18 +98,18 @@ absl::Status PairwiseBroadcast(const CollectiveCall& call, int64_t root, const O
 absl::Status PairwiseGather(const CollectiveCall& call, int64_t root, const OwnedBytes& mine,
                             absl::Span<const int64_t> sizes_bytes, PlaceFn place_fn);
 
-// `out` gets the part for this place from `parts` of the rank at place `root`; other ranks' `parts`
-// is ignored.
+// Sends parts[p] of the rank at place `root` to the `out` of the rank at place p. On other ranks
+// `parts` is ignored.
 absl::Status PairwiseScatter(const CollectiveCall& call, int64_t root,
                              absl::Span<const OwnedBytes> parts, absl::Span<char> out);
 
-// targets[p] is the place to which the rank at place p sends its `mine`, if to any. No place is the
-// target of two. `out` gets the data sent to this rank, or zeros if no rank sends to it. On all
-// ranks `mine` and `out` have one size.
+// targets[p] is the place to which the rank at place p sends its `mine`; none if it sends nothing.
+// At most one rank sends to each place. `out` gets the data sent to this rank, or zeros if no rank
+// sends to it. On all ranks `mine` and `out` have the same size.
 absl::Status Permute(const CollectiveCall& call, absl::Span<const std::optional<int64_t>> targets,
                      const OwnedBytes& mine, absl::Span<char> out);
 
-// Returns when every rank of the group has called it.
+// Returns when every rank of the group has called PairwiseBarrier.
 absl::Status PairwiseBarrier(const CollectiveCall& call);
 
 }  // namespace shardmesh::worker

@@ -1,4 +1,5 @@
-// Parts travel around the ring; each rank adds its operand and passes them on.
+// Ring algorithms: parts travel around the ring; in a reduction each rank adds its operand to a
+// part before it sends the part on.
 #include "worker/collective/ring.h"
 
 #include <algorithm>
@@ -18,8 +19,8 @@ int64_t Before(const DeviceGroup& group, int64_t by = 1) {
 }
 int64_t After(const DeviceGroup& group) { return (group.place() + 1) % group.size(); }
 
-// The chunks of a part of `units` units of `unit_bytes`, as [begin, end) in units; none if the part
-// is empty.
+// How a part is cut into chunks: chunk i is [cuts[i], cuts[i+1]), in units of `unit_bytes`. An
+// empty part has no chunks.
 struct Chunks {
   int64_t count = 0;
   std::vector<int64_t> cuts = {0};
@@ -32,7 +33,8 @@ Chunks ChunksOf(int64_t units, int64_t unit_bytes) {
   return chunks;
 }
 
-// Returns the round number of a chunk in one of the P-1 rounds of at most `chunks` chunks.
+// Returns the number, among the call's rounds, of chunk `chunk` in round `round` of the ring. A
+// round of the ring has at most `chunks` chunks.
 int64_t RoundOf(int64_t round, int64_t chunks, int64_t chunk) { return round * chunks + chunk; }
 
 }  // namespace
@@ -60,7 +62,7 @@ absl::Status RingReduceScatter(const CollectiveCall& call, const Combiner& combi
     return absl::OkStatus();
   }
 
-  // In round r a rank passes on the part whose owner is 1 + r places before it.
+  // In round r a rank sends the part of the owner that is 1 + r places before this rank.
   const auto chunk_of = [&](const OwnedBytes& part, const Chunks& chunks, int64_t chunk) {
     return PartOf(part, chunks.cuts[Index(chunk)] * combiner.operand_bytes,
                   chunks.cuts[Index(chunk) + 1] * combiner.operand_bytes);
@@ -180,7 +182,7 @@ absl::Status RingAllReduce(const CollectiveCall& call, const Combiner& combiner,
   return RingAllGather(
       gather, OwnedBytes{own.bytes, own.owner}, sizes_bytes,
       [&](int64_t place, int64_t offset_bytes, absl::Span<const char> bytes) {
-        if (place == group.place()) return;  // already in its place
+        if (place == group.place()) return;  // already in `out`
         CopyReceived(call, bytes,
                      out.bytes.data() + cuts[Index(place)] * combiner.result_bytes + offset_bytes);
       });

@@ -1,13 +1,14 @@
 // Collectives in which each rank receives from the place before it and sends to the place after it.
 //
-// The functions are called as those in pairwise.h. Data is cut into chunks of at most 256 KiB, so
-// that all links are busy at once. Use them for groups so large that a message to every other rank
-// costs more than P rounds do.
+// The functions are called like those in pairwise.h. They cut data into chunks of at most 256 KiB,
+// which keeps all links busy at the same time. Use them for groups so large that a message to every
+// other rank costs more than P rounds do.
 //
-// Order of combination: the part of place p is x(p+1) + x(p+2) + ... + x(p), from the left. The
-// order is the same in every run and on every rank, but it is not the canonical order. It differs
-// between the parts of one vector, and therefore depends on the vector's size. Only callers that
-// chose kFastest accept it.
+// Order of combination: the part of place p is x(p+1) + x(p+2) + ... + x(p), evaluated from the
+// left, where x(q) is the operand at place q. The order is the same in every run and on every rank,
+// but it is not the canonical order (tree.h). Each part of a vector has a different order, so a
+// result's bits depend on the vector's size. Therefore only callers that chose kFastest get these
+// functions.
 //
 // Costs per rank, for P ranks and S bytes of operand. For all-gather, S is the data of one rank.
 //

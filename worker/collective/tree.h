@@ -1,4 +1,5 @@
-// The canonical order in which a group's operands are combined.
+// The canonical order in which a group's operands are combined: a binary tree that depends only on
+// the number of operands.
 #ifndef SHARDMESH_WORKER_COLLECTIVE_TREE_H_
 #define SHARDMESH_WORKER_COLLECTIVE_TREE_H_
 
@@ -16,13 +17,13 @@ namespace shardmesh::worker {
 // >= 2.
 int64_t TreeSplit(int64_t n);
 
-// Evaluates T over operands, one block of elements at a time: T(lo, 1) = x(lo), T(lo, n) = T(lo, k)
-// + T(lo+k, n-k) with k = TreeSplit(n). Needs one scratch block for each level of the tree, and one
-// more. For one thread.
+// Evaluates T, the combination of operands in canonical order, one block of elements at a time.
+// T(lo, 1) = x(lo), and T(lo, n) = T(lo, k) + T(lo+k, n-k) with k = TreeSplit(n), where x(i) is
+// operand i. Needs one scratch block for each level of the tree, and one more. For one thread.
 class TreeCombiner {
  public:
-  // Size of a block in bytes of partial results, small enough that a block of every level stays in
-  // a core's nearest caches.
+  // Size of a block in bytes of partial results. It is small enough that one block of every level
+  // fits into a core's nearest caches.
   static constexpr int64_t kBlockBytes = 16384;
 
   // For `operands` >= 1 operands of `count` >= 0 elements. The combiner outlives this object.
@@ -30,17 +31,17 @@ class TreeCombiner {
   TreeCombiner(const TreeCombiner&) = delete;
   TreeCombiner& operator=(const TreeCombiner&) = delete;
 
-  // Most elements of a block: at least 1024, or all elements if there are fewer.
+  // Most elements of a block: at least 1024, or the `count` of the constructor if that is less.
   int64_t block_elements() const { return block_elements_; }
 
-  // Combines operands[p][0, count) over all p into results. Requires 0 <= count <=
-  // block_elements(). `results` may be one of the operands where the sizes of their elements are
-  // equal.
+  // Combines operands[p][0, count) over all p into `results`. Requires 0 <= count <=
+  // block_elements(). `results` may be the memory of one operand if the elements of both have the
+  // same size.
   void Combine(absl::Span<const char* const> operands, int64_t count, char* results);
 
  private:
-  // Returns the partial results of T(lo, n): the operand itself where possible, otherwise in
-  // `target` or the slot.
+  // Computes the partial results of T(lo, n) and returns their address: the operand itself if n is
+  // 1 and it needs no conversion, otherwise `target`. Uses the slots from `slot` on as scratch.
   const char* Evaluate(absl::Span<const char* const> operands, int64_t lo, int64_t n, int64_t count,
                        size_t slot, char* target);
   char* Slot(size_t slot) { return slots_ + slot * slot_bytes_; }
@@ -49,7 +50,7 @@ class TreeCombiner {
   const int64_t operand_count_;
   const int64_t block_elements_;
   const size_t slot_bytes_;
-  // Avoids the heap for a few elements.
+  // Holds the slots if there are only a few elements, to avoid a heap allocation.
   std::array<char, 512> small_;
   const std::unique_ptr<char[]> large_;
   char* const slots_;

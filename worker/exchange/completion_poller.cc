@@ -1,4 +1,4 @@
-// CompletionPoller: passes the polling between a thread and receivers.
+// CompletionPoller: lets either its own thread or a waiting receiver poll the queue.
 #include "worker/exchange/completion_poller.h"
 
 #include <grpcpp/completion_queue.h>
@@ -7,7 +7,8 @@
 namespace shardmesh::worker {
 namespace {
 
-// Runs one ready completion, without waiting; returns whether there was one.
+// Takes one ready completion from the queue, without waiting, and runs it. Returns AsyncNext's
+// result: GOT_EVENT if there was a completion.
 grpc::CompletionQueue::NextStatus CompleteNext(grpc::CompletionQueue& queue) {
   void* tag = nullptr;
   bool ok = false;
@@ -41,7 +42,8 @@ void CompletionPoller::Run() {
   while (true) {
     {
       absl::MutexLock lock(&mutex_);
-      // Receivers that polled lately will poll again, and find the queue free.
+      // If receivers polled during the last turn, they will probably poll again. The thread then
+      // rests, so that they find the queue free.
       AwaitTurn(/*rests=*/polls_ != polls && !awaited_());
       is_polled_ = true;
       polls = polls_;
@@ -84,7 +86,7 @@ void CompletionPoller::Poll(absl::FunctionRef<bool()> is_done) {
       now = Clock::now();
       is_busy = now - before > absl::ToChronoNanoseconds(kLongYield);
     }
-    done = is_done();  // because of the completion, or because the step failed
+    done = is_done();  // true if the message came, or if its step failed
   }
   absl::MutexLock lock(&mutex_);
   is_polled_ = false;

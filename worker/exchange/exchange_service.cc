@@ -1,4 +1,5 @@
-// ExchangeService: accepts streams as raw byte buffers, one request for a stream always pending.
+// ExchangeService: accepts streams with frames as raw byte buffers. It always keeps one gRPC
+// request for the next stream pending.
 #include "worker/exchange/exchange_service.h"
 
 #include <grpcpp/completion_queue.h>
@@ -27,7 +28,7 @@ class AcceptedStream final : public ExchangeStream {
   absl::Status CheckPeer(const rpc::Credentials& own, const std::string& identity) const override {
     return rpc::CheckCaller(own, context_, {rpc::PeerRole::kWorker, identity});
   }
-  // Called when a stream arrived for the request.
+  // Called when a peer's stream has arrived for the request.
   void Open(std::shared_ptr<Handler> handler) override {
     SetHandler(std::move(handler));
     OnOpened(/*ok=*/true);
@@ -37,7 +38,7 @@ class AcceptedStream final : public ExchangeStream {
   void StartRead(grpc::ByteBuffer* frame, void* tag) override { call_.Read(frame, tag); }
   void StartWrite(const grpc::ByteBuffer& frame, void* tag) override { call_.Write(frame, tag); }
   void StartFinish(const absl::Status& status, void* tag) override {
-    // The peer dials again by its own back-off.
+    // Without retry information, because a peer dials again with its own back-off.
     call_.Finish(rpc::ToGrpc(WithoutRetry(status)), tag);
   }
   void Cancel() override { context_.TryCancel(); }
@@ -69,7 +70,7 @@ class ExchangeServiceImpl final : public ExchangeService {
   }
 
  private:
-  // The request for the next stream.
+  // The pending gRPC request for the next stream.
   class Request final : public Completion {
    public:
     explicit Request(ExchangeServiceImpl* owner) : owner_(owner) {}
@@ -83,7 +84,7 @@ class ExchangeServiceImpl final : public ExchangeService {
       if (ok) {
         owner_->RequestNext();
         stream->Open(owner_->accept_(stream));
-      }  // else the server stops
+      }  // otherwise the server is stopping
       absl::MutexLock lock(&owner_->mutex_);
       --owner_->requests_;
     }
@@ -106,7 +107,8 @@ class ExchangeServiceImpl final : public ExchangeService {
 
   absl::Mutex mutex_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  int requests_ ABSL_GUARDED_BY(mutex_) = 0;  // pending, or being answered
+  // Requests that are pending, or whose stream is being opened.
+  int requests_ ABSL_GUARDED_BY(mutex_) = 0;
   Request request_{this};
 };
 

@@ -1,4 +1,4 @@
-// The accepting end of Exchange streams.
+// The server side of Exchange streams: accepts the streams that peers dial.
 #ifndef SHARDMESH_WORKER_EXCHANGE_EXCHANGE_SERVICE_H_
 #define SHARDMESH_WORKER_EXCHANGE_EXCHANGE_SERVICE_H_
 
@@ -15,29 +15,31 @@ class Service;
 
 namespace shardmesh::worker {
 
-// A service with its own completion queue, which its user polls. Thread-safe.
+// A gRPC service with its own completion queue. The owner polls this queue. Thread-safe.
 class ExchangeService {
  public:
-  // Makes the handler of an accepted stream, on the polling thread; OnOpen follows.
+  // Returns the handler of an accepted stream. Called on the polling thread; the handler's OnOpen
+  // follows.
   using Accept = std::function<std::shared_ptr<ExchangeStream::Handler>(
       std::shared_ptr<ExchangeStream> stream)>;
 
   static std::unique_ptr<ExchangeService> Create(Accept accept);
-  // Requires that AwaitIdle has returned, OnClosed was called for every stream, and the queue is
-  // shut down and empty.
+  // Requires that AwaitIdle has returned, that OnClosed was called for every stream, and that the
+  // queue is shut down and empty.
   virtual ~ExchangeService() = default;
 
-  // Call it before the server is built.
+  // Adds the completion queue to the server. Call it before the server is built.
   virtual void Customize(grpc::ServerBuilder& builder) = 0;
   virtual grpc::Service* service() = 0;
-  // Other streams may use the queue as well; null before Customize.
+  // Returns the completion queue, which other streams may use as well; null before Customize.
   virtual grpc::CompletionQueue* queue() = 0;
   // Begins to accept streams. Requires a running server.
   virtual void Start() = 0;
 
-  // Accepts no more streams, except one that may be arriving. Requires that the server exists.
+  // Accepts no more streams. A stream that is arriving at this moment may still be accepted.
+  // Requires that the server exists.
   virtual void StopAccepting() = 0;
-  // Waits until no further stream can come. Requires StopAccepting, and that the server has
+  // Waits until no further stream can arrive. Requires StopAccepting, and that the server has
   // stopped.
   virtual void AwaitIdle() = 0;
 };

@@ -1,4 +1,4 @@
-// The state that the parts of PeerLinks share, under one mutex.
+// The state that the parts of PeerLinks share, guarded by one mutex.
 #ifndef SHARDMESH_WORKER_EXCHANGE_EXCHANGE_STATE_H_
 #define SHARDMESH_WORKER_EXCHANGE_EXCHANGE_STATE_H_
 
@@ -10,17 +10,17 @@
 
 namespace shardmesh::worker {
 
-// The options outlive it.
+// The options outlive the state.
 struct ExchangeState {
   explicit ExchangeState(const PeerLinks::Options& options) : peers(options) {}
 
-  // Taken before the mutexes of links, streams and mailbox. Not held across calls to the owner of
-  // the links (PeersChanged) or to the logger's sinks that wait.
+  // Acquire it before the mutexes of links, streams and mailbox. Do not hold it in calls of
+  // PeersChanged, or of the logger, whose sinks may wait.
   mutable absl::Mutex mutex;
   bool closed ABSL_GUARDED_BY(mutex) = false;
   PeerTable peers ABSL_GUARDED_BY(mutex);
   StepTable steps ABSL_GUARDED_BY(mutex);
-  // Counters, except those that MessageIntake counts without the mutex.
+  // All counters except those that MessageIntake counts without the mutex.
   PeerLinks::Counters counters ABSL_GUARDED_BY(mutex);
 };
 

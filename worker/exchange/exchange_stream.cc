@@ -1,4 +1,5 @@
-// ExchangeStream: the order of operations that both ends share, and the end that dials.
+// ExchangeStream: the order of gRPC operations, which is the same at both ends, and the end that
+// dials.
 #include "worker/exchange/exchange_stream.h"
 
 #include <grpcpp/channel.h>
@@ -19,7 +20,8 @@ class DialledStream final : public ExchangeStream {
   DialledStream(const std::shared_ptr<grpc::Channel>& channel, grpc::CompletionQueue* queue)
       : stub_(channel), call_(stub_.PrepareCall(&context_, kMethod, queue)) {}
 
-  // The channel's credentials accept only the peer that the channel was made for.
+  // No check needed: the channel's credentials accept only the peer for which the channel was
+  // created.
   absl::Status CheckPeer(const rpc::Credentials& /*own*/,
                          const std::string& /*identity*/) const override {
     return absl::OkStatus();
@@ -113,7 +115,7 @@ void ExchangeStream::OnWriteDone(bool ok) {
     writing_ = false;
     FinishIfDue();
   }
-  // After a failed write, a read fails too.
+  // After a failed write the pending read fails too, and OnRead ends the stream.
   if (ok) handler_->OnWritten();
   TellIfClosed();
 }

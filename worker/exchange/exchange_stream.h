@@ -1,8 +1,9 @@
-// One Exchange stream, dialled or accepted, as its user sees it: frames in, frames out.
+// One Exchange stream between two workers, dialled or accepted. Its user passes frames in and gets
+// frames out.
 //
-// It uses a completion queue that serves many streams (CompletionPoller). The class follows gRPC's
-// rules, so that its users need not know them: one read and one write at a time, no write after the
-// end, objects alive until their tag came back.
+// The stream shares a completion queue with other streams (CompletionPoller). The class keeps
+// gRPC's rules, so its users need not know them: one read and one write at a time, no write after
+// the end, and objects that live until the queue has returned their tag.
 #ifndef SHARDMESH_WORKER_EXCHANGE_EXCHANGE_STREAM_H_
 #define SHARDMESH_WORKER_EXCHANGE_EXCHANGE_STREAM_H_
 
@@ -28,17 +29,18 @@ namespace shardmesh::worker {
 class ExchangeStream : public std::enable_shared_from_this<ExchangeStream> {
  public:
   // Receives the stream's events on the polling thread, one at a time, with no lock held. OnOpen
-  // comes first, then OnFrame and OnWritten in any order, OnClosed last. A stream that cannot be
-  // opened has only OnClosed. Must not block.
+  // comes first, then OnFrame and OnWritten in any order, OnClosed last. If a stream cannot be
+  // opened, its only event is OnClosed. The methods must not block.
   class Handler {
    public:
     virtual ~Handler() = default;
     virtual void OnOpen() = 0;
-    // The next frame is read when this returns.
+    // A frame arrived. The stream reads the next frame when this method has returned.
     virtual void OnFrame(const grpc::ByteBuffer& frame) = 0;
-    // The frame given to Write was sent; the next may be written.
+    // gRPC sent the frame given to Write; the next frame may be written.
     virtual void OnWritten() = 0;
-    // `status` is the one passed to Close here, otherwise that of the peer or the network.
+    // The stream is closed. `status` is the status passed to Close at this end, otherwise that of
+    // the peer or the network.
     virtual void OnClosed(const absl::Status& status) = 0;
   };
 
@@ -46,31 +48,34 @@ class ExchangeStream : public std::enable_shared_from_this<ExchangeStream> {
   ExchangeStream(const ExchangeStream&) = delete;
   ExchangeStream& operator=(const ExchangeStream&) = delete;
 
-  // Returns OK if the other end may act as the worker of that identity; otherwise errors of
-  // rpc::CheckCaller, with `own` the credentials of this process. Valid from OnOpen on.
+  // Returns OK if the other end's certificate permits it to act as the worker `identity`. Otherwise
+  // returns errors of rpc::CheckCaller. `own` is the credentials of this process. Valid from OnOpen
+  // on.
   virtual absl::Status CheckPeer(const rpc::Credentials& own,
                                  const std::string& identity) const = 0;
 
-  // Starts the stream. From now on it calls the handler, and keeps it until the stream is closed.
+  // Starts the stream. From now on the stream calls the handler's methods, and keeps the handler
+  // until the stream is closed.
   virtual void Open(std::shared_ptr<Handler> handler) = 0;
 
-  // Writes a frame; the next one only after OnWritten. No effect once the stream is closing.
+  // Writes a frame. Call it again only after OnWritten. No effect once the stream is closing.
   void Write(const grpc::ByteBuffer& frame) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Ends the stream; only the first call counts. The peer of an accepted stream gets `status`, or
-  // CANCELLED if a frame was being written. The peer of a dialled stream always gets CANCELLED.
+  // Ends the stream; only the first call has an effect. The peer of an accepted stream gets
+  // `status`, or CANCELLED if a frame was being written. The peer of a dialled stream always gets
+  // CANCELLED.
   void Close(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
 
  protected:
   ExchangeStream() = default;
 
-  // An operation, which keeps its stream alive until the operation has ended.
+  // A gRPC operation. It keeps its stream alive until the queue has returned its tag.
   class Operation final : public Completion {
    public:
     using Done = void (ExchangeStream::*)(bool ok);
 
     explicit Operation(Done done) : done_(done) {}
-    // Returns the tag for the operation that is about to start.
+    // Returns the tag for the operation, which the caller must start now.
     void* Begin(std::shared_ptr<ExchangeStream> stream) {
       stream_ = std::move(stream);
       return static_cast<Completion*>(this);
@@ -85,50 +90,52 @@ class ExchangeStream : public std::enable_shared_from_this<ExchangeStream> {
     std::shared_ptr<ExchangeStream> stream_;  // while the operation is pending
   };
 
-  // For Open: call it before the first operation starts.
+  // Sets the handler. Implementations of Open call it before the first operation starts.
   void SetHandler(std::shared_ptr<Handler> handler) { handler_ = std::move(handler); }
 
   void OnOpened(bool ok) ABSL_LOCKS_EXCLUDED(mutex_);
   Operation open_{&ExchangeStream::OnOpened};
 
  private:
-  // Differ between the two ends. All except Cancel start an operation.
+  // The gRPC calls of a dialled and of an accepted stream. All except Cancel start an operation.
   virtual void StartRead(grpc::ByteBuffer* frame, void* tag) = 0;
   virtual void StartWrite(const grpc::ByteBuffer& frame, void* tag) = 0;
   virtual void StartFinish(const absl::Status& status, void* tag) = 0;
   virtual void Cancel() = 0;
-  // Returns whether Finish ends the call (accepted), or waits for its end (dialled).
+  // Returns true if StartFinish ends the call (accepted stream), false if it waits for the peer to
+  // end the call (dialled stream).
   virtual bool finish_ends_call() const = 0;
-  // Returns how the other side ended the call; valid after Finish.
+  // Returns the status with which the other side ended the call. Valid after Finish.
   virtual absl::Status PeerStatus() const = 0;
 
   void OnRead(bool ok) ABSL_LOCKS_EXCLUDED(mutex_);
   void OnWriteDone(bool ok) ABSL_LOCKS_EXCLUDED(mutex_);
   void OnFinished(bool ok) ABSL_LOCKS_EXCLUDED(mutex_);
   void ReadNext() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Starts Finish if it is allowed and needed.
+  // Starts Finish if it is due. An accepted stream finishes when it is closing or has ended, and no
+  // write is pending. A dialled stream finishes when it has ended.
   void FinishIfDue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void TellIfClosed() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  std::shared_ptr<Handler> handler_;  // for the polling thread; null once closed
-  grpc::ByteBuffer incoming_;         // for the polling thread
+  std::shared_ptr<Handler> handler_;  // used by the polling thread only; null once closed
+  grpc::ByteBuffer incoming_;         // used by the polling thread only
   Operation read_{&ExchangeStream::OnRead};
   Operation write_{&ExchangeStream::OnWriteDone};
   Operation finish_{&ExchangeStream::OnFinished};
 
   absl::Mutex mutex_;
   bool opening_ ABSL_GUARDED_BY(mutex_) = true;
-  bool reading_ ABSL_GUARDED_BY(mutex_) = false;  // a read is pending, or its frame is being
-                                                  // handled
+  // True while a read is pending, and while its frame is handled.
+  bool reading_ ABSL_GUARDED_BY(mutex_) = false;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
-  bool ended_ ABSL_GUARDED_BY(mutex_) = false;  // nothing more can be read
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;  // a read has failed, so no more can be read
   bool finishing_ ABSL_GUARDED_BY(mutex_) = false;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status reason_ ABSL_GUARDED_BY(mutex_);  // of Close
 };
 
-// A stream that dials when it is opened. `queue` outlives it.
+// Returns a stream that dials when its Open is called. `queue` outlives the stream.
 std::shared_ptr<ExchangeStream> DialExchange(const std::shared_ptr<grpc::Channel>& channel,
                                              grpc::CompletionQueue* queue);
 

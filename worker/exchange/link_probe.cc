@@ -1,4 +1,4 @@
-// Both ends of a probe.
+// Both ends of a link probe, a measurement of latency and bandwidth between two workers.
 #include "worker/exchange/link_probe.h"
 
 #include <algorithm>
@@ -20,33 +20,37 @@ using Steady = std::chrono::steady_clock;
 constexpr int64_t kMaxBytes = int64_t{4} << 20;
 constexpr int64_t kMinBytes = int64_t{64} << 10;
 constexpr int64_t kShortBytes = 8;
-// Divisor of the free budget, for both buffers together.
+// The two buffers of a probe together take at most 1 / kPartOfBudget of the free memory budget.
 constexpr int64_t kPartOfBudget = 16;
 
 constexpr int kTrials = 5;
-constexpr std::chrono::milliseconds kTrialsTime{30};  // no trial begins after this time
-// Exchanges of one trial: several, since the peer may be ahead of this end by one.
+// No further trial of a kind begins after this time.
+constexpr std::chrono::milliseconds kTrialsTime{30};
+// Exchanges in one short trial. There are several, because the two ends do not start at the same
+// moment: the peer may be one exchange ahead, and an average reduces this error.
 constexpr int64_t kShortExchanges = 20;
 constexpr int64_t kLongExchanges = 4;
 constexpr int64_t kMaxExchanges = 64;
-constexpr double kLongSeconds = 2e-3;  // duration of a long exchange, if the link is fast enough
-// The time that a probe may take from its offer on.
+// Wanted duration of a long exchange, on a link fast enough for it.
+constexpr double kLongSeconds = 2e-3;
+// Time limit of a probe, counted from the answering end's offer.
 constexpr absl::Duration kProbeLimit = absl::Seconds(1);
 
-// A number of exchanges of a size.
+// A number of exchanges of one message size.
 struct Trial {
   int64_t exchanges = 0;
   int64_t size_bytes = 0;
 };
 
-// One end of the protocol, message by message.
+// One end of the protocol. Each method sends or receives the next message.
 class Conversation {
  public:
   Conversation(Link& link, DeviceId peer, int64_t op) : link_(link), peer_(peer), op_(op) {}
 
   void set_deadline(absl::Time deadline) { deadline_ = deadline; }
 
-  // Numbers in memory order: hosts of one cluster share one byte order, that of its tiles.
+  // Sends numbers in the host's byte order. All hosts of a cluster have the same byte order,
+  // because tiles travel in it too.
   template <size_t kCount>
   absl::Status Say(const std::array<int64_t, kCount>& numbers) {
     auto owner = std::make_shared<const std::array<int64_t, kCount>>(numbers);
@@ -69,7 +73,7 @@ class Conversation {
     SHARDMESH_RETURN_IF_ERROR(link_.Send(peer_, tag, memory.ToSend(size_bytes)));
     return Receive(tag, size_bytes, memory.received());
   }
-  // Returns the time of one exchange.
+  // Returns the average time of one exchange in the trial, in seconds.
   absl::StatusOr<double> Run(ProbeMemory& memory, const Trial& trial) {
     SHARDMESH_RETURN_IF_ERROR(Exchange(memory, kShortBytes));
     const Steady::time_point begin = Steady::now();
@@ -127,7 +131,7 @@ absl::StatusOr<ProbeMemory> ProbeMemory::Allocate(BufferPool& pool) {
   }
   SHARDMESH_ASSIGN_OR_RETURN(Buffer sent, pool.Allocate(size_bytes, "a probe of a link"));
   SHARDMESH_ASSIGN_OR_RETURN(Buffer received, pool.Allocate(size_bytes, "a probe of a link"));
-  // The peer must not see data that the memory held before.
+  // The buffer may hold old data, which the peer must not see.
   std::memset(sent.data(), 0, sent.size());
   return ProbeMemory(std::make_shared<const Buffer>(std::move(sent)), std::move(received));
 }
@@ -149,7 +153,7 @@ absl::StatusOr<ProbeFigures> LeadProbe(Link& link, DeviceId peer, int64_t op, Pr
     SHARDMESH_RETURN_IF_ERROR(talk.Say<2>({trial.exchanges, trial.size_bytes}));
     return talk.Run(memory, trial);
   };
-  // Returns the best of several trials.
+  // Runs a trial several times and returns the shortest time of an exchange, in seconds.
   const auto run_several = [&](const Trial& trial) -> absl::StatusOr<double> {
     const Steady::time_point begin = Steady::now();
     SHARDMESH_ASSIGN_OR_RETURN(double best, run(trial));
@@ -169,7 +173,8 @@ absl::StatusOr<ProbeFigures> LeadProbe(Link& link, DeviceId peer, int64_t op, Pr
                                       static_cast<double>(kMinBytes), most_bytes));
   SHARDMESH_ASSIGN_OR_RETURN(const double seconds, run_several(longer));
   SHARDMESH_RETURN_IF_ERROR(talk.Say<2>({0, 0}));
-  // The fixed cost of an exchange does not depend on its bytes.
+  // The time of an exchange consists of a fixed cost and a cost for its bytes. Subtract the fixed
+  // cost, the latency, to get the bandwidth.
   return ProbeFigures{.latency = absl::Seconds(short_seconds),
                       .bytes_per_second = static_cast<double>(longer.size_bytes) /
                                           (seconds - std::min(short_seconds, seconds / 2))};

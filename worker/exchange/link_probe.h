@@ -1,20 +1,23 @@
-// Measures how fast a link is: the protocol between two workers.
+// Measures how fast a link is: the protocol between the two workers. One leads the probe, the other
+// answers.
 //
 // clang-format off
-//   answering:  offer ------------------------->   the longest message that it has memory for
-//   leading:          <------------------ trial    a number of exchanges, and their size in bytes
-//   both:       an exchange of 8 bytes, from whose end on the leading one takes the time; then
-//               those of the trial, one after the other
-//               ... further trials; the last one has no exchange, and ends the probe
+//   answering end:  offer ------------------------->   the longest message for which it has memory
+//   leading end:          <------------------ trial    a number of exchanges, and their size
+//   both ends:      one exchange of 8 bytes; when it has ended, the leading end starts its clock
+//                   the exchanges of the trial, one after the other
+//                   ... further trials; a trial without exchanges ends the probe
 // clang-format on
 //
-// In an exchange each end sends a message, waits for the other's and copies it into a buffer, as
-// ranks do in a round of a collective. All messages use tags of one op, each once.
+// In an exchange, each end sends a message, waits for the other end's message and copies it into a
+// buffer. Ranks do the same in a round of a collective. All messages of a probe use tags of one op,
+// each tag once.
 //
-// The first trials have 20 exchanges of 8 bytes; there are 5, or fewer if 30 ms have passed. As
-// many trials of 4 exchanges of 64 KiB follow, to find the size of messages that take about 2 ms.
-// As many trials of that size follow, of at most 4 MiB. Only the best of each kind counts: other
-// load disturbed the rest.
+// The leading end asks for three kinds of trials, 5 of each kind, or fewer if 30 ms have passed.
+// The first kind has 20 exchanges of 8 bytes. The second kind has 4 exchanges of 64 KiB, to find
+// the size of messages that take about 2 ms. The third kind has messages of this size, at most 4
+// MiB. Only the fastest trial of each kind counts, because other load may have disturbed the
+// others.
 #ifndef SHARDMESH_WORKER_EXCHANGE_LINK_PROBE_H_
 #define SHARDMESH_WORKER_EXCHANGE_LINK_PROBE_H_
 
@@ -29,20 +32,21 @@
 
 namespace shardmesh::worker {
 
-// The step of the probes' tags; no real step has this number.
+// The step number in the tags of probe messages. No real step has this number.
 inline constexpr int64_t kProbeStep = 0;
-// The round of the message that asks the other end to answer; above all other rounds.
+// The round of the message with which the leading end asks the other end to answer; above all other
+// rounds.
 inline constexpr int64_t kProbeCallRound = Tag::kMaxRound;
 
-// Send and receive buffers of one end of a probe.
+// Send and receive buffers for one end of a probe.
 class ProbeMemory {
  public:
-  // Allocates two buffers of at most 4 MiB, together at most a sixteenth of the free budget of the
-  // pool. RESOURCE_EXHAUSTED if that is less than 64 KiB each.
+  // Allocates two buffers of at most 4 MiB each, which together take at most a sixteenth of the
+  // pool's free budget. RESOURCE_EXHAUSTED if that allows less than 64 KiB for each.
   static absl::StatusOr<ProbeMemory> Allocate(BufferPool& pool);
 
   int64_t size_bytes() const { return static_cast<int64_t>(sent_->size()); }
-  // Returns the first bytes of the send buffer; the same bytes each time.
+  // Returns the first `size_bytes` bytes of the send buffer; every call returns the same memory.
   OwnedBytes ToSend(int64_t size_bytes) const {
     return {sent_->bytes().subspan(0, static_cast<size_t>(size_bytes)), sent_};
   }
@@ -52,26 +56,28 @@ class ProbeMemory {
   ProbeMemory(std::shared_ptr<const Buffer> sent, Buffer received)
       : sent_(std::move(sent)), received_(std::move(received)) {}
 
-  std::shared_ptr<const Buffer> sent_;  // until the peer has read the last message
+  // The link keeps it until the peer has read the last message.
+  std::shared_ptr<const Buffer> sent_;
   Buffer received_;
 };
 
-// The figures of MeasuredLink, documented there.
+// The figures of a link, as MeasuredLink documents them.
 struct ProbeFigures {
   absl::Duration latency;
   double bytes_per_second = 0;
 };
 
-// Leads a probe with the rank `peer` of the link, as op `op` of step kProbeStep: 0 <= op <=
-// Tag::kMaxOp, the same at both ends. The answering end must send its offer by `answer_by`, and
-// complete the rest within a second after it.
+// Leads a probe with the rank `peer` of the link. The probe's messages use op `op` of step
+// kProbeStep: 0 <= op <= Tag::kMaxOp, the same at both ends. The answering end must send its offer
+// by `answer_by`, and complete the rest within a second after the offer.
 //
-// Errors are those of the link. RESOURCE_EXHAUSTED if the peer has no memory to offer,
-// INVALID_ARGUMENT if its messages make no sense.
+// Errors are those of the link. RESOURCE_EXHAUSTED if the peer has no memory for a probe.
+// INVALID_ARGUMENT if the peer's messages break the protocol.
 absl::StatusOr<ProbeFigures> LeadProbe(Link& link, DeviceId peer, int64_t op, ProbeMemory& memory,
                                        absl::Time answer_by);
 
-// Answers one probe, until `deadline`. Without memory `memory` is null, and the answer says this.
+// Answers one probe, until `deadline`. `memory` is null if this end has no memory for a probe; the
+// offer then tells the leading end so.
 absl::Status AnswerProbe(Link& link, DeviceId peer, int64_t op, ProbeMemory* memory,
                          absl::Time deadline);
 

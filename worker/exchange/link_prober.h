@@ -23,62 +23,66 @@
 
 namespace shardmesh::worker {
 
-// Measurements of one worker.
+// The measurements of one worker's links.
 struct MeasuredLinks {
-  uint64_t revision = 0;                 // rises with each change
+  uint64_t revision = 0;                 // rises with each change of `links`
   std::vector<MeasuredLink> links = {};  // by peer
 };
 
-// Measures links. In each pair of workers the one that dialled leads the probes (link_probe.h).
+// Measures links. In each pair of workers, the worker that dialled the stream leads the probes
+// (link_probe.h).
 //
-// It runs one probe as soon as the connection is up, and three more within the next ten seconds.
-// Pairs probe at different times, because workers that start together disturb each other. The best
-// figures count. The prober leads one probe at a time, and answers one at a time on another thread,
-// so that no cycle of workers can wait for itself. It retries a failed probe a few times; then the
-// log says why there are no figures.
+// The prober runs one probe as soon as the connection is up, and three more within the next ten
+// seconds. Their times are random, because workers that start together would disturb one another's
+// measurements. Only the best figures count.
+//
+// The prober leads one probe at a time on one thread, and answers one at a time on another.
+// Therefore workers that probe each other in a cycle cannot deadlock. The prober retries a failed
+// probe a few times, and then logs why there are no figures.
 //
 // Thread-safe.
 class LinkProber {
  public:
-  // One connection to a peer; a new connection has a new number.
+  // One connection to a peer. Each new connection gets a new `number`.
   struct Connection {
     std::string peer;
     uint64_t peer_incarnation = 0;
     uint64_t number = 0;
   };
-  // One end of a probe. Its destruction drops the probe's messages.
+  // This worker's end of a probe. Its destruction drops the probe's messages.
   struct End {
-    std::shared_ptr<const void> owner;  // keeps alive what `link` uses
+    std::shared_ptr<const void> owner;  // owns what `link` uses
     std::unique_ptr<Link> link;
     DeviceId peer = 0;
     bool shares_memory = false;
   };
   struct Options {
     std::string identity;
-    // Memory for the messages.
+    // The pool from which messages of probes get their memory.
     std::shared_ptr<BufferPool> pool;
-    // Opens an end for the probe `op`; waits until `deadline` until the transport for data is
-    // decided. Where this worker leads, asks the peer to answer. An error if the connection is
-    // gone.
+    // Opens this worker's end of the probe `op`. Waits, at most until `deadline`, until both
+    // workers have chosen the transport for data. If `leads`, also asks the peer to answer. Returns
+    // an error if the connection is lost.
     std::function<absl::StatusOr<End>(const Connection& connection, int64_t op, bool leads,
                                       absl::Time deadline)>
         open;
   };
 
   explicit LinkProber(Options options);
-  // Stops. Waits for running probes: their links have failed before, or their deadline passes.
+  // Stops, and waits for running probes. The caller has ended their links before, so they fail, or
+  // their deadline passes.
   ~LinkProber();
   LinkProber(const LinkProber&) = delete;
   LinkProber& operator=(const LinkProber&) = delete;
 
-  // Begins no more probes.
+  // Lets no further probe begin.
   void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // A connection to a peer whose probes this worker leads is up, or is gone, and its figures with
-  // it.
+  // Connected: a connection is up, and this worker leads its probes. Disconnected: the connection
+  // is lost; its figures are dropped.
   void Connected(const Connection& connection) ABSL_LOCKS_EXCLUDED(mutex_);
   void Disconnected(const std::string& peer) ABSL_LOCKS_EXCLUDED(mutex_);
-  // A peer asks for an answer. Does not wait.
+  // The peer asks this worker to answer a probe. Does not wait for the probe.
   void Called(const Connection& connection, int64_t op) ABSL_LOCKS_EXCLUDED(mutex_);
 
   MeasuredLinks measured() const ABSL_LOCKS_EXCLUDED(mutex_);
@@ -88,7 +92,7 @@ class LinkProber {
     Connection connection;
     int64_t next_op = 1;
     int probes = 0;    // successful ones
-    int failures = 0;  // since the last success
+    int failures = 0;  // failed probes since the last successful one
     absl::Time due = absl::InfinitePast();
     std::optional<MeasuredLink> best = {};
   };
@@ -110,7 +114,7 @@ class LinkProber {
   absl::CondVar changed_;
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
   std::map<std::string, Target> targets_ ABSL_GUARDED_BY(mutex_);  // by peer
-  std::deque<Call> calls_ ABSL_GUARDED_BY(mutex_);                 // one for each peer
+  std::deque<Call> calls_ ABSL_GUARDED_BY(mutex_);                 // at most one for each peer
   uint64_t revision_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::BitGen random_ ABSL_GUARDED_BY(mutex_);
 

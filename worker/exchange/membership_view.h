@@ -1,4 +1,5 @@
-// A worker's view of its cluster: its identity, and the workers that serve the ranks of its meshes.
+// A worker's view of its cluster: its own identity, and which worker serves which rank of each
+// mesh.
 #ifndef SHARDMESH_WORKER_EXCHANGE_MEMBERSHIP_VIEW_H_
 #define SHARDMESH_WORKER_EXCHANGE_MEMBERSHIP_VIEW_H_
 
@@ -12,11 +13,11 @@
 
 namespace shardmesh::worker {
 
-// This process among the workers.
+// This worker process, as its peers know it.
 struct WorkerSelf {
   std::string identity;      // stable; compared bytewise
-  uint64_t incarnation = 0;  // new at each start, not 0
-  std::string boot_id;       // of the host; empty if not known
+  uint64_t incarnation = 0;  // a new number at each process start, not 0
+  std::string boot_id;       // of the host's present boot; empty if not known
 };
 
 // A device of a mesh and the worker that serves it.
@@ -24,13 +25,13 @@ struct MeshDevice {
   DeviceId rank = 0;
   std::string identity;
   uint64_t incarnation = 0;
-  // Addresses of its ExchangeService, best first.
+  // Addresses of the worker's ExchangeService, best first.
   std::vector<std::string> endpoints;
 
   friend bool operator==(const MeshDevice&, const MeshDevice&) = default;
 };
 
-// A mesh and its devices by rising rank; ranks without a live worker are missing.
+// A mesh and its devices in rising order of rank. Ranks without a live worker are missing.
 struct MeshMembers {
   std::string mesh_id;
   int64_t revision = 0;
@@ -38,7 +39,7 @@ struct MeshMembers {
   std::vector<MeshDevice> devices;
 
   bool complete() const { return static_cast<int64_t>(devices.size()) == mesh.size(); }
-  // Returns the lowest rank that a worker serves; nullopt if none.
+  // Returns the lowest rank that the worker serves; nullopt if it serves none.
   std::optional<DeviceId> RankOf(std::string_view identity) const {
     for (const MeshDevice& device : devices) {
       if (device.identity == identity) return device.rank;
@@ -49,12 +50,13 @@ struct MeshMembers {
   friend bool operator==(const MeshMembers&, const MeshMembers&) = default;
 };
 
-// The live workers in the coordinator's last view. A plain value; epoch and term never fall from
+// The live workers, as in the last message of the coordinator. A plain value. The epoch (the
+// version of the membership) and the term (the number of the coordinator's start) never fall from
 // one view to the next.
 struct MembershipView {
   int64_t epoch = 0;
   int64_t term = 0;
-  std::vector<MeshMembers> meshes;  // that this worker serves
+  std::vector<MeshMembers> meshes;  // only the meshes of which this worker serves a rank
 
   // Returns null if this worker does not serve the mesh.
   const MeshMembers* Find(std::string_view mesh_id) const {

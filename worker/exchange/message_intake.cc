@@ -1,4 +1,4 @@
-// Routes frames and notes of shared memory to mailboxes.
+// Delivers frames of streams and messages in shared memory to mailboxes.
 #include "worker/exchange/message_intake.h"
 
 #include <algorithm>
@@ -12,7 +12,8 @@
 namespace shardmesh::worker {
 namespace {
 
-// A piece of a frame. When it is freed, the sender gets its credit again.
+// The memory of a piece. Its destruction frees the frame's slice, and returns the credit to the
+// sender when the frame's last piece is freed.
 struct Received {
   grpc::Slice slice;
   std::shared_ptr<const void> charge;
@@ -93,7 +94,8 @@ void MessageIntake::DemandAwaited(PeerLink& link) {
       link.Demand(FrameTagOf(wait.tag), wait.left_bytes);
     }
   }
-  // Receivers of shared memory poll for themselves, also for messages over the stream.
+  // Receivers that poll shared memory sleep in the mailbox. Wake them up: they demand their
+  // messages themselves, because those may come over the stream.
   mailbox_.WakeSleepers();
   if (probe != nullptr) probe->WakeSleepers();
 }
@@ -178,8 +180,8 @@ PeerLinks::Counters MessageIntake::counters() const {
 void MessageIntake::Grant(const std::string& worker, const Tag& tag, int64_t size_bytes) {
   const std::shared_ptr<PeerLink> link = LinkTo(worker);
   if (link == nullptr) return;
-  // A sender without credit has the whole limit in transit. Credit returns in lots of a quarter of
-  // the limit, so some returns before that.
+  // A sender without credit has the whole tag limit in transit. Credit returns in lots of a quarter
+  // of the limit, so the first lot returns long before the receiver has taken everything.
   link->Grant(FrameTagOf(tag), size_bytes, std::max<int64_t>(1, links_.tag_limit_bytes / 4));
 }
 
@@ -193,7 +195,8 @@ absl::StatusOr<std::shared_ptr<Mailbox>> MessageIntake::MailboxFor(const Peer& s
   if (tag.step() == kProbeStep) return sender.probe.lock();
   if (state_.steps.IsOver(tag.step(), epoch)) return nullptr;
   SHARDMESH_RETURN_IF_ERROR(state_.steps.Hold(tag.step()));
-  return std::shared_ptr<Mailbox>(std::shared_ptr<void>(), &mailbox_);  // this object owns it
+  // No ownership: this object outlives the pointer.
+  return std::shared_ptr<Mailbox>(std::shared_ptr<void>(), &mailbox_);
 }
 
 void MessageIntake::CountDropped(int64_t sequence, int64_t epoch) {

@@ -1,5 +1,6 @@
 // Delivers messages of peers, over any transport, to the mailbox of their step or probe. Returns
-// credit for consumed messages, and asks for messages that receivers wait for.
+// credit to senders when receivers have consumed messages. If a stream has no credit left, demands
+// the messages that receivers wait for.
 #ifndef SHARDMESH_WORKER_EXCHANGE_MESSAGE_INTAKE_H_
 #define SHARDMESH_WORKER_EXCHANGE_MESSAGE_INTAKE_H_
 
@@ -25,53 +26,57 @@ namespace shardmesh::worker {
 
 rpc::FrameTag FrameTagOf(const Tag& tag);
 
-// Takes the mutex of ExchangeState itself where it needs it, and delivers without it.
+// Acquires the mutex of ExchangeState itself where needed, and delivers to mailboxes without
+// holding it.
 //
 // Thread-safe.
 class MessageIntake {
  public:
   struct Options {
-    // A receiver waits: see Mailbox::Options::poll.
+    // Called when a receiver begins to wait: see Mailbox::Options::poll.
     std::function<void(absl::FunctionRef<bool()> is_done)> poll;
-    // A peer requests a probe. Called with the mutex held. False: links are not measured.
+    // Called with the mutex held when a peer asks this worker to answer a probe. Returns false if
+    // this worker does not measure links.
     std::function<bool(const Peer& peer, int64_t op)> probe_called;
   };
 
-  // `links` and `state` outlive the intake, and may be constructed after it.
+  // `links` and `state` outlive the intake. They may be constructed after it.
   MessageIntake(const PeerLinks::Options& links, ExchangeState* state, Options options)
       : links_(links), state_(*state), options_(std::move(options)), mailbox_(MailboxOptions()) {}
   MessageIntake(const MessageIntake&) = delete;
   MessageIntake& operator=(const MessageIntake&) = delete;
 
-  // The mailbox of all steps except probes.
+  // The mailbox of all steps. Probes have their own mailboxes.
   Mailbox& mailbox() { return mailbox_; }
   const Mailbox& mailbox() const { return mailbox_; }
-  // For a mailbox of a probe, which this object outlives.
+  // Returns the options for a probe's mailbox. This object outlives that mailbox.
   Mailbox::Options MailboxOptions();
   PeerLink::CreditState& credit_state() { return credit_state_; }
 
-  // PeerLink::Owner::OnData and OnExhausted.
+  // Implement PeerLink::Owner::OnData and OnExhausted.
   absl::Status TakeFrame(PeerLink& link, const rpc::Frame& frame,
                          const std::shared_ptr<const void>& charge);
   void DemandAwaited(PeerLink& link);
 
-  // Delivers a message that came through shared memory and that its reader does not wait for.
+  // Delivers a message that came through shared memory to the mailbox of its receiver. Called by a
+  // thread that read the message but does not wait for it.
   absl::Status TakeShared(const std::string& identity, const ShmChannel* channel,
                           ShmChannel::Arrived arrived);
-  // Delivers all messages in shared memory that no receiver asks for; calls Refuse on an error.
+  // Delivers all messages that are in the channel, when no receiver reads the channel. Calls Refuse
+  // on an error.
   void DrainShared(const std::string& identity, ShmChannel& channel);
-  // The peer broke the protocol: ends its stream, and thereby its channel.
+  // The peer broke the protocol: ends its stream, and thereby its shared-memory channel.
   void Refuse(const std::string& identity, const ShmChannel* channel, const absl::Status& why);
-  // Counts a fault of a peer that ends its stream.
+  // Counts a fault of a peer because of which this worker ends the stream.
   void CountRefused(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mutex);
 
-  // Asks the worker for an awaited message if the stream has no credit left.
+  // If the stream has no credit left, asks the worker for the message that a receiver waits for.
   void Demand(const std::string& worker, const Tag& tag, int64_t left_bytes);
 
   void CountSent(int64_t size_bytes, bool is_shared) {
     (is_shared ? shared_bytes_ : streamed_bytes_).fetch_add(size_bytes, std::memory_order_relaxed);
   }
-  // Received through shared memory, directly by a receiver.
+  // Counts bytes that a receiver took directly from shared memory.
   void CountReceived(int64_t size_bytes) {
     received_bytes_.fetch_add(size_bytes, std::memory_order_relaxed);
   }
@@ -80,7 +85,8 @@ class MessageIntake {
  private:
   void Grant(const std::string& worker, const Tag& tag, int64_t size_bytes);
   std::shared_ptr<PeerLink> LinkTo(const std::string& worker) const;
-  // The mailbox for a message from a peer; null: no receiver needs it. Errors of StepTable::Hold.
+  // Returns the mailbox for a message from a peer; null if no receiver needs the message. Errors
+  // are those of StepTable::Hold.
   absl::StatusOr<std::shared_ptr<Mailbox>> MailboxFor(const Peer& sender, const Tag& tag,
                                                       int64_t epoch)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mutex);
@@ -90,7 +96,7 @@ class MessageIntake {
   ExchangeState& state_;
   const Options options_;
 
-  std::atomic<int64_t> awaited_ = 0;  // messages, by all mailboxes
+  std::atomic<int64_t> awaited_ = 0;  // messages that receivers wait for, in all mailboxes
   PeerLink::CreditState credit_state_;
   Mailbox mailbox_;
   std::atomic<int64_t> streamed_bytes_ = 0;

@@ -1,4 +1,4 @@
-// Dials again, step by step, to find the failing step.
+// Dials an unreachable peer again, step by step, to find the step that fails.
 #include "worker/exchange/peer_diagnosis.h"
 
 #include <utility>
@@ -11,7 +11,7 @@
 namespace shardmesh::worker {
 namespace {
 
-// How often the log repeats that a peer is not reached.
+// The log repeats the same reason for the same peer at most once in this time.
 constexpr absl::Duration kLogInterval = absl::Seconds(30);
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Finds out why a peer that was dialled is not reached, and logs it.
+// Finds out why a dialled peer cannot be reached, and logs the reason.
 #ifndef SHARDMESH_WORKER_EXCHANGE_PEER_DIAGNOSIS_H_
 #define SHARDMESH_WORKER_EXCHANGE_PEER_DIAGNOSIS_H_
 
@@ -14,18 +14,19 @@
 namespace shardmesh::worker {
 
 // Examines one peer at a time, on its own thread, and dials without the mutex of ExchangeState. The
-// destructor waits for it.
+// destructor waits for a running examination.
 class PeerDiagnosis {
  public:
   // `links` and `state` outlive this object.
   PeerDiagnosis(const PeerLinks::Options& links, ExchangeState* state)
       : links_(links), state_(*state) {}
 
-  // No effect while another peer is examined, and once the links are closed.
+  // Starts to examine the peer. No effect while another peer is being examined, and once the links
+  // are closed.
   void Begin(const Peer& peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mutex);
 
  private:
-  // The last state of a peer that was logged.
+  // The state of a peer that was logged last.
   struct Found {
     std::string text;
     absl::Time logged = absl::InfinitePast();

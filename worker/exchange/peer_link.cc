@@ -1,5 +1,5 @@
-// PeerLink: checks incoming frames and passes them on; chooses outgoing frames by urgency and
-// credit.
+// PeerLink: checks incoming frames and passes them to the owner. Chooses the next outgoing frame by
+// urgency and credit.
 #include "worker/exchange/peer_link.h"
 
 #include <algorithm>
@@ -152,7 +152,8 @@ void PeerLink::Demand(const rpc::FrameTag& tag, int64_t left_bytes) {
   {
     absl::MutexLock lock(&mutex_);
     if (state_ != State::kUp || allowed_bytes_ > 0) return;
-    // All bytes sent for credit have come: the awaited ones were not sent yet.
+    // allowed_bytes_ <= 0: the peer has used all credit of the stream, and its frames have arrived.
+    // The awaited bytes are not among them, so the peer has not sent these bytes.
     int64_t& demanded = demanded_[KeyOf(tag)];
     if (demanded >= std::min(left_bytes, kUrgentBytes / 2)) return;
     const int64_t size_bytes = kUrgentBytes - demanded;
@@ -288,12 +289,12 @@ std::optional<PeerLink::NextFrame> PeerLink::Next() {
     const TagKey key = urgent_.front();
     urgent_.pop_front();
     const auto found = outgoing_.find(key);
-    if (found == outgoing_.end()) continue;  // sent, or its step was aborted
+    if (found == outgoing_.end()) continue;  // completely sent, or its step was aborted
     Outgoing& outgoing = found->second;
     const auto message_bytes = static_cast<int64_t>(outgoing.message.bytes.size());
     const int64_t size_bytes = std::min({message_bytes - outgoing.sent_bytes, outgoing.credit_bytes,
                                          outgoing.urgent_bytes, kDataFrameBytes});
-    if (size_bytes == 0) continue;  // queued again when credit comes
+    if (size_bytes == 0) continue;  // TakeCreditLocked queues it again when credit comes
     NextFrame next = Cut(outgoing, size_bytes, /*is_urgent=*/true);
     if (outgoing.sent_bytes == message_bytes) {
       outgoing_.erase(found);
@@ -306,14 +307,15 @@ std::optional<PeerLink::NextFrame> PeerLink::Next() {
     std::deque<TagKey>& queue = short_.empty() ? long_ : short_;
     const auto found = outgoing_.find(queue.front());
     if (found == outgoing_.end() || found->second.credit_bytes == 0) {
-      queue.pop_front();  // its step was aborted; or it is queued again when credit comes
+      // Its step was aborted, or TakeCreditLocked queues it again when credit comes.
+      queue.pop_front();
       continue;
     }
     if (link_credit_bytes_ <= 0) {
       if (!std::exchange(waits_for_credit_, true)) {
         owner_->credit_state().waits.fetch_add(1, std::memory_order_relaxed);
       }
-      return std::nullopt;  // until the stream has credit again, or the peer demands a message
+      return std::nullopt;  // until the stream gets credit, or the peer demands a message
     }
     queue.pop_front();
     Outgoing& outgoing = found->second;
@@ -475,7 +477,7 @@ absl::Status PeerLink::TakeData(const rpc::Frame& frame) {
     }
     if (urgent_bytes != nullptr) *urgent_bytes -= payload_bytes;
     if (header.offset_bytes + payload_bytes == header.message_bytes) {
-      // All bytes of the message have been sent.
+      // The peer has sent the whole message, so it needs no demand and no credit.
       demanded_.erase(key);
       ended_demands_.erase(key);
       owed_credit_.erase(key);
@@ -514,7 +516,8 @@ absl::Status PeerLink::TakeControl(const rpc::FrameHeader& header) {
 
 absl::Status PeerLink::TakeCreditLocked(const rpc::FrameHeader& header) {
   if (header.link_credit_bytes > 0) {
-    // The peer's hello states its limit: it never gives more than that at once.
+    // An honest peer never gives more credit than the limit in its hello. This check prevents an
+    // overflow of the sum.
     if (header.link_credit_bytes > std::numeric_limits<int64_t>::max() / 2 ||
         link_credit_bytes_ > std::numeric_limits<int64_t>::max() / 2) {
       return Refuse("credit beyond all bounds");
@@ -530,25 +533,28 @@ absl::Status PeerLink::TakeCreditLocked(const rpc::FrameHeader& header) {
       Outgoing& outgoing = found->second;
       const auto left_bytes =
           static_cast<int64_t>(outgoing.message.bytes.size()) - outgoing.sent_bytes;
-      // If it has urgent bytes it is in the queue already, or will be when it has credit.
+      // A message that still has urgent bytes is in the queue already, or the next credit puts it
+      // there.
       if (outgoing.urgent_bytes == 0) urgent_.push_back(key);
       outgoing.urgent_bytes =
           std::min(left_bytes, outgoing.urgent_bytes + std::min(header.credit_bytes, left_bytes));
     } else {
-      // Some demands may be for messages sent by another transport: the oldest are dropped.
+      // Some demands may be for messages that this worker sent by another transport, and stay here.
+      // If there are too many demands, drop the oldest step's.
       if (early_demands_.size() >= kMaxEarlyDemands) early_demands_.erase(early_demands_.begin());
       early_demands_[key] = std::min(header.credit_bytes, kUrgentBytes);
     }
     return absl::OkStatus();
   }
-  if (found == outgoing_.end()) return absl::OkStatus();  // sent, or its step was aborted
+  // Completely sent, or its step was aborted.
+  if (found == outgoing_.end()) return absl::OkStatus();
   Outgoing& outgoing = found->second;
   const auto left_bytes = static_cast<int64_t>(outgoing.message.bytes.size()) - outgoing.sent_bytes;
   if (outgoing.credit_bytes == 0) {
     QueueOf(outgoing).push_back(key);
     if (outgoing.urgent_bytes > 0) urgent_.push_back(key);
   }
-  // A demand for more than the unsent rest means all of it.
+  // Credit for more than the unsent rest counts as credit for the rest.
   outgoing.credit_bytes =
       std::min(left_bytes, outgoing.credit_bytes + std::min(header.credit_bytes, left_bytes));
   return absl::OkStatus();
@@ -574,7 +580,7 @@ void PeerLink::OnClosed(const absl::Status& status) {
     early_demands_.clear();
     demanded_.clear();
     ended_demands_.clear();
-    if (was_up) SetAllowedLocked(1);  // no receiver waits for it any more
+    if (was_up) SetAllowedLocked(1);  // a closed stream no longer counts as one without credit
     reservation_ = MemoryBudget::Reservation();
   }
   owner_->OnDown(shared_from_this(), was_up, status);

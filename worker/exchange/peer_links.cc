@@ -1,4 +1,4 @@
-// PeerLinks: the steps of a worker over its streams, and the wiring of the parts.
+// PeerLinks: the steps of a worker over its streams, and the construction of the parts.
 #include "worker/exchange/peer_links.h"
 
 #include <algorithm>
@@ -24,7 +24,7 @@ namespace shardmesh::worker {
 namespace {
 
 // Locks: state_.mutex guards the tables, and is acquired before every other mutex. Calls to links
-// about aborts and ends are made without it.
+// about the abort or the end of a step are made without holding it.
 class PeerLinksImpl final : public PeerLinks {
  public:
   explicit PeerLinksImpl(Options options)
@@ -40,7 +40,7 @@ class PeerLinksImpl final : public PeerLinks {
             [this](const LinkProber::Connection& connection, int64_t op, bool leads,
                    absl::Time deadline) { return OpenProbe(connection, op, leads, deadline); }) {}
 
-  // The server's side.
+  // Methods for the server.
   void Customize(grpc::ServerBuilder& builder) override { streams_.Customize(builder); }
   grpc::Service* service() override { return streams_.service().service(); }
   void Start() override { streams_.service().Start(); }
@@ -83,7 +83,8 @@ class PeerLinksImpl final : public PeerLinks {
   absl::StatusOr<LinkProber::End> OpenProbe(const LinkProber::Connection& connection, int64_t op,
                                             bool leads, absl::Time deadline);
 
-  // Destroyed from the last to the first: the streams wait for all code that uses the others.
+  // C++ destroys members from the last to the first. The destructor of streams_ waits for all code
+  // that uses the other members.
   const Options options_;
   MessageIntake intake_;
   ExchangeState state_;
@@ -128,8 +129,8 @@ absl::StatusOr<std::unique_ptr<StepLink>> PeerLinksImpl::OpenLink(std::string_vi
   if (state_.closed) {
     return WorkerLost(StrCat(options_.self.identity, " is shutting down"), options_.self.identity);
   }
-  // A step that was aborted before it began is still opened, if possible: it then fails like a step
-  // that was aborted later.
+  // If a step was aborted before it began, OpenLink still opens it where possible. The step then
+  // fails in the same way as a step that is aborted later.
   if (view.epoch < epoch) return mailbox.FailureOf(sequence);
   SHARDMESH_ASSIGN_OR_RETURN(const MeshMembers* const mesh, state_.peers.MeshFor(mesh_id, epoch));
   SHARDMESH_ASSIGN_OR_RETURN(std::vector<PeerWay> ways,
@@ -149,7 +150,8 @@ void PeerLinksImpl::AbortStep(int64_t sequence, const absl::Status& status,
   {
     absl::MutexLock lock(&state_.mutex);
     Mailbox& mailbox = intake_.mailbox();
-    // No peer needs the abort of an ended step, but this worker's unsent messages are dropped.
+    // For a step that has ended or was aborted before, peers need no abort. This worker only drops
+    // its unsent messages.
     const bool is_first =
         state_.steps.Abort(sequence, /*has_failed=*/!mailbox.FailureOf(sequence).ok(), blamed);
     for (const auto& [identity, peer] : state_.peers.all()) {
@@ -167,7 +169,8 @@ void PeerLinksImpl::AbortStep(int64_t sequence, const absl::Status& status,
 absl::StatusOr<LinkProber::End> PeerLinksImpl::OpenProbe(const LinkProber::Connection& connection,
                                                          int64_t op, bool leads,
                                                          absl::Time deadline) {
-  // Both ends open a mailbox before either sends a probe message, except the request for the probe.
+  // Both ends open a mailbox before either sends a probe message. The only exception is the message
+  // that requests the probe.
   auto mailbox = std::make_shared<Mailbox>(intake_.MailboxOptions());
   SHARDMESH_RETURN_IF_ERROR(
       mailbox->OpenStep(kProbeStep, {options_.self.identity, connection.peer}));
@@ -175,7 +178,7 @@ absl::StatusOr<LinkProber::End> PeerLinksImpl::OpenProbe(const LinkProber::Conne
   ways[0].identity = options_.self.identity;
   SHARDMESH_ASSIGN_OR_RETURN(ways[1], streams_.WayForProbe(connection, mailbox, deadline));
   PeerLink& link = *ways[1].link;
-  link.DropStep(kProbeStep);  // the rest of an earlier probe
+  link.DropStep(kProbeStep);  // drop unsent messages of an earlier probe
   if (leads) {
     static constexpr char kCall[1] = {};
     SHARDMESH_ASSIGN_OR_RETURN(const Tag tag, Tag::Create(kProbeStep, op, kProbeCallRound));

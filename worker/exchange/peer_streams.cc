@@ -1,4 +1,4 @@
-// Keeps a stream to every member, and decides how its loss affects steps.
+// Keeps a stream to every member, and decides how the loss of a stream affects steps.
 #include "worker/exchange/peer_streams.h"
 
 #include <set>
@@ -14,8 +14,8 @@
 namespace shardmesh::worker {
 namespace {
 
-// How long a peer on this host may take to share its memory. After that it counts as reached over
-// its stream.
+// How long a peer on this host may take to share its memory. After that, the peer counts as reached
+// over its stream alone.
 constexpr absl::Duration kSharingLimit = absl::Seconds(2);
 
 }  // namespace
@@ -79,7 +79,7 @@ void PeerStreams::Close() {
     link->Close(
         WorkerLost(StrCat(options_.self.identity, " is shutting down"), options_.self.identity));
   }
-  alarm_.reset();  // waits for Tick, which calls peers_changed
+  alarm_.reset();  // waits for a running Tick, which may call peers_changed
 }
 
 // --- Membership.
@@ -116,7 +116,8 @@ void PeerStreams::Tick() {
     if (due.next.has_value()) alarm_->SetNoLaterThan(*due.next);
   }
   for (const auto& link : due.links) link->Tick(options_.ping_interval, options_.silence_limit);
-  // Messages without a receiver, of steps that failed or have not begun yet.
+  // No receiver reads messages of steps that failed or have not begun yet. Take them out of the
+  // shared memory here.
   for (const auto& [identity, channel] : due.channels) {
     channel->Reap();
     intake_.DrainShared(identity, *channel);
@@ -199,7 +200,8 @@ absl::StatusOr<rpc::FrameHello> PeerStreams::CheckHello(PeerLink& link,
   SHARDMESH_ASSIGN_OR_RETURN(
       const Peer* const peer,
       state_.peers.CheckHello(hello, link.dialled() ? std::optional(link.peer()) : std::nullopt));
-  // A link that dialled needs no answering hello: its first hello reserved the credit that it gave.
+  // For a link that dialled, this hello is the answer to its own first hello, so no further hello
+  // is needed. The first hello has already reserved the credit that it gave.
   if (link.dialled()) return rpc::FrameHello();
   MemoryBudget::Reservation credit;
   rpc::FrameHello answer = state_.peers.HelloTo(peer->device, &credit);
@@ -215,7 +217,7 @@ void PeerStreams::OnUp(const std::shared_ptr<PeerLink>& link) {
     absl::MutexLock lock(&state_.mutex);
     state_.peers.EndGreeting(link);
     Peer* const peer = state_.peers.Find(link->peer());
-    // The membership may have changed since the hello was judged.
+    // The membership may have changed since CheckHello.
     is_member = !state_.closed && peer != nullptr && (!link->dialled() || peer->link == link);
     if (is_member) {
       if (peer->link != link && peer->link != nullptr) {
@@ -265,7 +267,8 @@ void PeerStreams::OnAbort(PeerLink& link, int64_t sequence, const rpc::FrameAbor
     if (state_.steps.AbortByPeer(sequence, blamed)) {
       mailbox().Abort(sequence, abort.status);
     } else {
-      ++state_.counters.dropped_frames;  // but unsent messages of an ended step are dropped
+      // Only a frame is counted; the code below still drops unsent messages.
+      ++state_.counters.dropped_frames;
     }
     links = state_.peers.LinksUp();
   }
@@ -288,7 +291,7 @@ void PeerStreams::OnDown(const std::shared_ptr<PeerLink>& link, bool was_up,
                   was_up ? " broke: " : ": ", ToStd(status.message())));
     }
     peer->link = nullptr;
-    peer->up = false;  // also when this worker is closing
+    peer->up = false;  // Lose does this too, but not while this worker is closing
     if (link->dialled() && !was_up && absl::IsUnavailable(status) &&
         ReasonOf(status) == Reason::kUnspecified) {
       diagnosis_.Begin(*peer);
@@ -359,8 +362,9 @@ void PeerStreams::OnSharingEnded(const std::string& identity, uint64_t link, boo
     peer->shm_link = 0;
     peer->shm_deadline = absl::InfinitePast();
     Notify();
-    // Messages in transit are lost, so the stream cannot keep its promise. If shared memory is the
-    // only transport, the next stream tries it again.
+    // Messages in transit through the shared memory are lost, so their steps must fail: end the
+    // stream. If shared memory is the only permitted transport, end the stream too: the next stream
+    // tries shared memory again.
     if (was_connected || options_.transport == Transport::kShm) ended = peer->link;
   }
   LogWarning(was_connected ? "shared memory lost" : "no memory shared",

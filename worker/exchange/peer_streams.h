@@ -1,5 +1,5 @@
-// The streams and the shared memory between one worker and its peers: dialled, accepted, greeted or
-// lost; and the probes that measure them.
+// The streams and the shared memory between one worker and its peers: how they are dialled,
+// accepted, greeted and lost. Also the probes that measure the links.
 #ifndef SHARDMESH_WORKER_EXCHANGE_PEER_STREAMS_H_
 #define SHARDMESH_WORKER_EXCHANGE_PEER_STREAMS_H_
 
@@ -35,20 +35,22 @@
 
 namespace shardmesh::worker {
 
-// Thread-safe. Acquires the mutex of ExchangeState where needed. Ticks, closes and notifies links
-// without it.
+// Thread-safe. Acquires the mutex of ExchangeState where needed. Does not hold this mutex while it
+// ticks, closes or notifies links.
 class PeerStreams final : public PeerLink::Owner {
  public:
-  // All three outlive the streams. `open_probe`: see LinkProber::Options::open.
+  // The options, the state and the intake outlive the streams. `open_probe`: see
+  // LinkProber::Options::open.
   PeerStreams(const PeerLinks::Options& options, ExchangeState* state, MessageIntake* intake,
               decltype(LinkProber::Options::open) open_probe);
-  // Closes everything, and waits for it. See ~PeerLinks.
+  // Closes all streams, and waits until they are closed. See ~PeerLinks.
   ~PeerStreams() override;
 
   ExchangeService& service() { return *service_; }
-  // The poller of the service's queue, on which this worker dials as well.
+  // The poller of the service's completion queue. Streams that this worker dials use the same
+  // queue.
   CompletionPoller& poller() { return poller_; }
-  // PeerLinks::Customize, Close, SetMembership and measured_links.
+  // Implement PeerLinks::Customize, Close, SetMembership and measured_links.
   void Customize(grpc::ServerBuilder& builder);
   void Close();
   void SetMembership(MembershipView view);
@@ -56,11 +58,13 @@ class PeerStreams final : public PeerLink::Owner {
     return prober_.has_value() ? prober_->measured() : MeasuredLinks{};
   }
 
-  // The way for a probe, once it is known whether memory is shared; its messages go to `mailbox`
-  // from then on. Waits until `deadline`. UNAVAILABLE: the connection is lost.
+  // Returns the transports to a peer for a probe, and delivers the peer's probe messages to
+  // `mailbox` from then on. First waits, at most until `deadline`, until it is known whether the
+  // peer shares memory. UNAVAILABLE: the connection is lost.
   absl::StatusOr<PeerWay> WayForProbe(const LinkProber::Connection& connection,
                                       const std::shared_ptr<Mailbox>& mailbox, absl::Time deadline);
-  // A peer requests a probe. False: links are not measured.
+  // Handles a peer's request to answer a probe. Returns false if this worker does not measure
+  // links.
   bool CallProber(const Peer& peer, int64_t op) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mutex) {
     if (prober_.has_value()) prober_->Called(peer.ConnectionOf(), op);
     return prober_.has_value();
@@ -84,21 +88,21 @@ class PeerStreams final : public PeerLink::Owner {
   Mailbox& mailbox() { return intake_.mailbox(); }
   std::shared_ptr<ExchangeStream::Handler> Accept(std::shared_ptr<ExchangeStream> stream);
 
-  // Dials, pings, reports changes; runs on the clock's thread.
+  // Dials peers, pings them and reports changes. Runs on the clock's thread.
   void Tick();
   // Makes Tick run soon.
   void Notify() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mutex) {
-    // After closing, the alarm may already be destroyed.
+    // Once closed, the alarm may already be destroyed.
     if (!state_.closed) alarm_->SetNoLaterThan(options_.clock->Now());
   }
-  // A greeted peer takes part from now on.
+  // Makes a peer whose hello was accepted available to steps.
   void Join(Peer& peer, const std::shared_ptr<PeerLink>& link)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mutex);
-  // The peer's stream has ended: its steps fail.
+  // Handles the end of a peer's stream: the steps in which the peer takes part fail.
   void Lose(Peer& peer, std::string_view reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mutex);
   void EndProbes(Peer& peer, std::string_view reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mutex);
 
-  // Shared memory. These calls run on the thread of ShmPeers.
+  // Handle shared memory. ShmPeers calls the last two on its thread.
   void ShareMemory();
   void OnShared(const std::string& identity, uint64_t link, std::shared_ptr<ShmChannel> channel);
   void OnSharingEnded(const std::string& identity, uint64_t link, bool was_connected,
@@ -109,17 +113,17 @@ class PeerStreams final : public PeerLink::Owner {
   MessageIntake& intake_;
   uint64_t last_shm_link_ ABSL_GUARDED_BY(state_.mutex) = 0;
   uint64_t last_connection_ ABSL_GUARDED_BY(state_.mutex) = 0;
-  // For the clock's thread: the last call of peers_changed.
+  // The arguments of the last call of peers_changed. Used only on the clock's thread.
   std::optional<std::pair<int64_t, std::vector<std::string>>> told_;
 
-  // Constant after construction, or synchronised by themselves; destroyed from the last to the
-  // first, so that threads end before anything that they use.
-  std::unique_ptr<ShmPeers> shm_;  // null if nothing is shared
+  // Constant after construction, or synchronised by themselves. C++ destroys them from the last to
+  // the first, so threads end before the members that they use.
+  std::unique_ptr<ShmPeers> shm_;  // null if this worker shares no memory
   std::unique_ptr<ExchangeService> service_;
   CompletionPoller poller_;
-  std::optional<Alarm> alarm_;        // starts when all members above exist
-  std::optional<LinkProber> prober_;  // the same; none if links are not measured
-  PeerDiagnosis diagnosis_;           // the same
+  std::optional<Alarm> alarm_;        // declared here because Tick uses all members above
+  std::optional<LinkProber> prober_;  // also; none if links are not measured
+  PeerDiagnosis diagnosis_;           // also
 };
 
 }  // namespace shardmesh::worker

@@ -27,7 +27,8 @@ bool PeerTable::SetMembership(MembershipView view,
                               absl::FunctionRef<void(Peer& peer, std::string_view reason)> leave,
                               absl::FunctionRef<void(const std::string& identity)> join) {
   if (view.epoch < view_.epoch) return false;
-  // There may be thousands of meshes, so this avoids a search through all of them for each.
+  // A map avoids a search through all old meshes for each new one: there may be thousands of
+  // meshes.
   std::map<std::string_view, const MeshMembers*> meshes_before;
   for (const MeshMembers& mesh : view_.meshes) meshes_before.emplace(mesh.mesh_id, &mesh);
   std::map<std::string, MeshDevice> members;
@@ -272,7 +273,7 @@ void PeerTable::Dial(Peer& peer, PeerLink::Owner* owner, grpc::CompletionQueue* 
       endpoint, {.credentials = options_.credentials,
                  .peer = rpc::ExpectedPeer::Worker(device.identity),
                  .max_message_bytes = rpc::kMaxFrameBytes,
-                 // A separate connection: for bulk data, and without the backoff of another dial.
+                 // Bulk data gets its own connection, without the backoff of an earlier dial.
                  .own_connection = true});
   if (!channel.ok()) {
     give_up(channel.status());

@@ -1,5 +1,5 @@
-// The peers of one worker: the members, how to reach each of them, the check of hellos, and the
-// dials that are due.
+// The peers of one worker: which workers are members, how to reach each of them, the check of their
+// hellos, and the peers that are to be dialled.
 #ifndef SHARDMESH_WORKER_EXCHANGE_PEER_TABLE_H_
 #define SHARDMESH_WORKER_EXCHANGE_PEER_TABLE_H_
 
@@ -40,10 +40,10 @@ namespace shardmesh::worker {
 
 // UNAVAILABLE (WORKER_LOST).
 absl::Status WorkerLost(std::string_view message, std::string_view identity);
-// FAILED_PRECONDITION with a reason, for a hello that does not fit the membership.
+// Returns FAILED_PRECONDITION with a reason, for a hello that does not match the membership.
 absl::Status WrongHello(std::string_view message, Reason reason, Facts facts);
 
-// A member other than this worker, and the stream to it.
+// A member other than this worker, and its connection.
 struct Peer {
   explicit Peer(const rpc::RetryPolicy& policy) : backoff(policy) {}
 
@@ -51,121 +51,129 @@ struct Peer {
     return {.peer = device.identity, .peer_incarnation = device.incarnation, .number = connection};
   }
 
-  MeshDevice device;               // its identity, incarnation and endpoints
-  std::shared_ptr<PeerLink> link;  // dialled or up; null while there is none
+  MeshDevice device;               // identity, incarnation and endpoints of the peer
+  std::shared_ptr<PeerLink> link;  // the dialled or greeted stream; null if there is none
   bool up = false;
-  // For a peer on this host: the address of its memory, from its last hello; the link that asked
-  // for a channel (0: none); the time until which the channel is awaited; the channel.
+  // Only for a peer on this host, in this order. The address of its memory, from its last hello.
+  // The number of the attempt to share memory over the present stream (0: none). The time until
+  // which steps wait for its channel. The channel.
   ShmAddress shm_address = {};
   uint64_t shm_link = 0;
   absl::Time shm_deadline = absl::InfinitePast();
   std::shared_ptr<ShmChannel> channel = nullptr;
-  // The number of the current connection, and the receiver of messages of a running probe.
+  // The number of the current connection, and the mailbox for messages of a running probe.
   uint64_t connection = 0;
   std::weak_ptr<Mailbox> probe = {};
-  // Only for a peer that this worker dials.
+  // Only for a peer that this worker dials: when and where to dial next.
   rpc::Backoff backoff;
   absl::Time dial_time = absl::InfinitePast();
   size_t next_endpoint = 0;
-  // Steps with data sent over a stream that broke: the peer may miss some of it.
+  // Steps of which this worker sent data over a stream that broke. The peer may miss some of this
+  // data.
   std::set<int64_t> broken_steps;
 };
 
-// The ways from a step to the worker of a rank; null for this worker's own rank. The channel is
-// null if no memory is shared.
+// The transports to the worker of a rank. Both pointers are null for this worker's own rank.
+// `channel` is null if the worker shares no memory.
 struct PeerWay {
   std::string identity;
   std::shared_ptr<PeerLink> link;
   std::shared_ptr<ShmChannel> channel;
 };
 
-// Not synchronised: the owner (PeerLinks) holds its mutex around each call. That mutex is acquired
-// before those of links, streams and budget, which some methods acquire. Peers keep their addresses
-// until they are removed.
+// Not synchronised: the owner (PeerLinks) holds ExchangeState's mutex around each call. Some
+// methods acquire the mutexes of links, streams or budget while it is held. Pointers to a Peer stay
+// valid until the peer is removed.
 class PeerTable {
  public:
   // The options outlive the table.
   explicit PeerTable(const PeerLinks::Options& options) : options_(options) {}
 
-  // Hellos must name this cluster, unless it is empty.
+  // Sets the cluster that peers' hellos must name. If empty, every cluster is accepted.
   void SetClusterId(std::string cluster_id) { cluster_id_ = std::move(cluster_id); }
-  // Hellos offer this worker's memory at this address.
+  // Sets the address of this worker's shared memory, which its hellos then offer to peers.
   void SetShmAddress(const ShmAddress& address) { shm_address_ = address; }
 
-  // Applies a view. Before a peer that left or restarted is removed, calls `leave` with it; calls
-  // `join` with each new one. Returns false, and does nothing, for a view of a lower epoch.
+  // Applies a new view. Calls `leave` for each peer that left or restarted, before the peer is
+  // removed. Calls `join` for each new peer. Returns false, and does nothing, if the view's epoch
+  // is lower.
   bool SetMembership(MembershipView view,
                      absl::FunctionRef<void(Peer& peer, std::string_view reason)> leave,
                      absl::FunctionRef<void(const std::string& identity)> join);
   const MembershipView& view() const { return view_; }
 
-  // The mesh, for a step of `epoch`, which is not above the view's.
+  // Returns the mesh for a step of `epoch`. Requires that `epoch` is not above the view's epoch.
   //
-  // FAILED_PRECONDITION: this worker serves no rank of it (NOT_FOUND); a rank has no worker
-  //   (MESH_INCOMPLETE).
-  // ABORTED (STALE_EPOCH): its workers changed since.
+  // FAILED_PRECONDITION: this worker serves no rank of the mesh (NOT_FOUND), or a rank has no
+  //   worker (MESH_INCOMPLETE). ABORTED (STALE_EPOCH): the mesh's workers have changed since
+  //   `epoch`.
   absl::StatusOr<const MeshMembers*> MeshFor(std::string_view mesh_id, int64_t epoch) const;
-  // Ways to all ranks of a mesh, in order. If a member cannot be reached, sets `blamed` to it,
-  // unless it is set. UNAVAILABLE: a member shares no memory, which Transport::kShm requires.
+  // Returns the transports to all ranks of a mesh, in order. Sets `blamed` to the first member that
+  // is not connected, unless `blamed` is set already. UNAVAILABLE: a member shares no memory, which
+  // Transport::kShm requires; `blamed` is then this member.
   absl::StatusOr<std::vector<PeerWay>> WaysTo(const MeshMembers& mesh, std::string* blamed) const;
 
-  // Null for a worker that is not a peer.
+  // Returns null if the worker is not a peer.
   Peer* Find(const std::string& identity);
   const Peer* Find(const std::string& identity) const;
   std::map<std::string, Peer>& all() { return peers_; }  // by identity
 
-  // The stream to a worker if it is up, or null.
+  // Returns the stream to a worker if it is up, otherwise null.
   std::shared_ptr<PeerLink> LinkTo(const std::string& identity) const;
-  // All streams that are up.
+  // Returns all streams that are up.
   std::vector<std::shared_ptr<PeerLink>> LinksUp() const;
 
-  // The worker with the bytewise lower identity dials.
+  // Returns whether this worker dials the peer: the worker with the bytewise lower identity does.
   bool Dials(const std::string& identity) const { return options_.self.identity < identity; }
-  // Whether steps may count on the peer.
+  // Returns whether steps can use the peer. Requires a connection, and either shared memory with
+  // the peer or, except for Transport::kShm, that this worker no longer waits for it.
   bool IsReached(const Peer& peer, absl::Time now) const;
-  // Whether the peer, or a member of the mesh, is about to share its memory. If a step began now,
-  // this side would not use that memory, but the other side might.
+  // Returns whether the peer, or a member of the mesh, is about to share its memory. A step should
+  // not begin now: this side would not use the shared memory, but the peer might.
   bool IsSharing(const Peer& peer) const;
   bool IsSharing(std::string_view mesh_id) const;
 
-  // Checks a hello, and records the address of the peer's memory. `dialled`: the identity that this
-  // worker dialled; none for an accepted stream. FAILED_PRECONDITION names the fault:
-  // ENDPOINT_UNVERIFIED, CLUSTER_MISMATCH, STALE_EPOCH.
+  // Checks a hello, and records the address of the peer's memory. `dialled` is the identity that
+  // this worker dialled; none for an accepted stream. FAILED_PRECONDITION with the reason
+  // ENDPOINT_UNVERIFIED, CLUSTER_MISMATCH or STALE_EPOCH.
   absl::StatusOr<Peer*> CheckHello(const rpc::FrameHello& hello,
                                    const std::optional<std::string>& dialled);
-  // This worker's hello. `reservation` keeps the memory for the credit that the hello gives.
+  // Returns this worker's hello to a peer. `reservation` receives the memory reserved for the
+  // credit that the hello gives the peer.
   rpc::FrameHello HelloTo(const MeshDevice& device, MemoryBudget::Reservation* reservation) const;
 
-  // An action and the time at which it is due.
+  // What to do after Look, and the time of the next Look.
   struct Due {
     std::vector<std::shared_ptr<PeerLink>> links;  // to be ticked
     std::vector<std::pair<std::string, std::shared_ptr<ShmChannel>>> channels;
     std::vector<std::string> unreached;  // identities, sorted
-    std::optional<absl::Time> next;      // next time to check; none without peers
+    std::optional<absl::Time> next;      // when to call Look next; none without peers
   };
-  // Dials, over `queue`, the peers that are due. The links' owner outlives the queue's work.
+  // Dials the peers whose time to dial has come, over `queue`. Returns what else is due. The links'
+  // owner must exist until `queue` has returned all operations.
   Due Look(absl::Time now, PeerLink::Owner* owner, grpc::CompletionQueue* queue);
 
-  // A stream was accepted, and its hello has not arrived yet.
+  // Adds an accepted stream whose hello has not arrived yet.
   void AddGreeting(std::shared_ptr<PeerLink> link);
   void EndGreeting(const std::shared_ptr<PeerLink>& link) { greeting_.erase(link); }
   const std::set<std::shared_ptr<PeerLink>>& greeting() const { return greeting_; }
 
-  // Dialled or accepted links before their call of OnDown.
+  // Returns the number of dialled or accepted links whose OnDown has not been called yet.
   int64_t live_links() const { return live_links_; }
   void EndLink() { --live_links_; }
 
  private:
   void Dial(Peer& peer, PeerLink::Owner* owner, grpc::CompletionQueue* queue);
-  // The credit for a stream: less if memory is short. The minimum is always given, because nothing
-  // arrives over a stream without credit.
+  // Reserves memory for the credit of a stream and returns the credit: less than the limit if
+  // memory is short. A stream gets at least kLeastLinkCredit, even without memory reserved, because
+  // without credit no data arrives.
   int64_t ReserveCredit(MemoryBudget::Reservation* reservation) const;
 
   const PeerLinks::Options& options_;
   std::string cluster_id_;
-  std::optional<ShmAddress> shm_address_;  // none if nothing is shared
+  std::optional<ShmAddress> shm_address_;  // none if this worker shares no memory
   MembershipView view_;
-  // The epoch in which a mesh's workers last changed, by mesh.
+  // For each mesh: the epoch in which its workers last changed.
   std::map<std::string, int64_t, std::less<>> changed_epoch_;
   std::map<std::string, Peer> peers_;  // by identity
   std::set<std::shared_ptr<PeerLink>> greeting_;

@@ -1,4 +1,4 @@
-// The receive loop for shared memory.
+// SharedReceive: the loop in which a receiver polls shared memory and the mailbox.
 #include "worker/exchange/shared_receive.h"
 
 #include <sched.h>
@@ -13,15 +13,16 @@
 namespace shardmesh::worker {
 namespace {
 
-// Polls without a pause between them, if every rank has a core.
+// Polls without a pause between them, if every rank that shares memory has a core.
 constexpr int kSpins = 50;
 // How long a receiver yields its core between polls before it sleeps.
 constexpr absl::Duration kYielding = absl::Microseconds(500);
-// If sched_yield took longer than kLongYield, the core is busy with a computing thread: receivers
-// sleep at once for the next kNoYields. The scheduler prefers a woken thread.
+// If sched_yield took longer than kLongYield, the core is busy with a computing thread. For the
+// next kNoYields, receivers then sleep instead of yielding, because the scheduler prefers a woken
+// thread.
 constexpr absl::Duration kLongYield = absl::Microseconds(200);
 constexpr absl::Duration kNoYields = absl::Milliseconds(20);
-// Messages over other ways, and the end of the step, also wake the sleeper: this is a safety limit.
+// A safety limit: messages over streams, and the failure of the step, also wake the sleeper.
 constexpr absl::Duration kLongestSleep = absl::Milliseconds(100);
 
 void Pause() {
@@ -58,7 +59,7 @@ absl::StatusOr<OwnedBytes> SharedReceive::Receive(ShmChannel& channel, const Awa
   const auto receive_streamed = [&] {
     return mailbox_.Receive(awaited.peer, awaited.tag, awaited.message_bytes, deadline);
   };
-  // Read the counter first: a message that arrives after this line counts as a change.
+  // Read the counter before the messages. A message that arrives later then counts as a change.
   uint32_t seen_changes = mailbox_.changes();
   bool has_looked = seen_changes == checked_changes.load(std::memory_order_relaxed) &&
                     mailbox_.held_pieces() == 0;
@@ -76,7 +77,7 @@ absl::StatusOr<OwnedBytes> SharedReceive::Receive(ShmChannel& channel, const Awa
     const absl::StatusOr<bool> came = channel.TryReceive(awaited.signature_hash, &arrived);
     if (!came.ok()) {
       owner.Refuse(came.status());
-      return receive_streamed();  // fails with the step
+      return receive_streamed();  // fails, because the step fails
     }
     if (*came) {
       if (IsAwaited(arrived, awaited)) {

@@ -1,5 +1,5 @@
-// Receives a message from a peer that shares its memory: polls that memory and the mailbox, and
-// spins, yields and sleeps between the polls.
+// Receives a message from a peer that shares its memory. The receiver polls that memory and the
+// mailbox. Between polls it spins, then yields its core, then sleeps.
 #ifndef SHARDMESH_WORKER_EXCHANGE_SHARED_RECEIVE_H_
 #define SHARDMESH_WORKER_EXCHANGE_SHARED_RECEIVE_H_
 
@@ -17,43 +17,45 @@
 namespace shardmesh::worker {
 
 // How the receivers of one step wait. If every rank has a core, a receiver first polls without a
-// pause. Then it yields to other threads between polls. Then it sleeps, and the sender wakes it.
+// pause. Then it yields to other threads between polls. Then it sleeps until the sender wakes it.
 //
-// Thread-safe: any number of receives at once. Holds no lock while it waits or calls its Owner.
+// Thread-safe: any number of receivers at once. Holds no lock while it waits or calls its Owner.
 class SharedReceive {
  public:
-  // The step that receives from one peer. Called on the receiver's thread.
+  // The step's link, as the receive from one peer uses it. Called on the receiver's thread.
   class Owner {
    public:
     virtual ~Owner() = default;
-    // A message of `size_bytes` came directly to its receiver.
+    // A receiver took the awaited message of `size_bytes` directly from shared memory.
     virtual void CountReceived(int64_t size_bytes) = 0;
-    // Delivers a message that is not the awaited one. An error is a breach of the protocol.
+    // Delivers a message that the receiver found but does not wait for. An error means that the
+    // peer broke the protocol.
     virtual absl::Status TakeOther(ShmChannel::Arrived arrived) = 0;
-    // The peer broke the protocol: ends its stream, which fails the step.
+    // The peer broke the protocol. Ends the peer's stream, so the step fails.
     virtual void Refuse(const absl::Status& why) = 0;
-    // Whether some stream has no credit left for its peer.
+    // Returns whether some stream has no credit left for its peer.
     virtual bool has_exhausted_streams() const = 0;
-    // The receiver is about to sleep: the message may be one for which shared memory had no room
-    // and the stream has no credit.
+    // The receiver is about to sleep. Asks the peer for the message, which may be stuck: shared
+    // memory had no room for it, and the stream has no credit.
     virtual void Demand(const Tag& tag, int64_t message_bytes) = 0;
   };
 
-  // The awaited message.
+  // The message for which the receiver waits.
   struct Awaited {
     DeviceId peer = 0;
     Tag tag;
     int64_t epoch = 0;
     int64_t message_bytes = 0;
-    uint64_t signature_hash = 0;  // of the tag's op, as begun by this rank
+    uint64_t signature_hash = 0;  // hash of this rank's signature for the tag's op
   };
 
-  // `ranks` ranks of the step, including this one, share memory. The mailbox outlives this object.
+  // `ranks` is the number of the step's ranks that share memory, including this one. The mailbox
+  // outlives this object.
   SharedReceive(Mailbox* mailbox, int64_t ranks);
 
-  // Link::Receive, from `channel` or over any other way by which the message came.
-  // `checked_changes`: Mailbox::changes(), or a larger number, of the last time when the step had
-  // not failed.
+  // Implements Link::Receive: takes the message from `channel`, or from the mailbox if it came over
+  // another transport. `checked_changes` is a value of Mailbox::changes() at which the step had not
+  // failed; a larger number (its initial value) means that there was no check yet.
   absl::StatusOr<OwnedBytes> Receive(ShmChannel& channel, const Awaited& awaited,
                                      const std::atomic<uint64_t>& checked_changes, Owner& owner,
                                      absl::Time deadline);

@@ -1,4 +1,4 @@
-// Sends through shared memory if it exists and has room, otherwise over the stream.
+// Sends through shared memory if the peer shares it and has room, otherwise over the stream.
 #include "worker/exchange/step_link.h"
 
 #include <algorithm>
@@ -22,14 +22,14 @@ uint64_t HashOf(std::string_view text) {
   return hash == 0 ? 1 : hash;
 }
 
-// The number of ranks that share memory, including this one.
+// Returns the number of ranks that share memory, including this one.
 int64_t SharingRanks(const std::vector<PeerWay>& ways) {
   return std::count_if(ways.begin(), ways.end(),
                        [](const PeerWay& way) { return way.channel != nullptr; }) +
          1;
 }
 
-// Frees the messages that the peers have read.
+// Releases the messages in shared memory that the peers have read.
 void Reap(const std::vector<PeerWay>& ways) {
   for (const PeerWay& way : ways) {
     if (way.channel != nullptr) way.channel->Reap();
@@ -38,7 +38,7 @@ void Reap(const std::vector<PeerWay>& ways) {
 
 }  // namespace
 
-// A receive from one peer, for SharedReceive.
+// The peer from which SharedReceive receives.
 class StepLinkImpl::FromPeer final : public SharedReceive::Owner {
  public:
   FromPeer(StepLinkImpl* step, const PeerWay* way) : step_(*step), way_(*way) {}
@@ -133,7 +133,8 @@ absl::Status StepLinkImpl::Send(DeviceId peer, const Tag& tag, OwnedBytes messag
         !sent.ok()) {
       return WithContext(sent, StrCat("rank ", peer, ", ", tag.ToString()));
     }
-    // The frame before this one may already be written.
+    // gRPC may already have written the frame before this one. PollOnce finds this out, and so
+    // starts the next write.
     if (way.link->is_behind()) parts_.poller->PollOnce();
   }
   sent_bytes_.fetch_add(size_bytes, std::memory_order_relaxed);

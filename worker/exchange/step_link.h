@@ -1,4 +1,4 @@
-// The link of one step: sends and receives over the ways to its ranks.
+// The link of one step: sends and receives over the transports to its ranks.
 #ifndef SHARDMESH_WORKER_EXCHANGE_STEP_LINK_H_
 #define SHARDMESH_WORKER_EXCHANGE_STEP_LINK_H_
 
@@ -25,7 +25,8 @@
 
 namespace shardmesh::worker {
 
-// Implements StepLink. Its own mutex guards only the signature, and no other is acquired under it.
+// Implements StepLink. Its own mutex guards only the signature. No other mutex is acquired while
+// this one is held.
 class StepLinkImpl final : public StepLink {
  public:
   // The parts of PeerLinks that a step uses; all outlive it.
@@ -33,11 +34,11 @@ class StepLinkImpl final : public StepLink {
     MessageIntake* intake = nullptr;
     CompletionPoller* poller = nullptr;
     Mailbox* mailbox = nullptr;
-    // The step is over. Called by the destructor.
+    // Ends the step in PeerLinks. Called by the destructor.
     std::function<void(int64_t sequence)> close;
   };
 
-  // `ways[r]` leads to rank r.
+  // `ways[r]` has the transports to rank r.
   StepLinkImpl(Parts parts, int64_t sequence, int64_t epoch, DeviceId rank,
                std::vector<PeerWay> ways);
   ~StepLinkImpl() override;
@@ -51,14 +52,14 @@ class StepLinkImpl final : public StepLink {
   int64_t sent_bytes() const override { return sent_bytes_.load(std::memory_order_relaxed); }
 
  private:
-  // A rank, from the sender's view.
+  // What this rank has already told another rank.
   struct Told {
-    std::atomic<int64_t> op = -1;             // the last op whose signature went there
-    std::atomic<bool> is_remembered = false;  // RememberStep was called
+    std::atomic<int64_t> op = -1;             // the last op whose signature was sent to the rank
+    std::atomic<bool> is_remembered = false;  // PeerLink::RememberStep was called
   };
   class FromPeer;
 
-  // The failure of the step, if this worker knows it.
+  // Returns the failure of the step, if this worker knows it.
   absl::Status CheckFailure() const;
 
   const Parts parts_;
@@ -71,10 +72,11 @@ class StepLinkImpl final : public StepLink {
   SharedReceive shared_receive_;
 
   std::atomic<int64_t> sent_bytes_ = 0;
-  // Mailbox::changes(), or a larger number, of the last time when the step had not failed.
+  // The value of Mailbox::changes() at the last check that found no failure of the step. The
+  // initial value is larger than any such value.
   mutable std::atomic<uint64_t> checked_changes_ = ~uint64_t{0};
   std::atomic<uint64_t> signature_hash_ = 0;  // of op_'s
-  std::atomic<int64_t> op_ = -1;              // the last op that began
+  std::atomic<int64_t> op_ = -1;              // the op that began last
 
   absl::Mutex mutex_;
   std::string signature_ ABSL_GUARDED_BY(mutex_);  // of op_

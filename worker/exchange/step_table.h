@@ -1,5 +1,6 @@
-// The steps of one worker: expected and open ones, those that peers began first, and the workers at
-// fault for failed steps.
+// The steps of one worker: expected and open steps, steps that peers began first, and the workers
+// at fault for failed steps. The epoch of a step is the version of the membership for which it was
+// ordered.
 #ifndef SHARDMESH_WORKER_EXCHANGE_STEP_TABLE_H_
 #define SHARDMESH_WORKER_EXCHANGE_STEP_TABLE_H_
 
@@ -21,56 +22,62 @@ namespace shardmesh::worker {
 //      \------------------------Register----------------------/      \------Close------/--> over
 //      \--a higher step is registered--> over
 //
-// Not synchronised: the owner (PeerLinks) holds its mutex around each call. Makes no calls.
+// Not synchronised: the owner (PeerLinks) holds ExchangeState's mutex around each call. Calls no
+// other objects.
 class StepTable {
  public:
-  // Most held steps: all that the coordinator can have in progress. Each costs a map's node; the
-  // streams' credit limits the messages that came for them.
+  // Most held steps: as many as the coordinator can have in progress at once. Each held step costs
+  // one map node here; the streams' credit limits the messages held for it.
   static constexpr size_t kMaxHeldSteps = rpc::kMaxLiveWork;
 
-  // This worker will take part in a step. Keeps the worker at fault of a held step.
+  // Records that this worker will take part in a step. If the step was held, keeps the worker at
+  // fault.
   void Register(int64_t sequence, int64_t epoch);
-  // The step is open among `members`. Registers it if necessary.
+  // Records that the step is open among `members`. Registers it if necessary.
   void Open(int64_t sequence, int64_t epoch, std::vector<std::string> members);
-  // The step is over. No effect if it is not registered.
+  // Records that the step is over. No effect if it is not registered.
   void Close(int64_t sequence) { steps_.erase(sequence); }
 
-  // Holds a step that peers began and that this worker does not expect yet. OK for other steps.
-  // RESOURCE_EXHAUSTED (LIMIT_EXCEEDED): kMaxHeldSteps are held.
+  // Holds a step that peers began and that this worker does not expect yet. Returns OK, without
+  // effect, for other steps. RESOURCE_EXHAUSTED (LIMIT_EXCEEDED): kMaxHeldSteps are held already.
   absl::Status Hold(int64_t sequence);
 
-  // Whether messages of the step in that epoch are useless: it is over, or has another epoch.
+  // Returns whether messages of the step in that epoch are useless: the step is over, or has
+  // another epoch.
   bool IsOver(int64_t sequence, int64_t epoch) const;
-  // Whether the step is registered, in another epoch.
+  // Returns whether the step is registered in an epoch other than `epoch`.
   bool IsStale(int64_t sequence, int64_t epoch) const;
-  // Whether the worker may take part in the step: false if the step is open without it.
+  // Returns whether the worker may take part in the step: false if the step is open without it.
   bool TakesPart(int64_t sequence, std::string_view identity) const;
 
-  // This worker aborts a step and blames a worker, unless one is blamed already. False if it is
-  // over or was aborted before; for a step that is not registered, `has_failed` says that it was.
+  // Records that this worker aborts a step and blames a worker, unless another one is blamed
+  // already. Returns false if the step is over or was aborted before. For a step that is not
+  // registered, `has_failed` says whether it was aborted before.
   bool Abort(int64_t sequence, bool has_failed, std::string_view blamed);
-  // A peer aborted a step, and informed all its members. False for a step that is over, or that
-  // cannot be held.
+  // Records that a peer aborted a step. The peer has informed all members, so this worker need not.
+  // Returns false if the step is over, or cannot be held.
   bool AbortByPeer(int64_t sequence, std::string_view blamed);
-  // A worker is lost: it is at fault for those of its open steps that blame no worker yet.
+  // Records that a worker is lost. It becomes the worker at fault for each open step that it takes
+  // part in and that blames no worker yet.
   void BlameForAll(std::string_view identity);
 
-  // The worker at fault for the failure of a step; empty if none is known.
+  // Returns the worker at fault for the failure of a step; empty if none is known.
   std::string BlamedFor(int64_t sequence) const;
-  // The same, as a reference for changes. Holds a step that is not registered, even beyond
-  // kMaxHeldSteps. Valid until the next non-const call.
+  // Returns the same, as a reference for changes. Holds a step that is not registered, even beyond
+  // kMaxHeldSteps. The reference is valid until the next non-const call.
   std::string& BlamedIn(int64_t sequence);
 
  private:
   struct Step {
     int64_t epoch = 0;
-    std::vector<std::string> members = {};  // empty before it is open
+    std::vector<std::string> members = {};  // empty until the step is open
     bool aborted = false;
     std::string blamed = {};
   };
 
-  std::map<int64_t, Step> steps_;              // registered and open
-  std::map<int64_t, std::string> held_steps_;  // the worker at fault, if the step failed
+  std::map<int64_t, Step> steps_;  // registered and open
+  // Steps not registered yet, with the worker at fault if they failed.
+  std::map<int64_t, std::string> held_steps_;
   int64_t last_registered_ = -1;
 };
 

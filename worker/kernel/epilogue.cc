@@ -1,4 +1,4 @@
-// Bias and activation, in blocks of a row that stay in the nearest cache.
+// Bias and activation, computed in blocks of a row that fit into the nearest cache.
 #include "worker/kernel/epilogue.h"
 
 #include <algorithm>
@@ -61,7 +61,7 @@ float ActivateOne(float x) {
   }
 }
 
-// Calls fn<activation>() for the given activation.
+// Calls fn<A>(), where A is the given activation as a template argument.
 template <typename Fn>
 decltype(auto) Dispatch(Activation activation, Fn fn) {
   switch (activation) {
@@ -79,7 +79,7 @@ decltype(auto) Dispatch(Activation activation, Fn fn) {
   return fn.template operator()<Activation::kNone>();
 }
 
-// Returns the size of an element of the types that an epilogue takes; 0 for other types.
+// Returns the size of an element in bytes for the types that an epilogue takes; 0 for other types.
 int64_t ElementBytes(Dtype dtype) {
   if (dtype == Dtype::kF32) return 4;
   return dtype == Dtype::kBF16 || dtype == Dtype::kF16 ? 2 : 0;

@@ -1,5 +1,5 @@
-// Epilogue of a matrix product that the product itself cannot apply: bias and activation on reduced
-// sums.
+// Epilogue of a matrix product: bias and activation. For products whose partial sums ranks reduce
+// first, so that the kernel of the product cannot apply the epilogue itself.
 #ifndef SHARDMESH_WORKER_KERNEL_EPILOGUE_H_
 #define SHARDMESH_WORKER_KERNEL_EPILOGUE_H_
 
@@ -12,23 +12,23 @@
 
 namespace shardmesh::worker {
 
-// out[i, j] = activation(in[i, j] + bias[j]), computed in F32 and rounded once. Sums of partial
-// products need this step after the reduction: an activation other than "none" may not be applied
-// to the partial sums.
+// out[i, j] = activation(in[i, j] + bias[j]), computed in F32 and rounded once. An activation other
+// than "none" must not be applied to partial sums. Callers therefore apply this epilogue after the
+// reduction.
 struct EpilogueSpec {
   int64_t rows = 0;
   int64_t columns = 0;
-  Dtype in_dtype = Dtype::kF32;  // F32, BF16 or F16, as the other two types
+  Dtype in_dtype = Dtype::kF32;  // each dtype is F32, BF16 or F16
   Dtype bias_dtype = Dtype::kF32;
   Dtype out_dtype = Dtype::kF32;
   bool has_bias = false;
   Activation activation = Activation::kNone;
 };
 
-// Applies the epilogue. Memory is row-major without gaps and needs no alignment. `out` may be `in`
-// where their types are the same; it may not overlap an operand otherwise. `bias` is empty without
-// has_bias. Thread-safe. INVALID_ARGUMENT: a size is negative, memory does not have the spec's size
-// (SHAPE_MISMATCH), or a type is not one of the three (UNSUPPORTED_DTYPE).
+// Applies the epilogue. Memory is row-major without gaps and need not be aligned. `out` may be the
+// same memory as `in` if their types are the same, and may not overlap an operand otherwise. `bias`
+// is empty if has_bias is false. Thread-safe. INVALID_ARGUMENT: a size is negative, memory does not
+// have the spec's size (SHAPE_MISMATCH), or a type is not one of the three (UNSUPPORTED_DTYPE).
 absl::Status ApplyEpilogue(const EpilogueSpec& spec, absl::Span<const char> in,
                            absl::Span<const char> bias, absl::Span<char> out);
 

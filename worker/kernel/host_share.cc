@@ -1,4 +1,5 @@
-// HostShare from sched_getaffinity, /proc/self/cgroup and /sys/fs/cgroup; binding with hwloc.
+// HostShare, read from sched_getaffinity, /proc/self/cgroup and /sys/fs/cgroup. Binds to cores with
+// hwloc.
 #include "worker/kernel/host_share.h"
 
 #include <hwloc.h>
@@ -21,7 +22,8 @@
 namespace shardmesh::worker {
 namespace {
 
-// Kernels of version 1 report no limit as the largest multiple of a page.
+// Without a limit, version 1 of control groups reports the largest multiple of a page. Values from
+// this one on mean no limit.
 constexpr int64_t kNoLimit = int64_t{1} << 60;
 
 std::optional<std::string> FirstLine(const std::string& path) {
@@ -43,8 +45,9 @@ void Lower(std::optional<T>& limit, T value) {
   limit = limit.has_value() ? std::min(*limit, value) : value;
 }
 
-// Returns a group's folder below the folder of its hierarchy, and the folders of its ancestors. In
-// a container the path may be the host's: missing folders are skipped.
+// Returns the folder of a control group below its hierarchy's folder `mount`, and the folders of
+// the group's ancestors. In a container, `path` may be the path on the host, so some of these
+// folders may not exist here; readers skip them.
 std::vector<std::string> Folders(const std::string& mount, std::string_view path) {
   std::vector<std::string> folders;
   std::string folder = StrCat(mount, path);
@@ -121,7 +124,7 @@ HostShare HostShare::Read(const std::string& root, int cores) {
   HostShare share{.cores = cores};
   const std::string mount = root + "/sys/fs/cgroup";
   std::ifstream groups(root + "/proc/self/cgroup");
-  // hierarchy:controllers:path; version 2 is hierarchy 0, without controllers.
+  // Each line is hierarchy:controllers:path. Version 2 has hierarchy 0 and no controllers.
   for (std::string line; std::getline(groups, line);) {
     const std::vector<std::string> parts = absl::StrSplit(line, absl::MaxSplits(':', 2));
     if (parts.size() != 3) continue;

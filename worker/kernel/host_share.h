@@ -12,19 +12,19 @@
 
 namespace shardmesh::worker {
 
-// The kernel's limits: the affinity mask of the process, and the limits of its control group and
-// that group's ancestors, of version 1 or 2. Immutable.
+// The limits that the kernel sets for this process. They are its affinity mask, and the limits of
+// its control group (version 1 or 2) and that group's ancestors. Immutable.
 //
 // Example: in a container with `--cpus 2.5` on 64 cores, Threads() is 2.
 struct HostShare {
-  int cores = 1;                                       // in the affinity mask
-  std::optional<double> quota_cores = std::nullopt;    // processor seconds per second
-  std::optional<int64_t> memory_bytes = std::nullopt;  // limit of the group's memory
+  int cores = 1;                                       // cores in the affinity mask
+  std::optional<double> quota_cores = std::nullopt;    // CPU quota, in processor seconds per second
+  std::optional<int64_t> memory_bytes = std::nullopt;  // memory limit of the control group
 
-  // Returns how many threads can compute at once without being throttled by the quota: at least 1.
+  // Returns how many threads can compute at once without throttling by the quota: at least 1.
   int Threads() const;
-  // Returns the requests that exceed the limits, each as a sentence for the log. Empty if all are
-  // within the limits.
+  // Returns which of these two settings exceed the limits, each as a sentence for the log. Empty if
+  // none does.
   std::vector<std::string> MisfitsOf(int64_t memory_bytes, int threads) const;
 
   static HostShare OfThisProcess();
@@ -35,22 +35,25 @@ struct HostShare {
 
 // One of several processes that share a host.
 struct HostPart {
-  // A process is bound to its part only if the part has at least this many cores.
+  // BindToPart binds a process only if its part has at least this many cores.
   static constexpr int kLeastBoundCores = 2;
 
   int64_t index = 0;  // from 0
   int64_t count = 1;
-  bool is_bound = false;  // the process has its own cores; all parts share a quota even then
+  // The process is bound to cores of its own; all parts share the CPU quota even then.
+  bool is_bound = false;
 
   // Parses "2/8" as the third of eight parts. INVALID_ARGUMENT for other text.
   static absl::StatusOr<HostPart> Parse(const std::string& text);
-  // Returns how many threads this process may use of the visible share of the host: at least 1.
+  // Returns how many threads this process may use, given the share of the host that all parts have
+  // together: at least 1.
   int Threads(const HostShare& share) const;
 };
 
-// Binds the process, and all threads that it starts later, to neighbouring cores: its part of the
-// cores that it may use. Call it before any thread starts. Does nothing and returns false where a
-// part would have fewer than kLeastBoundCores; the kernel's scheduler does better there.
+// Binds the process to its part of the cores that it may use, which are neighbouring cores. All
+// threads that the process starts later are bound too. Call it before any thread starts. Does
+// nothing and returns false if a part would have fewer than kLeastBoundCores; there the kernel's
+// scheduler places threads better.
 absl::StatusOr<bool> BindToPart(const HostPart& part);
 
 }  // namespace shardmesh::worker

@@ -1,4 +1,4 @@
-// MatmulKernel over oneDNN, versions 2 and 3; the only file that knows it.
+// MatmulKernel, implemented with oneDNN versions 2 and 3. Only this file uses oneDNN.
 #include "worker/kernel/matmul.h"
 
 #include <omp.h>
@@ -145,16 +145,16 @@ absl::Status CheckOperand(std::string_view name, size_t size_bytes, Dtype dtype,
       {{fact::kHave, size_bytes}, {fact::kNeed, need_bytes}, {fact::kOp, "matmul"}});
 }
 
-// Returns the descriptor of a rows x columns matrix within a larger one, whose rows (columns, if
-// transposed) lie `pitch` apart.
+// Returns the descriptor of a rows x columns matrix that is a part of a larger one. In the larger
+// matrix, rows (columns, if transposed) begin `pitch` elements apart.
 memory::desc MatrixDesc(Dtype dtype, int64_t rows, int64_t columns, int64_t pitch,
                         bool transposed) {
   return memory::desc({rows, columns}, TypeOf(dtype),
                       transposed ? memory::dims{1, pitch} : memory::dims{pitch, 1});
 }
 
-// Sets the number of OpenMP threads of this thread's parallel regions for the lifetime of this
-// object.
+// While this object exists, parallel regions that this thread starts use the given number of OpenMP
+// threads.
 class ScopedThreads {
  public:
   explicit ScopedThreads(int threads) : before_(omp_get_max_threads()) {
@@ -179,7 +179,8 @@ AlignedBytes AllocateAligned(size_t size_bytes) {
   return AlignedBytes(static_cast<char*>(::operator new[](size_bytes, std::align_val_t{64})));
 }
 
-// Working memory of a thread's runs. The thread keeps memory up to a limit for its next run.
+// Working memory for this thread's runs. The thread keeps up to kKeptScratchBytes of it for its
+// next run.
 class RunScratch {
  public:
   RunScratch() = default;
@@ -207,11 +208,12 @@ class RunScratch {
 };
 thread_local RunScratch::Kept RunScratch::kept_;
 
-// Panels of columns are the unit in which weights are packed and wide products are cut. A panel has
-// so many columns that this number of rows fills a block. Blocks of fewer rows would read the
-// weights too often.
+// A panel is a range of columns: weights are packed in panels, and wide products are computed in
+// them. A panel has so many columns that kLeastBlockRows rows fill a block. With fewer rows in a
+// block, the product would read the weights too often.
 constexpr int64_t kLeastBlockRows = 64;
-// Panels begin at a multiple of every kernel's block of columns.
+// Panels begin at a multiple of this number of columns, which is a multiple of the column block of
+// every oneDNN kernel.
 constexpr int64_t kPanelGranule = 64;
 
 int64_t PanelColumns(const MatmulSpec& spec, const BlockLimits& limits) {
@@ -224,7 +226,7 @@ int64_t PanelColumns(const MatmulSpec& spec, const BlockLimits& limits) {
   return std::clamp<int64_t>(whole, std::min(kPanelGranule, spec.n), spec.n);
 }
 
-// Returns the rows of a block with this many columns.
+// Returns how many rows a block has if it has this many columns.
 int64_t BlockRows(const MatmulSpec& spec, int64_t columns, const BlockLimits& limits) {
   const auto k = static_cast<double>(spec.k);
   const auto n = static_cast<double>(columns);
@@ -235,8 +237,8 @@ int64_t BlockRows(const MatmulSpec& spec, int64_t columns, const BlockLimits& li
       static_cast<double>(std::min(kLeastBlockRows, spec.m)), static_cast<double>(spec.m)));
 }
 
-// Returns a number for each weight layout, the same everywhere in the process. It is above 0; plain
-// row-major weights have 0.
+// Returns the number of a packed weight layout, for the cache's key. Each layout has the same
+// number everywhere in the process, above 0. Plain row-major weights have the number 0.
 uint64_t LayoutNumber(const MatmulSpec& spec, int64_t columns, const memory::desc& desc) {
   struct Layouts {
     absl::Mutex mutex;
@@ -252,14 +254,14 @@ uint64_t LayoutNumber(const MatmulSpec& spec, int64_t columns, const memory::des
   return number;
 }
 
-// One compiled product; a block of a run is one execution of it.
+// One compiled product. To compute a block, a run executes it once.
 struct Compiled {
   dnnl::matmul primitive;
   memory::desc lhs;
   memory::desc rhs;
   memory::desc out;
-  memory::desc bias;    // of the product itself
-  memory::desc addend;  // bias as a row that is added after scaling
+  memory::desc bias;    // if oneDNN adds the bias in the product itself
+  memory::desc addend;  // if the bias is added after scaling, as a post-op
   memory::desc scratch;
   bool has_bias = false;
   bool has_addend = false;
@@ -281,8 +283,8 @@ absl::StatusOr<dnnl::algorithm> AlgorithmOf(Activation activation) {
   return absl::InternalError(StrCat("activation ", static_cast<int>(activation), " has no kernel"));
 }
 
-// Describes `rows` x `columns` of the spec's product; rhs as given, or in the layout that the
-// kernel prefers.
+// Describes a block of `rows` x `columns` of the spec's product. `rhs` is the layout of the
+// right-hand operand; with format `any`, the kernel chooses the layout that it prefers.
 absl::StatusOr<dnnl::matmul::primitive_desc> Describe(const MatmulSpec& spec, int64_t rows,
                                                       int64_t columns, const memory::desc& rhs,
                                                       Compiled& compiled) {
@@ -290,7 +292,8 @@ absl::StatusOr<dnnl::matmul::primitive_desc> Describe(const MatmulSpec& spec, in
                             spec.transpose_lhs);
   compiled.out = MatrixDesc(spec.out_dtype, rows, columns, spec.n, false);
 
-  // The bias is not scaled, but oneDNN scales everything before the scale, the bias included.
+  // The bias must not be scaled, but oneDNN would scale a bias of the product too. If there is a
+  // scale, the bias is therefore added after it, by a post-op.
   dnnl::post_ops post_ops;
   std::optional<memory::desc> bias;
   if (spec.scale != 1) {
@@ -310,12 +313,13 @@ absl::StatusOr<dnnl::matmul::primitive_desc> Describe(const MatmulSpec& spec, in
   }
   if (spec.activation != Activation::kNone) {
     SHARDMESH_ASSIGN_OR_RETURN(const dnnl::algorithm algorithm, AlgorithmOf(spec.activation));
-    // swish takes alpha as the factor of its exponent; relu as the slope below 0.
+    // For swish, alpha is the factor in its exponent. For relu, alpha is the slope below 0.
     AppendEltwise(post_ops, algorithm, spec.activation == Activation::kSilu ? 1.0f : 0.0f);
   }
   dnnl::primitive_attr attr;
   attr.set_post_ops(post_ops);
-  // oneDNN's own scratchpad belongs to the thread that compiles.
+  // The caller provides the scratchpad: one of oneDNN's own would belong to the thread that
+  // compiles.
   attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);
   return MakePrimitiveDesc(Engine(), compiled.lhs, rhs, bias, compiled.out, attr);
 }
@@ -331,9 +335,9 @@ absl::StatusOr<std::shared_ptr<const Compiled>> Compile(const MatmulSpec& spec, 
   return compiled;
 }
 
-// Returns whether oneDNN multiplies the type on this CPU, with correct results. Before AVX-512 it
-// has no product of BF16. Without integer dot products (VNNI) it adds pairs of I8 products in 16
-// bits, which saturate.
+// Returns whether oneDNN multiplies the type on this CPU with correct results. Before AVX-512,
+// oneDNN has no product of BF16. Without integer dot products (VNNI), it adds pairs of I8 products
+// in 16 bits, and these sums saturate.
 bool HasProduct(Dtype dtype) {
   static const auto isa = static_cast<unsigned>(dnnl::get_effective_cpu_isa());
   const auto has = [](dnnl::cpu_isa each) {
@@ -349,13 +353,13 @@ bool HasProduct(Dtype dtype) {
   }
 }
 
-// Returns the same product with all types F32.
+// Returns the same product with F32 in place of all its types.
 MatmulSpec Widened(MatmulSpec spec) {
   spec.lhs_dtype = spec.rhs_dtype = spec.bias_dtype = spec.out_dtype = Dtype::kF32;
   return spec;
 }
 
-// Writes elements of BF16 or I8 as F32, which is exact.
+// Converts BF16 or I8 elements to F32, which is exact.
 void Widen(Dtype dtype, const char* from, int64_t elements, float* to) {
   const auto count = static_cast<size_t>(elements);
   if (dtype == Dtype::kF32) {
@@ -369,8 +373,8 @@ void Widen(Dtype dtype, const char* from, int64_t elements, float* to) {
   }
 }
 
-// Like Widen, for `rows` runs of `columns` elements each, which lie `pitch` elements apart. The
-// output has no gaps.
+// Like Widen, for `rows` rows of `columns` elements each, which begin `pitch` elements apart.
+// Writes rows without gaps.
 void WidenRows(Dtype dtype, const char* from, int64_t rows, int64_t columns, int64_t pitch,
                float* to) {
   for (int64_t row = 0; row < rows; ++row) {
@@ -378,8 +382,8 @@ void WidenRows(Dtype dtype, const char* from, int64_t rows, int64_t columns, int
   }
 }
 
-// Widens the columns from `column` on of the spec's right-hand operand into a matrix of `columns`
-// columns.
+// Widens `columns` columns of the spec's right-hand operand, from column `column` on. Writes them
+// to `to` as a matrix of their own.
 void WidenPanel(const MatmulSpec& spec, absl::Span<const char> rhs, int64_t column, int64_t columns,
                 float* to) {
   const int64_t bytes = ElementBytes(spec.rhs_dtype);
@@ -390,10 +394,10 @@ void WidenPanel(const MatmulSpec& spec, absl::Span<const char> rhs, int64_t colu
   }
 }
 
-// Memory for the converted operands and result of one block.
+// Memory for one block's operands and result in F32.
 class WideBlock {
  public:
-  // A part that is not needed has 0 elements.
+  // Takes the number of elements of each part; 0 for a part that is not needed.
   static absl::StatusOr<WideBlock> Create(BufferPool& pool, int64_t lhs, int64_t rhs, int64_t bias,
                                           int64_t out) {
     constexpr int64_t kGranule = Buffer::kAlignment / sizeof(float);
@@ -428,7 +432,7 @@ class WideBlock {
 
 const char* BytesOf(const float* elements) { return reinterpret_cast<const char*>(elements); }
 
-// Returns a pool without a budget.
+// Returns a pool whose memory counts in no budget.
 std::shared_ptr<BufferPool> UncountedPool() {
   static auto* const budget = new MemoryBudget(std::numeric_limits<int64_t>::max());
   return BufferPool::Create(budget, /*max_idle_bytes=*/0);
@@ -442,7 +446,7 @@ struct PackedWeights::Rep {
     uint64_t layout = 0;  // LayoutNumber
     AlignedBytes data;
   };
-  // The shape and types that were packed.
+  // Shape and types of the packed weights.
   int64_t k = 0;
   int64_t n = 0;
   Dtype dtype = Dtype::kF32;
@@ -456,16 +460,17 @@ PackedWeights::PackedWeights(std::unique_ptr<const Rep> rep) : rep_(std::move(re
 PackedWeights::~PackedWeights() = default;
 int64_t PackedWeights::size_bytes() const { return rep_->size_bytes; }
 
-// Compiled products by shape and type; the least recently used one is last.
+// LRU cache of compiled products, by shape and type.
 class MatmulKernel::Cache {
  public:
   struct Key {
     MatmulSpec spec;
     int64_t rows;
     int64_t columns;
-    uint64_t layout;    // of the right-hand side: packings of one shape can differ by their m
-    int64_t rhs_pitch;  // of an unpacked right-hand side: a converted panel is narrower than its
-                        // operand
+    // LayoutNumber of the right-hand side: packings of one shape can differ by their m.
+    uint64_t layout;
+    // Only for an unpacked right-hand side: a converted panel has another pitch than its operand.
+    int64_t rhs_pitch;
 
     friend bool operator==(const Key&, const Key&) = default;
     template <typename H>
@@ -481,17 +486,19 @@ class MatmulKernel::Cache {
 
   explicit Cache(size_t capacity) : compiled_({.entries = std::max<size_t>(capacity, 1)}) {}
 
-  // Returns the product of these blocks over a right-hand side with the layout `rhs`.
+  // Returns the compiled product for `key`, whose right-hand side has the layout `rhs`. Compiles it
+  // if it is not in the cache.
   absl::StatusOr<std::shared_ptr<const Compiled>> Get(const Key& key, const memory::desc& rhs)
       ABSL_LOCKS_EXCLUDED(mutex_) {
     {
       absl::MutexLock lock(&mutex_);
       if (const auto* known = compiled_.Find(key); known != nullptr) return *known;
     }
-    // Compiling takes milliseconds; two threads may do the same, and the first one's stays.
+    // Compiling takes milliseconds, so it runs without the lock. If two threads compile the same
+    // product, the cache keeps the first result.
     SHARDMESH_ASSIGN_OR_RETURN(std::shared_ptr<const Compiled> compiled,
                                Compile(key.spec, key.rows, key.columns, rhs));
-    Compilations::Forgotten forgotten;  // destroyed without the lock
+    Compilations::Forgotten forgotten;  // evicted products, destroyed after the lock is released
     absl::MutexLock lock(&mutex_);
     ++compilations_;
     return compiled_.Add(key, std::move(compiled), &forgotten);
@@ -581,7 +588,7 @@ absl::Status MatmulKernel::RunBlocks(const MatmulSpec& spec, const MatmulOperand
         packed == nullptr ? PanelColumns(whole, limits) : packed->panel_columns;
     const int64_t widest = std::min(panel_columns, spec.n);
     const int64_t block_rows = BlockRows(whole, widest, limits);
-    // F32 is written directly to its place.
+    // F32 results need no conversion: oneDNN writes them directly to `out`.
     const bool has_wide_out = is_widened && spec.out_dtype != Dtype::kF32;
     const bool has_wide_bias = is_widened && spec.has_bias && spec.bias_dtype != Dtype::kF32;
     RunScratch scratch;
@@ -627,7 +634,7 @@ absl::Status MatmulKernel::RunBlocks(const MatmulSpec& spec, const MatmulOperand
         char* const out_place = out;
         MatmulSpec block = whole;
         if (is_widened) {
-          // The operands are only those of the block.
+          // The converted operand has only the block's rows. Its size decides the pitch.
           block.m = rows;
           if (spec.transpose_lhs) {
             WidenRows(spec.lhs_dtype, lhs, spec.k, rows, spec.m, wide->lhs());
@@ -645,7 +652,7 @@ absl::Status MatmulKernel::RunBlocks(const MatmulSpec& spec, const MatmulOperand
             cache_->Get({block, rows, columns, layout, packed != nullptr ? 0 : rhs_pitch},
                         rhs_desc));
 
-        // oneDNN takes no const memory; it does not write to operands.
+        // oneDNN takes no const memory, but does not write to operands.
         const auto bind = [](const memory::desc& desc, const char* data) {
           return memory(desc, Engine(), const_cast<char*>(data));
         };
@@ -657,7 +664,7 @@ absl::Status MatmulKernel::RunBlocks(const MatmulSpec& spec, const MatmulOperand
              bind(compiled->scratch, scratch.Get(compiled->scratch.get_size()))}};
         if (compiled->has_bias) arguments.emplace(DNNL_ARG_BIAS, bind(compiled->bias, bias));
         if (compiled->has_addend) {
-          // oneDNN applies the addend after the scale.
+          // Post-op 1 adds the bias after post-op 0, the scale.
           arguments.emplace(DNNL_ARG_ATTR_MULTIPLE_POST_OP(1) | DNNL_ARG_SRC_1,
                             bind(compiled->addend, bias));
         }

@@ -26,8 +26,8 @@ namespace shardmesh::worker {
 // clang-format on
 //
 // All memory is row-major without gaps. A transposed operand is read in place. Sizes are at least
-// 0; k=0 gives activation(bias). Sums are computed in F32 and rounded once to the type of `out`,
-// after bias and activation.
+// 0; k=0 gives activation(bias). The kernel computes sums in F32 and rounds once to the type of
+// `out`, after bias and activation.
 //
 // clang-format off
 //   lhs   rhs   bias        out          remarks
@@ -36,11 +36,11 @@ namespace shardmesh::worker {
 //   I8    I8    F32         F32, BF16    integer sums; scale undoes the quantisation of both
 // clang-format on
 //
-// Some CPUs lack such products: BF16 before AVX-512, I8 without integer dot products. There,
-// operands are converted to F32 block by block, in memory of the kernel's pool. Sums of I8 beyond
-// 2^24 are then rounded as sums of F32 are, and a packing is of F32.
+// Some CPUs lack such products: BF16 before AVX-512, I8 without integer dot products. There, the
+// kernel converts operands to F32 block by block, in memory of its pool. Sums of I8 products beyond
+// 2^24 are then rounded like sums of F32, and weights are packed as F32.
 //
-// Any other combination is refused (UNSUPPORTED_DTYPE). This includes I8 weights with a
+// The kernel refuses any other combination (UNSUPPORTED_DTYPE). This includes I8 weights with a
 // floating-point lhs, for which oneDNN's CPU kernels of version 2 have no product.
 struct MatmulSpec {
   int64_t m = 0;
@@ -59,15 +59,16 @@ struct MatmulSpec {
   friend bool operator==(const MatmulSpec&, const MatmulSpec&) = default;
 };
 
-// A right-hand operand in the layout that the kernel reads fastest. One packing serves every m.
-// Immutable and thread-safe; independent of the kernel that made it.
+// A right-hand operand (weights) in the layout that the kernel reads fastest. One packing serves
+// products of every m. Immutable and thread-safe. Valid without the kernel that made it.
 class PackedWeights {
  public:
   ~PackedWeights();
   PackedWeights(const PackedWeights&) = delete;
   PackedWeights& operator=(const PackedWeights&) = delete;
 
-  // Returns the memory of the packed form, for the owner's budget. It may exceed the plain size.
+  // Returns the memory that the packed weights take, for the owner's budget. It may exceed the size
+  // of the plain weights.
   int64_t size_bytes() const;
 
  private:
@@ -78,8 +79,8 @@ class PackedWeights {
   std::unique_ptr<const Rep> rep_;
 };
 
-// The operands of one run. Each has exactly the spec's size and is aligned to its elements.
-// `packed`, if not null, replaces `rhs`.
+// The operands of one run. Each has exactly the size that the spec gives, and is aligned to its
+// elements. `packed`, if not null, replaces `rhs`.
 struct MatmulOperands {
   absl::Span<const char> lhs;
   absl::Span<const char> rhs;
@@ -88,39 +89,41 @@ struct MatmulOperands {
   const PackedWeights* packed = nullptr;
 };
 
-// Upper limits of one block of a product.
+// Upper limits for the work of one block of a product.
 struct BlockLimits {
   double flops = 0;
   double bytes = 0;
 };
 
-// Runs products and caches their costly setup: compiled kernels by shape and type, in an LRU cache
-// of bounded size.
+// Runs products. Compiling a kernel is costly, so compiled kernels are kept by shape and type, in
+// an LRU cache of bounded size.
 //
 // A large product runs in blocks of rows or columns of the result. A block takes at most about 100
 // ms, estimated from its operations and the bytes that it reads and writes. The kernel checks for
 // an abort between blocks. Between runs a thread keeps at most kKeptScratchBytes of working memory.
-// One block computes each element of the result, and the same run gives the same bits every time.
+// Each element of the result is computed in one block only, so the same run gives the same bits
+// every time.
 //
-// Thread-safe; runs on distinct threads do not wait for one another.
+// Thread-safe: runs on different threads do not wait for one another.
 class MatmulKernel {
  public:
   static constexpr size_t kKeptScratchBytes = size_t{16} << 20;
 
   struct Options {
-    // Threads per run; 0 for HostShare's number.
+    // Threads for each run; 0: as many as HostShare allows this process.
     int threads = 0;
-    // Compiled kernels in the cache: some tens of kilobytes each, and a model has some tens of
-    // shapes.
+    // Most compiled kernels in the cache. Each takes some tens of kilobytes, and a model has some
+    // tens of shapes.
     size_t cache_capacity = 1024;
-    // Estimated rate per thread, for the time of a block: a low estimate makes smaller blocks.
+    // Estimated rate of one thread, from which the size of a block is computed. A low estimate
+    // makes smaller blocks.
     double flops_per_second = 100e9;
-    // Estimated rate at which the whole machine reads a block's operands; a low estimate makes
+    // Estimated rate at which all threads together read a block's operands. A low estimate makes
     // smaller blocks.
     double bytes_per_second = 4e9;
-    // Where converted operands lie; null for memory outside any budget.
+    // The pool for converted operands. Null: their memory counts in no budget.
     std::shared_ptr<BufferPool> pool = nullptr;
-    // Converts BF16 and I8 even on a CPU that has products of them.
+    // Convert BF16 and I8 to F32 even if the CPU can multiply them (for tests).
     bool converts_all = false;
   };
 
@@ -132,22 +135,24 @@ class MatmulKernel {
   MatmulKernel(const MatmulKernel&) = delete;
   MatmulKernel& operator=(const MatmulKernel&) = delete;
 
-  // Runs a product. INVALID_ARGUMENT: a size is negative, an operand does not have its size
-  // (SHAPE_MISMATCH), or the types do not go together (UNSUPPORTED_DTYPE). RESOURCE_EXHAUSTED: the
-  // pool (MEMORY_LIMIT) or the host has no working memory for the run. INTERNAL: oneDNN failed; the
-  // message is oneDNN's. After an error `out` is undefined.
+  // Runs a product. INVALID_ARGUMENT: a size is negative, an operand has the wrong size
+  // (SHAPE_MISMATCH), or the kernel does not have this combination of types (UNSUPPORTED_DTYPE).
+  // RESOURCE_EXHAUSTED: the pool (MEMORY_LIMIT) or the host has no working memory for the run.
+  // INTERNAL: oneDNN failed; the message is oneDNN's. After an error `out` is undefined.
   absl::Status Run(const MatmulSpec& spec, const MatmulOperands& operands,
                    const AbortCheck& abort_check = nullptr);
 
-  // Packs spec's right-hand operand for products of its k, n, types and transpositions, and of any
-  // m; spec.m is a typical value. Runs block by block as Run does. INVALID_ARGUMENT as in Run.
+  // Packs the spec's right-hand operand. The result serves all products with the same k, n, types
+  // and transpositions, and any m; spec.m should be a typical value. Packs block by block, and
+  // calls `abort_check` as Run does. INVALID_ARGUMENT: see Run.
   absl::StatusOr<std::shared_ptr<const PackedWeights>> Pack(
       const MatmulSpec& spec, absl::Span<const char> rhs, const AbortCheck& abort_check = nullptr);
 
   // Returns the approximate memory that Pack takes for the spec's right-hand operand.
   int64_t LikelyPackedBytes(const MatmulSpec& spec) const;
 
-  // Compiled kernels in the cache, and how many were compiled in total.
+  // Returns the number of compiled kernels in the cache. compilations() returns how many were
+  // compiled in total.
   size_t cached_kernels() const;
   int64_t compilations() const;
 
@@ -155,16 +160,16 @@ class MatmulKernel {
   class Cache;
   static constexpr double kBlockSeconds = 0.1;
 
-  // Most bytes of one block's operands while they are converted.
+  // Most bytes of one block's operands if they are converted to F32.
   static constexpr double kWideBlockBytes = 32 << 20;
 
-  // Returns whether operands of the type are converted to F32.
+  // Returns whether this kernel converts operands of the type to F32.
   bool IsWidened(Dtype dtype) const;
   BlockLimits LimitsFor(bool is_widened) const;
-  // Runs the blocks of a product.
+  // Runs a product block by block.
   absl::Status RunBlocks(const MatmulSpec& spec, const MatmulOperands& operands,
                          const AbortCheck& abort_check);
-  // Runs a product with k=0.
+  // Runs a product with k=0: only bias and activation.
   static absl::Status RunWithoutSums(const MatmulSpec& spec, const MatmulOperands& operands);
 
   const int threads_;

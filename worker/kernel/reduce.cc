@@ -1,4 +1,4 @@
-// Loops over elements, written so that the compiler vectorises them.
+// Elementwise loops, written so that the compiler vectorises them.
 #include "worker/kernel/reduce.h"
 
 #include <algorithm>
@@ -13,9 +13,10 @@
 #include "status/str_cat.h"
 #include "tensor/float_convert.h"
 
-// Under ThreadSanitizer the loops report whole ranges. An access of any alignment compiles to one
-// call per element there, which takes several times as long as the rest of a reduction. Only
-// Combine and Scale therefore report the reads and writes of the functions below.
+// Under ThreadSanitizer, Combine and Scale report the memory that they read and write as whole
+// ranges. Each unaligned access would otherwise compile to one call of the sanitizer per element.
+// These calls would take several times as long as the rest of a reduction. The functions below are
+// therefore not instrumented.
 #if defined(__SANITIZE_THREAD__)
 extern "C" void __tsan_read_range(const void* begin, size_t bytes);
 extern "C" void __tsan_write_range(void* begin, size_t bytes);
@@ -58,9 +59,9 @@ SHARDMESH_TOLD_AS_RANGES inline double Quiet(double nan) {
   return std::bit_cast<double>(std::bit_cast<uint64_t>(nan) | 0x0008000000000000u);
 }
 
-// Returns the `result` of an operation on `left` and another value, or a NaN `left`. The hardware
-// keeps the NaN of its first operand, but the compiler may swap the operands of a sum or product.
-// This function therefore selects the NaN explicitly.
+// Returns `left` if it is a NaN, otherwise `result`, the result of an operation on `left` and
+// another value. The hardware keeps the NaN of its first operand, but the compiler may swap the
+// operands of a sum or product. This function therefore selects the NaN explicitly.
 template <typename T>
 SHARDMESH_TOLD_AS_RANGES T LeftNanFirst(T left, T result) {
   return left != left ? Quiet(left) : result;
@@ -72,7 +73,8 @@ struct Sum {
     if constexpr (std::is_floating_point_v<T>) {
       return LeftNanFirst(left, left + right);
     } else {
-      // In unsigned long arithmetic every sum wraps, also of types that are promoted to int.
+      // Unsigned 64-bit arithmetic wraps. Signed overflow would be undefined, also for small types,
+      // which C++ promotes to int.
       return static_cast<T>(static_cast<uint64_t>(left) + static_cast<uint64_t>(right));
     }
   }
@@ -89,8 +91,8 @@ struct Product {
   }
 };
 
-// A comparison with a NaN is false. A right NaN is therefore taken; a separate test takes a left
-// one.
+// Every comparison with a NaN is false, so without the second test a right NaN would win and a left
+// one would be lost.
 struct Min {
   template <typename T>
   SHARDMESH_TOLD_AS_RANGES static T Apply(T left, T right) {
@@ -135,7 +137,7 @@ absl::StatusOr<CombineFn> CombineOf(Reduction reduction) {
   return absl::InternalError(StrCat("reduction ", static_cast<int>(reduction), " is not known"));
 }
 
-// Conversion uses aligned blocks that fit in the nearest cache.
+// Elements are converted in aligned blocks that fit into the nearest cache.
 constexpr int64_t kBlock = 512;
 
 template <auto kConvert, typename From, typename To>

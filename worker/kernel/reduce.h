@@ -12,31 +12,32 @@ namespace shardmesh::worker {
 
 // Element types with arithmetic: F32, F64, F16, BF16, I8, U8, I32, I64.
 //
-// Returns the type in which partial results over operands of this type are kept and sent. It is F32
-// for F16 and BF16, so that a reduction rounds once, at its end. Other types are their own partial
-// type. INVALID_ARGUMENT (UNSUPPORTED_DTYPE) names the types that have arithmetic.
+// Returns the type in which a reduction keeps and sends partial results for operands of the given
+// type. It is F32 for F16 and BF16, so the reduction rounds only once, at its end. For other types
+// it is the same type. INVALID_ARGUMENT (UNSUPPORTED_DTYPE) names the types that have arithmetic.
 absl::StatusOr<Dtype> PartialDtype(Dtype operand);
 
-// out[i] = left[i] combined with right[i], for i in [0, count). `out` may be `left` or `right`; it
-// may not overlap them otherwise. Thread-safe.
+// Sets out[i] = left[i] combined with right[i], for i in [0, count). `out` may be the same memory
+// as `left` or `right`, but may not overlap them otherwise. Thread-safe.
 using CombineFn = void (*)(const char* left, const char* right, int64_t count, char* out);
 
-// Returns the function for partial results, of a type that PartialDtype returns.
+// Returns the function that combines partial results. `partial` is a type that PartialDtype
+// returns.
 //
-// Integers wrap. A NaN operand is the result; of two NaNs the left one is (sums and products make
-// it quiet). For equal values, including zeros of both signs, min and max return the left one. A
-// mean is combined as a sum. INVALID_ARGUMENT (UNSUPPORTED_DTYPE).
+// Integers wrap around. If one operand is a NaN, it is the result; if both are, the left one is.
+// Sums and products make a NaN quiet. For equal values, including zeros of both signs, min and max
+// return the left one. A mean is combined as a sum. INVALID_ARGUMENT (UNSUPPORTED_DTYPE).
 absl::StatusOr<CombineFn> CombineFunction(Reduction reduction, Dtype partial);
 
-// to[i] = from[i], rounded to nearest even, for i in [0, count). Thread-safe.
+// Sets to[i] = from[i], rounded to nearest even, for i in [0, count). Thread-safe.
 using ConvertFn = void (*)(const char* from, int64_t count, char* to);
 
 // Returns the conversion of F16 or BF16 to F32, or back. INVALID_ARGUMENT (UNSUPPORTED_DTYPE) for
 // other pairs.
 absl::StatusOr<ConvertFn> ConvertFunction(Dtype from, Dtype to);
 
-// out[i] = in[i] * factor for F32 and F64 (`out` may be `in`). INVALID_ARGUMENT (UNSUPPORTED_DTYPE)
-// for other types.
+// Sets out[i] = in[i] * factor for F32 and F64 (`out` may be `in`). ScaleFunction returns
+// INVALID_ARGUMENT (UNSUPPORTED_DTYPE) for other types.
 using ScaleFn = void (*)(const char* in, double factor, int64_t count, char* out);
 absl::StatusOr<ScaleFn> ScaleFunction(Dtype dtype);
 

@@ -1,4 +1,4 @@
-// Hands the coordinator's messages to the store, the gate, the links and the executor.
+// Passes the coordinator's messages to the store, the tile gate, the links and the executor.
 #include "worker/service/attach_handler.h"
 
 #include <algorithm>
@@ -26,7 +26,8 @@
 namespace shardmesh::worker {
 
 AttachHandler::~AttachHandler() {
-  options_.store->AwaitFiles();  // the files' thread confirms dropped arrays to the reports
+  // Until then, the store's thread may call reports for dropped files.
+  options_.store->AwaitFiles();
 }
 
 absl::Status AttachHandler::Take(internal::v1::AttachResponse message,
@@ -61,7 +62,7 @@ absl::Status AttachHandler::Take(internal::v1::AttachResponse message,
       SHARDMESH_RETURN_IF_ERROR(options_.terms->Keep());
       return TakeCoordinatorTime(message.clock().time());
     case Message::MESSAGE_NOT_SET:
-      break;  // of a newer coordinator: ignore it
+      break;  // a message type of a newer coordinator: ignore it
   }
   return absl::OkStatus();
 }
@@ -132,7 +133,8 @@ absl::Status AttachHandler::TakeMembership(const internal::v1::Membership& membe
 
 void AttachHandler::TakeRunStep(internal::v1::RunStep step, const AttachSinkPtr& stream) {
   absl::StatusOr<StepOrder> order = Decode(step);
-  // The rank in the step's mesh; none where the plan is unknown or unreadable.
+  // This worker's rank in the step's mesh. None if the mesh is not known here or the order cannot
+  // be decoded.
   std::optional<DeviceId> rank;
   if (view_ != nullptr) {
     const std::string mesh_id = order.ok() ? MeshIdOf(*order) : MeshIdOf(step);
@@ -163,7 +165,8 @@ absl::Status AttachHandler::TakeEndStep(const internal::v1::EndStep& end) {
   if (end.commit()) {
     ended = options_.executor->Commit(end.sequence());
     if (absl::IsNotFound(ended)) {
-      // The step ended with the stream; the verdict on the inventory has settled it.
+      // The step was aborted when an earlier stream ended. The coordinator's verdict on the
+      // inventory has already decided about its outputs.
       LogWarning("commit of a step that this worker has left", {{"step", end.sequence()}});
       ended = absl::OkStatus();
     }
@@ -206,8 +209,8 @@ void AttachHandler::Drop(const google::protobuf::RepeatedPtrField<std::string>& 
   const absl::Span<const std::string> dropped = ids;
   options_.store->Drop(dropped, [reports = options_.reports,
                                  ids = std::vector<std::string>(ids)](const absl::Status& status) {
-    // Files that could not be removed are not confirmed: the next verdict
-    // drops them again.
+    // If files could not be removed, do not confirm the arrays. The verdict at the next attach then
+    // orders to drop them again.
     if (status.ok()) reports->ReportDropped(ids);
   });
 }

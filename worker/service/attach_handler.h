@@ -1,4 +1,4 @@
-// The coordinator's messages to this worker, carried out in order.
+// Handles the coordinator's messages to this worker, in order.
 #ifndef SHARDMESH_WORKER_SERVICE_ATTACH_HANDLER_H_
 #define SHARDMESH_WORKER_SERVICE_ATTACH_HANDLER_H_
 
@@ -23,10 +23,11 @@
 
 namespace shardmesh::worker {
 
-// Owns the membership and the key of the last attach, and the thread for orders that wait for the
-// disk. It hands each message to the part of the worker that it concerns, and knows no gRPC.
+// Owns the membership (which worker serves which rank) and the token key of the last attach. Also
+// owns a thread for orders that wait for the disk. Passes each message to the part of the worker
+// that it concerns. Has no gRPC calls of its own.
 //
-// For one thread, which handles one stream after the other.
+// Not thread-safe: one thread passes in the messages of one stream after the other.
 class AttachHandler {
  public:
   // Pointers outlive the handler.
@@ -43,17 +44,18 @@ class AttachHandler {
   };
 
   explicit AttachHandler(Options options) : options_(std::move(options)) {}
-  // Waits for the store's files and for orders under way. Take must have ended.
+  // Waits for the store's file work and for orders in progress. Requires that no call of Take is in
+  // progress.
   ~AttachHandler();
   AttachHandler(const AttachHandler&) = delete;
   AttachHandler& operator=(const AttachHandler&) = delete;
 
-  // Carries out a message of the stream that `stream` is the write side of. The first one must be
-  // the welcome, which makes the worker attached. After an error the caller ends the stream; the
-  // error says why.
+  // Handles a message that came on the stream whose write side is `stream`. The first message must
+  // be the welcome, which makes the worker attached. After an error the caller ends the stream.
   absl::Status Take(internal::v1::AttachResponse message, const AttachSinkPtr& stream);
 
-  // Returns whether the coordinator's last message Detach left no hope for another attach.
+  // Returns whether the coordinator's last Detach message gave no time for a retry: the worker must
+  // not attach again.
   bool is_detached_for_good() const { return detached_for_good_; }
 
  private:
@@ -75,7 +77,8 @@ class AttachHandler {
   Attachment attachment_;                       // the last one
   bool detached_for_good_ = false;
 
-  ThreadPool orders_{1};  // what waits for the disk; last: its thread uses the above
+  // Orders that wait for the disk; last member, because its thread uses the others.
+  ThreadPool orders_{1};
 };
 
 }  // namespace shardmesh::worker

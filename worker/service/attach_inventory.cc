@@ -1,4 +1,4 @@
-// Pages of the inventory, and decisions on the store's tiles.
+// Sends the inventory in pages, and applies the coordinator's decisions to the store's tiles.
 #include "worker/service/attach_inventory.h"
 
 #include <algorithm>
@@ -19,9 +19,9 @@ namespace shardmesh::worker {
 namespace {
 
 constexpr int64_t kInventoryPageTiles = 256;
-// Overhead of a short text field in a message.
+// Bytes that a short text field takes in a message besides its text.
 constexpr int64_t kFieldBytes = 2;
-// An answer about the quarantine ends after the array that exceeds this limit.
+// A list of quarantined arrays ends after the array with which it exceeds this limit.
 constexpr size_t kMaxAnswerBytes = size_t{1} << 20;
 
 internal::v1::QuarantineAnswer ListAnswer(const internal::v1::QuarantineOrder& order,
@@ -46,8 +46,8 @@ internal::v1::QuarantineAnswer ListAnswer(const internal::v1::QuarantineOrder& o
 }  // namespace
 
 void SendInventory(ShardStore& store, AttachSink& stream) {
-  // The coordinator treats tiles missing in the inventory as dropped: their files must be gone
-  // first.
+  // The coordinator counts tiles that are not in the inventory as dropped. Therefore wait until the
+  // files of dropped tiles are gone.
   store.AwaitFiles();
   internal::v1::AttachRequest request;
   int64_t size_bytes = 0;
@@ -89,8 +89,8 @@ void SendInventory(ShardStore& store, AttachSink& stream) {
 absl::Status ApplyVerdict(const internal::v1::InventoryVerdict& verdict, ShardStore& store,
                           const Clock& clock) {
   for (const std::string& array_id : verdict.commit_array_ids()) {
-    // One array at a time: a missing array, which the coordinator knows from the inventory, must
-    // not prevent the commit of the others.
+    // Commit each array by itself. If one is missing now, although the inventory had it, the others
+    // are still committed.
     if (const absl::Status committed = store.Commit({array_id});
         !committed.ok() && !absl::IsNotFound(committed)) {
       return committed;
@@ -138,7 +138,8 @@ internal::v1::QuarantineAnswer CarryOut(
                        : "dropped an array from the quarantine, as the coordinator asked",
               {{"array", id}, {"size_bytes", done->size_bytes()}});
       *answer.add_arrays() = Encode(*done, identity);
-      // Reported separately from the answer, whose caller may no longer wait.
+      // Report the array in a message of its own too: the client that asked may no longer wait for
+      // the answer.
       if (restores) restored(id);
     } else if (!absl::IsNotFound(done.status())) {
       rpc::Encode(done.status(), answer.mutable_error());

@@ -1,4 +1,5 @@
-// The tiles that this worker holds, as the coordinator hears of them and decides on them.
+// The inventory (the list of tiles that this worker holds): its encoding for the coordinator, and
+// the coordinator's verdict (its decision about each tile).
 #ifndef SHARDMESH_WORKER_SERVICE_ATTACH_INVENTORY_H_
 #define SHARDMESH_WORKER_SERVICE_ATTACH_INVENTORY_H_
 
@@ -14,22 +15,24 @@
 
 namespace shardmesh::worker {
 
-// Bytes of encoded tiles in a message of the inventory. Each message is a sign of life for a
-// coordinator that drops silent workers after some seconds. The coordinator may hold one message of
-// every worker at once, when all attach after its restart.
+// Size limit for the encoded tiles in one inventory message. Small messages show the coordinator
+// regularly that the worker lives; it drops workers that are silent for some seconds. They also
+// limit memory: when all workers attach after a restart, the coordinator may hold one message of
+// each at once.
 inline constexpr int64_t kInventoryMessageBytes = int64_t{128} << 10;
 
-// Sends all tiles of the store and the ids of quarantined arrays, in pages. Waits for the files of
-// dropped tiles first.
+// Sends all tiles of the store and the ids of quarantined arrays, in pages. First waits until the
+// files of dropped tiles are gone.
 void SendInventory(ShardStore& store, AttachSink& stream);
 
-// Carries out a verdict on the inventory, except for the arrays to drop. INVALID_ARGUMENT for a
-// malformed tile; otherwise errors of ShardStore::Commit.
+// Applies the coordinator's verdict on the inventory, except for the arrays to drop.
+// INVALID_ARGUMENT for a malformed tile; otherwise errors of ShardStore::Commit.
 absl::Status ApplyVerdict(const internal::v1::InventoryVerdict& verdict, ShardStore& store,
                           const Clock& clock);
 
-// Carries out an order about the quarantine. Waits for the disk. `identity`: this worker's. Calls
-// `restored` with each array that came back into use.
+// Carries out an order about the quarantine, which has tiles that the coordinator's registry does
+// not know as this worker's. Returns the answer. Waits for the disk. `identity` is this worker's.
+// Calls `restored` with each array that is in use again.
 internal::v1::QuarantineAnswer CarryOut(
     const internal::v1::QuarantineOrder& order, const std::string& identity, ShardStore& store,
     const std::function<void(const std::string& array_id)>& restored);

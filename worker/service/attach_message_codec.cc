@@ -1,4 +1,4 @@
-// Encodes the worker's reports, and decodes the coordinator's steps.
+// Encodes the worker's messages, and decodes the coordinator's orders to run steps.
 #include "worker/service/attach_message_codec.h"
 
 #include <utility>

@@ -1,5 +1,5 @@
-// Messages of the attach stream to the worker's values and back. spec_codec.h states the rules for
-// all codecs.
+// Converts between messages of the attach stream and the worker's types. spec_codec.h states the
+// rules for all codecs.
 #ifndef SHARDMESH_WORKER_SERVICE_ATTACH_MESSAGE_CODEC_H_
 #define SHARDMESH_WORKER_SERVICE_ATTACH_MESSAGE_CODEC_H_
 
@@ -18,11 +18,11 @@
 
 namespace shardmesh::worker {
 
-// The fields of a worker's Hello. The encoder adds the version and the protocols of the build.
+// The fields of a worker's Hello. Encode adds the version and the protocols of this build.
 struct WorkerHello {
   WorkerSelf self = {};
-  std::string cluster_id = {};     // of the store; empty: none yet
-  std::string data_identity = {};  // of the data folder; empty: none yet
+  std::string cluster_id = {};     // of the store; empty if it has none yet
+  std::string data_identity = {};  // the worker to which the data folder belongs; empty if none yet
   std::vector<std::string> endpoints = {};
   std::optional<int> exchange_port = {};
   std::string nonce = {};
@@ -30,28 +30,31 @@ struct WorkerHello {
   int threads = 0;
   bool durable = false;
   int64_t pid = 0;
-  int64_t term = 0;  // the newest known one
+  int64_t term = 0;  // the newest term that the worker knows
 };
 
 internal::v1::AttachRequest Encode(const WorkerHello& from);
 internal::v1::AttachRequest Encode(const TileReport& from);
-// The error and the blamed peer only of a failed step.
+// Encodes the error and the blamed peer only if the step failed.
 internal::v1::AttachRequest Encode(StepResult from);
 internal::v1::HeldTile Encode(const ShardStore::HeldTile& from);
-// `identity`: this worker's. A descriptor that cannot be parsed leaves only the array's id.
+// `identity` is this worker's. If the array's descriptor cannot be parsed, the result has only the
+// array's id in its place.
 v1::QuarantinedArray Encode(const QuarantinedArray& from, const std::string& identity);
 
-// Limit for the encoded records of instructions in one heartbeat.
+// Most bytes of encoded instruction records in one heartbeat.
 inline constexpr int64_t kMaxHeartbeatRecordBytes = int64_t{32} << 10;
-// Adds the last records that fit.
+// Adds the newest records, as many as fit into kMaxHeartbeatRecordBytes.
 void EncodeRecords(const std::vector<FlightRecord>& from, internal::v1::Heartbeat* to);
 
-// Leaves the outputs in `from` if it fails. INVALID_ARGUMENT for a malformed field.
+// Decodes an order to run a step, and moves the outputs out of `from`. After an error, `from` still
+// has them. INVALID_ARGUMENT for a malformed field.
 absl::StatusOr<StepOrder> Decode(internal::v1::RunStep& from);
 
-// Returns the mesh of a step's results; empty if it has none.
+// Returns the id of the mesh on which a step's results lie; empty if the step has no results.
 std::string MeshIdOf(const StepOrder& order);
-// The same for a step that cannot be decoded; also empty if its first result cannot be parsed.
+// Returns the same for an order that cannot be decoded. Also empty if its first result cannot be
+// parsed.
 std::string MeshIdOf(const internal::v1::RunStep& step);
 
 }  // namespace shardmesh::worker

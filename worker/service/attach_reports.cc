@@ -1,4 +1,4 @@
-// Sends reports in the stages of an attach in which the coordinator can use them.
+// Sends each report only at a stage of the attach at which the coordinator can use it.
 #include "worker/service/attach_reports.h"
 
 #include <algorithm>
@@ -14,9 +14,10 @@
 namespace shardmesh::worker {
 namespace {
 
-// Limit for the number of records of instructions in one heartbeat.
+// Most instruction records in one heartbeat.
 constexpr size_t kMaxRecords = 64;
-// This many dropped arrays are confirmed at once; fewer wait for the next heartbeat.
+// If this many dropped arrays wait for confirmation, it is sent at once. Fewer wait for the next
+// heartbeat.
 constexpr size_t kMaxUnconfirmed = 1024;
 constexpr size_t kMaxDroppedIds = 4096;
 
@@ -28,7 +29,7 @@ AttachReports::AttachReports(Options options)
 void AttachReports::Attached(AttachSinkPtr stream, absl::Duration heartbeat_interval) {
   absl::MutexLock lock(&mutex_);
   stream_ = std::move(stream);
-  // This coordinator may know nothing of this worker.
+  // The coordinator may have restarted, so send all records and measurements again.
   next_record_ = 0;
   told_links_ = 0;
   pace_.Begin(heartbeat_interval, options_.clock->Now());
@@ -40,7 +41,7 @@ void AttachReports::Judged() {
     absl::MutexLock lock(&mutex_);
     judged_ = true;
     SendRestored();
-    // The inventory is complete now, and metrics should show it at once.
+    // The inventory is complete now. A heartbeat at once makes the coordinator's metrics show it.
     pace_.MakeDue(options_.clock->Now());
   }
   Beat();
@@ -50,7 +51,7 @@ void AttachReports::MemberAt(int64_t epoch) {
   absl::MutexLock lock(&mutex_);
   member_ = true;
   epoch_ = epoch;
-  SendPeers();  // the links mentioned its epoch before it was known here
+  SendPeers();  // the links may have reported the peers of this epoch before this call
 }
 
 bool AttachReports::Detached() {
@@ -110,14 +111,14 @@ void AttachReports::Beat() {
   const int64_t used_bytes = options_.store->used_bytes();
   absl::MutexLock lock(&mutex_);
   if (stream_ == nullptr) {
-    return;  // the next attach sets the alarm
+    return;  // Attached sets the alarm again
   }
   const absl::Time now = options_.clock->Now();
   if (const std::optional<absl::Time> due = pace_.NotDueUntil(progress, now); due.has_value()) {
     return alarm_.SetNoLaterThan(*due);
   }
   SendDropped();
-  // Before the verdict the worker does not know which arrays live.
+  // Only after the verdict does the worker know which arrays live and must be kept.
   if (judged_) options_.store->ExpireQuarantine(now);
   SendHeartbeat(progress, used_bytes, now);
   alarm_.SetNoLaterThan(pace_.Sent(progress, now));
@@ -128,7 +129,7 @@ void AttachReports::SendHeartbeat(const std::vector<StepProgress>& progress, int
   const QuarantineTotals quarantine = options_.store->quarantine_totals();
   internal::v1::AttachRequest request;
   internal::v1::Heartbeat* heartbeat = request.mutable_heartbeat();
-  // New tiles may replace quarantined tiles in memory, unless their arrays live.
+  // Quarantined tiles whose arrays do not live count as free memory: new tiles may replace them.
   heartbeat->set_used_bytes(std::max<int64_t>(0, used_bytes - quarantine.droppable_memory_bytes));
   heartbeat->set_quarantined_arrays(quarantine.arrays);
   heartbeat->set_quarantined_bytes(quarantine.disk_bytes + quarantine.memory_bytes);
@@ -141,7 +142,8 @@ void AttachReports::SendHeartbeat(const std::vector<StepProgress>& progress, int
     next_record_ = tail.next;
   }
   if (const MeasuredLinks measured = options_.measured_links(); measured.revision != told_links_) {
-    internal::v1::MeasuredLinks* links = heartbeat->mutable_links();  // also if none are left
+    // Sent even if empty: a change may be that no link is left.
+    internal::v1::MeasuredLinks* links = heartbeat->mutable_links();
     for (const MeasuredLink& link : measured.links) rpc::Encode(link, links->add_links());
     told_links_ = measured.revision;
   }
@@ -150,7 +152,7 @@ void AttachReports::SendHeartbeat(const std::vector<StepProgress>& progress, int
 
 void AttachReports::SendDropped() {
   if (stream_ == nullptr) {
-    dropped_.clear();  // the next inventory covers them
+    dropped_.clear();  // the next inventory tells the coordinator that they are gone
   }
   for (size_t first = 0; first < dropped_.size(); first += kMaxDroppedIds) {
     internal::v1::AttachRequest request;
@@ -169,7 +171,7 @@ void AttachReports::SendRestored() {
   for (const std::string& array_id : std::exchange(restored_, {})) {
     const absl::StatusOr<std::vector<StoredTilePtr>> tiles = options_.store->FindAll(array_id);
     if (!tiles.ok()) {
-      continue;  // it is gone again
+      continue;  // dropped in the meantime
     }
     internal::v1::AttachRequest request;
     for (const StoredTilePtr& tile : *tiles) {

@@ -1,4 +1,4 @@
-// The reports that go up to the coordinator without an order, heartbeats among them.
+// The reports that the worker sends to the coordinator without being asked, such as heartbeats.
 #ifndef SHARDMESH_WORKER_SERVICE_ATTACH_REPORTS_H_
 #define SHARDMESH_WORKER_SERVICE_ATTACH_REPORTS_H_
 
@@ -22,8 +22,8 @@
 
 namespace shardmesh::worker {
 
-// Owns the stage of the current attach, what the coordinator still has to hear, and the alarm of
-// the heartbeats.
+// Owns the stage of the current attach, the reports that are not yet sent, and the alarm for
+// heartbeats. The verdict is the coordinator's decision about each tile in the inventory.
 //
 // clang-format off
 //   detached -> (Attached) -> attached -> (Judged, MemberAt, in any order) -> member
@@ -31,8 +31,8 @@ namespace shardmesh::worker {
 //      +------------------------------- Detached ------------------------------+
 // clang-format on
 //
-// Its lock is held while a message is queued, so that messages go up in the order of the stages.
-// The locks of the store, the recorder and the stream are taken under it.
+// Holds its lock while it queues a message, so the coordinator gets messages in the order of the
+// stages. Acquires the locks of the store, the recorder and the stream while it holds its own.
 //
 // Thread-safe.
 class AttachReports {
@@ -41,13 +41,14 @@ class AttachReports {
   struct Options {
     Clock* clock = nullptr;
     ShardStore* store = nullptr;
-    // The heartbeats carry its records; null: none.
+    // The instruction records for heartbeats. Null: heartbeats carry none.
     const FlightRecorder* recorder = nullptr;
-    // Return what runs, and what was measured. `measured_links` is called under the lock.
+    // `progress` returns the steps that run, `measured_links` the measurements of links.
+    // `measured_links` is called with the lock held.
     std::function<std::vector<StepProgress>()> progress;
     std::function<MeasuredLinks()> measured_links;
-    // Called at each change of whether the worker is a member and reaches all its peers. Runs under
-    // the lock: it must not call back.
+    // Called whenever `ready` changes: whether the worker is a member and reaches all its peers.
+    // Called with the lock held, so it must not call this object.
     std::function<void(bool ready)> ready_changed;
   };
 
@@ -55,32 +56,34 @@ class AttachReports {
   AttachReports(const AttachReports&) = delete;
   AttachReports& operator=(const AttachReports&) = delete;
 
-  // The stages. Attached begins the heartbeats.
+  // Record the stages of the attach. Attached starts the heartbeats.
   void Attached(AttachSinkPtr stream, absl::Duration heartbeat_interval);
-  // The whole verdict of this attach was carried out. Sends a heartbeat at once.
+  // Records that the whole verdict of this attach was applied. Sends a heartbeat at once.
   void Judged();
   void MemberAt(int64_t epoch);
-  // Sends nothing more on this stream. Returns whether the worker was attached.
+  // Records that the stream has ended, and sends nothing more on it. Returns whether the worker was
+  // attached.
   bool Detached();
 
   struct State {
     bool attached = false;
     bool ready = false;
-    int64_t epoch = 0;  // of the last membership
+    int64_t epoch = 0;  // epoch of the last membership
   };
   State state() const;
 
-  // Sends a report if the worker is attached, and drops it otherwise: the inventory of the next
-  // attach covers it.
+  // Sends a report if the worker is attached. Otherwise drops it: the inventory of the next attach
+  // has the tile.
   void ReportTile(const TileReport& report);
-  // Sent as soon as the worker is a member at this epoch.
+  // Stores the report, and sends it as soon as the worker is a member at this epoch.
   void ReportPeers(int64_t epoch, const std::vector<std::string>& unreached);
-  // The files of these arrays are gone. Confirmed with the next heartbeat, or at once if many wait.
+  // Confirms that the files of these arrays are gone: with the next heartbeat, or at once if many
+  // arrays wait.
   void ReportDropped(absl::Span<const std::string> array_ids);
-  // An array came back from the quarantine. Reported only after the verdict of this attach: its
-  // inventory may have lacked the array.
+  // Reports that an array came back from the quarantine. Sends the report only after the verdict of
+  // this attach, because the inventory of this attach may have lacked the array.
   void ReportRestored(const std::string& array_id);
-  // A step begins: looks for slow instructions from now on.
+  // Records that a step begins, and checks regularly for slow instructions from now on.
   void StepBegins();
 
  private:
@@ -96,8 +99,8 @@ class AttachReports {
 
   mutable absl::Mutex mutex_;
   AttachSinkPtr stream_ ABSL_GUARDED_BY(mutex_);  // null: not attached
-  bool judged_ ABSL_GUARDED_BY(mutex_) = false;   // the whole verdict of this attach
-  bool member_ ABSL_GUARDED_BY(mutex_) = false;   // membership of this attach
+  bool judged_ ABSL_GUARDED_BY(mutex_) = false;   // the whole verdict of this attach was applied
+  bool member_ ABSL_GUARDED_BY(mutex_) = false;   // a membership came in this attach
   bool ready_ ABSL_GUARDED_BY(mutex_) = false;
   int64_t epoch_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t peers_epoch_ ABSL_GUARDED_BY(mutex_) = -1;
@@ -105,11 +108,12 @@ class AttachReports {
   std::vector<std::string> dropped_ ABSL_GUARDED_BY(mutex_);   // not yet confirmed
   std::vector<std::string> restored_ ABSL_GUARDED_BY(mutex_);  // not yet reported
   HeartbeatPace pace_ ABSL_GUARDED_BY(mutex_);
-  // With the last heartbeat of this attach.
+  // The next instruction record and the revision of measured links, after the last heartbeat of
+  // this attach.
   int64_t next_record_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t told_links_ ABSL_GUARDED_BY(mutex_) = 0;  // revision
 
-  Alarm alarm_;  // last: its function uses the above
+  Alarm alarm_;  // last member, because its function uses the others
 };
 
 }  // namespace shardmesh::worker

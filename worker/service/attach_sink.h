@@ -9,16 +9,16 @@
 
 namespace shardmesh::worker {
 
-// Takes the worker's messages to the coordinator. Thread-safe.
+// Queues the worker's messages to the coordinator. Thread-safe.
 class AttachSink {
  public:
   virtual ~AttachSink() = default;
 
-  // Queues a message, in the order of the calls. Drops it once the stream is over. Does not block
-  // and calls nothing of the caller back: callable with any lock held.
+  // Queues a message; messages are sent in the order of the calls. Drops the message if the stream
+  // is over. Does not block and makes no callbacks, so the caller may hold any lock.
   virtual void Send(internal::v1::AttachRequest request) = 0;
 
-  // Returns the coordinator's address. Requires that a message of the coordinator came.
+  // Returns the coordinator's address. Requires that a message of the coordinator has come.
   virtual std::string peer() const = 0;
 };
 

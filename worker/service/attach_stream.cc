@@ -1,4 +1,4 @@
-// Reads and writes the messages of the call Attach.
+// Reads and writes the messages of the gRPC call Attach.
 #include "worker/service/attach_stream.h"
 
 #include <utility>
@@ -14,8 +14,8 @@ AttachStream::AttachStream(const std::shared_ptr<grpc::Channel>& channel)
 void AttachStream::Start() {
   self_ = shared_from_this();
   stub_->async()->Attach(&context_, this);
-  AddHold();  // for the outbox; its close releases the hold
-  AddHold();  // for the inbox; its end releases the hold
+  AddHold();  // held for the outbox, until it is closed
+  AddHold();  // held for the reads, until one fails
   StartRead(&read_);
   StartCall();
 }

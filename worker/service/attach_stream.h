@@ -1,4 +1,4 @@
-// The worker's end of the call Attach.
+// The worker's end of the gRPC call Attach.
 #ifndef SHARDMESH_WORKER_SERVICE_ATTACH_STREAM_H_
 #define SHARDMESH_WORKER_SERVICE_ATTACH_STREAM_H_
 
@@ -26,40 +26,43 @@ namespace shardmesh::worker {
 //   write(...) through the outbox; while (message = read()) inbox.push(message)
 // clang-format on
 //
-// Owns the call, the messages that wait to be written, and those that wait to be handled. One
-// thread takes messages from the inbox, and ends with the stream. Made as a shared_ptr; the stream
-// keeps itself alive from Start to the end of the call.
+// Owns the call, the messages that wait to be written (outbox), and those that wait to be handled
+// (inbox). One thread takes messages from the inbox until the stream is over. Create it as a
+// shared_ptr: the stream keeps itself alive from Start to the end of the call.
 //
-// Thread-safe. Next and Wait are for one thread.
+// Thread-safe, except that only one thread may call Next and Wait.
 class AttachStream final
     : public grpc::ClientBidiReactor<internal::v1::AttachRequest, internal::v1::AttachResponse>,
       public AttachSink,
       public std::enable_shared_from_this<AttachStream> {
  public:
-  // Most orders that wait for this worker; further ones stay in the coordinator's outbox.
+  // Most messages that wait to be handled. While the inbox is full, the stream reads no more, and
+  // further messages stay in the coordinator's outbox.
   static constexpr size_t kMaxInbox = 64;
-  // Reports that wait for a coordinator that does not read: an inventory of millions of tiles fits,
-  // and a coordinator that is further behind is as good as lost.
+  // Most bytes of messages that wait to be written. An inventory of millions of tiles fits. A
+  // coordinator that is further behind counts as lost.
   static constexpr int64_t kOutboxBytes = int64_t{256} << 20;
 
   explicit AttachStream(const std::shared_ptr<grpc::Channel>& channel);
 
-  // Begins the call. Call it once, before all others.
+  // Begins the call. Call it once, before all other methods.
   void Start();
 
-  // A message that finds no room ends the stream: the coordinator does not read.
+  // Queues a message. If the outbox is full, the coordinator does not read; Send then cancels the
+  // stream.
   void Send(internal::v1::AttachRequest request) override;
-  // Half-closes the stream when all is written.
+  // Half-closes the stream when all queued messages are written.
   void CloseAfterWrites();
   void Cancel() { context_.TryCancel(); }
   std::string peer() const override { return context_.peer(); }
 
-  // Waits for the next message; nullopt once the stream is over and all messages were taken.
+  // Waits for the next message. Returns nullopt once the stream is over and all messages were
+  // taken.
   std::optional<internal::v1::AttachResponse> Next();
-  // Waits for the stream's end.
+  // Waits for the end of the stream, and returns its status.
   absl::Status Wait();
 
-  // Reactions of gRPC.
+  // Reactions of the gRPC reactor.
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override { outbox_.OnWriteDone(ok); }
   void OnDone(const grpc::Status& status) override;
@@ -71,16 +74,16 @@ class AttachStream final
     return over_ || !inbox_.empty();
   }
 
-  // Has a connection of its own: no other stream or call uses it.
+  // On a connection that no other stream or call uses.
   const std::unique_ptr<internal::v1::AttachService::Stub> stub_;
   grpc::ClientContext context_;
   Outbox outbox_;
-  internal::v1::AttachResponse read_;   // of the pending read
+  internal::v1::AttachResponse read_;   // message of the pending read
   std::shared_ptr<AttachStream> self_;  // until OnDone
 
   absl::Mutex mutex_;
   std::deque<internal::v1::AttachResponse> inbox_ ABSL_GUARDED_BY(mutex_);
-  bool paused_ ABSL_GUARDED_BY(mutex_) = false;  // no read is under way: the inbox is full
+  bool paused_ ABSL_GUARDED_BY(mutex_) = false;  // the inbox is full, so no read is pending
   bool over_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
 };

@@ -1,4 +1,4 @@
-// Attaches to the coordinator, and stays attached.
+// Attaches to the coordinator, and attaches again whenever the stream ends.
 #include "worker/service/coordinator_link.h"
 
 #include <grpcpp/grpcpp.h>
@@ -28,13 +28,14 @@
 namespace shardmesh::worker {
 namespace {
 
-// Interval between log warnings about the same wait; each try in between logs at level debug.
+// The log warns about the same error at most once in this interval. Attempts in between are logged
+// at level debug.
 constexpr absl::Duration kLogInterval = absl::Seconds(30);
-// How long connecting may take before a new attempt, which is logged; also the limit for a slow
-// server's answer.
+// How long one attempt to connect may take. After that the link logs it and tries again. Also the
+// limit for a slow server's answer.
 constexpr absl::Duration kConnectTimeout = absl::Seconds(10);
-// A silent connection counts as broken after the sum of both times, as the coordinator counts a
-// silent worker as lost.
+// A silent connection counts as broken after the sum of both times. The coordinator counts a silent
+// worker as lost after the same time.
 constexpr absl::Duration kKeepaliveInterval = absl::Seconds(2);
 constexpr absl::Duration kKeepaliveTimeout = absl::Seconds(3);
 
@@ -43,7 +44,7 @@ absl::Status CoordinatorGone() {
                     Reason::kStepAborted);
 }
 
-// Returns whether waiting cannot cure the error.
+// Returns whether an error is permanent: a later attempt would fail in the same way.
 bool IsFinal(const absl::Status& status) {
   const Reason reason = ReasonOf(status);
   return reason == Reason::kClusterMismatch || reason == Reason::kIdentityMismatch ||
@@ -51,9 +52,9 @@ bool IsFinal(const absl::Status& status) {
          absl::IsPermissionDenied(status);
 }
 
-// Owns the link's thread, the current stream and the end of the link. AttachReports has what goes
-// up, AttachHandler what comes down, TermKeeper which coordinator is followed. No lock is held
-// across their calls.
+// Owns the link's thread, the current stream and the end of the link. AttachReports sends messages
+// to the coordinator, AttachHandler handles messages from it, and TermKeeper decides which
+// coordinator to follow. AttachLoop calls them without holding its lock.
 class AttachLoop final : public CoordinatorLink {
  public:
   AttachLoop(Options options, std::unique_ptr<TermKeeper> terms,
@@ -101,13 +102,14 @@ class AttachLoop final : public CoordinatorLink {
   void Leave(const std::string& reason, absl::Time deadline) override {
     const std::shared_ptr<AttachStream> stream = Stop();
     if (stream != nullptr && !reports_.state().attached) {
-      stream->Cancel();  // the coordinator does not count on this worker yet
+      // Not attached yet, so the coordinator need not know that the worker leaves.
+      stream->Cancel();
     } else if (stream != nullptr) {
       internal::v1::AttachRequest request;
       request.mutable_leaving()->set_reason(reason);
       stream->Send(std::move(request));
       {
-        // The coordinator ends the stream when nothing needs this worker any more.
+        // The coordinator ends the stream when it needs this worker no longer.
         absl::MutexLock lock(&mutex_);
         mutex_.AwaitWithDeadline(absl::Condition(this, &AttachLoop::HasNoStream), deadline);
       }
@@ -129,19 +131,21 @@ class AttachLoop final : public CoordinatorLink {
   }
 
  private:
-  // A live coordinator ends a half-closed stream at once.
+  // After a half-close, a coordinator that works ends the stream at once. Wait at most this long
+  // for it.
   static constexpr absl::Duration kCloseTimeout = absl::Milliseconds(500);
 
   bool HasNoStream() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stream_ == nullptr; }
-  // No further attempt begins. Returns the current stream; null if there is none.
+  // Prevents further attempts. Returns the current stream; null if there is none.
   std::shared_ptr<AttachStream> Stop() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // On the link's thread.
+  // Runs on the link's thread.
   void Run();
-  // Returns the error that ended an attempt, or the cause of a failed connection where it is found.
+  // Returns a more precise error for a connection that could not be made, if the diagnosis finds
+  // the cause; otherwise `ended`.
   absl::Status Explained(absl::Status ended) const;
   absl::Status AttachOnce(rpc::Backoff& backoff);
-  // The stream is over. Returns whether the worker was attached.
+  // Handles the end of the stream. Returns whether the worker was attached.
   bool Detached();
   void LogWait(const absl::Status& status, absl::Duration delay);
   WorkerHello MakeHello() const;
@@ -151,7 +155,7 @@ class AttachLoop final : public CoordinatorLink {
   const std::unique_ptr<TermKeeper> terms_;
 
   // Used only by the link's thread.
-  bool was_connected_ = false;  // of the last attempt
+  bool was_connected_ = false;  // whether the last attempt had a connection
   std::string logged_wait_;
   absl::Time log_time_ = absl::InfinitePast();
 
@@ -160,7 +164,7 @@ class AttachLoop final : public CoordinatorLink {
   std::shared_ptr<AttachStream> stream_ ABSL_GUARDED_BY(mutex_);
 
   AttachReports reports_;
-  AttachHandler handler_;  // used only by the link's thread; it reports to the above
+  AttachHandler handler_;  // used only by the link's thread; calls reports_
   std::thread thread_;
 };
 
@@ -185,8 +189,8 @@ void AttachLoop::Run() {
         return;
       }
     }
-    // An established connection needs no diagnosis. The diagnosis resolves the name, which may
-    // block for seconds where name servers are silent.
+    // Diagnose only if the attempt had no connection. The diagnosis resolves the coordinator's
+    // name, which may block for seconds if the name servers do not answer.
     if (!was_connected_) ended = Explained(std::move(ended));
     if (handler_.is_detached_for_good() || IsFinal(ended)) {
       LogError("the coordinator refuses this worker",
@@ -244,13 +248,14 @@ absl::Status AttachLoop::AttachOnce(rpc::Backoff& backoff) {
   const absl::Status ended = stream->Wait();
   const bool was_attached = Detached();
   if (was_attached) {
-    logged_wait_.clear();  // the next wait is another one
+    logged_wait_.clear();  // so that LogWait warns about the next error at once
   }
   if (!status.ok()) {
     return status;
   }
   if (was_attached && absl::IsInvalidArgument(ended)) {
-    // The error does not concern the hello: a new attach may help.
+    // The coordinator accepted the hello, so the error concerns a later message. IsFinal must not
+    // take it for a permanent one: a new attach may succeed.
     return absl::UnavailableError(ended.message());
   }
   return ended.ok() ? absl::UnavailableError("the coordinator ended the stream") : ended;
@@ -260,7 +265,8 @@ bool AttachLoop::Detached() {
   const bool was_attached = reports_.Detached();
   if (was_attached) {
     options_.gate->Suspend();
-    // The commit message of a staged output may be lost: the next verdict decides.
+    // Staged outputs stay, because their commit message may just have been lost. The verdict at the
+    // next attach decides about them.
     options_.executor->AbortUnfinished(CoordinatorGone());
   }
   absl::MutexLock lock(&mutex_);

@@ -1,5 +1,5 @@
-// The worker's stream to the coordinator: inventory and reports go up, orders and memberships come
-// down.
+// The worker's stream to the coordinator. The worker sends its inventory and reports; the
+// coordinator sends orders and memberships.
 #ifndef SHARDMESH_WORKER_SERVICE_COORDINATOR_LINK_H_
 #define SHARDMESH_WORKER_SERVICE_COORDINATOR_LINK_H_
 
@@ -25,7 +25,8 @@
 
 namespace shardmesh::worker {
 
-// Keeps the worker attached:
+// Keeps the worker attached. The inventory lists the tiles that the worker holds. With its verdict,
+// the coordinator decides about each of them. A membership says which worker serves which rank.
 //
 // clang-format off
 //   detached -> (hello, welcome) -> attached -> (inventory, verdict, membership) -> member
@@ -33,15 +34,15 @@ namespace shardmesh::worker {
 //      +--------- the stream ends: running steps and puts end, peers stay -------------+
 // clang-format on
 //
-// Whenever the stream ends, the link retries for ever, over a new connection each time, with
-// growing delays. The log says what it waits for. Only errors that waiting cannot cure end it: see
+// Whenever the stream ends, the link retries without limit, over a new connection each time, with
+// growing delays. The log has the error of each attempt. Only permanent errors end the link: see
 // Options::failed. The link handles the coordinator's messages in order, on its own thread.
 //
-// Heartbeats go up in the interval that the coordinator asks for. As soon as an instruction of a
-// step has run for a tenth of a second, an extra heartbeat goes up. The coordinator therefore knows
-// which rank waits for which before the step's deadline. Each heartbeat carries the step's
-// progress, the records of instructions that ended since the last one, and new measurements of
-// links.
+// The link sends heartbeats in the interval that the coordinator asks for. As soon as an
+// instruction of a step has run for a tenth of a second, the link sends an extra heartbeat. Before
+// the step's deadline, the coordinator therefore knows which rank waits for which other rank. Each
+// heartbeat carries the step's progress, the records of instructions that ended since the last one,
+// and new measurements of links.
 //
 // Thread-safe.
 class CoordinatorLink {
@@ -51,57 +52,59 @@ class CoordinatorLink {
     std::string coordinator;  // host:port
     rpc::Credentials credentials = rpc::Credentials::Insecure();
     WorkerSelf self;
-    std::string nonce;                   // the answer to Identify
+    std::string nonce;                   // random bytes in the hello, which Identify returns
     std::vector<std::string> endpoints;  // where clients reach this worker, best first
-    // Where peers reach it, on the same hosts; nullopt: at the endpoints.
+    // The port at which peers reach this worker, on the same hosts; nullopt: the ports in
+    // `endpoints`.
     std::optional<int> exchange_port = std::nullopt;
     int threads = 1;  // for kernels
-    // Where the newest term is kept; empty: only in memory.
+    // The folder in which the newest known term is kept. Empty: kept only in memory.
     std::string data_dir;
     Clock* clock = nullptr;
     ShardStore* store = nullptr;
     TileGate* gate = nullptr;
     PeerLinks* links = nullptr;
     StepExecutor* executor = nullptr;
-    // The heartbeats carry its records; null: none.
+    // The instruction records for heartbeats. Null: heartbeats carry none.
     const FlightRecorder* recorder = nullptr;
-    // Called at each change of whether the worker is a member and reaches all its peers. Runs under
-    // a lock of the link: it must not call back.
+    // Called whenever `ready` changes: whether the worker is a member and reaches all its peers.
+    // Called with a lock of the link held, so it must not call the link.
     std::function<void(bool ready)> ready_changed;
     // Called once, when the coordinator permanently refuses this worker: CLUSTER_MISMATCH,
     // IDENTITY_MISMATCH, PROTOCOL_MISMATCH, a certificate of another worker, or a malformed hello.
     // The link then does nothing more.
     std::function<void(const absl::Status& reason)> failed;
-    // The longest delay and the connection timeout (rpc::Connector) are both less than 2 s, the
-    // limit for a worker to find a serving coordinator.
+    // A worker must find a serving coordinator within 2 s. The longest delay and the connection
+    // timeout (rpc::Connector) are both less than that.
     rpc::RetryPolicy retry = {.max_delay = absl::Milliseconds(500)};
   };
 
-  // INVALID_ARGUMENT for a bad address; errors of reading the term.
+  // INVALID_ARGUMENT if the coordinator's address is malformed. Otherwise errors of
+  // TermKeeper::Open.
   static absl::StatusOr<std::unique_ptr<CoordinatorLink>> Create(Options options);
-  // Ends the stream.
+  // Ends the stream, and waits for the link's thread.
   virtual ~CoordinatorLink() = default;
   CoordinatorLink(const CoordinatorLink&) = delete;
   CoordinatorLink& operator=(const CoordinatorLink&) = delete;
 
-  // Begins to attach. Call it once.
+  // Starts to attach. Call it once.
   virtual void Start() = 0;
 
-  // Sends a report if the worker is attached, and drops it otherwise: the inventory of the next
-  // attach covers it.
+  // Sends a report if the worker is attached. Otherwise drops it: the inventory of the next attach
+  // has the tile.
   virtual void ReportTile(const TileReport& report) = 0;
   virtual void ReportPeers(int64_t epoch, const std::vector<std::string>& unreached) = 0;
 
-  // Tells the coordinator that the worker drains, and why. Waits at most until `deadline` for the
-  // coordinator to end the stream, which it does when nothing needs this worker. Ends the stream
-  // permanently.
+  // Tells the coordinator that the worker drains, and why. Waits, at most until `deadline`, for the
+  // coordinator to end the stream, which it does when nothing needs this worker. Then ends the
+  // stream; the link does not attach again.
   virtual void Leave(const std::string& reason, absl::Time deadline) = 0;
 
   struct State {
     bool attached = false;
     bool ready = false;
-    int64_t epoch = 0;  // of the last membership
-    int64_t term = 0;   // the newest known term
+    int64_t epoch = 0;  // epoch of the last membership
+    int64_t term = 0;   // the newest term that the worker knows
   };
   virtual State state() const = 0;
 

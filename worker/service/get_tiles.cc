@@ -1,4 +1,4 @@
-// Sends tiles as raw bytes, from the memory that holds them.
+// GetTiles: sends tiles as raw bytes, directly from the memory that holds them.
 #include "worker/service/get_tiles.h"
 
 #include <optional>
@@ -22,12 +22,12 @@
 namespace shardmesh::worker {
 namespace {
 
-// The messages that carry one tile or a part of it, in order.
+// The messages that carry one tile, or a part of a tile, in order.
 class TileMessages {
  public:
   static absl::StatusOr<TileMessages> Create(RequestedTile requested) {
     const TileDescription& description = requested.stored->description();
-    // The range relative to the tile that the worker holds.
+    // The requested range, relative to the start of the tile that the worker holds.
     Tile within = requested.range;
     for (size_t i = 0; i < within.ranges.size(); ++i) {
       within.ranges[i].start -= description.tile.ranges[i].start;
@@ -38,7 +38,7 @@ class TileMessages {
     return TileMessages(std::move(requested), region);
   }
 
-  // The next message; nullopt after the last.
+  // Returns the next message; nullopt after the last.
   std::optional<grpc::ByteBuffer> Next() {
     if (!opened_) {
       opened_ = true;
@@ -72,7 +72,8 @@ class TileMessages {
 //   for (tile : found(request)) write(opening), write(pieces)
 // clang-format on
 //
-// All tiles are found before the first byte is sent, so that an error comes before any data.
+// The reactor finds all tiles before it sends the first byte. The client therefore gets an error
+// before any data.
 class GetTilesReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
   GetTilesReactor(const TileServiceOptions& options, grpc::CallbackServerContext* context,

@@ -1,4 +1,4 @@
-// The stream by which a client gets tiles.
+// The GetTiles stream, with which a client gets tiles.
 #ifndef SHARDMESH_WORKER_SERVICE_GET_TILES_H_
 #define SHARDMESH_WORKER_SERVICE_GET_TILES_H_
 
@@ -8,7 +8,8 @@
 
 namespace shardmesh::worker {
 
-// The reactor of one GetTiles call. Deletes itself. `options` and `context` outlive the call.
+// Returns the reactor of one GetTiles call, which deletes itself. `options` and `context` outlive
+// the call.
 grpc::ServerWriteReactor<grpc::ByteBuffer>* MakeGetTiles(const TileServiceOptions& options,
                                                          grpc::CallbackServerContext* context,
                                                          const grpc::ByteBuffer& request);

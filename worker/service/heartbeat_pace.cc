@@ -1,4 +1,4 @@
-// Finds slow instructions among those that run.
+// HeartbeatPace: finds the slow ones among the running instructions.
 #include "worker/service/heartbeat_pace.h"
 
 #include <algorithm>
@@ -19,7 +19,7 @@ std::optional<absl::Time> HeartbeatPace::NotDueUntil(const std::vector<StepProgr
                                                      absl::Time now) const {
   absl::Time slow_at = absl::InfiniteFuture();
   for (const StepProgress& step : progress) {
-    // A slow instruction is reported only once.
+    // The last heartbeat had this instruction already. Report it as slow only once.
     if (std::find(told_.begin(), told_.end(), RunningOf(step)) != told_.end()) continue;
     const std::optional<FlightRecord>& instruction = step.instruction;
     slow_at = std::min(
@@ -35,7 +35,7 @@ absl::Time HeartbeatPace::Sent(const std::vector<StepProgress>& progress, absl::
   told_.clear();
   for (const StepProgress& step : progress) told_.push_back(RunningOf(step));
   next_ = now + interval_;
-  // While a step runs, its next instruction may be slow as well.
+  // While a step runs, its next instruction may become slow too.
   return progress.empty() ? next_ : std::min(next_, now + kSlowAfter);
 }
 

@@ -1,4 +1,4 @@
-// The time of the next heartbeat.
+// Decides when the worker sends its next heartbeat.
 #ifndef SHARDMESH_WORKER_SERVICE_HEARTBEAT_PACE_H_
 #define SHARDMESH_WORKER_SERVICE_HEARTBEAT_PACE_H_
 
@@ -12,8 +12,8 @@
 
 namespace shardmesh::worker {
 
-// Heartbeats go up in the coordinator's interval. An extra one goes up as soon as an instruction
-// has run for kSlowAfter, once for each instruction.
+// A heartbeat is due after each interval that the coordinator asked for. An extra heartbeat is due
+// as soon as an instruction has run for kSlowAfter, once for each instruction.
 //
 // clang-format off
 //   pace.Begin(interval, now);
@@ -22,39 +22,40 @@ namespace shardmesh::worker {
 //     else { send a heartbeat; look again at pace.Sent(progress, now) }
 // clang-format on
 //
-// Each call of NotDueUntil and Sent gets the steps that run now. Not thread-safe.
+// The caller passes the steps that run at that time to each call of NotDueUntil and Sent. Not
+// thread-safe.
 class HeartbeatPace {
  public:
-  // An instruction that runs this long is reported at once.
+  // An instruction that runs for this long is slow, and is reported at once.
   static constexpr absl::Duration kSlowAfter = absl::Milliseconds(100);
-  // A shorter interval of a coordinator counts as this one.
+  // The shortest interval. If the coordinator asks for a shorter one, this one applies.
   static constexpr absl::Duration kMinInterval = absl::Milliseconds(10);
 
-  // A stream to a coordinator begins, which may know nothing of this worker.
+  // Starts anew for a stream to a coordinator, which may know nothing of this worker.
   void Begin(absl::Duration interval, absl::Time now);
 
   // Makes a heartbeat due at `now`.
   void MakeDue(absl::Time now) { next_ = now; }
 
-  // Returns the time of the next heartbeat, unless an instruction is slow.
+  // Returns the time of the next regular heartbeat.
   absl::Time next() const { return next_; }
 
-  // Returns when to look again; nullopt if a heartbeat is due.
+  // Returns the time of the next check; nullopt if a heartbeat is due now.
   std::optional<absl::Time> NotDueUntil(const std::vector<StepProgress>& progress,
                                         absl::Time now) const;
 
-  // Records that a heartbeat with `progress` was sent. Returns when to look again.
+  // Records that a heartbeat with `progress` was sent. Returns the time of the next check.
   absl::Time Sent(const std::vector<StepProgress>& progress, absl::Time now);
 
  private:
-  // A running step, and its instruction or -1.
+  // The number of a running step and of its instruction (-1: none).
   using Running = std::pair<int64_t, int64_t>;
 
   static Running RunningOf(const StepProgress& step);
 
   absl::Duration interval_ = absl::Seconds(1);
   absl::Time next_;
-  std::vector<Running> told_;  // with the last heartbeat
+  std::vector<Running> told_;  // the instructions in the last heartbeat
 };
 
 }  // namespace shardmesh::worker

@@ -12,11 +12,11 @@
 
 namespace shardmesh::worker {
 
-// Calls a function once a stream made no progress for `limit`. Without it, a client that stops
-// halfway could hold its tile's memory indefinitely.
+// Calls a function if a stream makes no progress for `limit`. Without such a limit, a client that
+// stops in the middle of a tile could hold its memory indefinitely.
 class IdleLimit {
  public:
-  // `clock` outlives the object. `give_up` may end the stream, and with it this object.
+  // `clock` outlives the object. `give_up` may end the stream, and thereby destroy this object.
   IdleLimit(Clock* clock, absl::Duration limit, std::function<void()> give_up)
       : clock_(clock),
         limit_(limit),
@@ -30,7 +30,7 @@ class IdleLimit {
     absl::MutexLock lock(&mutex_);
     progress_time_ = clock_->Now();
   }
-  // Starts the same limit again, from the time at which it was reached.
+  // For `give_up`, if it does not end the stream: starts the limit again, from now.
   void StartAnew() {
     NoteProgress();
     alarm_.SetNoLaterThan(clock_->Now() + limit_);
@@ -55,7 +55,7 @@ class IdleLimit {
   const std::function<void()> give_up_;
   absl::Mutex mutex_;
   absl::Time progress_time_ ABSL_GUARDED_BY(mutex_);
-  Alarm alarm_;  // last: it calls Check
+  Alarm alarm_;  // last member, because it calls Check
 };
 
 }  // namespace shardmesh::worker

@@ -1,4 +1,4 @@
-// Applies pages in order, and makes the view at the last page of a change.
+// Applies membership pages in order, and makes a view when the last page of a change has come.
 #include "worker/service/membership_book.h"
 
 #include <utility>

@@ -1,4 +1,4 @@
-// Assembles the coordinator's membership pages into a view.
+// Combines the coordinator's membership pages into a view.
 #ifndef SHARDMESH_WORKER_SERVICE_MEMBERSHIP_BOOK_H_
 #define SHARDMESH_WORKER_SERVICE_MEMBERSHIP_BOOK_H_
 
@@ -19,17 +19,18 @@ class MeshMembership;
 
 namespace shardmesh::worker {
 
-// The membership of one stream: a snapshot comes first, then changes to it, both in pages.
+// The membership as one attach stream brings it: first a snapshot, then changes to the snapshot,
+// all in pages.
 //
 // clang-format off
 //   book.Take(page)            nullopt: more pages of this change follow
 //   book.Take(last_page)       the view as of this change
 // clang-format on
 //
-// After an error the book is unusable: the caller must begin a new stream. Not thread-safe.
+// After an error the object is unusable, and the caller must begin a new stream. Not thread-safe.
 class MembershipBook {
  public:
-  // INTERNAL: the pages are inconsistent; the message says how. INVALID_ARGUMENT: a mesh is
+  // INTERNAL: pages contradict each other; the message says how. INVALID_ARGUMENT: a mesh is
   // malformed.
   absl::StatusOr<std::optional<MembershipView>> Take(const internal::v1::Membership& page);
 

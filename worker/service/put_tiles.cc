@@ -1,4 +1,4 @@
-// Takes tiles in as raw bytes; only the messages that open a tile are parsed as protos.
+// PutTiles: receives tiles as raw bytes. Only the messages that open a tile are parsed as protos.
 #include "worker/service/put_tiles.h"
 
 #include <memory>
@@ -38,7 +38,7 @@ absl::Status BadStream(std::string_view message) {
 //   finish(how many)
 // clang-format on
 //
-// A durable tile is finished on the work queue, while the next one is read.
+// The work queue finishes a durable tile while the reactor reads the next one.
 class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
  public:
   PutTilesReactor(const TileServiceOptions& options, grpc::ByteBuffer* response)
@@ -51,7 +51,8 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   void OnReadDone(bool ok) override {
     idle_.NoteProgress();
     if (!ok) {
-      // Drop the tile before the client gets the error: the client may send the tile again at once.
+      // Drop the tile before the client gets the error, because the client may send the tile again
+      // at once.
       const bool within_tile = std::exchange(tile_, nullptr) != nullptr;
       return end_.End(within_tile ? BadStream("the stream ended within a tile; send all of it")
                                   : absl::OkStatus());
@@ -109,7 +110,8 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
     return absl::OkStatus();
   }
 
-  // Opens a tile so large that the host takes a while for its memory. No read is pending meanwhile.
+  // Opens a large tile on the work queue, because the host may take a while to provide its memory.
+  // No read is pending meanwhile.
   absl::Status OpenLarge(v1::TileHeader header) {
     SHARDMESH_RETURN_IF_ERROR(end_.BeginWork());
     options_.work->Push([this, header = std::move(header)]() mutable {
@@ -130,7 +132,8 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
     return absl::OkStatus();
   }
 
-  // Waits for the membership update, then opens the tile. No read is pending meanwhile.
+  // Waits for the membership update that defines the tile's mesh, then opens the tile. No read is
+  // pending meanwhile.
   absl::Status OpenAfterNews(v1::TileHeader header, UnknownMesh unknown) {
     SHARDMESH_RETURN_IF_ERROR(end_.BeginWork());
     const absl::Time deadline = absl::Now() + options_.membership_wait_limit;
@@ -187,8 +190,8 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
     return status;
   }
 
-  // The client has sent nothing for too long, unless it waits for this worker. Its tile goes when
-  // the read under way has ended.
+  // Called when no message has come for too long. Ends the stream, unless the client waits for this
+  // worker. The tile is dropped when the pending read has ended.
   void GiveUp() {
     if (end_.is_at_work()) return idle_.StartAnew();
     end_.End(WithReason(absl::DeadlineExceededError(StrCat("no message came on this stream for ",
@@ -211,16 +214,17 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   const TileServiceOptions& options_;
   grpc::ByteBuffer* const response_;
 
-  // Used by one reaction at a time, or between two reactions by work that starts the next read.
+  // Used by one reaction at a time. Between two reactions, work on the queue uses them and then
+  // starts the next read.
   grpc::ByteBuffer read_;
-  std::unique_ptr<IncomingTile> tile_;  // the current one; null between tiles
-  int64_t received_bytes_ = 0;          // of the current tile
+  std::unique_ptr<IncomingTile> tile_;  // the tile that is being received; null between tiles
+  int64_t received_bytes_ = 0;          // bytes of tile_ received so far
 
   rpc::FinishOnce end_{[this](const absl::Status& status) { FinishWith(status); }};
   absl::Mutex mutex_;
   int64_t staged_tiles_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t staged_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  IdleLimit idle_;  // last: it calls GiveUp
+  IdleLimit idle_;  // last member, because it calls GiveUp
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The stream by which a client puts tiles.
+// The PutTiles stream, with which a client puts tiles.
 #ifndef SHARDMESH_WORKER_SERVICE_PUT_TILES_H_
 #define SHARDMESH_WORKER_SERVICE_PUT_TILES_H_
 
@@ -8,7 +8,8 @@
 
 namespace shardmesh::worker {
 
-// The reactor of one PutTiles call. Deletes itself. `options` and `response` outlive the call.
+// Returns the reactor of one PutTiles call, which deletes itself. `options` and `response` outlive
+// the call.
 grpc::ServerReadReactor<grpc::ByteBuffer>* MakePutTiles(const TileServiceOptions& options,
                                                         grpc::ByteBuffer* response);
 

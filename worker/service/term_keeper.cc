@@ -1,4 +1,4 @@
-// Compares terms, and keeps the newest one in a file.
+// TermKeeper: compares terms, and keeps the newest one in a file.
 #include "worker/service/term_keeper.h"
 
 #include <algorithm>
@@ -21,7 +21,7 @@ namespace shardmesh::worker {
 namespace {
 
 constexpr char kTermFile[] = "term";
-// A number, optionally a blank and a digest, and the end of the line.
+// Longest content of the file: a number, optionally a blank and a digest, and the end of the line.
 constexpr int64_t kMaxTermFileBytes = 64;
 
 absl::StatusOr<KnownTerm> ReadTerm(const std::string& path) {
@@ -118,7 +118,8 @@ absl::Status TermKeeper::Keep() {
     is_late_ = false;
     return absl::OkStatus();
   }
-  // The worker also serves on a full disk: otherwise nobody could delete the data that fills it.
+  // If the disk is full, the worker serves without the file. Otherwise no client could delete the
+  // data that fills the disk.
   if (!absl::IsResourceExhausted(written)) {
     return written;
   }

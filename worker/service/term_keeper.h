@@ -1,4 +1,5 @@
-// The newest term of a coordinator that this worker knows, in memory and on disk.
+// The newest coordinator term that this worker knows, in memory and on disk. A term is the number
+// of a coordinator's start.
 #ifndef SHARDMESH_WORKER_SERVICE_TERM_KEEPER_H_
 #define SHARDMESH_WORKER_SERVICE_TERM_KEEPER_H_
 
@@ -15,7 +16,7 @@
 namespace shardmesh::worker {
 
 // The newest known term, and the coordinator that began it. Each start of a coordinator makes a new
-// token key and begins a new term. Two keys of one term therefore mean two coordinators.
+// token key and begins a new term. Two different keys of one term therefore mean two coordinators.
 struct KnownTerm {
   int64_t number = 0;
   std::string token_key_digest = {};  // empty: unknown
@@ -23,27 +24,28 @@ struct KnownTerm {
   friend bool operator==(const KnownTerm&, const KnownTerm&) = default;
 };
 
-// Decides which coordinator the worker follows, and remembers the decision across restarts: the
-// file `term` of the data folder has the number, a blank and the digest of the key. Files of older
-// versions lack the digest.
+// Decides which coordinator the worker follows, and keeps the decision over restarts. The file
+// `term` in the data folder has the term's number, a blank and the digest of the token key. Files
+// of older versions lack the digest.
 //
 // Follow and Keep: for one thread. The other calls are thread-safe.
 class TermKeeper {
  public:
-  // Reads the file; the term is 0 where none was kept yet. Without a data folder (empty) the term
-  // is only in memory. DATA_LOSS (BAD_FILE) for a damaged file; errors of the file system.
+  // Reads the file; the term is 0 if there is no file yet. If `data_dir` is empty, the term is kept
+  // only in memory. DATA_LOSS (BAD_FILE) for a damaged file; otherwise errors of the file system.
   static absl::StatusOr<std::unique_ptr<TermKeeper>> Open(const std::string& data_dir);
   TermKeeper(const TermKeeper&) = delete;
   TermKeeper& operator=(const TermKeeper&) = delete;
 
   KnownTerm known() const;
 
-  // Makes `begun` the known term. ABORTED (STALE_TERM) if the coordinator at `peer`, which began
-  // it, must not be followed: the worker knows a newer term, or another coordinator of this one.
+  // Makes `begun` the known term; `peer` is the address of the coordinator that began it. ABORTED
+  // (STALE_TERM) if the worker must not follow this coordinator, because it knows a newer term or
+  // another coordinator of the same term.
   absl::Status Follow(const KnownTerm& begun, std::string_view peer);
 
-  // Writes the known term to disk if it is not there yet. A full disk is no error: the log says so
-  // once, and the caller calls again later. Otherwise errors of the file system.
+  // Writes the known term to disk if it is not there yet. If the disk is full, logs this once and
+  // returns OK; the caller calls Keep again later. Otherwise errors of the file system.
   absl::Status Keep();
 
  private:
@@ -52,9 +54,9 @@ class TermKeeper {
   absl::Status CheckTerm(const KnownTerm& begun, std::string_view peer) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  const std::string path_;  // empty: only in memory
+  const std::string path_;  // empty: the term is kept only in memory
 
-  // Used only by the thread of Follow and Keep.
+  // The term on disk. Used only by the thread of Follow and Keep.
   KnownTerm kept_;  // on disk
   bool is_late_ = false;
 

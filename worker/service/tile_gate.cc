@@ -1,4 +1,4 @@
-// Checks puts and gets against the coordinator's latest state.
+// TileGate: checks puts and gets against the state that the coordinator sent last.
 #include "worker/service/tile_gate.h"
 
 #include <utility>
@@ -14,10 +14,11 @@
 namespace shardmesh::worker {
 namespace {
 
-// A worker that lost its coordinator returns within a second or two of the coordinator.
+// Delay after which refused clients try again. A worker that lost its coordinator attaches again
+// within a second or two after the coordinator serves again.
 constexpr absl::Duration kRetryDelay = absl::Milliseconds(500);
 
-// `identity`: of this worker.
+// `identity` is this worker's.
 absl::Status NotServing(std::string_view why, std::string_view identity) {
   return WithRetryDelay(
       WithReason(absl::UnavailableError(StrCat("this worker ", why, "; try again shortly")),
@@ -86,7 +87,9 @@ absl::Status IncomingTile::Finish(uint32_t tile_crc32c) {
     return Explain(stored.status());
   }
   const TileDescription& description = (*stored)->description();
-  Leave();  // the coordinator decides about a reported tile, even after a suspension
+  // Before the report: a suspension must not drop a reported tile, about which the coordinator
+  // decides.
+  Leave();
   gate_->options_.staged({.transfer_id = description.transfer_id,
                           .array_id = description.array_id,
                           .rank = rank_,
@@ -128,7 +131,7 @@ void TileGate::Suspend() {
     transfers_.clear();
   }
   for (const std::string& array_id : dropped) {
-    // Fails only for a committed array, which needs no abort.
+    // Fails only if the array is committed, and then there is nothing to abort.
     options_.store->Abort({array_id}).IgnoreError();
   }
 }
@@ -222,7 +225,8 @@ absl::StatusOr<std::unique_ptr<IncomingTile>> TileGate::Open(const TileOffer& of
   }
   std::unique_ptr<IncomingTile> tile(
       new IncomingTile(this, *std::move(staged), offer.rank, claims.term, now));
-  // An end or a suspension after the check above did not see the tile.
+  // If the transfer ended or the gate was suspended after the checks above, that call did not see
+  // this tile and did not abort it. Check again.
   bool is_late = false;
   {
     absl::MutexLock lock(&mutex_);
@@ -297,8 +301,8 @@ absl::StatusOr<std::vector<RequestedTile>> TileGate::Find(std::string_view token
     return NotServing("lost its coordinator, and the token is not of that one", options_.identity);
   }
   SHARDMESH_RETURN_IF_ERROR(verified);
-  // The coordinator signs such a token only for committed arrays. The client may arrive here before
-  // the coordinator's own commit message.
+  // The coordinator signs a get token only for a committed array. The client may arrive before the
+  // coordinator's commit message does, so staged tiles count as committed here.
   SHARDMESH_ASSIGN_OR_RETURN(std::vector<StoredTilePtr> stored,
                              options_.store->FindAllStaged(array_id));
   std::vector<RequestedTile> tiles;

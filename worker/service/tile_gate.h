@@ -1,4 +1,5 @@
-// The gate for incoming and outgoing tiles: verifies tokens, and tracks the current puts.
+// The gate for incoming and outgoing tiles. It verifies transfer tokens, which the coordinator
+// signs as permissions, and tracks the current puts.
 #ifndef SHARDMESH_WORKER_SERVICE_TILE_GATE_H_
 #define SHARDMESH_WORKER_SERVICE_TILE_GATE_H_
 
@@ -29,13 +30,13 @@
 
 namespace shardmesh::worker {
 
-// The coordinator's data for a worker that attaches.
+// What an attach tells the worker about its coordinator.
 struct Attachment {
   int64_t term = 0;
-  std::string token_key;  // the key that signs transfer tokens
+  std::string token_key;  // the key with which the coordinator signs transfer tokens
 };
 
-// Reports a tile of a put that is complete, verified and, with a data folder, on disk.
+// Report about a tile of a put that is complete, verified and, with a data folder, on disk.
 struct TileReport {
   std::string transfer_id;
   std::string array_id;
@@ -43,11 +44,11 @@ struct TileReport {
   uint32_t crc32c = 0;
   int64_t size_bytes = 0;
   bool durable = false;
-  absl::Duration transfer_time;  // from the tile's header to its last byte
+  absl::Duration transfer_time;  // from the arrival of the tile's header to that of its last byte
   int64_t term = 0;              // of the token
 };
 
-// A client's description of a tile before it sends it.
+// What a client says about a tile before it sends the bytes.
 struct TileOffer {
   std::string_view token;
   std::string_view array_id;
@@ -56,13 +57,13 @@ struct TileOffer {
   DeviceId rank = 0;
 };
 
-// A mesh definition that a transfer token names and the gate does not know.
+// The mesh in a transfer token, if the gate does not know it or knows only an older definition.
 struct UnknownMesh {
   std::string mesh_id;
   int64_t revision = 0;
 };
 
-// A committed tile, and the requested part of it.
+// A committed tile, and the part of it that the client wants.
 struct RequestedTile {
   StoredTilePtr stored;
   Tile range;  // within stored->description().tile
@@ -70,8 +71,8 @@ struct RequestedTile {
 
 class TileGate;
 
-// An incoming tile of a put. Destruction before Finish drops it. For one thread at a time; must not
-// outlive the gate.
+// An incoming tile of a put. Its destruction before Finish drops the tile. Used by one thread at a
+// time. Must not outlive the gate.
 class IncomingTile {
  public:
   IncomingTile(const IncomingTile&) = delete;
@@ -80,10 +81,11 @@ class IncomingTile {
 
   int64_t size_bytes() const { return staged_->size_bytes(); }
 
-  // Like StagedTile::AppendParts. UNAVAILABLE (NOT_SERVING) once the gate was suspended.
+  // Appends a piece: see StagedTile::AppendParts. UNAVAILABLE (NOT_SERVING) once the gate was
+  // suspended.
   absl::Status Append(int64_t offset_bytes, absl::Span<const absl::Span<const char>> parts,
                       uint32_t crc32c);
-  // Makes the tile staged and reports it. Call it once, at the end; with a data folder it waits for
+  // Makes the tile staged and reports it. Call it once, at the end. With a data folder, waits for
   // the disk. Errors: those of StagedTile::Finish and of Append.
   absl::Status Finish(uint32_t tile_crc32c);
 
@@ -92,9 +94,10 @@ class IncomingTile {
   IncomingTile(TileGate* gate, std::unique_ptr<StagedTile> staged, DeviceId rank, int64_t term,
                absl::Time start_time);
 
-  // Returns the gate's suspension if it caused `status`, otherwise `status`.
+  // Returns `status`; if it is an error and the gate was suspended, returns UNAVAILABLE
+  // (NOT_SERVING) instead.
   absl::Status Explain(absl::Status status) const;
-  // Removes the tile from the gate's incoming tiles.
+  // Removes the tile from the gate's list of incoming tiles.
   void Leave();
 
   TileGate* const gate_;
@@ -105,8 +108,8 @@ class IncomingTile {
   bool left_ = false;
 };
 
-// States: closed -> (Serve) <-> suspended (Suspend: refuses puts, serves gets) -> draining (Drain:
-// refuses both). A refusal is UNAVAILABLE (NOT_SERVING) with a retry delay.
+// States: closed -> serving (Serve) <-> suspended (Suspend: refuses puts, serves gets) -> draining
+// (Drain: refuses both). A refusal is UNAVAILABLE (NOT_SERVING) with a retry delay.
 //
 // Thread-safe. `store` and `clock` outlive the gate.
 class TileGate {
@@ -115,7 +118,7 @@ class TileGate {
     std::string identity;  // of this worker
     ShardStore* store = nullptr;
     Clock* clock = nullptr;
-    // Called with no lock held, on the thread that finishes the tile.
+    // Called when a tile is staged, on the thread that finishes the tile, with no lock held.
     std::function<void(const TileReport&)> staged;
   };
 
@@ -124,44 +127,50 @@ class TileGate {
   TileGate& operator=(const TileGate&) = delete;
 
   // Serves transfers of this coordinator from now on, for the meshes in `view`. The caller repeats
-  // the call at each change of either.
+  // the call whenever the attachment or the view changes.
   void Serve(Attachment attachment, std::shared_ptr<const MembershipView> view);
-  // Sets the coordinator's clock to `now`. Tokens expire by that clock, which may differ from this
-  // host's by any amount. Until the first call the gate assumes that both are equal.
+  // Sets the coordinator's clock to `now`. Tokens expire by the coordinator's clock, which may
+  // differ from this host's by any amount. Until the first call, the gate assumes that both are
+  // equal.
   void SetCoordinatorTime(absl::Time now);
-  // Records that the coordinator and all its transfers are gone. Drops incoming tiles; staged ones
-  // wait for the coordinator's verdict at the next attach.
+  // Records that the stream to the coordinator is lost. Drops incoming tiles. Staged tiles stay
+  // until the coordinator's verdict at the next attach.
   void Suspend();
   void Drain();
 
-  // Begins a tile. Checks in this order, and reserves memory last, before it allocates: UNAVAILABLE
-  // (NOT_SERVING). VerifyToken's errors, and PERMISSION_DENIED (BAD_TOKEN) for another array's
-  // token. ABORTED (STALE_TERM) for the token of an older coordinator or an ended transfer.
-  // INVALID_ARGUMENT (BAD_TILE) unless rank, tile and size are this worker's part of the array on
-  // the mesh that it now serves. Errors of ShardStore::Stage.
+  // Begins a tile, after these checks in this order. Reserves memory last, before it allocates.
+  // - UNAVAILABLE (NOT_SERVING): the gate refuses puts.
+  // - VerifyToken's errors; PERMISSION_DENIED (BAD_TOKEN) if the token is for another array.
+  // - ABORTED (STALE_TERM): the token is from an older coordinator, or its transfer has ended.
+  // - INVALID_ARGUMENT (BAD_TILE): rank, tile and size are not this worker's part of the array, on
+  //   the mesh that it serves now.
+  // - Errors of ShardStore::Stage.
   //
-  // A token may arrive before the membership update that defines its mesh. BAD_TILE for an unknown
-  // mesh, or a newer definition of one, sets `unknown` (may be null).
+  // A token may arrive before the membership update that defines its mesh. If BAD_TILE is due to an
+  // unknown mesh, or to a newer definition of a mesh, the gate sets `unknown`, unless that is null.
   absl::StatusOr<std::unique_ptr<IncomingTile>> Open(const TileOffer& offer,
                                                      std::optional<UnknownMesh>* unknown = nullptr);
-  // Blocks until the gate knows this definition or a newer one, refuses puts, or `deadline` passes.
+  // Waits until the gate knows this definition of the mesh or a newer one. Returns earlier if the
+  // gate refuses puts, or at `deadline`.
   void AwaitMesh(const UnknownMesh& unknown, absl::Time deadline) const;
 
-  // Returns the committed tiles of an array, or the part `range` of the tile that contains it.
-  // UNAVAILABLE (NOT_SERVING); while suspended also for a token of another coordinator, which may
-  // be the next one. Token errors as above. NOT_FOUND if this worker holds no tile of the array.
-  // INVALID_ARGUMENT (BAD_TILE) for a range that is not within one of its tiles.
+  // Returns the committed tiles of an array, or the part `range` of the tile that contains `range`.
+  // UNAVAILABLE (NOT_SERVING) if the gate refuses gets. A suspended gate also returns it for
+  // another coordinator's token, because that may be the next coordinator. Token errors: see Open.
+  // NOT_FOUND if this worker holds no tile of the array. INVALID_ARGUMENT (BAD_TILE) if `range` is
+  // not within one of its tiles.
   absl::StatusOr<std::vector<RequestedTile>> Find(std::string_view token, std::string_view array_id,
                                                   const std::optional<Tile>& range) const;
 
-  // Commits or aborts the tiles of a put. No effect on an unknown transfer. Errors of
+  // Commits or aborts the tiles of a put. No effect if the transfer is not known. Errors of
   // ShardStore::Commit and Abort. With a data folder, waits for the disk.
   absl::Status EndTransfer(const std::string& transfer_id, bool commit);
 
  private:
   friend class IncomingTile;
 
-  // Most ids of ended transfers, kept to refuse tokens that outlive them; tokens live for minutes.
+  // Most ids of ended transfers that the gate keeps, to refuse tokens of ended transfers. Tokens
+  // are valid for minutes.
   static constexpr size_t kEndedTransfers = 4096;
 
   absl::StatusOr<Attachment> PutAttachment() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -180,12 +189,12 @@ class TileGate {
   mutable absl::Mutex mutex_;
   Attachment attachment_ ABSL_GUARDED_BY(mutex_);                       // the last one
   std::shared_ptr<const MembershipView> view_ ABSL_GUARDED_BY(mutex_);  // null: never served
-  // The coordinator's clock less this worker's.
+  // How far the coordinator's clock is ahead of this worker's.
   absl::Duration coordinator_ahead_ ABSL_GUARDED_BY(mutex_);
   bool suspended_ ABSL_GUARDED_BY(mutex_) = false;
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
-  std::multiset<std::string> receiving_ ABSL_GUARDED_BY(mutex_);  // arrays of incoming tiles
-  // Arrays of live transfers that have tiles here.
+  std::multiset<std::string> receiving_ ABSL_GUARDED_BY(mutex_);  // arrays of the incoming tiles
+  // For each transfer in progress: the arrays of which it has brought tiles.
   std::map<std::string, std::set<std::string>> transfers_ ABSL_GUARDED_BY(mutex_);
   std::set<std::string> ended_ ABSL_GUARDED_BY(mutex_);
   std::deque<std::string> ended_order_ ABSL_GUARDED_BY(mutex_);  // the oldest first

@@ -1,4 +1,4 @@
-// The methods of TileService: streams of tiles, and who this worker is.
+// The methods of TileService: the streams of tiles, and Identify.
 #include "worker/service/tile_service.h"
 
 #include <grpcpp/grpcpp.h>
@@ -13,7 +13,7 @@
 namespace shardmesh::worker {
 namespace {
 
-// All methods except Identify take and return raw bytes.
+// All methods except Identify pass messages as raw bytes.
 using TileServiceBase =
     v1::TileService::WithRawCallbackMethod_PutTiles<v1::TileService::WithRawCallbackMethod_GetTiles<
         v1::TileService::WithCallbackMethod_Identify<v1::TileService::Service>>>;

@@ -1,4 +1,5 @@
-// Serves shardmesh.v1.TileService: tiles between clients and this worker.
+// Serves shardmesh.v1.TileService, with which clients put tiles to this worker and get tiles from
+// it.
 #ifndef SHARDMESH_WORKER_SERVICE_TILE_SERVICE_H_
 #define SHARDMESH_WORKER_SERVICE_TILE_SERVICE_H_
 
@@ -17,31 +18,33 @@ class Service;
 
 namespace shardmesh::worker {
 
-// Tiles of at least this size get their memory on the work queue: the host may take a second for
-// each GiB.
+// The work queue opens tiles of at least this size, because the host may take a second to provide
+// each GiB of memory.
 inline constexpr int64_t kLargeTileBytes = int64_t{16} << 20;
 
 struct TileServiceOptions {
   WorkerSelf self;
-  std::string nonce;  // of this worker's hello, for Identify
-  // All outlive the service.
+  std::string nonce;  // the random bytes in this worker's hello, which Identify returns
+  // These objects outlive the service.
   ShardStore* store = nullptr;
   TileGate* gate = nullptr;
-  ThreadPool* work = nullptr;              // where disks, and memory, are waited for
-  ThreadPool* membership_waits = nullptr;  // waits for a membership update here
+  ThreadPool* work = nullptr;              // for work that waits for disks or memory
+  ThreadPool* membership_waits = nullptr;  // for puts that wait for a membership update
   Clock* clock = nullptr;
-  // A stream without progress for this long is ended: a put with DEADLINE_EXCEEDED (DEADLINE), a
-  // get by cancelling it.
+  // The service ends a stream that makes no progress for this long: a put with DEADLINE_EXCEEDED
+  // (DEADLINE), a get by cancelling it.
   absl::Duration idle_limit = absl::Seconds(60);
-  // How long a PutTiles may wait for the membership update that defines its mesh (wall clock).
+  // How long a PutTiles call waits at most for the membership update that defines its mesh (wall
+  // clock).
   absl::Duration membership_wait_limit = absl::Seconds(2);
 };
 
-// A put copies its bytes once, from the network's memory into the staged tile. A get sends its
-// bytes from the committed tile. A put's stream that breaks or fails drops the current tile; tiles
-// before it stay staged until their transfer ends.
+// A put copies its bytes once, from gRPC's memory into the staged tile. A get sends its bytes
+// directly from the committed tile. If a put's stream breaks or fails, the tile in progress is
+// dropped. Tiles that came before it stay staged until their transfer ends.
 //
-// Thread-safe. Streams must have ended (the server drained) before the service is destroyed.
+// Thread-safe. Before the service is destroyed, all streams must have ended (the server is
+// drained).
 std::unique_ptr<grpc::Service> MakeTileService(const TileServiceOptions& options);
 
 }  // namespace shardmesh::worker

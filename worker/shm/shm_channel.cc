@@ -1,4 +1,5 @@
-// ShmChannel: notes, the messages that they refer to, and sleeping readers.
+// ShmChannel: writes and reads notes, gives access to the messages that they describe, and lets
+// readers sleep.
 #include "worker/shm/shm_channel.h"
 
 #include <linux/futex.h>
@@ -20,10 +21,11 @@
 namespace shardmesh::worker {
 namespace {
 
-// How long a segment may take to come over the socket after the first note that refers to it.
+// How long a segment's descriptor may take to come over the socket, counted from the first note
+// that refers to the segment.
 constexpr absl::Duration kIntroduction = absl::Seconds(2);
-// Start of a note; the message or its place follows. The header is short: with the ring's fields
-// and a message of 8 bytes, the note is one cache line.
+// The start of a note. The message itself follows, or its place in the arena. The header is small:
+// the ring's fields, the header and a message of 8 bytes fit into one cache line.
 struct NoteHeader {
   int64_t step = 0;
   int64_t epoch = 0;
@@ -42,29 +44,29 @@ static_assert(sizeof(NoteHeader) + ShmChannel::kInlineBytes <= kMaxNoteBytes);
 static_assert(offsetof(RingSlots::Slot, note) + sizeof(NoteHeader) + 8 <= 64);
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
 
-// The longest sleep while something may arrive without waking the sleeper.
+// The longest sleep of a reader if something may arrive without waking it.
 constexpr absl::Duration kNap = absl::Milliseconds(1);
 
-// Waits on a word shared between processes: every process that maps it, even read-only, uses the
-// same futex.
+// Waits on a word that several processes map. Without the private flag, the kernel uses one futex
+// for all of them, even for a read-only mapping.
 void FutexWait(const std::atomic<uint32_t>& word, uint32_t expected, absl::Duration timeout) {
   const timespec limit = absl::ToTimespec(timeout);
   syscall(SYS_futex, &word, FUTEX_WAIT, expected, &limit, nullptr, 0);
 }
 
-// struct futex_waitv of linux/futex.h, available since 5.16.
+// Same as struct futex_waitv of linux/futex.h, which exists since Linux 5.16.
 struct FutexWaiter {
   uint64_t value = 0;
   uint64_t address = 0;
   uint32_t flags = 0;
   uint32_t reserved = 0;
 };
-constexpr long kFutexWaitv = 449;  // the same number on every architecture
+constexpr long kFutexWaitv = 449;  // number of the system call futex_waitv on every architecture
 constexpr uint32_t kFutex32 = 2;
 constexpr uint32_t kFutexPrivate = 128;
 
-// Waits until one of two words has changed: `shared` is written by another process, the other word
-// by this one.
+// Waits until one of two words has changed. Another process writes `shared`; this process writes
+// `own`.
 void FutexWaitForEither(const std::atomic<uint32_t>& shared, uint32_t shared_value,
                         const std::atomic<uint32_t>& own, uint32_t own_value,
                         absl::Duration timeout) {
@@ -73,7 +75,7 @@ void FutexWaitForEither(const std::atomic<uint32_t>& shared, uint32_t shared_val
     const std::array<FutexWaiter, 2> words = {
         FutexWaiter{shared_value, reinterpret_cast<uintptr_t>(&shared), kFutex32},
         FutexWaiter{own_value, reinterpret_cast<uintptr_t>(&own), kFutex32 | kFutexPrivate}};
-    // The system call takes an absolute time limit.
+    // futex_waitv takes an absolute time limit.
     timespec now = {};
     clock_gettime(CLOCK_MONOTONIC, &now);
     const timespec until = absl::ToTimespec(absl::DurationFromTimespec(now) + timeout);
@@ -101,7 +103,7 @@ int64_t ShmControl::SizeBytes() {
   return (static_cast<int64_t>(sizeof(ShmControl)) + kPageBytes - 1) / kPageBytes * kPageBytes;
 }
 
-// Returns a message's memory to the sender when destroyed.
+// Owner of a received message. Its destruction returns the message's memory to the sender.
 struct ShmChannel::Pin {
   Pin(std::shared_ptr<ShmChannel> the_channel, std::shared_ptr<const ShmView> the_view,
       uint64_t the_number)
@@ -117,7 +119,7 @@ struct ShmChannel::Pin {
   const uint64_t number;
 };
 
-// A message that could not be read in place.
+// The copy of a message whose segment is not mapped.
 struct ShmChannel::Copy {
   MemoryBudget::Reservation reservation;
   std::unique_ptr<char[]> bytes;
@@ -165,7 +167,7 @@ bool ShmChannel::TrySend(const Tag& tag, int64_t epoch, std::string_view signatu
     note_bytes += sizeof(place);
   }
 
-  std::deque<Pinned> done;  // released without the lock
+  std::deque<Pinned> done;  // messages to release after the lock is released
   {
     absl::MutexLock lock(&send_mutex_);
     if (closed()) return false;
@@ -179,7 +181,8 @@ bool ShmChannel::TrySend(const Tag& tag, int64_t epoch, std::string_view signatu
     if (!number.has_value()) return false;
     if (!is_inline) pinned_.push_back({*number, message});
   }
-  // Either the other end's last look finds the note, or this end sees that it sleeps.
+  // Both counters are sequentially consistent. Therefore either the other end, about to sleep,
+  // finds the note, or this end sees that the other end sleeps and wakes it.
   own().written.fetch_add(1, std::memory_order_seq_cst);
   if (their().sleeps.load(std::memory_order_seq_cst) != 0) FutexWake(own().written);
   return true;
@@ -286,12 +289,13 @@ void ShmChannel::Sleep(const std::atomic<uint32_t>& changes, uint32_t seen,
     absl::MutexLock lock(&receive_mutex_);
     if (closed()) return;
     next = reader_.next();
-    // The segment comes over the socket, which wakes no sleeper here.
+    // The awaited segment comes over the socket, and its arrival does not wake this sleeper.
     if (introduction_.has_value()) timeout = std::min(timeout, kNap);
   }
   own_end.sleeps.fetch_add(1, std::memory_order_seq_cst);
   const uint32_t written = their().written.load(std::memory_order_seq_cst);
-  // The writer counts a note right after writing it.
+  // The writer increments `written` right after it has written a note. If it does so after the
+  // check here, the futex does not wait.
   if (!reader_.HasNote(next)) FutexWaitForEither(their().written, written, changes, seen, timeout);
   own_end.sleeps.fetch_sub(1, std::memory_order_relaxed);
 }
@@ -304,7 +308,8 @@ void ShmChannel::Reap() {
 
 void ShmChannel::ReapLocked(std::deque<Pinned>& done) {
   if (!untold_.empty()) TellFreed();
-  // The other end releases in any order, but soon releases all notes: checking the oldest suffices.
+  // The other end may release notes in any order, but soon releases all. Releasing in order, from
+  // the oldest on, therefore delays little and is cheap.
   while (!pinned_.empty() && writer_.IsReleased(pinned_.front().number)) {
     done.push_back(std::move(pinned_.front()));
     pinned_.pop_front();
@@ -317,7 +322,8 @@ void ShmChannel::Close() {
     absl::MutexLock lock(&send_mutex_);
     closed_.store(true, std::memory_order_release);
     own().closed.store(1, std::memory_order_seq_cst);
-    std::atomic_thread_fence(std::memory_order_seq_cst);  // before anything is written again
+    // Peers must see `closed` before the memory of these messages is reused.
+    std::atomic_thread_fence(std::memory_order_seq_cst);
     done.swap(pinned_);
   }
   absl::MutexLock lock(&views_mutex_);

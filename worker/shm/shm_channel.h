@@ -1,4 +1,4 @@
-// Messages between two workers of one host, each of which maps memory of the other.
+// Messages between two workers on one host. Each worker maps memory of the other.
 #ifndef SHARDMESH_WORKER_SHM_SHM_CHANNEL_H_
 #define SHARDMESH_WORKER_SHM_SHM_CHANNEL_H_
 
@@ -28,27 +28,28 @@
 
 namespace shardmesh::worker {
 
-// Most bytes of an op's signature (Link::Begin).
+// Most bytes of the signature of an op (see Link::Begin).
 inline constexpr size_t kShmSignatureBytes = 512;
 
-// Control page that one end of a channel shows the other. Only its owner writes it.
+// The control page of one end of a channel. The other end maps it; only its owner writes to it.
 struct ShmControl {
-  // Version of this layout; other versions are refused.
+  // Version of this layout. Each end refuses a page with another version.
   static constexpr uint64_t kLayout = 0x73686d'0004;
 
   uint64_t layout = kLayout;
-  // The owner's token, as in its hello on the Exchange stream. The token proves that the memory
-  // belongs to the worker behind the stream.
+  // The owner's token, which its hello on the Exchange stream has too. It proves that this memory
+  // belongs to the worker at the other end of the stream.
   std::array<char, 16> token = {};
-  // Notes written, modulo 2^32. A reader that found no note sleeps on this word.
+  // Number of notes that the owner has written, modulo 2^32. Readers that find no note sleep on
+  // this word.
   alignas(64) std::atomic<uint32_t> written = 0;
   // Number of the owner's threads that sleep until the other end writes a note.
   alignas(64) std::atomic<uint32_t> sleeps = 0;
-  // The owner no longer keeps its messages: later reads may see other data.
+  // If not 0, the owner no longer keeps its messages unchanged, so data read later may be wrong.
   alignas(64) std::atomic<uint32_t> closed = 0;
   RingReads reads = {};
   RingSlots slots = {};
-  // The signature of the op of each slot's note, if the note has one.
+  // For each slot: the signature of the op, if the slot's note has one.
   std::array<std::array<char, kShmSignatureBytes>, kRingSlots> signatures = {};
 
   static int64_t SizeBytes();  // in whole pages
@@ -56,13 +57,15 @@ struct ShmControl {
 
 // One end of a channel.
 //
-// A message of at most kInlineBytes travels inside its note. A larger one stays in the sender's
-// arena, and the note says where it lies. The receiver reads it there. The sender keeps it until
-// the receiver releases it, even if the step ends, or until the channel is closed.
+// A note (shm_ring.h) describes one message. A message of at most kInlineBytes travels inside its
+// note. A larger message stays in the sender's arena, and the note says where it lies. The receiver
+// reads the message there. The sender keeps the message until the receiver releases it, even if the
+// step ends earlier, or until the channel is closed.
 //
-// No call waits for the other end. A message that finds no room, or lies outside the arena, is not
-// taken and must go over the stream. The channel copies the other end's notes before it checks
-// them; a malformed note is DATA_LOSS.
+// No call waits for the other end. The channel refuses a message that finds no room or lies outside
+// the arena; the caller then sends it over the stream. The channel copies the other end's notes
+// before it checks them, because the other end can change them at any time. A malformed note is
+// DATA_LOSS.
 //
 // Thread-safe.
 class ShmChannel : public std::enable_shared_from_this<ShmChannel> {
@@ -70,16 +73,16 @@ class ShmChannel : public std::enable_shared_from_this<ShmChannel> {
   static constexpr size_t kInlineBytes = 160;
 
   // `control` is this end's control segment, `theirs` the other end's; each has
-  // ShmControl::SizeBytes(). `socket` hands segments over; the channel keeps it. Messages that have
-  // to be copied are reserved from `budget`, unless it is null. Arena and budget outlive the
-  // channel and its messages.
+  // ShmControl::SizeBytes(). The channel sends the descriptors of segments over `socket`, and keeps
+  // it open. Memory for messages that must be copied is reserved from `budget`, unless that is
+  // null. Arena and budget outlive the channel and its messages.
   ShmChannel(std::unique_ptr<ShmSegment> control, std::unique_ptr<ShmView> theirs,
              std::shared_ptr<const FileDescriptor> socket, const ShmArena* arena,
              MemoryBudget* budget = nullptr);
   ~ShmChannel();
 
   // Sends a message of at least one byte; `signature` may be empty. Returns false if the channel
-  // does not take it.
+  // cannot send it.
   bool TrySend(const Tag& tag, int64_t epoch, std::string_view signature, uint64_t signature_hash,
                const OwnedBytes& message);
 
@@ -88,41 +91,42 @@ class ShmChannel : public std::enable_shared_from_this<ShmChannel> {
     int64_t op = 0;
     int64_t round = 0;
     int64_t epoch = 0;
-    // Lies in the sender's memory, or is a copy if it came inside the note.
+    // Lies in the sender's memory; a message that came inside the note was copied.
     OwnedBytes message = {};
-    // 0 where the note has no signature. The text is empty where the hash equals the expected hash.
+    // The note's signature, as hash and text. The hash is 0 if the note has no signature. The text
+    // is empty if the hash equals the expected one.
     uint64_t signature_hash = 0;
     std::string signature = {};
   };
-  // Takes the next message. Copies a message that lies in a segment that could not be mapped.
+  // Takes the next message. If its segment could not be mapped, copies the message.
   //
-  // Returns false if there is no message, if its segment has not yet come over the socket, and once
-  // the channel is closed. DATA_LOSS if the other end violates the protocol, for example if a
-  // segment takes longer than 2 s to come. RESOURCE_EXHAUSTED if there is no memory for a copy
-  // (MEMORY_LIMIT: of the budget). After an error, close the channel and its stream.
+  // Returns false if there is no message, if the message's segment has not yet come over the
+  // socket, or if the channel is closed. DATA_LOSS if the other end violates the protocol, for
+  // example if a segment takes longer than 2 s to come. RESOURCE_EXHAUSTED if there is no memory
+  // for a copy (MEMORY_LIMIT: in the budget). After an error, close the channel and its stream.
   absl::StatusOr<bool> TryReceive(uint64_t expected_hash, Arrived* arrived);
 
-  // Sleeps until a message comes, or `changes` is no longer `seen`, at most for `timeout`. May wake
-  // up spuriously. Wakes up after at most 1 ms where the kernel cannot wait for both words (before
-  // Linux 5.16). The thread that changes `changes` wakes its sleepers, as Mailbox does. Any number
-  // of threads may call.
+  // Sleeps until a message comes or `changes` is no longer `seen`, at most for `timeout`. May wake
+  // up spuriously. Before Linux 5.16 the kernel cannot wait for two words, so Sleep then lasts at
+  // most 1 ms. The thread that changes `changes` must wake the sleepers on it, as Mailbox does. Any
+  // number of threads may sleep at once.
   void Sleep(const std::atomic<uint32_t>& changes, uint32_t seen, absl::Duration timeout);
 
-  // Releases messages that the other end has read. Call it regularly.
+  // Releases the messages that the other end has finished reading. Call it regularly.
   void Reap();
 
-  // Sends and receives nothing from now on. Releases messages that the other end did not read.
+  // Ends sending and receiving. Releases the messages that the other end has not read.
   void Close();
   bool closed() const { return closed_.load(std::memory_order_acquire); }
-  // Returns whether the other end has closed. While it has not, all its messages read so far were
-  // intact.
+  // Returns whether the other end has closed the channel. If it has not, all of its messages that
+  // this end has read so far were intact.
   bool peer_closed() const {
     std::atomic_thread_fence(std::memory_order_acquire);
     return their().closed.load(std::memory_order_relaxed) != 0;
   }
 
-  // Events of the socket and the arena, for ShmPeers: the other end added a segment; it freed one;
-  // this end's arena freed one. RESOURCE_EXHAUSTED beyond kMaxViews segments.
+  // Called by ShmPeers when: the other end has added a segment; the other end has freed a segment;
+  // this end's arena has freed a segment. AddView: RESOURCE_EXHAUSTED beyond kMaxViews segments.
   static constexpr size_t kMaxViews = 32'768;
   absl::Status AddView(uint64_t segment_id, std::shared_ptr<const ShmView> view);
   void DropView(uint64_t segment_id);
@@ -140,11 +144,12 @@ class ShmChannel : public std::enable_shared_from_this<ShmChannel> {
   const ShmControl& their() const {
     return *reinterpret_cast<const ShmControl*>(theirs_->bytes().data());
   }
-  // Returns whether the other end can map the segment.
+  // Sends the segment's descriptor to the other end, unless it has it already. Returns whether the
+  // other end has it.
   bool Introduce(uint64_t segment_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mutex_);
   void ReapLocked(std::deque<Pinned>& done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mutex_);
   void TellFreed() ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mutex_);
-  // Returns the segment's view; null if it has not come.
+  // Returns the view of the other end's segment; null if the segment has not come yet.
   std::shared_ptr<const ShmView> ViewOf(uint64_t segment_id);
 
   const std::unique_ptr<ShmSegment> control_;
@@ -158,27 +163,28 @@ class ShmChannel : public std::enable_shared_from_this<ShmChannel> {
   RingWriter writer_ ABSL_GUARDED_BY(send_mutex_);
   std::deque<Pinned> pinned_ ABSL_GUARDED_BY(send_mutex_);
   std::set<uint64_t> introduced_ ABSL_GUARDED_BY(send_mutex_);
-  std::deque<uint64_t> untold_ ABSL_GUARDED_BY(send_mutex_);  // freed, the other end not yet
-                                                              // notified
+  // Segments that were freed, of which the other end is not yet informed.
+  std::deque<uint64_t> untold_ ABSL_GUARDED_BY(send_mutex_);
 
   absl::Mutex receive_mutex_;
   RingReader reader_ ABSL_GUARDED_BY(receive_mutex_);
   RingReader::Note note_ ABSL_GUARDED_BY(receive_mutex_);
-  // Set while note_ was read but its segment had not come: the deadline for the segment.
+  // The deadline for the segment that note_ refers to. Set while note_ has been read but this
+  // segment has not come.
   std::optional<SteadyDeadline> introduction_ ABSL_GUARDED_BY(receive_mutex_);
 
   absl::Mutex views_mutex_;
   std::map<uint64_t, std::shared_ptr<const ShmView>> views_ ABSL_GUARDED_BY(views_mutex_);
 };
 
-// Messages of the two ends over their socket (SOCK_SEQPACKET), each with at most one descriptor.
+// A message over the two ends' socket (SOCK_SEQPACKET). It has at most one descriptor.
 struct ShmGreeting {
   enum class Kind : uint32_t {
-    kJoin = 1,  // from the end that connects: its control segment, the other end's token
-    kAccept,    // the answer: the other control segment
+    kJoin = 1,  // from the end that connects: its control segment, and the other end's token
+    kAccept,    // the answer: the accepting end's control segment
     kReady,     // both ends have both control segments
-    kSegment,   // a segment of the arena
-    kFreed,     // the segment returned to the host
+    kSegment,   // a segment of the sender's arena
+    kFreed,     // the sender's segment has returned to the host
   };
   static constexpr size_t kMaxIdentityBytes = 256;
 

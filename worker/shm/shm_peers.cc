@@ -1,4 +1,4 @@
-// ShmPeers: a thread that polls its sockets.
+// ShmPeers: one thread that polls the sockets to all peers on this host.
 #include "worker/shm/shm_peers.h"
 
 #include <poll.h>
@@ -33,9 +33,9 @@ namespace {
 using Kind = ShmGreeting::Kind;
 
 constexpr int kBacklog = 64;
-// Most connected sockets that have not yet identified themselves.
+// Most connected sockets whose other end has not yet identified itself.
 constexpr size_t kMaxStrangers = 64;
-// How long a socket may take to identify itself.
+// How long the other end of a socket may take to identify itself.
 constexpr absl::Duration kStrangerLimit = absl::Seconds(2);
 constexpr absl::Duration kDescriptorPause = absl::Milliseconds(50);
 
@@ -47,7 +47,7 @@ FileDescriptor NewSocket() {
   return FileDescriptor(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
 }
 
-// Returns the address of an abstract socket; 0 bytes if the name is too long.
+// Returns the address of an abstract socket, and its length; length 0 if the name is too long.
 socklen_t AddressOf(const std::string& name, sockaddr_un* address) {
   *address = {};
   address->sun_family = AF_UNIX;
@@ -56,7 +56,7 @@ socklen_t AddressOf(const std::string& name, sockaddr_un* address) {
   return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
 }
 
-// Returns whether the other end belongs to this process's user.
+// Returns whether the process at the other end runs as this process's user.
 bool IsOfThisUser(int socket) {
   ucred peer = {};
   socklen_t size = sizeof(peer);
@@ -107,18 +107,19 @@ class ShmPeersImpl final : public ShmPeers {
   }
 
  private:
-  // One call of Expect, or of Forget if there is no link.
+  // A queued call of Expect, or of Forget if `link` is 0.
   struct Order {
     std::string peer;
     uint64_t link = 0;
     ShmAddress theirs = {};
     bool dials = false;
   };
-  // A connection, used only by the thread.
+  // A connection to a peer. Used only by this object's thread.
   struct Socket {
     std::shared_ptr<const FileDescriptor> fd;
-    std::string peer;                               // empty until the peer has identified itself
-    std::unique_ptr<ShmSegment> control = nullptr;  // until there is a channel
+    // Empty until the other end has identified itself.
+    std::string peer;
+    std::unique_ptr<ShmSegment> control = nullptr;  // null once there is a channel
     std::shared_ptr<ShmChannel> channel = nullptr;
     bool dials = false;
     absl::Time since = absl::Now();
@@ -154,7 +155,8 @@ class ShmPeersImpl final : public ShmPeers {
   absl::Status SendControl(const Socket& socket, Kind kind, const ShmAddress& theirs) const;
   void MakeChannel(Socket& socket, std::unique_ptr<ShmView> theirs);
   void MakeReady(Socket& socket);
-  // Ends a connection. Calls `lost` if the connection is still the one expected of its peer.
+  // Ends a connection. If the connection is the one that Expect asked for, calls `lost`, unless
+  // `why` is OK.
   void End(Socket& socket, const absl::Status& why);
 
   Options options_;
@@ -167,7 +169,7 @@ class ShmPeersImpl final : public ShmPeers {
   std::vector<Order> orders_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, std::shared_ptr<ShmChannel>> channels_ ABSL_GUARDED_BY(mutex_);
 
-  // Used only by the thread.
+  // Used only by this object's thread.
   std::map<std::string, Order> expected_;
   std::list<SocketPtr> sockets_;
 
@@ -248,8 +250,8 @@ void ShmPeersImpl::Connect(const Order& order) {
 void ShmPeersImpl::Accept() {
   FileDescriptor fd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (!fd.valid()) {
-    // The connection stays in the queue. The pause avoids asking all the time while no descriptor
-    // is free.
+    // This process has no free descriptor. The connection stays in the kernel's queue, so poll
+    // returns at once again. The pause avoids a busy loop.
     if (errno == EMFILE || errno == ENFILE) absl::SleepFor(kDescriptorPause);
     return;
   }
@@ -292,7 +294,7 @@ absl::Status ShmPeersImpl::Take(Socket& socket, ReceivedDescriptors received) {
       for (const SocketPtr& other : sockets_) {
         if (other->peer != peer || other->is_over) continue;
         if (other->is_ready) return refuse("joins beside itself");
-        End(*other, absl::OkStatus());  // of an earlier stream
+        End(*other, absl::OkStatus());  // left from an earlier stream
       }
       socket.peer = peer;
       SHARDMESH_ASSIGN_OR_RETURN(socket.control, NewControl());
@@ -377,7 +379,7 @@ void ShmPeersImpl::MakeChannel(Socket& socket, std::unique_ptr<ShmView> theirs) 
 void ShmPeersImpl::MakeReady(Socket& socket) {
   const auto expected = expected_.find(socket.peer);
   if (expected == expected_.end()) {
-    End(socket, absl::OkStatus());  // Forget was called since
+    End(socket, absl::OkStatus());  // Forget was called in the meantime
     return;
   }
   socket.is_ready = true;
@@ -398,7 +400,8 @@ void ShmPeersImpl::End(Socket& socket, const absl::Status& why) {
   }
   if (why.ok()) return;
   const auto expected = expected_.find(socket.peer);
-  // The peer may make another attempt after a connection that joined but did not complete.
+  // A connection that was accepted but never became ready is not the end of the attempt: the peer
+  // may connect again.
   if (expected == expected_.end() || (!socket.dials && !socket.is_ready)) {
     LogWarning("shared memory refused", {{"identity", options_.identity}, {"error", why}});
     return;
@@ -419,7 +422,7 @@ absl::StatusOr<std::unique_ptr<ShmPeers>> ShmPeers::Start(Options options) {
   ShmAddress own;
   const std::string random = RandomBytes(own.token.size());
   std::copy(random.begin(), random.end(), own.token.begin());
-  // The kernel picks a free name (autobind): five hexadecimal digits.
+  // With an empty name, the kernel picks a free one (autobind): five hexadecimal digits.
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   socklen_t size = sizeof(sa_family_t);

@@ -15,19 +15,20 @@
 
 namespace shardmesh::worker {
 
-// Where a peer can ask for a worker's memory, from the worker's hello on the Exchange stream. Only
-// the receivers of that hello know the token.
+// Where a peer can ask for a worker's shared memory. The worker's hello on the Exchange stream has
+// this address, so only the receivers of the hello know the token.
 struct ShmAddress {
-  std::string socket;  // an abstract unix socket, which leaves no file behind
+  std::string socket;  // name of an abstract unix socket, which needs no file
   std::array<char, 16> token = {};
 
   bool empty() const { return socket.empty(); }
 };
 
-// Two workers whose boot ids show that they share a host meet on a unix socket. The end that
-// dialled the stream connects and shows the other's token. Both ends pass their control segments,
-// and each checks that the received memory holds the other's token. Sockets of other users and of
-// other network namespaces (pods) are not reached: such pairs keep to the stream.
+// Two workers share a host if their boot ids are equal. They then meet on a unix socket. The worker
+// that dialled the Exchange stream connects, and proves with the other's token that it got its
+// hello. Both ends pass their control segments to each other. Each end checks that the received
+// segment holds the other's token. A socket of another user, or of another network namespace (pod),
+// cannot be reached or is refused. Such pairs exchange all data over the stream.
 //
 // Has one thread. Thread-safe.
 class ShmPeers {
@@ -35,18 +36,18 @@ class ShmPeers {
   struct Options {
     std::string identity;
     std::shared_ptr<ShmArena> arena;
-    MemoryBudget* budget = nullptr;  // for messages that have to be copied; null: no limit
-    // A channel to a peer is ready, for the link that was passed to Expect. Both callbacks
+    MemoryBudget* budget = nullptr;  // for messages that must be copied; null: no limit
+    // A channel to a peer is ready. `link` is the number that was passed to Expect. Both callbacks
     // run on this object's thread, with no lock held.
     std::function<void(const std::string& peer, uint64_t link, std::shared_ptr<ShmChannel> channel)>
         connected;
-    // The link has no channel, and will get none. `was_connected` if it had one.
+    // The link has no channel, and will get none. `was_connected` says whether it had one.
     std::function<void(const std::string& peer, uint64_t link, bool was_connected,
                        const absl::Status& why)>
         lost;
   };
 
-  // UNAVAILABLE where the host lacks such sockets or memory: this worker will have no channels.
+  // UNAVAILABLE if the host lacks such sockets or such memory: this worker then has no channels.
   static absl::StatusOr<std::unique_ptr<ShmPeers>> Start(Options options);
   virtual ~ShmPeers() = default;
   ShmPeers(const ShmPeers&) = delete;
@@ -54,11 +55,11 @@ class ShmPeers {
 
   virtual const ShmAddress& address() const = 0;
 
-  // Begins to set up a channel to a peer on this host whose stream is up. It replaces the channel
-  // of an earlier link. `dials` is true on the end that connects.
+  // Starts to set up a channel to a peer on this host, whose stream is up. The new channel replaces
+  // that of an earlier link. `dials` is true on the end that connects.
   virtual void Expect(const std::string& peer, uint64_t link, const ShmAddress& theirs,
                       bool dials) = 0;
-  // Closes the channel because the stream is gone, without a call of `lost`.
+  // Closes the peer's channel because its stream has ended. Does not call `lost`.
   virtual void Forget(const std::string& peer) = 0;
 
  protected:

@@ -1,4 +1,4 @@
-// RingWriter and RingReader: one release store and one acquire load for each note and side.
+// RingWriter and RingReader. Each side needs one release store and one acquire load per note.
 #include "worker/shm/shm_ring.h"
 
 #include <cstring>
@@ -30,7 +30,8 @@ bool RingWriter::HasRoom() {
 }
 
 bool RingWriter::IsReleased(uint64_t number) const {
-  // A reader that claims a false release reads memory that has changed. Only that reader is harmed.
+  // The reader's memory is untrusted. A reader that claims a release too early reads memory that
+  // has changed, and so harms only itself.
   return reads_->released[number % kRingSlots].load(std::memory_order_acquire) > number;
 }
 
@@ -39,7 +40,7 @@ absl::StatusOr<bool> RingReader::TryRead(Note* note) {
   if (slot.written.load(std::memory_order_acquire) != next_ + 1) {
     return false;
   }
-  // Read it once: the writer may change it at any time.
+  // Read the size only once, because the writer may change it at any time.
   const uint32_t size_bytes = *const_cast<const volatile uint32_t*>(&slot.size_bytes);
   if (size_bytes > kMaxNoteBytes) {
     return absl::DataLossError(StrCat("a note from a peer on this host says that it has ",

@@ -1,17 +1,18 @@
-// Notes from one process to another, through memory that only one of them writes.
+// A ring of notes (short messages) from one process to another, through shared memory. Each part of
+// this memory is written by one of the two processes only.
 //
 // Each direction has two parts. The writer's part, in the writer's segment, has the slots. The
 // reader's part, in the reader's segment, records which slots were read and released. Neither side
-// can block or harm the other: each treats the other's data as untrusted, and copies it before
-// checking it.
+// can block or harm the other: each treats the other's data as untrusted, and copies the data
+// before it checks them.
 //
 // clang-format off
 //   slot free -> TryWrite -> written -> TryRead -> taken -> Release -> free
 // clang-format on
 //
-// A note has up to kMaxNoteBytes. The ring does not interpret a note; the user keeps any memory
-// that it refers to unchanged until Release. Each side is for one thread at a time, except that any
-// thread may call Release.
+// A note has up to kMaxNoteBytes. The ring does not interpret a note. If a note refers to other
+// memory, the writing user keeps that memory unchanged until the reader calls Release. One thread
+// at a time may use each side, except that any thread may call Release.
 #ifndef SHARDMESH_WORKER_SHM_SHM_RING_H_
 #define SHARDMESH_WORKER_SHM_SHM_RING_H_
 
@@ -28,16 +29,16 @@
 
 namespace shardmesh::worker {
 
-// Most notes in transit, a power of two.
+// Most notes in transit: written and not yet released. A power of two.
 inline constexpr size_t kRingSlots = 256;
 // Most bytes of a note.
 inline constexpr size_t kMaxNoteBytes = 236;
 
-// The writer's part. All zeros is an empty ring.
+// The writer's part. If all bytes are zero, the ring is empty.
 struct RingSlots {
   struct alignas(64) Slot {
-    // 1 + the note's number once the note is written. Before that: the value of an older note, or
-    // 0.
+    // 1 + the note's number, stored when the note is complete. Until then, the value of an older
+    // note, or 0.
     std::atomic<uint64_t> written;
     uint32_t size_bytes;
     std::array<char, kMaxNoteBytes> note;
@@ -46,9 +47,9 @@ struct RingSlots {
 };
 static_assert(sizeof(RingSlots::Slot) == 256);
 
-// The reader's part. All zeros is an empty ring.
+// The reader's part. If all bytes are zero, no note was released.
 struct RingReads {
-  // 1 + the number of the last note that was released in each slot.
+  // For each slot: 1 + the number of the last note in it that was released.
   alignas(64) std::array<std::atomic<uint64_t>, kRingSlots> released;
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
@@ -61,10 +62,11 @@ class RingWriter {
   RingWriter(RingSlots* slots, const RingReads* reads) : slots_(slots), reads_(reads) {}
 
   // Writes a note of at most kMaxNoteBytes and returns its number, counted from 0. Returns nullopt
-  // if the next slot is not free: try again later. Notes arrive in the order of their numbers.
+  // if the next slot is not free; the caller may try again later. Notes arrive in the order of
+  // their numbers.
   std::optional<uint64_t> TryWrite(std::string_view note);
 
-  // Returns whether TryWrite would find its slot free.
+  // Returns whether the slot that TryWrite would use is free.
   bool HasRoom();
 
   // Returns whether the reader has released the note of that number.
@@ -76,8 +78,9 @@ class RingWriter {
   RingSlots* const slots_;
   const RingReads* const reads_;
   uint64_t next_ = 0;
-  // Notes below this number have a free slot. The cache matters because the reader writes its
-  // releases all the time: reading them for each note would move the cache line to and fro.
+  // All notes below this number have a free slot. The reader writes its releases all the time, so
+  // reading them for each note would move their cache line between the cores. This cached number
+  // avoids it.
   uint64_t free_until_ = kRingSlots;
 };
 
@@ -96,15 +99,16 @@ class RingReader {
     std::string_view text() const { return {bytes.data(), size_bytes}; }
   };
 
-  // Copies the next note to `note`; returns false if there is none. DATA_LOSS for a note that
-  // claims to be longer than kMaxNoteBytes.
+  // Copies the next note to `note`; returns false if there is none. DATA_LOSS if the note's size is
+  // more than kMaxNoteBytes.
   absl::StatusOr<bool> TryRead(Note* note);
 
-  // Releases a note that was read. Call it once for each note, on any thread.
+  // Releases a note that was read, so the writer may reuse its slot. Call it once for each note, on
+  // any thread.
   void Release(uint64_t number);
 
-  // next() returns the number of the next note to read, HasNote() whether a note is written. Any
-  // thread may call HasNote.
+  // next() returns the number of the next note to read. HasNote() returns whether the note with
+  // that number has been written. Any thread may call HasNote.
   uint64_t next() const { return next_; }
   bool HasNote(uint64_t number) const;
 

@@ -1,4 +1,4 @@
-// memfd_create, seals and SCM_RIGHTS.
+// Shared memory with memfd_create and seals. Passes descriptors with SCM_RIGHTS.
 #include "worker/shm/shm_segment.h"
 
 #include <fcntl.h>
@@ -22,16 +22,16 @@ namespace shardmesh::worker {
 namespace {
 
 #ifndef F_SEAL_FUTURE_WRITE
-constexpr int F_SEAL_FUTURE_WRITE = 0x0010;  // of linux/fcntl.h, which not every libc exposes
+constexpr int F_SEAL_FUTURE_WRITE = 0x0010;  // as in linux/fcntl.h; not every libc has it
 #endif
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
 constexpr size_t kMaxDescriptors = 16;
 constexpr size_t kMaxTextBytes = 4096;
 
 std::atomic<int64_t> mapped_views = 0;
-std::atomic<int64_t> max_mapped_views = -1;  // below 0: the host's limit applies
+std::atomic<int64_t> max_mapped_views = -1;  // if negative, the host's limit applies
 
-// Returns a kernel error under the given code, with `what` as context.
+// Returns errno as an error with the given code. `what` is its context.
 absl::Status KernelError(absl::StatusCode code, std::string_view what) {
   return absl::Status(code, StrCat(what, ": ", std::strerror(errno)));
 }
@@ -189,8 +189,8 @@ absl::StatusOr<ReceivedDescriptors> ReceiveDescriptors(int socket) {
                      : KernelError(absl::StatusCode::kUnavailable,
                                    "cannot receive from a peer on this host");
   }
-  // The kernel drops descriptors that exceed this process's limit, and reports it only by this
-  // flag.
+  // If this process has too few free descriptors, the kernel drops those of the message. It reports
+  // this only by this flag.
   if ((message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == MSG_CTRUNC &&
       received.fds.size() < kMaxDescriptors) {
     return absl::ResourceExhaustedError(

@@ -1,19 +1,20 @@
-// Memory that one process writes and its peers on the same host read.
+// Shared memory that one process writes and other processes on the same host read.
 //
 // clang-format off
 //   owner:  ShmSegment::Create -> bytes() to write, fd() to hand out over a unix socket
 //   peer:   ShmView::Open(fd, ...) -> bytes() to read
 // clang-format on
 //
-// A segment is a memfd without a name: it needs no privileges and leaves nothing behind, however a
+// A segment is a memfd, without a file: it needs no privileges, and the kernel frees it however a
 // process ends.
 //
 // It is sealed against shrinking, growing and mappings for writing other than the owner's first
-// one. A peer with the descriptor can therefore neither change the data nor make the owner fault. A
-// view is opened only of a segment sealed in this way, so an owner cannot make its peers fault by
-// shrinking it.
+// one. A peer with the descriptor can therefore neither change the data nor cause a page fault
+// (SIGBUS) in the owner. ShmView::Open accepts only segments that are sealed in this way. Therefore
+// an owner cannot cause such faults in its peers either, by shrinking the segment.
 //
-// The data of a view may change while it is read: readers copy first and check the copy.
+// The data of a view may change while a reader reads them. A reader that checks data therefore
+// copies them first and checks the copy.
 #ifndef SHARDMESH_WORKER_SHM_SHM_SEGMENT_H_
 #define SHARDMESH_WORKER_SHM_SHM_SEGMENT_H_
 
@@ -31,12 +32,14 @@
 
 namespace shardmesh::worker {
 
-// The owner's end. Thread-compatible; the bytes are any memory.
+// The owner's end of a segment. Thread-compatible. The bytes are ordinary memory without
+// synchronisation.
 class ShmSegment {
  public:
-  // Creates memory of size_bytes > 0, a multiple of the page size, filled with zeros; `prefault`
-  // faults it in at once. `name` is its name in /proc. RESOURCE_EXHAUSTED if the host has no memory
-  // or descriptors for it. UNIMPLEMENTED if the kernel cannot seal memory (before 5.1).
+  // Creates memory of size_bytes > 0, a multiple of the page size, filled with zeros. `prefault`
+  // allocates all its pages at once. `name` is its name in /proc. RESOURCE_EXHAUSTED if the host
+  // has no memory or no descriptors left. UNIMPLEMENTED if the kernel cannot seal memory (before
+  // 5.1).
   static absl::StatusOr<std::unique_ptr<ShmSegment>> Create(const std::string& name,
                                                             int64_t size_bytes, bool prefault);
   ShmSegment(const ShmSegment&) = delete;
@@ -56,14 +59,16 @@ class ShmSegment {
 // A peer's segment, read through a mapping or, failing that, through its descriptor.
 //
 // A host limits the mappings of a process (vm.max_map_count), and malloc and threads need some of
-// them. All views of the process together therefore use at most MaxMapped mappings. A view beyond
-// that, or one that the kernel refuses to map, keeps the descriptor, and its data is copied.
+// them. All views of the process together therefore use at most MaxMapped mappings. A further view,
+// or one that the kernel refuses to map, keeps the descriptor instead, and its users copy the data
+// with Read.
 class ShmView {
  public:
-  // Opens the segment of a descriptor from a peer. INVALID_ARGUMENT if it is no segment, if it does
-  // not have `size_bytes`, or if it is not sealed as ShmSegment seals it.
+  // Opens the segment whose descriptor a peer sent. INVALID_ARGUMENT if the descriptor is no
+  // segment, does not have `size_bytes`, or is not sealed as ShmSegment::Create seals it.
   static absl::StatusOr<std::unique_ptr<ShmView>> Open(FileDescriptor fd, int64_t size_bytes);
-  // Returns half of the host's limit, unless a test called SetMaxMapped.
+  // Returns the most mappings that all views may use: half of the host's limit, unless a test
+  // called SetMaxMapped.
   static int64_t MaxMapped();
   static void SetMaxMapped(int64_t views);
   ShmView(const ShmView&) = delete;
@@ -74,8 +79,7 @@ class ShmView {
   bool is_mapped() const { return bytes_.data() != nullptr; }
   // Requires a mapped view.
   absl::Span<const char> bytes() const { return bytes_; }
-  // Copies bytes at an offset of a view that is not mapped. Requires that they lie within the
-  // segment.
+  // Copies bytes from a view that is not mapped. Requires that the bytes lie within the segment.
   absl::Status Read(int64_t offset_bytes, absl::Span<char> to) const;
 
  private:
@@ -87,8 +91,8 @@ class ShmView {
   const int64_t size_bytes_;
 };
 
-// Sends a message with descriptors over a connected unix socket (SOCK_SEQPACKET): at most 16
-// descriptors and 4 KiB of text. UNAVAILABLE if the other side is gone.
+// Sends a message with at most 16 descriptors and 4 KiB of text over a connected unix socket
+// (SOCK_SEQPACKET). UNAVAILABLE if the other side is gone.
 absl::Status SendDescriptors(int socket, std::string_view text, absl::Span<const int> fds);
 
 struct ReceivedDescriptors {
@@ -96,8 +100,8 @@ struct ReceivedDescriptors {
   std::vector<FileDescriptor> fds;
 };
 // Waits for a message. UNAVAILABLE if the other side is gone. INVALID_ARGUMENT if the message is
-// longer than allowed (its descriptors are closed). RESOURCE_EXHAUSTED if this process has no free
-// descriptors for those of the message.
+// longer than allowed; its descriptors are then closed. RESOURCE_EXHAUSTED if this process has too
+// few free descriptors for those of the message.
 absl::StatusOr<ReceivedDescriptors> ReceiveDescriptors(int socket);
 
 }  // namespace shardmesh::worker

@@ -1,4 +1,4 @@
-// CombinerFor: selects widening, combining and finishing by type.
+// CombinerFor: selects the functions for widening, combining and finishing by element type.
 #include "worker/step/combiners.h"
 
 #include <vector>

@@ -1,4 +1,5 @@
-// The arithmetic of collectives: the kernels' loops behind the interface of the algorithms.
+// The arithmetic of collectives: adapts the loops of kernel/reduce.h to the interface of the
+// algorithms.
 #ifndef SHARDMESH_WORKER_STEP_COMBINERS_H_
 #define SHARDMESH_WORKER_STEP_COMBINERS_H_
 
@@ -12,10 +13,10 @@
 namespace shardmesh::worker {
 
 // Returns the combiner that reduces `operand` elements of a group of `ranks` >= 1 ranks to `result`
-// elements. F16 and BF16 are summed in F32 and rounded once, and F32 partial sums can become F16 or
-// BF16. Otherwise the two types are equal. A mean is the sum times 1/ranks, in F32 or F64.
-// INVALID_ARGUMENT (UNSUPPORTED_DTYPE) for a type without arithmetic, a mean of integers, or two
-// types that do not go together.
+// elements. It sums F16 and BF16 in F32 and rounds once. F32 partial sums can become F16 or BF16;
+// otherwise the two types must be equal. A mean is the sum times 1/ranks, in F32 or F64.
+// INVALID_ARGUMENT (UNSUPPORTED_DTYPE) for a type without arithmetic, for a mean of integers, or
+// for two types that cannot be combined in this way.
 absl::StatusOr<Combiner> CombinerFor(Reduction reduction, Dtype operand, Dtype result,
                                      int64_t ranks);
 

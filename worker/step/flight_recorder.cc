@@ -1,4 +1,4 @@
-// FlightRecorder: a ring of records.
+// FlightRecorder: keeps ended instructions in a ring of records.
 #include "worker/step/flight_recorder.h"
 
 #include <algorithm>

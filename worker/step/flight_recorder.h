@@ -1,5 +1,4 @@
-// The last instructions of a rank: their description, their times, and the peers that they waited
-// for.
+// The last instructions of a rank: what they are, when they ran, and for which peers they waited.
 #ifndef SHARDMESH_WORKER_STEP_FLIGHT_RECORDER_H_
 #define SHARDMESH_WORKER_STEP_FLIGHT_RECORDER_H_
 
@@ -19,9 +18,9 @@
 
 namespace shardmesh::worker {
 
-// Keeps the running instructions of all steps, and the last kCapacity that have ended; a new one
-// replaces the oldest. Ended instructions are numbered in the order in which they ended. An
-// instruction costs a few allocations and short holds of a mutex. Thread-safe.
+// Keeps the running instructions of all steps, and the last kCapacity ended ones; a newly ended
+// instruction replaces the oldest. Numbers ended instructions in the order in which they ended.
+// Recording an instruction costs a few allocations and short holds of a mutex. Thread-safe.
 //
 // Example:
 //
@@ -39,43 +38,47 @@ class FlightRecorder {
   // Identifies an instruction until it has ended.
   using Ticket = int64_t;
 
-  // Records the start of an instruction. `record` describes it and holds its start time; it needs
-  // data from `peers`.
+  // Records the start of an instruction. `record` has its description and its start time. The
+  // instruction needs data from `peers`.
   Ticket Begin(FlightRecord record, absl::Span<const DeviceId> peers);
 
-  // The calls below have no effect on ended instructions.
+  // The calls below have no effect if the instruction has ended.
 
-  // Records that the instruction waits for data from this rank.
+  // Records that the instruction waits for data from this peer.
   void WaitsFor(Ticket ticket, DeviceId peer);
 
-  // All data that the instruction needs from this rank has come. After several calls for one rank
-  // the last one stands. No effect if the instruction does not wait for the rank.
+  // Records that all data that the instruction needs from this peer has come. If called repeatedly
+  // for one peer, the last call counts. No effect if the instruction does not need data from the
+  // peer.
   void DataCame(Ticket ticket, DeviceId peer, absl::Time now);
 
-  // The instruction has ended. If it failed, the record keeps the rank that it waited for.
+  // Records the end of the instruction. If the instruction failed, its record keeps the peer for
+  // which it waited.
   void End(Ticket ticket, absl::Status outcome, absl::Time now);
 
-  // Returns the last `count` records, or all: first the ended ones in their order, then the running
-  // ones.
+  // Returns the last `count` records, or all if there are fewer. Ended instructions come first, in
+  // the order of their ends, then the running ones.
   std::vector<FlightRecord> Last(size_t count = kCapacity) const;
 
-  // Returns the running instruction of a step. A step runs one instruction at a time.
+  // Returns the running instruction of a step; nullopt if none runs. A step runs one instruction at
+  // a time.
   std::optional<FlightRecord> Running(int64_t step) const;
 
-  // Records that ended since an earlier call.
+  // Records of instructions that ended since an earlier call.
   struct Tail {
-    std::vector<FlightRecord> records;  // the oldest first; only the last ones if there are too
-                                        // many
-    int64_t next = 0;                   // `first` of the next call
+    // The oldest comes first. If there are too many, the oldest are missing.
+    std::vector<FlightRecord> records;
+    int64_t next = 0;  // the argument `first` for the next call
   };
-  // Returns the records from number `first` on; at most the last `max_records`.
+  // Returns the records from number `first` on. If there are more than `max_records`, returns the
+  // last ones.
   Tail EndedSince(int64_t first, size_t max_records) const;
 
  private:
   mutable absl::Mutex mutex_;
   std::map<Ticket, FlightRecord> running_ ABSL_GUARDED_BY(mutex_);
   Ticket next_ticket_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::vector<FlightRecord> ring_ ABSL_GUARDED_BY(mutex_);  // number n at n % kCapacity
+  std::vector<FlightRecord> ring_ ABSL_GUARDED_BY(mutex_);  // record n is at n % kCapacity
   int64_t ended_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

@@ -1,4 +1,4 @@
-// KernelTurns: tickets.
+// KernelTurns: orders waiting kernels by ticket numbers.
 #include "worker/step/kernel_turns.h"
 
 #include "absl/cleanup/cleanup.h"
@@ -8,7 +8,7 @@
 namespace shardmesh::worker {
 namespace {
 
-// How late a waiting kernel may notice an abort.
+// A waiting kernel checks for an abort in this interval.
 constexpr absl::Duration kAbortInterval = absl::Milliseconds(20);
 
 }  // namespace
@@ -22,7 +22,8 @@ absl::Status KernelTurns::Turn::Take() {
   const absl::Time since = absl::Now();
   const int64_t ticket = turns_.next_ticket_++;
   turns_.waiting_.insert(ticket);
-  // Runs under the lock, because it is destroyed before the lock; also if the abort check throws.
+  // `leave` runs while the lock is held, because it is declared after the lock. It runs even if the
+  // abort check throws.
   const absl::Cleanup leave = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(turns_.mutex_) {
     turns_.waiting_.erase(ticket);
     waited_ += absl::Now() - since;

@@ -1,4 +1,4 @@
-// Turns on the CPU among kernels of steps that run side by side.
+// Lets kernels of concurrent steps take turns on the CPU.
 #ifndef SHARDMESH_WORKER_STEP_KERNEL_TURNS_H_
 #define SHARDMESH_WORKER_STEP_KERNEL_TURNS_H_
 
@@ -14,28 +14,30 @@
 
 namespace shardmesh::worker {
 
-// A kernel uses all threads that this worker has for kernels, so one kernel computes at a time.
-// Kernels take turns in the order of their requests; a long kernel yields between its blocks. The
-// holder of the turn waits for nothing else, so its turn always ends. Thread-safe.
+// One kernel uses all kernel threads of this worker, so only one kernel computes at a time. Kernels
+// take turns in the order of their requests; a long kernel yields between its blocks. The kernel
+// that has the turn waits for nothing else, so its turn always ends. Thread-safe.
 class KernelTurns {
  public:
-  // One kernel's turns. For one thread.
+  // The turns of one kernel. For one thread.
   class Turn {
    public:
-    // `turns` outlives the object, which calls `abort_check` regularly while it waits.
+    // `turns` outlives this object. This object calls `abort_check` regularly while it waits.
     Turn(KernelTurns* turns, std::function<absl::Status()> abort_check)
         : turns_(*turns), abort_check_(std::move(abort_check)) {}
     ~Turn() { GiveBack(); }
     Turn(const Turn&) = delete;
     Turn& operator=(const Turn&) = delete;
 
-    // Waits for its turn. The only error is the abort check's; the kernel has no turn then.
+    // Waits until this kernel has the turn. The only error is that of `abort_check`; then the
+    // kernel does not have the turn.
     absl::Status Take();
-    // Call it between two blocks: it calls the abort check and yields to waiting kernels.
+    // Call it between two blocks. Calls `abort_check`, and gives the turn to waiting kernels first,
+    // if there are any.
     absl::Status PauseForOthers();
     void GiveBack();
 
-    // Total time waited.
+    // Total time that this kernel waited.
     absl::Duration waited() const { return waited_; }
 
    private:
@@ -49,7 +51,7 @@ class KernelTurns {
   absl::Mutex mutex_;
   bool is_taken_ ABSL_GUARDED_BY(mutex_) = false;
   int64_t next_ticket_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::set<int64_t> waiting_ ABSL_GUARDED_BY(mutex_);  // tickets; the lowest is next
+  std::set<int64_t> waiting_ ABSL_GUARDED_BY(mutex_);  // ticket numbers; the lowest is next
 };
 
 }  // namespace shardmesh::worker

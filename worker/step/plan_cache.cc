@@ -1,4 +1,4 @@
-// PlanCache: decoded plans; the least recently used is evicted first.
+// PlanCache: an LRU cache of decoded plans.
 #include "worker/step/plan_cache.h"
 
 #include <utility>
@@ -28,7 +28,8 @@ absl::StatusOr<PlanPtr> PlanCache::Add(std::string_view hash, std::string_view b
   }
   SHARDMESH_ASSIGN_OR_RETURN(Plan plan, rpc::ParsePlanBytes(bytes));
   auto shared = std::make_shared<const Plan>(std::move(plan));
-  LruCache<std::string, PlanPtr>::Forgotten forgotten;  // destroyed without the lock
+  // Evicted plans, destroyed after the lock is released.
+  LruCache<std::string, PlanPtr>::Forgotten forgotten;
   absl::MutexLock lock(&mutex_);
   return plans_.Add(std::string(hash), std::move(shared), &forgotten);
 }

@@ -1,4 +1,4 @@
-// The plans that a worker knows, by the hash of their bytes.
+// The plans that a worker knows, by the SHA-256 of their bytes.
 #ifndef SHARDMESH_WORKER_STEP_PLAN_CACHE_H_
 #define SHARDMESH_WORKER_STEP_PLAN_CACHE_H_
 
@@ -25,8 +25,8 @@ class PlanCache {
 
   // Returns null if the plan is not in the cache.
   PlanPtr Find(std::string_view hash);
-  // Decodes a plan and keeps it. INVALID_ARGUMENT if `hash` is not the SHA-256 of the bytes, or the
-  // bytes are no valid plan.
+  // Decodes a plan and adds it. INVALID_ARGUMENT if `hash` is not the SHA-256 of the bytes, or if
+  // the bytes are no valid plan.
   absl::StatusOr<PlanPtr> Add(std::string_view hash, std::string_view bytes);
 
  private:

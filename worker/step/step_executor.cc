@@ -1,4 +1,4 @@
-// StepExecutor: a queue by sequence number, and the threads that run its steps.
+// StepExecutor: a queue of steps by sequence number, and the threads that run them.
 #include "worker/step/step_executor.h"
 
 #include <algorithm>
@@ -29,7 +29,7 @@
 namespace shardmesh::worker {
 namespace {
 
-// Runs `body`; an exception ends the step, not the process.
+// Runs `body`. Converts an exception to an error, so it ends the step and not the process.
 absl::Status CatchErrors(absl::FunctionRef<absl::Status()> body) {
   try {
     return body();
@@ -42,7 +42,7 @@ absl::Status CatchErrors(absl::FunctionRef<absl::Status()> body) {
   }
 }
 
-// Names the step in the error that aborts it.
+// Adds the step's number to an error that aborts the step, as a fact.
 absl::Status OfStep(const absl::Status& status, int64_t sequence) {
   return MayHave(ReasonOf(status), fact::kStep) ? WithFacts(status, {{fact::kStep, sequence}})
                                                 : status;
@@ -91,7 +91,7 @@ class StepExecutorImpl final : public StepExecutor {
       refused = Enqueue(order, *plan, report);
     }
     if (!refused.ok()) {
-      // Without the abort the other ranks would wait for this one.
+      // This rank cannot run the step. Without the abort, the other ranks would wait for it.
       if (!plan.ok()) options_.links->AbortStep(order.sequence, refused, options_.identity);
       Refuse(order, report, refused);
     } else if (*plan == nullptr) {
@@ -138,7 +138,8 @@ class StepExecutorImpl final : public StepExecutor {
         runs->second.abort = status;
       }
     }
-    // Notify links even if no step runs: peers may have sent data of the step, or wait for it.
+    // Abort the step in the links even if it does not run here: peers may have sent data of the
+    // step, or wait for this rank.
     options_.links->AbortStep(sequence, status, "");
     if (waiting.has_value()) {
       options_.links->CloseStep(sequence);
@@ -192,15 +193,15 @@ class StepExecutorImpl final : public StepExecutor {
  private:
   struct Waiting {
     std::shared_ptr<const StepOrder> order;
-    PlanPtr plan;             // null: waiting for its bytes
-    Report report = nullptr;  // empty: NEED_PLAN was reported
+    PlanPtr plan;             // null: the plan's bytes have not come
+    Report report = nullptr;  // empty: only NEED_PLAN was reported so far
     absl::Time deadline = absl::InfiniteFuture();
   };
   struct Running {
     absl::Time since;
     absl::Status abort = absl::OkStatus();
   };
-  // Outputs of a step in the store, to be committed or aborted.
+  // What a finished step left in the store, for its commit or abort.
   struct Staged {
     std::vector<std::string> array_ids;
     std::vector<std::string> donated_ids;
@@ -211,7 +212,8 @@ class StepExecutorImpl final : public StepExecutor {
                       Reason::kNotServing, {{fact::kIdentity, options_.identity}});
   }
 
-  // Takes the order and, if the plan is known, the report.
+  // Adds the order to the queue, or the plan to a queued order. Keeps `report` only if the plan is
+  // known.
   absl::Status Enqueue(StepOrder& order, const PlanPtr& plan, Report& report)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (stopping_) return Stopping();
@@ -246,8 +248,8 @@ class StepExecutorImpl final : public StepExecutor {
     return absl::OkStatus();
   }
 
-  // Returns the step to begin next: the lowest that can run, or whose deadline passed. Returns the
-  // end if there is none, or no thread for it (see the header).
+  // Returns the step to begin next: the lowest one whose plan is known or whose deadline has
+  // passed. Returns queue_.end() if there is none, or no free thread for it (see the header).
   std::map<int64_t, Waiting>::iterator FindNext(absl::Time now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     auto next = queue_.begin();
@@ -261,7 +263,7 @@ class StepExecutorImpl final : public StepExecutor {
     return running_.size() < limit ? next : queue_.end();
   }
 
-  // Waits for a step to begin; nullopt at shutdown.
+  // Waits until a step can begin, and returns it; nullopt at shutdown.
   std::optional<Waiting> Next() ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
     while (true) {
@@ -269,7 +271,7 @@ class StepExecutorImpl final : public StepExecutor {
       for (const auto& [sequence, step] : queue_) {
         if (step.plan == nullptr) deadline = std::min(deadline, step.deadline);
       }
-      // A new order may have an earlier deadline.
+      // Wake up when an order comes, because it may have an earlier deadline than `deadline`.
       const int64_t seen = orders_;
       const auto ready = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
         return stopping_ || orders_ != seen || FindNext(absl::InfinitePast()) != queue_.end();
@@ -320,7 +322,7 @@ class StepExecutorImpl final : public StepExecutor {
     }
   }
 
-  // Runs the step. After an error its peers have been notified.
+  // Runs a step. If it fails, informs its peers before it returns the error.
   absl::Status RunOne(const Waiting& step, StepResult* result) {
     const StepOrder& order = *step.order;
     std::unique_ptr<StepLink> link;
@@ -410,7 +412,7 @@ class StepExecutorImpl final : public StepExecutor {
   int64_t last_ordered_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t orders_ ABSL_GUARDED_BY(mutex_) = 0;                  // taken so far
   std::map<int64_t, Running> running_ ABSL_GUARDED_BY(mutex_);  // by sequence
-  std::vector<std::thread> threads_;  // last: the threads start when all members above exist
+  std::vector<std::thread> threads_;  // last member: the threads start when all other members exist
 };
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Runs this rank's part of the steps that the coordinator orders.
+// Runs this rank's part of the steps that the coordinator orders. A step is one run of a plan,
+// which says what every rank does.
 #ifndef SHARDMESH_WORKER_STEP_STEP_EXECUTOR_H_
 #define SHARDMESH_WORKER_STEP_STEP_EXECUTOR_H_
 
@@ -30,40 +31,40 @@ namespace shardmesh::worker {
 
 // An operand of a step.
 struct StepOperand {
-  // The id of a committed array, or a whole tensor that every device gets.
+  // The id of a committed array, or a whole tensor that comes with the order to every rank.
   std::variant<std::string, Literal> value;
-  // The step is the last use of the array: the array is released when the step commits. Where a
-  // result is made in its memory (ResultOverOperand), the rank gives it up as soon as the step
-  // begins.
+  // Whether this step is the last use of the array. If so, the array is released when the step
+  // commits. If the plan makes a result in the operand's memory (ResultOverOperand), the rank takes
+  // the operand out of its store when the step begins.
   bool donate = false;
 };
 
 // A result of a step.
 struct StepOutput {
   ArrayDescriptor array;
-  // The bytes from which the caller decoded `array`, kept with the tile
-  // (TileDescription::array_descriptor).
+  // The encoded form of `array`, kept with the tile (TileDescription::array_descriptor).
   std::string encoded;
 };
 
-// One step as the coordinator ordered it; the same for every rank of the mesh.
+// One step as the coordinator orders it. The order is the same for every rank of the mesh.
 struct StepOrder {
   int64_t sequence = 0;
   int64_t epoch = 0;
   int64_t term = 0;
   std::string plan_hash;   // SHA-256 of the plan's bytes
-  std::string plan_bytes;  // empty if the worker should know the plan
+  std::string plan_bytes;  // empty if the coordinator assumes that the worker knows the plan
   std::vector<StepOperand> operands;
-  std::vector<StepOutput> outputs;  // as many as the plan has
+  std::vector<StepOutput> outputs;  // as many as the plan has outputs
   absl::Duration timeout = absl::InfiniteDuration();
-  // Report the outputs' elements for tiles of which this rank holds the first replica.
+  // Whether to report the elements of the outputs' tiles. Among the replicas of a tile, only the
+  // first one's rank reports them.
   bool return_literals = false;
 };
 
 enum class StepOutcome {
-  kDone,      // every output is staged
+  kDone,      // every output is staged in the store
   kFailed,    // nothing is staged
-  kNeedPlan,  // the plan is unknown; the step waits for Run with the plan's bytes
+  kNeedPlan,  // the plan is unknown; the step waits for another call of Run, with the plan's bytes
 };
 
 struct StepResult {
@@ -71,7 +72,7 @@ struct StepResult {
     std::string array_id;
     uint32_t crc32c = 0;     // of the tile
     int64_t size_bytes = 0;  // of the tile
-    std::string data;        // its elements, if requested and this rank sends them
+    std::string data;        // its elements, if the order asks for them and this rank reports them
   };
 
   int64_t sequence = 0;
@@ -80,21 +81,21 @@ struct StepResult {
   DeviceId rank = 0;  // in the plan's mesh; 0 if the plan is unknown
   StepOutcome outcome = StepOutcome::kDone;
   std::vector<Output> outputs = {};  // if kDone
-  // If kFailed: names this rank, the step and the op.
+  // The error, if kFailed. It names this rank, the step and the op.
   absl::Status status = absl::OkStatus();
-  // The peer that caused the failure, unless it is this worker.
+  // The peer that caused the failure; empty if this worker did.
   std::string blamed_identity = {};
   absl::Duration kernel_time = absl::ZeroDuration();
   absl::Duration collective_time = absl::ZeroDuration();
   int64_t sent_bytes = 0;
 };
 
-// Callbacks for metrics. Each may be empty. Several of the executor's threads may call them at
+// Callbacks for metrics; each may be empty. Several of the executor's threads may call them at
 // once, with no lock held.
 struct StepObserver {
   std::function<void(StepOutcome outcome, absl::Duration elapsed)> step;
   std::function<void(int64_t flops, absl::Duration elapsed)> kernel;
-  // Bytes that a collective sent to peers, and bytes that it copied in memory.
+  // Bytes that a collective sent to peers, and bytes that it copied within this process.
   struct CollectiveBytes {
     int64_t sent = 0;
     int64_t copied_to_send = 0;
@@ -105,25 +106,25 @@ struct StepObserver {
       collective;
 };
 
-// Runs steps side by side, each on its own thread, and begins them in the order of their sequence
+// Runs steps concurrently, each on its own thread, and begins them in the order of their sequence
 // numbers.
 //
-// The coordinator never orders two concurrent steps of which one writes an array that the other
-// uses. Any steps may therefore overlap. Their collectives overlap; their kernels take turns
-// (KernelTurns).
+// If one step writes an array that another uses, the coordinator never orders the two concurrently.
+// Any steps that are ordered may therefore overlap. Their collectives overlap; their kernels take
+// turns (KernelTurns).
 //
-// A step whose plan is unknown is skipped until its plan's bytes come. A step that waits for a
-// membership, or for a peer's memory, holds only a thread.
+// A step whose plan is unknown waits in the queue until its plan's bytes come; later steps may
+// begin before it. A step that waits for a membership, or for a peer to share its memory, blocks
+// only its own thread.
 //
-// Why steps cannot deadlock on the threads:
-// - There are kRunners + 1 threads. A step takes the last one only if no step below it is
-//   unfinished on this worker. At most one step therefore has it, and the lowest unfinished step
-//   never waits for a thread.
-// - The coordinator sends orders to all workers in the order of their numbers, which count over the
-//   whole pool. The lowest step that is unfinished anywhere is therefore the lowest on each of its
-//   workers.
-// - All these workers run this step, or wait only for its plan. It ends, or its deadline passes.
-//   Then the same holds for the next step.
+// Why steps cannot deadlock by waiting for threads:
+// - There are kRunners + 1 threads. Only the step with the lowest number among this worker's
+//   unfinished steps may take the last free thread. That step therefore never waits for a thread.
+// - The coordinator numbers all steps of the cluster in one order, and sends the orders to each
+//   worker in this order. The lowest unfinished step of the cluster is therefore the lowest
+//   unfinished one on each of its workers.
+// - All workers of this step run it, or wait only for its plan. So the step ends, or its deadline
+//   passes. Then the same holds for the next step.
 //
 // clang-format off
 //   Run -> waiting -> running -> staged -> Commit: its outputs are arrays
@@ -131,20 +132,22 @@ struct StepObserver {
 //            +-----------+---------+----> Abort, failure: nothing is left of it
 // clang-format on
 //
-// A step that fails here is aborted on its peers too. A step notices an abort at once while it
-// waits for data, and otherwise between blocks of a kernel. Plans are cached by hash.
+// If a step fails here, the executor aborts it on its peers too. A step that waits for data notices
+// an abort at once; a computing step notices it between blocks of a kernel. Plans are cached by
+// hash.
 //
 // Thread-safe.
 class StepExecutor {
  public:
-  // At a step's timeout the coordinator, which receives reports from all ranks, names the rank at
-  // fault. Without a verdict, a worker ends the step this much later.
+  // At a step's timeout, the coordinator decides which rank is at fault, because it has reports
+  // from all ranks. A worker that hears nothing from the coordinator ends the step itself, this
+  // much later.
   static constexpr absl::Duration kVerdictGrace = absl::Seconds(1);
-  // Most bytes of elements that one result carries.
+  // Most bytes of elements that the results of one step carry.
   static constexpr int64_t kMaxReturnedBytes = kMaxLiteralBytes;
-  // Steps that run side by side, in addition to the lowest one.
+  // Steps that run at the same time, in addition to the lowest one.
   static constexpr int kRunners = 4;
-  // Plans in the cache: a plan takes some kilobytes, and a client has some tens of plans.
+  // Most plans in the cache. A plan takes some kilobytes, and a client has some tens of plans.
   static constexpr size_t kPlanCapacity = 256;
 
   // All pointers outlive the executor.
@@ -152,10 +155,10 @@ class StepExecutor {
     std::string identity;
     PeerLinks* links = nullptr;
     ShardStore* store = nullptr;
-    // For values between operands and outputs; usually the store's.
+    // For values that are neither operands nor outputs; usually the store's pool.
     std::shared_ptr<BufferPool> pool;
     MatmulKernel* kernel = nullptr;
-    // Budget for packed copies of weights, usually the store's; null: no weights are packed.
+    // Budget for packed copies of weights, usually the store's. Null: no weights are packed.
     MemoryBudget* weight_budget = nullptr;
     FlightRecorder* recorder = nullptr;
     Clock* clock = nullptr;
@@ -172,34 +175,33 @@ class StepExecutor {
 
   // Queues a step, or passes the plan's bytes to a step that waits for its plan.
   //
-  // Calls `report` once for each call of Run, on one of the executor's threads. If the order is
-  // refused or the plan unknown, it runs on this thread. `report` must not block.
-  // FAILED_PRECONDITION if the step's number is not above that of the last ordered step. ABORTED
-  // (STALE_TERM) for a term below the highest seen. A step that waits for its plan fails at its
-  // timeout.
+  // Calls `report` once for each call of Run, on one of the executor's threads. If the executor
+  // refuses the order or does not know the plan, it calls `report` on the calling thread. `report`
+  // must not block. It reports FAILED_PRECONDITION if the step's number is not above that of the
+  // last ordered step. It reports ABORTED (STALE_TERM) if the term is below the highest one so far.
+  // A step that waits for its plan fails at its timeout.
   virtual void Run(StepOrder order, Report report) = 0;
 
-  // Turns the step's outputs into arrays and releases the operands that it donated. NOT_FOUND for a
-  // step that has nothing staged here; otherwise errors of ShardStore::Commit.
+  // Commits the step's outputs, which become arrays, and releases the operands that the step
+  // donated. NOT_FOUND if the step has nothing staged here; otherwise errors of ShardStore::Commit.
   virtual absl::Status Commit(int64_t sequence) = 0;
 
-  // Ends the step in any state: drops its staged outputs and its unsent messages. A running or
-  // waiting step fails with `status` and reports it.
+  // Ends the step, whatever its state: drops its staged outputs and its unsent messages. A running
+  // or waiting step fails with `status` and reports it.
   virtual void Abort(int64_t sequence, const absl::Status& status) = 0;
 
   // Fails waiting and running steps with `status`, and reports them. Staged outputs stay: the
   // coordinator decides whether they become arrays.
   virtual void AbortUnfinished(const absl::Status& status) = 0;
 
-  // Forgets all staged steps: the caller has committed or aborted their outputs in the store, array
-  // by array. Later calls of Commit and Abort find nothing.
+  // Forgets all staged steps. The caller has already committed or aborted their outputs in the
+  // store, array by array. Later calls of Commit and Abort find nothing for them.
   virtual void KeepStaged() = 0;
 
-  // Drops the copies of these arrays in the kernel's layout. Call it together with
-  // ShardStore::Release.
+  // Drops packed copies of these arrays (WeightCache). Call it together with ShardStore::Release.
   virtual void Forget(absl::Span<const std::string> array_ids) = 0;
 
-  // Returns the running steps for heartbeats, the lowest first.
+  // Returns the progress of running steps for heartbeats, in rising order of steps.
   virtual std::vector<StepProgress> progress() const = 0;
 
  protected:

@@ -1,4 +1,5 @@
-// RunStep: derives tiles from plan and rank; kernels and collectives fill them.
+// RunStep: derives each value's tile from plan and rank, and fills the tiles with kernels and
+// collectives.
 #include "worker/step/step_run.h"
 
 #include <algorithm>
@@ -23,29 +24,31 @@
 namespace shardmesh::worker {
 namespace {
 
-// This rank's tile of a value: its place in the whole, and its bytes once they exist.
+// This rank's tile of a value in the plan: its place in the whole tensor, and its bytes once they
+// exist.
 struct LocalValue {
   Dtype dtype = Dtype::kF32;
   Tiling tiling;
   Tile tile = {};
   Shape shape = {};  // of the tile
   int64_t size_bytes = 0;
-  size_t last_use = 0;     // instruction that uses the value last
-  bool is_output = false;  // the tile is made in its staged memory
+  size_t last_use = 0;     // the last instruction that uses the value
+  bool is_output = false;  // the tile's memory is that of a staged tile
 
   OwnedBytes content = {};
-  std::string array_id = {};  // for an operand that is an array
-  // The memory of a donated operand in which its result is made; set on both values.
+  std::string array_id = {};  // only for an operand that is an array
+  // The memory of a donated operand, if a result is made in it. Both the operand's value and the
+  // result's value have it.
   std::shared_ptr<Buffer> donated = nullptr;
 };
 
 absl::Span<char> Mutable(const LocalValue& value) {
-  // This step made the bytes and has not shared them yet.
+  // Writing is safe: this step allocated the bytes, and no other holder reads them yet.
   return {const_cast<char*>(value.content.bytes.data()), value.content.bytes.size()};
 }
 
-// Returns the part that the device at `place` of a group has of a tile of this shape. `parts`
-// partitions the tile among the group along a dimension; the first place has the beginning.
+// Returns the part of a tile of this shape that belongs to the device at `place` of a group.
+// `parts` divides the tile along a dimension among the group's places, in their order.
 Tile PartOf(const Shape& shape, int64_t dimension, const DeviceGroup& group, int64_t place,
             const Tiling& parts) {
   const auto dim = static_cast<size_t>(dimension);
@@ -56,17 +59,17 @@ Tile PartOf(const Shape& shape, int64_t dimension, const DeviceGroup& group, int
   return tile;
 }
 
-// A step's link that tells the recorder which peer an instruction waits for.
+// A step's link that tells the flight recorder for which peer an instruction waits.
 class WatchedLink final : public Link {
  public:
   WatchedLink(StepLink* link, FlightRecorder* recorder) : link_(link), recorder_(recorder) {}
 
-  // Attributes the following receives to this instruction.
+  // Records the following receives for this instruction.
   void Watch(FlightRecorder::Ticket ticket) {
     ticket_ = ticket;
     peer_.store(kNone, std::memory_order_relaxed);
   }
-  // Returns the peer that this instruction waited for last.
+  // Returns the last peer for which the instruction waited.
   std::optional<DeviceId> peer() const {
     const DeviceId peer = peer_.load(std::memory_order_relaxed);
     return peer == kNone ? std::nullopt : std::optional(peer);
@@ -120,7 +123,7 @@ class RankStep {
       for (const ValueIndex input : InputsOf(instruction)) {
         FreeValue(input, i);
       }
-      FreeValue(instruction.output, i);  // there may be no later use
+      FreeValue(instruction.output, i);  // frees an output that no instruction uses
     }
     return StageOutputs();
   }
@@ -152,7 +155,7 @@ class RankStep {
     return done;
   }
 
-  // After a deadline error, the peer that the instruction waited for is at fault.
+  // Sets the worker at fault after a deadline error: the peer for which the instruction waited.
   void Blame(const absl::Status& error) {
     const std::optional<DeviceId> peer = link_.peer();
     if (!absl::IsDeadlineExceeded(error) || !peer.has_value()) return;
@@ -164,7 +167,7 @@ class RankStep {
     }
   }
 
-  // Frees a value after the instruction that uses it last.
+  // Frees a value's memory if `instruction` is the last one that uses the value.
   void FreeValue(ValueIndex value, size_t instruction) {
     if (values_[value].last_use == instruction && !values_[value].is_output) {
       values_[value].content = {};
@@ -241,8 +244,8 @@ class RankStep {
     return absl::OkStatus();
   }
 
-  // Takes a donated operand out of the store where a result is to be made over it and its memory
-  // has no other holder. Otherwise the result gets its own memory.
+  // Takes a donated operand's memory out of the store if the plan makes a result in it and nobody
+  // else holds it. Otherwise the result gets its own memory.
   absl::Status TakeDonated(ValueIndex operand) {
     LocalValue& value = values_[operand];
     const std::optional<ValueIndex> result = ResultOverOperand(plan_, operand);
@@ -250,7 +253,8 @@ class RankStep {
         values_[*result].size_bytes != value.size_bytes) {
       return absl::OkStatus();
     }
-    value.content = {};  // this reference would count as another holder
+    // Release this holder first, because TakeMemory requires that there is no other one.
+    value.content = {};
     value.donated = options_.store->TakeMemory(value.array_id, value.tile);
     if (value.donated == nullptr) return FetchOperand(order_.operands[operand], value);
     value.content = {value.donated->bytes(), value.donated};
@@ -307,7 +311,8 @@ class RankStep {
     const auto output = static_cast<size_t>(
         std::find(plan_.outputs.begin(), plan_.outputs.end(), index) - plan_.outputs.begin());
     SHARDMESH_RETURN_IF_ERROR(Stage(output));
-    // Peers are sent these bytes with their owner: the network may hold them after the step.
+    // The owner goes with the bytes to the link, because the network may still hold the bytes when
+    // the step has ended.
     value.content = {staged_[output]->mutable_bytes(), staged_[output]->memory()};
     return absl::OkStatus();
   }
@@ -337,7 +342,7 @@ class RankStep {
     return absl::OkStatus();
   }
 
-  // --- Instructions. The output's memory exists.
+  // --- Instructions. Allocate has provided the output's memory before.
 
   absl::Status Execute(size_t /*op*/, const Instruction& instruction, const LocalMatmul& matmul) {
     const LocalValue& lhs = values_[matmul.lhs];
@@ -448,8 +453,8 @@ class RankStep {
     return done;
   }
 
-  // Returns the text for a value that is the same on every rank of a group: `F32[2,3]` for its
-  // tile, or `F32[3+4,3]` for all tiles where they differ.
+  // Returns a description of a value that is the same on every rank of a group. If all tiles have
+  // one shape, it is like `F32[2,3]`; otherwise it has the sizes of all parts, like `F32[3+4,3]`.
   static std::string Describe(const LocalValue& value) {
     if (value.tiling.has_equal_tiles()) {
       return StrCat(DtypeName(value.dtype), "[", StrJoin(value.shape, ","), "]");
@@ -539,8 +544,8 @@ class RankStep {
     if (value.size_bytes > 0) std::memset(Mutable(value).data(), 0, Mutable(value).size());
   }
 
-  // Runs an exchange of each rank's bytes of `in`, which become its part of `out` along a
-  // dimension. `run` gets the number of bytes for each place.
+  // Runs a collective in which the `in` of each rank becomes a part of `out` along a dimension.
+  // `run` gets the number of bytes from each place.
   template <typename Run>
   absl::Status Joined(const CollectiveCall& call, const LocalValue& in, const LocalValue& out,
                       int64_t dimension, Run run) {
@@ -564,8 +569,8 @@ class RankStep {
     return pasted;
   }
 
-  // Splits a value along a dimension into the tiles of `result`, and returns the part for each
-  // place of the group, each in one piece.
+  // Splits a value along a dimension into the tiles of `result`. Returns the part for each place of
+  // the group, each in contiguous memory.
   absl::StatusOr<std::vector<OwnedBytes>> PartsAlong(const LocalValue& value, int64_t dimension,
                                                      const Tiling& result) {
     std::vector<OwnedBytes> parts;
@@ -577,14 +582,15 @@ class RankStep {
     return parts;
   }
 
-  // Returns memory of the pool with its owner.
+  // Returns memory of the pool, with its owner.
   absl::StatusOr<OwnedMutableBytes> Pooled(int64_t size_bytes, std::string_view what) {
     SHARDMESH_ASSIGN_OR_RETURN(Buffer buffer, options_.pool->Allocate(size_bytes, what));
     auto shared = std::make_shared<Buffer>(std::move(buffer));
     return OwnedMutableBytes{shared->mutable_bytes(), shared};
   }
 
-  // Returns a part of a value in one piece: in place, or copied if it is not contiguous.
+  // Returns a part of a value in contiguous memory: in place, or a copy if the part is not
+  // contiguous in the value.
   absl::StatusOr<OwnedBytes> Contiguous(const LocalValue& value, const Tile& part) {
     SHARDMESH_ASSIGN_OR_RETURN(const TensorView view,
                                TensorView::Create(value.dtype, value.shape, value.content.bytes));
@@ -636,12 +642,12 @@ class RankStep {
   const DeviceId rank_;
   WatchedLink link_;
   StepResult& result_;
-  CopiedBytes copied_;  // by the running collective
-  // The ticket of the running instruction. The group is set for a collective.
+  CopiedBytes copied_;  // counts of the running collective
+  // The recorder's ticket of the running instruction. group_ is set if that is a collective.
   FlightRecorder::Ticket ticket_ = 0;
   std::optional<DeviceGroup> group_;
   std::vector<LocalValue> values_;
-  std::vector<std::unique_ptr<StagedTile>> staged_;  // by output; null until its memory is taken
+  std::vector<std::unique_ptr<StagedTile>> staged_;  // by output; null until staged
 };
 
 }  // namespace

@@ -1,4 +1,5 @@
-// One rank's part in one step: from its operands' tiles to the staged tiles of its outputs.
+// One rank's part in one step: computes the staged tiles of the outputs from the tiles of the
+// operands.
 #ifndef SHARDMESH_WORKER_STEP_STEP_RUN_H_
 #define SHARDMESH_WORKER_STEP_STEP_RUN_H_
 
@@ -22,7 +23,7 @@ struct StepRunContext {
   const StepExecutor::Options* options = nullptr;
   WeightCache* weights = nullptr;
   KernelTurns* turns = nullptr;
-  StepLink* link = nullptr;  // opened for the step on the plan's mesh
+  StepLink* link = nullptr;  // opened for this step, on the plan's mesh
   PlanPtr plan;
   std::shared_ptr<const StepOrder> order;
   absl::Time deadline;
@@ -31,9 +32,10 @@ struct StepRunContext {
 // Runs the plan's instructions one by one and stages the outputs. Frees each value's memory after
 // its last use.
 //
-// Fills in outputs, times and bytes sent of `result`. If a peer's data did not come in time,
-// `result` names that peer as the one at fault. An error names the op; the caller then aborts the
-// step and its outputs in the store. The options' recorder gets a record of each instruction.
+// Sets the outputs, times and sent bytes of `result`. If a peer's data did not come in time,
+// `result` names that peer as the one at fault. An error names the op. After an error, the caller
+// aborts the step and drops its outputs from the store. Records each instruction in the options'
+// recorder.
 absl::Status RunStep(const StepRunContext& context, StepResult* result);
 
 }  // namespace shardmesh::worker

@@ -1,4 +1,4 @@
-// WeightCache: packed weights by array and layout, reserved from the worker's budget.
+// WeightCache: packed weights by array and layout, in memory reserved from the worker's budget.
 #include "worker/step/weight_cache.h"
 
 #include <algorithm>
@@ -16,7 +16,7 @@ absl::StatusOr<std::shared_ptr<const PackedWeights>> WeightCache::Find(
   if (budget_ == nullptr || rhs.bytes.empty()) return nullptr;
   const Key key(array_id, spec.n, spec.k, spec.lhs_dtype, spec.rhs_dtype, spec.out_dtype,
                 spec.transpose_lhs, spec.transpose_rhs);
-  // The packed form is about as large as the plain one: reserve memory before packing.
+  // Reserve memory before packing. The packed form is about as large as the plain one.
   Entry entry{.size_bytes = std::max(static_cast<int64_t>(rhs.bytes.size()),
                                      kernel_->LikelyPackedBytes(spec)),
               .tile = rhs.owner};

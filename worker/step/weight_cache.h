@@ -1,4 +1,4 @@
-// Weights in the layout that the kernel reads fastest, cached for the lifetime of their arrays.
+// Caches weights in the layout that the kernel reads fastest, for the lifetime of their arrays.
 #ifndef SHARDMESH_WORKER_STEP_WEIGHT_CACHE_H_
 #define SHARDMESH_WORKER_STEP_WEIGHT_CACHE_H_
 
@@ -17,30 +17,31 @@
 
 namespace shardmesh::worker {
 
-// Packs a weight at its first use if the budget has free room for the copy; nothing is evicted for
-// it. Keeps the copy while the tile has a holder. Thread-safe.
+// Packs a weight at its first use, if the budget has room for the copy. Evicts nothing to make
+// room. Keeps the copy as long as something holds the array's tile. Thread-safe.
 class WeightCache {
  public:
-  // Both outlive the cache. Without a budget nothing is packed.
+  // Kernel and budget outlive the cache. Without a budget, nothing is packed.
   WeightCache(MatmulKernel* kernel, MemoryBudget* budget) : kernel_(kernel), budget_(budget) {}
 
-  // Returns the packed form of `rhs`, this worker's tile of the array, for products like `spec`.
-  // Returns null if there is none and the caller must use the plain form. Packing runs block by
-  // block and calls `abort_check` between blocks; the only error is that of `abort_check`.
+  // Returns the packed form of `rhs`, which is this worker's tile of the array, for products like
+  // `spec`. If it returns null, there is no packed form and the caller must use `rhs` itself. Packs
+  // block by block and calls `abort_check` between blocks. The only error is that of `abort_check`.
   absl::StatusOr<std::shared_ptr<const PackedWeights>> Find(
       const std::string& array_id, const MatmulSpec& spec, const OwnedBytes& rhs,
       const MatmulKernel::AbortCheck& abort_check = nullptr);
 
-  // Drops the packed forms of these arrays. Running products keep the ones in use.
+  // Drops the packed forms of these arrays. Products that run now keep those that they use.
   void Forget(absl::Span<const std::string> array_ids);
-  // Drops weights whose tiles have no holder left: their array was dropped while a step used it.
+  // Drops packed forms whose tiles nothing holds any more. Such entries remain if an array was
+  // dropped while a step used it.
   void ForgetGone();
 
  private:
-  // Everything that a packing depends on, except the number of rows.
+  // Everything on which a packing depends, except the number of rows.
   using Key = std::tuple<std::string, int64_t, int64_t, Dtype, Dtype, Dtype, bool, bool>;
   struct Entry {
-    std::shared_ptr<const PackedWeights> weights = nullptr;  // null: no memory for it
+    std::shared_ptr<const PackedWeights> weights = nullptr;  // null: there was no memory for them
     MemoryBudget::Reservation reservation = {};              // empty if there was no memory for it
     int64_t size_bytes = 0;                                  // of the weights
     std::weak_ptr<const void> tile = {};

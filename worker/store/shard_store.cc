@@ -3,11 +3,11 @@
 // A data folder holds:
 //
 // clang-format off
-//   LOCK               locked by the store that has it open; names the store's process
+//   LOCK               locked by the process that has the folder open; has the process's id
 //   cluster_id         the cluster that the tiles belong to
-//   identity           the worker that they belong to
+//   identity           the worker that the tiles belong to
 //   staged/ARRAY/      a file for each durable tile that is Staged
-//   arrays/ARRAY/      the same for Committed ones: an array commits by one rename of its folder
+//   arrays/ARRAY/      a file for each durable tile that is Committed; a commit renames the folder
 //   quarantine/ARRAY/  tiles in quarantine, and a file `about` with the reason
 //   trash/             folders to be removed
 //   corrupt/           files that could not be read back
@@ -54,14 +54,15 @@ constexpr char kQuarantineFolder[] = "quarantine";
 constexpr char kAboutFile[] = "about";
 constexpr char kTrashFolder[] = "trash";
 constexpr char kCorruptFolder[] = "corrupt";
-// A file that marks a folder as not a worker's.
+// If a folder has this file, it is the data folder of a coordinator, not of a worker.
 constexpr char kCoordinatorFile[] = "state.db";
 constexpr int64_t kMaxOwnerBytes = 256;
 constexpr int64_t kMaxAboutBytes = 4096;
-// Limit of the quarantine on disk, unless its owner sets another one.
+// Most bytes of the quarantine on disk, unless the operator sets another limit.
 constexpr int64_t kMaxQuarantineBytes = int64_t{64} << 30;
-constexpr int64_t kQuarantinePart = 4;  // at most this fraction of the file system
-// With more folders than this, one sync of the whole file system replaces a sync of each.
+// Divisor: by default, the quarantine takes at most this part of the file system.
+constexpr int64_t kQuarantinePart = 4;
+// If more folders have changed, one sync of the whole file system replaces a sync of each folder.
 constexpr size_t kMaxSyncedFolders = 16;
 
 std::string Path(const std::string& folder, std::string_view name) {
@@ -72,8 +73,8 @@ std::string TileName(const TileDescription& description) {
   return StrCat("tile ", description.tile.ToString(), " of array ", description.array_id);
 }
 
-// Creates a folder in a parent that must exist. A parent that was moved or unmounted is not created
-// anew: no later start would find its content.
+// Creates a folder in a parent folder that must exist. If an operator has moved or unmounted the
+// parent, this does not create it: the next start would not find its content.
 absl::Status MakeFolder(const std::string& path) {
   if (SHARDMESH_FAILS("tiles.make_folder")) return FileError("make folder", path, errno);
   if (mkdir(path.c_str(), 0777) == 0 || errno == EEXIST) {
@@ -92,7 +93,7 @@ absl::Status MakeDataFolder(const std::string& path) {
   return MakeFolders(path);
 }
 
-// Returns the names in a folder, sorted.
+// Returns the names of a folder's entries, sorted.
 absl::StatusOr<std::vector<std::string>> ListFolder(const std::string& path) {
   if (SHARDMESH_FAILS("tiles.list_folder")) return FileError("list folder", path, errno);
   std::vector<std::string> names;
@@ -120,7 +121,7 @@ absl::StatusOr<FileDescriptor> LockFolder(const std::string& folder) {
   return std::move(lock.held);
 }
 
-// Reads a small text file, such as the id of the cluster; empty if the file is missing.
+// Reads a small text file, such as the one with the cluster id; empty text if the file is missing.
 absl::StatusOr<std::string> ReadText(const std::string& path, int64_t max_bytes) {
   absl::StatusOr<InputFile> file = OpenInputFile(path);
   if (absl::IsNotFound(file.status())) {
@@ -137,8 +138,8 @@ absl::StatusOr<std::string> ReadText(const std::string& path, int64_t max_bytes)
   return text;
 }
 
-// Reads the cluster or worker that a folder belongs to, in characters that `may_be_there` accepts;
-// empty if the file is missing.
+// Reads the cluster or worker to which a folder belongs; empty if the file is missing. DATA_LOSS if
+// the text has a character that `may_be_there` rejects.
 absl::StatusOr<std::string> ReadOwner(const std::string& path, bool (*may_be_there)(char)) {
   SHARDMESH_ASSIGN_OR_RETURN(std::string text, ReadText(path, kMaxOwnerBytes));
   if (!std::all_of(text.begin(), text.end(), may_be_there)) {
@@ -157,14 +158,14 @@ absl::Status WriteText(const std::string& path, std::string_view text) {
   return file.Finish();
 }
 
-// Like WriteText, also in one step, but not synced.
+// Like WriteText, replaces the file in one step (by a rename), but does not sync it.
 absl::Status WriteTextUnsynced(const std::string& path, std::string_view text) {
   const std::string temporary = StrCat(path, kTemporarySuffix);
   FileDescriptor file(open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
   if (!file.valid()) {
     return FileError("open", temporary, errno);
   }
-  // A short write of so small a text means that the disk is full.
+  // A write of such a small text is short only if the disk is full, and then sets no errno.
   errno = ENOSPC;
   if (SHARDMESH_FAILS("tiles.write_about") ||
       write(file.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size())) {
@@ -182,8 +183,8 @@ const char* FolderOf(TileState state) {
   return state == TileState::kCommitted ? kArraysFolder : kStagedFolder;
 }
 
-// Returns the content of the file `about`, line by line: the time, whether committed, whether its
-// array lives, and then the reason.
+// Returns the content of the file `about`. Its lines are: the time, whether the array is committed,
+// whether it lives, and then the reason, which may have several lines.
 std::string EncodeAbout(const QuarantinedArray& array) {
   return StrCat(absl::ToUnixMillis(array.since), "\n", array.committed ? 1 : 0, "\n",
                 array.array_lives ? 1 : 0, "\n", array.reason);
@@ -202,14 +203,14 @@ bool DecodeAbout(const std::string& text, QuarantinedArray* array) {
   return true;
 }
 
-// Returns the memory that the pool takes for a buffer.
+// Returns the memory that a buffer of this size takes in the pool.
 int64_t PoolBytes(int64_t size_bytes) {
   constexpr int64_t kPageBytes = 4096;
   const int64_t unit = size_bytes < kPageBytes ? int64_t{Buffer::kAlignment} : kPageBytes;
   return (size_bytes + unit - 1) / unit * unit;
 }
 
-// Returns the quarantine's limit in a data folder whose owner sets none.
+// Returns the limit on the quarantine in a data folder for which the operator sets none.
 int64_t DefaultQuarantineBytes(const std::string& data_dir) {
   std::error_code error;
   const fs::space_info space = fs::space(data_dir, error);
@@ -227,7 +228,7 @@ void RemoveCorrupt(const std::string& path, int64_t size_bytes, const char* why)
              {{"path", path}, {"size_bytes", size_bytes}, {"why", why}});
 }
 
-// A call may name an array twice; duplicates have no effect.
+// Removes duplicates: a call may name an array twice, and the second mention has no effect.
 absl::btree_set<std::string> Distinct(absl::Span<const std::string> array_ids) {
   return {array_ids.begin(), array_ids.end()};
 }
@@ -267,7 +268,7 @@ StoredTile::StoredTile(TileDescription description, std::shared_ptr<Buffer> buff
       durable_(durable) {}
 
 TensorView StoredTile::view() const {
-  // The buffer was made for the description, so this cannot fail.
+  // This cannot fail, because the buffer was made for the description.
   return *TensorView::Create(description_.dtype, description_.tile.shape(), bytes());
 }
 
@@ -365,14 +366,15 @@ absl::StatusOr<StoredTilePtr> StagedTile::FinishOnce(std::optional<uint32_t> crc
   SHARDMESH_RETURN_IF_ERROR(store_->CheckReceiving(description_));
   auto stored = std::make_shared<const StoredTile>(description_, buffer_, found, durable_);
   absl::Status status = durable_ ? store_->WriteStagedFile(*stored) : absl::OkStatus();
-  // Dropping files helps only if the disk is full; other shortages, such as descriptors, pass.
+  // Dropping quarantined files helps only if the disk is full. Other shortages, such as that of
+  // descriptors, have other causes.
   if (ReasonOf(status) == Reason::kStoreFull && store_->DropQuarantinedFiles(size_bytes_)) {
     status = store_->WriteStagedFile(*stored);
   }
   if (status.ok()) {
     status = store_->Publish(stored);
   } else if (absl::Status receiving = store_->CheckReceiving(description_); !receiving.ok()) {
-    status = std::move(receiving);  // the abort removed the folder during the write
+    status = std::move(receiving);  // report the abort: it removed the folder during the write
   }
   if (!status.ok()) {
     if (durable_) {
@@ -449,8 +451,8 @@ absl::Status ShardStore::Recover() {
     data_identity_ = std::move(identity);
   }
   SHARDMESH_RETURN_IF_ERROR(RecoverQuarantine());
-  // Committed first: where a crash left an array in both folders, the staged copy is the one to
-  // remove.
+  // Read committed arrays first. If a crash left an array in both folders, its staged copy is the
+  // one that SetAside then removes.
   SHARDMESH_RETURN_IF_ERROR(RecoverArrays(Path(data_dir_, kArraysFolder), TileState::kCommitted));
   SHARDMESH_RETURN_IF_ERROR(RecoverArrays(Path(data_dir_, kStagedFolder), TileState::kStaged));
   BoundCorrupt();
@@ -483,8 +485,8 @@ absl::Status ShardStore::RecoverArray(const std::string& folder, TileState state
     if (status.ok()) {
       continue;
     }
-    // The file is sound but contradicts the folder. An operator has to decide which of the two is
-    // wrong.
+    // The file is sound, but it and the file with the folder's cluster id disagree. An operator
+    // must decide which of the two is wrong.
     if (ReasonOf(status) == Reason::kClusterMismatch) {
       return status;
     }
@@ -496,8 +498,8 @@ absl::Status ShardStore::RecoverArray(const std::string& folder, TileState state
 
 bool ShardStore::SetAside(const std::string& path, absl::Status why) {
   RecoveryProblem problem{path, "", std::move(why)};
-  // A file that was read and is wrong stays wrong. A file that the disk did not deliver, or for
-  // which there was no memory, may be readable at the next start.
+  // Move only a file that was read and has wrong content, because it stays wrong. If the disk
+  // failed to deliver a file, or memory was short, the next start may be able to read it.
   const Reason reason = ReasonOf(problem.status);
   if (reason == Reason::kBadFile || reason == Reason::kChecksumMismatch) {
     const fs::path from = path;
@@ -530,13 +532,14 @@ void ShardStore::BoundCorrupt() {
     absl::MutexLock lock(&mutex_);
     limit_bytes = std::max<int64_t>(0, limit_bytes - quarantine_totals_.disk_bytes);
   }
-  // A file that this start moved here stays for inspection, at least until the next start.
+  // Keep the files that this start moved here, so an operator can inspect them at least until the
+  // next start.
   absl::btree_set<std::string> moved_now;
   for (const RecoveryProblem& problem : recovery_report_.problems) {
     moved_now.insert(problem.moved_to);
   }
   struct Corrupt {
-    absl::Time since;  // the rename into the folder is the last change of its ctime
+    absl::Time since;  // its ctime: the move into this folder was the last change of it
     std::string path;
     int64_t size_bytes;
   };
@@ -746,7 +749,7 @@ absl::StatusOr<std::unique_ptr<StagedTile>> ShardStore::Stage(TileDescription de
 }
 
 std::shared_ptr<Buffer> ShardStore::TakeMemory(std::string_view array_id, const Tile& tile) {
-  StoredTilePtr stored;  // freed under no lock
+  StoredTilePtr stored;  // declared before the lock, so it is destroyed after the unlock
   absl::MutexLock lock(&mutex_);
   const auto array = arrays_.find(ToAbsl(array_id));
   if (array == arrays_.end()) {
@@ -754,7 +757,8 @@ std::shared_ptr<Buffer> ShardStore::TakeMemory(std::string_view array_id, const 
   }
   auto& tiles = array->second.tiles;
   const auto found = tiles.find(tile);
-  // Other threads reach either pointer only through the entry, which the lock guards.
+  // A use count of 1 stays 1 here: other threads copy either pointer only from this entry, which
+  // the lock guards.
   if (found == tiles.end() || found->second.state != TileState::kCommitted ||
       found->second.stored->durable() || found->second.stored.use_count() != 1 ||
       found->second.stored->buffer_.use_count() != 1) {
@@ -870,7 +874,8 @@ absl::Status ShardStore::Release(absl::Span<const std::string> array_ids) {
 }
 
 absl::Status ShardStore::TakeOutAll(absl::Span<const std::string> array_ids, bool committed) {
-  std::vector<StoredTilePtr> dropped;  // freed under no lock
+  // Declared before the lock, so they are destroyed after the unlock.
+  std::vector<StoredTilePtr> dropped;
   std::vector<std::string> ids_with_files;
   absl::MutexLock lock(&mutex_);
   for (const std::string& array_id : array_ids) {
@@ -895,7 +900,8 @@ absl::Status ShardStore::TakeOutAll(absl::Span<const std::string> array_ids, boo
 }
 
 void ShardStore::Drop(absl::Span<const std::string> array_ids, Done done) {
-  std::vector<StoredTilePtr> dropped;  // freed under no lock
+  // Declared before the lock, so they are destroyed after the unlock.
+  std::vector<StoredTilePtr> dropped;
   std::vector<QuarantinedArray> dropped_aside;
   std::vector<std::string> staged_ids;
   std::vector<std::string> committed_ids;
@@ -910,11 +916,13 @@ void ShardStore::Drop(absl::Span<const std::string> array_ids, Done done) {
       if (array != arrays_.end() && TakeOut(array, &dropped, &state)) {
         (state == TileState::kCommitted ? committed_ids : staged_ids).push_back(array_id);
       } else if (const auto busy = busy_.find(array_id); busy != busy_.end()) {
-        // The array was dropped before and its files are being removed: wait for them.
+        // An earlier call dropped the array, and its files are still being removed. `done` must
+        // wait for them.
         staged_ids.push_back(array_id);
       }
-      // The release covers the array's quarantined tiles too. But for an array that was never
-      // committed the registry may have given up a put, which does not concern committed tiles.
+      // Drop the array's quarantined tiles too, with one exception. If the tiles dropped above were
+      // never committed, the registry may have given up only that put. Committed tiles in
+      // quarantine then stay.
       if (const auto aside = quarantine_.find(array_id);
           aside != quarantine_.end() && (was_committed || !aside->second.committed)) {
         if (aside->second.on_disk) {
@@ -934,8 +942,9 @@ void ShardStore::Drop(absl::Span<const std::string> array_ids, Done done) {
 }
 
 int64_t ShardStore::Quarantine(absl::Span<const Unknown> tiles, absl::Time now) {
-  std::vector<QuarantinedArray> dropped;  // freed under no lock
-  std::vector<StoredTilePtr> taken;       // the same
+  // Declared before the lock, so they are destroyed after the unlock.
+  std::vector<QuarantinedArray> dropped;
+  std::vector<StoredTilePtr> taken;
   std::vector<MovedAside> moved;
   int64_t count = 0;
   absl::MutexLock lock(&mutex_);
@@ -1001,7 +1010,8 @@ bool ShardStore::PutAside(const Unknown& unknown, absl::Time now,
   }
   CountIn(entry);
   if (stored->durable()) {
-    // Tiles of one array are adjacent: they share one reason.
+    // Tiles of one array come one after the other in the call, so they go into one entry with one
+    // reason.
     const char* const folder = FolderOf(state);
     if (moved->empty() || moved->back().array.array_id != unknown.array_id ||
         moved->back().folder != folder) {
@@ -1030,7 +1040,8 @@ void ShardStore::SetLive(absl::Span<const std::string> array_ids, bool live, abs
   for (const std::string& array_id : array_ids) {
     const auto found = quarantine_.find(array_id);
     if (found == quarantine_.end() || found->second.array_lives == live) continue;
-    if (!live && restoring_.contains(array_id)) continue;  // the next verdict decides
+    // Keep it until the restore has ended; the next verdict decides.
+    if (!live && restoring_.contains(array_id)) continue;
     CountOut(found->second);
     found->second.array_lives = live;
     if (!live) found->second.since = now;
@@ -1104,8 +1115,8 @@ void ShardStore::DropFromQuarantine(QuarantineMap::iterator entry, std::string_v
 }
 
 void ShardStore::EnforceQuarantine(absl::Time now, std::vector<QuarantinedArray>* dropped) {
-  // The age of existing entries counts from the first call: the wall clock at a start may be wrong,
-  // and a deletion cannot be undone.
+  // Existing entries are not treated as older than the first call of this process. The wall clock
+  // of an earlier process may have been wrong, and a deletion cannot be undone.
   if (!first_now_.has_value()) {
     first_now_ = now;
   }
@@ -1134,11 +1145,13 @@ void ShardStore::EnforceQuarantine(absl::Time now, std::vector<QuarantinedArray>
 }
 
 bool ShardStore::DropQuarantinedMemory(int64_t need_bytes) {
-  std::vector<QuarantinedArray> dropped;  // freed under no lock
+  // Declared before the lock, so they are destroyed after the unlock.
+  std::vector<QuarantinedArray> dropped;
   need_bytes = PoolBytes(need_bytes);
   int64_t free_bytes = limit_bytes() - used_bytes();
   absl::MutexLock lock(&mutex_);
-  // With enough space in the budget, the host refused the memory.
+  // If the budget has enough room, it was the host that refused the memory. Dropping tiles would
+  // not help.
   if (free_bytes >= need_bytes ||
       free_bytes + quarantine_totals_.droppable_memory_bytes < need_bytes) {
     return false;
@@ -1153,7 +1166,8 @@ bool ShardStore::DropQuarantinedMemory(int64_t need_bytes) {
 
 bool ShardStore::GiveUpMemory(int64_t need_bytes) {
   const bool was_dropped = DropQuarantinedMemory(need_bytes);
-  // The memory requested may not be a buffer of the pool.
+  // The request may be for other memory than a buffer of the pool, so idle buffers must go back to
+  // the budget too.
   const bool was_idle = pool_->idle_bytes() > 0;
   pool_->Trim();
   return was_dropped || was_idle;
@@ -1178,10 +1192,12 @@ bool ShardStore::DropQuarantinedFiles(int64_t need_bytes) {
 }
 
 void ShardStore::ExpireQuarantine(absl::Time now) {
-  std::vector<QuarantinedArray> dropped;  // freed under no lock
+  // Declared before the lock, so they are destroyed after the unlock.
+  std::vector<QuarantinedArray> dropped;
   absl::MutexLock lock(&mutex_);
   EnforceQuarantine(now, &dropped);
-  // Files come there only at a start: all of them are at least as old as the first call.
+  // Only a start moves files into `corrupt`. All of them are therefore at least as old as the first
+  // call with a time.
   if (has_data_dir() && now - *first_now_ > quarantine_limits_.age &&
       !std::exchange(corrupt_expired_, true)) {
     PushFiles({.array_ids = {},
@@ -1268,7 +1284,7 @@ absl::Status ShardStore::CheckRestorable(const QuarantinedArray& array) const {
 }
 
 absl::StatusOr<QuarantinedArray> ShardStore::Restore(const QuarantinedArray& array) {
-  AwaitFiles();  // finish pending moves into the quarantine
+  AwaitFiles();  // finish moves into the quarantine that are still queued
   const std::string from = Path(Path(data_dir_, kQuarantineFolder), array.array_id);
   std::vector<StoredTilePtr> stored;
   for (const QuarantinedTile& tile : array.tiles) {
@@ -1326,8 +1342,8 @@ absl::Status ShardStore::PutBack(const QuarantinedArray& array, std::vector<Stor
     }
     moved.push_back(name);
   }
-  // Sync before the tile is visible: the next start would not use a tile that is still in
-  // quarantine.
+  // Sync before the tiles are in use. Otherwise a crash could leave them in the quarantine,
+  // although clients have seen them in use.
   for (const std::string& folder : {to, arrays}) {
     if (array.on_disk && status.ok()) {
       status = SyncFolder(folder);
@@ -1336,7 +1352,7 @@ absl::Status ShardStore::PutBack(const QuarantinedArray& array, std::vector<Stor
   if (array.on_disk) {
     effects->changed_folders.insert({from, to, arrays});
   }
-  QuarantinedArray restored;  // freed under no lock
+  QuarantinedArray restored;  // declared before the lock, so it is destroyed after the unlock
   if (status.ok()) {
     absl::MutexLock lock(&mutex_);
     const auto found = quarantine_.find(array.array_id);
@@ -1364,7 +1380,8 @@ absl::Status ShardStore::PutBack(const QuarantinedArray& array, std::vector<Stor
     return status;
   }
   if (status.ok()) {
-    // The reason's file goes with the folder, unless an unread tile is left in it.
+    // Remove the file `about` and the folder, unless a tile that could not be read is still in the
+    // folder.
     const absl::StatusOr<std::vector<std::string>> left = ListFolder(from);
     if (left.ok() && std::all_of(left->begin(), left->end(),
                                  [](const std::string& name) { return name == kAboutFile; })) {
@@ -1473,7 +1490,7 @@ void ShardStore::RunFiles() {
       effects.changed_folders.clear();
     }
     for (const std::string& folder : effects.changed_folders) {
-      // A folder that a later job of the batch moved away has no entries left to sync.
+      // If a later job of this batch moved the folder away, it has no entries to sync.
       if (const absl::Status status = SyncFolder(folder); !absl::IsNotFound(status)) {
         synced.Update(status);
       }
@@ -1632,7 +1649,7 @@ void ShardStore::RemoveStagedFile(const TileDescription& description) {
   const std::string folder = Path(Path(data_dir_, kStagedFolder), description.array_id);
   unlink(Path(folder, TileFileName(description.tile)).c_str());
   if (!CheckReceiving(description).ok()) {
-    rmdir(folder.c_str());  // the array is aborted: the last writer removes its folder
+    rmdir(folder.c_str());  // if the array was aborted: the last writer removes its folder
   }
 }
 
@@ -1653,8 +1670,8 @@ absl::Status ShardStore::DiscardFiles(const char* folder, const std::string& arr
 }
 
 absl::Status ShardStore::CommitFiles(const std::string& array_id, FileEffects* effects) {
-  // Files that could not be read back for lack of memory may still be there: the new ones replace
-  // them.
+  // An earlier start may have left files of this array that it could not read for lack of memory.
+  // The new files replace them.
   SHARDMESH_RETURN_IF_ERROR(DiscardFiles(kArraysFolder, array_id, effects));
   const std::string from = Path(Path(data_dir_, kStagedFolder), array_id);
   const std::string to = Path(Path(data_dir_, kArraysFolder), array_id);
@@ -1668,7 +1685,7 @@ absl::Status ShardStore::CommitFiles(const std::string& array_id, FileEffects* e
 absl::Status ShardStore::QuarantineFiles(absl::Span<const MovedAside> moved, FileEffects* effects) {
   const std::string quarantine = Path(data_dir_, kQuarantineFolder);
   const bool sync_together = moved.size() > kMaxSyncedFolders;
-  // The reason and the liveness are on disk before the tile is in quarantine.
+  // Write `about` (the reason, and whether the array lives) to disk before the tiles are moved.
   absl::Status status;
   std::vector<const MovedAside*> told;
   for (const MovedAside& each : moved) {
@@ -1729,7 +1746,7 @@ void ShardStore::RecoverQuarantined(const std::string& array_id) {
   const absl::StatusOr<std::string> about = ReadText(Path(path, kAboutFile), kMaxAboutBytes);
   if (!about.ok() || !DecodeAbout(*about, &array)) {
     array.reason = "the file with the reason cannot be read";
-    array.array_lives = true;  // nothing is known to the contrary
+    array.array_lives = true;  // unknown, so assume that it must be kept
   }
   bool is_all_read = true;
   for (const std::string& name : *names) {
@@ -1759,7 +1776,7 @@ void ShardStore::RecoverQuarantined(const std::string& array_id) {
     ++recovery_report_.quarantined_tiles;
   }
   if (array.tiles.empty() && !is_all_read) {
-    return;  // keep `about` for the start that reads the tile
+    return;  // a later start may read the tile, and then needs `about`
   }
   if (array.tiles.empty()) {
     unlink(Path(path, kAboutFile).c_str());

@@ -1,4 +1,5 @@
-// The store of a worker's tiles: staged, verified, committed, released.
+// The store of a worker's tiles. It receives and verifies them, and commits or releases them as the
+// coordinator orders.
 #ifndef SHARDMESH_WORKER_STORE_SHARD_STORE_H_
 #define SHARDMESH_WORKER_STORE_SHARD_STORE_H_
 
@@ -29,8 +30,8 @@
 
 namespace shardmesh::worker {
 
-// A complete tile. Immutable and thread-safe. A holder of the pointer keeps the bytes alive, also
-// after the store has released the tile.
+// A complete tile. Immutable and thread-safe. The bytes live as long as a holder of the pointer,
+// even after the store has released the tile.
 class StoredTile {
  public:
   StoredTile(TileDescription description, std::shared_ptr<Buffer> buffer, uint32_t crc32c,
@@ -42,14 +43,15 @@ class StoredTile {
   TensorView view() const;
   // CRC-32C of bytes().
   uint32_t crc32c() const { return crc32c_; }
-  // Returns whether the tile is on disk and synced.
+  // Returns whether the tile is on disk and synced, so it survives a crash.
   bool durable() const { return durable_; }
 
  private:
   friend class ShardStore;
 
   const TileDescription description_;
-  const std::shared_ptr<Buffer> buffer_;  // a sender of its bytes may keep it longer
+  // A sender of the bytes may hold it longer than this object.
+  const std::shared_ptr<Buffer> buffer_;
   const uint32_t crc32c_;
   const bool durable_;
 };
@@ -70,15 +72,16 @@ using StoredTilePtr = std::shared_ptr<const StoredTile>;
 // - To Aborted: ShardStore::Abort, all tiles of an array together; or the destruction of an
 //   unfinished StagedTile, only that tile.
 //
-// No other transition exists. The store forgets Released tiles at once, and Aborted tiles as soon
-// as their receiver is destroyed. The memory is freed when the last reader releases it.
+// No other transition exists. The store forgets Released tiles at once. It forgets Aborted tiles as
+// soon as their StagedTile is destroyed. A tile's memory is freed when its last reader releases the
+// tile.
 enum class TileState { kReceiving, kStaged, kCommitted, kAborted };
 
 class ShardStore;
 
-// A tile being added to the store. Its bytes come in pieces through Append, or a producer writes
-// them in place through mutable_bytes(). Destruction before Finish aborts the tile. For one thread
-// at a time; the store may abort the tile concurrently. Must not outlive the store.
+// A tile that is being added to the store. Its bytes come in pieces through Append, or a producer
+// writes them in place through mutable_bytes(). Destruction before Finish aborts the tile. Used by
+// one thread at a time, but the store may abort the tile concurrently. Must not outlive the store.
 class StagedTile {
  public:
   StagedTile(const StagedTile&) = delete;
@@ -90,25 +93,27 @@ class StagedTile {
   // Bytes appended so far.
   int64_t received_bytes() const { return received_bytes_; }
 
-  // Appends the next piece. INVALID_ARGUMENT (BAD_TILE) if it does not start where the last piece
-  // ended, or exceeds the tile. DATA_LOSS (CHECKSUM_MISMATCH) if its bytes do not have that
-  // CRC-32C. After both errors the tile is as before. ABORTED once the array was aborted.
+  // Appends the next piece. INVALID_ARGUMENT (BAD_TILE) if the piece does not start where the last
+  // one ended, or exceeds the tile. DATA_LOSS (CHECKSUM_MISMATCH) if the bytes do not have the
+  // CRC-32C `piece_crc32c`. After these two errors the tile is unchanged. ABORTED if the array was
+  // aborted.
   absl::Status Append(int64_t offset_bytes, absl::Span<const char> piece, uint32_t piece_crc32c);
 
-  // Like Append, for a piece in several parts, joined in order. The caller has verified the CRC-32C
-  // of the bytes: they are copied once and not checked again.
+  // Like Append, for a piece that comes in several parts, in order. The caller has verified the
+  // CRC-32C of the bytes. The function copies them once and does not check them again.
   absl::Status AppendParts(int64_t offset_bytes, absl::Span<const absl::Span<const char>> parts,
                            uint32_t piece_crc32c);
 
-  // All bytes of the tile, for a producer in place, which calls no Append. memory() returns their
-  // owner, for readers that use the bytes while and after the tile is made.
+  // mutable_bytes() returns all bytes of the tile, for a producer that writes them in place and
+  // does not call Append. memory() returns their owner, for readers that use the bytes while the
+  // tile is made or later.
   absl::Span<char> mutable_bytes();
   std::shared_ptr<const void> memory() const { return buffer_; }
 
-  // Makes the tile Staged; a durable tile's file is written and synced first. Call it once, at the
-  // end. FAILED_PRECONDITION (BAD_TILE) if bytes are missing. DATA_LOSS (CHECKSUM_MISMATCH) if
-  // `crc32c` is given and the bytes have another one. ABORTED if the array was aborted. The file
-  // system's error if the file cannot be written. After an error the tile is aborted.
+  // Makes the tile Staged. Before that, writes and syncs the file of a durable tile. Call it once,
+  // at the end. FAILED_PRECONDITION (BAD_TILE) if bytes are missing. DATA_LOSS (CHECKSUM_MISMATCH)
+  // if `crc32c` is given and the bytes have a different one. ABORTED if the array was aborted. The
+  // file system's error if the file cannot be written. After any error the tile is aborted.
   absl::StatusOr<StoredTilePtr> Finish(std::optional<uint32_t> crc32c);
 
  private:
@@ -116,7 +121,7 @@ class StagedTile {
   StagedTile(ShardStore* store, TileDescription description, std::shared_ptr<Buffer> buffer,
              bool durable);
 
-  // Returns OK if a piece of that many bytes may come at this offset now.
+  // Returns OK if a piece of `piece_bytes` may come at this offset now.
   absl::Status CheckNext(int64_t offset_bytes, int64_t piece_bytes) const;
   absl::StatusOr<StoredTilePtr> FinishOnce(std::optional<uint32_t> crc32c);
 
@@ -133,16 +138,17 @@ class StagedTile {
 
 // A tile in the data folder that the store could not read back.
 struct RecoveryProblem {
-  // The original path of the file or folder.
+  // The path of the file or folder when the store found it.
   std::string path;
-  // The new path, out of the store's way; empty if it was left in place.
+  // Its path after the store moved it out of use; empty if the store left it in place.
   std::string moved_to;
-  // DATA_LOSS: not the data that was written. FAILED_PRECONDITION (CLUSTER_MISMATCH): of another
-  // cluster. RESOURCE_EXHAUSTED: no memory for it; left in place, for a start with a higher limit.
+  // DATA_LOSS: the content is not what the store wrote. FAILED_PRECONDITION (CLUSTER_MISMATCH): the
+  // tile is of another cluster. RESOURCE_EXHAUSTED: there was no memory to read it. The store then
+  // leaves it in place, for a start with a higher limit.
   absl::Status status;
 };
 
-// A tile in quarantine: out of use, but not dropped.
+// A tile in quarantine: the store does not serve it, but has not dropped it.
 struct QuarantinedTile {
   TileDescription description;
   uint32_t crc32c = 0;
@@ -153,26 +159,28 @@ struct QuarantinedTile {
 // The tiles of one array that are in quarantine.
 struct QuarantinedArray {
   std::string array_id;
-  std::string reason;        // the cause, for people
-  absl::Time since;          // when the first of them was moved there
-  bool committed = true;     // otherwise their put or step had not ended
-  bool on_disk = false;      // otherwise they are only in memory
-  bool array_lives = false;  // or this is unknown: no limit counts or drops it
+  std::string reason;     // the cause, for people
+  absl::Time since;       // when the first of these tiles was moved there
+  bool committed = true;  // false: the put or step that made them had not ended
+  bool on_disk = false;   // false: the tiles are only in memory
+  // The array lives, or this is not known: the limits neither count nor drop it.
+  bool array_lives = false;
   std::vector<QuarantinedTile> tiles;
   int64_t tiles_bytes = 0;   // of all tiles
-  int64_t memory_bytes = 0;  // of the pool, for tiles in memory
+  int64_t memory_bytes = 0;  // what the tiles take in the pool, if they are in memory
 
   int64_t size_bytes() const { return tiles_bytes; }
 };
 
-// Limits of the quarantine. Beyond them, tiles that were never committed are dropped first, then
-// the oldest ones. Tiles of live arrays are neither counted nor dropped.
+// Limits of the quarantine. To keep them, the store first drops tiles that were never committed,
+// then the oldest ones. It neither counts nor drops tiles of live arrays.
 struct QuarantineLimits {
-  // Includes the folder `corrupt`. Below 0: 64 GiB, and at most a quarter of the file system.
+  // Most bytes on disk, including the folder `corrupt`. If negative: 64 GiB, and at most a quarter
+  // of the file system.
   int64_t disk_bytes = -1;
   int64_t memory_bytes = int64_t{512} << 20;
-  // The age of tiles left by an earlier start counts from the first call with a time: the wall
-  // clock may have been set in between.
+  // The greatest age. For tiles that an earlier process left, it counts from this process's first
+  // call with a time. The wall clock may have been set in between.
   absl::Duration age = absl::Hours(24 * 7);
 };
 
@@ -180,10 +188,11 @@ struct QuarantineTotals {
   int64_t arrays = 0;
   int64_t disk_bytes = 0;
   int64_t memory_bytes = 0;
-  // Bytes on disk of the tiles that the limits count and drop.
+  // Bytes of those tiles on disk that the limits count and may drop.
   int64_t droppable_disk_bytes = 0;
-  int64_t droppable_tiles_bytes = 0;   // in memory
-  int64_t droppable_memory_bytes = 0;  // of the pool, freed when memory is needed
+  int64_t droppable_tiles_bytes = 0;  // in memory
+  // In the pool; the store frees it when other memory is needed.
+  int64_t droppable_memory_bytes = 0;
 };
 
 struct RecoveryReport {
@@ -196,33 +205,34 @@ struct RecoveryReport {
 
 // The tiles of one worker, by array and index range.
 //
-// With a data folder, durable tiles are also files, one per tile (docs/formats.md). A store
-// reopened on the folder has them in their previous state. A folder belongs to one cluster, to one
-// worker identity and to one open store.
+// With a data folder, the store also writes each durable tile to a file (docs/formats.md). A store
+// that is opened on the folder again has these tiles in their previous state. A folder belongs to
+// one cluster, to one worker identity and to one open store.
 //
 // Commit, Abort, Release, Drop and Quarantine change the store's content before they return, and do
 // no disk work. The store's own thread applies the changes to the files in the same order, with one
-// sync for all waiting changes. The store logs files that it could not change; the next Open finds
-// them as they lie. The verdict on the inventory then repairs them: it commits again a staged tile
-// that the registry has as committed, and drops again a released one.
+// sync for all waiting changes. If the store cannot change a file, it logs this, and the next Open
+// finds the file unchanged. The coordinator's verdict on the inventory (the list of held tiles,
+// sent at attach) then repairs the difference. For a staged tile whose array is committed in the
+// registry, it orders the commit again. For a released tile, it orders the drop again.
 //
 // Thread-safe. Reading takes a short lock and copies nothing.
 class ShardStore {
  public:
   struct Options {
-    // Allocates the tiles' memory; not null. Its budget is the store's limit. Any allocation from
-    // the budget may free droppable quarantined tiles.
+    // Allocates the tiles' memory; not null. The pool's budget is the store's memory limit. If an
+    // allocation finds too little room in the budget, the store frees droppable quarantined tiles.
     std::shared_ptr<BufferPool> pool;
-    // The data folder, created if missing; empty for a store only in memory.
+    // The data folder, created if missing. Empty: the store keeps tiles only in memory.
     std::string data_dir;
     QuarantineLimits quarantine = {};
   };
 
-  // Opens the store and reads back the data folder. Damaged files are moved into its folder
-  // `corrupt` and reported, never served. FAILED_PRECONDITION if another process has the folder
-  // open, or (CLUSTER_MISMATCH) if a sound tile belongs to another cluster than the folder.
-  // DATA_LOSS if the file that names its cluster or worker is damaged. Otherwise the system's file
-  // errors. After such an error no sound tile has been moved.
+  // Opens the store and reads the data folder. Moves damaged files into the folder `corrupt` and
+  // reports them; the store never serves them. FAILED_PRECONDITION if another process has the
+  // folder open. FAILED_PRECONDITION (CLUSTER_MISMATCH) if a sound tile belongs to another cluster
+  // than the folder. DATA_LOSS if the file that names the folder's cluster or worker is damaged.
+  // Otherwise the system's file errors. After such an error no sound tile has been moved.
   static absl::StatusOr<std::unique_ptr<ShardStore>> Open(Options options);
   ~ShardStore();
   ShardStore(const ShardStore&) = delete;
@@ -230,110 +240,114 @@ class ShardStore {
 
   const RecoveryReport& recovery_report() const { return recovery_report_; }
 
-  // Returns whether durable tiles are possible.
+  // Returns whether the store has a data folder, so tiles can be durable.
   bool has_data_dir() const { return !data_dir_.empty(); }
 
-  // Returns the cluster whose tiles the store holds; empty before the first SetClusterId on the
-  // folder.
+  // Returns the cluster whose tiles the store holds; empty until SetClusterId was called on the
+  // folder for the first time.
   std::string cluster_id() const;
   // Binds the store to a cluster; with a data folder, permanently. FAILED_PRECONDITION
-  // (CLUSTER_MISMATCH) if it is bound to another one.
+  // (CLUSTER_MISMATCH) if the store is bound to another cluster.
   absl::Status SetClusterId(std::string_view cluster_id);
 
-  // Returns the worker whose tiles the data folder holds; empty before the first SetIdentity on the
-  // folder, and without a folder.
+  // Returns the worker whose tiles the data folder holds. Empty without a folder, and until
+  // SetIdentity was called on it for the first time.
   std::string data_identity() const;
-  // Binds the folder to a worker permanently. FAILED_PRECONDITION (IDENTITY_MISMATCH) if it is
-  // bound to another one; the message names both.
+  // Binds the data folder to a worker permanently. FAILED_PRECONDITION (IDENTITY_MISMATCH) if the
+  // folder is bound to another worker; the message names both.
   absl::Status SetIdentity(std::string_view identity);
 
-  // Begins a tile, Receiving. `durable`: Finish writes it to disk. `memory`, if given, becomes the
-  // tile's memory; it has the tile's size.
+  // Begins a tile, in the state Receiving. If `durable`, StagedTile::Finish writes the tile to
+  // disk. If `memory` is not null, it becomes the tile's memory; requires that it has the tile's
+  // size.
   //
-  // INVALID_ARGUMENT for a bad description. ALREADY_EXISTS if the array has this tile, or is
-  // committed. ABORTED while files of the array are being removed. RESOURCE_EXHAUSTED
-  // (MEMORY_LIMIT) if there is no memory for it. FAILED_PRECONDITION if it is durable and there is
-  // no data folder or no cluster id.
+  // INVALID_ARGUMENT for a bad description. ALREADY_EXISTS if the array has this tile already, or
+  // is committed. ABORTED while files of the array are being committed or removed.
+  // RESOURCE_EXHAUSTED (MEMORY_LIMIT) if there is no memory for the tile. FAILED_PRECONDITION if
+  // `durable` is true and there is no data folder or no cluster id.
   absl::StatusOr<std::unique_ptr<StagedTile>> Stage(TileDescription description, bool durable,
                                                     std::shared_ptr<Buffer> memory = nullptr);
 
-  // Makes all tiles of these arrays Committed, visible together. Ignores arrays that are already
-  // committed, so the call can be repeated. NOT_FOUND if an array has no tile, FAILED_PRECONDITION
-  // if a tile is still Receiving: neither changes anything.
+  // Makes all tiles of these arrays Committed. Readers see all of them at the same time. Ignores
+  // arrays that are already committed, so the call can be repeated. NOT_FOUND if an array has no
+  // tile. FAILED_PRECONDITION if a tile is still Receiving. After an error nothing has changed.
   absl::Status Commit(absl::Span<const std::string> array_ids);
 
   // Drops the Receiving and Staged tiles of these arrays, and their files. Ignores unknown arrays.
-  // FAILED_PRECONDITION if an array is committed; nothing is changed then.
+  // FAILED_PRECONDITION if an array is committed; then nothing has changed.
   absl::Status Abort(absl::Span<const std::string> array_ids);
 
   // Releases committed arrays; readers keep the tiles that they hold. Ignores unknown arrays.
-  // FAILED_PRECONDITION if an array is not committed; nothing is changed then.
+  // FAILED_PRECONDITION if an array is not committed; then nothing has changed.
   absl::Status Release(absl::Span<const std::string> array_ids);
 
   // Aborts or releases each of these arrays, depending on its state. Drops its quarantined tiles
   // too, because the registry released the array.
   //
-  // There is one exception. Where the tiles dropped here are of a put and were never committed, the
-  // registry may have given up only that put. Committed tiles then stay in quarantine.
+  // There is one exception. If the tiles in use that it drops were never committed, the registry
+  // may have given up only the put that made them. Committed tiles of the array then stay in
+  // quarantine.
   //
-  // Calls `done` once, when no file of the dropped tiles is left and this is synced. If there was
-  // no file, it runs on this thread, otherwise on the store's thread. After a failure it gets the
-  // file system's error.
+  // Calls `done` once, when all files of the dropped tiles are gone and this change is synced. If
+  // there was no file, `done` runs on the calling thread, otherwise on the store's thread. If a
+  // file cannot be removed, `done` gets the file system's error.
   using Done = absl::AnyInvocable<void(const absl::Status&) &&>;
   void Drop(absl::Span<const std::string> array_ids, Done done);
 
-  // A tile to be moved to quarantine.
+  // A tile that the registry does not know as this worker's, to be moved to quarantine.
   struct Unknown {
     std::string array_id;
     Tile tile;
     std::string reason;        // the cause, for people
-    bool array_lives = false;  // then the limits never drop it
+    bool array_lives = false;  // if true, the limits never drop it
   };
   // Moves complete tiles to quarantine; returns how many of them existed. Their files go to the
-  // folder `quarantine`, with a bounded number of syncs for each call. A tile only in memory stays
-  // there within the limits if it is committed. Otherwise it is dropped and logged. `now` must be
-  // of one clock for all calls.
+  // folder `quarantine`; each call needs a bounded number of syncs. A committed tile that is only
+  // in memory stays there, within the limits. An uncommitted tile that is only in memory is
+  // dropped, and this is logged. `now` must come from the same clock in all calls.
   int64_t Quarantine(absl::Span<const Unknown> tiles, absl::Time now);
-  // Records whether the arrays are known to live; if not, the limits may drop their quarantined
-  // tiles. The age of tiles that become droppable by this call counts from `now`.
+  // Records whether the arrays are known to live. If not, the limits may drop their quarantined
+  // tiles, whose age then counts from `now`.
   void SetLive(absl::Span<const std::string> array_ids, bool live, absl::Time now);
-  // Returns at most `max_arrays` arrays after `start_after`, by rising id; only those in
-  // `array_ids` unless that is empty.
+  // Returns at most `max_arrays` arrays whose ids are above `start_after`, in rising order of ids.
+  // If `array_ids` is not empty, returns only these arrays.
   std::vector<QuarantinedArray> ListQuarantine(absl::Span<const std::string> array_ids,
                                                std::string_view start_after,
                                                int64_t max_arrays) const;
-  // Takes an array back into use, committed, and returns its entry. Waits for the disk. NOT_FOUND
-  // if it is not in quarantine. ALREADY_EXISTS if one of its tiles is in use. RESOURCE_EXHAUSTED
-  // (MEMORY_LIMIT) if there is no memory for them. DATA_LOSS if a file is damaged or missing.
-  // ABORTED if it was concurrently released, or more of it was moved to quarantine. After an error
-  // all is as before.
+  // Takes an array out of the quarantine, into use as a committed array, and returns its quarantine
+  // entry. Waits for the disk. NOT_FOUND if the array is not in quarantine. ALREADY_EXISTS if one
+  // of its tiles is in use. RESOURCE_EXHAUSTED (MEMORY_LIMIT) if there is no memory for the tiles.
+  // DATA_LOSS if a file is damaged or missing. ABORTED if meanwhile the array was released, or more
+  // of its tiles were moved to quarantine. After an error nothing has changed.
   absl::StatusOr<QuarantinedArray> RestoreQuarantined(const std::string& array_id);
-  // Deletes an array from the quarantine and returns its entry. Waits for the disk. NOT_FOUND;
-  // ABORTED while it is being restored.
+  // Deletes an array from the quarantine and returns its entry. Waits for the disk. NOT_FOUND if
+  // the array is not in quarantine. ABORTED while it is being restored.
   absl::StatusOr<QuarantinedArray> DropQuarantined(const std::string& array_id);
-  // Drops tiles older than the limit, in the folder `corrupt` too.
+  // Drops tiles that have been in quarantine for longer than the limit, and such files in the
+  // folder `corrupt`.
   void ExpireQuarantine(absl::Time now);
   QuarantineTotals quarantine_totals() const;
 
-  // Waits until the files reflect all calls that returned: dropped files were moved out of their
-  // folders, and this change is synced.
+  // Waits until the files reflect all calls that have returned: the files of dropped tiles have
+  // been moved to `trash`, and all changes are synced.
   void AwaitFiles();
-  // Waits until the disk space of dropped files is free, too.
+  // Like AwaitFiles; also waits until the disk space of dropped files is free.
   void AwaitRemovals();
 
-  // Takes a committed tile that is only in memory out of the store, to reuse its memory. Returns
-  // null and changes nothing if the tile is missing, is on disk, or if the tile or its bytes have
-  // another holder.
+  // Takes a committed tile that is only in memory out of the store, so that the caller can reuse
+  // its memory. Returns null and changes nothing if the tile is missing or on disk. Does the same
+  // if anyone else holds the tile or its bytes.
   std::shared_ptr<Buffer> TakeMemory(std::string_view array_id, const Tile& tile);
 
-  // Returns the committed tile. NOT_FOUND if it is missing or not committed.
+  // Returns the committed tile. NOT_FOUND if the store does not have it or has not committed it.
   absl::StatusOr<StoredTilePtr> Find(std::string_view array_id, const Tile& tile) const;
-  // Returns all committed tiles of an array, by index range. NOT_FOUND if there are none.
+  // Returns all committed tiles of an array, in the order of their index ranges. NOT_FOUND if there
+  // are none.
   absl::StatusOr<std::vector<StoredTilePtr>> FindAll(std::string_view array_id) const;
-  // Like FindAll, including staged tiles: for callers that know from elsewhere that the array is
-  // committed.
+  // Like FindAll, but also returns staged tiles. For callers that know from the coordinator that
+  // the array is committed.
   absl::StatusOr<std::vector<StoredTilePtr>> FindAllStaged(std::string_view array_id) const;
-  // Like Find, including a tile that is only Staged: for the step that made it.
+  // Like Find, but also returns a staged tile. For the step that made it.
   absl::StatusOr<StoredTilePtr> FindStaged(std::string_view array_id, const Tile& tile) const;
 
   struct HeldTile {
@@ -345,11 +359,12 @@ class ShardStore {
     // First array id of the next page; empty after the last page.
     std::string next_array_id;
   };
-  // Returns the complete tiles of the arrays from `first_array_id` on (empty: from the first). Adds
-  // whole arrays until it has at least max_tiles >= 1 tiles.
+  // Returns the complete tiles of the arrays from `first_array_id` on (if empty, from the first
+  // array). Adds whole arrays until the page has at least max_tiles >= 1 tiles.
   InventoryPage ListInventory(std::string_view first_array_id, int64_t max_tiles) const;
 
-  // Memory in tiles and other allocations of the pool, and the limit of the pool's budget.
+  // used_bytes() returns the memory in tiles and other allocations of the pool; limit_bytes()
+  // returns the limit of the pool's budget.
   int64_t used_bytes() const;
   int64_t limit_bytes() const;
 
@@ -361,22 +376,22 @@ class ShardStore {
   };
   struct TileEntry {
     TileState state = TileState::kReceiving;
-    StoredTilePtr stored;  // null while Receiving, and while Aborted until its receiver is
-                           // destroyed
+    // Null while Receiving, and while Aborted until the StagedTile is destroyed.
+    StoredTilePtr stored;
   };
   struct ArrayEntry {
-    // All tiles are Committed, or none is.
+    // Either all tiles are Committed, or none is.
     absl::btree_map<Tile, TileEntry, TileOrder> tiles;
   };
   using ArrayMap = absl::btree_map<std::string, ArrayEntry>;
-  // A pending change on disk. `work` adds the folders whose entries it changed, which are synced
-  // afterwards, and the paths to remove after the sync.
+  // What a file job changed on disk. `work` adds the folders whose entries it changed, and the
+  // paths to remove. The store then syncs the folders, and removes the paths after that.
   struct FileEffects {
     absl::btree_set<std::string> changed_folders;
     std::vector<std::string> to_remove;
   };
   struct FileJob {
-    std::vector<std::string> array_ids;  // busy until the change is done
+    std::vector<std::string> array_ids;  // these arrays are busy until the job is done
     absl::AnyInvocable<absl::Status(FileEffects*) &&> work;
     Done done;  // if null, an error is logged
   };
@@ -388,101 +403,108 @@ class ShardStore {
   absl::StatusOr<std::vector<StoredTilePtr>> FindAllIn(std::string_view array_id,
                                                        bool staged_too) const;
 
-  // For StagedTile: ABORTED unless the tile is Receiving; the change from Receiving to Staged; the
-  // end of a tile that is not finished.
+  // Called by StagedTile. CheckReceiving returns ABORTED unless the tile is Receiving. Publish
+  // makes a Receiving tile Staged. Forget removes a tile that is not finished.
   absl::Status CheckReceiving(const TileDescription& description) const;
   absl::Status Publish(StoredTilePtr tile);
   void Forget(const TileDescription& description);
   absl::Status WriteStagedFile(const StoredTile& tile);
   void RemoveStagedFile(const TileDescription& description);
 
-  // Called by Open.
+  // Called by Open to read the data folder.
   absl::Status Recover();
   absl::Status RecoverArrays(const std::string& folder, TileState state);
   absl::Status RecoverArray(const std::string& folder, TileState state);
   absl::Status RecoverTile(const std::string& path, TileState state);
   absl::Status RecoverQuarantine();
   void RecoverQuarantined(const std::string& array_id);
-  // Reports a file that cannot be read. Returns true if it never will be readable: it is moved to
-  // the folder `corrupt` then.
+  // Reports a file that cannot be read. If no later start can read the file either, moves it to the
+  // folder `corrupt` and returns true.
   bool SetAside(const std::string& path, absl::Status why);
-  // Removes files from the folder `corrupt` until it and the quarantine are within the limit.
+  // Removes files from the folder `corrupt`, the oldest first, until it and the quarantine together
+  // are within the limit.
   void BoundCorrupt();
-  // Empties the folder `corrupt`. Runs on the files' thread.
+  // Removes all files in the folder `corrupt`. Runs on the files' thread.
   void ExpireCorrupt();
 
-  // Forgets the Staged and Committed tiles of an array, and marks its Receiving tiles to end.
-  // Returns true if some tiles have files, in the folder of `*state`.
+  // Moves the Staged and Committed tiles of an array to `dropped`, and marks its Receiving tiles as
+  // Aborted. Sets `state` to the state of the former. Returns true if some of them have files,
+  // which are in the folder of that state.
   bool TakeOut(ArrayMap::iterator array, std::vector<StoredTilePtr>* dropped, TileState* state)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Takes out all of these arrays that exist, and their files. FAILED_PRECONDITION, with nothing
-  // changed, if one of them does not match `committed`.
+  // Removes all of these arrays that exist, and their files. FAILED_PRECONDITION, with nothing
+  // changed, if one of them is not in the state that `committed` says.
   absl::Status TakeOutAll(absl::Span<const std::string> array_ids, bool committed);
-  // Arrays whose files are to be removed from one folder of the data folder.
+  // Arrays whose files are to be removed, and the folder in the data folder that has them.
   struct ArrayFolders {
     const char* folder;
     std::vector<std::string> array_ids;
   };
-  // Without folders, does nothing and does not call `done`.
+  // If no array is named, does nothing and does not call `done`.
   void RemoveFiles(std::vector<ArrayFolders> folders, Done done)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Droppable quarantine entries; the first is dropped first.
+  // Droppable quarantine entries, as (committed, since, array id). The first one is dropped first.
   using DropOrder = absl::btree_set<std::tuple<bool, absl::Time, std::string>>;
   using QuarantineMap = absl::btree_map<std::string, QuarantinedArray>;
-  // Returns whether the limits may drop an entry: its array is not known to live, and it is not
-  // being restored.
+  // Returns whether the limits may drop an entry: its array must not be known to live, nor be in
+  // the course of a restore.
   bool IsDroppable(const QuarantinedArray& array) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // CountIn adds an entry to the totals, CountOut removes it. Call CountOut before a change of the
-  // entry and CountIn after it.
+  // CountIn adds an entry to the totals, and CountOut subtracts it. Call CountOut before a change
+  // of the entry, and CountIn after the change.
   void CountIn(const QuarantinedArray& array) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CountOut(const QuarantinedArray& array) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   QuarantinedArray TakeOutOfQuarantine(QuarantineMap::iterator entry)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Drops an entry and its files, and logs it.
+  // Drops a quarantine entry and its files, and logs this.
   void DropFromQuarantine(QuarantineMap::iterator entry, std::string_view why,
                           std::vector<QuarantinedArray>* dropped)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Drops the entries that exceed the limits. The caller frees them under no lock.
+  // Moves the entries that exceed the limits to `dropped`. The caller destroys them without the
+  // lock.
   void EnforceQuarantine(absl::Time now, std::vector<QuarantinedArray>* dropped)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Frees so many bytes of memory, if the droppable tiles suffice; returns whether it dropped any.
+  // Drops quarantined tiles in memory until the budget has room for `need_bytes`. Does nothing if
+  // all droppable tiles together do not suffice. Returns whether it dropped any.
   bool DropQuarantinedMemory(int64_t need_bytes);
-  // Like DropQuarantinedMemory; also returns idle buffers to the budget.
+  // Like DropQuarantinedMemory; also returns idle buffers of the pool to the budget.
   bool GiveUpMemory(int64_t need_bytes);
-  // Like DropQuarantinedMemory, on a full disk whose free space is unknown. Waits for the removal.
+  // Called when the disk is full: drops quarantined files of at least `need_bytes`, or all if they
+  // are fewer. Waits until they are removed. Returns whether it dropped any.
   bool DropQuarantinedFiles(int64_t need_bytes);
-  // Returns an error if a quarantined tile of the array is also in use.
+  // Returns an error if one of the array's quarantined tiles is also in use, or if the array is in
+  // use uncommitted.
   absl::Status CheckRestorable(const QuarantinedArray& array) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Reads an array's tiles and puts them in use.
+  // Reads a quarantined array's tiles and brings them back into use.
   absl::StatusOr<QuarantinedArray> Restore(const QuarantinedArray& array);
-  // Moves the files of an array being restored back, and puts `stored` in use. After an error the
-  // files are where they were.
+  // Moves the files of a quarantined array back to the committed ones, and brings `stored` into
+  // use. After an error the files are where they were.
   absl::Status PutBack(const QuarantinedArray& array, std::vector<StoredTilePtr> stored,
                        FileEffects* effects);
 
   void PushFiles(FileJob job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EndBusy(const std::string& array_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RunFiles();
-  // Moves the array's folder out of `folder`, to be removed.
+  // Moves the array's folder from `folder` to the trash, to be removed later.
   absl::Status DiscardFiles(const char* folder, const std::string& array_id, FileEffects* effects);
-  // Moves the staged folder to the committed ones.
+  // Moves the array's folder from the staged ones to the committed ones.
   absl::Status CommitFiles(const std::string& array_id, FileEffects* effects);
-  // Tiles of an array whose files are to be moved out of one folder of the data folder.
+  // Tiles of one array whose files are to be moved from one folder of the data folder to the
+  // quarantine.
   struct MovedAside {
     const char* folder;
     QuarantinedArray array;  // without its tiles
     std::vector<std::string> file_names;
   };
-  // Takes a tile out of use and moves it to quarantine if it is kept; returns whether the tile
-  // existed.
+  // Takes a tile out of use. Moves it to quarantine or drops it, as Quarantine describes. Returns
+  // whether the tile existed.
   bool PutAside(const Unknown& unknown, absl::Time now, std::vector<StoredTilePtr>* dropped,
                 std::vector<MovedAside>* moved) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Returns the persistent part of an entry.
+  // Returns an entry's fields that the file `about` keeps.
   static QuarantinedArray WithoutTiles(const QuarantinedArray& array);
-  // Moves files to quarantine, after writing down the reason.
+  // Writes the files `about`, then moves the tiles' files to quarantine.
   absl::Status QuarantineFiles(absl::Span<const MovedAside> moved, FileEffects* effects);
-  // Syncs all writes to the data folder so far.
+  // Syncs all writes to the data folder's file system so far.
   absl::Status SyncAll();
 
   const std::shared_ptr<BufferPool> pool_;
@@ -493,26 +515,28 @@ class ShardStore {
   int64_t next_discard_ = 0;  // used only by the files' thread
 
   absl::Mutex owner_mutex_
-      ABSL_ACQUIRED_BEFORE(mutex_);  // held while the folder's owner is written
+      ABSL_ACQUIRED_BEFORE(mutex_);  // held while the name of the folder's owner is written
   mutable absl::Mutex mutex_;
   std::string cluster_id_ ABSL_GUARDED_BY(mutex_);
   std::string data_identity_ ABSL_GUARDED_BY(mutex_);
   ArrayMap arrays_ ABSL_GUARDED_BY(mutex_);
   QuarantineMap quarantine_ ABSL_GUARDED_BY(mutex_);
-  absl::btree_set<std::string> restoring_ ABSL_GUARDED_BY(mutex_);  // arrays of the quarantine
+  // Arrays in quarantine that are being restored.
+  absl::btree_set<std::string> restoring_ ABSL_GUARDED_BY(mutex_);
   DropOrder droppable_on_disk_ ABSL_GUARDED_BY(mutex_);
   DropOrder droppable_in_memory_ ABSL_GUARDED_BY(mutex_);
   QuarantineTotals quarantine_totals_ ABSL_GUARDED_BY(mutex_);
-  std::optional<absl::Time> first_now_ ABSL_GUARDED_BY(mutex_);  // the first time passed by a
-                                                                 // caller
+  // The time in the first call that had one.
+  std::optional<absl::Time> first_now_ ABSL_GUARDED_BY(mutex_);
   bool corrupt_expired_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<FileJob> jobs_ ABSL_GUARDED_BY(mutex_);  // in order
-  // Arrays with unfinished jobs, and the number of these jobs: no tile of them may begin meanwhile.
+  // Arrays with unfinished file jobs, and the number of these jobs. No tile of such an array may
+  // begin.
   absl::btree_map<std::string, int64_t> busy_ ABSL_GUARDED_BY(mutex_);
   bool files_run_ ABSL_GUARDED_BY(mutex_) = false;
 
-  ThreadPool removals_{1};  // of what is in the trash, which may take long
-  ThreadPool files_{1};     // last: its thread uses the above
+  ThreadPool removals_{1};  // removes files in the trash, which may take long
+  ThreadPool files_{1};     // last member, because its thread uses the others
 };
 
 }  // namespace shardmesh::worker

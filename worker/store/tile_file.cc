@@ -1,4 +1,4 @@
-// A tile on disk: writes its description as a safetensors file's metadata, and parses it.
+// A tile on disk: writes the tile's description as metadata of a safetensors file, and parses it.
 #include "worker/store/tile_file.h"
 
 #include <optional>
@@ -27,7 +27,7 @@ constexpr size_t kMaxArrayIdBytes = 64;
 constexpr char kTensorName[] = "tile";
 constexpr char kFormat[] = "1";
 
-// Metadata keys; docs/formats.md lists them.
+// Keys of the metadata, as docs/formats.md lists them.
 constexpr char kFormatKey[] = "shardmesh.format";
 constexpr char kArrayIdKey[] = "shardmesh.array_id";
 constexpr char kArrayShapeKey[] = "shardmesh.array_shape";
@@ -37,7 +37,7 @@ constexpr char kClusterIdKey[] = "shardmesh.cluster_id";
 constexpr char kTransferIdKey[] = "shardmesh.transfer_id";
 constexpr char kDescriptorKey[] = "shardmesh.array_descriptor";
 
-// "0:4,8:16"; empty for a scalar.
+// Example: "0:4,8:16". Empty for a scalar.
 std::string EncodeTile(const Tile& tile) {
   return StrJoin(tile.ranges, ",", [](std::string* out, const IndexRange& range) {
     StrAppend(out, range.start, ":", range.stop);
@@ -76,7 +76,7 @@ absl::Status Damaged(std::string_view path, std::string_view what) {
                     Reason::kBadFile, {{fact::kFile, path}});
 }
 
-// Parses the metadata of a file.
+// Parses the metadata of a tile file.
 class MetadataReader {
  public:
   MetadataReader(std::string_view path, const SafetensorsMetadata& metadata)
@@ -177,7 +177,8 @@ std::string TileFileName(const Tile& tile) {
   std::string name = StrJoin(tile.ranges, "x", [](std::string* out, const IndexRange& range) {
     StrAppend(out, range.start, "-", range.stop);
   });
-  // Only an empty tensor can have ranges so long that a file system refuses the name.
+  // A tile in memory cannot have ranges that make a longer name, unless it is empty. Cut such a
+  // name, because a file system may refuse it.
   constexpr size_t kLongestName = 160;
   if (name.size() > kLongestName) {
     name = StrCat(name.substr(0, kLongestName), "-", absl::Hex(Crc32c(name), absl::kZeroPad8));

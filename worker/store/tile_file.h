@@ -1,4 +1,4 @@
-// A tile on disk: one safetensors file, and the meaning of its metadata.
+// A tile on disk: one safetensors file, whose metadata describe the tile.
 #ifndef SHARDMESH_WORKER_STORE_TILE_FILE_H_
 #define SHARDMESH_WORKER_STORE_TILE_FILE_H_
 
@@ -18,28 +18,29 @@ namespace shardmesh::worker {
 
 // Describes a tile, without its bytes.
 struct TileDescription {
-  // 1 to 64 characters of [A-Za-z0-9_-]; also the name of a folder on disk.
+  // 1 to 64 characters of [A-Za-z0-9_-]. Also the name of the array's folder on disk.
   std::string array_id;
   Dtype dtype = Dtype::kF32;
-  // Shape of the whole array, of which `tile` is a part.
+  // Shape of the whole array; `tile` is a part of it.
   Shape array_shape;
   Tile tile;
-  // The array's descriptor in the caller's encoding: kept and returned, never parsed.
+  // The array's descriptor, encoded by the caller. The store keeps and returns it, and never parses
+  // it.
   std::string array_descriptor;
-  // The transfer or step that stages it. Kept and returned.
+  // The transfer or step that makes the tile. The store keeps and returns it.
   std::string transfer_id;
 
   friend bool operator==(const TileDescription&, const TileDescription&) = default;
 };
 
-// Returns INVALID_ARGUMENT for an array id or a shape that does not meet the conditions above, or
-// (BAD_TILE) a tile that is not a part of the shape.
+// Returns INVALID_ARGUMENT for an array id or a shape that does not meet the conditions above.
+// Returns INVALID_ARGUMENT (BAD_TILE) for a tile that is not a part of the shape.
 absl::Status CheckTileDescription(const TileDescription& description);
 
-// Returns the bytes of the tile's elements. Requires a checked description.
+// Returns the size of the tile's elements in bytes. Requires that CheckTileDescription returned OK.
 int64_t TileSizeBytes(const TileDescription& description);
 
-// The content of a tile file besides the elements.
+// The content of a tile file except the elements.
 struct TileFileHeader {
   TileDescription description;
   std::string cluster_id;
@@ -47,11 +48,11 @@ struct TileFileHeader {
   uint32_t crc32c = 0;
 };
 
-// The file name for a tile, e.g. "0-192x0-384.safetensors", "scalar.safetensors".
+// Returns the name of a tile's file, such as "0-192x0-384.safetensors" or "scalar.safetensors".
 std::string TileFileName(const Tile& tile);
 
-// Writes a file that appears complete and synced, or not at all. Requires that `bytes` has
-// TileSizeBytes bytes.
+// Writes a tile file. After a crash, the file is either complete and synced, or does not exist.
+// Requires that `bytes` has TileSizeBytes bytes.
 absl::Status WriteTileFile(const std::string& path, const TileFileHeader& header,
                            absl::Span<const char> bytes);
 
@@ -60,11 +61,11 @@ struct TileFileContents {
   Buffer bytes;
 };
 
-// Reads a file's content besides the elements. DATA_LOSS (BAD_FILE) if it is not a tile file.
+// Reads a tile file except its elements. DATA_LOSS (BAD_FILE) if it is not a tile file.
 absl::StatusOr<TileFileHeader> ReadTileFileHeader(const std::string& path);
 
-// Reads a file and verifies its checksum. DATA_LOSS (CHECKSUM_MISMATCH or BAD_FILE) if it is not
-// exactly the file that was written; RESOURCE_EXHAUSTED if the pool has no room for it.
+// Reads a tile file and verifies its checksum. DATA_LOSS (CHECKSUM_MISMATCH or BAD_FILE) if it is
+// not exactly the file that was written. RESOURCE_EXHAUSTED if the pool has no room for the bytes.
 absl::StatusOr<TileFileContents> ReadTileFile(const std::string& path, BufferPool& pool);
 
 }  // namespace shardmesh::worker
