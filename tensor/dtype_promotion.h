@@ -15,7 +15,8 @@ namespace shardmesh {
 // Returns the name that NumPy and ml_dtypes use: "float32", "bfloat16", "float8_e4m3fn", ...
 std::string_view NumpyDtypeName(Dtype dtype);
 
-// The inverse of NumpyDtypeName. INVALID_ARGUMENT (UNKNOWN_DTYPE; TypeError) lists the known names.
+// Returns the type of that name, as NumpyDtypeName gives it. INVALID_ARGUMENT (UNKNOWN_DTYPE;
+// TypeError) lists the known names.
 absl::StatusOr<Dtype> ParseNumpyDtype(std::string_view name);
 
 // Returns whether the type represents fractions: floating-point of any width, or complex.
@@ -33,9 +34,9 @@ Dtype CanonicalDtype(Dtype dtype);
 // UNSUPPORTED_DTYPE (TypeError): a 6-bit type, which JAX lacks.
 absl::StatusOr<Dtype> ResultDtype(absl::Span<const Dtype> dtypes);
 
-// promote_dtype of flax.nnx. Returns the canonical type to which a layer casts its arrays. It is
-// `dtype` if given, which must be inexact (UNSUPPORTED_DTYPE; ValueError). Else it is ResultDtype,
-// or its common type with F32 if that is not inexact. Further errors as ResultDtype.
+// Returns the canonical type to which a layer casts its arrays (promote_dtype of flax.nnx). This is
+// `dtype` if given, which must be inexact (UNSUPPORTED_DTYPE; ValueError). Otherwise it is
+// ResultDtype of the arrays, or F32 if ResultDtype is not inexact. Further errors as ResultDtype.
 //
 // Example: BF16 and I32 give BF16; I8 and BOOL give F32.
 absl::StatusOr<Dtype> PromoteDtype(absl::Span<const Dtype> arrays,
