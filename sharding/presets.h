@@ -1,4 +1,4 @@
-// Axes with a mode, and named presets for the usual tensors of a transformer.
+// Named presets: the semantic axes, with a mode, of the usual tensors of a transformer.
 #ifndef SHARDMESH_SHARDING_PRESETS_H_
 #define SHARDMESH_SHARDING_PRESETS_H_
 
@@ -12,7 +12,7 @@
 
 namespace shardmesh {
 
-// The semantic axes of a tensor's dimensions, and the rule for the mode.
+// The semantic axes of a tensor's dimensions, and its mode: fixed, or determined by a dimension.
 struct DynamicAxes {
   std::vector<AxisValue> axes;
   Mode mode = RuntimeMode::kTrain;

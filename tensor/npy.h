@@ -26,8 +26,8 @@ struct NpyHeader {
   Shape shape;
   // Offset of the data in the file.
   int64_t data_offset_bytes = 0;
-  // Whether the first index varies fastest in the data. False if fewer than two dimensions have
-  // more than one element, because the order then makes no difference.
+  // Whether the first index varies fastest: the data is then that of the transposed tensor. False
+  // if fewer than two dimensions have more than one element, where the order makes no difference.
   bool fortran_order = false;
 };
 
