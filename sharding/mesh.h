@@ -33,8 +33,8 @@ using DeviceId = int64_t;
 // One coordinate per axis, in axis order.
 using MeshCoordinates = absl::InlinedVector<int64_t, 6>;
 
-// Who decides how arrays lie along an axis, as in JAX. Tiles, corrections and plans are the same
-// for all three types. Only ResolveShardValue (logical_rules.h) distinguishes them.
+// The party that decides how arrays lie along an axis, as in JAX. Tiles, corrections and plans are
+// the same for all three types. Only ResolveShardValue (logical_rules.h) distinguishes the types.
 enum class AxisType {
   kAuto,      // the compiler
   kExplicit,  // the type of each array
