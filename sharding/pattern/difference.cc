@@ -117,9 +117,8 @@ bool Alphabet::Contains(const CharacterSet& set, size_t atom) const {
   const Beyond beyond = ascii ? Beyond{} : beyond_[atom - kAscii];
   const bool digit = ascii ? IsAsciiDigit(atom) : beyond.digit;
   const bool word = ascii ? IsAsciiWord(atom) : beyond.word;
-  // Test one character for its whole atom: the ranges have all characters of an atom or none. For
-  // an atom of the named classes, every range of the set is ASCII, or reaches beyond all
-  // characters.
+  // Test one character for its whole atom: the ranges have all characters of an atom or none. If
+  // named classes occur, Create accepts only ranges that have all characters beyond ASCII or none.
   const auto c = ascii ? static_cast<char32_t>(atom) : named_ ? kMaxCodePoint : beyond.range.first;
   const bool in_ranges =
       std::any_of(set.ranges.begin(), set.ranges.end(),

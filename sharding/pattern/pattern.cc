@@ -92,8 +92,7 @@ bool Printer::Print(const PatternNode& node) {
       return true;
     case PatternNode::Kind::kNotWordBoundary:
     case PatternNode::Kind::kNotAsciiWordBoundary:
-      // RE2 works on bytes for \B: it also finds non-boundaries within a character of several
-      // bytes.
+      // RE2's \B also matches between the bytes of one character.
       has_character_boundary = true;
       has_not_boundary = true;
       out += "\\B";

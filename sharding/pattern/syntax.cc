@@ -267,9 +267,8 @@ absl::StatusOr<PatternNode> Parser::Parse() {
   Flags flags;
   absl::StatusOr<Part> parsed = ParseAlternation(flags, 0);
   if (!final_backslash_.ok()) {
-    // Python reads one item ahead, and reports the final backslash unless it found another error
-    // before. Only one such error, OverflowError, has another class, so only that one must be told
-    // apart.
+    // Python reads one item ahead: it reports the final backslash unless it found another error
+    // before. Of the possible earlier errors, only OverflowError has another class than this error.
     const bool seen = AtEnd() || PythonTypeOf(parsed.status()) != "OverflowError";
     return seen ? final_backslash_ : parsed.status();
   }
