@@ -27,7 +27,7 @@ class EventQueue {
     calls_.push_back(std::move(call));
   }
 
-  // Must not be called with a lock held that a call may take.
+  // Runs the queued calls. The caller must not hold a lock that a queued call may take.
   void MakeCalls() {
     absl::MutexLock lock(&mutex_);
     if (busy_) return;

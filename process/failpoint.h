@@ -47,8 +47,8 @@ namespace shardmesh {
 
 // One named place. It registers itself when a program that contains it starts.
 //
-// Shipped programs contain failpoints too: an unarmed one costs one relaxed load. The tests
-// therefore run the shipped programs themselves and need no separate build. Thread-safe.
+// Shipped programs contain failpoints too, since an unarmed failpoint costs only one relaxed load.
+// Tests can therefore run the shipped programs and need no separate build. Thread-safe.
 class Failpoint {
  public:
   // `fails` says whether the place supports `eio`, `enospc` and `emfile`.

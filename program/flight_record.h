@@ -24,7 +24,7 @@ struct FlightRecord {
   int64_t step = 0;
   std::string mesh_id = {};
   DeviceId rank = 0;
-  int64_t op = 0;         // the instruction of the plan, as in Tag
+  int64_t op = 0;  // index of the instruction in the plan, as messages between workers have it
   std::string what = {};  // "op 0 (linear): all-reduce over tp"
   absl::Time started = absl::InfinitePast();
   absl::Time ended = absl::InfiniteFuture();  // InfiniteFuture: still runs

@@ -42,7 +42,7 @@ enum class CollectiveKind : uint8_t {
 
 // Every kind, each once.
 absl::Span<const CollectiveKind> AllCollectiveKinds();
-// `all-reduce`, `reduce-scatter`, ...
+// Returns a name such as `all-reduce` or `reduce-scatter`.
 std::string_view CollectiveKindName(CollectiveKind kind);
 
 // How the devices of a group exchange the data of a collective. program/collective_choice.h has the
@@ -60,7 +60,7 @@ enum class CollectiveAlgorithm : uint8_t {
 
 // Every algorithm, each once, kAuto first.
 absl::Span<const CollectiveAlgorithm> AllCollectiveAlgorithms();
-// `auto`, `pairwise`, ...
+// Returns a name such as `auto` or `pairwise`.
 std::string_view CollectiveAlgorithmName(CollectiveAlgorithm algorithm);
 
 // The permitted orders of combination in a reduction.
@@ -77,7 +77,7 @@ struct PermutePair {
   friend bool operator==(const PermutePair&, const PermutePair&) = default;
 };
 
-// activation(scale * input * weight + bias) over the last dimension of the input.
+// Computes activation(scale * input * weight + bias) over the last dimension of the input.
 struct LinearOp {
   ValueIndex input = 0;                           // [..., in]
   ValueIndex weight = 0;                          // a matrix
@@ -89,7 +89,7 @@ struct LinearOp {
   friend bool operator==(const LinearOp&, const LinearOp&) = default;
 };
 
-// lhs * rhs for two matrices, each transposed first if requested.
+// Computes lhs * rhs for two matrices, each transposed first if requested.
 struct MatmulOp {
   ValueIndex lhs = 0;  // [M, K]
   ValueIndex rhs = 0;  // [K, N]

@@ -85,8 +85,8 @@ struct PlanCost {
 };
 
 // A compiled program, the same for every device: a device derives its own part from the plan and
-// its rank. Besides the plan, a run needs only operands. Instruction i makes value operand_count +
-// i.
+// its rank. Besides the plan, a run needs only operands. The value with index operand_count + i is
+// the output of instruction i.
 struct Plan {
   std::string mesh_id;
   int64_t mesh_revision = 0;

@@ -27,7 +27,7 @@ bool Fits(const SpecEntry& entry, int64_t extent, const Mesh& mesh) {
     if (!axis.has_value()) {
       return false;
     }
-    // A repeated axis counts each time, so the product has no natural bound.
+    // A repeated axis counts each time, so the product can exceed int64_t: saturate it.
     const int64_t size = mesh.axes()[static_cast<size_t>(*axis)].size;
     parts = parts > kSaturated / size ? kSaturated : parts * size;
   }
@@ -52,7 +52,7 @@ std::optional<Correction> Objection(const SpecEntry& entry, int64_t dim, int64_t
       continue;
     }
     ++known;
-    // A repeated axis counts each time, so the product has no natural bound.
+    // A repeated axis counts each time, so the product can exceed int64_t: saturate it.
     const int64_t size = mesh.axes()[static_cast<size_t>(*axis)].size;
     parts = parts > kSaturated / size ? kSaturated : parts * size;
   }

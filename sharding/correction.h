@@ -60,10 +60,10 @@ struct CorrectionResult {
 //   - If no entry remains, the result is P().
 // Unreduced axes stay as they are. Correct(Correct(x)) is Correct(x).
 //
-// Errors: FAILED_PRECONDITION (NO_MESH; AssertionError) on an empty mesh. INVALID_ARGUMENT
-// (DUPLICATE_AXIS; DuplicateSpecError) if an axis still occurs twice afterwards. Correct never
-// drops a repeated axis: which place to drop would be a guess. Requires a `shape` that satisfies
-// CheckShape. Takes O(rank * axes).
+// Errors: FAILED_PRECONDITION (NO_MESH; Python: AssertionError) on an empty mesh. INVALID_ARGUMENT
+// (DUPLICATE_AXIS; Python: DuplicateSpecError) if an axis still occurs twice afterwards. Correct
+// never drops a repeated axis: which place to drop would be a guess. Requires a `shape` that
+// satisfies CheckShape. Takes O(rank * axes).
 absl::StatusOr<CorrectionResult> Correct(const PartitionSpec& spec, absl::Span<const int64_t> shape,
                                          const Mesh& mesh);
 

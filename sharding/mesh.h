@@ -41,7 +41,7 @@ enum class AxisType {
   kManual,    // the program's own communication
 };
 
-// `auto`, `explicit`, `manual`.
+// Returns `auto`, `explicit` or `manual`.
 std::string_view AxisTypeName(AxisType type);
 // Returns the type of that name; nullopt if no type has that name.
 std::optional<AxisType> AxisTypeFromName(std::string_view name);

@@ -17,7 +17,7 @@ namespace shardmesh {
 
 // Returns the mesh in force within nested `with mesh:` contexts; `entered` has their meshes,
 // outermost first. It is the innermost mesh, or the empty mesh without contexts. If `required`, an
-// empty mesh is FAILED_PRECONDITION (NO_MESH; AssertionError).
+// empty mesh is FAILED_PRECONDITION (NO_MESH; Python: AssertionError).
 absl::StatusOr<Mesh> ContextMesh(absl::Span<const Mesh> entered, bool required = true);
 
 // Returns whether all names are axes of the mesh. An empty list gives true, in the empty mesh too.
@@ -30,8 +30,8 @@ std::vector<std::string> MeshAxisNames(const Mesh& mesh);
 std::vector<std::string> AxisNamesOf(absl::Span<const PartitionSpec> specs);
 
 // Returns the product of the sizes of the axes; 1 without axes. An axis counts as often as it is
-// named. INVALID_ARGUMENT (AXIS_NOT_IN_MESH; KeyError) for an axis that the mesh lacks;
-// (LIMIT_EXCEEDED; OverflowError) for a product beyond int64_t.
+// named. INVALID_ARGUMENT (AXIS_NOT_IN_MESH; Python: KeyError) for an axis that the mesh lacks;
+// (LIMIT_EXCEEDED; Python: OverflowError) for a product beyond int64_t.
 absl::StatusOr<int64_t> AxesSize(const Mesh& mesh, absl::Span<const std::string> axes);
 
 // Returns AxesSize as a mapped computation (shard_map) on the mesh sees it: the error for an absent

@@ -45,8 +45,8 @@ class Mode {
                                     Compatibility compatibility = Compatibility::kDefault);
 
   // Returns the runtime mode for a tensor of this shape. A mode that is a dimension needs the
-  // shape. Errors are INVALID_ARGUMENT: MISSING_ARGUMENT (ValueError) for a dimension without a
-  // shape, INVALID_DIMENSION (IndexError) for a dimension that the shape lacks.
+  // shape. Errors are INVALID_ARGUMENT: MISSING_ARGUMENT (Python: ValueError) for a dimension
+  // without a shape, INVALID_DIMENSION (Python: IndexError) for a dimension that the shape lacks.
   absl::StatusOr<RuntimeMode> Resolve(std::optional<absl::Span<const int64_t>> shape) const;
 
   // Returns the dimension; nullopt for a runtime mode.

@@ -117,9 +117,10 @@ class PartitionAxis {
   //   - Any other field that does not occur in `fields`: none.
   // Create does not check values otherwise.
   //
-  // Errors are INVALID_ARGUMENT: UNKNOWN_FIELD (TypeError) for an unknown or repeated field;
-  // UNRESOLVED_FIELD for the first field, in order, that is given as kNotGiven and that no rule
-  // resolves; INVALID_AXIS_VALUE, UNKNOWN_AXIS, CYCLIC_AXIS and LIMIT_EXCEEDED for semantic axes.
+  // Errors are INVALID_ARGUMENT: UNKNOWN_FIELD (Python: TypeError) for an unknown or repeated
+  // field; UNRESOLVED_FIELD for the first field, in order, that is given as kNotGiven and that no
+  // rule resolves; INVALID_AXIS_VALUE, UNKNOWN_AXIS, CYCLIC_AXIS and LIMIT_EXCEEDED for semantic
+  // axes.
   static absl::StatusOr<PartitionAxis> Create(absl::Span<const FieldValue> fields,
                                               absl::Span<const SemanticAxis> semantic_axes = {});
 
@@ -133,8 +134,8 @@ class PartitionAxis {
   //
   // Returns the error of the first axis that fails. Errors are INVALID_ARGUMENT: UNKNOWN_AXIS for a
   // tuple, and for a name that is not semantic (LookupError within a list, ValueError elsewhere);
-  // INVALID_AXIS_VALUE (TypeError) for a value that no axis can have. Under kExact, such values
-  // include any list in a generation mode, and a list within a list.
+  // INVALID_AXIS_VALUE (Python: TypeError) for a value that no axis can have. Under kExact, such
+  // values include any list in a generation mode, and a list within a list.
   absl::StatusOr<std::vector<AxisValue>> ResolveAxis(
       absl::Span<const AxisValue> axes, RuntimeMode mode,
       Compatibility compatibility = Compatibility::kDefault) const;

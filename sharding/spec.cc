@@ -19,7 +19,7 @@ absl::Status InvalidSpec(std::string_view message, const AxisValue& value) {
   return InvalidArgument(Reason::kInvalidSpec, message, {{fact::kValue, value.ToString()}});
 }
 
-// Calls `visit` with each axis name of the entries, in order, repeats included.
+// Calls `visit` with each axis name of the entries, in order, including repeats.
 template <typename Visit>
 void ForEachAxisName(absl::Span<const SpecEntry> entries, Visit visit) {
   for (const SpecEntry& entry : entries) {

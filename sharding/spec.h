@@ -35,9 +35,9 @@ class SpecEntry {
   static SpecEntry Axis(std::string name);
 
   // Returns the entry of a value, normalised as JAX's PartitionSpec does: `("a",)` is `"a"`; `()`,
-  // `(None,)` and `""` are none; lists count as tuples. INVALID_ARGUMENT (INVALID_SPEC; ValueError)
-  // for a tuple within a tuple, for an unconstrained or not given entry of a longer tuple, and for
-  // a value that is not given.
+  // `(None,)` and `""` are none; lists count as tuples. INVALID_ARGUMENT (INVALID_SPEC; Python:
+  // ValueError) for a tuple within a tuple, for an unconstrained or not given entry of a longer
+  // tuple, and for a value that is not given.
   static absl::StatusOr<SpecEntry> Create(const AxisValue& value);
 
   bool is_none() const { return !unconstrained_ && axes_.empty(); }
@@ -113,12 +113,14 @@ class PartitionSpec {
   std::shared_ptr<const Rep> rep_;  // shared by copies; null for P() without unreduced axes
 };
 
-// Returns OK unless an axis occurs twice. INVALID_ARGUMENT (DUPLICATE_AXIS; DuplicateSpecError)
-// names the axis. None among the axes of a dimension counts as an axis, as in JAX.
+// Returns OK unless an axis occurs twice. INVALID_ARGUMENT (DUPLICATE_AXIS; Python:
+// DuplicateSpecError) names the axis. None among the axes of a dimension counts as an axis, as in
+// JAX.
 absl::Status CheckDistinctAxes(const PartitionSpec& spec);
 
 // Returns OK if all axes of the spec are axes of the mesh. INVALID_ARGUMENT (AXIS_NOT_IN_MESH;
-// ValueError) names the first absent axis. None among the axes of a dimension counts as absent.
+// Python: ValueError) names the first absent axis. None among the axes of a dimension counts as
+// absent.
 absl::Status CheckAxesInMesh(const PartitionSpec& spec, const Mesh& mesh);
 
 // Returns whether both specs give every device of `mesh` the same tile, for every shape of rank

@@ -61,7 +61,7 @@ struct OwnedTile {
 // The layout of an array of one shape on a mesh: the tile of each device.
 //
 // Invariants (checked by Create in this order; INVALID_ARGUMENT names the first that fails):
-//   - no axis occurs twice in the spec (DUPLICATE_AXIS; DuplicateSpecError);
+//   - no axis occurs twice in the spec (DUPLICATE_AXIS; Python: DuplicateSpecError);
 //   - every axis of the spec is an axis of the mesh (AXIS_NOT_IN_MESH);
 //   - the spec has at most one entry per dimension of `shape` (RANK_MISMATCH);
 //   - the product of a dimension's axes divides its extent, unless it has cut points

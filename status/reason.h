@@ -12,9 +12,9 @@
 
 namespace shardmesh {
 
-// Names and meanings are part of the contract: google.rpc.ErrorInfo and corrections carry them. New
-// reasons may be added; none may be renamed or reused. ReasonName(kNotDivisible) is
-// "NOT_DIVISIBLE", and so on.
+// Names and meanings are part of the contract with clients: google.rpc.ErrorInfo and corrections
+// carry them. A new version may add reasons, but must not rename or reuse one. The name of
+// kNotDivisible is "NOT_DIVISIBLE", and so on.
 enum class Reason : int {
   kUnspecified = 0,
 

@@ -84,7 +84,7 @@ class LayoutAnalysis {
   // enumerates.
   static constexpr int64_t kMaxUnevenSums = int64_t{1} << 22;
 
-  // FAILED_PRECONDITION (NO_MESH; AssertionError) on an empty mesh.
+  // FAILED_PRECONDITION (NO_MESH; Python: AssertionError) on an empty mesh.
   static absl::StatusOr<LayoutAnalysis> Create(const Mesh& mesh);
 
   LayoutAnalysis(LayoutAnalysis&&) noexcept;
@@ -136,9 +136,10 @@ struct ExactAnalysis {
   double balance_score = 0;        // always
 };
 
-// Returns the exact answer of the Python original. FAILED_PRECONDITION (NO_MESH; AssertionError) on
-// an empty mesh. INVALID_ARGUMENT (AXIS_NOT_IN_MESH; KeyError) for the first entry, in order, that
-// is a tuple, unconstrained or no axis of the mesh: the original looks up each entry as one axis.
+// Returns the exact answer of the Python original. FAILED_PRECONDITION (NO_MESH; Python:
+// AssertionError) on an empty mesh. INVALID_ARGUMENT (AXIS_NOT_IN_MESH; Python: KeyError) for the
+// first entry, in order, that is a tuple, unconstrained or no axis of the mesh: the original looks
+// up each entry as one axis.
 absl::StatusOr<ExactAnalysis> AnalyzeAsOriginal(absl::Span<const AnalyzedTensor> tensors,
                                                 const Mesh& mesh);
 

@@ -72,8 +72,8 @@ struct LayoutDiff {
   // Number of tensors that only one layout has.
   int64_t only_in_a = 0;
   int64_t only_in_b = 0;
-  // Whether the increase of bytes_per_device is within the budget. If not, the text is a sentence
-  // that says why.
+  // Whether the increase of bytes_per_device is within the budget. If not, `budget_text` is a
+  // sentence that says why.
   bool within_budget = true;
   std::string budget_text;
 };

@@ -47,7 +47,7 @@ std::vector<std::optional<NamedSharding>> ExtractShardingStructure(
     absl::Span<const HeldLeaf> leaves);
 
 // eformer's extract_shardings. Like ExtractShardingStructure, but a bare spec gives a layout on
-// `mesh`. FAILED_PRECONDITION (NO_MESH; AssertionError) if `mesh` is empty, for any leaves.
+// `mesh`. FAILED_PRECONDITION (NO_MESH; Python: AssertionError) if `mesh` is empty, for any leaves.
 absl::StatusOr<std::vector<std::optional<NamedSharding>>> ExtractShardings(
     absl::Span<const HeldLeaf> leaves, const Mesh& mesh);
 
@@ -75,10 +75,10 @@ struct LeafPlacement {
 // Does, for a whole tree, what eformer's make_shard_and_gather_fns and the functions that it
 // returns do. Returns, for each leaf, the result of CorrectConstraint.
 //
-// FAILED_PRECONDITION (NO_MESH; AssertionError) on an empty mesh. INVALID_ARGUMENT with the leaf's
-// name for a spec that is not valid on the mesh, although correction would drop absent axes:
-// DUPLICATE_AXIS (DuplicateSpecError), then AXIS_NOT_IN_MESH (ValueError), then INVALID_SHAPE for
-// the shape.
+// FAILED_PRECONDITION (NO_MESH; Python: AssertionError) on an empty mesh. INVALID_ARGUMENT with the
+// leaf's name for a spec that is not valid on the mesh, although correction would drop absent axes:
+// DUPLICATE_AXIS (Python: DuplicateSpecError), then AXIS_NOT_IN_MESH (Python: ValueError), then
+// INVALID_SHAPE for the shape.
 absl::StatusOr<std::vector<LeafPlacement>> PlanShardAndGather(absl::Span<const LeafToShard> leaves,
                                                               const Mesh& mesh);
 

@@ -49,8 +49,8 @@ struct LogicalSharding {
 // Returns the layout of an array of `question.shape` on `mesh`, corrected to fit.
 //
 // `auto_correct` decides two special cases. If true, an empty mesh is FAILED_PRECONDITION (NO_MESH;
-// AssertionError), and a spec that correction reduces to P() constrains nothing. If false, an empty
-// mesh constrains nothing, and a spec that correction reduces to P() replicates the array.
+// Python: AssertionError), and a spec that correction reduces to P() constrains nothing. If false,
+// an empty mesh constrains nothing, and a spec that correction reduces to P() replicates the array.
 // Errors: as ResolveSpec and Correct; MISSING_ARGUMENT without a shape.
 absl::StatusOr<LogicalSharding> ApplyLogicalSharding(const PartitionAxis& profile,
                                                      const LogicalQuestion& question,

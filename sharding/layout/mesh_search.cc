@@ -282,7 +282,7 @@ class MeshScorer {
         }
         int64_t product = 1;
         bool divides = true;
-        if (dimension.extent > 0) {  // any axes divide 0
+        if (dimension.extent > 0) {  // every product of axes divides an extent of 0
           for (const int64_t axis : dimension.axes) {
             // A repeated axis can multiply to any number.
             divides = divides && !__builtin_mul_overflow(product, sizes[Index(axis)], &product);

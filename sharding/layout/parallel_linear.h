@@ -30,7 +30,7 @@ struct ArrayLayout {
 };
 
 // EasyDeL's get_sharding. Returns the array's spec; nullopt if the array is not placed.
-// INVALID_ARGUMENT (INVALID_SPEC; AttributeError) for an array on a single device.
+// INVALID_ARGUMENT (INVALID_SPEC; Python: AttributeError) for an array on a single device.
 absl::StatusOr<std::optional<PartitionSpec>> GetSharding(const ArrayLayout& array);
 
 // EasyDeL's get_output_partition_spec. Returns the spec that a layer gives its output; nullopt if
@@ -39,7 +39,7 @@ absl::StatusOr<std::optional<PartitionSpec>> GetSharding(const ArrayLayout& arra
 // dimension, at least one.
 //
 // Errors are INVALID_ARGUMENT: errors of GetSharding, for the left side first; INVALID_SPEC
-// (IndexError) if the right spec has fewer than two entries to swap; INVALID_SHAPE for an
+// (Python: IndexError) if the right spec has fewer than two entries to swap; INVALID_SHAPE for an
 // impossible rank.
 absl::StatusOr<std::optional<PartitionSpec>> GetOutputPartitionSpec(const ArrayLayout& lhs,
                                                                     const ArrayLayout& rhs,
@@ -72,8 +72,8 @@ struct TensorParallelConfig {
 
 // Returns the config, with a missing mesh filled in from `context`. Returns a config without a
 // method unchanged and unchecked.
-// Errors: FAILED_PRECONDITION (NO_MESH; AssertionError) if the config needs the context's mesh and
-// that mesh is empty; INVALID_ARGUMENT (AXIS_NOT_IN_MESH) if the mesh lacks the axis.
+// Errors: FAILED_PRECONDITION (NO_MESH; Python: AssertionError) if the config needs the context's
+// mesh and that mesh is empty; INVALID_ARGUMENT (AXIS_NOT_IN_MESH) if the mesh lacks the axis.
 absl::StatusOr<TensorParallelConfig> CheckTensorParallelConfig(TensorParallelConfig config,
                                                                const Mesh& context);
 
@@ -105,12 +105,12 @@ struct ParallelLinear {
 
 // Returns the shapes and the scale of a layer. kDefault accepts any number of parts, including one
 // part, also with a bias and with "fan_out". kExact refuses a list of one part, and parts with a
-// bias or "fan_out", as the original does (TypeError). It accepts negative parts if their sum is
-// positive.
+// bias or "fan_out", as the original does (Python: TypeError). It accepts negative parts if their
+// sum is positive.
 //
-// Errors are INVALID_ARGUMENT: INVALID_SHAPE for zero features (ZeroDivisionError), for a negative
-// number of features or no parts (TypeError), and for a kernel of too many elements (ValueError);
-// BAD_FIELD (TypeError) for an unknown name of a scale.
+// Errors are INVALID_ARGUMENT: INVALID_SHAPE for zero features (Python: ZeroDivisionError), for a
+// negative number of features or no parts (Python: TypeError), and for a kernel of too many
+// elements (Python: ValueError); BAD_FIELD (Python: TypeError) for an unknown name of a scale.
 absl::StatusOr<ParallelLinear> MakeParallelLinear(
     const ParallelLinearOptions& options, Compatibility compatibility = Compatibility::kDefault);
 

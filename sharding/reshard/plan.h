@@ -148,8 +148,9 @@ class ReshardPlan {
   // other.
   absl::Span<const ReshardStep> steps() const;
 
-  // Returns the position in the source mesh of a destination device; nullopt if the device is
-  // absent there. Here and below, the device must belong to the named mesh.
+  // Returns the position in the source mesh of a destination device; nullopt if the source mesh
+  // lacks the device. Here and below, an argument `destination` must be a device of the destination
+  // mesh, and `source` one of the source mesh.
   std::optional<DeviceId> SourceOf(DeviceId destination) const;
 
   // Returns what a device keeps and receives. Takes O(rank + axes).

@@ -53,7 +53,8 @@ using LogicalRules = std::vector<LogicalRule>;
 // `first`. A value in `second` must not differ from the value in `first`, nor from another value of
 // the same name in `second`.
 //
-// INVALID_ARGUMENT (INVALID_AXIS_VALUE; ValueError) gives the name and both values that differ.
+// INVALID_ARGUMENT (INVALID_AXIS_VALUE; Python: ValueError) gives the name and both values that
+// differ.
 // ('x',) and 'x' differ.
 absl::StatusOr<LogicalRules> CompositeRules(absl::Span<const LogicalRule> first,
                                             absl::Span<const LogicalRule> second);
@@ -88,7 +89,8 @@ struct ShardValueDecision {
 // Returns the action of flax's shard_value on an array on `mesh` whose dimensions are called
 // `names`. Does not check that the spec fits the array's shape.
 //
-// Errors, all INVALID_ARGUMENT, in the order of the checks; none if `names` is empty:
+// Errors, all INVALID_ARGUMENT, in the order of the checks; no error if `names` is empty. In
+// parentheses: the exception that Python raises.
 // clang-format off
 //   NO_MESH (ValueError)                 `mesh` is the mesh without axes;
 //   those of ResolveLogicalSpec;
@@ -113,7 +115,7 @@ enum class RulesFallback {
   kNoConstraint,     // leave the whole array unchanged
 };
 
-// `axis_is_unsharded`, `raise_error`, `no_constraint`.
+// Returns `axis_is_unsharded`, `raise_error` or `no_constraint`.
 std::string_view RulesFallbackName(RulesFallback fallback);
 // Returns the policy of that name; nullopt if no policy has that name.
 std::optional<RulesFallback> RulesFallbackFromName(std::string_view name);
@@ -128,7 +130,8 @@ std::optional<RulesFallback> RulesFallbackFromName(std::string_view name);
 //
 // Returns nullopt only under kNoConstraint, if some name got no mesh axes.
 //
-// Errors, all INVALID_ARGUMENT, in the order of the checks:
+// Errors, all INVALID_ARGUMENT, in the order of the checks. In parentheses: the exception that
+// Python raises.
 // clang-format off
 //   INVALID_AXIS_VALUE (TypeError)   one of `names` is or contains a list;
 //   DUPLICATE_AXIS (ValueError)      a name occurs twice (other values may);

@@ -32,9 +32,9 @@ inline constexpr size_t kMaxPatternRulesBytes = 1 << 20;
 // Example: `a|b->dp..tp` is ("a", P('dp', None, 'tp')), ("b", P('dp', None, 'tp')).
 //
 // The function does not compile the patterns.
-// Errors are INVALID_ARGUMENT: BAD_PATTERN (ValueError) for a piece with two arrows; LIMIT_EXCEEDED
-// for a text of more than kMaxPatternRulesBytes bytes, more rules than a rule set may have, or a
-// spec of more than kMaxRank dimensions.
+// Errors are INVALID_ARGUMENT: BAD_PATTERN (Python: ValueError) for a piece with two arrows;
+// LIMIT_EXCEEDED for a text of more than kMaxPatternRulesBytes bytes, more rules than a rule set
+// may have, or a spec of more than kMaxRank dimensions.
 absl::StatusOr<std::vector<Rule>> ParsePatternRules(std::string_view text);
 
 // Pattern rules, and a default spec for names that no rule matches. Immutable, and safe to share
@@ -44,8 +44,8 @@ class PatternRules {
   // Errors as ParsePatternRules, then as RuleSet::Create, which polls `is_cancelled`.
   //
   // Under kExact, a faulty pattern is an error only when a search reaches it. An empty mesh is
-  // FAILED_PRECONDITION (NO_MESH; AssertionError), as in the Python original, although no answer
-  // depends on the mesh. Under kDefault, Create refuses faulty patterns and ignores `mesh`.
+  // FAILED_PRECONDITION (NO_MESH; Python: AssertionError), as in the Python original, although no
+  // answer depends on the mesh. Under kDefault, Create refuses faulty patterns and ignores `mesh`.
   static absl::StatusOr<PatternRules> Create(std::string_view text, PartitionSpec default_spec,
                                              const Mesh& mesh,
                                              Compatibility compatibility = Compatibility::kDefault,

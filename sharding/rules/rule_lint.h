@@ -41,7 +41,8 @@ struct LintMesh {
   Mesh mesh;  // not empty
 };
 
-// One finding. Fields that do not apply are empty.
+// One finding. The comment of a kind names the fields that the kind sets, besides `text` and
+// `trees`. All other fields are empty.
 struct Finding {
   enum class Kind {
     // A faulty pattern, in a rule set that defers pattern errors. rules: the rule; reason.
@@ -52,25 +53,21 @@ struct Finding {
     // at most three earlier rules that decide most of the names; tensor: the first; count.
     kShadowed,
     // Two rules that overlap and depend on their order. The first rule decides some tensors that
-    // the
-    // second matches too; each rule also decides other tensors; and the specs for the common
-    // tensors
-    // differ. (A rule that is a special case of a later rule, or of an earlier rule that shadows
-    // it,
-    // is no conflict.) rules: the first, the second; tensor: the first; count.
+    // the second matches too; each rule also decides other tensors; and the specs for the common
+    // tensors differ. (A rule that is a special case of a later rule, or of an earlier rule that
+    // shadows it, is no conflict.) rules: the first, the second; tensor: the first; count.
     kConflicting,
     // No rule matches a tensor. One finding for each name. tensor; count.
     kUnmatched,
     // The axes of a tensor do not resolve. modes; tensor: the first; reason: of the error; count.
     kBadAxes,
     // A mesh axis occurs twice after correction. rules, or modes for axes; mesh (empty if no mesh
-    // was
-    // given: the spec itself has the axis twice); tensor: the first; count.
+    // was given: the spec itself has the axis twice); tensor: the first; count.
     kDuplicateAxis,
     // Correction changes a requested spec. rules, or modes for axes; mesh (empty for RANK_TRUNCATED
     // of a rule, which applies to any mesh); reason: AXIS_NOT_IN_MESH, NOT_DIVISIBLE,
-    // RANK_TRUNCATED
-    // or UNCONSTRAINED; tensor: the first of the tensors with the most elements; count of tensors.
+    // RANK_TRUNCATED or UNCONSTRAINED; tensor: the first of the tensors with the most elements;
+    // count of tensors.
     kCorrected,
   };
   Kind kind = Kind::kDead;

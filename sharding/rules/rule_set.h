@@ -86,8 +86,8 @@ struct MatchTreeOptions {
   bool keep_unmatched = false;
 };
 
-// Example: rules ("kernel$", P('fsdp', 'tp')), (".*", P()): "mlp/kernel" of shape 8x8 gets
-// P('fsdp', 'tp'); of shape 8, P('fsdp') and a correction; "mlp/bias" gets P().
+// Example: rules ("kernel$", P('fsdp', 'tp')), (".*", P()). "mlp/kernel" of shape (8, 8) gets
+// P('fsdp', 'tp'). With the shape (8,), it gets P('fsdp') and a correction. "mlp/bias" gets P().
 // Immutable, and safe to share between threads; copies are cheap.
 class RuleSet {
  public:
@@ -104,8 +104,8 @@ class RuleSet {
 
   // Returns the spec of one tensor, from the first rule, in order, that matches the name.
   //
-  // Errors, all INVALID_ARGUMENT: UNMATCHED_TENSOR (ValueError) if no rule matches, with the tensor
-  // and the nearest rules; INVALID_SHAPE; a deferred pattern error.
+  // Errors, all INVALID_ARGUMENT: UNMATCHED_TENSOR (Python: ValueError) if no rule matches, with
+  // the tensor and the nearest rules; INVALID_SHAPE; a deferred pattern error.
   absl::StatusOr<RuleMatch> Match(std::string_view name, OptionalShape shape) const;
 
   // Returns the result of Match under the assumption that the rule of this index is the first
