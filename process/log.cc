@@ -1,4 +1,4 @@
-// Lines in two formats, written through spdlog.
+// Formats log lines as text or as JSON, and writes them through spdlog.
 #include "process/log.h"
 
 #include <spdlog/sinks/stdout_sinks.h>

@@ -81,7 +81,7 @@ class DeviceGroups {
   int64_t count() const { return group_size_ == 0 ? 0 : mesh_.size() / group_size_; }
   // Returns the number of devices of each group.
   int64_t group_size() const { return group_size_; }
-  // Returns a group, with the place of its least member. Requires 0 <= group < count().
+  // Returns a group, as seen from its least member: place() is 0. Requires 0 <= group < count().
   DeviceGroup GroupAt(int64_t group) const;
   // Returns the number of the group that contains a device. Requires 0 <= device < mesh.size().
   int64_t GroupOf(DeviceId device) const;

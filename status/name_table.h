@@ -24,7 +24,7 @@ class NameTable {
  public:
   NameTable() : slots_(kLeastSlots) {}
 
-  // Returns false, and changes nothing, if the name is already present.
+  // Adds a name with its value. Returns false, and changes nothing, if the name is already present.
   bool Insert(std::string name, Value value) {
     if (Find(name) != nullptr) return false;
     if (2 * (size_ + 1) > slots_.size()) Grow();
@@ -36,7 +36,7 @@ class NameTable {
     return true;
   }
 
-  // Returns null if the name is absent. The pointer is valid until the next Insert.
+  // Returns the value of a name; null if the name is absent. Valid until the next Insert.
   const Value* Find(std::string_view name) const {
     for (size_t i = Hash(name) & mask();; i = (i + 1) & mask()) {
       const Slot& slot = slots_[i];

@@ -115,13 +115,14 @@ absl::Status WithReason(absl::Status status, Reason reason);
 // Example: WithReason(absl::NotFoundError("no mesh \"a\""), Reason::kNotFound,
 //                     {{fact::kKind, "mesh"}, {fact::kName, "a"}})
 absl::Status WithReason(absl::Status status, Reason reason, Facts facts);
-// Returns kUnspecified if `status` carries no reason, or one that this build does not know.
+// Returns the reason of `status`; kUnspecified if it has no reason, or one that this build does not
+// know.
 Reason ReasonOf(const absl::Status& status);
 
 // Attaches the exact class of the exception that the Python library raises in the same case, such
 // as "DuplicateSpecError".
 absl::Status WithPythonType(absl::Status status, std::string_view python_type);
-// Returns an empty string if `status` carries no class.
+// Returns the class that WithPythonType attached; an empty string if there is none.
 std::string PythonTypeOf(const absl::Status& status);
 
 // Returns the same error with `context` and a colon before its message; `context` names the action

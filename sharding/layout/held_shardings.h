@@ -30,7 +30,7 @@ struct HeldLeaf {
     kSharded,    // an array with a mesh and a spec
     kSpecOnly,   // a value whose placement is a bare spec, without a mesh
     kSingle,     // an array on one device, without a spec
-    kHostArray,  // an array outside any device
+    kHostArray,  // an array in host memory, not on a device
     kNumber,     // a boolean, an integer or a floating-point number
     kOther,      // any other value, such as text
   };

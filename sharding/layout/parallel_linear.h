@@ -70,8 +70,8 @@ struct TensorParallelConfig {
   friend bool operator==(const TensorParallelConfig&, const TensorParallelConfig&) = default;
 };
 
-// Returns the config, with a missing mesh filled in from `context`. Returns a config without a
-// method unchanged and unchecked.
+// Returns the config, with a missing mesh filled in from `context`. Returns a config without
+// matmul_method unchanged and unchecked.
 // Errors: FAILED_PRECONDITION (NO_MESH; Python: AssertionError) if the config needs the context's
 // mesh and that mesh is empty; INVALID_ARGUMENT (AXIS_NOT_IN_MESH) if the mesh lacks the axis.
 absl::StatusOr<TensorParallelConfig> CheckTensorParallelConfig(TensorParallelConfig config,

@@ -15,10 +15,10 @@ namespace shardmesh {
 // start `matched` matches and none of `excluded` matches. Returns nullopt if there is no such text.
 //
 // RewriteExclusions needs this for a rule such as `^(?!.*bias)` if the next rule is not `.*`. In
-// that case no single rule decides all excluded names, so a rule of their own cannot give them
-// their spec. docs/semantics.md ("Exclusions") and RewriteRules promise that rewritten lists give
-// the same specs. The goldens contain no such list; exclusion_test, the fuzz target and the
-// differential probe test them.
+// that case the excluded names may get their specs from several later rules, so one added rule
+// cannot give all of them the right spec. docs/semantics.md ("Exclusions") and RewriteRules promise
+// that rewritten lists give the same specs. The goldens contain no such list; exclusion_test, the
+// fuzz target and the differential probe test such lists.
 //
 // The function makes one finite automaton from all patterns, and writes the automaton as a pattern
 // again. The result is exact, but hard to read. Errors are INVALID_ARGUMENT: UNSUPPORTED_PATTERN

@@ -103,7 +103,7 @@ struct LintOptions {
   // negative.
   int64_t max_findings_per_kind = 100;
   Compatibility compatibility = Compatibility::kDefault;  // how axes resolve
-  // Polled during the call; true ends the call with CANCELLED.
+  // LintRules calls this now and then. If it returns true, LintRules returns CANCELLED.
   std::function<bool()> is_cancelled = {};
 };
 

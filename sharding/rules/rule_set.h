@@ -40,7 +40,8 @@ struct RuleSetOptions {
   // Whether Create accepts faulty patterns. A faulty pattern is then an error of each search that
   // reaches it, as in Python.
   bool defer_pattern_errors = false;
-  // Polled before each pattern is compiled; true ends Create with CANCELLED.
+  // Create calls this before it compiles each pattern. If it returns true, Create returns
+  // CANCELLED.
   std::function<bool()> is_cancelled = {};
 };
 
@@ -79,7 +80,7 @@ struct MatchTreeOptions {
   // Returns the cost so far in any unit, such as a clock's nanoseconds. kFastest compares such
   // readings. Without this function, kFastest is kRuleByRule.
   std::function<int64_t()> cost_reading;
-  // Polled during the call; true ends it with CANCELLED.
+  // MatchTree calls this every few rules. If it returns true, MatchTree returns CANCELLED.
   std::function<bool()> is_cancelled;
   // Whether a tensor that no rule matches gets an answer (RuleMatch::unmatched) instead of an
   // error.
