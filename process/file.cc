@@ -27,6 +27,22 @@ std::string FolderOf(const std::string& path) {
   return folder.empty() ? "." : folder;
 }
 
+// Returns the error for a path at which no file can be written: BAD_FILE with advice if the path
+// itself is the cause, else FileError.
+absl::Status PathError(std::string_view verb, const std::string& path, int error) {
+  const std::string_view advice = error == EISDIR    ? "name a file in it"
+                                  : error == ENOENT  ? "make its folder first"
+                                  : error == ENOTDIR ? "name a file in a folder"
+                                  : error == ELOOP   ? "name another file, or remove the links"
+                                                     : "";
+  const absl::Status status = FileError(verb, path, error);
+  if (advice.empty()) return status;
+  return WithReason(
+      absl::Status(absl::IsUnknown(status) ? absl::StatusCode::kFailedPrecondition : status.code(),
+                   StrCat(ToStd(status.message()), "; ", advice)),
+      Reason::kBadFile, {{fact::kFile, path}});
+}
+
 // Follows symbolic links, also to a file that does not exist yet, and returns the path of the last
 // target. Returns `path` if it is no link.
 absl::StatusOr<std::string> FollowLinks(const std::string& path) {
@@ -35,11 +51,11 @@ absl::StatusOr<std::string> FollowLinks(const std::string& path) {
   std::error_code error;
   for (int links = 0; std::filesystem::is_symlink(target, error); ++links) {
     if (links == kMostLinks) {
-      return FileError("follow the link", path, ELOOP);
+      return PathError("follow the link", path, ELOOP);
     }
     const std::filesystem::path next = std::filesystem::read_symlink(target, error);
     if (error) {
-      return FileError("follow the link", path, error.value());
+      return PathError("follow the link", path, error.value());
     }
     target = target.parent_path() / next;  // `next` itself if it is absolute
   }
@@ -179,7 +195,7 @@ absl::StatusOr<AtomicFileWriter> AtomicFileWriter::Create(const std::string& pat
   if (struct stat status = {}; stat(path.c_str(), &status) == 0) {
     // A rename onto a folder would fail too, but only after all bytes are written.
     if (S_ISDIR(status.st_mode)) {
-      return FileError("write", path, EISDIR);
+      return PathError("write", path, EISDIR);
     }
     // A rename would replace a device such as /dev/null for every process of the host.
     if (!S_ISREG(status.st_mode)) {
@@ -194,7 +210,7 @@ absl::StatusOr<AtomicFileWriter> AtomicFileWriter::Create(const std::string& pat
     if (std::filesystem::is_symlink(path, error)) {
       target = std::filesystem::canonical(path, error).string();
       if (error) {
-        return FileError("follow the link", path, error.value());
+        return PathError("follow the link", path, error.value());
       }
     }
   } else {
@@ -207,7 +223,7 @@ absl::StatusOr<AtomicFileWriter> AtomicFileWriter::Create(const std::string& pat
           ? -1
           : open(temporary_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, mode));
   if (!descriptor.valid()) {
-    return FileError("create", path, errno);
+    return PathError("create", path, errno);
   }
   return AtomicFileWriter(std::move(descriptor), std::move(target), std::move(temporary_path));
 }

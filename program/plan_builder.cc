@@ -243,11 +243,20 @@ absl::Status PlanBuilder::CheckProduct(const Product& product) const {
   const int64_t lhs_contracted = product.transpose_lhs ? lhs.shape[0] : lhs.shape.back();
   const int64_t rhs_contracted = rhs.shape[product.transpose_rhs ? 1 : 0];
   if (lhs_contracted != rhs_contracted) {
+    std::string advice;
+    if (product.rhs_is_weight && lhs_contracted == rhs.shape[product.transpose_rhs ? 0 : 1]) {
+      advice = product.transpose_rhs
+                   ? "; the weight is read as (out, in): WEIGHT_LAYOUT_IN_OUT (`--layout in-out`) "
+                     "reads it as (in, out), which fits"
+                   : "; the weight is read as (in, out): WEIGHT_LAYOUT_OUT_IN (`--layout out-in`) "
+                     "reads it as (out, in), which fits";
+    }
     return Error(
         Reason::kShapeMismatch,
         StrCat("shapes ", ShapeToString(lhs.shape), product.transpose_lhs ? " (transposed)" : "",
                " and ", ShapeToString(rhs.shape), product.transpose_rhs ? " (transposed)" : "",
-               " do not multiply: ", lhs_contracted, " is contracted with ", rhs_contracted));
+               " do not multiply: ", lhs_contracted, " is contracted with ", rhs_contracted,
+               advice));
   }
   const bool supported = lhs.dtype == Dtype::kF32 || lhs.dtype == Dtype::kBF16;
   if (!supported || lhs.dtype != rhs.dtype) {

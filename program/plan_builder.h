@@ -29,6 +29,7 @@ struct Product {
   std::optional<ValueIndex> bias = std::nullopt;
   bool transpose_lhs = false;
   bool transpose_rhs = false;
+  bool rhs_is_weight = false;  // of a LinearOp: transpose_rhs is its WeightLayout
   float scale = 1;
   Activation activation = Activation::kNone;
 };

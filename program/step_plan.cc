@@ -67,6 +67,7 @@ class ProgramPlanner {
 
   absl::StatusOr<ValueIndex> Add(const LinearOp& op) {
     Product product{.transpose_rhs = op.weight_layout == WeightLayout::kOutIn,
+                    .rhs_is_weight = true,
                     .scale = op.scale,
                     .activation = op.activation};
     SHARDMESH_ASSIGN_OR_RETURN(product.lhs, ValueOf(op.input));

@@ -172,6 +172,25 @@ absl::StatusOr<Dtype> ParseNumpyDtype(std::string_view name) {
       {{fact::kDtype, name}, {fact::kNearest, NearestName(name, known).value_or("")}}, "TypeError");
 }
 
+absl::StatusOr<Dtype> ParseDtypeOfAnyForm(std::string_view name) {
+  // A tree has up to a million names: those that are known cost no list.
+  for (const Dtype dtype : AllDtypes()) {
+    if (name == DtypeName(dtype) || name == NumpyDtypeName(dtype)) return dtype;
+  }
+  std::vector<std::string_view> known;
+  std::vector<std::string> pairs;
+  for (const Dtype dtype : AllDtypes()) {
+    known.push_back(DtypeName(dtype));
+    known.push_back(NumpyDtypeName(dtype));
+    pairs.push_back(StrCat(DtypeName(dtype), " (", NumpyDtypeName(dtype), ")"));
+  }
+  return InvalidArgument(
+      Reason::kUnknownDtype,
+      StrCat("\"", name, "\" is not an element type; the known ones, with their NumPy names, are ",
+             StrJoin(pairs, ", "), DidYouMean(name, known)),
+      {{fact::kDtype, name}, {fact::kNearest, NearestName(name, known).value_or("")}});
+}
+
 bool IsInexact(Dtype dtype) {
   switch (FamilyOf(dtype)) {
     case Family::kNarrowFloat:

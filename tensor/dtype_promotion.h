@@ -19,6 +19,10 @@ std::string_view NumpyDtypeName(Dtype dtype);
 // Python: TypeError) lists the known names.
 absl::StatusOr<Dtype> ParseNumpyDtype(std::string_view name);
 
+// Parses a name of either form: "F32" as DtypeName writes it, or "float32" as NumpyDtypeName does.
+// INVALID_ARGUMENT (UNKNOWN_DTYPE) lists the known names in both forms.
+absl::StatusOr<Dtype> ParseDtypeOfAnyForm(std::string_view name);
+
 // Returns whether the type represents fractions: floating-point of any width, or complex.
 bool IsInexact(Dtype dtype);
 

@@ -14,6 +14,7 @@
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
+#include "tensor/dtype_promotion.h"
 
 namespace shardmesh {
 namespace {
@@ -100,7 +101,7 @@ class TreeReader final : public nlohmann::json_sax<Json> {
       case Place::kObject:
         if (!objects_.empty() && key_ == "dtype") {
           objects_.back().is_tensor = true;
-          absl::StatusOr<Dtype> dtype = ParseDtype(value);
+          absl::StatusOr<Dtype> dtype = ParseDtypeOfAnyForm(value);
           if (!dtype.ok()) {
             return Fail(dtype.status(), StrCat("dtype ", ToStd(dtype.status().message())));
           }

@@ -41,7 +41,7 @@ struct TreeFileTensor {
 // dots. The keys of a tensor:
 // clang-format off
 //   shape   sizes of the dimensions
-//   dtype   as safetensors names it, such as "BF16"; may be null or left out
+//   dtype   as safetensors or NumPy names it, "BF16" or "bfloat16"; may be null or left out
 //   axes    semantic axes, one a dimension: null, a name, or a list of names
 //   spec    mesh axes in the same form, major to minor; not with `axes`
 // clang-format on

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_split.h"
 #include "client/cli/context_file.h"
@@ -172,6 +173,35 @@ absl::Status ExplainDeadline(const absl::Status& status, std::optional<absl::Dur
       Reason::kDeadline, {{fact::kLimit, absl::ToDoubleSeconds(*deadline)}});
 }
 
+// The error of a cluster that lacks a definition, with the nearest name and the command that lists
+// the definitions of that kind. Returns other errors as they are.
+absl::Status ExplainUnknownDefinition(const absl::Status& status) {
+  constexpr std::pair<std::string_view, std::string_view> kKinds[] = {{"mesh", "mesh"},
+                                                                      {"profile", "profile"},
+                                                                      {"rule_set", "rules"},
+                                                                      {"logical_rules", "logical"},
+                                                                      {"tree", "tree"}};
+  if (!absl::IsNotFound(status) || ReasonOf(status) != Reason::kNotFound) return status;
+  const std::string kind = FactOf(status, fact::kKind).value_or("");
+  const auto* const known = std::find_if(std::begin(kKinds), std::end(kKinds),
+                                         [&kind](const auto& each) { return each.first == kind; });
+  // The error about a version of an existing definition says which versions are kept.
+  const bool is_version = FactOf(status, fact::kName).value_or("").find('@') != std::string::npos;
+  if (known == std::end(kKinds) || is_version) return status;
+  std::string message(status.message());
+  if (const std::optional<std::string> nearest = FactOf(status, fact::kNearest);
+      nearest.has_value() && message.find("did you mean") == std::string::npos) {
+    StrAppend(&message, "; did you mean \"", *nearest, "\"?");
+  }
+  StrAppend(&message, message.ends_with('?') ? "" : ";", " `", kProgram, " catalog ls ",
+            known->second, "` lists what there is");
+  absl::Status explained = absl::NotFoundError(message);
+  status.ForEachPayload([&explained](absl::string_view type, const absl::Cord& payload) {
+    explained.SetPayload(type, payload);
+  });
+  return explained;
+}
+
 // Fills in options that were not given from the environment.
 void FillFromEnvironment(rpc::TlsFiles* files) {
   for (const auto& [name, path] : {std::pair("SHARDMESH_TLS_CERT", &files->certificate),
@@ -197,6 +227,23 @@ CLI::App* Chosen(CLI::App* app) {
 std::string FullName(const CLI::App* app) {
   return app->get_parent() == nullptr ? kProgram
                                       : FullName(app->get_parent()) + " " + app->get_name();
+}
+
+// The argument's name as in the manual, such as `CHECKPOINT`.
+std::string ArgumentName(const CLI::Option& argument) {
+  return absl::AsciiStrToUpper(argument.get_name(/*positional=*/true));
+}
+
+// The command with its arguments, without options: `shardmesh rm TENSOR...`.
+std::string UsageOf(const CLI::App* command) {
+  std::string usage = FullName(command);
+  for (const CLI::Option* argument : command->get_options()) {
+    if (!argument->get_positional()) continue;
+    const std::string name =
+        StrCat(ArgumentName(*argument), argument->get_items_expected_max() > 1 ? "..." : "");
+    StrAppend(&usage, " ", argument->get_required() ? name : StrCat("[", name, "]"));
+  }
+  return usage;
 }
 
 // The arguments name no command below `at`. The message includes the part that they do name.
@@ -298,10 +345,19 @@ absl::StatusOr<std::unique_ptr<MeshClient>> Invocation::Connect() const {
   MeshClientOptions options = ClientOptions();
   SHARDMESH_ASSIGN_OR_RETURN(options.credentials, Credentials());
   absl::StatusOr<std::unique_ptr<MeshClient>> client = MeshClient::Connect(address, options);
-  if (client.ok() || has_address) return client;
-  if (is_from_environment) return WithContext(client.status(), kAddressVariable);
-  if (!context.empty()) return WithContext(client.status(), StrCat("context \"", context, "\""));
-  return ExplainUnreachable(client.status(), cluster_name);
+  if (!client.ok()) return WithOrigin(client.status());
+  return client;
+}
+
+absl::Status Invocation::ExplainUnanswered(const absl::Status& error) const {
+  return ExitCodeOf(error) == kExitUnreachable ? WithOrigin(error) : error;
+}
+
+absl::Status Invocation::WithOrigin(const absl::Status& error) const {
+  if (has_address) return error;
+  if (is_from_environment) return WithContext(error, kAddressVariable);
+  if (!context.empty()) return WithContext(error, StrCat("context \"", context, "\""));
+  return ExplainUnreachable(error, cluster_name);
 }
 
 absl::StatusOr<std::shared_ptr<MeshClient>> Invocation::ConnectToAsk() const {
@@ -547,6 +603,17 @@ absl::Status CommandLine::ParseErrorStatus(const CLI::ParseError& error) {
     message = StrCat(message.substr(0, value), "\"", message.substr(begin, range - begin),
                      "\" is no number from ", message.substr(range + kRange.size()));
   }
+  // `tensor is required`
+  constexpr std::string_view kIsRequired = " is required";
+  if (rest.empty() && message.ends_with(kIsRequired)) {
+    const CLI::Option* const argument =
+        command->get_option_no_throw(message.substr(0, message.size() - kIsRequired.size()));
+    if (argument != nullptr && argument->get_positional() && !argument->nonpositional()) {
+      message =
+          StrCat("the argument ", ArgumentName(*argument),
+                 " is missing: ", argument->get_description(), "; write `", UsageOf(command), "`");
+    }
+  }
   // `--html: 1 required TEXT missing`
   constexpr std::string_view kRequired = ": 1 required ";
   if (const size_t place = message.find(kRequired);
@@ -704,7 +771,7 @@ absl::Status CommandLine::CheckCommonOptions(const CLI::App* command) const {
 absl::Status CommandLine::RunHandler(const Invocation& invocation) {
   const absl::Status status =
       ExplainDeadline(handlers_.at(Chosen(&app_))(invocation), invocation.deadline);
-  return *invocation.is_local ? ExplainMissingDefinition(status) : status;
+  return *invocation.is_local ? ExplainMissingDefinition(status) : ExplainUnknownDefinition(status);
 }
 
 absl::Status CommandLine::Check(const std::vector<std::string>& arguments) {

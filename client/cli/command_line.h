@@ -76,6 +76,10 @@ struct Invocation {
   // Errors of Credentials and of MeshClient::Connect; UNAVAILABLE if a cluster was named that is
   // not up here.
   absl::StatusOr<std::unique_ptr<MeshClient>> Connect() const;
+  // For commands that call `address` without Connect. If `error` says that it cannot be reached,
+  // adds the origin of the address, or that no cluster is up on this host and what starts one.
+  // Returns other errors as they are.
+  absl::Status ExplainUnanswered(const absl::Status& error) const;
   // The client for questions that need neither workers nor arrays: that of the cluster, else one
   // that answers in this process. Errors of Connect, and of LocalQuestions::Start.
   absl::StatusOr<std::shared_ptr<MeshClient>> ConnectToAsk() const;
@@ -84,6 +88,8 @@ struct Invocation {
 
  private:
   MeshClientOptions ClientOptions() const;
+  // As ExplainUnanswered, of every error of a connection.
+  absl::Status WithOrigin(const absl::Status& error) const;
 };
 
 // Runs a command. Results go to standard output, all other text to standard error.

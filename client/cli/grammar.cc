@@ -302,10 +302,7 @@ absl::StatusOr<int64_t> ParseSize(std::string_view text) {
   return static_cast<int64_t>(rounded);
 }
 
-absl::StatusOr<Dtype> ParseElementType(std::string_view text) {
-  const absl::StatusOr<Dtype> of_numpy = ParseNumpyDtype(text);
-  return of_numpy.ok() ? of_numpy : ParseDtype(text);
-}
+absl::StatusOr<Dtype> ParseElementType(std::string_view text) { return ParseDtypeOfAnyForm(text); }
 
 absl::StatusOr<Mode> ParseMode(std::string_view text, Compatibility compatibility) {
   int64_t dimension = 0;

@@ -90,6 +90,7 @@ absl::Status Readiness::Check(std::string_view mesh_id) const {
   std::vector<std::string> missing;
   std::vector<std::string> missing_ranks;
   std::vector<std::string> missing_identities;
+  std::string held;  // the worker to resume
   bool is_passing = true;
   absl::MutexLock lock(&mutex_);
   if (const auto told = told_state_ == nullptr
@@ -115,12 +116,18 @@ absl::Status Readiness::Check(std::string_view mesh_id) const {
       missing.push_back("and others");
       break;
     }
+    if (worker.is_held) held = held.empty() || held == identity ? identity : "WORKER";
     missing_ranks.push_back(StrCat(rank));
     missing_identities.push_back(identity);
     missing.push_back(StrCat("rank ", rank, " (worker \"", identity, "\" ", why, ")"));
   }
   if (missing.empty()) return absl::OkStatus();
-  const std::string why = StrJoin(missing, ", ");
+  std::string why = StrJoin(missing, ", ");
+  if (!held.empty()) {
+    StrAppend(&why, "; `shardmesh admin worker drain ", held,
+              " --resume` takes it into use again; once its process has ended, `shardmesh admin "
+              "worker replace` gives its ranks to another worker");
+  }
   const std::string identities = StrJoin(missing_identities, ",");
   return is_passing
              ? Recovering(
@@ -145,7 +152,7 @@ absl::Status Readiness::Incomplete(const MembershipView& view, const MeshRanks& 
     names.push_back(StrCat(missing.size() - names.size(), " more"));
   }
   return Recovering(StrCat("mesh \"", ranks.mesh_id, "\" waits for ", StrJoin(names, ", "),
-                           " to come back; try again"));
+                           " to come back, ", recovery_->WaitAdvice()));
 }
 
 // Peers that serve only other meshes do not count.

@@ -106,9 +106,11 @@ absl::Status CheckHello(const WorkerHello& hello, std::string_view cluster_id, i
         {{fact::kHave, hello.data_identity}, {fact::kNeed, hello.identity}});
   }
   if (hello.term > term) {
-    return WithReason(absl::AbortedError(StrCat("worker \"", hello.identity, "\" knows term ",
-                                                hello.term, ", this coordinator has term ", term,
-                                                "; a newer coordinator leads")),
+    return WithReason(absl::AbortedError(StrCat(
+                          "worker \"", hello.identity, "\" knows term ", hello.term,
+                          ", this coordinator has term ", term,
+                          "; a newer coordinator leads, or this one runs on an older copy of "
+                          "its data folder; put such a copy back with --restore")),
                       Reason::kStaleTerm, {{fact::kHave, term}, {fact::kNeed, hello.term}});
   }
   return absl::OkStatus();

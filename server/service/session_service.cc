@@ -114,7 +114,9 @@ class SessionService final : public v1::SessionService::CallbackService {
     }
     absl::Duration ttl = kDefaultSessionTtl;
     if (request.has_ttl()) {
-      SHARDMESH_ASSIGN_OR_RETURN(ttl, rpc::Decode(request.ttl()));
+      const absl::StatusOr<absl::Duration> given = rpc::Decode(request.ttl());
+      if (!given.ok()) return rpc::WithField(given.status(), "ttl");
+      ttl = *given;
     }
     // A repeated request gets its session while that lives. Sessions end with the process, and so
     // does this record of them.

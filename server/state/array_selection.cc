@@ -60,10 +60,11 @@ absl::Status Degraded(const SelectedArray& selected, const std::vector<int64_t>&
         is_lost || (has_ranks && membership.IsAlive(mesh->identities[static_cast<size_t>(rank)]));
   }
   if (comes_back) {
-    return Recovering(StrCat(name, " waits for the tiles of ", ranks, ", expected back; try again"),
-                      {{fact::kIdentity, StrJoin(missing, ",", [&](std::string* out, int64_t rank) {
-                          *out += mesh->identities[static_cast<size_t>(rank)];
-                        })}});
+    return Recovering(
+        StrCat(name, " waits for the tiles of ", ranks, ", expected back ", recovery.WaitAdvice()),
+        {{fact::kIdentity, StrJoin(missing, ",", [&](std::string* out, int64_t rank) {
+            *out += mesh->identities[static_cast<size_t>(rank)];
+          })}});
   }
   const std::string_view advice =
       is_lost ? "a worker of these ranks is attached and lacks its tile: `shardmesh admin "

@@ -184,15 +184,16 @@ absl::Status MembershipView::CheckComplete(std::string_view mesh_id) const {
   if (missing.empty()) return absl::OkStatus();
   const int64_t have = mesh->size - more - std::ssize(missing);
   if (more > 0) missing.push_back(StrCat(more, " more"));
-  return WithReason(
-      absl::FailedPreconditionError(StrCat("mesh \"", mesh_id, "\" has no live worker for ",
-                                           StrJoin(missing, ", "), "; start them again")),
-      Reason::kMeshIncomplete,
-      {{fact::kMesh, mesh_id},
-       {fact::kRank, StrJoin(ranks, ",")},
-       {fact::kIdentity, StrJoin(identities, ",")},
-       {fact::kHave, have},
-       {fact::kNeed, mesh->size}});
+  return WithReason(absl::FailedPreconditionError(StrCat(
+                        "mesh \"", mesh_id, "\" has no live worker for ", StrJoin(missing, ", "),
+                        "; start them again, or give their ranks to other "
+                        "workers (`shardmesh admin worker replace`)")),
+                    Reason::kMeshIncomplete,
+                    {{fact::kMesh, mesh_id},
+                     {fact::kRank, StrJoin(ranks, ",")},
+                     {fact::kIdentity, StrJoin(identities, ",")},
+                     {fact::kHave, have},
+                     {fact::kNeed, mesh->size}});
 }
 
 std::vector<int64_t> MembershipView::MissingRanks(const MeshRanks& mesh) const {

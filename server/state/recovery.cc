@@ -68,6 +68,12 @@ void Recovery::EndIfComplete() {
   LogInfo("recovered: the workers of all ranks have attached", {{"time", time}});
 }
 
+std::string Recovery::WaitAdvice() const {
+  return StrCat(
+      "for at most ", absl::FormatDuration(return_grace_),
+      " (--return-grace of the coordinator); try again, and start them if they stay away");
+}
+
 int64_t Recovery::awaited() const {
   absl::MutexLock lock(&mutex_);
   return static_cast<int64_t>(awaited_.size());

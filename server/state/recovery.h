@@ -49,6 +49,10 @@ class Recovery {
   // Like ComesBack, for the start only: then the tiles in the worker's memory come back too.
   bool IsAwaited(std::string_view identity) const;
 
+  // For how long workers are expected back and what the caller does, for the end of an error that
+  // names them: "for at most 1m (--return-grace of the coordinator); try again, ...".
+  std::string WaitAdvice() const;
+
   // Number of awaited workers; 0: it has recovered.
   int64_t awaited() const;
   // The time when recovery began, or ended.

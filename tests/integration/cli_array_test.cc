@@ -104,6 +104,12 @@ TEST_F(ClusterCommandTest, LoadsGetsAndComputes) {
   result = cluster_->Run({"describe", layer + "output.dense.weight"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("[0,192)x[0,768)"));
+  result = cluster_->Run({"describe", layer + "output.dense.weight", "-ojson"});
+  const std::string by_id = StrCat("@", json::parse(result.out)["array_id"].get<std::string>());
+  EXPECT_THAT(cluster_->Run({"describe", by_id}).out,
+              HasSubstr(StrCat("name        ", layer, "output.dense.weight version ")));
+  EXPECT_EQ(json::parse(cluster_->Run({"describe", by_id, "-ojson"}).out)["names"],
+            json::array({layer + "output.dense.weight"}));
   const std::string typo = WriteFile(Path("typo.yaml"), "rules:\n- {pattern: '.*', spec: [tpp]}\n");
   ExpectRefused(
       {{"a name that does not exist", {"get", "hidden", "--out", Path("h.npy")}, "hidden"},

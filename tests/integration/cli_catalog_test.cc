@@ -6,7 +6,9 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
+#include "status/str_cat.h"
 #include "tests/integration/cli_fixture.h"
 #include "tests/testing/test_cluster.h"
 
@@ -48,6 +50,31 @@ TEST_F(ClusterCommandTest, KeepsDefinitions) {
   EXPECT_THAT(cluster_->Run({"catalog", "get", "rules", "bert"}).out, HasSubstr("word_embeddings"));
   EXPECT_EQ(cluster_->Run({"catalog", "rm", "rules", "bert"}).exit_code, 0);
   EXPECT_EQ(cluster_->Run({"catalog", "get", "rules", "bert"}).exit_code, 1);
+}
+
+TEST_F(ClusterCommandTest, NamesTheNearestDefinitionAndWhatListsThem) {
+  ASSERT_EQ(cluster_->Run({"catalog", "put", "rules", "bert", kRules}).exit_code, 0);
+  struct Case {
+    std::vector<std::string> arguments;
+    std::string error;
+  };
+  const Case kCases[] = {
+      {{"resolve", "--spec=tp", "--shape=4", "--mesh=defualt"},
+       "there is no mesh named \"defualt\"; did you mean \"default\"? `shardmesh catalog ls "
+       "mesh` lists what there is (NOT_FOUND)"},
+      {{"catalog", "get", "rules", "brt"},
+       "did you mean \"bert\"? `shardmesh catalog ls rules` lists what there is"},
+      {{"catalog", "get", "profile", "nope"},
+       "there is no profile named \"nope\"; `shardmesh catalog ls profile` lists what there is"},
+      {{"catalog", "get", "logical", "nope"}, "; `shardmesh catalog ls logical` lists"},
+      {{"plan", "--stored-tree=nope", "--rules=bert"}, "; `shardmesh catalog ls tree` lists"},
+  };
+  for (const Case& c : kCases) {
+    SCOPED_TRACE(StrJoin(c.arguments, " "));
+    const CommandResult result = cluster_->Run(c.arguments);
+    EXPECT_EQ(result.exit_code, 1);
+    EXPECT_THAT(result.err, HasSubstr(c.error));
+  }
 }
 
 TEST_F(ClusterCommandTest, ReadsAndUsesOlderVersionsOfDefinitions) {

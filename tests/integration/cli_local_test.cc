@@ -226,6 +226,13 @@ TEST_F(LocalCommandTest, AsksTheAddressThatIsGivenAndNoOther) {
   const CommandResult variable = Run(question);
   EXPECT_EQ(variable.exit_code, 3);
   EXPECT_THAT(variable.err, AllOf(HasSubstr("SHARDMESH_ADDRESS"), HasSubstr(address)));
+  for (const std::vector<std::string>& arguments : std::vector<std::vector<std::string>>{
+           {"health"}, {"admin", "snapshot", folder_ + "/snapshot"}}) {
+    SCOPED_TRACE(arguments.front());
+    const CommandResult result = Run(arguments);
+    EXPECT_EQ(result.exit_code, 3);
+    EXPECT_THAT(result.err, AllOf(HasSubstr("SHARDMESH_ADDRESS"), HasSubstr(address)));
+  }
   std::vector<std::string> with_name = question;
   with_name.push_back("--cluster=other");
   EXPECT_THAT(Run(with_name).err, HasSubstr("no cluster \"other\" is up on this host"))
@@ -445,6 +452,11 @@ TEST_F(LocalCommandTest, ABrokenFileOfContextsIsNamed) {
                                   HasSubstr("did you mean \"address\"?"), HasSubstr("BAD_FILE")));
   }
   EXPECT_EQ(Run({"explain-error", "NO_MESH"}).exit_code, 0) << "it asks no cluster";
+  EXPECT_EQ(Run({"explain-error", "NO_MESH", "-oname"}).out, "NO_MESH\n");
+  EXPECT_THAT(Run({"explain-error"}).out,
+              AllOf(HasSubstr("A mesh is needed and none is there."), HasSubstr("\nRECOVERING ")));
+  EXPECT_THAT(Run({"explain-error", "-oname"}).out, HasSubstr("\nNOT_FOUND\n"));
+  EXPECT_EQ(Run({"explain-error", ""}).exit_code, 1) << "an empty name is no reason";
   EXPECT_THAT(Run({"status", "--address=" + DeadAddress()}).err, Not(HasSubstr("broken.yaml")));
   unsetenv("SHARDMESH_CONFIG");
 }

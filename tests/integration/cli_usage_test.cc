@@ -111,6 +111,13 @@ TEST_F(CommandLineTest, RefusesWrongUse) {
        "did you mean \"wasted_bytes\"?"},
       {{"resolve", "--axes", "a", "--mesh", "dp=99999999999999999999"}, "over the limit of"},
       {{"rules", "diff", "a", "b", "--tree", "t", "--max-increase", "5"}, "write 5% or 5B"},
+      {{"compare", "fsdp,tp"},
+       "shardmesh: the argument B is missing: the other spec; write `shardmesh compare A B` (see "
+       "`shardmesh compare --help`)"},
+      {{"matmul"}, "the argument A is missing: name of an array, NAME@VERSION, @ID, or a .npy "},
+      {{"rm"}, "the argument TENSOR is missing: names of arrays; write `shardmesh rm TENSOR...`"},
+      {{"catalog", "put", "mesh", "m"}, "write `shardmesh catalog put KIND ENTRY FILE`"},
+      {{"rules", "diff", "r"}, "the argument B is missing: rules after: YAML file, or name in"},
       {{"compare", "a,b", "a", "--rank", "1"}, "--rank 1 is below the 2 dimensions"},
       {{"plan", "t.json", "--rules", "r", "--devices", "8"}, "--devices goes with a --mesh"},
       {{"hash", "\xff"}, "argument 2, \"\\xff\", is not UTF-8"},

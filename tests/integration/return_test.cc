@@ -236,6 +236,7 @@ TEST_F(ReturnTest, AWorkerThatDoesNotComeBackIsWaitedForAWhileAndThenNamed) {
       cluster_->Run({"get", "w", "--out", folder_ + "/w.npy", "--deadline=20s"});
   EXPECT_EQ(get.exit_code, 1);
   EXPECT_THAT(get.err, AllOf(HasSubstr("waiting: tensor \"w\" waits for the tiles of rank 2"),
+                             HasSubstr("expected back for at most 3s (--return-grace"),
                              HasSubstr("(RECOVERING)"), HasSubstr("the tiles are on their disks"),
                              HasSubstr("(ARRAY_DEGRADED)")));
   EXPECT_LT(absl::Now() - killed, absl::Seconds(15));

@@ -279,11 +279,15 @@ TEST_F(UpDownTest, AnUpWithoutAMeshTakesThatOfItsDataFolder) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ProcessId id, client::IdentifyProcess(coordinator));
   ASSERT_THAT(client::SendSignal(id, SIGKILL), IsOk());
   ASSERT_TRUE(client::WaitUntilGone(id, absl::Now() + absl::Seconds(10)));
-  const CommandResult status = Run({"status"});
-  EXPECT_EQ(status.exit_code, 3);
-  EXPECT_THAT(status.err,
-              AllOf(HasSubstr(StrCat("(pid ", coordinator, ") has ended")),
-                    HasSubstr("`shardmesh up` starts it again"), HasSubstr("/coordinator.log")));
+  for (const std::vector<std::string>& arguments : std::vector<std::vector<std::string>>{
+           {"status"}, {"health"}, {"admin", "snapshot", folder_ + "/snapshot"}}) {
+    SCOPED_TRACE(arguments.front());
+    const CommandResult result = Run(arguments);
+    EXPECT_EQ(result.exit_code, 3);
+    EXPECT_THAT(result.err,
+                AllOf(HasSubstr(StrCat("(pid ", coordinator, ") has ended")),
+                      HasSubstr("`shardmesh up` starts it again"), HasSubstr("/coordinator.log")));
+  }
   EXPECT_EQ(Run(same).exit_code, 0);
   ExpectDownLeavesNothing();
 }

@@ -478,15 +478,15 @@ absl::Status RunSnapshot(const Invocation& invocation, const std::string& path) 
   const auto interruption = GuardOutputFile(path, invocation.output);
   if (invocation.address.empty()) return invocation.Connect().status();
   SHARDMESH_ASSIGN_OR_RETURN(const rpc::Credentials credentials, invocation.Credentials());
-  SHARDMESH_ASSIGN_OR_RETURN(
-      const SavedSnapshot saved,
-      SaveSnapshot(invocation.address, credentials, path, invocation.DeadlineOr(kSnapshotTime)));
+  const absl::StatusOr<SavedSnapshot> saved =
+      SaveSnapshot(invocation.address, credentials, path, invocation.DeadlineOr(kSnapshotTime));
+  if (!saved.ok()) return invocation.ExplainUnanswered(saved.status());
   if (invocation.json) {
     invocation.Print(
-        {{"file", path}, {"revision", saved.revision}, {"size_bytes", saved.size_bytes}});
+        {{"file", path}, {"revision", saved->revision}, {"size_bytes", saved->size_bytes}});
   } else {
-    std::cout << "Saved revision " << saved.revision << " to " << path << ", "
-              << FormatBytes(saved.size_bytes) << "\n";
+    std::cout << "Saved revision " << saved->revision << " to " << path << ", "
+              << FormatBytes(saved->size_bytes) << "\n";
   }
   return absl::OkStatus();
 }

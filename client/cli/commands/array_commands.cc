@@ -400,9 +400,21 @@ absl::Status RunGet(const Invocation& invocation, const GetFlags& flags) {
 // Most devices whose tiles are listed.
 constexpr int64_t kMaxShownDevices = 64;
 
+// Returns the array under each name that points to it. An answer about an array that was found by
+// name has this name; about one that was found by id it has none, so all names are listed.
+absl::StatusOr<std::vector<Array>> UnderEachName(MeshClient* client, const Array& array) {
+  if (!array.name.empty()) return std::vector<Array>{array};
+  SHARDMESH_ASSIGN_OR_RETURN(std::vector<Array> named, client->arrays().ListArrays());
+  std::erase_if(named, [&array](const Array& each) {
+    return each.descriptor.array_id != array.descriptor.array_id;
+  });
+  return named;
+}
+
 absl::Status RunDescribe(const Invocation& invocation, const ArraySelector& selector) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   SHARDMESH_ASSIGN_OR_RETURN(const Array array, client->arrays().DescribeArray(selector));
+  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<Array> named, UnderEachName(client.get(), array));
   SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, array.descriptor.Tiling());
   const int64_t devices = std::min(tiling.mesh().size(), kMaxShownDevices);
   const auto is_missing = [&array](DeviceId device) {
@@ -419,13 +431,18 @@ absl::Status RunDescribe(const Invocation& invocation, const ArraySelector& sele
                        {"present", !is_missing(device)}});
     }
     json["tiles"] = std::move(tiles);
+    if (array.name.empty()) {
+      json["names"] = Json::array();
+      for (const Array& each : named) json["names"].push_back(each.name);
+    }
     invocation.Print(json);
     return absl::OkStatus();
   }
-  std::cout << "name        "
-            << (array.name.empty() ? std::string("-")
-                                   : StrCat(array.name, " version ", array.name_version))
-            << "\n"
+  std::vector<std::string> names;
+  for (const Array& each : named) {
+    names.push_back(StrCat(each.name, " version ", each.name_version));
+  }
+  std::cout << "name        " << (names.empty() ? std::string("-") : StrJoin(names, ", ")) << "\n"
             << "array       " << array.descriptor.array_id << "\n"
             << "tensor      " << DtypeName(array.descriptor.dtype) << " "
             << FormatShape(array.descriptor.shape) << ", " << FormatBytes(array.size_bytes) << "\n"

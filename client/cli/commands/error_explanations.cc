@@ -1,6 +1,7 @@
 // Reads the tables of docs/errors.md.
 #include "client/cli/commands/error_explanations.h"
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -79,17 +80,19 @@ absl::StatusOr<ErrorExplanation> ExplainError(std::string_view reason) {
     if (each.reason == reason) return each;
     known.push_back(each.reason);
   }
+  const std::optional<std::string_view> nearest = NearestName(reason, known);
   const std::string message =
       IsStatusCode(reason)
           ? StrCat("\"", reason,
                    "\" is a status code. An error that shows it has no reason: it is a verdict of "
                    "the command, such as `plan --search` or `doctor`, or the connection failed, or "
                    "the server is newer; read the message")
-          : StrCat("no reason of an error is named \"", reason, "\"", DidYouMean(reason, known));
-  return WithReason(absl::NotFoundError(ToAbsl(message)), Reason::kNotFound,
-                    {{fact::kKind, "reason"},
-                     {fact::kName, reason},
-                     {fact::kNearest, NearestName(reason, known).value_or("")}});
+          : StrCat("no reason of an error is named \"", reason, "\"", DidYouMean(reason, known),
+                   nearest.has_value() ? " " : "; ",
+                   "`shardmesh explain-error` without a reason lists all");
+  return WithReason(
+      absl::NotFoundError(ToAbsl(message)), Reason::kNotFound,
+      {{fact::kKind, "reason"}, {fact::kName, reason}, {fact::kNearest, nearest.value_or("")}});
 }
 
 }  // namespace shardmesh::client

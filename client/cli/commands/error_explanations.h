@@ -25,7 +25,8 @@ std::string_view ErrorsPage();
 // The rows of a page's tables, in their order. A link `[text](path)` becomes `text (docs/path)`.
 std::vector<ErrorExplanation> ParseErrorsPage(std::string_view page);
 
-// The explanation of a reason. NOT_FOUND for any other name; the message has the nearest reason.
+// The explanation of a reason. NOT_FOUND for any other name; the message has the nearest reason,
+// and the command that lists all.
 absl::StatusOr<ErrorExplanation> ExplainError(std::string_view reason);
 
 }  // namespace shardmesh::client

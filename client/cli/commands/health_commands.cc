@@ -44,7 +44,9 @@ absl::StatusOr<bool> Ask(const Invocation& invocation, const HealthOptions& opti
 }
 
 absl::Status RunHealth(const Invocation& invocation, const HealthOptions& options) {
-  SHARDMESH_ASSIGN_OR_RETURN(const bool is_serving, Ask(invocation, options));
+  const absl::StatusOr<bool> answer = Ask(invocation, options);
+  if (!answer.ok()) return invocation.ExplainUnanswered(answer.status());
+  const bool is_serving = *answer;
   if (invocation.json) {
     invocation.Print(
         {{"address", invocation.address}, {"service", options.service}, {"serving", is_serving}});

@@ -525,8 +525,8 @@ void AddDiff(CommandLine* line, CLI::App* rules) {
   CLI::App* const diff = line->AddCommand(
       "diff", "Compare a model's layouts under two rule sets, or on two meshes",
       [flags](const Invocation& i) { return RunDiff(i, *flags); }, rules);
-  diff->add_option("a", flags->a, StrCat("before; ", kRulesHelp))->required();
-  diff->add_option("b", flags->b, StrCat("after; ", kRulesHelp))->required();
+  diff->add_option("a", flags->a, "rules before: YAML file, or name in the catalog")->required();
+  diff->add_option("b", flags->b, "rules after: YAML file, or name in the catalog")->required();
   diff->add_option("--tree", flags->tree, StrCat("the tensors: ", kTreeHelp));
   diff->add_option("--stored-tree", flags->stored_tree, kStoredTreeHelp);
   AddMeshOptions(diff, &flags->mesh);

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <fstream>
 #include <string>
 
 #include "gmock/gmock.h"
@@ -27,6 +28,38 @@ TEST(AtomicFileWriterTest, RefusesAnEmptyPathAndLeavesNothing) {
   for (const auto& entry : std::filesystem::directory_iterator(".")) {
     EXPECT_FALSE(entry.path().filename().string().starts_with(of_this_process)) << entry.path();
   }
+}
+
+TEST(AtomicFileWriterTest, SaysWhatToDoAboutAPathThatIsNoFile) {
+  const std::string folder = ::testing::TempDir() + "paths";
+  std::filesystem::remove_all(folder);
+  std::filesystem::create_directories(folder + "/folder");
+  std::filesystem::create_symlink("loop", folder + "/loop");
+  std::ofstream(folder + "/file") << "x";
+  struct Case {
+    std::string path;
+    absl::StatusCode code;
+    std::string error;
+  };
+  const Case kCases[] = {
+      {folder + "/folder", absl::StatusCode::kFailedPrecondition,
+       "Is a directory; name a file in it"},
+      {folder + "/none/a", absl::StatusCode::kNotFound,
+       "No such file or directory; make its folder first"},
+      {folder + "/file/a", absl::StatusCode::kFailedPrecondition,
+       "Not a directory; name a file in a folder"},
+      {folder + "/loop", absl::StatusCode::kFailedPrecondition,
+       "Too many levels of symbolic links; name another file, or remove the links"},
+      {folder + "/loop/a", absl::StatusCode::kFailedPrecondition,
+       "Too many levels of symbolic links; name another file, or remove the links"},
+  };
+  for (const Case& c : kCases) {
+    const absl::Status status = AtomicFileWriter::Create(c.path).status();
+    EXPECT_THAT(status, StatusIs(c.code, Reason::kBadFile)) << c.path;
+    EXPECT_TRUE(status.message().find(StrCat(c.path, ": ", c.error)) != std::string::npos)
+        << status.message();
+  }
+  std::filesystem::remove_all(folder);
 }
 
 TEST(AtomicFileWriterTest, SaysThatAFileMayNotBeThatLarge) {

@@ -25,6 +25,7 @@ namespace shardmesh {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // A dense tensor of doubles; small integers, so that every sum is exact.
 struct Dense {
@@ -609,6 +610,21 @@ TEST(PlanBuilderTest, NamesTheOpAndTheShapesThatDoNotMultiply) {
   EXPECT_EQ(ReasonOf(plan.status()), Reason::kShapeMismatch);
   EXPECT_THAT(std::string(plan.status().message()), HasSubstr("op 0 (matmul)"));
   EXPECT_THAT(std::string(plan.status().message()), HasSubstr("(4, 8) and (4, 8) do not multiply"));
+}
+
+TEST(PlanBuilderTest, NamesTheLayoutInWhichAWeightFits) {
+  const auto refusal = [](WeightLayout layout, const Shape& weight) {
+    const auto plan = PlanProgram(
+        Program{.operand_count = 2,
+                .ops = {LinearOp{.input = 0, .weight = 1, .weight_layout = layout}},
+                .outputs = {2}},
+        {Value({2, 4}, PartitionSpec()), Value(weight, PartitionSpec())}, Target("tp=2"));
+    EXPECT_EQ(ReasonOf(plan.status()), Reason::kShapeMismatch);
+    return std::string(plan.status().message());
+  };
+  EXPECT_THAT(refusal(WeightLayout::kOutIn, {4, 8}), HasSubstr("`--layout in-out` reads it"));
+  EXPECT_THAT(refusal(WeightLayout::kInOut, {8, 4}), HasSubstr("`--layout out-in` reads it"));
+  EXPECT_THAT(refusal(WeightLayout::kOutIn, {6, 8}), Not(HasSubstr("--layout")));
 }
 
 }  // namespace

@@ -311,6 +311,14 @@ TEST_F(CoordinatorServerTest, TakesATtlOfASessionBetweenASecondAndAnHour) {
                                    absl::Hours(1) + absl::Milliseconds(1), absl::Hours(24)}) {
     EXPECT_THAT(open(ttl), StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
   }
+  v1::OpenSessionRequest malformed;
+  malformed.set_request_id("malformed");
+  malformed.mutable_ttl()->set_nanos(-2'000'000'000);
+  v1::OpenSessionResponse response;
+  const auto violations = rpc::FieldViolationsOf(
+      Call(stub, &v1::SessionService::Stub::OpenSession, malformed, &response));
+  ASSERT_EQ(violations.size(), 1u);
+  EXPECT_EQ(violations.front().field, "ttl.nanos");
 }
 
 TEST_F(CoordinatorServerTest, BoundsThePutsThatACallerBegins) {

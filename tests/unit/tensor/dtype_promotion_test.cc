@@ -42,6 +42,17 @@ TEST(NumpyDtypeTest, EveryNameLeadsBackToItsType) {
   EXPECT_THAT(unknown.status().ToString(), testing::HasSubstr("did you mean \"float32\"?"));
 }
 
+TEST(NumpyDtypeTest, ANameOfAnyFormLeadsToItsType) {
+  for (const Dtype dtype : AllDtypes()) {
+    EXPECT_THAT(ParseDtypeOfAnyForm(DtypeName(dtype)), IsOkAndHolds(dtype));
+    EXPECT_THAT(ParseDtypeOfAnyForm(NumpyDtypeName(dtype)), IsOkAndHolds(dtype));
+  }
+  const absl::StatusOr<Dtype> unknown = ParseDtypeOfAnyForm("float31");
+  EXPECT_THAT(unknown, StatusIs(kInvalid, Reason::kUnknownDtype));
+  EXPECT_THAT(unknown.status().ToString(), testing::HasSubstr("F32 (float32), "));
+  EXPECT_THAT(unknown.status().ToString(), testing::HasSubstr("did you mean \"float32\"?"));
+}
+
 TEST(ResultDtypeTest, IsJaxs) {
   const std::pair<const char*, const char*> cases[] = {
       {"bool bool", "bool"},

@@ -137,9 +137,10 @@ TEST(NpyTest, AnErrorNamesTheFileThatWasAskedFor) {
   const TensorView tensor = *TensorView::Create(Dtype::kU8, {4}, bytes);
   const std::string nowhere = ::testing::TempDir() + "nowhere/a.npy";
   EXPECT_EQ(WriteNpy(nowhere, tensor).message(),
-            "cannot create " + nowhere + ": No such file or directory");
+            "cannot create " + nowhere + ": No such file or directory; make its folder first");
   const std::string folder = ::testing::TempDir();
-  EXPECT_EQ(WriteNpy(folder, tensor).message(), "cannot write " + folder + ": Is a directory");
+  EXPECT_EQ(WriteNpy(folder, tensor).message(),
+            "cannot write " + folder + ": Is a directory; name a file in it");
 }
 
 TEST(NpyTest, ADeviceOrPipeIsNotReplacedByAFile) {
@@ -194,7 +195,7 @@ TEST(NpyTest, TheFileThatALinkLeadsToIsMadeAndTheLinkStays) {
   const std::string nowhere = folder + "nowhere.npy";
   std::filesystem::create_symlink("no_folder/a.npy", nowhere);
   EXPECT_EQ(WriteNpy(nowhere, tensor).message(),
-            "cannot create " + nowhere + ": No such file or directory");
+            "cannot create " + nowhere + ": No such file or directory; make its folder first");
   EXPECT_TRUE(std::filesystem::is_symlink(nowhere));
 }
 
@@ -208,7 +209,8 @@ TEST(NpyTest, RefusesALoopOfLinks) {
   std::filesystem::create_symlink(b, a);
   std::filesystem::create_symlink("loop_a.npy", b);
   EXPECT_EQ(WriteNpy(a, tensor).message(),
-            "cannot follow the link " + a + ": Too many levels of symbolic links");
+            "cannot follow the link " + a +
+                ": Too many levels of symbolic links; name another file, or remove the links");
   EXPECT_TRUE(std::filesystem::is_symlink(a));
   EXPECT_TRUE(std::filesystem::is_symlink(b));
 }

@@ -39,6 +39,17 @@ TEST(TreeFileTest, JoinsTheKeysOnTheWayToATensor) {
   EXPECT_EQ(*tree, expected);
 }
 
+TEST(TreeFileTest, ReadsElementTypesByTheirNumpyNames) {
+  const auto tree = ParseTree("t", R"({"a": {"shape": [2], "dtype": "float32"},
+                                       "b": {"shape": [2], "dtype": "bfloat16"},
+                                       "c": {"shape": [2], "dtype": "int8"}})");
+  ASSERT_THAT(tree, IsOk());
+  ASSERT_EQ(tree->size(), 3u);
+  EXPECT_EQ((*tree)[0].dtype, Dtype::kF32);
+  EXPECT_EQ((*tree)[1].dtype, Dtype::kBF16);
+  EXPECT_EQ((*tree)[2].dtype, Dtype::kI8);
+}
+
 TEST(TreeFileTest, TakesTheKeysOfTensorsAsNamesOfParts) {
   const auto tree =
       ParseTree("t", R"({"shape": {"dtype": {"shape": [4]}, "axes": {"shape": [2]}}})");
@@ -101,6 +112,7 @@ TEST(TreeFileTest, RefusesWhatIsNoTreeAndNamesThePlace) {
       {R"({"a": {"shape": [1], "b": {"shape": [1]}}})", Reason::kBadFile, "an object stands"},
       {R"({"a": {"b": {"shape": [1]}, "shape": [1]}})", Reason::kBadFile, "objects beside them"},
       {R"({"a": {"shape": [1], "dtype": "F33"}})", Reason::kUnknownDtype, "\"a\": dtype"},
+      {R"({"a": {"shape": [1], "dtype": "float33"}})", Reason::kUnknownDtype, "F32 (float32), "},
       {R"({"a": {"shape": [1], "spec": [["x", null]]}})", Reason::kBadFile, "null stands"},
       {R"({"a": {"shape": [1], "spec": [[["x"]]]}})", Reason::kBadFile, "a list stands"},
       {R"({"a": {"shape": [1], "spec": [true]}})", Reason::kBadFile, "true stands"},

@@ -130,6 +130,8 @@ TEST(GrammarTest, ReadsElementTypesByEitherName) {
   EXPECT_EQ(*ParseElementType("float32"), Dtype::kF32);
   EXPECT_EQ(*ParseElementType("float8_e4m3fn"), Dtype::kF8E4M3Fn);
   EXPECT_FALSE(ParseElementType("float31").ok());
+  EXPECT_THAT(std::string(ParseElementType("F31").status().message()),
+              testing::HasSubstr("F32 (float32), "));
 }
 
 TEST(SharedOptionsTest, InfersASizeOfAMeshFromTheDevices) {

@@ -92,6 +92,9 @@ TEST(WorkerHelloTest, RefusesWhatDoesNotFit) {
       test::CarriesFacts(Reason::kIdentityMismatch, {{fact::kHave, "b"}, {fact::kNeed, own}}));
   EXPECT_THAT(refusal([](auto* h) { h->term = 8; }),
               test::CarriesFacts(Reason::kStaleTerm, {{fact::kHave, 7}, {fact::kNeed, 8}}));
+  EXPECT_NE(std::string(refusal([](auto* h) { h->term = 8; }).message())
+                .find("an older copy of its data folder; put such a copy back with --restore"),
+            std::string::npos);
 }
 
 }  // namespace

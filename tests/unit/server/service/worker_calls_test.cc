@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "status/fact_keys.h"
+#include "status/str_cat.h"
 #include "tests/unit/server/hollow_fixture.h"
 
 namespace shardmesh::test {
@@ -97,6 +98,8 @@ TEST_F(WorkerCallsTest, ADrainedWorkerGetsNoWorkUntilItIsResumed) {
       &v1::ComputeService::Stub::Execute, Product(OpenSession(), "default"), &executed);
   EXPECT_THAT(refused, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kMeshIncomplete));
   EXPECT_THAT(std::string(refused.message()), HasSubstr("is drained by an operator"));
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr(StrCat("`shardmesh admin worker drain ", Worker(1), " --resume` takes")));
 
   // New meshes do without it.
   ASSERT_THAT(CreateMesh("m", 2), IsOk());

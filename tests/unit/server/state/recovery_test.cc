@@ -85,6 +85,12 @@ TEST_F(RecoveryTest, WorkersAreExpectedBackForAWhileAfterTheStartAndAfterALoss) 
   EXPECT_FALSE(recovery.ComesBack("worker-0"));
 }
 
+TEST_F(RecoveryTest, SaysForHowLongWorkersAreExpected) {
+  EXPECT_EQ(Recovery(&clock_, absl::Seconds(90)).WaitAdvice(),
+            "for at most 1m30s (--return-grace of the coordinator); try again, and start them if "
+            "they stay away");
+}
+
 TEST_F(RecoveryTest, SaysThatTheCallMayBeTriedAgain) {
   const absl::Status status = Recovering("waits for rank 1");
   EXPECT_TRUE(absl::IsUnavailable(status));

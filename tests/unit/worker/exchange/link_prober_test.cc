@@ -69,9 +69,11 @@ TEST_P(LinkProberTest, EveryPairIsMeasuredByTheWorkerThatDials) {
 TEST_P(LinkProberTest, LaterProbesKeepTheBestFigures) {
   LinkedWorkers workers("x=2", kTagLimit, GetParam(), /*measures=*/true);
   ASSERT_TRUE(workers.Connect(1));
-  ASSERT_TRUE(Await([&] { return workers.links(0).measured_links().revision == 1; }));
-  const MeasuredLink first = workers.links(0).measured_links().links.at(0);
-  ASSERT_TRUE(Await([&] { return workers.links(0).measured_links().revision == 2; }));
+  ASSERT_TRUE(Await([&] { return workers.links(0).measured_links().revision >= 1; }));
+  const MeasuredLinks measured = workers.links(0).measured_links();
+  const MeasuredLink first = measured.links.at(0);
+  ASSERT_TRUE(
+      Await([&] { return workers.links(0).measured_links().revision > measured.revision; }));
   const MeasuredLink second = workers.links(0).measured_links().links.at(0);
   EXPECT_GT(second.measured, first.measured);
   EXPECT_LE(second.latency, first.latency);

@@ -393,7 +393,7 @@ TEST(PeerLinksTest, AShortMessageOvertakesALongOneThatIsUnderWay) {
   const OwnedBytes long_message = Own(std::string(kLongBytes, 'l'));
   bool has_overtaken = false;
   // On a busy machine all may have come before the short one is sent, or before it is looked at.
-  for (int64_t op = 0; op < 20 && !has_overtaken; op += 2) {
+  for (int64_t op = 0; op < 200 && !has_overtaken; op += 2) {
     const Tag tag = *Tag::Create(1, op, 0);
     const Tag short_tag = *Tag::Create(1, op + 1, 0);
     const int64_t received_before = workers.links(1).counters().received_bytes;
@@ -592,12 +592,12 @@ TEST(PeerLinksTest, StepOfAnEpochBeforeTheWorkersChangedIsRefused) {
   EXPECT_TRUE(workers.links(0).OpenLink("default", 2, 3, Soon()).ok());
 }
 
-TEST(PeerLinksTest, AChangeAmongManyMeshesIsFoundInLinearTime) {
-  constexpr int kMeshes = 20'000;
+// Processor time of PeerLinks for a second view in which the last of `count` meshes has changed.
+double SecondsOfOneChangeAmong(int count) {
   LinkedWorkers workers("x=1");
   MembershipView first = workers.View(1);
   const MeshMembers members = first.meshes.front();
-  for (int i = 0; i < kMeshes; ++i) {
+  for (int i = 0; i < count; ++i) {
     first.meshes.push_back(members);
     first.meshes.back().mesh_id = StrCat("mesh-", 100'000 + i);
   }
@@ -607,13 +607,24 @@ TEST(PeerLinksTest, AChangeAmongManyMeshesIsFoundInLinearTime) {
   workers.links(0).SetMembership(std::move(first));
   const double started = test::ThreadCpuSeconds();
   workers.links(0).SetMembership(second);
-  // A search through all meshes for each of them compared 200 million ids.
-  EXPECT_LT(test::ThreadCpuSeconds() - started, 0.4);
+  const double seconds = test::ThreadCpuSeconds() - started;
   const auto open = [&](const std::string& mesh_id, int64_t sequence) {
     return workers.links(0).OpenLink(mesh_id, sequence, 1, Soon()).status();
   };
   EXPECT_THAT(open("default", 1), test::IsOk()) << "it is as it was in epoch 1";
   EXPECT_FALSE(open(second.meshes.back().mesh_id, 2).ok()) << "it changed since";
+  return seconds;
+}
+
+TEST(PeerLinksTest, AChangeAmongManyMeshesIsFoundInLinearTime) {
+  double few = 1e9;
+  double many = 1e9;
+  for (int round = 0; round < 3; ++round) {
+    few = std::min(few, SecondsOfOneChangeAmong(2'000));
+    many = std::min(many, SecondsOfOneChangeAmong(20'000));
+  }
+  // A search through all meshes for each of them would take 100 times as long.
+  EXPECT_LT(many, 35 * few);
 }
 
 TEST(PeerLinksTest, StepOfAnEpochToComeWaitsForIt) {

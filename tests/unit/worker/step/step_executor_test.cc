@@ -937,7 +937,7 @@ TEST_P(AllReduceStepTest, UnknownPlanIsAskedForAndHoldsTheStepsPlace) {
 
 TEST_P(AllReduceStepTest, StepThatAPeerNeverBeginsEndsAtItsDeadline) {
   Prepare(1);
-  order_.timeout = absl::Milliseconds(200);
+  order_.timeout = absl::Seconds(2);  // the exchange has begun by then, on a busy machine too
   Run(0, order_);
   const StepResult result = Await(0);
   EXPECT_EQ(result.outcome, StepOutcome::kFailed);

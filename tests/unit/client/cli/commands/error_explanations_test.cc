@@ -65,7 +65,9 @@ TEST(ErrorExplanationsTest, AMistypedReasonGetsTheNearestOne) {
   EXPECT_EQ(ReasonOf(status), Reason::kNotFound);
   EXPECT_THAT(MessageFor("NOT_DIVISIBEL"), HasSubstr("did you mean \"NOT_DIVISIBLE\"?"));
   EXPECT_THAT(MessageFor("not_divisible"), HasSubstr("did you mean \"NOT_DIVISIBLE\"?"));
-  EXPECT_EQ(MessageFor("QQQQ"), "no reason of an error is named \"QQQQ\"");
+  EXPECT_EQ(MessageFor("QQQQ"),
+            "no reason of an error is named \"QQQQ\"; `shardmesh explain-error` without a reason "
+            "lists all");
   EXPECT_THAT(MessageFor(""), HasSubstr("\"\""));
 }
 
