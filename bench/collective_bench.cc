@@ -5,16 +5,17 @@
 //                    [--transport auto|stream|shm]
 // clang-format on
 //
-// Starts itself once for each rank. Each rank serves its Exchange stream on loopback and reaches
-// the others as workers do. Every collective runs with each of its algorithms. Sizes are those of
-// the vector that is reduced, or that a rank has in the end; elements are F32. Results are checked
-// before the timing. Prints one JSON object for each, with the slowest rank's times:
+// Forks one process for each rank. Each rank serves its Exchange stream on loopback and connects to
+// the other ranks as workers do. Every collective runs with each of its algorithms. A size is that
+// of the vector that is reduced, or of a rank's vector at the end; elements are F32. Each rank
+// checks its results before the timing. Prints one JSON object for each collective, algorithm and
+// size, with the slowest rank's times:
 //
 // clang-format off
 //   {"system", "op", "algorithm", "ranks", "bytes", "calls", "p50_us", "p99_us", "mean_us"}
 // clang-format on
 //
-// busbw as defined by nccl-tests follows from these (bench/collective_bench.py).
+// bench/collective_bench.py computes busbw, as nccl-tests defines it, from these times.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -80,10 +81,10 @@ T Check(absl::StatusOr<T> value) {
   return *std::move(value);
 }
 
-// One rank: its links to the others, in one step that lasts as long as the process.
+// One rank: its links to the other ranks, in one step that lasts as long as the process.
 class Rank {
  public:
-  // `folder` is where ranks leave their addresses.
+  // Ranks write their addresses to files in `folder`, and read those of the others there.
   Rank(DeviceId rank, int64_t ranks, Transport transport, const std::string& folder)
       : rank_(rank),
         ranks_(ranks),
@@ -145,9 +146,9 @@ class Rank {
   std::shared_ptr<Buffer> Take(int64_t size_bytes) {
     return std::make_shared<Buffer>(Check(pool_->Allocate(size_bytes, "a vector")));
   }
-  // Gives the collectives that follow their time.
+  // Sets the deadline of all following collectives: 5 * kPatience from now.
   void BePatient() { deadline_ = absl::Now() + 5 * kPatience; }
-  // The next collective.
+  // Returns the arguments of the next collective, with an op number of its own.
   CollectiveCall Next() {
     return {.link = link_.get(),
             .group = &*group_,
@@ -221,7 +222,7 @@ class Vectors {
     const char* op;
     const char* algorithm;
     std::function<absl::Status(const CollectiveCall&)> run;
-    std::function<bool()> is_right;  // whether out_ is, after a run
+    std::function<bool()> is_right;  // returns whether out_ has the right result after a run
   };
 
   std::vector<Kind> Kinds() {
@@ -303,14 +304,16 @@ class Vectors {
     };
   }
 
-  // Allocates a result. Nothing may still be sent from its memory, as in a worker's pool.
+  // Selects a result buffer that no link still sends from, as a worker's pool does; allocates one
+  // if all are in use.
   void Renew() {
     const auto free = std::find_if(results_.begin(), results_.end(),
                                    [](const Memory& memory) { return memory.use_count() == 1; });
     out_ = nullptr;
     out_ = free != results_.end() ? *free : results_.emplace_back(rank_.Take(ResultBytes()));
   }
-  // All-to-all brings ranks parts of the size of this rank's, which may be longer than others'.
+  // Returns the size of a result buffer. In the all-to-all, every part that arrives is as long as
+  // this rank's own part, which may be longer than an average part.
   int64_t ResultBytes() const {
     return (count_ + rank_.ranks() - 1) / rank_.ranks() * rank_.ranks() * 4;
   }
@@ -321,7 +324,7 @@ class Vectors {
   }
 
  private:
-  // Small whole numbers, whose sums are exact in any order.
+  // Returns a small whole number: F32 sums of such numbers are exact in any order.
   static float Element(int64_t rank, int64_t i) {
     return static_cast<float>((i * 7 + rank * 3) % 251);
   }
@@ -351,7 +354,7 @@ class Vectors {
   std::vector<int64_t> sizes_;
 };
 
-// Microseconds a call.
+// Microseconds per call.
 struct Times {
   double p50;
   double p99;
@@ -397,7 +400,7 @@ void Measure(Rank& rank, Vectors& vectors, const Vectors::Kind& kind, int64_t ca
     slowest.p99 = std::max(slowest.p99, theirs.p99);
     slowest.mean = std::max(slowest.mean, theirs.mean);
   }
-  // The link reads `own` until all ranks have it.
+  // The link sends from the memory of `own`: keep it until all ranks have received it.
   Check(PairwiseBarrier(rank.Next()));
   if (rank.rank() != 0) return;
   std::printf("%s\n", nlohmann::json{{"system", "shardmesh"},
@@ -425,7 +428,7 @@ struct Arguments {
 
 void RunRank(DeviceId number, const Arguments& arguments, const std::string& folder) {
   ConfigureLog({.level = LogLevel::kOff});
-  // The same as in a worker.
+  // Same settings as in a worker's main.
   KeepMessageMemory();
   rpc::PollOwnConnections();
   Rank rank(number, arguments.ranks, arguments.transport, folder);
@@ -445,7 +448,8 @@ void RunRank(DeviceId number, const Arguments& arguments, const std::string& fol
     }
   }
   Check(PairwiseBarrier(rank.Next()));
-  // A rank that leaves while others still wait in the barrier fails their step.
+  // A rank that exits while others still wait in the barrier fails their step. Each rank therefore
+  // exits only after every rank has written its `.left` file.
   const auto left = [&](DeviceId one) { return StrCat(folder, "/", one, ".left"); };
   std::ofstream(left(number)).close();
   for (DeviceId peer = 0; peer < arguments.ranks; ++peer) {
@@ -485,7 +489,7 @@ int Main(int argc, char** argv) {
   if (mkdtemp(folder) == nullptr) Fail("no temporary folder can be made");
   std::vector<pid_t> children;
   for (DeviceId rank = 0; rank < arguments.ranks; ++rank) {
-    const pid_t pid = fork();  // before anything has a thread
+    const pid_t pid = fork();  // safe here: no thread exists yet
     if (pid == 0) {
       RunRank(rank, arguments, folder);
       return 0;
@@ -498,7 +502,7 @@ int Main(int argc, char** argv) {
     const pid_t pid = wait(&status);
     children.erase(std::find(children.begin(), children.end(), pid));
     if (status == 0) continue;
-    // The other ranks would wait for it for ever.
+    // End the other ranks, which would wait for the failed rank for ever.
     for (const pid_t child : code == 0 ? children : std::vector<pid_t>()) kill(child, SIGTERM);
     code = 1;
   }

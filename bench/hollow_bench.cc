@@ -39,7 +39,7 @@ namespace {
 using test::HollowWorkers;
 
 constexpr absl::Duration kTimeout = absl::Minutes(10);
-// A change counts as finished after this time without another change.
+// The workers are quiet after this time without a further membership page.
 constexpr absl::Duration kQuiet = absl::Seconds(3);
 
 [[noreturn]] void Fail(const std::string& what) {
@@ -132,7 +132,8 @@ class Coordinator {
   std::string address_;
 };
 
-// One change, in processor time of the coordinator and in bytes for all workers together.
+// Targets for one membership change: processor time of the coordinator, and bytes that all workers
+// together receive.
 constexpr double kMostChangeMilliseconds = 50;
 constexpr double kMostChangeBytes = 10e6;
 
@@ -154,7 +155,7 @@ void Print(int64_t workers, std::string_view what, double ours, std::string_view
   std::cout << line.dump() << std::endl;
 }
 
-// Waits until the workers got nothing more for a while.
+// Waits until the coordinator has sent the workers no membership page for kQuiet.
 HollowWorkers::Totals AwaitQuiet(HollowWorkers& workers) {
   HollowWorkers::Totals last = workers.totals();
   absl::Time since = absl::Now();
@@ -197,7 +198,7 @@ void Measure(const std::string& program, int64_t count) {
     print("memory of the coordinator for each",
           static_cast<double>((coordinator.ResidentBytes() - empty_bytes) / count), "bytes");
 
-    // Cost of only the heartbeats.
+    // Measure the cost of only the heartbeats: membership does not change meanwhile.
     cpu = coordinator.CpuSeconds();
     started = absl::Now();
     absl::SleepFor(absl::Seconds(10));
@@ -223,7 +224,7 @@ void Measure(const std::string& program, int64_t count) {
 
     started = absl::Now();
     coordinator.Restart();
-    // Wait until the earlier workers are gone.
+    // Wait until workers have attached to the new process: `members` still has the old count.
     const int64_t attaches = (*workers)->totals().attaches;
     const bool is_back = (*workers)->Await(
         [&](const HollowWorkers::Totals& now) {

@@ -1,7 +1,9 @@
-// K1: how close the kernel comes to a plain loop over one packed oneDNN product.
+// K1 of docs/benchmarks.md: speed of the worker's matmul kernel, relative to a plain loop over one
+// packed oneDNN product.
 //
-// The kernel and the plain loop alternate in one run, each sample being some calls. A figure is the
-// ratio of their medians. The run compares both results too. Usage: kernel_bench [THREADS]
+// The kernel and the plain loop alternate in one run; each sample is the mean of several calls. A
+// figure is the ratio of their medians. The run also compares the two results. Usage:
+// kernel_bench [THREADS]
 #include <omp.h>
 
 #include <algorithm>
@@ -112,7 +114,8 @@ double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// The block sizes may differ, and with them the rounding.
+// Returns whether both results are equal up to rounding. oneDNN may use other block sizes for each,
+// and then rounds differently.
 bool Agree(Dtype dtype, const std::vector<char>& a, const std::vector<char>& b) {
   const double tolerance = dtype == Dtype::kF32 ? 1e-4 : 2e-2;
   for (size_t at = 0; at < a.size(); at += dtype == Dtype::kF32 ? 4 : 2) {

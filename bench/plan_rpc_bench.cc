@@ -1,11 +1,12 @@
-// R4: plans of large models over the wire.
+// R4 of docs/benchmarks.md: plans of large models over the wire.
 //
 // - R4-plan: the layout of 90,000 tensors on 65,536 devices, time and memory.
 // - R4-search: all meshes of 4,096 devices over five axes for that model.
 // - R4-reshard: the data moved between two layouts of 131,072 tiles each.
 //
-// The server is a coordinator in this process, reached over loopback TCP as by any client. Memory
-// is that of both sides together, the tree included. Prints one JSON object for each argument.
+// The server is a coordinator in this process; the client reaches it over loopback TCP. The
+// reported memory is that of client and server together, including the tree of tensors. Prints one
+// JSON object for each argument.
 #include <cstdio>
 #include <cstring>
 #include <fstream>
@@ -35,7 +36,7 @@ constexpr int kRounds = 5;
   std::exit(1);
 }
 
-// A line of /proc/self/status, in bytes.
+// Returns the value of a line of /proc/self/status, in bytes.
 int64_t MemoryOf(std::string_view key) {
   std::ifstream file("/proc/self/status");
   for (std::string line; std::getline(file, line);) {
@@ -107,7 +108,7 @@ client::RuleSetSelector Rules() {
 
 void Plan(client::MeshClient& client) {
   const int64_t before = MemoryOf("VmRSS:");
-  std::ofstream("/proc/self/clear_refs") << "5";  // the peak begins here
+  std::ofstream("/proc/self/clear_refs") << "5";  // resets the kernel's peak of resident memory
   double best = 1e9;
   {
     const std::vector<client::TreeTensor> model = Model();

@@ -1,5 +1,5 @@
-// How many questions about a tensor a profile answers per second, on one thread; and how many the
-// coordinator's service answers, from bytes to bytes.
+// Specs resolved per second, on one thread: by a profile directly, and by the coordinator's
+// service, from the bytes of a request to the bytes of its answer.
 #include <benchmark/benchmark.h>
 #include <google/protobuf/arena.h>
 
@@ -49,7 +49,7 @@ void BM_ResolveSpec(benchmark::State& state) {
 }
 BENCHMARK(BM_ResolveSpec);
 
-// With the correction against a mesh that lacks one of the axes.
+// Resolves a spec and corrects it for a mesh that lacks one of its axes.
 void BM_ResolveAndCorrect(benchmark::State& state) {
   const PartitionAxis profile;
   const LogicalQuestion question = AttentionQuestion();

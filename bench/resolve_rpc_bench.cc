@@ -1,12 +1,13 @@
-// R1: a question for a spec against an empty unary call to the same server, alternating in one run:
-// one call at a time, and 64 outstanding. With the argument `once`, a short run for a test. With
-// the argument `metrics`, M3: against the same server without metrics.
+// R1 of docs/benchmarks.md: cost of a call that resolves a spec, relative to an empty unary call to
+// the same server. The two alternate in one run: one call at a time, then 64 outstanding calls. The
+// argument `once` makes the run short, for a test. The argument `metrics` selects M3 instead: a
+// server with metrics, relative to the same server without them.
 //
-// The server is a coordinator in this process, reached over loopback TCP as by any client. The
+// The server is a coordinator in this process; the client reaches it over loopback TCP. The
 // empty call is the health service's Check: a message without a body, and an answer of two bytes.
-// The question was asked before, because the processes of a job all ask the same. In rows whose
-// names have -new, the question is new. Rows whose names end in -full ask ResolveSpec, with its
-// nested messages; the others ask ResolveEffectiveSpec. Prints one JSON object for each row.
+// The requests repeat, because the processes of a job all ask the same. In rows whose names have
+// -new, each request is new. Rows whose names end in -full call ResolveSpec, with its nested
+// messages; the others call ResolveEffectiveSpec. Prints one JSON object for each row.
 #include <google/protobuf/arena.h>
 #include <grpcpp/grpcpp.h>
 
@@ -51,7 +52,7 @@ namespace shardmesh {
 namespace {
 
 constexpr int kWarmUp = 2'000;
-// The duration and the number of measurements.
+// The length of a run: its rounds, and the calls of each.
 struct Extent {
   int rounds = 40;
   int calls_per_round = 500;
@@ -79,8 +80,8 @@ double Percentile(std::vector<double> samples, double p) {
 }
 
 // Keeps kOutstanding calls of one kind outstanding for kRateTime; returns the answers per second.
-// `start` begins a call in one of kOutstanding slots, and calls `done` with whether the answer was
-// right. A slot has one call at a time.
+// `start` begins a call in one of kOutstanding slots. When the answer arrives, `start` passes `done`
+// whether it was right. A slot has one call at a time.
 double RateOf(const std::function<void(int slot, std::function<void(bool)> done)>& start) {
   absl::Mutex mutex;
   int outstanding = 0;
@@ -159,7 +160,7 @@ v1::ResolveSpecRequest FullQuestion() {
   return question;
 }
 
-// Both kinds of question, for callers that do not tell them apart.
+// Overloads for both kinds of request, so that templates can use either.
 void SetFirstSize(int64_t size, v1::ResolveEffectiveSpecRequest* question) {
   question->set_shape(0, size);
 }
@@ -174,7 +175,7 @@ bool IsRight(const v1::ResolveSpecResponse& answer) {
 }
 
 struct Effective {
-  // Room for a question and its answer, so that each is one piece of memory.
+  // Size of the arena's first block: request and answer fit, so that no further block is allocated.
   static constexpr size_t kAnswerBytes = 512;
   using Request = v1::ResolveEffectiveSpecRequest;
   using Response = v1::ResolveEffectiveSpecResponse;
@@ -233,7 +234,8 @@ void ResolveOnce(v1::ResolveService::Stub& resolve, const typename Kind::Request
   }
 }
 
-// A coordinator's services of questions over a state that others share, and a stub to ask it.
+// A server with the coordinator's question services, and a stub to call it. Several resolvers can
+// share one definition store.
 struct Resolver {
   Resolver(const server::DefinitionStore* definition_store, rpc::Metrics* metrics)
       : services(server::MakeQuestionServices(
@@ -254,7 +256,8 @@ struct Resolver {
   std::unique_ptr<v1::ResolveService::Stub> stub;
 };
 
-// M3: two servers that differ only in metrics: one counts and times its calls and corrections.
+// Measures M3 with two servers. They differ only in metrics: one counts and times its calls and
+// corrections.
 int MeasureMetrics() {
   RealClock clock;
   const std::unique_ptr<server::Store> store =
@@ -280,8 +283,8 @@ int MeasureMetrics() {
     ask(with);
     ask(without);
   }
-  // Pairs of short samples in alternating order: a busy machine affects both alike. The result is
-  // the median of the pairs' ratios.
+  // Take short samples in pairs, in alternating order: other load on the machine then affects both
+  // servers alike. The result is the median of the pairs' ratios.
   std::vector<double> with_us, without_us, latency_ratios;
   for (int round = 0; round < kMetricsRounds; ++round) {
     const auto sample = [&](Resolver& resolver) {
@@ -321,7 +324,7 @@ int MeasureMetrics() {
   return 0;
 }
 
-// Measures the rows of one kind of question; the names of their ids end in `suffix`.
+// Measures the rows of one kind of request; their ids end in `suffix`.
 template <typename Kind>
 void Measure(v1::ResolveService::Stub& resolve, grpc::health::v1::Health::Stub& health,
              const std::function<void()>& check_once, typename Kind::Request question,

@@ -44,7 +44,7 @@ void CommitOne(Store& store, const std::string& key) {
   if (!revision.ok()) Fail(revision.status().ToString());
 }
 
-// Median microseconds of one call, over a round of them.
+// Returns the median time of one call in microseconds, over a round of calls.
 template <typename Call>
 double RoundMedian(Call call) {
   std::vector<double> times;
@@ -68,8 +68,8 @@ int Main(const std::string& folder) {
   if (!opened.ok()) Fail(opened.status().ToString());
   Store& store = **opened;
 
-  // The bare cost: a block written and synced in a file that already has its blocks, like a
-  // write-ahead log that starts again after each checkpoint.
+  // Measure the bare cost: write and sync a block of a file whose blocks are already allocated.
+  // SQLite's write-ahead log is such a file, because each checkpoint starts it again.
   const std::string file = folder + "/fdatasync";
   const int fd = open(file.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
   if (fd < 0) Fail(StrCat("cannot write ", file));

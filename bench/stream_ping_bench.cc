@@ -5,7 +5,7 @@
 //   stream_ping_bench [--sizes BYTES,...] [--ops OP,...]        messages of at most 64 KiB
 // clang-format on
 //
-// Prints lines as bench/collective_bench.cc does, for the op "ping".
+// Prints lines in the format of bench/collective_bench.cc, for the op "ping".
 #include <grpcpp/channel.h>
 #include <grpcpp/completion_queue.h>
 #include <grpcpp/create_channel.h>
@@ -48,7 +48,8 @@ constexpr int kCalls = 2'000;
 enum Operation : intptr_t { kOpen = 1, kRead, kWrite };
 void* TagOf(Operation operation) { return reinterpret_cast<void*>(operation); }
 
-// Waits until these operations, each of which was started, have ended; false if one failed.
+// Waits until these operations have ended; returns false if one failed. Requires that the caller
+// has started each of them.
 bool Await(grpc::CompletionQueue& queue, std::vector<Operation> operations) {
   while (!operations.empty()) {
     void* tag = nullptr;

@@ -1,5 +1,5 @@
-// Upper bound that loopback TCP sets for a pairwise all-reduce: processes that only send each other
-// as many bytes.
+// Upper bound that loopback TCP sets for the speed of a pairwise all-reduce. The processes only
+// send each other as many bytes as the all-reduce does.
 //
 // clang-format off
 //   tcp_bench RANKS [--ops OP,...] [--sizes BYTES,...]
@@ -49,7 +49,8 @@ constexpr int64_t kLeastBytes = 65'536;
 
 pid_t first_rank = 0;
 
-// Ends all ranks, which wait for each other.
+// Ends all ranks, because each would wait for this one for ever. When rank 0 dies, the kernel kills
+// its children (PR_SET_PDEATHSIG).
 [[noreturn]] void Fail(const char* what) {
   std::fprintf(stderr, "tcp_bench: %s: %s\n", what, std::strerror(errno));
   if (getpid() != first_rank) kill(first_rank, SIGTERM);
@@ -68,11 +69,11 @@ std::vector<std::string> Split(const std::string& text) {
   return parts;
 }
 
-// Shared memory of all ranks: they begin each call together here, and record the slowest time.
+// Memory that all ranks share. It holds the barrier before each call, and the slowest rank's time.
 struct Together {
   std::atomic<size_t> arrived = 0;
   std::atomic<uint16_t> ports[kMaxRanks] = {};
-  std::atomic<int64_t> slowest_ns[2] = {};  // of calls with even and odd numbers
+  std::atomic<int64_t> slowest_ns[2] = {};  // calls use the two in turn
 
   void Meet(size_t ranks, size_t round) {
     arrived.fetch_add(1);
@@ -230,7 +231,7 @@ int main(int argc, char** argv) {
   for (size_t rank = 1; rank < ranks && own == 0; ++rank) {
     const pid_t child = Checked(fork(), "fork");
     if (child == 0) {
-      prctl(PR_SET_PDEATHSIG, SIGKILL);  // no rank keeps spinning without the first one
+      prctl(PR_SET_PDEATHSIG, SIGKILL);  // a rank would spin for ever after rank 0 has exited
       own = rank;
     } else {
       children.push_back(child);

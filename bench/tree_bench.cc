@@ -1,4 +1,4 @@
-// Cost of whole trees: in this process, and over the wire to a coordinator.
+// Cost of resolving whole trees of tensors: in this process, and over the wire to a coordinator.
 //
 // clang-format off
 //   tree_bench chain                     resolve and correct, chained, on one thread: calls a
@@ -50,7 +50,7 @@ T ValueOrFail(absl::StatusOr<T> value) {
   return *std::move(value);
 }
 
-// Seconds of each run, after one that is not counted.
+// Returns the seconds of each run, after a first run that is not counted.
 std::vector<double> Time(const std::function<void()>& run) {
   std::vector<double> seconds;
   run();

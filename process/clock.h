@@ -24,7 +24,7 @@ namespace shardmesh {
 // Thread-safe.
 class Clock {
  public:
-  // Names one call of CallAt; ordered by time, then by order of registration.
+  // Identifies one call of CallAt; ordered by time, then by order of registration.
   using TimerId = std::pair<absl::Time, uint64_t>;
 
   virtual ~Clock() = default;
@@ -43,7 +43,7 @@ class Clock {
 
 // The time of this host: the wall clock at construction, advanced by a steady clock. A step of the
 // wall clock therefore expires no leases. The destructor waits for a running function and drops
-// those that are not due.
+// the functions that are not due.
 class RealClock final : public Clock {
  public:
   RealClock();
@@ -90,12 +90,13 @@ class Alarm {
   Alarm(const Alarm&) = delete;
   Alarm& operator=(const Alarm&) = delete;
 
-  // Schedules the function at `when`, unless an earlier time is set. In that case the function runs
-  // early, finds nothing due and must set the alarm again. InfiniteFuture sets nothing.
+  // Schedules the function at `when`, unless an earlier time is already set. In that case the
+  // function runs at the earlier time, may find nothing due, and must then set the alarm again.
+  // InfiniteFuture sets nothing.
   void SetNoLaterThan(absl::Time when);
 
  private:
-  // Shared with calls that the clock has already begun, which can outlive the alarm.
+  // Shared with function calls that the clock has already begun: these can outlive the alarm.
   struct State {
     std::function<void()> function;  // constant
 
@@ -113,13 +114,14 @@ class Alarm {
   const std::shared_ptr<State> state_;
 };
 
-// For people: `5s`, `1.2s`, `350ms`. Cut to tenths of a second, and to milliseconds below one
-// second.
+// Returns the duration as text for people: `5s`, `1.2s`, `350ms`. Cuts it to tenths of a second,
+// or to milliseconds if it is below one second.
 std::string FormatRounded(absl::Duration duration);
 
-// Returns the time that the wall clock will show when `clock` shows `time`, unless it is stepped.
-// Abseil's waits need such times. A RealClock advances from the wall clock's value at its own
-// start, and the two can differ by any amount now. An infinite time stays infinite.
+// Returns the time that the wall clock will show when `clock` shows `time`, unless the wall clock
+// is stepped before. Abseil's waits need wall-clock times. A RealClock advances from the wall
+// clock's value at its own start, so the two can differ by any amount. An infinite time stays
+// infinite.
 inline absl::Time WallTime(const Clock& clock, absl::Time time) {
   return absl::Now() + (time - clock.Now());
 }

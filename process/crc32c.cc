@@ -41,7 +41,8 @@ constexpr std::array<uint32_t, 63> kByteShifts = [] {
 uint32_t Crc32c(absl::Span<const char> bytes) { return ExtendCrc32c(0, bytes); }
 
 uint32_t ExtendCrc32c(uint32_t crc, absl::Span<const char> bytes) {
-  // ISA-L takes an int length. The caller inverts all bits at start and end.
+  // ISA-L takes the length as an int, hence the pieces. It leaves the inversion of all bits, before
+  // and after, to its caller.
   constexpr size_t kMostAtOnce = size_t{1} << 30;
   uint32_t state = ~crc;
   while (!bytes.empty()) {

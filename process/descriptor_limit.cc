@@ -28,8 +28,8 @@ rlim_t Limit() {
 void KeepStandardDescriptors() {
   for (const int number : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (fcntl(number, F_GETFD) >= 0) continue;
-    // open() takes the lowest free number, which is this one. Standard input is opened for writing,
-    // and the outputs for reading, so that every use fails.
+    // open() takes the lowest free descriptor, which is `number`. It opens standard input for
+    // writing, and the outputs for reading, so that every read or write of them fails.
     const int opened = open("/dev/null", number == STDIN_FILENO ? O_WRONLY : O_RDONLY);
     if (opened >= 0 && opened != number) close(opened);
   }

@@ -11,9 +11,9 @@ namespace shardmesh {
 inline constexpr int kMinDescriptors = 80;
 
 // Opens placeholders for standard input, output or error if the process was started with one of
-// them closed. Otherwise the next opened file gets that number, and printed text goes into the
-// file. Reading from and writing to the placeholders fails, as on a closed descriptor. Call it
-// before anything opens a file.
+// them closed. Without placeholders, the next opened file would get that descriptor, and printed
+// text would go into the file. Reading from and writing to a placeholder fails, as on a closed
+// descriptor. Call this function before anything opens a file.
 void KeepStandardDescriptors();
 
 // Returns FAILED_PRECONDITION, with have and need, if the limit of this process is below
@@ -23,8 +23,8 @@ absl::Status CheckDescriptorLimit();
 // Returns the first descriptor of the reserve. The reserve is an eighth of the limit, 32 to 256. It
 // is for files and for connections that this process opens.
 //
-// The system assigns the lowest free descriptor. An inbound connection or a block of shared memory
-// that gets this descriptor or a higher one must close it again.
+// The kernel assigns the lowest free descriptor. Code that accepts a connection or maps shared
+// memory must close its new descriptor if the number is at or above the returned one.
 int FirstReservedDescriptor();
 
 }  // namespace shardmesh

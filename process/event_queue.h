@@ -10,12 +10,14 @@
 
 namespace shardmesh {
 
-// Lets an object notify others in the order of events, without holding its own lock meanwhile. The
-// object adds a call while it holds its lock, and runs the calls after it releases the lock.
+// Lets an object notify its listeners in the order of events, without holding its own lock during
+// the calls. The object calls Add while it holds its lock, and MakeCalls after it releases the
+// lock.
 //
-// One thread at a time makes calls. A second thread, or a call that leads back to the owner, leaves
-// its calls to the first thread. MakeCalls may therefore return before the caller's own calls are
-// made. Calls are never out of order or concurrent.
+// One thread at a time runs the queued calls. If MakeCalls is called meanwhile, by another thread
+// or from within a queued call, it returns at once: the first thread runs the new calls too.
+// MakeCalls may therefore return before the caller's own calls have run. Calls are never out of
+// order or concurrent.
 //
 // Thread-safe. The destructor expects an empty queue.
 class EventQueue {
@@ -25,7 +27,7 @@ class EventQueue {
     calls_.push_back(std::move(call));
   }
 
-  // Must not be called with a lock held that a call may take.
+  // Runs the queued calls. The caller must not hold a lock that a queued call may take.
   void MakeCalls() {
     absl::MutexLock lock(&mutex_);
     if (busy_) return;

@@ -20,7 +20,8 @@
 namespace shardmesh {
 namespace {
 
-// One thread fills it while static objects are constructed; it never changes afterwards.
+// Returns all failpoints. One thread fills the list while static objects are constructed; the list
+// never changes afterwards, so it needs no lock.
 std::vector<Failpoint*>& Registry() {
   static auto* const registry = new std::vector<Failpoint*>();
   return *registry;

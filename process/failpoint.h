@@ -13,7 +13,8 @@
 #include "absl/status/status.h"
 
 // Returns an error from the enclosing function if the failpoint is armed with `eio`, `enospc` or
-// `emfile` and its hit has come. The function must return absl::Status or absl::StatusOr.
+// `emfile` and this is the hit that it is armed for. The enclosing function must return
+// absl::Status or absl::StatusOr.
 //
 // Example:
 //   absl::Status Commit() {
@@ -34,7 +35,7 @@
 #define SHARDMESH_FAILS(name) \
   (::shardmesh::kFailpoint<name>.armed() && ::shardmesh::kFailpoint<name>.HitAsErrno())
 
-// For a place that cannot fail: supports only `crash` and `delay`.
+// A failpoint at a place that cannot fail: supports only `crash` and `delay`.
 #define SHARDMESH_PASSES(name)                                     \
   do {                                                             \
     if (::shardmesh::kPassage<name>.armed()) {                     \
@@ -46,11 +47,11 @@ namespace shardmesh {
 
 // One named place. It registers itself when a program that contains it starts.
 //
-// Shipped programs contain failpoints too: an unarmed one costs one relaxed load. The tests
-// therefore run the shipped programs themselves and need no separate build. Thread-safe.
+// Shipped programs contain failpoints too, since an unarmed failpoint costs only one relaxed load.
+// Tests can therefore run the shipped programs and need no separate build. Thread-safe.
 class Failpoint {
  public:
-  // `fails`: whether the place supports `eio`, `enospc` and `emfile`.
+  // `fails` says whether the place supports `eio`, `enospc` and `emfile`.
   Failpoint(const char* name, bool fails);
   Failpoint(const Failpoint&) = delete;
   Failpoint& operator=(const Failpoint&) = delete;
@@ -59,7 +60,8 @@ class Failpoint {
   bool fails() const { return fails_; }
   bool armed() const { return armed_.load(std::memory_order_relaxed); }
 
-  // Counts a hit; an armed failpoint acts. `crash` does not return, `delay` returns OK.
+  // Counts a hit; performs the action if this is the hit that the failpoint is armed for. `crash`
+  // does not return, `delay` returns OK.
   absl::Status HitAsStatus();
   // Like HitAsStatus, for system calls: returns whether to fail, with errno set.
   bool HitAsErrno();
@@ -75,7 +77,7 @@ class Failpoint {
   const char* const name_;
   const bool fails_;
   std::atomic<bool> armed_{false};
-  // Written before armed_.
+  // ArmFailpoints writes the action before it sets armed_.
   Action action_ = Action::kEio;
   std::atomic<int64_t> hits_left_{0};
 };
@@ -87,20 +89,20 @@ inline constexpr int kFailpointDelayMilliseconds = 500;
 // Arms failpoints. `text` is `NAME=ACTION[:N]`, separated by commas. ACTION is one of:
 // - eio, enospc, emfile: the operation fails with that errno;
 // - crash: the process ends at once, as by SIGKILL;
-// - delay: the process sleeps. The action happens once, at the N-th hit of the place; N is 1 by
-//   default.
+// - delay: the calling thread sleeps for kFailpointDelayMilliseconds.
+// The action happens once, at the N-th hit of the place; N is 1 by default.
 //
 // Returns INVALID_ARGUMENT (BAD_FIELD) for malformed text, an unknown name, or an error action at a
-// place that cannot fail. Call it before threads start.
+// place that cannot fail. Call this function before threads start.
 absl::Status ArmFailpoints(std::string_view text);
 
-// Returns whether a failpoint whose name begins with `prefix` is armed and was not hit yet.
+// Returns whether a failpoint whose name begins with `prefix` is armed and has not acted yet.
 bool IsArmed(std::string_view prefix);
 
 // Returns all failpoints of this program, sorted by name.
 std::vector<const Failpoint*> ListFailpoints();
 
-// A name as a template argument.
+// A text that can be a template argument: the name of a failpoint.
 template <size_t kSize>
 struct FailpointName {
   // NOLINTNEXTLINE(google-explicit-constructor): a literal is the name.

@@ -27,8 +27,8 @@ std::string FolderOf(const std::string& path) {
   return folder.empty() ? "." : folder;
 }
 
-// The error of a path under which no file can be written: BAD_FILE with advice, if the path itself
-// is the reason; otherwise FileError.
+// Returns the error for a path at which no file can be written: BAD_FILE with advice if the path
+// itself is the cause, else FileError.
 absl::Status PathError(std::string_view verb, const std::string& path, int error) {
   const std::string_view advice = error == EISDIR    ? "name a file in it"
                                   : error == ENOENT  ? "make its folder first"
@@ -43,8 +43,8 @@ absl::Status PathError(std::string_view verb, const std::string& path, int error
       Reason::kBadFile, {{fact::kFile, path}});
 }
 
-// Follows dangling links and returns the path of the file to create; returns `path` if it is no
-// link.
+// Follows symbolic links, also to a file that does not exist yet, and returns the path of the last
+// target. Returns `path` if it is no link.
 absl::StatusOr<std::string> FollowLinks(const std::string& path) {
   constexpr int kMostLinks = 40;  // the kernel's own limit
   std::filesystem::path target = path;
@@ -94,7 +94,7 @@ absl::Status FileError(std::string_view verb, std::string_view path, int error) 
         Reason::kStoreFull, {{fact::kFile, path}});
   }
   if (error == EFBIG) {
-    // Not STORE_FULL, for which a worker deletes tiles in quarantine.
+    // Not STORE_FULL: a worker would then delete tiles in quarantine, which does not help here.
     return InvalidArgument(Reason::kBadFile,
                            StrCat(message,
                                   ": this process or file system allows no file of that size; "
@@ -111,7 +111,7 @@ absl::Status MakeFolders(const std::string& path) {
 }
 
 absl::StatusOr<InputFile> OpenInputFile(const std::string& path) {
-  // Non-blocking: a named pipe is then refused below instead of blocking open().
+  // O_NONBLOCK keeps open() from blocking on a named pipe; the check below refuses the pipe.
   FileDescriptor descriptor(
       SHARDMESH_FAILS("file.open") ? -1 : open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!descriptor.valid()) {
@@ -193,11 +193,11 @@ absl::StatusOr<AtomicFileWriter> AtomicFileWriter::Create(const std::string& pat
   }
   std::string target = path;
   if (struct stat status = {}; stat(path.c_str(), &status) == 0) {
-    // Renaming would fail too, but only after all bytes are written.
+    // A rename onto a folder would fail too, but only after all bytes are written.
     if (S_ISDIR(status.st_mode)) {
       return PathError("write", path, EISDIR);
     }
-    // Renaming would replace a device such as /dev/null for every process of the host.
+    // A rename would replace a device such as /dev/null for every process of the host.
     if (!S_ISREG(status.st_mode)) {
       return InvalidArgument(Reason::kBadFile,
                              StrCat("cannot write ", path,
@@ -205,7 +205,7 @@ absl::StatusOr<AtomicFileWriter> AtomicFileWriter::Create(const std::string& pat
                                     "replace; name a regular file"),
                              {{fact::kFile, path}});
     }
-    // A link stays; the write replaces or creates the file that it leads to.
+    // Keep a symbolic link: replace or create the file that the link leads to.
     std::error_code error;
     if (std::filesystem::is_symlink(path, error)) {
       target = std::filesystem::canonical(path, error).string();

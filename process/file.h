@@ -37,7 +37,8 @@ class FileDescriptor {
 // reason, since deleting files would not help.
 absl::Status FileError(std::string_view verb, std::string_view path, int error);
 
-// Makes a folder and those above it that are missing. OK if it is there. Errors as FileError.
+// Makes a folder, and the missing folders above it. Returns OK if the folder already exists, else
+// errors as FileError.
 absl::Status MakeFolders(const std::string& path);
 
 // A regular file opened for reading, with its size.
@@ -45,10 +46,12 @@ struct InputFile {
   FileDescriptor descriptor;
   int64_t size_bytes = 0;
 };
-// Returns INVALID_ARGUMENT (BAD_FILE) if the path is not a regular file; else errors of FileError.
+// Opens a file for reading. Returns INVALID_ARGUMENT (BAD_FILE) if the path is not a regular file;
+// other errors as FileError.
 absl::StatusOr<InputFile> OpenInputFile(const std::string& path);
 
-// Fills `out` from `offset_bytes` on. Returns INVALID_ARGUMENT (BAD_FILE) if the file ends earlier.
+// Fills `out` with the file's bytes from `offset_bytes` on. Returns INVALID_ARGUMENT (BAD_FILE) if
+// the file ends before `out` is full.
 absl::Status ReadExactly(const InputFile& file, std::string_view path, int64_t offset_bytes,
                          absl::Span<char> out);
 
@@ -93,7 +96,7 @@ class AtomicFileWriter {
 // Suffix of temporary files. A reader of a folder ignores or removes them.
 inline constexpr std::string_view kTemporarySuffix = ".partial";
 
-// Makes the entries of a folder durable.
+// Syncs a folder to disk: files created, renamed or removed in it stay so after a crash.
 absl::Status SyncFolder(const std::string& path);
 
 }  // namespace shardmesh

@@ -1,4 +1,4 @@
-// Parses addresses.
+// Parses, checks and changes addresses.
 #include "process/host_port.h"
 
 #include "absl/strings/ascii.h"

@@ -20,13 +20,14 @@ struct HostPort {
 // Returns whether `address` is `unix:/path`, or `unix-abstract:name` for a socket without a file.
 bool IsUnixAddress(std::string_view address);
 
-// Returns the address of the plaintext health port that belongs to a TLS process on `port`. That
-// port answers only health questions, and only to processes of the same host (in Kubernetes: of the
-// same pod). Probes must keep working when certificate files are broken, because the process itself
-// does.
+// Returns the address of the plaintext health port that belongs to a TLS process on `port`. The
+// health port answers only health questions, and only to processes of the same host (in Kubernetes:
+// of the same pod). It has no TLS, so that probes still work when certificate files are broken: the
+// process itself still works then.
 std::string HealthAddress(int port);
 
-// Returns INVALID_ARGUMENT (BAD_FIELD) that says which part is missing or wrong.
+// Parses `host:port` or `[v6]:port`. The error is INVALID_ARGUMENT (BAD_FIELD) and says which part
+// is missing or wrong.
 absl::StatusOr<HostPort> ParseHostPort(std::string_view address);
 
 // Returns the address with its port replaced by `port`. Returns it unchanged if `port` is 0 or the

@@ -15,7 +15,8 @@
 namespace shardmesh {
 namespace {
 
-// A connection breaks if its peer acknowledges no bytes for this long, as with gRPC's own listener.
+// The kernel closes a connection if its peer acknowledges no bytes for this long. gRPC's own
+// listener sets the same time.
 constexpr absl::Duration kUnacknowledged = absl::Seconds(20);
 
 }  // namespace

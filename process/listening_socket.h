@@ -1,4 +1,4 @@
-// A socket that listens.
+// Makes sockets that listen for connections.
 #ifndef SHARDMESH_PROCESS_LISTENING_SOCKET_H_
 #define SHARDMESH_PROCESS_LISTENING_SOCKET_H_
 
@@ -11,15 +11,15 @@
 
 namespace shardmesh {
 
-// Binds and listens; the socket does not block. A TCP socket accepts an address that was in use a
-// moment ago. An IPv6 socket also accepts IPv4 connections. Returns a negative descriptor, with
-// errno set, on failure.
+// Returns a non-blocking socket that listens at the address. A TCP socket may reuse an address that
+// was in use a moment ago (SO_REUSEADDR). An IPv6 socket also accepts IPv4 connections. On failure,
+// returns a negative descriptor and sets errno.
 FileDescriptor ListenAt(int family, const sockaddr* address, socklen_t size);
 
 // Returns the port of a bound TCP socket.
 int PortOf(int socket);
 
-// Returns ALREADY_EXISTS with advice for the `errno` of a failed ListenAt.
+// Returns ALREADY_EXISTS with advice; `error` is the errno of a failed ListenAt.
 absl::Status CannotListen(std::string_view address, int error);
 
 }  // namespace shardmesh

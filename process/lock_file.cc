@@ -1,4 +1,4 @@
-// flock(2) on a file that contains the name of its holder.
+// Takes flock(2) on a file, and writes the holder's name into the file.
 #include "process/lock_file.h"
 
 #include <fcntl.h>

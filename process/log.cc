@@ -1,4 +1,4 @@
-// Lines in two formats, written through spdlog.
+// Formats log lines as text or as JSON, and writes them through spdlog.
 #include "process/log.h"
 
 #include <spdlog/sinks/stdout_sinks.h>
@@ -36,7 +36,7 @@ std::string_view LevelName(LogLevel level) {
   return "unknown";
 }
 
-// The spdlog sink. It takes complete lines and writes each of them whole.
+// Returns the spdlog logger for standard error. It writes each complete line in one piece.
 spdlog::logger& Sink() {
   static const std::shared_ptr<spdlog::logger> logger = [] {
     auto made = std::make_shared<spdlog::logger>("shardmesh",

@@ -16,8 +16,8 @@ namespace shardmesh {
 
 enum class LogLevel { kDebug, kInfo, kWarning, kError, kOff };
 
-// Parses `debug`, `info`, `warning`, `error` or `off`. Other text gives INVALID_ARGUMENT, which
-// lists them.
+// Parses `debug`, `info`, `warning`, `error` or `off`. Returns INVALID_ARGUMENT, which lists these
+// levels, for other text.
 absl::StatusOr<LogLevel> ParseLogLevel(std::string_view text);
 
 enum class LogFormat {
@@ -37,7 +37,7 @@ struct LogOptions {
 // Sets how this process logs. Before the first call the default options apply. Thread-safe.
 void ConfigureLog(const LogOptions& options);
 
-// Returns whether a line of this level is written; check it before you build costly fields.
+// Returns whether a line of this level is written. Ask before you build costly fields.
 // Thread-safe.
 bool LogEnabled(LogLevel level);
 
@@ -66,7 +66,7 @@ class LogField {
 
   const std::string& key() const { return key_; }
   const std::string& value() const { return value_; }
-  // Whether the value is quoted in JSON; numbers and booleans are not.
+  // Returns whether JSON output quotes the value; it does not quote numbers and booleans.
   bool is_text() const { return is_text_; }
 
  private:
@@ -77,7 +77,7 @@ class LogField {
 
 // Writes one line: LogInfo("worker attached", {{"identity", identity}, {"rank", rank}}). The output
 // is always one line of valid UTF-8; control characters in the message and the values are escaped.
-// Thread-safe; a line is written whole. Blocks if standard error does.
+// Thread-safe: lines of several threads do not mix. Blocks if standard error does.
 void LogDebug(std::string_view message, std::initializer_list<LogField> fields = {});
 void LogInfo(std::string_view message, std::initializer_list<LogField> fields = {});
 void LogWarning(std::string_view message, std::initializer_list<LogField> fields = {});

@@ -1,4 +1,4 @@
-// madvise, in pieces.
+// Faults in pages by madvise(2), piece by piece.
 #include "process/pages.h"
 
 #include <sys/mman.h>
@@ -15,14 +15,16 @@ namespace shardmesh {
 namespace {
 
 constexpr size_t kPageBytes = 4096;
-// A multiple of a huge page. One piece takes some ten milliseconds where memory is slow.
+// Bytes of one madvise call: a multiple of a huge page. A call takes about ten milliseconds where
+// memory is slow.
 constexpr size_t kPieceBytes = size_t{16} << 20;
 
 }  // namespace
 
 bool PopulatePages(char* data, size_t size_bytes) {
   char* const end = data + size_bytes;
-  // Start at a page boundary: the first page may also contain other memory.
+  // madvise needs a page boundary, so begin with the whole first page, even if it also contains
+  // other memory.
   for (char* begin = data - reinterpret_cast<uintptr_t>(data) % kPageBytes; begin < end;) {
     const size_t length = std::min(kPieceBytes, static_cast<size_t>(end - begin));
     if (madvise(begin, length, MADV_POPULATE_WRITE) != 0) {

@@ -10,9 +10,9 @@ namespace shardmesh {
 // Returns false, with errno ENOMEM, if the host has no memory for them. A kernel before Linux 5.14
 // lacks the call; pages are then faulted in when they are written.
 //
-// This takes a second or more for each GiB: do not call it on a thread that others wait for. The
-// process can map and unmap memory meanwhile, because the kernel's lock is released every few
-// megabytes.
+// This takes a second or more for each GiB: do not call it on a thread that others wait for. Other
+// threads can map and unmap memory meanwhile: the kernel's lock on the address space is released
+// every few megabytes.
 bool PopulatePages(char* data, size_t size_bytes);
 
 }  // namespace shardmesh

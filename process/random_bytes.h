@@ -10,7 +10,7 @@ namespace shardmesh {
 // Returns `size` bytes from the system's cryptographic generator. Thread-safe.
 std::string RandomBytes(size_t size);
 
-// 128 bits of the system's randomness as 32 hexadecimal digits: for arrays, transfers, sessions.
+// Returns 128 random bits as 32 hexadecimal digits: an id for an array, a transfer or a session.
 // Thread-safe.
 std::string RandomId();
 

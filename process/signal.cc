@@ -14,7 +14,8 @@ StopSignal::StopSignal() {
   sigaddset(&signals_, SIGTERM);
   sigaddset(&signals_, SIGINT);
   struct sigaction hangup = {};
-  // An ignored signal that is blocked would still be delivered to the wait.
+  // sigwaitinfo() would return a blocked signal even if the process ignores it, so leave an ignored
+  // SIGHUP out.
   if (sigaction(SIGHUP, nullptr, &hangup) == 0 && hangup.sa_handler != SIG_IGN) {
     sigaddset(&signals_, SIGHUP);
   }

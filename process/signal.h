@@ -11,12 +11,13 @@
 namespace shardmesh {
 
 // Blocks SIGTERM, SIGINT and SIGHUP in the constructing thread and in all threads that it starts
-// afterwards. SIGHUP, the end of the terminal, stays ignored if it was (nohup). Construct it first
-// in main, before any thread starts. No code runs in a signal handler. For use by one thread.
+// afterwards. SIGHUP, the end of the terminal, stays ignored if the process ignored it before
+// (nohup). Construct a StopSignal first in main, before any thread starts. No code runs in a signal
+// handler. For use by one thread.
 class StopSignal {
  public:
   StopSignal();
-  // Restores the previous effect of the signals.
+  // Restores the signal mask that the constructing thread had before.
   ~StopSignal();
   StopSignal(const StopSignal&) = delete;
   StopSignal& operator=(const StopSignal&) = delete;
@@ -32,7 +33,8 @@ class StopSignal {
 };
 
 // Ignores SIGXFSZ: a write beyond the limit on the size of files (ulimit -f) then fails with EFBIG
-// and does not end the process. Call it first in main. Child processes inherit it.
+// and does not end the process. Call this function first in main. Child processes inherit the
+// setting.
 void IgnoreFileSizeSignal();
 
 }  // namespace shardmesh

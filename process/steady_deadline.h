@@ -10,8 +10,8 @@
 
 namespace shardmesh {
 
-// For loops that retry until a deadline. Calls and waits take wall-clock times, which are converted
-// when they are passed. Use wall() anew for each call or wait.
+// A deadline for loops that retry. gRPC calls and Abseil's waits take a wall-clock time and convert
+// it when they begin. Pass each call or wait a fresh wall().
 class SteadyDeadline {
  public:
   using Steady = std::chrono::steady_clock;

@@ -1,7 +1,8 @@
 // Replaces the per-thread semaphore that all waits of Abseil use with one on the steady clock.
 //
-// Abseil declares the two functions below weak, so that a program may define its own. They match
-// the version in Debian 12; check them before you use another version.
+// Abseil defines the two functions below as weak symbols, so that a program may define its own. The
+// definitions here match the Abseil version in Debian 12; check them before you use another
+// version.
 #include "process/steady_waits.h"
 
 #include <dlfcn.h>
@@ -48,9 +49,9 @@ int64_t Now(clockid_t clock) {
   return Nanoseconds(time);
 }
 
-// The number of posts that the thread has not waited for yet. Abseil keeps its own count at this
-// place, which also starts at 0. Abseil also wakes a sleeper on it once a second, which is
-// harmless.
+// Returns the thread's semaphore count: the posts that no wait has consumed yet. Abseil keeps its
+// own count in the same memory, which also starts at 0. Abseil may wake a thread that sleeps on the
+// count once a second. That is harmless: the thread finds the count 0 and sleeps again.
 std::atomic<int32_t>& CountOf(ThreadIdentity* identity) {
   return *reinterpret_cast<std::atomic<int32_t>*>(identity->waiter_state.data);
 }
@@ -128,7 +129,7 @@ __attribute__((visibility("default"), used)) bool ABSL_INTERNAL_C_SYMBOL(
 namespace shardmesh {
 
 bool WaitsAreSteady() {
-  // The definition that the dynamic linker finds.
+  // Look up the definition that the dynamic linker chose for this process.
 #define SHARDMESH_NAME_OF(x) #x
 #define SHARDMESH_NAME(x) SHARDMESH_NAME_OF(x)
   void* const found =

@@ -1,4 +1,4 @@
-// The loop of each thread: the next task of the key whose turn it is.
+// The loop of each thread. Keys take turns; a thread runs the oldest task of the next key.
 #include "process/thread_pool.h"
 
 #include <utility>

@@ -1,4 +1,5 @@
-// Threads that do what a reaction must not: compute for long, or wait for disks and peers.
+// Threads for work that a gRPC reaction must not do: long computation, and waits for disks or
+// peers.
 #ifndef SHARDMESH_PROCESS_THREAD_POOL_H_
 #define SHARDMESH_PROCESS_THREAD_POOL_H_
 
@@ -17,30 +18,30 @@
 
 namespace shardmesh {
 
-// Runs tasks on its own threads. It begins the tasks of one key in the order in which they came,
-// and takes the keys by turns. Thread-safe.
+// Runs tasks on its own threads. Tasks of one key begin in the order of their Run calls. Keys take
+// turns, so that no key can starve another. Thread-safe.
 class ThreadPool {
  public:
   using Task = absl::AnyInvocable<void() &&>;
 
-  // How many tasks may wait for a thread.
+  // Upper bounds on the tasks that wait for a thread.
   struct Limits {
     size_t waiting = std::numeric_limits<size_t>::max();         // in all
     size_t waiting_of_key = std::numeric_limits<size_t>::max();  // of one key
   };
 
-  // `threads` >= 1. With one, tasks run one after the other. Without limits the callers bound how
-  // many tasks wait.
+  // Requires threads >= 1. A single thread runs tasks one after the other. Without limits, callers
+  // must bound the number of waiting tasks.
   explicit ThreadPool(int threads);
   ThreadPool(int threads, const Limits& limits);
-  // Runs the tasks that wait, and joins the threads.
+  // Runs all waiting tasks, then joins the threads.
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  // Adds a task. Returns false, and drops the task, where a limit is reached.
+  // Adds a task. Returns false, and drops the task, if a limit is reached.
   bool Run(std::string_view key, Task task);
-  // Adds a task of a pool without limits.
+  // Adds a task under the empty key; for a pool without limits.
   void Push(Task task) { Run("", std::move(task)); }
 
  private:
@@ -54,9 +55,9 @@ class ThreadPool {
   absl::Mutex mutex_;
   size_t waiting_ ABSL_GUARDED_BY(mutex_) = 0;  // in all
   std::map<std::string, std::deque<Task>, std::less<>> of_key_ ABSL_GUARDED_BY(mutex_);
-  std::string last_key_ ABSL_GUARDED_BY(mutex_);  // whose turn it was
+  std::string last_key_ ABSL_GUARDED_BY(mutex_);  // key of the last task that began
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  std::vector<std::thread> threads_;  // last: they start when everything above is there
+  std::vector<std::thread> threads_;  // last: threads start when all members above exist
 };
 
 }  // namespace shardmesh

@@ -149,8 +149,8 @@ absl::Status CheckDimensions(const CollectiveOp& op, const Shape& tile) {
   return absl::OkStatus();
 }
 
-// For types with several elements in a byte: whether their tiles, and the parts in which tiles are
-// exchanged, begin and end at whole bytes. `tile` is cut into `ranks` parts along `dimension`.
+// For types with several elements in a byte: checks that each of `ranks` equal parts of `tile`, cut
+// along `dimension`, begins and ends at a whole byte. Ranks exchange such parts.
 absl::Status CheckWholeBytes(Dtype dtype, const Shape& tile, int64_t dimension, int64_t ranks) {
   if (BitsPerElement(dtype) % 8 == 0 || ranks == 1) {
     return absl::OkStatus();
@@ -158,7 +158,7 @@ absl::Status CheckWholeBytes(Dtype dtype, const Shape& tile, int64_t dimension, 
   Tile part = Tile::Whole(tile);
   auto& range = part.ranges[static_cast<size_t>(dimension)];
   const int64_t extent = tile[static_cast<size_t>(dimension)] / ranks;
-  range = {extent, 2 * extent};  // the others lie at multiples of its distance
+  range = {extent, 2 * extent};  // the second part; all others lie at multiples of its offset
   if (const auto region = TileRegion::Create(dtype, tile, part); !region.ok()) {
     return InvalidArgument(
         Reason::kUnsupportedDtype,
@@ -169,8 +169,8 @@ absl::Status CheckWholeBytes(Dtype dtype, const Shape& tile, int64_t dimension, 
   return absl::OkStatus();
 }
 
-// Whether the parts in which tiles are split and joined are possible. Requires dimensions that
-// CheckDimensions accepts.
+// Checks that the tile can be split into equal parts, and that joined tiles are not too large.
+// Requires dimensions that CheckDimensions accepts.
 absl::Status CheckParts(const CollectiveOp& op, int64_t ranks, Dtype dtype, const Shape& tile) {
   if (SplitsTiles(op.kind) && op.counts.empty()) {
     const int64_t dimension = SplitDimension(op);
@@ -239,7 +239,7 @@ absl::Status CheckUnequal(const CollectiveOp& op, const Axes& axes,
   return absl::OkStatus();
 }
 
-// Products, minima and maxima of partial sums have no meaning.
+// Refuses products, minima and maxima of partial sums, which have no meaning.
 absl::Status CheckPartialSums(const CollectiveOp& op, const ValueLayout& layout) {
   const bool is_linear = op.reduction == Reduction::kSum || op.reduction == Reduction::kMean;
   if (!IsReduction(op.kind) || is_linear || layout.unreduced.empty()) {
@@ -253,7 +253,7 @@ absl::Status CheckPartialSums(const CollectiveOp& op, const ValueLayout& layout)
       {{fact::kAxis, StrJoin(layout.unreduced, ",")}});
 }
 
-// A permutation may not make replicas differ.
+// Refuses a permutation along an axis of replicas: the replicas would differ afterwards.
 absl::Status CheckReplicas(const CollectiveOp& op, const Axes& axes, const ValueDescriptor& value,
                            const ValueLayout& layout) {
   if (op.kind != CollectiveKind::kPermute) {
@@ -275,7 +275,7 @@ absl::Status CheckReplicas(const CollectiveOp& op, const Axes& axes, const Value
   return absl::OkStatus();
 }
 
-// Tiles are joined along the minor axes of their dimension.
+// Checks that the axes of the op are the minor axes of the joined dimension.
 absl::Status CheckJoinedAxes(const CollectiveOp& op, const Axes& axes, const ValueDescriptor& value,
                              const ValueLayout& layout) {
   if (!JoinsTiles(op.kind)) {
@@ -388,7 +388,7 @@ absl::StatusOr<CutPoints> SplitPoints(const CollectiveOp& op, int64_t ranks,
     for (int64_t place = 0; place < ranks; ++place) {
       const int64_t count =
           op.counts.empty() ? extent / ranks : op.counts[static_cast<size_t>(place)];
-      left -= std::min(left, count - 1) + 1;  // below 0: too few are left
+      left -= std::min(left, count - 1) + 1;  // below 0 if the part needs more than are left
       if (left < 0) {
         break;
       }

@@ -1,4 +1,4 @@
-// The activity of a rank in a step: the running instruction, and those that have ended.
+// Flight records: which instruction of a step a rank runs or has run, for the diagnosis of hangs.
 #ifndef SHARDMESH_PROGRAM_FLIGHT_RECORD_H_
 #define SHARDMESH_PROGRAM_FLIGHT_RECORD_H_
 
@@ -13,25 +13,25 @@
 
 namespace shardmesh {
 
-// One instruction of one step as a rank saw it.
+// One instruction of one step, as one rank ran it.
 struct FlightRecord {
   struct Peer {
     DeviceId rank = 0;
     absl::Time data_came = absl::InfiniteFuture();  // InfiniteFuture: not yet
   };
 
-  int64_t number = 0;  // counts the instructions of the process
+  int64_t number = 0;  // of this instruction among all that the process has run
   int64_t step = 0;
   std::string mesh_id = {};
   DeviceId rank = 0;
-  int64_t op = 0;         // the instruction of the plan, as in Tag
+  int64_t op = 0;  // index of the instruction in the plan, as messages between workers have it
   std::string what = {};  // "op 0 (linear): all-reduce over tp"
   absl::Time started = absl::InfinitePast();
   absl::Time ended = absl::InfiniteFuture();  // InfiniteFuture: still runs
   absl::Status outcome = absl::OkStatus();    // OK while it runs
-  std::vector<Peer> peers = {};               // peers whose data it needs; empty for local work
-  int64_t omitted_peers = 0;                  // peers that are not in `peers`
-  std::optional<DeviceId> waits_for = {};     // the peer awaited now, or at the failure
+  std::vector<Peer> peers = {};               // peers that send it data; empty for local work
+  int64_t omitted_peers = 0;                  // number of further such peers, not in `peers`
+  std::optional<DeviceId> waits_for = {};     // peer that it waits for now, or did when it failed
 
   bool is_running() const { return ended == absl::InfiniteFuture(); }
 };

@@ -1,4 +1,4 @@
-// The speed of the link between two workers, as one of them measured it.
+// The speed of the link between two workers, measured by one of them.
 #ifndef SHARDMESH_PROGRAM_MEASURED_LINK_H_
 #define SHARDMESH_PROGRAM_MEASURED_LINK_H_
 
@@ -13,10 +13,10 @@ struct MeasuredLink {
   std::string peer = {};  // identity of the other worker
   uint64_t peer_incarnation = 0;
   bool shares_memory = false;  // otherwise data goes over the stream
-  // Half of a round trip in which both send 8 bytes and wait for the other's bytes.
+  // Half the time of a round trip in which each worker sends 8 bytes and waits for the peer's.
   absl::Duration latency = absl::ZeroDuration();
-  // The rate in each direction, while both ends send a large message and copy the received one.
-  // Finite, above 0.
+  // The rate in each direction, while both workers send a large message and copy the received
+  // one. Finite, above 0.
   double bytes_per_second = 1;
   absl::Time measured = absl::InfinitePast();
 

@@ -18,7 +18,7 @@
 namespace shardmesh {
 namespace {
 
-// For labels: "all-gather of dimension 1 over tp".
+// Returns the text of a collective for labels, such as "all-gather of dimension 1 over tp".
 std::string Describe(const CollectiveOp& op) {
   std::string text(CollectiveKindName(op.kind));
   if (JoinsTiles(op.kind) || SplitsTiles(op.kind)) {
@@ -34,21 +34,23 @@ std::string Describe(const CollectiveOp& op) {
   return text;
 }
 
-// Whether tiles of several places become one tile: the value of the whole group.
+// Whether the tiles of a group become one tile of the same size, which is the group's value.
 bool MergesTiles(CollectiveKind kind) {
   return IsReduction(kind) || kind == CollectiveKind::kBroadcast ||
          kind == CollectiveKind::kScatter;
 }
 
-// The value of a collective, as it grows from its operand. Requires what CheckCollective accepts.
+// Derives the value of a collective from its operand, step by step. Requires an op and a value that
+// CheckCollective accepts.
 struct CollectiveResult {
   const Mesh& mesh;
   const CollectiveOp& op;
   const Axes& axes;  // at least one
   ValueDescriptor value;
-  ValueLayout layout;  // of `value`; its spec is made from it at the end
+  ValueLayout layout;  // of `value`, whose spec ResultOf sets from it at the end
 
-  // Tiles stay unchanged: a dimension that the group partitions shrinks by it.
+  // Merges each group's tiles into one. The size of a tile stays, so a dimension that `axes`
+  // partition is divided by their number of devices.
   void Merge() {
     const auto of_group = [&](const std::string& axis) { return Contains(axes, axis); };
     for (size_t dim = 0; dim < layout.dims.size(); ++dim) {
@@ -75,7 +77,7 @@ struct CollectiveResult {
     }
   }
 
-  // Errors of SplitPoints.
+  // Splits each tile among the places of its group. Errors of SplitPoints.
   absl::Status Split() {
     const auto dim = static_cast<size_t>(SplitDimension(op));
     value.spec = ToSpec(layout);
@@ -89,11 +91,12 @@ struct CollectiveResult {
     return absl::OkStatus();
   }
 
-  // One place of each group has the value, the others have zeros.
+  // Only the root of each group gets the value, the other places get zeros. Along `axes`, the tiles
+  // are therefore partial sums.
   void KeepAtRoot() { layout.unreduced.insert(layout.unreduced.end(), axes.begin(), axes.end()); }
 };
 
-// Errors of SplitPoints.
+// Returns the description of the collective's result. Errors of SplitPoints.
 absl::StatusOr<ValueDescriptor> ResultOf(const CollectiveOp& op, const Axes& axes,
                                          const ValueDescriptor& operand, const Mesh& mesh) {
   CollectiveResult result = {
@@ -290,8 +293,8 @@ ValueIndex PlanBuilder::AddProduct(const Product& product, bool keep_rhs) {
   const size_t rhs_k = product.transpose_rhs ? 1 : 0;
   const size_t rhs_n = 1 - rhs_k;
 
-  // The operand that moves gets the contracted dimension's axes. It keeps those of its other axes
-  // that the operand at rest does not use.
+  // The moving operand gets the resting operand's axes of the contracted dimension. In its other
+  // dimensions it keeps the axes that the resting operand does not use.
   ValueLayout& moving = keep_rhs ? lhs : rhs;
   const ValueLayout& resting = keep_rhs ? rhs : lhs;
   moving.dims[keep_rhs ? lhs_k : rhs_k] = resting.dims[keep_rhs ? rhs_k : lhs_k];

@@ -22,7 +22,7 @@
 
 namespace shardmesh {
 
-// A product of two values, for any op that needs one.
+// The arguments of PlanBuilder::AddProduct: activation(scale * lhs * rhs + bias).
 struct Product {
   ValueIndex lhs = 0;
   ValueIndex rhs = 0;
@@ -34,20 +34,20 @@ struct Product {
   Activation activation = Activation::kNone;
 };
 
-// One plan under construction. Copyable, so that alternatives can be tried. Operands are values
-// that Tiling::Create accepts on the target's mesh. Not thread-safe.
+// One plan under construction. Copyable, so that the builder can plan alternatives and compare
+// their costs. Requires operands that Tiling::Create accepts on the target's mesh. Not thread-safe.
 class PlanBuilder {
  public:
   PlanBuilder(const PlanTarget& target, absl::Span<const ValueDescriptor> operands);
 
-  // The op that messages and labels name from now on.
+  // Sets the op that error messages and labels name from now on.
   void Name(std::string_view op) { op_ = op; }
 
   const ValueDescriptor& value(ValueIndex index) const { return plan_.values[index]; }
   PlanCost cost() const { return plan_.cost; }
 
-  // Each returns the plan's value with the op's result, never one of the operands. Errors are those
-  // of PlanProgram, and leave the plan unchanged.
+  // Each function appends an op to the plan and returns the value with its result, never one of the
+  // operands. Errors as PlanProgram; an error leaves the plan unchanged.
   absl::StatusOr<ValueIndex> AddProduct(const Product& product);
   absl::StatusOr<ValueIndex> AddCollective(const CollectiveOp& op, ValueIndex input);
   absl::StatusOr<ValueIndex> AddReshard(const PartitionSpec& spec, ValueIndex input);
@@ -57,11 +57,11 @@ class PlanBuilder {
     return std::move(plan_);
   }
 
-  // INVALID_ARGUMENT that names the op.
+  // Returns INVALID_ARGUMENT with a message that names the op.
   absl::Status Error(Reason reason, std::string_view message, Facts facts = {}) const;
 
  private:
-  // An error about a step of the op; it names the op.
+  // Returns `refusal` with a message that names the op.
   absl::Status Error(const absl::Status& refusal) const;
 
   ValueLayout LayoutOf(ValueIndex index) const {
@@ -77,13 +77,15 @@ class PlanBuilder {
 
   ValueIndex AllReduce(ValueIndex input, const Axes& axes, Reduction reduction);
   ValueIndex AllGather(ValueIndex input, const Axes& axes, int64_t dimension);
-  // The value with all its partial sums added up.
+  // Returns the value without unreduced axes; appends an all-reduce if it has any.
   ValueIndex Reduced(ValueIndex input);
-  // The value laid out as `target`, which has no unreduced axes.
+  // Returns the value in the layout `target`, which must have no unreduced axes; appends the
+  // instructions that move it.
   ValueIndex LaidOut(ValueIndex input, const ValueLayout& target);
   ValueIndex Copy(ValueIndex input);
 
-  // Adds the product with one operand at rest. Requires a product that CheckProduct accepts.
+  // Adds the product. One operand stays where it lies: `rhs` if `keep_rhs`, else `lhs`. The other
+  // moves to it. Requires a product that CheckProduct accepts.
   ValueIndex AddProduct(const Product& product, bool keep_rhs);
 
   Plan plan_;

@@ -1,4 +1,4 @@
-// Checks a plan's indexes, then each instruction by the tiles that it reads and makes.
+// Checks a plan's indices, then each instruction against the tiles that it reads and makes.
 #include "program/plan_check.h"
 
 #include <cstddef>
@@ -23,7 +23,8 @@
 namespace shardmesh {
 namespace {
 
-// Checks one instruction by the shapes of tiles. Its inputs are values of the plan.
+// Checks one instruction against the shapes of its tiles. Requires that the indices of its inputs
+// are checked.
 class InstructionChecker {
  public:
   InstructionChecker(const Plan& plan, absl::Span<const Tiling> tilings)
@@ -79,7 +80,8 @@ class InstructionChecker {
   absl::Status CheckKind(const GroupCollective& collective, ValueIndex output) const {
     SHARDMESH_RETURN_IF_ERROR(
         CheckAlgorithm(collective.kind, collective.algorithm, collective.order));
-    // Every place's tile must fit: only plans that the planner could make are valid.
+    // Tiles of different places may differ in shape, and all must fit. Plan the collective again
+    // and accept only the output that the planner derives.
     PlanBuilder builder({.mesh_id = plan_.mesh_id, .mesh = plan_.mesh},
                         {plan_.values[collective.input]});
     builder.Name(CollectiveKindName(collective.kind));
@@ -114,7 +116,7 @@ class InstructionChecker {
   absl::Span<const Tiling> tilings_;
 };
 
-// One tiling per value. Errors of Tiling::Create.
+// Returns one tiling for each value of the plan. Errors of Tiling::Create.
 absl::StatusOr<std::vector<Tiling>> TilingsOf(const Plan& plan) {
   std::vector<Tiling> tilings;
   tilings.reserve(plan.values.size());

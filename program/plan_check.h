@@ -7,8 +7,9 @@
 
 namespace shardmesh {
 
-// OK if the plan has what PlanProgram guarantees: indexes in range and in order, and tiles of
-// inputs and outputs that fit each other. INVALID_ARGUMENT names the instruction.
+// Returns OK if the plan has the properties that PlanProgram guarantees: indices in range and in
+// order, and tiles of inputs and outputs that fit each other. INVALID_ARGUMENT names the
+// instruction.
 absl::Status CheckPlan(const Plan& plan);
 
 }  // namespace shardmesh

@@ -18,7 +18,7 @@ namespace shardmesh {
 // Values of a program or plan are numbered: first the operands, then the result of each op.
 using ValueIndex = uint32_t;
 
-// Most operands, ops and outputs of a program.
+// Upper bound on the operands, on the ops and on the outputs of a program.
 inline constexpr uint32_t kMaxProgramSize = 1024;
 
 enum class WeightLayout : uint8_t {
@@ -42,25 +42,25 @@ enum class CollectiveKind : uint8_t {
 
 // Every kind, each once.
 absl::Span<const CollectiveKind> AllCollectiveKinds();
-// `all-reduce`, `reduce-scatter`, ...
+// Returns a name such as `all-reduce` or `reduce-scatter`.
 std::string_view CollectiveKindName(CollectiveKind kind);
 
 // How the devices of a group exchange the data of a collective. program/collective_choice.h has the
 // algorithms of each kind and their costs.
 enum class CollectiveAlgorithm : uint8_t {
-  kAuto,      // the one that is predicted to be fastest
-  kPairwise,  // each device sends every other the part that it needs
-  kDirect,    // each sends all its data to all, or to the root, which combine it themselves
-  kDoubling,  // devices 1, 2, 4, ... places apart exchange their data
-  kHalving,   // they split the remaining combination; then results go back
-  kRing,      // each receives from the place before it and sends to the place after it
-  kBinomial,  // along a binomial tree
-  kChain,     // along the places, in chunks
+  kAuto,      // the planner chooses the algorithm with the least predicted time
+  kPairwise,  // each device sends every other device the part that the other needs
+  kDirect,    // each device sends all its data to every receiver, which combines it alone
+  kDoubling,  // devices 1, 2, 4, ... places apart exchange all that they have so far
+  kHalving,   // such pairs halve the part that each still combines; then results go back
+  kRing,      // each device receives from the place before it and sends to the place after it
+  kBinomial,  // data moves along a binomial tree whose root is the place `root`
+  kChain,     // data moves from place to place, in chunks
 };
 
 // Every algorithm, each once, kAuto first.
 absl::Span<const CollectiveAlgorithm> AllCollectiveAlgorithms();
-// `auto`, `pairwise`, ...
+// Returns a name such as `auto` or `pairwise`.
 std::string_view CollectiveAlgorithmName(CollectiveAlgorithm algorithm);
 
 // The permitted orders of combination in a reduction.
@@ -77,7 +77,7 @@ struct PermutePair {
   friend bool operator==(const PermutePair&, const PermutePair&) = default;
 };
 
-// activation(scale * input * weight + bias) over the last dimension of the input.
+// Computes activation(scale * input * weight + bias) over the last dimension of the input.
 struct LinearOp {
   ValueIndex input = 0;                           // [..., in]
   ValueIndex weight = 0;                          // a matrix
@@ -89,7 +89,7 @@ struct LinearOp {
   friend bool operator==(const LinearOp&, const LinearOp&) = default;
 };
 
-// lhs * rhs for two matrices, each transposed first if requested.
+// Computes lhs * rhs for two matrices, each transposed first if requested.
 struct MatmulOp {
   ValueIndex lhs = 0;  // [M, K]
   ValueIndex rhs = 0;  // [K, N]
@@ -100,7 +100,8 @@ struct MatmulOp {
 };
 
 // A collective in all groups of devices along some mesh axes at the same time. Each device
-// contributes its tile; places are numbers of devices within their group (sharding/device_group.h).
+// contributes its tile. A place is the number of a device within its group
+// (sharding/device_group.h).
 //   - all-reduce: tiles of one size become one tile, the same on all devices of the group. This
 //     reduces an unreduced axis; a dimension partitioned over a reduced axis shrinks by it.
 //   - all-gather: a dimension partitioned over (..., axes) is joined along `axes`.
@@ -114,12 +115,13 @@ struct MatmulOp {
 //   - scatter: each device gets its part, along `dimension`, of the root's tile. The layout is that
 //     of reduce-scatter.
 //   - permute: tiles move between places; a device that is no target gets zeros. The layout does
-//     not change. Each of `axes` must therefore partition a dimension or be unreduced: replicas
-//     would differ. With one pair, the source sends and the target receives.
+//     not change. Each of `axes` must therefore partition a dimension or be unreduced; otherwise
+//     replicas would differ. One pair alone is a send and a receive.
 //   - barrier: the value does not change; it is ready once every device of the group has arrived.
-// Partial sums may be summed or averaged (the value's mean is then the value times 1/n). Their
-// product, minimum and maximum have no meaning and are refused. The other kinds, except broadcast
-// and scatter, move partial sums unchanged: an unreduced axis stays unreduced.
+// A reduction may sum or average partial sums; the mean over n devices is the value times 1/n. The
+// product, minimum and maximum of partial sums have no meaning and are refused. The kinds without
+// reduction, except broadcast and scatter, move partial sums unchanged: an unreduced axis stays
+// unreduced.
 //
 // Tiles may be unequal (cut points). Tiles of one group that are reduced, broadcast, scattered or
 // permuted must have one shape. Tiles that are joined, and the parts given by `counts`, may differ
@@ -134,7 +136,8 @@ struct CollectiveOp {
   int64_t split_dimension = 0;            // all-to-all; not `dimension`
   std::vector<PermutePair> permutation = {};  // permute: at least one, no source or target twice
   // reduce-scatter, all-to-all, scatter: the number of indices in the part of each place, along the
-  // split dimension. Each is at least 1; the sum is the tile's extent. Empty: equal parts.
+  // split dimension. Each is at least 1; the sum is the tile's extent. An empty list stands for
+  // equal parts.
   std::vector<int64_t> counts = {};
   CollectiveAlgorithm algorithm = CollectiveAlgorithm::kAuto;
   CollectiveOrder order = CollectiveOrder::kReproducible;  // of reductions

@@ -16,7 +16,8 @@
 namespace shardmesh {
 namespace {
 
-// Passes each op of a program to the builder, in terms of the plan's values.
+// Passes each op of a program to the builder, with the program's value indices replaced by the
+// plan's.
 class ProgramPlanner {
  public:
   ProgramPlanner(const Program& program, absl::Span<const ValueDescriptor> operands,

@@ -21,19 +21,19 @@
 
 namespace shardmesh {
 
-// The description of a value before it exists. Mesh and spec give each device's tile. Along
-// unreduced axes the tiles are partial sums.
+// Type, shape and layout of a value, known before a step computes it. Mesh and spec give each
+// device's tile. Along unreduced axes the tiles are partial sums.
 struct ValueDescriptor {
   Dtype dtype = Dtype::kF32;
   Shape shape;
   PartitionSpec spec;
-  std::vector<CutPoints> cut_points = {};  // as Tiling::Create takes them; none if all are equal
+  std::vector<CutPoints> cut_points = {};  // for Tiling::Create; empty if all parts are equal
 
   friend bool operator==(const ValueDescriptor&, const ValueDescriptor&) = default;
 };
 
-// activation(scale * lhs * rhs + bias) of the device's own tiles. The last dimension of lhs is
-// contracted, all others are rows; rhs is a matrix.
+// Computes activation(scale * lhs * rhs + bias) from the device's own tiles. The last dimension of
+// lhs is contracted, all others are rows; rhs is a matrix.
 struct LocalMatmul {
   ValueIndex lhs = 0;
   ValueIndex rhs = 0;
@@ -46,7 +46,8 @@ struct LocalMatmul {
   friend bool operator==(const LocalMatmul&, const LocalMatmul&) = default;
 };
 
-// activation(input + bias), bias along the last dimension; rounds to the output's element type.
+// Computes activation(input + bias), with the bias along the last dimension, and rounds to the
+// output's element type.
 struct LocalEpilogue {
   ValueIndex input = 0;
   std::optional<ValueIndex> bias = std::nullopt;
@@ -55,14 +56,14 @@ struct LocalEpilogue {
   friend bool operator==(const LocalEpilogue&, const LocalEpilogue&) = default;
 };
 
-// The part of the input's tile that is the output's tile.
+// Copies the part of the input's tile that is the output's tile.
 struct LocalSlice {
   ValueIndex input = 0;
 
   friend bool operator==(const LocalSlice&, const LocalSlice&) = default;
 };
 
-// An exchange of tiles within each group along `axes`, by the given algorithm, never kAuto.
+// Exchanges tiles within each group along `axes`, by the given algorithm, which is never kAuto.
 using GroupCollective = CollectiveOp;
 
 struct Instruction {
@@ -83,8 +84,9 @@ struct PlanCost {
   friend bool operator==(const PlanCost&, const PlanCost&) = default;
 };
 
-// A run of a plan needs only operands: each device derives its part from the plan and its rank.
-// Instruction i makes value operand_count + i.
+// A compiled program, the same for every device: a device derives its own part from the plan and
+// its rank. Besides the plan, a run needs only operands. The value with index operand_count + i is
+// the output of instruction i.
 struct Plan {
   std::string mesh_id;
   int64_t mesh_revision = 0;
@@ -101,9 +103,10 @@ struct Plan {
 // The tiles of a value. Errors of Tiling::Create.
 absl::StatusOr<Tiling> TilingOf(const Plan& plan, const ValueDescriptor& value);
 
-// The result that can be made in an operand's memory if the operand is donated. It is a
-// collective's (MayOverwriteOperand), its tiles have the size of the operand's, and no other use
-// needs the operand. Requires a plan that CheckPlan accepts, and operand < operand_count.
+// Returns the result that a step can make in an operand's memory if the caller donates the operand.
+// Such a result comes from a collective for which MayOverwriteOperand is true. Its tiles have the
+// size of the operand's, and nothing else in the plan uses the operand. Requires a plan that
+// CheckPlan accepts, and operand < operand_count.
 std::optional<ValueIndex> ResultOverOperand(const Plan& plan, ValueIndex operand);
 
 // The values that an instruction reads.
@@ -114,7 +117,8 @@ struct PlanTarget {
   std::string mesh_id;
   int64_t mesh_revision = 0;
   Mesh mesh;
-  // The links between its ranks: they determine the algorithms of collectives.
+  // The cost of the links between the mesh's ranks, from which the planner chooses the algorithms
+  // of collectives.
   LinkCost links = {};
   // The configured algorithms for collectives whose algorithm the program leaves open.
   PreferredAlgorithms preferred = {};
@@ -122,10 +126,10 @@ struct PlanTarget {
 
 // Plans a program for operands with the given layouts.
 //
-// A product keeps one operand in place and moves the other to it. The way that sends fewer bytes
-// is chosen; on a tie the right operand stays. Axes that partition the contracted dimension make
-// partial sums, which are reduced before bias and activation. Partial sums of F16 and BF16 are
-// F32.
+// A product keeps one operand in place and moves the other operand to it. The planner keeps the
+// operand for which fewer bytes are sent; on a tie it keeps the right one. Axes that partition the
+// contracted dimension make partial sums, which the step reduces before bias and activation.
+// Partial sums of F16 and BF16 are F32.
 //
 // INVALID_ARGUMENT names the op: SHAPE_MISMATCH (operands do not fit each other),
 // UNSUPPORTED_DTYPE, AXIS_NOT_IN_MESH, NOT_DIVISIBLE, BAD_FIELD (a malformed program). For

@@ -11,7 +11,7 @@
 namespace shardmesh {
 namespace {
 
-// How many parts a dimension has.
+// Returns the number of parts of a dimension.
 int64_t PartCount(const Mesh& mesh, const ValueDescriptor& value, size_t dim) {
   Axes axes;
   for (const AxisName& axis : value.spec.entry(static_cast<int64_t>(dim)).axes()) {
@@ -110,7 +110,7 @@ int64_t TileBytes(const Mesh& mesh, const ValueDescriptor& value) {
 }
 
 int64_t BytesOf(int64_t elements, Dtype dtype) {
-  // Their product in bits may be too large for int64_t where that in bytes is not.
+  // Avoid elements * bits: it may exceed int64_t although the number of bytes does not.
   const int64_t bits = BitsPerElement(dtype);
   int64_t bytes = ProductOf(elements / 8, bits);
   AddTo(bytes, elements % 8 * bits / 8);

@@ -1,4 +1,4 @@
-// How a value of a plan lies on the mesh: its axes per dimension, its tiles and their sizes.
+// The layout of a plan's value on the mesh: its axes per dimension, its tiles and their sizes.
 //
 // Pure functions; they require specs that Tiling::Create accepts on `mesh`, and axes of `mesh`.
 #ifndef SHARDMESH_PROGRAM_VALUE_LAYOUT_H_
@@ -23,11 +23,11 @@ using Axes = std::vector<std::string>;
 
 bool Contains(const Axes& axes, std::string_view name);
 
-// How many devices a group along `axes` has.
+// Returns the number of devices in a group along `axes`.
 int64_t AxesSize(const Mesh& mesh, const Axes& axes);
 
-// A spec in the form for comparing layouts: one list of axes per dimension. Axes of size 1 are
-// omitted, since they partition nothing.
+// A spec in a form in which equal layouts compare equal: one list of axes per dimension. Axes of
+// size 1 are omitted, since they partition nothing.
 struct ValueLayout {
   std::vector<Axes> dims;
   Axes unreduced = {};
@@ -40,23 +40,25 @@ PartitionSpec ToSpec(const ValueLayout& layout);
 
 // Whether a dimension has cut points, so that its parts are unequal.
 bool IsCut(const ValueDescriptor& value, size_t dim);
-// Where each part of a dimension begins and ends, cut or not.
+// Returns the points at which a dimension's parts begin and end, also for equal parts.
 CutPoints PointsOf(const Mesh& mesh, const ValueDescriptor& value, size_t dim);
-// Cuts a dimension at `points`. Points of equal parts are dropped.
+// Sets the cut points of a dimension. Points that give equal parts are not stored.
 void SetCutPoints(size_t dim, CutPoints points, ValueDescriptor* value);
 
-// The shape of a device's tile. With unequal tiles: the largest extent of each dimension.
+// Returns the shape of a device's tile; for unequal tiles, the largest extent of each dimension.
 Shape TileShape(const Mesh& mesh, const ValueDescriptor& value);
-// Sizes of such a tile, at most INT64_MAX.
+// Return the sizes of a tile of shape TileShape(), and of `elements`. Too large values become
+// INT64_MAX.
 int64_t TileElements(const Mesh& mesh, const ValueDescriptor& value);
 int64_t TileBytes(const Mesh& mesh, const ValueDescriptor& value);
 int64_t BytesOf(int64_t elements, Dtype dtype);
 
-// The type of partial sums of products in messages.
+// The element type in which workers send partial sums of products: F32 for F16 and BF16, else the
+// same type.
 Dtype PartialSumType(Dtype dtype);
 
-// a * b and sum + amount for counts that are not negative, at most INT64_MAX. Plans that came over
-// the wire may have any shapes.
+// Return a * b, and add `amount` to `sum`, for counts that are not negative. Results saturate at
+// INT64_MAX, because plans that came over the wire may have any shapes.
 int64_t ProductOf(int64_t a, int64_t b);
 void AddTo(int64_t& sum, int64_t amount);
 

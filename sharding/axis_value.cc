@@ -1,4 +1,4 @@
-// Texts and factories of axis values.
+// Makes axis values and prints them.
 #include "sharding/axis_value.h"
 
 #include <utility>

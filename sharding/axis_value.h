@@ -20,12 +20,12 @@ namespace shardmesh {
 class AxisValue {
  public:
   enum class Kind {
-    kNotGiven,       // the field has its default
+    kNotGiven,       // the profile does not set the field, which then has its default
     kNone,           // explicitly no axis: not partitioned
     kName,           // one logical, field or mesh axis name
     kTuple,          // ordered entries, major to minor
     kList,           // a composite of ordered entries
-    kUnconstrained,  // the dimension's layout is left to the planner
+    kUnconstrained,  // the planner may choose the dimension's layout
   };
 
   // Not given.
@@ -56,7 +56,7 @@ class AxisValue {
   friend bool operator==(const AxisValue& a, const AxisValue& b) = default;
 
   // Returns the value as Python's repr writes it: `None`, `'tp'`, `('fsdp', 'dp')`, `('tp',)`,
-  // `['tp', None]`. The other two kinds give `NOT_GIVEN` and `UNCONSTRAINED`.
+  // `['tp', None]`. kNotGiven gives `NOT_GIVEN`, kUnconstrained gives `UNCONSTRAINED`.
   std::string ToString() const;
 
  private:

@@ -27,7 +27,7 @@ bool Fits(const SpecEntry& entry, int64_t extent, const Mesh& mesh) {
     if (!axis.has_value()) {
       return false;
     }
-    // A repeated axis counts each time, so the product has no natural bound.
+    // A repeated axis counts each time, so the product can exceed int64_t: saturate it.
     const int64_t size = mesh.axes()[static_cast<size_t>(*axis)].size;
     parts = parts > kSaturated / size ? kSaturated : parts * size;
   }
@@ -52,7 +52,7 @@ std::optional<Correction> Objection(const SpecEntry& entry, int64_t dim, int64_t
       continue;
     }
     ++known;
-    // A repeated axis counts each time, so the product has no natural bound.
+    // A repeated axis counts each time, so the product can exceed int64_t: saturate it.
     const int64_t size = mesh.axes()[static_cast<size_t>(*axis)].size;
     parts = parts > kSaturated / size ? kSaturated : parts * size;
   }
@@ -66,13 +66,13 @@ std::optional<Correction> Objection(const SpecEntry& entry, int64_t dim, int64_t
   return std::nullopt;
 }
 
-// Returns whether the entry is the single axis "". The original builds its corrected spec anew, and
-// a new spec has no axis for "".
+// Returns whether the entry is the single axis "". Correction drops it, as the Python original
+// does: the original builds the corrected spec anew, and PartitionSpec makes "" none.
 bool IsEmptyName(const SpecEntry& entry) {
   return entry.axes().size() == 1 && entry.axes()[0].has_value() && entry.axes()[0]->empty();
 }
 
-// `mesh`: the name of the mesh in the text.
+// Returns the text of a correction, in which the mesh is called `mesh`.
 std::string TextOf(const Correction& correction, std::string_view mesh) {
   const int64_t have = correction.have;
   const int64_t need = correction.need;
@@ -134,7 +134,7 @@ absl::StatusOr<CorrectionResult> Correct(const PartitionSpec& spec, absl::Span<c
   }
   const auto rank = static_cast<int64_t>(shape.size());
   CorrectionResult result;
-  // Whether any entry remains, and which dimensions lose their request.
+  // Note whether any entry remains, and which dimensions lose their request.
   bool any_kept = false;
   bool any_nameless = false;
   absl::InlinedVector<bool, kMaxRank> dropped(shape.size(), false);

@@ -15,29 +15,31 @@
 
 namespace shardmesh {
 
-// One dimension whose request was dropped. A dimension without a request never has one.
+// One dimension whose request was dropped, and why. A dimension without a request never has a
+// correction.
 struct Correction {
   // Dimension of the spec; -1 for the whole tensor (kBelowMinSize).
   int64_t dim = 0;
   SpecEntry requested;
   // kNotDivisible, kAxisNotInMesh, kRankTruncated, kUnconstrained or kBelowMinSize.
   Reason reason = Reason::kUnspecified;
-  // The actual value and the value that the request needs:
+  // The actual value (`have`) and the value that the request needs (`need`), by reason:
   // clang-format off
   //   kNotDivisible   the dimension's extent; the product of its axes' sizes
-  //   kAxisNotInMesh  how many of the entry's axes the mesh has; how many it names
+  //   kAxisNotInMesh  how many of the entry's axes the mesh has; how many the entry names
   //   kRankTruncated  the tensor's rank; the spec's length
   //   kBelowMinSize   the tensor's elements; the least number that is sharded
   //   kUnconstrained  0; 0
   // clang-format on
   int64_t have = 0;
   int64_t need = 0;
-  // kAxisNotInMesh: the axes of the entry that the mesh lacks. A none within a tuple is not listed.
+  // Only for kAxisNotInMesh: the axes of the entry that the mesh lacks, without any none of a
+  // tuple.
   std::vector<std::string> absent_axes = {};
 
   // Returns `dimension 1: 'tp' dropped, 30 is not divisible by 4`.
   std::string ToString() const;
-  // As above, and suggests the nearest axis of the mesh for an unknown name.
+  // Like ToString() above, and suggests the nearest axis of the mesh for an unknown name.
   std::string ToString(const Mesh& mesh) const;
 
   friend bool operator==(const Correction&, const Correction&) = default;
@@ -56,18 +58,18 @@ struct CorrectionResult {
 //     unconstrained.
 //   - Axes of size 1 stay, and any axes divide an extent of 0.
 //   - If no entry remains, the result is P().
-// Unreduced axes pass through. Correct(Correct(x)) is Correct(x).
+// Unreduced axes stay as they are. Correct(Correct(x)) is Correct(x).
 //
-// Errors: FAILED_PRECONDITION (NO_MESH; AssertionError) on an empty mesh. INVALID_ARGUMENT
-// (DUPLICATE_AXIS; DuplicateSpecError) if an axis still occurs twice afterwards. Repeats are never
-// repaired, since either reading would be a guess. Requires a `shape` that satisfies CheckShape.
-// Takes O(rank * axes).
+// Errors: FAILED_PRECONDITION (NO_MESH; Python: AssertionError) on an empty mesh. INVALID_ARGUMENT
+// (DUPLICATE_AXIS; Python: DuplicateSpecError) if an axis still occurs twice afterwards. Correct
+// never drops a repeated axis: which place to drop would be a guess. Requires a `shape` that
+// satisfies CheckShape. Takes O(rank * axes).
 absl::StatusOr<CorrectionResult> Correct(const PartitionSpec& spec, absl::Span<const int64_t> shape,
                                          const Mesh& mesh);
 
-// Returns the layout that a request to constrain an existing array asks for. Returns nullopt if the
+// Returns the layout for a request to constrain an existing array to `spec`. Returns nullopt if the
 // array stays unchanged (the mesh is empty, or `spec` is P()), else Correct(spec, shape, mesh).
-// P(None) is a request: it replicates the array.
+// P(None), unlike P(), replicates the array.
 absl::StatusOr<std::optional<CorrectionResult>> CorrectConstraint(const PartitionSpec& spec,
                                                                   absl::Span<const int64_t> shape,
                                                                   const Mesh& mesh);

@@ -33,7 +33,8 @@ absl::StatusOr<DeviceGroup> DeviceGroup::Create(const Mesh& mesh,
             {{fact::kAxis, axes[i]}});
       }
     }
-    // Each member found before becomes a run along the new, more minor axis.
+    // Replace each member by the devices that differ from it only along this axis, which is more
+    // minor than the axes before.
     const int64_t size = mesh.axes()[static_cast<size_t>(*axis)].size;
     const int64_t own = mesh.CoordinateOf(device, *axis);
     std::vector<DeviceId> longer;

@@ -1,4 +1,4 @@
-// The devices of one collective: those whose coordinates differ only along given mesh axes.
+// The devices of one collective: all devices whose coordinates differ only along given mesh axes.
 #ifndef SHARDMESH_SHARDING_DEVICE_GROUP_H_
 #define SHARDMESH_SHARDING_DEVICE_GROUP_H_
 

@@ -49,8 +49,8 @@ constexpr std::array kAlgorithms = {
     Algorithm{"sha3_512", "SHA3-512"},
 };
 
-// The other attributes of Python 3.11's hashlib. Calling one of them with a text raises, or gives
-// no digest.
+// The attributes of Python 3.11's hashlib that are not algorithms. The original calls the attribute
+// with the text: such a call raises, or gives no digest.
 constexpr std::string_view kOtherAttributes[] = {
     "__all__",
     "__block_openssl_constructor",
@@ -90,7 +90,7 @@ constexpr std::string_view kOtherAttributes[] = {
     "scrypt",
 };
 
-// Longest name that is looked up in libcrypto; libcrypto's own names are shorter.
+// Longest name to look up in libcrypto; libcrypto's own names are shorter.
 constexpr size_t kMaxNameBytes = 64;
 
 struct FreeDigest {
@@ -102,9 +102,10 @@ struct FreeNumber {
   void operator()(BIGNUM* number) const { BN_free(number); }
 };
 
-// Returns null if this build of libcrypto does not provide the algorithm.
+// Returns libcrypto's implementation; null if this build of libcrypto does not provide the
+// algorithm.
 Digest FetchDigest(const std::string& libcrypto_name) {
-  ERR_set_mark();  // Keep a failed lookup out of the thread's error queue.
+  ERR_set_mark();  // keeps the error of a failed lookup out of the thread's error queue
   Digest digest(EVP_MD_fetch(nullptr, libcrypto_name.c_str(), nullptr));
   ERR_pop_to_mark();
   return digest;

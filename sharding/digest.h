@@ -16,7 +16,8 @@ std::string Sha256(std::string_view bytes);
 // Returns the HMAC-SHA256 of `bytes` under `key`, as 32 raw bytes.
 std::string HmacSha256(std::string_view key, std::string_view bytes);
 
-// Returns whether both are equal. The time does not depend on which byte differs.
+// Returns whether both texts are equal. The time does not depend on which byte differs, so that an
+// attacker cannot guess a signature byte by byte.
 bool EqualInConstantTime(std::string_view a, std::string_view b);
 
 // Returns the digest of `text` as one decimal number; the first byte is the most significant.
@@ -27,9 +28,9 @@ bool EqualInConstantTime(std::string_view a, std::string_view b);
 // accepts every other digest of fixed length that this build's OpenSSL provides. Such a digest has
 // OpenSSL's own name ("SHA512-256", "sm3"); `_` may replace `-`.
 //
-// Errors are INVALID_ARGUMENT (BAD_FIELD). The class is Exception for shake_128 and shake_256,
-// which have no fixed length, and for attributes of hashlib that are no algorithms. It is
-// ValueError for any other name.
+// Errors are INVALID_ARGUMENT (BAD_FIELD). The Python class of the error is Exception for shake_128
+// and shake_256, which have no fixed length, and for attributes of hashlib that are no algorithms.
+// It is ValueError for any other name.
 absl::StatusOr<std::string> SafeHashInt(std::string_view text, std::string_view algorithm = "md5",
                                         Compatibility compatibility = Compatibility::kDefault);
 

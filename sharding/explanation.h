@@ -1,4 +1,4 @@
-// The chain of steps from a question to the value of each dimension.
+// The steps from a question about a tensor's layout to the value of each dimension.
 #ifndef SHARDMESH_SHARDING_EXPLANATION_H_
 #define SHARDMESH_SHARDING_EXPLANATION_H_
 
@@ -7,7 +7,7 @@
 
 namespace shardmesh {
 
-// One step. The steps of a dimension are adjacent. Texts are for people.
+// One step of an explanation. The steps of a dimension are adjacent. Texts are for people.
 struct ExplanationStep {
   enum class Kind {
     // A semantic name was looked up: subject = the name, result = the field, or the value of a

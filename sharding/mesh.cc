@@ -1,4 +1,4 @@
-// Checks, text and coordinate arithmetic of meshes.
+// Checks, parses and prints meshes, and computes coordinates.
 #include "sharding/mesh.h"
 
 #include <algorithm>
@@ -62,7 +62,8 @@ absl::Status CheckNames(absl::Span<const MeshAxis> axes) {
   return absl::OkStatus();
 }
 
-// Keeps each name's first place and last size and type, as a Python dict built from the pairs does.
+// Merges axes of one name into one axis. It keeps the first place and the last size and type, as a
+// Python dict built from the pairs does.
 void MergeRepeatedNames(std::vector<MeshAxis>& axes) {
   std::vector<MeshAxis> merged;
   for (MeshAxis& axis : axes) {
@@ -89,7 +90,7 @@ absl::StatusOr<int64_t> ProductOfSizes(absl::Span<const MeshAxis> axes, int64_t 
     if (static_cast<int64_t>(i) == skipped) {
       continue;
     }
-    // Both factors are at most 2^31, else the product would already have been refused.
+    // The product in the condition cannot overflow: both factors are at most 2^31 there.
     if (axes[i].size > kMaxMeshDevices || product * axes[i].size > kMaxMeshDevices) {
       return InvalidArgument(
           Reason::kLimitExceeded,
@@ -221,7 +222,8 @@ absl::StatusOr<Mesh> Mesh::Create(std::vector<MeshAxis> axes, MeshOptions option
   auto rep = std::make_shared<Rep>();
   rep->size = size;
   rep->axes = std::move(axes);
-  // An empty mesh has no devices to query, and the product of its other sizes may overflow.
+  // Leave the strides 0 if an axis has size 0: the mesh has no devices, and the product of its
+  // other sizes may overflow.
   rep->strides.resize(rep->axes.size(), 0);
   int64_t stride = 1;
   for (size_t i = rep->axes.size(); size > 0 && i-- > 0;) {

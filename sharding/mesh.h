@@ -1,4 +1,4 @@
-// Named, ordered axes over numbered devices.
+// A mesh: named, ordered axes over numbered devices.
 #ifndef SHARDMESH_SHARDING_MESH_H_
 #define SHARDMESH_SHARDING_MESH_H_
 
@@ -22,26 +22,26 @@ namespace shardmesh {
 // Upper bounds on the axes of a mesh and on the bytes of an axis name.
 inline constexpr int64_t kMaxMeshAxes = 16;
 inline constexpr size_t kMaxAxisNameBytes = 255;
-// Upper bound on the devices of a mesh. Every algorithm here is O(axes) for one device. The bound
-// only keeps products of a few such numbers within int64_t.
+// Upper bound on the devices of a mesh. It is not there for speed: every function of Mesh takes
+// O(axes) for one device. It keeps products of two such numbers within int64_t.
 inline constexpr int64_t kMaxMeshDevices = int64_t{1} << 31;
 
-// A device of one mesh: its position from 0, row-major over the axes (the last axis varies
-// fastest).
+// A device of one mesh: its position in the mesh, counted from 0 in row-major order (the last axis
+// varies fastest).
 using DeviceId = int64_t;
 
 // One coordinate per axis, in axis order.
 using MeshCoordinates = absl::InlinedVector<int64_t, 6>;
 
-// The owner of the decision how arrays lie along an axis, as in JAX. Tiles, corrections and plans
-// are the same for all three. Only ResolveShardValue (logical_rules.h) distinguishes them.
+// The party that decides how arrays lie along an axis, as in JAX. Tiles, corrections and plans are
+// the same for all three types. Only ResolveShardValue (logical_rules.h) distinguishes the types.
 enum class AxisType {
   kAuto,      // the compiler
   kExplicit,  // the type of each array
   kManual,    // the program's own communication
 };
 
-// `auto`, `explicit`, `manual`.
+// Returns `auto`, `explicit` or `manual`.
 std::string_view AxisTypeName(AxisType type);
 // Returns the type of that name; nullopt if no type has that name.
 std::optional<AxisType> AxisTypeFromName(std::string_view name);
@@ -59,13 +59,13 @@ struct MeshOptions {
   // size -1, which is inferred.
   std::optional<int64_t> device_count;
 
-  // The global number of the device at each position, in position order. It lets two meshes over
-  // the same devices be distinguished and compared. One number per position, distinct and not
-  // negative. Empty: each device's number is its position.
+  // The global number of the device at each position, in position order. Global numbers tell which
+  // devices two meshes have in common. One number per position, distinct and not negative. If
+  // empty, each device's number is its position.
   std::vector<int64_t> global_ids;
 
-  // Accepts all that JAX's Mesh accepts: no axes, empty names, size 0, and repeated names. A
-  // repeated name keeps its first place and takes the last size and type, as in a dict.
+  // Whether to accept all that JAX's Mesh accepts: no axes, empty names, size 0, and repeated
+  // names. A repeated name keeps its first place and takes its last size and type, as in a dict.
   bool allow_degenerate = false;
 };
 
@@ -86,7 +86,7 @@ class Mesh {
   // MESH_SIZE_MISMATCH if the sizes or the ids do not fit the devices; else INVALID_MESH.
   static absl::StatusOr<Mesh> Create(std::vector<MeshAxis> axes, MeshOptions options = {});
 
-  // Create(ParseMeshAxes(text, options.allow_degenerate), options).
+  // Returns Create(ParseMeshAxes(text, options.allow_degenerate), options).
   static absl::StatusOr<Mesh> Parse(std::string_view text, MeshOptions options = {});
 
   absl::Span<const MeshAxis> axes() const { return rep_->axes; }
@@ -116,7 +116,8 @@ class Mesh {
   // Requires one coordinate per axis, each within its axis.
   DeviceId DeviceAt(absl::Span<const int64_t> coordinates) const;
 
-  // See MeshOptions::global_ids. GlobalIdOf requires 0 <= device < size().
+  // Return the global number of a device (see MeshOptions::global_ids), and the device of a number.
+  // GlobalIdOf requires 0 <= device < size().
   int64_t GlobalIdOf(DeviceId device) const;
   std::optional<DeviceId> DeviceOfGlobalId(int64_t global_id) const;
 
@@ -141,7 +142,7 @@ class Mesh {
   std::shared_ptr<const Rep> rep_;
 };
 
-// Parses `dp=2,tp=4` or `dp:2,tp:4`. Blanks around names, sizes and types are ignored; a size is a
+// Parses `dp=2,tp=4` or `dp:2,tp:4`. Ignores blanks around names, sizes and types. A size is a
 // decimal number or -1. A colon and the axis's type may follow a size: `dp=2:explicit`,
 // `dp:2:explicit`. INVALID_ARGUMENT (INVALID_MESH) names the malformed piece. An axis without a
 // name, `=2`, is malformed unless empty names are allowed.

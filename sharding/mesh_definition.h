@@ -1,4 +1,4 @@
-// A mesh as users define and store it: the decoded contents of a catalog's entry or a file.
+// A mesh as users define and store it: the decoded contents of a catalog entry or a file.
 #ifndef SHARDMESH_SHARDING_MESH_DEFINITION_H_
 #define SHARDMESH_SHARDING_MESH_DEFINITION_H_
 
@@ -9,10 +9,10 @@
 
 namespace shardmesh {
 
-// Axes over workers.
+// A mesh with the workers that serve its ranks.
 struct MeshDefinition {
   Mesh mesh;
-  // Identities by rank; empty, or one per device.
+  // Identity of the worker of each rank: one per device, or empty if the definition names none.
   std::vector<std::string> workers;
 
   friend bool operator==(const MeshDefinition&, const MeshDefinition&) = default;

@@ -53,7 +53,7 @@ absl::StatusOr<int64_t> ProductOfSizes(const Mesh& mesh, absl::Span<const std::s
     SHARDMESH_ASSIGN_OR_RETURN(const int64_t axis, FindAxis(mesh, name, python_type));
     sizes.push_back(SizeOf(mesh, axis));
   }
-  // As in a shape, one size of 0 makes the product 0, for any other sizes.
+  // One size of 0 makes the product 0, even if the other sizes alone would overflow.
   if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) return 0;
   int64_t product = 1;
   for (const int64_t size : sizes) {
@@ -114,7 +114,7 @@ absl::StatusOr<int64_t> SubmeshIndex(const Mesh& mesh, absl::Span<const std::str
 absl::StatusOr<std::vector<int64_t>> SubmeshIndices(const Mesh& mesh,
                                                     absl::Span<const std::string> axes,
                                                     absl::Span<const DeviceId> devices) {
-  // Checks every name, and that the index fits.
+  // Check that the mesh has every name, and that the largest index fits int64_t.
   SHARDMESH_RETURN_IF_ERROR(MappedAxesSize(mesh, axes).status());
   std::vector<int64_t> found;
   for (const std::string& name : axes) found.push_back(*mesh.FindAxis(name));
@@ -176,15 +176,15 @@ absl::StatusOr<DeviceGroups> DeviceGroups::Create(const Mesh& mesh, std::vector<
 }
 
 DeviceGroup DeviceGroups::GroupAt(int64_t group) const {
-  // The digits of the number are the coordinates along the other axes. The least member has
-  // coordinate 0 along the axes of the group.
+  // The group's number has the coordinates along the other axes as its digits. The least member
+  // has these coordinates, and coordinate 0 along the axes of the group.
   DeviceId least = 0;
   for (size_t i = other_axes_.size(); i-- > 0;) {
     const int64_t size = SizeOf(mesh_, other_axes_[i]);
     least += group % size * mesh_.stride(other_axes_[i]);
     group /= size;
   }
-  return *DeviceGroup::Create(mesh_, axes_, least);  // Never fails: Create checked the axes.
+  return *DeviceGroup::Create(mesh_, axes_, least);  // cannot fail: Create checked the axes
 }
 
 int64_t DeviceGroups::GroupOf(DeviceId device) const {

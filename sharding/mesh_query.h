@@ -15,27 +15,28 @@
 
 namespace shardmesh {
 
-// Returns the mesh in force within nested contexts, given outermost first. It is the innermost
-// mesh, or the empty mesh without contexts. If `required`, an empty mesh is FAILED_PRECONDITION
-// (NO_MESH; AssertionError).
+// Returns the mesh in force within nested `with mesh:` contexts; `entered` has their meshes,
+// outermost first. It is the innermost mesh, or the empty mesh without contexts. If `required`, an
+// empty mesh is FAILED_PRECONDITION (NO_MESH; Python: AssertionError).
 absl::StatusOr<Mesh> ContextMesh(absl::Span<const Mesh> entered, bool required = true);
 
 // Returns whether all names are axes of the mesh. An empty list gives true, in the empty mesh too.
 bool HasAxes(const Mesh& mesh, absl::Span<const std::string> names);
 
-// The names of the mesh's axes, in order.
+// Returns the names of the mesh's axes, in order.
 std::vector<std::string> MeshAxisNames(const Mesh& mesh);
 
 // Returns the axes that partition a dimension in any of the specs, sorted and each once.
 std::vector<std::string> AxisNamesOf(absl::Span<const PartitionSpec> specs);
 
 // Returns the product of the sizes of the axes; 1 without axes. An axis counts as often as it is
-// named. INVALID_ARGUMENT (AXIS_NOT_IN_MESH; KeyError) for an axis that the mesh lacks;
-// (LIMIT_EXCEEDED; OverflowError) for a product beyond int64_t.
+// named. INVALID_ARGUMENT (AXIS_NOT_IN_MESH; Python: KeyError) for an axis that the mesh lacks;
+// (LIMIT_EXCEEDED; Python: OverflowError) for a product beyond int64_t.
 absl::StatusOr<int64_t> AxesSize(const Mesh& mesh, absl::Span<const std::string> axes);
 
-// As AxesSize, but as seen by a mapped computation on the mesh: an absent axis has class NameError.
-// The empty mesh means code outside any mapped computation, where every axis is absent.
+// Returns AxesSize as a mapped computation (shard_map) on the mesh sees it: the error for an absent
+// axis has the Python class NameError. The empty mesh stands for code outside any mapped
+// computation, where every axis is absent.
 absl::StatusOr<int64_t> MappedAxesSize(const Mesh& mesh, absl::Span<const std::string> axes);
 
 // Returns the number of a device among those that differ along `axes`, the first axis major; 0
@@ -47,15 +48,15 @@ absl::StatusOr<int64_t> MappedAxesSize(const Mesh& mesh, absl::Span<const std::s
 absl::StatusOr<int64_t> SubmeshIndex(const Mesh& mesh, absl::Span<const std::string> axes,
                                      DeviceId device);
 
-// As SubmeshIndex for many devices, in the order given, with one lookup of the axes. Errors do not
-// depend on the devices; the list may be empty.
+// Returns SubmeshIndex of many devices, in the order given, with one lookup of the axes. Errors do
+// not depend on the devices; the list may be empty.
 absl::StatusOr<std::vector<int64_t>> SubmeshIndices(const Mesh& mesh,
                                                     absl::Span<const std::string> axes,
                                                     absl::Span<const DeviceId> devices);
 
-// Returns the mesh over `axes`, in the order given. Its devices are those of `mesh` that differ
-// from `device` only along these axes, with their global ids in `mesh`. The function reads no other
-// device. Errors as DeviceGroup::Create; INVALID_MESH without axes.
+// Returns the mesh over `axes`, in the order given, through `device`. Its devices are those of
+// `mesh` that differ from `device` only along these axes; they keep their global ids. Takes time
+// only for these devices. Errors as DeviceGroup::Create; INVALID_MESH without axes.
 //
 // Example: mesh dp=2,tp=4, axes (tp), device 5: the mesh tp=4 over the devices 4, 5, 6, 7.
 absl::StatusOr<Mesh> SubmeshOf(const Mesh& mesh, absl::Span<const std::string> axes,
@@ -80,7 +81,7 @@ class DeviceGroups {
   int64_t count() const { return group_size_ == 0 ? 0 : mesh_.size() / group_size_; }
   // Returns the number of devices of each group.
   int64_t group_size() const { return group_size_; }
-  // Returns a group, with the place of its least member. Requires 0 <= group < count().
+  // Returns a group, as seen from its least member: place() is 0. Requires 0 <= group < count().
   DeviceGroup GroupAt(int64_t group) const;
   // Returns the number of the group that contains a device. Requires 0 <= device < mesh.size().
   int64_t GroupOf(DeviceId device) const;

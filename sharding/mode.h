@@ -39,20 +39,20 @@ class Mode {
   // A negative dimension counts from the last.
   static Mode OfDimension(int64_t dim) { return Mode(dim); }
 
-  // Parses a mode's name. For an unknown name, kExact returns train, and kDefault returns
-  // INVALID_ARGUMENT (UNKNOWN_MODE) with the known modes.
+  // Returns the mode of that name. For an unknown name, returns train under kExact, and
+  // INVALID_ARGUMENT (UNKNOWN_MODE) with the known modes under kDefault.
   static absl::StatusOr<Mode> Parse(std::string_view name,
                                     Compatibility compatibility = Compatibility::kDefault);
 
-  // Returns the runtime mode for a tensor of this shape. Only a dimension needs the shape. Errors
-  // are INVALID_ARGUMENT: MISSING_ARGUMENT (ValueError) for a dimension without a shape,
-  // INVALID_DIMENSION (IndexError) for a dimension that the shape lacks.
+  // Returns the runtime mode for a tensor of this shape. A mode that is a dimension needs the
+  // shape. Errors are INVALID_ARGUMENT: MISSING_ARGUMENT (Python: ValueError) for a dimension
+  // without a shape, INVALID_DIMENSION (Python: IndexError) for a dimension that the shape lacks.
   absl::StatusOr<RuntimeMode> Resolve(std::optional<absl::Span<const int64_t>> shape) const;
 
-  // Returns nullopt for a runtime mode.
+  // Returns the dimension; nullopt for a runtime mode.
   std::optional<int64_t> dimension() const;
 
-  // "__train__"; "dimension 1".
+  // Returns a text such as "__train__" or "dimension 1".
   std::string ToString() const;
 
   friend bool operator==(const Mode&, const Mode&) = default;

@@ -86,10 +86,11 @@ bool IsEmptyAxis(const AxisValue& axis) {
   return axis.is_none() || (axis.is_name() && axis.name() == semantic::kEmpty);
 }
 
-// Returns whether a name has the form of a semantic name, and of no other.
+// Returns whether a name has the form that only semantic names have: double underscores around it.
 bool LooksSemantic(std::string_view name) { return name.starts_with("__") && name.ends_with("__"); }
 
-// Returns whether the value is or contains a list. Python cannot look up such a value.
+// Returns whether the value is or contains a list. Such a value is unhashable in Python, so the
+// original cannot look it up.
 bool HoldsList(const AxisValue& value) {
   if (value.is_list()) return true;
   for (const AxisValue& entry : value.entries()) {
@@ -246,9 +247,10 @@ std::optional<AxisField> GenerationVariant(AxisField field) {
 
 absl::Span<const SemanticName> BuiltInSemanticNames() { return kSemanticNames; }
 
-// All values that resolution looks up, computed once.
+// The resolved profile, with every answer that a lookup can give, computed once.
 struct PartitionAxis::Rep {
-  // A value as both compatibilities answer it, as itself and as an entry of a spec.
+  // The answer for one name: under kExact and under kDefault (`flat`), as a value and as an entry
+  // of a spec.
   struct Answer {
     explicit Answer(const AxisValue& exact_value)
         : exact(exact_value),
@@ -269,14 +271,14 @@ struct PartitionAxis::Rep {
     absl::StatusOr<SpecEntry> flat_entry;
   };
 
-  // The indices in `answers` of a semantic name's answers.
+  // The indices in `answers` of a semantic name's two answers.
   struct Places {
     size_t train;
     size_t generation;
     size_t in(RuntimeMode mode) const { return IsGeneration(mode) ? generation : train; }
   };
 
-  // Returns the indices of a field's answers.
+  // Returns the indices of a field's two answers.
   Places PlacesOf(AxisField field) const {
     const std::optional<AxisField> variant = GenerationVariant(field);
     const bool use_variant = variant.has_value() && !fields[IndexOf(*variant)].is_none();
@@ -291,13 +293,13 @@ struct PartitionAxis::Rep {
   // Returns `UNKNOWN_AXIS`, with the nearest known name.
   absl::Status UnknownAxis(std::string_view what, std::string_view python_type) const;
 
-  // Returns the values of a list's members, as a list.
+  // Resolves the members of a list, and returns their values as a list.
   absl::StatusOr<AxisValue> ResolveList(const AxisValue& list, RuntimeMode mode,
                                         Compatibility compatibility) const;
   absl::Status AppendMembers(const AxisValue& list, RuntimeMode mode, Compatibility compatibility,
                              std::vector<AxisValue>& out) const;
 
-  // The value of one axis: an existing answer is in `answer`, any other value in `made`.
+  // The value of one axis: in `answer` if it is one of `answers`, else in `made`.
   struct Resolved {
     const Answer* answer = nullptr;
     AxisValue made;
@@ -305,7 +307,7 @@ struct PartitionAxis::Rep {
   absl::StatusOr<Resolved> Resolve(const AxisValue& axis, RuntimeMode mode,
                                    Compatibility compatibility) const;
 
-  // Appends the steps of an axis, or of a list's member, that resolved to `value`.
+  // Appends the steps that resolve a name: an axis, or a member of a list.
   void ExplainName(int64_t dim, std::string_view name, RuntimeMode mode,
                    std::vector<ExplanationStep>& steps) const;
   void ExplainMembers(int64_t dim, const AxisValue& list, RuntimeMode mode,
@@ -316,13 +318,14 @@ struct PartitionAxis::Rep {
 
   std::array<AxisValue, kFieldCount> fields;
   std::vector<SemanticAxis> semantic_axes;
-  // The answers of the fields, in their order; then two for each user-defined axis: train,
-  // generation.
+  // The answers of the fields, in their order; then two for each user-defined axis: the answer in
+  // train, and that in generation modes.
   std::vector<Answer> answers;
   NameTable<Places> places;  // by semantic name, without kEmpty
 
-  // Specs of presets, each computed at its first use: by preset, then train and generation, then by
-  // compatibility. Null before the first use, and for presets that do not resolve.
+  // Returns the index in preset_specs: by preset, then train before generation, then kDefault
+  // before kExact. ResolvePreset computes a spec at its first use. The pointer is null before, and
+  // for presets that do not resolve.
   static size_t PresetSlot(size_t preset, RuntimeMode mode, Compatibility compatibility) {
     return preset * 4 + (IsGeneration(mode) ? 2 : 0) +
            (compatibility == Compatibility::kExact ? 1 : 0);
@@ -363,7 +366,7 @@ class PartitionAxis::Builder {
   }
 
  private:
-  // One of the two values of an axis.
+  // One of the two values of a user-defined axis: for train or for generation modes.
   struct Node {
     size_t axis;
     bool generation;
@@ -453,7 +456,8 @@ class PartitionAxis::Builder {
       AppendFlat(answer->flat, out);
       return absl::OkStatus();
     }
-    // A field means the value that it was given, in every mode.
+    // The name of a field stands for the field's own value in every mode, not for its decode
+    // variant.
     if (const std::optional<AxisField> field = FindAxisField(name); field.has_value()) {
       AppendFlat(rep_.answers[static_cast<size_t>(*field)].flat, out);
       return absl::OkStatus();
@@ -483,7 +487,7 @@ class PartitionAxis::Builder {
 
 PartitionAxis::PartitionAxis() {
   static const std::shared_ptr<const Rep>& rep =
-      *new std::shared_ptr<const Rep>(Create({})->rep_);  // Never fails: nothing is given.
+      *new std::shared_ptr<const Rep>(Create({})->rep_);  // cannot fail without fields
   rep_ = rep;
 }
 
@@ -630,7 +634,8 @@ absl::StatusOr<PartitionSpec> PartitionAxis::ResolveSpec(absl::Span<const AxisVa
                                                          Compatibility compatibility) const {
   std::vector<SpecEntry> entries;
   entries.reserve(axes.size());
-  // A value that is not a legal entry is reported only if every axis resolves.
+  // The first error of a value that is not a legal entry. It is returned only if every axis
+  // resolves: errors of resolution come first.
   absl::Status unfit;
   for (const AxisValue& axis : axes) {
     if (IsEmptyAxis(axis)) {
@@ -638,7 +643,7 @@ absl::StatusOr<PartitionSpec> PartitionAxis::ResolveSpec(absl::Span<const AxisVa
       continue;
     }
     if (axis.is_name()) {
-      // The usual case; it copies only the entry.
+      // The usual case: copies only the prepared entry.
       const Rep::Answer* answer = rep_->FindName(axis.name(), mode);
       if (answer != nullptr && answer->entry(compatibility).ok()) {
         entries.push_back(*answer->entry(compatibility));
@@ -672,7 +677,7 @@ absl::StatusOr<PartitionSpec> PartitionAxis::ResolvePreset(size_t preset, Runtim
   auto made = std::make_unique<const PartitionSpec>(spec);
   const PartitionSpec* expected = nullptr;
   if (slot.compare_exchange_strong(expected, made.get(), std::memory_order_acq_rel)) {
-    made.release();  // The profile owns it from here on.
+    made.release();  // ~Rep deletes it
   }
   return spec;
 }
@@ -680,8 +685,8 @@ absl::StatusOr<PartitionSpec> PartitionAxis::ResolvePreset(size_t preset, Runtim
 void PartitionAxis::Rep::ExplainName(int64_t dim, std::string_view name, RuntimeMode mode,
                                      std::vector<ExplanationStep>& steps) const {
   using Kind = ExplanationStep::Kind;
-  // A user-defined axis may refer to other names. `names` holds the names to explain, the next one
-  // last.
+  // A user-defined axis may refer to other names. `names` is the stack of names to explain; its
+  // last name is explained next.
   std::vector<std::string> names = {std::string(name)};
   absl::flat_hash_set<std::string> seen = {names.front()};
   while (!names.empty()) {

@@ -58,8 +58,9 @@ std::optional<AxisField> FindAxisField(std::string_view name);
 // Returns the names of all fields, in the enum's order.
 absl::Span<const std::string_view> AxisFieldNames();
 
-// Returns the field that replaces `field` in generation modes unless its value is none, such as
-// kDecodeBatch for kBatch. Returns nullopt for a field without such a variant.
+// Returns the variant of a field for generation modes, such as kDecodeBatch for kBatch. It replaces
+// `field` in these modes, unless the variant's value is none. Returns nullopt for a field without a
+// variant.
 std::optional<AxisField> GenerationVariant(AxisField field);
 
 // A built-in semantic axis: its name and the field that it reads; kEmpty reads none.
@@ -75,11 +76,11 @@ struct FieldValue {
   AxisValue value;
 };
 
-// Upper bound on the mesh axes, repeats counted, of one semantic axis. Without it, axes that refer
-// to several others could expand beyond any memory.
+// Upper bound on the mesh axes of one semantic axis, including repeats. Without a bound, axes that
+// refer to several other axes could expand beyond any memory.
 inline constexpr size_t kMaxSemanticAxisEntries = 256;
 
-// Upper bound on the names that the explanation of one axis follows.
+// Upper bound on the names in the explanation of one axis.
 inline constexpr size_t kMaxExplainedNames = 64;
 
 // A user-defined semantic axis.
@@ -90,8 +91,8 @@ struct SemanticAxis {
   // that name if one exists, built in or not, and else a mesh axis. Names between double
   // underscores are always semantic.
   AxisValue value;
-  // The value for generation modes. Nullopt: `value`, whose semantic names are then resolved for
-  // generation; none: not partitioned.
+  // The value for generation modes; none means not partitioned. If nullopt, `value` applies, and
+  // its semantic names are resolved for generation.
   std::optional<AxisValue> generation_value;
 
   friend bool operator==(const SemanticAxis&, const SemanticAxis&) = default;
@@ -107,40 +108,42 @@ class PartitionAxis {
   // A profile without given fields and without user-defined axes.
   PartitionAxis();
 
-  // Resolves missing fields, in this order:
+  // Returns the profile with these fields. Resolves missing fields, in this order:
   //   - Mesh dimensions that do not occur in `fields`: dp, fsdp, tp, sp, ep.
   //   - Fields with the value of mesh dimensions' fields. Batch: (fsdp, dp). Sequence, query and
   //     key sequence: sp. Head, kv head, hidden state, mlp intermediate and vocab: tp. Expert: ep.
-  //   - Decode batch, head, kv head and key sequence: the resolved field without decode.
+  //   - Decode batch, head, kv head and key sequence: the resolved value of batch, head, kv head
+  //     and key sequence.
   //   - Any other field that does not occur in `fields`: none.
-  // Values are otherwise not checked.
+  // Create does not check values otherwise.
   //
-  // Errors are INVALID_ARGUMENT: UNKNOWN_FIELD (TypeError) for an unknown or repeated field;
-  // UNRESOLVED_FIELD for the first field, in order, that is given as kNotGiven and that no rule
-  // resolves; INVALID_AXIS_VALUE, UNKNOWN_AXIS, CYCLIC_AXIS and LIMIT_EXCEEDED for semantic axes.
+  // Errors are INVALID_ARGUMENT: UNKNOWN_FIELD (Python: TypeError) for an unknown or repeated
+  // field; UNRESOLVED_FIELD for the first field, in order, that is given as kNotGiven and that no
+  // rule resolves; INVALID_AXIS_VALUE, UNKNOWN_AXIS, CYCLIC_AXIS and LIMIT_EXCEEDED for semantic
+  // axes.
   static absl::StatusOr<PartitionAxis> Create(absl::Span<const FieldValue> fields,
                                               absl::Span<const SemanticAxis> semantic_axes = {});
 
-  // Never kNotGiven. Valid while a copy of this profile exists.
+  // Returns a field's value, which is never kNotGiven. Valid while a copy of this profile exists.
   const AxisValue& field(AxisField field) const;
   absl::Span<const SemanticAxis> semantic_axes() const;
 
   // Returns one value per axis. None and `_` give none. A semantic axis gives the value of its
-  // field, or in a generation mode of its decode variant unless that is none. A list of semantic or
-  // field names gives the list of their values.
+  // field. In a generation mode, it gives the value of the field's decode variant instead, unless
+  // that value is none. A list of semantic or field names gives the list of their values.
   //
-  // Errors are INVALID_ARGUMENT, of the first axis that fails. UNKNOWN_AXIS is for a name that is
-  // not semantic (LookupError within a list, ValueError elsewhere) and for a tuple.
-  // INVALID_AXIS_VALUE (TypeError) is for a value that no axis can have. In kExact that includes
-  // any list in a generation mode, and a list within a list.
+  // Returns the error of the first axis that fails. Errors are INVALID_ARGUMENT: UNKNOWN_AXIS for a
+  // tuple, and for a name that is not semantic (LookupError within a list, ValueError elsewhere);
+  // INVALID_AXIS_VALUE (Python: TypeError) for a value that no axis can have. Under kExact, such
+  // values include any list in a generation mode, and a list within a list.
   absl::StatusOr<std::vector<AxisValue>> ResolveAxis(
       absl::Span<const AxisValue> axes, RuntimeMode mode,
       Compatibility compatibility = Compatibility::kDefault) const;
 
-  // Returns the spec of ResolveAxis' values. Further errors: SpecEntry::Create's, which in kExact
-  // include INVALID_SPEC for a tuple within a tuple. Repeated axes are accepted; correction checks
-  // them.
-  // Takes O(axes). Apart from the result, only lists allocate memory.
+  // Returns the spec whose entries are the values of ResolveAxis. Errors as ResolveAxis, then as
+  // SpecEntry::Create, under kExact also INVALID_SPEC for a tuple within a tuple. Accepts repeated
+  // axes, which correction checks. Takes O(axes). Apart from the result, only lists allocate
+  // memory.
   absl::StatusOr<PartitionSpec> ResolveSpec(
       absl::Span<const AxisValue> axes, RuntimeMode mode,
       Compatibility compatibility = Compatibility::kDefault) const;
@@ -150,10 +153,10 @@ class PartitionAxis {
   absl::StatusOr<PartitionSpec> ResolvePreset(
       size_t preset, RuntimeMode mode, Compatibility compatibility = Compatibility::kDefault) const;
 
-  // Returns the steps from each axis to its mesh axes: semantic name, in generation modes the
-  // variant, mesh axes. For a list, the steps of its members come first. For a user-defined axis,
-  // the steps of the names that it refers to come first, each once and at most kMaxExplainedNames.
-  // Errors as ResolveAxis.
+  // Returns the steps from each axis to its mesh axes: the semantic name, the variant (only in
+  // generation modes), the mesh axes. For a list, the steps of its members come first. For a
+  // user-defined axis, the steps of the names in its value come first, each name once, and at most
+  // kMaxExplainedNames names. Errors as ResolveAxis.
   absl::StatusOr<std::vector<ExplanationStep>> Explain(
       absl::Span<const AxisValue> axes, RuntimeMode mode,
       Compatibility compatibility = Compatibility::kDefault) const;

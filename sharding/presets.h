@@ -1,4 +1,4 @@
-// Axes with a mode, and named presets for the usual tensors of a transformer.
+// Named presets: the semantic axes, with a mode, of the usual tensors of a transformer.
 #ifndef SHARDMESH_SHARDING_PRESETS_H_
 #define SHARDMESH_SHARDING_PRESETS_H_
 
@@ -12,7 +12,7 @@
 
 namespace shardmesh {
 
-// The semantic axes of a tensor's dimensions, and the rule for the mode.
+// The semantic axes of a tensor's dimensions, and its mode: fixed, or determined by a dimension.
 struct DynamicAxes {
   std::vector<AxisValue> axes;
   Mode mode = RuntimeMode::kTrain;
@@ -29,7 +29,7 @@ struct Preset {
 absl::Span<const Preset> Presets();
 
 // Returns the preset of this name, such as "AttnQSharding". INVALID_ARGUMENT (UNKNOWN_PRESET;
-// AttributeError) names the nearest one, or all if none is similar.
+// Python: AttributeError) names the nearest one, or all if none is similar.
 absl::StatusOr<const Preset*> FindPreset(std::string_view name);
 
 }  // namespace shardmesh

@@ -20,7 +20,7 @@ void AppendName(std::string_view name, std::string& out) {
 void AppendValue(const AxisValue& value, std::string& out) {
   switch (value.kind()) {
     case AxisValue::Kind::kNotGiven:
-      // In a resolved profile this occurs only within a tuple or list.
+      // A resolved field always has a value, so kNotGiven occurs only within a tuple or list.
       out += '?';
       return;
     case AxisValue::Kind::kNone:
@@ -40,8 +40,8 @@ void AppendValue(const AxisValue& value, std::string& out) {
   }
 }
 
-// Returns the value as an attribute of the original's object. A value that the hash ignores may
-// become any other ignored value.
+// Returns the value as the attribute of eformer's object has it. eformer's hash ignores some kinds
+// of values; such a value may become any other ignored value.
 PythonValue AsPython(const AxisValue& value) {
   switch (value.kind()) {
     case AxisValue::Kind::kName:

@@ -22,10 +22,11 @@
 namespace shardmesh {
 namespace {
 
-// Python's hash of an integer is its remainder by this prime.
+// Python's hash of an integer is its remainder modulo this prime.
 constexpr uint64_t kHashModulus = (uint64_t{1} << 61) - 1;
 
-// Returns hash() of an object whose __hash__ returned the number, which is not negative.
+// Returns Python's hash() of an object whose __hash__ returned this number. Requires a number that
+// is not negative.
 int64_t ReduceHash(std::string_view decimal) {
   if (int64_t small = 0; absl::SimpleAtoi(ToAbsl(decimal), &small)) return small;
   uint64_t remainder = 0;
@@ -142,7 +143,8 @@ std::string PythonValue::Repr() const {
 std::string PythonFloatRepr(double value) {
   if (std::isnan(value)) return "nan";
   if (std::isinf(value)) return value < 0 ? "-inf" : "inf";
-  // The fewest digits, as d.ddde±xx. The buffer has room for 17 digits, sign, point and exponent.
+  // Print the fewest digits that identify the value, as d.ddde±xx. The buffer has room for 17
+  // digits, sign, point and exponent.
   std::array<char, 32> buffer;
   const std::to_chars_result end = std::to_chars(buffer.data(), buffer.data() + buffer.size(),
                                                  value, std::chars_format::scientific);

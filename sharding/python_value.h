@@ -39,10 +39,11 @@ class PythonValue {
   static PythonValue Dict(std::vector<DictItem> items);
 
   Kind kind() const { return kind_; }
-  // kString: the text; kBool, kInt, kFloat: as Python prints it; empty for the others.
+  // Returns the text of a string, or a bool, an int or a float as Python prints it. Returns an
+  // empty text for the other kinds.
   const std::string& text() const { return text_; }
-  // kList, kTuple: the entries; kDict: key, value, key, value, ...; empty for the others. Valid
-  // while this value is unchanged.
+  // Returns the entries of a list or tuple; for a dict: key, value, key, value, ... Returns an
+  // empty span for the other kinds. Valid while this value is unchanged.
   absl::Span<const PythonValue> entries() const { return entries_; }
 
   // Returns the text of str(): a string is itself, any other value its repr.
@@ -69,9 +70,9 @@ struct PythonHash {
   friend bool operator==(const PythonHash&, const PythonHash&) = default;
 };
 
-// Hashes the concatenated texts of the attributes, in the object's own order. Only bool, int,
-// float, list and dict count; None, strings and tuples are skipped. The only error is
-// SafeHashInt's, on a host whose OpenSSL is configured without MD5.
+// Hashes the concatenated texts of an object's attributes, in the order given. Includes only bool,
+// int, float, list and dict; skips None, strings and tuples. The only error is that of SafeHashInt,
+// on a host whose OpenSSL is configured without MD5.
 absl::StatusOr<PythonHash> HashFn(absl::Span<const PythonValue> attributes);
 
 }  // namespace shardmesh

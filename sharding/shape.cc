@@ -1,4 +1,4 @@
-// Checks and texts of shapes.
+// Checks and prints shapes.
 #include "sharding/shape.h"
 
 #include <limits>
@@ -18,8 +18,8 @@ absl::StatusOr<int64_t> ElementCount(absl::Span<const int64_t> shape) {
         StrCat("a shape of ", shape.size(), " dimensions is over the limit of ", kMaxRank),
         {{fact::kValue, ShapeToString(shape)}, {fact::kLimit, kMaxRank}});
   }
-  // A later extent of 0 makes any count 0, so the product is checked only at the end. It saturates,
-  // because 16 factors below 2^63 do not fit 128 bits.
+  // A later extent of 0 makes any count 0, so check the product only at the end. Stop multiplying
+  // once it exceeds the limit, because 16 factors below 2^63 do not fit 128 bits.
   constexpr absl::uint128 kLimit = std::numeric_limits<int64_t>::max();
   absl::uint128 count = 1;
   bool has_zero = false;

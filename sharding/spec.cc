@@ -1,4 +1,4 @@
-// Normalisation, text and comparison of partition specs.
+// Normalises, prints and compares partition specs.
 #include "sharding/spec.h"
 
 #include <algorithm>
@@ -19,7 +19,7 @@ absl::Status InvalidSpec(std::string_view message, const AxisValue& value) {
   return InvalidArgument(Reason::kInvalidSpec, message, {{fact::kValue, value.ToString()}});
 }
 
-// Calls `visit` with each axis name of the entries, in order, repeats included.
+// Calls `visit` with each axis name of the entries, in order, including repeats.
 template <typename Visit>
 void ForEachAxisName(absl::Span<const SpecEntry> entries, Visit visit) {
   for (const SpecEntry& entry : entries) {
@@ -37,7 +37,7 @@ int64_t SizeOf(const Mesh& mesh, std::string_view name) {
   return axis.has_value() ? mesh.axes()[static_cast<size_t>(*axis)].size : 1;
 }
 
-// Returns the axes of an entry that have more than one device.
+// Returns the axes of an entry that have another size than 1, and therefore split the dimension.
 std::vector<std::string_view> SplittingAxes(const SpecEntry& entry, const Mesh& mesh) {
   std::vector<std::string_view> names;
   for (const AxisName& axis : entry.axes()) {
@@ -204,8 +204,8 @@ std::string PartitionSpec::ToString() const {
 }
 
 absl::Status CheckDistinctAxes(const PartitionSpec& spec) {
-  // Every tensor passes here, nearly always with a handful of distinct names. These need no
-  // allocation: each name is compared with those before it.
+  // This runs for every tensor, nearly always with a handful of distinct names. Compare each name
+  // with the names before it: for so few, that is fast and allocates nothing.
   absl::InlinedVector<std::string_view, 16> names(spec.unreduced().begin(), spec.unreduced().end());
   bool distinct = true;
   int nones = 0;

@@ -73,7 +73,7 @@ Shape Tile::shape() const {
 }
 
 int64_t Tile::element_count() const {
-  // Checked first: the other extents of a tensor without elements may overflow.
+  // Return before the product if a range is empty: the other extents alone may overflow int64_t.
   if (std::any_of(ranges.begin(), ranges.end(),
                   [](const IndexRange& range) { return range.size() == 0; })) {
     return 0;
@@ -112,7 +112,7 @@ Tiling::Tiling(const Mesh& mesh, const PartitionSpec& spec, Shape shape)
   absl::InlinedVector<bool, 6> cuts(static_cast<size_t>(mesh.axis_count()), false);
   for (size_t dim = 0; dim < dimensions_.size(); ++dim) {
     if (shape_[dim] == 0) {
-      continue;  // one empty part, which every device along the axes holds
+      continue;  // its axes cut nothing: the dimension is one empty part, held by every device
     }
     Dimension& dimension = dimensions_[dim];
     for (const AxisName& name : spec_.entry(static_cast<int64_t>(dim)).axes()) {
@@ -303,7 +303,7 @@ std::vector<OwnedTile> Tiling::OwnersOf(const Tile& range) const {
     const int64_t first = PartHolding(dim, wanted.start);
     parts.push_back({first, PartHolding(dim, wanted.stop - 1), first});
   }
-  // An odometer over the parts, the last dimension fastest.
+  // Visit every combination of parts, with the last dimension fastest.
   while (true) {
     OwnedTile piece;
     DeviceId base = 0;

@@ -36,20 +36,20 @@ struct Tile {
   Shape shape() const;
   int64_t element_count() const;
   bool empty() const { return element_count() == 0; }
-  // `[4,8)x[4,8)`; `()` for a scalar's.
+  // Returns a text such as `[4,8)x[4,8)`; `()` for the tile of a scalar.
   std::string ToString() const;
 
   friend bool operator==(const Tile&, const Tile&) = default;
 };
 
-// Returns the common indices; nullopt if there are none. Requires equal ranks.
+// Returns the indices that both tiles have; nullopt if there are none. Requires equal ranks.
 std::optional<Tile> Intersect(const Tile& a, const Tile& b);
 
 // The cut positions of one dimension: n parts have n + 1 rising points, from 0 to the extent.
 using CutPoints = std::vector<int64_t>;
 
-// Returns the same cuts in their simplest form: no points for equal parts, no lists if all parts
-// are equal.
+// Returns the same cuts in their simplest form: an empty list for a dimension of equal parts, and
+// no lists at all if every dimension has equal parts.
 std::vector<CutPoints> WithoutEqualParts(std::vector<CutPoints> cut_points);
 
 // A piece of a tensor and every device that holds it.
@@ -61,24 +61,24 @@ struct OwnedTile {
 // The layout of an array of one shape on a mesh: the tile of each device.
 //
 // Invariants (checked by Create in this order; INVALID_ARGUMENT names the first that fails):
-//   - no axis occurs twice in the spec (DUPLICATE_AXIS; DuplicateSpecError);
+//   - no axis occurs twice in the spec (DUPLICATE_AXIS; Python: DuplicateSpecError);
 //   - every axis of the spec is an axis of the mesh (AXIS_NOT_IN_MESH);
 //   - the spec has at most one entry per dimension of `shape` (RANK_MISMATCH);
 //   - the product of a dimension's axes divides its extent, unless it has cut points
 //     (NOT_DIVISIBLE, lowest dimension first). Any product divides an extent of 0.
-// An unconstrained dimension is not partitioned. Along unreduced axes, devices hold the same tile,
-// each a partial sum of it. They count as holders and replicas here; spec().unreduced()
-// distinguishes them.
+// An unconstrained dimension is not partitioned. Along unreduced axes, devices hold the same index
+// range, and each has a partial sum. Here such devices count as holders and replicas of one tile;
+// spec().unreduced() shows that their values differ.
 //
 // Example: mesh dp=2,tp=4, spec P('dp', 'tp'), shape (8, 16): device 5 holds [4,8)x[4,8). A
 // dimension over (a, b) is split with a major and b minor.
 // Immutable, and safe to share between threads. A query for one device takes O(rank + axes).
 class Tiling {
  public:
-  // `cut_points`: empty for equal parts everywhere; else one list per dimension, an empty list for
-  // equal parts there. A list has as many parts as the product of its dimension's axes, starts at
-  // 0, rises strictly and ends at the extent (INVALID_CUT_POINTS). FAILED_PRECONDITION (NO_MESH) on
-  // an empty mesh; errors of CheckShape.
+  // `cut_points` is empty for equal parts everywhere. Otherwise it has one list per dimension; an
+  // empty list gives equal parts. A list has as many parts as the product of its dimension's axes,
+  // starts at 0, rises strictly and ends at the extent (INVALID_CUT_POINTS). FAILED_PRECONDITION
+  // (NO_MESH) on an empty mesh; errors of CheckShape.
   static absl::StatusOr<Tiling> Create(const Mesh& mesh, const PartitionSpec& spec, Shape shape,
                                        std::vector<CutPoints> cut_points = {});
 
@@ -93,19 +93,21 @@ class Tiling {
   // Returns the number of this device among the holders of its tile, in position order. 0 marks the
   // canonical holder: the tiles of all devices with replica id 0 cover the tensor exactly once.
   int64_t ReplicaIdOf(DeviceId device) const;
-  // Returns how many devices hold each tile.
+  // Returns the number of devices that hold each tile.
   int64_t replica_count() const { return replica_count_; }
   // Returns the number of different tiles.
   int64_t DistinctTileCount() const { return mesh_.size() / replica_count_; }
-  // Returns the tile of that number, counted row-major over the dimensions, with its replica group.
-  // Takes O(rank + replicas). Requires 0 <= tile < DistinctTileCount().
+  // Returns the tile with the number `tile`, and all devices that hold it. Tiles are numbered in
+  // row-major order of their dimensions. Takes O(rank + replicas). Requires
+  // 0 <= tile < DistinctTileCount().
   OwnedTile ReplicaGroup(int64_t tile) const;
-  // Returns the number of the tile that a device holds, in the same count.
+  // Returns the number of the tile that a device holds, as ReplicaGroup numbers tiles.
   int64_t TileNumberOf(DeviceId device) const;
-  // Returns whether no axis of more than one device is in the spec, for any extents.
+  // Returns whether the spec has no axis of more than one device, regardless of the extents.
   bool FullyReplicated() const { return fully_replicated_; }
 
-  // Parts of dimension `dim`, 0 <= dim < rank(), and the range of one of them.
+  // Return the number of parts of dimension `dim`, and the range of one part. Require
+  // 0 <= dim < rank().
   int64_t PartCount(int64_t dim) const;
   IndexRange PartRange(int64_t dim, int64_t part) const;
   // Whether every tile has the shape ShardShape().
@@ -114,14 +116,14 @@ class Tiling {
   // device's tile.
   Shape ShardShape() const;
 
-  // Returns the pieces that tile `range` of the tensor, in row-major order, each with all its
-  // holders.
-  // Takes O(pieces * replicas). Requires a range within the tensor; an empty one gives no pieces.
+  // Cuts `range` of the tensor along the tiles. Returns the pieces in row-major order, each with
+  // all its holders. Takes O(pieces * replicas). Requires a range within the tensor; an empty range
+  // gives no pieces.
   std::vector<OwnedTile> OwnersOf(const Tile& range) const;
 
  private:
-  // One digit of a device's coordinates: coordinate = device / stride % size. It has the value
-  // `weight`.
+  // A device's coordinate along one axis, device / stride % size, as a digit of the number of a
+  // part. `weight` is the digit's place value.
   struct Digit {
     int64_t stride;
     int64_t size;
@@ -138,7 +140,7 @@ class Tiling {
   int64_t PartOf(DeviceId device, int64_t dim) const;
   // Returns the part that contains index `index` of dimension `dim`.
   int64_t PartHolding(int64_t dim, int64_t index) const;
-  // Returns the devices whose coordinates along the partitioning axes sum to `base`.
+  // Returns all holders of a tile. `base` is the holder with coordinate 0 along all other axes.
   std::vector<DeviceId> Holders(DeviceId base) const;
 
   Mesh mesh_;

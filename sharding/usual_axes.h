@@ -1,4 +1,4 @@
-// The mesh axes of a profile that names none.
+// The mesh axes of a profile that sets no field.
 #ifndef SHARDMESH_SHARDING_USUAL_AXES_H_
 #define SHARDMESH_SHARDING_USUAL_AXES_H_
 
@@ -6,7 +6,8 @@
 
 namespace shardmesh {
 
-// A mesh often lacks some of these, so a missing one does not count as a misspelt name.
+// The usual mesh axes. A mesh often lacks some of them, so error messages do not take a missing
+// usual axis for a misspelt name.
 inline constexpr std::string_view kUsualAxes[] = {"dp", "fsdp", "tp", "sp", "ep"};
 
 }  // namespace shardmesh

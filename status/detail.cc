@@ -9,9 +9,9 @@
 namespace shardmesh {
 namespace {
 
-// The key of a fact follows; the payload is its value.
+// Type URL of a fact's payload, up to the fact's key. The payload is the fact's value.
 constexpr std::string_view kFactPrefix = "shardmesh/fact/";
-// The payload is a duration as absl::FormatDuration writes it.
+// Type URL of the retry delay. The payload is a duration as absl::FormatDuration writes it.
 constexpr absl::string_view kRetryDelayUrl = "shardmesh/retry_delay";
 
 }  // namespace

@@ -14,12 +14,12 @@
 
 namespace shardmesh {
 
-// Attaches a fact such as ("rank", "3"). `key` is an identifier in snake_case; a second value of
-// one key replaces the first. An OK status stays as it is.
+// Attaches a fact such as ("rank", "3"). `key` is an identifier in snake_case; a new value of a key
+// replaces the old one. An OK status stays unchanged.
 absl::Status WithFact(absl::Status status, std::string_view key, std::string_view value);
-// Attaches each fact whose value is not empty. An OK status stays as it is.
+// Attaches each fact whose value is not empty. An OK status stays unchanged.
 absl::Status WithFacts(absl::Status status, Facts facts);
-// Attaches the facts of `from`; `status` is the same error in other words.
+// Attaches the facts of `from` to `status`, which is the same error with another message.
 absl::Status WithFactsOf(absl::Status status, const absl::Status& from);
 // The value of the fact `key`; nullopt if the status has none.
 std::optional<std::string> FactOf(const absl::Status& status, std::string_view key);
@@ -27,7 +27,8 @@ std::optional<std::string> FactOf(const absl::Status& status, FactKey key);
 // All facts of the status, by key.
 std::vector<std::pair<std::string, std::string>> FactsOf(const absl::Status& status);
 
-// Says how long to wait before the call is tried again. An OK status stays as it is.
+// Attaches the time that a caller should wait before it repeats the call. An OK status stays
+// unchanged.
 absl::Status WithRetryDelay(absl::Status status, absl::Duration delay);
 // The delay of WithRetryDelay; nullopt if the status has none.
 std::optional<absl::Duration> RetryDelayOf(const absl::Status& status);

@@ -1,4 +1,4 @@
-// The names of the facts that errors carry, and which reasons carry which.
+// The names of the facts (key and value pairs) that errors carry, and the facts of each reason.
 #ifndef SHARDMESH_STATUS_FACT_KEYS_H_
 #define SHARDMESH_STATUS_FACT_KEYS_H_
 
@@ -13,7 +13,7 @@ namespace shardmesh {
 
 enum class Reason : int;
 
-// The name of a fact. It is part of the contract, as the names of reasons are.
+// The name of a fact. Like the names of reasons, it is part of the contract with clients.
 class FactKey {
  public:
   constexpr explicit FactKey(std::string_view name) : name_(name) {}
@@ -28,15 +28,15 @@ class FactKey {
 namespace fact {
 // A dimension, from 0.
 inline constexpr FactKey kDimension{"dimension"};
-// The actual value: a number, a size in bytes, or a name, by the reason.
+// The actual value. The reason decides whether it is a number, a size in bytes or a name.
 inline constexpr FactKey kHave{"have"};
 // The value that is necessary or expected, in the unit of `have`.
 inline constexpr FactKey kNeed{"need"};
-// The largest value that is allowed; seconds for a time.
+// The largest allowed value; in seconds if it is a time.
 inline constexpr FactKey kLimit{"limit"};
-// The value at fault, as given.
+// The faulty value, as the caller gave it.
 inline constexpr FactKey kValue{"value"};
-// Where the fault is, in bytes or characters from 0.
+// The position of the fault, in bytes or characters from 0.
 inline constexpr FactKey kPosition{"position"};
 // The path of the request's field or flag, such as `spec.dimensions[1]`.
 inline constexpr FactKey kField{"field"};
@@ -44,11 +44,11 @@ inline constexpr FactKey kField{"field"};
 inline constexpr FactKey kKind{"kind"};
 // The name or the id that the request uses.
 inline constexpr FactKey kName{"name"};
-// The known name that is most similar to the name at fault.
+// The known name that is most similar to the faulty name.
 inline constexpr FactKey kNearest{"nearest"};
-// The axes at fault, joined by commas.
+// The faulty axes, joined by commas.
 inline constexpr FactKey kAxis{"axis"};
-// The name of the mesh; its axes and their sizes where it has no name.
+// The name of the mesh; its axes and their sizes if it has no name.
 inline constexpr FactKey kMesh{"mesh"};
 // An array's id.
 inline constexpr FactKey kArray{"array"};
@@ -69,7 +69,7 @@ inline constexpr FactKey kFile{"file"};
 }  // namespace fact
 
 // A fact of an error, such as {fact::kRank, 3}. The value is a text or a number. An empty text
-// stands for a value that is not known: the error gets no such fact.
+// means that the value is not known: the error then gets no such fact.
 struct Fact {
   template <typename T>
   Fact(FactKey fact_key, const T& fact_value) : key(fact_key), value(StrCat(fact_value)) {}

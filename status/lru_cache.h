@@ -1,4 +1,4 @@
-// A bounded cache that forgets the entries that were not used for the longest time.
+// A bounded cache that evicts the least recently used entries.
 #ifndef SHARDMESH_STATUS_LRU_CACHE_H_
 #define SHARDMESH_STATUS_LRU_CACHE_H_
 
@@ -12,8 +12,9 @@
 
 namespace shardmesh {
 
-// Keeps values by key: at most `entries` of them, with at most `weight` in sum. The last added one
-// stays, regardless of its weight. Not thread-safe. All calls take constant time.
+// Keeps values by key: at most Limits::entries values, whose weights add up to at most
+// Limits::weight. The last added value stays, regardless of its weight. Not thread-safe. Find and
+// ForgetOldest take constant time; Add takes it for each evicted entry too.
 template <typename Key, typename Value>
 class LruCache {
   struct Entry {
@@ -27,7 +28,7 @@ class LruCache {
     size_t entries = std::numeric_limits<size_t>::max();
     size_t weight = std::numeric_limits<size_t>::max();
   };
-  // Entries that were forgotten. A caller can destroy them after it has released its lock.
+  // Evicted entries. A caller can destroy them after it has released its lock.
   using Forgotten = std::list<Entry>;
 
   explicit LruCache(const Limits& limits) : limits_(limits) {}
@@ -35,8 +36,8 @@ class LruCache {
   size_t size() const { return used_.size(); }
   size_t weight() const { return weight_; }  // of all entries
 
-  // The value of `key`, which becomes the one used last; null if it is not kept. Valid until the
-  // next Add.
+  // Returns the value of `key`, and counts as a use of it. Returns null if the cache does not have
+  // the key. The pointer is valid until the next Add or ForgetOldest.
   template <typename Lookup>
   const Value* Find(const Lookup& key) {
     const auto found = by_key_.find(key);
@@ -45,7 +46,7 @@ class LruCache {
     return &found->second->value;
   }
 
-  // Forgets the value that was not used for the longest time, and returns it. There is one.
+  // Evicts the least recently used value, and returns it. Requires size() > 0.
   Value ForgetOldest() {
     Entry& oldest = used_.back();
     Value value = std::move(oldest.value);
@@ -55,8 +56,9 @@ class LruCache {
     return value;
   }
 
-  // Keeps `value`, unless `key` is kept already: then that value stays. Returns the kept value,
-  // valid until the next Add.
+  // Adds `value` under `key`. If the cache already has the key, the old value stays. Returns the
+  // value of the key, valid until the next Add or ForgetOldest. Appends evicted entries to
+  // `forgotten`.
   const Value& Add(const Key& key, Value value, Forgotten* forgotten, size_t weight = 0) {
     const auto [place, is_new] = by_key_.try_emplace(key);
     if (!is_new) {
@@ -76,7 +78,7 @@ class LruCache {
 
  private:
   const Limits limits_;
-  std::list<Entry> used_;  // the one used last is in front
+  std::list<Entry> used_;  // the most recently used entry first
   absl::flat_hash_map<Key, typename std::list<Entry>::iterator> by_key_;
   size_t weight_ = 0;
 };

@@ -1,4 +1,4 @@
-// A map from short names, for lookups that are counted in nanoseconds.
+// A hash table with short names as keys, for lookups in a few nanoseconds.
 #ifndef SHARDMESH_STATUS_NAME_TABLE_H_
 #define SHARDMESH_STATUS_NAME_TABLE_H_
 
@@ -24,7 +24,7 @@ class NameTable {
  public:
   NameTable() : slots_(kLeastSlots) {}
 
-  // Returns false, and changes nothing, if the name is already present.
+  // Adds a name with its value. Returns false, and changes nothing, if the name is already present.
   bool Insert(std::string name, Value value) {
     if (Find(name) != nullptr) return false;
     if (2 * (size_ + 1) > slots_.size()) Grow();
@@ -36,7 +36,7 @@ class NameTable {
     return true;
   }
 
-  // Returns null if the name is absent. The pointer is valid until the next Insert.
+  // Returns the value of a name; null if the name is absent. Valid until the next Insert.
   const Value* Find(std::string_view name) const {
     for (size_t i = Hash(name) & mask();; i = (i + 1) & mask()) {
       const Slot& slot = slots_[i];
@@ -63,14 +63,16 @@ class NameTable {
     } else if (!name.empty()) {
       std::memcpy(&head, name.data(), name.size());
     }
-    // Odd constants spread the bits upwards; the upper half depends on all of them.
+    // Multiplication by odd constants moves each bit's effect upwards, so the upper half depends on
+    // all bits.
     const uint64_t mixed = (head * 0x9E3779B97F4A7C15) ^ (tail * 0xC2B2AE3D27D4EB4F) ^ name.size();
     return static_cast<size_t>((mixed * 0x9E3779B97F4A7C15) >> 32);
   }
 
   size_t mask() const { return slots_.size() - 1; }
 
-  // Returns the slot for a name that is absent. At least half of all slots are free.
+  // Returns the slot for a name that is absent. The search ends, since at least half of all slots
+  // are free.
   size_t FreePlace(std::string_view name) const {
     size_t i = Hash(name) & mask();
     while (slots_[i].used) i = (i + 1) & mask();

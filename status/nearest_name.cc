@@ -42,7 +42,7 @@ std::optional<std::string_view> NearestName(std::string_view name,
   std::optional<std::string_view> nearest;
   int64_t least = 0;
   for (const std::string_view candidate : known) {
-    // EditDistance compares no more bytes than these.
+    // EditDistance compares at most kMaxBytes of each name, so count no more here.
     const auto longer =
         static_cast<int64_t>(std::min(kMaxBytes, std::max(name.size(), candidate.size())));
     const int64_t distance =

@@ -22,16 +22,17 @@ int64_t EditDistance(std::string_view a, std::string_view b);
 std::optional<std::string_view> NearestName(std::string_view name,
                                             absl::Span<const std::string_view> known);
 
-// Returns `; did you mean "tp"?` for the nearest name, else an empty string. The text ends a
-// sentence.
+// Returns `; did you mean "tp"?` for the nearest name, else an empty string. Append the text to an
+// error message, as its end.
 std::string DidYouMean(std::string_view name, absl::Span<const std::string_view> known);
 
-// Returns the keys of a sorted map on both sides of the place where `name` would stand: at most
-// 1,000. Their lengths are bounded too, so that DidYouMean needs only some milliseconds for them.
+// Returns the keys of a sorted map on both sides of the place where `name` would stand. Returns at
+// most 1,000 keys, and fewer if they are long: DidYouMean then takes only a few milliseconds.
 template <typename Map>
 std::vector<std::string> NeighboursOf(std::string_view name, const Map& map) {
   constexpr size_t kMaxNeighbours = 1'000;
-  // An edit distance compares each byte of one name with each byte of the other.
+  // Upper bound on the byte pairs that the edit distances compare. One distance compares each byte
+  // of one name with each byte of the other.
   constexpr size_t kMaxByteProduct = size_t{1} << 20;
   std::vector<std::string> neighbours;
   size_t product = 0;

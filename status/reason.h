@@ -1,4 +1,4 @@
-// Why a call failed or a layout was changed, in a form that programs can compare: stable reasons,
+// Reasons: stable codes that tell programs why a call failed or a layout was changed. A reason is
 // attached to an absl::Status.
 #ifndef SHARDMESH_STATUS_REASON_H_
 #define SHARDMESH_STATUS_REASON_H_
@@ -12,20 +12,20 @@
 
 namespace shardmesh {
 
-// Names and meanings are part of the contract: google.rpc.ErrorInfo and corrections carry them. New
-// reasons may be added; none may be renamed or reused. ReasonName(kNotDivisible) is
-// "NOT_DIVISIBLE", and so on.
+// Names and meanings are part of the contract with clients: google.rpc.ErrorInfo and corrections
+// carry them. A new version may add reasons, but must not rename or reuse one. The name of
+// kNotDivisible is "NOT_DIVISIBLE", and so on.
 enum class Reason : int {
   kUnspecified = 0,
 
-  // Layouts: as errors, or as the reason of a correction.
+  // Layouts. Each is the reason of an error or of a correction.
   kNotDivisible,      // the product of the axes does not divide the dimension
   kAxisNotInMesh,     // a spec names an axis that the mesh does not have
   kRankTruncated,     // a spec was longer than the tensor's rank and was cut
   kBelowMinSize,      // the tensor is smaller than the rule set's min_size and is replicated
   kUnconstrained,     // a dimension was left open and is not partitioned
   kDuplicateAxis,     // one axis occurs twice in a spec or a mesh
-  kRankMismatch,      // a spec is longer than the rank, where that is an error
+  kRankMismatch,      // a spec is longer than the rank, in a call that does not cut it
   kMeshSizeMismatch,  // axis sizes do not multiply to the number of devices
   kNoMesh,            // the call needs a mesh and has none
 
@@ -43,8 +43,8 @@ enum class Reason : int {
   kUnknownPreset,     // not a preset
   kUnresolvedField,   // a field of the profile has no value after resolution
   kInvalidAxisValue,  // a value has the wrong kind for its place
-  kCyclicAxis,        // registered axes that resolve to one another
-  kInvalidDimension,  // an integer mode that is not a dimension of the shape
+  kCyclicAxis,        // user-defined axes refer to one another in a cycle
+  kInvalidDimension,  // a number is not a dimension of the shape
   kMissingArgument,   // the call needs an argument that was left out
 
   // Rules.
@@ -58,8 +58,8 @@ enum class Reason : int {
   kAlreadyExists,    // a named thing exists already
   kVersionMismatch,  // a version or revision is not the expected one
   kRequestIdReused,  // a request_id was used before with other contents
-  kNotAvailable,     // the contract reserves it, this build does not implement it
-  kCompacted,        // a watched revision was compacted; list anew
+  kNotAvailable,     // the request is part of the contract, but this build does not implement it
+  kCompacted,        // the history of a watched revision was compacted; list anew
 
   // Data.
   kShapeMismatch,     // operands do not fit each other
@@ -69,11 +69,11 @@ enum class Reason : int {
   kChecksumMismatch,  // bytes differ from their checksum
   kBadTile,           // a tile is not the tile that this worker holds of the array
   kBadToken,          // a transfer token is missing, wrong, expired or for something else
-  kArrayDegraded,     // some tiles of an array are missing; the ranks are named
-  kMemoryLimit,       // no memory is left for shards; have and need are named
+  kArrayDegraded,     // some tiles of an array are missing; the error names the ranks
+  kMemoryLimit,       // no memory is left for shards; the error gives have and need
 
   // Cluster.
-  kWorkerLost,            // a worker is lost; its rank, identity and activity are named
+  kWorkerLost,            // a worker is lost; the error names its rank, identity and activity
   kMeshIncomplete,        // a mesh has ranks without a live worker
   kIdentityInUse,         // another process holds the identity
   kClusterMismatch,       // a worker belongs to another cluster
@@ -85,21 +85,21 @@ enum class Reason : int {
   kNotServing,            // the process is starting or draining
   kEndpointUnverified,    // an advertised endpoint does not lead back to its worker
   kStoreFailed,           // durable state cannot be read or written
-  kCancelled,             // the operation was cancelled by its owner
-  kDeadline,              // a deadline passed; the awaited peers are named
-  kCollectiveMismatch,    // ranks run different collectives; both are shown
-  kIdentityMismatch,      // a data folder holds tiles of another worker; both are named
+  kCancelled,             // the owner of the operation cancelled it
+  kDeadline,              // a deadline passed; the error names the awaited peers
+  kCollectiveMismatch,    // ranks run different collectives; the error shows both
+  kIdentityMismatch,      // a data folder holds tiles of another worker; the error names both
   kRecovering,            // the coordinator waits for the inventories of its workers; retry
-  kStoreFull,             // the store's disk or quota is full; have and need are named
+  kStoreFull,             // the store's disk or quota is full; the error gives have and need
   kNotOwner,              // the session does not own the object of the call
-  kSchemaMismatch,        // durable state has another schema; both versions are named
+  kSchemaMismatch,        // durable state has another schema; the error names both versions
   kSlowReader,            // the reader of a stream was too slow; the missed messages are gone
   kOverloaded,            // too many requests are under way; the same request may succeed later
   kMeshMismatch,          // operands lie on different meshes, or an array on another mesh
   kMeshInUse,             // arrays lie on the mesh; it can be neither changed nor deleted
-  kWorkerAttached,        // a worker is attached, and the call is about one that is lost
-  kWorkerServesRank,      // a worker serves ranks of meshes, which the call excludes
-  kRanksDefined,          // the definition of a mesh names the workers of its ranks
+  kWorkerAttached,        // a worker is attached, and the call is only for lost workers
+  kWorkerServesRank,      // a worker serves ranks of meshes; the call requires that it serves none
+  kRanksDefined,          // the mesh's definition names the workers; the call cannot change them
   kLast = kRanksDefined,  // not a reason: the end of loops over all reasons
 };
 
@@ -111,17 +111,18 @@ std::optional<Reason> ReasonFromName(std::string_view name);
 // Returns `status` with the reason attached in place of any earlier one. An OK status stays
 // unchanged.
 absl::Status WithReason(absl::Status status, Reason reason);
-// As above, and attaches the facts. FactKeysOf(reason) must have their keys.
+// Like WithReason above; also attaches the facts. FactKeysOf(reason) must contain their keys.
 // Example: WithReason(absl::NotFoundError("no mesh \"a\""), Reason::kNotFound,
 //                     {{fact::kKind, "mesh"}, {fact::kName, "a"}})
 absl::Status WithReason(absl::Status status, Reason reason, Facts facts);
-// Returns kUnspecified if `status` carries no reason, or one that this build does not know.
+// Returns the reason of `status`; kUnspecified if it has no reason, or one that this build does not
+// know.
 Reason ReasonOf(const absl::Status& status);
 
 // Attaches the exact class of the exception that the Python library raises in the same case, such
 // as "DuplicateSpecError".
 absl::Status WithPythonType(absl::Status status, std::string_view python_type);
-// Returns an empty string if `status` carries no class.
+// Returns the class that WithPythonType attached; an empty string if there is none.
 std::string PythonTypeOf(const absl::Status& status);
 
 // Returns the same error with `context` and a colon before its message; `context` names the action
@@ -132,7 +133,7 @@ absl::Status WithContext(const absl::Status& status, std::string_view context);
 // this form.
 absl::Status InvalidArgument(Reason reason, std::string_view message,
                              std::string_view python_type = "ValueError");
-// As above, with facts.
+// Like InvalidArgument above; also attaches facts.
 absl::Status InvalidArgument(Reason reason, std::string_view message, Facts facts,
                              std::string_view python_type = "ValueError");
 

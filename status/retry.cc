@@ -1,4 +1,4 @@
-// The table of reasons and retries. tests/errors_page_test.py compares it with docs/errors.md.
+// The retry rule of each reason. tests/errors_page_test.py compares the table with docs/errors.md.
 #include "status/retry.h"
 
 #include "absl/strings/cord.h"
@@ -7,10 +7,10 @@
 namespace shardmesh {
 namespace {
 
-// Set only in this process: on the wire, the error has no RetryInfo.
+// Marks an error that gets no RetryInfo. The payload exists only in this process; it is not sent.
 constexpr absl::string_view kNoRetryPayload = "shardmesh/no_retry";
 
-// Whether errors with this code may be worth a retry without a change.
+// Returns whether a repeated call may succeed after an error with this code.
 bool MayPass(absl::StatusCode code) {
   return code == absl::StatusCode::kUnavailable || code == absl::StatusCode::kResourceExhausted ||
          code == absl::StatusCode::kAborted;
@@ -23,19 +23,20 @@ RetryRule RetryRuleOf(Reason reason) {
     // Workers that are expected back attach within seconds of the coordinator.
     case Reason::kRecovering:
       return {absl::Milliseconds(200), SelfRetry::kUntilDeadline};
-    // A process that starts serves soon. One that drains may be restarted, or be gone for good.
+    // A process that starts will serve soon. A draining process may be restarted, or never return.
     case Reason::kNotServing:
       return {absl::Seconds(1), SelfRetry::kFewTimes};
-    // The calls of others end. A caller may also wait for a place that its own calls occupy.
+    // Calls of other callers end and free their places. But a caller's own calls may also occupy
+    // all places, so do not retry until the deadline.
     case Reason::kOverloaded:
       return {absl::Seconds(1), SelfRetry::kFewTimes};
-    // The server answers RECOVERING instead where the same request succeeds once the worker is
-    // back. Otherwise a person has to start a worker, or operands may be gone.
+    // If the same request succeeds once the worker is back, the server answers RECOVERING instead.
+    // With these reasons, a person has to start a worker, or operands may be lost.
     case Reason::kWorkerLost:
     case Reason::kMeshIncomplete:
     case Reason::kStepAborted:
       return {absl::Seconds(1), SelfRetry::kNo};
-    // As above: a step that left its operands untouched is answered with RECOVERING.
+    // For a step that left its operands untouched, the server answers RECOVERING instead.
     case Reason::kStaleEpoch:
       return {absl::Milliseconds(100), SelfRetry::kNo};
     default:

@@ -2,8 +2,8 @@
 // one table for servers and clients.
 //
 // A server attaches google.rpc.RetryInfo to every error whose reason has a delay in the table
-// (rpc/codec/status.h does it for all of them). RetryInfo says when the same request may succeed,
-// perhaps only after somebody has acted, for example has started a worker.
+// (rpc/codec/status.h attaches it). RetryInfo says when the same request may succeed, perhaps only
+// after a person has acted, for example has started a worker.
 //
 // The client library repeats a call by itself only if both hold:
 //   - the call is idempotent: it changes nothing, or it has a request_id;
@@ -22,18 +22,18 @@ namespace shardmesh {
 
 // The retries that the client library makes by itself after an error of an idempotent call.
 enum class SelfRetry {
-  kNo,             // it returns the error: somebody must act first, or the request must change
-  kFewTimes,       // it makes kFewAttempts attempts: the state may last, or pass soon
-  kUntilDeadline,  // it repeats the call until the deadline: the state passes by itself
+  kNo,             // returns the error: a person must act first, or the request must change
+  kFewTimes,       // makes kFewAttempts attempts: the cause may last, or pass soon
+  kUntilDeadline,  // repeats the call until its deadline: the cause passes by itself
 };
 
-// All attempts of a call under SelfRetry::kFewTimes, the first included.
+// Number of attempts of a call under SelfRetry::kFewTimes, including the first.
 inline constexpr int kFewAttempts = 5;
 
-// A row of the table.
+// The retries after errors of one reason: a row of the table.
 struct RetryRule {
-  // RetryInfo of errors of the reason, unless an error has a delay of its own. nullopt: none,
-  // because the same request fails again.
+  // The delay in RetryInfo, unless the error has a delay of its own. nullopt: such errors get no
+  // RetryInfo, because the same request fails again.
   std::optional<absl::Duration> delay;
   SelfRetry by_client = SelfRetry::kNo;
 
@@ -41,16 +41,16 @@ struct RetryRule {
 };
 RetryRule RetryRuleOf(Reason reason);
 
-// Says that the same request should not be repeated, although the reason has a delay in the table.
-// An OK status stays as it is.
+// Marks an error whose request should not be repeated, although its reason has a delay in the
+// table. An OK status stays unchanged.
 absl::Status WithoutRetry(absl::Status status);
 
-// Returns the delay of RetryInfo: the error's own (WithRetryDelay), or the one of its reason.
-// nullopt: the error gets no RetryInfo.
+// Returns the delay of RetryInfo: the error's own delay (WithRetryDelay), or that of its reason.
+// Returns nullopt if the error gets no RetryInfo.
 std::optional<absl::Duration> RetryInfoOf(const absl::Status& status);
 
-// Returns what the client library does about an error of an idempotent call. Two cases are no
-// matter of the reason:
+// Returns the retries that the client library makes after an error of an idempotent call. In two
+// cases the reason does not decide:
 //   - UNAVAILABLE without a reason: the connection failed. kFewTimes.
 //   - ABORTED with a retry delay, and a reason without a row: the first request with this
 //     request_id, or another call about the same object, still runs. kUntilDeadline.

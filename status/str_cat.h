@@ -1,8 +1,9 @@
 // StrCat, StrAppend and StrJoin that also take std::string_view, and conversions for other Abseil
 // functions.
 //
-// Debian builds Abseil with its own string_view class, and std::string_view does not convert to
-// that class. The project's interfaces use std::string_view; the functions below build its texts.
+// In Debian's build of Abseil, absl::string_view is a class of its own, and std::string_view does
+// not convert to it. The project uses std::string_view everywhere, and builds texts with the
+// functions below.
 #ifndef SHARDMESH_STATUS_STR_CAT_H_
 #define SHARDMESH_STATUS_STR_CAT_H_
 
@@ -16,8 +17,8 @@
 
 namespace shardmesh {
 
-// Convert between Abseil's view type and the standard one. The view is valid as long as the bytes
-// of the argument.
+// Convert between Abseil's view type and the standard one. The result refers to the same bytes as
+// the argument.
 inline absl::string_view ToAbsl(std::string_view text) { return {text.data(), text.size()}; }
 inline std::string_view ToStd(absl::string_view text) { return {text.data(), text.size()}; }
 
@@ -34,8 +35,8 @@ decltype(auto) Argument(const T& value) {
 
 }  // namespace str_cat_internal
 
-// The three are function objects, because argument-dependent lookup would otherwise find Abseil's
-// functions as well.
+// StrCat, StrAppend and StrJoin are function objects. For functions, argument-dependent lookup
+// would find Abseil's functions as well, and calls would be ambiguous.
 
 // See absl::StrCat.
 inline constexpr auto StrCat = [](const auto&... pieces) -> std::string {

@@ -1,4 +1,4 @@
-// Decoding with every check of the UTF-8 definition, and encoding.
+// Decodes UTF-8 with every check of its definition, and encodes code points.
 #include "status/utf8.h"
 
 #include <cstddef>
@@ -14,8 +14,8 @@ std::optional<std::u32string> DecodeUtf8(std::string_view text) {
       out.push_back(lead);
       continue;
     }
-    // The number of continuation bytes that the lead byte announces, and the least value that needs
-    // so many.
+    // The number of continuation bytes that the lead byte announces, and the least code point that
+    // needs this number. A smaller one is an over-long form.
     int continuations = 0;
     char32_t value = 0;
     char32_t least = 0;

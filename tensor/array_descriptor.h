@@ -1,4 +1,4 @@
-// The description of an array and its layout: every device can derive its own tile from it.
+// The description of an array and its layout, from which every device can derive its own tile.
 #ifndef SHARDMESH_TENSOR_ARRAY_DESCRIPTOR_H_
 #define SHARDMESH_TENSOR_ARRAY_DESCRIPTOR_H_
 
@@ -27,7 +27,7 @@ struct ArrayDescriptor {
   std::string mesh_id;
   int64_t mesh_revision = 0;
   Mesh mesh;
-  // Empty: equal parts everywhere; else as in Tiling::Create.
+  // Cut points as in Tiling::Create; empty for equal parts in every dimension.
   std::vector<CutPoints> cut_points;
 
   // Returns the layout.

@@ -18,8 +18,8 @@
 
 namespace shardmesh {
 
-// A limit on bytes and the count of reserved bytes. It reserves numbers, not memory. Thread-safe.
-// Must outlive its reservations.
+// A limit on bytes and the count of reserved bytes. It only counts, and allocates no memory.
+// Thread-safe. Must outlive its reservations.
 class MemoryBudget {
  public:
   // Reserved bytes of a budget; the destructor releases them. Movable.
@@ -46,19 +46,20 @@ class MemoryBudget {
   MemoryBudget(const MemoryBudget&) = delete;
   MemoryBudget& operator=(const MemoryBudget&) = delete;
 
-  // Reserves size_bytes >= 0, all or nothing. Before it refuses, it calls the Reclaim functions.
-  // RESOURCE_EXHAUSTED (MEMORY_LIMIT) states the purpose, the needed and the remaining bytes, and
-  // the limit; `what` completes "... needed for <what>".
+  // Reserves size_bytes >= 0, all or nothing. If too few bytes are left, calls the Reclaim
+  // functions and tries again. RESOURCE_EXHAUSTED (MEMORY_LIMIT) states the purpose, the needed and
+  // the remaining bytes, and the limit. `what` completes "... needed for <what>".
   absl::StatusOr<Reservation> Reserve(int64_t size_bytes, std::string_view what);
   // Like Reserve, without calling Reclaim functions: for optional memory, such as a cache.
   absl::StatusOr<Reservation> TryReserve(int64_t size_bytes, std::string_view what);
 
-  // Releases dispensable memory so that size_bytes can be reserved; returns whether it released
-  // any. Reserve calls it on its caller's thread, which may hold locks. The function must not take
-  // a lock that is held around a call of Reserve, and must not reserve.
+  // A function that releases dispensable memory so that size_bytes can be reserved. It returns
+  // whether it released any. Reserve calls it on the thread of Reserve's caller, which may hold
+  // locks. The function must not take a lock that any caller of Reserve holds, and must not
+  // reserve.
   using Reclaim = std::function<bool(int64_t size_bytes)>;
-  // Adds a function for Reserve to call, one for each owner. After RemoveReclaim for the same owner
-  // returns, no call of it runs.
+  // Adds a function for Reserve to call; an owner can have one. After RemoveReclaim returns, the
+  // owner's function is not running and is never called again.
   void AddReclaim(const void* owner, Reclaim reclaim);
   void RemoveReclaim(const void* owner);
 
@@ -71,8 +72,8 @@ class MemoryBudget {
   const int64_t limit_bytes_;
   mutable absl::Mutex mutex_;
   int64_t used_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  absl::Mutex reclaims_mutex_;  // held for reading during calls, so that a removal waits for their
-                                // end
+  // Reserve holds it for reading while it calls a function, so that RemoveReclaim waits.
+  absl::Mutex reclaims_mutex_;
   std::map<const void*, Reclaim> reclaims_ ABSL_GUARDED_BY(reclaims_mutex_);
 };
 
@@ -89,9 +90,9 @@ class BlockSource {
 
 class BufferPool;
 
-// A run of memory that starts at a multiple of 64 bytes. Its bytes are unspecified at first.
-// Movable, not copyable. Distinct threads may use distinct buffers; one buffer has the thread
-// safety of an array.
+// A contiguous block of memory that starts at a multiple of 64 bytes. Its bytes are unspecified at
+// first. Movable, not copyable. Distinct threads may use distinct buffers; one buffer has the
+// thread safety of an array.
 class Buffer {
  public:
   static constexpr size_t kAlignment = 64;
@@ -116,15 +117,15 @@ class Buffer {
   MemoryBudget::Reservation reservation_;
   char* data_ = nullptr;
   size_t size_bytes_ = 0;      // as requested
-  size_t capacity_bytes_ = 0;  // as allocated; the reservation's size
+  size_t capacity_bytes_ = 0;  // allocated and reserved
 };
 
 // Allocates buffers, and keeps returned ones for the next request of about the same size.
 //
-// Unless the pool has another source, memory of a page or more is mapped from the kernel and
-// faulted in at once. Large buffers use huge pages if the host allows. The first writer then pays
-// for no page faults. Idle buffers count against the budget, and are freed before an allocation is
-// refused.
+// Unless the pool has another source, it maps memory of a page or more from the kernel and faults
+// the pages in at once, so that the first writer causes no page faults. Large buffers use huge
+// pages if the host allows. Idle buffers count against the budget; the pool frees them before it
+// refuses an allocation.
 //
 // Thread-safe. Buffers keep their pool alive; the budget must outlive both.
 class BufferPool : public std::enable_shared_from_this<BufferPool> {
@@ -136,8 +137,8 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   BufferPool& operator=(const BufferPool&) = delete;
   ~BufferPool();
 
-  // Returns a buffer of size_bytes >= 0 (no memory for 0). RESOURCE_EXHAUSTED, before any
-  // allocation, if the budget does not allow it; also if the kernel refuses. `what` as in
+  // Returns a buffer of size_bytes >= 0 (no memory for 0). Returns RESOURCE_EXHAUSTED if the budget
+  // does not allow the size (checked before any allocation), or if the kernel refuses. `what` as in
   // MemoryBudget::Reserve.
   absl::StatusOr<Buffer> Allocate(int64_t size_bytes, std::string_view what);
 
@@ -158,7 +159,8 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   BufferPool(MemoryBudget* budget, int64_t max_idle_bytes, std::shared_ptr<BlockSource> source)
       : budget_(budget), max_idle_bytes_(max_idle_bytes), source_(std::move(source)) {}
 
-  // Takes an idle block that fits without much waste; its data is null if there is none.
+  // Removes and returns an idle block that fits without much waste. If there is none, the returned
+  // block's data is null.
   Block TakeIdle(size_t capacity_bytes);
   void Return(Block block);
 

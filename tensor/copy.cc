@@ -30,7 +30,7 @@ void CopyBytesStreamed(char* to, const char* from, size_t size_bytes) {
       _mm_stream_si128(target + 2, c);
       _mm_stream_si128(target + 3, d);
     }
-    _mm_sfence();  // before another thread learns that the copy is complete
+    _mm_sfence();  // streamed stores are weakly ordered: make them visible before later stores
     to += size_bytes / kLineBytes * kLineBytes;
     from += size_bytes / kLineBytes * kLineBytes;
     size_bytes %= kLineBytes;

@@ -21,7 +21,7 @@ struct DtypeFacts {
   std::string_view npy;
 };
 
-// Facts by enum value.
+// Name, bits and NumPy code of each type, in the order of the enum.
 constexpr std::array kFacts = {
     DtypeFacts{Dtype::kBool, "BOOL", 8, "|b1"},      DtypeFacts{Dtype::kF4, "F4", 4, ""},
     DtypeFacts{Dtype::kF6E2M3, "F6_E2M3", 6, ""},    DtypeFacts{Dtype::kF6E3M2, "F6_E3M2", 6, ""},

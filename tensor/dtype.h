@@ -11,8 +11,8 @@
 
 namespace shardmesh {
 
-// The element types that a safetensors file can contain, in its own order of size. The values occur
-// neither on the wire nor in files: files contain the name, the wire has its own enum.
+// The element types that a safetensors file can contain, in the order of the format's own list. The
+// enum's numbers are internal: files contain the name, and the wire has its own enum.
 enum class Dtype : uint8_t {
   kBool,
   kF4,
@@ -46,7 +46,8 @@ int BitsPerElement(Dtype dtype);
 // Returns the name that safetensors uses: "F32", "BF16", "F8_E4M3", ...
 std::string_view DtypeName(Dtype dtype);
 
-// The inverse of DtypeName. INVALID_ARGUMENT (UNKNOWN_DTYPE) lists the known names.
+// Returns the type of that name, as DtypeName gives it. INVALID_ARGUMENT (UNKNOWN_DTYPE) lists the
+// known names.
 absl::StatusOr<Dtype> ParseDtype(std::string_view name);
 
 // Returns the bytes of `elements` packed elements. INVALID_ARGUMENT if `elements` is negative, the

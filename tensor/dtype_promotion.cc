@@ -16,7 +16,7 @@
 namespace shardmesh {
 namespace {
 
-// The groups of types within which promotion goes upwards.
+// Families of types. Within a family, except kNarrowFloat, a type promotes to the wider types.
 enum class Family {
   kBool,
   kUnsigned,
@@ -78,12 +78,12 @@ Dtype SignedOfBits(int bits) {
     case 16:
       return Dtype::kI16;
     default:
-      // The lattice continues with 64 bits, which become 32 here.
+      // JAX's lattice continues with int64, which CanonicalDtype makes int32.
       return Dtype::kI32;
   }
 }
 
-// Requires two bools or integers, both canonical.
+// Returns the least type that both promote to. Requires two canonical types, each bool or integer.
 Dtype CommonInteger(Dtype a, Dtype b) {
   if (FamilyOf(a) == Family::kBool) return b;
   if (FamilyOf(b) == Family::kBool) return a;
@@ -94,7 +94,7 @@ Dtype CommonInteger(Dtype a, Dtype b) {
   return SignedOfBits(std::max(2 * BitsPerElement(without_sign), BitsPerElement(with_sign)));
 }
 
-// Requires two inexact types, both canonical.
+// Returns the least type that both promote to. Requires two canonical inexact types.
 absl::StatusOr<Dtype> CommonInexact(Dtype a, Dtype b) {
   if (a == b) return a;
   for (const Dtype narrow : {a, b}) {
@@ -259,7 +259,7 @@ absl::StatusOr<Dtype> PromoteDtype(absl::Span<const Dtype> arrays, std::optional
 
 absl::StatusOr<Dtype> ParameterDtype(Dtype dtype) {
   if (FamilyOf(dtype) == Family::kForeign) return Foreign(dtype);
-  // The originals draw the first weights at random, which needs whole bytes.
+  // The Python originals draw initial weights at random, which needs elements of whole bytes.
   if (dtype == Dtype::kF4) {
     return Unsupported(dtype, "float4_e2m1fn is too narrow to draw weights in; give a wider dtype",
                        "TypeError");

@@ -15,7 +15,8 @@ namespace shardmesh {
 // Returns the name that NumPy and ml_dtypes use: "float32", "bfloat16", "float8_e4m3fn", ...
 std::string_view NumpyDtypeName(Dtype dtype);
 
-// The inverse of NumpyDtypeName. INVALID_ARGUMENT (UNKNOWN_DTYPE; TypeError) lists the known names.
+// Returns the type of that name, as NumpyDtypeName gives it. INVALID_ARGUMENT (UNKNOWN_DTYPE;
+// Python: TypeError) lists the known names.
 absl::StatusOr<Dtype> ParseNumpyDtype(std::string_view name);
 
 // Parses a name of either form: "F32" as DtypeName writes it, or "float32" as NumpyDtypeName does.
@@ -32,21 +33,22 @@ Dtype CanonicalDtype(Dtype dtype);
 // of them promote to. The order is bool, integers, floating-point, complex. Integers without a
 // common type take a signed one of twice the width, and BF16 with F16 gives F32.
 //
-// Errors are INVALID_ARGUMENT. MISSING_ARGUMENT: no types. UNSUPPORTED_DTYPE (TypePromotionError):
-// a type that promotes only to itself (inexact, 8 bits or fewer) beside another inexact one.
-// UNSUPPORTED_DTYPE (TypeError): a 6-bit type, which JAX lacks.
+// Errors are INVALID_ARGUMENT. MISSING_ARGUMENT: no types. UNSUPPORTED_DTYPE (Python:
+// TypePromotionError): a type that promotes only to itself (inexact, 8 bits or fewer) beside
+// another inexact one. UNSUPPORTED_DTYPE (Python: TypeError): a 6-bit type, which JAX lacks.
 absl::StatusOr<Dtype> ResultDtype(absl::Span<const Dtype> dtypes);
 
-// promote_dtype of flax.nnx. Returns the canonical type to which a layer casts its arrays. It is
-// `dtype` if given, which must be inexact (UNSUPPORTED_DTYPE; ValueError). Else it is ResultDtype,
-// or its common type with F32 if that is not inexact. Further errors as ResultDtype.
+// Returns the canonical type to which a layer casts its arrays (promote_dtype of flax.nnx). This is
+// `dtype` if given, which must be inexact (UNSUPPORTED_DTYPE; Python: ValueError). Otherwise it is
+// ResultDtype of the arrays, or F32 if ResultDtype is not inexact. Further errors as ResultDtype.
 //
 // Example: BF16 and I32 give BF16; I8 and BOOL give F32.
 absl::StatusOr<Dtype> PromoteDtype(absl::Span<const Dtype> arrays,
                                    std::optional<Dtype> dtype = std::nullopt);
 
 // Returns the canonical type of a layer's parameters. INVALID_ARGUMENT (UNSUPPORTED_DTYPE;
-// ValueError) unless it is inexact; TypeError for F4, which is too narrow, and for the 6-bit types.
+// Python: ValueError) unless it is inexact; TypeError for F4, which is too narrow, and for the
+// 6-bit types.
 absl::StatusOr<Dtype> ParameterDtype(Dtype dtype);
 
 }  // namespace shardmesh

@@ -6,7 +6,7 @@
 
 namespace shardmesh {
 
-// Applied to each element after a product and its bias.
+// A function that is applied to each element of a product, after its bias is added.
 enum class Activation : uint8_t {
   kNone,
   kRelu,      // max(x, 0)
@@ -15,7 +15,7 @@ enum class Activation : uint8_t {
   kSilu,      // x / (1 + exp(-x))
 };
 
-// Combines the elements of all ranks into one.
+// A function that combines the elements of all ranks into one element.
 enum class Reduction : uint8_t {
   kSum,  // integers wrap
   kProduct,

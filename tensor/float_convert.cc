@@ -8,7 +8,7 @@ namespace shardmesh {
 namespace {
 
 constexpr uint32_t kF32Infinity = 0x7F800000;
-// The least value that rounds to more than F16's largest number, 65504.
+// The least F32 magnitude that rounds to more than F16's largest number, 65504.
 constexpr uint32_t kF16Overflow = 0x477FF000;  // 65520
 // F16's smallest normal number, 2^-14.
 constexpr uint32_t kF16SmallestNormal = 0x38800000;
@@ -27,7 +27,7 @@ uint16_t F32ToBF16(float value) {
   if ((bits & 0x7FFFFFFF) > kF32Infinity) {
     return static_cast<uint16_t>(bits >> 16 | 0x0040);
   }
-  // Half a unit, less one if the kept part is even: ties go to even.
+  // Add half a unit of the kept part, and one less if the kept part is even: ties go to even.
   return static_cast<uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
 
@@ -44,13 +44,13 @@ uint16_t F32ToF16(float value) {
     return sign | 0x7C00;
   }
   if (magnitude < kF16SmallestNormal) {
-    // Subnormal: the unit in the last place of the sum is F16's smallest number, so the addition
-    // rounds.
+    // The result is subnormal. Near 0.5, the last bit of an F32 is worth F16's smallest number, so
+    // the addition rounds correctly.
     const float sum = std::bit_cast<float>(magnitude) + 0.5f;
     return static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(sum) - 0x3F000000));
   }
-  // Changes the exponent's bias from 127 to 15. A carry out of the mantissa correctly raises the
-  // exponent.
+  // Change the exponent's bias from 127 to 15, and round to nearest even. A carry out of the
+  // mantissa correctly raises the exponent.
   const uint32_t rounded = magnitude - (uint32_t{127 - 15} << 23) + 0x0FFF + (magnitude >> 13 & 1);
   return static_cast<uint16_t>(sign | rounded >> 13);
 }

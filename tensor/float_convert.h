@@ -8,8 +8,9 @@
 
 namespace shardmesh {
 
-// To 16 bits: rounds to nearest, ties to even. A value that is too large becomes infinity. A NaN
-// keeps its sign and the upper bits of its payload, and becomes quiet. To F32: exact.
+// Conversions to 16 bits round to nearest, ties to even. A value that is too large becomes
+// infinity. A NaN keeps its sign and the upper bits of its payload, and becomes quiet. Conversions
+// to F32 are exact.
 uint16_t F32ToBF16(float value);
 float BF16ToF32(uint16_t bits);
 uint16_t F32ToF16(float value);

@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::string_view kMagic = "\x93NUMPY";
 constexpr size_t kAlignment = 64;
-// Far above any header that occurs; version 2 would allow 4 GiB.
+// Far more than real headers have. The format allows 4 GiB from version 2 on.
 constexpr size_t kMaxHeaderBytes = size_t{1} << 20;
 
 absl::Status BadFile(std::string_view source, std::string_view what) {
@@ -168,7 +168,7 @@ absl::StatusOr<Dictionary> ReadDictionary(std::string_view source, std::string_v
 }
 
 absl::StatusOr<Dtype> DtypeOf(std::string_view source, std::string_view type) {
-  // The first character is the byte order, or '|' if the type has none.
+  // The first character of a NumPy type is its byte order, or '|' if the type has none.
   for (const Dtype dtype : AllDtypes()) {
     const std::string_view known = NpyTypeString(dtype);
     if (!known.empty() && !type.empty() && type.substr(1) == known.substr(1) &&
@@ -186,7 +186,7 @@ absl::StatusOr<Dtype> DtypeOf(std::string_view source, std::string_view type) {
       {{fact::kDtype, Escaped(type)}});
 }
 
-// Returns elements whose first index varies fastest, reordered so that the last index does.
+// Reorders elements from Fortran order (the first index varies fastest) to C order.
 std::vector<char> ToRowMajor(absl::Span<const char> from, const Shape& shape,
                              size_t element_bytes) {
   std::vector<char> to(from.size());
@@ -275,7 +275,7 @@ TensorView NpyFile::View() const {
   if (header_.fortran_order) {
     return *TensorView::Create(header_.dtype, header_.shape, turned_);
   }
-  // Cannot fail: the header was checked against the file.
+  // Create cannot fail: Open checked the header against the file.
   return *TensorView::Create(header_.dtype, header_.shape,
                              file_.bytes().subspan(static_cast<size_t>(header_.data_offset_bytes)));
 }
@@ -291,7 +291,7 @@ absl::StatusOr<std::string> EncodeNpyHeader(Dtype dtype, absl::Span<const int64_
   }
   std::string dictionary = StrCat(
       "{'descr': '", type, "', 'fortran_order': False, 'shape': ", ShapeToString(shape), ", }");
-  // Spaces up to the newline that ends the header, at a multiple of the alignment.
+  // Pad with spaces, so that the newline ends the header at a multiple of kAlignment.
   const size_t start = kMagic.size() + 4;
   const size_t used = (start + dictionary.size() + 1) % kAlignment;
   dictionary.append((kAlignment - used) % kAlignment, ' ');

@@ -26,22 +26,22 @@ struct NpyHeader {
   Shape shape;
   // Offset of the data in the file.
   int64_t data_offset_bytes = 0;
-  // Whether the first dimension varies fastest and at least two have more than one element. The
-  // data is then that of the transposed tensor.
+  // Whether the first index varies fastest: the data is then that of the transposed tensor. False
+  // if fewer than two dimensions have more than one element, where the order makes no difference.
   bool fortran_order = false;
 };
 
-// Checks the start of a file of file_size_bytes; `bytes` is the file, or at least its header.
-// `source` names the file in errors. Versions 1, 2 and 3, little-endian.
+// Parses and checks the header of a file of file_size_bytes; `bytes` is the file, or at least its
+// header. `source` names the file in errors. Accepts versions 1, 2 and 3, with little-endian data.
 //
-// NumPy has no bfloat16: programs that use it store two raw bytes for each element ("<V2"), which
-// is read as BF16. Big-endian data, Python objects, structures and texts are refused:
-// INVALID_ARGUMENT (UNSUPPORTED_DTYPE or BAD_FILE). The message contains the NumPy call that
-// converts them.
+// NumPy has no bfloat16: programs that use it store two raw bytes for each element ("<V2"). This
+// function reads that type as BF16. It refuses big-endian data, Python objects, structures and
+// texts with INVALID_ARGUMENT (UNSUPPORTED_DTYPE or BAD_FILE). The message contains the NumPy call
+// that converts the data.
 absl::StatusOr<NpyHeader> ParseNpyHeader(std::string_view source, absl::Span<const char> bytes,
                                          int64_t file_size_bytes);
 
-// A mapped .npy file. For one in Fortran order, a reordered copy of its elements in memory.
+// A mapped .npy file. If the file is in Fortran order, the object has a reordered copy in memory.
 // Immutable, and safe to share between threads; the view is valid as long as the object.
 class NpyFile {
  public:
@@ -56,7 +56,7 @@ class NpyFile {
 
   NpyHeader header_;
   MappedFile file_;
-  std::vector<char> turned_;  // the elements in C order, of a file in Fortran order
+  std::vector<char> turned_;  // the elements in C order; empty unless the file has Fortran order
 };
 
 // Writes a whole tensor: version 1, data at a multiple of 64 bytes. BF16 is written as "<V2"; read
@@ -64,7 +64,8 @@ class NpyFile {
 // (UNSUPPORTED_DTYPE): save them as safetensors.
 absl::Status WriteNpy(const std::string& path, const TensorView& tensor);
 
-// As above, to a stream such as standard output. DATA_LOSS if the stream accepts no more bytes.
+// Like WriteNpy above, but writes to a stream such as standard output. Returns DATA_LOSS if the
+// stream accepts no more bytes.
 absl::Status WriteNpy(std::ostream& out, const TensorView& tensor);
 
 // Returns the header that WriteNpy writes, including padding.

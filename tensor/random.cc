@@ -19,7 +19,8 @@ constexpr int kTableBits = 12;
 constexpr size_t kCells = size_t{1} << kTableBits;
 constexpr double kCutoff = 4.0;
 
-// Quantiles of the standard normal distribution, limited to kCutoff, at multiples of 1 / kCells.
+// Quantiles of the standard normal distribution at the probabilities i / kCells, limited to
+// kCutoff.
 using QuantileTable = std::array<float, kCells + 1>;
 
 double NormalQuantile(double probability) {
@@ -35,7 +36,7 @@ double NormalQuantile(double probability) {
 const QuantileTable& Quantiles() {
   static const std::unique_ptr<const QuantileTable> table = [] {
     auto made = std::make_unique<QuantileTable>();
-    // The upper half mirrors the lower, so that the mean is exactly 0.
+    // Mirror the lower half of the table, so that the mean is exactly 0.
     for (size_t i = 0; i < kCells / 2; ++i) {
       const double quantile =
           i == 0 ? -kCutoff : NormalQuantile(static_cast<double>(i) / double{kCells});
@@ -56,7 +57,8 @@ uint64_t Hash(uint64_t counter) {
   return mixed ^ mixed >> 31;
 }
 
-// Writes convert(value) for each element of `out`.
+// Draws a value for each element of `out` and writes convert(value). `first` is the first element's
+// index in the tensor.
 template <typename Element, typename Convert>
 void Fill(uint64_t seed, float deviation, uint64_t first, absl::Span<char> out, Convert convert) {
   const QuantileTable& quantiles = Quantiles();

@@ -40,7 +40,8 @@ std::string EncodeLength(uint64_t length) {
   return bytes;
 }
 
-// Returns a name from a file in a form for messages: quoted, escaped and shortened.
+// Returns a name as error messages show it: quoted, escaped and shortened. Names from a file can be
+// of any length and contain any bytes.
 std::string Quoted(std::string_view name) {
   constexpr size_t kLongest = 200;
   const bool cut = name.size() > kLongest;
@@ -59,7 +60,7 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
                absl::flat_hash_map<std::string, size_t>* index, SafetensorsMetadata* metadata)
       : source_(source), tensors_(tensors), index_(index), metadata_(metadata) {}
 
-  // OK unless reading ended early.
+  // Returns the error that ended parsing early, else OK.
   const absl::Status& status() const { return status_; }
 
   bool null() override { return Unexpected("null"); }
@@ -227,8 +228,8 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
   SafetensorsMetadata* const metadata_;
   absl::Status status_;
   Place place_ = Place::kStart;
-  std::string name_;  // last key of the header
-  std::string key_;   // last key of all
+  std::string name_;  // last key of the outermost object: a tensor's name or the metadata key
+  std::string key_;   // last key at any depth
   int offset_count_ = 0;
   bool has_metadata_ = false;
   bool has_dtype_ = false;
@@ -236,7 +237,7 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
   bool has_offsets_ = false;
 };
 
-// Checks one tensor: its size follows from type and shape, and it lies within the data.
+// Checks one tensor: its bytes have the size that type and shape require, and lie within the data.
 absl::Status CheckTensor(std::string_view source, const SafetensorsTensor& tensor,
                          int64_t data_size_bytes) {
   const std::string where = StrCat("tensor ", Quoted(tensor.name), ": ");
@@ -285,7 +286,8 @@ absl::Status CheckCover(std::string_view source, const std::vector<SafetensorsTe
   return absl::OkStatus();
 }
 
-// Returns the header's length from the first bytes, checked against format and file.
+// Reads the header's length from the file's first bytes, and checks it against the format's limit
+// and the file's size.
 absl::StatusOr<int64_t> ReadHeaderLength(const InputFile& file, const std::string& path) {
   if (file.size_bytes < kLengthBytes) {
     return BadFile(path, StrCat("the file has ", file.size_bytes,
@@ -308,7 +310,7 @@ absl::StatusOr<int64_t> ReadHeaderLength(const InputFile& file, const std::strin
   return length_bytes;
 }
 
-// The tensors of an index, by file.
+// The names of the tensors that an index lists, by file.
 using WeightMap = absl::btree_map<std::string, std::vector<std::string>>;
 
 absl::StatusOr<WeightMap> ReadIndex(const std::string& path) {
@@ -341,7 +343,7 @@ absl::StatusOr<WeightMap> ReadIndex(const std::string& path) {
   return files;
 }
 
-// Returns the model file in a folder.
+// Returns the path of the model's file in a folder: one safetensors file, or an index.
 absl::StatusOr<std::string> FindModel(const std::string& folder) {
   for (const char* name : {"model.safetensors", "model.safetensors.index.json"}) {
     const std::filesystem::path candidate = std::filesystem::path(folder) / name;
@@ -410,7 +412,7 @@ absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
 
 TensorView SafetensorsFile::View(const SafetensorsTensor& tensor) const {
   const int64_t begin = header_.data_offset_bytes() + tensor.begin_bytes;
-  // Cannot fail: the header was checked against the file.
+  // Create cannot fail: Open checked the header against the file.
   return *TensorView::Create(
       tensor.dtype, tensor.shape,
       file_.bytes().subspan(static_cast<size_t>(begin), static_cast<size_t>(tensor.size_bytes())));
@@ -462,7 +464,8 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& path) {
       }
       tensors.push_back(tensor);
     }
-    // The pointers lead into one vector, so sorting them gives the order of the data.
+    // The header has its tensors in one vector, in the order of their data. Sorting the pointers
+    // therefore sorts the tensors in that order.
     std::sort(tensors.begin(), tensors.end());
     for (const SafetensorsTensor* tensor : tensors) {
       add(kept, *tensor);
@@ -499,7 +502,8 @@ absl::StatusOr<SafetensorsWriter> SafetensorsWriter::Create(const std::string& p
     if (__builtin_add_overflow(offset_bytes, size_bytes, &end_bytes)) {
       return BadFile(path, "the tensors together have more bytes than 63 bits count");
     }
-    // Appends to the object's own list of pairs: looking keys up would be quadratic.
+    // Append to the object's own list of pairs: nlohmann's ordered_json searches all keys at each
+    // insertion, which would be quadratic.
     header.get_ref<nlohmann::ordered_json::object_t&>().emplace_back(
         tensor.name, nlohmann::ordered_json{
                          {"dtype", std::string(DtypeName(tensor.dtype))},

@@ -21,7 +21,7 @@
 
 namespace shardmesh {
 
-// The format's limit on the header.
+// The upper bound that the format sets on the bytes of a header.
 inline constexpr int64_t kMaxSafetensorsHeaderBytes = 100'000'000;
 
 // A tensor as the header describes it.
@@ -36,7 +36,7 @@ struct SafetensorsTensor {
   int64_t size_bytes() const { return end_bytes - begin_bytes; }
 };
 
-// A file's free text, by key.
+// The free text in a file's header (`__metadata__`), by key.
 using SafetensorsMetadata = absl::btree_map<std::string, std::string>;
 
 // A validated header. Each tensor's bytes have the size that its type and shape require, and the
@@ -44,8 +44,9 @@ using SafetensorsMetadata = absl::btree_map<std::string, std::string>;
 // Immutable, and safe to share between threads.
 class SafetensorsHeader {
  public:
-  // Parses the JSON text of a header that data_size_bytes of data follow. `source` names the file
-  // in errors. INVALID_ARGUMENT (BAD_FILE, or UNKNOWN_DTYPE) names the tensor and the faulty value.
+  // Parses the JSON text of a header. The file has data_size_bytes of data after the header.
+  // `source` names the file in errors. INVALID_ARGUMENT (BAD_FILE, or UNKNOWN_DTYPE) names the
+  // tensor and the faulty value.
   static absl::StatusOr<SafetensorsHeader> Parse(std::string_view source, std::string_view json,
                                                  int64_t data_size_bytes);
 
@@ -66,11 +67,11 @@ class SafetensorsHeader {
   int64_t data_offset_bytes_ = 0;
 };
 
-// Reads and checks the header of the file at `path`, and the length of the file; reads no data.
-// NOT_FOUND, PERMISSION_DENIED, ... for errors of the system; INVALID_ARGUMENT (BAD_FILE) if it is
-// not a safetensors file.
+// Reads and checks the header of the file at `path`, and checks the file's length; reads no data.
+// Returns NOT_FOUND, PERMISSION_DENIED, ... for errors of the system, and INVALID_ARGUMENT
+// (BAD_FILE) if the file is not a safetensors file.
 absl::StatusOr<SafetensorsHeader> ReadSafetensorsHeader(const std::string& path);
-// As above, for an open file.
+// Like ReadSafetensorsHeader above, for an open file.
 absl::StatusOr<SafetensorsHeader> ReadSafetensorsHeader(const InputFile& file,
                                                         const std::string& path);
 
@@ -114,7 +115,8 @@ class Checkpoint {
   // points out of the folder, or a tensor that is not in the file that the index names.
   static absl::StatusOr<Checkpoint> Open(const std::string& path);
 
-  // All tensors: file by file as their names sort, within a file in the order of the data.
+  // Returns all tensors. Files are sorted by name; within a file, tensors are in the order of their
+  // data.
   const std::vector<Entry>& tensors() const { return tensors_; }
   // Null if there is no tensor of that name.
   const Entry* Find(std::string_view name) const;
@@ -131,9 +133,9 @@ class Checkpoint {
   int64_t size_bytes_ = 0;
 };
 
-// Writes a file tensor by tensor, without keeping their bytes. Finish syncs the complete file and
-// gives it its name. Before that only a temporary file exists; destroying the writer removes that
-// file.
+// Writes a file tensor by tensor, without keeping the tensors' bytes. Until Finish, the bytes are
+// in a temporary file. Finish syncs the complete file and renames it to `path`. Destroying the
+// writer before Finish removes the temporary file.
 //
 // Example:
 //   auto writer = SafetensorsWriter::Create(path, {{"w", Dtype::kF32, {4, 8}}}, {{"by", "me"}});
@@ -157,7 +159,8 @@ class SafetensorsWriter {
   // Appends the next bytes of the data. INVALID_ARGUMENT if they exceed the size of the tensors.
   absl::Status Append(absl::Span<const char> bytes);
 
-  // Syncs the file and gives it its name. FAILED_PRECONDITION if bytes are still missing.
+  // Syncs the file and renames it to its path. Returns FAILED_PRECONDITION if bytes are still
+  // missing.
   absl::Status Finish();
 
  private:

@@ -21,7 +21,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Returns a name from a file in a form for messages: quoted, escaped and shortened.
+// Returns a name as error messages show it: quoted, escaped and shortened. Names from a file can be
+// of any length and contain any bytes.
 std::string Quoted(std::string_view name) {
   constexpr size_t kLongest = 200;
   const bool cut = name.size() > kLongest;
@@ -38,10 +39,10 @@ struct Tree {
 // Parses the JSON as a stream: it builds no document, and detects repeated keys.
 class TreeReader final : public nlohmann::json_sax<Json> {
  public:
-  // `is_line`: the text is one tensor, whose keys include its name.
+  // If `is_line`, the text is one tensor, and its name is one of its keys.
   TreeReader(bool is_line, Tree* tree) : is_line_(is_line), tree_(tree) {}
 
-  // OK unless parsing stopped early; the message lacks the text's name.
+  // Returns the error that stopped parsing, else OK. The message does not name the text's source.
   const absl::Status& status() const { return status_; }
 
   bool boolean(bool value) override { return Unexpected(value ? "true" : "false"); }
@@ -209,7 +210,7 @@ class TreeReader final : public nlohmann::json_sax<Json> {
 
   // An object that is being parsed: a tensor, or parts of the tree.
   struct Object {
-    size_t prefix_bytes = 0;  // length of the name before this object
+    size_t prefix_bytes = 0;  // length of name_ outside this object, restored at its end
     absl::flat_hash_set<std::string> keys;
     bool is_tensor = false;
     bool has_parts = false;
@@ -243,7 +244,7 @@ class TreeReader final : public nlohmann::json_sax<Json> {
                      is_line_ ? "" : "; every other value is an object with tensors in it"));
   }
 
-  // Appends a part to the name.
+  // Appends a key to name_, after a dot. Fails if the name gets too long.
   bool Extend(std::string_view part) {
     if (name_.size() + part.size() + 1 > kMaxTreeNameBytes) {
       return Fail(Reason::kLimitExceeded,
@@ -314,7 +315,7 @@ class TreeReader final : public nlohmann::json_sax<Json> {
   absl::Status status_;
   Place place_ = Place::kObject;
   std::vector<Object> objects_;
-  std::string name_;  // name of the part that is being parsed
+  std::string name_;  // keys on the path to the current object, joined by dots
   std::string key_;
   std::vector<AxisValue> entries_;
   std::vector<AxisValue> entry_;
@@ -330,7 +331,8 @@ absl::Status CheckSize(std::string_view source, std::string_view text) {
       {{fact::kHave, text.size()}, {fact::kLimit, kMaxTreeFileBytes}});
 }
 
-// Names the file, and the line of it, in an error about its contents.
+// Returns the error with its place in the text, and with `source` as its fact `file` if the reason
+// has that fact.
 absl::Status InFile(const absl::Status& status, std::string_view source, std::string_view place) {
   absl::Status placed = WithContext(status, place);
   return MayHave(ReasonOf(status), fact::kFile)

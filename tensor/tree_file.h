@@ -18,7 +18,7 @@
 namespace shardmesh {
 
 // Upper bounds on the tensors of a tree, on the bytes of a tensor's name, and on the nesting of
-// parts.
+// objects.
 inline constexpr size_t kMaxTreeTensors = 1'000'000;
 inline constexpr size_t kMaxTreeNameBytes = 1024;
 inline constexpr size_t kMaxTreeDepth = 64;
@@ -36,8 +36,8 @@ struct TreeFileTensor {
   friend bool operator==(const TreeFileTensor&, const TreeFileTensor&) = default;
 };
 
-// Parses a tree from one JSON object. An object with the key `shape` (a list) is a tensor; any
-// other object contains parts of the tree. The name of a tensor is the keys on its path, joined by
+// Parses a tree from one JSON object. An object with the key `shape` (a list) is a tensor. Any
+// other object contains further objects. The name of a tensor is the keys on its path, joined by
 // dots. The keys of a tensor:
 // clang-format off
 //   shape   sizes of the dimensions
@@ -60,8 +60,8 @@ struct TreeFileTensor {
 absl::StatusOr<std::vector<TreeFileTensor>> ParseTree(std::string_view source,
                                                       std::string_view text);
 
-// Parses a tree from lines that each contain one tensor: an object with the keys above and `name`.
-// Skips blank lines. Errors as above, with the line's number. Example:
+// Parses a tree from lines that each contain one tensor: an object with the keys of ParseTree and
+// `name`. Skips blank lines. Errors as ParseTree, with the line's number. Example:
 // clang-format off
 //   {"name": "layers.0.wq", "shape": [512, 512], "dtype": "BF16", "axes": [null, "__HEAD__"]}
 // clang-format on

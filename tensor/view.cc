@@ -95,9 +95,9 @@ absl::StatusOr<TileRegion> TileRegion::Create(Dtype dtype, absl::Span<const int6
   if (tile_elements == 0) {
     return region;
   }
-  // Built from the innermost dimension outwards, in bits. These cannot overflow, because the bits
-  // of the whole tensor did not. A dimension that is covered whole extends the run of the next
-  // outer one.
+  // Compute runs and strides from the innermost dimension outwards, in bits. The bits cannot
+  // overflow, because those of the whole tensor fit. If the tile covers a dimension entirely, the
+  // next outer dimension extends the run.
   const int64_t element_bits = BitsPerElement(dtype);
   int64_t run_bits = element_bits;
   int64_t stride_bits = element_bits;
@@ -188,7 +188,8 @@ absl::Status CopyTile(const TensorView& from, const Tile& from_tile, const Mutab
                              TileRegion::Create(from.dtype(), from.shape(), source));
   SHARDMESH_ASSIGN_OR_RETURN(const TileRegion write,
                              TileRegion::Create(to.dtype(), to.shape(), destination));
-  // Iterate over the longer runs in the outer loop, so that the inner loop seeks less often.
+  // Iterate over the longer runs in the outer loop. The inner loop then locates its first run less
+  // often.
   const char* source_bytes = from.bytes().data();
   char* destination_bytes = to.bytes().data();
   int64_t done = 0;

@@ -61,7 +61,7 @@ class TileRegion {
   // Return the bytes of the tile and of the tensor.
   int64_t size_bytes() const { return size_bytes_; }
   int64_t tensor_size_bytes() const { return tensor_size_bytes_; }
-  // Returns whether the tile is one run.
+  // Returns whether the tile is one run, without gaps.
   bool contiguous() const { return loop_count_ == 0; }
   // Return the offset of the first run in the tensor, and the length of each run. Both are 0 for an
   // empty tile.
@@ -75,7 +75,7 @@ class TileRegion {
   void ForEachRun(int64_t begin, int64_t end, Visit visit) const;
 
  private:
-  // A dimension, or several merged ones, along which runs repeat.
+  // A dimension along which runs repeat, or several such dimensions merged into one.
   struct Loop {
     int64_t count = 0;
     int64_t stride_bytes = 0;
@@ -101,15 +101,16 @@ absl::StatusOr<std::optional<absl::Span<const char>>> ContiguousTileBytes(const 
 absl::Status CopyTileBytes(const TensorView& tensor, const Tile& tile, int64_t offset_bytes,
                            absl::Span<char> out);
 
-// The inverse: writes bytes [offset_bytes, offset_bytes + bytes.size()) of the row-major `tile`
-// into `tensor`. Same errors.
+// Writes `bytes` into `tensor`, as bytes [offset_bytes, offset_bytes + bytes.size()) of the
+// row-major `tile`. Errors as CopyTileBytes.
 absl::Status PasteTileBytes(absl::Span<const char> bytes, const Tile& tile, int64_t offset_bytes,
                             const MutableTensorView& tensor);
 
-// Copies `region` from one tile of a tensor to another: `from` and `to` contain the tiles
-// `from_tile` and `to_tile`. The ranges of all three are relative to the whole tensor. The memory
-// of the two must not overlap. INVALID_ARGUMENT if the element types differ, a view lacks its
-// tile's shape, or `region` is not within both tiles (SHAPE_MISMATCH, BAD_TILE).
+// Copies `region` from one tile of a tensor to another: `from` contains the tile `from_tile`, `to`
+// contains `to_tile`. The ranges of both tiles and of `region` are relative to the whole tensor.
+// The memory of the two views must not overlap. INVALID_ARGUMENT if the element types differ, a
+// view does not have its tile's shape, or `region` is not within both tiles (SHAPE_MISMATCH,
+// BAD_TILE).
 //
 // Example: from_tile [0,4)x[0,16), to_tile [0,8)x[8,16), region [0,4)x[8,16): the right half of
 // `from` becomes the upper half of `to`.
@@ -121,7 +122,7 @@ void TileRegion::ForEachRun(int64_t begin, int64_t end, Visit visit) const {
   if (begin >= end) {
     return;
   }
-  // The run that contains `begin`, as an odometer over the loops.
+  // Find the run that contains `begin`: one index for each loop, the last loop fastest.
   std::array<int64_t, kMaxRank> index{};
   int64_t run_offset = offset_bytes_;
   int64_t run_number = begin / run_bytes_;

@@ -1,4 +1,4 @@
-// Sums over the tensors of a layout, and over devices where parts are uneven.
+// Adds up the tensors of a layout, and the bytes of each device for tensors with uneven parts.
 #include "sharding/layout/analysis.h"
 
 #include <algorithm>
@@ -50,7 +50,7 @@ absl::StatusOr<int64_t> Product(int64_t a, int64_t b) {
   return product;
 }
 
-// Maps a device to its combination of coordinates along some axes.
+// Numbers the combinations of coordinates along some axes, and maps devices to these numbers.
 class Combinations {
  public:
   Combinations(const Mesh& mesh, std::vector<int64_t> axes) : mesh_(mesh), axes_(std::move(axes)) {}
@@ -149,7 +149,8 @@ struct LayoutAnalysis::State {
   LayoutReport report;            // sums, and all lists except `specs`
   int64_t even_device_bytes = 0;  // held by every device of tensors with equal parts
   absl::flat_hash_map<std::string, SpecUsage> specs;
-  // For the other tensors: by axes, the bytes of each combination of coordinates along these axes.
+  // For tensors with uneven parts. Key: the axes of the uneven dimensions. Value: the bytes on a
+  // device, for each combination of coordinates along these axes.
   std::map<std::vector<int64_t>, std::vector<int64_t>> uneven;
   int64_t uneven_sums = 0;  // number of sums in `uneven`
 };
@@ -199,7 +200,8 @@ absl::Status LayoutAnalysis::Add(std::string_view name, const Tiling& tiling,
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t parameters, ElementCount(usage.shape));
   SHARDMESH_ASSIGN_OR_RETURN(usage.bytes, bytes_of(parameters));
 
-  // The bytes that each device holds: equal on all devices, or by coordinates along some axes.
+  // Compute the bytes that each device holds: one number (`even`), or for uneven parts one number
+  // for each combination of coordinates along their axes (`uneven`).
   const Combinations combinations(state_->mesh, UnevenAxes(tiling));
   std::vector<int64_t> uneven;
   int64_t even = 0;
@@ -227,10 +229,10 @@ absl::Status LayoutAnalysis::Add(std::string_view name, const Tiling& tiling,
     SHARDMESH_ASSIGN_OR_RETURN(usage.held_bytes,
                                Product(usage.held_bytes, state_->mesh.size() / count));
   }
-  // Not negative: tiles cover the tensor and round up.
+  // Not negative: the tiles cover the tensor, and the bytes of each tile are rounded up.
   usage.wasted_bytes = usage.held_bytes - usage.bytes;
 
-  // Check these sums before any change. All other sums are smaller than one of them.
+  // Check these sums for overflow before any change. Each other sum is at most one of these.
   LayoutReport& report = state_->report;
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t all_parameters, Sum(report.parameters, parameters));
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t all_bytes, Sum(report.bytes, usage.bytes));
@@ -271,8 +273,9 @@ absl::StatusOr<LayoutReport> LayoutAnalysis::Report() const {
   report.least_device_bytes = state_->even_device_bytes;
   report.most_device_bytes = state_->even_device_bytes;
 
-  // Axes that occur in one tensor's sums form a group, whose combinations are enumerated together.
-  // The least and the most of separate groups add up.
+  // Put axes into one group if they occur together in a key of `uneven`, directly or through other
+  // keys. Enumerate the combinations of each group. Groups are independent: the least (and the
+  // most) bytes of a device are the sum over the groups.
   std::vector<int64_t> group(Index(mesh.axis_count()));
   std::iota(group.begin(), group.end(), int64_t{0});
   for (const auto& [axes, sums] : state_->uneven) {

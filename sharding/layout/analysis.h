@@ -19,7 +19,7 @@
 
 namespace shardmesh {
 
-// Returns the bytes of `elements` packed elements, with the last byte filled up. INVALID_ARGUMENT
+// Returns the bytes of `elements` packed elements; a partly used last byte counts. INVALID_ARGUMENT
 // (INVALID_SHAPE) for fewer than 0 elements, fewer than 1 bit each, or more bytes than int64_t
 // holds.
 absl::StatusOr<int64_t> TileBytes(int64_t elements, int64_t bits_per_element);
@@ -40,8 +40,8 @@ struct TensorUsage {
   Shape shape;
   PartitionSpec spec;
   int64_t bytes = 0;         // of one copy
-  int64_t device_bytes = 0;  // of its largest tile
-  int64_t held_bytes = 0;    // on all devices together
+  int64_t device_bytes = 0;  // bytes of its largest tile
+  int64_t held_bytes = 0;    // bytes of its tiles on all devices together
   int64_t wasted_bytes = 0;  // held_bytes - bytes
 
   friend bool operator==(const TensorUsage&, const TensorUsage&) = default;
@@ -52,11 +52,11 @@ struct LayoutReport {
   int64_t parameters = 0;          // elements of all tensors
   int64_t sharded_parameters = 0;  // of the tensors that are not FullyReplicated()
   int64_t bytes = 0;               // one copy of every tensor
-  int64_t sharded_bytes = 0;       // of the same tensors as sharded_parameters
-  int64_t held_bytes = 0;          // on all devices together
-  int64_t wasted_bytes = 0;        // sum over the tensors
+  int64_t sharded_bytes = 0;       // one copy of the tensors that sharded_parameters counts
+  int64_t held_bytes = 0;          // bytes on all devices together
+  int64_t wasted_bytes = 0;        // held_bytes less one copy of every tensor
 
-  // The least and the most that a device holds, and a device that holds so much.
+  // The least and the most bytes that any device holds, and a device for each.
   int64_t least_device_bytes = 0;
   int64_t most_device_bytes = 0;
   DeviceId least_loaded_device = 0;
@@ -70,8 +70,8 @@ struct LayoutReport {
   std::vector<TensorUsage> largest;  // the kListed with most bytes on a device, the largest first
 };
 
-// Adds up a layout tensor by tensor. Memory: O(1) for each distinct spec, and one sum for each
-// combination of parts of tensors with uneven parts.
+// Adds up a layout tensor by tensor. Memory: O(1) for each distinct spec. For tensors with uneven
+// parts, one sum for each combination of coordinates along the axes of these parts.
 //
 // Example: mesh tp=4, a float32 tensor of shape (8, 8) with P('tp') and one of shape (8,) with P().
 // A device holds 64 + 32 bytes, all devices hold 384, 96 are wasted, the balance score is 1. Not
@@ -84,7 +84,7 @@ class LayoutAnalysis {
   // enumerates.
   static constexpr int64_t kMaxUnevenSums = int64_t{1} << 22;
 
-  // FAILED_PRECONDITION (NO_MESH; AssertionError) on an empty mesh.
+  // FAILED_PRECONDITION (NO_MESH; Python: AssertionError) on an empty mesh.
   static absl::StatusOr<LayoutAnalysis> Create(const Mesh& mesh);
 
   LayoutAnalysis(LayoutAnalysis&&) noexcept;
@@ -96,13 +96,13 @@ class LayoutAnalysis {
   // adds nothing.
   absl::Status Add(std::string_view name, absl::Span<const int64_t> shape, int64_t bits_per_element,
                    const PartitionSpec& spec);
-  // As above, for a tensor that may have uneven parts. Returns INVALID_ARGUMENT (INVALID_MESH) if
-  // the tiling is on another mesh. RESOURCE_EXHAUSTED (LIMIT_EXCEEDED) also applies beyond
-  // kMaxUnevenSums.
+  // Like Add above, for a tensor that may have uneven parts. Returns INVALID_ARGUMENT
+  // (INVALID_MESH) if the tiling is on another mesh. Returns RESOURCE_EXHAUSTED (LIMIT_EXCEEDED)
+  // also if the sums for uneven parts exceed kMaxUnevenSums.
   absl::Status Add(std::string_view name, const Tiling& tiling, int64_t bits_per_element);
 
-  // Returns the report on all tensors added before. RESOURCE_EXHAUSTED (LIMIT_EXCEEDED) beyond
-  // kMaxUnevenSums.
+  // Returns the report on all tensors added before. RESOURCE_EXHAUSTED (LIMIT_EXCEEDED) if it has
+  // to enumerate more than kMaxUnevenSums combinations.
   absl::StatusOr<LayoutReport> Report() const;
 
  private:
@@ -120,8 +120,8 @@ struct AnalyzedTensor {
   PartitionSpec spec;
 };
 
-// A count as Python represents it. The size of a scalar is a float there, because it is the product
-// of no extents. Every sum that includes a float is a float.
+// A count as Python represents it. In Python, the size of a scalar is a float, because numpy's
+// product of no extents is 1.0. Every sum that includes a float is a float.
 struct PythonCount {
   int64_t value = 0;
   bool is_float = false;
@@ -136,9 +136,10 @@ struct ExactAnalysis {
   double balance_score = 0;        // always
 };
 
-// Returns the exact answer of the original. FAILED_PRECONDITION (NO_MESH; AssertionError) on an
-// empty mesh. INVALID_ARGUMENT (AXIS_NOT_IN_MESH; KeyError) for the first entry, in order, that is
-// a tuple, unconstrained or no axis of the mesh. The original looks each of these up as one axis.
+// Returns the exact answer of the Python original. FAILED_PRECONDITION (NO_MESH; Python:
+// AssertionError) on an empty mesh. INVALID_ARGUMENT (AXIS_NOT_IN_MESH; Python: KeyError) for the
+// first entry, in order, that is a tuple, unconstrained or no axis of the mesh: the original looks
+// up each entry as one axis.
 absl::StatusOr<ExactAnalysis> AnalyzeAsOriginal(absl::Span<const AnalyzedTensor> tensors,
                                                 const Mesh& mesh);
 

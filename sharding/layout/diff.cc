@@ -21,7 +21,8 @@
 namespace shardmesh {
 namespace {
 
-// One digit of a position: position / stride % size. It counts `weight` parts of a dimension.
+// One digit of a device's position in the mesh: position / stride % size. The number of the
+// device's part in a dimension is the sum of digit * weight.
 struct Digit {
   int64_t stride = 1;
   int64_t size = 1;
@@ -30,8 +31,8 @@ struct Digit {
   friend bool operator==(const Digit&, const Digit&) = default;
 };
 
-// Returns digits that map each position to its part of a dimension. Digits are in order of rising
-// stride. Adjacent digits that form one evenly rising run are merged, so that equal maps have equal
+// Returns the digits that map each position to its part of a dimension, in order of rising stride.
+// Merges adjacent digits that together act as one digit. Two equal maps therefore have equal
 // digits.
 std::vector<Digit> PartDigits(const SpecEntry& entry, const Mesh& mesh) {
   std::vector<Digit> digits;
@@ -59,12 +60,12 @@ std::vector<Digit> PartDigits(const SpecEntry& entry, const Mesh& mesh) {
   return joined;
 }
 
-// A tensor of one layout.
+// A tensor of one layout, with its tiling and sizes.
 struct Placed {
   const PlacedTensor* tensor = nullptr;
   Tiling tiling;
-  int64_t bytes = 0;             // of the whole
-  int64_t bytes_per_device = 0;  // of a tile
+  int64_t bytes = 0;             // of the whole tensor
+  int64_t bytes_per_device = 0;  // of one tile
 };
 
 absl::Status TooManyBytes(std::string_view what) {
@@ -93,7 +94,7 @@ absl::StatusOr<Placed> Place(const PlacedTensor& tensor, const Mesh& mesh) {
   return Placed{&tensor, std::move(tiling), bytes, tile_bytes};
 }
 
-// A whole layout.
+// All tensors of one layout, by order and by name.
 class PlacedTree {
  public:
   // `label` names the layout in errors.
@@ -114,7 +115,7 @@ class PlacedTree {
       if (__builtin_add_overflow(tree.bytes_, placed->bytes, &tree.bytes_)) {
         return TooManyBytes(StrCat("layout ", label));
       }
-      tree.bytes_per_device_ += placed->bytes_per_device;  // never more than all bytes
+      tree.bytes_per_device_ += placed->bytes_per_device;  // no overflow: at most bytes_
       tree.tensors_.push_back(*std::move(placed));
     }
     return tree;
@@ -216,7 +217,7 @@ std::optional<std::string> OverBudget(int64_t before, int64_t after, const Layou
     return StrCat("a device holds ", after, " bytes instead of ", before, ", ", increase,
                   " more; the budget allows ", *budget.max_increase_bytes, " more");
   }
-  // The negated form makes a budget of NaN allow nothing.
+  // Compare in negated form, so that a ratio of NaN allows no increase.
   if (budget.max_increase_ratio.has_value() &&
       !(static_cast<double>(increase) <=
         *budget.max_increase_ratio * static_cast<double>(before))) {

@@ -19,21 +19,22 @@ namespace shardmesh {
 struct PlacedTensor {
   std::string name;
   Shape shape;
-  int64_t bits_per_element = 8;  // 0: its bytes are not counted
+  int64_t bits_per_element = 8;  // 0 leaves the tensor out of all bytes
   PartitionSpec spec;
 };
 
-// A tree on a mesh. It holds only views: their targets must outlive the call.
+// A tree of tensors on a mesh. It holds only views: their targets must outlive the call.
 struct Layout {
   const Mesh* mesh = nullptr;              // not null, not empty
   absl::Span<const PlacedTensor> tensors;  // of distinct names
 };
 
-// Bounds on the bytes of a device and on their increase. Unset: no bound.
+// Bounds on the bytes of a device and on their increase from layout A to B. An unset bound allows
+// everything.
 struct LayoutBudget {
   std::optional<int64_t> max_increase_bytes;
-  // Relative to the bytes of a device in A: 0.05 allows 5% more. An increase from 0 exceeds any
-  // ratio.
+  // Upper bound on the increase, relative to the bytes of a device in A: 0.05 allows 5% more. An
+  // increase from 0 exceeds any ratio.
   std::optional<double> max_increase_ratio;
   // Upper bound on the bytes of a device in B, even if A needs more.
   std::optional<int64_t> max_bytes_per_device;
@@ -48,11 +49,11 @@ struct TensorDiff {
   // Bytes of the tensor on each device; 0 if the layout lacks the tensor.
   int64_t bytes_per_device_a = 0;
   int64_t bytes_per_device_b = 0;
-  // Whether `spec_a` and `spec_b` differ as specs; P() and P(None) do.
+  // Whether `spec_a` and `spec_b` have different entries; P() and P(None) do.
   bool spec_differs = false;
-  // Whether the device at some position of the mesh holds another tile in B than in A. A position
-  // that only one mesh has does not count. True if one layout lacks the tensor, or has it with
-  // another shape.
+  // Whether the device at some position of the mesh holds another tile in B than in A. Ignores
+  // positions that only one mesh has. Also true if one layout lacks the tensor, or if the shapes
+  // differ.
   bool tiles_differ = false;
 
   friend bool operator==(const TensorDiff&, const TensorDiff&) = default;
@@ -71,15 +72,15 @@ struct LayoutDiff {
   // Number of tensors that only one layout has.
   int64_t only_in_a = 0;
   int64_t only_in_b = 0;
-  // Whether the increase of bytes_per_device is within the budget. If not, the text is a sentence
-  // that says why.
+  // Whether the increase of bytes_per_device is within the budget. If not, `budget_text` is a
+  // sentence that says why.
   bool within_budget = true;
   std::string budget_text;
 };
 
 // Compares two layouts: two rule sets over one tree, or one rule set over two meshes.
 //
-// Elements of less than a byte are packed within a tile, whose last byte is filled up.
+// Elements of less than a byte are packed within a tile; a partly used last byte counts.
 //
 // Errors are INVALID_ARGUMENT: Tiling::Create's, with the tensor and the layout; BAD_FIELD for a
 // repeated name or a negative number of bits; LIMIT_EXCEEDED if bytes exceed 64 bits.
@@ -88,8 +89,9 @@ struct LayoutDiff {
 absl::StatusOr<LayoutDiff> DiffLayouts(const Layout& a, const Layout& b,
                                        const LayoutBudget& budget = {});
 
-// Returns a sentence on the exceeded budget if a device holds `after` bytes instead of `before`.
-// Returns nullopt if the budget holds. For layouts that are compared piece by piece.
+// Returns a sentence on the exceeded budget if a device holds `after` bytes in B and `before` bytes
+// in A. Returns nullopt if the increase is within the budget. For callers that compare layouts
+// piece by piece.
 std::optional<std::string> OverBudget(int64_t before, int64_t after, const LayoutBudget& budget);
 
 }  // namespace shardmesh

@@ -1,4 +1,4 @@
-// Searches the nearest fitting request for each correction.
+// Searches for the fitting requests that are nearest to a corrected request.
 #include "sharding/layout/fixes.h"
 
 #include <algorithm>
@@ -22,14 +22,15 @@ namespace {
 
 constexpr int64_t kSaturated = std::numeric_limits<int64_t>::max();
 
-// An axis of an entry that the mesh has.
+// An axis of an entry, if the mesh has it, with its size.
 struct KnownAxis {
   std::string name;
   int64_t size = 1;
 };
 
-// Returns the name itself if the mesh has it, else the axis that a misspelt name probably means:
-// the one that the text of the correction names. Empty if there is none.
+// Returns the name itself if the mesh has it or if it is a usual axis. Otherwise returns the axis
+// that the misspelt name probably means, which the text of the correction suggests too; empty if
+// no axis is similar.
 std::string IntendedAxis(const std::string& name, const Mesh& mesh) {
   const bool is_usual =
       std::find(std::begin(kUsualAxes), std::end(kUsualAxes), name) != std::end(kUsualAxes);
@@ -68,10 +69,11 @@ SpecEntry EntryOf(absl::Span<const std::string> axes) {
 
 std::string AxesText(absl::Span<const std::string> axes) { return EntryOf(axes).ToString(); }
 
-// Finds the subset of some axes whose product is the largest that divides an extent.
+// Finds the subset of some axes with the largest product that divides an extent. Among equal
+// products, the most axes win, then the axes that stand first.
 class LargestSubset {
  public:
-  // Requires distinct axes; a mesh has few, which bounds the search.
+  // Requires distinct axes. The search tries up to 2^axes subsets, at most 2^kMaxMeshAxes.
   LargestSubset(absl::Span<const KnownAxis> axes, int64_t extent) : axes_(axes), extent_(extent) {
     Extend(0, 1, {});
   }
@@ -85,8 +87,8 @@ class LargestSubset {
   }
 
  private:
-  // Decides on the axes from `next` on, given the earlier choices. It tries the choice with the
-  // axis first, so that subsets of earlier axes win ties.
+  // Searches the subsets that agree with `chosen` before axis `next`. Tries the subsets with an
+  // axis before those without it, so that subsets of earlier axes win ties.
   void Extend(size_t next, int64_t product, std::vector<size_t> chosen) {
     if (next == axes_.size()) {
       if (product > best_product_ || (product == best_product_ && chosen.size() > best_.size())) {
@@ -95,7 +97,7 @@ class LargestSubset {
       }
       return;
     }
-    // If a product does not divide the extent, none of its multiples does.
+    // If a product does not divide the extent, no multiple of the product does: skip all of them.
     const int64_t with = product * axes_[next].size;
     if (extent_ % with == 0) {
       std::vector<size_t> more = chosen;
@@ -111,15 +113,16 @@ class LargestSubset {
   std::vector<size_t> best_;
 };
 
-// An entry to be placed by an order; it now stands at dimension `from`.
+// An entry that may move to another dimension; the request has it at dimension `from`.
 struct MovableEntry {
   SpecEntry entry;
   int64_t from = 0;
   int64_t parts = 1;
 };
 
-// Assigns entries to dimensions such that each entry divides its dimension, and the moves are
-// least. Gives nullopt if no assignment exists.
+// Assigns entries to dimensions such that each entry's parts divide its dimension. Finds the
+// assignment that moves the fewest entries, then by the least total distance. Find returns nullopt
+// if no assignment exists.
 class LeastOrder {
  public:
   LeastOrder(absl::Span<const MovableEntry> entries, absl::Span<const int64_t> shape)
@@ -145,10 +148,11 @@ class LeastOrder {
  private:
   static constexpr int64_t kUnknown = -1;
   static constexpr int64_t kImpossible = int64_t{1} << 60;
-  // One more moved entry outweighs any distance.
+  // Cost of each moved entry, in addition to its distance. It exceeds every possible sum of
+  // distances.
   static constexpr int64_t kMove = int64_t{1} << 20;
 
-  // Returns the cost of placing the entry at `dim`; kImpossible if it does not fit.
+  // Returns the cost of placing the entry at `dim`; kImpossible if its parts do not divide it.
   int64_t StepCost(const MovableEntry& entry, int64_t dim) const {
     if (shape_[static_cast<size_t>(dim)] % entry.parts != 0) {
       return kImpossible;
@@ -157,7 +161,8 @@ class LeastOrder {
     return distance == 0 ? 0 : kMove + distance;
   }
 
-  // Returns the dimension of the first unplaced entry if the dimensions of `taken` are used.
+  // Returns the best dimension for the first unplaced entry. The bits of `taken` are the dimensions
+  // that the entries before it use.
   int64_t BestDim(uint32_t taken) {
     const MovableEntry& entry = entries_[static_cast<size_t>(std::popcount(taken))];
     const int64_t cost = CostFrom(taken);
@@ -177,7 +182,7 @@ class LeastOrder {
     return dim;
   }
 
-  // Returns the least cost of placing the remaining entries.
+  // Returns the least cost of placing the remaining entries in the dimensions that `taken` lacks.
   int64_t CostFrom(uint32_t taken) {
     const auto placed = static_cast<size_t>(std::popcount(taken));
     if (placed == entries_.size()) {
@@ -222,17 +227,18 @@ class Suggester {
  private:
   int64_t rank() const { return static_cast<int64_t>(shape_.size()); }
 
-  // Returns the effective spec with another entry at `dim`.
+  // Returns the effective spec with `entry` at `dim`.
   PartitionSpec With(int64_t dim, SpecEntry entry) const;
-  // Returns the uncorrected entry at a dimension as an entry that an order may move.
+  // Returns an entry as one that may move; nullopt if the mesh cannot serve it.
   std::optional<MovableEntry> Movable(const SpecEntry& entry, int64_t from) const;
 
   void SuggestSubset(const Correction& correction, Fix fix);
   void SuggestPadding(const Correction& correction, Fix fix);
-  // Suggests an order of `entries` for a correction of the entry from `moved_from`. Returns false
-  // if no order exists.
+  // Suggests an order of `entries` as a fix for the correction of the entry at `moved_from`.
+  // Returns false if no order exists, or if Keep refuses it.
   bool SuggestOrder(std::vector<MovableEntry> entries, int64_t moved_from, Fix fix);
-  // Keeps the fix if its request is new and needs no correction.
+  // Adds the fix to the result if its request is new and needs no correction; returns whether it
+  // did.
   bool Keep(Fix fix, const PartitionSpec& spec, Shape shape);
 
   const PartitionSpec& requested_;
@@ -382,7 +388,7 @@ std::vector<Fix> Suggester::Suggest() {
     }
     std::optional<MovableEntry> moved = Movable(correction.requested, correction.dim);
     if (!moved.has_value()) {
-      continue;  // cut off, and absent from the mesh too
+      continue;  // the entry was cut off, and its axes are absent from the mesh too
     }
     if (!all_tried) {
       all_tried = true;

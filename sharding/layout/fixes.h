@@ -1,4 +1,4 @@
-// Suggests requests that need no correction, in place of a request that was corrected.
+// Suggests specs or shapes that need no correction, in place of a request that was corrected.
 #ifndef SHARDMESH_SHARDING_LAYOUT_FIXES_H_
 #define SHARDMESH_SHARDING_LAYOUT_FIXES_H_
 
@@ -22,20 +22,20 @@ struct Fix {
     kAxisOrder,   // the same entries at other dimensions
   };
   Kind kind = Kind::kAxesSubset;
-  // Index of the fixed correction in CorrectionResult::corrections. An order that fixes several
-  // corrections is listed once, for the first.
+  // Index, in CorrectionResult::corrections, of the correction that this fix makes unnecessary. An
+  // order that fixes several corrections is listed once, for the first.
   int64_t correction = 0;
   // The dimension that changes. For kAxisOrder, the dimension that the corrected entry moves to.
   int64_t dim = 0;
-  // kAxesSubset: the remaining axes of the entry, major to minor. Empty if none remains.
+  // Only for kAxesSubset: the remaining axes of the entry, major to minor; empty if none remains.
   std::vector<std::string> axes;
-  // kPaddedSize: the new extent. Else 0.
+  // The new extent for kPaddedSize, else 0.
   int64_t size = 0;
-  // The whole request, for which Correct(spec, shape, mesh) has no corrections. Dimensions that
-  // were corrected for other reasons have their entry of CorrectionResult::effective.
+  // The whole changed request, `spec` on `shape`: Correct(spec, shape, mesh) makes no corrections.
+  // Dimensions of other corrections have their entry of CorrectionResult::effective.
   PartitionSpec spec;
   Shape shape;
-  // For people: `pad dimension 1 from 30 to 32`.
+  // A text for people, such as `pad dimension 1 from 30 to 32`.
   std::string text;
 
   friend bool operator==(const Fix&, const Fix&) = default;
@@ -56,8 +56,8 @@ struct Fix {
 //                this entry and the uncorrected ones. The fewest entries move, then by the fewest
 //                dimensions, then the entries that stand first stay.
 // clang-format on
-// Each fix was checked, and no two have the same spec and shape. BELOW_MIN_SIZE has no fixes,
-// because it corrects no layout. An empty mesh gives no fixes.
+// The function checks each fix by Correct. No two fixes have the same spec and shape.
+// BELOW_MIN_SIZE has no fixes, because it corrects no layout. An empty mesh gives no fixes.
 //
 // Example: P('dp', ('fsdp', 'tp')) on (8, 30), mesh dp=2,fsdp=2,tp=4: keep only 'fsdp'; pad
 // dimension 1 to 32; P(('fsdp', 'tp'), 'dp'). A correction costs up to 2^16 steps: call this only

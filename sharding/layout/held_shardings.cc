@@ -1,4 +1,4 @@
-// The placement of each leaf, and of whole trees.
+// Reads the placement of each leaf, and plans the placement of whole trees.
 #include "sharding/layout/held_shardings.h"
 
 #include <utility>

@@ -1,4 +1,4 @@
-// The placement that the leaves of a tree hold, and the plan to place and gather a whole tree.
+// The placements that the leaves of a tree have now, and plans to place and gather a whole tree.
 #ifndef SHARDMESH_SHARDING_LAYOUT_HELD_SHARDINGS_H_
 #define SHARDMESH_SHARDING_LAYOUT_HELD_SHARDINGS_H_
 
@@ -23,14 +23,14 @@ struct NamedSharding {
   friend bool operator==(const NamedSharding&, const NamedSharding&) = default;
 };
 
-// A leaf of a tree of values, reduced to its placement.
+// The placement of one leaf of a tree of values.
 struct HeldLeaf {
   enum class Kind {
     kNone,       // no value
     kSharded,    // an array with a mesh and a spec
     kSpecOnly,   // a value whose placement is a bare spec, without a mesh
     kSingle,     // an array on one device, without a spec
-    kHostArray,  // an array outside any device
+    kHostArray,  // an array in host memory, not on a device
     kNumber,     // a boolean, an integer or a floating-point number
     kOther,      // any other value, such as text
   };
@@ -46,14 +46,15 @@ struct HeldLeaf {
 std::vector<std::optional<NamedSharding>> ExtractShardingStructure(
     absl::Span<const HeldLeaf> leaves);
 
-// extract_shardings: as ExtractShardingStructure, but a bare spec gives a layout on `mesh`.
-// FAILED_PRECONDITION (NO_MESH; AssertionError) if `mesh` is empty, for any leaves.
+// eformer's extract_shardings. Like ExtractShardingStructure, but a bare spec gives a layout on
+// `mesh`. FAILED_PRECONDITION (NO_MESH; Python: AssertionError) if `mesh` is empty, for any leaves.
 absl::StatusOr<std::vector<std::optional<NamedSharding>>> ExtractShardings(
     absl::Span<const HeldLeaf> leaves, const Mesh& mesh);
 
-// get_partition_spec. Returns the spec of a sharded array, P() for a number, nullopt for kNone.
-// INVALID_ARGUMENT (INVALID_SPEC), with the leaf's name, for the first leaf of another kind. The
-// class is AttributeError for an array on one device, ValueError for the rest.
+// eformer's get_partition_spec. Returns, for each leaf, the spec of a sharded array, P() for a
+// number, nullopt for kNone. INVALID_ARGUMENT (INVALID_SPEC), with the leaf's name, for the first
+// leaf of another kind. The Python class is AttributeError for an array on one device, ValueError
+// for the other kinds.
 absl::StatusOr<std::vector<std::optional<PartitionSpec>>> GetPartitionSpecs(
     absl::Span<const HeldLeaf> leaves);
 
@@ -67,17 +68,17 @@ struct LeafToShard {
 // The effect of placing one leaf. Gathering the leaf replicates it: P() on the same mesh.
 struct LeafPlacement {
   std::string name;
-  std::optional<CorrectionResult> shard;  // nullopt: P() was requested, the leaf stays unchanged
+  std::optional<CorrectionResult> shard;  // nullopt if the request is P(): the leaf stays unchanged
   PartitionSpec gather;
 };
 
-// make_shard_and_gather_fns, and the calls of its functions, for a whole tree. Returns, for each
-// leaf, the result of CorrectConstraint.
+// Does, for a whole tree, what eformer's make_shard_and_gather_fns and the functions that it
+// returns do. Returns, for each leaf, the result of CorrectConstraint.
 //
-// FAILED_PRECONDITION (NO_MESH; AssertionError) on an empty mesh. INVALID_ARGUMENT with the leaf's
-// name for a spec that is not valid on the mesh, although correction would drop such axes:
-// DUPLICATE_AXIS (DuplicateSpecError), then AXIS_NOT_IN_MESH (ValueError). INVALID_SHAPE is checked
-// last.
+// FAILED_PRECONDITION (NO_MESH; Python: AssertionError) on an empty mesh. INVALID_ARGUMENT with the
+// leaf's name for a spec that is not valid on the mesh, although correction would drop absent axes:
+// DUPLICATE_AXIS (Python: DuplicateSpecError), then AXIS_NOT_IN_MESH (Python: ValueError), then
+// INVALID_SHAPE for the shape.
 absl::StatusOr<std::vector<LeafPlacement>> PlanShardAndGather(absl::Span<const LeafToShard> leaves,
                                                               const Mesh& mesh);
 

@@ -1,4 +1,4 @@
-// Chooses axes and mode, corrects, and explains both.
+// Determines axes and mode of a question, resolves and corrects its spec, and explains the steps.
 #include "sharding/layout/logical_sharding.h"
 
 #include <utility>
@@ -95,7 +95,8 @@ absl::StatusOr<Explanation> Explain(const PartitionAxis& profile, const LogicalQ
   } else {
     explanation.effective = explanation.requested;
   }
-  // Both lists are in rising order of dimension. A correction is the last step of its dimension.
+  // Merge the steps and the corrections, both in rising order of dimension. A correction is the
+  // last step of its dimension.
   auto correction = explanation.corrections.begin();
   const auto add_corrections_before = [&](int64_t dim) {
     for (; correction != explanation.corrections.end() && correction->dim < dim; ++correction) {

@@ -22,7 +22,7 @@ namespace shardmesh {
 
 // A question to a profile. It holds only views: their targets must outlive the call.
 struct LogicalQuestion {
-  // One semantic axis per dimension. If `axes` or `mode` is missing, `dynamic_axes` supplies both.
+  // One semantic axis per dimension. If `axes` or `mode` is missing, both come from `dynamic_axes`.
   std::optional<absl::Span<const AxisValue>> axes;
   std::optional<Mode> mode;
   const DynamicAxes* dynamic_axes = nullptr;
@@ -33,24 +33,24 @@ struct LogicalQuestion {
 };
 
 // Returns the requested spec, uncorrected.
-// Errors are INVALID_ARGUMENT: MISSING_ARGUMENT if axes or mode are missing, and those of
+// Errors are INVALID_ARGUMENT: MISSING_ARGUMENT if axes or mode are missing; errors of
 // Mode::Resolve and PartitionAxis::ResolveSpec.
 absl::StatusOr<PartitionSpec> ResolveSpec(const PartitionAxis& profile,
                                           const LogicalQuestion& question);
 
 struct LogicalSharding {
-  // The spec as the profile resolves it.
+  // The spec that the profile resolves, before correction.
   PartitionSpec requested;
-  // The constraint on the array; nullopt: the array stays unchanged.
+  // The constraint on the array's layout; nullopt if the array stays unchanged.
   std::optional<PartitionSpec> constraint;
   std::vector<Correction> corrections;
 };
 
 // Returns the layout of an array of `question.shape` on `mesh`, corrected to fit.
 //
-// `auto_correct` decides two special cases. With it, an empty mesh is FAILED_PRECONDITION (NO_MESH;
-// AssertionError), and a spec that correction reduces to P() constrains nothing. Without it, an
-// empty mesh constrains nothing, and such a spec replicates the array.
+// `auto_correct` decides two special cases. If true, an empty mesh is FAILED_PRECONDITION (NO_MESH;
+// Python: AssertionError), and a spec that correction reduces to P() constrains nothing. If false,
+// an empty mesh constrains nothing, and a spec that correction reduces to P() replicates the array.
 // Errors: as ResolveSpec and Correct; MISSING_ARGUMENT without a shape.
 absl::StatusOr<LogicalSharding> ApplyLogicalSharding(const PartitionAxis& profile,
                                                      const LogicalQuestion& question,
@@ -60,7 +60,7 @@ absl::StatusOr<LogicalSharding> ApplyLogicalSharding(const PartitionAxis& profil
 struct Explanation {
   RuntimeMode mode = RuntimeMode::kTrain;
   PartitionSpec requested;
-  // `requested` after correction; equal to it without a shape or mesh.
+  // `requested` after correction; equal to `requested` without a shape or mesh.
   PartitionSpec effective;
   std::vector<Correction> corrections;
   // Steps by dimension: semantic name, field, mode variant, mesh axes, correction.

@@ -1,5 +1,5 @@
-// Enumerates every ordered factorization of the number of devices, and evaluates each group by
-// group.
+// Enumerates every ordered factorization of the number of devices, and adds up the cost of all
+// groups of tensors on each.
 #include "sharding/layout/mesh_search.h"
 
 #include <algorithm>
@@ -20,7 +20,7 @@
 namespace shardmesh {
 namespace {
 
-// Number of groups between two cancellation checks; they take well under a millisecond.
+// Number of groups between two cancellation checks. So many groups take well under a millisecond.
 constexpr size_t kGroupsPerCancellationCheck = 4096;
 
 constexpr size_t Index(int64_t i) { return static_cast<size_t>(i); }
@@ -91,8 +91,8 @@ class Factorizations {
       }
     }
     std::sort(divisors_.begin(), divisors_.end());
-    // Element [axis][divisor] counts the ways to divide that divisor over the axes from `axis` on.
-    // Filled from the last axis to the first.
+    // counts_[axis][i] is the number of ways to write divisors_[i] as a product of sizes of the
+    // axes from `axis` on. Fill it from the last axis to the first.
     counts_.assign(axes_.size() + 1, std::vector<int64_t>(divisors_.size(), 0));
     counts_.back()[0] = 1;
     for (size_t axis = axes_.size(); axis-- > 0;) {
@@ -109,11 +109,11 @@ class Factorizations {
     }
   }
 
-  // Saturates.
+  // Returns the number of factorizations; saturates at int64_t's maximum.
   int64_t count() const { return counts_.front().back(); }
 
-  // Calls visit(sizes) for each factorization until it returns an error. The sizes fall
-  // lexicographically.
+  // Calls visit(sizes) for each factorization, in falling lexicographic order of the sizes. Stops
+  // at the first error of `visit`, and returns it.
   template <typename Visit>
   absl::Status ForEach(const Visit& visit) const {
     std::vector<int64_t> sizes(axes_.size(), 1);
@@ -154,11 +154,11 @@ class Factorizations {
 using AxisSet = uint32_t;  // bit i: axis i
 static_assert(kMaxMeshAxes <= 32);
 
-// A group with its axes as numbers; the same for all candidates.
+// A group of tensors, with all that does not depend on the candidate mesh. Axes are numbers.
 struct PreparedGroup {
   struct Dimension {
     int64_t extent = 1;
-    absl::InlinedVector<int64_t, 2> axes;  // empty: not partitioned on any mesh
+    absl::InlinedVector<int64_t, 2> axes;  // empty if it is not partitioned on any mesh
     AxisSet set = 0;
     bool repeats = false;  // an axis occurs twice
   };
@@ -282,7 +282,7 @@ class MeshScorer {
         }
         int64_t product = 1;
         bool divides = true;
-        if (dimension.extent > 0) {  // any axes divide 0
+        if (dimension.extent > 0) {  // every product of axes divides an extent of 0
           for (const int64_t axis : dimension.axes) {
             // A repeated axis can multiply to any number.
             divides = divides && !__builtin_mul_overflow(product, sizes[Index(axis)], &product);
@@ -299,14 +299,14 @@ class MeshScorer {
       }
       int64_t tile_bytes = group.bytes;
       if (!is_unplaceable && parts > 1) {
-        // Fits, since the bytes of the whole tensor fit.
+        // The cast is safe, since the bytes of the whole tensor fit int64_t.
         tile_bytes = static_cast<int64_t>(
             (absl::int128(group.elements / parts) * group.bits_per_element + 7) / 8);
       }
       const absl::int128 held = absl::int128(tile_bytes) * options_.device_count;
       device_bytes += absl::int128(tile_bytes) * group.count;
       wasted_bytes += (held - group.bytes) * group.count;
-      // Check before the next group. One group adds less than 2^125, so 128 bits are enough.
+      // Check after each group: a group adds less than 2^125, so the 128-bit sums cannot overflow.
       if (std::max(device_bytes, wasted_bytes) > std::numeric_limits<int64_t>::max()) {
         return OverLimit();
       }
@@ -444,7 +444,7 @@ absl::StatusOr<MeshSearchResult> SearchMeshes(absl::Span<const TensorGroup> grou
     return judge.IsBetter(a, b);
   };
   MeshSearchResult result;
-  std::vector<MeshCandidate>& best = result.best;  // a heap, the worst in front
+  std::vector<MeshCandidate>& best = result.best;  // a heap with the worst candidate in front
   SHARDMESH_RETURN_IF_ERROR(
       factorizations.ForEach([&](const std::vector<int64_t>& sizes) -> absl::Status {
         absl::StatusOr<MeshCandidate> evaluated = absl::CancelledError("");

@@ -19,7 +19,7 @@
 
 namespace shardmesh {
 
-// Tensors that the search cannot distinguish.
+// Tensors of one spec, shape and element size, which the search need not distinguish.
 struct TensorGroup {
   PartitionSpec spec;  // as requested, before correction
   Shape shape;
@@ -27,7 +27,7 @@ struct TensorGroup {
   int64_t count = 1;  // from 1 to kMaxGroupCount
 };
 
-// Most tensors of a group.
+// Upper bound on the tensors of a group.
 inline constexpr int64_t kMaxGroupCount = int64_t{1} << 31;
 
 // Sorts the tensors of a tree into groups. Not synchronised.
@@ -50,10 +50,10 @@ class TensorGroups {
 struct SearchAxis {
   std::string name;
   int64_t min_size = 1;
-  std::optional<int64_t> max_size = {};  // nullopt: no bound. Equal to min_size: fixed
+  std::optional<int64_t> max_size = {};  // nullopt: no bound; equal to min_size for a fixed size
 };
 
-// Criteria to compare candidates by. Less is better; kFit puts fitting candidates first.
+// Criteria that compare candidates. Less is better; by kFit, fitting candidates come first.
 enum class MeshCriterion {
   kFit,
   kDeviceBytes,  // device_bytes
@@ -61,15 +61,15 @@ enum class MeshCriterion {
   kCorrections,  // corrected_tensors
 };
 
-// `fit`, `device_bytes`, `wasted_bytes`, `corrections`.
+// Returns `fit`, `device_bytes`, `wasted_bytes` or `corrections`.
 std::string_view MeshCriterionName(MeshCriterion criterion);
-// Returns nullopt if no criterion has that name.
+// Returns the criterion of that name; nullopt if no criterion has it.
 std::optional<MeshCriterion> MeshCriterionFromName(std::string_view name);
 
 struct MeshSearchOptions {
   int64_t device_count = 0;
   std::vector<SearchAxis> axes;
-  // Memory of a device; nullopt: unlimited.
+  // Memory of a device; nullopt for unlimited memory.
   std::optional<int64_t> device_memory_bytes;
   // Number of candidates to keep, from 1 to kMaxKeptCandidates.
   int64_t keep = 20;
@@ -77,21 +77,21 @@ struct MeshSearchOptions {
   // by their axis sizes, larger first.
   std::vector<MeshCriterion> ranking = {MeshCriterion::kFit, MeshCriterion::kDeviceBytes,
                                         MeshCriterion::kWastedBytes, MeshCriterion::kCorrections};
-  // Called before each candidate and after every few thousand groups; true ends the search with
-  // CANCELLED.
+  // The search calls this before each candidate and after every few thousand groups. If it returns
+  // true, the search returns CANCELLED.
   std::function<bool()> is_cancelled;
 };
 
-// A mesh, and the cost of the tensors on it with corrected specs.
+// A candidate mesh, and the cost of all tensors on it. Specs are corrected for the mesh.
 struct MeshCandidate {
   std::vector<int64_t> sizes;     // by axis, in the order of the options
-  bool fits = true;               // all tensors can be placed, and device_bytes is within the cap
+  bool fits = true;               // all tensors can be placed, and within device_memory_bytes
   int64_t device_bytes = 0;       // held by every device
   int64_t wasted_bytes = 0;       // held on all devices, less one copy
   int64_t sharded_bytes = 0;      // one copy of the tensors that are not fully replicated
   int64_t corrected_tensors = 0;  // tensors whose spec needed a correction
-  // Tensors that cannot be placed, because an axis is used twice even after correction. They count
-  // as replicated above.
+  // Tensors that cannot be placed, because an axis is used twice even after correction. The bytes
+  // above count such tensors as replicated.
   int64_t unplaceable_tensors = 0;
 
   friend bool operator==(const MeshCandidate&, const MeshCandidate&) = default;
@@ -107,12 +107,12 @@ struct MeshSearchResult {
 inline constexpr int64_t kMaxMeshCandidates = 10'000'000;
 inline constexpr int64_t kMaxKeptCandidates = 10'000;
 
-// Returns the number of meshes: ways to write device_count as an ordered product of one size per
-// axis, each within its bounds. Saturates at int64_t's maximum. Returns the errors of SearchMeshes
-// on the options.
+// Returns the number of candidate meshes: the ways to write device_count as an ordered product of
+// one size per axis, each within its bounds. Saturates at int64_t's maximum. Errors on the options
+// as SearchMeshes.
 absl::StatusOr<int64_t> CountMeshes(const MeshSearchOptions& options);
 
-// Evaluates the tensors on every such mesh.
+// Evaluates the tensors on every candidate mesh, and returns the best ones.
 //
 // Example: 8 devices over (dp, tp) have 4 candidates: 8x1, 4x2, 2x4, 1x8.
 // Errors: INVALID_ARGUMENT with INVALID_MESH (no device, no axis, bounds that exclude everything),

@@ -26,8 +26,8 @@ absl::Status BadFeatures(std::string_view message, std::string_view python_type,
   return InvalidArgument(Reason::kInvalidShape, message, facts, python_type);
 }
 
-// Refuses zero and negative features, with the exception classes that the originals' arithmetic
-// raises.
+// Refuses zero and negative features, with the exception classes that the Python original's
+// arithmetic raises.
 absl::Status CheckFeatures(int64_t in, int64_t out) {
   if (in == 0 || out == 0) {
     return BadFeatures(StrCat("a layer of ", in, " features in and ", out,
@@ -42,7 +42,7 @@ absl::Status CheckFeatures(int64_t in, int64_t out) {
   return absl::OkStatus();
 }
 
-// The number of output features, and of the parts that they come from.
+// The number of output features, and the number of parts that they are the sum of.
 struct OutFeatures {
   int64_t sum = 0;
   int64_t parts = 1;
@@ -87,7 +87,8 @@ bool IsScale(const ParallelLinearOptions& options, std::string_view name) {
   return given != nullptr && *given == name;
 }
 
-// Drops from `entry` the axes in `taken`, then adds the remaining axes to `taken`.
+// Returns `entry` without the axes in `taken`, and adds the remaining axes to `taken`. Only the
+// first unconstrained entry stays.
 SpecEntry TakeAxes(const SpecEntry& entry, std::set<AxisName>& taken, bool& left_open) {
   if (entry.is_unconstrained()) {
     return std::exchange(left_open, true) ? SpecEntry::None() : entry;
@@ -97,7 +98,8 @@ SpecEntry TakeAxes(const SpecEntry& entry, std::set<AxisName>& taken, bool& left
     if (!taken.contains(axis)) axes.push_back(axis);
   }
   taken.insert(entry.axes().begin(), entry.axes().end());
-  // An entry without axes is Python's None. An axis list can contain None too.
+  // An entry without axes is Python's None, and the original drops repeated None too: an axis list
+  // can contain it.
   if (entry.is_none()) taken.insert(std::nullopt);
   return SpecEntry::Axes(std::move(axes));
 }

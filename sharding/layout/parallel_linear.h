@@ -29,24 +29,25 @@ struct ArrayLayout {
   PartitionSpec spec;  // kNamed
 };
 
-// get_sharding. Returns the array's spec; nullopt if the array is not placed. INVALID_ARGUMENT
-// (INVALID_SPEC; AttributeError) for an array on a single device.
+// EasyDeL's get_sharding. Returns the array's spec; nullopt if the array is not placed.
+// INVALID_ARGUMENT (INVALID_SPEC; Python: AttributeError) for an array on a single device.
 absl::StatusOr<std::optional<PartitionSpec>> GetSharding(const ArrayLayout& array);
 
-// get_output_partition_spec. Returns the spec that a layer gives its output; nullopt if either
-// array is not placed. For a left side of rank 2, it is the right spec's first two entries,
-// swapped. For any other rank it is P(None, ..., axis_name), with as many entries as dimensions, at
-// least one.
+// EasyDeL's get_output_partition_spec. Returns the spec that a layer gives its output; nullopt if
+// either array is not placed. For a left side of rank 2, the spec has the right spec's first two
+// entries, swapped. For any other rank, it is P(None, ..., axis_name), with one entry for each
+// dimension, at least one.
 //
-// Errors are INVALID_ARGUMENT: GetSharding's, of the left side first; INVALID_SPEC (IndexError) if
-// the right spec has fewer than the two entries to swap; INVALID_SHAPE for an impossible rank.
+// Errors are INVALID_ARGUMENT: errors of GetSharding, for the left side first; INVALID_SPEC
+// (Python: IndexError) if the right spec has fewer than two entries to swap; INVALID_SHAPE for an
+// impossible rank.
 absl::StatusOr<std::optional<PartitionSpec>> GetOutputPartitionSpec(const ArrayLayout& lhs,
                                                                     const ArrayLayout& rhs,
                                                                     std::string_view axis_name);
 
-// get_matmul_output_sharding. Returns the spec of lhs @ rhs: all but the last entry of the left
-// spec, then the last entry of the right spec, filled up with none to the left spec's length.
-// Returns P() if either is nullopt.
+// EasyDeL's get_matmul_output_sharding. Returns the spec of lhs @ rhs: all but the last entry of
+// the left spec, then the last entry of the right spec, filled up with none to the left spec's
+// length. Returns P() if either spec is nullopt.
 //
 // An axis of an earlier entry is dropped from later ones; repeats within one entry stay. A left
 // spec of one entry contributes nothing. Contracted and unreduced axes are ignored.
@@ -55,12 +56,13 @@ absl::StatusOr<std::optional<PartitionSpec>> GetOutputPartitionSpec(const ArrayL
 PartitionSpec GetMatmulOutputSharding(const std::optional<PartitionSpec>& lhs,
                                       const std::optional<PartitionSpec>& rhs);
 
-// TensorParallelConfig: how the work of a layer is distributed.
+// EasyDeL's TensorParallelConfig: the mesh, the axis and the method by which a layer's work is
+// distributed.
 struct TensorParallelConfig {
-  // Nullopt: the mesh of the context, filled in when the config is checked.
+  // Nullopt stands for the mesh of the context; CheckTensorParallelConfig fills it in.
   std::optional<Mesh> mesh;
   std::string axis_name = "tp";
-  // Nullopt: no collective multiplication. Any text, also an empty one, counts as given.
+  // Nullopt stands for no collective multiplication. Any text, also an empty text, counts as given.
   std::optional<std::string> matmul_method;
   bool reduce_output = false;
   bool reduce_scatter_output = false;
@@ -68,14 +70,14 @@ struct TensorParallelConfig {
   friend bool operator==(const TensorParallelConfig&, const TensorParallelConfig&) = default;
 };
 
-// Returns the config, with a missing mesh filled in from `context`. A config without a method is
-// returned unchanged and unchecked.
-// Errors: FAILED_PRECONDITION (NO_MESH; AssertionError) if the context's mesh is needed and empty;
-// INVALID_ARGUMENT (AXIS_NOT_IN_MESH) if the mesh lacks the axis.
+// Returns the config, with a missing mesh filled in from `context`. Returns a config without
+// matmul_method unchanged and unchecked.
+// Errors: FAILED_PRECONDITION (NO_MESH; Python: AssertionError) if the config needs the context's
+// mesh and that mesh is empty; INVALID_ARGUMENT (AXIS_NOT_IN_MESH) if the mesh lacks the axis.
 absl::StatusOr<TensorParallelConfig> CheckTensorParallelConfig(TensorParallelConfig config,
                                                                const Mesh& context);
 
-// ParallelLinear, RowParallelLinear, ColumnParallelLinear.
+// The classes ParallelLinear, RowParallelLinear and ColumnParallelLinear of EasyDeL, in this order.
 enum class ParallelDirection { kNone, kRow, kColumn };
 
 // The constructor arguments of a layer that determine its shapes and scale.
@@ -101,13 +103,14 @@ struct ParallelLinear {
   friend bool operator==(const ParallelLinear&, const ParallelLinear&) = default;
 };
 
-// Returns the facts of a layer. kDefault accepts any number of parts with a bias and with
-// "fan_out", including one part. kExact refuses these as the original does (TypeError), and accepts
-// negative parts whose sum is positive.
+// Returns the shapes and the scale of a layer. kDefault accepts any number of parts, including one
+// part, also with a bias and with "fan_out". kExact refuses a list of one part, and parts with a
+// bias or "fan_out", as the original does (Python: TypeError). It accepts negative parts if their
+// sum is positive.
 //
-// Errors are INVALID_ARGUMENT: INVALID_SHAPE for no features (ZeroDivisionError), a negative number
-// of features, or no parts (TypeError), and for a kernel of too many elements (ValueError);
-// BAD_FIELD (TypeError) for an unknown name of a scale.
+// Errors are INVALID_ARGUMENT: INVALID_SHAPE for zero features (Python: ZeroDivisionError), for a
+// negative number of features or no parts (Python: TypeError), and for a kernel of too many
+// elements (Python: ValueError); BAD_FIELD (Python: TypeError) for an unknown name of a scale.
 absl::StatusOr<ParallelLinear> MakeParallelLinear(
     const ParallelLinearOptions& options, Compatibility compatibility = Compatibility::kDefault);
 

@@ -1,4 +1,4 @@
-// Thompson's construction, run breadth first.
+// Builds the automaton by Thompson's construction, and runs all its states in lockstep.
 #include "sharding/pattern/automaton.h"
 
 #include <algorithm>
@@ -51,13 +51,13 @@ class PatternAutomaton::Builder {
   absl::StatusOr<int32_t> Compile(const PatternNode& node, int32_t next);
   absl::StatusOr<int32_t> CompileRepeat(const PatternNode& node, int32_t next);
   absl::StatusOr<int32_t> Add(Instruction instruction);
-  // Returns the index of the node's set. Copies of the node in a repeat share it.
+  // Returns the index of the node's set. The copies of a node that a repeat makes share one set.
   int32_t SetOf(const PatternNode& node);
 
   std::vector<Instruction> program_;
   std::vector<Set> sets_;
   absl::flat_hash_map<const PatternNode*, int32_t> set_of_node_;
-  // Compiled patterns by their printed ranges.
+  // Compiled RE2 expressions of case-insensitive ranges, by the printed ranges.
   absl::flat_hash_map<std::string, std::shared_ptr<const re2::RE2>> folded_;
 };
 
@@ -146,7 +146,7 @@ absl::StatusOr<int32_t> PatternAutomaton::Builder::CompileRepeat(const PatternNo
   const PatternNode& repeated = node.children.front();
   int32_t start = next;
   if (node.max.has_value()) {
-    // (x(x(x)?)?)?, built from the inside out.
+    // Compile x{0,3} as (x(x(x)?)?)?, from the inside out.
     for (int64_t i = node.min; i < *node.max; ++i) {
       SHARDMESH_ASSIGN_OR_RETURN(const int32_t once, Compile(repeated, start));
       Instruction fork;
@@ -166,7 +166,7 @@ absl::StatusOr<int32_t> PatternAutomaton::Builder::CompileRepeat(const PatternNo
     const size_t size = program_.size();
     SHARDMESH_ASSIGN_OR_RETURN(start, Compile(repeated, start));
     if (program_.size() == size) {
-      break;  // any number of repeats of an empty text is an empty text
+      break;  // the node matches only the empty text, and so do its repeats
     }
   }
   return start;
@@ -223,7 +223,8 @@ bool PatternAutomaton::Search(std::string_view text) const {
   if (!characters.has_value()) {
     return false;
   }
-  // States that are alive before `place`, and the place at which each state was last seen.
+  // `alive`: the states that the automaton can be in before the character at `place`. `seen_at`:
+  // the place at which each state was last visited.
   std::vector<int32_t> alive;
   std::vector<int32_t> pending;
   std::vector<size_t> seen_at(program_.size(), std::u32string::npos);

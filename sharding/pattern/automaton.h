@@ -1,4 +1,5 @@
-// Matches a pattern's syntax tree directly, for texts in which RE2 and Python differ.
+// Matches texts for which RE2 and Python differ, with an automaton made from a pattern's syntax
+// tree.
 #ifndef SHARDMESH_SHARDING_PATTERN_AUTOMATON_H_
 #define SHARDMESH_SHARDING_PATTERN_AUTOMATON_H_
 
@@ -20,14 +21,14 @@ class RE2;
 namespace shardmesh {
 
 // A non-deterministic automaton that tracks all its states at once, in time O(text * program). It
-// is exact in every text, but far slower than RE2.
+// agrees with Python on every text, but is far slower than RE2.
 // Immutable, and safe to share between threads.
 class PatternAutomaton {
  public:
-  // Upper bound on the instructions of one program, with repeats written out.
+  // Upper bound on the instructions of one program. A repeat such as x{3} counts as three copies.
   static constexpr int64_t kMaxInstructions = 20'000;
 
-  // Returns LIMIT_EXCEEDED if the program would be too large.
+  // Returns the automaton of a syntax tree; LIMIT_EXCEEDED if its program would be too large.
   static absl::StatusOr<PatternAutomaton> Create(const PatternNode& root);
 
   // Returns whether the pattern matches anywhere in `text`. No pattern matches a text that is not
@@ -42,7 +43,7 @@ class PatternAutomaton {
  private:
   struct Set {
     CharacterSet set;
-    std::shared_ptr<const re2::RE2> folded;  // the ranges in either case; null for case-sensitive
+    std::shared_ptr<const re2::RE2> folded;  // matches the ranges in any case; null if case counts
                                              // ranges
   };
   // kSet consumes a character and continues at `next`; kFork continues at `next` and `other`.

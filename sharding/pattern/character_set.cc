@@ -1,4 +1,4 @@
-// Named classes, case, and the RE2 text of character sets.
+// Adds named classes and the other case to character sets, and prints sets for RE2.
 #include "sharding/pattern/character_set.h"
 
 #include <algorithm>
@@ -31,7 +31,7 @@ Ranges Normalized(Ranges ranges) {
   return out;
 }
 
-// Returns all other code points. Requires normalized ranges.
+// Returns the code points that are in none of the ranges. Requires normalized ranges.
 Ranges Complement(absl::Span<const CodePointRange> ranges) {
   Ranges out;
   char32_t next = 0;
@@ -71,8 +71,9 @@ const Ranges& UnicodeSpace() {
 constexpr std::u32string_view kSameLetters[] = {U"Ii\u0130\u0131", U"\u0390\u1FD3", U"\u03B0\u1FE3",
                                                 U"\uFB05\uFB06"};
 
-// Adds the characters that differ from the ranges only by case, as far as RE2 would not. These are
-// the other case of ASCII letters and, in Unicode mode, the groups above.
+// Adds characters that differ only by case from characters of the ranges. Adds only those that
+// RE2's own case folding does not cover: the other case of ASCII letters and, in Unicode mode, the
+// groups of kSameLetters.
 void FoldCase(bool ascii, Ranges& ranges) {
   const Ranges before = ranges;
   for (const CodePointRange& range : before) {
@@ -101,8 +102,8 @@ void FoldCase(bool ascii, Ranges& ranges) {
   }
 }
 
-// Returns whether case can matter to the ranges: they contain an ASCII letter or a character beyond
-// ASCII.
+// Returns whether case can matter for the ranges: they contain an ASCII letter, or a character
+// beyond ASCII.
 bool MayHaveCase(const Ranges& ranges) {
   return std::any_of(ranges.begin(), ranges.end(), [](const CodePointRange& range) {
     return range.last > 0x7F || (range.first <= 'Z' && range.last >= 'A') ||
@@ -170,21 +171,21 @@ std::string PrintRanges(const std::vector<CodePointRange>& ranges, bool negated)
 
 namespace {
 
-// Python's Unicode \w, as members of an RE2 class.
+// The characters of Python's Unicode \w, as members of an RE2 class.
 constexpr char kWordMembers[] = "\\p{L}\\p{N}_";
 
 bool IsBothCasesOfKOrS(const Ranges& ranges) {
   return ranges == Ranges{{'K', 'K'}, {'k', 'k'}} || ranges == Ranges{{'S', 'S'}, {'s', 's'}};
 }
 
-// Returns the members of the named classes, without brackets. RE2 has no member for \W, which is
-// left out.
+// Returns the members of the named classes, without brackets. Leaves out \W, for which RE2 has no
+// member.
 std::string PrintMembers(const CharacterSet& set) {
   return StrCat(set.digit ? "\\p{Nd}" : "", set.not_digit ? "\\P{Nd}" : "",
                 set.word ? kWordMembers : "");
 }
 
-// Returns a set that consists only of ranges.
+// Returns the RE2 expression of a set that consists only of ranges.
 std::optional<std::string> PrintRangeSet(const CharacterSet& set) {
   const Ranges& ranges = set.ranges;
   if (ranges.empty()) {
@@ -195,14 +196,14 @@ std::optional<std::string> PrintRangeSet(const CharacterSet& set) {
   }
   if (const char32_t c = ranges[0].first; !set.negated && !set.ignore_case && ranges.size() == 1 &&
                                           c == ranges[0].last && c >= ' ' && c <= '~') {
-    // One printable character, with a backslash if RE2 needs it.
+    // Print a single printable character as itself, with a backslash if RE2 needs one.
     const bool special =
         std::string_view("\\^$.|?*+()[]{}").find(static_cast<char>(c)) != std::string_view::npos;
     return std::string(special ? "\\" : "") + static_cast<char>(c);
   }
   if (!set.negated && !set.ignore_case && IsBothCasesOfKOrS(ranges)) {
-    // RE2 reads [Kk] as (?i:k), which can also match the Kelvin sign. A surrogate in the class
-    // prevents that; no text contains surrogates.
+    // RE2 simplifies [Kk] to (?i:k), which can also match the Kelvin sign. A surrogate in the class
+    // prevents the simplification, and matches nothing: no text contains surrogates.
     return StrCat("[", std::string(1, static_cast<char>(ranges[0].first)),
                   std::string(1, static_cast<char>(ranges[1].first)), "\\x{d800}]");
   }
@@ -210,21 +211,22 @@ std::optional<std::string> PrintRangeSet(const CharacterSet& set) {
   return set.ignore_case ? StrCat("(?i:", printed, ")") : printed;
 }
 
-// Returns a negated set with named classes, or nullopt if RE2 cannot express it. RE2 has no
-// intersection of classes, which [^\Wx] needs. RE2 also folds the case of named classes, which
-// Python does not.
+// Returns the RE2 expression of a negated set with named classes; nullopt if RE2 cannot express it.
+// RE2 has no intersection of classes, which [^\Wx] needs. If case is ignored, RE2 folds named
+// classes too, which Python does not.
 std::optional<std::string> PrintNegated(const CharacterSet& set) {
   const Ranges& ranges = set.ranges;
   if (set.ignore_case) {
     return std::nullopt;
   }
-  // Without the closing bracket, so that members can be appended.
+  // Drop the closing bracket, so that members can follow.
   const std::string negated_ranges = ranges.empty() ? "[^]" : PrintRanges(ranges, true);
   const std::string open = negated_ranges.substr(0, negated_ranges.size() - 1);
   if (!set.not_word) {
     return StrCat(open, PrintMembers(set), "]");
   }
-  // [^\W...] is \w without the rest. The usual forms are [^\W\d] and [^\W\d_].
+  // [^\W...] is \w without the other members. Only the usual forms can be printed: [^\W], [^\W\d],
+  // [^\W_] and [^\W\d_].
   const bool no_underscore = ranges == std::vector<CodePointRange>{{'_', '_'}};
   if (set.not_digit || set.word || !(ranges.empty() || no_underscore)) {
     return std::nullopt;
@@ -232,7 +234,8 @@ std::optional<std::string> PrintNegated(const CharacterSet& set) {
   return StrCat("[\\p{L}", set.digit ? "\\p{Nl}\\p{No}" : "\\p{N}", no_underscore ? "" : "_", "]");
 }
 
-// Returns a set with named classes, as an alternation of the parts that no single class can hold.
+// Returns the RE2 expression of a set with named classes: one class, or an alternation of classes
+// if one class cannot have all members.
 std::string PrintUnion(const CharacterSet& set) {
   const Ranges& ranges = set.ranges;
   const std::string members = PrintMembers(set);

@@ -1,4 +1,4 @@
-// The set of characters that one place of a pattern accepts.
+// The set of characters that one place of a pattern accepts, such as [a-z\d] or a dot.
 #ifndef SHARDMESH_SHARDING_PATTERN_CHARACTER_SET_H_
 #define SHARDMESH_SHARDING_PATTERN_CHARACTER_SET_H_
 
@@ -10,7 +10,7 @@ namespace shardmesh {
 
 inline constexpr char32_t kMaxCodePoint = 0x10FFFF;
 
-// Both ends are included.
+// A range of code points from `first` to `last`, including both.
 struct CodePointRange {
   char32_t first = 0;
   char32_t last = 0;
@@ -18,8 +18,8 @@ struct CodePointRange {
   friend bool operator==(const CodePointRange&, const CodePointRange&) = default;
 };
 
-// The characters that one place accepts: code points of `ranges` or of a named class, or all others
-// if negated. \s and every class in ASCII mode are written out as ranges.
+// The characters that one place accepts: code points of `ranges` or of a named class, or all other
+// code points if negated. \s, and every class in ASCII mode, are stored as ranges.
 struct CharacterSet {
   std::vector<CodePointRange> ranges;  // sorted, disjoint, not adjacent
   bool digit = false;                  // Unicode \d
@@ -27,7 +27,8 @@ struct CharacterSet {
   bool word = false;                   // Unicode \w
   bool not_word = false;               // \W
   bool negated = false;
-  // Ranges match in either case by Unicode's rules; `ranges` already contains both cases of ASCII.
+  // Whether ranges match in any case, by Unicode's rules. `ranges` already contains both cases of
+  // ASCII letters.
   bool ignore_case = false;
 
   bool has_class() const { return digit || not_digit || word || not_word; }
@@ -37,8 +38,9 @@ struct CharacterSet {
 // false, and adds nothing, if no such class exists.
 bool AddNamedClass(char32_t letter, bool ascii, CharacterSet& set);
 
-// Normalizes ranges that were added in any order to the form that CharacterSet describes. If case
-// is ignored, adds the characters that differ from them only by case.
+// Sorts and merges the ranges, which may have been added in any order, to the form that
+// CharacterSet::ranges requires. If case is ignored, adds the characters that differ from members
+// only by case.
 void CompleteSet(bool ignore_case, bool ascii, CharacterSet& set);
 
 // Returns the set as an RE2 expression for one character; nullopt for the few sets that RE2 cannot

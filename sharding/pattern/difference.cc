@@ -1,4 +1,5 @@
-// Subset construction over all patterns at once, then elimination of states.
+// Builds one deterministic automaton for all patterns (subset construction), then turns it into a
+// pattern (state elimination).
 #include "sharding/pattern/difference.h"
 
 #include <algorithm>
@@ -24,8 +25,8 @@ namespace {
 
 constexpr size_t kMaxInstructions = 2'000;
 constexpr size_t kMaxStates = 300;
-// Bytes of all intermediate expressions. The bound limits time and memory; most of the bytes do not
-// reach the result.
+// Upper bound on the bytes of all intermediate expressions together. It limits time and memory;
+// most of the bytes do not reach the result.
 constexpr size_t kMaxWritten = 4 << 20;
 constexpr size_t kWrittenPerEdge = 16;
 
@@ -46,11 +47,11 @@ absl::Status TooLarge() {
 
 // --- Characters ---
 
-// Rising indices of atoms: sets of characters that none of the patterns distinguishes.
+// Rising indices of atoms. An atom is a set of characters that none of the patterns distinguishes.
 using Atoms = std::vector<size_t>;
 
-// The 128 characters of ASCII, each an atom, and atoms beyond ASCII. These are either ranges or the
-// parts that the named classes divide the rest into.
+// All atoms: one for each of the 128 characters of ASCII, and atoms beyond ASCII. The latter are
+// ranges, or, if a named class occurs, the three parts that \d and \w divide these characters into.
 class Alphabet {
  public:
   static absl::StatusOr<Alphabet> Create(absl::Span<const CharacterSet* const> sets);
@@ -63,13 +64,14 @@ class Alphabet {
  private:
   static constexpr size_t kAscii = 128;
   struct Beyond {
-    CodePointRange range;  // if no named class occurs
-    bool digit = false;    // of \d
-    bool word = false;     // of \w
+    CodePointRange range;  // set if no named class occurs
+    bool digit = false;    // whether its characters are in \d
+    bool word = false;     // whether its characters are in \w
   };
 
   bool Contains(const CharacterSet& set, size_t atom) const;
-  // Returns a class between brackets, if one with these atoms as members can be written.
+  // Returns the text between the brackets of a class with these atoms as members; nullopt if there
+  // is no such class.
   std::optional<std::string> PrintMembers(const std::vector<bool>& atoms) const;
 
   bool named_ = false;
@@ -115,7 +117,8 @@ bool Alphabet::Contains(const CharacterSet& set, size_t atom) const {
   const Beyond beyond = ascii ? Beyond{} : beyond_[atom - kAscii];
   const bool digit = ascii ? IsAsciiDigit(atom) : beyond.digit;
   const bool word = ascii ? IsAsciiWord(atom) : beyond.word;
-  // All characters of a named atom are in the ranges, or none is.
+  // Test one character for its whole atom: the ranges have all characters of an atom or none. If
+  // named classes occur, Create accepts only ranges that have all characters beyond ASCII or none.
   const auto c = ascii ? static_cast<char32_t>(atom) : named_ ? kMaxCodePoint : beyond.range.first;
   const bool in_ranges =
       std::any_of(set.ranges.begin(), set.ranges.end(),
@@ -183,7 +186,7 @@ std::optional<std::string> Alphabet::PrintMembers(const std::vector<bool>& atoms
     return atom < kAscii ? IsAsciiWord(atom) : beyond.word;
   };
   if (named_) {
-    // The larger class first; the smaller one covers only the remainder.
+    // Take a larger class before the smaller \d, which is then needed only for the remainder.
     take("\\W", [](size_t atom, const Beyond& beyond) { return !kIsWord(atom, beyond); });
     take("\\w", kIsWord);
     if (left[kAscii]) {
@@ -235,7 +238,8 @@ std::string Alphabet::Print(const Atoms& atoms) const {
   if (others.has_value()) {
     return StrCat("[^", *others, "]");
   }
-  // Named classes that cover only part of the characters beyond ASCII.
+  // Neither the atoms nor the other atoms form a class: write an alternation, with one choice for
+  // each atom beyond ASCII.
   std::vector<std::string> choices;
   std::vector<bool> ascii = has;
   for (size_t atom = kAscii; atom < has.size(); ++atom) {
@@ -275,8 +279,8 @@ class Program {
 
   // The state of a program after some characters.
   struct Places {
-    bool matched = false;         // no further text can change the result
-    std::vector<size_t> waiting;  // instructions kSet and kTextEnd, rising
+    bool matched = false;         // whether the pattern matches, regardless of further text
+    std::vector<size_t> waiting;  // rising indices of the reached instructions kSet and kTextEnd
 
     friend auto operator<=>(const Places&, const Places&) = default;
   };
@@ -379,7 +383,7 @@ class Program {
 
   absl::StatusOr<size_t> Compile(const PatternNode& node, size_t next);
   absl::StatusOr<size_t> CompileRepeat(const PatternNode& node, size_t next);
-  // `$` in either mode: the match must end after it.
+  // Compiles `$`, in multi-line mode if `any_line`. Requires that nothing follows it.
   absl::StatusOr<size_t> CompileEnd(bool any_line, size_t next);
 
   std::vector<Instruction> program_;
@@ -415,7 +419,7 @@ absl::StatusOr<size_t> Program::CompileRepeat(const PatternNode& node, size_t ne
     const size_t size = program_.size();
     SHARDMESH_ASSIGN_OR_RETURN(start, Compile(repeated, start));
     if (program_.size() == size) {
-      break;  // any number of repeats of an empty text is an empty text
+      break;  // the node matches only the empty text, and so do its repeats
     }
   }
   return start;
@@ -455,21 +459,21 @@ absl::StatusOr<size_t> Program::Compile(const PatternNode& node, size_t next) {
   }
 }
 
-// --- Both at once ---
+// --- The automaton of both patterns at once ---
 
-// A complete deterministic automaton over classes of atoms.
+// A complete deterministic automaton. Its input symbols are classes of atoms.
 struct Machine {
   enum class Verdict {
-    kEndOnly,  // the text is accepted by `accepts` if it ends here, else by its remainder
-    kAll,      // accepted, with any remainder
-    kNone,     // rejected, with any remainder
+    kEndOnly,  // `accepts` decides if the text ends here, else the remainder of the text decides
+    kAll,      // accepts the text, with any remainder
+    kNone,     // rejects the text, with any remainder
   };
   struct State {
     Verdict verdict = Verdict::kEndOnly;
-    bool accepts = false;      // if the text ends here
-    std::vector<size_t> next;  // by class
+    bool accepts = false;      // whether a text that ends here is accepted
+    std::vector<size_t> next;  // the next state, by class of the next character
   };
-  std::vector<State> states;  // the first is the start
+  std::vector<State> states;  // the start state first
   std::vector<Atoms> classes;
 };
 
@@ -477,7 +481,8 @@ absl::StatusOr<Machine> Combine(const Program& matched, const Program& excluded,
                                 const Alphabet& alphabet,
                                 absl::Span<const CharacterSet* const> sets) {
   Machine machine;
-  // Atoms that belong to the same sets form one class; a newline is a class of its own.
+  // Atoms that are in the same sets form one class. A newline is a class of its own, because ^ and
+  // $ treat it specially.
   std::map<std::pair<bool, std::vector<bool>>, Atoms> atoms_by_sets;
   std::map<const CharacterSet*, size_t> number_of_set;
   std::vector<std::vector<bool>> contains_atom;
@@ -566,7 +571,7 @@ Machine Minimized(const Machine& machine) {
     }
     blocks = number_of.size();
   }
-  // Numbers follow the order of states, so the start keeps number 0.
+  // Blocks are numbered in the order of their first states, so the start state keeps number 0.
   Machine out;
   out.classes = machine.classes;
   out.states.resize(blocks);
@@ -585,8 +590,8 @@ Machine Minimized(const Machine& machine) {
 struct Expression {
   enum class Form { kEmpty, kOne, kSequence, kChoice };
   Form form = Form::kEmpty;
-  Atoms atoms;       // kOne only: nonempty if the expression is a class of characters
-  std::string text;  // set for classes too
+  Atoms atoms;       // only for kOne: nonempty if the expression is a class of characters
+  std::string text;  // the expression as a pattern, also for classes
 };
 
 class Speller {
@@ -615,7 +620,7 @@ class Speller {
   const Machine& machine_;
   const Alphabet& alphabet_;
   Edges out_;
-  std::map<size_t, std::vector<size_t>> in_;  // may name edges that were removed
+  std::map<size_t, std::vector<size_t>> in_;  // sources of edges; some edges may be removed by now
   size_t written_ = 0;                        // bytes of all labels, including removed ones
 };
 
@@ -631,7 +636,7 @@ Expression Speller::Either(const Expression& a, const Expression& b) const {
   }
   if (a.form == Expression::Form::kEmpty || b.form == Expression::Form::kEmpty) {
     const Expression& some = a.form == Expression::Form::kEmpty ? b : a;
-    // A repeat may not be repeated directly, so everything except a class gets a group.
+    // Put everything except a class into a group: `?` may not follow another repeat directly.
     return {Expression::Form::kOne,
             {},
             StrCat(some.atoms.empty() ? StrCat("(?:", some.text, ")") : some.text, "?")};
@@ -727,7 +732,7 @@ absl::StatusOr<std::optional<std::string>> Speller::Spell() {
     }
   }
   while (!left.empty()) {
-    // The state whose elimination adds the least text.
+    // Choose the state whose elimination adds the least text.
     size_t best = 0;
     size_t least = static_cast<size_t>(-1);
     for (size_t k = 0; k < left.size(); ++k) {

@@ -92,7 +92,7 @@ bool Printer::Print(const PatternNode& node) {
       return true;
     case PatternNode::Kind::kNotWordBoundary:
     case PatternNode::Kind::kNotAsciiWordBoundary:
-      // RE2 also finds no boundary within a character of several bytes.
+      // RE2's \B also matches between the bytes of one character.
       has_character_boundary = true;
       has_not_boundary = true;
       out += "\\B";
@@ -101,8 +101,8 @@ bool Printer::Print(const PatternNode& node) {
   return false;
 }
 
-// Upper bounds on instructions: of one byte of a pattern, such as `.`, and of the classes that a
-// backslash and a letter name.
+// Upper bounds on the instructions that one byte of a pattern compiles to, such as `.`, and on
+// those of the classes \s, \d and \w.
 constexpr int64_t kInstructionsOfByte = 8;
 constexpr int64_t kInstructionsOfSpaces = 50;
 constexpr int64_t kInstructionsOfDigits = 300;
@@ -124,8 +124,7 @@ int64_t InstructionsOfEscape(char letter) {
   }
 }
 
-// Parses the number at `position` and moves `position` behind its digits. Returns at most
-// kMaxRepeat.
+// Parses the number at `position` and moves `position` past its digits. Returns at most kMaxRepeat.
 int64_t CountAt(std::string_view text, size_t* position) {
   int64_t count = 0;
   for (;
@@ -177,7 +176,7 @@ absl::StatusOr<Pattern> Pattern::Create(std::string_view text) {
 
 int64_t Pattern::CompileCostBound(std::string_view text) {
   int64_t once = kInstructionsOfByte * (static_cast<int64_t>(text.size()) + 2);
-  int64_t repeats = 1;  // product so far, if each repeat were nested in the one before
+  int64_t repeats = 1;  // product of all repeats so far, as if each were nested in the others
   for (size_t i = 0; i + 1 < text.size(); ++i) {
     if (text[i] == '\\') {
       once += InstructionsOfEscape(text[++i]);

@@ -22,21 +22,22 @@ class PatternAutomaton;
 // \w \s \b, `$` before a last newline, \Z, {,n}, octal escapes, inline flags, comments and verbose
 // mode.
 //
-// The pattern is parsed in that dialect and printed for RE2. RE2 cannot express three things: `$`
-// before a last newline, \b and \B between characters beyond ASCII, and the failure of \B in an
-// empty text. In texts where these matter, an automaton from the same parse decides.
+// Create parses the pattern in Python's dialect and prints it for RE2. RE2 cannot express three
+// things: `$` before a last newline, \b and \B between characters beyond ASCII, and the failure of
+// \B in an empty text. For texts where these matter, a PatternAutomaton from the same parse
+// decides.
 //
-// Constructs that need more than linear time are refused: look-around, back-references,
-// conditionals, atomic groups and possessive repeats. \N{...} names are refused too, since they
-// need Unicode's name table. Character classes follow RE2's Unicode version. One defect of Python
-// 3.11 is not reproduced: its search, unlike its match, ignores the flag in a leading `(?a:\W)`.
+// Create refuses constructs that need more than linear time: look-around, back-references,
+// conditionals, atomic groups and possessive repeats. It also refuses \N{...}, which needs
+// Unicode's name table. Character classes follow RE2's Unicode version. One defect of Python 3.11
+// is not reproduced: its search, unlike its match, ignores the flag in a leading `(?a:\W)`.
 //
 // Immutable, and safe to share between threads; copies share the compiled programs.
 class Pattern {
  public:
   // Bounds on the cost of one pattern.
   static constexpr int64_t kMaxLength = 4096;  // bytes of a pattern
-  static constexpr int64_t kMaxRepeat = 1000;  // a bound within {m,n}; also of nested ones' product
+  static constexpr int64_t kMaxRepeat = 1000;  // m and n in {m,n}; also the product if nested
   static constexpr int64_t kMaxDepth = 200;    // groups within groups
 
   // Errors, all INVALID_ARGUMENT, name the offending part and its position, counted in characters
@@ -44,28 +45,27 @@ class Pattern {
   // clang-format off
   //   BAD_PATTERN          Python refuses it too (`error`, its re.error; rarely another class)
   //   UNSUPPORTED_PATTERN  Python accepts it, and it is one of the constructs above
-  //   LIMIT_EXCEEDED       one of the bounds above, or too large once repeats are written out
+  //   LIMIT_EXCEEDED       exceeds a bound above, or is too large once repeats are expanded
   // clang-format on
   // A pattern that is both bad and unsupported is reported as bad.
   static absl::StatusOr<Pattern> Create(std::string_view text);
 
-  // Returns an upper bound on the instructions that Create may compile, from a single scan of any
-  // text. Each instruction takes less than a microsecond, and so does each byte. The bound is never
-  // below program_size() of the created pattern. It is far above it only if repeats with bounds are
-  // adjacent.
-  // Takes O(text).
+  // Returns an upper bound on the instructions that Create may compile for any text. Create takes
+  // less than a microsecond for each instruction and for each byte. The bound is never below
+  // program_size() of the created pattern. It is far above program_size() only if bounded repeats
+  // stand side by side. Takes O(text), for one scan.
   static int64_t CompileCostBound(std::string_view text);
 
   // Returns whether the pattern matches anywhere in `name`, which must be valid UTF-8. No character
   // of a pattern matches an invalid byte.
   bool Search(std::string_view name) const;
 
-  // The pattern as given.
+  // Returns the pattern as given.
   const std::string& text() const { return text_; }
-  // The text that RE2 runs; nullopt for the rare pattern that RE2 cannot express for any text.
+  // Returns the pattern as printed for RE2; nullopt for the few patterns that RE2 cannot express.
   const std::optional<std::string>& re2_text() const { return re2_text_; }
-  // Number of instructions of the compiled programs, of some 16 bytes each: the memory of the
-  // pattern.
+  // Returns the number of instructions of the compiled programs. It measures the pattern's memory:
+  // an instruction has about 16 bytes.
   int64_t program_size() const { return program_size_; }
   // Returns whether RE2 and Python agree on this text for every pattern that has a re2_text().
   static bool IsPlain(std::string_view name);
@@ -73,13 +73,13 @@ class Pattern {
  private:
   Pattern() = default;
 
-  // Like IsPlain, for this pattern.
+  // Returns whether RE2 and Python agree on this text for this pattern.
   bool IsPlainHere(std::string_view name) const;
 
   std::string text_;
   std::optional<std::string> re2_text_;
   std::shared_ptr<const re2::RE2> re2_;                // null if re2_text_ is nullopt
-  std::shared_ptr<const PatternAutomaton> automaton_;  // null if every text is plain
+  std::shared_ptr<const PatternAutomaton> automaton_;  // null if RE2 is exact for every text
   int64_t program_size_ = 0;
   bool newline_matters_ = false;    // has `$` outside multi-line mode
   bool non_ascii_matters_ = false;  // has a Unicode \b, or any \B

@@ -1,7 +1,7 @@
 // A recursive-descent parser of Python's `re` dialect.
 //
-// The parser reads the whole pattern, unsupported constructs included. A pattern that Python
-// refuses is therefore always reported as bad, and only a valid one as unsupported.
+// The parser reads the whole pattern, including unsupported constructs. It therefore reports every
+// pattern that Python refuses as bad, and reports only valid patterns as unsupported.
 #include "sharding/pattern/syntax.h"
 
 #include <algorithm>
@@ -57,7 +57,8 @@ struct Flags {
   bool ascii = false;
 };
 
-// The number of characters that a part can match; look-behind needs a single number.
+// The least and the largest number of characters that a part can match. Look-behind requires that
+// both are equal.
 struct Width {
   int64_t least = 0;
   int64_t most = 0;
@@ -146,26 +147,30 @@ class Parser {
   absl::Status Bad(int64_t position, std::string_view what,
                    std::string_view python_type = "error") const;
   absl::Status Refusal(Reason reason, int64_t position, std::string_view what) const;
-  // Records a refusal, reported if the rest of the pattern is valid. Only the first one counts.
+  // Records why this class does not support the pattern. Parse returns the first such error, if
+  // the rest of the pattern is valid.
   void Refuse(Reason reason, int64_t position, std::string_view what);
 
-  // `flags` of the outermost alternation change if the pattern sets global flags.
+  // Parses alternatives up to the end of the group or pattern. Global flags, which the outermost
+  // alternation may set, change `flags`.
   absl::StatusOr<Part> ParseAlternation(Flags& flags, int64_t depth);
   absl::StatusOr<Part> ParseSequence(Flags& flags, int64_t depth, bool may_set_flags);
-  // Parses the text after an opening parenthesis at `start`. Returns nullopt for a comment and for
-  // global flags.
+  // Parses the group whose opening parenthesis at `start` was read. Returns nullopt for a comment
+  // and for global flags.
   absl::StatusOr<std::optional<Part>> ParseGroup(int64_t start, Flags& flags, int64_t depth,
                                                  bool may_set_flags);
   absl::StatusOr<Part> ParseGroupBody(int64_t start, Flags flags, int64_t depth);
   absl::StatusOr<Part> ParseLookAround(int64_t start, bool behind, Flags flags, int64_t depth);
   absl::StatusOr<Part> ParseConditional(int64_t start, Flags flags, int64_t depth);
   absl::StatusOr<Part> ParseNamedReference(int64_t start);
-  // Parses flags up to `)` (global: returns true) or `:`.
+  // Parses flags up to `)` or `:`. Returns true for `)`: the flags are global.
   absl::StatusOr<bool> ParseFlags(int64_t start, Flags& flags);
   absl::StatusOr<std::string> ParseName(char32_t terminator);
-  // Returns nullopt, and leaves the position unchanged, if the brace is a plain character.
+  // Parses `{m,n}`. Returns nullopt, and leaves the position unchanged, if the brace is a plain
+  // character.
   absl::StatusOr<std::optional<RepeatBounds>> ParseBraces();
-  // Replaces the last part by its repeat. `token` began the operator, whose bounds were parsed.
+  // Replaces the last part by its repeat. `token` is the first of the repeat operator; `bounds` are
+  // its parsed bounds.
   absl::Status Repeat(const Token& token, const RepeatBounds& bounds, Item& last,
                       std::vector<Part>& parts);
   absl::StatusOr<PatternNode> ParseSet(int64_t start, const Flags& flags);
@@ -174,10 +179,10 @@ class Parser {
                                                          CharacterSet& set);
   absl::StatusOr<Part> ParseEscape(const Token& token, const Flags& flags);
   absl::StatusOr<Part> ParseDigitEscape(const Token& token, const Flags& flags);
-  // Parses the escapes that mean one character inside and outside sets; returns nullopt for any
-  // other.
+  // Parses an escape that means one character, both inside and outside sets. Returns nullopt for
+  // any other escape.
   absl::StatusOr<std::optional<char32_t>> ParseCharacterEscape(const Token& token);
-  // Takes up to `most` digits.
+  // Reads up to `most` characters that are in `digits`.
   std::u32string TakeDigits(std::u32string_view digits, size_t most);
   absl::StatusOr<Width> Refer(int64_t group, int64_t position);
 
@@ -189,13 +194,14 @@ class Parser {
 
   std::vector<Group> groups_{Group{}};  // by number; 0 is the whole pattern
   absl::flat_hash_map<std::string, int64_t> group_names_;
-  // Groups from this number on were opened within the enclosing outermost look-behind.
+  // Within a look-behind: the number of the first group that the outermost look-behind contains.
   std::optional<int64_t> look_behind_groups_;
-  // Groups that conditionals refer to by number, with the position; checked at the end.
+  // The group numbers that conditionals refer to, each with its position. Parse checks at the end
+  // that the groups exist.
   std::vector<std::pair<int64_t, int64_t>> conditional_groups_;
-  absl::Status final_backslash_;  // an error if the pattern ends in one
-  // The first look-behind without a fixed width. Python reports it only after it has read the whole
-  // pattern.
+  absl::Status final_backslash_;  // an error if the pattern ends in a lone backslash
+  // The error for the first look-behind without a fixed width. Python reports this error only after
+  // it has read the whole pattern.
   absl::Status behind_width_;
   bool global_ascii_ = false;
   bool global_unicode_ = false;
@@ -261,13 +267,13 @@ absl::StatusOr<PatternNode> Parser::Parse() {
   Flags flags;
   absl::StatusOr<Part> parsed = ParseAlternation(flags, 0);
   if (!final_backslash_.ok()) {
-    // Python looks one item ahead. Among the errors it may have found earlier, one has another
-    // class.
+    // Python reads one item ahead: it reports the final backslash unless it found another error
+    // before. Of the possible earlier errors, only OverflowError has another class than this error.
     const bool seen = AtEnd() || PythonTypeOf(parsed.status()) != "OverflowError";
     return seen ? final_backslash_ : parsed.status();
   }
   SHARDMESH_ASSIGN_OR_RETURN(Part whole, std::move(parsed));
-  // The checks follow Python's order, which decides the class of the error.
+  // Make the checks in Python's order, because the first error decides the class of the exception.
   if (global_ascii_ && global_unicode_) {
     return Bad(0, "the flags a and u exclude one another", "ValueError");
   }

@@ -1,4 +1,4 @@
-// The grammar of Python's `re` patterns: text to syntax tree.
+// Parses the grammar of Python's `re` patterns: from text to syntax tree.
 #ifndef SHARDMESH_SHARDING_PATTERN_SYNTAX_H_
 #define SHARDMESH_SHARDING_PATTERN_SYNTAX_H_
 
@@ -13,12 +13,12 @@
 
 namespace shardmesh {
 
-// A node of the tree. Groups and laziness are not represented: they decide the extent of a match,
-// not its existence.
+// A node of the tree. The tree does not represent groups and laziness: these decide which text a
+// pattern matches, not whether it matches.
 struct PatternNode {
   enum class Kind {
     kSet,          // one character of `set`
-    kSequence,     // `children` in order; an empty one matches the empty text
+    kSequence,     // `children` in order; without children, it matches the empty text
     kAlternation,  // one of `children`, at least two
     kRepeat,       // children[0], `min` to `max` times
     // Assertions about the place between two characters; no children.
@@ -44,8 +44,8 @@ struct PatternNode {
 // Takes O(text).
 absl::StatusOr<PatternNode> ParsePattern(std::string_view text);
 
-// Returns a pattern in quotes, for messages. The text is unchanged, except that control and other
-// unprintable characters are escaped as in PythonRepr. '\d+\.weight' stays '\d+\.weight'.
+// Returns a pattern in quotes, for messages. Escapes control and other unprintable characters as
+// PythonRepr does, and leaves everything else unchanged: '\d+\.weight' stays '\d+\.weight'.
 std::string QuotePattern(std::string_view text);
 
 }  // namespace shardmesh

@@ -1,4 +1,4 @@
-// Converts tilings and meshes to parts and digits.
+// Converts tilings and meshes to numbered parts and to digits of positions.
 #include "sharding/reshard/layout.h"
 
 #include "sharding/spec.h"
@@ -121,7 +121,7 @@ bool UsesStride(const Side& side, int64_t stride) {
 void FindReplicas(Side& side) {
   for (int64_t axis = 0; axis < side.mesh.axis_count(); ++axis) {
     const Digit digit = {side.mesh.stride(axis), side.mesh.axes()[Index(axis)].size, 1};
-    // Among axes of more than one device, the stride identifies the axis.
+    // The stride identifies an axis: no two axes of more than one device have the same stride.
     if (digit.size > 1 && !UsesStride(side, digit.stride)) {
       side.replicas.push_back(digit);
     }

@@ -1,5 +1,5 @@
-// The layout of a reshard: parts per dimension, numbered by digits of a device's position. Internal
-// to ReshardPlan.
+// One side (source or destination) of a reshard: the parts of each dimension, numbered by digits of
+// a device's position. Internal to ReshardPlan.
 #ifndef SHARDMESH_SHARDING_RESHARD_LAYOUT_H_
 #define SHARDMESH_SHARDING_RESHARD_LAYOUT_H_
 
@@ -23,7 +23,8 @@ constexpr size_t Index(int64_t i) { return static_cast<size_t>(i); }
 // Returns RESOURCE_EXHAUSTED (LIMIT_EXCEEDED).
 absl::Status OverLimit(std::string_view what, Facts facts = {});
 
-// One digit of a device's position: position / stride % size. It has the value `weight`.
+// One digit of a device's position: position / stride % size, such as the coordinate along one
+// axis. `weight` is its place value in the number of a part.
 struct Digit {
   int64_t stride = 1;
   int64_t size = 1;
@@ -32,16 +33,17 @@ struct Digit {
   int64_t CoordinateOf(int64_t position) const { return position / stride % size; }
 };
 
-// Sets weights such that the last digit has weight 1. Returns the number of values.
+// Sets the weights of a mixed-radix number whose last digit has weight 1. Returns how many values
+// the number can have.
 int64_t SetWeights(std::vector<Digit>& digits);
 
-// Returns the value of the digits of a position.
+// Returns the number (sum of digit * weight) that the digits of a position form.
 int64_t ValueOf(const std::vector<Digit>& digits, int64_t position);
 
-// Returns the part of a position that these digits form for `value`.
+// Inverse of ValueOf: returns the position whose digits form `value` and whose other digits are 0.
 int64_t PositionAt(const std::vector<Digit>& digits, int64_t value);
 
-// A dimension that is cut into nonempty parts.
+// The cut of a dimension into nonempty parts.
 struct Cut {
   int64_t extent = 1;
   int64_t parts = 1;
@@ -71,7 +73,7 @@ struct Cut {
   friend bool operator==(const Cut&, const Cut&) = default;
 };
 
-// Returns the number of indices in both.
+// Returns the number of indices that both ranges have.
 int64_t Overlap(const IndexRange& a, const IndexRange& b);
 
 struct Dimension {
@@ -79,12 +81,12 @@ struct Dimension {
   Cut cut;
 };
 
-// One layout. Its dimensions are those of the tensor, then one for every unreduced axis of the
-// source. The indices of such a dimension number the partial sums.
+// One layout: the source or the destination. Its dimensions are those of the tensor, then one for
+// every unreduced axis of the source. The indices of these further dimensions number partial sums.
 struct Side {
   Mesh mesh;
   std::vector<Dimension> dimensions;
-  std::vector<Digit> replicas;  // the axes that cut no dimension, none of size 1
+  std::vector<Digit> replicas;  // one for each axis that cuts no dimension; none of size 1
   int64_t replica_count = 1;
 
   int64_t PartOf(size_t dim, DeviceId device) const {
@@ -95,41 +97,43 @@ struct Side {
 // Returns the coordinate along an axis of the mesh, as a digit.
 Digit DigitOf(const Mesh& mesh, std::string_view axis);
 
-// Returns a side with the tensor's own dimensions; the replicas are still missing.
+// Returns a side with the tensor's own dimensions. Call FindReplicas once all dimensions are added.
 Side SideOf(const Tiling& tiling);
 
 // Returns a dimension of `count` partial sums, one per device along `axis`. Without an axis, every
 // device holds all of them.
 Dimension PartialSums(const Mesh& mesh, std::optional<std::string_view> axis, int64_t count);
 
-// Returns whether the axis of that stride cuts a dimension. Among axes of more than one device, the
-// stride identifies the axis.
+// Returns whether the axis of that stride cuts a dimension. The stride identifies an axis: no two
+// axes of more than one device have the same stride.
 bool UsesStride(const Side& side, int64_t stride);
 
-// Sets the replicas, after all dimensions are set.
+// Sets `replicas` and `replica_count`. Requires that all dimensions are set.
 void FindReplicas(Side& side);
 
-// Returns whether equal positions are the same device, for all positions that both meshes have.
+// Returns whether each position that both meshes have is the same device in both.
 bool PositionsMatch(const Mesh& a, const Mesh& b);
 
-// Returns the positions below `limit` as digits so fine that every axis of both meshes is a run of
-// digits. Digit k is position / boundaries[k] % (boundaries[k + 1] / boundaries[k]). Returns an
-// empty vector if no such digits exist.
+// Returns boundaries that split the positions below `limit` into digits, such that every axis of
+// either mesh is a run of digits. Digit k is
+// position / boundaries[k] % (boundaries[k + 1] / boundaries[k]). Returns an empty vector if no
+// such digits exist.
 std::vector<int64_t> CommonBoundaries(const Mesh& a, const Mesh& b, int64_t limit);
 
-// A digit that both meshes share, and its weight in the number of a part.
+// A digit of CommonBoundaries, with its index `id` and its weight in the number of a part.
 struct SharedDigit {
   size_t id = 0;
   int64_t weight = 1;
 };
 
-// The digits of one dimension on one side, expressed in shared digits.
+// The digits of one dimension on one side, expressed in digits that both meshes share.
 struct SharedDigits {
   std::vector<SharedDigit> digits;  // major to minor
-  bool complete = true;  // false if some parts belong to positions beyond the shared ones
+  bool complete = true;             // false if devices beyond the shared positions hold some parts
 };
 
-// Requires nonempty `boundaries`; see CommonBoundaries.
+// Expresses a dimension's digits in shared digits. Requires nonempty boundaries of
+// CommonBoundaries.
 SharedDigits ShareDigits(const Dimension& dimension, const std::vector<int64_t>& boundaries);
 
 }  // namespace shardmesh::reshard_internal

@@ -109,7 +109,7 @@ std::string ReshardPlan::State::SourceAxisAt(int64_t stride) const {
       return candidate.name;
     }
   }
-  return "";  // beyond the source mesh, where no shared digit lies
+  return "";  // not reached for shared digits: the source mesh has them all
 }
 
 void ReshardPlan::State::Classify() {
@@ -143,13 +143,15 @@ void ReshardPlan::State::Classify() {
   }
 }
 
-// Classifies by the digits that leave and enter each dimension. Returns false if these do not
-// decide.
+// Sets pattern and steps from the digits that leave and enter each dimension. Returns false if
+// these digits do not describe the reshard.
 bool ReshardPlan::State::ClassifyByDigits() {
   if (dst.mesh.size() > shared) {
-    return false;  // the devices beyond the shared ones held nothing
+    return false;  // the devices that only the destination mesh has held nothing before
   }
-  // Per dimension, the digits that only one side has there; and the new dimension of each digit.
+  // `leaving` and `entering`: per dimension, the digits that cut it only before, or only
+  // afterwards. `src_dim` and `dst_dim`: per digit, the dimension that it leaves, and the one that
+  // it enters.
   std::vector<std::vector<size_t>> leaving(dims());
   std::vector<std::vector<size_t>> entering(dims());
   std::vector<std::optional<size_t>> src_dim(boundaries.size());
@@ -179,7 +181,7 @@ bool ReshardPlan::State::ClassifyByDigits() {
       dst_dim[new_digits.digits[i].id] = dim;
     }
   }
-  // Returns the dimension if it belongs to the tensor and not to partial sums.
+  // Returns the dimension if it is one of the tensor, nullopt if it numbers partial sums.
   const auto of_tensor = [this](const std::optional<size_t>& dim) -> std::optional<int64_t> {
     return dim.has_value() && *dim < Index(from.rank())
                ? std::optional<int64_t>(static_cast<int64_t>(*dim))
@@ -291,7 +293,7 @@ absl::StatusOr<ReshardPlan> ReshardPlan::Create(const Tiling& from, const Tiling
     state->dst.dimensions.push_back(
         PartialSums(to.mesh(), stays ? std::optional<std::string_view>(axis) : std::nullopt, size));
   }
-  // No product of part sizes exceeds the product of the extents.
+  // Check the product of the extents once: products of part sizes are at most that, and fit too.
   int64_t elements = 1;
   for (const Dimension& dimension : state->dst.dimensions) {
     state->empty = state->empty || dimension.cut.extent == 0;
@@ -366,8 +368,9 @@ absl::StatusOr<std::vector<ReshardLink>> ReshardPlan::LinksOutOf(DeviceId source
   if (state_->empty) {
     return links;
   }
-  // The destinations whose new tiles overlap the source's tile: their parts per dimension, and all
-  // replicas of these parts. The replicas differ from the source's own part only along `places`.
+  // Enumerate the destinations whose new tiles overlap the source's tile: per dimension, the parts
+  // that overlap; then all replicas of each combination of parts. Replicas that this source may
+  // serve differ only along `places`.
   const Side& src = state_->src;
   const Side& dst = state_->dst;
   absl::InlinedVector<int64_t, 8> cell;

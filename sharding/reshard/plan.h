@@ -18,46 +18,45 @@
 
 namespace shardmesh {
 
-// The collective that a reshard equals, as a whole or along some axes.
+// The collective that has the same effect as a reshard, as a whole or along some axes.
 enum class ReshardPattern {
   kNoop,           // every device keeps exactly its tile
   kSlice,          // every device keeps part of its tile: nothing moves
   kAllGather,      // tiles grow to the union of a group's tiles
   kAllToAll,       // axes move from one dimension to another, and tiles with them
-  kPermute,        // tiles keep their cut and change holders
-  kBroadcast,      // as kPermute, and each tile gets more holders
+  kPermute,        // the cuts stay the same, and tiles move to other devices
+  kBroadcast,      // like kPermute, and each tile gets more holders
   kReduceScatter,  // partial sums are added, and each device keeps a part
   kAllReduce,      // partial sums are added, and every device of the group keeps the sums
   kGeneral,        // none of these
 };
 
-// `all-gather`, `reduce-scatter`, ...
+// Returns a name such as `all-gather` or `reduce-scatter`.
 std::string_view ReshardPatternName(ReshardPattern pattern);
 
-// The role of some mesh axes in a reshard that its pattern describes: `all-to-all along tp,
-// dimension 0 to 1`.
+// What a reshard does along some mesh axes, such as `all-to-all along tp, dimension 0 to 1`.
 struct ReshardStep {
   ReshardPattern pattern = ReshardPattern::kGeneral;
   std::vector<std::string> axes;    // of the source mesh, major to minor
-  std::optional<int64_t> from_dim;  // the dimension that the axes partition before
-  std::optional<int64_t> to_dim;    // the dimension that they partition afterwards
-  // Number of devices in each group. It is less than the axes' devices if only a factor of an axis
-  // changes its place.
+  std::optional<int64_t> from_dim;  // the dimension that the axes partition before the reshard
+  std::optional<int64_t> to_dim;    // the dimension that the axes partition afterwards
+  // Number of devices in each group. It is less than the product of the axes' sizes if only a
+  // factor of an axis moves to another dimension.
   int64_t group_size = 1;
 
   friend bool operator==(const ReshardStep&, const ReshardStep&) = default;
 };
 
-// The part of one device. Sizes are in elements.
+// What one destination device keeps and receives. Sizes are in elements.
 struct DeviceReshard {
   std::optional<Tile> src;  // nullopt if the device is not in the source mesh
   Tile dst;
-  int64_t kept = 0;          // elements that it needs and already holds
-  int64_t need = 0;          // elements that it must receive
+  int64_t kept = 0;          // elements of the new tile that the device already holds
+  int64_t need = 0;          // elements of the new tile that it must receive
   int64_t region_count = 0;  // number of regions (and messages) of `need`
 };
 
-// A piece that a device receives from one source.
+// A piece of the tensor that a device receives from one source.
 struct FetchRegion {
   Tile tile;
   DeviceId source = 0;  // a device of the source mesh
@@ -66,7 +65,7 @@ struct FetchRegion {
   friend bool operator==(const FetchRegion&, const FetchRegion&) = default;
 };
 
-// The region that one device sends to another.
+// A region that one device sends to another device.
 struct ReshardLink {
   DeviceId source = 0;       // of the source mesh
   DeviceId destination = 0;  // of the destination mesh
@@ -78,7 +77,7 @@ struct ReshardLink {
 
 // Sums and extremes over all devices. Sizes are in elements.
 struct ReshardTotals {
-  bool noop = true;       // nothing moves, though tiles may shrink
+  bool noop = true;       // no data moves, although tiles may shrink
   int64_t kept = 0;       // over all devices
   int64_t need = 0;       // over all devices
   int64_t max_need = 0;   // of one device
@@ -86,44 +85,47 @@ struct ReshardTotals {
   int64_t links = 0;      // pairs of sender and receiver
   int64_t max_link = 0;   // the most that one device sends to another
   double mean_sent = 0;   // need / devices of the source mesh
-  // The most that one source device sends. Nullopt if the answer would take a walk over more than
-  // kMaxLinkWalk links.
+  // The most that one source device sends. Nullopt if the plan would have to visit more than
+  // kMaxLinkWalk links to find out.
   std::optional<int64_t> max_sent;
 };
 
 // A plan between two layouts of one tensor. The two meshes may differ: devices with the same
 // GlobalIdOf are the same device. A destination may be absent from the source mesh.
 //
-// The plan moves the lower bound: a destination receives exactly the elements of its new tile that
-// its old tile lacks, each once. The new tile is cut along the source's tiles. The device keeps the
-// piece in its own old tile. Every other piece, a region, comes from one device:
+// The plan moves the least possible data: a destination receives exactly the elements of its new
+// tile that its old tile lacks, each once. The plan cuts the new tile along the source's tiles. The
+// device keeps the piece in its own old tile. It receives every other piece, called a region, from
+// one holder of that source tile:
 //   - If both meshes are the same, from the holder with the destination's own coordinates along all
 //     axes that neither layout partitions; that holder is a neighbour.
 //   - Otherwise the holders take turns, in the order of the destinations that need the same piece,
 //     so that no holder serves all.
 //
-// Along unreduced axes of both layouts, each device keeps its own partial sums. Axes that only the
-// source has unreduced are "reduced". Every device's partial sum along them counts as a separate
-// piece: a destination receives all except its own, as in a reduce-scatter. An all-reduce can move
-// less, because it adds partial sums on the way.
+// Along axes that are unreduced in both layouts, each device keeps its own partial sums. The
+// reshard reduces the axes that are unreduced only in the source. Each device's partial sum along
+// such an axis counts as a separate piece: a destination receives all pieces except its own, as in
+// a reduce-scatter. An all-reduce can move less, because it adds partial sums on the way.
 //
 // Example: mesh tp=4, shape (8, 8), P('tp') to P(None, 'tp'): each device keeps [2,2] of 4 elements
 // and needs 12, 4 from each of the others; an all-to-all.
 //
-// No cost is proportional to the number of devices unless stated. Sums over devices use the fact
-// that tile sizes are products over dimensions: dimensions that share no axis are summed separately
-// and multiplied. The cost of a dimension with equal parts on both sides depends on its axes:
-//   - nothing if one cut refines the other;
-//   - the sum of its parts if its axes occur nowhere else;
-//   - else a walk over its coordinates.
+// No function takes time proportional to the number of devices, unless its comment says so.
+// Totals() uses the fact that tile sizes are products over dimensions: it sums over dimensions that
+// share no axis separately, and multiplies the sums. For a dimension with equal parts on both
+// sides, it takes:
+//   - constant time if one cut refines the other;
+//   - time for each part if the dimension's axes occur in no other dimension;
+//   - else time for each combination of coordinates along its axes.
 // If the positions of the two meshes do not match (explicit device numbers, or axis sizes that do
-// not nest), the walk goes over all devices.
+// not nest), it visits all devices.
 // Immutable, and safe to share between threads; a copy is cheap.
 class ReshardPlan {
  public:
   // Upper bound on the steps of one walk over coordinates, devices or links.
   static constexpr int64_t kMaxWalk = int64_t{1} << 25;
-  // Upper bound on the links, and on the devices with unmatched positions, visited for one detail.
+  // Upper bound on the links that Totals visits for max_sent, and on the devices that Create visits
+  // if parts are uneven or positions do not match.
   static constexpr int64_t kMaxLinkWalk = int64_t{1} << 21;
   // Default upper bound on the regions or links that one call returns.
   static constexpr int64_t kDefaultMaxRegions = int64_t{1} << 20;
@@ -139,23 +141,25 @@ class ReshardPlan {
   const Tiling& from() const;
   const Tiling& to() const;
 
-  // Returns the pattern of the whole reshard, in which every device takes part. Returns kGeneral if
-  // steps() is empty or has several kinds that move data.
+  // Returns the pattern of the whole reshard, over all devices. Returns kGeneral if steps() has
+  // several patterns that move data, or if no pattern describes the reshard.
   ReshardPattern pattern() const;
-  // Steps by dimension; empty for kNoop and for layouts that no steps relate.
+  // Returns the steps, by dimension. Empty for kNoop, and if no steps lead from one layout to the
+  // other.
   absl::Span<const ReshardStep> steps() const;
 
-  // Returns the position in the source mesh of a destination device; nullopt if the device is
-  // absent there. Here and below, the device must belong to the named mesh.
+  // Returns the position in the source mesh of a destination device; nullopt if the source mesh
+  // lacks the device. Here and below, an argument `destination` must be a device of the destination
+  // mesh, and `source` one of the source mesh.
   std::optional<DeviceId> SourceOf(DeviceId destination) const;
 
-  // O(rank + axes).
+  // Returns what a device keeps and receives. Takes O(rank + axes).
   DeviceReshard DeviceOf(DeviceId destination) const;
 
-  // Returns the regions that a device receives, in row-major order.
-  // Takes O(rank + axes) for each. The regions cover DeviceOf's `need` exactly once, and each lies
-  // in the tile of its source. RESOURCE_EXHAUSTED (LIMIT_EXCEEDED) if there are more than
-  // `max_regions`.
+  // Returns the regions that a device receives, in row-major order. The regions together are the
+  // elements that DeviceOf counts as `need`, each once. Each region lies in the tile of its source.
+  // RESOURCE_EXHAUSTED (LIMIT_EXCEEDED) if there are more than `max_regions`.
+  // Takes O(rank + axes) for each region.
   absl::StatusOr<std::vector<FetchRegion>> RegionsOf(
       DeviceId destination, int64_t max_regions = kDefaultMaxRegions) const;
 

@@ -32,15 +32,17 @@ struct ReshardPlan::State {
   Side dst;
   bool empty = false;  // the tensor has no elements
 
-  // The common prefix of positions: the number of shared positions, and their common digits.
-  // Without digits, the devices must be matched one by one.
+  // The positions that are the same device in both meshes: their number, from position 0 on, and
+  // the boundaries of their digits (CommonBoundaries). Without boundaries, the plan must match
+  // devices one by one.
   int64_t shared = 0;
   std::vector<int64_t> boundaries;
   bool same_mesh = false;
 
-  // Select the replica of a source tile that serves a destination. Along the axes in `own`, the
-  // source has the destination's coordinate. Along `turns`, destinations take turns. They are
-  // numbered along `places` among the destinations of the same part.
+  // Determine the replica of a source tile that serves a destination. Along the axes in `own`, the
+  // replica has the destination's coordinate. Along the axes in `turns`, the replicas serve
+  // destinations in turn, by the destination's number among all destinations with the same new
+  // part. The digits in `places` form that number.
   std::vector<Digit> own;
   std::vector<Digit> turns;
   int64_t turn_count = 1;
@@ -59,8 +61,9 @@ struct ReshardPlan::State {
   // The parts of one destination, and the values derived from them, per dimension.
   struct View {
     absl::InlinedVector<int64_t, 8> dst_part;
-    absl::InlinedVector<int64_t, 8> src_part;                   // empty without a source
-    absl::InlinedVector<std::pair<int64_t, int64_t>, 8> cells;  // source parts that it overlaps
+    absl::InlinedVector<int64_t, 8> src_part;  // empty if the source mesh lacks the device
+    // The first and last source part that dst_part overlaps.
+    absl::InlinedVector<std::pair<int64_t, int64_t>, 8> cells;
     int64_t size = 1;
     int64_t kept = 0;
     int64_t cell_count = 1;
@@ -71,7 +74,7 @@ struct ReshardPlan::State {
   DeviceId HolderFor(DeviceId destination, absl::Span<const int64_t> dst_part,
                      absl::Span<const int64_t> cell) const;
 
-  // Returns the tensor's own dimensions of a box.
+  // Returns the ranges of the tensor's own dimensions, without those of partial sums.
   Tile TensorTile(absl::Span<const IndexRange> ranges) const {
     Tile tile;
     for (int64_t dim = 0; dim < from.rank(); ++dim) {
@@ -80,8 +83,8 @@ struct ReshardPlan::State {
     return tile;
   }
 
-  // Calls visit(ranges, elements, source) for each region in row-major order. `ranges` has all
-  // dimensions of a Side.
+  // Calls visit(ranges, elements, source) for each region in row-major order. `ranges` has one
+  // range for each dimension of a Side.
   template <typename Visit>
   void VisitRegions(DeviceId destination, const View& view, const Visit& visit) const;
 
@@ -94,7 +97,7 @@ struct ReshardPlan::State {
 
   absl::StatusOr<ReshardTotals> TotalsByDigits(const std::function<bool()>& is_cancelled) const;
   absl::StatusOr<ReshardTotals> TotalsByDevice(const std::function<bool()>& is_cancelled) const;
-  // Sets mean_sent and max_sent; walks the links if max_sent needs it.
+  // Sets mean_sent and, if it is not set yet, max_sent, for which it visits all links.
   absl::Status FinishSent(ReshardTotals& totals, const std::function<bool()>& is_cancelled) const;
 };
 
@@ -106,7 +109,7 @@ void ReshardPlan::State::VisitRegions(DeviceId destination, const View& view,
   for (const auto& [first, last] : view.cells) {
     cell.push_back(first);
   }
-  // An odometer over the source tiles that the new tile overlaps, the last dimension fastest.
+  // Visit all source tiles that the new tile overlaps, with the last dimension fastest.
   while (true) {
     const bool own_cell =
         view.kept > 0 && std::equal(cell.begin(), cell.end(), view.src_part.begin());

@@ -1,4 +1,4 @@
-// Sums and extremes over all devices of a reshard, by dimensions that share no axis.
+// Computes sums and extremes over all devices of a reshard, from the dimensions.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -36,13 +36,13 @@ using reshard_internal::Side;
 // Number of steps between two cancellation checks of a walk.
 constexpr int64_t kStepsPerQuestion = int64_t{1} << 10;
 
-// The overlap of one part of a dimension with the parts of the other side.
+// The overlap of one destination part of a dimension with the source parts.
 struct PartFacts {
   int64_t size = 0;
   int64_t cells = 0;     // number of source parts that it overlaps
-  int64_t best = 0;      // the largest overlap with one of them
-  int64_t best_src = 0;  // index of that part
-  int64_t second = 0;    // the largest overlap with another part; 0 if there is none
+  int64_t best = 0;      // the largest overlap with a source part
+  int64_t best_src = 0;  // index of the source part with the largest overlap
+  int64_t second = 0;    // the second largest overlap; 0 if there is only one
   int64_t least = 0;     // the least nonempty overlap
 };
 
@@ -114,7 +114,8 @@ class ParetoFrontier {
 
  private:
   void Prune() {
-    // By falling gain, then rising loss: a pair stays if its loss is the least until then.
+    // Sort by falling gain, then rising loss. Keep a pair if its loss is less than that of all
+    // pairs before it.
     std::sort(pairs_.begin(), pairs_.end(), [](const auto& a, const auto& b) {
       return a.first != b.first ? a.first > b.first : a.second < b.second;
     });
@@ -131,16 +132,16 @@ class ParetoFrontier {
   size_t room_ = 64;
 };
 
-// The contribution of a set of dimensions to the sums, over the coordinates of their own digits.
+// The contribution of some dimensions to the totals: sums over all combinations of the digits of
+// these dimensions ("coordinates").
 struct Sums {
   absl::int128 kept = 0;      // kept elements
-  absl::int128 full = 0;      // coordinates with everything kept
-  absl::int128 touching = 0;  // coordinates with anything kept
+  absl::int128 full = 0;      // coordinates whose device keeps all of its new part
+  absl::int128 touching = 0;  // coordinates whose device keeps some of its new part
   ParetoFrontier need;        // (size of the new part, its kept elements)
-  ParetoFrontier sent;        // per source part: (its size, the elements of it that its holders
-                              // keep)
+  ParetoFrontier sent;        // per source part: (its size, the elements that its holders keep)
   int64_t best = 0;           // the largest overlap of a new part with a source part
-  int64_t best_other = 0;     // the same with a part that is not the device's own
+  int64_t best_other = 0;     // the largest overlap with a source part of another device
 };
 
 // Polls for cancellation.
@@ -170,15 +171,15 @@ absl::StatusOr<int64_t> ToInt64(const absl::int128& value) {
   return static_cast<int64_t>(value);
 }
 
-// A dimension as the sums see it: without the leading digits that both sides share. Within a part
-// of these digits, everything repeats.
+// A dimension for the sums, without the leading digits that both sides have in common. All values
+// of these leading digits give the same sums: `prefix` counts the values.
 struct Problem {
-  bool constant = false;  // equal for all coordinates, as in `fact`, of which `kept` is kept
+  bool constant = false;  // whether all coordinates have the same `fact` and `kept`
   PartFacts fact;
   int64_t kept = 0;
   int64_t src_size = 0;  // size of a source part, if constant
 
-  int64_t prefix = 1;  // number of repeats
+  int64_t prefix = 1;  // number of values of the common leading digits
   Cut src;
   Cut dst;
   SharedDigits src_digits;
@@ -245,8 +246,8 @@ absl::StatusOr<std::vector<Problem>> ProblemsOf(const Side& src, const Side& dst
   return problems;
 }
 
-// Walks the coordinates of the dimensions `members`, which share digits with each other and with no
-// other dimension. `sizes`: of the digits.
+// Sums over all coordinates of the dimensions `members`, which share digits with each other and
+// with no other dimension. `sizes` has the sizes of the digits.
 class ComponentWalk {
  public:
   ComponentWalk(const std::vector<Problem>& problems, const std::vector<size_t>& members,
@@ -261,8 +262,9 @@ class ComponentWalk {
         VariableOf(digit.id, sizes).dst.push_back({at, digit.weight});
       }
     }
-    // Variables that identify the source tile come first, also those used in a constant dimension.
-    // All coordinates of one source tile are then consecutive.
+    // A variable is a digit that the walk counts through. Put the variables that identify the
+    // source tile first, also those used in a constant dimension. All coordinates of one source
+    // tile are then consecutive.
     const auto inner = std::stable_partition(
         variables_.begin(), variables_.end(),
         [&used_by_src](const Variable& variable) { return used_by_src[variable.id]; });
@@ -308,7 +310,7 @@ class ComponentWalk {
       while (turned > 0 && !Advance(variables_[turned - 1])) {
         --turned;
       }
-      if (turned <= source_variables_) {  // the next coordinates belong to another source part
+      if (turned <= source_variables_) {  // the next coordinates belong to another source tile
         sums.sent.Add(source_size, kept_of_source);
         kept_of_source = 0;
       }
@@ -347,7 +349,7 @@ class ComponentWalk {
     return variables_.back();
   }
 
-  // Adds one; returns false if the variable wrapped to 0.
+  // Adds 1 to the variable; returns false if it wrapped to 0.
   bool Advance(Variable& variable) {
     const bool wraps = ++variable.value == variable.size;
     const int64_t change = wraps ? 1 - variable.size : 1;
@@ -401,9 +403,10 @@ class ComponentWalk {
   std::vector<int64_t> dst_part_;
 };
 
-// Sums a dimension whose digits are its own and differ between the sides: every part of one side
-// overlaps every part of the other in some device. `holders_agree`: all holders of one source tile
-// have the same part of the new layout in this dimension, instead of all parts.
+// Returns the sums of a dimension that shares no digits with other dimensions, and whose source and
+// destination digits are disjoint. Every pair of a source part and a new part then occurs on some
+// device. If `holders_agree`, all holders of one source tile have the same new part in this
+// dimension; otherwise all new parts occur among the holders.
 Sums SweepAlone(const Problem& problem, bool holders_agree) {
   Sums sums;
   sums.kept = problem.dst.extent;
@@ -413,7 +416,8 @@ Sums SweepAlone(const Problem& problem, bool holders_agree) {
     sums.need.Add(fact.size, fact.cells < problem.src.parts ? 0 : fact.least);
     sums.best = std::max(sums.best, fact.best);
   }
-  // With several source parts, some device has another source part than the best one.
+  // If there are several source parts, some device with the best new part holds another source
+  // part.
   sums.best_other = problem.src.parts > 1 ? sums.best : 0;
   for (const PartFacts& cell : FactsOf(problem.dst, problem.src)) {
     const int64_t least = cell.cells < problem.dst.parts ? 0 : cell.least;
@@ -437,16 +441,16 @@ Sums OfConstant(const Problem& problem) {
 // The devices that GreatestFrom considers, among those from a first one on.
 enum class Beyond {
   kAll,
-  kWithTilesOfTheirOwn,  // whose tile no device before the first one holds
+  kWithTilesOfTheirOwn,  // only devices whose tile no device before the first one holds
 };
 
-// Returns the greatest product over dimensions of `value(dim, part)` among the devices from `first`
-// on. If `uniform(dim)` is true, all parts have the value of part 0. Requires that the digits of
-// the mesh nest with `first`.
+// Returns the greatest product over all dimensions of `value(dim, part)`, among the devices from
+// `first` on. If `uniform(dim)` is true, all parts have the value of part 0. Requires that the
+// digits of the mesh nest with `first`.
 template <typename Value, typename Uniform>
 absl::StatusOr<int64_t> GreatestFrom(const Side& side, int64_t first, Beyond beyond,
                                      const Value& value, const Uniform& uniform) {
-  // The greatest value over the parts whose digit of `stride` is at least `least`.
+  // Returns the greatest value over the parts whose `digit` is at least `least`.
   const auto greatest_of = [&](size_t dim, const Digit& digit, int64_t least) {
     int64_t best = 0;
     for (int64_t part = 0; part < (uniform(dim) ? 1 : side.dimensions[dim].cut.parts); ++part) {
@@ -465,8 +469,8 @@ absl::StatusOr<int64_t> GreatestFrom(const Side& side, int64_t first, Beyond bey
     }
     free_best.push_back(greatest_of(dim, Digit(), 0));
   }
-  // A device is at or after `first` exactly if an axis that reaches beyond `first` has a large
-  // enough coordinate.
+  // A device is at or after `first` exactly if its coordinate is large enough along some axis that
+  // reaches beyond `first`. Take the greatest product over these axes.
   int64_t greatest = 0;
   for (int64_t axis = 0; axis < side.mesh.axis_count(); ++axis) {
     const int64_t stride = side.mesh.stride(axis);
@@ -534,7 +538,7 @@ absl::StatusOr<ReshardTotals> ReshardPlan::State::TotalsByDigits(
     }
   }
 
-  // The sums of each group, and the number of repeats of its coordinates in the other groups.
+  // Compute the sums of each group. `walked` marks the digits that the groups cover.
   std::vector<Sums> parts;
   std::vector<bool> walked(digit_count, false);
   for (size_t dim = 0; dim < dims(); ++dim) {
@@ -549,15 +553,14 @@ absl::StatusOr<ReshardTotals> ReshardPlan::State::TotalsByDigits(
       }
     }
     if (members.front() != dim) {
-      continue;  // counted with the first dimension of its group
+      continue;  // the first dimension of the group adds the sums of the whole group
     }
     ComponentWalk walk(problems, members, sizes, used_by_src);
     walk.MarkWalked(walked);
     const SharedDigits& old_digits = problems[dim].src_digits;
     const SharedDigits& new_digits = problems[dim].dst_digits;
     bool disjoint = true;
-    size_t agreeing = 0;  // digits of the new layout that identify the source tile in another
-                          // dimension
+    size_t agreeing = 0;  // new digits that also identify the source tile, in another dimension
     for (const SharedDigit& digit : new_digits.digits) {
       disjoint = disjoint && std::none_of(old_digits.digits.begin(), old_digits.digits.end(),
                                           [&digit](const SharedDigit& old_digit) {
@@ -573,9 +576,9 @@ absl::StatusOr<ReshardTotals> ReshardPlan::State::TotalsByDigits(
       parts.push_back(std::move(sums));
     }
   }
-  absl::int128 repeats = 1;         // coordinates of the digits that no walk covers
-  absl::int128 source_repeats = 1;  // those of them that vary within one source tile
-  bool own_is_certain = true;       // a new tile determines the source tile of its device
+  absl::int128 repeats = 1;         // combinations of the digits that no group covers
+  absl::int128 source_repeats = 1;  // combinations of those that do not identify a source tile
+  bool own_is_certain = true;       // whether a device's new tile determines its source tile
   for (size_t id = 0; id < digit_count; ++id) {
     own_is_certain = own_is_certain && (!used_by_src[id] || used_by_dst[id]);
     if (!walked[id]) {
@@ -610,7 +613,7 @@ absl::StatusOr<ReshardTotals> ReshardPlan::State::TotalsByDigits(
   absl::int128 max_need = need.Greatest(1, 1);
   absl::int128 max_sent = sent.Greatest(dst.replica_count, source_repeats);
 
-  // Sums run over all destinations, also those outside the source mesh.
+  // Add the destinations outside the source mesh, which keep nothing.
   const absl::int128 others = dst.mesh.size() - shared;
   absl::int128 held = dst.replica_count;
   absl::int128 cells = dst.replica_count;
@@ -646,7 +649,8 @@ absl::StatusOr<ReshardTotals> ReshardPlan::State::TotalsByDigits(
     max_link = std::max<absl::int128>(max_link, busiest);
   }
   if (src.mesh.size() > shared) {
-    // Elements that no destination holds are sent to all destinations whose new tiles cover them.
+    // Source devices beyond the shared positions are no destinations, so they keep nothing: their
+    // elements go to all destinations whose new tiles have them.
     SHARDMESH_ASSIGN_OR_RETURN(
         const int64_t largest,
         GreatestFrom(
@@ -665,7 +669,7 @@ absl::StatusOr<ReshardTotals> ReshardPlan::State::TotalsByDigits(
   totals.noop = totals.need == 0;
   SHARDMESH_ASSIGN_OR_RETURN(totals.max_link, ToInt64(totals.noop ? 0 : max_link));
   if (turn_count == 1) {
-    // All holders of a tile serve equally many destinations.
+    // Holders do not take turns, so all holders of a tile serve equally many destinations.
     const absl::int128 holders = src.replica_count;
     SHARDMESH_ASSIGN_OR_RETURN(totals.max_sent, ToInt64(max_sent / holders));
   }

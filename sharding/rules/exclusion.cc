@@ -1,4 +1,4 @@
-// Removes exclusions from patterns, and replaces them by rules.
+// Removes leading exclusions, `(?!BODY)`, from patterns, and adds rules that have the same effect.
 #include "sharding/rules/exclusion.h"
 
 #include <algorithm>
@@ -20,10 +20,10 @@ namespace shardmesh {
 namespace {
 
 constexpr std::string_view kOpening = "(?!";
-// Each may take a few tenths of a second.
+// Upper bound on the patterns that are spelled out. Each may take a few tenths of a second.
 constexpr int64_t kMaxSpelledOut = 100;
 
-// `^(?!BODY)(?!BODY)REST`, optionally after flags.
+// A pattern of the form `^(?!BODY)(?!BODY)REST`, optionally after flags.
 struct Exclusion {
   std::string flags;   // `(?s)`, or empty
   std::string anchor;  // `^` or `\A`
@@ -31,7 +31,7 @@ struct Exclusion {
   std::string rest;
 };
 
-// Reads a pattern part by part. It knows only the syntax of groups and sets, to find their ends.
+// Reads a pattern part by part. It parses only groups and sets, and only to find their ends.
 class Scanner {
  public:
   explicit Scanner(std::string_view text) : text_(text) {}
@@ -46,8 +46,8 @@ class Scanner {
   std::string_view Rest() const { return text_.substr(at_); }
 
   // Returns the text up to the closing parenthesis of the enclosing group, and skips that
-  // parenthesis. Returns nullopt if there is none. Sets `has_choice` to whether the text is an
-  // alternation.
+  // parenthesis. Returns nullopt if there is no such parenthesis. Sets `has_choice` to true if the
+  // text is an alternation.
   std::optional<std::string_view> TakeGroup(bool* has_choice = nullptr) {
     const size_t start = at_;
     int64_t depth = 0;
@@ -77,7 +77,7 @@ class Scanner {
  private:
   void SkipSet() {
     at_ += text_.substr(at_).starts_with("[^") ? 2 : 1;
-    // A bracket in first place is a member.
+    // A closing bracket in first place is a member of the set and does not end it.
     for (size_t first = at_; at_ < text_.size() && (text_[at_] != ']' || at_ == first);) {
       at_ += text_[at_] == '\\' ? 2 : 1;
     }
@@ -94,10 +94,11 @@ bool HasChoice(std::string_view text) {
   return has_choice;
 }
 
-// Returns nullopt if the pattern does not begin with an exclusion.
+// Returns the parts of a pattern that begins with an exclusion; nullopt for any other pattern.
 std::optional<Exclusion> ParseExclusion(std::string_view pattern) {
   Exclusion out;
-  // Verbose mode would change the meaning of the text, and multi-line mode the meaning of ^.
+  // Accept only the flags a, i and s: verbose mode would change the meaning of the text, and
+  // multi-line mode that of ^.
   if (pattern.starts_with("(?")) {
     const size_t end = pattern.find_first_not_of("ais", 2);
     if (end == std::string_view::npos || end == 2 || pattern[end] != ')') {
@@ -116,7 +117,8 @@ std::optional<Exclusion> ParseExclusion(std::string_view pattern) {
     out.bodies.emplace_back(*body);
   }
   out.rest = std::string(scanner.Rest());
-  // An alternation beside the exclusion makes it one branch of several; a repeat would repeat it.
+  // Refuse an alternation after the exclusion, which would then belong to one branch only. Refuse a
+  // repeat after the exclusion, which would repeat it.
   if (out.anchor.empty() || out.bodies.empty() || HasChoice(out.rest) ||
       out.rest.find_first_of("*+?{") == 0) {
     return std::nullopt;
@@ -146,7 +148,8 @@ bool MatchesEveryName(std::string_view pattern) {
   return node.ok() && MatchesEmptyStart(*node);
 }
 
-// Returns two rules if the next rule matches all excluded names; else nullopt.
+// Returns the patterns that replace the exclusion if the next rule matches every name: one for each
+// body, then one for the rest. Returns nullopt if Pattern refuses one of them.
 std::optional<std::vector<std::string>> Split(const Exclusion& exclusion) {
   std::vector<std::string> patterns;
   for (const std::string& body : exclusion.bodies) {
@@ -163,9 +166,9 @@ std::optional<std::vector<std::string>> Split(const Exclusion& exclusion) {
   return patterns;
 }
 
-// Returns the matched names as one pattern; nullopt if there are none.
+// Returns one pattern for the names that the exclusion matches; nullopt if it matches none.
 absl::StatusOr<std::optional<std::string>> SpellOut(const Exclusion& exclusion) {
-  // A construct that a part of the pattern may not use is illegal in the whole pattern too.
+  // Python accepts the whole pattern, so a part that does not parse alone is only unsupported here.
   const auto parse = [&exclusion](std::string_view text) -> absl::StatusOr<PatternNode> {
     absl::StatusOr<PatternNode> node = ParsePattern(StrCat(exclusion.flags, text));
     if (ReasonOf(node.status()) == Reason::kBadPattern) {

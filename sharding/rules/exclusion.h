@@ -13,33 +13,34 @@
 
 namespace shardmesh {
 
-// Rules that Pattern accepts, with their origins.
+// Rules whose patterns Pattern accepts, with their origins.
 struct RewrittenRules {
   std::vector<Rule> rules;
-  // Per rule, the index of the original rule that its spec comes from.
+  // For each rule, the index of the original rule that its spec comes from.
   std::vector<int64_t> origins;
   // Whether some pattern had a leading exclusion and was rewritten.
   bool changed = false;
 };
 
-// Returns equivalent rules without look-ahead. Every name gets the same spec as by its first match
-// among the original rules in Python. A name without a match there has none here.
+// Returns equivalent rules without look-ahead. Every name gets the same spec as from its first
+// match among the original rules in Python. A name that no original rule matches has no match among
+// the returned rules either.
 //
 // An exclusion is a pattern that begins `^(?!BODY)` (or several such groups, or \A), such as
 // `^(?!.*bias).*kernel$`. A rule with an exclusion becomes
 //   - two rules, if the next rule matches every name: ("^BODY", the next rule's spec), then
-//     ("^REST", its own spec). One would write the same by hand;
-//   - else one rule, whose pattern spells out the names that REST matches and BODY does not. It is
-//     exact, but not meant to be read.
+//     ("^REST", its own spec), as a person would write them. Each further BODY adds a rule;
+//   - else one rule, whose pattern spells out the names that REST matches and BODY does not. The
+//     pattern is exact, but hard to read.
 // Other rules stay unchanged.
 //
 // Example: ("^(?!.*bias)", P('tp')), (".*", P()) becomes ("^.*bias", P()), ("^", P('tp')), (".*",
 // P()).
 //
 // Errors are INVALID_ARGUMENT, with the rule's index and the offending part:
-//   - UNSUPPORTED_PATTERN for look-around in any other place and for all else that Pattern refuses.
-//     Also for parts that cannot be rewritten: word boundaries, `$` in the middle, ignored case
-//     beyond ASCII, named classes beside other characters beyond ASCII.
+//   - UNSUPPORTED_PATTERN for look-around in any other place, and for any other construct that
+//     Pattern does not support. Also for parts that cannot be rewritten: word boundaries, `$` in
+//     the middle, ignored case beyond ASCII, named classes beside other characters beyond ASCII.
 //   - BAD_PATTERN.
 //   - LIMIT_EXCEEDED if a spelled-out pattern is longer than a pattern may be, more than 100 rules
 //     need one, or the rules exceed RuleSet::kMaxRules.

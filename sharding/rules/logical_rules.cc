@@ -1,4 +1,4 @@
-// Looks up logical names by the two methods of flax, and derives the action on an array.
+// Looks up logical names by the two methods of flax, and decides how to constrain an array.
 #include "sharding/rules/logical_rules.h"
 
 #include <algorithm>
@@ -51,7 +51,7 @@ void Take(const AxisValue& value, size_t dim, TakenAxes& taken) {
   ForEachMeshAxis(value, [&](std::string_view axis) { taken.push_back({axis, dim}); });
 }
 
-// Returns the first axis of `value` that is taken; null if all are free.
+// Returns the first mesh axis of `value` that already partitions a dimension; null if all are free.
 const TakenAxis* FindTaken(const AxisValue& value, const TakenAxes& taken) {
   const TakenAxis* found = nullptr;
   ForEachMeshAxis(value, [&](std::string_view axis) {
@@ -94,7 +94,7 @@ absl::Status NameWithoutAxes(absl::Span<const AxisValue> names, size_t dim,
   const std::string& name = names[dim].name();
   std::vector<std::string> reasons;
   for (const LogicalRule& rule : rules) {
-    // Never null for a rule of this name; the rule would have applied otherwise.
+    // Not null for a rule of this name: with all its axes free, the rule would have applied.
     const TakenAxis* axis = rule.name == name ? FindTaken(rule.mesh_axes, taken) : nullptr;
     if (axis != nullptr) {
       reasons.push_back(StrCat(rule.mesh_axes.ToString(), ", but ", PythonRepr(axis->name),
@@ -171,7 +171,7 @@ absl::StatusOr<LogicalRules> CompositeRules(absl::Span<const LogicalRule> first,
     return LogicalRules(only.begin(), only.end());
   }
   LogicalRules rules;
-  // The keys are views into the arguments.
+  // The index of each name's rule in `rules`. Keys are views into the arguments.
   absl::flat_hash_map<std::string_view, size_t> places;
   for (const LogicalRule& rule : first) {
     const auto [it, inserted] = places.emplace(rule.name, rules.size());

@@ -89,7 +89,8 @@ absl::StatusOr<RuleExplanation> ExplainRules(const RuleSet& rule_set, std::strin
   const Rule& rule = rules[static_cast<size_t>(*match.rule)];
   explanation.steps.push_back({ExplanationStep::Kind::kRule, -1, subject, rule.pattern});
   if (!match.corrections.empty()) {
-    // A cut and a replication both change the whole spec.
+    // One step is enough: both kinds of correction, a cut and a replication, concern the whole
+    // spec.
     explanation.steps.push_back(
         {ExplanationStep::Kind::kCorrection, -1, rule.spec.ToString(), match.spec.ToString()});
   }

@@ -1,5 +1,5 @@
-// Explains the spec of a tensor under a rule set: the rules that nearly matched, the rule that did,
-// and the corrections of its spec.
+// Explains the spec of a tensor under a rule set: the rules that nearly matched, the rule that
+// matched, and the corrections of the rule's spec.
 #ifndef SHARDMESH_SHARDING_RULES_RULE_EXPLANATION_H_
 #define SHARDMESH_SHARDING_RULES_RULE_EXPLANATION_H_
 
@@ -15,18 +15,19 @@
 namespace shardmesh {
 
 struct RuleExplanation {
-  // The answer of RuleSet::Match; `unmatched` where Match returns that error.
+  // The answer of RuleSet::Match. If Match returns UNMATCHED_TENSOR, `unmatched` is true instead.
   RuleMatch match;
-  // The nearest earlier rules, at most three, best first: see NearestRules. If no rule matches, all
-  // rules count as earlier.
+  // The nearest rules before the matching rule, at most three, best first: see NearestRules. If no
+  // rule matches, the nearest of all rules.
   std::vector<int64_t> near_misses;
-  // For the whole spec (dim -1): near misses, then the rule. If the spec was cut to the rank or the
-  // tensor is too small, then a correction from the rule's spec to the effective one.
+  // Steps for the whole spec (dim -1): near misses, then the rule. If the spec was cut to the rank,
+  // or if the tensor is too small, a last step gives the correction from the rule's spec to the
+  // effective spec.
   std::vector<ExplanationStep> steps;
 };
 
-// Explains RuleSet::Match. A tensor without a matching rule is an answer here. A tensor that is
-// replicated unconditionally is an answer without steps.
+// Explains RuleSet::Match. For a tensor without a matching rule, returns an explanation and no
+// error. For a tensor that the rule set replicates without a search, returns no steps.
 // Errors: INVALID_SHAPE; a deferred pattern error.
 absl::StatusOr<RuleExplanation> ExplainRules(const RuleSet& rule_set, std::string_view name,
                                              OptionalShape shape);

@@ -1,4 +1,5 @@
-// One pass over the tree that counts the facts behind findings, then the findings.
+// Counts the facts behind findings in one pass over the tree, then makes the findings from the
+// counts.
 #include "sharding/rules/rule_lint.h"
 
 #include <algorithm>
@@ -22,15 +23,15 @@
 namespace shardmesh {
 namespace {
 
-// Upper bound on the pairs of overlapping rules that are counted separately. Real rule sets have
-// hundreds. Ten thousand adversarial rules could have fifty million.
+// Upper bound on the pairs of overlapping rules that the lint counts separately. Real rule sets
+// have hundreds of such pairs. Ten thousand adversarial rules could have fifty million.
 constexpr size_t kMaxPairs = 1'000'000;
 constexpr int64_t kTakersNamed = 3;
 constexpr int64_t kNearestNamed = 3;
 constexpr size_t kTreesNamed = 3;
 constexpr size_t kAxesNamed = 3;
 
-// Modes in a pair always give equal answers; the first stands for both.
+// A profile gives equal answers in both modes of a pair, so the lint resolves only the first.
 constexpr RuntimeMode kModePairs[2][2] = {{RuntimeMode::kTrain, RuntimeMode::kPrefill},
                                           {RuntimeMode::kAutoregressive, RuntimeMode::kInsert}};
 
@@ -65,8 +66,8 @@ struct Tally {
   friend bool operator==(const Tally&, const Tally&) = default;
 };
 
-// Returns the spec that a rule set gives a tensor for a matching rule: as RuleSet::Match, but
-// without parts that have no effect, such as trailing nones.
+// Returns the spec that a rule set gives a tensor for a matching rule. Leaves out the parts that
+// have no effect, such as trailing nones, so that equal layouts compare equal.
 std::vector<SpecEntry> Applied(const RuleSet& rules, int64_t rule, const LintTensor& tensor,
                                int64_t elements) {
   if (rules.strict() && elements < rules.min_size()) {
@@ -82,7 +83,7 @@ std::vector<SpecEntry> Applied(const RuleSet& rules, int64_t rule, const LintTen
   return {entries.begin(), entries.begin() + static_cast<std::ptrdiff_t>(size)};
 }
 
-// `rule 3 'attn/.*kernel'`.
+// Returns a text such as `rule 3 'attn/.*kernel'`.
 std::string RuleText(const RuleSet& rules, int64_t rule) {
   return StrCat("rule ", rule, " ", QuotePattern(rules.rules()[static_cast<size_t>(rule)].pattern));
 }
@@ -107,7 +108,7 @@ std::string ReasonText(Reason reason) {
   }
 }
 
-// Means no mesh in the keys below.
+// Stands for "no mesh" in the keys of Linter's maps.
 constexpr int64_t kNoMesh = -1;
 
 class Linter {
@@ -119,7 +120,7 @@ class Linter {
   absl::StatusOr<LintReport> Lint();
 
  private:
-  // The subject of a finding: a rule (rule >= 0), or the tensors' axes in a pair of modes.
+  // The subject of a finding: a rule (rule >= 0), or tensors' own axes in a pair of modes.
   struct Subject {
     int64_t rule = -1;
     int mode_pair = 0;
@@ -130,11 +131,11 @@ class Linter {
 
   absl::Status LookAtRules(size_t index, int64_t elements);
   void LookAtAxes(size_t index, int64_t elements);
-  // Corrects a spec on every mesh.
+  // Corrects a spec on every mesh, and counts the corrections.
   void LookAtSpec(const Subject& subject, const PartitionSpec& spec, size_t index,
                   int64_t elements);
 
-  // Returns whether the tensor is a scalar that rules would decide if it were larger.
+  // Returns whether the rule set replicates the tensor without a search, because of its shape.
   bool IsUnaskedScalar(const LintTensor& tensor) const {
     return tensor.axes == nullptr && rules_.ReplicatesUnasked(tensor.shape);
   }
@@ -147,7 +148,8 @@ class Linter {
   void ReportTrees();
   void ReportRules();
   void ReportBlames(Finding::Kind kind, const std::map<Blame, Tally>& blames);
-  // Counts the finding. If there is room, lists it and calls `fill` for its text.
+  // Counts the finding. Below max_findings_per_kind, also lists it, with the text that `fill`
+  // returns.
   template <typename Fill>
   void Add(Finding finding, const Fill& fill);
   // Returns ` (in tree 'a', tree 'b' and 2 more)`; an empty string if there is only one tree.
@@ -169,17 +171,17 @@ class Linter {
   std::vector<Tally> matched_;  // by rule: tensors whose names contain its pattern
   std::vector<Tally> won_;      // by rule: tensors that it decides
   struct Pair {
-    int64_t count = 0;  // tensors that the first rule decides and the second matches
-    Tally differing;    // those of them for which the specs differ
+    int64_t count = 0;  // tensors that the first rule decides and the second also matches
+    Tally differing;    // the tensors among them for which the two specs differ
   };
   absl::flat_hash_map<std::pair<int64_t, int64_t>, Pair> pairs_;
   std::vector<Tally> unmatched_;  // one for each name
   absl::flat_hash_map<std::string_view, size_t> unmatched_names_;
   std::map<Blame, Tally> bad_axes_;
-  std::map<Reason, std::string> bad_axes_errors_;  // the first of each reason
+  std::map<Reason, std::string> bad_axes_errors_;  // the first error of each reason
   std::map<Blame, Tally> duplicates_;
   std::map<Blame, Tally> corrected_;
-  // The axes that a mesh lacks, in their order.
+  // The axes that a mesh lacks, by subject and mesh, in order of appearance.
   std::map<std::pair<Subject, int64_t>, std::vector<std::string>> absent_axes_;
   LintReport report_;
 };
@@ -306,7 +308,8 @@ void Linter::LookAtSpec(const Subject& subject, const PartitionSpec& spec, size_
     }
     std::vector<Reason> seen;
     for (const Correction& correction : result->corrections) {
-      // The cut of a rule's surplus entries does not depend on the mesh and was counted before.
+      // Skip the cut of a rule's surplus entries: it does not depend on the mesh, and LookAtRules
+      // counts it.
       const bool counted = subject.rule >= 0 && correction.reason == Reason::kRankTruncated;
       if (!counted && std::find(seen.begin(), seen.end(), correction.reason) == seen.end()) {
         seen.push_back(correction.reason);
@@ -332,15 +335,15 @@ std::string Linter::AbsentAxesText(Subject subject, int64_t mesh,
   };
   add_axes();
   if (std::find(modes.begin(), modes.end(), kModePairs[1][0]) != modes.end()) {
-    subject.mode_pair = 1;  // the finding may be about both pairs
+    subject.mode_pair = 1;  // add the axes of the second pair, which the finding includes
     add_axes();
   }
-  if (axes.empty()) return "the mesh lacks an axis";  // a none within a tuple
+  if (axes.empty()) return "the mesh lacks an axis";  // only a none within a tuple is absent
   const size_t named = std::min(axes.size(), kAxesNamed);
   std::string text = axes.size() == 1 ? "the mesh lacks the axis " : "the mesh lacks the axes ";
   for (size_t i = 0; i < named; ++i) {
     StrAppend(&text, i == 0 ? "" : ", ", PythonRepr(axes[i]));
-    // One usual axis is no misspelling of another.
+    // A usual axis that the mesh lacks is not a misspelling of another usual axis: suggest nothing.
     if (std::find(std::begin(kUsualAxes), std::end(kUsualAxes), axes[i]) != std::end(kUsualAxes)) {
       continue;
     }
@@ -354,7 +357,7 @@ std::string Linter::AbsentAxesText(Subject subject, int64_t mesh,
 template <typename Fill>
 void Linter::Add(Finding finding, const Fill& fill) {
   int64_t& count = report_.counts[static_cast<size_t>(finding.kind)];
-  // The text names the nearest rules, which is slow for many rules.
+  // Make only the texts of listed findings: they name the nearest rules, which are slow to find.
   if (count++ < options_.max_findings_per_kind && !IsCancelled()) {
     finding.text = StrCat(fill(finding), TreesText(finding));
     report_.findings.push_back(std::move(finding));
@@ -422,7 +425,8 @@ void Linter::ReportRules() {
     }
   }
 
-  // Pairs ordered by their second rule, then by their first.
+  // Order the pairs by their second rule, then by their first: the pairs of a shadowed rule are
+  // then adjacent.
   std::vector<std::pair<std::pair<int64_t, int64_t>, const Pair*>> pairs;
   pairs.reserve(pairs_.size());
   for (const auto& [key, pair] : pairs_) {
@@ -544,7 +548,7 @@ void Linter::ReportBlames(Finding::Kind kind, const std::map<Blame, Tally>& blam
       add(blame, tally, {});
     }
   }
-  // Facts in the order of meshes. A fact that holds in all modes is reported once.
+  // Report facts about axes in the order of meshes. Report a fact that holds in all modes once.
   std::map<std::pair<int64_t, Reason>, std::vector<std::pair<Blame, Tally>>> by_mesh;
   for (const auto& [blame, tally] : blames) {
     const auto& [subject, mesh, reason] = blame;

@@ -1,5 +1,5 @@
-// Finds questionable parts of a rule set, over the trees of tensors and the meshes that it is meant
-// for.
+// Finds questionable rules of a rule set, given the trees of tensors and the meshes that the rule
+// set is meant for.
 #ifndef SHARDMESH_SHARDING_RULES_RULE_LINT_H_
 #define SHARDMESH_SHARDING_RULES_RULE_LINT_H_
 
@@ -29,10 +29,10 @@ struct LintTensor {
   std::string name;            // valid UTF-8
   std::optional<Shape> shape;  // nullopt for a leaf that is no array
   // The tensor's semantic axes, if any: one per dimension, in the form that
-  // PartitionAxis::ResolveAxis takes. They decide instead of rules. Tensors may share them; they
-  // must outlive the call.
+  // PartitionAxis::ResolveAxis takes. They decide the tensor's spec instead of rules. Several
+  // tensors may point to the same axes, which must outlive the call.
   const std::vector<AxisValue>* axes = nullptr;
-  // The number of its tree, from 0. Tensors of a tree are adjacent, in order of the trees.
+  // The number of the tensor's tree, from 0. Tensors of a tree are adjacent, in order of the trees.
   int64_t tree = 0;
 };
 
@@ -41,32 +41,33 @@ struct LintMesh {
   Mesh mesh;  // not empty
 };
 
-// One finding. Fields that do not apply are empty.
+// One finding. The comment of a kind names the fields that the kind sets, besides `text` and
+// `trees`. All other fields are empty.
 struct Finding {
   enum class Kind {
-    // A pattern that cannot be used, in a rule set that defers such errors. rules: the rule;
-    // reason.
+    // A faulty pattern, in a rule set that defers pattern errors. rules: the rule; reason.
     kBadPattern,
     // No tensor's name contains the pattern. rules: the rule.
     kDead,
-    // Names contain the pattern, but earlier rules take all of them. rules: the rule, then at most
-    // three that take most names; tensor: the first; count.
+    // Names contain the pattern, but earlier rules decide all of these names. rules: the rule, then
+    // at most three earlier rules that decide most of the names; tensor: the first; count.
     kShadowed,
-    // Two rules that overlap and depend on their order. The first rule takes some tensors that the
-    // second matches too; each rule also takes others; and the specs for the common tensors differ.
-    // (A rule that is a special case of a later one, or of an earlier one that shadows it, is no
-    // conflict.) rules: the first, the second; tensor: the first; count.
+    // Two rules that overlap and depend on their order. The first rule decides some tensors that
+    // the second matches too; each rule also decides other tensors; and the specs for the common
+    // tensors differ. (A rule that is a special case of a later rule, or of an earlier rule that
+    // shadows it, is no conflict.) rules: the first, the second; tensor: the first; count.
     kConflicting,
     // No rule matches a tensor. One finding for each name. tensor; count.
     kUnmatched,
     // The axes of a tensor do not resolve. modes; tensor: the first; reason: of the error; count.
     kBadAxes,
-    // A mesh axis occurs twice after correction. rules, or modes for axes; mesh (empty: the spec
-    // itself has it twice, and no mesh was given); tensor: the first; count.
+    // A mesh axis occurs twice after correction. rules, or modes for axes; mesh (empty if no mesh
+    // was given: the spec itself has the axis twice); tensor: the first; count.
     kDuplicateAxis,
-    // A requested spec is corrected. rules, or modes for axes; mesh (empty for RANK_TRUNCATED of a
-    // rule, which applies to any mesh); reason: AXIS_NOT_IN_MESH, NOT_DIVISIBLE, RANK_TRUNCATED or
-    // UNCONSTRAINED; tensor: the first among those with the most elements; count of tensors.
+    // Correction changes a requested spec. rules, or modes for axes; mesh (empty for RANK_TRUNCATED
+    // of a rule, which applies to any mesh); reason: AXIS_NOT_IN_MESH, NOT_DIVISIBLE,
+    // RANK_TRUNCATED or UNCONSTRAINED; tensor: the first of the tensors with the most elements;
+    // count of tensors.
     kCorrected,
   };
   Kind kind = Kind::kDead;
@@ -76,8 +77,8 @@ struct Finding {
   std::string mesh = {};
   Reason reason = Reason::kUnspecified;
   int64_t count = 0;  // number of tensors
-  // The count for each tree, trees rising. Empty if the finding concerns no tensor, and therefore
-  // all trees.
+  // The number of tensors in each tree that has any, by rising tree. Empty if the finding concerns
+  // no tensor, and therefore all trees.
   struct InTree {
     int64_t tree = 0;
     int64_t tensors = 0;
@@ -95,24 +96,25 @@ inline constexpr int64_t kFindingKindCount = 8;
 std::string_view FindingKindName(Finding::Kind kind);
 
 struct LintOptions {
-  // The names of the trees in texts, by number, such as `tree 'bert'`. Empty: there is one tree,
-  // which needs no name.
+  // The names of the trees for texts, by number, such as `tree 'bert'`. Empty if there is only one
+  // tree, which needs no name.
   std::vector<std::string> trees = {};
-  // Further findings of one kind are counted but not listed. Not negative.
+  // Upper bound on the listed findings of each kind; the lint only counts further findings. Not
+  // negative.
   int64_t max_findings_per_kind = 100;
   Compatibility compatibility = Compatibility::kDefault;  // how axes resolve
-  // Polled during the call; true ends the call with CANCELLED.
+  // LintRules calls this now and then. If it returns true, LintRules returns CANCELLED.
   std::function<bool()> is_cancelled = {};
 };
 
 // The report on one tree, independent of the others.
 struct LintTreeReport {
   int64_t tensors = 0;
-  int64_t dead_rules = 0;      // usable rules that match none of its tensors
-  int64_t shadowed_rules = 0;  // rules that match some of its tensors, and decide none
+  int64_t dead_rules = 0;      // rules without pattern error that match none of its tensors
+  int64_t shadowed_rules = 0;  // rules that match some of its tensors and decide none of them
   int64_t unmatched_tensors = 0;
-  // Tensors that no rule decides: without axes, in a strict set, and scalars or leaves without
-  // shape.
+  // Tensors without axes that a strict rule set replicates without a search: scalars, and leaves
+  // without shape.
   int64_t scalars = 0;
 
   friend bool operator==(const LintTreeReport&, const LintTreeReport&) = default;
@@ -130,12 +132,12 @@ struct LintReport {
 };
 
 // Checks every rule on every tensor and mesh, and every tensor's axes in every mode on every mesh.
-// Several trees count as one: a rule is dead if it matches in none of them, and shadowed if it
-// decides in none.
+// Several trees count as one: a rule is dead if it matches no tensor of any tree. It is shadowed if
+// it matches tensors, but decides no tensor of any tree.
 //
-// As in matching, a strict rule set does not decide scalars and leaves without shape. Small tensors
-// below min_size are neither corrected nor reported. Without meshes, corrections by a mesh are left
-// out. Axes are checked only with a profile.
+// As in matching, the rules of a strict set do not decide scalars and leaves without shape. The
+// lint neither corrects nor reports tensors smaller than min_size. Without meshes, it makes no
+// corrections that need a mesh. Without a profile, it does not check axes.
 //
 // Errors: INVALID_ARGUMENT (INVALID_SHAPE) with the tensor's name; CANCELLED.
 // Takes O(tensors * (rules + meshes)), and distinguishes at most a million pairs of overlapping

@@ -1,4 +1,4 @@
-// First-match search over compiled rules, one by one or through an RE2::Set.
+// Finds the first matching rule, by searching one rule after another or with an RE2::Set.
 #include "sharding/rules/rule_set.h"
 
 #include <algorithm>
@@ -21,14 +21,16 @@
 namespace shardmesh {
 namespace {
 
-// Names on which kFastest tries each method: enough for RE2 to have built most states that it will
-// use.
+// Number of names on which kFastest tries each method. By then, RE2 has built most of the states
+// that it will use.
 constexpr int64_t kTrialNames = 64;
-// Names before the first trial: for a smaller tree, building a set does not pay off.
+// Number of names before the first trial: for a smaller tree, building an RE2::Set does not pay
+// off.
 constexpr int64_t kNamesBeforeTrial = 128;
-// Rules between two cancellation checks: the search of one rule takes up to some ten microseconds.
+// Number of rules between two cancellation checks. The search for one rule takes up to about ten
+// microseconds.
 constexpr size_t kRulesPerCancellationCheck = 16;
-// Upper bound on the instructions of all patterns for a common automaton: RE2 has no memory for
+// Upper bound on the instructions of all patterns in one RE2::Set: RE2's memory limit allows no
 // more.
 constexpr int64_t kMaxAutomatonSize = 300'000;
 constexpr int64_t kNearestRules = 3;
@@ -77,13 +79,13 @@ struct RuleSet::State {
   bool strict = true;
   int64_t program_size = 0;  // of all patterns
 
-  // Returns all patterns in one automaton, built at the first call; null if RE2 cannot build it.
+  // Returns an RE2::Set of all patterns, built at the first call; null if RE2 cannot build the set.
   const RE2::Set* AllAtOnce() const;
   // Returns the first rule that matches, searching one rule after another.
   absl::StatusOr<std::optional<int64_t>> FindRuleByRule(
       std::string_view name, const std::function<bool()>& is_cancelled) const;
-  // Like FindRuleByRule, but uses `set` if that is exact for the name. `matching` is a reusable
-  // buffer.
+  // Like FindRuleByRule, but searches with `set` if RE2 is exact for the name. `matching` is a
+  // reusable buffer.
   absl::StatusOr<std::optional<int64_t>> FindAtOnce(
       std::string_view name, const RE2::Set& set, std::vector<int>* matching,
       const std::function<bool()>& is_cancelled) const;
@@ -294,10 +296,10 @@ RuleFinder::RuleFinder(RuleSet rules, MatchStrategy strategy, std::function<int6
 }
 
 // Phases by the number of names searched before:
-//   1. some rule by rule, unmeasured, so that RE2 builds its states;
-//   2. a measured trial rule by rule;
-//   3. as many at once, unmeasured;
-//   4. a measured trial at once.
+//   1. kNamesBeforeTrial names rule by rule, unmeasured, so that RE2 builds its states;
+//   2. kTrialNames names rule by rule, measured;
+//   3. kTrialNames names all at once, unmeasured, so that the RE2::Set builds its states;
+//   4. kTrialNames names all at once, measured. The cheaper method stays.
 void RuleFinder::Decide() {
   constexpr int64_t kFirstEnd = kNamesBeforeTrial + kTrialNames;
   constexpr int64_t kSecondStart = kFirstEnd + kTrialNames;

@@ -1,4 +1,4 @@
-// The spelling of names for rules.
+// Spells names as a rule set expects them.
 #include "sharding/rules/rule_set_definition.h"
 
 #include <algorithm>

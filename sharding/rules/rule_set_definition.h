@@ -1,4 +1,4 @@
-// Rules as users define and store them: the decoded contents of a catalog's entry or a file.
+// A rule set as users define and store it: the decoded contents of a catalog entry or a file.
 #ifndef SHARDMESH_SHARDING_RULES_RULE_SET_DEFINITION_H_
 #define SHARDMESH_SHARDING_RULES_RULE_SET_DEFINITION_H_
 
@@ -9,16 +9,16 @@
 
 namespace shardmesh {
 
-// Rules, and the spelling of tensors' names before they are matched.
+// A rule set, and how to spell tensors' names before the rules match them.
 struct RuleSetDefinition {
   RuleSet rules;
-  // Dots of names become slashes, as flax trees have them.
+  // Whether to replace dots in names by slashes, as in flax trees.
   bool slashes = false;
-  // The configuration of the coordinator supplies the least size of `rules`.
+  // Whether min_size of `rules` comes from the coordinator's configuration.
   bool default_min_size = false;
 };
 
-// Returns `name` as the rules of `definition` see it.
+// Returns `name` in the spelling that the rules of `definition` match.
 std::string NameForRules(const RuleSetDefinition& definition, std::string_view name);
 
 }  // namespace shardmesh
