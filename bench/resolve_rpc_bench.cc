@@ -80,8 +80,8 @@ double Percentile(std::vector<double> samples, double p) {
 }
 
 // Keeps kOutstanding calls of one kind outstanding for kRateTime; returns the answers per second.
-// `start` begins a call in one of kOutstanding slots. When the answer arrives, `start` passes `done`
-// whether it was right. A slot has one call at a time.
+// `start` begins a call in one of kOutstanding slots. When the answer arrives, `start` passes
+// `done` whether it was right. A slot has one call at a time.
 double RateOf(const std::function<void(int slot, std::function<void(bool)> done)>& start) {
   absl::Mutex mutex;
   int outstanding = 0;
