@@ -16,8 +16,8 @@ inline constexpr int kMinDescriptors = 80;
 // descriptor. Call this function before anything opens a file.
 void KeepStandardDescriptors();
 
-// Returns FAILED_PRECONDITION, with have and need, if the limit of this process is below
-// kMinDescriptors.
+// Returns FAILED_PRECONDITION, with both numbers in the message, if the limit of this process is
+// below kMinDescriptors.
 absl::Status CheckDescriptorLimit();
 
 // Returns the first descriptor of the reserve. The reserve is an eighth of the limit, 32 to 256. It

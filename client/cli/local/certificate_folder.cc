@@ -71,7 +71,11 @@ absl::StatusOr<rpc::KeyPair> OpenAuthority(const std::string& folder, absl::Time
         has_certificate ? certificate_path : key_path, " is there and ",
         has_certificate ? key_path : certificate_path,
         " is not, so nothing can be signed; bring the missing file back, or choose another --dir: "
-        "an authority is not replaced, because processes that trust it would be cut off"));
+        "an authority is not replaced, because processes that trust it would be cut off",
+        has_certificate ? std::string()
+                        : StrCat(". If the run that made the key was interrupted, nobody trusts "
+                                 "this authority yet: remove ",
+                                 key_path)));
   }
   if (has_certificate) {
     rpc::KeyPair authority;
