@@ -158,7 +158,7 @@ absl::Status CheckWholeBytes(Dtype dtype, const Shape& tile, int64_t dimension, 
   Tile part = Tile::Whole(tile);
   auto& range = part.ranges[static_cast<size_t>(dimension)];
   const int64_t extent = tile[static_cast<size_t>(dimension)] / ranks;
-  range = {extent, 2 * extent};  // the second part; all others lie at multiples of its offset
+  range = {extent, 2 * extent};  // the second part; the others begin at multiples of `extent`
   if (const auto region = TileRegion::Create(dtype, tile, part); !region.ok()) {
     return InvalidArgument(
         Reason::kUnsupportedDtype,
@@ -169,8 +169,9 @@ absl::Status CheckWholeBytes(Dtype dtype, const Shape& tile, int64_t dimension, 
   return absl::OkStatus();
 }
 
-// Checks that the tile can be split into equal parts, and that joined tiles are not too large.
-// Requires dimensions that CheckDimensions accepts.
+// Checks that the tile can be split into equal parts if the op splits tiles into such parts. Checks
+// that the joined tile is not too large if the op joins tiles. Requires dimensions that
+// CheckDimensions accepts.
 absl::Status CheckParts(const CollectiveOp& op, int64_t ranks, Dtype dtype, const Shape& tile) {
   if (SplitsTiles(op.kind) && op.counts.empty()) {
     const int64_t dimension = SplitDimension(op);
@@ -275,7 +276,7 @@ absl::Status CheckReplicas(const CollectiveOp& op, const Axes& axes, const Value
   return absl::OkStatus();
 }
 
-// Checks that the axes of the op are the minor axes of the joined dimension.
+// Checks that `axes` are the minor axes of the dimension that the op joins.
 absl::Status CheckJoinedAxes(const CollectiveOp& op, const Axes& axes, const ValueDescriptor& value,
                              const ValueLayout& layout) {
   if (!JoinsTiles(op.kind)) {
@@ -388,7 +389,7 @@ absl::StatusOr<CutPoints> SplitPoints(const CollectiveOp& op, int64_t ranks,
     for (int64_t place = 0; place < ranks; ++place) {
       const int64_t count =
           op.counts.empty() ? extent / ranks : op.counts[static_cast<size_t>(place)];
-      left -= std::min(left, count - 1) + 1;  // below 0 if the part needs more than are left
+      left -= std::min(left, count - 1) + 1;  // below 0 if fewer than `count` indices are left
       if (left < 0) {
         break;
       }

@@ -27,34 +27,49 @@ namespace shardmesh {
 bool HasDimension(CollectiveKind kind);
 // Whether the kind has a `root`: broadcast, reduce, gather, scatter.
 bool HasRoot(CollectiveKind kind);
-// Whether elements of the type can be added.
+// Whether workers can reduce elements of the type: floating-point types of 16 bits or more, I8, U8,
+// I32 and I64.
 bool HasArithmetic(Dtype dtype);
 
 // Whether the kind joins the group's tiles along a dimension: all-gather, gather, all-to-all.
 bool JoinsTiles(CollectiveKind kind);
 // Whether the kind splits a tile into one part for each place: reduce-scatter, scatter, all-to-all.
 bool SplitsTiles(CollectiveKind kind);
-// The dimension that the op splits. Requires SplitsTiles(op.kind).
+// Returns the dimension that the op splits. Requires SplitsTiles(op.kind).
 int64_t SplitDimension(const CollectiveOp& op);
 
-// Returns the op's axes of more than one device, in the op's order. If none remains, every group is
-// one device.
+// Returns those axes of the op whose size is above 1, in the op's order. If the list is empty,
+// every group consists of one device.
 //
-// Errors: MISSING_ARGUMENT if the op names no axes; AXIS_NOT_IN_MESH; DUPLICATE_AXIS.
+// Errors: MISSING_ARGUMENT if the op names no axes; AXIS_NOT_IN_MESH if the mesh lacks one of them;
+// DUPLICATE_AXIS if the op names an axis twice.
 absl::StatusOr<Axes> ExchangeAxes(const CollectiveOp& op, const Mesh& mesh);
 
-// Returns OK if the collective is possible on `value` among the groups along `axes` (ExchangeAxes).
-// Does not check the sum of counts, or the extents of unequal parts: SplitPoints does.
+// Returns OK if the collective is possible on `value` in the groups along `axes`, which are the
+// result of ExchangeAxes. Does not check the sum of counts, or whether unequal parts can be split:
+// SplitPoints does.
 //
-// Errors: UNSUPPORTED_DTYPE, BAD_FIELD (root, permutation, counts, algorithm), MISSING_ARGUMENT (no
-// pairs), INVALID_DIMENSION, NOT_DIVISIBLE, SHAPE_MISMATCH (unequal tiles), INVALID_SPEC (the
-// layout).
+// Errors:
+// - UNSUPPORTED_DTYPE: the type has no arithmetic for the reduction; or elements share bytes, and
+//   the collective would cut a byte or has unequal tiles.
+// - BAD_FIELD: root, permutation, counts or algorithm are wrong for this kind, group or order.
+// - MISSING_ARGUMENT: a permute has no pairs.
+// - INVALID_DIMENSION: the value has no such dimension, or an all-to-all joins and splits the same
+//   one.
+// - NOT_DIVISIBLE: equal parts of a tile are not possible.
+// - SHAPE_MISMATCH: the tiles of a group are unequal, and the kind needs tiles of one shape; or a
+//   joined dimension is too large.
+// - INVALID_SPEC: the layout does not allow the collective. The product, minimum or maximum is of
+//   partial sums; or a permute is along an axis of replicas; or `axes` are not the minor axes of
+//   the dimension to join.
 absl::Status CheckCollective(const CollectiveOp& op, const Axes& axes, const ValueDescriptor& value,
                              const Mesh& mesh);
 
-// Returns the cut points of a dimension after each of its parts was split among `ranks` places.
+// Returns the cut points of dimension `dim` after the op has split each part of it among `ranks`
+// places.
 //
-// Errors: NOT_DIVISIBLE, SHAPE_MISMATCH (counts that do not add up).
+// Errors: NOT_DIVISIBLE if the op has no counts and `ranks` does not divide a part; SHAPE_MISMATCH
+// if the counts do not add up to the extent of a part.
 absl::StatusOr<CutPoints> SplitPoints(const CollectiveOp& op, int64_t ranks,
                                       const ValueDescriptor& value, size_t dim, const Mesh& mesh);
 

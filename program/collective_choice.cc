@@ -21,10 +21,10 @@ using Algorithm = CollectiveAlgorithm;
 using Kind = CollectiveKind;
 
 constexpr double kChunkBytes = 256 << 10;  // size of a piece that a chain forwards
-constexpr double kWorkOfAMessage = 0.25;   // in latencies
+constexpr double kWorkOfAMessage = 0.25;   // work of a rank for one message, in latencies
 constexpr double kCrowdAtEase = 16;        // concurrent senders without mutual delay
-constexpr double kCrowdToDouble = 128;     // this many more double the time of a byte
-constexpr double kUnlike = 1.5;            // figures that differ by this factor
+constexpr double kCrowdToDouble = 128;     // so many senders above it double the time of a byte
+constexpr double kUnlike = 1.5;            // AreAlike: least factor between figures that differ
 
 constexpr Algorithm kOfAllReduce[] = {Algorithm::kPairwise, Algorithm::kDirect,
                                       Algorithm::kDoubling, Algorithm::kHalving, Algorithm::kRing};
@@ -49,7 +49,8 @@ int64_t Whole(double x) {
   return x < static_cast<double>(kMost) ? static_cast<int64_t>(x) : kMost;
 }
 
-// A row of the table, for any size. way < 0: the bytes that are sent. shared_way < 0: `way`.
+// A row of the table in the header, as numbers for one load. way < 0: `way` is `sent`. shared_way <
+// 0: `shared_way` is `way`.
 struct Row {
   double rounds = 0;
   double messages = 0;

@@ -13,28 +13,30 @@
 
 namespace shardmesh {
 
-// all-reduce, reduce-scatter and reduce: collectives that combine elements.
+// Returns whether the kind combines elements: all-reduce, reduce-scatter and reduce do.
 bool IsReduction(CollectiveKind kind);
 
-// The algorithms of a kind without kAuto; kPairwise first. Never empty.
+// Returns the algorithms of a kind, without kAuto. kPairwise comes first, so the list is never
+// empty.
 absl::Span<const CollectiveAlgorithm> AlgorithmsOf(CollectiveKind kind);
 
-// INVALID_ARGUMENT (BAD_FIELD), with the valid algorithms, unless the algorithm belongs to the
-// kind. A ring has its own order of combination: it is valid for a reduction only with kFastest.
-// kAuto is never valid: choose an algorithm first.
+// Returns OK if the kind has the algorithm and `order` allows it. INVALID_ARGUMENT (BAD_FIELD)
+// otherwise, with the valid algorithms. A ring combines in an order that is not the canonical one,
+// so for a reduction it is valid only with kFastest. kAuto is never valid: choose an algorithm
+// first.
 absl::Status CheckAlgorithm(CollectiveKind kind, CollectiveAlgorithm algorithm,
                             CollectiveOrder order);
 
-// Whether a rank's result may be made in its operand's memory, if both have one size: no byte of
-// the operand is overwritten before its receivers have used it. True for all-reduce by pairwise,
-// halving or ring: a part's result comes back from the rank that combined it. True for broadcast,
-// where the root's operand is its result, and for barrier.
+// Returns whether a rank may make its result in its operand's memory, if both have one size. It may
+// if no byte of the operand is overwritten before all receivers of the byte have used it. True for
+// all-reduce by pairwise, halving or ring: the result of a part comes only after the part has been
+// combined. True for broadcast, where the root's operand is its result, and for barrier.
 bool MayOverwriteOperand(CollectiveKind kind, CollectiveAlgorithm algorithm);
 
-// The data of a collective. `bytes` is the operand of one rank: its own part for all-gather and
-// gather, all parts together for all-to-all and scatter.
+// The data of a collective. `bytes` is the size of one rank's operand. For all-gather and gather,
+// that is the rank's own part. For all-to-all and scatter, it is all parts together.
 struct CollectiveLoad {
-  int64_t ranks = 1;  // in a group, at least 1
+  int64_t ranks = 1;  // ranks in a group, at least 1
   int64_t bytes = 0;
   // Bytes of the operand as partial results: `bytes`, or twice that for F16 and BF16.
   int64_t partial_bytes = 0;
@@ -67,63 +69,74 @@ struct CollectiveLoad {
 //   barrier        pairwise   1       P-1       P-1    P-1           = sent       0
 //                  doubling   L       L         P/2    L             = sent       0
 //
-// Halving sends the operand at the first level, partial results from the second on, and then
-// results: S/2 + W (1/2 - 1/P) + S (P-1)/P. A single rank has none of these costs.
+// All-reduce by halving sends half the operand at the first level, partial results from the second
+// level on, and at last results: S/2 + W (1/2 - 1/P) + S (P-1)/P bytes. In a group of one rank all
+// costs are 0.
 //
-// With shared memory only the receiver pays for a message: it reads the bytes in place. On the way
-// through the busiest rank are then S for a pairwise broadcast, S/P for a scatter.
+// If all ranks share memory, only the receiver pays for a message, because it reads the bytes in
+// place. The bytes on the way are then S for a pairwise broadcast and S/P for a scatter; the others
+// do not change.
 struct CollectiveCost {
-  int64_t rounds = 0;            // each starts after the one before it
-  int64_t messages = 0;          // sent or received: the larger number
-  int64_t crowd = 0;             // messages that may share a link, of a rank or host
-  int64_t sent_bytes = 0;        // to peers
-  int64_t way_bytes = 0;         // in sequence through the busiest rank, either way
+  int64_t rounds = 0;      // each starts after the round before it
+  int64_t messages = 0;    // sent or received, whichever are more
+  int64_t crowd = 0;       // messages that may share one link, of a rank or host
+  int64_t sent_bytes = 0;  // to peers
+  // "On the way": the bytes that the busiest rank receives, or those that it sends, one after the
+  // other. The larger number counts.
+  int64_t way_bytes = 0;
   int64_t combined_bytes = 0;    // operand bytes combined with other operands
   int64_t shared_way_bytes = 0;  // like way_bytes, if all ranks share memory
 
   friend bool operator==(const CollectiveCost&, const CollectiveCost&) = default;
 };
 
-// Numbers beyond 64 bits are capped. Requires an algorithm of the kind.
+// Returns the cost of a collective by the table above. Numbers beyond 64 bits are capped. Requires
+// an algorithm of the kind.
 CollectiveCost CostOf(CollectiveKind kind, CollectiveAlgorithm algorithm,
                       const CollectiveLoad& load);
 
-// Rates of the links between ranks. The defaults apply without measurements: they are those of gRPC
-// streams on loopback. A core reads and writes operands at about 10 GB/s.
+// Rates of the links between ranks, and of combination. The defaults apply if nothing was measured.
+// They are the rates of gRPC streams on loopback, and of a core that reads and writes operands at
+// about 10 GB/s.
 struct LinkCost {
-  // Time of a round in which two ranks send each other 8 bytes and wait for them.
+  // Time of a round in which each of two ranks sends 8 bytes and waits for the peer's 8 bytes.
   double latency_seconds = 20e-6;
   // Measured while two ranks send each other long messages and copy the received bytes.
   double seconds_per_byte = 1 / 2.5e9;
   double seconds_per_byte_combined = 1 / 10e9;
-  bool shares_memory = false;  // all ranks with each other
-  bool is_measured = false;    // false: all rates are the defaults
+  bool shares_memory = false;  // all ranks share memory with each other
+  bool is_measured = false;    // if false, all rates are the defaults
 };
 
 // The predicted time:
 //     latency * (rounds + (messages - rounds) / 4)
 //   + seconds per byte * bytes on the way * (1 + max(0, crowd - 16) / 128)
 //   + seconds per byte combined * combined_bytes
-// A quarter of a message's latency is assumed to be work of the rank, which further messages of the
-// same round add; the rest is waiting. More than 16 concurrent senders are assumed to delay each
-// other. If all send to one rank, they are the whole group; if ranks half the group apart exchange,
-// half of it. Both numbers are assumptions, not measurements.
+// A quarter of the latency is assumed to be work of the rank for each message, which every further
+// message of the same round adds. The other three quarters are waiting. More than 16 concurrent
+// senders (`crowd`) are assumed to delay each other; 128 more senders double the time of a byte. If
+// all ranks send to one rank, all of them are concurrent senders. If ranks half the group apart
+// exchange, half of the group are. The quarter, 16 and 128 are assumptions, not measurements.
 double PredictedSeconds(const CollectiveCost& cost, const LinkCost& link);
 
-// Whether both or neither share memory, and no figure differs by a factor of 1.5 or more.
+// Returns whether the two costs are close enough to be treated as one. Both or neither share
+// memory, and no figure of one differs from the other's by a factor of 1.5 or more.
 bool AreAlike(const LinkCost& a, const LinkCost& b);
 
-// The algorithm of each kind, regardless of predicted cost. For missing kinds the cost decides.
+// The algorithm to use for each kind, regardless of predicted cost. For kinds that are not in the
+// map, the predicted cost decides.
 using PreferredAlgorithms = std::map<CollectiveKind, CollectiveAlgorithm>;
 
-// Reads KIND=ALGORITHM,...; an empty text has none. INVALID_ARGUMENT (BAD_FIELD), with the known
-// names, for an unknown kind or algorithm of a kind, and for a kind that is named twice.
-// Example: "all-reduce=halving,broadcast=chain".
+// Parses KIND=ALGORITHM,...; an empty text gives an empty map. INVALID_ARGUMENT (BAD_FIELD) for
+// text of another form, for an unknown kind, for an algorithm that the kind does not have, and for
+// a kind that is named twice. For an unknown name, the message lists the known names. Example:
+// "all-reduce=halving,broadcast=chain".
 absl::StatusOr<PreferredAlgorithms> ParsePreferredAlgorithms(std::string_view text);
 
-// The preferred algorithm if `order` allows it; otherwise the allowed one with the least predicted
-// time, or the first of equals in AlgorithmsOf. Never kAuto.
-// Example: all-reduce over 4 ranks, 8 bytes -> direct; 16 MiB -> pairwise.
+// Returns the kind's algorithm in `preferred` if it has one that `order` allows. Otherwise returns
+// the algorithm with the least predicted time among those that `order` allows. If several have this
+// time, returns the one that comes first in AlgorithmsOf. Never kAuto. Example: all-reduce over 4
+// ranks, 8 bytes -> direct; 16 MiB -> pairwise.
 CollectiveAlgorithm ChooseAlgorithm(CollectiveKind kind, const CollectiveLoad& load,
                                     CollectiveOrder order, const LinkCost& link = {},
                                     const PreferredAlgorithms& preferred = {});

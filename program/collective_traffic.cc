@@ -13,7 +13,8 @@ namespace {
 using Algorithm = CollectiveAlgorithm;
 using Kind = CollectiveKind;
 
-// The chunks of an all-reduce by halving (worker/collective/halving.cc).
+// Least bytes of a chunk, and most chunks, of an all-reduce by halving
+// (worker/collective/halving.cc).
 constexpr int64_t kMinChunkBytes = int64_t{256} << 10;
 constexpr int64_t kMaxChunks = 16;
 
@@ -25,12 +26,13 @@ struct PlaceBlock {
   bool contains(int64_t place) const { return place >= begin && place < begin + size; }
 };
 
-// The elements of part `index` if `count` elements are cut into `parts` parts as EvenCuts does.
+// Returns the number of elements in part `index` if `count` elements are cut into `parts` parts as
+// EvenCuts does.
 int64_t EvenPart(int64_t count, int64_t parts, int64_t index) {
   return count / parts + (index < count % parts ? 1 : 0);
 }
 
-// One collective of one group.
+// Adds the traffic of one collective in one group.
 class GroupExchange {
  public:
   GroupExchange(const CollectiveOp& op, const GroupTiles& tiles, PlaceTraffic* traffic)
@@ -146,7 +148,8 @@ class GroupExchange {
         const int64_t bytes = op_.kind == Kind::kAllGather
                                   ? BlockBytes(mine)
                                   : HeldBytes(mine, tiles_.elements[Index(place)]);
-        // Each place of the sibling receives from one place: its own number modulo the block.
+        // Each place of the sibling receives from one place of `mine`: the place's offset in the
+        // sibling, modulo the size of `mine`, is the sender's offset in `mine`.
         for (int64_t offset = place - mine.begin; offset < sibling.size; offset += mine.size) {
           traffic_->Add(place, sibling.begin + offset, bytes);
         }
@@ -165,7 +168,8 @@ class GroupExchange {
           const bool left_keeps = HolderOf(level + 1, index / 2, owners[part]) == left;
           const int64_t keeper = left_keeps ? left : right;
           const int64_t giver = left_keeps ? right : left;
-          // The operand or a partial result there; later its result comes back.
+          // `giver` sends its operand or partial result of the part. `keeper` sends the part's
+          // result back later.
           traffic_->Add(giver, keeper,
                         HeldBytes(BlockAt(level, index + (left_keeps ? 1 : 0)), parts[part]));
           traffic_->Add(keeper, giver, ResultBytes(parts[part]));
@@ -179,8 +183,8 @@ class GroupExchange {
       const int64_t before = (place + places_ - 1) % places_;
       const int64_t after = (place + 1) % places_;
       for (int64_t part = 0; part < places_; ++part) {
-        // To combine: each part passes all places and ends at its owner. The place behind the owner
-        // begins with its operand; the others send partial results.
+        // To combine: each part passes all places and ends at its owner. The place after the owner
+        // begins and sends its operand; the places after that send partial results.
         if (op_.kind != Kind::kAllGather && part != place) {
           const int64_t elements =
               op_.kind == Kind::kAllReduce ? EvenPartOf(place, part) : SplitPart(place, part);
@@ -229,14 +233,14 @@ class GroupExchange {
 
   int64_t FromRoot(int64_t distance) const { return (op_.root + distance) % places_; }
 
-  // The levels until one block has all places.
+  // Returns the number of levels below the level at which one block has all places.
   int64_t Levels() const { return std::bit_width(static_cast<uint64_t>(places_ - 1)); }
   PlaceBlock BlockAt(int64_t level, int64_t index) const {
     const int64_t begin = std::min(index << level, places_);
     return {begin, std::min(int64_t{1} << level, places_ - begin)};
   }
 
-  // All places in the order of their bit-reversed numbers.
+  // Returns all places in the order of their bit-reversed numbers.
   std::vector<int64_t> BackwardOrder() const {
     std::vector<int64_t> order;
     for (int64_t i = 0; i < int64_t{1} << Levels(); ++i) {
@@ -246,7 +250,7 @@ class GroupExchange {
     }
     return order;
   }
-  // The elements of each part, over all chunks.
+  // Returns the number of elements of each part, summed over all chunks.
   std::vector<int64_t> HalvingParts() const {
     const int64_t count = tiles_.elements.front();
     const int64_t chunks = std::clamp(OperandBytes(count) / kMinChunkBytes, int64_t{1}, kMaxChunks);
@@ -258,7 +262,8 @@ class GroupExchange {
     }
     return parts;
   }
-  // The place that holds the combination over a block for the part of `owner`.
+  // Returns the place that holds the combination over the block `index` of the level, for the part
+  // of the place `owner`.
   int64_t HolderOf(int64_t level, int64_t index, int64_t owner) const {
     const PlaceBlock block = BlockAt(level, index);
     if (block.contains(owner)) return owner;
@@ -269,7 +274,8 @@ class GroupExchange {
 
   static size_t Index(int64_t place) { return static_cast<size_t>(place); }
 
-  // The elements of a part of a place's operand: cut evenly, or along the split dimension.
+  // Both return the number of elements in one part of a place's operand. EvenPartOf cuts the
+  // operand into equal parts; SplitPart cuts it along the split dimension.
   int64_t EvenPartOf(int64_t place, int64_t part) const {
     return EvenPart(tiles_.elements[Index(place)], places_, part);
   }
@@ -283,15 +289,15 @@ class GroupExchange {
   int64_t PartialBytes(int64_t elements) const {
     return BytesOf(elements, PartialSumType(tiles_.operand_dtype));
   }
-  // The operand of a place.
+  // Returns the bytes of a place's operand.
   int64_t TileBytesOf(int64_t place) const { return OperandBytes(tiles_.elements[Index(place)]); }
-  // The operands of all places of a block.
+  // Returns the bytes of the operands of all places in a block.
   int64_t BlockBytes(const PlaceBlock& block) const {
     int64_t bytes = 0;
     for (int64_t i = 0; i < block.size; ++i) AddTo(bytes, TileBytesOf(block.begin + i));
     return bytes;
   }
-  // A combination over a block: that of one place is its operand.
+  // Returns the bytes of a combination over a block. The combination over one place is its operand.
   int64_t HeldBytes(const PlaceBlock& block, int64_t elements) const {
     return block.size == 1 ? OperandBytes(elements) : PartialBytes(elements);
   }

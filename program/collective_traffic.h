@@ -11,7 +11,7 @@
 
 namespace shardmesh {
 
-// Bytes from each place of a group to each other place. A place sends nothing to itself.
+// The bytes from each place of a group to each other place. A place sends nothing to itself.
 class PlaceTraffic {
  public:
   // Requires places >= 1. Takes memory for all pairs of places.
@@ -20,11 +20,12 @@ class PlaceTraffic {
 
   int64_t places() const { return places_; }
 
-  // Both require places of the group.
+  // BytesBetween and Add require that sender and receiver are places of the group.
   int64_t BytesBetween(int64_t sender, int64_t receiver) const {
     return bytes_[IndexOf(sender, receiver)];
   }
-  // Adds to the pair's bytes, which are capped at 64 bits. Ignores a place that is both ends.
+  // Adds to the bytes from sender to receiver; the sum is capped at INT64_MAX. No effect if the
+  // sender is the receiver.
   void Add(int64_t sender, int64_t receiver, int64_t bytes);
 
  private:
@@ -40,18 +41,19 @@ class PlaceTraffic {
 struct GroupTiles {
   Dtype operand_dtype = Dtype::kF32;
   Dtype result_dtype = Dtype::kF32;
-  // The elements of the operand's tile at each place. At least one place.
+  // The number of elements of the operand's tile at each place. There is at least one place.
   std::vector<int64_t> elements;
-  // Extents of the parts for each place, along the dimension that the collective splits. Used only
-  // by kinds that split tiles: reduce-scatter, all-to-all and scatter.
+  // The extent of the part for each place, along the dimension that the collective splits. Used
+  // only by kinds that split tiles: reduce-scatter, all-to-all and scatter.
   std::vector<int64_t> split_extents = {};
 };
 
-// Adds the bytes of one collective in one group. Counts the contents of messages, not their frames.
+// Adds the bytes that one collective sends in one group. Counts the contents of messages, not their
+// frames.
 //
-// Follows the algorithms of worker/collective message by message: change both together. Numbers
-// beyond 64 bits are capped. Requires an op that CheckPlan accepts on such tiles, and as many
-// places in `tiles` as in `traffic`. Takes O(P^2 log P) for P places.
+// The function follows the algorithms of worker/collective message by message. A change there needs
+// the same change here. Numbers beyond 64 bits are capped. Requires an op that CheckPlan accepts on
+// such tiles, and as many places in `tiles` as in `traffic`. Takes O(P^2 log P) for P places.
 //
 // Example: 3 places, broadcast from place 0 by chain, 8 bytes -> 8 from 0 to 1, 8 from 1 to 2.
 void AddCollectiveTraffic(const CollectiveOp& op, const GroupTiles& tiles, PlaceTraffic* traffic);

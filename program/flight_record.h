@@ -13,25 +13,25 @@
 
 namespace shardmesh {
 
-// One instruction of one step, as one rank ran it.
+// One instruction of one step, as one rank ran it or still runs it.
 struct FlightRecord {
   struct Peer {
     DeviceId rank = 0;
     absl::Time data_came = absl::InfiniteFuture();  // InfiniteFuture: not yet
   };
 
-  int64_t number = 0;  // of this instruction among all that the process has run
+  int64_t number = 0;  // of ended instructions: in the order in which they ended in the process
   int64_t step = 0;
   std::string mesh_id = {};
   DeviceId rank = 0;
-  int64_t op = 0;  // index of the instruction in the plan, as messages between workers have it
-  std::string what = {};  // "op 0 (linear): all-reduce over tp"
+  int64_t op = 0;         // index of the instruction in the plan; also the op in worker::Tag
+  std::string what = {};  // label of the instruction: "op 0 (linear): all-reduce over tp"
   absl::Time started = absl::InfinitePast();
   absl::Time ended = absl::InfiniteFuture();  // InfiniteFuture: still runs
-  absl::Status outcome = absl::OkStatus();    // OK while it runs
-  std::vector<Peer> peers = {};               // peers that send it data; empty for local work
-  int64_t omitted_peers = 0;                  // number of further such peers, not in `peers`
-  std::optional<DeviceId> waits_for = {};     // peer that it waits for now, or did when it failed
+  absl::Status outcome = absl::OkStatus();    // OK while the instruction runs
+  std::vector<Peer> peers = {};  // peers whose data the instruction needs; empty for local work
+  int64_t omitted_peers = 0;     // number of peers whose data it needs and that `peers` omits
+  std::optional<DeviceId> waits_for = {};  // peer that it waits for; after a failure, the last one
 
   bool is_running() const { return ended == absl::InfiniteFuture(); }
 };
@@ -40,7 +40,7 @@ struct FlightRecord {
 struct StepProgress {
   int64_t step = 0;
   absl::Time started = absl::InfinitePast();  // on this worker
-  // None before the first instruction and after the last.
+  // The running instruction; nullopt before the first instruction and after the last one.
   std::optional<FlightRecord> instruction = {};
 };
 

@@ -12,11 +12,12 @@ namespace shardmesh {
 struct MeasuredLink {
   std::string peer = {};  // identity of the other worker
   uint64_t peer_incarnation = 0;
-  bool shares_memory = false;  // otherwise data goes over the stream
-  // Half the time of a round trip in which each worker sends 8 bytes and waits for the peer's.
+  bool shares_memory = false;  // if false, data goes over the stream between them
+  // Half the time of a round trip in which each worker sends 8 bytes and waits for the peer's 8
+  // bytes.
   absl::Duration latency = absl::ZeroDuration();
-  // The rate in each direction, while both workers send a large message and copy the received
-  // one. Finite, above 0.
+  // The rate in each direction while both workers send a large message and copy the message that
+  // they receive. Finite, above 0.
   double bytes_per_second = 1;
   absl::Time measured = absl::InfinitePast();
 

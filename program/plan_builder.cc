@@ -34,23 +34,23 @@ std::string Describe(const CollectiveOp& op) {
   return text;
 }
 
-// Whether the tiles of a group become one tile of the same size, which is the group's value.
+// Returns whether the collective makes one tile, of the same size, from all tiles of a group.
 bool MergesTiles(CollectiveKind kind) {
   return IsReduction(kind) || kind == CollectiveKind::kBroadcast ||
          kind == CollectiveKind::kScatter;
 }
 
-// Derives the value of a collective from its operand, step by step. Requires an op and a value that
-// CheckCollective accepts.
+// Derives the result's description from the operand's: Merge, Join, Split and KeepAtRoot each apply
+// one effect of the collective. Requires an op and an operand that CheckCollective accepts.
 struct CollectiveResult {
   const Mesh& mesh;
   const CollectiveOp& op;
-  const Axes& axes;  // at least one
+  const Axes& axes;  // result of ExchangeAxes; not empty
   ValueDescriptor value;
-  ValueLayout layout;  // of `value`, whose spec ResultOf sets from it at the end
+  ValueLayout layout;  // layout of `value`; ResultOf sets value.spec from it at the end
 
-  // Merges each group's tiles into one. The size of a tile stays, so a dimension that `axes`
-  // partition is divided by their number of devices.
+  // Merges each group's tiles into one tile of the same size. The extent of a dimension that axes
+  // of the group partition is therefore divided by the sizes of these axes.
   void Merge() {
     const auto of_group = [&](const std::string& axis) { return Contains(axes, axis); };
     for (size_t dim = 0; dim < layout.dims.size(); ++dim) {
@@ -91,7 +91,7 @@ struct CollectiveResult {
     return absl::OkStatus();
   }
 
-  // Only the root of each group gets the value, the other places get zeros. Along `axes`, the tiles
+  // Only the root of each group gets the value; the other places get zeros. Along `axes`, the tiles
   // are therefore partial sums.
   void KeepAtRoot() { layout.unreduced.insert(layout.unreduced.end(), axes.begin(), axes.end()); }
 };

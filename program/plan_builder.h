@@ -22,14 +22,14 @@
 
 namespace shardmesh {
 
-// The arguments of PlanBuilder::AddProduct: activation(scale * lhs * rhs + bias).
+// The arguments of PlanBuilder::AddProduct, which computes activation(scale * lhs * rhs + bias).
 struct Product {
   ValueIndex lhs = 0;
   ValueIndex rhs = 0;
   std::optional<ValueIndex> bias = std::nullopt;
   bool transpose_lhs = false;
   bool transpose_rhs = false;
-  bool rhs_is_weight = false;  // of a LinearOp: transpose_rhs is its WeightLayout
+  bool rhs_is_weight = false;  // the product is a LinearOp; transpose_rhs is its WeightLayout
   float scale = 1;
   Activation activation = Activation::kNone;
 };
@@ -46,8 +46,9 @@ class PlanBuilder {
   const ValueDescriptor& value(ValueIndex index) const { return plan_.values[index]; }
   PlanCost cost() const { return plan_.cost; }
 
-  // Each function appends an op to the plan and returns the value with its result, never one of the
-  // operands. Errors as PlanProgram; an error leaves the plan unchanged.
+  // Each of these functions appends the instructions of one op to the plan. It returns the value
+  // that holds the op's result, which is never an operand of the plan. Errors are those of
+  // PlanProgram. After an error the plan is unchanged.
   absl::StatusOr<ValueIndex> AddProduct(const Product& product);
   absl::StatusOr<ValueIndex> AddCollective(const CollectiveOp& op, ValueIndex input);
   absl::StatusOr<ValueIndex> AddReshard(const PartitionSpec& spec, ValueIndex input);
@@ -57,11 +58,12 @@ class PlanBuilder {
     return std::move(plan_);
   }
 
-  // Returns INVALID_ARGUMENT with a message that names the op.
+  // Returns INVALID_ARGUMENT (`reason`) with a message that names the current op.
   absl::Status Error(Reason reason, std::string_view message, Facts facts = {}) const;
 
  private:
-  // Returns `refusal` with a message that names the op.
+  // Returns INVALID_ARGUMENT with the reason, facts and message of `refusal`; the message also
+  // names the current op.
   absl::Status Error(const absl::Status& refusal) const;
 
   ValueLayout LayoutOf(ValueIndex index) const {
@@ -72,20 +74,22 @@ class PlanBuilder {
 
   template <typename Kind>
   ValueIndex Emit(Kind kind, ValueDescriptor output, std::string_view what);
-  // Chooses the algorithm, adds the costs, and appends the collective.
+  // Chooses the algorithm if the op leaves it open, adds the costs to the plan's, and appends the
+  // collective.
   ValueIndex EmitCollective(CollectiveOp op, ValueDescriptor output);
 
   ValueIndex AllReduce(ValueIndex input, const Axes& axes, Reduction reduction);
   ValueIndex AllGather(ValueIndex input, const Axes& axes, int64_t dimension);
-  // Returns the value without unreduced axes; appends an all-reduce if it has any.
+  // Returns the input with no axis unreduced. Appends an all-reduce if the input has unreduced
+  // axes.
   ValueIndex Reduced(ValueIndex input);
-  // Returns the value in the layout `target`, which must have no unreduced axes; appends the
-  // instructions that move it.
+  // Returns the input in the layout `target`, which must have no unreduced axes. Appends the
+  // instructions that change the layout.
   ValueIndex LaidOut(ValueIndex input, const ValueLayout& target);
   ValueIndex Copy(ValueIndex input);
 
-  // Adds the product. One operand stays where it lies: `rhs` if `keep_rhs`, else `lhs`. The other
-  // moves to it. Requires a product that CheckProduct accepts.
+  // Appends the product. One operand keeps its layout: `rhs` if `keep_rhs`, else `lhs`. The layout
+  // of the other operand changes to fit it. Requires a product that CheckProduct accepts.
   ValueIndex AddProduct(const Product& product, bool keep_rhs);
 
   Plan plan_;

@@ -1,5 +1,5 @@
-// Adds up the costs of a plan's collectives, by axes and by links, and follows its values from
-// first to last use.
+// Adds up the costs of a plan's collectives, by axes and by links. Follows the plan's values from
+// first to last use to find the peak of memory.
 #include "program/plan_forecast.h"
 
 #include <algorithm>
@@ -32,7 +32,7 @@ AxisTraffic& TrafficAlong(const std::vector<std::string>& axes, PlanForecast* fo
   return added;
 }
 
-// The tiles of any group, all alike.
+// Returns the tiles of one group, for a collective on equal tiles: all groups have such tiles.
 GroupTiles EqualTiles(const Mesh& mesh, const GroupCollective& op, const ValueDescriptor& operand,
                       const ValueDescriptor& result) {
   const auto places = static_cast<size_t>(AxesSize(mesh, op.axes));
@@ -46,7 +46,7 @@ GroupTiles EqualTiles(const Mesh& mesh, const GroupCollective& op, const ValueDe
   return tiles;
 }
 
-// The tiles of the group of these devices.
+// Returns the tiles of the devices in `group`.
 GroupTiles TilesOfGroup(const GroupCollective& op, Dtype operand_dtype, Dtype result_dtype,
                         const Tiling& operand, const Tiling& result,
                         absl::Span<const DeviceId> group) {
@@ -61,7 +61,7 @@ GroupTiles TilesOfGroup(const GroupCollective& op, Dtype operand_dtype, Dtype re
   return tiles;
 }
 
-// Sums the bytes of each link over the collectives of a plan, which outlives it.
+// Sums the bytes of each link over the collectives of a plan. The plan outlives the tally.
 class LinkTally {
  public:
   explicit LinkTally(const Plan& plan) : plan_(plan) {}
@@ -77,7 +77,8 @@ class LinkTally {
     }
   }
 
-  // Call once, at the end. Returns nullopt if there were more than kMostLinkPairs pairs.
+  // Returns the sums; nullopt if the collectives have more pairs than kMostLinkPairs. Call it once,
+  // after the last Add.
   std::optional<LinkTrafficSummary> Finish() {
     if (pairs_ > kMostLinkPairs) return std::nullopt;
     for (const auto& [axes, traffic] : equal_groups_) {
@@ -105,7 +106,8 @@ class LinkTally {
   }
 
  private:
-  // Sums over the places of one group first: all groups along these axes are alike.
+  // Adds the traffic by place, not by link: all groups along the same axes have the same traffic.
+  // Finish adds it to the links of every group.
   void AddEqual(const GroupCollective& op, const ValueDescriptor& operand,
                 const ValueDescriptor& result, int64_t places) {
     const auto found = equal_groups_.find(op.axes);
@@ -168,21 +170,24 @@ class LinkTally {
 
   const Plan& plan_;
   int64_t pairs_ = 0;  // as kMostLinkPairs counts them
-  // Collectives on equal tiles, by their axes.
+  // Traffic of the collectives on equal tiles, summed for each list of axes. All groups along the
+  // same axes have the same traffic, so one entry describes each of these groups.
   std::map<std::vector<std::string>, PlaceTraffic> equal_groups_;
-  // By sender and receiver. Only links that carry bytes.
+  // Bytes of each link, by sender and receiver. Has only links that carry bytes.
   absl::flat_hash_map<std::pair<DeviceId, DeviceId>, int64_t> bytes_;
 };
 
 int64_t PeakBytesOf(const Plan& plan) {
-  // The instruction after which each value is freed; outputs never are.
+  // The instruction after which each value is freed. For outputs it is beyond the last instruction,
+  // because they are never freed.
   std::vector<size_t> last_use(plan.values.size(), 0);
   for (size_t i = 0; i < plan.instructions.size(); ++i) {
     last_use[plan.instructions[i].output] = i;
     for (const ValueIndex input : InputsOf(plan.instructions[i])) last_use[input] = i;
   }
   for (const ValueIndex output : plan.outputs) last_use[output] = plan.instructions.size();
-  // Wider than the sizes: a sum that is cut off could not be taken apart again.
+  // 128 bits, because the sum of the 64-bit sizes may exceed 64 bits. A capped sum would be wrong
+  // after a subtraction.
   absl::int128 now = 0;
   absl::int128 peak = 0;
   for (size_t i = 0; i < plan.instructions.size(); ++i) {

@@ -14,21 +14,22 @@
 
 namespace shardmesh {
 
-// The bytes and numbers of ranks of one collective along `axes` over an operand.
+// Returns the load of one collective along `axes` over an operand: its bytes, and the number of
+// ranks in a group.
 CollectiveLoad LoadOf(const Mesh& mesh, const ValueDescriptor& operand,
                       const std::vector<std::string>& axes);
 
-// The exchange of one run along one list of mesh axes.
+// The traffic of all collectives along one list of mesh axes, in one run of the plan.
 struct AxisTraffic {
   std::vector<std::string> axes;  // as the collectives name them, major first
-  int64_t collectives = 0;
-  int64_t sent_bytes = 0;  // by the busiest device
-  double seconds = 0;      // PredictedSeconds of the collectives, one after the other
+  int64_t collectives = 0;        // number of collectives along these axes
+  int64_t sent_bytes = 0;         // by the busiest device
+  double seconds = 0;             // sum of PredictedSeconds over the collectives
 
   friend bool operator==(const AxisTraffic&, const AxisTraffic&) = default;
 };
 
-// The exchange of one run from one rank to another.
+// The bytes that one rank sends to another rank in one run of the plan.
 struct LinkTraffic {
   DeviceId sender = 0;
   DeviceId receiver = 0;
@@ -39,17 +40,17 @@ struct LinkTraffic {
 
 // The most links that a forecast lists.
 inline constexpr size_t kMostBusiestLinks = 32;
-// The most pairs of a sender and a receiver that a forecast by link looks at: bounds its time and
-// memory. A collective counts with the pairs of one group, and each list of mesh axes once more
-// with the pairs of all its groups. A collective on unequal tiles counts with the pairs of all
-// groups instead.
+// The most pairs of a sender and a receiver that a forecast by link examines. This limit bounds the
+// forecast's time and memory. Collectives on equal tiles: each counts with the pairs of one group,
+// and each list of mesh axes counts once more with the pairs of all its groups. A collective on
+// unequal tiles counts with the pairs of all its groups.
 inline constexpr int64_t kMostLinkPairs = int64_t{1} << 18;
 
-// The exchange of one run by links, which are ordered pairs of ranks. Counts the contents of
+// The traffic of one run by link. A link is an ordered pair of ranks. Counts the contents of
 // messages, not their frames.
 struct LinkTrafficSummary {
-  // At most kMostBusiestLinks, the one with the most bytes first. Equal ones are ordered by sender,
-  // then by receiver.
+  // At most kMostBusiestLinks links. The link with the most bytes comes first. Links with equally
+  // many bytes are ordered by sender, then by receiver.
   std::vector<LinkTraffic> busiest;
   int64_t link_count = 0;  // links that carry bytes
   int64_t sent_bytes = 0;  // over all links
@@ -58,19 +59,20 @@ struct LinkTrafficSummary {
 };
 
 struct PlanForecast {
-  std::vector<AxisTraffic> traffic;  // each list of axes once, in the order of the instructions
-  // nullopt: the collectives have more than kMostLinkPairs pairs.
+  std::vector<AxisTraffic> traffic;  // each list of axes once, by its first collective
+  // nullopt: the collectives have more pairs than kMostLinkPairs, counted as described there.
   std::optional<LinkTrafficSummary> link_traffic = std::nullopt;
-  // The most bytes of values that exist together on one device. A value exists from the instruction
-  // that makes it to the last that reads it; an output exists to the end. No operands.
+  // The most bytes of values that exist at the same time on one device, without the operands. A
+  // value exists from the instruction that makes it to the last instruction that reads it. An
+  // output exists until the end of the run.
   int64_t peak_bytes = 0;
-  double exchange_seconds = 0;  // of all traffic
+  double exchange_seconds = 0;  // sum of AxisTraffic::seconds over `traffic`
 
   friend bool operator==(const PlanForecast&, const PlanForecast&) = default;
 };
 
-// Numbers beyond 64 bits are capped. Requires a plan that CheckPlan accepts. `links` are the
-// figures of the mesh's slowest link.
+// Returns the forecast of one run. Numbers beyond 64 bits are capped. Requires a plan that
+// CheckPlan accepts. `links` are the figures of the mesh's slowest link.
 PlanForecast ForecastOf(const Plan& plan, const LinkCost& links);
 
 }  // namespace shardmesh

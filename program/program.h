@@ -15,10 +15,12 @@
 
 namespace shardmesh {
 
-// Values of a program or plan are numbered: first the operands, then the result of each op.
+// The number of a value in a program or in a plan. The operands have the first numbers. The results
+// of the program's ops, or of the plan's instructions, follow in order.
 using ValueIndex = uint32_t;
 
-// Upper bound on the operands, on the ops and on the outputs of a program.
+// The largest permitted number of operands, of ops, and of outputs in a program: each of the three
+// has this limit.
 inline constexpr uint32_t kMaxProgramSize = 1024;
 
 enum class WeightLayout : uint8_t {
@@ -49,13 +51,13 @@ std::string_view CollectiveKindName(CollectiveKind kind);
 // algorithms of each kind and their costs.
 enum class CollectiveAlgorithm : uint8_t {
   kAuto,      // the planner chooses the algorithm with the least predicted time
-  kPairwise,  // each device sends every other device the part that the other needs
-  kDirect,    // each device sends all its data to every receiver, which combines it alone
-  kDoubling,  // devices 1, 2, 4, ... places apart exchange all that they have so far
-  kHalving,   // such pairs halve the part that each still combines; then results go back
+  kPairwise,  // each device sends every other device the part that the receiver needs
+  kDirect,    // each device sends its operand to every receiver, which combines all operands itself
+  kDoubling,  // in rounds, devices 1, 2, 4, ... places apart exchange all data that they have
+  kHalving,   // in rounds, two devices combine one half of their data each; then results return
   kRing,      // each device receives from the place before it and sends to the place after it
   kBinomial,  // data moves along a binomial tree whose root is the place `root`
-  kChain,     // data moves from place to place, in chunks
+  kChain,     // data moves in chunks from the place `root` to the next place, and on to the last
 };
 
 // Every algorithm, each once, kAuto first.
@@ -63,10 +65,10 @@ absl::Span<const CollectiveAlgorithm> AllCollectiveAlgorithms();
 // Returns a name such as `auto` or `pairwise`.
 std::string_view CollectiveAlgorithmName(CollectiveAlgorithm algorithm);
 
-// The permitted orders of combination in a reduction.
+// The orders in which a reduction may combine its operands.
 enum class CollectiveOrder : uint8_t {
-  kReproducible,  // only the canonical one: the same bits for every algorithm, size and run
-  kFastest,       // any; still the same on every device, and in every run of the same plan
+  kReproducible,  // only the canonical order: the same bits for every algorithm, size and run
+  kFastest,       // any order; but each device, and each run of one plan, gets the same bits
 };
 
 // A move in a permutation, from one place to another.
@@ -77,7 +79,8 @@ struct PermutePair {
   friend bool operator==(const PermutePair&, const PermutePair&) = default;
 };
 
-// Computes activation(scale * input * weight + bias) over the last dimension of the input.
+// Computes activation(scale * input * weight + bias). The product contracts the last dimension of
+// the input.
 struct LinearOp {
   ValueIndex input = 0;                           // [..., in]
   ValueIndex weight = 0;                          // a matrix
@@ -99,33 +102,36 @@ struct MatmulOp {
   friend bool operator==(const MatmulOp&, const MatmulOp&) = default;
 };
 
-// A collective in all groups of devices along some mesh axes at the same time. Each device
-// contributes its tile. A place is the number of a device within its group
+// A collective that runs in all groups of devices along the mesh axes `axes` at the same time. Each
+// device contributes its tile of the input. A place is the number of a device within its group
 // (sharding/device_group.h).
-//   - all-reduce: tiles of one size become one tile, the same on all devices of the group. This
-//     reduces an unreduced axis; a dimension partitioned over a reduced axis shrinks by it.
-//   - all-gather: a dimension partitioned over (..., axes) is joined along `axes`.
-//   - reduce-scatter: all-reduce, then each device keeps its part of `dimension`.
+//   - all-reduce: the tiles of a group, which have one size, are combined into one tile. Every
+//     device of the group gets this tile. An unreduced axis of `axes` becomes reduced. A dimension
+//     that is partitioned over axes of `axes` is divided by the sizes of these axes.
+//   - all-gather: `dimension`, partitioned over (..., axes), is joined along `axes`.
+//   - reduce-scatter: like all-reduce, but each device keeps only its part of the result along
+//     `dimension`.
 //   - all-to-all: the same tensor in another layout. `dimension`, partitioned over (..., axes), is
 //     joined along `axes`, and `split_dimension` becomes partitioned over (..., axes).
-//   - broadcast: every device gets the tile of the place `root`. The layout is that of all-reduce:
-//     along an unreduced axis, the root's partial sums become the value.
+//   - broadcast: every device gets the tile of the place `root`. The result has the layout that an
+//     all-reduce gives: along an unreduced axis, the root's partial sums become the value.
 //   - reduce, gather: like all-reduce and all-gather, but only the place `root` has the value. The
-//     others have zeros, and `axes` are unreduced in the result: the sum of all is the value.
-//   - scatter: each device gets its part, along `dimension`, of the root's tile. The layout is that
-//     of reduce-scatter.
+//     other places have zeros. `axes` are unreduced in the result: the sum over all places is the
+//     value.
+//   - scatter: each device gets its part, along `dimension`, of the root's tile. The result has the
+//     layout that a reduce-scatter gives.
 //   - permute: tiles move between places; a device that is no target gets zeros. The layout does
-//     not change. Each of `axes` must therefore partition a dimension or be unreduced; otherwise
-//     replicas would differ. One pair alone is a send and a receive.
-//   - barrier: the value does not change; it is ready once every device of the group has arrived.
-// A reduction may sum or average partial sums; the mean over n devices is the value times 1/n. The
-// product, minimum and maximum of partial sums have no meaning and are refused. The kinds without
-// reduction, except broadcast and scatter, move partial sums unchanged: an unreduced axis stays
-// unreduced.
+//     not change. Each of `axes` must therefore partition a dimension or be unreduced; on an axis
+//     of replicas, the replicas would differ. A permutation of one pair is a send and a receive.
+//   - barrier: the result is the input. It is ready once every device of the group has arrived.
+// On partial sums, a reduction may be a sum or a mean; the mean over n devices is the sum times
+// 1/n. The product, minimum and maximum of partial sums have no meaning and are refused. The kinds
+// without reduction, except broadcast and scatter, move partial sums unchanged: an unreduced axis
+// stays unreduced.
 //
-// Tiles may be unequal (cut points). Tiles of one group that are reduced, broadcast, scattered or
-// permuted must have one shape. Tiles that are joined, and the parts given by `counts`, may differ
-// in shape.
+// The tiles of a value may have unequal sizes (cut points). Tiles of one group that are reduced,
+// broadcast, scattered or permuted must have one shape. Tiles that are joined may differ in shape,
+// and so may the parts that `counts` gives.
 struct CollectiveOp {
   ValueIndex input = 0;
   CollectiveKind kind = CollectiveKind::kAllReduce;
@@ -133,29 +139,30 @@ struct CollectiveOp {
   int64_t dimension = 0;                  // all-gather, reduce-scatter, all-to-all, gather, scatter
   Reduction reduction = Reduction::kSum;  // all-reduce, reduce-scatter, reduce
   int64_t root = 0;                       // broadcast, reduce, gather, scatter; otherwise 0
-  int64_t split_dimension = 0;            // all-to-all; not `dimension`
-  std::vector<PermutePair> permutation = {};  // permute: at least one, no source or target twice
+  int64_t split_dimension = 0;            // all-to-all; differs from `dimension`
+  // permute: at least one pair. No place is the source of two pairs, or the target of two pairs.
+  std::vector<PermutePair> permutation = {};
   // reduce-scatter, all-to-all, scatter: the number of indices in the part of each place, along the
-  // split dimension. Each is at least 1; the sum is the tile's extent. An empty list stands for
-  // equal parts.
+  // dimension that is split. Each count is at least 1; their sum is the extent of the tile along
+  // that dimension. If the list is empty, the parts are equal.
   std::vector<int64_t> counts = {};
   CollectiveAlgorithm algorithm = CollectiveAlgorithm::kAuto;
-  CollectiveOrder order = CollectiveOrder::kReproducible;  // of reductions
+  CollectiveOrder order = CollectiveOrder::kReproducible;  // for reductions
 
   friend bool operator==(const CollectiveOp&, const CollectiveOp&) = default;
 };
 
-// The same tensor in another layout.
+// Gives the input the layout `spec`. Its elements do not change.
 struct ReshardOp {
   ValueIndex input = 0;
-  PartitionSpec spec;  // must fit
+  PartitionSpec spec;  // must fit the input's shape and the mesh; no unreduced axes
 
   friend bool operator==(const ReshardOp&, const ReshardOp&) = default;
 };
 
 using ProgramOp = std::variant<LinearOp, MatmulOp, CollectiveOp, ReshardOp>;
 
-// Op i makes value operand_count + i and refers to earlier values only.
+// The result of op i is the value operand_count + i. An op uses only values with lower numbers.
 struct Program {
   uint32_t operand_count = 0;
   std::vector<ProgramOp> ops;

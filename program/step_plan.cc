@@ -100,7 +100,7 @@ class ProgramPlanner {
 
   const Program& program_;
   PlanBuilder builder_;
-  std::vector<ValueIndex> values_;  // plan value of each program value
+  std::vector<ValueIndex> values_;  // the plan's number of each program value
 };
 
 }  // namespace

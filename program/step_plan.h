@@ -21,8 +21,8 @@
 
 namespace shardmesh {
 
-// Type, shape and layout of a value, known before a step computes it. Mesh and spec give each
-// device's tile. Along unreduced axes the tiles are partial sums.
+// The type, shape and layout of a value, known before a step computes the value. The plan's mesh,
+// `spec` and `cut_points` give each device's tile. Along unreduced axes the tiles are partial sums.
 struct ValueDescriptor {
   Dtype dtype = Dtype::kF32;
   Shape shape;
@@ -32,22 +32,22 @@ struct ValueDescriptor {
   friend bool operator==(const ValueDescriptor&, const ValueDescriptor&) = default;
 };
 
-// Computes activation(scale * lhs * rhs + bias) from the device's own tiles. The last dimension of
-// lhs is contracted, all others are rows; rhs is a matrix.
+// Computes activation(scale * lhs * rhs + bias) from the device's own tiles. The product contracts
+// the last dimension of lhs; all other dimensions of lhs are rows. rhs is a matrix.
 struct LocalMatmul {
   ValueIndex lhs = 0;
   ValueIndex rhs = 0;
-  std::optional<ValueIndex> bias = std::nullopt;  // [N]; none where the product is a partial sum
-  bool transpose_lhs = false;                     // lhs is [K, M]
-  bool transpose_rhs = false;                     // rhs is [N, K]
+  std::optional<ValueIndex> bias = std::nullopt;  // [N]; nullopt if the product is a partial sum
+  bool transpose_lhs = false;                     // lhs is [K, M], not [..., K]
+  bool transpose_rhs = false;                     // rhs is [N, K], not [K, N]
   float scale = 1;
   Activation activation = Activation::kNone;
 
   friend bool operator==(const LocalMatmul&, const LocalMatmul&) = default;
 };
 
-// Computes activation(input + bias), with the bias along the last dimension, and rounds to the
-// output's element type.
+// Computes activation(input + bias), with the bias along the last dimension. Rounds to the element
+// type of the output.
 struct LocalEpilogue {
   ValueIndex input = 0;
   std::optional<ValueIndex> bias = std::nullopt;
@@ -56,14 +56,14 @@ struct LocalEpilogue {
   friend bool operator==(const LocalEpilogue&, const LocalEpilogue&) = default;
 };
 
-// Copies the part of the input's tile that is the output's tile.
+// Copies the output's tile out of the input's tile on the same device.
 struct LocalSlice {
   ValueIndex input = 0;
 
   friend bool operator==(const LocalSlice&, const LocalSlice&) = default;
 };
 
-// Exchanges tiles within each group along `axes`, by the given algorithm, which is never kAuto.
+// Exchanges tiles within each group along `axes`. `algorithm` is never kAuto.
 using GroupCollective = CollectiveOp;
 
 struct Instruction {
@@ -79,14 +79,14 @@ struct Instruction {
 struct PlanCost {
   int64_t flops = 0;         // multiplications and additions
   int64_t sent_bytes = 0;    // to peers
-  int64_t memory_bytes = 0;  // of all values made
+  int64_t memory_bytes = 0;  // of the results of all instructions
 
   friend bool operator==(const PlanCost&, const PlanCost&) = default;
 };
 
-// A compiled program, the same for every device: a device derives its own part from the plan and
-// its rank. Besides the plan, a run needs only operands. The value with index operand_count + i is
-// the output of instruction i.
+// A compiled program, the same for every device: a device derives its own instructions from the
+// plan and its rank. A run needs only the plan and the operands. The value with index operand_count
+// + i is the output of instruction i.
 struct Plan {
   std::string mesh_id;
   int64_t mesh_revision = 0;
@@ -100,19 +100,21 @@ struct Plan {
   friend bool operator==(const Plan&, const Plan&) = default;
 };
 
-// The tiles of a value. Errors of Tiling::Create.
+// Returns the tiles of `value` on the plan's mesh. Errors of Tiling::Create.
 absl::StatusOr<Tiling> TilingOf(const Plan& plan, const ValueDescriptor& value);
 
-// Returns the result that a step can make in an operand's memory if the caller donates the operand.
-// Such a result comes from a collective for which MayOverwriteOperand is true. Its tiles have the
-// size of the operand's, and nothing else in the plan uses the operand. Requires a plan that
-// CheckPlan accepts, and operand < operand_count.
+// Returns the result that a step can make in the operand's memory if the caller donates the
+// operand; nullopt if there is none. Such a result is an output of the plan and comes from a
+// collective for which MayOverwriteOperand is true. Its tiles have the size of the operand's tiles.
+// No other instruction uses the operand. Requires a plan that CheckPlan accepts, and operand <
+// operand_count.
 std::optional<ValueIndex> ResultOverOperand(const Plan& plan, ValueIndex operand);
 
-// The values that an instruction reads.
+// Returns the values that an instruction reads.
 std::vector<ValueIndex> InputsOf(const Instruction& instruction);
 
-// The mesh on which a program runs, in its current definition.
+// The mesh for which a program is planned, in the mesh's current definition. Also the settings by
+// which the planner chooses algorithms.
 struct PlanTarget {
   std::string mesh_id;
   int64_t mesh_revision = 0;
@@ -126,16 +128,22 @@ struct PlanTarget {
 
 // Plans a program for operands with the given layouts.
 //
-// A product keeps one operand in place and moves the other operand to it. The planner keeps the
-// operand for which fewer bytes are sent; on a tie it keeps the right one. Axes that partition the
-// contracted dimension make partial sums, which the step reduces before bias and activation.
-// Partial sums of F16 and BF16 are F32.
+// A product keeps one operand in place and moves the other operand to it. The planner keeps in
+// place the operand with which the product sends fewer bytes. If both choices send equally many, it
+// keeps the right operand in place. Axes that partition the contracted dimension make partial sums,
+// which the step reduces before bias and activation. Partial sums of F16 and BF16 are F32.
 //
-// INVALID_ARGUMENT names the op: SHAPE_MISMATCH (operands do not fit each other),
-// UNSUPPORTED_DTYPE, AXIS_NOT_IN_MESH, NOT_DIVISIBLE, BAD_FIELD (a malformed program). For
-// collectives also DUPLICATE_AXIS, MISSING_ARGUMENT (no axes, no pairs), INVALID_DIMENSION,
-// INVALID_SPEC (the layout does not allow it). UNIMPLEMENTED (NOT_AVAILABLE) for a product or a
-// reshard of unequal tiles.
+// INVALID_ARGUMENT names the op:
+// - SHAPE_MISMATCH: the shapes of the operands do not fit each other.
+// - UNSUPPORTED_DTYPE: the op does not support the element type.
+// - AXIS_NOT_IN_MESH: the mesh has no axis of this name.
+// - NOT_DIVISIBLE: axes do not divide the dimension that they partition.
+// - BAD_FIELD: the program is malformed.
+// - LIMIT_EXCEEDED: the program has more than kMaxProgramSize operands, ops or outputs.
+// - For a reshard: INVALID_SPEC if the new layout has unreduced axes, and errors of Tiling::Create.
+// - For a collective: see ExchangeAxes, CheckCollective and SplitPoints (collective_check.h).
+//
+// UNIMPLEMENTED (NOT_AVAILABLE) for a product or a reshard of unequal tiles.
 absl::StatusOr<Plan> PlanProgram(const Program& program, absl::Span<const ValueDescriptor> operands,
                                  const PlanTarget& target);
 

@@ -11,7 +11,7 @@
 namespace shardmesh {
 namespace {
 
-// Returns the number of parts of a dimension.
+// Returns the number of parts into which a dimension is partitioned.
 int64_t PartCount(const Mesh& mesh, const ValueDescriptor& value, size_t dim) {
   Axes axes;
   for (const AxisName& axis : value.spec.entry(static_cast<int64_t>(dim)).axes()) {

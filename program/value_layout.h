@@ -26,8 +26,8 @@ bool Contains(const Axes& axes, std::string_view name);
 // Returns the number of devices in a group along `axes`.
 int64_t AxesSize(const Mesh& mesh, const Axes& axes);
 
-// A spec in a form in which equal layouts compare equal: one list of axes per dimension. Axes of
-// size 1 are omitted, since they partition nothing.
+// A layout in a form in which equal layouts compare equal: the axes of each dimension, and the
+// unreduced axes. Axes of size 1 are omitted, since they partition nothing.
 struct ValueLayout {
   std::vector<Axes> dims;
   Axes unreduced = {};
@@ -38,27 +38,29 @@ struct ValueLayout {
 ValueLayout LayoutOf(const Mesh& mesh, const ValueDescriptor& value);
 PartitionSpec ToSpec(const ValueLayout& layout);
 
-// Whether a dimension has cut points, so that its parts are unequal.
+// Returns whether the dimension has cut points. If so, its parts are unequal.
 bool IsCut(const ValueDescriptor& value, size_t dim);
 // Returns the points at which a dimension's parts begin and end, also for equal parts.
 CutPoints PointsOf(const Mesh& mesh, const ValueDescriptor& value, size_t dim);
-// Sets the cut points of a dimension. Points that give equal parts are not stored.
+// Sets the cut points of a dimension. Does not store points that give equal parts.
 void SetCutPoints(size_t dim, CutPoints points, ValueDescriptor* value);
 
-// Returns the shape of a device's tile; for unequal tiles, the largest extent of each dimension.
+// Returns the shape of each device's tile. If tiles are unequal, returns the largest extent of any
+// tile in each dimension.
 Shape TileShape(const Mesh& mesh, const ValueDescriptor& value);
-// Return the sizes of a tile of shape TileShape(), and of `elements`. Too large values become
-// INT64_MAX.
+// TileElements and TileBytes return the size of a tile of shape TileShape(). BytesOf returns the
+// bytes of `elements` elements. Results beyond 64 bits become INT64_MAX.
 int64_t TileElements(const Mesh& mesh, const ValueDescriptor& value);
 int64_t TileBytes(const Mesh& mesh, const ValueDescriptor& value);
 int64_t BytesOf(int64_t elements, Dtype dtype);
 
-// The element type in which workers send partial sums of products: F32 for F16 and BF16, else the
-// same type.
+// Returns the element type in which workers send partial sums of products: F32 for F16 and BF16,
+// `dtype` for all other types.
 Dtype PartialSumType(Dtype dtype);
 
-// Return a * b, and add `amount` to `sum`, for counts that are not negative. Results saturate at
-// INT64_MAX, because plans that came over the wire may have any shapes.
+// ProductOf returns a * b; AddTo adds `amount` to `sum`. Requires arguments that are not negative.
+// Results beyond 64 bits become INT64_MAX, because plans that came over the wire may have any
+// shapes.
 int64_t ProductOf(int64_t a, int64_t b);
 void AddTo(int64_t& sum, int64_t amount);
 

@@ -9,8 +9,9 @@
 //   ChainBroadcast     P - 2 + C              S, the last rank 0   none
 // clang-format on
 //
-// A call uses one round for each chunk. The binomial tree reaches all ranks in the fewest rounds:
-// use it for small messages. In the chain no rank sends the data twice: use it for large messages.
+// A call uses one round number for each chunk. The binomial tree reaches all ranks in the fewest
+// rounds: use it for small messages. In the chain, no rank sends the data twice: use it for large
+// messages.
 #ifndef SHARDMESH_WORKER_COLLECTIVE_CHAIN_H_
 #define SHARDMESH_WORKER_COLLECTIVE_CHAIN_H_
 
@@ -22,17 +23,18 @@
 
 namespace shardmesh::worker {
 
-// Broadcasts along a binomial tree. Distances are counted from the root around the group. The rank
-// at distance d receives from the rank at distance d without its lowest set bit.
+// Broadcasts along a binomial tree. The distance of a rank is counted from the root around the
+// group. A rank at distance d receives from the rank whose distance is d with its lowest set bit
+// cleared.
 absl::Status BinomialBroadcast(const CollectiveCall& call, int64_t root, const OwnedBytes& mine,
                                const OwnedMutableBytes& out);
 
-// Broadcasts along a chain that begins at the root: every rank receives from the place before its
-// own.
+// Broadcasts along a chain that begins at the root: every other rank receives from the place before
+// its own.
 absl::Status ChainBroadcast(const CollectiveCall& call, int64_t root, const OwnedBytes& mine,
                             const OwnedMutableBytes& out);
 
-// Returns the place from which this rank receives in BinomialBroadcast; nothing for the root.
+// Returns the place from which this rank receives in BinomialBroadcast; an empty list for the root.
 // Requires that `root` is a place of the group.
 std::vector<int64_t> BinomialBroadcastSources(const DeviceGroup& group, int64_t root);
 

@@ -21,7 +21,7 @@
 namespace shardmesh::worker {
 
 // Memory for a result, with its owner. The owner keeps the memory valid, because a collective may
-// send the result to further ranks directly from there.
+// send the result to further ranks directly from this memory.
 struct OwnedMutableBytes {
   absl::Span<char> bytes;
   std::shared_ptr<const void> owner;
@@ -30,8 +30,8 @@ struct OwnedMutableBytes {
 // Counts the bytes of messages that the collectives of one thread copied in this process. Copies by
 // the network stack and the operating system's kernel do not count.
 struct CopiedBytes {
-  int64_t to_send = 0;   // to join scattered parts into one message
-  int64_t received = 0;  // from a message to the result, without combining
+  int64_t to_send = 0;   // copied to join scattered parts into one message
+  int64_t received = 0;  // copied from a message to the result, without combining
 };
 
 // This rank's part in one collective. A place is the index of a rank in the group.
@@ -40,20 +40,21 @@ struct CollectiveCall {
   const DeviceGroup* group = nullptr;  // the group that contains this rank
   int64_t step = 0;
   int64_t op = 0;
-  // The first round that the function uses. Each function documents how many rounds it uses.
+  // The number of the first round that the called function uses. Each function documents how many
+  // rounds it uses.
   int64_t round = 0;
   absl::Time deadline = absl::InfiniteFuture();
-  // If set: called when all data that `peer` sends in one round has arrived.
+  // If set: called when all data that `peer` sends to this rank in one round has arrived.
   std::function<void(DeviceId peer)> received = nullptr;
   // Returns memory of at least one byte for partial results that this rank sends to a peer, or
   // RESOURCE_EXHAUSTED. If not set, this memory comes from the heap.
   std::function<absl::StatusOr<OwnedMutableBytes>(int64_t size_bytes)> scratch = nullptr;
-  // If set: the functions add the bytes that they copy. A caller whose PlaceFn copies pieces counts
-  // those copies itself.
+  // If set: the collectives add the bytes that they copy. A caller whose PlaceFn copies bytes adds
+  // those bytes itself.
   CopiedBytes* copied = nullptr;
 };
 
-// Copies a peer's bytes to `to`, and counts them in call.copied.
+// Copies bytes that a peer sent to `to`, and counts them in call.copied->received.
 void CopyReceived(const CollectiveCall& call, absl::Span<const char> bytes, char* to);
 
 // Copies this rank's own bytes to its result, unless `bytes` and `out` are the same memory.
@@ -72,7 +73,8 @@ using PlaceFn =
 // Form of the elements in a message or in memory: operands, or partial results.
 enum class ElementForm { kOperand, kPartial };
 
-// Building blocks of the algorithms. Their errors are those of the link and of `call.scratch`.
+// The functions below are the building blocks of the algorithms. Their errors are those of the link
+// and of `call.scratch`.
 
 // Sends `bytes` to the rank at `place` under the round call.round + round. Sends nothing if `bytes`
 // is empty.
@@ -90,14 +92,14 @@ absl::Status ReceiveInto(const CollectiveCall& call, int64_t place, int64_t roun
 
 // This rank's operand of a combination with data that arrives.
 struct CombineSide {
-  absl::Span<const char> elements;  // as many as the message brings
+  absl::Span<const char> elements;  // as many as the arriving message has
   ElementForm form = ElementForm::kOperand;
   bool is_left = true;  // `elements` are the left operands of the combination
 };
 
-// Combines `mine` with equally many elements that the rank at `place` sent under the round
-// call.round + round, as they arrive. Writes partial results to `out`, which may be the memory of
-// mine.elements if those are partial results.
+// Combines `mine` with the message that the rank at `place` sent under the round call.round +
+// round, while the message arrives. `mine` and the message have equally many elements. Writes
+// partial results to `out`. `out` may be the memory of mine.elements if those are partial results.
 absl::Status CombineArriving(const CollectiveCall& call, const Combiner& combiner,
                              const CombineSide& mine, int64_t place, int64_t round,
                              ElementForm arriving, char* out);
@@ -110,8 +112,8 @@ absl::StatusOr<OwnedMutableBytes> Scratch(const CollectiveCall& call, int64_t si
 OwnedBytes PartOf(const OwnedBytes& whole, int64_t begin_bytes, int64_t end_bytes);
 OwnedMutableBytes PartOf(const OwnedMutableBytes& whole, int64_t begin_bytes, int64_t end_bytes);
 
-// Converts operands directly to results, as a combination of one rank's operands. `results` may not
-// overlap the operands.
+// Computes the result of a reduction over one rank: converts operands directly to results.
+// `results` may not overlap the operands.
 void CombineAlone(const Combiner& combiner, absl::Span<const char> operands, char* results);
 
 // Returns INVALID_ARGUMENT unless `operand` consists of whole elements whose results take

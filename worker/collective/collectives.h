@@ -1,7 +1,7 @@
 // One function for each kind of collective, which calls the function of the chosen algorithm.
 //
-// Every rank of a group calls the function, as pairwise.h describes, with the same algorithm and
-// order. The header of each algorithm states its costs.
+// Every rank of a group calls the same function, with the same algorithm and order (see
+// pairwise.h). The header of each algorithm states its costs.
 //
 // Errors: INVALID_ARGUMENT in three cases. The kind does not have the algorithm. A reduction around
 // a ring has an order other than kFastest. The algorithm is kAuto, which the caller must replace by
@@ -43,50 +43,50 @@ std::vector<int64_t> PlacesHeard(const CollectiveOp& op, const DeviceGroup& grou
 std::string SignatureOf(const CollectiveOp& op, int64_t ranks, std::string_view in,
                         std::string_view out);
 
-// As PairwiseAllReduce.
+// Like PairwiseAllReduce (pairwise.h), by the algorithm in `choice`.
 absl::Status AllReduce(const CollectiveCall& call, const CollectiveChoice& choice,
                        const Combiner& combiner, const OwnedBytes& operand,
                        const OwnedMutableBytes& out);
 
-// As PairwiseReduceScatter.
+// Like PairwiseReduceScatter (pairwise.h), by the algorithm in `choice`.
 absl::Status ReduceScatter(const CollectiveCall& call, const CollectiveChoice& choice,
                            const Combiner& combiner, absl::Span<const OwnedBytes> parts,
                            absl::Span<char> out);
 
-// As PairwiseAllGather.
+// Like PairwiseAllGather (pairwise.h), by the algorithm in `choice`.
 absl::Status AllGather(const CollectiveCall& call, const CollectiveChoice& choice,
                        const OwnedBytes& mine, absl::Span<const int64_t> sizes_bytes,
                        PlaceFn place_fn);
 
-// As PairwiseAllToAll.
+// Like PairwiseAllToAll (pairwise.h), by the algorithm in `choice`.
 absl::Status AllToAll(const CollectiveCall& call, const CollectiveChoice& choice,
                       absl::Span<const OwnedBytes> parts, absl::Span<const int64_t> sizes_bytes,
                       PlaceFn place_fn);
 
-// As PairwiseBroadcast.
+// Like PairwiseBroadcast (pairwise.h), by the algorithm in `choice`.
 absl::Status Broadcast(const CollectiveCall& call, const CollectiveChoice& choice, int64_t root,
                        const OwnedBytes& mine, const OwnedMutableBytes& out);
 
-// As PairwiseReduce.
+// Like PairwiseReduce (pairwise.h), by the algorithm in `choice`.
 absl::Status Reduce(const CollectiveCall& call, const CollectiveChoice& choice,
                     const Combiner& combiner, int64_t root, const OwnedBytes& operand,
                     absl::Span<char> out);
 
-// As PairwiseGather.
+// Like PairwiseGather (pairwise.h), by the algorithm in `choice`.
 absl::Status Gather(const CollectiveCall& call, const CollectiveChoice& choice, int64_t root,
                     const OwnedBytes& mine, absl::Span<const int64_t> sizes_bytes,
                     PlaceFn place_fn);
 
-// As PairwiseScatter.
+// Like PairwiseScatter (pairwise.h), by the algorithm in `choice`.
 absl::Status Scatter(const CollectiveCall& call, const CollectiveChoice& choice, int64_t root,
                      absl::Span<const OwnedBytes> parts, absl::Span<char> out);
 
-// See Permute in pairwise.h.
+// Like Permute (pairwise.h), by the algorithm in `choice`.
 absl::Status Permute(const CollectiveCall& call, const CollectiveChoice& choice,
                      absl::Span<const std::optional<int64_t>> targets, const OwnedBytes& mine,
                      absl::Span<char> out);
 
-// As PairwiseBarrier.
+// Like PairwiseBarrier (pairwise.h), by the algorithm in `choice`.
 absl::Status Barrier(const CollectiveCall& call, const CollectiveChoice& choice);
 
 }  // namespace shardmesh::worker

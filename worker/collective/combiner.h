@@ -1,4 +1,4 @@
-// The arithmetic of a reduction, as the algorithms call it.
+// The functions that do the arithmetic of a reduction, for the collective algorithms.
 #ifndef SHARDMESH_WORKER_COLLECTIVE_COMBINER_H_
 #define SHARDMESH_WORKER_COLLECTIVE_COMBINER_H_
 
@@ -25,7 +25,7 @@ struct Combiner {
   // may be the same memory as `left` or `right`, but may not overlap either of them in part.
   std::function<void(const char* left, const char* right, int64_t count, char* out)> combine;
   // Converts the root's partial results to results. Not set if partial results need no conversion.
-  // `results` may be the same memory as `partials` if the sizes are equal.
+  // `results` may be the same memory as `partials` if partial_bytes equals result_bytes.
   std::function<void(const char* partials, int64_t count, char* results)> finish;
 };
 

@@ -38,14 +38,14 @@ int64_t LeaderOf(const Block& block, int64_t root) {
   return block.contains(root) ? root : block.begin;
 }
 
-// Returns whether the sibling block's leader receives the data of the block `pair.mine`. Otherwise
-// it is the sender.
+// Returns the direction of the transfer between the leaders of two sibling blocks. True: the
+// sibling's leader receives. False: the leader of `pair.mine` receives.
 bool SiblingLeads(const BlockPair& pair, int64_t root) {
   return pair.sibling.contains(root) || (!pair.is_left && !pair.mine.contains(root));
 }
 
-// Returns memory for the partial results of one more combination. The last combination writes to
-// `out` if partial results are results without conversion.
+// Returns memory for the partial results of the next combination. For the last combination that is
+// `out`, if partial results need no conversion to results.
 absl::StatusOr<OwnedMutableBytes> NextPartials(const CollectiveCall& call, const Combiner& combiner,
                                                int64_t count, bool is_last, absl::Span<char> out) {
   if (is_last && !combiner.finish) return OwnedMutableBytes{out, nullptr};

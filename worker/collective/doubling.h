@@ -32,7 +32,7 @@
 
 namespace shardmesh::worker {
 
-// As PairwiseAllReduce.
+// Like PairwiseAllReduce (pairwise.h).
 absl::Status DoublingAllReduce(const CollectiveCall& call, const Combiner& combiner,
                                const OwnedBytes& operand, absl::Span<char> out);
 
@@ -43,14 +43,15 @@ absl::Status DoublingAllGather(const CollectiveCall& call, const OwnedBytes& min
 // Like PairwiseBarrier. In round r a rank receives from the rank 2^r places before it.
 absl::Status DoublingBarrier(const CollectiveCall& call);
 
-// Like DirectReduce. At each node of the tree, one half sends its partial result to one rank of the
-// other half. The sending half is the half without the root, or the right half if neither has the
-// root.
+// Like DirectReduce (pairwise.h), but the operands are combined on the way. At each node of the
+// tree, one half of the node's ranks sends its partial result to one rank of the other half. The
+// sending half is the half without the root, or the right half if neither half has the root.
 absl::Status BinomialReduce(const CollectiveCall& call, const Combiner& combiner, int64_t root,
                             const OwnedBytes& operand, absl::Span<char> out);
 
-// Return the places from which a rank receives in DoublingAllReduce and DoublingAllGather, in
-// DoublingBarrier, and in BinomialReduce. `root` must be a place of the group.
+// Each function returns the places from which this rank receives: DoublingSources in
+// DoublingAllReduce and in DoublingAllGather, DoublingBarrierSources in DoublingBarrier,
+// BinomialReduceSources in BinomialReduce. `root` must be a place of the group.
 std::vector<int64_t> DoublingSources(const DeviceGroup& group);
 std::vector<int64_t> DoublingBarrierSources(const DeviceGroup& group);
 std::vector<int64_t> BinomialReduceSources(const DeviceGroup& group, int64_t root);

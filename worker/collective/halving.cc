@@ -35,8 +35,8 @@ int64_t HolderOf(int64_t ranks, int64_t level, int64_t index, int64_t owner) {
   if (block.contains(owner)) return owner;
   const int64_t same_place = block.begin + (owner & ((int64_t{1} << level) - 1));
   if (same_place < block.begin + block.size) return same_place;
-  // The place that matches `owner` is missing, because the block is not full. A place in the
-  // block's left half holds the part instead.
+  // The block has no place that matches `owner`, because it is not full. The holder of the block's
+  // left half holds the part instead.
   return HolderOf(ranks, level - 1, index * 2, owner);
 }
 
@@ -45,8 +45,8 @@ int64_t HolderOf(int64_t ranks, int64_t level, int64_t index, int64_t owner) {
 struct Run {
   int64_t first = 0;
   int64_t last = 0;
-  int64_t peer = 0;    // its place
-  bool hands = false;  // this rank sends the parts; otherwise it receives them
+  int64_t peer = 0;    // place of the peer
+  bool hands = false;  // if true, this rank sends the parts; otherwise it receives them
 };
 
 // Returns this rank's exchanges at one level, in rising order of parts.
@@ -119,8 +119,8 @@ class Chunk {
     }
   }
 
-  // The second half of the all-reduce: a rank that took parts over sends the results of these parts
-  // back.
+  // For the second half of the all-reduce. At this level of the first half, this rank took over
+  // parts from peers. It now sends the results of these parts back to the peers.
   absl::Status HandBack(int64_t level) {
     for (const Run& run : runs_[Index(level)]) {
       if (run.hands) continue;
@@ -154,8 +154,8 @@ class Chunk {
     return PartOf(out_, cuts_[Index(run.first)] * combiner_.result_bytes,
                   cuts_[Index(run.last)] * combiner_.result_bytes);
   }
-  // Returns this rank's data for the parts of a run: its operand at the first level, then partial
-  // results.
+  // Returns this rank's data for the parts of a run. That is its operand while its block is only
+  // its own place, and partial results at higher levels.
   OwnedBytes Held(int64_t level, const Run& run) const {
     if (FormOf(PairOf(ranks_, level, place_).mine) == ElementForm::kOperand) {
       return PartOf(operand_, cuts_[Index(run.first)] * combiner_.operand_bytes,
@@ -173,7 +173,7 @@ class Chunk {
   OwnedBytes operand_;
   OwnedMutableBytes partials_;
   OwnedMutableBytes out_;
-  std::vector<int64_t> cuts_;  // where the parts begin and end, in elements
+  std::vector<int64_t> cuts_;  // where the parts of the chunk begin and end, in elements
 };
 
 }  // namespace

@@ -1,7 +1,7 @@
 // All-reduce by recursive halving, then doubling.
 //
-// First, ranks that are 1, then 2, then 4 places apart exchange parts of the vector: each combines
-// only the parts that it keeps. Then the results return along the same paths.
+// First, ranks that are 1, then 2, then 4 places apart exchange parts of the vector. Each rank
+// combines only the parts that it keeps. Then the results return along the same paths.
 //
 // The function is called like PairwiseAllReduce, and its results have the same bits. Neighbours
 // combine first, so the operands of a combination at distance d are nodes of the canonical tree
@@ -11,10 +11,11 @@
 // (worker/collective/blocks.h) is the holder of a part: it has the combined operands of the block
 // for this part. When two blocks join, one of their two holders sends the part to the other holder.
 //
-// The last holder is the rank that owns the part. P need not be a power of two. In a block of level
-// l without the owner, the holder is the place congruent to the owner modulo 2^l. If the block has
-// no such place, the holder in the block's left half holds the part. Parts lie in the order of
-// their ranks' bit-reversed numbers, so the parts that two ranks exchange are adjacent.
+// At the last level, the holder of a part is the rank that owns it. P need not be a power of two.
+// In a block of level l without the owner, the holder is the place congruent to the owner modulo
+// 2^l. If the block has no such place, the holder is that of the block's left half. Parts lie in
+// the order of their owners' bit-reversed numbers, so the parts that two ranks exchange are
+// adjacent.
 //
 // The vector is cut into up to 16 chunks of at least 256 KiB. Each chunk is one round behind the
 // chunk before it: while one chunk is combined, the next ones are in transit.

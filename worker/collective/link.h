@@ -70,10 +70,10 @@ class Link {
  public:
   virtual ~Link() = default;
 
-  // This rank.
+  // Returns the rank whose link this is.
   virtual DeviceId rank() const = 0;
 
-  // Declares op `op` of the step before this rank sends or receives any message of it.
+  // Declares op `op` of the step, before this rank sends or receives any message of the op.
   //
   // `signature` describes the kind, reduction, element types, sizes, group and algorithm. It has at
   // most 512 bytes and must be the same on every rank of the group. The first message to each peer
@@ -86,23 +86,24 @@ class Link {
   // Starts to send `message`, of at least one byte, as the message `tag` to `peer`.
   //
   // Returns without waiting for the receiver, so no order of sends and receives can deadlock. The
-  // link releases the message's owner when it no longer needs the bytes, also after an abort. Until
-  // then the bytes must not change. INVALID_ARGUMENT for an empty message, and for a peer that is
-  // this rank or not of the mesh. UNAVAILABLE for a peer that is known to be gone. After an abort:
-  // the status of the abort.
+  // link releases the message's owner when it no longer needs the bytes, also if the step is
+  // aborted. Before that, the bytes must not change. INVALID_ARGUMENT for an empty message, and for
+  // a peer that is this rank or not of the mesh. UNAVAILABLE for a peer that is known to be gone.
+  // If the step was aborted: the status of the abort.
   virtual absl::Status Send(DeviceId peer, const Tag& tag, OwnedBytes message) = 0;
 
   // Waits until `deadline` for the next piece of the message `tag` from `peer`.
   //
   // Pieces come in order and have at least one byte. They may be cut anywhere and need no
   // alignment. `message_bytes` is the expected length of the whole message. The caller repeats the
-  // call until it has received `message_bytes` bytes, and does not call again.
+  // call until it has received `message_bytes` bytes, and then does not call again for this
+  // message.
   //
   // An error names the peer that this rank waited for, the step and the op:
   // - DEADLINE_EXCEEDED: no piece came in time.
   // - UNAVAILABLE: a rank of the step is lost.
   // - DATA_LOSS: the message's length is not `message_bytes`.
-  // - Otherwise: the status of an abort.
+  // - If the step was aborted: the status of the abort.
   virtual absl::StatusOr<OwnedBytes> Receive(DeviceId peer, const Tag& tag, int64_t message_bytes,
                                              absl::Time deadline) = 0;
 };

@@ -19,8 +19,9 @@
 namespace shardmesh::worker {
 namespace {
 
-// Bytes that a held piece costs in the worker's limit beyond its content. They bound the number of
-// held pieces too, so a flood of tiny messages cannot exhaust memory.
+// Each held piece counts with so many bytes, in addition to its content, in the limit of bytes held
+// from a worker. This overhead also bounds the number of held pieces, so a flood of tiny messages
+// cannot exhaust memory.
 constexpr int64_t kPieceOverheadBytes = 256;
 // Most signatures that a step holds for ops that this worker has not begun.
 constexpr int64_t kMaxEarlySignatures = 16'384;
@@ -269,7 +270,7 @@ absl::Status Mailbox::Deliver(const std::string& worker, const Tag& tag, Piece p
                                                      worker, piece.signature);
                !same.ok()) {
       Fail(*step, std::move(same), dropped);
-      return absl::OkStatus();  // the step is at fault, not the peer's stream
+      return absl::OkStatus();  // the step fails, but the peer's stream goes on
     }
   }
 
@@ -385,7 +386,7 @@ absl::StatusOr<Mailbox::Step*> Mailbox::FindToReceive(DeviceId peer, const Tag& 
                                              ") is not of the step's mesh, which has ",
                                              step.members.size(), " ranks"));
   }
-  // A failed step has released its messages. A new message would never be received.
+  // A failed step has released its messages, and nothing could be delivered to a new message.
   if (!step.failure.ok()) {
     return Annotate(step.failure, WaitedFor(peer, step.members[static_cast<size_t>(peer)], tag));
   }

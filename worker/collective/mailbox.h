@@ -49,18 +49,19 @@ namespace shardmesh::worker {
 class Mailbox {
  public:
   struct Options {
-    // Most bytes of one message that the mailbox holds: the credit of a tag at its start.
+    // Most bytes of one message that the mailbox holds, apart from lent pieces. The credit with
+    // which a sender begins each message has the same size.
     int64_t tag_limit_bytes = int64_t{4} << 20;
     // Most bytes held from one worker, with an overhead for each piece. Guards against a peer that
-    // ignores its credit. The value is well above the credit of a stream, so it does not affect
-    // other peers.
+    // ignores its credit. The limit is well above the credit of a stream, so a peer that keeps to
+    // its credit never reaches it.
     int64_t worker_limit_bytes = int64_t{1} << 30;
     // Called when a receiver has taken `size_bytes` of a message: the worker may now send as many
     // more bytes under this tag. Not called once the whole message has arrived, nor for a lent
     // piece. Runs on the receiver's thread.
     std::function<void(const std::string& worker, const Tag& tag, int64_t size_bytes)> credit;
-    // If set: called when a receiver begins to wait. May deliver messages until `is_done` returns
-    // true. Returns soon even if no message can be delivered. Runs on the receiver's thread.
+    // If set: called when a receiver begins to wait. It may deliver messages until `is_done`
+    // returns true. If it cannot deliver any, it returns soon. Runs on the receiver's thread.
     std::function<void(absl::FunctionRef<bool()> is_done)> poll = nullptr;
     // If set: the number of streams whose senders have no credit left; the counter outlives the
     // mailbox. While this number is above 0, a receiver that begins to wait calls `starved`,
@@ -70,8 +71,8 @@ class Mailbox {
     const std::atomic<int64_t>* exhausted = nullptr;
     std::function<void(const std::string& worker, const Tag& tag, int64_t left_bytes)> starved =
         nullptr;
-    // If set: the number of messages that receivers wait for, added up over several mailboxes. The
-    // counter outlives the mailboxes.
+    // If set: the mailbox adds the number of messages that its receivers wait for to this counter.
+    // Several mailboxes may share the counter, which outlives them.
     std::atomic<int64_t>* awaited = nullptr;
   };
 
@@ -82,7 +83,8 @@ class Mailbox {
     OwnedBytes content;         // not empty
     // The sender's signature of the tag's op; only the first piece to each peer has it.
     std::string signature = {};
-    // The content lies in the sender's memory, so it takes no memory of this worker and no credit.
+    // If true, the content lies in the sender's memory. It takes no memory of this worker and no
+    // credit.
     bool is_lent = false;
   };
 
@@ -92,14 +94,16 @@ class Mailbox {
   Mailbox(const Mailbox&) = delete;
   Mailbox& operator=(const Mailbox&) = delete;
 
-  // Announces that this worker takes part in a step. The caller must open or close the step later,
-  // before or after steps with higher numbers. Drops messages held for lower steps that were not
-  // expected. FAILED_PRECONDITION unless the number is above those of all steps expected before.
+  // Announces that this worker takes part in a step. The caller must open or close this step later;
+  // it may do so before or after it opens steps with higher numbers. Drops the messages held for
+  // lower steps that were not expected. FAILED_PRECONDITION unless the number is above those of all
+  // steps expected before.
   absl::Status ExpectStep(int64_t step);
 
   // Begins a step in which members[r] is the identity of the worker that serves rank r. Calls
-  // ExpectStep if the step is not expected yet. FAILED_PRECONDITION: see ExpectStep; also if the
-  // step is open already. UNAVAILABLE names the first member that is lost; the step stays unopened.
+  // ExpectStep if the step is not expected yet. FAILED_PRECONDITION if the step is open already, or
+  // if ExpectStep returns it. UNAVAILABLE if a member is lost: the message names the first lost
+  // member, and the step stays unopened.
   absl::Status OpenStep(int64_t step, std::vector<std::string> members);
 
   // Ends a step and drops its remaining messages. No effect on a step that is neither expected nor
@@ -116,28 +120,34 @@ class Mailbox {
   absl::Status FailureOf(int64_t step) const;
 
   // Records that the worker is lost. Every step in which the worker is a member fails with
-  // UNAVAILABLE, and its messages for steps not yet open are dropped. `reason` completes "rank 3
-  // (worker-3) is gone: <reason>".
+  // UNAVAILABLE. Drops the worker's messages for steps that are not open yet. `reason` completes
+  // "rank 3 (worker-3) is gone: <reason>".
   void FailWorker(const std::string& worker, std::string_view reason);
 
-  // Records that the worker is connected again. Failed steps stay failed.
+  // Records that the worker is connected again. Steps that have failed stay failed.
   void RestoreWorker(const std::string& worker);
 
-  // Declares this worker's signature of an op in an open step; this worker serves `rank`. If a peer
-  // declares a different signature, before or after this call, the step fails with
-  // FAILED_PRECONDITION (COLLECTIVE_MISMATCH). FAILED_PRECONDITION if the step is not open.
-  // INVALID_ARGUMENT if the op has begun already. Otherwise returns the step's failure, if any.
+  // Declares this worker's signature of an op in an open step, in which this worker serves `rank`.
+  // If a peer declares a different signature, before or after this call, the step fails with
+  // FAILED_PRECONDITION (COLLECTIVE_MISMATCH).
+  //
+  // FAILED_PRECONDITION if the step is not open. If the step has failed, returns its failure.
+  // INVALID_ARGUMENT if the op has begun already.
   absl::Status Begin(int64_t step, int64_t op, DeviceId rank, std::string signature);
 
-  // Delivers a piece from a worker. After an error the mailbox keeps nothing of the piece, and the
-  // caller must end the worker's stream. INVALID_ARGUMENT: the piece is empty, out of order, out of
-  // its message's bounds, or from a worker that is no member of the step. RESOURCE_EXHAUSTED, with
-  // have and need: the piece exceeds a limit.
+  // Delivers a piece from a worker. Drops the piece and returns OK if the worker is lost, or if the
+  // step has failed or is closed. After an error the mailbox keeps nothing of the piece, and the
+  // caller must end the worker's stream.
+  //
+  // INVALID_ARGUMENT: the piece is empty, out of order, out of its message's bounds, or from a
+  // worker that is no member of the step. Also if its message had another length before, or if its
+  // signature is one too many for ops that have not begun. RESOURCE_EXHAUSTED: the piece exceeds a
+  // limit; the message states the bytes held and allowed.
   absl::Status Deliver(const std::string& worker, const Tag& tag, Piece piece);
 
-  // Implements Link::Receive, from the worker that serves rank `peer` in the tag's step.
-  // FAILED_PRECONDITION if the step is not open. INVALID_ARGUMENT if the step's mesh has no such
-  // rank.
+  // Implements Link::Receive: receives from the worker that serves rank `peer` in the tag's step.
+  // In addition, FAILED_PRECONDITION if the step is not open, and INVALID_ARGUMENT if the step's
+  // mesh has no such rank.
   absl::StatusOr<OwnedBytes> Receive(DeviceId peer, const Tag& tag, int64_t message_bytes,
                                      absl::Time deadline);
 
@@ -145,7 +155,7 @@ class Mailbox {
   absl::StatusOr<std::optional<OwnedBytes>> TryReceive(DeviceId peer, const Tag& tag,
                                                        int64_t message_bytes);
 
-  // A message from some worker that a receiver waits for.
+  // A message that a receiver waits for. WaitsFor returns those that come from `worker`.
   struct Wait {
     Tag tag;
     int64_t left_bytes = 0;  // bytes of the message still to come
@@ -156,18 +166,18 @@ class Mailbox {
   // Options::awaited.
   bool awaited() const { return awaited_.load(std::memory_order_acquire) > 0; }
 
-  // Bytes held for receivers.
+  // Returns the bytes of all pieces that are held for receivers.
   int64_t held_bytes() const;
 
-  // For receivers that poll other sources as well; no lock. `changes` counts failed steps and
-  // arrivals that a receiver could be waiting for. `held_pieces` counts the pieces held. If
-  // `changes` is as at its last check, and `held_pieces` is 0, a receiver need not check the
-  // mailbox again.
+  // For receivers that poll other sources as well; both functions take no lock. changes() counts
+  // failed steps, and arrivals that a receiver could be waiting for. held_pieces() counts the
+  // pieces held. A receiver need not check the mailbox again if changes() is the same as at its
+  // last check and held_pieces() is 0.
   uint32_t changes() const { return changes_.load(std::memory_order_acquire); }
   int64_t held_pieces() const { return held_pieces_.load(std::memory_order_acquire); }
 
-  // Calls `sleep`, which waits on the word that changes() reads, as on a process-private futex. A
-  // change of the word or WakeSleepers ends the wait.
+  // Calls `sleep`, which waits on the counter `changes`, as on a process-private futex. changes()
+  // reads the same counter. A change of the counter ends the wait; WakeSleepers changes it.
   void Sleep(absl::FunctionRef<void(const std::atomic<uint32_t>& changes)> sleep);
   void WakeSleepers() { Changed(); }
 
@@ -178,13 +188,13 @@ class Mailbox {
   };
   struct Message {
     std::deque<Held> pieces;    // arrived, but not taken by a receiver yet
-    int64_t message_bytes = 0;  // 0 until the first piece has arrived, which states it
+    int64_t message_bytes = 0;  // 0 until the first piece, which states the length, has arrived
     int64_t arrived_bytes = 0;
     int64_t taken_bytes = 0;
     absl::CondVar changed;
-    bool awaited = false;  // a receiver waits because there is no piece
+    bool awaited = false;  // a receiver waits for the next piece
 
-    // The receiver took the whole message, so no further piece may come.
+    // Returns whether the receiver has taken the whole message. If so, no further piece may come.
     bool is_over() const { return message_bytes > 0 && taken_bytes == message_bytes; }
   };
   using MessageKey = std::pair<std::string, Tag>;  // worker, tag
@@ -201,36 +211,39 @@ class Mailbox {
     bool open = false;
     std::vector<std::string> members;
     absl::Status failure;
-    // A node map keeps the addresses stable: a receiver waits on a message's condition variable.
+    // A node map keeps the addresses of messages stable, because a receiver waits on a message's
+    // condition variable.
     absl::node_hash_map<MessageKey, Message> messages;
     std::map<int64_t, Signatures> signatures;  // by op
-    int64_t early_signatures = 0;              // of all ops
+    int64_t early_signatures = 0;              // number of early signatures of all ops
   };
   using Steps = std::map<int64_t, Step>;
 
   static int64_t ChargeOf(const Held& piece);
   static int64_t ChargeOf(const std::string& early_signature);
-  // Removes and returns the signatures that peers sent before this worker began the op. The
-  // signatures then no longer count in the limits on held memory.
+  // Removes and returns the signatures that peers sent before this worker began the op. They no
+  // longer count in the limits on held memory.
   EarlySignatures TakeEarly(Step& step, Signatures& signatures)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Returns the open step in which a thread wants to receive a message from rank `peer`. Errors are
   // those of Receive.
   absl::StatusOr<Step*> FindToReceive(DeviceId peer, const Tag& tag)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Takes the message's first piece; requires that there is one. Sets `is_credited` if the sender
-  // should get credit for the piece.
+  // Takes the message's first piece; requires that there is one. Sets `is_credited` to whether the
+  // sender should get credit for the piece. DATA_LOSS if the message does not have `message_bytes`
+  // bytes.
   absl::StatusOr<OwnedBytes> TakeFirst(DeviceId peer, const std::string& worker, const Tag& tag,
                                        Message& message, int64_t message_bytes, bool* is_credited)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Returns a step to hold messages in. Creates it if its number is above those of all expected
-  // steps. Null for a closed step.
+  // Returns the step in which to hold a message. Creates the step if its number is above those of
+  // all expected steps. Returns null for a closed step.
   Step* FindOrHold(int64_t step) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Returns OK if the worker's signature `theirs` of the op equals this worker's.
+  // Returns OK if `theirs`, the signature of an op from `worker`, equals this worker's signature.
+  // FAILED_PRECONDITION (COLLECTIVE_MISMATCH) otherwise.
   static absl::Status CompareSignatures(const Step& step, int64_t step_number, int64_t op,
                                         const Signatures& signatures, const std::string& worker,
                                         std::string_view theirs);
-  // Sets the step's failure unless it has failed already, wakes its receivers and moves its held
+  // If the step has not failed before: sets its failure, wakes its receivers and moves its held
   // messages to `dropped`.
   void Fail(Step& step, absl::Status failure, std::vector<OwnedBytes>& dropped)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -252,7 +265,7 @@ class Mailbox {
 
   const Options options_;
   std::atomic<int64_t> own_awaited_ = 0;
-  // Messages that receivers wait for; changed only with mutex_ held.
+  // Number of messages that receivers wait for. Changed only with mutex_ held.
   std::atomic<int64_t>& awaited_;
   // Increments changes_ and wakes the threads in Sleep.
   void Changed();
@@ -262,14 +275,15 @@ class Mailbox {
   std::atomic<int64_t> held_pieces_ = 0;
 
   mutable absl::Mutex mutex_;
-  // Open or expected steps, and steps to come with held messages.
+  // Steps that are expected, open or failed, and steps to come for which messages are held.
   Steps steps_ ABSL_GUARDED_BY(mutex_);
-  // The highest step that was expected. Only steps with higher numbers may be expected from now on.
+  // The highest number of a step that was expected. From now on, only steps with higher numbers may
+  // be expected.
   int64_t last_expected_ ABSL_GUARDED_BY(mutex_) = -1;
   int64_t held_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   std::list<Waiting> waiting_ ABSL_GUARDED_BY(mutex_);  // one for each waiting receiver
-  // Both maps are by worker: the bytes held from a worker, including early signatures and an
-  // overhead for each piece; the reason why a worker is lost.
+  // By worker. `charged_bytes_` has the bytes held from the worker, including early signatures and
+  // an overhead for each piece. `gone_` has the reason why the worker is lost.
   absl::flat_hash_map<std::string, int64_t> charged_bytes_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<std::string, std::string> gone_ ABSL_GUARDED_BY(mutex_);
 };

@@ -19,7 +19,7 @@ namespace shardmesh::worker {
 // thread. The link outlives the reader.
 class MessageReader {
  public:
-  // The message to receive.
+  // Reads the message `tag` of `message_bytes` bytes from `peer`.
   MessageReader(Link* link, DeviceId peer, const Tag& tag, int64_t message_bytes,
                 int64_t element_bytes, absl::Time deadline)
       : link_(link),
@@ -31,7 +31,7 @@ class MessageReader {
 
   // Returns the next elements: at least one, and as many as are contiguous in memory. They stay
   // valid until the next call of Skip. Waits for a piece if none has arrived; errors are those of
-  // Link::Receive. Requires that the message is not at its end.
+  // Link::Receive. Requires that elements are left to read.
   absl::StatusOr<absl::Span<const char>> Peek();
 
   // Advances by `size_bytes` of Peek's result, a whole number of elements.

@@ -19,7 +19,7 @@ namespace shardmesh::worker {
 namespace {
 
 // Calls fn(place) for every other place of the group, beginning with the place after this rank's.
-// Otherwise all ranks would send to the same place first.
+// Each rank has another first place, so not all ranks send to the same place first.
 template <typename Fn>
 absl::Status ForEachPeer(const DeviceGroup& group, Fn fn) {
   for (int64_t distance = 1; distance < group.size(); ++distance) {
@@ -47,7 +47,7 @@ absl::Status CheckSameSize(std::string_view what, size_t mine, size_t out) {
       StrCat(what, " of ", mine, " bytes to memory of ", out, " bytes"));
 }
 
-// The parts of an operand, by place, and where their results begin and how long they are.
+// An operand cut into one part for each place, and the offset and size of each part's result.
 struct EvenParts {
   absl::InlinedVector<OwnedBytes, 8> operands;
   absl::InlinedVector<int64_t, 8> result_cuts;  // in bytes
@@ -177,7 +177,8 @@ absl::Status PairwiseAllReduce(const CollectiveCall& call, const Combiner& combi
   gather.round = call.round + 1;
   return PairwiseAllGather(gather, OwnedBytes{own.bytes, own.owner}, parts.result_bytes,
                            [&](int64_t place, int64_t offset_bytes, absl::Span<const char> bytes) {
-                             if (place == group.place()) return;  // already in `out`
+                             if (place == group.place())
+                               return;  // this rank's part is already in `out`
                              CopyReceived(
                                  call, bytes,
                                  out.bytes.data() + parts.result_cuts[Index(place)] + offset_bytes);
@@ -222,7 +223,7 @@ absl::Status PairwiseReduce(const CollectiveCall& call, const Combiner& combiner
   gather.round = call.round + 1;
   return PairwiseGather(gather, root, OwnedBytes{own.bytes, own.owner}, parts.result_bytes,
                         [&](int64_t place, int64_t offset_bytes, absl::Span<const char> bytes) {
-                          if (place == root) return;  // already in `out`
+                          if (place == root) return;  // the root's part is already in `out`
                           CopyReceived(call, bytes,
                                        out.data() + parts.result_cuts[Index(place)] + offset_bytes);
                         });

@@ -33,11 +33,12 @@
 // ((x0+x1) + (x2+x3)) + x4.
 //
 // Reductions use operands as they arrive, without a copy of the message. All other functions copy
-// each arriving byte once, into its place. Operands and sent results must not change until the link
-// has released them (OwnedBytes).
+// each arriving byte once, to its destination. Operands, and results that a function sends, must
+// not change until the link has released them (OwnedBytes).
 //
-// Errors are those of the link. After an error `out` is undefined, and the caller aborts the step
-// for the other ranks. INVALID_ARGUMENT: the arguments do not fit each other.
+// Errors are those of the link and of CollectiveCall::scratch, and INVALID_ARGUMENT if the
+// arguments do not fit each other. After an error `out` is undefined, and the caller aborts the
+// step for the other ranks.
 #ifndef SHARDMESH_WORKER_COLLECTIVE_PAIRWISE_H_
 #define SHARDMESH_WORKER_COLLECTIVE_PAIRWISE_H_
 
@@ -50,9 +51,9 @@
 
 namespace shardmesh::worker {
 
-// Combines, for each rank, the operands that all ranks have for it. parts[p] is this rank's operand
-// for the rank at place p, and has the size of the result there. There is one part for each place,
-// of whole elements. `out` gets T over the ranks' operands for this place; it may not overlap an
+// For each place, combines the operands that all ranks have for this place. parts[p] is this rank's
+// operand for place p; it has as many elements as the result of the rank at p. `parts` has one part
+// for each place. `out` gets T over the operands for this rank's place; it may not overlap an
 // operand.
 absl::Status PairwiseReduceScatter(const CollectiveCall& call, const Combiner& combiner,
                                    absl::Span<const OwnedBytes> parts, absl::Span<char> out);
@@ -84,13 +85,13 @@ absl::Status DirectAllReduce(const CollectiveCall& call, const Combiner& combine
 absl::Status DirectReduce(const CollectiveCall& call, const Combiner& combiner, int64_t root,
                           const OwnedBytes& operand, absl::Span<char> out);
 
-// Like DirectReduce, but each rank combines one part of the operands and sends its result to the
-// root.
+// Like DirectReduce, but each rank combines one part of all operands, and sends the result of this
+// part to the root.
 absl::Status PairwiseReduce(const CollectiveCall& call, const Combiner& combiner, int64_t root,
                             const OwnedBytes& operand, absl::Span<char> out);
 
-// Sends `mine` of the rank at place `root` to the `out` of every rank. Both have out.size() bytes.
-// On other ranks `mine` is ignored.
+// Copies `mine` of the rank at place `root` to `out` on every rank. `mine` and `out` have the same
+// size. Ranks other than the root ignore `mine`.
 absl::Status PairwiseBroadcast(const CollectiveCall& call, int64_t root, const OwnedBytes& mine,
                                absl::Span<char> out);
 
@@ -98,14 +99,14 @@ absl::Status PairwiseBroadcast(const CollectiveCall& call, int64_t root, const O
 absl::Status PairwiseGather(const CollectiveCall& call, int64_t root, const OwnedBytes& mine,
                             absl::Span<const int64_t> sizes_bytes, PlaceFn place_fn);
 
-// Sends parts[p] of the rank at place `root` to the `out` of the rank at place p. On other ranks
-// `parts` is ignored.
+// Copies parts[p] of the rank at place `root` to `out` on the rank at place p. Ranks other than the
+// root ignore `parts`.
 absl::Status PairwiseScatter(const CollectiveCall& call, int64_t root,
                              absl::Span<const OwnedBytes> parts, absl::Span<char> out);
 
-// targets[p] is the place to which the rank at place p sends its `mine`; none if it sends nothing.
-// At most one rank sends to each place. `out` gets the data sent to this rank, or zeros if no rank
-// sends to it. On all ranks `mine` and `out` have the same size.
+// targets[p] is the place to which the rank at place p sends its `mine`; nullopt if that rank sends
+// nothing. At most one rank sends to each place. `out` gets the data sent to this rank, or zeros if
+// no rank sends to it. On all ranks `mine` and `out` have the same size.
 absl::Status Permute(const CollectiveCall& call, absl::Span<const std::optional<int64_t>> targets,
                      const OwnedBytes& mine, absl::Span<char> out);
 

@@ -19,8 +19,8 @@ int64_t Before(const DeviceGroup& group, int64_t by = 1) {
 }
 int64_t After(const DeviceGroup& group) { return (group.place() + 1) % group.size(); }
 
-// How a part is cut into chunks: chunk i is [cuts[i], cuts[i+1]), in units of `unit_bytes`. An
-// empty part has no chunks.
+// How a part is cut into chunks. Chunk i has the units [cuts[i], cuts[i+1]) of the part; a unit is
+// an element or a byte. An empty part has no chunks.
 struct Chunks {
   int64_t count = 0;
   std::vector<int64_t> cuts = {0};
@@ -62,7 +62,7 @@ absl::Status RingReduceScatter(const CollectiveCall& call, const Combiner& combi
     return absl::OkStatus();
   }
 
-  // In round r a rank sends the part of the owner that is 1 + r places before this rank.
+  // In round r a rank sends the part that belongs to the place 1 + r places before its own.
   const auto chunk_of = [&](const OwnedBytes& part, const Chunks& chunks, int64_t chunk) {
     return PartOf(part, chunks.cuts[Index(chunk)] * combiner.operand_bytes,
                   chunks.cuts[Index(chunk) + 1] * combiner.operand_bytes);
@@ -126,7 +126,7 @@ absl::Status RingAllGather(const CollectiveCall& call, const OwnedBytes& mine,
         SendTo(call, After(group), RoundOf(0, most_chunks, chunk),
                PartOf(mine, own.cuts[Index(chunk)], own.cuts[Index(chunk) + 1])));
   }
-  // In round r a rank receives the data of the rank 1 + r places before it.
+  // In round r a rank receives the data that the rank 1 + r places before it contributed.
   for (int64_t round = 0; round + 1 < ranks; ++round) {
     const int64_t place = Before(group, round + 1);
     const Chunks chunks = ChunksOf(sizes_bytes[Index(place)], 1);
@@ -182,7 +182,7 @@ absl::Status RingAllReduce(const CollectiveCall& call, const Combiner& combiner,
   return RingAllGather(
       gather, OwnedBytes{own.bytes, own.owner}, sizes_bytes,
       [&](int64_t place, int64_t offset_bytes, absl::Span<const char> bytes) {
-        if (place == group.place()) return;  // already in `out`
+        if (place == group.place()) return;  // this rank's part is already in `out`
         CopyReceived(call, bytes,
                      out.bytes.data() + cuts[Index(place)] * combiner.result_bytes + offset_bytes);
       });

@@ -4,11 +4,11 @@
 // which keeps all links busy at the same time. Use them for groups so large that a message to every
 // other rank costs more than P rounds do.
 //
-// Order of combination: the part of place p is x(p+1) + x(p+2) + ... + x(p), evaluated from the
-// left, where x(q) is the operand at place q. The order is the same in every run and on every rank,
-// but it is not the canonical order (tree.h). Each part of a vector has a different order, so a
-// result's bits depend on the vector's size. Therefore only callers that chose kFastest get these
-// functions.
+// Order of combination: the result of place p's part is x(p+1) + x(p+2) + ... + x(p), around the
+// ring and evaluated from the left, where x(q) is the operand at place q. The order is the same in
+// every run and on every rank, but it is not the canonical order (tree.h). Each part of a vector has
+// a different order, so a result's bits depend on the vector's size. Therefore only callers that
+// chose kFastest get these functions.
 //
 // Costs per rank, for P ranks and S bytes of operand. For all-gather, S is the data of one rank.
 //
@@ -19,7 +19,7 @@
 //   RingAllReduce      2 (P-1)  2 S (P-1)/P                      as RingReduceScatter
 // clang-format on
 //
-// A call uses one round number for each of these rounds and each chunk.
+// A call uses one round number for each chunk in each of these rounds.
 #ifndef SHARDMESH_WORKER_COLLECTIVE_RING_H_
 #define SHARDMESH_WORKER_COLLECTIVE_RING_H_
 
@@ -31,15 +31,15 @@
 
 namespace shardmesh::worker {
 
-// Like PairwiseReduceScatter, except for the order of combination.
+// Like PairwiseReduceScatter (pairwise.h), except for the order of combination.
 absl::Status RingReduceScatter(const CollectiveCall& call, const Combiner& combiner,
                                absl::Span<const OwnedBytes> parts, absl::Span<char> out);
 
-// As PairwiseAllGather.
+// Like PairwiseAllGather (pairwise.h).
 absl::Status RingAllGather(const CollectiveCall& call, const OwnedBytes& mine,
                            absl::Span<const int64_t> sizes_bytes, PlaceFn place_fn);
 
-// Like PairwiseAllReduce, except for the order of combination.
+// Like PairwiseAllReduce (pairwise.h), except for the order of combination.
 absl::Status RingAllReduce(const CollectiveCall& call, const Combiner& combiner,
                            const OwnedBytes& operand, const OwnedMutableBytes& out);
 

@@ -8,7 +8,7 @@
 namespace shardmesh::worker {
 namespace {
 
-// Returns the number of scratch slots for Evaluate: one for each right turn on the longest path
+// Returns enough scratch slots for Evaluate: one for each branch to the right on the longest path
 // down the tree, and one for the root.
 size_t SlotsFor(int64_t operands) {
   return static_cast<size_t>(std::bit_width(static_cast<uint64_t>(operands))) + 1;
@@ -48,9 +48,9 @@ const char* TreeCombiner::Evaluate(absl::Span<const char* const> operands, int64
     combiner_.widen(operand, count, target);
     return target;
   }
-  // Only the root's target may be one of the operands, and it is written last. Nodes below the root
-  // write to slots. The left result stays in its slot while the right subtree uses the slots above
-  // that slot.
+  // Only the root's target may be the memory of an operand, and the root is computed last. Nodes
+  // below the root write to slots. The left result stays in its slot while the right subtree uses
+  // the slots above that slot.
   const int64_t k = TreeSplit(n);
   const char* left = Evaluate(operands, lo, k, count, slot, Slot(slot));
   const char* right = Evaluate(operands, lo + k, n - k, count, slot + 1, Slot(slot + 1));

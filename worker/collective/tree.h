@@ -19,19 +19,21 @@ int64_t TreeSplit(int64_t n);
 
 // Evaluates T, the combination of operands in canonical order, one block of elements at a time.
 // T(lo, 1) = x(lo), and T(lo, n) = T(lo, k) + T(lo+k, n-k) with k = TreeSplit(n), where x(i) is
-// operand i. Needs one scratch block for each level of the tree, and one more. For one thread.
+// operand i. Needs one scratch block for each level of the tree, and one more. Used by one thread.
 class TreeCombiner {
  public:
   // Size of a block in bytes of partial results. It is small enough that one block of every level
   // fits into a core's nearest caches.
   static constexpr int64_t kBlockBytes = 16384;
 
-  // For `operands` >= 1 operands of `count` >= 0 elements. The combiner outlives this object.
+  // Requires operands >= 1, the number of operands, and count >= 0, the elements of each operand.
+  // The combiner outlives this object.
   TreeCombiner(const Combiner& combiner, int64_t operands, int64_t count);
   TreeCombiner(const TreeCombiner&) = delete;
   TreeCombiner& operator=(const TreeCombiner&) = delete;
 
-  // Most elements of a block: at least 1024, or the `count` of the constructor if that is less.
+  // Returns the most elements of a block: at least 1024, or the `count` of the constructor if that
+  // is less.
   int64_t block_elements() const { return block_elements_; }
 
   // Combines operands[p][0, count) over all p into `results`. Requires 0 <= count <=
@@ -40,8 +42,9 @@ class TreeCombiner {
   void Combine(absl::Span<const char* const> operands, int64_t count, char* results);
 
  private:
-  // Computes the partial results of T(lo, n) and returns their address: the operand itself if n is
-  // 1 and it needs no conversion, otherwise `target`. Uses the slots from `slot` on as scratch.
+  // Computes the partial results of T(lo, n) and returns their address. That is the operand itself
+  // if n is 1 and the operand needs no conversion, otherwise `target`. Uses the slots from number
+  // `slot` on as scratch.
   const char* Evaluate(absl::Span<const char* const> operands, int64_t lo, int64_t n, int64_t count,
                        size_t slot, char* target);
   char* Slot(size_t slot) { return slots_ + slot * slot_bytes_; }

@@ -47,7 +47,7 @@ void StoreBlock(Dtype dtype, const FloatBlock& block, size_t count, char* to) {
 template <Activation kActivation>
 float ActivateOne(float x) {
   if constexpr (kActivation == Activation::kRelu) {
-    return x < 0 ? 0 : x;  // a NaN stays
+    return x < 0 ? 0 : x;  // a NaN stays a NaN
   } else if constexpr (kActivation == Activation::kGelu) {
     constexpr float kInverseSqrt2 = 0.70710678118654752440f;
     return 0.5f * x * (1.0f + std::erf(x * kInverseSqrt2));

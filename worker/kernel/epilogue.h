@@ -26,9 +26,10 @@ struct EpilogueSpec {
 };
 
 // Applies the epilogue. Memory is row-major without gaps and need not be aligned. `out` may be the
-// same memory as `in` if their types are the same, and may not overlap an operand otherwise. `bias`
-// is empty if has_bias is false. Thread-safe. INVALID_ARGUMENT: a size is negative, memory does not
-// have the spec's size (SHAPE_MISMATCH), or a type is not one of the three (UNSUPPORTED_DTYPE).
+// same memory as `in` if in_dtype is out_dtype; in all other cases it may not overlap `in` or
+// `bias`. `bias` is empty if has_bias is false. Thread-safe. INVALID_ARGUMENT: a size is negative,
+// memory does not have the spec's size (SHAPE_MISMATCH), or a type is not one of the three
+// (UNSUPPORTED_DTYPE).
 absl::Status ApplyEpilogue(const EpilogueSpec& spec, absl::Span<const char> in,
                            absl::Span<const char> bias, absl::Span<char> out);
 

@@ -22,8 +22,8 @@
 namespace shardmesh::worker {
 namespace {
 
-// Without a limit, version 1 of control groups reports the largest multiple of a page. Values from
-// this one on mean no limit.
+// A memory limit of this value or more means no limit. Version 1 of control groups reports the
+// largest multiple of the page size if there is no limit.
 constexpr int64_t kNoLimit = int64_t{1} << 60;
 
 std::optional<std::string> FirstLine(const std::string& path) {

@@ -1,4 +1,4 @@
-// The part of its host that this process may use: cores, processor time, memory.
+// The part of the host that this process may use: cores, processor time, memory.
 #ifndef SHARDMESH_WORKER_KERNEL_HOST_SHARE_H_
 #define SHARDMESH_WORKER_KERNEL_HOST_SHARE_H_
 
@@ -12,8 +12,8 @@
 
 namespace shardmesh::worker {
 
-// The limits that the kernel sets for this process. They are its affinity mask, and the limits of
-// its control group (version 1 or 2) and that group's ancestors. Immutable.
+// The limits that the operating system sets for this process. They are its affinity mask, and the
+// limits of its control group (version 1 or 2) and that group's ancestors. Immutable.
 //
 // Example: in a container with `--cpus 2.5` on 64 cores, Threads() is 2.
 struct HostShare {
@@ -23,13 +23,13 @@ struct HostShare {
 
   // Returns how many threads can compute at once without throttling by the quota: at least 1.
   int Threads() const;
-  // Returns which of these two settings exceed the limits, each as a sentence for the log. Empty if
-  // none does.
+  // Returns a sentence for the log for each limit that the two settings exceed. Empty if they
+  // exceed none.
   std::vector<std::string> MisfitsOf(int64_t memory_bytes, int threads) const;
 
   static HostShare OfThisProcess();
-  // Reads the limits. Tests pass a `root` that replaces "/" before /proc and /sys. A file that
-  // cannot be read means no limit.
+  // Reads the limits. `cores` is the number of cores in the affinity mask. Tests pass a `root` that
+  // replaces "/" before /proc and /sys. If a file cannot be read, there is no limit from it.
   static HostShare Read(const std::string& root, int cores);
 };
 
@@ -40,20 +40,22 @@ struct HostPart {
 
   int64_t index = 0;  // from 0
   int64_t count = 1;
-  // The process is bound to cores of its own; all parts share the CPU quota even then.
+  // Whether the process is bound to the cores of its part. Even if it is, all parts share the CPU
+  // quota.
   bool is_bound = false;
 
   // Parses "2/8" as the third of eight parts. INVALID_ARGUMENT for other text.
   static absl::StatusOr<HostPart> Parse(const std::string& text);
-  // Returns how many threads this process may use, given the share of the host that all parts have
-  // together: at least 1.
+  // Returns how many threads this process may use: at least 1. `share` is the share of the host
+  // that all parts have together.
   int Threads(const HostShare& share) const;
 };
 
-// Binds the process to its part of the cores that it may use, which are neighbouring cores. All
-// threads that the process starts later are bound too. Call it before any thread starts. Does
-// nothing and returns false if a part would have fewer than kLeastBoundCores; there the kernel's
-// scheduler places threads better.
+// Binds the process to the cores of its part, which are neighbouring cores. Threads that the
+// process starts later are bound too, so call it before any thread starts. Returns true if the
+// process was bound. Does nothing and returns false if a part would have fewer than
+// kLeastBoundCores cores, because the operating system then places threads better. Does nothing and
+// returns false if there is only one part. INTERNAL if hwloc fails.
 absl::StatusOr<bool> BindToPart(const HostPart& part);
 
 }  // namespace shardmesh::worker

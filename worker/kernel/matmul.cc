@@ -208,12 +208,12 @@ class RunScratch {
 };
 thread_local RunScratch::Kept RunScratch::kept_;
 
-// A panel is a range of columns: weights are packed in panels, and wide products are computed in
-// them. A panel has so many columns that kLeastBlockRows rows fill a block. With fewer rows in a
-// block, the product would read the weights too often.
+// A panel is a range of columns. Weights are packed panel by panel, and wide products are computed
+// panel by panel. A panel has so many columns that a block with kLeastBlockRows rows reaches its
+// limits. With fewer rows in a block, the product would read the weights too often.
 constexpr int64_t kLeastBlockRows = 64;
-// Panels begin at a multiple of this number of columns, which is a multiple of the column block of
-// every oneDNN kernel.
+// A panel begins at a multiple of this number of columns. The number is a multiple of the column
+// block of every oneDNN kernel.
 constexpr int64_t kPanelGranule = 64;
 
 int64_t PanelColumns(const MatmulSpec& spec, const BlockLimits& limits) {
@@ -226,7 +226,7 @@ int64_t PanelColumns(const MatmulSpec& spec, const BlockLimits& limits) {
   return std::clamp<int64_t>(whole, std::min(kPanelGranule, spec.n), spec.n);
 }
 
-// Returns how many rows a block has if it has this many columns.
+// Returns how many rows a block of `columns` columns has.
 int64_t BlockRows(const MatmulSpec& spec, int64_t columns, const BlockLimits& limits) {
   const auto k = static_cast<double>(spec.k);
   const auto n = static_cast<double>(columns);
@@ -237,8 +237,9 @@ int64_t BlockRows(const MatmulSpec& spec, int64_t columns, const BlockLimits& li
       static_cast<double>(std::min(kLeastBlockRows, spec.m)), static_cast<double>(spec.m)));
 }
 
-// Returns the number of a packed weight layout, for the cache's key. Each layout has the same
-// number everywhere in the process, above 0. Plain row-major weights have the number 0.
+// Returns the number of a packed weight layout among those of the same shape and type, for the
+// cache's key. A layout keeps its number, above 0, as long as the process runs. Plain row-major
+// weights have the number 0.
 uint64_t LayoutNumber(const MatmulSpec& spec, int64_t columns, const memory::desc& desc) {
   struct Layouts {
     absl::Mutex mutex;
@@ -254,14 +255,14 @@ uint64_t LayoutNumber(const MatmulSpec& spec, int64_t columns, const memory::des
   return number;
 }
 
-// One compiled product. To compute a block, a run executes it once.
+// The compiled product of one block. To compute a block, a run executes it once.
 struct Compiled {
   dnnl::matmul primitive;
   memory::desc lhs;
   memory::desc rhs;
   memory::desc out;
-  memory::desc bias;    // if oneDNN adds the bias in the product itself
-  memory::desc addend;  // if the bias is added after scaling, as a post-op
+  memory::desc bias;    // set if has_bias: oneDNN adds the bias in the product itself
+  memory::desc addend;  // set if has_addend: a post-op adds the bias after scaling
   memory::desc scratch;
   bool has_bias = false;
   bool has_addend = false;
@@ -292,8 +293,8 @@ absl::StatusOr<dnnl::matmul::primitive_desc> Describe(const MatmulSpec& spec, in
                             spec.transpose_lhs);
   compiled.out = MatrixDesc(spec.out_dtype, rows, columns, spec.n, false);
 
-  // The bias must not be scaled, but oneDNN would scale a bias of the product too. If there is a
-  // scale, the bias is therefore added after it, by a post-op.
+  // The scale must not apply to the bias, but oneDNN would scale a bias that is part of the
+  // product. If there is a scale, a post-op therefore adds the bias after scaling.
   dnnl::post_ops post_ops;
   std::optional<memory::desc> bias;
   if (spec.scale != 1) {
@@ -318,8 +319,8 @@ absl::StatusOr<dnnl::matmul::primitive_desc> Describe(const MatmulSpec& spec, in
   }
   dnnl::primitive_attr attr;
   attr.set_post_ops(post_ops);
-  // The caller provides the scratchpad: one of oneDNN's own would belong to the thread that
-  // compiles.
+  // The caller provides the scratchpad. A scratchpad of oneDNN's own would belong to the thread
+  // that compiles.
   attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);
   return MakePrimitiveDesc(Engine(), compiled.lhs, rhs, bias, compiled.out, attr);
 }
@@ -383,7 +384,7 @@ void WidenRows(Dtype dtype, const char* from, int64_t rows, int64_t columns, int
 }
 
 // Widens `columns` columns of the spec's right-hand operand, from column `column` on. Writes them
-// to `to` as a matrix of their own.
+// to `to` as a matrix without gaps.
 void WidenPanel(const MatmulSpec& spec, absl::Span<const char> rhs, int64_t column, int64_t columns,
                 float* to) {
   const int64_t bytes = ElementBytes(spec.rhs_dtype);
@@ -397,7 +398,7 @@ void WidenPanel(const MatmulSpec& spec, absl::Span<const char> rhs, int64_t colu
 // Memory for one block's operands and result in F32.
 class WideBlock {
  public:
-  // Takes the number of elements of each part; 0 for a part that is not needed.
+  // Each argument is the number of elements of one part; 0 for a part that is not needed.
   static absl::StatusOr<WideBlock> Create(BufferPool& pool, int64_t lhs, int64_t rhs, int64_t bias,
                                           int64_t out) {
     constexpr int64_t kGranule = Buffer::kAlignment / sizeof(float);
@@ -467,9 +468,11 @@ class MatmulKernel::Cache {
     MatmulSpec spec;
     int64_t rows;
     int64_t columns;
-    // LayoutNumber of the right-hand side: packings of one shape can differ by their m.
+    // LayoutNumber of the right-hand side. Packings of one shape can have different layouts,
+    // because spec.m influences the choice of the layout.
     uint64_t layout;
-    // Only for an unpacked right-hand side: a converted panel has another pitch than its operand.
+    // Set only for an unpacked right-hand side; otherwise 0. A panel that was converted to F32 has
+    // another pitch than the operand that it comes from.
     int64_t rhs_pitch;
 
     friend bool operator==(const Key&, const Key&) = default;
@@ -634,7 +637,8 @@ absl::Status MatmulKernel::RunBlocks(const MatmulSpec& spec, const MatmulOperand
         char* const out_place = out;
         MatmulSpec block = whole;
         if (is_widened) {
-          // The converted operand has only the block's rows. Its size decides the pitch.
+          // The converted lhs has only the block's rows. If it is transposed, the number of rows is
+          // its pitch.
           block.m = rows;
           if (spec.transpose_lhs) {
             WidenRows(spec.lhs_dtype, lhs, spec.k, rows, spec.m, wide->lhs());

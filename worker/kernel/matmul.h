@@ -25,9 +25,9 @@ namespace shardmesh::worker {
 //   out   [m, n]
 // clang-format on
 //
-// All memory is row-major without gaps. A transposed operand is read in place. Sizes are at least
-// 0; k=0 gives activation(bias). The kernel computes sums in F32 and rounds once to the type of
-// `out`, after bias and activation.
+// All memory is row-major without gaps. The kernel reads a transposed operand in place. Sizes are
+// at least 0; k=0 gives activation(bias). The kernel computes sums in F32 and rounds once to the
+// type of `out`, after bias and activation.
 //
 // clang-format off
 //   lhs   rhs   bias        out          remarks
@@ -36,9 +36,9 @@ namespace shardmesh::worker {
 //   I8    I8    F32         F32, BF16    integer sums; scale undoes the quantisation of both
 // clang-format on
 //
-// Some CPUs lack such products: BF16 before AVX-512, I8 without integer dot products. There, the
-// kernel converts operands to F32 block by block, in memory of its pool. Sums of I8 products beyond
-// 2^24 are then rounded like sums of F32, and weights are packed as F32.
+// CPUs before AVX-512 have no products of BF16, and CPUs without integer dot products have none of
+// I8. On such a CPU, the kernel converts operands to F32 block by block, in memory of its pool.
+// Sums of I8 products beyond 2^24 are then rounded like sums of F32, and weights are packed as F32.
 //
 // The kernel refuses any other combination (UNSUPPORTED_DTYPE). This includes I8 weights with a
 // floating-point lhs, for which oneDNN's CPU kernels of version 2 have no product.
@@ -60,7 +60,8 @@ struct MatmulSpec {
 };
 
 // A right-hand operand (weights) in the layout that the kernel reads fastest. One packing serves
-// products of every m. Immutable and thread-safe. Valid without the kernel that made it.
+// products of every m. Immutable and thread-safe. Stays valid after the kernel that made it is
+// destroyed.
 class PackedWeights {
  public:
   ~PackedWeights();
@@ -79,8 +80,8 @@ class PackedWeights {
   std::unique_ptr<const Rep> rep_;
 };
 
-// The operands of one run. Each has exactly the size that the spec gives, and is aligned to its
-// elements. `packed`, if not null, replaces `rhs`.
+// The operands and the result of one run. Each of them has exactly the size that the spec gives,
+// and is aligned to its elements. `packed`, if not null, replaces `rhs`.
 struct MatmulOperands {
   absl::Span<const char> lhs;
   absl::Span<const char> rhs;
@@ -112,8 +113,8 @@ class MatmulKernel {
   struct Options {
     // Threads for each run; 0: as many as HostShare allows this process.
     int threads = 0;
-    // Most compiled kernels in the cache. Each takes some tens of kilobytes, and a model has some
-    // tens of shapes.
+    // Most compiled kernels in the cache. Each kernel takes some tens of kilobytes, and a model has
+    // some tens of shapes.
     size_t cache_capacity = 1024;
     // Estimated rate of one thread, from which the size of a block is computed. A low estimate
     // makes smaller blocks.
@@ -127,7 +128,7 @@ class MatmulKernel {
     bool converts_all = false;
   };
 
-  // Called between blocks; a status other than OK ends the run with that status.
+  // Called between blocks. A status other than OK ends the run, which returns this status.
   using AbortCheck = std::function<absl::Status()>;
 
   explicit MatmulKernel(Options options);
@@ -144,15 +145,15 @@ class MatmulKernel {
 
   // Packs the spec's right-hand operand. The result serves all products with the same k, n, types
   // and transpositions, and any m; spec.m should be a typical value. Packs block by block, and
-  // calls `abort_check` as Run does. INVALID_ARGUMENT: see Run.
+  // calls `abort_check` between blocks. Errors are those of Run.
   absl::StatusOr<std::shared_ptr<const PackedWeights>> Pack(
       const MatmulSpec& spec, absl::Span<const char> rhs, const AbortCheck& abort_check = nullptr);
 
   // Returns the approximate memory that Pack takes for the spec's right-hand operand.
   int64_t LikelyPackedBytes(const MatmulSpec& spec) const;
 
-  // Returns the number of compiled kernels in the cache. compilations() returns how many were
-  // compiled in total.
+  // cached_kernels() returns the number of compiled kernels in the cache. compilations() returns
+  // how many kernels were compiled in total.
   size_t cached_kernels() const;
   int64_t compilations() const;
 

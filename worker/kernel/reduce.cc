@@ -14,8 +14,8 @@
 #include "tensor/float_convert.h"
 
 // Under ThreadSanitizer, Combine and Scale report the memory that they read and write as whole
-// ranges. Each unaligned access would otherwise compile to one call of the sanitizer per element.
-// These calls would take several times as long as the rest of a reduction. The functions below are
+// ranges. In instrumented code, each unaligned access is one call of the sanitizer per element.
+// Such calls would take several times as long as the rest of a reduction. The functions below are
 // therefore not instrumented.
 #if defined(__SANITIZE_THREAD__)
 extern "C" void __tsan_read_range(const void* begin, size_t bytes);
@@ -91,8 +91,8 @@ struct Product {
   }
 };
 
-// Every comparison with a NaN is false, so without the second test a right NaN would win and a left
-// one would be lost.
+// A comparison with a NaN is false. If `right` is a NaN, both tests therefore fail and the result
+// is `right`. The second test, left != left, keeps a NaN in `left`.
 struct Min {
   template <typename T>
   SHARDMESH_TOLD_AS_RANGES static T Apply(T left, T right) {

@@ -12,9 +12,10 @@ namespace shardmesh::worker {
 
 // Element types with arithmetic: F32, F64, F16, BF16, I8, U8, I32, I64.
 //
-// Returns the type in which a reduction keeps and sends partial results for operands of the given
-// type. It is F32 for F16 and BF16, so the reduction rounds only once, at its end. For other types
-// it is the same type. INVALID_ARGUMENT (UNSUPPORTED_DTYPE) names the types that have arithmetic.
+// PartialDtype returns the type in which a reduction keeps and sends partial results for operands
+// of the given type. It is F32 for F16 and BF16, so the reduction rounds only once, at its end. For
+// other types it is the same type. INVALID_ARGUMENT (UNSUPPORTED_DTYPE) for a type without
+// arithmetic; the message names the types that have arithmetic.
 absl::StatusOr<Dtype> PartialDtype(Dtype operand);
 
 // Sets out[i] = left[i] combined with right[i], for i in [0, count). `out` may be the same memory
@@ -22,11 +23,11 @@ absl::StatusOr<Dtype> PartialDtype(Dtype operand);
 using CombineFn = void (*)(const char* left, const char* right, int64_t count, char* out);
 
 // Returns the function that combines partial results. `partial` is a type that PartialDtype
-// returns.
+// returns; for any other type, INVALID_ARGUMENT (UNSUPPORTED_DTYPE).
 //
-// Integers wrap around. If one operand is a NaN, it is the result; if both are, the left one is.
-// Sums and products make a NaN quiet. For equal values, including zeros of both signs, min and max
-// return the left one. A mean is combined as a sum. INVALID_ARGUMENT (UNSUPPORTED_DTYPE).
+// Sums and products of integers wrap around. If one operand is a NaN, the result is this NaN; if
+// both are, the result is the left NaN. Sums and products make a NaN quiet. For equal values,
+// including zeros of both signs, min and max return the left value. A mean is combined as a sum.
 absl::StatusOr<CombineFn> CombineFunction(Reduction reduction, Dtype partial);
 
 // Sets to[i] = from[i], rounded to nearest even, for i in [0, count). Thread-safe.
@@ -36,8 +37,8 @@ using ConvertFn = void (*)(const char* from, int64_t count, char* to);
 // other pairs.
 absl::StatusOr<ConvertFn> ConvertFunction(Dtype from, Dtype to);
 
-// Sets out[i] = in[i] * factor for F32 and F64 (`out` may be `in`). ScaleFunction returns
-// INVALID_ARGUMENT (UNSUPPORTED_DTYPE) for other types.
+// A ScaleFn sets out[i] = in[i] * factor for i in [0, count); `out` may be `in`. ScaleFunction
+// returns the ScaleFn for F32 or F64, and INVALID_ARGUMENT (UNSUPPORTED_DTYPE) for other types.
 using ScaleFn = void (*)(const char* in, double factor, int64_t count, char* out);
 absl::StatusOr<ScaleFn> ScaleFunction(Dtype dtype);
 
