@@ -6,10 +6,10 @@
 // clang-format on
 //
 // Forks one process for each rank. Each rank serves its Exchange stream on loopback and connects to
-// the other ranks as workers do. Every collective runs with each of its algorithms. A size is that
-// of the vector that is reduced, or of a rank's vector at the end; elements are F32. Each rank
-// checks its results before the timing. Prints one JSON object for each collective, algorithm and
-// size, with the slowest rank's times:
+// the other ranks as workers do. Every collective runs with each of its algorithms. For a
+// reduction, a size is that of the vector that each rank has at the beginning; for others, that of
+// a rank's vector at the end. Elements are F32. Each rank checks its results before the timing.
+// Prints one JSON object for each collective, algorithm and size, with the slowest rank's times:
 //
 // clang-format off
 //   {"system", "op", "algorithm", "ranks", "bytes", "calls", "p50_us", "p99_us", "mean_us"}
@@ -84,7 +84,8 @@ T Check(absl::StatusOr<T> value) {
 // One rank: its links to the other ranks, in one step that lasts as long as the process.
 class Rank {
  public:
-  // Ranks write their addresses to files in `folder`, and read those of the others there.
+  // Each rank writes its address to a file in `folder`, and reads the addresses of the other ranks
+  // there.
   Rank(DeviceId rank, int64_t ranks, Transport transport, const std::string& folder)
       : rank_(rank),
         ranks_(ranks),
@@ -148,7 +149,7 @@ class Rank {
   }
   // Sets the deadline of all following collectives: 5 * kPatience from now.
   void BePatient() { deadline_ = absl::Now() + 5 * kPatience; }
-  // Returns the arguments of the next collective, with an op number of its own.
+  // Returns the arguments of the next collective. Each call has a new op number.
   CollectiveCall Next() {
     return {.link = link_.get(),
             .group = &*group_,
@@ -304,16 +305,16 @@ class Vectors {
     };
   }
 
-  // Selects a result buffer that no link still sends from, as a worker's pool does; allocates one
-  // if all are in use.
+  // Sets `out_` to a result buffer from which no link still sends, as a worker's pool does.
+  // Allocates a buffer if all are in use.
   void Renew() {
     const auto free = std::find_if(results_.begin(), results_.end(),
                                    [](const Memory& memory) { return memory.use_count() == 1; });
     out_ = nullptr;
     out_ = free != results_.end() ? *free : results_.emplace_back(rank_.Take(ResultBytes()));
   }
-  // Returns the size of a result buffer. In the all-to-all, every part that arrives is as long as
-  // this rank's own part, which may be longer than an average part.
+  // Returns the size of a result buffer. In the all-to-all, every arriving part is as long as this
+  // rank's own part, which may be longer than the average of all parts.
   int64_t ResultBytes() const {
     return (count_ + rank_.ranks() - 1) / rank_.ranks() * rank_.ranks() * 4;
   }
@@ -324,7 +325,8 @@ class Vectors {
   }
 
  private:
-  // Returns a small whole number: F32 sums of such numbers are exact in any order.
+  // Returns element i of a rank's vector: a small whole number, because F32 sums of such numbers
+  // are exact in any order.
   static float Element(int64_t rank, int64_t i) {
     return static_cast<float>((i * 7 + rank * 3) % 251);
   }
@@ -349,7 +351,7 @@ class Vectors {
   const Combiner combiner_;
   const Memory in_;
   std::vector<Memory> results_;
-  Memory out_;  // one of them
+  Memory out_;  // the one of `results_` that the next call uses
   std::vector<OwnedBytes> parts_;
   std::vector<int64_t> sizes_;
 };
@@ -400,7 +402,8 @@ void Measure(Rank& rank, Vectors& vectors, const Vectors::Kind& kind, int64_t ca
     slowest.p99 = std::max(slowest.p99, theirs.p99);
     slowest.mean = std::max(slowest.mean, theirs.mean);
   }
-  // The link sends from the memory of `own`: keep it until all ranks have received it.
+  // The link sends from the memory of `own`. Keep this memory until all ranks have received their
+  // data.
   Check(PairwiseBarrier(rank.Next()));
   if (rank.rank() != 0) return;
   std::printf("%s\n", nlohmann::json{{"system", "shardmesh"},
@@ -419,16 +422,16 @@ void Measure(Rank& rank, Vectors& vectors, const Vectors::Kind& kind, int64_t ca
 
 struct Arguments {
   int64_t ranks = 2;
-  std::vector<std::string> ops;         // empty: all
-  std::vector<std::string> algorithms;  // empty: all
-  int64_t calls = 0;                    // 0: by size
+  std::vector<std::string> ops;         // if empty, all
+  std::vector<std::string> algorithms;  // if empty, all
+  int64_t calls = 0;                    // if 0, CallsFor the size
   std::vector<int64_t> sizes = {8, 1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20};
   Transport transport = Transport::kAuto;
 };
 
 void RunRank(DeviceId number, const Arguments& arguments, const std::string& folder) {
   ConfigureLog({.level = LogLevel::kOff});
-  // Same settings as in a worker's main.
+  // The main function of a worker makes the same settings.
   KeepMessageMemory();
   rpc::PollOwnConnections();
   Rank rank(number, arguments.ranks, arguments.transport, folder);

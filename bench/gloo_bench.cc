@@ -1,5 +1,5 @@
-// Gloo's collectives over TCP, measured as bench/collective_bench.cc measures ours: same sizes,
-// same numbers of calls, same output.
+// Measures Gloo's collectives over TCP as bench/collective_bench.cc measures ours: with the same
+// sizes, numbers of calls and form of output.
 //
 //   gloo_bench RANKS RANK FOLDER [--ops OP,...] [--sizes BYTES,...]     one rank; FOLDER is shared
 #include <gloo/allgatherv.h>

@@ -1,5 +1,5 @@
-// Cost of many attached workers to a coordinator: attach, memory, heartbeats, one membership
-// change, restart.
+// Measures what many attached workers cost their coordinator: attaching, memory, heartbeats, one
+// membership change, and a restart.
 //
 // clang-format off
 //   hollow_bench WORKERS...    uses the coordinator's program in its own folder
@@ -39,7 +39,7 @@ namespace {
 using test::HollowWorkers;
 
 constexpr absl::Duration kTimeout = absl::Minutes(10);
-// The workers are quiet after this time without a further membership page.
+// The benchmark waits until the workers have received no membership page for this time.
 constexpr absl::Duration kQuiet = absl::Seconds(3);
 
 [[noreturn]] void Fail(const std::string& what) {
@@ -70,7 +70,7 @@ class Coordinator {
     Kill();
     Start(address_);
   }
-  // Processor time of all threads, user and system.
+  // Returns the processor time of all threads of the coordinator, user and system.
   double CpuSeconds() const {
     std::ifstream file(StrCat("/proc/", pid_, "/stat"));
     std::string text;
@@ -132,8 +132,8 @@ class Coordinator {
   std::string address_;
 };
 
-// Targets for one membership change: processor time of the coordinator, and bytes that all workers
-// together receive.
+// Targets for one membership change: at most so much processor time of the coordinator, and at most
+// so many bytes that all workers together receive.
 constexpr double kMostChangeMilliseconds = 50;
 constexpr double kMostChangeBytes = 10e6;
 
@@ -198,7 +198,7 @@ void Measure(const std::string& program, int64_t count) {
     print("memory of the coordinator for each",
           static_cast<double>((coordinator.ResidentBytes() - empty_bytes) / count), "bytes");
 
-    // Measure the cost of only the heartbeats: membership does not change meanwhile.
+    // Measure the cost of only the heartbeats, while the membership does not change.
     cpu = coordinator.CpuSeconds();
     started = absl::Now();
     absl::SleepFor(absl::Seconds(10));
@@ -206,7 +206,8 @@ void Measure(const std::string& program, int64_t count) {
         (coordinator.CpuSeconds() - cpu) / absl::ToDoubleSeconds(absl::Now() - started);
     print("processor time of their heartbeats", 1e3 * idle, "ms a second");
 
-    // One change: a worker is lost. Heartbeats continue meanwhile, and their cost is subtracted.
+    // Measure one membership change: a worker is lost. The heartbeats continue, and their cost is
+    // subtracted.
     cpu = coordinator.CpuSeconds();
     started = absl::Now();
     (*workers)->Leave(0);
@@ -224,7 +225,8 @@ void Measure(const std::string& program, int64_t count) {
 
     started = absl::Now();
     coordinator.Restart();
-    // Wait until workers have attached to the new process: `members` still has the old count.
+    // Wait until workers have attached to the new process. Do not wait for `members`, which still
+    // has the old count.
     const int64_t attaches = (*workers)->totals().attaches;
     const bool is_back = (*workers)->Await(
         [&](const HollowWorkers::Totals& now) {

@@ -41,7 +41,7 @@ struct Case {
   Dtype dtype;
 };
 
-// The layers of a small encoder and of a 7-billion-parameter decoder, by rows per call.
+// Products in the layers of a small encoder and of a 7-billion-parameter decoder, by rows per call.
 constexpr Case kCases[] = {
     {128, 384, 1536, Dtype::kF32},   {128, 1536, 384, Dtype::kF32},   {1, 4096, 4096, Dtype::kF32},
     {32, 4096, 11008, Dtype::kF32},  {512, 4096, 4096, Dtype::kF32},  {1, 4096, 4096, Dtype::kBF16},
@@ -65,7 +65,7 @@ double ValueAt(Dtype dtype, const char* at) {
   return BF16ToF32(bits);
 }
 
-// One product with packed weights and nothing around it.
+// One product of oneDNN with packed weights, without the code of MatmulKernel.
 class BareProduct {
  public:
   BareProduct(const Case& c, std::vector<char>& lhs, std::vector<char>& weights,
@@ -114,8 +114,8 @@ double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// Returns whether both results are equal up to rounding. oneDNN may use other block sizes for each,
-// and then rounds differently.
+// Returns whether both results are equal up to rounding. oneDNN may use different block sizes for
+// the two products, and rounds differently in this case.
 bool Agree(Dtype dtype, const std::vector<char>& a, const std::vector<char>& b) {
   const double tolerance = dtype == Dtype::kF32 ? 1e-4 : 2e-2;
   for (size_t at = 0; at < a.size(); at += dtype == Dtype::kF32 ? 4 : 2) {

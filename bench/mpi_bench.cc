@@ -1,5 +1,5 @@
-// MPI's collectives, measured as bench/collective_bench.cc measures ours: same sizes, same numbers
-// of calls, same output.
+// Measures MPI's collectives as bench/collective_bench.cc measures ours: with the same sizes,
+// numbers of calls and form of output.
 //
 //   mpirun -n RANKS mpi_bench [--ops OP,...] [--sizes BYTES,...]
 #include <mpi.h>
@@ -108,7 +108,7 @@ int Main(int argc, char** argv) {
       const std::string op = kind.op;
       if (!ops.empty() && std::count(ops.begin(), ops.end(), op) == 0) continue;
       if (op == "barrier" && bytes != sizes.front()) continue;
-      if (op == "broadcast") continue;  // runs last, because it overwrites `in`
+      if (op == "broadcast") continue;  // runs after the other ops, because it overwrites `in`
       Measure(rank, ranks, int64_t{count} * 4, kind);
     }
     MPI_Allreduce(in.data(), out.data(), count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);

@@ -1,5 +1,5 @@
-// Time to compute plans over many devices, on one thread: reshards, layouts of whole models, and
-// the search for a mesh.
+// Measures the time to compute plans over many devices, on one thread: plans of reshards, layouts
+// of whole models, and the search for a mesh.
 #include <benchmark/benchmark.h>
 
 #include <cstdint>
@@ -56,7 +56,7 @@ void BM_ReshardTotals(benchmark::State& state) {
 }
 BENCHMARK(BM_ReshardTotals)->DenseRange(0, 3)->Unit(benchmark::kMillisecond);
 
-// The bytes that each of the 131,072 devices keeps and needs.
+// Computes the bytes that each of the 131,072 devices keeps and needs.
 void BM_ReshardEveryDevice(benchmark::State& state) {
   const Reshard& reshard = Reshards()[static_cast<size_t>(state.range(0))];
   state.SetLabel(reshard.name);
@@ -70,7 +70,7 @@ void BM_ReshardEveryDevice(benchmark::State& state) {
 }
 BENCHMARK(BM_ReshardEveryDevice)->DenseRange(0, 3)->Unit(benchmark::kMillisecond);
 
-// All regions that one device receives, and all that it sends.
+// Computes all regions that one device receives, and all regions that it sends.
 void BM_ReshardLinksOfADevice(benchmark::State& state) {
   const Reshard& reshard = Reshards()[static_cast<size_t>(state.range(0))];
   state.SetLabel(reshard.name);
@@ -84,7 +84,7 @@ void BM_ReshardLinksOfADevice(benchmark::State& state) {
 }
 BENCHMARK(BM_ReshardLinksOfADevice)->DenseRange(0, 3)->Unit(benchmark::kMillisecond);
 
-// A model of 90,000 tensors on 65,536 devices.
+// Analyzes the layout of a model of 90,000 tensors on 65,536 devices.
 void BM_AnalyzeLayout(benchmark::State& state) {
   const Mesh mesh = *Mesh::Parse("dp=64,fsdp=32,tp=32");
   const PartitionSpec spec({Axes({"fsdp"}), Axes({"tp"})});
@@ -107,8 +107,8 @@ void BM_AnalyzeLayout(benchmark::State& state) {
 }
 BENCHMARK(BM_AnalyzeLayout)->Unit(benchmark::kMillisecond);
 
-// The search over 4,096 devices and five axes, for 500 kinds of tensors: once with one tensor of
-// each kind, once with 90,000 tensors. The time includes sorting the tensors into groups.
+// Searches meshes of 4,096 devices and five axes, for 500 kinds of tensors: once with one tensor of
+// each kind, once with 90,000 tensors. The time includes the sorting of the tensors into groups.
 void BM_SearchMeshes(benchmark::State& state) {
   MeshSearchOptions options;
   options.device_count = 4096;

@@ -1,12 +1,12 @@
 // R4 of docs/benchmarks.md: plans of large models over the wire.
 //
-// - R4-plan: the layout of 90,000 tensors on 65,536 devices, time and memory.
-// - R4-search: all meshes of 4,096 devices over five axes for that model.
-// - R4-reshard: the data moved between two layouts of 131,072 tiles each.
+// - R4-plan: time and memory for the layout of 90,000 tensors on 65,536 devices.
+// - R4-search: time for a search of all meshes of 4,096 devices over five axes for that model.
+// - R4-reshard: time for a plan of the data that moves between two layouts of 131,072 tiles each.
 //
 // The server is a coordinator in this process; the client reaches it over loopback TCP. The
-// reported memory is that of client and server together, including the tree of tensors. Prints one
-// JSON object for each argument.
+// reported memory is that of client and server together, including the client's tree of tensors.
+// Prints one JSON object for each argument.
 #include <cstdio>
 #include <cstring>
 #include <fstream>
@@ -36,7 +36,7 @@ constexpr int kRounds = 5;
   std::exit(1);
 }
 
-// Returns the value of a line of /proc/self/status, in bytes.
+// Returns the value, in bytes, of the line `key` in /proc/self/status.
 int64_t MemoryOf(std::string_view key) {
   std::ifstream file("/proc/self/status");
   for (std::string line; std::getline(file, line);) {

@@ -1,5 +1,5 @@
-// Specs resolved per second, on one thread: by a profile directly, and by the coordinator's
-// service, from the bytes of a request to the bytes of its answer.
+// Measures how many specs one thread resolves per second: by a profile directly, and by the
+// coordinator's service, from the bytes of a request to the bytes of its answer.
 #include <benchmark/benchmark.h>
 #include <google/protobuf/arena.h>
 
@@ -28,7 +28,7 @@
 namespace shardmesh {
 namespace {
 
-// An activation of attention: batch, query length, heads, head dimension.
+// The shape of an activation of attention: batch, query length, heads, head dimension.
 const std::vector<int64_t> kShape = {32, 128, 16, 64};
 
 LogicalQuestion AttentionQuestion() {
@@ -62,7 +62,7 @@ void BM_ResolveAndCorrect(benchmark::State& state) {
 }
 BENCHMARK(BM_ResolveAndCorrect);
 
-// Definitions with the mesh `default`.
+// A definition store that has the mesh `default`.
 class Catalog {
  public:
   Catalog()

@@ -52,19 +52,19 @@ namespace shardmesh {
 namespace {
 
 constexpr int kWarmUp = 2'000;
-// The length of a run: its rounds, and the calls of each.
+// The length of a run: its number of rounds, and the number of calls in each round.
 struct Extent {
   int rounds = 40;
   int calls_per_round = 500;
   int rate_rounds = 30;
 };
-constexpr double kLatencyTarget = 1.15;  // relative to the empty call
-constexpr double kRateTarget = 0.9;      // relative to the empty call
+constexpr double kLatencyTarget = 1.15;  // at most, of the empty call's latency
+constexpr double kRateTarget = 0.9;      // at least, of the empty call's rate
 constexpr int kOutstanding = 64;
 constexpr absl::Duration kRateTime = absl::Milliseconds(200);
 constexpr int kMetricsRounds = 50;
 constexpr int kMetricsCalls = 300;
-constexpr double kMetricsTarget = 1.03;  // times without metrics
+constexpr double kMetricsTarget = 1.03;  // at most, of the times without metrics
 
 double MicrosecondsOf(const auto& call) {
   const absl::Time start = absl::Now();
@@ -79,9 +79,9 @@ double Percentile(std::vector<double> samples, double p) {
   return *at;
 }
 
-// Keeps kOutstanding calls of one kind outstanding for kRateTime; returns the answers per second.
-// `start` begins a call in one of kOutstanding slots. When the answer arrives, `start` passes
-// `done` whether it was right. A slot has one call at a time.
+// Keeps kOutstanding calls of one kind outstanding for kRateTime; returns the number of answers per
+// second. `start` begins a call in one of kOutstanding slots. When the answer arrives, `start`
+// calls `done` with whether the answer was right. A slot has one call at a time.
 double RateOf(const std::function<void(int slot, std::function<void(bool)> done)>& start) {
   absl::Mutex mutex;
   int outstanding = 0;
@@ -160,7 +160,8 @@ v1::ResolveSpecRequest FullQuestion() {
   return question;
 }
 
-// Overloads for both kinds of request, so that templates can use either.
+// SetFirstSize has an overload for each of the two kinds of request, so that templates can use
+// either kind.
 void SetFirstSize(int64_t size, v1::ResolveEffectiveSpecRequest* question) {
   question->set_shape(0, size);
 }
@@ -175,7 +176,8 @@ bool IsRight(const v1::ResolveSpecResponse& answer) {
 }
 
 struct Effective {
-  // Size of the arena's first block: request and answer fit, so that no further block is allocated.
+  // Size of the arena's first block. Request and answer fit into it, so the arena allocates no
+  // further block.
   static constexpr size_t kAnswerBytes = 512;
   using Request = v1::ResolveEffectiveSpecRequest;
   using Response = v1::ResolveEffectiveSpecResponse;
@@ -256,8 +258,8 @@ struct Resolver {
   std::unique_ptr<v1::ResolveService::Stub> stub;
 };
 
-// Measures M3 with two servers. They differ only in metrics: one counts and times its calls and
-// corrections.
+// Measures M3 with two servers. They differ only in metrics: one server counts and times its calls
+// and corrections, the other does not.
 int MeasureMetrics() {
   RealClock clock;
   const std::unique_ptr<server::Store> store =
@@ -324,7 +326,7 @@ int MeasureMetrics() {
   return 0;
 }
 
-// Measures the rows of one kind of request; their ids end in `suffix`.
+// Measures and prints the rows for one kind of request. The ids of these rows end in `suffix`.
 template <typename Kind>
 void Measure(v1::ResolveService::Stub& resolve, grpc::health::v1::Health::Stub& health,
              const std::function<void()>& check_once, typename Kind::Request question,
@@ -371,7 +373,8 @@ void Measure(v1::ResolveService::Stub& resolve, grpc::health::v1::Health::Stub& 
   std::vector<double> empty_rates;
   std::atomic<int64_t> next = fresh;
   SetFirstSize(32, &question);
-  // As a caller that varies one number: its call is over when it changes the message.
+  // Each request is new, as from a caller that varies one number. The caller changes a message only
+  // after the call with this message has ended.
   std::vector<typename Kind::Request> new_questions(kOutstanding, question);
   for (int round = 0; round < extent.rate_rounds; ++round) {
     ours_rates.push_back(RateOf([&](int, std::function<void(bool)> done) {

@@ -1,12 +1,14 @@
-// Time of a collective as a step of a running cluster, from the client's call to its answer.
+// Measures the time of a collective as a step of a running cluster, from the client's call to its
+// answer.
 //
 // clang-format off
 //   step_bench COORDINATOR LABEL    the mesh is "default", with the one axis tp
 // clang-format on
 //
-// Prints one line of JSON per size; its id begins with LABEL. A line has the median time of a call,
-// and of the slowest worker's collective within the call. The tensor is replicated, so each rank
-// passes all elements to the all-reduce. The client releases each result at once.
+// Prints one line of JSON per size; the line's id begins with LABEL. A line has the median time of
+// a call, and the median time of the slowest worker's collective within the call. The tensor is
+// replicated, so each rank passes all elements to the all-reduce. The client releases each result
+// at once.
 #include <algorithm>
 #include <cstdlib>
 #include <iostream>

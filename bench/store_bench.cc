@@ -1,5 +1,6 @@
-// Cost of an acknowledged write to the store compared with a plain fdatasync, and writes per second
-// with 32 waiting writers. Usage: store_bench [FOLDER]; prints one line of JSON per result.
+// Measures the cost of an acknowledged write to the coordinator's store, compared with a plain
+// fdatasync, and the writes per second with 32 waiting writers. Usage: store_bench [FOLDER]; prints
+// one line of JSON per result.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -25,7 +26,7 @@ constexpr int kRounds = 9;
 constexpr int kWritesPerRound = 300;
 constexpr int kWriters = 32;
 constexpr int kWritesPerWriter = 500;
-constexpr size_t kValueBytes = 200;  // about the size of an array's record
+constexpr size_t kValueBytes = 200;  // about the size of an array's record in the store
 
 [[noreturn]] void Fail(std::string_view what) {
   std::fprintf(stderr, "store_bench: %.*s\n", static_cast<int>(what.size()), what.data());
@@ -44,7 +45,7 @@ void CommitOne(Store& store, const std::string& key) {
   if (!revision.ok()) Fail(revision.status().ToString());
 }
 
-// Returns the median time of one call in microseconds, over a round of calls.
+// Makes a round of calls; returns the median time of a call in microseconds.
 template <typename Call>
 double RoundMedian(Call call) {
   std::vector<double> times;
@@ -68,8 +69,9 @@ int Main(const std::string& folder) {
   if (!opened.ok()) Fail(opened.status().ToString());
   Store& store = **opened;
 
-  // Measure the bare cost: write and sync a block of a file whose blocks are already allocated.
-  // SQLite's write-ahead log is such a file, because each checkpoint starts it again.
+  // Measure the cost of only the disk: write and sync a block of a file whose blocks are already
+  // allocated. SQLite's write-ahead log is such a file, because each checkpoint starts the log
+  // again at its beginning.
   const std::string file = folder + "/fdatasync";
   const int fd = open(file.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
   if (fd < 0) Fail(StrCat("cannot write ", file));
@@ -80,7 +82,7 @@ int Main(const std::string& folder) {
   fsync(fd);
   std::vector<double> ours;
   std::vector<double> peer;
-  for (int round = 0; round < kRounds; ++round) {  // alternating, so that both see the same disk
+  for (int round = 0; round < kRounds; ++round) {  // alternate both, so that both see the same disk
     peer.push_back(RoundMedian([&](int i) {
       if (pwrite(fd, block.data(), block.size(), i * 4096) < 0 || fdatasync(fd) != 0)
         Fail("fdatasync failed");

@@ -1,5 +1,5 @@
-// Round trips over one plain gRPC stream between two processes: a lower bound for a message between
-// workers. Each side has a completion queue, polled by the waiting thread.
+// Measures round trips over one plain gRPC stream between two processes: a lower bound for the time
+// of a message between workers. Each side has a completion queue, polled by the thread that waits.
 //
 // clang-format off
 //   stream_ping_bench [--sizes BYTES,...] [--ops OP,...]        messages of at most 64 KiB
@@ -48,8 +48,8 @@ constexpr int kCalls = 2'000;
 enum Operation : intptr_t { kOpen = 1, kRead, kWrite };
 void* TagOf(Operation operation) { return reinterpret_cast<void*>(operation); }
 
-// Waits until these operations have ended; returns false if one failed. Requires that the caller
-// has started each of them.
+// Waits until all of these operations have ended; returns false if one of them failed. Requires
+// that the caller has started each of them.
 bool Await(grpc::CompletionQueue& queue, std::vector<Operation> operations) {
   while (!operations.empty()) {
     void* tag = nullptr;

@@ -1,14 +1,14 @@
-// Upper bound that loopback TCP sets for the speed of a pairwise all-reduce. The processes only
-// send each other as many bytes as the all-reduce does.
+// Measures the upper bound that loopback TCP sets for the speed of a pairwise all-reduce. The
+// processes only send each other as many bytes as the all-reduce does.
 //
 // clang-format off
 //   tcp_bench RANKS [--ops OP,...] [--sizes BYTES,...]
 // clang-format on
 //
-// Every rank sends 2 S / P bytes to each of the P - 1 others and receives as many, over one
-// connection per pair, at the sockets' full speed. An all-reduce of S bytes has to move as much. If
-// all-reduce is among the ops, prints one JSON object with the slowest rank's times for each size
-// from 64 KiB on:
+// For vectors of S bytes, every rank sends 2 S / P bytes to each of the P - 1 others and receives
+// as many. It uses one connection per pair of ranks, at the sockets' full speed. An all-reduce of S
+// bytes has to move as many bytes. If all-reduce is among the ops, prints one JSON object for each
+// size from 64 KiB on, with the slowest rank's times:
 //
 // clang-format off
 //   {"system": "tcp", "op": "all-reduce", "algorithm", "ranks", "bytes", "calls", "p50_us", ...}
@@ -49,8 +49,8 @@ constexpr int64_t kLeastBytes = 65'536;
 
 pid_t first_rank = 0;
 
-// Ends all ranks, because each would wait for this one for ever. When rank 0 dies, the kernel kills
-// its children (PR_SET_PDEATHSIG).
+// Ends all ranks, because each other rank would wait for this one for ever. When rank 0 dies, the
+// kernel kills its child processes (PR_SET_PDEATHSIG).
 [[noreturn]] void Fail(const char* what) {
   std::fprintf(stderr, "tcp_bench: %s: %s\n", what, std::strerror(errno));
   if (getpid() != first_rank) kill(first_rank, SIGTERM);
@@ -73,7 +73,7 @@ std::vector<std::string> Split(const std::string& text) {
 struct Together {
   std::atomic<size_t> arrived = 0;
   std::atomic<uint16_t> ports[kMaxRanks] = {};
-  std::atomic<int64_t> slowest_ns[2] = {};  // calls use the two in turn
+  std::atomic<int64_t> slowest_ns[2] = {};  // successive calls use the two in alternation
 
   void Meet(size_t ranks, size_t round) {
     arrived.fetch_add(1);
@@ -162,7 +162,7 @@ class Rank {
  private:
   void Meet() { together_->Meet(ranks_, round_++); }
 
-  // Sends and receives `part` bytes with every peer.
+  // Sends `part` bytes to every peer, and receives `part` bytes from every peer.
   void Exchange(size_t part) {
     std::vector<size_t> sent(ranks_, 0);
     std::vector<size_t> received(ranks_, 0);
@@ -201,7 +201,7 @@ class Rank {
   const size_t ranks_;
   Together* const together_;
   size_t round_ = 0;
-  std::vector<int> peers_;  // by rank; -1 for this rank
+  std::vector<int> peers_;  // sockets by rank; -1 for this rank
   std::vector<char> memory_;
 };
 

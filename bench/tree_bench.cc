@@ -1,4 +1,5 @@
-// Cost of resolving whole trees of tensors: in this process, and over the wire to a coordinator.
+// Measures the cost of resolving whole trees of tensors: in this process, and over the wire to a
+// coordinator.
 //
 // clang-format off
 //   tree_bench chain                     resolve and correct, chained, on one thread: calls a
@@ -11,7 +12,7 @@
 //                                        request
 // clang-format on
 //
-// Prints one JSON object: the best and the median of several runs. Answers are checked in the same
+// Prints one JSON object: the best and the median of several runs. Checks the answers in the same
 // run.
 #include <algorithm>
 #include <cstdio>
@@ -50,7 +51,7 @@ T ValueOrFail(absl::StatusOr<T> value) {
   return *std::move(value);
 }
 
-// Returns the seconds of each run, after a first run that is not counted.
+// Returns the seconds of each run. Makes one run before these, which is not counted.
 std::vector<double> Time(const std::function<void()>& run) {
   std::vector<double> seconds;
   run();

@@ -1,4 +1,4 @@
-// The metrics of a worker.
+// Creates a worker's metrics: counters of its work, and values that a scrape reads from its parts.
 #include "worker/worker_metrics.h"
 
 #include <algorithm>
@@ -25,7 +25,7 @@ std::string_view OutcomeLabel(StepOutcome outcome) {
   return "";
 }
 
-// `all_reduce`, ...
+// Returns the kind's label in metrics, such as `all_reduce`.
 std::string KindLabel(CollectiveKind kind) {
   std::string label(CollectiveKindName(kind));
   std::replace(label.begin(), label.end(), '-', '_');
@@ -115,7 +115,7 @@ StepObserver ObserveSteps(rpc::Metrics* metrics) {
   observer.collective = [=](CollectiveKind kind, CollectiveAlgorithm algorithm,
                             const StepObserver::CollectiveBytes& bytes, absl::Duration elapsed) {
     const auto found = collectives.find({kind, algorithm});
-    // The kind lacks this algorithm, so the collective was refused.
+    // The kind does not have this algorithm. The collective was refused, so it is not counted.
     if (found == collectives.end()) return;
     const CollectiveSeries& series = found->second;
     series.operations.Add();

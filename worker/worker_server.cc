@@ -71,7 +71,7 @@ uint64_t RandomIncarnation() {
   return incarnation;
 }
 
-// Returns the most bytes that idle buffers of the pool may take.
+// Returns the most bytes that idle buffers of the buffer pool may take.
 int64_t MaxIdleBytes(int64_t memory_bytes) { return memory_bytes / 8; }
 
 // The minimum must cover a stream's flow-control window (rpc/transport_args.h) and two messages of
@@ -91,8 +91,8 @@ absl::StatusOr<HostPort> HostPortOf(std::string_view flag, const std::string& ad
 }
 
 // Returns the address on which this worker listens for peers: the host of --listen, with a separate
-// port. Only the ExchangeService is there, so only the poller of the links handles these
-// connections.
+// port. The server at this port has only the ExchangeService, so only the poller of the links
+// handles its connections.
 absl::StatusOr<std::string> ExchangeListen(const WorkerOptions& options) {
   SHARDMESH_ASSIGN_OR_RETURN(HostPort address, HostPortOf("listen", options.listen));
   address.port = static_cast<int>(options.exchange_port);
@@ -126,8 +126,8 @@ absl::StatusOr<std::vector<std::string>> Endpoints(const WorkerOptions& options,
 }  // namespace
 
 int64_t DefaultRpcMemoryBytes(int64_t memory_bytes) {
-  // With less than this, a few concurrent puts could use it up, and gRPC would cancel their
-  // streams.
+  // With less memory than this, a few concurrent puts could use all of it, and gRPC would cancel
+  // their streams.
   constexpr int64_t kLeast = int64_t{256} << 20;
   constexpr int64_t kMost = int64_t{4} << 30;
   return std::clamp(memory_bytes / 4, kLeast, kMost);
@@ -285,7 +285,8 @@ class WorkerServer::Impl {
       return;
     }
     server_->SetReady(false);
-    // While Leave waits, steps and transfers that have begun continue.
+    // Leave waits until the coordinator no longer needs this worker. Steps and transfers that have
+    // begun continue during this time.
     if (link_ != nullptr) {
       link_->Leave("it is draining", deadline);
     }
@@ -350,7 +351,7 @@ class WorkerServer::Impl {
   MemoryBudget budget_;
   const std::shared_ptr<ShmArena> arena_;  // null: the memory is private to this process
   const std::shared_ptr<BufferPool> pool_;
-  const int threads_;  // for kernels
+  const int threads_;  // number of threads for kernels
   MatmulKernel kernel_;
   FlightRecorder recorder_;
   std::unique_ptr<ShardStore> store_;
@@ -361,7 +362,7 @@ class WorkerServer::Impl {
   std::unique_ptr<StepExecutor> executor_;
   std::unique_ptr<grpc::Service> tiles_;
   std::unique_ptr<rpc::ServerLifecycle> server_;
-  std::unique_ptr<rpc::ServerLifecycle> exchange_;  // of the links
+  std::unique_ptr<rpc::ServerLifecycle> exchange_;  // the server for the peers' links
   std::unique_ptr<CoordinatorLink> link_;
   std::unique_ptr<rpc::MetricsEndpoint> metrics_endpoint_;
 

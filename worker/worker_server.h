@@ -30,7 +30,8 @@ struct WorkerOptions {
   std::string coordinator = "127.0.0.1:7070";
   std::string listen = "127.0.0.1:0";
   // Addresses at which the coordinator, peers and clients reach this worker, best first. A port of
-  // 0 stands for the port on which the worker listens. If empty: the address on which it listens.
+  // 0 stands for the port on which the worker listens. If the list is empty: the address on which
+  // the worker listens.
   std::vector<std::string> advertise;
   // The port for peers; 0 for a free port. The worker listens on the host of `listen`, and peers
   // reach it on the hosts of `advertise`.
@@ -78,12 +79,14 @@ class WorkerServer {
   // Returns the port of the metrics endpoint; 0 if there is none.
   int metrics_port() const;
   bool ready() const;
-  // Returns why the coordinator permanently refuses this worker; nullopt if it does not.
+  // Returns why the coordinator permanently refuses this worker; nullopt if the coordinator does
+  // not refuse it.
   std::optional<absl::Status> failure() const;
 
-  // Stops the worker after its work has ended. It reports not ready, refuses transfers and tells
-  // the coordinator that it leaves. Then it waits, at most until `deadline`, for running steps and
-  // streams, and stops. Must not be called from a gRPC reaction.
+  // Stops the worker after its work has ended. The worker reports not ready, and tells the
+  // coordinator that it leaves. It waits until the coordinator no longer needs it, refuses further
+  // transfers, and waits for running streams. All waits together end at the latest at `deadline`.
+  // Then it stops. Must not be called from a gRPC reaction.
   void Drain(absl::Time deadline);
 
  private:

@@ -6,9 +6,9 @@
 //
 // Order of combination: the result of place p's part is x(p+1) + x(p+2) + ... + x(p), around the
 // ring and evaluated from the left, where x(q) is the operand at place q. The order is the same in
-// every run and on every rank, but it is not the canonical order (tree.h). Each part of a vector has
-// a different order, so a result's bits depend on the vector's size. Therefore only callers that
-// chose kFastest get these functions.
+// every run and on every rank, but it is not the canonical order (tree.h). Each part of a vector
+// has a different order, so a result's bits depend on the vector's size. Therefore only callers
+// that chose kFastest get these functions.
 //
 // Costs per rank, for P ranks and S bytes of operand. For all-gather, S is the data of one rank.
 //

@@ -12,11 +12,11 @@
 
 namespace shardmesh::worker {
 
-// Returns the combiner that reduces `operand` elements of a group of `ranks` >= 1 ranks to `result`
-// elements. It sums F16 and BF16 in F32 and rounds once. F32 partial sums can become F16 or BF16;
-// otherwise the two types must be equal. A mean is the sum times 1/ranks, in F32 or F64.
-// INVALID_ARGUMENT (UNSUPPORTED_DTYPE) for a type without arithmetic, for a mean of integers, or
-// for two types that cannot be combined in this way.
+// Returns the combiner that reduces elements of type `operand`, over a group of `ranks` >= 1 ranks,
+// to elements of type `result`. It sums F16 and BF16 in F32 and rounds once. `result` is the same
+// type as `operand`; only F32 partial sums can also become F16 or BF16. A mean is the sum times
+// 1/ranks, in F32 or F64. INVALID_ARGUMENT (UNSUPPORTED_DTYPE) for a type without arithmetic, for a
+// mean of integers, or for two types that cannot be combined in this way.
 absl::StatusOr<Combiner> CombinerFor(Reduction reduction, Dtype operand, Dtype result,
                                      int64_t ranks);
 

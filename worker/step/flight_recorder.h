@@ -1,4 +1,5 @@
-// The last instructions of a rank: what they are, when they ran, and for which peers they waited.
+// Records the last instructions of a rank: what they are, when they ran, and for which peers they
+// waited.
 #ifndef SHARDMESH_WORKER_STEP_FLIGHT_RECORDER_H_
 #define SHARDMESH_WORKER_STEP_FLIGHT_RECORDER_H_
 
@@ -18,9 +19,11 @@
 
 namespace shardmesh::worker {
 
-// Keeps the running instructions of all steps, and the last kCapacity ended ones; a newly ended
-// instruction replaces the oldest. Numbers ended instructions in the order in which they ended.
-// Recording an instruction costs a few allocations and short holds of a mutex. Thread-safe.
+// Keeps the records of the running instructions of all steps, and of the last kCapacity
+// instructions that have ended; a newly ended instruction replaces the oldest. If more than
+// kCapacity instructions run, forgets those that began first. Numbers ended instructions from 0, in
+// the order in which they ended. Recording an instruction costs a few allocations and short holds
+// of a mutex. Thread-safe.
 //
 // Example:
 //
@@ -42,7 +45,7 @@ class FlightRecorder {
   // instruction needs data from `peers`.
   Ticket Begin(FlightRecord record, absl::Span<const DeviceId> peers);
 
-  // The calls below have no effect if the instruction has ended.
+  // WaitsFor, DataCame and End have no effect if the instruction has ended.
 
   // Records that the instruction waits for data from this peer.
   void WaitsFor(Ticket ticket, DeviceId peer);
@@ -53,11 +56,12 @@ class FlightRecorder {
   void DataCame(Ticket ticket, DeviceId peer, absl::Time now);
 
   // Records the end of the instruction. If the instruction failed, its record keeps the peer for
-  // which it waited.
+  // which it waited last.
   void End(Ticket ticket, absl::Status outcome, absl::Time now);
 
-  // Returns the last `count` records, or all if there are fewer. Ended instructions come first, in
-  // the order of their ends, then the running ones.
+  // Returns `count` records, or all if there are fewer. Takes the running instructions that began
+  // last, and fills up with the instructions that ended last. In the result, ended instructions
+  // come first, in the order of their ends; running instructions follow.
   std::vector<FlightRecord> Last(size_t count = kCapacity) const;
 
   // Returns the running instruction of a step; nullopt if none runs. A step runs one instruction at
@@ -66,19 +70,20 @@ class FlightRecorder {
 
   // Records of instructions that ended since an earlier call.
   struct Tail {
-    // The oldest comes first. If there are too many, the oldest are missing.
+    // In the order in which the instructions ended. Older records are missing if there are more
+    // than the call asks for, or more than the recorder keeps.
     std::vector<FlightRecord> records;
     int64_t next = 0;  // the argument `first` for the next call
   };
-  // Returns the records from number `first` on. If there are more than `max_records`, returns the
-  // last ones.
+  // Returns the records of ended instructions from number `first` on. If there are more than
+  // `max_records`, returns only the last `max_records`.
   Tail EndedSince(int64_t first, size_t max_records) const;
 
  private:
   mutable absl::Mutex mutex_;
   std::map<Ticket, FlightRecord> running_ ABSL_GUARDED_BY(mutex_);
   Ticket next_ticket_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::vector<FlightRecord> ring_ ABSL_GUARDED_BY(mutex_);  // record n is at n % kCapacity
+  std::vector<FlightRecord> ring_ ABSL_GUARDED_BY(mutex_);  // ended; record n is at n % kCapacity
   int64_t ended_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

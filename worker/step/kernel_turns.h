@@ -19,7 +19,7 @@ namespace shardmesh::worker {
 // that has the turn waits for nothing else, so its turn always ends. Thread-safe.
 class KernelTurns {
  public:
-  // The turns of one kernel. For one thread.
+  // The turns of one kernel. Used by one thread.
   class Turn {
    public:
     // `turns` outlives this object. This object calls `abort_check` regularly while it waits.
@@ -29,11 +29,12 @@ class KernelTurns {
     Turn(const Turn&) = delete;
     Turn& operator=(const Turn&) = delete;
 
-    // Waits until this kernel has the turn. The only error is that of `abort_check`; then the
-    // kernel does not have the turn.
+    // Waits until this kernel has the turn. Returns the error of `abort_check` if the check fails;
+    // in this case the kernel does not have the turn.
     absl::Status Take();
-    // Call it between two blocks. Calls `abort_check`, and gives the turn to waiting kernels first,
-    // if there are any.
+    // Call it between two blocks, while this kernel has the turn. Calls `abort_check`. If other
+    // kernels wait, gives the turn to them and waits for it again, as Take does. The only error is
+    // that of `abort_check`.
     absl::Status PauseForOthers();
     void GiveBack();
 
@@ -51,7 +52,8 @@ class KernelTurns {
   absl::Mutex mutex_;
   bool is_taken_ ABSL_GUARDED_BY(mutex_) = false;
   int64_t next_ticket_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::set<int64_t> waiting_ ABSL_GUARDED_BY(mutex_);  // ticket numbers; the lowest is next
+  std::set<int64_t> waiting_    // tickets; the kernel with the lowest is next
+      ABSL_GUARDED_BY(mutex_);  // tickets of waiting kernels; the lowest is next
 };
 
 }  // namespace shardmesh::worker

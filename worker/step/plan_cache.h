@@ -20,10 +20,10 @@ using PlanPtr = std::shared_ptr<const Plan>;
 // LRU cache of plans. Thread-safe.
 class PlanCache {
  public:
-  // capacity >= 1.
+  // Requires capacity >= 1, the most plans in the cache.
   explicit PlanCache(size_t capacity) : plans_({.entries = capacity}) {}
 
-  // Returns null if the plan is not in the cache.
+  // Returns the plan with this hash; null if it is not in the cache.
   PlanPtr Find(std::string_view hash);
   // Decodes a plan and adds it. INVALID_ARGUMENT if `hash` is not the SHA-256 of the bytes, or if
   // the bytes are no valid plan.

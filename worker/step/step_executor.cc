@@ -29,7 +29,8 @@
 namespace shardmesh::worker {
 namespace {
 
-// Runs `body`. Converts an exception to an error, so it ends the step and not the process.
+// Runs `body`. Converts an exception to an error, so an exception ends the step and not the
+// process. RESOURCE_EXHAUSTED (MEMORY_LIMIT) for std::bad_alloc, INTERNAL for others.
 absl::Status CatchErrors(absl::FunctionRef<absl::Status()> body) {
   try {
     return body();
@@ -42,7 +43,7 @@ absl::Status CatchErrors(absl::FunctionRef<absl::Status()> body) {
   }
 }
 
-// Adds the step's number to an error that aborts the step, as a fact.
+// Returns the error `status`, which aborts the step, with the step's number as a fact.
 absl::Status OfStep(const absl::Status& status, int64_t sequence) {
   return MayHave(ReasonOf(status), fact::kStep) ? WithFacts(status, {{fact::kStep, sequence}})
                                                 : status;
@@ -138,8 +139,8 @@ class StepExecutorImpl final : public StepExecutor {
         runs->second.abort = status;
       }
     }
-    // Abort the step in the links even if it does not run here: peers may have sent data of the
-    // step, or wait for this rank.
+    // Abort the step in the links even if it does not run here. Peers may have sent data of the
+    // step, or may wait for this rank.
     options_.links->AbortStep(sequence, status, "");
     if (waiting.has_value()) {
       options_.links->CloseStep(sequence);
@@ -193,15 +194,17 @@ class StepExecutorImpl final : public StepExecutor {
  private:
   struct Waiting {
     std::shared_ptr<const StepOrder> order;
-    PlanPtr plan;             // null: the plan's bytes have not come
-    Report report = nullptr;  // empty: only NEED_PLAN was reported so far
+    PlanPtr plan;  // null: the plan's bytes have not come
+    // Empty until the plan is known: the first call of Run has reported kNeedPlan.
+    Report report = nullptr;
     absl::Time deadline = absl::InfiniteFuture();
   };
   struct Running {
     absl::Time since;
     absl::Status abort = absl::OkStatus();
   };
-  // What a finished step left in the store, for its commit or abort.
+  // The arrays of a finished step that wait in the store for the step's commit or abort: its
+  // outputs, and the operands that it donated.
   struct Staged {
     std::vector<std::string> array_ids;
     std::vector<std::string> donated_ids;
@@ -212,8 +215,8 @@ class StepExecutorImpl final : public StepExecutor {
                       Reason::kNotServing, {{fact::kIdentity, options_.identity}});
   }
 
-  // Adds the order to the queue, or the plan to a queued order. Keeps `report` only if the plan is
-  // known.
+  // Adds the order to the queue, or the plan to an order in the queue. Keeps `report` only if the
+  // plan is known. Otherwise Run reports kNeedPlan at once.
   absl::Status Enqueue(StepOrder& order, const PlanPtr& plan, Report& report)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (stopping_) return Stopping();
@@ -248,8 +251,9 @@ class StepExecutorImpl final : public StepExecutor {
     return absl::OkStatus();
   }
 
-  // Returns the step to begin next: the lowest one whose plan is known or whose deadline has
-  // passed. Returns queue_.end() if there is none, or no free thread for it (see the header).
+  // Returns the step to begin next: the step with the lowest number among those whose plan is known
+  // or whose deadline has passed. Returns queue_.end() if there is no such step, or no free thread
+  // for it (see the header).
   std::map<int64_t, Waiting>::iterator FindNext(absl::Time now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     auto next = queue_.begin();
@@ -410,8 +414,8 @@ class StepExecutorImpl final : public StepExecutor {
   std::map<int64_t, Staged> staged_ ABSL_GUARDED_BY(mutex_);
   int64_t term_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t last_ordered_ ABSL_GUARDED_BY(mutex_) = 0;
-  int64_t orders_ ABSL_GUARDED_BY(mutex_) = 0;                  // taken so far
-  std::map<int64_t, Running> running_ ABSL_GUARDED_BY(mutex_);  // by sequence
+  int64_t orders_ ABSL_GUARDED_BY(mutex_) = 0;                  // number of orders taken so far
+  std::map<int64_t, Running> running_ ABSL_GUARDED_BY(mutex_);  // by the step's number
   std::vector<std::thread> threads_;  // last member: the threads start when all other members exist
 };
 

@@ -1,5 +1,5 @@
-// Runs this rank's part of the steps that the coordinator orders. A step is one run of a plan,
-// which says what every rank does.
+// Runs this rank's part of the steps that the coordinator orders. A step is one run of a plan; the
+// plan says what every rank does.
 #ifndef SHARDMESH_WORKER_STEP_STEP_EXECUTOR_H_
 #define SHARDMESH_WORKER_STEP_STEP_EXECUTOR_H_
 
@@ -29,17 +29,18 @@
 
 namespace shardmesh::worker {
 
-// An operand of a step.
+// A value that a step reads, and whether the step may use up its array.
 struct StepOperand {
-  // The id of a committed array, or a whole tensor that comes with the order to every rank.
+  // The id of a committed array, or a whole tensor. The coordinator sends the tensor to every rank,
+  // with the step's order.
   std::variant<std::string, Literal> value;
   // Whether this step is the last use of the array. If so, the array is released when the step
   // commits. If the plan makes a result in the operand's memory (ResultOverOperand), the rank takes
-  // the operand out of its store when the step begins.
+  // this memory out of its store when the step begins.
   bool donate = false;
 };
 
-// A result of a step.
+// The array that a step makes from one output of its plan.
 struct StepOutput {
   ArrayDescriptor array;
   // The encoded form of `array`, kept with the tile (TileDescription::array_descriptor).
@@ -54,17 +55,17 @@ struct StepOrder {
   std::string plan_hash;   // SHA-256 of the plan's bytes
   std::string plan_bytes;  // empty if the coordinator assumes that the worker knows the plan
   std::vector<StepOperand> operands;
-  std::vector<StepOutput> outputs;  // as many as the plan has outputs
+  std::vector<StepOutput> outputs;  // one for each output of the plan
   absl::Duration timeout = absl::InfiniteDuration();
-  // Whether to report the elements of the outputs' tiles. Among the replicas of a tile, only the
-  // first one's rank reports them.
+  // Whether to report the elements of the outputs' tiles. If several ranks hold replicas of a tile,
+  // only the rank with the first replica reports its elements.
   bool return_literals = false;
 };
 
 enum class StepOutcome {
   kDone,      // every output is staged in the store
   kFailed,    // nothing is staged
-  kNeedPlan,  // the plan is unknown; the step waits for another call of Run, with the plan's bytes
+  kNeedPlan,  // the plan is unknown; the step waits until Run is called with the plan's bytes
 };
 
 struct StepResult {
@@ -72,7 +73,7 @@ struct StepResult {
     std::string array_id;
     uint32_t crc32c = 0;     // of the tile
     int64_t size_bytes = 0;  // of the tile
-    std::string data;        // its elements, if the order asks for them and this rank reports them
+    std::string data;  // the tile's elements, if the order asks for them and this rank reports them
   };
 
   int64_t sequence = 0;
@@ -80,18 +81,19 @@ struct StepResult {
   int64_t term = 0;   // of the order
   DeviceId rank = 0;  // in the plan's mesh; 0 if the plan is unknown
   StepOutcome outcome = StepOutcome::kDone;
-  std::vector<Output> outputs = {};  // if kDone
-  // The error, if kFailed. It names this rank, the step and the op.
+  std::vector<Output> outputs = {};  // set if kDone
+  // If kFailed, the error; its message names this worker, the step and, if known, the rank and the
+  // op.
   absl::Status status = absl::OkStatus();
-  // The peer that caused the failure; empty if this worker did.
+  // If kFailed, the identity of the peer that caused the failure; empty if this worker caused it.
   std::string blamed_identity = {};
   absl::Duration kernel_time = absl::ZeroDuration();
   absl::Duration collective_time = absl::ZeroDuration();
   int64_t sent_bytes = 0;
 };
 
-// Callbacks for metrics; each may be empty. Several of the executor's threads may call them at
-// once, with no lock held.
+// Callbacks for metrics; each of them may be empty. Several of the executor's threads may call them
+// at once. The executor holds no lock during a call.
 struct StepObserver {
   std::function<void(StepOutcome outcome, absl::Duration elapsed)> step;
   std::function<void(int64_t flops, absl::Duration elapsed)> kernel;
@@ -106,25 +108,24 @@ struct StepObserver {
       collective;
 };
 
-// Runs steps concurrently, each on its own thread, and begins them in the order of their sequence
-// numbers.
+// Runs steps concurrently, each on its own thread. Begins them by rising sequence number.
 //
-// If one step writes an array that another uses, the coordinator never orders the two concurrently.
-// Any steps that are ordered may therefore overlap. Their collectives overlap; their kernels take
-// turns (KernelTurns).
+// If one step writes an array that another step uses, the coordinator sends the second order only
+// after the first step has ended. A worker can therefore overlap all steps that it has received.
+// Their collectives overlap; their kernels take turns (KernelTurns).
 //
-// A step whose plan is unknown waits in the queue until its plan's bytes come; later steps may
-// begin before it. A step that waits for a membership, or for a peer to share its memory, blocks
-// only its own thread.
+// A step whose plan is unknown waits in the queue until its plan's bytes come. Later steps may
+// begin before it. A step that waits for the membership view of its epoch, or for a peer to share
+// its memory, blocks only its own thread.
 //
 // Why steps cannot deadlock by waiting for threads:
 // - There are kRunners + 1 threads. Only the step with the lowest number among this worker's
 //   unfinished steps may take the last free thread. That step therefore never waits for a thread.
-// - The coordinator numbers all steps of the cluster in one order, and sends the orders to each
-//   worker in this order. The lowest unfinished step of the cluster is therefore the lowest
-//   unfinished one on each of its workers.
-// - All workers of this step run it, or wait only for its plan. So the step ends, or its deadline
-//   passes. Then the same holds for the next step.
+// - The coordinator gives every step of the cluster its own number, and sends the steps to each
+//   worker by rising number. The lowest unfinished step of the cluster is therefore the lowest
+//   unfinished step on each of its workers.
+// - Each worker of that step runs it, or waits only for its plan. The step therefore ends, at the
+//   latest at its deadline. The same then holds for the next lowest step.
 //
 // clang-format off
 //   Run -> waiting -> running -> staged -> Commit: its outputs are arrays
@@ -140,12 +141,13 @@ struct StepObserver {
 class StepExecutor {
  public:
   // At a step's timeout, the coordinator decides which rank is at fault, because it has reports
-  // from all ranks. A worker that hears nothing from the coordinator ends the step itself, this
-  // much later.
+  // from all ranks. If a worker hears nothing from the coordinator, it ends the step itself. It
+  // does so this time after the timeout.
   static constexpr absl::Duration kVerdictGrace = absl::Seconds(1);
   // Most bytes of elements that the results of one step carry.
   static constexpr int64_t kMaxReturnedBytes = kMaxLiteralBytes;
-  // Steps that run at the same time, in addition to the lowest one.
+  // Most steps that run at the same time. The unfinished step with the lowest number may begin in
+  // addition to them.
   static constexpr int kRunners = 4;
   // Most plans in the cache. A plan takes some kilobytes, and a client has some tens of plans.
   static constexpr size_t kPlanCapacity = 256;
@@ -155,10 +157,10 @@ class StepExecutor {
     std::string identity;
     PeerLinks* links = nullptr;
     ShardStore* store = nullptr;
-    // For values that are neither operands nor outputs; usually the store's pool.
+    // Memory for values that are neither operands nor outputs; usually the store's pool.
     std::shared_ptr<BufferPool> pool;
     MatmulKernel* kernel = nullptr;
-    // Budget for packed copies of weights, usually the store's. Null: no weights are packed.
+    // Budget for packed copies of weights, usually the store's budget. Null: no weights are packed.
     MemoryBudget* weight_budget = nullptr;
     FlightRecorder* recorder = nullptr;
     Clock* clock = nullptr;
@@ -168,34 +170,40 @@ class StepExecutor {
   using Report = std::function<void(StepResult result)>;
 
   static std::unique_ptr<StepExecutor> Start(Options options);
-  // Fails waiting and running steps (CANCELLED), reports them, and joins the threads.
+  // Fails waiting and running steps (CANCELLED), reports this for each, and joins the threads.
   virtual ~StepExecutor() = default;
   StepExecutor(const StepExecutor&) = delete;
   StepExecutor& operator=(const StepExecutor&) = delete;
 
   // Queues a step, or passes the plan's bytes to a step that waits for its plan.
   //
-  // Calls `report` once for each call of Run, on one of the executor's threads. If the executor
-  // refuses the order or does not know the plan, it calls `report` on the calling thread. `report`
-  // must not block. It reports FAILED_PRECONDITION if the step's number is not above that of the
-  // last ordered step. It reports ABORTED (STALE_TERM) if the term is below the highest one so far.
-  // A step that waits for its plan fails at its timeout.
+  // Calls `report` once for each call of Run: with kDone or kFailed on one of the executor's
+  // threads, after the step has run. If the executor refuses the order, or does not know the plan
+  // (kNeedPlan), it calls `report` on the calling thread. `report` must not block.
+  //
+  // FAILED_PRECONDITION if the step's number is not above that of the last ordered step, unless
+  // the order is for a step that still waits for its plan. ABORTED (STALE_TERM) if the order's term
+  // is below the highest term of earlier orders. INVALID_ARGUMENT if the bytes are not the plan. If
+  // the plan's bytes do not come, the step fails kVerdictGrace after its timeout, without a further
+  // report.
   virtual void Run(StepOrder order, Report report) = 0;
 
-  // Commits the step's outputs, which become arrays, and releases the operands that the step
-  // donated. NOT_FOUND if the step has nothing staged here; otherwise errors of ShardStore::Commit.
+  // Commits the step's outputs, which become arrays. Releases the operands that the step donated.
+  // NOT_FOUND if the step has nothing staged here; otherwise errors of ShardStore::Commit and
+  // ShardStore::Release.
   virtual absl::Status Commit(int64_t sequence) = 0;
 
-  // Ends the step, whatever its state: drops its staged outputs and its unsent messages. A running
-  // or waiting step fails with `status` and reports it.
+  // Ends the step in any state: drops its staged outputs and its unsent messages. If the step runs
+  // or waits, it fails with `status` and reports this.
   virtual void Abort(int64_t sequence, const absl::Status& status) = 0;
 
-  // Fails waiting and running steps with `status`, and reports them. Staged outputs stay: the
-  // coordinator decides whether they become arrays.
+  // Fails waiting and running steps with `status`, and reports this for each. Staged outputs stay,
+  // because the coordinator decides whether they become arrays.
   virtual void AbortUnfinished(const absl::Status& status) = 0;
 
-  // Forgets all staged steps. The caller has already committed or aborted their outputs in the
-  // store, array by array. Later calls of Commit and Abort find nothing for them.
+  // Forgets all staged steps, without a change to the store. The caller has already committed or
+  // aborted their outputs in the store, array by array. Later calls of Commit and Abort find
+  // nothing staged for these steps.
   virtual void KeepStaged() = 0;
 
   // Drops packed copies of these arrays (WeightCache). Call it together with ShardStore::Release.

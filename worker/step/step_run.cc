@@ -24,7 +24,7 @@
 namespace shardmesh::worker {
 namespace {
 
-// This rank's tile of a value in the plan: its place in the whole tensor, and its bytes once they
+// This rank's tile of a value in the plan: its indices in the whole tensor, and its bytes once they
 // exist.
 struct LocalValue {
   Dtype dtype = Dtype::kF32;
@@ -32,18 +32,18 @@ struct LocalValue {
   Tile tile = {};
   Shape shape = {};  // of the tile
   int64_t size_bytes = 0;
-  size_t last_use = 0;     // the last instruction that uses the value
-  bool is_output = false;  // the tile's memory is that of a staged tile
+  size_t last_use = 0;     // index of the last instruction that uses the value
+  bool is_output = false;  // the tile's memory belongs to a staged tile
 
   OwnedBytes content = {};
   std::string array_id = {};  // only for an operand that is an array
-  // The memory of a donated operand, if a result is made in it. Both the operand's value and the
-  // result's value have it.
+  // The memory of a donated operand, if a result is made in this memory. Set in the LocalValue of
+  // the operand and in that of the result.
   std::shared_ptr<Buffer> donated = nullptr;
 };
 
 absl::Span<char> Mutable(const LocalValue& value) {
-  // Writing is safe: this step allocated the bytes, and no other holder reads them yet.
+  // Writing is safe, because this step allocated the bytes, and nothing else reads them yet.
   return {const_cast<char*>(value.content.bytes.data()), value.content.bytes.size()};
 }
 
@@ -59,12 +59,13 @@ Tile PartOf(const Shape& shape, int64_t dimension, const DeviceGroup& group, int
   return tile;
 }
 
-// A step's link that tells the flight recorder for which peer an instruction waits.
+// Forwards to a step's link. Tells the flight recorder for which peer the running instruction
+// waits.
 class WatchedLink final : public Link {
  public:
   WatchedLink(StepLink* link, FlightRecorder* recorder) : link_(link), recorder_(recorder) {}
 
-  // Records the following receives for this instruction.
+  // From now on, records each receive for the instruction of this ticket.
   void Watch(FlightRecorder::Ticket ticket) {
     ticket_ = ticket;
     peer_.store(kNone, std::memory_order_relaxed);
@@ -155,7 +156,8 @@ class RankStep {
     return done;
   }
 
-  // Sets the worker at fault after a deadline error: the peer for which the instruction waited.
+  // After a deadline error, sets the worker at fault: the worker of the peer for which the
+  // instruction waited.
   void Blame(const absl::Status& error) {
     const std::optional<DeviceId> peer = link_.peer();
     if (!absl::IsDeadlineExceeded(error) || !peer.has_value()) return;
@@ -244,8 +246,8 @@ class RankStep {
     return absl::OkStatus();
   }
 
-  // Takes a donated operand's memory out of the store if the plan makes a result in it and nobody
-  // else holds it. Otherwise the result gets its own memory.
+  // Takes a donated operand's memory out of the store, if the plan makes a result in this memory
+  // and nobody else holds it. If it does not, the result gets memory of its own.
   absl::Status TakeDonated(ValueIndex operand) {
     LocalValue& value = values_[operand];
     const std::optional<ValueIndex> result = ResultOverOperand(plan_, operand);
@@ -253,7 +255,8 @@ class RankStep {
         values_[*result].size_bytes != value.size_bytes) {
       return absl::OkStatus();
     }
-    // Release this holder first, because TakeMemory requires that there is no other one.
+    // Release the bytes here first, because TakeMemory requires that nobody but the store holds
+    // them.
     value.content = {};
     value.donated = options_.store->TakeMemory(value.array_id, value.tile);
     if (value.donated == nullptr) return FetchOperand(order_.operands[operand], value);
@@ -311,7 +314,7 @@ class RankStep {
     const auto output = static_cast<size_t>(
         std::find(plan_.outputs.begin(), plan_.outputs.end(), index) - plan_.outputs.begin());
     SHARDMESH_RETURN_IF_ERROR(Stage(output));
-    // The owner goes with the bytes to the link, because the network may still hold the bytes when
+    // The bytes keep their owner, and the link gets both. The network may still hold the bytes when
     // the step has ended.
     value.content = {staged_[output]->mutable_bytes(), staged_[output]->memory()};
     return absl::OkStatus();
@@ -342,7 +345,7 @@ class RankStep {
     return absl::OkStatus();
   }
 
-  // --- Instructions. Allocate has provided the output's memory before.
+  // --- Instructions. Allocate has provided the memory of the output before Execute runs.
 
   absl::Status Execute(size_t /*op*/, const Instruction& instruction, const LocalMatmul& matmul) {
     const LocalValue& lhs = values_[matmul.lhs];
@@ -453,8 +456,9 @@ class RankStep {
     return done;
   }
 
-  // Returns a description of a value that is the same on every rank of a group. If all tiles have
-  // one shape, it is like `F32[2,3]`; otherwise it has the sizes of all parts, like `F32[3+4,3]`.
+  // Returns a description of a value; the description is the same on every rank of a group. If all
+  // tiles have one shape, it has that shape, like `F32[2,3]`. If not, it lists the extents of all
+  // parts, like `F32[3+4,3]`.
   static std::string Describe(const LocalValue& value) {
     if (value.tiling.has_equal_tiles()) {
       return StrCat(DtypeName(value.dtype), "[", StrJoin(value.shape, ","), "]");
@@ -544,8 +548,8 @@ class RankStep {
     if (value.size_bytes > 0) std::memset(Mutable(value).data(), 0, Mutable(value).size());
   }
 
-  // Runs a collective in which the `in` of each rank becomes a part of `out` along a dimension.
-  // `run` gets the number of bytes from each place.
+  // Runs a collective that joins the `in` of all ranks along a dimension; each becomes a part of
+  // `out`. Passes the number of bytes from each place to `run`.
   template <typename Run>
   absl::Status Joined(const CollectiveCall& call, const LocalValue& in, const LocalValue& out,
                       int64_t dimension, Run run) {
@@ -582,7 +586,7 @@ class RankStep {
     return parts;
   }
 
-  // Returns memory of the pool, with its owner.
+  // Allocates memory from the pool and returns it with its owner.
   absl::StatusOr<OwnedMutableBytes> Pooled(int64_t size_bytes, std::string_view what) {
     SHARDMESH_ASSIGN_OR_RETURN(Buffer buffer, options_.pool->Allocate(size_bytes, what));
     auto shared = std::make_shared<Buffer>(std::move(buffer));
@@ -642,12 +646,12 @@ class RankStep {
   const DeviceId rank_;
   WatchedLink link_;
   StepResult& result_;
-  CopiedBytes copied_;  // counts of the running collective
-  // The recorder's ticket of the running instruction. group_ is set if that is a collective.
+  CopiedBytes copied_;  // bytes that the running collective has copied so far
+  // The recorder's ticket of the running instruction. group_ is set while a collective runs.
   FlightRecorder::Ticket ticket_ = 0;
   std::optional<DeviceGroup> group_;
   std::vector<LocalValue> values_;
-  std::vector<std::unique_ptr<StagedTile>> staged_;  // by output; null until staged
+  std::vector<std::unique_ptr<StagedTile>> staged_;  // by index of the output; null until staged
 };
 
 }  // namespace

@@ -32,10 +32,10 @@ struct StepRunContext {
 // Runs the plan's instructions one by one and stages the outputs. Frees each value's memory after
 // its last use.
 //
-// Sets the outputs, times and sent bytes of `result`. If a peer's data did not come in time,
-// `result` names that peer as the one at fault. An error names the op. After an error, the caller
-// aborts the step and drops its outputs from the store. Records each instruction in the options'
-// recorder.
+// Sets the outputs, times and sent bytes of `result`. If a peer's data does not come in time, sets
+// the identity of that peer in `result`, as the one at fault. An error names the op. After an
+// error, the caller aborts the step and drops its outputs from the store. Records each instruction
+// in the flight recorder of the options.
 absl::Status RunStep(const StepRunContext& context, StepResult* result);
 
 }  // namespace shardmesh::worker

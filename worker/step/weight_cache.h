@@ -17,8 +17,8 @@
 
 namespace shardmesh::worker {
 
-// Packs a weight at its first use, if the budget has room for the copy. Evicts nothing to make
-// room. Keeps the copy as long as something holds the array's tile. Thread-safe.
+// Packs a weight at its first use, if the budget has room for the packed copy. Evicts nothing to
+// make room. Keeps the packed copy as long as something holds the array's tile. Thread-safe.
 class WeightCache {
  public:
   // Kernel and budget outlive the cache. Without a budget, nothing is packed.
@@ -31,7 +31,8 @@ class WeightCache {
       const std::string& array_id, const MatmulSpec& spec, const OwnedBytes& rhs,
       const MatmulKernel::AbortCheck& abort_check = nullptr);
 
-  // Drops the packed forms of these arrays. Products that run now keep those that they use.
+  // Drops the packed forms of these arrays. Products that run at this time keep the packed forms
+  // that they use.
   void Forget(absl::Span<const std::string> array_ids);
   // Drops packed forms whose tiles nothing holds any more. Such entries remain if an array was
   // dropped while a step used it.

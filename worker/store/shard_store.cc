@@ -60,9 +60,10 @@ constexpr int64_t kMaxOwnerBytes = 256;
 constexpr int64_t kMaxAboutBytes = 4096;
 // Most bytes of the quarantine on disk, unless the operator sets another limit.
 constexpr int64_t kMaxQuarantineBytes = int64_t{64} << 30;
-// Divisor: by default, the quarantine takes at most this part of the file system.
+// By default, the quarantine takes at most the file system's size divided by this number.
 constexpr int64_t kQuarantinePart = 4;
-// If more folders have changed, one sync of the whole file system replaces a sync of each folder.
+// If more folders than this have changed, one sync of the whole file system replaces a sync of each
+// folder.
 constexpr size_t kMaxSyncedFolders = 16;
 
 std::string Path(const std::string& folder, std::string_view name) {
@@ -73,8 +74,8 @@ std::string TileName(const TileDescription& description) {
   return StrCat("tile ", description.tile.ToString(), " of array ", description.array_id);
 }
 
-// Creates a folder in a parent folder that must exist. If an operator has moved or unmounted the
-// parent, this does not create it: the next start would not find its content.
+// Creates a folder in a parent folder that must exist. Does not create the parent: an operator may
+// have moved or unmounted it, and the next start would not find the content of a new one.
 absl::Status MakeFolder(const std::string& path) {
   if (SHARDMESH_FAILS("tiles.make_folder")) return FileError("make folder", path, errno);
   if (mkdir(path.c_str(), 0777) == 0 || errno == EEXIST) {
@@ -210,7 +211,7 @@ int64_t PoolBytes(int64_t size_bytes) {
   return (size_bytes + unit - 1) / unit * unit;
 }
 
-// Returns the limit on the quarantine in a data folder for which the operator sets none.
+// Returns the limit for the quarantine on disk if the operator sets none.
 int64_t DefaultQuarantineBytes(const std::string& data_dir) {
   std::error_code error;
   const fs::space_info space = fs::space(data_dir, error);
@@ -366,8 +367,8 @@ absl::StatusOr<StoredTilePtr> StagedTile::FinishOnce(std::optional<uint32_t> crc
   SHARDMESH_RETURN_IF_ERROR(store_->CheckReceiving(description_));
   auto stored = std::make_shared<const StoredTile>(description_, buffer_, found, durable_);
   absl::Status status = durable_ ? store_->WriteStagedFile(*stored) : absl::OkStatus();
-  // Dropping quarantined files helps only if the disk is full. Other shortages, such as that of
-  // descriptors, have other causes.
+  // Dropping quarantined files helps only if the disk is full. Other shortages, such as a shortage
+  // of descriptors, have other causes.
   if (ReasonOf(status) == Reason::kStoreFull && store_->DropQuarantinedFiles(size_bytes_)) {
     status = store_->WriteStagedFile(*stored);
   }
@@ -451,8 +452,8 @@ absl::Status ShardStore::Recover() {
     data_identity_ = std::move(identity);
   }
   SHARDMESH_RETURN_IF_ERROR(RecoverQuarantine());
-  // Read committed arrays first. If a crash left an array in both folders, its staged copy is the
-  // one that SetAside then removes.
+  // Read committed arrays first. If a crash left an array in both folders, SetAside then moves its
+  // staged copy to `corrupt`.
   SHARDMESH_RETURN_IF_ERROR(RecoverArrays(Path(data_dir_, kArraysFolder), TileState::kCommitted));
   SHARDMESH_RETURN_IF_ERROR(RecoverArrays(Path(data_dir_, kStagedFolder), TileState::kStaged));
   BoundCorrupt();
@@ -498,8 +499,8 @@ absl::Status ShardStore::RecoverArray(const std::string& folder, TileState state
 
 bool ShardStore::SetAside(const std::string& path, absl::Status why) {
   RecoveryProblem problem{path, "", std::move(why)};
-  // Move only a file that was read and has wrong content, because it stays wrong. If the disk
-  // failed to deliver a file, or memory was short, the next start may be able to read it.
+  // Move a file only if it was read and has wrong content, because its content stays wrong. If the
+  // disk failed to deliver a file, or memory was short, the next start may be able to read it.
   const Reason reason = ReasonOf(problem.status);
   if (reason == Reason::kBadFile || reason == Reason::kChecksumMismatch) {
     const fs::path from = path;
@@ -532,14 +533,14 @@ void ShardStore::BoundCorrupt() {
     absl::MutexLock lock(&mutex_);
     limit_bytes = std::max<int64_t>(0, limit_bytes - quarantine_totals_.disk_bytes);
   }
-  // Keep the files that this start moved here, so an operator can inspect them at least until the
-  // next start.
+  // Keep the files that this start moved to `corrupt`, so an operator can inspect them at least
+  // until the next start.
   absl::btree_set<std::string> moved_now;
   for (const RecoveryProblem& problem : recovery_report_.problems) {
     moved_now.insert(problem.moved_to);
   }
   struct Corrupt {
-    absl::Time since;  // its ctime: the move into this folder was the last change of it
+    absl::Time since;  // ctime of the file: its last change was the move to this folder
     std::string path;
     int64_t size_bytes;
   };
@@ -757,8 +758,8 @@ std::shared_ptr<Buffer> ShardStore::TakeMemory(std::string_view array_id, const 
   }
   auto& tiles = array->second.tiles;
   const auto found = tiles.find(tile);
-  // A use count of 1 stays 1 here: other threads copy either pointer only from this entry, which
-  // the lock guards.
+  // If both use counts are 1, they stay 1 here. Other threads copy the two pointers only from this
+  // entry, which the lock guards.
   if (found == tiles.end() || found->second.state != TileState::kCommitted ||
       found->second.stored->durable() || found->second.stored.use_count() != 1 ||
       found->second.stored->buffer_.use_count() != 1) {
@@ -921,8 +922,8 @@ void ShardStore::Drop(absl::Span<const std::string> array_ids, Done done) {
         staged_ids.push_back(array_id);
       }
       // Drop the array's quarantined tiles too, with one exception. If the tiles dropped above were
-      // never committed, the registry may have given up only that put. Committed tiles in
-      // quarantine then stay.
+      // never committed, the registry may have given up only the put that made them. Committed
+      // tiles of the array then stay in quarantine.
       if (const auto aside = quarantine_.find(array_id);
           aside != quarantine_.end() && (was_committed || !aside->second.committed)) {
         if (aside->second.on_disk) {
@@ -1010,8 +1011,8 @@ bool ShardStore::PutAside(const Unknown& unknown, absl::Time now,
   }
   CountIn(entry);
   if (stored->durable()) {
-    // Tiles of one array come one after the other in the call, so they go into one entry with one
-    // reason.
+    // The call names the tiles of one array one after the other. Their files therefore go into one
+    // MovedAside, with one reason.
     const char* const folder = FolderOf(state);
     if (moved->empty() || moved->back().array.array_id != unknown.array_id ||
         moved->back().folder != folder) {
@@ -1040,7 +1041,7 @@ void ShardStore::SetLive(absl::Span<const std::string> array_ids, bool live, abs
   for (const std::string& array_id : array_ids) {
     const auto found = quarantine_.find(array_id);
     if (found == quarantine_.end() || found->second.array_lives == live) continue;
-    // Keep it until the restore has ended; the next verdict decides.
+    // Do not change the entry before the restore has ended. The coordinator's next verdict decides.
     if (!live && restoring_.contains(array_id)) continue;
     CountOut(found->second);
     found->second.array_lives = live;
@@ -1115,8 +1116,8 @@ void ShardStore::DropFromQuarantine(QuarantineMap::iterator entry, std::string_v
 }
 
 void ShardStore::EnforceQuarantine(absl::Time now, std::vector<QuarantinedArray>* dropped) {
-  // Existing entries are not treated as older than the first call of this process. The wall clock
-  // of an earlier process may have been wrong, and a deletion cannot be undone.
+  // An entry's time in quarantine counts at the earliest from this process's first call. The wall
+  // clock of an earlier process may have been wrong, and a deletion cannot be undone.
   if (!first_now_.has_value()) {
     first_now_ = now;
   }
@@ -1150,8 +1151,7 @@ bool ShardStore::DropQuarantinedMemory(int64_t need_bytes) {
   need_bytes = PoolBytes(need_bytes);
   int64_t free_bytes = limit_bytes() - used_bytes();
   absl::MutexLock lock(&mutex_);
-  // If the budget has enough room, it was the host that refused the memory. Dropping tiles would
-  // not help.
+  // If the budget has enough room, the host refused the memory, and dropping tiles would not help.
   if (free_bytes >= need_bytes ||
       free_bytes + quarantine_totals_.droppable_memory_bytes < need_bytes) {
     return false;
@@ -1166,8 +1166,8 @@ bool ShardStore::DropQuarantinedMemory(int64_t need_bytes) {
 
 bool ShardStore::GiveUpMemory(int64_t need_bytes) {
   const bool was_dropped = DropQuarantinedMemory(need_bytes);
-  // The request may be for other memory than a buffer of the pool, so idle buffers must go back to
-  // the budget too.
+  // The caller may need memory that is no buffer of the pool. Idle buffers must therefore go back
+  // to the budget too.
   const bool was_idle = pool_->idle_bytes() > 0;
   pool_->Trim();
   return was_dropped || was_idle;
@@ -1196,8 +1196,8 @@ void ShardStore::ExpireQuarantine(absl::Time now) {
   std::vector<QuarantinedArray> dropped;
   absl::MutexLock lock(&mutex_);
   EnforceQuarantine(now, &dropped);
-  // Only a start moves files into `corrupt`. All of them are therefore at least as old as the first
-  // call with a time.
+  // Files are moved into `corrupt` only when a process starts. All of them are therefore at least
+  // as old as the first call with a time.
   if (has_data_dir() && now - *first_now_ > quarantine_limits_.age &&
       !std::exchange(corrupt_expired_, true)) {
     PushFiles({.array_ids = {},
@@ -1284,7 +1284,7 @@ absl::Status ShardStore::CheckRestorable(const QuarantinedArray& array) const {
 }
 
 absl::StatusOr<QuarantinedArray> ShardStore::Restore(const QuarantinedArray& array) {
-  AwaitFiles();  // finish moves into the quarantine that are still queued
+  AwaitFiles();  // wait for queued moves of files into the quarantine
   const std::string from = Path(Path(data_dir_, kQuarantineFolder), array.array_id);
   std::vector<StoredTilePtr> stored;
   for (const QuarantinedTile& tile : array.tiles) {
@@ -1342,7 +1342,7 @@ absl::Status ShardStore::PutBack(const QuarantinedArray& array, std::vector<Stor
     }
     moved.push_back(name);
   }
-  // Sync before the tiles are in use. Otherwise a crash could leave them in the quarantine,
+  // Sync before the tiles are in use. Without this, a crash could leave the tiles in the quarantine
   // although clients have seen them in use.
   for (const std::string& folder : {to, arrays}) {
     if (array.on_disk && status.ok()) {
@@ -1490,7 +1490,7 @@ void ShardStore::RunFiles() {
       effects.changed_folders.clear();
     }
     for (const std::string& folder : effects.changed_folders) {
-      // If a later job of this batch moved the folder away, it has no entries to sync.
+      // If a later job of this batch moved the folder away, the folder has no entries to sync.
       if (const absl::Status status = SyncFolder(folder); !absl::IsNotFound(status)) {
         synced.Update(status);
       }
@@ -1649,7 +1649,7 @@ void ShardStore::RemoveStagedFile(const TileDescription& description) {
   const std::string folder = Path(Path(data_dir_, kStagedFolder), description.array_id);
   unlink(Path(folder, TileFileName(description.tile)).c_str());
   if (!CheckReceiving(description).ok()) {
-    rmdir(folder.c_str());  // if the array was aborted: the last writer removes its folder
+    rmdir(folder.c_str());  // the array was aborted, so its last writer removes the folder
   }
 }
 
@@ -1746,7 +1746,7 @@ void ShardStore::RecoverQuarantined(const std::string& array_id) {
   const absl::StatusOr<std::string> about = ReadText(Path(path, kAboutFile), kMaxAboutBytes);
   if (!about.ok() || !DecodeAbout(*about, &array)) {
     array.reason = "the file with the reason cannot be read";
-    array.array_lives = true;  // unknown, so assume that it must be kept
+    array.array_lives = true;  // it is not known, so assume that the array lives
   }
   bool is_all_read = true;
   for (const std::string& name : *names) {

@@ -30,8 +30,8 @@
 
 namespace shardmesh::worker {
 
-// A complete tile. Immutable and thread-safe. The bytes live as long as a holder of the pointer,
-// even after the store has released the tile.
+// A complete tile. Immutable and thread-safe. The bytes stay valid as long as anyone holds a
+// pointer to the tile, even after the store has released the tile.
 class StoredTile {
  public:
   StoredTile(TileDescription description, std::shared_ptr<Buffer> buffer, uint32_t crc32c,
@@ -39,9 +39,9 @@ class StoredTile {
 
   const TileDescription& description() const { return description_; }
   absl::Span<const char> bytes() const { return buffer_->bytes(); }
-  // The elements, in the tile's shape.
+  // Returns the elements, in the tile's shape.
   TensorView view() const;
-  // CRC-32C of bytes().
+  // Returns the CRC-32C of bytes().
   uint32_t crc32c() const { return crc32c_; }
   // Returns whether the tile is on disk and synced, so it survives a crash.
   bool durable() const { return durable_; }
@@ -50,7 +50,7 @@ class StoredTile {
   friend class ShardStore;
 
   const TileDescription description_;
-  // A sender of the bytes may hold it longer than this object.
+  // A sender of the bytes may hold the buffer longer than this object exists.
   const std::shared_ptr<Buffer> buffer_;
   const uint32_t crc32c_;
   const bool durable_;
@@ -90,17 +90,17 @@ class StagedTile {
 
   const TileDescription& description() const { return description_; }
   int64_t size_bytes() const { return size_bytes_; }
-  // Bytes appended so far.
+  // Returns the number of bytes appended so far.
   int64_t received_bytes() const { return received_bytes_; }
 
   // Appends the next piece. INVALID_ARGUMENT (BAD_TILE) if the piece does not start where the last
-  // one ended, or exceeds the tile. DATA_LOSS (CHECKSUM_MISMATCH) if the bytes do not have the
+  // piece ended, or exceeds the tile. DATA_LOSS (CHECKSUM_MISMATCH) if the bytes do not have the
   // CRC-32C `piece_crc32c`. After these two errors the tile is unchanged. ABORTED if the array was
   // aborted.
   absl::Status Append(int64_t offset_bytes, absl::Span<const char> piece, uint32_t piece_crc32c);
 
   // Like Append, for a piece that comes in several parts, in order. The caller has verified the
-  // CRC-32C of the bytes. The function copies them once and does not check them again.
+  // CRC-32C of the bytes, so this function does not check them again. It copies them once.
   absl::Status AppendParts(int64_t offset_bytes, absl::Span<const absl::Span<const char>> parts,
                            uint32_t piece_crc32c);
 
@@ -142,9 +142,9 @@ struct RecoveryProblem {
   std::string path;
   // Its path after the store moved it out of use; empty if the store left it in place.
   std::string moved_to;
-  // DATA_LOSS: the content is not what the store wrote. FAILED_PRECONDITION (CLUSTER_MISMATCH): the
-  // tile is of another cluster. RESOURCE_EXHAUSTED: there was no memory to read it. The store then
-  // leaves it in place, for a start with a higher limit.
+  // Why the store could not read the tile. DATA_LOSS: the content is damaged, or the disk reports
+  // an error. RESOURCE_EXHAUSTED: memory was short; the next start may be able to read the tile.
+  // Otherwise the system's file errors. The store moves only files whose content is wrong.
   absl::Status status;
 };
 
@@ -153,34 +153,37 @@ struct QuarantinedTile {
   TileDescription description;
   uint32_t crc32c = 0;
   int64_t size_bytes = 0;
-  StoredTilePtr stored;  // null: on disk
+  StoredTilePtr stored;  // null if the tile is on disk
 };
 
 // The tiles of one array that are in quarantine.
 struct QuarantinedArray {
   std::string array_id;
   std::string reason;     // the cause, for people
-  absl::Time since;       // when the first of these tiles was moved there
-  bool committed = true;  // false: the put or step that made them had not ended
-  bool on_disk = false;   // false: the tiles are only in memory
-  // The array lives, or this is not known: the limits neither count nor drop it.
+  absl::Time since;       // when the first of these tiles was moved to quarantine
+  bool committed = true;  // if false, the put or step that made them had not ended
+  bool on_disk = false;   // if false, the tiles are only in memory
+  // True if the array lives, or if it is not known whether it lives. The limits then neither count
+  // nor drop its tiles.
   bool array_lives = false;
   std::vector<QuarantinedTile> tiles;
   int64_t tiles_bytes = 0;   // of all tiles
-  int64_t memory_bytes = 0;  // what the tiles take in the pool, if they are in memory
+  int64_t memory_bytes = 0;  // bytes of the pool that the tiles take, if in memory
 
   int64_t size_bytes() const { return tiles_bytes; }
 };
 
-// Limits of the quarantine. To keep them, the store first drops tiles that were never committed,
-// then the oldest ones. It neither counts nor drops tiles of live arrays.
+// Limits of the quarantine. To keep within them, the store first drops tiles that were never
+// committed, then the tiles that have been in quarantine longest. It neither counts nor drops tiles
+// of live arrays.
 struct QuarantineLimits {
   // Most bytes on disk, including the folder `corrupt`. If negative: 64 GiB, and at most a quarter
   // of the file system.
   int64_t disk_bytes = -1;
   int64_t memory_bytes = int64_t{512} << 20;
-  // The greatest age. For tiles that an earlier process left, it counts from this process's first
-  // call with a time. The wall clock may have been set in between.
+  // The longest time that a tile stays in quarantine. For tiles that an earlier process left, the
+  // time counts from this process's first call of Quarantine or ExpireQuarantine. The wall clock
+  // may have been changed between the two processes.
   absl::Duration age = absl::Hours(24 * 7);
 };
 
@@ -188,10 +191,11 @@ struct QuarantineTotals {
   int64_t arrays = 0;
   int64_t disk_bytes = 0;
   int64_t memory_bytes = 0;
-  // Bytes of those tiles on disk that the limits count and may drop.
+  // Bytes of the tiles on disk that the limits count and may drop.
   int64_t droppable_disk_bytes = 0;
-  int64_t droppable_tiles_bytes = 0;  // in memory
-  // In the pool; the store frees it when other memory is needed.
+  int64_t droppable_tiles_bytes = 0;  // the same for tiles in memory
+  // Bytes of the pool that droppable tiles in memory take. The store frees them if memory is
+  // needed.
   int64_t droppable_memory_bytes = 0;
 };
 
@@ -213,8 +217,8 @@ struct RecoveryReport {
 // no disk work. The store's own thread applies the changes to the files in the same order, with one
 // sync for all waiting changes. If the store cannot change a file, it logs this, and the next Open
 // finds the file unchanged. The coordinator's verdict on the inventory (the list of held tiles,
-// sent at attach) then repairs the difference. For a staged tile whose array is committed in the
-// registry, it orders the commit again. For a released tile, it orders the drop again.
+// sent at attach) then repairs the difference. If a staged tile's array is committed in the
+// registry, the coordinator orders the commit again. For a released tile, it orders the drop again.
 //
 // Thread-safe. Reading takes a short lock and copies nothing.
 class ShardStore {
@@ -229,10 +233,12 @@ class ShardStore {
   };
 
   // Opens the store and reads the data folder. Moves damaged files into the folder `corrupt` and
-  // reports them; the store never serves them. FAILED_PRECONDITION if another process has the
-  // folder open. FAILED_PRECONDITION (CLUSTER_MISMATCH) if a sound tile belongs to another cluster
+  // reports them; the store never serves them.
+  //
+  // FAILED_PRECONDITION if another process has the folder open, or if it is the data folder of a
+  // coordinator. FAILED_PRECONDITION (CLUSTER_MISMATCH) if a sound tile belongs to another cluster
   // than the folder. DATA_LOSS if the file that names the folder's cluster or worker is damaged.
-  // Otherwise the system's file errors. After such an error no sound tile has been moved.
+  // Otherwise the system's file errors. If Open fails, it has moved no sound tile.
   static absl::StatusOr<std::unique_ptr<ShardStore>> Open(Options options);
   ~ShardStore();
   ShardStore(const ShardStore&) = delete;
@@ -262,9 +268,10 @@ class ShardStore {
   // size.
   //
   // INVALID_ARGUMENT for a bad description. ALREADY_EXISTS if the array has this tile already, or
-  // is committed. ABORTED while files of the array are being committed or removed.
-  // RESOURCE_EXHAUSTED (MEMORY_LIMIT) if there is no memory for the tile. FAILED_PRECONDITION if
-  // `durable` is true and there is no data folder or no cluster id.
+  // is committed. ABORTED while files of the array are being committed or removed, or while its
+  // aborted tiles are being dropped. RESOURCE_EXHAUSTED (MEMORY_LIMIT) if there is no memory for
+  // the tile. FAILED_PRECONDITION if `durable` is true and there is no data folder or no cluster
+  // id.
   absl::StatusOr<std::unique_ptr<StagedTile>> Stage(TileDescription description, bool durable,
                                                     std::shared_ptr<Buffer> memory = nullptr);
 
@@ -274,18 +281,18 @@ class ShardStore {
   absl::Status Commit(absl::Span<const std::string> array_ids);
 
   // Drops the Receiving and Staged tiles of these arrays, and their files. Ignores unknown arrays.
-  // FAILED_PRECONDITION if an array is committed; then nothing has changed.
+  // FAILED_PRECONDITION if one of the arrays is committed; in this case nothing has changed.
   absl::Status Abort(absl::Span<const std::string> array_ids);
 
   // Releases committed arrays; readers keep the tiles that they hold. Ignores unknown arrays.
-  // FAILED_PRECONDITION if an array is not committed; then nothing has changed.
+  // FAILED_PRECONDITION if one of the arrays is not committed; in this case nothing has changed.
   absl::Status Release(absl::Span<const std::string> array_ids);
 
-  // Aborts or releases each of these arrays, depending on its state. Drops its quarantined tiles
-  // too, because the registry released the array.
+  // Aborts or releases each of these arrays, depending on its state. Drops the array's quarantined
+  // tiles too, because the registry released the array.
   //
-  // There is one exception. If the tiles in use that it drops were never committed, the registry
-  // may have given up only the put that made them. Committed tiles of the array then stay in
+  // There is one exception. If this call aborts tiles that were never committed, the registry may
+  // have given up only the put that made them. Committed tiles of the same array then stay in
   // quarantine.
   //
   // Calls `done` once, when all files of the dropped tiles are gone and this change is synced. If
@@ -299,32 +306,36 @@ class ShardStore {
     std::string array_id;
     Tile tile;
     std::string reason;        // the cause, for people
-    bool array_lives = false;  // if true, the limits never drop it
+    bool array_lives = false;  // if true, the limits never drop the tile
   };
-  // Moves complete tiles to quarantine; returns how many of them existed. Their files go to the
+  // Moves complete tiles to quarantine; returns how many of them existed. Files of tiles go to the
   // folder `quarantine`; each call needs a bounded number of syncs. A committed tile that is only
-  // in memory stays there, within the limits. An uncommitted tile that is only in memory is
-  // dropped, and this is logged. `now` must come from the same clock in all calls.
+  // in memory goes to quarantine in memory, within the limits. An uncommitted tile that is only in
+  // memory is dropped, and this is logged. `now` must come from the same clock in all calls.
   int64_t Quarantine(absl::Span<const Unknown> tiles, absl::Time now);
-  // Records whether the arrays are known to live. If not, the limits may drop their quarantined
-  // tiles, whose age then counts from `now`.
+  // Records whether the arrays live. If `live` is false, the limits may drop their quarantined
+  // tiles, whose time in quarantine then counts from `now`.
   void SetLive(absl::Span<const std::string> array_ids, bool live, absl::Time now);
-  // Returns at most `max_arrays` arrays whose ids are above `start_after`, in rising order of ids.
-  // If `array_ids` is not empty, returns only these arrays.
+  // Returns the quarantine entries of at most `max_arrays` arrays whose ids are above
+  // `start_after`, in rising order of ids. If `array_ids` is not empty, returns only entries of
+  // these arrays.
   std::vector<QuarantinedArray> ListQuarantine(absl::Span<const std::string> array_ids,
                                                std::string_view start_after,
                                                int64_t max_arrays) const;
-  // Takes an array out of the quarantine, into use as a committed array, and returns its quarantine
-  // entry. Waits for the disk. NOT_FOUND if the array is not in quarantine. ALREADY_EXISTS if one
-  // of its tiles is in use. RESOURCE_EXHAUSTED (MEMORY_LIMIT) if there is no memory for the tiles.
-  // DATA_LOSS if a file is damaged or missing. ABORTED if meanwhile the array was released, or more
-  // of its tiles were moved to quarantine. After an error nothing has changed.
+  // Takes an array out of the quarantine, into use as a committed array. Returns the array's former
+  // quarantine entry. Waits for the disk.
+  //
+  // NOT_FOUND if the array is not in quarantine. ALREADY_EXISTS if one of its tiles is in use, or
+  // if the array is in use uncommitted. RESOURCE_EXHAUSTED (MEMORY_LIMIT) if there is no memory for
+  // the tiles. DATA_LOSS if a file is damaged or missing. ABORTED if another call is restoring the
+  // array. ABORTED if the array was released during the restore, or more of its tiles came to
+  // quarantine. After an error nothing has changed.
   absl::StatusOr<QuarantinedArray> RestoreQuarantined(const std::string& array_id);
-  // Deletes an array from the quarantine and returns its entry. Waits for the disk. NOT_FOUND if
-  // the array is not in quarantine. ABORTED while it is being restored.
+  // Deletes an array from the quarantine and returns its former entry. Waits for the disk.
+  // NOT_FOUND if the array is not in quarantine. ABORTED while the array is being restored.
   absl::StatusOr<QuarantinedArray> DropQuarantined(const std::string& array_id);
-  // Drops tiles that have been in quarantine for longer than the limit, and such files in the
-  // folder `corrupt`.
+  // Drops tiles that have been in quarantine for longer than the limit, and files that have been in
+  // the folder `corrupt` for longer than the limit.
   void ExpireQuarantine(absl::Time now);
   QuarantineTotals quarantine_totals() const;
 
@@ -335,8 +346,8 @@ class ShardStore {
   void AwaitRemovals();
 
   // Takes a committed tile that is only in memory out of the store, so that the caller can reuse
-  // its memory. Returns null and changes nothing if the tile is missing or on disk. Does the same
-  // if anyone else holds the tile or its bytes.
+  // its memory. Returns null and changes nothing in three cases: the tile is missing, it is on
+  // disk, or anyone but the store holds the tile or its bytes.
   std::shared_ptr<Buffer> TakeMemory(std::string_view array_id, const Tile& tile);
 
   // Returns the committed tile. NOT_FOUND if the store does not have it or has not committed it.
@@ -352,11 +363,11 @@ class ShardStore {
 
   struct HeldTile {
     StoredTilePtr tile;
-    TileState state = TileState::kStaged;  // or kCommitted
+    TileState state = TileState::kStaged;  // kStaged or kCommitted
   };
   struct InventoryPage {
     std::vector<HeldTile> tiles;
-    // First array id of the next page; empty after the last page.
+    // The id of the first array on the next page; empty if this is the last page.
     std::string next_array_id;
   };
   // Returns the complete tiles of the arrays from `first_array_id` on (if empty, from the first
@@ -384,8 +395,8 @@ class ShardStore {
     absl::btree_map<Tile, TileEntry, TileOrder> tiles;
   };
   using ArrayMap = absl::btree_map<std::string, ArrayEntry>;
-  // What a file job changed on disk. `work` adds the folders whose entries it changed, and the
-  // paths to remove. The store then syncs the folders, and removes the paths after that.
+  // What file jobs changed on disk. `work` adds the folders whose entries it changed, and the paths
+  // to remove. The store then syncs the folders, and removes the paths after that.
   struct FileEffects {
     absl::btree_set<std::string> changed_folders;
     std::vector<std::string> to_remove;
@@ -427,30 +438,32 @@ class ShardStore {
   // Removes all files in the folder `corrupt`. Runs on the files' thread.
   void ExpireCorrupt();
 
-  // Moves the Staged and Committed tiles of an array to `dropped`, and marks its Receiving tiles as
-  // Aborted. Sets `state` to the state of the former. Returns true if some of them have files,
-  // which are in the folder of that state.
+  // Takes the tiles of an array out of use. Moves its Staged or Committed tiles to `dropped`, and
+  // sets `state` to their state. Marks its Receiving tiles as Aborted. Returns true if some of the
+  // moved tiles have files; the files are in the folder of that state.
   bool TakeOut(ArrayMap::iterator array, std::vector<StoredTilePtr>* dropped, TileState* state)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Removes all of these arrays that exist, and their files. FAILED_PRECONDITION, with nothing
-  // changed, if one of them is not in the state that `committed` says.
+  // changed, if one of them is not in the state that `committed` says: committed if true, not
+  // committed if false.
   absl::Status TakeOutAll(absl::Span<const std::string> array_ids, bool committed);
   // Arrays whose files are to be removed, and the folder in the data folder that has them.
   struct ArrayFolders {
     const char* folder;
     std::vector<std::string> array_ids;
   };
-  // If no array is named, does nothing and does not call `done`.
+  // Queues the removal of the arrays' files, after which `done` is called. If `folders` names no
+  // array, does nothing and does not call `done`.
   void RemoveFiles(std::vector<ArrayFolders> folders, Done done)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Droppable quarantine entries, as (committed, since, array id). The first one is dropped first.
   using DropOrder = absl::btree_set<std::tuple<bool, absl::Time, std::string>>;
   using QuarantineMap = absl::btree_map<std::string, QuarantinedArray>;
-  // Returns whether the limits may drop an entry: its array must not be known to live, nor be in
-  // the course of a restore.
+  // Returns whether the limits may drop an entry. They may not if its array lives, if it is not
+  // known whether the array lives, or while the array is being restored.
   bool IsDroppable(const QuarantinedArray& array) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // CountIn adds an entry to the totals, and CountOut subtracts it. Call CountOut before a change
-  // of the entry, and CountIn after the change.
+  // CountIn adds an entry to the totals of the quarantine, and CountOut subtracts it. To change an
+  // entry, call CountOut before the change and CountIn after it.
   void CountIn(const QuarantinedArray& array) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CountOut(const QuarantinedArray& array) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   QuarantinedArray TakeOutOfQuarantine(QuarantineMap::iterator entry)
@@ -459,17 +472,19 @@ class ShardStore {
   void DropFromQuarantine(QuarantineMap::iterator entry, std::string_view why,
                           std::vector<QuarantinedArray>* dropped)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Moves the entries that exceed the limits to `dropped`. The caller destroys them without the
-  // lock.
+  // Moves quarantine entries to `dropped` until the rest is within the limits. The caller destroys
+  // the dropped entries after it has released the lock.
   void EnforceQuarantine(absl::Time now, std::vector<QuarantinedArray>* dropped)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Drops quarantined tiles in memory until the budget has room for `need_bytes`. Does nothing if
-  // all droppable tiles together do not suffice. Returns whether it dropped any.
+  // Drops quarantined tiles in memory until the budget has room for `need_bytes`. Returns whether
+  // it dropped any tile. Does nothing if all droppable tiles together do not suffice.
   bool DropQuarantinedMemory(int64_t need_bytes);
-  // Like DropQuarantinedMemory; also returns idle buffers of the pool to the budget.
+  // Like DropQuarantinedMemory, but also gives idle buffers of the pool back to the budget. Returns
+  // true if it freed tiles or buffers.
   bool GiveUpMemory(int64_t need_bytes);
-  // Called when the disk is full: drops quarantined files of at least `need_bytes`, or all if they
-  // are fewer. Waits until they are removed. Returns whether it dropped any.
+  // Called when the disk is full. Drops quarantined files until they add up to `need_bytes`, or all
+  // droppable files if they are fewer. Waits until the files are removed. Returns whether it
+  // dropped any.
   bool DropQuarantinedFiles(int64_t need_bytes);
   // Returns an error if one of the array's quarantined tiles is also in use, or if the array is in
   // use uncommitted.
@@ -477,8 +492,8 @@ class ShardStore {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Reads a quarantined array's tiles and brings them back into use.
   absl::StatusOr<QuarantinedArray> Restore(const QuarantinedArray& array);
-  // Moves the files of a quarantined array back to the committed ones, and brings `stored` into
-  // use. After an error the files are where they were.
+  // Moves the files of a quarantined array back to the folder of committed arrays, and brings
+  // `stored` into use. After an error the files are where they were before.
   absl::Status PutBack(const QuarantinedArray& array, std::vector<StoredTilePtr> stored,
                        FileEffects* effects);
 
@@ -487,7 +502,7 @@ class ShardStore {
   void RunFiles();
   // Moves the array's folder from `folder` to the trash, to be removed later.
   absl::Status DiscardFiles(const char* folder, const std::string& array_id, FileEffects* effects);
-  // Moves the array's folder from the staged ones to the committed ones.
+  // Moves the array's folder from the staged arrays to the committed arrays.
   absl::Status CommitFiles(const std::string& array_id, FileEffects* effects);
   // Tiles of one array whose files are to be moved from one folder of the data folder to the
   // quarantine.
@@ -496,11 +511,11 @@ class ShardStore {
     QuarantinedArray array;  // without its tiles
     std::vector<std::string> file_names;
   };
-  // Takes a tile out of use. Moves it to quarantine or drops it, as Quarantine describes. Returns
-  // whether the tile existed.
+  // Takes a tile out of use, and moves it to quarantine or drops it, as Quarantine describes.
+  // Returns whether the tile existed. Adds the files to be moved to `moved`.
   bool PutAside(const Unknown& unknown, absl::Time now, std::vector<StoredTilePtr>* dropped,
                 std::vector<MovedAside>* moved) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Returns an entry's fields that the file `about` keeps.
+  // Returns a copy of an entry with only the fields that the file `about` keeps.
   static QuarantinedArray WithoutTiles(const QuarantinedArray& array);
   // Writes the files `about`, then moves the tiles' files to quarantine.
   absl::Status QuarantineFiles(absl::Span<const MovedAside> moved, FileEffects* effects);
@@ -526,17 +541,17 @@ class ShardStore {
   DropOrder droppable_on_disk_ ABSL_GUARDED_BY(mutex_);
   DropOrder droppable_in_memory_ ABSL_GUARDED_BY(mutex_);
   QuarantineTotals quarantine_totals_ ABSL_GUARDED_BY(mutex_);
-  // The time in the first call that had one.
+  // The time in the first call of Quarantine or ExpireQuarantine.
   std::optional<absl::Time> first_now_ ABSL_GUARDED_BY(mutex_);
   bool corrupt_expired_ ABSL_GUARDED_BY(mutex_) = false;
-  std::vector<FileJob> jobs_ ABSL_GUARDED_BY(mutex_);  // in order
+  std::vector<FileJob> jobs_ ABSL_GUARDED_BY(mutex_);  // in the order in which they run
   // Arrays with unfinished file jobs, and the number of these jobs. No tile of such an array may
   // begin.
   absl::btree_map<std::string, int64_t> busy_ ABSL_GUARDED_BY(mutex_);
   bool files_run_ ABSL_GUARDED_BY(mutex_) = false;
 
   ThreadPool removals_{1};  // removes files in the trash, which may take long
-  ThreadPool files_{1};     // last member, because its thread uses the others
+  ThreadPool files_{1};     // last member, because its thread uses the other members
 };
 
 }  // namespace shardmesh::worker

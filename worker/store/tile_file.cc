@@ -37,7 +37,7 @@ constexpr char kClusterIdKey[] = "shardmesh.cluster_id";
 constexpr char kTransferIdKey[] = "shardmesh.transfer_id";
 constexpr char kDescriptorKey[] = "shardmesh.array_descriptor";
 
-// Example: "0:4,8:16". Empty for a scalar.
+// Returns the tile's index ranges as text, such as "0:4,8:16"; empty for a scalar.
 std::string EncodeTile(const Tile& tile) {
   return StrJoin(tile.ranges, ",", [](std::string* out, const IndexRange& range) {
     StrAppend(out, range.start, ":", range.stop);
@@ -177,8 +177,8 @@ std::string TileFileName(const Tile& tile) {
   std::string name = StrJoin(tile.ranges, "x", [](std::string* out, const IndexRange& range) {
     StrAppend(out, range.start, "-", range.stop);
   });
-  // A tile in memory cannot have ranges that make a longer name, unless it is empty. Cut such a
-  // name, because a file system may refuse it.
+  // A tile that fits into memory has a shorter name, unless the tile is empty. Cut a longer name,
+  // because a file system may refuse it.
   constexpr size_t kLongestName = 160;
   if (name.size() > kLongestName) {
     name = StrCat(name.substr(0, kLongestName), "-", absl::Hex(Crc32c(name), absl::kZeroPad8));

@@ -16,7 +16,7 @@
 
 namespace shardmesh::worker {
 
-// Describes a tile, without its bytes.
+// The description of a tile: everything except its bytes and its checksum.
 struct TileDescription {
   // 1 to 64 characters of [A-Za-z0-9_-]. Also the name of the array's folder on disk.
   std::string array_id;
@@ -24,7 +24,7 @@ struct TileDescription {
   // Shape of the whole array; `tile` is a part of it.
   Shape array_shape;
   Tile tile;
-  // The array's descriptor, encoded by the caller. The store keeps and returns it, and never parses
+  // The array's descriptor, encoded by the caller. The store keeps and returns it, but never parses
   // it.
   std::string array_descriptor;
   // The transfer or step that makes the tile. The store keeps and returns it.
@@ -61,11 +61,12 @@ struct TileFileContents {
   Buffer bytes;
 };
 
-// Reads a tile file except its elements. DATA_LOSS (BAD_FILE) if it is not a tile file.
+// Reads a tile file except its elements. DATA_LOSS (BAD_FILE) if the file is not a tile file.
 absl::StatusOr<TileFileHeader> ReadTileFileHeader(const std::string& path);
 
-// Reads a tile file and verifies its checksum. DATA_LOSS (CHECKSUM_MISMATCH or BAD_FILE) if it is
-// not exactly the file that was written. RESOURCE_EXHAUSTED if the pool has no room for the bytes.
+// Reads a tile file and verifies its checksum. DATA_LOSS (CHECKSUM_MISMATCH or BAD_FILE) if the
+// file is not exactly what WriteTileFile wrote. RESOURCE_EXHAUSTED if the pool has no room for the
+// bytes.
 absl::StatusOr<TileFileContents> ReadTileFile(const std::string& path, BufferPool& pool);
 
 }  // namespace shardmesh::worker
