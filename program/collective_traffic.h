@@ -11,6 +11,10 @@
 
 namespace shardmesh {
 
+// Returns the number of chunks of an all-reduce by halving, for an operand of this size. There are
+// at most 16 chunks, of at least 256 KiB each; a smaller operand is one chunk.
+int64_t HalvingChunks(int64_t operand_bytes);
+
 // The bytes from each place of a group to each other place. A place sends nothing to itself.
 class PlaceTraffic {
  public:

@@ -40,10 +40,8 @@ struct LinkTraffic {
 
 // The most links that a forecast lists.
 inline constexpr size_t kMostBusiestLinks = 32;
-// The most pairs of a sender and a receiver that a forecast by link examines. This limit bounds the
-// forecast's time and memory. Collectives on equal tiles: each counts with the pairs of one group,
-// and each list of mesh axes counts once more with the pairs of all its groups. A collective on
-// unequal tiles counts with the pairs of all its groups.
+// The most link pairs (LinkPairsOf) for which a forecast has traffic by link. This limit bounds the
+// forecast's time, to some 30 ms, and its memory.
 inline constexpr int64_t kMostLinkPairs = int64_t{1} << 18;
 
 // The traffic of one run by link. A link is an ordered pair of ranks. Counts the contents of
@@ -60,7 +58,7 @@ struct LinkTrafficSummary {
 
 struct PlanForecast {
   std::vector<AxisTraffic> traffic;  // each list of axes once, by its first collective
-  // nullopt: the collectives have more pairs than kMostLinkPairs, counted as described there.
+  // nullopt if LinkPairsOf exceeds kMostLinkPairs.
   std::optional<LinkTrafficSummary> link_traffic = std::nullopt;
   // The most bytes of values that exist at the same time on one device, without the operands. A
   // value exists from the instruction that makes it to the last instruction that reads it. An
@@ -70,6 +68,13 @@ struct PlanForecast {
 
   friend bool operator==(const PlanForecast&, const PlanForecast&) = default;
 };
+
+// Returns the work of a forecast by link: the number of pairs of a sender and a receiver that the
+// forecast examines. Collectives on equal tiles: each counts with the pairs of one group, and each
+// list of mesh axes counts once more with the pairs of all its groups. A collective on unequal
+// tiles counts with the pairs of all its groups, and with the dimensions of all its tiles. Takes
+// O(instructions).
+int64_t LinkPairsOf(const Plan& plan);
 
 // Returns the forecast of one run. Numbers beyond 64 bits are capped. Requires a plan that
 // CheckPlan accepts. `links` are the figures of the mesh's slowest link.

@@ -85,7 +85,7 @@ struct FrameHeader {
   bool is_urgent = false;
   std::optional<FrameHello> hello = std::nullopt;  // hello
   std::optional<FrameAbort> abort = std::nullopt;  // abort
-  // KPing: a positive number asks the peer to send its negative.
+  // kPing: a positive number asks the peer to send its negative.
   int64_t ping = 0;
   // For kData: the operation that the sender runs as the tag's op; the receiver compares it.
   std::string signature = {};
