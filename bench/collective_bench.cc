@@ -81,7 +81,8 @@ T Check(absl::StatusOr<T> value) {
   return *std::move(value);
 }
 
-// One rank: its links to the other ranks, in one step that lasts as long as the process.
+// One rank: its links to the other ranks. All collectives run in one step, which lasts as long as
+// the process.
 class Rank {
  public:
   // Each rank writes its address to a file in `folder`, and reads the addresses of the other ranks
@@ -356,7 +357,7 @@ class Vectors {
   std::vector<int64_t> sizes_;
 };
 
-// Microseconds per call.
+// The times of calls, in microseconds.
 struct Times {
   double p50;
   double p99;
@@ -451,7 +452,7 @@ void RunRank(DeviceId number, const Arguments& arguments, const std::string& fol
     }
   }
   Check(PairwiseBarrier(rank.Next()));
-  // A rank that exits while others still wait in the barrier fails their step. Each rank therefore
+  // If a rank exits while others still wait in the barrier, their step fails. Each rank therefore
   // exits only after every rank has written its `.left` file.
   const auto left = [&](DeviceId one) { return StrCat(folder, "/", one, ".left"); };
   std::ofstream(left(number)).close();

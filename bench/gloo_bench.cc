@@ -128,7 +128,7 @@ int Main(int argc, char** argv) {
           static_cast<void (*)(void*, const void*, const void*, size_t)>(&gloo::sum<float>));
       gloo::allreduce(options);
     };
-    // Gloo's older interface, which works in place and keeps its buffers.
+    // For Gloo's older interface, which works in place and keeps its buffers between calls.
     std::unique_ptr<gloo::AllreduceHalvingDoubling<float>> halving;
     std::vector<float> in_place = in;
     if (ops.empty() || std::count(ops.begin(), ops.end(), "all-reduce") > 0) {

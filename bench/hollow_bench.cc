@@ -47,7 +47,7 @@ constexpr absl::Duration kQuiet = absl::Seconds(3);
   std::exit(1);
 }
 
-// A coordinator process with its state in a folder.
+// A coordinator process, whose state is in a folder.
 class Coordinator {
  public:
   Coordinator(std::string program, std::string folder, int64_t workers)

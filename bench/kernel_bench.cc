@@ -1,9 +1,9 @@
-// K1 of docs/benchmarks.md: speed of the worker's matmul kernel, relative to a plain loop over one
-// packed oneDNN product.
+// K1 of docs/benchmarks.md: the speed of the worker's matmul kernel, relative to a plain loop over
+// one packed oneDNN product.
 //
 // The kernel and the plain loop alternate in one run; each sample is the mean of several calls. A
-// figure is the ratio of their medians. The run also compares the two results. Usage:
-// kernel_bench [THREADS]
+// figure is the ratio of two medians: that of the kernel's samples and that of the loop's samples.
+// The run also compares the two products. Usage: kernel_bench [THREADS]
 #include <omp.h>
 
 #include <algorithm>

@@ -29,8 +29,8 @@ struct Reshard {
 
 const std::vector<Reshard>& Reshards() {
   static const auto* const reshards = new std::vector<Reshard>{
-      // Both layouts have 131,072 tiles, and the cuts of one cross those of the other. The plan
-      // must therefore walk over every coordinate.
+      // Both layouts have 131,072 tiles, and the cuts of one layout cross those of the other
+      // layout. The plan must therefore walk over every coordinate.
       {"swap", {Axes({"a", "b"}), Axes({"c"})}, {Axes({"c"}), Axes({"b", "a"})}},
       {"reorder", {Axes({"a", "b", "c"})}, {Axes({"c", "b", "a"})}},
       {"all_gather", {Axes({"a", "b", "c"})}, {}},

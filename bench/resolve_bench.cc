@@ -49,7 +49,7 @@ void BM_ResolveSpec(benchmark::State& state) {
 }
 BENCHMARK(BM_ResolveSpec);
 
-// Resolves a spec and corrects it for a mesh that lacks one of its axes.
+// Resolves a spec and corrects the spec for a mesh that lacks one of its axes.
 void BM_ResolveAndCorrect(benchmark::State& state) {
   const PartitionAxis profile;
   const LogicalQuestion question = AttentionQuestion();

@@ -1,13 +1,13 @@
 // R1 of docs/benchmarks.md: cost of a call that resolves a spec, relative to an empty unary call to
-// the same server. The two alternate in one run: one call at a time, then 64 outstanding calls. The
-// argument `once` makes the run short, for a test. The argument `metrics` selects M3 instead: a
-// server with metrics, relative to the same server without them.
+// the same server. The two kinds of call alternate in one run: first with one call at a time, then
+// with 64 outstanding calls. The argument `once` makes the run short, for a test. The argument
+// `metrics` selects M3 instead: a server with metrics, relative to the same server without them.
 //
-// The server is a coordinator in this process; the client reaches it over loopback TCP. The
-// empty call is the health service's Check: a message without a body, and an answer of two bytes.
-// The requests repeat, because the processes of a job all ask the same. In rows whose names have
-// -new, each request is new. Rows whose names end in -full call ResolveSpec, with its nested
-// messages; the others call ResolveEffectiveSpec. Prints one JSON object for each row.
+// The server is a coordinator in this process; the client reaches it over loopback TCP. The empty
+// call is the health service's Check: a message without a body, and an answer of two bytes. The
+// requests repeat, because the processes of a job all ask the same. In rows whose names have -new,
+// each request is new. Rows whose names end in -full call ResolveSpec, with its nested messages;
+// the others call ResolveEffectiveSpec. Prints one JSON object for each row.
 #include <google/protobuf/arena.h>
 #include <grpcpp/grpcpp.h>
 
@@ -58,13 +58,13 @@ struct Extent {
   int calls_per_round = 500;
   int rate_rounds = 30;
 };
-constexpr double kLatencyTarget = 1.15;  // at most, of the empty call's latency
-constexpr double kRateTarget = 0.9;      // at least, of the empty call's rate
+constexpr double kLatencyTarget = 1.15;  // most latency / latency of the empty call
+constexpr double kRateTarget = 0.9;      // least rate / rate of the empty call
 constexpr int kOutstanding = 64;
 constexpr absl::Duration kRateTime = absl::Milliseconds(200);
 constexpr int kMetricsRounds = 50;
 constexpr int kMetricsCalls = 300;
-constexpr double kMetricsTarget = 1.03;  // at most, of the times without metrics
+constexpr double kMetricsTarget = 1.03;  // most time with metrics / time without
 
 double MicrosecondsOf(const auto& call) {
   const absl::Time start = absl::Now();
@@ -285,8 +285,8 @@ int MeasureMetrics() {
     ask(with);
     ask(without);
   }
-  // Take short samples in pairs, in alternating order: other load on the machine then affects both
-  // servers alike. The result is the median of the pairs' ratios.
+  // Take short samples in pairs, one from each server, in alternating order. Other load on the
+  // machine then affects both servers alike. The result is the median of the pairs' ratios.
   std::vector<double> with_us, without_us, latency_ratios;
   for (int round = 0; round < kMetricsRounds; ++round) {
     const auto sample = [&](Resolver& resolver) {

@@ -231,7 +231,7 @@ int main(int argc, char** argv) {
   for (size_t rank = 1; rank < ranks && own == 0; ++rank) {
     const pid_t child = Checked(fork(), "fork");
     if (child == 0) {
-      prctl(PR_SET_PDEATHSIG, SIGKILL);  // a rank would spin for ever after rank 0 has exited
+      prctl(PR_SET_PDEATHSIG, SIGKILL);  // without rank 0, a rank would spin for ever
       own = rank;
     } else {
       children.push_back(child);

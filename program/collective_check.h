@@ -23,17 +23,20 @@
 
 namespace shardmesh {
 
-// Whether the kind has a `dimension`: all-gather, reduce-scatter, all-to-all, gather, scatter.
+// Returns whether the kind uses CollectiveOp::dimension: all-gather, reduce-scatter, all-to-all,
+// gather and scatter do.
 bool HasDimension(CollectiveKind kind);
-// Whether the kind has a `root`: broadcast, reduce, gather, scatter.
+// Returns whether the kind uses CollectiveOp::root: broadcast, reduce, gather and scatter do.
 bool HasRoot(CollectiveKind kind);
-// Whether workers can reduce elements of the type: floating-point types of 16 bits or more, I8, U8,
-// I32 and I64.
+// Returns whether workers can reduce elements of the type: floating-point types of 16 bits or more,
+// I8, U8, I32 and I64.
 bool HasArithmetic(Dtype dtype);
 
-// Whether the kind joins the group's tiles along a dimension: all-gather, gather, all-to-all.
+// Returns whether the kind joins a group's tiles along a dimension: all-gather, gather and
+// all-to-all do.
 bool JoinsTiles(CollectiveKind kind);
-// Whether the kind splits a tile into one part for each place: reduce-scatter, scatter, all-to-all.
+// Returns whether the kind splits a tile into one part for each place: reduce-scatter, scatter and
+// all-to-all do.
 bool SplitsTiles(CollectiveKind kind);
 // Returns the dimension that the op splits. Requires SplitsTiles(op.kind).
 int64_t SplitDimension(const CollectiveOp& op);

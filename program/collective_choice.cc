@@ -1,4 +1,4 @@
-// The table of algorithms and their costs.
+// Computes the costs of algorithms, and chooses algorithms by cost.
 #include "program/collective_choice.h"
 
 #include <algorithm>
@@ -20,9 +20,9 @@ namespace {
 using Algorithm = CollectiveAlgorithm;
 using Kind = CollectiveKind;
 
-constexpr double kChunkBytes = 256 << 10;  // size of a piece that a chain forwards
+constexpr double kChunkBytes = 256 << 10;  // bytes of a piece that a chain forwards
 constexpr double kWorkOfAMessage = 0.25;   // work of a rank for one message, in latencies
-constexpr double kCrowdAtEase = 16;        // concurrent senders without mutual delay
+constexpr double kCrowdAtEase = 16;        // most concurrent senders that do not delay each other
 constexpr double kCrowdToDouble = 128;     // so many senders above it double the time of a byte
 constexpr double kUnlike = 1.5;            // AreAlike: least factor between figures that differ
 
@@ -71,7 +71,7 @@ Row RowOf(Kind kind, Algorithm algorithm, const CollectiveLoad& load) {
   }
   const double others = p - 1;
   const double half = std::max(1.0, std::floor(p / 2));
-  const double most = s * others / p;  // all parts of the operand except one
+  const double most = s * others / p;  // bytes of all parts of the operand except one
 
   switch (algorithm) {
     case Algorithm::kAuto:

@@ -84,8 +84,8 @@ struct CollectiveCost {
   // "On the way": the bytes that the busiest rank receives, or those that it sends, one after the
   // other. The larger number counts.
   int64_t way_bytes = 0;
-  int64_t combined_bytes = 0;    // operand bytes combined with other operands
-  int64_t shared_way_bytes = 0;  // like way_bytes, if all ranks share memory
+  int64_t combined_bytes = 0;    // bytes of operands that the rank combines with others
+  int64_t shared_way_bytes = 0;  // way_bytes if all ranks share memory
 
   friend bool operator==(const CollectiveCost&, const CollectiveCost&) = default;
 };
@@ -101,7 +101,8 @@ CollectiveCost CostOf(CollectiveKind kind, CollectiveAlgorithm algorithm,
 struct LinkCost {
   // Time of a round in which each of two ranks sends 8 bytes and waits for the peer's 8 bytes.
   double latency_seconds = 20e-6;
-  // Measured while two ranks send each other long messages and copy the received bytes.
+  // Time of a byte while two ranks send each other long messages and copy the bytes that they
+  // receive.
   double seconds_per_byte = 1 / 2.5e9;
   double seconds_per_byte_combined = 1 / 10e9;
   bool shares_memory = false;  // all ranks share memory with each other

@@ -186,7 +186,7 @@ class GroupExchange {
           traffic_->Add(place, after,
                         part == before ? OperandBytes(elements) : PartialBytes(elements));
         }
-        // To join: each part passes all places, from its owner to the place before it.
+        // To join: each part passes all places, from its owner to the place before the owner.
         if (op_.kind != Kind::kReduceScatter && part != after) {
           traffic_->Add(place, after,
                         op_.kind == Kind::kAllReduce ? ResultBytes(EvenPartOf(place, part))

@@ -18,7 +18,7 @@ int64_t HalvingChunks(int64_t operand_bytes);
 // The bytes from each place of a group to each other place. A place sends nothing to itself.
 class PlaceTraffic {
  public:
-  // Requires places >= 1. Takes memory for all pairs of places.
+  // Starts with 0 bytes for each pair. Requires places >= 1. Takes memory for all pairs of places.
   explicit PlaceTraffic(int64_t places)
       : places_(places), bytes_(static_cast<size_t>(places * places)) {}
 

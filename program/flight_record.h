@@ -36,7 +36,7 @@ struct FlightRecord {
   bool is_running() const { return ended == absl::InfiniteFuture(); }
 };
 
-// A step that runs on a worker.
+// A step that runs on a worker, and the instruction that it has reached.
 struct StepProgress {
   int64_t step = 0;
   absl::Time started = absl::InfinitePast();  // on this worker

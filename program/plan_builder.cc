@@ -77,7 +77,7 @@ struct CollectiveResult {
     }
   }
 
-  // Splits each tile among the places of its group. Errors of SplitPoints.
+  // Splits each group's tile among the places of the group. Errors of SplitPoints.
   absl::Status Split() {
     const auto dim = static_cast<size_t>(SplitDimension(op));
     value.spec = ToSpec(layout);
@@ -293,8 +293,9 @@ ValueIndex PlanBuilder::AddProduct(const Product& product, bool keep_rhs) {
   const size_t rhs_k = product.transpose_rhs ? 1 : 0;
   const size_t rhs_n = 1 - rhs_k;
 
-  // The moving operand gets the resting operand's axes of the contracted dimension. In its other
-  // dimensions it keeps the axes that the resting operand does not use.
+  // One operand rests, the other moves. Along the contracted dimension, the moving operand gets the
+  // resting operand's axes. In its other dimensions, it keeps those of its axes that the resting
+  // operand does not use.
   ValueLayout& moving = keep_rhs ? lhs : rhs;
   const ValueLayout& resting = keep_rhs ? rhs : lhs;
   moving.dims[keep_rhs ? lhs_k : rhs_k] = resting.dims[keep_rhs ? rhs_k : lhs_k];

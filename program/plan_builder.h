@@ -40,7 +40,7 @@ class PlanBuilder {
  public:
   PlanBuilder(const PlanTarget& target, absl::Span<const ValueDescriptor> operands);
 
-  // Sets the op that error messages and labels name from now on.
+  // Sets the name of the current op. From now on, error messages and labels have this name.
   void Name(std::string_view op) { op_ = op; }
 
   const ValueDescriptor& value(ValueIndex index) const { return plan_.values[index]; }

@@ -21,7 +21,7 @@ CollectiveLoad LoadOf(const Mesh& mesh, const ValueDescriptor& operand,
 
 // The traffic of all collectives along one list of mesh axes, in one run of the plan.
 struct AxisTraffic {
-  std::vector<std::string> axes;  // as the collectives name them, major first
+  std::vector<std::string> axes;  // as the collectives name the axes, major first
   int64_t collectives = 0;        // number of collectives along these axes
   int64_t sent_bytes = 0;         // by the busiest device
   double seconds = 0;             // sum of PredictedSeconds over the collectives

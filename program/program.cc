@@ -1,4 +1,4 @@
-// The names of the parts of programs.
+// The names of the kinds and algorithms of collectives.
 #include "program/program.h"
 
 #include <array>

@@ -42,7 +42,7 @@ enum class CollectiveKind : uint8_t {
   kBarrier,
 };
 
-// Every kind, each once.
+// Returns every kind once.
 absl::Span<const CollectiveKind> AllCollectiveKinds();
 // Returns a name such as `all-reduce` or `reduce-scatter`.
 std::string_view CollectiveKindName(CollectiveKind kind);
@@ -60,7 +60,7 @@ enum class CollectiveAlgorithm : uint8_t {
   kChain,     // data moves in chunks from the place `root` to the next place, and on to the last
 };
 
-// Every algorithm, each once, kAuto first.
+// Returns every algorithm once, kAuto first.
 absl::Span<const CollectiveAlgorithm> AllCollectiveAlgorithms();
 // Returns a name such as `auto` or `pairwise`.
 std::string_view CollectiveAlgorithmName(CollectiveAlgorithm algorithm);
@@ -71,7 +71,7 @@ enum class CollectiveOrder : uint8_t {
   kFastest,       // any order; but each device, and each run of one plan, gets the same bits
 };
 
-// A move in a permutation, from one place to another.
+// A pair of places in a permutation: the tile of `source` moves to `target`.
 struct PermutePair {
   int64_t source = 0;
   int64_t target = 0;
@@ -138,7 +138,7 @@ struct CollectiveOp {
   std::vector<std::string> axes = {};     // major to minor
   int64_t dimension = 0;                  // all-gather, reduce-scatter, all-to-all, gather, scatter
   Reduction reduction = Reduction::kSum;  // all-reduce, reduce-scatter, reduce
-  int64_t root = 0;                       // broadcast, reduce, gather, scatter; otherwise 0
+  int64_t root = 0;                       // a place, for broadcast, reduce, gather, scatter; else 0
   int64_t split_dimension = 0;            // all-to-all; differs from `dimension`
   // permute: at least one pair. No place is the source of two pairs, or the target of two pairs.
   std::vector<PermutePair> permutation = {};

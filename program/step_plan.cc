@@ -16,8 +16,8 @@
 namespace shardmesh {
 namespace {
 
-// Passes each op of a program to the builder, with the program's value indices replaced by the
-// plan's.
+// Passes each op of a program to the plan builder. Replaces the value indices of the program by
+// those of the plan.
 class ProgramPlanner {
  public:
   ProgramPlanner(const Program& program, absl::Span<const ValueDescriptor> operands,

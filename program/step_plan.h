@@ -75,7 +75,7 @@ struct Instruction {
   friend bool operator==(const Instruction&, const Instruction&) = default;
 };
 
-// The predicted cost of a run on one device.
+// The predicted cost of one run of the plan, on one device.
 struct PlanCost {
   int64_t flops = 0;         // multiplications and additions
   int64_t sent_bytes = 0;    // to peers
@@ -133,7 +133,7 @@ struct PlanTarget {
 // keeps the right operand in place. Axes that partition the contracted dimension make partial sums,
 // which the step reduces before bias and activation. Partial sums of F16 and BF16 are F32.
 //
-// INVALID_ARGUMENT names the op:
+// INVALID_ARGUMENT in the following cases. If an op is wrong, the message names it.
 // - SHAPE_MISMATCH: the shapes of the operands do not fit each other.
 // - UNSUPPORTED_DTYPE: the op does not support the element type.
 // - AXIS_NOT_IN_MESH: the mesh has no axis of this name.

@@ -31,7 +31,7 @@ int Main(int argc, const char* const* argv) {
   SkipMutexChecks();
   rpc::PollOwnConnections();
   IgnoreFileSizeSignal();
-  StopSignal stop;  // before any thread starts, so that all threads inherit its signal mask
+  StopSignal stop;  // made before any thread starts, so that all threads inherit its signal mask
   WorkerOptions options;
   rpc::TlsFiles tls;
   LogOptions log;

@@ -1,4 +1,4 @@
-// A worker's metrics; docs/metrics.md explains each.
+// A worker's metrics. docs/metrics.md explains each metric.
 #ifndef SHARDMESH_WORKER_WORKER_METRICS_H_
 #define SHARDMESH_WORKER_WORKER_METRICS_H_
 

@@ -44,8 +44,8 @@
 namespace shardmesh::worker {
 namespace {
 
-// Threads for work that waits for disks. Two tiles are synced at a time; more would only wait in
-// the disk's queue.
+// Number of threads for work that waits for disks. Two tiles are synced at a time; more tiles would
+// only wait in the disk's queue.
 constexpr int kWorkThreads = 2;
 constexpr size_t kNonceBytes = 32;
 
@@ -74,11 +74,12 @@ uint64_t RandomIncarnation() {
 // Returns the most bytes that idle buffers of the buffer pool may take.
 int64_t MaxIdleBytes(int64_t memory_bytes) { return memory_bytes / 8; }
 
-// The minimum must cover a stream's flow-control window (rpc/transport_args.h) and two messages of
-// the largest size.
+// The minimum must be enough for a stream's flow-control window (rpc/transport_args.h) and two
+// messages of the largest size.
 static_assert(kMinRpcMemoryBytes >= (int64_t{8} << 20) + 2 * rpc::kMaxDataMessageBytes);
 
-// Parses an address, which must name a host. `flag` is the flag with this address, for the error.
+// Parses an address, which must name a host. `flag` is the name of the flag that has this address,
+// for the error message.
 absl::StatusOr<HostPort> HostPortOf(std::string_view flag, const std::string& address) {
   if (IsUnixAddress(address)) {
     return WithReason(

@@ -49,7 +49,8 @@ struct WorkerOptions {
   HostPart part = {};
   std::string metrics_listen;  // host:port of GET /metrics; empty for none
   bool insecure = false;       // allows plaintext beyond the loopback interface
-  // Allows plaintext beyond loopback for metrics only, also with TLS.
+  // Allows plaintext beyond the loopback interface for the metrics endpoint only, even if the other
+  // endpoints use TLS.
   bool http_plaintext = false;
   Transport transport = Transport::kAuto;  // how workers exchange data
   rpc::Credentials credentials = rpc::Credentials::Insecure();
@@ -66,9 +67,9 @@ class WorkerServer {
   //
   // INVALID_ARGUMENT for a malformed identity or address, and for less RPC memory than
   // kMinRpcMemoryBytes. FAILED_PRECONDITION if the worker listens on all addresses and `advertise`
-  // is empty, or if its certificate is for another worker.
+  // is empty, or if the worker's certificate is for another worker.
   static absl::StatusOr<std::unique_ptr<WorkerServer>> Start(WorkerOptions options);
-  // Stops at once, unless Drain was called before.
+  // Stops the worker at once, unless Drain has already stopped it.
   ~WorkerServer();
   WorkerServer(const WorkerServer&) = delete;
   WorkerServer& operator=(const WorkerServer&) = delete;

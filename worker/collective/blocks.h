@@ -12,12 +12,12 @@
 
 namespace shardmesh::worker {
 
-// Places [begin, begin + size).
+// The places [begin, begin + size).
 //
-// Two neighbouring blocks of level l form one block of level l+1. The left one of the two is always
-// full. The right one may have fewer places, or none. T(block), the combination of a block's
-// operands, combines T of the left half with T of the right half. This is the rule of TreeSplit
-// (tree.h), applied from the leaves upwards.
+// Two neighbouring blocks of level l form one block of level l+1. The left block of the two is
+// always full. The right block may have fewer places, or none. T(block) is the combination of a
+// block's operands: T of the left half combined with T of the right half. This is the rule of
+// TreeSplit (tree.h), applied from the leaves upwards.
 struct Block {
   int64_t begin = 0;
   int64_t size = 0;
@@ -40,8 +40,8 @@ inline Block BlockAt(int64_t ranks, int64_t level, int64_t index) {
 // block that contains the place given to PairOf.
 struct BlockPair {
   Block mine;
-  Block sibling;  // of size 0 where the block of the next level consists of `mine` only
-  bool is_left;   // `mine` is the left block
+  Block sibling;  // of size 0 if the block of the next level is only `mine`
+  bool is_left;   // true if `mine` is the left block
 };
 
 inline BlockPair PairOf(int64_t ranks, int64_t level, int64_t place) {

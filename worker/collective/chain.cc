@@ -14,8 +14,8 @@ namespace {
 
 constexpr int64_t kChunkBytes = int64_t{256} << 10;
 
-// The place from which a rank receives (none for the root), and the places to which the rank sends,
-// in the order of sending.
+// The place from which a rank receives, nullopt for the root; and the places to which the rank
+// sends, in the order of sending.
 struct Neighbours {
   std::optional<int64_t> before;
   std::vector<int64_t> after;

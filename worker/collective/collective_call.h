@@ -27,8 +27,8 @@ struct OwnedMutableBytes {
   std::shared_ptr<const void> owner;
 };
 
-// Counts the bytes of messages that the collectives of one thread copied in this process. Copies by
-// the network stack and the operating system's kernel do not count.
+// Counts the bytes of messages that the collectives of one thread copied inside this process.
+// Copies by the network stack and by the operating system do not count.
 struct CopiedBytes {
   int64_t to_send = 0;   // copied to join scattered parts into one message
   int64_t received = 0;  // copied from a message to the result, without combining
@@ -46,8 +46,8 @@ struct CollectiveCall {
   absl::Time deadline = absl::InfiniteFuture();
   // If set: called when all data that `peer` sends to this rank in one round has arrived.
   std::function<void(DeviceId peer)> received = nullptr;
-  // Returns memory of at least one byte for partial results that this rank sends to a peer, or
-  // RESOURCE_EXHAUSTED. If not set, this memory comes from the heap.
+  // Returns memory of `size_bytes` >= 1 bytes, for partial results that this rank sends to a peer;
+  // or RESOURCE_EXHAUSTED. If not set, such memory comes from the heap.
   std::function<absl::StatusOr<OwnedMutableBytes>(int64_t size_bytes)> scratch = nullptr;
   // If set: the collectives add the bytes that they copy. A caller whose PlaceFn copies bytes adds
   // those bytes itself.
@@ -90,7 +90,7 @@ absl::Status ReceivePieces(
 absl::Status ReceiveInto(const CollectiveCall& call, int64_t place, int64_t round,
                          absl::Span<char> out);
 
-// This rank's operand of a combination with data that arrives.
+// This rank's operand of a combination. The other operand arrives from a peer.
 struct CombineSide {
   absl::Span<const char> elements;  // as many as the arriving message has
   ElementForm form = ElementForm::kOperand;

@@ -31,9 +31,9 @@ struct CollectiveChoice {
   CollectiveOrder order = CollectiveOrder::kReproducible;
 };
 
-// Returns the places (indices in the group) from which a rank receives in a collective of a plan,
-// each once, in rising order. With very small operands some parts are empty, and the rank may
-// receive from fewer places.
+// Returns the places (indices in the group) from which this rank receives in a collective of a
+// plan: each place once, in rising order. With very small operands some parts are empty, and the
+// rank may receive from fewer places.
 std::vector<int64_t> PlacesHeard(const CollectiveOp& op, const DeviceGroup& group);
 
 // Returns the description of an op for Link::Begin: the same text on every rank that runs the same

@@ -14,7 +14,7 @@ namespace shardmesh::worker {
 // Memory need not be aligned. `count` is a number of elements. Several threads may call the
 // functions at once.
 struct Combiner {
-  // Sizes of one element, 1 to 16 bytes.
+  // Sizes of one element of operands, partial results and results, 1 to 16 bytes each.
   int64_t operand_bytes = 0;
   int64_t partial_bytes = 0;
   int64_t result_bytes = 0;

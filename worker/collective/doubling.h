@@ -8,10 +8,10 @@
 //
 // P need not be a power of two. A full block of d places may have a sibling block of only m < d
 // places. Each of those m places then sends to up to ceil(d/m) places of the full block, one
-// message each.
+// message to each place.
 //
-// Costs are per rank, with L = ceil(log2 P). Partial results of F16 and BF16 are larger than
-// operands.
+// Costs are per rank, for P ranks, with L = ceil(log2 P). Partial results of F16 and BF16 are
+// larger than operands.
 //
 // clang-format off
 //   function           rounds  bytes sent                       scratch memory

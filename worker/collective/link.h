@@ -26,15 +26,15 @@ class Tag {
   static constexpr int64_t kMaxOp = (int64_t{1} << 24) - 1;
   static constexpr int64_t kMaxRound = (int64_t{1} << 24) - 1;
 
-  // Requires 0 <= step, 0 <= op <= kMaxOp, 0 <= round <= kMaxRound. INVALID_ARGUMENT names the
-  // number that is out of range.
+  // Requires 0 <= step, 0 <= op <= kMaxOp, 0 <= round <= kMaxRound. If a number is out of its
+  // range, INVALID_ARGUMENT names it.
   static absl::StatusOr<Tag> Create(int64_t step, int64_t op, int64_t round);
 
   int64_t step() const { return step_; }
   int64_t op() const { return op_; }
   int64_t round() const { return round_; }
 
-  // Example: `step 7, op 2, round 1`.
+  // Returns the tag as text, such as `step 7, op 2, round 1`.
   std::string ToString() const;
 
   friend auto operator<=>(const Tag&, const Tag&) = default;

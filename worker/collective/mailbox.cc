@@ -23,7 +23,7 @@ namespace {
 // from a worker. This overhead also bounds the number of held pieces, so a flood of tiny messages
 // cannot exhaust memory.
 constexpr int64_t kPieceOverheadBytes = 256;
-// Most signatures that a step holds for ops that this worker has not begun.
+// Most signatures of peers that a step holds for ops that this worker has not begun.
 constexpr int64_t kMaxEarlySignatures = 16'384;
 
 // Returns `failure` with the text `waited_for` appended to its message. Keeps the machine-readable
@@ -423,8 +423,9 @@ std::vector<Mailbox::Wait> Mailbox::WaitsFor(const std::string& worker) const {
 }
 
 void Mailbox::Changed() {
-  // Both counters are sequentially consistent. Therefore either a thread about to sleep sees the
-  // new number, or this thread sees the sleeper and wakes it.
+  // Accesses to both counters, changes_ and sleepers_, are sequentially consistent. Therefore
+  // either a thread about to sleep sees the new number of changes, or this thread sees the sleeper
+  // and wakes it.
   changes_.fetch_add(1, std::memory_order_seq_cst);
   if (sleepers_.load(std::memory_order_seq_cst) > 0) {
     syscall(SYS_futex, &changes_, FUTEX_WAKE_PRIVATE, std::numeric_limits<int>::max(), nullptr,

@@ -76,12 +76,13 @@ class Mailbox {
     std::atomic<int64_t>* awaited = nullptr;
   };
 
-  // A part of a message, as Deliver takes it.
+  // A part of a message, the argument of Deliver.
   struct Piece {
     int64_t offset_bytes = 0;   // where the piece begins in the message
     int64_t message_bytes = 0;  // length of the whole message
     OwnedBytes content;         // not empty
-    // The sender's signature of the tag's op; only the first piece to each peer has it.
+    // The sender's signature of the tag's op. Only the first piece that the sender sends to each
+    // peer in an op has it.
     std::string signature = {};
     // If true, the content lies in the sender's memory. It takes no memory of this worker and no
     // credit.
@@ -110,9 +111,9 @@ class Mailbox {
   // open.
   void CloseStep(int64_t step);
 
-  // Fails every receive of the step, now and later, with `error`. Each receive appends a
-  // description of the message that it waited for. A step that has failed keeps its first failure.
-  // If the step is not open yet, it fails when opened.
+  // Fails every receive of the step, now and later, with `error`. The message of each receive's
+  // error also describes the awaited message. A step that has failed keeps its first failure. If
+  // the step is not open yet, its receives fail once it is open.
   void Abort(int64_t step, absl::Status error);
 
   // Returns the failure of a step, whether or not the step is open. OK if the step did not fail or
@@ -198,8 +199,8 @@ class Mailbox {
     bool is_over() const { return message_bytes > 0 && taken_bytes == message_bytes; }
   };
   using MessageKey = std::pair<std::string, Tag>;  // worker, tag
-  // The signatures of one op: this worker's (once it has begun the op), and those that peers sent
-  // before that.
+  // The signatures of one op. `own` is this worker's, set once this worker has begun the op.
+  // `early` has those that peers sent before this worker began the op.
   using EarlySignatures = std::vector<std::pair<std::string, std::string>>;  // worker, signature
   struct Signatures {
     DeviceId rank = 0;

@@ -45,7 +45,7 @@ class MessageReader {
   size_t element_bytes_;
   absl::Time deadline_;
 
-  OwnedBytes piece_;             // the unread rest of the current piece
+  OwnedBytes piece_;             // the rest of the current piece, not yet read
   std::array<char, 16> shared_;  // an element that is split over two pieces
   size_t shared_bytes_ = 0;
 };

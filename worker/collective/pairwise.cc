@@ -104,8 +104,8 @@ absl::Status CombineAll(const CollectiveCall& call, const Combiner& combiner,
   return absl::OkStatus();
 }
 
-// Sends part_for(place) to each peer, and passes the part from each rank, this one included, to
-// `place_fn`.
+// Sends part_for(place) to the peer at each place. Passes the parts that this rank gets, its own
+// part included, to `place_fn`.
 absl::Status ExchangeParts(const CollectiveCall& call,
                            absl::FunctionRef<const OwnedBytes&(int64_t place)> part_for,
                            absl::Span<const int64_t> sizes_bytes, PlaceFn place_fn) {

@@ -70,8 +70,8 @@ absl::Status PairwiseAllGather(const CollectiveCall& call, const OwnedBytes& min
 absl::Status PairwiseAllToAll(const CollectiveCall& call, absl::Span<const OwnedBytes> parts,
                               absl::Span<const int64_t> sizes_bytes, PlaceFn place_fn);
 
-// Combines one operand of each rank; all operands have one size. `out` gets T over the ranks'
-// operands, and may not overlap an operand.
+// Combines one operand of each rank; all operands have one size. On every rank, `out` gets T over
+// the ranks' operands. It may not overlap an operand.
 absl::Status PairwiseAllReduce(const CollectiveCall& call, const Combiner& combiner,
                                const OwnedBytes& operand, const OwnedMutableBytes& out);
 

@@ -33,8 +33,8 @@ Chunks ChunksOf(int64_t units, int64_t unit_bytes) {
   return chunks;
 }
 
-// Returns the number, among the call's rounds, of chunk `chunk` in round `round` of the ring. A
-// round of the ring has at most `chunks` chunks.
+// Numbers the chunks of all rounds of the ring: returns the round number, within the call, for
+// chunk `chunk` in round `round` of the ring. A round of the ring has at most `chunks` chunks.
 int64_t RoundOf(int64_t round, int64_t chunks, int64_t chunk) { return round * chunks + chunk; }
 
 }  // namespace

@@ -53,7 +53,7 @@ class TreeCombiner {
   const int64_t operand_count_;
   const int64_t block_elements_;
   const size_t slot_bytes_;
-  // Holds the slots if there are only a few elements, to avoid a heap allocation.
+  // Holds the slots if they are small, to avoid a heap allocation.
   std::array<char, 512> small_;
   const std::unique_ptr<char[]> large_;
   char* const slots_;

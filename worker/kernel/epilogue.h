@@ -1,5 +1,5 @@
-// Epilogue of a matrix product: bias and activation. For products whose partial sums ranks reduce
-// first, so that the kernel of the product cannot apply the epilogue itself.
+// Epilogue of a matrix product: bias and activation. For products whose partial sums the ranks
+// reduce first. The kernel of such a product cannot apply the epilogue itself.
 #ifndef SHARDMESH_WORKER_KERNEL_EPILOGUE_H_
 #define SHARDMESH_WORKER_KERNEL_EPILOGUE_H_
 
@@ -12,13 +12,13 @@
 
 namespace shardmesh::worker {
 
-// out[i, j] = activation(in[i, j] + bias[j]), computed in F32 and rounded once. An activation other
-// than "none" must not be applied to partial sums. Callers therefore apply this epilogue after the
-// reduction.
+// Describes the epilogue out[i, j] = activation(in[i, j] + bias[j]), computed in F32 and rounded
+// once. An activation other than "none" must not be applied to partial sums. Callers therefore
+// apply this epilogue after the reduction.
 struct EpilogueSpec {
   int64_t rows = 0;
   int64_t columns = 0;
-  Dtype in_dtype = Dtype::kF32;  // each dtype is F32, BF16 or F16
+  Dtype in_dtype = Dtype::kF32;  // each of the three types is F32, BF16 or F16
   Dtype bias_dtype = Dtype::kF32;
   Dtype out_dtype = Dtype::kF32;
   bool has_bias = false;

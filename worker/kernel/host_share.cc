@@ -1,5 +1,5 @@
-// HostShare, read from sched_getaffinity, /proc/self/cgroup and /sys/fs/cgroup. Binds to cores with
-// hwloc.
+// Reads a HostShare from sched_getaffinity, /proc/self/cgroup and /sys/fs/cgroup. Binds the process
+// to cores with hwloc.
 #include "worker/kernel/host_share.h"
 
 #include <hwloc.h>
@@ -124,7 +124,8 @@ HostShare HostShare::Read(const std::string& root, int cores) {
   HostShare share{.cores = cores};
   const std::string mount = root + "/sys/fs/cgroup";
   std::ifstream groups(root + "/proc/self/cgroup");
-  // Each line is hierarchy:controllers:path. Version 2 has hierarchy 0 and no controllers.
+  // Each line is hierarchy:controllers:path. A line of version 2 has hierarchy 0 and no
+  // controllers.
   for (std::string line; std::getline(groups, line);) {
     const std::vector<std::string> parts = absl::StrSplit(line, absl::MaxSplits(':', 2));
     if (parts.size() != 3) continue;

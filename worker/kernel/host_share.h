@@ -33,7 +33,7 @@ struct HostShare {
   static HostShare Read(const std::string& root, int cores);
 };
 
-// One of several processes that share a host.
+// The part of a host that one of several processes uses.
 struct HostPart {
   // BindToPart binds a process only if its part has at least this many cores.
   static constexpr int kLeastBoundCores = 2;

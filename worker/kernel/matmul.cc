@@ -145,8 +145,8 @@ absl::Status CheckOperand(std::string_view name, size_t size_bytes, Dtype dtype,
       {{fact::kHave, size_bytes}, {fact::kNeed, need_bytes}, {fact::kOp, "matmul"}});
 }
 
-// Returns the descriptor of a rows x columns matrix that is a part of a larger one. In the larger
-// matrix, rows (columns, if transposed) begin `pitch` elements apart.
+// Returns the descriptor of a rows x columns matrix that is a part of a larger matrix. In the
+// larger matrix, rows (columns, if transposed) begin `pitch` elements apart.
 memory::desc MatrixDesc(Dtype dtype, int64_t rows, int64_t columns, int64_t pitch,
                         bool transposed) {
   return memory::desc({rows, columns}, TypeOf(dtype),
@@ -284,8 +284,8 @@ absl::StatusOr<dnnl::algorithm> AlgorithmOf(Activation activation) {
   return absl::InternalError(StrCat("activation ", static_cast<int>(activation), " has no kernel"));
 }
 
-// Describes a block of `rows` x `columns` of the spec's product. `rhs` is the layout of the
-// right-hand operand; with format `any`, the kernel chooses the layout that it prefers.
+// Describes the product of one block, `rows` x `columns`, of the spec's product. `rhs` is the
+// layout of the right-hand operand; with format `any`, oneDNN chooses the layout that it prefers.
 absl::StatusOr<dnnl::matmul::primitive_desc> Describe(const MatmulSpec& spec, int64_t rows,
                                                       int64_t columns, const memory::desc& rhs,
                                                       Compiled& compiled) {
@@ -461,7 +461,7 @@ PackedWeights::PackedWeights(std::unique_ptr<const Rep> rep) : rep_(std::move(re
 PackedWeights::~PackedWeights() = default;
 int64_t PackedWeights::size_bytes() const { return rep_->size_bytes; }
 
-// LRU cache of compiled products, by shape and type.
+// LRU cache of compiled products of blocks, by shape, types and layout.
 class MatmulKernel::Cache {
  public:
   struct Key {
@@ -489,8 +489,8 @@ class MatmulKernel::Cache {
 
   explicit Cache(size_t capacity) : compiled_({.entries = std::max<size_t>(capacity, 1)}) {}
 
-  // Returns the compiled product for `key`, whose right-hand side has the layout `rhs`. Compiles it
-  // if it is not in the cache.
+  // Returns the compiled product for `key`. `rhs` is the layout of its right-hand side. Compiles
+  // the product if it is not in the cache.
   absl::StatusOr<std::shared_ptr<const Compiled>> Get(const Key& key, const memory::desc& rhs)
       ABSL_LOCKS_EXCLUDED(mutex_) {
     {

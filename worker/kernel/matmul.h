@@ -86,7 +86,7 @@ struct MatmulOperands {
   absl::Span<const char> lhs;
   absl::Span<const char> rhs;
   absl::Span<const char> bias;
-  absl::Span<char> out;  // may not overlap the operands
+  absl::Span<char> out;  // the result; may not overlap the operands
   const PackedWeights* packed = nullptr;
 };
 
@@ -111,7 +111,7 @@ class MatmulKernel {
   static constexpr size_t kKeptScratchBytes = size_t{16} << 20;
 
   struct Options {
-    // Threads for each run; 0: as many as HostShare allows this process.
+    // Number of threads for each run; 0: as many as HostShare::Threads returns for this process.
     int threads = 0;
     // Most compiled kernels in the cache. Each kernel takes some tens of kilobytes, and a model has
     // some tens of shapes.
@@ -161,10 +161,10 @@ class MatmulKernel {
   class Cache;
   static constexpr double kBlockSeconds = 0.1;
 
-  // Most bytes of one block's operands if they are converted to F32.
+  // Limit for the bytes of one block's operands, if the kernel converts the operands to F32.
   static constexpr double kWideBlockBytes = 32 << 20;
 
-  // Returns whether this kernel converts operands of the type to F32.
+  // Returns whether this kernel converts operands of type `dtype` to F32.
   bool IsWidened(Dtype dtype) const;
   BlockLimits LimitsFor(bool is_widened) const;
   // Runs a product block by block.

@@ -18,8 +18,8 @@ namespace shardmesh::worker {
 // arithmetic; the message names the types that have arithmetic.
 absl::StatusOr<Dtype> PartialDtype(Dtype operand);
 
-// Sets out[i] = left[i] combined with right[i], for i in [0, count). `out` may be the same memory
-// as `left` or `right`, but may not overlap them otherwise. Thread-safe.
+// Combines left[i] with right[i] and writes the result to out[i], for i in [0, count). `out` may be
+// the same memory as `left` or `right`, but may not overlap either of them in part. Thread-safe.
 using CombineFn = void (*)(const char* left, const char* right, int64_t count, char* out);
 
 // Returns the function that combines partial results. `partial` is a type that PartialDtype
@@ -33,8 +33,8 @@ absl::StatusOr<CombineFn> CombineFunction(Reduction reduction, Dtype partial);
 // Sets to[i] = from[i], rounded to nearest even, for i in [0, count). Thread-safe.
 using ConvertFn = void (*)(const char* from, int64_t count, char* to);
 
-// Returns the conversion of F16 or BF16 to F32, or back. INVALID_ARGUMENT (UNSUPPORTED_DTYPE) for
-// other pairs.
+// Returns the function that converts F16 or BF16 to F32, or F32 to F16 or BF16. INVALID_ARGUMENT
+// (UNSUPPORTED_DTYPE) for other pairs of types.
 absl::StatusOr<ConvertFn> ConvertFunction(Dtype from, Dtype to);
 
 // A ScaleFn sets out[i] = in[i] * factor for i in [0, count); `out` may be `in`. ScaleFunction

@@ -1,5 +1,4 @@
-// The arithmetic of collectives: adapts the loops of kernel/reduce.h to the interface of the
-// algorithms.
+// Makes the Combiner of a reduction from the loops of kernel/reduce.h.
 #ifndef SHARDMESH_WORKER_STEP_COMBINERS_H_
 #define SHARDMESH_WORKER_STEP_COMBINERS_H_
 

@@ -41,8 +41,8 @@ class FlightRecorder {
   // Identifies an instruction until it has ended.
   using Ticket = int64_t;
 
-  // Records the start of an instruction. `record` has its description and its start time. The
-  // instruction needs data from `peers`.
+  // Records the start of an instruction. `record` has its description and its start time. `peers`
+  // are the ranks whose data the instruction needs.
   Ticket Begin(FlightRecord record, absl::Span<const DeviceId> peers);
 
   // WaitsFor, DataCame and End have no effect if the instruction has ended.
@@ -68,12 +68,12 @@ class FlightRecorder {
   // a time.
   std::optional<FlightRecord> Running(int64_t step) const;
 
-  // Records of instructions that ended since an earlier call.
+  // The records that EndedSince returns.
   struct Tail {
     // In the order in which the instructions ended. Older records are missing if there are more
     // than the call asks for, or more than the recorder keeps.
     std::vector<FlightRecord> records;
-    int64_t next = 0;  // the argument `first` for the next call
+    int64_t next = 0;  // pass it as `first` in the next call
   };
   // Returns the records of ended instructions from number `first` on. If there are more than
   // `max_records`, returns only the last `max_records`.

@@ -38,7 +38,7 @@ class KernelTurns {
     absl::Status PauseForOthers();
     void GiveBack();
 
-    // Total time that this kernel waited.
+    // Returns the total time that this kernel waited for turns.
     absl::Duration waited() const { return waited_; }
 
    private:

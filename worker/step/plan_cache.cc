@@ -28,7 +28,7 @@ absl::StatusOr<PlanPtr> PlanCache::Add(std::string_view hash, std::string_view b
   }
   SHARDMESH_ASSIGN_OR_RETURN(Plan plan, rpc::ParsePlanBytes(bytes));
   auto shared = std::make_shared<const Plan>(std::move(plan));
-  // Evicted plans, destroyed after the lock is released.
+  // Plans that the cache evicts. They are destroyed after the lock is released.
   LruCache<std::string, PlanPtr>::Forgotten forgotten;
   absl::MutexLock lock(&mutex_);
   return plans_.Add(std::string(hash), std::move(shared), &forgotten);

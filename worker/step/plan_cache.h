@@ -17,7 +17,7 @@ namespace shardmesh::worker {
 
 using PlanPtr = std::shared_ptr<const Plan>;
 
-// LRU cache of plans. Thread-safe.
+// LRU cache of decoded plans. Thread-safe.
 class PlanCache {
  public:
   // Requires capacity >= 1, the most plans in the cache.

@@ -326,7 +326,7 @@ class StepExecutorImpl final : public StepExecutor {
     }
   }
 
-  // Runs a step. If it fails, informs its peers before it returns the error.
+  // Runs a step. If the step fails, aborts it on its peers before it returns the error.
   absl::Status RunOne(const Waiting& step, StepResult* result) {
     const StepOrder& order = *step.order;
     std::unique_ptr<StepLink> link;

@@ -144,7 +144,7 @@ class StepExecutor {
   // from all ranks. If a worker hears nothing from the coordinator, it ends the step itself. It
   // does so this time after the timeout.
   static constexpr absl::Duration kVerdictGrace = absl::Seconds(1);
-  // Most bytes of elements that the results of one step carry.
+  // Limit for the bytes of elements that the results of one step carry.
   static constexpr int64_t kMaxReturnedBytes = kMaxLiteralBytes;
   // Most steps that run at the same time. The unfinished step with the lowest number may begin in
   // addition to them.
@@ -152,7 +152,7 @@ class StepExecutor {
   // Most plans in the cache. A plan takes some kilobytes, and a client has some tens of plans.
   static constexpr size_t kPlanCapacity = 256;
 
-  // All pointers outlive the executor.
+  // The objects that the executor uses. All of them outlive the executor.
   struct Options {
     std::string identity;
     PeerLinks* links = nullptr;

@@ -36,7 +36,7 @@ struct LocalValue {
   bool is_output = false;  // the tile's memory belongs to a staged tile
 
   OwnedBytes content = {};
-  std::string array_id = {};  // only for an operand that is an array
+  std::string array_id = {};  // set only for an operand that is an array
   // The memory of a donated operand, if a result is made in this memory. Set in the LocalValue of
   // the operand and in that of the result.
   std::shared_ptr<Buffer> donated = nullptr;

@@ -18,7 +18,7 @@
 
 namespace shardmesh::worker {
 
-// Arguments of a run. Pointers outlive the run.
+// The arguments of RunStep. All objects that it points to outlive the run.
 struct StepRunContext {
   const StepExecutor::Options* options = nullptr;
   WeightCache* weights = nullptr;

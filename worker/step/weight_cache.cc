@@ -16,7 +16,7 @@ absl::StatusOr<std::shared_ptr<const PackedWeights>> WeightCache::Find(
   if (budget_ == nullptr || rhs.bytes.empty()) return nullptr;
   const Key key(array_id, spec.n, spec.k, spec.lhs_dtype, spec.rhs_dtype, spec.out_dtype,
                 spec.transpose_lhs, spec.transpose_rhs);
-  // Reserve memory before packing. The packed form is about as large as the plain one.
+  // Reserve memory before packing. The packed form is about as large as the plain weights.
   Entry entry{.size_bytes = std::max(static_cast<int64_t>(rhs.bytes.size()),
                                      kernel_->LikelyPackedBytes(spec)),
               .tile = rhs.owner};

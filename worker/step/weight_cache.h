@@ -21,7 +21,7 @@ namespace shardmesh::worker {
 // make room. Keeps the packed copy as long as something holds the array's tile. Thread-safe.
 class WeightCache {
  public:
-  // Kernel and budget outlive the cache. Without a budget, nothing is packed.
+  // Kernel and budget outlive the cache. If `budget` is null, the cache packs nothing.
   WeightCache(MatmulKernel* kernel, MemoryBudget* budget) : kernel_(kernel), budget_(budget) {}
 
   // Returns the packed form of `rhs`, which is this worker's tile of the array, for products like
@@ -34,17 +34,17 @@ class WeightCache {
   // Drops the packed forms of these arrays. Products that run at this time keep the packed forms
   // that they use.
   void Forget(absl::Span<const std::string> array_ids);
-  // Drops packed forms whose tiles nothing holds any more. Such entries remain if an array was
-  // dropped while a step used it.
+  // Drops the packed forms of tiles that nothing holds any more. Such packed forms remain if an
+  // array was dropped while a step used it.
   void ForgetGone();
 
  private:
   // Everything on which a packing depends, except the number of rows.
   using Key = std::tuple<std::string, int64_t, int64_t, Dtype, Dtype, Dtype, bool, bool>;
   struct Entry {
-    std::shared_ptr<const PackedWeights> weights = nullptr;  // null: there was no memory for them
-    MemoryBudget::Reservation reservation = {};              // empty if there was no memory for it
-    int64_t size_bytes = 0;                                  // of the weights
+    std::shared_ptr<const PackedWeights> weights = nullptr;  // null if there was no memory for them
+    MemoryBudget::Reservation reservation = {};  // empty if there was no memory for the weights
+    int64_t size_bytes = 0;                      // of the weights
     std::weak_ptr<const void> tile = {};
   };
 

@@ -58,7 +58,7 @@ constexpr char kCorruptFolder[] = "corrupt";
 constexpr char kCoordinatorFile[] = "state.db";
 constexpr int64_t kMaxOwnerBytes = 256;
 constexpr int64_t kMaxAboutBytes = 4096;
-// Most bytes of the quarantine on disk, unless the operator sets another limit.
+// Limit for the bytes of the quarantine on disk, unless the operator sets another limit.
 constexpr int64_t kMaxQuarantineBytes = int64_t{64} << 30;
 // By default, the quarantine takes at most the file system's size divided by this number.
 constexpr int64_t kQuarantinePart = 4;
@@ -159,7 +159,7 @@ absl::Status WriteText(const std::string& path, std::string_view text) {
   return file.Finish();
 }
 
-// Like WriteText, replaces the file in one step (by a rename), but does not sync it.
+// Replaces the file in one step (by a rename), as WriteText does, but does not sync it.
 absl::Status WriteTextUnsynced(const std::string& path, std::string_view text) {
   const std::string temporary = StrCat(path, kTemporarySuffix);
   FileDescriptor file(open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
@@ -185,7 +185,7 @@ const char* FolderOf(TileState state) {
 }
 
 // Returns the content of the file `about`. Its lines are: the time, whether the array is committed,
-// whether it lives, and then the reason, which may have several lines.
+// whether the array lives, and the reason. The reason may have several lines.
 std::string EncodeAbout(const QuarantinedArray& array) {
   return StrCat(absl::ToUnixMillis(array.since), "\n", array.committed ? 1 : 0, "\n",
                 array.array_lives ? 1 : 0, "\n", array.reason);
@@ -229,7 +229,8 @@ void RemoveCorrupt(const std::string& path, int64_t size_bytes, const char* why)
              {{"path", path}, {"size_bytes", size_bytes}, {"why", why}});
 }
 
-// Removes duplicates: a call may name an array twice, and the second mention has no effect.
+// Returns the ids without duplicates. A call may name an array twice, and the second mention has no
+// effect.
 absl::btree_set<std::string> Distinct(absl::Span<const std::string> array_ids) {
   return {array_ids.begin(), array_ids.end()};
 }
@@ -375,7 +376,8 @@ absl::StatusOr<StoredTilePtr> StagedTile::FinishOnce(std::optional<uint32_t> crc
   if (status.ok()) {
     status = store_->Publish(stored);
   } else if (absl::Status receiving = store_->CheckReceiving(description_); !receiving.ok()) {
-    status = std::move(receiving);  // report the abort: it removed the folder during the write
+    status =
+        std::move(receiving);  // report the abort, because it removed the folder during the write
   }
   if (!status.ok()) {
     if (durable_) {
@@ -486,8 +488,8 @@ absl::Status ShardStore::RecoverArray(const std::string& folder, TileState state
     if (status.ok()) {
       continue;
     }
-    // The file is sound, but it and the file with the folder's cluster id disagree. An operator
-    // must decide which of the two is wrong.
+    // The tile file is sound, but its cluster id differs from that in the folder's file
+    // `cluster_id`. An operator must decide which of the two files is wrong.
     if (ReasonOf(status) == Reason::kClusterMismatch) {
       return status;
     }
@@ -1120,8 +1122,9 @@ void ShardStore::DropFromQuarantine(QuarantineMap::iterator entry, std::string_v
 }
 
 void ShardStore::EnforceQuarantine(absl::Time now, std::vector<QuarantinedArray>* dropped) {
-  // An entry's time in quarantine counts at the earliest from this process's first call. The wall
-  // clock of an earlier process may have been wrong, and a deletion cannot be undone.
+  // An entry's time in quarantine counts at the earliest from this process's first call of
+  // Quarantine or ExpireQuarantine. The wall clock of an earlier process may have been wrong, and a
+  // deletion cannot be undone.
   if (!first_now_.has_value()) {
     first_now_ = now;
   }

@@ -140,7 +140,7 @@ class StagedTile {
 struct RecoveryProblem {
   // The path of the file or folder when the store found it.
   std::string path;
-  // Its path after the store moved it out of use; empty if the store left it in place.
+  // The path to which the store moved the file; empty if the store left it in place.
   std::string moved_to;
   // Why the store could not read the tile. DATA_LOSS: the content is damaged, or the disk reports
   // an error. RESOURCE_EXHAUSTED: memory was short; the next start may be able to read the tile.
@@ -177,8 +177,8 @@ struct QuarantinedArray {
 // committed, then the tiles that have been in quarantine longest. It neither counts nor drops tiles
 // of live arrays.
 struct QuarantineLimits {
-  // Most bytes on disk, including the folder `corrupt`. If negative: 64 GiB, and at most a quarter
-  // of the file system.
+  // Limit for the bytes on disk, including the folder `corrupt`. A negative number stands for 64
+  // GiB, but at most a quarter of the file system.
   int64_t disk_bytes = -1;
   int64_t memory_bytes = int64_t{512} << 20;
   // The longest time that a tile stays in quarantine. For tiles that an earlier process left, the
@@ -355,10 +355,10 @@ class ShardStore {
   // Returns all committed tiles of an array, in the order of their index ranges. NOT_FOUND if there
   // are none.
   absl::StatusOr<std::vector<StoredTilePtr>> FindAll(std::string_view array_id) const;
-  // Like FindAll, but also returns staged tiles. For callers that know from the coordinator that
+  // Like FindAll, but also returns staged tiles. For callers to which the coordinator has said that
   // the array is committed.
   absl::StatusOr<std::vector<StoredTilePtr>> FindAllStaged(std::string_view array_id) const;
-  // Like Find, but also returns a staged tile. For the step that made it.
+  // Like Find, but also returns a staged tile. For the step that made the tile.
   absl::StatusOr<StoredTilePtr> FindStaged(std::string_view array_id, const Tile& tile) const;
 
   struct HeldTile {
@@ -374,8 +374,8 @@ class ShardStore {
   // array). Adds whole arrays until the page has at least max_tiles >= 1 tiles.
   InventoryPage ListInventory(std::string_view first_array_id, int64_t max_tiles) const;
 
-  // used_bytes() returns the memory in tiles and other allocations of the pool; limit_bytes()
-  // returns the limit of the pool's budget.
+  // used_bytes() returns the bytes in use in the pool, by tiles and by other allocations.
+  // limit_bytes() returns the limit of the pool's budget.
   int64_t used_bytes() const;
   int64_t limit_bytes() const;
 
@@ -432,8 +432,8 @@ class ShardStore {
   // Reports a file that cannot be read. If no later start can read the file either, moves it to the
   // folder `corrupt` and returns true.
   bool SetAside(const std::string& path, absl::Status why);
-  // Removes files from the folder `corrupt`, the oldest first, until it and the quarantine together
-  // are within the limit.
+  // Removes files from the folder `corrupt`, the oldest first, until this folder and the quarantine
+  // together are within the limit. Keeps files that this start moved there.
   void BoundCorrupt();
   // Removes all files in the folder `corrupt`. Runs on the files' thread.
   void ExpireCorrupt();
@@ -456,7 +456,8 @@ class ShardStore {
   // array, does nothing and does not call `done`.
   void RemoveFiles(std::vector<ArrayFolders> folders, Done done)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Droppable quarantine entries, as (committed, since, array id). The first one is dropped first.
+  // The keys of droppable quarantine entries: (committed, since, array id). The entry with the
+  // first key is dropped first.
   using DropOrder = absl::btree_set<std::tuple<bool, absl::Time, std::string>>;
   using QuarantineMap = absl::btree_map<std::string, QuarantinedArray>;
   // Returns whether the limits may drop an entry. They may not if its array lives, if it is not
@@ -500,7 +501,8 @@ class ShardStore {
   void PushFiles(FileJob job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EndBusy(const std::string& array_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RunFiles();
-  // Moves the array's folder from `folder` to the trash, to be removed later.
+  // Moves the array's folder from the folder `folder` to the trash, to be removed later. No effect
+  // if there is none.
   absl::Status DiscardFiles(const char* folder, const std::string& array_id, FileEffects* effects);
   // Moves the array's folder from the staged arrays to the committed arrays.
   absl::Status CommitFiles(const std::string& array_id, FileEffects* effects);
@@ -517,9 +519,10 @@ class ShardStore {
                 std::vector<MovedAside>* moved) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Returns a copy of an entry with only the fields that the file `about` keeps.
   static QuarantinedArray WithoutTiles(const QuarantinedArray& array);
-  // Writes the files `about`, then moves the tiles' files to quarantine.
+  // Writes the file `about` of each array, and after that moves the files of its tiles to the
+  // folder `quarantine`.
   absl::Status QuarantineFiles(absl::Span<const MovedAside> moved, FileEffects* effects);
-  // Syncs all writes to the data folder's file system so far.
+  // Syncs all earlier writes to the file system of the data folder.
   absl::Status SyncAll();
 
   const std::shared_ptr<BufferPool> pool_;
@@ -545,12 +548,12 @@ class ShardStore {
   std::optional<absl::Time> first_now_ ABSL_GUARDED_BY(mutex_);
   bool corrupt_expired_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<FileJob> jobs_ ABSL_GUARDED_BY(mutex_);  // in the order in which they run
-  // Arrays with unfinished file jobs, and the number of these jobs. No tile of such an array may
-  // begin.
+  // Arrays with unfinished file jobs, and the number of these jobs. Stage refuses tiles of such an
+  // array.
   absl::btree_map<std::string, int64_t> busy_ ABSL_GUARDED_BY(mutex_);
   bool files_run_ ABSL_GUARDED_BY(mutex_) = false;
 
-  ThreadPool removals_{1};  // removes files in the trash, which may take long
+  ThreadPool removals_{1};  // removes files from the trash, which may take long
   ThreadPool files_{1};     // last member, because its thread uses the other members
 };
 

@@ -27,7 +27,7 @@ struct TileDescription {
   // The array's descriptor, encoded by the caller. The store keeps and returns it, but never parses
   // it.
   std::string array_descriptor;
-  // The transfer or step that makes the tile. The store keeps and returns it.
+  // The id of the transfer or step that makes the tile. The store keeps and returns it.
   std::string transfer_id;
 
   friend bool operator==(const TileDescription&, const TileDescription&) = default;
