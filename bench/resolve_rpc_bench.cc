@@ -58,13 +58,13 @@ struct Extent {
   int calls_per_round = 500;
   int rate_rounds = 30;
 };
-constexpr double kLatencyTarget = 1.15;  // most latency / latency of the empty call
-constexpr double kRateTarget = 0.9;      // least rate / rate of the empty call
+constexpr double kLatencyTarget = 1.15;  // latency, relative to the empty call
+constexpr double kRateTarget = 0.9;      // rate, relative to the empty call
 constexpr int kOutstanding = 64;
 constexpr absl::Duration kRateTime = absl::Milliseconds(200);
 constexpr int kMetricsRounds = 50;
 constexpr int kMetricsCalls = 300;
-constexpr double kMetricsTarget = 1.03;  // most time with metrics / time without
+constexpr double kMetricsTarget = 1.03;  // time with metrics, relative to time without
 
 double MicrosecondsOf(const auto& call) {
   const absl::Time start = absl::Now();

@@ -77,7 +77,7 @@ struct CollectiveResult {
     }
   }
 
-  // Splits each group's tile among the places of the group. Errors of SplitPoints.
+  // Splits each tile into one part for each place of its group. Errors of SplitPoints.
   absl::Status Split() {
     const auto dim = static_cast<size_t>(SplitDimension(op));
     value.spec = ToSpec(layout);

@@ -177,8 +177,8 @@ absl::Status PairwiseAllReduce(const CollectiveCall& call, const Combiner& combi
   gather.round = call.round + 1;
   return PairwiseAllGather(gather, OwnedBytes{own.bytes, own.owner}, parts.result_bytes,
                            [&](int64_t place, int64_t offset_bytes, absl::Span<const char> bytes) {
-                             if (place == group.place())
-                               return;  // this rank's part is already in `out`
+                             // This rank's part is already in `out`.
+                             if (place == group.place()) return;
                              CopyReceived(
                                  call, bytes,
                                  out.bytes.data() + parts.result_cuts[Index(place)] + offset_bytes);

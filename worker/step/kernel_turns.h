@@ -52,8 +52,8 @@ class KernelTurns {
   absl::Mutex mutex_;
   bool is_taken_ ABSL_GUARDED_BY(mutex_) = false;
   int64_t next_ticket_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::set<int64_t> waiting_    // tickets; the kernel with the lowest is next
-      ABSL_GUARDED_BY(mutex_);  // tickets of waiting kernels; the lowest is next
+  // The tickets of waiting kernels. The kernel with the lowest ticket has the next turn.
+  std::set<int64_t> waiting_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace shardmesh::worker

@@ -376,8 +376,8 @@ absl::StatusOr<StoredTilePtr> StagedTile::FinishOnce(std::optional<uint32_t> crc
   if (status.ok()) {
     status = store_->Publish(stored);
   } else if (absl::Status receiving = store_->CheckReceiving(description_); !receiving.ok()) {
-    status =
-        std::move(receiving);  // report the abort, because it removed the folder during the write
+    // Report the abort, because it removed the folder during the write.
+    status = std::move(receiving);
   }
   if (!status.ok()) {
     if (durable_) {

@@ -502,7 +502,7 @@ class ShardStore {
   void EndBusy(const std::string& array_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RunFiles();
   // Moves the array's folder from the folder `folder` to the trash, to be removed later. No effect
-  // if there is none.
+  // if the array has no folder there.
   absl::Status DiscardFiles(const char* folder, const std::string& array_id, FileEffects* effects);
   // Moves the array's folder from the staged arrays to the committed arrays.
   absl::Status CommitFiles(const std::string& array_id, FileEffects* effects);
