@@ -58,13 +58,15 @@ struct Extent {
   int calls_per_round = 500;
   int rate_rounds = 30;
 };
-constexpr double kLatencyTarget = 1.15;  // latency, relative to the empty call
-constexpr double kRateTarget = 0.9;      // rate, relative to the empty call
+// Targets for the latency and for the rate of resolving calls, relative to those of the empty call.
+constexpr double kLatencyTarget = 1.15;
+constexpr double kRateTarget = 0.9;
 constexpr int kOutstanding = 64;
 constexpr absl::Duration kRateTime = absl::Milliseconds(200);
 constexpr int kMetricsRounds = 50;
 constexpr int kMetricsCalls = 300;
-constexpr double kMetricsTarget = 1.03;  // time with metrics, relative to time without
+// Target for the time of a call with metrics, relative to the time without metrics.
+constexpr double kMetricsTarget = 1.03;
 
 double MicrosecondsOf(const auto& call) {
   const absl::Time start = absl::Now();

@@ -82,7 +82,7 @@ int Main(const std::string& folder) {
   fsync(fd);
   std::vector<double> ours;
   std::vector<double> peer;
-  for (int round = 0; round < kRounds; ++round) {  // alternate both, so that both see the same disk
+  for (int round = 0; round < kRounds; ++round) {  // so that both kinds of write see the same disk
     peer.push_back(RoundMedian([&](int i) {
       if (pwrite(fd, block.data(), block.size(), i * 4096) < 0 || fdatasync(fd) != 0)
         Fail("fdatasync failed");

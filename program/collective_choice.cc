@@ -23,8 +23,10 @@ using Kind = CollectiveKind;
 constexpr double kChunkBytes = 256 << 10;  // bytes of a piece that a chain forwards
 constexpr double kWorkOfAMessage = 0.25;   // work of a rank for one message, in latencies
 constexpr double kCrowdAtEase = 16;        // most concurrent senders that do not delay each other
-constexpr double kCrowdToDouble = 128;     // so many senders above it double the time of a byte
-constexpr double kUnlike = 1.5;            // AreAlike: least factor between figures that differ
+// The time of a byte doubles with this number of concurrent senders above kCrowdAtEase.
+constexpr double kCrowdToDouble = 128;
+// Two figures are not alike (AreAlike) if one is at least this many times the other.
+constexpr double kUnlike = 1.5;
 
 constexpr Algorithm kOfAllReduce[] = {Algorithm::kPairwise, Algorithm::kDirect,
                                       Algorithm::kDoubling, Algorithm::kHalving, Algorithm::kRing};

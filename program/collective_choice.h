@@ -77,9 +77,9 @@ struct CollectiveLoad {
 // place. The bytes on the way are then S for a pairwise broadcast and S/P for a scatter; the others
 // do not change.
 struct CollectiveCost {
-  int64_t rounds = 0;      // each starts after the round before it
-  int64_t messages = 0;    // sent or received, whichever are more
-  int64_t crowd = 0;       // messages that may share one link, of a rank or host
+  int64_t rounds = 0;      // each round starts after the round before it
+  int64_t messages = 0;    // the number sent or received; the larger counts
+  int64_t crowd = 0;       // messages that may share the link of one rank or host
   int64_t sent_bytes = 0;  // to peers
   // "On the way": the bytes that the busiest rank receives, or those that it sends, one after the
   // other. The larger number counts.

@@ -20,7 +20,9 @@ struct FlightRecord {
     absl::Time data_came = absl::InfiniteFuture();  // InfiniteFuture: not yet
   };
 
-  int64_t number = 0;  // of ended instructions: in the order in which they ended in the process
+  // For an ended instruction: its number, from 0, in the order in which the process's instructions
+  // ended.
+  int64_t number = 0;
   int64_t step = 0;
   std::string mesh_id = {};
   DeviceId rank = 0;
@@ -30,8 +32,9 @@ struct FlightRecord {
   absl::Time ended = absl::InfiniteFuture();  // InfiniteFuture: still runs
   absl::Status outcome = absl::OkStatus();    // OK while the instruction runs
   std::vector<Peer> peers = {};  // peers whose data the instruction needs; empty for local work
-  int64_t omitted_peers = 0;     // number of peers whose data it needs and that `peers` omits
-  std::optional<DeviceId> waits_for = {};  // peer that it waits for; after a failure, the last one
+  int64_t omitted_peers = 0;     // number of such peers that `peers` does not list
+  // The peer for whose data the instruction waits. After a failure: the last one.
+  std::optional<DeviceId> waits_for = {};
 
   bool is_running() const { return ended == absl::InfiniteFuture(); }
 };

@@ -12,7 +12,7 @@ namespace shardmesh {
 struct MeasuredLink {
   std::string peer = {};  // identity of the other worker
   uint64_t peer_incarnation = 0;
-  bool shares_memory = false;  // if false, data goes over the stream between them
+  bool shares_memory = false;  // if false, data goes over the stream between the two workers
   // Half the time of a round trip in which each worker sends 8 bytes and waits for the peer's 8
   // bytes.
   absl::Duration latency = absl::ZeroDuration();

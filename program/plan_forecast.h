@@ -23,7 +23,7 @@ CollectiveLoad LoadOf(const Mesh& mesh, const ValueDescriptor& operand,
 struct AxisTraffic {
   std::vector<std::string> axes;  // as the collectives name the axes, major first
   int64_t collectives = 0;        // number of collectives along these axes
-  int64_t sent_bytes = 0;         // by the busiest device
+  int64_t sent_bytes = 0;         // sent by the busiest device along these axes
   double seconds = 0;             // sum of PredictedSeconds over the collectives
 
   friend bool operator==(const AxisTraffic&, const AxisTraffic&) = default;
@@ -57,7 +57,7 @@ struct LinkTrafficSummary {
 };
 
 struct PlanForecast {
-  std::vector<AxisTraffic> traffic;  // each list of axes once, by its first collective
+  std::vector<AxisTraffic> traffic;  // each list of axes once, in the order of first use
   // nullopt if LinkPairsOf exceeds kMostLinkPairs.
   std::optional<LinkTrafficSummary> link_traffic = std::nullopt;
   // The most bytes of values that exist at the same time on one device, without the operands. A

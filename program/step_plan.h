@@ -27,7 +27,7 @@ struct ValueDescriptor {
   Dtype dtype = Dtype::kF32;
   Shape shape;
   PartitionSpec spec;
-  std::vector<CutPoints> cut_points = {};  // for Tiling::Create; empty if all parts are equal
+  std::vector<CutPoints> cut_points = {};  // as in Tiling::Create; empty if all parts are equal
 
   friend bool operator==(const ValueDescriptor&, const ValueDescriptor&) = default;
 };
@@ -79,7 +79,7 @@ struct Instruction {
 struct PlanCost {
   int64_t flops = 0;         // multiplications and additions
   int64_t sent_bytes = 0;    // to peers
-  int64_t memory_bytes = 0;  // of the results of all instructions
+  int64_t memory_bytes = 0;  // bytes of the results of all instructions
 
   friend bool operator==(const PlanCost&, const PlanCost&) = default;
 };

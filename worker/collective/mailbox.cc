@@ -270,7 +270,7 @@ absl::Status Mailbox::Deliver(const std::string& worker, const Tag& tag, Piece p
                                                      worker, piece.signature);
                !same.ok()) {
       Fail(*step, std::move(same), dropped);
-      return absl::OkStatus();  // the step fails, but the peer's stream goes on
+      return absl::OkStatus();  // the step fails, but the stream of the peer goes on
     }
   }
 

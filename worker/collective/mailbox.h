@@ -282,7 +282,7 @@ class Mailbox {
   // be expected.
   int64_t last_expected_ ABSL_GUARDED_BY(mutex_) = -1;
   int64_t held_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::list<Waiting> waiting_ ABSL_GUARDED_BY(mutex_);  // one for each waiting receiver
+  std::list<Waiting> waiting_ ABSL_GUARDED_BY(mutex_);  // one entry for each waiting receiver
   // By worker. `charged_bytes_` has the bytes held from the worker, including early signatures and
   // an overhead for each piece. `gone_` has the reason why the worker is lost.
   absl::flat_hash_map<std::string, int64_t> charged_bytes_ ABSL_GUARDED_BY(mutex_);

@@ -83,7 +83,7 @@ class FlightRecorder {
   mutable absl::Mutex mutex_;
   std::map<Ticket, FlightRecord> running_ ABSL_GUARDED_BY(mutex_);
   Ticket next_ticket_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::vector<FlightRecord> ring_ ABSL_GUARDED_BY(mutex_);  // ended; record n is at n % kCapacity
+  std::vector<FlightRecord> ring_ ABSL_GUARDED_BY(mutex_);  // record n is at index n % kCapacity
   int64_t ended_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

@@ -194,7 +194,7 @@ class StepExecutorImpl final : public StepExecutor {
  private:
   struct Waiting {
     std::shared_ptr<const StepOrder> order;
-    PlanPtr plan;  // null: the plan's bytes have not come
+    PlanPtr plan;  // null if the plan's bytes have not come
     // Empty until the plan is known: the first call of Run has reported kNeedPlan.
     Report report = nullptr;
     absl::Time deadline = absl::InfiniteFuture();
@@ -415,7 +415,7 @@ class StepExecutorImpl final : public StepExecutor {
   int64_t term_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t last_ordered_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t orders_ ABSL_GUARDED_BY(mutex_) = 0;                  // number of orders taken so far
-  std::map<int64_t, Running> running_ ABSL_GUARDED_BY(mutex_);  // by the step's number
+  std::map<int64_t, Running> running_ ABSL_GUARDED_BY(mutex_);  // by sequence number
   std::vector<std::thread> threads_;  // last member: the threads start when all other members exist
 };
 

@@ -79,7 +79,7 @@ struct StepResult {
   int64_t sequence = 0;
   int64_t epoch = 0;  // of the order
   int64_t term = 0;   // of the order
-  DeviceId rank = 0;  // in the plan's mesh; 0 if the plan is unknown
+  DeviceId rank = 0;  // in the plan's mesh; 0 if the step did not open its link
   StepOutcome outcome = StepOutcome::kDone;
   std::vector<Output> outputs = {};  // set if kDone
   // If kFailed, the error; its message names this worker, the step and, if known, the rank and the

@@ -193,7 +193,7 @@ struct QuarantineTotals {
   int64_t memory_bytes = 0;
   // Bytes of the tiles on disk that the limits count and may drop.
   int64_t droppable_disk_bytes = 0;
-  int64_t droppable_tiles_bytes = 0;  // the same for tiles in memory
+  int64_t droppable_tiles_bytes = 0;  // bytes of the tiles in memory that they may drop
   // Bytes of the pool that droppable tiles in memory take. The store frees them if memory is
   // needed.
   int64_t droppable_memory_bytes = 0;
@@ -404,7 +404,7 @@ class ShardStore {
   struct FileJob {
     std::vector<std::string> array_ids;  // these arrays are busy until the job is done
     absl::AnyInvocable<absl::Status(FileEffects*) &&> work;
-    Done done;  // if null, an error is logged
+    Done done;  // gets the status of the job; may be null
   };
 
   ShardStore(Options options, FileDescriptor lock);
@@ -530,10 +530,11 @@ class ShardStore {
   const FileDescriptor lock_;
   const QuarantineLimits quarantine_limits_;
   RecoveryReport recovery_report_;
-  int64_t next_discard_ = 0;  // used only by the files' thread
+  // Number in the name of the next folder in the trash. Used only by the thread of files_.
+  int64_t next_discard_ = 0;
 
-  absl::Mutex owner_mutex_
-      ABSL_ACQUIRED_BEFORE(mutex_);  // held while the name of the folder's owner is written
+  // Held while the file with the cluster id or the worker's identity is written.
+  absl::Mutex owner_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);
   mutable absl::Mutex mutex_;
   std::string cluster_id_ ABSL_GUARDED_BY(mutex_);
   std::string data_identity_ ABSL_GUARDED_BY(mutex_);
