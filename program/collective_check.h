@@ -68,8 +68,8 @@ absl::StatusOr<Axes> ExchangeAxes(const CollectiveOp& op, const Mesh& mesh);
 absl::Status CheckCollective(const CollectiveOp& op, const Axes& axes, const ValueDescriptor& value,
                              const Mesh& mesh);
 
-// Returns the cut points of dimension `dim` after the op has split each part of it among `ranks`
-// places.
+// Returns the cut points of dimension `dim` after the op has split each part of this dimension
+// among `ranks` places.
 //
 // Errors: NOT_DIVISIBLE if the op has no counts and `ranks` does not divide a part; SHAPE_MISMATCH
 // if the counts do not add up to the extent of a part.

@@ -40,9 +40,9 @@ namespace shardmesh::worker {
 //   failed --CloseStep--> closed
 // clang-format on
 //
-// The mailbox keeps messages of a step that is to come or expected. It drops messages of a failed
-// or closed step. The mailbox limits the bytes that it holds and refuses messages of a peer that
-// exceeds a limit. Credit tells peers how much they may send. One mutex guards all state; no
+// The mailbox keeps messages of a step that is to come, expected or open. It drops messages of a
+// failed or closed step. The mailbox limits the bytes that it holds and refuses messages of a peer
+// that exceeds a limit. Credit tells peers how much they may send. One mutex guards all state; no
 // callback runs under this mutex.
 //
 // Thread-safe. Call CloseStep only when no receive of that step is in progress.
