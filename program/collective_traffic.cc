@@ -143,8 +143,8 @@ class GroupExchange {
         const int64_t bytes = op_.kind == Kind::kAllGather
                                   ? BlockBytes(mine)
                                   : HeldBytes(mine, tiles_.elements[Index(place)]);
-        // Each place of the sibling receives from one place of `mine`: the place's offset in the
-        // sibling, modulo the size of `mine`, is the sender's offset in `mine`.
+        // Each place of the sibling receives from one place of `mine`. The sender's offset in
+        // `mine` is the receiver's offset in the sibling, modulo the size of `mine`.
         for (int64_t offset = place - mine.begin; offset < sibling.size; offset += mine.size) {
           traffic_->Add(place, sibling.begin + offset, bytes);
         }

@@ -51,8 +51,8 @@ inline BlockPair PairOf(int64_t ranks, int64_t level, int64_t place) {
           .is_left = index % 2 == 0};
 }
 
-// Returns the form of the data that a rank holds for the block during a reduction: its operand if
-// the block is one place, otherwise a partial result.
+// Returns the form of the data that a rank holds for the block during a reduction. A block of one
+// place has the operand of its place; a larger block has a partial result.
 inline ElementForm FormOf(const Block& block) {
   return block.size == 1 ? ElementForm::kOperand : ElementForm::kPartial;
 }

@@ -181,7 +181,7 @@ class StepExecutor {
   // threads, after the step has run. If the executor refuses the order, or does not know the plan
   // (kNeedPlan), it calls `report` on the calling thread. `report` must not block.
   //
-  // FAILED_PRECONDITION if the step's number is not above that of the last ordered step, unless
+  // FAILED_PRECONDITION if the step's number is not above that of the last ordered step. Exception:
   // the order is for a step that still waits for its plan. ABORTED (STALE_TERM) if the order's term
   // is below the highest term of earlier orders. INVALID_ARGUMENT if the bytes are not the plan. If
   // the plan's bytes do not come, the step fails kVerdictGrace after its timeout, without a further

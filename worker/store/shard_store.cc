@@ -74,8 +74,9 @@ std::string TileName(const TileDescription& description) {
   return StrCat("tile ", description.tile.ToString(), " of array ", description.array_id);
 }
 
-// Creates a folder in a parent folder that must exist. Does not create the parent: an operator may
-// have moved or unmounted it, and the next start would not find the content of a new one.
+// Creates a folder in a parent folder that must exist. Does not create the parent, because an
+// operator may have moved or unmounted it. The next start would not find the content of a new
+// parent.
 absl::Status MakeFolder(const std::string& path) {
   if (SHARDMESH_FAILS("tiles.make_folder")) return FileError("make folder", path, errno);
   if (mkdir(path.c_str(), 0777) == 0 || errno == EEXIST) {
