@@ -38,7 +38,7 @@ class AcceptedStream final : public ExchangeStream {
   void StartRead(grpc::ByteBuffer* frame, void* tag) override { call_.Read(frame, tag); }
   void StartWrite(const grpc::ByteBuffer& frame, void* tag) override { call_.Write(frame, tag); }
   void StartFinish(const absl::Status& status, void* tag) override {
-    // Without retry information, because a peer dials again with its own back-off.
+    // Remove the retry information: the peer dials again after its own back-off.
     call_.Finish(rpc::ToGrpc(WithoutRetry(status)), tag);
   }
   void Cancel() override { context_.TryCancel(); }
@@ -84,7 +84,7 @@ class ExchangeServiceImpl final : public ExchangeService {
       if (ok) {
         owner_->RequestNext();
         stream->Open(owner_->accept_(stream));
-      }  // otherwise the server is stopping
+      }  // if !ok, the server is stopping
       absl::MutexLock lock(&owner_->mutex_);
       --owner_->requests_;
     }

@@ -24,7 +24,7 @@ constexpr int64_t kShortBytes = 8;
 constexpr int64_t kPartOfBudget = 16;
 
 constexpr int kTrials = 5;
-// No further trial of a kind begins after this time.
+// After this time, no further trial of the same kind begins.
 constexpr std::chrono::milliseconds kTrialsTime{30};
 // Exchanges in one short trial. There are several, because the two ends do not start at the same
 // moment: the peer may be one exchange ahead, and an average reduces this error.
@@ -42,7 +42,8 @@ struct Trial {
   int64_t size_bytes = 0;
 };
 
-// One end of the protocol. Each method sends or receives the next message.
+// One end of the probe protocol. Say sends the next message, Hear receives it. Exchange and Run
+// perform exchanges.
 class Conversation {
  public:
   Conversation(Link& link, DeviceId peer, int64_t op) : link_(link), peer_(peer), op_(op) {}
@@ -50,7 +51,7 @@ class Conversation {
   void set_deadline(absl::Time deadline) { deadline_ = deadline; }
 
   // Sends numbers in the host's byte order. All hosts of a cluster have the same byte order,
-  // because tiles travel in it too.
+  // because tiles are sent in the host's byte order too.
   template <size_t kCount>
   absl::Status Say(const std::array<int64_t, kCount>& numbers) {
     auto owner = std::make_shared<const std::array<int64_t, kCount>>(numbers);

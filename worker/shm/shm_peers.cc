@@ -47,7 +47,8 @@ FileDescriptor NewSocket() {
   return FileDescriptor(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
 }
 
-// Returns the address of an abstract socket, and its length; length 0 if the name is too long.
+// Writes the address of the abstract socket `name` to `address` and returns its length. Returns 0
+// if the name is empty or too long.
 socklen_t AddressOf(const std::string& name, sockaddr_un* address) {
   *address = {};
   address->sun_family = AF_UNIX;

@@ -189,8 +189,8 @@ absl::StatusOr<ReceivedDescriptors> ReceiveDescriptors(int socket) {
                      : KernelError(absl::StatusCode::kUnavailable,
                                    "cannot receive from a peer on this host");
   }
-  // If this process has too few free descriptors, the kernel drops those of the message. It reports
-  // this only by this flag.
+  // If this process has fewer free descriptors than the message, the kernel drops descriptors of
+  // the message. It reports this only by the flag MSG_CTRUNC.
   if ((message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == MSG_CTRUNC &&
       received.fds.size() < kMaxDescriptors) {
     return absl::ResourceExhaustedError(
