@@ -28,7 +28,7 @@ class AcceptedStream final : public ExchangeStream {
   absl::Status CheckPeer(const rpc::Credentials& own, const std::string& identity) const override {
     return rpc::CheckCaller(own, context_, {rpc::PeerRole::kWorker, identity});
   }
-  // Called when a peer's stream has arrived for the request.
+  // Called when gRPC has accepted a peer's stream into this object.
   void Open(std::shared_ptr<Handler> handler) override {
     SetHandler(std::move(handler));
     OnOpened(/*ok=*/true);

@@ -106,7 +106,8 @@ class ExchangeStream : public std::enable_shared_from_this<ExchangeStream> {
   // Returns true if StartFinish ends the call (accepted stream), false if it waits for the peer to
   // end the call (dialled stream).
   virtual bool finish_ends_call() const = 0;
-  // Returns the status with which the other side ended the call. Valid after Finish.
+  // Returns the status with which the other side ended the call. Valid once the operation that
+  // StartFinish started is done.
   virtual absl::Status PeerStatus() const = 0;
 
   void OnRead(bool ok) ABSL_LOCKS_EXCLUDED(mutex_);

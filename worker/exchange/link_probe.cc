@@ -24,7 +24,7 @@ constexpr int64_t kShortBytes = 8;
 constexpr int64_t kPartOfBudget = 16;
 
 constexpr int kTrials = 5;
-// After this time, no further trial of the same kind begins.
+// Once the trials of one kind have taken this long, no further trial of this kind begins.
 constexpr std::chrono::milliseconds kTrialsTime{30};
 // Exchanges in one short trial. There are several, because the two ends do not start at the same
 // moment: the peer may be one exchange ahead, and an average reduces this error.
@@ -33,7 +33,7 @@ constexpr int64_t kLongExchanges = 4;
 constexpr int64_t kMaxExchanges = 64;
 // Wanted duration of a long exchange, on a link fast enough for it.
 constexpr double kLongSeconds = 2e-3;
-// Time limit of a probe, counted from the answering end's offer.
+// Time limit of the leading end, counted from the arrival of the answering end's offer.
 constexpr absl::Duration kProbeLimit = absl::Seconds(1);
 
 // A number of exchanges of one message size.

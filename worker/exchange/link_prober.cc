@@ -14,8 +14,8 @@
 namespace shardmesh::worker {
 namespace {
 
-// Shortest pauses between the probes of a link. The prober lengthens each pause by a random part of
-// it, at most by half.
+// Shortest pauses between the probes of a link. The prober lengthens each pause by a random time of
+// at most half the pause.
 constexpr std::array<absl::Duration, 3> kPauses = {absl::Milliseconds(500), absl::Seconds(2),
                                                    absl::Seconds(4)};
 // How long the leading end waits for an offer. A busy peer answers other workers first, each in

@@ -317,7 +317,7 @@ std::optional<PeerLink::NextFrame> PeerLink::Next() {
       if (!std::exchange(waits_for_credit_, true)) {
         owner_->credit_state().waits.fetch_add(1, std::memory_order_relaxed);
       }
-      return std::nullopt;  // until the stream gets credit, or the peer demands a message
+      return std::nullopt;  // nothing to write until the stream gets credit or the peer demands
     }
     queue.pop_front();
     Outgoing& outgoing = found->second;
@@ -542,7 +542,7 @@ absl::Status PeerLink::TakeCreditLocked(const rpc::FrameHeader& header) {
           std::min(left_bytes, outgoing.urgent_bytes + std::min(header.credit_bytes, left_bytes));
     } else {
       // A demand for a message that this worker sent by another transport stays in early_demands_.
-      // If there are too many demands, drop one of the lowest step.
+      // If there are too many demands, drop a demand of the lowest step.
       if (early_demands_.size() >= kMaxEarlyDemands) early_demands_.erase(early_demands_.begin());
       early_demands_[key] = std::min(header.credit_bytes, kUrgentBytes);
     }

@@ -160,11 +160,11 @@ class PeerLink final : public ExchangeStream::Handler,
   // bytes, and tags in the queue of urgent messages. Each entry must disappear with its message.
   size_t notes() const;
   // Returns the number of remembered demands of ended steps: at most kMaxEndedDemands. Urgent
-  // frames for them may still be in transit.
+  // frames that the peer sent for these demands may still be in transit.
   size_t ended_notes() const;
 
-  // Call it regularly. Pings a peer from which no frame came for `ping_interval`, and closes the
-  // stream after `silence_limit`.
+  // Call it regularly. Pings a peer from which no frame came for `ping_interval`. Closes the stream
+  // if no frame came for `silence_limit`.
   void Tick(absl::Duration ping_interval, absl::Duration silence_limit);
 
   // Ends the stream; Owner::OnDown follows. See ExchangeStream::Close for the status that the peer
@@ -199,7 +199,8 @@ class PeerLink final : public ExchangeStream::Handler,
     // no credit of the stream.
     int64_t urgent_bytes = 0;
   };
-  // The credit of the stream that a received frame costs. The destructor returns it to the peer.
+  // The cost of one received frame, in credit of the stream. The destructor returns this credit to
+  // the peer.
   struct Charge;
   // A frame to be written. Control frames have no payload.
   struct NextFrame {
@@ -216,8 +217,8 @@ class PeerLink final : public ExchangeStream::Handler,
   static int64_t CostOf(int64_t payload_bytes, const std::string& signature) {
     return payload_bytes + static_cast<int64_t>(signature.size()) + kFrameOverheadBytes;
   }
-  // Returns credit of the stream to the peer. May be called by any thread, also with locks of the
-  // owner held.
+  // Returns `cost_bytes` of the stream's credit to the peer. Any thread may call it, also while it
+  // holds locks of the owner.
   void Return(int64_t cost_bytes);
   void SetAllowedLocked(int64_t allowed_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 

@@ -150,8 +150,8 @@ void PeerLinksImpl::AbortStep(int64_t sequence, const absl::Status& status,
   {
     absl::MutexLock lock(&state_.mutex);
     Mailbox& mailbox = intake_.mailbox();
-    // For a step that has ended or was aborted before, peers need no abort. This worker only drops
-    // its unsent messages of the step.
+    // If the step has ended or was aborted before, peers need no abort. This worker then only drops
+    // the step's unsent messages.
     const bool is_first =
         state_.steps.Abort(sequence, /*has_failed=*/!mailbox.FailureOf(sequence).ok(), blamed);
     for (const auto& [identity, peer] : state_.peers.all()) {

@@ -75,7 +75,7 @@ class ShmArena;  // worker/shm/shm_arena.h
 enum class Transport {
   kAuto,    // through shared memory if the peer is on this host, otherwise over the stream
   kStream,  // only over the stream
-  kShm,     // only through shared memory: a peer that shares none counts as unreachable
+  kShm,     // only through shared memory: a peer that shares no memory is unreachable
 };
 
 // Returns the transport named `auto`, `stream` or `shm`; nullopt for other text.
@@ -116,7 +116,7 @@ class PeerLinks {
     // The memory in which this worker's messages lie, for peers on this host to read. Null: not
     // shared.
     std::shared_ptr<ShmArena> arena = nullptr;
-    // Memory for the messages of link probes, in the arena if there is one. Null: links are not
+    // Memory for the messages of link probes: from `arena` if there is one. Null: links are not
     // measured.
     std::shared_ptr<BufferPool> probe_pool = nullptr;
   };
@@ -181,9 +181,9 @@ class PeerLinks {
                                                              int64_t sequence, int64_t epoch,
                                                              absl::Time deadline) = 0;
 
-  // Aborts a step, even before it is opened: every Receive fails with `status` at once, here and on
-  // the peers. `blamed` is the identity of the worker at fault. If the step is over or was aborted
-  // before, only drops its unsent messages.
+  // Aborts a step, even before it is opened: every Receive of the step fails with `status` at once,
+  // here and on the peers. `blamed` is the identity of the worker at fault. If the step is over or
+  // was aborted before, only drops the step's unsent messages.
   virtual void AbortStep(int64_t sequence, const absl::Status& status, std::string_view blamed) = 0;
 
   // Returns the identity of the worker at fault for the failure of a step. Works for steps that are

@@ -1,5 +1,5 @@
-// The streams and the shared memory between one worker and its peers: how they are dialled,
-// accepted, greeted and lost. Also the probes that measure the links.
+// Keeps the streams and the shared memory between one worker and its peers: dials and accepts
+// streams, exchanges hellos, and handles lost streams. Also runs the probes that measure the links.
 #ifndef SHARDMESH_WORKER_EXCHANGE_PEER_STREAMS_H_
 #define SHARDMESH_WORKER_EXCHANGE_PEER_STREAMS_H_
 
@@ -102,7 +102,7 @@ class PeerStreams final : public PeerLink::Owner {
   void Lose(Peer& peer, std::string_view reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mutex);
   void EndProbes(Peer& peer, std::string_view reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mutex);
 
-  // Handle shared memory. ShmPeers calls OnShared and OnSharingEnded on its own thread.
+  // Share memory with peers. ShmPeers calls OnShared and OnSharingEnded on its own thread.
   void ShareMemory();
   void OnShared(const std::string& identity, uint64_t link, std::shared_ptr<ShmChannel> channel);
   void OnSharingEnded(const std::string& identity, uint64_t link, bool was_connected,
@@ -117,7 +117,7 @@ class PeerStreams final : public PeerLink::Owner {
   std::optional<std::pair<int64_t, std::vector<std::string>>> told_;
 
   // Constant after construction, or synchronised by themselves. C++ destroys them from the last to
-  // the first. The threads of the last three use members above, so these threads end first.
+  // the first. The last three members run code that uses the members above, so they end first.
   std::unique_ptr<ShmPeers> shm_;  // null if this worker shares no memory
   std::unique_ptr<ExchangeService> service_;
   CompletionPoller poller_;

@@ -59,9 +59,9 @@ struct Peer {
   uint64_t shm_link = 0;        // number of the attempt over the present stream; 0: none
   absl::Time shm_deadline = absl::InfinitePast();  // until then, steps wait for `channel`
   std::shared_ptr<ShmChannel> channel = nullptr;   // null if no memory is shared
-  // A running probe uses the connection with this number, and this mailbox.
-  uint64_t connection = 0;
-  std::weak_ptr<Mailbox> probe = {};
+  // The current connection, and the running probe.
+  uint64_t connection = 0;            // number of the current connection
+  std::weak_ptr<Mailbox> probe = {};  // gets the messages of the running probe
   // Only for a peer that this worker dials: when and where to dial next.
   rpc::Backoff backoff;
   absl::Time dial_time = absl::InfinitePast();
@@ -150,7 +150,8 @@ class PeerTable {
     std::vector<std::shared_ptr<PeerLink>> links;  // to be ticked
     std::vector<std::pair<std::string, std::shared_ptr<ShmChannel>>> channels;
     std::vector<std::string> unreached;  // identities, sorted
-    std::optional<absl::Time> next;      // when to call Look next; none without peers
+    // When to call Look next; nullopt if there are no peers and no links.
+    std::optional<absl::Time> next;
   };
   // Dials, over `queue`, the peers whose time to dial has come. Returns what else is due. `owner`
   // becomes the owner of the new links. It must exist until `queue` has returned all operations.

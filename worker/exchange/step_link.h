@@ -29,7 +29,7 @@ namespace shardmesh::worker {
 // mutex is held.
 class StepLinkImpl final : public StepLink {
  public:
-  // The parts of PeerLinks that a step uses; all outlive it.
+  // The parts of PeerLinks that a step uses. They outlive the StepLinkImpl.
   struct Parts {
     MessageIntake* intake = nullptr;
     CompletionPoller* poller = nullptr;

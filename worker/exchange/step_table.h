@@ -65,9 +65,9 @@ class StepTable {
 
   // Returns the worker at fault for the failure of a step; empty if none is known.
   std::string BlamedFor(int64_t sequence) const;
-  // Returns a reference to the same text, through which the caller can change it. Holds a step that
-  // is not registered, even beyond kMaxHeldSteps. The reference is valid until the next non-const
-  // call.
+  // Returns a reference to the name of the worker at fault, through which the caller can set it.
+  // Holds a step that is not registered, even beyond kMaxHeldSteps. The reference is valid until
+  // the next non-const call.
   std::string& BlamedIn(int64_t sequence);
 
  private:

@@ -30,7 +30,7 @@ namespace shardmesh::worker {
 // Not thread-safe: one thread passes in all messages, stream after stream.
 class AttachHandler {
  public:
-  // Pointers outlive the handler.
+  // The objects to which pointers refer outlive the handler.
   struct Options {
     std::string coordinator;  // host:port, for the log
     std::string identity;     // this worker's

@@ -16,8 +16,9 @@
 namespace shardmesh::worker {
 
 // Size limit for the encoded tiles in one inventory message. The coordinator drops workers that are
-// silent for some seconds; frequent small messages prevent this. They also limit memory: when all
-// workers attach after a restart, the coordinator may hold one message of each worker at once.
+// silent for some seconds; frequent small messages prevent this. Small messages also limit memory:
+// when all workers attach after a restart, the coordinator may hold one message of each worker at
+// once.
 inline constexpr int64_t kInventoryMessageBytes = int64_t{128} << 10;
 
 // Sends all tiles of the store and the ids of quarantined arrays, in pages. First waits until the

@@ -54,8 +54,8 @@ absl::StatusOr<StepOrder> Decode(internal::v1::RunStep& from);
 
 // Returns the id of the mesh on which a step's results lie; empty if the step has no results.
 std::string MeshIdOf(const StepOrder& order);
-// Returns the id of that mesh for an order that cannot be decoded. Empty if the step has no
-// results, or if its first result cannot be parsed.
+// Returns the id of the mesh on which the results of an undecoded step lie. Empty if the step has
+// no results, or if its first result cannot be parsed.
 std::string MeshIdOf(const internal::v1::RunStep& step);
 
 }  // namespace shardmesh::worker

@@ -38,7 +38,7 @@ namespace shardmesh::worker {
 // Thread-safe.
 class AttachReports {
  public:
-  // Pointers outlive the object.
+  // The objects to which pointers refer outlive this object.
   struct Options {
     Clock* clock = nullptr;
     ShardStore* store = nullptr;
@@ -101,7 +101,7 @@ class AttachReports {
   mutable absl::Mutex mutex_;
   AttachSinkPtr stream_ ABSL_GUARDED_BY(mutex_);  // null: not attached
   bool judged_ ABSL_GUARDED_BY(mutex_) = false;   // the whole verdict of this attach was applied
-  bool member_ ABSL_GUARDED_BY(mutex_) = false;   // a membership came in this attach
+  bool member_ ABSL_GUARDED_BY(mutex_) = false;   // a membership view came in this attach
   bool ready_ ABSL_GUARDED_BY(mutex_) = false;
   int64_t epoch_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t peers_epoch_ ABSL_GUARDED_BY(mutex_) = -1;

@@ -139,7 +139,7 @@ class AttachLoop final : public CoordinatorLink {
   // Prevents further attempts. Returns the current stream; null if there is none.
   std::shared_ptr<AttachStream> Stop() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Runs on the link's thread.
+  // The loop that the link's thread runs.
   void Run();
   // Returns a more precise error for a connection that could not be made, if the diagnosis finds
   // the cause; otherwise `ended`.
@@ -255,7 +255,7 @@ absl::Status AttachLoop::AttachOnce(rpc::Backoff& backoff) {
   }
   if (was_attached && absl::IsInvalidArgument(ended)) {
     // The coordinator accepted the hello, so the error concerns a later message. IsFinal must not
-    // take it for a permanent one: a new attach may succeed.
+    // take the error for a permanent one, because a new attach may succeed.
     return absl::UnavailableError(ended.message());
   }
   return ended.ok() ? absl::UnavailableError("the coordinator ended the stream") : ended;

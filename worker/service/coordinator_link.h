@@ -49,7 +49,7 @@ namespace shardmesh::worker {
 // Thread-safe.
 class CoordinatorLink {
  public:
-  // Pointers outlive the link.
+  // The objects to which pointers refer outlive the link.
   struct Options {
     std::string coordinator;  // host:port
     rpc::Credentials credentials = rpc::Credentials::Insecure();

@@ -1,4 +1,4 @@
-// HeartbeatPace: finds the slow ones among the running instructions.
+// HeartbeatPace: finds running instructions that are slow, and computes when to check again.
 #include "worker/service/heartbeat_pace.h"
 
 #include <algorithm>

@@ -29,7 +29,7 @@ class HeartbeatPace {
  public:
   // An instruction that runs for this long is slow, and is reported at once.
   static constexpr absl::Duration kSlowAfter = absl::Milliseconds(100);
-  // The shortest interval. If the coordinator asks for a shorter one, this one applies.
+  // The shortest interval. It applies if the coordinator asks for a shorter interval.
   static constexpr absl::Duration kMinInterval = absl::Milliseconds(10);
 
   // Call it when a stream to a coordinator begins. That coordinator may know nothing of this

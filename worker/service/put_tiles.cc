@@ -193,8 +193,9 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
     return status;
   }
 
-  // Called when no message has come for the idle limit. Ends the stream, unless the client waits
-  // for work of this worker. The incoming tile is dropped when the pending read has ended.
+  // Called when no message has come for the idle limit. Ends the stream, unless this worker is at
+  // work on a tile and the client waits for that. The incoming tile is dropped when the pending
+  // read has ended.
   void GiveUp() {
     if (end_.is_at_work()) return idle_.StartAnew();
     end_.End(WithReason(absl::DeadlineExceededError(StrCat("no message came on this stream for ",
@@ -217,8 +218,8 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   const TileServiceOptions& options_;
   grpc::ByteBuffer* const response_;
 
-  // Used by one reaction at a time. Between two reactions, a task on a queue may use these members;
-  // it then starts the next read.
+  // Used by one reaction at a time. Between two reactions, a task on a thread pool may use these
+  // members. That task starts the next read when it is done.
   grpc::ByteBuffer read_;
   std::unique_ptr<IncomingTile> tile_;  // the tile that is being received; null between tiles
   int64_t received_bytes_ = 0;          // bytes of tile_ received so far

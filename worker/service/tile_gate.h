@@ -201,10 +201,10 @@ class TileGate {
   bool suspended_ ABSL_GUARDED_BY(mutex_) = false;
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   std::multiset<std::string> receiving_ ABSL_GUARDED_BY(mutex_);  // arrays of the incoming tiles
-  // For each transfer in progress: the arrays of which it has brought tiles.
+  // For each transfer in progress: the ids of the arrays of which the transfer has brought tiles.
   std::map<std::string, std::set<std::string>> transfers_ ABSL_GUARDED_BY(mutex_);
   std::set<std::string> ended_ ABSL_GUARDED_BY(mutex_);
-  std::deque<std::string> ended_order_ ABSL_GUARDED_BY(mutex_);  // the oldest id first
+  std::deque<std::string> ended_order_ ABSL_GUARDED_BY(mutex_);  // ids in ended_, the oldest first
 };
 
 }  // namespace shardmesh::worker

@@ -34,8 +34,9 @@ class ShmArena final : public BlockSource {
  public:
   static constexpr size_t kOwnSegmentBytes = size_t{256} << 10;
   static constexpr size_t kSharedSegmentBytes = size_t{4} << 20;
-  // Most segments, unless half of the process's limit on file descriptors is less. The other half
-  // of the descriptors is for connections, files and mappings of peers' segments.
+  // Most segments. If half of the process's limit on file descriptors is less, that half is the
+  // limit. The other half of the descriptors is for connections, files and mappings of peers'
+  // segments.
   static constexpr size_t kMaxSegments = 16'384;
 
   // `name` names the segments in /proc.
@@ -52,7 +53,7 @@ class ShmArena final : public BlockSource {
     uint64_t segment_id = 0;  // no two segments have the same id
     uint64_t offset_bytes = 0;
   };
-  // Returns where the bytes lie; nullopt if they are not in a block of this arena.
+  // Returns where the bytes lie; nullopt if they do not lie in a segment of this arena.
   std::optional<Place> Locate(const char* data, size_t size_bytes) const;
 
   // Calls `use` with the segment's descriptor and size. Returns false if the segment no longer
@@ -78,7 +79,8 @@ class ShmArena final : public BlockSource {
   using Segments = std::map<const char*, Segment>;  // by start address
 
   Segments::iterator FindSegment(const char* data) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Adds a segment and returns it. If the kernel refuses it, returns null with errno set.
+  // Adds a segment and returns it. Returns null if there are max_segments_ segments already. Also
+  // returns null, with errno set, if the kernel refuses the segment.
   Segment* AddSegment(size_t size_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   char* TakeShared(size_t size_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Allocates a block that is private to this process. If the host has no memory, returns null with

@@ -121,8 +121,8 @@ class ShmChannel : public std::enable_shared_from_this<ShmChannel> {
   // Ends sending and receiving. Releases the messages that the other end has not read.
   void Close();
   bool closed() const { return closed_.load(std::memory_order_acquire); }
-  // Returns whether the other end has closed the channel. If it has not, all of its messages that
-  // this end has read so far were intact.
+  // Returns whether the other end has closed the channel. If the result is false, all messages of
+  // the other end that this end has read so far were intact.
   bool peer_closed() const {
     std::atomic_thread_fence(std::memory_order_acquire);
     return their().closed.load(std::memory_order_relaxed) != 0;
@@ -186,7 +186,7 @@ struct ShmGreeting {
   enum class Kind : uint32_t {
     kJoin = 1,  // from the end that connects: its control segment, and the other end's token
     kAccept,    // the answer: the accepting end's control segment
-    kReady,     // both ends have both control segments
+    kReady,     // from the end that connects: both ends have both control segments
     kSegment,   // a segment of the sender's arena
     kFreed,     // the sender's segment has returned to the host
   };

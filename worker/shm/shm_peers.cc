@@ -115,7 +115,8 @@ class ShmPeersImpl final : public ShmPeers {
     ShmAddress theirs = {};
     bool dials = false;
   };
-  // A connection to a peer. Used only by this object's thread.
+  // A connection to a peer, or to a process that has not identified itself yet. Used only by this
+  // object's thread.
   struct Socket {
     std::shared_ptr<const FileDescriptor> fd;
     // Empty until the other end has identified itself.
@@ -251,8 +252,8 @@ void ShmPeersImpl::Connect(const Order& order) {
 void ShmPeersImpl::Accept() {
   FileDescriptor fd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (!fd.valid()) {
-    // This process has no free descriptor. The connection stays in the kernel's queue, so poll
-    // returns at once again. The pause avoids a busy loop.
+    // No descriptor is free. The connection stays in the kernel's queue, so the next poll returns
+    // at once. The pause avoids a busy loop.
     if (errno == EMFILE || errno == ENFILE) absl::SleepFor(kDescriptorPause);
     return;
   }

@@ -39,7 +39,7 @@ class ShmSegment {
   // Creates memory of size_bytes > 0, a multiple of the page size, filled with zeros. `prefault`
   // allocates all pages of the memory at once. `name` is the segment's name in /proc.
   // RESOURCE_EXHAUSTED if the host has no memory or no descriptors left. UNIMPLEMENTED if the
-  // kernel cannot seal memory (before 5.1).
+  // kernel is older than Linux 5.1, which cannot seal memory in this way.
   static absl::StatusOr<std::unique_ptr<ShmSegment>> Create(const std::string& name,
                                                             int64_t size_bytes, bool prefault);
   ShmSegment(const ShmSegment&) = delete;
