@@ -46,9 +46,9 @@ class CompletionPoller {
  public:
   // How long the poller's thread rests while no receiver polls.
   static constexpr absl::Duration kRest = absl::Milliseconds(1);
-  // Unsuccessful polls after which a receiver stops polling and sleeps. It yields its core between
-  // polls. On an idle core, these polls take about kVainPolls microseconds. On a busy core, the
-  // receiver stops after kMostPolling.
+  // Unsuccessful polls after which a receiver stops polling and sleeps. The receiver yields its
+  // core between polls. On an idle core, these polls take about kVainPolls microseconds. On a busy
+  // core, the receiver stops after kMostPolling.
   static constexpr int kVainPolls = 200;
   static constexpr absl::Duration kMostPolling = absl::Milliseconds(2);
   // If yielding the core takes longer than kLongYield, the core is busy. The scheduler of a busy
@@ -58,7 +58,7 @@ class CompletionPoller {
   static constexpr absl::Duration kBusy = absl::Milliseconds(50);
 
   // `awaited` returns whether a receiver waits for a message that has not come. The poller calls it
-  // with its lock held.
+  // with its mutex held.
   explicit CompletionPoller(std::function<bool()> awaited) : awaited_(std::move(awaited)) {}
   // Requires that Stop was called, or that Start was never called.
   ~CompletionPoller() = default;

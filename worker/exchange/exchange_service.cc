@@ -1,5 +1,5 @@
-// ExchangeService: accepts streams with frames as raw byte buffers. It always keeps one gRPC
-// request for the next stream pending.
+// ExchangeService: accepts streams with frames as raw byte buffers. The service always keeps one
+// gRPC request for the next stream pending.
 #include "worker/exchange/exchange_service.h"
 
 #include <grpcpp/completion_queue.h>

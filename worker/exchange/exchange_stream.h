@@ -69,7 +69,7 @@ class ExchangeStream : public std::enable_shared_from_this<ExchangeStream> {
  protected:
   ExchangeStream() = default;
 
-  // A gRPC operation. It keeps its stream alive until the queue has returned its tag.
+  // A gRPC operation. The operation keeps its stream alive until the queue has returned its tag.
   class Operation final : public Completion {
    public:
     using Done = void (ExchangeStream::*)(bool ok);

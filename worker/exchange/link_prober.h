@@ -39,7 +39,7 @@ struct MeasuredLinks {
 //
 // The prober leads one probe at a time on one thread, and answers one probe at a time on another
 // thread. Therefore workers that probe each other in a cycle cannot deadlock. The prober logs each
-// failed probe and runs it again. After 5 failures in a row it gives up.
+// failed probe and runs it again. The prober gives up after 5 failures in a row.
 //
 // Thread-safe.
 class LinkProber {

@@ -26,8 +26,8 @@ namespace shardmesh::worker {
 
 rpc::FrameTag FrameTagOf(const Tag& tag);
 
-// Acquires the mutex of ExchangeState itself where needed. Does not hold it while it delivers to
-// mailboxes.
+// Acquires the mutex of ExchangeState itself where needed. Does not hold this mutex while it
+// delivers to mailboxes.
 //
 // Thread-safe.
 class MessageIntake {
@@ -40,7 +40,7 @@ class MessageIntake {
     std::function<bool(const Peer& peer, int64_t op)> probe_called;
   };
 
-  // `links` and `state` outlive the intake. They may be constructed after it.
+  // `links` and `state` outlive the intake. They may be constructed after the intake.
   MessageIntake(const PeerLinks::Options& links, ExchangeState* state, Options options)
       : links_(links), state_(*state), options_(std::move(options)), mailbox_(MailboxOptions()) {}
   MessageIntake(const MessageIntake&) = delete;

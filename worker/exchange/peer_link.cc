@@ -479,7 +479,7 @@ absl::Status PeerLink::TakeData(const rpc::Frame& frame) {
     }
     if (urgent_bytes != nullptr) *urgent_bytes -= payload_bytes;
     if (header.offset_bytes + payload_bytes == header.message_bytes) {
-      // The peer has sent the whole message, so it needs no demand and no credit.
+      // The peer has sent the whole message, so the peer needs no demand and no credit.
       demanded_.erase(key);
       ended_demands_.erase(key);
       owed_credit_.erase(key);
@@ -582,7 +582,7 @@ void PeerLink::OnClosed(const absl::Status& status) {
     early_demands_.clear();
     demanded_.clear();
     ended_demands_.clear();
-    if (was_up) SetAllowedLocked(1);  // a closed stream no longer counts as one without credit
+    if (was_up) SetAllowedLocked(1);  // a closed stream does not count as exhausted
     reservation_ = MemoryBudget::Reservation();
   }
   owner_->OnDown(shared_from_this(), was_up, status);

@@ -27,7 +27,7 @@
 
 namespace shardmesh::worker {
 
-// One end of one Exchange stream. It serves this stream only, until the stream is closed.
+// One end of one Exchange stream. The object serves this stream only, until the stream is closed.
 //
 // States: greeting (until the peer's hello) -> up -> closed.
 //
@@ -61,8 +61,8 @@ class PeerLink final : public ExchangeStream::Handler,
   static constexpr int64_t kShortMessageBytes = int64_t{16} << 10;
   // Most payload bytes of a data frame. A control frame waits at most for one such frame.
   static constexpr int64_t kDataFrameBytes = int64_t{512} << 10;
-  // Most control frames that wait to be written. If a peer causes more and does not read them, this
-  // end closes the stream.
+  // Most control frames that wait to be written. If a peer causes more control frames and does not
+  // read them, this end closes the stream.
   static constexpr size_t kMaxControlFrames = 4096;
   // Credit of the stream that a data frame costs, in addition to its payload and its signature.
   // This cost bounds the number of short messages in transit.
@@ -133,9 +133,9 @@ class PeerLink final : public ExchangeStream::Handler,
   // Like ExchangeStream::CheckPeer. UNAVAILABLE once the stream is closed.
   absl::Status CheckPeer(const rpc::Credentials& own, const std::string& identity) const;
 
-  // Queues a message of at least one byte for the peer, with `signature` unless that is empty.
-  // UNAVAILABLE if the link is not up. INVALID_ARGUMENT if another message with this tag is not
-  // completely sent.
+  // Queues a message of at least one byte for the peer, with `signature` unless `signature` is
+  // empty. UNAVAILABLE if the link is not up. INVALID_ARGUMENT if another message with this tag is
+  // not completely sent.
   absl::Status Send(const rpc::FrameTag& tag, int64_t epoch, OwnedBytes message,
                     std::string signature = {});
   // Returns whether one frame is being written and another frame waits.
@@ -195,8 +195,8 @@ class PeerLink final : public ExchangeStream::Handler,
     std::string signature;  // empty once sent
     int64_t sent_bytes = 0;
     int64_t credit_bytes = 0;  // bytes that the tag's credit allows to be sent now
-    // Bytes that the peer has demanded. Urgent frames carry them, which cost the tag's credit but
-    // no credit of the stream.
+    // Bytes that the peer has demanded. They are sent in urgent frames, which cost the tag's credit
+    // but no credit of the stream.
     int64_t urgent_bytes = 0;
   };
   // The cost of one received frame, in credit of the stream. The destructor returns this credit to
@@ -235,8 +235,7 @@ class PeerLink final : public ExchangeStream::Handler,
   // Returns the next frame to write; nullopt if a frame is being written, or if no frame may be
   // sent.
   std::optional<NextFrame> Next() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Cuts the next `size_bytes` of the message into a frame. Requires that credit allows them to be
-  // sent.
+  // Cuts the next `size_bytes` of the message into a frame. Requires credit for these bytes.
   NextFrame Cut(Outgoing& outgoing, int64_t size_bytes, bool is_urgent)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WriteNext() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -268,7 +267,7 @@ class PeerLink final : public ExchangeStream::Handler,
 
   // Credit of the stream that this end may still use. It may fall below 0, by one frame at most.
   int64_t link_credit_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  bool waits_for_credit_ ABSL_GUARDED_BY(mutex_) = false;  // true while data waits for this credit
+  bool waits_for_credit_ ABSL_GUARDED_BY(mutex_) = false;  // data waits for link_credit_bytes_
   // For messages that this end has not begun to send: the bytes that the peer has demanded.
   std::map<TagKey, int64_t> early_demands_ ABSL_GUARDED_BY(mutex_);
 

@@ -1,6 +1,6 @@
 // The connections of one worker to its peers, and the steps that exchange messages over these
-// connections. Each pair of workers has one Exchange stream, and keeps it up while both are
-// members.
+// connections. Each pair of workers has one Exchange stream, and keeps this stream up while both
+// workers are members.
 //
 // clang-format off
 //   options.customize = [&](grpc::ServerBuilder& b) { links->Customize(b); };
@@ -137,8 +137,8 @@ class PeerLinks {
   PeerLinks& operator=(const PeerLinks&) = delete;
 
   // Methods for the server. Pass `Customize` and `service()` to a separate server
-  // (ServerOptions::health false) before it starts, and call Start once it runs. service() belongs
-  // to this object.
+  // (ServerOptions::health false) before that server starts, and call Start once the server runs.
+  // service() belongs to this object.
   virtual void Customize(grpc::ServerBuilder& builder) = 0;
   virtual grpc::Service* service() = 0;
   virtual void Start() = 0;
@@ -158,8 +158,8 @@ class PeerLinks {
   virtual MembershipView membership() const = 0;
 
   // Announces that this worker will take part in step `sequence`, as of `epoch`. From now on,
-  // messages for the step are kept until it is opened, or until CloseStep. Expected steps may be
-  // opened in any order. The caller must expect steps in the order of their numbers, above
+  // messages for the step are kept until the step is opened, or until CloseStep. Expected steps may
+  // be opened in any order. The caller must expect steps in the order of their numbers, above
   // kProbeStep; FAILED_PRECONDITION otherwise.
   virtual absl::Status ExpectStep(int64_t sequence, int64_t epoch) = 0;
   // Ends a step that this worker expected but did not open. No effect if the step is not expected.

@@ -117,7 +117,8 @@ class PeerStreams final : public PeerLink::Owner {
   std::optional<std::pair<int64_t, std::vector<std::string>>> told_;
 
   // Constant after construction, or synchronised by themselves. C++ destroys them from the last to
-  // the first. The last three members run code that uses the members above, so they end first.
+  // the first. The last three members run code that uses the members above, so these three end
+  // first.
   std::unique_ptr<ShmPeers> shm_;  // null if this worker shares no memory
   std::unique_ptr<ExchangeService> service_;
   CompletionPoller poller_;

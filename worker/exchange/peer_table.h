@@ -55,7 +55,7 @@ struct Peer {
   std::shared_ptr<PeerLink> link;  // dialled, or accepted and up; null if there is none
   bool up = false;
   // Shared memory of a peer on this host.
-  ShmAddress shm_address = {};  // where to ask for it, from the peer's last hello
+  ShmAddress shm_address = {};  // where to ask for it; from the peer's last hello
   uint64_t shm_link = 0;        // number of the attempt over the present stream; 0: none
   absl::Time shm_deadline = absl::InfinitePast();  // until then, steps wait for `channel`
   std::shared_ptr<ShmChannel> channel = nullptr;   // null if no memory is shared
@@ -116,7 +116,7 @@ class PeerTable {
   const Peer* Find(const std::string& identity) const;
   std::map<std::string, Peer>& all() { return peers_; }  // by identity
 
-  // Returns the stream to a worker if it is up, otherwise null.
+  // Returns the stream to a worker if the stream is up, otherwise null.
   std::shared_ptr<PeerLink> LinkTo(const std::string& identity) const;
   // Returns all streams that are up.
   std::vector<std::shared_ptr<PeerLink>> LinksUp() const;
@@ -154,7 +154,8 @@ class PeerTable {
     std::optional<absl::Time> next;
   };
   // Dials, over `queue`, the peers whose time to dial has come. Returns what else is due. `owner`
-  // becomes the owner of the new links. It must exist until `queue` has returned all operations.
+  // becomes the owner of the new links. `owner` must exist until `queue` has returned all
+  // operations.
   Due Look(absl::Time now, PeerLink::Owner* owner, grpc::CompletionQueue* queue);
 
   // Adds an accepted stream whose hello has not arrived yet.

@@ -55,9 +55,9 @@ class SharedReceive {
   // outlives this object.
   SharedReceive(Mailbox* mailbox, int64_t ranks);
 
-  // Implements Link::Receive: takes the message from `channel`, or from the mailbox if it came over
-  // another transport. `checked_changes` is a value of Mailbox::changes() at which the step had not
-  // failed. Before the first check, it is larger than any such value.
+  // Implements Link::Receive: takes the message from `channel`, or from the mailbox if the message
+  // came over another transport. `checked_changes` is a value of Mailbox::changes() at which the
+  // step had not failed. Before the first check, `checked_changes` is larger than any such value.
   absl::StatusOr<OwnedBytes> Receive(ShmChannel& channel, const Awaited& awaited,
                                      const std::atomic<uint64_t>& checked_changes, Owner& owner,
                                      absl::Time deadline);

@@ -133,8 +133,8 @@ absl::Status StepLinkImpl::Send(DeviceId peer, const Tag& tag, OwnedBytes messag
         !sent.ok()) {
       return WithContext(sent, StrCat("rank ", peer, ", ", tag.ToString()));
     }
-    // gRPC may already have written the frame before this one. PollOnce finds this out, and so
-    // starts the next write.
+    // gRPC may have finished the write of an earlier frame. PollOnce runs the completion of that
+    // write, which starts the next write.
     if (way.link->is_behind()) parts_.poller->PollOnce();
   }
   sent_bytes_.fetch_add(size_bytes, std::memory_order_relaxed);

@@ -73,7 +73,7 @@ class StepLinkImpl final : public StepLink {
 
   std::atomic<int64_t> sent_bytes_ = 0;
   // The value of Mailbox::changes() at the last check that found no failure of the step. Before the
-  // first check, it is larger than any such value.
+  // first check, larger than any such value.
   mutable std::atomic<uint64_t> checked_changes_ = ~uint64_t{0};
   std::atomic<uint64_t> signature_hash_ = 0;  // hash of signature_
   std::atomic<int64_t> op_ = -1;              // the op that began last

@@ -51,16 +51,16 @@ class StepTable {
   // Returns false if the step is open and the worker is not among its members, otherwise true.
   bool TakesPart(int64_t sequence, std::string_view identity) const;
 
-  // Records that this worker aborts a step. If the step is registered and blames no worker yet, it
-  // blames `blamed`. Returns false if the step is over or was aborted before. For a step that is
-  // not registered, `has_failed` says whether it was aborted before.
+  // Records that this worker aborts a step. If the step is registered and blames no worker yet,
+  // `blamed` becomes the worker at fault. Returns false if the step is over or was aborted before.
+  // For a step that is not registered, `has_failed` says whether it was aborted before.
   bool Abort(int64_t sequence, bool has_failed, std::string_view blamed);
   // Records that a peer aborted a step, and that `blamed` is at fault, unless the step blames a
   // worker already. The peer has informed all members, so this worker need not. Returns false if
   // the step is over, or if Hold fails for it.
   bool AbortByPeer(int64_t sequence, std::string_view blamed);
-  // Records that a worker is lost. It becomes the worker at fault for each open step that it takes
-  // part in and that blames no worker yet.
+  // Records that a worker is lost. The lost worker becomes the worker at fault for each open step
+  // in which it takes part and that blames no worker yet.
   void BlameForAll(std::string_view identity);
 
   // Returns the worker at fault for the failure of a step; empty if none is known.

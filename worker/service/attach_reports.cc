@@ -16,8 +16,8 @@ namespace {
 
 // Most instruction records in one heartbeat.
 constexpr size_t kMaxRecords = 64;
-// If at least this many dropped arrays wait, the confirmation is sent at once. Otherwise it is sent
-// with the next heartbeat.
+// If at least this many dropped arrays wait, the confirmation is sent at once. Otherwise the
+// confirmation is sent with the next heartbeat.
 constexpr size_t kMaxUnconfirmed = 1024;
 constexpr size_t kMaxDroppedIds = 4096;
 

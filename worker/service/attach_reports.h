@@ -76,7 +76,7 @@ class AttachReports {
   // Sends the report if the worker is attached. Otherwise drops it: the inventory of the next
   // attach lists the tile.
   void ReportTile(const TileReport& report);
-  // Stores the report, and sends it as soon as the worker is a member at this epoch.
+  // Stores the report, and sends it as soon as the worker has the membership view of `epoch`.
   void ReportPeers(int64_t epoch, const std::vector<std::string>& unreached);
   // Confirms that the files of these arrays are gone. Sends the confirmation with the next
   // heartbeat, or at once if many arrays wait for it.
@@ -84,7 +84,7 @@ class AttachReports {
   // Reports that an array came back from the quarantine. Sends the report only after the verdict of
   // this attach, because the inventory of this attach may have lacked the array.
   void ReportRestored(const std::string& array_id);
-  // Records that a step begins, and checks regularly for slow instructions from now on.
+  // Records that a step begins, and checks regularly for slow instructions while steps run.
   void StepBegins();
 
  private:

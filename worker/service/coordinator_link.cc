@@ -34,8 +34,8 @@ constexpr absl::Duration kLogInterval = absl::Seconds(30);
 // How long one attempt to connect may take, also if the server answers slowly. After that, the link
 // logs the failure and tries again.
 constexpr absl::Duration kConnectTimeout = absl::Seconds(10);
-// A silent connection counts as broken after the sum of both times. After the same time, the
-// coordinator counts a silent worker as lost.
+// A silent connection counts as broken after kKeepaliveInterval + kKeepaliveTimeout. The
+// coordinator counts a silent worker as lost after the same time.
 constexpr absl::Duration kKeepaliveInterval = absl::Seconds(2);
 constexpr absl::Duration kKeepaliveTimeout = absl::Seconds(3);
 
@@ -265,8 +265,8 @@ bool AttachLoop::Detached() {
   const bool was_attached = reports_.Detached();
   if (was_attached) {
     options_.gate->Suspend();
-    // Staged outputs stay: possibly the coordinator has committed them and only its message was
-    // lost. The verdict at the next attach decides about them.
+    // Staged outputs stay, because the coordinator may have committed them in a message that was
+    // lost. The verdict at the next attach decides about the staged outputs.
     options_.executor->AbortUnfinished(CoordinatorGone());
   }
   absl::MutexLock lock(&mutex_);

@@ -38,8 +38,8 @@ absl::Status BadStream(std::string_view message) {
 // clang-format on
 //
 // If the gate does not know the mesh of a tile, the reactor waits for the membership update of this
-// mesh, up to a limit, and calls gate.Open again. The work queue opens a large tile, because its
-// memory takes time to prepare.
+// mesh, up to a limit, and calls gate.Open again. The work queue opens a large tile, because the
+// host takes time to provide its memory.
 //
 // The work queue finishes a durable tile while the reactor reads the next tile.
 class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {

@@ -40,12 +40,13 @@ class TermKeeper {
   KnownTerm known() const;
 
   // Makes `begun` the known term; `peer` is the address of the coordinator that began it. ABORTED
-  // (STALE_TERM) if the worker must not follow this coordinator, because it knows a newer term or
-  // another coordinator of the same term.
+  // (STALE_TERM) if the worker must not follow this coordinator, because the worker knows a newer
+  // term or another coordinator of the same term.
   absl::Status Follow(const KnownTerm& begun, std::string_view peer);
 
-  // Writes the known term to disk if it is not there yet. If the disk is full, logs this once and
-  // returns OK; the caller must call Keep again later. Otherwise errors of the file system.
+  // Writes the known term to disk if the disk does not have this term yet. If the disk is full,
+  // logs this once and returns OK; the caller must call Keep again later. Otherwise errors of the
+  // file system.
   absl::Status Keep();
 
  private:

@@ -1,5 +1,5 @@
-// The shared memory of one worker. It cuts blocks from sealed segments, which peers on the same
-// host map to read them.
+// The shared memory of one worker. The arena cuts blocks from sealed segments, which peers on the
+// same host map to read them.
 #ifndef SHARDMESH_WORKER_SHM_SHM_ARENA_H_
 #define SHARDMESH_WORKER_SHM_SHM_ARENA_H_
 
@@ -21,7 +21,7 @@
 
 namespace shardmesh::worker {
 
-// The source of a buffer pool's memory. Peers on the same host can read its blocks in place.
+// The source of a buffer pool's memory. Peers on the same host can read the blocks in place.
 //
 // A block of kOwnSegmentBytes or more has its own segment, which returns to the host with the
 // block. Smaller blocks share segments of kSharedSegmentBytes, allocated by best fit. An empty

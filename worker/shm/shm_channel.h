@@ -37,8 +37,8 @@ struct ShmControl {
   static constexpr uint64_t kLayout = 0x73686d'0004;
 
   uint64_t layout = kLayout;
-  // The owner's token. The owner's hello on the Exchange stream has the same token. It proves that
-  // this page belongs to the worker at the other end of the stream.
+  // The owner's token. The owner's hello on the Exchange stream has the same token. The token
+  // proves that this page belongs to the worker at the other end of the stream.
   std::array<char, 16> token = {};
   // Number of notes that the owner has written, modulo 2^32. Readers of the other end that find no
   // note sleep on this word.

@@ -26,10 +26,11 @@ struct ShmAddress {
 
 // Two workers share a host if their boot ids are equal. Such workers meet on a unix socket. The
 // worker that dialled the Exchange stream connects to the other worker's socket, and sends the
-// token of the other worker. The token proves that it got the other worker's hello. Both ends pass
-// their control segments to each other. Each end checks that the received segment has the token
-// from the sender's hello. A socket of another user, or of another network namespace (pod), cannot
-// be reached or is refused. Workers separated in this way exchange all data over the stream.
+// token of the other worker. This token proves that the connecting worker got the other worker's
+// hello. Both ends pass their control segments to each other. Each end checks that the received
+// segment has the token from the sender's hello. A socket of another user, or of another network
+// namespace (pod), cannot be reached or is refused. Workers separated in this way exchange all data
+// over the stream.
 //
 // Has one thread. Thread-safe.
 class ShmPeers {
@@ -43,7 +44,7 @@ class ShmPeers {
     std::function<void(const std::string& peer, uint64_t link, std::shared_ptr<ShmChannel> channel)>
         connected;
     // Called when the link `link` has no channel, and will get none. `was_connected` says whether
-    // it had a channel before.
+    // the link had a channel before.
     std::function<void(const std::string& peer, uint64_t link, bool was_connected,
                        const absl::Status& why)>
         lost;

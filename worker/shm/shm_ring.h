@@ -50,7 +50,7 @@ static_assert(sizeof(RingSlots::Slot) == 256);
 
 // The reader's part. If all bytes are zero, no note was released.
 struct RingReads {
-  // For each slot: 1 + the number of the last note in it that was released.
+  // For each slot: 1 + the number of the last released note of this slot.
   alignas(64) std::array<std::atomic<uint64_t>, kRingSlots> released;
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
@@ -80,8 +80,8 @@ class RingWriter {
   const RingReads* const reads_;
   uint64_t next_ = 0;
   // Notes with a number below this one have a free slot. The reader writes its releases all the
-  // time. Without this cached number, the writer would read them for each note, and each read would
-  // move their cache line between the cores.
+  // time. Without this cached number, the writer would read the releases for each note, and each
+  // read would move a cache line between the cores.
   uint64_t free_until_ = kRingSlots;
 };
 
