@@ -107,7 +107,7 @@ class ExchangeServiceImpl final : public ExchangeService {
 
   absl::Mutex mutex_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  // Requests that are pending, or whose stream is being opened.
+  // Number of requests that are pending, or whose stream is being opened.
   int requests_ ABSL_GUARDED_BY(mutex_) = 0;
   Request request_{this};
 };

@@ -257,7 +257,8 @@ class PeerLink final : public ExchangeStream::Handler,
   bool can_write_ ABSL_GUARDED_BY(mutex_) = false;
   std::deque<rpc::FrameHeader> control_ ABSL_GUARDED_BY(mutex_);
   std::map<TagKey, Outgoing> outgoing_ ABSL_GUARDED_BY(mutex_);
-  // Tags of outgoing messages that have credit. Next() skips tags whose messages were dropped.
+  // Tags of outgoing messages that have credit: short_ for messages of at most kShortMessageBytes,
+  // long_ for longer messages. Next() skips tags whose messages were dropped.
   std::deque<TagKey> short_ ABSL_GUARDED_BY(mutex_);
   std::deque<TagKey> long_ ABSL_GUARDED_BY(mutex_);
   // Tags of outgoing messages with urgent bytes; they are in short_ or long_ too.

@@ -95,7 +95,7 @@ class PeerStreams final : public PeerLink::Owner {
     // Once state_.closed is set, the alarm may already be destroyed.
     if (!state_.closed) alarm_->SetNoLaterThan(options_.clock->Now());
   }
-  // Makes a peer whose hello was accepted available to steps.
+  // Makes a peer available to steps, after the hello of the peer was accepted.
   void Join(Peer& peer, const std::shared_ptr<PeerLink>& link)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mutex);
   // Handles the end of a peer's stream: the steps in which the peer takes part fail.

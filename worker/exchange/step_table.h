@@ -56,8 +56,8 @@ class StepTable {
   // For a step that is not registered, `has_failed` says whether it was aborted before.
   bool Abort(int64_t sequence, bool has_failed, std::string_view blamed);
   // Records that a peer aborted a step, and that `blamed` is at fault, unless the step blames a
-  // worker already. The peer has informed all members, so this worker need not. Returns false if
-  // the step is over, or if Hold fails for it.
+  // worker already. The peer has informed all members, so this worker need not inform them. Returns
+  // false if the step is over, or if Hold fails for the step.
   bool AbortByPeer(int64_t sequence, std::string_view blamed);
   // Records that a worker is lost. The lost worker becomes the worker at fault for each open step
   // in which it takes part and that blames no worker yet.

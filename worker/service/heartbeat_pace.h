@@ -51,7 +51,7 @@ class HeartbeatPace {
   absl::Time Sent(const std::vector<StepProgress>& progress, absl::Time now);
 
  private:
-  // The number of a running step and of its instruction (-1: none).
+  // The number of a running step, and of its running instruction (-1 if no instruction runs).
   using Running = std::pair<int64_t, int64_t>;
 
   static Running RunningOf(const StepProgress& step);

@@ -91,8 +91,8 @@ class ShmChannel : public std::enable_shared_from_this<ShmChannel> {
     int64_t op = 0;
     int64_t round = 0;
     int64_t epoch = 0;
-    // Lies in the sender's memory. A message that came inside its note, or whose segment is not
-    // mapped, is a copy in this process's memory.
+    // Lies in the sender's memory if its segment is mapped. Otherwise, or if the message came
+    // inside its note, this is a copy in this process's memory.
     OwnedBytes message = {};
     // The note's signature, as hash and text. The hash is 0 if the note has no signature. The text
     // is empty if the hash equals the expected one.

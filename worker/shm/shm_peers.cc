@@ -381,7 +381,7 @@ void ShmPeersImpl::MakeChannel(Socket& socket, std::unique_ptr<ShmView> theirs) 
 void ShmPeersImpl::MakeReady(Socket& socket) {
   const auto expected = expected_.find(socket.peer);
   if (expected == expected_.end()) {
-    End(socket, absl::OkStatus());  // Forget was called in the meantime
+    End(socket, absl::OkStatus());  // Forget was called for the peer
     return;
   }
   socket.is_ready = true;
@@ -424,7 +424,7 @@ absl::StatusOr<std::unique_ptr<ShmPeers>> ShmPeers::Start(Options options) {
   ShmAddress own;
   const std::string random = RandomBytes(own.token.size());
   std::copy(random.begin(), random.end(), own.token.begin());
-  // With an empty name, the kernel picks a free one (autobind): five hexadecimal digits.
+  // With an empty name, the kernel picks a free name (autobind): five hexadecimal digits.
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   socklen_t size = sizeof(sa_family_t);
