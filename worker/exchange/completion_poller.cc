@@ -42,8 +42,8 @@ void CompletionPoller::Run() {
   while (true) {
     {
       absl::MutexLock lock(&mutex_);
-      // If receivers polled during the last turn, they will probably poll again. The thread then
-      // rests, so that they find the queue free.
+      // If receivers polled since this thread's last turn, they will probably poll again. This
+      // thread then rests, so that the receivers find the queue free.
       AwaitTurn(/*rests=*/polls_ != polls && !awaited_());
       is_polled_ = true;
       polls = polls_;

@@ -32,31 +32,33 @@ class Completion {
 // receiver therefore polls the queue itself, and gets its message without another thread's help:
 //
 // clang-format off
-//   thread polls --it completed an awaited message, and receivers polled lately--> thread rests
-//   thread rests --a receiver gives up or leaves others waiting; kRest without any--> thread polls
+//   thread polls -> thread rests: receivers have polled since the thread's last turn, and no
+//                                 receiver waits for a message now
+//   thread rests -> thread polls: a receiver gives up, or stops polling while other receivers
+//                                 wait, or no receiver has polled for kRest
 // clang-format on
 //
 // Whenever a receiver waits, some thread polls. While no receiver waits, incoming data may stay in
-// the socket, and outgoing data in its queue, for at most twice kRest.
+// the socket, and outgoing data in gRPC's queue, for at most twice kRest.
 //
 // Thread-safe.
 class CompletionPoller {
  public:
   // How long the poller's thread rests while no receiver polls.
   static constexpr absl::Duration kRest = absl::Milliseconds(1);
-  // Unsuccessful polls after which a receiver stops polling and sleeps. It yields its core between
-  // polls. On an idle core these polls take about kVainPolls microseconds; on a busy one the
-  // receiver stops after kMostPolling.
+  // Unsuccessful polls after which a receiver stops polling and sleeps. The receiver yields its
+  // core between polls. On an idle core, these polls take about kVainPolls microseconds. On a busy
+  // core, the receiver stops after kMostPolling.
   static constexpr int kVainPolls = 200;
   static constexpr absl::Duration kMostPolling = absl::Milliseconds(2);
-  // If yielding the core takes longer than this, the core is busy. The scheduler of a busy core
-  // prefers a woken thread to one that yields. Receivers therefore sleep without polling for the
-  // time kBusy, and the poller's thread polls.
+  // If yielding the core takes longer than kLongYield, the core is busy. The scheduler of a busy
+  // core prefers a woken thread to one that yields. For the next kBusy, receivers therefore sleep
+  // without polling, and the poller's thread polls.
   static constexpr absl::Duration kLongYield = absl::Microseconds(500);
   static constexpr absl::Duration kBusy = absl::Milliseconds(50);
 
   // `awaited` returns whether a receiver waits for a message that has not come. The poller calls it
-  // with its lock held.
+  // with its mutex held.
   explicit CompletionPoller(std::function<bool()> awaited) : awaited_(std::move(awaited)) {}
   // Requires that Stop was called, or that Start was never called.
   ~CompletionPoller() = default;
@@ -68,10 +70,10 @@ class CompletionPoller {
   // Shuts the queue down, and runs all remaining completions. Requires that no receiver polls.
   void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Called by a receiver that waits (awaited() holds): runs completions on the calling thread until
-  // `is_done`. Gives up after kMostPolling or kVainPolls, or at once if another thread polls. Then
-  // the poller's thread or another receiver completes the message while the caller sleeps. Call it
-  // with no lock held, and not from a Completion.
+  // Called by a receiver that waits (awaited() holds). Runs completions on the calling thread until
+  // `is_done`. Gives up after kMostPolling or kVainPolls, or at once if another thread polls or the
+  // core is busy. If Poll gives up, the poller's thread or another receiver completes the message
+  // while the caller sleeps. Call it with no lock held, and not from a Completion.
   void Poll(absl::FunctionRef<bool()> is_done) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Runs all completions that are ready, without waiting. Does nothing if another thread polls.
@@ -80,7 +82,7 @@ class CompletionPoller {
  private:
   void Run() ABSL_LOCKS_EXCLUDED(mutex_);
   // Called by the poller's thread: waits until no receiver polls. If `rests`, also waits until a
-  // receiver needs the thread, or for kRest without any poll.
+  // receiver needs the thread, or until no receiver has polled for kRest.
   void AwaitTurn(bool rests) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   using Clock = std::chrono::steady_clock;
@@ -95,7 +97,7 @@ class CompletionPoller {
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_polled_ ABSL_GUARDED_BY(mutex_) = false;  // by the poller's thread or a receiver
   bool wake_ ABSL_GUARDED_BY(mutex_) = false;       // the poller's thread must not rest
-  int64_t polls_ ABSL_GUARDED_BY(mutex_) = 0;       // of receivers
+  int64_t polls_ ABSL_GUARDED_BY(mutex_) = 0;       // calls of Poll while the core was not busy
   Clock::time_point busy_until_ ABSL_GUARDED_BY(mutex_);
 };
 

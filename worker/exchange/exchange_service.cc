@@ -1,5 +1,5 @@
-// ExchangeService: accepts streams with frames as raw byte buffers. It always keeps one gRPC
-// request for the next stream pending.
+// ExchangeService: accepts streams with frames as raw byte buffers. The service always keeps one
+// gRPC request for the next stream pending.
 #include "worker/exchange/exchange_service.h"
 
 #include <grpcpp/completion_queue.h>
@@ -28,7 +28,7 @@ class AcceptedStream final : public ExchangeStream {
   absl::Status CheckPeer(const rpc::Credentials& own, const std::string& identity) const override {
     return rpc::CheckCaller(own, context_, {rpc::PeerRole::kWorker, identity});
   }
-  // Called when a peer's stream has arrived for the request.
+  // Called when gRPC has accepted a peer's stream into this object.
   void Open(std::shared_ptr<Handler> handler) override {
     SetHandler(std::move(handler));
     OnOpened(/*ok=*/true);
@@ -38,7 +38,7 @@ class AcceptedStream final : public ExchangeStream {
   void StartRead(grpc::ByteBuffer* frame, void* tag) override { call_.Read(frame, tag); }
   void StartWrite(const grpc::ByteBuffer& frame, void* tag) override { call_.Write(frame, tag); }
   void StartFinish(const absl::Status& status, void* tag) override {
-    // Without retry information, because a peer dials again with its own back-off.
+    // Remove the retry information: the peer dials again after its own back-off.
     call_.Finish(rpc::ToGrpc(WithoutRetry(status)), tag);
   }
   void Cancel() override { context_.TryCancel(); }
@@ -84,7 +84,7 @@ class ExchangeServiceImpl final : public ExchangeService {
       if (ok) {
         owner_->RequestNext();
         stream->Open(owner_->accept_(stream));
-      }  // otherwise the server is stopping
+      }  // if !ok, the server is stopping
       absl::MutexLock lock(&owner_->mutex_);
       --owner_->requests_;
     }
@@ -107,7 +107,7 @@ class ExchangeServiceImpl final : public ExchangeService {
 
   absl::Mutex mutex_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  // Requests that are pending, or whose stream is being opened.
+  // Number of requests that are pending, or whose stream is being opened.
   int requests_ ABSL_GUARDED_BY(mutex_) = 0;
   Request request_{this};
 };

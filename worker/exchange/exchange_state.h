@@ -14,8 +14,8 @@ namespace shardmesh::worker {
 struct ExchangeState {
   explicit ExchangeState(const PeerLinks::Options& options) : peers(options) {}
 
-  // Acquire it before the mutexes of links, streams and mailbox. Do not hold it in calls of
-  // PeersChanged, or of the logger, whose sinks may wait.
+  // Acquire this mutex before the mutexes of PeerLink, ExchangeStream and Mailbox. Do not hold it
+  // while calling PeerLinks::Options::peers_changed.
   mutable absl::Mutex mutex;
   bool closed ABSL_GUARDED_BY(mutex) = false;
   PeerTable peers ABSL_GUARDED_BY(mutex);

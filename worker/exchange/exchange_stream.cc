@@ -1,5 +1,5 @@
-// ExchangeStream: the order of gRPC operations, which is the same at both ends, and the end that
-// dials.
+// ExchangeStream: runs gRPC operations in the same order on dialled and accepted streams. Also the
+// class of dialled streams.
 #include "worker/exchange/exchange_stream.h"
 
 #include <grpcpp/channel.h>
@@ -115,7 +115,7 @@ void ExchangeStream::OnWriteDone(bool ok) {
     writing_ = false;
     FinishIfDue();
   }
-  // After a failed write the pending read fails too, and OnRead ends the stream.
+  // After a failed write, the pending read fails too; OnRead then ends the stream.
   if (ok) handler_->OnWritten();
   TellIfClosed();
 }

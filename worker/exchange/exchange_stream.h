@@ -39,8 +39,8 @@ class ExchangeStream : public std::enable_shared_from_this<ExchangeStream> {
     virtual void OnFrame(const grpc::ByteBuffer& frame) = 0;
     // gRPC sent the frame given to Write; the next frame may be written.
     virtual void OnWritten() = 0;
-    // The stream is closed. `status` is the status passed to Close at this end, otherwise that of
-    // the peer or the network.
+    // The stream is closed. If this end called Close, `status` is the status that it passed.
+    // Otherwise `status` comes from the peer or from the network.
     virtual void OnClosed(const absl::Status& status) = 0;
   };
 
@@ -49,8 +49,8 @@ class ExchangeStream : public std::enable_shared_from_this<ExchangeStream> {
   ExchangeStream& operator=(const ExchangeStream&) = delete;
 
   // Returns OK if the other end's certificate permits it to act as the worker `identity`. Otherwise
-  // returns errors of rpc::CheckCaller. `own` is the credentials of this process. Valid from OnOpen
-  // on.
+  // returns errors of rpc::CheckCaller. `own` is the credentials of this process. Call it from
+  // OnOpen or later.
   virtual absl::Status CheckPeer(const rpc::Credentials& own,
                                  const std::string& identity) const = 0;
 
@@ -69,7 +69,7 @@ class ExchangeStream : public std::enable_shared_from_this<ExchangeStream> {
  protected:
   ExchangeStream() = default;
 
-  // A gRPC operation. It keeps its stream alive until the queue has returned its tag.
+  // A gRPC operation. The operation keeps its stream alive until the queue has returned its tag.
   class Operation final : public Completion {
    public:
     using Done = void (ExchangeStream::*)(bool ok);
@@ -87,7 +87,7 @@ class ExchangeStream : public std::enable_shared_from_this<ExchangeStream> {
 
    private:
     const Done done_;
-    std::shared_ptr<ExchangeStream> stream_;  // while the operation is pending
+    std::shared_ptr<ExchangeStream> stream_;  // set while the operation is pending
   };
 
   // Sets the handler. Implementations of Open call it before the first operation starts.
@@ -97,7 +97,8 @@ class ExchangeStream : public std::enable_shared_from_this<ExchangeStream> {
   Operation open_{&ExchangeStream::OnOpened};
 
  private:
-  // The gRPC calls of a dialled and of an accepted stream. All except Cancel start an operation.
+  // The gRPC calls, which differ between dialled and accepted streams. All of these methods except
+  // Cancel start an asynchronous operation.
   virtual void StartRead(grpc::ByteBuffer* frame, void* tag) = 0;
   virtual void StartWrite(const grpc::ByteBuffer& frame, void* tag) = 0;
   virtual void StartFinish(const absl::Status& status, void* tag) = 0;
@@ -105,15 +106,17 @@ class ExchangeStream : public std::enable_shared_from_this<ExchangeStream> {
   // Returns true if StartFinish ends the call (accepted stream), false if it waits for the peer to
   // end the call (dialled stream).
   virtual bool finish_ends_call() const = 0;
-  // Returns the status with which the other side ended the call. Valid after Finish.
+  // Returns the status with which the other side ended the call. Valid once the operation that
+  // StartFinish started is done.
   virtual absl::Status PeerStatus() const = 0;
 
   void OnRead(bool ok) ABSL_LOCKS_EXCLUDED(mutex_);
   void OnWriteDone(bool ok) ABSL_LOCKS_EXCLUDED(mutex_);
   void OnFinished(bool ok) ABSL_LOCKS_EXCLUDED(mutex_);
   void ReadNext() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Starts Finish if it is due. An accepted stream finishes when it is closing or has ended, and no
-  // write is pending. A dialled stream finishes when it has ended.
+  // Calls StartFinish if it is due. On an accepted stream, it is due once the stream is closing or
+  // a read has failed, and no write is pending. On a dialled stream, it is due once a read has
+  // failed.
   void FinishIfDue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void TellIfClosed() ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -125,14 +128,14 @@ class ExchangeStream : public std::enable_shared_from_this<ExchangeStream> {
 
   absl::Mutex mutex_;
   bool opening_ ABSL_GUARDED_BY(mutex_) = true;
-  // True while a read is pending, and while its frame is handled.
+  // True while a read is pending, and while the handler handles the frame that was read.
   bool reading_ ABSL_GUARDED_BY(mutex_) = false;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;  // a read has failed, so no more can be read
   bool finishing_ ABSL_GUARDED_BY(mutex_) = false;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
-  absl::Status reason_ ABSL_GUARDED_BY(mutex_);  // of Close
+  absl::Status reason_ ABSL_GUARDED_BY(mutex_);  // the status that was passed to Close
 };
 
 // Returns a stream that dials when its Open is called. `queue` outlives the stream.

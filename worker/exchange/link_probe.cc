@@ -24,16 +24,17 @@ constexpr int64_t kShortBytes = 8;
 constexpr int64_t kPartOfBudget = 16;
 
 constexpr int kTrials = 5;
-// No further trial of a kind begins after this time.
+// Once the trials of one kind have taken this long, no further trial of this kind begins.
 constexpr std::chrono::milliseconds kTrialsTime{30};
 // Exchanges in one short trial. There are several, because the two ends do not start at the same
 // moment: the peer may be one exchange ahead, and an average reduces this error.
 constexpr int64_t kShortExchanges = 20;
 constexpr int64_t kLongExchanges = 4;
 constexpr int64_t kMaxExchanges = 64;
-// Wanted duration of a long exchange, on a link fast enough for it.
+// Wanted duration of one exchange of the longest messages. On a slow link, such an exchange takes
+// longer.
 constexpr double kLongSeconds = 2e-3;
-// Time limit of a probe, counted from the answering end's offer.
+// Time limit of the leading end, counted from the arrival of the answering end's offer.
 constexpr absl::Duration kProbeLimit = absl::Seconds(1);
 
 // A number of exchanges of one message size.
@@ -42,7 +43,8 @@ struct Trial {
   int64_t size_bytes = 0;
 };
 
-// One end of the protocol. Each method sends or receives the next message.
+// One end of the probe protocol. Say sends the next message, Hear receives it. Exchange and Run
+// perform exchanges.
 class Conversation {
  public:
   Conversation(Link& link, DeviceId peer, int64_t op) : link_(link), peer_(peer), op_(op) {}
@@ -50,7 +52,7 @@ class Conversation {
   void set_deadline(absl::Time deadline) { deadline_ = deadline; }
 
   // Sends numbers in the host's byte order. All hosts of a cluster have the same byte order,
-  // because tiles travel in it too.
+  // because tiles are sent in the host's byte order too.
   template <size_t kCount>
   absl::Status Say(const std::array<int64_t, kCount>& numbers) {
     auto owner = std::make_shared<const std::array<int64_t, kCount>>(numbers);

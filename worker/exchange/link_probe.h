@@ -1,5 +1,5 @@
-// Measures how fast a link is: the protocol between the two workers. One leads the probe, the other
-// answers.
+// The protocol with which two workers measure how fast the link between them is. One worker leads
+// the probe, the other worker answers.
 //
 // clang-format off
 //   answering end:  offer ------------------------->   the longest message for which it has memory
@@ -10,14 +10,14 @@
 // clang-format on
 //
 // In an exchange, each end sends a message, waits for the other end's message and copies it into a
-// buffer. Ranks do the same in a round of a collective. All messages of a probe use tags of one op,
-// each tag once.
+// buffer. Ranks do the same in a round of a collective. All messages of a probe have tags of one
+// op. Each end uses each tag for at most one message.
 //
-// The leading end asks for three kinds of trials, 5 of each kind, or fewer if 30 ms have passed.
-// The first kind has 20 exchanges of 8 bytes. The second kind has 4 exchanges of 64 KiB, to find
-// the size of messages that take about 2 ms. The third kind has messages of this size, at most 4
-// MiB. Only the fastest trial of each kind counts, because other load may have disturbed the
-// others.
+// The leading end asks for three kinds of trials: 5 trials of each kind, or fewer if the trials of
+// this kind have taken 30 ms. A trial of the first kind has 20 exchanges of 8 bytes. A trial of the
+// second kind has 4 exchanges of 64 KiB. Their time gives the size of messages that take about 2
+// ms. A trial of the third kind has 4 exchanges of this size, but at most 4 MiB. Only the fastest
+// trial of each kind counts, because other load may have slowed down the rest.
 #ifndef SHARDMESH_WORKER_EXCHANGE_LINK_PROBE_H_
 #define SHARDMESH_WORKER_EXCHANGE_LINK_PROBE_H_
 
@@ -56,12 +56,12 @@ class ProbeMemory {
   ProbeMemory(std::shared_ptr<const Buffer> sent, Buffer received)
       : sent_(std::move(sent)), received_(std::move(received)) {}
 
-  // The link keeps it until the peer has read the last message.
+  // Shared, because the link keeps the send buffer until the peer has read the last message.
   std::shared_ptr<const Buffer> sent_;
   Buffer received_;
 };
 
-// The figures of a link, as MeasuredLink documents them.
+// The latency and the bandwidth of a link: see MeasuredLink.
 struct ProbeFigures {
   absl::Duration latency;
   double bytes_per_second = 0;
@@ -69,10 +69,11 @@ struct ProbeFigures {
 
 // Leads a probe with the rank `peer` of the link. The probe's messages use op `op` of step
 // kProbeStep: 0 <= op <= Tag::kMaxOp, the same at both ends. The answering end must send its offer
-// by `answer_by`, and complete the rest within a second after the offer.
+// by `answer_by`, and complete the rest of the probe within a second after the offer.
 //
-// Errors are those of the link. RESOURCE_EXHAUSTED if the peer has no memory for a probe.
-// INVALID_ARGUMENT if the peer's messages break the protocol.
+// - RESOURCE_EXHAUSTED: the peer has no memory for a probe.
+// - INVALID_ARGUMENT: the peer's messages break the protocol.
+// - Errors of Link::Send and Link::Receive.
 absl::StatusOr<ProbeFigures> LeadProbe(Link& link, DeviceId peer, int64_t op, ProbeMemory& memory,
                                        absl::Time answer_by);
 

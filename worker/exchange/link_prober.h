@@ -26,19 +26,20 @@ namespace shardmesh::worker {
 // The measurements of one worker's links.
 struct MeasuredLinks {
   uint64_t revision = 0;                 // rises with each change of `links`
-  std::vector<MeasuredLink> links = {};  // by peer
+  std::vector<MeasuredLink> links = {};  // sorted by the peer's identity
 };
 
 // Measures links. In each pair of workers, the worker that dialled the stream leads the probes
 // (link_probe.h).
 //
 // The prober runs one probe as soon as the connection is up, and three more within the next ten
-// seconds. Their times are random, because workers that start together would disturb one another's
-// measurements. Only the best figures count.
+// seconds. The times of the later probes are random, because workers that start together would
+// disturb one another's measurements. The lowest latency and the highest bandwidth of all probes
+// count.
 //
-// The prober leads one probe at a time on one thread, and answers one at a time on another.
-// Therefore workers that probe each other in a cycle cannot deadlock. The prober retries a failed
-// probe a few times, and then logs why there are no figures.
+// The prober leads one probe at a time on one thread, and answers one probe at a time on another
+// thread. Therefore workers that probe each other in a cycle cannot deadlock. The prober logs each
+// failed probe and runs it again. The prober gives up after 5 failures in a row.
 //
 // Thread-safe.
 class LinkProber {
@@ -51,7 +52,7 @@ class LinkProber {
   };
   // This worker's end of a probe. Its destruction drops the probe's messages.
   struct End {
-    std::shared_ptr<const void> owner;  // owns what `link` uses
+    std::shared_ptr<const void> owner;  // owns the objects that `link` uses
     std::unique_ptr<Link> link;
     DeviceId peer = 0;
     bool shares_memory = false;
@@ -61,28 +62,28 @@ class LinkProber {
     // The pool from which messages of probes get their memory.
     std::shared_ptr<BufferPool> pool;
     // Opens this worker's end of the probe `op`. Waits, at most until `deadline`, until both
-    // workers have chosen the transport for data. If `leads`, also asks the peer to answer. Returns
-    // an error if the connection is lost.
+    // workers have chosen the transport for data. If `leads`, also asks the peer to answer the
+    // probe. Returns an error if the connection is lost.
     std::function<absl::StatusOr<End>(const Connection& connection, int64_t op, bool leads,
                                       absl::Time deadline)>
         open;
   };
 
   explicit LinkProber(Options options);
-  // Stops, and waits for running probes. The caller has ended their links before, so they fail, or
-  // their deadline passes.
+  // Calls Stop, and waits until running probes end. They end at once if the caller has ended their
+  // links, otherwise at their deadline.
   ~LinkProber();
   LinkProber(const LinkProber&) = delete;
   LinkProber& operator=(const LinkProber&) = delete;
 
-  // Lets no further probe begin.
+  // Prevents further probes. Does not end running probes.
   void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Connected: a connection is up, and this worker leads its probes. Disconnected: the connection
-  // is lost; its figures are dropped.
+  // Connected: a connection is up, and this worker leads the probes on it. Disconnected: the
+  // connection is lost; the prober drops the figures that it measured on it.
   void Connected(const Connection& connection) ABSL_LOCKS_EXCLUDED(mutex_);
   void Disconnected(const std::string& peer) ABSL_LOCKS_EXCLUDED(mutex_);
-  // The peer asks this worker to answer a probe. Does not wait for the probe.
+  // Queues the peer's request to answer the probe `op`. Returns before the probe runs.
   void Called(const Connection& connection, int64_t op) ABSL_LOCKS_EXCLUDED(mutex_);
 
   MeasuredLinks measured() const ABSL_LOCKS_EXCLUDED(mutex_);
@@ -91,7 +92,7 @@ class LinkProber {
   struct Target {
     Connection connection;
     int64_t next_op = 1;
-    int probes = 0;    // successful ones
+    int probes = 0;    // successful probes
     int failures = 0;  // failed probes since the last successful one
     absl::Time due = absl::InfinitePast();
     std::optional<MeasuredLink> best = {};
@@ -113,7 +114,7 @@ class LinkProber {
   mutable absl::Mutex mutex_;
   absl::CondVar changed_;
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
-  std::map<std::string, Target> targets_ ABSL_GUARDED_BY(mutex_);  // by peer
+  std::map<std::string, Target> targets_ ABSL_GUARDED_BY(mutex_);  // by the peer's identity
   std::deque<Call> calls_ ABSL_GUARDED_BY(mutex_);                 // at most one for each peer
   uint64_t revision_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::BitGen random_ ABSL_GUARDED_BY(mutex_);

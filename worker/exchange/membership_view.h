@@ -15,9 +15,9 @@ namespace shardmesh::worker {
 
 // This worker process, as its peers know it.
 struct WorkerSelf {
-  std::string identity;      // stable; compared bytewise
+  std::string identity;      // the same after each restart; compared bytewise
   uint64_t incarnation = 0;  // a new number at each process start, not 0
-  std::string boot_id;       // of the host's present boot; empty if not known
+  std::string boot_id;       // id of the host's present boot; empty if not known
 };
 
 // A device of a mesh and the worker that serves it.
@@ -50,9 +50,9 @@ struct MeshMembers {
   friend bool operator==(const MeshMembers&, const MeshMembers&) = default;
 };
 
-// The live workers, as in the last message of the coordinator. A plain value. The epoch (the
-// version of the membership) and the term (the number of the coordinator's start) never fall from
-// one view to the next.
+// The live workers, as the coordinator's last membership update lists them. A plain value. The
+// epoch (the version of the membership) and the term (the number of the coordinator's start) never
+// fall from one view to the next.
 struct MembershipView {
   int64_t epoch = 0;
   int64_t term = 0;

@@ -12,8 +12,8 @@
 namespace shardmesh::worker {
 namespace {
 
-// The memory of a piece. Its destruction frees the frame's slice, and returns the credit to the
-// sender when the frame's last piece is freed.
+// Owner of the memory of one piece of a frame. Its destruction frees the piece's slice. When all
+// pieces of the frame are freed, the sender gets the frame's credit back.
 struct Received {
   grpc::Slice slice;
   std::shared_ptr<const void> charge;
@@ -94,8 +94,8 @@ void MessageIntake::DemandAwaited(PeerLink& link) {
       link.Demand(FrameTagOf(wait.tag), wait.left_bytes);
     }
   }
-  // Receivers that poll shared memory sleep in the mailbox. Wake them up: they demand their
-  // messages themselves, because those may come over the stream.
+  // Receivers that poll shared memory may sleep in the mailbox. Wake them up, so that each of them
+  // demands its own message, which the peer may send over the stream.
   mailbox_.WakeSleepers();
   if (probe != nullptr) probe->WakeSleepers();
 }
@@ -195,7 +195,7 @@ absl::StatusOr<std::shared_ptr<Mailbox>> MessageIntake::MailboxFor(const Peer& s
   if (tag.step() == kProbeStep) return sender.probe.lock();
   if (state_.steps.IsOver(tag.step(), epoch)) return nullptr;
   SHARDMESH_RETURN_IF_ERROR(state_.steps.Hold(tag.step()));
-  // No ownership: this object outlives the pointer.
+  // The pointer owns nothing, because this object outlives it.
   return std::shared_ptr<Mailbox>(std::shared_ptr<void>(), &mailbox_);
 }
 

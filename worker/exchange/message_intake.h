@@ -26,8 +26,8 @@ namespace shardmesh::worker {
 
 rpc::FrameTag FrameTagOf(const Tag& tag);
 
-// Acquires the mutex of ExchangeState itself where needed, and delivers to mailboxes without
-// holding it.
+// Acquires the mutex of ExchangeState itself where needed. Does not hold this mutex while it
+// delivers to mailboxes.
 //
 // Thread-safe.
 class MessageIntake {
@@ -35,12 +35,12 @@ class MessageIntake {
   struct Options {
     // Called when a receiver begins to wait: see Mailbox::Options::poll.
     std::function<void(absl::FunctionRef<bool()> is_done)> poll;
-    // Called with the mutex held when a peer asks this worker to answer a probe. Returns false if
-    // this worker does not measure links.
+    // Called with the mutex of ExchangeState held, when a peer asks this worker to answer a probe.
+    // Returns false if this worker does not measure links.
     std::function<bool(const Peer& peer, int64_t op)> probe_called;
   };
 
-  // `links` and `state` outlive the intake. They may be constructed after it.
+  // `links` and `state` outlive the intake. They may be constructed after the intake.
   MessageIntake(const PeerLinks::Options& links, ExchangeState* state, Options options)
       : links_(links), state_(*state), options_(std::move(options)), mailbox_(MailboxOptions()) {}
   MessageIntake(const MessageIntake&) = delete;
@@ -62,15 +62,17 @@ class MessageIntake {
   // thread that read the message but does not wait for it.
   absl::Status TakeShared(const std::string& identity, const ShmChannel* channel,
                           ShmChannel::Arrived arrived);
-  // Delivers all messages that are in the channel, when no receiver reads the channel. Calls Refuse
-  // on an error.
+  // Reads up to kRingSlots messages from the channel and delivers them, because possibly no
+  // receiver reads the channel. Calls Refuse on an error.
   void DrainShared(const std::string& identity, ShmChannel& channel);
-  // The peer broke the protocol: ends its stream, and thereby its shared-memory channel.
+  // Handles a peer that broke the protocol in shared memory: ends the peer's stream, and thereby
+  // `channel`. No effect if the peer no longer uses `channel`.
   void Refuse(const std::string& identity, const ShmChannel* channel, const absl::Status& why);
   // Counts a fault of a peer because of which this worker ends the stream.
   void CountRefused(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mutex);
 
-  // If the stream has no credit left, asks the worker for the message that a receiver waits for.
+  // If the worker's stream has no credit left, asks the worker for the message `tag`, for which a
+  // receiver waits and of which `left_bytes` have not come.
   void Demand(const std::string& worker, const Tag& tag, int64_t left_bytes);
 
   void CountSent(int64_t size_bytes, bool is_shared) {

@@ -13,8 +13,8 @@
 
 namespace shardmesh::worker {
 
-// Examines one peer at a time, on its own thread, and dials without the mutex of ExchangeState. The
-// destructor waits for a running examination.
+// Examines one peer at a time, on its own thread. Does not hold the mutex of ExchangeState while it
+// dials. The destructor waits for a running examination.
 class PeerDiagnosis {
  public:
   // `links` and `state` outlive this object.
@@ -26,7 +26,7 @@ class PeerDiagnosis {
   void Begin(const Peer& peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mutex);
 
  private:
-  // The state of a peer that was logged last.
+  // The reason that was logged last for a peer, and the time of the log line.
   struct Found {
     std::string text;
     absl::Time logged = absl::InfinitePast();

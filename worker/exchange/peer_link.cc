@@ -152,8 +152,9 @@ void PeerLink::Demand(const rpc::FrameTag& tag, int64_t left_bytes) {
   {
     absl::MutexLock lock(&mutex_);
     if (state_ != State::kUp || allowed_bytes_ > 0) return;
-    // allowed_bytes_ <= 0: the peer has used all credit of the stream, and its frames have arrived.
-    // The awaited bytes are not among them, so the peer has not sent these bytes.
+    // allowed_bytes_ <= 0: the peer has used all credit of the stream, and the frames that cost
+    // this credit have arrived. The awaited bytes were not in these frames, so the peer has not
+    // sent them.
     int64_t& demanded = demanded_[KeyOf(tag)];
     if (demanded >= std::min(left_bytes, kUrgentBytes / 2)) return;
     const int64_t size_bytes = kUrgentBytes - demanded;
@@ -294,7 +295,7 @@ std::optional<PeerLink::NextFrame> PeerLink::Next() {
     const auto message_bytes = static_cast<int64_t>(outgoing.message.bytes.size());
     const int64_t size_bytes = std::min({message_bytes - outgoing.sent_bytes, outgoing.credit_bytes,
                                          outgoing.urgent_bytes, kDataFrameBytes});
-    if (size_bytes == 0) continue;  // TakeCreditLocked queues it again when credit comes
+    if (size_bytes == 0) continue;  // TakeCreditLocked queues the tag again when credit comes
     NextFrame next = Cut(outgoing, size_bytes, /*is_urgent=*/true);
     if (outgoing.sent_bytes == message_bytes) {
       outgoing_.erase(found);
@@ -307,7 +308,8 @@ std::optional<PeerLink::NextFrame> PeerLink::Next() {
     std::deque<TagKey>& queue = short_.empty() ? long_ : short_;
     const auto found = outgoing_.find(queue.front());
     if (found == outgoing_.end() || found->second.credit_bytes == 0) {
-      // Its step was aborted, or TakeCreditLocked queues it again when credit comes.
+      // The message was completely sent, its step was aborted, or its tag has no credit. In the
+      // last case, TakeCreditLocked queues the tag again when credit comes.
       queue.pop_front();
       continue;
     }
@@ -315,7 +317,7 @@ std::optional<PeerLink::NextFrame> PeerLink::Next() {
       if (!std::exchange(waits_for_credit_, true)) {
         owner_->credit_state().waits.fetch_add(1, std::memory_order_relaxed);
       }
-      return std::nullopt;  // until the stream gets credit, or the peer demands a message
+      return std::nullopt;  // nothing to write until the stream gets credit or the peer demands
     }
     queue.pop_front();
     Outgoing& outgoing = found->second;
@@ -477,7 +479,7 @@ absl::Status PeerLink::TakeData(const rpc::Frame& frame) {
     }
     if (urgent_bytes != nullptr) *urgent_bytes -= payload_bytes;
     if (header.offset_bytes + payload_bytes == header.message_bytes) {
-      // The peer has sent the whole message, so it needs no demand and no credit.
+      // The peer has sent the whole message, so the peer needs no demand and no credit.
       demanded_.erase(key);
       ended_demands_.erase(key);
       owed_credit_.erase(key);
@@ -533,20 +535,20 @@ absl::Status PeerLink::TakeCreditLocked(const rpc::FrameHeader& header) {
       Outgoing& outgoing = found->second;
       const auto left_bytes =
           static_cast<int64_t>(outgoing.message.bytes.size()) - outgoing.sent_bytes;
-      // A message that still has urgent bytes is in the queue already, or the next credit puts it
-      // there.
+      // If the message still has urgent bytes, its tag is in urgent_ already, or the next credit
+      // for the tag puts it there.
       if (outgoing.urgent_bytes == 0) urgent_.push_back(key);
       outgoing.urgent_bytes =
           std::min(left_bytes, outgoing.urgent_bytes + std::min(header.credit_bytes, left_bytes));
     } else {
-      // Some demands may be for messages that this worker sent by another transport, and stay here.
-      // If there are too many demands, drop the oldest step's.
+      // A demand for a message that this worker sent by another transport stays in early_demands_.
+      // If there are too many demands, drop a demand of the lowest step.
       if (early_demands_.size() >= kMaxEarlyDemands) early_demands_.erase(early_demands_.begin());
       early_demands_[key] = std::min(header.credit_bytes, kUrgentBytes);
     }
     return absl::OkStatus();
   }
-  // Completely sent, or its step was aborted.
+  // The message was completely sent, or its step was aborted.
   if (found == outgoing_.end()) return absl::OkStatus();
   Outgoing& outgoing = found->second;
   const auto left_bytes = static_cast<int64_t>(outgoing.message.bytes.size()) - outgoing.sent_bytes;
@@ -580,7 +582,7 @@ void PeerLink::OnClosed(const absl::Status& status) {
     early_demands_.clear();
     demanded_.clear();
     ended_demands_.clear();
-    if (was_up) SetAllowedLocked(1);  // a closed stream no longer counts as one without credit
+    if (was_up) SetAllowedLocked(1);  // a closed stream does not count as exhausted
     reservation_ = MemoryBudget::Reservation();
   }
   owner_->OnDown(shared_from_this(), was_up, status);

@@ -1,4 +1,4 @@
-// PeerLinks: the steps of a worker over its streams, and the construction of the parts.
+// PeerLinks: opens, closes and aborts steps, and constructs the parts of PeerLinks.
 #include "worker/exchange/peer_links.h"
 
 #include <algorithm>
@@ -23,8 +23,8 @@
 namespace shardmesh::worker {
 namespace {
 
-// Locks: state_.mutex guards the tables, and is acquired before every other mutex. Calls to links
-// about the abort or the end of a step are made without holding it.
+// Locks: state_.mutex guards the tables, and is acquired before every other mutex. Calls to a
+// PeerLink about the abort or the end of a step are made without holding state_.mutex.
 class PeerLinksImpl final : public PeerLinks {
  public:
   explicit PeerLinksImpl(Options options)
@@ -129,8 +129,8 @@ absl::StatusOr<std::unique_ptr<StepLink>> PeerLinksImpl::OpenLink(std::string_vi
   if (state_.closed) {
     return WorkerLost(StrCat(options_.self.identity, " is shutting down"), options_.self.identity);
   }
-  // If a step was aborted before it began, OpenLink still opens it where possible. The step then
-  // fails in the same way as a step that is aborted later.
+  // If a step was aborted before it began, OpenLink still opens the step where possible. The step
+  // then fails in the same way as a step that is aborted later.
   if (view.epoch < epoch) return mailbox.FailureOf(sequence);
   SHARDMESH_ASSIGN_OR_RETURN(const MeshMembers* const mesh, state_.peers.MeshFor(mesh_id, epoch));
   SHARDMESH_ASSIGN_OR_RETURN(std::vector<PeerWay> ways,
@@ -150,8 +150,8 @@ void PeerLinksImpl::AbortStep(int64_t sequence, const absl::Status& status,
   {
     absl::MutexLock lock(&state_.mutex);
     Mailbox& mailbox = intake_.mailbox();
-    // For a step that has ended or was aborted before, peers need no abort. This worker only drops
-    // its unsent messages.
+    // If the step has ended or was aborted before, peers need no abort. This worker then only drops
+    // the step's unsent messages.
     const bool is_first =
         state_.steps.Abort(sequence, /*has_failed=*/!mailbox.FailureOf(sequence).ok(), blamed);
     for (const auto& [identity, peer] : state_.peers.all()) {
@@ -169,8 +169,8 @@ void PeerLinksImpl::AbortStep(int64_t sequence, const absl::Status& status,
 absl::StatusOr<LinkProber::End> PeerLinksImpl::OpenProbe(const LinkProber::Connection& connection,
                                                          int64_t op, bool leads,
                                                          absl::Time deadline) {
-  // Both ends open a mailbox before either sends a probe message. The only exception is the message
-  // that requests the probe.
+  // Both ends open a mailbox before either end sends a probe message. The only exception is the
+  // message that requests the probe.
   auto mailbox = std::make_shared<Mailbox>(intake_.MailboxOptions());
   SHARDMESH_RETURN_IF_ERROR(
       mailbox->OpenStep(kProbeStep, {options_.self.identity, connection.peer}));

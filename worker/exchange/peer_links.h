@@ -1,29 +1,31 @@
 // The connections of one worker to its peers, and the steps that exchange messages over these
-// connections. Each pair of workers has one Exchange stream, and keeps it up while both are
-// members.
+// connections. Each pair of workers has one Exchange stream, and keeps this stream up while both
+// workers are members.
 //
+// clang-format off
 //   options.customize = [&](grpc::ServerBuilder& b) { links->Customize(b); };
 //   services.push_back({.name = PeerLinks::kServiceName, .service = links->service()});
-//   links->Start();                                       // once the server runs
-//   links->SetMembership(view);                           // at each change auto link =
-//   links->OpenLink("default", 7, view.epoch, deadline);  // for each step links->Close();
-//   // in the server's on_drain
+//   links->Start();                                                   // once the server runs
+//   links->SetMembership(view);                                       // at each change
+//   auto link = links->OpenLink("default", 7, view.epoch, deadline);  // for each step
+//   links->Close();                                                   // in the server's on_drain
+// clang-format on
 //
-// In each pair, the worker with the bytewise lower identity dials. Each side's first frame is a
-// hello. A stream is refused with FAILED_PRECONDITION if its hello differs from the membership in
-// worker, incarnation or cluster. While both workers are members, the dialling worker dials a
-// broken or refused stream again, with growing delays. A peer that is silent for
+// In each pair of workers, the worker with the bytewise lower identity dials. Each side's first
+// frame is a hello. A worker refuses a stream with FAILED_PRECONDITION if the identity, incarnation
+// or cluster in the hello differs from the membership. While both workers are members, the dialling
+// worker dials a broken or refused stream again, with growing delays. A peer that is silent for
 // Options::silence_limit counts as lost. Workers therefore send pings over idle streams.
 //
-// Peers on one host, recognised by the same boot id, exchange data through shared memory: each maps
-// the other's memory read-only (ShmPeers). The stream stays, for aborts and for data outside the
-// arena. Only a worker whose memory is an arena (ShmArena) shares it.
+// Peers on one host, recognised by the same boot id, exchange data through shared memory: each
+// worker maps its peer's memory read-only (ShmPeers). The stream stays open, for aborts and for
+// data outside the arena. A worker shares its memory only if the memory is an arena (ShmArena).
 //
-// Over streams, data is sent from its place in memory, in frames of at most 512 KiB. One tag has at
-// most Mailbox's tag limit in transit, so a slow receiver of one tag does not block others. One
-// stream has at most its credit in transit, so senders wait for a late rank.
-// worker/exchange/peer_link.h explains why this waiting cannot deadlock. Control frames are sent
-// first, then short messages, then long ones, which take turns.
+// A stream sends data from where it lies, in frames of at most 512 KiB. Under one tag, at most
+// tag_limit_bytes are in transit, so a slow receiver of one tag does not block receivers of other
+// tags. Over one stream, at most the stream's credit is in transit, so senders wait for a rank that
+// is late. worker/exchange/peer_link.h explains why this waiting cannot deadlock. Control frames
+// are sent first, then urgent frames, then short messages, then long messages, which take turns.
 #ifndef SHARDMESH_WORKER_EXCHANGE_PEER_LINKS_H_
 #define SHARDMESH_WORKER_EXCHANGE_PEER_LINKS_H_
 
@@ -54,8 +56,8 @@ class Service;
 
 namespace shardmesh::worker {
 
-// The link of one step. Destroy it when the step is over on this rank: it then drops messages of
-// the step that arrive later. Must not be destroyed while a Receive is in progress, nor outlive its
+// The link of one step. Its destruction ends the step on this rank: messages of the step that
+// arrive later are dropped. Must not be destroyed while a Receive is in progress, nor outlive its
 // PeerLinks.
 class StepLink : public Link {
  public:
@@ -63,7 +65,7 @@ class StepLink : public Link {
   // aborted it. After that, returns the error that Receive would return. Costs one short lock, so
   // kernels can call it regularly.
   virtual absl::Status Check() const = 0;
-  // Returns the bytes of messages that this rank sent to peers in this step.
+  // Returns how many bytes of messages this rank has sent to peers in this step.
   virtual int64_t sent_bytes() const = 0;
 };
 
@@ -72,8 +74,8 @@ class ShmArena;  // worker/shm/shm_arena.h
 // How peers exchange data.
 enum class Transport {
   kAuto,    // through shared memory if the peer is on this host, otherwise over the stream
-  kStream,  // over streams alone
-  kShm,     // only through shared memory: a peer that shares none counts as unreachable
+  kStream,  // only over the stream
+  kShm,     // only through shared memory: a peer that shares no memory is unreachable
 };
 
 // Returns the transport named `auto`, `stream` or `shm`; nullopt for other text.
@@ -96,8 +98,9 @@ class PeerLinks {
     // Outlives this object.
     Clock* clock = nullptr;
     PeersChanged peers_changed;
-    // Most received bytes that may wait for receivers: under one tag, and in total over one stream,
-    // as the stream's credit. LinkCredit reduces the stream's credit if memory is short.
+    // Most received bytes that may wait for receivers: tag_limit_bytes under one tag,
+    // link_limit_bytes in total over one stream. A stream's limit is its credit, which LinkCredit
+    // reduces if memory is short.
     int64_t tag_limit_bytes = Mailbox::Options().tag_limit_bytes;
     int64_t link_limit_bytes = int64_t{16} << 20;
     // The memory budget from which the credit of streams is reserved; outlives this object. Null:
@@ -113,14 +116,14 @@ class PeerLinks {
     // The memory in which this worker's messages lie, for peers on this host to read. Null: not
     // shared.
     std::shared_ptr<ShmArena> arena = nullptr;
-    // Memory for the messages of link probes, in the arena if there is one. Null: links are not
+    // Memory for the messages of link probes: from `arena` if there is one. Null: links are not
     // measured.
     std::shared_ptr<BufferPool> probe_pool = nullptr;
   };
 
-  // LinkCredit returns the credit of one of `peers` streams. Together the streams may use
-  // `budget_bytes` / kCreditPart. The credit is at most link_limit_bytes, and at least
-  // kLeastLinkCredit.
+  // LinkCredit returns the credit of each stream if there are `peers` streams. Together the streams
+  // may use `budget_bytes` / kCreditPart. The credit of a stream is at most link_limit_bytes, and
+  // at least kLeastLinkCredit.
   static constexpr int64_t kCreditPart = 8;
   static constexpr int64_t kLeastLinkCredit = int64_t{64} << 10;
   static int64_t LinkCredit(int64_t link_limit_bytes, int64_t budget_bytes, int64_t peers);
@@ -134,8 +137,8 @@ class PeerLinks {
   PeerLinks& operator=(const PeerLinks&) = delete;
 
   // Methods for the server. Pass `Customize` and `service()` to a separate server
-  // (ServerOptions::health false) before it starts, and call Start once it runs. service() belongs
-  // to this object.
+  // (ServerOptions::health false) before that server starts, and call Start once the server runs.
+  // service() belongs to this object.
   virtual void Customize(grpc::ServerBuilder& builder) = 0;
   virtual grpc::Service* service() = 0;
   virtual void Start() = 0;
@@ -149,43 +152,46 @@ class PeerLinks {
   virtual void SetClusterId(std::string cluster_id) = 0;
 
   // Sets the members. Ends the streams to workers that left or restarted, and dials new members.
-  // Ignores a view of a lower epoch.
+  // Ignores a view whose epoch is lower than that of the last view.
   virtual void SetMembership(MembershipView view) = 0;
   // Returns the last view.
   virtual MembershipView membership() const = 0;
 
   // Announces that this worker will take part in step `sequence`, as of `epoch`. From now on,
-  // messages for the step are kept until it is opened, or until CloseStep. Expected steps may be
-  // opened in any order. The caller must expect steps in the order of their numbers, above
+  // messages for the step are kept until the step is opened, or until CloseStep. Expected steps may
+  // be opened in any order. The caller must expect steps in the order of their numbers, above
   // kProbeStep; FAILED_PRECONDITION otherwise.
   virtual absl::Status ExpectStep(int64_t sequence, int64_t epoch) = 0;
   // Ends a step that this worker expected but did not open. No effect if the step is not expected.
   virtual void CloseStep(int64_t sequence) = 0;
 
-  // Begins step `sequence` on a mesh as it was in `epoch`. If this worker does not have a
-  // membership of that epoch yet, waits for it, at most until `deadline`. Meanwhile other threads
-  // can open other steps. Calls ExpectStep if the step is not expected.
+  // Begins step `sequence` on a mesh as it was in `epoch`. Calls ExpectStep if the step is not
+  // expected. If this worker has no membership view of that epoch or a later one yet, waits for it,
+  // at most until `deadline`. Also waits while a member is about to share its memory. Other threads
+  // can open other steps during the wait.
   //
-  // FAILED_PRECONDITION: NOT_FOUND if this worker does not serve the mesh; MESH_INCOMPLETE if a
-  //   rank has no worker. Also the error of ExpectStep. ABORTED (STALE_EPOCH): the mesh's workers
-  //   have changed since that epoch. UNAVAILABLE (WORKER_LOST): this worker cannot reach a member.
-  //   DEADLINE_EXCEEDED: no membership of that epoch came. Otherwise: the status with which the
-  //   step was aborted.
+  // - FAILED_PRECONDITION (NOT_FOUND): this worker does not serve the mesh.
+  // - FAILED_PRECONDITION (MESH_INCOMPLETE): a rank of the mesh has no worker.
+  // - FAILED_PRECONDITION: ExpectStep failed, or the step is open already.
+  // - ABORTED (STALE_EPOCH): the workers of the mesh have changed since `epoch`.
+  // - UNAVAILABLE (WORKER_LOST): this worker cannot reach a member, or is shutting down.
+  // - DEADLINE_EXCEEDED: no membership view of `epoch` or later came before `deadline`.
+  // - The status with which the step was aborted: it was aborted before that view came.
   virtual absl::StatusOr<std::unique_ptr<StepLink>> OpenLink(std::string_view mesh_id,
                                                              int64_t sequence, int64_t epoch,
                                                              absl::Time deadline) = 0;
 
-  // Aborts a step, even before it is opened: every Receive fails with `status` at once, here and on
-  // the peers. `blamed` is the identity of the worker at fault. If the step is over or was aborted
-  // before, only drops its unsent messages.
+  // Aborts a step, even before it is opened: every Receive of the step fails with `status` at once,
+  // here and on the peers. `blamed` is the identity of the worker at fault. If the step is over or
+  // was aborted before, only drops the step's unsent messages.
   virtual void AbortStep(int64_t sequence, const absl::Status& status, std::string_view blamed) = 0;
 
-  // Returns the identity of the worker at fault for the failure of a step. The step is expected,
-  // open, or not expected yet. Empty if no worker is known to be at fault.
+  // Returns the identity of the worker at fault for the failure of a step. Works for steps that are
+  // expected, open, or not expected yet. Empty if no worker is known to be at fault.
   virtual std::string BlamedFor(int64_t sequence) const = 0;
 
   // Returns the measurements of the links to peers that this worker dials, for connections that are
-  // up. Probes use kProbeStep, and run while steps run.
+  // up. Probes have the step number kProbeStep, and run at the same time as steps.
   virtual MeasuredLinks measured_links() const = 0;
 
   // Counters since the start of this object.
@@ -194,11 +200,12 @@ class PeerLinks {
     int64_t received_bytes = 0;  // payload, from all peers
     int64_t shared_bytes = 0;    // the part of sent_bytes that went through shared memory
     int64_t dropped_frames = 0;  // frames of ended steps, and of replaced streams
-    // Also dropped: frames of a step that is registered in another epoch.
+    // Frames that were dropped because their step is registered in another epoch. They are not in
+    // dropped_frames.
     int64_t stale_frames = 0;
     // Faults of a peer because of which this worker ended the stream. Corrupt: a wrong checksum.
-    // Malformed: a breach of the protocol. Refused: a hello with another cluster, incarnation or
-    // epoch.
+    // Malformed: a breach of the protocol. Refused: a hello that this worker did not accept, for
+    // example because of its cluster, incarnation or epoch.
     int64_t corrupt_frames = 0;
     int64_t malformed_frames = 0;
     int64_t refused_hellos = 0;

@@ -116,8 +116,8 @@ void PeerStreams::Tick() {
     if (due.next.has_value()) alarm_->SetNoLaterThan(*due.next);
   }
   for (const auto& link : due.links) link->Tick(options_.ping_interval, options_.silence_limit);
-  // No receiver reads messages of steps that failed or have not begun yet. Take them out of the
-  // shared memory here.
+  // No receiver reads messages of steps that failed or have not begun yet. Take such messages out
+  // of the shared memory here.
   for (const auto& [identity, channel] : due.channels) {
     channel->Reap();
     intake_.DrainShared(identity, *channel);
@@ -200,8 +200,8 @@ absl::StatusOr<rpc::FrameHello> PeerStreams::CheckHello(PeerLink& link,
   SHARDMESH_ASSIGN_OR_RETURN(
       const Peer* const peer,
       state_.peers.CheckHello(hello, link.dialled() ? std::optional(link.peer()) : std::nullopt));
-  // For a link that dialled, this hello is the answer to its own first hello, so no further hello
-  // is needed. The first hello has already reserved the credit that it gave.
+  // If this worker dialled, it sent the first hello, and this hello is the peer's answer. No more
+  // hellos are needed. The dial also reserved the memory for the credit in the first hello.
   if (link.dialled()) return rpc::FrameHello();
   MemoryBudget::Reservation credit;
   rpc::FrameHello answer = state_.peers.HelloTo(peer->device, &credit);
@@ -267,7 +267,8 @@ void PeerStreams::OnAbort(PeerLink& link, int64_t sequence, const rpc::FrameAbor
     if (state_.steps.AbortByPeer(sequence, blamed)) {
       mailbox().Abort(sequence, abort.status);
     } else {
-      // Only a frame is counted; the code below still drops unsent messages.
+      // The step is over or cannot be held: count the frame of the abort as dropped. The code below
+      // still drops this worker's unsent messages of the step.
       ++state_.counters.dropped_frames;
     }
     links = state_.peers.LinksUp();
@@ -363,8 +364,8 @@ void PeerStreams::OnSharingEnded(const std::string& identity, uint64_t link, boo
     peer->shm_deadline = absl::InfinitePast();
     Notify();
     // Messages in transit through the shared memory are lost, so their steps must fail: end the
-    // stream. If shared memory is the only permitted transport, end the stream too: the next stream
-    // tries shared memory again.
+    // stream. Also end the stream if shared memory is the only permitted transport: the next stream
+    // tries to share memory again.
     if (was_connected || options_.transport == Transport::kShm) ended = peer->link;
   }
   LogWarning(was_connected ? "shared memory lost" : "no memory shared",

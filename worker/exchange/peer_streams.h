@@ -1,5 +1,5 @@
-// The streams and the shared memory between one worker and its peers: how they are dialled,
-// accepted, greeted and lost. Also the probes that measure the links.
+// Keeps the streams and the shared memory between one worker and its peers: dials and accepts
+// streams, exchanges hellos, and handles lost streams. Also runs the probes that measure the links.
 #ifndef SHARDMESH_WORKER_EXCHANGE_PEER_STREAMS_H_
 #define SHARDMESH_WORKER_EXCHANGE_PEER_STREAMS_H_
 
@@ -35,7 +35,7 @@
 
 namespace shardmesh::worker {
 
-// Thread-safe. Acquires the mutex of ExchangeState where needed. Does not hold this mutex while it
+// Thread-safe. Acquires the mutex of ExchangeState where needed. Releases this mutex before it
 // ticks, closes or notifies links.
 class PeerStreams final : public PeerLink::Owner {
  public:
@@ -70,7 +70,7 @@ class PeerStreams final : public PeerLink::Owner {
     return prober_.has_value();
   }
 
-  // PeerLink::Owner.
+  // Implement PeerLink::Owner.
   absl::StatusOr<rpc::FrameHello> CheckHello(PeerLink& link, const rpc::FrameHello& hello) override;
   void OnUp(const std::shared_ptr<PeerLink>& link) override;
   absl::Status OnData(PeerLink& link, const rpc::Frame& frame,
@@ -92,17 +92,17 @@ class PeerStreams final : public PeerLink::Owner {
   void Tick();
   // Makes Tick run soon.
   void Notify() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mutex) {
-    // Once closed, the alarm may already be destroyed.
+    // Once state_.closed is set, the alarm may already be destroyed.
     if (!state_.closed) alarm_->SetNoLaterThan(options_.clock->Now());
   }
-  // Makes a peer whose hello was accepted available to steps.
+  // Makes a peer available to steps, after the hello of the peer was accepted.
   void Join(Peer& peer, const std::shared_ptr<PeerLink>& link)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mutex);
   // Handles the end of a peer's stream: the steps in which the peer takes part fail.
   void Lose(Peer& peer, std::string_view reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mutex);
   void EndProbes(Peer& peer, std::string_view reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mutex);
 
-  // Handle shared memory. ShmPeers calls the last two on its thread.
+  // Share memory with peers. ShmPeers calls OnShared and OnSharingEnded on its own thread.
   void ShareMemory();
   void OnShared(const std::string& identity, uint64_t link, std::shared_ptr<ShmChannel> channel);
   void OnSharingEnded(const std::string& identity, uint64_t link, bool was_connected,
@@ -117,13 +117,14 @@ class PeerStreams final : public PeerLink::Owner {
   std::optional<std::pair<int64_t, std::vector<std::string>>> told_;
 
   // Constant after construction, or synchronised by themselves. C++ destroys them from the last to
-  // the first, so threads end before the members that they use.
+  // the first. The last three members run code that uses the members above, so these three end
+  // first.
   std::unique_ptr<ShmPeers> shm_;  // null if this worker shares no memory
   std::unique_ptr<ExchangeService> service_;
   CompletionPoller poller_;
-  std::optional<Alarm> alarm_;        // declared here because Tick uses all members above
-  std::optional<LinkProber> prober_;  // also; none if links are not measured
-  PeerDiagnosis diagnosis_;           // also
+  std::optional<Alarm> alarm_;        // calls Tick
+  std::optional<LinkProber> prober_;  // nullopt if links are not measured
+  PeerDiagnosis diagnosis_;
 };
 
 }  // namespace shardmesh::worker

@@ -27,7 +27,7 @@ bool PeerTable::SetMembership(MembershipView view,
                               absl::FunctionRef<void(Peer& peer, std::string_view reason)> leave,
                               absl::FunctionRef<void(const std::string& identity)> join) {
   if (view.epoch < view_.epoch) return false;
-  // A map avoids a search through all old meshes for each new one: there may be thousands of
+  // A map avoids a search through all old meshes for each new mesh: there may be thousands of
   // meshes.
   std::map<std::string_view, const MeshMembers*> meshes_before;
   for (const MeshMembers& mesh : view_.meshes) meshes_before.emplace(mesh.mesh_id, &mesh);

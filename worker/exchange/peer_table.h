@@ -38,7 +38,7 @@ class CompletionQueue;
 
 namespace shardmesh::worker {
 
-// UNAVAILABLE (WORKER_LOST).
+// Returns UNAVAILABLE (WORKER_LOST) about the worker `identity`.
 absl::Status WorkerLost(std::string_view message, std::string_view identity);
 // Returns FAILED_PRECONDITION with a reason, for a hello that does not match the membership.
 absl::Status WrongHello(std::string_view message, Reason reason, Facts facts);
@@ -52,18 +52,16 @@ struct Peer {
   }
 
   MeshDevice device;               // identity, incarnation and endpoints of the peer
-  std::shared_ptr<PeerLink> link;  // the dialled or greeted stream; null if there is none
+  std::shared_ptr<PeerLink> link;  // dialled, or accepted and up; null if there is none
   bool up = false;
-  // Only for a peer on this host, in this order. The address of its memory, from its last hello.
-  // The number of the attempt to share memory over the present stream (0: none). The time until
-  // which steps wait for its channel. The channel.
-  ShmAddress shm_address = {};
-  uint64_t shm_link = 0;
-  absl::Time shm_deadline = absl::InfinitePast();
-  std::shared_ptr<ShmChannel> channel = nullptr;
-  // The number of the current connection, and the mailbox for messages of a running probe.
-  uint64_t connection = 0;
-  std::weak_ptr<Mailbox> probe = {};
+  // Shared memory of a peer on this host.
+  ShmAddress shm_address = {};  // where to ask for it; from the peer's last hello
+  uint64_t shm_link = 0;        // number of the attempt over the present stream; 0: none
+  absl::Time shm_deadline = absl::InfinitePast();  // until then, steps wait for `channel`
+  std::shared_ptr<ShmChannel> channel = nullptr;   // null if no memory is shared
+  // The current connection, and the running probe.
+  uint64_t connection = 0;            // number of the current connection
+  std::weak_ptr<Mailbox> probe = {};  // gets the messages of the running probe
   // Only for a peer that this worker dials: when and where to dial next.
   rpc::Backoff backoff;
   absl::Time dial_time = absl::InfinitePast();
@@ -82,8 +80,8 @@ struct PeerWay {
 };
 
 // Not synchronised: the owner (PeerLinks) holds ExchangeState's mutex around each call. Some
-// methods acquire the mutexes of links, streams or budget while it is held. Pointers to a Peer stay
-// valid until the peer is removed.
+// methods acquire the mutexes of links, streams or budget while ExchangeState's mutex is held.
+// Pointers to a Peer stay valid until the peer is removed.
 class PeerTable {
  public:
   // The options outlive the table.
@@ -95,8 +93,8 @@ class PeerTable {
   void SetShmAddress(const ShmAddress& address) { shm_address_ = address; }
 
   // Applies a new view. Calls `leave` for each peer that left or restarted, before the peer is
-  // removed. Calls `join` for each new peer. Returns false, and does nothing, if the view's epoch
-  // is lower.
+  // removed. Calls `join` for each new peer. Returns false, and does nothing, if the epoch of
+  // `view` is lower than that of the present view.
   bool SetMembership(MembershipView view,
                      absl::FunctionRef<void(Peer& peer, std::string_view reason)> leave,
                      absl::FunctionRef<void(const std::string& identity)> join);
@@ -104,9 +102,9 @@ class PeerTable {
 
   // Returns the mesh for a step of `epoch`. Requires that `epoch` is not above the view's epoch.
   //
-  // FAILED_PRECONDITION: this worker serves no rank of the mesh (NOT_FOUND), or a rank has no
-  //   worker (MESH_INCOMPLETE). ABORTED (STALE_EPOCH): the mesh's workers have changed since
-  //   `epoch`.
+  // - FAILED_PRECONDITION (NOT_FOUND): this worker serves no rank of the mesh.
+  // - FAILED_PRECONDITION (MESH_INCOMPLETE): a rank of the mesh has no worker.
+  // - ABORTED (STALE_EPOCH): the mesh's workers have changed since `epoch`.
   absl::StatusOr<const MeshMembers*> MeshFor(std::string_view mesh_id, int64_t epoch) const;
   // Returns the transports to all ranks of a mesh, in order. Sets `blamed` to the first member that
   // is not connected, unless `blamed` is set already. UNAVAILABLE: a member shares no memory, which
@@ -118,39 +116,46 @@ class PeerTable {
   const Peer* Find(const std::string& identity) const;
   std::map<std::string, Peer>& all() { return peers_; }  // by identity
 
-  // Returns the stream to a worker if it is up, otherwise null.
+  // Returns the stream to a worker if the stream is up, otherwise null.
   std::shared_ptr<PeerLink> LinkTo(const std::string& identity) const;
   // Returns all streams that are up.
   std::vector<std::shared_ptr<PeerLink>> LinksUp() const;
 
   // Returns whether this worker dials the peer: the worker with the bytewise lower identity does.
   bool Dials(const std::string& identity) const { return options_.self.identity < identity; }
-  // Returns whether steps can use the peer. Requires a connection, and either shared memory with
-  // the peer or, except for Transport::kShm, that this worker no longer waits for it.
+  // Returns whether steps can use the peer. The peer must be connected. Also, either a channel of
+  // shared memory exists, or the wait for a channel is over and the transport is not
+  // Transport::kShm.
   bool IsReached(const Peer& peer, absl::Time now) const;
-  // Returns whether the peer, or a member of the mesh, is about to share its memory. A step should
-  // not begin now: this side would not use the shared memory, but the peer might.
+  // Returns whether the peer, or a member of the mesh, is about to share its memory. If so, a step
+  // should not begin now: this worker would not use the shared memory, but the peer might.
   bool IsSharing(const Peer& peer) const;
   bool IsSharing(std::string_view mesh_id) const;
 
   // Checks a hello, and records the address of the peer's memory. `dialled` is the identity that
-  // this worker dialled; none for an accepted stream. FAILED_PRECONDITION with the reason
-  // ENDPOINT_UNVERIFIED, CLUSTER_MISMATCH or STALE_EPOCH.
+  // this worker dialled; nullopt for an accepted stream.
+  //
+  // - FAILED_PRECONDITION (ENDPOINT_UNVERIFIED): the hello is for another worker or incarnation, or
+  //   comes from a worker that should not be at the other end of this stream.
+  // - FAILED_PRECONDITION (CLUSTER_MISMATCH): the hello names another cluster.
+  // - FAILED_PRECONDITION (STALE_EPOCH): the sender is not a member, or has another incarnation.
   absl::StatusOr<Peer*> CheckHello(const rpc::FrameHello& hello,
                                    const std::optional<std::string>& dialled);
   // Returns this worker's hello to a peer. `reservation` receives the memory reserved for the
   // credit that the hello gives the peer.
   rpc::FrameHello HelloTo(const MeshDevice& device, MemoryBudget::Reservation* reservation) const;
 
-  // What to do after Look, and the time of the next Look.
+  // What the caller of Look must do next, and when to call Look again.
   struct Due {
     std::vector<std::shared_ptr<PeerLink>> links;  // to be ticked
     std::vector<std::pair<std::string, std::shared_ptr<ShmChannel>>> channels;
     std::vector<std::string> unreached;  // identities, sorted
-    std::optional<absl::Time> next;      // when to call Look next; none without peers
+    // When to call Look next; nullopt if there are no peers and no links.
+    std::optional<absl::Time> next;
   };
-  // Dials the peers whose time to dial has come, over `queue`. Returns what else is due. The links'
-  // owner must exist until `queue` has returned all operations.
+  // Dials, over `queue`, the peers whose time to dial has come. Returns what else is due. `owner`
+  // becomes the owner of the new links. `owner` must exist until `queue` has returned all
+  // operations.
   Due Look(absl::Time now, PeerLink::Owner* owner, grpc::CompletionQueue* queue);
 
   // Adds an accepted stream whose hello has not arrived yet.

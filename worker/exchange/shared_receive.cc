@@ -13,7 +13,7 @@
 namespace shardmesh::worker {
 namespace {
 
-// Polls without a pause between them, if every rank that shares memory has a core.
+// Number of polls before a receiver begins to yield, if every rank that shares memory has a core.
 constexpr int kSpins = 50;
 // How long a receiver yields its core between polls before it sleeps.
 constexpr absl::Duration kYielding = absl::Microseconds(500);
@@ -22,7 +22,8 @@ constexpr absl::Duration kYielding = absl::Microseconds(500);
 // thread.
 constexpr absl::Duration kLongYield = absl::Microseconds(200);
 constexpr absl::Duration kNoYields = absl::Milliseconds(20);
-// A safety limit: messages over streams, and the failure of the step, also wake the sleeper.
+// Longest sleep of a receiver. Only a safety limit: a message over any transport, and the failure
+// of the step, wake the receiver earlier.
 constexpr absl::Duration kLongestSleep = absl::Milliseconds(100);
 
 void Pause() {
@@ -59,7 +60,8 @@ absl::StatusOr<OwnedBytes> SharedReceive::Receive(ShmChannel& channel, const Awa
   const auto receive_streamed = [&] {
     return mailbox_.Receive(awaited.peer, awaited.tag, awaited.message_bytes, deadline);
   };
-  // Read the counter before the messages. A message that arrives later then counts as a change.
+  // Read the mailbox's counter of changes before its messages. If a message arrives in between, the
+  // counter differs later, and the loop looks again.
   uint32_t seen_changes = mailbox_.changes();
   bool has_looked = seen_changes == checked_changes.load(std::memory_order_relaxed) &&
                     mailbox_.held_pieces() == 0;

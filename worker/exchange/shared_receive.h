@@ -16,27 +16,29 @@
 
 namespace shardmesh::worker {
 
-// How the receivers of one step wait. If every rank has a core, a receiver first polls without a
-// pause. Then it yields to other threads between polls. Then it sleeps until the sender wakes it.
+// How the receivers of one step wait. If every rank that shares memory has a core, a receiver first
+// polls without a pause. Then it yields to other threads between polls. Then it sleeps until the
+// sender wakes it.
 //
 // Thread-safe: any number of receivers at once. Holds no lock while it waits or calls its Owner.
 class SharedReceive {
  public:
-  // The step's link, as the receive from one peer uses it. Called on the receiver's thread.
+  // What a receiver needs of its step's link, for messages of one peer. Called on the receiver's
+  // thread.
   class Owner {
    public:
     virtual ~Owner() = default;
-    // A receiver took the awaited message of `size_bytes` directly from shared memory.
+    // Counts a message of `size_bytes` that its receiver took directly from shared memory.
     virtual void CountReceived(int64_t size_bytes) = 0;
     // Delivers a message that the receiver found but does not wait for. An error means that the
     // peer broke the protocol.
     virtual absl::Status TakeOther(ShmChannel::Arrived arrived) = 0;
-    // The peer broke the protocol. Ends the peer's stream, so the step fails.
+    // Ends the peer's stream, because the peer broke the protocol. The step then fails.
     virtual void Refuse(const absl::Status& why) = 0;
-    // Returns whether some stream has no credit left for its peer.
+    // Returns whether there is a stream on which the peer has no credit left to send.
     virtual bool has_exhausted_streams() const = 0;
-    // The receiver is about to sleep. Asks the peer for the message, which may be stuck: shared
-    // memory had no room for it, and the stream has no credit.
+    // Demands the awaited message from the peer, just before the receiver sleeps. The message may
+    // be stuck at the peer: shared memory had no room for it, and the stream has no credit.
     virtual void Demand(const Tag& tag, int64_t message_bytes) = 0;
   };
 
@@ -53,9 +55,9 @@ class SharedReceive {
   // outlives this object.
   SharedReceive(Mailbox* mailbox, int64_t ranks);
 
-  // Implements Link::Receive: takes the message from `channel`, or from the mailbox if it came over
-  // another transport. `checked_changes` is a value of Mailbox::changes() at which the step had not
-  // failed; a larger number (its initial value) means that there was no check yet.
+  // Implements Link::Receive: takes the message from `channel`, or from the mailbox if the message
+  // came over another transport. `checked_changes` is a value of Mailbox::changes() at which the
+  // step had not failed. Before the first check, `checked_changes` is larger than any such value.
   absl::StatusOr<OwnedBytes> Receive(ShmChannel& channel, const Awaited& awaited,
                                      const std::atomic<uint64_t>& checked_changes, Owner& owner,
                                      absl::Time deadline);

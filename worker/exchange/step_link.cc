@@ -15,7 +15,7 @@
 namespace shardmesh::worker {
 namespace {
 
-// FNV-1a; never 0.
+// Returns the FNV-1a hash of the text, or 1 if that hash is 0.
 uint64_t HashOf(std::string_view text) {
   uint64_t hash = 0xcbf29ce484222325;
   for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
@@ -38,7 +38,7 @@ void Reap(const std::vector<PeerWay>& ways) {
 
 }  // namespace
 
-// The peer from which SharedReceive receives.
+// Gives SharedReceive access to the step's link, for messages of one peer.
 class StepLinkImpl::FromPeer final : public SharedReceive::Owner {
  public:
   FromPeer(StepLinkImpl* step, const PeerWay* way) : step_(*step), way_(*way) {}
@@ -78,7 +78,7 @@ StepLinkImpl::StepLinkImpl(Parts parts, int64_t sequence, int64_t epoch, DeviceI
       ways_(std::move(ways)),
       told_(std::make_unique<Told[]>(ways_.size())),
       shared_receive_(&mailbox_, SharingRanks(ways_)) {
-  Reap(ways_);  // of earlier steps
+  Reap(ways_);  // releases messages of earlier steps
 }
 
 StepLinkImpl::~StepLinkImpl() {
@@ -133,8 +133,8 @@ absl::Status StepLinkImpl::Send(DeviceId peer, const Tag& tag, OwnedBytes messag
         !sent.ok()) {
       return WithContext(sent, StrCat("rank ", peer, ", ", tag.ToString()));
     }
-    // gRPC may already have written the frame before this one. PollOnce finds this out, and so
-    // starts the next write.
+    // gRPC may have finished the write of an earlier frame. PollOnce runs the completion of that
+    // write, which starts the next write.
     if (way.link->is_behind()) parts_.poller->PollOnce();
   }
   sent_bytes_.fetch_add(size_bytes, std::memory_order_relaxed);

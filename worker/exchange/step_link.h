@@ -25,11 +25,11 @@
 
 namespace shardmesh::worker {
 
-// Implements StepLink. Its own mutex guards only the signature. No other mutex is acquired while
-// this one is held.
+// Implements StepLink. Its mutex guards only signature_. No other mutex is acquired while this
+// mutex is held.
 class StepLinkImpl final : public StepLink {
  public:
-  // The parts of PeerLinks that a step uses; all outlive it.
+  // The parts of PeerLinks that a step uses. They outlive the StepLinkImpl.
   struct Parts {
     MessageIntake* intake = nullptr;
     CompletionPoller* poller = nullptr;
@@ -59,7 +59,7 @@ class StepLinkImpl final : public StepLink {
   };
   class FromPeer;
 
-  // Returns the failure of the step, if this worker knows it.
+  // Returns the failure of the step if this worker knows of one, otherwise OK.
   absl::Status CheckFailure() const;
 
   const Parts parts_;
@@ -72,14 +72,14 @@ class StepLinkImpl final : public StepLink {
   SharedReceive shared_receive_;
 
   std::atomic<int64_t> sent_bytes_ = 0;
-  // The value of Mailbox::changes() at the last check that found no failure of the step. The
-  // initial value is larger than any such value.
+  // The value of Mailbox::changes() at the last check that found no failure of the step. Before the
+  // first check, larger than any such value.
   mutable std::atomic<uint64_t> checked_changes_ = ~uint64_t{0};
-  std::atomic<uint64_t> signature_hash_ = 0;  // of op_'s
+  std::atomic<uint64_t> signature_hash_ = 0;  // hash of signature_
   std::atomic<int64_t> op_ = -1;              // the op that began last
 
   absl::Mutex mutex_;
-  std::string signature_ ABSL_GUARDED_BY(mutex_);  // of op_
+  std::string signature_ ABSL_GUARDED_BY(mutex_);  // this rank's signature of op_
 };
 
 }  // namespace shardmesh::worker

@@ -1,4 +1,4 @@
-// Separates registered and held steps by their numbers.
+// StepTable: a step number up to last_registered_ is registered or over; a higher one can be held.
 #include "worker/exchange/step_table.h"
 
 #include <algorithm>

@@ -26,7 +26,7 @@
 namespace shardmesh::worker {
 
 AttachHandler::~AttachHandler() {
-  // Until then, the store's thread may call reports for dropped files.
+  // Before AwaitFiles returns, the store's thread may still call `reports` about dropped files.
   options_.store->AwaitFiles();
 }
 
@@ -133,8 +133,7 @@ absl::Status AttachHandler::TakeMembership(const internal::v1::Membership& membe
 
 void AttachHandler::TakeRunStep(internal::v1::RunStep step, const AttachSinkPtr& stream) {
   absl::StatusOr<StepOrder> order = Decode(step);
-  // This worker's rank in the step's mesh. None if the mesh is not known here or the order cannot
-  // be decoded.
+  // This worker's rank in the step's mesh; nullopt if this worker does not know the mesh.
   std::optional<DeviceId> rank;
   if (view_ != nullptr) {
     const std::string mesh_id = order.ok() ? MeshIdOf(*order) : MeshIdOf(step);
@@ -166,7 +165,7 @@ absl::Status AttachHandler::TakeEndStep(const internal::v1::EndStep& end) {
     ended = options_.executor->Commit(end.sequence());
     if (absl::IsNotFound(ended)) {
       // The step was aborted when an earlier stream ended. The coordinator's verdict on the
-      // inventory has already decided about its outputs.
+      // inventory has already decided about the step's outputs.
       LogWarning("commit of a step that this worker has left", {{"step", end.sequence()}});
       ended = absl::OkStatus();
     }
@@ -209,8 +208,8 @@ void AttachHandler::Drop(const google::protobuf::RepeatedPtrField<std::string>& 
   const absl::Span<const std::string> dropped = ids;
   options_.store->Drop(dropped, [reports = options_.reports,
                                  ids = std::vector<std::string>(ids)](const absl::Status& status) {
-    // If files could not be removed, do not confirm the arrays. The verdict at the next attach then
-    // orders to drop them again.
+    // If files could not be removed, do not confirm that the arrays are dropped. The verdict at the
+    // next attach then orders this worker to drop these arrays again.
     if (status.ok()) reports->ReportDropped(ids);
   });
 }

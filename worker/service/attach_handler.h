@@ -25,12 +25,12 @@ namespace shardmesh::worker {
 
 // Owns the membership (which worker serves which rank) and the token key of the last attach. Also
 // owns a thread for orders that wait for the disk. Passes each message to the part of the worker
-// that it concerns. Has no gRPC calls of its own.
+// that the message concerns. Makes no gRPC calls.
 //
-// Not thread-safe: one thread passes in the messages of one stream after the other.
+// Not thread-safe: one thread passes in all messages, stream after stream.
 class AttachHandler {
  public:
-  // Pointers outlive the handler.
+  // The objects to which pointers refer outlive the handler.
   struct Options {
     std::string coordinator;  // host:port, for the log
     std::string identity;     // this worker's
@@ -54,8 +54,8 @@ class AttachHandler {
   // be the welcome, which makes the worker attached. After an error the caller ends the stream.
   absl::Status Take(internal::v1::AttachResponse message, const AttachSinkPtr& stream);
 
-  // Returns whether the coordinator's last Detach message gave no time for a retry: the worker must
-  // not attach again.
+  // Returns whether the coordinator's last Detach message gave no time for a retry. If so, the
+  // worker must not attach again.
   bool is_detached_for_good() const { return detached_for_good_; }
 
  private:
@@ -72,12 +72,12 @@ class AttachHandler {
 
   const Options options_;
 
-  MembershipBook book_;                         // of this attach
-  std::shared_ptr<const MembershipView> view_;  // the last one
-  Attachment attachment_;                       // the last one
+  MembershipBook book_;                         // the membership pages of this attach
+  std::shared_ptr<const MembershipView> view_;  // the last membership view
+  Attachment attachment_;                       // term and token key of the last attach
   bool detached_for_good_ = false;
 
-  // Orders that wait for the disk; last member, because its thread uses the others.
+  // Runs orders that wait for the disk. Last member, because its thread uses the other members.
   ThreadPool orders_{1};
 };
 

@@ -21,7 +21,8 @@ namespace {
 constexpr int64_t kInventoryPageTiles = 256;
 // Bytes that a short text field takes in a message besides its text.
 constexpr int64_t kFieldBytes = 2;
-// A list of quarantined arrays ends after the array with which it exceeds this limit.
+// A list of quarantined arrays ends after the array with which the encoded answer exceeds this
+// limit.
 constexpr size_t kMaxAnswerBytes = size_t{1} << 20;
 
 internal::v1::QuarantineAnswer ListAnswer(const internal::v1::QuarantineOrder& order,
@@ -89,7 +90,7 @@ void SendInventory(ShardStore& store, AttachSink& stream) {
 absl::Status ApplyVerdict(const internal::v1::InventoryVerdict& verdict, ShardStore& store,
                           const Clock& clock) {
   for (const std::string& array_id : verdict.commit_array_ids()) {
-    // Commit each array by itself. If one is missing now, although the inventory had it, the others
+    // Commit each array by itself. If an array of the inventory is missing now, the other arrays
     // are still committed.
     if (const absl::Status committed = store.Commit({array_id});
         !committed.ok() && !absl::IsNotFound(committed)) {
@@ -138,7 +139,7 @@ internal::v1::QuarantineAnswer CarryOut(
                        : "dropped an array from the quarantine, as the coordinator asked",
               {{"array", id}, {"size_bytes", done->size_bytes()}});
       *answer.add_arrays() = Encode(*done, identity);
-      // Report the array in a message of its own too: the client that asked may no longer wait for
+      // Report the array also in a separate message: the client that asked may no longer wait for
       // the answer.
       if (restores) restored(id);
     } else if (!absl::IsNotFound(done.status())) {

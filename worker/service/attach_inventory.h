@@ -15,24 +15,25 @@
 
 namespace shardmesh::worker {
 
-// Size limit for the encoded tiles in one inventory message. Small messages show the coordinator
-// regularly that the worker lives; it drops workers that are silent for some seconds. They also
-// limit memory: when all workers attach after a restart, the coordinator may hold one message of
-// each at once.
+// Size limit for the encoded tiles in one inventory message. The coordinator drops workers that are
+// silent for some seconds; frequent small messages prevent this. Small messages also limit memory:
+// when all workers attach after a restart, the coordinator may hold one message of each worker at
+// once.
 inline constexpr int64_t kInventoryMessageBytes = int64_t{128} << 10;
 
 // Sends all tiles of the store and the ids of quarantined arrays, in pages. First waits until the
 // files of dropped tiles are gone.
 void SendInventory(ShardStore& store, AttachSink& stream);
 
-// Applies the coordinator's verdict on the inventory, except for the arrays to drop.
-// INVALID_ARGUMENT for a malformed tile; otherwise errors of ShardStore::Commit.
+// Applies the coordinator's verdict on the inventory, but does not drop the arrays that the verdict
+// lists for dropping. INVALID_ARGUMENT for a malformed tile; otherwise errors of
+// ShardStore::Commit.
 absl::Status ApplyVerdict(const internal::v1::InventoryVerdict& verdict, ShardStore& store,
                           const Clock& clock);
 
-// Carries out an order about the quarantine, which has tiles that the coordinator's registry does
-// not know as this worker's. Returns the answer. Waits for the disk. `identity` is this worker's.
-// Calls `restored` with each array that is in use again.
+// Carries out the coordinator's order about the quarantine, and returns the answer. The quarantine
+// has tiles that the coordinator's registry does not know as this worker's. Waits for the disk.
+// `identity` is this worker's. Calls `restored` with the id of each array that is in use again.
 internal::v1::QuarantineAnswer CarryOut(
     const internal::v1::QuarantineOrder& order, const std::string& identity, ShardStore& store,
     const std::function<void(const std::string& array_id)>& restored);

@@ -38,23 +38,24 @@ internal::v1::AttachRequest Encode(const TileReport& from);
 // Encodes the error and the blamed peer only if the step failed.
 internal::v1::AttachRequest Encode(StepResult from);
 internal::v1::HeldTile Encode(const ShardStore::HeldTile& from);
-// `identity` is this worker's. If the array's descriptor cannot be parsed, the result has only the
-// array's id in its place.
+// `identity` is this worker's. If the array's descriptor cannot be parsed, the descriptor in the
+// result has only the array's id.
 v1::QuarantinedArray Encode(const QuarantinedArray& from, const std::string& identity);
 
 // Most bytes of encoded instruction records in one heartbeat.
 inline constexpr int64_t kMaxHeartbeatRecordBytes = int64_t{32} << 10;
-// Adds the newest records, as many as fit into kMaxHeartbeatRecordBytes.
+// Adds the newest of the records, in the order of `from`: as many as fit into
+// kMaxHeartbeatRecordBytes.
 void EncodeRecords(const std::vector<FlightRecord>& from, internal::v1::Heartbeat* to);
 
 // Decodes an order to run a step, and moves the outputs out of `from`. After an error, `from` still
-// has them. INVALID_ARGUMENT for a malformed field.
+// has the outputs. INVALID_ARGUMENT for a malformed field.
 absl::StatusOr<StepOrder> Decode(internal::v1::RunStep& from);
 
 // Returns the id of the mesh on which a step's results lie; empty if the step has no results.
 std::string MeshIdOf(const StepOrder& order);
-// Returns the same for an order that cannot be decoded. Also empty if its first result cannot be
-// parsed.
+// Returns the id of the mesh on which the results of an undecoded step lie. Empty if the step has
+// no results, or if its first result cannot be parsed.
 std::string MeshIdOf(const internal::v1::RunStep& step);
 
 }  // namespace shardmesh::worker

@@ -16,8 +16,8 @@ namespace {
 
 // Most instruction records in one heartbeat.
 constexpr size_t kMaxRecords = 64;
-// If this many dropped arrays wait for confirmation, it is sent at once. Fewer wait for the next
-// heartbeat.
+// If at least this many dropped arrays wait, the confirmation is sent at once. Otherwise the
+// confirmation is sent with the next heartbeat.
 constexpr size_t kMaxUnconfirmed = 1024;
 constexpr size_t kMaxDroppedIds = 4096;
 
@@ -41,7 +41,8 @@ void AttachReports::Judged() {
     absl::MutexLock lock(&mutex_);
     judged_ = true;
     SendRestored();
-    // The inventory is complete now. A heartbeat at once makes the coordinator's metrics show it.
+    // The inventory is complete now. A heartbeat at once makes the coordinator's metrics show the
+    // tiles.
     pace_.MakeDue(options_.clock->Now());
   }
   Beat();
@@ -142,7 +143,7 @@ void AttachReports::SendHeartbeat(const std::vector<StepProgress>& progress, int
     next_record_ = tail.next;
   }
   if (const MeasuredLinks measured = options_.measured_links(); measured.revision != told_links_) {
-    // Sent even if empty: a change may be that no link is left.
+    // Sent even if the list is empty: the change may be that no link is left.
     internal::v1::MeasuredLinks* links = heartbeat->mutable_links();
     for (const MeasuredLink& link : measured.links) rpc::Encode(link, links->add_links());
     told_links_ = measured.revision;
@@ -152,7 +153,7 @@ void AttachReports::SendHeartbeat(const std::vector<StepProgress>& progress, int
 
 void AttachReports::SendDropped() {
   if (stream_ == nullptr) {
-    dropped_.clear();  // the next inventory tells the coordinator that they are gone
+    dropped_.clear();  // the next inventory tells the coordinator that these arrays are gone
   }
   for (size_t first = 0; first < dropped_.size(); first += kMaxDroppedIds) {
     internal::v1::AttachRequest request;
@@ -171,7 +172,7 @@ void AttachReports::SendRestored() {
   for (const std::string& array_id : std::exchange(restored_, {})) {
     const absl::StatusOr<std::vector<StoredTilePtr>> tiles = options_.store->FindAll(array_id);
     if (!tiles.ok()) {
-      continue;  // dropped in the meantime
+      continue;  // the array was dropped in the meantime
     }
     internal::v1::AttachRequest request;
     for (const StoredTilePtr& tile : *tiles) {

@@ -23,7 +23,8 @@
 namespace shardmesh::worker {
 
 // Owns the stage of the current attach, the reports that are not yet sent, and the alarm for
-// heartbeats. The verdict is the coordinator's decision about each tile in the inventory.
+// heartbeats. Judged means that the coordinator's verdict, its decision about each tile in the
+// inventory, was applied.
 //
 // clang-format off
 //   detached -> (Attached) -> attached -> (Judged, MemberAt, in any order) -> member
@@ -31,24 +32,24 @@ namespace shardmesh::worker {
 //      +------------------------------- Detached ------------------------------+
 // clang-format on
 //
-// Holds its lock while it queues a message, so the coordinator gets messages in the order of the
-// stages. Acquires the locks of the store, the recorder and the stream while it holds its own.
+// Holds its mutex while it queues a message, so the coordinator gets messages in the order of the
+// stages. Acquires the locks of the store, the recorder and the stream while it holds its mutex.
 //
 // Thread-safe.
 class AttachReports {
  public:
-  // Pointers outlive the object.
+  // The objects to which pointers refer outlive this object.
   struct Options {
     Clock* clock = nullptr;
     ShardStore* store = nullptr;
-    // The instruction records for heartbeats. Null: heartbeats carry none.
+    // The instruction records for heartbeats. Null: heartbeats carry no instruction records.
     const FlightRecorder* recorder = nullptr;
-    // `progress` returns the steps that run, `measured_links` the measurements of links.
-    // `measured_links` is called with the lock held.
+    // `progress` returns the progress of running steps. `measured_links` returns the measurements
+    // of links, and is called with the mutex of AttachReports held.
     std::function<std::vector<StepProgress>()> progress;
     std::function<MeasuredLinks()> measured_links;
     // Called whenever `ready` changes: whether the worker is a member and reaches all its peers.
-    // Called with the lock held, so it must not call this object.
+    // Called with the mutex of AttachReports held, so it must not call this object.
     std::function<void(bool ready)> ready_changed;
   };
 
@@ -56,7 +57,7 @@ class AttachReports {
   AttachReports(const AttachReports&) = delete;
   AttachReports& operator=(const AttachReports&) = delete;
 
-  // Record the stages of the attach. Attached starts the heartbeats.
+  // These four methods record the stages of the attach. Attached starts the heartbeats.
   void Attached(AttachSinkPtr stream, absl::Duration heartbeat_interval);
   // Records that the whole verdict of this attach was applied. Sends a heartbeat at once.
   void Judged();
@@ -68,22 +69,22 @@ class AttachReports {
   struct State {
     bool attached = false;
     bool ready = false;
-    int64_t epoch = 0;  // epoch of the last membership
+    int64_t epoch = 0;  // epoch of the last membership view
   };
   State state() const;
 
-  // Sends a report if the worker is attached. Otherwise drops it: the inventory of the next attach
-  // has the tile.
+  // Sends the report if the worker is attached. Otherwise drops it: the inventory of the next
+  // attach lists the tile.
   void ReportTile(const TileReport& report);
-  // Stores the report, and sends it as soon as the worker is a member at this epoch.
+  // Stores the report, and sends it as soon as the worker has the membership view of `epoch`.
   void ReportPeers(int64_t epoch, const std::vector<std::string>& unreached);
-  // Confirms that the files of these arrays are gone: with the next heartbeat, or at once if many
-  // arrays wait.
+  // Confirms that the files of these arrays are gone. Sends the confirmation with the next
+  // heartbeat, or at once if many arrays wait for it.
   void ReportDropped(absl::Span<const std::string> array_ids);
   // Reports that an array came back from the quarantine. Sends the report only after the verdict of
   // this attach, because the inventory of this attach may have lacked the array.
   void ReportRestored(const std::string& array_id);
-  // Records that a step begins, and checks regularly for slow instructions from now on.
+  // Records that a step begins, and checks regularly for slow instructions while steps run.
   void StepBegins();
 
  private:
@@ -100,20 +101,20 @@ class AttachReports {
   mutable absl::Mutex mutex_;
   AttachSinkPtr stream_ ABSL_GUARDED_BY(mutex_);  // null: not attached
   bool judged_ ABSL_GUARDED_BY(mutex_) = false;   // the whole verdict of this attach was applied
-  bool member_ ABSL_GUARDED_BY(mutex_) = false;   // a membership came in this attach
+  bool member_ ABSL_GUARDED_BY(mutex_) = false;   // a membership view came in this attach
   bool ready_ ABSL_GUARDED_BY(mutex_) = false;
   int64_t epoch_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t peers_epoch_ ABSL_GUARDED_BY(mutex_) = -1;
   std::vector<std::string> unreached_ ABSL_GUARDED_BY(mutex_);
-  std::vector<std::string> dropped_ ABSL_GUARDED_BY(mutex_);   // not yet confirmed
-  std::vector<std::string> restored_ ABSL_GUARDED_BY(mutex_);  // not yet reported
+  std::vector<std::string> dropped_ ABSL_GUARDED_BY(mutex_);   // ids whose drop is not confirmed
+  std::vector<std::string> restored_ ABSL_GUARDED_BY(mutex_);  // ids that are not yet reported
   HeartbeatPace pace_ ABSL_GUARDED_BY(mutex_);
-  // The next instruction record and the revision of measured links, after the last heartbeat of
-  // this attach.
+  // The first instruction record that no heartbeat of this attach has carried.
   int64_t next_record_ ABSL_GUARDED_BY(mutex_) = 0;
-  uint64_t told_links_ ABSL_GUARDED_BY(mutex_) = 0;  // revision
+  // Revision of the measured links in the last heartbeat of this attach.
+  uint64_t told_links_ ABSL_GUARDED_BY(mutex_) = 0;
 
-  Alarm alarm_;  // last member, because its function uses the others
+  Alarm alarm_;  // last member, because its function uses the other members
 };
 
 }  // namespace shardmesh::worker

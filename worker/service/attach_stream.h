@@ -39,8 +39,8 @@ class AttachStream final
   // Most messages that wait to be handled. While the inbox is full, the stream reads no more, and
   // further messages stay in the coordinator's outbox.
   static constexpr size_t kMaxInbox = 64;
-  // Most bytes of messages that wait to be written. An inventory of millions of tiles fits. A
-  // coordinator that is further behind counts as lost.
+  // Most bytes of messages that wait to be written. An inventory of millions of tiles fits. If more
+  // bytes wait for a coordinator, the coordinator counts as lost.
   static constexpr int64_t kOutboxBytes = int64_t{256} << 20;
 
   explicit AttachStream(const std::shared_ptr<grpc::Channel>& channel);
@@ -48,7 +48,7 @@ class AttachStream final
   // Begins the call. Call it once, before all other methods.
   void Start();
 
-  // Queues a message. If the outbox is full, the coordinator does not read; Send then cancels the
+  // Queues a message. A full outbox means that the coordinator does not read; Send then cancels the
   // stream.
   void Send(internal::v1::AttachRequest request) override;
   // Half-closes the stream when all queued messages are written.
@@ -62,7 +62,7 @@ class AttachStream final
   // Waits for the end of the stream, and returns its status.
   absl::Status Wait();
 
-  // Reactions of the gRPC reactor.
+  // Implement grpc::ClientBidiReactor.
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override { outbox_.OnWriteDone(ok); }
   void OnDone(const grpc::Status& status) override;
@@ -74,7 +74,7 @@ class AttachStream final
     return over_ || !inbox_.empty();
   }
 
-  // On a connection that no other stream or call uses.
+  // The connection of this stub carries no other stream or call.
   const std::unique_ptr<internal::v1::AttachService::Stub> stub_;
   grpc::ClientContext context_;
   Outbox outbox_;

@@ -31,11 +31,11 @@ namespace {
 // The log warns about the same error at most once in this interval. Attempts in between are logged
 // at level debug.
 constexpr absl::Duration kLogInterval = absl::Seconds(30);
-// How long one attempt to connect may take. After that the link logs it and tries again. Also the
-// limit for a slow server's answer.
+// How long one attempt to connect may take, also if the server answers slowly. After that, the link
+// logs the failure and tries again.
 constexpr absl::Duration kConnectTimeout = absl::Seconds(10);
-// A silent connection counts as broken after the sum of both times. The coordinator counts a silent
-// worker as lost after the same time.
+// A silent connection counts as broken after kKeepaliveInterval + kKeepaliveTimeout. The
+// coordinator counts a silent worker as lost after the same time.
 constexpr absl::Duration kKeepaliveInterval = absl::Seconds(2);
 constexpr absl::Duration kKeepaliveTimeout = absl::Seconds(3);
 
@@ -52,9 +52,9 @@ bool IsFinal(const absl::Status& status) {
          absl::IsPermissionDenied(status);
 }
 
-// Owns the link's thread, the current stream and the end of the link. AttachReports sends messages
+// Owns the link's thread and the current stream, and stops the link. AttachReports sends messages
 // to the coordinator, AttachHandler handles messages from it, and TermKeeper decides which
-// coordinator to follow. AttachLoop calls them without holding its lock.
+// coordinator to follow. AttachLoop does not hold its mutex while it calls these three.
 class AttachLoop final : public CoordinatorLink {
  public:
   AttachLoop(Options options, std::unique_ptr<TermKeeper> terms,
@@ -132,14 +132,14 @@ class AttachLoop final : public CoordinatorLink {
 
  private:
   // After a half-close, a coordinator that works ends the stream at once. Wait at most this long
-  // for it.
+  // for the end of the stream.
   static constexpr absl::Duration kCloseTimeout = absl::Milliseconds(500);
 
   bool HasNoStream() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stream_ == nullptr; }
   // Prevents further attempts. Returns the current stream; null if there is none.
   std::shared_ptr<AttachStream> Stop() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Runs on the link's thread.
+  // The loop that the link's thread runs.
   void Run();
   // Returns a more precise error for a connection that could not be made, if the diagnosis finds
   // the cause; otherwise `ended`.
@@ -255,7 +255,7 @@ absl::Status AttachLoop::AttachOnce(rpc::Backoff& backoff) {
   }
   if (was_attached && absl::IsInvalidArgument(ended)) {
     // The coordinator accepted the hello, so the error concerns a later message. IsFinal must not
-    // take it for a permanent one: a new attach may succeed.
+    // take the error for a permanent one, because a new attach may succeed.
     return absl::UnavailableError(ended.message());
   }
   return ended.ok() ? absl::UnavailableError("the coordinator ended the stream") : ended;
@@ -265,8 +265,8 @@ bool AttachLoop::Detached() {
   const bool was_attached = reports_.Detached();
   if (was_attached) {
     options_.gate->Suspend();
-    // Staged outputs stay, because their commit message may just have been lost. The verdict at the
-    // next attach decides about them.
+    // Staged outputs stay, because the coordinator may have committed them in a message that was
+    // lost. The verdict at the next attach decides about the staged outputs.
     options_.executor->AbortUnfinished(CoordinatorGone());
   }
   absl::MutexLock lock(&mutex_);

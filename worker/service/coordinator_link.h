@@ -1,5 +1,5 @@
-// The worker's stream to the coordinator. The worker sends its inventory and reports; the
-// coordinator sends orders and memberships.
+// The worker's stream to the coordinator. The worker sends its inventory and reports. The
+// coordinator sends orders and membership updates.
 #ifndef SHARDMESH_WORKER_SERVICE_COORDINATOR_LINK_H_
 #define SHARDMESH_WORKER_SERVICE_COORDINATOR_LINK_H_
 
@@ -25,8 +25,9 @@
 
 namespace shardmesh::worker {
 
-// Keeps the worker attached. The inventory lists the tiles that the worker holds. With its verdict,
-// the coordinator decides about each of them. A membership says which worker serves which rank.
+// Keeps the worker attached to the coordinator. The inventory lists the tiles that the worker
+// holds. With its verdict, the coordinator decides about each of these tiles. A membership update
+// says which worker serves which rank.
 //
 // clang-format off
 //   detached -> (hello, welcome) -> attached -> (inventory, verdict, membership) -> member
@@ -34,48 +35,49 @@ namespace shardmesh::worker {
 //      +--------- the stream ends: running steps and puts end, peers stay -------------+
 // clang-format on
 //
-// Whenever the stream ends, the link retries without limit, over a new connection each time, with
-// growing delays. The log has the error of each attempt. Only permanent errors end the link: see
-// Options::failed. The link handles the coordinator's messages in order, on its own thread.
+// Whenever the stream ends, the link attaches again, without a limit on the number of attempts.
+// Each attempt uses a new connection, after a growing delay. The log has the error of each attempt.
+// Only permanent errors end the link: see Options::failed. The link handles the coordinator's
+// messages in order, on its own thread.
 //
 // The link sends heartbeats in the interval that the coordinator asks for. As soon as an
 // instruction of a step has run for a tenth of a second, the link sends an extra heartbeat. Before
 // the step's deadline, the coordinator therefore knows which rank waits for which other rank. Each
-// heartbeat carries the step's progress, the records of instructions that ended since the last one,
-// and new measurements of links.
+// heartbeat carries the progress of running steps, the records of instructions that ended since the
+// last heartbeat, and new measurements of links.
 //
 // Thread-safe.
 class CoordinatorLink {
  public:
-  // Pointers outlive the link.
+  // The objects to which pointers refer outlive the link.
   struct Options {
     std::string coordinator;  // host:port
     rpc::Credentials credentials = rpc::Credentials::Insecure();
     WorkerSelf self;
     std::string nonce;                   // random bytes in the hello, which Identify returns
-    std::vector<std::string> endpoints;  // where clients reach this worker, best first
-    // The port at which peers reach this worker, on the same hosts; nullopt: the ports in
-    // `endpoints`.
+    std::vector<std::string> endpoints;  // addresses for clients of this worker, best first
+    // The port at which peers reach this worker, on the hosts of `endpoints`. nullopt: peers use
+    // the ports in `endpoints`.
     std::optional<int> exchange_port = std::nullopt;
     int threads = 1;  // for kernels
-    // The folder in which the newest known term is kept. Empty: kept only in memory.
+    // The folder in which the newest known term is kept. Empty: the term is kept only in memory.
     std::string data_dir;
     Clock* clock = nullptr;
     ShardStore* store = nullptr;
     TileGate* gate = nullptr;
     PeerLinks* links = nullptr;
     StepExecutor* executor = nullptr;
-    // The instruction records for heartbeats. Null: heartbeats carry none.
+    // The instruction records for heartbeats. Null: heartbeats carry no instruction records.
     const FlightRecorder* recorder = nullptr;
     // Called whenever `ready` changes: whether the worker is a member and reaches all its peers.
     // Called with a lock of the link held, so it must not call the link.
     std::function<void(bool ready)> ready_changed;
     // Called once, when the coordinator permanently refuses this worker: CLUSTER_MISMATCH,
-    // IDENTITY_MISMATCH, PROTOCOL_MISMATCH, a certificate of another worker, or a malformed hello.
-    // The link then does nothing more.
+    // IDENTITY_MISMATCH, PROTOCOL_MISMATCH, a certificate of another worker, a malformed hello, or
+    // a Detach message without a time for a retry. The link then does nothing more.
     std::function<void(const absl::Status& reason)> failed;
-    // A worker must find a serving coordinator within 2 s. The longest delay and the connection
-    // timeout (rpc::Connector) are both less than that.
+    // A worker must find a serving coordinator within 2 s. Therefore max_delay and the time after
+    // which rpc::Connector renews an attempt (kRenewal) are both less than 2 s.
     rpc::RetryPolicy retry = {.max_delay = absl::Milliseconds(500)};
   };
 
@@ -90,20 +92,20 @@ class CoordinatorLink {
   // Starts to attach. Call it once.
   virtual void Start() = 0;
 
-  // Sends a report if the worker is attached. Otherwise drops it: the inventory of the next attach
-  // has the tile.
+  // Sends the report if the worker is attached. Otherwise drops it: the inventory of the next
+  // attach lists the tile.
   virtual void ReportTile(const TileReport& report) = 0;
   virtual void ReportPeers(int64_t epoch, const std::vector<std::string>& unreached) = 0;
 
   // Tells the coordinator that the worker drains, and why. Waits, at most until `deadline`, for the
-  // coordinator to end the stream, which it does when nothing needs this worker. Then ends the
-  // stream; the link does not attach again.
+  // coordinator to end the stream. The coordinator does so when nothing needs this worker. After
+  // that, ends the stream if it is still open. The link does not attach again.
   virtual void Leave(const std::string& reason, absl::Time deadline) = 0;
 
   struct State {
     bool attached = false;
     bool ready = false;
-    int64_t epoch = 0;  // epoch of the last membership
+    int64_t epoch = 0;  // epoch of the last membership view
     int64_t term = 0;   // the newest term that the worker knows
   };
   virtual State state() const = 0;

@@ -8,8 +8,8 @@
 
 namespace shardmesh::worker {
 
-// Returns the reactor of one GetTiles call, which deletes itself. `options` and `context` outlive
-// the call.
+// Returns the reactor of one GetTiles call. The reactor deletes itself. `options` and `context`
+// outlive the call.
 grpc::ServerWriteReactor<grpc::ByteBuffer>* MakeGetTiles(const TileServiceOptions& options,
                                                          grpc::CallbackServerContext* context,
                                                          const grpc::ByteBuffer& request);

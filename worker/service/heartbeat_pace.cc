@@ -1,4 +1,4 @@
-// HeartbeatPace: finds the slow ones among the running instructions.
+// HeartbeatPace: finds running instructions that are slow, and computes when to check again.
 #include "worker/service/heartbeat_pace.h"
 
 #include <algorithm>
@@ -19,7 +19,7 @@ std::optional<absl::Time> HeartbeatPace::NotDueUntil(const std::vector<StepProgr
                                                      absl::Time now) const {
   absl::Time slow_at = absl::InfiniteFuture();
   for (const StepProgress& step : progress) {
-    // The last heartbeat had this instruction already. Report it as slow only once.
+    // Skip an instruction that the last heartbeat reported: it is reported as slow only once.
     if (std::find(told_.begin(), told_.end(), RunningOf(step)) != told_.end()) continue;
     const std::optional<FlightRecord>& instruction = step.instruction;
     slow_at = std::min(

@@ -13,7 +13,8 @@
 namespace shardmesh::worker {
 
 // A heartbeat is due after each interval that the coordinator asked for. An extra heartbeat is due
-// as soon as an instruction has run for kSlowAfter, once for each instruction.
+// as soon as an instruction has run for kSlowAfter. Each instruction causes at most one extra
+// heartbeat.
 //
 // clang-format off
 //   pace.Begin(interval, now);
@@ -22,16 +23,17 @@ namespace shardmesh::worker {
 //     else { send a heartbeat; look again at pace.Sent(progress, now) }
 // clang-format on
 //
-// The caller passes the steps that run at that time to each call of NotDueUntil and Sent. Not
-// thread-safe.
+// To each call of NotDueUntil and Sent, the caller passes the progress of the steps that run at
+// that time. Not thread-safe.
 class HeartbeatPace {
  public:
   // An instruction that runs for this long is slow, and is reported at once.
   static constexpr absl::Duration kSlowAfter = absl::Milliseconds(100);
-  // The shortest interval. If the coordinator asks for a shorter one, this one applies.
+  // The shortest interval. It applies if the coordinator asks for a shorter interval.
   static constexpr absl::Duration kMinInterval = absl::Milliseconds(10);
 
-  // Starts anew for a stream to a coordinator, which may know nothing of this worker.
+  // Call it when a stream to a coordinator begins. That coordinator may know nothing of this
+  // worker, so instructions that were reported before are reported again.
   void Begin(absl::Duration interval, absl::Time now);
 
   // Makes a heartbeat due at `now`.
@@ -40,15 +42,16 @@ class HeartbeatPace {
   // Returns the time of the next regular heartbeat.
   absl::Time next() const { return next_; }
 
-  // Returns the time of the next check; nullopt if a heartbeat is due now.
+  // Returns the time of the next call of NotDueUntil; nullopt if a heartbeat is due now.
   std::optional<absl::Time> NotDueUntil(const std::vector<StepProgress>& progress,
                                         absl::Time now) const;
 
-  // Records that a heartbeat with `progress` was sent. Returns the time of the next check.
+  // Records that a heartbeat with `progress` was sent. Returns the time of the next call of
+  // NotDueUntil.
   absl::Time Sent(const std::vector<StepProgress>& progress, absl::Time now);
 
  private:
-  // The number of a running step and of its instruction (-1: none).
+  // The number of a running step, and of its running instruction (-1 if no instruction runs).
   using Running = std::pair<int64_t, int64_t>;
 
   static Running RunningOf(const StepProgress& step);

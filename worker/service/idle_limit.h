@@ -13,7 +13,7 @@
 namespace shardmesh::worker {
 
 // Calls a function if a stream makes no progress for `limit`. Without such a limit, a client that
-// stops in the middle of a tile could hold its memory indefinitely.
+// stops in the middle of a tile could hold the tile's memory indefinitely.
 class IdleLimit {
  public:
   // `clock` outlives the object. `give_up` may end the stream, and thereby destroy this object.
@@ -30,7 +30,7 @@ class IdleLimit {
     absl::MutexLock lock(&mutex_);
     progress_time_ = clock_->Now();
   }
-  // For `give_up`, if it does not end the stream: starts the limit again, from now.
+  // Starts the limit again, from now. For `give_up` to call if it does not end the stream.
   void StartAnew() {
     NoteProgress();
     alarm_.SetNoLaterThan(clock_->Now() + limit_);

@@ -30,7 +30,7 @@ namespace shardmesh::worker {
 // After an error the object is unusable, and the caller must begin a new stream. Not thread-safe.
 class MembershipBook {
  public:
-  // INTERNAL: pages contradict each other; the message says how. INVALID_ARGUMENT: a mesh is
+  // INTERNAL: pages contradict each other; the error message says how. INVALID_ARGUMENT: a mesh is
   // malformed.
   absl::StatusOr<std::optional<MembershipView>> Take(const internal::v1::Membership& page);
 

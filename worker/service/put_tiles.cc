@@ -31,14 +31,17 @@ absl::Status BadStream(std::string_view message) {
 //
 // clang-format off
 //   while (message = read()) {
-//     header: tile = gate.Open(header); once more if the membership update of its mesh comes in
-//             time; the work queue prepares the memory of a large one
-//     piece:  tile.Append(piece); after the last one tile.Finish()
+//     if (message is a header) tile = gate.Open(header)
+//     else tile.Append(piece); after the tile's last piece: tile.Finish()
 //   }
-//   finish(how many)
+//   finish(number of tiles)
 // clang-format on
 //
-// The work queue finishes a durable tile while the reactor reads the next one.
+// If the gate does not know the mesh of a tile, the reactor waits for the membership update of this
+// mesh, up to a limit, and calls gate.Open again. The work queue opens a large tile, because the
+// host takes time to provide its memory.
+//
+// The work queue finishes a durable tile while the reactor reads the next tile.
 class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
  public:
   PutTilesReactor(const TileServiceOptions& options, grpc::ByteBuffer* response)
@@ -110,8 +113,8 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
     return absl::OkStatus();
   }
 
-  // Opens a large tile on the work queue, because the host may take a while to provide its memory.
-  // No read is pending meanwhile.
+  // Opens a large tile on the work queue, because the host may take a while to provide the tile's
+  // memory. No read is pending until the tile is open.
   absl::Status OpenLarge(v1::TileHeader header) {
     SHARDMESH_RETURN_IF_ERROR(end_.BeginWork());
     options_.work->Push([this, header = std::move(header)]() mutable {
@@ -133,7 +136,7 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   }
 
   // Waits for the membership update that defines the tile's mesh, then opens the tile. No read is
-  // pending meanwhile.
+  // pending until the tile is open.
   absl::Status OpenAfterNews(v1::TileHeader header, UnknownMesh unknown) {
     SHARDMESH_RETURN_IF_ERROR(end_.BeginWork());
     const absl::Time deadline = absl::Now() + options_.membership_wait_limit;
@@ -190,8 +193,9 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
     return status;
   }
 
-  // Called when no message has come for too long. Ends the stream, unless the client waits for this
-  // worker. The tile is dropped when the pending read has ended.
+  // Called when no message has come for the idle limit. Ends the stream, unless this worker is at
+  // work on a tile and the client waits for that. The incoming tile is dropped when the pending
+  // read has ended.
   void GiveUp() {
     if (end_.is_at_work()) return idle_.StartAnew();
     end_.End(WithReason(absl::DeadlineExceededError(StrCat("no message came on this stream for ",
@@ -214,8 +218,8 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   const TileServiceOptions& options_;
   grpc::ByteBuffer* const response_;
 
-  // Used by one reaction at a time. Between two reactions, work on the queue uses them and then
-  // starts the next read.
+  // Used by one reaction at a time. Between two reactions, a task on a thread pool may use these
+  // members. That task starts the next read when it is done.
   grpc::ByteBuffer read_;
   std::unique_ptr<IncomingTile> tile_;  // the tile that is being received; null between tiles
   int64_t received_bytes_ = 0;          // bytes of tile_ received so far

@@ -8,8 +8,8 @@
 
 namespace shardmesh::worker {
 
-// Returns the reactor of one PutTiles call, which deletes itself. `options` and `response` outlive
-// the call.
+// Returns the reactor of one PutTiles call. The reactor deletes itself. `options` and `response`
+// outlive the call.
 grpc::ServerReadReactor<grpc::ByteBuffer>* MakePutTiles(const TileServiceOptions& options,
                                                         grpc::ByteBuffer* response);
 

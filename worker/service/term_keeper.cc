@@ -118,8 +118,8 @@ absl::Status TermKeeper::Keep() {
     is_late_ = false;
     return absl::OkStatus();
   }
-  // If the disk is full, the worker serves without the file. Otherwise no client could delete the
-  // data that fills the disk.
+  // If the disk is full, the worker serves although the term is not in the file. If the worker did
+  // not serve, no client could delete the data that fills the disk.
   if (!absl::IsResourceExhausted(written)) {
     return written;
   }

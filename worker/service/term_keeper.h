@@ -28,7 +28,7 @@ struct KnownTerm {
 // `term` in the data folder has the term's number, a blank and the digest of the token key. Files
 // of older versions lack the digest.
 //
-// Follow and Keep: for one thread. The other calls are thread-safe.
+// Only one thread may call Follow and Keep. The other methods are thread-safe.
 class TermKeeper {
  public:
   // Reads the file; the term is 0 if there is no file yet. If `data_dir` is empty, the term is kept
@@ -40,12 +40,13 @@ class TermKeeper {
   KnownTerm known() const;
 
   // Makes `begun` the known term; `peer` is the address of the coordinator that began it. ABORTED
-  // (STALE_TERM) if the worker must not follow this coordinator, because it knows a newer term or
-  // another coordinator of the same term.
+  // (STALE_TERM) if the worker must not follow this coordinator, because the worker knows a newer
+  // term or another coordinator of the same term.
   absl::Status Follow(const KnownTerm& begun, std::string_view peer);
 
-  // Writes the known term to disk if it is not there yet. If the disk is full, logs this once and
-  // returns OK; the caller calls Keep again later. Otherwise errors of the file system.
+  // Writes the known term to disk if the disk does not have this term yet. If the disk is full,
+  // logs this once and returns OK; the caller must call Keep again later. Otherwise errors of the
+  // file system.
   absl::Status Keep();
 
  private:
@@ -56,9 +57,9 @@ class TermKeeper {
 
   const std::string path_;  // empty: the term is kept only in memory
 
-  // The term on disk. Used only by the thread of Follow and Keep.
-  KnownTerm kept_;  // on disk
-  bool is_late_ = false;
+  // Used only by the thread that calls Follow and Keep.
+  KnownTerm kept_;        // the term on disk
+  bool is_late_ = false;  // the last Keep found the disk full
 
   mutable absl::Mutex mutex_;
   KnownTerm known_ ABSL_GUARDED_BY(mutex_);

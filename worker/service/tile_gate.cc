@@ -18,7 +18,7 @@ namespace {
 // within a second or two after the coordinator serves again.
 constexpr absl::Duration kRetryDelay = absl::Milliseconds(500);
 
-// `identity` is this worker's.
+// Returns UNAVAILABLE (NOT_SERVING) with the delay kRetryDelay. `identity` is this worker's.
 absl::Status NotServing(std::string_view why, std::string_view identity) {
   return WithRetryDelay(
       WithReason(absl::UnavailableError(StrCat("this worker ", why, "; try again shortly")),
@@ -87,8 +87,8 @@ absl::Status IncomingTile::Finish(uint32_t tile_crc32c) {
     return Explain(stored.status());
   }
   const TileDescription& description = (*stored)->description();
-  // Before the report: a suspension must not drop a reported tile, about which the coordinator
-  // decides.
+  // Leave before the report. Suspend drops the incoming tiles, but the coordinator decides about a
+  // tile that was reported.
   Leave();
   gate_->options_.staged({.transfer_id = description.transfer_id,
                           .array_id = description.array_id,
@@ -225,8 +225,8 @@ absl::StatusOr<std::unique_ptr<IncomingTile>> TileGate::Open(const TileOffer& of
   }
   std::unique_ptr<IncomingTile> tile(
       new IncomingTile(this, *std::move(staged), offer.rank, claims.term, now));
-  // If the transfer ended or the gate was suspended after the checks above, that call did not see
-  // this tile and did not abort it. Check again.
+  // If the transfer ended or the gate was suspended after the checks above, EndTransfer or Suspend
+  // did not see this tile and did not abort it. Check again.
   bool is_late = false;
   {
     absl::MutexLock lock(&mutex_);

@@ -45,7 +45,7 @@ struct TileReport {
   int64_t size_bytes = 0;
   bool durable = false;
   absl::Duration transfer_time;  // from the arrival of the tile's header to that of its last byte
-  int64_t term = 0;              // of the token
+  int64_t term = 0;              // of the transfer token
 };
 
 // What a client says about a tile before it sends the bytes.
@@ -86,7 +86,8 @@ class IncomingTile {
   absl::Status Append(int64_t offset_bytes, absl::Span<const absl::Span<const char>> parts,
                       uint32_t crc32c);
   // Makes the tile staged and reports it. Call it once, at the end. With a data folder, waits for
-  // the disk. Errors: those of StagedTile::Finish and of Append.
+  // the disk. Errors of StagedTile::Finish, or UNAVAILABLE (NOT_SERVING) instead of them once the
+  // gate was suspended.
   absl::Status Finish(uint32_t tile_crc32c);
 
  private:
@@ -109,7 +110,7 @@ class IncomingTile {
 };
 
 // States: closed -> serving (Serve) <-> suspended (Suspend: refuses puts, serves gets) -> draining
-// (Drain: refuses both). A refusal is UNAVAILABLE (NOT_SERVING) with a retry delay.
+// (Drain: refuses puts and gets). A refusal is UNAVAILABLE (NOT_SERVING) with a retry delay.
 //
 // Thread-safe. `store` and `clock` outlive the gate.
 class TileGate {
@@ -130,47 +131,53 @@ class TileGate {
   // the call whenever the attachment or the view changes.
   void Serve(Attachment attachment, std::shared_ptr<const MembershipView> view);
   // Sets the coordinator's clock to `now`. Tokens expire by the coordinator's clock, which may
-  // differ from this host's by any amount. Until the first call, the gate assumes that both are
-  // equal.
+  // differ from this host's clock by any amount. Until the first call, the gate assumes that both
+  // clocks are equal.
   void SetCoordinatorTime(absl::Time now);
   // Records that the stream to the coordinator is lost. Drops incoming tiles. Staged tiles stay
   // until the coordinator's verdict at the next attach.
   void Suspend();
   void Drain();
 
-  // Begins a tile, after these checks in this order. Reserves memory last, before it allocates.
+  // Opens an incoming tile after these checks, in this order. ShardStore::Stage reserves the tile's
+  // memory before it allocates the memory.
   // - UNAVAILABLE (NOT_SERVING): the gate refuses puts.
-  // - VerifyToken's errors; PERMISSION_DENIED (BAD_TOKEN) if the token is for another array.
-  // - ABORTED (STALE_TERM): the token is from an older coordinator, or its transfer has ended.
+  // - Errors of rpc::VerifyToken. PERMISSION_DENIED (BAD_TOKEN): the token is for another array.
+  // - ABORTED (STALE_TERM): the token is from an older term of the coordinator.
   // - INVALID_ARGUMENT (BAD_TILE): rank, tile and size are not this worker's part of the array, on
-  //   the mesh that it serves now.
+  //   the mesh that the worker serves now.
+  // - ABORTED (STALE_TERM): the token's transfer has ended.
   // - Errors of ShardStore::Stage.
+  // - UNAVAILABLE (NOT_SERVING): the transfer has ended or the gate was suspended since these
+  //   checks.
   //
-  // A token may arrive before the membership update that defines its mesh. If BAD_TILE is due to an
-  // unknown mesh, or to a newer definition of a mesh, the gate sets `unknown`, unless that is null.
+  // A token may arrive before the membership update that defines its mesh. If BAD_TILE is due to a
+  // mesh that the gate does not know, or knows only in an older definition, sets `unknown`, unless
+  // `unknown` is null.
   absl::StatusOr<std::unique_ptr<IncomingTile>> Open(const TileOffer& offer,
                                                      std::optional<UnknownMesh>* unknown = nullptr);
   // Waits until the gate knows this definition of the mesh or a newer one. Returns earlier if the
-  // gate refuses puts, or at `deadline`.
+  // gate refuses puts, and at `deadline` at the latest.
   void AwaitMesh(const UnknownMesh& unknown, absl::Time deadline) const;
 
   // Returns the committed tiles of an array, or the part `range` of the tile that contains `range`.
-  // UNAVAILABLE (NOT_SERVING) if the gate refuses gets. A suspended gate also returns it for
-  // another coordinator's token, because that may be the next coordinator. Token errors: see Open.
-  // NOT_FOUND if this worker holds no tile of the array. INVALID_ARGUMENT (BAD_TILE) if `range` is
-  // not within one of its tiles.
+  // - UNAVAILABLE (NOT_SERVING): the gate refuses gets. Also if the gate is suspended and the token
+  //   is from another coordinator, which may be the next coordinator.
+  // - Errors of rpc::VerifyToken. PERMISSION_DENIED (BAD_TOKEN): the token is for another array.
+  // - NOT_FOUND: this worker holds no tile of the array.
+  // - INVALID_ARGUMENT (BAD_TILE): `range` is not within one of the tiles that this worker holds.
   absl::StatusOr<std::vector<RequestedTile>> Find(std::string_view token, std::string_view array_id,
                                                   const std::optional<Tile>& range) const;
 
   // Commits or aborts the tiles of a put. No effect if the transfer is not known. Errors of
-  // ShardStore::Commit and Abort. With a data folder, waits for the disk.
+  // ShardStore::Commit and ShardStore::Abort. With a data folder, waits for the disk.
   absl::Status EndTransfer(const std::string& transfer_id, bool commit);
 
  private:
   friend class IncomingTile;
 
-  // Most ids of ended transfers that the gate keeps, to refuse tokens of ended transfers. Tokens
-  // are valid for minutes.
+  // Most ids of ended transfers that the gate keeps, to refuse their tokens. Tokens are valid only
+  // for minutes.
   static constexpr size_t kEndedTransfers = 4096;
 
   absl::StatusOr<Attachment> PutAttachment() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -187,17 +194,17 @@ class TileGate {
   const Options options_;
 
   mutable absl::Mutex mutex_;
-  Attachment attachment_ ABSL_GUARDED_BY(mutex_);                       // the last one
+  Attachment attachment_ ABSL_GUARDED_BY(mutex_);                       // of the last attach
   std::shared_ptr<const MembershipView> view_ ABSL_GUARDED_BY(mutex_);  // null: never served
   // How far the coordinator's clock is ahead of this worker's.
   absl::Duration coordinator_ahead_ ABSL_GUARDED_BY(mutex_);
   bool suspended_ ABSL_GUARDED_BY(mutex_) = false;
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   std::multiset<std::string> receiving_ ABSL_GUARDED_BY(mutex_);  // arrays of the incoming tiles
-  // For each transfer in progress: the arrays of which it has brought tiles.
+  // For each transfer in progress: the ids of the arrays of which the transfer has brought tiles.
   std::map<std::string, std::set<std::string>> transfers_ ABSL_GUARDED_BY(mutex_);
   std::set<std::string> ended_ ABSL_GUARDED_BY(mutex_);
-  std::deque<std::string> ended_order_ ABSL_GUARDED_BY(mutex_);  // the oldest first
+  std::deque<std::string> ended_order_ ABSL_GUARDED_BY(mutex_);  // ids in ended_, the oldest first
 };
 
 }  // namespace shardmesh::worker

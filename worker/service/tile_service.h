@@ -18,8 +18,8 @@ class Service;
 
 namespace shardmesh::worker {
 
-// The work queue opens tiles of at least this size, because the host may take a second to provide
-// each GiB of memory.
+// Tiles of at least this size are opened on the work queue, because the host may take a second to
+// provide each GiB of memory.
 inline constexpr int64_t kLargeTileBytes = int64_t{16} << 20;
 
 struct TileServiceOptions {
@@ -34,14 +34,14 @@ struct TileServiceOptions {
   // The service ends a stream that makes no progress for this long: a put with DEADLINE_EXCEEDED
   // (DEADLINE), a get by cancelling it.
   absl::Duration idle_limit = absl::Seconds(60);
-  // How long a PutTiles call waits at most for the membership update that defines its mesh (wall
-  // clock).
+  // How long a PutTiles call waits at most for the membership update that defines the mesh of its
+  // tile (wall clock).
   absl::Duration membership_wait_limit = absl::Seconds(2);
 };
 
 // A put copies its bytes once, from gRPC's memory into the staged tile. A get sends its bytes
 // directly from the committed tile. If a put's stream breaks or fails, the tile in progress is
-// dropped. Tiles that came before it stay staged until their transfer ends.
+// dropped. Complete tiles that came before it stay staged until their transfer ends.
 //
 // Thread-safe. Before the service is destroyed, all streams must have ended (the server is
 // drained).

@@ -118,7 +118,7 @@ void ShmArena::Free(char* data, size_t capacity_bytes) {
       }
       segment.free[offset] = size_bytes;
       free_runs_.emplace(size_bytes, base + offset);
-      // Return an empty segment to the host only if another empty one stays for the next small
+      // Return an empty segment to the host only if another empty segment stays for the next small
       // block.
       const bool is_empty = segment.free_bytes == segment.size_bytes();
       const auto largest = free_runs_.end() == free_runs_.begin() ? 0 : free_runs_.rbegin()->first;

@@ -1,5 +1,5 @@
-// The shared memory of one worker. It cuts blocks from sealed segments, which peers on the same
-// host map to read them.
+// The shared memory of one worker. The arena cuts blocks from sealed segments, which peers on the
+// same host map to read them.
 #ifndef SHARDMESH_WORKER_SHM_SHM_ARENA_H_
 #define SHARDMESH_WORKER_SHM_SHM_ARENA_H_
 
@@ -21,21 +21,22 @@
 
 namespace shardmesh::worker {
 
-// The source of a buffer pool's memory. Peers on the same host can read its blocks in place.
+// The source of a buffer pool's memory. Peers on the same host can read the blocks in place.
 //
 // A block of kOwnSegmentBytes or more has its own segment, which returns to the host with the
 // block. Smaller blocks share segments of kSharedSegmentBytes, allocated by best fit. An empty
-// shared segment returns to the host unless it is the last one; the kernel cannot take back a part
-// of a sealed segment. If no segment can be created, the block is private to this process, and its
-// bytes go to peers over streams.
+// shared segment returns to the host unless it is the only empty one. A part of a segment does not
+// return, because the kernel cannot take back a part of a sealed segment. If no segment can be
+// created, the block is private to this process, and its bytes go to peers over streams.
 //
 // Thread-safe.
 class ShmArena final : public BlockSource {
  public:
   static constexpr size_t kOwnSegmentBytes = size_t{256} << 10;
   static constexpr size_t kSharedSegmentBytes = size_t{4} << 20;
-  // Most segments. If half of the process's limit on file descriptors is less, that is the limit.
-  // The other descriptors are for connections, files and mappings of peers' segments.
+  // Most segments. If half of the process's limit on file descriptors is less, that half is the
+  // limit. The other half of the descriptors is for connections, files and mappings of peers'
+  // segments.
   static constexpr size_t kMaxSegments = 16'384;
 
   // `name` names the segments in /proc.
@@ -43,16 +44,16 @@ class ShmArena final : public BlockSource {
   // Requires that every block has been freed.
   ~ShmArena() override;
 
-  // BlockSource.
+  // Implement BlockSource.
   char* Allocate(size_t capacity_bytes) override;
   void Free(char* data, size_t capacity_bytes) override;
 
-  // Where bytes lie, as peers can look it up: the segment's id and an offset.
+  // Where bytes lie, in a form that peers understand: the segment's id and an offset.
   struct Place {
-    uint64_t segment_id = 0;  // never used twice
+    uint64_t segment_id = 0;  // no two segments have the same id
     uint64_t offset_bytes = 0;
   };
-  // Returns where the bytes lie; nullopt if they are not in a block of this arena.
+  // Returns where the bytes lie; nullopt if they do not lie in a segment of this arena.
   std::optional<Place> Locate(const char* data, size_t size_bytes) const;
 
   // Calls `use` with the segment's descriptor and size. Returns false if the segment no longer
@@ -78,7 +79,8 @@ class ShmArena final : public BlockSource {
   using Segments = std::map<const char*, Segment>;  // by start address
 
   Segments::iterator FindSegment(const char* data) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Adds a segment and returns it. If the kernel refuses it, returns null with errno set.
+  // Adds a segment and returns it. Returns null if there are max_segments_ segments already. Also
+  // returns null, with errno set, if the kernel refuses the segment.
   Segment* AddSegment(size_t size_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   char* TakeShared(size_t size_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Allocates a block that is private to this process. If the host has no memory, returns null with
@@ -90,7 +92,8 @@ class ShmArena final : public BlockSource {
   mutable absl::Mutex mutex_;
   uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 1;
   Segments segments_ ABSL_GUARDED_BY(mutex_);
-  std::map<char*, size_t> private_ ABSL_GUARDED_BY(mutex_);  // blocks outside segments
+  // Blocks outside segments: mapped size by address.
+  std::map<char*, size_t> private_ ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, const char*> by_id_ ABSL_GUARDED_BY(mutex_);
   // Free ranges of all shared segments as (size, address), for best fit.
   std::set<std::pair<size_t, char*>> free_runs_ ABSL_GUARDED_BY(mutex_);

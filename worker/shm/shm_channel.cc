@@ -24,8 +24,8 @@ namespace {
 // How long a segment's descriptor may take to come over the socket, counted from the first note
 // that refers to the segment.
 constexpr absl::Duration kIntroduction = absl::Seconds(2);
-// The start of a note. The message itself follows, or its place in the arena. The header is small:
-// the ring's fields, the header and a message of 8 bytes fit into one cache line.
+// The start of a note. After it comes the message itself, or the message's place in the arena. The
+// header is small: the ring's fields, the header and a message of 8 bytes fit into one cache line.
 struct NoteHeader {
   int64_t step = 0;
   int64_t epoch = 0;
@@ -44,11 +44,12 @@ static_assert(sizeof(NoteHeader) + ShmChannel::kInlineBytes <= kMaxNoteBytes);
 static_assert(offsetof(RingSlots::Slot, note) + sizeof(NoteHeader) + 8 <= 64);
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
 
-// The longest sleep of a reader if something may arrive without waking it.
+// The longest sleep of a reader if something that it waits for may arrive without waking it.
 constexpr absl::Duration kNap = absl::Milliseconds(1);
 
-// Waits on a word that several processes map. Without the private flag, the kernel uses one futex
-// for all of them, even for a read-only mapping.
+// Waits until `word` is no longer `expected`, or for `timeout`. Several processes map the word.
+// Without the private flag, the kernel uses one futex for all of these processes, even for a
+// read-only mapping.
 void FutexWait(const std::atomic<uint32_t>& word, uint32_t expected, absl::Duration timeout) {
   const timespec limit = absl::ToTimespec(timeout);
   syscall(SYS_futex, &word, FUTEX_WAIT, expected, &limit, nullptr, 0);
@@ -65,8 +66,8 @@ constexpr long kFutexWaitv = 449;  // number of the system call futex_waitv on e
 constexpr uint32_t kFutex32 = 2;
 constexpr uint32_t kFutexPrivate = 128;
 
-// Waits until one of two words has changed. Another process writes `shared`; this process writes
-// `own`.
+// Waits until `shared` or `own` has changed, or for `timeout`. Another process writes `shared`;
+// this process writes `own`.
 void FutexWaitForEither(const std::atomic<uint32_t>& shared, uint32_t shared_value,
                         const std::atomic<uint32_t>& own, uint32_t own_value,
                         absl::Duration timeout) {
@@ -181,8 +182,8 @@ bool ShmChannel::TrySend(const Tag& tag, int64_t epoch, std::string_view signatu
     if (!number.has_value()) return false;
     if (!is_inline) pinned_.push_back({*number, message});
   }
-  // Both counters are sequentially consistent. Therefore either the other end, about to sleep,
-  // finds the note, or this end sees that the other end sleeps and wakes it.
+  // Both counters are sequentially consistent. A thread of the other end that is about to sleep
+  // therefore finds the note, or this end sees that the thread sleeps and wakes it.
   own().written.fetch_add(1, std::memory_order_seq_cst);
   if (their().sleeps.load(std::memory_order_seq_cst) != 0) FutexWake(own().written);
   return true;
@@ -294,8 +295,8 @@ void ShmChannel::Sleep(const std::atomic<uint32_t>& changes, uint32_t seen,
   }
   own_end.sleeps.fetch_add(1, std::memory_order_seq_cst);
   const uint32_t written = their().written.load(std::memory_order_seq_cst);
-  // The writer increments `written` right after it has written a note. If it does so after the
-  // check here, the futex does not wait.
+  // The writer increments `written` right after it has written a note. If it writes a note after
+  // the check here, `written` differs from the value read above, and the futex does not wait.
   if (!reader_.HasNote(next)) FutexWaitForEither(their().written, written, changes, seen, timeout);
   own_end.sleeps.fetch_sub(1, std::memory_order_relaxed);
 }
@@ -308,8 +309,8 @@ void ShmChannel::Reap() {
 
 void ShmChannel::ReapLocked(std::deque<Pinned>& done) {
   if (!untold_.empty()) TellFreed();
-  // The other end may release notes in any order, but soon releases all. Releasing in order, from
-  // the oldest on, therefore delays little and is cheap.
+  // The other end may release notes in any order, but soon releases all notes. Releasing messages
+  // from the oldest on therefore delays little and is cheap.
   while (!pinned_.empty() && writer_.IsReleased(pinned_.front().number)) {
     done.push_back(std::move(pinned_.front()));
     pinned_.pop_front();

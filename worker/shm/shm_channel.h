@@ -1,4 +1,4 @@
-// Messages between two workers on one host. Each worker maps memory of the other.
+// Messages between two workers on one host. Each worker maps memory of the other worker.
 #ifndef SHARDMESH_WORKER_SHM_SHM_CHANNEL_H_
 #define SHARDMESH_WORKER_SHM_SHM_CHANNEL_H_
 
@@ -37,11 +37,11 @@ struct ShmControl {
   static constexpr uint64_t kLayout = 0x73686d'0004;
 
   uint64_t layout = kLayout;
-  // The owner's token, which its hello on the Exchange stream has too. It proves that this memory
-  // belongs to the worker at the other end of the stream.
+  // The owner's token. The owner's hello on the Exchange stream has the same token. The token
+  // proves that this page belongs to the worker at the other end of the stream.
   std::array<char, 16> token = {};
-  // Number of notes that the owner has written, modulo 2^32. Readers that find no note sleep on
-  // this word.
+  // Number of notes that the owner has written, modulo 2^32. Readers of the other end that find no
+  // note sleep on this word.
   alignas(64) std::atomic<uint32_t> written = 0;
   // Number of the owner's threads that sleep until the other end writes a note.
   alignas(64) std::atomic<uint32_t> sleeps = 0;
@@ -52,7 +52,7 @@ struct ShmControl {
   // For each slot: the signature of the op, if the slot's note has one.
   std::array<std::array<char, kShmSignatureBytes>, kRingSlots> signatures = {};
 
-  static int64_t SizeBytes();  // in whole pages
+  static int64_t SizeBytes();  // rounded up to whole pages
 };
 
 // One end of a channel.
@@ -63,19 +63,19 @@ struct ShmControl {
 // step ends earlier, or until the channel is closed.
 //
 // No call waits for the other end. The channel refuses a message that finds no room or lies outside
-// the arena; the caller then sends it over the stream. The channel copies the other end's notes
-// before it checks them, because the other end can change them at any time. A malformed note is
-// DATA_LOSS.
+// the arena. The caller then sends this message over the stream. The channel copies the other end's
+// notes before it checks them, because the other end can change its notes at any time. A malformed
+// note is DATA_LOSS.
 //
 // Thread-safe.
 class ShmChannel : public std::enable_shared_from_this<ShmChannel> {
  public:
   static constexpr size_t kInlineBytes = 160;
 
-  // `control` is this end's control segment, `theirs` the other end's; each has
+  // `control` is this end's control segment, `theirs` the other end's control segment. Each has
   // ShmControl::SizeBytes(). The channel sends the descriptors of segments over `socket`, and keeps
-  // it open. Memory for messages that must be copied is reserved from `budget`, unless that is
-  // null. Arena and budget outlive the channel and its messages.
+  // the socket open. Memory for messages that must be copied is reserved from `budget`, unless
+  // `budget` is null. The arena and the budget outlive the channel and its messages.
   ShmChannel(std::unique_ptr<ShmSegment> control, std::unique_ptr<ShmView> theirs,
              std::shared_ptr<const FileDescriptor> socket, const ShmArena* arena,
              MemoryBudget* budget = nullptr);
@@ -91,7 +91,8 @@ class ShmChannel : public std::enable_shared_from_this<ShmChannel> {
     int64_t op = 0;
     int64_t round = 0;
     int64_t epoch = 0;
-    // Lies in the sender's memory; a message that came inside the note was copied.
+    // Lies in the sender's memory if its segment is mapped. Otherwise, or if the message came
+    // inside its note, this is a copy in this process's memory.
     OwnedBytes message = {};
     // The note's signature, as hash and text. The hash is 0 if the note has no signature. The text
     // is empty if the hash equals the expected one.
@@ -101,15 +102,17 @@ class ShmChannel : public std::enable_shared_from_this<ShmChannel> {
   // Takes the next message. If its segment could not be mapped, copies the message.
   //
   // Returns false if there is no message, if the message's segment has not yet come over the
-  // socket, or if the channel is closed. DATA_LOSS if the other end violates the protocol, for
-  // example if a segment takes longer than 2 s to come. RESOURCE_EXHAUSTED if there is no memory
-  // for a copy (MEMORY_LIMIT: in the budget). After an error, close the channel and its stream.
+  // socket, or if the channel is closed. After an error, close the channel and its stream.
+  // - DATA_LOSS: the other end violates the protocol, for example if a segment takes more than 2 s
+  //   to come.
+  // - RESOURCE_EXHAUSTED: there is no memory for a copy. The reason is MEMORY_LIMIT if the budget
+  //   lacks the memory.
   absl::StatusOr<bool> TryReceive(uint64_t expected_hash, Arrived* arrived);
 
-  // Sleeps until a message comes or `changes` is no longer `seen`, at most for `timeout`. May wake
-  // up spuriously. Before Linux 5.16 the kernel cannot wait for two words, so Sleep then lasts at
-  // most 1 ms. The thread that changes `changes` must wake the sleepers on it, as Mailbox does. Any
-  // number of threads may sleep at once.
+  // Sleeps until a message comes or `changes` is no longer `seen`, but no longer than `timeout`.
+  // May wake up spuriously. Before Linux 5.16 the kernel cannot wait for two words, so Sleep then
+  // lasts at most 1 ms. The thread that changes `changes` must wake the threads that sleep on it,
+  // as Mailbox does. Any number of threads may sleep at once.
   void Sleep(const std::atomic<uint32_t>& changes, uint32_t seen, absl::Duration timeout);
 
   // Releases the messages that the other end has finished reading. Call it regularly.
@@ -118,15 +121,16 @@ class ShmChannel : public std::enable_shared_from_this<ShmChannel> {
   // Ends sending and receiving. Releases the messages that the other end has not read.
   void Close();
   bool closed() const { return closed_.load(std::memory_order_acquire); }
-  // Returns whether the other end has closed the channel. If it has not, all of its messages that
-  // this end has read so far were intact.
+  // Returns whether the other end has closed the channel. If the result is false, all messages of
+  // the other end that this end has read so far were intact.
   bool peer_closed() const {
     std::atomic_thread_fence(std::memory_order_acquire);
     return their().closed.load(std::memory_order_relaxed) != 0;
   }
 
-  // Called by ShmPeers when: the other end has added a segment; the other end has freed a segment;
-  // this end's arena has freed a segment. AddView: RESOURCE_EXHAUSTED beyond kMaxViews segments.
+  // ShmPeers calls AddView when the other end has added a segment, DropView when the other end has
+  // freed a segment, and SegmentFreed when this end's arena has freed a segment. AddView returns
+  // RESOURCE_EXHAUSTED beyond kMaxViews segments.
   static constexpr size_t kMaxViews = 32'768;
   absl::Status AddView(uint64_t segment_id, std::shared_ptr<const ShmView> view);
   void DropView(uint64_t segment_id);
@@ -144,8 +148,8 @@ class ShmChannel : public std::enable_shared_from_this<ShmChannel> {
   const ShmControl& their() const {
     return *reinterpret_cast<const ShmControl*>(theirs_->bytes().data());
   }
-  // Sends the segment's descriptor to the other end, unless it has it already. Returns whether the
-  // other end has it.
+  // Sends the segment's descriptor to the other end, unless the other end has the segment already.
+  // Returns whether the other end has the segment.
   bool Introduce(uint64_t segment_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mutex_);
   void ReapLocked(std::deque<Pinned>& done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mutex_);
   void TellFreed() ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mutex_);
@@ -169,7 +173,7 @@ class ShmChannel : public std::enable_shared_from_this<ShmChannel> {
   absl::Mutex receive_mutex_;
   RingReader reader_ ABSL_GUARDED_BY(receive_mutex_);
   RingReader::Note note_ ABSL_GUARDED_BY(receive_mutex_);
-  // The deadline for the segment that note_ refers to. Set while note_ has been read but this
+  // The deadline for the segment that note_ refers to. Set while note_ has been read but its
   // segment has not come.
   std::optional<SteadyDeadline> introduction_ ABSL_GUARDED_BY(receive_mutex_);
 
@@ -182,7 +186,7 @@ struct ShmGreeting {
   enum class Kind : uint32_t {
     kJoin = 1,  // from the end that connects: its control segment, and the other end's token
     kAccept,    // the answer: the accepting end's control segment
-    kReady,     // both ends have both control segments
+    kReady,     // from the end that connects: both ends have both control segments
     kSegment,   // a segment of the sender's arena
     kFreed,     // the sender's segment has returned to the host
   };

@@ -47,7 +47,8 @@ FileDescriptor NewSocket() {
   return FileDescriptor(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
 }
 
-// Returns the address of an abstract socket, and its length; length 0 if the name is too long.
+// Writes the address of the abstract socket `name` to `address` and returns its length. Returns 0
+// if the name is empty or too long.
 socklen_t AddressOf(const std::string& name, sockaddr_un* address) {
   *address = {};
   address->sun_family = AF_UNIX;
@@ -114,7 +115,8 @@ class ShmPeersImpl final : public ShmPeers {
     ShmAddress theirs = {};
     bool dials = false;
   };
-  // A connection to a peer. Used only by this object's thread.
+  // A connection to a peer, or to a process that has not identified itself yet. Used only by this
+  // object's thread.
   struct Socket {
     std::shared_ptr<const FileDescriptor> fd;
     // Empty until the other end has identified itself.
@@ -250,8 +252,8 @@ void ShmPeersImpl::Connect(const Order& order) {
 void ShmPeersImpl::Accept() {
   FileDescriptor fd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (!fd.valid()) {
-    // This process has no free descriptor. The connection stays in the kernel's queue, so poll
-    // returns at once again. The pause avoids a busy loop.
+    // No descriptor is free. The connection stays in the kernel's queue, so the next poll returns
+    // at once. The pause avoids a busy loop.
     if (errno == EMFILE || errno == ENFILE) absl::SleepFor(kDescriptorPause);
     return;
   }
@@ -379,7 +381,7 @@ void ShmPeersImpl::MakeChannel(Socket& socket, std::unique_ptr<ShmView> theirs) 
 void ShmPeersImpl::MakeReady(Socket& socket) {
   const auto expected = expected_.find(socket.peer);
   if (expected == expected_.end()) {
-    End(socket, absl::OkStatus());  // Forget was called in the meantime
+    End(socket, absl::OkStatus());  // Forget was called for the peer
     return;
   }
   socket.is_ready = true;
@@ -422,7 +424,7 @@ absl::StatusOr<std::unique_ptr<ShmPeers>> ShmPeers::Start(Options options) {
   ShmAddress own;
   const std::string random = RandomBytes(own.token.size());
   std::copy(random.begin(), random.end(), own.token.begin());
-  // With an empty name, the kernel picks a free one (autobind): five hexadecimal digits.
+  // With an empty name, the kernel picks a free name (autobind): five hexadecimal digits.
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   socklen_t size = sizeof(sa_family_t);

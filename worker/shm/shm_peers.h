@@ -24,11 +24,13 @@ struct ShmAddress {
   bool empty() const { return socket.empty(); }
 };
 
-// Two workers share a host if their boot ids are equal. They then meet on a unix socket. The worker
-// that dialled the Exchange stream connects, and proves with the other's token that it got its
+// Two workers share a host if their boot ids are equal. Such workers meet on a unix socket. The
+// worker that dialled the Exchange stream connects to the other worker's socket, and sends the
+// token of the other worker. This token proves that the connecting worker got the other worker's
 // hello. Both ends pass their control segments to each other. Each end checks that the received
-// segment holds the other's token. A socket of another user, or of another network namespace (pod),
-// cannot be reached or is refused. Such pairs exchange all data over the stream.
+// segment has the token from the sender's hello. A socket of another user, or of another network
+// namespace (pod), cannot be reached or is refused. Workers separated in this way exchange all data
+// over the stream.
 //
 // Has one thread. Thread-safe.
 class ShmPeers {
@@ -37,17 +39,19 @@ class ShmPeers {
     std::string identity;
     std::shared_ptr<ShmArena> arena;
     MemoryBudget* budget = nullptr;  // for messages that must be copied; null: no limit
-    // A channel to a peer is ready. `link` is the number that was passed to Expect. Both callbacks
-    // run on this object's thread, with no lock held.
+    // Called when a channel to a peer is ready. `link` is the number that was passed to Expect.
+    // Both callbacks run on this object's thread, with no lock held.
     std::function<void(const std::string& peer, uint64_t link, std::shared_ptr<ShmChannel> channel)>
         connected;
-    // The link has no channel, and will get none. `was_connected` says whether it had one.
+    // Called when the link `link` has no channel, and will get none. `was_connected` says whether
+    // the link had a channel before.
     std::function<void(const std::string& peer, uint64_t link, bool was_connected,
                        const absl::Status& why)>
         lost;
   };
 
-  // UNAVAILABLE if the host lacks such sockets or such memory: this worker then has no channels.
+  // UNAVAILABLE if the process cannot create the unix socket or its wake-up descriptor. This worker
+  // then has no channels.
   static absl::StatusOr<std::unique_ptr<ShmPeers>> Start(Options options);
   virtual ~ShmPeers() = default;
   ShmPeers(const ShmPeers&) = delete;
@@ -56,7 +60,7 @@ class ShmPeers {
   virtual const ShmAddress& address() const = 0;
 
   // Starts to set up a channel to a peer on this host, whose stream is up. The new channel replaces
-  // that of an earlier link. `dials` is true on the end that connects.
+  // the channel of an earlier link. `dials` is true on the end that connects.
   virtual void Expect(const std::string& peer, uint64_t link, const ShmAddress& theirs,
                       bool dials) = 0;
   // Closes the peer's channel because its stream has ended. Does not call `lost`.

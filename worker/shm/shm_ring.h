@@ -1,18 +1,19 @@
 // A ring of notes (short messages) from one process to another, through shared memory. Each part of
 // this memory is written by one of the two processes only.
 //
-// Each direction has two parts. The writer's part, in the writer's segment, has the slots. The
-// reader's part, in the reader's segment, records which slots were read and released. Neither side
-// can block or harm the other: each treats the other's data as untrusted, and copies the data
-// before it checks them.
+// The ring has two parts. The writer's part, in the writer's segment, has the slots. The reader's
+// part, in the reader's segment, records which slots were read and released. Neither side can block
+// or harm the other side: each side treats the data of the other side as untrusted, and copies the
+// data before it checks them.
 //
 // clang-format off
 //   slot free -> TryWrite -> written -> TryRead -> taken -> Release -> free
 // clang-format on
 //
 // A note has up to kMaxNoteBytes. The ring does not interpret a note. If a note refers to other
-// memory, the writing user keeps that memory unchanged until the reader calls Release. One thread
-// at a time may use each side, except that any thread may call Release.
+// memory, the sender of the note keeps that memory unchanged until the reader calls Release. Only
+// one thread at a time may use the writer, and one the reader. Any thread may call Release and
+// HasNote.
 #ifndef SHARDMESH_WORKER_SHM_SHM_RING_H_
 #define SHARDMESH_WORKER_SHM_SHM_RING_H_
 
@@ -49,12 +50,12 @@ static_assert(sizeof(RingSlots::Slot) == 256);
 
 // The reader's part. If all bytes are zero, no note was released.
 struct RingReads {
-  // For each slot: 1 + the number of the last note in it that was released.
+  // For each slot: 1 + the number of the last released note of this slot.
   alignas(64) std::array<std::atomic<uint64_t>, kRingSlots> released;
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
-// The writing end.
+// The writing end of a ring.
 class RingWriter {
  public:
   // `slots` belongs to this process. `reads` belongs to the reader, and only the reader writes it.
@@ -78,13 +79,13 @@ class RingWriter {
   RingSlots* const slots_;
   const RingReads* const reads_;
   uint64_t next_ = 0;
-  // All notes below this number have a free slot. The reader writes its releases all the time, so
-  // reading them for each note would move their cache line between the cores. This cached number
-  // avoids it.
+  // Notes with a number below this one have a free slot. The reader writes its releases all the
+  // time. Without this cached number, the writer would read the releases for each note, and each
+  // read would move a cache line between the cores.
   uint64_t free_until_ = kRingSlots;
 };
 
-// The reading end.
+// The reading end of a ring.
 class RingReader {
  public:
   // `slots` belongs to the writer, and only the writer writes it. `reads` belongs to this process.

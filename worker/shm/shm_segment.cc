@@ -31,7 +31,7 @@ constexpr size_t kMaxTextBytes = 4096;
 std::atomic<int64_t> mapped_views = 0;
 std::atomic<int64_t> max_mapped_views = -1;  // if negative, the host's limit applies
 
-// Returns errno as an error with the given code. `what` is its context.
+// Returns errno as an error with the given code. `what` says what failed.
 absl::Status KernelError(absl::StatusCode code, std::string_view what) {
   return absl::Status(code, StrCat(what, ": ", std::strerror(errno)));
 }
@@ -189,8 +189,8 @@ absl::StatusOr<ReceivedDescriptors> ReceiveDescriptors(int socket) {
                      : KernelError(absl::StatusCode::kUnavailable,
                                    "cannot receive from a peer on this host");
   }
-  // If this process has too few free descriptors, the kernel drops those of the message. It reports
-  // this only by this flag.
+  // If this process has fewer free descriptors than the message, the kernel drops descriptors of
+  // the message. The kernel reports this only by the flag MSG_CTRUNC.
   if ((message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == MSG_CTRUNC &&
       received.fds.size() < kMaxDescriptors) {
     return absl::ResourceExhaustedError(

@@ -8,13 +8,13 @@
 // A segment is a memfd, without a file: it needs no privileges, and the kernel frees it however a
 // process ends.
 //
-// It is sealed against shrinking, growing and mappings for writing other than the owner's first
-// one. A peer with the descriptor can therefore neither change the data nor cause a page fault
-// (SIGBUS) in the owner. ShmView::Open accepts only segments that are sealed in this way. Therefore
-// an owner cannot cause such faults in its peers either, by shrinking the segment.
+// A segment is sealed against shrinking, growing and mappings for writing other than the owner's
+// first mapping. A peer with the descriptor can therefore neither change the data nor cause a page
+// fault (SIGBUS) in the owner. ShmView::Open accepts only segments that are sealed in this way.
+// Therefore an owner cannot cause page faults in its peers either, by shrinking the segment.
 //
-// The data of a view may change while a reader reads them. A reader that checks data therefore
-// copies them first and checks the copy.
+// The data of a view may change while a reader reads the data. A reader that checks data therefore
+// copies the data first and checks the copy.
 #ifndef SHARDMESH_WORKER_SHM_SHM_SEGMENT_H_
 #define SHARDMESH_WORKER_SHM_SHM_SEGMENT_H_
 
@@ -37,9 +37,9 @@ namespace shardmesh::worker {
 class ShmSegment {
  public:
   // Creates memory of size_bytes > 0, a multiple of the page size, filled with zeros. `prefault`
-  // allocates all its pages at once. `name` is its name in /proc. RESOURCE_EXHAUSTED if the host
-  // has no memory or no descriptors left. UNIMPLEMENTED if the kernel cannot seal memory (before
-  // 5.1).
+  // allocates all pages of the memory at once. `name` is the segment's name in /proc.
+  // RESOURCE_EXHAUSTED if the host has no memory or no descriptors left. UNIMPLEMENTED if the
+  // kernel is older than Linux 5.1, which cannot seal memory in this way.
   static absl::StatusOr<std::unique_ptr<ShmSegment>> Create(const std::string& name,
                                                             int64_t size_bytes, bool prefault);
   ShmSegment(const ShmSegment&) = delete;
@@ -56,12 +56,12 @@ class ShmSegment {
   const absl::Span<char> bytes_;
 };
 
-// A peer's segment, read through a mapping or, failing that, through its descriptor.
+// A peer's segment. It is read through a mapping, or through its descriptor if it is not mapped.
 //
-// A host limits the mappings of a process (vm.max_map_count), and malloc and threads need some of
-// them. All views of the process together therefore use at most MaxMapped mappings. A further view,
-// or one that the kernel refuses to map, keeps the descriptor instead, and its users copy the data
-// with Read.
+// A host limits the mappings of a process (vm.max_map_count), and malloc and threads need some
+// mappings. All views of the process together therefore use at most MaxMapped mappings. A view
+// beyond this limit, or one that the kernel refuses to map, keeps the descriptor instead. Its users
+// copy the data with Read.
 class ShmView {
  public:
   // Opens the segment whose descriptor a peer sent. INVALID_ARGUMENT if the descriptor is no
@@ -99,9 +99,9 @@ struct ReceivedDescriptors {
   std::string text;
   std::vector<FileDescriptor> fds;
 };
-// Waits for a message. UNAVAILABLE if the other side is gone. INVALID_ARGUMENT if the message is
-// longer than allowed; its descriptors are then closed. RESOURCE_EXHAUSTED if this process has too
-// few free descriptors for those of the message.
+// Waits for a message. UNAVAILABLE if the other side is gone. INVALID_ARGUMENT if the message has
+// more than 4 KiB of text or 16 descriptors; its descriptors are then closed. RESOURCE_EXHAUSTED if
+// this process has fewer free descriptors than the message.
 absl::StatusOr<ReceivedDescriptors> ReceiveDescriptors(int socket);
 
 }  // namespace shardmesh::worker
