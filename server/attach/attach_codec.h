@@ -71,11 +71,11 @@ absl::StatusOr<std::vector<InventoryTile>> DecodeTiles(
 // The mesh of each tile's array; empty where the array's descriptor cannot be parsed.
 std::vector<std::string> DecodeMeshIds(const internal::v1::InventoryPage& page);
 // Decodes the running and ended instructions of a heartbeat. A heartbeat without a time counts as
-// sent at `now`. INVALID_ARGUMENT (BAD_FIELD).
+// sent at `now`. INVALID_ARGUMENT (BAD_FIELD): a field cannot be decoded.
 absl::StatusOr<FlightLog::Heartbeat> DecodeFlight(const internal::v1::Heartbeat& from,
                                                   absl::Time now);
 // Decodes the measured links of a heartbeat and adds `shift` to their times. INVALID_ARGUMENT
-// (BAD_FIELD).
+// (BAD_FIELD): a link cannot be decoded.
 absl::StatusOr<std::vector<MeasuredLink>> DecodeLinks(const internal::v1::Heartbeat& from,
                                                       absl::Duration shift);
 RankReport DecodeStaged(std::string_view identity, const internal::v1::TileStaged& from);

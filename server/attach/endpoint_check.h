@@ -35,14 +35,14 @@ using AskEndpoint = std::function<std::function<void()>(
     absl::AnyInvocable<void(absl::StatusOr<EndpointAnswer>) &&> answered)>;
 
 // Asks all endpoints of a hello (a worker's first message) at once. `done` receives the endpoints
-// that lead back to the worker, in the hello's order, and the failures of the others as text. It is
-// called exactly once.
+// that lead back to the worker, in the hello's order, and the failures of the others as text.
+// `done` is called exactly once.
 //
 // After the first correct answer, the other endpoints have kGrace more to answer. An outdated
 // address, where nothing answers, therefore does not delay the worker. Thread-safe.
 class EndpointCheck : public std::enable_shared_from_this<EndpointCheck> {
  public:
-  // Enough to resolve a name and complete a handshake between running hosts.
+  // The time is enough to resolve a name and complete a handshake between running hosts.
   static constexpr absl::Duration kGrace = absl::Milliseconds(250);
   using Done = absl::AnyInvocable<void(std::vector<std::string> verified, std::string failures) &&>;
 
@@ -54,7 +54,7 @@ class EndpointCheck : public std::enable_shared_from_this<EndpointCheck> {
  private:
   struct Probe {
     std::string address;
-    std::function<void()> cancel;  // null while the endpoint is being asked
+    std::function<void()> cancel;  // null until the AskEndpoint has returned
     absl::Status status;
   };
 

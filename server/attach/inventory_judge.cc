@@ -12,9 +12,9 @@ namespace {
 
 // Removes the descriptors of doubtful partial sums, so that the registry does not adopt these
 // arrays. A partial sum is doubtful if its mesh, or the workers of the mesh's ranks, changed after
-// the array's revision. Ranks can hold different values for the same place of a partial sum, so the
-// tile must come from the rank of that revision. For other arrays the place alone identifies the
-// data.
+// the array's revision. Ranks can hold different values for the same elements of a partial sum, so
+// the tile must come from the rank of that revision. In other arrays, all ranks hold the same
+// values for the same elements.
 void LeaveDoubtfulSums(const Definitions& state, std::vector<InventoryTile>* tiles) {
   std::map<std::string, Revision> revisions;  // 0: no mesh of this name exists
   for (InventoryTile& tile : *tiles) {
@@ -108,7 +108,7 @@ JudgedInventory InventoryJudge::JudgeRestored(const std::string& identity, uint6
 }
 
 int64_t InventoryBytes(const std::vector<InventoryTile>& tiles, int64_t quarantined) {
-  constexpr int64_t kBlockBytes = 64;  // size of one heap block of a tile, such as its id
+  constexpr int64_t kBlockBytes = 64;  // size of one heap block, such as a long string
   int64_t bytes = 0;
   for (const InventoryTile& tile : tiles) {
     bytes +=

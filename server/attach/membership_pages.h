@@ -68,13 +68,13 @@ class MembershipPages {
   std::map<std::string, ToldMesh, std::less<>> meshes_;  // by mesh id
 
   // Pages of the last change, in the order to send. Every worker gets the pages before and after
-  // the meshes. Only workers that serve a mesh get its pages.
+  // the meshes. The pages of a mesh go only to the workers that serve the mesh.
   std::vector<Page> before_meshes_;
   std::vector<ChangedMesh> changed_meshes_;
   std::vector<Page> after_meshes_;
 
-  // Pages of the snapshot, before and after the meshes. SnapshotFor makes them at its first call
-  // after a change.
+  // Pages of the snapshot: `all_workers_` comes before the pages of the meshes, `end_` after them.
+  // SnapshotFor makes them at its first call after a change.
   mutable std::vector<Page> all_workers_;
   mutable Page end_;
 };

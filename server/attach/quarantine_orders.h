@@ -68,8 +68,8 @@ class QuarantineOrders {
   void Answer(WorkerStream* stream, const internal::v1::QuarantineAnswer& answer);
   void Forget(int64_t number);
 
-  // Removes and returns the orders that went over this stream. The caller then calls Fail without
-  // its lock.
+  // Removes and returns the orders that went over this stream. Afterwards the caller calls Fail,
+  // without holding its own lock.
   std::vector<Unanswered> TakeOrdersOf(WorkerStream* stream);
   // Answers each order with the error that the worker is not attached.
   static void Fail(std::vector<Unanswered> orders, std::string_view identity);

@@ -20,8 +20,8 @@
 
 namespace shardmesh::server {
 
-// Tracks which peers each member reaches, and which view and definitions all members have received.
-// A member is a worker whose inventory was processed. Thread-safe.
+// Tracks which peers each member reaches, and which membership view and definitions all members
+// have received. A member is a worker whose inventory was processed. Thread-safe.
 class Readiness {
  public:
   // All arguments outlive this object.
@@ -42,9 +42,12 @@ class Readiness {
   // Whether the member reaches all its peers, as of the newest epoch.
   bool IsReady(std::string_view identity) const;
   // OK if every rank of the mesh has a member that is not draining and reaches the members of all
-  // other ranks. FAILED_PRECONDITION (MESH_INCOMPLETE) otherwise; the error names the ranks.
-  // UNAVAILABLE (RECOVERING) if everything that is missing is expected soon. NOT_FOUND: no such
-  // mesh.
+  // other ranks. Errors:
+  //   UNAVAILABLE (RECOVERING): ranks lack such members, and all of them are expected soon.
+  //   FAILED_PRECONDITION (MESH_INCOMPLETE): ranks lack members that are not expected soon; the
+  //   error
+  //       names the ranks.
+  //   NOT_FOUND: no such mesh.
   absl::Status Check(std::string_view mesh_id) const;
 
  private:

@@ -24,10 +24,10 @@ namespace shardmesh::server {
 struct WorkerFlight {
   std::string identity;
   uint64_t incarnation = 0;
-  // A running step, as of the last heartbeat: the requested step, or else the one with the lowest
-  // number.
+  // A running step, as of the last heartbeat: the step that was asked for, or else the running step
+  // with the lowest number.
   std::optional<StepProgress> progress = {};
-  std::vector<FlightRecord> records = {};  // ended instructions, in order
+  std::vector<FlightRecord> records = {};  // ended instructions, oldest first
   int64_t omitted = 0;                     // how many older records were left out
   // Peers that the worker does not reach, by its last report.
   std::vector<std::string> unreached = {};
@@ -40,15 +40,16 @@ struct FailedStep {
   absl::Status status;
 };
 
-// Keeps the records of attached workers. Also keeps those of the last kMaxLost lost workers, each
-// until a worker of that identity attaches again. Times are those of the coordinator's clock.
+// Keeps the records of attached workers. Also keeps the records of the last kMaxLost lost workers,
+// each until a worker of that identity attaches again. Times are those of the coordinator's clock.
 // Thread-safe.
 class FlightLog {
  public:
   // Most records kept for each worker.
   static constexpr size_t kMaxRecords = 1024;
   static constexpr int64_t kMaxRecordBytes = int64_t{1} << 20;
-  // Most lost workers whose records are kept: those lost last.
+  // Most lost workers whose records are kept. Beyond it, the records of the worker that was lost
+  // first are dropped.
   static constexpr size_t kMaxLost = 256;
   static constexpr size_t kMaxFailed = 32;
 
@@ -61,7 +62,7 @@ class FlightLog {
   // skipped.
   struct Heartbeat {
     absl::Time sent;
-    std::vector<StepProgress> progress = {};  // the lowest first
+    std::vector<StepProgress> progress = {};  // by rising step number
     std::vector<FlightRecord> records = {};
   };
   void Heard(std::string_view identity, uint64_t incarnation, Heartbeat heartbeat, absl::Time now);

@@ -31,9 +31,9 @@ struct PreparedPlan {
 };
 
 struct PlannerOptions {
-  // Most bytes of cached plans. Beyond it the planner evicts the least recently used plans of the
-  // caller with the most bytes. A caller with many different plans therefore evicts only its own
-  // plans.
+  // Most bytes of cached plans. Above this limit the planner evicts the least recently used plans
+  // of the caller with the most bytes. A caller with many different plans therefore evicts only its
+  // own plans.
   int64_t max_bytes = int64_t{64} << 20;
 };
 
@@ -73,7 +73,8 @@ class Planner {
   using Plans = LruCache<const Entry*, std::unique_ptr<const Entry>>;
   using Callers = std::map<std::string, Plans, std::less<>>;
 
-  // Returns a cached plan for this question; null if there is none.
+  // Returns a cached plan for this program with these operands and this target; null if there is
+  // none.
   std::shared_ptr<const PreparedPlan> Known(size_t digest, const Program& program,
                                             absl::Span<const ValueDescriptor> operands,
                                             const PlanTarget& target)
@@ -84,7 +85,7 @@ class Planner {
 
   const PlannerOptions options_;
   mutable absl::Mutex mutex_;
-  Callers callers_ ABSL_GUARDED_BY(mutex_);  // with plans
+  Callers callers_ ABSL_GUARDED_BY(mutex_);  // only callers that have cached plans
   // Indexes of the entries: by a digest of program, operands and mesh, and by the plan's hash.
   // Different programs can have the same plan.
   absl::flat_hash_map<size_t, std::vector<const Entry*>> by_question_ ABSL_GUARDED_BY(mutex_);

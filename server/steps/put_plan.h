@@ -1,5 +1,5 @@
 // Plans a put (an upload of arrays): its arrays, their layouts on the mesh, and whether the workers
-// have room.
+// have room for their tiles.
 #ifndef SHARDMESH_SERVER_STEPS_PUT_PLAN_H_
 #define SHARDMESH_SERVER_STEPS_PUT_PLAN_H_
 
@@ -66,7 +66,7 @@ struct PutTensor {
   Dtype dtype = Dtype::kF32;
   Shape shape = {};
   std::vector<CutPoints> cut_points = {};
-  // At most one of `spec`, `axes` and `preset`. Without any of them, the rules choose the layout.
+  // At most one of `spec`, `axes` and `preset` is set. If none is set, the rules choose the layout.
   std::optional<PartitionSpec> spec = {};
   std::optional<std::vector<AxisValue>> axes = {};  // one logical axis for each dimension
   // Name of a preset, which has logical axes and a mode.
@@ -104,11 +104,11 @@ class PutPlan {
   absl::Status TakeTensor(PutTensor tensor);
 
   // Begins the transfer. The plan has no tensors afterwards. With `validate_only` Begin starts no
-  // transfer and changes nothing: the result has no transfer id and no time.
+  // transfer and changes nothing: the result has no transfer id and no expire_time.
   //   INVALID_ARGUMENT (BAD_FIELD)           there are no tensors.
   //   FAILED_PRECONDITION (MESH_INCOMPLETE), with a retry delay: the mesh changed since TakeHeader.
-  //   RESOURCE_EXHAUSTED (MEMORY_LIMIT)      a worker has no room for its tiles; names the rank.
-  //   as Transfers::Begin                    such as for a name that is taken.
+  //   RESOURCE_EXHAUSTED (MEMORY_LIMIT)      a worker has no room for its tiles; names its rank.
+  //   the errors of Transfers::Begin         such as for a name that is taken.
   absl::StatusOr<BegunPutPtr> Begin();
 
  private:

@@ -58,8 +58,8 @@ absl::Status WithParticipants(absl::Status error, absl::Span<const Participant> 
 }
 
 // Returns one rank's error in the form that all other ranks get: its code and reason, with rank,
-// identity and op. If the rank reports the failure of another rank, the text names it as the
-// reporter.
+// identity and op. If this rank reports the failure of another rank, the text names this rank as
+// the reporter.
 absl::Status Attribute(const absl::Status& error, const WorkRef& ref,
                        const Participant& participant) {
   absl::Status named(
@@ -98,7 +98,7 @@ struct Sequencer::Work {
   std::vector<RankResult> ranks;  // in the order of ref.participants
   std::vector<bool> done;         // in the same order
   int64_t not_done = 0;           // how many participants are not done
-  // In the same order: the position of each array in `tiles` of the rank's result.
+  // For each participant, in the same order: maps an array id to its index in RankResult::tiles.
   std::vector<absl::flat_hash_map<std::string, size_t>> tile_index;
   bool commit_asked = true;  // false: a transfer that waits for CommitTransfer
 
@@ -489,7 +489,7 @@ void Sequencer::RemoveOperands(const Work& work) {
     if (operand.users.empty()) {
       operands_.erase(found);
     } else if (operand.writers.erase(work.ticket) == 0) {
-      // A reader ended. Of the remaining users, at most the first one was waiting for it.
+      // A reader ended. Of the remaining users, at most the first one was waiting for this reader.
       admissible_.insert(*operand.users.begin());
     } else {
       // A writer ended. The steps after it may run, up to and including the next writer. Steps
@@ -564,7 +564,7 @@ absl::Status Sequencer::Report(const WorkPtr& work, RankReport report) {
   }
   if (work->state != State::kRunning || work->done[place]) return absl::OkStatus();
   if (!report.status.ok()) {
-    // If ranks run different collectives, the error does not say which of them is wrong.
+    // If ranks run different collectives, the error does not say which rank is wrong.
     if (ReasonOf(report.status) != Reason::kCollectiveMismatch) {
       const std::string& blamed =
           report.blamed_identity.empty() ? report.identity : report.blamed_identity;

@@ -31,8 +31,8 @@ namespace shardmesh::server {
 struct Participant {
   int64_t rank = 0;
   std::string identity;
-  // Number of tiles that this rank must report as staged. A report can also say that the rank is
-  // done.
+  // The rank is done once it has reported this number of staged tiles, or once a report says that
+  // it is done. 0: only such a report makes the rank done.
   int64_t expected_tiles = 0;
 };
 
@@ -41,7 +41,7 @@ struct StagedTileReport {
   std::string array_id;
   uint32_t crc32c = 0;  // of the tile's bytes, row-major little-endian
   int64_t size_bytes = 0;
-  bool on_disk = false;  // synced
+  bool on_disk = false;  // the tile is on disk, and synced
 };
 
 // A rank's figures about its completed part of a step. The sequencer passes them on unchanged.
@@ -49,18 +49,18 @@ struct RankReportDetail {
   absl::Duration kernel;
   absl::Duration collective;
   int64_t sent_bytes = 0;
-  // By array id, if the step returns literals.
+  // Bytes of the rank's tiles, by array id. Only if the step returns literals.
   std::map<std::string, std::string, std::less<>> tile_bytes = {};
 };
 
 // The results that a rank has reported so far.
 struct RankResult {
   Participant participant;
-  std::vector<StagedTileReport> tiles = {};  // each array once
+  std::vector<StagedTileReport> tiles = {};  // at most one tile of each array
   RankReportDetail detail = {};              // from the last report
 };
 
-// One report of one rank. The tiles of several reports add up.
+// One report of one rank. A rank may send several reports; their tiles add up.
 struct RankReport {
   std::string identity;
   int64_t rank = 0;
@@ -68,12 +68,12 @@ struct RankReport {
   std::vector<StagedTileReport> tiles = {};
   bool done = false;  // the rank will report nothing more
   RankReportDetail detail = {};
-  // With an error: identity of the worker at fault; empty: the reporting rank itself.
+  // Identity of the worker at fault for an error. Empty: the worker of the reporting rank.
   std::string blamed_identity = {};
 };
 
-// The outcome of a finished or failed step or transfer. `sequence` is 0 if it ended before it got a
-// number.
+// The outcome of a finished or failed step or transfer. `sequence` is 0 if the step or transfer
+// ended before it got a number.
 struct WorkOutcome {
   absl::Status status;
   int64_t sequence = 0;
@@ -104,8 +104,8 @@ struct TransferRequest {
   std::string op;           // "put", "load"
   std::string mesh_id;
   std::vector<Participant> participants;
-  absl::Duration timeout;  // from Begin to the last report
-  CommitHook commit;       // optional, as above
+  absl::Duration timeout;  // from BeginTransfer to the last report
+  CommitHook commit;       // null: the transfer commits without a hook
 };
 
 // A step or transfer, as the transport sees it.
@@ -121,16 +121,17 @@ struct WorkRef {
   std::vector<Participant> participants = {};
   // After a failure: the participants at fault, if they are known.
   std::vector<Participant> blamed = {};
-  // After a failure: the participant that reported the blamed one; nullopt if the coordinator
-  // blames it.
+  // After a failure: the participant whose report blamed another worker. Nullopt if the blamed
+  // participant reported the failure itself, or if the coordinator blames it.
   std::optional<Participant> blamed_by = {};
 };
 
 // Why a step does not end, as far as it is known.
 struct StepExplanation {
-  // Which ranks wait for which others, and where; empty: not known.
+  // Which ranks wait for which other ranks, and in which instruction; empty: not known.
   std::string text = {};
-  // Which ranks wait where: `ranks 0 and 1 waited in "op 0 (...)"`; empty: none, or not known.
+  // Which ranks wait in which instruction: `ranks 0 and 1 waited in "op 0 (...)"`; empty: none, or
+  // not known.
   std::string waiting = {};
   std::vector<Participant> blamed = {};
 };
@@ -149,8 +150,8 @@ class StepTransport {
 
 // Admission: a step waits while an earlier live step shares an operand with it and at least one of
 // the two steps writes that operand. An admitted step gets the next sequence number and starts on
-// all its workers. All workers therefore start their steps in one order, and independent steps run
-// at the same time. A waiting step holds up later steps that share operands with it.
+// all its workers. All workers therefore start their steps in the same order, and independent steps
+// run at the same time. A waiting step holds up later steps that share operands with it.
 //
 // States:
 //
@@ -160,8 +161,8 @@ class StepTransport {
 // clang-format on
 //
 // Each state except committed can also change to aborted. Work commits when every rank is done (a
-// transfer also needs CommitTransfer) and the hook has agreed. It aborts once, with an error that
-// names rank, identity, sequence number and op:
+// transfer also needs CommitTransfer) and the hook has agreed. Work aborts at most once. The error
+// names rank, identity, sequence number and op, as far as they apply:
 //
 // clang-format off
 //   the rank's own code          a rank reported an error
@@ -176,8 +177,8 @@ class StepTransport {
 //
 // Thread-safe. Hooks, callbacks and transport calls run without a lock, on a caller's or the
 // clock's thread. Each Submit or BeginTransfer that returned OK has its callback called exactly
-// once, after the transport was called for the end. The destructor aborts live work. Destroy it
-// before its clock and transport.
+// once, after the transport call that ends the work. The destructor aborts live work. Destroy the
+// sequencer before its clock and transport.
 class Sequencer {
  public:
   struct Options {
@@ -202,30 +203,32 @@ class Sequencer {
 
   // Queues a step. The step may start, and even end, before this function returns.
   //   UNAVAILABLE (WORKER_LOST)  a participant is not alive.
-  //   RESOURCE_EXHAUSTED         max_live pieces of work are live.
-  //   INVALID_ARGUMENT           no participants, one twice, or no timeout.
+  //   RESOURCE_EXHAUSTED         max_live steps and transfers are live.
+  //   INVALID_ARGUMENT           a participant is named twice, or there are none, or no timeout.
   absl::StatusOr<StepTicket> Submit(StepRequest request, WorkCallback callback);
   // Aborts a step. No effect if the step has reached kCommitting or has ended.
   void Cancel(StepTicket ticket);
 
-  // Starts a transfer: collects the reports of its participants. Same errors as Submit, and
-  // ALREADY_EXISTS.
+  // Starts a transfer: collects the reports of its participants. Errors: those of Submit.
+  // ALREADY_EXISTS: a live transfer has this id.
   absl::Status BeginTransfer(TransferRequest request, WorkCallback callback);
   // Called when the client has sent everything. The transfer commits as soon as every rank is done.
   // A repeated call changes nothing. NOT_FOUND: no such live transfer.
   absl::Status CommitTransfer(std::string_view transfer_id);
-  // NOT_FOUND. FAILED_PRECONDITION: it is committing.
+  // Aborts the transfer. NOT_FOUND: no such live transfer. FAILED_PRECONDITION: the transfer is
+  // committing.
   absl::Status AbortTransfer(std::string_view transfer_id, absl::Status reason);
 
   // Takes a rank's report on a step or transfer. NOT_FOUND: the work has ended or never existed; a
-  // late reporter can ignore this error. ABORTED (STALE_EPOCH, STALE_TERM): the report belongs to
-  // another run. PERMISSION_DENIED: the reporter does not serve that rank in this work.
+  // late reporter can ignore this error. ABORTED (STALE_TERM): the report belongs to another run of
+  // the coordinator. ABORTED (STALE_EPOCH): the step has another epoch. PERMISSION_DENIED: the
+  // reporter does not serve that rank in this work.
   absl::Status ReportStep(int64_t sequence, int64_t epoch, int64_t term, RankReport report);
   absl::Status ReportTransfer(std::string_view transfer_id, int64_t term, RankReport report);
 
-  // Membership events; the caller passes them in their order. The loss of a worker aborts the work
-  // that the worker takes part in. A new incarnation of the worker does the same, because the new
-  // process does not know the work.
+  // Membership events. The caller passes them in the order in which they happened. The loss of a
+  // worker aborts the work that the worker takes part in. A new incarnation of the worker does the
+  // same, because the new process does not know the work.
   void WorkerAttached(std::string_view identity, int64_t epoch);
   void WorkerLost(std::string_view identity, int64_t epoch, std::string_view reason);
 
@@ -236,7 +239,8 @@ class Sequencer {
 
   // Refuses new work: Submit and BeginTransfer return UNAVAILABLE (NOT_SERVING) from now on. Waits
   // until all live work has ended, waiting steps included. At `deadline` aborts the remaining work
-  // with UNAVAILABLE (NOT_SERVING), except committing work. Returns how many it aborted.
+  // with UNAVAILABLE (NOT_SERVING), except committing work. Returns how many steps and transfers it
+  // aborted.
   int64_t Drain(absl::Time deadline);
 
   // One live step or transfer, for status pages and `shardmesh doctor`.
@@ -296,8 +300,8 @@ class Sequencer {
   void End(const WorkPtr& work, absl::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FailIfInvolved(std::string_view identity, std::string_view what)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Explains a step. `left` counts down the explanations of one call; at 0 the result is empty,
-  // because most steps only wait for earlier steps.
+  // Explains a step. `left` counts down the explanations of one call; at 0 the result is empty. A
+  // few explanations suffice, because most steps only wait for earlier steps.
   StepExplanation Explain(const Work& work, int64_t* left) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   void AbortOverdue();
 

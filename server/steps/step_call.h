@@ -21,7 +21,9 @@ namespace shardmesh::server {
 // An operand of a program: an array of the cluster, or a literal tensor in the call.
 struct StepOperand {
   std::variant<ArrayReference, Literal> value = {};
-  // Whether the step may use the array's memory. The array no longer exists after the step.
+  // Whether the caller donates the array: the step may overwrite the array's memory, and a
+  // committed step ends the array's existence. See CheckDonor for arrays that the session does not
+  // pin.
   bool donate = false;
 };
 
@@ -31,8 +33,8 @@ struct StepOperands {
   std::string mesh_id = {};  // empty: "default"
 };
 
-// The names of the results, in their order. An empty or missing name leaves a result without a
-// name.
+// What the caller asks for of the results. Each list is in the order of the results. An empty or
+// missing name leaves a result without a name.
 struct StepOutputs {
   std::vector<std::string> names = {};
   // Expected versions of the names, as in NameMove. May be shorter than `names`.
@@ -63,7 +65,7 @@ struct StepCall {
   // A digest of the request. It detects a different request that reuses the id.
   std::string fingerprint = {};
   rpc::Caller caller = {};
-  absl::Duration time_left = absl::InfiniteDuration();  // of the call
+  absl::Duration time_left = absl::InfiniteDuration();  // until the call's deadline
   // The caller's time limit for the step; nullopt: none.
   std::optional<absl::Duration> timeout = {};
 
@@ -83,9 +85,9 @@ struct StepResult {
   int64_t sequence = 0;
   std::string plan_hash = {};
   absl::Duration total = {};       // from admission to the end
-  absl::Duration kernel = {};      // of the slowest rank
-  absl::Duration collective = {};  // of the slowest rank
-  int64_t sent_bytes = 0;          // by all ranks
+  absl::Duration kernel = {};      // of the slowest rank: time in kernels
+  absl::Duration collective = {};  // of the slowest rank: time in collectives
+  int64_t sent_bytes = 0;          // sum over all ranks
 };
 
 }  // namespace shardmesh::server

@@ -23,8 +23,8 @@ namespace shardmesh::server {
 // to outlive it.
 struct StepMessage {
   struct Operand {
-    std::string array_id = {};         // empty: the literal
-    const Literal* literal = nullptr;  // null: the array
+    std::string array_id = {};         // empty: the operand is `literal`
+    const Literal* literal = nullptr;  // null: the operand is the array
     bool donate = false;
   };
   std::shared_ptr<const PreparedPlan> plan = nullptr;

@@ -77,8 +77,9 @@ std::string DescribeWork(const std::variant<Program, PlanHash>& work,
                 more == 0 ? "" : StrCat(" and ", more, " more"));
 }
 
-// Returns the step's time limit. It ends before the client's own deadline, so that the client still
-// gets an error that names the missing ranks. DEADLINE_EXCEEDED (DEADLINE): no time is left.
+// Returns the step's time limit. The limit ends before the client's own deadline, so that the
+// client still gets an error that names the missing ranks. DEADLINE_EXCEEDED (DEADLINE): no time is
+// left.
 absl::StatusOr<absl::Duration> TimeoutOf(const StepCall& call) {
   absl::Duration timeout = std::min(call.time_left, kMaxStepTimeout);
   if (call.timeout.has_value()) {
@@ -213,15 +214,15 @@ void StepRunner::GiveOperands(Running* running, StepRequest* step) const {
     // If the array has a name or another pin, the registry refuses Give: the step then only reads
     // the array and does not change it.
     operand.donate = operand.donate && parts_.registry->Give(array_id, kDonorsPins);
-    // Give counts pins, but not whose they are. If the session released the array since CheckDonor,
-    // one of the two pins is another session's, and the step must not take the array. After Give
-    // nobody can pin the array any more.
+    // Give counts pins, but not whose they are. If this session released the array since
+    // CheckDonor, one of the two pins belongs to another session. The step must then not take the
+    // array. After Give nobody can pin the array any more.
     if (operand.donate &&
         !parts_.sessions->PinsArray(running->session_id, array_id).value_or(false)) {
       parts_.registry->TakeBack(array_id);
       operand.donate = false;
     }
-    // Workers never write a result over durable tiles, so such an operand survives a failed step.
+    // Workers never write a result over durable tiles, so a durable operand survives a failed step.
     operand.overwritten =
         operand.donate && operand.array->durability == Durability::kMemory &&
         ResultOverOperand(running->prepared->plan, static_cast<ValueIndex>(i)).has_value();
@@ -317,8 +318,8 @@ std::optional<Sequencer::StepTicket> StepRunner::Run(StepCall call, Callback cal
                                 absl::AnyInvocable<void(absl::Status) &&> decided) {
     Commit(running, outcome, std::move(decided));
   };
-  // If the sequencer refuses the step, it drops its copy of the callback; this function then
-  // answers.
+  // If the sequencer refuses the step, it drops its copy of the callback, and this function calls
+  // the callback.
   auto shared_callback = std::make_shared<Callback>(std::move(callback));
   const absl::StatusOr<Sequencer::StepTicket> ticket = parts_.sequencer->Submit(
       std::move(step), [this, running, key, shared_callback](const WorkOutcome& outcome) {
@@ -375,7 +376,7 @@ absl::Status StepRunner::WithSecondRun(const Running& running, absl::Status stat
                (operand.array->durability == Durability::kDisk && !operand.donate);
       });
   if (!is_untouched) return status;
-  // A client retries by itself after RECOVERING, but not after the earlier reason.
+  // A client retries by itself after RECOVERING, but not after the reason of `status`.
   const absl::Status recovering = Recovering(ToStd(status.message()));
   return is_passing ? recovering : WithFactsOf(recovering, status);
 }
@@ -401,8 +402,8 @@ void StepRunner::End(const Running& running, const absl::Status& status, bool be
   const Outcome& ended = status.ok() ? committed_ : is_cancelled ? cancelled_ : failed_;
   ended.steps.Add();
   ended.seconds.Observe(absl::ToDoubleSeconds(parts_.clock->Now() - running.started));
-  std::vector<std::string> pinned;       // by the step
-  std::vector<std::string> session_has;  // arrays that the session no longer pins
+  std::vector<std::string> pinned;       // arrays that the step pins
+  std::vector<std::string> session_has;  // arrays whose pin the session loses
   std::vector<std::string> given;
   for (const FoundOperand& operand : running.operands) {
     if (operand.array == nullptr) {

@@ -20,7 +20,7 @@ class StepWatch {
  public:
   // A step whose ranks have waited for less than this time is in progress, not stuck.
   static constexpr absl::Duration kStuckAfter = absl::Seconds(1);
-  // A step that failed longer ago is not reported.
+  // A step that failed longer ago is reported only if it is asked for by its number.
   static constexpr absl::Duration kFailedWithin = absl::Minutes(5);
 
   StepWatch(const Clock* clock, const Membership* membership, const FlightLog* log)
@@ -33,7 +33,7 @@ class StepWatch {
     // The whole verdict in one sentence.
     std::string sentence;
     // In this order: stuck steps, failed steps from the last to the first, workers, arrays,
-    // records.
+    // unreadable records.
     std::vector<Finding> findings;
   };
   // Returns the verdict on one step, or on all steps if `sequence` is 0. It is derived from the

@@ -59,13 +59,13 @@ struct TransferResult {
   Durability durability = Durability::kMemory;
 };
 
-// States of a put: Begin -> tiles are staged -> Commit -> committed. Before the last state a put
+// States of a put: Begin -> tiles are staged -> Commit -> committed. Until it is committed, a put
 // can be aborted: by Abort, the loss of a worker, the end of its session, or a timeout. An aborted
 // put leaves nothing behind.
 //
 // Thread-safe. Callbacks run without a lock. All arguments of the constructor outlive this object,
-// except the sequencer. Destroy the sequencer first, which ends the live puts, and stop the clock
-// before that.
+// except the sequencer. Stop the clock first. Then destroy the sequencer, which ends the live puts,
+// and then this object.
 class Transfers {
  public:
   using CommitCallback = absl::AnyInvocable<void(absl::StatusOr<TransferResult>) &&>;
@@ -82,7 +82,7 @@ class Transfers {
 
   // Stages the arrays and waits for their tiles from every rank in `identities` (by rank); returns
   // the transfer's id. Keeps `items` until the transfer has ended. Errors: those of
-  // ArrayRegistry::Stage, SessionTable and Sequencer::BeginTransfer. ABORTED (VERSION_MISMATCH) : a
+  // ArrayRegistry::Stage, SessionTable and Sequencer::BeginTransfer. ABORTED (VERSION_MISMATCH): a
   // name is already at another version than the expected one.
   absl::StatusOr<std::string> Begin(const std::string& session_id, const std::string& mesh_id,
                                     const std::vector<std::string>& identities,
@@ -93,12 +93,12 @@ class Transfers {
   absl::Status Check(const std::string& session_id, absl::Span<const PutItem> items) const;
 
   // Called when the client has sent all tiles. Commits the transfer when workers have reported the
-  // last tile.
+  // last tile. Aborts the transfer if tiles are missing at `give_up`.
   //
-  // Calls `callback` at the end, or now if the transfer has ended. Aborts the transfer if tiles are
-  // missing at `give_up`. `request_key` is RequestMemory's. A repeated request waits together with
-  // the first one. If the first one has ended, the repeated request gets its answer. NOT_FOUND: no
-  // such transfer, or the arrays of a remembered answer are gone. FAILED_PRECONDITION
+  // Calls `callback` when the transfer has ended; now if it has ended already. `request_key` is the
+  // key under which RequestMemory keeps the answer. A repeated request with the same key waits for
+  // the same transfer; if the first request has its answer, the repeated one gets that answer.
+  // NOT_FOUND: no such transfer, or the arrays of a remembered answer are gone. FAILED_PRECONDITION
   // (REQUEST_ID_REUSED): the transfer is committed, but its arrays are no longer known.
   void Commit(std::string_view transfer_id, std::string request_key, absl::Time give_up,
               CommitCallback callback);
@@ -114,15 +114,15 @@ class Transfers {
   // Whether Commit was called for a transfer that is live or ended recently. If so, the transfer no
   // longer needs its client.
   bool IsCommitAskedFor(std::string_view transfer_id) const;
-  // Aborts the transfer unless Commit was called before. If Commit is called afterwards, it ends
-  // with `reason`.
+  // Aborts the transfer unless Commit was called before. A later Commit of this transfer ends with
+  // `reason`.
   void Abandon(std::string_view transfer_id, absl::Status reason);
 
   // Calls `ended` when the transfer has ended; at once if it has ended or never existed.
   void OnEnd(std::string_view transfer_id, absl::AnyInvocable<void() &&> ended);
 
-  // The number of live puts, and the most bytes that they stage on each rank. For other code that
-  // must share the workers' memory with them.
+  // The number of live puts, and the bytes that they stage on each rank on average. For other code,
+  // which must share the workers' memory with the puts.
   struct Live {
     int64_t puts = 0;
     int64_t bytes_per_rank = 0;
