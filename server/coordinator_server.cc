@@ -63,7 +63,7 @@ namespace shardmesh::server {
 namespace {
 
 constexpr std::string_view kDefaultMesh = "default";
-// Most of the drain time that is kept for sending clients the outcome of aborted work.
+// Most time of a drain that is kept for telling clients the outcome of aborted work.
 constexpr absl::Duration kTimeToTell = absl::Seconds(1);
 // If the store refused to write a mesh's ranks, the coordinator tries again after this time.
 constexpr absl::Duration kWriteAgainAfter = absl::Seconds(1);
@@ -138,11 +138,11 @@ class Server final : public CoordinatorServer {
   RealClock clock_;
   ClusterChanges changes_{&clock_};
   absl::Mutex serving_mutex_;
-  // Points to lifecycle_ while it exists. The store's thread uses it.
+  // Points to lifecycle_ while lifecycle_ exists. The store's thread uses it.
   rpc::ServerLifecycle* serving_ ABSL_GUARDED_BY(serving_mutex_) = nullptr;
   absl::Mutex streams_mutex_;
-  // Points to worker_streams_ while it exists. The store's thread passes drops of arrays to it.
-  // Holding the mutex never blocks for long: messages to workers are queued.
+  // Points to worker_streams_ while worker_streams_ exists. The store's thread passes drops of
+  // arrays to it. Holding the mutex never blocks for long: messages to workers are queued.
   WorkerStreams* streams_ ABSL_GUARDED_BY(streams_mutex_) = nullptr;
   absl::Mutex unwritten_mutex_;
   // Meshes whose ranks the store refused to write.
@@ -324,7 +324,8 @@ UnreadableRecords Server::FindUnreadable() const {
   return unreadable;
 }
 
-// Called when the store failed. Health probes learn it at once; the store then ends the process.
+// Called when the store failed. Makes health probes fail at once. Afterwards the store ends the
+// process.
 void Server::StoreFailed(const absl::Status& status) {
   {
     absl::MutexLock lock(&serving_mutex_);
@@ -452,7 +453,8 @@ void Server::WriteRanksAgain() {
   }
   const std::shared_ptr<const MembershipView> view = membership_->view();
   for (const std::string& mesh_id : mesh_ids) {
-    // The mesh may have been deleted meanwhile, or defined again without ranks.
+    // Since the store refused the ranks, the mesh may have been deleted, or defined again without
+    // ranks.
     const MeshRanks* ranks = view->FindMesh(mesh_id);
     if (ranks != nullptr && !ranks->identities.empty()) {
       WriteRanks(mesh_id, *ranks);
@@ -496,8 +498,8 @@ void Server::MembershipChanged(const MembershipEvent& event) {
       flight_log_.Attached(event.identity, event.worker->info.incarnation);
       sequencer_->WorkerAttached(event.identity, event.epoch);
       TellOfWorker(event, WorkerChange::Kind::kAttached);
-      // An operator's drain of a process outlives its stream: the worker attaches in the draining
-      // state.
+      // An operator's drain of a worker process outlives the stream of that process: the worker
+      // attaches again in the draining state.
       if (event.worker->state == WorkerState::kDraining) {
         TellOfWorker(event, WorkerChange::Kind::kDraining);
       }
@@ -545,7 +547,7 @@ void Server::SessionEnded(const EndedSession& session) {
   const std::string shown_id = session.id.substr(0, kShownIdCharacters);
   for (const std::string& transfer_id : session.transfers) {
     const std::string_view how = session.end == SessionEnd::kExpired ? "expired" : "was closed";
-    // Abort fails if the transfer is already being committed. It then commits.
+    // Abort fails if the transfer is already being committed. In that case the transfer commits.
     transfers_->Abort(transfer_id, absl::CancelledError(StrCat("its session ", shown_id, " ", how)))
         .IgnoreError();
   }

@@ -36,9 +36,9 @@
 namespace shardmesh::server {
 namespace {
 
-// Keeps the freed memory of a large tree in the process, for the next tree. Otherwise the system
-// would clear each page when it is used again, which takes a tenth of such a call's time. At most
-// about 64 MiB in each of 8 arenas stay.
+// Keeps the freed memory of a large tree in the process, for the next tree. Without this, the
+// system would clear each page when it is used again, which takes a tenth of such a call's time. At
+// most about 64 MiB in each of 8 arenas stay.
 void KeepFreedMemory() {
 #ifdef __GLIBC__
   mallopt(M_ARENA_MAX, 8);
@@ -203,7 +203,7 @@ void PrintError(const absl::Status& error, std::string_view program, bool json) 
                document.dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
 }
 
-// MESH=WORKER,WORKER...;MESH=...
+// Parses the value of --ranks: MESH=WORKER,WORKER...;MESH=...
 absl::StatusOr<GivenRanks> ParseRanks(const std::string& text) {
   GivenRanks ranks;
   for (const absl::string_view mesh : absl::StrSplit(text, ';', absl::SkipEmpty())) {
@@ -269,7 +269,7 @@ absl::Status Restore(const std::string& folder, const std::string& file) {
   return absl::OkStatus();
 }
 
-// The flags of a check.
+// The flags for the check of a data folder.
 struct CheckFlags {
   const std::string& folder;
   bool set_aside;
@@ -294,7 +294,8 @@ absl::Status CheckTogether(const CheckFlags& check, const std::string& restore,
                                            : "--ranks",
                " is for a check of a data folder; give --check FOLDER too"));
   }
-  // The coordinator would repeatedly lose workers whose next heartbeat is due after this limit.
+  // With a shorter limit, the coordinator would repeatedly lose healthy workers: the limit would
+  // end before their next heartbeat is due.
   const MembershipOptions& membership = options.membership;
   if (membership.lost_after < 2 * membership.heartbeat_interval) {
     return absl::InvalidArgumentError(

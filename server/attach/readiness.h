@@ -44,9 +44,7 @@ class Readiness {
   // OK if every rank of the mesh has a member that is not draining and reaches the members of all
   // other ranks. Errors:
   //   UNAVAILABLE (RECOVERING): ranks lack such members, and all of them are expected soon.
-  //   FAILED_PRECONDITION (MESH_INCOMPLETE): ranks lack members that are not expected soon; the
-  //   error
-  //       names the ranks.
+  //   FAILED_PRECONDITION (MESH_INCOMPLETE): ranks lack other members; the error names the ranks.
   //   NOT_FOUND: no such mesh.
   absl::Status Check(std::string_view mesh_id) const;
 

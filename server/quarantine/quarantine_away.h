@@ -29,7 +29,7 @@ using AskedWorkers = std::map<std::string, uint64_t>;
 // again, because its tiles may have changed.
 std::vector<std::string> TakeUnasked(const MembershipView& view, AskedWorkers* asked);
 
-// Returns the first names and how many others there are, as text.
+// Joins the first eight names with commas, and says how many more names there are.
 std::string FirstOf(const std::vector<std::string>& names);
 
 // A worker that serves ranks and is not attached.
@@ -42,8 +42,8 @@ using AwayWorkers = std::map<std::string, AwayWorker>;  // by identity
 
 // Returns the absent workers of these meshes. If `mesh_ids` is empty, or the ranks of a mesh are
 // not known, returns all absent workers: any of them may have tiles. `view` must be the view from
-// which the caller took the workers to ask. Then each worker was either asked or is absent here,
-// even if workers come or go meanwhile.
+// which the caller took the workers to ask. With that view, each worker either was asked or is
+// absent here, even if workers come or go in between.
 AwayWorkers FindAway(const CoordinatorParts& context, const MembershipView& view,
                      const std::set<std::string>& mesh_ids);
 
@@ -67,7 +67,7 @@ absl::Status NotQuarantined(const CoordinatorParts& context, const MembershipVie
 // Describes for messages how long an array without a name is still kept.
 std::string HeldFor(const CoordinatorParts& context, const UnnamedArray& array);
 
-// Requires 1 to 64 bytes. The error names `field`.
+// Checks that the id has 1 to 64 bytes. The error names `field`.
 absl::Status CheckArrayId(const std::string& array_id, std::string_view field);
 
 }  // namespace shardmesh::server::quarantine

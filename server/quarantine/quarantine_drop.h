@@ -18,7 +18,7 @@
 
 namespace shardmesh::server::quarantine {
 
-// A part of an array that a worker has in quarantine.
+// The part of an array that one worker has in quarantine.
 struct Part {
   std::string identity;
   std::string array_id;
@@ -40,7 +40,8 @@ struct Drop {
   std::map<Part, std::string> listed = {};  // by part: the mesh of the array; empty: not known
   // Only with `validate_only`: the listed parts, as the response shows them.
   std::map<Part, v1::QuarantinedArray> described = {};
-  // Workers whose list has further pages. The value is the last array of the pages so far.
+  // Workers whose list has further pages. The value is the id of the last array in the pages so
+  // far.
   std::map<std::string, std::string> unlisted = {};
   std::set<Part> dropped = {};
   std::map<std::string, absl::Status> failed = {};  // by worker
@@ -50,8 +51,8 @@ struct Drop {
 };
 using DropPtr = std::shared_ptr<Drop>;
 
-// Whether the call continues without the worker: only with `even_partly`. Then records the worker
-// as failed.
+// Records the worker as failed. Returns whether the call continues without the worker, which it
+// does only with `even_partly`. In that case also records the worker as unreached.
 bool GoOnWithout(const std::string& identity, const absl::Status& why, Drop* drop);
 
 // Returns the error, extended by the parts that were dropped and those that remain. No client

@@ -60,8 +60,8 @@ struct QuarantinePage {
   const int page_size;
   AwayWorkers away;  // absent workers that are not listed yet
 
-  // Lists the absent workers before the identity `before`, or all if that is null. Returns false if
-  // the page is full, and sets the token of the next page.
+  // Lists the absent workers before the identity `before`, or all absent workers if `before` is
+  // null. Returns false if the page is full, and sets the token of the next page.
   bool TellAway(const std::string* before = nullptr) {
     while (!away.empty() && (before == nullptr || away.begin()->first < *before)) {
       const auto first = away.extract(away.begin());

@@ -34,7 +34,7 @@ struct KnownAnswer {
 //
 // Every question passes through this cache, so it is cheaper than an LruCache. A hit in the younger
 // generation only reads: no list is relinked under the lock. A lookup takes a view of the request
-// as its key. Answers are evicted a whole generation at a time, at the price of one move.
+// as its key. Eviction removes a whole generation, which costs one move of a map.
 class AnswerCache {
  public:
   // Most bytes of a request and its answer together. Longer ones are not cached.
@@ -79,8 +79,9 @@ class AnswerCache {
   absl::Mutex mutex_;
   int64_t revision_ ABSL_GUARDED_BY(mutex_) = 0;
   // The younger generation has the answers that were used since it began; the older one has the
-  // rest. A hit in the older generation moves the answer to the younger. When the younger one has
-  // half of the bytes, it replaces the older one.
+  // rest. A hit in the older generation moves the answer to the younger. When the younger
+  // generation reaches half of max_bytes_, it replaces the older one, and a new younger generation
+  // begins.
   Answers young_ ABSL_GUARDED_BY(mutex_);
   Answers old_ ABSL_GUARDED_BY(mutex_);
   size_t young_bytes_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -125,7 +125,8 @@ absl::Status Answer(const AnswerContext&, const v1::CheckPatternRequest& request
 
 absl::Status Answer(const AnswerContext& context, const v1::RewriteRulesRequest& request,
                     v1::RewriteRulesResponse* response, const std::function<bool()>& is_cancelled) {
-  // The patterns may not compile before the rewrite, so only the rewrite checks them.
+  // A pattern may compile only after the rewrite. Therefore the rewrite checks the patterns, and
+  // this function does not.
   SHARDMESH_DECODE(given, "rule_set",
                    rpc::Decode(request.rule_set(), Compatibility::kExact,
                                context.state.min_sharding_size(), is_cancelled));

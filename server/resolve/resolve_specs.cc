@@ -145,8 +145,8 @@ absl::Status Answer(const AnswerContext& context, const v1::ResolveSpecRequest& 
     selected = found;
   }
   const Mesh& mesh = *selected;
-  // An empty mesh counts as no mesh, so nothing is corrected. The shape is then used only to
-  // determine the mode.
+  // An empty mesh counts as no mesh, so nothing is corrected. Without a correction, the shape only
+  // determines the mode.
   const bool corrects = request.has_shape() && !mesh.empty();
 
   const std::string_view asked = request.axes().empty() && !request.preset().empty()

@@ -33,7 +33,7 @@ namespace {
 
 using IsCancelled = std::function<bool()>;
 
-// LintRules. Lints the rules at the end, when all tensors have come.
+// Answers LintRules. Lints the rules at the end of the stream, when all tensors have come.
 class LintAnswer {
  public:
   LintAnswer(std::shared_ptr<const Definitions> state, const ArrayRegistry* registry)
@@ -348,7 +348,8 @@ class LintAnswer {
     return absl::OkStatus();
   }
 
-  // Adds the cluster's arrays. Refuses a tree of the request in which a tensor occurs twice.
+  // Checks that all trees of the request are complete, then adds the cluster's arrays. Refuses a
+  // tree of the request in which a tensor occurs twice.
   absl::Status AddHeld(const IsCancelled& is_cancelled) {
     if (trees_.size() < given_trees_.size()) {
       const v1::LintGivenTree& tree = given_trees_[trees_.size()];
@@ -383,7 +384,8 @@ class LintAnswer {
     }
     // No reallocation below: `names` has views of these tensors.
     tensors_.reserve(tensors_.size() + held.size());
-    // Trees of several models may have tensors of the same name with different shapes.
+    // Without `given_trees`, the tensors may come from several models. In that case a tensor occurs
+    // twice only if both its name and its shape do.
     absl::flat_hash_set<std::string_view> names;
     absl::flat_hash_set<std::tuple<int64_t, std::string_view, absl::Span<const int64_t>>> tensors;
     for (const LintTensor& tensor : tensors_) {
@@ -425,7 +427,7 @@ class LintAnswer {
     Definitions::Referred tree;
     size_t place = 0;  // index in the header, if the header names trees
   };
-  std::vector<StoredPlace> stored_;                   // by name and version
+  std::vector<StoredPlace> stored_;                   // sorted by name and version
   std::deque<std::vector<AxisValue>> axes_of_trees_;  // of stored trees; tensors point to these
   std::vector<v1::LintGivenTree> given_trees_;
   int64_t of_given_tree_ = 0;        // tensors so far of the tree that is being added
@@ -435,7 +437,7 @@ class LintAnswer {
   std::vector<LintTensor> tensors_;
 };
 
-// DiffLayouts.
+// Answers DiffLayouts.
 class DiffAnswer {
  public:
   explicit DiffAnswer(std::shared_ptr<const Definitions> state) : state_(std::move(state)) {}

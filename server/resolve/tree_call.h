@@ -22,8 +22,8 @@
 
 namespace shardmesh::server {
 
-// The error for a stream with tensors whose header already names stored tensors in `field`. The
-// error names the field `tensors`.
+// The error for a stream that sends tensors although its header names a stored tree. `field`: the
+// field of the header that names the tree. The caller adds the field `tensors` to the error.
 inline absl::Status TensorsBesideStoredTree(std::string_view field) {
   return InvalidArgument(Reason::kBadField,
                          StrCat("tensors are given beside ", field, "; give one of both"));
@@ -36,7 +36,7 @@ class TreeCall {
  public:
   virtual ~TreeCall() = default;
 
-  // Whether Take of this message, the next one, takes too long for a reaction (a gRPC callback).
+  // Whether Take would take too long for a reaction (a gRPC callback). `request`: the next message.
   virtual bool TakesLong(const Request& request) const = 0;
 
   // Takes a message. Sets `*is_tensors` if tensors came with the message: in the message itself, or

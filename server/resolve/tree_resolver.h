@@ -48,7 +48,7 @@ struct TreeSpec {
 // The result for one tensor.
 struct TreePlacement {
   uint32_t spec_index = 0;
-  std::optional<int64_t> rule = std::nullopt;  // the rule that matched
+  std::optional<int64_t> rule = std::nullopt;  // index of the rule that matched
   bool unmatched = false;                      // no rule matched; counted as replicated
   int64_t bytes_per_device = 0;                // on the device that holds the most
 };
@@ -70,14 +70,15 @@ struct TreeQuestion {
   // Nullopt: no spec is corrected, and no bytes are counted.
   std::optional<Mesh> mesh;
   bool strict = false;  // the first correction of a spec is an error
-  // Whether a tensor that no rule matches is part of the answer. Otherwise it is an error.
+  // Whether a tensor that no rule matches is part of the answer. If false, such a tensor is an
+  // error.
   bool keep_unmatched = false;
   // Whether a spec in the request may name only axes of the mesh, each once.
   bool own_specs_must_suit_mesh = false;
   Compatibility compatibility = Compatibility::kDefault;
 };
 
-// Resolves a tree. A tensor with the same source of layout and the same shape as an earlier one
+// Resolves a tree. A tensor with the same source of layout and the same shape as an earlier tensor
 // costs little. For one thread.
 class TreeResolver {
  public:
@@ -113,7 +114,7 @@ class TreeResolver {
   // layout.
   struct Source {
     const void* given = nullptr;  // the tensor's own axes or spec; null: none
-    // If `given` is null: the rule; -1: no rule was tried, -2: no rule matched.
+    // If `given` is null: index of the rule; -1: no rule was tried, -2: no rule matched.
     int64_t rule = 0;
     Shape shape;
   };
@@ -158,7 +159,7 @@ class TreeResolver {
     bool corrected = false;
     int64_t elements = 0;
     int64_t shard_elements = 0;
-    std::optional<Tiling> tiling;  // with a mesh
+    std::optional<Tiling> tiling;  // only with a mesh
   };
 
   explicit TreeResolver(TreeQuestion question);
@@ -169,7 +170,8 @@ class TreeResolver {
   // Returns the requested spec: from the tensor's own spec, its axes, or its rule.
   absl::StatusOr<TreeSpec> Request(const TreeTensor& tensor, std::string_view rule_name,
                                    const SourceView& source) const;
-  // Corrects `spec.effective`, which comes from the rules or axes.
+  // With a mesh, corrects `spec.effective` to the mesh and the shape. Adds the spec to specs_ if it
+  // is new.
   absl::StatusOr<Placed> Place(TreeSpec spec, const TreeTensor& tensor);
 
   const TreeQuestion question_;
@@ -180,7 +182,8 @@ class TreeResolver {
   std::optional<LayoutAnalysis> analysis_;
   std::pmr::monotonic_buffer_resource name_bytes_{size_t{1} << 20};
   absl::flat_hash_set<Name, NameHash, NameEqual> names_;  // views into name_bytes_
-  // Reused, so that its memory is allocated once.
+  // The current name as rules match it. Reused for all tensors, so that its memory is allocated
+  // once.
   std::string rule_name_;
   absl::flat_hash_map<std::string, uint32_t> spec_indexes_;  // by the text of the spec
   absl::flat_hash_map<Source, Placed, SourceHash, SourceEqual> placed_;

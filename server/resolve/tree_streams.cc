@@ -16,7 +16,7 @@ namespace {
 
 using IsCancelled = std::function<bool()>;
 
-// ResolveTree.
+// Answers ResolveTree.
 class TreeAnswer {
  public:
   TreeAnswer(std::shared_ptr<const Definitions> state, const CorrectionCounter& counter)

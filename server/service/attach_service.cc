@@ -19,8 +19,8 @@
 namespace shardmesh::server {
 namespace {
 
-// Most unsent bytes for one worker: a few hundred of the largest steps. A worker with more counts
-// as lost.
+// Most unsent bytes for one worker: a few hundred messages of the largest steps. A worker with more
+// unsent bytes counts as lost.
 constexpr int64_t kOutboxBytes = int64_t{256} << 20;
 // Longest message. gRPC would end the stream for a longer one.
 constexpr int64_t kMaxMessageBytes = rpc::kMaxControlMessageBytes;
@@ -65,7 +65,7 @@ class AttachReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
     Read();
   }
 
-  // For StreamSet.
+  // Called by StreamSet when the coordinator stops.
   void End() { session_.Close(CoordinatorStops("attach again later")); }
 
   void OnReadDone(bool ok) override {

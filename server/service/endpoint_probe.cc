@@ -13,7 +13,7 @@
 namespace shardmesh::server {
 namespace {
 
-// The call. Lives until the answer has come and nobody can cancel the call any more.
+// One call of Identify. Lives until the answer has come and nobody can cancel the call any more.
 struct Probe {
   std::unique_ptr<v1::TileService::Stub> stub;
   grpc::ClientContext context;

@@ -24,8 +24,8 @@
 namespace shardmesh::server {
 namespace {
 
-// Time limits for the client: between two messages, and for all of them. A put that exceeds one is
-// ended.
+// Time limits for the client: between two messages, and for all messages together. The call ends if
+// the client exceeds either limit.
 constexpr absl::Duration kIdleLimit = absl::Seconds(30);
 constexpr absl::Duration kTakeLimit = absl::Minutes(5);
 
@@ -38,6 +38,7 @@ constexpr absl::Duration kTakeLimit = absl::Minutes(5);
 //   put = memory.Find(plan), or else plan.Begin(), which begins nothing if it only validates
 //   while (!answer.is_at_end()) write(answer.Next())
 //   if (plan.hold()) wait for the transfer's end; abort the transfer if the client goes before
+//                    its commit
 //   finish
 // An error of any step ends the call. OnReadDone and EndIfIdle may run at the same time. The one
 // that clears is_reading_ continues or ends the call; the other one does nothing.
@@ -91,8 +92,8 @@ class PutStreams::Stream final
     if (!answer_->is_at_end()) {
       return Write();
     }
-    // A holding call waits for the transfer's end, and must not keep the transfer's data alive
-    // longer.
+    // A holding call waits for the transfer's end, and `answer_` must not keep the put's data alive
+    // for that time.
     answer_.reset();
     const bool holds = requests_.plan().header().hold;
     if (!transfer_id_.empty()) {
@@ -183,9 +184,10 @@ class PutStreams::Stream final
       end_.End(absl::OkStatus());
     });
   }
-  // Called when the client of a holding call has gone. The transfer continues if another call has
-  // it too, or if its commit was requested. Then only this call ends. A client that lost its
-  // connection sends its commit request again, over a new connection.
+  // Called when the client of a holding call has gone. Aborts the transfer, except in two cases:
+  // another call also has the transfer, or the commit of the transfer was requested. In these cases
+  // only this call ends. A client that lost its connection sends its commit request again, over a
+  // new connection.
   void ReleasePut() {
     if (parts_.transfers->IsCommitAskedFor(transfer_id_)) return begun_->Ended(key_);
     if (!begun_->Release(key_)) return;
@@ -244,7 +246,7 @@ class PutStreams::Stream final
   bool is_reading_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_held_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_cancelled_ ABSL_GUARDED_BY(mutex_) = false;
-  absl::Time due_ ABSL_GUARDED_BY(mutex_);  // while is_reading_
+  absl::Time due_ ABSL_GUARDED_BY(mutex_);  // while is_reading_: when the read times out
 
   // No lock: one reaction (gRPC callback) at a time uses these.
   grpc::ByteBuffer read_;

@@ -16,7 +16,8 @@ namespace shardmesh::server {
 namespace {
 
 #define SHARDMESH_MESSAGES(Method) v1::RuleService::WithCallbackMethod_##Method
-// Requests come as bytes (rpc/stream/message_bytes.h), because the cache of answers compares bytes.
+// The methods in SHARDMESH_BYTES take requests as bytes (rpc/stream/message_bytes.h), because the
+// cache of answers compares bytes.
 #define SHARDMESH_BYTES(Method) v1::RuleService::WithRawCallbackMethod_##Method
 using RuleServiceBase =
     WithMethods<v1::RuleService::Service, SHARDMESH_BYTES(LintRules),

@@ -118,8 +118,8 @@ class SessionService final : public v1::SessionService::CallbackService {
       if (!given.ok()) return rpc::WithField(given.status(), "ttl");
       ttl = *given;
     }
-    // A repeated request gets the session of the first one, as long as that session lives. Sessions
-    // end with the process, so this record need not outlive the process either.
+    // A repeated request gets the session of the first request, as long as that session lives.
+    // Sessions end with the process, so the record of requests need not outlive the process.
     const std::string key = RequestKey(caller.name, "OpenSession", request.request_id());
     const std::string fingerprint = Sha256(request.SerializeAsString());
     absl::MutexLock lock(&mutex_);

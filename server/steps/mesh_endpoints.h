@@ -28,9 +28,7 @@ class MeshEndpoints {
   // OK if every rank of the mesh has a worker that is not draining and reaches the workers of all
   // other ranks. Errors:
   //   UNAVAILABLE (RECOVERING): ranks lack such workers, and all of them are expected soon.
-  //   FAILED_PRECONDITION (MESH_INCOMPLETE): ranks lack workers that are not expected soon; the
-  //   error
-  //       names the ranks.
+  //   FAILED_PRECONDITION (MESH_INCOMPLETE): ranks lack other workers; the error names the ranks.
   //   NOT_FOUND: no such mesh.
   //   UNAVAILABLE (NOT_SERVING): the coordinator is stopping.
   virtual absl::Status CheckReady(std::string_view mesh_id) const = 0;
