@@ -78,8 +78,8 @@ static_assert(kMaxTerm < std::numeric_limits<int64_t>::max() / kSequencesPerTerm
 constexpr int64_t kArrivalBytes = rpc::kLookaheadBytes + (int64_t{1} << 20);
 constexpr int64_t kMostInventories = 256;
 
-// Returns how many workers may send their inventories at once. Half of the memory stays free for
-// other calls.
+// Returns how many workers may send their inventories at once. Half of rpc_memory_bytes stays free
+// for other calls.
 int64_t MaxInventories(const CoordinatorLimits& limits) {
   return std::clamp<int64_t>(limits.rpc_memory_bytes / 2 / kArrivalBytes, 1, kMostInventories);
 }
@@ -94,7 +94,8 @@ class Server final : public CoordinatorServer {
       absl::MutexLock lock(&serving_mutex_);
       serving_ = nullptr;
     }
-    // Waits until the store's thread sends no message. Later commits of the store find no streams.
+    // Waits for a message that the store's thread is sending now. Later commits of the store find
+    // no streams to send to.
     absl::MutexLock lock(&streams_mutex_);
     streams_ = nullptr;
   }
@@ -134,7 +135,7 @@ class Server final : public CoordinatorServer {
   std::atomic<absl::Time> draining_since_ = absl::InfiniteFuture();
   rpc::Metrics metrics_;
 
-  // Each member depends only on earlier ones. They are destroyed in reverse order.
+  // Each of these members depends only on members above it. Members are destroyed in reverse order.
   RealClock clock_;
   ClusterChanges changes_{&clock_};
   absl::Mutex serving_mutex_;
@@ -415,7 +416,7 @@ void Server::MeshesChanged(const std::vector<DefinitionStore::Event>& events) {
       LogError("a change of a mesh was not applied", {{"mesh", event.name}, {"error", changed}});
     }
   }
-  worker_streams_->MembershipChanged();  // members at least need the new revisions
+  worker_streams_->MembershipChanged();  // members need at least the new revisions of the meshes
 }
 
 void Server::WriteRanks(const std::string& mesh_id, const MeshRanks& ranks) {
@@ -425,7 +426,7 @@ void Server::WriteRanks(const std::string& mesh_id, const MeshRanks& ranks) {
   if (!definition.ok()) {
     return;
   }
-  // Keeps ranks that a client gave, or that were written before.
+  // The definition already has ranks, from a client or an earlier write: keep them.
   if (!WorkersOf(**definition).empty()) {
     return;
   }

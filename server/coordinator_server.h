@@ -35,24 +35,25 @@ struct CoordinatorLimits {
   int64_t max_watches = 1'000;
   int64_t max_watches_per_caller = 100;
   int64_t max_live_work = 10'000;        // steps and transfers
-  int64_t max_connection_calls = 1'024;  // running calls of one connection
+  int64_t max_connection_calls = 1'024;  // most running calls of one connection
   rpc::ConnectionLimits max_connections = {};
-  // Memory of gRPC for calls. If it is used up, gRPC cancels random streams, including those of
-  // workers. The default is far above what healthy workers need: an idle worker needs less than 512
-  // KiB. Half of the memory is for inventories, so this limit also bounds how many workers send
-  // their inventories at the same time.
+  // Most memory that gRPC may use for calls. At this limit, gRPC cancels random streams, including
+  // streams of workers. The default is far above what healthy workers need: an idle worker needs
+  // less than 512 KiB. Half of the memory is for inventories, so this limit also bounds how many
+  // workers send their inventories at the same time.
   int64_t rpc_memory_bytes = int64_t{4} << 30;
   int64_t max_inventory_tiles = 2'000'000;
   absl::Duration hello_timeout = absl::Seconds(10);
   absl::Duration inventory_timeout = absl::Minutes(5);
 };
 
-// Least quota of the store: the state's own tables and the reserve for deletions must fit.
+// The smallest quota that a store may have: the state's own tables and the reserve for deletions
+// must fit.
 inline constexpr int64_t kMinStoreQuotaBytes = int64_t{1} << 20;
 
 struct CoordinatorOptions {
   std::string listen_address = "127.0.0.1:7070";  // port 0: any free port
-  std::string http_address = "127.0.0.1:7071";    // for metrics; empty: no metrics
+  std::string http_address = "127.0.0.1:7071";    // address for metrics; empty: no metrics
   // Folder of the durable state. Empty: the state is in memory and is lost when the process ends.
   std::string data_dir;
   // `store_quota_bytes`: most bytes of the state on disk. The store keeps overwritten and deleted

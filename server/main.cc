@@ -278,7 +278,8 @@ struct CheckFlags {
   bool json;
 };
 
-// Checks the flags together. INVALID_ARGUMENT if valid flags contradict each other.
+// Checks combinations of flags. INVALID_ARGUMENT: flags that are valid by themselves contradict
+// each other.
 absl::Status CheckTogether(const CheckFlags& check, const std::string& restore,
                            const CoordinatorOptions& options) {
   if (!restore.empty() && options.data_dir.empty()) {
@@ -442,7 +443,8 @@ int Main(int argc, char** argv) {
                kMost, &limits.max_watches);
   flags.AddInt("max-watches-per-caller", "the same for one caller", 1, kMost,
                &limits.max_watches_per_caller);
-  // A worker holds at most this many steps that a faster peer has already reached.
+  // This bound also limits, for each worker, how many steps a faster peer may have reached before
+  // the worker does.
   flags.AddInt("max-live-work", "steps and transfers that have not ended", 1, rpc::kMaxLiveWork,
                &limits.max_live_work);
   flags.AddInt("max-connections", "connections; 0: as many as there are file descriptors for", 0,

@@ -50,7 +50,8 @@ InventoryJudge::InventoryJudge(const Membership* membership, ArrayRegistry* regi
 JudgedInventory InventoryJudge::JudgeWhole(const std::string& identity, uint64_t attachment,
                                            std::vector<InventoryTile> tiles,
                                            std::vector<std::string> quarantined) const {
-  // The ranks are read before the view, so the view contains all of their meshes.
+  // The worker's ranks are read before the membership view, so the view contains the meshes of all
+  // these ranks.
   const std::vector<ServedRank> serves = membership_->RanksOf(identity);
   const std::shared_ptr<const MembershipView> view = membership_->view();
   const std::shared_ptr<const Definitions> state = definition_store_->shared_state();

@@ -36,7 +36,7 @@ class InventoryQueue {
 
   // `clock` outlives the queue.
   InventoryQueue(const Clock* clock, Limits limits);
-  // Processes all waiting inventories, then ends its thread.
+  // Processes all waiting inventories, then ends the thread of the queue.
   ~InventoryQueue();
   InventoryQueue(const InventoryQueue&) = delete;
   InventoryQueue& operator=(const InventoryQueue&) = delete;
@@ -74,7 +74,7 @@ class InventoryQueue {
   std::deque<std::pair<WorkerStream*, Admit>> waiting_ ABSL_GUARDED_BY(mutex_);
   // Streams whose complete inventories wait to be processed.
   std::deque<WorkerStream*> whole_ ABSL_GUARDED_BY(mutex_);
-  int64_t kept_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // sum over bringing_
+  int64_t kept_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // sum of bytes over bringing_
   // Size of the largest recent inventory.
   int64_t largest_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Time last_end_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();  // when a turn last ended

@@ -15,10 +15,10 @@ namespace {
 
 using Page = MembershipPages::Page;
 
-// Size of an item's tag and length.
+// Approximate bytes of an item's tag and length.
 constexpr int64_t kFramingBytes = 6;
 
-// Collects items, and begins a new page when one is full.
+// Collects items on a page, and begins a new page when the page is full.
 class Pager {
  public:
   explicit Pager(std::vector<Page>* pages) : pages_(pages) {}
@@ -63,7 +63,7 @@ const Mesh& MeshOf(const Definition& definition) {
   return std::get<MeshDefinition>(definition.value).mesh;
 }
 
-// Encodes the whole mesh. If a page is full, the remaining ranks continue on the next one.
+// Encodes the whole mesh. If a page is full, the remaining ranks follow on the next page.
 std::vector<Page> PagesOf(const MeshRanks& ranks, const Definition& definition) {
   std::vector<Page> pages;
   Pager pager(&pages);

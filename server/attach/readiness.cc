@@ -14,7 +14,7 @@
 namespace shardmesh::server {
 namespace {
 
-// Most ranks, or peers of a rank, that an error names.
+// Most ranks of a mesh, and most unreached peers of one rank, that an error names.
 constexpr size_t kMostRanksNamed = 16;
 // Workers normally connect to each other within this time after an attach or a lost connection.
 constexpr absl::Duration kTimeToMeet = absl::Seconds(5);
@@ -157,7 +157,7 @@ absl::Status Readiness::Incomplete(const MembershipView& view, const MeshRanks& 
                            " to come back, ", recovery_->WaitAdvice()));
 }
 
-// Unreached peers that serve only other meshes do not matter here.
+// Peers that serve no rank of `mesh` do not matter for a step of this mesh.
 std::string Readiness::FindUnmet(std::string_view identity, const MeshRanks& mesh,
                                  int64_t epoch) const {
   const auto found = reports_.find(identity);

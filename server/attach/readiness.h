@@ -43,15 +43,16 @@ class Readiness {
   bool IsReady(std::string_view identity) const;
   // OK if every rank of the mesh has a member that is not draining and reaches the members of all
   // other ranks. Errors:
-  //   UNAVAILABLE (RECOVERING): ranks lack such members, and all of them are expected soon.
+  //   UNAVAILABLE (RECOVERING): ranks lack such members, all of which are expected soon.
   //   FAILED_PRECONDITION (MESH_INCOMPLETE): ranks lack other members; the error names the ranks.
   //   NOT_FOUND: no such mesh.
   absl::Status Check(std::string_view mesh_id) const;
 
  private:
   struct PeersReport {
-    int64_t epoch = -1;  // of the last report
-    // The unreached peers of that report, each with the time since which every report has named it.
+    int64_t epoch = -1;  // epoch of the last report
+    // The unreached peers of that report, each with the time since when every report of this member
+    // has named the peer.
     std::map<std::string, absl::Time, std::less<>> unreached = {};
   };
 

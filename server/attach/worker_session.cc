@@ -1,4 +1,5 @@
-// Accepts a worker, and passes on its reports.
+// Decides whether a worker may attach, judges its inventory, and passes its reports to the
+// sequencer.
 #include "server/attach/worker_session.h"
 
 #include <iterator>
@@ -89,7 +90,8 @@ void WorkerSession::Close(absl::Status status) {
 
 absl::Status WorkerSession::Hold(std::string_view what) {
   absl::MutexLock lock(&mutex_);
-  // A closed session may be deleted once Take returns: without a hold nothing keeps it alive.
+  // Refuse: a closed session may be deleted once Take returns, and a hold would come too late to
+  // prevent that.
   if (closed_) return absl::CancelledError(StrCat("it was closed before ", what));
   ++holds_;
   return absl::OkStatus();
@@ -102,8 +104,8 @@ void WorkerSession::Release() {
     if (--holds_ > 0) return;
     if (closed_) closed = std::move(close_status_);
   }
-  // The hold kept Close from finishing the stream, so Release finishes it. The session may be
-  // deleted by this call.
+  // The hold kept Close from finishing the stream, so Release finishes the stream. Finish may
+  // delete the session.
   if (closed.has_value()) wire_->Finish(*std::move(closed));
 }
 
@@ -283,7 +285,7 @@ void WorkerSession::Welcome() {
 absl::Status WorkerSession::TakeInventory(uint64_t attachment,
                                           const internal::v1::InventoryPage& page) {
   SHARDMESH_FAILPOINT("attach.inventory");
-  // A page counts as a sign of life: heartbeats queue behind pages that were sent at once.
+  // A page counts as a sign of life: heartbeats can be delayed behind many pages.
   SHARDMESH_RETURN_IF_ERROR(Beat(attachment));
   const int64_t all_tiles = std::ssize(inventory_) + page.tiles_size() + std::ssize(quarantined_) +
                             page.quarantined_array_ids_size();
@@ -421,8 +423,8 @@ absl::Status WorkerSession::TakeLeaving(const internal::v1::Leaving& leaving) {
     end_reason_ = StrCat("it left: ", leaving.reason());
   }
   if (phase_ != Phase::kMember) return absl::CancelledError("it left before it took part");
-  // The worker gets no more work from now on. CloseDrained closes its stream when its current work
-  // is done.
+  // The worker gets no more work from now on. CloseDrained closes the worker's stream when its
+  // current work is done.
   streams_->membership().Leave(identity()).IgnoreError();  // the worker may be lost already
   sequencer_->WorkerLeaves(identity(), [streams = streams_, identity = identity(), stream = this] {
     streams->CloseDrained(identity, stream);

@@ -81,7 +81,7 @@ class WorkerSession final : public WorkerStream {
   void Begin();
   // Handles a message. Makes the wire read the next message, if one may follow now.
   void Take(const internal::v1::AttachRequest& request);
-  // Ends the session. The wire makes no call after this one.
+  // Ends the session. The wire calls no function of the session after End.
   void End();
   bool is_closed() const;
 

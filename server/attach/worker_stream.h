@@ -1,4 +1,4 @@
-// The stream to one worker, as the code that sends to the worker sees it.
+// The interface of the stream to one worker, for code that sends messages to the worker.
 #ifndef SHARDMESH_SERVER_ATTACH_WORKER_STREAM_H_
 #define SHARDMESH_SERVER_ATTACH_WORKER_STREAM_H_
 

@@ -1,4 +1,5 @@
-// Sends steps, memberships and drops to members, and cuts streams that miss a deadline.
+// Sends steps, lists of live workers and orders to drop arrays to members, and cuts streams that
+// miss a deadline.
 #include "server/attach/worker_streams.h"
 
 #include <algorithm>
@@ -154,7 +155,7 @@ void WorkerStreams::WorkerLost(std::string_view identity, uint64_t attachment) {
   absl::MutexLock lock(&mutex_);
   const absl::Status lost = WithReason(
       absl::UnavailableError("this attachment has ended; attach again"), Reason::kStaleEpoch);
-  // The cut stream ignores further messages. Leave removes it once it has ended.
+  // The cut stream ignores further messages. Leave removes the stream once it has ended.
   if (const auto found = members_.find(identity);
       found != members_.end() && found->second.stream->attachment() == attachment) {
     found->second.stream->Cut(lost);
@@ -265,8 +266,8 @@ void WorkerStreams::Join(WorkerStream* stream) {
     attaching_.erase(stream);
     Member& member = members_[stream->identity()];
     if (member.stream != nullptr) {
-      // The worker attached again over another stream. Messages in transit on the earlier stream
-      // are lost.
+      // The worker attached again over another stream. Messages that are still in transit on the
+      // earlier stream are lost.
       unanswered = orders_.TakeOrdersOf(member.stream);
       member.stream->Cut(
           WithReason(absl::UnavailableError("the worker has attached over another stream since"),
@@ -378,7 +379,7 @@ void WorkerStreams::TellOfMembership() {
         }
       }
     }
-    std::optional<std::string> last;  // the last member that was handled
+    std::optional<std::string> last;  // the last member that TellSome has handled
     while (TellSome(*view, has_change, &last)) {
     }
     const absl::Time now = options_.clock->Now();
@@ -436,7 +437,7 @@ bool WorkerStreams::TellSome(const MembershipView& view, bool has_change,
       if (member.told && !has_change) continue;
       const uint64_t attachment = member.stream->attachment();
       // A worker's snapshot must include the worker itself. If the worker attached after `view` was
-      // made, its Join has set changed_: it gets the next view.
+      // made, its Join has set changed_, and the worker gets the next view.
       const WorkerStatus* const worker = view.FindWorker(identity);
       if (!member.told && (worker == nullptr || worker->attachment != attachment)) continue;
       turn.push_back({.identity = identity, .attachment = attachment, .by_change = member.told});

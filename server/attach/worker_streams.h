@@ -131,7 +131,7 @@ class WorkerStreams final : public StepTransport, public MeshEndpoints, public Q
   void Commit(const WorkRef& work) override;
   void Abort(const WorkRef& work, const absl::Status& reason) override;
 
-  // For the sessions.
+  // The functions below are for WorkerSession.
   const WorkerStreamsOptions& options() const { return options_; }
   Membership& membership() { return *membership_; }
   ArrayRegistry& registry() { return *registry_; }
@@ -140,21 +140,22 @@ class WorkerStreams final : public StepTransport, public MeshEndpoints, public Q
   QuarantineOrders& orders() { return orders_; }
   bool is_stopping() const { return stopping_; }
 
-  // Cuts the stream unless it reaches its next phase within `time`.
+  // Cuts the stream unless it reaches its next phase within `time`. `phase`: what the stream must
+  // deliver, for the error.
   void ExpectWithin(WorkerStream* stream, absl::Duration time, std::string_view phase);
   // Removes the stream's deadline: the stream has reached the expected phase.
   void ExpectNothing(WorkerStream* stream);
   // Removes the stream's deadline and queues its complete inventory (InventoryQueue::TakeIn).
   void AwaitInventory(WorkerStream* stream);
-  // Called before the registry judges the worker's inventory. From now on the stream gets orders to
-  // drop arrays.
+  // Called just before the registry judges the worker's inventory. From now on the stream gets
+  // orders to drop arrays.
   void Arrive(WorkerStream* stream);
   // Makes the worker a member over this stream, and cuts its earlier stream.
   void Join(WorkerStream* stream);
   // Removes the stream, which has ended. WorkerStreams no longer calls the stream after this call.
   void Leave(WorkerStream* stream);
-  // Records that a worker failed to attach. The caller has checked that the worker may use this
-  // identity. No effect for workers that the membership does not know.
+  // Records that a worker failed to attach, and why. The caller has checked that the worker may use
+  // this identity. No effect for workers that the membership does not know.
   void AttachFailed(const std::string& identity, const absl::Status& status);
 
   // Closes the stream of a worker that has drained. No effect if the stream has left already;
@@ -204,7 +205,7 @@ class WorkerStreams final : public StepTransport, public MeshEndpoints, public Q
   std::atomic<bool> stopping_ = false;
   MembershipPages pages_;  // used only by the thread of TellOfMembership
 
-  // These synchronise themselves, and may be called under mutex_.
+  // These objects synchronise themselves. They may be called under mutex_.
   Readiness readiness_;
   QuarantineOrders orders_;
 
@@ -223,7 +224,7 @@ class WorkerStreams final : public StepTransport, public MeshEndpoints, public Q
   std::map<std::string, absl::Time, std::less<>> moved_ ABSL_GUARDED_BY(mutex_);
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;
 
-  InventoryQueue inventories_;  // synchronises itself; not to be called under mutex_
+  InventoryQueue inventories_;  // synchronises itself; never called under mutex_
   std::thread teller_;
   Alarm overdue_;  // last: its destructor waits for CutOverdue
 };

@@ -20,7 +20,7 @@
 
 namespace shardmesh::server::quarantine {
 
-// Most arrays in a page of a list, and in an answer to an order.
+// Most arrays in one page of a list, and most arrays in one answer to an order.
 inline constexpr int kMaxPage = 1'000;
 
 using Action = internal::v1::QuarantineOrder;
@@ -39,7 +39,8 @@ class Orders : public std::enable_shared_from_this<Orders> {
   // callback gets the answer's partial result before `failed` gets the error.
   using Answered =
       absl::AnyInvocable<bool(const std::string& identity, internal::v1::QuarantineAnswer)>;
-  // Called for each error. Returns true to send the remaining orders nevertheless.
+  // Called for each order that ended with an error. Returns true to send the remaining orders
+  // nevertheless.
   using Failed = absl::AnyInvocable<bool(const std::string& identity, const absl::Status&)>;
 
   // Sends the orders. If `stop` is null, the call cannot be stopped.

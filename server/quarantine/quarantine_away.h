@@ -1,5 +1,5 @@
-// The workers that may have tiles in quarantine (put aside): attached ones, which are asked, and
-// absent ones.
+// The workers that may have tiles in quarantine (put aside): attached workers, which are asked, and
+// absent workers.
 #ifndef SHARDMESH_SERVER_QUARANTINE_QUARANTINE_AWAY_H_
 #define SHARDMESH_SERVER_QUARANTINE_QUARANTINE_AWAY_H_
 
@@ -21,12 +21,13 @@ namespace shardmesh::server::quarantine {
 // Returns the identities of the workers that are alive.
 std::vector<std::string> AliveWorkers(const MembershipView& view);
 
-// For each worker that was asked for its tiles, by identity: its attachment at that time.
+// For each worker that was asked for its tiles, by identity: the number of its attachment when it
+// was asked.
 using AskedWorkers = std::map<std::string, uint64_t>;
 
-// Returns the live workers that were not asked since they attached, and marks them as asked. This
-// includes a worker that attached while others answered. It also includes a worker that attached
-// again, because its tiles may have changed.
+// Returns the live workers that were not asked since they attached, and marks them as asked. These
+// workers include one that attached while other workers answered. They also include one that
+// attached again, because its tiles may have changed.
 std::vector<std::string> TakeUnasked(const MembershipView& view, AskedWorkers* asked);
 
 // Joins the first eight names with commas, and says how many more names there are.
@@ -59,8 +60,9 @@ void Encode(const std::string& identity, const AwayWorker& worker, v1::Unreached
 // Returns the workers' identities, joined by commas, as a fact of an error has them.
 std::string IdentitiesOf(const AwayWorkers& away);
 
-// The error for tiles that no attached worker has. UNAVAILABLE (RECOVERING) while absent workers
-// that may have the tiles are expected back; NOT_FOUND otherwise.
+// The error for tiles that no attached worker has in quarantine. `what` names the tiles.
+// UNAVAILABLE (RECOVERING) while absent workers that may have the tiles are expected back;
+// NOT_FOUND otherwise.
 absl::Status NotQuarantined(const CoordinatorParts& context, const MembershipView& view,
                             std::string_view what);
 

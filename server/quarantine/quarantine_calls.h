@@ -22,10 +22,10 @@ class RestoreQuarantinedResponse;
 
 namespace shardmesh::server {
 
-// Ends a call whose client has gone, with CANCELLED: at once if the call waits for a worker. A
-// worker that has an order to drop tiles may still drop them. A restore ends early only while it
-// asks which workers have tiles. Once workers take tiles back, the restore continues to its end.
-// Thread-safe.
+// Ends a call whose client has gone, with CANCELLED: at once if the call is waiting for the answer
+// of a worker. A worker that has an order to drop tiles may still drop them. A restore ends early
+// only while it asks which workers have tiles. Once workers take tiles back, the restore continues
+// to its end. Thread-safe.
 class QuarantineStop {
  public:
   void Cancel();

@@ -27,7 +27,8 @@ struct Part {
   friend auto operator<=>(const Part&, const Part&) = default;
 };
 
-// The drop of some arrays. First it asks which workers have parts of the arrays.
+// A drop of some arrays while it runs. A drop first asks the workers which parts of the arrays they
+// have.
 struct Drop {
   const CoordinatorParts context;
   QuarantineAccess* const hub;
@@ -44,10 +45,10 @@ struct Drop {
   // far.
   std::map<std::string, std::string> unlisted = {};
   std::set<Part> dropped = {};
-  std::map<std::string, absl::Status> failed = {};  // by worker
-  // Workers that reported what they dropped, also if that was incomplete.
+  std::map<std::string, absl::Status> failed = {};  // by worker that failed: its error
+  // Workers that reported which parts they dropped, even if they dropped only some of the parts.
   std::set<std::string> answered = {};
-  AwayWorkers unreached = {};  // with `even_partly`
+  AwayWorkers unreached = {};  // only with `even_partly`: workers without an answer
 };
 using DropPtr = std::shared_ptr<Drop>;
 

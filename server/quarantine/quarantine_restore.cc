@@ -17,8 +17,8 @@ namespace shardmesh::server {
 namespace quarantine {
 namespace {
 
-// Undoes a restore: puts the tiles that workers took back into quarantine again, with their earlier
-// reason.
+// Undoes a restore: makes workers put the tiles that they took out of quarantine into quarantine
+// again, with their earlier reason.
 void TakeBack(const Restore& restore) {
   if (!restore.staged.has_value()) return;
   const absl::StatusOr<Tiling> tiling = restore.staged->Tiling();

@@ -22,7 +22,7 @@ class Background {
  public:
   using Task = ThreadPool::Task;
 
-  // Most waiting tasks. Each one is a call whose client waits, and a longer queue would only
+  // Most waiting tasks. Each waiting task is a call whose client waits. A longer queue would only
   // lengthen the wait.
   static constexpr size_t kMaxWaiting = 64;
   // Most waiting tasks of one caller, so that other callers find room in the queue.

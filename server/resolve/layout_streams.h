@@ -16,8 +16,8 @@
 
 namespace shardmesh::server {
 
-// Each reactor lives until its call is done. gRPC's call owns the requests and responses. All other
-// pointers and references outlive the reactor.
+// A reactor of these calls lives until its call is done. gRPC's call owns the requests and
+// responses. All other pointers and references outlive the reactor.
 
 using AnalyzeLayoutCall = TreeCall<v1::AnalyzeLayoutRequest, v1::AnalyzeLayoutResponse>;
 using ShardingStrategyCall = TreeCall<compat::v1::AnalyzeShardingStrategyRequest,

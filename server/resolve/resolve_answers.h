@@ -1,6 +1,6 @@
 // Answers to questions about layouts, by topic. Each function decodes a request, calls the
-// functions of sharding/, and encodes the answer. The question services call them. None of them
-// blocks or holds a lock for long.
+// functions of sharding/, and encodes the answer. The question services call them. None of these
+// functions blocks or holds a lock for long.
 #ifndef SHARDMESH_SERVER_RESOLVE_RESOLVE_ANSWERS_H_
 #define SHARDMESH_SERVER_RESOLVE_RESOLVE_ANSWERS_H_
 
@@ -43,7 +43,7 @@ class CorrectionTally {
                                           Reason::kRankTruncated, Reason::kBelowMinSize,
                                           Reason::kUnconstrained};
 
-  // Adds `times` to the count of each correction's reason.
+  // For each correction, adds `times` to the count of the correction's reason.
   void Add(const std::vector<Correction>& corrections, int64_t times = 1);
 
   // The counts, by the index of the reason in kReasons.
@@ -53,8 +53,8 @@ class CorrectionTally {
   std::array<int64_t, kReasons.size()> counts_ = {};
 };
 
-// The mesh and the profile that the questions of a batch share. Each is looked up or decoded when
-// the first question needs it, and then kept.
+// The mesh and the profile that the questions of a batch share. Mesh and profile are looked up or
+// decoded when the first question needs them, and kept for later questions.
 class SharedSelections {
  public:
   // All arguments outlive this object.
@@ -80,8 +80,8 @@ class SharedSelections {
 struct AnswerContext {
   const Definitions& state;
   CorrectionTally& corrections;
-  // In a batch: the mesh and the profile for a question that names none itself. Null outside a
-  // batch.
+  // In a batch: the mesh and the profile for a question that names no mesh or profile itself. Null
+  // outside a batch.
   SharedSelections* shared = nullptr;
 };
 
@@ -165,7 +165,8 @@ absl::Status Answer(const AnswerContext&, const compat::v1::PromoteDtypesRequest
 absl::Status Answer(const AnswerContext&, const v1::PlanReshardRequest&, v1::PlanReshardResponse*,
                     const std::function<bool()>& is_cancelled);
 
-// Decodes a field of the request. If that fails, returns the error with the field's name.
+// Declares `lhs` with a decoded field of the request. If decoding failed, returns the error with
+// the field's name.
 #define SHARDMESH_DECODE(lhs, field, decoded)                   \
   auto lhs##_or = (decoded);                                    \
   if (!lhs##_or.ok()) {                                         \
@@ -196,8 +197,8 @@ absl::StatusOr<std::optional<RuleSetDefinition>> SelectRules(
     const std::function<bool()>& is_cancelled = {});
 
 // Most instructions of patterns that a reaction (gRPC callback) may compile, as counted by
-// Pattern::CompileCostBound. They take about five milliseconds, and suffice for more than twenty
-// ordinary rules.
+// Pattern::CompileCostBound. Compiling this many instructions takes about five milliseconds. The
+// limit allows more than twenty ordinary rules.
 inline constexpr int64_t kMostInstructionsAtOnce = 16'384;
 
 // Return whether compiling may exceed kMostInstructionsAtOnce: compiling the pattern, the inline

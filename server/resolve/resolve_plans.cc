@@ -19,7 +19,7 @@ namespace shardmesh::server {
 namespace {
 
 constexpr int64_t kMaxListedRegions = 65'536;
-// Bytes of the answer's message that stay free for its other fields.
+// Bytes in the answer's message that stay free for fields other than the listed ones.
 constexpr size_t kSpareMessageBytes = size_t{64} << 10;
 
 absl::Status OverLimit(std::string_view message, int64_t limit) {

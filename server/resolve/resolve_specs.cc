@@ -33,7 +33,8 @@ struct HeldQuestion {
   HeldQuestion& operator=(const HeldQuestion&) = delete;
 };
 
-// Like SHARDMESH_ASSIGN_OR_RETURN, and adds to a layout's error the field that caused it.
+// Works like SHARDMESH_ASSIGN_OR_RETURN, and also adds to a layout's error the field that caused
+// it.
 #define SHARDMESH_LAY_OUT(lhs, field, layout)                    \
   auto lhs##_or = (layout);                                      \
   if (!lhs##_or.ok()) {                                          \

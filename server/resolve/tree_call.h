@@ -41,8 +41,8 @@ class TreeCall {
 
   // Takes a message. Sets `*is_tensors` if tensors came with the message: in the message itself, or
   // by a header that names a stored tree. A call that answers each piece fills `*response`, which
-  // must be empty. Errors are those of the call, and CANCELLED soon after `is_cancelled` returns
-  // true. After an error the call must not be used.
+  // must be empty before. Errors: those of the RPC, and CANCELLED soon after `is_cancelled` returns
+  // true. After an error the object must not be used.
   virtual absl::Status Take(const Request& request, const std::function<bool()>& is_cancelled,
                             Response* response, bool* is_tensors) = 0;
 
@@ -69,8 +69,8 @@ class TreeCall {
 //
 // BeginsLong returns whether Begin takes too long for a reaction. A header that names a version of
 // a stored tree always takes too long. stored_tree() returns the tree that the header names, or
-// null. The tree must live as long as `Work`. All its tensors are added with the header, and no
-// other piece may follow.
+// null. The tree must live as long as `Work`. All tensors of the stored tree are added with the
+// header, and no other piece may follow.
 template <typename Work, typename Request, typename Response>
 class TreeFeeder final : public TreeCall<Request, Response> {
  public:

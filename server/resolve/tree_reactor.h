@@ -1,5 +1,6 @@
-// The two reactors of calls whose client streams a tree. They feed a TreeCall. They read bytes, not
-// messages, so that a message that does not parse is an error and not the end of the tree.
+// The two reactors of calls whose client streams a tree. The reactors pass the messages to a
+// TreeCall. They read bytes, not messages, so that a message that does not parse is an error and
+// not the end of the tree.
 #ifndef SHARDMESH_SERVER_RESOLVE_TREE_REACTOR_H_
 #define SHARDMESH_SERVER_RESOLVE_TREE_REACTOR_H_
 
@@ -38,7 +39,7 @@ class MessageParser {
   int64_t messages_ = 0;
 };
 
-// A call that answers each piece, and ends with totals:
+// The reactor of a call that answers each piece, and ends with totals:
 //
 // clang-format off
 //   while (request = read()) { if (call.Take(request, &response) was of tensors) write(response) }
@@ -137,8 +138,8 @@ class TreeBidiReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
     }
   }
 
-  // Takes one piece. Returns whether the caller should continue. False: OnWriteDone will continue,
-  // or the call has ended.
+  // Takes one piece. Returns true if the caller should go on with the next piece. Returns false if
+  // OnWriteDone will do so, or if the call has ended.
   bool Take(const Request& request) {
     stop_.Begin();
     bool is_tensors = false;
@@ -180,7 +181,7 @@ class TreeBidiReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
   const std::unique_ptr<TreeCall<Request, Response>> call_;
 };
 
-// A call that answers once, after the whole tree:
+// The reactor of a call that answers once, after the whole tree:
 //
 // clang-format off
 //   while (request = read()) call.Take(request), on a background thread if that takes long

@@ -97,8 +97,8 @@ absl::StatusOr<TreeSpec> TreeResolver::Request(const TreeTensor& tensor, std::st
                          : rules.rules()[static_cast<size_t>(source.rule)].spec;
     spec.effective = std::move(match.spec);
     spec.corrections = std::move(match.corrections);
-    // With a mesh, the correction reports repeated axes. The original libraries report them only
-    // when an array is placed, so EXACT skips this check.
+    // With a mesh, the correction reports repeated axes. The original libraries report repeated
+    // axes only when an array is placed, so EXACT skips this check.
     if (!question_.mesh.has_value() && question_.compatibility != Compatibility::kExact) {
       SHARDMESH_RETURN_IF_ERROR(CheckDistinctAxes(spec.effective));
     }

@@ -44,7 +44,8 @@ struct SnapshotDesk {
   const std::string folder;
   std::atomic<bool> is_busy = false;
   std::atomic<int64_t> count = 0;
-  // Reads the pieces of the file: a reaction (gRPC callback) must not access the disk.
+  // Its thread reads the pieces of the file, because a reaction (gRPC callback) must not access the
+  // disk.
   Background background{1};
 };
 
@@ -138,7 +139,7 @@ class SnapshotReactor final : public grpc::ServerWriteReactor<v1::SnapshotRespon
 
   absl::Status Open() {
     absl::StatusOr<InputFile> file = OpenInputFile(path_);
-    // Removes the file's name now. The file itself is deleted when it is closed.
+    // Removes the file's name now. The system deletes the file itself when file_ is closed.
     std::error_code ignored;
     std::filesystem::remove(path_, ignored);
     if (!file.ok()) return absl::InternalError(file.status().message());

@@ -1,4 +1,4 @@
-// Makes one channel and one call of Identify for each question.
+// Asks an endpoint by one call of Identify, over a channel of its own.
 #include "server/service/endpoint_probe.h"
 
 #include <grpcpp/grpcpp.h>

@@ -40,8 +40,8 @@ constexpr absl::Duration kTakeLimit = absl::Minutes(5);
 //   if (plan.hold()) wait for the transfer's end; abort the transfer if the client goes before
 //                    its commit
 //   finish
-// An error of any step ends the call. OnReadDone and EndIfIdle may run at the same time. The one
-// that clears is_reading_ continues or ends the call; the other one does nothing.
+// An error of any step ends the call. OnReadDone and EndIfIdle may run at the same time. Whichever
+// of the two clears is_reading_ continues or ends the call; the other function does nothing.
 class PutStreams::Stream final
     : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
@@ -161,7 +161,7 @@ class PutStreams::Stream final
     return absl::OkStatus();
   }
 
-  // Waits: the end of the transfer will finish the call.
+  // Makes the call wait for the end of the transfer, which finishes the call.
   void HoldTransfer() {
     bool is_cancelled = false;
     {
@@ -254,7 +254,7 @@ class PutStreams::Stream final
   PutRequests requests_;
   std::string key_;
   std::string transfer_id_;
-  std::optional<PutAnswer> answer_;  // until it is sent
+  std::optional<PutAnswer> answer_;  // the answer until it is sent
   grpc::ByteBuffer write_;
 
   std::unique_ptr<Alarm> idle_;  // its destructor waits for EndIfIdle

@@ -48,8 +48,8 @@ class RuleService final : public RuleServiceBase {
                                response, calls_->background());
   }
 
-  // Few names and a pattern of ordinary size are answered at once; other requests go to the
-  // background.
+  // Few names and a pattern of ordinary size are answered at once; other requests are answered in
+  // the background.
   grpc::ServerUnaryReactor* CheckPattern(grpc::CallbackServerContext* context,
                                          const v1::CheckPatternRequest* request,
                                          v1::CheckPatternResponse* response) override {

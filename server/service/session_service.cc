@@ -124,7 +124,7 @@ class SessionService final : public v1::SessionService::CallbackService {
     const std::string fingerprint = Sha256(request.SerializeAsString());
     absl::MutexLock lock(&mutex_);
     const auto lives = [this](const std::string& id) { return sessions_->Get(id).ok(); };
-    // Each call examines a few remembered sessions, so that ended ones are forgotten in time.
+    // Each call examines a few remembered sessions, so that ended sessions are forgotten in time.
     opened_.ForgetEnded(absl::InfinitePast(), 0, absl::InfiniteFuture(), lives);
     if (const auto* const found = opened_.Find(key); found != nullptr && !lives(found->answer)) {
       opened_.Forget(key);

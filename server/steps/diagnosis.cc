@@ -1,4 +1,4 @@
-// Walks the wait-for graph of a step's ranks to the ranks that hold up the others.
+// Follows the wait-for graph of a step's ranks to the ranks that hold up the other ranks.
 #include "server/steps/diagnosis.h"
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 namespace shardmesh::server {
 namespace {
 
-// What a rank is doing, as seen from one step.
+// The state of a rank with respect to one step.
 enum class Position {
   kDone,       // the rank has reported that its part is done
   kLost,       // the rank's worker is not attached
@@ -91,8 +91,8 @@ const FlightRecord* InstructionOf(const ObservedRank& rank, int64_t sequence) {
   return runs_it && rank.progress->instruction.has_value() ? &*rank.progress->instruction : nullptr;
 }
 
-// Returns the ranks whose data an instruction waits for: the rank that it asked last, or else all
-// ranks whose data is missing.
+// Returns the ranks whose data an instruction waits for: the rank in `waits_for` if it is set, or
+// else all ranks whose data has not come.
 std::vector<int64_t> TargetsOf(const FlightRecord& instruction) {
   if (instruction.waits_for.has_value()) return {*instruction.waits_for};
   std::vector<int64_t> missing;
@@ -203,7 +203,7 @@ class StepDiagnosis {
     return {.rank = rank.rank, .identity = rank.identity, .reason = ReasonOf(rank, op)};
   }
 
-  // For a step in which no rank is known to wait: every rank that has not done its part is at
+  // Describes a step in which no rank is known to wait. Every rank that has not done its part is at
   // fault.
   Finding WithoutWaiting() const {
     Finding finding{.since = step_.started, .is_blocked = false};
@@ -303,7 +303,7 @@ class StepDiagnosis {
       const std::vector<int64_t> targets =
           TargetsOf(*InstructionOf(*found->second, step_.sequence));
       rank = targets.front();
-      // A rank of another mesh: its state is not known here.
+      // `rank` serves another mesh, so its state is not known here.
       if (ranks_.count(rank) == 0) return {};
     }
     path.erase(path.begin(), std::find(path.begin(), path.end(), rank));
@@ -452,7 +452,8 @@ std::vector<Finding> DiagnoseWorkers(absl::Span<const ObservedRank> ranks,
     }
   }
   while (!apart.empty()) {
-    // The rank with the most broken connections is named first: most likely it is the cause.
+    // Names the rank with the most broken connections first, because that rank is most likely the
+    // cause.
     const auto most =
         std::max_element(apart.begin(), apart.end(), [](const auto& a, const auto& b) {
           return a.second.size() != b.second.size() ? a.second.size() < b.second.size()

@@ -18,7 +18,7 @@ namespace shardmesh::server {
 struct ObservedRank {
   int64_t rank = 0;
   std::string identity;
-  // Why the worker is lost; empty while it is alive.
+  // Why the worker is lost; empty while the worker is alive.
   std::string lost_because = {};
   absl::Time lost = absl::InfinitePast();  // InfinitePast: the worker was never attached
   absl::Time last_heartbeat = absl::InfinitePast();
@@ -48,7 +48,7 @@ struct UnreadableRecords {
 struct Culprit {
   int64_t rank = -1;  // -1: not known
   std::string identity;
-  std::string reason;  // "has sent no heartbeat for 2.1s"
+  std::string reason;  // such as "has sent no heartbeat for 2.1s"
 };
 
 enum class FindingKind {

@@ -1,5 +1,5 @@
-// Running and recent instructions of each worker, from its heartbeats, and the steps that failed
-// last.
+// Running and recent instructions of each worker, from its heartbeats, and the last steps that
+// failed.
 #ifndef SHARDMESH_SERVER_STEPS_FLIGHT_LOG_H_
 #define SHARDMESH_SERVER_STEPS_FLIGHT_LOG_H_
 
@@ -53,7 +53,8 @@ class FlightLog {
   static constexpr size_t kMaxLost = 256;
   static constexpr size_t kMaxFailed = 32;
 
-  // Records that a worker attached. Drops the records of an earlier process of the same identity.
+  // Registers that a worker attached. Drops the flight records of an earlier process of the same
+  // identity.
   void Attached(std::string_view identity, uint64_t incarnation);
   void Lost(std::string_view identity);
 
@@ -91,7 +92,8 @@ class FlightLog {
 
   mutable absl::Mutex mutex_;
   std::map<std::string, Worker, std::less<>> workers_ ABSL_GUARDED_BY(mutex_);  // by identity
-  std::deque<std::string> lost_ ABSL_GUARDED_BY(mutex_);   // lost workers, longest lost first
+  // Lost workers, in the order in which they were lost.
+  std::deque<std::string> lost_ ABSL_GUARDED_BY(mutex_);
   std::deque<FailedStep> failed_ ABSL_GUARDED_BY(mutex_);  // newest first
 };
 

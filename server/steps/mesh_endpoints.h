@@ -20,7 +20,7 @@ struct RankEndpoint {
   std::vector<std::string> endpoints;  // best first
 };
 
-// Tells steps and puts about the attached workers. Thread-safe.
+// Gives steps and puts information on the attached workers. Thread-safe.
 class MeshEndpoints {
  public:
   virtual ~MeshEndpoints() = default;

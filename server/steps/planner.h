@@ -23,7 +23,8 @@
 
 namespace shardmesh::server {
 
-// A plan with its bytes in the form that workers get, and their SHA-256, which identifies the plan.
+// A plan, its bytes in the form that workers get, and the SHA-256 of the bytes, which identifies
+// the plan.
 struct PreparedPlan {
   Plan plan;
   std::string bytes;
@@ -79,7 +80,7 @@ class Planner {
                                             absl::Span<const ValueDescriptor> operands,
                                             const PlanTarget& target)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Returns the entry's plan and marks it as its caller's most recently used one.
+  // Returns the entry's plan and marks the entry as its caller's most recently used one.
   std::shared_ptr<const PreparedPlan> Use(const Entry* entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ForgetOldestOf(Callers::iterator caller) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 

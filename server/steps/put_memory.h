@@ -1,5 +1,5 @@
-// Puts (uploads of arrays) that have begun, by their request: a repeated BeginPut gets the transfer
-// of the first one.
+// Remembers puts (uploads of arrays) by their requests, so that a repeated BeginPut gets the
+// transfer of the first BeginPut.
 #ifndef SHARDMESH_SERVER_STEPS_PUT_MEMORY_H_
 #define SHARDMESH_SERVER_STEPS_PUT_MEMORY_H_
 
@@ -28,7 +28,8 @@ namespace shardmesh::server {
 class PutMemory {
  public:
   static constexpr absl::Duration kRememberFor = absl::Minutes(10);
-  // Most requests that are remembered. Ended puts are forgotten first, oldest first.
+  // Most requests that are remembered. Above this limit, ended puts are forgotten first, beginning
+  // with the put that ended first.
   static constexpr int64_t kMaxRequests = 50'000;
 
   // `clock` outlives this object.
@@ -52,7 +53,8 @@ class PutMemory {
   // Records that the client of a holding call has gone. The result means the same as that of
   // NotDelivered.
   bool Release(std::string_view key);
-  // Records that the transfer of a holding call has ended, or no longer needs that call.
+  // Records that a holding call no longer holds its transfer: the transfer has ended, or no longer
+  // needs that call.
   void Ended(std::string_view key);
 
  private:

@@ -1,4 +1,5 @@
-// Admits steps and transfers, takes their reports, and ends each exactly once.
+// Admits steps and transfers, takes the reports on them, and ends each step and transfer exactly
+// once.
 #include "server/steps/sequencer.h"
 
 #include <algorithm>
@@ -74,7 +75,7 @@ absl::Status Attribute(const absl::Status& error, const WorkRef& ref,
   if (MayHave(reason, fact::kStep)) {
     named = WithWork(std::move(named), ref);
   }
-  // A rank may report that another rank is at fault; the facts then name that other rank.
+  // A rank may report that another rank is at fault; in that case the facts name that other rank.
   const std::vector<Participant> at_fault =
       ref.blamed.empty() ? std::vector<Participant>{participant} : ref.blamed;
   if (MayHave(reason, fact::kRank) && !FactOf(error, fact::kRank).has_value()) {
@@ -492,8 +493,8 @@ void Sequencer::RemoveOperands(const Work& work) {
       // A reader ended. Of the remaining users, at most the first one was waiting for this reader.
       admissible_.insert(*operand.users.begin());
     } else {
-      // A writer ended. The steps after it may run, up to and including the next writer. Steps
-      // behind that writer still wait for it.
+      // A writer ended. The users after this writer may run, up to and including the next writer.
+      // Users after the next writer still wait for it.
       for (auto user = operand.users.upper_bound(work.ticket); user != operand.users.end();
            ++user) {
         admissible_.insert(*user);
@@ -551,7 +552,8 @@ absl::Status Sequencer::Report(const WorkPtr& work, RankReport report) {
   const auto is_reporter = [&](size_t i) {
     return participants[i].rank == report.rank && participants[i].identity == report.identity;
   };
-  // In most work the participant at index i serves rank i.
+  // Tries the index of the reported rank first: in most work the participant at index i serves rank
+  // i.
   auto place = static_cast<size_t>(std::max<int64_t>(report.rank, 0));
   if (place >= participants.size() || !is_reporter(place)) {
     place = 0;

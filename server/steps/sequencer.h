@@ -39,12 +39,13 @@ struct Participant {
 // A tile that a rank has staged.
 struct StagedTileReport {
   std::string array_id;
-  uint32_t crc32c = 0;  // of the tile's bytes, row-major little-endian
+  uint32_t crc32c = 0;  // CRC of the tile's bytes in row-major little-endian order
   int64_t size_bytes = 0;
   bool on_disk = false;  // the tile is on disk, and synced
 };
 
-// A rank's figures about its completed part of a step. The sequencer passes them on unchanged.
+// A rank's figures about its completed part of a step. The sequencer passes the figures on
+// unchanged.
 struct RankReportDetail {
   absl::Duration kernel;
   absl::Duration collective;
@@ -57,7 +58,7 @@ struct RankReportDetail {
 struct RankResult {
   Participant participant;
   std::vector<StagedTileReport> tiles = {};  // at most one tile of each array
-  RankReportDetail detail = {};              // from the last report
+  RankReportDetail detail = {};              // from the rank's last report
 };
 
 // One report of one rank. A rank may send several reports; their tiles add up.
@@ -80,15 +81,15 @@ struct WorkOutcome {
   std::vector<RankResult> ranks;  // in the order of participants; ranks without a report are empty
 };
 
-// Makes an outcome durable before the workers learn of it. Calls `decided` exactly once, from any
-// thread. OK commits the work; an error aborts it.
+// Makes the outcome of work durable before the workers get the outcome. Calls `decided` exactly
+// once, from any thread. OK commits the work; an error aborts it.
 using CommitHook = absl::AnyInvocable<void(const WorkOutcome& outcome,
                                            absl::AnyInvocable<void(absl::Status) &&> decided) &&>;
 using WorkCallback = absl::AnyInvocable<void(const WorkOutcome&) &&>;
 
 // A run of a program, or of one op.
 struct StepRequest {
-  std::string op;       // text for people and records: `linear of "x", "w"`
+  std::string op;       // description in messages and records, such as `linear of "x", "w"`
   std::string mesh_id;  // the participants serve ranks of this mesh
   std::vector<Participant> participants;
   std::vector<std::string> reads;   // ids of operands
@@ -100,7 +101,7 @@ struct StepRequest {
 
 // An upload or a load: workers stage tiles that do not come from a step, then all commit together.
 struct TransferRequest {
-  std::string transfer_id;  // differs from that of every live transfer
+  std::string transfer_id;  // differs from the ids of all live transfers
   std::string op;           // "put", "load"
   std::string mesh_id;
   std::vector<Participant> participants;
@@ -114,9 +115,9 @@ struct WorkRef {
   std::string transfer_id = {};  // empty for a step
   std::string op = {};
   std::string mesh_id = {};
-  int64_t epoch = 0;  // version of the membership at admission; all messages of this work carry it
+  int64_t epoch = 0;  // version of the membership at admission; in all messages of this work
   int64_t term = 0;
-  absl::Time started = absl::InfinitePast();  // when it was admitted
+  absl::Time started = absl::InfinitePast();  // when the work was admitted
   absl::Time deadline = absl::InfiniteFuture();
   std::vector<Participant> participants = {};
   // After a failure: the participants at fault, if they are known.
@@ -126,7 +127,7 @@ struct WorkRef {
   std::optional<Participant> blamed_by = {};
 };
 
-// Why a step does not end, as far as it is known.
+// The known reasons why a step does not end.
 struct StepExplanation {
   // Which ranks wait for which other ranks, and in which instruction; empty: not known.
   std::string text = {};
@@ -138,8 +139,8 @@ struct StepExplanation {
 
 // Sends the sequencer's decisions to the workers. The sequencer makes one call at a time, in the
 // order of the decisions, without a lock. Implementations send to each participant in the order of
-// the calls, and neither block nor fail. A participant that cannot be reached gets nothing: it is
-// lost, and the membership reports that.
+// the calls, and neither block nor fail. A participant that cannot be reached gets nothing. The
+// membership then reports that participant as lost.
 class StepTransport {
  public:
   virtual ~StepTransport() = default;
@@ -186,7 +187,7 @@ class Sequencer {
     // The last sequence number that an earlier run of the coordinator may have used. New numbers
     // start above it.
     int64_t last_sequence = 0;
-    // Most live steps and transfers. Further work is refused.
+    // Most live steps and transfers. Above this limit, further work is refused.
     int64_t max_live = 10'000;
     // Explains a step that is overdue or has lost a worker. `waiting_for`: the participants that
     // have not reported. Called under the sequencer's lock. Null: no explanations.
@@ -232,9 +233,9 @@ class Sequencer {
   void WorkerAttached(std::string_view identity, int64_t epoch);
   void WorkerLost(std::string_view identity, int64_t epoch, std::string_view reason);
 
-  // Drains a worker: accepts no further work for it until it attaches again. Calls `idle` once,
-  // when no live work needs the worker; at once if the worker is not attached. If the worker is
-  // lost first, `idle` is never called.
+  // Drains a worker: accepts no further work for the worker until it attaches again. Calls `idle`
+  // once, when no live work needs the worker; at once if the worker is not attached. If the worker
+  // is lost first, `idle` is never called.
   void WorkerLeaves(std::string_view identity, absl::AnyInvocable<void() &&> idle);
 
   // Refuses new work: Submit and BeginTransfer return UNAVAILABLE (NOT_SERVING) from now on. Waits
@@ -279,11 +280,11 @@ class Sequencer {
   absl::StatusOr<WorkPtr> FindTransfer(std::string_view transfer_id) const
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   StepTicket Add(WorkPtr work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Removes ended work from operands_, and adds the steps that may have waited for it to
+  // Removes ended work from operands_. Adds the steps that may have waited for this work to
   // admissible_.
   void RemoveOperands(const Work& work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Whether the step need not wait: no earlier live step shares an operand with it that one of the
-  // two steps writes.
+  // Whether a waiting step may run now: no earlier live step shares an operand with it that one of
+  // the two steps writes.
   bool MayRun(const Work& work) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   void Run(Work* work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AdmitWaiting() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -312,10 +313,11 @@ class Sequencer {
   EventQueue events_;
 
   mutable absl::Mutex mutex_;
-  std::map<StepTicket, WorkPtr> live_ ABSL_GUARDED_BY(mutex_);  // in order of arrival
-  std::map<int64_t, WorkPtr> steps_ ABSL_GUARDED_BY(mutex_);    // admitted, by sequence number
+  // Live steps and transfers, in order of arrival.
+  std::map<StepTicket, WorkPtr> live_ ABSL_GUARDED_BY(mutex_);
+  std::map<int64_t, WorkPtr> steps_ ABSL_GUARDED_BY(mutex_);  // admitted, by sequence number
   absl::flat_hash_map<std::string, WorkPtr> transfers_ ABSL_GUARDED_BY(mutex_);
-  // By array id: the live steps that use the array, and those of them that write it.
+  // By array id: the live steps that use the array, and the live steps that write it.
   absl::flat_hash_map<std::string, Operand> operands_ ABSL_GUARDED_BY(mutex_);
   // Waiting steps to examine: new steps, and steps that waited for a step that has ended.
   std::set<StepTicket> admissible_ ABSL_GUARDED_BY(mutex_);

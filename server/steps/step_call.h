@@ -27,14 +27,14 @@ struct StepOperand {
   bool donate = false;
 };
 
-// The operands of a program. `mesh_id` counts only if no operand is an array.
+// The operands of a program. `mesh_id` is used only if no operand is an array.
 struct StepOperands {
   std::vector<StepOperand> operands = {};
   std::string mesh_id = {};  // empty: "default"
 };
 
-// What the caller asks for of the results. Each list is in the order of the results. An empty or
-// missing name leaves a result without a name.
+// The caller's requests about the results of a program. Each list is in the order of the results.
+// An empty or missing name leaves a result without a name.
 struct StepOutputs {
   std::vector<std::string> names = {};
   // Expected versions of the names, as in NameMove. May be shorter than `names`.
@@ -43,7 +43,7 @@ struct StepOutputs {
   // The requested layouts of the results. Nullopt or missing: the planner chooses the layout.
   std::vector<std::optional<PartitionSpec>> specs = {};
 
-  // Returns the name of a result; empty if it gets none.
+  // Returns the name of a result; empty if the result gets no name.
   const std::string& NameOf(size_t output) const {
     static const std::string none;
     return output < names.size() ? names[output] : none;
@@ -57,8 +57,8 @@ struct PlanHash {
 
 // A call that runs a step.
 struct StepCall {
-  // Identifies the request within its session and method. A repeated request gets the first one's
-  // answer.
+  // Identifies the request within its session and method. A repeated request gets the answer of the
+  // first request.
   std::string request_id = {};
   std::string session_id = {};
   std::string method = {};
@@ -66,7 +66,7 @@ struct StepCall {
   std::string fingerprint = {};
   rpc::Caller caller = {};
   absl::Duration time_left = absl::InfiniteDuration();  // until the call's deadline
-  // The caller's time limit for the step; nullopt: none.
+  // The caller's time limit for the step; nullopt: no limit.
   std::optional<absl::Duration> timeout = {};
 
   std::variant<Program, PlanHash> work = {};
@@ -85,8 +85,8 @@ struct StepResult {
   int64_t sequence = 0;
   std::string plan_hash = {};
   absl::Duration total = {};       // from admission to the end
-  absl::Duration kernel = {};      // of the slowest rank: time in kernels
-  absl::Duration collective = {};  // of the slowest rank: time in collectives
+  absl::Duration kernel = {};      // largest kernel time of a rank
+  absl::Duration collective = {};  // largest collective time of a rank
   int64_t sent_bytes = 0;          // sum over all ranks
 };
 

@@ -19,8 +19,8 @@
 
 namespace shardmesh::server {
 
-// The data of a step for its workers: the same bytes for each of them. The objects that it points
-// to outlive it.
+// The data of a step for its workers. All workers of the step get the same data. The objects that a
+// StepMessage points to outlive it.
 struct StepMessage {
   struct Operand {
     std::string array_id = {};         // empty: the operand is `literal`

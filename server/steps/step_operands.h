@@ -1,4 +1,4 @@
-// Finds the operands of a step, and checks which of them its session may donate.
+// Finds the operands of a step, and checks which operands the step's session may donate.
 #ifndef SHARDMESH_SERVER_STEPS_STEP_OPERANDS_H_
 #define SHARDMESH_SERVER_STEPS_STEP_OPERANDS_H_
 
@@ -25,7 +25,7 @@ struct FoundOperand {
   ArrayPtr array = nullptr;  // null: the operand is `literal`
   Literal literal = {};
   ValueDescriptor described = {};
-  std::string name = {};  // the caller's name for the array; empty: it gave the id
+  std::string name = {};  // the caller's name for the array; empty: the caller gave its id
   bool donate = false;
   bool overwritten = false;  // donated, and a result will overwrite its memory
 };
@@ -65,8 +65,8 @@ class OperandFinder {
   const Sources sources_;
 };
 
-// Checks that the session may donate the operands: it must pin their arrays. If it does not pin an
-// array that has a name, sets `donate` to false, and the step only reads the array.
+// Checks that the session may donate the operands: it must pin their arrays. If the session does
+// not pin an array that has a name, sets `donate` to false, and the step only reads the array.
 // PERMISSION_DENIED (NOT_OWNER): an array to donate is not pinned by the session and has no name.
 absl::Status CheckDonor(const ArrayRegistry& registry, const SessionTable& sessions,
                         const std::string& session_id, std::vector<FoundOperand>* operands);

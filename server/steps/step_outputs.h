@@ -38,8 +38,8 @@ absl::Status CheckMessageSizes(const PreparedPlan& plan, const std::vector<Found
                                const std::vector<ArrayDescriptor>& described,
                                const StepOutputs& outputs);
 
-// Returns the registry's commit of a step: it makes the results available and moves the names to
-// them.
+// Returns the registry's commit of a step: the commit makes the results available and moves the
+// names to the results.
 CommitRequest CommitOf(const std::vector<ArrayDescriptor>& described, const StepOutputs& outputs,
                        const WorkOutcome& outcome);
 

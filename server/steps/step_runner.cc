@@ -24,15 +24,16 @@ namespace shardmesh::server {
 namespace {
 
 constexpr absl::Duration kMaxStepTimeout = absl::Minutes(5);
-// Pins of an operand that nobody but its donor needs: one of the session, one of the step.
+// Number of pins of an operand that only its donor needs: one pin of the session, one pin of the
+// step.
 constexpr int64_t kDonorsPins = 2;
 
 const std::string& IdOf(const FoundOperand& operand) {
   return operand.array->definition.descriptor.array_id;
 }
 
-// The first op's name for messages, such as "linear" or "matmul"; "program" if there are several
-// ops.
+// Returns the name of the work for messages: the name of its op, such as "linear" or "matmul".
+// Returns "program" for a program of several ops, or a plan given by its hash.
 std::string_view NameOf(const std::variant<Program, PlanHash>& work) {
   const Program* const program = std::get_if<Program>(&work);
   if (program == nullptr || program->ops.size() != 1) {
@@ -47,7 +48,7 @@ std::string_view NameOf(const std::variant<Program, PlanHash>& work) {
   return std::visit(Names(), program->ops.front());
 }
 
-// Shortens a long name to its beginning, so that a message has room for the rest.
+// Shortens a long name to its beginning, so that a message has room for the rest of its text.
 std::string Beginning(const std::string& name) {
   constexpr size_t kMaxBytes = 96;
   if (name.size() <= kMaxBytes) return name;
@@ -56,8 +57,8 @@ std::string Beginning(const std::string& name) {
   return StrCat(name.substr(0, end), "...");
 }
 
-// Describes the work with the client's names of its operands: `linear of "x", "w"`. Names only the
-// first operands of many.
+// Describes the work with the client's names of its operands: `linear of "x", "w"`. Names at most
+// the first three operands.
 std::string DescribeWork(const std::variant<Program, PlanHash>& work,
                          const std::vector<FoundOperand>& operands) {
   constexpr int64_t kNamed = 3;
@@ -211,8 +212,8 @@ void StepRunner::GiveOperands(Running* running, StepRequest* step) const {
     }
     const std::string& array_id = IdOf(operand);
     SHARDMESH_PASSES("compute.give");
-    // If the array has a name or another pin, the registry refuses Give: the step then only reads
-    // the array and does not change it.
+    // If the array has a name or another pin, the registry refuses Give. In that case the step only
+    // reads the array and does not change it.
     operand.donate = operand.donate && parts_.registry->Give(array_id, kDonorsPins);
     // Give counts pins, but not whose they are. If this session released the array since
     // CheckDonor, one of the two pins belongs to another session. The step must then not take the
@@ -262,7 +263,7 @@ absl::StatusOr<StepRunner::RunningPtr> StepRunner::Admit(StepCall call, StepRequ
   running->options = std::move(call.outputs);
   running->operands = std::move(found.operands);
   running->started = parts_.clock->Now();
-  // If any operation below fails, End undoes everything from here on.
+  // If an operation from here on fails, End undoes the operations that have succeeded.
   absl::Status staged = StageOutputs(running.get(), found.ranks_revision);
   staged.Update(PinOperands(running.get()));
   if (staged.ok()) {
@@ -359,7 +360,7 @@ void StepRunner::Commit(const RunningPtr& running, const WorkOutcome& outcome,
 
 absl::Status StepRunner::WithSecondRun(const Running& running, absl::Status status) const {
   const Reason reason = ReasonOf(status);
-  // A worker reports these two reasons if it does not have the current list of members yet.
+  // A worker reports one of these two reasons if it does not have the current list of members yet.
   const bool is_passing = reason == Reason::kMeshIncomplete || reason == Reason::kStaleEpoch;
   if (reason != Reason::kWorkerLost && !is_passing) return status;
   const std::shared_ptr<const MembershipView> view = parts_.membership->view();

@@ -32,7 +32,7 @@
 
 namespace shardmesh::server {
 
-// The objects that the runner uses. All of them outlive it.
+// The objects that the runner uses. All of them outlive the runner.
 struct StepRunnerParts {
   Clock* clock = nullptr;
   const DefinitionStore* definition_store = nullptr;
@@ -106,14 +106,14 @@ class StepRunner {
   absl::StatusOr<std::shared_ptr<const PreparedPlan>> Prepare(
       const rpc::Caller& caller, const Program& program, const std::vector<FoundOperand>& operands,
       const PlanTarget& target) const;
-  // Returns the plan of the call's program. If the call names a plan by its hash, returns that plan
-  // if it suits the operands.
+  // Returns the plan of the call's program. If the call names a plan by its hash, returns the plan
+  // with this hash; an error if that plan does not suit the operands.
   absl::StatusOr<std::shared_ptr<const PreparedPlan>> PlanOf(const StepCall& call,
                                                              const FoundOperands& found) const;
   // Does all work before the submission. Fills in the fields of `step` that the sequencer needs.
   absl::StatusOr<RunningPtr> Admit(StepCall call, StepRequest* step);
   absl::Status StageOutputs(Running* running, Revision ranks_revision) const;
-  // Pins the operands until End. An operand that no longer exists is an error.
+  // Pins the operands until End. Returns an error if an operand no longer exists.
   absl::Status PinOperands(Running* running) const;
   // Gives the step the donated operands that it may have, and lists the arrays that the step reads
   // and writes.

@@ -1,4 +1,4 @@
-// StepWatch: combines the membership and the heartbeats of each rank.
+// StepWatch: combines the membership's and the heartbeats' facts about each rank.
 #include "server/steps/step_watch.h"
 
 #include <algorithm>

@@ -36,8 +36,8 @@ class StepWatch {
     // unreadable records.
     std::vector<Finding> findings;
   };
-  // Returns the verdict on one step, or on all steps if `sequence` is 0. It is derived from the
-  // live work, the workers, the arrays and the unreadable records.
+  // Returns the verdict on one step, or on all steps if `sequence` is 0. The verdict is derived
+  // from the live work, the workers, the arrays and the unreadable records.
   Verdict Diagnose(int64_t sequence, const std::vector<Sequencer::LiveWork>& live,
                    int64_t degraded_arrays = 0, const UnreadableRecords& unreadable = {}) const;
 

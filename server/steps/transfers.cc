@@ -170,7 +170,8 @@ absl::StatusOr<std::string> Transfers::Begin(const std::string& session_id,
     End(transfer, status);
     return status;
   }
-  // If the session ended before this transfer was added to it, nobody else will abort the transfer.
+  // If the session ended before this transfer was added to it, only this function can abort the
+  // transfer.
   if (const absl::Status lives = sessions_->Get(session_id).status(); !lives.ok()) {
     Abort(transfer_id, lives).IgnoreError();
     return lives;
@@ -302,8 +303,8 @@ void Transfers::Commit(std::string_view transfer_id, std::string request_key, ab
   SHARDMESH_PASSES("transfer.commit");
   auto remembered =
       registry_->requests().Begin(request_key, Sha256(StrCat("commit ", transfer_id)));
-  // Aborted: the first request with this key has no answer yet. This request then waits for the
-  // same transfer.
+  // Aborted: the first request with this key has no answer yet. In that case this request waits for
+  // the same transfer.
   const bool is_repeated = absl::IsAborted(remembered.status());
   if (!remembered.ok() && !is_repeated) {
     return std::move(callback)(remembered.status());
