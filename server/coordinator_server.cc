@@ -94,8 +94,8 @@ class Server final : public CoordinatorServer {
       absl::MutexLock lock(&serving_mutex_);
       serving_ = nullptr;
     }
-    // Waits for a message that the store's thread is sending now. Later commits of the store find
-    // no streams to send to.
+    // If the store's thread is sending messages to workers now, this waits until it has sent them.
+    // Later commits of the store find no streams to send to.
     absl::MutexLock lock(&streams_mutex_);
     streams_ = nullptr;
   }

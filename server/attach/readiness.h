@@ -1,4 +1,4 @@
-// Whether the workers of a mesh can run a step together.
+// Determines whether the workers of a mesh can run a step together.
 #ifndef SHARDMESH_SERVER_ATTACH_READINESS_H_
 #define SHARDMESH_SERVER_ATTACH_READINESS_H_
 

@@ -56,8 +56,8 @@ absl::Status EncodeRules(absl::Span<const Rule> from, std::string_view field,
   return absl::OkStatus();
 }
 
-// Returns the request's mesh, or else any mesh. The original library requires a mesh, also for
-// rules that do not depend on it.
+// Returns the mesh of the request, or an arbitrary mesh if the request has none. The original
+// library requires a mesh, also for rules that do not depend on the mesh.
 absl::StatusOr<Mesh> MeshForText(const AnswerContext& context,
                                  const compat::v1::ParsePatternRulesRequest& request,
                                  Compatibility compatibility) {

@@ -22,7 +22,8 @@ struct Probe {
   absl::AnyInvocable<void(absl::StatusOr<EndpointAnswer>) &&> answered;
 
   void Answer(const absl::Status& status) {
-    // Moved to the stack: the callback owns the check, and the check owns this object.
+    // Moves the callback out of this object, which ends a cycle: the callback owns the check, and
+    // the check owns this object.
     auto done = std::move(answered);
     if (!status.ok()) return std::move(done)(status);
     std::move(done)(EndpointAnswer{.identity = response.identity(),

@@ -30,7 +30,7 @@ enum class Position {
 };
 
 constexpr absl::Duration kSilenceOfAll = absl::Seconds(2);
-// Most ranks that a sentence names.
+// Most ranks, or texts about ranks, that one sentence lists.
 constexpr size_t kShown = 8;
 
 std::string NameOf(const ObservedRank& rank) {

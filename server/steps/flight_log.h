@@ -48,8 +48,8 @@ class FlightLog {
   // Most records kept for each worker.
   static constexpr size_t kMaxRecords = 1024;
   static constexpr int64_t kMaxRecordBytes = int64_t{1} << 20;
-  // Most lost workers whose records are kept. Beyond it, the records of the worker that was lost
-  // first are dropped.
+  // Most lost workers whose records are kept. Above this number, the records of the worker that was
+  // lost first are dropped.
   static constexpr size_t kMaxLost = 256;
   static constexpr size_t kMaxFailed = 32;
 

@@ -1,4 +1,4 @@
-// Whether a mesh can run steps now, and where its workers can be reached.
+// An interface that says whether a mesh can run steps now, and at which addresses its workers are.
 #ifndef SHARDMESH_SERVER_STEPS_MESH_ENDPOINTS_H_
 #define SHARDMESH_SERVER_STEPS_MESH_ENDPOINTS_H_
 
