@@ -22,8 +22,8 @@ namespace shardmesh::server::quarantine {
 
 namespace {
 
-// Returns the rank of this worker in the array's mesh: the tile in its quarantine belongs to that
-// rank.
+// Returns the rank that this worker serves in the array's mesh. The tile in the worker's quarantine
+// belongs to that rank.
 absl::StatusOr<int64_t> RankIn(const Restore& restore, const std::string& mesh_id,
                                const std::string& identity) {
   const MeshRanks* ranks = restore.view->FindMesh(mesh_id);

@@ -87,7 +87,7 @@ class AnswerCache {
   Answers old_ ABSL_GUARDED_BY(mutex_);
   size_t young_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   // Hashes of recent questions, each at the index (hash % size). A newer hash replaces an older
-  // one.
+  // hash at the same index.
   std::array<size_t, 4096> asked_ ABSL_GUARDED_BY(mutex_) = {};
 };
 

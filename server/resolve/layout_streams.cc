@@ -25,7 +25,7 @@ namespace {
 
 using IsCancelled = std::function<bool()>;
 
-// Adds the tensor's name to an error about it.
+// Adds the name of a tensor to an error about that tensor.
 absl::Status TensorError(const absl::Status& status, std::string_view name) {
   return WithContext(status, StrCat("tensor ", PythonRepr(name)));
 }

@@ -20,15 +20,15 @@ namespace {
 
 constexpr size_t kMaxTextBytes = size_t{64} << 10;
 constexpr int kMaxSearchedNames = 10'000;
-// Most bytes of the written rules. A spec that many patterns share is written once for each of
-// them.
+// Most bytes of the rules in an answer. A spec that many patterns share is written once for each
+// pattern, so an answer can be much longer than its request.
 constexpr size_t kMaxRulesBytes = size_t{2} << 20;
 
 absl::Status LimitExceeded(std::string_view field, std::string_view message, Facts facts) {
   return rpc::WithField(InvalidArgument(Reason::kLimitExceeded, message, facts), field);
 }
 
-// Checks the length of a name to search. The name may be empty.
+// Checks the length of a name on which a pattern is tried. The name may be empty.
 absl::Status CheckSearchedName(std::string_view name, std::string_view field) {
   return name.size() <= rpc::TreeDecoder::kMaxNameBytes
              ? absl::OkStatus()

@@ -76,7 +76,8 @@ class SnapshotReactor final : public grpc::ServerWriteReactor<v1::SnapshotRespon
     // snapshot may be the last copy of the state.
     mkdir(desk_->folder.c_str(), 0700);
     path_ = StrCat(desk_->folder, "/", kSnapshotPrefix, ++desk_->count, ".db");
-    // From now on, threads of the store, of the background and of gRPC own the call in turns.
+    // From now on, one thread after the other owns the call: of the store, of the background, or of
+    // gRPC.
     desk_->store->Backup(path_, [this](const absl::StatusOr<Revision>& revision) {
       if (!revision.ok()) return EndWith(rpc::ToGrpc(revision.status()));
       revision_ = *revision;

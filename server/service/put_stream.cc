@@ -191,7 +191,8 @@ class PutStreams::Stream final
   void ReleasePut() {
     if (parts_.transfers->IsCommitAskedFor(transfer_id_)) return begun_->Ended(key_);
     if (!begun_->Release(key_)) return;
-    // Abandon checks again, because a commit request may arrive at this moment.
+    // Abandon checks again whether the commit was requested, because the request may arrive at this
+    // moment.
     parts_.transfers->Abandon(
         transfer_id_, WithReason(absl::CancelledError("the client's connection broke before it "
                                                       "asked for the commit of the put; put again"),
